@@ -16,7 +16,7 @@ import (
 	"tare/test/analysistest"
 )
 
-// writeRuns writes made runs of successive days, each into a directory of its own, that add so much to latency.
+// writeRuns writes synthetic runs of successive days, each into a separate directory, that add the given latencies.
 func writeRuns(t *testing.T, from uint64, latencies ...float64) (parent string) {
 	t.Helper()
 	parent = t.TempDir()

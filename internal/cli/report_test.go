@@ -189,7 +189,7 @@ func TestReportErrors(t *testing.T) {
 	}
 }
 
-// With --assert the exit code says what came of it, and the report is written all the same.
+// With --assert the exit code gives the result, and the report is still written.
 func TestReportAsserts(t *testing.T) {
 	dir := writeRun(t, 24)
 	for text, want := range map[string]fault.Code{

@@ -365,7 +365,7 @@ func drained(s grpc.ClientStream, err error) error {
 	return err
 }
 
-// TestRefused: who may not join is told why, and does not try again.
+// TestRefused: an agent that may not join receives the reason, and does not retry.
 func TestRefused(t *testing.T) {
 	g := newGround(t, Options{})
 	g.join(g.agent("a"), good)
@@ -406,7 +406,7 @@ func TestRefused(t *testing.T) {
 	g.run(map[string]string{"a": ""})
 }
 
-// TestFalseCoordinator: an agent takes nobody for the coordinator who has only a node's certificate.
+// TestFalseCoordinator: an agent rejects a coordinator that has only a node's certificate.
 func TestFalseCoordinator(t *testing.T) {
 	g := newGround(t, Options{})
 	false_, err := NewCoordinator(Options{Version: build, Credentials: g.agent("b").Credentials})
@@ -572,8 +572,8 @@ func TestGarbage(t *testing.T) {
 	g.run(map[string]string{"a": ""})
 }
 
-// TestSecondOfAName: while a node is there nobody else can be it; one that comes back after its connection broke waits
-// until that is known.
+// TestSecondOfAName: while a node is connected, no other agent can take its name; one that comes back after its
+// connection broke waits until that is known.
 func TestSecondOfAName(t *testing.T) {
 	g := newGround(t, Options{})
 	kill, ended := g.join(g.agent("a"), good)

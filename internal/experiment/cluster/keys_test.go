@@ -101,7 +101,8 @@ func TestMakeKeys(t *testing.T) {
 	}
 }
 
-// fits fails the test unless the pair of a name fits, is of the authority beside it, and nobody else can read it.
+// fits fails the test unless the key and certificate of a name match, the authority beside them issued the
+// certificate, and no other user can read the key.
 func fits(t *testing.T, dir, name string) {
 	t.Helper()
 	own := filepath.Join(dir, name)

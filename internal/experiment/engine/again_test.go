@@ -19,7 +19,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// made is a runner whose trials are made up: each takes as long as it says, by a clock of its own.
+// made is a runner whose trials are made up: each takes as long as it says, by a simulated clock.
 type made struct {
 	*Runner
 	t     *testing.T

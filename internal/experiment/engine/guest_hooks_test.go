@@ -332,7 +332,7 @@ func TestLaunchInside(t *testing.T) {
 	}
 }
 
-// networked is a subject that has a network of its own.
+// networked is a subject that has a private network.
 type networked struct {
 	starter
 	before  func() error
@@ -491,7 +491,7 @@ func TestRemoved(t *testing.T) {
 	}
 }
 
-// busy is a process that speaks the protocol, and burns CPU time until it is told to end. idle burns none.
+// busy is a process that speaks the protocol, and uses CPU time until it is asked to end. idle uses none.
 var (
 	busy = []string{"/bin/sh", "-c", `(while :; do :; done) & echo '{"event":"ready","data":{}}'; cat >/dev/null; kill $!`}
 	idle = []string{"/bin/sh", "-c", `echo '{"event":"ready","data":{}}'; cat >/dev/null`}

@@ -62,8 +62,8 @@ func build(t *testing.T) string {
 	return built.path
 }
 
-// emptyWindow stands in for the meter, which has tests of its own: the flow of a trial is what is looked at here. Its
-// edges are always where they were planned, so that no trial is invalid because the machine has other work.
+// emptyWindow replaces the meter, which has separate tests: these tests are about the course of a trial. Its edges are
+// always where they were planned, so that no trial is invalid because the machine has other work.
 type emptyWindow struct {
 	opened time.Time
 	from   int64 // CLOCK_MONOTONIC, ns

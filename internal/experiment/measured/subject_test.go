@@ -103,7 +103,7 @@ func TestSubjectCountsOnce(t *testing.T) {
 	}
 }
 
-// TestComponents: a metric is told of each component where it can be, and is absent where it cannot.
+// TestComponents: a metric is reported for each component for which it is known, and is absent for others.
 func TestComponents(t *testing.T) {
 	m := inComponents()
 	delete(m.Processes, "control") // they had gone when somebody looked

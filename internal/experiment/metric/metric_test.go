@@ -12,7 +12,7 @@ func TestSet(t *testing.T) {
 	if d := s.Of("a_seconds"); d.Rank != RankBPF || d.Better != Higher {
 		t.Errorf("the later definition is not the one: %+v", d)
 	}
-	// Of what nobody defined only the unit is known. The name does not make it better, a sum or a cost.
+	// Only the unit of an undefined metric is known. Its name does not make it better, a sum or a cost.
 	d := s.Of("throughput_per_second")
 	if d.Unit != quantity.PerSecond || d.Better != Neither || d.Cost || d.Rank != RankOther {
 		t.Errorf("%+v", d)

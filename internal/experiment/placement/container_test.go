@@ -23,11 +23,11 @@ import (
 
 const (
 	partEnv  = "TARE_TEST_PART"  // the part that is played inside the container
-	flagsEnv = "TARE_TEST_FLAGS" // the namespaces that it has of its own
+	flagsEnv = "TARE_TEST_FLAGS" // its private namespaces
 	groupEnv = "TARE_TEST_GROUP" // the control group that it is in
 )
 
-// container is a process in namespaces and a control group of its own. It ends with the test.
+// container is a process in private namespaces and a separate control group. It ends with the test.
 type container struct {
 	t     *testing.T
 	cmd   *exec.Cmd // which started it, and dies with it
@@ -117,7 +117,7 @@ func (c *container) owned() (tree string) {
 	return tree
 }
 
-// enterContainer enters the group and starts the part in namespaces of its own.
+// enterContainer enters the group and starts the part in new namespaces.
 func enterContainer() int {
 	runtime.LockOSThread() // with whose end the child dies
 	l, err := cgroup.Discover(cgroup.Roots{})
@@ -363,7 +363,7 @@ func TestCleanOldNames(t *testing.T) {
 	}
 }
 
-// TestCleanHidden: a tree that nobody holds is left alone where processes that are not seen are in it.
+// TestCleanHidden: a tree whose lock is free is left alone if it contains processes that are not visible.
 func TestCleanHidden(t *testing.T) {
 	l := machine(t)
 	c := startContainer(t, l, "cleaner in a container", ownPIDs)

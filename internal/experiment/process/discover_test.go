@@ -174,7 +174,7 @@ func TestDiscover(t *testing.T) {
 	}
 }
 
-// pin leaves a program in bpffs that nobody holds.
+// pin leaves a program in bpffs that no process holds.
 func pin(t *testing.T) {
 	t.Helper()
 	dir := t.TempDir()

@@ -96,7 +96,7 @@ func start(t *testing.T, c Command) (*Running, *ends) {
 	return r, e
 }
 
-// trees counts the trees of control groups: each has a name of its own.
+// trees counts the trees of control groups, to give each a different name.
 var trees atomic.Int64
 
 // group is a control group to start commands in.

@@ -261,7 +261,7 @@ func refused(t *testing.T, c Command, says string) {
 	}
 }
 
-// TestNeverReady: what a command said while it was not ready is told.
+// TestNeverReady: the error shows the command's output from before it was ready.
 func TestNeverReady(t *testing.T) {
 	c := shell(t, "echo working; exec sleep 60")
 	c.ReadyTimeout, c.Ready.After = time.Millisecond, time.Hour // deadline under test
@@ -276,7 +276,7 @@ func TestNeverReady(t *testing.T) {
 	}
 }
 
-// TestInterrupted: the end of the context is told as what it is.
+// TestInterrupted: the end of the context is reported as such.
 func TestInterrupted(t *testing.T) {
 	c := shell(t, "exec sleep 60")
 	c.Ready.After = time.Hour
@@ -289,7 +289,7 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
-// TestEndings: how a command ends, by itself and when it is told to.
+// TestEndings: how a command ends, by itself and when it is asked to.
 func TestEndings(t *testing.T) {
 	up := regexp.MustCompile("^up$")
 	c := shell(t, "sleep 0.1; echo result; exit 0")
@@ -341,7 +341,7 @@ func TestEndings(t *testing.T) {
 	}
 }
 
-// TestNothingIsLeft: children that made sessions of their own end with the command, with and without a control group.
+// TestNothingIsLeft: children that made new sessions end with the command, with and without a control group.
 func TestNothingIsLeft(t *testing.T) {
 	for _, grouped := range []bool{false, true} {
 		const script = `setsid sh -c 'trap "" TERM; echo $$ > pid; while :; do sleep 1; done' & exec sleep 60`

@@ -85,7 +85,7 @@ func TestBlocksToDecide(t *testing.T) {
 	}
 }
 
-// decided is what came of simulated runs that were held against a bound, in per cent of them.
+// decided is the result of simulated runs that were compared with a bound, in per cent of them.
 type decided struct{ holds, fails, covered, blocks float64 }
 
 // decideMany simulates runs whose arm lies shift above its baseline, in standard deviations of the difference of one

@@ -82,7 +82,7 @@ func shifted(e Estimate, by float64) Estimate {
 	return e
 }
 
-// tally is what came of many simulated runs, in per cent of them.
+// tally is the result of many simulated runs, in per cent of them.
 type tally struct {
 	covered    float64 // the interval of the difference holds the true shift
 	twins      float64 // the interval of the twins' difference excludes 0
@@ -93,7 +93,7 @@ type tally struct {
 	oldAlarms, oldFound float64 // by the twins alone, as until version 0.1
 }
 
-// runMany simulates runs whose subject has noise of its own, louder times that of the baseline.
+// runMany simulates runs whose subject adds noise, louder times that of the baseline.
 func runMany(noise func(*rand.Rand) float64, louder float64, blocks, runs int) tally {
 	r := rand.New(rand.NewPCG(1, uint64(blocks)))
 	const shift = 3

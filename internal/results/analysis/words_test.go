@@ -247,7 +247,7 @@ func TestClauseAmongOthers(t *testing.T) {
 	}
 }
 
-// TestClauseOfWhatIsSaid: a metric that every answer speaks of is not spoken of again in words of its own.
+// TestClauseOfWhatIsSaid: a metric that every answer states is not stated again by its clause.
 func TestClauseOfWhatIsSaid(t *testing.T) {
 	hard, _ := measured.Find("memory_hard_bytes")
 	hard.Clause = "keeps {} for good"

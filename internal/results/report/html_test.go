@@ -234,7 +234,7 @@ func TestHTMLGross(t *testing.T) {
 	}
 }
 
-// What an experiment asks stands in tables of its own; what is not known is a dash, never 0.
+// What an experiment asks is shown in separate tables; an unknown value is a dash, never 0.
 func TestHTMLAnswerTables(t *testing.T) {
 	run, trials := analysistest.Quickstart(plain)
 	run.Metrics = append(run.Metrics, measured.Definitions()...)

@@ -94,7 +94,7 @@ func TestJUnit(t *testing.T) {
 	}
 }
 
-// A record from elsewhere can begin no workflow command of its own.
+// An untrusted record cannot start a workflow command.
 func TestAnnotationsAreOneLineEach(t *testing.T) {
 	s, _, _ := held(t)
 	s.Verdicts[0].Assertion = "x\n::error::y, z: 5%"
