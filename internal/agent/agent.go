@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"runtime"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -78,6 +79,11 @@ it omits what needs it.`,
 
 // run weighs and serves until the context ends.
 func run(ctx context.Context, c *configuration) (err error) {
+	if os.Getenv("GOMAXPROCS") == "" {
+		// What the agent does comes one after another. With more than one, each time that it wakes up Go's runtime wakes
+		// another thread to look for work, and collects garbage on all CPUs that are idle.
+		runtime.GOMAXPROCS(1)
+	}
 	saveMemory() // until afterStart
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	listener, err := listen(c)

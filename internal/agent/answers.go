@@ -8,15 +8,16 @@ import (
 	"sync"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+
+	"tare/internal/lib/text"
 )
 
 // scrapes serves the metrics. It encodes them into memory and then writes them, so that clients that read slowly hold
 // neither a slot nor the counters. Clients that ask at the same time share an answer.
 type scrapes struct {
 	metrics source
-	encoder http.Handler
 	writers *writers
 	slots   chan struct{} // of scrapes that wait for an answer
 
@@ -26,15 +27,12 @@ type scrapes struct {
 
 // source has the metrics.
 type source interface {
-	prometheus.Gatherer
-	reading() time.Time // reads the counters, unless they are fresh, and returns when they were read
+	each(func(*dto.MetricFamily) error) error // in the order of names; each is valid until the function returns
+	reading() time.Time                       // reads the counters, unless they are fresh, and returns when they were read
 }
 
 func newScrapes(metrics source, writers *writers) *scrapes {
-	return &scrapes{metrics: metrics, writers: writers, slots: make(chan struct{}, maxScrapes),
-		encoder: promhttp.HandlerFor(metrics, promhttp.HandlerOpts{
-			EnableOpenMetrics: true, EnableOpenMetricsTextCreatedSamples: true, DisableCompression: true,
-		})}
+	return &scrapes{metrics: metrics, writers: writers, slots: make(chan struct{}, maxScrapes)}
 }
 
 func (s *scrapes) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
@@ -67,11 +65,32 @@ func (s *scrapes) answer(r *http.Request) *answer {
 		}
 		a.Grow(s.last.Len() + s.last.Len()/16)
 	}
-	s.encoder.ServeHTTP(a, r)
-	if a.status == http.StatusOK {
-		s.last = a
+	if err := s.encode(a, r); err != nil {
+		a.Reset()
+		http.Error(a, text.Line(err.Error()), http.StatusInternalServerError)
+		return a
 	}
+	s.last = a
 	return a
+}
+
+// encode writes the metrics in the format that the request prefers: all, or those that it names.
+func (s *scrapes) encode(a *answer, r *http.Request) error {
+	format := expfmt.NegotiateAccept(r.Header, expfmt.DefaultOpenMetricsAcceptedFormats()...)
+	a.header.Set("Content-Type", string(format))
+	a.header.Set("Vary", "Accept")
+	names := r.URL.Query()["name[]"]
+	encoder := expfmt.NewEncoder(a, format, expfmt.WithCreatedLines())
+	err := s.metrics.each(func(f *dto.MetricFamily) error {
+		if len(names) > 0 && !slices.Contains(names, f.GetName()) {
+			return nil
+		}
+		return encoder.Encode(f)
+	})
+	if last, needed := encoder.(expfmt.Closer); needed && err == nil {
+		err = last.Close()
+	}
+	return err
 }
 
 // answer is an answer in memory. It is an http.ResponseWriter.

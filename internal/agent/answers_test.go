@@ -21,10 +21,10 @@ type large struct {
 	reads int
 }
 
-func (l *large) Gather() ([]*dto.MetricFamily, error) {
+func (l *large) each(to func(*dto.MetricFamily) error) error {
 	f := &dto.MetricFamily{Name: new("a"), Help: new(strings.Repeat("h", 16<<20)), Type: dto.MetricType_GAUGE.Enum()}
 	f.Metric = []*dto.Metric{{Gauge: &dto.Gauge{Value: new(1.0)}}}
-	return []*dto.MetricFamily{f}, nil
+	return to(f)
 }
 
 func (l *large) reading() time.Time {
@@ -89,14 +89,14 @@ type still struct {
 	gathered int
 }
 
-func (s *still) Gather() ([]*dto.MetricFamily, error) {
+func (s *still) each(to func(*dto.MetricFamily) error) error {
 	s.gathered++
 	if s.gathered == 1 {
-		return nil, errors.New("not yet")
+		return errors.New("not yet")
 	}
 	f := &dto.MetricFamily{Name: new("a"), Type: dto.MetricType_GAUGE.Enum(), Metric: []*dto.Metric{
 		{Gauge: &dto.Gauge{Value: new(1.0)}}}}
-	return []*dto.MetricFamily{f}, nil
+	return to(f)
 }
 
 func (s *still) reading() time.Time { return time.Unix(1, 0) }

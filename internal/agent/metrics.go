@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -409,30 +410,12 @@ func eachCount(v *view, c *live.Counts[live.ProgramKey], add add) {
 
 func id(n uint32) string { return strconv.FormatUint(uint64(n), 10) }
 
-// families returns all metrics of a view in the order of their names, which Prometheus' formats require.
-func families(v *view) []*dto.MetricFamily {
-	v.loaded = map[live.ProgramKey]live.Program{}
-	v.Each(func(key live.ProgramKey, p live.Program) { v.loaded[key] = p })
-	all := make([]*dto.MetricFamily, 0, len(metrics))
-	b := builder{created: timestamppb.New(v.started)}
-	for i := range metrics {
-		b.m = &metrics[i]
-		b.family = &dto.MetricFamily{Name: &b.m.name, Help: &b.m.help, Type: &b.m.kind}
-		b.m.each(v, b.add)
-		if len(b.family.Metric) > 0 {
-			all = append(all, b.family)
-		}
-	}
-	slices.SortFunc(all, func(a, b *dto.MetricFamily) int { return cmp.Compare(a.GetName(), b.GetName()) })
-	return all
-}
-
-// builder makes the messages of series. A scrape has thousands, and each is nine objects for the garbage collector if
-// they are allocated one by one.
+// builder makes the messages of metrics, one metric after another. A scrape has thousands of series, each of nine
+// objects: they are used again for the next metric, and the next scrape.
 type builder struct {
 	created *timestamppb.Timestamp
 	m       *metric
-	family  *dto.MetricFamily
+	family  dto.MetricFamily
 
 	series   slab[dto.Metric]
 	counters slab[dto.Counter]
@@ -441,6 +424,36 @@ type builder struct {
 	pairs    slab[dto.LabelPair]
 	labels   slab[*dto.LabelPair]
 	texts    slab[string]
+}
+
+// sorted are the metrics in the order of their names, which Prometheus' formats require.
+var sorted = sync.OnceValue(func() []metric {
+	return slices.SortedFunc(slices.Values(metrics), func(a, b metric) int { return cmp.Compare(a.name, b.name) })
+})
+
+// each calls f with every metric of a view that has series. They are valid until f returns.
+func (b *builder) each(v *view, f func(*dto.MetricFamily) error) error {
+	v.loaded = map[live.ProgramKey]live.Program{}
+	v.Each(func(key live.ProgramKey, p live.Program) { v.loaded[key] = p })
+	b.created = timestamppb.New(v.started)
+	all := sorted()
+	slabs := []interface{ reuse() }{&b.series, &b.counters, &b.gauges, &b.values, &b.pairs, &b.labels, &b.texts}
+	for i := range all {
+		for _, s := range slabs {
+			s.reuse()
+		}
+		b.m = &all[i]
+		b.family.Name, b.family.Help, b.family.Type = &b.m.name, &b.m.help, &b.m.kind
+		b.family.Metric = b.family.Metric[:0]
+		b.m.each(v, b.add)
+		if len(b.family.Metric) == 0 {
+			continue
+		}
+		if err := f(&b.family); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (b *builder) add(value float64, texts ...string) {
@@ -458,6 +471,7 @@ func (b *builder) add(value float64, texts ...string) {
 	one.Label = pairs
 	v := b.values.one()
 	*v = value
+	one.Counter, one.Gauge = nil, nil
 	if b.m.kind == counter {
 		one.Counter = b.counters.one()
 		one.Counter.Value, one.Counter.CreatedTimestamp = v, b.created
@@ -468,21 +482,31 @@ func (b *builder) add(value float64, texts ...string) {
 	b.family.Metric = append(b.family.Metric, one)
 }
 
-// slab allocates many values of a type at once.
-type slab[T any] struct{ free []T }
+// slab allocates many values of a type at once, and again after reuse. They are not cleared.
+type slab[T any] struct {
+	blocks [][]T
+	at     int // of the block that values are taken from
+	taken  int // of it
+}
 
 const slabSize = 256
 
 func (s *slab[T]) some(n int) []T {
-	if len(s.free) < n {
-		s.free = make([]T, max(n, slabSize))
+	if s.at < len(s.blocks) && s.taken+n > len(s.blocks[s.at]) {
+		s.at, s.taken = s.at+1, 0
 	}
-	given := s.free[:n:n]
-	s.free = s.free[n:]
+	if s.at == len(s.blocks) {
+		s.blocks = append(s.blocks, make([]T, slabSize))
+	}
+	given := s.blocks[s.at][s.taken:][:n:n]
+	s.taken += n
 	return given
 }
 
 func (s *slab[T]) one() *T { return &s.some(1)[0] }
+
+// reuse takes all values back.
+func (s *slab[T]) reuse() { s.at, s.taken = 0, 0 }
 
 // maxLabel bounds the value of a label, in bytes: users choose the names of control groups and programs.
 const maxLabel = 512

@@ -66,21 +66,10 @@ func everything() *view {
 // Each metric is well declared, its families come in the order of their names, and Prometheus' own parser and linter
 // find nothing wrong.
 func TestFamilies(t *testing.T) {
-	all := families(everything())
-	if !slices.IsSortedFunc(all, func(a, b *dto.MetricFamily) int { return strings.Compare(a.GetName(), b.GetName()) }) {
-		t.Error("the families are not sorted")
-	}
-	for _, m := range metrics {
-		if !slices.ContainsFunc(all, func(f *dto.MetricFamily) bool { return f.GetName() == m.name }) {
-			t.Errorf("%s has no series", m.name)
-		}
-		if strings.HasSuffix(m.name, "_total") != (m.kind == counter) || m.help == "" || !strings.HasSuffix(m.help, ".") &&
-			!strings.Contains(m.help, ";") && !strings.Contains(m.help, "/v1/ledger") {
-			t.Errorf("%s is not well declared", m.name)
-		}
-	}
+	var names []string
 	var text bytes.Buffer
-	for _, f := range all {
+	err := new(builder).each(everything(), func(f *dto.MetricFamily) error {
+		names = append(names, f.GetName())
 		seen := map[string]bool{}
 		for _, m := range f.Metric {
 			if s := m.String(); seen[fmt.Sprint(m.Label)] {
@@ -88,8 +77,22 @@ func TestFamilies(t *testing.T) {
 			}
 			seen[fmt.Sprint(m.Label)] = true
 		}
-		if _, err := expfmt.MetricFamilyToText(&text, f); err != nil {
-			t.Fatal(err)
+		_, err := expfmt.MetricFamilyToText(&text, f)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.IsSorted(names) {
+		t.Error("the families are not sorted")
+	}
+	for _, m := range metrics {
+		if !slices.Contains(names, m.name) {
+			t.Errorf("%s has no series", m.name)
+		}
+		if strings.HasSuffix(m.name, "_total") != (m.kind == counter) || m.help == "" || !strings.HasSuffix(m.help, ".") &&
+			!strings.Contains(m.help, ";") && !strings.Contains(m.help, "/v1/ledger") {
+			t.Errorf("%s is not well declared", m.name)
 		}
 	}
 	parser := expfmt.NewTextParser(model.LegacyValidation)
@@ -103,6 +106,43 @@ func TestFamilies(t *testing.T) {
 	for _, p := range problems {
 		t.Errorf("%s: %s", p.Metric, p.Text)
 	}
+}
+
+// What was built before leaves nothing behind, whether it was more or less.
+func TestBuilderIsReused(t *testing.T) {
+	text := func(b *builder, v *view) string {
+		var text bytes.Buffer
+		err := b.each(v, func(f *dto.MetricFamily) error {
+			_, err := expfmt.MetricFamilyToText(&text, f)
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines := slices.Sorted(strings.Lines(text.String())) // series come in any order
+		return strings.Join(lines, "")
+	}
+	large, small := everything(), everything()
+	small.Totals = live.NewTotals(live.Options{})
+	small.Add(&ledger.Ledger{CPU: ledger.Budget(ledger.Usage{Capacity: 1, Idle: 1})})
+	wants := map[*view]string{large: text(&builder{}, large), small: text(&builder{}, small)}
+	var b builder
+	for i, v := range []*view{large, large, small, small, large, small, large} {
+		if got := text(&b, v); !sameButSelf(got, wants[v]) {
+			t.Errorf("the same metrics as before, in step %d:\n%s\nwant\n%s", i, got, wants[v])
+		}
+	}
+}
+
+// sameButSelf compares texts without the memory of this process.
+func sameButSelf(a, b string) bool {
+	without := func(s string) string {
+		kept := slices.DeleteFunc(slices.Collect(strings.Lines(s)), func(line string) bool {
+			return strings.HasPrefix(line, "tare_agent_resident_memory_bytes ")
+		})
+		return strings.Join(kept, "")
+	}
+	return without(a) == without(b)
 }
 
 var oddTexts = []string{"a", "/kubepods/x", "\"", "\"a\"", "a\nb", "\xff", "a\xffb", "é", "\u202e", "\\", `\xff`, `"\xff"`,

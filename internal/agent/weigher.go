@@ -16,8 +16,8 @@ import (
 	"tare/internal/scale/meter"
 )
 
-// weigher reads the counters when metrics are requested, and at intervals when they are not. It is a
-// prometheus.Gatherer that goroutines may share.
+// weigher reads the counters when metrics are requested, and at intervals when they are not. It is a source that
+// goroutines may share.
 type weigher struct {
 	c   *configuration
 	log *slog.Logger
@@ -35,6 +35,7 @@ type weigher struct {
 	err     error     // of that reading
 	logged  time.Time
 	parts   map[string]meter.Part // by name: the last reading of each
+	builder builder
 }
 
 // scale is a live.Scale.
@@ -99,15 +100,15 @@ func (w *weigher) untilDue() time.Duration {
 	return max(wait, fresh/10)
 }
 
-// Gather returns all metrics.
-func (w *weigher) Gather() ([]*dto.MetricFamily, error) {
+// each calls f with every metric.
+func (w *weigher) each(f func(*dto.MetricFamily) error) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.readOlder(fresh)
 	if w.totals.Last == nil { // nothing could be read yet
-		return nil, w.err
+		return w.err
 	}
-	return families(&view{Totals: w.totals, started: w.started, parts: w.parts, skipped: w.scale.Skipped()}), nil
+	return w.builder.each(&view{Totals: w.totals, started: w.started, parts: w.parts, skipped: w.scale.Skipped()}, f)
 }
 
 // reading reads the counters, unless they are fresh, and returns when they were read.

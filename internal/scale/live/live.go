@@ -70,8 +70,9 @@ const allEvery = 10 * time.Second
 // retryAfter is when statistics that could not be switched are tried again.
 const retryAfter = 5 * time.Second
 
-// drainEvery is how often samples are taken out of their rings: seldom, to keep what runs all day cheap.
-const drainEvery = 500 * time.Millisecond
+// drainEvery is how often samples are taken out of their rings, unless these fill sooner: seldom, to keep what runs all
+// day cheap. Each time costs a waking of the process too.
+const drainEvery = time.Second
 
 // Open begins the first window. Close the Scale.
 func Open(ctx context.Context, o meter.Options, d Duty) (*Scale, error) {

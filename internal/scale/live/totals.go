@@ -58,6 +58,7 @@ type Totals struct {
 	counted  bool             // the last ledger has the run time of programs
 	on       float64          // seconds for which statistics have been on without a break
 	places   map[string]Place // by path, of the last ledger
+	begun    []begun          // by index of its groups
 	newest   uint32           // id of an eBPF program; 0 before the first ledger
 	Last     *ledger.Ledger   // nil before the first
 	Gap      time.Duration    // between ledgers: windows that do not begin where the one before ended
@@ -221,22 +222,25 @@ func (t *Totals) groups(l *ledger.Ledger) {
 	for _, g := range l.Cgroups {
 		t.places[g.Path] = t.o.Name(g.Path)
 	}
-	groups := make([]*ledger.Cgroup, len(l.Cgroups))
-	for i := range l.Cgroups {
-		groups[i] = &l.Cgroups[i]
-	}
-	slices.SortFunc(groups, func(a, b *ledger.Cgroup) int { return cmp.Compare(a.Path, b.Path) })
+	t.begun = t.begun[:0]
+	order := make([]int, len(l.Cgroups))
 	replaced := map[string]bool{} // a group was made where one had been removed
-	for _, g := range groups {
-		replaced[g.Path] = replaced[g.Path] || g.Vanished
+	for i, g := range l.Cgroups {
+		order[i] = i
+		t.begun = append(t.begun, t.begins(g.Path))
+		if g.Vanished {
+			replaced[g.Path] = true
+		}
 	}
-	used, counted := make(map[Place]int64, len(groups)), make(map[Place]bool, len(groups))
+	slices.SortFunc(order, func(a, b int) int { return cmp.Compare(l.Cgroups[a].Path, l.Cgroups[b].Path) })
+	used, counted := make(map[Place]int64, len(order)), make(map[Place]bool, len(order))
 	var late []lateGroup
-	for _, g := range groups { // those around others come first
+	for _, i := range order { // those around others come first
+		g := &l.Cgroups[i]
 		if g.Path == "/" {
 			continue // the root group has its line in the budget
 		}
-		place, around, isTop := t.begins(g.Path)
+		place, around, isTop := t.begun[i].place, t.begun[i].around, t.begun[i].isTop
 		if g.CPUSeconds == nil && !t.Places.Has(place) {
 			continue // it was never known, which is not 0
 		}
@@ -299,15 +303,19 @@ func share(late []lateGroup, used map[Place]int64) {
 	}
 }
 
-// begins is the place of a group and, where the group is the topmost of it, the place around that.
-func (t *Totals) begins(path string) (place, around Place, isTop bool) {
-	place = t.PlaceOf(path)
-	above := path[:max(strings.LastIndexByte(path, '/'), 0)]
-	if above == "" {
-		return place, Place{}, true
+// begun is the place of a group and, where the group is the topmost of it, the place around that.
+type begun struct {
+	place, around Place
+	isTop         bool
+}
+
+func (t *Totals) begins(path string) (b begun) {
+	b.place, b.isTop = t.PlaceOf(path), true
+	if above := path[:max(strings.LastIndexByte(path, '/'), 0)]; above != "" {
+		b.around = t.PlaceOf(above)
+		b.isTop = b.around != b.place
 	}
-	around = t.PlaceOf(above)
-	return place, around, around != place
+	return b
 }
 
 // Memory is the memory in bytes, at the end of the last ledger, of each place that has a total, and of all others
@@ -319,12 +327,10 @@ func (t *Totals) Memory(of func(*ledger.Memory) *int64) (byPlace map[Place]int64
 		return nil, 0
 	}
 	byPlace = make(map[Place]int64, len(t.places))
-	for _, g := range t.Last.Cgroups {
-		if g.Path == "/" || g.Vanished {
-			continue
-		}
-		place, around, isTop := t.begins(g.Path)
-		if !isTop {
+	for i := range t.Last.Cgroups {
+		g := &t.Last.Cgroups[i]
+		place, around := t.begun[i].place, t.begun[i].around
+		if g.Path == "/" || g.Vanished || !t.begun[i].isTop {
 			continue
 		}
 		var bytes *int64

@@ -453,9 +453,10 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 			})
 		}
 	}
-	out := []ledger.Cgroup{}
+	groups := a.m.groups.Groups()
+	out := make([]ledger.Cgroup, 0, len(groups))
 	var reset, lacking []string
-	for _, g := range a.m.groups.Groups() {
+	for _, g := range groups {
 		before, wasThere := a.w.first.groups[g]
 		if g.Vanished && !wasThere {
 			continue
@@ -499,11 +500,15 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 	a.madeAgain(out)
 	a.wereReset(reset)
 	a.lacksMemory(lacking)
-	cpu := func(c ledger.Cgroup) float64 { return known.Or(c.CPUSeconds, 0) }
-	slices.SortStableFunc(out, func(x, y ledger.Cgroup) int {
+	cpu := func(c *ledger.Cgroup) float64 { return known.Or(c.CPUSeconds, 0) }
+	order := make([]*ledger.Cgroup, len(out)) // what is sorted is moved often, and a group is large
+	for i := range out {
+		order[i] = &out[i]
+	}
+	slices.SortStableFunc(order, func(x, y *ledger.Cgroup) int {
 		return cmp.Or(cmp.Compare(cpu(y), cpu(x)), cmp.Compare(x.Path, y.Path))
 	})
-	return out
+	return lists.Map(order, func(c *ledger.Cgroup) ledger.Cgroup { return *c })
 }
 
 // wereReset warns of groups whose CPU counters were set back inside the window: cpuacct.usage of v1 can be written.

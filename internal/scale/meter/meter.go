@@ -37,8 +37,8 @@ type Options struct {
 	// that have ended by then are taken to be in the group of the thread that made them.
 	DrainEvery time.Duration
 	// Lean leaves out of ledgers the throttling of groups where that takes another file (v1), their peaks of memory and
-	// their TCP memory: on v1 reading then costs half. That memory of a process is counted in another group than its CPU
-	// time (v1) is known up to a minute late.
+	// their TCP memory, on v1 half of what reading costs, and which processes held the CPUs. That memory of a process is
+	// counted in another group than its CPU time (v1) is known up to a minute late.
 	Lean bool
 	// Whole makes it an error, of New or of a window, that programs, maps, run statistics or control groups cannot be
 	// read. Without, a ledger lacks them, with a warning. Only samples and the witness, where the machine has no such
@@ -148,7 +148,7 @@ func New(_ context.Context, o Options) (m *Meter, err error) {
 		}
 	}
 	if !o.NoWitness {
-		if err := m.openWitness(types); err != nil {
+		if err := m.openWitness(o, types); err != nil {
 			return m, err
 		}
 	}
@@ -157,16 +157,20 @@ func New(_ context.Context, o Options) (m *Meter, err error) {
 
 // openWitness opens the witness. It joins a sampler that is driven by the same clock, so that both wake an idle CPU
 // once.
-func (m *Meter) openWitness(types *btf.Cache) (err error) {
-	o := witness.Options{Types: types, Program: &m.shared.witness}
+func (m *Meter) openWitness(o Options, types *btf.Cache) (err error) {
+	of := witness.Options{Types: types, Program: &m.shared.witness, NoOccupants: o.Lean}
 	if m.sampler != nil && m.sampler.Source() == perf.CPUClock {
-		o.Leaders, o.LeaderPeriod = m.sampler.Leaders(), m.sampler.Period()
+		of.Leaders, of.LeaderPeriod = m.sampler.Leaders(), m.sampler.Period()
 	}
-	if m.witness, err = witness.Open(o); err != nil {
+	if m.witness, err = witness.Open(of); err != nil {
 		m.witness = nil
 		return m.mayLack(noWitness, err, &m.parts.witness)
 	}
-	if m.lookCost, err = m.shared.lookCost.measure(m.witness.MeasureCost); err != nil {
+	cost := &m.shared.lookCost
+	if o.Lean {
+		cost = &m.shared.leanLookCost
+	}
+	if m.lookCost, err = cost.measure(m.witness.MeasureCost); err != nil {
 		m.warn("witness-cost", "the cost of the witness is not known: %v", err)
 	}
 	return nil
@@ -474,8 +478,12 @@ func (w *Window) switchOff() error {
 
 // run drains until the window is closed.
 func (w *Window) run() {
-	for !w.stopped(drainPause) {
-		err := w.wait(cmp.Or(w.m.drainEvery, drainEvery) - drainPause)
+	for {
+		began := time.Now()
+		err := w.wait(cmp.Or(w.m.drainEvery, drainEvery))
+		if err == nil && w.stopped(drainPause-time.Since(began)) {
+			break
+		}
 		if err == nil {
 			err = w.drain()
 		}
@@ -501,10 +509,16 @@ func (w *Window) wait(d time.Duration) error {
 
 // stopped waits for the end of the window, but no longer than d, and says whether that has come.
 func (w *Window) stopped(d time.Duration) bool {
+	if d > 0 {
+		select {
+		case <-w.stop:
+		case <-time.After(d):
+		}
+	}
 	select {
 	case <-w.stop:
 		return true
-	case <-time.After(d):
+	default:
 		return false
 	}
 }

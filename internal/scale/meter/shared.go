@@ -17,6 +17,8 @@ type Shared struct {
 	witness   witness.Program
 	lookCost  cost // of one look of the witness
 	statsCost cost // of run statistics, for one run of a program
+
+	leanLookCost cost // of one look of a lean meter's witness
 }
 
 // Close unloads the programs.

@@ -1,7 +1,9 @@
 // Agent weighs tare-agent itself: its CPU time and memory on a machine with many control groups, eBPF programs and
-// maps, scraped at several intervals, beside another exporter under the same scrapes.
+// maps, scraped at several intervals, beside another exporter under the same scrapes, and beside other builds of the
+// agent. What a scrape costs depends on how fast the machine is at the time: compare within one run.
 //
 //	go run ./test/bench/agent -agent bin/tare-agent -other prometheus-node-exporter
+//	go run ./test/bench/agent -agent /tmp/before,bin/tare-agent -other prometheus-node-exporter
 package main
 
 import (
@@ -25,7 +27,7 @@ import (
 )
 
 var (
-	agent    = flag.String("agent", "bin/tare-agent", "the agent's binary")
+	agents   = flag.String("agent", "bin/tare-agent", "the agent's binary, or several with commas between")
 	others   = flag.String("other", "prometheus-node-exporter", "another exporter; empty for none")
 	groups   = flag.Int("groups", 300, "control groups")
 	programs = flag.Int("programs", 50, "eBPF programs")
@@ -57,7 +59,10 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	commands := [][]string{{*agent, "--listen"}}
+	var commands [][]string
+	for name := range strings.SplitSeq(*agents, ",") {
+		commands = append(commands, []string{name, "--listen"})
+	}
 	if *others != "" {
 		commands = append(commands, []string{*others, "--web.listen-address"})
 	}
@@ -75,7 +80,8 @@ func run() error {
 		all = append(all, e)
 	}
 	for i := range *scrapes + 2 {
-		for _, e := range all {
+		for j := range all {
+			e := all[(i+j)%len(all)] // in turn first: the first finds the caches cold
 			if err := e.scrape(); err != nil {
 				return err
 			}

@@ -33,6 +33,7 @@ type node struct {
 	group *Group
 	rel   string // below the mount, in the form of Hierarchy.Identity
 	ino   uint64
+	dir   int    // descriptor (O_PATH); -1 where it is not open
 	pass  uint64 // the Refresh that last saw it
 	read  bool   // some file in it is read
 	gone  bool
@@ -60,8 +61,8 @@ type file struct {
 
 // Reader reads the counters of all groups of a machine. It finds them once and opens what it reads often once, so that
 // the two edges of a window cost little. Files of CPU time stay open, as long as the limit on descriptors allows; those
-// of memory are opened for each reading, for every open one holds a page of kernel memory. A Reader is for one
-// goroutine.
+// of memory are opened for each reading, for every open one holds a page of kernel memory. The directories that these
+// are in stay open. A Reader is for one goroutine.
 type Reader struct {
 	trees  []*tree
 	groups []*Group
@@ -137,6 +138,7 @@ func (r *Reader) Add(identity string) *Group {
 func (r *Reader) Remove(g *Group) {
 	r.release(g.cpu, nil)
 	for _, n := range g.nodes {
+		r.closeDir(n)
 		if n.tree.nodes[n.rel] == n {
 			delete(n.tree.nodes, n.rel)
 		}
@@ -226,6 +228,9 @@ func (r *Reader) Close() {
 		r.release(g.cpu, nil)
 	}
 	for _, t := range r.trees {
+		for _, n := range t.nodes {
+			r.closeDir(n)
+		}
 		unix.Close(t.dir)
 	}
 	r.trees = nil
@@ -233,6 +238,25 @@ func (r *Reader) Close() {
 		unix.Close(r.inotify)
 	}
 	r.noting = false
+}
+
+// openDir opens the directory of a node, if it is not open and that is within the budget.
+func (r *Reader) openDir(n *node) {
+	if n.dir >= 0 || n.rel == "" || r.budget == 0 {
+		return
+	}
+	if fd, err := openDir(n.tree.dir, n.rel[1:]); err == nil { // an error comes again where the file is opened
+		n.dir = fd
+		r.budget--
+	}
+}
+
+func (r *Reader) closeDir(n *node) {
+	if n.dir >= 0 {
+		unix.Close(n.dir)
+		n.dir = -1
+		r.budget++
+	}
 }
 
 // release closes the files of a node; nil means of every node.
@@ -250,9 +274,20 @@ func (r *Reader) release(files []file, of *node) {
 }
 
 // Lean has less read from now on: no throttling where that takes another file (v1), and no peaks and TCP memory, which
-// take a file each. On v1 reading then costs half. It is for readers that never stop.
+// take a file each. On v1 reading then costs half. It is for readers that never stop. A hierarchy with nothing else to
+// read is left out altogether.
 func (r *Reader) Lean() {
 	r.lean = true
+	r.trees = slices.DeleteFunc(r.trees, func(t *tree) bool {
+		if t.V2 || t.usage || t.bytes {
+			return false
+		}
+		for _, n := range t.nodes {
+			r.lose(n)
+		}
+		unix.Close(t.dir)
+		return true
+	})
 	for _, g := range r.groups {
 		r.release(g.cpu, nil)
 		g.cpu = slices.DeleteFunc(g.cpu, file.isExtra)
@@ -350,7 +385,7 @@ func (r *Reader) see(t *tree, rel string, ino uint64) {
 		r.live[id] = g
 		r.groups = append(r.groups, g)
 	}
-	n := &node{tree: t, group: g, rel: rel, ino: ino, pass: r.pass}
+	n := &node{tree: t, group: g, rel: rel, ino: ino, dir: -1, pass: r.pass}
 	t.nodes[rel] = n
 	g.nodes = append(g.nodes, n)
 	r.equip(g, n)
@@ -424,6 +459,7 @@ func (r *Reader) lose(n *node) {
 		return
 	}
 	n.gone = true
+	r.closeDir(n)
 	r.release(n.group.cpu, n)
 	if n.tree.nodes[n.rel] == n {
 		delete(n.tree.nodes, n.rel)
@@ -485,8 +521,13 @@ func (r *Reader) read(g *Group, files []file, keep bool) error {
 func (r *Reader) content(f *file, keep bool) ([]byte, error) {
 	fd := f.fd
 	if fd < 0 {
+		if !keep {
+			r.openDir(f.node)
+		}
 		dir, rel := f.node.tree.dir, f.node.rel
-		if len(rel) > near {
+		if f.node.dir >= 0 {
+			dir, rel = f.node.dir, ""
+		} else if len(rel) > near {
 			own, err := openDir(dir, rel[1:])
 			if err != nil {
 				return nil, err

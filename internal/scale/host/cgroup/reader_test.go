@@ -457,6 +457,9 @@ func TestReaderForgets(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.Forget()
+		if i == 20 {
+			r.Lean()
+		}
 	}
 	mine := func(path string) bool { return strings.HasPrefix(path, top+"/") }
 	held := 0
@@ -516,34 +519,45 @@ func TestReaderDescriptors(t *testing.T) {
 		return len(fds)
 	}
 	before := count()
-	r, err := NewReaderOf(l, own)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.budget = 3
-	for range 3 {
-		if err := errorsOf(r); err != nil {
+	for _, budget := range []int{3, 1000} {
+		r, err := NewReaderOf(l, own)
+		if err != nil {
 			t.Fatal(err)
 		}
-	}
-	want := 3 + len(r.trees)
-	if r.noting {
-		want++
-	}
-	if n := count() - before; n != want {
-		t.Errorf("%d descriptors are open, want %d", n, want)
-	}
-	for _, g := range r.Groups() {
-		if !g.CPU.UsageNs.OK {
-			t.Errorf("of %s no CPU time is known", g.Path)
+		r.budget = budget
+		open := func() {
+			t.Helper()
+			for range 3 {
+				if err := errorsOf(r); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want := budget - r.budget + len(r.trees)
+			if r.noting {
+				want++
+			}
+			if n := count() - before; n != want {
+				t.Errorf("%d descriptors are open, want %d", n, want)
+			}
+			for _, g := range r.Groups() {
+				if !g.CPU.UsageNs.OK || !g.Memory.Current.OK && g.Memory != (Memory{}) {
+					t.Errorf("of %s this is known: %+v", g.Path, g)
+				}
+			}
 		}
-	}
-	if allocs := testing.AllocsPerRun(10, func() { _ = r.ReadCPU() }); allocs > 0 {
-		t.Errorf("%.1f allocations beyond the budget", allocs)
-	}
-	r.Close()
-	if n := count(); n != before {
-		t.Errorf("%d descriptors are open after Close, %d before", n, before)
+		open()
+		if allocs := testing.AllocsPerRun(10, func() { _ = r.ReadCPU() }); allocs > 0 {
+			t.Errorf("%.1f allocations beyond the budget", allocs)
+		}
+		if budget == 3 && r.budget != 0 {
+			t.Errorf("%d more may be opened", r.budget)
+		}
+		r.Lean()
+		open()
+		r.Close()
+		if n := count(); n != before {
+			t.Errorf("%d descriptors are open after Close, %d before", n, before)
+		}
 	}
 }
 

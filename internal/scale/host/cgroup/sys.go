@@ -97,46 +97,67 @@ func newWalker(visit func(rel string, ino uint64)) *walker {
 // cannot be looked at goes to unread, save for want of rights, which is an error unless forbidden is set.
 func (w *walker) walk(dir int, base, rel string) error {
 	name := cmp.Or(strings.TrimPrefix(rel[len(base):], "/"), ".")
-	failed := func(err error) error {
-		switch {
-		case gone(err):
-		case errors.Is(err, unix.EACCES) && !w.forbidden:
-			return forbidden(fmt.Errorf("looking at control group %s: %w", name, err))
-		case w.unread != nil:
-			w.unread(rel, err)
-		}
-		return nil
-	}
 	if len(rel) > maxRel {
-		return failed(fmt.Errorf("its path is longer than %d bytes", maxRel))
+		return w.failed(name, rel, errLong)
 	}
 	if len(name) > near {
 		fd, err := openDir(dir, name)
 		if err != nil {
-			return failed(err)
+			return w.failed(name, rel, err)
 		}
 		defer unix.Close(fd)
 		dir, base, name = fd, rel, "."
 	}
 	var st unix.Stat_t
 	if err := unix.Fstatat(dir, name, &st, 0); err != nil {
-		return failed(err)
+		return w.failed(name, rel, err)
 	}
 	w.visit(rel, st.Ino)
+	return w.below(dir, base, rel, uint64(st.Nlink))
+}
+
+// below visits the groups in one that was visited, which has so many links, and all their descendants.
+func (w *walker) below(dir int, base, rel string, links uint64) error {
+	name := cmp.Or(strings.TrimPrefix(rel[len(base):], "/"), ".")
 	// A directory has one link from its parent, one from itself and one from each directory in it (kernfs keeps to
 	// that: kernfs_refresh_inode in fs/kernfs/inode.c; a file system that does not says 1). So most groups, the leaves,
 	// need no listing.
-	if st.Nlink == 2 || w.shallow && name != "." {
+	if links == 2 || w.shallow && name != "." {
 		return nil
 	}
 	below, err := subdirs(dir, name, w.buf)
 	if err != nil {
-		return failed(err)
+		return w.failed(name, rel, err)
 	}
-	for _, d := range below {
-		if err := w.walk(dir, base, rel+"/"+d); err != nil {
+	for i := range below {
+		d := &below[i]
+		of := rel + "/" + d.name
+		switch {
+		case len(of) > maxRel || len(of)-len(base) > near:
+			err = w.walk(dir, base, of)
+		case d.err != nil:
+			err = w.failed(of, of, d.err)
+		default:
+			w.visit(of, d.ino)
+			err = w.below(dir, base, of, d.links)
+		}
+		if err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+var errLong = fmt.Errorf("its path is longer than %d bytes", maxRel)
+
+// failed says what becomes of a group that could not be looked at.
+func (w *walker) failed(name, rel string, err error) error {
+	switch {
+	case gone(err):
+	case errors.Is(err, unix.EACCES) && !w.forbidden:
+		return forbidden(fmt.Errorf("looking at control group %s: %w", name, err))
+	case w.unread != nil:
+		w.unread(rel, err)
 	}
 	return nil
 }
@@ -180,15 +201,23 @@ func forbidden(err error) error {
 		"the control groups of this machine may not all be read")
 }
 
-// subdirs lists the directories in a directory. It reads the kernel's records itself since a v1 group holds some thirty
-// files for each directory, and their names are not wanted.
-func subdirs(dir int, name string, buf []byte) ([]string, error) {
+// subdir is a directory in another, and what looking at it said.
+type subdir struct {
+	name       string
+	ino, links uint64
+	err        error
+}
+
+// subdirs lists the directories in a directory, and looks at each, while the directory is open: the shorter the path,
+// the less the kernel has to do. It reads the kernel's records itself since a v1 group holds some thirty files for each
+// directory, and their names are not wanted.
+func subdirs(dir int, name string, buf []byte) ([]subdir, error) {
 	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer unix.Close(fd)
-	var names []string
+	var all []subdir
 	err = proc.EachDirent(fd, buf, func(_ uint64, kind byte, raw []byte) {
 		if kind != unix.DT_DIR && kind != unix.DT_UNKNOWN {
 			return
@@ -197,16 +226,14 @@ func subdirs(dir int, name string, buf []byte) ([]string, error) {
 		if name == "." || name == ".." {
 			return
 		}
-		if kind == unix.DT_UNKNOWN {
-			var st unix.Stat_t
-			if unix.Fstatat(fd, name, &st, unix.AT_SYMLINK_NOFOLLOW) != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR {
-				return
-			}
+		var st unix.Stat_t
+		err := unix.Fstatat(fd, name, &st, unix.AT_SYMLINK_NOFOLLOW)
+		if kind == unix.DT_DIR || err == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR {
+			all = append(all, subdir{name, st.Ino, uint64(st.Nlink), err})
 		}
-		names = append(names, name)
 	})
 	if err != nil {
 		return nil, err
 	}
-	return names, nil
+	return all, nil
 }

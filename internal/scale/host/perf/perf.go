@@ -62,10 +62,11 @@ type Sampler struct {
 	chain   []uint64
 	pending []Symbol // symbols of a program whose load event has not come yet
 	heads   []uint64
-	wake    int    // an eventfd, which ends Wait
-	exact   bool   // the kernel counts what rings have no room for; otherwise records of theirs are added up
-	lost    uint64 // by records
-	slowed  uint64 // records of throttling: the kernel thought that sampling took too long
+	wake    int      // an eventfd, which ends Wait
+	wakes   *os.File // an epoll of the rings and wake
+	exact   bool     // the kernel counts what rings have no room for; otherwise records of theirs are added up
+	lost    uint64   // by records
+	slowed  uint64   // records of throttling: the kernel thought that sampling took too long
 }
 
 // Handler receives what a drain finds. Symbols, programs and tasks of a drain come first, then the samples, so that a
@@ -129,7 +130,31 @@ func Open(o Options) (*Sampler, error) {
 		return nil, errors.Join(errors.New("opening sampling events: no CPU is online"), s.Close())
 	}
 	s.heads = make([]uint64, 2*len(s.rings))
+	if s.wakes, err = s.epoll(); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
 	return s, nil
+}
+
+// epoll makes a descriptor that Go's own poller can wait for: a thread that waited in a system call would hold a place
+// among the running ones, at which Go's runtime looks every 20 us for a while.
+func (s *Sampler) epoll() (*os.File, error) {
+	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("making an epoll for the sampling rings: %w", err)
+	}
+	err = unix.SetNonblock(fd, true) // by which os.NewFile knows that it can be waited for
+	fds := []int{s.wake}
+	for _, r := range s.rings {
+		fds = append(fds, r.fd)
+	}
+	for _, of := range fds {
+		err = errors.Join(err, unix.EpollCtl(fd, unix.EPOLL_CTL_ADD, of, &unix.EpollEvent{Events: unix.EPOLLIN}))
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("waiting for the sampling rings: %w", err), unix.Close(fd))
+	}
+	return os.NewFile(uintptr(fd), "sampling rings"), nil
 }
 
 // cyclesPerSecond of a busy CPU, roughly: the rate of samples need not be exact, only the same everywhere.
@@ -212,23 +237,32 @@ func (s *Sampler) Lost() (samples, others uint64, err error) {
 
 // Wait waits until a ring is half full, but no longer than d, and not after Wake.
 func (s *Sampler) Wait(d time.Duration) error {
-	fds := []unix.PollFd{{Fd: int32(s.wake), Events: unix.POLLIN}}
-	for _, r := range s.rings {
-		fds = append(fds, unix.PollFd{Fd: int32(r.fd), Events: unix.POLLIN})
+	conn, err := s.wakes.SyscallConn()
+	if err == nil {
+		err = s.wakes.SetReadDeadline(time.Now().Add(d))
 	}
-	for until := time.Now().Add(d); ; {
-		timeout := unix.NsecToTimespec(max(0, time.Until(until).Nanoseconds()))
-		_, err := unix.Ppoll(fds, &timeout, nil)
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("waiting for the sampling rings: %w", err)
-		}
-		var b [8]byte
-		_, _ = unix.Read(s.wake, b[:]) // it may be empty
-		return nil
+	if err != nil {
+		return fmt.Errorf("waiting for the sampling rings: %w", err)
 	}
+	// What came before is looked at here: only what comes while it waits wakes it.
+	first := true
+	err = conn.Read(func(uintptr) (ready bool) {
+		ready = !first || s.woken() || slices.ContainsFunc(s.rings, (*ring).halfFull)
+		first = false
+		return ready
+	})
+	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+		return fmt.Errorf("waiting for the sampling rings: %w", err)
+	}
+	s.woken()
+	return nil
+}
+
+// woken says whether Wake was called since the last time.
+func (s *Sampler) woken() bool {
+	var b [8]byte
+	n, _ := unix.Read(s.wake, b[:])
+	return n > 0
 }
 
 // Wake ends a Wait that is under way, or else the next.
@@ -387,6 +421,9 @@ func (s *Sampler) event(typ uint32, b []byte, h *Handler) error {
 // Close ends sampling and frees the rings.
 func (s *Sampler) Close() error {
 	errs := []error{unix.Close(s.wake)}
+	if s.wakes != nil {
+		errs = append(errs, s.wakes.Close())
+	}
 	for _, r := range s.rings {
 		errs = append(errs, r.close())
 	}

@@ -67,6 +67,9 @@ func openRing(samples, others *unix.PerfEventAttr, cpu, pages int) (_ *ring, err
 // head is how far the kernel has written.
 func (r *ring) head() uint64 { return atomic.LoadUint64(&r.meta.Data_head) }
 
+// halfFull says whether half of the ring's memory is taken.
+func (r *ring) halfFull() bool { return r.head()-r.meta.Data_tail >= uint64(len(r.data)/2) }
+
 // peek copies the records up to head into r.buf, in order. The ring is released by release.
 func (r *ring) peek(head uint64) []byte {
 	tail := r.meta.Data_tail

@@ -4,12 +4,12 @@
 package proc
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -42,21 +42,19 @@ func (f FS) has(name string) bool {
 
 // ticksPerSecond is USER_HZ, the unit of times in /proc, as the kernel tells each process (AT_CLKTCK, type 17, in its
 // auxiliary vector).
-func (f FS) ticksPerSecond() float64 {
+var ticksPerSecond = sync.OnceValue(func() float64 {
 	const clktck, usual = 17, 100
-	b, err := os.ReadFile(f.path("proc/self/auxv"))
+	vector, err := unix.Auxv()
 	if err != nil {
 		return usual
 	}
-	for ; len(b) >= 16; b = b[16:] {
-		if binary.NativeEndian.Uint64(b) == clktck {
-			if hz := binary.NativeEndian.Uint64(b[8:]); hz > 0 {
-				return float64(hz)
-			}
+	for _, pair := range vector {
+		if pair[0] == clktck && pair[1] > 0 {
+			return float64(pair[1])
 		}
 	}
 	return usual
-}
+})
 
 // gone turns the errors by which the kernel says that a process does not exist into ErrGone.
 func gone(err error) error {

@@ -47,15 +47,15 @@ func (f FS) Age(pid int) (time.Duration, error) {
 }
 
 // Since is how long ago a time is that is given as Process.Start is.
-func (f FS) Since(start uint64) (time.Duration, error) {
+func (FS) Since(start uint64) (time.Duration, error) {
 	now, err := sinceBoot()
-	return now - time.Duration(float64(start)/f.ticksPerSecond()*1e9), err
+	return now - time.Duration(float64(start)/ticksPerSecond()*1e9), err
 }
 
 // Now is the time as Process.Start gives it: the start of one that starts now.
-func (f FS) Now() (uint64, error) {
+func (FS) Now() (uint64, error) {
 	now, err := sinceBoot()
-	return uint64(now.Seconds() * f.ticksPerSecond()), err
+	return uint64(now.Seconds() * ticksPerSecond()), err
 }
 
 func sinceBoot() (time.Duration, error) {
@@ -67,7 +67,7 @@ func sinceBoot() (time.Duration, error) {
 }
 
 // Seconds is a time that is given in ticks of USER_HZ.
-func (f FS) Seconds(ticks uint64) float64 { return float64(ticks) / f.ticksPerSecond() }
+func (FS) Seconds(ticks uint64) float64 { return float64(ticks) / ticksPerSecond() }
 
 // PF_KTHREAD, PF_EXITING and PF_FORKNOEXEC of include/linux/sched.h.
 const (

@@ -88,7 +88,7 @@ func (f FS) Stat() (Stat, error) {
 	if err != nil {
 		return Stat{}, fmt.Errorf("reading the CPU time of the machine: %w", err)
 	}
-	s, err := parseStat(b, f.ticksPerSecond())
+	s, err := parseStat(b, ticksPerSecond())
 	if err != nil {
 		return Stat{}, fmt.Errorf("reading the CPU time of the machine: %s: %w", f.path("proc/stat"), err)
 	}

@@ -16,6 +16,7 @@ import (
 
 // names are the control groups of processes, asked for while they are there.
 type names struct {
+	looked   bool             // for a resolver
 	resolver *cgroup.Resolver // nil where no control groups are mounted
 	groups   map[int]string
 	next     time.Time // when processes are looked at again
@@ -29,11 +30,14 @@ const (
 )
 
 func (n *names) resolve(pid int) {
-	if n.groups == nil {
-		n.groups = map[int]string{}
+	if !n.looked {
+		n.looked = true
 		if layout, err := cgroup.Discover(cgroup.Roots{}); err == nil {
 			n.resolver = layout.NewResolver()
 		}
+	}
+	if n.groups == nil {
+		n.groups = map[int]string{}
 	}
 	if _, known := n.groups[pid]; known || n.resolver == nil || len(n.groups) >= maxNames {
 		return
@@ -59,6 +63,9 @@ func (w *Witness) lookAtProcesses(now bool) error {
 
 // processes hands out the processes that were seen running.
 func (w *Witness) processes(f func(pid uint32, p process)) error {
+	if w.without {
+		return nil
+	}
 	if w.pids == nil { // kept: this runs once a second
 		w.pids, w.values = make([]uint32, processesBatch), make([]process, processesBatch)
 	}

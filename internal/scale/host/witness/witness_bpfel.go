@@ -57,9 +57,9 @@ const (
 	witnessProgTareClock      = "tare_clock"
 	witnessProgTareWakes      = "tare_wakes"
 	witnessProgTareWitness    = "tare_witness"
-	witnessVarBusiest         = "busiest"
 	witnessVarIdleKnown       = "idle_known"
 	witnessVarKernelCpustatAt = "kernel_cpustat_at"
+	witnessVarOccupants       = "occupants"
 	witnessVarPeriod          = "period"
 	witnessVarStealSource     = "steal_source"
 	witnessVarStealTimeAt     = "steal_time_at"
@@ -127,9 +127,9 @@ type witnessMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type witnessVariableSpecs struct {
-	Busiest         *ebpf.VariableSpec `ebpf:"busiest"`
 	IdleKnown       *ebpf.VariableSpec `ebpf:"idle_known"`
 	KernelCpustatAt *ebpf.VariableSpec `ebpf:"kernel_cpustat_at"`
+	Occupants       *ebpf.VariableSpec `ebpf:"occupants"`
 	Period          *ebpf.VariableSpec `ebpf:"period"`
 	StealSource     *ebpf.VariableSpec `ebpf:"steal_source"`
 	StealTimeAt     *ebpf.VariableSpec `ebpf:"steal_time_at"`
@@ -173,9 +173,9 @@ func (m *witnessMaps) Close() error {
 //
 // It can be passed to loadWitnessObjects or ebpf.CollectionSpec.LoadAndAssign.
 type witnessVariables struct {
-	Busiest         *ebpf.Variable `ebpf:"busiest"`
 	IdleKnown       *ebpf.Variable `ebpf:"idle_known"`
 	KernelCpustatAt *ebpf.Variable `ebpf:"kernel_cpustat_at"`
+	Occupants       *ebpf.Variable `ebpf:"occupants"`
 	Period          *ebpf.Variable `ebpf:"period"`
 	StealSource     *ebpf.Variable `ebpf:"steal_source"`
 	StealTimeAt     *ebpf.Variable `ebpf:"steal_time_at"`

@@ -54,42 +54,50 @@ func TestLayout(t *testing.T) {
 	}
 }
 
-// What the witness saw stolen is what the kernel counted, but for what the kernel had not counted yet at either edge.
+// What the witness saw stolen is what the kernel counted, but for what the kernel had not counted yet at either edge:
+// whether or not it says who held the CPUs.
 func TestStolenAgreesWithTheKernel(t *testing.T) {
-	before, err := (proc.FS{}).Stat()
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := start(t, Options{})
-	began := time.Now()
-	time.Sleep(2 * time.Second)
-	n, err := r.Stop()
-	if err != nil {
-		t.Fatal(err)
-	}
-	seconds := time.Since(began).Seconds()
-	after, err := (proc.FS{}).Stat()
-	if err != nil {
-		t.Fatal(err)
-	}
-	counted := after.Steal - before.Steal
-	// The longest stall can be on the other side of each edge, and the kernel counts in hundredths of a second.
-	if slack := 0.02 + 2*n.LongestSeconds; n.StolenSeconds > counted+slack*float64(runtime.NumCPU()) {
-		t.Errorf("%.3f s stolen by the witness (longest %.3f s), %.2f s by the kernel", n.StolenSeconds,
-			n.LongestSeconds, counted)
-	}
-	var listed float64
-	for _, s := range n.Stalls {
-		listed += s.Seconds
-		if s.Seconds <= 0 || s.To <= s.From || s.Seconds > 1.001*float64(s.To-s.From)/1e9 {
-			t.Errorf("a stall of %v s between %d and %d", s.Seconds, s.From, s.To)
+	for _, o := range []Options{{}, {NoOccupants: true}} {
+		before, err := (proc.FS{}).Stat()
+		if err != nil {
+			t.Fatal(err)
 		}
+		r := start(t, o)
+		began := time.Now()
+		for time.Since(began) < 2*time.Second { // somebody to see
+			spin(1 << 14)
+		}
+		n, err := r.Stop()
+		if err != nil {
+			t.Fatal(err)
+		}
+		seconds := time.Since(began).Seconds()
+		after, err := (proc.FS{}).Stat()
+		if err != nil {
+			t.Fatal(err)
+		}
+		counted := after.Steal - before.Steal
+		// The longest stall can be on the other side of each edge, and the kernel counts in hundredths of a second.
+		if slack := 0.02 + 2*n.LongestSeconds; n.StolenSeconds > counted+slack*float64(runtime.NumCPU()) {
+			t.Errorf("%.3f s stolen by the witness (longest %.3f s), %.2f s by the kernel", n.StolenSeconds,
+				n.LongestSeconds, counted)
+		}
+		var listed float64
+		for _, s := range n.Stalls {
+			listed += s.Seconds
+			if s.Seconds <= 0 || s.To <= s.From || s.Seconds > 1.001*float64(s.To-s.From)/1e9 {
+				t.Errorf("a stall of %v s between %d and %d", s.Seconds, s.From, s.To)
+			}
+		}
+		if part := n.StolenSeconds / (seconds * float64(runtime.NumCPU())); part < 0 || part > 1 {
+			t.Errorf("the stolen part is %v", part)
+		}
+		if seen := len(n.Busiest) > 0; seen == o.NoOccupants || o.NoOccupants && len(n.Occupied) > 0 {
+			t.Errorf("%+v: %d processes were seen running, %d held a CPU", o, len(n.Busiest), len(n.Occupied))
+		}
+		t.Logf("%s: %.4f s stolen, %.4f s of it in %d stalls; the kernel counted %.2f s", n.Witness, n.StolenSeconds,
+			listed, len(n.Stalls), counted)
 	}
-	if part := n.StolenSeconds / (seconds * float64(runtime.NumCPU())); part < 0 || part > 1 {
-		t.Errorf("the stolen part is %v", part)
-	}
-	t.Logf("%s: %.4f s stolen, %.4f s of it in %d stalls; the kernel counted %.2f s", n.Witness, n.StolenSeconds, listed,
-		len(n.Stalls), counted)
 }
 
 // A witness leaves nothing: no descriptor, and so no program and no event.

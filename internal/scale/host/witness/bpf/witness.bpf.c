@@ -78,7 +78,7 @@ const volatile __s64 steal_time_at = 0;     /* struct kvm_steal_time steal_time 
 const volatile __s64 kernel_cpustat_at = 0; /* struct kernel_cpustat kernel_cpustat */
 const volatile __s64 tick_cpu_sched_at = 0; /* struct tick_sched tick_cpu_sched */
 const volatile __u64 period = 2004008; /* nanoseconds between looks */
-const volatile __u32 busiest = 1;      /* count looks by process */
+const volatile __u32 occupants = 1;    /* tell who holds the CPU, and count looks by process */
 
 /* Stolen time of one interval that is worth a record of its own, in nanoseconds. */
 #define WORTH 100000
@@ -339,7 +339,7 @@ static __always_inline int look(struct state *s, __u32 cpu, __u64 now, int beat)
 	s->idle = idle;
 	s->looks++;
 
-	if (pid && !gives_way(t)) {
+	if (occupants && pid && !gives_way(t)) {
 		if (s->pid == pid && s->slept == t->nvcsw && waited(t) - s->waited < period / 4) {
 			s->held++;
 			s->held_stolen += stolen;
@@ -355,15 +355,13 @@ static __always_inline int look(struct state *s, __u32 cpu, __u64 now, int beat)
 			bpf_get_current_comm(s->comm, sizeof(s->comm));
 		}
 		s->waited = waited(t);
-		if (busiest) {
-			struct process *p = bpf_map_lookup_elem(&tare_busiest, &tgid);
-			if (p) {
-				__sync_fetch_and_add(&p->looks, 1);
-			} else {
-				struct process new = { .looks = 1 };
-				__builtin_memcpy(new.comm, s->comm, sizeof(new.comm));
-				bpf_map_update_elem(&tare_busiest, &tgid, &new, BPF_NOEXIST);
-			}
+		struct process *p = bpf_map_lookup_elem(&tare_busiest, &tgid);
+		if (p) {
+			__sync_fetch_and_add(&p->looks, 1);
+		} else {
+			struct process new = { .looks = 1 };
+			__builtin_memcpy(new.comm, s->comm, sizeof(new.comm));
+			bpf_map_update_elem(&tare_busiest, &tgid, &new, BPF_NOEXIST);
 		}
 	} else if (s->pid) {
 		occupant_leaves(s, cpu, now, slept);
