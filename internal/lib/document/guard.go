@@ -41,8 +41,8 @@ func Plain(data []byte) []byte {
 }
 
 // Guard says what of data could cost a YAML parser or decoder far more than its length, and in which line, 0 where that
-// is not known: deep nesting, and aliases of aliases. It refuses UTF-16, which would be read as one text. Everything that
-// reads YAML calls it first. It takes time by the length of data alone, and says nothing of other mistakes.
+// is not known: deep nesting, and aliases of aliases. It refuses UTF-16, which would be one text. Everything that reads
+// YAML calls it first. It takes time by the length of data alone, and says nothing of other mistakes.
 func Guard(data []byte) (line int, err error) {
 	if bytes.HasPrefix(data, []byte("\xff\xfe")) || bytes.HasPrefix(data, []byte("\xfe\xff")) {
 		return 1, errors.New("it is written in UTF-16; write it in UTF-8")
