@@ -22,6 +22,8 @@ func TestErrorsHaveAPlace(t *testing.T) {
 		"5: 6":             "a.yaml:1:1: a key must be a plain word, not a single value",
 		"rate: &a 5":       `a.yaml:1:7: "rate" must be a single value, not an anchor or an alias`,
 		"rate: {":          "this is not YAML",
+		"\xff\xfer\x00":    "a.yaml:1: it is written in UTF-16",
+		"\xfe\xff\x00r":    "a.yaml:1: it is written in UTF-16",
 		"rate: 1\nrate: 2": `a.yaml:2:1: this is not YAML: mapping key "rate" already defined`,
 	} {
 		documents, err := file.Parse([]byte(text), Limit{Bytes: 1 << 10})
@@ -39,7 +41,8 @@ func TestErrorsHaveAPlace(t *testing.T) {
 			t.Errorf("%q: got %v, want %q", text, err, want)
 		}
 	}
-	for _, begin := range []string{"\ufeff", "%YAML 1.1\n---\n", "\ufeff%YAML 1.2\r\n---\n"} {
+	for _, begin := range []string{"\ufeff", "%YAML 1.1\n---\n", "\ufeff%YAML 1.2\r\n---\n",
+		"# by hand\n\n%YAML\t1.2 # new\n---\n"} {
 		documents, err := file.Parse([]byte(begin+"a: b\n"), Limit{Bytes: 1 << 10})
 		if err != nil || len(documents) != 1 || !IsMapping(documents[0]) {
 			t.Errorf("after %q: %v, %v", begin, documents, err)

@@ -2,6 +2,7 @@ package document
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 
 	"github.com/goccy/go-yaml/ast"
@@ -21,19 +22,31 @@ const (
 )
 
 // Plain is YAML without what some editors and generators begin it with: the byte order mark of UTF-8, and the directive
-// %YAML, which may stand before the first document (section 6.8.1 of YAML 1.2.2). Lines keep their numbers.
+// %YAML, which may stand before the first document, below comments (section 6.8.1 of YAML 1.2.2). Lines keep their
+// numbers.
 func Plain(data []byte) []byte {
 	data = bytes.TrimPrefix(data, []byte("\ufeff"))
-	if directive, _, _ := bytes.Cut(data, []byte("\n")); bytes.HasPrefix(directive, []byte("%YAML ")) {
-		return data[len(directive):]
+	for rest := data; len(rest) > 0; {
+		line, after, _ := bytes.Cut(rest, []byte("\n"))
+		if bytes.HasPrefix(line, []byte("%YAML ")) || bytes.HasPrefix(line, []byte("%YAML\t")) {
+			at := len(data) - len(rest)
+			return append(data[:at:at], rest[len(line):]...)
+		}
+		if line = bytes.TrimSpace(line); len(line) > 0 && line[0] != '#' {
+			break
+		}
+		rest = after
 	}
 	return data
 }
 
 // Guard says what of data could cost a YAML parser or decoder far more than its length, and in which line, 0 where that
-// is not known: deep nesting, and aliases of aliases. Everything that reads YAML calls it first. It takes time by the
-// length of data alone, and says nothing of other mistakes.
+// is not known: deep nesting, and aliases of aliases. It refuses UTF-16, which would be one text. Everything that reads
+// YAML calls it first. It takes time by the length of data alone, and says nothing of other mistakes.
 func Guard(data []byte) (line int, err error) {
+	if bytes.HasPrefix(data, []byte("\xff\xfe")) || bytes.HasPrefix(data, []byte("\xfe\xff")) {
+		return 1, errors.New("it is written in UTF-16; write it in UTF-8")
+	}
 	if line := tooDeep(data); line > 0 {
 		return line, fmt.Errorf("brackets or lists are nested more than %d deep", MaxDepth)
 	}

@@ -30,7 +30,8 @@ func (t *screen) brief(s *analysis.Summary, run record.Run) {
 	top.headline(lead)
 	shown := table.lead(lead)
 	bottom.others(s, run, shown)
-	bottom.basis(s, run)
+	bottom.basis(s, run, strings.Contains(top.b.String()+table.b.String(), " [") ||
+		slices.ContainsFunc(s.Answers, func(a analysis.Answer) bool { return strings.Contains(a.Answer, " [") }))
 	if text := lead.short(s, run); text != "" {
 		answers.wrap("", text)
 		answers.line("")
@@ -131,8 +132,9 @@ func (t *screen) others(s *analysis.Summary, run record.Run, shown []string) {
 	t.wrap("shown:     ", rest[0]+"; --all adds the others"+strings.Join(append([]string{""}, rest[1:]...), " and "))
 }
 
-// basis says whether the run can be trusted, on which machine it was, and where the rest is.
-func (t *screen) basis(s *analysis.Summary, run record.Run) {
+// basis says whether the run can be trusted, on which machine it was, and where the rest is. bracketed reports whether
+// there are brackets to explain.
+func (t *screen) basis(s *analysis.Summary, run record.Run, bracketed bool) {
 	for _, text := range absent(s) {
 		t.wrap("note:      ", text)
 	}
@@ -144,7 +146,7 @@ func (t *screen) basis(s *analysis.Summary, run record.Run) {
 		t.wrap("warning:   ", warning)
 	}
 	text := validity(s)
-	if intervals(s) != "none" {
+	if bracketed && intervals(s) != "none" {
 		text += "; brackets are 95 % intervals"
 	}
 	t.wrap("run:       ", text)

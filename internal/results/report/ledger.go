@@ -242,7 +242,7 @@ func (t *screen) noise(l *ledger.Ledger) {
 		"stall %s; by %s", inSeconds(n.StolenSeconds),
 		100*n.StolenSeconds/max(l.CPU.Capacity, 1e-9), inSeconds(n.LongestSeconds), n.Witness))
 	if n.Late > 0 {
-		t.linef("  %d looks were late, by up to %s, though nothing was stolen: interrupts were off", n.Late,
+		t.linef("  looks that were late though nothing was stolen, because interrupts were off: %d, by up to %s", n.Late,
 			inSeconds(n.LongestLate))
 	}
 	longest := 0.0

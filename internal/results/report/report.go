@@ -16,6 +16,7 @@ import (
 	"tare/internal/experiment/record"
 	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
+	"tare/internal/lib/stats"
 	"tare/internal/results/analysis"
 )
 
@@ -197,7 +198,8 @@ func notes(s *analysis.Summary, run record.Run) (all []string) {
 	quantiles := run.Defined().Quantiles(load.Latency)
 	for i := 1; i < len(quantiles); i++ {
 		if withheld(s, quantiles[i-1].Name, quantiles[i].Name) {
-			all = append(all, quantity.Label(quantiles[i].Name)+" is withheld: a trial has fewer than 100 requests beyond it")
+			all = append(all, fmt.Sprintf("%s is withheld: a trial has fewer than %g requests beyond it",
+				quantity.Label(quantiles[i].Name), stats.MinBeyond(quantiles[i].Quantile)))
 		}
 	}
 	return all
@@ -214,12 +216,13 @@ func absent(s *analysis.Summary) (all []string) {
 // maxNoted is how many estimates a note names.
 const maxNoted = 3
 
-// withheld reports whether there are estimates of one quantile and none of the next.
+// withheld reports whether there are estimates of one quantile and none of the next, which no gate took.
 func withheld(s *analysis.Summary, have, lack string) bool {
 	is := func(metric string) func(analysis.Estimate) bool {
 		return func(e analysis.Estimate) bool { return e.Metric == metric }
 	}
-	return slices.ContainsFunc(s.Estimates, is(have)) && !slices.ContainsFunc(s.Estimates, is(lack))
+	return slices.ContainsFunc(s.Estimates, is(have)) && !slices.ContainsFunc(s.Estimates, is(lack)) &&
+		!slices.ContainsFunc(s.Missing, func(m analysis.Missing) bool { return m.Metric == lack })
 }
 
 // intervals says how the intervals were made, with the confidence that each method reaches at the blocks there were.
