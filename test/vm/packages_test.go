@@ -23,29 +23,35 @@ import (
 	"tare/test/vm/guest"
 )
 
-// kernelPackages are the packages that read or change the kernel, in parts, the longest first. Each part has one
-// machine.
+// kernelPackages are packages that read or change the kernel, in parts. Each part has one machine.
 //
 // Two emulated processors are worth no more than one, for one thread runs both (see emulator). What counts by
 // processor, is placed on one, or has programs stand still on one while another works, gets two all the same.
-var kernelPackages = []struct {
+type kernelPackages struct {
 	name     string
 	cpus     int
 	cmdline  string
 	patterns []string
-}{
+}
+
+// hostPackages read the kernel, or place processes: all others build on them.
+var hostPackages = kernelPackages{"host", 2, "", []string{
+	"./internal/scale/host/...", "./internal/experiment/placement/...",
+}}
+
+// furtherPackages begin with those that take longest.
+var furtherPackages = []kernelPackages{
 	{"subjects", 1, "", []string{
 		"./internal/tracing/exectrace/...", "./internal/tracing/tracer/...", "./internal/mesh/kernelmesh/...",
 		"./internal/mesh/storebench/...",
 	}},
 	{"execs", 2, "", []string{"./internal/tracing/exec", "./internal/tracing/execs"}},
 	{"meter", 2, "", []string{"./internal/scale/meter/..."}},
-	{"host", 2, "", []string{"./internal/scale/host/...", "./internal/experiment/placement/..."}},
 	{"stores", 2, "", []string{
 		"./internal/mesh/store/mapinmap", "./internal/mesh/store/sized", "./internal/mesh/store/snapshot",
 		"./internal/mesh/store/value",
 	}},
-	// Where one processor preempts programs, nobody waits for them who does not say so.
+	// Where one processor preempts programs, nothing waits for them that does not say so.
 	{"grace", 1, "preempt=full", []string{"./internal/lib/bpf"}},
 }
 
@@ -55,26 +61,31 @@ var kernelPackages = []struct {
 // other: to compile each by itself and to boot takes longer than most tests. TARE_VM_PACKAGES chooses some: a part of
 // their paths, such as store/value.
 func TestPackages(t *testing.T) {
+	long.Test(t, "9 min: windows, the data plane, tracers and stores on an emulated machine")
 	t.Parallel() // beside the other machines
-	for _, part := range kernelPackages {
+	for _, part := range furtherPackages {
 		t.Run(part.name, func(t *testing.T) {
-			if part.name != "host" {
-				long.Test(t, "9 min in all: windows, the data plane, tracers and stores on an emulated machine")
-			}
 			t.Parallel()
-			testPackages(t, Options{CPUs: part.cpus, Cmdline: part.cmdline}, part.patterns)
+			part.test(t)
 		})
 	}
 }
 
-func testPackages(t *testing.T, o Options, patterns []string) {
+// TestHostPackages takes longest of all here, so it begins before the others: subtests of a parallel test would wait
+// for those.
+func TestHostPackages(t *testing.T) {
+	t.Parallel()
+	hostPackages.test(t)
+}
+
+func (p kernelPackages) test(t *testing.T) {
 	root, err := binary.Root()
 	if err != nil {
 		t.Fatal(err)
 	}
 	var dirs []string
 	for pkg := range strings.FieldsSeq(goCommand(t, append([]string{"list", "-e", "-f",
-		"{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}"}, patterns...)...)) {
+		"{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}"}, p.patterns...)...)) {
 		if strings.Contains(pkg, os.Getenv("TARE_VM_PACKAGES")) {
 			dirs = append(dirs, strings.TrimPrefix(pkg, "tare/"))
 		}
@@ -91,7 +102,7 @@ func testPackages(t *testing.T, o Options, patterns []string) {
 			"code=$?; printf '%s%%d at %%s\\n' $code $(cut -d' ' -f1 /proc/uptime)\n",
 			packageBegins, dir, dir, strings.ReplaceAll(packageEnds, "\n", "\\n"))
 	}
-	o.Files, o.MemoryMiB, o.Timeout = files, 2560, 25*time.Minute
+	o := Options{CPUs: p.cpus, Cmdline: p.cmdline, Files: files, MemoryMiB: 2560, Timeout: 25 * time.Minute}
 	r := Run(t, o, script.String())
 	for _, dir := range dirs {
 		t.Run(dir, func(t *testing.T) {
