@@ -34,6 +34,10 @@ gates: {drift: 1000, lag: 1s, generator_cpu: 1, rate: 0.1}
 `, app, load)
 }
 
+// longer gives a spec a window that is long enough that a machine which stands still for a second leaves more answers
+// than the gate asks for.
+func longer(spec string) string { return strings.Replace(spec, "duration: 600ms", "duration: 3s", 1) }
+
 // installed skips a test for which a program is missing that test/setup installs.
 func installed(t *testing.T, names ...string) {
 	t.Helper()
@@ -81,7 +85,7 @@ func TestCommandApplication(t *testing.T) {
 	} {
 		t.Run(c.program+c.keepalive, func(t *testing.T) {
 			installed(t, c.program)
-			tr := newGround(t).firstTrial(commandSpec(c.app, client+c.keepalive))
+			tr := newGround(t).firstTrial(longer(commandSpec(c.app, client+c.keepalive)))
 			r := tr.Loads["client"]
 			if tr.Validity.Failed != "" || r.Sent == 0 {
 				t.Fatalf("%+v, %+v", tr.Validity, r)
@@ -322,10 +326,7 @@ func TestObservedApplication(t *testing.T) {
 	}
 	for _, target := range []string{"cgroup:" + group.Path(), fmt.Sprintf("pid:%d", server.Process.Pid)} {
 		app := fmt.Sprintf("kind: command, observe: %q, address: %q", target, address)
-		// Long enough that a machine which stands still for a second leaves more than the gate asks for.
-		spec := strings.Replace(commandSpec(app, "kind: http, to: server, rate: 100, connections: 2"),
-			"duration: 600ms", "duration: 3s", 1)
-		tr := g.firstTrial(spec)
+		tr := g.firstTrial(longer(commandSpec(app, "kind: http, to: server, rate: 100, connections: 2")))
 		if !tr.Validity.Valid || tr.Loads["client"].Done == 0 {
 			t.Errorf("%s: %+v", target, tr.Validity)
 		}
