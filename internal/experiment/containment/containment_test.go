@@ -46,16 +46,7 @@ func TestClocks(t *testing.T) {
 	}
 	group := func(name string) (dirs string) {
 		for _, h := range l.Hierarchies {
-			dir := filepath.Join(h.Mount, fmt.Sprintf("containment-test-%s-%d", name, os.Getpid()))
-			if err := os.Mkdir(dir, 0o755); err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() {
-				if err := os.Remove(dir); err != nil {
-					t.Error(err)
-				}
-			})
-			dirs += dir + " "
+			dirs += groupIn(t, h.Mount, name) + " "
 		}
 		return dirs
 	}
@@ -78,7 +69,7 @@ func TestClocks(t *testing.T) {
 				}
 			}
 			says("ready")
-			path := cpu.Identity("/" + fmt.Sprintf("containment-test-%s-%d", name, os.Getpid()))
+			path := cpu.Identity("/" + groupName(t, name))
 			dir, _ := cpu.Dir(path)
 			member := func() []Member {
 				p, err := proc.FS{}.Process(cmd.Process.Pid)
@@ -142,19 +133,7 @@ func TestEndedElsewhere(t *testing.T) {
 	}
 	for how, leaves := range map[string]bool{"stay": false, "leave": true} {
 		t.Run(how, func(t *testing.T) {
-			group := func(name string) (dir string) {
-				dir = filepath.Join(cpu.Mount, fmt.Sprintf("containment-test-%s-%d", name, os.Getpid()))
-				if err := os.Mkdir(dir, 0o755); err != nil {
-					t.Fatal(err)
-				}
-				t.Cleanup(func() {
-					if err := os.Remove(dir); err != nil {
-						t.Error(err)
-					}
-				})
-				return dir
-			}
-			home, away := group("home"), group("away")
+			home, away := groupIn(t, cpu.Mount, "home"), groupIn(t, cpu.Mount, "away")
 			path := cpu.Identity(strings.TrimPrefix(home, cpu.Mount))
 			w, err := Begin(l, proc.FS{}, map[string]string{home: path}, func() ([]Member, error) { return nil, nil })
 			if err != nil {
@@ -195,6 +174,31 @@ func TestEndedElsewhere(t *testing.T) {
 			}
 		})
 	}
+}
+
+// groupIn makes a control group for the duration of the test.
+func groupIn(t *testing.T, mount, name string) (dir string) {
+	t.Helper()
+	dir = filepath.Join(mount, groupName(t, name))
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.Remove(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+// groupName is a name of the form that groups of runs have: what a killed test leaves behind, "tare clean" removes.
+func groupName(t *testing.T, name string) string {
+	t.Helper()
+	self, err := proc.FS{}.Identify()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return "tare-containment-" + name + "-" + self.String()
 }
 
 // TestDescribe: a sentence names the first process and its group.
