@@ -69,6 +69,43 @@ func TestRead(t *testing.T) {
 	}
 }
 
+// TestHung: of a test that does not end, each stack that runs the project's code is printed once.
+func TestHung(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "go.mod"), "module tare\n\ngo 1.26\n")
+	write(t, filepath.Join(dir, "p", "p_test.go"), `package p
+		import ("bytes"; "os"; "runtime"; "testing")
+		func wait(i int) { select {} }
+		func TestA(t *testing.T) {
+			for i := range 3 { go wait(i) }
+			for dump := make([]byte, 1<<16); ; runtime.Gosched() { // as the time limit ends it, once they wait
+				if dump := dump[:runtime.Stack(dump, true)]; bytes.Count(dump, []byte("[select (no cases)]")) == 3 {
+					os.Stdout.Write(append([]byte("\n"), dump...))
+					os.Exit(2)
+				}
+			}
+		}`)
+	cmd := exec.Command("go", "test", "-json", "-vet=off", "./...")
+	cmd.Dir = dir
+	events, _ := cmd.Output() // it fails
+	got := &tally{}
+	if err := got.read(bytes.NewReader(events)); err != nil {
+		t.Fatal(err)
+	}
+	same(t, "failed", got.failed, []string{"p TestA: did not end"})
+	if len(got.hung) != 1 || strings.Count(got.hung[0].reason, "tare/p.wait\n") != 1 ||
+		!strings.Contains(got.hung[0].reason, "3 goroutines [select (no cases)]:\ntare/p.wait\n") ||
+		!strings.Contains(got.hung[0].reason, "1 goroutines [running]:\ntare/p.TestA\n") {
+		t.Errorf("hung: %q, of %s", got.hung, events)
+	}
+	var out strings.Builder
+	got.close(&out)
+	if !strings.HasPrefix(out.String(), "\np TestA did not end, and was stopped here:\n") {
+		t.Errorf("it prints %s", out.String())
+	}
+}
+
 func same(t *testing.T, what string, got []outcome, want []string) {
 	t.Helper()
 	if len(got) != len(want) {

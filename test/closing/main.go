@@ -36,6 +36,7 @@ func main() {
 type tally struct {
 	passed, long           int // long: tests of the long suite that did not run
 	failed, lacking, noisy []outcome
+	hung                   []outcome // with the stacks of those that did not end
 }
 
 // outcome is a check or test with the reason for its verdict.
@@ -43,6 +44,9 @@ type outcome struct{ name, reason string }
 
 // close prints the lists and the totals.
 func (t *tally) close(w io.Writer) {
+	for _, o := range t.hung {
+		fmt.Fprintf(w, "\n%s did not end, and was stopped here:\n%s\n", o.name, o.reason)
+	}
 	for _, l := range []struct {
 		title    string
 		outcomes []outcome
@@ -138,6 +142,9 @@ func (t *tally) count(name string, p packageRun) {
 			t.failed = append(t.failed, outcome{name + " " + test, "see above"})
 		default:
 			t.failed = append(t.failed, outcome{name + " " + test, "did not end"})
+			if stacks := stacks(r.output.String()); stacks != "" {
+				t.hung = append(t.hung, outcome{name + " " + test, stacks})
+			}
 		}
 	}
 	if len(t.failed) > failed {
@@ -188,6 +195,42 @@ func reason(output string) string {
 	}
 	return cmp.Or(strings.Join(said, "; "), "no reason given")
 }
+
+// maxStacks bounds how many goroutines of a test are printed.
+const maxStacks = 40
+
+// stacks are the goroutines in what a test printed that run this project's code, each stack once: gotestsum prints
+// nothing of a test that has no verdict, and there may be thousands of goroutines that wait alike.
+func stacks(output string) string {
+	var all []string
+	times := map[string]int{}
+	for block := range strings.SplitSeq(output, "\n\n") {
+		head, frames, _ := strings.Cut(strings.TrimSpace(block), "\n")
+		if !strings.HasPrefix(head, "goroutine ") || !strings.Contains(frames, "tare/") {
+			continue
+		}
+		var functions []string
+		for line := range strings.Lines(frames) {
+			functions = append(functions, varying.ReplaceAllString(strings.TrimSuffix(line, "\n"), ""))
+		}
+		_, state, _ := strings.Cut(head, "[")
+		stack := "[" + state + "\n" + strings.Join(functions, "\n")
+		if times[stack]++; times[stack] == 1 {
+			all = append(all, stack)
+		}
+	}
+	var b strings.Builder
+	for _, stack := range all[:min(len(all), maxStacks)] {
+		fmt.Fprintf(&b, "%d goroutines %s\n", times[stack], stack)
+	}
+	if left := len(all) - maxStacks; left > 0 {
+		fmt.Fprintf(&b, "and %d other stacks\n", left)
+	}
+	return strings.TrimRight(b.String(), "\n")
+}
+
+// varying are the parts of a stack in which goroutines that wait alike differ: arguments, offsets, and who began them.
+var varying = regexp.MustCompile(`\([^()*]*\)$| \+0x[0-9a-f]+$| in goroutine \d+$`)
 
 func lastLine(s string) string {
 	s = strings.TrimSpace(s)
