@@ -49,7 +49,7 @@ func TestReplacedBinary(t *testing.T) {
 		t.Fatalf("partial %v: %v", c.Partial, err)
 	}
 	for _, tr := range c.Trials {
-		if !tr.Validity.Valid {
+		if tr.Validity.Failed != "" || !tr.Validity.Valid && !disturbed(tr) {
 			t.Errorf("trial %d, %s: %+v", tr.Index, tr.Arm, tr.Validity)
 		}
 	}
