@@ -95,8 +95,8 @@ func TestBypassed(t *testing.T) {
 		"command: \"haproxy -db -f {dir}/haproxy.cfg\"}\n", config)
 	past := fmt.Sprintf(`{kind: command, to: web, command: "sh -c 'while :; do curl -s -o /dev/null http://%s/; `+
 		`sleep 0.1; done'"}`, at)
-	other := fmt.Sprintf(`{kind: command, to: web, command: "python3 -c 'import socket, time; `+
-		`s = socket.create_connection((\"127.0.0.1\", %s)); time.sleep(60)'"}`, number)
+	other := fmt.Sprintf(`{kind: command, to: web, command: "bash -c 'exec 3<>/dev/tcp/127.0.0.1/%s; exec sleep 60'"}`,
+		number)
 	for name, c := range map[string]struct {
 		spec, says string
 		code       int

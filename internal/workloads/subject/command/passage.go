@@ -11,13 +11,9 @@ import (
 	"tare/internal/experiment/process"
 )
 
-// lookFirst and lookLater are the time between two looks for connections, at first and later, and enoughLooks how many
-// are made for those that go past.
-const (
-	lookFirst   = 100 * time.Millisecond
-	lookLater   = time.Second
-	enoughLooks = 5
-)
+// lookFirst is the time until the first look for connections. Each time after that is twice as long: a look costs CPU
+// time in the window, and a load can begin to go past late.
+const lookFirst = 100 * time.Millisecond
 
 // passage knows whether connections come to an address. It looks at this machine's sockets until one is seen, which is
 // soon where loads go there at all.
@@ -59,20 +55,18 @@ func (p *passage) at(address string) bool {
 	return err == nil && port == strconv.Itoa(int(p.port))
 }
 
-// watch looks until one has come, and a few times for loads that go past, or the context ends.
+// watch looks until one has come, and until the context ends for loads that go past.
 func (p *passage) watch(ctx context.Context) {
 	ctx, p.cancel = context.WithCancel(ctx)
 	p.done = make(chan struct{})
 	go func() {
 		defer close(p.done)
-		wait := lookFirst
-		for looks := 0; !p.seen() || p.past != nil && looks < enoughLooks; looks++ {
+		for wait := lookFirst; !p.seen() || p.past != nil && p.bypassed() == ""; wait *= 2 {
 			select {
 			case <-ctx.Done():
 				return
 			case <-time.After(wait):
 			}
-			wait = min(2*wait, lookLater)
 			if p.past != nil {
 				if by := p.past(); by != "" {
 					p.mu.Lock()

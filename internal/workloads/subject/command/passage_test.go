@@ -4,6 +4,8 @@ import (
 	"net"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"tare/internal/experiment/kind"
 	"tare/internal/lib/param"
@@ -48,6 +50,25 @@ func TestPassage(t *testing.T) {
 	if _, err := newPassage("nowhere"); err == nil {
 		t.Error("an address without a port is taken")
 	}
+}
+
+// TestLatePast: a load is seen that begins to go past late in the trial.
+func TestLatePast(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		begin, looks := time.Now(), 0
+		p := &passage{came: true, past: func() string {
+			if looks++; time.Since(begin) < 20*time.Second {
+				return ""
+			}
+			return "late"
+		}}
+		p.watch(t.Context())
+		time.Sleep(time.Minute)
+		if by := p.bypassed(); by != "late" || looks > 10 {
+			t.Errorf("seen to go past is %q, after %d looks", by, looks)
+		}
+		p.close()
+	})
 }
 
 // TestServed: a command in the path of requests knows which application it serves, or says what to write.
