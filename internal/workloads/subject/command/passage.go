@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"tare/internal/experiment/process"
+	"tare/internal/lib/pace"
 )
 
 // lookFirst and lookLater are the time between two looks for connections, at first and later, and enoughLooks how many
@@ -67,10 +68,8 @@ func (p *passage) watch(ctx context.Context) {
 		defer close(p.done)
 		wait := lookFirst
 		for looks := 0; !p.seen() || p.past != nil && looks < enoughLooks; looks++ {
-			select {
-			case <-ctx.Done():
+			if pace.Sleep(ctx, wait) != nil {
 				return
-			case <-time.After(wait):
 			}
 			wait = min(2*wait, lookLater)
 			if p.past != nil {
