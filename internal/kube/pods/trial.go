@@ -29,6 +29,7 @@ import (
 	"tare/internal/experiment/spec"
 	"tare/internal/kube/agents"
 	"tare/internal/lib/fault"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/pace"
 	"tare/internal/lib/text"
 	"tare/internal/scale/charge"
@@ -599,10 +600,7 @@ func (x *trial) account(views []ledger.View) error {
 // join makes one ledger of the nodes' without what their agents have charged. Nodes that are one
 // machine see the same eBPF programs: those of the first count.
 func (x *trial) join(views []ledger.View) *ledger.Ledger {
-	machines := map[string]string{}
-	for _, n := range x.o.Nodes {
-		machines[n.Name] = n.Machine
-	}
+	machines := lists.Keyed(x.o.Nodes, func(n agents.Node) (string, string) { return n.Name, n.Machine })
 	first := map[string]string{}
 	var shared []string
 	for _, v := range views {
