@@ -112,10 +112,8 @@ func (a Agent) Join(ctx context.Context, run Runner) error {
 				"see whether 'tare run' is waiting for nodes there, and whether a firewall is between",
 				"the coordinator could not be reached for %v", a.Patience)
 		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-			return context.Cause(ctx)
+		if err := pace.Sleep(ctx, pause); err != nil {
+			return err
 		}
 		pause = min(2*pause, joinPauseTo)
 	}

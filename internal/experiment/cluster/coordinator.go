@@ -22,6 +22,7 @@ import (
 
 	"tare/internal/lib/fault"
 	"tare/internal/lib/limit"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/pace"
 	"tare/internal/lib/text"
 )
@@ -139,11 +140,7 @@ func (c *Coordinator) Nodes() []Hello {
 }
 
 func hellos(nodes map[string]*node) []Hello {
-	var all []Hello
-	for _, name := range slices.Sorted(maps.Keys(nodes)) {
-		all = append(all, nodes[name].hello)
-	}
-	return all
+	return lists.Map(slices.Sorted(maps.Keys(nodes)), func(name string) Hello { return nodes[name].hello })
 }
 
 // Wait waits until count agents are there, at most for timeout, and gives that many, in order of name, as they were
@@ -341,11 +338,7 @@ func (c *Coordinator) Run(ctx context.Context, names []string, share Share, data
 		begun(at)
 	}
 	<-finished
-	outcomes := make([]Outcome, len(parts))
-	for i, p := range parts {
-		outcomes[i] = p.Outcome
-	}
-	return outcomes
+	return lists.Map(parts, func(p *part) Outcome { return p.Outcome })
 }
 
 // each does something with all parts of a trial that are still to be done, side by side.

@@ -8,11 +8,13 @@ import (
 	"strings"
 	"time"
 
+	"tare/internal/experiment/assertion"
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
 	"tare/internal/experiment/spec"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
 	"tare/internal/lib/stats"
 )
@@ -59,10 +61,7 @@ func TooShort(s *spec.Spec) (all []string) {
 
 // quantiles are the quantiles of latency that readers of the run will look for, the lowest first.
 func quantiles(s *spec.Spec) []metric.Definition {
-	asked := map[string]bool{}
-	for _, a := range s.Assert {
-		asked[a.Metric] = true
-	}
+	asked := lists.Keyed(s.Assert, func(a assertion.Assertion) (string, bool) { return a.Metric, true })
 	if s.Precision != nil {
 		for _, name := range s.Precision.Metrics {
 			asked[name] = true

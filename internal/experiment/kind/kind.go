@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"tare/internal/experiment/role"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/param"
 	"tare/internal/scale/host/feature"
 )
@@ -253,11 +254,7 @@ func Register(r Role, g Guest) {
 
 // All is every guest of a role, in the order of their names.
 func All(r Role) []Guest {
-	var all []Guest
-	for _, name := range Names(r) {
-		all = append(all, registry[r][name])
-	}
-	return all
+	return lists.Map(Names(r), func(name string) Guest { return registry[r][name] })
 }
 
 // Names are those of all guests of a role, in order.

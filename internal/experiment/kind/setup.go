@@ -2,6 +2,7 @@ package kind
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -157,6 +158,21 @@ func (s *Setup) CheckSubjects(check func(*Part) error) error {
 		}
 	}
 	return nil
+}
+
+// CheckServes checks that every arm has a subject, and that it is a T. It is for SetupCheckers of a load that goes to
+// the subject. needs and lacks word what a T is, and what others are.
+func CheckServes[T any](s *Setup, load, path, needs, lacks string) error {
+	if s.Baseline == nil {
+		return fmt.Errorf("a load of kind %s goes to the subject, and the baseline has none: give the spec a %q", load,
+			BaselineKey)
+	}
+	return s.CheckSubjects(func(part *Part) error {
+		if _, is := part.Kind.(T); !is {
+			return fmt.Errorf("%s needs a subject that %s, and %s %s", path, needs, part.Name(), lacks)
+		}
+		return nil
+	})
 }
 
 // SubjectVersions are the versions of what the arms weigh, by name: own is that of subjects which are roles of this

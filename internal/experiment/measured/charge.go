@@ -86,7 +86,7 @@ func ownGroup(l *ledger.Ledger, tree string) func(group string) bool {
 // observed are the groups of a ledger that have a part in a trial and were not made for it, without those within
 // another of them.
 func observed(l *ledger.Ledger, tree string) []*ledger.Cgroup {
-	all := topmost(l, func(g *ledger.Cgroup) bool { return g.Role != "" && !cgroup.Within(g.Path, tree) })
+	all := Topmost(l, func(g *ledger.Cgroup) bool { return g.Role != "" && !cgroup.Within(g.Path, tree) })
 	return slices.DeleteFunc(all, func(g *ledger.Cgroup) bool { return g.Role == string(kind.Self) })
 }
 

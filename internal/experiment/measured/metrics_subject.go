@@ -153,17 +153,17 @@ func (m *Measured) subjectRate(groups []*ledger.Cgroup) (float64, bool) {
 
 // ofRole are the trial's groups of a role.
 func (m *Measured) ofRole(role kind.Role) []*ledger.Cgroup {
-	return topmost(m.Ledger, func(g *ledger.Cgroup) bool { return g.Role == string(role) })
+	return Topmost(m.Ledger, func(g *ledger.Cgroup) bool { return g.Role == string(role) })
 }
 
 // component are the groups of a component of the subject.
 func (m *Measured) component(name string) []*ledger.Cgroup {
-	return topmost(m.Ledger, func(g *ledger.Cgroup) bool { return g.Role == string(kind.Subject) && g.Component == name })
+	return Topmost(m.Ledger, func(g *ledger.Cgroup) bool { return g.Role == string(kind.Subject) && g.Component == name })
 }
 
-// topmost are the groups of a kind, also such as are only observed, save those inside another of them: what a group
+// Topmost are the groups of a kind, also such as are only observed, save those inside another of them: what a group
 // holds and uses is in what the kernel says of the groups above it.
-func topmost(l *ledger.Ledger, is func(*ledger.Cgroup) bool) []*ledger.Cgroup {
+func Topmost(l *ledger.Ledger, is func(*ledger.Cgroup) bool) []*ledger.Cgroup {
 	var all []*ledger.Cgroup
 	for i := range l.Cgroups {
 		if g := &l.Cgroups[i]; is(g) {

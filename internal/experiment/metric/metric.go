@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
 )
 
@@ -142,11 +143,7 @@ type Set map[string]Definition
 
 // NewSet is the definitions of a list, of which later ones take the place of earlier ones of the same name.
 func NewSet(all []Definition) Set {
-	s := make(Set, len(all))
-	for _, d := range all {
-		s[d.Name] = d
-	}
-	return s
+	return lists.Keyed(all, func(d Definition) (string, Definition) { return d.Name, d })
 }
 
 // Of returns the definition of a name. For an undefined name, as in a record that another program wrote, only the unit

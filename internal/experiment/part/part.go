@@ -151,10 +151,8 @@ func reach(ctx context.Context, address string) error {
 			return fault.Wrap(err, fault.Machine, address, "see whether a network policy or a mesh is between",
 				"no process could be reached there within %v", reachWithin)
 		}
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-time.After(reachPause):
+		if err := pace.Sleep(ctx, reachPause); err != nil {
+			return err
 		}
 	}
 }

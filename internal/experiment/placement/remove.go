@@ -19,6 +19,7 @@ import (
 
 	"tare/internal/experiment/containment"
 	"tare/internal/lib/fault"
+	"tare/internal/lib/lists"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/proc"
 )
@@ -41,10 +42,7 @@ func (t *Tree) Close() error {
 		close(t.start)
 		<-t.exited // the thread's end kills its children, one that is still on its way into a group among them
 	}
-	var dirs []string
-	for _, h := range t.hs {
-		dirs = append(dirs, t.dir(h, ""))
-	}
+	dirs := t.dirs("")
 	deadline := time.Now().Add(patience)
 	err := empty(dirs, deadline, func(dirs []string) error {
 		for _, dir := range dirs {
@@ -96,11 +94,12 @@ func empty(dirs []string, deadline time.Time, clear func(dirs []string) error) e
 
 // Members are the processes in the group and in groups below it, in order.
 func (g *Group) Members() []int {
-	var dirs []string
-	for _, h := range g.tree.hs {
-		dirs = append(dirs, g.tree.dir(h, g.name))
-	}
-	return cgroup.Members(dirs)
+	return cgroup.Members(g.tree.dirs(g.name))
+}
+
+// dirs are the directories of a group in all hierarchies.
+func (t *Tree) dirs(group string) []string {
+	return lists.Map(t.hs, func(h *cgroup.Hierarchy) string { return t.dir(h, group) })
 }
 
 // TreeMembers are the processes of the whole tree that the group is in.
@@ -218,10 +217,7 @@ func (o *Owners) Clean() (Report, error) {
 	}
 	deadline := time.Now().Add(patience)
 	for _, tree := range slices.Sorted(maps.Keys(dead)) {
-		var dirs []string
-		for _, h := range hs {
-			dirs = append(dirs, filepath.Join(h.Mount, tree))
-		}
+		dirs := lists.Map(hs, func(h *cgroup.Hierarchy) string { return filepath.Join(h.Mount, tree) })
 		if o.DryRun {
 			for _, pid := range cgroup.Members(dirs) {
 				if treeOf(pid) != tree || spared[pid] {
@@ -539,10 +535,7 @@ func canTell(pid int) error {
 
 // marks is markOf that also knows processes of some trees by nothing but their limit.
 func marks(trees []string) func(pid int) string {
-	byLimit := map[uint64]string{}
-	for _, tree := range trees {
-		byLimit[limitMark(tree)] = tree
-	}
+	byLimit := lists.Keyed(trees, func(tree string) (uint64, string) { return limitMark(tree), tree })
 	left := markPatience
 	return func(pid int) string {
 		tree := markOf(pid, &left)

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"tare/internal/lib/fault"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/param"
 	"tare/internal/lib/text"
 )
@@ -250,11 +251,7 @@ func (c Command) Name() string { return strings.ReplaceAll(filepath.Base(c.Argv[
 
 // Line is the command line as a shell would take it, to be tried by hand.
 func (c Command) Line() string {
-	words := make([]string, len(c.Argv))
-	for i, w := range c.Argv {
-		words[i] = quote(w)
-	}
-	return strings.Join(words, " ")
+	return strings.Join(lists.Map(c.Argv, quote), " ")
 }
 
 // Installed says whether the program is there and can be run. The error is of code fault.Machine for a name that is not

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"tare/internal/lib/lists"
 	"tare/internal/lib/text"
 )
 
@@ -83,11 +84,7 @@ func Words(line string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	var words []string
-	for _, w := range cut {
-		words = append(words, w.text)
-	}
-	return words, nil
+	return lists.Map(cut, func(w word) string { return w.text }), nil
 }
 
 var plain = text.LazyRegexp(`^[A-Za-z0-9_@%+=:,./-]+$`)
@@ -115,12 +112,14 @@ type Place struct {
 	Window   time.Duration // of it, the part that is measured: the last
 }
 
-// placeholders are what a command line may have in braces, in the order of the documentation. A value is empty where it
-// is not known.
-var placeholders = []struct {
+// placeholder is a name that a command line may have in braces. Its value is empty where it is not known.
+type placeholder struct {
 	name  string
 	value func(Place) string
-}{
+}
+
+// placeholders are in the order of the documentation.
+var placeholders = []placeholder{
 	{"address", func(p Place) string { return p.Address }},
 	{"host", func(p Place) string { host, _, _ := net.SplitHostPort(p.Address); return bracket(host) }},
 	{"port", Place.port},
@@ -178,11 +177,7 @@ var braces = text.LazyRegexp(`\$?\{(?:([a-z0-9-]+)\.)?([a-z_]+)\}`)
 var ofApps = []string{"address", "host", "port"}
 
 func checkPlaceholders(raw string) error {
-	names := make([]string, len(placeholders))
-	for i, h := range placeholders {
-		names[i] = h.name
-	}
-	return CheckPlaceholders(raw, names)
+	return CheckPlaceholders(raw, lists.Map(placeholders, func(h placeholder) string { return h.name }))
 }
 
 // CheckPlaceholders finds placeholders of some names that are misspelt in a command line. Braces around anything else
@@ -263,11 +258,7 @@ func (c Command) At(p Place) (Command, error) {
 		return filled
 	}
 	all := func(setting string, texts []string) []string {
-		filled := make([]string, len(texts))
-		for i, t := range texts {
-			filled[i] = put(setting, t)
-		}
-		return filled
+		return lists.Map(texts, func(text string) string { return put(setting, text) })
 	}
 	c.Argv, c.Env = all("command", c.Argv), all("env", c.Env)
 	c.Files = slices.Clone(c.Files)

@@ -1,9 +1,11 @@
 package agents
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -16,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/rand"
 
 	"tare/internal/lib/fault"
+	"tare/internal/lib/pace"
 	"tare/internal/lib/text"
 )
 
@@ -23,7 +26,6 @@ import (
 type Deployment struct {
 	Namespace string // an existing one, which allows privileged pods
 	Image     string
-	Within    time.Duration // for the agents to start
 	Lifetime  time.Duration // after which the cluster itself removes them
 }
 
@@ -98,8 +100,12 @@ func (c *Cluster) MakeOwner(
 
 // RemoveOwner removes the Job of MakeOwner, and with it all that belongs to it. That it is not there is no error.
 func (c *Cluster) RemoveOwner(ctx context.Context, namespace, name string) error {
-	err := c.batch.Jobs(namespace).Delete(ctx, name,
-		metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationBackground)})
+	return Removed(c.batch.Jobs(namespace).Delete(ctx, name,
+		metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationBackground)}))
+}
+
+// Removed is the error of removing something, unless it is not there.
+func Removed(err error) error {
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
@@ -120,17 +126,9 @@ func temporary(pod *api.PodSpec, image string) {
 	agent.Image = image
 	agent.Args = []string{"--profile=kubernetes", "--host-root=/host", fmt.Sprintf("--listen=127.0.0.1:%d", agentPort)}
 	agent.Ports, agent.LivenessProbe, agent.ReadinessProbe = nil, nil, nil
-	agent.VolumeMounts = without(agent.VolumeMounts, func(m *api.VolumeMount) bool { return m.Name == "config" })
-	pod.Volumes = without(pod.Volumes, func(v *api.Volume) bool { return v.ConfigMap != nil })
-}
-
-func without[T any](list []T, unwanted func(*T) bool) (rest []T) {
-	for i := range list {
-		if !unwanted(&list[i]) {
-			rest = append(rest, list[i])
-		}
-	}
-	return rest
+	agent.VolumeMounts = slices.DeleteFunc(agent.VolumeMounts,
+		func(m api.VolumeMount) bool { return m.Name == "config" })
+	pod.Volumes = slices.DeleteFunc(pod.Volumes, func(v api.Volume) bool { return v.ConfigMap != nil })
 }
 
 // Wait returns the agents of nodes once each runs or cannot, at the latest after the time that is given. It fails if
@@ -198,11 +196,9 @@ func (t *Temporary) Remove(ctx context.Context) error {
 		if err == nil && len(left) == 0 {
 			return nil
 		}
-		select {
-		case <-ctx.Done():
+		if pace.Sleep(ctx, startPoll) != nil {
 			return fault.New(fault.Machine, "", "", "agents are still ending on %s",
 				text.ClipLine(strings.Join(left, ", "), maxReason))
-		case <-time.After(startPoll):
 		}
 	}
 }
@@ -210,14 +206,9 @@ func (t *Temporary) Remove(ctx context.Context) error {
 // remove removes temporary agents: first the Job, so that what is made of it from now on has no owner and goes, too.
 func (c *Cluster) remove(ctx context.Context, namespace, name string) error {
 	job := c.RemoveOwner(ctx, namespace, name)
-	set := c.apps.DaemonSets(namespace).Delete(ctx, name, // without it the pods end later
-		metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationBackground)})
-	for _, err := range []error{job, set} {
-		if err != nil && !apierrors.IsNotFound(err) {
-			return refused(err, "removing agents")
-		}
-	}
-	return nil
+	set := Removed(c.apps.DaemonSets(namespace).Delete(ctx, name, // without it the pods end later
+		metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationBackground)}))
+	return refused(cmp.Or(job, set), "removing agents")
 }
 
 // Leftover are temporary agents, or the objects of an experiment, that somebody has deployed.

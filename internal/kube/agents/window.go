@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"tare/internal/lib/pace"
 	"tare/internal/scale/ledger"
 	"tare/internal/scale/remote"
 )
@@ -158,10 +159,7 @@ func (r *reached) connect(ctx context.Context, a *Agent, o remote.Options) {
 			i++
 		case a.starting && ctx.Err() == nil:
 			last = err
-			select {
-			case <-ctx.Done():
-			case <-time.After(200 * time.Millisecond):
-			}
+			_ = pace.Sleep(ctx, 200*time.Millisecond) // the next reading fails once ctx has ended
 		default:
 			r.Failed = reason(cmp.Or(last, err))
 			return

@@ -12,10 +12,10 @@ import (
 	"time"
 
 	"tare/internal/kube/cluster"
-	"tare/internal/kube/cluster/clustertest"
 	"tare/internal/lib/text"
 	"tare/internal/scale/charge"
 	"tare/internal/scale/ledger"
+	"tare/test/clustertest"
 )
 
 // splits are the figures of a usage.

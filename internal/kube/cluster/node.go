@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"tare/internal/lib/known"
+	"tare/internal/lib/lists"
 	"tare/internal/scale/ledger"
 )
 
@@ -457,10 +458,8 @@ func (w *node) sandboxes() {
 		if !known || pod.side == sideElsewhere {
 			continue
 		}
-		serves := map[string]bool{}
-		for _, c := range box.Components {
-			serves[c.Component] = c.Charge == ledger.ChargeTare
-		}
+		serves := lists.Keyed(box.Components,
+			func(c ledger.SandboxComponent) (string, bool) { return c.Component, c.Charge == ledger.ChargeTare })
 		for j := range box.Processes {
 			p := &box.Processes[j]
 			own := whole(p.CPU, 1e9)

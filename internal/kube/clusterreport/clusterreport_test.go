@@ -17,9 +17,9 @@ import (
 	"github.com/charmbracelet/x/ansi"
 
 	"tare/internal/kube/cluster"
-	"tare/internal/kube/cluster/clustertest"
 	"tare/internal/results/screen"
 	"tare/internal/scale/ledger"
+	"tare/test/clustertest"
 	"tare/test/schematest"
 )
 

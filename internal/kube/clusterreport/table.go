@@ -72,13 +72,7 @@ var (
 // title is what a row is of. It may hold any bytes.
 func title(view string, r *cluster.Row) string {
 	join := func(parts ...string) string {
-		var have []string
-		for _, p := range parts {
-			if p != "" {
-				have = append(have, p)
-			}
-		}
-		return strings.Join(have, "/")
+		return strings.Join(slices.DeleteFunc(parts, func(p string) bool { return p == "" }), "/")
 	}
 	switch view {
 	case "workload":
@@ -104,18 +98,11 @@ func title(view string, r *cluster.Row) string {
 // the limit are in one row, and the last is of all.
 func viewTable(c *cluster.Cluster, o Options, figures []column) (table [][]string) {
 	view := o.view()
-	head := []string{view}
-	for _, f := range figures {
-		head = append(head, f.head)
+	row := func(name string, cell func(column) string) {
+		table = append(table, append([]string{name}, lists.Map(figures, cell)...))
 	}
-	table = append(table, head)
-	add := func(name string, u *cluster.Usage) {
-		row := []string{name}
-		for _, f := range figures {
-			row = append(row, f.of(u))
-		}
-		table = append(table, row)
-	}
+	row(view, func(f column) string { return f.head })
+	add := func(name string, u *cluster.Usage) { row(name, func(f column) string { return f.of(u) }) }
 	rows := c.By(view)
 	n := o.rows(len(rows))
 	if len(rows) == n+1 {
@@ -131,7 +118,7 @@ func viewTable(c *cluster.Cluster, o Options, figures []column) (table [][]strin
 	return table
 }
 
-// fit is a name of at most so many characters, with its beginning and its end.
+// fit is a name of at most width characters, with its beginning and its end.
 func fit(s string, width int) string {
 	r := []rune(text.Clean(s))
 	if len(r) <= width || width < 5 {

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"tare/internal/kube/cluster"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/text"
 )
 
@@ -49,10 +50,8 @@ func Text(w io.Writer, c *cluster.Cluster, o Options) error {
 
 // aligned writes rows of a name and figures: the figures to the right, and then the name, which is cut to fit.
 func aligned(rows [][]string) string {
-	var figures [][]string
-	for _, r := range rows {
-		figures = append(figures, append([]string{""}, r[1:]...)) // the first column is to the left
-	}
+	// The first column is to the left.
+	figures := lists.Map(rows, func(r []string) []string { return append([]string{""}, r[1:]...) })
 	widths := text.Widths(figures)
 	var b strings.Builder
 	for i, r := range rows {

@@ -23,6 +23,7 @@ import (
 	"tare/internal/kube/agents"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/lists"
+	"tare/internal/lib/pace"
 )
 
 // Options say where and as what the pods of a run exist.
@@ -93,7 +94,7 @@ func (p *Place) Close(ctx context.Context) error {
 		return p.refused(err, "removing the run's objects")
 	}
 	err := p.o.Cluster.Core().Secrets(p.o.Namespace).Delete(ctx, p.name, metav1.DeleteOptions{})
-	if absent(err) != nil {
+	if agents.Removed(err) != nil {
 		return p.refused(err, "removing the run's Secret")
 	}
 	return p.gone(ctx, agents.InstanceLabel+"="+p.name)
@@ -111,15 +112,14 @@ func (p *Place) gone(ctx context.Context, selector string) error {
 		if err == nil && len(list.Items) == 0 {
 			return nil
 		}
-		select {
-		case <-ctx.Done():
-			if err != nil {
-				return p.refused(err, "listing pods")
-			}
-			return fault.New(fault.Machine, "namespace "+p.o.Namespace, "kubectl get pods -l "+selector,
-				"%d pods of the trial have not ended within %v", len(list.Items), endWithin)
-		case <-time.After(poll):
+		if pace.Sleep(ctx, poll) == nil {
+			continue
 		}
+		if err != nil {
+			return p.refused(err, "listing pods")
+		}
+		return fault.New(fault.Machine, "namespace "+p.o.Namespace, "kubectl get pods -l "+selector,
+			"%d pods of the trial have not ended within %v", len(list.Items), endWithin)
 	}
 }
 

@@ -29,6 +29,8 @@ import (
 	"tare/internal/experiment/spec"
 	"tare/internal/kube/agents"
 	"tare/internal/lib/fault"
+	"tare/internal/lib/lists"
+	"tare/internal/lib/pace"
 	"tare/internal/lib/text"
 	"tare/internal/scale/charge"
 	"tare/internal/scale/ledger"
@@ -222,12 +224,7 @@ func (x *trial) setUp(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	select {
-	case <-time.After(x.spec.Settle()):
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
+	return pace.Sleep(ctx, x.spec.Settle())
 }
 
 func (x *trial) each(parts map[string]*kind.Part, do func(string, *kind.Part) error) error {
@@ -273,10 +270,8 @@ func (x *trial) await(ctx context.Context) error {
 				"%d of %d pods are ready after %v: %s", ready, len(x.pods), startWithin,
 				cmp.Or(waits, "the others are being made"))
 		}
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-time.After(poll):
+		if err := pace.Sleep(ctx, poll); err != nil {
+			return err
 		}
 	}
 }
@@ -409,10 +404,8 @@ func (x *trial) meet(ctx context.Context, pod *api.Pod, name string, to part.To)
 		if fault.CodeOf(err) == fault.Usage || time.Since(begin) > listenWithin {
 			return nil, part.Clock{}, fmt.Errorf("reaching %s: %w", name, err)
 		}
-		select {
-		case <-ctx.Done():
-			return nil, part.Clock{}, context.Cause(ctx)
-		case <-time.After(poll):
+		if err := pace.Sleep(ctx, poll); err != nil {
+			return nil, part.Clock{}, err
 		}
 	}
 }
@@ -476,9 +469,9 @@ func (x *trial) tearDown(ctx context.Context) error {
 	for name := range x.parts() {
 		object := x.objectName(x.id, name)
 		if _, serves := x.spec.Applications[name]; serves {
-			errs = append(errs, absent(core.Services(x.o.Namespace).Delete(ctx, object, metav1.DeleteOptions{})))
+			errs = append(errs, agents.Removed(core.Services(x.o.Namespace).Delete(ctx, object, metav1.DeleteOptions{})))
 		}
-		errs = append(errs, absent(core.Pods(x.o.Namespace).Delete(ctx, object,
+		errs = append(errs, agents.Removed(core.Pods(x.o.Namespace).Delete(ctx, object,
 			metav1.DeleteOptions{GracePeriodSeconds: new(int64(1))})))
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -607,10 +600,7 @@ func (x *trial) account(views []ledger.View) error {
 // join makes one ledger of the nodes' without what their agents have charged. Nodes that are one
 // machine see the same eBPF programs: those of the first count.
 func (x *trial) join(views []ledger.View) *ledger.Ledger {
-	machines := map[string]string{}
-	for _, n := range x.o.Nodes {
-		machines[n.Name] = n.Machine
-	}
+	machines := lists.Keyed(x.o.Nodes, func(n agents.Node) (string, string) { return n.Name, n.Machine })
 	first := map[string]string{}
 	var shared []string
 	for _, v := range views {
@@ -691,12 +681,4 @@ func objectsOf(l *ledger.Ledger, found map[ledger.Charged]bool) *kind.Objects {
 		}
 	}
 	return o
-}
-
-// absent is the error of removing something, unless it is not there.
-func absent(err error) error {
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	return err
 }

@@ -1,12 +1,34 @@
 package bpf
 
 import (
+	"errors"
 	"fmt"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"tare/internal/lib/lists"
 )
+
+// Mapped is the memory of maps that this process has mapped.
+type Mapped struct{ memory [][]byte }
+
+// View is MapArray, with the memory kept in m.
+func View[T any](m *Mapped, of *ebpf.Map) ([]T, error) {
+	elements, memory, err := MapArray[T](of)
+	if err == nil {
+		m.memory = append(m.memory, memory)
+	}
+	return elements, err
+}
+
+// Close unmaps all: no element of a View may be used any more.
+func (m *Mapped) Close() error {
+	errs := lists.Map(m.memory, unix.Munmap)
+	m.memory = nil
+	return errors.Join(errs...)
+}
 
 // MapArray maps the elements of m, which must be as large as a T. The memory is whole pages; unmap it when the
 // elements are no longer used.

@@ -15,6 +15,16 @@ func Map[T, U any](all []T, of func(T) U) []U {
 	return mapped
 }
 
+// Keyed returns a map of what a function makes of each value; of values with the same key the last counts.
+func Keyed[T any, K comparable, V any](all []T, of func(T) (K, V)) map[K]V {
+	m := make(map[K]V, len(all))
+	for _, v := range all {
+		key, value := of(v)
+		m[key] = value
+	}
+	return m
+}
+
 // Include appends the values that a list does not have yet.
 func Include[T comparable](list []T, values ...T) []T {
 	for _, v := range values {

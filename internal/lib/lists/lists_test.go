@@ -2,6 +2,7 @@ package lists_test
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"testing"
@@ -15,6 +16,16 @@ func TestMap(t *testing.T) {
 	}
 	if got := lists.Map([]int{}, strconv.Itoa); got != nil {
 		t.Errorf("of none: %#v, want nil, which JSON has as null like any list that nothing was added to", got)
+	}
+}
+
+func TestKeyed(t *testing.T) {
+	got := lists.Keyed([]string{"one", "two", "three"}, func(s string) (int, string) { return len(s), s })
+	if want := map[int]string{3: "two", 5: "three"}; !maps.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	if got := lists.Keyed(nil, func(s string) (string, bool) { return s, true }); got == nil || len(got) > 0 {
+		t.Errorf("of none: %#v, want a map that can be added to", got)
 	}
 }
 

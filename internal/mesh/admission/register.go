@@ -2,7 +2,6 @@ package admission
 
 import (
 	"context"
-	"fmt"
 	"slices"
 
 	"tare/internal/experiment/kind"
@@ -52,17 +51,7 @@ type Admitting interface{ AdmitsPods() }
 
 // CheckSetup sees that there is a webhook in every arm.
 func (g guest) CheckSetup(s *kind.Setup, path string, _ *kind.Part) error {
-	if s.Baseline == nil {
-		return fmt.Errorf("a load of kind %s goes to the subject, and the baseline has none: give the spec a %q",
-			g.About().Name,
-			kind.BaselineKey)
-	}
-	return s.CheckSubjects(func(part *kind.Part) error {
-		if _, is := part.Kind.(Admitting); !is {
-			return fmt.Errorf("%s needs a subject that has a webhook, and %s has none", path, part.Name())
-		}
-		return nil
-	})
+	return kind.CheckServes[Admitting](s, g.About().Name, path, "has a webhook", "has none")
 }
 
 // Play is kind.Player's: prepares, says ready, works, and sends the result.

@@ -16,12 +16,13 @@ import (
 	"strings"
 
 	"tare/internal/lib/files"
+	"tare/internal/lib/lists"
 	"tare/internal/mesh/sidecar"
 	"tare/internal/mesh/sidecar/driven"
 )
 
-// told are the counters that are kept, by Envoy's names or by how these end: what came, what failed, what its TLS did,
-// what it thinks it holds, and what its control plane sent.
+// told are the counters that are kept, by Envoy's names or by how these end: what came, what failed, what its TLS
+// did, what it thinks it holds, and what its control plane sent.
 var told = []string{
 	".downstream_cx_total", ".downstream_rq_total", ".upstream_cx_total", ".upstream_rq_total", ".upstream_cx_destroy",
 	".upstream_rq_retry", ".upstream_rq_pending_overflow", ".upstream_cx_overflow", ".ssl.handshake",
@@ -76,7 +77,7 @@ func of(others []sidecar.Other, name string) bool {
 	return false
 }
 
-// Settled reports whether all clusters and listeners that Envoy is told of are at work, and no others are there.
+// Settled reports whether all clusters and listeners that Envoy is to have are at work, and no others are there.
 func (proxy) Settled(ctx context.Context, p sidecar.Place) (bool, error) {
 	plane, err := driven.Of(p)
 	if err != nil {
@@ -100,11 +101,8 @@ func (proxy) Settled(ctx context.Context, p sidecar.Place) (bool, error) {
 
 // statistics are those of Envoy whose names end in one of some ways.
 func statistics(ctx context.Context, p sidecar.Place, ends []string) (map[string]float64, error) {
-	var quoted []string
-	for _, end := range ends {
-		quoted = append(quoted, regexp.QuoteMeta(end))
-	}
-	query := url.Values{"format": {"json"}, "filter": {"(" + strings.Join(quoted, "|") + ")$"}}
+	filter := "(" + strings.Join(lists.Map(ends, regexp.QuoteMeta), "|") + ")$"
+	query := url.Values{"format": {"json"}, "filter": {filter}}
 	body, err := ask(ctx, p, "/stats?"+query.Encode())
 	if err != nil {
 		return nil, err

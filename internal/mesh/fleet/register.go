@@ -3,7 +3,6 @@ package fleet
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"time"
 
@@ -57,17 +56,7 @@ type ControlPlane interface{ ServesFleets() }
 
 // CheckSetup sees that there is a control plane in every arm.
 func (g guest) CheckSetup(s *kind.Setup, path string, _ *kind.Part) error {
-	if s.Baseline == nil {
-		return fmt.Errorf("a load of kind %s goes to the subject, and the baseline has none: give the spec a %q",
-			g.About().Name,
-			kind.BaselineKey)
-	}
-	return s.CheckSubjects(func(part *kind.Part) error {
-		if _, is := part.Kind.(ControlPlane); !is {
-			return fmt.Errorf("%s needs a subject that is a control plane, and %s is none", path, part.Name())
-		}
-		return nil
-	})
+	return kind.CheckServes[ControlPlane](s, g.About().Name, path, "is a control plane", "is none")
 }
 
 // Play is kind.Player's: prepares, says ready, works, and sends the result.

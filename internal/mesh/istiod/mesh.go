@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/experiment/role"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/pace"
 	"tare/internal/mesh/services"
 )
@@ -106,12 +107,9 @@ func (s Service) Object() Object {
 	})
 }
 
-// change makes one change. When istiod has told it to data planes, it does not say.
+// change makes one change. When istiod has sent it to data planes, it does not say.
 func (m *made) change(_ context.Context, number int, of []int) (services.Change, error) {
-	var changed []Object
-	for _, i := range of {
-		changed = append(changed, m.entry(i, number))
-	}
+	changed := lists.Map(of, func(i int) Object { return m.entry(i, number) })
 	c := services.Change{Set: pace.Now()}
 	m.istiod.PutObjects(changed...)
 	return c, nil

@@ -11,6 +11,7 @@ import (
 
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/role"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/param"
 	"tare/internal/mesh/services"
 	"tare/internal/scale/host/feature"
@@ -48,7 +49,7 @@ const (
 	behindKey    = "behind"
 )
 
-// maxServices bounds the mesh: of so many services with as many endpoints as there can be, the addresses of 127.0.0.0/8
+// maxServices bounds the mesh: of 10,000 services with as many endpoints as there can be, the addresses of 127.0.0.0/8
 // still tell a dozen changes from each other.
 const maxServices = 10_000
 
@@ -106,10 +107,7 @@ func ControlPlane(self string, services map[string]string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	var list []string
-	for _, at := range slices.Sorted(maps.Keys(services)) {
-		list = append(list, at+"="+services[at])
-	}
+	list := lists.Map(slices.Sorted(maps.Keys(services)), func(at string) string { return at + "=" + services[at] })
 	v := param.Values{servicesKey: "0", behindKey: strings.Join(list, ",")}
 	return append(append([]string{self}, argv...), v.Args(settings)...), nil
 }

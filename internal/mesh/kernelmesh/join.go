@@ -19,6 +19,7 @@ import (
 
 	"tare/internal/experiment/kind"
 	"tare/internal/lib/fault"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/pace"
 	"tare/internal/mesh/connect"
 	"tare/internal/mesh/istiod"
@@ -83,10 +84,7 @@ func (j *joined) count(key string) int {
 
 // write writes the services file.
 func (j *joined) write(count int) error {
-	var addresses []string
-	for _, name := range j.applications() {
-		addresses = append(addresses, j.trial.Applications()[name].Address)
-	}
+	addresses := lists.Map(j.applications(), func(name string) string { return j.trial.Applications()[name].Address })
 	return writeServicesFile(j.file(), addresses, count, fillerOf(j.part.Options))
 }
 
@@ -126,16 +124,16 @@ func (j *joined) Start(ctx context.Context) error {
 	return nil
 }
 
-// The components of a data plane with a control plane of its own.
+// The components of a data plane that has its control plane beside it.
 const (
 	controlComponent = "controlplane"
 	dataComponent    = "dataplane"
 )
 
-// nodeAddress is that of the workload which the data plane is to Istio's control plane: nobody's.
+// nodeAddress is that of the workload which the data plane is to Istio's control plane: no workload has it.
 var nodeAddress = netip.AddrFrom4([4]byte{198, 18, 0, 1})
 
-// startControl starts the control plane, which is told of the applications' services.
+// startControl starts the control plane, whose arguments are the applications' services.
 func (j *joined) startControl(ctx context.Context) error {
 	served := map[string]string{}
 	for i, name := range j.applications() {

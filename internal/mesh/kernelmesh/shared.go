@@ -1,29 +1,27 @@
 package kernelmesh
 
 import (
-	"errors"
 	"sync/atomic"
 
 	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
 
 	"tare/internal/lib/bpf"
 )
 
 // shared is the memory that the process shares with its programs, by which it reads and writes without system calls.
 type shared struct {
-	mapped   [][]byte
+	mapped   bpf.Mapped
 	state    *snapshotState
 	clusters []snapshotCluster // by number
 	ids      uint32
 }
 
 func (s *shared) open(maps map[string]*ebpf.Map, ids uint32) error {
-	state, err := view[snapshotState](s, maps[snapshotMapKmState])
+	state, err := bpf.View[snapshotState](&s.mapped, maps[snapshotMapKmState])
 	if err != nil {
 		return err
 	}
-	if s.clusters, err = view[snapshotCluster](s, maps[snapshotMapKmClusters]); err != nil {
+	if s.clusters, err = bpf.View[snapshotCluster](&s.mapped, maps[snapshotMapKmClusters]); err != nil {
 		return err
 	}
 	s.state, s.ids = &state[0], ids
@@ -31,23 +29,10 @@ func (s *shared) open(maps map[string]*ebpf.Map, ids uint32) error {
 	return nil
 }
 
-// view maps the elements of an array.
-func view[T any](s *shared, m *ebpf.Map) ([]T, error) {
-	elements, memory, err := bpf.MapArray[T](m)
-	if err != nil {
-		return nil, err
-	}
-	s.mapped = append(s.mapped, memory)
-	return elements, nil
-}
-
 func (s *shared) close() error {
-	var errs []error
-	for _, b := range s.mapped {
-		errs = append(errs, unix.Munmap(b))
-	}
+	err := s.mapped.Close()
 	*s = shared{}
-	return errors.Join(errs...)
+	return err
 }
 
 // changed tells programs that the configuration is another: what they remember of answers does not hold.

@@ -19,6 +19,7 @@ import (
 	"tare/internal/experiment/process"
 	"tare/internal/experiment/role"
 	"tare/internal/lib/fault"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/pace"
 	"tare/internal/lib/param"
 	"tare/internal/mesh/controlplane"
@@ -340,12 +341,8 @@ func (o options) meshOf() *proxyconfig.Config {
 		s := proxyconfig.Service{Name: name, Protocol: "http", Endpoints: endpoints(i, 1),
 			Address: fmt.Sprintf("10.96.%d.%d:80", i>>8, i&255)}
 		if o.Calls > 0 {
-			s.Access = []proxyconfig.Access{} // nobody
-			var from []string
-			for _, by := range o.Callers(i) {
-				from = append(from, fleet.ServiceName(by))
-			}
-			if len(from) > 0 {
+			s.Access = []proxyconfig.Access{} // no one
+			if from := lists.Map(o.Callers(i), fleet.ServiceName); len(from) > 0 {
 				s.Access = append(s.Access, proxyconfig.Access{From: from})
 			}
 		}

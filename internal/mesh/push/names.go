@@ -1,16 +1,20 @@
 package push
 
-import "github.com/HdrHistogram/hdrhistogram-go"
+import (
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"tare/internal/lib/lists"
+)
 
 // Generator is what results of this package, and of a data plane that works beside it, name as their generator.
 const Generator = "push"
 
 // The names of the load's histograms, one value for each change.
 const (
-	// from when the control plane was told until its response was about to be handed to the transport
+	// from when the control plane got the change until its response was about to be handed to the transport
 	Sent   = "push_sent"
 	Usable = "push_usable" // from then until a new connection to each service that was changed shows it
-	Whole  = "push"        // both: from when the control plane was told until connections show it
+	Whole  = "push"        // both: from when the control plane got the change until connections show it
 	// of the last of these: from the try before, which did not show it yet, until it did. It is what Usable can be too
 	// long by
 	Gap = "push_gap"
@@ -32,7 +36,7 @@ const (
 	Acked    = "push_acked"    // its acknowledgement was handed to the transport
 )
 
-// longest is the longest time that is told from longer ones, in ns.
+// longest is the longest time that is distinguished from longer ones, in ns.
 const longest = int64(600e9)
 
 // Times are the histograms of a result under way, by name.
@@ -40,11 +44,8 @@ type Times map[string]*hdrhistogram.Histogram
 
 // NewTimes makes empty ones.
 func NewTimes(names ...string) Times {
-	t := Times{}
-	for _, name := range names {
-		t[name] = hdrhistogram.New(1, longest, 3)
-	}
-	return t
+	return lists.Keyed(names,
+		func(name string) (string, *hdrhistogram.Histogram) { return name, hdrhistogram.New(1, longest, 3) })
 }
 
 // Add adds a time, in ns. What is below 1 counts as 1.

@@ -21,6 +21,7 @@ import (
 	"tare/internal/experiment/process"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/files"
+	"tare/internal/lib/lists"
 	"tare/internal/mesh/redirect"
 	"tare/internal/scale/host/proc"
 )
@@ -224,10 +225,7 @@ func (j *joined) prepare(ctx context.Context) error {
 		}
 	}
 	if d := j.driven(); d != nil {
-		places := make([]Place, len(j.proxies))
-		for i, p := range j.proxies {
-			places[i] = p.place
-		}
+		places := lists.Map(j.proxies, func(p *one) Place { return p.place })
 		control, err := d.Drive(ctx, Drive{
 			Trial: j.trial, Part: j.part, Dir: j.files.Path(), Host: j.host(Server).String(), Proxies: places,
 		})
@@ -265,7 +263,7 @@ func makeDir(path string) error {
 	return os.Chmod(path, mode)
 }
 
-// start starts one proxy in a group of its own.
+// start starts one proxy in a separate group.
 func (j *joined) start(p *one) error {
 	if err := j.enter(p); err != nil {
 		return err
@@ -339,7 +337,7 @@ func (j *joined) Explain(err error) error {
 	return err
 }
 
-// death is the error of a proxy that ended when nobody told it to.
+// death is the error of a proxy that ended without having been asked to.
 type death struct{ error }
 
 func (d death) Unwrap() error { return d.error }
@@ -419,7 +417,7 @@ func (j *joined) own(ctx context.Context, p *one) (map[string]float64, error) {
 	return t.Own(asking, p.place)
 }
 
-// Evidence is what was found; nil where nobody looked.
+// Evidence is what was found; nil where nothing was looked for.
 func (j *joined) Evidence() any {
 	if j.evidence == nil {
 		return nil

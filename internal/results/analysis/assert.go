@@ -160,10 +160,7 @@ func (s *Summary) assert(run record.Run, trials []record.Trial, t *Table) error 
 
 // secondsPerBlock is how long a block takes; 0 where that is not known.
 func secondsPerBlock(trials []record.Trial) float64 {
-	blocks := map[int]bool{}
-	for _, t := range trials {
-		blocks[t.Block] = true
-	}
+	blocks := lists.Keyed(trials, func(t record.Trial) (int, bool) { return t.Block, true })
 	if len(trials) == 0 {
 		return 0
 	}

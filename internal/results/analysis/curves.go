@@ -77,10 +77,9 @@ func Curves(run record.Run, trials []record.Trial) (all []Curve) {
 	}
 	c.losses.judgeArms()
 	c.take(trials)
-	learned := map[string]map[string]stats.Dependence{} // by percentile and arm
-	for _, p := range percentiles {
-		learned[p.name] = c.dependence(p.name, stats.Differences)
-	}
+	learned := lists.Keyed(percentiles, func(p percentile) (string, map[string]stats.Dependence) { // by arm
+		return p.name, c.dependence(p.name, stats.Differences)
+	})
 	for _, at := range c.Levels {
 		for _, arm := range c.Arms {
 			curve := Curve{Arm: arm, Factors: at}

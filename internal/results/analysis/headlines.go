@@ -8,6 +8,7 @@ import (
 
 	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
+	"tare/internal/lib/lists"
 )
 
 // headlines are the metrics in the order in which a reader wants them: those of assertions, those that the answers rest
@@ -15,15 +16,15 @@ import (
 // proportion first. The others, which say nothing that these do not, are not among them.
 func (s *Summary) headlines(run record.Run, t *Table) []string {
 	names := []string{}
-	told, some := map[string]bool{}, map[string]bool{} // it was measured, and there is any of it
+	measured, some := map[string]bool{}, map[string]bool{} // it was measured, and there is any of it
 	for i := range s.Estimates {
 		if e := &s.Estimates[i]; e.Component == "" && e.Arm != record.AA {
-			told[e.Metric] = true
+			measured[e.Metric] = true
 			some[e.Metric] = some[e.Metric] || e.Value != 0 || e.Hi != nil && *e.Hi != 0
 		}
 	}
 	add := func(name string) {
-		if other := t.defined.Counterpart(name); told[name] && !slices.Contains(names, name) &&
+		if other := t.defined.Counterpart(name); measured[name] && !slices.Contains(names, name) &&
 			!slices.Contains(names, other) {
 			names = append(names, name)
 		}
@@ -46,10 +47,7 @@ func (s *Summary) headlines(run record.Run, t *Table) []string {
 			add(name)
 		}
 	}
-	seen := map[string]bool{}
-	for _, name := range names {
-		seen[t.defined.FamilyOf(name)] = true
-	}
+	seen := lists.Keyed(names, func(name string) (string, bool) { return t.defined.FamilyOf(name), true })
 	for _, name := range s.moving() {
 		if family := t.defined.FamilyOf(name); !seen[family] && t.defined.Of(name).Rank != metric.RankGenerator {
 			seen[family] = true

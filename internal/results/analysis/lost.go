@@ -45,10 +45,7 @@ func (s *Summary) withhold(run record.Run, t *Table, carriers carriers) {
 		e.hold(fmt.Sprintf("%d of %d trials were lost: %s", m.Lost, m.Trials, m.Because()))
 		s.Missing = append(s.Missing, m)
 	}
-	levels := map[string]factors{}
-	for _, at := range s.everyLevel(run, t) {
-		levels[record.LevelKey(at)] = at
-	}
+	levels := lists.Keyed(s.everyLevel(run, t), func(at factors) (string, factors) { return record.LevelKey(at), at })
 	for place, outcomes := range t.outcomes {
 		for _, o := range outcomes {
 			for name, f := range o.fates {
@@ -255,10 +252,7 @@ func (s *Summary) everyLevel(run record.Run, t *Table) []factors {
 
 // everyArm returns the run's arms, including those of which no metric is known.
 func (t *Table) everyArm(run record.Run) []string {
-	known := map[string]bool{}
-	for _, p := range run.Plan {
-		known[p.Arm] = true
-	}
+	known := lists.Keyed(run.Plan, func(p record.PlannedTrial) (string, bool) { return p.Arm, true })
 	for place := range t.outcomes {
 		known[place.arm] = true
 	}

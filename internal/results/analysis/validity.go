@@ -243,11 +243,7 @@ func plannedBlocks(run record.Run) int {
 	if run.Blocks > 0 {
 		return run.Blocks
 	}
-	blocks := map[int]bool{}
-	for _, p := range run.Plan {
-		blocks[p.Block] = true
-	}
-	return len(blocks)
+	return len(lists.Keyed(run.Plan, func(p record.PlannedTrial) (int, bool) { return p.Block, true }))
 }
 
 // invalidLimit reads gates.invalid from the resolved spec, in which numbers are text.

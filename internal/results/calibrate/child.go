@@ -8,6 +8,7 @@ import (
 
 	"tare/internal/experiment/placement"
 	"tare/internal/experiment/role"
+	"tare/internal/lib/lists"
 )
 
 // childTimeout is that of the longest life that a planted process has.
@@ -53,11 +54,7 @@ func (b *bench) startOn(ctx context.Context, pins []int, kind string) (children 
 }
 
 func stopAll(children []*child) error {
-	var errs []error
-	for _, c := range children {
-		errs = append(errs, c.stop())
-	}
-	return errors.Join(errs...)
+	return errors.Join(lists.Map(children, (*child).stop)...)
 }
 
 func (c *child) begin(data any) error { return c.Send(role.Start, data) }

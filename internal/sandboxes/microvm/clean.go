@@ -80,7 +80,7 @@ func (p process) kill() error {
 	return err
 }
 
-// killMarked ends processes of the sandbox that nobody wrote down.
+// killMarked ends processes of the sandbox that are not in its state.
 func (box *sandbox) killMarked() error {
 	pids, err := proc.FS{}.PIDs()
 	errs := []error{err}
@@ -101,8 +101,8 @@ func (box *sandbox) killMarked() error {
 	return errors.Join(errs...)
 }
 
-// left says whether nobody will delete the sandbox: it was made in a run of Tare that has ended, its shim was killed,
-// or whoever created it was.
+// left says whether no one will delete the sandbox: it was made in a run of Tare that has ended, or its shim or its
+// creator was killed.
 func (box *sandbox) left(o *placement.Owners) bool {
 	what := "the sandbox " + box.ID
 	if box.Run != "" && o.Ended(box.Run, what) {
@@ -129,36 +129,27 @@ func alive(p process, o *placement.Owners, run, what string) bool {
 func Clean(o *placement.Owners) (removed []string, err error) {
 	boxes, err := sandboxes()
 	errs := []error{err}
+	clean := func(id string, remove func() error) {
+		if !o.DryRun {
+			if err := remove(); err != nil {
+				errs = append(errs, fmt.Errorf("removing the sandbox %s: %w", id, err))
+				return
+			}
+		}
+		removed = append(removed, id)
+	}
 	for _, box := range boxes {
-		if !box.left(o) {
-			continue
+		if box.left(o) {
+			clean(box.ID, box.destroy)
 		}
-		if o.DryRun {
-			removed = append(removed, box.ID)
-			continue
-		}
-		if err := box.destroy(); err != nil {
-			errs = append(errs, fmt.Errorf("removing the sandbox %s: %w", box.ID, err))
-			continue
-		}
-		removed = append(removed, box.ID)
 	}
 	entries, _ := os.ReadDir(sandboxDir) // it may be gone
 	for _, e := range entries {
 		creator, id, ok := parseNewName(e.Name())
-		if !ok || alive(creator, o, "", "the sandbox "+id) {
-			continue
+		if ok && !alive(creator, o, "", "the sandbox "+id) {
+			box := &sandbox{ID: id, dir: filepath.Join(sandboxDir, e.Name())}
+			clean(id, box.remove)
 		}
-		box := &sandbox{ID: id, dir: filepath.Join(sandboxDir, e.Name())}
-		if o.DryRun {
-			removed = append(removed, id)
-			continue
-		}
-		if err := box.remove(); err != nil {
-			errs = append(errs, fmt.Errorf("removing the sandbox %s: %w", box.ID, err))
-			continue
-		}
-		removed = append(removed, box.ID)
 	}
 	if !o.DryRun {
 		_ = os.Remove(sandboxDir) // if nothing is in it

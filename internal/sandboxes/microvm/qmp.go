@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net"
 	"time"
+
+	"tare/internal/lib/lists"
 )
 
 // qmp talks QEMU's machine protocol (docs/interop/qmp-spec of QEMU): a JSON document a line.
@@ -59,18 +61,15 @@ func (q *qmp) run(command string, into any) error {
 
 // vcpus are the ids of the threads that are virtual CPUs.
 func (q *qmp) vcpus() ([]int, error) {
-	var list []struct {
+	type vcpu struct {
 		Thread int `json:"thread-id"`
 	}
+	var list []vcpu
 	if err := q.run("query-cpus-fast", &list); err != nil {
 		return nil, err
 	}
-	var tids []int
-	for _, c := range list {
-		tids = append(tids, c.Thread)
-	}
-	if len(tids) == 0 {
+	if len(list) == 0 {
 		return nil, errors.New("QEMU knows of no virtual CPU")
 	}
-	return tids, nil
+	return lists.Map(list, func(c vcpu) int { return c.Thread }), nil
 }

@@ -10,7 +10,6 @@ import (
 	"tare/internal/lib/known"
 	"tare/internal/lib/quantity"
 	"tare/internal/sandboxes/oci"
-	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/ledger"
 )
 
@@ -100,9 +99,10 @@ func ofGroups(l *ledger.Ledger, e *Evidence, inPod, outside bool,
 	if l == nil {
 		return 0, false
 	}
+	tops := topsOfSubject(l)
 	for i := range l.Cgroups {
 		g := &l.Cgroups[i]
-		if pod := e.isPod(g.Path); pod && !inPod || !pod && (!outside || !topOfSubject(l, g)) {
+		if pod := e.isPod(g.Path); pod && !inPod || !pod && (!outside || !slices.Contains(tops, g)) {
 			continue
 		}
 		v := of(g)
@@ -132,12 +132,9 @@ func (e *Evidence) ofProcesses(component string, of func(Process) *float64) (tot
 	return total, ok
 }
 
-// topOfSubject reports whether a group is the subject's, and in none of its other groups.
-func topOfSubject(l *ledger.Ledger, g *ledger.Cgroup) bool {
-	is := func(g *ledger.Cgroup) bool { return g.Role == string(kind.Subject) }
-	return is(g) && !slices.ContainsFunc(l.Cgroups, func(o ledger.Cgroup) bool {
-		return is(&o) && o.Path != g.Path && cgroup.Within(g.Path, o.Path)
-	})
+// topsOfSubject are the subject's groups that are in none of its others.
+func topsOfSubject(l *ledger.Ledger) []*ledger.Cgroup {
+	return measured.Topmost(l, func(g *ledger.Cgroup) bool { return g.Role == string(kind.Subject) })
 }
 
 func hard(m *ledger.Memory) *int64 { return m.Hard }

@@ -50,9 +50,10 @@ func overhead(e *Evidence, m *measured.Measured, is func(Sandbox) bool,
 		return 0, false
 	}
 	total, found := int64(0), false
-	for i := range m.Ledger.Cgroups {
-		g := &m.Ledger.Cgroups[i]
-		if g.Role != string(kind.Subject) || g.Component != overheadComponent || g.Memory == nil || !topOf(m.Ledger, g) {
+	for _, g := range measured.Topmost(m.Ledger, func(g *ledger.Cgroup) bool {
+		return g.Role == string(kind.Subject) && g.Component == overheadComponent
+	}) {
+		if g.Memory == nil {
 			continue
 		}
 		if accounted == nil {
@@ -75,11 +76,4 @@ func overhead(e *Evidence, m *measured.Measured, is func(Sandbox) bool,
 		}
 	}
 	return float64(max(0, total)), found
-}
-
-// topOf reports whether no group of the same component has a group in it.
-func topOf(l *ledger.Ledger, g *ledger.Cgroup) bool {
-	return !slices.ContainsFunc(l.Cgroups, func(o ledger.Cgroup) bool {
-		return o.Path != g.Path && o.Component == g.Component && o.Role == g.Role && cgroup.Within(g.Path, o.Path)
-	})
 }

@@ -32,10 +32,8 @@ func (e *Evidence) places(l *ledger.Ledger) []record.Place {
 		return nil
 	}
 	subject := ""
-	for i := range l.Cgroups {
-		if topOfSubject(l, &l.Cgroups[i]) {
-			subject = l.Cgroups[i].Path
-		}
+	for _, g := range topsOfSubject(l) {
+		subject = g.Path
 	}
 	var loads []string
 	totals := map[string]*total{placePod: newTotal()}
@@ -179,7 +177,8 @@ func threadTimes(pid int) map[int]time.Duration {
 }
 
 // threads are the CPU times of the threads of all processes, by process, where the runtime may put threads of one into
-// several groups: that of a virtual machine which is told to. Elsewhere it is nil, for it takes a read for each thread.
+// several groups: that of a virtual machine with such an option. Elsewhere it is nil, because it takes a read for each
+// thread.
 func (j *joined) threads(found map[*sandboxed][]int) map[int]map[int]time.Duration {
 	if j.plain() || j.part.Options.On(settingOnly) {
 		return nil

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"tare/internal/lib/lists"
 	"tare/internal/lib/stats/interval"
 	"tare/internal/scale/ledger"
 )
@@ -20,7 +21,7 @@ const (
 	// MinSamples is how many samples of a program it takes to split its time at all: below it the relative standard
 	// error of even an even split is over 20 %.
 	MinSamples = 25
-	// MinShare is how many samples a place needs for a share of its own; the places below it are reported together.
+	// MinShare is how many samples a place needs for a separate share; the places below it are reported together.
 	MinShare = 5
 )
 
@@ -98,10 +99,7 @@ func Split(e Evidence) []ledger.Share {
 			unknown})
 	}
 
-	counts := make([]int, len(parts))
-	for i, p := range parts {
-		counts[i] = p.k
-	}
+	counts := lists.Map(parts, func(p part) int { return p.k })
 	shares := make([]ledger.Share, len(parts))
 	for i, ns := range Apportion(e.RunNs, counts, n) {
 		s := parts[i].share

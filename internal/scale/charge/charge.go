@@ -28,10 +28,8 @@ type Process struct {
 // that do not do what they seem to say. What is charged already, as the scale's own programs are, stays as it is.
 func Apply(rules []Rule, l *ledger.Ledger, running []Process) {
 	a := &application{l: l, rules: rules, matched: make([]int, len(rules)), counted: make([]int, len(rules)),
-		names: lists.Map(rules, func(r Rule) string { return r.name() }), groupOf: map[int]string{}}
-	for _, p := range running {
-		a.groupOf[p.PID] = p.Cgroup
-	}
+		names:   lists.Map(rules, func(r Rule) string { return r.name() }),
+		groupOf: lists.Keyed(running, func(p Process) (int, string) { return p.PID, p.Cgroup })}
 	a.groups(running)
 	l.Settle() // spreads the charges of groups to those below them
 	a.index()

@@ -3,6 +3,7 @@ package charge
 import (
 	"strings"
 
+	"tare/internal/lib/lists"
 	"tare/internal/scale/ledger"
 )
 
@@ -113,10 +114,7 @@ func (p *Patterns) byName() bool {
 
 // String is the patterns as a flag has them.
 func (p *Patterns) String() string {
-	var pieces []string
-	for _, s := range p.given() {
-		pieces = append(pieces, s+"="+escaped(*p.at(s)))
-	}
+	pieces := lists.Map(p.given(), func(s string) string { return s + "=" + escaped(*p.at(s)) })
 	return strings.Join(pieces, ",")
 }
 

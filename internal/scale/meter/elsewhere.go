@@ -27,10 +27,7 @@ func (m *Meter) lookElsewhere() error {
 	if err != nil {
 		return fmt.Errorf("listing processes: %w", err)
 	}
-	kernel := map[int]bool{} // they are in the root groups
-	for _, t := range m.kernel.Threads() {
-		kernel[t.PID] = !t.Gone
-	}
+	kernel := m.kernelThreads() // they are in the root groups
 	groups := m.layout.NewResolver()
 	// One that cannot be read has ended, or is hidden.
 	apart := func(pid int) bool { c, err := groups.ChargedOf(pid); return err == nil && c.CPU != c.Memory }

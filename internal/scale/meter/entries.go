@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tare/internal/lib/lists"
 	"tare/internal/scale/attribution"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/proc"
@@ -46,6 +47,11 @@ func initialNamespace(kind string, inode uint64) bool {
 	return unix.Stat("/proc/self/ns/"+kind, &st) != nil || st.Ino == inode
 }
 
+// kernelThreads says of the threads of the kernel by their number whether they are still there.
+func (m *Meter) kernelThreads() map[int]bool {
+	return lists.Keyed(m.kernel.Threads(), func(t proc.KernelThread) (int, bool) { return t.PID, !t.Gone })
+}
+
 // readRoot reads the CPU time of the processes in the root group of a v2 machine, kernel threads aside: v2 has no
 // counter for them.
 func (m *Meter) readRoot() (map[int]time.Duration, error) {
@@ -57,10 +63,7 @@ func (m *Meter) readRoot() (map[int]time.Duration, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading which processes are in the root group: %w", err)
 	}
-	kernel := map[int]bool{}
-	for _, t := range m.kernel.Threads() {
-		kernel[t.PID] = !t.Gone
-	}
+	kernel := m.kernelThreads()
 	out := map[int]time.Duration{}
 	for line := range strings.Lines(string(raw)) {
 		pid, err := strconv.Atoi(strings.TrimSpace(line))

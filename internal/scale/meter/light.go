@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 
+	"tare/internal/lib/lists"
 	"tare/internal/lib/pace"
 	"tare/internal/scale/host/bpf"
 	"tare/internal/scale/host/cgroup"
@@ -60,10 +61,7 @@ func (l *Light) Prepare(trees ...string) (err error) {
 	if l.m.groups, err = cgroup.NewReaderOf(l.m.layout, trees); err != nil {
 		return err
 	}
-	pids := map[int]bool{}
-	for _, pid := range l.m.layout.Members(trees) {
-		pids[pid] = true
-	}
+	pids := lists.Keyed(l.m.layout.Members(trees), func(pid int) (int, bool) { return pid, true })
 	s, err := l.m.bpf.Snapshot()
 	if err != nil {
 		return err

@@ -17,8 +17,8 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Sandboxes adds to a ledger what the sandboxes of the machine used in its window. It reads at edges of its own, around
-// those of the window: what it costs is not in the window's budget, and is told in the ledger's self.
+// Sandboxes adds to a ledger what the sandboxes of the machine used in its window. It reads at separate edges, around
+// those of the window: what it costs is not in the window's budget, and stands in the ledger's self.
 type Sandboxes struct {
 	reader *sandbox.Reader
 	fs     proc.FS
@@ -240,9 +240,8 @@ func (e *entry) sandbox() ledger.Sandbox {
 		}
 		return m.PSS, "PSS", true
 	})
-	for _, f := range findings {
-		out.Findings = append(out.Findings, ledger.SandboxFinding{Code: f.Code, Message: f.Message})
-	}
+	out.Findings = append(out.Findings, lists.Map(findings,
+		func(f sandbox.Finding) ledger.SandboxFinding { return ledger.SandboxFinding(f) })...)
 	return out
 }
 
@@ -493,7 +492,7 @@ func (e *entry) sums(out *ledger.Sandbox) {
 	e.explain(out)
 }
 
-// explain says what net holds, and where it cannot be told.
+// explain says what net holds, and where that is not known.
 func (e *entry) explain(out *ledger.Sandbox) {
 	has := func(name string) bool {
 		return slices.ContainsFunc(out.Components, func(c ledger.SandboxComponent) bool { return c.Component == name })

@@ -25,7 +25,7 @@ type kernel struct {
 	counts    []exectraceCounts // by CPU
 	reader    *uint32           // of struct state: what the reader does
 	wakeBytes uint64
-	mapped    [][]byte
+	mapped    bpf.Mapped
 }
 
 // objects are all that is loaded. Variables are not asked for: those for bpf2go would come along, in a map of their
@@ -79,26 +79,16 @@ func load(o Options, l *cgroup.Layout) (_ *kernel, err error) {
 			return nil, fmt.Errorf("telling the program its control group: %w", err)
 		}
 	}
-	if k.counts, err = view[exectraceCounts](k, k.objects.ExecCounts); err != nil {
+	if k.counts, err = bpf.View[exectraceCounts](&k.mapped, k.objects.ExecCounts); err != nil {
 		return nil, err
 	}
-	state, err := view[exectraceState](k, k.objects.ExecState)
+	state, err := bpf.View[exectraceState](&k.mapped, k.objects.ExecState)
 	if err != nil {
 		return nil, err
 	}
 	k.reader = &state[0].Reader
 	k.ring, err = newRing(k.objects.ExecRing)
 	return k, err
-}
-
-// view maps the elements of an array.
-func view[T any](k *kernel, m *ebpf.Map) ([]T, error) {
-	elements, memory, err := bpf.MapArray[T](m)
-	if err != nil {
-		return nil, err
-	}
-	k.mapped = append(k.mapped, memory)
-	return elements, nil
 }
 
 // attach begins the tracing.
@@ -151,10 +141,8 @@ func (k *kernel) close() error {
 	if k.ring != nil {
 		errs = append(errs, k.ring.close())
 	}
-	for _, b := range k.mapped {
-		errs = append(errs, unix.Munmap(b))
-	}
-	k.link, k.ring, k.mapped, k.counts, k.reader = nil, nil, nil, nil, nil
+	errs = append(errs, k.mapped.Close())
+	k.link, k.ring, k.counts, k.reader = nil, nil, nil, nil
 	return errors.Join(append(errs, k.objects.exectracePrograms.Close(), k.objects.exectraceMaps.Close())...)
 }
 

@@ -8,6 +8,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"tare/internal/lib/lists"
 )
 
 // ring is the reader's side of a BPF ring buffer. Unlike the one of cilium/ebpf it gives records where they lie,
@@ -88,10 +90,7 @@ func (r *ring) next(end uint64) ([]byte, bool) {
 func (r *ring) release() { atomic.StoreUint64(r.consumer, r.at) }
 
 func (r *ring) close() error {
-	var errs []error
-	for _, b := range r.mapped {
-		errs = append(errs, unix.Munmap(b))
-	}
+	errs := lists.Map(r.mapped, unix.Munmap)
 	r.mapped, r.data, r.consumer, r.producer = nil, nil, nil, nil
 	return errors.Join(errs...)
 }

@@ -24,7 +24,7 @@ func traceAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
 	var whole, lossy, inventive, each = []string{}, []string{}, []string{}, []analysis.Answer{}
 	for _, arm := range t.BaselineAndSubjects() { // the baseline may be a tracer, too
 		p := &prose{analysis.Prose{Summary: s, Arm: arm}}
-		l := p.losses(t)
+		l := p.losses(t, t.Levels...)
 		if l.trials == 0 {
 			continue
 		}
@@ -66,16 +66,22 @@ type loss struct {
 	tells                     int     // trials in which it says what it lost
 }
 
-// lossAt sums up one level.
-func (p *prose) lossAt(t *analysis.Table, at map[string]string) (l loss) {
-	sum := func(metric string) (total float64, n int) {
-		for _, x := range t.Column(at, p.Arm, metric) {
-			total += x
-			n++
+// losses sums up levels.
+func (p *prose) losses(t *analysis.Table, levels ...map[string]string) (l loss) {
+	column := func(metric string) (all []float64) {
+		for _, at := range levels {
+			all = append(all, t.Column(at, p.Arm, metric)...)
 		}
-		return total, n
+		return all
 	}
-	for _, x := range t.Column(at, p.Arm, "events_lost") {
+	sum := func(metric string) (total float64, n int) {
+		all := column(metric)
+		for _, x := range all {
+			total += x
+		}
+		return total, len(all)
+	}
+	for _, x := range column("events_lost") {
 		l.trials++
 		l.lost += x
 		if x > 0 {
@@ -88,18 +94,6 @@ func (p *prose) lossAt(t *analysis.Table, at map[string]string) (l loss) {
 	l.unsaid, l.tells = sum("events_unsaid")
 	l.said, _ = sum("events_said_lost")
 	return l
-}
-
-// losses sums up all levels.
-func (p *prose) losses(t *analysis.Table) (all loss) {
-	for _, at := range t.Levels {
-		l := p.lossAt(t, at)
-		all.trials, all.lossy = all.trials+l.trials, all.lossy+l.lossy
-		all.made, all.lost, all.extra = all.made+l.made, all.lost+l.lost, all.extra+l.extra
-		all.unsaid, all.late = all.unsaid+l.unsaid, all.late+l.late
-		all.said, all.tells = all.said+l.said, all.tells+l.tells
-	}
-	return all
 }
 
 // tracer words one arm.
@@ -152,7 +146,7 @@ func (p *prose) lossyAt(t *analysis.Table) {
 	var clean []map[string]string
 	var lossy []string
 	for _, at := range t.Levels {
-		l := p.lossAt(t, at)
+		l := p.losses(t, at)
 		switch {
 		case l.trials == 0:
 		case l.lost == 0:

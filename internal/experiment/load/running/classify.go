@@ -202,15 +202,21 @@ func (c *classifier) byBusyPeriod() *split {
 	return s
 }
 
-// byBacklog begins a history each time that the number of requests in flight falls to level. In a queue without memory
-// that is a regeneration point as good as an empty system; in others it is one nearly.
-func (c *classifier) byBacklog(level int) *split {
-	s := &split{method: Backlog, level: level, of: make([]int32, len(c.requests))}
+// ends are the times at which requests ended, in order.
+func (c *classifier) ends() []int64 {
 	ends := make([]int64, len(c.requests))
 	for i := range c.requests {
 		ends[i] = c.requests[i].done()
 	}
 	slices.Sort(ends)
+	return ends
+}
+
+// byBacklog begins a history each time that the number of requests in flight falls to level. In a queue without memory
+// that is a regeneration point as good as an empty system; in others it is one nearly.
+func (c *classifier) byBacklog(level int) *split {
+	s := &split{method: Backlog, level: level, of: make([]int32, len(c.requests))}
+	ends := c.ends()
 	ended := 0
 	finish := func(until int64) { // what ended by then
 		for ; ended < len(ends) && ends[ended] <= until; ended++ {
@@ -266,11 +272,7 @@ func (c *classifier) byRequest() *split {
 // stall left behind should be gone: the median of the later half. It is not steady where the number still falls within
 // that half.
 func (c *classifier) usual() (level int, steady bool) {
-	ends := make([]int64, len(c.requests))
-	for i := range c.requests {
-		ends[i] = c.requests[i].done()
-	}
-	slices.Sort(ends)
+	ends := c.ends()
 	type arrival struct {
 		age   int64 // since the last stall
 		found int

@@ -3,9 +3,11 @@ package ads
 import (
 	"slices"
 	"time"
+
+	"tare/internal/lib/lists"
 )
 
-// subscription is what a data plane wants of one type, and how far it has been told.
+// subscription is what a data plane wants of one type, and how much of it it has received.
 type subscription struct {
 	url  string
 	kind kind
@@ -14,10 +16,10 @@ type subscription struct {
 	all   bool   // whatever there is
 	named bool   // it has ever asked by name: from then on, nothing means nothing
 
-	sent  *Table          // what it was told last, as far as it wants it
+	sent  *Table          // what it was sent last, as far as it wants it
 	began *Table          // what there was at the first request: what differs from it then was asked for, and is no news
 	due   bool            // it waits for a response, even if there is nothing to tell
-	owed  map[string]bool // names that are to be told, whether or not it has them; true: it asked for them
+	owed  map[string]bool // names that are to be sent, whether or not it has them; true: it asked for them
 	owing int64           // bytes of those that are in no table, and of telling so
 	stubs int64           // bytes of what is in sent by the data plane's word alone
 	doubt []*Resource     // of responses that it refused: it may have taken a part of them
@@ -26,7 +28,7 @@ type subscription struct {
 	waiting bool   // for its answer
 	told    int64  // bytes of the last response, but for resources, until it is answered
 	at      int64  // when the last response left, ns by pace.Now
-	since   int64  // of the view that it told of
+	since   int64  // of the view that it showed
 	asked   bool   // the data plane had asked for it
 	flight  []*Resource
 }
@@ -60,7 +62,7 @@ func (s *subscription) answer(r *request) bool {
 // keeps is what the subscription takes that it has in common with no other, in bytes.
 func (s *subscription) keeps() int64 { return s.names.own + s.owing + s.stubs + s.told }
 
-// owe has a name told, by what there is now.
+// owe has a name sent, by what there is now.
 func (s *subscription) owe(name string, asked bool, now *Table) {
 	if s.owed == nil {
 		s.owed = map[string]bool{}
@@ -137,7 +139,7 @@ func (s *subscription) forgive(now *Table) {
 	}
 }
 
-// change adds names and takes names away, as requests of deltas say it. What is added is told even if it was before:
+// change adds names and takes names away, as requests of deltas say it. What is added is sent even if it was before:
 // the data plane may have forgotten it. first is the first request of the type, which says also what is known.
 func (s *subscription) change(r *request, first bool, now *Table, sets *nameSets) {
 	if first {
@@ -235,7 +237,7 @@ type news struct {
 	asked     bool        // it, or a part of it, was asked for
 }
 
-// tell takes a subscription on to a table, as far as the stage goes, and says what the data plane is to be told; nil:
+// tell takes a subscription on to a table, as far as the stage goes, and says what the data plane is to be sent; nil:
 // nothing of it concerns it.
 func (s *subscription) tell(at stage, now *Table, delta bool) *news {
 	d := s.sent.stepTo(now)
@@ -309,9 +311,6 @@ func sorted(names []string) []string {
 	return slices.Compact(names)
 }
 
-func namesOf(list []*Resource) (names []string) {
-	for _, r := range list {
-		names = append(names, r.name)
-	}
-	return names
+func namesOf(list []*Resource) []string {
+	return lists.Map(list, func(r *Resource) string { return r.name })
 }

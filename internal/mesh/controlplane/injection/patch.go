@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"tare/internal/lib/lists"
 	"tare/internal/mesh/controlplane/authority"
 	"tare/internal/mesh/controlplane/injection/probes"
 )
@@ -113,7 +114,7 @@ func (c *compiled) injected(p *pod) (bool, error) {
 }
 
 // collides refuses a pod that has something of the same name already, or that would reach into what is the sidecar's:
-// which of the two was meant cannot be known, and a pod could bring a sidecar of its own under the mesh's name.
+// which of the two was meant cannot be known, and a pod could bring another sidecar under the mesh's name.
 func (c *compiled) collides(p *pod) error {
 	const hint = "give it another, or label the pod " + InjectKey + ": \"false\""
 	for _, list := range [][]container{p.Spec.Containers, p.Spec.InitContainers} {
@@ -286,10 +287,7 @@ func (p *patch) remove(path string) { *p = append(*p, operation{Op: "remove", Pa
 
 // list adds to a list, at its beginning or its end, which is made where there is none.
 func (p *patch) list(path string, exists, first bool, objects []object, values map[string]string) {
-	var all []json.RawMessage
-	for _, o := range objects {
-		all = append(all, o.json.with(values))
-	}
+	all := lists.Map(objects, func(o object) json.RawMessage { return o.json.with(values) })
 	if len(all) > 0 && !exists {
 		p.add(path, all)
 		return

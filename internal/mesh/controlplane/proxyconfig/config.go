@@ -1,4 +1,4 @@
-// Package proxyconfig compiles a mesh file into what each proxy of the mesh is told, as Envoy's resources.
+// Package proxyconfig compiles a mesh file into what each proxy of the mesh receives, as Envoy's resources.
 package proxyconfig
 
 import (
@@ -13,10 +13,11 @@ import (
 	"tare/internal/lib/document"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/files"
+	"tare/internal/lib/lists"
 )
 
 // Config is what a mesh file says: services in plain words, who serves and calls them, and resources as Envoy has them.
-// A mesh without proxies is told to every node alike.
+// A mesh without proxies is the same for every node.
 type Config struct {
 	TrustDomain string           `json:"trust_domain" yaml:"trust_domain"` // of identities; default mesh.local
 	MTLS        string           `json:"mtls" yaml:"mtls"`                 // off (default), permissive or strict
@@ -27,7 +28,7 @@ type Config struct {
 	Resources   []map[string]any `json:"resources" yaml:"resources"` // each with its "@type"
 }
 
-// Service is an address and what serves it: endpoints of its own, or other services by weight. Without an address it is
+// Service is an address and what serves it: its endpoints, or other services by weight. Without an address it is
 // only there to be named by others, or reached at addresses of the proxies.
 type Service struct {
 	Name           string            `json:"name" yaml:"name"`
@@ -177,10 +178,7 @@ func (r *Reader) Read() (*Mesh, error) {
 	if err != nil {
 		return nil, err
 	}
-	r.files, r.last = make(map[string]file, len(files)), m
-	for _, f := range files {
-		r.files[f.name] = f
-	}
+	r.files, r.last = lists.Keyed(files, func(f file) (string, file) { return f.name, f }), m
 	return m, nil
 }
 

@@ -15,6 +15,7 @@ import (
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"tare/internal/lib/lists"
 	"tare/internal/mesh/controlplane/authority"
 )
 
@@ -42,7 +43,7 @@ type classKey struct {
 	direct bool   // they call services at the services' own addresses
 }
 
-// class is what all proxies have in common that are told of the same services.
+// class is what all proxies have in common that see the same services.
 type class struct {
 	Resources
 	names  map[name]bool    // of resources
@@ -54,7 +55,7 @@ type proxy struct {
 	*Proxy
 	index   int
 	id      string     // SPIFFE; empty: none
-	policy  string     // the identity that decides what it is told of; empty: it is told of all
+	policy  string     // the identity that decides what it sees; empty: it sees all
 	ingress []Ingress  // where it takes callers from outside
 	own     *Resources // besides those of its class
 }
@@ -62,7 +63,7 @@ type proxy struct {
 // class is that of the proxy.
 func (p *proxy) class() classKey { return classKey{p.policy, p.Outbound == nil} }
 
-// Part is what a proxy is told: what it has in common with others, and what is its own. Those of proxies that are told
+// Part is what a proxy receives: what it has in common with others, and what is its own. Those of proxies that have
 // the same in common are one, and a part that did not change from one mesh to the next is the same there
 // (CompileAfter).
 type Part struct{ Common, Own *Resources }
@@ -70,8 +71,8 @@ type Part struct{ Common, Own *Resources }
 // ErrUnknownProxy is what For says of a node that is no proxy of the mesh.
 var ErrUnknownProxy = errors.New("there is no such proxy in the mesh")
 
-// For is what a proxy is told, by the id of its node. Where the mesh has no proxies, every node is told the same.
-// Messages, and lists where possible, are the same ones for all proxies that are told the same.
+// For is what a proxy receives, by the id of its node. Where the mesh has no proxies, every node receives the same.
+// Messages, and lists where possible, are the same ones for all proxies that receive the same.
 func (m *Mesh) For(id string) (Resources, error) {
 	if len(m.proxies) == 0 {
 		return m.Shared()
@@ -83,7 +84,7 @@ func (m *Mesh) For(id string) (Resources, error) {
 	return p.Common.with(*p.Own), nil
 }
 
-// Part is what a proxy is told, by the id of its node. The mesh must have proxies.
+// Part is what a proxy receives, by the id of its node. The mesh must have proxies.
 func (m *Mesh) Part(id string) (Part, error) {
 	p := m.proxies[id]
 	if p == nil {
@@ -95,13 +96,9 @@ func (m *Mesh) Part(id string) (Part, error) {
 // Has says whether there is a proxy.
 func (m *Mesh) Has(id string) bool { return m.proxies[id] != nil }
 
-// Proxies are the ids of all proxies, in order of the file; none: every node is told the same.
+// Proxies are the ids of all proxies, in order of the file; none: every node receives the same.
 func (m *Mesh) Proxies() []string {
-	var out []string
-	for i := range m.config.Proxies {
-		out = append(out, m.config.Proxies[i].ID)
-	}
-	return out
+	return lists.Map(m.config.Proxies, func(p Proxy) string { return p.ID })
 }
 
 // Identity is the SPIFFE id of a proxy; empty: it has none, or there is no such proxy.
@@ -124,7 +121,7 @@ func (m *Mesh) Secure() bool { return m.mtls != off }
 // Compile makes a mesh of a configuration, which must not be changed afterwards.
 func (c *Config) Compile() (*Mesh, error) { return c.CompileAfter(nil) }
 
-// Shared is what every node is told. It is an error where that depends on the node.
+// Shared is what every node receives. It is an error where that depends on the node.
 func (m *Mesh) Shared() (Resources, error) {
 	if len(m.proxies) > 0 {
 		return Resources{}, errors.New("what a node is told depends on which proxy it is")
@@ -371,7 +368,7 @@ func (m *Mesh) enforced(s *service) error {
 	return in("access", errors.New("nothing enforces it: no proxy serves the service, and it has no identity"))
 }
 
-// addressed says that an error which names no place of its own is about the address.
+// addressed says that an error which names no place is about the address.
 func (s *service) addressed(err error) error {
 	var w *wrong
 	if err == nil || errors.As(err, &w) {
@@ -393,7 +390,7 @@ func (m *Mesh) readResources() error {
 	return nil
 }
 
-// compileClasses makes what proxies are told in common.
+// compileClasses makes what proxies have in common.
 func (m *Mesh) compileClasses() error {
 	callers := m.byCaller()
 	if len(m.config.Proxies) == 0 {
@@ -413,7 +410,7 @@ func (m *Mesh) compileClass(key classKey, callers map[string][]*service) error {
 	}
 	c := &class{places: map[place]string{}}
 	visible := m.visible(key.policy, callers)
-	c.Resources = told(visible)
+	c.Resources = reached(visible)
 	var listeners []*listenerv3.Listener
 	for _, s := range visible {
 		if s.Address != "" && key.direct {
@@ -468,8 +465,8 @@ func inOrder(list []*service) []*service {
 	return slices.Compact(list)
 }
 
-// told is how proxies of a class reach what they may call, but for listeners.
-func told(visible []*service) (r Resources) {
+// reached is how proxies of a class reach what they may call, but for listeners.
+func reached(visible []*service) (r Resources) {
 	needed := slices.Clone(visible)
 	for _, s := range visible {
 		needed = append(needed, s.leads...)

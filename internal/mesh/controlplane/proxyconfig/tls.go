@@ -7,6 +7,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"tare/internal/lib/lists"
 	"tare/internal/mesh/controlplane/authority"
 )
 
@@ -53,11 +54,10 @@ func common(alpn []string, names []*matcherv3.StringMatcher) *tlsv3.CommonTlsCon
 	if len(names) == 0 {
 		return c
 	}
-	own := &tlsv3.CertificateValidationContext{}
-	for _, name := range names {
-		own.MatchTypedSubjectAltNames = append(own.MatchTypedSubjectAltNames,
-			&tlsv3.SubjectAltNameMatcher{SanType: tlsv3.SubjectAltNameMatcher_URI, Matcher: name})
-	}
+	own := &tlsv3.CertificateValidationContext{MatchTypedSubjectAltNames: lists.Map(names,
+		func(name *matcherv3.StringMatcher) *tlsv3.SubjectAltNameMatcher {
+			return &tlsv3.SubjectAltNameMatcher{SanType: tlsv3.SubjectAltNameMatcher_URI, Matcher: name}
+		})}
 	c.ValidationContextType = &tlsv3.CommonTlsContext_CombinedValidationContext{
 		CombinedValidationContext: &tlsv3.CommonTlsContext_CombinedCertificateValidationContext{
 			DefaultValidationContext: own, ValidationContextSdsSecretConfig: secret(RootsSecret)}}
@@ -71,11 +71,7 @@ func transport(context proto.Message) *corev3.TransportSocket {
 
 // calls is TLS to servers that must be one of some ids.
 func calls(ids []string, p protocol) *corev3.TransportSocket {
-	var names []*matcherv3.StringMatcher
-	for _, id := range ids {
-		names = append(names, exactly(id))
-	}
-	return transport(&tlsv3.UpstreamTlsContext{CommonTlsContext: common(p.alpn(false), names)})
+	return transport(&tlsv3.UpstreamTlsContext{CommonTlsContext: common(p.alpn(false), lists.Map(ids, exactly))})
 }
 
 // answers is TLS of a service to callers, who must have a certificate: for TCP one of a caller that may call, for HTTP,
@@ -83,10 +79,7 @@ func calls(ids []string, p protocol) *corev3.TransportSocket {
 func (s *service) answers(m *Mesh) *corev3.TransportSocket {
 	names := []*matcherv3.StringMatcher{m.named(anyone)}
 	if s.protocol == protocolTCP {
-		names = nil
-		for _, id := range s.callers {
-			names = append(names, m.named(id))
-		}
+		names = lists.Map(s.callers, m.named)
 	}
 	return transport(&tlsv3.DownstreamTlsContext{CommonTlsContext: common(s.protocol.alpn(true), names),
 		RequireClientCertificate: wrapperspb.Bool(true)})

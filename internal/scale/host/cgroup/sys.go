@@ -113,12 +113,12 @@ func (w *walker) walk(dir int, base, rel string) error {
 		return w.failed(name, rel, err)
 	}
 	w.visit(rel, st.Ino)
-	return w.below(dir, base, rel, uint64(st.Nlink))
+	return w.below(dir, base, rel, name, uint64(st.Nlink))
 }
 
-// below visits the groups in one that was visited, which has so many links, and all their descendants.
-func (w *walker) below(dir int, base, rel string, links uint64) error {
-	name := cmp.Or(strings.TrimPrefix(rel[len(base):], "/"), ".")
+// below visits the groups in one that was visited, which has that number of links, and all their descendants. name is
+// that of the group at rel as seen from dir.
+func (w *walker) below(dir int, base, rel, name string, links uint64) error {
 	// A directory has one link from its parent, one from itself and one from each directory in it (kernfs keeps to
 	// that: kernfs_refresh_inode in fs/kernfs/inode.c; a file system that does not says 1). So most groups, the leaves,
 	// need no listing.
@@ -139,7 +139,7 @@ func (w *walker) below(dir int, base, rel string, links uint64) error {
 			err = w.failed(of, of, d.err)
 		default:
 			w.visit(of, d.ino)
-			err = w.below(dir, base, of, d.links)
+			err = w.below(dir, base, of, of[len(base)+1:], d.links)
 		}
 		if err != nil {
 			return err

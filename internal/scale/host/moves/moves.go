@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/lib/fault"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/text"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/proc"
@@ -101,8 +102,8 @@ func Open(cpu *cgroup.Hierarchy, homes []string) (w *Watch, err error) {
 	return w, w.list()
 }
 
-// list makes the processes known that there are: those of a group that is below another first, for they are its own.
-// Those made from now on are known by their parents.
+// list makes the processes known that there are: those of a group that is below another first, because they belong to
+// it alone. Those made from now on are known by their parents.
 func (w *Watch) list() error {
 	ids := slices.SortedFunc(maps.Keys(w.homes), func(a, b uint64) int { return len(w.homes[b]) - len(w.homes[a]) })
 	for _, id := range ids {
@@ -118,10 +119,7 @@ func (w *Watch) list() error {
 
 // Close ends it.
 func (w *Watch) Close() error {
-	var errs []error
-	for _, l := range w.links {
-		errs = append(errs, l.Close())
-	}
+	errs := lists.Map(w.links, io.Closer.Close)
 	w.links = nil
 	return errors.Join(append(errs, w.objects.Close())...)
 }

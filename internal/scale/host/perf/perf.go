@@ -22,6 +22,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tare/internal/lib/lists"
 	"tare/internal/scale/host/feature"
 )
 
@@ -437,11 +438,7 @@ func OnlineCPUs() ([]int, error) { return onlineCPUs("/sys/devices/system/cpu/on
 // Leaders are the descriptors of the sampler's events, by CPU: an event that is opened with one of them as its leader
 // is switched on and off with it. Close such events before the sampler.
 func (s *Sampler) Leaders() map[int]int {
-	fds := make(map[int]int, len(s.rings))
-	for _, r := range s.rings {
-		fds[r.cpu] = r.fd
-	}
-	return fds
+	return lists.Keyed(s.rings, func(r *ring) (cpu, fd int) { return r.cpu, r.fd })
 }
 
 // onlineCPUs parses a list like "0-3,5".

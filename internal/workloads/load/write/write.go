@@ -1,5 +1,5 @@
 // Package write is the load that writes files and nothing else, by an absolute schedule or as fast as the file system
-// takes it: the reference workload of what makes system calls into a file system. It runs as a process of its own
+// takes it: the reference workload of what makes system calls into a file system. It runs as a separate process
 // (tare load write), with threads that each have one write under way at most.
 //
 // A write is one write(2) of a fixed size at the end of a file, and the fsync(2) or fdatasync(2) after it where those
@@ -15,7 +15,7 @@
 // part of the write that needs the next file.
 //
 // The directory is locked (flock(2)) while the load lives. The kernel gives the lock back however the process ends, so
-// what a killed load has left behind can be told from what is in use: Clean removes it, and so does the next load.
+// what a killed load has left behind differs from what is in use: Clean removes it, and so does the next load.
 //
 // Without sync a write ends in the page cache. The kernel writes it to the disk in its own time, or never, where the
 // file is cut off before; until then it is memory of the load's control group.
@@ -143,14 +143,10 @@ func (l *Load) Ready() Ready {
 
 // Close removes the files and the directory. What is gone already is no error.
 func (l *Load) Close() error {
-	var errs []error
-	for _, w := range l.workers {
-		errs = append(errs, w.close())
-	}
-	return errors.Join(append(errs, l.dir.Close())...)
+	return errors.Join(append(lists.Map(l.workers, (*worker).close), l.dir.Close())...)
 }
 
-// Run writes by the schedule and says what came of it. Those writes count that are intended in the window. A file
+// Run writes by the schedule and gives the result. Those writes count that are intended in the window. A file
 // system that refuses is no error of the run: the result has its refusals, by kind. Run ends early with the context's
 // error.
 func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
@@ -202,7 +198,7 @@ func (l *Load) next(rested int64) (at int64, ok bool) {
 	return at, true
 }
 
-// tellApart adds to the result what the machine's stalls did not touch; nothing where nobody was to say.
+// tellApart adds to the result what the machine's stalls did not touch; nothing where stalls were not asked for.
 func (l *Load) tellApart(r *load.Result, stalls *role.Stalls) error {
 	logs := lists.Map(l.workers, func(w *worker) *running.Log { return w.log })
 	return running.Classify(r, logs, stalls, l.warm, l.end)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"tare/internal/experiment/process"
+	"tare/internal/lib/pace"
 )
 
 // lookFirst is the time until the first look for connections. Each time after that is twice as long: a look costs CPU
@@ -62,10 +63,8 @@ func (p *passage) watch(ctx context.Context) {
 	go func() {
 		defer close(p.done)
 		for wait := lookFirst; !p.seen() || p.past != nil && p.bypassed() == ""; wait *= 2 {
-			select {
-			case <-ctx.Done():
+			if pace.Sleep(ctx, wait) != nil {
 				return
-			case <-time.After(wait):
 			}
 			if p.past != nil {
 				if by := p.past(); by != "" {

@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strings"
 
+	"tare/internal/lib/lists"
 	"tare/internal/lib/text"
 )
 
@@ -113,11 +114,7 @@ func find(name string) (at int, is bool) {
 
 // Names are the names of All.
 func Names() []string {
-	names := make([]string, len(tools))
-	for i, t := range tools {
-		names[i] = t.Name
-	}
-	return names
+	return lists.Map(tools, func(t Tool) string { return t.Name })
 }
 
 // forkOf is the fork of a tool for which is holds, or the tool itself.
