@@ -44,7 +44,7 @@ const (
 	// ByBlock fits a line to each block by itself; Student's t on what the blocks say.
 	ByBlock Method = "least squares by block, t over blocks"
 	// Together is for a single block, or where no two have levels enough. It gives no intervals: noise grows with the
-	// level, and by what the trials of one block stray from their line they would cover its slope in 11 to 76 % of runs.
+	// level, and by what the trials of one block stray from their line they would cover its slope in 10 to 76 % of runs.
 	Together Method = "least squares of all trials together, without intervals"
 )
 
