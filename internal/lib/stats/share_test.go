@@ -25,7 +25,8 @@ func binomial(r *rand.Rand, n int, p float64) int {
 // on the sum, and of the clustered one, by design effect.
 func TestSharesBySimulation(t *testing.T) {
 	t.Parallel()
-	t.Log("| design effect | trials | Wilson on the sum covers % | clustered covers % | width of the clustered | uneven % |")
+	t.Log("| design effect | trials | Wilson on the sum covers % | clustered covers % | width of the clustered | " +
+		"uneven % |")
 	const n, p = 10_000, 0.3
 	for _, effect := range []float64{1, 2.2, 5.6, 11, 33, 320} {
 		for _, trials := range []int{6, 18} {

@@ -37,7 +37,8 @@ func TestTrialSizesBySimulation(t *testing.T) {
 		most  float64 // misses that are not said, of 10 trials and more
 		few   float64 // the same of 6 trials
 	}{
-		{"equal sizes", func() Count { return Count{binomial(r, mean, logistic(base+0.3*r.NormFloat64())), mean} }, 93, 5, 7, 7},
+		{"equal sizes", func() Count { return Count{binomial(r, mean, logistic(base+0.3*r.NormFloat64())), mean} },
+			93, 5, 7, 7},
 		{"equal sizes, normal", func() Count { return Count{binomial(r, mean, max(0, p*(1+0.25*r.NormFloat64()))), mean} },
 			93, 5, 7, 7},
 		{"equal sizes, independent", func() Count { return Count{binomial(r, mean, p/100), mean} }, 93, 5, 7, 7},
