@@ -33,7 +33,7 @@ type Share struct {
 // Trials are uneven whose sizes differ more than twofold, and more than chance makes of counts; or whose shares come in
 // bursts and have a standard deviation, less that of independent samples, of more than a part of the share: that which
 // ten equal bursts in each trial give, by a one-sided chi-squared test at 5 %. Neither the skewness of the residuals
-// nor the weight of the largest trial tells more: the runs that miss saw no large burst, and look as if there were none.
+// nor the weight of the largest trial tells more: the runs that miss saw no large burst, and look as if none came.
 const (
 	unevenSizes  = 2
 	unevenShares = 0.316 // 1 / sqrt(10)
