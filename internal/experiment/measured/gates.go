@@ -100,28 +100,16 @@ func stray(l *ledger.Ledger) *ledger.Warning {
 	return lists.Find(l.Warnings, func(w *ledger.Warning) bool { return w.Code == WarnStrays })
 }
 
-// contained: no process of the trial may be in other control groups, and what they counted must be there.
+// contained: no process of the trial may be in other control groups, and nobody may set back the CPU counters of the
+// trial's groups.
 func (m *Measured) contained() (trips []Trip) {
 	if w := stray(m.Ledger); w != nil {
 		return []Trip{Tripped(GateContained, 1, 0, "%s", w.Message)}
 	}
-	if w := m.reset(); w != nil {
-		return []Trip{Tripped(GateContained, 1, 0, "%s; find out who writes to cpuacct.usage", w.Message)}
-	}
-	return nil
-}
-
-// reset is the first warning that the CPU counter of one of the trial's groups was reset; nil without one.
-func (m *Measured) reset() *ledger.Warning {
 	for _, g := range m.Ledger.Cgroups {
-		if g.CPUSeconds != nil || g.Vanished || !cgroup.Within(g.Path, m.Tree) && m.roles[g.Path].Role == "" {
-			continue
-		}
-		w := lists.Find(m.Ledger.Warnings, func(w *ledger.Warning) bool {
-			return w.Code == ledger.CounterReset && strings.Contains(w.Message, g.Path+" ")
-		})
-		if w != nil {
-			return w
+		if g.CPUReset && (cgroup.Within(g.Path, m.Tree) || m.roles[g.Path].Role != "") {
+			return []Trip{Tripped(GateContained, 1, 0, "the CPU counter of control group %s was reset inside the window: what "+
+				"it used is not known; find out who writes to cpuacct.usage", g.Path)}
 		}
 	}
 	return nil

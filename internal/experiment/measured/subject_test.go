@@ -155,22 +155,22 @@ func TestThrottledAbove(t *testing.T) {
 	}
 }
 
-// TestReset: where a counter of the trial's groups was set back, its cost is not known, and the gate names the group.
-// That of a group that is not the trial's voids nothing, nor does one that was read all the same.
+// TestReset: where a counter of the trial's groups was set back, its cost is not known, and the gate names the group,
+// also where the ledger's warnings name only the first groups. Those of groups that are not the trial's void nothing.
 func TestReset(t *testing.T) {
-	for path, want := range map[string]int{"": 1, "/subject": 1, "/subject/proxy/worker": 1, "/sub": 0, "/../other": 0} {
+	deep := "/subject/" + strings.Repeat("deep/", 60) + "er" // longer than a warning's path
+	for path, want := range map[string]int{
+		"": 1, "/subject": 1, "/subject/proxy/worker": 1, deep: 1, "s": 0, "s/subject": 0,
+	} {
 		m := inComponents()
 		l := m.Ledger
-		l.Warn(ledger.CounterReset, "the CPU counter of control group %s was reset inside the window", m.Tree+path)
+		for _, other := range []string{"/a", "/b", "/c", "/d"} {
+			l.Cgroups = append(l.Cgroups, ledger.Cgroup{Path: other, CPUReset: true})
+		}
 		if trips := m.contained(); len(trips) != 0 {
-			t.Errorf("%s was read: %+v", path, trips)
+			t.Errorf("counters of others were reset: %+v", trips)
 		}
-		l.Cgroups = append(l.Cgroups, ledger.Cgroup{Path: m.Tree})
-		for i := range l.Cgroups {
-			if g := &l.Cgroups[i]; g.Path == m.Tree+path || g.Path == "/tare/other/subject" {
-				g.CPUSeconds = nil
-			}
-		}
+		l.Cgroups = append(l.Cgroups, ledger.Cgroup{Path: m.Tree + path, CPUReset: true})
 		trips := m.contained()
 		if len(trips) != want || want == 1 && !strings.Contains(trips[0].Message, m.Tree+path+" was reset") {
 			t.Errorf("%s: %+v", path, trips)

@@ -65,7 +65,13 @@ func (f File) Parse(data []byte, l Limit) ([]Node, error) {
 	}
 	var bodies []Node
 	for _, d := range tree.Docs {
-		if d.Body != nil {
+		directive, is := d.Body.(*ast.DirectiveNode) // the parser takes one for a document
+		switch {
+		case d.Body == nil, is && directive.Name.String() == "YAML":
+		case is:
+			return nil, f.Fail(directive, "take it out, and write what it stands for",
+				"the directive %%%s is not read", directive.Name)
+		default:
 			bodies = append(bodies, d.Body)
 		}
 	}

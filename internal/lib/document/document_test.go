@@ -25,6 +25,10 @@ func TestErrorsHaveAPlace(t *testing.T) {
 		"\xff\xfer\x00":    "a.yaml:1: it is written in UTF-16",
 		"\xfe\xff\x00r":    "a.yaml:1: it is written in UTF-16",
 		"rate: 1\nrate: 2": `a.yaml:2:1: this is not YAML: mapping key "rate" already defined`,
+
+		"%TAG ! tag:a.org,2000:\n---\nrate: 5":            "a.yaml:1:1: the directive %TAG is not read",
+		"rate: 5\n---\n%TAG ! tag:a.org,2000:\n---\na: 1": "a.yaml:3:1: the directive %TAG is not read",
+		"%YAML 1.2\n%OTHER\n---\nrate: 5":                 "a.yaml:2:1: the directive %OTHER is not read",
 	} {
 		documents, err := file.Parse([]byte(text), Limit{Bytes: 1 << 10})
 		o := param.Values{}
@@ -52,6 +56,10 @@ func TestErrorsHaveAPlace(t *testing.T) {
 		if at := file.Place(documents[0]); at != want {
 			t.Errorf("after %q it stands at %s, want %s", begin, at, want)
 		}
+	}
+	if documents, err := file.Parse([]byte("rate: 5\n...\n%YAML 1.2\n---\nrate: 6"), Limit{Bytes: 1 << 10}); err != nil ||
+		len(documents) != 2 || !IsMapping(documents[1]) {
+		t.Errorf("two documents with %%YAML between them: %v, %v", documents, err)
 	}
 	for _, empty := range []string{"", "# nothing\n"} {
 		if documents, err := file.Parse([]byte(empty), Limit{Bytes: 1 << 10}); err != nil || len(documents) != 0 {

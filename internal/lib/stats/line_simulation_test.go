@@ -7,6 +7,8 @@ import (
 	"slices"
 	"testing"
 
+	"gonum.org/v1/gonum/stat/distuv"
+
 	"tare/test/long"
 )
 
@@ -47,10 +49,40 @@ func together(observations []Observation) []Observation {
 	return all
 }
 
-// Coverage of slopes and fixed parts under noise of 5 % of the value: least squares on all trials, and block by block.
+// byResiduals are the fixed part and the slope of a fit of all trials together, with intervals that take the residuals
+// as independent and of one size.
+func byResiduals(t *testing.T, observations []Observation) (cs [2]Coefficient) {
+	t.Helper()
+	line, err := FitLine(together(observations))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := float64(len(observations))
+	var mean, square, rss float64
+	for _, o := range observations {
+		mean += o.X[0] / n
+	}
+	for _, o := range observations {
+		square += (o.X[0] - mean) * (o.X[0] - mean)
+		rss += math.Pow(o.Y-line.At(o.X), 2)
+	}
+	student := distuv.StudentsT{Mu: 0, Sigma: 1, Nu: n - 2}.Quantile((1 + Confidence) / 2)
+	for i, variance := range []float64{1/n + mean*mean/square, 1 / square} {
+		c := line.Coefficients[i]
+		if !math.IsInf(c.Lo, -1) || !math.IsInf(c.Hi, 1) {
+			t.Errorf("a fit of all trials together has an interval: %+v", c)
+		}
+		half := student * math.Sqrt(rss/(n-2)*variance)
+		cs[i] = Coefficient{c.Value, c.Value - half, c.Value + half}
+	}
+	return cs
+}
+
+// Coverage of slopes and fixed parts under noise of 5 % of the value: least squares on all trials, which is why one
+// block has no intervals, and block by block.
 func TestLinesBySimulation(t *testing.T) {
 	t.Parallel()
-	t.Log("| levels of | noise | slope before % | fixed before % | slope % | fixed % | lines called bent % |")
+	t.Log("| levels of | noise | blocks | slope before % | fixed before % | slope % | fixed % | lines called bent % |")
 	for _, d := range designs {
 		for _, noise := range []struct {
 			name   string
@@ -61,38 +93,41 @@ func TestLinesBySimulation(t *testing.T) {
 			{"normal, shared", 0.95, noises[0].draw},
 			{"t5, half shared", 0.5, student(5)},
 		} {
-			runs := repetitions(long.Repeat(40, 250))
-			r := rand.New(rand.NewPCG(uint64(d.blocks), uint64(len(d.name)+len(noise.name))))
-			cost := func(x float64) float64 { return d.fixed + d.slope*x }
-			var before, after [2]float64
-			var bent float64
-			for range runs {
-				observations := disturbed(r, d.levels, d.blocks, cost, 0.05, noise.shared, noise.draw)
-				old, err := FitLine(together(observations))
-				if err != nil {
-					t.Fatal(err)
-				}
-				line, err := FitLine(observations)
-				if err != nil {
-					t.Fatal(err)
-				}
-				for i, truth := range []float64{d.fixed, d.slope} {
-					if c := old.Coefficients[i]; c.Lo <= truth && truth <= c.Hi {
-						before[i] += 100 / float64(runs)
+			for _, blocks := range []int{1, 2, d.blocks} {
+				runs := repetitions(long.Repeat(40, 250))
+				r := rand.New(rand.NewPCG(uint64(blocks), uint64(len(d.name)+len(noise.name))))
+				cost := func(x float64) float64 { return d.fixed + d.slope*x }
+				var before, after [2]float64
+				var bent float64
+				for range runs {
+					observations := disturbed(r, d.levels, blocks, cost, 0.05, noise.shared, noise.draw)
+					old := byResiduals(t, observations)
+					line, err := FitLine(observations)
+					if err != nil {
+						t.Fatal(err)
 					}
-					if c := line.Coefficients[i]; c.Lo <= truth && truth <= c.Hi {
-						after[i] += 100 / float64(runs)
+					for i, truth := range []float64{d.fixed, d.slope} {
+						if c := old[i]; c.Lo <= truth && truth <= c.Hi {
+							before[i] += 100 / float64(runs)
+						}
+						if c := line.Coefficients[i]; c.Lo <= truth && truth <= c.Hi {
+							after[i] += 100 / float64(runs)
+						}
+					}
+					if !line.Straight {
+						bent += 100 / float64(runs)
 					}
 				}
-				if !line.Straight {
-					bent += 100 / float64(runs)
+				t.Logf("| %s | %s | %d | %.1f | %.1f | %.1f | %.1f | %.1f |", d.name, noise.name, blocks, before[1], before[0],
+					after[1], after[0], bent)
+				if blocks == 1 {
+					continue // no interval
 				}
+				what := fmt.Sprintf("%s, %s, %d blocks: ", d.name, noise.name, blocks)
+				within(t, what+"slope", after[1], runs, 93, 97)
+				within(t, what+"fixed", after[0], runs, 93, 97)
+				within(t, what+"lines called bent", bent, runs, 0, 5)
 			}
-			within(t, d.name+", "+noise.name+": slope", after[1], runs, 93, 97)
-			within(t, d.name+", "+noise.name+": fixed", after[0], runs, 93, 97)
-			within(t, d.name+", "+noise.name+": lines called bent", bent, runs, 0, 5)
-			t.Logf("| %s | %s | %.1f | %.1f | %.1f | %.1f | %.1f |", d.name, noise.name, before[1], before[0], after[1],
-				after[0], bent)
 		}
 	}
 }

@@ -38,15 +38,15 @@ func readTable(t *testing.T, path string) []Observation {
 // Published tables must give what their own data say, not what the text beside them says.
 func TestPublishedTables(t *testing.T) {
 	for _, c := range []struct {
-		file                 string
-		fixed, fixedWithin   float64
-		slope, slopeWithin   float64
-		r2                   float64
-		straight, fixedIsNil bool
+		file               string
+		fixed, fixedWithin float64
+		slope, slopeWithin float64
+		r2                 float64
+		straight           bool
 	}{
-		{"osm-sidecar-cpu", 0, 0.01, 0.30e-3, 0.005e-3, 0.998, true, true},
-		{"osm-control-plane-memory", 274, 0.5, 1.17, 0.005, 0.994, false, false},
-		{"osm-rollout-cpu", 0.38, 0.01, 1.17e-3, 0.01e-3, 0.985, true, false},
+		{"osm-sidecar-cpu", 0, 0.01, 0.30e-3, 0.005e-3, 0.998, true},
+		{"osm-control-plane-memory", 274, 0.5, 1.17, 0.005, 0.994, false},
+		{"osm-rollout-cpu", 0.38, 0.01, 1.17e-3, 0.01e-3, 0.985, true},
 	} {
 		t.Run(c.file, func(t *testing.T) {
 			l, err := FitLine(readTable(t, "testdata/"+c.file+".csv"))
@@ -63,9 +63,6 @@ func TestPublishedTables(t *testing.T) {
 			if l.Straight != c.straight {
 				t.Errorf("straight = %t by %s", l.Straight, l.Test)
 			}
-			if holdsNil := l.Coefficients[0].Lo <= 0 && l.Coefficients[0].Hi >= 0; c.fixedIsNil != holdsNil {
-				t.Errorf("the interval of the fixed part, %+v, holds 0: %t", l.Coefficients[0], holdsNil)
-			}
 			if !l.HasHeldOut || l.HeldOut > 0.2 {
 				t.Errorf("held-out error %.3f", l.HeldOut)
 			}
@@ -73,13 +70,12 @@ func TestPublishedTables(t *testing.T) {
 	}
 }
 
-// A known cost, with noise, is found within its interval as often as the interval says; a bend is flagged, a line
-// seldom is.
+// Of the trials of one block that have replicates a bend is flagged, and a line seldom is.
 func TestFitLineBySimulation(t *testing.T) {
 	t.Parallel()
 	r := rand.New(rand.NewPCG(7, 7))
 	const runs = 250
-	var covered, flaggedLine, flaggedBend int
+	var flaggedLine, flaggedBend int
 	for range runs {
 		var line, bend []Observation
 		for _, rate := range []float64{500, 1000, 2000, 4000} {
@@ -96,9 +92,6 @@ func TestFitLineBySimulation(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if s := l.Coefficients[1]; s.Lo <= 0.3e-3 && s.Hi >= 0.3e-3 {
-			covered++
-		}
 		if !l.Straight {
 			flaggedLine++
 		}
@@ -110,10 +103,7 @@ func TestFitLineBySimulation(t *testing.T) {
 			flaggedBend++
 		}
 	}
-	t.Logf("of %d: slope covered %d, lines flagged %d, bends flagged %d", runs, covered, flaggedLine, flaggedBend)
-	if covered < runs*91/100 || covered > runs*99/100 {
-		t.Errorf("the interval of the slope covered %d of %d", covered, runs)
-	}
+	t.Logf("of %d: lines flagged %d, bends flagged %d", runs, flaggedLine, flaggedBend)
 	if flaggedLine > runs*9/100 {
 		t.Errorf("%d of %d lines were called bent", flaggedLine, runs)
 	}

@@ -25,14 +25,15 @@ func binomial(r *rand.Rand, n int, p float64) int {
 // on the sum, and of the clustered one, by design effect.
 func TestSharesBySimulation(t *testing.T) {
 	t.Parallel()
-	t.Log("| design effect | trials | Wilson on the sum covers % | clustered covers % | width of the clustered |")
+	t.Log("| design effect | trials | Wilson on the sum covers % | clustered covers % | width of the clustered | " +
+		"uneven % |")
 	const n, p = 10_000, 0.3
 	for _, effect := range []float64{1, 2.2, 5.6, 11, 33, 320} {
 		for _, trials := range []int{6, 18} {
 			runs := repetitions(800)
 			r := rand.New(rand.NewPCG(uint64(10*effect), uint64(trials)))
 			spread := math.Sqrt(p * (1 - p) * (effect - 1) / n)
-			var before, after, width float64
+			var before, after, width, uneven float64
 			for range runs {
 				var counts []Count
 				in := 0
@@ -49,15 +50,19 @@ func TestSharesBySimulation(t *testing.T) {
 					after++
 				}
 				width += s.Hi - s.Lo
+				if s.Uneven {
+					uneven++
+				}
 			}
-			t.Logf("| %g | %d | %.1f | %.1f | %.2g |", effect, trials, 100*before/float64(runs), 100*after/float64(runs),
-				width/float64(runs))
+			t.Logf("| %g | %d | %.1f | %.1f | %.2g | %.1f |", effect, trials, 100*before/float64(runs),
+				100*after/float64(runs), width/float64(runs), 100*uneven/float64(runs))
 			most := 97.0
 			if effect < 2 {
 				most = 99 // the design effect is never taken below 1
 			}
 			within(t, fmt.Sprintf("design effect %g, %d trials: coverage", effect, trials), 100*after/float64(runs), runs,
 				94, most)
+			within(t, fmt.Sprintf("design effect %g, %d trials: uneven", effect, trials), 100*uneven/float64(runs), runs, 0, 5)
 		}
 	}
 }
@@ -67,7 +72,7 @@ func TestSharesBySimulation(t *testing.T) {
 func TestBurstsBySimulation(t *testing.T) {
 	t.Parallel()
 	t.Log("| bursts per trial | mean size | trials | before covers % | after covers % | none lost % | before covers of " +
-		"these % | after % | without others % |")
+		"these % | after % | without others % | uneven % |")
 	const n = 100_000
 	for _, trials := range []int{6, 18} {
 		for _, size := range []float64{1, 4, 40} {
@@ -89,7 +94,7 @@ func TestBurstsBySimulation(t *testing.T) {
 					}
 					return counts
 				}
-				var before, after, none, beforeNone, afterNone, aloneNone float64
+				var before, after, none, beforeNone, afterNone, aloneNone, uneven float64
 				for range runs {
 					counts := draw()
 					in := 0
@@ -103,6 +108,9 @@ func TestBurstsBySimulation(t *testing.T) {
 					old := lo <= truth && truth <= hi
 					s := ClusteredShare(counts, Bursts(alone(counts), alone(draw()), alone(draw())))
 					now := s.Lo <= truth && truth <= s.Hi
+					if s.Uneven {
+						uneven++
+					}
 					if old {
 						before++
 					}
@@ -128,8 +136,8 @@ func TestBurstsBySimulation(t *testing.T) {
 					t.Errorf("%g bursts of %g, %d trials: assuming nothing, %.1f %% covered where none was lost", rate, size, trials,
 						100*aloneNone/none)
 				}
-				t.Logf("| %g | %g | %d | %.1f | %.1f | %.1f | %.1f | %.1f | %.1f |", rate, size, trials, before*f, after*f, none*f,
-					100*beforeNone/none, 100*afterNone/none, 100*aloneNone/none)
+				t.Logf("| %g | %g | %d | %.1f | %.1f | %.1f | %.1f | %.1f | %.1f | %.1f |", rate, size, trials, before*f, after*f,
+					none*f, 100*beforeNone/none, 100*afterNone/none, 100*aloneNone/none, uneven*f)
 			}
 		}
 	}

@@ -466,7 +466,7 @@ func (p *Prose) line(m Model, unit string) string {
 	}
 	x := m.Terms[1]
 	at, is := LevelNumber(p.At[x.Name])
-	if !is || at < m.ValidRange[x.Name][1] || x.Lo == nil || x.Hi == nil || *x.Lo <= 0 && *x.Hi >= 0 {
+	if !is || at < m.ValidRange[x.Name][1] || m.HasIntervals() && *x.Lo <= 0 && *x.Hi >= 0 {
 		return ""
 	}
 	if m.Flat() {
@@ -475,6 +475,9 @@ func (p *Prose) line(m Model, unit string) string {
 	slope := p.Summary.Slope(x, unit, m.ValidRange[x.Name][1])
 	if x.Value > 0 {
 		slope = strings.Replace(slope, forEvery, " more"+forEvery, 1)
+	}
+	if !m.HasIntervals() {
+		slope += ", without an interval"
 	}
 	return m.Terms[0].In(unit) + fixedAnd + slope
 }

@@ -93,7 +93,8 @@ func (p *Prose) lines() {
 func (p *Prose) componentLines(metric, name string) {
 	var all []string
 	for _, m := range p.Summary.ComponentModels {
-		if m.Metric != metric || m.Arm != p.Arm || len(m.Terms) != 2 || m.Terms[1].Lo == nil || *m.Terms[1].Lo <= 0 {
+		if m.Metric != metric || m.Arm != p.Arm || len(m.Terms) != 2 || m.Terms[1].Value <= 0 ||
+			m.HasIntervals() && *m.Terms[1].Lo <= 0 {
 			continue
 		}
 		straight := m

@@ -61,10 +61,13 @@ func fitModel(t *Table, metric, arm string, names []string) (Model, bool) {
 		m.Effective = &line.Effective
 	}
 	for i, c := range line.Coefficients {
-		if !Usable(c.Lo) || !Usable(c.Hi) {
+		term := Term{Name: "fixed", Unit: unit, Interval: Interval{Value: c.Value}}
+		switch known := line.Method == stats.ByBlock; {
+		case !Usable(c.Value) || known && (!Usable(c.Lo) || !Usable(c.Hi)):
 			return Model{}, false
+		case known:
+			term.Lo, term.Hi = &c.Lo, &c.Hi
 		}
-		term := Term{Name: "fixed", Unit: unit, Interval: Interval{c.Value, &c.Lo, &c.Hi}}
 		if i > 0 {
 			term.Name, term.Unit = names[i-1], unit+" per unit of "+names[i-1]
 			m.ValidRange[names[i-1]] = line.Range[i-1]

@@ -233,6 +233,11 @@ type Model struct {
 	strong bool // intervals may still be too narrow
 }
 
+// HasIntervals reports whether its terms have intervals: those of a fit of all trials together have none.
+func (m *Model) HasIntervals() bool {
+	return len(m.Terms) > 0 && m.Terms[0].Lo != nil && m.Terms[0].Hi != nil
+}
+
 // Term is one coefficient of a model.
 type Term struct {
 	Name string `json:"name"`

@@ -30,8 +30,7 @@ func (t *screen) brief(s *analysis.Summary, run record.Run) {
 	top.headline(lead)
 	shown := table.lead(lead)
 	bottom.others(s, run, shown)
-	bottom.basis(s, run, strings.Contains(top.b.String()+table.b.String(), " [") ||
-		slices.ContainsFunc(s.Answers, func(a analysis.Answer) bool { return strings.Contains(a.Answer, " [") }))
+	bottom.basis(s, run, bracketed(s, shown))
 	if text := lead.short(s, run); text != "" {
 		answers.wrap("", text)
 		answers.line("")
@@ -132,8 +131,27 @@ func (t *screen) others(s *analysis.Summary, run record.Run, shown []string) {
 	t.wrap("shown:     ", rest[0]+"; --all adds the others"+strings.Join(append([]string{""}, rest[1:]...), " and "))
 }
 
+// bracketed reports whether there are intervals among what the brief report shows: those of assertions, of values in
+// the table, and of the differences and lines of metrics that the table or an answer speaks of.
+func bracketed(s *analysis.Summary, shown []string) bool {
+	speaks := func(metric string) bool {
+		return slices.Contains(shown, metric) || slices.ContainsFunc(s.Answers, func(a analysis.Answer) bool {
+			return slices.ContainsFunc(a.Evidence, func(e string) bool { return strings.HasPrefix(e, metric+" ") })
+		})
+	}
+	return slices.ContainsFunc(s.Verdicts, func(v analysis.Verdict) bool {
+		return slices.ContainsFunc(v.Checks, func(c analysis.Check) bool { return c.Lo != nil && c.Hi != nil })
+	}) || slices.ContainsFunc(s.Estimates, func(e analysis.Estimate) bool {
+		d := e.Difference
+		return e.Lo != nil && e.Hi != nil && slices.Contains(shown, e.Metric) ||
+			d != nil && d.Lo != nil && d.Hi != nil && speaks(e.Metric)
+	}) || slices.ContainsFunc(slices.Concat(s.Models, s.ComponentModels), func(m analysis.Model) bool {
+		return m.HasIntervals() && speaks(m.Metric)
+	})
+}
+
 // basis says whether the run can be trusted, on which machine it was, and where the rest is. bracketed reports whether
-// there are brackets to explain.
+// there are intervals to explain.
 func (t *screen) basis(s *analysis.Summary, run record.Run, bracketed bool) {
 	for _, text := range absent(s) {
 		t.wrap("note:      ", text)
@@ -146,7 +164,7 @@ func (t *screen) basis(s *analysis.Summary, run record.Run, bracketed bool) {
 		t.wrap("warning:   ", warning)
 	}
 	text := validity(s)
-	if bracketed && intervals(s) != "none" {
+	if bracketed {
 		text += "; brackets are 95 % intervals"
 	}
 	t.wrap("run:       ", text)

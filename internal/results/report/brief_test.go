@@ -3,11 +3,14 @@ package report_test
 import (
 	"bytes"
 	"fmt"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
 	"tare/internal/results/analysis"
 	"tare/internal/results/report"
+	"tare/test/analysistest"
 )
 
 // TestBriefFits: without levels the report has at most 40 lines, the one on the page among them, however many arms,
@@ -60,6 +63,45 @@ func TestBriefFits(t *testing.T) {
 					t.Errorf("%d arms, %d words: --all lacks %q:\n%s", arms, words, want, all.String())
 				}
 			}
+		}
+	}
+}
+
+// TestBracketsAreOfEstimates: brackets are explained where what is shown has intervals, whatever answers are worded
+// like. The line of a single block has none, and of two it has, though nothing else does; --all says the same.
+func TestBracketsAreOfEstimates(t *testing.T) {
+	for blocks, want := range map[int]string{
+		1: "intervals: none scale:",
+		2: "intervals: fitted lines by least squares by block, t over blocks, 95.0 %; values by pooled",
+		8: "intervals: differences by signed-rank",
+	} {
+		truth := plain
+		truth.Blocks, truth.Rates = blocks, []string{"500", "1000", "2000"}
+		run, trials := analysistest.Quickstart(truth)
+		s, err := analysis.Summarize(run, trials)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var all, brief bytes.Buffer
+		if err := report.Text(&all, s, run, report.Options{All: true}); err != nil {
+			t.Fatal(err)
+		}
+		models := regexp.MustCompile(`(?m)^model: .*(\n {7}.*)*`).FindAllString(all.String(), -1)
+		bare := func(line string) bool {
+			return !strings.Contains(line, " [") || strings.Contains(line, "without intervals")
+		}
+		said := strings.Join(strings.Fields(all.String()), " ")
+		if !strings.Contains(said, want) || len(models) == 0 || slices.ContainsFunc(models, bare) != (blocks == 1) ||
+			blocks == 1 && strings.Contains(all.String(), " [") {
+			t.Errorf("%d blocks: want %q and its models:\n%s", blocks, want, all.String())
+		}
+		s.Answers[0].Answer += " It is a candidate [sic]."
+		s.Answers = s.Answers[:1]
+		if err := report.Text(&brief, s, run, report.Options{}); err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(brief.String(), "[sic]") || strings.Contains(brief.String(), "brackets are") != (blocks > 1) {
+			t.Errorf("%d blocks:\n%s", blocks, brief.String())
 		}
 	}
 }

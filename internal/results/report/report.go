@@ -243,6 +243,11 @@ func intervals(s *analysis.Summary) string {
 			add("differences by "+d.Method, d.Confidence)
 		}
 	}
+	for _, m := range slices.Concat(s.Models, s.ComponentModels) {
+		if m.HasIntervals() {
+			add("fitted lines by "+m.Method, stats.Confidence)
+		}
+	}
 	if len(reached) == 0 {
 		return "none"
 	}
@@ -257,14 +262,14 @@ func intervals(s *analysis.Summary) string {
 	return strings.Join(said, "; ")
 }
 
-// models are the fitted lines in words: those in which a factor matters, and those that are no lines.
+// models are the fitted lines in words: those in which a factor matters, or may, and those that are no lines.
 func models(s *analysis.Summary) []string {
 	var all []string
 	for _, m := range s.Models {
 		matters := !m.Linear
 		var terms, where []string
 		for i, t := range m.Terms {
-			matters = matters || i > 0 && t.Lo != nil && t.Hi != nil && (*t.Lo > 0 || *t.Hi < 0)
+			matters = matters || i > 0 && t.Value != 0 && (t.Lo == nil || t.Hi == nil || *t.Lo > 0 || *t.Hi < 0)
 			if i == 0 {
 				terms = append(terms, t.Written(t.Unit)+" fixed")
 				continue
@@ -282,6 +287,9 @@ func models(s *analysis.Summary) []string {
 			line += fmt.Sprintf(", held-out error %.2g %%", 100**m.HeldoutError)
 		}
 		line += ", for " + strings.Join(where, ", ")
+		if !m.HasIntervals() {
+			line += "; without intervals: they take two blocks"
+		}
 		if !m.Linear {
 			line = "NOT A LINE (by " + m.Test + ") " + line
 		}

@@ -264,6 +264,8 @@ type Cgroup struct {
 
 	Role       string   `json:"role"` // app, load, subject, self, or empty
 	CPUSeconds *float64 `json:"cpu_seconds"`
+	// CPUReset: its CPU counter was set back inside the window, so cpu_seconds is not known.
+	CPUReset bool `json:"cpu_reset,omitempty"`
 	// BPFSeconds is eBPF run time of its tasks in every context, descendants included, as far as it could be split:
 	// at least that, and at most cpu.bpf_unsplit_seconds more. null where programs ran and no second of theirs
 	// could be split.

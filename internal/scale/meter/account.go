@@ -33,7 +33,6 @@ type account struct {
 	seen     *witness.Account // nil without a witness
 	snapshot *bpf.Snapshot    // nil where programs could not be read
 	passed   *proc.Elapsed    // see elapsed
-	reset    []string         // groups whose CPU counters were set back in the window
 
 	warnings []ledger.Warning
 }
@@ -455,7 +454,7 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 	}
 	groups := a.m.groups.Groups()
 	out := make([]ledger.Cgroup, 0, len(groups))
-	var reset, lacking []string
+	var lacking []string
 	for _, g := range groups {
 		before, wasThere := a.w.first.groups[g]
 		if g.Vanished && !wasThere {
@@ -479,9 +478,7 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 			c.ThrottledPeriods = counted(now.ThrottledPeriods, before.ThrottledPeriods, wasThere)
 			c.Periods = counted(now.Periods, before.Periods, wasThere)
 		}
-		if now.UsageNs.OK && (now.Resets != before.Resets || wasThere && now.UsageNs.N < before.UsageNs.N) {
-			reset = append(reset, g.Path)
-		}
+		c.CPUReset = now.UsageNs.OK && (now.Resets != before.Resets || wasThere && now.UsageNs.N < before.UsageNs.N)
 		// A group that no hierarchy counts CPU time of is nobody's identity: its tasks' programs stand with another
 		// group. Where programs ran and none could be split, nobody knows whether it was here: that is not 0.
 		if a.found != nil && !a.m.uncounted && a.knowsPrograms() && now.UsageNs.OK && (split > 0 || unsplit == 0) {
@@ -498,7 +495,7 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 		out = append(out, c)
 	}
 	a.madeAgain(out)
-	a.wereReset(reset)
+	a.wereReset(out)
 	a.lacksMemory(lacking)
 	cpu := func(c *ledger.Cgroup) float64 { return known.Or(c.CPUSeconds, 0) }
 	order := make([]*ledger.Cgroup, len(out)) // what is sorted is moved often, and a group is large
@@ -512,20 +509,25 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 }
 
 // wereReset warns of groups whose CPU counters were set back inside the window: cpuacct.usage of v1 can be written.
-func (a *account) wereReset(groups []string) {
+func (a *account) wereReset(groups []ledger.Cgroup) {
 	const named = 3
-	for _, path := range groups[:min(named, len(groups))] {
-		a.warn(ledger.CounterReset, "the CPU counter of control group %.200s was reset inside the window: what it used is "+
-			"not known", path)
+	n := -named // how many more
+	for i := range groups {
+		if !groups[i].CPUReset {
+			continue
+		}
+		if n++; n <= 0 {
+			a.warn(ledger.CounterReset, "the CPU counter of control group %.200s was reset inside the window: what it used is "+
+				"not known", groups[i].Path)
+		}
 	}
-	if n := len(groups) - named; n > 0 {
+	if n > 0 {
 		a.warn(ledger.CounterReset, "so were those of %d more control groups", n)
 	}
 	if err := a.m.groups.Unnoted(); err != nil {
 		a.warn("resets-unseen", "if somebody writes to the CPU counter of a control group and so sets it back "+
 			"(cpuacct.usage), that is not seen where the counter has grown past what it was since: %v", err)
 	}
-	a.reset = groups
 }
 
 // madeAgain warns of groups that were removed and made again inside the window: their counters began anew.
@@ -641,12 +643,10 @@ func (a *account) budget(l *ledger.Ledger) ledger.CPU {
 	for _, g := range a.m.groups.Unread() {
 		unread[g.Path] = true
 	}
-	for _, path := range a.reset {
-		unread[path] = true
-	}
 	someUnread := false // of the groups at the top: what they used is in total
 	for _, c := range l.Cgroups {
-		someUnread = someUnread || strings.LastIndexByte(c.Path, '/') == 0 && c.CPUSeconds == nil && unread[c.Path]
+		someUnread = someUnread || strings.LastIndexByte(c.Path, '/') == 0 && c.CPUSeconds == nil &&
+			(c.CPUReset || unread[c.Path])
 		switch {
 		case c.Path == "/":
 			total = c.CPUSeconds

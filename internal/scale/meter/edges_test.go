@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -95,7 +96,7 @@ func TestCounterReset(t *testing.T) {
 			}
 		})
 		i := slices.IndexFunc(l.Cgroups, func(g ledger.Cgroup) bool { return g.Path == path })
-		if i < 0 || (l.Cgroups[i].CPUSeconds == nil) != reset {
+		if i < 0 || (l.Cgroups[i].CPUSeconds == nil) != reset || l.Cgroups[i].CPUReset != reset {
 			t.Fatalf("reset is %v: %+v", reset, l.Cgroups[max(i, 0)])
 		}
 		_, hasRoot := lineOf(l, ledger.LineRoot)
@@ -103,6 +104,48 @@ func TestCounterReset(t *testing.T) {
 		if warned != reset || hasRoot == reset || !l.CPU.Closes() {
 			t.Errorf("reset is %v: it has a line of the root group %v; warnings %v", reset, hasRoot, l.Warnings)
 		}
+	}
+}
+
+// TestManyCountersReset: warnings name three groups whose counters were reset and count the rest; each group says so
+// itself.
+func TestManyCountersReset(t *testing.T) {
+	h := cpuHierarchy(t)
+	if h.V2 {
+		t.Skip("needs cgroup v1: the counters of v2 cannot be written")
+	}
+	parent := temporaryGroup(t)
+	want := map[string]bool{}
+	var dirs []string
+	for i := range 5 {
+		dir := fmt.Sprintf("%s/%d", parent, i)
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = os.Remove(dir) })
+		dirs, want[h.Identity(strings.TrimPrefix(dir, h.Mount))] = append(dirs, dir), true
+	}
+	l := ledgerOf(t, meter(t, Options{SampleHz: -1, NoWitness: true}), func() {
+		for _, dir := range dirs {
+			if err := cgroup.Write(dir+"/cpuacct.usage", "0"); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+	got := map[string]bool{}
+	for _, g := range l.Cgroups {
+		if g.CPUReset {
+			got[g.Path] = g.CPUSeconds == nil
+		}
+	}
+	var said []string
+	for _, w := range l.Warnings {
+		if w.Code == ledger.CounterReset {
+			said = append(said, w.Message)
+		}
+	}
+	if !maps.Equal(got, want) || len(said) != 4 || !strings.Contains(said[3], "2 more") {
+		t.Errorf("reset: %v, want %v; warnings %q", got, want, said)
 	}
 }
 
