@@ -10,6 +10,7 @@ import (
 
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
 
 	"tare/internal/lib/text"
 )
@@ -21,8 +22,9 @@ type scrapes struct {
 	writers *writers
 	slots   chan struct{} // of scrapes that wait for an answer
 
-	mu   sync.Mutex
-	last *answer // nil before the first
+	mu    sync.Mutex
+	last  *answer // nil before the first
+	spare []byte  // the memory of an answer that nobody needs any more
 }
 
 // source has the metrics.
@@ -37,6 +39,7 @@ func newScrapes(metrics source, writers *writers) *scrapes {
 
 func (s *scrapes) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	a := s.answer(r)
+	defer s.release(a)
 	for key, values := range a.header {
 		rw.Header()[key] = values
 	}
@@ -45,9 +48,9 @@ func (s *scrapes) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	s.writers.write(rw, a.Bytes())
 }
 
-// answer encodes what a request asks for, or returns the last answer if that is the same.
+// answer encodes what a request asks for, or returns the last answer if that is the same. Release it.
 func (s *scrapes) answer(r *http.Request) *answer {
-	a := &answer{header: http.Header{}, status: http.StatusOK,
+	a := &answer{readers: 1, header: http.Header{}, status: http.StatusOK,
 		asked: slices.Concat(r.Header["Accept"], []string{""}, r.URL.Query()["name[]"])}
 	select {
 	case s.slots <- struct{}{}:
@@ -61,8 +64,11 @@ func (s *scrapes) answer(r *http.Request) *answer {
 	a.read = s.metrics.reading()
 	if s.last != nil {
 		if s.last.read.Equal(a.read) && slices.Equal(s.last.asked, a.asked) {
+			s.last.readers++
 			return s.last
 		}
+		a.Buffer = *bytes.NewBuffer(s.spare[:0])
+		s.spare = nil
 		a.Grow(s.last.Len() + s.last.Len()/16)
 	}
 	if err := s.encode(a, r); err != nil {
@@ -70,8 +76,27 @@ func (s *scrapes) answer(r *http.Request) *answer {
 		http.Error(a, text.Line(err.Error()), http.StatusInternalServerError)
 		return a
 	}
+	if s.last != nil {
+		s.reuse(s.last)
+	}
 	s.last = a
 	return a
+}
+
+// release takes note that a client has read an answer.
+func (s *scrapes) release(a *answer) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if a.readers--; a != s.last {
+		s.reuse(a)
+	}
+}
+
+// reuse keeps the memory of an answer that is not the last one for the next, unless clients are reading it.
+func (s *scrapes) reuse(a *answer) {
+	if a.readers == 0 {
+		s.spare, a.Buffer = a.Bytes(), bytes.Buffer{}
+	}
 }
 
 // encode writes the metrics in the format that the request prefers: all, or those that it names.
@@ -80,7 +105,8 @@ func (s *scrapes) encode(a *answer, r *http.Request) error {
 	a.header.Set("Content-Type", string(format))
 	a.header.Set("Vary", "Accept")
 	names := r.URL.Query()["name[]"]
-	encoder := expfmt.NewEncoder(a, format, expfmt.WithCreatedLines())
+	// No name of a metric or label needs escaping in any format: looking for ones that do takes as long as encoding.
+	encoder := expfmt.NewEncoder(a, format.WithEscapingScheme(model.NoEscaping), expfmt.WithCreatedLines())
 	err := s.metrics.each(func(f *dto.MetricFamily) error {
 		if len(names) > 0 && !slices.Contains(names, f.GetName()) {
 			return nil
@@ -101,6 +127,8 @@ type answer struct {
 
 	read  time.Time // when the counters in it were read
 	asked []string  // what about the request decides about the answer
+
+	readers int // clients that it is being written to
 }
 
 func (a *answer) Header() http.Header    { return a.header }

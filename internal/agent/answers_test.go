@@ -130,5 +130,49 @@ func TestSharedAnswers(t *testing.T) {
 		if a.status != step.status || metrics.gathered != step.gathered || !strings.Contains(a.String(), step.body) {
 			t.Errorf("request %d: status %d after %d readings: %q", i, a.status, metrics.gathered, a)
 		}
+		s.release(a)
+	}
+}
+
+// counting has one metric, the number of the reading.
+type counting struct{ large }
+
+func (c *counting) each(to func(*dto.MetricFamily) error) error {
+	f := &dto.MetricFamily{Name: new("a"), Type: dto.MetricType_GAUGE.Enum(), Metric: []*dto.Metric{
+		{Gauge: &dto.Gauge{Value: new(float64(c.reads))}}}}
+	return to(f)
+}
+
+// The memory of an answer is used for another once all its clients have it, and no sooner.
+func TestMemoryOfAnswers(t *testing.T) {
+	s := newScrapes(&counting{}, nil)
+	r, err := http.NewRequest(http.MethodGet, "/metrics", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	reused := 0
+	memory := map[*byte]bool{}
+	var unread []*answer
+	for i := range 20 {
+		a := s.answer(r)
+		unread = append(unread, a)
+		first := &a.Bytes()[0]
+		if memory[first] {
+			reused++
+		}
+		memory[first] = true
+		if i%3 == 0 { // two clients are slow
+			continue
+		}
+		s.release(unread[0])
+		unread = unread[1:]
+		for _, a := range unread {
+			if want := fmt.Sprintf("a %d\n", a.read.Unix()); !strings.HasSuffix(a.String(), want) {
+				t.Fatalf("answer %d, which is being read, has become %q", a.read.Unix(), a)
+			}
+		}
+	}
+	if reused == 0 {
+		t.Error("no memory was used again")
 	}
 }

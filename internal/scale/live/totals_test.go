@@ -157,7 +157,8 @@ func TestNamedPlaces(t *testing.T) {
 	l.Cgroups = []ledger.Cgroup{hard(group("/pods", 6), 60), hard(group("/pods/cart", 5), 50),
 		hard(group("/pods/cart/app", 2), 20), hard(group("/pods/cart/proxy", 1), 10)}
 	totals.Add(l)
-	memory, rest := totals.Memory(func(m *ledger.Memory) *int64 { return m.Hard })
+	places, rest := totals.Memory(func(m *ledger.Memory) *int64 { return m.Hard })
+	memory := maps.Collect(places)
 	cpu := maps.Collect(totals.Places.All())
 	for place, want := range map[Place]float64{{Top: "/pods"}: 1, pod: 4, side: 1} {
 		if cpu[place] != want || memory[place] != int64(10*want) {
