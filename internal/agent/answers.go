@@ -29,8 +29,10 @@ type scrapes struct {
 
 // source has the metrics.
 type source interface {
-	each(func(*dto.MetricFamily) error) error // in the order of names; each is valid until the function returns
-	reading() time.Time                       // reads the counters, unless they are fresh, and returns when they were read
+	// each calls f with each metric in the order of names, valid until f returns, with a version. Two times that it has the
+	// same version the metric is the same; 0 is no version. It leaves out a metric for which has returns true.
+	each(has func(name string, version uint64) bool, f func(m *dto.MetricFamily, version uint64) error) error
+	reading() time.Time // reads the counters, unless they are fresh, and returns when they were read
 }
 
 func newScrapes(metrics source, writers *writers) *scrapes {
@@ -107,11 +109,18 @@ func (s *scrapes) encode(a *answer, r *http.Request) error {
 	names := r.URL.Query()["name[]"]
 	// No name of a metric or label needs escaping in any format: looking for ones that do takes as long as encoding.
 	encoder := expfmt.NewEncoder(a, format.WithEscapingScheme(model.NoEscaping), expfmt.WithCreatedLines())
-	err := s.metrics.each(func(f *dto.MetricFamily) error {
-		if len(names) > 0 && !slices.Contains(names, f.GetName()) {
-			return nil
+	has := func(name string, version uint64) bool { return a.copy(s.last, name, version) }
+	err := s.metrics.each(has, func(f *dto.MetricFamily, version uint64) error {
+		from := a.Len()
+		if len(names) == 0 || slices.Contains(names, f.GetName()) {
+			if err := encoder.Encode(f); err != nil {
+				return err
+			}
 		}
-		return encoder.Encode(f)
+		if version > 0 {
+			a.keep(f.GetName(), part{version, from, a.Len()})
+		}
+		return nil
 	})
 	if last, needed := encoder.(expfmt.Closer); needed && err == nil {
 		err = last.Close()
@@ -128,7 +137,37 @@ type answer struct {
 	read  time.Time // when the counters in it were read
 	asked []string  // what about the request decides about the answer
 
-	readers int // clients that it is being written to
+	readers int             // clients that it is being written to
+	parts   map[string]part // of metrics that have a version, by name
+}
+
+// part is a metric in an answer.
+type part struct {
+	version  uint64
+	from, to int // in bytes
+}
+
+// keep takes note of where a metric is.
+func (a *answer) keep(name string, p part) {
+	if a.parts == nil {
+		a.parts = map[string]part{}
+	}
+	a.parts[name] = p
+}
+
+// copy takes a metric from another answer to the same request, if it is there at that version.
+func (a *answer) copy(of *answer, name string, version uint64) bool {
+	if of == nil || !slices.Equal(of.asked, a.asked) {
+		return false
+	}
+	p, has := of.parts[name]
+	if !has || p.version != version {
+		return false
+	}
+	from := a.Len()
+	a.Write(of.Bytes()[p.from:p.to])
+	a.keep(name, part{version, from, a.Len()})
+	return true
 }
 
 func (a *answer) Header() http.Header    { return a.header }

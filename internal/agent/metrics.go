@@ -238,7 +238,7 @@ var metrics = []metric{
 	{"tare_agent_cpu_seconds_total", "CPU time of the agent. It is the budget's line self.", counter, nil,
 		func(v *view, b *builder) { b.add(v.Self.CPU.Seconds()) }},
 	{"tare_agent_resident_memory_bytes", "Resident memory of the agent.", gauge, nil, func(_ *view, b *builder) {
-		if now, _, err := (proc.FS{}).Resident(os.Getpid()); err == nil {
+		if now, err := (proc.FS{}).ResidentNow(os.Getpid()); err == nil {
 			b.add(float64(now))
 		}
 	}},
@@ -435,13 +435,20 @@ type builder struct {
 // maxLabels is how many labels a metric has at most.
 const maxLabels = 8
 
+// versions are of metrics that are the same for many readings: a number that is another one whenever the series are.
+var versions = map[string]func(*view) uint64{
+	"tare_group_memory_bytes": func(v *view) uint64 { return v.MemoryVersion() },
+}
+
 // sorted are the metrics in the order of their names, which Prometheus' formats require.
 var sorted = sync.OnceValue(func() []metric {
 	return slices.SortedFunc(slices.Values(metrics), func(a, b metric) int { return cmp.Compare(a.name, b.name) })
 })
 
-// each calls f with every metric of a view that has series. They are valid until f returns.
-func (b *builder) each(v *view, f func(*dto.MetricFamily) error) error {
+// each calls f with every metric of a view that has series, with its version, or 0 where it has none. They are valid
+// until f returns. Metrics that has says f has had at that version are left out.
+func (b *builder) each(v *view, has func(name string, version uint64) bool,
+	f func(_ *dto.MetricFamily, version uint64) error) error {
 	v.loaded = map[live.ProgramKey]live.Program{}
 	v.Each(func(key live.ProgramKey, p live.Program) { v.loaded[key] = p })
 	b.created = timestamppb.New(v.started)
@@ -452,13 +459,19 @@ func (b *builder) each(v *view, f func(*dto.MetricFamily) error) error {
 			s.reuse()
 		}
 		b.m = &all[i]
+		version := uint64(0)
+		if of := versions[b.m.name]; of != nil {
+			if version = of(v); has(b.m.name, version) {
+				continue
+			}
+		}
 		b.family.Name, b.family.Help, b.family.Type = &b.m.name, &b.m.help, &b.m.kind
 		b.family.Metric = b.family.Metric[:0]
 		b.m.each(v, b)
 		if len(b.family.Metric) == 0 {
 			continue
 		}
-		if err := f(&b.family); err != nil {
+		if err := f(&b.family, version); err != nil {
 			return err
 		}
 	}

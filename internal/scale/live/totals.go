@@ -248,6 +248,19 @@ type groupWork struct {
 	bytes            []int64
 	byPlace          map[Place]int64
 	spaces           map[string]int64
+
+	held      []held // what Memory goes by, by path
+	rest      bool
+	different uint64 // times that it was different from the time before
+}
+
+// held is what Memory goes by in one group.
+type held struct {
+	path     string
+	place    Place
+	memory   *ledger.Memory
+	vanished bool
+	listed   bool
 }
 
 // fit returns a slice of n zero values, in the room of another.
@@ -339,7 +352,31 @@ func (t *Totals) groups(l *ledger.Ledger) {
 	for n, p := range places.all {
 		w.listed[n] = t.Places.Has(p)
 	}
+	t.hold(l)
 }
+
+// hold finds out whether what Memory goes by is different from the last time. Of ledgers that were made between two
+// readings of memory it is not.
+func (t *Totals) hold(l *ledger.Ledger) {
+	w := &t.work
+	_, omitted, _ := t.Places.Rest()
+	same := len(w.held) == len(w.order) && w.rest == (omitted > 0)
+	w.rest = omitted > 0
+	w.held = slices.Grow(w.held[:0], len(w.order))[:len(w.order)]
+	for k, i := range w.order {
+		g, n := &l.Cgroups[i], t.begun[i].place
+		now := held{g.Path, t.places.all[n], g.Memory, g.Vanished, w.listed[n]}
+		if w.held[k] != now {
+			w.held[k], same = now, false
+		}
+	}
+	if !same {
+		w.different++
+	}
+}
+
+// MemoryVersion is another number whenever Memory may say something else than before.
+func (t *Totals) MemoryVersion() uint64 { return t.work.different }
 
 // lateGroup is a group that may have been there for windows before it was found.
 type lateGroup struct {
