@@ -29,8 +29,8 @@ type scrapes struct {
 
 // source has the metrics.
 type source interface {
-	// each calls f with each metric in the order of names, valid until f returns, with a version. Two times that it has the
-	// same version the metric is the same; 0 is no version. It leaves out a metric for which has returns true.
+	// each calls f with each metric in the order of names, valid until f returns, with its version: as long as that is
+	// the same the metric is, unless it is 0. It leaves out metrics for which has returns true.
 	each(has func(name string, version uint64) bool, f func(m *dto.MetricFamily, version uint64) error) error
 	reading() time.Time // reads the counters, unless they are fresh, and returns when they were read
 }
