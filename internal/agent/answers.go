@@ -24,7 +24,7 @@ type scrapes struct {
 
 	mu    sync.Mutex
 	last  *answer // nil before the first
-	spare []byte  // the memory of an answer that nobody needs any more
+	spare []byte  // the memory of an answer that is not needed any more
 }
 
 // source has the metrics.

@@ -515,13 +515,13 @@ func (m *Meter) memoryOf(g *cgroup.Group) *ledger.Memory {
 		last = knownMemory{g.Memory, memory(g.Memory)}
 		m.memory[g] = last
 	}
-	return last.told
+	return last.shown
 }
 
 // knownMemory is the memory of a group, as it was read and as it is in ledgers.
 type knownMemory struct {
-	read cgroup.Memory
-	told *ledger.Memory
+	read  cgroup.Memory
+	shown *ledger.Memory
 }
 
 // forgetGroups drops the groups that have vanished.

@@ -27,8 +27,7 @@ const (
 	cmdLinkGetNextID = 31
 )
 
-// shut closes an object's descriptor. As with bpf, Go's scheduler is not told: it takes microseconds and waits for
-// nobody.
+// shut closes an object's descriptor. Like bpf, it takes microseconds and does not block, so it bypasses Go's scheduler.
 func shut(fd int) { _, _, _ = unix.RawSyscall(unix.SYS_CLOSE, uintptr(fd), 0, 0) }
 
 // bpf makes the call again after a signal, which EAGAIN can mean too. Addresses inside attr are unsafe.Pointer and

@@ -13,9 +13,9 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// The calls that a reading makes for each group take microseconds and wait for nobody, so Go's scheduler is not told of
-// them. Otherwise its monitor thread takes the processor away from a call that it sees twice, 20 us apart, and goes on
-// looking every 20 us (retake in runtime/proc.go).
+// The calls that a reading makes for each group take microseconds and do not block, so they bypass Go's scheduler: its
+// monitor thread takes the processor away from a call that it sees twice, 20 us apart, and goes on looking every 20 us
+// (retake in runtime/proc.go).
 
 // openat opens a file for reading without allocating; name must end in a zero byte.
 func openat(dir int, name []byte) (int, error) {
