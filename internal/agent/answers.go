@@ -10,6 +10,7 @@ import (
 
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
 
 	"tare/internal/lib/text"
 )
@@ -21,14 +22,17 @@ type scrapes struct {
 	writers *writers
 	slots   chan struct{} // of scrapes that wait for an answer
 
-	mu   sync.Mutex
-	last *answer // nil before the first
+	mu    sync.Mutex
+	last  *answer // nil before the first
+	spare []byte  // the memory of an answer that is not needed any more
 }
 
 // source has the metrics.
 type source interface {
-	each(func(*dto.MetricFamily) error) error // in the order of names; each is valid until the function returns
-	reading() time.Time                       // reads the counters, unless they are fresh, and returns when they were read
+	// each calls f with each metric in the order of names, valid until f returns, with its version: as long as that is
+	// the same the metric is, unless it is 0. It leaves out metrics for which has returns true.
+	each(has func(name string, version uint64) bool, f func(m *dto.MetricFamily, version uint64) error) error
+	reading() time.Time // reads the counters, unless they are fresh, and returns when they were read
 }
 
 func newScrapes(metrics source, writers *writers) *scrapes {
@@ -37,6 +41,7 @@ func newScrapes(metrics source, writers *writers) *scrapes {
 
 func (s *scrapes) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	a := s.answer(r)
+	defer s.release(a)
 	for key, values := range a.header {
 		rw.Header()[key] = values
 	}
@@ -45,9 +50,9 @@ func (s *scrapes) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	s.writers.write(rw, a.Bytes())
 }
 
-// answer encodes what a request asks for, or returns the last answer if that is the same.
+// answer encodes what a request asks for, or returns the last answer if that is the same. Release it.
 func (s *scrapes) answer(r *http.Request) *answer {
-	a := &answer{header: http.Header{}, status: http.StatusOK,
+	a := &answer{readers: 1, header: http.Header{}, status: http.StatusOK,
 		asked: slices.Concat(r.Header["Accept"], []string{""}, r.URL.Query()["name[]"])}
 	select {
 	case s.slots <- struct{}{}:
@@ -61,8 +66,11 @@ func (s *scrapes) answer(r *http.Request) *answer {
 	a.read = s.metrics.reading()
 	if s.last != nil {
 		if s.last.read.Equal(a.read) && slices.Equal(s.last.asked, a.asked) {
+			s.last.readers++
 			return s.last
 		}
+		a.Buffer = *bytes.NewBuffer(s.spare[:0])
+		s.spare = nil
 		a.Grow(s.last.Len() + s.last.Len()/16)
 	}
 	if err := s.encode(a, r); err != nil {
@@ -70,8 +78,27 @@ func (s *scrapes) answer(r *http.Request) *answer {
 		http.Error(a, text.Line(err.Error()), http.StatusInternalServerError)
 		return a
 	}
+	if s.last != nil {
+		s.reuse(s.last)
+	}
 	s.last = a
 	return a
+}
+
+// release takes note that a client has read an answer.
+func (s *scrapes) release(a *answer) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if a.readers--; a != s.last {
+		s.reuse(a)
+	}
+}
+
+// reuse keeps the memory of an answer that is not the last one for the next, unless clients are reading it.
+func (s *scrapes) reuse(a *answer) {
+	if a.readers == 0 {
+		s.spare, a.Buffer = a.Bytes(), bytes.Buffer{}
+	}
 }
 
 // encode writes the metrics in the format that the request prefers: all, or those that it names.
@@ -80,12 +107,20 @@ func (s *scrapes) encode(a *answer, r *http.Request) error {
 	a.header.Set("Content-Type", string(format))
 	a.header.Set("Vary", "Accept")
 	names := r.URL.Query()["name[]"]
-	encoder := expfmt.NewEncoder(a, format, expfmt.WithCreatedLines())
-	err := s.metrics.each(func(f *dto.MetricFamily) error {
-		if len(names) > 0 && !slices.Contains(names, f.GetName()) {
-			return nil
+	// No name of a metric or label needs escaping in any format: looking for ones that do takes as long as encoding.
+	encoder := expfmt.NewEncoder(a, format.WithEscapingScheme(model.NoEscaping), expfmt.WithCreatedLines())
+	has := func(name string, version uint64) bool { return a.copy(s.last, name, version) }
+	err := s.metrics.each(has, func(f *dto.MetricFamily, version uint64) error {
+		from := a.Len()
+		if len(names) == 0 || slices.Contains(names, f.GetName()) {
+			if err := encoder.Encode(f); err != nil {
+				return err
+			}
 		}
-		return encoder.Encode(f)
+		if version > 0 {
+			a.keep(f.GetName(), part{version, from, a.Len()})
+		}
+		return nil
 	})
 	if last, needed := encoder.(expfmt.Closer); needed && err == nil {
 		err = last.Close()
@@ -101,6 +136,38 @@ type answer struct {
 
 	read  time.Time // when the counters in it were read
 	asked []string  // what about the request decides about the answer
+
+	readers int             // clients that it is being written to
+	parts   map[string]part // of metrics that have a version, by name
+}
+
+// part is a metric in an answer.
+type part struct {
+	version  uint64
+	from, to int // in bytes
+}
+
+// keep takes note of where a metric is.
+func (a *answer) keep(name string, p part) {
+	if a.parts == nil {
+		a.parts = map[string]part{}
+	}
+	a.parts[name] = p
+}
+
+// copy takes a metric from another answer to the same request, if it is there at that version.
+func (a *answer) copy(of *answer, name string, version uint64) bool {
+	if of == nil || !slices.Equal(of.asked, a.asked) {
+		return false
+	}
+	p, has := of.parts[name]
+	if !has || p.version != version {
+		return false
+	}
+	from := a.Len()
+	a.Write(of.Bytes()[p.from:p.to])
+	a.keep(name, part{version, from, a.Len()})
+	return true
 }
 
 func (a *answer) Header() http.Header    { return a.header }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -21,10 +22,10 @@ type large struct {
 	reads int
 }
 
-func (l *large) each(to func(*dto.MetricFamily) error) error {
+func (l *large) each(_ func(string, uint64) bool, to func(*dto.MetricFamily, uint64) error) error {
 	f := &dto.MetricFamily{Name: new("a"), Help: new(strings.Repeat("h", 16<<20)), Type: dto.MetricType_GAUGE.Enum()}
 	f.Metric = []*dto.Metric{{Gauge: &dto.Gauge{Value: new(1.0)}}}
-	return to(f)
+	return to(f, 0)
 }
 
 func (l *large) reading() time.Time {
@@ -89,14 +90,14 @@ type still struct {
 	gathered int
 }
 
-func (s *still) each(to func(*dto.MetricFamily) error) error {
+func (s *still) each(_ func(string, uint64) bool, to func(*dto.MetricFamily, uint64) error) error {
 	s.gathered++
 	if s.gathered == 1 {
 		return errors.New("not yet")
 	}
 	f := &dto.MetricFamily{Name: new("a"), Type: dto.MetricType_GAUGE.Enum(), Metric: []*dto.Metric{
 		{Gauge: &dto.Gauge{Value: new(1.0)}}}}
-	return to(f)
+	return to(f, 0)
 }
 
 func (s *still) reading() time.Time { return time.Unix(1, 0) }
@@ -130,5 +131,105 @@ func TestSharedAnswers(t *testing.T) {
 		if a.status != step.status || metrics.gathered != step.gathered || !strings.Contains(a.String(), step.body) {
 			t.Errorf("request %d: status %d after %d readings: %q", i, a.status, metrics.gathered, a)
 		}
+		s.release(a)
+	}
+}
+
+// versioned has a metric that is the same as long as its version is.
+type versioned struct {
+	large
+	version uint64
+	built   int
+}
+
+func (v *versioned) each(has func(string, uint64) bool, to func(*dto.MetricFamily, uint64) error) error {
+	for _, name := range []string{"a", "b", "c"} {
+		value, version := float64(v.reads), uint64(0)
+		if name == "b" {
+			if value, version = float64(v.version), v.version; has(name, version) {
+				continue
+			}
+			v.built++
+		}
+		f := &dto.MetricFamily{Name: &name, Type: dto.MetricType_GAUGE.Enum(), Metric: []*dto.Metric{
+			{Gauge: &dto.Gauge{Value: &value}}}}
+		if err := to(f, version); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// A metric is encoded once for each version of it and kind of request.
+func TestVersions(t *testing.T) {
+	metrics := &versioned{}
+	s := newScrapes(metrics, nil)
+	for i, step := range []struct {
+		version uint64
+		query   string
+		built   int
+	}{{1, "", 1}, {1, "", 1}, {2, "", 2}, {2, "", 2}, {2, "?name[]=a", 3}, {2, "?name[]=a", 3}, {2, "", 4}, {2, "", 4},
+		{2, "?name[]=b", 5}, {2, "?name[]=b", 5}} {
+		r, err := http.NewRequest(http.MethodGet, "/metrics"+step.query, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		metrics.version = step.version
+		a := s.answer(r)
+		want := ""
+		for name, value := range map[string]int{"a": metrics.reads, "b": int(step.version), "c": metrics.reads} {
+			if step.query == "" || strings.HasSuffix(step.query, name) {
+				want += fmt.Sprintf("# TYPE %s gauge\n%s %d\n", name, name, value)
+			}
+		}
+		if sortLines(a.String()) != sortLines(want) || metrics.built != step.built {
+			t.Errorf("request %d: built %d times, want %d: %q, want %q", i, metrics.built, step.built, a, want)
+		}
+		s.release(a)
+	}
+}
+
+func sortLines(s string) string { return strings.Join(slices.Sorted(strings.Lines(s)), "") }
+
+// counting has one metric, the number of the reading.
+type counting struct{ large }
+
+func (c *counting) each(_ func(string, uint64) bool, to func(*dto.MetricFamily, uint64) error) error {
+	f := &dto.MetricFamily{Name: new("a"), Type: dto.MetricType_GAUGE.Enum(), Metric: []*dto.Metric{
+		{Gauge: &dto.Gauge{Value: new(float64(c.reads))}}}}
+	return to(f, 0)
+}
+
+// The memory of an answer is used for another once all its clients have it, and no sooner.
+func TestMemoryOfAnswers(t *testing.T) {
+	s := newScrapes(&counting{}, nil)
+	r, err := http.NewRequest(http.MethodGet, "/metrics", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	reused := 0
+	memory := map[*byte]bool{}
+	var unread []*answer
+	for i := range 20 {
+		a := s.answer(r)
+		unread = append(unread, a)
+		first := &a.Bytes()[0]
+		if memory[first] {
+			reused++
+		}
+		memory[first] = true
+		if i%3 == 0 { // two clients are slow
+			continue
+		}
+		s.release(unread[0])
+		unread = unread[1:]
+		for _, a := range unread {
+			if want := fmt.Sprintf("a %d\n", a.read.Unix()); !strings.HasSuffix(a.String(), want) {
+				t.Fatalf("answer %d, which is being read, has become %q", a.read.Unix(), a)
+			}
+		}
+	}
+	if reused == 0 {
+		t.Error("no memory was used again")
 	}
 }

@@ -31,12 +31,8 @@ type metric struct {
 	help   string
 	kind   dto.MetricType
 	labels []string
-	each   func(v *view, add add) // calls add for each series
+	each   func(v *view, b *builder) // adds each series
 }
-
-// add adds a series, with the values of the metric's labels in their order. An empty value is a label that does not
-// apply.
-type add func(value float64, labels ...string)
 
 // view holds what metrics are made from.
 type view struct {
@@ -66,244 +62,250 @@ var (
 
 // metrics are all that the agent exports.
 var metrics = []metric{
-	{"tare_node_cpus", "CPUs of the machine that are online.", gauge, nil, func(v *view, add add) {
-		add(float64(v.Last.Host.CPUs))
+	{"tare_node_cpus", "CPUs of the machine that are online.", gauge, nil, func(v *view, b *builder) {
+		b.add(float64(v.Last.Host.CPUs))
 	}},
 	{"tare_node_cpu_capacity_seconds_total", "CPU time that the machine had: its number of CPUs times the elapsed time.",
 		counter, nil,
-		func(v *view, add add) { add(v.Capacity.Seconds()) }},
+		func(v *view, b *builder) { b.add(v.Capacity.Seconds()) }},
 	{"tare_node_part_cpu_seconds_total", "CPU time of the control groups that the agent can see, where they are a part " +
 		"of the machine's, as in a node that is a container. What ran outside of them is on the line unexplained. Absent " +
 		"where the agent sees the whole machine.", counter, nil,
-		func(v *view, add add) { addDuration(add, v.Part) }},
+		func(v *view, b *builder) { b.addDuration(v.Part) }},
 	{"tare_node_cpu_seconds_total", "CPU time by line of the budget. The sum of the lines, less " +
 		"tare_node_cpu_counted_twice_seconds_total, is the capacity. The line ebpf is run time of eBPF programs that could " +
-		"be split; it is on no other line.", counter, []string{"line"}, func(v *view, add add) {
+		"be split; it is on no other line.", counter, []string{"line"}, func(v *view, b *builder) {
 		for name, s := range v.Lines() {
-			add(s, strings.ReplaceAll(name, " ", "_"))
+			b.add(s, strings.ReplaceAll(name, " ", "_"))
 		}
 	}},
 	{"tare_node_cpu_counted_twice_seconds_total", "CPU time that is on several lines of the budget, because of the " +
 		"resolution and the limits of the kernel's counters.", counter, nil,
-		func(v *view, add add) { add(v.CountedTwice()) }},
+		func(v *view, b *builder) { b.add(v.CountedTwice()) }},
 	{"tare_node_cpu_longest_stall_seconds", "Longest time for which the hypervisor took a CPU away, in the last minute.",
-		gauge, nil, func(v *view, add add) {
+		gauge, nil, func(v *view, b *builder) {
 			if longest, known := v.LongestStall(); known {
-				add(longest)
+				b.add(longest)
 			}
 		}},
 
 	{"tare_component_cpu_seconds_total", "CPU time by component, as the rules charge it; charge \"unknown\" is what no " +
 		"rule matches. The sum is the CPU time that the budget's lines attribute.", counter, componentLabels,
-		func(v *view, add add) { eachTotal(v.Components, add, componentValues, "", other) }},
+		func(v *view, b *builder) { eachTotal(v.Components, b, componentValues, "", other) }},
 	{"tare_component_bpf_seconds_total", "Run time of a component's eBPF programs, in whatever control group they ran.",
-		counter, componentLabels, func(v *view, add add) { eachTotal(v.ComponentsBPF, add, componentValues, "", other) }},
+		counter, componentLabels, func(v *view, b *builder) { eachTotal(v.ComponentsBPF, b, componentValues, "", other) }},
 	{"tare_component_memory_hard_bytes", "Memory of a component's control groups that the kernel cannot reclaim: " +
 		"anonymous and shared memory, and kernel memory without reclaimable slab.", gauge, componentLabels,
-		func(v *view, add add) {
+		func(v *view, b *builder) {
 			for _, c := range v.Last.Components {
 				if c.MemoryHardBytes != nil {
-					add(float64(*c.MemoryHardBytes), componentValues(c.Charged)...)
+					b.add(float64(*c.MemoryHardBytes), componentValues(b.scratch[:0], c.Charged)...)
 				}
 			}
 		}},
 	{"tare_component_bpf_map_bytes", "Memory of a component's eBPF maps, each counted once.", gauge, componentLabels,
-		func(v *view, add add) {
+		func(v *view, b *builder) {
 			for _, c := range v.Last.Components {
 				if c.MapBytes != nil {
-					add(float64(*c.MapBytes), componentValues(c.Charged)...)
+					b.add(float64(*c.MapBytes), componentValues(b.scratch[:0], c.Charged)...)
 				}
 			}
 		}},
 
 	{"tare_group_cpu_seconds_total", "CPU time by container, else pod, else systemd unit, else control group. Each " +
-		"second is in one series: a pod's excludes its containers.", counter, placeLabels, func(v *view, add add) {
-		eachTotal(v.Places, add, placeValues, other)
+		"second is in one series: a pod's excludes its containers.", counter, placeLabels, func(v *view, b *builder) {
+		eachTotal(v.Places, b, placeValues, other)
 	}},
 	{"tare_group_memory_bytes", "Memory of the same, by kind: hard (the kernel cannot reclaim it), soft (it can) and " +
 		"working_set (as the kubelet counts it).", gauge, append([]string{"kind"}, placeLabels...),
-		func(v *view, add add) {
+		func(v *view, b *builder) {
 			for kind, of := range memoryKinds {
 				places, rest := v.Memory(of)
 				for p, bytes := range places {
-					add(float64(bytes), append([]string{kind}, placeValues(p)...)...)
+					b.add(float64(bytes), placeValues(append(b.scratch[:0], kind), p)...)
 				}
 				if _, omitted, _ := v.Places.Rest(); omitted > 0 {
-					add(float64(rest), kind, other)
+					b.add(float64(rest), kind, other)
 				}
 			}
 		}},
 	{"tare_namespace_cpu_seconds_total", "CPU time by namespace, including pods that are gone. The series without a " +
-		"namespace is what is in no pod.", counter, []string{"namespace"}, func(v *view, add add) {
-		eachTotal(v.Namespaces, add, namespaceValues, other)
+		"namespace is what is in no pod.", counter, []string{"namespace"}, func(v *view, b *builder) {
+		eachTotal(v.Namespaces, b, namespaceValues, other)
 	}},
 
 	{"tare_bpf_program_run_seconds_total", "Run time of an eBPF program, as the kernel counts it: wall time, interrupts " +
 		"and stolen time included. It is the sum of tare_bpf_payer_seconds_total, tare_bpf_unsplit_seconds_total and " +
-		"tare_bpf_pending_seconds.", counter, programLabels, func(v *view, add add) {
-		eachTotal(v.Programs, add, v.ofLoaded(programValues), "", "", "", other)
+		"tare_bpf_pending_seconds.", counter, programLabels, func(v *view, b *builder) {
+		eachTotal(v.Programs, b, v.ofLoaded(programValues), "", "", "", other)
 	}},
-	{"tare_bpf_program_runs_total", "Runs of an eBPF program.", counter, programLabels, func(v *view, add add) {
-		eachCount(v, v.Runs, add)
+	{"tare_bpf_program_runs_total", "Runs of an eBPF program.", counter, programLabels, func(v *view, b *builder) {
+		eachCount(v, v.Runs, b)
 	}},
 	{"tare_bpf_program_samples_total", "Samples of an eBPF program in the run time that was split. If a payer has k of " +
-		"n samples, its share is k/n to within about 2*sqrt(k)/n.", counter, programLabels, func(v *view, add add) {
-		eachCount(v, v.Samples, add)
+		"n samples, its share is k/n to within about 2*sqrt(k)/n.", counter, programLabels, func(v *view, b *builder) {
+		eachCount(v, v.Samples, b)
 	}},
 	{"tare_bpf_program_memory_bytes", "Memory of an eBPF program's code, without its maps.", gauge, programLabels,
-		func(v *view, add add) {
+		func(v *view, b *builder) {
 			rest := 0.0
 			v.Each(func(key live.ProgramKey, p live.Program) {
 				switch {
 				case p.MemoryBytes == nil || p.Unloaded:
 				case v.Programs.Has(key):
-					add(float64(*p.MemoryBytes), programValues(&p)...)
+					b.add(float64(*p.MemoryBytes), programValues(b.scratch[:0], p)...)
 				default:
 					rest += float64(*p.MemoryBytes)
 				}
 			})
 			if rest > 0 {
-				add(rest, "", "", "", other)
+				b.add(rest, "", "", "", other)
 			}
 		}},
 	{"tare_bpf_programs_missed_total", "eBPF programs of which run time is in no total, because the kernel's count of " +
 		"it went with them. when \"unseen\": loaded and unloaded between two readings; one newer than all that were seen " +
 		"is counted as soon as a program that stays is loaded. when \"unloaded\": what it ran after the last reading is " +
 		"not known; it is at most the time between two readings on each CPU.", counter, []string{"when"},
-		func(v *view, add add) {
-			add(float64(v.Missed.Unloaded), "unloaded")
-			add(float64(v.Missed.Unseen), "unseen")
+		func(v *view, b *builder) {
+			b.add(float64(v.Missed.Unloaded), "unloaded")
+			b.add(float64(v.Missed.Unseen), "unseen")
 		}},
 	{"tare_bpf_payer_seconds_total", "Run time of an eBPF program by who pays for it: the container, pod, unit or " +
 		"control group in which it ran, by samples. cgroup \"(idle)\": in interrupts above an idle CPU.", counter,
-		payerLabels, func(v *view, add add) {
-			eachTotal(v.Payers, add, func(payer live.Payer) []string {
-				return v.ofLoaded(func(p *live.Program) []string {
-					at := payer.Place
-					return []string{at.Top, at.Container, id(p.ID), at.Namespace, at.Pod, p.Name, at.Unit}
-				})(payer.Program)
+		payerLabels, func(v *view, b *builder) {
+			eachTotal(v.Payers, b, func(to []string, payer live.Payer) []string {
+				p, known := v.loaded[payer.Program]
+				if !known {
+					return nil
+				}
+				at := payer.Place
+				return append(to, at.Top, at.Container, id(p.ID), at.Namespace, at.Pod, p.Name, at.Unit)
 			}, other, "", "", "", "", other)
 		}},
 	{"tare_bpf_unsplit_seconds_total", "Run time of an eBPF program that samples could not place.", counter,
-		[]string{"id", "program"}, func(v *view, add add) {
-			eachTotal(v.Unsplit, add, v.ofLoaded(programName), "", other)
+		[]string{"id", "program"}, func(v *view, b *builder) {
+			eachTotal(v.Unsplit, b, v.ofLoaded(programName), "", other)
 		}},
 	{"tare_bpf_pending_seconds", "Run time of an eBPF program that is not split yet, because it awaits more samples.",
-		gauge, []string{"id", "program"}, func(v *view, add add) {
+		gauge, []string{"id", "program"}, func(v *view, b *builder) {
 			rest, any := 0.0, false
 			v.Each(func(key live.ProgramKey, p live.Program) {
 				if v.Programs.Has(key) {
-					add(p.Pending, id(p.ID), p.Name)
+					b.add(p.Pending, id(p.ID), p.Name)
 					return
 				}
 				rest, any = rest+p.Pending, true
 			})
 			if any {
-				add(rest, "", other)
+				b.add(rest, "", other)
 			}
 		}},
 	{"tare_bpf_scaling_error_seconds", "Half the 95 % interval of tare_bpf_program_run_seconds_total that results from " +
 		"run statistics being on only part of the time (--bpf-stats 10s/60s).", gauge, []string{"id", "program"},
-		func(v *view, add add) {
+		func(v *view, b *builder) {
 			eachProgram(v, func(p *live.Program) {
 				if p.ScalingError != nil {
-					add(*p.ScalingError, id(p.ID), p.Name)
+					b.add(*p.ScalingError, id(p.ID), p.Name)
 				}
 			})
 		}},
 	{"tare_bpf_map_bytes", "Memory of an eBPF map, counted once even if several programs use it.", gauge, mapLabels,
-		func(v *view, add add) {
-			all := slices.Clone(v.Last.Maps)
-			slices.SortFunc(all, func(a, b ledger.Map) int { return cmp.Compare(known.Or(b.Bytes, 0), known.Or(a.Bytes, 0)) })
+		func(v *view, b *builder) {
+			all := v.Last.Maps
+			bySize := func(a, b ledger.Map) int { return cmp.Compare(known.Or(b.Bytes, 0), known.Or(a.Bytes, 0)) }
+			if !slices.IsSortedFunc(all, bySize) {
+				all = slices.SortedFunc(slices.Values(all), bySize)
+			}
 			most := v.Most()
 			rest := uint64(0)
-			for i, m := range all {
+			for i := range all {
+				m := &all[i]
 				switch {
 				case m.Bytes == nil:
 				case most > 0 && i >= most:
 					rest += *m.Bytes
 				default:
-					add(float64(*m.Bytes), chargeOf(m.Charged), m.Component, id(m.ID), m.Name, m.Type)
+					b.add(float64(*m.Bytes), chargeOf(m.Charged), m.Component, id(m.ID), m.Name, m.Type)
 				}
 			}
 			if rest > 0 {
-				add(float64(rest), "", "", "", other)
+				b.add(float64(rest), "", "", "", other)
 			}
 		}},
 
 	{"tare_agent_build_info", "Versions of the agent and of Go; always 1.", gauge, []string{"goversion", "version"},
-		func(_ *view, add add) { add(1, runtime.Version(), self.Version) }},
+		func(_ *view, b *builder) { b.add(1, runtime.Version(), self.Version) }},
 	{"tare_agent_cpu_seconds_total", "CPU time of the agent. It is the budget's line self.", counter, nil,
-		func(v *view, add add) { add(v.Self.CPU.Seconds()) }},
-	{"tare_agent_resident_memory_bytes", "Resident memory of the agent.", gauge, nil, func(_ *view, add add) {
-		if now, _, err := (proc.FS{}).Resident(os.Getpid()); err == nil {
-			add(float64(now))
+		func(v *view, b *builder) { b.add(v.Self.CPU.Seconds()) }},
+	{"tare_agent_resident_memory_bytes", "Resident memory of the agent.", gauge, nil, func(_ *view, b *builder) {
+		if now, err := (proc.FS{}).ResidentNow(os.Getpid()); err == nil {
+			b.add(float64(now))
 		}
 	}},
 	{"tare_agent_bpf_memory_bytes", "Memory of the agent's own eBPF programs and maps.", gauge, nil,
-		func(v *view, add add) {
-			if b := v.Last.Self.BPFBytes; b != nil {
-				add(float64(*b))
+		func(v *view, b *builder) {
+			if bytes := v.Last.Self.BPFBytes; bytes != nil {
+				b.add(float64(*bytes))
 			}
 		}},
 	{"tare_agent_bpf_seconds_total", "Run time of the agent's own eBPF programs.", counter, nil,
-		func(v *view, add add) { addDuration(add, v.Self.BPF) }},
+		func(v *view, b *builder) { b.addDuration(v.Self.BPF) }},
 	{"tare_agent_bpf_stats_seconds_total", "What the kernel's run statistics cost the machine: runs of eBPF programs " +
 		"times the cost of one, which the agent measured when it started.", counter, nil,
-		func(v *view, add add) { addDuration(add, v.Self.Stats) }},
+		func(v *view, b *builder) { b.addDuration(v.Self.Stats) }},
 	{"tare_agent_witness_seconds_total", "What looking for stolen time cost the machine: looks times the cost of one, " +
 		"which the agent measured when it started.", counter, nil,
-		func(v *view, add add) { addDuration(add, v.Self.Witness) }},
+		func(v *view, b *builder) { b.addDuration(v.Self.Witness) }},
 	{"tare_agent_samples_total", "Samples of kernel mode that the agent took.", counter, nil,
-		func(v *view, add add) { add(float64(v.Self.Samples)) }},
+		func(v *view, b *builder) { b.add(float64(v.Self.Samples)) }},
 	{"tare_agent_samples_lost_total", "Samples that were lost because their buffer was full.", counter, nil,
-		func(v *view, add add) { add(float64(v.Self.Lost)) }},
+		func(v *view, b *builder) { b.add(float64(v.Self.Lost)) }},
 	{"tare_agent_ticks_total", "How often the counters were read.", counter, nil,
-		func(v *view, add add) { add(float64(v.Ticks)) }},
+		func(v *view, b *builder) { b.add(float64(v.Ticks)) }},
 	{"tare_agent_gap_seconds_total", "Time that no reading covers, such as when sampling began anew because a CPU came " +
 		"online. What was used in it is in no other metric.", counter, nil,
-		func(v *view, add add) { add(v.Gap.Seconds()) }},
+		func(v *view, b *builder) { b.add(v.Gap.Seconds()) }},
 	{"tare_agent_bpf_stats_cycles_skipped_total", "Cycles of --bpf-stats 10s/60s that passed without run statistics, " +
 		"because the agent was stopped: what eBPF programs ran in them is in no other metric.", counter, nil,
-		func(v *view, add add) { add(float64(v.skipped)) }},
+		func(v *view, b *builder) { b.add(float64(v.skipped)) }},
 	{"tare_agent_collector_duration_seconds", "How long a part of the last reading took.", gauge, []string{"collector"},
-		func(v *view, add add) {
+		func(v *view, b *builder) {
 			for name, p := range v.parts {
-				add(p.Took.Seconds(), name)
+				b.add(p.Took.Seconds(), name)
 			}
 		}},
 	{"tare_agent_collector_success", "1 if a part of the last reading succeeded, else 0: then what it reads is " +
-		"absent.", gauge, []string{"collector"}, func(v *view, add add) {
+		"absent.", gauge, []string{"collector"}, func(v *view, b *builder) {
 		for name, p := range v.parts {
-			add(map[bool]float64{true: 1, false: 0}[p.Err == nil], name)
+			b.add(map[bool]float64{true: 1, false: 0}[p.Err == nil], name)
 		}
 	}},
 	{"tare_agent_series_gone_seconds_total", "Total of a metric's series that have ended, because what they stand for " +
 		"is gone or a larger one took their place. A metric's sum plus this never falls. Rates do not need it.",
-		counter, []string{"metric"}, func(v *view, add add) {
+		counter, []string{"metric"}, func(v *view, b *builder) {
 			for name, r := range v.ranked() {
-				add(r.Gone(), name)
+				b.add(r.Gone(), name)
 			}
 		}},
 	{"tare_agent_series_gone_count_total", "The same for metrics that count: runs and samples.", counter,
-		[]string{"metric"}, func(v *view, add add) {
-			add(float64(v.Runs.Gone()), "tare_bpf_program_runs_total")
-			add(float64(v.Samples.Gone()), "tare_bpf_program_samples_total")
+		[]string{"metric"}, func(v *view, b *builder) {
+			b.add(float64(v.Runs.Gone()), "tare_bpf_program_runs_total")
+			b.add(float64(v.Samples.Gone()), "tare_bpf_program_samples_total")
 		}},
 	{"tare_agent_series_omitted", "Items without a separate series, because of --max-series.", gauge,
-		[]string{"metric"}, func(v *view, add add) {
+		[]string{"metric"}, func(v *view, b *builder) {
 			for name, r := range v.ranked() {
 				_, omitted, _ := r.Rest()
-				add(float64(omitted), name)
+				b.add(float64(omitted), name)
 			}
 		}},
 	{"tare_agent_warning", "1 for each code of the warnings of the last reading; /v1/ledger has their text.", gauge,
-		[]string{"code"}, func(v *view, add add) {
+		[]string{"code"}, func(v *view, b *builder) {
 			seen := map[string]bool{}
 			for _, w := range v.Last.Warnings {
 				if !seen[w.Code] {
 					seen[w.Code] = true
-					add(1, w.Code)
+					b.add(1, w.Code)
 				}
 			}
 		}},
@@ -335,55 +337,58 @@ var memoryKinds = map[string]func(*ledger.Memory) *int64{
 	},
 }
 
-func addDuration(add add, d *time.Duration) {
+func (b *builder) addDuration(d *time.Duration) {
 	if d != nil {
-		add(d.Seconds())
+		b.add(d.Seconds())
 	}
 }
 
-// eachTotal adds the total of each key, unless it has no labels (nil), and that of all others with the labels rest.
-func eachTotal[K comparable](r *live.Ranked[K], add add, labels func(K) []string, rest ...string) {
+// valuesOf appends the labels of what a key stands for, or returns nil if it has no series.
+type valuesOf[K any] func(to []string, key K) []string
+
+// eachTotal adds the total of each key, and that of all others with the labels rest.
+func eachTotal[K comparable](r *live.Ranked[K], b *builder, labels valuesOf[K], rest ...string) {
 	for key, s := range r.All() {
-		if values := labels(key); values != nil {
-			add(s, values...)
+		if values := labels(b.scratch[:0], key); values != nil {
+			b.add(s, values...)
 		}
 	}
 	if s, _, any := r.Rest(); any {
-		add(s, rest...)
+		b.add(s, rest...)
 	}
 }
 
-// ofLoaded returns the labels of a program by its key; nil for one that is not loaded.
-func (v *view) ofLoaded(labels func(*live.Program) []string) func(live.ProgramKey) []string {
-	return func(key live.ProgramKey) []string {
+// ofLoaded makes labels go by a program's key. A program that is not loaded has no series.
+func (v *view) ofLoaded(labels valuesOf[live.Program]) valuesOf[live.ProgramKey] {
+	return func(to []string, key live.ProgramKey) []string {
 		if p, known := v.loaded[key]; known {
-			return labels(&p)
+			return labels(to, p)
 		}
 		return nil
 	}
 }
 
-func componentValues(c ledger.Charged) []string {
-	return []string{chargeOf(c), c.Component, c.Workload}
+func componentValues(to []string, c ledger.Charged) []string {
+	return append(to, chargeOf(c), c.Component, c.Workload)
 }
 
 func chargeOf(c ledger.Charged) string { return cmp.Or(string(c.Charge), "unknown") }
 
-func placeValues(p live.Place) []string {
-	return []string{p.Top, p.Container, p.Namespace, p.Pod, p.Unit}
+func placeValues(to []string, p live.Place) []string {
+	return append(to, p.Top, p.Container, p.Namespace, p.Pod, p.Unit)
 }
 
-func namespaceValues(name string) []string {
+func namespaceValues(to []string, name string) []string {
 	if name == other { // a runtime's annotation may say anything
 		name = strconv.Quote(name)
 	}
-	return []string{name}
+	return append(to, name)
 }
 
-func programName(p *live.Program) []string { return []string{id(p.ID), p.Name} }
+func programName(to []string, p live.Program) []string { return append(to, id(p.ID), p.Name) }
 
-func programValues(p *live.Program) []string {
-	return []string{chargeOf(p.Charged), p.Component, id(p.ID), p.Name, p.Type}
+func programValues(to []string, p live.Program) []string {
+	return append(to, chargeOf(p.Charged), p.Component, id(p.ID), p.Name, p.Type)
 }
 
 // eachProgram calls f with each loaded program that has a separate series.
@@ -396,15 +401,15 @@ func eachProgram(v *view, f func(*live.Program)) {
 }
 
 // eachCount adds the number of each program that has a total, and that of all others.
-func eachCount(v *view, c *live.Counts[live.ProgramKey], add add) {
+func eachCount(v *view, c *live.Counts[live.ProgramKey], b *builder) {
 	labels := v.ofLoaded(programValues)
 	for key, n := range c.All() {
-		if values := labels(key); values != nil {
-			add(float64(n), values...)
+		if values := labels(b.scratch[:0], key); values != nil {
+			b.add(float64(n), values...)
 		}
 	}
 	if n, any := c.Rest(); any {
-		add(float64(n), "", "", "", other)
+		b.add(float64(n), "", "", "", other)
 	}
 }
 
@@ -424,6 +429,15 @@ type builder struct {
 	pairs    slab[dto.LabelPair]
 	labels   slab[*dto.LabelPair]
 	texts    slab[string]
+	scratch  [maxLabels]string // the labels of a series, as long as they are being added
+}
+
+// maxLabels is how many labels a metric has at most.
+const maxLabels = 8
+
+// versions are of metrics that are the same for many readings: a number that is another one whenever the series are.
+var versions = map[string]func(*view) uint64{
+	"tare_group_memory_bytes": func(v *view) uint64 { return v.MemoryVersion() },
 }
 
 // sorted are the metrics in the order of their names, which Prometheus' formats require.
@@ -431,8 +445,10 @@ var sorted = sync.OnceValue(func() []metric {
 	return slices.SortedFunc(slices.Values(metrics), func(a, b metric) int { return cmp.Compare(a.name, b.name) })
 })
 
-// each calls f with every metric of a view that has series. They are valid until f returns.
-func (b *builder) each(v *view, f func(*dto.MetricFamily) error) error {
+// each calls f with every metric of a view that has series, with its version, or 0 where it has none. They are valid
+// until f returns. Metrics that has says f has had at that version are left out.
+func (b *builder) each(v *view, has func(name string, version uint64) bool,
+	f func(_ *dto.MetricFamily, version uint64) error) error {
 	v.loaded = map[live.ProgramKey]live.Program{}
 	v.Each(func(key live.ProgramKey, p live.Program) { v.loaded[key] = p })
 	b.created = timestamppb.New(v.started)
@@ -443,19 +459,27 @@ func (b *builder) each(v *view, f func(*dto.MetricFamily) error) error {
 			s.reuse()
 		}
 		b.m = &all[i]
+		version := uint64(0)
+		if of := versions[b.m.name]; of != nil {
+			if version = of(v); has(b.m.name, version) {
+				continue
+			}
+		}
 		b.family.Name, b.family.Help, b.family.Type = &b.m.name, &b.m.help, &b.m.kind
 		b.family.Metric = b.family.Metric[:0]
-		b.m.each(v, b.add)
+		b.m.each(v, b)
 		if len(b.family.Metric) == 0 {
 			continue
 		}
-		if err := f(&b.family); err != nil {
+		if err := f(&b.family, version); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
+// add adds a series, with the values of the metric's labels in their order. An empty value is a label that does not
+// apply.
 func (b *builder) add(value float64, texts ...string) {
 	one := b.series.one()
 	pairs := b.labels.some(len(texts))[:0]
@@ -516,12 +540,15 @@ const maxLabel = 512
 // cut ends in a hash of the whole. A text that is cut is longer than any that is not, so no name can look like
 // another's hash.
 func label(s string) string {
+	const ellipsis = "..."
+	const room = maxLabel - len(ellipsis) - 2*sha256.Size
+	if len(s) <= room && isPlain(s) { // nearly all
+		return s
+	}
 	odd := s[0] == '"' || !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) })
 	if odd {
 		s = strconv.QuoteToASCII(s)
 	}
-	const ellipsis = "..."
-	const room = maxLabel - len(ellipsis) - 2*sha256.Size
 	if len(s) <= room {
 		return s
 	}
@@ -531,4 +558,14 @@ func label(s string) string {
 		cut = cut[:len(cut)-1]
 	}
 	return cut + ellipsis + hex.EncodeToString(hash[:])
+}
+
+// isPlain says whether a text has only characters of ASCII that can be printed, and does not begin with a quote.
+func isPlain(s string) bool {
+	for i := range len(s) {
+		if s[i] < ' ' || s[i] > '~' {
+			return false
+		}
+	}
+	return s[0] != '"'
 }

@@ -100,15 +100,16 @@ func (w *weigher) untilDue() time.Duration {
 	return max(wait, fresh/10)
 }
 
-// each calls f with every metric.
-func (w *weigher) each(f func(*dto.MetricFamily) error) error {
+// each is builder.each with all there is.
+func (w *weigher) each(has func(string, uint64) bool, f func(*dto.MetricFamily, uint64) error) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.readOlder(fresh)
 	if w.totals.Last == nil { // nothing could be read yet
 		return w.err
 	}
-	return w.builder.each(&view{Totals: w.totals, started: w.started, parts: w.parts, skipped: w.scale.Skipped()}, f)
+	v := &view{Totals: w.totals, started: w.started, parts: w.parts, skipped: w.scale.Skipped()}
+	return w.builder.each(v, has, f)
 }
 
 // reading reads the counters, unless they are fresh, and returns when they were read.

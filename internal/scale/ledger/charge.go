@@ -151,6 +151,9 @@ func Above[T any](index map[string]T, path string) (c T) {
 
 // spread gives the groups without a charge that of the nearest group above them.
 func (l *Ledger) spread() {
+	if !slices.ContainsFunc(l.Cgroups, func(g Cgroup) bool { return g.Charged != Charged{} || g.Rule != "" }) {
+		return
+	}
 	index := groupIndex(l.Cgroups)
 	rules := make(map[string]string, len(l.Cgroups))
 	for i := range l.Cgroups {

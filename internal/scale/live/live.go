@@ -71,8 +71,9 @@ const allEvery = 10 * time.Second
 const retryAfter = 5 * time.Second
 
 // drainEvery is how often samples are taken out of their rings, unless these fill sooner: seldom, to keep what runs all
-// day cheap. Each time costs a waking of the process too.
-const drainEvery = time.Second
+// day cheap. Each time costs a waking of the process too. The end of a window empties them as well, so that it is a
+// little more than the second between two readings.
+const drainEvery = 1250 * time.Millisecond
 
 // Open begins the first window. Close the Scale.
 func Open(ctx context.Context, o meter.Options, d Duty) (*Scale, error) {

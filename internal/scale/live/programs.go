@@ -123,11 +123,10 @@ func (t *Totals) addPrograms(l *ledger.Ledger) {
 			}
 		})
 	}
-	there := make(map[Place]bool, len(t.places))
-	for _, place := range t.places {
-		there[place] = true
+	isThere := func(p Place) bool {
+		_, there := t.places.number[p]
+		return there || p == Idle
 	}
-	there[Idle] = true
 	for key, p := range t.programs {
 		if p.gone {
 			delete(t.programs, key)
@@ -139,7 +138,7 @@ func (t *Totals) addPrograms(l *ledger.Ledger) {
 			continue
 		}
 		for place, held := range p.payers {
-			if !there[place] {
+			if !isThere(place) {
 				unsplit[key] += held.ns
 				delete(p.payers, place)
 			}
@@ -150,7 +149,7 @@ func (t *Totals) addPrograms(l *ledger.Ledger) {
 	t.Runs.Tick(runs)
 	t.Samples.Tick(samples)
 	t.Unsplit.Tick(unsplit, isAlive)
-	t.Payers.Tick(paid, func(p Payer) bool { return alive[p.Program] && there[p.Place] })
+	t.Payers.Tick(paid, func(p Payer) bool { return alive[p.Program] && isThere(p.Place) })
 }
 
 // Missed are eBPF programs of which run time is in no total, because it went with them: the kernel's statistics of a

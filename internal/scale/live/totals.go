@@ -2,6 +2,7 @@ package live
 
 import (
 	"cmp"
+	"iter"
 	"math"
 	"slices"
 	"strings"
@@ -55,13 +56,15 @@ type Totals struct {
 	Missed        Missed
 
 	programs map[ProgramKey]*program
-	counted  bool             // the last ledger has the run time of programs
-	on       float64          // seconds for which statistics have been on without a break
-	places   map[string]Place // by path, of the last ledger
-	begun    []begun          // by index of its groups
-	newest   uint32           // id of an eBPF program; 0 before the first ledger
-	Last     *ledger.Ledger   // nil before the first
-	Gap      time.Duration    // between ledgers: windows that do not begin where the one before ended
+	counted  bool    // the last ledger has the run time of programs
+	on       float64 // seconds for which statistics have been on without a break
+	places   placed  // of the groups of the last ledger
+	before   placed  // of those of the one before
+	begun    []begun // by index of the groups of the last ledger
+	work     groupWork
+	newest   uint32         // id of an eBPF program; 0 before the first ledger
+	Last     *ledger.Ledger // nil before the first
+	Gap      time.Duration  // between ledgers: windows that do not begin where the one before ended
 	Ticks    int
 	Self     Self
 	stalls   []stall
@@ -92,7 +95,7 @@ func NewTotals(o Options) *Totals {
 		o.Name = func(path string) Place { return Place{Top: path} }
 	}
 	t := &Totals{
-		o: o, lines: map[string]*count{}, programs: map[ProgramKey]*program{}, places: map[string]Place{},
+		o: o, lines: map[string]*count{}, programs: map[ProgramKey]*program{}, places: newPlaced(), before: newPlaced(),
 		Components: NewRanked[ledger.Charged](o.Most), ComponentsBPF: NewRanked[ledger.Charged](o.Most),
 		Places: NewRanked[Place](o.Most), Namespaces: NewRanked[string](o.Most),
 		Programs: NewRanked[ProgramKey](o.Most), Payers: NewRanked[Payer](o.Most), Unsplit: NewRanked[ProgramKey](o.Most),
@@ -197,17 +200,83 @@ func (t *Totals) components(l *ledger.Ledger) {
 	t.ComponentsBPF.Tick(run, always)
 }
 
+// placed has the places of control groups. What is needed of a place is kept by its number: places are large keys.
+type placed struct {
+	all    []Place
+	number map[Place]int
+	byPath map[string]int
+}
+
+func newPlaced() placed { return placed{number: map[Place]int{}, byPath: map[string]int{}} }
+
+func (p *placed) clear() {
+	p.all = p.all[:0]
+	clear(p.number)
+	clear(p.byPath)
+}
+
+// of returns the number of a place.
+func (p *placed) of(place Place) int {
+	n, known := p.number[place]
+	if !known {
+		n = len(p.all)
+		p.all = append(p.all, place)
+		p.number[place] = n
+	}
+	return n
+}
+
+// find returns the number of the place of a control group, or of the nearest one above it that has one; false if none
+// has.
+func (p *placed) find(path string) (n int, found bool) {
+	for above := path; ; above = above[:strings.LastIndexByte(above, '/')] {
+		if n, known := p.byPath[above]; known {
+			return n, true
+		}
+		if strings.LastIndexByte(above, '/') <= 0 {
+			return 0, false
+		}
+	}
+}
+
+// groupWork is what groups and Memory work with, which is used again in the next tick.
+type groupWork struct {
+	order            []int
+	used             []int64 // this and the rest by number of a place
+	counted, unknown []bool
+	listed           []bool // it has a total
+	bytes            []int64
+	byPlace          map[Place]int64
+	spaces           map[string]int64
+
+	held      []held // what Memory goes by, by path
+	rest      bool
+	different uint64 // times that it was different from the time before
+}
+
+// held is what Memory goes by in one group.
+type held struct {
+	path     string
+	place    Place
+	memory   *ledger.Memory
+	vanished bool
+	listed   bool
+}
+
+// fit returns a slice of n zero values, in the room of another.
+func fit[T any](s []T, n int) []T {
+	s = slices.Grow(s[:0], n)[:n]
+	clear(s)
+	return s
+}
+
 // PlaceOf is the place of a control group. A group that is not in the last ledger is newer than the last search for
 // groups, or is gone: its place is that of the group around it, where its CPU time is counted too.
 func (t *Totals) PlaceOf(path string) Place {
-	for above := path; ; above = above[:strings.LastIndexByte(above, '/')] {
-		if p, known := t.places[above]; known {
-			return p
-		}
-		if strings.LastIndexByte(above, '/') <= 0 {
-			return t.o.Name(path)
-		}
+	if n, found := t.places.find(path); found {
+		return t.places.all[n]
 	}
+	return t.o.Name(path)
 }
 
 // groups adds what the groups have used, each second to one place: the counter of a group has what the groups in it
@@ -217,68 +286,108 @@ func (t *Totals) PlaceOf(path string) Place {
 // windows have counted in the place around it stays there: the groups that are found late in a place share what that
 // place has left in this window, in proportion to their counters, and none gets more than its counter says.
 func (t *Totals) groups(l *ledger.Ledger) {
-	before := t.places
-	t.places = make(map[string]Place, len(l.Cgroups))
-	for _, g := range l.Cgroups {
-		t.places[g.Path] = t.o.Name(g.Path)
+	t.places, t.before = t.before, t.places
+	places, w := &t.places, &t.work
+	places.clear()
+	for i := range l.Cgroups {
+		path := l.Cgroups[i].Path
+		places.byPath[path] = places.of(t.o.Name(path))
 	}
-	t.begun = t.begun[:0]
-	order := make([]int, len(l.Cgroups))
-	replaced := map[string]bool{} // a group was made where one had been removed
-	for i, g := range l.Cgroups {
-		order[i] = i
+	t.begun, w.order = t.begun[:0], fit(w.order, len(l.Cgroups))
+	var replaced map[string]bool // a group was made where one had been removed
+	for i := range l.Cgroups {
+		g := &l.Cgroups[i]
+		w.order[i] = i
 		t.begun = append(t.begun, t.begins(g.Path))
 		if g.Vanished {
+			if replaced == nil {
+				replaced = map[string]bool{}
+			}
 			replaced[g.Path] = true
 		}
 	}
-	slices.SortFunc(order, func(a, b int) int { return cmp.Compare(l.Cgroups[a].Path, l.Cgroups[b].Path) })
-	used, counted := make(map[Place]int64, len(order)), make(map[Place]bool, len(order))
+	slices.SortFunc(w.order, func(a, b int) int { return cmp.Compare(l.Cgroups[a].Path, l.Cgroups[b].Path) })
+	n := len(places.all)
+	w.used, w.counted, w.listed = fit(w.used, n), fit(w.counted, n), fit(w.listed, n)
 	var late []lateGroup
-	for _, i := range order { // those around others come first
+	for _, i := range w.order { // those around others come first
 		g := &l.Cgroups[i]
 		if g.Path == "/" {
 			continue // the root group has its line in the budget
 		}
 		place, around, isTop := t.begun[i].place, t.begun[i].around, t.begun[i].isTop
-		if g.CPUSeconds == nil && !t.Places.Has(place) {
+		if !w.listed[place] && g.CPUSeconds == nil && !t.Places.Has(places.all[place]) {
 			continue // it was never known, which is not 0
 		}
-		used[place] += 0
+		w.listed[place] = true
 		if !isTop || g.CPUSeconds == nil {
 			continue
 		}
-		counted[place] = true
+		w.counted[place] = true
 		n := ns(*g.CPUSeconds)
-		if counted[around] {
-			_, old := before[g.Path]
+		if around >= 0 && w.counted[around] {
+			_, old := t.before.byPath[g.Path]
 			if isNew := !old || replaced[g.Path] && !g.Vanished; isNew && t.Ticks > 1 {
 				late = append(late, lateGroup{place, around, n})
 				continue
 			}
-			used[around] -= n
+			w.used[around] -= n
 		}
-		used[place] += n
+		w.used[place] += n
 	}
-	share(late, used)
-	t.Places.Tick(used, func(Place) bool { return false })
-	spaces := map[string]int64{}
-	for p, ns := range used {
-		spaces[p.Namespace] += ns
+	share(late, w.used)
+	if w.byPlace == nil {
+		w.byPlace, w.spaces = map[Place]int64{}, map[string]int64{}
 	}
-	t.Namespaces.Tick(spaces, func(string) bool { return true })
+	clear(w.byPlace)
+	clear(w.spaces)
+	for n, p := range places.all {
+		if w.listed[n] {
+			w.byPlace[p] = w.used[n]
+			w.spaces[p.Namespace] += w.used[n]
+		}
+	}
+	t.Places.Tick(w.byPlace, func(Place) bool { return false })
+	t.Namespaces.Tick(w.spaces, func(string) bool { return true })
+	for n, p := range places.all {
+		w.listed[n] = t.Places.Has(p)
+	}
+	t.hold(l)
 }
+
+// hold finds out whether what Memory goes by is different from the last time. Of ledgers that were made between two
+// readings of memory it is not.
+func (t *Totals) hold(l *ledger.Ledger) {
+	w := &t.work
+	_, omitted, _ := t.Places.Rest()
+	same := len(w.held) == len(w.order) && w.rest == (omitted > 0)
+	w.rest = omitted > 0
+	w.held = slices.Grow(w.held[:0], len(w.order))[:len(w.order)]
+	for k, i := range w.order {
+		g, n := &l.Cgroups[i], t.begun[i].place
+		now := held{g.Path, t.places.all[n], g.Memory, g.Vanished, w.listed[n]}
+		if w.held[k] != now {
+			w.held[k], same = now, false
+		}
+	}
+	if !same {
+		w.different++
+	}
+}
+
+// MemoryVersion is another number whenever Memory may say something else than before.
+func (t *Totals) MemoryVersion() uint64 { return t.work.different }
 
 // lateGroup is a group that may have been there for windows before it was found.
 type lateGroup struct {
-	place, around Place
+	place, around int   // by number
 	ns            int64 // that its counter has, of all of them
 }
 
 // share gives groups that were found late what they have used in this window. Those around others come first.
-func share(late []lateGroup, used map[Place]int64) {
-	in := map[Place][]lateGroup{}
-	var places []Place
+func share(late []lateGroup, used []int64) {
+	in := map[int][]lateGroup{}
+	var places []int
 	for _, g := range late {
 		if in[g.around] == nil {
 			places = append(places, g.around)
@@ -303,34 +412,33 @@ func share(late []lateGroup, used map[Place]int64) {
 	}
 }
 
-// begun is the place of a group and, where the group is the topmost of it, the place around that.
+// begun is the place of a group and, where the group is the topmost of it, the place around that, by number; -1 where
+// no group of the ledger is around it.
 type begun struct {
-	place, around Place
+	place, around int
 	isTop         bool
 }
 
-func (t *Totals) begins(path string) (b begun) {
-	b.place, b.isTop = t.PlaceOf(path), true
+func (t *Totals) begins(path string) begun {
+	b := begun{place: t.places.byPath[path], around: -1, isTop: true}
 	if above := path[:max(strings.LastIndexByte(path, '/'), 0)]; above != "" {
-		b.around = t.PlaceOf(above)
-		b.isTop = b.around != b.place
+		if n, found := t.places.find(above); found {
+			b.around = n
+			b.isTop = n != b.place
+		}
 	}
 	return b
 }
 
 // Memory is the memory in bytes, at the end of the last ledger, of each place that has a total, and of all others
 // together (rest). of selects the kind of memory of a group, or returns nil if it is unknown. The memory of a place is
-// without that of the places in it.
-func (t *Totals) Memory(of func(*ledger.Memory) *int64) (byPlace map[Place]int64, rest int64) {
-	unknown := map[Place]bool{}
-	if t.Last == nil {
-		return nil, 0
-	}
-	byPlace = make(map[Place]int64, len(t.places))
-	for i := range t.Last.Cgroups {
+// without that of the places in it. The places are valid until the next call of a method.
+func (t *Totals) Memory(of func(*ledger.Memory) *int64) (byPlace iter.Seq2[Place, int64], rest int64) {
+	w, n := &t.work, len(t.places.all)
+	w.bytes, w.counted, w.unknown = fit(w.bytes, n), fit(w.counted, n), fit(w.unknown, n)
+	for i, b := range t.begun {
 		g := &t.Last.Cgroups[i]
-		place, around := t.begun[i].place, t.begun[i].around
-		if g.Path == "/" || g.Vanished || !t.begun[i].isTop {
+		if g.Path == "/" || g.Vanished || !b.isTop {
 			continue
 		}
 		var bytes *int64
@@ -338,26 +446,31 @@ func (t *Totals) Memory(of func(*ledger.Memory) *int64) (byPlace map[Place]int64
 			bytes = of(g.Memory)
 		}
 		if bytes == nil {
-			unknown[place], unknown[around] = true, true
+			w.unknown[b.place] = true
+			if b.around >= 0 {
+				w.unknown[b.around] = true
+			}
 			continue
 		}
-		byPlace[place] += *bytes
-		if around.Top != "" {
-			byPlace[around] -= *bytes
+		w.counted[b.place] = true
+		w.bytes[b.place] += *bytes
+		if b.around >= 0 {
+			w.bytes[b.around] -= *bytes
 		}
 	}
-	for place, bytes := range byPlace {
-		switch {
-		case unknown[place]:
-			delete(byPlace, place)
-		case !t.Places.Has(place):
+	for n, bytes := range w.bytes {
+		if w.counted[n] && !w.unknown[n] && !w.listed[n] {
 			rest += max(bytes, 0)
-			delete(byPlace, place)
-		case bytes < 0: // groups are read one after another
-			byPlace[place] = 0
 		}
 	}
-	return byPlace, rest
+	return func(yield func(Place, int64) bool) {
+		for n, place := range t.places.all {
+			// Groups are read one after another, so that it may be below 0.
+			if w.counted[n] && !w.unknown[n] && w.listed[n] && !yield(place, max(w.bytes[n], 0)) {
+				return
+			}
+		}
+	}, rest
 }
 
 func (t *Totals) self(s *ledger.Self) {

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"math"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
 
@@ -157,7 +158,8 @@ func TestNamedPlaces(t *testing.T) {
 	l.Cgroups = []ledger.Cgroup{hard(group("/pods", 6), 60), hard(group("/pods/cart", 5), 50),
 		hard(group("/pods/cart/app", 2), 20), hard(group("/pods/cart/proxy", 1), 10)}
 	totals.Add(l)
-	memory, rest := totals.Memory(func(m *ledger.Memory) *int64 { return m.Hard })
+	places, rest := totals.Memory(func(m *ledger.Memory) *int64 { return m.Hard })
+	memory := maps.Collect(places)
 	cpu := maps.Collect(totals.Places.All())
 	for place, want := range map[Place]float64{{Top: "/pods"}: 1, pod: 4, side: 1} {
 		if cpu[place] != want || memory[place] != int64(10*want) {
@@ -169,6 +171,49 @@ func TestNamedPlaces(t *testing.T) {
 	}
 	if got := totals.PlaceOf("/pods/cart/proxy/new"); got != side {
 		t.Errorf("a group that is not known yet is in %+v, want the place around it", got)
+	}
+}
+
+// The version of the memory is another one whenever the memory is, and stays while ledgers have the same.
+func TestMemoryVersion(t *testing.T) {
+	for seed := range uint64(20) {
+		random := rand.New(rand.NewPCG(seed, 4))
+		named := 0 // groups of which the name is known
+		totals := NewTotals(Options{Most: 3, Name: func(path string) Place {
+			if p := (Place{Top: path}); int(path[1]-'0') >= named {
+				return p
+			}
+			return Place{Top: path, Unit: "unit"}
+		}})
+		memory := make([]*ledger.Memory, 6)
+		type said struct {
+			places map[Place]int64
+			rest   int64
+		}
+		was := map[uint64]said{}
+		for tick := range 200 {
+			if random.IntN(3) == 0 {
+				named = random.IntN(3)
+				memory[random.IntN(len(memory))] = &ledger.Memory{Hard: new(int64(random.IntN(100)))}
+			}
+			l := window(tick)
+			for i, m := range memory[:3+2*random.IntN(5)/4] {
+				g := group(fmt.Sprintf("/%d", i%3)+strings.Repeat("/in", i/3), random.Float64())
+				g.Memory, g.Vanished = m, random.IntN(20) == 0
+				l.Cgroups = append(l.Cgroups, g)
+			}
+			random.Shuffle(len(l.Cgroups), func(i, j int) { l.Cgroups[i], l.Cgroups[j] = l.Cgroups[j], l.Cgroups[i] })
+			totals.Add(l)
+			places, rest := totals.Memory(func(m *ledger.Memory) *int64 { return m.Hard })
+			now, version := said{maps.Collect(places), rest}, totals.MemoryVersion()
+			if before, had := was[version]; had && (!maps.Equal(before.places, now.places) || before.rest != now.rest) {
+				t.Fatalf("seed %d, tick %d: %+v and %+v have the same version", seed, tick, before, now)
+			}
+			was[version] = now
+		}
+		if len(was) > 195 {
+			t.Errorf("seed %d: no version stayed", seed)
+		}
 	}
 }
 

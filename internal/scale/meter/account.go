@@ -153,13 +153,13 @@ func (a *account) bpfPrograms() []ledger.Program {
 	if !a.knowsPrograms() {
 		return nil
 	}
-	details := map[bpf.Key]*bpf.Program{}
+	details := make(map[bpf.Key]*bpf.Program, len(a.snapshot.Programs))
 	for i := range a.snapshot.Programs {
 		p := &a.snapshot.Programs[i]
 		details[p.Key()] = p
 	}
-	out := []ledger.Program{}
-	known := map[uint32]bool{}
+	out := make([]ledger.Program, 0, len(a.programs))
+	known := make(map[uint32]bool, len(a.programs))
 	for i := range a.programs {
 		p := &a.programs[i]
 		before, wasThere := a.w.programs[p.Key()]
@@ -488,7 +488,7 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 			}
 			c.BPFSeconds, c.BPFInsideSeconds = &t.all, &t.inside
 		}
-		if c.Memory = memory(g.Memory); c.Memory != nil && !g.Vanished && a.m.elsewhere[g.Path] != "" {
+		if c.Memory = a.m.memoryOf(g); c.Memory != nil && !g.Vanished && a.m.elsewhere[g.Path] != "" {
 			c.Memory = nil
 			lacking = append(lacking, g.Path)
 		}
@@ -497,15 +497,63 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 	a.madeAgain(out)
 	a.wereReset(out)
 	a.lacksMemory(lacking)
-	cpu := func(c *ledger.Cgroup) float64 { return known.Or(c.CPUSeconds, 0) }
-	order := make([]*ledger.Cgroup, len(out)) // what is sorted is moved often, and a group is large
-	for i := range out {
-		order[i] = &out[i]
+	busiestFirst(out)
+	return out
+}
+
+// memoryOf is the memory of a group for a ledger. Ledgers share it as long as it is the same: memory is not read in
+// every window.
+func (m *Meter) memoryOf(g *cgroup.Group) *ledger.Memory {
+	last, is := m.memory[g]
+	if !is || last.read != g.Memory {
+		if m.memory == nil {
+			m.memory = map[*cgroup.Group]knownMemory{}
+		}
+		last = knownMemory{g.Memory, memory(g.Memory)}
+		m.memory[g] = last
 	}
-	slices.SortStableFunc(order, func(x, y *ledger.Cgroup) int {
-		return cmp.Or(cmp.Compare(cpu(y), cpu(x)), cmp.Compare(x.Path, y.Path))
+	return last.shown
+}
+
+// knownMemory is the memory of a group, as it was read and as it is in ledgers.
+type knownMemory struct {
+	read  cgroup.Memory
+	shown *ledger.Memory
+}
+
+// forgetGroups drops the groups that have vanished.
+func (m *Meter) forgetGroups() {
+	m.groups.Forget()
+	for g := range m.memory {
+		if g.Vanished {
+			delete(m.memory, g)
+		}
+	}
+}
+
+// busiestFirst sorts groups. A group is large, so that each is moved once, when its place is known.
+func busiestFirst(groups []ledger.Cgroup) {
+	used := func(i int) float64 { return known.Or(groups[i].CPUSeconds, 0) }
+	order := make([]int, len(groups)) // by place: the group that belongs there
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(x, y int) int {
+		return cmp.Or(cmp.Compare(used(y), used(x)), cmp.Compare(groups[x].Path, groups[y].Path))
 	})
-	return lists.Map(order, func(c *ledger.Cgroup) ledger.Cgroup { return *c })
+	for start := range order {
+		if order[start] < 0 {
+			continue
+		}
+		first := groups[start]
+		at := start
+		for order[at] != start {
+			from := order[at]
+			groups[at], order[at] = groups[from], -1
+			at = from
+		}
+		groups[at], order[at] = first, -1
+	}
 }
 
 // wereReset warns of groups whose CPU counters were set back inside the window: cpuacct.usage of v1 can be written.
@@ -699,9 +747,17 @@ func (a *account) budget(l *ledger.Ledger) ledger.CPU {
 // exceed the CPU time of the group around it: then it is taken as what that group used, so that no group pays for
 // another.
 func (a *account) bpfTimes(l *ledger.Ledger) []ledger.BPFTime {
-	left := map[string]float64{}
-	for _, c := range l.Cgroups {
-		if c.CPUSeconds != nil {
+	ran := map[string]bool{}
+	for i := range l.Programs {
+		for _, s := range l.Programs[i].Shares {
+			if s.Cgroup != nil {
+				ran[*s.Cgroup] = true
+			}
+		}
+	}
+	left := make(map[string]float64, len(ran))
+	for i := range l.Cgroups {
+		if c := &l.Cgroups[i]; c.CPUSeconds != nil && ran[c.Path] {
 			left[c.Path] = *c.CPUSeconds
 		}
 	}

@@ -87,6 +87,8 @@ type Meter struct {
 	looked     time.Time         // for that
 	lookEvery  time.Duration     // at most
 	list       func() (*bpf.Snapshot, error)
+	memory     map[*cgroup.Group]knownMemory // of ledgers
+	spare      map[*cgroup.Group]cgroup.CPU  // of an edge that is not needed any more
 }
 
 // New opens everything, or with Options.Whole unset what this machine and the rights of this process allow: each
@@ -303,7 +305,10 @@ func (m *Meter) readEdgeOnce() (e edge, err error) {
 	e.self = selfTime()
 	e.took = time.Duration(monotonic() - e.at)
 	groups := m.groups.Groups()
-	e.groups = make(map[*cgroup.Group]cgroup.CPU, len(groups))
+	if e.groups, m.spare = m.spare, nil; e.groups == nil {
+		e.groups = make(map[*cgroup.Group]cgroup.CPU, len(groups))
+	}
+	clear(e.groups)
 	for _, g := range groups {
 		e.groups[g] = g.CPU
 	}
@@ -407,7 +412,7 @@ func (m *Meter) OpenAt(ctx context.Context, at int64) (w *Window, err error) {
 	if err := w.parts.cpu.read(m.prepare); err != nil {
 		return nil, err
 	}
-	m.groups.Forget() // groups come and go for as long as the meter lives
+	m.forgetGroups() // groups come and go for as long as the meter lives
 	if err := w.drain(); err != nil {
 		return nil, err
 	}

@@ -69,6 +69,7 @@ func (w *Window) Next(all bool) (*ledger.Ledger, *Window, error) {
 		return nil, next, err
 	}
 	next.begin()
+	m.spare, w.first.groups = w.first.groups, nil
 	return l, next, nil
 }
 
@@ -92,7 +93,7 @@ func (m *Meter) Count(on bool) (err error) {
 // begin turns the last edge of the window before into the first of this one: it drops what has gone.
 func (w *Window) begin() {
 	m := w.m
-	m.groups.Forget()
+	m.forgetGroups()
 	m.kernel.Forget()
 	w.first.forget()
 	w.first.kernel = lists.Map(m.kernel.Threads(), func(t proc.KernelThread) time.Duration { return t.Runtime })

@@ -2,6 +2,7 @@ package meter
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"os"
 	"testing"
@@ -25,6 +26,7 @@ func TestNextSharesTheEdge(t *testing.T) {
 		t.Fatal(err)
 	}
 	first := w.first
+	first.groups = maps.Clone(first.groups) // Next uses the map again
 	runs := w.programs
 	var sum struct {
 		groups  map[string]int64

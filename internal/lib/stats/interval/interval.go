@@ -39,9 +39,10 @@ func Poisson(k int, confidence float64) (lo, hi float64) {
 		return 0, math.Inf(1)
 	}
 	tail := (1 - max(confidence, 0)) / 2
-	if k > 0 {
-		lo = mathext.GammaIncRegInv(float64(k), tail)
+	if k == 0 {
+		return 0, -math.Log(tail) // of the exponential distribution, which that with one event is
 	}
+	lo = mathext.GammaIncRegInv(float64(k), tail)
 	return lo, mathext.GammaIncRegInv(float64(k)+1, 1-tail)
 }
 

@@ -209,7 +209,7 @@ func withObject(openCmd int, id, flags uint32, visit func(fd int) error) error {
 	if err != nil {
 		return err
 	}
-	defer unix.Close(fd)
+	defer shut(fd)
 	return visit(fd)
 }
 

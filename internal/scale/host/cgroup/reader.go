@@ -548,7 +548,7 @@ func (r *Reader) content(f *file, keep bool) ([]byte, error) {
 			r.budget--
 			f.fd = fd
 		} else {
-			defer unix.Close(fd)
+			defer shut(fd)
 		}
 	}
 	if f.name == usageV1 {

@@ -67,8 +67,11 @@ func (f FS) state(p Process) string {
 }
 
 // children are the processes that a process has started and that live.
-func (f FS) children(pid int) (pids []int) {
-	for _, path := range f.tasks(pid, "children") {
+func (f FS) children(pid int) (pids []int) { return f.childrenOf(f.tasks(pid, "children")...) }
+
+// childrenOf are the processes that threads have started and that live, by the threads' files children.
+func (f FS) childrenOf(files ...string) (pids []int) {
+	for _, path := range files {
 		b, err := os.ReadFile(path)
 		if err != nil {
 			continue // the thread has ended, or the kernel does not say

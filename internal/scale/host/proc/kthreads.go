@@ -94,7 +94,7 @@ func (k *KernelThreads) look(pid int) error {
 // RefreshNew finds new threads by the list of children of the thread that starts them all (kthreadd): one
 // file, where Refresh lists every process. It finds none where the kernel has no such list (CONFIG_PROC_CHILDREN).
 func (k *KernelThreads) RefreshNew() error {
-	for _, pid := range k.fs.children(kthreadd) {
+	for _, pid := range k.fs.childrenOf(k.fs.path("proc", kthreadd, "task", kthreadd, "children")) {
 		if err := k.look(pid); err != nil {
 			return err
 		}
@@ -103,8 +103,8 @@ func (k *KernelThreads) RefreshNew() error {
 }
 
 // kthreadd is the PID of the thread that starts all others (rest_init in init/main.c). In another PID namespace it is
-// that of any process, whose children are looked at in vain.
-const kthreadd = 2
+// that of any process, whose children are looked at in vain. It is one thread.
+const kthreadd = "2"
 
 // Read reads the threads' CPU time.
 func (k *KernelThreads) Read() error {

@@ -218,14 +218,15 @@ func TestGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, f := range map[string]func() error{
-		"Process":  func() error { _, err := FS{}.Process(pid); return err },
-		"Comm":     func() error { _, err := FS{}.Comm(pid); return err },
-		"Exe":      func() error { _, err := FS{}.Exe(pid); return err },
-		"Cmdline":  func() error { _, err := FS{}.Cmdline(pid); return err },
-		"Getenv":   func() error { _, _, err := FS{}.Getenv(pid, "HOME", new(time.Second)); return err },
-		"Rollup":   func() error { _, err := FS{}.Rollup(pid); return err },
-		"Runtime":  func() error { _, err := Runtime(pid); return err },
-		"Resident": func() error { _, _, err := FS{}.Resident(pid); return err },
+		"Process":     func() error { _, err := FS{}.Process(pid); return err },
+		"Comm":        func() error { _, err := FS{}.Comm(pid); return err },
+		"Exe":         func() error { _, err := FS{}.Exe(pid); return err },
+		"Cmdline":     func() error { _, err := FS{}.Cmdline(pid); return err },
+		"Getenv":      func() error { _, _, err := FS{}.Getenv(pid, "HOME", new(time.Second)); return err },
+		"Rollup":      func() error { _, err := FS{}.Rollup(pid); return err },
+		"Runtime":     func() error { _, err := Runtime(pid); return err },
+		"Resident":    func() error { _, _, err := FS{}.Resident(pid); return err },
+		"ResidentNow": func() error { _, err := FS{}.ResidentNow(pid); return err },
 	} {
 		if err := f(); !errors.Is(err, ErrGone) {
 			t.Errorf("%s: %v", name, err)

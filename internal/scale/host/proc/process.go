@@ -385,6 +385,19 @@ func (f FS) Resident(pid int) (now, peak uint64, err error) {
 	return now, peak, err
 }
 
+// ResidentNow is Resident without the peak, for a third of what reading that takes (proc_pid_statm(5)).
+func (f FS) ResidentNow(pid int) (uint64, error) {
+	b, err := f.read(pid, "statm")
+	if err != nil {
+		return 0, err
+	}
+	var size, resident uint64
+	if _, err := fmt.Sscan(string(b), &size, &resident); err != nil {
+		return 0, about(pid, "statm", err)
+	}
+	return resident * uint64(os.Getpagesize()), nil
+}
+
 // Rollup is the resident memory of a process by kind of page, in bytes, each page divided by the
 // number of processes that share it, so that sums over processes count it once. Anon, File and Shmem are nil where the
 // kernel tells only their sum (Documentation/ABI/testing/procfs-smaps_rollup: they came in Linux 5.9).

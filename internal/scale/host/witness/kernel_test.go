@@ -130,10 +130,20 @@ func TestIdleGroupsHoldNobodyUp(t *testing.T) {
 	if err := unix.SchedSetaffinity(pid, &set); err != nil {
 		t.Fatal(err)
 	}
-	seen := func() (n int) {
+	// Beside others that wake up often, a process of their priority has the CPU in stretches too short to be seen. In an
+	// idle group its priority does not matter to them.
+	if err := unix.Setpriority(unix.PRIO_PROCESS, pid, -20); err != nil {
+		t.Skipf("needs the right to raise a priority: %v", err)
+	}
+	const enough = 100 * time.Millisecond // fifty looks
+	seen := func() (n int, ran time.Duration) {
 		t.Helper()
 		r := start(t, Options{})
-		time.Sleep(500 * time.Millisecond)
+		before := runtimeOf(t, pid)
+		for tries := 0; tries < 100 && ran < enough; tries++ { // how long it may run others decide
+			time.Sleep(100 * time.Millisecond)
+			ran = runtimeOf(t, pid) - before
+		}
 		noise, err := r.Stop()
 		if err != nil {
 			t.Fatal(err)
@@ -143,10 +153,10 @@ func TestIdleGroupsHoldNobodyUp(t *testing.T) {
 				n++
 			}
 		}
-		return n
+		return n, ran
 	}
-	if seen() == 0 {
-		t.Fatal("a process in an ordinary group that always runs was not seen")
+	if n, ran := seen(); n == 0 {
+		t.Fatalf("a process in an ordinary group was not seen, and ran for %v", ran)
 	}
 	if err := os.WriteFile(filepath.Join(group, "cpu.idle"), []byte("1"), 0); err != nil {
 		t.Skipf("needs Linux 5.15, which brought idle groups: %v", err)
@@ -154,9 +164,21 @@ func TestIdleGroupsHoldNobodyUp(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0); err != nil {
 		t.Fatal(err)
 	}
-	if n := seen(); n > 1 { // once where the witness saw it before it was moved
-		t.Errorf("a process in an idle group is said to have held its CPU %d times", n)
+	n, ran := seen()
+	if n > 0 {
+		t.Errorf("a process in an idle group, which ran for %v, is said to have held its CPU %d times", ran, n)
+	} else if ran < enough {
+		t.Skipf("%s: a process in an idle group ran for %v only", quiet.Reason, ran)
 	}
+}
+
+func runtimeOf(t *testing.T, pid int) time.Duration {
+	t.Helper()
+	d, err := proc.Runtime(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
 }
 
 // cpuGroup makes a control group with the cpu controller, at the top of its hierarchy.
