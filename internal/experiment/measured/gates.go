@@ -100,7 +100,7 @@ func stray(l *ledger.Ledger) *ledger.Warning {
 	return lists.Find(l.Warnings, func(w *ledger.Warning) bool { return w.Code == WarnStrays })
 }
 
-// contained: no process of the trial may be in other control groups, and nobody may set back the CPU counters of the
+// contained: no process of the trial may be in other control groups, and no one may set back the CPU counters of the
 // trial's groups.
 func (m *Measured) contained() (trips []Trip) {
 	if w := stray(m.Ledger); w != nil {

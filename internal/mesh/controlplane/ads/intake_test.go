@@ -218,7 +218,7 @@ func TestSilentStreams(t *testing.T) {
 	good.quiet()
 }
 
-// left is what connections have sent and nobody has taken yet in bytes, and how many connections and streams there are.
+// left is how many bytes connections have sent that are not taken yet, and how many connections and streams there are.
 // It never holds both locks: the server takes a connection's before the intake's.
 func (i *intake) left() (bytes int64, conns, streams int) {
 	i.mu.Lock()
