@@ -298,6 +298,15 @@ func TestNodesKilled(t *testing.T) {
 	}
 	p.signal(t, syscall.SIGKILL)
 	p.wait(t)
+	// The agents are killed with it, and what an agent has is cleaned up once it is dead: tare clean takes one that is
+	// still ending for one that runs.
+	for name, pid := range pids {
+		for deadline := time.Now().Add(time.Minute); lives(pid); time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("the agent %s lives on", name)
+			}
+		}
+	}
 	if o := tare(t, "clean"); o.code != 0 {
 		t.Error(o)
 	}
@@ -315,6 +324,12 @@ func TestNodesKilled(t *testing.T) {
 		t.Errorf("left behind: %s", who)
 	}
 	noLinks(t, p.pid)
+}
+
+// lives reports whether a process has not ended, reaped or not.
+func lives(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err == nil && !bytes.Contains(stat, []byte(") Z "))
 }
 
 // TestNodesInterrupted: Ctrl-C takes the trial down at every node, and what was measured is kept.
