@@ -686,7 +686,7 @@ func (c *counting) edge(i int) error {
 	return nil
 }
 
-// TestEdges: a guest reads a counter of its own at both edges of the window, and what it counted is its evidence.
+// TestEdges: a guest reads a further counter at both edges of the window, and what it counted is its evidence.
 func TestEdges(t *testing.T) {
 	g := newGround(t)
 	var mine *counting

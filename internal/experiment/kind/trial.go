@@ -95,7 +95,7 @@ type (
 		Begun(context.Context, role.Schedule) error
 	}
 
-	// Edges is a guest that reads counters of its own over the window: Opened just after the counters of the ledger were
+	// Edges is a guest that reads further counters over the window: Opened just after the counters of the ledger were
 	// read at the first edge, and Closed just after those at the second. The time that Opened takes is inside the window.
 	// Evidence hands what the two have read to the guest's metrics.
 	Edges interface {
