@@ -253,6 +253,7 @@ func boot(k *kit, o Options, dir, initramfs string) error {
 	}
 	go watch(ctx, cancel, cmd.Process.Pid, o.Timeout, dir)
 	err = cmd.Wait()
+	o.progress("the emulator used %s of CPU time", cmd.ProcessState.UserTime()+cmd.ProcessState.SystemTime())
 	if why := context.Cause(ctx); why != nil {
 		return why
 	}
