@@ -10,6 +10,7 @@ import (
 	"github.com/cilium/ebpf/features"
 	"golang.org/x/sys/unix"
 
+	"tare/internal/lib/files"
 	"tare/internal/mesh/store"
 )
 
@@ -143,7 +144,7 @@ var LookupsWait = sync.OnceValue(func() bool {
 // CloseFD closes what ByID or Create gave.
 func (k *Kernel) CloseFD(fd int) {
 	k.Work.Syscalls++
-	unix.RawSyscall(unix.SYS_CLOSE, uintptr(fd), 0, 0)
+	files.CloseRaw(fd)
 }
 
 // ByID opens a map by its number in the kernel.
