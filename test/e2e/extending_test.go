@@ -62,7 +62,8 @@ func TestExtending(t *testing.T) {
 	t.Run("chart", func(t *testing.T) { checkChart(t, filepath.Join(run, record.ReportFile)) })
 }
 
-// examples are the Go files that the page links to, as blocks of code. Each names in its first line the file that it is.
+// examples are the Go files that the page links to, as blocks of code. The first line of each names the file that it
+// is in the tree.
 func examples(t *testing.T, dir string) string {
 	t.Helper()
 	names, err := filepath.Glob(filepath.Join(dir, "*.go.txt"))
