@@ -38,7 +38,7 @@ func TestExtending(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	e := extract(t, string(page), root, dir)
+	e := extract(t, string(page)+examples(t, filepath.Join(root, "docs", "extending")), root, dir)
 	want := []string{
 		"internal/results/report/graphite.go", "internal/scale/host/sandbox/runtime_nice.go",
 		"internal/workloads/app/checksums", "internal/workloads/load/checksum", "internal/workloads/subject/ballast",
@@ -60,6 +60,25 @@ func TestExtending(t *testing.T) {
 	checkFormat(t, built, run)
 	t.Run("runtime", func(t *testing.T) { checkRuntime(t, built, dir, e) })
 	t.Run("chart", func(t *testing.T) { checkChart(t, filepath.Join(run, record.ReportFile)) })
+}
+
+// examples are the Go files that the page links to, as blocks of code. The first line of each names the file that it
+// is in the tree.
+func examples(t *testing.T, dir string) string {
+	t.Helper()
+	names, err := filepath.Glob(filepath.Join(dir, "*.go.txt"))
+	if err != nil || len(names) == 0 {
+		t.Fatalf("%s has %d examples: %v", dir, len(names), err)
+	}
+	var b strings.Builder
+	for _, name := range names {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.WriteString("\n```go\n" + string(text) + "```\n")
+	}
+	return b.String()
 }
 
 // example is the files of a page, written below a directory.
