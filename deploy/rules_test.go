@@ -7,18 +7,30 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"tare/test/long"
 )
 
-// TestRules has promtool check the rules and run their tests.
+// TestRules has promtool check the rules and run their tests, save those of a week.
 func TestRules(t *testing.T) {
-	promtool := program(t, "promtool")
-	for _, args := range [][]string{
-		{"check", "rules", "--lint=all", "--lint-fatal", rulesFile},
-		append([]string{"test", "rules"}, testFiles(t)...),
-	} {
-		if out, err := exec.Command(promtool, args...).CombinedOutput(); err != nil {
-			t.Errorf("promtool %s: %v\n%s", strings.Join(args, " "), err, out)
-		}
+	check(t, "check", "rules", "--lint=all", "--lint-fatal", rulesFile)
+	short := slices.DeleteFunc(testFiles(t), func(name string) bool { return name == weekFile })
+	check(t, append([]string{"test", "rules"}, short...)...)
+}
+
+// weekFile has the tests of the two alerts that compare with a day or a week ago.
+const weekFile = "prometheus/tare_week_test.yaml"
+
+// TestRulesOfAWeek runs the tests of alerts that compare with a day or a week ago.
+func TestRulesOfAWeek(t *testing.T) {
+	long.Test(t, "20 s of CPU time: promtool evaluates all rules over a week")
+	check(t, "test", "rules", weekFile)
+}
+
+func check(t *testing.T, args ...string) {
+	t.Helper()
+	if out, err := exec.Command(program(t, "promtool"), args...).CombinedOutput(); err != nil {
+		t.Errorf("promtool %s: %v\n%s", strings.Join(args, " "), err, out)
 	}
 }
 

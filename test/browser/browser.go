@@ -108,6 +108,9 @@ func (c *Chromium) Page(t *testing.T, width, height int) *Browser {
 	return b
 }
 
+// For makes further steps on the page those of another test, such as a subtest.
+func (b *Browser) For(t *testing.T) { b.t = t }
+
 // event notes what the page logs and requests.
 func (b *Browser) event(e any) {
 	b.mu.Lock()

@@ -67,37 +67,36 @@ func TestComparisonPage(t *testing.T) {
 	quiet(t, b, path)
 }
 
-// A history draws each metric over the runs, with a mark where its level shifts.
+// TestHistoryPage: a history draws each metric over the runs, with a mark where its level shifts. The name of the
+// experiment may be anything, and runs nothing.
 func TestHistoryPage(t *testing.T) {
 	const evil = `</title><script>window.ran=1</script>"'><img src=x onerror="window.ran=2">`
 	const n = 24
-	for _, name := range []string{"quickstart", evil} {
-		c := comparison.Over(courseOf(t, n, name), 1)
-		b, path := openComparison(t, func(w *bytes.Buffer) error { return report.HistoryHTML(w, &c) })
-		var drawn, most, shifts, ran, images, outside int
-		b.Eval(`[...document.querySelectorAll("svg.course")].filter(s => s.getBoundingClientRect().width > 100).length`,
-			&drawn)
-		b.Eval(`Math.max(...[...document.querySelectorAll("svg.course")].map(s => s.querySelectorAll("circle").length))`,
-			&most)
-		b.Eval(`document.querySelectorAll("svg.course .shift").length`, &shifts)
-		b.Eval(`window.ran ?? 0`, &ran)
-		b.Eval(`document.images.length + document.scripts.length`, &images)
-		b.Eval(`[...document.querySelectorAll("svg.course circle")].filter(c => !(c.cx.baseVal.value >= 0 && c.cx.baseVal.value <= 320 &&
-			c.cy.baseVal.value >= 0 && c.cy.baseVal.value <= 50)).length`, &outside)
-		if drawn != len(c.Lines) || most != n || shifts == 0 || outside != 0 {
-			t.Errorf("%d pictures of %d lines, at most %d points of %d, %d shifts, %d points outside", drawn, len(c.Lines),
-				most, n,
-				shifts, outside)
-		}
-		var answer string
-		b.Eval(`document.querySelector("#answer .answer").textContent`, &answer)
-		if !strings.Contains(answer, "eBPF per connection of candidate from") {
-			t.Errorf("the answer is %q", answer)
-		}
-		if ran != 0 || images != 0 {
-			t.Errorf("ran %d, with %d images and scripts", ran, images)
-		}
-		keep(t, b, "history.png")
-		quiet(t, b, path)
+	c := comparison.Over(courseOf(t, n, evil), 1)
+	b, path := openComparison(t, func(w *bytes.Buffer) error { return report.HistoryHTML(w, &c) })
+	var drawn, most, shifts, ran, images, outside int
+	b.Eval(`[...document.querySelectorAll("svg.course")].filter(s => s.getBoundingClientRect().width > 100).length`,
+		&drawn)
+	b.Eval(`Math.max(...[...document.querySelectorAll("svg.course")].map(s => s.querySelectorAll("circle").length))`,
+		&most)
+	b.Eval(`document.querySelectorAll("svg.course .shift").length`, &shifts)
+	b.Eval(`window.ran ?? 0`, &ran)
+	b.Eval(`document.images.length + document.scripts.length`, &images)
+	b.Eval(`[...document.querySelectorAll("svg.course circle")].filter(c => !(c.cx.baseVal.value >= 0 && c.cx.baseVal.value <= 320 &&
+		c.cy.baseVal.value >= 0 && c.cy.baseVal.value <= 50)).length`, &outside)
+	if drawn != len(c.Lines) || most != n || shifts == 0 || outside != 0 {
+		t.Errorf("%d pictures of %d lines, at most %d points of %d, %d shifts, %d points outside", drawn, len(c.Lines),
+			most, n,
+			shifts, outside)
 	}
+	var answer string
+	b.Eval(`document.querySelector("#answer .answer").textContent`, &answer)
+	if !strings.Contains(answer, "eBPF per connection of candidate from") {
+		t.Errorf("the answer is %q", answer)
+	}
+	if ran != 0 || images != 0 {
+		t.Errorf("ran %d, with %d images and scripts", ran, images)
+	}
+	keep(t, b, "history.png")
+	quiet(t, b, path)
 }

@@ -10,6 +10,7 @@ import (
 	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
 	"tare/internal/lib/quantity"
+	"tare/test/browser"
 )
 
 // picture gives a run a ladder of two rungs, and the evidence of a guest that nobody has heard of something to show: a
@@ -62,73 +63,93 @@ func picture(ladder, places bool, series float64) func(*record.Run, []record.Tri
 	}
 }
 
-// TestPictured: what the record of any guest has to show is drawn, and stands in tables, each by itself.
+// pictured is a figure of what a guest has to show.
+type pictured struct {
+	figure, section string
+	plots           int
+	table           []string // that its table has
+}
+
+// TestPictured: what the record of any guest has to show is drawn, and stands in tables. A run that lacks some of it has
+// no figure of that.
 func TestPictured(t *testing.T) {
 	usual := []string{"differences", "values", "latency", "latency-difference", "cpu", "memory", "trials"}
 	for _, c := range []struct {
-		figure, section string
-		ladder, places  bool
-		course          float64
-		table           []string // that its table has
+		name           string
+		ladder, places bool
+		course         float64
+		figures        []pictured
 	}{
-		{"ladder", "ladder", true, false, 0, []string{"nothing", "much", "us"}},
-		{"placed", "charged", false, true, 0, []string{"pod", "outside", "workload", "Kubernetes counts"}},
-		{"courses", "course", false, false, 5, []string{"memory by kind", "helper", "anon", "shmem"}},
+		{"ladder and places", true, true, 0, []pictured{
+			{"ladder", "ladder", 1, []string{"nothing", "much", "us"}},
+			{"placed", "charged", 2, []string{"pod", "outside", "workload", "Kubernetes counts"}},
+		}},
+		{"courses", false, false, 5, []pictured{
+			{"courses", "course", 2, []string{"memory by kind", "helper", "anon", "shmem"}},
+		}},
 	} {
-		t.Run(c.figure, func(t *testing.T) {
+		t.Run(c.name, func(t *testing.T) {
 			path := page(t, truth, picture(c.ladder, c.places, c.course))
 			b := chromium.Page(t, 1280, 900)
 			b.Open(path)
-			got := charts(b)
-			if i := slices.Index(got, c.figure); i != 0 || !slices.Equal(got[1:], usual) {
-				t.Errorf("figures %q, want %q before %q", got, c.figure, usual)
+			var want []string
+			for _, p := range c.figures {
+				want = append(want, p.figure)
+				p.check(t, b)
 			}
-			var text string
-			b.Eval(fmt.Sprintf(`(document.getElementById(%q)?.textContent ?? "")`, c.section), &text)
-			for _, want := range c.table {
-				if !strings.Contains(strings.ToLower(text), strings.ToLower(want)) {
-					t.Errorf("the section lacks %q", want)
-				}
+			if got := charts(b); !slices.Equal(got, append(want, usual...)) {
+				t.Errorf("figures %q, want %q before %q", got, want, usual)
 			}
-			// Both arms have their marks, and what hovers tells which.
-			var drawn, empty int
-			b.Eval(fmt.Sprintf(`[...document.querySelectorAll("figure[data-chart='%s'] svg[data-chart]")].length`,
-				c.figure), &drawn)
-			b.Eval(fmt.Sprintf(`[...document.querySelectorAll("figure[data-chart='%s'] svg[data-chart]")].filter(s =>
-				![...s.querySelectorAll("[aria-label='area'] path, [aria-label='bar'] rect, [aria-label='dot'] path, `+
-				`[aria-label='dot'] circle")].some(e => e.getBoundingClientRect().width > 3)).length`, c.figure), &empty)
-			want := map[string]int{"ladder": 1, "placed": 2, "courses": 2}[c.figure]
-			if drawn != want || empty > 0 {
-				t.Errorf("%d plots, %d of them empty; want %d", drawn, empty, want)
+			if c.course > 0 { // 3 MB and 15 MB, on one scale
+				stacked(t, b, 4.9, 5.1, 0)
 			}
-			keep(t, b, c.figure+".png")
+			keep(t, b, strings.ReplaceAll(c.name, " ", "-")+".png")
 			quiet(t, b, path)
 		})
 	}
 }
 
-// TestStackedHeights: the parts of a course are stacked on each other, and a larger part is higher: on one scale for
-// all arms, save where one is too low for it, which says so.
-func TestStackedHeights(t *testing.T) {
-	for _, c := range []struct {
-		grown, least, most float64
-		own                int
-	}{
-		{5, 4.9, 5.1, 0}, // 3 MB and 15 MB
-		{40, 1, 5, 1},
-	} {
-		path := page(t, truth, picture(false, false, c.grown))
-		b := chromium.Page(t, 1280, 900)
-		b.Open(path)
-		var heights []float64
-		b.Eval(`[...document.querySelectorAll("figure[data-chart='courses'] svg[data-chart]")].flatMap(s =>
-			[...s.querySelectorAll("[aria-label='area'] path")].map(p => p.getBBox().height))`, &heights)
-		var own int
-		b.Eval(`[...document.querySelectorAll("figure[data-chart='courses'] h4")].filter(h =>
-			h.textContent.includes("own scale")).length`, &own)
-		if len(heights) != 4 || heights[2] < c.least*heights[0] || heights[2] > c.most*heights[0] || own != c.own {
-			t.Errorf("%g times as much: heights %v, %d scales of their own", c.grown, heights, own)
+func (p pictured) check(t *testing.T, b *browser.Browser) {
+	t.Helper()
+	var text string
+	b.Eval(fmt.Sprintf(`(document.getElementById(%q)?.textContent ?? "")`, p.section), &text)
+	for _, want := range p.table {
+		if !strings.Contains(strings.ToLower(text), strings.ToLower(want)) {
+			t.Errorf("the section %s lacks %q", p.section, want)
 		}
-		quiet(t, b, path)
+	}
+	// Both arms have their marks, and what hovers tells which.
+	var drawn, empty int
+	b.Eval(fmt.Sprintf(`[...document.querySelectorAll("figure[data-chart='%s'] svg[data-chart]")].length`,
+		p.figure), &drawn)
+	b.Eval(fmt.Sprintf(`[...document.querySelectorAll("figure[data-chart='%s'] svg[data-chart]")].filter(s =>
+		![...s.querySelectorAll("[aria-label='area'] path, [aria-label='bar'] rect, [aria-label='dot'] path, `+
+		`[aria-label='dot'] circle")].some(e => e.getBoundingClientRect().width > 3)).length`, p.figure), &empty)
+	if drawn != p.plots || empty > 0 {
+		t.Errorf("%s: %d plots, %d of them empty; want %d", p.figure, drawn, empty, p.plots)
+	}
+}
+
+// TestStackedHeights: a course that is much too low for the scale of the others has its own, which says so.
+func TestStackedHeights(t *testing.T) {
+	path := page(t, truth, picture(false, false, 40))
+	b := chromium.Page(t, 1280, 900)
+	b.Open(path)
+	stacked(t, b, 1, 5, 1)
+	quiet(t, b, path)
+}
+
+// stacked checks that the parts of a course are stacked on each other, how many times as high one part of the candidate
+// is as the baseline's, and how many courses have their own scale.
+func stacked(t *testing.T, b *browser.Browser, least, most float64, scales int) {
+	t.Helper()
+	var heights []float64
+	b.Eval(`[...document.querySelectorAll("figure[data-chart='courses'] svg[data-chart]")].flatMap(s =>
+		[...s.querySelectorAll("[aria-label='area'] path")].map(p => p.getBBox().height))`, &heights)
+	var own int
+	b.Eval(`[...document.querySelectorAll("figure[data-chart='courses'] h4")].filter(h =>
+		h.textContent.includes("own scale")).length`, &own)
+	if len(heights) != 4 || heights[2] < least*heights[0] || heights[2] > most*heights[0] || own != scales {
+		t.Errorf("heights %v, %d scales of their own", heights, own)
 	}
 }

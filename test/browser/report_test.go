@@ -121,9 +121,49 @@ func charts(b *browser.Browser) (figures []string) {
 	return figures
 }
 
+// TestPlainPage is of the page of an ordinary run: what it shows, how it is used, and how it looks elsewhere than on a
+// bright screen. All that looks at one page, for opening one takes longer than most of that.
+func TestPlainPage(t *testing.T) {
+	path := page(t, truth, nil)
+	b := chromium.Page(t, 1280, 900)
+	b.Open(path)
+	for _, part := range []struct {
+		name  string
+		check func(t *testing.T, b *browser.Browser)
+	}{{"charts", chartsAreShown}, {"keyboard", keyboard}, {"hover", hoverShowsExactValues}, {"dark and print", darkAndPrint}} {
+		t.Run(part.name, func(t *testing.T) {
+			b.For(t)
+			part.check(t, b)
+		})
+	}
+	b.For(t)
+	small(t, b, path)
+	quiet(t, b, path)
+}
+
+// chartsAreShown: all that there is to show is shown, and changes of a few per cent stand on an axis in per cent.
+func chartsAreShown(t *testing.T, b *browser.Browser) {
+	want := []string{"differences", "values", "latency", "latency-difference", "cpu", "memory", "trials"}
+	showsCharts(t, b, want)
+	changes(t, b, "change from direct (%)")
+	keep(t, b, "plain.png")
+}
+
+// showsCharts checks which figures there are, and that the page is no wider than its window of 1280.
+func showsCharts(t *testing.T, b *browser.Browser, want []string) {
+	t.Helper()
+	if got := charts(b); !slices.Equal(got, want) {
+		t.Errorf("figures %q, want %q", got, want)
+	}
+	var wide int
+	b.Eval(`document.documentElement.scrollWidth`, &wide)
+	if wide > 1280 {
+		t.Errorf("the page is %d pixels wide in a window of 1280", wide)
+	}
+}
+
+// TestChartsAreShown: a chart is there where it has something to show. TestPlainPage and TestGaps have others.
 func TestChartsAreShown(t *testing.T) {
-	sweep := truth
-	sweep.Rates = []string{"500", "1000", "2000"}
 	few := truth
 	few.Blocks = 3
 	for _, c := range []struct {
@@ -132,8 +172,6 @@ func TestChartsAreShown(t *testing.T) {
 		alter func(*record.Run, []record.Trial)
 		want  []string
 	}{
-		{"plain", truth, nil, []string{"differences", "values", "latency", "latency-difference", "cpu", "memory", "trials"}},
-		{"sweep", sweep, nil, []string{"differences", "latency", "latency-difference", "sweep", "cpu", "memory", "trials"}},
 		{"without intervals", few, nil, []string{"values", "latency", "latency-difference", "cpu", "memory", "trials"}},
 		{"every trial failed", truth, func(_ *record.Run, trials []record.Trial) {
 			for i := range trials {
@@ -146,14 +184,7 @@ func TestChartsAreShown(t *testing.T) {
 			path := page(t, c.truth, c.alter)
 			b := chromium.Page(t, 1280, 900)
 			b.Open(path)
-			if got := charts(b); !slices.Equal(got, c.want) {
-				t.Errorf("figures %q, want %q", got, c.want)
-			}
-			var wide int
-			b.Eval(`document.documentElement.scrollWidth`, &wide)
-			if wide > 1280 {
-				t.Errorf("the page is %d pixels wide in a window of 1280", wide)
-			}
+			showsCharts(t, b, c.want)
 			keep(t, b, strings.ReplaceAll(c.name, " ", "-")+".png")
 			quiet(t, b, path)
 		})
@@ -163,10 +194,7 @@ func TestChartsAreShown(t *testing.T) {
 // tip is what a chart shows of one value, as it stands on the screen.
 const tip = `[...document.querySelectorAll("[aria-label='tip'] text")].map(e => [...e.querySelectorAll("tspan")].map(s => s.textContent).join("\n") || e.textContent).join("|")`
 
-func TestHoverShowsExactValues(t *testing.T) {
-	path := page(t, truth, nil)
-	b := chromium.Page(t, 1280, 900)
-	b.Open(path)
+func hoverShowsExactValues(t *testing.T, b *browser.Browser) {
 	var want string // what the table says of the difference
 	b.Eval(`(() => { const d = JSON.parse(document.getElementById("data").textContent);
 		const m = d.metrics.findIndex(m => m.name === "latency_p50_seconds");
@@ -187,13 +215,9 @@ func TestHoverShowsExactValues(t *testing.T) {
 	if want == "" || strings.Contains(before, want) || !strings.Contains(after, "candidate: "+want) {
 		t.Errorf("hovering shows %q, before it %q; want candidate: %s", after, before, want)
 	}
-	quiet(t, b, path)
 }
 
-func TestKeyboard(t *testing.T) {
-	path := page(t, truth, nil)
-	b := chromium.Page(t, 1280, 900)
-	b.Open(path)
+func keyboard(t *testing.T, b *browser.Browser) {
 	focused := `document.activeElement?.dataset?.chart ?? ""`
 	var chart string
 	for range 60 { // Tab, as a person presses it, until a chart has the focus
@@ -234,13 +258,9 @@ func TestKeyboard(t *testing.T) {
 	if len(without) > 0 {
 		t.Errorf("charts that the keyboard cannot reach or that have no name: %q", without)
 	}
-	quiet(t, b, path)
 }
 
-func TestDarkPrintAndSmall(t *testing.T) {
-	path := page(t, truth, nil)
-	b := chromium.Page(t, 1280, 900)
-	b.Open(path)
+func darkAndPrint(t *testing.T, b *browser.Browser) {
 	background := `getComputedStyle(document.body).backgroundColor`
 	var light, dark, ink string
 	b.Eval(background, &light)
@@ -279,6 +299,11 @@ func TestDarkPrintAndSmall(t *testing.T) {
 		t.Error("tables are not unfolded for paper, or stay so after it")
 	}
 
+}
+
+// small opens the page on a telephone, where it begins with no word of a state, as that of a valid run.
+func small(t *testing.T, b *browser.Browser, path string) {
+	t.Helper()
 	b.Resize(390, 800, true)
 	b.Open(path)
 	var wide int
@@ -286,8 +311,10 @@ func TestDarkPrintAndSmall(t *testing.T) {
 	if wide > 390 {
 		t.Errorf("the page is %d pixels wide on a telephone of 390", wide)
 	}
+	if first := firstLine(b); strings.Contains(first, "valid") || strings.Contains(first, "partial") {
+		t.Errorf("the page begins with %q", first)
+	}
 	keep(t, b, "small.png")
-	quiet(t, b, path)
 }
 
 // A name in a spec can come from anywhere. None may become markup or run.
@@ -494,7 +521,7 @@ func TestAnswersAreDrawn(t *testing.T) {
 	}
 }
 
-// A level without a value is a gap in the line of its arm, in the sweep too: nobody measured what a line through it
+// TestGaps: in a sweep, a level without a value is a gap in the line of its arm: nobody measured what a line through it
 // would show.
 func TestGaps(t *testing.T) {
 	sweep := truth
@@ -508,6 +535,8 @@ func TestGaps(t *testing.T) {
 	})
 	b := chromium.Page(t, 1280, 900)
 	b.Open(path)
+	showsCharts(t, b, []string{"differences", "latency", "latency-difference", "sweep", "cpu", "memory", "trials"})
+	keep(t, b, "sweep.png")
 	var lines []string
 	b.Eval(`[...document.querySelectorAll("svg[data-chart='throughput per second against rate'] [aria-label='line'] path")].map(p => p.getAttribute("d"))`, &lines)
 	whole, broken := 0, 0
@@ -575,30 +604,36 @@ func TestFacetsAndSaving(t *testing.T) {
 	quiet(t, b, path)
 }
 
-// Changes of a hundred times and of a few per cent stand on one axis; where changes are alike it stays in per cent.
+// TestChangesOfAllSizes: changes of a hundred times and of a few per cent stand on one axis.
 func TestChangesOfAllSizes(t *testing.T) {
-	for _, c := range []struct {
-		name  string
-		times float64
-		want  string
-	}{{"alike", 1.1, "change from direct (%)"}, {"far apart", 300, "change from direct, logarithmic"}} {
-		path := page(t, truth, func(_ *record.Run, trials []record.Trial) {
-			for i := range trials {
-				trials[i].Metrics["flush_p50_seconds"] = 1e-3 * (1 + 0.01*float64(i%5))
-				if trials[i].Arm == "candidate" {
-					trials[i].Metrics["flush_p50_seconds"] *= c.times
-				}
+	path := page(t, truth, func(_ *record.Run, trials []record.Trial) {
+		for i := range trials {
+			trials[i].Metrics["flush_p50_seconds"] = 1e-3 * (1 + 0.01*float64(i%5))
+			if trials[i].Arm == "candidate" {
+				trials[i].Metrics["flush_p50_seconds"] *= 300
 			}
-		})
-		b := chromium.Page(t, 1280, 900)
-		b.Open(path)
-		var text string
-		if b.Eval(`document.querySelector("figure[data-chart='differences']").textContent`, &text); !strings.Contains(text,
-			c.want) {
-			t.Errorf("%s: no %q in %s", c.name, c.want, text)
 		}
-		quiet(t, b, path)
+	})
+	b := chromium.Page(t, 1280, 900)
+	b.Open(path)
+	changes(t, b, "change from direct, logarithmic")
+	quiet(t, b, path)
+}
+
+// changes checks what the chart of differences says of its axis.
+func changes(t *testing.T, b *browser.Browser, want string) {
+	t.Helper()
+	var text string
+	b.Eval(`document.querySelector("figure[data-chart='differences']").textContent`, &text)
+	if !strings.Contains(text, want) {
+		t.Errorf("no %q in %s", want, text)
 	}
+}
+
+// firstLine is what the page begins with, in small letters.
+func firstLine(b *browser.Browser) (first string) {
+	b.Eval(`document.querySelector("main").innerText.trim().split("\n")[0].toLowerCase()`, &first)
+	return first
 }
 
 // Who opens the page of a run that is invalid or partial sees that before anything else, on a small screen too.
@@ -616,14 +651,11 @@ func TestStateStandsFirst(t *testing.T) {
 				run.Plan = append(run.Plan, run.Plan[0])
 			}
 		},
-		"valid": nil,
 	} {
 		path := page(t, truth, alter)
 		b := chromium.Page(t, 400, 800)
 		b.Open(path)
-		var first string
-		b.Eval(`document.querySelector("main").innerText.trim().split("\n")[0]`, &first)
-		if said := strings.Contains(strings.ToLower(first), state); said != (state != "valid") {
+		if first := firstLine(b); !strings.Contains(first, state) {
 			t.Errorf("%s: the page begins with %q", state, first)
 		}
 		if state == "invalid" {

@@ -1,6 +1,7 @@
 package analysis_test
 
 import (
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -26,7 +27,7 @@ func asserted(t *testing.T, truth analysistest.Truth, change func(*record.Run, [
 }
 
 func TestVerdicts(t *testing.T) {
-	for text, want := range map[string]analysis.Result{
+	wants := map[string]analysis.Result{
 		"map_bytes <= 2MB":                                  analysis.Holds,
 		"map_bytes < 1.2MB":                                 analysis.Fails,
 		"map_bytes <= 1.2MB":                                analysis.Holds,
@@ -54,19 +55,29 @@ func TestVerdicts(t *testing.T) {
 		"bpf_client_share <= 50%":                           analysis.Fails,
 		"bpf_client_share <= 71%":                           analysis.Undecided,
 		"throughput_per_second{rate=2000} >= 1":             analysis.Undecided, // no such factor
-	} {
-		s := asserted(t, plain, nil, text)
-		v := s.Verdicts[0]
-		if v.Result != want || v.Assertion != text || s.Result() != want {
-			t.Errorf("%s: %s, want %s: %+v", text, v.Result, want, v.Checks)
+	}
+	texts := slices.Sorted(maps.Keys(wants))
+	for _, v := range asserted(t, plain, nil, texts...).Verdicts {
+		if v.Result != wants[v.Assertion] {
+			t.Errorf("%s: %s, want %s: %+v", v.Assertion, v.Result, wants[v.Assertion], v.Checks)
 		}
+		delete(wants, v.Assertion)
 		for _, c := range v.Checks {
 			if c.Result == analysis.Undecided && c.Why == "" {
-				t.Errorf("%s: undecided, and not said why: %+v", text, c)
+				t.Errorf("%s: undecided, and not said why: %+v", v.Assertion, c)
 			}
 			if c.Result != analysis.Undecided && c.Seen() == "-" {
-				t.Errorf("%s: %s, and nothing was seen: %+v", text, c.Result, c)
+				t.Errorf("%s: %s, and nothing was seen: %+v", v.Assertion, c.Result, c)
 			}
+		}
+	}
+	if len(wants) > 0 {
+		t.Errorf("no verdicts of %v", wants)
+	}
+	for text, want := range map[string]analysis.Result{"map_bytes <= 2MB": analysis.Holds,
+		"map_bytes == 0": analysis.Fails, "memory_hard_bytes <= 1GB": analysis.Undecided} {
+		if s := asserted(t, plain, nil, text); s.Result() != want || s.Verdicts[0].Result != want {
+			t.Errorf("%s alone: %s, and the run %s, want %s", text, s.Verdicts[0].Result, s.Result(), want)
 		}
 	}
 }

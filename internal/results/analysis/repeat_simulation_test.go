@@ -40,17 +40,16 @@ var stallings = []stalling{
 // trial, which is run again up to twice. The values that stand are those without a stall, so the interval of what is
 // left misses the difference that the subject makes. In no more than 5 % of runs is such a difference resolved.
 func TestRepeatsBySimulation(t *testing.T) {
+	long.Test(t, "4 min: many runs; what becomes of repeated trials is in TestAttempts and TestWithheld")
 	t.Parallel()
-	runs := long.Repeat(60, 1000)
+	runs := 1000
 	if *simulated > 0 {
 		runs = *simulated
 	}
 	t.Log("| setting | stalls | truth, ms | resolved % | of all: resolved, and the interval misses % | wrong sign % |")
-	for i, c := range stallings {
-		if i == 0 || long.Enabled() {
-			for _, times := range c.times {
-				c.judge(t, times, runs)
-			}
+	for _, c := range stallings {
+		for _, times := range c.times {
+			c.judge(t, times, runs)
 		}
 	}
 }
