@@ -32,7 +32,8 @@ type source interface {
 	// each calls f with each metric in the order of names, valid until f returns, with its version: as long as that is
 	// the same the metric is, unless it is 0. It leaves out metrics for which has returns true.
 	each(has func(name string, version uint64) bool, f func(m *dto.MetricFamily, version uint64) error) error
-	reading() time.Time // reads the counters, unless they are fresh, and returns when they were read
+	// reading reads the counters, unless they are fresh or were read after a time, and returns when they were read.
+	reading(after time.Time) time.Time
 }
 
 func newScrapes(metrics source, writers *writers) *scrapes {
@@ -54,6 +55,7 @@ func (s *scrapes) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 func (s *scrapes) answer(r *http.Request) *answer {
 	a := &answer{readers: 1, header: http.Header{}, status: http.StatusOK,
 		asked: slices.Concat(r.Header["Accept"], []string{""}, r.URL.Query()["name[]"])}
+	came := time.Now()
 	select {
 	case s.slots <- struct{}{}:
 		defer func() { <-s.slots }()
@@ -63,7 +65,7 @@ func (s *scrapes) answer(r *http.Request) *answer {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	a.read = s.metrics.reading()
+	a.read = s.metrics.reading(came)
 	if s.last != nil {
 		if s.last.read.Equal(a.read) && slices.Equal(s.last.asked, a.asked) {
 			s.last.readers++

@@ -28,7 +28,7 @@ func (l *large) each(_ func(string, uint64) bool, to func(*dto.MetricFamily, uin
 	return to(f, 0)
 }
 
-func (l *large) reading() time.Time {
+func (l *large) reading(time.Time) time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.reads++
@@ -100,7 +100,7 @@ func (s *still) each(_ func(string, uint64) bool, to func(*dto.MetricFamily, uin
 	return to(f, 0)
 }
 
-func (s *still) reading() time.Time { return time.Unix(1, 0) }
+func (s *still) reading(time.Time) time.Time { return time.Unix(1, 0) }
 
 // Clients that ask for the same at the same time share an answer; an error is not shared, nor is another format.
 func TestSharedAnswers(t *testing.T) {

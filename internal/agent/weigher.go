@@ -104,7 +104,6 @@ func (w *weigher) untilDue() time.Duration {
 func (w *weigher) each(has func(string, uint64) bool, f func(*dto.MetricFamily, uint64) error) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.readOlder(fresh)
 	if w.totals.Last == nil { // nothing could be read yet
 		return w.err
 	}
@@ -112,11 +111,15 @@ func (w *weigher) each(has func(string, uint64) bool, f func(*dto.MetricFamily, 
 	return w.builder.each(v, has, f)
 }
 
-// reading reads the counters, unless they are fresh, and returns when they were read.
-func (w *weigher) reading() time.Time {
+// reading reads the counters, unless they are fresh or were read after a time, and returns when they were read. Clients
+// that have waited for one another share a reading that began after they came, however long it took: on a machine that
+// is so busy that a reading takes longer than it is fresh, each would otherwise wait for those of all before it.
+func (w *weigher) reading(after time.Time) time.Time {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.readOlder(fresh)
+	if !w.read.After(after) {
+		w.readOlder(fresh)
+	}
 	return w.read
 }
 

@@ -40,7 +40,7 @@ func TestHealth(t *testing.T) {
 	w := &weigher{c: &configuration{Values: param.Defaults(settings)}, log: slog.New(slog.DiscardHandler),
 		ctx: context.Background(), scale: scale, totals: live.NewTotals(live.Options{}), names: names.Open(names.Options{}),
 		charger: &charger{}, parts: map[string]meter.Part{}}
-	w.reading()
+	w.reading(time.Now())
 	if err := w.health(); err == nil || scale.ticks != 1 {
 		t.Fatalf("after a reading that failed: %v, %d readings", err, scale.ticks)
 	}
@@ -51,6 +51,14 @@ func TestHealth(t *testing.T) {
 	w.read = w.read.Add(-fresh)
 	if err := w.health(); err != nil || scale.ticks != 2 {
 		t.Errorf("with nothing wrong: %v, %d readings", err, scale.ticks)
+	}
+	// A reading serves those who came before it, however long they have waited for it since, and nobody else.
+	w.read = time.Now().Add(-2 * fresh)
+	if at := w.reading(w.read.Add(-1)); scale.ticks != 2 || !at.Equal(w.read) {
+		t.Errorf("for one who came before the last reading: %d readings", scale.ticks)
+	}
+	if w.reading(w.read); scale.ticks != 3 {
+		t.Errorf("for one who came with the last reading: %d readings", scale.ticks)
 	}
 }
 
