@@ -160,7 +160,7 @@ func verdictOf(x calibrate.Weight) string {
 	return string(x.Verdict)
 }
 
-// judgedIn says of the sections in which not all weights could be judged how many were.
+// judgedIn returns, for each section in which some weights could not be judged, how many could.
 func judgedIn(r *calibrate.Report) string {
 	var parts []string
 	for _, section := range calibrate.Sections {
@@ -174,7 +174,7 @@ func judgedIn(r *calibrate.Report) string {
 	return "; judged: " + strings.Join(parts, ", ")
 }
 
-// remark is what else to know of a row.
+// remark returns what else a reader should know about a row.
 func remark(x calibrate.Weight) string {
 	var parts []string
 	if x.ClosedLoop != nil {
@@ -200,7 +200,7 @@ func remark(x calibrate.Weight) string {
 	return strings.Join(parts, "; ")
 }
 
-// disturber says who used the machine while a weight was planted, and names the culprits.
+// disturber returns who used the machine while a weight was planted, with the names of the culprits.
 func disturber(x calibrate.Weight) string {
 	stolen := fmt.Sprintf("the hypervisor took %.3g %% of the CPU time", 100*x.Stolen)
 	switch others := 100 * max(x.Others-x.Stolen, 0); {

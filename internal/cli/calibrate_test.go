@@ -9,7 +9,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// The row of a weight that was not judged says who is to blame.
+// The row of a weight that was not judged says who disturbed it.
 func TestRemark(t *testing.T) {
 	neighbour := []calibrate.Culprit{
 		{Comm: "neighbour-bin", Part: 0.25}, {Comm: "neighbour-bin", Cgroup: "/x", Part: 0.04},

@@ -67,7 +67,7 @@ has is left alone and listed: run 'tare clean' on the host, where every process 
 	return c
 }
 
-// cleaned is what was removed of runs that have ended.
+// cleaned lists what was removed of runs that have ended.
 type cleaned struct {
 	DryRun bool // and has not been
 	placement.Report

@@ -144,7 +144,7 @@ func compare(out, page io.Writer, args []string, f compareFlags) error {
 	return nil
 }
 
-// hold holds one new side against the old one.
+// hold compares one new side with the old one.
 func (f compareFlags) hold(old []comparison.Source, was, is string,
 	history []comparison.Source) (*comparison.Comparison, error) {
 	new, err := f.side(is)

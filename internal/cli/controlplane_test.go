@@ -97,7 +97,8 @@ func TestControlplaneForPeople(t *testing.T) {
 	}
 }
 
-// TestControlplaneEndsWithItsInput: as a role it speaks the protocol, and ends when who started it says no more.
+// TestControlplaneEndsWithItsInput: as a role, the command speaks the protocol, and ends when its parent closes its
+// input.
 func TestControlplaneEndsWithItsInput(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "mesh.yaml")
 	if err := os.WriteFile(file, []byte(servicesOfOne), 0o600); err != nil {

@@ -40,7 +40,7 @@ func TestReportsOfGaps(t *testing.T) {
 	})
 }
 
-// reportWith makes reports of a run, and says of which it was when that panics.
+// reportWith makes the reports of a run, and names the run if that panics.
 func reportWith(t *testing.T, what, dir string) {
 	t.Helper()
 	defer func() {

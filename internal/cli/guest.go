@@ -43,7 +43,7 @@ func init() {
 	})
 }
 
-// newGuests is the command of a role: below it is one for each guest that runs by itself.
+// newGuests returns the command of a role. It has one subcommand for each guest that can run by itself.
 func newGuests(r kind.Role, short string) *cobra.Command {
 	c := &cobra.Command{
 		Use:   string(r),
@@ -77,7 +77,7 @@ func example(r kind.Role, about kind.About) (lines []string) {
 	return lines
 }
 
-// newGuest is the command that runs a guest by itself.
+// newGuest returns the command that runs a guest by itself.
 func newGuest(r kind.Role, g kind.Guest) *cobra.Command {
 	about := g.About()
 	summary := strings.ReplaceAll(about.Summary, "`", "'")
@@ -113,7 +113,7 @@ func newGuest(r kind.Role, g kind.Guest) *cobra.Command {
 	return c
 }
 
-// runner is how a guest runs by itself, by what it is. It adds the flags that this takes.
+// runner returns the function that runs a guest of this kind by itself, and adds the flags that it needs.
 func runner(r kind.Role, g kind.Guest, f *pflag.FlagSet, v param.Values) func(*cobra.Command) error {
 	alone := g.About().Alone
 	if alone.Run != nil {

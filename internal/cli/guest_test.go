@@ -220,8 +220,8 @@ func TestPrintMetrics(t *testing.T) {
 	}
 }
 
-// TestLoadJSON: quantiles are in the JSON of a load as numbers, in seconds, beside the histograms; one that too few
-// requests carry is left out, and not 0.
+// TestLoadJSON: the JSON of a load has its quantiles as numbers, in seconds, next to the histograms. A quantile for
+// which there are too few requests is left out; it is not 0.
 func TestLoadJSON(t *testing.T) {
 	r := &load.Result{Generator: "http", Mode: load.Open}
 	histogram(t, r, load.Latency, 2000, 1000)

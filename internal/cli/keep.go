@@ -9,12 +9,12 @@ import (
 	"tare/internal/lib/privilege"
 )
 
-// keepOnly gives up all capabilities but some and those that everything about eBPF and sampling takes, if the process
-// is there for this command alone. It is for commands that start nothing which could need others.
+// keepOnly gives up all capabilities except some and those that eBPF and sampling need, if the process runs this
+// command alone. It is for commands that start no process which could need others.
 func keepOnly(ctx context.Context, some ...cap.Value) error {
 	if ctx.Value(ownProcess{}) == nil {
 		return nil
 	}
-	// CAP_SYS_ADMIN includes CAP_BPF and CAP_PERFMON; somebody may have these without it.
+	// CAP_SYS_ADMIN includes CAP_BPF and CAP_PERFMON, but a user may have only these two.
 	return privilege.Keep(slices.Concat(some, []cap.Value{cap.SYS_ADMIN, cap.BPF, cap.PERFMON, cap.SYSLOG})...)
 }

@@ -86,7 +86,7 @@ func testsIn(t *testing.T, dir string) []string {
 	return names
 }
 
-// TestKernelAtHand holds the record against this machine, where it is of a kind that is recorded.
+// TestKernelAtHand compares the record with this machine, if the record has its kind.
 func TestKernelAtHand(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: features are tried out")

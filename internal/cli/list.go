@@ -59,7 +59,7 @@ func printSpec(w io.Writer, name string) error {
 	return err
 }
 
-// listExperiments says of each built-in experiment what it asks, how long it takes and what it needs.
+// listExperiments prints, for each built-in experiment, its question, how long it takes and what it needs.
 func listExperiments(w io.Writer) error {
 	var b strings.Builder
 	for _, name := range experiments.Names() {

@@ -148,7 +148,7 @@ func oneID(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// creationFlags are those of create and run.
+// creationFlags are the flags of create and run.
 type creationFlags struct {
 	bundle, pidFile, consoleSocket string
 	preserveFDs                    int

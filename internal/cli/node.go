@@ -131,7 +131,7 @@ certificate to it. For a new key, remove both files of a node and name it again.
 	return c
 }
 
-// buildVersion is what coordinator and agents must have in common.
+// buildVersion is the version that coordinator and agents must have in common.
 func buildVersion() string { return self.Version + " (" + self.Build() + ")" }
 
 func hello(name string) cluster.Hello {
@@ -216,7 +216,7 @@ func ownDirectory(dir string) error {
 	return notOurs(err)
 }
 
-// warnExpiring says that certificates end soon. The error is of those that have ended.
+// warnExpiring warns of certificates that end soon. It returns an error if some have ended.
 func warnExpiring(c cluster.Credentials, log io.Writer) error {
 	warning, err := c.Expires(time.Now())
 	if warning != "" {
@@ -274,7 +274,7 @@ func nodeMachine(
 	}
 }
 
-// openWindow is what engine.Machine opens a window with.
+// openWindow is the function with which engine.Machine opens a window.
 type openWindow = func(ctx context.Context, at int64) (engine.Window, error)
 
 // scale is a meter, opened anew when a spec wants another.
@@ -311,7 +311,7 @@ func (c *scale[M]) close() error {
 	return m.Close()
 }
 
-// meterOptions are those of the scale that an experiment asks for.
+// meterOptions are the options for the scale that an experiment asks for.
 func meterOptions(s *spec.Spec) meter.Options {
 	return meter.Options{SampleHz: s.SampleHz, NoStatistics: !s.Statistics, Whole: true}
 }

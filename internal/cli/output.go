@@ -13,9 +13,10 @@ import (
 	"tare/internal/lib/terminal"
 )
 
-// stdout is standard output as the commands see it. What cannot be written is a fault with its hint, and the first is
-// kept, for not every command looks at what became of each line. A reader that has gone, as that of 'tare run ... |
-// head', is no fault: what was begun goes on to its end and is taken down in order, and only its words are lost.
+// stdout is standard output for the commands. A failed write is a fault with its hint; the first is kept, because not
+// every command checks the error of each line that it writes. It is no fault if the reader has gone, as in 'tare run
+// ...
+// head': the command then goes on to its end and cleans up as usual, and only its output is lost.
 type stdout struct {
 	file *os.File
 	w    io.Writer // to file, guarded where that is a terminal

@@ -90,7 +90,7 @@ func unprivileged(ctx context.Context) *role.Conn {
 	return conn
 }
 
-// player is what a guest's process does.
+// player is the function that a guest's process runs.
 type player func(context.Context, *role.Conn) error
 
 // played has a role played in this process, and gives the connection of its parent. end closes that, waits for the role
@@ -111,7 +111,7 @@ func played(ctx context.Context, play player) (parent *role.Conn, end func() err
 	}
 }
 
-// forPeople plays a role until ctx ends or there is no reader any more, and prints what it says.
+// forPeople plays a role until ctx ends or nothing reads its output any more, and prints its messages.
 func forPeople(ctx context.Context, w io.Writer, print func(io.Writer, role.Message) error, play player) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()

@@ -45,7 +45,7 @@ func writeRecord(t *testing.T, dir string, run record.Run, trials []record.Trial
 
 func runReport(args ...string) (string, error) { return runCommand(newReport(), args...) }
 
-// runCommand runs one command by itself, and gives what it prints.
+// runCommand runs one command by itself, and returns what it prints.
 func runCommand(c *cobra.Command, args ...string) (string, error) {
 	c.SilenceErrors, c.SilenceUsage = true, true
 	var out bytes.Buffer

@@ -38,7 +38,7 @@ type loadDocument struct {
 	Distributions map[string]load.Distribution `json:"distributions"`
 }
 
-// encodeLoad writes the result as JSON, with quantiles beside the histograms that only a library can read.
+// encodeLoad writes the result as JSON, with quantiles next to the histograms, which only a library can read.
 func encodeLoad(w io.Writer, r *load.Result) error {
 	distributions, err := r.Distributions()
 	if err != nil {

@@ -55,7 +55,7 @@ func TestEveryCommandHasARow(t *testing.T) {
 	look(root)
 }
 
-// descend follows words to a command, as far as there are such, and counts the words that are left.
+// descend follows words to a command as far as they name subcommands, and counts the words that are left.
 func descend(c *cobra.Command, words []string) (_ *cobra.Command, left int) {
 next:
 	for i, w := range words {

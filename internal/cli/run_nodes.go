@@ -78,8 +78,9 @@ const leastShare = 0.01
 // which a tracer starts in seconds.
 func carries(cpus int) int { return max(1, min(25*cpus/2, 50)) }
 
-// nodeShare is what of its machine each node's trial gets. The groups of all local nodes together weigh as much as one
-// other group: what reads the counters must not wait for what is measured.
+// nodeShare is the share of its machine that each node's trial gets. The groups of all local nodes together weigh as
+// much as one other group, so that the process that reads the counters need not wait for the processes that are
+// measured.
 func nodeShare(r *record.Nodes) cluster.Share {
 	if !r.Local {
 		return cluster.Share{}
@@ -114,7 +115,7 @@ func (f *nodesFlags) plan(s *spec.Spec) *record.Nodes {
 	return r
 }
 
-// gather has the nodes join. said is for the person who waits.
+// gather has the nodes join. It reports progress to the user through said.
 func (f *nodesFlags) gather(ctx context.Context, s *spec.Spec, r *record.Nodes, self string, layout *cgroup.Layout,
 	said io.Writer) (*fleet, error) {
 	joined := func(n int) {
@@ -197,7 +198,7 @@ func (r remoteNodes) Ensure(context.Context, []string) error { return nil }
 func (r remoteNodes) Why(string) string                      { return "" }
 func (r remoteNodes) Group() string                          { return "" }
 
-// PIDs are the agents that run beside the coordinator: its machine can be a node too.
+// PIDs are the agents that run on the coordinator's machine: it can be a node too.
 func (r remoteNodes) PIDs() []int {
 	here := proc.FS{}.Machine().BootID
 	var pids []int

@@ -103,8 +103,8 @@ func everyReport(t *testing.T, dir string) map[string]string {
 	return outs
 }
 
-// TestOldRuns: a run of an earlier version is read, and says what it said when it was made: every estimate, and every
-// number in its answers. Estimates and sentences that it did not have may be added.
+// TestOldRuns: a run of an earlier version can be read, and its report has every estimate and every number in the
+// answers that it had when it was made. Estimates and sentences may be added.
 func TestOldRuns(t *testing.T) {
 	eachOldRun(t, func(t *testing.T, dir string) {
 		var was, is analysis.Summary
@@ -157,8 +157,8 @@ func TestOldRuns(t *testing.T) {
 	})
 }
 
-// TestOldDefinitions: definitions that an earlier version wrote, and none at all, are read as those of today are: the
-// report says the same.
+// TestOldDefinitions: a run with the definitions that an earlier version wrote, or with none at all, gives the same
+// report as one with those of today.
 func TestOldDefinitions(t *testing.T) {
 	eachOldRun(t, func(t *testing.T, dir string) {
 		path := filepath.Join(dir, record.RunFile)
@@ -324,8 +324,8 @@ func plainNumber(text string) float64 {
 	return v
 }
 
-// TestOldRunsDamaged: a record that was changed or torn is refused with the place; a last line that was cut off is left
-// out, with a warning.
+// TestOldRunsDamaged: a record that was changed or torn is rejected with an error that names the place. A last line
+// that was cut off is left out, with a warning.
 func TestOldRunsDamaged(t *testing.T) {
 	eachOldRun(t, func(t *testing.T, dir string) {
 		runJSON, trials := filepath.Join(dir, record.RunFile), filepath.Join(dir, record.TrialsFile)
@@ -389,7 +389,7 @@ func TestOldRunsDamaged(t *testing.T) {
 	})
 }
 
-// TestOldRunsAreSmall keeps the fixtures from growing, and what they say of the machine that made them out.
+// TestOldRunsAreSmall keeps the fixtures small, and free of details of the machine on which they were made.
 func TestOldRunsAreSmall(t *testing.T) {
 	const most, mostOfAll = 150_000, 2_000_000
 	total := int64(0)

@@ -85,7 +85,7 @@ func (f *scaleFlags) options(ctx context.Context) (o scaleOptions, err error) {
 	return o, nil
 }
 
-// watch is a machine that is weighed again and again, with its sandboxes and by rules. It is for one goroutine.
+// watch weighs a machine again and again, with its sandboxes and by rules. It is for one goroutine.
 type watch struct {
 	scaleOptions
 
@@ -157,7 +157,7 @@ type source interface {
 	Close() error
 }
 
-// leastWindow is the shortest window: within less, the edges of a window are no longer short beside it.
+// leastWindow is the shortest window: in a shorter one, reading the counters at its edges would take too large a part.
 const leastWindow = 100 * time.Millisecond
 
 // ticks are windows of one length that follow each other.
@@ -180,7 +180,7 @@ func (t ticks) check() error {
 	return nil
 }
 
-// write writes a ledger for each tick. When the context ends, the last one is of the time until then.
+// write writes a ledger for each tick. When the context ends, the last one covers the time until then.
 func (t ticks) write(
 	ctx context.Context, out io.Writer, s source, write report.Writer[iter.Seq[*ledger.Ledger]], o report.Options,
 ) error {

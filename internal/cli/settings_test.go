@@ -31,8 +31,8 @@ func eachAlone(t *testing.T, f func(t *testing.T, r kind.Role, g kind.Guest, c *
 	}
 }
 
-// TestEveryGuestPlays: a guest that runs by itself has a process, an example, and an argument that is one of its
-// settings; and every command of a role is such a guest.
+// TestEveryGuestPlays: every guest that runs by itself has a process, an example, and an argument that is one of its
+// settings. Every command of a role is such a guest.
 func TestEveryGuestPlays(t *testing.T) {
 	guests := map[string]bool{}
 	eachAlone(t, func(t *testing.T, r kind.Role, g kind.Guest, c *cobra.Command) {
@@ -139,7 +139,7 @@ func TestLoadHTTPDefaults(t *testing.T) {
 	}
 }
 
-// ran is what a command prints, and its error.
+// ran runs a command, and returns what it prints and its error.
 func ran(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	var b strings.Builder

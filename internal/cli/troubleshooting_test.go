@@ -19,8 +19,9 @@ var quoted = regexp.MustCompile("`([^`]+)`")
 // verb finds what fmt fills in.
 var verb = regexp.MustCompile(`%[-+ #0-9.]*[a-zA-Z]`)
 
-// TestTroubleshooting holds docs/troubleshooting.md against the source: every message that it quotes exists, every code
-// of a warning is on it, and every feature of tare doctor. Whoever changes a message changes the page.
+// TestTroubleshooting compares docs/troubleshooting.md with the source: every message that the page quotes exists, and
+// the page has every code of a warning and every feature of tare doctor. A change of a message needs a change of the
+// page.
 func TestTroubleshooting(t *testing.T) {
 	page := readPage(t, "troubleshooting.md")
 	said := sourceTexts(t)
@@ -79,7 +80,7 @@ func readPage(t *testing.T, name string) string {
 	return string(page)
 }
 
-// sectionOf is what stands below a heading of the second level.
+// sectionOf returns the text below a heading of the second level.
 func sectionOf(t *testing.T, page, heading string) string {
 	t.Helper()
 	_, section, ok := strings.Cut(page, "\n"+heading+"\n")

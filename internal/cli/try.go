@@ -28,7 +28,7 @@ import (
 
 func init() { register(newTry) }
 
-// tryFlags are the flags of tare try, beside those of a run.
+// tryFlags are the flags of tare try in addition to those of a run.
 type tryFlags struct {
 	run         runFlags
 	load        string
@@ -107,7 +107,7 @@ func commandFlags() []param.Setting {
 	return slices.DeleteFunc(slices.Clone(process.Settings), func(s param.Setting) bool { return s.Name == "command" })
 }
 
-// workload is one thing that a command is tried beside.
+// workload is one load next to which a command is tried.
 type workload struct {
 	name string
 	load string // the kind
@@ -155,8 +155,8 @@ func try(ctx context.Context, f tryFlags, argv []string, out io.Writer) error {
 	return run(ctx, s, f.run, out)
 }
 
-// rehearse starts the command once by itself, and the baseline where there is one, and sets from when on they are ready
-// unless the user did: the longer of their start-ups.
+// rehearse starts the command once by itself, and the baseline too if there is one. From this it sets after what time
+// they are ready, which is the longer of their start-up times, unless the user has set it.
 func (f tryFlags) rehearse(ctx context.Context, name string) (err error) {
 	layout, own, err := ground(ctx, stderr)
 	if err != nil {
@@ -183,8 +183,8 @@ func (f tryFlags) rehearse(ctx context.Context, name string) (err error) {
 	return nil
 }
 
-// rehearseOne starts one command once by itself, and says how long its start-up takes; 0 where its settings say when it
-// is ready.
+// rehearseOne starts one command once by itself, and returns how long its start-up takes; 0 if its settings say when
+// it is ready.
 func rehearseOne(
 	ctx context.Context, layout *cgroup.Layout, self, name string, settings param.Values,
 ) (time.Duration, error) {
@@ -212,8 +212,8 @@ func (f tryFlags) baseline() param.Values {
 	return of
 }
 
-// lineOf is the command line of a spec. A path is made whole, unless it is of another directory, so that the spec can
-// be run elsewhere.
+// lineOf returns the command line for a spec. It makes the path of the program absolute, unless the command runs in
+// another directory, so that the spec can be run from elsewhere.
 func lineOf(argv []string, dir string) string {
 	argv = slices.Clone(argv)
 	if program := argv[0]; strings.Contains(program, "/") && dir == "" {
@@ -245,7 +245,7 @@ func armName(program string) string {
 	return strings.TrimRight(name[:min(len(name), longestArm)], "-")
 }
 
-// workloads are those that were asked for.
+// workloads returns the workloads that the user asked for.
 func (f tryFlags) workloads() ([]workload, error) {
 	if f.loadCommand != "" {
 		if f.load != "" {

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestWait: a program that is running when Wait is called has ended when it returns. The program is one that can be
-// preempted, so that this is not so by itself on a machine with one CPU either.
+// TestWait: a program that is running when Wait is called has ended when Wait returns. The program can be preempted,
+// so that the test proves something on a machine with one CPU too.
 func TestWait(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")

@@ -23,7 +23,7 @@ func View[T any](m *Mapped, of *ebpf.Map) ([]T, error) {
 	return elements, err
 }
 
-// Close unmaps all: no element of a View may be used any more.
+// Close unmaps everything: no element of a View may be used after it.
 func (m *Mapped) Close() error {
 	errs := lists.Map(m.memory, unix.Munmap)
 	m.memory = nil

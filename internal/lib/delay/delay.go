@@ -1,5 +1,5 @@
-// Package delay plants delays that are known beforehand: by a distribution, or in stalls at known times. A server keeps
-// them (Waits), and a calibration holds what a load measured against them.
+// Package delay plants known delays: by a distribution, or as stalls at known times. A server imposes them (Waits),
+// and a calibration compares them with what a load measured.
 package delay
 
 import (
@@ -115,14 +115,14 @@ type Started struct {
 	StallsFrom int64  `json:"stalls_from_ns,omitempty"` // CLOCK_MONOTONIC: see Stall
 }
 
-// Served is what a server with a distribution or with stalls reports at its end: how long requests really waited. On a
-// busy machine that is longer than they should have.
+// Served is what a server with a distribution or with stalls reports at its end: how long requests really waited,
+// which on a busy machine is longer than intended.
 type Served struct {
 	Requests int64  `json:"requests"`
 	Waits    string `json:"waits"` // HDR histogram of nanoseconds, 3 significant digits, V2 compressed and base64 encoded
 }
 
-// Waits says how long each request is to wait, and records how long it did. It is for any number of goroutines.
+// Waits decides how long each request waits, and records how long it did. It is for any number of goroutines.
 type Waits struct {
 	o    Options
 	from int64 // of the stalls
@@ -176,7 +176,7 @@ func (w *Waits) Record(arrived int64) {
 	_ = w.seen.RecordValue(min(waited, int64(2*longest))) // it is within bounds
 }
 
-// Served is what was recorded; nil without a distribution and stalls.
+// Served returns what was recorded; nil without a distribution and stalls.
 func (w *Waits) Served() (*Served, error) {
 	if w.seen == nil {
 		return nil, nil

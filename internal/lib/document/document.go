@@ -29,7 +29,7 @@ type File string
 // Limit bounds what Parse reads.
 type Limit struct {
 	What string // has the limit: a spec
-	Hint string // for who exceeds it
+	Hint string // for the user whose document exceeds it
 
 	// Bytes bounds what a person writes, and with it what hostile nesting costs the YAML parser, whose time grows with
 	// the square of the depth.
@@ -164,7 +164,7 @@ type Item struct {
 	At   Node
 }
 
-// Texts are those of items.
+// Texts returns the texts of items.
 func Texts(items []Item) []string {
 	return lists.Map(items, func(item Item) string { return item.Text })
 }

@@ -68,7 +68,7 @@ func TestErrorsHaveAPlace(t *testing.T) {
 	}
 }
 
-// TestList: a list gives its texts with their places, and what is none is told apart from an empty one.
+// TestList: a list gives its texts with their places. A value that is no list is distinguished from an empty list.
 func TestList(t *testing.T) {
 	const file = File("a.yaml")
 	for text, c := range map[string]struct {

@@ -130,9 +130,9 @@ func (w *weigher) weigh(n ast.Node) (total int) {
 	return min(total+own, most)
 }
 
-// tooDeep is the line at which data nests deeper than MaxDepth, 0 if it does nowhere: by brackets, by what can stand
-// before a value on its line ("- ", "? ", anchors and tags), and by indentation. It counts brackets in quotes and
-// comments too, which in an honest file come in pairs.
+// tooDeep returns the line at which data nests deeper than MaxDepth, or 0. It counts brackets, the tokens that can
+// stand before a value on its line ("- ", "? ", anchors and tags), and indentation. It also counts brackets in quotes
+// and comments, which come in pairs in an honest file.
 func tooDeep(data []byte) int {
 	brackets := 0
 	var columns []int // of the lines that the present one is indented below

@@ -12,9 +12,9 @@ import (
 // partSuffix ends the names of files that are being written. They begin with a dot and the name that they will have.
 const partSuffix = ".part"
 
-// Replace creates or replaces the file at path, completely or not at all: it writes a new file beside it, with the
-// mode that the umask leaves, syncs it, and renames it. A symbolic link at path is replaced, not followed, so that
-// another user with write access to the directory cannot redirect the write.
+// Replace creates or replaces the file at path, completely or not at all: it writes a new file in the same directory,
+// with the mode that the umask leaves, syncs it, and renames it. A symbolic link at path is replaced, not followed, so
+// that another user with write access to the directory cannot redirect the write.
 func Replace(path string, data []byte, mode fs.FileMode) error {
 	root, err := os.OpenRoot(filepath.Dir(path))
 	if err != nil {

@@ -56,7 +56,7 @@ func NewScratch(parent, purpose string) (*Scratch, error) {
 		}
 		fd, err := openScratch(path, unix.LOCK_SH)
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // somebody who cleaned up saw it before it was locked
+			continue // another process that cleaned up removed it before it was locked
 		}
 		if err == nil {
 			err = unix.Fchmod(fd, 0o711)
@@ -127,7 +127,7 @@ func cleanScratch(parent string, dryRun bool) (removed []string, err error) {
 		path := filepath.Join(parent, e.Name())
 		fd, err := openScratch(path, unix.LOCK_EX|unix.LOCK_NB)
 		if err != nil {
-			continue // somebody has it, or it is not ours, or it has gone
+			continue // it is in use, belongs to another user, or has gone
 		}
 		if dryRun {
 			_ = unix.Close(fd) // it was only looked at
@@ -157,7 +157,7 @@ func openScratch(path string, lock int) (fd int, err error) {
 	case err == nil && (mine.Dev != there.Dev || mine.Ino != there.Ino):
 		err = fs.ErrNotExist // another is in its place
 	case err == nil && mine.Uid != uint32(os.Geteuid()):
-		err = fs.ErrPermission // somebody else's is left alone
+		err = fs.ErrPermission // a directory of another user is left alone
 	}
 	if err != nil {
 		_ = unix.Close(fd) // it was only looked at
@@ -166,8 +166,9 @@ func openScratch(path string, lock int) (fd int, err error) {
 	return fd, nil
 }
 
-// remove empties the directory open at fd, removes it from its path, and closes it. It is locked until it has gone:
-// otherwise a process that waits for the lock of what it has just made would find its directory still there.
+// remove empties the directory open at fd, removes it from its path, and closes it. The lock is held until the
+// directory has gone: otherwise a process that waits for the lock of a directory that it has just made would find it
+// still there.
 func remove(path string, fd int) error {
 	dir := os.NewFile(uintptr(fd), path)
 	err := empty(dir)

@@ -126,8 +126,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestForeignParent: whoever owns a directory can give any other in it a name like ours, so that nothing is removed
-// there.
+// TestForeignParent: the owner of a directory can give any other directory in it a name like ours, so nothing is
+// removed there.
 func TestForeignParent(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to give a directory away")

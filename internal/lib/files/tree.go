@@ -22,7 +22,7 @@ type Tree struct {
 	Below string
 }
 
-// open opens what is at a path of the tree. The flags are those of open(2).
+// open opens the file at a path of the tree. The flags are those of open(2).
 func (t Tree) open(path string, flags int) (int, error) {
 	root := t.Root
 	if root == "" {

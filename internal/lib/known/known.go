@@ -1,8 +1,8 @@
-// Package known calculates with numbers that may not be known. These are nil, and so is what follows from them: 0 is
-// what was read as 0.
+// Package known calculates with numbers that may be unknown. An unknown number is nil, and so is every result that
+// depends on it. A 0 was always measured as 0.
 package known
 
-// Number is what can be added up.
+// Number is a type whose values can be added up.
 type Number interface{ ~int64 | ~uint64 | ~float64 }
 
 // Sum adds numbers up; nil where one of them is not known. The sum of none is 0.

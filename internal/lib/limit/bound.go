@@ -124,7 +124,7 @@ type admitted struct {
 	requests int           // in progress
 }
 
-// settle and leave are for those who hold the listener's mutex.
+// settle and leave must be called with the listener's mutex held.
 func (a *admitted) settle() {
 	if a.place != nil {
 		a.by.unknown.Remove(a.place)
@@ -151,7 +151,7 @@ func (a *admitted) use(requests int) {
 	}
 }
 
-// CloseWrite is what net/http ends connections by whose peers still send.
+// CloseWrite is what net/http calls to end connections whose peers still send.
 func (a *admitted) CloseWrite() error {
 	if c, can := a.Conn.(interface{ CloseWrite() error }); can {
 		return c.CloseWrite()

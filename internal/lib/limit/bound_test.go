@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// accepting is a listener for two connections that accepts what comes: what it has accepted and what it has said, and
-// what connects to it.
+// accepting returns a listener for two connections that accepts all that come: the connections that it has accepted,
+// the numbers that it has reported, and a function that connects to it.
 func accepting(t *testing.T, bound func(net.Listener, int,
 	func(int)) net.Listener) (accepted chan net.Conn, said chan int, dial func() net.Conn) {
 	t.Helper()

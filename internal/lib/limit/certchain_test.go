@@ -19,7 +19,7 @@ import (
 	"tare/test/vm/guest"
 )
 
-// signed is a certificate of a key by another's; where there is none, by itself.
+// signed is a certificate of a key, signed by another certificate or, if that is nil, by itself.
 func signed(t testing.TB, c, by *x509.Certificate, key, byKey crypto.Signer) *x509.Certificate {
 	t.Helper()
 	c.SerialNumber, c.BasicConstraintsValid = big.NewInt(time.Now().UnixNano()), true

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Whatever is connected and sends nothing, who comes anew and asks is answered; so is whoever asked before.
+// However many connections are open and send nothing, a new client is answered, and so is one that has asked before.
 func TestAtMostIdle(t *testing.T) {
 	asked, answer := make(chan struct{}), make(chan struct{})
 	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

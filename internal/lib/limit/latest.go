@@ -7,7 +7,7 @@ import (
 )
 
 // Latest limits how many connections of a kind are open: at the limit, a new connection closes the oldest. It is for
-// unknown peers: if new ones were rejected instead, the first could keep out all others.
+// unknown peers: if it rejected new connections instead, the first peers could keep out all others.
 type Latest struct {
 	most int
 

@@ -2,8 +2,8 @@ package pace
 
 import "time"
 
-// Bucket is a token bucket: it allows an average rate per second, and a burst after a pause. It is for one goroutine
-// at a time. Times are by Now, in nanoseconds; one before the last counts as that.
+// Bucket is a token bucket: it allows an average rate per second, and a burst after a pause. Only one goroutine may
+// use it at a time. Times are those of Now, in nanoseconds; a time before the last one counts as the last one.
 type Bucket struct {
 	rate, most float64 // per second; at once
 	left       float64 // below 0: more was taken than there was

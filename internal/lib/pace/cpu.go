@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ProcessCPU is what this process, without its children, uses of the CPUs between two times of Now, in seconds. It
-// returns after the second.
+// ProcessCPU returns the CPU time, in seconds, that this process without its children uses between two times of Now.
+// It returns after the second.
 func ProcessCPU(ctx context.Context, begin, end int64) (float64, error) {
 	thread, err := LockThread(0)
 	if err != nil {
@@ -28,7 +28,7 @@ func ProcessCPU(ctx context.Context, begin, end int64) (float64, error) {
 	return used[1] - used[0], nil
 }
 
-// CPUTime is what this process, without its children, has used of the CPUs, in seconds.
+// CPUTime returns the CPU time, in seconds, that this process without its children has used.
 func CPUTime() (float64, error) {
 	var u unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {

@@ -57,7 +57,7 @@ func Clock(id int32) int64 {
 	return ts.Nano()
 }
 
-// Schedule holds the intended starts of one generator, or of its share of one. It is for one goroutine.
+// Schedule holds the intended starts of one generator, or of its share of them. It is for one goroutine.
 type Schedule struct {
 	begin int64 // of the schedule, ns by Now
 	next  int64

@@ -19,9 +19,9 @@ import (
 // schedParam is struct sched_param of sched_setscheduler(2).
 type schedParam struct{ priority int32 }
 
-// RunFirst has all threads of this process run before those of the fair scheduler (SCHED_RR), or not any more. What
-// begins meanwhile does not (SCHED_RESET_ON_FORK): processes that this one starts would be weighed as what they are
-// not. That makes threads that Go starts ordinary ones too.
+// RunFirst makes all threads of this process run before those of the fair scheduler (SCHED_RR), or ends that. Threads
+// and processes that begin meanwhile are ordinary ones (SCHED_RESET_ON_FORK): otherwise the processes that this one
+// starts would be weighed under another scheduler than their own. That includes new threads of the Go runtime.
 func RunFirst(on bool) error {
 	set := func(tid int) error { return setScheduler(tid, unix.SCHED_RR|unix.SCHED_RESET_ON_FORK, 1) }
 	if !on {
@@ -38,7 +38,7 @@ func RunFirst(on bool) error {
 	if err != nil {
 		return fmt.Errorf("listing the threads of this process: %w", err)
 	}
-	var failed error // of one thread; the others are set all the same
+	var failed error // of one thread; the other threads are set all the same
 	for _, e := range entries {
 		tid, err := strconv.Atoi(e.Name())
 		if err != nil {

@@ -26,7 +26,7 @@ var settings = []param.Setting{
 	{Name: "text", Type: param.TypeText, Doc: "what"},
 }
 
-// TestCanonical: what each type takes and what it makes of it, and what it says of the rest.
+// TestCanonical: which texts each type takes, what it makes of them, and its errors for the others.
 func TestCanonical(t *testing.T) {
 	for _, c := range []struct{ name, text, want, says string }{
 		{"mode", " closed ", "closed", ""},

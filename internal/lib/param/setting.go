@@ -14,7 +14,7 @@ import (
 	"tare/internal/lib/text"
 )
 
-// Type is what a setting's value is.
+// Type is the type of a setting's value.
 type Type string
 
 // The types, and how a spec writes their values.
@@ -29,7 +29,7 @@ const (
 	TypeText     Type = "text"     // free text on one line
 )
 
-// Reach is what the author of a text can make a machine do. A spec from another machine, as at a node, may only do
+// Reach is how much the author of a text can make a machine do. A spec from another machine, as at a node, may do only
 // what was allowed.
 type Reach string
 
@@ -142,8 +142,8 @@ func (s Setting) inRange(v float64, raw, unit string) error {
 	return nil
 }
 
-// Reaches is what a value of the setting lets its writer have the machine do: ReachNothing, or more. A text that does
-// not say is taken for a command.
+// Reaches returns what a value of the setting lets its author make the machine do: ReachNothing, or more. A text whose
+// reach is not declared is taken for a command.
 func (s Setting) Reaches(value string) Reach {
 	switch {
 	case s.Type != TypeText || value == "" || value == s.Default || slices.Contains(s.Known, value):
@@ -165,7 +165,7 @@ func (s Setting) show(bound float64) string {
 	return Number(bound)
 }
 
-// Accepts is what the value may be, without its range: a type, or words.
+// Accepts says which values are allowed, without their range: a type, or words.
 func (s Setting) Accepts() string {
 	switch {
 	case s.Type == TypeWord:
@@ -192,7 +192,7 @@ func (s Setting) Range() string {
 	return s.show(s.Min) + unit + " to " + s.show(s.Max) + unit
 }
 
-// Hint says what the setting is and what it may be, for who gave it a wrong value.
+// Hint says what the setting is and which values are allowed, for a user who gave a wrong value.
 func (s Setting) Hint() string {
 	text := fmt.Sprintf("%q is %s", s.Name, s.Doc)
 	if s.Type != TypeWord && len(s.Words) > 0 {
@@ -223,7 +223,7 @@ func Part(f float64) string { return Number(100*f) + "%" }
 // Number is a number with as many digits as it needs.
 func Number(f float64) string { return strconv.FormatFloat(f, 'f', -1, 64) }
 
-// byteUnits are decimal and binary multiples; what a spec says is what is meant.
+// byteUnits are decimal and binary multiples; a spec says which it means.
 var byteUnits = []struct {
 	suffix string
 	bytes  float64

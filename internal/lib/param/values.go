@@ -44,7 +44,7 @@ func (v Values) FirstOf(settings []Setting, allowed ...string) string {
 	return ""
 }
 
-// Check checks the values that there are, where they came neither from a spec nor by a flag. Its error is of code
+// Check checks the values that are set, if they came neither from a spec nor from a flag. Its error has the code
 // fault.Usage.
 func (v Values) Check(settings []Setting) error {
 	for _, s := range settings {

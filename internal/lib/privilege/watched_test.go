@@ -80,8 +80,8 @@ func TestWatched(t *testing.T) {
 	t.Logf("without the watch it hung after %d times", round)
 }
 
-// slowEntry builds this test with a runtime in which a thread takes 20 µs from its look at whether the process is being
-// stopped to its word that it is in a system call.
+// slowEntry builds this test with a Go runtime in which a thread pauses for 20 µs after it has checked whether the
+// process is being stopped, and before it marks itself as being in a system call.
 func slowEntry(t *testing.T) string {
 	t.Helper()
 	root, err := binary.Root()

@@ -223,7 +223,7 @@ func Counted(n int, thing string) string {
 	return strconv.Itoa(n) + " " + thing
 }
 
-// Wait is d for a person who waits: "40 s", "3 min 05 s", "4 h 30 min".
+// Wait words d for a person who waits: "40 s", "3 min 05 s", "4 h 30 min".
 func Wait(d time.Duration) string {
 	if d < time.Minute {
 		return fmt.Sprintf("%d s", int(d.Round(time.Second).Seconds()))

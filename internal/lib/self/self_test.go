@@ -82,7 +82,7 @@ func TestReplaced(t *testing.T) {
 	}
 }
 
-// Path is not fooled by a first argument that somebody chose.
+// Path is not fooled by a first argument that another user chose.
 func TestPathOfAnotherName(t *testing.T) {
 	own, err := os.Executable()
 	if err != nil {

@@ -65,7 +65,7 @@ func BlocksToResolve(blocks int, half, size float64) (int, bool) {
 	return n + fewBlocks, true
 }
 
-// fewBlocks is what an interval of few blocks loses against the normal distribution, in blocks.
+// fewBlocks is what an interval of few blocks loses compared with the normal distribution, in blocks.
 const fewBlocks = 2
 
 // standardError returns the standard error that the half-width of a 95 % interval of the given number of blocks

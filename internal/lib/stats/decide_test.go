@@ -89,9 +89,9 @@ func TestBlocksToDecide(t *testing.T) {
 type decided struct{ holds, fails, covered, blocks float64 }
 
 // decideMany simulates runs whose arm lies shift above its baseline, in standard deviations of the difference of one
-// block, against a bound of 0 from above. Sequential ones are looked at as a run is that goes on until its assertion is
-// decided; their time is up after a number of blocks that nobody knows before. Neighbouring blocks resemble each other
-// by lag1.
+// block, and compares them with an upper bound of 0. A sequential run is looked at like one that goes on until its
+// assertion is decided, and ends after a number of blocks that is not known in advance. Neighbouring blocks are
+// correlated by lag1.
 func decideMany(noise func(*rand.Rand) float64, shift, lag1 float64, sequential bool, most, runs int) decided {
 	r := rand.New(rand.NewPCG(11, uint64(most)))
 	var d decided
@@ -138,8 +138,8 @@ func decideMany(noise func(*rand.Rand) float64, shift, lag1 float64, sequential 
 	return d
 }
 
-// The table of docs/statistics.md: what verdicts of assertions are wrong, of a value on the bound itself, which is the
-// worst case, and what is found beside it. On the bound, neither verdict is right.
+// The table of docs/statistics.md: how many verdicts of assertions are wrong if the value lies exactly on the bound,
+// which is the worst case, and which verdicts are reached if it lies near it. On the bound, neither verdict is right.
 func TestVerdictsBySimulation(t *testing.T) {
 	t.Parallel()
 	t.Log("| noise | run | value | holds % | fails % | all intervals cover % | blocks |")

@@ -43,8 +43,8 @@ const (
 	priorOfState        = 0.32
 )
 
-// Dependence is what a run shows of how much neighbouring blocks resemble each other. A busy neighbour outlasts a
-// block, so the differences of one block tell of the next, and n blocks are worth fewer than n independent ones.
+// Dependence is how much neighbouring blocks of a run resemble each other. A busy neighbour outlasts a block, so the
+// differences of one block predict those of the next, and n blocks are worth fewer than n independent ones.
 type Dependence struct {
 	Values  int     // that it was learned from
 	Lag1    float64 // lag-1 autocorrelation: mean of the posterior distribution
@@ -82,7 +82,7 @@ func LearnOwn(xs []float64) Dependence { return Dependence{}.WithOwn(xs) }
 // OwnKnown reports whether there were enough values of the arm itself.
 func (d Dependence) OwnKnown() bool { return d.own != nil && d.own.Values >= MinOwn }
 
-// learn holds series against models, about whatever mean they have, and series about a mean of 0.
+// learn fits models to series, about any mean that these have, and to aboutZero, about a mean of 0.
 func learn(models []correlation, aboutZero, series [][]float64) Dependence {
 	d := Dependence{models: models}
 	logs := make([]float64, len(models))
@@ -118,8 +118,8 @@ func learn(models []correlation, aboutZero, series [][]float64) Dependence {
 	return d
 }
 
-// Series is one series of values under a dependence. Its values are fitted when something is first asked that needs
-// it, and once. It is for one goroutine at a time.
+// Series is one series of values under a dependence. Its values are fitted once, when that is first needed. It is for
+// one goroutine at a time.
 type Series struct {
 	dependence Dependence
 	values     []float64

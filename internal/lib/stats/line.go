@@ -41,10 +41,11 @@ type Observation struct {
 
 // How the intervals of a line's coefficients were made.
 const (
-	// ByBlock fits a line to each block by itself; Student's t on what the blocks say.
+	// ByBlock fits a line to each block separately, and takes Student's t over the blocks.
 	ByBlock Method = "least squares by block, t over blocks"
-	// Together is for a single block, or where no two have levels enough. It gives no intervals: noise grows with the
-	// level, and by what the trials of one block stray from their line they would cover its slope in 10 to 76 % of runs.
+	// Together is for a single block, or for blocks of which fewer than two have enough levels. It gives no intervals:
+	// noise grows with the level, and an interval from the residuals of one block would cover its slope in only 10 to
+	// 76 % of runs.
 	Together Method = "least squares of all trials together, without intervals"
 )
 
@@ -446,7 +447,7 @@ func quadratic(x []float64) []float64 {
 	return row
 }
 
-// leastSquares solves by QR. Columns are scaled to 1 first: rates in thousands beside connections in tens would look
+// leastSquares solves by QR. Columns are scaled to 1 first: rates in thousands next to connections in tens would look
 // singular.
 func leastSquares(observations []Observation, row func([]float64) []float64) (*fit, error) {
 	n, p := len(observations), len(row(observations[0].X))

@@ -12,7 +12,7 @@ import (
 	"tare/test/long"
 )
 
-// designs are levels that experiments sweep, with what the cost is of.
+// designs are sets of levels that experiments sweep, each with what the cost depends on.
 var designs = []struct {
 	name         string
 	levels       []float64

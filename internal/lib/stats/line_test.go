@@ -35,7 +35,7 @@ func readTable(t *testing.T, path string) []Observation {
 	return obs
 }
 
-// Published tables must give what their own data say, not what the text beside them says.
+// Published tables must give the result that follows from their own data, even where the published text differs.
 func TestPublishedTables(t *testing.T) {
 	for _, c := range []struct {
 		file               string

@@ -10,9 +10,9 @@ import (
 // StudentT is the method of intervals of means.
 const StudentT Method = "mean, Student's t"
 
-// MeanAt is the mean of values, with the interval of a confidence by Student's t. Unlike a median it is moved by what
-// happens in few blocks: it is what is paid for. Its interval assumes that the values are independent and that their
-// mean is about normal; what has happened in no block yet it cannot know (NoneBound).
+// MeanAt is the mean of values, with the interval of a confidence by Student's t. Unlike a median, a mean follows
+// values that occur in few blocks, as a bill does. Its interval assumes that the values are independent and that their
+// mean is about normal. It cannot account for what has happened in no block yet (NoneBound).
 func MeanAt(xs []float64, confidence float64) Estimate {
 	e := Estimate{N: len(xs), Method: None}
 	if len(xs) == 0 {

@@ -19,7 +19,7 @@ type ownNoise struct {
 	draw func(r *rand.Rand, blocks int) (base, twin, arm []float64, shift float64)
 }
 
-// alike draws each arm from the same noise, by itself.
+// alike draws each arm from the same noise, independently.
 func alike(values func(*rand.Rand, int) []float64) func(*rand.Rand, int) (base, twin, arm []float64, shift float64) {
 	return func(r *rand.Rand, n int) (base, twin, arm []float64, shift float64) {
 		return values(r, n), values(r, n), values(r, n), 0

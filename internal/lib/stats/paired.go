@@ -21,7 +21,7 @@ const maxBootstrap = 300
 // seed.
 const resamples = 2000
 
-// Pair is what one block says of two arms.
+// Pair holds the values of two arms in one block.
 type Pair struct{ Base, Arm float64 }
 
 // Difference estimates how far the arm lies above its baseline: the Hodges-Lehmann estimate (pseudo-median) of the

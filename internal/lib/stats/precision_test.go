@@ -9,7 +9,7 @@ import (
 	"tare/test/long"
 )
 
-// The rule by which a run of its own length ends, with the engine's loop: a look at FirstLook blocks and then at
+// The rule by which a run without a fixed length ends, with the engine's loop: a look at FirstLook blocks and then at
 // NextLook, until the interval of the difference is within 5 % of the baseline, or 100 blocks have run.
 func TestStoppingBySimulation(t *testing.T) {
 	t.Parallel()

@@ -6,11 +6,11 @@ import (
 	"slices"
 )
 
-// RankSum is the probability that two samples of one population lie at least as far apart, to either side, as these two
-// do: the exact rank-sum test of Wilcoxon, Mann and Whitney. It asks nothing of the shape of the values. Ties get the
-// mean of their ranks, and the distribution is that of the ranks as they stand, so it is exact with ties, too. The work
-// grows with the third power of the number of values, so it is meant for up to a hundred. It is 1 when a sample is
-// empty.
+// RankSum is the probability that two samples of one population lie at least as far apart, in either direction, as
+// these two do: the exact rank-sum test of Wilcoxon, Mann and Whitney. It assumes nothing about the distribution of
+// the values. Ties get the mean of their ranks, and the test uses the distribution of these ranks, so it is exact with
+// ties, too. The work grows with the third power of the number of values, so it is meant for up to a hundred. The
+// result is 1 if a sample is empty.
 func RankSum(a, b []float64) float64 {
 	if len(a) == 0 || len(b) == 0 {
 		return 1

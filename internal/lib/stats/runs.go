@@ -7,8 +7,8 @@ import (
 	"gonum.org/v1/gonum/stat/distuv"
 )
 
-// Effect is what one run says of an arm against its own baseline, and the standard error that the run's own blocks give
-// it.
+// Effect is the difference between an arm and its own baseline in one run, with the standard error by the blocks of
+// that run.
 type Effect struct{ Value, Error float64 }
 
 // EffectOf is the effect of an estimate with its interval. It is false where there is no interval, or it has no end.

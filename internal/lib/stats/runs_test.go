@@ -194,8 +194,8 @@ func TestRanks(t *testing.T) {
 	}
 }
 
-// TestPlansBySimulation: as many blocks as are planned decide on which side of a bound a value lies in 95 % of runs,
-// whatever the pilot that they were planned by, and as many as are forecast resolve a difference in 80 %.
+// TestPlansBySimulation: the planned number of blocks decides on which side of a bound a value lies in 95 % of runs,
+// whatever pilot the plan was made from; the forecast number of blocks resolves a difference in 80 %.
 func TestPlansBySimulation(t *testing.T) {
 	t.Parallel()
 	r := rand.New(rand.NewPCG(7, 8))

@@ -81,7 +81,7 @@ func TestLossesBySimulation(t *testing.T) {
 	}
 }
 
-// machineNoise is what a block brings to all its trials: now and then the machine is busy for all of it.
+// machineNoise is what a block adds to all its trials: now and then the machine is busy for all of it.
 func machineNoise(r *rand.Rand) float64 {
 	if r.Float64() < 0.12 {
 		return 1 + r.ExpFloat64()
@@ -89,8 +89,8 @@ func machineNoise(r *rand.Rand) float64 {
 	return 0
 }
 
-// ownStalls is a trial of 10 in which a subject stalls by itself, with a chance: three stalls in ten trip a gate, the
-// longest.
+// ownStalls is one trial of 10 s in which the subject itself stalls with a given probability: three stalls in ten
+// trials trip a gate, the longest ones.
 func ownStalls(r *rand.Rand, chance float64) (value float64, lost bool) {
 	value = 10 + 0.2*r.NormFloat64()
 	if r.Float64() >= chance {
@@ -326,7 +326,8 @@ func TestQuantileRank(t *testing.T) {
 	}
 }
 
-// What a rank too low costs, with a tail as latencies have it: the mean p99 of n samples beside that of very many.
+// What a rank too low costs, with a tail as latencies have it: the mean p99 of n samples compared with that of very
+// many.
 func TestQuantileRankBySimulation(t *testing.T) {
 	t.Parallel()
 	runs := repetitions(200)

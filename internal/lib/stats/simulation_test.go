@@ -15,7 +15,7 @@ import (
 
 var simulated = flag.Int("simulated", 0, "simulated runs for each row of a table; 0: few enough for every day")
 
-// repetitions is how many runs to simulate for a row: few enough for every day, or as many as were asked for.
+// repetitions returns how many runs to simulate for a row: a few by default, or the number that the user asked for.
 func repetitions(few int) int {
 	if *simulated > 0 {
 		return *simulated
@@ -185,8 +185,8 @@ func TestFamilyOfFourBySimulation(t *testing.T) {
 	}
 }
 
-// When what is weighed brings a noise of its own the differences are skewed, and only the pseudo-median is what is
-// estimated. The interval is no longer exact; it must stay close.
+// If the subject adds noise, the differences are skewed, and the estimate is that of the pseudo-median only. The
+// interval is no longer exact; it must stay close.
 func TestSkewedDifferencesBySimulation(t *testing.T) {
 	t.Parallel()
 	draw := func(r *rand.Rand) float64 { return 3*math.Exp(r.NormFloat64()) - math.Exp(r.NormFloat64()) }
@@ -217,7 +217,8 @@ func TestSkewedDifferencesBySimulation(t *testing.T) {
 	}
 }
 
-// The interval of the median of one arm is exact for any noise: at least 95 %, and what it says.
+// The interval of the median of one arm is exact for any noise: it covers in at least 95 % of runs, and as often as it
+// claims.
 func TestMedianBySimulation(t *testing.T) {
 	t.Parallel()
 	r := rand.New(rand.NewPCG(5, 5))

@@ -8,7 +8,7 @@ package stats
 
 import "math"
 
-// Confidence is what every interval aims at. An exact method reaches it or a little more, and reports what it reached.
+// Confidence is the aim of every interval. An exact method reaches it or a little more, and reports what it reached.
 const Confidence = 0.95
 
 // MinBlocks is the smallest number of blocks that carries a 95 % interval: the signed-rank and the sign test reach 96.9

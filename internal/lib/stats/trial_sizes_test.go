@@ -9,9 +9,9 @@ import (
 	"tare/test/long"
 )
 
-// TestTrialSizesBySimulation: how often the interval of a pooled share covers it where trials are of different sizes,
-// the share grows with the size, or what is counted comes in bursts of a heavy tail (Pareto); and how often it is said
-// that it may be too narrow.
+// TestTrialSizesBySimulation: how often the interval of a pooled share covers it if trials have different sizes, if
+// the share grows with the size, or if the counted events come in bursts with a heavy tail (Pareto), and how often
+// there is a warning that the interval may be too narrow.
 func TestTrialSizesBySimulation(t *testing.T) {
 	t.Parallel()
 	t.Log("| setting | trials | covers % | width | said % | misses unsaid % | far off % |")

@@ -1,5 +1,5 @@
-// Package terminal writes to terminals what others chose parts of: a record, a node or a weighed process must neither
-// steer the terminal nor hide what it says.
+// Package terminal writes texts to terminals of which others chose parts. A record, a node or a weighed process must
+// not be able to control the terminal or to hide what the text says.
 package terminal
 
 import (

@@ -87,7 +87,7 @@ func Plain(s string) string {
 	}, strings.ToValidUTF8(s, ""))
 }
 
-// OfC is what stands before the first zero byte, as C ends a text, with "?" for what is not UTF-8.
+// OfC is the text before the first zero byte, which ends a text in C, with "?" for bytes that are not UTF-8.
 func OfC(b []byte) string {
 	b, _, _ = bytes.Cut(b, []byte{0})
 	return strings.ToValidUTF8(string(b), "?")

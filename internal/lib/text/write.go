@@ -58,7 +58,7 @@ func encode(w *bufio.Writer, v reflect.Value) error {
 	return nil
 }
 
-// isEmpty is what encoding/json means by it.
+// isEmpty reports whether encoding/json would take v for empty.
 func isEmpty(v reflect.Value) bool {
 	switch v.Kind() {
 	case reflect.Struct:

@@ -29,9 +29,9 @@ type Family struct {
 	General bool
 }
 
-// families are those that are registered, and two that speak of metrics of every guest. Several may speak of one run: a
-// tracer that is weighed while a probe waits for a CPU is answered by what it lost, and by whether the machine stays
-// usable.
+// families are the families that are registered, and two about metrics of every guest. Several can apply to one run:
+// for a tracer that is weighed while a probe waits for a CPU, there are answers about the events that it lost, and
+// about whether the machine stays usable.
 var families = []Family{
 	{Metrics: []string{"limit_cpus"}, Answer: limitAnswers},
 	{Metrics: []string{"bpf_seconds_per_connection"}, Answer: pathAnswers, General: true},
@@ -129,7 +129,7 @@ func (s *Summary) Visible(metric string, level map[string]string) (float64, bool
 	return 0, false
 }
 
-// ArmName is what people call an arm: the baseline by its subject, where it has one.
+// ArmName is the name of an arm for readers: that of the baseline is its subject's, if it has one.
 func (s *Summary) ArmName(arm string) string {
 	switch {
 	case s.Baseline == "":
@@ -233,7 +233,7 @@ func (s *Summary) partly() string {
 	return fmt.Sprintf("From a partial run (%d of %d trials): ", s.Trials.Done, s.Trials.Planned)
 }
 
-// Subjects are the arms beside the baseline and its twin.
+// Subjects returns the arms other than the baseline and its twin.
 func (t *Table) Subjects() []string {
 	return withoutBaseline(t.Arms)
 }
@@ -288,7 +288,7 @@ func (t *Table) none(e *Estimate) bool {
 	return true
 }
 
-// has reports whether an estimate is of this arm as a whole at this level, and may be quoted.
+// has reports whether an estimate is about this arm as a whole at this level, and may be quoted.
 func (p *Prose) has(e *Estimate) bool {
 	return e.Arm == p.Arm && e.Component == "" && e.Withheld == "" && maps.Equal(e.Factors, p.At)
 }
@@ -349,11 +349,11 @@ func (p *Prose) latency(t *Table) {
 	}
 }
 
-// quantileName is what people call a quantile: p99.9.
+// quantileName is the usual name of a quantile: p99.9.
 func quantileName(q float64) string { return fmt.Sprintf("p%.6g", 100*q) }
 
 func (p *Prose) throughput() {
-	// At a fixed rate the throughput is what was asked for; a difference says something only where it is resolved.
+	// At a fixed rate the throughput is the rate; a difference is worth a clause only if it is resolved.
 	if e := p.Peek("throughput_per_second"); e != nil && e.Difference != nil && e.Difference.Resolved {
 		p.clause(e, p.standing("throughput "+p.moved(e)))
 	}
@@ -448,18 +448,18 @@ func (p *Prose) perUnit(e *Estimate) string {
 	return ""
 }
 
-// material is the part of the fixed part that a line must come to over its range to be worth a clause.
+// material is the fraction of the fixed part that a line must add over its range to be worth a clause.
 const material = 0.01
 
-// Flat reports whether what a line of one factor adds over its range is too little beside its fixed part to speak of.
+// Flat reports whether a line of one factor adds too little over its range, compared with its fixed part, to be
+// mentioned.
 func (m Model) Flat() bool {
 	r := m.ValidRange[m.Terms[1].Name]
 	return math.Abs(m.Terms[1].Value)*(r[1]-r[0]) < material*math.Abs(m.Terms[0].Value)
 }
 
-// line is a model as a clause at the last level of its factor, such as "0.01 CPU, and 0.12 CPU more for every 1,000
-// requests/s". It is empty at other levels, where the model is no line, and where its slope may be none or comes to
-// next to nothing.
+// line words a model as a clause at the last level of its factor, such as "0.01 CPU, and 0.12 CPU more for every 1,000
+// requests/s". It is empty at other levels, if the model is no line, and if its slope may be zero or is negligible.
 func (p *Prose) line(m Model, unit string) string {
 	if !m.Linear || len(m.Terms) != 2 || len(p.At) != 1 {
 		return ""
@@ -512,7 +512,7 @@ func (x Term) times(n float64) Term {
 	return x
 }
 
-// atMost is how many resolved differences a sentence names beside those that every sentence speaks of.
+// atMost is how many resolved differences a sentence names in addition to those that every sentence names.
 const atMost = 3
 
 // others names the resolved differences that no clause has spoken of, the largest in proportion first, one of each
@@ -565,8 +565,8 @@ func (p *Prose) others(t *Table) {
 	}
 }
 
-// toldByAnother reports whether answers at this level leave a metric to another: of what no stall touched they speak
-// where stalls touched too much, and else of all.
+// toldByAnother reports whether answers at this level use another metric instead of this one. If stalls touched too
+// many requests they use the metric of the requests that no stall touched, and otherwise the metric of all.
 func (p *Prose) toldByAnother(t *Table, name string) bool {
 	d := t.defined.Of(name)
 	if _, running := p.Summary.whileRunning(p.At); !running {
@@ -575,7 +575,7 @@ func (p *Prose) toldByAnother(t *Table, name string) bool {
 	return d.Instead != "" && p.Peek(d.Instead) != nil
 }
 
-// partFirst ranks a part of a whole before the same as a count: it says more by itself.
+// partFirst ranks a part of a whole before the same as a count, because a part is easier to understand.
 func partFirst(e *Estimate) int {
 	if e.Unit == quantity.Part {
 		return 0

@@ -70,7 +70,7 @@ func (p *Prose) quotes(t *Table, whole metric.Definition) bool {
 	})
 }
 
-// growing are the metrics of which lines speaks, beside memories.
+// growing are the metrics, apart from memories, that lines covers.
 var growing = []struct{ metric, name string }{{"subject_cpu_seconds_per_request", "CPU time of a request"}}
 
 // lines say what each component of the subject adds to its memory and to a request's CPU time with the factor that is

@@ -82,7 +82,8 @@ func TestSum(t *testing.T) {
 	}
 }
 
-// TestOneTotal: beside a figure that the answer has quoted, another total of the same kind is named as what it is.
+// TestOneTotal: if an answer has quoted a figure, another total of the same kind is named so that they cannot be
+// confused.
 func TestOneTotal(t *testing.T) {
 	run, trials := made(measured.Definitions(), nil, func(arm string, _ factors) map[string]float64 {
 		m := map[string]float64{

@@ -128,8 +128,8 @@ func (p *Prose) lighter(arms []string) {
 	}
 }
 
-// saturationAnswers speak of programs on a machine that loads fill: they say, for each arm, how the programs' part of
-// the machine goes over the levels, and then each level by itself.
+// saturationAnswers are about programs on a machine that loads fill. For each arm they say how the programs' part of
+// the machine changes over the levels, and then describe each level separately.
 func saturationAnswers(s *Summary, t *Table) []Answer {
 	if !free(t) || !full(t) || !t.SubjectHas("bpf_cpu_share") {
 		return nil

@@ -10,8 +10,8 @@ import (
 	"tare/internal/lib/lists"
 )
 
-// ladderAnswers speak of runs with metrics that are rungs of a ladder, and say of each arm how many steps of the ladder
-// are longer or shorter than in the baseline, and which are the least and the most so. All steps are in a table.
+// ladderAnswers are about runs with metrics that are rungs of a ladder. They say for each arm how many steps of the
+// ladder are longer or shorter than in the baseline, and which steps differ least and most. All steps are in a table.
 func ladderAnswers(s *Summary, t *Table) (all []Answer) {
 	for _, arm := range t.Subjects() {
 		for _, at := range t.Levels {
@@ -86,7 +86,7 @@ func (p *Prose) ladder(name string, rungs []metric.Definition) {
 	}
 }
 
-// rung is what a step takes, and what it takes in the baseline.
+// rung words how long a step takes, and how long it takes in the baseline.
 func (p *Prose) rung(d metric.Definition) string {
 	return fmt.Sprintf("%s instead of %s", p.Say(d.Name), p.SayOf(d.Name, record.Direct))
 }

@@ -47,8 +47,8 @@ func againstSubject(t *testing.T, loads []string, values func(arm string) map[st
 	return s.Answers[0].Answer
 }
 
-// With a baseline that is a subject the answer is of differences, of loads that are there, and names what is resolved
-// beside the usual.
+// If the baseline is a subject, the answer states differences, covers only loads that the run has, and names resolved
+// differences in addition to the usual metrics.
 func TestAnswerAgainstASubject(t *testing.T) {
 	values := func(arm string) map[string]float64 {
 		if arm == "other" {

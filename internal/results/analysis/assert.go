@@ -33,9 +33,9 @@ const (
 	Undecided Result = "undecided"
 )
 
-// Check is one assertion of one arm at one level. Value and its interval are of the bounded quantity: the metric, its
-// difference from the baseline, or the change from the baseline as a fraction of it. They are nil if there is none. An
-// assertion with == has no interval, because it applies to every trial.
+// Check is the result of one assertion for one arm at one level. Value and its interval belong to the bounded
+// quantity: the metric, its difference from the baseline, or the change from the baseline as a fraction of it. They
+// are nil if there is none. An assertion with == has no interval, because it applies to every trial.
 type Check struct {
 	Metric     string            `json:"metric"`
 	Arm        string            `json:"arm"`
@@ -96,7 +96,7 @@ func Decided(run record.Run, trials []record.Trial) (bool, string, error) {
 	return false, "undecided: " + strings.Join(open, ", "), nil
 }
 
-// asserter holds a run against its assertions.
+// asserter checks a run's assertions.
 type asserter struct {
 	*Summary
 	run        record.Run
@@ -114,7 +114,7 @@ type asserter struct {
 // levelMetric is a metric of a component, or of the whole, at a level.
 type levelMetric struct{ component, metric, level string }
 
-// learned is what the dependence between blocks is known of.
+// learned is the key of a dependence between blocks.
 type learned struct {
 	component, metric string
 	against           assertion.Against
@@ -206,7 +206,7 @@ func contains(at factors, asked map[string]string) bool {
 	return true
 }
 
-// verdict holds the run against one assertion.
+// verdict checks one assertion over the whole run.
 func (a *asserter) verdict(of assertion.Assertion) Verdict {
 	v := Verdict{Assertion: of.String(), Checks: []Check{}}
 	t := a.tableOf(of.Component)
@@ -287,7 +287,7 @@ func (a *asserter) newCheck(t *Table, of assertion.Assertion, p place) Check {
 	return c
 }
 
-// check holds an arm at a level against an assertion.
+// check checks an assertion for an arm at a level.
 func (a *asserter) check(t *Table, of assertion.Assertion, p place) Check {
 	c := a.newCheck(t, of, p)
 	key := pool{record.LevelKey(p.at), p.arm, of.Metric}
@@ -323,7 +323,8 @@ func (a *asserter) check(t *Table, of assertion.Assertion, p place) Check {
 	return c
 }
 
-// exact holds each trial against a bound with ==. That it fails was seen; that it holds is said of what was seen alone.
+// exact checks each trial against a bound with ==. One trial can show that it fails; that it holds is claimed only for
+// the trials that were seen.
 func (a *asserter) exact(t *Table, of assertion.Assertion, p place, c *Check) {
 	values := t.Column(p.at, p.arm, of.Metric)
 	c.N = len(values)
@@ -352,13 +353,13 @@ func (a *asserter) exact(t *Table, of assertion.Assertion, p place, c *Check) {
 	}
 }
 
-// pooled holds a part of counts, which are added up over trials, against a bound.
+// pooled checks a part of counts, which are added up over trials, against a bound.
 func (a *asserter) pooled(t *Table, of assertion.Assertion, p place, c *Check) {
 	if of.Against == assertion.Change { // which no spec and no command line can ask for
 		c.Why = "a part that is pooled over trials has no change in per cent"
 		return
 	}
-	bursts, known := a.bursts[of.Metric] // counts are of the whole: components have none
+	bursts, known := a.bursts[of.Metric] // counts belong to the whole subject: components have none
 	if !known {
 		var all []stats.Share
 		for key, counts := range t.pools {
@@ -401,8 +402,8 @@ func (a *asserter) pooled(t *Table, of assertion.Assertion, p place, c *Check) {
 	}
 }
 
-// share is a share with its interval. Where there is none of it, or all is of it, the interval has one end, which then
-// has half of what the confidence leaves, as each end of others has.
+// share returns a share with its interval. If none, or all, of the samples are in it, the interval has only one end,
+// which then has half of what the confidence leaves, like each end of other intervals.
 func (a *asserter) share(counts []stats.Count, bursts float64) stats.Share {
 	s := stats.ClusteredShareAt(counts, bursts, a.confidence)
 	if s.In == 0 || s.In == s.Samples {
@@ -411,8 +412,8 @@ func (a *asserter) share(counts []stats.Count, bursts float64) stats.Share {
 	return s
 }
 
-// measured holds a value of each trial against a bound: the median of the arm, or the pseudo-median of its differences
-// to the baseline, or of its changes from it, within blocks.
+// measured checks values of single trials against a bound: the median of the arm, or the pseudo-median of its
+// differences to the baseline, or of its changes from it, within blocks.
 func (a *asserter) measured(t *Table, of assertion.Assertion, p place, c *Check) {
 	if of.Against == assertion.Value {
 		e, lo, hi, lost := a.median(t, of.Metric, p)
@@ -461,8 +462,8 @@ func (a *asserter) dependence(t *Table, of assertion.Assertion, p place) stats.D
 // trials is in one of them, in 95 of 100 runs.
 const seesRare = 30
 
-// paid leaves a check of a cost undecided where the mean of the trials is not on the same side of the bound: who pays
-// for one trial in ten that costs three times as much pays the mean, and a median does not see it.
+// paid leaves a check of a cost undecided if the mean of the trials is not on the same side of the bound as the
+// median. If one trial in ten costs three times as much, the user pays the mean, and a median does not show it.
 func (a *asserter) paid(t *Table, of assertion.Assertion, p place, c *Check) {
 	if !t.defined.Of(of.Metric).Cost || c.Result == Undecided {
 		return
@@ -635,7 +636,7 @@ func (c *Check) Seen() string {
 	return Interval{*c.Value, c.Lo, c.Hi}.Signed(c.Unit)
 }
 
-// Place words which arm at which level a check is of: "proxy client, at rate 1000".
+// Place words the arm and level of a check: "proxy client, at rate 1000".
 func (s *Summary) Place(c *Check) string {
 	text := strings.TrimSpace(s.ArmName(c.Arm) + " " + c.Component)
 	if len(c.Factors) > 0 {

@@ -48,7 +48,7 @@ func TestVerdicts(t *testing.T) {
 		"latency_p50_seconds >= +50us":                      analysis.Fails,
 		"latency_p50_seconds{arm=aa} <= +30%":               analysis.Holds,
 		"cpu_seconds_per_connection <= +0%":                 analysis.Undecided,
-		"latency_p50_seconds{arm=nobody} <= 1s":             analysis.Undecided, // no trial is of it
+		"latency_p50_seconds{arm=nobody} <= 1s":             analysis.Undecided, // no trial belongs to this arm
 		"latency_p50_seconds{component=proxy.client} <= 1s": analysis.Undecided,
 		"memory_hard_bytes <= 1GB":                          analysis.Undecided, // was not measured
 		"bpf_client_share <= 90%":                           analysis.Holds,
@@ -115,7 +115,7 @@ func TestVerdictsOfFewBlocks(t *testing.T) {
 	}
 }
 
-// What is undecided says how many blocks would decide it, and so many do.
+// An undecided assertion says how many blocks would decide it, and that many blocks do decide it.
 func TestBlocksThatDecide(t *testing.T) {
 	truth := plain
 	truth.Noise = 20e-6

@@ -85,7 +85,7 @@ func TestBoundedComponents(t *testing.T) {
 	}
 }
 
-// The checks of assertions are bounded by how many arms and levels they are of.
+// The number of checks is bounded by the numbers of assertions, arms and levels.
 func TestChecksAreBounded(t *testing.T) {
 	run, trials := wide(2, 150, 1)
 	for i := range 67 {

@@ -95,7 +95,7 @@ func TestComponents(t *testing.T) {
 	}
 }
 
-// TestComponentsChangeNothing: what is said of arms as a whole, and whether it can be told, is the same with components
+// TestComponentsChangeNothing: estimates of arms as a whole, and whether they are known, are the same with components
 // and without.
 func TestComponentsChangeNothing(t *testing.T) {
 	run, trials := proxied()

@@ -30,7 +30,7 @@ type CurvePoint struct {
 // Text is the value with its interval.
 func (p CurvePoint) Text() string { return p.Written(quantity.Seconds) }
 
-// percentiles are those of the curves, with their names; each is given where the samples carry it.
+// percentiles are the points of the curves, with their names; each is given if there are enough samples for it.
 var percentiles = lists.Map([]float64{
 	0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995, 0.9999,
 }, func(q float64) percentile { return percentile{quantileName(q), q} })
@@ -40,9 +40,9 @@ type percentile struct {
 	q    float64
 }
 
-// percentilesOf are those that the samples of one histogram of all loads of a trial carry, by name and in seconds; nil
-// where there is no such histogram, or it cannot be read. They are what is kept of a histogram, which takes a hundred
-// times as much.
+// percentilesOf returns, by name and in seconds, the percentiles for which one histogram of all loads of a trial has
+// enough samples; nil if there is no such histogram or it cannot be read. Only the percentiles are kept, because the
+// histogram takes a hundred times as much memory.
 func percentilesOf(trial record.Trial, histogram string) map[string]float64 {
 	h, err := stats.MergeEncoded(encodedOf(trial, histogram)...)
 	if err != nil || h == nil {

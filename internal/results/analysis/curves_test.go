@@ -14,7 +14,7 @@ import (
 	"tare/test/analysistest"
 )
 
-// TestCurves: where curves and estimates are of the same quantile they are the same, and resolved alike.
+// TestCurves: a curve and an estimate of the same quantile have the same value, and are resolved alike.
 func TestCurves(t *testing.T) {
 	t.Parallel()
 	truth := plain
@@ -69,7 +69,7 @@ func TestCurvesAreJudgedAsEstimates(t *testing.T) {
 	lagging := plain
 	lagging.ExtraLag = 20e-6
 	many := plain
-	many.Blocks = 40 // so many that an interval stays narrow without some
+	many.Blocks = 40 // enough that an interval stays narrow without some
 	lost := func(tr record.Trial) bool { return tr.Arm == "candidate" && tr.Block < 9 }
 	for _, c := range []struct {
 		name, begins string
@@ -108,7 +108,7 @@ func TestCurvesAreJudgedAsEstimates(t *testing.T) {
 	}
 }
 
-// TestEventSums: counts are added up exactly, over valid trials, and each node's by itself.
+// TestEventSums: counts are added up exactly over valid trials, separately for each node.
 func TestEventSums(t *testing.T) {
 	clock := int64(-4e4)
 	run := record.Run{Metrics: measured.Definitions()}

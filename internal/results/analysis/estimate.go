@@ -81,14 +81,14 @@ func twinsOf(dependence stats.Dependence, pairs []stats.Pair, seed uint64) (t tw
 		t.known = true
 		return t
 	}
-	// Too few blocks of the twin for an interval must not silence arms that have one: its interval is what guards
-	// against false alarms.
+	// If the twin has too few blocks for an interval, arms that have one can be resolved all the same: the arm's own
+	// interval is what guards against false alarms.
 	t.far, t.known = stats.FarEnd(pairs, seed)
 	return t
 }
 
-// comparison is one value of an arm beside the baseline's. Whether the difference is resolved is decided here alone,
-// for estimates and for the points of curves.
+// comparison is one value of an arm and the baseline's. Only this type decides whether the difference is resolved, for
+// estimates and for the points of curves.
 type comparison struct {
 	arm   string
 	pairs []stats.Pair // of the blocks in which both have it

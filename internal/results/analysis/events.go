@@ -16,7 +16,7 @@ func Tallies(run record.Run) []metric.Definition {
 	return slices.DeleteFunc(slices.Clone(run.Metrics), func(d metric.Definition) bool { return d.Tally == "" })
 }
 
-// EventSum is what became of the events of all valid trials of an arm at a level: exact counts, which are added up.
+// EventSum is what happened to the events of all valid trials of an arm at a level: exact counts, added up.
 type EventSum struct {
 	Arm     string
 	Factors map[string]string

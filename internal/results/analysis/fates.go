@@ -12,27 +12,27 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// outcome is what became of one planned trial, over all its attempts. All that is said of losses is read from here.
+// outcome sums up all attempts at one planned trial. All statements about losses are derived from it.
 type outcome struct {
 	whole  bool            // an attempt is valid in everything
-	failed *record.Reason  // every attempt did: who disturbed the first meanwhile, and its error as the message
+	failed *record.Reason  // every attempt failed: the cause in the first, with its error as the message
 	slow   *kept           // the subject did not keep up in an attempt
 	fates  map[string]fate // of each metric that an attempt had
 }
 
-// fate is what became of a metric in a planned trial. The zero fate: no attempt had enough samples for it.
+// fate says whether a metric of a planned trial is known. The zero fate: no attempt had enough samples for it.
 type fate struct {
 	told   bool
 	again  bool            // known from a later attempt, not from the first
 	failed bool            // every attempt did
-	others bool            // unknown, and in every attempt only because of the hypervisor and neighbours
+	others bool            // why it is unknown: what voids it in the first attempt that had it, or the failure
 	voids  []record.Reason // why it is unknown: all that void it in the first attempt that had it, or the failure
 }
 
-// kept is what a subject that did not keep up did of what was asked for, per second.
+// kept compares what a subject that did not keep up did with what was asked of it, per second.
 type kept struct{ did, asked float64 }
 
-// outcomeOf sums up the attempts at a planned trial. told reports whether a metric is known from some attempt.
+// outcomeOf sums up the attempts at a planned trial. told reports whether some attempt gives a metric.
 func outcomeOf(attempts []record.Trial, defined metric.Set, told func(metric string) bool) *outcome {
 	o := &outcome{fates: map[string]fate{}}
 	byOthers := map[string]int{} // attempts
@@ -87,7 +87,7 @@ func voiding(t record.Trial, metric string) []record.Reason {
 	return reasons
 }
 
-// ofTheTrial reports whether a reason is not the doing of the hypervisor or of neighbours, as far as the witness can
+// ofTheTrial reports whether a reason was caused by neither the hypervisor nor neighbours, as far as the witness can
 // tell.
 func ofTheTrial(r record.Reason) bool {
 	return r.Cause != ledger.Hypervisor && r.Cause != ledger.Neighbour
@@ -108,7 +108,7 @@ func behind(t record.Trial) (kept, bool) {
 	return k, k.asked > 0
 }
 
-// fates are those of a metric in the blocks in which the arm ran at a level.
+// fates returns the fate of a metric in each block in which the arm ran at a level.
 func (t *Table) fates(key pool) map[int]fate {
 	all := map[int]fate{}
 	for block, o := range t.outcomes[levelArm{key.level, key.arm}] {
@@ -120,7 +120,8 @@ func (t *Table) fates(key pool) map[int]fate {
 	return all
 }
 
-// why names what a metric was lost to: the gates, with who tripped them. It is empty if the metric is known.
+// why names what a metric was lost to: the gates, with the causes that tripped them. It is empty if the metric is
+// known.
 func (f fate) why() string {
 	switch {
 	case f.told:
@@ -145,8 +146,9 @@ func (f fate) why() string {
 	return strings.Join(slices.Compact(gates), ", ")
 }
 
-// losses are the first reasons for which an arm at a level cannot tell a metric, of its trials in the order of
-// blocks. What had too few samples is not among them; of no metric, it is what trials died of in every attempt.
+// losses returns the first reason for each trial, in the order of blocks, in which an arm at a level has no value of a
+// metric. Metrics with too few samples are left out. For an empty metric, it returns what trials failed of in every
+// attempt.
 func (t *Table) losses(key pool) []record.Reason {
 	var all []record.Reason
 	fates := t.fates(key)

@@ -12,7 +12,7 @@ import (
 	"tare/internal/lib/stats"
 )
 
-// ForecastPart is the size of the difference, as a part of the baseline's value, that forecasts are of.
+// ForecastPart is the size of the difference that forecasts are made for, as a part of the baseline's value.
 const ForecastPart = 0.05
 
 // mostForecast is the most blocks of which answers speak; tables have more.

@@ -57,10 +57,10 @@ func (t *Table) lagPairs(at factors, arm, metric string) (pairs []stats.Pair) {
 	return pairs
 }
 
-// lagGate holds a difference in latency against the lag of the generator at the same quantile, in pairs of the
-// baseline and the arm. What the two arms' lags differ by is part of the difference claimed, so a lag that may be
-// more than a tenth of it, by the far end of its interval, leaves the difference unresolved. Lag that both arms share
-// cancels out of the difference, though not out of the values: that is a note.
+// lagGate compares a difference in latency with the lag of the generator at the same quantile, in pairs of the
+// baseline and the arm. The difference between the two arms' lags is part of the difference claimed, so a lag that may
+// be more than a tenth of it, by the far end of its interval, leaves the difference unresolved. Lag that both arms
+// share cancels out of the difference, though not out of the values: that is a note.
 func lagGate(difference float64, pairs []stats.Pair, quantile string, seed uint64) (unresolved, note string) {
 	if len(pairs) == 0 {
 		return "", ""

@@ -16,8 +16,8 @@ import (
 // measure.
 const tooFew = "too few samples"
 
-// selection is the significance at which losses of an arm are more than chance beside those of the twins. There are
-// many metrics, which mostly are lost together.
+// selection is the significance at which an arm's losses are more than chance compared with those of the twins. There
+// are many metrics, which mostly are lost together.
 const selection = 0.01
 
 type armMetric struct{ arm, metric string }

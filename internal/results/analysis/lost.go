@@ -16,13 +16,13 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// withhold marks the estimates of which too many trials were lost, and lists them with those of which nothing is left.
-// What was lost for a gate was not lost by chance, so what is left of much is not quoted. The limit is of each metric
-// of each arm at each level by itself: one that is lost silences no other.
+// withhold marks the estimates for which too many trials were lost, and lists them with those for which none is left.
+// A gate does not void trials by chance, so what is left of an estimate with many losses is not quoted. The limit
+// applies to each metric of each arm at each level separately: one that is lost does not affect the others.
 func (s *Summary) withhold(run record.Run, t *Table, carriers carriers) {
 	limit, least := invalidLimit(run.Spec), 0
 	if !s.Partial && plannedBlocks(run) >= stats.MinBlocks {
-		least = stats.MinBlocks // a partial run says of itself that it is partial
+		least = stats.MinBlocks // a partial run is marked as partial anyway
 	}
 	missing := map[pool]bool{}
 	for i := range s.Estimates {
@@ -183,7 +183,7 @@ func (s *Summary) gaps(run record.Run, t *Table, arm string, at factors) []gap {
 func (s *Summary) answeredBy(defined metric.Set, name, arm string, at factors) bool {
 	other := defined.Counterpart(name)
 	if _, running := s.whileRunning(at); other == "" || running == defined.Of(name).Undisturbed {
-		return false // it is what answers speak of
+		return false // answers use this estimate
 	}
 	return s.Find(other, arm, at) != nil
 }
@@ -259,8 +259,8 @@ func (t *Table) everyArm(run record.Run) []string {
 	return slices.SortedFunc(maps.Keys(known), CompareArms)
 }
 
-// missingAnswers say, beside an experiment's own answers, which results are missing, why, and which arms did not keep
-// up. Arms and levels that miss the same results for the same reason are combined.
+// missingAnswers say, in addition to an experiment's own answers, which results are missing, why, and which arms did
+// not keep up. Arms and levels that miss the same results for the same reason are combined.
 func (s *Summary) missingAnswers(run record.Run, t *Table) []Answer {
 	var all lists.Groups[string, factors] // levels, by what is said of the arms that were put together there
 	for _, at := range s.everyLevel(run, t) {

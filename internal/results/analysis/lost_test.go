@@ -85,7 +85,7 @@ func TestEveryLatencyVoided(t *testing.T) {
 	}
 }
 
-// TestOldReasonsVoidEverything: records without voids were written when a gate voided the trial.
+// TestOldReasonsVoidEverything: a record without voids was written when a gate voided the whole trial.
 func TestOldReasonsVoidEverything(t *testing.T) {
 	run, trials := analysistest.Quickstart(plain)
 	old := late(0.24)
@@ -138,7 +138,7 @@ func TestOneLevelSilencesNoOther(t *testing.T) {
 	}
 }
 
-// TestStormSilencesNoOther is a run of tracers whose storm cannot be told.
+// TestStormSilencesNoOther is a run of tracers in which the results of the storm are lost.
 func TestStormSilencesNoOther(t *testing.T) {
 	run := record.Run{Schema: record.RunSchema, Experiment: "trace-exec", Question: "Which?", Blocks: 8,
 		Headline: []string{"events_lost", "cpu_seconds_per_kiloevent", "throughput_per_second"}}
@@ -174,7 +174,7 @@ func TestStormSilencesNoOther(t *testing.T) {
 	}
 }
 
-// TestWithheld: the limit on lost trials is of each metric of each arm by itself.
+// TestWithheld: the limit on lost trials applies to each metric of each arm separately.
 func TestWithheld(t *testing.T) {
 	t.Parallel()
 	truth := plain
@@ -215,8 +215,8 @@ func TestWithheld(t *testing.T) {
 	}
 }
 
-// TestDidNotKeepUp: a rate that the subject missed by itself is a result. Its throughput stands, and the answer says
-// it.
+// TestDidNotKeepUp: if the subject itself missed a rate, that is a result. Its throughput stands, and the answer says
+// so.
 func TestDidNotKeepUp(t *testing.T) {
 	run, trials := analysistest.Quickstart(plain)
 	run.Headline = headlines

@@ -12,7 +12,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// What the ledgers of an arm's trials say of the machine, all of them together. Like curves and counts of events it is
+// The ledgers of all trials of an arm together describe the machine. Like curves and counts of events, this is
 // computed from the trials when a run is read, and is not in the summary.
 
 // Budget is the CPU budget of all valid trials of an arm at a level, added up: means and sums close, medians do not.
@@ -26,8 +26,8 @@ type Budget struct {
 	Unplaced float64
 }
 
-// Held is what the groups of one role (app, load, subject) hold at the end of the window: the mean of the valid trials
-// of an arm at a level that have such groups.
+// Held is what the groups of one role (app, load, subject) hold at the end of the window: the mean over the valid
+// trials of an arm at a level that have such groups.
 type Held struct {
 	Arm     string
 	Factors map[string]string
@@ -58,7 +58,7 @@ func suchByPlace(trials []record.Trial, such func(record.Trial) bool) []weighed 
 	return slices.SortedFunc(maps.Values(places), func(a, b weighed) int { return comparePlaces(a.place, b.place) })
 }
 
-// Budgets are those of each arm at each level.
+// Budgets returns the budget of each arm at each level.
 func Budgets(trials []record.Trial) []Budget {
 	var all []Budget
 	for _, w := range byPlace(trials) {
@@ -267,7 +267,7 @@ func inBytes[N uint64 | int64](v *N) *float64 {
 	return known.As(v, func(n N) float64 { return float64(n) })
 }
 
-// Memory is what the groups of each role hold, by level, arm and role.
+// Memory returns what the groups of each role hold, by level, arm and role.
 func Memory(trials []record.Trial) []Held {
 	var all []Held
 	for _, w := range byPlace(trials) {

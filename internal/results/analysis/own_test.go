@@ -50,7 +50,7 @@ func TestOwnUseIsNoDifference(t *testing.T) {
 	}
 }
 
-// TestLeftovers: what trials left on the machine stands in the summary, whoever looked away when it was first said.
+// TestLeftovers: what trials left on the machine stands in the summary too, because the first warning may be missed.
 func TestLeftovers(t *testing.T) {
 	run, trials := analysistest.Quickstart(analysistest.Truth{Blocks: 8, BPF: 3.1e-6, Latency: 9e-6, Noise: 0.5e-6})
 	for _, i := range []int{3, 5} {

@@ -41,7 +41,7 @@ func whatShows(trials []record.Trial) []record.Trial {
 	return all
 }
 
-// Courses are those of each arm at each level, in the order in which the trials have them.
+// Courses returns the courses of each arm at each level, in the order in which the trials have them.
 func Courses(trials []record.Trial) []Course {
 	var all []Course
 	for _, w := range byPlace(whatShows(trials)) {
@@ -98,8 +98,8 @@ func (c Course) last() (total float64) {
 	return total
 }
 
-// Placement is who is charged for what ran in an arm at a level: means over its trials that did not fail, for means and
-// their sums close where medians do not. It has no intervals.
+// Placement says which places are charged for what ran in an arm at a level. Its values are means over the trials that
+// did not fail, because means add up to their sums and medians do not. It has no intervals.
 type Placement struct {
 	Arm     string            `json:"arm"`
 	Factors map[string]string `json:"factors"`
@@ -107,7 +107,7 @@ type Placement struct {
 	Places  []record.Place    `json:"places"`
 }
 
-// placements are those of all arms whose trials tell.
+// placements returns the placements of all arms whose trials record them.
 func placements(trials []record.Trial) []Placement {
 	var all []Placement
 	for _, w := range byPlace(whatShows(trials)) {

@@ -38,8 +38,8 @@ func numbers(all ...float64) []*float64 {
 	return of
 }
 
-// TestPlacements: amounts are means, a place that a trial lacks counts as 0, and what one trial cannot tell is not
-// told.
+// TestPlacements: amounts are means, a place that a trial lacks counts as 0, and what one trial does not know stays
+// unknown.
 func TestPlacements(t *testing.T) {
 	f := func(v float64) *float64 { return &v }
 	// A gate voids metrics, and not what groups are charged; a second attempt counts no more, and one that failed never.
@@ -154,7 +154,7 @@ func TestLadderAnswers(t *testing.T) {
 	}
 }
 
-// TestSentences: an answer of many clauses has several sentences, and each further one is of the arm, too.
+// TestSentences: an answer of many clauses has several sentences, and each further one is about the arm, too.
 func TestSentences(t *testing.T) {
 	p := &Prose{Summary: &Summary{}, Arm: "x", At: factors{}}
 	p.clauses = append(p.clauses, "holds a", "holds b", "holds c")

@@ -35,8 +35,9 @@ func burstsOf(t *Table) map[string]float64 {
 	return bursts
 }
 
-// pool gives the parts that are counted over all trials of an arm. Samples of one trial are not independent of each
-// other, so their interval rests on how far trials differ. UnevenIn are those of trials that differ too much for it.
+// pool adds the parts that are counted over all trials of an arm. Samples of one trial are not independent of each
+// other, so the interval is computed from the differences between trials. UnevenIn names those whose trials differ too
+// much for this.
 func (s *Summary) pool(t *Table, at factors, bursts map[string]float64) (unevenIn []string) {
 	shares := map[pool]stats.Share{}
 	level := record.LevelKey(at)

@@ -51,8 +51,8 @@ type Need struct {
 	Seconds   *float64 `json:"seconds"` // that these blocks take
 }
 
-// PowerOf is the power of a run: what it says of the noise, for runs to come. Differences that no baseline has a value
-// for have no size as a part of it, and are left out.
+// PowerOf returns the power of a run: what its noise means for later runs. Differences for which no baseline has a
+// value have no size as a part of it, and are left out.
 func PowerOf(run record.Run, trials []record.Trial, parts []float64, power float64) (*Power, error) {
 	s, err := Summarize(run, trials)
 	if err != nil {
@@ -108,9 +108,9 @@ func PowerOf(run record.Run, trials []record.Trial, parts []float64, power float
 	return p, nil
 }
 
-// blocks are how many a difference of some size takes, of independent blocks, and of such as depend on each other by
-// what the interval was widened for. A pilot hardly knows the latter, and one below the limit from which intervals are
-// widened knows nothing of it, so it is the former that is planned by.
+// blocks returns how many blocks it takes to resolve a difference of some size: independent blocks, and blocks with
+// the dependence for which the interval was widened. A pilot hardly knows this dependence, and one below the limit
+// from which intervals are widened does not know it at all, so plans use the independent number.
 func (r PowerRow) blocks(size, power float64) (independent, dependent *int) {
 	n, ok := stats.PlannedBlocks(r.N, r.independent, size, power)
 	switch {

@@ -95,7 +95,7 @@ func (i Interval) estimate() stats.Estimate {
 	return e
 }
 
-// halfWidth is that of an interval as a part of scale; 0 where it has none or there is nothing to hold it against.
+// halfWidth is half the width of an interval as a part of scale; 0 if there is no interval or scale is 0.
 func halfWidth(e stats.Estimate, scale float64) float64 {
 	if !e.HasInterval || scale == 0 {
 		return 0

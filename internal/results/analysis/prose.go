@@ -82,8 +82,8 @@ func (p *Prose) goOn(e *Estimate, text string) {
 	p.Rest(e.Metric, e.Arm)
 }
 
-// opening is what stands before a clause if it is the first of its sentence, and otherwise what stands before it as
-// another.
+// opening returns the text before a clause: one if the clause is the first of its sentence, and the other if it is
+// not.
 func (p *Prose) opening(first, other string) string {
 	if len(p.clauses) == 0 {
 		return first
@@ -147,7 +147,7 @@ func (p *Prose) Here() string {
 // Empty reports whether nothing has been added.
 func (p *Prose) Empty() bool { return len(p.text) == 0 }
 
-// Answer is what was added, with its evidence.
+// Answer returns the answer that was put together, with its evidence.
 func (p *Prose) Answer() Answer {
 	return Answer{Answer: strings.Join(p.text, " "), Evidence: p.evidence}
 }

@@ -36,9 +36,9 @@ var stallings = []stalling{
 		func(r *rand.Rand) float64 { return 3 + 10*r.Float64() }, []float64{1, 2, 3}, 31},
 }
 
-// TestRepeatsBySimulation: a subject that is faster than its baseline stalls more often, and every stall spoils its
-// trial, which is run again up to twice. The values that stand are those without a stall, so the interval of what is
-// left misses the difference that the subject makes. In no more than 5 % of runs is such a difference resolved.
+// TestRepeatsBySimulation: a subject that is faster than its baseline stalls more often. Every stall spoils its trial,
+// which is repeated up to twice. The values that remain are those without a stall, so their interval misses the
+// difference that the subject makes. Such a difference may be resolved in no more than 5 % of runs.
 func TestRepeatsBySimulation(t *testing.T) {
 	long.Test(t, "4 min: many runs; what becomes of repeated trials is in TestAttempts and TestWithheld")
 	t.Parallel()

@@ -66,8 +66,8 @@ func (s *Summary) whileRunning(at factors) (share float64, running bool) {
 	return 0, false
 }
 
-// carriers are what the loads of trials say of the requests that no stall touched: of an arm, and with an empty name of
-// all arms of a level.
+// carriers hold what the loads of trials record about the requests that no stall touched, by arm and, under an empty
+// name, for all arms of a level.
 type carriers map[pool][]*load.Running
 
 // newCarriers takes each planned trial by its last attempt.
@@ -100,9 +100,9 @@ func (c carriers) carry(e *Estimate, d metric.Definition, limit float64) (bool, 
 		load.QuantileName(d.Quantile), d.Quantile, stats.MinBeyond(d.Quantile), limit)
 }
 
-// warnOfStalls names the arms in whose trials the machine stood still more often than in those of their baseline, or
-// less: in each block one of the two more than the other, by chance as often this as that (sign test, p < 1 %, over all
-// levels). What is left of such an arm's requests is of other moments than that of its baseline.
+// warnOfStalls names the arms in whose trials the machine stood still more often, or less often, than in those of
+// their baseline. It compares the two in each block (sign test, p < 1 %, over all levels). The requests that remain of
+// such an arm are from other moments than those of its baseline.
 func (s *Summary) warnOfStalls(t *Table, trials []record.Trial) {
 	still := map[cell]float64{}
 	var cells []cell

@@ -23,7 +23,8 @@ func spoilLate(t *record.Trial) {
 	t.Validity = record.Validity{Reasons: []record.Reason{{Gate: "lag", Seen: 2, Allowed: 1, Message: "late"}}}
 }
 
-// What an arm lost is told, and keeps its differences from being resolved where it could have made them vanish.
+// What an arm lost is reported, and keeps its differences from being resolved if the losses could have made them
+// vanish.
 func TestLosses(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -152,8 +153,8 @@ func TestLossesAgree(t *testing.T) {
 	}
 }
 
-// A block that the arm and both twins lost to others than the trial chose nobody: it counts as one that was not run.
-// One that an arm lost alone, or for another reason, does not.
+// A block in which others spoilt the trials of the arm and of both twins did not select values: it counts as a block
+// that was not run. A block that an arm lost alone, or for another reason, does not.
 func TestWholeBlocks(t *testing.T) {
 	t.Parallel()
 	late := func(cause ledger.Cause) record.Validity {
@@ -327,7 +328,8 @@ func TestWithheldQuantile(t *testing.T) {
 	}
 }
 
-// Shares of samples differ between trials by more than chance allows independent samples: their interval is of trials.
+// Shares of samples differ between trials by more than chance would make independent samples differ, so their interval
+// is computed over trials.
 func TestClusteredShares(t *testing.T) {
 	run, trials := analysistest.Quickstart(eighteen)
 	for i := range trials {

@@ -246,7 +246,7 @@ func newTable(run record.Run, trials []record.Trial, s *Summary) *Table {
 // possible reports whether a count can be one: a part of all.
 func possible(n record.Count) bool { return n.In >= 0 && n.In <= n.Of }
 
-// doubtful is what of a record no trial can have written, and is left out.
+// doubtful is data of a record that no trial can have written. It is left out.
 type doubtful struct {
 	bare   int // trials that did not fail and have no metrics
 	values int
@@ -329,9 +329,9 @@ func attemptsOf(trials []record.Trial) [][]record.Trial {
 	return sorted
 }
 
-// Metrics are the values of one trial by metric: those that it recorded, and the quantiles of latency that its
-// histograms can carry where it did not record them. The error is of histograms that cannot be read; the other values
-// are given all the same.
+// Metrics returns the values of one trial by metric: those that it recorded, and the quantiles of latency for which
+// its histograms have enough samples and which it did not record. The error is about histograms that cannot be read;
+// the other values are returned all the same.
 func Metrics(trial record.Trial, defined metric.Set) (map[string]float64, error) {
 	m, err := quantilesOf(trial, load.Latency, defined)
 	for name, v := range trial.Metrics {
@@ -423,8 +423,7 @@ func (t *Table) pairsOf(at factors, arm, metric string, blocks []int) []stats.Pa
 	return ps
 }
 
-// warnOfTwins says when the twins differ in more metrics than chance explains: one in twenty is what a 95 % interval
-// allows.
+// warnOfTwins warns if the twins differ in more metrics than chance explains: a 95 % interval allows one in twenty.
 func (s *Summary) warnOfTwins() {
 	var all int
 	var apart []string
@@ -474,8 +473,8 @@ func (s *Summary) warnOfLeftovers(trials []record.Trial) {
 	}
 }
 
-// warnOfBeside says of arms in all of whose trials control groups were made outside of the trial that their commands
-// may have had others make them, where that was in no trial of the baseline.
+// warnOfBeside warns of arms in all of whose trials control groups were made outside of the trial, perhaps by others
+// at the request of the trial's commands, if that happened in no trial of the baseline.
 func (s *Summary) warnOfBeside(trials []record.Trial) {
 	const least = 2 // of one trial alone it is chance, as of services that start by a clock
 	made, all, last := map[string]int{}, map[string]int{}, map[string]string{}

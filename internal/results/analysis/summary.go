@@ -34,7 +34,7 @@ type Summary struct {
 	Headlines  []string    `json:"headlines"`
 	Disturbed  []Disturbed `json:"disturbed,omitempty"`  // by level, where stalls of the machine were watched for
 	Workloads  []Workload  `json:"workloads,omitempty"`  // gross, tare and net of applications, where trials were charged
-	Placements []Placement `json:"placements,omitempty"` // who is charged for what ran, where guests tell
+	Placements []Placement `json:"placements,omitempty"` // which places are charged for what ran, if guests record it
 	Answers    []Answer    `json:"answers"`
 	// Verdicts are what became of the assertions of the run, in their order.
 	Verdicts []Verdict `json:"verdicts,omitempty"`
@@ -59,7 +59,7 @@ type Missing struct {
 	Trials     int               `json:"trials"`                // that were run
 	Lost       int               `json:"lost"`                  // of these
 	Gate       string            `json:"gate"`                  // by which most were lost; empty where they failed
-	Cause      ledger.Cause      `json:"cause"`                 // who tripped it most often
+	Cause      ledger.Cause      `json:"cause"`                 // the cause that tripped it most often
 	CauseShare *float64          `json:"cause_share,omitempty"` // of the machine's CPU time, the mean over these trials
 	Culprits   []string          `json:"culprits,omitempty"`
 	Message    string            `json:"message"` // of one of these trials
@@ -108,14 +108,14 @@ func (i Interval) Zero() bool { return i.Lo != nil && *i.Lo == 0 && *i.Hi == 0 }
 // half is the larger half of the interval, which there must be.
 func (i Interval) half() float64 { return max(i.Value-*i.Lo, *i.Hi-i.Value) }
 
-// Estimate is one metric of one arm at one level of the factors, beside its baseline. Intervals are nil below 6
+// Estimate is one metric of one arm at one level of the factors, compared with its baseline. Intervals are nil below 6
 // blocks.
 type Estimate struct {
 	Metric     string            `json:"metric"`
 	Unit       string            `json:"unit"`
 	Rank       int               `json:"rank"` // among the metrics: tables and charts show them in this order
 	Arm        string            `json:"arm"`
-	Component  string            `json:"component,omitempty"` // of the arm's subject; left out where it is of all of it
+	Component  string            `json:"component,omitempty"` // left out for the whole subject
 	Baseline   string            `json:"baseline,omitempty"`
 	Factors    map[string]string `json:"factors"`
 	Interval                     // the median over blocks
@@ -126,14 +126,14 @@ type Estimate struct {
 	Withheld   string            `json:"withheld,omitempty"` // why it must not be quoted: too many of its trials were lost
 	Method     string            `json:"method"`
 
-	// DesignEffect and Trials are of pooled shares: how many times larger the variance is than that of independent
-	// samples, and the trials that they are of. N counts samples there. The design effect is left out where nothing, or
+	// DesignEffect and Trials are set for pooled shares: how many times larger the variance is than with independent
+	// samples, and how many trials have samples. N counts samples there. The design effect is left out if nothing, or
 	// everything, was in the part.
 	DesignEffect *float64 `json:"design_effect,omitempty"`
 	Trials       int      `json:"trials,omitempty"`
 
-	// Mean is of a cost: what is paid for, where the median is what is typical. It is over blocks, with its interval by
-	// Student's t, which there is from 6 blocks on. Outlying counts the blocks whose value is far above the others of the
+	// Mean is set for a cost, because a user pays the mean, while the median is typical. It is over blocks, with an
+	// interval by Student's t from 6 blocks on. Outlying counts the blocks whose value is far above the others of the
 	// arm (stats.Outlying).
 	Mean     *Interval `json:"mean,omitempty"`
 	Outlying int       `json:"outlying,omitempty"`
@@ -143,9 +143,9 @@ type Estimate struct {
 	Notes      []string    `json:"notes,omitempty"`      // what to know before quoting it
 }
 
-// Difference is arm minus baseline. Resolved: its interval excludes 0, it is larger than the smallest that is visible,
-// and lost blocks could not have made it vanish; of the twin itself, which is what the others are held against, only
-// that its interval excludes 0: that is a false alarm.
+// Difference is arm minus baseline. It is Resolved if its interval excludes 0, it is larger than the smallest that is
+// visible, and lost blocks could not have made it vanish. For the twin, with which the other arms are compared,
+// Resolved means only that its interval excludes 0: a false alarm.
 type Difference struct {
 	Interval
 	Resolved   bool      `json:"resolved"`
@@ -162,8 +162,8 @@ type Difference struct {
 	WorstLo *float64 `json:"worst_lo"`
 	WorstHi *float64 `json:"worst_hi"`
 
-	// LostRepeated counts the blocks beside the Lost that have the value of a later attempt and count as lost too: an arm
-	// that had to repeat more trials than its twins lost them once.
+	// LostRepeated counts further blocks that count as lost although they have the value of a later attempt: an arm
+	// had to repeat more trials than its twins lost.
 	LostRepeated int `json:"lost_repeated,omitempty"`
 
 	// LostWhole counts those of the Lost in which the arm and both twins lost the metric, each to the hypervisor or
@@ -191,7 +191,7 @@ type Difference struct {
 	strong bool // blocks depend on each other so strongly that the interval may still be too narrow
 }
 
-// Loss is what an arm has no value of in some blocks in which it ran.
+// Loss names a metric for which an arm has no value in some blocks in which it ran.
 type Loss struct {
 	Arm      string            `json:"arm"`
 	Factors  map[string]string `json:"factors"`
@@ -199,7 +199,7 @@ type Loss struct {
 	Planned  int               `json:"planned"`  // blocks in which it ran
 	Lost     int               `json:"lost"`     // of these: without a value after all attempts
 	Repeated int               `json:"repeated"` // of these: with the value of a later attempt, the first being spoiled
-	// lost blocks by the gate and, where it is known, who tripped it; "failed", "too few samples"
+	// lost blocks by the gate and, if it is known, the cause that tripped it; "failed", "too few samples"
 	By     map[string]int `json:"by"`
 	Beyond bool           `json:"beyond_chance"`
 }
@@ -255,7 +255,7 @@ type Answer struct {
 	General bool `json:"-"`
 }
 
-// Self is what the scale cost, over all trials.
+// Self is the cost of the scale, over all trials.
 type Self struct {
 	CPUSeconds float64 `json:"cpu_seconds"`
 	RSSBytes   uint64  `json:"rss_bytes"`

@@ -100,7 +100,7 @@ func (s *Summary) addWarning(format string, args ...any) {
 	s.Warnings = append(s.Warnings, fmt.Sprintf(format, args...))
 }
 
-// judge says whether the run can tell anything of what it was asked, and what to change when it cannot.
+// judge says whether the run can answer its question, and what to change if it cannot.
 func (s *Summary) judge(run record.Run, t *Table) {
 	switch {
 	case s.Trials.Done == 0:
@@ -147,8 +147,8 @@ func withoutBaseline(arms []string) []string {
 	return slices.DeleteFunc(slices.Clone(arms), func(a string) bool { return a == record.Direct || a == record.AA })
 }
 
-// headline reports whether answers speak of a metric. Records of Tare before 0.2 do not say of which they do: there it
-// is any.
+// headline reports whether answers use a metric. Records of Tare before 0.2 do not name the metrics that they use:
+// there every metric is one.
 func headline(run record.Run, metric string) bool {
 	return len(run.Headline) == 0 || slices.Contains(run.Headline, metric)
 }
@@ -177,8 +177,8 @@ func placesOf(planned []record.PlannedTrial) (all []place) {
 	return all
 }
 
-// whyNothing says of each arm that the run is about, at each level, how many of its trials were lost and by what most
-// were.
+// whyNothing says for each arm that the run is about, at each level, how many of its trials were lost and for what
+// reason most were.
 func (s *Summary) whyNothing(run record.Run, t *Table) []string {
 	planned := slices.Clone(run.Plan)
 	for _, x := range s.Trials.Excluded { // of a record without a plan

@@ -54,8 +54,8 @@ func answersOf(t *testing.T, run record.Run, trials []record.Trial) string {
 	return strings.Join(all, "\n")
 }
 
-// TestNamesMeanNothing: what answers say of a metric is in its definition. Under other names the same metrics get the
-// same words.
+// TestNamesMeanNothing: answers take what they say about a metric from its definition. Under other names, the same
+// metrics get the same words.
 func TestNamesMeanNothing(t *testing.T) {
 	names := map[string]string{
 		"latency_p50_seconds": "reply_middle_seconds", "latency_p99_seconds": "reply_slow_seconds",

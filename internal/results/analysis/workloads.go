@@ -7,7 +7,7 @@ import (
 )
 
 // Workload is what one application used in an arm at a level, and what was used on its behalf: the mean of a window
-// over the valid trials, of which the samples of all say where programs of the subject ran (ledger.Pool). It has no
+// over the valid trials, whose samples together show where programs of the subject ran (ledger.Pool). It has no
 // intervals.
 type Workload struct {
 	Arm     string            `json:"arm"`
@@ -16,7 +16,7 @@ type Workload struct {
 	ledger.Workload
 }
 
-// workloads are those of all arms, where the trials of a run were charged.
+// workloads returns the workloads of all arms if the trials of a run were charged.
 func workloads(trials []record.Trial) (all []Workload) {
 	for _, place := range byPlace(trials) {
 		windows := lists.Map(place.trials, func(t record.Trial) *ledger.Ledger { return t.Ledger })

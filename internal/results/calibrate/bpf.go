@@ -69,8 +69,8 @@ func (b *bench) maps() ([]planting, error) {
 	return []planting{{"a map of two programs", b.sharedMap}}, lockMemory()
 }
 
-// body is a program that takes steps, each of which needs the one before, and returns 1: to go on. A program without
-// steps is what running one takes in itself.
+// body returns a program that runs steps, each of which depends on the one before, and returns 1, which means go on. A
+// program without steps costs only what running a program takes.
 func body(steps int) asm.Instructions {
 	if steps == 0 {
 		return asm.Instructions{asm.Mov.Imm(asm.R0, 1), asm.Return()}
@@ -114,8 +114,8 @@ func runTime(instructions asm.Instructions, about time.Duration) (seconds float6
 	return goes[len(goes)/2], nil
 }
 
-// stepTime is what one step takes, in seconds. The fixed part of a run, of which less is seen where runs follow each
-// other, cancels.
+// stepTime returns the time of one step, in seconds. The fixed part of a run cancels out; it seems shorter if runs
+// follow each other.
 func stepTime() (float64, error) {
 	const steps = 2000
 	long, err1 := runTime(body(steps), 6*time.Microsecond)
@@ -123,8 +123,8 @@ func stepTime() (float64, error) {
 	return (long - short) / (steps / 2), errors.Join(err1, err2)
 }
 
-// fastestStep is what a step takes, in seconds, where steps went fastest. The number of steps of a program follows from
-// it: a step that something slowed down would make programs too short for their samples to be weighed.
+// fastestStep returns the time of a step, in seconds, in the fastest run. The number of steps of a program is computed
+// from it: with a step that something slowed down, programs would be too short for their samples to be weighed.
 func fastestStep() (step float64, err error) {
 	const steps = 2000
 	fastest := math.Inf(1)
@@ -138,8 +138,8 @@ func fastestStep() (step float64, err error) {
 	return fastest / steps, nil
 }
 
-// empty is what the ledger says of a run of a program that does nothing, in seconds: the reading of two clocks, entry
-// and exit. It stands in every run; what a program's own instructions take is the rest.
+// empty is the time that the ledger gives for a run of a program that does nothing, in seconds: reading two clocks,
+// entry and exit. Every run includes it; the rest is the time of the program's own instructions.
 type empty struct {
 	counted, sampled float64
 	call             float64 // CPU time of the whole call by the clock of the process, where it was fastest
@@ -302,18 +302,18 @@ func share(name string, w weighed, planted string) Weight {
 	return missed.fragile()
 }
 
-// minSeen is how many samples must be due on a CPU for their number to be weighed: their chance is then small
-// beside the tolerance.
+// minSeen is how many samples must be due on a CPU for their number to be weighed: random variation is then small
+// compared with the tolerance.
 const minSeen = 50
 
-// minCalls is how many times as long as the call without it a program takes, call included, for its samples to be
-// weighed: how long the call itself takes changes by half and more with what else the CPU's core does, and is then
-// a small part.
+// minCalls is how many times as long as the call alone a call with the program must take for its samples to be
+// weighed. The time of the call itself changes by half and more with the load of the other threads of the core, and is
+// then a small part.
 const minCalls = 4
 
-// seen holds the samples of each group's process, which has a CPU to itself, against those that are due on that CPU
-// by the calls of the process and what one took where it was fastest. Neither a neighbour nor the hypervisor takes
-// samples away from a program that runs, so this finds a CPU whose samples are not read, however noisy the machine.
+// seen compares the samples of each group's process, which has a CPU to itself, with those that are due on that CPU by
+// the number of its calls and the time of the fastest one. Neither a neighbour nor the hypervisor takes samples away
+// from a program that runs, so this finds a CPU whose samples are not read, however noisy the machine is.
 func seen(name string, w weighed, zero empty) (ws []Weight) {
 	for i, path := range w.paths {
 		r := w.results[i]
@@ -428,7 +428,7 @@ func (b *bench) sharedMap(ctx context.Context) (ws []Weight, err error) {
 	return mapWeights(l, uint32(id)), nil
 }
 
-// mapWeights are of the map with an id.
+// mapWeights returns the weights of the map with an id.
 func mapWeights(l *ledger.Ledger, id uint32) []Weight {
 	one := *l
 	one.Maps = nil

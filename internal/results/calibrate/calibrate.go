@@ -320,10 +320,10 @@ func anySpoilable(all [][]Weight, is func(passed, failed int) bool) bool {
 	})
 }
 
-// majority is what stands of all tries. A weight that neither noise nor chance can spoil fails if it ever failed.
-// Another one passes if it passed in most of the tries in which it was judged, fails if it did so in most of all tries
-// or where nothing disturbed it, and is disturbed otherwise. Weights are known by their names; what the tries do not
-// have in common stands as the last one has it.
+// majority combines all tries into one verdict for each weight. A weight that neither noise nor chance can spoil fails
+// if it ever failed. Another one passes if it passed in most of the tries in which it was judged, fails if it failed
+// in most of all tries or while nothing disturbed it, and is disturbed otherwise. Weights are matched by their names;
+// in all other fields the last try counts.
 func majority(all [][]Weight) []Weight {
 	stands := slices.Clone(all[len(all)-1])
 	for i, last := range stands {
@@ -373,8 +373,8 @@ func usage() (u used, err error) {
 	return u, nil
 }
 
-// disturbance is what others took since, by the kernel's counters: what there is where no witness looked. Who they were
-// is not known.
+// disturbance is what others took since then by the kernel's counters, which are used if no witness looked. They do
+// not say who the others were.
 func (u used) disturbance(since used) disturbance {
 	d := disturbance{witness: counters, capacity: max(0, u.capacity-since.capacity), stolen: max(0, u.stolen-since.stolen)}
 	d.foreign = max(0, u.busy-since.busy-(u.ours-since.ours)-d.stolen)

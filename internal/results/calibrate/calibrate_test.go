@@ -199,7 +199,7 @@ func TestShare(t *testing.T) {
 	}
 }
 
-// A CPU whose samples are not read shows whatever the noise, and more samples than are due are nobody's fault.
+// A CPU whose samples are not read is found despite noise. More samples than are due are no failure.
 func TestSeen(t *testing.T) {
 	group, other := "/a", "/b"
 	for _, tt := range []struct {

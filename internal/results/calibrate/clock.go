@@ -27,8 +27,8 @@ func (b *bench) clock() ([]planting, error) {
 	return all, nil
 }
 
-// rate holds the scale's clock against the oscillator as the kernel gives it, without the corrections of network time,
-// which are at most 500 parts in a million.
+// rate compares the scale's clock with the oscillator as the kernel reports it, without the corrections of network
+// time, which are at most 500 parts in a million.
 func (b *bench) rate(ctx context.Context, d time.Duration) (Weight, error) {
 	const planted = "a second by the kernel's uncorrected clock (CLOCK_MONOTONIC_RAW)"
 	both := func() (scale, raw, apart int64) {
@@ -39,7 +39,7 @@ func (b *bench) rate(ctx context.Context, d time.Duration) (Weight, error) {
 		return Weight{}, err
 	}
 	s2, r2, w2 := both()
-	// Somebody who came between the two clocks leaves the reading uncertain by as much as they lie apart.
+	// If the thread was interrupted between two readings, the result is uncertain by their distance.
 	apart := float64(w1+w2) / float64(r2-r1)
 	second := float64(s2-s1) / float64(r2-r1)
 	return known("length of a second", quantity.Seconds, 1, second, Tolerance{Absolute: apart, Part: 0.001}, planted), nil
@@ -122,8 +122,8 @@ func (b *bench) pacer(ctx context.Context, rate float64) ([]Weight, error) {
 	planted := fmt.Sprintf("%d starts at %g per second, constant; the schedule is the truth", len(all), rate)
 	name := func(q string) string { return fmt.Sprintf("lag at %g/s, %s", rate, q) }
 	longest := slices.Max(all)
-	// lag is one quantile. Is it the pacer, or the machine? Who is woken later than the pacer may spin, and more,
-	// is late with any pacer.
+	// lag weighs one quantile. To tell the machine from the pacer, it also times bare sleeps: if these end later than
+	// the time for which the pacer spins and what is allowed, any pacer would be late.
 	lag := func(q float64, quantile string, least int, allowed time.Duration) (Weight, error) {
 		by := all
 		if len(clear) >= least {

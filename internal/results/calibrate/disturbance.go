@@ -25,7 +25,7 @@ type Culprit struct {
 	Part   float64 `json:"part"`   // of the CPU time of the machine that they took
 }
 
-// maxCulprits is how many of those who disturbed a weight are named.
+// maxCulprits is the largest number of culprits that are named for a weight.
 const maxCulprits = 3
 
 // leastCulprit is the fraction of CPU time below which a process is not named.
@@ -39,7 +39,7 @@ type observed struct {
 
 // disturbance is what others took of the machine while a weight was planted.
 type disturbance struct {
-	witness  string  // who says so: the witness's clock, or counters
+	witness  string  // the source: the witness's clock, or counters
 	capacity float64 // CPU seconds of all windows together
 	stolen   float64 // CPU seconds that the hypervisor took
 	foreign  float64 // CPU seconds of tasks that are not calibrate's

@@ -25,7 +25,7 @@ func newBench() *bench {
 	}
 }
 
-// neighbourhood is what a witness sees in a second of two CPUs of which a neighbour has half.
+// neighbourhood is what a witness sees in a second on two CPUs of which a neighbour uses half.
 func neighbourhood() observed {
 	return observed{seconds: 1, noise: &ledger.Noise{
 		Witness: "steal-clock", StolenSeconds: 0.02, Stalls: []ledger.Stall{}, Occupied: []ledger.Stall{},
@@ -82,7 +82,7 @@ func TestDisturbanceOf(t *testing.T) {
 	}
 }
 
-// Without a witness the kernel's counters say how much others had, and not who they were.
+// Without a witness the kernel's counters say how much CPU time others had, but not who they were.
 func TestDisturbanceByCounters(t *testing.T) {
 	before := used{busy: 100, capacity: 1000, ours: 10, stolen: 1}
 	for _, tt := range []struct {
@@ -142,7 +142,7 @@ func TestSpansOf(t *testing.T) {
 	}
 }
 
-// Starts are chosen by what the witness saw, and never by how late they were.
+// Starts are chosen by what the witness saw, and never by their lag.
 func TestUndisturbed(t *testing.T) {
 	const us = int64(1000)
 	spans := []span{{1000 * us, 2000 * us}, {5000 * us, 5100 * us}}
@@ -249,7 +249,7 @@ func TestFirstRequest(t *testing.T) {
 	}
 }
 
-// A weight that is not judged names who is to blame, by the witness's account of its own windows.
+// A weight that is not judged names who disturbed it, from what the witness saw in the weight's windows.
 func TestNotJudgedNamesCulprits(t *testing.T) {
 	b := newBench()
 	err := b.weigh(t.Context(), "cpu", planting{"a test", func(context.Context) ([]Weight, error) {
@@ -329,7 +329,8 @@ func droppedSamples(withheld bool) weighed {
 	}
 }
 
-// What can be had of a program that is as short as noise makes it still shows that nobody reads the samples of a CPU.
+// Even the measurable programs that are as short as noise makes them still show that the samples of a CPU are not
+// read.
 func TestSeenOfShortPrograms(t *testing.T) {
 	for _, fastest := range []float64{50e-6, 25e-6, 13e-6} { // of steps that seemed two and four times as long
 		w := droppedSamples(false)
@@ -395,8 +396,7 @@ func TestClosest(t *testing.T) {
 	}
 }
 
-// What was stolen in the runs of a program is not held against the count of their time, and what nobody knows of it is
-// not either.
+// Time that was stolen in the runs of a program is subtracted from the count of their time, within its uncertainty.
 func TestRan(t *testing.T) {
 	seconds, runs := 1.2, uint64(10000) // of programs that took 100 us
 	program := func(stolen *ledger.Interval) *ledger.Program {

@@ -10,7 +10,7 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// bar is how many values there are of one size, in seconds.
+// bar is a number of values of one size, in seconds.
 type bar struct {
 	seconds float64
 	count   int64

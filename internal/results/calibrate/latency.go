@@ -200,7 +200,7 @@ func (b *bench) delays(ctx context.Context, text string) ([]Weight, error) {
 			Tolerance{Absolute: 20e-6, Part: 0.01}, planted)
 		allowed := w.Tolerance.Allows(w)
 		w = w.unless(func(off float64, s stood) bool {
-			// Answers have to wake somebody, too.
+			// Sending an answer also wakes a task, which can be late.
 			return s.overTail(q.q) || moved >= off/2 || s.later(allowed) > (1-q.q)/2
 		})
 		w.ClosedLoop = new(service.quantile(q.q))
@@ -286,9 +286,9 @@ func (b *bench) oneStall(ctx context.Context, stall delay.Stall) (s served, n in
 	return served{}, n, false
 }
 
-// spoilt says whether what happened to the machine changes latencies of requests that were due from begin on, for d:
-// near the end of a stall of the server, when those who waited are answered, or so long elsewhere that a request counts
-// as slow for it.
+// spoilt reports whether the time for which the machine stood still changes latencies of requests that were due from
+// begin on, for d. It does near the end of a stall of the server, when waiting requests are answered, or if it was so
+// long elsewhere that a request counts as slow because of it.
 func spoilt(spans []span, stall delay.Stall, from, begin int64, d time.Duration) bool {
 	half := int64(stall.For / 2)
 	catchUp := max(int64(time.Millisecond), int64(stall.For)/40)
@@ -313,7 +313,7 @@ func spoilt(spans []span, stall delay.Stall, from, begin int64, d time.Duration)
 	return false
 }
 
-// weighStalls holds the latencies of a window of length d against the schedules of the load and of the stalls.
+// weighStalls compares the latencies of a window of length d with the schedules of the load and of the stalls.
 func (b *bench) weighStalls(s served, stall delay.Stall, d time.Duration) ([]Weight, error) {
 	latency, err := b.histogram(&s.load, load.Latency)
 	if err != nil {

@@ -45,7 +45,7 @@ type memoryOrder struct {
 	Dir   string `json:"dir"` // for the file
 }
 
-// plantedResult is what a planted process knows of itself.
+// plantedResult is what a planted process measured of itself.
 type plantedResult struct {
 	CPUSeconds float64 `json:"cpu_seconds"`
 	Times      int     `json:"times"`
@@ -53,8 +53,8 @@ type plantedResult struct {
 	SockBytes  uint64  `json:"sock_bytes"`
 }
 
-// Plant plays a planted process on conn: burn, connect or memory. It does what the start message orders, says what that
-// came to, and keeps what it has taken until the parent closes its end.
+// Plant plays a planted process on conn: burn, connect or memory. It does what the start message orders, sends the
+// result, and keeps the resources that it has taken until the parent closes its end.
 func Plant(_ context.Context, args []string, conn *role.Conn) error {
 	kind := strings.Join(args, " ")
 	plants := map[string]func(role.Message) (plantedResult, func(), error){"burn": burn, "connect": connect,
@@ -196,7 +196,7 @@ func takeMemory(m role.Message) (r plantedResult, release func(), err error) {
 		if err := os.Remove(f.Name()); err != nil { // it lives as long as it is open
 			return r, release, err
 		}
-		block := make([]byte, 64<<10) // private memory, small enough not to show beside what is weighed
+		block := make([]byte, 64<<10) // private memory, small enough not to show in comparison with the planted amount
 		for left := o.File; left > 0; left -= len(block) {
 			if _, err := f.Write(block[:min(left, len(block))]); err != nil {
 				return r, release, fmt.Errorf("writing a file in %s: %w", filepath.Dir(f.Name()), err)

@@ -57,8 +57,8 @@ type Weight struct {
 	Error     *float64  `json:"error"` // measured - true, in the unit
 	Tolerance Tolerance `json:"tolerance"`
 	Verdict   Verdict   `json:"verdict"`
-	// ClosedLoop is what a clock reads that starts when a request is sent instead of when it should have been: what it
-	// does not see.
+	// ClosedLoop is the reading of a clock that starts when a request is sent instead of when it should have been
+	// sent, and so does not see delays before that.
 	ClosedLoop *float64 `json:"closed_loop,omitempty"`
 	Planted    string   `json:"planted"` // how, and where the truth comes from
 	Note       string   `json:"note,omitempty"`
@@ -69,12 +69,12 @@ type Weight struct {
 	// of latencies: part of the time in which tasks had to wait more than 1 ms for an idle CPU
 	Stood   float64 `json:"stood,omitempty"`
 	Longest float64 `json:"longest,omitempty"` // s: the longest of these waits
-	// Cause is who disturbed a weight that was not judged, and Culprits are the other tasks that took most CPU time
+	// Cause is what disturbed a weight that was not judged, and Culprits are the other tasks that took most CPU time
 	// meanwhile.
 	Cause    ledger.Cause `json:"cause,omitempty"`
 	Culprits []Culprit    `json:"culprits,omitempty"`
-	// Witness is what Others and Stolen were read from: steal-clock or steal-ticks, as in a ledger's noise, or
-	// proc-stat where no witness looked.
+	// Witness is the source of Others and Stolen: steal-clock or steal-ticks, as in a ledger's noise, or proc-stat if
+	// no witness looked.
 	Witness string `json:"witness"`
 	// Undisturbed is by how many of the Of things that were planted a weight was judged: those that the witness saw
 	// untouched. Parts says what they are. Of is 0 for weights that are not chosen in that way.
@@ -178,7 +178,7 @@ func known(name, unit string, truth, measured float64, t Tolerance, planted stri
 	return Weight{Name: name, Unit: unit, True: &truth, Measured: &measured, Tolerance: t, Planted: planted}
 }
 
-// told returns a reading without a true value.
+// told returns a weight that reports a measured value without a true value.
 func told(name, unit string, measured float64, planted string) Weight {
 	return Weight{Name: name, Unit: unit, Measured: &measured, Planted: planted}
 }
@@ -208,7 +208,7 @@ func (w Weight) estimated() Weight { w.chancy = true; return w }
 // lower is for a truth that is a bound: more is not held against the scale.
 func (w Weight) lower() Weight { w.atLeast = true; return w }
 
-// only is disturbed by what it names and by nothing else, however much others use the machine.
+// only sets what disturbs the weight: spoiled alone decides, however much others use the machine.
 func (w Weight) only(spoiled func(off float64, s stood) bool) Weight { w.spoiled = spoiled; return w }
 
 // unless is fragile, and knows whether what the machine did meanwhile explains that it is so far off.

@@ -11,16 +11,16 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// stood is how the machine stood still while a weight was planted, as a task saw it that asked every millisecond on
-// every CPU to be woken. A hypervisor that runs somebody else for some milliseconds shows in no counter of a guest's
-// guest, and here.
+// stood describes how the machine stood still while a weight was planted, as seen by a thread on every CPU that asked
+// to be woken every millisecond. In a nested guest, no counter shows that a hypervisor ran somebody else for some
+// milliseconds, but this does.
 type stood struct {
 	part    float64 // of the wake-ups that were late by more than a millisecond
 	longest float64 // s
 	delays  []int64 // of all wake-ups, ns, in order of size
 
-	// away is the part of the machine that others had meanwhile, the hypervisor among them; stolen is the
-	// hypervisor's, and stolenSeconds the same over all CPUs. A disturbance says so, and these threads do not.
+	// away is the fraction of the machine that others had meanwhile, the hypervisor among them; stolen is the
+	// hypervisor's, and stolenSeconds the same over all CPUs. They come from a disturbance, not from these threads.
 	away, stolen, stolenSeconds float64
 	awaySeconds                 float64
 }
@@ -42,24 +42,24 @@ func (s stood) later(seconds float64) float64 {
 	return float64(len(s.delays)-i) / float64(len(s.delays))
 }
 
-// overTail is of a quantile q: waits that touch a tenth of what lies beyond it move it.
+// overTail reports whether a quantile q may have moved: late wake-ups touched a tenth of the values beyond it.
 func (s stood) overTail(q float64) bool { return s.part > (1-q)/10 }
 
-// asLong is of a number of requests that last some time: the machine stood still for half as long.
+// asLong is for requests that last some time together: it reports whether the machine stood still for half as long.
 func (s stood) asLong(seconds float64) bool { return s.longest >= seconds/2 }
 
-// inEach is of a number of requests, which come at a rate in each of some stalls: half as many more or fewer are in
-// them if every stall was longer by the longest that the machine stood still.
+// inEach is for a number of requests that come at a rate during some stalls. It reports whether their number would
+// change by half if each stall were longer by the longest time that the machine stood still.
 func (s stood) inEach(stalls, rate, requests float64) bool {
 	return s.longest*rate*stalls >= requests/2
 }
 
-// overQuantile is of a quantile q of starts: half as many as lie beyond it came while others had the machine.
+// overQuantile is for a quantile q of starts: others had the machine for more than half of the fraction beyond it.
 func (s stood) overQuantile(q float64) bool { return s.away > (1-q)/2 }
 
 const (
 	wakeEvery = int64(1e6) // ns between two wake-ups on one CPU
-	wakeLate  = 1e-3       // s: later than a CPU with little to do ever lets anybody wait
+	wakeLate  = 1e-3       // s: later than a CPU with little to do ever wakes a task
 )
 
 // wakeUps watches until the function that it returns is called.
@@ -118,7 +118,7 @@ func watchCPU(ctx context.Context, cpu int) (delays []int64, err error) {
 	return delays, nil
 }
 
-// pinThread keeps the thread of the caller, who has locked it, on one CPU until it is released. It gives nil where this
+// pinThread keeps the thread of the caller, who has locked it, on one CPU until it is released. It returns nil if this
 // process may not use the CPU.
 func pinThread(cpu int) (release func(), err error) {
 	all, err := pace.AllowedCPUs()

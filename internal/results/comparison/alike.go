@@ -11,9 +11,9 @@ import (
 	"tare/internal/experiment/record"
 )
 
-// Apart says in what two runs differ so that what they measured cannot be compared; empty where they can. What is
-// weighed may differ, for that is what a comparison is for, and so may how long they went on. What is not known of
-// either counts as different.
+// Apart returns the differences between two runs because of which their results cannot be compared; none if they can.
+// What is weighed may differ, because a comparison is about that, and so may the length of the runs. A property that
+// is known of one run only counts as different, and so does a machine whose host name or kernel is unknown.
 func Apart(a, b record.Run) (reasons []string) {
 	differ := func(what, x, y string) {
 		if x != y {

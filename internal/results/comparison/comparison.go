@@ -1,7 +1,8 @@
-// Package comparison holds recorded runs against each other. Every run is taken as its own baseline makes it: the
-// effect of an arm in one run is its ratio or its difference to the baseline of the same run, which the machine's mood
-// on that day enters less than the values themselves. What is left of that mood, the variance between runs, is in the
-// interval of every change; where it is not known there is no verdict. The package is pure: records in, comparison out.
+// Package comparison compares recorded runs with each other. It takes each run relative to its own baseline: the
+// effect of an arm is its ratio to, or its difference from, the baseline of the same run, which depends less on the
+// state of the machine on that day than the values themselves. What remains of that dependence, the variance between
+// runs, is in the interval of every change; if it is not known there is no verdict. The package is pure: records in,
+// comparison out.
 package comparison
 
 import (
@@ -30,7 +31,7 @@ type Source struct {
 	Warnings []string // of its record
 }
 
-// Comparison is what changed between some runs and others.
+// Comparison lists what changed between some runs and others.
 type Comparison struct {
 	Schema     string `json:"schema"`
 	Experiment string `json:"experiment"`
@@ -85,7 +86,7 @@ const (
 	Twins   Between = "twins" // the A/A twins of all these runs, where they vary more than the arms do
 )
 
-// Of is what effects are compared of: one metric of one arm at one level.
+// Of identifies what is compared: one metric of one arm at one level.
 type Of struct {
 	Metric    string            `json:"metric"`
 	Unit      string            `json:"unit"`
@@ -106,7 +107,7 @@ func newOf(k key, scale Scale, effects []effect) Of {
 	}
 }
 
-// Change is what changed in the new runs against the old. On the scale of ratios, Old and New are ratios to the
+// Change is the change from the old runs to the new ones. On the scale of ratios, Old and New are ratios to the
 // baseline and Value is a part: 0.05 is 5 % more. Otherwise all are in the unit of the metric.
 type Change struct {
 	Of
@@ -121,7 +122,7 @@ type Change struct {
 	Freedom  float64  `json:"degrees_of_freedom,omitempty"` // of the variance between runs
 }
 
-// key is what an effect is of.
+// key identifies an effect.
 type key struct{ metric, arm, component, level string }
 
 // effect is one run's.
@@ -150,7 +151,7 @@ func sourcesOf(all []Source) (sources []source) {
 	return sources
 }
 
-// effects are those of runs on a scale; of runs that lack one there, none.
+// effects returns the effects of runs on a scale. Runs that have none there are left out.
 func effects(sources []source, k key, scale Scale) (all []effect) {
 	for _, s := range sources {
 		if e := s.estimates[k]; e != nil {
@@ -162,9 +163,9 @@ func effects(sources []source, k key, scale Scale) (all []effect) {
 	return all
 }
 
-// Compare holds new runs against old ones, which each are repeats of one thing. The history may have more runs of the
-// experiment, from which the variance between runs is known; those that are compared may be among them. A run that
-// is named twice on one side counts once.
+// Compare compares new runs with old ones; the runs of each side are repeats of the same thing. The history may have
+// more runs of the experiment, from which the variance between runs is estimated; it may include the compared runs. A
+// run that is named twice on one side counts once.
 func Compare(old, new, history []Source) Comparison {
 	old, new, history = distinct(old), distinct(new), distinct(history)
 	c := Comparison{

@@ -39,7 +39,7 @@ func TestAbsentArms(t *testing.T) {
 	}
 }
 
-// TestNoneOfMany: what was never seen among many is said as that, with how often it can be all the same.
+// TestNoneOfMany: if an event was never seen among many, the report says so, and how frequent it can be all the same.
 func TestNoneOfMany(t *testing.T) {
 	lo, hi := 0.0, 1.3e-4
 	e := analysis.Estimate{Metric: "events_lost_share", Unit: "part", Arm: "mine",

@@ -26,8 +26,8 @@ func init() {
 	})
 }
 
-// benchWarning is for who would put the lines of two runs next to each other: what differs between two runs of the same
-// is larger than what differs within one, and benchstat, to which every trial is independent, calls it significant.
+// benchWarning is for users who compare the lines of two runs. Two runs of the same thing differ by more than the
+// trials within one run do. benchstat, which takes every trial as independent, calls that difference significant.
 const benchWarning = "compare arms of one run (-col /arm); two runs differ by more than their trials show: see " +
 	"tare compare"
 
@@ -36,7 +36,7 @@ const benchWarning = "compare arms of one run (-col /arm); two runs differ by mo
 // of one arm and level share a name, as repetitions of one benchmark do; benchstat then takes the arms as unpaired.
 func Bench(w io.Writer, run record.Run, trials []record.Trial) error {
 	trials = slices.Clone(trials)
-	// The baseline goes first: what benchstat meets first is what it compares with.
+	// The baseline goes first: benchstat compares the others with the one that it meets first.
 	slices.SortStableFunc(trials, func(a, b record.Trial) int {
 		return cmp.Or(analysis.CompareArms(a.Arm, b.Arm), cmp.Compare(a.Index, b.Index), cmp.Compare(a.Attempt, b.Attempt))
 	})

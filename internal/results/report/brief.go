@@ -10,8 +10,8 @@ import (
 	"tare/internal/results/analysis"
 )
 
-// briefLines is how many lines the brief report of a run without levels has at most, with the one that says where the
-// page is. A sweep has its table by level beside these.
+// briefLines is how many lines the brief report of a run without levels has at most, including the one with the path
+// of the page. The table by level of a sweep comes on top of these.
 const briefLines = 40
 
 const (
@@ -20,8 +20,8 @@ const (
 	sweepLines    = 12 // of the answers of a run with levels
 )
 
-// brief writes what a reader wants first: the verdicts, the table of what leads, what it says in words, and whether all
-// this can be trusted.
+// brief writes what a reader wants first: the verdicts, the leading table, its summary in words, and whether all this
+// can be trusted.
 func (t *screen) brief(s *analysis.Summary, run record.Run) {
 	top, answers, table, bottom := t.part(), t.part(), t.part(), t.part()
 	top.title(s)
@@ -54,7 +54,7 @@ func (t *screen) title(s *analysis.Summary) {
 	t.b.WriteString(strings.Replace(p.b.String(), name+":", t.bold(name)+":", 1) + "\n")
 }
 
-// part is a piece of the report that is put together by itself.
+// part returns an empty screen with the same options, on which a piece of the report is put together.
 func (t *screen) part() *screen { return &screen{Options: t.Options, wide: t.wide, style: t.style} }
 
 func (t *screen) lines() int { return strings.Count(t.b.String(), "\n") }

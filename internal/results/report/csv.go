@@ -25,7 +25,7 @@ func init() {
 	})
 }
 
-// csvColumns are those of CSV before the factors, and after them.
+// csvColumns are the columns of CSV before the factors, and after them.
 var csvColumns = [2][]string{
 	{"experiment", "run", "arm", "component", "metric", "unit"},
 	{

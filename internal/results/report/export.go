@@ -13,7 +13,7 @@ func finite(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }
 // statistic is one number of an estimate, as exports for monitoring name it.
 type statistic struct{ name, help string }
 
-// statistics are those of estimates.
+// statistics are the statistics of estimates.
 var statistics = []statistic{
 	{"estimate", "The value, the median over blocks or the pooled share."},
 	{"estimate_lower", "The lower end of the 95 % interval of the value."},
@@ -65,8 +65,8 @@ func labelOf(factor string) string {
 	}, factor)
 }
 
-// attributes are what an estimate is of. Factors whose names differ in their punctuation alone share a label, with
-// their levels in the order of their names.
+// attributes identify an estimate. Factors whose names differ only in their punctuation share a label, with their
+// levels in the order of their names.
 func attributes(e *analysis.Estimate) map[string]string {
 	all := map[string]string{"arm": clean(e.Arm), "unit": clean(e.Unit)}
 	if e.Component != "" {

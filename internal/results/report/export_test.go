@@ -91,7 +91,7 @@ func TestCSV(t *testing.T) {
 	}
 }
 
-// TestJSON: the document is what encoding/json makes of the summary.
+// TestJSON: the document is the encoding of the summary by encoding/json.
 func TestJSON(t *testing.T) {
 	for name, c := range exports(t) {
 		var got, want bytes.Buffer

@@ -77,7 +77,7 @@ var (
 		func(f Format) Writer[iter.Seq[*ledger.Ledger]] { return f.Series }}
 )
 
-// Formats are those that can write the document.
+// Formats returns the formats that can write the document.
 func (d Document[D]) Formats() []Format {
 	return slices.DeleteFunc(slices.Clone(formats), func(f Format) bool { return d.of(f) == nil })
 }
@@ -87,7 +87,7 @@ func (d Document[D]) Names() []string {
 	return lists.Map(d.Formats(), func(f Format) string { return f.Name })
 }
 
-// Writer is what writes the document in the format of that name.
+// Writer returns the writer of the document in the format of that name.
 func (d Document[D]) Writer(name string) (Writer[D], error) {
 	names := d.Names()
 	for _, f := range formats {

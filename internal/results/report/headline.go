@@ -9,9 +9,9 @@ import (
 	"tare/internal/results/analysis"
 )
 
-// headline answers in one sentence a run that holds one thing against another: how many per cent more or less of each
-// metric in the table the arm has than the baseline that was named for it, as by `tare try --against`. It is empty for
-// all other runs, and for those that give no answer.
+// headline sums up in one sentence a run that compares one thing with another: by how many per cent the arm has more
+// or less of each metric in the table than the baseline that was named for it, as by `tare try --against`. It is empty
+// for all other runs, and for those without an answer.
 func (m *leadMaker) headline(metrics []string, levels []map[string]string, arms []string) string {
 	others := 0
 	arm := ""

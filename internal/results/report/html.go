@@ -82,7 +82,7 @@ func execute(w io.Writer, page *template.Template, data any, what string) error 
 	return nil
 }
 
-// htmlPage is what the template shows. Every string is as it stands in the record; the template escapes.
+// htmlPage is the data of the template. Every string is as it stands in the record; the template escapes.
 type htmlPage struct {
 	Experiment, Question string
 	Baseline             string // what the other arms are compared with
@@ -133,7 +133,7 @@ type htmlPage struct {
 	Script template.JS
 }
 
-// htmlAnswer is one answer: what it says first, and what stands behind it.
+// htmlAnswer is one answer: its first sentence, and the details.
 type htmlAnswer struct{ Lead, Rest string }
 
 // split parts an answer after its first sentence.
@@ -222,11 +222,11 @@ func newPage(s *analysis.Summary, run record.Run, trials []record.Trial, o HTMLO
 	p.Folded = len(p.Sections) > 1
 	p.TrialHead, p.Trials = d.trialRows()
 	script, style, ok := web.Bundle()
-	script = strings.TrimSpace(script) // its hash is of exactly what stands between the tags
+	script = strings.TrimSpace(script) // its hash is that of exactly the text between the tags
 	p.Policy = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 	if p.Charts = ok && !o.NoCharts; p.Charts {
 		data, err := json.Marshal(d.chartData) // which escapes <, >, &, U+2028 and U+2029
-		if err != nil {                        // a number that JSON cannot hold: the tables stand all the same
+		if err != nil {                        // a number that JSON cannot hold: the tables are shown all the same
 			p.Charts = false
 			return p
 		}

@@ -17,7 +17,7 @@ import (
 // how long others waited for a CPU. They hang on the metrics that a run has and not on its name, so that an experiment
 // of one's own has them too.
 
-// chartLimit is what the groups with a CPU limit used of it, in CPUs. What is not known is nil, never 0.
+// chartLimit is how much of its CPU limit each group with one used, in CPUs. An unknown value is nil, never 0.
 type chartLimit struct {
 	place
 	Limit     *float64 `json:"limit"`
@@ -74,7 +74,7 @@ func (m *dataMaker) shownArms() []int {
 	return all
 }
 
-// shownPlaces are those arms at each level, level by level.
+// shownPlaces returns the arms at each level, level by level.
 func (m *dataMaker) shownPlaces() (all []place) {
 	for level := range m.Levels {
 		all = append(all, lists.Map(m.shownArms(), func(arm int) place { return place{arm, level} })...)

@@ -16,8 +16,8 @@ import (
 	"tare/internal/results/analysis"
 )
 
-// chartData is what the charts are drawn from, embedded in the page as JSON. Values are in seconds, bytes and parts of
-// one; each carries its text as well, so that what hovers over a chart reads as the tables do.
+// chartData is the data for the charts, embedded in the page as JSON. Values are in seconds, bytes and fractions; each
+// carries its text as well, so that the tooltips of a chart have the same words as the tables.
 type chartData struct {
 	Arms      []chartArm      `json:"arms"`
 	Levels    []chartLevel    `json:"levels"`
@@ -219,7 +219,7 @@ func (m *dataMaker) names() {
 	defined := m.run.Defined()
 	for _, e := range m.s.Estimates {
 		if e.Component != "" {
-			continue // charts are of subjects as a whole; the tables have their components
+			continue // charts show whole subjects; the tables have their components
 		}
 		arms[e.Arm] = true
 		level(e.Factors)
@@ -307,7 +307,7 @@ func less1(v *float64) *float64 {
 	return new(*v - 1)
 }
 
-// verdict is a difference with what there is to say against it.
+// verdict words a difference, with the reason if it is not resolved.
 func verdict(d *analysis.Difference, unit string) string {
 	text := d.Signed(unit)
 	if d.Unresolved != "" {
@@ -389,7 +389,7 @@ func inPlace[T any](all []T, at func(T) place) []T {
 	return slices.SortedStableFunc(slices.Values(all), func(a, b T) int { return comparePlaces(at(a), at(b)) })
 }
 
-// grossTable is what each application used in the trials of each arm, and what was used on its behalf.
+// grossTable is the table of what each application used in the trials of each arm, and what was used on its behalf.
 func (m *dataMaker) grossTable() []tableRow {
 	return lists.Map(m.s.Workloads, func(w analysis.Workload) tableRow {
 		return m.row(w.Name, m.placeOf(w.Arm, w.Factors), grossCells(w.Workload)...)

@@ -20,7 +20,8 @@ func totalOf(s analysis.EventSum, metric string) string {
 	return quantity.Thousands(int(math.Round(v)))
 }
 
-// partOf is what a sum is of another, in brackets; empty where it is nothing of it.
+// partOf words a sum as a part of the one that it belongs to, in brackets; it is empty if the sum is 0 or belongs to
+// none.
 func partOf(s analysis.EventSum, d metric.Definition) string {
 	if some, all := s.Total[d.Name], s.Total[d.TallyOf]; some != 0 && all > 0 {
 		return " (" + quantity.Value(some/all, quantity.Part) + ")"

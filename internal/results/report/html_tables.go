@@ -9,7 +9,7 @@ import (
 	"tare/internal/results/analysis"
 )
 
-// The tables beside the charts show the same numbers, for readers who cannot see a chart or prefer text.
+// The tables next to the charts show the same numbers, for readers who cannot see a chart or prefer text.
 
 // htmlTable is a table of the page, one of several where it has a title or a level.
 type htmlTable struct {
@@ -18,8 +18,7 @@ type htmlTable struct {
 	Rows         []tableRow
 }
 
-// tableRow is a row that is of an arm at a level, or of something with a name: a node, an application, a kind of
-// memory.
+// tableRow is a row about an arm at a level, or about something with a name: a node, an application, a kind of memory.
 type tableRow struct {
 	Name, Arm, Level string
 	Part             string // of what has the name

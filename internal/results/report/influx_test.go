@@ -78,8 +78,8 @@ func influxPoints(t *testing.T, s *analysis.Summary, run record.Run) (points []i
 	return points
 }
 
-// checkInflux holds the points against the summary: every number that may be quoted to the last digit, and no field for
-// what is not known.
+// checkInflux compares the points with the summary: they have every number that may be quoted, to the last digit, and
+// no field for an unknown value.
 func checkInflux(t *testing.T, s *analysis.Summary, run record.Run, points []influxPoint) {
 	t.Helper()
 	var want []influxPoint

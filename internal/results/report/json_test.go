@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// likeEncoder holds AsJSON against a json.Encoder.
+// likeEncoder compares AsJSON with a json.Encoder.
 func likeEncoder(t *testing.T, document any) {
 	t.Helper()
 	var got, want bytes.Buffer

@@ -60,7 +60,7 @@ func (l *leadTable) Head() []string {
 // Columns is how many there are, with that of the arms.
 func (l *leadTable) Columns() int { return len(l.Metrics) + 1 }
 
-// Swept reports whether the rows are of several levels.
+// Swept reports whether the rows are about several levels.
 func (l *leadTable) Swept() bool {
 	return len(l.Levels) > 1 || len(l.Levels) == 1 && l.Levels[0].Title != ""
 }
@@ -100,9 +100,9 @@ type leadMaker struct {
 	marked  bool
 }
 
-// columns are the metrics that lead: those that were asserted, the one that the answers speak of first, those that are
-// defined to, and then others that the answers rest on. One that says what another column says of the same arms at the
-// same levels is left out, and so is one that is 0 everywhere.
+// columns returns the leading metrics: those with an assertion, the one that the answers name first, those that are
+// defined as leading, and then others that the answers use. It leaves out a metric that repeats another column for the
+// same arms at the same levels, and one that is 0 everywhere.
 func (m *leadMaker) columns(defined []metric.Definition) (names []string) {
 	add := func(name string, always bool) {
 		if len(names) < maxColumns && !slices.Contains(names, name) && (always || m.some(name) && !m.known(name, names)) {
@@ -208,7 +208,8 @@ func (m *leadMaker) rows(columns []string, arm string, level map[string]string) 
 	return rows
 }
 
-// splitOf is the metric whose components are those of a column: itself, or else its kind's part that components have.
+// splitOf returns the metric whose components divide a column: the column's own, or else the part of its kind that has
+// components.
 func (m *leadMaker) splitOf(name string) string {
 	has := func(name string) bool {
 		return slices.ContainsFunc(m.s.Estimates, func(e analysis.Estimate) bool {

@@ -231,8 +231,8 @@ const (
 	heldLong = 0.010
 )
 
-// noise says what disturbed the machine: what was stolen in every ledger, and who held CPUs where somebody did for
-// long.
+// noise words what disturbed the machine: in every ledger the time that was stolen, and the tasks that held CPUs if
+// they did so for long.
 func (t *screen) noise(l *ledger.Ledger) {
 	n := l.Noise
 	if n == nil {
@@ -335,7 +335,7 @@ func (t *screen) programs(l *ledger.Ledger) {
 	t.line("")
 }
 
-// group is what people call a control group.
+// group returns the name of a control group for readers.
 func (t *screen) group(path string) string { return clean(t.titles.Of(path)) }
 
 func (t *screen) share(s ledger.Share, total float64) string {

@@ -17,11 +17,11 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// ledgerLabels say what a number of a ledger is of; those that say nothing are empty. They are the columns of the CSV
-// form and the labels of OpenMetrics, in this order.
+// ledgerLabels identify a number of a ledger; those that do not apply are empty. They are the columns of the CSV form
+// and the labels of OpenMetrics, in this order.
 var ledgerLabels = []string{"id", "name", "cgroup", "context", "charge", "workload", "component"}
 
-// labels are those of one thing.
+// labels identify one thing.
 type labels map[string]string
 
 // amount is a number of one thing, nil where it is not known.

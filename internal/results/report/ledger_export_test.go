@@ -133,7 +133,7 @@ func labelsOf(m *dto.Metric) string {
 	return strings.Join(all, " ")
 }
 
-// exportedRows are those of exportedLedger as CSV, the heading first.
+// exportedRows returns the rows of exportedLedger as CSV, the heading first.
 func exportedRows(t *testing.T) [][]string {
 	t.Helper()
 	var b bytes.Buffer

@@ -28,8 +28,8 @@ const (
 	usedSoft
 )
 
-// counters are those of a group, with what is below it, save for throttled time: the kernel counts that of the group's
-// own limit alone.
+// counters returns the counters of a group, including what is below it, except for throttled time: the kernel counts
+// that only for the group's own limit.
 func counters(c *ledger.Cgroup) (u usage) {
 	for i, s := range []*float64{c.CPUSeconds, c.BPFInsideSeconds, c.ThrottledSeconds} {
 		if s != nil {
@@ -233,7 +233,7 @@ func depth(path string) int {
 	return strings.Count(path, "/")
 }
 
-// name is what a row says of its groups; with rule also which rule charged them.
+// name returns the name of a row's groups; with rule also the rule that charged them.
 func (r *groupRow) name(rule bool) string {
 	var what []string
 	switch {

@@ -103,7 +103,7 @@ func TestUnmatched(t *testing.T) {
 	}
 }
 
-// What a ledger with charges says of workloads, to the letter.
+// The exact text about workloads for a ledger with charges.
 func TestLedgerTellsGrossNetAndTare(t *testing.T) {
 	at := func(v float64) *float64 { return &v }
 	text := func(s string) *string { return &s }

@@ -19,8 +19,8 @@ func init() {
 	})
 }
 
-// Markdown writes a summary for a pull request, an issue or a page of documentation: the verdicts, the table of what
-// leads, what it says in words and what that rests on. All adds every metric, note and model.
+// Markdown writes a summary for a pull request, an issue or a page of documentation: the verdicts, the leading table,
+// its summary in words and the evidence for it. All adds every metric, note and model.
 func Markdown(w io.Writer, s *analysis.Summary, run record.Run, o Options) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# %s\n\n%s\n", escape(s.Experiment), escape(s.Question))

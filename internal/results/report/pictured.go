@@ -16,8 +16,8 @@ import (
 	"tare/internal/results/analysis"
 )
 
-// What any guest can have shown beside its metrics: a ladder of metrics, who is charged, and amounts over time. They
-// hang on what the record has, and on no guest's name.
+// Displays that any guest can have in addition to its metrics: a ladder of metrics, placements, and amounts over time.
+// They depend on the contents of the record, and not on the name of a guest.
 
 // ladders are the metrics that are rungs, by ladder, in the order in which they are defined.
 func ladders(run record.Run) (rungs lists.Groups[string, metric.Definition]) {
@@ -71,14 +71,14 @@ func placesOf(s *analysis.Summary) (levels []map[string]string, arms []string) {
 	return levels, slices.SortedFunc(maps.Keys(found), analysis.CompareArms)
 }
 
-// placementTable says who is charged for what runs in one arm: a column for each place.
+// placementTable shows what is charged for what ran in one arm: a column for each place.
 type placementTable struct {
 	Arm, Level string
 	Rows       []placementRow
 }
 
 type placementRow struct {
-	Name  string // a component, or what the whole row is of
+	Name  string // a component, or the thing that the whole row is about
 	Whole bool
 	Cells []placementCell // in the order of the places
 }
@@ -90,7 +90,7 @@ const placedNote = "means over the trials that did not fail; of a component, res
 	"processes where their next page is charged, and CPU time where it is; then what the kernel charges to the control " +
 	"groups, kernel memory among it"
 
-// placementTables are those of a summary, without the twin where there are other arms, and the places that they name.
+// placementTables returns the tables of a summary, without the twin if there are other arms, and the places in them.
 func placementTables(s *analysis.Summary) (places []string, all []placementTable) {
 	shown := withoutTwin(s.Placements, func(p analysis.Placement) string { return p.Arm })
 	// In the order of an arm that has the most of them, which the others follow.
@@ -278,7 +278,7 @@ func (m *dataMaker) courses() {
 	}
 }
 
-// courseTables are the courses as tables, by series and level: a row for each part of each arm, with what there is at
+// courseTables returns the courses as tables, by series and level: a row for each part of each arm, with the amount at
 // the first moment, at the last, and the largest.
 func (d *chartData) courseTables() (all []htmlTable) {
 	type head struct {

@@ -12,8 +12,8 @@ import (
 	"tare/internal/results/report"
 )
 
-// TestPictured: a ladder and who is charged stand at a terminal and in Markdown, in the order of the definitions and of
-// an arm that has all places, without the twin, and as text alone whatever they are called.
+// TestPictured: a ladder and placements are shown at a terminal and in Markdown. They have the order of the
+// definitions, and of an arm that has all places, and leave out the twin. Any name is shown only as text.
 func TestPictured(t *testing.T) {
 	f := func(v float64) *float64 { return &v }
 	place := func(name string, hard float64) record.Place {

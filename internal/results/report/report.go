@@ -44,14 +44,14 @@ func header(s *analysis.Summary) row {
 	}
 }
 
-// baseline is what the others are compared with.
+// baseline is the name of the arm with which the others are compared.
 func baseline(s *analysis.Summary) string { return cmp.Or(s.Baseline, record.Direct) }
 
 func (r row) cells() []string {
 	return []string{r.Metric, r.Arm, r.Value, r.Difference, r.Visible, r.Takes}
 }
 
-// sections are the tables in order of level. The twin has no row of its own where there are other arms: it shows as the
+// sections returns the tables in the order of levels. The twin has no row if there are other arms: it shows as the
 // effect that 80 % of such runs find.
 func sections(s *analysis.Summary) []section {
 	estimates := slices.Clone(s.Estimates)
@@ -79,7 +79,7 @@ func sections(s *analysis.Summary) []section {
 	return all
 }
 
-// withoutTwin leaves out what is of the baseline's twin, where there is something of other arms.
+// withoutTwin leaves out the elements of the baseline's twin if there are elements of other arms.
 func withoutTwin[T any](all []T, arm func(T) string) []T {
 	if !slices.ContainsFunc(all, func(x T) bool { a := arm(x); return a != record.Direct && a != record.AA }) {
 		return all
@@ -173,7 +173,7 @@ func percent(ratio float64) string {
 	}
 }
 
-// notes are what to know before quoting an estimate, each named once, with the estimates that it is of.
+// notes returns what to know before quoting an estimate, each note once, with the estimates that it concerns.
 func notes(s *analysis.Summary, run record.Run) (all []string) {
 	var names lists.Groups[string, string] // by text
 	all = absent(s)
@@ -381,7 +381,7 @@ func selfCost(s *analysis.Summary) string {
 		inBytes(s.Self.RSSBytes))
 }
 
-// listed are those of some texts that are not empty.
+// listed joins those of some texts that are not empty.
 func listed(parts ...string) string {
 	return strings.Join(slices.DeleteFunc(parts, func(p string) bool { return p == "" }), ", ")
 }

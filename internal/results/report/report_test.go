@@ -258,7 +258,8 @@ func FuzzReport(f *testing.F) {
 	})
 }
 
-// TestBenchDirections: which way a metric is better is what its definition says, and where neither is, nothing is said.
+// TestBenchDirections: whether more or less of a metric is better comes from its definition; without one nothing is
+// said.
 func TestBenchDirections(t *testing.T) {
 	run := record.Run{Schema: record.RunSchema, Experiment: "own", Metrics: measured.Definitions()}
 	trials := []record.Trial{{

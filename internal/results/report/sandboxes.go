@@ -36,7 +36,7 @@ func (t *screen) sandboxes(l *ledger.Ledger) {
 	t.line("")
 }
 
-// sandboxCells are those of sandboxHead.
+// sandboxCells returns the cells for the columns of sandboxHead.
 func sandboxCells(s *ledger.Sandbox) []string {
 	return []string{
 		orDash(s.GrossCPU, quantity.Seconds), orDash(s.NetCPU, quantity.Seconds), orDash(s.TareCPU, quantity.Seconds),
@@ -150,7 +150,7 @@ func componentMemory(c ledger.SandboxComponent) string {
 	return fmt.Sprintf("%10s  %s  %s", pss, of, strings.Join(kinds, ", "))
 }
 
-// findings are those of all sandboxes, also of those that are not shown.
+// findings writes the findings of all sandboxes, including those that are not shown.
 func (t *screen) findings(l *ledger.Ledger) {
 	n := 0
 	for _, s := range l.Sandboxes {

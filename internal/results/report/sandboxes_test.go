@@ -9,7 +9,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// What the account for people says of a sandbox, to the letter.
+// The exact text about a sandbox.
 func TestLedgerTellsSandboxes(t *testing.T) {
 	seconds := func(v float64) *float64 { return &v }
 	bytesOf := func(v uint64) *uint64 { v *= 1e6; return &v }

@@ -128,7 +128,7 @@ func (t *screen) write(s *analysis.Summary, run record.Run) {
 	}
 }
 
-// verdicts are a table of the assertions, and under it what there is to know of each.
+// verdicts writes a table of the assertions, and below it what there is to know about each.
 func (t *screen) verdicts(s *analysis.Summary) {
 	all := verdicts(s)
 	if len(all) == 0 {

@@ -54,7 +54,7 @@ func shownAs(s *analysis.Summary, c *analysis.Check) bool {
 		case c.Against == assertion.Value:
 			return same(e.Lo, e.Hi)
 		case c.Against == assertion.Change:
-			return true // its interval is of the change, which stands nowhere else
+			return true // its interval belongs to the change, which is shown nowhere else
 		}
 		return e.Difference != nil && same(e.Difference.Lo, e.Difference.Hi)
 	})
@@ -75,7 +75,7 @@ func verdictsMarkdown(s *analysis.Summary) string {
 	return b.String()
 }
 
-// result is what the run says, and what that rests on.
+// result words the verdict of the run, and what it is based on.
 func result(s *analysis.Summary) string {
 	all := lists.Map(s.Answers, func(a analysis.Answer) string { return a.Answer })
 	return strings.Join(append(all, validity(s)), " ")

@@ -59,7 +59,7 @@ func TestVerdictsAreShown(t *testing.T) {
 	}
 }
 
-// The counts of the suite are those of its cases, which CI systems show.
+// The counts of the suite, which CI systems show, are those of its cases.
 func TestJUnit(t *testing.T) {
 	s, run, trials := held(t)
 	run.Environment.Hostname, s.Experiment = "a<b>&\x01", `"quoted"`

@@ -11,7 +11,7 @@ const kept = 10 * time.Minute
 // mostPoints bounds the history of all rows, 4 bytes each: with more rows it is shorter.
 const mostPoints = 2 << 20
 
-// history is what rows used in past ticks.
+// history is the use of rows in past ticks.
 type history struct {
 	ends []time.Time          // of past ticks, the oldest first
 	rows map[string][]float32 // the last values of each row, in the order of ends; NaN: not known

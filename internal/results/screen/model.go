@@ -20,8 +20,8 @@ type Tick struct {
 var lengths = []time.Duration{500 * time.Millisecond, time.Second, 2 * time.Second, 5 * time.Second, 10 * time.Second,
 	30 * time.Second, time.Minute}
 
-// Model is what is on the screen: the last picture, the history of rows, and what a person chose. Update changes it by
-// keys and ticks, View draws it.
+// Model is the state of the screen: the last picture, the history of rows, and the user's choices. Update changes it
+// by keys and ticks, View draws it.
 type Model struct {
 	options       Options
 	every         atomic.Int64 // nanoseconds; the source's goroutine reads it
@@ -40,7 +40,7 @@ type Model struct {
 	overlay func(*Model, int) []string // instead of the table; nil: the table
 }
 
-// tab is a table as a person looks at it.
+// tab is a table with the user's choices for it.
 type tab struct {
 	Table
 	Rows // of the picture
@@ -240,8 +240,8 @@ func (m *Model) edit(k tea.KeyPressMsg) {
 	m.list()
 }
 
-// list makes the lines: the rows sorted among those beside them, without what is folded or does not pass the filter.
-// The same row stays selected, or the same line where the row is gone.
+// list makes the lines: the rows, sorted within each parent, without those below folded rows and those that do not
+// pass the filter. The same row stays selected, or the same line if the row is gone.
 func (t *tab) list(filter string) {
 	t.lines = t.lines[:0]
 	t.add(t.All, 0, filter, false)

@@ -12,7 +12,7 @@ import (
 // Picture is what the screen shows of one window. Names in it may hold any bytes.
 type Picture struct {
 	Of       string    // whose window it is, such as the name of a machine
-	Note     string    // what else the title says of it
+	Note     string    // what else the title says about it
 	End      time.Time // of the window
 	Seconds  float64   // that it lasted
 	CPUs     float64

@@ -1,8 +1,9 @@
-// Package screen shows one window after another on a terminal: the CPU budget as a bar, and below it the tables of what
-// used it. Start reading at Picture, which is what it shows of a window, such as the ledger of a machine (OfLedger),
-// and at Model, which is pure: it makes lines of text of pictures and keys. Run gives it a terminal and a source.
+// Package screen shows one window after another on a terminal: the CPU budget as a bar, and below it tables of what
+// used the CPUs. Start reading at Picture, the contents of the screen for one window, such as the ledger of a machine
+// (OfLedger), and at Model, which is pure: it turns pictures and keys into lines of text. Run gives it a terminal and
+// a source.
 //
-// What is not known is shown as "-", never as 0. Names are chosen by others, and reach the terminal escaped.
+// An unknown value is shown as "-", never as 0. Names were chosen by others, so they are escaped for the terminal.
 package screen
 
 import (
@@ -62,8 +63,8 @@ func Run(ctx context.Context, terminal *os.File, s Source, o Options) error {
 // else that the screen does.
 const framesPerSecond = 15
 
-// colours is what the terminal shows by its environment. The library's default also asks tmux, by starting the program
-// of that name.
+// colours returns the colours that the terminal can show by its environment. The library's default would also ask
+// tmux, by starting the program of that name.
 func colours(environment []string) colorprofile.Profile {
 	profile := min(colorprofile.Env(environment), colorprofile.ANSI)
 	off := func(v string) bool { return len(v) > len(noColor) && strings.HasPrefix(v, noColor) }

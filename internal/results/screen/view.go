@@ -30,7 +30,7 @@ func (m *Model) View() tea.View {
 	return v
 }
 
-// screen is the lines of the screen, none of them wider than the terminal, and as many as there is room for.
+// screen returns the lines of the screen, none of them wider than the terminal, and no more than fit.
 func (m *Model) screen() []string {
 	if m.width < leastWidth || m.height < leastHeight {
 		says := fmt.Sprintf("%s needs %dx%d, not %dx%d: enlarge the window, or q", m.options.Command, leastWidth,
@@ -208,8 +208,8 @@ func (m *Model) row(l line, selected bool) string {
 	return drawn
 }
 
-// inColumns puts cells into the columns of the table, as far as the terminal has room for these, and the name into the
-// rest of the line.
+// inColumns puts cells into the columns of the table, as many as the terminal has room for, and the name into the rest
+// of the line.
 func (m *Model) inColumns(cells []string, name, sign string) string {
 	var b strings.Builder
 	b.WriteString(sign)
@@ -295,7 +295,7 @@ func (m *Model) keys(int) []string {
 	return lists.Map(all, func(k [2]string) string { return shown(fmt.Sprintf("  %-44s %s", k[0], k[1]), m.width) })
 }
 
-// warnings are those of the ledger, folded into as many lines as there is room for.
+// warnings returns the warnings of the ledger, folded into the number of lines that there is room for.
 func (m *Model) warnings(room int) []string {
 	if m.picture == nil || len(m.picture.Warnings) == 0 {
 		return []string{"  no warnings"}
@@ -332,7 +332,7 @@ func bold(s string) string    { return ansi.NewStyle().Bold().Styled(s) }
 func faint(s string) string   { return ansi.NewStyle().Faint().Styled(s) }
 func inverse(s string) string { return ansi.NewStyle().Reverse(true).Styled(s) }
 
-// partColours are those of the parts of the budget by their signs.
+// partColours are the colours of the parts of the budget by their signs.
 var partColours = map[rune]ansi.BasicColor{
 	'#': ansi.Green, '=': ansi.Cyan, 'k': ansi.Blue, 'B': ansi.Magenta, 'i': ansi.Yellow, 't': ansi.BrightBlack,
 	's': ansi.Red, '?': ansi.BrightRed,

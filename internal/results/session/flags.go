@@ -9,7 +9,7 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// Flags are those of every run: where it goes, how long it is, its seed, and what of it is printed.
+// Flags are the flags of every run: where it is written, how long it is, its seed, and which parts of it are printed.
 type Flags struct {
 	Out       string
 	Seed      uint64
@@ -18,7 +18,7 @@ type Flags struct {
 	seeded    bool
 }
 
-// Show is what of a result is printed.
+// Show selects the parts of a result that are printed.
 type Show struct {
 	Format string
 	All    bool // of the report everything, instead of the answer and the headlines

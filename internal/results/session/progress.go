@@ -147,7 +147,7 @@ func attemptOf(t *record.Trial, at engine.Progress) string {
 	return text
 }
 
-// whatIsWrong says which gates a trial tripped, who did it, and what it cannot tell for that.
+// whatIsWrong words why a trial failed or tripped gates, with the causes, and how many metrics are lost because of it.
 func whatIsWrong(v record.Validity) string {
 	if v.Failed != "" {
 		return "failed: " + v.Failed

@@ -179,7 +179,7 @@ func produce(out io.Writer, w *record.Writer, r record.Run, trials []record.Tria
 	return nil
 }
 
-// writePage writes the run's page, the report for people who would rather look than read.
+// writePage writes the run's page, the report for readers who prefer charts.
 func writePage(w *record.Writer, s *analysis.Summary, r record.Run, trials []record.Trial) error {
 	var b bytes.Buffer
 	if err := report.HTML(&b, s, r, trials, report.HTMLOptions{Dir: w.Dir()}); err != nil {

@@ -1,5 +1,5 @@
-// Package burn is the application that keeps CPUs busy (tare app burn): a neighbour that wants all of the machine,
-// beside which what is weighed must get its turn. It uses CPU time and nothing else.
+// Package burn is the application that keeps CPUs busy (tare app burn): a neighbour that wants the whole machine,
+// beside which the measured processes must get their share. It uses CPU time and nothing else.
 package burn
 
 import (
@@ -15,9 +15,9 @@ import (
 	"tare/internal/lib/param"
 )
 
-// Options is what is kept busy.
+// Options configures the load on the CPUs.
 type Options struct {
-	Share float64 // of every CPU that the process may run on, above 0 to 1; 0: of none, it only waits
+	Share float64 // of every CPU that the process may run on, in (0, 1]; 0: it only waits
 }
 
 // Ready is the data of its ready message.
@@ -25,10 +25,11 @@ type Ready struct {
 	Threads int `json:"threads"`
 }
 
-// period is the time of which a share is used.
+// period is the period over which the share is kept.
 const period = 10 * time.Millisecond
 
-// Serve burns until the context ends, from before it calls ready: one thread on each CPU that this process may run on.
+// Serve burns until the context ends, and calls ready once it does: one thread on each CPU that this process may run
+// on.
 func Serve(ctx context.Context, o Options, ready func(Ready) error) error {
 	if err := (param.Values{"share": param.Number(o.Share)}).Check(Settings); err != nil {
 		return err
@@ -60,9 +61,9 @@ func Serve(ctx context.Context, o Options, ready func(Ready) error) error {
 	return nil
 }
 
-// burn uses a share of one CPU, by the thread's own CPU clock: where others want the CPU too, it goes on trying.
+// burn uses a share of one CPU, by the thread's own CPU clock: if other tasks want the CPU too, it goes on trying.
 func burn(ctx context.Context, cpu int, share float64, pinned chan<- error) {
-	runtime.LockOSThread() // for good: the thread ends with the goroutine, and its CPU is nobody else's
+	runtime.LockOSThread() // never unlocked: the thread, with its affinity, ends with the goroutine
 	err := pace.RunOn(cpu)
 	if pinned <- err; err != nil {
 		return
@@ -80,8 +81,8 @@ func burn(ctx context.Context, cpu int, share float64, pinned chan<- error) {
 // threadTime is the CPU time of the calling thread in nanoseconds.
 func threadTime() int64 { return pace.Clock(unix.CLOCK_THREAD_CPUTIME_ID) }
 
-// Run plays the application's part in the role protocol on conn: says ready when it burns, and ends when the parent
-// closes its end or the context ends.
+// Run runs the application by the role protocol on conn: it sends ready when it burns, and ends when the parent closes
+// its end or the context ends.
 func Run(ctx context.Context, o Options, conn *role.Conn) error {
 	return role.Play(ctx, conn, func(ctx context.Context) error {
 		return Serve(ctx, o, func(r Ready) error { return conn.Send(role.Ready, r) })

@@ -44,8 +44,8 @@ func TestServe(t *testing.T) {
 	if threads != 0 {
 		t.Errorf("%d threads for nothing", threads)
 	}
-	// What others take of the machine is missing here, so that only the upper bounds are sure. Where others leave little,
-	// the order is chance, but not time after time.
+	// CPU time that other processes take is missing here, so that only the upper bounds are certain. If they leave
+	// little, the order is random, but not repeatedly.
 	const most = 10
 	for try := 1; ; try++ {
 		half, threads := burned(t, 0.5)

@@ -12,7 +12,7 @@ import (
 
 func init() { kind.Register(kind.Application, guest{}) }
 
-// guest is the busy neighbour as the engine knows it: no load goes to it.
+// guest implements the busy neighbour for the engine: no load uses it.
 type guest struct{}
 
 func (guest) About() kind.About {

@@ -36,8 +36,8 @@ func TestAddressOf(t *testing.T) {
 	}
 }
 
-// TestAddressInside: a program in a network namespace of its own is reached at the host that it was offered, also where
-// its kernel shows nobody here what it listens on.
+// TestAddressInside: a program in a separate network namespace is reached at the host that it was offered, even if its
+// listening sockets are not visible from here.
 func TestAddressInside(t *testing.T) {
 	const offered = "198.18.0.2:4000"
 	for listens, want := range map[string]string{
@@ -53,7 +53,8 @@ func TestAddressInside(t *testing.T) {
 	}
 }
 
-// TestInstalled: a missing program is known before the run, and what is only known in the trial is not guessed at.
+// TestInstalled: a missing program is reported before the run, and a name that is known only in the trial is not
+// guessed.
 func TestInstalled(t *testing.T) {
 	for line, missing := range map[string]bool{
 		"cat": false, "tare-no-such-program -x": true, "{dir}/made-by-nobody": false, "sh -c 'tare-no-such-program'": false,
@@ -67,7 +68,7 @@ func TestInstalled(t *testing.T) {
 	}
 }
 
-// TestReaches: an application that is anybody's program takes loads of every protocol, and none that speaks none.
+// TestReaches: an application that is any program accepts loads of every protocol, but no load without a protocol.
 func TestReaches(t *testing.T) {
 	own := guest{}.About()
 	for protocol, want := range map[string]bool{"http": true, kind.AnyProtocol: true, "": false} {

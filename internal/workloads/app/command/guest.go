@@ -1,5 +1,5 @@
-// Package command is an application that is anybody's program: a server that a spec gives as a command line, or one
-// that runs already and is observed. Loads go to the address where it is reached; what it speaks is not known here.
+// Package command is an application that is any program: a server that a spec gives as a command line, or one that
+// runs already and is observed. Loads use the address where it is reached; its protocol is not known here.
 package command
 
 import (
@@ -26,7 +26,7 @@ func (guest) About() kind.About {
 
 func (guest) Check(v param.Values) error { return check(v) }
 
-// CheckSetup refuses limits of what is not the trial's.
+// CheckSetup refuses limits for a program that the trial does not start.
 func (guest) CheckSetup(_ *kind.Setup, _ string, part *kind.Part) error {
 	if _, observes := part.Options[observe]; observes && len(part.Limits) > 0 {
 		return errors.New("what is observed is not limited: leave out its limits, or have it started by a command")
@@ -34,7 +34,8 @@ func (guest) CheckSetup(_ *kind.Setup, _ string, part *kind.Part) error {
 	return nil
 }
 
-// Installed says whether the program is there. One whose name is only known in the trial shows when it is started.
+// Installed returns an error if the program is not installed. A name that is known only in the trial is checked when
+// it is started.
 func (guest) Installed(_ context.Context, v param.Values) error {
 	if _, observes := v[observe]; observes {
 		return nil
@@ -46,7 +47,7 @@ func (guest) Installed(_ context.Context, v param.Values) error {
 	return c.Installed()
 }
 
-// Optional is false: without the application there is nothing to compare.
+// Optional returns false: without the application there is nothing to compare.
 func (guest) Optional(param.Values) bool { return false }
 
 // Join makes its part in a trial.

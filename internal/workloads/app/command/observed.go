@@ -26,7 +26,7 @@ func newObserved(t kind.Trial, name, target, address string) (*observed, error) 
 	return &observed{trial: t, name: name, target: parsed, address: address}, err
 }
 
-// Serve finds what is observed and has what its control group uses charged to the application.
+// Serve finds the observed program, and charges what its control group uses to the application.
 func (o *observed) Serve(context.Context) (app kind.App, err error) {
 	finder := process.Finder{Layout: o.trial.Cgroups(), Proc: proc.FS{}}
 	if o.existing, err = finder.Find(o.target); err != nil {
@@ -50,10 +50,10 @@ func (o *observed) Serve(context.Context) (app kind.App, err error) {
 // Begun begins to check whether it stays in its control group.
 func (o *observed) Begun(context.Context, role.Schedule) error { return o.existing.Watch() }
 
-// Close ends that.
+// Close ends the check.
 func (o *observed) Close() error { return o.existing.Close() }
 
-// After fails the trial where what was observed has gone meanwhile.
+// After fails the trial if the observed program has ended meanwhile.
 func (o *observed) After(context.Context) error {
 	if err := o.existing.Refresh(); err != nil {
 		return err

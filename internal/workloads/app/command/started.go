@@ -82,7 +82,7 @@ func (s *started) Serve(ctx context.Context) (kind.App, error) {
 	return app, err
 }
 
-// After sees that it is the trial's process that serves.
+// After checks that the trial's process is the one that serves.
 func (s *started) After(context.Context) error {
 	if s.address != "" {
 		s.ServedElsewhere(s.address)
@@ -90,10 +90,10 @@ func (s *started) After(context.Context) error {
 	return nil
 }
 
-// addressOf is where a program is reached, by the addresses that it listens on: at the one that it was offered, or else
-// at its only one. A program that was offered another address than this machine's loopback is in a network namespace of
-// its own: it is at the offered host, whatever its sockets say, and where its kernel is not this machine's none of them
-// are to be seen.
+// addressOf returns where a program is reached, given the addresses that it listens on: at the one that it was
+// offered, or else at its only one. A program that was offered another address than this machine's loopback is in a
+// separate network namespace: it is at the offered host, whatever its sockets say, and if it has its own kernel they
+// are not visible at all.
 func addressOf(name, offered string, listens []string) (string, error) {
 	host, port, _ := net.SplitHostPort(offered)
 	ip := net.ParseIP(host)

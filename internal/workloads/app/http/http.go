@@ -1,9 +1,9 @@
 // Package http is the application that experiments put behind a mesh: an HTTP, gRPC or TCP echo server with a known
-// delay, in a process of its own (tare app http). It is plain net/http or grpc-go, as an application would be; a faster
-// server would make whatever is weighed look dearer than it is to anybody's real one.
+// delay, in a separate process (tare app http). It is plain net/http or grpc-go, as a real application would be; with
+// a faster server the measured subject would look more expensive than it is in practice.
 //
-// HTTP/2, with prior knowledge where there is no TLS, is served beside HTTP/1.1 where it is asked for. Where it is not,
-// it costs nothing: net/http finds out with a read of its own, of 14 bytes, what each new connection speaks.
+// HTTP/2, with prior knowledge if there is no TLS, is served beside HTTP/1.1 only on request, because it costs a
+// separate read of 14 bytes on each new connection, with which net/http finds out the protocol.
 package http
 
 import (
@@ -27,13 +27,13 @@ import (
 	"tare/internal/lib/param"
 )
 
-// Options is how the server answers.
+// Options configures the server's answers.
 type Options struct {
 	Listen   string   // host:port; port 0 takes a free one
 	Protocol Protocol // default HTTP1
-	Body     int      // bytes of the answer to a request without a body; of gRPC, of the value in the message
-	Deaf     bool     // the answer to a request with a body is the same, and not its echo
-	TLS      bool     // with a certificate for the host of Listen, signed by itself
+	Body     int      // bytes of the answer to a request without a body; for gRPC, of the value in the message
+	Deaf     bool     // a request with a body gets the same answer, and not its echo
+	TLS      bool     // with a self-signed certificate for the host of Listen
 
 	delay.Options // from the request's arrival in the handler to its answer
 }
@@ -58,14 +58,14 @@ const maxEcho = 16 << 20
 // Ready is what the server says when it listens.
 type Ready = delay.Started
 
-// Serve listens, calls ready, and serves until the context ends. Not being able to listen is an error of code Machine
-// (the port is taken, the address is not this machine's) or Usage (the address makes no sense).
+// Serve listens, calls ready, and serves until the context ends. If it cannot listen the error is of code Machine (the
+// port is in use, the address is not this machine's) or Usage (the address is invalid).
 func Serve(ctx context.Context, o Options, ready func(Ready) error) error {
 	_, err := serveAndRecord(ctx, o, ready)
 	return err
 }
 
-// serveAndRecord is Serve, and says at the end what was served where that was to be recorded.
+// serveAndRecord is Serve, and returns what was served if that was to be recorded.
 func serveAndRecord(ctx context.Context, o Options, ready func(Ready) error) (*delay.Served, error) {
 	o.Protocol = cmp.Or(o.Protocol, HTTP1)
 	values := param.Values{"body": strconv.Itoa(o.Body), "delay": o.Delay.String(), "protocol": string(o.Protocol)}
@@ -100,7 +100,7 @@ func serveAndRecord(ctx context.Context, o Options, ready func(Ready) error) (*d
 			served <- err
 		}
 	}
-	_ = server.Close() // listener and connections; nobody is left to hear that one had gone already
+	_ = server.Close() // an error means that it was closed already
 	if e := <-served; !errors.Is(e, http.ErrServerClosed) && err == nil {
 		err = e
 	}
@@ -110,7 +110,7 @@ func serveAndRecord(ctx context.Context, o Options, ready func(Ready) error) (*d
 	return w.Served()
 }
 
-// check is for options that contradict each other.
+// check returns an error if options contradict each other.
 func (o *Options) check() error {
 	if o.Protocol == TCP && (o.Delay > 0 || o.Distribution != nil || o.Stall.For > 0) {
 		return errors.New("a delay needs requests, and over TCP it is not known where one ends")
@@ -140,13 +140,13 @@ func newServer(a *answers, p Protocol, secured *tls.Config) server {
 		s.Protocols.SetUnencryptedHTTP2(secured == nil)
 	}
 	if secured != nil {
-		s.ErrorLog = log.New(io.Discard, "", 0) // of handshakes that clients leave: their business
+		s.ErrorLog = log.New(io.Discard, "", 0) // errors of clients that abandon handshakes are of no interest
 		return encrypted{s}
 	}
 	return s
 }
 
-// answers is what the server answers, and when.
+// answers decides what the server answers, and when.
 type answers struct {
 	waits *delay.Waits
 	body  []byte
@@ -161,8 +161,8 @@ func filling(size int) []byte {
 	return b
 }
 
-// to is the answer to a body, at its time; the context's error when the client has gone before. Receive reads the body
-// within that time.
+// to returns the answer to a body, at its time, or the context's error if the client has gone before. Reading the body
+// with receive is part of that time.
 func (a *answers) to(ctx context.Context, receive func() ([]byte, error)) ([]byte, error) {
 	arrived := pace.Now()
 	due, recorded := a.waits.Due(arrived)
@@ -184,7 +184,7 @@ func (a *answers) to(ctx context.Context, receive func() ([]byte, error)) ([]byt
 	return body, nil
 }
 
-// ServeHTTP echoes a body, or answers with one of the size that was asked for.
+// ServeHTTP echoes a body, or answers with a body of the configured size.
 func (a *answers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	var unread error
 	answer, err := a.to(r.Context(), func() (body []byte, err error) {
@@ -204,13 +204,13 @@ func (a *answers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case err == nil: // else the client has gone
 		w.Header()["Content-Type"] = contentType
 		w.Header().Set("Content-Length", strconv.Itoa(len(answer)))
-		_, _ = w.Write(answer) // the client's going is the client's business
+		_, _ = w.Write(answer) // an error means that the client has gone
 	}
 }
 
 var contentType = []string{"application/octet-stream"}
 
-// waitUntil waits for time at (ns by pace.Now). Go's timers are up to 1 ms late, so the last of it is slept on a
+// waitUntil waits until time at (ns by pace.Now). Go's timers are up to 1 ms late, so the last part is slept on a
 // thread.
 func waitUntil(ctx context.Context, at int64) error {
 	const last = 2 * time.Millisecond
@@ -231,8 +231,8 @@ func waitUntil(ctx context.Context, at int64) error {
 	return errors.Join(err, thread.Close())
 }
 
-// Run plays the application's part in the role protocol on conn: says ready with the address, and serves until the
-// parent closes its end or the context ends. A server with a distribution or stalls then says what it served.
+// Run runs the application by the role protocol on conn: it sends ready with the address, and serves until the parent
+// closes its end or the context ends. A server with a distribution or stalls then sends what it served.
 func Run(ctx context.Context, o Options, conn *role.Conn) error {
 	var served any
 	err := role.Play(ctx, conn, func(ctx context.Context) error {

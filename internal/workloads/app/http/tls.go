@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// selfSigned is a server's side of TLS with a certificate for host that nobody else has signed, of a fresh key (ECDSA,
-// P-256: what public authorities give out most, and the cheapest to sign with).
+// selfSigned returns a server's TLS configuration with a self-signed certificate for host and a new key (ECDSA, P-256:
+// the most common in public certificates, and the cheapest to sign with).
 func selfSigned(host string) (*tls.Config, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

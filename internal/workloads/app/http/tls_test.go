@@ -12,7 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// Every protocol is served with TLS as without, by a certificate for the address, and in the clear no more.
+// Every protocol is served with TLS as without, with a certificate for the address, and then not without TLS.
 func TestTLS(t *testing.T) {
 	trusting := &tls.Config{InsecureSkipVerify: true}
 	dial := func(o Options, next ...string) *tls.Conn {

@@ -95,7 +95,7 @@ func measurement(loads map[string]load.Result) *measured.Measured {
 	}
 }
 
-// TestMetrics: rates of several tools add up, quantiles do not, and one whose output is missing is not passed over.
+// TestMetrics: rates of several tools are summed, quantiles are not, and a tool with missing output is not ignored.
 func TestMetrics(t *testing.T) {
 	const rate, p50, errorsOf = "tool_rate_per_second", "tool_latency_p50_seconds", "tool_error_ratio"
 	opens := uint64(30)

@@ -1,7 +1,8 @@
-// Package command is a load that is anybody's program: a load generator as a command line, such as wrk or fio. It is
+// Package command is a load that is any program: a load generator as a command line, such as wrk or fio. It is
 // measured from outside: the CPU time of its group, how long it ran, and how many TCP connections the machine opened
-// meanwhile. What the generators that package tool knows print is kept as well, by their own clocks. It never mixes
-// with what Tare's own loads measure: those tools do not know when the window of a trial opens and closes.
+// meanwhile. The output of the generators that package tool knows is recorded as well, by their own clocks. It is
+// never mixed with the measurements of Tare's own loads: those tools do not know when the window of a trial opens and
+// closes.
 package command
 
 import (
@@ -42,7 +43,8 @@ func (guest) CheckSetup(_ *kind.Setup, _ string, part *kind.Part) error {
 	return checkAim(o, part.To)
 }
 
-// Installed says whether the program is there. One whose name is only known in the trial shows when it is started.
+// Installed returns an error if the program is not installed. A name that is known only in the trial is checked when
+// it is started.
 func (guest) Installed(_ context.Context, v param.Values) error {
 	o, err := optionsOf(v)
 	if err != nil || strings.Contains(o.command.Argv[0]+o.command.Dir, "{") {
@@ -51,7 +53,7 @@ func (guest) Installed(_ context.Context, v param.Values) error {
 	return o.command.Installed()
 }
 
-// Optional is false: without its load a trial measures something else.
+// Optional returns false: without its load a trial would measure something else.
 func (guest) Optional(param.Values) bool { return false }
 
 // Join makes its part in a trial.

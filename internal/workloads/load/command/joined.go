@@ -20,23 +20,23 @@ import (
 	"tare/internal/workloads/load/command/tool"
 )
 
-// Own is what is known of the program of a load: Result.Own of its results.
+// Own is what is known of a load's program: Result.Own of its results.
 type Own struct {
 	Command string `json:"command"` // its command line, as it was started
 
-	// The times are by Tare's clock. WallSeconds is from when the program was started until it had ended.
+	// WallSeconds is the time from the program's start until its end. It and WindowSeconds are by Tare's clock.
 	WallSeconds float64 `json:"wall_seconds"`
 	// WindowSeconds is the part of the measured window in which it ran.
 	WindowSeconds float64 `json:"window_seconds"`
-	// Stopped says that it did not end by itself and was told to.
+	// Stopped means that it was stopped, rather than ended by itself.
 	Stopped bool `json:"stopped,omitempty"`
 
-	// Opened is how many TCP connections were opened in the network namespace of Tare between two readings at the edges
-	// of the window, OpenedSeconds apart, by whatever program; null where the kernel does not tell.
+	// Opened is how many TCP connections any program opened in Tare's network namespace between two readings at the
+	// edges of the window, OpenedSeconds apart; nil if the kernel does not report it.
 	Opened        *uint64 `json:"machine_connections"`
 	OpenedSeconds float64 `json:"machine_connections_seconds"`
 
-	// Said is what the tool printed; null where its output is not known, or could not be read: Unread says why.
+	// Said is what the tool printed; nil if its format is unknown, or it could not be read: Unread says why.
 	Said   *tool.Reading `json:"said"`
 	Unread string        `json:"unread,omitempty"`
 
@@ -50,9 +50,9 @@ type joined struct {
 	options options
 	early   bool // it is started before the schedule begins, and waits: see await
 
-	command  process.Command // with what is known of the trial put in
-	line     string          // as it was asked for, to be tried by hand
-	begin    string          // file that a program which is there early waits for
+	command  process.Command // with the placeholders filled in
+	line     string          // as given, for the user to try by hand
+	begin    string          // the file that an early program waits for
 	schedule role.Schedule
 	running  *process.Running
 	started  int64 // CLOCK_MONOTONIC, nanoseconds
@@ -69,7 +69,7 @@ func newJoined(t kind.Trial, name string, of *kind.Part, o options) *joined {
 	return &joined{Part: part.Part{Trial: t, Name: name}, of: of, options: o}
 }
 
-// Aim makes the command line: the application is there now. A program that is to be there early is started.
+// Aim makes the command line: the application's address is known now. It starts an early program.
 func (j *joined) Aim(ctx context.Context, at kind.Site) error {
 	place, err := j.Place()
 	if err != nil {
@@ -100,7 +100,7 @@ func (j *joined) Generate(ctx context.Context, s role.Schedule) (err error) {
 	return err
 }
 
-// onEnd is told when the program has ended by itself. An error of it ends the trial.
+// onEnd is called when the program has ended by itself. With an error it ends the trial.
 func (j *joined) onEnd(err error) {
 	j.mu.Lock()
 	j.ended = pace.Now()
@@ -110,7 +110,7 @@ func (j *joined) onEnd(err error) {
 	}
 }
 
-// Result waits for the end of a program whose output is read, and has others end.
+// Result waits for the end of a program whose output is read, and stops any other.
 func (j *joined) Result(ctx context.Context) (r load.Result, err error) {
 	stopped, err := j.finish(ctx)
 	if err != nil {
@@ -136,7 +136,7 @@ func (j *joined) Result(ctx context.Context) (r load.Result, err error) {
 	return r, nil
 }
 
-// finish waits until the program has ended, or has it end. Its error is why the program failed.
+// finish waits until the program has ended, or stops it. Its error is why the program failed.
 func (j *joined) finish(ctx context.Context) (stopped bool, err error) {
 	if j.options.tool != "" {
 		if err := j.wait(ctx); err != nil {
@@ -158,7 +158,7 @@ func (j *joined) finish(ctx context.Context) (stopped bool, err error) {
 	return true, nil
 }
 
-// wait waits for the end of the program, as long as its drain allows.
+// wait waits for the end of the program, for at most its drain.
 func (j *joined) wait(ctx context.Context) error {
 	asked := math.Ceil(float64(j.schedule.Warmup+j.schedule.Duration)/1e9) * 1e9 // as {seconds} says
 	until := j.started + int64(asked) + int64(j.of.Options.Duration(settingDrain))
@@ -173,7 +173,7 @@ func (j *joined) wait(ctx context.Context) error {
 	return nil
 }
 
-// endedAt is when the program ended: by itself, or just now.
+// endedAt returns when the program ended: by itself, or just now.
 func (j *joined) endedAt() int64 {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -188,7 +188,7 @@ func (j *joined) edgesOf() (from, to int64) {
 
 func (j *joined) windowSeconds() float64 { return float64(j.schedule.Duration) / 1e9 }
 
-// inWindow is for how many seconds of the window a program ran that ended at end.
+// inWindow returns for how many seconds of the window a program ran that ended at end.
 func (j *joined) inWindow(end int64) float64 {
 	from, to := j.edgesOf()
 	return float64(max(0, min(to, end)-max(from, j.started))) / 1e9

@@ -15,18 +15,18 @@ import (
 )
 
 var (
-	// gateWindow is that the program ran from one edge of the window to the other.
+	// gateWindow trips unless the program ran from one edge of the window to the other.
 	gateWindow = &measured.Gate{
 		Name: "program-window", Breaks: []measured.Need{measured.Worked, measured.Rated}, Quiet: ledger.Generator,
 		Why: "a load that was not there for the whole window put less to work than the window is divided by",
 	}
-	// gateTouched is that others left the machine to the load.
+	// gateTouched trips if other processes took too much of the machine.
 	gateTouched = &measured.Gate{
 		Name: "tool-disturbed", Breaks: []measured.Need{measured.Untouched}, Quiet: ledger.Unknown,
 		Why: "a tool cannot tell the requests that a stall of the machine touched from the others; its rate and its " +
 			"latency are then those of the machine's other users",
 	}
-	// gateOutput is that what it printed could be read.
+	// gateOutput trips if the output could not be read.
 	gateOutput = &measured.Gate{
 		Name: "tool-output", Breaks: []measured.Need{measured.Read}, Quiet: ledger.Unknown,
 		Why: "what a tool measured by its own clock is not known, or known of some of the loads only; what is measured " +
@@ -74,9 +74,9 @@ func lastWords(own Own) string {
 	return ", and its last words were: " + own.LastWords
 }
 
-// judgeTime holds the time that the tool says it took against Tare's clock: a shell around a tool may wait before and
-// after it, and may print what the tool wrote another day. A tenth, and a tenth of a second, are left to where a tool's
-// clock starts and stops.
+// judgeTime compares the duration in the tool's output with Tare's clock: a shell around a tool may wait before and
+// after it, or print an old output. The tolerance is a tenth, and a tenth of a second, for where a tool's clock starts
+// and stops.
 func judgeTime(j *measured.LoadJudge, own Own) {
 	seconds, whole := own.Said.Seconds, j.Result.Seconds
 	switch {
@@ -90,7 +90,7 @@ func judgeTime(j *measured.LoadJudge, own Own) {
 	}
 }
 
-// judgeSaid holds what the tool says of its requests against the gates.
+// judgeSaid applies the gates to what the tool says of its requests.
 func judgeSaid(j *measured.LoadJudge, said tool.Reading, allowed float64) {
 	if said.Requests != nil && *said.Requests == 0 {
 		j.Trip(measured.GateIdle, 0, 1, "not one request was answered, %s; see the errors of the trial", said.Label())
@@ -102,12 +102,12 @@ func judgeSaid(j *measured.LoadJudge, said tool.Reading, allowed float64) {
 	}
 }
 
-// mostTaken is the part of the machine's CPU time that others may take from a tool. It is fixed: what they take is
-// missing from a closed loop's rate about in proportion, and twice over where the load and the server have a CPU each.
+// mostTaken is the part of the machine's CPU time that other processes may take from a tool. It is fixed: what they
+// take lowers a closed loop's rate about in proportion, and twice as much if the load and the server have a CPU each.
 const mostTaken = 0.1
 
-// judgeTouched holds what others took of the machine against what a tool stands. On a machine that other nodes of the
-// same run share they are no others.
+// judgeTouched compares the CPU time that other processes took with what a tool tolerates. On a machine that nodes of
+// the same run share, the other nodes do not count as others.
 func judgeTouched(j *measured.LoadJudge, m *measured.Measured) {
 	if m.Shared {
 		return
@@ -140,7 +140,7 @@ const ownClock = " By the tool's own clock and over its whole run, which the war
 const oneTool = " Left out where the tool does not print it, and where several loads or nodes do: nothing makes one " +
 	"distribution of theirs."
 
-// needs: what a tool measured is of its whole run, closed loop or not, and nobody can tell what of it a stall did.
+// needs: what a tool measured is of its whole run, open or closed loop, and the part that a stall affected is unknown.
 var needs = []measured.Need{
 	measured.Whole, measured.Worked, measured.Complete, measured.Unthrottled, measured.Held, measured.Alone, measured.Read,
 	measured.Untouched,

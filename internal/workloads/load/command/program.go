@@ -15,8 +15,8 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// This file is for loads that are one certain program: they have settings of its own, make a command line of them, and
-// are measured as any program is.
+// This file is for loads that are one particular program: they have separate settings, from which they make a command
+// line, and are measured as any program is.
 
 // Joined is the load in a trial: a kind.Generator, to be closed in the end.
 type Joined = joined
@@ -30,8 +30,8 @@ func JoinProgram(t kind.Trial, name string, part *kind.Part) (*Joined, error) {
 	return newJoined(t, name, part, o), nil
 }
 
-// JoinEarly is JoinProgram for a program that is to be there when the schedule begins, for where it runs may take
-// seconds to start.
+// JoinEarly is JoinProgram for a program that must be running when the schedule begins, because its environment may
+// take seconds to start.
 func JoinEarly(t kind.Trial, name string, part *kind.Part) (*Joined, error) {
 	j, err := JoinProgram(t, name, part)
 	if err == nil {
@@ -40,13 +40,13 @@ func JoinEarly(t kind.Trial, name string, part *kind.Part) (*Joined, error) {
 	return j, err
 }
 
-// waiting is a shell that says by a file that it is there, waits for another, and becomes the program.
+// waiting is a shell command that makes a file when it runs, waits for another file, and then executes the program.
 const waiting = `: >"$0"; while [ ! -e "$1" ]; do sleep 0.01; done; shift; exec "$@"`
 
-// upTime is for a program to be there: a virtual machine on an emulated processor takes seconds.
+// upTime is how long a program may take to be there: a virtual machine on an emulated processor takes seconds.
 const upTime = time.Minute
 
-// await starts the program where it waits to begin, and returns when it is there.
+// await starts the program up to where it waits, and returns when it is there.
 func (j *joined) await(ctx context.Context, dir string) error {
 	program, err := exec.LookPath(j.command.Argv[0])
 	if err != nil {

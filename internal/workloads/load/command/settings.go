@@ -19,8 +19,7 @@ const (
 	noTool       = "none"
 )
 
-// shared are the settings of any command that have a meaning for a load: it is not waited for to be ready, and has no
-// address of its own.
+// shared are the settings of any command that have a meaning for a load: a load has no readiness, and no address.
 var shared = []string{"command", "env", "dir", "stop-signal", "stop-time"}
 
 // Settings are what specs set of the load.
@@ -49,7 +48,7 @@ func fromCommand(names []string) []param.Setting {
 // options are a load as settings have it.
 type options struct {
 	command process.Command
-	tool    string // whose output is read; empty: nobody's
+	tool    string // the tool whose output is read; empty: none
 }
 
 // optionsOf reads settings. Its error reads on after the part's place in the spec.
@@ -73,10 +72,10 @@ func optionsOf(v param.Values) (o options, err error) {
 	return o, nil
 }
 
-// aimed are the placeholders that stand for the application that a load goes to.
+// aimed are the placeholders for the application that a load uses.
 var aimed = []string{"{address}", "{host}", "{port}"}
 
-// checkAim refuses a command line that speaks of an application where the load goes to none.
+// checkAim refuses a command line with such placeholders if the load uses no application.
 func checkAim(o options, to string) error {
 	if to != "" {
 		return nil

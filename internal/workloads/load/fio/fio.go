@@ -21,7 +21,7 @@ import (
 	"tare/internal/workloads/load/command"
 )
 
-// name is what specs call the load. Results call their generator command: it is somebody's program.
+// name is the load's name in specs. In results the generator is command.
 const name = "fio"
 
 func init() { kind.Register(kind.Load, guest{}) }
@@ -98,8 +98,8 @@ func (guest) Join(t kind.Trial, as string, part *kind.Part) (any, error) {
 	return j, err
 }
 
-// commandLine is what runs, in the notation of package command, for so long on a file of that many bytes. fio reads the
-// kernel's clock: to try out the CPU's, as it would before, takes an emulated one long.
+// commandLine returns what to run, in the notation of package command, for a duration on a file of that many bytes.
+// fio uses the kernel's clock: calibrating the CPU's, as it does by default, takes long on an emulated CPU.
 func commandLine(o param.Values, size int64, d time.Duration) string {
 	direct := "0"
 	if o.On(settingDirect) {
@@ -116,8 +116,8 @@ const (
 	partOfMemory = 4
 )
 
-// bounded is a size that the disk of a directory and the memory of the machine bear: page cache of a kernel in between
-// may hold all of the file, and be nobody's limit. A disk without room is an error of code fault.Machine.
+// bounded returns a size that the disk of a directory and the memory of the machine can bear: the page cache of an
+// intermediate kernel may hold all of the file, without any limit. A full disk is an error of code fault.Machine.
 func bounded(size int64, dir string) (int64, error) {
 	var disk unix.Statfs_t
 	if err := unix.Statfs(dir, &disk); err != nil {

@@ -1,5 +1,5 @@
-// Package http puts servers of HTTP/1.1, HTTP/2, gRPC and plain TCP to work and measures how they answer. It runs as a
-// process of its own (tare load http).
+// Package http makes requests to servers of HTTP/1.1, HTTP/2, gRPC and plain TCP and measures how they answer. It runs
+// as a separate process (tare load http).
 //
 // Each of its threads drives its connections through epoll, with raw system calls and no goroutine per connection: the
 // cost of a request must be that of the kernel, or the generator is weighed along with the server. In open loop
@@ -103,7 +103,7 @@ func (p Protocol) multiplexed() bool { return p == HTTP2 || p == GRPC }
 // answer is one (application http).
 const EchoMethod = "/tare.Echo/Echo"
 
-// Options is the load to make. The zero value of a field that has a default, its own or that of its setting, takes it.
+// Options configures the load. A zero field takes its default, or that of its setting.
 type Options struct {
 	Targets     []string      // URLs: http[s]://host[:port][/path]; connections are dealt out among them in turn
 	TLS         TLS           // default off: as the URLs say
@@ -135,8 +135,7 @@ const maxStreams = 1000
 // oneThread is the rate up to which one thread meets an open-loop schedule with time to spare, per second.
 const oneThread = 50_000
 
-// complete fills in the defaults of o, and checks what the settings, each by itself, do not bound. Its errors are of
-// wrong use.
+// complete fills in defaults, and checks what the settings do not check one by one. Its errors are of code Usage.
 func (o *Options) complete() error {
 	defaults := param.Defaults(Settings)
 	o.Drain = max(cmp.Or(o.Drain, defaults.Duration("drain")), 0)
@@ -587,7 +586,8 @@ func (g *Generator) Run(ctx context.Context, s role.Schedule) (*load.Result, err
 	return g.result(s, cpu)
 }
 
-// logged is how many requests a worker may have to keep one by one: a third more than the schedule holds, and some.
+// logged returns how many requests a worker may have to record one by one: a third more than the schedule holds, plus
+// a reserve.
 func (g *Generator) logged(s role.Schedule) int {
 	parts := float64(len(g.workers))
 	most := running.MostRequests / parts
@@ -597,7 +597,7 @@ func (g *Generator) logged(s role.Schedule) int {
 	return int(most)
 }
 
-// tellApart adds to the result of a run what the machine's stalls did not touch; nothing where nobody was to say.
+// tellApart adds to the result of a run what stalls of the machine did not affect; nothing if stalls are not reported.
 func (g *Generator) tellApart(r *load.Result, stalls *role.Stalls) error {
 	logs := lists.Map(g.workers, func(w *worker) *running.Log { return w.log })
 	return running.Classify(r, logs, stalls, g.workers[0].warm, g.workers[0].end)
@@ -633,8 +633,8 @@ func (g *Generator) result(s role.Schedule, cpu float64) (*load.Result, error) {
 	return r, sum.Into(r)
 }
 
-// Run plays the load's part in the role protocol on conn: prepares, says ready, waits for the start, runs, sends the
-// result, and stays until the parent closes its end. If the parent does so earlier, that is the end, and no error.
+// Run runs the load by the role protocol on conn: it prepares, sends ready, waits for the start, runs, sends the
+// result, and stays until the parent closes its end. If the parent does so earlier, Run ends without an error.
 func Run(ctx context.Context, o Options, conn *role.Conn) error {
 	g, err := Prepare(ctx, o)
 	if err != nil {

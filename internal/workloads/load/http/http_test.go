@@ -404,8 +404,9 @@ func TestHostileServers(t *testing.T) {
 					o.Timeout = 10 * time.Second // a busy machine must not turn slow into failed
 				}
 				r := run(t, o, 0, 150*time.Millisecond)
-				// On a busy machine what the server says unasked may cross the next request, which then has failed; and
-				// the generator may stand still for all of the window. That is by chance, and not so for ever.
+				// On a busy machine what the server sends unasked may cross the next request, which then fails; and
+				// the generator may stand still for the whole window. That is by chance, and does not happen every
+				// time.
 				chance := func() bool {
 					return tt.name == "speaks unasked" && r.Errors["response"] > 0 || r.Done == 0 && len(r.Errors) == 0
 				}
@@ -413,7 +414,7 @@ func TestHostileServers(t *testing.T) {
 					r = run(t, o, 0, 150*time.Millisecond)
 				}
 				if tt.want == "" {
-					// The server's going may cross the next request; that one has failed, whoever is to blame.
+					// The server's close may cross the next request, which then fails in either case.
 					if r.Done == 0 || r.Errors["response"] > 0 || r.Errors["timeout"] > 0 {
 						t.Errorf("rate %g: %d of %d done, errors %v", rate, r.Done, r.Intended, r.Errors)
 					}
@@ -786,10 +787,10 @@ func BenchmarkClosedLoop(b *testing.B) {
 	}
 }
 
-// TestStallsAreToldApart: a server that stands still for 100 ms every 400 ms, the times of which the load is told,
-// shows the latency of one that never does. A request that is slow while no stall is told of stays.
+// TestStallsAreToldApart: a server that stands still for 100 ms every 400 ms, with these stalls reported to the load,
+// has the latency of one that never does. A request that is slow outside the reported stalls still counts.
 func TestStallsAreToldApart(t *testing.T) {
-	// The stalls are longer than what a neighbour takes at a time, of which nobody tells the load here.
+	// The stalls are longer than another process's time slices, which are not reported to the load here.
 	const every, length, service = int64(400e6), int64(100e6), 300 * time.Microsecond
 	begin := pace.Now() + 50e6
 	var n atomic.Int64
@@ -848,7 +849,7 @@ func TestStallsAreToldApart(t *testing.T) {
 	}
 }
 
-// TestNobodySaysStalls: without the promise of a stalls message, nothing is logged, and the result is as it always was.
+// TestNobodySaysStalls: unless stalls are announced, nothing is logged, and the result has no more than before.
 func TestNobodySaysStalls(t *testing.T) {
 	g, err := Prepare(t.Context(), Options{Targets: []string{server(t, answering(say(okAnswer)))}, Arrivals: pace.Constant,
 		Rate: 100, KeepAlive: true})

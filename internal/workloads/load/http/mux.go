@@ -296,7 +296,7 @@ func (m *mux) read(c *connection) bool {
 
 var errClosed = errors.New("the server closed the connection")
 
-// streamEnded is told of the end of a request.
+// streamEnded implements owner: a request has ended.
 func (c *connection) streamEnded(index int, e ending) {
 	m := c.mux
 	i := c.slot(index)

@@ -23,14 +23,14 @@ import (
 	"tare/test/port"
 )
 
-// freeAddress is one of loopback that nobody listens at.
+// freeAddress returns a loopback address at which nothing listens.
 func freeAddress(t *testing.T) (host, number string) {
 	t.Helper()
 	host, number, _ = net.SplitHostPort(port.Free(t))
 	return host, number
 }
 
-// peer starts a server that somebody else wrote, and waits until it listens.
+// peer starts an independent server, and waits until it listens.
 func peer(t *testing.T, address string, args ...string) {
 	t.Helper()
 	cmd := exec.Command(args[0], args[1:]...)

@@ -247,7 +247,7 @@ func (r *response) endOfHead() error {
 	return nil
 }
 
-// eof is told that the server closed the connection: nil when that is how the response ends.
+// eof handles the server's end of the connection: nil if that is how the response ends.
 func (r *response) eof() error {
 	if r.phase == untilClose {
 		r.phase = complete

@@ -41,9 +41,9 @@ func (e *sessionError) Error() string {
 
 func breach(code http2.ErrCode, what string) error { return &sessionError{code, what} }
 
-// owner hears what becomes of a session's streams.
+// owner is notified of a session's streams.
 type owner interface {
-	// streamEnded is told once of each stream that ends by itself: answered (none) or failed. The stream is free
+	// streamEnded is called once for each stream that ends by itself: answered (none) or failed. The stream is free
 	// again, and the owner may send on it at once.
 	streamEnded(index int, end ending)
 }
@@ -283,7 +283,7 @@ func (s *session) release(index int) {
 	s.active--
 }
 
-// end releases the stream and tells the owner.
+// end releases the stream and notifies the owner.
 func (s *session) end(index int, e ending) {
 	s.release(index)
 	s.owner.streamEnded(index, e)
@@ -317,7 +317,7 @@ func (s *session) pump() {
 	}
 }
 
-// wrote is told that all output is out.
+// wrote must be called when all output has been written.
 func (s *session) wrote() {
 	s.out, s.replies = s.out[:0], 0
 	if s.sending > 0 {
@@ -839,7 +839,7 @@ func (r *request2) encode() error {
 	return nil
 }
 
-// grpcMessage is a gRPC frame with one message in it: a google.protobuf.BytesValue of so many bytes.
+// grpcMessage returns a gRPC frame with one message: a google.protobuf.BytesValue of size bytes.
 func grpcMessage(size int) []byte {
 	var m []byte
 	if size > 0 {

@@ -58,7 +58,7 @@ func newBench(t testing.TB, p Protocol, body, streams, requests int) *bench {
 	return b
 }
 
-// feedAll feeds p in pieces of at most so many bytes, as an owner does.
+// feedAll feeds p in pieces of at most piece bytes, as an owner does.
 func (b *bench) feedAll(p []byte, piece int) error {
 	for len(p) > 0 {
 		n := min(piece, len(p))

@@ -92,8 +92,8 @@ func sysPoll(epoll int, events []unix.EpollEvent) (int, unix.Errno) {
 	return int(n), errno
 }
 
-// sysWait waits for events for at most ns nanoseconds: epoll_pwait2, Linux 5.11. This one blocks, and the scheduler is
-// told.
+// sysWait waits for events for at most ns nanoseconds: epoll_pwait2, Linux 5.11. It blocks, so it goes through the
+// scheduler.
 func sysWait(epoll int, events []unix.EpollEvent, ns int64) (int, unix.Errno) {
 	timeout := unix.NsecToTimespec(ns)
 	n, _, errno := unix.Syscall6(unix.SYS_EPOLL_PWAIT2, uintptr(epoll), uintptr(unsafe.Pointer(unsafe.SliceData(events))),

@@ -46,7 +46,7 @@ type worker struct {
 
 	warm, end int64 // edges of the measured window, ns by pace.Now
 	count     counts
-	log       *running.Log // nil where nobody asks which requests the machine's stalls touched
+	log       *running.Log // nil if stalls are not reported
 }
 
 // counts is what a worker measured.

@@ -15,7 +15,7 @@ import (
 
 func init() { kind.Register(kind.Load, guest{}) }
 
-// guest is the load as the engine knows it: it makes none, and measures what the machine is like for everybody else.
+// guest implements the load for the engine: it uses no application, and measures how long any task waits for a CPU.
 type guest struct{}
 
 func (guest) About() kind.About {
@@ -95,13 +95,12 @@ func delayed(q float64, quantile string) measured.Metric {
 	}
 }
 
-// outsideLimit is the part of the machine's CPU time that others may take in a trial with a probe: what they take looks
-// like a delay too. The edges of a window are read by a task that waits like any other: with waits of 0.1 s the part
-// itself is only good to some 0.1 in a window of 1 s.
+// outsideLimit is the part of the machine's CPU time that other processes may take in a trial with a probe: what they
+// take looks like a delay too. The edges of a window are read by a task that waits like any other: with waits of 0.1 s
+// the part itself is only accurate to some 0.1 in a window of 1 s.
 const outsideLimit = 0.25
 
-// Judge: a probe that never ran in the window has not seen it, and one on a machine that is busy with something else
-// has seen that.
+// Judge rejects a probe that never ran in the window, and one on a machine that was busy with other work.
 func (guest) Judge(m *measured.Measured, name string) []measured.Trip {
 	result := m.Loads[name]
 	if h, err := result.Histogram(Delay); err != nil || h == nil {

@@ -1,11 +1,11 @@
-// Package probe measures how long a task that wants a CPU has to wait for one: the delay of scheduling, as any process
-// of the machine would feel it. It runs as a process of its own (tare load probe), in a control group of its own, and
-// puts nothing to work.
+// Package probe measures how long a task that wants a CPU has to wait for one: the scheduling delay, as any process of
+// the machine would experience it. It runs as a separate process (tare load probe), in a separate control group, and
+// makes no requests.
 //
 // One thread on each CPU asks to be woken at the times of an absolute schedule and records how late it was. A thread
 // that is held up for 80 ms has missed 80 wake-ups of 1 ms, and each of them counts with the delay that it would have
-// had: what is measured is the wait of a task that becomes ready at any moment, not of one that waits politely until
-// the CPU is free again.
+// had: this measures the wait of a task that becomes ready at any moment, not of one that waits until the CPU is free
+// again.
 package probe
 
 import (
@@ -30,8 +30,8 @@ const (
 	Mode      = "probe"
 )
 
-// Delay is the name of its histogram: from when a thread asked to be woken until it ran. It holds every wake-up of the
-// window.
+// Delay is the name of its histogram: the time from when a thread should have been woken until it ran, for every
+// wake-up of the window.
 const Delay = "delay"
 
 // Bounds of Options.Interval.
@@ -40,7 +40,7 @@ const (
 	MaxInterval = time.Second
 )
 
-// longest is the longest delay that is told from longer ones.
+// longest is the longest delay that the histogram distinguishes.
 const longest = 10 * time.Minute
 
 // Options of a probe.
@@ -60,7 +60,7 @@ type Probe struct {
 	cpus     []int
 }
 
-// New makes a probe of every CPU that this process may run on. Its errors are of wrong use.
+// New makes a probe of every CPU that this process may run on. Its errors are of code Usage.
 func New(o Options) (*Probe, error) {
 	if err := (param.Values{"interval": o.Interval.String()}).Check(Settings); err != nil {
 		return nil, err
@@ -79,7 +79,7 @@ func (p *Probe) Run(ctx context.Context, s role.Schedule) (*load.Result, error) 
 	if err != nil {
 		return nil, err
 	}
-	// Neither a collection of garbage nor a thread that waits for a scheduler slot (P) may look like a delay of the
+	// Neither a garbage collection nor a thread that waits for a scheduler slot (P) may look like a delay of the
 	// machine.
 	runtime.GC()
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))

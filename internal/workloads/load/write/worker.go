@@ -26,7 +26,7 @@ type worker struct {
 
 	count    load.Tally
 	failures map[failure]int64
-	log      *running.Log // nil where nobody asks which writes the machine's stalls touched
+	log      *running.Log // nil if stalls are not reported
 }
 
 func newWorker(l *Load, part int, data []byte) *worker {

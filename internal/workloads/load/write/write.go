@@ -9,10 +9,10 @@
 //
 // # Files
 //
-// All files are in a directory of the load's own, made below Options.Directory and removed with everything in it in the
-// end. Each thread fills one file after the other, a few of them in turn: what was written first is cut off when its
-// file comes round again, so that all files together never hold more than Options.Limit. Opening and cutting off is a
-// part of the write that needs the next file.
+// All files are in a private directory, made below Options.Directory and removed with everything in it in the end.
+// Each thread fills one file after the other, a few of them in turn: an old file is truncated when its turn comes
+// again, so that all files together never hold more than Options.Limit. Opening and truncating is part of the write
+// that needs the next file.
 //
 // The directory is locked (flock(2)) while the load lives. The kernel gives the lock back however the process ends, so
 // what a killed load has left behind differs from what is in use: Clean removes it, and so does the next load.
@@ -198,7 +198,7 @@ func (l *Load) next(rested int64) (at int64, ok bool) {
 	return at, true
 }
 
-// tellApart adds to the result what the machine's stalls did not touch; nothing where stalls were not asked for.
+// tellApart adds to the result what stalls of the machine did not affect; nothing if stalls are not reported.
 func (l *Load) tellApart(r *load.Result, stalls *role.Stalls) error {
 	logs := lists.Map(l.workers, func(w *worker) *running.Log { return w.log })
 	return running.Classify(r, logs, stalls, l.warm, l.end)

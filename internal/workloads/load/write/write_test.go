@@ -23,7 +23,7 @@ import (
 	"tare/internal/lib/param"
 )
 
-// options are those of the defaults with some settings, in a directory of the test's own.
+// options returns the defaults with some settings, and a private directory of the test.
 func options(t *testing.T, set param.Values) Options {
 	t.Helper()
 	v := param.Defaults(Settings)
@@ -198,8 +198,8 @@ func TestFull(t *testing.T) {
 	}
 }
 
-// TestVanished: a directory that somebody removes is counted from when the next file is needed, and is no error in the
-// end either.
+// TestVanished: a directory that is removed is counted as errors from when the next file is needed, and is no error in
+// the end either.
 func TestVanished(t *testing.T) {
 	o := options(t, param.Values{
 		"rate": "1000", "arrivals": "constant", "workers": "1", "limit": "32768", "drain": "1m",

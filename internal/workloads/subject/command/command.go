@@ -1,8 +1,8 @@
 // Package command is the subject that is any program: an agent, a proxy, a tracer, started by its command line in a
-// control group of its own, or one that runs already and is only observed. What belongs to it, its processes and its
-// eBPF programs and maps, is found from outside.
+// separate control group, or one that runs already and is only observed. Its processes and its eBPF programs and maps
+// are found from outside.
 //
-// Where its settings say how the events that it delivers are counted, it is a tracer. Package tracer adds that, and
+// If its settings say how the events that it delivers are counted, it is a tracer. Package tracer adds that, and
 // registers the subject.
 package command
 
@@ -27,13 +27,13 @@ const Name = "command"
 
 const settingObserve = "observe"
 
-// observe is the setting that takes the place of a command line.
+// observe is the setting that replaces a command line.
 var observe = param.Setting{Name: settingObserve, Type: param.TypeText, Reach: param.ReachProcess,
 	Doc: "instead of `command`, what runs already: `pid:1234`, `cgroup:/path`, `unit:NAME` or `container:ID`. It " +
 		"is never started, moved or stopped, so it runs beside the baseline too, and only what it uses itself " +
 		"is reported"}
 
-// Version and Optional are the settings of every subject that is a program of somebody else's.
+// Version and Optional are the settings of every subject that is an external program.
 var (
 	Version = param.Setting{Name: "version", Type: param.TypeText, Reach: param.ReachCommand,
 		Doc: "command line that prints its version, for the record"}
@@ -66,7 +66,8 @@ func (Guest) About() kind.About {
 // Observes reports whether the subject is what runs already.
 func Observes(o param.Values) bool { return o[settingObserve] != "" }
 
-// Check refuses settings of a command beside what runs already, and a command line that starts nothing.
+// Check refuses settings of a command together with a program that runs already, and a command line that starts
+// nothing.
 func (Guest) Check(o param.Values) error {
 	if Observes(o) {
 		return checkObserved(o)
@@ -86,13 +87,13 @@ func checkObserved(o param.Values) error {
 	return err
 }
 
-// ObservedAnd is the error of a setting that needs a command, given beside what runs already.
+// ObservedAnd returns the error for a setting that needs a command, given together with a program that runs already.
 func ObservedAnd(setting string) error {
 	return fmt.Errorf("has %q and %q: what runs already is not started, told or counted", settingObserve, setting)
 }
 
-// CheckSetup sees that no limits are asked for where none can be set, and that the applications that its settings name
-// are there.
+// CheckSetup checks that no limits are set where they cannot be applied, and that the applications in its settings
+// exist.
 func (Guest) CheckSetup(s *kind.Setup, _ string, part *kind.Part) error {
 	if Observes(part.Options) && len(part.Limits) > 0 {
 		return errors.New(`has "limits", and what is observed runs in a control group that is not tare's to change`)
@@ -116,8 +117,8 @@ func InPath(o param.Values) bool {
 	return !Observes(o) && (o[serves.Name] != "" || o["address"] != "" || uses(o, "{address}") || uses(o, "{host}"))
 }
 
-// served is the application that a command in the path of requests stands in front of. The error reads on after the
-// part's place in the spec.
+// served returns the application that a command in the path of requests forwards to. The error continues a sentence
+// that begins with the part's place in the spec.
 func served(s *kind.Setup, o param.Values) (string, error) {
 	var to []string // that loads go to
 	for _, l := range s.Loads {
@@ -167,7 +168,8 @@ func (Guest) Version(ctx context.Context, o param.Values, _ string) (name, versi
 	return name, strings.TrimPrefix(process.VersionOf(ctx, o[Version.Name]), name+" ")
 }
 
-// tail is the time that it gets to end. What is only started is asked to when the window is closed and all is read.
+// tail returns the time that it gets to end. A command that is only started is stopped when the window is closed and
+// all is read.
 func tail(o param.Values) time.Duration {
 	if Observes(o) {
 		return 0
@@ -182,7 +184,7 @@ func tail(o param.Values) time.Duration {
 // FindsProcesses makes the subject a Finder.
 func (Guest) FindsProcesses() {}
 
-// Speaks: what a command itself uses is what it is weighed for.
+// Speaks implements measured.Speaker: a command is weighed for what it uses itself.
 func (Guest) Speaks(*kind.Setup) []string {
 	return []string{"subject_cpus", "subject_bpf_cpus"}
 }

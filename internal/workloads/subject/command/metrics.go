@@ -9,16 +9,16 @@ import (
 	"tare/internal/lib/quantity"
 )
 
-// Finder is a subject that finds its own processes whether events are counted or not.
+// Finder is a subject that finds its own processes, whether or not events are counted.
 type Finder interface{ FindsProcesses() }
 
-// Resident is evidence that tells the memory of a subject's processes.
+// Resident is evidence with the memory of a subject's processes.
 type Resident interface {
-	Resident() (now, peak uint64) // resident sets added up, and the highest that each has had, in bytes
-	GroupPeak() *uint64           // most memory that was charged to their group, in bytes; nil where that is not known
+	Resident() (now, peak uint64) // the sum of resident sets, and of the highest that each has had, in bytes
+	GroupPeak() *uint64           // most memory that was charged to their group, in bytes; nil if unknown
 }
 
-// Metrics are the memory of a subject's processes. Every subject that is a program of somebody else's has them.
+// Metrics are the memory of a subject's processes. Every subject that is an external program has them.
 var Metrics = []measured.Metric{
 	{
 		Definition: metric.Definition{
@@ -53,8 +53,8 @@ var Metrics = []measured.Metric{
 	},
 }
 
-// inBytes is a number of bytes that was found of the subject's processes; 0 without one, where a subject of another arm
-// has it.
+// inBytes is a number of bytes that was found for the subject's processes; 0 for an arm without a subject, if a
+// subject of another arm has it.
 func inBytes(of func(Resident) *uint64) func(*measured.Measured) (float64, bool) {
 	return func(m *measured.Measured) (float64, bool) {
 		if m.Subject == nil {

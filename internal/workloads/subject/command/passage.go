@@ -12,22 +12,22 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// lookFirst is the time until the first look for connections. Each time after that is twice as long: a look costs CPU
-// time in the window, and a load can begin to go past late.
+// lookFirst is the time until the first look for connections. It doubles after each look: a look costs CPU time in the
+// window, and a load can begin late to bypass the address.
 const lookFirst = 100 * time.Millisecond
 
-// passage knows whether connections come to an address. It looks at this machine's sockets until one is seen, which is
-// soon where loads go there at all.
+// passage determines whether connections come to an address. It looks at this machine's sockets until it has seen one,
+// which is soon if loads use the address at all.
 type passage struct {
 	port   uint16
-	before map[process.Connection]bool // that were there before the loads, such as those by which it was found to be ready
+	before map[process.Connection]bool // connections from before the loads, such as those of readiness checks
 
-	// past gives the name of a load that goes past the address; empty where none is seen to. Nil: none can.
+	// past returns the name of a load that bypasses the address; empty: none is seen to. Nil: none can.
 	past func() string
 
 	mu     sync.Mutex
 	came   bool
-	by     string             // the load that goes past
+	by     string             // the load that bypasses the address
 	cancel context.CancelFunc // of the looking; nil before
 	done   chan struct{}
 }

@@ -36,9 +36,8 @@ type Rehearsal struct {
 	Settled bool
 }
 
-// Rehearse starts a command once by itself, in control groups of its own, and ends it again: whether it starts, becomes
-// ready and goes on running, and how long it takes until its start-up is over. The error
-// is that of the command.
+// Rehearse starts a command once by itself, in separate control groups, and ends it again. It finds out whether the
+// command starts, becomes ready and goes on running, and how long its start-up takes. The error is the command's.
 func Rehearse(ctx context.Context, l *cgroup.Layout, self string, o param.Values) (found Rehearsal, err error) {
 	c, err := process.OptionsOf(o)
 	if err != nil {

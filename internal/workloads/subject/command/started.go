@@ -27,24 +27,24 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// Evidence is what is found of a command when the window is closed, before it is told to end.
+// Evidence is what is found of a command when the window is closed, before it is stopped.
 type Evidence struct {
 	process.Found
 	Observed string `json:"observed,omitempty"` // what runs already, as the spec names it
-	// MemoryPeakBytes is the most memory that the kernel has charged to its group; null where it does not tell, and
-	// where the group was there before the trial.
+	// MemoryPeakBytes is the most memory that the kernel has charged to its group; nil if it does not report that, or
+	// the group existed before the trial.
 	MemoryPeakBytes *uint64 `json:"memory_peak_bytes"`
 	// Files are the SHA-256 of the user's files that it was configured with, by name, in hexadecimal.
 	Files map[string]string `json:"files,omitempty"`
 }
 
-// Resident is the interface Resident's.
+// Resident implements the interface Resident.
 func (e *Evidence) Resident() (now, peak uint64) { return e.RSS, e.RSSPeak }
 
-// GroupPeak is Resident's.
+// GroupPeak implements Resident.
 func (e *Evidence) GroupPeak() *uint64 { return e.MemoryPeakBytes }
 
-// tell says in the record what the subject consists of.
+// tell records what the subject consists of.
 func (e *Evidence) tell(t kind.Trial) error {
 	raw, err := json.Marshal(e)
 	if err != nil {
@@ -77,7 +77,7 @@ type started struct {
 	group   *placement.Group
 	running *process.Running // nil before Start
 	began   time.Time
-	own     *files.Scratch // directory of its own, which Close removes; nil where it has none
+	own     *files.Scratch // its private directory, which Close removes; nil: it has none
 	found   *Evidence
 	address string   // where it serves; empty where it does not
 	passage *passage // of the connections that come to it; nil where it serves none
@@ -263,7 +263,7 @@ func (s *started) After(context.Context) error {
 	return s.found.tell(s.trial)
 }
 
-// Evidence is what was found; nil where nobody looked.
+// Evidence returns what was found; nil if nothing was looked for.
 func (s *started) Evidence() any {
 	if s.found == nil {
 		return nil
@@ -343,7 +343,7 @@ func (o *observed) After(context.Context) error {
 	return o.found.tell(o.trial)
 }
 
-// Evidence is what was found; nil where nobody looked.
+// Evidence returns what was found; nil if nothing was looked for.
 func (o *observed) Evidence() any {
 	if o.found == nil {
 		return nil

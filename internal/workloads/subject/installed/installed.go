@@ -1,5 +1,5 @@
-// Package installed is the subject that somebody has installed in a cluster: a mesh, a runtime, a tracer. Tare starts
-// nothing of it. An arm says by which marks of a pod it applies, and which of what runs there is its cost.
+// Package installed is the subject that the user has installed in a cluster: a mesh, a runtime, a tracer. Tare starts
+// nothing of it. An arm says by which marks of a pod it applies, and which of the running pods are its cost.
 package installed
 
 import (

@@ -1,5 +1,5 @@
-// Package variant is an arm that weighs a setting and no subject: the baseline once more, with other settings of its
-// applications or loads. A delay planted in the application of one arm, for one, is a difference that is known.
+// Package variant is an arm that weighs a setting and no subject: the baseline again, with other settings of its
+// applications or loads. For example, a delay planted in the application of one arm is a known difference.
 package variant
 
 import (

@@ -1,9 +1,10 @@
-// Package tool reads what other people's load generators print, such as wrk and fio. Their numbers are theirs: each
-// tool has its own clock, which starts and stops at moments that the tool chooses. A Reading therefore names the tool
-// and says what its clock measures, and stands beside what Tare measures from outside; it never replaces it.
+// Package tool parses the output of independent load generators such as wrk and fio. Their numbers have their own
+// meaning: each tool has its own clock, which starts and stops at moments that the tool chooses. A Reading therefore
+// names the tool and what its clock measures, and is reported beside what Tare measures from outside; it never
+// replaces that.
 //
-// What a tool does not print is absent from a Reading, never 0: a quantile that it leaves out, and one that it rounds
-// to 0 because its unit is too coarse. Times are in seconds and sizes in bytes, to the digits that the tool printed.
+// What a tool does not print is absent from a Reading, never 0: a quantile that it leaves out, or one that it rounds
+// to 0 because its unit is too coarse. Times are in seconds and sizes in bytes, with the digits that the tool printed.
 package tool
 
 import (
@@ -24,13 +25,14 @@ import (
 // MaxBytes is the largest output that Parse reads. The summary of any of these tools is a few kilobytes.
 const MaxBytes = 4 << 20
 
-// maxParts is the most operations or jobs that are read from one output, and maxStrange the most lines that are named.
+// maxParts is the maximum number of operations or jobs read from one output, and maxStrange that of unknown lines that
+// are reported.
 const (
 	maxParts   = 1000
 	maxStrange = 20
 )
 
-// Reading is what one run of a tool said.
+// Reading is the output of one run of a tool.
 type Reading struct {
 	Tool     string   `json:"tool"`              // its name, one of Names
 	Version  string   `json:"version,omitempty"` // where its output has one
@@ -47,7 +49,7 @@ type Reading struct {
 	doubt    bool            // a line that is not known may count failures
 }
 
-// Part is what a tool said of one operation, or of all of them. A field is nil where the tool does not say.
+// Part is the result of one operation, or of all of them. A field is nil if the tool does not print it.
 type Part struct {
 	Name     string   `json:"name,omitempty"`         // of the operation or job: SET, "job read"
 	Requests *int64   `json:"requests,omitempty"`     // that ended, those with errors included where it counts them so
@@ -76,20 +78,20 @@ type Tool struct {
 
 	parse func(output string, r *Reading) error
 
-	// result matches what the text of one run has once, at most. Nil: parse finds out.
+	// result matches what the text of one run contains at most once; nil: parse checks that.
 	result func() *regexp.Regexp
 
-	// grain is the part of a latency by which its quantiles are rounded up, as those of a histogram are.
+	// grain is the relative amount by which quantiles are rounded up, for example by a histogram.
 	grain float64
 
-	// paced says that its mean is made of the rate, and not of latencies: it can be above the maximum.
+	// paced means that the mean is derived from the rate, not from latencies, so that it can exceed the maximum.
 	paced bool
 
-	// fork is of a tool whose program may have the name of another tool.
+	// fork is for a tool whose program may have another tool's name.
 	fork *fork
 }
 
-// fork says how a tool is distinguished from the one whose name its program may have.
+// fork says how a tool is distinguished from the one with the same program name.
 type fork struct {
 	of       string
 	byArgs   func(args []string) bool
@@ -148,8 +150,8 @@ func Detect(argv []string) string {
 	return ""
 }
 
-// Parse reads the standard output of a tool, by its name as Detect gives it. Output that is not the tool's, was cut off
-// or makes no sense is an error that says what is missing.
+// Parse parses the standard output of a tool, by the name that Detect returns. Output that is not the tool's,
+// incomplete or invalid is an error that says what is missing.
 func Parse(name string, output []byte) (Reading, error) {
 	i, is := find(forkOf(name, func(f *fork) bool { return f.byOutput(string(output)) }))
 	if !is {
@@ -187,7 +189,7 @@ func (t *Tool) read(output string, r *Reading) error {
 	return t.parse(output, r)
 }
 
-// errSeveral is of an output with the results of several runs, of which none is taken for the whole.
+// errSeveral means that an output has the results of several runs, none of which is the whole.
 var errSeveral = errors.New("it has the results of more than one run: print those of one, the measured one, " +
 	"and send those of others elsewhere, such as to /dev/null")
 
@@ -201,8 +203,8 @@ func (r *Reading) heading(name string) {
 	}
 }
 
-// latency takes a latency of a part in seconds, by its name, that stands below a heading; empty for none. One that is
-// printed as 0 is below the tool's unit, or of no request.
+// latency sets a latency of a part in seconds, by its name, found below a heading; empty for none. If it is printed as
+// 0, it is below the tool's unit, or of no request.
 func (r *Reading) latency(p *Part, heading, name string, seconds float64) {
 	r.heading(heading)
 	field := p.latency(name)
@@ -243,7 +245,7 @@ func (r *Reading) strange(heading, line string) {
 	}
 }
 
-// first refuses a figure that an output has once, by its name, where it is there again.
+// first returns an error if a figure that an output has once, by its name, occurs again.
 func (r *Reading) first(name string) error {
 	if r.seen[name] {
 		return errSeveral
@@ -258,7 +260,7 @@ func (r *Reading) first(name string) error {
 // counted is a line that ends in a number of failures, by its words.
 var counted = text.LazyRegexp(`(?i)(\b(errors?|fail\w*|timeouts?|timed out|refused|dropped|non-?\dxx)\b|\bresponses:).*[0-9]`)
 
-// differ takes back a number of failures that the output has twice with two values.
+// differ withdraws a number of failures that the output has twice with different values.
 func (r *Reading) differ(one, other int64, where string) {
 	if one != other {
 		r.doubt = true
@@ -266,7 +268,7 @@ func (r *Reading) differ(one, other int64, where string) {
 	}
 }
 
-// failures looks at a line that is not known: where it may count failures, their number is not known.
+// failures checks an unknown line: if it may count failures, their number is unknown.
 func (r *Reading) failures(line string) {
 	if counted().MatchString(line) && len(r.Warnings) < maxStrange {
 		r.doubt = true
@@ -281,8 +283,8 @@ func (r *Reading) missing(n int64, which string) {
 	}
 }
 
-// either adds up failures of several kinds, of which one request can have more than one: their number is known where
-// there are those of one kind only. It is nil where it is not known.
+// either sums failures of several kinds, of which one request can have more than one: the number is known if only one
+// kind occurred. Otherwise it is nil.
 func (r *Reading) either(kinds ...int64) *int64 {
 	all := sum(kinds, func(n int64) *int64 { return &n })
 	if most := slices.Max(kinds); all != nil && *all > most {
@@ -293,8 +295,8 @@ func (r *Reading) either(kinds ...int64) *int64 {
 	return all
 }
 
-// warn adds what follows from the numbers themselves: figures that contradict each other are both taken back, and what
-// is absent without a word of the tool is named.
+// warn adds warnings that follow from the numbers: figures that contradict each other are all withdrawn, and figures
+// that are missing without a word from the tool are named.
 func (r *Reading) warn(t *Tool) {
 	for _, name := range slices.Sorted(maps.Keys(r.headings)) {
 		if name != "" && !r.headings[name] {
@@ -340,8 +342,8 @@ func (r *Reading) warn(t *Tool) {
 	}
 }
 
-// disagreeing takes back figures that contradict each other, and says which: quantiles that fall, and a mean above the
-// maximum, by more than their grain, and a rate that is not that of the requests.
+// disagreeing withdraws figures that contradict each other, and says which: falling quantiles, and a mean above the
+// maximum, by more than their grain, and a rate that does not match the number of requests.
 func (p *Part) disagreeing(t *Tool, left int64) (says []string) {
 	ladder := []struct {
 		name string
@@ -397,15 +399,15 @@ func (p *Part) disagreeing(t *Tool, left int64) (says []string) {
 	return says
 }
 
-// agrees reports whether the requests, and left more, are the rate times the seconds, all of which it has: but for ten
-// requests, a tenth, and half of a hundredth of a second. Tools round, redis-benchmark to hundredths, and their clocks
-// do not stop when the last request ends.
+// agrees reports whether the number of requests, plus left, equals rate times seconds, within ten requests, a tenth,
+// and half a hundredth of a second. Tools round, redis-benchmark to hundredths, and their clocks do not stop when the
+// last request ends.
 func (p *Part) agrees(left int64) bool {
 	made, rated := float64(*p.Requests+left), *p.Rate**p.Seconds
 	return math.Abs(made-rated) <= 10+0.1*max(made, rated)+0.005**p.Rate
 }
 
-// check refuses numbers that no run can have.
+// check refuses impossible numbers.
 func (r *Reading) check() error {
 	if len(r.Parts) > maxParts {
 		return fmt.Errorf("it has %d parts, more than %d", len(r.Parts), maxParts)
@@ -448,9 +450,9 @@ func (p *Part) untimed() bool {
 	return p.Seconds != nil && *p.Seconds == 0 && (p.Requests == nil || *p.Requests > 0)
 }
 
-// together sums parts into one. Parts that ran one after the other (in turn) took the sum of their times, others the
-// longest; where one does not say how many requests it made, all made as many. Quantiles of several distributions do
-// not add up, so those of several parts together are absent.
+// together sums parts into one. Parts that ran one after the other (inTurn) took the sum of their times, others the
+// longest; if one has no number of requests, all are taken to have made equally many. Quantiles of several
+// distributions cannot be combined, so they are absent.
 func together(parts []Part, inTurn bool) Part {
 	if len(parts) == 1 {
 		return parts[0]

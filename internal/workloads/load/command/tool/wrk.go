@@ -26,8 +26,9 @@ func init() {
 	})
 }
 
-// isWrk2 tells wrk2's output from wrk's, of which it is a fork: it calibrates its threads, and its distribution is one
-// of an HDR histogram. A short run without --latency has neither, so that only the command line tells (Detect).
+// isWrk2 distinguishes wrk2's output from that of wrk, of which it is a fork: it calibrates its threads, and its
+// distribution is an HDR histogram. A short run without --latency has neither, so that only the command line shows it
+// (Detect).
 func isWrk2(output string) bool {
 	return strings.Contains(output, "Thread calibration:") || strings.Contains(output, "(HdrHistogram - ")
 }
