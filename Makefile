@@ -124,7 +124,7 @@ packages: release ## put into dist/ what make release builds as deb and rpm, for
 
 image: release ## put into dist/ what make release builds as a container image (OCI, for docker load and ctr image import)
 	@mkdir -p dist
-	go run ./release/image dist/tare-agent.oci.tar bin/tare-agent bin/tare
+	go run ./release/image dist/tare-agent.oci.tar bin/tare-agent bin/tare bin/kubectl-tare
 	cp bin/*.json dist/
 
 KREW_URL ?= https://example.invalid/tare

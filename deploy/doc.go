@@ -16,7 +16,18 @@ var AgentManifests []byte
 //go:embed kubernetes/weigh.yaml
 var WeighRights []byte
 
-// RunRights are the role of who runs experiments in a cluster, beside WeighRights.
+// RunRights are the roles of who runs experiments in a cluster, beside WeighRights.
 //
 //go:embed kubernetes/run.yaml
 var RunRights []byte
+
+// CoordinatorRights are whom the coordinator of an experiment runs as, and its roles, as YAML documents.
+//
+//go:embed kubernetes/coordinator.yaml
+var CoordinatorRights []byte
+
+// The namespaces of RunRights and CoordinatorRights, in whose places are those that a user names.
+const (
+	RunsNamespace   = "tare-experiments"
+	AgentsNamespace = "kube-system"
+)

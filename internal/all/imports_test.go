@@ -85,10 +85,11 @@ func TestClientOfKubernetes(t *testing.T) {
 		t.Fatalf("go list: %v", err)
 	}
 	importers := map[string][]string{ // by what only some may import
-		client:                      {"tare/internal/kube/agents", "tare/internal/kube/plugin"},
-		"tare/internal/kube/agents": {"tare/internal/kube/pods", "tare/internal/kube/plugin"},
-		"tare/internal/kube/pods":   {"tare/internal/kube/plugin"},
-		"tare/internal/kube/plugin": {"tare/cmd/kubectl-tare"},
+		client:                           {"tare/internal/kube/agents", "tare/internal/kube/plugin"},
+		"tare/internal/kube/agents":      {"tare/internal/kube/pods", "tare/internal/kube/plugin"},
+		"tare/internal/kube/coordinator": {"tare/internal/kube/plugin"},
+		"tare/internal/kube/pods":        {"tare/internal/kube/plugin"},
+		"tare/internal/kube/plugin":      {"tare/cmd/kubectl-tare"},
 	}
 	found := 0
 	for line := range strings.Lines(string(out)) {

@@ -240,7 +240,7 @@ func TestRunFaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	out, said, code := p.tare("run", file, "--image", "tare.test/none:1", "--out", filepath.Join(t.TempDir(), "none"))
-	if code == 0 || !strings.Contains(said, "tare waits: ") || !strings.Contains(said, "tare.test/none:1") {
+	if code == 0 || !strings.Contains(said, "coordinator waits: ") || !strings.Contains(said, "tare.test/none:1") {
 		t.Errorf("exit code %d\n%s\n%s", code, out, said)
 	}
 	p.noRunLeft(t)

@@ -273,6 +273,12 @@ func TestNodesWithoutAnswer(t *testing.T) {
 // killAgent kills the agent of a node.
 func (p *plugin) killAgent(t *testing.T, node string) {
 	t.Helper()
+	p.kill(t, "tare-agent", p.Group+"/"+node+"/")
+}
+
+// kill kills a process by its name, in a control group whose path has something in it.
+func (p *plugin) kill(t *testing.T, name, in string) {
+	t.Helper()
 	found, err := filepath.Glob("/proc/[0-9]*/comm")
 	if err != nil {
 		t.Fatal(err)
@@ -281,7 +287,7 @@ func (p *plugin) killAgent(t *testing.T, node string) {
 		dir := filepath.Dir(path)
 		comm, _ := os.ReadFile(path)
 		group, _ := os.ReadFile(filepath.Join(dir, "cgroup"))
-		if string(comm) == "tare-agent\n" && bytes.Contains(group, []byte(p.Group+"/"+node+"/")) {
+		if string(comm) == name+"\n" && bytes.Contains(group, []byte(in)) {
 			pid, err := strconv.Atoi(filepath.Base(dir))
 			if err == nil {
 				err = syscall.Kill(pid, syscall.SIGKILL)
@@ -292,7 +298,25 @@ func (p *plugin) killAgent(t *testing.T, node string) {
 			return
 		}
 	}
-	t.Fatal("no agent of " + node + " runs")
+	t.Fatalf("no %s runs in %s", name, in)
+}
+
+// component is a process of the control plane.
+func (p *plugin) component(t *testing.T, name string) *os.Process {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(p.Dir, "pids", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	process, err := os.FindProcess(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return process
 }
 
 // TestInterrupted: Ctrl-C removes the agents at once, whenever it comes.

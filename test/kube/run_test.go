@@ -3,6 +3,7 @@ package kube
 import (
 	"encoding/json"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -126,62 +127,153 @@ func TestRunInPods(t *testing.T) {
 func (p *plugin) noRunLeft(t *testing.T) {
 	t.Helper()
 	p.nothingLeft(t, 20*time.Second)
-	out, err := p.Kubectl(
-		"get",
-		"services,secrets",
-		"-A",
-		"-o",
-		"name",
-		"-l",
-		"app.kubernetes.io/managed-by=kubectl-tare",
-	)
-	if err != nil || out != "" {
-		t.Errorf("left: %s %v", out, err)
-	}
+	eventually(t, func() string {
+		out, err := p.Kubectl("get", "services,secrets,serviceaccounts,roles,rolebindings", "-A", "-o", "name", "-l",
+			"app.kubernetes.io/managed-by=kubectl-tare")
+		if err != nil {
+			return err.Error()
+		}
+		return strings.TrimSpace(out)
+	})
 }
 
-// TestRunEnds: of a run that is interrupted, or killed and then cleaned, nothing is left but what was measured.
-func TestRunEnds(t *testing.T) {
-	long.Test(t, "3 min: runs in pods that are interrupted and killed")
-	p, file := upForRuns(t)
-	for name, signal := range map[string]syscall.Signal{"interrupted": syscall.SIGINT, "killed": syscall.SIGKILL} {
+// TestRunGoesOn: a run does not need the command that has started it, or the API server all the time; where it ends
+// before its time, what was measured is kept, with the reason, and nothing is left in the cluster.
+func TestRunGoesOn(t *testing.T) {
+	long.Test(t, "6 min: runs in pods that are interrupted, and whose parts are killed")
+	p := upWithPlugin(t, Options{Nodes: 2})
+	file := filepath.Join(t.TempDir(), "rights.yaml")
+	spec := strings.Replace(rightsSpec, "blocks: 1", "blocks: 2", 1)
+	if err := os.WriteFile(file, []byte(spec), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	type begun struct {
+		*exec.Cmd
+		dir  string
+		errs *strings.Builder
+	}
+	// begin starts a run, and returns once a trial of it has ended.
+	begin := func(t *testing.T) begun {
+		t.Helper()
 		dir := filepath.Join(t.TempDir(), "run")
-		cmd := p.command("run", file, "--image", agentImage, "--out", dir)
-		var errs strings.Builder
-		cmd.Stderr = &errs
-		if err := cmd.Start(); err != nil {
+		b := begun{p.command("run", file, "--image", agentImage, "--out", dir), dir, &strings.Builder{}}
+		b.Stderr = b.errs
+		if err := b.Start(); err != nil {
 			t.Fatal(err)
 		}
-		deadline := time.Now().Add(3 * time.Minute)
-		for { // until two trials have ended and the next is under way
-			lines, _ := os.ReadFile(filepath.Join(dir, record.TrialsFile))
-			if strings.Count(string(lines), "\n") >= 2 {
-				break
+		for deadline := time.Now().Add(3 * time.Minute); ; time.Sleep(100 * time.Millisecond) {
+			if lines, _ := os.ReadFile(filepath.Join(dir, record.TrialsFile)); strings.Contains(string(lines), "\n") {
+				return b
 			}
 			if time.Now().After(deadline) {
-				t.Fatalf("%s: no two trials have ended\n%s", name, errs.String())
+				t.Fatalf("no trial has ended\n%s", b.errs)
 			}
-			time.Sleep(100 * time.Millisecond)
 		}
-		if err := cmd.Process.Signal(signal); err != nil {
-			t.Fatal(err)
+	}
+	// partial waits for a run that ends before its time.
+	partial := func(t *testing.T, b begun, says ...string) {
+		t.Helper()
+		_ = b.Wait()
+		t.Logf("%s", b.errs)
+		if code := b.ProcessState.ExitCode(); code != 4 {
+			t.Errorf("exit code %d", code)
 		}
-		_ = cmd.Wait()
-		if code := cmd.ProcessState.ExitCode(); signal == syscall.SIGINT && code != 4 {
-			t.Errorf("%s: exit code %d\n%s", name, code, errs.String())
-		}
-		if signal == syscall.SIGKILL {
-			out, failed, code := p.tare("clean", "--all")
-			t.Logf("clean --all: %s%s", out, failed)
-			if code != 0 {
-				t.Errorf("clean: exit code %d", code)
+		for _, want := range says {
+			if !strings.Contains(b.errs.String(), want) {
+				t.Errorf("it does not say: %s", want)
 			}
 		}
 		p.noRunLeft(t)
-		if r, err := record.Read(dir); err != nil || len(r.Trials) < 2 {
-			t.Errorf("%s: %v, of what was measured there are %d trials", name, err, len(r.Trials))
+		r, err := record.Read(b.dir)
+		if err != nil || len(r.Trials) == 0 || len(r.Trials) >= 6 {
+			t.Errorf("%v, of what was measured there are %d trials", err, len(r.Trials))
+		}
+		if _, err := os.Stat(filepath.Join(b.dir, record.SummaryFile)); err != nil {
+			t.Error(err)
 		}
 	}
+	signal := func(t *testing.T, of *os.Process, s syscall.Signal) {
+		t.Helper()
+		if err := of.Signal(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Run("command killed, API server away", func(t *testing.T) {
+		b := begin(t)
+		signal(t, b.Process, syscall.SIGKILL)
+		_ = b.Wait()
+		before, err := record.Read(b.dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		attach := p.command("attach", "--out", b.dir)
+		attach.Stderr = b.errs
+		if err := attach.Start(); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(3 * time.Second) // not a deadline: it is attached
+		server := p.component(t, "kube-apiserver")
+		signal(t, server, syscall.SIGSTOP)
+		time.Sleep(30 * time.Second)
+		signal(t, server, syscall.SIGCONT)
+		err = attach.Wait()
+		t.Logf("%s", b.errs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.noRunLeft(t)
+		r, err := record.Read(b.dir)
+		if err != nil || r.Partial || len(r.Warnings) > 0 || r.Run.ID != before.Run.ID {
+			t.Fatalf("%v, %+v", err, r.Warnings)
+		}
+		again := 0
+		for _, tr := range r.Trials {
+			if tr.Validity.Failed != "" {
+				again++
+				if tr.Validity.Cause == "" {
+					t.Errorf("trial %d: %s", tr.Index, tr.Validity.Failed)
+				}
+			}
+		}
+		t.Logf("%d trials, of which %d failed", len(r.Trials), again)
+	})
+	t.Run("interrupted", func(t *testing.T) {
+		b := begin(t)
+		signal(t, b.Process, syscall.SIGINT)
+		partial(t, b, "interrupted; ending the run", "the run is partial, with")
+	})
+	t.Run("coordinator killed", func(t *testing.T) {
+		b := begin(t)
+		p.kill(t, "kubectl-tare", p.Group+"/n")
+		partial(t, b, "the coordinator had ended with code 137", "the run is partial")
+	})
+	t.Run("coordinator deleted", func(t *testing.T) {
+		b := begin(t)
+		_, kubectl := p.must(t)
+		kubectl("delete", "pods", "-l", "app.kubernetes.io/name=tare-run,!tare/part", "--force", "--grace-period=0")
+		partial(t, b, "pod was deleted")
+	})
+	t.Run("installed agents", func(t *testing.T) {
+		if err := p.ApplyAgent(); err != nil {
+			t.Fatal(err)
+		}
+		b := begin(t)
+		if err := b.Wait(); err != nil || strings.Contains(b.errs.String(), "starting agents") {
+			t.Errorf("%v\n%s", err, b.errs)
+		}
+		p.noRunLeft(t)
+	})
+	t.Run("forgotten", func(t *testing.T) {
+		b := begin(t)
+		signal(t, b.Process, syscall.SIGKILL)
+		_ = b.Wait()
+		out, failed, code := p.tare("clean", "--all")
+		t.Logf("clean --all: %s%s", out, failed)
+		if code != 0 {
+			t.Errorf("clean: exit code %d", code)
+		}
+		p.noRunLeft(t)
+	})
 }
 
 // rightsSpec is as small as an experiment gets.
@@ -217,7 +309,9 @@ metadata: {name: tare-experiments, labels: {pod-security.kubernetes.io/enforce: 
 	kubectl("create", "serviceaccount", "runner", "-n", namespace)
 	kubectl("create", "clusterrolebinding", "weigh", "--clusterrole=tare-weigh", "--serviceaccount="+account)
 	kubectl("create", "rolebinding", "weigh", "-n", "kube-system", "--role=tare-weigh", "--serviceaccount="+account)
-	kubectl("create", "rolebinding", "run", "-n", namespace, "--role=tare-run", "--serviceaccount="+account)
+	for _, in := range []string{namespace, "kube-system"} {
+		kubectl("create", "rolebinding", "run", "-n", in, "--role=tare-run", "--serviceaccount="+account)
+	}
 
 	var config map[string]any
 	if err := json.Unmarshal([]byte(kubectl("config", "view", "--raw", "-o", "json")), &config); err != nil {
@@ -236,8 +330,29 @@ metadata: {name: tare-experiments, labels: {pod-security.kubernetes.io/enforce: 
 			t.Fatal(err)
 		}
 	}
-	out, errs, code := p.tare("run", file, "--kubeconfig", as, "-n", namespace, "--image", agentImage, "--out",
-		filepath.Join(dir, "run"))
+	out, errs, code := p.tare("run", file, "--kubeconfig", as, "-n", namespace, "--image", agentImage, "--detach")
+	if code != 0 {
+		t.Fatalf("exit code %d\n%s\n%s", code, out, errs)
+	}
+	name := strings.Fields(out)[3] // kubectl tare attach NAME
+	may := func(who []string, answer string, what ...string) {
+		t.Helper()
+		for _, may := range what {
+			args := append(append(who, "auth", "can-i"), strings.Fields(may)...)
+			if said, _ := p.Kubectl(args...); strings.TrimSpace(said) != answer {
+				t.Errorf("may %q %s? %q, want %s", who, may, said, answer)
+			}
+		}
+	}
+	// A coordinator that somebody has taken over has no way to a node's root: it makes pods in its own namespace alone.
+	coordinator := []string{"--as", "system:serviceaccount:" + namespace + ":" + name}
+	may(coordinator, "yes", "create pods -n "+namespace, "create pods --subresource=portforward -n kube-system")
+	may(coordinator, "no", "create pods -n kube-system", "create daemonsets.apps -n kube-system", "create pods -n default",
+		"delete pods -n kube-system", "create pods --subresource=exec -n kube-system", "get secrets -n "+namespace,
+		"create pods --subresource=exec -n "+namespace, "create jobs.batch -n "+namespace, "list nodes", "list pods -A",
+		"create serviceaccounts --subresource=token -n "+namespace, "create roles.rbac.authorization.k8s.io -n "+namespace,
+		"create rolebindings.rbac.authorization.k8s.io -n kube-system", "patch pods -n "+namespace)
+	out, errs, code = p.tare("attach", "--kubeconfig", as, "-n", namespace, "--out", filepath.Join(dir, "run"))
 	if code != 0 {
 		t.Fatalf("exit code %d\n%s\n%s", code, out, errs)
 	}
@@ -258,12 +373,8 @@ metadata: {name: tare-experiments, labels: {pod-security.kubernetes.io/enforce: 
 		t.Errorf("in another namespace: exit code %d\n%s\n%s", code, out, errs)
 	}
 	p.noRunLeft(t)
-	for _, may := range []string{"create pods -n kube-system", "create pods -n default", "get secrets -n " + namespace,
-		"list secrets -n " + namespace, "create pods --subresource=exec -n " + namespace, "update pods -n " + namespace,
-		"create serviceaccounts --subresource=token -n " + namespace, "create rolebindings -n " + namespace, "patch nodes"} {
-		args := append([]string{"--kubeconfig", as, "auth", "can-i"}, strings.Fields(may)...)
-		if answer, _ := p.Kubectl(args...); strings.TrimSpace(answer) != "no" {
-			t.Errorf("may it %s? %q", may, answer)
-		}
-	}
+	may([]string{"--kubeconfig", as}, "no", "create pods -n kube-system", "create pods -n default",
+		"get secrets -n "+namespace, "list secrets -n "+namespace, "create pods --subresource=exec -n "+namespace,
+		"update pods -n "+namespace, "create serviceaccounts --subresource=token -n "+namespace, "patch nodes",
+		"escalate roles.rbac.authorization.k8s.io -n "+namespace, "bind roles.rbac.authorization.k8s.io -n "+namespace)
 }

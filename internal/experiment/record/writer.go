@@ -73,22 +73,79 @@ func Create(dir string, run Run) (_ *Writer, err error) {
 	return w, nil
 }
 
+// Free says, as a fault of usage, why Create would not make the run directory dir: it is not empty.
+func Free(dir string) error {
+	names, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return cannotWrite(err, dir)
+	}
+	if len(names) > 0 {
+		return inUse(dir)
+	}
+	return nil
+}
+
+// Continue opens the run directory dir, which was begun for the same run, so that more is written to it, or makes it as
+// Create does. Size is how much of trials.jsonl there is already.
+func Continue(dir string, run Run) (_ *Writer, err error) {
+	w := &Writer{dir: dir, run: run.ID}
+	if w.root, err = os.OpenRoot(dir); err != nil {
+		return Create(dir, run)
+	}
+	data, err := w.root.ReadFile(RunFile)
+	if err != nil {
+		return Create(dir, run) // says what is wrong with it
+	}
+	defer func() {
+		if err != nil {
+			w.root.Close()
+		}
+	}()
+	if err := w.private(); err != nil {
+		return nil, err
+	}
+	var is struct{ ID string }
+	if json.Unmarshal(data, &is) != nil || is.ID != run.ID {
+		return nil, inUse(dir)
+	}
+	if w.trials, err = w.root.OpenFile(TrialsFile, os.O_CREATE|os.O_WRONLY, 0o644); err != nil {
+		return nil, cannotWrite(err, filepath.Join(dir, TrialsFile))
+	}
+	info, err := w.trials.Stat()
+	if err != nil {
+		return nil, cannotWrite(errors.Join(err, w.trials.Close()), filepath.Join(dir, TrialsFile))
+	}
+	w.size = info.Size()
+	return w, nil
+}
+
+// Size is how many bytes trials.jsonl has.
+func (w *Writer) Size() int64 { return w.size }
+
+// Copy adds what comes next in the trials.jsonl of another directory of the run, whether these are whole lines or not.
+func (w *Writer) Copy(data []byte) error {
+	if w.size+int64(len(data)) > maxTrialsBytes {
+		return fault.New(fault.Invalid, filepath.Join(w.dir, TrialsFile), largeHint, "no run has trials of %d bytes",
+			w.size+int64(len(data)))
+	}
+	if _, err := w.trials.WriteAt(data, w.size); err != nil {
+		return errors.Join(cannotWrite(err, w.trials.Name()), w.trials.Truncate(w.size))
+	}
+	w.size += int64(len(data))
+	return nil
+}
+
 // ours rejects a directory that is not empty, or that another user can write to: a user who can place a link where a
 // run is about to write a file, or change what its processes read, has the run's privileges.
 func (w *Writer) ours() error {
+	if err := w.private(); err != nil {
+		return err
+	}
 	d, err := w.root.Open(".")
 	if err != nil {
 		return cannotWrite(err, w.dir)
 	}
 	defer d.Close()
-	info, err := d.Stat()
-	if err != nil {
-		return cannotWrite(err, w.dir)
-	}
-	const hint = "name a directory that does not exist yet with --out: Tare creates it so that only you can write to it"
-	if err := files.CheckPrivate(info, files.OthersWrite); err != nil {
-		return fault.Wrap(err, fault.Usage, w.dir, hint, "the run directory is not yours alone")
-	}
 	switch _, err := d.Readdirnames(1); {
 	case err == nil:
 		return inUse(w.dir)
@@ -96,6 +153,16 @@ func (w *Writer) ours() error {
 		return cannotWrite(err, w.dir)
 	}
 	return nil
+}
+
+func (w *Writer) private() error {
+	info, err := w.root.Stat(".")
+	if err != nil {
+		return cannotWrite(err, w.dir)
+	}
+	const hint = "name a directory that does not exist yet with --out: Tare creates it so that only you can write to it"
+	return fault.Wrap(files.CheckPrivate(info, files.OthersWrite), fault.Usage, w.dir, hint,
+		"the run directory is not yours alone")
 }
 
 func inUse(dir string) error {

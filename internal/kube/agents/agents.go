@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	appsv1 "k8s.io/client-go/kubernetes/typed/apps/v1"
 	batchv1 "k8s.io/client-go/kubernetes/typed/batch/v1"
@@ -41,10 +42,15 @@ const (
 	// RunName is the name of the objects of experiments in a cluster, by the label of applications.
 	RunName = "tare-run"
 
+	// TemporaryName is the same of temporary agents, and of the rights of a run for agents.
+	TemporaryName = "tare-agent-temporary"
+
 	installedName = "tare-agent" // as in deploy/kubernetes
-	temporaryName = "tare-agent-temporary"
 	// Manager is who makes objects, by the label of managers and as a field manager.
 	Manager = "kubectl-tare"
+
+	// RunSelector selects the Jobs of experiments.
+	RunSelector = nameLabel + "=" + RunName + "," + managedLabel + "=" + Manager
 )
 
 const (
@@ -112,15 +118,35 @@ type Agent struct {
 	Node           string
 	Namespace, Pod string
 	Port           int
-	Image          string
 	Failed         string // why it cannot be asked; empty where it can
 	starting       bool   // it may not listen yet
 }
 
+// Set is a DaemonSet of agents: by it a coordinator finds them again.
+type Set struct {
+	Namespace, Selector string
+	UID                 types.UID
+	Port                int
+	Image               string
+	Temporary           bool // they may not listen yet, and ask for nothing
+}
+
 // Find returns the agents of the DaemonSet that is installed, one for each node of which it has a pod. There are none
-// if none is installed. A DaemonSet that does not see its node's processes is somebody else's. Namespace is where to
-// look; empty: everywhere.
-func (c *Cluster) Find(ctx context.Context, namespace string) ([]Agent, error) {
+// if none is installed, and the set is then empty. Namespace is where to look; empty: everywhere.
+func (c *Cluster) Find(ctx context.Context, namespace string) (set Set, all []Agent, err error) {
+	found, err := c.installed(ctx, namespace)
+	if err != nil || found == nil {
+		return Set{}, nil, err
+	}
+	if set, err = setOf(found); err == nil {
+		all, err = c.Agents(ctx, set)
+	}
+	return set, all, err
+}
+
+// installed is the DaemonSet that is installed; nil: none. One that does not see its node's processes is somebody
+// else's.
+func (c *Cluster) installed(ctx context.Context, namespace string) (*appsapi.DaemonSet, error) {
 	o := metav1.ListOptions{LabelSelector: nameLabel + "=" + installedName}
 	sets, err := c.apps.DaemonSets(namespace).List(ctx, o)
 	if err != nil {
@@ -138,29 +164,31 @@ func (c *Cluster) Find(ctx context.Context, namespace string) ([]Agent, error) {
 			found = d
 		}
 	}
-	if found == nil {
-		return nil, nil
-	}
-	return c.of(ctx, found)
+	return found, nil
 }
 
-// of returns the agents of a DaemonSet.
-func (c *Cluster) of(ctx context.Context, d *appsapi.DaemonSet) (agents []Agent, err error) {
+func setOf(d *appsapi.DaemonSet) (Set, error) {
 	selector, err := metav1.LabelSelectorAsSelector(d.Spec.Selector)
 	if err != nil {
-		return nil, fmt.Errorf("the selector of the DaemonSet %s: %w", d.Name, err)
+		return Set{}, fmt.Errorf("the selector of the DaemonSet %s: %w", d.Name, err)
 	}
-	port := agentPort
-	for _, p := range d.Spec.Template.Spec.Containers[0].Ports {
+	container := &d.Spec.Template.Spec.Containers[0]
+	s := Set{Namespace: d.Namespace, Selector: selector.String(), UID: d.UID, Port: agentPort, Image: container.Image}
+	for _, p := range container.Ports {
 		if p.Name == "metrics" {
-			port = int(p.ContainerPort)
+			s.Port = int(p.ContainerPort)
 		}
 	}
-	err = c.eachPod(ctx, d.Namespace, selector.String(), func(p *api.Pod) {
-		if metav1.IsControlledBy(p, d) && p.Spec.NodeName != "" && p.DeletionTimestamp == nil {
-			agents = append(agents, Agent{Node: p.Spec.NodeName, Namespace: p.Namespace, Pod: p.Name, Port: port,
-				Image:  d.Spec.Template.Spec.Containers[0].Image,
-				Failed: notRunning(p)})
+	return s, nil
+}
+
+// Agents returns the agents of a DaemonSet that there are now.
+func (c *Cluster) Agents(ctx context.Context, s Set) (agents []Agent, err error) {
+	err = c.eachPod(ctx, s.Namespace, s.Selector, func(p *api.Pod) {
+		of := metav1.GetControllerOf(p)
+		if of != nil && of.UID == s.UID && p.Spec.NodeName != "" && p.DeletionTimestamp == nil {
+			agents = append(agents, Agent{Node: p.Spec.NodeName, Namespace: p.Namespace, Pod: p.Name, Port: s.Port,
+				Failed: notRunning(p), starting: s.Temporary})
 		}
 	})
 	return agents, err

@@ -35,9 +35,10 @@ type Deployment struct {
 // (ttlSecondsAfterFinished), and the garbage collector removes with it what it owns. The Job is made first, so there
 // is no moment at which something would stay. It needs no rights in the cluster and no image.
 type Temporary struct {
-	c               *Cluster
-	namespace, name string
-	set             *appsapi.DaemonSet
+	Owned metav1.ObjectMeta // for further objects that belong to their Job
+	Set   Set
+
+	c *Cluster
 }
 
 const (
@@ -54,10 +55,12 @@ func (c *Cluster) Deploy(ctx context.Context, d Deployment) (*Temporary, error) 
 	if err != nil {
 		return nil, err
 	}
-	t := &Temporary{c: c, namespace: d.Namespace, name: installedName + "-" + rand.String(5)}
+	t := &Temporary{c: c}
 	pod := &set.Spec.Template.Spec
 	temporary(pod, d.Image)
-	meta, maybe, err := c.MakeOwner(ctx, temporaryName, d.Namespace, t.name, d.Lifetime, pod)
+	maybe := false
+	t.Owned, maybe, err = c.MakeOwner(ctx, Owner{What: TemporaryName, Namespace: d.Namespace,
+		Name: installedName + "-" + rand.String(5), Lifetime: d.Lifetime, Pod: pod})
 	if err != nil {
 		if maybe {
 			return t, refused(err, "deploying agents")
@@ -65,27 +68,40 @@ func (c *Cluster) Deploy(ctx context.Context, d Deployment) (*Temporary, error) 
 		return nil, refused(err, "deploying agents")
 	}
 	own := appsapi.DaemonSetSpec{
-		Selector: &metav1.LabelSelector{MatchLabels: map[string]string{InstanceLabel: t.name}},
-		Template: api.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: maps.Clone(meta.Labels)}, Spec: *pod},
+		Selector: &metav1.LabelSelector{MatchLabels: map[string]string{InstanceLabel: t.Owned.Name}},
+		Template: api.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: maps.Clone(t.Owned.Labels)}, Spec: *pod},
 	}
-	t.set, err = c.apps.DaemonSets(d.Namespace).Create(ctx, &appsapi.DaemonSet{ObjectMeta: meta, Spec: own},
+	made, err := c.apps.DaemonSets(d.Namespace).Create(ctx, &appsapi.DaemonSet{ObjectMeta: t.Owned, Spec: own},
 		metav1.CreateOptions{FieldManager: Manager})
+	if err == nil {
+		t.Set, err = setOf(made)
+		t.Set.Temporary = true
+	}
 	return t, refused(err, "deploying agents")
 }
 
-// MakeOwner makes a Job of which no pod comes, and returns metadata for objects that belong to it: the cluster removes
-// all of them when their lifetime is over, whatever has become of the process that made them. what is their name by the
-// label of applications, and pod any that the namespace admits. If there is an error, the Job may have been made.
-func (c *Cluster) MakeOwner(
-	ctx context.Context, what, namespace, name string, lifetime time.Duration, pod *api.PodSpec,
-) (owned metav1.ObjectMeta, maybe bool, err error) {
-	seconds := int64(max(lifetime, time.Second).Seconds())
-	owned = metav1.ObjectMeta{Name: name, Namespace: namespace,
-		Labels:      map[string]string{nameLabel: what, InstanceLabel: name, managedLabel: Manager},
+// Owner is a Job of which no pod comes, to which other objects belong.
+type Owner struct {
+	What            string // name of all objects by the label of applications
+	Namespace, Name string
+	Notes           map[string]string // annotations of the Job alone
+	Lifetime        time.Duration     // after which the cluster removes all of it
+	Pod             *api.PodSpec      // any that the namespace admits
+}
+
+// MakeOwner makes such a Job, and returns metadata for objects that belong to it: the cluster removes all of them when
+// their lifetime is over, whatever has become of the process that made them. If there is an error, the Job may have
+// been made.
+func (c *Cluster) MakeOwner(ctx context.Context, o Owner) (owned metav1.ObjectMeta, maybe bool, err error) {
+	seconds := int64(max(o.Lifetime, time.Second).Seconds())
+	owned = metav1.ObjectMeta{Name: o.Name, Namespace: o.Namespace,
+		Labels:      map[string]string{nameLabel: o.What, InstanceLabel: o.Name, managedLabel: Manager},
 		Annotations: map[string]string{lifetimeKey: strconv.FormatInt(seconds, 10)}}
-	never := *pod.DeepCopy()
+	meta := *owned.DeepCopy()
+	maps.Copy(meta.Annotations, o.Notes)
+	never := *o.Pod.DeepCopy()
 	never.RestartPolicy = api.RestartPolicyNever
-	job, err := c.batch.Jobs(namespace).Create(ctx, &batchapi.Job{ObjectMeta: owned, Spec: batchapi.JobSpec{
+	job, err := c.batch.Jobs(o.Namespace).Create(ctx, &batchapi.Job{ObjectMeta: meta, Spec: batchapi.JobSpec{
 		Parallelism: new(int32(0)), Completions: new(int32(1)), BackoffLimit: new(int32(0)),
 		ActiveDeadlineSeconds: &seconds, TTLSecondsAfterFinished: new(int32(0)),
 		Template: api.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: owned.Labels}, Spec: never},
@@ -136,12 +152,11 @@ func temporary(pod *api.PodSpec, image string) {
 func (t *Temporary) Wait(ctx context.Context, nodes []Node, within time.Duration) (agents []Agent, err error) {
 	begin := time.Now()
 	for {
-		if agents, err = t.c.of(ctx, t.set); err != nil {
+		if agents, err = t.c.Agents(ctx, t.Set); err != nil {
 			return nil, err
 		}
 		byNode := map[string]bool{} // whether it is decided
 		for i := range agents {
-			agents[i].starting = true
 			byNode[agents[i].Node] = agents[i].Failed != notStarted
 		}
 		open := 0
@@ -169,28 +184,33 @@ func (t *Temporary) Wait(ctx context.Context, nodes []Node, within time.Duration
 
 // refusal is why no pods of the agents are made, where the cluster says so.
 func (t *Temporary) refusal(ctx context.Context) error {
-	events, err := t.c.core.Events(t.namespace).List(ctx, metav1.ListOptions{
-		FieldSelector: "involvedObject.name=" + t.name + ",reason=FailedCreate", Limit: 1})
+	events, err := t.c.core.Events(t.Owned.Namespace).List(ctx, metav1.ListOptions{
+		FieldSelector: "involvedObject.name=" + t.Owned.Name + ",reason=FailedCreate", Limit: 1})
 	if err != nil || len(events.Items) == 0 {
 		return nil //nolint:nilerr // then the nodes are named as those whose agents have not started
 	}
-	return fault.New(fault.Machine, "namespace "+t.namespace, "choose a namespace whose Pod Security is privileged: "+
+	return fault.New(fault.Machine, "namespace "+t.Owned.Namespace, "choose a namespace whose Pod Security is privileged: "+
 		"--agents-namespace", "the cluster refuses the agents: %s", text.ClipLine(events.Items[0].Message, maxRefusal))
 }
 
 const maxRefusal = 600 // bytes
 
-// Remove removes the agents, and waits for a while until their pods are gone. An error says what is left to the
-// cluster.
+// Remove removes the agents as RemoveAgents does.
 func (t *Temporary) Remove(ctx context.Context) error {
+	return t.c.RemoveAgents(ctx, t.Owned.Namespace, t.Owned.Name)
+}
+
+// RemoveAgents removes temporary agents, and what else belongs to their Job, and waits for a while until their pods are
+// gone. An error says what is left to the cluster.
+func (c *Cluster) RemoveAgents(ctx context.Context, namespace, name string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeWithin)
 	defer cancel()
-	if err := t.c.remove(ctx, t.namespace, t.name); err != nil {
+	if err := c.remove(ctx, namespace, name); err != nil {
 		return err
 	}
 	for {
 		var left []string
-		err := t.c.eachPod(ctx, t.namespace, InstanceLabel+"="+t.name, func(p *api.Pod) {
+		err := c.eachPod(ctx, namespace, InstanceLabel+"="+name, func(p *api.Pod) {
 			left = append(left, p.Spec.NodeName)
 		})
 		if err == nil && len(left) == 0 {
@@ -220,7 +240,7 @@ type Leftover struct {
 
 // Leftovers returns the temporary agents and the objects of experiments that there are.
 func (c *Cluster) Leftovers(ctx context.Context) (all []Leftover, err error) {
-	o := metav1.ListOptions{LabelSelector: fmt.Sprintf("%s in (%s,%s),%s=%s", nameLabel, temporaryName, RunName,
+	o := metav1.ListOptions{LabelSelector: fmt.Sprintf("%s in (%s,%s),%s=%s", nameLabel, TemporaryName, RunName,
 		managedLabel, Manager)}
 	seen := map[[2]string]bool{}
 	add := func(m *metav1.ObjectMeta) {
@@ -248,7 +268,19 @@ func (c *Cluster) Leftovers(ctx context.Context) (all []Leftover, err error) {
 	return all, nil
 }
 
-// Clean removes temporary agents.
+// Clean removes temporary agents, or the objects of an experiment, whose coordinator would take its time to end.
 func (c *Cluster) Clean(ctx context.Context, l Leftover) error {
-	return c.remove(ctx, l.Namespace, l.Name)
+	if !l.Run {
+		return c.remove(ctx, l.Namespace, l.Name)
+	}
+	return refused(c.RemoveRun(ctx, l.Namespace, l.Name), "removing a run")
+}
+
+// RemoveRun removes the Job of a run, and with it all that belongs to it: at once its coordinator and its Secret, which
+// have its name.
+func (c *Cluster) RemoveRun(ctx context.Context, namespace, name string) error {
+	at := metav1.DeleteOptions{GracePeriodSeconds: new(int64(1))}
+	pod := Removed(c.core.Pods(namespace).Delete(ctx, name, at)) // first: the cluster would give it time
+	secret := Removed(c.core.Secrets(namespace).Delete(ctx, name, metav1.DeleteOptions{}))
+	return cmp.Or(c.RemoveOwner(ctx, namespace, name), pod, secret)
 }

@@ -9,13 +9,60 @@ import (
 	authapi "k8s.io/api/authorization/v1"
 	rbacapi "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	authv1 "k8s.io/client-go/kubernetes/typed/authorization/v1"
+
+	"tare/deploy"
 )
 
+// Grant makes the account of a coordinator and its rights: in the run's namespace, and in that of the agents. What it
+// makes belongs to the run, or to what the agents belong to, and is named after it.
+func (c *Cluster) Grant(ctx context.Context, run, agents metav1.ObjectMeta) error {
+	all, err := granted(run, agents)
+	if err != nil {
+		return err
+	}
+	for _, o := range all {
+		r, err := c.resource(o)
+		if err == nil {
+			_, err = r.Create(ctx, o, metav1.CreateOptions{FieldManager: Manager})
+		}
+		if err != nil {
+			return fmt.Errorf("making %s: %w", nameOf(o), err)
+		}
+	}
+	return nil
+}
+
+// granted are the objects that Grant makes.
+func granted(run, agents metav1.ObjectMeta) ([]*unstructured.Unstructured, error) {
+	all, err := documents(deploy.CoordinatorRights)
+	if err != nil {
+		return nil, err
+	}
+	for _, o := range all {
+		owned := map[string]*metav1.ObjectMeta{deploy.RunsNamespace: &run, deploy.AgentsNamespace: &agents}[o.GetNamespace()]
+		o.SetName(owned.Name)
+		o.SetNamespace(owned.Namespace)
+		o.SetLabels(owned.Labels)
+		o.SetAnnotations(owned.Annotations)
+		o.SetOwnerReferences(owned.OwnerReferences)
+		if o.GetKind() == "RoleBinding" {
+			err = cmp.Or(unstructured.SetNestedField(o.Object, owned.Name, "roleRef", "name"),
+				unstructured.SetNestedSlice(o.Object, []any{map[string]any{"kind": "ServiceAccount", "name": run.Name,
+					"namespace": run.Namespace}}, "subjects"))
+			if err != nil {
+				return nil, fmt.Errorf("reading the manifests: %w", err)
+			}
+		}
+	}
+	return all, nil
+}
+
 // Missing returns which of the rights of some roles (YAML documents) the user does not have, where those of a Role are
-// asked for in a namespace.
-func (c *Cluster) Missing(ctx context.Context, roles []byte, namespace string) (missing []string, err error) {
+// asked for in a namespace that stands for its own.
+func (c *Cluster) Missing(ctx context.Context, roles []byte, namespaces map[string]string) (missing []string, err error) {
 	client, err := authv1.NewForConfig(c.config)
 	if err != nil {
 		return nil, wrong(err)
@@ -31,7 +78,7 @@ func (c *Cluster) Missing(ctx context.Context, roles []byte, namespace string) (
 		}
 		in := ""
 		if role.Kind == "Role" {
-			in = namespace
+			in = namespaces[role.Namespace]
 		}
 		for _, rule := range role.Rules {
 			for _, resource := range rule.Resources {

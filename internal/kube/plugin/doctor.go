@@ -76,7 +76,8 @@ func examine(ctx context.Context, c *agents.Cluster, namespace, experiments stri
 	}
 	add("cluster", true, "Kubernetes %s", version)
 	in := namespaceOf(namespace)
-	missing, err := c.Missing(ctx, deploy.WeighRights, in)
+	namespaces := map[string]string{deploy.AgentsNamespace: in, deploy.RunsNamespace: experiments}
+	missing, err := c.Missing(ctx, deploy.WeighRights, namespaces)
 	switch {
 	case err != nil:
 		add("rights", false, "%v", err)
@@ -85,7 +86,7 @@ func examine(ctx context.Context, c *agents.Cluster, namespace, experiments stri
 	default:
 		add("rights", true, "all of deploy/kubernetes/weigh.yaml, with temporary agents in %s", in)
 	}
-	missing, err = c.Missing(ctx, deploy.RunRights, experiments)
+	missing, err = c.Missing(ctx, deploy.RunRights, namespaces)
 	switch {
 	case err != nil:
 		add("run", false, "%v", err)
@@ -100,7 +101,7 @@ func examine(ctx context.Context, c *agents.Cluster, namespace, experiments stri
 	} else {
 		examineNodes(nodes, add)
 	}
-	installed, err := c.Find(ctx, namespace)
+	_, installed, err := c.Find(ctx, namespace)
 	switch {
 	case err != nil:
 		add("agents", false, "%v", err)

@@ -44,6 +44,9 @@ func run(t *testing.T, h http.Handler, args ...string) (stdout string, err error
 func TestHelp(t *testing.T) {
 	var names []string
 	for _, cmd := range Command().Commands() {
+		if cmd.Hidden {
+			continue
+		}
 		names = append(names, cmd.Name())
 		if cmd.Short == "" || cmd.Long == "" || cmd.Example == "" {
 			t.Errorf("%s does not explain itself", cmd.Name())
@@ -67,7 +70,7 @@ func TestHelp(t *testing.T) {
 			}
 		}
 	}
-	if want := []string{"clean", "doctor", "install", "run", "top", "uninstall", "weigh"}; !slices.Equal(names, want) {
+	if want := []string{"attach", "clean", "doctor", "install", "run", "top", "uninstall", "weigh"}; !slices.Equal(names, want) {
 		t.Errorf("commands are %q", names)
 	}
 }
@@ -80,6 +83,8 @@ func TestUsage(t *testing.T) {
 		{"run quickly", "no such experiment"},
 		{"run absent.yaml", "the spec cannot be read"},
 		{"run quickstart --blocks 0", "0 blocks make no run"},
+		{"attach a b", "want one run"},
+		{"_coordinator", "nobody says what to run"},
 		{"weigh x", "unexpected argument"},
 		{"weigh --for 1ms", "100ms to 5m"},
 		{"weigh --for x", "must be a duration with its unit"},
@@ -163,6 +168,9 @@ func TestFlagsInHelp(t *testing.T) {
 		t.Errorf("the root's flags:\n%s", root)
 	}
 	for _, command := range Command().Commands() {
+		if command.Hidden {
+			continue
+		}
 		if said := help(command.Name()); strings.Contains(said, "--as-group") ||
 			!strings.Contains(said, "'kubectl tare --help' lists these flags") {
 			t.Errorf("%s:\n%s", command.Name(), said)

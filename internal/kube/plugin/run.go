@@ -3,16 +3,16 @@ package plugin
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
-	"github.com/mattn/go-isatty"
 	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"tare/experiments"
 	"tare/internal/experiment/engine"
@@ -27,7 +27,6 @@ import (
 	"tare/internal/lib/self"
 	"tare/internal/lib/terminal"
 	"tare/internal/lib/usage"
-	"tare/internal/results/report"
 	"tare/internal/results/session"
 )
 
@@ -35,7 +34,8 @@ func init() { register(newRun) }
 
 type runFlags struct {
 	session.Flags
-	scope scope
+	scope  scope
+	detach bool
 }
 
 func newRun(c *connection) *cobra.Command {
@@ -58,15 +58,19 @@ A spec runs here as on a machine, if its arms are variants of the baseline or of
 
 Its section "cluster" says on which nodes its parts run; loads run apart from applications where it says nothing.
 
-Pods are in the namespace of the context, or of -n, and may do nothing: they satisfy Pod Security "restricted". They are
-reached through the API server, as by kubectl port-forward. Should this command be killed, the cluster removes them when
-the time of the run is over; 'kubectl tare clean --all' does so at once.
+Pods are in the namespace of the context, or of -n, and may do nothing: they satisfy Pod Security "restricted". One of
+them is the coordinator, which runs the trials with rights of its own (deploy/kubernetes/coordinator.yaml). This command
+follows it through the API server, as by kubectl port-forward, fetches the run directory and removes everything. Where it
+is killed or its machine sleeps, the run goes on: see 'kubectl tare attach'. Ctrl-C ends the run, fetches what was
+measured and removes everything. The cluster removes what nobody has fetched; 'kubectl tare clean --all' does so at once.
 
-Agents that are not installed ('kubectl tare install') are deployed for the run, from --image, which has tare too.`,
+Agents that are not installed ('kubectl tare install') are deployed for the run, from --image, which has tare and
+kubectl-tare too.`,
 		Example: `  kubectl tare run cluster/istio-sidecar --quick
   kubectl tare run mesh.yaml -n shop
   kubectl tare run mesh.yaml --quick --image registry.example.com/tare-agent:0.1.0
-  kubectl tare run mesh.yaml --precision 5% --until 20m`,
+  kubectl tare run mesh.yaml --precision 5% --until 20m
+  kubectl tare run cluster/istio-sidecar --detach`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return fault.New(fault.Usage, cmd.CommandPath(), usage.SeeHelp(cmd), "want one experiment, got %d", len(args))
@@ -80,7 +84,11 @@ Agents that are not installed ('kubectl tare install') are deployed for the run,
 			if err := f.scope.check(c); err != nil {
 				return err
 			}
-			s, err := session.LoadSpec(cmd.CommandPath(), args[0], nil, readSpec) // what machines need, nodes may have
+			file, data, err := session.ReadSpec(cmd.CommandPath(), args[0], readSpec)
+			if err != nil {
+				return err
+			}
+			s, err := spec.Parse(file, data, nil) // what machines need, nodes may have
 			if err != nil {
 				return err
 			}
@@ -95,13 +103,15 @@ Agents that are not installed ('kubectl tare install') are deployed for the run,
 			if err != nil {
 				return err
 			}
-			return f.run(cmd.Context(), client, s, namespace, cmd.OutOrStdout())
+			o := pods.Order{File: file, Spec: data, Overrides: f.Overrides}
+			return f.run(cmd.Context(), client, s, o, namespace, cmd.OutOrStdout())
 		},
 	}
 	fs := cmd.Flags()
 	f.Register(fs)
 	f.RegisterSpec(fs)
 	f.scope.registerStart(fs)
+	fs.BoolVar(&f.detach, "detach", false, "return once the run is under way, with the command that follows it")
 	return cmd
 }
 
@@ -114,10 +124,12 @@ func readSpec(path string) ([]byte, error) {
 	return data, fault.Wrap(err, fault.Usage, path, "", "the spec cannot be read")
 }
 
+// run starts the run in the cluster, and follows it.
 func (f *runFlags) run(
 	ctx context.Context,
 	c *agents.Cluster,
 	s *spec.Spec,
+	o pods.Order,
 	namespace string,
 	out io.Writer,
 ) (err error) {
@@ -125,57 +137,53 @@ func (f *runFlags) run(
 	if err := pods.Check(s); err != nil {
 		return err
 	}
+	if f.Out != "" {
+		if err := record.Free(f.Out); err != nil {
+			return err
+		}
+	}
 	log := terminal.Guard(os.Stderr)
 	runner := &engine.Runner{Spec: s, Longer: pods.TrialTakes}
-	life := 3*max(runner.Estimate(), s.Until) + 10*time.Minute
-	w, err := f.scope.open(ctx, c, life, log)
+	o.Life = 3*max(runner.Estimate(), s.Until) + 10*time.Minute
+	w, err := f.scope.open(ctx, c, o.Life, log)
 	if err != nil {
 		return err
 	}
-	defer w.close(ctx)
-	image := cmp.Or(f.scope.image, imageOf(w.agents))
-	if image == "" {
-		return fault.New(fault.Usage, "", "give --image", "no agent says which image of tare its node has")
-	}
-	place, err := pods.New(ctx, pods.Options{Cluster: c, Nodes: w.nodes, Namespace: namespace, Image: image,
-		Version: self.Version + " " + self.Build(), Lifetime: life,
-		Agents: func(ctx context.Context) ([]agents.Agent, error) {
-			err := w.look(ctx)
-			return w.agents, err
-		}}, s)
+	run, err := f.start(ctx, w, s, &o, namespace)
 	if err != nil {
+		w.close(ctx)
 		return err
 	}
-	defer func() { err = errors.Join(err, place.Close(ctx)) }()
-	r, err := f.Record(s, []string{"kubectl", "tare"}, os.Args[1:], environmentOf(w.nodes))
-	if err != nil {
-		return err
+	a := attachment{c: c, run: run, dir: cmp.Or(f.Out, dirOf(&o.Run)), show: f.Show, out: out, log: log, ends: true}
+	if f.detach {
+		return a.leave(ctx)
 	}
-	maps.Copy(r.Environment.Subjects, s.SubjectVersions(ctx, self.Version))
-	dir := fmt.Sprintf("tare-run-%s-%s", s.Name, r.Started.Format("20060102-150405"))
-	to, err := record.Create(cmp.Or(f.Out, dir), r)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, to.Close()) }()
-	if file, is := out.(*os.File); is && isatty.IsTerminal(file.Fd()) {
-		out = terminal.Guard(out, terminal.Styles...)
-	}
-	runner.Place, runner.Record = place, &r
-	return session.Run(ctx, runner, to, session.Output{
-		Out: out, Log: log, Terminal: os.Stderr, Show: f.Show,
-		Text: func(_ io.Writer, dir string, all bool) report.Options {
-			return session.TextOptions(os.Stdout, dir, all)
-		},
-	})
+	fmt.Fprintf(log, "tare: the run is %s in the namespace %s; if this command ends: %s\n", run.Name, run.Namespace,
+		a.command())
+	return a.follow(ctx)
 }
 
-// imageOf is the image of an agent.
-func imageOf(all []agents.Agent) string {
-	if len(all) == 0 {
-		return ""
+// start makes the objects of the run. Those of the agents are the caller's, if there is an error.
+func (f *runFlags) start(ctx context.Context, w *windows, s *spec.Spec, o *pods.Order, namespace string) (
+	_ *pods.Run, err error,
+) {
+	if o.Image = cmp.Or(f.scope.image, w.set.Image); o.Image == "" {
+		return nil, fault.New(fault.Usage, "", "give --image", "no agent says which image of tare its node has")
 	}
-	return all[0].Image
+	if o.NodeOf, err = pods.Places(s, w.nodes); err != nil {
+		return nil, err
+	}
+	if o.Run, err = f.Record(s, []string{"kubectl", "tare"}, os.Args[1:], environmentOf(w.nodes)); err != nil {
+		return nil, err
+	}
+	maps.Copy(o.Run.Environment.Subjects, s.SubjectVersions(ctx, self.Version))
+	o.Dir = filepath.Base(cmp.Or(f.Out, dirOf(&o.Run)))
+	o.Version, o.Nodes, o.Agents, o.Access = self.Version+" "+self.Build(), w.nodes, w.set, w.access
+	var owner metav1.ObjectMeta
+	if w.temporary != nil {
+		owner = w.temporary.Owned
+	}
+	return pods.Start(ctx, w.c, namespace, *o, owner)
 }
 
 // environmentOf is what a run in a cluster ran on.

@@ -91,6 +91,7 @@ type windows struct {
 	*scope
 	c         *agents.Cluster
 	temporary *agents.Temporary // nil: agents are installed
+	set       agents.Set
 	nodes     []agents.Node
 	agents    []agents.Agent
 	log       io.Writer
@@ -106,6 +107,7 @@ func (s *scope) open(ctx context.Context, c *agents.Cluster, life time.Duration,
 		return w, err
 	}
 	if err = w.deploy(ctx, life); err == nil {
+		w.set = w.temporary.Set
 		w.agents, err = w.temporary.Wait(ctx, w.nodes, s.within)
 	}
 	if err != nil {
@@ -126,7 +128,7 @@ func (w *windows) look(ctx context.Context) (err error) {
 	case w.temporary != nil:
 		w.agents, err = w.temporary.Wait(ctx, w.nodes, 0)
 	default:
-		w.agents, err = w.c.Find(ctx, w.agentsNamespace)
+		w.set, w.agents, err = w.c.Find(ctx, w.agentsNamespace)
 	}
 	return err
 }

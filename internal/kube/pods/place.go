@@ -2,20 +2,17 @@
 // by the agents of all nodes at the same time, and what a subject costs is what runs in the cluster by the rules of
 // its arm. Trial, in trial.go, is the life of one trial from top to bottom.
 //
-// All objects of a run are owned by one Job without pods, which the cluster itself ends when the time of the run is
-// over: nothing is left of a run whose process was killed.
+// Run, in run.go, is a run by its objects. All of them are owned by one Job without pods, which the cluster itself ends
+// when the time of the run is over: nothing is left of a run that everybody has forgotten.
 package pods
 
 import (
 	"context"
-	"crypto/rand"
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
-	api "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"tare/internal/experiment/kind"
@@ -28,23 +25,20 @@ import (
 
 // Options say where and as what the pods of a run exist.
 type Options struct {
-	Cluster   *agents.Cluster
-	Agents    func(context.Context) ([]agents.Agent, error) // those that there are now
-	Nodes     []agents.Node
-	Namespace string        // of the pods: an existing one
-	Image     string        // of tare, of this build
-	Version   string        // of tare with its build
-	Lifetime  time.Duration // after which the cluster removes what is left
+	Cluster *agents.Cluster
+	Agents  func(context.Context) ([]agents.Agent, error) // those that there are now
+	Nodes   []agents.Node
+	NodeOf  map[string]string // of each part: Places
+	Image   string            // of tare, of this build
+	Version string            // of tare with its build
+	Token   string            // of the run's parts
+	Owned   metav1.ObjectMeta // of the run's objects, but for their names; its name is the run's
 }
 
-// Place is where the trials of one run run. Close it.
+// Place is where the trials of one run run.
 type Place struct {
 	o      Options
-	name   string            // of the run's objects
-	token  string            // of its parts
-	owned  metav1.ObjectMeta // of the run's objects, but for their names
-	nodeOf map[string]string // of each part; empty: any
-	cameUp map[string]bool   // arms whose pods have been ready
+	cameUp map[string]bool // arms whose pods have been ready
 }
 
 const (
@@ -54,50 +48,14 @@ const (
 	tokenKey = "token" // in the run's Secret
 )
 
-// New makes what all trials of a run need: the Job that owns everything, and the Secret with the token of its parts.
-// The spec must have passed Check.
-func New(ctx context.Context, o Options, s *spec.Spec) (*Place, error) {
-	p := &Place{o: o, name: "tare-" + strings.ToLower(rand.Text()[:6]), token: rand.Text(), cameUp: map[string]bool{}}
-	var err error
-	if p.nodeOf, err = places(s, o.Nodes); err != nil {
-		return nil, err
-	}
-	pod, maybe := p.podSpec(), false
-	p.owned, maybe, err = o.Cluster.MakeOwner(ctx, agents.RunName, o.Namespace, p.name, o.Lifetime, &pod)
-	if err != nil {
-		if maybe {
-			_ = p.Close(ctx)
-		}
-		return nil, p.refused(err, "making the Job that owns the run")
-	}
-	_, err = o.Cluster.Core().Secrets(o.Namespace).Create(ctx, &api.Secret{ObjectMeta: p.meta(p.name),
-		Data: map[string][]byte{tokenKey: []byte(p.token)}}, metav1.CreateOptions{FieldManager: agents.Manager})
-	if err != nil {
-		_ = p.Close(ctx)
-		return nil, p.refused(err, "making the Secret of the run")
-	}
-	return p, nil
-}
+// New returns the place of a run whose objects Start has made. The spec must have passed Check.
+func New(o Options) *Place { return &Place{o: o, cameUp: map[string]bool{}} }
 
 // meta is of an object of the run.
 func (p *Place) meta(name string) metav1.ObjectMeta {
-	meta := *p.owned.DeepCopy()
+	meta := *p.o.Owned.DeepCopy()
 	meta.Name = name
 	return meta
-}
-
-// Close removes all that is left of the run, and waits until its pods have ended.
-func (p *Place) Close(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endWithin)
-	defer cancel()
-	if err := p.o.Cluster.RemoveOwner(ctx, p.o.Namespace, p.name); err != nil {
-		return p.refused(err, "removing the run's objects")
-	}
-	err := p.o.Cluster.Core().Secrets(p.o.Namespace).Delete(ctx, p.name, metav1.DeleteOptions{})
-	if agents.Removed(err) != nil {
-		return p.refused(err, "removing the run's Secret")
-	}
-	return p.gone(ctx, agents.InstanceLabel+"="+p.name)
 }
 
 const (
@@ -106,9 +64,9 @@ const (
 )
 
 // gone waits until there are no pods with these labels.
-func (p *Place) gone(ctx context.Context, selector string) error {
+func gone(ctx context.Context, c *agents.Cluster, namespace, selector string) error {
 	for {
-		list, err := p.o.Cluster.Core().Pods(p.o.Namespace).List(ctx, metav1.ListOptions{LabelSelector: selector})
+		list, err := c.Core().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: selector})
 		if err == nil && len(list.Items) == 0 {
 			return nil
 		}
@@ -116,15 +74,19 @@ func (p *Place) gone(ctx context.Context, selector string) error {
 			continue
 		}
 		if err != nil {
-			return p.refused(err, "listing pods")
+			return refused(err, namespace, "listing pods")
 		}
-		return fault.New(fault.Machine, "namespace "+p.o.Namespace, "kubectl get pods -l "+selector,
-			"%d pods of the trial have not ended within %v", len(list.Items), endWithin)
+		return fault.New(fault.Machine, "namespace "+namespace, "kubectl get pods -l "+selector,
+			"%d pods have not ended within %v", len(list.Items), endWithin)
 	}
 }
 
 func (p *Place) refused(err error, doing string) error {
-	return fault.Wrap(err, fault.Machine, "namespace "+p.o.Namespace, agents.Hint(err), "%s failed", doing)
+	return refused(err, p.o.Owned.Namespace, doing)
+}
+
+func refused(err error, namespace, doing string) error {
+	return fault.Wrap(err, fault.Machine, "namespace "+namespace, agents.Hint(err), "%s failed", doing)
 }
 
 // TrialTakes is how much longer a trial takes in pods than on a machine: the pods become ready, and are removed. It is
@@ -163,9 +125,9 @@ func Check(s *spec.Spec) error {
 	return nil
 }
 
-// places chooses the node of each part, so that it is the same in all trials. Parts of which the spec does not say
+// Places chooses the node of each part, so that it is the same in all trials. Parts of which the spec does not say
 // where they run are put on the nodes in turn, loads apart from applications where there are two nodes.
-func places(s *spec.Spec, nodes []agents.Node) (map[string]string, error) {
+func Places(s *spec.Spec, nodes []agents.Node) (map[string]string, error) {
 	var names []string
 	for _, n := range nodes {
 		if n.Ready && n.OS == "linux" && n.Schedulable {

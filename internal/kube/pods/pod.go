@@ -23,17 +23,15 @@ const appPort = 8080
 // partUser is a user without rights, for images whose user is root.
 const partUser = 65534
 
-// podSpec is that of any part: a process without any right, as Pod Security "restricted" wants it.
-func (p *Place) podSpec() api.PodSpec {
+// podSpec is that of a process without any right, as Pod Security "restricted" wants it.
+func podSpec(image string, command ...string) api.PodSpec {
 	return api.PodSpec{
 		RestartPolicy: api.RestartPolicyNever, TerminationGracePeriodSeconds: new(int64(1)),
 		AutomountServiceAccountToken: new(false), EnableServiceLinks: new(false),
 		SecurityContext: &api.PodSecurityContext{RunAsNonRoot: new(true), RunAsUser: new(int64(partUser)),
 			SeccompProfile: &api.SeccompProfile{Type: api.SeccompProfileTypeRuntimeDefault}},
 		Containers: []api.Container{{
-			Name: container, Image: p.o.Image, Command: []string{"/usr/bin/tare", part.Command},
-			Env: []api.EnvVar{{Name: part.TokenVariable, ValueFrom: &api.EnvVarSource{SecretKeyRef: &api.SecretKeySelector{
-				LocalObjectReference: api.LocalObjectReference{Name: p.name}, Key: tokenKey}}}},
+			Name: container, Image: image, Command: command,
 			SecurityContext: &api.SecurityContext{AllowPrivilegeEscalation: new(false), ReadOnlyRootFilesystem: new(true),
 				Capabilities: &api.Capabilities{Drop: []api.Capability{"ALL"}}},
 		}},
@@ -42,10 +40,14 @@ func (p *Place) podSpec() api.PodSpec {
 
 // pod is that of one part of a trial. marks are nil in arms to which nothing applies.
 func (p *Place) pod(trial, name string, of *kind.Part, marks *kind.Marks) *api.Pod {
-	pod := &api.Pod{ObjectMeta: p.meta(p.objectName(trial, name)), Spec: p.podSpec()}
+	pod := &api.Pod{ObjectMeta: p.meta(p.objectName(trial, name)), Spec: podSpec(p.o.Image, "/usr/bin/tare",
+		part.Command)}
+	pod.Spec.Containers[0].Env = []api.EnvVar{{Name: part.TokenVariable, ValueFrom: &api.EnvVarSource{
+		SecretKeyRef: &api.SecretKeySelector{LocalObjectReference: api.LocalObjectReference{Name: p.o.Owned.Name},
+			Key: tokenKey}}}}
 	maps.Copy(pod.Labels, map[string]string{trialLabel: trial, partLabel: name})
 	whole, _, _ := strings.Cut(name, "_") // copies run where the whole part does
-	if node := p.nodeOf[whole]; node != "" {
+	if node := p.o.NodeOf[whole]; node != "" {
 		pod.Spec.NodeSelector = map[string]string{api.LabelHostname: node}
 	}
 	limits := api.ResourceList{}
@@ -72,7 +74,7 @@ func (p *Place) pod(trial, name string, of *kind.Part, marks *kind.Marks) *api.P
 
 // objectName is that of the pod or the Service of a part in a trial.
 func (p *Place) objectName(trial, name string) string {
-	return p.name + "-" + trial + "-" + strings.ReplaceAll(name, "_", "-")
+	return p.o.Owned.Name + "-" + trial + "-" + strings.ReplaceAll(name, "_", "-")
 }
 
 // service is that of an application: what serves it may route by Services only.
@@ -84,7 +86,7 @@ func (p *Place) service(trial, name string, of *kind.Part) *api.Service {
 		port.AppProtocol = new(says(of.Options))
 	}
 	return &api.Service{ObjectMeta: meta, Spec: api.ServiceSpec{
-		Selector: map[string]string{agents.InstanceLabel: p.name, trialLabel: trial, partLabel: name},
+		Selector: map[string]string{agents.InstanceLabel: p.o.Owned.Name, trialLabel: trial, partLabel: name},
 		Ports:    []api.ServicePort{port},
 	}}
 }

@@ -74,7 +74,7 @@ func TestPlaces(t *testing.T) {
 		if c.cluster != "" {
 			text += "cluster: {where: {" + c.cluster + "}}\n"
 		}
-		at, err := places(parse(t, text), c.nodes)
+		at, err := Places(parse(t, text), c.nodes)
 		got := at["server"] + " " + at["client"]
 		if err != nil {
 			got = fmt.Sprintf("%v %v", err, err)
@@ -145,7 +145,8 @@ func underWay(t *testing.T, arm string, pods ...*api.Pod) *trial {
 	t.Helper()
 	s := parse(t, meshSpec)
 	x := &trial{
-		Place: &Place{o: Options{Namespace: "ns", Nodes: nodes("a", "b", "c")}}, spec: s, pods: map[string]*api.Pod{},
+		Place: New(Options{Owned: metav1.ObjectMeta{Namespace: "ns"}, Nodes: nodes("a", "b", "c")}), spec: s,
+		pods: map[string]*api.Pod{},
 		record: &record.Trial{PlannedTrial: record.PlannedTrial{Arm: arm}, Loads: map[string]load.Result{
 			"client": {Mode: load.Open, TargetRate: 100, Rate: 100, Seconds: 1, Intended: 100, Done: 100, Opened: 1,
 				Connections: 1, MaxConnections: 1}}},
@@ -396,9 +397,8 @@ func TestStartedAgain(t *testing.T) {
 // TestPodHasNoRights: a part may do nothing, wherever it runs.
 func TestPodHasNoRights(t *testing.T) {
 	s := parse(t, meshSpec)
-	p := &Place{o: Options{Namespace: "ns", Image: "tare:1"}, name: "run",
-		nodeOf: map[string]string{"server": "a"}, owned: metav1.ObjectMeta{Annotations: map[string]string{},
-			Labels: map[string]string{agents.InstanceLabel: "run"}}}
+	p := New(Options{Image: "tare:1", NodeOf: map[string]string{"server": "a"}, Owned: metav1.ObjectMeta{Namespace: "ns",
+		Name: "run", Annotations: map[string]string{}, Labels: map[string]string{agents.InstanceLabel: "run"}}})
 	marks, err := s.Arms["mesh"].Kind.(kind.Marked).Marks(s.Arms["mesh"].Options)
 	if err != nil {
 		t.Fatal(err)
@@ -423,7 +423,7 @@ func TestPodHasNoRights(t *testing.T) {
 
 // TestService: a mesh learns from the Service what it carries.
 func TestService(t *testing.T) {
-	p := &Place{name: "run", owned: metav1.ObjectMeta{Labels: map[string]string{}}}
+	p := New(Options{Owned: metav1.ObjectMeta{Name: "run", Labels: map[string]string{}}})
 	for protocol, want := range map[string]string{"http1": "http", "http2": "kubernetes.io/h2c", "grpc": "grpc",
 		"tcp": "tcp", "http1, tls: true": "https", "tcp, tls: true": "tls"} {
 		s := parse(t, strings.ReplaceAll(strings.Replace(meshSpec, "kind: http, limits", "kind: http, protocol: "+protocol+

@@ -163,7 +163,7 @@ func (x *trial) setUp(ctx context.Context) error {
 	}
 	services := map[string]string{} // addresses, by application
 	for name, of := range x.spec.Applications {
-		s, err := x.o.Cluster.Core().Services(x.o.Namespace).Create(ctx, x.service(x.id, name, of),
+		s, err := x.o.Cluster.Core().Services(x.o.Owned.Namespace).Create(ctx, x.service(x.id, name, of),
 			metav1.CreateOptions{FieldManager: agents.Manager})
 		if err != nil {
 			return x.refused(err, "making the Service of "+name)
@@ -171,7 +171,7 @@ func (x *trial) setUp(ctx context.Context) error {
 		services[name] = net.JoinHostPort(s.Spec.ClusterIP, strconv.Itoa(appPort))
 	}
 	for name, part := range x.parts() {
-		pod, err := x.o.Cluster.Core().Pods(x.o.Namespace).Create(ctx, x.pod(x.id, name, part, x.marks),
+		pod, err := x.o.Cluster.Core().Pods(x.o.Owned.Namespace).Create(ctx, x.pod(x.id, name, part, x.marks),
 			metav1.CreateOptions{FieldManager: agents.Manager})
 		if err != nil {
 			return x.refused(err, "making the pod of "+name)
@@ -237,14 +237,14 @@ func (x *trial) each(parts map[string]*kind.Part, do func(string, *kind.Part) er
 
 // selector is that of the trial's pods.
 func (x *trial) selector() string {
-	return agents.InstanceLabel + "=" + x.name + "," + trialLabel + "=" + x.id
+	return agents.InstanceLabel + "=" + x.o.Owned.Name + "," + trialLabel + "=" + x.id
 }
 
 // await waits until all pods are ready: what was added to them may have to be, before anything reaches them.
 func (x *trial) await(ctx context.Context) error {
 	begin := time.Now()
 	for {
-		list, err := x.o.Cluster.Core().Pods(x.o.Namespace).List(ctx, metav1.ListOptions{LabelSelector: x.selector()})
+		list, err := x.o.Cluster.Core().Pods(x.o.Owned.Namespace).List(ctx, metav1.ListOptions{LabelSelector: x.selector()})
 		if err != nil {
 			return x.refused(err, "listing pods")
 		}
@@ -269,7 +269,7 @@ func (x *trial) await(ctx context.Context) error {
 			return nil
 		}
 		if time.Since(begin) > startWithin {
-			return fault.New(fault.Machine, "namespace "+x.o.Namespace, "kubectl describe pods",
+			return fault.New(fault.Machine, "namespace "+x.o.Owned.Namespace, "kubectl describe pods",
 				"%d of %d pods are ready after %v: %s", ready, len(x.pods), startWithin,
 				cmp.Or(waits, "the others are being made"))
 		}
@@ -444,7 +444,7 @@ func (x *trial) meet(ctx context.Context, pod *api.Pod, name string, to part.To)
 		if err == nil {
 			var remote *role.Remote
 			var clock part.Clock
-			if remote, clock, err = part.Meet(ctx, name, c, x.token, x.o.Version, to, x.cancel); err == nil {
+			if remote, clock, err = part.Meet(ctx, name, c, x.o.Token, x.o.Version, to, x.cancel); err == nil {
 				return remote, clock, nil
 			}
 		}
@@ -516,15 +516,15 @@ func (x *trial) tearDown(ctx context.Context) error {
 	for name := range x.parts() {
 		object := x.objectName(x.id, name)
 		if _, serves := x.spec.Applications[name]; serves {
-			errs = append(errs, agents.Removed(core.Services(x.o.Namespace).Delete(ctx, object, metav1.DeleteOptions{})))
+			errs = append(errs, agents.Removed(core.Services(x.o.Owned.Namespace).Delete(ctx, object, metav1.DeleteOptions{})))
 		}
-		errs = append(errs, agents.Removed(core.Pods(x.o.Namespace).Delete(ctx, object,
+		errs = append(errs, agents.Removed(core.Pods(x.o.Owned.Namespace).Delete(ctx, object,
 			metav1.DeleteOptions{GracePeriodSeconds: new(int64(1))})))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return x.refused(err, "removing pods")
 	}
-	return x.gone(ctx, x.selector())
+	return gone(ctx, x.o.Cluster, x.o.Owned.Namespace, x.selector())
 }
 
 // explain adds what became of the trial's pods, and says whether somebody else made the trial fail: then it is worth
@@ -552,7 +552,7 @@ func ofServer(err error) bool {
 // lasted sees that the pods are those that were set up, with the containers that they had: the counters of one that
 // was started again are of a part of the window only.
 func (x *trial) lasted(ctx context.Context) error {
-	list, err := x.o.Cluster.Core().Pods(x.o.Namespace).List(ctx, metav1.ListOptions{LabelSelector: x.selector()})
+	list, err := x.o.Cluster.Core().Pods(x.o.Owned.Namespace).List(ctx, metav1.ListOptions{LabelSelector: x.selector()})
 	if err != nil {
 		return x.refused(err, "listing pods")
 	}
@@ -687,14 +687,14 @@ func (x *trial) rules() (rules []charge.Rule, limited map[string]bool) {
 			as = ledger.Charged{Charge: ledger.ChargeWorkload, Workload: name}
 		}
 		rules = append(rules, charge.Rule{Charged: as, Where: name,
-			Patterns: charge.Patterns{Namespace: x.o.Namespace, Pod: pod, Container: container}})
+			Patterns: charge.Patterns{Namespace: x.o.Owned.Namespace, Pod: pod, Container: container}})
 		_, limited[pod] = of.Limits["cpus"]
 		if x.marks == nil {
 			continue
 		}
 		for _, r := range x.marks.Components {
 			if kind.InPods(&r) && slices.ContainsFunc(added(x.pods[name]), r.IsContainer) {
-				r.Namespace, r.Pod, r.Component = x.o.Namespace, pod, r.Component+"."+name
+				r.Namespace, r.Pod, r.Component = x.o.Owned.Namespace, pod, r.Component+"."+name
 				if as.Workload != "" {
 					r.Workload = name
 				}

@@ -38,6 +38,12 @@ type Output struct {
 // Run runs the trials of r and records them with w. It sets r.Writer, r.Progress and r.Enough, prints the results, and
 // returns all errors as one.
 func Run(ctx context.Context, r *engine.Runner, w *record.Writer, o Output) error {
+	trials, err := Measure(ctx, r, w, o)
+	return o.Conclude(w, *r.Record, trials, err)
+}
+
+// Measure is the first part of Run: the trials, without a summary. Nothing is printed but progress.
+func Measure(ctx context.Context, r *engine.Runner, w engine.Recorder, o Output) ([]record.Trial, error) {
 	p := o.progress(r.Spec, *r.Record, r.Estimate(), w.Dir())
 	defer context.AfterFunc(ctx, p.interrupted)()
 	for _, text := range o.Warnings {
@@ -53,7 +59,7 @@ func Run(ctx context.Context, r *engine.Runner, w *record.Writer, o Output) erro
 	}
 	trials, err := r.Run(ctx)
 	p.done()
-	return o.conclude(w, *r.Record, trials, err)
+	return trials, err
 }
 
 // enough reports whether a run without a number of blocks may end, and why, or what is missing.
@@ -76,8 +82,9 @@ func enough(r record.Run, trials []record.Trial) (bool, string, error) {
 	return len(reached) > 0, strings.Join(reached, " and "), nil
 }
 
-// conclude writes the summary, prints it or the report, and turns what went wrong into one error.
-func (o *Output) conclude(w *record.Writer, r record.Run, trials []record.Trial, runErr error) error {
+// Conclude is the second part of Run, for trials that ended with runErr: it writes the summary, prints it or the report,
+// and turns what went wrong into one error.
+func (o *Output) Conclude(w *record.Writer, r record.Run, trials []record.Trial, runErr error) error {
 	out := o.Out
 	if len(trials) == 0 {
 		return ended(r, trials, w.Dir(), runErr)

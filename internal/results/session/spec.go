@@ -13,18 +13,24 @@ import (
 // LoadSpec finds the experiment of a command, such as "tare run": a path if it looks like one, which read reads, else a
 // built-in name. features are as of spec.Parse.
 func LoadSpec(command, arg string, features []string, read func(path string) ([]byte, error)) (*spec.Spec, error) {
-	file, data, ok := experiments.File(arg)
-	if !ok {
-		if !strings.ContainsAny(arg, "/.") {
-			return nil, NoSuchExperiment(command, arg, "; a file is named with its ending, .yaml")
-		}
-		var err error
-		file = arg
-		if data, err = read(arg); err != nil {
-			return nil, err
-		}
+	file, data, err := ReadSpec(command, arg, read)
+	if err != nil {
+		return nil, err
 	}
 	return spec.Parse(file, data, features)
+}
+
+// ReadSpec is LoadSpec's text of a spec, with its file in messages.
+func ReadSpec(command, arg string, read func(path string) ([]byte, error)) (file string, data []byte, err error) {
+	file, data, ok := experiments.File(arg)
+	if ok {
+		return file, data, nil
+	}
+	if !strings.ContainsAny(arg, "/.") {
+		return "", nil, NoSuchExperiment(command, arg, "; a file is named with its ending, .yaml")
+	}
+	data, err = read(arg)
+	return arg, data, err
 }
 
 // NoSuchExperiment says which there are, and which was most likely meant.

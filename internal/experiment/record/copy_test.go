@@ -1,0 +1,69 @@
+package record
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"tare/internal/lib/fault"
+)
+
+// TestContinue: a copy of a run directory that was begun goes on where it ended, in any pieces, and belongs to its run
+// alone.
+func TestContinue(t *testing.T) {
+	run := Run{Schema: RunSchema, ID: "one", Plan: []PlannedTrial{{Arm: Direct}, {Index: 1, Arm: Direct}}}
+	of := filepath.Join(t.TempDir(), "of")
+	w, err := Create(of, run)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range run.Plan {
+		if err := w.Append(Trial{Schema: TrialSchema, PlannedTrial: p}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	lines, err := os.ReadFile(filepath.Join(of, TrialsFile))
+	if err != nil || int64(len(lines)) != w.Size() {
+		t.Fatalf("%d bytes, of which it knows %d: %v", len(lines), w.Size(), err)
+	}
+	dir := filepath.Join(t.TempDir(), "copy")
+	if err := Free(dir); err != nil {
+		t.Error(err)
+	}
+	for at := int64(0); at < w.Size(); {
+		c, err := Continue(dir, run)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.Size() != at {
+			t.Fatalf("it has %d bytes, want %d", c.Size(), at)
+		}
+		next := min(at+37, w.Size())
+		if err := c.Copy(lines[at:next]); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Close(); err != nil {
+			t.Fatal(err)
+		}
+		at = next
+		if r, err := Read(dir); err != nil || len(r.Trials) != bytes.Count(lines[:at], []byte("\n")) {
+			t.Fatalf("of %d bytes it reads %d trials: %v", at, len(r.Trials), err)
+		}
+	}
+	run.ID = "two"
+	if _, err := Continue(dir, run); fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), "is not empty") {
+		t.Errorf("another run: %v", err)
+	}
+	if err := Free(dir); fault.CodeOf(err) != fault.Usage {
+		t.Errorf("a directory in use: %v", err)
+	}
+	run.ID = "one"
+	if err := os.Chmod(dir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Continue(dir, run); err == nil || !strings.Contains(err.Error(), "not yours alone") {
+		t.Errorf("a directory of everybody: %v", err)
+	}
+}

@@ -1,0 +1,258 @@
+package coordinator
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"tare/internal/experiment/record"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/pace"
+)
+
+// network reaches a server, or does not.
+type network struct {
+	address atomic.Value // of the server; "": it cannot be reached
+	dials   atomic.Int32
+}
+
+func (n *network) serve(t *testing.T, h http.Handler) *httptest.Server {
+	t.Helper()
+	s := httptest.NewServer(h)
+	t.Cleanup(s.Close)
+	n.address.Store(s.Listener.Addr().String())
+	return s
+}
+
+func (n *network) dial(ctx context.Context) (net.Conn, error) {
+	n.dials.Add(1)
+	address := n.address.Load().(string)
+	if address == "" {
+		return nil, errors.New("no route")
+	}
+	var d net.Dialer
+	return d.DialContext(ctx, "tcp", address)
+}
+
+// follower follows into a directory.
+func follower(t *testing.T, n *network, log io.Writer) *Followed {
+	t.Helper()
+	f := &Followed{Client: NewClient(n.dial), Log: log, Gone: func(context.Context) error { return nil },
+		Open: func(r record.Run) (*record.Writer, error) {
+			return record.Continue(filepath.Join(t.TempDir(), "copy"), r)
+		}}
+	t.Cleanup(func() {
+		f.Client.Close()
+		if f.Copy != nil {
+			f.Copy.Close()
+		}
+	})
+	return f
+}
+
+var run = record.Run{Schema: record.RunSchema, ID: "one", Experiment: "x",
+	Plan: []record.PlannedTrial{{Arm: record.Direct}, {Index: 1, Arm: record.Direct}}}
+
+// same fails the test if a copy is not what it is a copy of.
+func same(t *testing.T, of, copied string) {
+	t.Helper()
+	for _, name := range []string{record.RunFile, record.TrialsFile} {
+		want, err := os.ReadFile(filepath.Join(of, name))
+		got, err2 := os.ReadFile(filepath.Join(copied, name))
+		if err != nil || err2 != nil || !bytes.Equal(got, want) {
+			t.Errorf("%s has %d bytes, want %d (%v, %v)", name, len(got), len(want), err, err2)
+		}
+	}
+}
+
+// TestFollow: a client has each trial when it has ended, whatever becomes of the connection, and at the end all
+// of it and what the run ended with.
+func TestFollow(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	interrupted := make(chan struct{}, 1)
+	s := NewServer(dir, func() { interrupted <- struct{}{} })
+	var n network
+	server := n.serve(t, s.Handler())
+	var log bytes.Buffer
+	copied := make(chan string, 1)
+	f := follower(t, &n, &log)
+	open := f.Open
+	f.Open = func(r record.Run) (*record.Writer, error) {
+		w, err := open(r)
+		copied <- w.Dir()
+		return w, err
+	}
+	ended := make(chan error, 1)
+	go func() {
+		end, err := f.Follow(t.Context())
+		ended <- cmpErr(end, err)
+	}()
+	w, err := record.Create(dir, run)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Holds(0)
+	fmt.Fprintln(s, "begun")
+	to := <-copied
+	r := Recorder{w, s}
+	for i, p := range run.Plan {
+		if err := r.Append(record.Trial{Schema: record.TrialSchema, PlannedTrial: p}); err != nil {
+			t.Fatal(err)
+		}
+		for { // until it has the trial
+			if data, _ := os.ReadFile(filepath.Join(to, record.TrialsFile)); bytes.Count(data, []byte("\n")) == i+1 {
+				break
+			}
+			if err := pace.Sleep(t.Context(), time.Millisecond); err != nil {
+				t.Fatal(err)
+			}
+		}
+		address := n.address.Swap("")
+		server.CloseClientConnections()
+		n.address.Store(address)
+	}
+	if err := f.Client.Interrupt(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	<-interrupted
+	grown := run
+	grown.Plan = append(grown.Plan, record.PlannedTrial{Index: 2, Arm: record.Direct})
+	if err := w.UpdateRun(grown); err != nil {
+		t.Fatal(err)
+	}
+	fmt.Fprintln(s, "over")
+	s.End(fault.New(fault.Machine, "here", "do that", "it broke"))
+	err = <-ended
+	if fault.CodeOf(err) != fault.Machine || fault.HintOf(err) != "do that" || !strings.Contains(err.Error(), "it broke") {
+		t.Errorf("%v (%s)", err, fault.HintOf(err))
+	}
+	same(t, dir, to)
+	if log.String() != "begun\nover\n" {
+		t.Errorf("%q", log.String())
+	}
+	if n.dials.Load() < 3 {
+		t.Errorf("it has connected %d times: no connection was cut", n.dials.Load())
+	}
+	if err := f.Client.Fetched(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	<-s.Fetched()
+}
+
+func cmpErr(end, err error) error {
+	if err != nil {
+		return fmt.Errorf("following: %w", err)
+	}
+	return end
+}
+
+// TestEnds: what a run ended with is the same on the other side.
+func TestEnds(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		code fault.Code
+	}{{nil, fault.OK}, {fault.New(fault.Invalid, "", "", "x"), fault.Invalid}, {errors.New("x"), fault.Internal}} {
+		if got := endOf(c.err).Err(); fault.CodeOf(got) != c.code || (got == nil) != (c.err == nil) {
+			t.Errorf("%v becomes %v", c.err, got)
+		}
+	}
+	if got := endOf(fmt.Errorf("trial: %w", context.Canceled)).Err(); !errors.Is(got, context.Canceled) {
+		t.Errorf("an interruption becomes %v", got)
+	}
+}
+
+// TestLost: of a coordinator that is lost, what was copied is there, with the reason.
+func TestLost(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	s := NewServer(dir, nil)
+	var n network
+	var served atomic.Bool
+	n.serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if served.Load() {
+			panic(http.ErrAbortHandler)
+		}
+		s.Handler().ServeHTTP(w, r)
+		served.Store(r.URL.Path == "/"+record.TrialsFile)
+	}))
+	w, err := record.Create(dir, run)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := Recorder{w, s}
+	if err := r.Append(record.Trial{Schema: record.TrialSchema, PlannedTrial: run.Plan[0]}); err != nil {
+		t.Fatal(err)
+	}
+	f := follower(t, &n, io.Discard)
+	lost := errors.New("its pod is gone")
+	f.Gone = func(context.Context) error { return lost }
+	if end, err := f.Follow(t.Context()); err != nil || !errors.Is(end, lost) {
+		t.Errorf("%v, %v", end, err)
+	}
+	same(t, dir, f.Copy.Dir())
+}
+
+// TestStartedAgain: the progress of a coordinator that was started again is shown from its beginning.
+func TestStartedAgain(t *testing.T) {
+	s := NewServer(t.TempDir(), nil)
+	var n network
+	n.serve(t, s.Handler())
+	fmt.Fprintln(s, "again")
+	if st, err := NewClient(n.dial).Status(t.Context(), 1000, 5000); err != nil || st.Log != "again\n" || st.Next != 6 {
+		t.Errorf("%+v, %v", st, err)
+	}
+	_, _ = s.Write(bytes.Repeat([]byte("x"), 2*maxLog))
+	if st, err := NewClient(n.dial).Status(t.Context(), 3, 0); err != nil || len(st.Log) != maxLog || st.Next != 2*maxLog+6 {
+		t.Errorf("%d bytes of progress up to %d, %v", len(st.Log), st.Next, err)
+	}
+}
+
+// TestHostileCoordinator: what a coordinator answers writes nothing but the two files of the copy, no more of them than
+// a run has, and ends nothing but this run.
+func TestHostileCoordinator(t *testing.T) {
+	for name, c := range map[string]struct {
+		status, run, trials string
+		want                string
+	}{
+		"no JSON":      {"<html>", "", "", "gone"},
+		"endless":      {strings.Repeat(" ", maxStatus+1), "", "", "gone"},
+		"other record": {`{"begun":true}`, `[]`, "", "gives no record of a run"},
+		"no run": {`{"begun":true}`, `{"plan":[{"arm":"` + strings.Repeat("a", 1<<16) + `"}]}`, "",
+			"cannot hold the run"},
+		"short":    {`{"begun":true,"trials":100}`, `{"id":"one"}`, "x", "gone"},
+		"long":     {`{"begun":true,"trials":10}`, `{"id":"one"}`, strings.Repeat("x", 100), "gone"},
+		"negative": {`{"begun":true,"trials":-5,"next":-9,"end":{"code":4,"text":"bad"}}`, `{"id":"one"}`, "", "bad"},
+	} {
+		var n network
+		n.serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			switch r.URL.Path {
+			case "/status":
+				_, _ = io.WriteString(w, c.status)
+			case "/" + record.RunFile:
+				_, _ = io.WriteString(w, c.run)
+			default:
+				w.WriteHeader(http.StatusPartialContent)
+				_, _ = io.WriteString(w, c.trials)
+			}
+		}))
+		f := follower(t, &n, io.Discard)
+		f.Gone = func(context.Context) error { return errors.New("gone") }
+		end, err := f.Follow(t.Context())
+		if got := fmt.Sprint(end, err); !strings.Contains(got, c.want) {
+			t.Errorf("%s: %s, want %s", name, got, c.want)
+		}
+		if f.Copy != nil && f.Copy.Size() > 0 {
+			t.Errorf("%s: it has %d bytes of trials", name, f.Copy.Size())
+		}
+	}
+}

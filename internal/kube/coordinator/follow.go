@@ -1,0 +1,226 @@
+package coordinator
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"tare/internal/experiment/record"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/pace"
+	"tare/internal/lib/text"
+)
+
+const (
+	answerWithin = 2 * newsWithin  // for one request: a connection that says nothing for longer is dead
+	again        = time.Second     // between attempts
+	maxStatus    = 8 * maxLog      // bytes, as JSON
+	maxRun       = 16 << 20        // bytes of run.json, as of package record
+	chunk        = 1 << 20         // bytes of trials of one request
+	silentAfter  = 3 * time.Second // then it is said that the coordinator does not answer
+)
+
+// Client asks a coordinator.
+type Client struct{ http http.Client }
+
+// NewClient returns a client of a coordinator that dial reaches.
+func NewClient(dial func(context.Context) (net.Conn, error)) *Client {
+	return &Client{http.Client{
+		Transport: &http.Transport{
+			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
+		},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}}
+}
+
+// Close ends the connections that are not in use.
+func (c *Client) Close() { c.http.CloseIdleConnections() }
+
+// ask returns an answer, which may have most bytes.
+func (c *Client) ask(ctx context.Context, method, path, bytes string, most int64) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	defer cancel()
+	r, err := http.NewRequestWithContext(ctx, method, "http://coordinator/"+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	want := http.StatusOK
+	switch {
+	case bytes != "":
+		r.Header.Set("Range", "bytes="+bytes)
+		want = http.StatusPartialContent
+	case method == http.MethodPost && path == "fetched":
+		want = http.StatusNoContent
+	}
+	answer, err := c.http.Do(r)
+	if err != nil {
+		if of, is := errors.AsType[*url.Error](err); is {
+			err = of.Err
+		}
+		return nil, err
+	}
+	defer answer.Body.Close()
+	data, err := io.ReadAll(io.LimitReader(answer.Body, most+1))
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("reading its answer: %w", err)
+	case answer.StatusCode != want:
+		return nil, fmt.Errorf("it answers %s: %s", answer.Status, text.ClipLine(string(data), 200))
+	case int64(len(data)) > most:
+		return nil, fmt.Errorf("it answers more than %d bytes", most)
+	}
+	return data, nil
+}
+
+// Status says how far the run is, once there is more than what the caller knows, or after a while.
+func (c *Client) Status(ctx context.Context, log, trials int64) (s Status, err error) {
+	data, err := c.ask(ctx, http.MethodGet, fmt.Sprintf("status?log=%d&trials=%d", log, trials), "", maxStatus)
+	if err == nil {
+		err = json.Unmarshal(data, &s)
+	}
+	return s, err
+}
+
+// Interrupt ends the run. It returns when the coordinator knows.
+func (c *Client) Interrupt(ctx context.Context) error {
+	_, err := c.ask(ctx, http.MethodPost, "interrupt", "", 0)
+	return err
+}
+
+// Fetched says that nobody needs the coordinator any more.
+func (c *Client) Fetched(ctx context.Context) error {
+	_, err := c.ask(ctx, http.MethodPost, "fetched", "", 0)
+	return err
+}
+
+// Followed is a run that somebody follows.
+type Followed struct {
+	Client *Client
+	Open   func(record.Run) (*record.Writer, error) // makes the copy of the run directory, or opens one that was begun
+	Gone   func(context.Context) error              // why the coordinator will not answer again; nil: it may
+	Log    io.Writer
+
+	Copy *record.Writer // nil until there is one
+	log  int64
+}
+
+// Follow prints the progress of a run and copies its directory until it is over. ended is what the run ended with, or
+// that its coordinator is lost; err is why it could not be followed to its end, such as the end of the context. Close
+// Copy.
+func (f *Followed) Follow(ctx context.Context) (ended, err error) {
+	silent, said, answered := time.Time{}, false, false
+	for {
+		over, end, err := f.step(ctx)
+		local, isLocal := errors.AsType[*localError](err)
+		switch {
+		case over:
+			return end, nil
+		case ctx.Err() != nil:
+			return nil, context.Cause(ctx)
+		case isLocal:
+			return nil, local.error
+		case err == nil:
+			if said {
+				fmt.Fprintln(f.Log, "tare: the coordinator answers again")
+			}
+			silent, said, answered = time.Time{}, false, true
+			continue
+		}
+		if gone := f.Gone(ctx); gone != nil && ctx.Err() == nil {
+			return gone, nil
+		}
+		if silent.IsZero() {
+			silent = time.Now()
+		}
+		if answered && !said && time.Since(silent) > silentAfter {
+			said = true
+			fmt.Fprintf(f.Log, "tare: the coordinator does not answer, and is asked again and again: %s\n",
+				text.Line(err.Error()))
+		}
+		if err := pace.Sleep(ctx, again); err != nil {
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+// localError is about the copy, and not about the coordinator.
+type localError struct{ error }
+
+func local(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &localError{err}
+}
+
+// step hears once of the run, and copies what is new.
+func (f *Followed) step(ctx context.Context) (over bool, end, err error) {
+	size := int64(0)
+	if f.Copy != nil {
+		size = f.Copy.Size()
+	}
+	s, err := f.Client.Status(ctx, f.log, size)
+	if err != nil {
+		return false, nil, err
+	}
+	if s.Begun {
+		if err := f.copy(ctx, &s); err != nil {
+			return false, nil, err
+		}
+	}
+	if s.Log != "" {
+		_, _ = io.WriteString(f.Log, s.Log) // a terminal that is gone keeps nobody from the results
+	}
+	f.log = s.Next
+	if s.End == nil {
+		return false, nil, nil
+	}
+	return true, s.End.Err(), nil
+}
+
+// copy makes the copy as complete as the run directory is.
+func (f *Followed) copy(ctx context.Context, s *Status) error {
+	if f.Copy == nil || s.End != nil || s.Trials > f.Copy.Size() {
+		data, err := f.Client.ask(ctx, http.MethodGet, record.RunFile, "", maxRun)
+		if err != nil {
+			return err
+		}
+		var run record.Run
+		if err := json.Unmarshal(data, &run); err != nil {
+			return local(fault.Wrap(err, fault.Invalid, record.RunFile, "", "the coordinator gives no record of a run"))
+		}
+		if f.Copy == nil {
+			if f.Copy, err = f.Open(run); err != nil {
+				return local(err)
+			}
+		}
+		if err := f.Copy.WriteFile(record.RunFile, data); err != nil {
+			return local(err)
+		}
+	}
+	for {
+		from := f.Copy.Size()
+		more := min(s.Trials-from, chunk)
+		if more <= 0 {
+			return nil
+		}
+		bytes := strconv.FormatInt(from, 10) + "-" + strconv.FormatInt(from+more-1, 10)
+		data, err := f.Client.ask(ctx, http.MethodGet, record.TrialsFile, bytes, more)
+		if err != nil {
+			return err
+		}
+		if int64(len(data)) < more {
+			return fmt.Errorf("it answers %d bytes of %d", len(data), more)
+		}
+		if err := f.Copy.Copy(data); err != nil {
+			return local(err)
+		}
+	}
+}

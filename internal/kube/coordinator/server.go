@@ -1,0 +1,184 @@
+// Package coordinator is what the coordinator of a run in a cluster and who follows it say to each other: HTTP on the
+// loopback interface of the coordinator's pod, which the API server forwards to those who may forward ports there. The
+// coordinator (Server) tells its progress and gives run.json and trials.jsonl; a client (Follow) copies both as
+// they grow, so that the trials that have ended are there when the coordinator is lost, and makes the report.
+package coordinator
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"time"
+
+	"tare/internal/experiment/record"
+	"tare/internal/lib/fault"
+)
+
+// Port is where a coordinator listens.
+const Port = 9635
+
+const (
+	newsWithin = 15 * time.Second // an answer comes after this at the latest
+	maxLog     = 1 << 20          // bytes of progress that are kept
+)
+
+// Status is how far a run is.
+type Status struct {
+	Begun  bool   `json:"begun"`  // there is a run directory
+	Trials int64  `json:"trials"` // bytes of trials.jsonl, whole lines
+	Log    string `json:"log"`    // progress from the place that was asked for
+	Next   int64  `json:"next"`   // the place where that ends
+	End    *End   `json:"end"`    // null: the run is under way
+}
+
+// End is what a run ended with: nothing, an interruption, or an error.
+type End struct {
+	Interrupted bool       `json:"interrupted"`
+	Code        fault.Code `json:"code"`
+	Text        string     `json:"text"`
+	Hint        string     `json:"hint"`
+}
+
+func endOf(err error) *End {
+	if err == nil {
+		return &End{}
+	}
+	return &End{Interrupted: errors.Is(err, context.Canceled), Code: fault.CodeOf(err), Text: err.Error(),
+		Hint: fault.HintOf(err)}
+}
+
+// Err is the error that it was.
+func (e *End) Err() error {
+	switch {
+	case e.Interrupted:
+		return context.Canceled
+	case e.Code == fault.OK:
+		return nil
+	}
+	return fault.New(e.Code, "", e.Hint, "%s", e.Text)
+}
+
+// Server is a coordinator, for who follows the run. It is an io.Writer of progress.
+type Server struct {
+	dir       string
+	interrupt func()
+	fetched   chan struct{}
+	once      sync.Once
+
+	mu     sync.Mutex
+	news   chan struct{} // closed when there are some
+	log    []byte        // the end of it
+	before int64         // bytes of it that are not kept
+	trials int64
+	begun  bool
+	end    *End
+}
+
+// NewServer serves a run directory, which need not be there yet. interrupt ends the run.
+func NewServer(dir string, interrupt func()) *Server {
+	return &Server{dir: dir, interrupt: interrupt, fetched: make(chan struct{}), news: make(chan struct{})}
+}
+
+// Fetched is closed when the one who follows has all that there is.
+func (s *Server) Fetched() <-chan struct{} { return s.fetched }
+
+func (s *Server) tell(change func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	change()
+	close(s.news)
+	s.news = make(chan struct{})
+}
+
+// Write adds progress.
+func (s *Server) Write(p []byte) (int, error) {
+	s.tell(func() {
+		s.log = append(s.log, p...)
+		if over := len(s.log) - maxLog; over > 0 {
+			s.log, s.before = s.log[over:], s.before+int64(over)
+		}
+	})
+	return len(p), nil
+}
+
+// Holds says that there is a run directory, and how many bytes its trials have.
+func (s *Server) Holds(trials int64) { s.tell(func() { s.begun, s.trials = true, trials }) }
+
+// End says that the run is over.
+func (s *Server) End(err error) { s.tell(func() { s.end = endOf(err) }) }
+
+// Recorder is a run directory whose Server tells what is in it.
+type Recorder struct {
+	*record.Writer
+	Server *Server
+}
+
+// Append is engine.Recorder's.
+func (r *Recorder) Append(t record.Trial) error {
+	err := r.Writer.Append(t)
+	r.Server.Holds(r.Size())
+	return err
+}
+
+// Handler answers requests.
+func (s *Server) Handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /status", s.status)
+	for _, name := range []string{record.RunFile, record.TrialsFile} {
+		mux.HandleFunc("GET /"+name, func(w http.ResponseWriter, r *http.Request) { s.file(w, r, name) })
+	}
+	mux.HandleFunc("POST /interrupt", func(http.ResponseWriter, *http.Request) { s.interrupt() })
+	mux.HandleFunc("POST /fetched", func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusNoContent)
+		_ = http.NewResponseController(w).Flush() // the process may end now
+		s.once.Do(func() { close(s.fetched) })
+	})
+	return mux
+}
+
+// status answers when there is more than the one who asks knows, or after a while.
+func (s *Server) status(w http.ResponseWriter, r *http.Request) {
+	log, _ := strconv.ParseInt(r.FormValue("log"), 10, 64) // what is no number is 0
+	trials, _ := strconv.ParseInt(r.FormValue("trials"), 10, 64)
+	timeout := time.After(newsWithin)
+	for {
+		s.mu.Lock()
+		next := s.before + int64(len(s.log))
+		if log < 0 || log > next {
+			log = 0 // of a process that was here before
+		}
+		st := Status{Begun: s.begun, Trials: s.trials, Next: next, End: s.end, Log: string(s.log[max(log-s.before, 0):])}
+		news := s.news
+		s.mu.Unlock()
+		known := next == log && st.Trials <= trials && st.End == nil
+		if known {
+			select {
+			case <-news:
+				continue
+			case <-r.Context().Done():
+				return
+			case <-timeout:
+			}
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(st) // he asks again
+		return
+	}
+}
+
+func (s *Server) file(w http.ResponseWriter, r *http.Request, name string) {
+	f, err := os.Open(filepath.Join(s.dir, name))
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusNotFound)
+		return
+	}
+	defer f.Close()
+	w.Header().Set("Content-Type", "application/octet-stream")
+	http.ServeContent(w, r, "", time.Time{}, io.ReadSeeker(f))
+}

@@ -1,0 +1,113 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/client-go/rest"
+
+	"tare/internal/experiment/engine"
+	"tare/internal/experiment/record"
+	"tare/internal/experiment/spec"
+	"tare/internal/kube/agents"
+	"tare/internal/kube/coordinator"
+	"tare/internal/kube/pods"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/self"
+	"tare/internal/results/session"
+)
+
+func init() { register(newCoordinator) }
+
+// newCoordinator is the process of a run in the cluster.
+func newCoordinator(*connection) *cobra.Command {
+	return &cobra.Command{Use: pods.Coordinator, Hidden: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			o, err := pods.ReadOrder()
+			if err != nil {
+				return err
+			}
+			return coordinate(cmd.Context(), &o)
+		}}
+}
+
+// coordinate runs what was ordered, and then waits until somebody has fetched the run directory.
+func coordinate(ctx context.Context, o *pods.Order) error {
+	work, cancel := context.WithCancel(ctx)
+	defer cancel()
+	news := coordinator.NewServer(o.Dir, cancel)
+	l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(coordinator.Port)))
+	if err != nil {
+		return fault.Wrap(err, fault.Machine, "", "", "nobody can follow the run")
+	}
+	server := http.Server{Handler: news.Handler(), ReadHeaderTimeout: 10 * time.Second}
+	go server.Serve(l) //nolint:errcheck // who follows says that it does not answer
+	defer server.Close()
+	time.AfterFunc(o.Life, func() {
+		fmt.Fprintf(news, "tare: the run has lasted %v, which is its time: it ends\n", o.Life)
+		cancel()
+	})
+	err = runOrder(work, o, news)
+	if err != nil && ctx.Err() != nil {
+		err = fault.New(fault.Invalid, "", "run it again; the trials that had ended are kept",
+			"the coordinator's pod was deleted or evicted: the run is partial")
+	}
+	news.End(err)
+	select {
+	case <-news.Fetched():
+		time.Sleep(100 * time.Millisecond) // for the answer that says so
+	case <-time.After(pods.KeptFor): // until then, also where the pod is to end: the kubelet knows for how long
+	}
+	return nil
+}
+
+// runOrder runs what was ordered, unless a coordinator that was here before has begun with it.
+func runOrder(ctx context.Context, o *pods.Order, news *coordinator.Server) error {
+	if own := self.Version + " " + self.Build(); own != o.Version {
+		return fault.New(fault.Usage, "", "give --image of the same build as kubectl-tare",
+			"the image has kubectl-tare %s, and this one is %s", own, o.Version)
+	}
+	if info, err := os.Stat(filepath.Join(o.Dir, record.TrialsFile)); err == nil {
+		news.Holds(info.Size())
+		return fault.New(fault.Invalid, "", "run it again; the trials that had ended are kept",
+			"the coordinator ended during the run, and was started again: the run is partial")
+	}
+	config, err := rest.InClusterConfig()
+	if err != nil {
+		return fault.Wrap(err, fault.Machine, "", "", "the coordinator has no way to the API server")
+	}
+	config.UserAgent = "kubectl-tare/" + self.Version
+	c, err := agents.New(config)
+	if err != nil {
+		return err
+	}
+	c.Access = o.Access
+	s, err := spec.Parse(o.File, o.Spec, nil)
+	if err == nil {
+		err = s.Apply(o.Overrides)
+	}
+	if err != nil {
+		return err
+	}
+	w, err := record.Create(o.Dir, o.Run)
+	if err != nil {
+		return err
+	}
+	news.Holds(0)
+	runner := &engine.Runner{Spec: s, Record: &o.Run, Longer: pods.TrialTakes,
+		Place: pods.New(pods.Options{Cluster: c, Nodes: o.Nodes, NodeOf: o.NodeOf, Image: o.Image, Version: o.Version,
+			Token: o.Token, Owned: o.Owned,
+			Agents: func(ctx context.Context) ([]agents.Agent, error) { return c.Agents(ctx, o.Agents) }})}
+	_, err = session.Measure(ctx, runner, &coordinator.Recorder{Writer: w, Server: news},
+		session.Output{Log: io.MultiWriter(news, os.Stderr), Terminal: os.Stderr})
+	return errors.Join(err, w.Close())
+}

@@ -1,0 +1,293 @@
+package pods
+
+import (
+	"bytes"
+	"cmp"
+	"compress/gzip"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	api "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"tare/internal/experiment/record"
+	"tare/internal/experiment/spec"
+	"tare/internal/kube/agents"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/files"
+)
+
+// Order is what the coordinator of a run receives.
+type Order struct {
+	Version   string        // of kubectl-tare with its build, which must be the coordinator's
+	Life      time.Duration // then the run ends
+	File      string        // of the spec, in messages
+	Spec      []byte
+	Overrides spec.Overrides
+	Run       record.Run
+	Dir       string // name of the run directory
+	Nodes     []agents.Node
+	NodeOf    map[string]string // of each part
+	Agents    agents.Set
+	Access    agents.Access // to them; its files are others for the coordinator
+	Image     string
+	Token     string            // of the parts
+	Owned     metav1.ObjectMeta // as of Options
+}
+
+// Run is a run by its objects: a Job without pods that owns all others, the coordinator's pod and its order, which
+// have the same name, and the coordinator's rights. Those for agents belong to another Job, in their namespace.
+type Run struct {
+	Namespace, Name         string
+	Experiment              string
+	Made                    time.Time
+	AgentsNamespace, Agents string // that other Job, which owns temporary agents too
+
+	looked time.Time // when Gone saw first that the pod does not run
+}
+
+const (
+	experimentKey = "tare/experiment" // annotations of the Job
+	agentsKey     = "tare/agents"
+
+	// Coordinator is the hidden command of kubectl-tare that is a coordinator. Its run directory is in its working
+	// directory.
+	Coordinator = "_coordinator"
+	coordinator = "coordinator" // its container
+
+	// KeptFor is how long a coordinator keeps the results of a run for somebody to fetch.
+	KeptFor = time.Hour
+
+	ordersDir = "/etc/tare"
+	workDir   = "/run/tare"
+	orderKey  = "order.json.gz"
+	caKey     = "agents-ca"
+	secretKey = "agents-password"
+	maxOrder  = 64 << 20 // bytes
+	most      = 3        // times that a coordinator may end
+)
+
+// Start makes the objects of a run, the coordinator's pod last, and leaves nothing after an error. agentsOwner is of
+// what belongs to temporary agents; without a name, agents are installed. The order's token and its Owned are set here.
+func Start(ctx context.Context, c *agents.Cluster, namespace string, o Order, agentsOwner metav1.ObjectMeta) (
+	_ *Run, err error,
+) {
+	r := &Run{Namespace: namespace, Name: "tare-" + strings.ToLower(rand.Text()[:6]), Experiment: o.Run.Experiment,
+		AgentsNamespace: o.Agents.Namespace}
+	r.Agents = cmp.Or(agentsOwner.Name, r.Name+"-agents")
+	lifetime := startWithin + o.Life + KeptFor
+	owner := agents.Owner{What: agents.RunName, Namespace: namespace, Name: r.Name, Lifetime: lifetime,
+		Notes: map[string]string{experimentKey: r.Experiment, agentsKey: r.AgentsNamespace + "/" + r.Agents},
+		Pod:   new(podSpec(o.Image))}
+	maybe := true
+	defer func() {
+		if err != nil && maybe {
+			_ = Remove(ctx, c, r) // what this cannot, the cluster does
+		}
+	}()
+	if o.Owned, maybe, err = c.MakeOwner(ctx, owner); err != nil {
+		return nil, refused(err, namespace, "making the Job that owns the run")
+	}
+	if agentsOwner.Name == "" {
+		owner.What, owner.Namespace, owner.Name, owner.Notes = agents.TemporaryName, r.AgentsNamespace, r.Agents, nil
+		if agentsOwner, _, err = c.MakeOwner(ctx, owner); err != nil {
+			return nil, refused(err, r.AgentsNamespace, "making the Job that owns the rights for agents")
+		}
+	}
+	if err := c.Grant(ctx, o.Owned, agentsOwner); err != nil {
+		return nil, refused(err, namespace, "giving the coordinator its rights")
+	}
+	o.Token = rand.Text()
+	secret, err := secretOf(&o)
+	if err != nil {
+		return nil, err
+	}
+	how := metav1.CreateOptions{FieldManager: agents.Manager}
+	if _, err := c.Core().Secrets(namespace).Create(ctx, secret, how); err != nil {
+		return nil, refused(err, namespace, "making the Secret of the run")
+	}
+	if _, err := c.Core().Pods(namespace).Create(ctx, coordinatorPod(&o), how); err != nil {
+		return nil, refused(err, namespace, "making the coordinator's pod")
+	}
+	return r, nil
+}
+
+// secretOf holds the order, and apart from it the token, which the parts receive.
+func secretOf(o *Order) (*api.Secret, error) {
+	secret := &api.Secret{ObjectMeta: o.Owned, Data: map[string][]byte{tokenKey: []byte(o.Token)}}
+	for _, f := range []struct {
+		path *string
+		key  string
+	}{{&o.Access.CAFile, caKey}, {&o.Access.PasswordFile, secretKey}} {
+		if *f.path == "" {
+			continue
+		}
+		data, err := files.Read(*f.path, 1<<20)
+		if err != nil {
+			return nil, fault.Wrap(err, fault.Usage, *f.path, "", "the coordinator cannot have this file")
+		}
+		secret.Data[f.key], *f.path = data, filepath.Join(ordersDir, f.key)
+	}
+	var b bytes.Buffer
+	w := gzip.NewWriter(&b)
+	if err := errors.Join(json.NewEncoder(w).Encode(o), w.Close()); err != nil {
+		return nil, fmt.Errorf("encoding the order of the coordinator: %w", err)
+	}
+	secret.Data[orderKey] = b.Bytes()
+	return secret, nil
+}
+
+// ReadOrder is the order of the coordinator that this process is.
+func ReadOrder() (o Order, err error) {
+	f, err := os.Open(filepath.Join(ordersDir, orderKey))
+	if err != nil {
+		return o, fault.Wrap(err, fault.Usage, "", "kubectl tare run starts this command", "nobody says what to run")
+	}
+	defer f.Close()
+	return decodeOrder(f)
+}
+
+// coordinatorPod is that of the coordinator. It is started again where it ends with an error, in the same pod: what it
+// has measured is still there.
+func coordinatorPod(o *Order) *api.Pod {
+	pod := &api.Pod{ObjectMeta: o.Owned, Spec: podSpec(o.Image, "/usr/bin/kubectl-tare", Coordinator)}
+	s := &pod.Spec
+	s.RestartPolicy, s.TerminationGracePeriodSeconds = api.RestartPolicyOnFailure, nil
+	s.ServiceAccountName, s.AutomountServiceAccountToken = o.Owned.Name, new(true)
+	s.Volumes = []api.Volume{
+		{Name: "run", VolumeSource: api.VolumeSource{EmptyDir: &api.EmptyDirVolumeSource{}}},
+		{Name: "order", VolumeSource: api.VolumeSource{Secret: &api.SecretVolumeSource{SecretName: o.Owned.Name}}},
+	}
+	c := &s.Containers[0]
+	c.Name, c.WorkingDir = coordinator, workDir
+	c.VolumeMounts = []api.VolumeMount{{Name: "run", MountPath: workDir},
+		{Name: "order", MountPath: ordersDir, ReadOnly: true}}
+	// Where there are other nodes, it is not on one whose ledger the trials read for their parts.
+	s.Affinity = &api.Affinity{NodeAffinity: &api.NodeAffinity{
+		PreferredDuringSchedulingIgnoredDuringExecution: []api.PreferredSchedulingTerm{{Weight: 1,
+			Preference: api.NodeSelectorTerm{MatchExpressions: []api.NodeSelectorRequirement{{Key: api.LabelHostname,
+				Operator: api.NodeSelectorOpNotIn, Values: slices.Compact(slices.Sorted(maps.Values(o.NodeOf)))}}}}}}}
+	return pod
+}
+
+// Remove removes all objects of a run, and waits until its pods have ended.
+func Remove(ctx context.Context, c *agents.Cluster, r *Run) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endWithin)
+	defer cancel()
+	err := refused(c.RemoveRun(ctx, r.Namespace, r.Name), r.Namespace, "removing the run's objects")
+	if r.Agents != "" {
+		err = errors.Join(err, c.RemoveAgents(ctx, r.AgentsNamespace, r.Agents))
+	}
+	if err != nil {
+		return err
+	}
+	return gone(ctx, c, r.Namespace, agents.InstanceLabel+"="+r.Name)
+}
+
+// Runs are the runs of a namespace, the oldest first.
+func Runs(ctx context.Context, c *agents.Cluster, namespace string) (all []*Run, err error) {
+	jobs, err := c.Batch().Jobs(namespace).List(ctx, metav1.ListOptions{LabelSelector: agents.RunSelector})
+	if err != nil {
+		return nil, refused(err, namespace, "listing runs")
+	}
+	for i := range jobs.Items {
+		j := &jobs.Items[i]
+		r := &Run{Namespace: j.Namespace, Name: j.Name, Experiment: j.Annotations[experimentKey],
+			Made: j.CreationTimestamp.Time}
+		r.AgentsNamespace, r.Agents, _ = strings.Cut(j.Annotations[agentsKey], "/")
+		all = append(all, r)
+	}
+	slices.SortFunc(all, func(a, b *Run) int { return a.Made.Compare(b.Made) })
+	return all, nil
+}
+
+// Gone says why the coordinator will not answer any more, or never will; nil: it may. What the API server cannot say
+// now is not known.
+func (r *Run) Gone(ctx context.Context, c *agents.Cluster) error {
+	pod, err := c.Core().Pods(r.Namespace).Get(ctx, r.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return r.lost("its pod was deleted, with its node or by somebody")
+	case apierrors.IsForbidden(err):
+		return refused(err, r.Namespace, "looking at the coordinator")
+	case err != nil:
+		return nil //nolint:nilerr // it is not known
+	}
+	why, patience := stuck(pod)
+	if why == "" {
+		r.looked = time.Time{}
+		return nil
+	}
+	if r.looked.IsZero() {
+		r.looked = time.Now()
+	}
+	if time.Since(r.looked) < patience {
+		return nil
+	}
+	return r.lost(why)
+}
+
+func (r *Run) lost(why string) error {
+	return fault.New(fault.Invalid, "pod "+r.Namespace+"/"+r.Name, "what was fetched until then is kept; run it again",
+		"the coordinator is lost: %s", why)
+}
+
+// stuck says why the pod of a coordinator does not run, and how long that is worth waiting for; "": it runs, or ends at
+// the moment.
+func stuck(pod *api.Pod) (why string, patience time.Duration) {
+	switch pod.Status.Phase {
+	case api.PodSucceeded:
+		return "it has ended: somebody has fetched the run, or nobody has in time", 0
+	case api.PodFailed:
+		return cmp.Or(strings.Trim(pod.Status.Reason+": "+pod.Status.Message, ": "), "its pod has failed"), 0
+	}
+	if why := EndedBefore(pod); why != "" {
+		if pod.Status.ContainerStatuses[0].RestartCount >= most {
+			return "it has ended " + fmt.Sprint(most) + " times, the last time " + why, 0
+		}
+		return "", 0
+	}
+	ready, why, patience := stateOf(pod)
+	if ready {
+		return "", 0
+	}
+	return why, max(patience, stuckAfter)
+}
+
+// EndedBefore says what a container of a coordinator that was started again had ended with; "": it was not.
+func EndedBefore(pod *api.Pod) string {
+	for _, s := range pod.Status.ContainerStatuses {
+		if t := cmp.Or(s.LastTerminationState.Terminated, s.State.Terminated); s.Name == coordinator && t != nil {
+			return strings.TrimSpace(fmt.Sprintf("with code %d: %s %s", t.ExitCode, t.Reason, t.Message))
+		}
+	}
+	return ""
+}
+
+// Ended is EndedBefore of the run's coordinator, as far as the API server says it.
+func (r *Run) Ended(ctx context.Context, c *agents.Cluster) string {
+	pod, err := c.Core().Pods(r.Namespace).Get(ctx, r.Name, metav1.GetOptions{})
+	if err != nil {
+		return ""
+	}
+	return EndedBefore(pod)
+}
+
+func decodeOrder(r io.Reader) (o Order, err error) {
+	z, err := gzip.NewReader(r)
+	if err == nil {
+		err = json.NewDecoder(io.LimitReader(z, maxOrder)).Decode(&o)
+	}
+	return o, fault.Wrap(err, fault.Usage, "", "", "the order of the coordinator cannot be read")
+}

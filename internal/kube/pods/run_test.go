@@ -1,0 +1,132 @@
+package pods
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	api "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"tare/internal/experiment/record"
+	"tare/internal/experiment/spec"
+	"tare/internal/kube/agents"
+)
+
+// order is that of a coordinator on another node than its parts.
+func order() Order {
+	return Order{Version: "1", Life: time.Hour, File: "x.yaml", Spec: []byte(meshSpec), Dir: "run", Image: "tare:1",
+		Overrides: spec.Overrides{Blocks: 3, Set: []string{"rate=1"}, Until: time.Minute}, Token: "secret",
+		Run: record.Run{ID: "one", Spec: []byte("{}"), Plan: []record.PlannedTrial{{Arm: "mesh"}}}, Nodes: nodes("a", "b", "c"),
+		NodeOf: map[string]string{"server": "b", "client": "a"},
+		Agents: agents.Set{Namespace: "kube-system", Selector: "a=b", UID: "u", Port: 1, Image: "i", Temporary: true},
+		Owned: metav1.ObjectMeta{Namespace: "ns", Name: "tare-1", Labels: map[string]string{},
+			OwnerReferences: []metav1.OwnerReference{{Kind: "Job", Name: "tare-1", UID: "v"}}}}
+}
+
+// TestOrder: a coordinator receives what there is to run, with the files by which it reaches agents; the parts
+// receive the token alone.
+func TestOrder(t *testing.T) {
+	o := order()
+	dir := t.TempDir()
+	o.Access = agents.Access{CAFile: filepath.Join(dir, "ca"), User: "u", PasswordFile: filepath.Join(dir, "password")}
+	for path, text := range map[string]string{o.Access.CAFile: "PEM", o.Access.PasswordFile: "guess"} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	secret, err := secretOf(&o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(secret.Data[caKey]) != "PEM" || string(secret.Data[secretKey]) != "guess" ||
+		string(secret.Data[tokenKey]) != "secret" || o.Access.CAFile != "/etc/tare/agents-ca" {
+		t.Errorf("%v, %+v", secret.Data, o.Access)
+	}
+	read, err := decodeOrder(bytes.NewReader(secret.Data[orderKey]))
+	want, err2 := json.Marshal(o)
+	got, err3 := json.Marshal(read)
+	if err := errors.Join(err, err2, err3); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("%v\n%s\n%s", err, got, want)
+	}
+	if _, err := decodeOrder(strings.NewReader("x")); err == nil {
+		t.Error("no order is read")
+	}
+	o.Access.CAFile = filepath.Join(dir, "none")
+	if _, err := secretOf(&o); err == nil {
+		t.Error("a file that is not there was read")
+	}
+}
+
+// TestCoordinatorPod: a coordinator has the rights of its account and no others, and what it writes is gone with it.
+func TestCoordinatorPod(t *testing.T) {
+	o := order()
+	pod := coordinatorPod(&o)
+	s, c := &pod.Spec, &pod.Spec.Containers[0]
+	if s.ServiceAccountName != "tare-1" || !*s.AutomountServiceAccountToken || s.HostNetwork || s.HostPID || s.HostIPC ||
+		!*s.SecurityContext.RunAsNonRoot || *s.SecurityContext.RunAsUser == 0 || !*c.SecurityContext.ReadOnlyRootFilesystem ||
+		*c.SecurityContext.AllowPrivilegeEscalation || c.SecurityContext.Privileged != nil ||
+		len(c.SecurityContext.Capabilities.Add) > 0 || c.SecurityContext.Capabilities.Drop[0] != "ALL" {
+		t.Errorf("%+v", s)
+	}
+	for _, v := range s.Volumes {
+		if v.EmptyDir == nil && (v.Secret == nil || v.Secret.SecretName != "tare-1") {
+			t.Errorf("it has the volume %+v", v)
+		}
+	}
+	if pod.Name != "tare-1" || pod.OwnerReferences[0].UID != "v" || s.RestartPolicy != api.RestartPolicyOnFailure {
+		t.Errorf("%+v", pod)
+	}
+	apart := s.Affinity.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution[0].Preference.MatchExpressions[0]
+	if apart.Operator != api.NodeSelectorOpNotIn || !reflect.DeepEqual(apart.Values, []string{"a", "b"}) {
+		t.Errorf("%+v", apart)
+	}
+}
+
+// TestStuck: what a cluster says of a coordinator's pod is worth waiting for, or is the end of it.
+func TestStuck(t *testing.T) {
+	state := func(phase api.PodPhase, s api.ContainerStatus) *api.Pod {
+		p := &api.Pod{Status: api.PodStatus{Phase: phase}}
+		s.Name = coordinator
+		p.Status.ContainerStatuses = []api.ContainerStatus{s}
+		return p
+	}
+	killed := &api.ContainerStateTerminated{ExitCode: 137, Reason: "OOMKilled"}
+	waits := func(why string) api.ContainerState {
+		return api.ContainerState{Waiting: &api.ContainerStateWaiting{Reason: why, Message: "it says"}}
+	}
+	evicted := state(api.PodFailed, api.ContainerStatus{})
+	evicted.Status.Reason, evicted.Status.Message = "Evicted", "low on memory"
+	ready := state(api.PodRunning, api.ContainerStatus{})
+	ready.Status.Conditions = []api.PodCondition{{Type: api.PodReady, Status: api.ConditionTrue}}
+	for _, c := range []struct {
+		name     string
+		pod      *api.Pod
+		why      string
+		patience time.Duration
+	}{
+		{"ready", ready, "", 0},
+		{"evicted", evicted, "Evicted: low on memory", 0},
+		{"done", state(api.PodSucceeded, api.ContainerStatus{}), "it has ended", 0},
+		{"made", state(api.PodPending, api.ContainerStatus{State: waits("ContainerCreating")}), "it is being made",
+			startWithin},
+		{"no image", state(api.PodPending, api.ContainerStatus{State: waits("ErrImagePull")}), "ErrImagePull: it says",
+			stuckAfter},
+		{"started again", state(api.PodRunning, api.ContainerStatus{RestartCount: 1, State: waits("CrashLoopBackOff"),
+			LastTerminationState: api.ContainerState{Terminated: killed}}), "", 0},
+		{"again and again", state(api.PodRunning, api.ContainerStatus{RestartCount: 3, State: waits("CrashLoopBackOff"),
+			LastTerminationState: api.ContainerState{Terminated: killed}}),
+			"it has ended 3 times, the last time with code 137: OOMKilled", 0},
+	} {
+		why, patience := stuck(c.pod)
+		if c.why == "" && why != "" || !strings.Contains(why, c.why) || patience != c.patience {
+			t.Errorf("%s: %q, %v; want %q, %v", c.name, why, patience, c.why, c.patience)
+		}
+	}
+}
