@@ -23,7 +23,7 @@ const (
 )
 
 // newAsker makes a client with one connection per request, so that the measured proxies keep none of them, and without
-// redirects. It has no time limit of its own, because an application may be slow.
+// redirects. It sets no time limit, because an application may be slow.
 func newAsker(over *http.Protocols) *http.Client {
 	return &http.Client{
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },

@@ -2,7 +2,7 @@
 // how they are started, checked for readiness, watched and ended, and what is recorded of them. A kind of proxy
 // implements how one is configured and started (Proxy); the rest is here.
 //
-// Each proxy is a component of the subject in a control group of its own, and serves one application:
+// Each proxy is a component of the subject in a separate control group, and serves one application:
 //
 //	hops: 2   load -> proxy.client -> (mTLS) -> proxy.server -> application
 //	hops: 1   load -> proxy.server -> application, as through an ingress

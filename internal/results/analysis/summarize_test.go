@@ -399,7 +399,7 @@ func TestPooledParts(t *testing.T) {
 	}
 }
 
-// TestNoFactors: a run without factors says so with an object, which a reader need not tell from null.
+// TestNoFactors: a run without factors has an empty object for them, so that a reader has one case only.
 func TestNoFactors(t *testing.T) {
 	run, trials := analysistest.Quickstart(analysistest.Truth{Blocks: 6, BPF: 3e-6, Noise: 1e-6})
 	trials[0].Validity = record.Validity{Failed: "made to"}

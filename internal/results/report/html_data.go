@@ -175,7 +175,7 @@ func newDataMaker(s *analysis.Summary, run record.Run, trials []record.Trial) *d
 		Curves: []chartCurve{}, Models: []chartModel{},
 		Limits: []chartLimit{}, LimitParts: []chartPart{}, Ran: []chartPart{}, Stairs: []chartStair{},
 		Placed: []chartPlaced{}, Courses: []chartCourse{},
-		// no null for JavaScript to stumble over
+		// empty rather than nil, so that JavaScript need not check for it
 		CPU: []chartPart{}, CPUSum: []chartCPU{}, Memory: []chartPart{}, Trials: []chartTrial{},
 	}, s: s, run: run, trials: trials, levels: map[string]int{}, arms: map[string]int{}, metric: map[string]int{}}
 	m.names()

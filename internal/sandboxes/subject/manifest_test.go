@@ -25,7 +25,7 @@ func trialOf(t *testing.T, block int, arm, runtime string, memory, cpus float64)
 	return tr
 }
 
-// TestManifest: the overhead is what an arm takes beyond the baseline of its own block; the largest is declared,
+// TestManifest: the overhead is what an arm takes beyond the baseline of the same block; the largest is declared,
 // rounded up; and the number of trials is enough for the stated percentile.
 func TestManifest(t *testing.T) {
 	var trials []record.Trial

@@ -16,7 +16,7 @@ type Env struct {
 	Own     []netip.Addr               // addresses of the workload that the data plane stands for
 }
 
-// Served is what a data plane serves for a listener: any number of its own listeners.
+// Served is what a data plane serves for a listener: any number of listeners in the form of the data plane.
 type Served struct {
 	Listeners []*mesh.Listener // the first has the listener's name, if it is the listener itself
 	Clusters  []*Cluster       // that Listeners name and the control plane does not have: the workload itself
