@@ -70,8 +70,8 @@ type pictured struct {
 	table           []string // that its table has
 }
 
-// TestPictured: what the record of any guest has to show is drawn, and stands in tables. A run that lacks some of it has
-// no figure of that.
+// TestPictured: what the record of any guest has to show is drawn, and stands in tables. A run that lacks some of it
+// has no figure of that.
 func TestPictured(t *testing.T) {
 	usual := []string{"differences", "values", "latency", "latency-difference", "cpu", "memory", "trials"}
 	for _, c := range []struct {

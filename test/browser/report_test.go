@@ -130,7 +130,10 @@ func TestPlainPage(t *testing.T) {
 	for _, part := range []struct {
 		name  string
 		check func(t *testing.T, b *browser.Browser)
-	}{{"charts", chartsAreShown}, {"keyboard", keyboard}, {"hover", hoverShowsExactValues}, {"dark and print", darkAndPrint}} {
+	}{
+		{"charts", chartsAreShown}, {"keyboard", keyboard}, {"hover", hoverShowsExactValues},
+		{"dark and print", darkAndPrint},
+	} {
 		t.Run(part.name, func(t *testing.T) {
 			b.For(t)
 			part.check(t, b)

@@ -50,8 +50,8 @@ func simulatedRun(blocks int, draw func(arm string, block int) float64) (record.
 	return run, trials
 }
 
-// TestRareCosts: an arm of which one trial of twenty costs three times as much is not found to keep a budget of 10 %, which
-// its median does. Where none was seen to, it is said how many there could be.
+// TestRareCosts: an arm of which one trial of twenty costs three times as much is not found to keep a budget of 10 %,
+// which its median does. Where none was seen to, it is said how many there could be.
 func TestRareCosts(t *testing.T) {
 	for rare, want := range map[int]struct {
 		result analysis.Result

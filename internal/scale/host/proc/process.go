@@ -88,8 +88,8 @@ func (p Process) Exiting() bool { return p.exiting || p.firstDead() }
 
 func (p Process) firstDead() bool { return p.State == 'Z' || p.State == 'X' || p.State == 'x' }
 
-// Ending says whether a living process is sure to end: SIGKILL is pending, or each of its threads is ending or killed. It
-// may be seen for seconds yet, while it waits in the kernel or gives its memory back.
+// Ending says whether a living process is sure to end: SIGKILL is pending, or each of its threads is ending or killed.
+// It may be seen for seconds yet, while it waits in the kernel or gives its memory back.
 func (f FS) Ending(pid int) bool {
 	if p, err := f.Process(pid); err != nil || !p.Alive() {
 		return false
