@@ -282,7 +282,7 @@ func (m *Model) lastLine() string {
 func (m *Model) keys(int) []string {
 	all := [][2]string{
 		{fmt.Sprintf("tab, shift-tab, 1 to %d", len(m.tabs)), "the tables"},
-		{"j, k, arrows, page up, page down, home, end", "select a row"},
+		{"j, k, arrows, page, home, end", "select a row"},
 		{"enter, space", "show what is below a row, or hide it"},
 		{"s", "sort by the next column; r reverses"},
 		{"/", "show rows whose name has a text; esc ends that"},
@@ -292,7 +292,7 @@ func (m *Model) keys(int) []string {
 		{"?", "these keys"},
 		{"q, ctrl-c", "quit"},
 	}
-	return lists.Map(all, func(k [2]string) string { return shown(fmt.Sprintf("  %-44s %s", k[0], k[1]), m.width) })
+	return lists.Map(all, func(k [2]string) string { return shown(fmt.Sprintf("  %-30s %s", k[0], k[1]), m.width) })
 }
 
 // warnings returns the warnings of the ledger, folded into the number of lines that there is room for.
