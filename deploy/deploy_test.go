@@ -2,8 +2,6 @@ package deploy
 
 import (
 	"os"
-	"os/exec"
-	"path/filepath"
 	"testing"
 
 	"github.com/goccy/go-yaml"
@@ -16,18 +14,12 @@ const (
 	dashboardFile = "grafana/tare.json"
 )
 
-// program is the path of prometheus or promtool, as test/setup fetched it.
+// program is the path of prometheus or promtool.
 func program(t *testing.T, name string) string {
 	t.Helper()
-	cache, err := binary.Cache()
+	path, err := binary.Prometheus(name)
 	if err != nil {
-		t.Fatal(err)
-	}
-	path := filepath.Join(cache, "prometheus", name)
-	if _, err := os.Stat(path); err != nil {
-		if path, err = exec.LookPath(name); err != nil {
-			t.Skipf("needs %s: run test/setup", name)
-		}
+		t.Skip(err)
 	}
 	return path
 }

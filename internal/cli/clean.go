@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -206,15 +207,20 @@ func printCleaned(w io.Writer, r cleaned) error {
 		if l.Tree != "" {
 			of = " of " + l.Tree
 		}
-		fmt.Fprintf(w, "left alone: %s%s\n", text.Line(l.What), of)
+		why := ""
+		if l.Ending > 0 {
+			why = fmt.Sprintf(": process %d was killed and has not ended: look at its state (ps -o pid,stat,wchan), then run "+
+				"'tare clean' again", l.Ending)
+		}
+		fmt.Fprintf(w, "left alone: %s%s%s\n", text.Line(l.What), of, why)
 	}
-	if len(r.Left) > 0 {
+	if slices.ContainsFunc(r.Left, func(l placement.Left) bool { return l.Ending == 0 }) {
 		_, err := fmt.Fprintln(w, "whether those runs go on cannot be seen from this PID namespace: run 'tare clean' on "+
 			"the host, "+
 			"or name a run that has ended: tare clean --ended NAME")
 		return err
 	}
-	if len(r.Trees)+len(r.Killed)+len(r.Moved)+len(r.Links)+len(r.Directories)+len(r.Sandboxes) == 0 {
+	if len(r.Trees)+len(r.Killed)+len(r.Moved)+len(r.Links)+len(r.Directories)+len(r.Sandboxes)+len(r.Left) == 0 {
 		_, err := fmt.Fprintln(w, "nothing to remove")
 		return err
 	}

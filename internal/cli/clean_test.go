@@ -27,6 +27,9 @@ func TestPrintCleaned(t *testing.T) {
 			{What: "the sandbox x"}}}, []string{
 			"left alone: the network interface tare7n1 of tare-nodes-p7-t8\n", "left alone: the sandbox x\n", "--ended",
 		}},
+		{cleaned{Left: []placement.Left{{What: "the control groups", Tree: "tare-x-p7-t8", Ending: 7}}}, []string{
+			"left alone: the control groups of tare-x-p7-t8: process 7 was killed and has not ended: look at",
+		}},
 	} {
 		var out strings.Builder
 		if err := printCleaned(&out, c.r); err != nil {
@@ -36,6 +39,10 @@ func TestPrintCleaned(t *testing.T) {
 			if !strings.Contains(out.String(), want) {
 				t.Errorf("%+v: %q lacks %q", c.r, out.String(), want)
 			}
+		}
+		ending := len(c.r.Left) > 0 && c.r.Left[0].Ending > 0
+		if ended := strings.Contains(out.String(), "--ended"); ended != (len(c.r.Left) > 0 && !ending) {
+			t.Errorf("%+v: %q", c.r, out.String())
 		}
 		if nothing := strings.Contains(out.String(),
 			"nothing"); nothing != (len(c.r.Links)+len(c.r.Left)+len(c.r.Trees) == 0) {

@@ -1,6 +1,6 @@
 // Package mesh is a service mesh's configuration as a data plane at connection level needs it: decoded and checked,
-// with nothing left of the protocol that it came by. It is what every store takes, and says what a store must answer.
-// It is pure.
+// and independent of the protocol that it came by. It is the input of every store, and defines what a store must
+// answer. It is pure.
 package mesh
 
 import (
@@ -31,14 +31,14 @@ func (p Protocol) String() string {
 // Policy is how a cluster's endpoints are chosen.
 type Policy uint8
 
-// The policies. At connection level with independent callers both are a choice by weight: the share is the same, the
-// order is not promised.
+// The policies. At connection level with independent callers both are a random choice by weight: the shares are the
+// same, the order is not guaranteed.
 const (
 	RoundRobin Policy = iota
 	Random
 )
 
-// Cluster is a set of endpoints that serve the same. It is replaced as a whole.
+// Cluster is a set of endpoints that serve the same. It is always replaced as a whole.
 type Cluster struct {
 	Name           string
 	Policy         Policy
@@ -47,31 +47,31 @@ type Cluster struct {
 	Localities     []Locality
 }
 
-// Breakers are the limits of a cluster, 0 for none. At connection level MaxConnections is what can be held; the others
-// are carried.
+// Breakers are the limits of a cluster; 0: none. At connection level only MaxConnections can be enforced; the others
+// are just kept.
 type Breakers struct {
 	MaxConnections, MaxPending, MaxRequests, MaxRetries uint32
 }
 
-// Locality is the endpoints of one place.
+// Locality is the endpoints in one location.
 type Locality struct {
 	Region, Zone, SubZone string
-	Priority              uint32 // 0 is asked first
-	Weight                uint32 // its share among the localities of its priority; 0 where localities have none
+	Priority              uint32 // 0 is used first
+	Weight                uint32 // its share among the localities of its priority; 0 if localities have no weights
 	Endpoints             []Endpoint
 }
 
-// Endpoint is one place that serves.
+// Endpoint is an address that serves.
 type Endpoint struct {
 	Address netip.AddrPort
-	Weight  uint32 // relative to the others of its locality; 0: takes no new connections
+	Weight  uint32 // relative to the other endpoints of its locality; 0: it gets no new connections
 	Health  Health
 }
 
-// Health is whether an endpoint is to be asked.
+// Health is whether an endpoint may be used.
 type Health uint8
 
-// Unknown counts as healthy, as in xDS. A draining endpoint takes no new connections.
+// The health states. Unknown counts as healthy, as in xDS. A draining endpoint gets no new connections.
 const (
 	Unknown Health = iota
 	Healthy
@@ -85,10 +85,10 @@ func (e Endpoint) Usable() bool { return e.Weight > 0 && e.Health <= Healthy }
 // Listener is an address that the mesh serves, and where its connections go.
 type Listener struct {
 	Name     string
-	Address  netip.AddrPort // the unspecified IP stands for any address of its family
+	Address  netip.AddrPort // the unspecified IP stands for every address of its family
 	Protocol Protocol
 	Chains   []Chain
-	Default  *Chain // for what no chain matches; nil: refused
+	Default  *Chain // for connections that no chain matches; nil: they are refused
 }
 
 // Chain is what happens to the connections that it matches.
@@ -99,7 +99,7 @@ type Chain struct {
 	Proxy Proxy
 }
 
-// Match says which connections a chain is for. What is empty matches all.
+// Match says which connections a chain is for. An empty field matches all.
 type Match struct {
 	DestinationPort uint16 // 0: any
 	Destinations    []netip.Prefix
@@ -107,13 +107,13 @@ type Match struct {
 	SourcePorts     []uint16
 }
 
-// RBAC lets connections pass, or not, by their addresses (network.rbac of Envoy, as far as layer 4 goes).
+// RBAC allows or denies connections by their addresses (network.rbac of Envoy, for layer 4).
 type RBAC struct {
-	Deny     bool // what a policy matches is denied; else only what a policy matches is allowed
+	Deny     bool // connections that a policy matches are denied; otherwise only those are allowed
 	Policies []Principal
 }
 
-// Principal is one policy: all of what is given must hold, what is empty holds.
+// Principal is one policy: all of its conditions must hold, and an empty one holds.
 type Principal struct {
 	Name             string
 	Sources          []netip.Prefix

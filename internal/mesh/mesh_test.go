@@ -21,7 +21,7 @@ func endpoints(first, healthy, unhealthy int) (out []Endpoint) {
 	return out
 }
 
-// parts is the share of each locality, known by the third byte of its endpoints.
+// parts returns the share of each locality, which the third byte of its endpoints identifies.
 func parts(c *Cluster) map[int]float64 {
 	sum, out := 0.0, map[int]float64{}
 	targets := c.Targets(nil)
@@ -37,13 +37,13 @@ func parts(c *Cluster) map[int]float64 {
 func wantParts(t *testing.T, name string, got map[int]float64, want ...float64) {
 	t.Helper()
 	for i, w := range want {
-		if math.Abs(got[i]-w) > 0.0051 { // Envoy's tables are in whole per cent
+		if math.Abs(got[i]-w) > 0.0051 { // Envoy's tables are in whole percent
 			t.Errorf("%s: locality %d has %.4f, want %.4f (all: %v)", name, i, got[i], w, got)
 		}
 	}
 }
 
-// TestPriorities is the tables of Envoy's documentation of priority levels, with 100 endpoints in each priority.
+// TestPriorities has the tables of Envoy's documentation of priority levels, with 100 endpoints in each priority.
 func TestPriorities(t *testing.T) {
 	for _, c := range []struct{ healthy, want []float64 }{
 		{[]float64{100, 100}, []float64{1, 0}},
@@ -76,8 +76,8 @@ func TestPriorities(t *testing.T) {
 	}
 }
 
-// TestLocalities is Envoy's documented arithmetic of locality weights: the weight times what 140 % of the healthy part
-// comes to, at most all.
+// TestLocalities checks Envoy's documented arithmetic of locality weights: the weight times 140 % of the healthy
+// share, at most 100 %.
 func TestLocalities(t *testing.T) {
 	two := func(weights [2]uint32, healthy [2]int) *Cluster {
 		return &Cluster{Localities: []Locality{
@@ -89,7 +89,7 @@ func TestLocalities(t *testing.T) {
 		name    string
 		weights [2]uint32
 		healthy [2]int
-		want    float64 // of the first
+		want    float64 // share of the first
 	}{
 		{"all healthy", [2]uint32{1, 2}, [2]int{100, 100}, .33},
 		{"70 %", [2]uint32{1, 2}, [2]int{70, 100}, .33}, // 98 % of weight 1
@@ -115,18 +115,18 @@ func TestTargets(t *testing.T) {
 	if len(got) != 3 || got[1].Weight != 3 || got[2].Weight != 1 {
 		t.Errorf("plain: %v", got)
 	}
-	// The same shares where they have to be computed, within an endpoint's weight of 2^30.
+	// The same shares when weights must be computed, within an endpoint's weight of 2^30.
 	c.Localities[0].Weight = 7
 	got = c.Targets(nil)
 	if len(got) != 2 || math.Abs(float64(got[0].Weight)/float64(got[1].Weight)-3) > 1e-6 {
 		t.Errorf("weighted: %v", got)
 	}
-	// What rounds to nothing still takes some.
+	// A share that rounds to 0 still gets some connections.
 	c.Localities[0].Endpoints = []Endpoint{e(0, math.MaxUint32, Healthy), e(1, 1, Healthy)}
 	if got = c.Targets(nil); len(got) != 2 || got[1].Weight == 0 {
 		t.Errorf("a small share: %v", got)
 	}
-	// 0.7 and 0.3, which do not sum to 1 in binary, leave nothing for the third priority.
+	// 0.7 and 0.3 do not sum to 1 in binary, and must leave nothing for the third priority.
 	third := &Cluster{Localities: []Locality{
 		{Priority: 0, Endpoints: endpoints(0, 5, 5)},
 		{Priority: 1, Endpoints: endpoints(1, 3, 11)},
@@ -143,7 +143,7 @@ func TestTargets(t *testing.T) {
 	}
 }
 
-// envoy finds a chain the way Envoy does, step by step: -1 for none.
+// envoy finds a chain as Envoy does, step by step; -1: none.
 func envoy(l *Listener, q Question) int {
 	var all []matched
 	for i := range l.Chains {
@@ -151,7 +151,7 @@ func envoy(l *Listener, q Question) int {
 			all = append(all, matched{rule: r, chain: i})
 		}
 	}
-	keep := func(value func(r *Rule) int) { // the most special that match; below 0: does not match
+	keep := func(value func(r *Rule) int) { // keeps the most specific matches; a negative value does not match
 		best := -1
 		for _, m := range all {
 			best = max(best, value(&m.rule))
@@ -228,7 +228,7 @@ func TestChains(t *testing.T) {
 				q.From = netip.AddrPortFrom(pick("10.9.0.1", "10.9.1.1", "192.0.2.9", "fd01::1", "2001:db8::9"),
 					[]uint16{1000, 2000, 3000}[r.IntN(3)])
 			}
-			// Chains of the same match are not told apart here: Envoy does not accept them.
+			// Chains with the same match are not distinguished here: Envoy does not accept them.
 			want, got := envoy(l, q), -1
 			for i := range rules {
 				if rules[i].Matches(q.From, q.To) {
@@ -318,8 +318,8 @@ func TestRBAC(t *testing.T) {
 	}
 }
 
-// TestRulesDoNotMultiply: lists that come to 10^12 rules are refused before they are multiplied; by then this process
-// would be out of memory.
+// TestRulesDoNotMultiply: lists whose product is 10^12 rules are refused before they are multiplied; otherwise this
+// process would run out of memory.
 func TestRulesDoNotMultiply(t *testing.T) {
 	var prefixes, others []netip.Prefix
 	var ports []uint16

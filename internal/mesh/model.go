@@ -4,27 +4,26 @@ import (
 	"net/netip"
 )
 
-// Question is what a program in the kernel asks: a connection from one address to another.
+// Question is what a program in the kernel looks up: a connection from one address to another.
 type Question struct {
-	From, To netip.AddrPort // From is the zero value where the source is not known yet
+	From, To netip.AddrPort // From is the zero value while the source is unknown
 	Protocol Protocol
 }
 
-// Verdict is what becomes of a connection.
+// Verdict is what happens to a connection.
 type Verdict uint8
 
 // The verdicts, by their numbers in bpf/store.h.
 const (
-	Pass   Verdict = iota // no listener has the address: the connection goes on untouched
+	Pass   Verdict = iota // no listener has the address: the connection is left unchanged
 	Accept                // it goes to an endpoint
-	Refuse                // nothing can serve it: no rule matches, or no endpoint takes connections
-	Deny                  // RBAC does not let it pass
+	Refuse                // nothing can serve it: no rule matches, or no endpoint accepts connections
+	Deny                  // RBAC denies it
 )
 
 func (v Verdict) String() string { return [...]string{"pass", "accept", "refuse", "deny"}[v&3] }
 
-// Change is what is new of a configuration, and what is gone. Names are of one kind each: a cluster and a listener may
-// have the same.
+// Change is what is added, replaced and removed in a configuration. Clusters and listeners have separate names.
 type Change struct {
 	Clusters         []*Cluster  // added or replaced, by name
 	Listeners        []*Listener // added or replaced, by name
@@ -32,7 +31,7 @@ type Change struct {
 	RemovedListeners []string
 }
 
-// Config is a configuration by name.
+// Config is a configuration, by name.
 type Config struct {
 	Clusters  map[string]*Cluster
 	Listeners map[string]*Listener
@@ -59,7 +58,8 @@ func (c *Config) Apply(change Change) {
 	}
 }
 
-// Chain is a chain by its number in rules. Where there is no default chain it is one without clusters, which refuses.
+// Chain returns a chain by its number in rules. The default chain of a listener without one has no clusters, so that
+// it refuses.
 func (l *Listener) Chain(i int) *Chain {
 	switch {
 	case i < len(l.Chains):

@@ -7,28 +7,28 @@ import (
 	"slices"
 )
 
-// Rule is one line of a listener: the first that matches a connection decides. All stores answer by rules.
+// Rule is one rule of a listener: the first that matches a connection decides. All stores answer by rules.
 type Rule struct {
 	Source, Destination           netip.Prefix // the zero prefix: any
 	SourcePorts, DestinationPorts PortRange    // the zero range: any
-	// whose clusters take the connection: index into Chains; Default is len(Chains); below 0: denied
+	// Chain is whose clusters get the connection: an index into Chains; Default is len(Chains); negative: denied
 	Chain int
 }
 
 // Denied is the chain of a rule that denies.
 const Denied = -1
 
-// MaxRules is how many rules a listener can come to. Programs look through them one by one.
+// MaxRules is the maximum number of rules of a listener. Programs check them one by one.
 const MaxRules = 32
 
-// Rules are the chains of l with their RBAC, in the order in which they are looked through; within a chain, what is
-// denied comes first. What no rule matches is refused. A rule for every connection is the last.
+// Rules returns the chains of l with their RBAC as rules, in the order in which they are checked; within a chain,
+// denials come first. A connection that no rule matches is refused. A rule for every connection is always the last.
 //
 // Chains are found as Envoy finds them: by destination port, then destination prefix, then source prefix, then source
-// port, each time by the most special value that matches. There is no way back: where a chain for the port, or for the
-// longest prefix, exists but does not match in what is looked at later, the default chain takes the connection, and not
-// a less special one. Only a source port leaves the choice of a chain for any. (FilterChainManagerImpl::findFilterChain
-// of Envoy, and "FilterChainMatch" in its API reference.)
+// port, each time by the most specific value that matches. There is no backtracking: if a chain for the port, or for
+// the longest prefix, exists but does not match in a later step, the default chain gets the connection, and not a less
+// specific one. Only for the source port does Envoy fall back to a chain for any.
+// (FilterChainManagerImpl::findFilterChain of Envoy, and "FilterChainMatch" in its API reference.)
 func (l *Listener) Rules() ([]Rule, error) {
 	if l.trivial() {
 		return everything, nil
@@ -36,7 +36,8 @@ func (l *Listener) Rules() ([]Rule, error) {
 	var out []Rule
 	var all []matched
 	for i := range l.Chains {
-		// Before they are multiplied: who configures us must not be able to make us run out of memory.
+		// Checked before lists are multiplied: a control plane must not be able to make this process run out of
+		// memory.
 		m := &l.Chains[i].Match
 		if len(all)+combinations(len(m.Destinations), len(m.Sources), len(m.SourcePorts)) > MaxRules {
 			return nil, l.tooMany()
@@ -69,8 +70,8 @@ func (l *Listener) tooMany() error {
 		"listener can have", l.Name, MaxRules)
 }
 
-// combinations is how many there are of one of each list, where an empty list is one for any: the number itself up to
-// MaxRules, above it only that it is.
+// combinations returns the number of combinations of one element of each list, where an empty list counts as one;
+// above MaxRules it is only some larger number.
 func combinations(lengths ...int) int {
 	n := 1
 	for _, length := range lengths {
@@ -81,15 +82,15 @@ func combinations(lengths ...int) int {
 	return n
 }
 
-// matched is what a chain matches.
+// matched is the match of a chain as a rule.
 type matched struct {
 	rule  Rule
 	chain int
-	end   bool // of the way: made by ends
+	end   bool // it ends a group: made by ends
 }
 
-// ends puts what chains match in order, and after each group of one port or prefix the end of its way, which goes to
-// the default chain, unless that makes no difference.
+// ends sorts the matches of chains, and adds after each group with one port or prefix a rule that sends the group's
+// other connections to the default chain, unless that makes no difference.
 func ends(all []matched, last int) []matched {
 	n := len(all)
 	for _, m := range all[:n] {
@@ -118,10 +119,10 @@ func ends(all []matched, last int) []matched {
 	return out
 }
 
-// everything is the rules of a listener whose first chain is for all.
+// everything is the rules of a listener whose first chain matches every connection.
 var everything = []Rule{{}}
 
-// trivial says whether every chain is for all connections, so that the first takes them.
+// trivial says whether every chain matches every connection, so that the first gets them.
 func (l *Listener) trivial() bool {
 	for i := range l.Chains {
 		if c := &l.Chains[i]; !c.Match.Any() || len(c.RBAC) > 0 {
@@ -131,12 +132,12 @@ func (l *Listener) trivial() bool {
 	return len(l.Chains) > 0 && len(l.Chains) < MaxRules && (l.Default == nil || len(l.Default.RBAC) == 0)
 }
 
-// Any says whether it is for all connections.
+// Any says whether it matches every connection.
 func (m *Match) Any() bool {
 	return m.DestinationPort == 0 && len(m.Destinations) == 0 && len(m.Sources) == 0 && len(m.SourcePorts) == 0
 }
 
-// rules is the match as rules, one for each combination.
+// rules returns the match as rules, one for each combination.
 func (m *Match) rules() (out []Rule) {
 	ports := []PortRange{{}}
 	if len(m.SourcePorts) > 0 {
@@ -159,20 +160,20 @@ func (m *Match) rules() (out []Rule) {
 	return out
 }
 
-// moreSpecial orders what chains match as Envoy looks for a chain.
+// moreSpecial compares matches in the order in which Envoy looks for a chain.
 func moreSpecial(a, b Rule) int {
 	return cmp.Or(
-		-cmp.Compare(min(a.DestinationPorts.To, 1), min(b.DestinationPorts.To, 1)), // given or not; which one does not matter
+		-cmp.Compare(min(a.DestinationPorts.To, 1), min(b.DestinationPorts.To, 1)), // only whether a port is given matters
 		-cmp.Compare(bits(a.Destination), bits(b.Destination)),
 		-cmp.Compare(bits(a.Source), bits(b.Source)),
 		-cmp.Compare(min(a.SourcePorts.To, 1), min(b.SourcePorts.To, 1)),
 	)
 }
 
-// bits is how many bits of an address a prefix decides. No prefix and one of all addresses are the same, as in Envoy.
+// bits returns the length of a prefix. No prefix is the same as one of length 0, as in Envoy.
 func bits(p netip.Prefix) int { return max(0, p.Bits()) }
 
-// rules is what becomes of connections that m matches. Where they are more than MaxRules, not all are made.
+// rules returns the rules for connections that m matches. If there are more than MaxRules, it does not make all.
 func (c *Chain) rules(m Rule, chain int) (out []Rule, err error) {
 	m.Chain = chain
 	allowed, last := []Rule{m}, m
@@ -204,7 +205,7 @@ func (c *Chain) rules(m Rule, chain int) (out []Rule, err error) {
 	return out, nil
 }
 
-// within is what a policy matches of what m does: at most one rule more than a listener can have.
+// within returns what both a policy and m match: at most one rule more than a listener can have.
 func (p *Principal) within(m Rule) (out []Rule) {
 	of := Principal{Sources: []netip.Prefix{m.Source}, Destinations: []netip.Prefix{m.Destination},
 		SourcePorts: []PortRange{m.SourcePorts}, DestinationPorts: []PortRange{m.DestinationPorts}}
@@ -226,7 +227,7 @@ func (p *Principal) within(m Rule) (out []Rule) {
 	return out
 }
 
-// And is what both match, without a name; false where that is nothing.
+// And returns what both match, without a name; false if there is nothing.
 func (p *Principal) And(q *Principal) (both Principal, ok bool) {
 	var some [4]bool
 	both.Sources, some[0] = common(p.Sources, q.Sources, narrow)
@@ -236,7 +237,7 @@ func (p *Principal) And(q *Principal) (both Principal, ok bool) {
 	return both, !slices.Contains(some[:], false)
 }
 
-// common is what two lists both allow, of which an empty one allows all; false where that is nothing.
+// common returns what two lists both allow, where an empty list allows all; false if there is nothing.
 func common[T any](a, b []T, narrow func(*T, T) bool) (both []T, some bool) {
 	switch {
 	case len(a) == 0:
@@ -254,7 +255,7 @@ func common[T any](a, b []T, narrow func(*T, T) bool) (both []T, some bool) {
 	return both, len(both) > 0
 }
 
-// orAny is a list, or where that is empty the zero value, which is for any.
+// orAny returns a list, or the zero value, which allows any, instead of an empty one.
 func orAny[T any](list []T) []T {
 	if len(list) == 0 {
 		return make([]T, 1)
@@ -262,13 +263,13 @@ func orAny[T any](list []T) []T {
 	return list
 }
 
-// overlaps says whether there is a connection that both match.
+// overlaps says whether both match some connection.
 func (r Rule) overlaps(o Rule) bool {
 	return narrow(&r.Source, o.Source) && narrow(&r.Destination, o.Destination) && r.SourcePorts.narrow(o.SourcePorts) &&
 		r.DestinationPorts.narrow(o.DestinationPorts)
 }
 
-// narrow makes p what both match, and says whether there is any.
+// narrow sets p to what both match, and says whether there is anything.
 func narrow(p *netip.Prefix, by netip.Prefix) bool {
 	switch {
 	case !by.IsValid():
@@ -298,11 +299,11 @@ func (r *PortRange) narrow(by PortRange) bool {
 	return r.From <= r.To
 }
 
-// MatchesAll says whether the rule is for every connection.
+// MatchesAll says whether the rule matches every connection.
 func (r Rule) MatchesAll() bool { return r == Rule{Chain: r.Chain} }
 
-// Matches says whether the rule is for a connection from one address to another. A source that is not known yet is the
-// zero address: it matches only rules that do not ask.
+// Matches says whether the rule matches a connection from one address to another. An unknown source is the zero
+// address: it matches only rules without a condition on the source.
 func (r *Rule) Matches(from, to netip.AddrPort) bool {
 	return inPrefix(r.Source, from.Addr()) && inPrefix(r.Destination, to.Addr()) && r.SourcePorts.has(from.Port()) &&
 		r.DestinationPorts.has(to.Port())

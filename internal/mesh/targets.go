@@ -2,26 +2,26 @@ package mesh
 
 import "net/netip"
 
-// Target is an endpoint that takes new connections, and its share of them relative to the sum over all targets of its
+// Target is an endpoint that gets new connections, and its share of them relative to the sum over all targets of its
 // cluster.
 type Target struct {
 	Address netip.AddrPort
 	Weight  uint32
 }
 
-// overprovisioning is by how much the healthy part of a priority may stand in for the rest of it before the next
-// priority takes some (Envoy's default overprovisioning factor, 140 %).
+// overprovisioning is the factor by which the healthy part of a priority may be overloaded before the next priority is
+// used (Envoy's default overprovisioning factor, 140 %).
 const overprovisioning = 1.4
 
-// share is the unit of weights that had to be computed: their sum is about this.
+// share is the approximate sum of weights that had to be computed.
 const share = 1 << 30
 
-// Targets appends the endpoints of c that take new connections to buf. Priorities and localities are resolved: a
-// priority takes as much as its healthy part can, with overprovisioning, and the next priorities the rest; within a
-// priority localities have their weight's share, less as endpoints of theirs are not healthy (Envoy's priority levels
-// and locality weighted load balancing; its panic mode, which asks endpoints that are not healthy when too few are, is
-// not there: nothing is sent to what is known not to serve). Where there is one priority and no locality has a weight,
-// endpoints have the weights that they were given.
+// Targets appends the endpoints of c that get new connections to buf. It resolves priorities and localities: a
+// priority gets as much as its healthy part can serve, with overprovisioning, and the next priorities get the rest.
+// Within a priority localities have shares by weight, reduced when endpoints are unhealthy. (These are Envoy's
+// priority levels and locality weighted load balancing. Its panic mode, which uses unhealthy endpoints when too few
+// are healthy, is left out: an endpoint that is known not to serve gets no connections.) If there is one priority and
+// no locality has a weight, endpoints keep their own weights.
 func (c *Cluster) Targets(buf []Target) []Target {
 	plain := true
 	for i := range c.Localities {
@@ -41,11 +41,11 @@ func (c *Cluster) Targets(buf []Target) []Target {
 	return c.weighted(buf)
 }
 
-// level is what the localities of one priority come to.
+// level sums up the localities of one priority.
 type level struct {
 	priority    uint32
 	all, usable int
-	weights     float64 // of localities, each times what its health leaves of it
+	weights     float64 // of localities, each times the share that its health leaves of it
 	endpoints   float64 // weights of all usable endpoints, for levels without locality weights
 	part        float64 // of all connections
 }
@@ -78,7 +78,7 @@ func (c *Cluster) weighted(buf []Target) []Target {
 	for i := range levels {
 		v := &levels[i]
 		v.part = min(left, health(v.usable, v.all))
-		if left -= v.part; left < 1e-9 { // rounding is no part
+		if left -= v.part; left < 1e-9 { // what remains is a rounding error
 			left = 0
 		}
 		total += v.part
@@ -109,7 +109,7 @@ func (c *Cluster) weighted(buf []Target) []Target {
 	return buf
 }
 
-// usable is how many endpoints of l take new connections, and the sum of their weights.
+// usable returns how many endpoints of l get new connections, and the sum of their weights.
 func (l *Locality) usable() (n int, weight float64) {
 	for _, e := range l.Endpoints {
 		if e.Usable() {
@@ -120,7 +120,7 @@ func (l *Locality) usable() (n int, weight float64) {
 	return n, weight
 }
 
-// health is the part of their load that usable of all endpoints can take.
+// health returns the share of the load that the usable of all endpoints can serve.
 func health(usable, all int) float64 {
 	if all == 0 {
 		return 0

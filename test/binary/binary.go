@@ -63,6 +63,22 @@ func Helm() (string, error) {
 	return path, nil
 }
 
+// Prometheus is the path of prometheus or promtool: as test/setup has fetched it, or else as this machine has it.
+func Prometheus(name string) (string, error) {
+	cache, err := Cache()
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(cache, "prometheus", name)
+	if _, err := os.Stat(path); err == nil {
+		return path, nil
+	}
+	if path, err = exec.LookPath(name); err != nil {
+		return "", fmt.Errorf("needs %s (test/setup): %w", name, err)
+	}
+	return path, nil
+}
+
 // Go is the go command at the top of the source tree, with the flags of the Makefile: everything is compiled in one
 // way, so that the cache serves all of it.
 func Go(args ...string) (*exec.Cmd, error) {

@@ -96,7 +96,7 @@ func TestHung(t *testing.T) {
 	same(t, "failed", got.failed, []string{"p TestA: did not end"})
 	if len(got.hung) != 1 || strings.Count(got.hung[0].reason, "tare/p.wait\n") != 1 ||
 		!strings.Contains(got.hung[0].reason, "3 goroutines [select (no cases)]:\ntare/p.wait\n") ||
-		!strings.Contains(got.hung[0].reason, "1 goroutines [running]:\ntare/p.TestA\n") {
+		!strings.Contains(got.hung[0].reason, "1 goroutine [running]:\ntare/p.TestA\n") {
 		t.Errorf("hung: %q, of %s", got.hung, events)
 	}
 	var out strings.Builder

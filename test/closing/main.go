@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 
+	"tare/internal/lib/quantity"
 	"tare/test/long"
 	"tare/test/quiet"
 )
@@ -142,8 +143,8 @@ func (t *tally) count(name string, p packageRun) {
 			t.failed = append(t.failed, outcome{name + " " + test, "see above"})
 		default:
 			t.failed = append(t.failed, outcome{name + " " + test, "did not end"})
-			if stacks := stacks(r.output.String()); stacks != "" {
-				t.hung = append(t.hung, outcome{name + " " + test, stacks})
+			if shown := stacks(r.output.String()); shown != "" {
+				t.hung = append(t.hung, outcome{name + " " + test, shown})
 			}
 		}
 	}
@@ -221,10 +222,10 @@ func stacks(output string) string {
 	}
 	var b strings.Builder
 	for _, stack := range all[:min(len(all), maxStacks)] {
-		fmt.Fprintf(&b, "%d goroutines %s\n", times[stack], stack)
+		fmt.Fprintf(&b, "%s %s\n", quantity.Counted(times[stack], "goroutine"), stack)
 	}
 	if left := len(all) - maxStacks; left > 0 {
-		fmt.Fprintf(&b, "and %d other stacks\n", left)
+		fmt.Fprintf(&b, "and %s\n", quantity.Counted(left, "other stack"))
 	}
 	return strings.TrimRight(b.String(), "\n")
 }

@@ -82,9 +82,16 @@ func TestAgentChurn(t *testing.T) {
 	}
 	churn(long.Repeat(75, 500), 0) // warming up: memory grows for as many groups
 	memory, files := settled()
+	began, cost := time.Now(), last.total("tare_agent_cpu_seconds_total")
 	if long.Enabled() {
 		for until := time.Now().Add(agentFor(t)); time.Now().Before(until); {
 			churn(50, 30*time.Millisecond) // with the scrapes, 1,000 a minute and 200 programs
+			if made%1000 == 0 {
+				now, _ := resident(t, a.pid)
+				t.Logf("%v: %d groups, %d programs, %d KiB, %d descriptors, %.2f %% of a CPU", time.Since(began).Round(time.Second),
+					made, loaded, now>>10, descriptors(t, a.pid),
+					100*(last.total("tare_agent_cpu_seconds_total")-cost)/time.Since(began).Seconds())
+			}
 		}
 	} else {
 		churn(125, 0)
@@ -108,6 +115,82 @@ func TestAgentChurn(t *testing.T) {
 	if nowFiles > files+20 {
 		t.Errorf("%d descriptors are open, and %d were before", nowFiles, files)
 	}
+}
+
+// TestAgentStarved: an agent that gets so little CPU time that it reads the counters far apart still has lines that add
+// up to the capacity, and groups that have what they used.
+func TestAgentStarved(t *testing.T) {
+	leavesNothing(t)
+	groups := makeTestGroups(t)
+	var dirs, paths []string
+	var workers []*worker
+	for i := range 2 {
+		dir, path := groups.make(t, fmt.Sprintf("busy-%d", i))
+		dirs, paths = append(dirs, dir), append(paths, path)
+		workers = append(workers, startWorker(t, dir))
+	}
+	for i := range 200 { // which take milliseconds to read
+		groups.make(t, fmt.Sprintf("idle-%d", i))
+	}
+	a := startAgent(t).serving(t)
+	last := a.scraped(t)
+	first := last
+	var before []int64
+	for _, dir := range dirs {
+		before = append(before, groupUsage(t, dir))
+	}
+
+	end, ended := make(chan struct{}), make(chan error)
+	go func() {
+		for {
+			select {
+			case <-end:
+				ended <- unix.Kill(a.pid, unix.SIGCONT)
+				return
+			default:
+			}
+			_ = unix.Kill(a.pid, unix.SIGSTOP)
+			time.Sleep(100 * time.Millisecond)
+			_ = unix.Kill(a.pid, unix.SIGCONT)
+			time.Sleep(300 * time.Microsecond)
+		}
+	}()
+	most := 0.0
+	for range long.Repeat(5, 30) {
+		for i, w := range workers {
+			if _, err := fmt.Fprintf(w.in, "burn %d\n", 200_000*(i+1)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		now := a.scraped(t)
+		now.check(t, last)
+		last = now
+		most = max(most, now.total("tare_node_cpu_ahead_seconds"))
+		for _, w := range workers {
+			if !w.lines.Scan() {
+				t.Fatal("a worker ended: ", w.lines.Err())
+			}
+		}
+	}
+	close(end)
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	used := make([]int64, len(dirs))
+	for i, dir := range dirs {
+		used[i] = groupUsage(t, dir) - before[i]
+	}
+	now := a.scraped(t)
+	now.check(t, last)
+	for i, path := range paths {
+		was, _ := first.sum("tare_group_cpu_seconds_total", "cgroup", path)
+		is, _ := now.sum("tare_group_cpu_seconds_total", "cgroup", path)
+		if got := nanoseconds(is) - nanoseconds(was); got != used[i] {
+			t.Errorf("%s has used %d ns, want %d", path, got, used[i])
+		}
+	}
+	t.Logf("the lines were at most %.3f s ahead; %.3f s are counted twice", most,
+		now.total("tare_node_cpu_counted_twice_seconds_total"))
 }
 
 // TestAgentStopped: an agent that is stopped for a while has what was used meanwhile in its totals when it goes on, and

@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"tare/test/binary"
 	"tare/test/long"
 )
 
@@ -291,9 +292,9 @@ func TestAgentExposition(t *testing.T) {
 	if err != nil || !bytes.HasSuffix(open, []byte("# EOF\n")) {
 		t.Errorf("OpenMetrics: %v, ends in %q", err, open[max(len(open)-20, 0):])
 	}
-	tool, err := exec.LookPath("promtool")
+	tool, err := binary.Prometheus("promtool")
 	if err != nil {
-		t.Skip("needs promtool")
+		t.Skip(err)
 	}
 	check := exec.Command(tool, "check", "metrics")
 	check.Stdin = bytes.NewReader(body)

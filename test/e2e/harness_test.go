@@ -22,6 +22,7 @@ import (
 
 	"tare/internal/experiment/record"
 	"tare/test/binary"
+	"tare/test/owned"
 	"tare/test/rights"
 	"tare/test/schematest"
 )
@@ -44,7 +45,7 @@ func withBinary(run func() int) int {
 	if bin != "" {
 		return run()
 	}
-	dir, err := os.MkdirTemp("", "tare-test-e2e-")
+	dir, err := owned.TempDir("e2e")
 	if err == nil {
 		defer os.RemoveAll(dir)
 		err = os.Chmod(dir, 0o755) // tests run the binary as other users too

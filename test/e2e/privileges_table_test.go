@@ -35,6 +35,7 @@ import (
 	"tare/internal/scale/ledger"
 	"tare/test/busy"
 	"tare/test/long"
+	"tare/test/owned"
 )
 
 // rightsRow is a row of the table "Which command needs what" of docs/security.md.
@@ -133,7 +134,7 @@ func ownDir(t *testing.T) string { return dirOf(t, nobody) }
 
 func dirOf(t *testing.T, user int) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "tare-test-rights-")
+	dir, err := owned.TempDir("rights")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,6 +21,7 @@ import (
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/ledger"
 	"tare/test/long"
+	"tare/test/owned"
 )
 
 // shortSpec is an experiment of short trials at a rate that any machine holds, with gates that none trips.
@@ -140,7 +141,7 @@ func TestRunWrongUse(t *testing.T) {
 func TestRunNotRoot(t *testing.T) {
 	needsRoot(t) // to be somebody else
 	leavesNothing(t)
-	dir, err := os.MkdirTemp("", "tare-test-e2e-")
+	dir, err := owned.TempDir("e2e")
 	if err != nil {
 		t.Fatal(err)
 	}

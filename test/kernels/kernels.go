@@ -189,14 +189,14 @@ const refused = " (refused)"
 // Methods are what Tare does that tests show on some machine: those of test/vm on 6.1, those of test/e2e on 6.18.
 var Methods = []Method{
 	{"a ledger whose CPU budget adds up (`tare weigh`)", map[string][]string{
-		old2: {"TestCgroupModes"}, oldHybrid: {"TestCgroupModes"}, old1: {"TestCgroupModes"},
-		oldNone: {"TestNoCgroups" + refused}, newHybrid: {"TestBudgetClosesUnderLoad"},
+		old2: {"TestMachine"}, oldHybrid: {"TestCgroupModes"}, old1: {"TestCgroupModes"},
+		oldNone: {"TestMachine" + refused}, newHybrid: {"TestBudgetClosesUnderLoad"},
 	}},
 	{"eBPF time split by control group", map[string][]string{
-		old2: {"TestShares"}, newHybrid: {"TestPlantedWeight"},
+		old2: {"TestMachine"}, newHybrid: {"TestPlantedWeight"},
 	}},
 	{"the reference data plane (`tare subject kernelmesh`)", map[string][]string{
-		old2: {"TestKernelmesh"}, newHybrid: {"TestBuiltIns"},
+		old2: {"TestMachine"}, newHybrid: {"TestBuiltIns"},
 	}},
 	{"an experiment (`tare run`)", map[string][]string{
 		old2: {"TestQuickstart"}, newHybrid: {"TestRun", "TestBuiltIns"},
@@ -211,7 +211,7 @@ var Methods = []Method{
 		old2: {"TestNodes" + refused}, newHybrid: {"TestLocalNodes"},
 	}},
 	{"without root, a ledger, and of an experiment an error that says what is needed", map[string][]string{
-		old2: {"TestUnprivileged"}, newHybrid: {"TestWhichCommandNeedsWhat", "TestRunNotRoot"},
+		old2: {"TestMachine"}, newHybrid: {"TestWhichCommandNeedsWhat", "TestRunNotRoot"},
 	}},
 }
 

@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"tare/test/owned"
 )
 
 // Terminal is a terminal of tmux with a program in it. Its server is the test's, and ends with it.
@@ -26,7 +28,7 @@ func New(t *testing.T, program string, args ...string) *Terminal {
 	if _, err := exec.LookPath("tmux"); err != nil {
 		t.Skip("needs tmux: run test/setup")
 	}
-	dir, err := os.MkdirTemp("", "tare-test-tmux-") // the path of a socket is short
+	dir, err := owned.TempDir("tmux") // the path of a socket is short
 	if err != nil {
 		t.Fatal(err)
 	}

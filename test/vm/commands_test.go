@@ -3,6 +3,7 @@ package vm
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"math"
 	"os"
 	"slices"
@@ -62,60 +63,107 @@ func checkFeatures(t *testing.T, doctor string, mode CgroupMode) {
 		t.Error(err)
 	}
 	for _, d := range differs {
-		t.Errorf("%s; if that is right: %s=update go test ./test/vm -run 'CgroupModes|NoCgroups'", d, kernels.UpdateVariable)
+		t.Errorf("%s; if that is right: %s=update go test ./test/vm -run 'Machine|CgroupModes'", d, kernels.UpdateVariable)
 	}
 }
 
-// In each layout of control groups, which is as it should be, doctor and weigh work. One machine does all three, for it
-// takes longer to boot than any of them.
-func TestCgroupModes(t *testing.T) {
+// TestMachine: what is the same on all machines with control groups of version 2 alone is shown on one, part by part, for
+// a machine takes longer to boot than most parts. The last takes the control groups away.
+func TestMachine(t *testing.T) {
 	t.Parallel()
-	for mode, want := range map[CgroupMode]string{V2: "cgroup:cgroup2 +cpu +memory +pids", V1: mountedV1,
-		Hybrid: mountedV1 + " unified:cgroup2"} {
-		t.Run(string(mode), func(t *testing.T) {
-			if mode != V2 {
-				long.Test(t, "2 min: the older layouts, which other tests have on the machine itself")
+	parts := []struct {
+		name, script string
+		check        func(t *testing.T, r Result)
+	}{
+		{"boot", bootScript, checkBoot},
+		{"mode", modeScript, func(t *testing.T, r Result) { checkMode(t, r, V2, "cgroup:cgroup2 +cpu +memory +pids") }},
+		{"unprivileged", unprivilegedScript, checkUnprivileged},
+		{"kernelmesh", kernelmeshScript, checkKernelmesh},
+		{"shares", sharesScript, checkShares},
+		{"no cgroups", "umount /sys/fs/cgroup && " + noCgroupsScript, checkNoCgroups},
+	}
+	const services = "services:\n  - address: 10.96.0.1:80\n    endpoints:\n      - {address: 127.0.0.1:8080}\n"
+	files := map[string][]byte{"/services.yaml": []byte(services), "/opt/hello": []byte("#!/bin/sh\necho hello\n")}
+	var script strings.Builder
+	for i, p := range parts {
+		files[fmt.Sprintf("/part%d", i)] = []byte(p.script)
+		fmt.Fprintf(&script, "echo '%s%s'\nsh /part%d\necho \"%s$?\"\n", partBegins, p.name, i, partEnds)
+	}
+	r := Run(t, Options{Cmdline: "tare_marker=7", Files: files, Timeout: 8 * time.Minute}, script.String())
+	ok(t, r)
+	for _, p := range parts {
+		t.Run(p.name, func(t *testing.T) {
+			_, output, ran := strings.Cut(r.Output, partBegins+p.name+"\n")
+			output, rest, ended := strings.Cut(output, partEnds)
+			if !ran || !ended {
+				t.Fatalf("it did not come to its end:\n%s", tail(r.Output))
 			}
-			t.Parallel()
-			const next = "next:\n"
-			r := Run(t, Options{CgroupMode: mode},
-				mounted+"echo next:\ntare doctor --json && echo next: && tare weigh --for 2s --json")
-			ok(t, r)
-			said := strings.Split(r.Output, next)
-			if len(said) != 3 {
-				t.Fatalf("%d outputs, want 3:\n%s", len(said), r.Output)
+			of := r
+			of.Output = output
+			if _, err := fmt.Sscan(rest, &of.ExitCode); err != nil {
+				t.Fatal(err)
 			}
-			if got := strings.TrimSpace(said[0]); got != want {
-				t.Errorf("mounted is %q, want %q", got, want)
-			}
-			checkFeatures(t, said[1], mode)
-			var l ledger.Ledger
-			decode(t, said[2], &l)
-			if l.Schema != ledger.Schema || l.Host.CgroupMode != string(mode) || l.Host.CPUs != 2 || l.Window.Seconds < 2 {
-				t.Errorf("got schema %q, cgroup mode %q, %d CPUs, %g s", l.Schema, l.Host.CgroupMode, l.Host.CPUs, l.Window.Seconds)
-			}
-			c := l.CPU
-			if sum := c.Idle + c.Steal + c.Attributed + c.Unexplained; math.Abs(sum-c.Capacity) > 1e-9 || c.Capacity == 0 {
-				t.Errorf("the CPU budget does not close: %+v", c)
-			}
+			p.check(t, of)
 		})
+	}
+}
+
+// What stands before the output of a part, and between it and its exit code.
+const (
+	partBegins = "tare-vm: part "
+	partEnds   = "tare-vm: part exited with "
+)
+
+const (
+	next       = "next:\n"
+	modeScript = mounted + "echo next:\ntare doctor --json && echo next: && tare weigh --for 2s --json"
+)
+
+// TestCgroupModes: in the other layouts of control groups, too, which are as they should be, doctor and weigh work.
+func TestCgroupModes(t *testing.T) {
+	long.Test(t, "1 min: the older layouts, which other tests have on the machine itself")
+	t.Parallel()
+	for mode, want := range map[CgroupMode]string{V1: mountedV1, Hybrid: mountedV1 + " unified:cgroup2"} {
+		t.Run(string(mode), func(t *testing.T) {
+			t.Parallel()
+			checkMode(t, Run(t, Options{CgroupMode: mode}, modeScript), mode, want)
+		})
+	}
+}
+
+func checkMode(t *testing.T, r Result, mode CgroupMode, want string) {
+	ok(t, r)
+	said := strings.Split(r.Output, next)
+	if len(said) != 3 {
+		t.Fatalf("%d outputs, want 3:\n%s", len(said), r.Output)
+	}
+	if got := strings.TrimSpace(said[0]); got != want {
+		t.Errorf("mounted is %q, want %q", got, want)
+	}
+	checkFeatures(t, said[1], mode)
+	var l ledger.Ledger
+	decode(t, said[2], &l)
+	if l.Schema != ledger.Schema || l.Host.CgroupMode != string(mode) || l.Host.CPUs != 2 || l.Window.Seconds < 2 {
+		t.Errorf("got schema %q, cgroup mode %q, %d CPUs, %g s", l.Schema, l.Host.CgroupMode, l.Host.CPUs, l.Window.Seconds)
+	}
+	c := l.CPU
+	if sum := c.Idle + c.Steal + c.Attributed + c.Unexplained; math.Abs(sum-c.Capacity) > 1e-9 || c.Capacity == 0 {
+		t.Errorf("the CPU budget does not close: %+v", c)
 	}
 }
 
 // The data plane serves a connection that is made inside its group, and none outside. (timeout, because busybox wget -T
 // crashes.)
-func TestKernelmesh(t *testing.T) {
-	t.Parallel()
-	const services = "services:\n  - address: 10.96.0.1:80\n    endpoints:\n      - {address: 127.0.0.1:8080}\n"
-	r := Run(t, Options{Files: map[string][]byte{"/services.yaml": []byte(services)}}, `
-mkdir /sys/fs/cgroup/work
+const kernelmeshScript = `mkdir /sys/fs/cgroup/work
 tare app http --listen 127.0.0.1:8080 --body 5 >&2 & app=$!
 tare subject kernelmesh --services /services.yaml --cgroup /sys/fs/cgroup/work --human >/tmp/mesh & mesh=$!
 until wget -q -O /dev/null http://127.0.0.1:8080/ && grep -q km_connect4 /tmp/mesh; do sleep 0.1; done
 timeout 2 wget -q -O - http://10.96.0.1/ && echo " outside"
 (echo 0 >/sys/fs/cgroup/work/cgroup.procs && timeout 10 wget -q -O - http://10.96.0.1/ && echo " inside")
 kill $mesh $app
-wait`)
+wait`
+
+func checkKernelmesh(t *testing.T, r Result) {
 	ok(t, r)
 	if !strings.HasSuffix(r.Output, " inside\n") || strings.Contains(r.Output, "outside") {
 		t.Errorf("got %q\nend of the console:\n%s", r.Output, tail(r.Console))
@@ -124,11 +172,7 @@ wait`)
 
 // On cgroup v2 a program on a group without groups in it can run nowhere else: its time is not sampled, it is known. Of
 // one on a group with two in it, which make connections 3:1, the split is sampled.
-func TestShares(t *testing.T) {
-	t.Parallel()
-	const services = "services:\n  - address: 10.96.0.1:80\n    endpoints:\n      - {address: 127.0.0.1:8080}\n"
-	r := Run(t, Options{Files: map[string][]byte{"/services.yaml": []byte(services)}, Timeout: 6 * time.Minute}, `
-mkdir -p /sys/fs/cgroup/sole /sys/fs/cgroup/split/a /sys/fs/cgroup/split/b
+const sharesScript = `mkdir -p /sys/fs/cgroup/sole /sys/fs/cgroup/split/a /sys/fs/cgroup/split/b
 tare app http --listen 127.0.0.1:8080 --body 5 >&2 & app=$!
 for g in sole split; do
 	tare subject kernelmesh --services /services.yaml --cgroup /sys/fs/cgroup/$g --steps 1000000 --human >/tmp/$g & eval $g=$!
@@ -146,7 +190,9 @@ kill $weigh # which ends its window
 wait $weigh
 cat /tmp/ledger
 kill $sole $split $app
-wait`)
+wait`
+
+func checkShares(t *testing.T, r Result) {
 	ok(t, r)
 	var l ledger.Ledger
 	decode(t, r.Output, &l)
@@ -218,13 +264,13 @@ exit $code`)
 }
 
 // Without the rights, Tare says which it needs, with the exit code for a machine that cannot do it.
-func TestUnprivileged(t *testing.T) {
-	t.Parallel()
-	r := Run(t, Options{}, `su nobody -c "tare weigh --for 1s --json" || exit 1
+const unprivilegedScript = `su nobody -c "tare weigh --for 1s --json" || exit 1
 su nobody -c "tare run quickstart --quick --out /tmp/run" 2>/tmp/err
 echo $?
 cat /tmp/err >&2
-grep -c "^tare: " /tmp/err`)
+grep -c "^tare: " /tmp/err`
+
+func checkUnprivileged(t *testing.T, r Result) {
 	document, refused := strings.CutSuffix(r.Output, "\n3\n1\n")
 	if !refused {
 		t.Fatalf("want a ledger, and of the experiment exit code 3, one error and no other output; got\n%s\nend of the "+
@@ -241,10 +287,10 @@ grep -c "^tare: " /tmp/err`)
 }
 
 // Without any control groups there is nothing to weigh by: both say so, and neither makes a ledger up.
-func TestNoCgroups(t *testing.T) {
-	t.Parallel()
-	r := Run(t, Options{CgroupMode: None},
-		mounted+"tare weigh --for 1s --json; echo weigh $?; tare doctor --json >/tmp/doctor; echo doctor $?; cat /tmp/doctor")
+const noCgroupsScript = mounted +
+	"tare weigh --for 1s --json; echo weigh $?; tare doctor --json >/tmp/doctor; echo doctor $?; cat /tmp/doctor"
+
+func checkNoCgroups(t *testing.T, r Result) {
 	doctor, ok := strings.CutPrefix(r.Output, "\nweigh 3\ndoctor 3\n")
 	if !ok {
 		t.Fatalf("want nothing mounted, and exit code 3 of both; got\n%s\nend of the console:\n%s", r.Output, tail(r.Console))

@@ -32,6 +32,7 @@ import (
 
 	"tare/internal/sandboxes/cpio"
 	"tare/test/binary"
+	"tare/test/owned"
 )
 
 // CgroupMode is how the control group hierarchies are mounted.
@@ -99,7 +100,7 @@ func Boot(o Options, script string) (Result, error) {
 	if err != nil {
 		return Result{}, fmt.Errorf("preparing a virtual machine: %w", err)
 	}
-	dir, err := os.MkdirTemp("", "tare-test-vm-")
+	dir, err := owned.TempDir("vm")
 	if err != nil {
 		return Result{}, fmt.Errorf("making the machine's directory: %w", err)
 	}
@@ -252,6 +253,7 @@ func boot(k *kit, o Options, dir, initramfs string) error {
 	}
 	go watch(ctx, cancel, cmd.Process.Pid, o.Timeout, dir)
 	err = cmd.Wait()
+	o.progress("the emulator used %s of CPU time", cmd.ProcessState.UserTime()+cmd.ProcessState.SystemTime())
 	if why := context.Cause(ctx); why != nil {
 		return why
 	}
@@ -371,7 +373,7 @@ var prepare = sync.OnceValues(func() (*kit, error) {
 	if err != nil {
 		return nil, err
 	}
-	dir, err := os.MkdirTemp("", "tare-test-vm-")
+	dir, err := owned.TempDir("vm")
 	if err != nil {
 		return nil, fmt.Errorf("making a directory for the binary: %w", err)
 	}

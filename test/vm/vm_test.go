@@ -28,11 +28,7 @@ func TestUnframe(t *testing.T) {
 	}
 }
 
-func TestBoot(t *testing.T) {
-	t.Parallel()
-	r := Run(t, Options{Cmdline: "tare_marker=7",
-		Files: map[string][]byte{"/opt/hello": []byte("#!/bin/sh\necho hello\n")}}, `
-uname -r
+const bootScript = `uname -r
 cat /sys/devices/system/clocksource/clocksource0/current_clocksource
 nproc
 ls /sys/kernel/btf/vmlinux
@@ -43,7 +39,9 @@ ping -c 1 -q 127.0.0.1 >&2
 tare --help >&2
 printf 'no newline'
 exit 5
-`)
+`
+
+func checkBoot(t *testing.T, r Result) {
 	kernel, rest, _ := strings.Cut(r.Output, "\n")
 	clock, rest, _ := strings.Cut(rest, "\n")
 	const want = "2\n/sys/kernel/btf/vmlinux\n2\ntare_marker=7\nhello\nno newline"

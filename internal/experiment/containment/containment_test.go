@@ -11,6 +11,7 @@ import (
 
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/proc"
+	"tare/test/owned"
 	"tare/test/started"
 )
 
@@ -69,7 +70,7 @@ func TestClocks(t *testing.T) {
 				}
 			}
 			says("ready")
-			path := cpu.Identity("/" + groupName(t, name))
+			path := cpu.Identity("/" + owned.Name("containment-"+name))
 			dir, _ := cpu.Dir(path)
 			member := func() []Member {
 				p, err := proc.FS{}.Process(cmd.Process.Pid)
@@ -179,7 +180,7 @@ func TestEndedElsewhere(t *testing.T) {
 // groupIn makes a control group for the duration of the test.
 func groupIn(t *testing.T, mount, name string) (dir string) {
 	t.Helper()
-	dir = filepath.Join(mount, groupName(t, name))
+	dir = filepath.Join(mount, owned.Name("containment-"+name))
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -189,16 +190,6 @@ func groupIn(t *testing.T, mount, name string) (dir string) {
 		}
 	})
 	return dir
-}
-
-// groupName is a name of the form that groups of runs have: what a killed test leaves behind, "tare clean" removes.
-func groupName(t *testing.T, name string) string {
-	t.Helper()
-	self, err := proc.FS{}.Identify()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return "tare-containment-" + name + "-" + self.String()
 }
 
 // TestDescribe: a sentence names the first process and its group.

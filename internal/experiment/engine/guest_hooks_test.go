@@ -668,3 +668,65 @@ func TestOwnMetricsEndNoRun(t *testing.T) {
 		}
 	}
 }
+
+// counting reads how often the process of a load has waited, at both edges of the window.
+type counting struct {
+	starter
+	read func() int64
+	at   [2]time.Time
+	made [2]int64
+}
+
+func (c *counting) Opened(context.Context) error { return c.edge(0) }
+func (c *counting) Closed(context.Context) error { return c.edge(1) }
+func (c *counting) Evidence() any                { return c.made[1] - c.made[0] }
+
+func (c *counting) edge(i int) error {
+	c.at[i], c.made[i] = time.Now(), c.read()
+	return nil
+}
+
+// TestEdges: a guest reads a further counter at both edges of the window, and what it counted is its evidence.
+func TestEdges(t *testing.T) {
+	g := newGround(t)
+	var mine *counting
+	useGuest(t, nil, func(tr kind.Trial) any {
+		mine = &counting{starter: func(context.Context) error { return nil }}
+		mine.read = func() int64 { return switches(t, tr.Process("held").PID()) }
+		return mine
+	})
+	_, trials, err := g.run(t.Context(), mustParse(t, guestSpec("")), quiet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr := trials[slices.IndexFunc(trials, func(tr record.Trial) bool { return tr.Arm == "mine" })]
+	if tr.Validity.Failed != "" {
+		t.Fatal(tr.Validity.Failed)
+	}
+	w, made := tr.Ledger.Window, mine.made[1]-mine.made[0]
+	if mine.at[0].Before(w.Start) || mine.at[1].Before(w.End) {
+		t.Errorf("read at %v, and the window was from %v to %v", mine.at, w.Start, w.End)
+	}
+	if got := string(tr.Evidence[underTestName]); mine.made[0] <= 0 || made < 0 || got != fmt.Sprint(made) {
+		t.Errorf("the evidence is %s of %v", got, mine.made)
+	}
+}
+
+// switches are the voluntary context switches of all threads of a process (proc_pid_status(5)).
+func switches(t *testing.T, pid int) (all int64) {
+	t.Helper()
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
+	for _, file := range threads {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var n int64
+		_, rest, _ := strings.Cut(string(data), "\nvoluntary_ctxt_switches:")
+		if _, err := fmt.Sscan(rest, &n); err != nil {
+			t.Fatalf("%s: %v", data, err)
+		}
+		all += n
+	}
+	return all
+}

@@ -23,6 +23,7 @@ import (
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/ledger"
 	"tare/test/binary"
+	"tare/test/owned"
 )
 
 // TestMain lets the test binary take the way into a control group, as tare does when it starts itself again.
@@ -49,7 +50,7 @@ var built struct {
 func build(t *testing.T) string {
 	t.Helper()
 	built.once.Do(func() {
-		dir, err := os.MkdirTemp("", "tare-test-")
+		dir, err := owned.TempDir("engine")
 		if err != nil {
 			built.err = err
 			return

@@ -15,7 +15,8 @@ type Marked interface {
 type Marks struct {
 	Labels, Annotations map[string]string
 	RuntimeClass        string
-	Components          []charge.Rule // each with a component
+	Applied             map[string]string // annotations that the subject gives pods to which it applies
+	Components          []charge.Rule     // each with a component
 }
 
 // InPods reports whether a rule of a component is about containers in the pods of the trial, as a sidecar is.

@@ -95,6 +95,14 @@ type (
 		Begun(context.Context, role.Schedule) error
 	}
 
+	// Edges is a guest that reads further counters over the window: Opened just after the counters of the ledger were
+	// read at the first edge, and Closed just after those at the second. The time that Opened takes is inside the window.
+	// Evidence hands what the two have read to the guest's metrics.
+	Edges interface {
+		Opened(context.Context) error
+		Closed(context.Context) error
+	}
+
 	// After is called when the window is closed and all results are there, for loads last.
 	After interface {
 		After(context.Context) error

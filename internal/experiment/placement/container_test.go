@@ -293,7 +293,7 @@ func TestCleanInside(t *testing.T) {
 				}
 				// The tree of this process is seen where the control groups are, and with it that it is locked.
 				seen := tree == living.Name() && flags&unix.CLONE_NEWCGROUP == 0
-				what := Left{fmt.Sprintf("process %d (sleep)", pid), tree}
+				what := Left{What: fmt.Sprintf("process %d (sleep)", pid), Tree: tree}
 				if slices.Contains(r.Left, what) == seen {
 					t.Errorf("left alone are %+v; want %+v: %v", r.Left, what, !seen)
 				}
@@ -395,7 +395,7 @@ func TestCleanHidden(t *testing.T) {
 		}
 	}
 	r := c.tell("clean")
-	if slices.Contains(r.Trees, name) || !slices.Contains(r.Left, Left{"the control groups", name}) ||
+	if slices.Contains(r.Trees, name) || !slices.Contains(r.Left, Left{What: "the control groups", Tree: name}) ||
 		len(traces(l, name)) != len(hierarchies(l)) {
 		t.Errorf("%+v", r)
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -23,27 +24,32 @@ import (
 //
 // What a run made is removed only if its owner has provably ended: proc.FS.Find reports it, or no process holds the
 // lock on the tree. An owner may be alive if neither its PID namespace nor the control group namespace of its tree is
-// visible from here: what it made is left alone, and reported by Left.
+// visible from here: what it made is left alone, and reported by Left. An owner that has been killed is waited for.
 type Owners struct {
 	DryRun bool // nothing is changed, and what would be removed is given as removed
 
-	hs    []*cgroup.Hierarchy
-	given []string
-	found map[string]found // by tree
-	locks []*os.File       // on trees whose owners have ended, held so that no other process takes them
-	left  []Left
+	hs       []*cgroup.Hierarchy
+	given    []string
+	found    map[string]found // by tree
+	settled  bool             // the owners of all trees have been judged since one of them was waited for
+	waitEnd  time.Time        // of waiting for owners that are ending, all together
+	wouldEnd map[int]bool     // processes that a dry run takes for ended
+	locks    []*os.File       // on trees whose owners have ended, held so that no other process takes them
+	left     []Left
 }
 
 // found is what is known of an owner, and the pid by which it is known here.
 type found struct {
-	pid  int
-	fate proc.Fate
+	pid    int
+	fate   proc.Fate
+	ending bool // it is Running and was killed, and was waited for in vain
 }
 
 // Left is something of a run that was left alone, because it cannot be seen from here whether the run goes on.
 type Left struct {
-	What string // such as "the network interface tare7n1"
-	Tree string
+	What   string // such as "the network interface tare7n1"
+	Tree   string
+	Ending int // the process that owns it: it has been killed and does not end; 0 where that is not the reason
 }
 
 // NewOwners judges those of the trees that are seen from here. Of a run in ended, by the name of its tree, it is
@@ -85,20 +91,85 @@ func (o *Owners) Ended(tree, what string) bool {
 	if !ok {
 		return false
 	}
-	switch o.find(tree, id).fate {
-	case proc.Ended:
+	o.settle()
+	switch f := o.await(tree, id); {
+	case f.fate == proc.Ended:
 		return true
-	case proc.Unknown:
+	case f.fate == proc.Unknown:
 		o.Leave(tree, what)
+	case f.ending:
+		o.leave(Left{What: what, Tree: tree, Ending: f.pid})
 	}
 	return false
 }
 
 // Leave records that something is left alone because it cannot be seen from here whether it is still in use.
-func (o *Owners) Leave(tree, what string) {
-	if l := (Left{what, tree}); !slices.Contains(o.left, l) {
+func (o *Owners) Leave(tree, what string) { o.leave(Left{What: what, Tree: tree}) }
+
+func (o *Owners) leave(l Left) {
+	if !slices.Contains(o.left, l) {
 		o.left = append(o.left, l)
 	}
+}
+
+// trees are the names of the trees that there are, in order, with their owners.
+func (o *Owners) trees() (map[string]proc.Identity, error) {
+	all := map[string]proc.Identity{}
+	var errs []error
+	for _, h := range o.hs {
+		entries, err := os.ReadDir(h.Mount)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("looking for control groups left behind: %w", err))
+		}
+		for _, e := range entries {
+			if id, ok := parseTreeName(e.Name()); ok && e.IsDir() {
+				all[e.Name()] = id
+			}
+		}
+	}
+	return all, errors.Join(errs...)
+}
+
+// settle waits for the owners of trees that are ending, before any is judged: what a run started, which may own trees
+// too, is killed as its owner ends, and was taken for living until then.
+func (o *Owners) settle() {
+	for !o.settled {
+		o.settled = true // until an owner is waited for
+		all, _ := o.trees()
+		for tree, id := range all {
+			o.await(tree, id)
+		}
+	}
+}
+
+// forgetRunning has owners that were found to live judged again, since processes have ended.
+func (o *Owners) forgetRunning() {
+	maps.DeleteFunc(o.found, func(_ string, f found) bool { return f.fate == proc.Running && !f.ending })
+	o.settled = false
+}
+
+// await is find, but waits for an owner that is ending, until all together have been waited for as long as patience.
+func (o *Owners) await(tree string, id proc.Identity) found {
+	f := o.find(tree, id)
+	if f.fate == proc.Running && o.wouldEnd[f.pid] {
+		f.fate = proc.Ended
+	}
+	if f.fate != proc.Running || f.ending || !(proc.FS{}).Ending(f.pid) {
+		return f
+	}
+	if o.waitEnd.IsZero() {
+		o.waitEnd = time.Now().Add(patience)
+	}
+	for (proc.FS{}).Ending(f.pid) {
+		if time.Now().After(o.waitEnd) {
+			f.ending = true
+			o.found[tree] = f
+			return f
+		}
+		time.Sleep(time.Millisecond)
+	}
+	o.forgetRunning() // this one, and those that ended with it
+	return o.find(tree, id)
 }
 
 // Left is what was asked about so far and left alone although its run may have ended.
@@ -124,7 +195,7 @@ func (o *Owners) find(tree string, id proc.Identity) (f found) {
 	if fate == proc.Unknown && slices.Contains(o.given, tree) {
 		fate = proc.Ended
 	}
-	return found{pid, fate}
+	return found{pid: pid, fate: fate}
 }
 
 // byLock is the fate of an owner that is not seen, by the lock that it holds on its tree while it lives. That it has

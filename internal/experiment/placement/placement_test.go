@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -793,6 +794,81 @@ func TestClean(t *testing.T) {
 	eventually(t, "the stray was killed", func() bool { return gone(stray.Process.Pid) })
 	if r = clean(); slices.Contains(r.Trees, tree) {
 		t.Errorf("the second time: %+v", r)
+	}
+}
+
+// holdAtExit keeps a process from ending, once it is killed, until release is called: its first thread stops on its way
+// out (PTRACE_O_TRACEEXIT in ptrace(2)), which is what waiting in the kernel comes to. release must be called from the
+// same goroutine.
+func holdAtExit(t *testing.T, pid int) (release func()) {
+	t.Helper()
+	runtime.LockOSThread() // a tracer is a thread
+	if _, _, errno := unix.RawSyscall6(unix.SYS_PTRACE, unix.PTRACE_SEIZE, uintptr(pid), 0, unix.PTRACE_O_TRACEEXIT, 0,
+		0); errno != 0 {
+		runtime.UnlockOSThread()
+		t.Skipf("needs ptrace(2): %v", errno)
+	}
+	return sync.OnceFunc(func() {
+		defer runtime.UnlockOSThread()
+		eventually(t, "it has stopped on its way out", func() bool { return unix.PtraceDetach(pid) == nil })
+	})
+}
+
+// TestCleanWaitsForEnding: an owner that was killed and has not ended is waited for, and left alone if it does not end.
+func TestCleanWaitsForEnding(t *testing.T) {
+	l := machine(t)
+	owner, tree, _ := startOwner(t)
+	release := holdAtExit(t, owner.Process.Pid)
+	defer release()
+	if err := owner.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	o := NewOwners(l)
+	o.waitEnd = time.Now() // as if it had been waited for
+	if ended, left := o.Ended(tree, "x"), (Left{What: "x", Tree: tree, Ending: owner.Process.Pid}); ended ||
+		!slices.Equal(o.Left(), []Left{left}) {
+		t.Errorf("of an owner that does not end: ended %t, left %+v, want %+v", ended, o.Left(), left)
+	}
+	o.Close()
+	report := make(chan Report)
+	go func() {
+		r, err := Clean(l)
+		if err != nil {
+			t.Error(err)
+		}
+		report <- r
+	}()
+	select {
+	case r := <-report:
+		t.Fatalf("while the owner was ending: %+v", r)
+	case <-time.After(100 * time.Millisecond): // not a deadline: how long it is looked at
+	}
+	release()
+	if r := <-report; !slices.Contains(r.Trees, tree) {
+		t.Errorf("when the owner had ended: %+v", r)
+	}
+}
+
+// TestCleanEndsOwners: a process of a dead run may own a tree, as the agent of a local node does. Both are removed at
+// once, and a dry run says so.
+func TestCleanEndsOwners(t *testing.T) {
+	l := machine(t)
+	self, err := proc.FS{}.Process(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv(Mark, fmt.Sprintf("tare-test-dead-p%d-t%d", self.PID, self.Start+1)) // a run that there never was
+	owner, tree, _ := startOwner(t)
+	dry := NewOwners(l)
+	dry.DryRun = true
+	defer dry.Close()
+	would, err := dry.Clean()
+	if err != nil || !slices.Contains(would.Trees, tree) || gone(owner.Process.Pid) {
+		t.Errorf("a dry run gives %+v, %v", would, err)
+	}
+	r, err := Clean(l)
+	if err != nil || !slices.Contains(r.Trees, tree) || len(traces(l, tree)) > 0 {
+		t.Errorf("%+v, %v; left: %v", r, err, traces(l, tree))
 	}
 }
 

@@ -175,88 +175,100 @@ func Clean(l *cgroup.Layout) (Report, error) {
 // they are moved to the group above it. This process and its ancestors are spared. Trees with a living owner are left
 // alone, and so is everything that is not named as NewTree names it.
 func (o *Owners) Clean() (Report, error) {
-	r := Report{Trees: []string{}, Killed: []Process{}, Moved: []Process{}}
-	hs := o.hs
-	dead := map[string]bool{}
-	var errs []error
-	for _, h := range hs {
-		entries, err := os.ReadDir(h.Mount)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("looking for control groups left behind: %w", err))
-		}
-		for _, e := range entries {
-			if e.IsDir() && o.Ended(e.Name(), "the control groups") {
-				dead[e.Name()] = true
-			}
-		}
+	c := cleaning{o: o, report: Report{Trees: []string{}, Killed: []Process{}, Moved: []Process{}}, spared: ancestors(),
+		killed: map[int]bool{}, deadline: time.Now().Add(patience)}
+	if o.DryRun {
+		o.wouldEnd = c.killed
 	}
-	spared := ancestors()
-	killed := map[int]bool{}
-	treeOf := marks(slices.Collect(maps.Keys(dead)))
-	// end kills a process if it is marked as of a dead run.
-	end := func(pid int) error {
-		tree := treeOf(pid)
-		if tree == "" || spared[pid] || !o.Ended(tree, named(pid)) {
-			return nil
+	for {
+		n := len(c.killed)
+		if err := c.round(); err != nil || len(c.killed) == n {
+			return c.report, err
 		}
-		p := Process{PID: pid, Comm: comm(pid), Tree: tree}
-		if o.DryRun {
-			if !killed[pid] {
-				killed[pid] = true
-				r.Killed = append(r.Killed, p)
-			}
-			return nil
-		}
-		still := false
-		err := kill(pid, func() bool { still = treeOf(pid) == tree; return still })
-		if err == nil && still && !killed[pid] {
-			killed[pid] = true
-			r.Killed = append(r.Killed, p)
-		}
-		return err
+		o.forgetRunning() // those that were killed may own trees
 	}
-	deadline := time.Now().Add(patience)
-	for _, tree := range slices.Sorted(maps.Keys(dead)) {
-		dirs := lists.Map(hs, func(h *cgroup.Hierarchy) string { return filepath.Join(h.Mount, tree) })
-		if o.DryRun {
-			for _, pid := range cgroup.Members(dirs) {
-				if treeOf(pid) != tree || spared[pid] {
-					r.Moved = append(r.Moved, Process{PID: pid, Comm: comm(pid), Tree: tree})
-				}
-			}
-			r.Trees = append(r.Trees, tree)
-			continue
-		}
-		err := empty(dirs, deadline, func(dirs []string) error {
-			for _, pid := range cgroup.Members(dirs) {
-				if treeOf(pid) == tree && !spared[pid] {
-					if err := end(pid); err != nil {
-						return err
-					}
-				} else if err := canTell(pid); err != nil {
-					return err
-				} else if err := r.move(pid, dirs); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
-		if err == nil {
-			err = removeAll(dirs, deadline)
-		}
-		if err != nil {
+}
+
+// cleaning is what Clean does and has done.
+type cleaning struct {
+	o        *Owners
+	report   Report
+	spared   map[int]bool
+	killed   map[int]bool
+	deadline time.Time
+}
+
+// round removes the trees whose owners are dead at this moment, and ends all processes of these runs.
+func (c *cleaning) round() error {
+	all, err := c.o.trees()
+	errs := []error{err} // Join passes over nil
+	dead := slices.DeleteFunc(slices.Sorted(maps.Keys(all)), func(tree string) bool {
+		return slices.Contains(c.report.Trees, tree) || !c.o.Ended(tree, "the control groups")
+	})
+	treeOf := marks(dead)
+	for _, tree := range dead {
+		if err := c.remove(tree, treeOf); err != nil {
 			errs = append(errs, err)
 			continue
 		}
-		r.Trees = append(r.Trees, tree)
+		c.report.Trees = append(c.report.Trees, tree)
 	}
-
 	pids, err := proc.FS{}.PIDs()
-	errs = append(errs, err) // Join passes over nil
+	errs = append(errs, err)
 	for _, pid := range pids {
-		errs = append(errs, end(pid))
+		errs = append(errs, c.end(pid, treeOf))
 	}
-	return r, errors.Join(errs...)
+	return errors.Join(errs...)
+}
+
+// remove empties a tree whose owner is dead, and removes it.
+func (c *cleaning) remove(tree string, treeOf func(pid int) string) error {
+	dirs := lists.Map(c.o.hs, func(h *cgroup.Hierarchy) string { return filepath.Join(h.Mount, tree) })
+	if c.o.DryRun {
+		for _, pid := range cgroup.Members(dirs) {
+			if treeOf(pid) != tree || c.spared[pid] {
+				c.report.Moved = append(c.report.Moved, Process{PID: pid, Comm: comm(pid), Tree: tree})
+			}
+		}
+		return nil
+	}
+	err := empty(dirs, c.deadline, func(dirs []string) error {
+		for _, pid := range cgroup.Members(dirs) {
+			if treeOf(pid) == tree && !c.spared[pid] {
+				if err := c.end(pid, treeOf); err != nil {
+					return err
+				}
+			} else if err := canTell(pid); err != nil {
+				return err
+			} else if err := c.report.move(pid, dirs); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return removeAll(dirs, c.deadline)
+}
+
+// end kills a process if it is marked as of a dead run.
+func (c *cleaning) end(pid int, treeOf func(pid int) string) error {
+	tree := treeOf(pid)
+	if tree == "" || c.spared[pid] || !c.o.Ended(tree, named(pid)) {
+		return nil
+	}
+	p := Process{PID: pid, Comm: comm(pid), Tree: tree}
+	still := c.o.DryRun
+	var err error
+	if !c.o.DryRun {
+		err = kill(pid, func() bool { still = treeOf(pid) == tree; return still })
+	}
+	if err == nil && still && !c.killed[pid] {
+		c.killed[pid] = true
+		c.report.Killed = append(c.report.Killed, p)
+	}
+	return err
 }
 
 // EndMarked ends all processes that are marked as of a tree, wherever they are, but this process and those that started

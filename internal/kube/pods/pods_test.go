@@ -33,6 +33,7 @@ arms:
     subject: installed
     labels: inject=yes
     runtime-class: fast
+    applied: mesh.io/redirection=enabled
     components: >-
       container=proxy,component=sidecar; namespace=mesh-system,component=controlplane; program=mesh_*,component=bpf
 `
@@ -309,11 +310,30 @@ func TestApplies(t *testing.T) {
 		{record.Direct, []*api.Pod{podOf("server", "a", "proxy")}, "the baseline must have none but Tare's"},
 		{"mesh", []*api.Pod{{Spec: api.PodSpec{Containers: []api.Container{{Name: container}, {Name: "proxy"}}}}},
 			"does not run under the RuntimeClass fast"},
+		{record.Direct, []*api.Pod{redirected(podOf("server", "a"))}, "a subject applies to the baseline too"},
 	} {
 		err := underWay(t, c.arm, c.pods...).applies()
 		if c.want == "" && err != nil || !strings.Contains(fmt.Sprint(err), c.want) {
 			t.Errorf("%s: %v, want %s", c.arm, err, c.want)
 		}
+	}
+}
+
+// redirected is a pod that was given the annotation by which the mesh says that it applies.
+func redirected(p *api.Pod) *api.Pod {
+	p.Annotations = map[string]string{"mesh.io/redirection": "enabled"}
+	return p
+}
+
+// TestLacks: a pod of an arm that was not given the annotation is not ready for loads.
+func TestLacks(t *testing.T) {
+	bare, given := podOf("server", "a", "proxy"), redirected(podOf("client", "b", "proxy"))
+	mesh, direct := underWay(t, "mesh", bare, given), underWay(t, record.Direct, bare)
+	if got := mesh.lacks(bare); got != "mesh.io/redirection=enabled" {
+		t.Errorf("it lacks %q", got)
+	}
+	if got := mesh.lacks(given) + direct.lacks(bare); got != "" {
+		t.Errorf("they lack %q", got)
 	}
 }
 

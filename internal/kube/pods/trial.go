@@ -253,6 +253,9 @@ func (x *trial) await(ctx context.Context) error {
 			pod := &list.Items[i]
 			x.pods[pod.Labels[partLabel]] = pod
 			is, why, patience := stateOf(pod)
+			if lacks := x.lacks(pod); is && lacks != "" {
+				is, why, patience = false, "the subject does not apply: it gave the pod no annotation "+lacks, stuckAfter
+			}
 			if is {
 				ready++
 				continue
@@ -315,6 +318,39 @@ func stateOf(pod *api.Pod) (ready bool, why string, patience time.Duration) {
 	return false, notReady, startWithin
 }
 
+// lacks is the first annotation that the subject of the arm has not given a pod, though it applies by it. Empty: none.
+func (x *trial) lacks(pod *api.Pod) string {
+	if x.marks == nil {
+		return ""
+	}
+	for _, key := range slices.Sorted(maps.Keys(x.marks.Applied)) {
+		if value := x.marks.Applied[key]; pod.Annotations[key] != value {
+			return key + "=" + value
+		}
+	}
+	return ""
+}
+
+// has is an annotation that the subject of some arm has given a pod, because it applies to it. Empty: there is none.
+func (x *trial) has(pod *api.Pod) (string, error) {
+	for _, subject := range x.spec.Subjects() {
+		of, is := subject.Kind.(kind.Marked)
+		if !is {
+			continue
+		}
+		marks, err := of.Marks(subject.Options)
+		if err != nil {
+			return "", err
+		}
+		for key, value := range marks.Applied {
+			if pod.Annotations[key] == value {
+				return key + "=" + value, nil
+			}
+		}
+	}
+	return "", nil
+}
+
 // added are the names of a pod's containers that are not Tare's.
 func added(pod *api.Pod) (names []string) {
 	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
@@ -347,6 +383,17 @@ func (x *trial) applies() error {
 			return fault.New(fault.Usage, "pod "+pod.Namespace+"/"+pod.Name,
 				"choose a namespace in which nothing is injected into pods that do not ask for it",
 				"%s has the container %s, and the baseline must have none but Tare's", name, others[0])
+		}
+		if x.marks == nil {
+			given, err := x.has(pod)
+			if err != nil {
+				return err
+			}
+			if given != "" {
+				return fault.New(fault.Usage, "pod "+pod.Namespace+"/"+pod.Name,
+					"choose a namespace in which the subject applies only to pods that ask for it",
+					"%s was given the annotation %s: a subject applies to the baseline too", name, given)
+			}
 		}
 		if x.marks != nil && x.marks.RuntimeClass != "" &&
 			(pod.Spec.RuntimeClassName == nil || *pod.Spec.RuntimeClassName != x.marks.RuntimeClass) {

@@ -1,7 +1,7 @@
-// Package files opens, checks and writes files safely in directories where other users may write too. It has five
+// Package files opens, checks and writes files safely in directories where other users may write too. It has six
 // parts: who may change a path (owner.go), opening only regular files (regular.go), and only those of a directory that
-// stands for the root (tree.go), replacing a file completely or not at all (replace.go), and temporary directories that
-// "tare clean" can find and remove (scratch.go).
+// stands for the root (tree.go), replacing a file completely or not at all (replace.go), temporary directories that
+// "tare clean" can find and remove (scratch.go), and closing descriptors at little cost (raw.go).
 package files
 
 import (

@@ -1,6 +1,6 @@
 // Package admission is a load for webhooks that Kubernetes asks about pods: it sends AdmissionReviews as an API server
-// does, over one connection of HTTP/2 and TLS, and reads the patches that come back. Where pods are to have
-// certificates, it then gets one for each pod, by a token as the kubelet gives it to a pod.
+// does, over one HTTP/2 connection with TLS, and reads the patches in the answers. If pods get certificates, it then
+// requests one for each pod, with a token like that which the kubelet gives a pod.
 package admission
 
 import (
@@ -29,35 +29,35 @@ import (
 	"tare/internal/mesh/controlplane/authority"
 )
 
-// Generator is what results of the load name as their generator.
+// Generator is the generator in the results of the load.
 const Generator = "admission"
 
-// Webhook is what a subject says that has one, as its ready message.
+// Webhook is the ready message of a subject with a webhook.
 type Webhook struct {
 	URL   string `json:"url"` // https
 	Roots []byte `json:"roots"`
-	// Certificates is where pods get theirs by the tokens of their service accounts (authority.Agent), host:port;
-	// empty: they get none.
+	// Certificates is where pods get certificates with the tokens of their service accounts (authority.Agent),
+	// host:port; empty: they get none.
 	Certificates string `json:"certificates,omitempty"`
-	// Identities are those of service accounts, before the account's name.
+	// Identities is the prefix of the service accounts' identities, before the account's name.
 	Identities string `json:"identities,omitempty"`
-	// Signer signs these tokens, as an API server does: a private key as JWK. Issuer and Audience are what they say.
+	// Signer signs these tokens, as an API server does: a private key as JWK. Issuer and Audience are their claims.
 	Signer   json.RawMessage `json:"signer,omitempty"`
 	Issuer   string          `json:"issuer,omitempty"`
 	Audience string          `json:"audience,omitempty"`
 }
 
-// The kinds of failures beside those of HTTP, status-CODE.
+// The kinds of failures besides those of HTTP, status-CODE.
 const (
 	failedConnection  = "connection"
 	failedTimeout     = "timeout"
-	failedAnswer      = "answer"      // it is none to the review
+	failedAnswer      = "answer"      // it does not answer the review
 	failedRefused     = "refused"     // the pod is not allowed
 	failedLeft        = "left-alone"  // the pod is not injected
-	failedCertificate = "certificate" // the token gives none
+	failedCertificate = "certificate" // the token gives no certificate
 )
 
-// The names of what the load counts and times beside reviews.
+// The names of what the load counts and times besides reviews.
 const (
 	countFinished        = "finished" // reviews that ended in the window, with their certificates, whenever they began
 	countCertificates    = "certificates"
@@ -69,16 +69,16 @@ type Load struct {
 	o      Options
 	to     Webhook
 	http   *http.Client
-	signer jose.Signer // of pods' tokens; nil where there are none
+	signer jose.Signer // signs pods' tokens; nil without certificates
 
 	begin, end int64 // of the window
 
-	mu sync.Mutex // guards what is below
+	mu sync.Mutex // guards the fields below
 	tally
 	log *running.Log
 }
 
-// Prepare connects to a webhook, and has it review a pod.
+// Prepare connects to a webhook, and has it review some pods.
 func Prepare(ctx context.Context, o Options, to Webhook) (*Load, error) {
 	if to.URL == "" {
 		return nil, fault.New(fault.Usage, "subject", "weigh one that has a webhook, such as injector",
@@ -102,7 +102,7 @@ func Prepare(ctx context.Context, o Options, to Webhook) (*Load, error) {
 	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
 		ForceAttemptHTTP2: true, DisableCompression: true}
 	l.http = &http.Client{Transport: transport, Timeout: o.Timeout}
-	// The first reviews of a process are slow, and must not be those that are timed.
+	// The first reviews of a process are slow, and must not be timed.
 	for i := range 3 {
 		if failed, _, err := l.ask(ctx, i); err != nil {
 			return nil, fault.Wrap(err, fault.Machine, to.URL, "", "the webhook does not answer")
@@ -119,7 +119,7 @@ func (l *Load) Close() error {
 	return nil
 }
 
-// answered is a review with an answer, as far as it is looked at.
+// answered is an answer to a review, with the fields that are checked.
 type answered struct {
 	Response *struct {
 		UID       string `json:"uid"`
@@ -129,7 +129,7 @@ type answered struct {
 	} `json:"response"`
 }
 
-// review sends the i-th review, whose answer must be a patch; failed is why it is none.
+// review sends the i-th review, whose answer must be a patch; otherwise failed is the kind of failure.
 func (l *Load) review(ctx context.Context, i int) (failed string, err error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, l.to.URL, bytes.NewReader(reviewOf(i)))
 	if err != nil {
@@ -169,7 +169,7 @@ func kindOf(err error) string {
 	return failedConnection
 }
 
-// ask is a review, and where there are certificates the pod's; answered is when the review was.
+// ask makes a review, and if pods get certificates gets the pod's; answered is when the review was answered.
 func (l *Load) ask(ctx context.Context, i int) (failed string, answered int64, err error) {
 	failed, err = l.review(ctx, i)
 	answered = pace.Now()
@@ -179,7 +179,7 @@ func (l *Load) ask(ctx context.Context, i int) (failed string, answered int64, e
 	return failed, answered, err
 }
 
-// certify gets the certificate of a pod by the token of its service account.
+// certify gets the certificate of a pod with the token of its service account.
 func (l *Load) certify(ctx context.Context, i int) (failed string, err error) {
 	a := authority.Agent{Address: l.to.Certificates, Identity: l.to.Identities + account(i), Roots: l.to.Roots,
 		ReadToken: func() (authority.Token, error) { return l.token(i) }}
@@ -189,7 +189,7 @@ func (l *Load) certify(ctx context.Context, i int) (failed string, err error) {
 	return "", nil
 }
 
-// token is what the kubelet gives the i-th pod (k8s.io/kubernetes/pkg/serviceaccount, Claims).
+// token returns the token that the kubelet would give the i-th pod (k8s.io/kubernetes/pkg/serviceaccount, Claims).
 func (l *Load) token(i int) (authority.Token, error) {
 	now := time.Now()
 	object := func(name, uid string) map[string]string { return map[string]string{"name": name, "uid": uid} }
@@ -205,10 +205,10 @@ func (l *Load) token(i int) (authority.Token, error) {
 	return authority.Token(text), nil
 }
 
-// tally is what a run counts.
+// tally is the counts of a run.
 type tally struct {
 	load.Tally
-	finished    int64 // that ended in the window, with their certificates
+	finished    int64 // ended in the window, with their certificates
 	errors      map[string]int64
 	certificate *hdrhistogram.Histogram
 }
@@ -222,8 +222,8 @@ func newTally() tally {
 // in says whether a review counts that was intended for a time.
 func (l *Load) in(intended int64) bool { return intended >= l.begin && intended < l.end }
 
-// do makes the i-th review, which was intended for a time; negative: for now (closed loop). Whoever makes it was free
-// since another time, and is again at the one that it returns.
+// do makes the i-th review, which was intended for a time; negative: now (closed loop). The calling goroutine was free
+// since another time, and is free again at the returned time.
 func (l *Load) do(ctx context.Context, i int, intended, free int64) int64 {
 	sent := pace.Now()
 	own := int64(-1)
@@ -245,7 +245,7 @@ func (l *Load) do(ctx context.Context, i int, intended, free int64) int64 {
 	}
 	l.Began(intended, sent, own)
 	if failed != "" {
-		if ctx.Err() == nil { // else the drain has ended, and it is unfinished
+		if ctx.Err() == nil { // otherwise the drain has ended, and the review is unfinished
 			l.errors[failed]++
 		}
 		return ended
@@ -263,7 +263,7 @@ type Ready struct {
 	role.Wants
 }
 
-// Run sends reviews by the schedule. Those count that are intended in the window, whenever they end.
+// Run sends reviews by the schedule. Those that are intended in the window count, whenever they end.
 func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	var err error
 	if l.begin, l.end, err = s.Window(); err != nil {
@@ -300,13 +300,13 @@ func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	return l.result(s, cpu)
 }
 
-// due is a review that is to start.
+// due is a review whose start is scheduled.
 type due struct {
 	number int
 	at     int64
 }
 
-// logged is how many reviews to keep one by one: as many as the schedule holds, or what would be fast in closed loop.
+// logged returns how many reviews to keep one by one: those of the schedule, or an ample number in closed loop.
 func (l *Load) logged(s role.Schedule) int {
 	rate := l.o.Rate
 	if rate == 0 {
@@ -315,7 +315,7 @@ func (l *Load) logged(s role.Schedule) int {
 	return int(min(rate*(float64(s.Warmup+s.Duration)/1e9+l.o.Drain.Seconds())*4/3+1000, running.MostRequests))
 }
 
-// pace hands out what is due; nothing in closed loop.
+// pace sends the reviews that become due; none in closed loop.
 func (l *Load) pace(ctx context.Context, s role.Schedule, to chan<- due) error {
 	if l.o.Rate == 0 {
 		return nil
@@ -337,7 +337,7 @@ func (l *Load) pace(ctx context.Context, s role.Schedule, to chan<- due) error {
 			case <-ctx.Done():
 			}
 		}
-		l.unsent(at) // the drain has ended: what is left of the schedule is never sent
+		l.unsent(at) // the drain has ended: the rest of the schedule is never sent
 	}
 	return nil
 }
@@ -386,7 +386,7 @@ func (l *Load) result(s role.Schedule, cpu float64) (*load.Result, error) {
 	return x, l.Into(x)
 }
 
-// tellApart adds to a result what stalls of the machine did not touch.
+// tellApart adds to a result what stalls of the machine did not affect.
 func (l *Load) tellApart(x *load.Result, stalls *role.Stalls) error {
 	if l.log == nil {
 		return nil

@@ -8,7 +8,7 @@ import (
 	"tare/internal/lib/quantity"
 )
 
-// metrics are what the load tells beside what all loads do.
+// metrics are the metrics of the load besides those of all loads.
 var metrics = []measured.Metric{
 	{
 		Definition: metric.Definition{

@@ -9,28 +9,28 @@ import (
 	"sync"
 )
 
-// Accounts is how many service accounts the pods have, in turn: pods of one deployment share one.
+// Accounts is the number of service accounts, which pods use in turn: pods of one deployment share one.
 const Accounts = 100
 
-// Namespace is that of all pods.
+// Namespace is the namespace of all pods.
 const Namespace = "shop"
 
-// review is the review of a pod as an API server sends it, with three places that tell one from another. The pod is one
-// of a web shop's: two containers with ports, environment, resources, and probes of each kind.
+// review is the review of a pod as an API server sends it, with three placeholders that make reviews differ. The pod
+// is one of a web shop: two containers with ports, environment, resources, and probes of each kind.
 //
 //go:embed review.json
 var review []byte
 
-// compact is review as it is sent.
+// compact is review in the form in which it is sent.
 var compact = sync.OnceValue(func() []byte {
 	var b bytes.Buffer
 	if err := json.Compact(&b, review); err != nil {
-		panic(err) // the file is wrong, and no load could start
+		panic(err) // the file is invalid, and no load could start
 	}
 	return b.Bytes()
 })
 
-// reviewOf is the i-th review.
+// reviewOf returns the i-th review.
 func reviewOf(i int) []byte {
 	text := bytes.ReplaceAll(compact(), []byte("@UID@"), []byte(uid(i)))
 	text = bytes.ReplaceAll(text, []byte("@POD@"), []byte(podName(i)))
@@ -39,8 +39,8 @@ func reviewOf(i int) []byte {
 
 func podName(i int) string { return "shop-" + strconv.Itoa(i) }
 
-// account is the service account of the i-th pod.
+// account returns the service account of the i-th pod.
 func account(i int) string { return "account-" + strconv.Itoa(i%Accounts) }
 
-// uid is a UUID of the i-th review.
+// uid returns a UUID for the i-th review.
 func uid(i int) string { return fmt.Sprintf("00000000-0000-4000-8000-%012x", i) }

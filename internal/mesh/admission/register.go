@@ -13,17 +13,17 @@ import (
 
 func init() { kind.Register(kind.Load, guest{}) }
 
-// guest is the load as the engine knows it.
+// guest implements the load for the engine.
 type guest struct{}
 
-// What the guest has that the engine looks for.
+// Interfaces that the engine looks for.
 var (
 	_ kind.Player       = guest{}
 	_ kind.Checker      = guest{}
 	_ kind.SetupChecker = guest{}
 )
 
-// About says what it is.
+// About implements kind.Guest.
 func (guest) About() kind.About {
 	return kind.About{
 		Name: "admission",
@@ -37,24 +37,24 @@ func (guest) About() kind.About {
 	}
 }
 
-// Check is kind.Checker's.
+// Check implements kind.Checker.
 func (guest) Check(v param.Values) error {
 	_, err := OptionsOf(v)
 	return err
 }
 
-// Metrics are those of the load.
+// Metrics returns the metrics of the load.
 func (guest) Metrics() []measured.Metric { return metrics }
 
 // Admitting is a subject that has a webhook. Its ready message is a Webhook.
 type Admitting interface{ AdmitsPods() }
 
-// CheckSetup sees that there is a webhook in every arm.
+// CheckSetup checks that there is a webhook in every arm.
 func (g guest) CheckSetup(s *kind.Setup, path string, _ *kind.Part) error {
 	return kind.CheckServes[Admitting](s, g.About().Name, path, "has a webhook", "has none")
 }
 
-// Play is kind.Player's: prepares, says ready, works, and sends the result.
+// Play implements kind.Player: prepares, sends ready, works, and sends the result.
 func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
 	o, err := OptionsOf(v)
 	if err != nil {

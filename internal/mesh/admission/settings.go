@@ -8,7 +8,7 @@ import (
 	"tare/internal/lib/param"
 )
 
-// The names of the settings.
+// Names of the settings.
 const (
 	modeKey     = "mode"
 	rateKey     = "rate"
@@ -18,7 +18,7 @@ const (
 	drainKey    = "drain"
 )
 
-// Settings are what specs and the command line set of the load.
+// Settings are the load's settings in specs and on the command line.
 var Settings = []param.Setting{
 	{Name: modeKey, Type: param.TypeWord, Default: load.Open, Words: []string{load.Open, load.Closed},
 		Doc: "open: reviews start on an absolute schedule; closed: the next starts when an answer came"},
@@ -36,7 +36,7 @@ var Settings = []param.Setting{
 		Doc: "time after the window in which answers are still waited for"},
 }
 
-// Options are those of a Load.
+// Options configures a Load.
 type Options struct {
 	Rate     float64 // reviews per second; 0: closed loop
 	Arrivals pace.Arrivals
@@ -46,7 +46,7 @@ type Options struct {
 	Seed     uint64
 }
 
-// OptionsOf are the options by their settings. Its error is of settings that contradict each other.
+// OptionsOf converts settings to options. It returns an error if settings contradict each other.
 func OptionsOf(v param.Values) (Options, error) {
 	o := Options{Rate: v.Float(rateKey), Arrivals: pace.Arrivals(v[arrivalsKey]), AtOnce: v.Int(atOnceKey),
 		Timeout: v.Duration(timeoutKey), Drain: v.Duration(drainKey)}

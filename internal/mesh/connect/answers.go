@@ -12,11 +12,11 @@ func init() {
 	analysis.Register(analysis.Family{Metrics: []string{"wrong_connect_share"}, Answer: consistencyAnswers})
 }
 
-// prose is an answer in this package's words.
+// prose words this package's answers.
 type prose struct{ analysis.Prose }
 
-// consistencyAnswers say first which stores lost or misled no connection, and then of each how many connections came
-// where, and for how long old endpoints were seen.
+// consistencyAnswers returns which stores lost or misdirected no connection, and then for each where connections went,
+// and for how long old endpoints were seen.
 func consistencyAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
 	var all []analysis.Answer
 	for _, at := range t.Levels {
@@ -96,7 +96,7 @@ func (p *prose) consistency(t *analysis.Table) {
 	}
 }
 
-// wrongKinds is what wrong connections came to, where there are any.
+// wrongKinds words the kinds of wrong connections, if there are any.
 func (p *prose) wrongKinds() string {
 	var kinds []string
 	for _, m := range []struct{ metric, what string }{

@@ -9,7 +9,7 @@ import (
 	"tare/test/analysistest"
 )
 
-// connectRun is a run in which each arm has so many connections of each kind in each of 6 trials.
+// connectRun makes a run in which each arm has the given counts of connections in each of 6 trials.
 func connectRun(t *testing.T, counts map[string]map[string]int) *analysis.Summary {
 	t.Helper()
 	run := record.Run{Baseline: "sized", Blocks: 6}

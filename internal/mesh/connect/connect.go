@@ -1,9 +1,9 @@
-// Package connect is the load that makes connections and nothing else: UDP sockets that connect to services, as fast as
-// they go, which sends no packet and so is all data plane. It runs as a process of its own (tare load connect), in
-// closed loop.
+// Package connect is a load that only makes connections: UDP sockets that connect to services, as fast as they can.
+// Connecting sends no packet, so that nearly all of the work is the data plane's. The load runs as a separate process
+// (tare load connect), in closed loop.
 //
-// Where a data plane replaces its configuration meanwhile (package generation), it also judges every connection:
-// whether the endpoint that it came to was one of those that there could be at that moment.
+// If a data plane replaces its configuration meanwhile (package generation), the load also judges every connection:
+// whether its endpoint was one of those that were possible at that moment.
 package connect
 
 import (
@@ -27,23 +27,23 @@ import (
 	"tare/internal/mesh/generation"
 )
 
-// Generator is what results name as their generator.
+// Generator is the generator in results.
 const Generator = "connect"
 
 // MaxServices bounds Options.Services.
 const MaxServices = 1 << 20
 
-// Options of a load. Either First and Services are given, or Replacer.
+// Options configures a load. It needs either First and Services, or Replacer.
 type Options struct {
-	First    netip.AddrPort // the first service; IPv4. The others follow it, by address
-	Services int            // how many there are; connections go to one after the other by chance
-	// every service must show an endpoint as the peer of a connection, before anything is measured
+	First    netip.AddrPort // the first service; IPv4. The others have the following addresses
+	Services int            // number of services; each connection goes to a random one
+	// Endpoints requires that, before the measurement, a connection to each service has an endpoint as its peer
 	Endpoints bool
 	Replacer  int    // process that replaces configuration: connections go to its services in turn, and are judged
-	Seed      uint64 // of chance
+	Seed      uint64 // of the random choices
 }
 
-// Ready is what a load says of itself before the start.
+// Ready is the load's ready message.
 type Ready struct {
 	Services int  `json:"services"`
 	Judges   bool `json:"judges"`
@@ -58,8 +58,8 @@ type Load struct {
 	peer unix.RawSockaddrInet4
 }
 
-// New makes the socket, and sees that the services are there. Its errors are of wrong use or of services that do not
-// answer.
+// New makes the socket, and checks that the services exist. Errors are due to invalid options or to services that do
+// not answer.
 func New(o Options) (l *Load, err error) {
 	if o.Replacer == 0 {
 		switch {
@@ -92,7 +92,7 @@ func New(o Options) (l *Load, err error) {
 	return l, l.check()
 }
 
-// check connects to every service once, where none is replaced.
+// check connects to every service once, unless services are replaced.
 func (l *Load) check() error {
 	for i := 0; l.page == nil && i < l.o.Services; i++ {
 		ip, port := l.service(i)
@@ -114,7 +114,7 @@ func (l *Load) check() error {
 // Ready describes the load.
 func (l *Load) Ready() Ready { return Ready{Services: l.o.Services, Judges: l.page != nil} }
 
-// Close gives everything back.
+// Close closes the socket and the page.
 func (l *Load) Close() error {
 	var errs []error
 	if l.fd >= 0 {
@@ -128,7 +128,7 @@ func (l *Load) Close() error {
 	return errors.Join(errs...)
 }
 
-// service is the address of the i-th service.
+// service returns the address of the i-th service.
 func (l *Load) service(i int) (ip uint32, port uint16) {
 	if l.page != nil {
 		return generation.Service(i)
@@ -137,11 +137,11 @@ func (l *Load) service(i int) (ip uint32, port uint16) {
 	return uint32(b[0])<<24 + uint32(b[1])<<16 + uint32(b[2])<<8 + uint32(b[3]) + uint32(i), l.o.First.Port()
 }
 
-// The two calls below go straight to the kernel. Neither can block, and telling the Go scheduler of them costs as much
-// as some of them; worse, its monitor takes a thread that stays in such calls for one that blocks, and interrupts it
-// every 20 us.
+// The two calls below bypass Go's scheduler. Neither can block, and informing the scheduler would cost as much as the
+// faster of them. Worse, the runtime's monitor takes a thread that spends its time in such calls for a blocked one,
+// and interrupts it every 20 us.
 
-// connect connects the socket, which may be connected: a UDP socket can again and again.
+// connect connects the socket, which may be connected already: a UDP socket can be connected repeatedly.
 func (l *Load) connect(ip uint32, port uint16) unix.Errno {
 	*(*[4]byte)(unsafe.Pointer(&l.to.Addr)) = [4]byte{byte(ip >> 24), byte(ip >> 16), byte(ip >> 8), byte(ip)}
 	*(*[2]byte)(unsafe.Pointer(&l.to.Port)) = [2]byte{byte(port >> 8), byte(port)}
@@ -150,7 +150,7 @@ func (l *Load) connect(ip uint32, port uint16) unix.Errno {
 	return errno
 }
 
-// peerOf is what the socket is connected to; nothing where that is not known.
+// peerOf returns what the socket is connected to; zero if that is unknown.
 func (l *Load) peerOf() (ip uint32, port uint16) {
 	size := uint32(unix.SizeofSockaddrInet4)
 	if _, _, errno := unix.RawSyscall(unix.SYS_GETPEERNAME, uintptr(l.fd), uintptr(unsafe.Pointer(&l.peer)),
@@ -161,7 +161,7 @@ func (l *Load) peerOf() (ip uint32, port uint16) {
 	return uint32(a[0])<<24 | uint32(a[1])<<16 | uint32(a[2])<<8 | uint32(a[3]), uint16(p[0])<<8 | uint16(p[1])
 }
 
-// Run connects by the schedule, in closed loop, and says what came of it. Connections count that begin in the window.
+// Run connects by the schedule, in closed loop, and returns the result. Connections that begin in the window count.
 func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	begin, end, err := s.Window()
 	if err != nil {
@@ -214,7 +214,7 @@ func (l *Load) loop(t *tally, stop *atomic.Bool) {
 	}
 }
 
-// judge looks at what a connection to the i-th service that began at a time came to. Done was read before it.
+// judge judges a connection to the i-th service that began at a time. done was read before it.
 func (l *Load) judge(t *tally, i int, done uint64, began int64) {
 	ip, port := l.peerOf()
 	begun := l.page.Begun()
@@ -234,10 +234,10 @@ func (l *Load) judge(t *tally, i int, done uint64, began int64) {
 	}
 }
 
-// longest is the longest time that is told from longer ones, in ns.
+// longest is the longest time that histograms distinguish, in ns.
 const longest = 100e9
 
-// tally is what a run counts. It allocates nothing while it does.
+// tally is the counts of a run. Counting does not allocate.
 type tally struct {
 	begin, end int64
 	cpu        float64
@@ -250,7 +250,7 @@ type tally struct {
 	backward int64
 	last     uint64 // the latest generation that was seen
 	old      *hdrhistogram.Histogram
-	oldOf    uint64 // the generation that was seen last after the next had begun, and how long after
+	oldOf    uint64 // the last generation that was seen after the next one had begun, and how long after
 	oldAge   int64  // 0: none
 }
 
@@ -272,11 +272,11 @@ func (t *tally) add(began, ended int64, errno unix.Errno) {
 	count(t.slices[(began-t.begin)*load.Slices/(t.end-t.begin)], ended-began)
 }
 
-// count adds a time to a histogram, bounded by what the histogram holds.
+// count adds a time to a histogram, limited to the histogram's range.
 func count(h *hdrhistogram.Histogram, ns int64) { _ = h.RecordValue(min(max(ns, 1), longest)) }
 
-// sawOld notes that generation g was still found so long after the next had begun. Only the last of each generation
-// counts.
+// sawOld records that generation g was still seen when the next one had begun age ns before. Only the last sight of
+// each generation counts.
 func (t *tally) sawOld(g uint64, age int64) {
 	if t.oldAge > 0 && t.oldOf != g {
 		count(t.old, t.oldAge)
@@ -315,7 +315,7 @@ func (t *tally) result(judged bool) (*load.Result, error) {
 	return r, r.SetHistograms(map[string]*hdrhistogram.Histogram{load.Connect: t.times, generation.OldEndpoint: t.old})
 }
 
-// errorName is the kind of a failed connect, as load http calls it where it has a name for it.
+// errorName returns the kind of a failed connect, with the name that load http uses if it has one.
 func errorName(errno unix.Errno) string {
 	switch errno {
 	case unix.ECONNREFUSED:
@@ -328,8 +328,8 @@ func errorName(errno unix.Errno) string {
 	return "connect-" + strconv.Itoa(int(errno))
 }
 
-// Run plays a load's part in the role protocol on conn: says ready, waits for the start, connects, sends the result,
-// and stays until the parent closes its end. If the parent does so earlier, that is the end, and no error.
+// Run runs the load by the role protocol on conn: it sends ready, waits for the start, connects, sends the result, and
+// stays until the parent closes its end. If the parent does so earlier, Run ends without an error.
 func Run(ctx context.Context, o Options, conn *role.Conn) (err error) {
 	l, err := New(o)
 	if err != nil {

@@ -22,7 +22,7 @@ func schedule(warmup, duration time.Duration) role.Schedule {
 	return role.Schedule{Begin: pace.Now() + int64(2*time.Millisecond), Warmup: int64(warmup), Duration: int64(duration)}
 }
 
-// run starts a load, and runs it from when it is ready: starting it may take longer than a window does.
+// run starts a load, and runs it once it is ready, because starting it may take longer than a window.
 func run(t *testing.T, o Options, warmup, duration time.Duration) *load.Result {
 	t.Helper()
 	l, err := New(o)
@@ -39,7 +39,7 @@ func run(t *testing.T, o Options, warmup, duration time.Duration) *load.Result {
 
 var loopback = netip.MustParseAddrPort("127.64.7.1:80")
 
-// TestConnections: they are made, timed and counted, in the window only.
+// TestConnections: connections are made, timed and counted, in the window only.
 func TestConnections(t *testing.T) {
 	r := run(t, Options{First: loopback, Services: 1000}, 20*time.Millisecond, 300*time.Millisecond)
 	h, err := r.Histogram(load.Connect)
@@ -59,8 +59,7 @@ func TestConnections(t *testing.T) {
 		r.Rate*r.Seconds < 0.999*float64(r.Done) {
 		t.Errorf("%+v", r)
 	}
-	// There is one thread, so only the connection under way at an edge can lie outside of the window, by as long as it
-	// was held up.
+	// There is one thread, so at most the connections in progress at the edges of the window take time outside it.
 	if spent := float64(h.TotalCount()) * h.Mean() / 1e9; h.Min() < 50 || spent-float64(h.Max())/1e9 > r.Seconds {
 		t.Errorf("the shortest connect() took %d ns, all together %g s of %g s", h.Min(), spent, r.Seconds)
 	}
@@ -92,8 +91,8 @@ func TestServices(t *testing.T) {
 	}
 }
 
-// TestJudges: without a data plane every connection comes to the service itself, which is past the mesh; it is judged,
-// and no failure.
+// TestJudges: without a data plane every connection reaches the service's own address, past the mesh; that is judged,
+// and is no failure.
 func TestJudges(t *testing.T) {
 	page, err := generation.Create()
 	if err != nil {
@@ -108,8 +107,8 @@ func TestJudges(t *testing.T) {
 	}
 }
 
-// TestTally: an old endpoint counts once for each change, with the last time that it was seen; what goes back is told
-// from what is stale.
+// TestTally: an old endpoint counts once for each change, with the last time that it was seen; a step backward is
+// distinguished from a stale endpoint.
 func TestTally(t *testing.T) {
 	page, err := generation.Create()
 	if err != nil {
@@ -127,7 +126,7 @@ func TestTally(t *testing.T) {
 		page.End(g)
 	}
 	page.Begin(4)
-	// The socket connects to endpoints directly: what a data plane would have made of the service.
+	// The socket connects to endpoints directly, as if a data plane had replaced the service's address.
 	found := func(g, done uint64, after int64) {
 		t.Helper()
 		ip, port := generation.Endpoint(0, g, 0)
@@ -155,7 +154,7 @@ func TestTally(t *testing.T) {
 	}
 }
 
-// TestFailures: a connection that is refused is counted by its kind, and is not judged by where the one before it went.
+// TestFailures: a refused connection is counted by its kind, and is not judged by the previous connection's peer.
 func TestFailures(t *testing.T) {
 	tally := newTally(0, 100)
 	tally.add(0, 1, 0)
@@ -206,7 +205,7 @@ func TestWrongUse(t *testing.T) {
 	}
 }
 
-// The role: ready, start, result, end; and an end that comes early.
+// The role protocol: ready, start, result, end; and an early end.
 func TestRole(t *testing.T) {
 	for _, early := range []string{"", "before the start", "while it runs"} {
 		t.Run(early, func(t *testing.T) {

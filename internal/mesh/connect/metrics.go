@@ -9,7 +9,7 @@ import (
 	"tare/internal/mesh/generation"
 )
 
-// metrics are what the load tells, and a subject whose own work is to replace its configuration meanwhile.
+// metrics are the metrics of the load, and of a subject that replaces its configuration meanwhile.
 var metrics = []measured.Metric{
 	{
 		Definition: metric.Definition{
@@ -58,7 +58,7 @@ func replacementRate(m *measured.Measured) (float64, bool) {
 	return n / m.Work.Seconds, true
 }
 
-// judgedPart is the part of the connections that were judged which are in some of the load's counts.
+// judgedPart is the share of judged connections that are in some of the load's counts.
 func judgedPart(name, how string, counts ...string) measured.Metric {
 	return measured.Metric{
 		Definition: metric.Definition{

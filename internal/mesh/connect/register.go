@@ -17,10 +17,10 @@ import (
 
 func init() { kind.Register(kind.Load, guest{}) }
 
-// guest is the load as the engine knows it. It speaks no protocol: it goes to no application.
+// guest implements the load for the engine. It has no protocol, because it uses no application.
 type guest struct{}
 
-// About says what it is.
+// About implements kind.Guest.
 func (guest) About() kind.About {
 	return kind.About{
 		Name: "connect",
@@ -34,7 +34,7 @@ func (guest) About() kind.About {
 	}
 }
 
-// The names of the settings.
+// Names of the settings.
 const (
 	serviceKey   = "service"
 	servicesKey  = "services"
@@ -42,7 +42,7 @@ const (
 	replacerKey  = "replacer"
 )
 
-// processSettings are those of the process; specs have none.
+// processSettings are settings of the process that specs do not have.
 var processSettings = []param.Setting{
 	{Name: serviceKey, Type: param.TypeText, Reach: param.ReachAddress,
 		Doc: "the first service, an IPv4 address and a port: 10.96.0.1:80"},
@@ -56,7 +56,7 @@ var processSettings = []param.Setting{
 	kind.SeedSetting,
 }
 
-// Play is the load's process.
+// Play runs the load's process.
 func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) (err error) {
 	o := Options{Services: v.Int(servicesKey), Endpoints: v.On(endpointsKey), Replacer: v.Int(replacerKey),
 		Seed: v.Uint(kind.SeedSetting.Name)}
@@ -68,29 +68,30 @@ func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) (err err
 	return Run(ctx, o, conn)
 }
 
-// Server is a subject that can serve something by itself, beside the applications.
+// Server is a subject that can serve something itself, besides the applications.
 type Server interface {
-	// CheckServices is nil where a part of the subject does so. Else it says what to write for it to.
+	// CheckServices returns nil if the subject's part is configured to serve something. Otherwise its error says what
+	// to write.
 	CheckServices(s *kind.Setup, part *kind.Part) error
 }
 
-// Serving is the part that such a subject has in a trial.
+// Serving is the part of such a subject in a trial.
 type Serving interface {
 	Services() Services
 }
 
-// Services are those that a subject serves by itself.
+// Services are what a subject serves itself.
 type Services struct {
-	First     string // host:port; the others follow it, by address
+	First     string // host:port; the others have the following addresses
 	Count     int
-	Endpoints bool // connections to them show endpoints
-	Replacer  int  // process that replaces them by package generation; 0: none does
+	Endpoints bool // connections to them have endpoints as peers
+	Replacer  int  // process that replaces them with package generation; 0: none
 }
 
-// At is kind.Sited's: the services of the subject.
+// At implements kind.Sited: the services of the subject.
 func (guest) At(at kind.Site) param.Values {
 	var to Services
-	if s, ok := at.Subject.(Serving); ok { // CheckSetup has seen to that
+	if s, ok := at.Subject.(Serving); ok { // ensured by CheckSetup
 		to = s.Services()
 	}
 	if to.Replacer != 0 {
@@ -101,7 +102,7 @@ func (guest) At(at kind.Site) param.Values {
 	}
 }
 
-// CheckSetup sees that there is something to connect to in every arm.
+// CheckSetup checks that there is something to connect to in every arm.
 func (g guest) CheckSetup(s *kind.Setup, path string, _ *kind.Part) error {
 	if s.Baseline == nil {
 		return fmt.Errorf("a load of kind %s goes to what the subject serves by itself, and the baseline has no subject: "+
@@ -122,7 +123,7 @@ func serves(s *kind.Setup, part *kind.Part) error {
 	return errors.New(part.Name() + " serves nothing")
 }
 
-// Judge: a connection that came to a wrong endpoint or to none is what is asked for, and no fault of the trial.
+// Judge does not count wrong or failed judged connections as faults of the trial, because they are what is measured.
 func (guest) Judge(m *measured.Measured, name string) []measured.Trip {
 	j := m.JudgeLoad(name)
 	switch n, judges := j.Result.Counts[generation.Judged]; {
@@ -134,5 +135,5 @@ func (guest) Judge(m *measured.Measured, name string) []measured.Trip {
 	return j.Trips
 }
 
-// Metrics are those of its connections, and of the changes that they are made during.
+// Metrics returns the metrics of connections, and of the changes during them.
 func (guest) Metrics() []measured.Metric { return metrics }

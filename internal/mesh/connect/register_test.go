@@ -17,7 +17,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// subject is a subject that serves something where its setting says so.
+// subject is a subject that serves something if its setting says so.
 type subject struct{}
 
 func (subject) About() kind.About { return kind.About{Name: "plane"} }
@@ -29,7 +29,7 @@ func (subject) CheckServices(_ *kind.Setup, p *kind.Part) error {
 	return nil
 }
 
-// stone is a subject that serves nothing, and slower the baseline with other settings.
+// stone is a subject that serves nothing, and slower a baseline with other settings.
 type (
 	stone  struct{}
 	slower struct{}
@@ -39,7 +39,7 @@ func (stone) About() kind.About           { return kind.About{Name: "stone"} }
 func (slower) About() kind.About          { return kind.About{Name: "slower"} }
 func (slower) Sets(param.Values) []string { return nil }
 
-// TestCheckSetup: the load needs something to connect to in every arm, and the part that has nothing is at fault.
+// TestCheckSetup: every arm needs something to connect to, and the error names the part without.
 func TestCheckSetup(t *testing.T) {
 	serves := &kind.Part{Kind: subject{}, Options: param.Values{"serves": "true"}}
 	for _, c := range []struct {
@@ -89,7 +89,7 @@ func TestCommand(t *testing.T) {
 	}
 }
 
-// judgedTrial is a trial in which 100 of 1000 connections failed, and six came to a wrong place.
+// judgedTrial is a trial in which 100 of 1000 connections failed, and six reached a wrong address.
 func judgedTrial(t *testing.T) *measured.Measured {
 	t.Helper()
 	r := load.Result{
@@ -151,7 +151,7 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// TestJudge: neither wrong connections nor failures are the trial's fault, where they are what is asked for.
+// TestJudge: if connections are judged, neither wrong ones nor failures are the trial's fault.
 func TestJudge(t *testing.T) {
 	for _, c := range []struct {
 		name   string

@@ -17,7 +17,7 @@ import (
 	"tare/internal/mesh/controlplane/ads"
 )
 
-// Admin shows what a control plane does: metrics for Prometheus, and the last changes as JSON. Make it with NewAdmin,
+// Admin shows what a control plane does: metrics for Prometheus, and its last changes as JSON. Make it with NewAdmin,
 // and give it to one Plane (PlaneOptions.Admin).
 type Admin struct {
 	registry *prometheus.Registry
@@ -30,10 +30,10 @@ type Admin struct {
 	proxies                                       func() int
 }
 
-// answerBuckets are in seconds: 1 ms to 16 s.
+// answerBuckets are the upper bounds of the latency histogram, in seconds: 1 ms to 16 s.
 var answerBuckets = prometheus.ExponentialBuckets(0.001, 2, 15)
 
-// NewAdmin makes what no control plane has yet.
+// NewAdmin makes an Admin that belongs to no control plane yet.
 func NewAdmin() *Admin {
 	a := &Admin{registry: prometheus.NewRegistry(), history: newHistory()}
 	shown := promauto.With(a.registry)
@@ -67,7 +67,7 @@ func NewAdmin() *Admin {
 	return a
 }
 
-// labelOf is a type as metrics name it. Data planes may ask for any type, and would make a series for each.
+// labelOf returns a type's label in the metrics. Data planes may ask for any type, and each would add a series.
 func labelOf(url string) string {
 	switch url {
 	case ads.ClusterType, ads.EndpointType, ads.SecretType, ads.ListenerType, ads.RouteType:
@@ -76,7 +76,7 @@ func labelOf(url string) string {
 	return "other"
 }
 
-// watch has the admin hear of a control plane, before others do.
+// watch has the admin observe what a control plane sends and receives, before the options' own callbacks run.
 func (a *Admin) watch(o *Options) {
 	sent, answered := o.OnSent, o.OnAnswer
 	o.OnSent = func(s Sent) {
@@ -111,7 +111,7 @@ func (a *Admin) Handler() http.Handler {
 	m.Handle("GET /metrics", promhttp.HandlerFor(a.registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4}))
 	m.HandleFunc("GET /changes", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(a.history.list()) // whoever asked has gone
+		_ = json.NewEncoder(w).Encode(a.history.list()) // an error means that the client has gone
 	})
 	return m
 }

@@ -21,7 +21,7 @@ import (
 	"tare/test/ring"
 )
 
-// TestAdmin: metrics count what was told and answered, and the history has each change with those whom it concerned.
+// TestAdmin: metrics count responses and answers, and the history lists each change with the proxies it concerned.
 func TestAdmin(t *testing.T) {
 	admin := NewAdmin()
 	text, err := json.Marshal(ring.Mesh{Services: 6, Calls: 2}.Config(1))
@@ -57,7 +57,7 @@ func TestAdmin(t *testing.T) {
 		answer(wrong)
 	}
 	send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: "type.googleapis.com/strange.Type" + strings.Repeat("x", 100)})
-	if _, err := stream.Recv(); err != nil { // behind it the answers have been taken in
+	if _, err := stream.Recv(); err != nil { // by the time it arrives, the answers have been processed
 		t.Fatal(err)
 	}
 	var changes []Change
@@ -108,7 +108,7 @@ func get(t *testing.T, url string) []byte {
 	return b
 }
 
-// TestHistoryIsBounded: it keeps the last changes, whatever the order in which data planes answer.
+// TestHistoryIsBounded: the history keeps only the last changes, in whichever order data planes answer.
 func TestHistoryIsBounded(t *testing.T) {
 	h := newHistory()
 	for i := range 3 * mostChanges {
@@ -133,8 +133,8 @@ func TestHistoryIsBounded(t *testing.T) {
 	}
 }
 
-// TestHistoryOfStrangers: what a data plane is told because it has another version than there is, as it says when it
-// comes, is no part of a change, whatever name it gives itself.
+// TestHistoryOfStrangers: resources sent because a data plane reports outdated versions when it connects are not part
+// of a change, whatever name the data plane gives itself.
 func TestHistoryOfStrangers(t *testing.T) {
 	admin := NewAdmin()
 	p, address := served(t, "services: [{name: a}]", PlaneOptions{Admin: admin})
@@ -154,8 +154,8 @@ func TestHistoryOfStrangers(t *testing.T) {
 		InitialResourceVersions: map[string]string{"a": "old", "b": "gone"}}); err != nil {
 		t.Fatal(err)
 	}
-	take() // a is another one
-	take() // b is not there
+	take() // version of a is outdated
+	take() // b does not exist
 	if list := admin.history.list(); len(list) > 0 {
 		t.Errorf("%+v", list)
 	}

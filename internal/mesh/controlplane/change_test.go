@@ -17,7 +17,7 @@ import (
 	"tare/test/ring"
 )
 
-// TestChangeTellsThoseConcerned: a change of a service is told to the proxies that may call it, and to nobody else.
+// TestChangeTellsThoseConcerned: a change of a service is sent to the proxies that may call it, and to no other.
 func TestChangeTellsThoseConcerned(t *testing.T) {
 	const services, calls = 30, 4
 	mesh := ring.Mesh{Services: services, Calls: calls}
@@ -68,14 +68,14 @@ func TestChangeTellsThoseConcerned(t *testing.T) {
 			_, err := p.SetEndpoints(ctx, map[string][]Endpoint{"s7": {{Address: "10.200.0.1:80"}}})
 			return 7, err
 		},
-		func() (int, error) { // the whole, of which the rest is the same
+		func() (int, error) { // the whole mesh, unchanged but for this service
 			next := *p.mesh.Config()
 			next.Services = slices.Clone(next.Services)
 			next.Services[28].Endpoints = []Endpoint{{Address: "10.200.0.2:80", Weight: 7}}
 			_, err := p.SetConfig(ctx, &next)
 			return 28, err
 		},
-		func() (int, error) { // in other words
+		func() (int, error) { // the same change, made in another way
 			text, err := json.Marshal(p.mesh.Config())
 			if err != nil {
 				return 0, err
@@ -101,7 +101,7 @@ func TestChangeTellsThoseConcerned(t *testing.T) {
 				t.Errorf("%d: proxy %d is told of %q", i, proxy, names)
 			}
 		}
-		// Something that everybody is told, after which nothing of the change can be under way.
+		// Send something to every proxy: after it, no response of the change above can still be under way.
 		r := map[string][]Endpoint{}
 		for s := range services {
 			r[ring.Service(s)] = []Endpoint{{Address: fmt.Sprintf("10.201.%d.%d:80", i, s+1)}}
@@ -126,8 +126,8 @@ func TestChangeTellsThoseConcerned(t *testing.T) {
 	}
 }
 
-// BenchmarkChange gives a service another endpoint, which concerns 10 proxies, by how many there are. No data plane is
-// connected.
+// BenchmarkChange gives a service another endpoint, which concerns 10 proxies, in meshes of several sizes. No data
+// plane is connected.
 func BenchmarkChange(b *testing.B) {
 	for _, services := range []int{100, 1000, 10000} {
 		b.Run(fmt.Sprint(services), func(b *testing.B) {

@@ -2,7 +2,7 @@ package controlplane
 
 import "tare/internal/mesh/controlplane/proxyconfig"
 
-// What a mesh file says, and what it means to a node; see package proxyconfig.
+// The contents of a mesh file, and what they mean for a node; see package proxyconfig.
 type (
 	Config    = proxyconfig.Config
 	Endpoint  = proxyconfig.Endpoint

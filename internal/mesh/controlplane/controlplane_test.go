@@ -25,7 +25,7 @@ import (
 	"tare/test/speed"
 )
 
-// started is a control plane as its parent sees it.
+// started starts a control plane with a pipe to it, as a parent process has.
 func started(t *testing.T, file string) (conn *role.Conn, end func() error) {
 	t.Helper()
 	o := Settings{File: file, Listen: "127.0.0.1:0"}
@@ -109,8 +109,8 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// TestRunDirectory: the files of a directory are one mesh, which changes with any of them, and stays while one is
-// wrong.
+// TestRunDirectory: the files of a directory make one mesh. A change of any of them changes it, and while one is
+// invalid it stays as it was.
 func TestRunDirectory(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string) {
@@ -145,7 +145,7 @@ func TestRunDirectory(t *testing.T) {
 		}, dir + ": 3 clusters"},
 	} {
 		step.change()
-		for said := ""; !strings.Contains(said, step.want); { // a file that was half written may have been read
+		for said := ""; !strings.Contains(said, step.want); { // the first messages may be of a half-written file
 			m, err := conn.Receive()
 			if err != nil || m.Event != role.Log {
 				t.Fatalf("got %s %s, %v; want %s", m.Event, m.Data, err, step.want)
@@ -158,7 +158,7 @@ func TestRunDirectory(t *testing.T) {
 	}
 }
 
-// A kind of which nothing changed keeps its version, and so do resources that are the same in other words.
+// A type of which nothing changed keeps its version, and so do resources that are only written differently.
 func TestVersions(t *testing.T) {
 	s := New(Options{})
 	defer s.Close()
@@ -194,7 +194,7 @@ func TestVersions(t *testing.T) {
 	}
 }
 
-// What is built upon the tables before is what a server would have that never had others.
+// Tables that are built from those before are what a new server would build.
 func TestTables(t *testing.T) {
 	services := func(text string) []*endpointv3.ClusterLoadAssignment {
 		t.Helper()
@@ -229,7 +229,7 @@ func TestTables(t *testing.T) {
 		if last := s.last[everyone].common; last != nil {
 			before = last.Endpoints
 		}
-		for j := range list { // what is the same stays the very message
+		for j := range list { // an unchanged message is the same pointer
 			for _, m := range before {
 				if proto.Equal(list[j], m) {
 					list[j] = m
@@ -251,7 +251,7 @@ func TestTables(t *testing.T) {
 	}
 }
 
-// TestIdleConnections: a connection without a stream is closed after a while, and one with a stream stays.
+// TestIdleConnections: a connection without a stream is closed after a while, and one with a stream stays open.
 func TestIdleConnections(t *testing.T) {
 	idle := speed.Scale(500 * time.Millisecond)
 	s := New(Options{Idle: idle})
@@ -307,7 +307,7 @@ func TestIdleConnections(t *testing.T) {
 	}
 }
 
-// Keys share what is the same for them, and one that is not there any more ends.
+// Keys share what they have in common, and a key that is no longer given is removed.
 func TestSetAll(t *testing.T) {
 	s := New(Options{})
 	defer s.Close()
@@ -338,7 +338,7 @@ func TestSetAll(t *testing.T) {
 	}
 }
 
-// shared is what a mesh file tells every node.
+// shared returns what a mesh file sends to every node.
 func shared(file []byte) (Resources, error) {
 	m, err := proxyconfig.Parse("c.yaml", file)
 	if err != nil {

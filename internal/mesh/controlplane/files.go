@@ -11,28 +11,28 @@ import (
 	"tare/internal/mesh/controlplane/proxyconfig"
 )
 
-// poll is how often files are looked at.
+// poll is the interval between two looks at the files.
 const poll = 100 * time.Millisecond
 
-// mostPolls is for how many polls a directory may go on changing before it is read all the same.
+// mostPolls is after how many polls a directory is read even though it is still changing.
 const mostPolls = 10
 
-// Files are a control plane's mesh: a file, or a directory with files (proxyconfig.ReadFile).
+// Files is a control plane's mesh: a file, or a directory of files (proxyconfig.ReadFile).
 type Files struct {
 	path   string
 	reader *proxyconfig.Reader
-	seen   string // what was there before the last Read; only for the goroutine of Read, and of Watch after it
+	seen   string // the stamp of NewFiles, then that of the last change; used only by NewFiles and Watch
 }
 
-// NewFiles are those at a path.
+// NewFiles returns the files at a path.
 func NewFiles(path string) *Files { return &Files{path, proxyconfig.NewReader(path), stampOf(path)} }
 
-// Read reads the files. Its error says where they are wrong. One call must end before the next.
+// Read reads the files. Its error says where they are wrong. Calls must not overlap.
 func (f *Files) Read() (*proxyconfig.Mesh, error) { return f.reader.Read() }
 
-// Watch looks at the files ten times a second until ctx ends, and calls changed whenever Read may give something else
-// than it gave before; what has changed between the first Read and Watch counts as well. An error of changed ends it. A
-// directory is let come to rest first: who writes several of its files makes one change.
+// Watch looks at the files ten times a second until ctx ends, and calls changed whenever they have changed, for the
+// first time if they have since NewFiles. A directory must first have come to rest, so that writing several of its
+// files makes one change. An error of changed ends Watch.
 func (f *Files) Watch(ctx context.Context, changed func() error) error {
 	clock := time.NewTicker(poll)
 	defer clock.Stop()
@@ -59,7 +59,7 @@ func (f *Files) Watch(ctx context.Context, changed func() error) error {
 	}
 }
 
-// stampOf is by what a change of a path is seen: for a file a word, for a directory a line for each of its files.
+// stampOf summarizes a path so that changes show: a word for a file, a line for each file of a directory.
 func stampOf(path string) string {
 	stamp := func(name string) string {
 		var s unix.Stat_t

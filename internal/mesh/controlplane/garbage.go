@@ -9,30 +9,30 @@ import (
 	"time"
 )
 
-// How much garbage a control plane lets gather before it is collected: so many bytes, because collecting takes every
-// idle CPU for milliseconds, which on a small machine would show as a slow data plane; but of a large heap no more than
-// a part, because what is collected late leaves holes between what stays.
+// How much garbage a control plane may accumulate before a collection. The limit is in bytes, because a collection
+// takes every idle CPU for milliseconds, which on a small machine would look like a slow data plane. For a large heap
+// it is a percentage of it as well, because garbage that is collected late leaves holes between the objects that stay.
 const (
 	garbageBytes   = 32 << 20
-	leastGarbage   = 50  // per cent of what lives
-	mostGarbage    = 400 // the same
-	garbageChanged = 10  // per cent of the setting: less is not worth stopping the process for
+	leastGarbage   = 50  // percent of the live heap
+	mostGarbage    = 400 // percent of the live heap
+	garbageChanged = 10  // percent of the setting; a smaller change is not worth stopping the process for
 )
 
-// What is idle, and what is worth collecting then.
+// When a control plane counts as idle, and when an idle one is worth collecting.
 const (
 	idleEvery    = 2 * time.Second
-	idleBytes    = 256 << 10 // allocated in that time
-	idlePart     = 256       // or such a part of what lives, if that is more
-	worthIt      = 4 << 20   // bytes that nothing needs
-	worthPart    = 10        // or such a part of what lives; or of the goroutines, if so many have ended
-	worthNew     = 16 << 20  // bytes allocated since the last time
-	worthNewPart = 2         // or such a part of what lives
-	restTimes    = 20        // how many times as long as it took the next one waits
+	idleBytes    = 256 << 10 // allocated in idleEvery
+	idlePart     = 256       // or this fraction (1/256) of the live heap, if that is more
+	worthIt      = 4 << 20   // bytes of garbage
+	worthPart    = 10        // or 1/10 of the live heap; also: 1/10 of the goroutines have ended
+	worthNew     = 16 << 20  // bytes allocated since the last collection
+	worthNewPart = 2         // or 1/2 of the live heap
+	restTimes    = 20        // the pause after a collection, as a multiple of its duration
 )
 
-// BoundGarbage has the process, which must be that of a control plane, keep little garbage, and give memory back while
-// nothing happens, until stop is called. It leaves alone what the environment says by GOGC.
+// BoundGarbage has the process, which must be a control plane, keep little garbage, and give memory back to the kernel
+// while it is idle, until stop is called. It does not override GOGC where the environment sets it.
 func BoundGarbage() (stop func()) {
 	if os.Getenv("GOGC") == "off" {
 		return func() {}
@@ -57,15 +57,15 @@ func BoundGarbage() (stop func()) {
 	}
 }
 
-// tidier is what bounds garbage.
+// tidier bounds the garbage of the process.
 type tidier struct {
 	done    chan struct{}
-	before  int // percent, as it was
+	before  int // GOGC before BoundGarbage, in percent
 	mu      sync.Mutex
-	percent int // as it is; 0: it is for others to set
+	percent int // GOGC now; 0: tidier does not set it
 }
 
-// percentFor is how much garbage may gather, in per cent of what lives: objects and stacks, in bytes.
+// percentFor returns the GOGC percentage for live objects and stacks, in bytes.
 func percentFor(objects, stacks uint64) int {
 	if objects+stacks == 0 {
 		return mostGarbage
@@ -73,10 +73,10 @@ func percentFor(objects, stacks uint64) int {
 	return int(min(mostGarbage, max(leastGarbage, 100*garbageBytes/(objects+stacks))))
 }
 
-// collected is an object that nobody has: when it is collected, everything has been looked at.
+// collected is an object without references. Its cleanup runs at the end of each collection.
 type collected struct{ _ [4]*collected }
 
-// watch sets the percentage after each collection.
+// watch adjusts the percentage after each collection.
 func (t *tidier) watch() {
 	runtime.AddCleanup(new(collected), func(t *tidier) {
 		if t.set() {
@@ -85,7 +85,8 @@ func (t *tidier) watch() {
 	}, t)
 }
 
-// set sets the percentage to what the last collection has found. It says whether to go on.
+// set adjusts the percentage to the live heap that the last collection found. It returns false once tidier has
+// stopped.
 func (t *tidier) set() bool {
 	live := []metrics.Sample{{Name: "/gc/heap/live:bytes"}, {Name: "/gc/scan/stack:bytes"}}
 	metrics.Read(live)
@@ -103,7 +104,7 @@ func (t *tidier) set() bool {
 	return true
 }
 
-// whileIdle collects what has gathered, and gives it back, once little is allocated any more.
+// whileIdle collects garbage and returns the memory to the kernel whenever the process allocates little.
 func (t *tidier) whileIdle() {
 	ticks := time.NewTicker(idleEvery)
 	defer ticks.Stop()
@@ -116,7 +117,7 @@ func (t *tidier) whileIdle() {
 		}
 		now := readUse()
 		if began := time.Now(); began.After(rest) && now.idleSince(last) && now.worthCollecting(kept) {
-			for range 2 { // each collection makes stacks smaller by half at most, and FreeOSMemory has one more
+			for range 2 { // a collection at most halves a stack; FreeOSMemory makes a third one
 				runtime.GC()
 			}
 			debug.FreeOSMemory()
@@ -129,11 +130,11 @@ func (t *tidier) whileIdle() {
 	}
 }
 
-// use is what the process uses, in bytes.
+// use is what the process uses, in bytes but for goroutines.
 type use struct {
-	allocated  uint64 // in all
+	allocated  uint64 // since the process began
 	live       uint64 // at the last collection
-	free       uint64 // dead by what is known, or free, and not given back
+	free       uint64 // garbage by the last collection's count, and free memory not returned to the kernel
 	goroutines uint64
 }
 
@@ -151,14 +152,13 @@ func readUse() use {
 	return u
 }
 
-// idleSince says whether little has been allocated since a while ago.
+// idleSince says whether little has been allocated since before.
 func (u use) idleSince(before use) bool {
 	return u.allocated-before.allocated < max(idleBytes, u.live/idlePart)
 }
 
-// worthCollecting says whether there is enough to give back: by what is known of it; by the goroutines that have ended
-// since the last time, with what was theirs; or by what has been allocated since, in the place of which something else
-// may have died.
+// worthCollecting says whether a collection would give back enough: by the known garbage; by the goroutines that have
+// ended since the last collection; or by the bytes allocated since, as an equal amount may have become garbage.
 func (u use) worthCollecting(kept use) bool {
 	return u.free > max(worthIt, u.live/worthPart) ||
 		u.goroutines < kept.goroutines-kept.goroutines/worthPart ||

@@ -55,8 +55,8 @@ func TestWorthCollecting(t *testing.T) {
 
 var kept [][]byte
 
-// TestBoundGarbage: the process keeps less garbage in proportion while it is large, gives back what nothing needs once
-// it is idle, and is as it was at the end.
+// TestBoundGarbage: the larger the heap, the smaller the share of garbage that the process keeps; once idle it returns
+// unused memory; and stop restores GOGC.
 func TestBoundGarbage(t *testing.T) {
 	t.Setenv("GOGC", "")
 	of := func(name string) uint64 {

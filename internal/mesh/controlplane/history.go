@@ -10,30 +10,30 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// Change is one change of the mesh, as those took it whom it concerned. What data planes ask for themselves, when they
-// connect or find a name, is no part of it. Times are seconds from when the control plane was told; they are 0 where
-// Answers is.
+// Change is one change of the mesh and how the proxies it concerned received it. What data planes ask for themselves,
+// when they connect or subscribe to a name, does not count. Times are seconds from when the change was set; those of
+// sending are 0 while Responses is 0, and LastAnswer is 0 while Answers is.
 type Change struct {
 	At        time.Time `json:"at"`
-	Responses int       `json:"responses"` // that left for it
-	Proxies   int       `json:"proxies"`   // they went to, as far as ids tell these apart: at most mostProxies
-	Others    int       `json:"others"`    // responses to proxies beyond these
-	Answers   int       `json:"answers"`   // taken or refused
+	Responses int       `json:"responses"` // sent because of the change
+	Proxies   int       `json:"proxies"`   // distinct node ids they were sent to: at most mostProxies
+	Others    int       `json:"others"`    // responses to ids beyond these
+	Answers   int       `json:"answers"`   // acknowledged or refused
 	Refused   int       `json:"refused"`   // of the answers
 	FirstSent float64   `json:"first_sent_seconds"`
 	LastSent  float64   `json:"last_sent_seconds"`
-	// LastAnswer is how long it was until the last answer so far. A response that another overtook has none.
+	// LastAnswer is when the last answer so far arrived. A response that is superseded before its answer gets none.
 	LastAnswer float64 `json:"last_answer_seconds"`
 }
 
-// What a history keeps: so many changes, and of each so many proxies. In a mesh without proxies any peer has the id
-// that it likes, and another one on each stream.
+// The limits of a history: changes, and distinct proxies of each. In a mesh without proxies a peer may choose any id,
+// and another one for each stream.
 const (
 	mostChanges = 100
 	mostProxies = 10_000
 )
 
-// history has the last changes. Its methods can be called from several goroutines.
+// history holds the last changes. Its methods may be called concurrently.
 type history struct {
 	mu      sync.Mutex
 	seed    maphash.Seed
@@ -45,10 +45,10 @@ func newHistory() *history { return &history{seed: maphash.MakeSeed()} }
 type entry struct {
 	Change
 	since   int64               // ns by pace.Now
-	proxies map[uint64]struct{} // digests of ids, which can be long
+	proxies map[uint64]struct{} // hashes of node ids, because the ids can be long
 }
 
-// of is the change of a time; nil: it is older than all that are kept. The caller holds mu.
+// of returns the change set at a time, or nil if it is older than all that are kept. The caller holds mu.
 func (h *history) of(since int64) *entry {
 	i, found := slices.BinarySearchFunc(h.changes, since, func(e *entry, since int64) int {
 		return cmp.Compare(e.since, since)
@@ -68,7 +68,7 @@ func (h *history) of(since int64) *entry {
 	return e
 }
 
-// note has something noted of a change, if that is kept.
+// note calls do with a change, unless the change is no longer kept.
 func (h *history) note(since int64, do func(*entry)) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -111,7 +111,7 @@ func (h *history) answered(a Answer) {
 	})
 }
 
-// list is the changes that are kept, the last one first.
+// list returns the changes that are kept, the last one first.
 func (h *history) list() []Change {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -27,61 +27,61 @@ import (
 	"tare/internal/mesh/controlplane/proxyconfig"
 )
 
-// PlaneOptions are how a Plane tells a mesh. The zero value will do.
+// PlaneOptions configures a Plane. The zero value will do.
 type PlaneOptions struct {
-	// Roots is the directory that keeps the roots of certificates, so that a control plane that starts again is the one
-	// that proxies trust. Empty: they are nowhere but in this process.
+	// Roots is the directory that keeps the root certificates, so that proxies still trust a control plane after a
+	// restart. Empty: the roots are kept in memory only.
 	Roots string
-	// Credentials is the directory in which each proxy of a mesh finds what it connects by, in a directory named after
-	// it: its bootstrap (authority.EnvoyBootstrapFile), its certificate and the roots, which are replaced before they
-	// end. Empty: none is written.
+	// Credentials is the directory in which each proxy of a mesh finds a directory with its id as the name: with its
+	// bootstrap (authority.EnvoyBootstrapFile), its certificate and the roots, which are replaced before they expire.
+	// Empty: none is written.
 	Credentials string
 	Life        time.Duration // of certificates; default authority.DefaultLife
 	RenewAfter  float64       // part of their life; default that of authority.Options
-	// Accounts are service accounts of a Kubernetes cluster, by whose tokens agents get the first certificate of a key of
-	// their own (authority.Agent); nil: certificates are only renewed.
+	// Accounts are service accounts of a Kubernetes cluster, whose tokens agents exchange for the first certificate of
+	// their own private key (authority.Agent); nil: certificates are only renewed.
 	Accounts *authority.ServiceAccounts
 	// Names are the DNS names by which peers that have no identity in the mesh know the control plane
 	// (authority.Authority.WebTLS).
 	Names []string
-	// Strangers is how many connections may be open of peers that have shown no certificate, where proxies need one; of
-	// more the oldest is closed. Default authority.DefaultMaxStrangers.
+	// Strangers is the limit of open connections from peers that have shown no certificate, where proxies need one;
+	// above it the oldest is closed. Default authority.DefaultMaxStrangers.
 	Strangers int
-	// RetryAfter is when certificates and files that could not be replaced are tried again; default 5 s.
+	// RetryAfter is when failed replacements of certificates and files are tried again; default 5 s.
 	RetryAfter time.Duration
 	OnSent     func(Sent)
 	OnAnswer   func(Answer)
-	Admin      *Admin // shows what the control plane does; nil: nobody does
+	Admin      *Admin // metrics and the history of changes; nil: none
 	// Log gets a line for each peer that was refused and each certificate that could not be replaced.
 	Log func(line string)
 }
 
-// Plane is the control plane of one mesh file. Where the file has proxies, each is told what concerns it; where proxies
-// have identities, they must prove them, and get certificates.
+// Plane is the control plane of one mesh file. Where the file has proxies, each gets only what concerns it. Where
+// proxies have identities, they must prove them, and get certificates.
 type Plane struct {
 	o         PlaneOptions
 	server    *Server
 	authority *authority.Authority // nil: the mesh has no certificates
-	renewals  renewals             // what the authority gives and proxies have not been told
-	retry     *time.Timer          // when what failed is tried again
+	renewals  renewals             // issued by the authority and not yet sent to proxies
+	retry     *time.Timer          // fires when failed replacements are tried again
 
 	mu      sync.Mutex
 	mesh    *proxyconfig.Mesh
-	shared  bool              // every node is told the same
-	written map[string]string // what a proxy has in its directory: its chain and the roots
+	shared  bool              // every node gets the same
+	written map[string]string // the certificate chain and roots in each proxy's directory
 	overdue map[string]bool   // proxies whose files could not be written
 	bound   string            // address of the listener, host:port
-	told    map[string]part   // by the ids of proxies
+	told    map[string]part   // what each proxy got last, by id
 }
 
-// part is what a proxy of a mesh was told last, but for its secrets, and as whom.
+// part is what a proxy of a mesh got last, without its secrets, and its identity then.
 type part struct {
 	proxyconfig.Part
 	identity string
 }
 
-// NewPlane makes the control plane of a mesh, which it is told at once. Whether the mesh has certificates, and of which
-// trust domain, stays as it is then.
+// NewPlane makes the control plane of a mesh, and sets the mesh. Whether the mesh has certificates, and their trust
+// domain, cannot change afterwards.
 func NewPlane(ctx context.Context, m *proxyconfig.Mesh, o PlaneOptions) (*Plane, error) {
 	if o.Log == nil {
 		o.Log = func(string) {}
@@ -115,7 +115,7 @@ func NewPlane(ctx context.Context, m *proxyconfig.Mesh, o PlaneOptions) (*Plane,
 		options.Credentials = p.authority.ServerCredentials()
 		options.Server = []grpc.ServerOption{
 			grpc.ChainStreamInterceptor(p.authority.RequireIdentity()),
-			grpc.ReadBufferSize(0), // crypto/tls has one of its own
+			grpc.ReadBufferSize(0), // crypto/tls has its own buffer
 		}
 	}
 	if o.Admin != nil {
@@ -133,7 +133,7 @@ func NewPlane(ctx context.Context, m *proxyconfig.Mesh, o PlaneOptions) (*Plane,
 	return p, nil
 }
 
-// key is what a stream is told: what is for its node, who must be that proxy.
+// key returns the key of a stream: that of its node, whose identity the peer must have.
 func (p *Plane) key(ctx context.Context, id string) (string, error) {
 	p.mu.Lock()
 	mesh, shared := p.mesh, p.shared
@@ -152,8 +152,8 @@ func (p *Plane) key(ctx context.Context, id string) (string, error) {
 	return p.keyOf(mesh, id), nil
 }
 
-// check says whether a stream may go on: its certificate must not have ended, and its root must still be trusted, or a
-// key that was stolen once would be replaced for as long as the stream is open.
+// check says whether a stream may go on: its certificate must not have expired, and its root must still be trusted.
+// Otherwise a key that was stolen once would be renewed for as long as its stream is open.
 func (p *Plane) check(ctx context.Context) error {
 	if _, err := p.authority.Identity(ctx); err != nil {
 		return status.Error(codes.Unauthenticated, err.Error())
@@ -161,23 +161,24 @@ func (p *Plane) check(ctx context.Context) error {
 	return nil
 }
 
-// roots has all proxies told of other roots, and ends the streams of those whose own is not among them.
+// roots sends all proxies the new roots, and ends the streams of those whose own root is not among them.
 func (p *Plane) roots() {
 	p.server.Check()
 	p.renewals.roots()
 }
 
-// beforeIdentity is what stands in a key between a proxy's id and its identity.
+// beforeIdentity separates a proxy's id from its identity in a key.
 const beforeIdentity = "\x00"
 
-// nodeOf is the id of a proxy in its key: the part that people know.
+// nodeOf returns the proxy's id in a key, for messages.
 func nodeOf(key string) string {
 	id, _, _ := strings.Cut(key, beforeIdentity)
 	return id
 }
 
-// keyOf is the key of a proxy of a mesh. Where proxies prove their identities it has the identity as well: a stream was
-// authorized for one, so that it must end, rather than get another's private key, when the proxy has another.
+// keyOf returns the key of a proxy of a mesh. Where proxies prove their identities, the key includes the identity: a
+// stream is authorized for one identity, and when the proxy gets another the stream must end rather than receive that
+// identity's private key.
 func (p *Plane) keyOf(m *proxyconfig.Mesh, id string) string {
 	if p.authority == nil {
 		return id
@@ -185,7 +186,7 @@ func (p *Plane) keyOf(m *proxyconfig.Mesh, id string) string {
 	return id + beforeIdentity + m.Identity(id)
 }
 
-// proxies is how many there are.
+// proxies returns the number of proxies.
 func (p *Plane) proxies() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -195,7 +196,7 @@ func (p *Plane) proxies() int {
 // Serve answers at l until Close. It closes l.
 func (p *Plane) Serve(l net.Listener) error { return p.server.Serve(l) }
 
-// Listens tells proxies where the control plane is: their files are written now and from then on.
+// Listens sets the control plane's address, and writes the proxies' files, which contain it.
 func (p *Plane) Listens(address string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -203,7 +204,7 @@ func (p *Plane) Listens(address string) error {
 	return p.write(p.mesh.Proxies())
 }
 
-// Run replaces certificates before they end, and writes files that could not be written, until ctx ends.
+// Run replaces certificates before they expire, and retries files that could not be written, until ctx ends.
 func (p *Plane) Run(ctx context.Context) error {
 	run := []func(context.Context) error{p.follow}
 	if p.authority != nil {
@@ -212,7 +213,7 @@ func (p *Plane) Run(ctx context.Context) error {
 	return role.Together(ctx, func() {}, run...)
 }
 
-// follow tells proxies what the authority gives, and tries again what failed, until ctx ends.
+// follow sends proxies what the authority issues, and retries what failed, until ctx ends.
 func (p *Plane) follow(ctx context.Context) error {
 	for {
 		select {
@@ -228,7 +229,7 @@ func (p *Plane) follow(ctx context.Context) error {
 	}
 }
 
-// Close ends all streams and lets the roots go.
+// Close ends all streams and releases the roots.
 func (p *Plane) Close() {
 	p.server.Close()
 	if p.authority != nil {
@@ -236,10 +237,10 @@ func (p *Plane) Close() {
 	}
 }
 
-// Authority is that of the mesh's certificates; nil where it has none.
+// Authority returns the authority of the mesh's certificates; nil if the mesh has none.
 func (p *Plane) Authority() *authority.Authority { return p.authority }
 
-// FilesError is that of files which could not be written for proxies that have been told. Run tries again.
+// FilesError means that the proxies have the new mesh, but some of their files could not be written. Run tries again.
 type FilesError struct{ Err error }
 
 func (e *FilesError) Error() string {
@@ -249,11 +250,11 @@ func (e *FilesError) Error() string {
 
 func (e *FilesError) Unwrap() error { return e.Err }
 
-// Set makes m the mesh. It returns the same as Server.Set, and a FilesError where m is the mesh now but not all files
-// could be written; any other error leaves the mesh as it was.
+// Set makes m the mesh. It returns the same as Server.Set, and a FilesError if m is in use but not all files could be
+// written; any other error leaves the mesh as it was.
 //
-// What is told costs by the proxies whose part is another one: a mesh that was compiled after the one before
-// (Config.CompileAfter) has few of these.
+// The cost grows with the number of proxies whose part has changed. Few have in a mesh that was compiled after the one
+// before (Config.CompileAfter).
 func (p *Plane) Set(ctx context.Context, m *proxyconfig.Mesh) (int64, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -271,7 +272,7 @@ func (p *Plane) SetConfig(ctx context.Context, c *Config) (int64, error) {
 	return p.set(ctx, m)
 }
 
-// SetEndpoints gives some services of the mesh other endpoints, by their names. It returns the same as Set.
+// SetEndpoints replaces the endpoints of some services of the mesh, by service name. It returns the same as Set.
 func (p *Plane) SetEndpoints(ctx context.Context, of map[string][]Endpoint) (int64, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -305,7 +306,7 @@ func (p *Plane) set(ctx context.Context, m *proxyconfig.Mesh) (int64, error) {
 			files = append(files, id)
 		}
 	}
-	clear(p.overdue) // it may have proxies that are gone
+	clear(p.overdue) // some of the proxies may be gone
 	if err := p.write(files); err != nil {
 		p.retry.Reset(p.o.RetryAfter)
 		return at, &FilesError{err}
@@ -313,8 +314,8 @@ func (p *Plane) set(ctx context.Context, m *proxyconfig.Mesh) (int64, error) {
 	return at, nil
 }
 
-// renew tells the proxies that have new certificates or roots, and replaces their files and those that are overdue.
-// What could not be done is kept for the next time.
+// renew sends proxies their new certificates or roots, and replaces their files and those that are overdue. What fails
+// is kept for the next call.
 func (p *Plane) renew(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -341,8 +342,7 @@ func (p *Plane) renew(ctx context.Context) error {
 	return errors.Join(told, written)
 }
 
-// tellSecrets tells some proxies of the mesh their certificates and roots anew: as many of them as have some. The
-// caller holds mu.
+// tellSecrets sends those of some proxies that have secrets their certificates and roots anew. The caller holds mu.
 func (p *Plane) tellSecrets(ctx context.Context, ids []string) error {
 	some := make(map[string][]*tlsv3.Secret, len(ids))
 	var errs []error
@@ -357,7 +357,7 @@ func (p *Plane) tellSecrets(ctx context.Context, ids []string) error {
 	return errors.Join(append(errs, p.server.SetSecrets(ctx, some))...)
 }
 
-// own is what a proxy of a mesh alone is told, with its secrets.
+// own returns the resources of one proxy alone, with its secrets.
 func (p *Plane) own(m *proxyconfig.Mesh, id string) (Resources, error) {
 	part, err := m.Part(id)
 	if err != nil {
@@ -375,8 +375,8 @@ func (p *Plane) own(m *proxyconfig.Mesh, id string) (Resources, error) {
 	return own, nil
 }
 
-// tell has each proxy of a mesh told what concerns it, and forgets the identities of others. Those whose part is what
-// it was are not looked at further: the ids of all others are the second result. The caller holds mu.
+// tell sends each proxy of a mesh what concerns it, and forgets identities that are no longer in use. It skips proxies
+// whose part is unchanged, and returns the ids of all others. The caller holds mu.
 func (p *Plane) tell(ctx context.Context, m *proxyconfig.Mesh) (at int64, ids []string, err error) {
 	proxies := m.Proxies()
 	if len(proxies) == 0 {
@@ -384,7 +384,7 @@ func (p *Plane) tell(ctx context.Context, m *proxyconfig.Mesh) (at int64, ids []
 		if err != nil {
 			return 0, nil, err
 		}
-		if at, err = p.server.Set(ctx, r); err == nil { // forgets those that there were before
+		if at, err = p.server.Set(ctx, r); err == nil { // removes the keys of proxies
 			p.shared = true
 			clear(p.told)
 		}
@@ -424,7 +424,7 @@ func (p *Plane) tell(ctx context.Context, m *proxyconfig.Mesh) (at int64, ids []
 	return at, ids, nil
 }
 
-// gone are the keys of proxies that are not there any more, or not as whom they were.
+// gone returns the keys of proxies that no longer exist, or whose identity has changed.
 func (p *Plane) gone(now map[string]part) (keys []string) {
 	for id, before := range p.told {
 		if after, stays := now[id]; !stays || p.authority != nil && after.identity != before.identity {
@@ -434,7 +434,7 @@ func (p *Plane) gone(now map[string]part) (keys []string) {
 	return keys
 }
 
-// forget forgets the identities that nobody has any more.
+// forget forgets the identities that no proxy has any more.
 func (p *Plane) forget(now map[string]part) {
 	if p.authority == nil {
 		return
@@ -450,7 +450,7 @@ func (p *Plane) forget(now map[string]part) {
 	}
 }
 
-// directory is where a proxy's files are, by its id: a name of one part.
+// directory returns the directory of a proxy's files. Its id must be a valid name of a single directory.
 func (p *Plane) directory(id string) (string, error) {
 	if strings.ContainsAny(id, "/\x00") || !filepath.IsLocal(id) || id == "." {
 		return "", fault.New(fault.Usage, "proxy "+id, "give it an id without slashes",
@@ -459,13 +459,13 @@ func (p *Plane) directory(id string) (string, error) {
 	return filepath.Join(p.o.Credentials, id), nil
 }
 
-// write writes the files of those of some proxies that have not what they should, and notes those that it cannot
-// write as overdue; the others get theirs all the same. The caller holds mu.
+// write writes the files of those of some proxies whose files are out of date. It records as overdue those that it
+// cannot write, and goes on with the others. The caller holds mu.
 func (p *Plane) write(proxies []string) error {
 	if p.o.Credentials == "" || p.bound == "" {
 		return nil
 	}
-	// Whoever can write there could put other directories in the place of the proxies'.
+	// A user with write permission there could replace the proxies' directories.
 	unsafe := authority.CheckDirectory(p.o.Credentials)
 	errs := []error{unsafe}
 	for _, id := range proxies {
@@ -509,5 +509,5 @@ func (p *Plane) writeOne(id, dir string) error {
 	return nil
 }
 
-// account is the last part of an identity.
+// account returns the last part of an identity, the service account.
 func account(id string) string { return id[strings.LastIndexByte(id, '/')+1:] }

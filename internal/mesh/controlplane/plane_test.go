@@ -60,13 +60,13 @@ func compiled(t *testing.T, text string) *proxyconfig.Mesh {
 	return m
 }
 
-// served is a control plane at work, and its address. The test ends it.
+// served starts a control plane and returns its address. The test ends it.
 func served(t *testing.T, text string, o PlaneOptions) (*Plane, string) {
 	t.Helper()
 	return servedAtMost(t, MaxConnections, text, o)
 }
 
-// servedAtMost is served with so many connections.
+// servedAtMost is served with a limit of connections.
 func servedAtMost(t *testing.T, connections int, text string, o PlaneOptions) (*Plane, string) {
 	t.Helper()
 	p, err := NewPlane(t.Context(), compiled(t, text), o)
@@ -97,7 +97,7 @@ func servedAtMost(t *testing.T, connections int, text string, o PlaneOptions) (*
 	return p, l.Addr().String()
 }
 
-// ask asks as a node for resources of a type, and gives what came first by name.
+// ask subscribes as a node to resources of a type, and returns those of the first response, by name.
 func ask(t *testing.T, address string, c credentials.TransportCredentials, node, typeURL string,
 	names ...string) (map[string][]byte, error) {
 	t.Helper()
@@ -129,7 +129,7 @@ func ask(t *testing.T, address string, c credentials.TransportCredentials, node,
 	return got, nil
 }
 
-// deltas is a stream of its own connection, which the test ends.
+// deltas opens a stream of deltas on a new connection, which the test closes.
 func deltas(ctx context.Context, t *testing.T, address string,
 	c credentials.TransportCredentials) discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesClient {
 	t.Helper()
@@ -145,7 +145,7 @@ func deltas(ctx context.Context, t *testing.T, address string,
 	return stream
 }
 
-// as are the credentials of a client of an identity.
+// as returns the credentials of a client with an identity.
 func as(t *testing.T, p *Plane, identity string) credentials.TransportCredentials {
 	t.Helper()
 	id, err := authority.Identity(p.Authority().TrustDomain(), identity)
@@ -160,7 +160,7 @@ func as(t *testing.T, p *Plane, identity string) credentials.TransportCredential
 		authority.ControlPlane(p.Authority().TrustDomain())))
 }
 
-// withoutCertificate is the TLS of a client that trusts the control plane and shows nothing of itself.
+// withoutCertificate is the TLS configuration of a client that trusts the control plane and shows no certificate.
 func withoutCertificate(t *testing.T, p *Plane) *tls.Config {
 	t.Helper()
 	return authority.ClientTLS(func() (authority.Credentials, error) {
@@ -168,7 +168,8 @@ func withoutCertificate(t *testing.T, p *Plane) *tls.Config {
 	}, authority.ControlPlane(p.Authority().TrustDomain()))
 }
 
-// TestPlaneTellsOnlyOwn: a proxy is told what concerns it and its own secrets, by its certificate alone.
+// TestPlaneTellsOnlyOwn: a proxy gets the resources that concern it and its own secrets, and only with its
+// certificate.
 func TestPlaneTellsOnlyOwn(t *testing.T) {
 	p, address := served(t, secureMesh, PlaneOptions{})
 	for node, c := range map[string]struct {
@@ -214,8 +215,8 @@ func TestPlaneTellsOnlyOwn(t *testing.T) {
 	}
 }
 
-// TestPlaneIdentityChanges: when a proxy gets another identity, a stream that its old one has opened ends, and is told
-// nothing of the new one; nor may the old one open another.
+// TestPlaneIdentityChanges: when a proxy gets another identity, a stream opened with the old one ends, and receives
+// nothing of the new one. Nor can the old identity open another stream.
 func TestPlaneIdentityChanges(t *testing.T) {
 	p, address := served(t, secureMesh, PlaneOptions{})
 	web := as(t, p, "web")
@@ -252,13 +253,14 @@ func TestPlaneIdentityChanges(t *testing.T) {
 	}
 }
 
-// TestPlaneEndsStreams: the stream of a certificate whose root is no longer trusted ends at once. That of one that has
-// ended ends before it would be told a new key; its proxy goes on with the next certificate, by the same gRPC client.
+// TestPlaneEndsStreams: a stream ends at once when the root of its certificate is no longer trusted. When its
+// certificate has expired, it ends before a new key would be sent; the proxy goes on with its next certificate, by the
+// same gRPC client.
 func TestPlaneEndsStreams(t *testing.T) {
 	const web = "spiffe://mesh.local/ns/default/sa/web"
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	// told is what a stream is told next. It is acknowledged.
+	// told returns the names in the stream's next response, which it acknowledges.
 	told := func(stream discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesClient) ([]string, error) {
 		r, err := stream.Recv()
 		if err != nil {
@@ -349,13 +351,13 @@ func TestPlaneEndsStreams(t *testing.T) {
 	})
 }
 
-// beginHTTP2 says what a client says first on a connection.
+// beginHTTP2 sends what an HTTP/2 client sends first.
 func beginHTTP2(c net.Conn) {
 	_, _ = io.WriteString(c, http2.ClientPreface) // it may have been closed
 	_ = http2.NewFramer(c, nil).WriteSettings()
 }
 
-// TestPlaneHandshakes: peers that never finish a handshake keep no proxy out, however many come and stay.
+// TestPlaneHandshakes: proxies can connect however many peers leave their handshakes unfinished.
 func TestPlaneHandshakes(t *testing.T) {
 	const most = 8
 	p, address := servedAtMost(t, most, secureMesh, PlaneOptions{})
@@ -376,7 +378,7 @@ func TestPlaneHandshakes(t *testing.T) {
 	}
 }
 
-// TestPlaneStrangers: peers without a certificate keep no proxy out, however many come and stay, and whoever has a
+// TestPlaneStrangers: proxies can connect however many peers without a certificate are connected, and a peer with a
 // token gets its certificate meanwhile.
 func TestPlaneStrangers(t *testing.T) {
 	const most, strangers = 8, 4
@@ -413,7 +415,7 @@ func TestPlaneStrangers(t *testing.T) {
 	}
 }
 
-// TestPlaneInTheClear: without certificates proxies are told apart by the names of their nodes.
+// TestPlaneInTheClear: without certificates proxies are identified by their node ids.
 func TestPlaneInTheClear(t *testing.T) {
 	p, address := served(t, strings.Replace(secureMesh, "strict", "off", 1), PlaneOptions{Credentials: t.TempDir()})
 	got, err := ask(t, address, insecure.NewCredentials(), "web-1", ads.ClusterType)
@@ -427,7 +429,7 @@ func TestPlaneInTheClear(t *testing.T) {
 	if _, err := p.Set(t.Context(), compiled(t, secureMesh)); err == nil || !strings.Contains(err.Error(), "mtls") {
 		t.Errorf("certificates appeared while it runs: %v", err)
 	}
-	// A mesh without proxies is told to every node, and one with them again to its own alone.
+	// A mesh without proxies is sent to every node; with proxies again, each part only to its node.
 	for i, text := range []string{"services: [{name: a}]", strings.Replace(secureMesh, "strict", "off", 1)} {
 		if _, err := p.Set(t.Context(), compiled(t, text)); err != nil {
 			t.Fatal(err)
@@ -439,8 +441,8 @@ func TestPlaneInTheClear(t *testing.T) {
 	}
 }
 
-// TestPlaneCredentials: the files of proxies are private, have no key where none belongs, and are replaced before they
-// end.
+// TestPlaneCredentials: the files of proxies are private, include a key only where one belongs, and are replaced
+// before they expire.
 func TestPlaneCredentials(t *testing.T) {
 	dir, roots := t.TempDir(), t.TempDir()
 	for _, d := range []string{dir, roots} {
@@ -449,7 +451,7 @@ func TestPlaneCredentials(t *testing.T) {
 		}
 	}
 	var fresh []byte
-	for range 2 { // the second is the control plane started again, which proxies still trust
+	for range 2 { // the second pass restarts the control plane, which proxies must still trust
 		t.Run("", func(t *testing.T) {
 			p, _ := served(t, secureMesh, PlaneOptions{Credentials: dir, Roots: roots, Life: 4 * time.Second})
 			if fresh != nil && !bytes.Equal(fresh, p.Authority().RootsPEM()) {
@@ -488,8 +490,8 @@ func TestPlaneCredentials(t *testing.T) {
 	}
 }
 
-// TestPlaneWritesOthers: a directory that cannot be written keeps no other proxy from its files, the mesh is in use and
-// the log says so, and the files are written once nothing is in the way any more.
+// TestPlaneWritesOthers: if one proxy's directory cannot be written, the other proxies get their files, the mesh is in
+// use, and the log has the failure. Once the obstacle is gone, the files are written.
 func TestPlaneWritesOthers(t *testing.T) {
 	for _, mtls := range []string{"strict", "off"} {
 		t.Run(mtls, func(t *testing.T) {
@@ -503,7 +505,7 @@ func TestPlaneWritesOthers(t *testing.T) {
 				Log: func(line string) {
 					select {
 					case lines <- line:
-					default: // the first is enough
+					default: // one error is enough
 					}
 				}})
 			for _, id := range []string{"a-1", "m-1"} {
@@ -556,7 +558,7 @@ func TestPlaneWritesOthers(t *testing.T) {
 	}
 }
 
-// TestPlaneRefusesDirectories: a directory that others can write, and an id that leads out of it.
+// TestPlaneRefusesDirectories: a directory that other users can write to, and an id that leads out of it.
 func TestPlaneRefusesDirectories(t *testing.T) {
 	open := t.TempDir()
 	if err := os.Chmod(open, 0o777); err != nil {
@@ -581,8 +583,7 @@ func TestPlaneRefusesDirectories(t *testing.T) {
 	}
 }
 
-// TestPlaneRenewsOne: a certificate that was renewed is told to who has its identity, and nobody else; new roots are
-// for all.
+// TestPlaneRenewsOne: a renewed certificate is sent only to the proxies with its identity, and new roots to all.
 func TestPlaneRenewsOne(t *testing.T) {
 	p, _ := served(t, strings.Replace(secureMesh, "proxies:", "proxies:\n  - {id: web-2, identity: web, outbound: {}}", 1),
 		PlaneOptions{})
@@ -591,7 +592,7 @@ func TestPlaneRenewsOne(t *testing.T) {
 		defer p.server.mu.Unlock()
 		now := map[string]uintptr{}
 		for key, t := range p.server.last {
-			now[nodeOf(key)] = reflect.ValueOf(t.tables).Pointer() // another map each time that somebody is told
+			now[nodeOf(key)] = reflect.ValueOf(t.tables).Pointer() // another map each time that the key is set
 		}
 		return now
 	}
@@ -624,7 +625,7 @@ func TestPlaneRenewsOne(t *testing.T) {
 	}
 }
 
-// accountOf is a service account in the namespace default of a cluster, and how its pods read their token.
+// accountOf makes a service account in the namespace default of a cluster, and returns how its pods read their token.
 func accountOf(t *testing.T, name string) (*authority.ServiceAccounts, func() (authority.Token, error)) {
 	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -655,8 +656,8 @@ func accountOf(t *testing.T, name string) (*authority.ServiceAccounts, func() (a
 	}
 }
 
-// TestPlaneTokens: an agent with a token gets a certificate for a key of its own, and is told by that; the token is of
-// no use for another identity.
+// TestPlaneTokens: an agent with a token gets a certificate for its own private key, and resources with that
+// certificate. The token is of no use for another identity.
 func TestPlaneTokens(t *testing.T) {
 	accounts, token := accountOf(t, "web")
 	p, address := served(t, secureMesh, PlaneOptions{Accounts: accounts})

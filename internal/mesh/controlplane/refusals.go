@@ -9,16 +9,15 @@ import (
 	"tare/internal/lib/text"
 )
 
-// How much of what data planes refuse is logged: so many refusals at once, and so many per second for long, of so many
-// bytes each.
+// Limits of the log of refusals: a burst, a rate per second, and the bytes of each line.
 const (
 	refusalsAtOnce    = 200
 	refusalsPerSecond = 20
 	refusalBytes      = 2 << 10
-	refuserBytes      = 256 // of the id of the data plane, and of the type
+	refuserBytes      = 256 // of the data plane's id, and of the type
 )
 
-// refusals bounds the log of what data planes refuse: one could refuse all the time, with megabytes of reasons.
+// refusals limits the log of refusals: a data plane could send refusals all the time, with megabytes of reasons.
 type refusals struct {
 	mu     sync.Mutex
 	logged pace.Bucket
@@ -29,7 +28,7 @@ func newRefusals() *refusals {
 	return &refusals{logged: pace.NewBucket(refusalsPerSecond, refusalsAtOnce, pace.Now())}
 }
 
-// line is what is logged of a refusal; false: nothing is, there were too many.
+// line returns the log line of a refusal; false if the limits forbid one.
 func (r *refusals) line(a Answer) (string, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -7,7 +7,7 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// TestRefusals: what data planes refuse is logged, but neither without end nor at any length.
+// TestRefusals: refusals are logged, in bounded number and length.
 func TestRefusals(t *testing.T) {
 	r := newRefusals()
 	a := Answer{Node: "p\x1b[2J1", TypeURL: "type.googleapis.com/envoy.config.cluster.v3.Cluster", Refused: "no"}

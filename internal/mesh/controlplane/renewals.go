@@ -5,13 +5,13 @@ import (
 	"sync"
 )
 
-// renewals are the certificates and roots that have changed and that proxies have not been told.
+// renewals are the changed certificates and roots that have not been sent to proxies yet.
 type renewals struct {
-	wake chan struct{} // there is something
+	wake chan struct{} // signals that there are renewals
 
 	mu  sync.Mutex
-	ids map[string]bool // identities with another certificate
-	all bool            // the roots, which concern everybody
+	ids map[string]bool // identities with a new certificate
+	all bool            // the roots have changed, which concerns every proxy
 }
 
 func (r *renewals) init() { r.wake, r.ids = make(chan struct{}, 1), map[string]bool{} }
@@ -24,11 +24,11 @@ func (r *renewals) add(ids map[string]bool, all bool) {
 	r.putBack(ids, all)
 	select {
 	case r.wake <- struct{}{}:
-	default: // somebody is about to look
+	default: // a signal is pending already
 	}
 }
 
-// take gives what there is, and has nothing left.
+// take returns the renewals and clears them.
 func (r *renewals) take() (ids map[string]bool, all bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -37,7 +37,7 @@ func (r *renewals) take() (ids map[string]bool, all bool) {
 	return ids, all
 }
 
-// putBack keeps what could not be told for the next time.
+// putBack returns renewals that could not be sent, for the next attempt.
 func (r *renewals) putBack(ids map[string]bool, all bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -18,54 +18,54 @@ import (
 	"tare/internal/mesh/controlplane/injection"
 )
 
-// Ready is the data of the ready message.
+// Ready is the data of the "ready" message.
 type Ready struct {
 	Address   string `json:"address"` // host:port
 	Config    string `json:"config,omitempty"`
 	Clusters  int    `json:"clusters"`
 	Endpoints int    `json:"endpoints"`
 	Listeners int    `json:"listeners"`
-	Proxies   int    `json:"proxies,omitempty"` // that are told apart; the numbers above are then of no meaning, and 0
-	// Credentials is the directory in which each proxy finds what it connects by.
+	Proxies   int    `json:"proxies,omitempty"` // if each gets its own resources; the counts above are then 0
+	// Credentials is the directory with each proxy's bootstrap and certificate (PlaneOptions.Credentials).
 	Credentials string `json:"credentials,omitempty"`
 	Admin       string `json:"admin,omitempty"` // host:port of /metrics and /changes
-	// Webhook is where API servers have pods reviewed, host:port, and WebhookRoots are the certificates by which they
-	// trust it, as PEM (clientConfig.caBundle, which is base64 as this is).
+	// Webhook is the address, host:port, at which API servers have pods reviewed. WebhookRoots are the certificates
+	// that they need to trust it, in PEM (for clientConfig.caBundle, which is base64 like this field).
 	Webhook      string `json:"webhook,omitempty"`
 	WebhookRoots []byte `json:"webhook_roots,omitempty"`
 }
 
-// Settings are how a control plane runs as a process.
+// Settings configures a control plane that runs as a process.
 type Settings struct {
-	File        string        // the mesh file, or a directory of them; empty: only "set" says anything
+	File        string        // the mesh file, or a directory of them; empty: the mesh comes from "set" only
 	Listen      string        // host:port; port 0 takes a free one
-	Connections int           // how many proxies may have open there; 0: the default
+	Connections int           // the limit of open connections of proxies; 0: MaxConnections
 	Credentials string        // see PlaneOptions
 	Roots       string        // see PlaneOptions
 	Life        time.Duration // of certificates; 0: the default
-	Admin       string        // host:port of metrics and the last changes; empty: nowhere
+	Admin       string        // host:port for metrics and the last changes; empty: not served
 	Webhook     Webhook
-	// Accounts are service accounts whose tokens give certificates; nil: there are none.
+	// Accounts are service accounts whose tokens agents exchange for certificates; nil: none.
 	Accounts *authority.ServiceAccounts
 }
 
-// MaxConnections is how many connections proxies may have open if nothing else is said: each can have the control plane
-// keep 128 KiB, and what gRPC and TLS need.
+// MaxConnections is the default limit of open connections of proxies. Each can make the control plane keep 128 KiB,
+// besides what gRPC and TLS need.
 const MaxConnections = 10_000
 
-// maxOthers is how many connections may be open to the metrics, and to the webhook.
+// maxOthers is the limit of open connections to the metrics, and of those to the webhook.
 const maxOthers = 200
 
-// Webhook is how the control plane has pods reviewed (package injection).
+// Webhook configures how the control plane reviews pods (package injection).
 type Webhook struct {
-	Listen string            // host:port; empty: nowhere
-	Config *injection.Config // what pods get
-	Names  []string          // DNS names by which API servers know it
+	Listen string            // host:port; empty: not served
+	Config *injection.Config // what is injected into pods
+	Names  []string          // the DNS names that API servers use for it
 }
 
 // The events of a control plane besides those of every role. The parent sends "set" with a Config as data, and the
-// answer is "set" with a Done, or an error message; the configuration is then what the parent said, until the file
-// changes. "endpoints" does the same for the endpoints of some services alone, a list of Endpoint by name.
+// answer is "set" with a Done, or an error message. The configuration is then the parent's until the file changes.
+// "endpoints" does the same for the endpoints of some services alone, a list of Endpoint by name.
 const (
 	SetEvent       = "set"
 	EndpointsEvent = "endpoints"
@@ -76,9 +76,9 @@ type Done struct {
 	Time int64 `json:"time_ns"` // see Server.Set
 }
 
-// Run is a control plane as a process: it listens, says ready, follows its files, and ends with ctx or with conn's
-// input. Files that are wrong are logged and change nothing, but for the first time, when it is an error. What data
-// planes refuse is logged, and so is whom it refuses.
+// Run runs a control plane as a process: it listens, sends "ready", follows its files, and ends when ctx or conn's
+// input does. Invalid files at the start are an error; later they are logged and change nothing. Refused responses and
+// refused peers are logged.
 func Run(ctx context.Context, o Settings, conn *role.Conn) error {
 	defer BoundGarbage()()
 	m, err := (&Config{}).Compile()
@@ -95,10 +95,10 @@ func Run(ctx context.Context, o Settings, conn *role.Conn) error {
 	var listening []net.Listener
 	defer func() {
 		for _, l := range listening {
-			l.Close() // again, where it was served
+			l.Close() // a second close, if it was served, does no harm
 		}
 	}()
-	logs := make(chan string, 64) // a reader that does not read must not hold the streams
+	logs := make(chan string, 64) // a parent that does not read the log must not block the streams
 	note := func(line string) {
 		select {
 		case logs <- line:
@@ -204,7 +204,7 @@ func sendAll(ctx context.Context, conn *role.Conn, lines <-chan string) error {
 
 type bound func(l net.Listener, most int, turned func(connections int)) net.Listener
 
-// bounding is how the connections of proxies are bounded, which are known by their handshakes if they are secure.
+// bounding returns how to limit the connections of proxies. With TLS, their handshakes identify them.
 func bounding(secure bool) bound {
 	if secure {
 		return limit.AtMostKnown
@@ -212,7 +212,7 @@ func bounding(secure bool) bound {
 	return limit.AtMost
 }
 
-// of is the webhook of a control plane.
+// of makes the webhook of a control plane.
 func (w Webhook) of(p *Plane, admin *Admin) (*injection.Webhook, error) {
 	if p.Authority() == nil {
 		return nil, fault.New(fault.Usage, "--webhook",
@@ -229,10 +229,10 @@ func (w Webhook) of(p *Plane, admin *Admin) (*injection.Webhook, error) {
 	return injection.New(w.Config, o)
 }
 
-// obey does what the parent says until it has nothing more to say, or ctx ends.
+// obey carries out the parent's messages until its input or ctx ends.
 func (p *Plane) obey(ctx context.Context, conn *role.Conn) error {
 	ended := make(chan error, 1)
-	go func() { // ends with the parent's end of the pipe
+	go func() { // ends when the parent closes its end of the pipe
 		for ctx.Err() == nil {
 			m, err := conn.Receive()
 			if err == nil {
@@ -255,7 +255,7 @@ func (p *Plane) obey(ctx context.Context, conn *role.Conn) error {
 	}
 }
 
-// said does what the parent says.
+// said carries out one message of the parent.
 func (p *Plane) said(ctx context.Context, m role.Message, conn *role.Conn) (err error) {
 	var d Done
 	switch m.Event {
@@ -281,10 +281,10 @@ func (p *Plane) said(ctx context.Context, m role.Message, conn *role.Conn) (err 
 	return conn.Send(m.Event, d)
 }
 
-// filesHint is what to do about a FilesError.
+// filesHint is the hint for a FilesError.
 const filesHint = "see what is in the way in the directory of --credentials: the files are tried again in a while"
 
-// reload applies what the files say now, and says how that went.
+// reload applies the files as they are now, and returns a line for the log.
 func (p *Plane) reload(ctx context.Context, from *Files) string {
 	m, err := from.Read()
 	if err == nil {
@@ -303,7 +303,7 @@ func (p *Plane) reload(ctx context.Context, from *Files) string {
 	return from.path + ": " + r.String()
 }
 
-// count says how much there is to tell.
+// count fills in how many resources there are.
 func (p *Plane) count(r *Ready) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -315,7 +315,7 @@ func (p *Plane) count(r *Ready) error {
 	return err
 }
 
-// String says how much there is to tell.
+// String returns the counts as a log line.
 func (r Ready) String() string {
 	switch {
 	case r.Proxies == 1:

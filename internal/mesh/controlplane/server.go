@@ -1,5 +1,5 @@
-// Package controlplane is a control plane as a process: it reads a mesh and tells it to data planes by xDS, as state of
-// the world and as deltas.
+// Package controlplane is a control plane as a process: it reads a mesh and sends it to data planes by xDS, in both
+// variants, state of the world and deltas.
 package controlplane
 
 import (
@@ -22,27 +22,26 @@ import (
 	"tare/internal/mesh/controlplane/ads"
 )
 
-// Sent is one response as it left.
+// Sent is one response at the time it was sent.
 type Sent = ads.Sent
 
-// Answer is what a data plane said to a response.
+// Answer is a data plane's answer to a response.
 type Answer = ads.Answer
 
-// Options are what a server tells and how. The zero value will do: every data plane is then told the same.
+// Options configures a Server. The zero value will do: every data plane then gets the same resources.
 type Options struct {
-	ads.Options // Key is what a data plane is told by: the key of SetAll
+	ads.Options // Key returns the key (see SetAll) of a data plane
 	// Idle is how long a connection may stay without a stream; default DefaultIdle.
 	Idle time.Duration
-	// Credentials are those of the server; nil: it speaks in the clear.
+	// Credentials are the server's; nil: no TLS.
 	Credentials credentials.TransportCredentials
 	Server      []grpc.ServerOption // more options
 }
 
-// DefaultIdle is how long a connection may stay without a stream if nothing else is said. Data planes open one as soon
-// as they connect.
+// DefaultIdle is the default of Options.Idle. Data planes open a stream as soon as they connect.
 const DefaultIdle = 15 * time.Second
 
-// TimesOf reads the times (ns by pace.Now) that a stamped response tells in its version.
+// TimesOf parses the times (ns by pace.Now) in the version of a stamped response.
 func TimesOf(version string) (set, sent int64, ok bool) { return ads.TimesOf(version) }
 
 // Server is a control plane. Make it with New.
@@ -58,32 +57,31 @@ type Server struct {
 	commons map[*Resources]*common // those in use
 }
 
-// View is what data planes of a key are told: what they have in common with those of other keys, and what is theirs
-// alone.
+// View is what data planes with a key get: resources in common with other keys, and resources of this key alone.
 type View struct {
-	Common *Resources // known by its address: one that was given before is not looked at again; nil: nothing
+	Common *Resources // compared by address: one that was given before is not encoded again; nil: none
 	Own    Resources
 }
 
-// told is what a key was told last.
+// told is what was last set for a key.
 type told struct {
 	common *Resources
 	tables tables
 }
 
-// tables are by the URLs of their types.
+// tables holds a table for each type, by the type's URL.
 type tables map[string]*ads.Table
 
-// common is what several keys are told.
+// common is the tables that several keys share.
 type common struct {
 	tables tables
-	keys   int // that are told it
+	keys   int // how many keys share it
 }
 
-// everyone is the key of data planes where there is but one.
+// everyone is the key of all data planes if there is only one key.
 const everyone = ""
 
-// New makes a server without resources. It answers nobody before the first Set.
+// New makes a server without resources. It sends no response before the first Set.
 func New(o Options) *Server {
 	s := &Server{last: map[string]told{}, commons: map[*Resources]*common{}}
 	s.ads = ads.New(o.Options)
@@ -95,13 +93,13 @@ func New(o Options) *Server {
 	return s
 }
 
-// Registrar is where more services can be added before Serve.
+// Registrar is for adding more services before Serve.
 func (s *Server) Registrar() grpc.ServiceRegistrar { return s.grpc }
 
-// Streams is how many data planes are connected.
+// Streams returns the number of open streams.
 func (s *Server) Streams() int { return s.ads.Streams() }
 
-// Check ends the streams of data planes that Options.Check has become an error for.
+// Check ends the streams for which Options.Check now returns an error.
 func (s *Server) Check() { s.ads.Check() }
 
 // Serve answers at l until Close. It closes l.
@@ -118,15 +116,15 @@ func (s *Server) Close() {
 	s.ads.Wait()
 }
 
-// Set makes r what the control plane tells every data plane, and returns the time (ns by pace.Now) at which it began
-// to; see OnSent for when each response left. A list that is the very one of the Set before is not looked at again, nor
-// is a message that is.
+// Set replaces what every data plane gets, and returns the time (ns by pace.Now) at which it began to; OnSent has when
+// each response left. A list with the address of the previous Set's list is taken as unchanged, and so is a message
+// with the address of a previous one.
 func (s *Server) Set(ctx context.Context, r Resources) (int64, error) {
 	return s.SetAll(ctx, map[string]View{everyone: {Common: &r}})
 }
 
-// SetAll makes each of all what the control plane tells data planes of that key, forgets the other keys and ends their
-// streams. It returns the same as Set.
+// SetAll replaces what each key gets. It forgets the keys that are not in all, and ends their streams. It returns the
+// same as Set.
 func (s *Server) SetAll(_ context.Context, all map[string]View) (int64, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -139,18 +137,18 @@ func (s *Server) SetAll(_ context.Context, all map[string]View) (int64, error) {
 	return s.change(all, gone)
 }
 
-// Change makes each of some what the control plane tells data planes of that key, and forgets the keys that are gone,
-// whose streams end. Other keys are not looked at. It returns the same as Set.
+// Change replaces what some keys get, forgets the keys that are gone, and ends their streams. It does not look at
+// other keys. It returns the same as Set.
 func (s *Server) Change(_ context.Context, some map[string]View, gone []string) (int64, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.change(some, gone)
 }
 
-// change changes all or nothing. The caller holds mu.
+// change applies a change as a whole, or not at all. The caller holds mu.
 func (s *Server) change(some map[string]View, gone []string) (int64, error) {
 	called := pace.Now()
-	known := map[proto.Message]*ads.Resource{} // a message that several have is encoded once
+	known := map[proto.Message]*ads.Resource{} // a message that several keys have is encoded once
 	e := func(m proto.Message) (r *ads.Resource, err error) {
 		if r = known[m]; r == nil {
 			if r, err = s.encoder.Resource(m); err == nil {
@@ -194,7 +192,7 @@ func (s *Server) change(some map[string]View, gone []string) (int64, error) {
 	return began, nil
 }
 
-// forget takes out of the books what a key was told last.
+// forget removes what was last set for a key.
 func (s *Server) forget(key string) {
 	if t, known := s.last[key]; known {
 		s.count(t.common, -1)
@@ -202,7 +200,7 @@ func (s *Server) forget(key string) {
 	}
 }
 
-// count counts those who are told something common. What nobody is told any more is forgotten.
+// count adds to the number of keys that share resources. It forgets resources that no key has any more.
 func (s *Server) count(r *Resources, more int) {
 	c := s.commons[r]
 	if c == nil {
@@ -213,8 +211,8 @@ func (s *Server) count(r *Resources, more int) {
 	}
 }
 
-// commonTables are those of what several keys are told, upon what one of them was told before. Those that are new are
-// added.
+// commonTables returns the tables of common resources, made from the tables of the key's previous ones (last). New
+// tables are put into added.
 func (s *Server) commonTables(r, last *Resources, added map[*Resources]tables, e encode) (tables, error) {
 	if r == nil {
 		return tables{}, nil
@@ -241,14 +239,15 @@ func (s *Server) commonTables(r, last *Resources, added map[*Resources]tables, e
 	if err != nil {
 		return nil, err
 	}
-	for url := range t { // others may be told the same of a type
+	for url := range t { // another set of common resources may have the same table
 		t[url] = s.interned.Table(url, t[url])
 	}
 	added[r] = t
 	return t, nil
 }
 
-// ownTables are those of a key: the common ones, with what is its own. Those that say what they said before stay.
+// ownTables returns the tables of a key: the common ones, extended by the key's own resources. Unchanged tables are
+// kept.
 func ownTables(shared tables, r Resources, last tables, e encode) (tables, error) {
 	if len(r.Clusters)+len(r.Endpoints)+len(r.Listeners)+len(r.Routes)+len(r.Secrets) == 0 {
 		return shared, nil
@@ -262,7 +261,7 @@ func ownTables(shared tables, r Resources, last tables, e encode) (tables, error
 		extend(t, ads.SecretType, r.Secrets, last, e))
 }
 
-// extend puts more into a table.
+// extend adds a key's own resources to the table of a type.
 func extend[T message](t tables, url string, own []T, last tables, e encode) error {
 	resources, err := resourcesOf(own, nil, e)
 	if err != nil {
@@ -283,8 +282,8 @@ func extended(t tables, url string, base *ads.Table, own []*ads.Resource, last t
 	return nil
 }
 
-// SetSecrets changes the secrets alone that data planes of some keys have for themselves, which SetAll or Change has
-// told all of theirs before. Those of other keys are not looked at.
+// SetSecrets replaces only the own secrets of some keys, which an earlier SetAll or Change must have set. It does not
+// look at other keys.
 func (s *Server) SetSecrets(_ context.Context, some map[string][]*tlsv3.Secret) error {
 	called := pace.Now()
 	s.mu.Lock()
@@ -316,16 +315,17 @@ func (s *Server) SetSecrets(_ context.Context, some map[string][]*tlsv3.Secret) 
 	return nil
 }
 
-// encode makes a resource of a message.
+// encode encodes a message as a resource.
 type encode func(proto.Message) (*ads.Resource, error)
 
-// message is a resource that can be told from another by what it is, not by what is in it.
+// message is a resource before it is encoded. It is compared by address, not by content.
 type message interface {
 	comparable
 	proto.Message
 }
 
-// add adds the table of a type. That of before is taken as far as it holds, and whole if it says the same.
+// add adds the table of a type. It reuses the entries of the previous table that are unchanged, or the whole table if
+// its content is.
 func add[T message](to tables, url string, last tables, before, list []T, e encode) error {
 	old := last[url]
 	var t *ads.Table
@@ -362,8 +362,8 @@ func add[T message](to tables, url string, last tables, before, list []T, e enco
 	return nil
 }
 
-// differs says whether a list is the one before but for some messages, each in the place of one of its name, and gives
-// these.
+// differs says whether a list is the previous one with some messages replaced by others of the same names, and returns
+// the replacements.
 func differs[T message](before, list []T) (changed []T, ok bool) {
 	if len(before) != len(list) {
 		return nil, false

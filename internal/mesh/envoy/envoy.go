@@ -15,7 +15,7 @@ import (
 
 func init() { sidecar.Register(proxy{}) }
 
-// proxy is Envoy as package sidecar knows it.
+// proxy is Envoy as a sidecar.Proxy.
 type proxy struct{}
 
 func (proxy) About() sidecar.About {
@@ -28,23 +28,24 @@ func (proxy) About() sidecar.About {
 
 var version = text.LazyRegexp(`version: [0-9a-f]+/([^/\n]+)/`)
 
-// adminFile is where Envoy writes the address of its administration, in its directory.
+// adminFile is the file in its directory to which Envoy writes the address of its admin interface.
 const adminFile = "admin"
 
-// Drive is sidecar.Driven's: it starts the control plane of a mesh in which the proxies stand.
+// Drive implements sidecar.Driven: it starts the control plane of a mesh with the proxies.
 func (proxy) Drive(ctx context.Context, d sidecar.Drive) (any, error) { return driven.Start(ctx, d) }
 
-// Change is sidecar.Changer's.
+// Change implements sidecar.Changer.
 func (proxy) Change(_ context.Context, control any, d sidecar.Drive) (any, error) {
 	return driven.Change(control, d)
 }
 
-// drainTime is for how many seconds Envoy keeps a listener that was taken away. Its own choice is 600, for which the
-// memory of the listener would stay as well.
+// drainTime is for how many seconds Envoy keeps a removed listener. Its default of 600 would keep the listener's
+// memory as well.
 const drainTime = "0"
 
-// Command is Envoy with its bootstrap. It runs as whoever started it: it cannot give up rights once it has read its
-// files. Hot restart would leave shared memory behind, and no other Envoy takes over here.
+// Command returns the command that runs Envoy with its bootstrap, as the user of this process: Envoy cannot drop
+// privileges after it has read its files. Hot restart is disabled, because it would leave shared memory behind and no
+// other Envoy takes over.
 func (proxy) Command(p sidecar.Place) (process.Command, error) {
 	plane, err := driven.Of(p)
 	if err != nil {

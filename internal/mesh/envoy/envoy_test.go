@@ -25,13 +25,13 @@ import (
 	"tare/test/vm/guest"
 )
 
-// TestMain has the test's binary be the control plane where tare would be started as one.
+// TestMain lets the test binary be the control plane when it is started with tare's arguments.
 func TestMain(m *testing.M) {
 	driventest.ControlPlane()
 	sidecartest.Main(m)
 }
 
-// TestConform: real Envoys under the real control plane.
+// TestConform runs real Envoys with the real control plane.
 func TestConform(t *testing.T) {
 	envoy := envoytest.Path(t)
 	t.Setenv("PATH", filepath.Dir(envoy)+":"+os.Getenv("PATH"))
@@ -61,25 +61,24 @@ func TestConform(t *testing.T) {
 	})
 }
 
-// ungranted are Envoys in whose mesh the last access rule, the one for the client, is missing.
+// ungranted are Envoys in a mesh without the last access rule, which is the client's.
 type ungranted struct{ proxy }
 
 func (ungranted) Drive(ctx context.Context, d sidecar.Drive) (any, error) {
 	c := driven.MeshOf(d.Proxies)
 	s := &c.Services[0]
 	s.Access = s.Access[:len(s.Access)-1]
-	c.Discovery = "permissive" // so that the client is told of the service all the same
+	c.Discovery = "permissive" // so that the client gets the service nevertheless
 	return driven.StartMesh(ctx, d, c)
 }
 
-// TestRulesDecide: where the rule for the client is taken away and all others stay, Envoy looks through these and
-// refuses the request. That is known when the time for a better answer is over, in which Envoy must have started: where
-// it has not, it gets more.
+// TestRulesDecide: without the client's rule Envoy checks all the other rules and refuses the request. The error comes
+// when the time limit is over, in which Envoy must have started; otherwise the limit is raised.
 func TestRulesDecide(t *testing.T) {
 	t.Setenv("PATH", filepath.Dir(envoytest.Path(t))+":"+os.Getenv("PATH"))
 	refused := false
 	for _, limit := range []time.Duration{2 * time.Second, 10 * time.Second, time.Minute} {
-		t.Run(limit.String(), func(t *testing.T) { // whose groups are gone before the next
+		t.Run(limit.String(), func(t *testing.T) { // a subtest, so that its groups are gone before the next
 			app := sidecartest.NewApp(t, "server")
 			x := sidecartest.NewTrial(t, map[string]string{"server": app.Address})
 			_, err := x.Start(sidecar.Guest{Proxy: ungranted{}},
@@ -97,7 +96,7 @@ func TestRulesDecide(t *testing.T) {
 	t.Error("without the rule for the client, no answer came")
 }
 
-// TestRulesInOrder: the policies stand in the order of the rules by their names, by which Envoy goes.
+// TestRulesInOrder: the names of the policies, by which Envoy sorts them, are in the order of the rules.
 func TestRulesInOrder(t *testing.T) {
 	guest.KernelFree(t)
 	server := sidecar.Place{Component: sidecar.Server, App: "server", Protocol: "http", AcceptTLS: true,
@@ -138,7 +137,7 @@ func TestRulesInOrder(t *testing.T) {
 	}
 }
 
-// TestDecode: statistics that are none are an error, and names alike are told apart.
+// TestDecode: invalid statistics are an error, and similar names are distinguished.
 func TestDecode(t *testing.T) {
 	guest.KernelFree(t)
 	own, err := decode(strings.NewReader(`{"stats":[{"name":"http.in.downstream_rq_total","value":7},

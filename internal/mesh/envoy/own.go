@@ -21,8 +21,8 @@ import (
 	"tare/internal/mesh/sidecar/driven"
 )
 
-// told are the counters that are kept, by Envoy's names or by how these end: what came, what failed, what its TLS
-// did, what it thinks it holds, and what its control plane sent.
+// told are the statistics that are kept, by Envoy's names or their endings: connections and requests, failures, TLS,
+// gauges of what it holds, and what its control plane sent.
 var told = []string{
 	".downstream_cx_total", ".downstream_rq_total", ".upstream_cx_total", ".upstream_rq_total", ".upstream_cx_destroy",
 	".upstream_rq_retry", ".upstream_rq_pending_overflow", ".upstream_cx_overflow", ".ssl.handshake",
@@ -31,7 +31,7 @@ var told = []string{
 	"control_plane.connected_state", activeClusters, activeListeners,
 }
 
-// Gauges of what is at work, and of what is not yet or no longer.
+// Gauges of clusters and listeners that are active, starting or ending.
 const (
 	activeClusters    = "cluster_manager.active_clusters"
 	warmingClusters   = "cluster_manager.warming_clusters"
@@ -42,11 +42,11 @@ const (
 
 const (
 	maxStatistics = 64 << 20 // bytes of Envoy's answer: more than a sidecar of 10,000 services has
-	maxMemory     = 64 << 10 // bytes of what it says of its memory
-	maxAddress    = 256      // bytes of the file with the address of its administration
+	maxMemory     = 64 << 10 // bytes of its report about its memory
+	maxAddress    = 256      // bytes of the file with its admin address
 )
 
-// Own asks Envoy's administration.
+// Own returns statistics from Envoy's admin interface.
 func (proxy) Own(ctx context.Context, p sidecar.Place) (map[string]float64, error) {
 	all, err := statistics(ctx, p, told)
 	if err != nil {
@@ -55,7 +55,7 @@ func (proxy) Own(ctx context.Context, p sidecar.Place) (map[string]float64, erro
 	if err := memory(ctx, p, all); err != nil {
 		return nil, err
 	}
-	if len(p.Others) > 0 { // which have nothing to tell, and many names
+	if len(p.Others) > 0 { // they have no traffic, and many names
 		mine := "listener." + strings.ReplaceAll(p.Listen, ":", "_") + "."
 		maps.DeleteFunc(all, func(name string, _ float64) bool {
 			return of(p.Others, name) || strings.HasPrefix(name, "listener.127.") && !strings.HasPrefix(name, mine)
@@ -64,7 +64,7 @@ func (proxy) Own(ctx context.Context, p sidecar.Place) (map[string]float64, erro
 	return all, nil
 }
 
-// of reports whether a statistic is of a further service, by the part of its name that may be one's.
+// of reports whether a statistic is about a further service, by the parts of its name.
 func of(others []sidecar.Other, name string) bool {
 	for part := range strings.SplitSeq(name, ".") {
 		_, is := slices.BinarySearchFunc(others, part, func(o sidecar.Other, name string) int {
@@ -77,7 +77,7 @@ func of(others []sidecar.Other, name string) bool {
 	return false
 }
 
-// Settled reports whether all clusters and listeners that Envoy is to have are at work, and no others are there.
+// Settled reports whether exactly the clusters and listeners that Envoy should have are active.
 func (proxy) Settled(ctx context.Context, p sidecar.Place) (bool, error) {
 	plane, err := driven.Of(p)
 	if err != nil {
@@ -89,7 +89,7 @@ func (proxy) Settled(ctx context.Context, p sidecar.Place) (bool, error) {
 		return false, err
 	}
 	want := plane.Told(p)
-	const own = 1 // the control plane's cluster
+	const own = 1 // the control plane's own cluster
 	if is[activeClusters] != float64(want.Clusters+own) || is[activeListeners] != float64(want.Listeners) ||
 		is[warmingClusters]+is[warmingListeners]+is[drainingListeners] != 0 {
 		return false, fmt.Errorf("%s has %g clusters and %g listeners at work, %g and %g that are not yet, and %g listeners "+
@@ -99,7 +99,7 @@ func (proxy) Settled(ctx context.Context, p sidecar.Place) (bool, error) {
 	return true, nil
 }
 
-// statistics are those of Envoy whose names end in one of some ways.
+// statistics returns Envoy's statistics whose names have one of the endings.
 func statistics(ctx context.Context, p sidecar.Place, ends []string) (map[string]float64, error) {
 	filter := "(" + strings.Join(lists.Map(ends, regexp.QuoteMeta), "|") + ")$"
 	query := url.Values{"format": {"json"}, "filter": {filter}}
@@ -111,7 +111,7 @@ func statistics(ctx context.Context, p sidecar.Place, ends []string) (map[string
 	return decode(io.LimitReader(body, maxStatistics), ends)
 }
 
-// memory adds what Envoy's allocator says now: its statistics of memory are up to 5 s old.
+// memory adds the allocator's current values: Envoy's memory statistics are up to 5 s old.
 func memory(ctx context.Context, p sidecar.Place, to map[string]float64) error {
 	body, err := ask(ctx, p, "/memory")
 	if err != nil {
@@ -130,7 +130,7 @@ func memory(ctx context.Context, p sidecar.Place, to map[string]float64) error {
 	return nil
 }
 
-// ask makes a request of Envoy's administration. The caller closes the answer's body.
+// ask makes a request to Envoy's admin interface. The caller closes the response's body.
 func ask(ctx context.Context, p sidecar.Place, path string) (io.ReadCloser, error) {
 	address, err := admin(p.Dir)
 	if err != nil {
@@ -140,20 +140,20 @@ func ask(ctx context.Context, p sidecar.Place, path string) (io.ReadCloser, erro
 	if err != nil {
 		return nil, err
 	}
-	// It keeps no connection to what is weighed, and goes nowhere else.
+	// No connection to the measured process is kept, and other addresses are not dialled.
 	asker := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: p.Dial}}
 	resp, err := asker.Do(req)
 	if err != nil {
 		return nil, fmt.Errorf("asking Envoy's administration: %w", err)
 	}
 	if resp.StatusCode != http.StatusOK {
-		_ = resp.Body.Close() // nothing in it is wanted
+		_ = resp.Body.Close() // its content is not needed
 		return nil, fmt.Errorf("asking Envoy's administration for %s: status %d", path, resp.StatusCode)
 	}
 	return resp.Body, nil
 }
 
-// decode picks statistics by the ends of their names.
+// decode selects statistics by the endings of their names.
 func decode(r io.Reader, ends []string) (map[string]float64, error) {
 	var all struct {
 		Stats []struct {
@@ -179,7 +179,7 @@ func decode(r io.Reader, ends []string) (map[string]float64, error) {
 	return own, nil
 }
 
-// admin is the address of Envoy's administration, as Envoy wrote it.
+// admin returns the address of Envoy's admin interface, as Envoy wrote it.
 func admin(dir string) (string, error) {
 	text, err := files.Read(filepath.Join(dir, adminFile), maxAddress)
 	if err != nil {

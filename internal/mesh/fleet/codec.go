@@ -11,18 +11,19 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// What a control plane may say. It is what is weighed, and thousands of proxies hear it at once.
+// Limits of responses. The control plane is what is measured, and thousands of proxies receive its responses at once.
 const (
-	// maxMessage bounds a response, in bytes: all that a proxy hears of the largest mesh in the clear (MaxServices, each
-	// told of all) has 40 MiB, in four responses.
+	// maxMessage limits a response, in bytes. All that a proxy gets of the largest mesh without TLS (MaxServices, all
+	// of which each proxy gets) has 40 MiB, in four responses.
 	maxMessage = 64 << 20
-	// maxFields bounds the fields of a response, most of which are resources: of empty ones, two bytes take a hundred.
+	// maxFields limits the fields of a response, most of which are resources: an empty one of two bytes takes a
+	// hundred in memory.
 	maxFields = 200_000
-	// maxHeaders bounds a list of headers, in bytes.
+	// maxHeaders limits a list of headers, in bytes.
 	maxHeaders = 16 << 10
 )
 
-// codec decodes responses as gRPC does, of all proxies at most maxMessage bytes at a time.
+// codec decodes responses like gRPC's, but for all proxies together at most maxMessage bytes at a time.
 type codec struct {
 	encoding.CodecV2
 	room *semaphore.Weighted
@@ -46,7 +47,7 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	return c.CodecV2.Unmarshal(mem.BufferSlice{mem.SliceBuffer(buf.ReadOnlyData())}, v)
 }
 
-// checkFields refuses a message with too many fields. What else is wrong with it, decoding finds.
+// checkFields refuses a message with too many fields. Decoding finds other errors.
 func checkFields(message []byte) error {
 	for n := 0; len(message) > 0; n++ {
 		if n == maxFields {

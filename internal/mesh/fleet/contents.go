@@ -21,7 +21,7 @@ import (
 // resourceType is a type of resources.
 type resourceType int
 
-// The types that a proxy asks for.
+// The types that a proxy subscribes to.
 const (
 	clusters resourceType = iota
 	endpoints
@@ -36,23 +36,23 @@ var urls = [kinds]string{
 	listeners: xds.ListenerType, routes: xds.RouteType,
 }
 
-// needing are the types whose resources name those of others.
+// needing are the types whose resources name resources of another type.
 var needing = [kinds][]resourceType{endpoints: {clusters}, routes: {listeners}, secrets: {clusters, listeners}}
 
-// kindOf is the type of a URL; negative: no proxy asks for it.
+// kindOf returns the type of a URL; negative: proxies do not subscribe to it.
 func kindOf(url string) resourceType { return resourceType(slices.Index(urls[:], url)) }
 
-// roots says whether proxies ask for all that there are, and by no name. A response of the state of the world then has
-// all of them.
+// roots says whether proxies subscribe to all resources of a type, without names. A state-of-the-world response then
+// has all of them.
 func (k resourceType) roots() bool { return k == clusters || k == listeners }
 
-// Mark is what the endpoints of a service tell of themselves. The zero Mark is none.
+// Mark is the service and the change that endpoints encode. The zero Mark is none.
 type Mark struct {
 	Service int // from 1
 	Change  int
 }
 
-// content is a resource as far as proxies look at it.
+// content is what proxies use of a resource.
 type content struct {
 	name   string
 	digest uint64
@@ -60,7 +60,7 @@ type content struct {
 	mark   Mark            // of endpoints
 }
 
-// contents are the resources that proxies have: each is read once, however many have it.
+// contents are the resources that proxies have: each is decoded once, however many proxies have it.
 type contents struct {
 	markOf func(*endpointv3.ClusterLoadAssignment) Mark
 	seed   maphash.Seed
@@ -69,14 +69,14 @@ type contents struct {
 	read map[contentKey]*content
 }
 
-// contentKey tells contents apart. Two of one length and one digest of 64 bits are taken for the same.
+// contentKey identifies contents. Two of the same length and the same 64-bit digest are taken to be the same.
 type contentKey struct {
 	kind   resourceType
 	length int
 	digest uint64
 }
 
-// mostContents is when those that were read are forgotten. They are read again where they are still in use.
+// mostContents is when decoded contents are forgotten. Those that are still in use are decoded again.
 const mostContents = 1 << 18
 
 func (c *contents) of(k resourceType, value []byte) *content {
@@ -95,8 +95,8 @@ func (c *contents) of(k resourceType, value []byte) *content {
 	return x
 }
 
-// parse reads a resource. One that cannot be read has no name and needs nothing: proxies then never have what they
-// asked for.
+// parse decodes a resource. An invalid one has no name and needs nothing, so that proxies never have what they
+// subscribed to.
 func (c *contents) parse(k resourceType, value []byte) *content {
 	x := &content{}
 	t, err := protoregistry.GlobalTypes.FindMessageByURL(urls[k])
@@ -125,8 +125,7 @@ func (c *contents) parse(k resourceType, value []byte) *content {
 	return x
 }
 
-// secretsOf are the secrets of TLS, of either side, that come from the same control plane: istiod's come from
-// elsewhere.
+// secretsOf returns the TLS secrets, of either side, that come from the same control plane, which istiod's do not.
 func secretsOf(s *corev3.TransportSocket) (names []string) {
 	a := s.GetTypedConfig()
 	var common *tlsv3.CommonTlsContext

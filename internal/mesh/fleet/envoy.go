@@ -15,30 +15,30 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// Envoy is a real one among the proxies, which the load starts.
+// Envoy is a real Envoy beside the light proxies. The load starts it.
 type Envoy struct {
 	Bootstrap string `json:"bootstrap"` // file
-	// Listen is where it takes connections to the service that shows when a change has its effect, host:port.
+	// Listen is where it accepts connections to the service whose answers show a change's effect, host:port.
 	Listen string `json:"listen"`
 }
 
-// Effect is the service by which a real proxy shows that it has put a change to work: its endpoint is one of two
-// applications, in turn, whose answers are of different length.
+// Effect is the service with which a real proxy shows that a change is in effect: its endpoint alternates between two
+// applications, whose answers have different lengths.
 type Effect struct {
-	Service int     `json:"service"` // its number, as changes are asked for
-	Lengths [2]int  `json:"lengths"` // of the answers of the first endpoint, and of that after one change
+	Service int     `json:"service"` // its number in requests for changes
+	Lengths [2]int  `json:"lengths"` // of the answers of the first endpoint, and of the endpoint after one change
 	Envoys  []Envoy `json:"envoys"`
-	Program string  `json:"program"` // by which they are started: its path
+	Program string  `json:"program"` // the path of Envoy's program
 }
 
-// envoy is a running one.
+// envoy is a running Envoy.
 type envoy struct {
 	Envoy
 	child.Process
 	client *http.Client
 }
 
-// startEnvoys starts them, and waits until each has an answer of the service's first endpoint.
+// startEnvoys starts Envoys, and waits until each returns an answer of the service's first endpoint.
 func startEnvoys(ctx context.Context, e *Effect) (all []*envoy, err error) {
 	defer func() {
 		if err != nil {
@@ -66,7 +66,7 @@ func startEnvoys(ctx context.Context, e *Effect) (all []*envoy, err error) {
 	return all, nil
 }
 
-// shows asks until the answer has a length, and gives when that was, ns by pace.Now.
+// shows sends requests until the answer has a length, and returns when that was, ns by pace.Now.
 func (x *envoy) shows(ctx context.Context, length int, every time.Duration) (at int64, err error) {
 	var n int
 	var why error
@@ -109,11 +109,11 @@ func closeEnvoys(all []*envoy) {
 	}
 }
 
-// askEvery is how long the load waits between two requests by which it looks for the effect.
+// askEvery is the time between two requests of the load that look for the effect.
 const askEvery = 200 * time.Microsecond
 
-// effect changes the endpoint of the service that shows it, and waits until a request through each Envoy was answered
-// by the new one.
+// effect changes the endpoint of the service that shows it, and waits until the new one has answered a request through
+// each Envoy.
 func (l *Load) effect(ctx context.Context, to *window) error {
 	e := l.ready.Effect
 	if err := l.mesh.Ask(e.Service); err != nil {

@@ -1,7 +1,7 @@
-// Package fleet is a load of many light proxies on a control plane: each subscribes over xDS as Envoy does, to clusters
-// and listeners and to the endpoints, routes and secrets that these name, by a connection of its own, and acknowledges
-// what it is told. Thousands of them fit into a process, for they keep names and digests of what they have, and what
-// several have is read once.
+// Package fleet is a load of many light proxies on a control plane. Each has a separate connection, subscribes over
+// xDS as Envoy does, to clusters and listeners and to the endpoints, routes and secrets that these name, and
+// acknowledges what it gets. Thousands of them fit into a process, because they keep only names and digests of what
+// they have, and a resource that several have is decoded once.
 package fleet
 
 import (
@@ -24,22 +24,22 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// Options say what the proxies are. Address, Node and MarkOf are needed.
+// Options configures the proxies. Address, Node and MarkOf are required.
 type Options struct {
 	Address string                   // of the control plane, host:port
-	Node    func(i int) *corev3.Node // what proxy i says of itself
-	TLS     func(i int) *tls.Config  // nil: in the clear
-	Delta   bool                     // deltas; else the state of the world
+	Node    func(i int) *corev3.Node // the node of proxy i
+	TLS     func(i int) *tls.Config  // nil: no TLS
+	Delta   bool                     // use deltas instead of the state of the world
 	Manner  func(i int) Manner       // nil: the zero value for all
 	// OnHave is called with what proxy i has after each response, before it answers: digests by type and name. nil: it
 	// is not called.
 	OnHave func(i int, has map[string]map[string]uint64)
-	OnEnd  func(i int, err error) // a connection ended that was not closed here; nil: nobody hears of it
+	OnEnd  func(i int, err error) // called when a connection ends that was not closed here; may be nil
 	MarkOf func(*endpointv3.ClusterLoadAssignment) Mark
-	Again  time.Duration // after which a connection that ended is made again; 0: never
+	Again  time.Duration // the time after which an ended connection is made again; 0: never
 }
 
-// Fleet is proxies. Make it with New. Its methods are for one goroutine.
+// Fleet is a set of proxies. Make it with New. Its methods must not be called concurrently.
 type Fleet struct {
 	o        Options
 	contents contents
@@ -52,21 +52,21 @@ type Fleet struct {
 	codec   codec
 	lastEnd atomic.Pointer[error] // why the last connection ended that was not closed here
 
-	missing atomic.Int64 // proxies that have not yet had all that they asked for
+	missing atomic.Int64 // proxies that have not yet had all that they subscribed to
 	wake    chan struct{}
 	watch   atomic.Pointer[watch]
 }
 
-// counts are of what all proxies were told.
+// counts are counts of what all proxies have received.
 type counts struct{ responses, bytes, refusals, connections, ends atomic.Int64 }
 
-// Counts are of what all proxies were told since New.
+// Counts are counts of what all proxies have received since New.
 type Counts struct {
 	Responses   int64
 	Bytes       int64 // of resources: names, types and contents, before any compression and encryption
 	Refusals    int64
 	Connections int64 // streams that were begun
-	Ends        int64 // of these, that ended though they were not closed here
+	Ends        int64 // streams that ended though they were not closed here
 }
 
 // New makes a fleet of n proxies, none of which is connected.
@@ -83,23 +83,23 @@ func New(n int, o Options) *Fleet {
 	return f
 }
 
-// Behave gives proxies other manners. None may be connected.
+// Behave changes the manners of proxies. None may be connected.
 func (f *Fleet) Behave(manner func(i int) Manner) {
 	for i, p := range f.proxies {
 		p.manner = manner(i)
 	}
 }
 
-// Len is how many proxies there are.
+// Len returns the number of proxies.
 func (f *Fleet) Len() int { return len(f.proxies) }
 
-// Counts are as of now.
+// Counts returns the current counts.
 func (f *Fleet) Counts() Counts {
 	c := &f.counts
 	return Counts{c.responses.Load(), c.bytes.Load(), c.refusals.Load(), c.connections.Load(), c.ends.Load()}
 }
 
-// Connect has proxies from up to, but not, to connect, unless they are.
+// Connect connects the proxies from up to, but not including, to, unless they are connected.
 func (f *Fleet) Connect(ctx context.Context, from, to int) error {
 	for i := from; i < to; i++ {
 		if f.cancels[i] != nil {
@@ -122,14 +122,14 @@ func (f *Fleet) Connect(ctx context.Context, from, to int) error {
 			f.serve(own, p, cc)
 			_ = cc.Close()
 			if p.complete.Swap(-1) == 0 && p.answers() {
-				f.completed() // it is not waited for any more
+				f.completed() // it is no longer waited for
 			}
 		})
 	}
 	return nil
 }
 
-// answers says whether the proxy will have all that it asks for.
+// answers says whether the proxy will have all that it subscribes to.
 func (p *proxy) answers() bool { return !p.manner.Silent && !p.manner.Refuses && !p.manner.Floods }
 
 func (f *Fleet) dial(i int) (*grpc.ClientConn, error) {
@@ -176,7 +176,8 @@ func (f *Fleet) serve(ctx context.Context, p *proxy, cc *grpc.ClientConn) {
 	}
 }
 
-// Disconnect closes the connections of proxies from up to, but not, to, and waits until they are closed here.
+// Disconnect closes the connections of the proxies from up to, but not including, to, and waits until they are closed
+// here.
 func (f *Fleet) Disconnect(from, to int) {
 	for i := from; i < to; i++ {
 		if cancel := f.cancels[i]; cancel != nil {
@@ -186,7 +187,7 @@ func (f *Fleet) Disconnect(from, to int) {
 	}
 }
 
-// Connected is how many proxies have been told to connect, and not yet to disconnect.
+// Connected returns how many proxies Connect has connected and Disconnect has not disconnected since.
 func (f *Fleet) Connected() (n int) {
 	for _, cancel := range f.cancels {
 		if cancel != nil {
@@ -202,7 +203,7 @@ func (f *Fleet) Close() {
 	f.running.Wait()
 }
 
-// completed is called when a proxy has all that it asked for.
+// completed is called when a proxy has all that it subscribed to.
 func (f *Fleet) completed() {
 	if f.missing.Add(-1) == 0 {
 		f.wakeUp()
@@ -216,8 +217,8 @@ func (f *Fleet) wakeUp() {
 	}
 }
 
-// Complete waits until every connected proxy has had all that it asked for once, and gives when each had, ns by
-// pace.Now, in order. Those that refuse and those that never answer are left out.
+// Complete waits until every connected proxy has once had all that it subscribed to, and returns when each had, ns by
+// pace.Now, sorted. Proxies that refuse and those that never answer are left out.
 func (f *Fleet) Complete(ctx context.Context) ([]int64, error) {
 	for f.missing.Load() > 0 {
 		select {
@@ -237,7 +238,7 @@ func (f *Fleet) Complete(ctx context.Context) ([]int64, error) {
 	return at, nil
 }
 
-// lastWords says why the last connection ended, where one has.
+// lastWords returns why the last connection ended, if one has.
 func (f *Fleet) lastWords() string {
 	if err := f.lastEnd.Load(); err != nil {
 		return fmt.Sprintf("; a connection ended: %v", *err)
@@ -245,7 +246,7 @@ func (f *Fleet) lastWords() string {
 	return ""
 }
 
-// Digest is the name and the digest of a resource as OnHave has them. Digests are those of one fleet.
+// Digest returns the name and the digest of a resource as OnHave gets them. Digests differ between fleets.
 func (f *Fleet) Digest(url string, value []byte) (name string, digest uint64, err error) {
 	k := kindOf(url)
 	if k < 0 {
@@ -255,19 +256,19 @@ func (f *Fleet) Digest(url string, value []byte) (name string, digest uint64, er
 	return c.name, c.digest, nil
 }
 
-// watch is a change that is waited for.
+// watch is a change that Expect waits for.
 type watch struct {
 	mark Mark
-	want int64 // proxies
+	want int64 // number of proxies
 	came atomic.Int64
 	seen []times // by proxy
 	done chan struct{}
 }
 
-// times are of one proxy, ns by pace.Now.
+// times are those of one proxy, ns by pace.Now.
 type times struct{ received, answered atomic.Int64 }
 
-// seen is called by a proxy that has been told a mark and has answered.
+// seen is called by a proxy that has received a mark and has answered.
 func (f *Fleet) seen(i int, m Mark, received, answered int64) {
 	w := f.watch.Load()
 	if w == nil || w.mark != m || w.seen[i].received.Load() != 0 {
@@ -280,13 +281,13 @@ func (f *Fleet) seen(i int, m Mark, received, answered int64) {
 	}
 }
 
-// Spread is when some proxies got a change, ns by pace.Now, in order.
+// Spread is when proxies got a change, ns by pace.Now, sorted.
 type Spread struct {
-	Received []int64 // the response was there, whole
+	Received []int64 // the complete response had arrived
 	Answered []int64 // its acknowledgement was handed to the transport
 }
 
-// Expect has the fleet look for a mark that want proxies are to get. The function waits for it.
+// Expect makes the fleet look for a mark that want proxies are to get. The returned function waits for it.
 func (f *Fleet) Expect(m Mark, want int) func(context.Context) (Spread, error) {
 	w := &watch{mark: m, want: int64(want), seen: make([]times, len(f.proxies)), done: make(chan struct{})}
 	if want == 0 {

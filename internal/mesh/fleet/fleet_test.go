@@ -28,7 +28,7 @@ import (
 	"tare/test/ring"
 )
 
-// ringOf is a ring of services, of one proxy each.
+// ringOf makes a ring of services, with one proxy each.
 func ringOf(services, calls int) *proxyconfig.Config {
 	return ring.Mesh{Services: services, Calls: calls}.Config(1)
 }
@@ -53,7 +53,7 @@ func listen(t *testing.T) net.Listener {
 	return l
 }
 
-// own is the project's control plane.
+// own runs the project's control plane.
 func own(t *testing.T, c *proxyconfig.Config) peer {
 	m, err := c.Compile()
 	if err != nil {
@@ -80,7 +80,7 @@ func own(t *testing.T, c *proxyconfig.Config) peer {
 	}}
 }
 
-// snapshots is the snapshot cache of go-control-plane, with the same mesh.
+// snapshots runs the snapshot cache of go-control-plane, with the same mesh.
 func snapshots(t *testing.T, c *proxyconfig.Config) peer {
 	store := cache.NewSnapshotCache(true, cache.IDHash{}, nil)
 	version := 0
@@ -138,8 +138,8 @@ func resources[T types.Resource](list []T) (out []types.Resource) {
 
 func nodeOf(i int) *corev3.Node { return &corev3.Node{Id: ring.Proxy(i), Cluster: "fleet"} }
 
-// TestFleet: all proxies get what is theirs, and changes, from a control plane of this project and from one that is
-// not.
+// TestFleet: all proxies get their resources, and changes, from this project's control plane and from an independent
+// one.
 func TestFleet(t *testing.T) {
 	const services, calls = 25, 4
 	planes := map[string]func(*testing.T, *proxyconfig.Config) peer{"own": own, "go-control-plane": snapshots}
@@ -181,7 +181,7 @@ func TestFleet(t *testing.T) {
 	}
 }
 
-// same checks that each proxy has what its configuration says, resource by resource.
+// same checks that each proxy has its configuration, resource by resource.
 func same(t *testing.T, f *Fleet, kept *fleettest.Kept, c *proxyconfig.Config) {
 	t.Helper()
 	m, err := c.Compile()
@@ -204,8 +204,8 @@ func same(t *testing.T, f *Fleet, kept *fleettest.Kept, c *proxyconfig.Config) {
 	}
 }
 
-// TestManners: proxies that refuse, are slow or fall silent do not keep others from what they want, and what they hold
-// is let go with them.
+// TestManners: proxies that refuse, are slow or never answer do not keep others from their resources, and what they
+// hold is freed with them.
 func TestManners(t *testing.T) {
 	const services, calls = 20, 4
 	for variant, delta := range map[string]bool{"world": false, "delta": true} {
@@ -236,7 +236,7 @@ func TestManners(t *testing.T) {
 	}
 }
 
-// TestComesBack: connections that end are made again, and what was changed meanwhile comes.
+// TestComesBack: connections that end are made again, and then receive what has changed meanwhile.
 func TestComesBack(t *testing.T) {
 	const services = 10
 	c := ringOf(services, 3)
@@ -295,7 +295,7 @@ func TestComesBack(t *testing.T) {
 	same(t, f, &kept, c)
 }
 
-// TestTooLarge: a control plane that says more than any mesh needs is refused, and why is said.
+// TestTooLarge: a response larger than any mesh needs is refused, with the reason.
 func TestTooLarge(t *testing.T) {
 	empty := slices.Repeat([]*anypb.Any{{}}, maxFields+1)
 	for name, c := range map[string]struct {
@@ -337,7 +337,7 @@ func TestTooLarge(t *testing.T) {
 	}
 }
 
-// saying is a control plane that says one thing.
+// saying is a control plane that sends one response.
 type saying struct {
 	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
 	response *discoveryv3.DiscoveryResponse
@@ -353,7 +353,7 @@ func (s saying) StreamAggregatedResources(
 	return nil
 }
 
-// TestGone: proxies that leave take what they were told of with them, here as well.
+// TestGone: when proxies leave, what they received is freed here as well.
 func TestGone(t *testing.T) {
 	const services = 200
 	p := own(t, ringOf(services, 5))
@@ -380,7 +380,7 @@ func TestGone(t *testing.T) {
 	}
 }
 
-// messages is a list of messages of one type as one of messages of any.
+// messages converts a list of messages of one type to a list of messages.
 func messages[T proto.Message](list []T) (out []proto.Message) {
 	for _, m := range list {
 		out = append(out, m)

@@ -20,52 +20,52 @@ import (
 	"tare/internal/mesh/services"
 )
 
-// Generator is what results of the load name as their generator.
+// Generator is the generator in the results of the load.
 const Generator = "fleet"
 
-// The names of the histograms: of changes one value for each, from when the control plane was told of it; of rollouts
-// and churn from when the first proxy was told to connect.
+// The names of the histograms: for changes one value each, from when the control plane got the change; for rollouts
+// and churn from when the first proxy began to connect.
 const (
 	histogramFirst    = "fleet_first"    // until the first proxy concerned had the response
 	histogramMedian   = "fleet_median"   // until half of them had it
 	histogramLast     = "fleet_last"     // until all had it
 	histogramAnswered = "fleet_answered" // until all had acknowledged it
-	histogramEffect   = "fleet_effect"   // until a request through a real Envoy was answered by the new endpoint
+	histogramEffect   = "fleet_effect"   // until the new endpoint answered a request through a real Envoy
 	histogramHalf     = "fleet_rollout_median"
 	histogramRollout  = "fleet_rollout" // until all proxies had everything
-	histogramChurn    = "fleet_churn"   // until those that came back had
+	histogramChurn    = "fleet_churn"   // until those that came back had everything
 )
 
 // The names of the counts.
 const (
 	countProxies   = "proxies"   // connected, at the end
-	countConcerned = "concerned" // proxies that changes were told to, of all changes together
-	countBytes     = "bytes"     // of resources that came in the window
+	countConcerned = "concerned" // proxies that changes concerned, the sum over all changes
+	countBytes     = "bytes"     // of resources that arrived in the window
 	countResponses = "responses"
-	// countPieces are the changes, rollouts or tenths of the window, of those at its edges the part of their time that is
-	// in it: what they cost is counted from edge to edge.
+	// countPieces counts the changes, rollouts or tenths of the window; one at the window's edge counts by the part of
+	// its time that is in the window, because costs are counted between the edges.
 	countPieces = "pieces"
-	countEnds   = "ends" // connections that ended in the window though nobody closed them here
+	countEnds   = "ends" // connections that ended in the window though the load did not close them
 )
 
-// longest is the longest time that is told from longer ones, in ns.
+// longest is the longest time that histograms distinguish, in ns.
 const longest = int64(600e9)
 
-// patience is how long a fleet may take to have everything, and a change to come to all.
+// patience is how long a fleet may take to have everything, and a change to reach all proxies.
 const patience = 2 * time.Minute
 
-// Load is a fleet at a control plane, ready to run once. Its methods are for one goroutine.
+// Load is a fleet at a control plane, ready to run once. Its methods must not be called concurrently.
 type Load struct {
 	o      LoadOptions
 	ready  Ready
 	fleet  *Fleet
 	mesh   *services.Client
 	random *rand.Rand
-	change int // the last one
+	change int // the last change
 
 	concerning []int // services that concern a proxy which answers
 	envoys     []*envoy
-	effects    int // changes of the service that shows them
+	effects    int // changes of the service that shows the effect
 	pieces     int
 	left       bool
 }
@@ -112,7 +112,7 @@ func Prepare(ctx context.Context, o LoadOptions, r Ready) (l *Load, err error) {
 	return l, nil
 }
 
-// secure reads what proxies connect by.
+// secure reads the proxies' credentials.
 func (l *Load) secure() (func(int) *tls.Config, error) {
 	if l.ready.Credentials == "" {
 		return nil, nil
@@ -139,8 +139,8 @@ func (l *Load) Close() error {
 	return l.mesh.Close()
 }
 
-// Run does the fleet's work by the schedule. What begins in the window counts, whenever it ends, and one piece does in
-// any case.
+// Run does the fleet's work by the schedule. Pieces that begin in the window count, whenever they end, and one piece
+// counts in any case.
 func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	begin, end, err := s.Window()
 	if err != nil {
@@ -217,18 +217,18 @@ func (l *Load) piece(ctx context.Context, to, w *window) (err error) {
 	return err
 }
 
-// effectEvery is which of the changes is of the service that shows the effect, where there are real proxies.
+// effectEvery is the interval, in changes, of changes of the service that shows the effect, if there are real proxies.
 const effectEvery = 4
 
-// pause waits for half to one and a half times as long as is asked for.
+// pause waits for half to one and a half times as long as the option says.
 func (l *Load) pause(ctx context.Context) error {
 	return pace.SleepUntil(ctx, pace.Now()+int64((0.5+l.random.Float64())*float64(l.o.Pause)))
 }
 
-// tenth is a tenth of n proxies, and one at least.
+// tenth returns a tenth of n, and at least 1.
 func tenth(n int) int { return max(1, n/10) }
 
-// connect connects some proxies, and waits until all that there are have everything. w is where that counts; nil:
+// connect connects some proxies, and waits until all that are connected have everything. w is where that counts; nil:
 // nowhere.
 func (l *Load) connect(ctx context.Context, from, until int, w *window) error {
 	waiting, stop := context.WithTimeout(ctx, patience)
@@ -244,7 +244,7 @@ func (l *Load) connect(ctx context.Context, from, until int, w *window) error {
 	}
 	switch {
 	case w == nil || len(at) == 0:
-	case l.o.Work == Churn: // the others have had everything all along
+	case l.o.Work == Churn: // the others have had everything all the time
 		w.add(began, map[string]int64{histogramChurn: at[len(at)-1] - began})
 	default:
 		w.add(began, map[string]int64{histogramRollout: at[len(at)-1] - began, histogramHalf: at[(len(at)-1)/2] - began})
@@ -252,7 +252,7 @@ func (l *Load) connect(ctx context.Context, from, until int, w *window) error {
 	return nil
 }
 
-// concerned is how many proxies that answer a change of a service is told to.
+// concerned returns how many answering proxies a change of a service concerns.
 func (l *Load) concerned(service int) (n int) {
 	for _, i := range l.ready.Concerned(service) {
 		if l.fleet.proxies[i].answers() {
@@ -262,7 +262,7 @@ func (l *Load) concerned(service int) (n int) {
 	return n
 }
 
-// one changes one service, and waits until all whom it concerns have acknowledged that.
+// one changes one service, and waits until all proxies that it concerns have acknowledged the change.
 func (l *Load) one(ctx context.Context, to *window) error {
 	service := l.concerning[l.random.IntN(len(l.concerning))]
 	want := l.concerned(service)
@@ -296,7 +296,7 @@ func (l *Load) one(ctx context.Context, to *window) error {
 	return nil
 }
 
-// window gathers what is measured.
+// window collects what is measured.
 type window struct {
 	begin, end int64
 	before     Counts

@@ -13,18 +13,18 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// gateEnds is that the connections of proxies last.
+// gateEnds trips when connections of proxies end.
 var gateEnds = &measured.Gate{
 	Name: "connections-ended", Breaks: []measured.Need{measured.Complete, measured.Connected}, Quiet: ledger.Subject,
 	Why: "proxies that connect again are told everything once more, which is no part of a change",
 }
 
-// Gates are those that the load has beside the usual ones.
+// Gates returns the load's gates besides the usual ones.
 func (guest) Gates() []*measured.Gate { return []*measured.Gate{gateEnds} }
 
 const ofChange = "Time of a change of one service's endpoints, from when the control plane is told of it "
 
-// metrics are what the load tells.
+// metrics are the metrics of the load.
 var metrics = slices.Concat(
 	timed(histogramFirst, "", ofChange+"until the first of the proxies concerned has the response."),
 	timed(histogramMedian, "", "The same until half of them have it."),
@@ -66,7 +66,7 @@ var metrics = slices.Concat(
 	},
 )
 
-// pieces is how many changes, rollouts or tenths there were.
+// pieces returns the number of changes, rollouts or tenths.
 func pieces(m *measured.Measured) (n float64, ok bool) {
 	n = m.Sum(func(r load.Result) float64 {
 		if r.Generator != Generator {
@@ -82,8 +82,8 @@ func pieceRate(m *measured.Measured) (float64, bool) {
 	return measured.Rate(n, m.Ledger.Window.Seconds), n > 0 && m.Ledger.Window.Seconds > 0 && !m.WindowCut()
 }
 
-// timed are the mean and the longest of a histogram: in a trial there are too few changes for quantiles.
-// One with a clause is a headline.
+// timed makes metrics of the mean and the maximum of a histogram: a trial has too few changes for quantiles. One with
+// a clause is a headline.
 func timed(histogram, clause, how string) []measured.Metric {
 	of := func(suffix, how string, value func(*hdrhistogram.Histogram) (float64, bool)) measured.Metric {
 		d := measured.Metric{

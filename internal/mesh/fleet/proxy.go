@@ -21,20 +21,20 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// Manner is how a proxy behaves. The zero value answers at once and takes everything.
+// Manner is how a proxy behaves. The zero value answers at once and accepts everything.
 type Manner struct {
-	// Slow is how long it takes to read a response; it answers after that.
+	// Slow is how long it takes to read a response, before it answers.
 	Slow time.Duration
 	// Refuses has it refuse every response but the first of each type.
 	Refuses bool
 	// Silent has it never answer, and read nothing after the first response.
 	Silent bool
-	// Floods has it ask for endpoints that are not there, others each time, as fast as it can.
+	// Floods has it subscribe to endpoints that do not exist, different ones each time, as fast as it can.
 	Floods bool
 }
 
-// proxy is one light proxy: it subscribes as Envoy does, keeps what it is told by name and digest, and answers. All of
-// it but what is atomic belongs to the goroutine of run.
+// proxy is one light proxy: it subscribes as Envoy does, keeps names and digests of what it gets, and answers. All
+// fields that are not atomic belong to the goroutine of run.
 type proxy struct {
 	fleet  *Fleet
 	index  int
@@ -43,22 +43,23 @@ type proxy struct {
 	kinds [kinds]subscription
 	out   stream
 
-	complete atomic.Int64 // when it first had all that it asked for, ns by pace.Now; 0: it has not
+	complete atomic.Int64 // when it first had all that it subscribed to, ns by pace.Now; 0: it has not yet
 }
 
-// subscription is what a proxy has of one type.
+// subscription is a proxy's state of one type.
 type subscription struct {
-	asked    []string // names, in order; nil and whole: all that there are
+	asked    []string // names, sorted; nil and whole: all that there are
 	opened   bool     // a request has been sent
 	answered bool     // a response has come
 	has      map[string]*content
-	version  string // state of the world: the last that was taken
+	version  string // state of the world: the last accepted version
 	nonce    string
 }
 
-// stream is either variant of the protocol.
+// stream is a stream of either variant of the protocol.
 type stream interface {
-	// ask sends what a proxy wants of a type now; added and dropped are the difference to what it wanted before.
+	// ask subscribes to what a proxy wants of a type now; added and dropped are the difference to what it wanted
+	// before.
 	ask(p *proxy, k resourceType, added, dropped []string) error
 	// receive waits for a response.
 	receive() (response, error)
@@ -68,16 +69,16 @@ type stream interface {
 	ended() bool
 }
 
-// response is one of either variant.
+// response is a response of either variant.
 type response struct {
 	url, nonce, version string
 	resources           [][]byte
 	removed             []string
-	whole               bool // state of the world
+	whole               bool // of the state of the world
 	bytes               int
 }
 
-// run is the life of a connection. It ends with the context, or with an error of the stream's.
+// run runs a connection. It ends with the context, or with an error of the stream.
 func (p *proxy) run(ctx context.Context, cc *grpc.ClientConn) (err error) {
 	if p.fleet.o.Delta {
 		p.out, err = openDelta(ctx, cc)
@@ -109,7 +110,7 @@ func (p *proxy) run(ctx context.Context, cc *grpc.ClientConn) (err error) {
 	}
 }
 
-// flood asks until the stream ends.
+// flood sends requests until the stream ends.
 func (p *proxy) flood() error {
 	for i := 0; ; i++ {
 		if err := p.ask(endpoints, []string{fmt.Sprint("nothing-", i%1000)}); err != nil {
@@ -122,7 +123,7 @@ func (p *proxy) flood() error {
 	}
 }
 
-// take takes a response in and answers it.
+// take processes a response and answers it.
 func (p *proxy) take(ctx context.Context, r *response) error {
 	received := pace.Now()
 	k := kindOf(r.url)
@@ -161,7 +162,7 @@ func (p *proxy) take(ctx context.Context, r *response) error {
 	return p.follow(k)
 }
 
-// store keeps what a response says, and gives the marks of endpoints in it.
+// store stores what a response contains, and returns the marks of endpoints in it.
 func (p *proxy) store(k resourceType, r *response) (marks []Mark) {
 	s := &p.kinds[k]
 	there := map[string]bool{}
@@ -175,13 +176,14 @@ func (p *proxy) store(k resourceType, r *response) (marks []Mark) {
 	for _, name := range r.removed {
 		delete(s.has, name)
 	}
-	if r.whole && k.roots() { // what is not in it is gone
+	if r.whole && k.roots() { // a resource that is not in it is removed
 		maps.DeleteFunc(s.has, func(name string, _ *content) bool { return !there[name] })
 	}
 	return marks
 }
 
-// follow asks for what the resources of a type need of others, and sees whether the proxy has all that it wants.
+// follow subscribes to what the resources of a type need of others, and checks whether the proxy has all that it
+// wants.
 func (p *proxy) follow(k resourceType) error {
 	for _, other := range []resourceType{endpoints, routes, secrets} {
 		if !slices.Contains(needing[other], k) {
@@ -209,7 +211,7 @@ func (p *proxy) follow(k resourceType) error {
 	return nil
 }
 
-// whole says whether the proxy has all that it asked for.
+// whole says whether the proxy has all that it subscribed to.
 func (p *proxy) whole() bool {
 	for k := range p.kinds {
 		s := &p.kinds[k]
@@ -225,7 +227,7 @@ func (p *proxy) whole() bool {
 	return true
 }
 
-// has is what the proxy has, as digests by type and name.
+// has returns what the proxy has, as digests by type and name.
 func (p *proxy) has() map[string]map[string]uint64 {
 	all := map[string]map[string]uint64{}
 	for k := range p.kinds {
@@ -239,7 +241,7 @@ func (p *proxy) has() map[string]map[string]uint64 {
 	return all
 }
 
-// ask asks for names of a type and no others; nil: for all there are.
+// ask subscribes to these names of a type only; nil: to all.
 func (p *proxy) ask(k resourceType, names []string) error {
 	s := &p.kinds[k]
 	added := without(names, s.asked)
@@ -255,7 +257,7 @@ func (p *proxy) ask(k resourceType, names []string) error {
 	return nil
 }
 
-// without is what of a list is not in another; both are in order.
+// without returns the elements of a sorted list that are not in another.
 func without(list, other []string) (rest []string) {
 	for _, x := range list {
 		if _, found := slices.BinarySearch(other, x); !found {
@@ -265,7 +267,7 @@ func without(list, other []string) (rest []string) {
 	return rest
 }
 
-// node is the proxy's, on the first request of a stream.
+// node returns the proxy's node for the first request of a stream, and nil afterwards.
 func (p *proxy) node() *corev3.Node {
 	for _, s := range p.kinds {
 		if s.opened {
@@ -356,13 +358,13 @@ func (w world) receive() (r response, err error) {
 	return r, nil
 }
 
-// add adds a resource; deltas have its name beside it.
+// add adds a resource; in deltas the name is beside it.
 func (r *response) add(name string, a *anypb.Any) {
 	r.resources = append(r.resources, a.GetValue())
 	r.bytes += len(a.GetValue()) + len(a.GetTypeUrl()) + len(name)
 }
 
-// sent leaves it to Recv to say why a stream has ended.
+// sent ignores io.EOF, because Recv returns why a stream has ended.
 func sent(err error) error {
 	if errors.Is(err, io.EOF) {
 		return nil

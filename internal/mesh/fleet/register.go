@@ -14,17 +14,17 @@ import (
 
 func init() { kind.Register(kind.Load, guest{}) }
 
-// guest is the load as the engine knows it.
+// guest implements the load for the engine.
 type guest struct{}
 
-// What the guest has that the engine looks for.
+// Interfaces that the engine looks for.
 var (
 	_ kind.Player       = guest{}
 	_ kind.Checker      = guest{}
 	_ kind.SetupChecker = guest{}
 )
 
-// About says what it is.
+// About implements kind.Guest.
 func (guest) About() kind.About {
 	return kind.About{
 		Name: "fleet",
@@ -33,13 +33,13 @@ func (guest) About() kind.About {
 		Settings: Settings,
 		Process:  slices.Concat(Settings, []param.Setting{kind.SubjectSetting, kind.SeedSetting}),
 
-		MakesPieces: true, // changes and rollouts are no requests
-		// Control planes let in as many proxies at a time as they think right, and Envoys come after them.
+		MakesPieces: true, // changes and rollouts are not requests
+		// Control planes limit the rate at which proxies connect, and Envoys start after the light proxies.
 		ReadyWithin: func(param.Values) time.Duration { return 2*patience + role.ReadyTimeout },
 	}
 }
 
-// Check is kind.Checker's.
+// Check implements kind.Checker.
 func (guest) Check(v param.Values) error {
 	o, err := OptionsOf(v)
 	if err == nil && o.Slow+o.Refusing+o.Flooding > 0.5 {
@@ -48,18 +48,18 @@ func (guest) Check(v param.Values) error {
 	return err
 }
 
-// Proxies is how many a part of this kind has; for control planes, which must know it.
+// Proxies returns the number of proxies of a part of this kind, for control planes, which must know it.
 func (guest) Proxies(v param.Values) int { return v.Int(proxiesKey) }
 
-// ControlPlane is a subject that a fleet can be connected to. Its ready message is a Ready.
+// ControlPlane is a subject that a fleet can connect to. Its ready message is a Ready.
 type ControlPlane interface{ ServesFleets() }
 
-// CheckSetup sees that there is a control plane in every arm.
+// CheckSetup checks that there is a control plane in every arm.
 func (g guest) CheckSetup(s *kind.Setup, path string, _ *kind.Part) error {
 	return kind.CheckServes[ControlPlane](s, g.About().Name, path, "is a control plane", "is none")
 }
 
-// Play is kind.Player's: prepares, says ready, works, and sends the result.
+// Play implements kind.Player: prepares, sends ready, works, and sends the result.
 func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) (err error) {
 	o, err := OptionsOf(v)
 	if err != nil {
@@ -80,7 +80,7 @@ func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) (err err
 	}{o.Proxies}, l.Run)
 }
 
-// Judge: where nothing is asked for there is no work that could be missing.
+// Judge does not require work where the load asks for none.
 func (guest) Judge(m *measured.Measured, name string) []measured.Trip {
 	j := m.JudgeLoad(name)
 	p := m.Setup.Loads[name]
@@ -93,5 +93,5 @@ func (guest) Judge(m *measured.Measured, name string) []measured.Trip {
 	return j.Trips
 }
 
-// Metrics are those of a fleet.
+// Metrics returns the metrics of a fleet.
 func (guest) Metrics() []measured.Metric { return metrics }

@@ -9,17 +9,17 @@ import (
 
 // What a fleet does in a trial.
 const (
-	OneChange = "change"  // one service after the other gets other endpoints
-	Rollout   = "rollout" // all proxies connect at once, again and again
-	Churn     = "churn"   // a tenth of them does
-	Leave     = "leave"   // nine tenths of them leave as the window begins, and stay away
+	OneChange = "change"  // services get other endpoints, one after the other
+	Rollout   = "rollout" // all proxies connect at once, repeatedly
+	Churn     = "churn"   // a tenth of them does, repeatedly
+	Leave     = "leave"   // nine tenths of them leave when the window begins
 	Idle      = "idle"    // all are connected, and nothing changes
 )
 
 // still says whether a work asks for nothing in the window.
 func still(work string) bool { return work == Idle || work == Leave }
 
-// Works are the words of the setting work.
+// Works are the values of the setting work.
 var Works = []string{OneChange, Rollout, Churn, Leave, Idle}
 
 // The protocols.
@@ -28,7 +28,7 @@ const (
 	protocolWorld = "world"
 )
 
-// The names of the settings.
+// Names of the settings.
 const (
 	proxiesKey  = "proxies"
 	workKey     = "work"
@@ -39,7 +39,7 @@ const (
 	floodingKey = "flooding"
 )
 
-// Settings are what specs and the command line set of the load.
+// Settings are the load's settings in specs and on the command line.
 var Settings = []param.Setting{
 	{Name: proxiesKey, Type: param.TypeCount, Default: "100", Min: 1, Max: MaxProxies,
 		Phrase: map[string]string{"": "with {} proxies", "1": "with one proxy"},
@@ -67,27 +67,27 @@ var Settings = []param.Setting{
 // slowBy is how long slow proxies take to read a response.
 const slowBy = time.Second
 
-// LoadOptions are the options of the load.
+// LoadOptions configures the load.
 type LoadOptions struct {
 	Proxies                  int
 	Work                     string
 	Delta                    bool
 	Pause                    time.Duration
-	Slow, Refusing, Flooding float64 // parts of the proxies
+	Slow, Refusing, Flooding float64 // shares of the proxies
 	Seed                     uint64
 }
 
-// OptionsOf are the options by their settings.
+// OptionsOf converts settings to options.
 func OptionsOf(v param.Values) (LoadOptions, error) {
 	o := LoadOptions{Proxies: v.Int(proxiesKey), Work: v[workKey], Delta: v[protocolKey] == protocolDelta,
 		Pause: v.Duration(pauseKey), Slow: v.Part(slowKey), Refusing: v.Part(refusingKey), Flooding: v.Part(floodingKey)}
 	return o, v.Check(Settings)
 }
 
-// manner is that of a proxy: parts of a fleet have bad ones, spread evenly over it.
+// manner returns the manner of a proxy: the misbehaving parts of a fleet are spread evenly over it.
 func (o LoadOptions) manner(i int) Manner {
 	at := 0.0
-	_, place := math.Modf(float64(i) * math.Phi) // any run of proxies has about as many of each manner
+	_, place := math.Modf(float64(i) * math.Phi) // any run of consecutive proxies has about as many of each manner
 	for _, m := range []struct {
 		part   float64
 		manner Manner

@@ -11,42 +11,42 @@ import (
 	"tare/internal/mesh/istiod"
 )
 
-// Shape is a mesh that is made up for a fleet, so that whoever makes it and the fleet agree about it: proxy i serves
-// service i modulo their number, and the proxies of a service call the next few.
+// Shape describes a mesh that is generated for a fleet, so that the control plane and the fleet agree about it: proxy
+// i serves service i modulo their number, and the proxies of a service call the next few services.
 type Shape struct {
 	Proxies  int `json:"proxies"`
 	Services int `json:"services"`
-	Calls    int `json:"calls"` // how many services those of a service are told of besides their own; 0: of all
+	Calls    int `json:"calls"` // how many services the proxies of a service get besides their own; 0: all
 }
 
-// Ready is what a control plane for a fleet says when it listens.
+// Ready is the ready message of a control plane for a fleet.
 type Ready struct {
 	Shape
 	Address string `json:"address"` // xDS, host:port
-	Control string `json:"control"` // where it takes changes of endpoints (mesh.Dial), host:port
-	// Credentials has a directory for each service, with what its proxies connect by
-	// (authority.Credentials.WriteFiles); empty: they connect in the clear.
+	Control string `json:"control"` // where it accepts changes of endpoints (services.Dial), host:port
+	// Credentials has a directory for each service, with the credentials of its proxies
+	// (authority.Credentials.WriteFiles); empty: they connect without TLS.
 	Credentials string `json:"credentials,omitempty"`
-	// Effect is what shows when a change has its effect at real proxies; null: there are none.
+	// Effect is the service with which real proxies show a change's effect; nil: there are none.
 	Effect *Effect `json:"effect,omitempty"`
-	// Nodes are who the proxies say that they are, where ids alone do not tell a control plane enough: NodesIstio.
+	// Nodes is the form of the proxies' nodes if a control plane needs more than ids: NodesIstio.
 	Nodes string `json:"nodes,omitempty"`
 }
 
 // NodesIstio has proxies be sidecars of pods at addresses, with metadata, each in the namespace of its service.
 const NodesIstio = "istio"
 
-// Bounds of a Shape.
+// Limits of a Shape.
 const (
 	MaxProxies  = 20_000
-	MaxServices = 60_000 // what the addresses of endpoints have room for
-	Changes     = 65_000 // that are told from each other; then their numbers begin anew, from 1
+	MaxServices = 60_000 // the range of endpoints' addresses
+	Changes     = 65_000 // number of distinguishable changes; then their numbers start from 1 again
 )
 
-// ServiceOf is the service that a proxy serves, from 0.
+// ServiceOf returns the service that a proxy serves, from 0.
 func (s Shape) ServiceOf(proxy int) int { return proxy % s.Services }
 
-// Callers are the services, from 0, whose proxies are told of a service; nil: all.
+// Callers returns the services, from 0, whose proxies get a service; nil: all.
 func (s Shape) Callers(service int) (list []int) {
 	for j := range min(s.Calls, s.Services-1) {
 		list = append(list, (service+s.Services-1-j)%s.Services)
@@ -54,7 +54,7 @@ func (s Shape) Callers(service int) (list []int) {
 	return list
 }
 
-// Concerned are the proxies that are told of a service.
+// Concerned returns the proxies that get a service.
 func (s Shape) Concerned(service int) (proxies []int) {
 	callers := s.Callers(service)
 	if s.Calls == 0 {
@@ -71,19 +71,19 @@ func (s Shape) Concerned(service int) (proxies []int) {
 	return proxies
 }
 
-// NodeID is the id of a proxy.
+// NodeID returns the node id of a proxy.
 func NodeID(proxy int) string { return fmt.Sprint("fleet-", proxy) }
 
-// ServiceName is the name of a service, from 0.
+// ServiceName returns the name of a service, from 0.
 func ServiceName(service int) string { return fmt.Sprint("service-", service) }
 
-// Endpoint is where a service is since a change: the address, in 10.200.0.0/16, tells the service, the port the change.
-// Nobody is there.
+// Endpoint returns the endpoint of a service since a change: the address, in 10.200.0.0/16, encodes the service, and
+// the port the change. Nothing listens there.
 func Endpoint(service, change int) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 200, byte(service >> 8), byte(service)}), uint16(change))
 }
 
-// MarkOf is what an assignment of such endpoints tells.
+// MarkOf returns the service and the change that an assignment of such endpoints encodes.
 func MarkOf(a *endpointv3.ClusterLoadAssignment) Mark {
 	for _, l := range a.GetEndpoints() {
 		for _, e := range l.GetLbEndpoints() {
@@ -100,7 +100,7 @@ func MarkOf(a *endpointv3.ClusterLoadAssignment) Mark {
 	return Mark{}
 }
 
-// nodes are who the proxies are.
+// nodes returns the proxies' nodes.
 func (r Ready) nodes() func(int) *corev3.Node {
 	if r.Nodes != NodesIstio {
 		return func(i int) *corev3.Node { return &corev3.Node{Id: NodeID(i), Cluster: "fleet"} }

@@ -11,7 +11,7 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// TestJudge: every endpoint that there was is known for what it is, at the ends of all its bits.
+// TestJudge: every possible endpoint is judged correctly, at the limits of all its bits.
 func TestJudge(t *testing.T) {
 	for _, begun := range []uint64{0, 1, 3, 1<<lowBits - 1, 1 << lowBits, 1<<lowBits + 1, 5<<lowBits + 12345, 1 << 40} {
 		for _, behind := range []uint64{0, 1, 2, 100, 1<<lowBits - 1} {
@@ -49,7 +49,7 @@ func TestJudge(t *testing.T) {
 			t.Errorf("the other service itself is %v", v)
 		}
 	}
-	const far = 1 << lowBits // what is that far behind looks like the latest, but for its port
+	const far = 1 << lowBits // an endpoint that old looks like the latest, except for its port
 	if ip, port := Endpoint(0, 8, 0); true {
 		if v, _ := Judge(0, ip, port, 0, 8+far); v != Torn {
 			t.Errorf("what is too old to be told is %v", v)
@@ -65,8 +65,8 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// TestTorn: the address of one generation with the port of another, or of another endpoint, is not taken for an
-// endpoint, but by chance.
+// TestTorn: the address of one generation with the port of another, or of another endpoint, is accepted only by
+// chance.
 func TestTorn(t *testing.T) {
 	taken := 0
 	const n = 20000
@@ -91,7 +91,7 @@ func TestTorn(t *testing.T) {
 	}
 }
 
-// TestAddresses: services and endpoints are loopback addresses that a socket may connect to, none of them twice.
+// TestAddresses: services and endpoints are distinct loopback addresses that a socket may connect to.
 func TestAddresses(t *testing.T) {
 	seen := map[string]bool{}
 	for service := range Services {
@@ -111,7 +111,7 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-// TestPage: what one says the other sees, which can write nothing and keeps the page when its maker has gone.
+// TestPage: the reader sees what the writer writes, cannot write, and keeps the page when its maker has ended.
 func TestPage(t *testing.T) {
 	if _, err := Open(os.Getpid()); fault.CodeOf(err) != fault.Usage || !errors.Is(err, os.ErrNotExist) ||
 		fault.HintOf(err) == "" {
@@ -145,8 +145,8 @@ func TestPage(t *testing.T) {
 	if err := unix.Mprotect(reader.mem, unix.PROT_READ|unix.PROT_WRITE); !errors.Is(err, unix.EACCES) {
 		t.Errorf("the reader may write: %v", err)
 	}
-	// Of what is longer ago than the page remembers a later time is told, and never one of another generation's that is
-	// earlier.
+	// For a generation that the page no longer remembers it returns a later time, but never that of another generation
+	// which is earlier.
 	first := reader.BeganAt(1)
 	for g := uint64(2); g <= Remembered+10; g++ {
 		maker.Begin(g)

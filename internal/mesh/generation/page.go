@@ -15,37 +15,37 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// memfdName is what the kernel calls the page's file: a file in memory, gone with the last process that has it, however
-// that ends.
+// memfdName is the kernel's name of the page's file. The file is in memory, and ends with the last process that has it
+// open, however that process ends.
 const memfdName = "tare-generations"
 
-// Remembered is of how many generations the page knows when they began.
+// Remembered is for how many generations the page knows when they began.
 const Remembered = 1 << 17
 
-// layout changes when words does.
+// layout must change when words does.
 const layout = 0x74617265_00000001
 
-// words is the page. One process writes, others read.
+// words is the page. One process writes it, others read it.
 type words struct {
 	layout atomic.Uint64
 	_      [7]uint64
-	begun  atomic.Uint64 // the latest generation that a change began to bring
-	_      [7]uint64     // a cache line each: they are written in turn
-	done   atomic.Uint64 // the latest that a change has returned from
+	begun  atomic.Uint64 // the latest generation whose change has begun
+	_      [7]uint64     // separate cache lines, because they are written in turn
+	done   atomic.Uint64 // the latest generation whose change has returned
 	_      [7]uint64
 	at     [Remembered]atomic.Int64 // when a generation began, ns by pace.Now; by its number modulo Remembered
 }
 
 const pageSize = int(unsafe.Sizeof(words{}))
 
-// Page is the page as one process has it.
+// Page is the page in one process.
 type Page struct {
 	mem  []byte
 	w    *words
-	file *os.File // of the process that made it
+	file *os.File // in the process that made it
 }
 
-// Create makes a page at generation 0, which others find by this process's id as long as it is open.
+// Create makes a page at generation 0. Other processes find it by this process's id as long as it is open.
 func Create() (*Page, error) {
 	fd, err := unix.MemfdCreate(memfdName, unix.MFD_CLOEXEC)
 	if err != nil {
@@ -70,8 +70,7 @@ func cleanUp(err error, file *os.File) error {
 	return err
 }
 
-// Open opens the page that a process made, to read it. Where the process has none the error is a *fault.Error of code
-// Usage.
+// Open opens the page of a process for reading. If the process has none, the error is a *fault.Error of code Usage.
 func Open(pid int) (*Page, error) {
 	missing := func(err error) error {
 		return fault.Wrap(err, fault.Usage, "process "+strconv.Itoa(pid),
@@ -109,7 +108,7 @@ func mapPage(file *os.File, protection int) (*Page, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading the size of the page of generations: %w", err)
 	}
-	if info.Size() != int64(pageSize) { // beyond its end every access would be a SIGBUS
+	if info.Size() != int64(pageSize) { // an access beyond its end would cause SIGBUS
 		return nil, fmt.Errorf("the page of generations has %d bytes, not %d", info.Size(), pageSize)
 	}
 	mem, err := unix.Mmap(int(file.Fd()), 0, pageSize, protection, unix.MAP_SHARED)
@@ -119,36 +118,38 @@ func mapPage(file *os.File, protection int) (*Page, error) {
 	return &Page{mem: mem, w: (*words)(unsafe.Pointer(unsafe.SliceData(mem)))}, nil
 }
 
-// Begin says that a change to generation g begins now.
+// Begin records that a change to generation g begins now.
 func (p *Page) Begin(g uint64) {
 	p.w.at[g%Remembered].Store(pace.Now())
 	p.w.begun.Store(g)
 }
 
-// End says that this change has returned.
+// End records that this change has returned.
 func (p *Page) End(g uint64) { p.w.done.Store(g) }
 
-// Done is the latest generation whose change has returned: connections that begin now cannot find an older one.
+// Done returns the latest generation whose change has returned: connections that begin now cannot find an older one.
 func (p *Page) Done() uint64 { return p.w.done.Load() }
 
-// Begun is the latest generation whose change has begun: connections that have ended cannot have found a newer one.
+// Begun returns the latest generation whose change has begun: connections that have ended cannot have found a newer
+// one.
 func (p *Page) Begun() uint64 { return p.w.begun.Load() }
 
-// BeganAt is when the change to generation g, which is no later than Begun, began: ns by pace.Now. Of one that is
-// longer ago than the page remembers it is when the oldest that it does remember began: g began before that.
+// BeganAt returns when the change to generation g, which must not be later than Begun, began: ns by pace.Now. If the
+// page no longer remembers g, it returns when the oldest one that it remembers began, which is after g began.
 func (p *Page) BeganAt(g uint64) int64 {
 	for {
 		at := p.w.at[g%Remembered].Load()
-		// A change writes its time before it says that it has begun: the place of g may be taken one generation early.
+		// A change writes its time before it increments begun, so that it may overwrite the place of g one generation
+		// early.
 		oldest := p.w.begun.Load() + 2
 		if oldest <= Remembered || g >= oldest-Remembered {
 			return at
 		}
-		g = oldest - Remembered + Remembered/64 // some way off, so as not to be overtaken again
+		g = oldest - Remembered + Remembered/64 // some way off, so that it is not overwritten meanwhile
 	}
 }
 
-// Close gives the page up.
+// Close unmaps the page.
 func (p *Page) Close() error {
 	err := unix.Munmap(p.mem)
 	p.mem, p.w = nil, nil

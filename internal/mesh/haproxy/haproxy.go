@@ -15,7 +15,7 @@ import (
 
 func init() { sidecar.Register(proxy{}) }
 
-// proxy is HAProxy as package sidecar knows it.
+// proxy is HAProxy as a sidecar.Proxy.
 type proxy struct{}
 
 func (proxy) About() sidecar.About {
@@ -27,43 +27,44 @@ func (proxy) About() sidecar.About {
 
 var version = text.LazyRegexp(`(?m)^HA-?Proxy version (\S+)`)
 
-// The files in a proxy's directory, beside those of its certificate. HAProxy works there, so that its configuration
-// names no path, and has nothing in it that is not Tare's own: addresses, numbers and hexadecimal digits.
+// The files in a proxy's directory, beside those of its certificate. The directory is HAProxy's working directory, so
+// that its configuration contains no paths, and only values of Tare's: addresses, numbers and hexadecimal digits.
 const (
 	configFile = "haproxy.cfg"
 	statsFile  = "stats.sock"
 )
 
-// configuration is a template, whose data are a config.
+// configuration is a template whose data are a config.
 //
 //go:embed haproxy.cfg.tmpl
 var configuration string
 
 func (proxy) Command(p sidecar.Place) (process.Command, error) {
 	c := config{Place: p, TCP: p.Protocol == sidecar.ProtocolTCP, HTTP2: sidecar.OverHTTP2(p.Protocol)}
-	c.Original, _ = netip.ParseAddrPort(p.From) // the zero value where clients connect to the proxy
+	c.Original, _ = netip.ParseAddrPort(p.From) // the zero value if clients connect to the proxy itself
 	functions := template.FuncMap{"uri": uriInDER}
 	if err := sidecar.WriteTemplate(p.Dir, configFile, configuration, c, functions); err != nil {
 		return process.Command{}, err
 	}
 	return process.Command{
-		// In the foreground, as one process whose threads are its workers.
+		// In the foreground, as one process with worker threads.
 		Argv: []string{p.Program, "-db", "-f", configFile},
 		Dir:  p.Dir,
 	}, nil
 }
 
-// config is what a proxy is configured by.
+// config is the data of the configuration template.
 type config struct {
 	sidecar.Place
-	TCP      bool           // it carries bytes
-	HTTP2    bool           // by which requests are carried
-	Original netip.AddrPort // where clients connect to; the zero value: to the proxy
+	TCP      bool           // it proxies TCP connections
+	HTTP2    bool           // HTTP requests are proxied by HTTP/2
+	Original netip.AddrPort // the address clients connect to; the zero value: the proxy's
 }
 
-// uriInDER is a URI as it stands among the alternative names of a certificate, in hexadecimal digits as HAProxy writes
-// them: HAProxy 2.6 can look for that, and not for the name itself. The length before it makes it whole: a longer name
-// that begins so has another. (RFC 5280, section 4.2.1.6: uniformResourceIdentifier is [6] IA5String.)
+// uriInDER returns a URI as it is encoded among the alternative names of a certificate, in the hexadecimal digits that
+// HAProxy writes: HAProxy 2.6 can search for these, but not for the name itself. The encoding begins with the length,
+// so that a longer name with the same beginning does not match. (RFC 5280, section 4.2.1.6: uniformResourceIdentifier
+// is [6] IA5String.)
 func uriInDER(uri string) string {
 	const uniformResourceIdentifier = 0x86
 	header := []byte{uniformResourceIdentifier}

@@ -16,7 +16,7 @@ import (
 
 func TestMain(m *testing.M) { sidecartest.Main(m) }
 
-// TestConform: real HAProxy.
+// TestConform runs real HAProxy.
 func TestConform(t *testing.T) {
 	sidecartest.Conform(t, proxy{}, sidecartest.Options{
 		Identities: true, Files: true, Needs: "haproxy",
@@ -34,7 +34,7 @@ func TestConform(t *testing.T) {
 	})
 }
 
-// TestKeeps: connections to the next proxy stay open while many clients have some.
+// TestKeeps: connections to the next proxy are kept open while many clients have some.
 func TestKeeps(t *testing.T) {
 	g := sidecar.Guest{Proxy: proxy{}}
 	set := param.Values{"connections": "50"}
@@ -61,7 +61,7 @@ func TestKeeps(t *testing.T) {
 	}
 }
 
-// TestURI: what HAProxy looks for in a certificate is the whole name.
+// TestURI: HAProxy searches a certificate for the complete name.
 func TestURI(t *testing.T) {
 	guest.KernelFree(t)
 	for uri, want := range map[string]string{

@@ -11,17 +11,17 @@ import (
 	"tare/internal/mesh/sidecar"
 )
 
-// told are the numbers of "show info" that are kept, by HAProxy's names: what came, how many handshakes there were, and
-// what it had to refuse.
+// told are the values of "show info" that are kept, by HAProxy's names: connections, requests, handshakes, and
+// refusals.
 var told = map[string]bool{
 	"CumConns": true, "CumReq": true, "CumSslConns": true, "CurrConns": true, "SslCacheLookups": true, "PoolFailed": true,
 	"Nbthread": true, "Maxconn": true,
 }
 
-// mostOwn bounds what HAProxy says of itself, in bytes.
+// mostOwn bounds HAProxy's answer, in bytes.
 const mostOwn = 64 << 10
 
-// Own is what "show info" says.
+// Own returns values of "show info".
 func (proxy) Own(ctx context.Context, p sidecar.Place) (map[string]float64, error) {
 	c, err := sidecar.DialIn(ctx, p.Dir, statsFile)
 	if err != nil {

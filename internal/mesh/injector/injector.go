@@ -1,5 +1,5 @@
-// Package injector is the subject that is the webhook of this project's control plane (package injection) as a process,
-// for a load of kind admission.
+// Package injector is the subject that runs the webhook of this project's control plane (package injection) as a
+// process, for a load of kind admission.
 package injector
 
 import (
@@ -43,16 +43,16 @@ var settings = []param.Setting{
 //go:embed pods.yaml
 var pods []byte
 
-// guest is the subject as the engine knows it.
+// guest implements the subject for the engine.
 type guest struct{}
 
-// What the guest has that the engine looks for.
+// Interfaces that the engine looks for.
 var (
 	_ kind.Player         = guest{}
 	_ admission.Admitting = guest{}
 )
 
-// About says what it is.
+// About implements kind.Guest.
 func (guest) About() kind.About {
 	return kind.About{
 		Name:     "injector",
@@ -62,10 +62,10 @@ func (guest) About() kind.About {
 	}
 }
 
-// AdmitsPods is admission.Admitting's.
+// AdmitsPods implements admission.Admitting.
 func (guest) AdmitsPods() {}
 
-// Play is the process: a webhook until the parent closes its end.
+// Play runs the process: a webhook until the parent closes its end.
 func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
 	defer controlplane.BoundGarbage()()
 	return role.Play(ctx, conn, func(ctx context.Context) error {
@@ -122,7 +122,7 @@ func serve(ctx context.Context, certificates bool, ready func(admission.Webhook)
 	return role.Together(ctx, end, append(run, role.Says(ready, at))...)
 }
 
-// clusterOf makes up the keys of a cluster's service accounts, and tells the load the private one.
+// clusterOf makes the keys of a cluster's service accounts, and gives the load the private one.
 func clusterOf(at *admission.Webhook) (*authority.ServiceAccounts, error) {
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -140,11 +140,11 @@ func clusterOf(at *admission.Webhook) (*authority.ServiceAccounts, error) {
 	return authority.NewServiceAccounts(keys, at.Issuer, at.Audience)
 }
 
-// identityOf is that of a service account of the pods.
+// identityOf returns the identity of a service account of the pods.
 func identityOf(trustDomain, account string) string {
 	id, err := authority.Identity(trustDomain, admission.Namespace+"/"+account)
 	if err != nil {
-		panic(err) // the names are good
+		panic(err) // the names are valid
 	}
 	return id
 }

@@ -5,22 +5,22 @@ import (
 	"net/netip"
 )
 
-// defaultNamespace is where services are that say nothing else.
+// defaultNamespace is the namespace of services without one.
 const defaultNamespace = "default"
 
 // Service is one service of the mesh. Its host is NAME.mesh.test.
 type Service struct {
 	Name      string
-	Address   netip.AddrPort // where callers ask for it
-	Protocol  string         // as Istio has them: TCP, HTTP, ...
+	Address   netip.AddrPort // the address that callers connect to
+	Protocol  string         // in Istio's spelling: TCP, HTTP, ...
 	Endpoints []netip.AddrPort
-	Namespace string // of Object alone; default "default"
+	Namespace string // used by Object only; default "default"
 }
 
-// Host is the name by which callers and other objects know the service.
+// Host returns the name of the service for callers and in other objects.
 func (s Service) Host() string { return s.Name + ".mesh.test" }
 
-// Scope is the Sidecar of a namespace: its proxies are told of some services alone.
+// Scope returns the Sidecar of a namespace, which limits its proxies to some services.
 func Scope(namespace string, services ...Service) Object {
 	hosts := []string{}
 	for _, s := range services {
@@ -32,7 +32,7 @@ func Scope(namespace string, services ...Service) Object {
 func objectOf(kind, namespace, name string, spec object) Object {
 	text, err := json.Marshal(spec)
 	if err != nil {
-		panic(err) // of texts and numbers there is none
+		panic(err) // encoding texts and numbers cannot fail
 	}
 	return Object{Kind: kind, Namespace: namespace, Name: name, Spec: text}
 }

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// TestObjects: what services and scopes are as objects of Istio.
+// TestObjects checks services and scopes as objects of Istio.
 func TestObjects(t *testing.T) {
 	s := Service{Name: "web", Address: netip.MustParseAddrPort("10.96.0.1:80"), Protocol: "TCP",
 		Endpoints: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:8080"), netip.MustParseAddrPort("127.0.0.2:8081")}}

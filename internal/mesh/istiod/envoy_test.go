@@ -26,7 +26,7 @@ import (
 	"tare/test/istiodtest"
 )
 
-// testVariable asks for the tests that need istiod and Envoy: make istiod-test sets it. Once asked for, they fail where
+// testVariable enables the tests that need istiod and Envoy: make istiod-test sets it. If it is set, they fail if
 // either is missing.
 const testVariable = "TARE_ISTIOD_TEST"
 
@@ -35,14 +35,14 @@ const (
 	node     = "sidecar~" + workload + "~web.default~default.svc.cluster.local"
 )
 
-// sidecar is the workload for which an Envoy speaks.
+// sidecar is the workload of an Envoy.
 type sidecar struct {
-	node    string // its id
-	app     string // the label by which policies select it
+	node    string // the app label that policies select
+	app     string // the socket that serves its certificates
 	secrets string // the socket where it has its certificates
 }
 
-// bootstrap is Envoy's, as a sidecar that nothing is redirected to: it listens at the addresses of services.
+// bootstrap makes the bootstrap of an Envoy as a sidecar without redirection: it listens at the addresses of services.
 func bootstrap(xds, variant, admin string, of sidecar) string {
 	host, port, _ := net.SplitHostPort(xds)
 	adminHost, adminPort, _ := net.SplitHostPort(admin)
@@ -120,7 +120,7 @@ func startEnvoy(t *testing.T, xds, variant string, of sidecar) *envoy {
 	return e
 }
 
-// page is what Envoy's administration says.
+// page returns a page of Envoy's admin interface.
 func (e *envoy) page(path string) string {
 	r, err := http.Get("http://" + e.admin + path)
 	if err != nil {
@@ -131,7 +131,7 @@ func (e *envoy) page(path string) string {
 	return string(text)
 }
 
-// stats are Envoy's counters whose names match.
+// stats returns Envoy's counters whose names match.
 func (e *envoy) stats(t *testing.T, filter string) map[string]int64 {
 	t.Helper()
 	r, err := http.Get("http://" + e.admin + "/stats?filter=" + filter)
@@ -159,7 +159,7 @@ func eventually(t *testing.T, what string, is func() bool) {
 	}
 }
 
-// named is a server that says its name to whoever connects, or asks by HTTP.
+// named starts a server that sends its name on each connection, or answers HTTP requests with it.
 func named(t *testing.T, name string, overHTTP bool) netip.AddrPort {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -177,7 +177,7 @@ func named(t *testing.T, name string, overHTTP bool) netip.AddrPort {
 				if err != nil {
 					return
 				}
-				go func() { // with what the caller said unread, the end would be a reset, which overtakes the name
+				go func() { // reads what the caller sent: closing with unread data would send a reset, which can overtake the name
 					defer c.Close()
 					_ = c.SetDeadline(time.Now().Add(time.Minute))
 					if _, err := bufio.NewReader(c).ReadString('\n'); err == nil {
@@ -191,7 +191,7 @@ func named(t *testing.T, name string, overHTTP bool) netip.AddrPort {
 	return netip.MustParseAddrPort(l.Addr().String())
 }
 
-// dial is what a server says to one connection, from an address of this machine if one is given.
+// dial returns what a server sends on one connection, from an address of this machine if one is given.
 func dial(to netip.AddrPort, from string) string {
 	d := net.Dialer{Timeout: 20 * time.Second}
 	if from != "" {
@@ -203,12 +203,12 @@ func dial(to netip.AddrPort, from string) string {
 	}
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
-	_, _ = io.WriteString(c, "hello\n") // Envoy judges at the first byte of the caller
+	_, _ = io.WriteString(c, "hello\n") // Envoy decides at the caller's first byte
 	text, _ := io.ReadAll(c)
 	return string(text)
 }
 
-// get is what a server says to one request.
+// get returns a server's answer to one request.
 func get(to netip.AddrPort, host string) string {
 	q, err := http.NewRequest(http.MethodGet, "http://"+to.String()+"/", nil)
 	if err != nil {
@@ -225,13 +225,13 @@ func get(to netip.AddrPort, host string) string {
 	return string(text)
 }
 
-// TestIstiodEnvoy: the real Envoy takes all that istiod says, by both variants of the protocol, and does it.
+// TestIstiodEnvoy: a real Envoy accepts all that istiod sends, in both variants of the protocol, and acts on it.
 func TestIstiodEnvoy(t *testing.T) {
 	if os.Getenv(testVariable) == "" {
 		t.Skip("make istiod-test runs it")
 	}
-	// Istio's own build of Envoy has the filter istio.alpn, others have not.
-	// Nobody is there to give it certificates, for which it would wait: no cluster and no listener names any.
+	// Istio's own build of Envoy has the filter istio.alpn, others do not. Nothing provides certificates, for which
+	// Envoy would wait, so no cluster and no listener may use any.
 	i, err := Start(context.Background(), Options{
 		Mesh: "enableAutoMtls: false\n", Environment: []string{"PILOT_ENABLE_ALPN_FILTER=false"},
 	})
@@ -298,7 +298,7 @@ spec: {mtls: {mode: DISABLE}}
 		got := map[string]int{}
 		eventually(t, what, func() bool { got[ask()]++; return got[one] > 0 && got[other] > 0 })
 	}
-	local := func(s istiodtest.Service) netip.AddrPort { // where Envoy has a service without redirection
+	local := func(s istiodtest.Service) netip.AddrPort { // where Envoy listens for a service without redirection
 		return netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), s.Address.Port())
 	}
 	overTCP := func() string { return dial(local(tcp), "") }
@@ -326,7 +326,7 @@ spec: {mtls: {mode: DISABLE}}
 	eventually(t, "who is not allowed is denied", func() bool { return dial(own, "127.0.2.1") == "" })
 	eventually(t, "who is allowed is let in", func() bool { return dial(own, "127.0.1.1") == "a" })
 
-	// Services come, change and go while requests and connections go to others.
+	// Services are added, changed and removed while requests and connections go to others.
 	stop := underLoad(t, map[string]func() string{"TCP": overTCP, "HTTP": overHTTP})
 	more := istiodtest.Service{Name: "more", Address: netip.AddrPortFrom(netip.MustParseAddr("127.96.0.3"), port()),
 		Protocol:  "TCP",
@@ -362,8 +362,8 @@ spec: {mtls: {mode: DISABLE}}
 	})
 }
 
-// underLoad asks again and again until the function that it returns is called, which says how often each was answered.
-// No answer may be missing.
+// underLoad asks repeatedly until the returned function is called, which returns how often each was answered. No
+// answer may be missing.
 func underLoad(t *testing.T, asks map[string]func() string) func() map[string]int {
 	stop, done := make(chan struct{}), make(chan struct{})
 	served := map[string]int{}
@@ -385,15 +385,15 @@ func underLoad(t *testing.T, asks map[string]func() string) func() map[string]in
 		}
 	}()
 	end := sync.OnceFunc(func() { close(stop); <-done })
-	t.Cleanup(end) // where the test ends before
+	t.Cleanup(end) // in case the test ends before
 	return func() map[string]int {
 		end()
 		return served
 	}
 }
 
-// acknowledged is of how many kinds istiod has sent something to its one proxy, if that has acknowledged the latest of
-// each; else 0.
+// acknowledged returns for how many types istiod has sent something to its one proxy, if the proxy has acknowledged
+// the latest of each; otherwise 0.
 func (i *Istiod) acknowledged() (kinds int, err error) {
 	r, err := http.Get("http://" + i.HTTP + "/debug/syncz")
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package istiod runs Istio's control plane, which others have written, as a control plane of data planes under test:
-// pilot-discovery over an API of Kubernetes in which there is nothing, with its services from files (docs/istiod.md).
+// Package istiod runs Istio's control plane as an independent control plane for data planes under test:
+// pilot-discovery with an empty API of Kubernetes, and with services from files (docs/istiod.md).
 package istiod
 
 import (
@@ -23,21 +23,21 @@ import (
 	"tare/internal/lib/files"
 )
 
-// Options are what an istiod is started with.
+// Options configures an istiod.
 type Options struct {
 	Binary string // pilot-discovery; empty: Find's
 	Mesh   string // mesh configuration (MeshConfig as YAML); empty: Istio's defaults
 	Log    io.Writer
 
-	// Objects has istiod take its configuration from the API of Kubernetes instead of files, as in a cluster: a change
-	// is noticed at once, one of files after 250 ms. Put and Remove are of no use then, but PutObjects is. These are
-	// the first; empty and not nil: there are none yet.
+	// Objects has istiod get its configuration from the API of Kubernetes instead of files, as in a cluster: it
+	// notices a change at once, rather than after 250 ms. Use PutObjects then, and neither Put nor Remove. These are
+	// the first objects; empty and not nil: there are none yet.
 	Objects []Object
-	// Environment is further variables, as NAME=VALUE, that replace those of the same names.
+	// Environment are further variables, as NAME=VALUE, which override others of the same names.
 	Environment []string
 }
 
-// Istiod is a running istiod. Its configuration is in Dir: a file that is renamed into it is read whole.
+// Istiod is a running istiod. Its configuration is in Dir: rename files into it, so that it reads them complete.
 type Istiod struct {
 	XDS  string // host:port of aggregated discovery, without TLS
 	Dir  string // of the configuration
@@ -50,15 +50,15 @@ type Istiod struct {
 	close   sync.Once
 }
 
-// Version is the release that make istiod builds; proxies name one in their metadata.
+// Version is the release that make istiod builds. Proxies name a release in their metadata.
 const Version = "1.31.1"
 
-// variable names the binary in the environment.
+// variable is the environment variable that names the binary.
 const variable = "TARE_ISTIOD"
 
-// Find is the pilot-discovery to use: that of the environment variable TARE_ISTIOD, else of PATH, else the one beside
-// this program. It never depends on the working directory, which may be somebody else's. The error says how to build
-// one.
+// Find returns the pilot-discovery to use: that of the environment variable TARE_ISTIOD, else of PATH, else the one
+// beside this program. It never uses the working directory, which may belong to another user. The error says how to
+// build one.
 func Find() (string, error) {
 	if path := os.Getenv(variable); path != "" {
 		if _, err := exec.LookPath(path); err != nil {
@@ -81,11 +81,11 @@ const buildHint = "build it with 'make istiod' (500 s of CPU time), or name one 
 
 const name = "pilot-discovery"
 
-// readyTimeout is how long istiod may take until it serves, also on a machine that has other work.
+// readyTimeout is how long istiod may take until it serves, also on a busy machine.
 const readyTimeout = 90 * time.Second
 
-// Start starts an istiod, which listens on the loopback interface alone, and returns when it serves. It ends with
-// Close, and dies with this process.
+// Start starts an istiod, which listens on the loopback interface only, and returns when it serves. It ends with
+// Close, and is killed when this process ends.
 func Start(ctx context.Context, o Options) (_ *Istiod, err error) {
 	if o.Binary == "" {
 		if o.Binary, err = Find(); err != nil {
@@ -151,7 +151,7 @@ func Start(ctx context.Context, o Options) (_ *Istiod, err error) {
 var environment = []string{
 	"PILOT_CERT_PROVIDER=none", "ENABLE_CA_SERVER=false", "PILOT_ENABLE_METADATA_EXCHANGE=false",
 	"POD_NAMESPACE=" + namespace, "POD_NAME=istiod-tare", "CLUSTER_ID=tare",
-	// Changes of files are pushed at once, not after the 100 ms to 10 s that more might come.
+	// Changes of files are pushed at once. By default istiod waits 100 ms to 10 s for more.
 	"PILOT_DEBOUNCE_AFTER=10ms", "PILOT_DEBOUNCE_MAX=100ms", "PILOT_ENABLE_EDS_DEBOUNCE=false",
 }
 
@@ -192,7 +192,7 @@ func (i *Istiod) ready(ctx context.Context) error {
 	return fault.Wrap(err, fault.Machine, name, "", "starting istiod")
 }
 
-// Watch waits until ctx ends. It is an error where istiod ends before that.
+// Watch waits until ctx ends. It returns an error if istiod ends before.
 func (i *Istiod) Watch(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
@@ -202,16 +202,16 @@ func (i *Istiod) Watch(ctx context.Context) error {
 	}
 }
 
-// Tail is what istiod said last.
+// Tail returns istiod's last output.
 func (i *Istiod) Tail() string { return i.process.Tail() }
 
 // PutObjects adds objects, or replaces those of the same names, at once.
 func (i *Istiod) PutObjects(objects ...Object) { i.api.put(objects...) }
 
-// endTimeout is how long istiod may take to end by itself.
+// endTimeout is how long istiod may take to end when it is asked to.
 const endTimeout = 5 * time.Second
 
-// Close ends istiod and removes all that is its own. A second Close does nothing.
+// Close ends istiod and removes its files. A second Close does nothing.
 func (i *Istiod) Close() (err error) {
 	i.close.Do(func() {
 		i.process.Stop()

@@ -19,7 +19,7 @@ import (
 	"tare/internal/mesh/services"
 )
 
-// TestFind: a program is taken from TARE_ISTIOD and from PATH, and never from where this process happens to be.
+// TestFind: a program is found by TARE_ISTIOD and on PATH, and never in the working directory.
 func TestFind(t *testing.T) {
 	dir := t.TempDir()
 	here := filepath.Join(dir, "bin", "pilot-discovery")
@@ -51,7 +51,7 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// TestKubernetes: the API of the empty cluster answers in the forms that clients take.
+// TestKubernetes: the API of the empty cluster answers in the forms that clients accept.
 func TestKubernetes(t *testing.T) {
 	k, err := newKubernetes()
 	if err != nil {
@@ -101,7 +101,7 @@ func TestKubernetes(t *testing.T) {
 			t.Errorf("%s %s: %d %v", c.method, c.path, code, o)
 		}
 	}
-	// A watch says nothing, and ends with the server.
+	// A watch sends nothing, and ends with the server.
 	r, err := http.Get("http://" + k.at + "/api/v1/pods?watch=true")
 	if err != nil {
 		t.Fatal(err)
@@ -123,7 +123,7 @@ func TestKubernetes(t *testing.T) {
 	<-ended
 }
 
-// TestBehind: the setting of further services is what ControlPlane writes.
+// TestBehind: ControlPlane writes the setting of further services.
 func TestBehind(t *testing.T) {
 	argv, err := ControlPlane("/bin/tare", map[string]string{"10.96.0.2:80": "127.0.0.1:8081",
 		"10.96.0.1:80": "127.0.0.1:8080"})
@@ -151,7 +151,7 @@ func TestBehind(t *testing.T) {
 	}
 }
 
-// TestStartFails: an istiod that does not start leaves nothing, and is told of with what it said.
+// TestStartFails: an istiod that does not start leaves nothing behind, and the error has its output.
 func TestStartFails(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	file := filepath.Join(t.TempDir(), "pilot")
@@ -171,7 +171,7 @@ func TestStartFails(t *testing.T) {
 	}
 }
 
-// TestEntries: ServiceEntries are listed, and watches have all that comes later, each object once as it is then.
+// TestEntries: ServiceEntries are listed, and watches get all later changes, each object once in its latest form.
 func TestEntries(t *testing.T) {
 	k, err := newKubernetes()
 	if err != nil {
@@ -222,7 +222,7 @@ func TestEntries(t *testing.T) {
 		}
 	}
 	next("a", 3)                                                                          // made before the watch began
-	k.put(Object{Kind: "Sidecar", Namespace: "shop", Name: "a", Spec: []byte(`{"n":9}`)}) // of no concern to that watch
+	k.put(Object{Kind: "Sidecar", Namespace: "shop", Name: "a", Spec: []byte(`{"n":9}`)}) // of another type
 	put("b", `{"n":4}`)
 	next("b", 4)
 	if err := get(groupPath + "sidecars").Decode(&list); err != nil || len(list.Items) != 1 || list.Items[0].Spec.N != 9 {
@@ -241,7 +241,7 @@ func TestEntries(t *testing.T) {
 	}
 }
 
-// TestMade: what a mesh is made of can be told from its endpoints' addresses, and nobody but this machine can connect.
+// TestMade: endpoints' addresses encode service and change, and only this machine can connect to them.
 func TestMade(t *testing.T) {
 	all, err := listenAll(t.Context())
 	if err != nil {

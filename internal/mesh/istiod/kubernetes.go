@@ -14,9 +14,9 @@ import (
 	"time"
 )
 
-// kubernetes is the API of a cluster in which there is nothing but Objects: every other list is empty, every other
-// watch silent, every other object missing. What is written by HTTP is accepted and forgotten. istiod asks for the
-// objects of a cluster even where its services come from files.
+// kubernetes is the API of a cluster that contains only Objects: every other list is empty, every other watch silent,
+// every other object missing. It accepts writes and discards them. istiod asks for the objects of a cluster even if
+// its services come from files.
 type kubernetes struct {
 	server *http.Server
 	at     string // host:port
@@ -29,17 +29,17 @@ type kubernetes struct {
 	changed chan struct{} // closed at the next change
 }
 
-// Object is one of the kinds that there can be.
+// Object is an object of one of the supported kinds.
 type Object struct {
 	Kind            string // ServiceEntry or Sidecar
 	Namespace, Name string
 	Spec            []byte // JSON
 }
 
-// objectKey tells objects apart: by the plural of their kinds, as paths have it.
+// objectKey identifies objects, by the plurals of their kinds, as in paths.
 type objectKey struct{ plural, namespace, name string }
 
-// plurals are the kinds of objects that there can be, of Istio's API group of networking.
+// plurals are the supported kinds of objects, of Istio's API group of networking.
 var plurals = map[string]string{"ServiceEntry": "serviceentries", "Sidecar": "sidecars"}
 
 func kindOf(plural string) string {
@@ -51,13 +51,13 @@ func kindOf(plural string) string {
 	return ""
 }
 
-// stored is an object with the version as of which it is.
+// stored is an object with its version.
 type stored struct {
 	version int64
 	json    []byte
 }
 
-// The paths of the objects, and of the definitions by which istiod knows that their kinds exist.
+// The paths of the objects, and of the definitions that tell istiod that their kinds exist.
 const (
 	group       = "networking.istio.io"
 	groupPath   = "/apis/" + group + "/v1/"
@@ -79,7 +79,7 @@ func (k *kubernetes) put(objects ...Object) {
 	k.changed = make(chan struct{})
 }
 
-// since are the objects of a kind that are newer than a version, oldest first, and the version as of which that is so.
+// since returns the objects of a kind that are newer than a version, oldest first, and the current version.
 func (k *kubernetes) since(plural string, version int64) (list []stored, now int64, changed <-chan struct{}) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -124,8 +124,8 @@ func (k *kubernetes) watch(w http.ResponseWriter, r *http.Request, plural string
 	}
 }
 
-// The groups and resources that a client may ask the API for before it asks for objects. A list of a resource that is
-// not there is answered like any other.
+// The groups and resources that a client may look up in the API before it asks for objects. A list of an unknown
+// resource is answered like any other.
 var groups = []string{
 	"admissionregistration.k8s.io/v1", "apiextensions.k8s.io/v1", "apps/v1", "authentication.k8s.io/v1",
 	"authorization.k8s.io/v1", "certificates.k8s.io/v1", "coordination.k8s.io/v1", "discovery.k8s.io/v1",
@@ -159,7 +159,7 @@ func (k *kubernetes) Close() error {
 
 type object = map[string]any
 
-// answer is the whole API.
+// answer implements the whole API.
 func (k *kubernetes) answer(w http.ResponseWriter, r *http.Request) {
 	defer r.Body.Close()
 	parts := strings.Split(strings.Trim(r.URL.Path, "/"), "/")
@@ -183,9 +183,9 @@ func (k *kubernetes) answer(w http.ResponseWriter, r *http.Request) {
 		}
 		reply(w, http.StatusOK, o)
 	case query.Get("sendInitialEvents") == "true":
-		reply(w, http.StatusUnprocessableEntity, status("Invalid", 422, "list first")) // the client then does
+		reply(w, http.StatusUnprocessableEntity, status("Invalid", 422, "list first")) // as the client then does
 	case kindOf(ours) != "" && query.Get("watch") == "true":
-		version, _ := strconv.ParseInt(query.Get("resourceVersion"), 10, 64) // anything else: all
+		version, _ := strconv.ParseInt(query.Get("resourceVersion"), 10, 64) // for invalid values 0: all
 		k.watch(w, r, ours, version)
 	case kindOf(ours) != "":
 		k.list(w, ours)
@@ -211,7 +211,7 @@ func (k *kubernetes) answer(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// isList says whether a path names a kind of objects and not one of them: /api/v1/pods, /api/v1/namespaces/x/pods,
+// isList says whether a path names a kind of objects rather than one object: /api/v1/pods, /api/v1/namespaces/x/pods,
 // /apis/GROUP/VERSION/KIND and the same below namespaces.
 func isList(parts []string) bool {
 	rest := []string(nil)
@@ -245,5 +245,5 @@ func status(reason string, code int, message string) object {
 func reply(w http.ResponseWriter, code int, o object) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
-	_ = json.NewEncoder(w).Encode(o) // the client may have gone
+	_ = json.NewEncoder(w).Encode(o) // an error means that the client has gone
 }

@@ -18,13 +18,13 @@ import (
 	"tare/internal/mesh/services"
 )
 
-// made is a mesh under istiod: services made up, which are ServiceEntries in an API of Kubernetes, and somebody who
-// listens at their endpoints.
+// made is a generated mesh under istiod: services as ServiceEntries in an API of Kubernetes, and a listener at their
+// endpoints.
 type made struct {
 	ready   services.Ready
 	istiod  *Istiod
-	control net.Listener // those who ask for changes
-	all     net.Listener // connections to endpoints
+	control net.Listener // for clients that ask for changes
+	all     net.Listener // for connections to endpoints
 }
 
 // startMesh starts a mesh. It ends with Close.
@@ -78,14 +78,14 @@ func listenAll(ctx context.Context) (net.Listener, error) {
 
 func entryName(service int) string { return fmt.Sprintf("service-%05d", service) }
 
-// Debounced is the environment of an istiod that waits for more changes before it pushes one, up to 10 s in all, as
-// Istio's own do by default after 100 ms.
+// Debounced returns the environment of an istiod that waits for more changes before it pushes one, for up to 10 s in
+// all. Istio's default is 100 ms.
 func Debounced(after time.Duration) []string {
 	return []string{"PILOT_DEBOUNCE_AFTER=" + after.String(), "PILOT_DEBOUNCE_MAX=10s", "PILOT_ENABLE_EDS_DEBOUNCE=true",
 		"PILOT_ENABLE_GATEWAY_API=false"}
 }
 
-// entry is a service's ServiceEntry as it is after a change.
+// entry returns a service's ServiceEntry after a change.
 func (m *made) entry(service, change int) Object {
 	s := Service{Name: entryName(service), Address: m.ready.Service(service), Protocol: "TCP"}
 	for i := range m.ready.Endpoints {
@@ -94,7 +94,7 @@ func (m *made) entry(service, change int) Object {
 	return s.Object()
 }
 
-// Object is the service's ServiceEntry.
+// Object returns the service's ServiceEntry.
 func (s Service) Object() Object {
 	endpoints := []object{}
 	for _, e := range s.Endpoints {
@@ -107,7 +107,7 @@ func (s Service) Object() Object {
 	})
 }
 
-// change makes one change. When istiod has sent it to data planes, it does not say.
+// change makes one change. It does not report when istiod has sent it to data planes.
 func (m *made) change(_ context.Context, number int, of []int) (services.Change, error) {
 	changed := lists.Map(of, func(i int) Object { return m.entry(i, number) })
 	c := services.Change{Set: pace.Now()}
@@ -115,23 +115,23 @@ func (m *made) change(_ context.Context, number int, of []int) (services.Change,
 	return c, nil
 }
 
-// serve accepts connections and changes until ctx ends. An end of istiod before that is an error.
+// serve accepts connections and changes until ctx ends. If istiod ends before, it returns an error.
 func (m *made) serve(ctx context.Context) error {
-	end := func() { _ = m.all.Close() } // accept has no other way to end
+	end := func() { _ = m.all.Close() } // accept cannot be ended in another way
 	return role.Together(ctx, end, func(context.Context) error { return m.accept() },
 		func(ctx context.Context) error {
 			return services.ServeChanges(ctx, m.control, m.ready, m.ready.Changes(), m.change)
 		}, m.istiod.Watch)
 }
 
-// accept takes connections to endpoints, and ends them: who connects only wants to know where he came.
+// accept accepts connections to endpoints, and closes them: clients only look at the peer's address.
 func (m *made) accept() error {
 	for {
 		c, err := m.all.Accept()
 		switch {
 		case errors.Is(err, net.ErrClosed):
 			return nil
-		case errors.Is(err, unix.ECONNABORTED): // it was gone already
+		case errors.Is(err, unix.ECONNABORTED): // the client has already closed it
 		case err != nil:
 			return fmt.Errorf("accepting connections to endpoints: %w", err)
 		default:
@@ -140,11 +140,11 @@ func (m *made) accept() error {
 	}
 }
 
-// Close ends all that was started.
+// Close ends everything that was started.
 func (m *made) Close() (err error) {
 	for _, l := range []net.Listener{m.all, m.control} {
 		if l != nil {
-			_ = l.Close() // again, where serve has
+			_ = l.Close() // a second time, if serve has closed it
 		}
 	}
 	if m.istiod != nil {

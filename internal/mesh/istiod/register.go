@@ -19,17 +19,17 @@ import (
 
 func init() { kind.Register(kind.Application, guest{}) }
 
-// guest is the application as the engine knows it.
+// guest implements the application for the engine.
 type guest struct{}
 
-// What the guest has that the engine looks for.
+// Interfaces that the engine looks for.
 var (
 	_ kind.Player    = guest{}
 	_ kind.Checker   = guest{}
 	_ kind.Installed = guest{}
 )
 
-// About says what it is.
+// About implements kind.Guest.
 func (guest) About() kind.About {
 	return kind.About{
 		Name: "istiod",
@@ -41,7 +41,7 @@ func (guest) About() kind.About {
 	}
 }
 
-// The names of the settings.
+// Names of the settings.
 const (
 	servicesKey  = "services"
 	endpointsKey = "endpoints"
@@ -49,8 +49,8 @@ const (
 	behindKey    = "behind"
 )
 
-// maxServices bounds the mesh: of 10,000 services with as many endpoints as there can be, the addresses of 127.0.0.0/8
-// still tell a dozen changes from each other.
+// maxServices limits the mesh: with 10,000 services of the maximum number of endpoints, the addresses of 127.0.0.0/8
+// still distinguish a dozen changes.
 const maxServices = 10_000
 
 var settings = []param.Setting{
@@ -68,13 +68,13 @@ var settings = []param.Setting{
 			"such as 10.96.0.1:80=127.0.0.1:8080"},
 }
 
-// Check refuses further services that are none.
+// Check refuses invalid further services.
 func (guest) Check(o param.Values) error {
 	_, err := behind(o[behindKey])
 	return err
 }
 
-// behind reads the setting of further services.
+// behind parses the setting of further services.
 func behind(text string) (all []Service, err error) {
 	for part := range strings.SplitSeq(text, ",") {
 		if part = strings.TrimSpace(part); part == "" {
@@ -93,15 +93,15 @@ func behind(text string) (all []Service, err error) {
 	return all, nil
 }
 
-// Installed says whether there is a pilot-discovery.
+// Installed returns an error if there is no pilot-discovery.
 func (guest) Installed(context.Context, param.Values) error {
 	_, err := Find()
 	return err
 }
 
-// ControlPlane is the command line by which the tare binary is an istiod for a subject: it speaks the protocol of
-// package role, and is ready with a mesh.Ready. Its services are those that are given by their addresses, each with one
-// endpoint.
+// ControlPlane returns the command line with which the tare binary runs an istiod for a subject: it speaks the
+// protocol of package role, and its ready message is a services.Ready. Its services are given by their addresses, each
+// with one endpoint.
 func ControlPlane(self string, services map[string]string) ([]string, error) {
 	argv, err := kind.Command(kind.Application, guest{}, kind.Site{})
 	if err != nil {
@@ -112,18 +112,18 @@ func ControlPlane(self string, services map[string]string) ([]string, error) {
 	return append(append([]string{self}, argv...), v.Args(settings)...), nil
 }
 
-// Node is who a data plane can be to istiod: the sidecar of a workload at an address.
+// Node returns the node of a data plane for istiod: the sidecar of a workload at an address.
 func Node(at netip.Addr) (id string, metadata map[string]string) {
 	return NodeOf("web", defaultNamespace, at)
 }
 
-// NodeOf is the sidecar of a pod.
+// NodeOf returns the node of a pod's sidecar.
 func NodeOf(pod, namespace string, at netip.Addr) (id string, metadata map[string]string) {
 	return "sidecar~" + at.String() + "~" + pod + "." + namespace + "~" + namespace + ".svc." + domain,
 		map[string]string{"ISTIO_VERSION": Version, "CLUSTER_ID": "tare", "NAMESPACE": namespace}
 }
 
-// Optional is false: without the application there is nothing to put to work.
+// Optional returns false: without the application there is nothing to measure.
 func (guest) Optional(param.Values) bool { return false }
 
 func probes() []*feature.Probe {
@@ -139,7 +139,7 @@ func probes() []*feature.Probe {
 	})}
 }
 
-// Play is the application's process.
+// Play runs the application's process.
 func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
 	return role.Play(ctx, conn, func(ctx context.Context) (err error) {
 		others, err := behind(v[behindKey])

@@ -22,7 +22,7 @@ import (
 	"tare/test/istiodtest"
 )
 
-// secrets is what Istio's agent is to a sidecar: it gives it its certificate and the roots, by their names there.
+// secrets stands for Istio's agent: it gives a sidecar its certificate and the roots, by Istio's names.
 type secrets struct {
 	secretv3.UnimplementedSecretDiscoveryServiceServer
 	authority *authority.Authority
@@ -33,7 +33,7 @@ func (s secrets) StreamSecrets(stream secretv3.SecretDiscoveryService_StreamSecr
 	for {
 		q, err := stream.Recv()
 		if err != nil {
-			return nil // it has gone
+			return nil // the client has gone
 		}
 		if q.GetResponseNonce() != "" {
 			continue // an acknowledgement
@@ -66,7 +66,7 @@ func (s secrets) StreamSecrets(stream secretv3.SecretDiscoveryService_StreamSecr
 // agent serves a sidecar's secrets at a socket.
 func agent(t *testing.T, a *authority.Authority, name string) (socket string) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "sds") // t.TempDir's can be too long for a socket
+	dir, err := os.MkdirTemp("", "sds") // the path of t.TempDir can be too long for a socket
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,8 +93,8 @@ func agent(t *testing.T, a *authority.Authority, name string) (socket string) {
 	return socket
 }
 
-// TestIstiodTLS: between Envoys that have certificates, istiod's mutual TLS lets in who is allowed by his identity, and
-// nobody else, nor anybody in plain text.
+// TestIstiodTLS: with istiod's mutual TLS between Envoys that have certificates, only callers with an allowed identity
+// are served, and none in plain text.
 func TestIstiodTLS(t *testing.T) {
 	if os.Getenv(testVariable) == "" {
 		t.Skip("make istiod-test runs it")
@@ -124,7 +124,7 @@ func TestIstiodTLS(t *testing.T) {
 	port := func(i int) uint16 { return netip.MustParseAddrPort(ports[i]).Port() }
 	address := map[string]string{"server": "127.0.0.9", "friend": "127.0.0.8", "stranger": "127.0.0.7"}
 	own := netip.AddrPortFrom(netip.MustParseAddr(address["server"]), port(0))
-	// Each has listeners at its own address alone: they share a machine.
+	// Each listens at its own address only, because they share a machine.
 	objects := []string{fmt.Sprintf(`apiVersion: networking.istio.io/v1
 kind: ServiceEntry
 metadata: {name: own, namespace: default}

@@ -16,11 +16,11 @@ func init() {
 	analysis.Register(analysis.Family{Metrics: []string{"map_by_program_bytes"}, Answer: memoryAnswers, General: true})
 }
 
-// prose is an answer in this package's words.
+// prose words this package's answers.
 type prose struct{ analysis.Prose }
 
 // memoryAnswers says for each way of sizing the maps what is fixed, what a service adds, what other ways of counting
-// would say, to whom the maps are charged, and what is left when services go.
+// would report, which control group the maps are charged to, and what is left when services are removed.
 func memoryAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
 	var all []analysis.Answer
 	for _, arm := range t.Subjects() {
@@ -40,7 +40,7 @@ func memoryAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
 	return all
 }
 
-// mapModel: fixed and per service, each map once.
+// mapModel words the fixed size of the maps and what a service adds, counting each map once.
 func (p *prose) mapModel() {
 	for _, m := range p.Summary.Models {
 		if m.Metric != "map_bytes" || m.Arm != p.Arm || len(m.Terms) != 2 {
@@ -65,7 +65,7 @@ func (p *prose) mapModel() {
 	p.Add("%s: the maps take %s%s, each counted once.", p.Arm, p.Say("map_bytes"), p.Here())
 }
 
-// otherCounts: what lists of programs with the memory of their maps come to.
+// otherCounts words what lists of programs with the memory of their maps add up to.
 func (p *prose) otherCounts(t *analysis.Table) {
 	var once, often, real []float64
 	for _, at := range t.Levels {
@@ -95,7 +95,7 @@ func (p *prose) otherCounts(t *analysis.Table) {
 		span(once), span(often), often[last]/real[last])
 }
 
-// charged: to whom.
+// charged words which control group the maps are charged to.
 func (p *prose) charged() {
 	share, kernel, hard := p.Find("map_charged_share"), p.Find("memory_kernel_bytes"), p.Find("memory_hard_bytes")
 	if share == nil {
@@ -111,7 +111,7 @@ func (p *prose) charged() {
 	}
 }
 
-// downAgain: what load adds, and what is left when all services but a few have gone.
+// downAgain words what load adds, and what is left when all services but a few have been removed.
 func (p *prose) downAgain(t *analysis.Table) {
 	before, loaded, after := p.Find("map_before_bytes"), p.Find("map_bytes"), p.Find("map_after_bytes")
 	if before == nil || loaded == nil || after == nil {
@@ -136,7 +136,7 @@ func (p *prose) downAgain(t *analysis.Table) {
 	p.Add("%s.", text)
 }
 
-// number is a level as people write it.
+// number formats a level for people.
 func number(v float64) string {
 	if v == math.Trunc(v) && math.Abs(v) < 1e12 {
 		return quantity.Thousands(int(v))

@@ -1,8 +1,8 @@
-// Package kernelmesh is a small service mesh data plane in the kernel: eBPF programs on the socket calls of one control
-// group turn the address of a service into that of one of its endpoints, by weight, and count the connections. Its
-// configuration, from a file or from a control plane, is in a store (package store), of whichever design. It is real -
-// applications use it unchanged - and small enough to know what it should cost, so it is the reference that Tare weighs
-// first. docs/kernelmesh.md has the programs, the maps and the limits.
+// Package kernelmesh is a small service mesh data plane in the kernel: eBPF programs on the socket calls of one
+// control group replace the address of a service by that of one of its endpoints, by weight, and count the
+// connections. Its configuration, from a file or from a control plane, is in a store of any design (package store). It
+// is real - applications use it unchanged - and small enough that its cost can be predicted, so it is the reference
+// subject of Tare. docs/kernelmesh.md has the programs, the maps and the limits.
 package kernelmesh
 
 import (
@@ -30,16 +30,16 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// Version of the data plane; it changes when its programs or maps do.
+// Version is the version of the data plane; it changes when its programs or maps do.
 const Version = "2"
 
-// What the maps hold where Options leave it open.
+// Defaults of the sizes of the maps.
 const (
 	DefaultMaxServices  = 1024
 	DefaultMaxEndpoints = 16384
 )
 
-// MaxSteps bounds the planted weight: BPF_MAX_LOOPS of include/linux/bpf_verifier.h.
+// MaxSteps is the limit of the planted weight: BPF_MAX_LOOPS of include/linux/bpf_verifier.h.
 const MaxSteps = 1 << 23
 
 const (
@@ -47,45 +47,45 @@ const (
 	maxEndpoints = 1 << 24
 )
 
-// DefaultStore is the design where none is given.
+// DefaultStore is the default design of the store.
 const DefaultStore = "snapshot"
 
-// What becomes of connections while nothing was ever heard from the control plane.
+// What happens to connections before anything has been received from the control plane.
 const (
-	FailOpen   = "open"   // they go on untouched
+	FailOpen   = "open"   // they are left unchanged
 	FailClosed = "closed" // they are refused
 )
 
 // What applications see as the peer of a connection to a service.
 const (
-	PeerService  = "service"  // the service, as they asked for it
-	PeerEndpoint = "endpoint" // the endpoint that it was given
+	PeerService  = "service"  // the service that they connected to
+	PeerEndpoint = "endpoint" // the endpoint that was chosen
 )
 
-// Fails and Peers are the words that options can be.
+// Fails and Peers are the possible values of options.
 var (
 	Fails = []string{FailOpen, FailClosed}
 	Peers = []string{PeerService, PeerEndpoint}
 )
 
-// Options are the settings of a data plane.
+// Options configures a data plane.
 type Options struct {
 	ServicesFile string // YAML file of services; or
 	XDS          string // address of a control plane: host:port, or unix:PATH
-	Node         Node   // who the data plane is to the control plane
-	// StateOfTheWorld asks the control plane for everything each time; the default is deltas.
+	Node         Node   // the data plane's node for the control plane
+	// StateOfTheWorld uses that variant of xDS instead of deltas.
 	StateOfTheWorld bool
-	CgroupDir       string // a cgroup v2 directory; its processes and those below it are served
+	CgroupDir       string // a cgroup v2 directory; the programs apply to processes in it and below it
 	AllowRoot       bool   // let CgroupDir be the root of the hierarchy
 	Store           string // design, or design:variant, of package store; empty: DefaultStore
 	Fail            string // FailOpen or FailClosed; empty: FailOpen
 	Peer            string // PeerService or PeerEndpoint; empty: PeerService
-	Work            string // what the process does by itself once it is told to start, one of Works; empty: nothing
-	// Sources are the addresses, one of each family at most, that rules take as the source of sockets that are bound to
-	// none; without one of a family it is not known, and rules that ask for it do not match.
+	Work            string // the process's own work after the start message, one of Works; empty: none
+	// Sources are the addresses, at most one of each family, that rules use as the source of sockets that are not
+	// bound. Without one for a family the source is unknown, and rules with a condition on it do not match.
 	Sources      []netip.Addr
 	Steps        uint32 // extra steps of work in every run of the connect programs
-	SockopsSteps uint32 // the same in every run of the sockops program
+	SockopsSteps uint32 // extra steps in every run of the sockops program
 	MaxServices  uint32 // 0: DefaultMaxServices
 	MaxEndpoints uint32 // 0: DefaultMaxEndpoints; see docs/kernelmesh.md for bytes
 }
@@ -109,8 +109,8 @@ func (o *Options) check() error {
 	return nil
 }
 
-// Outward are the addresses from which this process would connect to the world, by the routes of its network namespace
-// at this moment. Nothing is sent.
+// Outward returns the addresses from which this process would connect to the world, by the current routes of its
+// network namespace. Nothing is sent.
 func Outward() (sources []netip.Addr) {
 	// Addresses for documentation (RFC 5737, RFC 3849), which take the default route.
 	for _, to := range []string{"192.0.2.1:9", "[2001:db8::1]:9"} {
@@ -124,19 +124,19 @@ func Outward() (sources []netip.Addr) {
 	return sources
 }
 
-// DataPlane is a loaded data plane. It is gone from the kernel when it is closed, or its process ends in whatever way.
+// DataPlane is a loaded data plane. It leaves the kernel when it is closed, or when its process ends in any way.
 type DataPlane struct {
-	options  Options // with what was left open filled in
+	options  Options // with defaults filled in
 	design   store.Design
 	programs map[string]*ebpf.Program
-	maps     map[string]*ebpf.Map // of the programs; those of the store are copies, by descriptors of their own
+	maps     map[string]*ebpf.Map // of the programs; those of the store are copies, with separate descriptors
 	links    []attached
 	shared   shared
-	onEvent  func(xds.Event) // hears of every response of the control plane; set by works as they are made
+	onEvent  func(xds.Event) // called for every response of the control plane; set when works are made
 
-	mu       sync.Mutex // guards all below
+	mu       sync.Mutex // guards the fields below
 	store    store.Store
-	clusters map[string]uint32 // the numbers of those that are there, by name
+	clusters map[string]uint32 // the numbers of current clusters, by name
 }
 
 type attached struct {
@@ -145,14 +145,14 @@ type attached struct {
 	hook hook
 }
 
-// hook is a program and the place that it is attached to.
+// hook is a program and where it is attached.
 type hook struct {
 	program string
 	attach  ebpf.AttachType
 }
 
-// hooks are in the order of attachment: first those that answer for and count a rewritten connection, then those that
-// rewrite.
+// hooks are in the order of attachment: first the programs that translate back and count rewritten connections, then
+// those that rewrite.
 var hooks = []hook{
 	{snapshotProgKmSockops, ebpf.AttachCGroupSockOps},
 	{snapshotProgKmGetpeername4, ebpf.AttachCgroupInet4GetPeername},
@@ -165,11 +165,11 @@ var hooks = []hook{
 	{snapshotProgKmConnect6, ebpf.AttachCGroupInet6Connect},
 }
 
-// namesPeers are the programs that PeerEndpoint leaves out.
+// namesPeers are the programs that are left out with PeerEndpoint.
 var namesPeers = []string{snapshotProgKmGetpeername4, snapshotProgKmGetpeername6}
 
-// Load opens a store, and loads the programs upon it, without a configuration, attached to nothing. A machine that
-// cannot do it is a *fault.Error of code Machine.
+// Load opens a store, and loads the programs on it, without a configuration and without attaching them. If the machine
+// does not support it, the error is a *fault.Error of code Machine.
 func Load(o Options) (_ *DataPlane, err error) {
 	if err := o.check(); err != nil {
 		return nil, err
@@ -201,13 +201,13 @@ func Load(o Options) (_ *DataPlane, err error) {
 	return d, d.shared.open(d.maps, ids)
 }
 
-// Apply makes a change of the configuration under running programs; see store.Store for what it promises. One goroutine
-// at a time is let in.
+// Apply makes a change of the configuration while programs run; see store.Store for its guarantees. Concurrent calls
+// run one after the other.
 func (d *DataPlane) Apply(ctx context.Context, change mesh.Change) (store.Work, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	work, err := d.store.Apply(ctx, change)
-	for _, c := range change.Clusters { // also after an error: then whatever was made of it
+	for _, c := range change.Clusters { // also after an error, because some of it may have been made
 		d.recount(c.Name)
 	}
 	for _, name := range change.RemovedClusters {
@@ -217,7 +217,7 @@ func (d *DataPlane) Apply(ctx context.Context, change mesh.Change) (store.Work, 
 	return work, err
 }
 
-// recount looks whether a cluster has come or gone, and has its number counted anew.
+// recount checks whether a cluster was added or removed, and updates its number and its counters.
 func (d *DataPlane) recount(name string) {
 	id, is := d.store.Cluster(name)
 	before, was := d.clusters[name]
@@ -233,7 +233,7 @@ func (d *DataPlane) recount(name string) {
 	}
 }
 
-// Attach attaches the programs to a cgroup v2 directory, by links, which end with the process.
+// Attach attaches the programs to a cgroup v2 directory with links, which end with the process.
 func (d *DataPlane) Attach(dir string, allowRoot bool) error {
 	if err := checkCgroup(dir, allowRoot); err != nil {
 		return err
@@ -264,7 +264,7 @@ func (d *DataPlane) Attach(dir string, allowRoot bool) error {
 	return nil
 }
 
-// Close detaches the programs, those that rewrite first, and removes all from the kernel.
+// Close detaches the programs, those that rewrite first, and removes everything from the kernel.
 func (d *DataPlane) Close() error {
 	var errs []error
 	for _, a := range slices.Backward(d.links) {
@@ -287,7 +287,7 @@ func (d *DataPlane) Close() error {
 	return errors.Join(errs...)
 }
 
-// checkCgroup says why the programs must not or cannot be attached to dir.
+// checkCgroup returns an error if the programs must not or cannot be attached to dir.
 func checkCgroup(dir string, allowRoot bool) error {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(dir, &fs); err != nil {
@@ -324,14 +324,14 @@ func cgroup2Mount() string {
 	return ""
 }
 
-// explain turns a refusal of the kernel into a fault with a hint.
+// explain turns an error of the kernel into a fault with a hint.
 func explain(err error, doing string) error {
 	var verifier *ebpf.VerifierError
 	var known *fault.Error
 	switch {
 	case errors.As(err, &known):
 		return err
-	// Without rights the verifier refuses what it would take from others: that is a question of rights.
+	// Without privileges the verifier refuses what would otherwise be allowed: then privileges are the cause.
 	case errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) && !hasRights():
 		hint := "run as root, or with CAP_SYS_ADMIN"
 		if hasRights() {
@@ -352,6 +352,6 @@ func explain(err error, doing string) error {
 		"it needs Linux 5.18 with CONFIG_BPF_SYSCALL, CONFIG_BPF_JIT and CONFIG_CGROUP_BPF", "%s", doing)
 }
 
-// hasRights reports whether this process has the capability that a data plane takes, in its own user namespace: to load
-// its programs, and to open its maps by their ids.
+// hasRights reports whether this process has the capability that a data plane needs, in its own user namespace: to
+// load its programs, and to open its maps by their ids.
 func hasRights() bool { return proc.Capable(unix.CAP_SYS_ADMIN) }

@@ -45,7 +45,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// subjectMain is the data plane as a process; argument 1 is its Options as JSON, argument 2 a user id to become.
+// subjectMain runs the data plane as a process; argument 1 is its Options as JSON, argument 2 a user id to switch to.
 func subjectMain() {
 	var o Options
 	if err := json.Unmarshal([]byte(os.Args[1]), &o); err != nil {
@@ -63,10 +63,10 @@ func subjectMain() {
 	}
 }
 
-// request is what a client is asked to do.
+// request is a request to a client.
 type request struct {
-	// tcp, hold, release, udp, udp-connected, udp-many, udp-hold, udp-open, or by the socket held: udp-again, -send,
-	// -receive, -connect, -disconnect
+	// Do is tcp, hold, release, udp, udp-connected, udp-many, udp-hold, udp-open, or on the held socket: udp-again,
+	// -send, -receive, -connect, -disconnect.
 	Do      string
 	Family  int            // of the socket: unix.AF_INET, unix.AF_INET6
 	To      netip.AddrPort // an AF_INET6 socket takes IPv4 as IPv4-mapped
@@ -76,14 +76,14 @@ type request struct {
 	Timeout time.Duration    // of each connection
 }
 
-// answer is what came of it.
+// answer is the result of a request.
 type answer struct {
-	Banners map[string]int // first line that the servers said, by text
-	Peers   map[string]int // what getpeername (tcp) or recvfrom (udp) named
+	Banners map[string]int // first lines from servers, by text
+	Peers   map[string]int // results of getpeername (tcp) or recvfrom (udp)
 	Errors  map[string]int
 }
 
-// clientMain does what its standard input asks, line by line; argument 1 is a cgroup to enter first.
+// clientMain carries out requests on its standard input, line by line; argument 1 is a cgroup to enter first.
 func clientMain() {
 	if dir := os.Args[1]; dir != "" {
 		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte("0"), 0); err != nil {
@@ -162,7 +162,7 @@ func socket(family, kind int, timeout time.Duration) (int, error) {
 	if err != nil {
 		return -1, err
 	}
-	tv := unix.NsecToTimeval(max(timeout, time.Minute).Nanoseconds()) // a guard against hanging
+	tv := unix.NsecToTimeval(max(timeout, time.Minute).Nanoseconds()) // only against hanging
 	return fd, errors.Join(unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv),
 		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &tv))
 }
@@ -235,7 +235,7 @@ func (a answer) sendTo(fd, family int, to netip.AddrPort) error {
 	return a.exchange(fd, func() error { return unix.Sendto(fd, []byte("hello"), 0, sockaddr(family, to)) })
 }
 
-// exchange sends and takes the reply.
+// exchange sends and receives the reply.
 func (a answer) exchange(fd int, send func() error) error {
 	if err := send(); err != nil {
 		return fmt.Errorf("send: %w", err)
@@ -254,7 +254,7 @@ func (a answer) receive(fd int) error {
 	return nil
 }
 
-// disconnect takes a UDP socket's peer from it: connect(2) to AF_UNSPEC.
+// disconnect removes a UDP socket's peer: connect(2) to AF_UNSPEC.
 func disconnect(fd int) error {
 	var none unix.RawSockaddr
 	_, _, errno := unix.Syscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(&none)), unsafe.Sizeof(none))
@@ -274,7 +274,7 @@ type process struct {
 func start(t testing.TB, role string, args ...string) *process {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe", args...)
-	// The signals by which Go preempts would interrupt the client's plain system calls.
+	// The signals with which Go preempts goroutines would interrupt the client's direct system calls.
 	cmd.Env = append(os.Environ(), roleVariable+"="+role, "GODEBUG=asyncpreemptoff=1")
 	cmd.Stderr = os.Stderr
 	in, out := started.Piped(t, cmd)
@@ -283,7 +283,7 @@ func start(t testing.TB, role string, args ...string) *process {
 	return p
 }
 
-// stop ends the process by the end of its input, and waits. It may be called again.
+// stop ends the process by closing its input, and waits. It may be called again.
 func (p *process) stop() error {
 	p.in.Close()
 	return p.cmd.Wait()
@@ -328,7 +328,7 @@ func (a answer) want(t testing.TB, banners, peers, errs map[string]int) {
 	}
 }
 
-// tcpServer says its own address to whoever connects, until the test ends.
+// tcpServer sends its own address on each connection, until the test ends.
 func tcpServer(t testing.TB, listen string) netip.AddrPort {
 	t.Helper()
 	l, err := net.Listen("tcp", listen)
@@ -344,7 +344,7 @@ func tcpServer(t testing.TB, listen string) netip.AddrPort {
 			if err != nil {
 				return
 			}
-			go func() { // ends with the client's side of the connection
+			go func() { // ends when the client closes the connection
 				defer c.Close()
 				_, _ = io.WriteString(c, banner)
 				_, _ = io.Copy(io.Discard, c)
@@ -355,7 +355,7 @@ func tcpServer(t testing.TB, listen string) netip.AddrPort {
 	return netip.MustParseAddrPort(banner)
 }
 
-// udpServer says its own address to whoever sends, until the test ends.
+// udpServer answers each datagram with its own address, until the test ends.
 func udpServer(t testing.TB, listen string) netip.AddrPort {
 	t.Helper()
 	c, err := net.ListenPacket("udp", listen)
@@ -396,7 +396,7 @@ func testCgroup(t testing.TB) string {
 	}
 	t.Cleanup(func() {
 		err := os.Remove(dir)
-		for i := 0; errors.Is(err, unix.EBUSY) && i < 100; i++ { // a process that has ended leaves a moment later
+		for i := 0; errors.Is(err, unix.EBUSY) && i < 100; i++ { // an ended process leaves a moment later
 			time.Sleep(10 * time.Millisecond)
 			err = os.Remove(dir)
 		}
@@ -434,7 +434,7 @@ func newDataPlane(t testing.TB, o Options, services ...Service) (*plane, string)
 	return p, dir
 }
 
-// set has the data plane serve these services and no others.
+// set makes the data plane serve exactly these services.
 func (p *plane) set(t testing.TB, services ...Service) {
 	t.Helper()
 	if _, err := p.source.Set(context.Background(), services); err != nil {
@@ -450,19 +450,19 @@ func (p *plane) apply(t testing.TB, c mesh.Change) {
 	}
 }
 
-// clusterCounts are what programs counted of one cluster.
+// clusterCounts are the programs' counts for one cluster.
 type clusterCounts struct {
 	Matched, NoEndpoint, Overflow       uint64 // connections and datagrams
 	Opened, Established, Closed, Failed uint64 // TCP connections
 }
 
-// since is what was counted after an earlier reading.
+// since returns what was counted after an earlier reading.
 func (c clusterCounts) since(before clusterCounts) clusterCounts {
 	return clusterCounts{c.Matched - before.Matched, c.NoEndpoint - before.NoEndpoint, c.Overflow - before.Overflow,
 		c.Opened - before.Opened, c.Established - before.Established, c.Closed - before.Closed, c.Failed - before.Failed}
 }
 
-// cluster is all that was ever counted at the number of a cluster.
+// cluster returns everything that was counted for a cluster's number.
 func (p *plane) cluster(t testing.TB, name string) clusterCounts {
 	t.Helper()
 	id, there := p.DataPlane.clusters[name]
@@ -483,7 +483,7 @@ func (p *plane) cluster(t testing.TB, name string) clusterCounts {
 	return c
 }
 
-// program is the statistics of one program.
+// program returns the statistics of one program.
 func (p *plane) program(t testing.TB, name string) ProgramStats {
 	t.Helper()
 	stats, err := p.Stats()
@@ -499,13 +499,13 @@ func (p *plane) program(t testing.TB, name string) ProgramStats {
 	return ProgramStats{}
 }
 
-// stores are the designs that tests run over. Naive waits for some milliseconds with each record that it writes, and
-// shares its programs with pooled: it is in TestNaive alone. Pooled has its maps made as they are needed, which is
-// quicker here.
+// stores are the designs that tests run with. Naive waits for some milliseconds with each record that it writes, and
+// shares its programs with pooled, so that only TestNaive uses it. Pooled makes its maps on demand, which is faster
+// here.
 var stores = []string{"snapshot", "value", "sized", "sized:ordered", "pooled:ondemand"}
 
-// overStores runs f with each of some stores; the first alone where time is short, as on an emulated processor.
-// TestWeights has all of them there too.
+// overStores runs f with each of some stores; with -short, as on an emulated processor, only with the first.
+// TestWeights uses all of them even then.
 func overStores(t *testing.T, f func(t *testing.T, store string), stores ...string) {
 	if testing.Short() {
 		stores = stores[:1]

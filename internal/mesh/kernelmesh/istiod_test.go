@@ -23,11 +23,11 @@ import (
 	"tare/test/istiodtest"
 )
 
-// istiodVariable asks for the tests that need istiod: make istiod-test sets it. Once asked for, they fail where istiod
-// is missing.
+// istiodVariable enables the tests that need istiod: make istiod-test sets it. If it is set, they fail if istiod is
+// missing.
 const istiodVariable = "TARE_ISTIOD_TEST"
 
-// theIstiod starts an istiod for a test, and sees that nothing is left of it.
+// theIstiod starts an istiod for a test, and checks that nothing of it is left at the end.
 func theIstiod(t *testing.T) *istiod.Istiod {
 	t.Helper()
 	if os.Getenv(istiodVariable) == "" {
@@ -57,7 +57,7 @@ func theIstiod(t *testing.T) *istiod.Istiod {
 
 const meshConfig = "accessLogFile: \"\"\n"
 
-// The node as which the tests ask istiod: a workload at workload.
+// The node of the tests for istiod: the sidecar of a workload at the address workload.
 const (
 	workload  = "127.0.0.9"
 	istioNode = "sidecar~" + workload + "~web.default~default.svc.cluster.local"
@@ -68,13 +68,13 @@ func istioMetadata(more ...string) string {
 		more...), ",")
 }
 
-// put writes a file, which several objects make up.
+// put writes a file that consists of several objects.
 func put(t *testing.T, i *istiod.Istiod, file string, objects ...string) {
 	t.Helper()
 	istiodtest.Put(t, i.Dir, file+".yaml", strings.Join(objects, "---\n"))
 }
 
-// underIstiod is a data plane as a process, under istiod.
+// underIstiod is a data plane as a process, with istiod as its control plane.
 type underIstiod struct {
 	*subjectProcess
 	cgroup string
@@ -122,7 +122,7 @@ func runUnderIstiod(t *testing.T, i *istiod.Istiod, world bool) *underIstiod {
 	return u
 }
 
-// lines are those that the data plane has logged, of a kind.
+// lines returns the lines with a prefix that the data plane has logged.
 func (u *underIstiod) lines(prefix string) (found []string) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -136,7 +136,7 @@ func (u *underIstiod) lines(prefix string) (found []string) {
 
 func vip(text string) netip.AddrPort { return netip.MustParseAddrPort(text) }
 
-// TestIstiod: kernelmesh does what istiod says, by both variants of the protocol, and refuses nothing of it.
+// TestIstiod: kernelmesh does what istiod sends, in both variants of the protocol, and refuses nothing of it.
 func TestIstiod(t *testing.T) {
 	i := theIstiod(t)
 	for _, variant := range Variants {
@@ -199,7 +199,7 @@ func testIstiod(t *testing.T, i *istiod.Istiod, world bool) {
 	if got := from("127.0.2.1", self.Address); len(got.Banners) > 0 {
 		t.Errorf("who is denied comes in by the service: %v", got)
 	}
-	// A policy that cannot be judged lets nobody in, and says so.
+	// A policy that cannot be evaluated allows no connection, and is logged.
 	put(t, i, "own", self.Entry(), istiodtest.Policy(`{from: [{source: {principals: ["cluster.local/ns/default/sa/web"]}}]}`))
 	eventually(t, "nobody is let in", func() bool { return len(from("127.0.1.1", own).Banners) == 0 })
 	if len(u.lines("warning: listener \"virtualInbound\"")) == 0 {
@@ -208,7 +208,7 @@ func testIstiod(t *testing.T, i *istiod.Istiod, world bool) {
 	put(t, i, "own", self.Entry())
 	eventually(t, "all are let in", func() bool { return from("127.0.2.1", own).Banners[own.String()] == 1 })
 
-	// Services come, change and go while connections to others are made.
+	// Services are added, changed and removed while connections to others are made.
 	underLoad(t, u, http, func() {
 		more := vip("127.96.0.4:9001")
 		put(t, i, "more", service("more", more, "TCP", a).Entry())
@@ -260,7 +260,7 @@ func underLoad(t *testing.T, u *underIstiod, to netip.AddrPort, f func()) {
 	t.Logf("%d connections while services came, changed and went; %d failed", all, failed)
 }
 
-// TestIstiodPush: changes of the application istiod come to connections, one service's and all services'.
+// TestIstiodPush: changes of the application istiod reach connections, of one service and of all services.
 func TestIstiodPush(t *testing.T) {
 	if os.Getenv(istiodVariable) == "" {
 		t.Skip("make istiod-test runs it")

@@ -33,18 +33,18 @@ type joined struct {
 	name    string
 	part    *kind.Part
 	process kind.Process // nil before Start
-	control string       // address of the control plane that was started for it; empty: none was
-	said    []string     // what was read of its log so far, beside the evidence
+	control string       // address of the control plane that was started for it; empty: none
+	said    []string     // the lines of its log so far, without those of the evidence
 }
 
-// Evidence is what the data plane said of its control plane's configuration, line by line: the latest where it said
-// much.
+// Evidence is what the data plane logged about its control plane's configuration, line by line; the latest lines if
+// there were many.
 type Evidence struct {
-	Warnings []string `json:"warnings"` // taken otherwise than it says
+	Warnings []string `json:"warnings"` // resources that were accepted with another meaning than they have
 	Refused  []string `json:"refused"`
 }
 
-// What the engine and the load connect look for.
+// The interfaces that the engine and the load connect look for.
 var _ interface {
 	kind.Starter
 	kind.Addresser
@@ -57,12 +57,12 @@ var _ interface {
 
 // The names of the further readings of a trial (record.Trial.Further).
 const (
-	readingBefore = "before" // all services, and no load yet
-	readingAfter  = "after"  // the load has ended, and services were taken away
+	readingBefore = "before" // with all services, before the load
+	readingAfter  = "after"  // after the load has ended and services were removed
 )
 
 const (
-	// servicesFile is the services file of the trial under way.
+	// servicesFile is the services file of the trial.
 	servicesFile = "services.yaml"
 
 	// settle is how long the kernel gets to free what was deleted: elements of hash maps wait for RCU grace periods.
@@ -74,10 +74,10 @@ const (
 
 func (j *joined) file() string { return filepath.Join(j.trial.Dir(), servicesFile) }
 
-// applications are the names of those that are served, in the order of their services.
+// applications returns the names of the served applications, in the order of their services.
 func (j *joined) applications() []string { return slices.Sorted(maps.Keys(j.trial.Applications())) }
 
-// count is how many services a setting asks for: never fewer than the applications, which loads must find.
+// count returns the number of services that a setting asks for, but at least one for each application.
 func (j *joined) count(key string) int {
 	return max(j.part.Options.Int(key), len(j.trial.Applications()))
 }
@@ -95,7 +95,7 @@ func (j *joined) Start(ctx context.Context) error {
 		if err := j.startControl(ctx); err != nil {
 			return err
 		}
-		component, limits = dataComponent, nil // those of the part hold for both
+		component, limits = dataComponent, nil // the part's limits are for both components
 	}
 	argv, err := j.argv()
 	if err != nil {
@@ -124,13 +124,13 @@ func (j *joined) Start(ctx context.Context) error {
 	return nil
 }
 
-// The components of a data plane that has its control plane beside it.
+// The components of a data plane with a control plane.
 const (
 	controlComponent = "controlplane"
 	dataComponent    = "dataplane"
 )
 
-// nodeAddress is that of the workload which the data plane is to Istio's control plane: no workload has it.
+// nodeAddress is the address of the data plane's workload for Istio's control plane. No real workload has it.
 var nodeAddress = netip.AddrFrom4([4]byte{198, 18, 0, 1})
 
 // startControl starts the control plane, whose arguments are the applications' services.
@@ -159,10 +159,10 @@ func (j *joined) startControl(ctx context.Context) error {
 	return nil
 }
 
-// placedTimeout is how long the first configuration may take, also on a machine that has other work.
+// placedTimeout is how long the first configuration may take, also on a busy machine.
 const placedTimeout = time.Minute
 
-// placed waits until the data plane serves what its control plane says.
+// placed waits until the data plane serves the control plane's configuration.
 func (j *joined) placed(ctx context.Context) error {
 	return j.await(ctx, placedTimeout, "before it had its first configuration", func(line string) (bool, error) {
 		if line != placedLine {
@@ -175,8 +175,8 @@ func (j *joined) placed(ctx context.Context) error {
 	})
 }
 
-// await reads the process's log until done says that a line is the one that is waited for. Meanwhile says when the
-// process would have ended, and late is the error after too long.
+// await reads the process's log until done accepts a line. If the process ends before, the error contains meanwhile;
+// if it takes too long, the error is late's.
 func (j *joined) await(ctx context.Context, within time.Duration, meanwhile string,
 	done func(line string) (bool, error), late func() error) error {
 	timeout := time.NewTimer(within)
@@ -197,7 +197,7 @@ func (j *joined) await(ctx context.Context, within time.Duration, meanwhile stri
 	}
 }
 
-// argv is the command line that serves the group of the applications and the loads.
+// argv returns the command line that serves the group of the applications and the loads.
 func (j *joined) argv() ([]string, error) {
 	dir := j.trial.WorkDir()
 	if dir == "" {
@@ -224,7 +224,7 @@ func (j *joined) argv() ([]string, error) {
 	return append(argv, own.Args(Settings)...), nil
 }
 
-// Address is the service of an application.
+// Address returns the service of an application.
 func (j *joined) Address(app string) (string, error) {
 	i := slices.Index(j.applications(), app)
 	if i < 0 {
@@ -233,7 +233,7 @@ func (j *joined) Address(app string) (string, error) {
 	return serviceIP(1 + i), nil
 }
 
-// Services are those that no application is behind.
+// Services returns the services without an application.
 func (j *joined) Services() connect.Services {
 	applications := len(j.trial.Applications())
 	s := connect.Services{
@@ -247,7 +247,7 @@ func (j *joined) Services() connect.Services {
 	return s
 }
 
-// Evidence is what was said of a control plane's configuration; nil where all of it was taken as it is.
+// Evidence returns what was logged about a control plane's configuration; nil if all of it was accepted as it is.
 func (j *joined) Evidence() any {
 	if _, ok := j.part.Options[xdsKey]; !ok && j.control == "" || j.process == nil {
 		return nil
@@ -277,7 +277,8 @@ func (j *joined) Evidence() any {
 	}
 }
 
-// goesDown reports whether services are taken away after the load, and memory is read before it and after that.
+// goesDown reports whether services are removed after the load, and memory is read before the load and after the
+// removal.
 func (j *joined) goesDown() bool { return j.part.Options[thenKey] != "" }
 
 // Before reads memory with all services in place.
@@ -288,7 +289,7 @@ func (j *joined) Before(ctx context.Context) error {
 	return j.trial.Read(ctx, readingBefore)
 }
 
-// After takes services away while the process runs, and reads memory once they have gone.
+// After removes services while the process runs, and then reads memory.
 func (j *joined) After(ctx context.Context) error {
 	if !j.goesDown() {
 		return nil
@@ -308,7 +309,7 @@ func (j *joined) After(ctx context.Context) error {
 	return j.trial.Read(ctx, readingAfter)
 }
 
-// reloaded waits until the process says that it has read its services again.
+// reloaded waits until the process logs that it has read its services again.
 func (j *joined) reloaded(ctx context.Context) error {
 	return j.await(ctx, reloadTimeout, "while it read its services again", func(line string) (bool, error) {
 		if strings.HasPrefix(line, "applying ") || strings.HasPrefix(line, "the services stay ") {

@@ -22,7 +22,7 @@ import (
 	appmesh "tare/internal/mesh/services"
 )
 
-// trial is what the data plane sees of a trial. The process that it starts is real, in the place of the tare binary's.
+// trial is a fake trial. The process that it starts is real, but runs the test binary instead of tare.
 type trial struct {
 	kind.Trial
 	t       *testing.T
@@ -33,10 +33,10 @@ type trial struct {
 	subject kind.Objects
 
 	component string // of the data plane
-	node      Node   // as which it asks
+	node      Node   // its node for the control plane
 	raw       json.RawMessage
 	read      []string
-	inFile    []int // services, at each reading
+	inFile    []int // number of services, at each reading
 }
 
 func (x *trial) Self() string                      { return "/bin/tare" }
@@ -81,7 +81,7 @@ func (x *trial) StartSubject(_ context.Context, component string, _ param.Values
 	return x.process, nil
 }
 
-// controlPlane is Tare's own in the place of the istiod that a command line asks for, with the same services.
+// controlPlane runs Tare's control plane instead of the istiod in the command line, with the same services.
 func (x *trial) controlPlane(argv []string) kind.Process {
 	text, ok := strings.CutPrefix(argv[len(argv)-1], "--behind=")
 	if argv[0] != "/bin/tare" || !ok {
@@ -151,7 +151,7 @@ func (p *trialProcess) Ready(context.Context) (json.RawMessage, error) {
 	}
 }
 
-// partOf is a part of the data plane, whose defaults are filled in as in a spec.
+// partOf makes a part of the data plane, with defaults filled in as in a spec.
 func partOf(o param.Values) *kind.Part {
 	all := param.Defaults(guest{}.About().Settings)
 	for name, value := range o {
@@ -160,7 +160,7 @@ func partOf(o param.Values) *kind.Part {
 	return &kind.Part{Kind: guest{}, Options: all}
 }
 
-// join is the part of a data plane in a trial.
+// join joins a data plane to a trial.
 func join(t *testing.T, x *trial, o param.Values) *joined {
 	t.Helper()
 	x.t = t
@@ -171,7 +171,7 @@ func join(t *testing.T, x *trial, o param.Values) *joined {
 	return j.(*joined)
 }
 
-// TestJoin goes through a trial with a real process: it serves the application, and really reads its services again.
+// TestJoin goes through a trial with a real process, which serves the application and reads its services again.
 func TestJoin(t *testing.T) {
 	x := &trial{dir: t.TempDir(), work: testCgroup(t)}
 	server := tcpServer(t, "127.0.0.1:0")
@@ -213,8 +213,8 @@ func TestJoin(t *testing.T) {
 	}
 }
 
-// TestJoinControlPlane: a data plane with a control plane of its own asks that for the application's service, and has
-// it once it was started; its components and its node have names.
+// TestJoinControlPlane: a data plane with its own control plane gets the application's service from that, and serves
+// it once it was started. Its components and its node have names.
 func TestJoinControlPlane(t *testing.T) {
 	x := &trial{dir: t.TempDir(), work: testCgroup(t)}
 	server := tcpServer(t, "127.0.0.1:0")
@@ -243,7 +243,7 @@ func TestJoinControlPlane(t *testing.T) {
 	}
 }
 
-// TestJoinReadsOnce: memory is read once more only where services are taken away.
+// TestJoinReadsOnce: memory is read again only if services are removed.
 func TestJoinReadsOnce(t *testing.T) {
 	j := join(t, &trial{}, nil)
 	if err := errors.Join(j.Before(t.Context()), j.After(t.Context())); err != nil {
@@ -251,7 +251,7 @@ func TestJoinReadsOnce(t *testing.T) {
 	}
 }
 
-// TestReloaded: what the process says of its services decides, and so does its end.
+// TestReloaded: the result depends on what the process logs about its services, and on whether it ends.
 func TestReloaded(t *testing.T) {
 	for _, c := range []struct {
 		lines []string
@@ -278,7 +278,7 @@ func TestReloaded(t *testing.T) {
 	}
 }
 
-// TestArgv: the process is told its place, its own options, and either a file or a control plane.
+// TestArgv: the process's arguments are its place, its own options, and either a file or a control plane.
 func TestArgv(t *testing.T) {
 	const own = " --steps=500 --sockops-steps=0"
 	x := &trial{dir: "/run", work: "/sys/fs/cgroup/x", apps: map[string]kind.App{"mesh": {Address: "127.0.0.1:1"}}}
@@ -305,7 +305,7 @@ func TestArgv(t *testing.T) {
 	}
 }
 
-// TestOwnServices: the load connect finds those that no application is behind.
+// TestOwnServices: the load connect finds the services without an application.
 func TestOwnServices(t *testing.T) {
 	x := &trial{apps: map[string]kind.App{"a": {}, "b": {}}}
 	j := join(t, x, param.Values{"services": "30", "peer": PeerEndpoint})

@@ -24,8 +24,8 @@ import (
 	"tare/internal/mesh/store"
 )
 
-// Services of the tests are addresses that nobody listens on. They are on the loopback too: should a test go wrong,
-// nothing leaves the machine.
+// Services of the tests are addresses without listeners. They are loopback addresses, so that nothing leaves the
+// machine should a test go wrong.
 var (
 	service4 = netip.MustParseAddrPort("127.10.96.1:80")
 	other4   = netip.MustParseAddrPort("127.10.96.2:80")
@@ -33,16 +33,16 @@ var (
 	service6 = netip.MustParseAddrPort("[::1]:80")
 )
 
-// counted is the answer for n times one thing.
+// counted returns an answer's map for n times one thing.
 func counted(name any, n int) map[string]int { return map[string]int{fmt.Sprint(name): n} }
 
 var none = map[string]int{}
 
-// TestWeights also shows what a process outside the cgroup sees, and one that names no service.
+// TestWeights also checks a process outside the cgroup, and a connection to an address that is no service.
 func TestWeights(t *testing.T) {
 	n := 1200
 	if testing.Short() {
-		n = 100 // 5 standard deviations are 22 then
+		n = 100 // 5 standard deviations are then 22
 	}
 	for _, store := range stores {
 		t.Run(store, func(t *testing.T) { testWeights(t, store, n) })
@@ -55,7 +55,7 @@ func testWeights(t *testing.T, store string, n int) {
 	d, dir := newDataPlane(t, Options{Store: store}, service)
 	inside, outside := newClient(t, dir), newClient(t, "")
 	got := inside.ask(t, request{Do: "tcp", To: service4, N: n})
-	// 5 standard deviations: wrong by chance once in 1.7 million.
+	// 5 standard deviations: exceeded by chance once in 1.7 million.
 	if bound := 5 * math.Sqrt(float64(n)*0.75*0.25); math.Abs(float64(got.Banners[a.String()])-0.75*float64(n)) > bound {
 		t.Errorf("weights 3:1 gave %v, want %d:%d within %.0f", got.Banners, n*3/4, n/4, bound)
 	}
@@ -84,7 +84,7 @@ func testIPv6(t *testing.T, store string) {
 	c := newClient(t, dir)
 	c.ask(t, request{Do: "tcp", Family: unix.AF_INET6, To: service6, N: 5}).want(t, counted(a, 5),
 		counted(service6, 5), none)
-	// An IPv6 socket that talks IPv4.
+	// An IPv6 socket connects to an IPv4-mapped address.
 	c.ask(t, request{Do: "tcp", Family: unix.AF_INET6, To: mapped4, N: 5}).want(t, counted(b, 5),
 		counted(mapped4, 5), none)
 	c.ask(t, request{Do: "tcp", Family: unix.AF_INET6, To: a, N: 5}).want(t, counted(a, 5), counted(a, 5), none)
@@ -116,13 +116,13 @@ func testUDP(t *testing.T, store string) {
 		in.ask(t, request{Do: do, Family: unix.AF_INET6, To: mapped4, N: 1}).noErrors(t)
 		in.ask(t, request{Do: do, To: a, N: 3}).want(t, counted(a, 3), peers(a, 3), none)
 	}
-	// Datagrams and connections, IPv4-mapped ones too; UDP has no connections that open.
+	// Datagrams and connections, also IPv4-mapped ones; with UDP no connection is opened.
 	if s := d.cluster(t, first.String()); s.Matched != 2*(n+1) || s.Opened != 0 {
 		t.Errorf("%d datagrams and connections, but %+v", 2*(n+1), s)
 	}
 
-	// Two services that share an endpoint, and the endpoint itself: the reply of each comes from whom it was sent to,
-	// and one socket stays with one endpoint of a service.
+	// Two services that share an endpoint, and the endpoint itself: each reply comes from the address that was sent
+	// to, and one socket stays with one endpoint of a service.
 	for range 10 {
 		got := in.ask(t, request{Do: "udp-many", To: service4, Others: []netip.AddrPort{service4, service4}})
 		if len(got.Banners) != 1 || got.Peers[service4.String()] != 3 {
@@ -135,7 +135,7 @@ func testUDP(t *testing.T, store string) {
 	}
 	in.ask(t, request{Do: "udp-many", To: other4, Others: many}).want(t, counted(b, 21), counted(other4, 21), none)
 
-	// A socket goes to another endpoint when the configuration has changed, and only then.
+	// A socket changes its endpoint when the configuration has changed, and only then.
 	in.ask(t, request{Do: "udp-hold", To: other4}).want(t, counted(b, 1), counted(other4, 1), none)
 	in.ask(t, request{Do: "udp-again", To: other4, N: 5}).want(t, counted(b, 5), counted(other4, 5), none)
 	d.set(t, first, Service{other4, UDP, []Endpoint{{a, 1}}}, third)
@@ -143,7 +143,7 @@ func testUDP(t *testing.T, store string) {
 	in.ask(t, request{Do: "release"})
 }
 
-// noErrors fails the test if the client met an error.
+// noErrors fails the test if the client had an error.
 func (a answer) noErrors(t *testing.T) {
 	t.Helper()
 	if len(a.Errors) > 0 {
@@ -173,7 +173,7 @@ func testNoEndpoint(t *testing.T, store string) {
 	}
 }
 
-// TestNaive is all that is run with the store that waits for each record.
+// TestNaive is the only test of the store that waits for each record.
 func TestNaive(t *testing.T) {
 	a, b := tcpServer(t, "127.0.0.1:0"), tcpServer(t, "127.0.0.1:0")
 	d, dir := newDataPlane(t, Options{Store: "naive", MaxServices: 8, MaxEndpoints: 8},
@@ -184,7 +184,7 @@ func TestNaive(t *testing.T) {
 	c.ask(t, request{Do: "tcp", To: service4, N: 5}).want(t, counted(b, 5), counted(service4, 5), none)
 }
 
-// TestObjects: each design can be asked, and is what its name says in the kernel.
+// TestObjects: each design has programs, which use its maps.
 func TestObjects(t *testing.T) {
 	for _, d := range store.Designs() {
 		read, ok := objects[d.Name]
@@ -211,7 +211,7 @@ func TestObjects(t *testing.T) {
 	}
 }
 
-// TestVerified: what the verifier takes for each program is what the data plane takes to be ready.
+// TestVerified: the verifier's cost for each program is bounded.
 func TestVerified(t *testing.T) { overStores(t, testVerified, stores...) }
 
 func testVerified(t *testing.T, store string) {
@@ -232,7 +232,8 @@ func testVerified(t *testing.T, store string) {
 	}
 }
 
-// eventually waits for what the kernel does soon after; a minute is only there so that a defect ends.
+// eventually waits for what the kernel does with a short delay. The limit of a minute only ends a test that would
+// hang.
 func eventually(t *testing.T, what string, is func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); !is(); time.Sleep(10 * time.Millisecond) {
@@ -246,10 +247,10 @@ func TestConnectionCounts(t *testing.T) { overStores(t, testConnectionCounts, st
 
 func testConnectionCounts(t *testing.T, store string) {
 	a, b := tcpServer(t, "127.0.0.1:0"), tcpServer(t, "127.0.0.1:0")
-	closed := netip.MustParseAddrPort("127.0.0.1:1") // tcpmux: nobody listens
+	closed := netip.MustParseAddrPort("127.0.0.1:1") // tcpmux: nothing listens
 	first := Service{service4, TCP, []Endpoint{{a, 1}}}
 	name := first.String()
-	// Room for one cluster alone, so that its number is used again.
+	// Room for one cluster only, so that its number is used again.
 	d, dir := newDataPlane(t, Options{Store: store, MaxServices: 1, MaxEndpoints: 4}, first)
 	c := newClient(t, dir)
 	const n = 20
@@ -262,7 +263,7 @@ func testConnectionCounts(t *testing.T, store string) {
 	if s := d.cluster(t, name); active(s) != n {
 		t.Errorf("after a change of weights: %+v", s)
 	}
-	// Other clusters, one of which has the number of the first: what is open to that is not theirs.
+	// Other clusters, one of which gets the number of the first: connections to the first do not count for it.
 	for range 5 {
 		d.set(t)
 		d.set(t, Service{service4, TCP, []Endpoint{{b, 1}}})
@@ -285,12 +286,12 @@ func testConnectionCounts(t *testing.T, store string) {
 	}
 }
 
-// openAt is what programs hold against a cluster's limit.
+// openAt returns the number of connections that counts against a cluster's limit.
 func (p *plane) openAt(name string) uint32 {
 	return uint32(p.shared.clusters[p.DataPlane.clusters[name]].Open)
 }
 
-// TestLimit: a cluster has as many connections as it may, and another when one of them has ended.
+// TestLimit: a cluster gets connections up to its limit, and another when one of them has ended.
 func TestLimit(t *testing.T) { overStores(t, testLimit, stores...) }
 
 func testLimit(t *testing.T, store string) {
@@ -315,7 +316,7 @@ func testLimit(t *testing.T, store string) {
 	}
 }
 
-// TestRBAC: what is denied fails with EPERM. A source is what the socket is bound to.
+// TestRBAC: denied connections fail with EPERM. The source is what the socket is bound to.
 func TestRBAC(t *testing.T) { overStores(t, testRBAC, stores...) }
 
 func testRBAC(t *testing.T, store string) {
@@ -354,8 +355,8 @@ func testRBAC(t *testing.T, store string) {
 	}
 }
 
-// TestSources: a socket that is bound to no address is judged by the source that was given for its family, for what is
-// denied by source as well as for what is allowed; one that is bound by its own.
+// TestSources: for a socket that is not bound, rules use the given source of its family, both rules that deny and
+// rules that allow; for a bound socket they use its address.
 func TestSources(t *testing.T) { overStores(t, testSources, stores...) }
 
 func testSources(t *testing.T, store string) {
@@ -376,7 +377,8 @@ func testSources(t *testing.T, store string) {
 		{"allowed, and not known", nil, false, false},
 	} {
 		if testing.Short() && !strings.HasSuffix(c.name, ", and from there") {
-			// each case starts a data plane, which takes an emulated machine seconds: one that passes, and one that does not
+			// Each case starts a data plane, which takes seconds on an emulated machine: there only one that passes
+			// and one that does not.
 			continue
 		}
 		t.Run(c.name, func(t *testing.T) {
@@ -406,7 +408,7 @@ func testSources(t *testing.T, store string) {
 					client.ask(t, r.request).want(t, none, none, counted(r.call+": operation not permitted", 1))
 				}
 			}
-			// Bound to another address, what was supposed does not count.
+			// For a socket that is bound to another address, the given source does not count.
 			bound := client.ask(t, request{Do: "tcp", To: service4, From: netip.MustParseAddrPort("127.0.0.9:0")})
 			if c.deny {
 				bound.want(t, counted(a, 1), counted(service4, 1), none)
@@ -417,7 +419,7 @@ func testSources(t *testing.T, store string) {
 	}
 }
 
-// TestPeer: with --peer endpoint applications see where they are.
+// TestPeer: with --peer endpoint applications see the endpoint.
 func TestPeer(t *testing.T) {
 	a, u := tcpServer(t, "127.0.0.1:0"), udpServer(t, "127.0.0.1:0")
 	d, dir := newDataPlane(t, Options{Peer: PeerEndpoint}, Service{service4, TCP, []Endpoint{{a, 1}}},
@@ -431,8 +433,8 @@ func TestPeer(t *testing.T) {
 	}
 }
 
-// TestReplace replaces the endpoints of a service as fast as it goes while connections are made: each connection must
-// reach an endpoint of the old set or the new, and every one is counted.
+// TestReplace replaces the endpoints of a service as fast as possible while connections are made: each connection must
+// reach an endpoint of the old or the new set, and every one is counted.
 func TestReplace(t *testing.T) { overStores(t, testReplace, "snapshot", "value") }
 
 func testReplace(t *testing.T, store string) {
@@ -489,7 +491,7 @@ func testReplace(t *testing.T, store string) {
 	t.Logf("%d connections during %d replacements", n, replaced)
 }
 
-// TestSteps weighs the planted weight. Only that more steps take longer is asserted.
+// TestSteps measures the planted weight. It only checks that more steps take longer.
 func TestSteps(t *testing.T) {
 	a := tcpServer(t, "127.0.0.1:0")
 	stats, err := ebpf.EnableStats(uint32(unix.BPF_STATS_RUN_TIME))
@@ -536,7 +538,7 @@ func TestSteps(t *testing.T) {
 	}
 }
 
-// subjectProcess is the data plane as a process of its own.
+// subjectProcess is the data plane as a separate process.
 type subjectProcess struct {
 	*process
 	conn *role.Conn
@@ -578,7 +580,7 @@ func writeServices(t *testing.T, file string, services ...Service) {
 	}
 }
 
-// left counts what is left in the kernel of what a data plane made.
+// left counts the objects of a data plane that are still in the kernel.
 func (r Ready) left() int {
 	n := 0
 	for _, p := range r.Programs {
@@ -670,7 +672,7 @@ func TestRunRefuses(t *testing.T) {
 	dir := testCgroup(t)
 	mount := cgroup2Mount()
 	good := filepath.Join(t.TempDir(), "services.yaml")
-	// to others, for the case without rights
+	// Readable for other users, for the case without privileges.
 	for _, readable := range []string{filepath.Dir(good), filepath.Dir(filepath.Dir(good))} {
 		if err := os.Chmod(readable, 0o755); err != nil {
 			t.Fatal(err)
@@ -722,7 +724,7 @@ func TestRunRefuses(t *testing.T) {
 	}
 }
 
-// TestExplainVerifier has the kernel refuse a program: the message must carry the verifier's last lines.
+// TestExplainVerifier has the kernel refuse a program: the error must have the verifier's last lines.
 func TestExplainVerifier(t *testing.T) {
 	testCgroup(t) // needs what the others need
 	_, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.CGroupSockAddr, AttachType: ebpf.AttachCGroupInet4Connect,
@@ -751,7 +753,7 @@ func BenchmarkConnect(b *testing.B) {
 	}
 }
 
-// active is the number of established connections that are not closed.
+// active returns the number of established connections that are not closed.
 func active(c clusterCounts) uint64 {
-	return c.Established - min(c.Closed, c.Established) // one that closed while the two were read is in closed alone
+	return c.Established - min(c.Closed, c.Established) // one that closed between the two reads is counted in Closed only
 }

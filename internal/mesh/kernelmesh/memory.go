@@ -11,8 +11,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// memoryMetrics speak of maps and memory where an experiment asks about them: where an arm says how many services it
-// has.
+// memoryMetrics are about maps and memory. They are reported if an arm sets the number of services.
 var memoryMetrics = []measured.Metric{
 	{
 		Definition: metric.Definition{
@@ -49,8 +48,8 @@ func declaredBytes(name string, byProgram bool, how string) measured.Metric {
 	}
 }
 
-// anySubject reports whether one of the experiment's data planes was given a setting. Other subjects have settings of
-// the same names.
+// anySubject reports whether one of the experiment's data planes has a setting. Other kinds of subjects have settings
+// with the same names.
 func anySubject(s *kind.Setup, key string) bool {
 	return slices.ContainsFunc(s.Subjects(), func(p *kind.Part) bool {
 		_, own := p.Kind.(guest)
@@ -58,7 +57,7 @@ func anySubject(s *kind.Setup, key string) bool {
 	})
 }
 
-// asked gives a value only where an arm says how many services it has.
+// asked returns a value only if an arm sets the number of services.
 func asked(value func(*measured.Measured) (float64, bool)) func(*measured.Measured) (float64, bool) {
 	return func(m *measured.Measured) (float64, bool) {
 		if !anySubject(m.Setup, servicesKey) {
@@ -71,21 +70,21 @@ func asked(value func(*measured.Measured) (float64, bool)) func(*measured.Measur
 // left is when the readings after the load are taken.
 const left = " after the load had ended and the subject was left with `then-services` services"
 
-// before is another metric before the load began.
+// before returns a metric like another, but for the reading before the load.
 func before(family, name, of string, value func(*measured.Measured) (float64, bool)) measured.Metric {
 	m := further(family, name, readingBefore, "`"+of+"` before the load began", value)
 	m.Before = of
 	return m
 }
 
-// after is another metric after the load had ended.
+// after returns a metric like another, but for the reading after the load.
 func after(family, name, of, what string, value func(*measured.Measured) (float64, bool)) measured.Metric {
 	m := further(family, name, readingAfter, what, value)
 	m.After = of
 	return m
 }
 
-// further is a metric of another reading than that of the window.
+// further returns a metric of a reading other than the window's.
 func further(family, name, reading, what string, value func(*measured.Measured) (float64, bool)) measured.Metric {
 	return measured.Metric{
 		Definition: metric.Definition{
@@ -107,7 +106,7 @@ func further(family, name, reading, what string, value func(*measured.Measured) 
 	}
 }
 
-// mapCharged is false where the kernel does not tell for one of the maps.
+// mapCharged returns false if the kernel does not report the control group of one of the maps.
 func mapCharged(m *measured.Measured) (float64, bool) {
 	ids := m.SubjectMaps()
 	own, all := 0.0, 0.0
@@ -126,7 +125,7 @@ func mapCharged(m *measured.Measured) (float64, bool) {
 	return own / all, all > 0
 }
 
-// mapDeclared adds up the subject's maps by their declared size, each once or once for each of the subject's programs
+// mapDeclared sums the declared sizes of the subject's maps, each once, or once for each of the subject's programs
 // that use it.
 func mapDeclared(m *measured.Measured, byProgram bool) (float64, bool) {
 	ids := m.SubjectMaps()
@@ -151,8 +150,8 @@ func mapDeclared(m *measured.Measured, byProgram bool) (float64, bool) {
 	return total, ok && found == len(ids)
 }
 
-// declared is what Linux 5.11 to 6.3 calls the size of a map: bpf_map_memory_footprint and bpf_map_value_size of
-// kernel/bpf/syscall.c.
+// declared returns what Linux 5.11 to 6.3 reports as the size of a map: bpf_map_memory_footprint and
+// bpf_map_value_size of kernel/bpf/syscall.c.
 func declared(m ledger.Map, cpus int) float64 {
 	const page = 4096
 	round := func(n, to float64) float64 { return float64(int64((n+to-1)/to)) * to }

@@ -28,7 +28,7 @@ func TestDeclared(t *testing.T) {
 	}
 }
 
-// memoryTrial is a trial whose subject has two programs, and maps of which they share one.
+// memoryTrial is a trial whose subject has two programs, which share one of their maps.
 func memoryTrial(o param.Values) *measured.Measured {
 	const tree = "/tare-trial"
 	group := tree + "/subject"
@@ -54,7 +54,7 @@ func memoryTrial(o param.Values) *measured.Measured {
 			{ID: 3, MapIDs: []uint32{92}},
 		},
 		Maps: []ledger.Map{
-			inGroup(90, 1<<30), // of somebody else's program
+			inGroup(90, 1<<30), // of another subject's program
 			inGroup(91, 1000, 93), inGroup(92, 200), inGroup(93, 30), inGroup(94, 4),
 		},
 	}
@@ -67,7 +67,7 @@ func memoryTrial(o param.Values) *measured.Measured {
 	}
 }
 
-// otherMesh is a subject of another kind, which has settings of the same names.
+// otherMesh is a subject of another kind, with settings of the same names.
 type otherMesh struct{}
 
 func (otherMesh) About() kind.About { return kind.About{Name: "other"} }

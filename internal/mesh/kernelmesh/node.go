@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// The settings that say who the data plane is to its control plane.
+// The settings of the data plane's node for its control plane.
 const (
 	nodeKey     = "node"
 	metadataKey = "metadata"
@@ -21,21 +21,20 @@ const (
 	VariantWorld  = "world"
 )
 
-// Variants are the words that the setting can be.
+// Variants are the values of the setting.
 var Variants = []string{VariantDeltas, VariantWorld}
 
-// instanceIPs is the metadata of Istio's proxies that has all addresses of the workload, with commas between
-// (NodeMetadata of istio.io/istio/pkg/model).
+// instanceIPs is the metadata of Istio's proxies with all addresses of the workload, separated by commas (NodeMetadata
+// of istio.io/istio/pkg/model).
 const instanceIPs = "INSTANCE_IPS"
 
-// Node is who the data plane is to a control plane.
+// Node is the data plane's node for a control plane.
 type Node struct {
 	ID       string            `json:"id"`       // empty: the client's default
-	Metadata map[string]string `json:"metadata"` // what else is said, by name
+	Metadata map[string]string `json:"metadata"` // further information, by name
 }
 
-// nodeOf is a node by its settings. Several values of one name are given by repeating the name: they are put together
-// with commas.
+// nodeOf parses a node's settings. A name may be repeated to give several values, which are joined with commas.
 func nodeOf(id, metadata string) (n Node, err error) {
 	n.ID = id
 	for part := range strings.SplitSeq(metadata, ",") {
@@ -57,7 +56,7 @@ func nodeOf(id, metadata string) (n Node, err error) {
 	return n, nil
 }
 
-// String is the metadata as nodeOf reads it.
+// String returns the metadata in the form that nodeOf parses.
 func (n Node) String() string {
 	var parts []string
 	for _, name := range slices.Sorted(maps.Keys(n.Metadata)) {
@@ -68,8 +67,8 @@ func (n Node) String() string {
 	return strings.Join(parts, ",")
 }
 
-// own are the addresses of the workload that the control plane takes the data plane for: the second part of an id of
-// Istio's form, and those of the metadata.
+// own returns the addresses of the workload that the data plane stands for at the control plane: the second part of an
+// id in Istio's form, and those in the metadata.
 func (n Node) own() (all []netip.Addr) {
 	var texts []string
 	if parts := strings.Split(n.ID, "~"); len(parts) == 4 {

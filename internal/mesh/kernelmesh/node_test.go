@@ -12,7 +12,7 @@ import (
 	"tare/internal/mesh/xds/translate"
 )
 
-// TestNode: who the data plane is to its control plane comes by settings, and its own addresses with it.
+// TestNode: settings determine the data plane's node, and its own addresses.
 func TestNode(t *testing.T) {
 	o, err := OptionsOf(param.Values{
 		"node":     "sidecar~10.0.0.7~web.shop~shop.svc.cluster.local",
@@ -43,7 +43,7 @@ func TestNode(t *testing.T) {
 	}
 }
 
-// TestWarnings: each is said once, and one that many resources share in one line.
+// TestWarnings: each warning is logged once, and the same warning about many resources is one line.
 func TestWarnings(t *testing.T) {
 	least := func(names ...string) (list []*translate.Warning) {
 		for _, name := range names {
@@ -68,7 +68,8 @@ func TestWarnings(t *testing.T) {
 	}
 }
 
-// TestWarningsAreEvidence: the record of a trial has what the data plane said of its control plane.
+// TestWarningsAreEvidence: the record of a trial has what the data plane logged about its control plane's
+// configuration.
 func TestWarningsAreEvidence(t *testing.T) {
 	x := &trial{apps: map[string]kind.App{"mesh": {Address: "127.0.0.1:1"}}}
 	p := &trialProcess{log: make(chan string, 4)}

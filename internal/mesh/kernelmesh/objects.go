@@ -7,10 +7,10 @@ import (
 	"github.com/cilium/ebpf"
 
 	"tare/internal/lib/fault"
-	_ "tare/internal/mesh/store/designs" // what there are programs for
+	_ "tare/internal/mesh/store/designs" // registers the designs that programs exist for
 )
 
-// objects are the embedded BPF objects by the design of the store that they ask.
+// objects are the embedded BPF objects, by the design of the store that they query.
 var objects = map[string]func() (*ebpf.CollectionSpec, error){
 	"naive":    loadMapinmap,
 	"pooled":   loadMapinmap,
@@ -19,7 +19,7 @@ var objects = map[string]func() (*ebpf.CollectionSpec, error){
 	"snapshot": loadSnapshot,
 }
 
-// load loads maps and programs upon the store, whose clusters have numbers below ids.
+// load loads maps and programs on the store, whose clusters have numbers below ids.
 func (d *DataPlane) load(o Options, ids uint32) error {
 	read, ok := objects[d.design.Name]
 	if !ok {

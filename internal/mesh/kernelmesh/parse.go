@@ -18,7 +18,7 @@ import (
 	"tare/internal/lib/text"
 )
 
-// maxFileBytes bounds a services file: enough for some 500,000 endpoints.
+// maxFileBytes is the limit of a services file, enough for some 500,000 endpoints.
 const maxFileBytes = 32 << 20
 
 // example is the hint for a file of the wrong shape.
@@ -35,14 +35,14 @@ func ReadFile(path string) ([]Service, error) {
 		return nil, fault.Wrap(errors.Unwrap(err), fault.Usage, path, hint, "the services file cannot be read")
 	}
 	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxFileBytes+1)) // it may grow
+	data, err := io.ReadAll(io.LimitReader(f, maxFileBytes+1)) // it may grow after its size was checked
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Usage, path, "", "the services file cannot be read")
 	}
 	return Parse(path, data)
 }
 
-// Parse reads services from YAML; name is the file's, for errors.
+// Parse parses services in YAML; name is the file's, for errors.
 //
 //	services:
 //	  - address: 10.96.0.1:80      # or "[fd00::1]:80"
@@ -51,7 +51,7 @@ func ReadFile(path string) ([]Service, error) {
 //	      - {address: 127.0.0.1:8080, weight: 3}
 //	      - {address: 127.0.0.1:8081}          # weight 1
 //
-// It is strict: whatever it does not know is a *fault.Error of code Usage with its place.
+// It is strict: anything unknown is a *fault.Error of code Usage with its place.
 func Parse(name string, data []byte) ([]Service, error) {
 	p := reader{document.File(name)}
 	if len(data) > maxFileBytes {
@@ -71,7 +71,7 @@ func Parse(name string, data []byte) ([]Service, error) {
 	}
 }
 
-// reader turns nodes into services.
+// reader converts nodes to services.
 type reader struct{ document.File }
 
 func (p reader) services(root document.Node) ([]Service, error) {
@@ -196,7 +196,7 @@ func (p reader) address(parent, at document.Node, of string) (netip.AddrPort, er
 	}
 	a, err := netip.ParseAddrPort(raw)
 	if err != nil {
-		// A port out of range is the one part of an address whose fault deserves its own words.
+		// A port out of range is the only part of an address with a specific message.
 		if colon := strings.LastIndexByte(raw, ':'); colon > 0 {
 			if port, e := strconv.Atoi(raw[colon+1:]); e == nil && (port < 0 || port > math.MaxUint16) {
 				return none, p.Fail(at, "a port is a number from 1 to 65535", "port %d of %q is out of range", port, text.Clip(raw))
@@ -211,7 +211,7 @@ func (p reader) address(parent, at document.Node, of string) (netip.AddrPort, er
 	return a, nil
 }
 
-// mapping is the values of a mapping by key; all keys must be known.
+// mapping returns the values of a mapping by key; all keys must be known.
 func (p reader) mapping(node document.Node, of string, known ...string) (map[string]document.Node, error) {
 	if !document.IsMapping(node) {
 		return nil, p.Fail(node, example, "%s must be a mapping with %s", of, strings.Join(known, ", "))

@@ -16,16 +16,16 @@ import (
 
 var _ kind.Player = guest{}
 
-// fileKey is the setting of the process that names the file of its services. A spec has a number of that name.
+// fileKey is the process's setting for the file of its services. In a spec, the setting with this name is a number.
 const fileKey = servicesKey
 
-// The words of the setting source.
+// Values of the setting source.
 const (
 	sourceAuto = "auto"
 	sourceNone = "none"
 )
 
-// processSettings are those that the process has beside Settings. In an experiment the trial gives them.
+// processSettings are the process's settings besides Settings. In an experiment the trial sets them.
 var processSettings = []param.Setting{
 	{Name: fileKey, Type: param.TypeText, Reach: param.ReachFile, Doc: "YAML file of services and their endpoints"},
 	{Name: xdsKey, Type: param.TypeText, Reach: param.ReachAddress,
@@ -38,7 +38,7 @@ var processSettings = []param.Setting{
 		Doc: "let the control group be the root: serve every process of the machine"},
 }
 
-// Play is the data plane's process.
+// Play runs the data plane's process.
 func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
 	o, err := OptionsOf(v)
 	if err != nil {
@@ -59,7 +59,7 @@ func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
 	return Run(ctx, o, conn)
 }
 
-// sources are the addresses that the setting source names.
+// sources returns the addresses in the setting source.
 func sources(text string) (all []netip.Addr, err error) {
 	switch text {
 	case sourceAuto:
@@ -79,7 +79,7 @@ func sources(text string) (all []netip.Addr, err error) {
 	return all, nil
 }
 
-// serving is the ready message for people: where the services come from, and what is in the kernel.
+// serving formats the ready message for people: where the services come from, and what is in the kernel.
 func serving(_ param.Values, r Ready) string {
 	var b strings.Builder
 	if r.XDS != "" {

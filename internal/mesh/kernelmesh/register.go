@@ -18,10 +18,10 @@ import (
 
 func init() { kind.Register(kind.Subject, guest{}) }
 
-// guest is the data plane as the engine knows it.
+// guest implements the data plane for the engine.
 type guest struct{}
 
-// About says what it is.
+// About implements kind.Guest.
 func (guest) About() kind.About {
 	return kind.About{
 		Name:     "kernelmesh",
@@ -33,7 +33,7 @@ func (guest) About() kind.About {
 			"--services services.yaml --cgroup /sys/fs/cgroup/mygroup",
 			"--xds 127.0.0.1:18000 --fail closed --cgroup /sys/fs/cgroup/mygroup",
 		}},
-		// It replaces its configuration, or times changes; what it does by itself only shows in connections.
+		// The process replaces its configuration, or times changes; this work shows only in connections.
 		Works:       func(o param.Values) bool { return o["work"] != "" },
 		TakesLonger: attaching,
 		Trait:       func(o param.Values) string { return store.Trait(o["store"]) },
@@ -41,7 +41,7 @@ func (guest) About() kind.About {
 	}
 }
 
-// xdsKey names the application that the data plane has its services from. The process sees that application's address.
+// xdsKey names the application that is the data plane's control plane. The process gets that application's address.
 const xdsKey = "xds"
 
 var xdsSetting = param.Setting{
@@ -49,13 +49,13 @@ var xdsSetting = param.Setting{
 	Doc: "application of kind `mesh` or `istiod` that says what the services are, instead of a file of services",
 }
 
-// The settings of a control plane that a trial starts for the data plane. The process sees its address.
+// The settings of a control plane that a trial starts for the data plane. The process gets its address.
 const (
 	controlKey  = "control-plane"
 	optionalKey = "optional"
 )
 
-// underIstio is the word of controlKey for Istio's control plane.
+// underIstio is the value of controlKey for Istio's control plane.
 const underIstio = "istiod"
 
 var controlSettings = []param.Setting{
@@ -70,7 +70,7 @@ var controlSettings = []param.Setting{
 	},
 }
 
-// Installed says whether the control plane that is asked for is there.
+// Installed returns an error if the selected control plane is not installed.
 func (guest) Installed(_ context.Context, o param.Values) error {
 	if o[controlKey] != underIstio {
 		return nil
@@ -79,15 +79,15 @@ func (guest) Installed(_ context.Context, o param.Values) error {
 	return err
 }
 
-// attaching is what attaching its programs takes, and filling its maps.
+// attaching estimates the time for attaching the programs and filling the maps.
 func attaching(o param.Values) time.Duration {
 	return 100*time.Millisecond + time.Duration(o.Int(servicesKey))*150*time.Microsecond
 }
 
-// Optional is kind.Installed's.
+// Optional implements kind.Installed.
 func (guest) Optional(o param.Values) bool { return o.On(optionalKey) }
 
-// Check refuses stores that do not exist, and maps that do not hold what they are to hold.
+// Check refuses unknown stores, and maps that are too small for the services.
 func (guest) Check(o param.Values) error {
 	if _, err := OptionsOf(o); err != nil {
 		return err
@@ -95,7 +95,7 @@ func (guest) Check(o param.Values) error {
 	return checkSizes(o)
 }
 
-// CheckSetup refuses a control plane that is not there, and what has no meaning beside one.
+// CheckSetup refuses a missing control plane, and settings that have no meaning together with one.
 func (guest) CheckSetup(s *kind.Setup, _ string, part *kind.Part) error {
 	o := part.Options
 	of := o[xdsKey]
@@ -125,8 +125,8 @@ func (guest) CheckSetup(s *kind.Setup, _ string, part *kind.Part) error {
 	return nil
 }
 
-// CheckServices is nil where the data plane serves UDP services that no application is behind: those of its own
-// work, or those of its file.
+// CheckServices returns nil if the data plane serves UDP services without an application: those of its own work, or
+// those in its file.
 func (guest) CheckServices(s *kind.Setup, part *kind.Part) error {
 	o := part.Options
 	replaces := o["work"] == WorkReplace
@@ -146,7 +146,7 @@ func (guest) CheckServices(s *kind.Setup, part *kind.Part) error {
 		WorkReplace, PeerEndpoint, servicesKey)
 }
 
-// lacks is said beside proxies, which do more.
+// lacks returns what an answer says in a comparison with proxies, which do more.
 func lacks(s *kind.Setup) string {
 	for _, p := range s.Subjects() {
 		if p.Kind.About().InPath.With(p.Options) {
@@ -156,15 +156,15 @@ func lacks(s *kind.Setup) string {
 	return ""
 }
 
-// Join makes its part in a trial.
+// Join implements kind.Joiner.
 func (guest) Join(t kind.Trial, name string, part *kind.Part) (any, error) {
 	return &joined{trial: t, name: name, part: part}, nil
 }
 
-// Metrics are those of maps and memory.
+// Metrics returns the metrics of maps and memory.
 func (guest) Metrics() []measured.Metric { return memoryMetrics }
 
-// Speaks: experiments about the number of services are about kernel memory.
+// Speaks implements measured.Speaker: experiments about the number of services are about kernel memory.
 func (guest) Speaks(s *kind.Setup) []string {
 	if !anySubject(s, servicesKey) {
 		return nil
@@ -172,7 +172,7 @@ func (guest) Speaks(s *kind.Setup) []string {
 	return []string{"memory_kernel_bytes"}
 }
 
-// checkSizes sees that the maps hold what they are to hold.
+// checkSizes checks that the maps are large enough.
 func checkSizes(o param.Values) error {
 	if o.On(fitKey) {
 		if _, sized := o["max-services"]; sized {
@@ -194,7 +194,7 @@ func checkSizes(o param.Values) error {
 	return nil
 }
 
-// processOptions are the options that the process itself has, with the sizes of its maps where they are to fit.
+// processOptions returns the options of the process itself, with the sizes of its maps if they are to fit.
 func processOptions(o param.Values, services int) param.Values {
 	own := o.Clone()
 	for _, k := range servicesSettings {
@@ -205,7 +205,7 @@ func processOptions(o param.Values, services int) param.Values {
 	}
 	if o.On(fitKey) {
 		own["max-services"] = strconv.Itoa(services)
-		own["max-endpoints"] = strconv.Itoa(services * fillerOf(o).each) // those of applications have one
+		own["max-endpoints"] = strconv.Itoa(services * fillerOf(o).each) // applications' services have one
 	}
 	return own
 }

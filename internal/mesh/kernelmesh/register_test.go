@@ -15,7 +15,7 @@ import (
 	"tare/internal/mesh/services"
 )
 
-// What the engine looks for.
+// The interfaces that the engine looks for.
 var _ interface {
 	kind.Checker
 	kind.SetupChecker
@@ -54,8 +54,7 @@ type other kind.About
 
 func (o other) About() kind.About { return kind.About(o) }
 
-// setup is an experiment with a mesh, a server and an application that serves nobody, and a subject that speaks with
-// the mesh.
+// setup is an experiment with a mesh, a server, an application without callers, and a subject that uses the mesh.
 func setup() *kind.Setup {
 	app := func(protocol string) *kind.Part {
 		return &kind.Part{Kind: other{Protocol: protocol}, Options: param.Values{}}
@@ -68,7 +67,7 @@ func setup() *kind.Setup {
 	}
 }
 
-// TestCheckSetup: a data plane and its control plane must find each other.
+// TestCheckSetup: a data plane and its control plane must match.
 func TestCheckSetup(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -98,7 +97,7 @@ func TestCheckSetup(t *testing.T) {
 	}
 }
 
-// TestCheckServices: the load connect needs services that no application is behind, or those that are replaced.
+// TestCheckServices: the load connect needs services without an application, or those that are replaced.
 func TestCheckServices(t *testing.T) {
 	for _, c := range []struct {
 		options param.Values
@@ -110,7 +109,7 @@ func TestCheckServices(t *testing.T) {
 		{param.Values{"services": "3", "protocol": "udp"}, true},
 		{param.Values{"services": "3"}, false},
 		{param.Values{"services": "3", "protocol": "tcp"}, false},
-		{param.Values{"services": "2", "protocol": "udp"}, false}, // those of the applications that serve somebody
+		{param.Values{"services": "2", "protocol": "udp"}, false}, // exactly those of the applications
 		{param.Values{"protocol": "udp"}, false},
 	} {
 		s := setup()
@@ -154,8 +153,7 @@ func TestProcessOptions(t *testing.T) {
 	}
 }
 
-// TestWriteServicesFile: what is written is a services file that the process reads, with the applications first and no
-// address twice.
+// TestWriteServicesFile: the process can read the file, which has the applications first, and no address twice.
 func TestWriteServicesFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), servicesFile)
 	applications := []string{"127.0.0.1:4712", "127.0.0.1:4711"}
@@ -172,7 +170,7 @@ func TestWriteServicesFile(t *testing.T) {
 			t.Errorf("asked for %d services: %d, the second is %+v", n, len(services), services[1])
 		}
 	}
-	// The reader refuses an address that stands twice, so 70,000 were as many; the others need no file.
+	// The reader refuses duplicate addresses, so all 70,000 are distinct; addresses beyond need no file.
 	if a, b := serviceIP(1_000_000), fillerIP(1_000_000); a != "10.111.66.64:80" || b != "198.19.66.64:8087" {
 		t.Errorf("the last service is %s at %s", a, b)
 	}
@@ -187,7 +185,7 @@ func TestWriteServicesFile(t *testing.T) {
 	}
 }
 
-// TestFillers: a UDP socket can connect to every endpoint of the services that a load of connections goes to.
+// TestFillers: a UDP socket can connect to every endpoint of the services for a load of connections.
 func TestFillers(t *testing.T) {
 	file := filepath.Join(t.TempDir(), servicesFile)
 	if err := writeServicesFile(file, nil, 30, filler{each: 4, protocol: "udp"}); err != nil {
@@ -211,7 +209,7 @@ func TestFillers(t *testing.T) {
 	}
 }
 
-// TestInstalled: only a control plane that is asked for must be there.
+// TestInstalled: a control plane must be installed only if it is selected.
 func TestInstalled(t *testing.T) {
 	t.Setenv("TARE_ISTIOD", filepath.Join(t.TempDir(), "none"))
 	if err := (guest{}).Installed(t.Context(), nil); err != nil {

@@ -10,7 +10,7 @@ import (
 // flowSlots is FLOWS of kernelmesh.c.
 const flowSlots = 32
 
-// peer is a UDP server that replies when the test says so.
+// peer is a UDP server that replies when the test asks for it.
 type peer struct {
 	net.PacketConn
 	at netip.AddrPort
@@ -26,7 +26,7 @@ func newPeer(t *testing.T) *peer {
 	return &peer{c, netip.MustParseAddrPort(c.LocalAddr().String())}
 }
 
-// take is who sent the next datagram.
+// take receives the next datagram and returns its source.
 func (p *peer) take(t *testing.T) net.Addr {
 	t.Helper()
 	_, from, err := p.ReadFrom(make([]byte, 100))
@@ -43,8 +43,8 @@ func (p *peer) reply(t *testing.T, to net.Addr) {
 	}
 }
 
-// TestReplies: a reply comes from the address that the socket last sent to by way of the endpoint that replies,
-// whatever has become of the endpoint, and of the service, meanwhile.
+// TestReplies: a reply comes from the address that the socket last used to send to the replying endpoint, whatever has
+// happened to the endpoint, and to the service, meanwhile.
 func TestReplies(t *testing.T) { overStores(t, testReplies, stores...) }
 
 func testReplies(t *testing.T, store string) {
@@ -139,8 +139,8 @@ func testReplies(t *testing.T, store string) {
 	}
 }
 
-// TestRepliesOfMany: a socket that sends to as many services as it remembers, and to one of them all the time, has the
-// replies of all from their services; a service that it has sent to lately is not forgotten for one that it has not.
+// TestRepliesOfMany: a socket that sends to as many services as it remembers, and to one of them all the time, gets
+// the replies of all from their services; the least recently used service is forgotten first.
 func TestRepliesOfMany(t *testing.T) { overStores(t, testRepliesOfMany, stores...) }
 
 func testRepliesOfMany(t *testing.T, store string) {

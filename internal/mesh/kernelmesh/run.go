@@ -27,32 +27,32 @@ import (
 	"tare/internal/mesh/xds"
 )
 
-// Ready is the data of the ready message: what the data plane put into the kernel.
+// Ready is the ready message: what the data plane put into the kernel.
 type Ready struct {
 	Version      string        `json:"version"`
 	Cgroup       string        `json:"cgroup"`
 	ServicesFile string        `json:"services_file,omitempty"`
-	Services     int           `json:"services"` // of the file
+	Services     int           `json:"services"` // in the file
 	Endpoints    int           `json:"endpoints"`
 	XDS          string        `json:"xds,omitempty"`  // address of the control plane
-	Node         string        `json:"node,omitempty"` // who the data plane is to it, where that was given
+	Node         string        `json:"node,omitempty"` // its node for the control plane, if one was given
 	Store        string        `json:"store"`
 	Atomic       string        `json:"atomic"` // how much of a change programs see at once
 	Fail         string        `json:"fail"`
 	Peer         string        `json:"peer"`
-	Sources      []netip.Addr  `json:"sources"` // that rules suppose where a socket is bound to none
+	Sources      []netip.Addr  `json:"sources"` // sources that rules assume for sockets that are not bound
 	Programs     []ProgramInfo `json:"programs"`
 	Maps         []MapInfo     `json:"maps"`
 	Links        []LinkInfo    `json:"links"`
 }
 
-// ProgramInfo names one program in the kernel.
+// ProgramInfo identifies a program in the kernel.
 type ProgramInfo struct {
 	ID   uint32 `json:"id"`
 	Name string `json:"name"`
 }
 
-// MapInfo names one map in the kernel.
+// MapInfo identifies a map in the kernel.
 type MapInfo struct {
 	ID         uint32 `json:"id"`
 	Name       string `json:"name"`
@@ -60,21 +60,20 @@ type MapInfo struct {
 	MaxEntries uint32 `json:"max_entries"`
 }
 
-// LinkInfo names one link in the kernel.
+// LinkInfo identifies a link in the kernel.
 type LinkInfo struct {
 	ID      uint32 `json:"id"`
 	Program uint32 `json:"program"`
 	Attach  string `json:"attach"`
 }
 
-// Run is the data plane as a process: it loads and attaches, says ready, and ends with ctx or with conn's input. It
-// returns nil then. It reads its services file again on SIGHUP (one that is wrong changes nothing, and is logged), or
-// does what its control plane says. Where it has work to do, that begins with the start message, and its result is
-// sent. The goroutine that reads conn's input ends with that input; a process that is about to exit need not wait for
-// it.
+// Run runs the data plane as a process: it loads and attaches the programs, sends ready, and returns nil when ctx or
+// conn's input ends. It reads its services file again on SIGHUP (an invalid one changes nothing, and is logged), or
+// follows its control plane. Work begins with the start message, and its result is sent. The goroutine that reads
+// conn's input ends with that input; a process that is about to exit need not wait for it.
 func Run(ctx context.Context, o Options, conn *role.Conn) (err error) {
 	hup := make(chan os.Signal, 1)
-	signal.Notify(hup, unix.SIGHUP) // before ready, so that nobody's SIGHUP kills
+	signal.Notify(hup, unix.SIGHUP) // before ready, so that a SIGHUP after it does not kill the process
 	defer signal.Stop(hup)
 
 	if err := o.check(); err != nil {
@@ -117,7 +116,7 @@ func Run(ctx context.Context, o Options, conn *role.Conn) (err error) {
 	return r.serve(ctx, hup)
 }
 
-// running is a data plane that is attached.
+// running is an attached data plane.
 type running struct {
 	*DataPlane
 	o      Options
@@ -127,13 +126,13 @@ type running struct {
 	gate   gate
 }
 
-// worked is what came of work.
+// worked is the result of work.
 type worked struct {
 	result *load.Result
 	err    error
 }
 
-// serve goes on until ctx or the input ends, and has then ended all that it began.
+// serve serves until ctx or the input ends, and then ends everything that it has started.
 func (r *running) serve(ctx context.Context, hup <-chan os.Signal) (err error) {
 	inner, stop := context.WithCancel(ctx)
 	started, ended := make(chan role.Schedule, 1), make(chan error, 1)
@@ -143,14 +142,14 @@ func (r *running) serve(ctx context.Context, hup <-chan os.Signal) (err error) {
 		stop()
 		return err
 	}
-	var work chan worked // nil while there is none
+	var work chan worked // nil while no work runs
 	defer func() {
 		stop()
 		if client != nil {
 			err = errors.Join(err, <-client)
 		}
 		if work != nil {
-			<-work // it was stopped: nobody waits for it
+			<-work // after it was stopped, its result is not sent
 		}
 	}()
 	for {
@@ -191,7 +190,7 @@ func (r *running) serve(ctx context.Context, hup <-chan os.Signal) (err error) {
 	}
 }
 
-// listen reads until the other side closes.
+// listen reads messages until the other side closes.
 func listen(conn *role.Conn, started chan<- role.Schedule) error {
 	for {
 		m, err := conn.Receive()
@@ -209,13 +208,13 @@ func listen(conn *role.Conn, started chan<- role.Schedule) error {
 		}
 		select {
 		case started <- s:
-		default: // there is one start
+		default: // a second start is ignored
 		}
 	}
 }
 
-// client has a client do what the control plane says, until ctx ends; what it returned is sent. Without a control plane
-// there is nothing to come.
+// client runs a client that follows the control plane, until ctx ends, and then sends its error. Without a control
+// plane the result is nil.
 func (r *running) client(ctx context.Context) (chan error, error) {
 	if r.o.XDS == "" {
 		return nil, nil
@@ -252,7 +251,7 @@ func (r *running) client(ctx context.Context) (chan error, error) {
 			}
 		},
 		OnState: func(s xds.State) {
-			if line := describe(s, r.o.XDS); line != last { // each attempt in vain says the same
+			if line := describe(s, r.o.XDS); line != last { // repeated failures give the same line
 				last = line
 				_ = r.conn.Send(role.Log, line)
 			}
@@ -276,22 +275,23 @@ func (r *running) client(ctx context.Context) (chan error, error) {
 	return ended, nil
 }
 
-// placedLine is what the log says once, when the first configuration of a control plane is served.
+// placedLine is logged once, when the first configuration of a control plane is served.
 const placedLine = "the control plane's first configuration is served"
 
-// gate is shut while everything is refused, for want of a configuration (FailClosed). It opens once, when the control
-// plane has told its clusters and its listeners, and no cluster waits for its endpoints any more, and no listener for
-// its routes.
+// gate is closed while everything is refused before the first configuration (FailClosed). It opens once, when the
+// control plane has sent its clusters and its listeners, no cluster waits for its endpoints any more, and no listener
+// waits for its routes or routesTimeout is over.
 type gate struct {
 	heard [2]atomic.Bool // clusters and listeners
-	since atomic.Int64   // ns by pace.Now; when both were heard
+	since atomic.Int64   // when both had been received, ns by pace.Now
 	open  atomic.Bool
 }
 
-// routesTimeout is how long the gate waits for routes: what Envoy waits for each resource (initial_fetch_timeout).
+// routesTimeout is how long the gate waits for routes: as long as Envoy waits for each resource
+// (initial_fetch_timeout).
 const routesTimeout = 15 * time.Second
 
-// hears takes note of clusters and listeners, and says whether there were both.
+// hears records clusters and listeners, and says whether both have been received.
 func (g *gate) hears(e xds.Event) bool {
 	switch e.Kind {
 	case xds.Clusters:
@@ -304,7 +304,7 @@ func (g *gate) hears(e xds.Event) bool {
 
 func (g *gate) both() bool { return g.heard[0].Load() && g.heard[1].Load() }
 
-// look opens the gate when it is time.
+// look opens the gate when its conditions hold.
 func (g *gate) look(c *xds.Client, s *shared) {
 	if g.open.Load() || !g.both() {
 		return
@@ -317,8 +317,8 @@ func (g *gate) look(c *xds.Client, s *shared) {
 	}
 }
 
-// watch looks from time to time until the gate is open or ctx ends: beside the responses a cluster can also cease to
-// wait because its time is up.
+// watch looks from time to time until the gate is open or ctx ends, because a cluster can stop waiting without a
+// response, when its time is over.
 func (g *gate) watch(ctx context.Context, c *xds.Client, s *shared) {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
@@ -332,7 +332,7 @@ func (g *gate) watch(ctx context.Context, c *xds.Client, s *shared) {
 	}
 }
 
-// describe says how the data plane stands with its control plane.
+// describe describes the connection to the control plane for the log.
 func describe(s xds.State, address string) string {
 	if s.Err != nil {
 		return fmt.Sprintf("control plane %s: %s: %s", address, s.Phase, s.Err)
@@ -340,7 +340,7 @@ func describe(s xds.State, address string) string {
 	return fmt.Sprintf("control plane %s: %s", address, s.Phase)
 }
 
-// reload applies the services file again, and says how that went.
+// reload applies the services file again, and returns a line for the log.
 func (r *running) reload(ctx context.Context) string {
 	if r.o.XDS != "" {
 		return "there is no services file to read again: the control plane says what is served"
@@ -356,7 +356,7 @@ func (r *running) reload(ctx context.Context) string {
 	return fmt.Sprintf("applied %s: %s", r.o.ServicesFile, changes)
 }
 
-// inFile says of which file an error is. Services that a store refuses for their number ask for other sizes.
+// inFile adds the file to an error. If a store refuses services because of their number, the hint names the sizes.
 func inFile(err error, file string) error {
 	var f *fault.Error
 	if !errors.As(err, &f) {
@@ -372,7 +372,7 @@ func inFile(err error, file string) error {
 	return fault.Wrap(err, f.Code, file, hint, "the services cannot be applied")
 }
 
-// logTotals says at the end what each program did. The reader may have gone: that is no failure of the data plane.
+// logTotals logs at the end what each program did. It is no failure of the data plane if the reader has gone.
 func (r *running) logTotals() error {
 	programs, err := r.Stats()
 	if err != nil {
@@ -399,7 +399,7 @@ func (d *DataPlane) ready(o Options, services []Service) (Ready, error) {
 	for _, s := range services {
 		r.Endpoints += len(s.Endpoints)
 	}
-	ids := map[ebpf.MapID]bool{} // of all maps: the store's, and the programs' own, also those of constants
+	ids := map[ebpf.MapID]bool{} // ids of all maps: the store's, and the programs' own, including those of constants
 	for name, m := range d.store.Maps() {
 		info, err := m.Info()
 		if err != nil {

@@ -16,34 +16,34 @@ const (
 	UDP = mesh.UDP
 )
 
-// Service is an address and what stands behind it.
+// Service is an address and its endpoints.
 type Service struct {
 	Address   netip.AddrPort
 	Protocol  Protocol
 	Endpoints []Endpoint // none: connections to the service are refused
 }
 
-// String is the protocol and the address, in the form in which equal services are called the same.
+// String returns the protocol and the address in canonical form, so that equal services have the same name.
 func (s Service) String() string { return s.Protocol.String() + " " + canonical(s.Address).String() }
 
-// Endpoint is one place that serves a service.
+// Endpoint is an address that serves a service.
 type Endpoint struct {
 	Address netip.AddrPort
 	Weight  uint32 // its share of new connections, relative to the sum of the service's weights; 0: none
 }
 
-// Limits of one service. Some stores hold less.
+// Limits of one service. Some stores have lower ones.
 const (
 	MaxServiceEndpoints = 1<<16 - 1
 	MaxWeight           = 1_000_000
 )
 
-// canonical is the form of an address in which equal addresses compare equal.
+// canonical returns an address in the form in which equal addresses compare equal.
 func canonical(a netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
 }
 
-// checkAddress says what is wrong with an address of a service or an endpoint, if anything.
+// checkAddress returns an error if an address of a service or an endpoint is invalid.
 func checkAddress(a netip.AddrPort) error {
 	switch ip := a.Addr(); {
 	case !ip.IsValid():
@@ -60,12 +60,12 @@ func checkAddress(a netip.AddrPort) error {
 	return nil
 }
 
-// checkEndpoint says what is wrong with an endpoint of s, if anything.
+// checkEndpoint returns an error if an endpoint of s is invalid.
 func (s Service) checkEndpoint(e Endpoint) error {
 	if err := checkAddress(e.Address); err != nil {
 		return err
 	}
-	// An AF_INET socket cannot connect to IPv6, and for UDP the kernel refuses to turn IPv6 into IPv4.
+	// An AF_INET socket cannot connect to IPv6, and for UDP the kernel does not allow IPv6 to be rewritten to IPv4.
 	if s.Address.Addr().Unmap().Is4() != e.Address.Addr().Unmap().Is4() {
 		return fmt.Errorf("endpoint %s is of another address family than its service %s", e.Address, s.Address)
 	}
@@ -75,7 +75,7 @@ func (s Service) checkEndpoint(e Endpoint) error {
 	return nil
 }
 
-// checkEndpoints says what is wrong with the endpoints of s taken together, if anything.
+// checkEndpoints returns an error if the endpoints of s are invalid together.
 func (s Service) checkEndpoints() error {
 	if len(s.Endpoints) > MaxServiceEndpoints {
 		return fmt.Errorf("service %s has %d endpoints; it can have %d", s, len(s.Endpoints), MaxServiceEndpoints)
@@ -90,7 +90,7 @@ func (s Service) checkEndpoints() error {
 	return nil
 }
 
-// check says what is wrong with s, if anything.
+// check returns an error if s is invalid.
 func (s Service) check() error {
 	if s.Protocol != TCP && s.Protocol != UDP {
 		return fmt.Errorf("service %s has protocol %s; it can be tcp or udp", s.Address, s.Protocol)

@@ -10,8 +10,7 @@ import (
 	"tare/internal/lib/param"
 )
 
-// The keys of the settings that say what the services are. The process sees them only as its services file and the
-// sizes of its maps.
+// The keys of the settings about services. The process gets them as its services file and the sizes of its maps.
 const (
 	servicesKey  = "services"
 	endpointsKey = "endpoints"
@@ -48,24 +47,24 @@ var servicesSettings = []param.Setting{
 	},
 }
 
-// serviceIP is the address of the n-th service, from 1, in 10.96.0.0/12, the range that clusters give their
-// services. It means something only inside the trial's control group.
+// serviceIP returns the address of the n-th service, from 1, in 10.96.0.0/12, the range that clusters use for theirs.
+// It has a meaning only inside the trial's control group.
 func serviceIP(n int) string {
 	return fmt.Sprintf("10.%d.%d.%d:80", 96+n>>16, n>>8&0xff, n&0xff)
 }
 
-// fillerIP is the n-th endpoint, from 1, that no application is behind, in 198.18.0.0/15, which is set aside for
-// benchmarks (RFC 2544).
+// fillerIP returns the n-th endpoint, from 1, of services without an application, in 198.18.0.0/15, which is reserved
+// for benchmarks (RFC 2544).
 func fillerIP(n int) string {
 	return fmt.Sprintf("198.%d.%d.%d:%d", 18+n>>16&1, n>>8&0xff, n&0xff, 8080+n>>17)
 }
 
-// maxEach bounds the endpoints of a service that no application is behind.
+// maxEach is the maximum number of endpoints of a service without an application.
 const maxEach = 1000
 
-// filler is what the services are that no application is behind.
+// filler describes the services without an application.
 type filler struct {
-	each     int    // endpoints
+	each     int    // number of endpoints
 	protocol string // empty: tcp
 }
 
@@ -73,8 +72,8 @@ func fillerOf(o param.Values) filler {
 	return filler{max(1, o.Int(endpointsKey)), o[protocolKey]}
 }
 
-// endpoint is the address of its n-th endpoint, counted over all services. A UDP socket connects to a loopback
-// address on any machine, whatever routes there are.
+// endpoint returns the n-th endpoint, counted over all services. A UDP socket can connect to a loopback address on any
+// machine, whatever its routes.
 func (f filler) endpoint(n int) string {
 	if f.protocol == "udp" {
 		return fmt.Sprintf("127.%d.%d.%d:%d", 128+n>>16&0x3f, n>>8&0xff, n&0xff, 8080+n>>22)
@@ -82,8 +81,8 @@ func (f filler) endpoint(n int) string {
 	return fillerIP(n)
 }
 
-// writeServicesFile writes the services file: first a service for each application, by its address, then as many
-// others as it takes for there to be count.
+// writeServicesFile writes the services file: first a service for each application, by its address, then others up to
+// count in all.
 func writeServicesFile(file string, applications []string, count int, f filler) error {
 	var b strings.Builder
 	b.WriteString("services:\n")

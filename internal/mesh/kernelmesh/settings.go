@@ -5,7 +5,7 @@ import (
 	"tare/internal/mesh/store"
 )
 
-// Settings are what specs and the command line set of the data plane.
+// Settings are the data plane's settings in specs and on the command line.
 var Settings = []param.Setting{
 	{Name: "store", Type: param.TypeText, Reach: param.ReachNothing,
 		Doc: "design of the store that holds its configuration, as under `subject: store`; " +
@@ -35,7 +35,7 @@ var Settings = []param.Setting{
 		Doc: "endpoints that its maps hold; its own choice when left out"},
 }
 
-// OptionsOf are the options by their settings. Its error is of a store that does not exist.
+// OptionsOf converts settings to options. It returns an error for an unknown store.
 func OptionsOf(v param.Values) (Options, error) {
 	o := Options{
 		Store: v["store"], Fail: v["fail"], Peer: v["peer"], Work: v["work"],

@@ -8,7 +8,7 @@ import (
 	"tare/internal/lib/bpf"
 )
 
-// shared is the memory that the process shares with its programs, by which it reads and writes without system calls.
+// shared is the memory that the process shares with its programs, which it reads and writes without system calls.
 type shared struct {
 	mapped   bpf.Mapped
 	state    *snapshotState
@@ -35,14 +35,14 @@ func (s *shared) close() error {
 	return err
 }
 
-// changed tells programs that the configuration is another: what they remember of answers does not hold.
+// changed tells programs that the configuration has changed, so that they discard remembered answers.
 func (s *shared) changed() {
 	if atomic.AddUint32(&s.state.Generation, 1) == 0 {
 		atomic.StoreUint32(&s.state.Generation, 1)
 	}
 }
 
-// refuse has programs refuse all connections, or not.
+// refuse makes programs refuse all connections, or stop doing so.
 func (s *shared) refuse(all bool) {
 	var word uint32
 	if all {
@@ -51,7 +51,7 @@ func (s *shared) refuse(all bool) {
 	atomic.StoreUint32(&s.state.Closed, word)
 }
 
-// retire begins a new epoch of a number whose cluster has gone: of open connections to it nothing is counted any more.
+// retire begins a new epoch for the number of a removed cluster: open connections to that cluster no longer count.
 func (s *shared) retire(id uint32) {
 	if id < s.ids {
 		open := &s.clusters[id].Open

@@ -10,14 +10,14 @@ import (
 	"tare/internal/mesh/store"
 )
 
-// Source makes lists of services into changes of a configuration: each service is a listener and a cluster, which are
-// both called by the protocol and the address ("tcp 10.96.0.1:80").
+// Source converts lists of services to changes of a configuration: each service is a listener and a cluster, both
+// named by the protocol and the address ("tcp 10.96.0.1:80").
 type Source struct {
 	apply    func(context.Context, mesh.Change) (store.Work, error)
-	services map[string]Service // as they were applied
+	services map[string]Service // as they were last applied
 }
 
-// NewSource is a source whose changes apply makes.
+// NewSource makes a source whose changes are made by apply.
 func NewSource(apply func(context.Context, mesh.Change) (store.Work, error)) *Source {
 	return &Source{apply: apply, services: map[string]Service{}}
 }
@@ -35,8 +35,8 @@ func (c Changes) String() string {
 		c.Unchanged)
 }
 
-// Set makes the configuration these services and no others, by one change with what differs from before. Services that
-// are wrong or do not fit are a *fault.Error of code Usage, and change nothing.
+// Set replaces the configuration by these services, in one change with the differences. If services are invalid or do
+// not fit, the error is a *fault.Error of code Usage, and nothing changes.
 func (s *Source) Set(ctx context.Context, services []Service) (Changes, error) {
 	var done Changes
 	var change mesh.Change
@@ -83,7 +83,7 @@ func (s *Source) Set(ctx context.Context, services []Service) (Changes, error) {
 	return done, nil
 }
 
-// listener takes all connections to the service to its cluster.
+// listener returns the service's listener, which sends all connections to its cluster.
 func (s Service) listener() *mesh.Listener {
 	all := mesh.Proxy{Clusters: []mesh.WeightedCluster{{Name: s.String(), Weight: 1}}}
 	return &mesh.Listener{Name: s.String(), Address: canonical(s.Address), Protocol: s.Protocol,

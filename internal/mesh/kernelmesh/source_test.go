@@ -14,7 +14,7 @@ import (
 	"tare/test/meshmodel"
 )
 
-// TestSource holds what comes of the changes against the services that were set, by the model of all stores.
+// TestSource compares the configuration after each change with the services that were set, by the model of all stores.
 func TestSource(t *testing.T) {
 	at := netip.MustParseAddrPort
 	one, two := Endpoint{at("127.0.0.1:1"), 3}, Endpoint{at("127.0.0.1:2"), 1}
@@ -33,7 +33,7 @@ func TestSource(t *testing.T) {
 		services []Service
 		fails    error
 		want     string // as Changes
-		change   [4]int // clusters, listeners, removed clusters, removed listeners; what was not applied is not looked at
+		change   [4]int // clusters, listeners, removed clusters, removed listeners; not checked if nothing was applied
 		parts    map[netip.AddrPort]float64
 		verdict  mesh.Verdict
 	}{

@@ -2,18 +2,18 @@ package kernelmesh
 
 import "fmt"
 
-// ProgramStats are the runs of one program by outcome. Every run has one.
+// ProgramStats are the runs of one program by outcome. Every run has one outcome.
 type ProgramStats struct {
 	Name         string
 	Matched      uint64 // acted: rewrote an address, counted a connection
 	Passed       uint64 // nothing matched
-	NoEndpoint   uint64 // refused: a service matched that nothing can serve
+	NoEndpoint   uint64 // refused: nothing can serve the matching service
 	Denied       uint64 // by RBAC
-	Overflow     uint64 // refused: a cluster has as many connections as it may
+	Overflow     uint64 // refused: the cluster has reached its limit of connections
 	Unconfigured uint64 // refused: there was no configuration yet
 }
 
-// runs are all of them.
+// runs returns the number of all runs.
 func (p ProgramStats) runs() uint64 {
 	return p.Matched + p.Passed + p.refused()
 }
@@ -26,8 +26,8 @@ var counterOrder = []string{
 	snapshotProgKmRecvmsg6, snapshotProgKmGetpeername4, snapshotProgKmGetpeername6, snapshotProgKmSockops,
 }
 
-// Stats are the counters of the programs since they were loaded. They go on while they are read: numbers of different
-// programs may differ by what happened meanwhile.
+// Stats returns the programs' counters since they were loaded. The programs continue meanwhile: numbers of different
+// programs may differ by what happened between the reads.
 func (d *DataPlane) Stats() ([]ProgramStats, error) {
 	var all []ProgramStats
 	for i, name := range counterOrder {

@@ -9,17 +9,18 @@ import (
 	"tare/internal/mesh/xds/translate"
 )
 
-// maxSeen bounds the warnings and refusals that are remembered, and so said once. Those beyond are said again.
+// maxSeen is the limit of remembered warnings and refusals. A remembered one is logged once; others may be logged
+// again.
 const maxSeen = 10_000
 
-// What lines of the log begin with.
+// Prefixes of lines in the log.
 const (
 	warningPrefix = "warning: "
 	refusedPrefix = "refused: "
 )
 
-// warnings says what of the control plane's configuration is taken otherwise than it says, or refused: once each, and
-// many resources of one kind with the same in one line.
+// warnings logs resources of the control plane that are accepted with another meaning, or refused: each warning once,
+// and the same warning about many resources of a kind in one line.
 type warnings struct {
 	seen map[string]bool
 }
@@ -37,7 +38,7 @@ func (w *warnings) first(text string) bool {
 	return true
 }
 
-// lines are the lines that a response gives rise to.
+// lines returns the log lines for a response.
 func (w *warnings) lines(e xds.Event) (lines []string) {
 	type same struct{ kind, field, what string }
 	var order []same

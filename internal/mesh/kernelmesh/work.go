@@ -14,14 +14,14 @@ type Worker interface {
 	Run(ctx context.Context, s role.Schedule) (*load.Result, error)
 }
 
-// works are the kinds of work by name. They are made when the data plane is loaded and before a control plane is
-// asked for anything, and run when it is attached.
+// works are the kinds of work by name. Work is made when the data plane has been loaded, before a control plane is
+// connected, and runs when it is attached.
 var works = map[string]func(*DataPlane, Options) (Worker, error){WorkPush: newPushWork, WorkReplace: newReplacer}
 
-// Works are the names of all kinds of work, in order.
+// Works returns the names of all kinds of work, sorted.
 func Works() []string { return slices.Sorted(maps.Keys(works)) }
 
-// newWorker makes the work that o asks for; nil where it asks for none.
+// newWorker makes the work that o selects; nil if it selects none.
 func (d *DataPlane) newWorker(o Options) (Worker, error) {
 	if o.Work == "" {
 		return nil, nil

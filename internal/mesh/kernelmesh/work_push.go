@@ -16,13 +16,13 @@ import (
 // WorkPush is the work that times the changes that a control plane pushes.
 const WorkPush = "push"
 
-// pushWork is the work of a data plane that is told changes by a control plane: it says how long after each was sent it
-// was received, decoded, visible to programs and acknowledged. The control plane must be one that stamps its responses
-// (application mesh), and the load "push" beside it.
+// pushWork is the work of a data plane whose control plane pushes changes: it measures how long after each was sent it
+// was received, decoded, visible to programs and acknowledged. The control plane must stamp its responses (application
+// mesh), and the load "push" must run.
 type pushWork struct {
 	mu     sync.Mutex
 	events []xds.Event
-	some   chan struct{} // has room for one: there are events
+	some   chan struct{} // has room for one: signals that there are events
 }
 
 func newPushWork(d *DataPlane, o Options) (Worker, error) {
@@ -35,7 +35,7 @@ func newPushWork(d *DataPlane, o Options) (Worker, error) {
 	return w, nil
 }
 
-// hear takes note of a response. It must not hold up the client.
+// hear records a response. It must not delay the client.
 func (w *pushWork) hear(e xds.Event) {
 	if e.Kind != xds.Endpoints {
 		return
@@ -49,7 +49,7 @@ func (w *pushWork) hear(e xds.Event) {
 	}
 }
 
-// heard waits for events and gives them.
+// heard waits for events and returns them.
 func (w *pushWork) heard(ctx context.Context) ([]xds.Event, error) {
 	for {
 		w.mu.Lock()
@@ -68,7 +68,7 @@ func (w *pushWork) heard(ctx context.Context) ([]xds.Event, error) {
 }
 
 // Run times the changes that are sent in the window, whenever they are made, and one in any case. It ends with the
-// first that is sent after the window: the load makes one more for that.
+// first that is sent after the window; the load makes one more for this purpose.
 func (w *pushWork) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	begin, end, err := s.Window()
 	if err != nil {

@@ -16,8 +16,8 @@ import (
 	"tare/internal/mesh/xds"
 )
 
-// pushMain is a load of changes as a process: argument 1 is a cgroup to enter, argument 2 where the mesh takes changes,
-// argument 3 of what.
+// pushMain runs a load of changes as a process: argument 1 is a cgroup to enter, argument 2 the address where the mesh
+// accepts changes, argument 3 what a change is of.
 func pushMain() {
 	if err := os.WriteFile(filepath.Join(os.Args[1], "cgroup.procs"), []byte("0"), 0); err != nil {
 		panic(err)
@@ -30,8 +30,8 @@ func pushMain() {
 	}
 }
 
-// TestWorkPush: changes of a control plane come to connections, the data plane and the load agree about them, and one
-// is not visible later than it is usable.
+// TestWorkPush: changes of a control plane reach connections, the data plane and the load agree about them, and none
+// is visible later than it is usable.
 func TestWorkPush(t *testing.T) {
 	for _, x := range []struct{ store, what string }{{"snapshot", push.One}, {"snapshot", push.All}, {"value", push.All},
 		{"sized", push.One}} {
@@ -90,8 +90,8 @@ func testWorkPush(t *testing.T, store, what string) {
 		t.Errorf("received %d ns, decoded %d ns, visible %d ns, acked %d ns after it was sent", received, decoded,
 			visible, acked)
 	}
-	// A connection shows a change once it was decoded; what comes after may still run then, of a store that makes
-	// changes one by one above all.
+	// A connection can show a change once it was decoded. Applying it may continue after that, above all in a store
+	// that makes changes one by one.
 	if usable := least(&made, push.Usable); usable < decoded/2 {
 		t.Errorf("usable %d ns and decoded %d ns after it was sent", usable, decoded)
 	}
@@ -114,8 +114,8 @@ func testWorkPush(t *testing.T, store, what string) {
 	}
 }
 
-// TestPushWork: what counts is what was sent in the window, and one change in any case; a control plane that does not
-// say when it sent is refused.
+// TestPushWork: changes sent in the window count, and one in any case; a control plane that does not report when it
+// sent them is refused.
 func TestPushWork(t *testing.T) {
 	event := func(sent string, at int64) xds.Event {
 		return xds.Event{Kind: xds.Endpoints, Version: "1 set=90 sent=" + sent, Received: at, Decoded: at + 1,

@@ -14,13 +14,13 @@ import (
 	"tare/internal/mesh/generation"
 )
 
-// WorkReplace is the work that replaces configuration as fast as it goes.
+// WorkReplace is the work that replaces configuration as fast as it can.
 const WorkReplace = "replace"
 
-// replacer makes one change after the other to two services of its own (package generation): each gives the cluster of
-// the first new endpoints, has the listener of the second go to a new cluster, and removes that cluster's predecessor.
-// The page of generations says when each change begins and returns, so that a load that connects meanwhile (package
-// load/connect) can judge what it finds.
+// replacer makes one change after the other to two generated services (package generation): each gives the cluster of
+// the first new endpoints, makes the listener of the second use a new cluster, and removes that cluster's predecessor.
+// The page of generations records when each change begins and returns, so that a load that connects meanwhile (package
+// connect) can judge what it finds.
 type replacer struct {
 	d    *DataPlane
 	page *generation.Page
@@ -42,7 +42,7 @@ func newReplacer(d *DataPlane, _ Options) (Worker, error) {
 	return r, nil
 }
 
-// first is generation 0, with both listeners.
+// first returns generation 0, with both listeners.
 func (r *replacer) first() mesh.Change {
 	c := r.change(0)
 	c.Listeners = nil
@@ -52,7 +52,7 @@ func (r *replacer) first() mesh.Change {
 	return c
 }
 
-// clusterOf is the name of a service's cluster in a generation.
+// clusterOf returns the name of a service's cluster in a generation.
 func clusterOf(service int, g uint64) string {
 	if service == 0 {
 		return "replaced-in-place"
@@ -60,7 +60,7 @@ func clusterOf(service int, g uint64) string {
 	return [...]string{"replaced-even", "replaced-odd"}[g%2]
 }
 
-// change brings generation g after g-1.
+// change returns the change from generation g-1 to g.
 func (r *replacer) change(g uint64) (c mesh.Change) {
 	for service := range generation.Services {
 		cluster := &mesh.Cluster{Name: clusterOf(service, g), Localities: make([]mesh.Locality, 1)}
@@ -77,7 +77,7 @@ func (r *replacer) change(g uint64) (c mesh.Change) {
 	return c
 }
 
-// listener takes all connections to a service to its cluster.
+// listener returns a listener that sends all connections to a service to its cluster.
 func (r *replacer) listener(service int, g uint64) *mesh.Listener {
 	return &mesh.Listener{
 		Name:    [...]string{"replaced-in-place", "replaced-by-another"}[service],
@@ -87,8 +87,8 @@ func (r *replacer) listener(service int, g uint64) *mesh.Listener {
 	}
 }
 
-// Run replaces by the schedule, in closed loop, and says what it did. A change that begins in the window counts,
-// whenever it ends; one counts in any case, though the window be too short for the store to come to it.
+// Run replaces by the schedule, in closed loop, and returns the result. A change that begins in the window counts,
+// whenever it ends; one counts in any case, even if the window is too short for the store.
 func (r *replacer) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	defer r.page.Close()
 	begin, end, err := s.Window()
@@ -136,7 +136,7 @@ func (r *replacer) loop(ctx context.Context, t *replaced) error {
 	return context.Cause(ctx)
 }
 
-// replaced is what a run counts.
+// replaced is the counts of a run.
 type replaced struct {
 	load.Tally
 	begin, end int64

@@ -22,7 +22,7 @@ import (
 	"tare/test/meshmodel"
 )
 
-// connectMain is a load of connections as a process: argument 1 is a cgroup to enter, argument 2 the process that
+// connectMain runs a load of connections as a process: argument 1 is a cgroup to enter, argument 2 the process that
 // replaces.
 func connectMain() {
 	if err := os.WriteFile(filepath.Join(os.Args[1], "cgroup.procs"), []byte("0"), 0); err != nil {
@@ -39,8 +39,8 @@ func connectMain() {
 	}
 }
 
-// TestReplacerChanges holds the changes against the model: after each, both services have the endpoints of its
-// generation, and no cluster is left over.
+// TestReplacerChanges compares the changes with the model: after each, both services have the endpoints of its
+// generation, and no other cluster is left.
 func TestReplacerChanges(t *testing.T) {
 	r, c := &replacer{}, mesh.NewConfig()
 	for g := range uint64(10) {
@@ -68,8 +68,8 @@ func TestReplacerChanges(t *testing.T) {
 	}
 }
 
-// TestWorkReplace replaces under a load in a process of its own. What the store's design promises must hold for real
-// connections; that the load sees what does not hold shows in the designs that promise little.
+// TestWorkReplace replaces under a load in a separate process. The guarantees of the store's design must hold for real
+// connections; designs with weak guarantees show that the load detects violations.
 func TestWorkReplace(t *testing.T) {
 	overStores(t, testWorkReplace, "snapshot", "value", "sized", "pooled:ondemand")
 }
@@ -88,7 +88,7 @@ func testWorkReplace(t *testing.T, name string) {
 		t.Fatalf("%+v, %v", ready, err)
 	}
 	window, least := 400*time.Millisecond, 100.0
-	if testing.Short() { // the load may share its one, emulated, processor with the replacer
+	if testing.Short() { // the load may share the only, emulated, processor with the replacer
 		window, least = 3*time.Second, 1
 	}
 	s := role.Schedule{Begin: pace.Now() + int64(20*time.Millisecond), Warmup: int64(20 * time.Millisecond),
@@ -132,15 +132,15 @@ func testWorkReplace(t *testing.T, name string) {
 			t.Errorf("resources are not seen whole: %s", text)
 		}
 	case store.PerRecord:
-		// They take the old records away before the new ones are there.
+		// They remove the old records before the new ones are there.
 		if wrong+c[generation.FailedCount] == 0 {
 			t.Errorf("nothing is seen of the gap in each change: %s", text)
 		}
 	}
 }
 
-// TestWorkReplaceSlow: a store that does not come to a change within the window makes one all the same; wrong use and
-// want of room say so.
+// TestWorkReplaceSlow: a store that is too slow for a change within the window makes one nevertheless; invalid options
+// and lack of room are reported.
 func TestWorkReplaceSlow(t *testing.T) {
 	p, _ := newDataPlane(t, Options{Store: "value", MaxServices: 16, MaxEndpoints: 64})
 	w, err := newReplacer(p.DataPlane, Options{})

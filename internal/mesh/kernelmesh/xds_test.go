@@ -15,7 +15,7 @@ import (
 	"tare/internal/mesh/controlplane/proxyconfig"
 )
 
-// controlPlane serves at a socket of the file system until the test ends, or it is closed.
+// controlPlane serves at a socket in the file system until the test ends, or it is closed.
 func controlPlane(t *testing.T, path string) *controlplane.Server {
 	t.Helper()
 	l, err := net.Listen("unix", path)
@@ -34,7 +34,7 @@ func controlPlane(t *testing.T, path string) *controlplane.Server {
 	return s
 }
 
-// tells has the control plane say that service4 is at an endpoint.
+// tells makes the control plane send service4 with an endpoint.
 func tells(t *testing.T, s *controlplane.Server, endpoint netip.AddrPort) {
 	t.Helper()
 	r := resourcesOf(t, fmt.Sprintf("services: [{name: web, address: %q, endpoints: [{address: %q}]}]", service4,
@@ -44,8 +44,8 @@ func tells(t *testing.T, s *controlplane.Server, endpoint netip.AddrPort) {
 	}
 }
 
-// TestXDS: the data plane does what its control plane says, goes on when that dies, and refuses or passes what comes
-// before.
+// TestXDS: the data plane follows its control plane, continues when that ends, and refuses or passes connections
+// before the first configuration.
 func TestXDS(t *testing.T) { overStores(t, testXDS, "snapshot", "pooled:ondemand") }
 
 func testXDS(t *testing.T, store string) {
@@ -58,7 +58,7 @@ func testXDS(t *testing.T, store string) {
 	}
 	c := newClient(t, dir)
 	refused := counted("connect: connection refused", 1)
-	c.ask(t, request{Do: "tcp", To: a}).want(t, none, none, refused) // a is there: it is the data plane that refuses
+	c.ask(t, request{Do: "tcp", To: a}).want(t, none, none, refused) // a listens: it is the data plane that refuses
 	c.ask(t, request{Do: "tcp", Family: unix.AF_INET6,
 		To: netip.AddrPortFrom(netip.AddrFrom16(a.Addr().As16()), a.Port())}).want(t, none, none, refused)
 	c.ask(t, request{Do: "udp", To: a}).want(t, none, none, counted("send: connection refused", 1))
@@ -87,11 +87,11 @@ func testXDS(t *testing.T, store string) {
 		t.Error(line)
 	}
 
-	p.Close() // what was said last stays
+	p.Close() // the last configuration stays
 	for line := ""; !strings.Contains(line, ": stale: "); line = s.log(t) {
 	}
 	c.ask(t, request{Do: "tcp", To: service4, N: 5}).want(t, counted(b, 5), counted(service4, 5), none)
-	again := controlPlane(t, path) // and is changed by another that comes after
+	again := controlPlane(t, path) // and another control plane changes it
 	tells(t, again, a)
 	reaches(a)
 	s.in.Close()
@@ -102,7 +102,7 @@ func testXDS(t *testing.T, store string) {
 	}
 }
 
-// TestFailOpen: nobody is there to say anything, and connections go on untouched.
+// TestFailOpen: without a control plane connections are left unchanged.
 func TestFailOpen(t *testing.T) {
 	a := tcpServer(t, "127.0.0.1:0")
 	dir := testCgroup(t)
@@ -111,7 +111,7 @@ func TestFailOpen(t *testing.T) {
 	newClient(t, dir).ask(t, request{Do: "tcp", To: a}).want(t, counted(a, 1), counted(a, 1), none)
 }
 
-// resourcesOf is what a mesh file tells every node.
+// resourcesOf returns what a mesh file sends to every node.
 func resourcesOf(t *testing.T, file string) controlplane.Resources {
 	t.Helper()
 	m, err := proxyconfig.Parse("test", []byte(file))

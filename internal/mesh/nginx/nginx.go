@@ -19,7 +19,7 @@ import (
 
 func init() { sidecar.Register(proxy{}) }
 
-// proxy is nginx as package sidecar knows it.
+// proxy is nginx as a sidecar.Proxy.
 type proxy struct{}
 
 func (proxy) About() sidecar.About {
@@ -31,8 +31,7 @@ func (proxy) About() sidecar.About {
 
 var version = text.LazyRegexp(`(?m)^nginx version: nginx/(\S+)`)
 
-// Check refuses what nginx cannot do: to servers it speaks HTTP/1.1, and HTTP/2 only where all requests are of gRPC, by
-// another module.
+// Check refuses what nginx cannot do: it speaks HTTP/1.1 to servers, and HTTP/2 only for gRPC, with another module.
 func (proxy) Check(o param.Values) error {
 	if p := sidecar.ProtocolOf(o); sidecar.OverHTTP2(p) {
 		return fmt.Errorf("nginx does not speak %s to servers: set its protocol to %s, or leave it out", p,
@@ -49,7 +48,7 @@ var (
 	modulesOption = text.LazyRegexp(`--modules-path=(\S+)`)
 )
 
-// streamModule is the module that carries TCP: empty where it is in the program.
+// streamModule returns the path of the module that proxies TCP; empty if it is built into the program.
 func streamModule(ctx context.Context, program string) (path string, err error) {
 	built := process.Printed(ctx, program, "-V")
 	stream := streamOption().FindStringSubmatch(built)
@@ -77,10 +76,10 @@ func streamModule(ctx context.Context, program string) (path string, err error) 
 	return path, nil
 }
 
-// plain are paths that mean themselves in nginx's configuration, quoted or not.
+// plain matches paths that need no quoting in nginx's configuration.
 var plain = text.LazyRegexp(`^[A-Za-z0-9_./+-]+$`)
 
-// Lacks is sidecar.Needer's: Debian's nginx-light carries no TCP.
+// Lacks implements sidecar.Needer: Debian's nginx-light does not proxy TCP.
 func (proxy) Lacks(ctx context.Context, program string, o param.Values) error {
 	if sidecar.ProtocolOf(o) != sidecar.ProtocolTCP {
 		return nil
@@ -89,8 +88,8 @@ func (proxy) Lacks(ctx context.Context, program string, o param.Values) error {
 	return err
 }
 
-// Takes is sidecar.Redirectable's. nginx never asks where a redirected connection was going, and goes where its
-// configuration says.
+// Takes implements sidecar.Redirectable. nginx does not ask for the original destination of a redirected connection;
+// it uses its configuration.
 func (proxy) Takes(way string) error {
 	if way == redirect.TPROXY {
 		return errors.New("nginx cannot open a socket that listens transparently (IP_TRANSPARENT): write " +
@@ -99,14 +98,14 @@ func (proxy) Takes(way string) error {
 	return nil
 }
 
-// The files in a proxy's directory, beside those of its certificate. nginx works there, so that its configuration names
-// no path that depends on where the directory is.
+// The files in a proxy's directory, beside those of its certificate. It is nginx's prefix, so that the configuration
+// contains no path that depends on where the directory is.
 const (
 	configFile = "nginx.conf"
 	statusFile = "status.sock"
 )
 
-// configuration is a template, whose data are a config.
+// configuration is a template whose data are a config.
 //
 //go:embed nginx.conf.tmpl
 var configuration string
@@ -125,22 +124,22 @@ func (proxy) Command(p sidecar.Place) (process.Command, error) {
 	}, nil
 }
 
-// config is what a proxy is configured by.
+// config is the data of the configuration template.
 type config struct {
 	sidecar.Place
-	Module   string // path of the module that carries TCP; empty: none is to be loaded
-	Sockets  int    // of each worker
-	Files    int    // the same
+	Module   string // path of the module that proxies TCP; empty: none has to be loaded
+	Sockets  int    // connections of each worker
+	Files    int    // open files of each worker
 	Services []service
 }
 
-// service is where connections come to and go. Nothing comes to one that listens nowhere.
+// service is where connections are accepted and where they go. Without Listen none are accepted.
 type service struct {
 	Name, Listen, To string
-	Keep             int // idle connections to it, for which nginx sets memory aside
+	Keep             int // idle connections to it, for which nginx allocates memory
 }
 
-// otherConnections is how many idle connections are kept to a service that nobody calls.
+// otherConnections is the number of idle connections to a service without callers.
 const otherConnections = 64
 
 func configOf(ctx context.Context, p sidecar.Place) (c config, err error) {
@@ -150,7 +149,7 @@ func configOf(ctx context.Context, p sidecar.Place) (c config, err error) {
 			return c, err
 		}
 	}
-	// A connection on either side, and some for the listening sockets and for who asks how it is doing.
+	// Two for each connection, and some for the listening sockets and status requests.
 	c.Sockets = 2*p.Connections + 64 + len(p.Others)
 	c.Files = c.Sockets + 64
 	c.Services = []service{{"to", p.Listen, p.To, p.Connections}}

@@ -12,12 +12,12 @@ import (
 
 func TestMain(m *testing.M) { sidecartest.Main(m) }
 
-// TestConform: real nginx.
+// TestConform runs real nginx.
 func TestConform(t *testing.T) {
 	sidecartest.Conform(t, proxy{}, sidecartest.Options{
 		Files: true, Blind: true, Needs: "nginx-light",
 		Validate: func(t *testing.T, f sidecar.Found, dir string) {
-			// Its own check binds the sockets as well, so it has a copy without those that exist already.
+			// Its configuration check also binds the sockets, so it gets a copy without those that exist already.
 			cmd := exec.Command("/usr/sbin/nginx", "-t", "-p", dir+"/", "-c", configFile, "-e", "stderr")
 			cmd.Dir = dir
 			if out, err := cmd.CombinedOutput(); !strings.Contains(string(out), "syntax is ok") ||
@@ -32,7 +32,7 @@ func TestConform(t *testing.T) {
 	})
 }
 
-// TestStatus: the page as nginx's documentation has it, and pieces of it.
+// TestStatus parses the page of nginx's documentation, and parts of it.
 func TestStatus(t *testing.T) {
 	guest.KernelFree(t)
 	const page = "Active connections: 291 \nserver accepts handled requests\n 16630948 16630947 31070465 \n" +

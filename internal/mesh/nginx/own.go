@@ -10,10 +10,10 @@ import (
 	"tare/internal/mesh/sidecar"
 )
 
-// mostOwn bounds what nginx says of itself, in bytes.
+// mostOwn bounds nginx's answer, in bytes.
 const mostOwn = 4 << 10
 
-// Own is what stub_status says, by the names that it has in nginx's documentation.
+// Own returns the values of stub_status, by their names in nginx's documentation.
 func (proxy) Own(ctx context.Context, p sidecar.Place) (map[string]float64, error) {
 	t := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return sidecar.DialIn(ctx, p.Dir, statusFile)
@@ -37,7 +37,7 @@ func (proxy) Own(ctx context.Context, p sidecar.Place) (map[string]float64, erro
 	return parseStatus(string(text)), nil
 }
 
-// parseStatus reads the four lines of stub_status (ngx_http_stub_status_module); nothing where they are not that.
+// parseStatus parses the four lines of stub_status (ngx_http_stub_status_module); nil for any other text.
 func parseStatus(text string) map[string]float64 {
 	names := []string{"active connections", "accepts", "handled", "requests", "reading", "writing", "waiting"}
 	values := make([]float64, len(names))

@@ -18,7 +18,7 @@ import (
 	"tare/internal/mesh/fleet"
 )
 
-// CheckSetup is kind.SetupChecker's.
+// CheckSetup implements kind.SetupChecker.
 func (guest) CheckSetup(s *kind.Setup, _ string, part *kind.Part) error {
 	if part.Options.Int(envoysKey) == 0 {
 		return nil
@@ -27,7 +27,7 @@ func (guest) CheckSetup(s *kind.Setup, _ string, part *kind.Part) error {
 	return err
 }
 
-// endpointsOf are the names of the two applications between which a change goes to and fro.
+// endpointsOf returns the names of the two applications that changes alternate between.
 func endpointsOf(s *kind.Setup) (names [2]string, err error) {
 	n := 0
 	for _, name := range slices.Sorted(maps.Keys(s.Applications)) {
@@ -43,13 +43,13 @@ func endpointsOf(s *kind.Setup) (names [2]string, err error) {
 	return names, nil
 }
 
-// endpoint is an application by which a change shows.
+// endpoint is an application that shows a change.
 type endpoint struct {
 	address string
 	length  int
 }
 
-// effectOf reads the setting; none where it is empty.
+// effectOf parses the setting; it returns none if it is empty.
 func effectOf(text string) (two []endpoint, err error) {
 	if text == "" {
 		return nil, nil
@@ -68,7 +68,8 @@ func effectOf(text string) (two []endpoint, err error) {
 	return two, nil
 }
 
-// effectService is the service that shows the effect of a change, and envoyName that of an Envoy and of all of them.
+// effectService is the service that shows the effect of a change, and envoyName the name of an Envoy and of all of
+// them.
 const (
 	effectService = "effect"
 	envoyName     = "envoy"
@@ -76,8 +77,8 @@ const (
 
 func envoyID(i int) string { return fmt.Sprint(envoyName, "-", i) }
 
-// toEnvoys adds the Envoys, and the service that they alone call: nobody of the mesh serves it, so that it is called in
-// the clear.
+// toEnvoys adds the Envoys, and the service that only they call. No proxy of the mesh serves it, so that it is called
+// without TLS.
 func (o options) toEnvoys(c *proxyconfig.Config) {
 	if len(o.listen) == 0 {
 		return
@@ -90,12 +91,12 @@ func (o options) toEnvoys(c *proxyconfig.Config) {
 	}
 }
 
-// shown is the endpoint of that service after so many changes of it.
+// shown returns the endpoint of that service after a number of changes.
 func (o options) shown(changes int) []proxyconfig.Endpoint {
 	return []proxyconfig.Endpoint{{Address: o.effect[changes%2].address}}
 }
 
-// bootstraps writes what Envoys are started with.
+// bootstraps writes the bootstraps of Envoys.
 func (o options) bootstraps(address string, by *authority.Authority) (*fleet.Effect, error) {
 	if len(o.listen) == 0 {
 		return nil, nil

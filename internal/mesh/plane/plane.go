@@ -1,5 +1,5 @@
-// Package plane is the subject that is a control plane under a fleet of proxies (package fleet), with a mesh made up
-// for it: this project's, or another for comparison.
+// Package plane is the subject that is a control plane for a fleet of proxies (package fleet), with a generated mesh:
+// this project's control plane, or another for comparison.
 package plane
 
 import (
@@ -33,7 +33,7 @@ import (
 
 func init() { kind.Register(kind.Subject, guest{}) }
 
-// The names of the settings.
+// Names of the settings.
 const (
 	servicesKey    = "services"
 	callsKey       = "calls"
@@ -93,10 +93,10 @@ var settings = []param.Setting{
 		Doc: "directory for what proxies connect by; an experiment makes its own"},
 }
 
-// guest is the subject as the engine knows it.
+// guest implements the subject for the engine.
 type guest struct{}
 
-// What the guest has that the engine looks for.
+// Interfaces that the engine looks for.
 var (
 	_ kind.Player        = guest{}
 	_ kind.Joiner        = guest{}
@@ -105,7 +105,7 @@ var (
 	_ fleet.ControlPlane = guest{}
 )
 
-// About says what it is.
+// About implements kind.Guest.
 func (guest) About() kind.About {
 	return kind.About{
 		Name:     "controlplane",
@@ -114,7 +114,7 @@ func (guest) About() kind.About {
 	}
 }
 
-// Check is kind.Checker's.
+// Check implements kind.Checker.
 func (guest) Check(v param.Values) error {
 	program := v[programKey]
 	if program != programTare && v.On(mtlsKey) {
@@ -127,7 +127,7 @@ func (guest) Check(v param.Values) error {
 	return err
 }
 
-// Installed is kind.Installed's: all but istiod and Envoys are in this program.
+// Installed implements kind.Installed: everything but istiod and Envoy is in this program.
 func (guest) Installed(_ context.Context, v param.Values) error {
 	if v.Int(envoysKey) > 0 {
 		if _, err := exec.LookPath(v[envoyKey]); err != nil {
@@ -142,10 +142,10 @@ func (guest) Installed(_ context.Context, v param.Values) error {
 	return nil
 }
 
-// Optional is kind.Installed's.
+// Optional implements kind.Installed.
 func (guest) Optional(v param.Values) bool { return v.On(optionalKey) }
 
-// ServesFleets is fleet.ControlPlane's.
+// ServesFleets implements fleet.ControlPlane.
 func (guest) ServesFleets() {}
 
 // joined is the control plane in a trial.
@@ -155,7 +155,7 @@ type joined struct {
 	dir   string // of credentials; empty: there are none
 }
 
-// Join is kind.Joiner's.
+// Join implements kind.Joiner.
 func (g guest) Join(t kind.Trial, _ string, part *kind.Part) (any, error) {
 	return &joined{trial: t, part: part}, nil
 }
@@ -207,7 +207,7 @@ func (j *joined) Start(ctx context.Context) error {
 	return nil
 }
 
-// Close removes what proxies connected by.
+// Close removes the proxies' credentials.
 func (j *joined) Close() error {
 	if j.dir == "" {
 		return nil
@@ -215,7 +215,7 @@ func (j *joined) Close() error {
 	return os.RemoveAll(j.dir)
 }
 
-// Play is the process: a control plane until the parent closes its end.
+// Play runs the process: a control plane until the parent closes its end.
 func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
 	o := options{Shape: fleet.Shape{Proxies: v.Int(proxiesKey), Services: v.Int(servicesKey), Calls: v.Int(callsKey)},
 		mtls: v.On(mtlsKey), credentials: v[credentialsKey], program: v[programKey],
@@ -237,17 +237,17 @@ type options struct {
 	debounce    time.Duration
 	admits      int
 	envoys      int
-	envoy       string     // their program
-	effect      []endpoint // two, where there are Envoys
-	listen      []string   // where each Envoy takes connections to the service that shows the effect
+	envoy       string     // Envoy's program
+	effect      []endpoint // two, if there are Envoys
+	listen      []string   // where each Envoy accepts connections to the service that shows the effect
 }
 
-// served is a control plane that is weighed.
+// served is a control plane that is measured.
 type served interface {
-	// ready is where it listens and who its proxies are.
+	// ready returns where it listens and what its proxies are.
 	ready() fleet.Ready
 	setEndpoints(ctx context.Context, of map[string][]proxyconfig.Endpoint) error
-	// run returns with ctx, or with an error.
+	// run returns when ctx ends, or with an error.
 	run(ctx context.Context) error
 	close() error
 }
@@ -260,10 +260,10 @@ type within struct {
 		SetEndpoints(ctx context.Context, of map[string][]proxyconfig.Endpoint) (int64, error)
 	}
 	l    net.Listener
-	work func(context.Context) error // beside serving
+	work func(context.Context) error // besides serving
 }
 
-// tare is this project's.
+// tare makes this project's control plane.
 func (o options) tare(ctx context.Context) (served, error) {
 	m, err := o.meshOf().Compile()
 	if err != nil {
@@ -285,7 +285,7 @@ func (o options) tare(ctx context.Context) (served, error) {
 	}})
 }
 
-// cached is go-control-plane's.
+// cached makes go-control-plane's.
 func (o options) cached(ctx context.Context) (served, error) {
 	m, err := o.meshOf().Compile()
 	if err != nil {
@@ -301,7 +301,7 @@ func (o options) cached(ctx context.Context) (served, error) {
 	}})
 }
 
-// listening has a control plane listen. Where it cannot, it is closed.
+// listening makes a control plane listen. If it cannot, it is closed.
 func listening(p *within) (served, error) {
 	var err error
 	if p.l, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
@@ -327,7 +327,7 @@ func (p *within) close() error {
 	return nil
 }
 
-// meshOf is the configuration of a shape.
+// meshOf returns the configuration of a shape.
 func (o options) meshOf() *proxyconfig.Config {
 	c := &proxyconfig.Config{}
 	if o.Calls > 0 {
@@ -341,7 +341,7 @@ func (o options) meshOf() *proxyconfig.Config {
 		s := proxyconfig.Service{Name: name, Protocol: "http", Endpoints: endpoints(i, 1),
 			Address: fmt.Sprintf("10.96.%d.%d:80", i>>8, i&255)}
 		if o.Calls > 0 {
-			s.Access = []proxyconfig.Access{} // no one
+			s.Access = []proxyconfig.Access{} // no caller
 			if from := lists.Map(o.Callers(i), fleet.ServiceName); len(from) > 0 {
 				s.Access = append(s.Access, proxyconfig.Access{From: from})
 			}
@@ -398,7 +398,7 @@ func serve(ctx context.Context, o options, ready func(fleet.Ready) error) (err e
 		shown++
 	}
 	r := p.ready()
-	var signs *authority.Authority // of Tare's alone
+	var signs *authority.Authority // only of Tare's
 	if w, is := p.(*within); is {
 		if plane, is := w.plane.(*controlplane.Plane); is {
 			signs = plane.Authority()
@@ -421,7 +421,7 @@ func serve(ctx context.Context, o options, ready func(fleet.Ready) error) (err e
 	})
 }
 
-// write writes what the proxies of each service connect by.
+// write writes the credentials of each service's proxies.
 func (o options) write(p *controlplane.Plane, m *proxyconfig.Mesh) error {
 	for i := range min(o.Services, o.Proxies) {
 		c, err := p.Authority().Credentials(m.Identity(fleet.NodeID(i)))

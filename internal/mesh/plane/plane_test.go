@@ -18,13 +18,13 @@ import (
 	"tare/test/serving"
 )
 
-// started is a control plane at work, which the test ends.
+// started runs a control plane until the test ends.
 func started(t *testing.T, o options) fleet.Ready {
 	t.Helper()
 	return serving.Start(t, func(ctx context.Context, ready func(fleet.Ready) error) error { return serve(ctx, o, ready) })
 }
 
-// atPlane is the work of a fleet at a control plane.
+// atPlane is a fleet's work at a control plane.
 type atPlane struct {
 	mtls     bool
 	calls    int
@@ -33,7 +33,7 @@ type atPlane struct {
 	program  string
 }
 
-// TestFleetAtPlane: a fleet has its work done by the control plane, whatever that is and however it is connected.
+// TestFleetAtPlane: each control plane does the fleet's work, with each kind of connection.
 func TestFleetAtPlane(t *testing.T) {
 	for _, tt := range []atPlane{
 		{false, 3, param.Values{"work": fleet.OneChange},
@@ -54,7 +54,7 @@ func TestFleetAtPlane(t *testing.T) {
 	}
 }
 
-// TestFleetAtIstiod: and by one that others have written, which is asked as its own proxies ask.
+// TestFleetAtIstiod: so does istiod, with requests as its own proxies make them.
 func TestFleetAtIstiod(t *testing.T) {
 	if os.Getenv("TARE_ISTIOD_TEST") == "" {
 		t.Skip("make istiod-test runs it")
@@ -155,7 +155,7 @@ func TestEffect(t *testing.T) {
 	}
 }
 
-// inOrder: half of the proxies have nothing before the first one has, and so on.
+// inOrder checks that half of the proxies have something no earlier than the first one, and so on.
 func inOrder(t *testing.T, r *load.Result) {
 	t.Helper()
 	last := 0.0
@@ -164,14 +164,14 @@ func inOrder(t *testing.T, r *load.Result) {
 		if err != nil || h == nil {
 			continue
 		}
-		if h.Mean() < last*0.99 { // values are kept to three digits
+		if h.Mean() < last*0.99 { // histograms keep three digits
 			t.Errorf("%s is %g ns, before what comes before it", name, h.Mean())
 		}
 		last = h.Mean()
 	}
 }
 
-// TestConcerned: whom a service concerns is who has it in its configuration.
+// TestConcerned: a service concerns the proxies that have it in their configuration.
 func TestConcerned(t *testing.T) {
 	for _, s := range []fleet.Shape{{Proxies: 23, Services: 10, Calls: 3}, {Proxies: 5, Services: 10, Calls: 9},
 		{Proxies: 7, Services: 3, Calls: 20}, {Proxies: 4, Services: 6}, {Proxies: 3, Services: 1, Calls: 1}} {

@@ -16,10 +16,11 @@ func init() {
 	})
 }
 
-// prose is an answer in this package's words.
+// prose words this package's answers.
 type prose struct{ analysis.Prose }
 
-// pushAnswers say for each arm and level how long a change takes until connections show it, and where that time goes.
+// pushAnswers says for each arm and level how long a change takes until connections show it, and how that time is
+// spent.
 func pushAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
 	var all []analysis.Answer
 	for _, at := range t.Levels {
@@ -33,8 +34,8 @@ func pushAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
 	return all
 }
 
-// taken words a time of changes: its median and 99th percentile, as far as the trials have enough changes for them;
-// else their mean.
+// taken words a time of changes: its median and 99th percentile, if the trials have enough changes for them; otherwise
+// its mean.
 func (p *prose) taken(metric string) string {
 	mid, high := p.Find(metric+"_p50_seconds"), p.Find(metric+"_p99_seconds")
 	mean := p.Summary.Find(metric+"_seconds", p.Arm, p.At)

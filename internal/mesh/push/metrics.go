@@ -13,14 +13,14 @@ import (
 	"tare/internal/lib/stats"
 )
 
-// The ends of what is timed, as metrics word them.
+// The ends of what is timed, as worded in metrics.
 const (
 	inMaps      = "until programs find all of it in the maps"
 	inProgram   = "until a new connection to each service that was changed gets an endpoint that came by it"
 	fromSending = ", from when the response is encoded and about to be handed to the transport"
 )
 
-// metrics are what the load tells of changes from a control plane, and a subject whose own work is to time them.
+// metrics are the metrics of changes from a control plane, of the load and of a subject that times them.
 var metrics = slices.Concat(
 	pushed(Whole, "Time of a change of one service, or of all at once, from when the control plane is told "+
 		inProgram+"."),
@@ -41,7 +41,7 @@ var metrics = slices.Concat(
 	},
 )
 
-// tried is the part of the connections that the loads tried which is in one of their counts.
+// tried is the share of the tried connections that are in one of the loads' counts.
 func tried(name, count, how string) measured.Metric {
 	return measured.Metric{
 		Definition: metric.Definition{
@@ -58,7 +58,7 @@ func tried(name, count, how string) measured.Metric {
 	}
 }
 
-// histogramOf is the histogram of a name: of a subject whose work is to time changes, else of the loads.
+// histogramOf returns a histogram by name: that of a subject whose work is to time changes, or else of the loads.
 func histogramOf(m *measured.Measured, name string) (*hdrhistogram.Histogram, bool) {
 	if m.Work != nil && m.Work.Generator == Generator {
 		if h, err := m.Work.Histogram(name); err == nil && h != nil {
@@ -68,8 +68,8 @@ func histogramOf(m *measured.Measured, name string) (*hdrhistogram.Histogram, bo
 	return m.Histogram(name)
 }
 
-// pushed are the metrics of one histogram. Changes of a large mesh are few in a trial: then there is a mean and the
-// longest, and no quantile.
+// pushed makes the metrics of one histogram. A trial has few changes of a large mesh: then there is a mean and a
+// maximum, and no quantile.
 func pushed(histogram, how string) []measured.Metric {
 	of := func(name, how string, value func(*hdrhistogram.Histogram) (float64, bool)) measured.Metric {
 		return measured.Metric{

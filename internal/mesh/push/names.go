@@ -6,49 +6,49 @@ import (
 	"tare/internal/lib/lists"
 )
 
-// Generator is what results of this package, and of a data plane that works beside it, name as their generator.
+// Generator is the generator in results of this package, and of a data plane that works with it.
 const Generator = "push"
 
-// The names of the load's histograms, one value for each change.
+// The names of the load's histograms, with one value for each change.
 const (
-	// from when the control plane got the change until its response was about to be handed to the transport
+	// Sent: from when the control plane got the change until its response was about to be handed to the transport.
 	Sent   = "push_sent"
-	Usable = "push_usable" // from then until a new connection to each service that was changed shows it
-	Whole  = "push"        // both: from when the control plane got the change until connections show it
-	// of the last of these: from the try before, which did not show it yet, until it did. It is what Usable can be too
-	// long by
+	Usable = "push_usable" // from then until a new connection to each changed service shows it
+	Whole  = "push"        // the sum: from when the control plane got the change until connections show it
+	// Gap: from the try before the last, which did not show the change, until connections showed it. Usable can be too
+	// long by this.
 	Gap = "push_gap"
 )
 
-// The names of the load's counts, all of connections that were tried while a change was under way.
+// The names of the load's counts, all of connections that were tried during a change.
 const (
 	Tries   = "tries"
-	Refused = "refused" // of these
-	Wrong   = "wrong"   // of these, that got what is no endpoint of their service
+	Refused = "refused" // of Tries
+	Wrong   = "wrong"   // of Tries: with a peer that is no endpoint of their service
 )
 
 // The names of the data plane's histograms, all from when the response was about to be handed to the transport (work
 // "push" of package kernelmesh).
 const (
-	Received = "push_received" // the whole response had come, as a message
-	Decoded  = "push_decoded"  // it was read and checked
-	Visible  = "push_visible"  // programs find all of it in the maps
-	Acked    = "push_acked"    // its acknowledgement was handed to the transport
+	Received = "push_received" // until the complete response had arrived
+	Decoded  = "push_decoded"  // until it was decoded and checked
+	Visible  = "push_visible"  // until programs find all of it in the maps
+	Acked    = "push_acked"    // until its acknowledgement was handed to the transport
 )
 
-// longest is the longest time that is distinguished from longer ones, in ns.
+// longest is the longest time that histograms distinguish, in ns.
 const longest = int64(600e9)
 
-// Times are the histograms of a result under way, by name.
+// Times are the histograms of a result in progress, by name.
 type Times map[string]*hdrhistogram.Histogram
 
-// NewTimes makes empty ones.
+// NewTimes makes empty histograms.
 func NewTimes(names ...string) Times {
 	return lists.Keyed(names,
 		func(name string) (string, *hdrhistogram.Histogram) { return name, hdrhistogram.New(1, longest, 3) })
 }
 
-// Add adds a time, in ns. What is below 1 counts as 1.
+// Add adds a time in ns. A time below 1 counts as 1.
 func (t Times) Add(name string, ns int64) {
 	_ = t[name].RecordValue(min(max(ns, 1), longest)) // within its bounds
 }

@@ -1,12 +1,12 @@
-// Package push is the load that changes a mesh's configuration and makes connections until they show it: how long it
-// takes from a control plane to the next connection. It runs as a process of its own (tare load push) in a control
-// group that the data plane serves, and asks an application of kind mesh (package app/mesh) for one change after the
-// other, in closed loop.
+// Package push is the load that changes a mesh's configuration and makes connections until they show the change: the
+// time from a control plane to the next connection. It runs as a separate process (tare load push) in a control group
+// that the data plane serves, and asks an application of kind mesh (package services) for one change after the other,
+// in closed loop.
 //
-// A connection here is a UDP socket's connect(), which sends nothing, and its peer is what the data plane has made of
-// it: the endpoint, whose address tells by which change it came. Where the mesh's services are of TCP, it is a whole
-// connection of TCP, which is reset at once. Between two tries the load sleeps, so as not to take
-// the CPU that the data plane needs; a time is thus too long by up to one such gap, which is measured too.
+// A connection here is a UDP socket's connect(), which sends nothing. Its peer is the endpoint that the data plane has
+// chosen, whose address encodes the change that it belongs to. If the mesh's services are of TCP, it is a TCP
+// connection, which is reset at once. Between two tries the load sleeps, so as not to use the CPU that the data plane
+// needs; a time is thus too long by up to one such gap, which is measured too.
 package push
 
 import (
@@ -31,38 +31,38 @@ import (
 
 // What a change is of.
 const (
-	One = "one" // one service, by chance
+	One = "one" // one random service
 	All = "all" // every service at once
 )
 
-// Whats are the words of Options.What.
+// Whats are the values of Options.What.
 var Whats = []string{One, All}
 
-// What a person gets who says nothing.
+// Defaults of Options.
 const (
 	DefaultInterval = 50 * time.Microsecond
 	DefaultPause    = time.Millisecond
 )
 
-// Bounds of Options.Interval.
+// Limits of Options.Interval.
 const (
 	MinInterval = 5 * time.Microsecond
 	MaxInterval = 100 * time.Millisecond
 )
 
-// Options say where the mesh is, and what is changed how often.
+// Options says where the mesh is, and what to change how often.
 type Options struct {
-	Mesh string // host:port, where it takes changes
+	Mesh string // host:port, where it accepts changes
 	What string // One or All
-	// from one try to the next while a change is not seen yet; a fiftieth of the time since it was asked for, where that
-	// is more
+	// Interval is the time between tries while a change is not seen yet; a fiftieth of the time since it was asked
+	// for, if that is more.
 	Interval time.Duration
-	Pause    time.Duration // from one change to the next; each is half to one and a half times as long, by chance
+	Pause    time.Duration // between changes; each is half to one and a half times as long, at random
 	Seed     uint64
-	Patience time.Duration // until a change that is not seen is a failure; default 20 s
+	Patience time.Duration // after which a change that is not seen is a failure; default 20 s
 }
 
-// Ready is what the load says of itself before the start.
+// Ready is the load's ready message.
 type Ready struct {
 	What     string `json:"what"`
 	Services int    `json:"services"`
@@ -75,10 +75,10 @@ type Push struct {
 	seen   []int // by service: the change that its connections showed last
 	random *rand.Rand
 	thread *pace.Thread
-	tries  int // since garbage was last collected
+	tries  int // since the last garbage collection
 }
 
-// Prepare connects to the mesh, and waits until connections to all services show endpoints of theirs.
+// Prepare connects to the mesh, and waits until connections to all services show their endpoints.
 func Prepare(ctx context.Context, o Options) (p *Push, err error) {
 	if o.Patience == 0 {
 		o.Patience = 20 * time.Second
@@ -106,13 +106,13 @@ func Prepare(ctx context.Context, o Options) (p *Push, err error) {
 	return p, nil
 }
 
-// Close leaves the mesh. It is for the goroutine that called Prepare.
+// Close disconnects from the mesh. The goroutine that called Prepare must call it.
 func (p *Push) Close() error { return errors.Join(p.mesh.Close(), p.thread.Close()) }
 
 // Ready describes the load.
 func (p *Push) Ready() Ready { return Ready{p.o.What, len(p.seen)} }
 
-// wait waits until all services are there.
+// wait waits until all services show endpoints.
 func (p *Push) wait(ctx context.Context) error {
 	late := pace.Now() + int64(p.o.Patience)
 	for i := 0; i < len(p.seen); {
@@ -146,7 +146,7 @@ func (p *Push) sleep(ctx context.Context, until int64) error {
 	return err
 }
 
-// connect makes a connection to a service and gives its peer.
+// connect makes a connection to a service and returns its peer.
 func (p *Push) connect(service int) (netip.AddrPort, error) {
 	kind := unix.SOCK_DGRAM
 	if p.mesh.Mesh.Port != 0 {
@@ -155,28 +155,28 @@ func (p *Push) connect(service int) (netip.AddrPort, error) {
 	return connect(kind, p.mesh.Mesh.Service(service))
 }
 
-// connectTimeout is how long a connection of TCP may take. A listener on this machine answers at once, unless too many
-// wait to be accepted.
+// connectTimeout is how long a TCP connection may take. A listener on this machine answers at once, unless its backlog
+// is full.
 const connectTimeout = time.Second
 
-// connect makes a connection by a kind of socket and gives its peer.
+// connect makes a connection with a kind of socket and returns its peer.
 func connect(kind int, to netip.AddrPort) (peer netip.AddrPort, err error) {
 	fd, err := unix.Socket(unix.AF_INET, kind|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return peer, err
 	}
-	defer func() { _ = unix.Close(fd) }() // it has sent nothing
+	defer func() { _ = unix.Close(fd) }() // nothing was sent
 	if kind == unix.SOCK_STREAM {
 		timeout := unix.NsecToTimeval(connectTimeout.Nanoseconds())
 		err := errors.Join(unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &timeout),
-			// Ends by a reset, so that thousands of tries leave nothing to wait for.
+			// Closing resets the connection, so that thousands of tries leave no connections in TIME_WAIT.
 			unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}))
 		if err != nil {
 			return peer, err
 		}
 	}
 	err = unix.Connect(fd, &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()})
-	if errors.Is(err, unix.EINTR) { // by a signal of Go's own; the connection is still on its way
+	if errors.Is(err, unix.EINTR) { // by a signal of the Go runtime; the connection is still being made
 		err = connected(fd)
 	}
 	if err != nil {
@@ -184,7 +184,7 @@ func connect(kind int, to netip.AddrPort) (peer netip.AddrPort, err error) {
 	}
 	name, err := unix.Getpeername(fd)
 	if errors.Is(err, unix.ENOTCONN) {
-		return netip.AddrPortFrom(to.Addr(), 0), nil // so says the kernel of a socket that was connected to port 0
+		return netip.AddrPortFrom(to.Addr(), 0), nil // the kernel returns this for a socket that was connected to port 0
 	}
 	if err != nil {
 		return peer, err
@@ -196,7 +196,7 @@ func connect(kind int, to netip.AddrPort) (peer netip.AddrPort, err error) {
 	return netip.AddrPortFrom(netip.AddrFrom4(v4.Addr), uint16(v4.Port)), nil
 }
 
-// connected waits until a connection that is on its way is made.
+// connected waits until a connection that is being made is complete.
 func connected(fd int) error {
 	late := pace.Now() + int64(connectTimeout)
 	for left := int64(connectTimeout); left > 0; left = late - pace.Now() {
@@ -216,15 +216,16 @@ func connected(fd int) error {
 	return unix.EINPROGRESS
 }
 
-// Run makes changes by the schedule, in closed loop, and says how long they took. A change that begins in the window
-// counts, whenever it is seen; one counts in any case, though it take longer than the window. When the window is over
-// there is one change more, which counts for nobody: by it a data plane knows that all before it have been.
+// Run makes changes by the schedule, in closed loop, and returns how long they took. A change that begins in the
+// window counts, whenever it is seen; one counts in any case, even if it takes longer than the window. After the
+// window there is one more change, which does not count: when it arrives, the data plane knows that it has received
+// all before it.
 func (p *Push) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	begin, end, err := s.Window()
 	if err != nil {
 		return nil, err
 	}
-	// Garbage is collected between changes alone: while one is under way, that would look like a slow data plane.
+	// Garbage is collected between changes only: during a change it would look like a slow data plane.
 	runtime.GC()
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	w := &window{begin: begin, end: end, times: NewTimes(Sent, Usable, Whole, Gap), errors: map[string]int64{}}
@@ -248,7 +249,7 @@ func (p *Push) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 // enoughTries is after how many tries garbage is collected. Each leaves some 200 bytes.
 const enoughTries = 200_000
 
-// what is what is changed next.
+// what returns what to change next.
 func (p *Push) what() int {
 	if p.o.What == All {
 		return services.All
@@ -291,8 +292,8 @@ func (p *Push) turn(ctx context.Context, w *window, service int, counts bool) er
 	return nil
 }
 
-// notYet says whether a connection failed as it does where the data plane has no configuration, or no endpoint yet: it
-// is refused, or goes on untouched, and there may be no route to the service's address, or nobody who answers in time.
+// notYet says whether a connection failed as it does while the data plane has no configuration, or no endpoint yet: it
+// is refused, or left unchanged, and there may be no route to the service's address, or no answer in time.
 func notYet(err error) bool {
 	for _, e := range []error{unix.ECONNREFUSED, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EINPROGRESS} {
 		if errors.Is(err, e) {
@@ -302,8 +303,8 @@ func notYet(err error) bool {
 	return false
 }
 
-// lastFirst are all services in the order in which they are looked at: stores that make changes one by one go by name,
-// so that the last is the last to be seen; the first is next, for those that go the other way.
+// lastFirst returns all services in the order in which they are checked. Stores that make changes one by one go by
+// name, so that the last service is the last to change; the first is next, for stores that go the other way.
 func lastFirst(n int) []int {
 	order := []int{n - 1}
 	for i := range n - 1 {
@@ -314,16 +315,16 @@ func lastFirst(n int) []int {
 
 // sight is when a change was seen.
 type sight struct {
-	at  int64 // a connection that showed it was there, ns by pace.Now
-	gap int64 // since the try before began, which did not show it
+	at  int64 // when a connection that showed it was complete, ns by pace.Now
+	gap int64 // the time since the try before began, which did not show it
 }
 
-// watch makes connections until all of the services have shown a change that they did not show before. What counts is
-// when the last of those showed it that once did not: the others were looked at later than need be.
+// watch makes connections until all of the services have shown a change that they did not show before. The result is
+// the sight of the last service that was seen without the change; the others had changed before they were first tried.
 func (p *Push) watch(ctx context.Context, services []int, w *window, counts bool) (seen sight, err error) {
 	asked := pace.Now()
 	late := asked + int64(p.o.Patience)
-	failed := int64(0) // when the try before began, if it did not show the change
+	failed := int64(0) // when the previous try began, if it did not show the change
 	for at := 0; at < len(services); {
 		i := services[at]
 		began := pace.Now()
@@ -364,7 +365,7 @@ func (p *Push) watch(ctx context.Context, services []int, w *window, counts bool
 				"see what the data plane says of its control plane", "connections to service %d have not shown a change in %v", i,
 				p.o.Patience)
 		}
-		// A change that takes long is looked for less often: tries are work, and 2 % are close enough.
+		// A change that takes long is looked for less often: tries cost CPU time, and a resolution of 2 % is enough.
 		if err := p.sleep(ctx, began+max(int64(p.o.Interval), (now-asked)/50)); err != nil {
 			return seen, err
 		}
@@ -372,10 +373,10 @@ func (p *Push) watch(ctx context.Context, services []int, w *window, counts bool
 	return seen, nil
 }
 
-// another counts services whose connections showed a change, and not the one that was made.
+// another counts services whose connections showed another change than the one that was made.
 const another = "another-change"
 
-// window gathers what is measured.
+// window collects what is measured.
 type window struct {
 	begin, end int64
 	times      Times
@@ -411,8 +412,8 @@ func (w *window) result(cpu float64) (*load.Result, error) {
 	return r, r.SetHistograms(w.times)
 }
 
-// Run plays a load's part in the role protocol on conn: prepares, says ready, waits for the start, makes changes, sends
-// the result, and stays until the parent closes its end. If the parent does so earlier, that is the end, and no error.
+// Run runs a load by the role protocol on conn: it prepares, sends ready, waits for the start, makes changes, sends
+// the result, and stays until the parent closes its end. If the parent does so earlier, Run ends without an error.
 func Run(ctx context.Context, o Options, conn *role.Conn) (err error) {
 	p, err := Prepare(ctx, o)
 	if err != nil {

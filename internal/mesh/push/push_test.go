@@ -24,8 +24,8 @@ func TestLastFirst(t *testing.T) {
 	}
 }
 
-// TestPrepareRefuses: wrong use, nobody to ask, and no data plane that would show changes. With one, the load is tested
-// in package kernelmesh.
+// TestPrepareRefuses: invalid options, no mesh, and no data plane that would show changes. The load is tested with a
+// data plane in package kernelmesh.
 func TestPrepareRefuses(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	is, ended := make(chan services.Ready, 1), make(chan error, 1)
@@ -55,7 +55,7 @@ func TestPrepareRefuses(t *testing.T) {
 	}
 }
 
-// TestWindow: times go where they belong, and are found again in the result.
+// TestWindow: each time is counted in the right histogram of the result.
 func TestWindow(t *testing.T) {
 	w := &window{begin: 1000, end: 2000, times: NewTimes(Sent, Usable, Whole, Gap), errors: map[string]int64{}, tries: 7,
 		refused: 2}
@@ -79,7 +79,7 @@ func TestWindow(t *testing.T) {
 	}
 }
 
-// TestNotSaid: a control plane that does not say when it sent a change has only the time of the whole.
+// TestNotSaid: for a control plane that does not report when it sent a change there is only the time of the whole.
 func TestNotSaid(t *testing.T) {
 	w := &window{begin: 1000, end: 2000, times: NewTimes(Sent, Usable, Whole, Gap), errors: map[string]int64{}}
 	w.add(services.Change{Set: 1000}, sight{at: 1400, gap: 50})
@@ -94,7 +94,7 @@ func TestNotSaid(t *testing.T) {
 	}
 }
 
-// TestConnectTCP: a connection of TCP has its peer, and one to a port where nobody listens is not there yet.
+// TestConnectTCP: a TCP connection has its peer, and one to a port without a listener counts as not there yet.
 func TestConnectTCP(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -110,7 +110,7 @@ func TestConnectTCP(t *testing.T) {
 	}
 }
 
-// TestConnected: a connection that a signal has interrupted is waited for, and so is its end.
+// TestConnected: a connection that a signal has interrupted is waited for, and so is its failure.
 func TestConnected(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -134,7 +134,7 @@ func TestConnected(t *testing.T) {
 	}
 }
 
-// closing is the address of one who takes connections and says nothing.
+// closing returns the address of a server that accepts connections and sends nothing.
 func closing(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -154,8 +154,8 @@ func closing(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// TestConnectToPortZero: half a record of an endpoint takes a connection to port 0, which is wrong, and no failure of
-// the load.
+// TestConnectToPortZero: half a record of an endpoint leads a connection to port 0, which is a wrong endpoint, and no
+// failure of the load.
 func TestConnectToPortZero(t *testing.T) {
 	peer, err := connect(unix.SOCK_DGRAM, netip.MustParseAddrPort("127.0.0.1:0"))
 	if err != nil || peer.Port() != 0 {

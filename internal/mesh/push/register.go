@@ -16,10 +16,10 @@ import (
 
 func init() { kind.Register(kind.Load, guest{}) }
 
-// guest is the load as the engine knows it.
+// guest implements the load for the engine.
 type guest struct{}
 
-// About says what it is.
+// About implements kind.Guest.
 func (guest) About() kind.About {
 	return kind.About{
 		Name: "push",
@@ -35,19 +35,19 @@ func (guest) About() kind.About {
 	}
 }
 
-// At is kind.Sited's: the address at which the application takes changes.
+// At implements kind.Sited: the address at which the application accepts changes.
 func (guest) At(at kind.Site) param.Values {
 	var app services.Ready
-	_ = json.Unmarshal(at.Ready, &app) // what is none of a mesh has no such address, and the load cannot dial that
+	_ = json.Unmarshal(at.Ready, &app) // another application's message has no such address, so that dialling fails
 	return param.Values{meshKey: app.Control}
 }
 
-// Play is the load's process.
+// Play runs the load's process.
 func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
 	return Run(ctx, optionsOf(v), conn)
 }
 
-// CheckSetup refuses an application that is no mesh: nothing else takes changes.
+// CheckSetup refuses an application that is not a mesh: no other accepts changes.
 func (guest) CheckSetup(s *kind.Setup, _ string, part *kind.Part) error {
 	if a := s.Applications[part.To]; a != nil && a.Kind.About().Protocol != services.Protocol {
 		return fmt.Errorf("a load of kind push cannot go to an application of kind %s", a.Name())
@@ -55,5 +55,5 @@ func (guest) CheckSetup(s *kind.Setup, _ string, part *kind.Part) error {
 	return nil
 }
 
-// Metrics are those of its changes.
+// Metrics returns the metrics of changes.
 func (guest) Metrics() []measured.Metric { return metrics }

@@ -17,7 +17,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// TestCommand: the load goes to where the application takes changes, which it says when it is ready.
+// TestCommand: the load uses the address for changes in the application's ready message.
 func TestCommand(t *testing.T) {
 	ready, err := json.Marshal(services.Ready{Address: "127.0.0.1:1", Control: "127.0.0.1:2"})
 	if err != nil {

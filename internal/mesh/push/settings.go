@@ -5,7 +5,7 @@ import (
 	"tare/internal/lib/param"
 )
 
-// Settings are what specs and the command line set of the load.
+// Settings are the load's settings in specs and on the command line.
 var Settings = []param.Setting{
 	{Name: "what", Type: param.TypeWord, Default: One, Words: Whats,
 		Phrase: map[string]string{One: "of one service", All: "of all services at once"},
@@ -17,17 +17,17 @@ var Settings = []param.Setting{
 		Doc: "time from one change to the next, half to one and a half times as long by chance"},
 }
 
-// meshKey is the name of the setting that an experiment provides.
+// meshKey is the name of the setting that an experiment sets.
 const meshKey = "mesh"
 
-// processSettings are those that the process has beside the settings of specs.
+// processSettings are settings of the process besides those in specs.
 var processSettings = []param.Setting{
 	{Name: meshKey, Type: param.TypeText, Reach: param.ReachAddress,
 		Doc: "address at which the mesh takes changes, host:port; 'tare app mesh' prints it"},
 	kind.SeedSetting,
 }
 
-// optionsOf are the options by their settings.
+// optionsOf converts settings to options.
 func optionsOf(v param.Values) Options {
 	return Options{What: v["what"], Interval: v.Duration("interval"), Pause: v.Duration("pause"), Mesh: v[meshKey],
 		Seed: v.Uint(kind.SeedSetting.Name)}

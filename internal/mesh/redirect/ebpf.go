@@ -24,9 +24,9 @@ func endOf(a netip.AddrPort) (e end) {
 	return e
 }
 
-// load loads the programs and attaches them: those of connections that leave to the loads' control group, those of
-// proxies that ask to the groups of these, and that of packets that arrive to the interface of the server's pod. Where
-// no groups are given only that is done.
+// load loads the programs and attaches them: the one for outgoing connections to the loads' control group, the one
+// that answers proxies to the proxies' groups, and the one for arriving packets to the interface of the server's pod.
+// Without groups it does only the last.
 func (r *Rules) load(p *Pods, t Taking) error {
 	spec, err := loadRedirect()
 	if err != nil {
@@ -34,7 +34,7 @@ func (r *Rules) load(p *Pods, t Taking) error {
 	}
 	spec.Maps[redirectMapRdOutbound].MaxEntries = uint32(max(1, len(t.Outbound)))
 	spec.Maps[redirectMapRdInbound].MaxEntries = uint32(max(1, len(t.Inbound)))
-	// Twice the connections that there can be: elements of this kind of map go before it is full.
+	// Twice the possible number of connections, because this kind of map drops elements before it is full.
 	spec.Maps[redirectMapRdOriginals].MaxEntries = uint32(2 * max(64, t.Connections) * max(1, len(t.Outbound)))
 	var loaded redirectObjects
 	if err := spec.LoadAndAssign(&loaded, nil); err != nil {
@@ -52,7 +52,7 @@ func (r *Rules) load(p *Pods, t Taking) error {
 			}
 		}
 	}
-	// Answers before questions: a connection that is taken must be one that the proxy can ask about.
+	// The program that answers is attached first: a proxy must be able to ask about every redirected connection.
 	for _, dir := range t.Proxies {
 		if err := r.attach(dir, loaded.RdGetsockopt, ebpf.AttachCGroupGetsockopt); err != nil {
 			return err
@@ -70,7 +70,7 @@ func (r *Rules) load(p *Pods, t Taking) error {
 	return r.attach(t.Loads, loaded.RdConnect4, ebpf.AttachCGroupInet4Connect)
 }
 
-// attach attaches a program to a control group, by a link, which ends with this process.
+// attach attaches a program to a control group by a link, which ends with this process.
 func (r *Rules) attach(dir string, p *ebpf.Program, as ebpf.AttachType) error {
 	cgroup, err := os.Open(dir)
 	if err != nil {
@@ -86,7 +86,7 @@ func (r *Rules) attach(dir string, p *ebpf.Program, as ebpf.AttachType) error {
 	return nil
 }
 
-// classify has a program see what arrives at a pod. It stays as long as the pod's interface.
+// classify attaches a program for packets that arrive at a pod. It stays as long as the pod's interface.
 func classify(pod *link.Namespace, p *ebpf.Program) error {
 	return pod.Do(func() error {
 		inside, err := netlink.LinkByName(link.Inside)

@@ -15,14 +15,14 @@ import (
 	"tare/internal/experiment/link"
 )
 
-// Packets for transparent proxies have this mark, and routes of their own in this table.
+// Packets for transparent proxies have this mark, and the routes for them are in this table.
 const (
 	proxyMark  = 0x539
 	proxyTable = 133
 )
 
-// outward has connections that leave a pod redirected, as they are made: a chain of nat at the hook of local output,
-// where Istio's and Linkerd's rules are.
+// outward redirects connections that leave a pod when they are made: a nat chain at the hook of local output, where
+// Istio's and Linkerd's rules are.
 func outward(pod *link.Namespace, all []Taken) error {
 	return rules(pod, nftables.Chain{
 		Name: "output", Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookOutput,
@@ -30,7 +30,7 @@ func outward(pod *link.Namespace, all []Taken) error {
 	}, all, redirected)
 }
 
-// inward has connections that arrive at a pod redirected. What its own processes send each other is left alone.
+// inward redirects connections that arrive at a pod, except those between its own processes.
 func inward(pod *link.Namespace, all []Taken) error {
 	return rules(pod, nftables.Chain{
 		Name: "prerouting", Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPrerouting,
@@ -38,8 +38,8 @@ func inward(pod *link.Namespace, all []Taken) error {
 	}, all, func(t Taken) []expr.Any { return append(arriving(), redirected(t)...) })
 }
 
-// transparent has packets that arrive at a pod given to the socket of a proxy, unchanged. They are marked and routed to
-// this host by that mark: meshes that keep the addresses of clients need it, and for the others it is the same work.
+// transparent delivers packets that arrive at a pod to the socket of a proxy, unchanged. They are marked, and routed
+// to this host by the mark. Meshes that preserve clients' addresses need this; for others it is the same work.
 func transparent(pod *link.Namespace, all []Taken) error {
 	err := rules(pod, nftables.Chain{
 		Name: "divert", Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookPrerouting,
@@ -69,7 +69,7 @@ func transparent(pod *link.Namespace, all []Taken) error {
 	})
 }
 
-// rules makes a table of one chain, with a rule for each of what is taken.
+// rules makes a table of one chain, with a rule for each element of all.
 func rules(pod *link.Namespace, chain nftables.Chain, all []Taken, rule func(Taken) []expr.Any) error {
 	if err := hasNetfilter(); err != nil {
 		return err
@@ -89,8 +89,7 @@ func rules(pod *link.Namespace, chain nftables.Chain, all []Taken, rule func(Tak
 	return nil
 }
 
-// hasNetfilter finds out whether netfilter can be talked to: package nftables takes that for granted, and panics where
-// the kernel has none.
+// hasNetfilter checks that netfilter is there: package nftables assumes it, and panics on a kernel without.
 func hasNetfilter() error {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
 	if err != nil {
@@ -105,7 +104,7 @@ const (
 	register2 = 2
 )
 
-// arriving are packets that come in by the pod's link.
+// arriving matches packets that arrive by the pod's link.
 func arriving() []expr.Any {
 	name := make([]byte, unix.IFNAMSIZ)
 	copy(name, link.Inside)
@@ -115,13 +114,13 @@ func arriving() []expr.Any {
 	}
 }
 
-// of are packets of TCP to an address.
+// of matches TCP packets to an address.
 func of(t Taken) []expr.Any {
 	ip := t.To.Addr().As4()
 	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: register1},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: register1, Data: []byte{unix.IPPROTO_TCP}},
-		// The destination, in the header of IPv4 (RFC 791) and in that of TCP (RFC 9293).
+		// The destination, in the IPv4 header (RFC 791) and in the TCP header (RFC 9293).
 		&expr.Payload{DestRegister: register1, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: register1, Data: ip[:]},
 		&expr.Payload{DestRegister: register1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},

@@ -12,8 +12,8 @@ import (
 // soOriginalDst is SO_ORIGINAL_DST (include/uapi/linux/netfilter_ipv4.h).
 const soOriginalDst = 80
 
-// destination is where the client of an accepted IPv4 connection connected to, as proxies find it out: what the kernel
-// or an eBPF program returns for the socket option, or else the address of the socket, which is the same for
+// destination returns the original destination of an accepted IPv4 connection, as proxies find it: what the kernel or
+// an eBPF program returns for the socket option, or else the address of the socket, which is the destination for
 // transparent proxies and for connections that were not redirected.
 func destination(c *net.TCPConn) netip.AddrPort {
 	local := c.LocalAddr().(*net.TCPAddr).AddrPort()

@@ -1,13 +1,13 @@
-// Package redirect takes connections to the sidecar proxies of a mesh that were made to somebody else: by rules of
-// netfilter, or by eBPF programs, in network namespaces made for the purpose. No rule, interface or program is on the
-// machine's own network, and all of them go with the namespaces.
+// Package redirect redirects connections that were made to other addresses to the sidecar proxies of a mesh: by rules
+// of netfilter, or by eBPF programs, in network namespaces made for the purpose. No rule, interface or program is in
+// the host's network, and all of them go with the namespaces.
 //
-// What stays is modules of the kernel: where veth, nf_tables, nft_nat, nft_redir, nft_tproxy, nf_conntrack, sch_ingress
-// or cls_bpf are not built in, the kernel loads them, for the whole machine, when they are first asked for
-// (request_module, in net/core/rtnetlink.c, net/netfilter/nf_tables_api.c and net/sched). Check asks for them too.
-// Nobody unloads them: others may have come to use them since.
+// What stays are kernel modules: if veth, nf_tables, nft_nat, nft_redir, nft_tproxy, nf_conntrack, sch_ingress or
+// cls_bpf are not built in, the kernel loads them, for the whole machine, when they are first needed (request_module,
+// in net/core/rtnetlink.c, net/netfilter/nf_tables_api.c and net/sched), which Check does as well. They are never
+// unloaded, because other processes may have begun to use them.
 //
-// A trial has two pods: one of the loads and the proxies beside them, one of the applications and theirs. A load
+// A trial has two pods: one for the loads and the proxies beside them, one for the applications and theirs. A load
 // connects to the service of an application, an address that no interface has, with the application's port:
 //
 //	load -> service:port, taken to proxy.client -> server pod:port, taken to proxy.server -> application
@@ -26,10 +26,10 @@ import (
 	"tare/internal/scale/host/cgroup"
 )
 
-// The ways in which connections come to a proxy.
+// The ways in which connections reach a proxy.
 const (
-	Explicit = "explicit" // they are made to the proxy
-	IPTables = "iptables" // REDIRECT, by nf_tables as iptables makes the rules today
+	Explicit = "explicit" // clients connect to the proxy
+	IPTables = "iptables" // REDIRECT, with nf_tables rules as iptables makes them today
 	TPROXY   = "tproxy"   // REDIRECT of what leaves a pod, TPROXY of what arrives at one
 	EBPF     = "ebpf"     // at connect() in the pod that they leave, by the listening socket where they arrive
 )
@@ -37,12 +37,12 @@ const (
 // Ways are all of them.
 var Ways = []string{Explicit, IPTables, TPROXY, EBPF}
 
-// Unchanged reports whether packets that arrive at a pod come to the proxy as they are, with the address that they were
-// sent to. Envoy looks for that only on sockets that listen transparently.
+// Unchanged reports whether packets that arrive at a pod reach the proxy with their original destination address.
+// Envoy looks for that only on sockets that listen transparently.
 func Unchanged(way string) bool { return way == TPROXY || way == EBPF }
 
-// The addresses of pods: of the range for measurements between networks (RFC 2544). They are in no network but the
-// pods' own, so every trial can have the same.
+// The addresses of pods are in the range for benchmarks of networks (RFC 2544). They exist only in the pods' network,
+// so every trial can use the same.
 var (
 	clientPrefix = netip.MustParsePrefix("198.18.0.1/30")
 	serverPrefix = netip.MustParsePrefix("198.18.0.2/30")
@@ -53,10 +53,10 @@ var (
 	Service = netip.MustParseAddr("198.18.1.1")
 )
 
-// Pods are two network namespaces that a pair of virtual interfaces joins.
+// Pods are two network namespaces that a veth pair connects.
 type Pods struct{ Client, Server *link.Namespace }
 
-// NewPods makes the two. A machine that cannot is an error of code fault.Machine.
+// NewPods makes the two. If the machine cannot, the error is of code fault.Machine.
 func NewPods() (p *Pods, err error) {
 	p = &Pods{}
 	defer func() {
@@ -73,11 +73,11 @@ func NewPods() (p *Pods, err error) {
 	if err := link.Connect(p.Client, p.Server, clientPrefix, serverPrefix); err != nil {
 		return p, err
 	}
-	// A service is reached by no interface: the default route is what lets a connection to one begin.
+	// No interface has a service's address: a connection to one needs the default route.
 	return p, p.Client.RouteAll(Server)
 }
 
-// Close lets go of the namespaces: they go with the last process in them.
+// Close releases the namespaces, which end with the last process in them.
 func (p *Pods) Close() error {
 	if p == nil {
 		return nil
@@ -85,29 +85,29 @@ func (p *Pods) Close() error {
 	return errors.Join(p.Client.Close(), p.Server.Close())
 }
 
-// Taken are connections to one address that a proxy takes.
+// Taken are connections to one address that are redirected to a proxy.
 type Taken struct{ To, Proxy netip.AddrPort }
 
-// Taking is what is taken in both pods.
+// Taking is what is redirected in both pods.
 type Taking struct {
 	Way      string
-	Outbound []Taken // of what leaves the client's pod
-	Inbound  []Taken // of what arrives at the server's
+	Outbound []Taken // of connections that leave the client's pod
+	Inbound  []Taken // of connections that arrive at the server's
 
-	// Of EBPF: control groups v2, of the loads and of each proxy beside them.
+	// For EBPF: v2 control groups, of the loads and of each proxy beside them.
 	Loads   string
 	Proxies []string
-	// Connections is how many connections a proxy carries at once.
+	// Connections is how many concurrent connections a proxy carries.
 	Connections int
 }
 
-// Rules are what takes connections. They are gone with the pods and this process.
+// Rules are the installed rules and programs. They end with the pods and this process.
 type Rules struct {
 	loaded *redirectObjects
 	closes []func() error
 }
 
-// Install makes the rules. A machine that cannot is an error of code fault.Machine, which says what is missing.
+// Install makes the rules. If the machine cannot, the error is of code fault.Machine, and says what is missing.
 func (t Taking) Install(p *Pods) (r *Rules, err error) {
 	r = &Rules{}
 	switch t.Way {
@@ -131,7 +131,7 @@ func (t Taking) Install(p *Pods) (r *Rules, err error) {
 	return r, nil
 }
 
-// needs are what each way takes of a kernel.
+// needs are what each way needs of a kernel.
 var needs = map[string]string{
 	IPTables: "nf_tables with nat and redirection, and connection tracking (CONFIG_NF_TABLES_IPV4, CONFIG_NFT_NAT, " +
 		"CONFIG_NFT_REDIR, CONFIG_NF_CONNTRACK)",
@@ -141,17 +141,17 @@ var needs = map[string]string{
 	EBPF: "CONFIG_CGROUP_BPF, CONFIG_NET_CLS_BPF and CONFIG_NET_SCH_INGRESS; tried with Linux 6.1 and 6.18",
 }
 
-// NoHierarchy is the error, of code fault.Machine, of a machine whose control groups programs cannot be attached to.
-// Where says who needs that; it may be empty.
+// NoHierarchy is the error, of code fault.Machine, for a machine without control groups that programs can be attached
+// to. where is what needs them; it may be empty.
 func NoHierarchy(where string) error {
 	return fault.New(fault.Machine, where, cgroup.MountV2, "eBPF programs on sockets are attached to control groups "+
 		"v2, and no v2 hierarchy is mounted")
 }
 
-// Needs is what a way takes of a kernel, in words.
+// Needs describes what a way needs of a kernel.
 func Needs(way string) string { return needs[way] }
 
-// explain says what a machine lacks where the kernel refuses rules.
+// explain says what a machine lacks when the kernel refuses rules.
 func explain(err error, way string) error {
 	if known, is := errors.AsType[*fault.Error](err); is {
 		return known
@@ -160,13 +160,13 @@ func explain(err error, way string) error {
 		"this machine cannot redirect connections by %s", way)
 }
 
-// Check finds out whether this machine can redirect in a way, by doing it in two pods that nobody is in. An error is of
-// code fault.Machine.
+// Check checks whether this machine can redirect in a way, by doing it in two empty pods. Its error is of code
+// fault.Machine.
 func Check(way string) error { return check(way, cgroup.Roots{}) }
 
 func check(way string, roots cgroup.Roots) (err error) {
 	if way == EBPF {
-		// The programs on sockets are not attached here: there is no group of loads to attach them to.
+		// The programs on sockets are not attached here: there is no control group of loads.
 		layout, err := cgroup.Discover(roots)
 		if err != nil {
 			return err
@@ -194,7 +194,7 @@ func check(way string, roots cgroup.Roots) (err error) {
 // loopback is where the proxies beside loads listen.
 var loopback = netip.MustParseAddr("127.0.0.1")
 
-// Objects are the eBPF programs and maps among the rules.
+// Objects returns the eBPF programs and maps of the rules.
 func (r *Rules) Objects() (o kind.Objects) {
 	o = kind.Objects{Programs: []kind.Object{}, Maps: []kind.Object{}}
 	if r == nil || r.loaded == nil {
@@ -217,8 +217,8 @@ func (r *Rules) Objects() (o kind.Objects) {
 	return o
 }
 
-// Close ends what this process holds of the rules. Rules of netfilter stay as long as their pods. A second Close does
-// nothing, nor does one of nil.
+// Close releases what this process holds of the rules. Netfilter rules stay as long as their pods. A second Close does
+// nothing, nor does Close of nil.
 func (r *Rules) Close() error {
 	if r == nil {
 		return nil

@@ -21,8 +21,8 @@ import (
 	"tare/internal/scale/host/cgroup"
 )
 
-// The test binary is a load that connects to an address and prints what it is told, or a proxy that prints where it
-// listens.
+// The test binary runs as a load that connects to an address and prints what it receives, or as a proxy that prints
+// where it listens.
 const (
 	clientEnv = "TARE_TEST_CONNECT"
 	proxyEnv  = "TARE_TEST_PROXY"
@@ -50,7 +50,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// told is what a connection is told.
+// told returns what a connection receives.
 func told(c net.Conn, err error) string {
 	if err != nil {
 		return err.Error()
@@ -87,7 +87,7 @@ func serve(t *testing.T, n *link.Namespace, name, address string, transparent bo
 	return l.Addr().(*net.TCPAddr).AddrPort()
 }
 
-// answer tells each client who it is and where the client was going.
+// answer sends each client the server's name and the original destination of the connection.
 func answer(l net.Listener, name string) {
 	for {
 		c, err := l.Accept()
@@ -99,7 +99,7 @@ func answer(l net.Listener, name string) {
 	}
 }
 
-// proxyIn starts a proxy in a control group and a namespace, and gives where it listens.
+// proxyIn starts a proxy in a control group and a namespace, and returns where it listens.
 func proxyIn(t *testing.T, g *placement.Group, n *link.Namespace) netip.AddrPort {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe")
@@ -122,8 +122,8 @@ func proxyIn(t *testing.T, g *placement.Group, n *link.Namespace) netip.AddrPort
 	return netip.MustParseAddrPort(at)
 }
 
-// TestWays: in each way the proxies of both pods get the connections that are for others, and learn for whom; the
-// application gets those that come from its own pod.
+// TestWays: in each way the proxies of both pods get the redirected connections with their destinations, and the
+// application gets connections from its own pod.
 func TestWays(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: it makes network namespaces")
@@ -207,7 +207,7 @@ func TestWays(t *testing.T) {
 	}
 }
 
-// TestCheck: what this machine can do it is said to be able to; of what it cannot, the error says what is missing.
+// TestCheck: Check succeeds for what this machine can do, and otherwise its error says what is missing.
 func TestCheck(t *testing.T) {
 	for _, way := range Ways {
 		err := Check(way)
@@ -223,7 +223,7 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// TestCheckWithoutV2: where no program can be attached to the loads, ebpf is missing before anything is made.
+// TestCheckWithoutV2: where programs cannot be attached to the loads, ebpf is refused before anything is made.
 func TestCheckWithoutV2(t *testing.T) {
 	const tree = "../../scale/host/cgroup/testdata/v1"
 	err := check(EBPF, cgroup.Roots{Proc: tree + "/proc", Prefix: tree})

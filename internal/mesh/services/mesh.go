@@ -1,6 +1,6 @@
-// Package mesh is the application that is a whole mesh to a data plane: a control plane (package controlplane) with
-// services made up, which changes their endpoints when a load asks for it. Each endpoint's address tells by which
-// change it came, so that a connection shows whether the data plane has made the change.
+// Package services is the application that stands for a whole mesh to a data plane: a control plane (package
+// controlplane) with generated services, which changes their endpoints when a load asks for it. Each endpoint's
+// address encodes the change that it came with, so that a connection shows whether the data plane has made the change.
 package services
 
 import (
@@ -24,29 +24,30 @@ import (
 	"tare/internal/mesh/controlplane/ads"
 )
 
-// Options is what the mesh is made of, and where its control plane is.
+// Options configures the mesh and its control plane.
 type Options struct {
 	Listen    string // host:port of the control plane; port 0 takes a free one
 	Services  int
 	Endpoints int // of each service
 }
 
-// Ready is what the mesh says when it listens.
+// Ready is the mesh's ready message.
 type Ready struct {
 	Address   string `json:"address"` // of the control plane, host:port
-	Control   string `json:"control"` // where changes are asked for (Dial), host:port
+	Control   string `json:"control"` // where to ask for changes (Dial), host:port
 	Services  int    `json:"services"`
 	Endpoints int    `json:"endpoints"`
-	// Port is that of every endpoint where services are of TCP, and somebody listens. 0: they are of UDP, and nobody does.
+	// Port is the port of every endpoint if services are of TCP, where a listener accepts connections. 0: they are of
+	// UDP, without listeners.
 	Port uint16 `json:"port,omitempty"`
 }
 
-// Change is one change as it was made. Times are nanoseconds by pace.Now (CLOCK_MONOTONIC).
+// Change is one change that was made. Times are nanoseconds by pace.Now (CLOCK_MONOTONIC).
 type Change struct {
 	Number int   `json:"change"`
-	Set    int64 `json:"set_ns"` // the control plane was told (Server.Set was called)
-	// Sent is when the response to the data plane was encoded, and about to be handed to the transport; 0 where the
-	// control plane does not say.
+	Set    int64 `json:"set_ns"` // when Server.Set was called
+	// Sent is when the response to the data plane was encoded, and about to be handed to the transport; 0 if the
+	// control plane does not report it.
 	Sent int64 `json:"sent_ns"`
 }
 
@@ -64,27 +65,26 @@ type ask struct {
 	Service int `json:"service"` // or All
 }
 
-// tooLong is how long a change may take to be sent: a data plane that does not listen gets none.
+// tooLong is how long it may take until a change is sent: without a connected data plane none is.
 const tooLong = 10 * time.Second
 
-// plane is the mesh at work.
+// plane is the running mesh.
 type plane struct {
 	o      Options
 	ready  Ready
 	server *controlplane.Server
 	sent   chan int64
 
-	// What follows belongs to change.
+	// The fields below belong to change.
 	now  controlplane.Resources
-	live uint64 // bytes on the heap after it was last collected
+	live uint64 // bytes on the heap after the last collection
 }
 
 // Serve listens, calls ready, and serves until the context ends.
 func Serve(ctx context.Context, o Options, ready func(Ready) error) (err error) {
-	// Garbage is collected before changes alone (collect): while one is under way, that would take the data plane's
-	// CPU.
+	// Garbage is collected before changes only (collect): during a change that would use the data plane's CPU.
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
-	defer debug.SetMemoryLimit(debug.SetMemoryLimit(muchGarbage)) // of data planes that come and go without any change
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(muchGarbage)) // for data planes that come and go without any change
 	p := &plane{o: o, sent: make(chan int64, 64)}
 	if p.now, err = resources(o.Services, o.Endpoints); err != nil {
 		return err
@@ -106,29 +106,29 @@ func Serve(ctx context.Context, o Options, ready func(Ready) error) (err error) 
 		Endpoints: o.Endpoints}
 	end := func() {
 		p.server.Close()
-		_ = control.Close() // again: it has no other way to end
+		_ = control.Close() // a second time: this is the only way to end it
 	}
 	return role.Together(ctx, end, func(context.Context) error { return p.server.Serve(listener) },
 		func(ctx context.Context) error { return ServeChanges(ctx, control, p.ready, Changes, p.change) },
 		role.Says(ready, p.ready))
 }
 
-// onSent hears of every response; those of endpoints are what changes wait for.
+// onSent is called for every response; changes wait for those of endpoints.
 func (p *plane) onSent(s controlplane.Sent) {
 	if s.TypeURL != resource.EndpointType {
 		return
 	}
 	select {
 	case p.sent <- s.Time:
-	default: // nobody waits for it
+	default: // no change waits for it
 	}
 }
 
-// ServeChanges tells those who connect to l (Dial) what the mesh is, and makes the changes that they ask for, one at a
+// ServeChanges serves clients at l (Dial): it sends them the Ready, and makes the changes that they ask for, one at a
 // time, until ctx ends. It closes l. Changes have numbers from 1 to most; do makes one, of some services.
 func ServeChanges(ctx context.Context, l net.Listener, r Ready, most int, do makeChange) error {
 	made := &changes{mesh: r, most: most, do: do, number: 1}
-	stop := context.AfterFunc(ctx, func() { _ = l.Close() }) // what was accepted ends by itself, see below
+	stop := context.AfterFunc(ctx, func() { _ = l.Close() }) // accepted connections end by themselves, see below
 	defer stop()
 	var all sync.WaitGroup
 	defer all.Wait()
@@ -148,19 +148,19 @@ func ServeChanges(ctx context.Context, l net.Listener, r Ready, most int, do mak
 	}
 }
 
-// changes are those of a mesh.
+// changes makes the changes of a mesh.
 type changes struct {
 	mesh Ready
 	most int
 	do   makeChange
 
 	mu     sync.Mutex // one change at a time
-	number int        // of the last one; what is there at first counts as one
+	number int        // of the last change; the initial state counts as one
 }
 
 type makeChange func(ctx context.Context, number int, services []int) (Change, error)
 
-// talk makes the changes that one asks for, until he leaves.
+// talk makes the changes that a client asks for, until it disconnects.
 func (c *changes) talk(ctx context.Context, conn *role.Conn) {
 	if conn.Send(role.Ready, c.mesh) != nil {
 		return
@@ -232,13 +232,13 @@ func (p *plane) change(ctx context.Context, number int, services []int) (c Chang
 	}
 }
 
-// enoughGarbage is how much may gather before it is collected, in bytes.
+// enoughGarbage is how much garbage may accumulate before a collection, in bytes.
 const enoughGarbage = 64 << 20
 
-// muchGarbage is the size of the process, in bytes, from which on garbage is collected at any time.
+// muchGarbage is the size of the process, in bytes, above which garbage is collected at any time.
 const muchGarbage = 2 << 30
 
-// collect collects garbage if there is enough of it: before a change, for after it the data plane is at work.
+// collect collects garbage if there is enough of it. It runs before a change, because the data plane works after it.
 func (p *plane) collect(enough uint64) {
 	var m runtime.MemStats
 	if runtime.ReadMemStats(&m); m.HeapAlloc < p.live+enough {
@@ -249,15 +249,15 @@ func (p *plane) collect(enough uint64) {
 	p.live = m.HeapAlloc
 }
 
-// Client asks a mesh for changes. It is for one goroutine.
+// Client asks a mesh for changes. It must not be used concurrently.
 type Client struct {
-	Mesh Ready // what it is made of
+	Mesh Ready // the mesh's ready message
 
 	conn net.Conn
 	role *role.Conn
 }
 
-// Dial connects to a mesh at the address that its Ready names as control.
+// Dial connects to a mesh at its Ready.Control.
 func Dial(ctx context.Context, address string) (*Client, error) {
 	c, err := new(net.Dialer).DialContext(ctx, "tcp", address)
 	if err != nil {
@@ -271,10 +271,10 @@ func Dial(ctx context.Context, address string) (*Client, error) {
 	return m, nil
 }
 
-// Close leaves.
+// Close disconnects.
 func (c *Client) Close() error { return c.conn.Close() }
 
-// Ask asks for a change of one service, or of All. Its answer is Changed's.
+// Ask asks for a change of one service, or of All. Changed returns the answer.
 func (c *Client) Ask(service int) error { return c.role.Send(changeEvent, ask{service}) }
 
 // Changed waits for the answer to Ask.

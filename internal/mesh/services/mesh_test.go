@@ -29,8 +29,8 @@ import (
 	"tare/test/started"
 )
 
-// TestMain lets the test binary be the mesh of BenchmarkChange, so that what one process collects does not stop the
-// other.
+// TestMain lets the test binary be the mesh of BenchmarkChange, so that one process's garbage collection does not stop
+// the other.
 func TestMain(m *testing.M) {
 	n, err := strconv.Atoi(os.Getenv("TARE_APP_MESH"))
 	if err != nil {
@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	go func() {
-		_, _ = bufio.NewReader(os.Stdin).ReadByte() // its end is that of the mesh
+		_, _ = bufio.NewReader(os.Stdin).ReadByte() // the mesh ends when its input does
 		stop()
 	}()
 	err = Serve(ctx, Options{Listen: "127.0.0.1:0", Services: n, Endpoints: DefaultEndpoints},
@@ -49,7 +49,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// dataPlane is a client of a mesh with a store, and the way to ask it as programs do.
+// dataPlane is a client of a mesh with a store, and a way to query the store as programs do.
 type dataPlane struct {
 	ask    *storeload.Asker
 	events chan xds.Event
@@ -86,7 +86,7 @@ func follow(t testing.TB, address string, services int) *dataPlane {
 			t.Error(err)
 		}
 	})
-	for n := 0; n < services; { // listeners come when their clusters are there
+	for n := 0; n < services; { // listeners are added when their clusters are there
 		if e := <-d.events; e.Kind == xds.Endpoints {
 			n += e.Changed
 		}
@@ -97,7 +97,7 @@ func follow(t testing.TB, address string, services int) *dataPlane {
 	return d
 }
 
-// shows is the change that a service shows; 0 where it shows nothing of its own.
+// shows returns the change that a service shows; 0 if its peer is none of its endpoints.
 func (d *dataPlane) shows(i int) int {
 	a := d.ask.Ask(mesh.Question{To: Service(i), Protocol: mesh.UDP}, uint64(i)<<32)
 	if service, change, ok := ChangeOf(a.Endpoint); ok && service == i && a.Verdict == mesh.Accept {
@@ -106,7 +106,7 @@ func (d *dataPlane) shows(i int) int {
 	return 0
 }
 
-// next is the event of the next change.
+// next returns the event of the next change.
 func (d *dataPlane) next() xds.Event {
 	for {
 		if e := <-d.events; e.Kind == xds.Endpoints && e.Changed > 0 {
@@ -193,8 +193,8 @@ func ascending(times []int64) bool {
 	return true
 }
 
-// TestAddresses: what an address tells is what it was made of, up to the bounds, and it can be connected to: it is none
-// that is for all hosts.
+// TestAddresses: an address encodes what it was made of, up to the limits, and can be connected to; it is never a
+// network or broadcast address.
 func TestAddresses(t *testing.T) {
 	services := map[netip.AddrPort]bool{}
 	for _, service := range []int{0, 1, 255, 256, 5000, MaxServices - 1} {
@@ -221,7 +221,7 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-// TestPortAddresses: the same where all endpoints have one port.
+// TestPortAddresses: the same if all endpoints have one port.
 func TestPortAddresses(t *testing.T) {
 	for _, r := range []Ready{
 		{Services: 1, Endpoints: 1, Port: 4000}, {Services: 5000, Endpoints: 20, Port: 4000},
@@ -257,7 +257,7 @@ func TestPortAddresses(t *testing.T) {
 	}
 }
 
-// TestAssignment holds what is encoded by hand against the message that it stands for.
+// TestAssignment compares what is encoded by hand with the message that it stands for.
 func TestAssignment(t *testing.T) {
 	b, err := proto.Marshal(assignment(300, 5, 2))
 	if err != nil {
@@ -278,9 +278,9 @@ func TestAssignment(t *testing.T) {
 	}
 }
 
-// BenchmarkChange is one change of a mesh that is a process of its own, from when its response was about to be handed
-// to the transport until the client has it, has read it, programs find it in the store, and its acknowledgement is on
-// its way.
+// BenchmarkChange measures one change of a mesh that is a separate process, from when its response was about to be
+// handed to the transport until the client has received it, has decoded it, programs find it in the store, and its
+// acknowledgement has been handed to the transport.
 func BenchmarkChange(b *testing.B) {
 	for _, x := range []struct {
 		services, what int

@@ -11,15 +11,15 @@ import (
 	"tare/internal/lib/quantity"
 )
 
-// Protocol is what the application serves: xDS to data planes, and changes to the loads that ask for them.
+// Protocol is the application's protocol: xDS for data planes, and changes for loads.
 const Protocol = "mesh"
 
 func init() { kind.Register(kind.Application, guest{}) }
 
-// guest is the application as the engine knows it.
+// guest implements the application for the engine.
 type guest struct{}
 
-// About says what it is.
+// About implements kind.Guest.
 func (guest) About() kind.About {
 	return kind.About{
 		Name: "mesh",
@@ -35,13 +35,13 @@ func (guest) About() kind.About {
 	}
 }
 
-// listening is the ready message for people.
+// listening formats the ready message for people.
 func listening(_ param.Values, r Ready) string {
 	return fmt.Sprintf("the control plane of %s of %s each listens at %s, and takes changes at %s (Ctrl-C ends it)",
 		quantity.Counted(r.Services, "service"), quantity.Counted(r.Endpoints, "endpoint"), r.Address, r.Control)
 }
 
-// Play is the application's process.
+// Play runs the application's process.
 func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
 	return role.Play(ctx, conn, func(ctx context.Context) error {
 		return Serve(ctx, optionsOf(v), func(r Ready) error { return conn.Send(role.Ready, r) })

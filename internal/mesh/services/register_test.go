@@ -6,7 +6,7 @@ import (
 	"tare/internal/experiment/kind"
 )
 
-// TestRegistered: no load of another protocol goes to the mesh.
+// TestRegistered: loads of other protocols cannot use the mesh.
 func TestRegistered(t *testing.T) {
 	g := kind.Find(kind.Application, "mesh")
 	if g == nil || g.About().Protocol != Protocol {

@@ -15,32 +15,33 @@ import (
 	"tare/internal/mesh/controlplane"
 )
 
-// Bounds of what the mesh is made of: what an endpoint's address has room for.
+// Limits of the mesh: the range of endpoints' addresses.
 const (
 	MaxServices  = 65_000
 	MaxEndpoints = 1 << endpointBits // of one service
-	// Changes is how many changes are told from each other: after so many, their numbers begin anew, from 1.
+	// Changes is the number of distinguishable changes; then their numbers start from 1 again.
 	Changes = 1<<(24-endpointBits) - 2
 )
 
 const endpointBits = 7
 
-// DefaultEndpoints is how many endpoints each service has where it is not said.
+// DefaultEndpoints is the default number of endpoints of each service.
 const DefaultEndpoints = 20
 
-// Service is the address of a service, from 0, in 10.96.0.0/12, the range that clusters give theirs.
+// Service returns the address of a service, from 0, in 10.96.0.0/12, the range that clusters use for theirs.
 func Service(i int) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(96 + i>>16), byte(i >> 8), byte(i)}), 80)
 }
 
-// endpoint is an endpoint of a service, as it is after a change: the port tells the service, the address on this
-// machine the change.
+// endpoint returns an endpoint of a service after a change: the port encodes the service, the address on this machine
+// the change.
 func endpoint(service, change, i int) netip.AddrPort {
 	v := change<<endpointBits | i
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, byte(v >> 16), byte(v >> 8), byte(v)}), uint16(1+service))
 }
 
-// ChangeOf says of which service an endpoint is, and since which change. It is false for any other address.
+// ChangeOf returns the service that an endpoint belongs to, and the change that it came with. It returns false for any
+// other address.
 func ChangeOf(a netip.AddrPort) (service, change int, ok bool) {
 	if !a.Addr().Is4() || a.Addr().As4()[0] != 127 || a.Port() == 0 {
 		return 0, 0, false
@@ -49,15 +50,15 @@ func ChangeOf(a netip.AddrPort) (service, change int, ok bool) {
 	return int(a.Port()) - 1, (int(ip[1])<<16 | int(ip[2])<<8 | int(ip[3])) >> endpointBits, true
 }
 
-// Of TCP services, all endpoints have one port, since somebody must listen there: their addresses tell the service as
-// well. What they tell is from 1 up to addresses, so that none is 127.0.0.0 or 127.255.255.255.
+// All endpoints of TCP services have one port, because something must listen there: so their addresses encode the
+// service as well. The encoded number is from 1 to addresses, so that none is 127.0.0.0 or 127.255.255.255.
 const addresses = 1<<24 - 2
 
-// servicePort is where services are asked for.
+// servicePort is the port of services.
 const servicePort = 80
 
-// Service is the address of a service, from 0. Those of TCP are on this machine, in 127.96.0.0/12, so that nobody else
-// is asked before a data plane has them.
+// Service returns the address of a service, from 0. Addresses of TCP services are on this machine, in 127.96.0.0/12,
+// so that connections before a data plane has the services reach no other machine.
 func (r Ready) Service(i int) netip.AddrPort {
 	if r.Port == 0 {
 		return Service(i)
@@ -65,7 +66,7 @@ func (r Ready) Service(i int) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, byte(96 + i>>16), byte(i >> 8), byte(i)}), servicePort)
 }
 
-// Changes is how many changes of this mesh are told from each other: after so many, their numbers begin anew, from 1.
+// Changes returns the number of distinguishable changes of this mesh; then their numbers start from 1 again.
 func (r Ready) Changes() int {
 	if r.Port == 0 {
 		return Changes
@@ -73,7 +74,7 @@ func (r Ready) Changes() int {
 	return addresses / max(1, r.Services*r.Endpoints)
 }
 
-// Endpoint is an endpoint of a service, as it is after a change.
+// Endpoint returns an endpoint of a service after a change.
 func (r Ready) Endpoint(service, change, i int) netip.AddrPort {
 	if r.Port == 0 {
 		return endpoint(service, change, i)
@@ -82,8 +83,8 @@ func (r Ready) Endpoint(service, change, i int) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, byte(v >> 16), byte(v >> 8), byte(v)}), r.Port)
 }
 
-// ChangeOf says of which service an endpoint of this mesh is, and since which change. It is false for any other
-// address.
+// ChangeOf returns the service that an endpoint of this mesh belongs to, and the change that it came with. It returns
+// false for any other address.
 func (r Ready) ChangeOf(a netip.AddrPort) (service, change int, ok bool) {
 	if r.Port == 0 {
 		return ChangeOf(a)
@@ -100,13 +101,13 @@ func (r Ready) ChangeOf(a netip.AddrPort) (service, change int, ok bool) {
 	return v % r.Services, 1 + v/r.Services, true
 }
 
-// nameOf is a service's name: as long as those of a cluster, and in the order of the services.
+// nameOf returns a service's name: as long as the names in a cluster, and sorted like the services.
 func nameOf(i int) string {
 	return fmt.Sprintf("outbound|80||service-%05d.default.svc.cluster.local", i)
 }
 
-// resources are all services, as the first change has them. They are served over UDP, whose connect() sends no packet:
-// a connection is made, and its endpoint known, without anybody at the other end.
+// resources returns all services as of the first change. They are served over UDP, whose connect() sends no packet: a
+// connection can be made, and its endpoint known, without a server.
 func resources(services, endpoints int) (r controlplane.Resources, err error) {
 	ads := &corev3.ConfigSource{ResourceApiVersion: corev3.ApiVersion_V3,
 		ConfigSourceSpecifier: &corev3.ConfigSource_Ads{Ads: &corev3.AggregatedConfigSource{}}}
@@ -132,8 +133,8 @@ func resources(services, endpoints int) (r controlplane.Resources, err error) {
 	return r, nil
 }
 
-// assignment is the endpoints of a service after a change, encoded already: to make 100,000 messages out of them for
-// every change of a large mesh would leave the control plane little else to do.
+// assignment returns the endpoints of a service after a change, encoded already: making 100,000 messages of them for
+// every change of a large mesh would take most of the control plane's time.
 func assignment(service, change, endpoints int) *endpointv3.ClusterLoadAssignment {
 	const text, number = protowire.BytesType, protowire.VarintType
 	locality := protowire.AppendString(protowire.AppendTag(nil, 1, text), "region")
@@ -151,7 +152,7 @@ func assignment(service, change, endpoints int) *endpointv3.ClusterLoadAssignmen
 		all = within(all, 2, one)
 	}
 	m := &endpointv3.ClusterLoadAssignment{ClusterName: nameOf(service)}
-	m.ProtoReflect().SetUnknown(within(nil, 2, all)) // is encoded as it stands
+	m.ProtoReflect().SetUnknown(within(nil, 2, all)) // is encoded unchanged
 	return m
 }
 

@@ -6,7 +6,7 @@ import (
 	"tare/internal/lib/param"
 )
 
-// Settings are what specs and the command line set of the mesh.
+// Settings are the mesh's settings in specs and on the command line.
 var Settings = []param.Setting{
 	{Name: "services", Type: param.TypeCount, Default: "100", Min: 1, Max: MaxServices,
 		Phrase: map[string]string{"": "in a mesh of {} services", "1": "in a mesh of one service"},
@@ -15,13 +15,13 @@ var Settings = []param.Setting{
 		Doc: "endpoints of each service; nobody listens on them"},
 }
 
-// listenSetting is one that only the process has. In an experiment it takes a free port.
+// listenSetting is a setting of the process only. In an experiment it takes a free port.
 var listenSetting = param.Setting{
 	Name: "listen", Type: param.TypeText, Reach: param.ReachAddress, Default: "127.0.0.1:0",
 	Doc: "address of the control plane; port 0 takes a free one",
 }
 
-// optionsOf are the options by their settings.
+// optionsOf converts settings to options.
 func optionsOf(v param.Values) Options {
 	return Options{Services: v.Int("services"), Endpoints: v.Int("endpoints"), Listen: v[listenSetting.Name]}
 }

@@ -12,16 +12,15 @@ import (
 	"tare/internal/lib/param"
 )
 
-// Other is a further service of the mesh, which nobody calls and nobody serves: what proxies hold of it is what it
-// costs.
+// Other is a further service of the mesh, without callers and servers. Its cost is what proxies hold of it.
 type Other struct {
 	Name     string
-	Identity string // the SPIFFE ID as which it would answer
-	Listen   string // host:port at which the proxy takes connections to it; empty: it takes none
+	Identity string // the SPIFFE ID of its servers
+	Listen   string // host:port at which the proxy accepts connections to it; empty: it does not
 	To       string // host:port of its endpoint
 }
 
-// The settings of all kinds of proxies about the mesh that they stand in.
+// Settings of all kinds of proxies about their mesh.
 const (
 	settingServices  = "services"
 	settingDiscovery = "discovery"
@@ -30,13 +29,13 @@ const (
 	settingLife      = "certificate-life"
 )
 
-// The words of discovery.
+// Values of the setting discovery.
 const (
 	DiscoveryPolicy     = "policy"
 	DiscoveryPermissive = "permissive"
 )
 
-// maxServices and maxRules bound what a configuration may come to.
+// maxServices and maxRules limit the size of a configuration.
 const (
 	maxServices = 10_000
 	maxRules    = 10_000
@@ -68,13 +67,13 @@ var meshSettings = []param.Setting{
 			"An hour when left out"},
 }
 
-// Rules is how many access rules options ask for.
+// Rules returns the number of access rules in the options.
 func Rules(o param.Values) int { return o.Int(settingRules) }
 
-// CertificateLife is how long options have certificates last; 0: as long as a control plane chooses.
+// CertificateLife returns the life of certificates in the options; 0: the control plane's default.
 func CertificateLife(o param.Values) time.Duration { return o.Duration(settingLife) }
 
-// checkMesh refuses settings about the mesh that contradict others, or that the kind of proxies cannot have.
+// checkMesh refuses settings about the mesh that contradict others, or that the kind of proxy does not support.
 func (g Guest) checkMesh(o param.Values) error {
 	if Rules(o) > 0 && (!MTLS(o) || ProtocolOf(o) == ProtocolTCP) {
 		return fmt.Errorf("%q are about who makes a request: they need two hops, mtls, and a protocol other than %s",
@@ -100,8 +99,7 @@ func (g Guest) checkMesh(o param.Values) error {
 	return nil
 }
 
-// callers are the identities of n access rules, in the order in which they are looked through: the last is the one that
-// calls.
+// callers returns the identities of n access rules, in the order in which they are checked: the last is the caller's.
 func callers(n int, caller string) (all []string) {
 	for i := range n - 1 {
 		all = append(all, fmt.Sprintf("spiffe://%s/ns/default/sa/caller-%05d", trustDomain, i+1))
@@ -112,11 +110,11 @@ func callers(n int, caller string) (all []string) {
 	return all
 }
 
-// others are the further services of a mesh of so many, as a proxy of a component knows them. port is one of 127.0.0.1
-// that is held: nobody else is then given it at another address by asking for any.
+// others returns the count further services of a mesh, as seen by a component's proxy. port is reserved at 127.0.0.1,
+// so that the kernel does not choose it as a free port at another address.
 func others(component string, count int, port string) (all []Other) {
 	for n := range count {
-		// 127.64.0.0/10, of which nobody else has an address, and 198.18.0.0/15, which is set aside for benchmarks.
+		// 127.64.0.0/10, where no other process listens, and 198.18.0.0/15, which is reserved for benchmarks.
 		o := Other{
 			Name: fmt.Sprintf("further-%05d", n+1),
 			To:   fmt.Sprintf("198.%d.%d.%d:8080", 18+n>>16&1, n>>8&0xff, n&0xff),
@@ -130,7 +128,7 @@ func others(component string, count int, port string) (all []Other) {
 	return all
 }
 
-// know tells a proxy of the further services of the mesh.
+// know sets a proxy's further services of the mesh.
 func (j *joined) know(p *Place, applications int) error {
 	o := j.part.Options
 	count := o.Int(settingServices) - applications
@@ -151,7 +149,7 @@ func (j *joined) know(p *Place, applications int) error {
 	return nil
 }
 
-// settled waits until every proxy has put to work all that it was told, or longer than it may.
+// settled waits until every proxy has put all of its configuration into effect, or until the time limit.
 func (j *joined) settled(ctx context.Context, what string) error {
 	s, ok := j.proxy.(Settler)
 	if !ok {
@@ -180,14 +178,14 @@ func (j *joined) settled(ctx context.Context, what string) error {
 
 const (
 	settleEvery = 20 * time.Millisecond
-	// giveBack is how long proxies get to give memory back that they have freed.
+	// giveBack is how long proxies get to return freed memory.
 	giveBack = 200 * time.Millisecond
 )
 
-// readingFewer is the reading of a trial after services were taken away (record.Trial.Further).
+// readingFewer is the name of the reading of a trial after services were removed (record.Trial.Further).
 const readingFewer = "fewer"
 
-// down takes services away while the proxies run, and reads memory once they have forgotten them.
+// down removes services while the proxies run, and reads memory once the proxies have forgotten them.
 func (j *joined) down(ctx context.Context) error {
 	c, ok := j.proxy.(Changer)
 	if !ok || j.part.Options[settingThen] == "" || len(j.proxies) == 0 {

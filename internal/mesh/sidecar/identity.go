@@ -18,13 +18,13 @@ const (
 	RootsFile    = authority.RootsFile    // the certificates of all trusted roots
 )
 
-// clientPrefix begins the accounts of the proxies beside loads.
+// clientPrefix is the prefix of the accounts of the proxies beside loads.
 const clientPrefix = "client-of-"
 
-// trustDomain is that of all identities of a trial.
+// trustDomain is the trust domain of all identities of a trial.
 const trustDomain = authority.DefaultTrustDomain
 
-// identityOf is the SPIFFE ID of the proxy of a component that serves an application.
+// identityOf returns the SPIFFE ID of a component's proxy for an application.
 func identityOf(component, app string) (string, error) {
 	account := app
 	if component == Client {
@@ -33,7 +33,7 @@ func identityOf(component, app string) (string, error) {
 	return authority.Identity(trustDomain, account)
 }
 
-// nameOf is the DNS name in the certificate of that proxy. It is for proxies that can check names of hosts and no URIs.
+// nameOf returns the DNS name in the certificate of that proxy, for proxies that can verify host names but not URIs.
 func nameOf(component string) string {
 	if component == Client {
 		return "client.sidecar." + trustDomain
@@ -41,11 +41,11 @@ func nameOf(component string) string {
 	return "server.sidecar." + trustDomain
 }
 
-// life is that of certificates: no trial takes longer.
+// life is the life of certificates: longer than any trial.
 const life = 24 * time.Hour
 
-// newAuthority makes an authority of its own for proxies that have certificates as files. Its key is never written
-// anywhere.
+// newAuthority makes a separate authority for proxies whose certificates are files. Its key is never written to a
+// file.
 func newAuthority() (*authority.Authority, error) {
 	return authority.New(authority.Options{TrustDomain: trustDomain, Life: life, Names: func(id string) []string {
 		if strings.Contains(id, "/sa/"+clientPrefix) {
@@ -64,7 +64,7 @@ func issue(a *authority.Authority, dir, id string) error {
 	return c.WriteFiles(dir)
 }
 
-// WriteTemplate makes a file of a proxy that only its owner can read, by a template (text/template).
+// WriteTemplate makes a proxy's file from a template (text/template). Only its owner can read it.
 func WriteTemplate(dir, name, text string, data any, functions template.FuncMap) error {
 	t, err := template.New(name).Funcs(functions).Parse(text)
 	if err != nil {

@@ -34,11 +34,11 @@ type joined struct {
 	name  string // of the arm
 	part  *kind.Part
 
-	pods    *redirect.Pods // nil: all of it is on this machine's network
+	pods    *redirect.Pods // nil: everything is in the host's network
 	rules   *redirect.Rules
 	files   *files.Scratch
 	held    []*reservation
-	entry   map[string]string // where loads find an application
+	entry   map[string]string // the address that loads use for each application
 	proxies []*one            // those of the server before those of the client
 
 	version  string
@@ -49,11 +49,11 @@ type joined struct {
 type one struct {
 	place   Place
 	group   *placement.Group
-	running *process.Running // nil before it was started
-	began   []proc.Process   // its processes when it was ready
+	running *process.Running // nil before it is started
+	began   []proc.Process   // its processes when it became ready
 }
 
-// What the engine looks for.
+// The interfaces that the engine looks for.
 var _ interface {
 	kind.Starter
 	kind.Addresser
@@ -63,16 +63,16 @@ var _ interface {
 	io.Closer
 } = (*joined)(nil)
 
-// Evidence is what is known of the proxies alone.
+// Evidence is what is known of the proxies only.
 type Evidence struct {
 	Hops int  `json:"hops"`
 	MTLS bool `json:"mtls"` // between the two proxies
-	// Services, Discovery and Rules are of the mesh, as the settings of these names have it.
+	// Services, Discovery and Rules are the values of the mesh's settings with these names.
 	Services  int    `json:"services"`
 	Discovery string `json:"discovery"`
 	Rules     int    `json:"rules"`
 	Network   string `json:"network"`
-	// Redirect is how connections came to the proxies.
+	// Redirect is how connections reached the proxies.
 	Redirect string  `json:"redirect"`
 	Version  string  `json:"version,omitempty"`
 	Proxies  []Found `json:"proxies"`
@@ -88,17 +88,17 @@ type Found struct {
 	To        string            `json:"to"`
 	Command   string            `json:"command"`
 	Processes []process.Process `json:"processes"`
-	// Own is what the proxy says of itself, by its own names, from its start on: readiness and warm-up are in it. Null
-	// where it says nothing. Nothing else is made of it.
+	// Own holds the proxy's own counters, by its names, since its start: they include readiness checks and warm-up.
+	// Nil if it has none. No metric is computed from them.
 	Own map[string]float64 `json:"own"`
-	// OwnFewer is the same after services were taken away; left out where none were.
+	// OwnFewer is the same after services were removed; left out if none were.
 	OwnFewer map[string]float64 `json:"own_fewer,omitempty"`
-	// Unsaid is why it said nothing.
+	// Unsaid is why its counters could not be read.
 	Unsaid string `json:"unsaid,omitempty"`
 }
 
-// Start starts the proxies, those of the server first, and waits until a request has gone through them to each
-// application.
+// Start starts the proxies, those of the server first, and waits until a request to each application has passed
+// through them.
 func (j *joined) Start(ctx context.Context) error {
 	j.entry = map[string]string{}
 	apps := j.trial.Applications()
@@ -155,7 +155,7 @@ func (j *joined) Start(ctx context.Context) error {
 	return nil
 }
 
-// plan says where the proxies of an application stand.
+// plan sets the places of an application's proxies.
 func (j *joined) plan(app, address, program string) error {
 	components := []string{Server, Client}[:Hops(j.part.Options)]
 	mtls := MTLS(j.part.Options)
@@ -211,13 +211,13 @@ func (j *joined) plan(app, address, program string) error {
 	return nil
 }
 
-// driven is the proxies as those that a control plane configures; nil: they are not.
+// driven returns the proxy as a Driven; nil: no control plane configures it.
 func (j *joined) driven() Driven {
 	d, _ := j.proxy.(Driven)
 	return d
 }
 
-// prepare makes the directories of all proxies, with certificates, or has a control plane started that has them.
+// prepare makes the directories of all proxies, with certificates, or starts the control plane that issues them.
 func (j *joined) prepare(ctx context.Context) error {
 	for _, p := range j.proxies {
 		if err := makeDir(p.place.Dir); err != nil {
@@ -253,8 +253,8 @@ func (j *joined) prepare(ctx context.Context) error {
 	return nil
 }
 
-// makeDir makes the directory of a proxy. Processes of it that have given up root go to files that are theirs in it,
-// whatever the umask leaves of the mode.
+// makeDir makes the directory of a proxy. Its mode, which must not depend on the umask, lets processes that have
+// dropped root reach their files in it.
 func makeDir(path string) error {
 	const mode = 0o711
 	if err := os.Mkdir(path, mode); err != nil {
@@ -287,7 +287,7 @@ func (j *joined) start(p *one) error {
 	return nil
 }
 
-// enter makes the group of a proxy, if it is not there yet.
+// enter makes the group of a proxy, if there is none yet.
 func (j *joined) enter(p *one) (err error) {
 	if p.group == nil {
 		p.group, err = j.trial.ServingGroup(p.place.Component, p.place.App, nil)
@@ -295,7 +295,7 @@ func (j *joined) enter(p *one) (err error) {
 	return err
 }
 
-// ended is the death of a proxy.
+// ended returns the error for a proxy that has ended.
 func (p *one) ended(err error) error {
 	if err == nil {
 		err = errors.New("it ended by itself")
@@ -304,7 +304,7 @@ func (p *one) ended(err error) error {
 		p.place.App)}
 }
 
-// died is the error of a proxy that has ended; nil where none has.
+// died returns the error for a proxy that has ended; nil if none has.
 func (j *joined) died(when string) error {
 	for _, p := range j.proxies {
 		if p.running == nil {
@@ -319,8 +319,8 @@ func (j *joined) died(when string) error {
 	return nil
 }
 
-// Explain is kind.Explainer's: a proxy whose first process has ended is why others failed, whether or not that was
-// noticed before.
+// Explain implements kind.Explainer: a proxy whose first process has ended explains other failures, whether or not its
+// end was noticed before.
 func (j *joined) Explain(err error) error {
 	if errors.As(err, new(death)) {
 		return err
@@ -337,12 +337,12 @@ func (j *joined) Explain(err error) error {
 	return err
 }
 
-// death is the error of a proxy that ended without having been asked to.
+// death is the error of a proxy that ended unexpectedly.
 type death struct{ error }
 
 func (d death) Unwrap() error { return d.error }
 
-// processes are those of a proxy that live.
+// processes returns the live processes of a proxy.
 func (p *one) processes() (all []proc.Process) {
 	for _, pid := range p.running.Processes() {
 		if now, err := (proc.FS{}).Process(pid); err == nil && now.Alive() {
@@ -352,8 +352,8 @@ func (p *one) processes() (all []proc.Process) {
 	return all
 }
 
-// lost are the processes of a proxy that were there when it was ready, and have gone: workers that its first process
-// has replaced.
+// lost returns the processes of a proxy that were there when it was ready, and have ended: workers that its first
+// process has replaced.
 func (p *one) lost() (gone []string) {
 	now := p.processes()
 	for _, was := range p.began {
@@ -365,7 +365,7 @@ func (p *one) lost() (gone []string) {
 	return gone
 }
 
-// Address is where a load finds an application: at its first proxy.
+// Address returns where a load reaches an application: at its first proxy.
 func (j *joined) Address(app string) (string, error) {
 	address, ok := j.entry[app]
 	if !ok {
@@ -374,7 +374,7 @@ func (j *joined) Address(app string) (string, error) {
 	return address, nil
 }
 
-// After sees that the proxies are those that were started, and asks each what it says of itself.
+// After checks that the proxies are the processes that were started, and reads each one's own counters.
 func (j *joined) After(ctx context.Context) error {
 	j.evidence = &Evidence{
 		Hops: Hops(j.part.Options), MTLS: MTLS(j.part.Options), Services: j.part.Options.Int(settingServices),
@@ -406,7 +406,7 @@ func (j *joined) After(ctx context.Context) error {
 	return j.down(ctx)
 }
 
-// own is what a proxy says of itself; nil where its kind says nothing.
+// own returns a proxy's own counters; nil if its kind has none.
 func (j *joined) own(ctx context.Context, p *one) (map[string]float64, error) {
 	t, ok := j.proxy.(Teller)
 	if !ok {
@@ -417,7 +417,7 @@ func (j *joined) own(ctx context.Context, p *one) (map[string]float64, error) {
 	return t.Own(asking, p.place)
 }
 
-// Evidence is what was found; nil where nothing was looked for.
+// Evidence returns what After found; nil if it has not run.
 func (j *joined) Evidence() any {
 	if j.evidence == nil {
 		return nil
@@ -425,7 +425,7 @@ func (j *joined) Evidence() any {
 	return j.evidence
 }
 
-// How proxies are ended: none has anything to finish when all loads have gone.
+// How proxies are ended: they have nothing to finish, because all loads have ended.
 const (
 	stopSignal = unix.SIGTERM
 	stopTime   = 5 * time.Second

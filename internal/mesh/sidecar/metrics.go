@@ -6,10 +6,10 @@ import (
 	"tare/internal/lib/quantity"
 )
 
-// hardMemory is the metric of which another reading is told.
+// hardMemory is the metric that is also reported for the reading after services were removed.
 const hardMemory = "memory_hard_bytes"
 
-// metrics are those of all kinds of proxies.
+// metrics are the metrics of all kinds of proxies.
 var metrics = []measured.Metric{{
 	Definition: metric.Definition{
 		Name: "memory_hard_fewer_bytes", Unit: quantity.Bytes, Rank: metric.RankMemory, Pool: metric.Mean, Cost: true,
@@ -34,7 +34,7 @@ var metrics = []measured.Metric{{
 	},
 }}
 
-// afterwards is the trial as it was read after services had gone; nil where that was not.
+// afterwards returns the trial with the reading after services were removed; nil if there is none.
 func afterwards(m *measured.Measured) (hard measured.Metric, fewer *measured.Measured) {
 	l := m.Further[readingFewer]
 	hard, known := measured.Find(hardMemory)
@@ -46,5 +46,5 @@ func afterwards(m *measured.Measured) (hard measured.Metric, fewer *measured.Mea
 	return hard, &other
 }
 
-// Metrics is measured.Teller's.
+// Metrics implements measured.Teller.
 func (Guest) Metrics() []measured.Metric { return metrics }

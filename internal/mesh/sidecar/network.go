@@ -22,14 +22,14 @@ import (
 	"tare/internal/scale/host/feature"
 )
 
-// networked is the proxies of a trial in pods of its own. They are made when the first process needs them.
+// networked is the proxies of a trial in separate pods, which are made when the first process needs them.
 type networked struct {
 	*joined
 	once sync.Once
 	err  error
 }
 
-// What the engine looks for beside what is on this machine's network.
+// The interfaces that the engine looks for besides those of joined.
 var _ interface {
 	kind.Networked
 	kind.Hoster
@@ -41,7 +41,8 @@ func (n *networked) ready() error {
 	return n.err
 }
 
-// Network is that of the pod that a load, an application or a component is in: control planes are beside applications.
+// Network returns the network of the pod of a load, an application or a component: control planes are beside
+// applications.
 func (n *networked) Network(as kind.Role, _ string) (string, error) {
 	if err := n.ready(); err != nil {
 		return "", err
@@ -52,7 +53,7 @@ func (n *networked) Network(as kind.Role, _ string) (string, error) {
 	return n.networkOf(Server), nil
 }
 
-// Host is the address of the pod that applications are in.
+// Host returns the address of the applications' pod.
 func (n *networked) Host(string) (string, error) { return n.host(Server).String(), n.ready() }
 
 // Start starts the proxies in the pods.
@@ -63,7 +64,7 @@ func (n *networked) Start(ctx context.Context) error {
 	return n.joined.Start(ctx)
 }
 
-// pod is the one in which a component is; nil: it is on this machine's network.
+// pod returns the pod of a component; nil: it is in the host's network.
 func (j *joined) pod(component string) *link.Namespace {
 	switch {
 	case j.pods == nil:
@@ -74,7 +75,7 @@ func (j *joined) pod(component string) *link.Namespace {
 	return j.pods.Server
 }
 
-// networkOf is the path of the network in which a component is; empty: this machine's.
+// networkOf returns the path of a component's network; empty: the host's.
 func (j *joined) networkOf(component string) string {
 	if pod := j.pod(component); pod != nil {
 		return pod.Path()
@@ -82,7 +83,7 @@ func (j *joined) networkOf(component string) string {
 	return ""
 }
 
-// host is the address at which a component listens.
+// host returns the address at which a component listens.
 func (j *joined) host(component string) netip.Addr {
 	if inPods(j.part.Options) && component != Client {
 		return redirect.Server
@@ -92,7 +93,7 @@ func (j *joined) host(component string) netip.Addr {
 
 var loopback = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 
-// reserve holds a port for a component, where that is.
+// reserve reserves a port for a component in its network.
 func (j *joined) reserve(component string) (r *reservation, err error) {
 	hold := func() error {
 		r, err = reserve(j.host(component))
@@ -109,7 +110,7 @@ func (j *joined) reserve(component string) (r *reservation, err error) {
 	return r, err
 }
 
-// dialer connects where a component is; nil: on this machine's network.
+// dialer returns a function that connects from a component's network; nil: from the host's.
 func (j *joined) dialer(component string) func(ctx context.Context, network, address string) (net.Conn, error) {
 	if pod := j.pod(component); pod != nil {
 		return pod.DialContext
@@ -117,8 +118,8 @@ func (j *joined) dialer(component string) func(ctx context.Context, network, add
 	return nil
 }
 
-// from is the address that is connected to by those whose connections a component takes: a service's, or that of the
-// application itself. Empty: they connect to the component.
+// from returns the address that clients connect to when their connections are redirected to a component: a service's,
+// or the application's own. Empty: they connect to the component.
 func (j *joined) from(component, address string) (string, error) {
 	if wayOf(j.part.Options) == redirect.Explicit {
 		return "", nil
@@ -133,7 +134,7 @@ func (j *joined) from(component, address string) (string, error) {
 	return at.String(), nil
 }
 
-// checkPlaces sees that applications are in their pod.
+// checkPlaces checks that applications are in their pod.
 func (j *joined) checkPlaces(apps map[string]kind.App) error {
 	if j.pods == nil {
 		return nil
@@ -149,7 +150,7 @@ func (j *joined) checkPlaces(apps map[string]kind.App) error {
 	return nil
 }
 
-// redirect has connections come to the proxies.
+// redirect sets up the redirection of connections to the proxies.
 func (j *joined) redirect() error {
 	t := redirect.Taking{Way: wayOf(j.part.Options)}
 	if t.Way == redirect.Explicit {
@@ -187,13 +188,13 @@ func (j *joined) redirect() error {
 	return nil
 }
 
-// Asked is what a process is told that asks from where a load will be whether traffic gets through.
+// Asked tells a process that runs where a load will be how to check that traffic gets through.
 type Asked struct {
-	Over    string   `json:"over"`    // protocol; TCP: a connection that stays open is enough
-	Listens []string `json:"listens"` // where a connection must be taken first
+	Over    string   `json:"over"`    // protocol; for TCP a connection that stays open is enough
+	Listens []string `json:"listens"` // addresses that must accept a connection first
 }
 
-// The settings of the process that asks, which only Tare gives it.
+// Settings of the process that asks. Only Tare sets them.
 const (
 	addressKey = "address" // host:port, where a load will go
 	askedKey   = "asked"   // an Asked as JSON
@@ -204,7 +205,7 @@ var askingSettings = []param.Setting{
 	{Name: askedKey, Type: param.TypeText, Reach: param.ReachAddress, Doc: "how it is asked, JSON"},
 }
 
-// At is kind.Sited's: the address, and an Asked as what the application said.
+// At implements kind.Sited: the address, and an Asked in place of the application's ready message.
 func (Guest) At(at kind.Site) param.Values {
 	return param.Values{addressKey: at.Address, askedKey: string(at.Ready)}
 }
@@ -220,7 +221,8 @@ func (Guest) Play(ctx context.Context, conn *role.Conn, o param.Values) error {
 		return fmt.Errorf("nobody can ask over %q", asked.Over)
 	}
 	asking := func(ctx context.Context) error {
-		// First, for a packet to a proxy that does not listen yet can be lost, and is sent again a second later.
+		// First, because a packet to a proxy that does not listen yet can be lost, and is sent again only a second
+		// later.
 		if err := knock(ctx, asked.Listens); err != nil {
 			return err
 		}
@@ -243,7 +245,7 @@ func (Guest) Play(ctx context.Context, conn *role.Conn, o param.Values) error {
 	}
 }
 
-// until asks until there is an answer, or the time is over; then it gives the last reason that is not only that.
+// until asks until there is an answer, or the time is over; then it returns the last error other than the timeout.
 func until(ctx context.Context, asking func(context.Context) error) error {
 	var reason error
 	tick := time.NewTicker(askEvery)
@@ -264,14 +266,14 @@ func until(ctx context.Context, asking func(context.Context) error) error {
 	}
 }
 
-// reachFromLoad waits until traffic gets through to an application from where a load will be: a process in the load's
-// control group and network asks, for neither this process's connections nor those of others would be redirected alike.
+// reachFromLoad waits until traffic gets through to an application from where a load will be. A process in the load's
+// control group and network asks, because connections of other processes would not be redirected in the same way.
 func (j *joined) reachFromLoad(ctx context.Context, app string) error {
 	loads := j.trial.Setup().Loads
 	names := slices.Sorted(maps.Keys(loads))
 	at := slices.IndexFunc(names, func(name string) bool { return loads[name].To == app })
 	if at < 0 {
-		return nil // nobody goes there
+		return nil // no load uses the application
 	}
 	asked := Asked{Over: j.over(app), Listens: j.listens(app)}
 	ready, err := json.Marshal(asked)
@@ -319,7 +321,7 @@ func (j *joined) reachFromLoad(ctx context.Context, app string) error {
 	return nil
 }
 
-// lacks are the probes of what each way takes of the kernel.
+// lacks returns a probe of what each way needs from the kernel.
 var lacks = func() func(way string) *feature.Probe {
 	probes := map[string]*feature.Probe{}
 	for _, way := range redirect.Ways {
@@ -346,7 +348,7 @@ var lacks = func() func(way string) *feature.Probe {
 	return func(way string) *feature.Probe { return probes[way] }
 }()
 
-// missing is the error of a feature that is missing, for who runs an experiment.
+// missing returns the error for a missing feature, for the user who runs an experiment.
 func missing(err error) error {
 	if f, is := errors.AsType[*fault.Error](err); is {
 		return f

@@ -14,12 +14,12 @@ import (
 	"tare/internal/lib/param"
 )
 
-// systemDirs are where Debian and others put programs of administrators, which is on the PATH of root alone.
+// systemDirs are where Debian and others install administrators' programs, which are on root's PATH only.
 var systemDirs = []string{"/usr/sbin", "/usr/local/sbin", "/usr/local/bin"}
 
-// Find is the absolute path of a proxy's program: on the PATH, beside the tare binary, where "make envoy" puts one, or
-// among the system's. The error is of code fault.Machine for a name that is nowhere, and of
-// fault.Usage for a path that is wrong.
+// Find returns the absolute path of a proxy's program: on the PATH, beside the tare binary, where "make envoy" puts
+// one, or in systemDirs. The error is of code fault.Machine if a name is not found, and of fault.Usage if a path is
+// invalid.
 func Find(a About, o param.Values) (string, error) {
 	name := a.Program
 	given := o[settingProgram]
@@ -49,10 +49,10 @@ func Find(a About, o param.Values) (string, error) {
 
 func (g Guest) program(o param.Values) (string, error) { return Find(g.Proxy.About(), o) }
 
-// nobody is the user without rights of most systems (Linux: the overflow UID), by its number.
+// nobody is the number of the unprivileged user of most systems (Linux: the overflow UID).
 const nobody = 65534
 
-// unprivileged is whom proxies are to run as: nobody else where this process is no root.
+// unprivileged sets the user that proxies run as; without root, that of this process.
 func (p *Place) unprivileged() error {
 	if os.Geteuid() != 0 {
 		return nil

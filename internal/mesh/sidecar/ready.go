@@ -14,16 +14,16 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// How readiness is asked.
+// How readiness is checked.
 const (
 	askEvery  = 5 * time.Millisecond
 	askFor    = time.Second            // for a connection
-	tellFor   = 10 * time.Second       // for what a proxy says of itself, when its machine stands still for seconds
-	staysOpen = 100 * time.Millisecond // that a connection of TCP must
+	tellFor   = 10 * time.Second       // for a proxy's own counters, even if its machine stands still for seconds
+	staysOpen = 100 * time.Millisecond // how long a TCP connection must stay open
 )
 
-// newAsker asks once per connection, so that what is weighed keeps none of them, and follows nobody. It waits as long
-// as it may, for an application can take its time.
+// newAsker makes a client with one connection per request, so that the measured proxies keep none of them, and without
+// redirects. It has no time limit of its own, because an application may be slow.
 func newAsker(over *http.Protocols) *http.Client {
 	return &http.Client{
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
@@ -31,7 +31,7 @@ func newAsker(over *http.Protocols) *http.Client {
 	}
 }
 
-// asker speaks HTTP/1.1, and asker2 HTTP/2 by prior knowledge.
+// asker speaks HTTP/1.1, and asker2 HTTP/2 with prior knowledge.
 var (
 	asker  = newAsker(nil)
 	asker2 = newAsker(priorKnowledge())
@@ -43,14 +43,14 @@ func priorKnowledge() *http.Protocols {
 	return over
 }
 
-// asks are how traffic shows that it gets through, by what the proxies carry.
+// asks check that traffic gets through, by the protocol of the proxies.
 var asks = map[string]func(ctx context.Context, address string) error{
 	ProtocolHTTP:  func(ctx context.Context, address string) error { return ask(ctx, asker, address) },
 	ProtocolHTTP2: func(ctx context.Context, address string) error { return ask(ctx, asker2, address) },
 	ProtocolGRPC:  askCall, ProtocolTCP: touch,
 }
 
-// over is that of an application: bytes are requests where it understands these.
+// over returns the protocol to ask an application with: for TCP proxies that of the application, if it is one of HTTP.
 func (j *joined) over(app string) string {
 	over := j.part.Options[settingProtocol]
 	if over == ProtocolTCP && j.speaksHTTP(app) {
@@ -59,7 +59,7 @@ func (j *joined) over(app string) string {
 	return over
 }
 
-// askCall calls a method of gRPC that nobody has, which whoever is behind all proxies must say.
+// askCall calls a gRPC method that does not exist; the server behind all proxies must answer that.
 func askCall(ctx context.Context, address string) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+address+"/tare.Ready/Ask", http.NoBody)
 	if err != nil {
@@ -80,11 +80,11 @@ func askCall(ctx context.Context, address string) error {
 	return nil
 }
 
-// unimplemented is the status of gRPC for methods that a server does not have.
+// unimplemented is the gRPC status for methods that a server does not have.
 const unimplemented = "12"
 
-// ask makes a real request at an address, which must be answered by who is behind all proxies. What they say of
-// themselves when they cannot, and to strangers, are statuses that count as no answer.
+// ask makes a request at an address, which must be answered by the server behind all proxies. The statuses with which
+// proxies themselves report failures and refuse strangers do not count as answers.
 func ask(ctx context.Context, client *http.Client, address string) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/", nil)
 	if err != nil {
@@ -102,7 +102,7 @@ func ask(ctx context.Context, client *http.Client, address string) error {
 	return nil
 }
 
-// touch makes a connection, which must stay open: a proxy that cannot reach who is behind it closes it.
+// touch opens a connection, which must stay open: a proxy that cannot reach its server closes it.
 func touch(ctx context.Context, address string) error {
 	d := net.Dialer{Timeout: askFor}
 	c, err := d.DialContext(ctx, "tcp", address)
@@ -120,7 +120,7 @@ func touch(ctx context.Context, address string) error {
 	return nil
 }
 
-// innermost is the reason in an error of the network, without the addresses around it.
+// innermost returns the cause in a network error, without the addresses around it.
 func innermost(err error) error {
 	var op *net.OpError
 	if errors.As(err, &op) {
@@ -129,7 +129,7 @@ func innermost(err error) error {
 	return err
 }
 
-// reach waits until a request has gone through all proxies of an application, which were started at began.
+// reach waits until a request has passed through all proxies of an application, which were started at began.
 func (j *joined) reach(ctx context.Context, app string, began time.Time) error {
 	if j.pods != nil {
 		return j.reachFromLoad(ctx, app)
@@ -137,8 +137,8 @@ func (j *joined) reach(ctx context.Context, app string, began time.Time) error {
 	within := j.part.Options.Duration(settingReady)
 	address, asking := j.entry[app], asks[j.over(app)]
 	if j.over(app) == ProtocolTCP {
-		// Those behind the first must listen before it is touched: a proxy that cannot reach the next yet may take longer
-		// to say so than a connection has to stay open.
+		// All proxies behind the first must listen before it is touched: a proxy that cannot reach the next one yet
+		// may take longer to close a connection than touch waits.
 		asking = func(ctx context.Context, address string) error {
 			if err := knock(ctx, j.listens(app)); err != nil {
 				return err
@@ -151,7 +151,7 @@ func (j *joined) reach(ctx context.Context, app string, began time.Time) error {
 	var died error
 	err := until(asked, func(ctx context.Context) error {
 		if died = j.died("before it was ready"); died != nil {
-			return nil // nor will there be an answer
+			return nil // there will be no answer
 		}
 		return asking(ctx, address)
 	})
@@ -166,13 +166,13 @@ func (j *joined) reach(ctx context.Context, app string, began time.Time) error {
 	return j.unreached(err, app, within)
 }
 
-// unreached is the error when no request has got through to an application in time, and why.
+// unreached returns the error when no request has reached an application in time, with the cause.
 func (j *joined) unreached(why error, app string, within time.Duration) error {
 	return j.withWords(fault.Wrap(why, fault.Machine, j.name, "see what the proxies say, and raise "+settingReady+
 		" if this machine needs longer", "no request got through the proxies to %s within %v", app, within), app)
 }
 
-// knock sees that somebody listens at each of some addresses.
+// knock checks that each of some addresses accepts connections.
 func knock(ctx context.Context, listens []string) error {
 	d := net.Dialer{Timeout: askFor}
 	for _, at := range listens {
@@ -185,7 +185,7 @@ func knock(ctx context.Context, listens []string) error {
 	return nil
 }
 
-// listens are where the proxies of an application listen, but for the first.
+// listens returns where the proxies of an application listen, except for the first.
 func (j *joined) listens(app string) (all []string) {
 	for _, p := range j.proxies {
 		if p.place.App == app && p.place.Listen != j.entry[app] {
@@ -200,7 +200,7 @@ func (j *joined) speaksHTTP(app string) bool {
 	return a != nil && slices.Contains(servedOver[ProtocolHTTP], spoken(a))
 }
 
-// withWords adds what the proxies of an application wrote last.
+// withWords adds the last output of an application's proxies.
 func (j *joined) withWords(err error, app string) error {
 	for _, p := range j.proxies {
 		if p.place.App != app || p.running == nil {

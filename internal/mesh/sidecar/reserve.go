@@ -8,19 +8,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// reservation holds a TCP port of an address for a process that is to listen there.
+// reservation reserves a TCP port of an address for a process that is to listen there.
 //
-// The socket is bound and does not listen. The kernel then gives the port to nobody who asks for any port, neither to
-// bind (inet_csk_find_open_port in net/ipv4/inet_connection_sock.c takes two sockets with SO_REUSEADDR for a conflict
-// there) nor to connect (__inet_hash_connect in net/ipv4/inet_hashtables.c passes over ports that somebody has bound).
-// Whoever names the port and sets SO_REUSEADDR can bind it and listen, as long as nobody else listens there
-// (inet_bind_conflict), and connections go to that socket. Until then they are refused.
+// The socket is bound and does not listen. The kernel then does not choose the port when a process asks for any port,
+// neither to bind (inet_csk_find_open_port in net/ipv4/inet_connection_sock.c treats two sockets with SO_REUSEADDR as
+// a conflict there) nor to connect (__inet_hash_connect in net/ipv4/inet_hashtables.c skips ports that are bound). A
+// process that names the port and sets SO_REUSEADDR can bind it and listen, as long as no other does
+// (inet_bind_conflict), and gets the connections. Until then they are refused.
 type reservation struct {
 	fd      int
 	address string
 }
 
-// reserve holds a free port of an IPv4 address of the network that this thread is in.
+// reserve reserves a free port of an IPv4 address in this thread's network.
 func reserve(host netip.Addr) (*reservation, error) {
 	fail := func(fd int, err error) (*reservation, error) {
 		if fd >= 0 {
@@ -46,5 +46,5 @@ func reserve(host netip.Addr) (*reservation, error) {
 	return &reservation{fd, netip.AddrPortFrom(host, uint16(port)).String()}, nil
 }
 
-// release gives the port back.
+// release releases the port.
 func (r *reservation) release() { _ = unix.Close(r.fd) } // nothing was sent

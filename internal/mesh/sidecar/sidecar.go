@@ -1,6 +1,6 @@
-// Package sidecar is what subjects made of sidecar proxies share: which proxies stand between a load and an
-// application, how they are started, known to be ready, watched and ended, and what is kept of them. A kind of proxy
-// says how one of it is configured and started (Proxy); the rest is here.
+// Package sidecar is what subjects made of sidecar proxies share: which proxies are between a load and an application,
+// how they are started, checked for readiness, watched and ended, and what is recorded of them. A kind of proxy
+// implements how one is configured and started (Proxy); the rest is here.
 //
 // Each proxy is a component of the subject in a control group of its own, and serves one application:
 //
@@ -32,32 +32,32 @@ import (
 	"tare/internal/scale/host/feature"
 )
 
-// The components of a subject, by which records know the proxies.
+// The components of a subject, by which records name the proxies.
 const (
 	Client = "proxy.client" // beside the load
 	Server = "proxy.server" // beside the application
 )
 
-// Proxy is one kind of proxy. Its methods may be used concurrently.
+// Proxy is one kind of proxy. Its methods may be called concurrently.
 type Proxy interface {
 	About() About
-	// Command writes the files of a proxy into its directory, with mode 0600, and gives the command that runs it there
-	// until it is told to end. The command listens at p.Listen once it can serve, and keeps no other process waiting.
+	// Command writes the files of a proxy into its directory, with mode 0600, and returns the command that runs it
+	// there until it is ended by a signal. The command listens at p.Listen as soon as it can serve.
 	Command(p Place) (process.Command, error)
 }
 
-// About is what a kind of proxy says of itself.
+// About describes a kind of proxy.
 type About struct {
-	Name    string // of the subject, as a spec has it
+	Name    string // of the subject in a spec
 	Summary string // one line, for lists
-	Program string // its name, which is looked for on the PATH and where system programs are
+	Program string // the name that is looked for on the PATH and in the system's directories
 	Hint    string // how to install it: "apt-get install haproxy"
-	// Version finds the version of the program in what it prints when it is run with VersionFlag: its first group.
+	// Version matches the version in what the program prints with VersionFlag: its first group.
 	VersionFlag string
 	Version     func() *regexp.Regexp
 }
 
-// version is that of the program at a path; empty where it does not say.
+// version returns the version of the program at a path; empty if unknown.
 func (a About) version(ctx context.Context, program string) string {
 	if m := a.Version().FindStringSubmatch(process.Printed(ctx, program, a.VersionFlag)); m != nil {
 		return text.Plain(m[1])
@@ -65,46 +65,47 @@ func (a About) version(ctx context.Context, program string) string {
 	return ""
 }
 
-// What else a proxy can have, found by type assertion.
+// Optional interfaces of a Proxy, found by type assertion.
 type (
-	// Checker checks the settings of a kind of proxy together. Its error reads on after the part's place in the spec.
+	// Checker checks the settings of a kind of proxy together. Its error continues a sentence that begins with the
+	// part's place in the spec.
 	Checker interface {
 		Check(o param.Values) error
 	}
 
-	// Needer is a proxy that needs more than its program for some settings. Lacks is an error of code fault.Machine that
-	// says what is missing.
+	// Needer is a proxy that for some settings needs more than its program. Lacks returns an error of code
+	// fault.Machine that says what is missing.
 	Needer interface {
 		Lacks(ctx context.Context, program string, o param.Values) error
 	}
 
-	// Changer is a Driven proxy whose control plane can be told of other services while the proxies run. Change gives what
-	// Drive gave, as it is afterwards, and does not wait for the proxies.
+	// Changer is a Driven proxy whose control plane can replace the services while the proxies run. Change returns
+	// what Drive would, for the new services, and does not wait for the proxies.
 	Changer interface {
 		Change(ctx context.Context, control any, d Drive) (any, error)
 	}
 
-	// Settler is a proxy that says whether it has put to work all that it was told. An error is why that cannot be said
-	// now.
+	// Settler is a proxy that reports whether it has put all of its configuration into effect. An error is why that is
+	// not known now.
 	Settler interface {
 		Settled(ctx context.Context, p Place) (bool, error)
 	}
 
-	// Teller is a proxy that counts what it does. Own is its own word, by its own names, from its start until now: it is
-	// kept in the record as that, and no metric is made of it.
+	// Teller is a proxy with its own counters. Own returns them, by its own names, from its start until now. They are
+	// recorded as they are, and no metric is computed from them.
 	Teller interface {
 		Own(ctx context.Context, p Place) (map[string]float64, error)
 	}
 
-	// Redirectable is a proxy that cannot take connections in every way. The error of Takes says why it cannot; it reads
-	// on after the part's place in the spec.
+	// Redirectable is a proxy that does not support all ways of redirection. The error of Takes says why; it continues
+	// a sentence that begins with the part's place in the spec.
 	Redirectable interface {
 		Takes(way string) error
 	}
 
-	// Driven is a proxy that a control plane configures. Drive starts the control plane, as a component of the subject,
-	// before any proxy, and configures it for all of them; what it returns is in Place.Control. The proxies then get their
-	// certificates from there, and no files of them.
+	// Driven is a proxy that a control plane configures. Drive starts the control plane, as a component of the
+	// subject, before any proxy, and configures it for all of them; its result is in Place.Control. The proxies then
+	// get their certificates from the control plane, and no files.
 	Driven interface {
 		Drive(ctx context.Context, d Drive) (control any, err error)
 	}
@@ -114,72 +115,72 @@ type (
 type Drive struct {
 	Trial   kind.Trial
 	Part    *kind.Part
-	Dir     string // of its files, which goes with the trial; others than its user can pass, and not list it
-	Host    string // IP address at which it can be reached by all proxies
+	Dir     string // of its files, removed with the trial; other users can enter it, but not list it
+	Host    string // IP address at which all proxies can reach it
 	Proxies []Place
 }
 
-// Place is where one proxy stands: between what comes to Listen and what is at To.
+// Place is the place of one proxy: between what comes to Listen and what is at To.
 type Place struct {
 	Component string       // Client or Server
 	App       string       // the application that it serves
 	Options   param.Values // of the subject
 	Self      string       // path of the tare binary
-	Program   string       // path of its own program
-	Dir       string       // of its files: absolute, made for it, and gone with the trial
+	Program   string       // path of the proxy's program
+	Dir       string       // of its files: absolute, made for it, and removed with the trial
 
-	// Listen and To are host:port on this machine. Listen is held for the proxy, so that nobody else is given that port:
-	// a socket that sets SO_REUSEADDR, as servers do, can be bound to it and listen there.
+	// Listen and To are host:port on this machine. Listen is reserved for the proxy: a socket with SO_REUSEADDR, which
+	// servers set, can be bound to it and listen there.
 	Listen, To string
 
-	// From is the address that its clients connect to where their connections are redirected to the proxy; empty: they
-	// connect to Listen. A proxy that learns where connections were going takes no others. Transparent says that packets
-	// come as they are, to From, for which its socket must be ready (IP_TRANSPARENT).
+	// From is the address that its clients connect to if their connections are redirected to the proxy; empty: they
+	// connect to Listen. A proxy that can find out original destinations refuses other connections. Transparent means
+	// that packets arrive with the destination From unchanged, for which its socket needs IP_TRANSPARENT.
 	From        string
 	Transparent bool
 
-	// Dial connects to an IP address where the proxy is; nil: on this machine's network.
+	// Dial connects to an IP address in the proxy's network; nil: in the host's.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 
-	// AcceptTLS and DialTLS say on which side the proxy speaks mutual TLS. Its certificate and the roots are then in
+	// AcceptTLS and DialTLS say on which side the proxy uses mutual TLS. Its certificate and the roots are then in
 	// Dir, in the files IdentityFile and RootsFile.
 	AcceptTLS, DialTLS bool
 	Identity           string // its SPIFFE ID
-	Peer               string // SPIFFE ID of the proxy on the other side of the TLS; empty where there is none
+	Peer               string // SPIFFE ID of the proxy on the other side of the TLS; empty: none
 	PeerName           string // DNS name in that proxy's certificate
 
-	// Rules are the identities that may call the application, in the order in which they are to be looked through for
-	// every request. The last is that of the peer. Empty: there are none, and the peer alone may call.
+	// Rules are the identities that may call the application, in the order in which they must be checked for every
+	// request. The last is the peer's. Empty: there are no rules, and only the peer may call.
 	Rules []string
 
-	// Others are the further services that the proxy is to know. One that a control plane drives has all of the mesh here,
-	// and the options say what it is to be told.
+	// Others are the further services that the proxy knows. For a proxy with a control plane these are all services of
+	// the mesh, and the options determine which of them it gets.
 	Others []Other
 
 	Workers     int    // threads or processes that carry requests
-	Connections int    // that it must be able to carry at once
-	Protocol    string // ProtocolHTTP and so on: what it understands, and speaks on both sides
+	Connections int    // that it must be able to carry at the same time
+	Protocol    string // ProtocolHTTP and so on: on both sides
 
-	// User and Group are whom it must run as once it has read its files, by name and by number; empty: nobody else than
-	// who started it.
+	// User and Group are what it must run as once it has read its files, by name and by number; empty: the user of
+	// this process.
 	User, Group string
 	UID, GID    int
 
-	Control any // what Driven.Drive gave
+	Control any // the result of Driven.Drive
 }
 
-// The protocols. The first is what applications and loads of HTTP/1.1 call it, too.
+// The protocols. The name of the first is also used by HTTP/1.1 applications and loads.
 const (
-	ProtocolHTTP  = "http"  // HTTP/1.1, request by request
-	ProtocolHTTP2 = "http2" // HTTP/2, without TLS by prior knowledge
+	ProtocolHTTP  = "http"  // HTTP/1.1
+	ProtocolHTTP2 = "http2" // HTTP/2, without TLS with prior knowledge
 	ProtocolGRPC  = "grpc"  // the same, with trailers
-	ProtocolTCP   = "tcp"   // bytes, connection by connection
+	ProtocolTCP   = "tcp"   // bytes of TCP connections
 )
 
-// OverHTTP2 says whether requests of a protocol are carried over HTTP/2.
+// OverHTTP2 says whether a protocol uses HTTP/2.
 func OverHTTP2(protocol string) bool { return protocol == ProtocolHTTP2 || protocol == ProtocolGRPC }
 
-// The settings that all kinds of proxies have.
+// Settings of all kinds of proxies.
 const (
 	settingHops        = "hops"
 	settingMTLS        = "mtls"
@@ -228,16 +229,16 @@ var commonSettings = []param.Setting{
 		Doc: "true: where its program is not installed, the run goes on without the arm and says so"},
 }
 
-// The networks.
+// Values of the setting network.
 const (
 	hostNetwork = "host"
 	podNetwork  = "pods"
 )
 
-// inPods reports whether options have a network of their own.
+// inPods reports whether the options have the trial in separate network namespaces.
 func inPods(o param.Values) bool { return o[settingNetwork] == podNetwork }
 
-// wayOf is how connections come to the proxies.
+// wayOf returns how connections reach the proxies.
 func wayOf(o param.Values) string {
 	if Hops(o) == 0 {
 		return redirect.Explicit
@@ -245,19 +246,19 @@ func wayOf(o param.Values) string {
 	return o[settingRedirect]
 }
 
-// Hops is how many proxies options put between a load and an application.
+// Hops returns the number of proxies between a load and an application.
 func Hops(o param.Values) int { return o.Int(settingHops) }
 
-// MTLS reports whether options make two proxies speak mutual TLS with each other.
+// MTLS reports whether two proxies use mutual TLS with each other.
 func MTLS(o param.Values) bool { return Hops(o) == 2 && o.On(settingMTLS) }
 
-// Settings are those of all kinds of proxies.
+// Settings returns the settings of all kinds of proxies.
 func Settings() []param.Setting { return slices.Concat(commonSettings, meshSettings) }
 
 // Guest is a kind of proxy as a subject of experiments.
 type Guest struct{ Proxy Proxy }
 
-// spreading is until a proxy that knows all services has them: Envoy takes 2.3 ms for each.
+// spreading is an estimate of the time until a proxy that knows all services has them: Envoy takes 2.3 ms for each.
 func spreading(o param.Values) time.Duration {
 	if o[settingDiscovery] != DiscoveryPermissive {
 		return 0
@@ -268,7 +269,7 @@ func spreading(o param.Values) time.Duration {
 // Register registers a kind of proxy as a subject; for init functions.
 func Register(p Proxy) { kind.Register(kind.Subject, Guest{p}) }
 
-// About is kind.Guest's.
+// About implements kind.Guest.
 func (g Guest) About() kind.About {
 	a := g.Proxy.About()
 	settings := Settings()
@@ -278,7 +279,7 @@ func (g Guest) About() kind.About {
 	}
 }
 
-// Check is kind.Checker's.
+// Check implements kind.Checker.
 func (g Guest) Check(o param.Values) error {
 	if err := g.checkMesh(o); err != nil {
 		return err
@@ -299,7 +300,7 @@ func (g Guest) Check(o param.Values) error {
 	return nil
 }
 
-// CheckSetup refuses applications that speak what the proxies do not understand.
+// CheckSetup refuses applications whose protocol the proxies do not understand.
 func (g Guest) CheckSetup(s *kind.Setup, _ string, part *kind.Part) error {
 	understands := part.Options[settingProtocol]
 	for name, a := range s.Applications {
@@ -317,16 +318,16 @@ func (g Guest) CheckSetup(s *kind.Setup, _ string, part *kind.Part) error {
 	return nil
 }
 
-// servedOver are what applications may speak behind proxies that understand a protocol. An application of HTTP/2 serves
-// HTTP/1.1 as well.
+// servedOver has the protocols that applications may have behind proxies with a protocol. An HTTP/2 application also
+// serves HTTP/1.1.
 var servedOver = map[string][]string{
 	ProtocolHTTP:  {ProtocolHTTP, "http1", "http2"},
 	ProtocolHTTP2: {"http2"},
 	ProtocolGRPC:  {"grpc"},
 }
 
-// spoken is what an application speaks: what it is set to where it has such a setting, as those of kind http have, and
-// else what its kind does.
+// spoken returns the protocol of an application: the value of its setting protocol, if it has one, as applications of
+// kind http do, and otherwise that of its kind.
 func spoken(app *kind.Part) string {
 	if set := app.Options["protocol"]; set != "" {
 		return set
@@ -341,7 +342,7 @@ func loadsOf(s *kind.Setup) (loads []*kind.Part) {
 	return loads
 }
 
-// Installed is kind.Installed's.
+// Installed implements kind.Installed.
 func (g Guest) Installed(ctx context.Context, o param.Values) error {
 	if inPods(o) {
 		if err := lacks(wayOf(o)).Err(); err != nil {
@@ -361,10 +362,10 @@ func (g Guest) Installed(ctx context.Context, o param.Values) error {
 	return nil
 }
 
-// Optional is kind.Installed's.
+// Optional implements kind.Installed.
 func (Guest) Optional(o param.Values) bool { return o.On(settingOptional) }
 
-// Version is kind.Versioned's.
+// Version implements kind.Versioned.
 func (g Guest) Version(ctx context.Context, o param.Values, _ string) (name, version string) {
 	program, err := g.program(o)
 	if err != nil {
@@ -377,7 +378,7 @@ func (g Guest) Version(ctx context.Context, o param.Values, _ string) (name, ver
 	return name, g.Proxy.About().version(ctx, program)
 }
 
-// probes are of the kind's program, and of what all kinds share.
+// probes returns probes for the kind's program, and for what all kinds share.
 func (g Guest) probes() []*feature.Probe {
 	a := g.Proxy.About()
 	status := feature.Status{
@@ -397,11 +398,11 @@ func (g Guest) probes() []*feature.Probe {
 	return probes
 }
 
-// sidecars is the feature that experiments with sidecars name among their needs.
+// sidecars is the feature that experiments with sidecars require.
 var sidecars = newSidecars()
 
-// newSidecars probes for the kinds of proxies that every built-in experiment can use. nginx is not among them: it
-// cannot identify callers, and speaks no HTTP/2 to servers.
+// newSidecars probes for the kinds of proxies that every built-in experiment can use. nginx is not one of them: it
+// cannot identify callers, and does not speak HTTP/2 to servers.
 func newSidecars() *feature.Probe {
 	return feature.New(feature.Status{
 		Name: "sidecars", Needs: "the program envoy or haproxy", Lost: "experiments with sidecar proxies",
@@ -424,10 +425,10 @@ func newSidecars() *feature.Probe {
 	})
 }
 
-// Speaks: what proxies use is what they are weighed for.
+// Speaks implements measured.Speaker: proxies are weighed for the CPU time that they use.
 func (Guest) Speaks(*kind.Setup) []string { return []string{"subject_cpus"} }
 
-// Join is kind.Joiner's.
+// Join implements kind.Joiner.
 func (g Guest) Join(t kind.Trial, name string, part *kind.Part) (any, error) {
 	j := &joined{proxy: g.Proxy, guest: g, trial: t, name: name, part: part}
 	if inPods(part.Options) {
@@ -448,8 +449,8 @@ var (
 	_ measured.Teller   = Guest{}
 )
 
-// Permissive reports whether options have every proxy know every service.
+// Permissive reports whether every proxy knows every service.
 func Permissive(o param.Values) bool { return o[settingDiscovery] == DiscoveryPermissive }
 
-// ProtocolOf is what options say that the proxies understand.
+// ProtocolOf returns the protocol of the proxies.
 func ProtocolOf(o param.Values) string { return o[settingProtocol] }

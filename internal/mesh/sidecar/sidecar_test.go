@@ -24,7 +24,7 @@ import (
 	"tare/test/vm/guest"
 )
 
-// fake is a kind of proxy that nobody starts.
+// fake is a kind of proxy that is never started.
 type fake struct{}
 
 func (fake) About() About {
@@ -34,7 +34,7 @@ func (fake) About() About {
 
 func (fake) Command(Place) (process.Command, error) { return process.Command{}, nil }
 
-// TestReserve: a port that is held is nobody's who asks for any, cannot be connected to, and is there for who names it.
+// TestReserve: a reserved port is not chosen as a free port, cannot be connected to, and can be bound by its number.
 func TestReserve(t *testing.T) {
 	r, err := reserve(netip.AddrFrom4([4]byte{127, 0, 0, 1}))
 	if err != nil {
@@ -68,7 +68,7 @@ func TestReserve(t *testing.T) {
 	r.release()
 }
 
-// TestReserveMany: who wants any port to listen at is given none that is held.
+// TestReserveMany: a process that listens at any port never gets a reserved one.
 func TestReserveMany(t *testing.T) {
 	held := map[string]bool{}
 	for range 200 {
@@ -94,8 +94,8 @@ func TestReserveMany(t *testing.T) {
 	}
 }
 
-// TestIdentity: certificates have the one identity and the name that other proxies look for, are of the root beside
-// them, and only their owner reads them.
+// TestIdentity: certificates have the one identity and the name that other proxies verify, are signed by the root
+// beside them, and can be read only by their owner.
 func TestIdentity(t *testing.T) {
 	guest.KernelFree(t)
 	a, err := newAuthority()
@@ -147,13 +147,13 @@ func mustRead(t *testing.T, file string) []byte {
 	return text
 }
 
-// app is an application by what it speaks.
+// app is an application, by its protocol.
 type app string
 
 func (a app) About() kind.About { return kind.About{Name: string(a), Protocol: string(a)} }
 
-// TestCheckSetup: proxies of HTTP are refused where an application speaks something else, and where no load goes to
-// any.
+// TestCheckSetup: HTTP proxies are refused for an application with another protocol, and if no load uses an
+// application.
 func TestCheckSetup(t *testing.T) {
 	guest.KernelFree(t)
 	for _, c := range []struct{ speaks, protocol, to, says string }{
@@ -224,7 +224,7 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// TestCallers: there are as many rules as are asked for, all different, and the last is for who calls.
+// TestCallers: the number of rules is that of the option, all are different, and the last is the caller's.
 func TestCallers(t *testing.T) {
 	guest.KernelFree(t)
 	for _, n := range []int{0, 1, 2, 1000} {
@@ -236,7 +236,8 @@ func TestCallers(t *testing.T) {
 	}
 }
 
-// TestOthers: further services have addresses of their own, which are nobody else's, and only a client is called.
+// TestOthers: further services have separate addresses that nothing else uses, and only a client's proxy listens for
+// them.
 func TestOthers(t *testing.T) {
 	guest.KernelFree(t)
 	seen := map[string]bool{}
@@ -256,7 +257,7 @@ func TestOthers(t *testing.T) {
 	}
 }
 
-// TestMTLS: there is a link for it between two proxies, and nowhere else.
+// TestMTLS: exactly the connection between two proxies uses it.
 func TestMTLS(t *testing.T) {
 	guest.KernelFree(t)
 	for _, c := range []struct {
@@ -269,7 +270,7 @@ func TestMTLS(t *testing.T) {
 	}
 }
 
-// TestProbes: doctor says where the program is, or how to get it.
+// TestProbes: doctor prints where the program is, or how to get it.
 func TestProbes(t *testing.T) {
 	guest.KernelFree(t)
 	s := Guest{fake{}}.probes()[0].Status()
@@ -282,7 +283,7 @@ func TestProbes(t *testing.T) {
 	}
 }
 
-// TestSidecars: experiments with sidecars need one of two programs, and say how to install them.
+// TestSidecars: experiments with sidecars need one of two programs, and the hint says how to install them.
 func TestSidecars(t *testing.T) {
 	guest.KernelFree(t)
 	own, dir := systemDirs, t.TempDir()
@@ -302,7 +303,7 @@ func TestSidecars(t *testing.T) {
 	}
 }
 
-// picky is a kind of proxy that cannot take connections in one way.
+// picky is a kind of proxy that does not support one way of redirection.
 type picky struct{ fake }
 
 func (picky) Takes(way string) error {
@@ -312,7 +313,7 @@ func (picky) Takes(way string) error {
 	return nil
 }
 
-// TestRedirectNeedsPods: connections are redirected in pods alone, and not in ways that a kind of proxy cannot take.
+// TestRedirectNeedsPods: connections are redirected only in pods, and only in ways that a kind of proxy supports.
 func TestRedirectNeedsPods(t *testing.T) {
 	guest.KernelFree(t)
 	for _, c := range []struct{ network, way, says string }{
@@ -334,7 +335,7 @@ func TestRedirectNeedsPods(t *testing.T) {
 	}
 }
 
-// Whoever has given up root reaches its files under any umask.
+// A process that has dropped root reaches its files under any umask.
 func TestMakeDir(t *testing.T) {
 	at := filepath.Join(t.TempDir(), "proxy")
 	old := unix.Umask(0o077)

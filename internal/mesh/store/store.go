@@ -1,5 +1,5 @@
-// Package store says what a store is: it keeps a mesh configuration in BPF maps, where programs find it, and changes it
-// under them. Each design is a package below this one.
+// Package store defines what a store is: it keeps a mesh configuration in BPF maps, where programs find it, and
+// changes it while they run. Each design is a package below this one.
 package store
 
 import (
@@ -16,32 +16,32 @@ import (
 	"tare/internal/mesh"
 )
 
-// Store keeps a configuration. One goroutine at a time may use it, apart from Close.
+// Store keeps a configuration. It must not be used concurrently, except for Close.
 type Store interface {
-	// Apply makes a change. How much of it programs see at once is the design's promise (Design.Atomic). A change that
-	// is wrong for this store or does not fit is a *fault.Error of code Usage, whose Where is the resource's name, and
-	// then nothing of it is applied. Room and addresses that a change frees count for the same change. Names that are
-	// removed and are not there are no error; a name that is both given and removed is removed.
+	// Apply makes a change. How much of it programs see at once depends on the design (Design.Atomic). If a change is
+	// invalid for this store or does not fit, the error is a *fault.Error of code Usage, whose Where is the resource's
+	// name, and nothing is applied. Room and addresses that a change frees can be used by the same change. Removing a
+	// name that does not exist is no error; a name that is both given and removed is removed.
 	Apply(ctx context.Context, change mesh.Change) (Work, error)
-	// Maps are the maps that its programs use, by the names that they have in the design's header. They stay the
-	// store's.
+	// Maps returns the maps that the store's programs use, by their names in the design's header. The store keeps
+	// owning them.
 	Maps() map[string]*ebpf.Map
-	// Cluster is the number by which programs and counters know a cluster; it stays the same as long as the cluster is
-	// there. Numbers are below Options.ClusterNumbers. One that a change gives back is no other cluster's before the
-	// next change.
+	// Cluster returns the number of a cluster in programs and counters, which does not change while the cluster
+	// exists. Numbers are below Options.ClusterNumbers. A number that a change frees is not reused before the next
+	// change.
 	Cluster(name string) (id uint32, ok bool)
 	// Close gives everything back.
 	Close() error
 }
 
-// Work is what a change took, counted as it was done.
+// Work is the cost of a change, counted while it was made.
 type Work struct {
 	Records      int // that were written
-	Updates      int // elements of maps, by system call
-	Deletes      int // the same
+	Updates      int // elements of maps that system calls wrote
+	Deletes      int // elements of maps that system calls deleted
 	Syscalls     int // bpf() and others, also those that failed or only read
-	Bytes        int // handed to the kernel or stored into mapped memory, keys and values
-	GracePeriods int // waits for readers that the writer stood still in
+	Bytes        int // of keys and values, given to the kernel or written into mapped memory
+	GracePeriods int // waits for readers that blocked the writer
 }
 
 // Add counts other too.
@@ -54,7 +54,7 @@ func (w *Work) Add(other Work) {
 	w.GracePeriods += other.GracePeriods
 }
 
-// Options are of all designs. The zero value has the defaults.
+// Options configures a store of any design. The zero value means the defaults.
 type Options struct {
 	MaxClusters  uint32 // default DefaultMaxClusters
 	MaxListeners uint32 // default DefaultMaxListeners
@@ -63,10 +63,10 @@ type Options struct {
 	Variant string
 }
 
-// NoCluster is what programs get in place of a number where no cluster was chosen, or one that does not exist.
+// NoCluster is the number that programs get if no cluster was chosen, or one that does not exist.
 const NoCluster = 1<<32 - 1
 
-// What the maps hold, where nothing else is asked for.
+// Defaults of the sizes.
 const (
 	DefaultMaxClusters  = 8192
 	DefaultMaxListeners = 8192
@@ -81,7 +81,7 @@ func (o Options) WithDefaults() Options {
 	return o
 }
 
-// ClusterNumbers is above all numbers of clusters: a table of something by cluster has so many rows.
+// ClusterNumbers is above all numbers of clusters: the number of rows of a table by cluster.
 func (o Options) ClusterNumbers() uint32 { return 2*o.WithDefaults().MaxClusters + 1 }
 
 // Atomic is how much of a change programs see at once.
@@ -101,10 +101,10 @@ func (a Atomic) String() string {
 // Design is one way to build a store.
 type Design struct {
 	Name     string
-	Variants []string // the first is the default; none: there is one way only
+	Variants []string // the first is the default; none: there are no variants
 	Atomic   Atomic
 	Open     func(Options) (Store, error)
-	// Ask is its program "ask" (see bpf/ask.c), to be loaded with the store's maps.
+	// Ask is the program "ask" (see bpf/ask.c), to be loaded with the store's maps.
 	Ask func() (*ebpf.CollectionSpec, error)
 }
 
@@ -127,7 +127,7 @@ func Designs() []Design {
 	return all
 }
 
-// Lookup finds a design by "name" or "name:variant", which it puts into the options that it returns.
+// Lookup finds a design by "name" or "name:variant", and sets the variant in the returned options.
 func Lookup(text string) (Design, Options, error) {
 	name, variant, _ := strings.Cut(text, ":")
 	d, ok := designs[name]
@@ -145,8 +145,8 @@ func Lookup(text string) (Design, Options, error) {
 	return d, Options{Variant: variant}, nil
 }
 
-// Trait is how much of a change the design that Lookup finds shows at once: "whole per change". Empty where it finds
-// none.
+// Trait describes how much of a change is seen at once with the design that Lookup finds, such as "whole per change".
+// It is empty for an unknown design.
 func Trait(text string) string {
 	d, _, err := Lookup(text)
 	if err != nil {

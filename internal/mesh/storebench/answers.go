@@ -15,11 +15,11 @@ func init() {
 	analysis.Register(analysis.Family{Metrics: []string{"lookup_seconds"}, Answer: scaleAnswers})
 }
 
-// prose is an answer in this package's words.
+// prose words this package's answers.
 type prose struct{ analysis.Prose }
 
-// flushAnswers say first which store is fastest and how the others stand to the baseline over all levels, and then each
-// level by itself.
+// flushAnswers says which store is fastest and how the others compare with the baseline over all levels, and then each
+// level separately.
 func flushAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
 	if s.Baseline == "" {
 		return nil
@@ -44,7 +44,7 @@ func flushAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
 	return append([]analysis.Answer{flushVerdict(s, t)}, all...)
 }
 
-// flush words what one arm takes at a level, and what that is made of.
+// flush words the time of one arm at a level, and its parts.
 func (p *prose) flush(arm string) string {
 	e := p.Of("flush_seconds", arm)
 	text := fmt.Sprintf("%s takes %s for a flush", p.Summary.ArmName(arm), analysis.Said(e))
@@ -78,7 +78,7 @@ func (p *prose) flush(arm string) string {
 	return text
 }
 
-// span is the least and the most of a ratio to the baseline over levels.
+// span is the minimum and the maximum of a ratio to the baseline over levels.
 type span struct {
 	lo, hi   float64
 	n        int
@@ -162,7 +162,8 @@ func flushVerdict(s *analysis.Summary, t *analysis.Table) analysis.Answer {
 	return p.Answer()
 }
 
-// scaleAnswers say for each store what a lookup, memory and start-up are at the ends of the scale, beside the baseline.
+// scaleAnswers says for each store what a lookup, memory and start-up cost at the ends of the scale, and compares with
+// the baseline.
 func scaleAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
 	if s.Baseline == "" || len(t.Levels) == 0 {
 		return nil
@@ -180,7 +181,7 @@ func scaleAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
 	return all
 }
 
-// lookups: at the first and the last level, and whether they are above the baseline's anywhere.
+// lookups words lookups at the first and the last level, and whether they are slower than the baseline's anywhere.
 func (p *prose) lookups(t *analysis.Table) {
 	name := p.Summary.ArmName(p.Arm)
 	ends, verdict := p.Against(t, "lookup_seconds")
@@ -193,7 +194,7 @@ func (p *prose) lookups(t *analysis.Table) {
 	}
 }
 
-// holds: memory and start-up at the last level, and what a service adds.
+// holds words memory and start-up at the last level, and what a service adds.
 func (p *prose) holds() {
 	text := strings.TrimSpace(p.Here() + " its maps have " + p.Say("map_bytes"))
 	for _, m := range p.Summary.Models {

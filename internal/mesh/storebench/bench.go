@@ -20,20 +20,21 @@ import (
 	"tare/internal/mesh/store/storeload"
 )
 
-// Generator is what results name as their generator.
+// Generator is the generator in results.
 const Generator = "store"
 
 // The names of histograms.
 const (
-	// of one change: from when it is handed over until programs find it and the store is ready for the next
+	// FlushTime: of one change, from when it is given to the store until programs find it and the store is ready for
+	// the next
 	FlushTime  = "flush"
-	LookupTime = "lookup" // of one question, as the mean of one call of the kernel's that asks repeat times
+	LookupTime = "lookup" // of one query: the mean of one call in which the kernel makes repeat queries
 )
 
-// The names of counts in the result, all of the measured window. Times are in seconds.
+// The names of counts in the result, all in the measured window. Times are in seconds.
 const (
 	Flushes      = "flushes"
-	FlushSeconds = "flush_seconds" // spent in them
+	FlushSeconds = "flush_seconds" // time of flushes
 	Records      = "records"
 	Updates      = "map_updates"
 	Deletes      = "map_deletes"
@@ -41,25 +42,24 @@ const (
 	GracePeriods = "grace_periods"
 	WorkBytes    = "bytes"
 	Lookups      = "lookups"
-	// of one: the mean of the middle half of the calls, so that what interrupts a call does not count
+	// LookupMiddle: of one query, as the mean of the middle half of the calls, so that interrupted calls do not count
 	LookupMiddle = "lookup_seconds"
-	// the same of the first question for a service after others, with what the kernel's call itself takes
+	// LookupFirst: the same for the first query for a service after others, with the overhead of the kernel's call
 	LookupFirst = "lookup_first_seconds"
-	OpenSeconds = "open_seconds" // to open the store, empty
-	FillSeconds = "fill_seconds" // to put the services into it, as one change
+	OpenSeconds = "open_seconds" // time to open the store, empty
+	FillSeconds = "fill_seconds" // time to add the services, as one change
 )
 
 const (
-	// resident is how many resources are in the store at most of those that are flushed. A design that takes a quarter
-	// of a second for each would be at it for long before anything is measured: it has enough after this time, with one
-	// resource at least.
+	// resident is the maximum number of flushed resources in the store. A design that takes a quarter of a second for
+	// each would need too long for these: after enough time it goes on with the resources that it has, at least one.
 	resident = 64
 	enough   = 20 * time.Millisecond
 
-	repeat = 1000 // questions for each call of the kernel's: one service, in use
+	repeat = 1000 // queries in one call of the kernel's: for one service, in use
 )
 
-// Bench is a store that is ready to be put to work, once.
+// Bench is a store that is ready to be measured, once.
 type Bench struct {
 	o          Options
 	design     store.Design
@@ -117,7 +117,7 @@ func (b *Bench) Close() error {
 	return errors.Join(err, b.store.Close())
 }
 
-// prepareLookups loads the program, and sees that the store answers before it is asked how quickly.
+// prepareLookups loads the program, and checks the store's answers before their time is measured.
 func (b *Bench) prepareLookups() (err error) {
 	if b.ask, err = storeload.LoadAsk(b.design, b.store.Maps()); err != nil {
 		return err
@@ -134,8 +134,8 @@ func question(i int) mesh.Question {
 	return mesh.Question{To: storeload.ServiceOf(i), Protocol: mesh.TCP}
 }
 
-// Run works by the schedule, in closed loop, and says what it did. What begins in the window counts, whenever it ends;
-// one counts in any case, though the window be too short for the store to come to it.
+// Run works by the schedule, in closed loop, and returns the result. What begins in the window counts, whenever it
+// ends; one counts in any case, even if the window is too short for the store.
 func (b *Bench) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	begin, end, err := s.Window()
 	if err != nil {
@@ -159,7 +159,7 @@ func (b *Bench) Run(ctx context.Context, s role.Schedule) (*load.Result, error) 
 	return w.result(b, cpu)
 }
 
-// flush makes one change, which counts if it does not begin in the warm-up. It says whether there is time for another.
+// flush makes one change, which counts unless it begins in the warm-up. It says whether there is time for another.
 func (b *Bench) flush(ctx context.Context, w *window, kind func(int) (mesh.Change, error), i int,
 	measured bool) (more bool, err error) {
 	began := pace.Now()
@@ -191,7 +191,7 @@ func (b *Bench) each(ctx context.Context, w *window, kind func(int) (mesh.Change
 	return true, nil
 }
 
-// prepare puts resources in, and says how many.
+// prepare adds resources, and returns how many.
 func (b *Bench) prepare(ctx context.Context, w *window) (n int, more bool, err error) {
 	for enough := pace.Now() + int64(enough); n < resident; n++ {
 		if n > 0 && pace.Now() >= enough {
@@ -223,7 +223,7 @@ func (b *Bench) deletes(ctx context.Context, w *window) (err error) {
 	return err
 }
 
-// replaces gives resources that are there one of two contents, in turn.
+// replaces gives existing resources one of two contents, alternately.
 func (b *Bench) replaces(ctx context.Context, w *window) error {
 	n, more, err := b.prepare(ctx, w)
 	for content, next := b.in.other, b.in.set; more; content, next = next, content {
@@ -232,7 +232,7 @@ func (b *Bench) replaces(ctx context.Context, w *window) error {
 	return err
 }
 
-// lookups asks for one service after the other, by chance.
+// lookups queries one random service after the other.
 func (b *Bench) lookups(ctx context.Context, w *window) error {
 	random := rand.New(rand.NewPCG(1, 2)) // the same for every design
 	for {
@@ -249,7 +249,7 @@ func (b *Bench) lookups(ctx context.Context, w *window) error {
 	}
 }
 
-// window gathers what is measured.
+// window collects what is measured.
 type window struct {
 	load.Tally
 	begin, end int64
@@ -265,7 +265,7 @@ func newWindow(begin, end int64, times string) *window {
 	return w
 }
 
-// over says whether nothing more is to be begun.
+// over says whether no further change may begin.
 func (w *window) over(now int64) bool { return now >= w.end && w.Done > 0 }
 
 func (w *window) add(began, ended int64, work store.Work) {
@@ -300,7 +300,7 @@ func (w *window) result(b *Bench, cpu float64) (*load.Result, error) {
 	case w.Done == 0:
 	case b.o.Operation == Lookup:
 		r.Counts[Lookups] = float64(w.Done) * repeat
-		r.Counts[LookupMiddle] = (middle(w.times) + 0.5) / 1e9 // half of what the kernel cuts off, in the mean
+		r.Counts[LookupMiddle] = (middle(w.times) + 0.5) / 1e9 // the mean truncates half a nanosecond
 		r.Counts[LookupFirst] = middle(w.first) / 1e9
 	default:
 		maps.Copy(r.Counts, map[string]float64{
@@ -313,7 +313,7 @@ func (w *window) result(b *Bench, cpu float64) (*load.Result, error) {
 	return r, w.Into(r)
 }
 
-// middle is the mean of the middle half of the values.
+// middle returns the mean of the middle half of the values.
 func middle(h *hdrhistogram.Histogram) float64 {
 	n := h.TotalCount()
 	from, to := n/4, n-n/4

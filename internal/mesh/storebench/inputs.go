@@ -19,11 +19,11 @@ import (
 	"tare/internal/mesh/xds/translate"
 )
 
-// inputs are the changes that are flushed, all made beforehand: from decoded structure the changes themselves, so that
-// what is measured is the store's work, and from bytes what they are on the wire. A removal is a name in both.
+// inputs are the changes to flush, all made beforehand: in decoded form as changes, so that only the store's work is
+// measured, and in bytes as on the wire. A removal is a name in both.
 type inputs struct {
 	sets    [2][resident]mesh.Change // two contents for each name
-	wire    [2][resident][]byte      // the same as xDS resources; none from decoded structure
+	wire    [2][resident][]byte      // the same as xDS resources; unused for decoded form
 	removes [resident]mesh.Change
 	decode  func([]byte) (mesh.Change, error)
 }
@@ -49,7 +49,7 @@ func newInputs(o Options) (*inputs, error) {
 	return in, nil
 }
 
-// encode makes the resources as they stand on the wire.
+// encode encodes the resources as on the wire.
 func (in *inputs) encode() error {
 	in.decode = decodeCluster
 	for content := range in.sets {
@@ -85,7 +85,7 @@ func decodeListener(b []byte) (change mesh.Change, err error) {
 	return mesh.Change{Listeners: []*mesh.Listener{l}}, nil
 }
 
-// set is a resource as it comes first, other the same with another content, remove takes it away.
+// set adds a resource, other replaces it by another content, and remove removes it.
 func (in *inputs) set(i int) (mesh.Change, error)    { return in.content(0, i) }
 func (in *inputs) other(i int) (mesh.Change, error)  { return in.content(1, i) }
 func (in *inputs) remove(i int) (mesh.Change, error) { return in.removes[i], nil }
@@ -97,7 +97,7 @@ func (in *inputs) content(which, i int) (mesh.Change, error) {
 	return in.decode(in.wire[which][i])
 }
 
-// message is the resource of a change as a control plane would send it: endpoints stand in the cluster, as in the
+// message returns the resource of a change as a control plane would send it, with endpoints in the cluster, as in the
 // benchmarks.
 func message(change mesh.Change) (proto.Message, error) {
 	if len(change.Clusters) > 0 {

@@ -9,7 +9,7 @@ import (
 	"tare/internal/lib/stats"
 )
 
-// metrics are what stores tell of their work.
+// metrics are the metrics of stores.
 var metrics = []measured.Metric{
 	{
 		Definition: metric.Definition{
@@ -57,7 +57,7 @@ var metrics = []measured.Metric{
 	}, fillSeconds),
 }
 
-// timed is a time that a trial has once.
+// timed is a time that a trial measures once.
 func timed(d metric.Definition, value func(*measured.Measured) (float64, bool)) measured.Metric {
 	d.Unit, d.Pool, d.Cost, d.Better, d.Needs = quantity.Seconds, metric.Mean, true, metric.Lower, measured.NeedSeen
 	return measured.Metric{Definition: d, Value: value}
@@ -72,7 +72,7 @@ func perFlush(count string) func(*measured.Measured) (float64, bool) {
 	return measured.Per(measured.WorkCount(count), measured.WorkCount(Flushes))
 }
 
-// counted is a count of what flushes consist of, for each.
+// counted is a count of the parts of a flush.
 func counted(name, unit string, better metric.Direction, count, how string) measured.Metric {
 	return measured.Metric{
 		Definition: metric.Definition{

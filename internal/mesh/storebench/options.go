@@ -1,53 +1,52 @@
-// Package storebench is the subject that is a store: one design of internal/mesh/store, opened in a process and
-// a control group of its own, that flushes the same changes as every other design, as fast as it goes, and counts what
-// that takes. Tare itself is one of its users: what a store costs is what a data plane on top of it pays for each
-// change.
+// Package storebench is the subject that is a store: one design of internal/mesh/store, opened in a separate process
+// and control group, which flushes the same changes as every other design, as fast as it can, and counts what that
+// takes. What a store costs is what a data plane built on it pays for each change.
 package storebench
 
 import "tare/internal/mesh/store"
 
 // The operations.
 const (
-	Insert  = "insert"  // a resource that is not there
-	Replace = "replace" // a resource that is there, by another of the same name
-	Delete  = "delete"  // a resource that is there, away
-	Lookup  = "lookup"  // no change at all: questions by a program in the kernel
+	Insert  = "insert"  // a resource that does not exist
+	Replace = "replace" // an existing resource, by another of the same name
+	Delete  = "delete"  // an existing resource
+	Lookup  = "lookup"  // no change: queries by a program in the kernel
 )
 
-// The resources that are flushed: those of the two benchmarks of Kmesh's map update proposal (package storeload).
+// The flushed resources: those of the two benchmarks of Kmesh's map update proposal (package storeload).
 const (
 	Cluster  = "cluster"
 	Listener = "listener"
 )
 
-// The forms in which a change comes.
+// The forms of a change.
 const (
 	Struct = "struct" // decoded
-	Bytes  = "bytes"  // an xDS resource as it stands on the wire
+	Bytes  = "bytes"  // an xDS resource as on the wire
 )
 
-// The words that options can be.
+// The possible values of options.
 var (
 	Resources  = []string{Cluster, Listener}
 	Operations = []string{Insert, Replace, Delete, Lookup}
 	Forms      = []string{Struct, Bytes}
 )
 
-// Options say which store, and what it has to do.
+// Options says which store to measure, and with which work.
 type Options struct {
 	Store     string // design or design:variant
 	Resource  string
 	Operation string
 	From      string
-	Services  int // in the store beside what is flushed
+	Services  int // in the store besides what is flushed
 	Endpoints int // of each of them
 	Max       store.Options
 }
 
-// DefaultEndpoints is how many endpoints each service has where it is not said.
+// DefaultEndpoints is the default number of endpoints of each service.
 const DefaultEndpoints = 20
 
-// Bounds of what a store is filled with.
+// Limits of the content of a store.
 const (
 	MaxServices  = 100_000
 	MaxEndpoints = 1000 // of one service

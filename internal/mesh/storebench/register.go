@@ -9,15 +9,15 @@ import (
 	"tare/internal/experiment/role"
 	"tare/internal/lib/param"
 	"tare/internal/mesh/store"
-	_ "tare/internal/mesh/store/designs" // what can be opened
+	_ "tare/internal/mesh/store/designs" // registers the designs
 )
 
 func init() { kind.Register(kind.Subject, guest{}) }
 
-// guest is the subject as the engine knows it.
+// guest implements the subject for the engine.
 type guest struct{}
 
-// About says what it is.
+// About implements kind.Guest.
 func (guest) About() kind.About {
 	return kind.About{
 		Name:     "store",
@@ -28,13 +28,13 @@ func (guest) About() kind.About {
 			"--store pooled",
 			"--store snapshot --resource listener --operation insert --services 1000",
 		}},
-		Works:      kind.Always, // flushes are what it is measured by, and it flushes by itself
+		Works:      kind.Always, // its flushes are what is measured
 		WorksAlone: true,
 		Trait:      func(o param.Values) string { return store.Trait(o["store"]) },
 	}
 }
 
-// Play is the subject's process.
+// Play runs the subject's process.
 func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
 	o, err := OptionsOf(v)
 	if err != nil {
@@ -43,11 +43,11 @@ func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
 	return Run(ctx, o, conn)
 }
 
-// Check refuses options that do not go together, and stores that do not exist.
+// Check refuses options that contradict each other, and unknown stores.
 func (guest) Check(o param.Values) error {
 	_, err := OptionsOf(o)
 	return err
 }
 
-// Metrics are those of its flushes.
+// Metrics returns the metrics of flushes.
 func (guest) Metrics() []measured.Metric { return metrics }

@@ -15,7 +15,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// What the engine looks for.
+// The interfaces that the engine looks for.
 var _ interface {
 	kind.Player
 	kind.Checker

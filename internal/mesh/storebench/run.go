@@ -12,14 +12,14 @@ import (
 	"tare/internal/lib/self"
 )
 
-// Ready is the data of the ready message: what the store put into the kernel.
+// Ready is the ready message: what the store put into the kernel.
 type Ready struct {
 	kind.Objects
 	Store  string `json:"store"`
 	Atomic string `json:"atomic"` // how much of a change programs see at once
 }
 
-// Ready describes the store as it is.
+// Ready describes the store.
 func (b *Bench) Ready() (Ready, error) {
 	r := Ready{kind.Objects{Version: self.Version, Programs: []kind.Object{}}, b.o.Store, b.design.Atomic.String()}
 	all := b.store.Maps()
@@ -34,9 +34,9 @@ func (b *Bench) Ready() (Ready, error) {
 	return r, nil
 }
 
-// Run plays the part of a subject that works in the role protocol on conn: opens and fills the store, says ready, waits
-// for the start, works, sends the result, and stays until the parent closes its end. If the parent does so earlier,
-// that is the end, and no error.
+// Run runs a subject that works by the role protocol on conn: it opens and fills the store, sends ready, waits for the
+// start, works, sends the result, and stays until the parent closes its end. If the parent does so earlier, Run ends
+// without an error.
 func Run(ctx context.Context, o Options, conn *role.Conn) (err error) {
 	b, err := New(ctx, o)
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"tare/internal/mesh/store"
 )
 
-// Settings are what specs and the command line set of a store.
+// Settings are a store's settings in specs and on the command line.
 var Settings = []param.Setting{
 	{Name: "store", Type: param.TypeText, Reach: param.ReachNothing,
 		Doc: "design, or design:variant: `naive`, `pooled` (`ahead`, `background`, `ondemand`), " +
@@ -34,8 +34,8 @@ var Settings = []param.Setting{
 		Doc: "endpoints of all clusters that the store is made for, likewise"},
 }
 
-// OptionsOf are the options by their settings. Its error is of settings that do not go together, or of a store that
-// does not exist.
+// OptionsOf converts settings to options. It returns an error if settings contradict each other, or for an unknown
+// store.
 func OptionsOf(v param.Values) (Options, error) {
 	o := Options{
 		Store: v["store"], Resource: v["resource"], Operation: v["operation"], From: v["from"],

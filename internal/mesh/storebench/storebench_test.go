@@ -26,10 +26,10 @@ import (
 	"tare/internal/mesh/store"
 )
 
-// fake is a store that remembers, and takes a millisecond for each change.
+// fake is a store that records changes, and takes a millisecond for each.
 type fake struct {
 	config  *mesh.Config
-	most    int // resources at once
+	most    int // maximum number of resources at the same time
 	kinds   map[string]int
 	refuses bool
 }
@@ -77,7 +77,7 @@ func schedule(warmup, duration time.Duration) role.Schedule {
 	return role.Schedule{Begin: pace.Now(), Warmup: int64(warmup), Duration: int64(duration)}
 }
 
-// TestOperations: each operation is what it says, and only that is counted.
+// TestOperations: each operation makes only its own kind of change, and only that is counted.
 func TestOperations(t *testing.T) {
 	for _, from := range Forms {
 		for _, operation := range []string{Insert, Replace, Delete} {
@@ -113,7 +113,7 @@ func TestOperations(t *testing.T) {
 	}
 }
 
-// TestSlow: a store that does not come to a flush within the window gives one all the same; warm-up is not counted.
+// TestSlow: a store that is too slow for a flush within the window makes one nevertheless; the warm-up is not counted.
 func TestSlow(t *testing.T) {
 	b, _ := newFake(t, Options{Resource: Listener, Operation: Delete, From: Struct})
 	r, err := b.Run(t.Context(), schedule(0, 1))
@@ -158,7 +158,7 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// TestWire: what comes from bytes is what comes decoded.
+// TestWire: changes from bytes equal the decoded ones.
 func TestWire(t *testing.T) {
 	for _, resource := range Resources {
 		decoded, err := newInputs(Options{Resource: resource, From: Struct})
@@ -199,7 +199,7 @@ func TestMiddle(t *testing.T) {
 	}
 }
 
-// TestDesigns puts every design to work in this kernel: every operation, and lookups.
+// TestDesigns runs every design in this kernel: every operation, and lookups.
 func TestDesigns(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -240,7 +240,7 @@ func TestDesigns(t *testing.T) {
 	}
 }
 
-// TestRole speaks the whole protocol, with the first design there is.
+// TestRole goes through the whole protocol with the first design.
 func TestRole(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")

@@ -28,22 +28,23 @@ import (
 	"tare/test/port"
 )
 
-// What a victim may take. Memory is the largest that was ever resident, the binary included.
+// Limits of a victim. Memory is the maximum resident set, which includes the binary.
 const (
 	maxResident = 256 << 20
-	// maxIdleCPU is the CPU time that an attack may cost which sends next to nothing, and starting with it.
+	// maxIdleCPU is the limit of CPU time, the start included, during an attack that sends next to nothing.
 	maxIdleCPU = 3 * time.Second
-	// maxStreams is how many streams a victim may open while an attack lasts: by its waits (200 ms, less up to half, and
-	// twice as long each time) they are fewer than 10.
+	// maxStreams is the limit of streams that a victim opens while an attack lasts. With its waits (200 ms, less up to
+	// half, and doubling each time) it opens fewer than 10.
 	maxStreams = 20
-	// How long the control plane is hostile, from its first connection. What it has begun to send it sends to the end.
+	// How long the control plane is hostile, from its first connection. A message that it has begun is sent to the
+	// end.
 	attackLasts     = 700 * time.Millisecond
 	idleAttackLasts = 1500 * time.Millisecond
 )
 
-// TestAttacks: a control plane does all that it can to use up memory and time, or to bring the client down. The clients
-// are data planes of connections in separate processes: one asks for the state of the world, the other for deltas.
-// Whatever was done to them, they then do what a good control plane says.
+// TestAttacks: a control plane tries everything to use up memory and time, or to crash the client. The clients are
+// data planes for connections in separate processes; one uses the state of the world, the other deltas. After each
+// attack they must follow a good control plane.
 func TestAttacks(t *testing.T) {
 	long.Test(t, "40 s: a campaign of attacks on the client")
 	type run struct {
@@ -53,7 +54,7 @@ func TestAttacks(t *testing.T) {
 		done chan struct{}
 	}
 	var runs []*run
-	busy, idle := make(chan struct{}, 4), make(chan struct{}, 16) // so many at a time
+	busy, idle := make(chan struct{}, 4), make(chan struct{}, 16) // limits of concurrent attacks
 	for _, a := range attacks {
 		for _, kind := range []string{world, deltas} {
 			r := &run{name: strings.ReplaceAll(a.name, " ", "-") + "/" + kind, done: make(chan struct{})}
@@ -62,7 +63,7 @@ func TestAttacks(t *testing.T) {
 			if a.idle {
 				slots = idle
 			}
-			go func() { // not as parallel tests, of which only as many run at a time as there are CPUs: these wait, mostly
+			go func() { // not parallel tests, which are limited to the number of CPUs: these mostly wait
 				defer close(r.done)
 				slots <- struct{}{}
 				defer func() { <-slots }()
@@ -81,7 +82,7 @@ func TestAttacks(t *testing.T) {
 	}
 }
 
-// taken is what a victim took: the largest memory that it ever had, in bytes, the CPU time, and how many streams, or
+// taken is what a victim used: its maximum resident memory in bytes, its CPU time, and how many streams, or
 // connections, it opened while the attack lasted.
 type taken struct {
 	resident int64
@@ -89,26 +90,26 @@ type taken struct {
 	streams  int64
 }
 
-// attack is one way to be hostile.
+// attack is one kind of attack.
 type attack struct {
 	name   string
 	stream func(h *hostile) error // serves a stream while the attack lasts; or
-	raw    func(c net.Conn)       // has the connection, which is closed when the attack is over
-	idle   bool                   // it sends next to nothing: clients must cost next to nothing
+	raw    func(c net.Conn)       // gets the connection, which is closed when the attack ends
+	idle   bool                   // it sends next to nothing, so that clients must use next to nothing
 }
 
 // hostile is one stream of an attack.
 type hostile struct {
 	grpc.ServerStream
 	world bool
-	nth   int64           // which stream of its client it is, from 1
+	nth   int64           // the number of the stream at its client, from 1
 	over  <-chan struct{} // closed when the attack is over
 	sent  int
 	reads sync.Once
 	read  chan string
 }
 
-// send sends a response as bytes, or says that the stream has ended.
+// send sends a response as bytes. It returns an error if the stream has ended.
 func (h *hostile) send(b []byte) error {
 	h.sent++
 	return h.SendMsg(&b)
@@ -119,7 +120,7 @@ func (h *hostile) respond(k xds.Kind, resources ...*resource) error {
 	return h.send(h.response(k, strconv.Itoa(h.sent), resources...))
 }
 
-// requests are the types of all requests from now on.
+// requests returns the types of all requests from now on.
 func (h *hostile) requests() <-chan string {
 	h.reads.Do(func() {
 		h.read = make(chan string)
@@ -140,7 +141,7 @@ func (h *hostile) requests() <-chan string {
 	return h.read
 }
 
-// asked waits until the client asks for resources of a kind, or the attack is over.
+// asked waits until the client requests resources of a type, or the attack ends.
 func (h *hostile) asked(k xds.Kind) error {
 	for {
 		select {
@@ -156,7 +157,7 @@ func (h *hostile) asked(k xds.Kind) error {
 	}
 }
 
-// wait reads requests until the attack is over, or the client goes.
+// wait reads requests until the attack ends or the client closes the stream.
 func (h *hostile) wait() error {
 	for {
 		select {
@@ -169,11 +170,11 @@ func (h *hostile) wait() error {
 	}
 }
 
-// request is what matters of one.
+// request has the fields of a request that the attacks use.
 type request struct {
 	url, nonce string
 	wrong      bool
-	had        []string // names of resources, deltas
+	had        []string // names of resources that the client has, deltas
 }
 
 // receive receives a request of either variant.
@@ -196,7 +197,7 @@ func (h *hostile) receive() (r request, err error) {
 	return r, err
 }
 
-// lasts says whether the attack is not over.
+// lasts says whether the attack has not ended yet.
 func (h *hostile) lasts() bool {
 	select {
 	case <-h.over:
@@ -208,7 +209,7 @@ func (h *hostile) lasts() bool {
 	}
 }
 
-// bytesCodec sends and receives messages as they are.
+// bytesCodec sends and receives messages as bytes.
 type bytesCodec struct{}
 
 func (bytesCodec) Name() string { return "proto" }
@@ -222,18 +223,18 @@ func (bytesCodec) Unmarshal(data mem.BufferSlice, v any) error {
 	return nil
 }
 
-// plane is a control plane that is hostile first and good then.
+// plane is a control plane that is hostile first and then good.
 type plane struct {
 	attack  attack
 	over    chan struct{}
 	begun   sync.Once
-	streams atomic.Int64 // of the attack
+	streams atomic.Int64 // during the attack
 	good    func(h *hostile) error
 
-	net.Listener // of connections for gRPC
+	net.Listener // connections for gRPC
 }
 
-// Accept gives gRPC the connections that the attack does not keep.
+// Accept returns the connections that the attack does not keep for itself.
 func (p *plane) Accept() (net.Conn, error) {
 	for {
 		c, err := p.Listener.Accept()
@@ -277,7 +278,7 @@ func (p *plane) serve(_ any, stream grpc.ServerStream) error {
 	return p.good(h)
 }
 
-// run has a client under attack, which is to serve a listener at an address then.
+// run attacks a client, and then has it serve a listener at an address.
 func (a attack) run(kind, at string) (took taken, err error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -313,23 +314,23 @@ func (a attack) run(kind, at string) (took taken, err error) {
 	return took, err
 }
 
-// The kinds of victims.
+// Kinds of victims.
 const (
 	world  = "world"
 	deltas = "deltas"
 )
 
-// The environment of a victim.
+// Environment variables of a victim.
 const (
 	victimKind    = "TARE_XDS_VICTIM"
 	victimAddress = "TARE_XDS_VICTIM_OF"
 )
 
-// victimMemory is what a victim may have at most (RLIMIT_DATA): one that is not bounded itself then ends, and leaves
-// the machine alone.
+// victimMemory is a victim's limit of memory (RLIMIT_DATA): a client without limits crashes, and leaves the machine
+// alone.
 const victimMemory = 512 << 20
 
-// victim is a client in a process of its own.
+// victim is a client in a separate process.
 type victim struct {
 	cmd  *exec.Cmd
 	in   io.Closer
@@ -337,7 +338,7 @@ type victim struct {
 	says *said
 }
 
-// said is what a process writes.
+// said collects the output of a process.
 type said struct {
 	mu   sync.Mutex
 	text strings.Builder
@@ -375,8 +376,8 @@ func startVictim(kind, address string) (*victim, error) {
 	return v, nil
 }
 
-// until waits until the victim does what the good control plane says: it serves the listener at an address. Three
-// minutes are for ever.
+// until waits until the victim follows the good control plane: it serves the listener at an address. The limit of
+// three minutes only ends a test that would hang.
 func (v *victim) until(at string) error {
 	for deadline := time.Now().Add(3 * time.Minute); ; time.Sleep(20 * time.Millisecond) {
 		if c, err := net.DialTimeout("tcp", at, time.Minute); err == nil {
@@ -395,7 +396,7 @@ func (v *victim) until(at string) error {
 	}
 }
 
-// end ends the victim, and tells what it took.
+// end ends the victim, and returns what it used.
 func (v *victim) end() (took taken, err error) {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", v.cmd.Process.Pid))
 	for line := range strings.Lines(string(status)) {
@@ -418,7 +419,7 @@ func (v *victim) end() (took taken, err error) {
 	return took, err
 }
 
-// TestVictim is the process of a victim. It ends with its input.
+// TestVictim is the victim's process. It ends when its input does.
 func TestVictim(t *testing.T) {
 	kind, address := os.Getenv(victimKind), os.Getenv(victimAddress)
 	if kind == "" {
@@ -439,7 +440,7 @@ func TestVictim(t *testing.T) {
 	}
 }
 
-// follow is a data plane of connections, which listens where a listener of the name "good" is.
+// follow runs a data plane for connections, which listens at the address of the listener named "good".
 func follow(ctx context.Context, kind, address string) error {
 	config := mesh.NewConfig()
 	c, err := xds.New(xds.Options{Address: address, StateOfTheWorld: kind == world,
@@ -475,8 +476,8 @@ func follow(ctx context.Context, kind, address string) error {
 // goodName is the name of the good control plane's cluster and listener.
 const goodName = "good"
 
-// goodPlane answers as a control plane should: with one cluster and one listener at an address, and without whatever
-// else the client has. What is refused is sent again.
+// goodPlane behaves as a control plane should: it sends one cluster and one listener at an address, and removes
+// everything else that the client has. It sends refused resources again.
 func goodPlane(at string) func(h *hostile) error {
 	return func(h *hostile) error {
 		good := map[xds.Kind]*resource{xds.Clusters: goodCluster(), xds.Listeners: goodListener(at)}

@@ -36,7 +36,7 @@ import (
 	"tare/internal/mesh/xds"
 )
 
-// The numbers of the fields of both variants of a response.
+// Field numbers of both variants of a response.
 const (
 	fieldVersion  = 1
 	fieldResource = 2
@@ -45,7 +45,7 @@ const (
 	fieldRemoved  = 6
 )
 
-// resource is one of a response.
+// resource is a resource of a response.
 type resource struct {
 	name, version, url string
 	value              []byte
@@ -59,12 +59,13 @@ func appendBytes(b []byte, field protowire.Number, value []byte) []byte {
 	return protowire.AppendBytes(protowire.AppendTag(b, field, protowire.BytesType), value)
 }
 
-// head is a response without resources.
+// head encodes a response without resources.
 func head(url, version, nonce string) []byte {
 	return appendText(appendText(appendText(nil, fieldType, url), fieldVersion, version), fieldNonce, nonce)
 }
 
-// response is one in the variant of the stream. It is made by hand, for not all of these can be made otherwise.
+// response encodes a response in the stream's variant. It is encoded by hand, because the generated encoder cannot
+// make some of them.
 func (h *hostile) response(k xds.Kind, nonce string, resources ...*resource) []byte {
 	b := head(k.TypeURL(), nonce, nonce)
 	for _, r := range resources {
@@ -77,7 +78,7 @@ func (h *hostile) response(k xds.Kind, nonce string, resources ...*resource) []b
 	return b
 }
 
-// encoded is a message as a resource.
+// encoded makes a resource of a message.
 func encoded(k xds.Kind, name string, m proto.Message) *resource {
 	b, err := proto.Marshal(m)
 	if err != nil {
@@ -134,7 +135,7 @@ func chain(filters ...*listenerv3.Filter) *listenerv3.FilterChain {
 	return &listenerv3.FilterChain{Filters: filters}
 }
 
-// http is a connection manager whose routes are a resource.
+// http makes a connection manager whose routes are a separate resource.
 func http(routes string) *listenerv3.Filter {
 	return &listenerv3.Filter{Name: "http", ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: packed(
 		&hcmv3.HttpConnectionManager{StatPrefix: "x", RouteSpecifier: &hcmv3.HttpConnectionManager_Rds{Rds: &hcmv3.Rds{
@@ -162,7 +163,7 @@ func goodListener(at string) *resource {
 	return encoded(xds.Listeners, goodName, listener(goodName, at, chain(tcp(goodName))))
 }
 
-// some are n resources.
+// some makes n resources.
 func some(n int, make func(i int) *resource) (list []*resource) {
 	for i := range n {
 		list = append(list, make(i))
@@ -170,7 +171,7 @@ func some(n int, make func(i int) *resource) (list []*resource) {
 	return list
 }
 
-// twice has a stream send some responses to the first two streams, and hold the others.
+// twice has the first two streams send some responses, and keeps later streams open without sending.
 func twice(send func(h *hostile) error) func(h *hostile) error {
 	return func(h *hostile) error {
 		if h.nth <= 2 {
@@ -182,10 +183,10 @@ func twice(send func(h *hostile) error) func(h *hostile) error {
 	}
 }
 
-// nasty is a name that steers terminals, ends lines and texts, and says what it is not.
+// nasty is a name with terminal control sequences, line and text separators, and a forged warning.
 const nasty = "\x1b[2J\x1b]0;title\a\x00\nwarning: forged\r\u202e\u2028\u009b"
 
-// notUTF8 is no text.
+// notUTF8 is not valid UTF-8.
 const notUTF8 = "\xff\xfe\xc0\x80"
 
 // large sends four resources of 7 MiB.
@@ -197,7 +198,7 @@ func large(h *hostile) error {
 	})...)
 }
 
-// attacks are what a hostile control plane does.
+// attacks are the attacks of a hostile control plane.
 var attacks = []attack{
 	{name: "more empty resources than there can be", stream: twice(func(h *hostile) error {
 		b := head(xds.Clusters.TypeURL(), "1", "1")
@@ -387,7 +388,7 @@ var attacks = []attack{
 		if !ok {
 			return
 		}
-		_ = f.WriteData(stream, false, []byte{0, 2, 0, 0, 0}) // 32 MiB to come
+		_ = f.WriteData(stream, false, []byte{0, 2, 0, 0, 0}) // a message of 32 MiB is announced
 		var pieces bytes.Buffer
 		_ = http2.NewFramer(&pieces, nil).WriteData(stream, false, []byte{0})
 		many := bytes.Repeat(pieces.Bytes(), 4096)
@@ -454,7 +455,7 @@ var attacks = []attack{
 				h.respond(xds.Listeners, encoded(xds.Listeners, "r", listener("r", "10.0.0.1:80", chain(http("r"))))),
 				h.respond(xds.Routes, encoded(xds.Routes, "r", hosts("r", 1, func(int) string { return "r" }))),
 				h.respond(xds.Endpoints, encoded(xds.Endpoints, "r", assignment("r", "10.0.0.1:80"))))
-			if i == 0 { // they are asked for by then
+			if i == 0 { // by then the client has requested them
 				err = errors.Join(err, h.asked(xds.Endpoints), h.asked(xds.Routes))
 			}
 			if err != nil {
@@ -507,7 +508,7 @@ var attacks = []attack{
 		})...)
 	})},
 	{name: "places that move in a row", stream: twice(func(h *hostile) error {
-		for round := range 2 { // each wants the place of the next, and the last cannot go
+		for round := range 2 { // each wants the address of the next, and the last cannot move
 			err := h.respond(xds.Listeners, some(20_000, func(i int) *resource {
 				name, at := fmt.Sprintf("l%06d", i), i+round
 				if i == 19_999 {
@@ -548,8 +549,8 @@ var attacks = []attack{
 	})},
 }
 
-// handshake is a server's part of the beginning of an HTTP/2 connection with one stream, of which it gives the number
-// once the client has sent its headers.
+// handshake does the server's part of the beginning of an HTTP/2 connection. It returns the first stream's number once
+// the client has sent its headers.
 func handshake(c net.Conn) (f *http2.Framer, stream uint32, ok bool) {
 	preface := make([]byte, len(http2.ClientPreface))
 	if _, err := io.ReadFull(c, preface); err != nil {

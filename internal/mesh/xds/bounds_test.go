@@ -27,7 +27,7 @@ import (
 	"tare/internal/mesh/xds/translate"
 )
 
-// responseOf is a response with resources.
+// responseOf makes a response with resources.
 func responseOf(items ...item) *response {
 	var m discoveryv3.DeltaDiscoveryResponse
 	for _, it := range items {
@@ -37,7 +37,7 @@ func responseOf(items ...item) *response {
 	return decoded(&m)
 }
 
-// removal is a response that takes a resource away.
+// removal makes a response that removes a resource.
 func removal(name string) *response {
 	return decoded(&discoveryv3.DeltaDiscoveryResponse{RemovedResources: []string{name}})
 }
@@ -51,7 +51,7 @@ func decoded(m *discoveryv3.DeltaDiscoveryResponse) *response {
 	return r
 }
 
-// What is kept of resources counts as memory, with names and versions, and what it counts is about what it takes.
+// The memory that resources take is counted, with names and versions, and the count is close to what they really take.
 func TestKeptBytes(t *testing.T) {
 	limits := Options{}.withDefaults().Limits
 	limits.Bytes = 1 << 20
@@ -83,7 +83,7 @@ func TestKeptBytes(t *testing.T) {
 	}
 }
 
-// A version that grows counts, though its resource is the same; one that shrinks makes room.
+// A longer version of an unchanged resource counts; a shorter one frees memory.
 func TestVersionThatGrows(t *testing.T) {
 	s := newState(Options{}.withDefaults().Limits)
 	it := item{name: "a", typeURL: Clusters.TypeURL(), value: wrap(t, Clusters, edsCluster("a")).Value}
@@ -105,7 +105,7 @@ func TestVersionThatGrows(t *testing.T) {
 	}
 }
 
-// A resource that there may be no room for is decoded once what comes before it is staged, and taken if there is.
+// A resource that may not fit is decoded only after those before it are staged, and accepted if it then fits.
 func TestRoomThatIsLeft(t *testing.T) {
 	limits := Options{}.withDefaults().Limits
 	s := newState(limits)
@@ -122,7 +122,8 @@ func TestRoomThatIsLeft(t *testing.T) {
 	}
 }
 
-// Who has a place is settled in steps of the number of those who want one, whatever place each had before.
+// Conflicts about addresses are settled in a number of steps linear in the number of listeners, whatever address each
+// had before.
 func TestContestsAreLinear(t *testing.T) {
 	const n = 10_000
 	for name, places := range map[string]struct{ before, after func(i int) int }{
@@ -169,8 +170,8 @@ func TestContestsAreLinear(t *testing.T) {
 	}
 }
 
-// Listeners that each want the place of the next stay where they are when the last cannot go, in one response and with
-// one plan.
+// Listeners that each want the address of the next stay where they are if the last cannot move. This takes one
+// response and one plan.
 func TestPlacesInARow(t *testing.T) {
 	const n = 2000
 	s := newState(Options{}.withDefaults().Limits)
@@ -206,7 +207,7 @@ func TestPlacesInARow(t *testing.T) {
 	}
 }
 
-// Requests of names and versions stay below what servers take, and together say all.
+// Requests with names and versions stay within the servers' limit, and are complete together.
 func TestSubscriptions(t *testing.T) {
 	versions := map[string]string{}
 	var names []string
@@ -237,7 +238,7 @@ func TestSubscriptions(t *testing.T) {
 		if (len(queue) > 1) != c.parts {
 			t.Errorf("%s: %d requests", name, len(queue))
 		}
-		known := map[string]bool{} // what is asked for, or has its version told
+		known := map[string]bool{} // names that are requested, or whose version is sent
 		for i, q := range queue {
 			if n := size(q); n > c.room && len(q.subscribe)+len(q.versions) > 1 {
 				t.Errorf("%s: request %d has %d bytes, want at most %d", name, i, n, c.room)
@@ -267,7 +268,7 @@ func TestSubscriptions(t *testing.T) {
 	}
 }
 
-// manyNames are clusters whose names are more than servers take in one request.
+// manyNames returns more cluster names than servers accept in one request.
 func manyNames() (names []string) {
 	for i := range 12_000 {
 		names = append(names, fmt.Sprintf("%05d-%s", i, strings.Repeat("n", 400)))
@@ -275,8 +276,8 @@ func manyNames() (names []string) {
 	return names
 }
 
-// A server that takes no more than gRPC's 4 MiB is asked for more names in parts, and told the versions that have room
-// when the client comes again.
+// A server that accepts no more than gRPC's default of 4 MiB gets a larger subscription in several requests, and when
+// the client reconnects as many versions as fit.
 func TestManyNames(t *testing.T) {
 	names := manyNames()
 	s := &script{}
@@ -334,7 +335,8 @@ func TestManyNames(t *testing.T) {
 	}
 }
 
-// The state of the world has all names in one request: where no server would take it, the client says so.
+// With the state of the world all names must be in one request; if no server would accept it, the client reports an
+// error.
 func TestTooManyNames(t *testing.T) {
 	names := manyNames()
 	s := &script{world: func(stream discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
@@ -357,16 +359,16 @@ func TestTooManyNames(t *testing.T) {
 	})
 }
 
-// Where a control plane answers and then refuses a request, the client waits twice as long each time, as if it had not
-// been answered: the next attempt would end by the same. Where a stream was answered and ended for another reason, the
-// waits stop growing, and after one that lasted longer than the wait before it they begin anew.
+// If a control plane answers and then refuses a request, the client doubles its wait each time, as without an answer,
+// because the next attempt would end in the same way. If a stream ends for another reason after an answer, the wait
+// stops growing; it starts from the beginning after a stream that lasted longer than the wait before it.
 func TestBackoff(t *testing.T) {
 	refused := status.Error(codes.ResourceExhausted, "grpc: received message larger than max")
 	goes := status.Error(codes.Unavailable, "goes")
 	for name, c := range map[string]struct {
 		err    error
 		lasted time.Duration
-		waits  []time.Duration // at most; half of it is random
+		waits  []time.Duration // upper limits; half of each is random
 	}{
 		"refused":      {refused, 0, []time.Duration{1, 2, 4, 8, 16, 32, 60, 60}},
 		"refused late": {refused, 59 * time.Minute, []time.Duration{1, 2, 4, 8, 16, 32, 60, 60}},
@@ -418,7 +420,7 @@ func TestPacer(t *testing.T) {
 	}
 }
 
-// pipe is a connection that has been written to.
+// pipe is a connection with data to read.
 type pipe struct {
 	net.Conn
 	io.Reader
@@ -466,7 +468,7 @@ func TestPieces(t *testing.T) {
 			}
 		}, true},
 	} {
-		for _, most := range []int{1, 7, 64 << 10} { // bytes of a read
+		for _, most := range []int{1, 7, 64 << 10} { // maximum bytes of a read
 			var b bytes.Buffer
 			c.write(&b)
 			want := b.Len()
@@ -485,7 +487,7 @@ func TestPieces(t *testing.T) {
 	}
 }
 
-// What a resource takes once it is decoded is counted before it is, and what may not be is refused by name.
+// The decoded size of a resource is checked before it is decoded, and one that is too large is refused by name.
 func TestWeighedFirst(t *testing.T) {
 	s := newState(Options{}.withDefaults().Limits)
 	empty := &listenerv3.Listener{Name: "l"}

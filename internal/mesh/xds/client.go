@@ -20,62 +20,66 @@ import (
 	"tare/internal/mesh/xds/translate"
 )
 
-// Options are what a client needs to know. Only Address and Apply must be given.
+// Options configures a client. Only Address and Apply are required.
 type Options struct {
 	Address string // host:port, or unix:PATH
 	Node    string // the id by which the control plane knows the data plane; default "tare"
-	// Metadata is what else the control plane is told of the node, by name: istiod wants ISTIO_VERSION, for one.
+	// Metadata is further information about the node for the control plane, by name: istiod requires ISTIO_VERSION,
+	// for example.
 	Metadata map[string]string
-	// Own are the addresses of the workload that the control plane takes the data plane for: rules about who may connect
-	// to it hold there.
+	// Own are the addresses of the workload that the data plane stands for at the control plane: rules about who may
+	// connect to the workload apply to them.
 	Own []netip.Addr
 
-	StateOfTheWorld bool // ask for everything each time; the default is deltas
+	StateOfTheWorld bool // use state of the world instead of deltas
 
-	// Apply makes a change. It is called by one goroutine. An error refuses what was new in it, by name if it is a
-	// *fault.Error whose Where is a resource; then nothing of the change may have been made.
+	// Apply makes a change. It is called by one goroutine. An error refuses the new resources of the change: the one
+	// that it names if it is a *fault.Error whose Where is a resource. After an error nothing of the change may have
+	// been made.
 	Apply func(context.Context, mesh.Change) error
-	// OnEvent hears of every response, once its acknowledgement has been handed to the transport; OnState of every
-	// change of state. Both are called by the client's own goroutines, one call at a time each, and must return soon.
+	// OnEvent is called for every response, once its acknowledgement has been handed to the transport; OnState for
+	// every change of state. The client's own goroutines call both, each one call at a time, and they must return
+	// soon.
 	OnEvent func(Event)
 	OnState func(State)
 
-	Resolver Resolver // for clusters of host names; default SystemResolver
+	Resolver Resolver // for clusters with host names; default SystemResolver
 	Limits   Limits
 	Timeouts Timeouts
 }
 
-// Limits bound what a control plane can make the client keep. The zero value has the defaults, with which the client
+// Limits bound what a control plane can make the client keep. The zero value means the defaults, with which the client
 // takes less than 256 MiB, whatever a control plane sends (TestAttacks).
 type Limits struct {
-	// Message is the bytes of one response; default 32 MiB. A longer one ends the stream. Two copies are kept for a
-	// moment.
+	// Message is the maximum length of a response in bytes; default 32 MiB. A longer one ends the stream. For a moment
+	// there are two copies of a response.
 	Message int
-	// Resource is the bytes of one resource; default 8 MiB. One that would take more than translate.MaxDecoded once it
-	// is decoded is refused as well.
+	// Resource is the maximum length of a resource in bytes; default 8 MiB. A resource that would take more than
+	// translate.MaxDecoded when decoded is refused as well.
 	Resource int
-	// Resources is how many of each kind are kept; default 131072. A response with more than twice as many, and 1024,
-	// ends the stream: fewer are refused one by one.
+	// Resources is the maximum number of resources of each type; default 131072. A response with more than twice as
+	// many and 1024 ends the stream; with fewer, the excess resources are refused one by one.
 	Resources int
-	// Bytes is the memory that all resources may take: their decoded form as translate.Weigh counts it, their names and
-	// versions, and 512 bytes for each; default 128 MiB.
+	// Bytes is the maximum memory of all resources: their decoded form as translate.Weigh counts it, names and
+	// versions, and 512 bytes for each resource; default 128 MiB.
 	Bytes int
 }
 
-// entries is how many resources, and names of removed ones, one response may have. Replacing all resources takes twice
-// as many as are kept.
+// entries is the maximum number of resources and names of removed ones in a response. Replacing all resources needs
+// twice as many entries as are kept.
 func (l Limits) entries() int { return 2*l.Resources + 1024 }
 
-// Timeouts are how long the client waits. The zero value has the defaults.
+// Timeouts configures how long the client waits. The zero value means the defaults.
 type Timeouts struct {
 	Connect time.Duration // until a stream is open; default 10 s
-	Answer  time.Duration // until the first response, where nothing was ever received; default 30 s
-	Send    time.Duration // until the control plane takes a request; default 10 s
-	// Reconnect is the time before the second attempt, twice as long each time up to ReconnectMax, less a random part
-	// of up to half of it; defaults 200 ms and 30 s. It begins anew after a stream that brought something and lasted
-	// for longer than the wait before it; one that brought something and ended sooner leaves it at 8 times Reconnect.
-	// Where the control plane refused a request, or sent what cannot be taken, only a stream of ReconnectMax has it
-	// begin anew: the next would end by the same.
+	Answer  time.Duration // until the first response, if nothing was ever received; default 30 s
+	Send    time.Duration // until the control plane accepts a request; default 10 s
+	// Reconnect is the wait before the second attempt. It doubles each time up to ReconnectMax, and up to half of each
+	// wait is subtracted at random; defaults 200 ms and 30 s. After a stream that received something and lasted longer
+	// than the wait before it, the waits start from the beginning; after one that received something and ended sooner,
+	// the wait is limited to 8 times Reconnect. If the control plane refused a request, or sent something
+	// unacceptable, the next stream would end in the same way: then only a stream of ReconnectMax starts the waits
+	// from the beginning.
 	Reconnect, ReconnectMax time.Duration
 }
 
@@ -104,63 +108,62 @@ func orDefault[T int | time.Duration](v *T, missing T) {
 	}
 }
 
-// Phase is how the client stands with its control plane.
+// Phase is the client's relation to its control plane.
 type Phase uint8
 
-// The phases. What a data plane does with connections while there is no configuration, or an old one, is for it to
-// decide.
+// The phases. A data plane decides itself what to do with connections while there is no configuration or an old one.
 const (
 	Never     Phase = iota // nothing was ever received
-	Connected              // a stream is open, and what was received came by it or by one before it
+	Connected              // a stream is open, and something was received on it or on an earlier one
 	Stale                  // something was received, but no stream is open
 )
 
 func (p Phase) String() string { return [...]string{"never connected", "connected", "stale"}[p] }
 
-// State is the phase, since when, and for Never and Stale why.
+// State is the phase, since when, and for Never and Stale the reason.
 type State struct {
 	Phase Phase
 	Since time.Time
-	Err   error // why the last stream ended, or could not be opened; nil while it is open
+	Err   error // why the last stream ended or could not be opened; nil while one is open
 }
 
-// Event is one response. Times are nanoseconds by pace.Now (CLOCK_MONOTONIC).
+// Event describes one response. Times are nanoseconds by pace.Now (CLOCK_MONOTONIC).
 type Event struct {
 	Kind     Kind
 	Version  string
-	Changed  int                  // resources that are new or not as before
-	Warned   []*translate.Warning // what was taken otherwise than it says
-	Refused  []error              // why it was not acknowledged, or not all of it, the first 10,000; none: it was
-	Received int64                // the whole response was there
-	Decoded  int64                // it was read and checked
-	Applied  int64                // Apply had made what it could change
-	Acked    int64                // its acknowledgement, or refusal, was handed to the transport
+	Changed  int                  // resources that are new or have changed
+	Warned   []*translate.Warning // resources that were accepted with another meaning than they have
+	Refused  []error              // why resources, or all of it, were refused: at most 10,000; none: it was acknowledged
+	Received int64                // when the whole response had arrived
+	Decoded  int64                // when it had been decoded and checked
+	Applied  int64                // when Apply had made what it could
+	Acked    int64                // when its acknowledgement or refusal was handed to the transport
 }
 
-// Metrics are what there is now.
+// Metrics are counts of what is incomplete now.
 type Metrics struct {
-	WaitingClusters int // for their first endpoints
-	WaitingRoutes   int // that a listener needs and that have not come
-	Waiting         int // of listeners for clusters or for their address
+	WaitingClusters int // clusters that wait for their first endpoints
+	WaitingRoutes   int // routes that a listener needs and that have not come
+	Waiting         int // listeners that wait for clusters or for their address
 }
 
-// Complete says whether nothing that has come waits for something that has not.
+// Complete says whether nothing that was received waits for something that was not.
 func (m Metrics) Complete() bool { return m.WaitingClusters+m.WaitingRoutes+m.Waiting == 0 }
 
-// Client keeps a store at what a control plane says. Make it with New.
+// Client keeps a store up to date with a control plane. Make it with New.
 type Client struct {
 	o     Options
 	state *state
 	conn  *conn // nil between streams
 	names resolving
 
-	versions [kinds]string        // the last that were taken whole; state of the world
-	named    [kinds][]string      // what is asked for by name, in order
-	failures int                  // streams since the last that did well
-	wait     time.Duration        // before the present stream
-	begun    map[string]time.Time // since when hungry clusters wait
+	versions [kinds]string        // the last versions that were accepted completely; state of the world
+	named    [kinds][]string      // the names that are subscribed to, in order
+	failures int                  // streams since the last successful one
+	wait     time.Duration        // before the current stream
+	begun    map[string]time.Time // when hungry clusters began to wait
 	pacer    pacer
-	applying time.Duration // that Apply has taken
+	applying time.Duration // the time that Apply has taken
 
 	mu      sync.Mutex
 	status  State
@@ -168,7 +171,7 @@ type Client struct {
 	events  sync.Mutex // one OnEvent at a time
 }
 
-// New makes a client; Run has it work.
+// New makes a client; Run runs it.
 func New(o Options) (*Client, error) {
 	if o.Address == "" {
 		return nil, fault.New(fault.Usage, "address", "name the control plane as host:port or unix:PATH",
@@ -184,29 +187,29 @@ func New(o Options) (*Client, error) {
 	return c, nil
 }
 
-// State is how the client stands now.
+// State returns the current state.
 func (c *Client) State() State {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.status
 }
 
-// Metrics are those of now.
+// Metrics returns the current counts.
 func (c *Client) Metrics() Metrics {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.metrics
 }
 
-// maxQueue is how many requests may wait to be sent before the client reads no more responses.
+// maxQueue is how many requests may wait to be sent before the client stops reading responses.
 const maxQueue = 64
 
-// tick is how often the client looks at its clocks while there is something to wait for.
+// tick is the interval at which the client checks its time limits while there are any.
 const tick = 50 * time.Millisecond
 
-// Run keeps the store at what the control plane says until ctx ends, and then returns nil. Whatever the control plane
-// does is no reason for it to end. All its goroutines have ended when it returns, but for look-ups of host names under
-// way, which end with ctx.
+// Run keeps the store up to date with the control plane until ctx ends, and then returns nil. Nothing that the control
+// plane does ends it. When it returns, all its goroutines have ended, except look-ups of host names in progress, which
+// end with ctx.
 func (c *Client) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -257,7 +260,7 @@ func (c *Client) Run(ctx context.Context) error {
 			c.pacer.worked(time.Now(), r.decoding+time.Since(began)-(c.applying-applying))
 		case <-opened:
 			c.conn.open = true
-			if c.State().Phase == Stale { // a control plane that has nothing new need not answer
+			if c.State().Phase == Stale { // a control plane without changes need not answer
 				c.setState(Connected, nil)
 			}
 		case out <- head:
@@ -276,7 +279,7 @@ func (c *Client) Run(ctx context.Context) error {
 	}
 }
 
-// end is nil where an error is only that the client is to end.
+// end returns nil if an error only means that the client is to end.
 func (c *Client) end(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return nil
@@ -284,7 +287,7 @@ func (c *Client) end(ctx context.Context, err error) error {
 	return err
 }
 
-// leave ends the stream and waits for it.
+// leave ends the stream and waits for its end.
 func (c *Client) leave() {
 	if c.conn != nil {
 		c.conn.cancel()
@@ -309,7 +312,7 @@ func (c *Client) setState(p Phase, err error) {
 	}
 }
 
-// connect begins a stream with what has to be asked.
+// connect opens a stream with the first requests.
 func (c *Client) connect(ctx context.Context) {
 	c.conn = open(ctx, &c.o, c.sent)
 	for _, k := range c.state.kinds() {
@@ -317,11 +320,11 @@ func (c *Client) connect(ctx context.Context) {
 	}
 }
 
-// subscribe asks for a kind on a new stream.
+// subscribe subscribes to a type on a new stream.
 func (c *Client) subscribe(k Kind) {
 	if !c.state.lists(k) {
 		if c.named[k] = c.state.names(k); len(c.named[k]) == 0 {
-			return // asking for none by name would be asking for all
+			return // a request without names would ask for all
 		}
 	}
 	c.conn.asked[k] = true
@@ -335,20 +338,20 @@ func (c *Client) subscribe(k Kind) {
 	c.conn.queue = append(c.conn.queue, subscriptions(k, c.named[k], c.state.versions(k), maxRequest)...)
 }
 
-// maxRequest bounds the names and versions of a request, in bytes: servers take messages of 4 MiB, unless they are told
-// otherwise, and a refusal beside them may have maxReasons.
+// maxRequest bounds the names and versions of a request, in bytes: servers accept messages of 4 MiB by default, and a
+// refusal in the same request may take maxReasons.
 const maxRequest = 4<<20 - maxReasons - 64<<10
 
-// What a name, and an entry of a map of versions, take in a request besides their text, in bytes at most.
+// The overhead of a name, and of an entry in a map of versions, in a request; at most, in bytes.
 const (
 	aroundName    = 6
 	aroundVersion = 16
 )
 
-// subscriptions are the first requests for a kind on a stream of deltas: for names, or for all where there are none,
-// with the versions that the client has. Versions stand in the very first request alone. Resources whose versions it
-// has no room for are asked for by name in the others, also where all are asked for: the control plane then sends them
-// again, or says that they are gone.
+// subscriptions returns the first requests for a type on a stream of deltas: for names, or for all if there are none,
+// with the versions that the client has. Only the very first request can have versions. Resources whose versions do
+// not fit are requested by name in the others, even if all are requested: the control plane then sends them again, or
+// says that they are gone.
 func subscriptions(k Kind, names []string, versions map[string]string, room int) []*request {
 	all := len(names) == 0
 	if all {
@@ -389,8 +392,8 @@ func subscriptions(k Kind, names []string, versions map[string]string, room int)
 	return queue
 }
 
-// askAll asks for all that is wanted of a kind in one request, as the state of the world does. If no server would take
-// it, the stream ends.
+// askAll subscribes to everything that is wanted of a type in one request, as the state of the world requires. If no
+// server would accept it, the stream ends.
 func (c *Client) askAll(q *request) {
 	if err := fits(q.kind, q.names, maxRequest); err != nil {
 		c.conn.fail(err)
@@ -411,7 +414,7 @@ func fits(k Kind, names []string, room int) error {
 	return nil
 }
 
-// lost takes note that the stream has ended, and says when to try again.
+// lost records that the stream has ended, and returns how long to wait before the next.
 func (c *Client) lost(err error) time.Duration {
 	switch lasted := time.Since(c.conn.begun); {
 	case c.conn.answered && lasted > c.o.Timeouts.ReconnectMax:
@@ -437,8 +440,8 @@ func (c *Client) lost(err error) time.Duration {
 	return c.wait
 }
 
-// transient says whether the end of a stream can be expected to be otherwise the next time. Control planes that
-// restart, or that end a stream from time to time, end it so.
+// transient says whether the next stream can be expected to end otherwise. Streams end in such a way when a control
+// plane restarts, or limits the age of streams.
 func transient(err error) bool {
 	switch status.Code(err) {
 	case codes.ResourceExhausted, codes.InvalidArgument, codes.PermissionDenied, codes.Unauthenticated,
@@ -449,7 +452,7 @@ func transient(err error) bool {
 	return true
 }
 
-// handle takes a response in: what is good becomes active, what is not is refused, and the control plane is told.
+// handle processes a response: it applies what is valid, refuses the rest, and answers the control plane.
 func (c *Client) handle(ctx context.Context, r *response) error {
 	k, known := KindOf(r.typeURL)
 	if !known || !c.conn.asked[k] {
@@ -470,7 +473,7 @@ func (c *Client) handle(ctx context.Context, r *response) error {
 	return nil
 }
 
-// sorted puts refusals in order of their text: the same refusals then make the same text.
+// sorted sorts refusals by their text, so that the same refusals make the same text.
 func sorted(refused []error) []error {
 	type one struct {
 		text string
@@ -517,8 +520,8 @@ func (c *Client) settle(ctx context.Context, o *outcome) error {
 	return nil
 }
 
-// How long the refusal of the same thing is held back, first and at most: a control plane that answers a refusal by
-// sending the same again would otherwise keep both busy.
+// How long the refusal of the same thing is delayed, at first and at most. Otherwise a control plane that answers a
+// refusal by sending the same again would keep both busy.
 const (
 	firstHold = 50 * time.Millisecond
 	maxHold   = time.Second
@@ -544,8 +547,8 @@ func (c *Client) answer(k Kind, r *response, event *Event, more int) {
 	h.request, h.due = q, time.Now().Add(h.wait)
 }
 
-// follow asks for what resources that came name (the endpoints of clusters, the routes of listeners), no longer for
-// what only those that went did, and the same for host names.
+// follow subscribes to what received resources name (the endpoints of clusters, the routes of listeners), and
+// unsubscribes from what only removed ones named. It does the same for host names.
 func (c *Client) follow() {
 	named, hosts := c.state.sweep()
 	if len(hosts) > 0 {
@@ -561,7 +564,7 @@ func (c *Client) follow() {
 	}
 }
 
-// ask asks for those of some names of a kind that are wanted, and no longer for the others.
+// ask subscribes to those of some names that are wanted, and unsubscribes from the others.
 func (c *Client) ask(k Kind, names []string) {
 	if !c.conn.asked[k] {
 		c.subscribe(k)
@@ -569,7 +572,7 @@ func (c *Client) ask(k Kind, names []string) {
 	}
 	if c.o.StateOfTheWorld {
 		c.named[k] = c.state.names(k)
-		if h := &c.conn.holds[k]; h.request != nil { // it says what is asked for now
+		if h := &c.conn.holds[k]; h.request != nil { // the delayed request must have the current subscription
 			h.request.names = c.named[k]
 			return
 		}
@@ -599,7 +602,7 @@ func (c *Client) ask(k Kind, names []string) {
 	}
 }
 
-// sent is called by the stream's own goroutine when a request was handed to the transport.
+// sent is called by the stream's goroutine when a request has been handed to the transport.
 func (c *Client) sent(q *request) {
 	if q.event == nil {
 		return
@@ -612,7 +615,7 @@ func (c *Client) sent(q *request) {
 	}
 }
 
-// waits says whether there is anything that time alone brings.
+// waits says whether the client waits for a point in time.
 func (c *Client) waits() bool {
 	if len(c.begun) > 0 || c.names.waits() || c.pacer.rests(time.Now()) {
 		return true
@@ -628,7 +631,7 @@ func (c *Client) waits() bool {
 	return !c.conn.answered || len(c.conn.queue) > 0 || c.conn.busy.Load() != 0
 }
 
-// look does what time has come for.
+// look does what is due.
 func (c *Client) look(ctx context.Context) error {
 	now := time.Now()
 	if c.conn != nil {
@@ -645,7 +648,7 @@ func (c *Client) look(ctx context.Context) error {
 	return c.unasked(ctx)
 }
 
-// unasked settles what changed without a response: there is nobody to refuse it to.
+// unasked applies what changed without a response, so that no refusal can be sent.
 func (c *Client) unasked(ctx context.Context) error {
 	o := &outcome{}
 	if err := c.settle(ctx, o); err != nil {
@@ -655,7 +658,7 @@ func (c *Client) unasked(ctx context.Context) error {
 	return nil
 }
 
-// patience sends what was held back, and gives a stream up that has stood still for too long.
+// patience sends refusals whose delay is over, and ends a stream that has been stuck for too long.
 func (c *Client) patience(now time.Time) {
 	for k := range c.conn.holds {
 		if h := &c.conn.holds[k]; h.request != nil && !now.Before(h.due) {

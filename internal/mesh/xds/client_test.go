@@ -29,7 +29,7 @@ import (
 	"tare/test/meshmodel"
 )
 
-// model is a store that holds every change against what it may rely on.
+// model is a store that checks every change against the guarantees of Apply.
 type model struct {
 	t      *testing.T
 	mu     sync.Mutex
@@ -100,7 +100,7 @@ func (m *model) state(s State) {
 	m.tell()
 }
 
-// until waits until ok holds. A minute is for ever: it only ends a test that would hang.
+// until waits until ok returns true. The limit of a minute only ends a test that would hang.
 func (m *model) until(what string, ok func() bool) {
 	m.t.Helper()
 	deadline := time.After(time.Minute)
@@ -123,7 +123,7 @@ func (m *model) until(what string, ok func() bool) {
 	}
 }
 
-// refusals are all that were sent, but those that were sent again.
+// refusals returns all refusals, without repetitions.
 func (m *model) refusals() (all []string) {
 	for _, e := range m.events {
 		for _, err := range e.Refused {
@@ -158,7 +158,7 @@ func (m *model) is(want string) {
 	m.until(want, func() bool { return describe(m.config) == want })
 }
 
-// run has a client work until the test ends.
+// run runs a client until the test ends.
 func (m *model) run(address string, change func(*Options)) *Client {
 	m.t.Helper()
 	o := Options{Address: address, Apply: m.apply, OnEvent: m.event, OnState: m.state,
@@ -182,7 +182,7 @@ func (m *model) run(address string, change func(*Options)) *Client {
 	return c
 }
 
-// plane is a control plane at a fixed address, which can be stopped and started anew.
+// plane is a control plane at a fixed address, which can be stopped and restarted.
 type plane struct {
 	t       *testing.T
 	address string
@@ -271,11 +271,11 @@ func TestFollow(t *testing.T) {
 		p.set(r)
 		c := m.run(p.address, world)
 		m.is("a: 127.0.0.1:1 127.0.0.1:2; b: 127.0.0.1:3; l 10.0.0.1:80 -> [a]")
-		// Endpoints of one service.
+		// The endpoints of one service change.
 		r.Endpoints = []*endpointv3.ClusterLoadAssignment{endpoints("a", 9), r.Endpoints[1]}
 		p.set(r)
 		m.is("a: 127.0.0.1:9; b: 127.0.0.1:3; l 10.0.0.1:80 -> [a]")
-		// What is in use goes, and its listener changes places with another one, all at once.
+		// Everything in use is removed, and its listener exchanges addresses with another one, in one change.
 		r = controlplane.Resources{Clusters: []*clusterv3.Cluster{b, edsCluster("c")},
 			Endpoints: []*endpointv3.ClusterLoadAssignment{r.Endpoints[1], endpoints("c", 4)},
 			Listeners: []*listenerv3.Listener{tcpListener("l", 81, "b"), tcpListener("m", 80, "c")}}
@@ -298,7 +298,8 @@ func TestFollow(t *testing.T) {
 	})
 }
 
-// A control plane takes away a cluster that a listener still names: it must serve on until the listener goes.
+// A control plane removes a cluster that a listener still names: the client must keep it until the listener is
+// removed.
 func TestRemovedInUse(t *testing.T) {
 	both(t, func(t *testing.T, world func(*Options)) {
 		p, m := startPlane(t, "127.0.0.1:0"), newModel(t)
@@ -314,7 +315,7 @@ func TestRemovedInUse(t *testing.T) {
 		p.set(controlplane.Resources{Clusters: []*clusterv3.Cluster{edsCluster("a")},
 			Endpoints: []*endpointv3.ClusterLoadAssignment{endpoints("a", 7)}, Listeners: []*listenerv3.Listener{l}})
 		m.is("a: 127.0.0.1:7; l 10.0.0.1:80 -> [a]")
-		// Only the endpoints go: the cluster keeps what it had.
+		// Only the endpoints are removed: the cluster keeps those that it had.
 		p.set(controlplane.Resources{Clusters: []*clusterv3.Cluster{edsCluster("a"), edsCluster("c")},
 			Endpoints: []*endpointv3.ClusterLoadAssignment{endpoints("c", 3)}, Listeners: []*listenerv3.Listener{l}})
 		m.is("a: 127.0.0.1:7; c: 127.0.0.1:3; l 10.0.0.1:80 -> [a]")
@@ -343,7 +344,8 @@ func TestRefused(t *testing.T) {
 			Listeners: []*listenerv3.Listener{other, tcpListener("m", 80, "c"), tcpListener("n", 81, "c"),
 				tcpListener("o", 81, "c")}}
 		p.set(bad)
-		// What is good came, what is bad is as it was: l still has its address, so that m cannot have it.
+		// The valid resources are applied, and the invalid ones stay as they were: l still has its address, so that m
+		// cannot have it.
 		m.is("a: 127.0.0.1:1; c: 127.0.0.1:3; l 10.0.0.1:80 -> [a]; n 10.0.0.1:81 -> [c]")
 		want := []string{
 			`cluster "a": lb_subset_config: is not supported`,
@@ -366,7 +368,7 @@ func TestRefused(t *testing.T) {
 				return slices.ContainsFunc(p.answers, func(a controlplane.Answer) bool { return strings.Contains(a.Refused, w) })
 			})
 		}
-		// Mended, all is as if nothing had been.
+		// Once corrected, everything is as if nothing had been wrong.
 		p.set(controlplane.Resources{Clusters: []*clusterv3.Cluster{a},
 			Endpoints: []*endpointv3.ClusterLoadAssignment{endpoints("a", 5)},
 			Listeners: []*listenerv3.Listener{tcpListener("m", 80, "a")}})
@@ -374,7 +376,7 @@ func TestRefused(t *testing.T) {
 	})
 }
 
-// What the store cannot hold is refused as if it had been wrong from the beginning, by name, and the rest is made.
+// What the store cannot hold is refused by name, as if it were invalid, and the rest is applied.
 func TestStoreRefuses(t *testing.T) {
 	tooLarge := func(name string) error { return fault.New(fault.Usage, name, "", "there is no room") }
 	for name, refuse := range map[string]func(mesh.Change) error{
@@ -450,7 +452,7 @@ func TestRestart(t *testing.T) {
 		m.mu.Lock()
 		applys := m.applys
 		m.mu.Unlock()
-		// The same again changes nothing.
+		// The same resources again change nothing.
 		p2 := startPlane(t, p.address)
 		p2.set(controlplane.Resources{Clusters: []*clusterv3.Cluster{a, b},
 			Endpoints: []*endpointv3.ClusterLoadAssignment{ea, eb}, Listeners: []*listenerv3.Listener{l}})
@@ -465,7 +467,7 @@ func TestRestart(t *testing.T) {
 		m.mu.Unlock()
 		p2.stop()
 		m.until("stale", func() bool { return c.State().Phase == Stale })
-		// It comes back with less.
+		// It comes back with fewer resources.
 		p3 := startPlane(t, p.address)
 		p3.set(controlplane.Resources{Clusters: []*clusterv3.Cluster{a}, Endpoints: []*endpointv3.ClusterLoadAssignment{ea},
 			Listeners: []*listenerv3.Listener{l}})
@@ -494,7 +496,7 @@ func TestManyEndpoints(t *testing.T) {
 type fixedNames struct {
 	mu     sync.Mutex
 	all    map[string][]string
-	failed int // look-ups while there are no names
+	failed int // number of failed look-ups
 }
 
 func (f *fixedNames) failures() int {
@@ -540,7 +542,7 @@ func TestHostNames(t *testing.T) {
 		names.mu.Unlock()
 		m.is("a: 10.1.0.3:5; missing: 10.1.0.4:5; l 10.0.0.1:80 -> [a]")
 		names.mu.Lock()
-		names.all = nil // the resolver fails: what was known stays
+		names.all = nil // the resolver fails: the known addresses stay
 		names.mu.Unlock()
 		m.until("failed look-ups", func() bool { return names.failures() > 2 })
 		m.is("a: 10.1.0.3:5; missing: 10.1.0.4:5; l 10.0.0.1:80 -> [a]")
@@ -549,8 +551,8 @@ func TestHostNames(t *testing.T) {
 	})
 }
 
-// A cluster whose endpoints never come is there without any after the time that it was given, and the listener that
-// names it too.
+// A cluster whose endpoints never come becomes active without any once its time is over, and then the listener that
+// names it.
 func TestEndpointsThatNeverCome(t *testing.T) {
 	both(t, func(t *testing.T, world func(*Options)) {
 		p, m := startPlane(t, "127.0.0.1:0"), newModel(t)
@@ -560,7 +562,7 @@ func TestEndpointsThatNeverCome(t *testing.T) {
 			Listeners: []*listenerv3.Listener{tcpListener("l", 80, "a"), tcpListener("m", 81, "unknown")}})
 		c := m.run(p.address, world)
 		m.is("a:; l 10.0.0.1:80 -> [a]")
-		for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) { // it counts what the store has been told
+		for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) { // counted when the store has the change
 			n := c.Metrics()
 			if n.Waiting == 1 && n.WaitingClusters == 1 {
 				break
@@ -572,14 +574,14 @@ func TestEndpointsThatNeverCome(t *testing.T) {
 	})
 }
 
-// script is a control plane that does what a test says, on every stream.
+// script is a control plane that runs a test's function on every stream.
 type script struct {
 	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
 	world func(wholeStream) error
 	delta func(deltaStream) error
 }
 
-// The two kinds of streams, by the names that are not generated.
+// The two types of streams, whose generated names are long.
 type (
 	wholeStream = discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer
 	deltaStream = discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer
@@ -619,7 +621,7 @@ func wrap(t *testing.T, k Kind, m proto.Message) *anypb.Any {
 	return &anypb.Any{TypeUrl: k.TypeURL(), Value: b}
 }
 
-// The whole conversation of the state of the world, request by request.
+// A complete conversation with the state of the world, request by request.
 func TestWorldProtocol(t *testing.T) {
 	done := make(chan struct{})
 	var first sync.Once
@@ -646,7 +648,7 @@ func TestWorldProtocol(t *testing.T) {
 		}
 		again := true
 		first.Do(func() { again = false })
-		if again { // the versions that were taken, and the endpoints, are in the first requests of the next stream
+		if again { // the first requests of the next stream have the accepted versions and the names of endpoints
 			expect(stream, Clusters, "c3", "", "")
 			expect(stream, Endpoints, "e1", "", "", "a", "b")
 			expect(stream, Listeners, "", "", "")
@@ -663,11 +665,11 @@ func TestWorldProtocol(t *testing.T) {
 		expect(stream, Endpoints, "e1", "2", "", "a")
 		send(Listeners, "l1", "3", &anypb.Any{TypeUrl: Listeners.TypeURL(), Value: []byte{0xff}})
 		expect(stream, Listeners, "", "3", "resources[0]: listener: this is no envoy.config.listener.v3.Listener")
-		// Twice in one response, and of another type: the old state stays, the version too.
+		// Twice in one response, and of another type: the old state and version stay.
 		send(Clusters, "c2", "4", wrap(t, Clusters, edsCluster("a")), wrap(t, Clusters, edsCluster("a")),
 			&anypb.Any{TypeUrl: "x", Value: wrap(t, Clusters, edsCluster("z")).Value})
 		expect(stream, Clusters, "c1", "4", "cluster \"a\": it is given twice\ncluster \"z\": it is of type \"x\"")
-		// A second cluster of the same version as before.
+		// A second cluster; the first is unchanged.
 		send(Clusters, "c3", "5", wrap(t, Clusters, edsCluster("a")), wrap(t, Clusters, edsCluster("b")))
 		expect(stream, Clusters, "c3", "5", "")
 		expect(stream, Endpoints, "e1", "2", "", "a", "b")
@@ -747,7 +749,7 @@ func TestDeltaProtocol(t *testing.T) {
 	m.is("a: 127.0.0.1:1; c: 127.0.0.1:3; l 10.0.0.1:80 -> [a]")
 }
 
-// A control plane that sends the same wrong thing again whenever it is refused must not keep both busy.
+// A control plane that sends the same invalid resource again after each refusal must not keep both busy.
 func TestRefusalsAreHeldBack(t *testing.T) {
 	m := newModel(t)
 	s := &script{}
@@ -770,16 +772,16 @@ func TestRefusalsAreHeldBack(t *testing.T) {
 	}
 	m.run(s.serve(t), func(o *Options) { o.StateOfTheWorld = true })
 	var at []time.Time
-	for range 6 { // the subscription, the first refusal, and four that were held back
+	for range 6 { // the subscription, the first refusal, and four that were delayed
 		at = append(at, <-requests)
 	}
-	// At least 50, 100, 200 and 400 ms lie between refusals. Slow machines make it more, never less.
+	// At least 50, 100, 200 and 400 ms lie between refusals; more on a slow machine, never less.
 	if took := at[5].Sub(at[1]); took < 750*time.Millisecond {
 		t.Errorf("four refusals of the same took %v", took)
 	}
 }
 
-// Whatever comes, the client lives, keeps what it has, and takes what is good afterwards.
+// Whatever it receives, the client keeps running, keeps its configuration, and accepts valid resources afterwards.
 func TestHostileServers(t *testing.T) {
 	good := func(stream wholeStream) {
 		for k, m := range map[Kind]proto.Message{Clusters: func() proto.Message {
@@ -801,7 +803,7 @@ func TestHostileServers(t *testing.T) {
 				Resources: []*anypb.Any{{Value: make([]byte, 2<<20)}}})
 		},
 		"floods": func(s wholeStream) error {
-			for i := range 3000 { // without reading one request
+			for i := range 3000 { // without reading any request
 				if err := s.Send(&discoveryv3.DiscoveryResponse{TypeUrl: Clusters.TypeURL(), Nonce: fmt.Sprint(i),
 					VersionInfo: fmt.Sprint(i), Resources: []*anypb.Any{wrap(t, Clusters,
 						edsCluster(fmt.Sprint("f", i)))}}); err != nil {
@@ -863,7 +865,7 @@ func TestHostileServers(t *testing.T) {
 	}
 }
 
-// A machine that takes connections and says nothing, and one that breaks off in the middle of a response.
+// A server that accepts connections and sends nothing, and one that stops in the middle of a response.
 func TestStalledServers(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -878,7 +880,7 @@ func TestStalledServers(t *testing.T) {
 	}
 }
 
-// cut passes the first bytes of every connection to the client and then holds still.
+// cut forwards the first bytes of every connection to the client and then stops.
 func TestStallsMidStream(t *testing.T) {
 	both(t, func(t *testing.T, world func(*Options)) {
 		p := startPlane(t, "127.0.0.1:0")
@@ -951,7 +953,7 @@ func TestStallsMidStream(t *testing.T) {
 		m.is("a: 127.0.0.1:1; l 10.0.0.1:80 -> [a]") // half a response changes nothing
 		mu.Lock()
 		still = false
-		for _, c := range conns { // the stalled connections die, as keepalive would have it
+		for _, c := range conns { // the stalled connections fail, as they would by keepalive
 			c.Close()
 		}
 		mu.Unlock()
@@ -959,7 +961,7 @@ func TestStallsMidStream(t *testing.T) {
 	})
 }
 
-// A response of millions of nothings must not take the memory of the machine, nor an answer without end.
+// A response of millions of empty resources must use neither the machine's memory nor an unbounded answer.
 func TestManyRefusals(t *testing.T) {
 	s := newState(Options{}.withDefaults().Limits)
 	r := responseOf(make([]item, 300000)...)
@@ -986,7 +988,7 @@ func TestLimits(t *testing.T) {
 			t.Errorf("got %s, want %s", got, want)
 		}
 	}
-	for range 100 { // what replaces itself does not add up
+	for range 100 { // replacing a resource does not add up
 		a := edsCluster("a")
 		if got := take(a); got != "" {
 			t.Fatal(got)

@@ -14,8 +14,8 @@ import (
 	"tare/internal/mesh/xds/translate"
 )
 
-// codec is gRPC's own for messages, but that it reads responses as what the client works with: their resources stay
-// where they are in the message. The generated decoder would copy each, and its name, type and version.
+// codec is gRPC's codec for messages, except that it decodes responses into the client's type, whose resources are
+// slices of the message. The generated decoder would copy each resource, and its name, type and version.
 type codec struct{ encoding.CodecV2 }
 
 func newCodec() codec { return codec{encoding.GetCodecV2("proto")} }
@@ -32,9 +32,9 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	return err
 }
 
-// decode reads a response, of which r says the variant, and checks all of it; its resources are taken out one by one
-// later (next), and nothing is made for them here: an empty one is two bytes of a message. Fields that the client does
-// not use are skipped.
+// decode decodes a response, whose variant is in r, and checks all of it. next returns its resources later, one by
+// one; nothing is allocated for them here, because an empty resource takes only two bytes of a message. Fields that
+// the client does not use are skipped.
 func (r *response) decode(b []byte) error {
 	r.wire, r.message, r.left = len(b), b, b
 	var version, kind, nonce []byte
@@ -67,8 +67,8 @@ func (r *response) decode(b []byte) error {
 	return r.check()
 }
 
-// maxText bounds the names and versions of resources, and the version and nonce of a response, in bytes: they are kept,
-// and sent back.
+// maxText bounds the names and versions of resources, and the version and nonce of a response, in bytes, because the
+// client keeps them and sends them back.
 const maxText = 4 << 10
 
 // check refuses a response that cannot be answered.
@@ -83,20 +83,20 @@ func (r *response) check() error {
 
 const wrappedURL = "type.googleapis.com/envoy.service.discovery.v3.Resource"
 
-// unwrap takes a resource out of the wrapper that carries a time to live.
+// unwrap unwraps a resource from the wrapper that carries a time to live.
 func (it *item) unwrap(delta bool) {
 	var x raw
-	if it.typeURL != wrappedURL || x.resource(it.value) != nil { // what cannot be decoded is refused for its type
+	if it.typeURL != wrappedURL || x.resource(it.value) != nil { // what cannot be decoded is refused because of its type
 		return
 	}
 	in := x.item()
 	it.typeURL, it.value = in.typeURL, in.value
-	if it.ttl = it.ttl || in.ttl; !delta { // there the name is beside the resource
+	if it.ttl = it.ttl || in.ttl; !delta { // with deltas the name is beside the resource
 		it.name = in.name
 	}
 }
 
-// The numbers of fields. Both variants of the protocol have the same ones.
+// Field numbers. They are the same in both variants of the protocol.
 const (
 	fieldVersion  = 1
 	fieldResource = 2
@@ -113,14 +113,14 @@ const (
 	anyValue = 2
 )
 
-// maxBatch is how many bytes the resources have that next gives at a time, but for the last of them.
+// maxBatch bounds the bytes of the resources that next returns at a time, without the last of them.
 const maxBatch = 1 << 20
 
-// next puts the next resources into the room that batch has, and none when all have been given.
+// next fills batch with the next resources, and returns none when all have been returned.
 func (r *response) next(batch []item) []item {
 	batch = batch[:0]
 	for bytes := 0; len(r.left) > 0 && len(batch) < cap(batch) && bytes < maxBatch; {
-		f, rest, _ := translate.NextField(r.left) // decode has seen all of them
+		f, rest, _ := translate.NextField(r.left) // cannot fail: decode has checked them
 		if r.left = rest; !f.Is(fieldResource, protowire.BytesType) {
 			continue
 		}
@@ -134,7 +134,7 @@ func (r *response) next(batch []item) []item {
 	return batch
 }
 
-// gone are the names of removed resources.
+// gone iterates over the names of removed resources.
 func (r *response) gone(yield func(name []byte) bool) {
 	for b := r.message; r.delta && len(b) > 0; {
 		f, rest, _ := translate.NextField(b)
@@ -144,8 +144,8 @@ func (r *response) gone(yield func(name []byte) bool) {
 	}
 }
 
-// raw is a resource as parts of the message. What comes twice counts as it came last, and messages are merged, as by
-// the generated decoder.
+// raw is a resource as slices of the message. As in the generated decoder, the last occurrence of a field counts, and
+// messages are merged.
 type raw struct {
 	typeURL, value, name, version []byte
 	ttl                           bool
@@ -156,10 +156,10 @@ func (x *raw) item() item {
 		ttl: x.ttl}
 }
 
-// cut keeps of a name or version what is enough for it to be refused: one byte too many.
+// cut truncates a name or version to one byte more than allowed, so that it is still refused.
 func cut(text []byte) []byte { return text[:min(len(text), maxText+1)] }
 
-// read reads what a response of either variant has for a resource.
+// read decodes a resource of either variant.
 func (x *raw) read(b []byte, delta bool) error {
 	if delta {
 		return x.resource(b)
@@ -196,7 +196,7 @@ func (x *raw) any(b []byte) error {
 	})
 }
 
-// takeText takes the value of a string.
+// takeText takes the value of a string field.
 func takeText(to *[]byte, f translate.Field) error {
 	if !utf8.Valid(f.Bytes) {
 		return errors.New("a string is not UTF-8")
@@ -205,7 +205,7 @@ func takeText(to *[]byte, f translate.Field) error {
 	return nil
 }
 
-// urlOf is the type of a resource, which is most often one of a few.
+// urlOf returns the type of a resource; a known type is not copied.
 func urlOf(b []byte) string {
 	for _, url := range typeURLs {
 		if string(b) == url {

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// wrapped is a resource in the wrapper that carries a time to live.
+// wrapped puts a resource into the wrapper that carries a time to live.
 func wrapped(t testing.TB, m *discoveryv3.Resource) *anypb.Any {
 	a, err := anypb.New(m)
 	if err != nil {
@@ -29,7 +29,7 @@ type message struct {
 	delta bool
 }
 
-// responses are messages of both variants.
+// responses returns messages of both variants.
 func responses(t testing.TB) map[string]message {
 	one, two := &anypb.Any{TypeUrl: Clusters.TypeURL(), Value: []byte("one")}, &anypb.Any{TypeUrl: "other",
 		Value: []byte{}}
@@ -85,7 +85,7 @@ func responses(t testing.TB) map[string]message {
 	return out
 }
 
-// generated is a response by the generated decoder.
+// generated decodes a response with the generated decoder.
 func generated(b []byte, delta bool) (m *discoveryv3.DeltaDiscoveryResponse, err error) {
 	m = &discoveryv3.DeltaDiscoveryResponse{}
 	if delta {
@@ -102,8 +102,8 @@ func generated(b []byte, delta bool) (m *discoveryv3.DeltaDiscoveryResponse, err
 	return m, nil
 }
 
-// sameResponse holds what is made of a response against what the generated decoder makes of it. That also refuses one
-// for what the client skips.
+// sameResponse compares decode with the generated decoder, which also refuses responses because of fields that the
+// client skips.
 func sameResponse(t *testing.T, b []byte, delta bool) {
 	t.Helper()
 	r := &response{delta: delta}
@@ -133,7 +133,7 @@ func sameResponse(t *testing.T, b []byte, delta bool) {
 				it.name = cut(in.GetName())
 			}
 		} else if it.typeURL == wrappedURL {
-			return // the client may take it for what it skips of the wrapper
+			return // the client may accept it, because it skips a part of the wrapper
 		}
 		it.typeURL, it.value = cut(it.typeURL), append([]byte{}, it.value...)
 		want.items = append(want.items, it)
@@ -143,7 +143,7 @@ func sameResponse(t *testing.T, b []byte, delta bool) {
 	}
 }
 
-// everything is all of a response.
+// everything is the complete content of a response.
 func everything(r *response) (out struct {
 	typeURL, version, nonce string
 	items                   []item
@@ -155,7 +155,7 @@ func everything(r *response) (out struct {
 			break
 		}
 		for _, it := range batch {
-			it.value = append([]byte{}, it.value...) // empty or not there is the same
+			it.value = append([]byte{}, it.value...) // empty and missing are the same
 			out.items = append(out.items, it)
 		}
 	}
@@ -179,7 +179,7 @@ func TestResponses(t *testing.T) {
 	}
 }
 
-// A response of nothing but empty resources, or of empty names, is refused before room is made for them.
+// A response of empty resources only, or of empty names, is refused before memory is allocated for them.
 func TestMostResources(t *testing.T) {
 	const most = 1 << 16
 	field := func(number protowire.Number) []byte {
@@ -216,7 +216,7 @@ func TestMostResources(t *testing.T) {
 	}
 }
 
-// FuzzResponse: whatever the generated decoder takes, the client takes alike.
+// FuzzResponse: what the generated decoder accepts, the client accepts with the same content.
 func FuzzResponse(f *testing.F) {
 	for _, x := range responses(f) {
 		f.Add(x.b, x.delta)

@@ -9,9 +9,9 @@ import (
 	"google.golang.org/grpc/credentials"
 )
 
-// guarded are credentials whose connections refuse what gRPC takes without a bound: a message in pieces of a few bytes
-// each. It keeps every piece with some 100 bytes around it until the message is whole, so that one of 32 MiB in pieces
-// of a byte would take gigabytes.
+// guarded wraps credentials so that their connections refuse what gRPC accepts without a limit: a message in pieces of
+// a few bytes each. gRPC keeps every piece with some 100 bytes of overhead until the message is complete, so that a
+// message of 32 MiB in pieces of one byte would take gigabytes.
 type guarded struct {
 	credentials.TransportCredentials
 }
@@ -31,14 +31,14 @@ func (g guarded) Clone() credentials.TransportCredentials {
 	return guarded{g.TransportCredentials.Clone()}
 }
 
-// What a message may come in: minPiece bytes in each frame on average, and any that come in manyPieces or fewer.
+// A message may come in at most manyPieces frames of fewer than minPiece bytes.
 const (
 	minPiece   = 256
 	manyPieces = 4096
 )
 
-// frames is a connection of HTTP/2 that looks at the frames which are read (RFC 9113, 4.1) and counts those of each
-// message of gRPC in them.
+// frames is an HTTP/2 connection that parses the frames which are read (RFC 9113, 4.1) and counts those of each gRPC
+// message.
 type frames struct {
 	net.Conn
 	head    [9]byte // of the frame that is being read
@@ -48,7 +48,7 @@ type frames struct {
 	prefix  [5]byte // of the message that is being read
 	prefixs int     // bytes of it
 	message int     // bytes of the message to come
-	pieces  int     // frames of it so far, beyond those that have minPiece bytes
+	pieces  int     // its frames so far with fewer than minPiece bytes
 }
 
 var errPieces = errors.New("the control plane sends a message in pieces of a few bytes")
@@ -62,8 +62,8 @@ func (f *frames) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// look follows the frames in b. Padding counts as a part of a message, and the bytes of another stream too: there is
-// one on a connection.
+// look parses the frames in b. Padding counts as part of a message. There is one stream on a connection; bytes of
+// others would count as well.
 func (f *frames) look(b []byte) {
 	for len(b) > 0 {
 		if f.left == 0 {

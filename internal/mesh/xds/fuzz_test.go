@@ -14,8 +14,8 @@ import (
 	"tare/internal/mesh"
 )
 
-// FuzzConversation: whatever messages come, in whatever order, what is kept stays within its bounds, and is counted
-// right.
+// FuzzConversation: whatever messages arrive in whatever order, the memory that is kept stays within its limits, and
+// is counted correctly.
 func FuzzConversation(f *testing.F) {
 	conversation := func(messages ...proto.Message) []byte {
 		var all [][]byte
@@ -79,10 +79,10 @@ func FuzzConversation(f *testing.F) {
 	})
 }
 
-// separator stands between the messages of a conversation.
+// separator separates the messages of a conversation.
 var separator = []byte("\xff\xff")
 
-// FuzzFrames: the frames of a connection are followed whatever they are, and however they are read.
+// FuzzFrames: the parsing of frames does not depend on how they are split into reads.
 func FuzzFrames(f *testing.F) {
 	var b bytes.Buffer
 	w := http2.NewFramer(&b, nil)

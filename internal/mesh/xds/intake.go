@@ -10,17 +10,17 @@ import (
 	"tare/internal/mesh/xds/translate"
 )
 
-// intake reads responses: it bounds what is kept, knows what comes again, and decodes and stages the rest.
+// intake reads responses: it enforces the limits, skips unchanged resources, and decodes and stages the rest.
 type intake struct {
 	limits Limits
 	seeds  [2]maphash.Seed
-	taken  [kinds]map[string]taken // what was accepted of each kind, by name
-	bytes  int                     // of memory, of all that was taken
+	taken  [kinds]map[string]taken // the accepted resources of each type, by name
+	bytes  int                     // memory of all accepted resources
 	sorts  *state
 
 	garbage int           // bytes; see litter
 	large   *sync.Mutex   // held while a large resource is decoded
-	ahead   *atomic.Int64 // bytes that what is read ahead adds, if all of it is taken
+	ahead   *atomic.Int64 // bytes that resources decoded ahead add, if all of them are accepted
 }
 
 func newIntake(l Limits, to *state) intake {
@@ -34,35 +34,35 @@ func newIntake(l Limits, to *state) intake {
 	return s
 }
 
-// taken is what is kept of a resource as it came, to know it when it comes again.
+// taken is what is kept of a received resource, to recognize it when it is sent again.
 type taken struct {
 	sum     digest
-	size    int // bytes, as it came
+	size    int // received bytes
 	cost    int // bytes of memory
 	version string
 }
 
-// perResource is what is kept of any resource besides its text and its decoded form: its entries in maps, in bytes.
+// perResource is the memory of any resource besides its text and its decoded form, for entries in maps, in bytes.
 const perResource = 512
 
-// cost is how much memory a resource takes that has been read, in bytes.
+// cost is the memory of a decoded resource in bytes.
 func (it *item) cost() int { return perResource + len(it.read.name) + len(it.version) + it.read.cost }
 
-// digest stands for the bytes of a resource. Nobody outside the process knows by what seeds it is made, so that two
-// resources of one digest come by chance alone: once in 10^38.
+// digest identifies the bytes of a resource. Its seeds are random and known to this process only, so that two
+// resources have the same digest only by chance: once in 10^38.
 type digest [2]uint64
 
 func (s *intake) digest(b []byte) digest {
 	return digest{maphash.Bytes(s.seeds[0], b), maphash.Bytes(s.seeds[1], b)}
 }
 
-// take stages a response: what is good of it is wanted from now on. With full, what is not in it is gone (kinds of the
-// state of the world that come whole).
+// take stages a response: its valid resources are wanted from now on. If full, a resource that is not in it is removed
+// (types of the state of the world that are sent completely).
 func (s *intake) take(k Kind, r *response, full bool) *outcome {
 	s.litter(2 * r.wire)
 	o := &outcome{staged: map[resource]int{}}
 	seen := map[string]bool{}
-	nameless := false // what has no name could be any: then nothing counts as gone
+	nameless := false // a resource without a name could be any: then none counts as removed
 	batch := make([]item, 0, min(readAhead, r.count))
 	for from := 0; ; from += len(batch) {
 		some := r.next(batch)
@@ -82,7 +82,7 @@ func (s *intake) take(k Kind, r *response, full bool) *outcome {
 				}
 				o.refuse(err)
 			}
-			it.read = parsed{} // it may be far larger than the resource
+			it.read = parsed{} // the decoded form may be far larger than the resource
 		}
 	}
 	if full && s.sorts.lists(k) && !nameless {
@@ -100,11 +100,11 @@ func (s *intake) take(k Kind, r *response, full bool) *outcome {
 	return o
 }
 
-// collectEvery is after how much garbage of responses it is collected, in bytes.
+// collectEvery is how much garbage of responses starts a collection, in bytes.
 const collectEvery = 32 << 20
 
-// litter counts the garbage that reading responses makes, and has it collected from time to time: a process may let
-// garbage gather to several times what lives (GOGC), and a large response lives for a moment.
+// litter counts the garbage of reading responses, and collects it from time to time. By default garbage may reach
+// several times the live heap (GOGC), and a large response is live only for a moment.
 func (s *intake) litter(bytes int) {
 	if s.garbage += bytes; s.garbage > collectEvery {
 		s.garbage = 0
@@ -112,9 +112,9 @@ func (s *intake) litter(bytes int) {
 	}
 }
 
-// readAhead is how many resources are decoded before the first of them is staged, and readAlone below how many of them
-// one CPU does it as soon as several. At most maxReaders CPUs do, and of resources of more than largeResource bytes one
-// is decoded at a time: while that goes on, a resource can take many times its length.
+// readAhead is how many resources are decoded before the first of them is staged. Up to readAlone of them, one CPU is
+// as fast as several. At most maxReaders CPUs are used. Resources of more than largeResource bytes are decoded one at
+// a time, because meanwhile a resource can take many times its length.
 const (
 	readAhead     = 1024
 	readAlone     = 32
@@ -122,7 +122,7 @@ const (
 	largeResource = 64 << 10
 )
 
-// readAll reads resources, on several CPUs where that is worth it.
+// readAll decodes resources, on several CPUs if there are many.
 func (s *intake) readAll(k Kind, items []item) {
 	s.ahead.Store(0)
 	if len(items) < readAlone {
@@ -152,8 +152,8 @@ func (s *intake) readAll(k Kind, items []item) {
 	all.Wait()
 }
 
-// read decodes a resource, unless it is as it came before or would be refused or ignored in any case. It changes
-// nothing of the state.
+// read decodes a resource, unless it is unchanged, or would be refused or ignored in any case. It does not change the
+// state.
 func (s *intake) read(k Kind, it *item) {
 	p := &it.read
 	if p.name = translate.Name(it.value); it.name != "" {
@@ -168,7 +168,7 @@ func (s *intake) read(k Kind, it *item) {
 	if p.same = had && old.sum == p.sum && old.size == len(it.value); p.same {
 		return
 	}
-	if k == Endpoints { // they say themselves what they take, once they are decoded
+	if k == Endpoints { // their size is known only when they are decoded
 		p.cost = maxExpansion * len(it.value)
 	} else if p.cost, p.err = translate.Weigh(it.typeURL, it.value); p.err != nil {
 		p.err = translate.Refused(k.one(), p.name, p.err)
@@ -181,7 +181,7 @@ func (s *intake) read(k Kind, it *item) {
 	s.parse(k, it)
 }
 
-// maxExpansion is how many times its length an assignment of endpoints takes at most.
+// maxExpansion is the maximum ratio of an assignment's memory to its encoded length.
 const maxExpansion = 8
 
 // parse decodes a resource.
@@ -218,7 +218,7 @@ func (s *intake) stage(k Kind, it *item, seen map[string]bool, o *outcome) (err 
 	case len(it.value) > s.limits.Resource:
 		return refused(k, name, "it has %d bytes; the client takes %d", len(it.value), s.limits.Resource)
 	case name != "" && !s.sorts.wants(k, name):
-		return nil // nobody asked for it, or it was on its way when the last that named it went
+		return nil // it was not subscribed to, or was sent before the control plane got the cancellation
 	}
 	old, had := s.taken[k][name]
 	if it.read.same {
@@ -246,7 +246,8 @@ func (s *intake) stage(k Kind, it *item, seen map[string]bool, o *outcome) (err 
 		return it.read.err
 	}
 	if it.read.late {
-		// What was read ahead of it may have been refused; else nothing of it is decoded.
+		// It may have had no room because of resources before it that were refused since; otherwise it need not be
+		// decoded.
 		if size := s.bytes - old.cost + it.cost(); size > s.limits.Bytes {
 			return s.full(k, name, size)
 		}
@@ -277,7 +278,7 @@ func (s *intake) stage(k Kind, it *item, seen map[string]bool, o *outcome) (err 
 	return nil
 }
 
-// full is the refusal of a resource with which too much would be kept.
+// full returns the refusal of a resource that would exceed the limit of memory.
 func (s *intake) full(k Kind, name string, size int) error {
 	return refused(k, name, "with it there would be %d bytes of resources; the client keeps %d", size, s.limits.Bytes)
 }
@@ -293,7 +294,7 @@ func (s *intake) remove(k Kind, name string, o *outcome) {
 	s.sorts.drop(k, name, o)
 }
 
-// versions are what the client has of a kind, for the first request of a stream of deltas.
+// versions returns the versions that the client has of a type, for the first request of a stream of deltas.
 func (s *intake) versions(k Kind) map[string]string {
 	if len(s.taken[k]) == 0 {
 		return nil

@@ -29,16 +29,18 @@ import (
 	"tare/test/istiodtest"
 )
 
-// recordVariable has the test record what istiod says, and what becomes of it: make istiod-record sets it.
+// recordVariable is the environment variable with which the test records istiod's responses and their results: make
+// istiod-record sets it.
 const recordVariable = "TARE_ISTIOD_RECORD"
 
-// The workload as which the recordings asked.
+// The workload whose responses were recorded.
 const (
 	recordedAs   = "sidecar~127.0.0.9~web.default~default.svc.cluster.local"
 	recordedFrom = "127.0.0.9"
 )
 
-// recordings are istiod's files by the name of what they show, and a text that is in what istiod says of them.
+// recordings returns istiod's configuration files by the name of what they show, and a text that istiod's responses
+// then contain.
 func recordings() map[string][2]string {
 	service := func(name, at, protocol string, endpoints ...string) istiodtest.Service {
 		s := istiodtest.Service{Name: name, Address: netip.MustParseAddrPort(at), Protocol: protocol}
@@ -102,7 +104,8 @@ func recordings() map[string][2]string {
 	}
 }
 
-// TestIstiodRecorded: what istiod said once becomes what it became then. The recordings are made by make istiod-record.
+// TestIstiodRecorded: istiod's recorded responses still give the recorded results. The recordings are made by make
+// istiod-record.
 func TestIstiodRecorded(t *testing.T) {
 	dir := filepath.Join("testdata", "istiod")
 	if os.Getenv(recordVariable) != "" {
@@ -132,7 +135,7 @@ func TestIstiodRecorded(t *testing.T) {
 	}
 }
 
-// replay takes recorded responses, and says what a store then has.
+// replay processes recorded responses, and returns what a store then has.
 func replay(t *testing.T, text []byte) string {
 	x := newTaking(t)
 	x.serving.own = []netip.Addr{netip.MustParseAddr(recordedFrom)}
@@ -184,7 +187,7 @@ func replay(t *testing.T, text []byte) string {
 	return out.String()
 }
 
-// whole is a prefix, of which none is all addresses.
+// whole prints a prefix; none means all addresses.
 func whole(p netip.Prefix) string {
 	if !p.IsValid() {
 		return "anywhere"
@@ -206,7 +209,7 @@ func prefixed(prefix string, list []string) (out []string) {
 	return out
 }
 
-// record writes what istiod says to a sidecar, without versions and nonces, which change each time.
+// record writes istiod's responses to a sidecar, without versions and nonces, which change each time.
 func record(t *testing.T, dir string) {
 	i, err := istiod.Start(t.Context(), istiod.Options{})
 	if err != nil {
@@ -247,7 +250,7 @@ func record(t *testing.T, dir string) {
 	}
 }
 
-// ask is all that a control plane says, as one response a kind.
+// ask returns everything that a control plane sends, as one response for each type.
 func ask(t *testing.T, address string) []byte {
 	t.Helper()
 	ctx, stop := context.WithTimeout(t.Context(), 30*time.Second)

@@ -1,6 +1,6 @@
-// Package xds is a client of the xDS protocol (aggregated discovery service, version 3): it asks a control plane for
-// clusters, their endpoints, listeners and their routes, as state of the world or as deltas, and hands on what changes
-// as mesh.Change, in an order in which no listener refers to a cluster that is not there. What cannot be taken is
+// Package xds is a client of the xDS protocol (aggregated discovery service, version 3). It subscribes at a control
+// plane to clusters, their endpoints, listeners and their routes, with state of the world or deltas, and passes
+// changes on as mesh.Change, in an order in which no listener refers to a missing cluster. Unacceptable resources are
 // refused by name, and what was there before stays (docs/xds.md).
 package xds
 
@@ -11,10 +11,10 @@ import (
 	"tare/internal/mesh/xds/translate"
 )
 
-// Kind is one of the kinds of resources that the client asks for.
+// Kind is a type of resources that the client subscribes to.
 type Kind uint8
 
-// The kinds, in the order in which they are asked for.
+// The kinds, in the order of the subscriptions.
 const (
 	Clusters Kind = iota
 	Endpoints
@@ -30,19 +30,19 @@ var typeURLs = [kinds]string{
 	"type.googleapis.com/envoy.config.route.v3.RouteConfiguration",
 }
 
-// TypeURL is the kind's name in the protocol.
+// TypeURL returns the kind's name in the protocol.
 func (k Kind) TypeURL() string { return typeURLs[k] }
 
 func (k Kind) String() string {
 	return [...]string{"clusters", "endpoints", "listeners", "routes"}[k]
 }
 
-// one is the kind's name for a single resource, in refusals.
+// one returns the kind's name for a single resource, for refusals.
 func (k Kind) one() string {
 	return [...]string{"cluster", "endpoints", "listener", "routes"}[k]
 }
 
-// KindOf is the kind of a name in the protocol.
+// KindOf returns the kind of a type URL.
 func KindOf(typeURL string) (Kind, bool) {
 	for k, url := range typeURLs {
 		if url == typeURL {
@@ -52,60 +52,60 @@ func KindOf(typeURL string) (Kind, bool) {
 	return 0, false
 }
 
-// response is what a control plane said, by either variant of the protocol.
+// response is a response of the control plane, of either variant of the protocol.
 type response struct {
-	delta    bool // of the variant of deltas
-	most     int  // resources, and names of removed ones, that it may have; 0: any number
+	delta    bool // of the delta variant
+	most     int  // maximum number of resources and names of removed ones; 0: unlimited
 	typeURL  string
 	version  string
 	nonce    string
 	wire     int    // bytes of the message
 	count    int    // resources
-	message  []byte // the whole
-	left     []byte // of it, from the first resource that next has not given
+	message  []byte // the whole message
+	left     []byte // the rest of message, from the first resource that next has not returned
 	received int64  // ns by pace.Now
 	decoding time.Duration
-	handled  chan struct{} // of a large one: closed when the client is done with it
+	handled  chan struct{} // of a large response: closed when the client has processed it
 }
 
-// item is one resource as it came.
+// item is one received resource.
 type item struct {
 	typeURL string
-	value   []byte // a part of the message: it must not outlive the response, or it keeps all of it
-	name    string // delta only, or of a wrapper
+	value   []byte // a slice of the message: keeping it would keep the whole message
+	name    string // delta, or from a wrapper
 	version string // delta only
 	ttl     bool
 
 	read parsed
 }
 
-// parsed is what can be known of a resource without changing anything: see state.read.
+// parsed is what can be determined about a resource without changing the state: see state.read.
 type parsed struct {
-	name string // as the resource or the response has it
+	name string // in the resource or in the response
 	sum  digest // of its value
-	same bool   // it is as it came before; nothing more is known then
-	made any    // by state.parse; nil where it was not decoded
-	err  error  // why it cannot be
-	cost int    // bytes of memory that made takes, or may take at most
-	late bool   // there may be no room for it, which shows once what comes before it is staged; it was not decoded
+	same bool   // it is unchanged; nothing else is then set
+	made any    // made by state.parse; nil if it was not decoded
+	err  error  // why it cannot be decoded
+	cost int    // memory in bytes that made takes, or may take at most
+	late bool   // it may not fit, which is known when those before it are staged; it was not decoded
 }
 
-// request is what the client says.
+// request is a request of the client.
 type request struct {
 	kind    Kind
-	version string // state of the world: the last that was taken
+	version string // state of the world: the last accepted version
 	nonce   string
-	wrong   string // why the response of that nonce is refused
+	wrong   string // why the response with that nonce is refused
 
-	names []string // state of the world: all that is asked for; none: everything
+	names []string // state of the world: the whole subscription; none: everything
 
 	subscribe, unsubscribe []string          // delta
 	versions               map[string]string // delta: what the client has, in the first request of a stream
 
-	event *Event // that the request ends
+	event *Event // the event that the request completes
 }
 
-// refused is the error for a resource that the client itself cannot take.
+// refused returns the error for a resource that the client itself cannot accept.
 func refused(k Kind, name, format string, args ...any) *translate.Refusal {
 	return &translate.Refusal{Kind: k.one(), Name: name, What: fmt.Sprintf(format, args...)}
 }

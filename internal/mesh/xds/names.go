@@ -10,10 +10,10 @@ import (
 	"tare/internal/mesh/xds/translate"
 )
 
-// Resolver finds all addresses of a host.
+// Resolver looks up all addresses of a host.
 type Resolver func(ctx context.Context, host string) ([]netip.Addr, error)
 
-// SystemResolver asks as the machine is set up to. It does not learn for how long an answer holds.
+// SystemResolver uses the machine's resolver, which does not return how long an answer is valid.
 func SystemResolver(ctx context.Context, host string) ([]netip.Addr, error) {
 	addresses, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 	if err != nil {
@@ -22,18 +22,18 @@ func SystemResolver(ctx context.Context, host string) ([]netip.Addr, error) {
 	return addresses, nil
 }
 
-// MaxLookups is how many look-ups of host names a data plane makes at a time, and MaxAddresses how many addresses of
-// one name it takes.
+// MaxLookups is how many host names a data plane looks up at the same time, and MaxAddresses how many addresses of a
+// name it uses.
 const (
 	MaxLookups   = 8
 	MaxAddresses = 256
 )
 
-// lookupTimeout is for how long one look-up lasts at most.
+// lookupTimeout is the time limit of a look-up.
 const lookupTimeout = 5 * time.Second
 
-// resolving keeps the addresses of host names up to date. It is for the client's goroutine; look-ups are goroutines of
-// their own.
+// resolving keeps the addresses of host names up to date. It belongs to the client's goroutine; each look-up runs in
+// its own.
 type resolving struct {
 	resolver Resolver
 	answers  chan answer
@@ -58,7 +58,7 @@ func newResolving(r Resolver) resolving {
 
 func (n *resolving) waits() bool { return len(n.hosts) > 0 }
 
-// follow takes up names that came, and drops those that went.
+// follow adds host names that came into use, and removes those that went out of use.
 func (n *resolving) follow(changed []string, s *state) {
 	for _, host := range changed {
 		if s.hosts[host] == nil {
@@ -71,7 +71,7 @@ func (n *resolving) follow(changed []string, s *state) {
 	}
 }
 
-// look begins the look-ups that are due.
+// look starts the look-ups that are due.
 func (n *resolving) look(ctx context.Context, now time.Time) {
 	if n.running >= MaxLookups {
 		return
@@ -87,7 +87,7 @@ func (n *resolving) look(ctx context.Context, now time.Time) {
 			defer stop()
 			a := answer{host: host}
 			a.addresses, a.err = n.resolver(ctx, host)
-			n.answers <- a // there is room: no more run than it holds
+			n.answers <- a // does not block: its capacity is the limit of look-ups
 		}()
 		if n.running >= MaxLookups {
 			return
@@ -95,8 +95,8 @@ func (n *resolving) look(ctx context.Context, now time.Time) {
 	}
 }
 
-// done takes note of an answer, and says whether it changes anything. A name that is not found keeps the addresses that
-// it had.
+// done processes an answer, and says whether it changes anything. A name that is not found keeps its previous
+// addresses.
 func (n *resolving) done(a answer, s *state) bool {
 	n.running--
 	l := n.hosts[a.host]

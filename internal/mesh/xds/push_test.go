@@ -23,7 +23,7 @@ import (
 	"tare/test/started"
 )
 
-// services are n services of 20 endpoints each.
+// manyServices makes n services of 20 endpoints each.
 func manyServices(n int) (r controlplane.Resources) {
 	ports := make([]uint32, 20)
 	for i := range ports {
@@ -43,8 +43,8 @@ func manyServices(n int) (r controlplane.Resources) {
 	return r
 }
 
-// TestMain lets the test binary be the control plane of BenchmarkPush, so that neither side's collector of garbage
-// stops the other.
+// TestMain lets the test binary be the control plane of BenchmarkPush, so that one side's garbage collection does not
+// stop the other.
 func TestMain(m *testing.M) {
 	if os.Getenv("TARE_XDS_PLANE") == "" {
 		os.Exit(m.Run())
@@ -55,8 +55,8 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// benchmarkPlane serves 1000 services, and for each number that it reads changes the health of one endpoint of that
-// service. It says when it was set and when the response left.
+// benchmarkPlane serves 1000 services. For each number that it reads it changes the health of one endpoint of that
+// service, and prints when the change was set and when the response left.
 func benchmarkPlane() error {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -99,8 +99,8 @@ func benchmarkPlane() error {
 	return nil
 }
 
-// BenchmarkPush is one change of one service's endpoints among 1000 x 20, from the control plane's Set, and from when
-// the response left it, until Apply is called: p50 and p99. The control plane is a process of its own.
+// BenchmarkPush measures one change of one service's endpoints among 1000 x 20, from the control plane's Set, and from
+// when the response left, until Apply is called: p50 and p99. The control plane is a separate process.
 func BenchmarkPush(b *testing.B) {
 	for name, world := range map[string]bool{"delta": false, "world": true} {
 		b.Run(name, func(b *testing.B) {
@@ -176,8 +176,8 @@ func BenchmarkPush(b *testing.B) {
 	}
 }
 
-// BenchmarkTake is a response of new endpoints for 5000 x 20, from the message to the change, and what is about it:
-// decoding is translate's benchmark.
+// BenchmarkTake measures a response of new endpoints for 5000 x 20, from the message to the change, without decoding
+// them, which translate's benchmark measures.
 func BenchmarkTake(b *testing.B) {
 	r := manyServices(5000)
 	s := newState(Options{}.withDefaults().Limits)
@@ -193,7 +193,7 @@ func BenchmarkTake(b *testing.B) {
 		return responseOf(items...)
 	}
 	turn := func(k Kind, resp *response) {
-		again := *resp // what is given is gone
+		again := *resp // resources are consumed
 		o := s.take(k, &again, true)
 		if err := s.settle(func(mesh.Change) error { return nil }, o); err != nil || len(o.refused) > 0 {
 			b.Fatal(err, o.refused)

@@ -10,22 +10,22 @@ import (
 	"tare/internal/mesh/xds/translate"
 )
 
-// servings are the control plane's listeners beside what the data plane serves for them, which can be none or many: a
-// listener of HTTP is one for each address that its routes name.
+// servings maps the control plane's listeners to the listeners that the data plane serves for them, which can be none
+// or many: an HTTP listener becomes one for each address in its routes.
 type servings struct {
 	own     []netip.Addr // of the workload
 	wanted  map[string]*translate.Listener
 	made    map[string]*translate.Served // by the control plane's listener
-	owners  map[string]string            // those listeners, by what is served, where the names differ
+	owners  map[string]string            // the control plane's listener of a served one, if the names differ
 	routes  map[string]*translate.Routes
 	users   map[string]map[string]bool // listeners by the routes that they name
-	changes map[string]bool            // routes of which the last user went, or the first came, since they were cleared
-	stale   map[string]bool            // listeners that wait for something, or may be served otherwise now
-	blocked map[string]bool            // listeners of which an address is another's
+	changes map[string]bool            // routes that lost their last user or got their first since the map was cleared
+	stale   map[string]bool            // listeners that wait for something, or must be looked at again
+	blocked map[string]bool            // listeners that want an address which another one has
 	guarded map[netip.AddrPort]bool    // see translate.Served
-	guards  map[netip.AddrPort]int     // how many of what is made guard it
-	extra   map[string]int             // how many of what is made name a cluster that is not the control plane's
-	// What a response changed for many listeners or clusters at once, and is looked at once, by again.
+	guards  map[netip.AddrPort]int     // how many served listeners guard it
+	extra   map[string]int             // how many served listeners name a cluster that the data plane adds
+	// Set when a response changed something that concerns many listeners or clusters, which again then looks at once.
 	freed, arrived, reguard bool
 }
 
@@ -38,7 +38,7 @@ func newServings() servings {
 	}
 }
 
-// owner is the control plane's listener for which something is served.
+// owner returns the control plane's listener for which something is served.
 func (v *servings) owner(name string) string {
 	if owner, ok := v.owners[name]; ok {
 		return owner
@@ -46,7 +46,7 @@ func (v *servings) owner(name string) string {
 	return name
 }
 
-// missing is how many routes some listener needs that have not come.
+// missing returns how many routes that a listener needs have not come.
 func (v *servings) missing() (n int) {
 	for name := range v.users {
 		if v.routes[name] == nil {
@@ -56,8 +56,8 @@ func (v *servings) missing() (n int) {
 	return n
 }
 
-// arrives takes note of a cluster that comes, goes or changes: whether connections pass it unchanged, or it has no
-// endpoints, decides what listeners are served.
+// arrives records a cluster that is added, removed or changed. Which listeners are served depends on whether
+// connections pass it unchanged, and whether it has no endpoints.
 func (v *servings) arrives(old, c *translate.Cluster) {
 	kind := func(c *translate.Cluster) int {
 		switch {
@@ -71,7 +71,7 @@ func (v *servings) arrives(old, c *translate.Cluster) {
 		return 1
 	}
 	if a, b := kind(old), kind(c); a == b || a < 2 && b < 2 {
-		return // an ordinary cluster more or less: whoever waits for it is looked at in any case
+		return // an ordinary cluster was added or removed: listeners that wait for it are looked at in any case
 	}
 	v.arrived = true
 }
@@ -82,7 +82,7 @@ func (s *state) stageListener(name string, l *translate.Listener, o *outcome) (u
 	}
 	old := s.serving.wanted[name]
 	if err := s.setListener(name, l, o); err != nil {
-		_ = s.setListener(name, old, &outcome{}) // it was served before
+		_ = s.setListener(name, old, &outcome{}) // cannot fail: it was served before
 		return nil, err
 	}
 	o.warned = append(o.warned, l.Warnings...)
@@ -121,7 +121,7 @@ func (s *state) setListener(name string, l *translate.Listener, o *outcome) erro
 	return s.expand(name, o)
 }
 
-// expand serves a listener as it is to be served now. Where something is not there yet, it stays as it was.
+// expand updates what is served for a listener. If something is still missing, it does not change it.
 func (s *state) expand(name string, o *outcome) error {
 	v := &s.serving
 	made, err := v.wanted[name].Expand(translate.Env{
@@ -208,7 +208,7 @@ func (s *state) serve(name string, made *translate.Served, o *outcome) {
 	v.reguard = v.reguard || len(old.Guarded)+len(next.Guarded) > 0
 }
 
-// free says whether no other listener has a place.
+// free says whether no other listener has an address.
 func (v *servings) free(s *state, name string, at place, o *outcome) bool {
 	for other := range s.places[at] {
 		if owner := v.owner(other); owner != name {
@@ -221,7 +221,7 @@ func (v *servings) free(s *state, name string, at place, o *outcome) bool {
 	return true
 }
 
-// guard finds out which addresses of the workload are guarded.
+// guard determines which addresses of the workload are guarded.
 func (s *state) guard() {
 	v := &s.serving
 	if !v.reguard {
@@ -254,7 +254,7 @@ func (s *state) stageRoutes(name string, r *translate.Routes, o *outcome) (undo 
 	return func() { s.setRoutes(name, old) }, nil
 }
 
-// setRoutes makes r the wanted form of routes; nil for none. Listeners that name them are looked at again.
+// setRoutes makes r the wanted form of routes; nil for none. Listeners that name them are marked to be looked at.
 func (s *state) setRoutes(name string, r *translate.Routes) {
 	if r == nil {
 		delete(s.serving.routes, name)
@@ -266,8 +266,8 @@ func (s *state) setRoutes(name string, r *translate.Routes) {
 	}
 }
 
-// again looks at the listeners that something else has changed for, or that waited. One that cannot be served any more
-// stays as it was.
+// again looks at the listeners that are affected by other changes, or that waited. A listener that can no longer be
+// served stays as it was.
 func (s *state) again(o *outcome) {
 	v := &s.serving
 	if v.freed { // an address may be free now

@@ -12,7 +12,7 @@ import (
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
-	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3" // so that JSON can name it
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3" // registers a type for JSON
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/rbac/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/tcp_proxy/v3"
@@ -23,14 +23,14 @@ import (
 	"tare/test/meshmodel"
 )
 
-// piece is a resource, or its removal by name.
+// piece is a resource, or the removal of one by name.
 type piece struct {
 	kind Kind
 	json string
 	gone string
 }
 
-// taking has a state take responses, and tells what the store then has.
+// taking has a state process responses, and records what the store then has.
 type taking struct {
 	t *testing.T
 	*state
@@ -67,7 +67,7 @@ func (x *taking) settle(o *outcome) {
 	err := x.state.settle(func(c mesh.Change) error {
 		next := meshmodel.Clone(x.store)
 		next.Apply(c)
-		for _, l := range next.Listeners { // as a store would: no listener without its clusters
+		for _, l := range next.Listeners { // as a store would check: no listener without its clusters
 			for _, name := range named(l) {
 				if next.Clusters[name] == nil {
 					return fmt.Errorf("listener %s: there is no cluster %s", l.Name, name)
@@ -89,7 +89,7 @@ func (x *taking) settle(o *outcome) {
 	x.sweep()
 }
 
-// String is what the store has: listeners with what their default chain does.
+// String returns what the store has: listeners with the action of their default chain.
 func (x *taking) String() string {
 	var parts []string
 	for _, name := range slices.Sorted(maps.Keys(x.store.Listeners)) {
@@ -127,7 +127,7 @@ const tcpProxyJSON = `{"name":"tcp","typed_config":{` +
 	`"@type":"type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy",` +
 	`"stat_prefix":"x","cluster":"%s"}}`
 
-// httpListener is Istio's of one port, whose default chain goes to a cluster.
+// httpListener is Istio's listener for one port, whose default chain goes to a cluster.
 func httpListener(rest string) piece {
 	return piece{Listeners, `{"name":"0.0.0.0_80","address":{"socket_address":{"address":"0.0.0.0","port_value":80}},
 		"filter_chains":[{"filter_chain_match":{"transport_protocol":"raw_buffer","application_protocols":["http/1.1"]},
@@ -148,8 +148,8 @@ func routesJSON(hosts ...string) piece {
 	return piece{Routes, `{"name":"80","virtual_hosts":[` + strings.Join(hosts, ",") + `]}`, ""}
 }
 
-// TestHTTPByAddress: a listener of HTTP is served by the addresses of its routes, whatever order it comes in, and
-// follows them.
+// TestHTTPByAddress: an HTTP listener is served at the addresses in its routes, in whichever order the resources come,
+// and follows their changes.
 func TestHTTPByAddress(t *testing.T) {
 	to := func(cluster string) string { return `"route":{"cluster":"` + cluster + `"}` }
 	pieces := []piece{passing, blocking, staticCluster("a", "1"), staticCluster("b", "2"), httpListener("pass"),
@@ -162,7 +162,7 @@ func TestHTTPByAddress(t *testing.T) {
 		random.Shuffle(len(pieces), func(i, j int) { pieces[i], pieces[j] = pieces[j], pieces[i] })
 		var late *piece
 		for _, p := range pieces {
-			if p.kind == Routes && len(x.names(Routes)) == 0 { // nobody asked yet: it comes when somebody does
+			if p.kind == Routes && len(x.names(Routes)) == 0 { // not subscribed to yet: it is sent when it is
 				late = &p
 				continue
 			}
@@ -187,7 +187,7 @@ func TestHTTPByAddress(t *testing.T) {
 		if !strings.Contains(strings.Join(x.warned, "\n"), why) {
 			t.Fatalf("warned %s", x.warned)
 		}
-		// What no service has is refused where the default chain does not let it pass.
+		// Connections to other addresses are refused if the default chain does not pass them through.
 		x.take(httpListener("black"))
 		if got := x.String(); got != "0.0.0.0:80 -> black:1(none); 10.0.0.1:80 -> b:1; 10.0.0.2:80 -> tare: refused:1(none)" {
 			t.Fatalf("got %s", got)
@@ -202,8 +202,8 @@ func TestHTTPByAddress(t *testing.T) {
 	}
 }
 
-// TestGuardedEndpoint: rules about who may connect to the workload hold at its own address, and nobody comes in by a
-// service.
+// TestGuardedEndpoint: rules about who may connect to the workload apply at its own address, and cannot be bypassed
+// through a service.
 func TestGuardedEndpoint(t *testing.T) {
 	x := newTaking(t)
 	x.serving.own = []netip.Addr{netip.MustParseAddr("127.0.0.1")}

@@ -17,30 +17,30 @@ import (
 
 // state is what the control plane wants and what the store has. It is pure: time, network and store are the caller's.
 //
-// What is wanted becomes active in steps: a cluster when its endpoints are known, a listener when all of its clusters
-// are active and its address is free. A cluster that is no longer wanted goes when no active listener names it. So
-// order between the kinds of resources, which the protocol leaves to the control plane, does not matter to whoever
-// connects.
+// Wanted resources become active in steps: a cluster when its endpoints are known, a listener when all of its clusters
+// are active and its address is free. A cluster that is no longer wanted is removed when no active listener names it.
+// So connections are served correctly in whichever order the types of resources arrive, which the protocol leaves to
+// the control plane.
 type state struct {
 	intake
 
 	clusters  map[string]*translate.Cluster
 	assigned  map[string]translate.Assignment // by service
-	services  map[string]map[string]bool      // clusters by the service that they name
-	hosts     map[string]map[string]bool      // clusters by the host names that they have
-	addresses map[string][]netip.Addr         // of host names that were looked up; there without any: the look-up failed
+	services  map[string]map[string]bool      // clusters by the service whose endpoints they use
+	hosts     map[string]map[string]bool      // clusters by their host names
+	addresses map[string][]netip.Addr         // of host names that were looked up; an empty entry: the look-up failed
 	late      map[string]bool                 // clusters that have waited long enough for endpoints
 	serving   servings
 	listeners map[string]*mesh.Listener
 	places    map[place]map[string]bool // wanted listeners by address
 
 	active mesh.Config
-	users  map[string]int   // active listeners that name a cluster
+	users  map[string]int   // number of active listeners that name a cluster
 	used   map[place]string // active listeners by address
 
-	dirtyClusters, dirtyListeners map[string]bool // those whose active form may not be the wanted one
+	dirtyClusters, dirtyListeners map[string]bool // whose active form may differ from the wanted one
 
-	// names of which the last cluster went, or the first came, since they were cleared
+	// Names that lost their last cluster or got their first since the maps were cleared.
 	serviceChanges, hostChanges map[string]bool
 }
 
@@ -65,16 +65,16 @@ func newState(l Limits) *state {
 
 func (*state) kinds() []Kind { return []Kind{Clusters, Endpoints, Listeners, Routes} }
 
-// lists says whether a kind of the state of the world comes whole, so that what is not there is gone.
+// lists says whether the control plane sends all resources of a kind, so that one which is missing is removed.
 func (*state) lists(k Kind) bool { return k == Clusters || k == Listeners }
 
-// wants says whether anybody asked for a resource.
+// wants says whether a resource is subscribed to.
 func (s *state) wants(k Kind, name string) bool { return s.lists(k) || s.namers(k)[name] != nil }
 
-// names are those that are asked for by name, in order, because others name them.
+// names returns the names that are subscribed to because other resources name them, sorted.
 func (s *state) names(k Kind) []string { return slices.Sorted(maps.Keys(s.namers(k))) }
 
-// namers are who names the resources of a kind: clusters their endpoints, listeners their routes.
+// namers returns the resources that name those of a kind: clusters name their endpoints, listeners their routes.
 func (s *state) namers(k Kind) map[string]map[string]bool {
 	switch k {
 	case Endpoints:
@@ -115,19 +115,19 @@ func (s *state) put(_ Kind, name string, made any, o *outcome) (undo func(), err
 	return nil, fmt.Errorf("there is no place for a %T", made)
 }
 
-// drop makes a resource unwanted. Endpoints stay as long as a cluster is there that has them.
+// drop makes a resource unwanted. Endpoints are kept as long as a cluster uses them.
 func (s *state) drop(k Kind, name string, o *outcome) {
 	switch k {
 	case Clusters:
 		s.want(name, nil)
 	case Listeners:
-		_ = s.setListener(name, nil, o) // without one there is nothing to be wrong
+		_ = s.setListener(name, nil, o) // removing cannot fail
 	case Routes:
 		s.setRoutes(name, nil)
 	}
 }
 
-// take stages a response, but for listeners that want an address that another one wants.
+// take stages a response, and rejects listeners in it that want an address which another one wants.
 func (s *state) take(k Kind, r *response, full bool) *outcome {
 	o := s.intake.take(k, r, full)
 	s.again(o)
@@ -135,7 +135,7 @@ func (s *state) take(k Kind, r *response, full bool) *outcome {
 	return o
 }
 
-// waiting is how many listeners wait for clusters or for their address.
+// waiting returns how many listeners wait for clusters or for their address.
 func (s *state) waiting() (n int) {
 	for name := range s.dirtyListeners {
 		if s.listeners[name] != nil {
@@ -145,7 +145,7 @@ func (s *state) waiting() (n int) {
 	return n
 }
 
-// overdue says whether a hungry cluster has waited for long enough, and lets it be without endpoints then.
+// overdue says whether a hungry cluster has waited long enough; it then no longer waits for endpoints.
 func (s *state) overdue(name string, waited time.Duration) bool {
 	w := s.clusters[name]
 	if w == nil || w.Wait == 0 || waited <= w.Wait {
@@ -155,7 +155,7 @@ func (s *state) overdue(name string, waited time.Duration) bool {
 	return true
 }
 
-// hungry are the clusters that wait for their first endpoints.
+// hungry returns the clusters that wait for their first endpoints.
 func (s *state) hungry() map[string]bool {
 	var out map[string]bool
 	for name := range s.dirtyClusters {
@@ -173,13 +173,13 @@ func (s *state) hungry() map[string]bool {
 	return out
 }
 
-// starve lets a cluster be without the endpoints that it has waited for.
+// starve ends a cluster's wait for endpoints.
 func (s *state) starve(name string) {
 	s.late[name] = true
 	s.dirtyClusters[name] = true
 }
 
-// resolve takes note of the addresses of a host name, and says whether that changes anything.
+// resolve records the addresses of a host name, and says whether that changes anything.
 func (s *state) resolve(host string, addresses []netip.Addr) bool {
 	old, known := s.addresses[host]
 	if s.hosts[host] == nil || known && slices.Equal(old, addresses) {
@@ -190,13 +190,13 @@ func (s *state) resolve(host string, addresses []netip.Addr) bool {
 	return true
 }
 
-// outcome is what became of a response.
+// outcome is the result of a response.
 type outcome struct {
 	refused []error
-	more    int // refusals beyond those kept
+	more    int // number of refusals besides these
 	changed int
 	warned  []*translate.Warning
-	undo    []func() // of what was staged, by resource; see reject
+	undo    []func() // undoes what was staged, by resource; see reject
 	staged  map[resource]int
 }
 
@@ -205,7 +205,7 @@ type resource struct {
 	name string
 }
 
-// maxRefused is how many refusals of one response are kept by name; a message of 64 MiB can hold millions.
+// maxRefused is how many refusals of one response are kept by name; a message of 64 MiB can contain millions.
 const maxRefused = 10000
 
 func (o *outcome) refuse(err error) {
@@ -236,7 +236,7 @@ func (s *state) stageCluster(name string, c *translate.Cluster, o *outcome) (und
 func (s *state) want(name string, c *translate.Cluster) {
 	s.dirtyClusters[name] = true
 	s.serving.arrives(s.clusters[name], c)
-	var service string // whose endpoints the cluster still needs
+	var service string // the service whose endpoints the cluster still needs
 	if c != nil && c.Discovery == translate.EDS {
 		service = c.Service
 		if link(s.services, service, name) {
@@ -270,7 +270,7 @@ func (s *state) want(name string, c *translate.Cluster) {
 	}
 }
 
-// link says whether it is the first under key.
+// link adds a name under key, and says whether it is the first.
 func link[K comparable](m map[K]map[string]bool, key K, name string) bool {
 	first := m[key] == nil
 	if first {
@@ -280,7 +280,7 @@ func link[K comparable](m map[K]map[string]bool, key K, name string) bool {
 	return first
 }
 
-// unlink says whether nothing is left under key.
+// unlink removes a name under key, and says whether none is left.
 func unlink[K comparable](m map[K]map[string]bool, key K, name string) bool {
 	delete(m[key], name)
 	if len(m[key]) > 0 {
@@ -326,8 +326,8 @@ func (s *state) wantListener(name string, l *mesh.Listener) {
 	}
 }
 
-// conflicts refuses, of the listeners that a response brought, those that want an address that another one wants: what
-// was there before stays.
+// conflicts rejects those listeners of a response that want an address which another one wants: their previous form
+// stays.
 func (s *state) conflicts(o *outcome) {
 	var wanted []place
 	for r := range o.staged {
@@ -353,17 +353,18 @@ func (s *state) conflicts(o *outcome) {
 	}.settle(wanted)
 }
 
-// contests decide who of several has a place that they want.
+// contests decides which of several names gets a place.
 type contests[P comparable] struct {
-	members func(P) map[string]bool // who wants it
-	staged  func(name string) bool  // it came with the response at hand
-	// reject takes what was staged back, and tells what place its former form wants, if there is one.
+	members func(P) map[string]bool // the names that want it
+	staged  func(name string) bool  // it came with the current response
+	// reject undoes what was staged, and returns the place that the previous form wants, if there is one.
 	reject func(at P, name, stays string) (before P, was bool)
 }
 
-// settle goes through places until each is wanted by one alone. What was there before the response stays; of two that
-// it brought, the first by name. What was rejected wants the place that it had before, which is then looked at again:
-// it counts as one that was there. Each is rejected once at most, so that this takes time by the number of them.
+// settle goes through places until each is wanted by one name. Names from before the response win; of two in the
+// response, the first in order wins. A rejected name wants its previous place again, which is then looked at again;
+// there it counts as one from before. Each is rejected at most once, so that the time is linear in the number of
+// names.
 func (c contests[P]) settle(places []P) {
 	for len(places) > 0 {
 		at := places[len(places)-1]
@@ -399,7 +400,7 @@ func placeOf(l *mesh.Listener) place {
 	return place{netip.AddrPortFrom(l.Address.Addr().Unmap(), l.Address.Port()), l.Protocol}
 }
 
-// reject takes back what a response staged of a resource, and says whether it was staged.
+// reject undoes what a response staged of a resource, and says whether it had staged it.
 func (s *state) reject(r resource, o *outcome) bool {
 	i, ok := o.staged[r]
 	if !ok {
@@ -411,7 +412,7 @@ func (s *state) reject(r resource, o *outcome) bool {
 	return true
 }
 
-// form is a cluster as the store is to have it; ok is false as long as its endpoints are not known.
+// form returns a cluster as the store should have it; ok is false while its endpoints are not known.
 func (s *state) form(c *translate.Cluster) (*mesh.Cluster, bool) {
 	switch c.Discovery {
 	case translate.EDS:
@@ -433,7 +434,7 @@ func (s *state) form(c *translate.Cluster) (*mesh.Cluster, bool) {
 	return c.Known(), true
 }
 
-// plan is the change that brings the store as near to what is wanted as can be now.
+// plan returns the change that brings the store as close to what is wanted as is possible now.
 func (s *state) plan() mesh.Change {
 	s.guard()
 	var change mesh.Change
@@ -454,7 +455,7 @@ func (s *state) plan() mesh.Change {
 	if len(s.dirtyListeners) > 0 {
 		s.planListeners(&change)
 	}
-	// Who names which cluster, after this change.
+	// How many listeners name each cluster after this change.
 	more := map[string]int{}
 	for _, l := range change.Listeners {
 		count(more, s.active.Listeners[l.Name], -1)
@@ -480,13 +481,13 @@ func (s *state) plan() mesh.Change {
 	return change
 }
 
-// planListeners adds the listeners that can become active, and those that go.
+// planListeners adds to a change the listeners that can become active, and the removals.
 func (s *state) planListeners(change *mesh.Change) {
 	fresh := make(map[string]bool, len(change.Clusters))
 	for _, c := range change.Clusters {
 		fresh[c.Name] = true
 	}
-	moving := map[string]bool{} // that leave the place they have
+	moving := map[string]bool{} // listeners that leave their current address
 	var ready []*mesh.Listener
 	for _, name := range slices.Sorted(maps.Keys(s.dirtyListeners)) {
 		l := s.listeners[name]
@@ -501,8 +502,8 @@ func (s *state) planListeners(change *mesh.Change) {
 			moving[name] = true
 		}
 	}
-	// A place that another listener has is free once that one leaves it, which it may not be able to either.
-	after := map[string][]string{} // those that wait for the place of a listener
+	// An address is free once its listener leaves it, which it may be unable to do.
+	after := map[string][]string{} // listeners that wait for another one's address
 	var stuck []string
 	for _, l := range ready {
 		if holder, held := s.used[placeOf(l)]; held && holder != l.Name {
@@ -529,7 +530,7 @@ func (s *state) served(l *mesh.Listener, fresh map[string]bool) bool {
 	return !slices.ContainsFunc(named(l), func(name string) bool { return s.active.Clusters[name] == nil && !fresh[name] })
 }
 
-// named are the clusters that a listener names, each once.
+// named returns the clusters that a listener names, without duplicates.
 func named(l *mesh.Listener) (names []string) {
 	seen := map[string]bool{}
 	add := func(c *mesh.Chain) {
@@ -558,7 +559,7 @@ func count(users map[string]int, l *mesh.Listener, by int) {
 	}
 }
 
-// commit takes note that the store has made a change.
+// commit records that the store has made a change.
 func (s *state) commit(change mesh.Change) {
 	for _, l := range change.Listeners {
 		s.leave(l.Name)
@@ -573,7 +574,7 @@ func (s *state) commit(change mesh.Change) {
 			delete(s.dirtyListeners, l.Name)
 		}
 	}
-	if len(change.Clusters) == len(s.dirtyClusters) { // they are dirty, all of them
+	if len(change.Clusters) == len(s.dirtyClusters) { // all of them are dirty
 		clear(s.dirtyClusters)
 	}
 	for _, c := range change.Clusters {
@@ -587,7 +588,7 @@ func (s *state) commit(change mesh.Change) {
 		delete(s.dirtyClusters, name)
 		delete(s.users, name)
 	}
-	// What is neither wanted nor there needs no thought any more.
+	// What is neither wanted nor active is done with.
 	for name := range s.dirtyListeners {
 		if s.listeners[name] == nil && s.active.Listeners[name] == nil {
 			delete(s.dirtyListeners, name)
@@ -595,7 +596,7 @@ func (s *state) commit(change mesh.Change) {
 	}
 }
 
-// leave takes note that an active listener goes, or is replaced.
+// leave records that an active listener is removed or replaced.
 func (s *state) leave(name string) {
 	l := s.active.Listeners[name]
 	if l == nil {
@@ -611,11 +612,11 @@ func empty(c mesh.Change) bool {
 	return len(c.Clusters)+len(c.Listeners)+len(c.RemovedClusters)+len(c.RemovedListeners) == 0
 }
 
-// namedTries is how many resources the store may refuse by name, one after the other, before the change is halved to
+// namedTries is how many refusals by name of the store are handled one after the other, before the change is halved to
 // find the others.
 const namedTries = 8
 
-// settle has the store make what can be made. What it refuses is taken back, and the rest made without it.
+// settle has the store make what it can. What the store refuses is undone, and the rest is made without it.
 func (s *state) settle(apply func(mesh.Change) error, o *outcome) error {
 	for try := 0; try < 8*namedTries; try++ {
 		change := s.plan()
@@ -641,7 +642,7 @@ func (s *state) settle(apply func(mesh.Change) error, o *outcome) error {
 			progress = s.unwant(f.resource, o) || progress
 			o.refuse(storeRefusal(f.resource, f.err))
 		}
-		if !progress { // only removals are left, which cannot be taken back: they are tried again with what comes next
+		if !progress { // only removals are left, which cannot be undone: they are tried again with the next change
 			break
 		}
 	}
@@ -653,13 +654,14 @@ func (s *state) settle(apply func(mesh.Change) error, o *outcome) error {
 	return nil
 }
 
-// stored says whether the store is to have a cluster: it is wanted, and not one that lets connections pass.
+// stored says whether the store should have a cluster: it is wanted, and connections do not pass it unchanged.
 func (s *state) stored(name string) bool {
 	c := s.clusters[name]
 	return c != nil && c.Discovery != translate.Original
 }
 
-// sweep forgets the endpoints, routes and addresses that nobody has any more, and tells the names that came and went.
+// sweep forgets endpoints, routes and addresses that are no longer used, and returns the names that came into use and
+// went out of use.
 func (s *state) sweep() (named [kinds][]string, hosts []string) {
 	for name := range s.serving.changes {
 		if s.serving.users[name] == nil {
@@ -687,12 +689,12 @@ func (s *state) sweep() (named [kinds][]string, hosts []string) {
 	return named, hosts
 }
 
-// errEnds is for Apply where the client is to end; it is not about the change.
+// errEnds is returned by Apply when the client ends; it is not about the change.
 var errEnds = errors.New("the client ends")
 
 func fatal(err error) bool { return errors.Is(err, errEnds) }
 
-// failure is a resource that the store does not take.
+// failure is a resource that the store refuses.
 type failure struct {
 	resource
 	err error
@@ -710,7 +712,7 @@ func storeRefusal(r resource, err error) error {
 	return refused(r.kind, r.name, "the data plane cannot hold it: %s", err)
 }
 
-// blamed is the resource of a change that an error is about, if it says so and there is one such.
+// blamed returns the resource of a change that an error names, if it names one.
 func blamed(change mesh.Change, err error) (r resource, ok bool) {
 	var f *fault.Error
 	if !errors.As(err, &f) || f.Where == "" {
@@ -730,8 +732,8 @@ func blamed(change mesh.Change, err error) (r resource, ok bool) {
 	return r, n == 1
 }
 
-// halve makes a change in parts, ever smaller where the store refuses one, until what it refuses stands alone. Clusters
-// come first; if any is refused, what depends on them is for the next plan.
+// halve makes a change in parts, which it halves when the store refuses one, until the refused resource stands alone.
+// Clusters come first; if any is refused, what depends on them is left for the next plan.
 func (s *state) halve(change mesh.Change, apply func(mesh.Change) error) (bad []failure, err error) {
 	try := func(part mesh.Change) error {
 		err := apply(part)
@@ -744,7 +746,7 @@ func (s *state) halve(change mesh.Change, apply func(mesh.Change) error) (bad []
 		func(c *mesh.Cluster) resource { return resource{Clusters, c.Name} }); err != nil || len(bad) > 0 {
 		return bad, err
 	}
-	// Listeners that leave come before those that take their places.
+	// Listeners that leave an address come before those that take it.
 	if bad, err = halves(change.RemovedListeners, func(l []string) error { return try(mesh.Change{RemovedListeners: l}) },
 		func(name string) resource { return resource{Listeners, name} }); err != nil || len(bad) > 0 {
 		return bad, err
@@ -779,7 +781,7 @@ func halves[T any](list []T, try func([]T) error, name func(T) resource) (bad []
 	return bad, nil
 }
 
-// unwant takes back what the store refused: the form from before this response, or from before it was waiting. It says
+// unwant undoes what the store refused: back to the form before this response, or before it began to wait. It says
 // whether anything changed.
 func (s *state) unwant(r resource, o *outcome) bool {
 	switch r.kind {
@@ -792,7 +794,7 @@ func (s *state) unwant(r resource, o *outcome) bool {
 		if l == nil {
 			return false
 		}
-		s.forget(Listeners, owner) // so that it is tried again when it comes again
+		s.forget(Listeners, owner) // so that it is tried again when it is sent again
 		s.wantListener(r.name, s.active.Listeners[r.name])
 		delete(s.dirtyListeners, r.name)
 		return true
@@ -807,8 +809,8 @@ func (s *state) unwant(r resource, o *outcome) bool {
 		if s.reject(r, o) {
 			return true
 		}
-		// It waited for what came now, or an address changed. What the store has of it stays until the cluster comes
-		// again.
+		// It waited for what came now, or an address changed. The store keeps what it has of it until the cluster is
+		// sent again.
 		s.forget(Clusters, r.name)
 		if s.active.Clusters[r.name] == nil {
 			s.want(r.name, nil)
@@ -819,14 +821,14 @@ func (s *state) unwant(r resource, o *outcome) bool {
 	return false
 }
 
-// maxReason bounds the text of a refusal, and maxReasons that of all of a response: a control plane takes messages of 4
-// MiB.
+// maxReason bounds the text of a refusal, and maxReasons that of all refusals of a response: a control plane accepts
+// messages of 4 MiB.
 const (
 	maxReason  = 2 << 10
 	maxReasons = 1 << 20
 )
 
-// reason is the text of refusals, one a line, and how many more there are.
+// reason returns the text of refusals, one per line, and how many more there are.
 func reason(errs []error, more int) string {
 	var b strings.Builder
 	for i, err := range errs {

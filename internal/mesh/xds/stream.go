@@ -23,16 +23,16 @@ import (
 	"tare/internal/lib/text"
 )
 
-// conn is one stream and what belongs to it alone. The client's goroutine has it; two more, which end with it, read and
-// write.
+// conn is one stream and its state. It belongs to the client's goroutine; two more goroutines, which end with it, read
+// and write.
 type conn struct {
 	in     chan *response
 	out    chan *request
-	ended  chan error // once, when both goroutines have ended
+	ended  chan error // gets one error, when both goroutines have ended
 	cancel context.CancelFunc
 	begun  time.Time
 	opened chan struct{} // closed once there is a stream
-	busy   atomic.Int64  // since when a request is being sent, ns by pace.Now; 0: none is
+	busy   atomic.Int64  // when the request that is being sent began, ns by pace.Now; 0: none is
 
 	open       bool
 	queue      []*request
@@ -40,11 +40,11 @@ type conn struct {
 	answered   bool
 	nonces     [kinds]string
 	holds      [kinds]hold
-	subscribed [kinds]map[string]bool // what is asked for by name; deltas
+	subscribed [kinds]map[string]bool // names that are subscribed to; deltas
 	why        atomic.Pointer[error]
 }
 
-// hold is a refusal that was sent, and the same one that waits.
+// hold is a refusal that was sent, and the same refusal again, which waits.
 type hold struct {
 	wrong   string
 	wait    time.Duration
@@ -58,10 +58,10 @@ type wire interface {
 	receive() (*response, error)
 }
 
-// window lets the control plane send what is usual without waiting for the client to say that it may go on.
+// window is large enough for usual responses, so that the control plane need not wait for flow control.
 const window = 8 << 20
 
-// open begins a stream; opened tells when there is one, ended its end.
+// open opens a stream. The channel opened is closed when there is one; ended gets its end.
 func open(ctx context.Context, o *Options, sent func(*request)) *conn {
 	ctx, cancel := context.WithCancel(ctx)
 	c := &conn{in: make(chan *response), out: make(chan *request), ended: make(chan error, 1), cancel: cancel,
@@ -89,8 +89,8 @@ func (c *conn) run(ctx context.Context, o *Options, sent func(*request)) error {
 		grpc.WithDisableServiceConfig(), grpc.WithDisableRetry(),
 	}
 	if !strings.HasPrefix(o.Address, "unix:") {
-		// The machine of the control plane may vanish; pings of gRPC's own are refused by servers that did not expect
-		// them.
+		// The control plane's machine may vanish without closing the connection. TCP keepalive detects that; servers
+		// that do not expect gRPC's pings refuse them.
 		dialer := &net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second,
 			Interval: 5 * time.Second, Count: 3}}
 		options = append(options, grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
@@ -121,27 +121,26 @@ func (c *conn) run(ctx context.Context, o *Options, sent func(*request)) error {
 	return fmt.Errorf("the stream from %s ended: %w", o.Address, said{err})
 }
 
-// maxHeaders bounds the headers and trailers of a stream, and maxSaid what is repeated of a control plane's message, in
-// bytes.
+// maxHeaders bounds the headers and trailers of a stream, and maxSaid what is repeated of a control plane's error
+// message, in bytes.
 const (
 	maxHeaders = 64 << 10
 	maxSaid    = 1 << 10
 )
 
-// said is an error with words of the control plane's, which become a part of a line.
+// said is an error with a message of the control plane's, printed safely within a line.
 type said struct{ error }
 
 func (s said) Error() string { return text.ClipLine(s.error.Error(), maxSaid) }
 func (s said) Unwrap() error { return s.error }
 
-// fail ends a stream for a reason of the client's own.
+// fail ends a stream for a reason of the client itself.
 func (c *conn) fail(err error) {
 	c.why.CompareAndSwap(nil, &err)
 	c.cancel()
 }
 
-// large is the size of a response, in bytes, from which on it is handled and its memory given back before the next is
-// read.
+// large is the size in bytes from which a response is processed and its memory returned before the next is read.
 const large = 8 << 20
 
 func (c *conn) read(ctx context.Context, w wire) error {
@@ -165,7 +164,7 @@ func (c *conn) read(ctx context.Context, w wire) error {
 		}
 		select {
 		case <-handled:
-			runtime.GC() // else the heap may grow to twice what it was with this response
+			runtime.GC() // otherwise the heap may grow to twice its size with this response
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -189,7 +188,7 @@ func (c *conn) write(ctx context.Context, w wire, sent func(*request)) error {
 	}
 }
 
-// patience gives a stream up that has stood still for too long.
+// patience ends a stream that has been stuck for too long.
 func (c *conn) patience(now time.Time, o *Options, never bool) {
 	var err error
 	switch since := now.Sub(c.begun); {
@@ -224,7 +223,7 @@ func newWire(ctx context.Context, cc *grpc.ClientConn, o *Options) (wire, error)
 	return &delta{s, node, o.Limits.entries()}, err
 }
 
-// problem is the detail of a refusal.
+// problem returns the details of a refusal.
 func problem(wrong string) *statuspb.Status {
 	if wrong == "" {
 		return nil
@@ -232,11 +231,11 @@ func problem(wrong string) *statuspb.Status {
 	return &statuspb.Status{Code: int32(codes.InvalidArgument), Message: wrong}
 }
 
-// world is the state-of-the-world variant.
+// world is a stream of the state-of-the-world variant.
 type world struct {
 	stream discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesClient
 	node   *corev3.Node // for the first request
-	most   int          // resources and names of one response
+	most   int          // limit of resources and names in one response
 }
 
 func (w *world) send(q *request) error {
@@ -248,11 +247,11 @@ func (w *world) send(q *request) error {
 
 func (w *world) receive() (*response, error) { return receive(w.stream, false, w.most) }
 
-// delta is the incremental variant.
+// delta is a stream of the incremental variant.
 type delta struct {
 	stream discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesClient
 	node   *corev3.Node // for the first request
-	most   int          // resources and names of one response
+	most   int          // limit of resources and names in one response
 }
 
 func (w *delta) send(q *request) error {
@@ -265,7 +264,7 @@ func (w *delta) send(q *request) error {
 
 func (w *delta) receive() (*response, error) { return receive(w.stream, true, w.most) }
 
-// receive waits for a response. The stream's own Recv would decode it by the generated decoder; see codec.
+// receive waits for a response. The stream's own Recv would use the generated decoder; see codec.
 func receive(stream grpc.ClientStream, delta bool, most int) (*response, error) {
 	r := &response{delta: delta, most: most}
 	if err := stream.RecvMsg(r); err != nil {

@@ -1,4 +1,4 @@
-// Package cpio writes the archives that the kernel unpacks as its first file system.
+// Package cpio writes archives in the format of the kernel's initramfs.
 package cpio
 
 import (
@@ -8,22 +8,22 @@ import (
 	"path"
 )
 
-// Archive builds a cpio archive in the "newc" form that the kernel unpacks as its first file system; the fields are
-// those of Documentation/driver-api/early-userspace/buffer-format.rst. The kernel also takes several archives one after
-// the other, the later ones adding to the earlier.
+// Archive builds a cpio archive in the "newc" format, which the kernel unpacks as its first file system; the fields
+// are those of Documentation/driver-api/early-userspace/buffer-format.rst. The kernel also accepts several
+// concatenated archives, where later ones add to earlier ones.
 type Archive struct {
 	buf  bytes.Buffer
 	ino  int
 	dirs map[string]bool
 }
 
-// File modes as stat(2) has them, which is what the archive holds.
+// File modes in the encoding of stat(2), which the archive uses.
 const (
 	modeDir  = 0o040000
 	modeFile = 0o100000
 )
 
-// File adds a regular file, and the directories that lead to it.
+// File adds a regular file and its parent directories.
 func (a *Archive) File(name string, perm fs.FileMode, data []byte) {
 	a.parents(name)
 	a.entry(name, modeFile|uint32(perm.Perm()), data)
@@ -42,15 +42,15 @@ func (a *Archive) Dir(name string, perm fs.FileMode) {
 	a.entry(name, modeDir|uint32(perm.Perm()), nil)
 }
 
-// Entry is what stat(2) tells of a file: its mode with the type, its owner, and of a device its numbers.
+// Entry is the metadata of a file as in stat(2): its mode with the type, its owner, and the numbers of a device.
 type Entry struct {
 	Mode         uint32
 	UID, GID     uint32
 	Major, Minor uint32
 }
 
-// Add adds a file of any type. The data of a symbolic link is its target. The directories that lead to it must be
-// there.
+// Add adds a file of any type. The data of a symbolic link is its target. Its parent directories must already be in
+// the archive.
 func (a *Archive) Add(name string, e Entry, data []byte) { a.put(clean(name), e, data) }
 
 func (a *Archive) parents(name string) { a.Dir(path.Dir(clean(name)), 0o755) }
@@ -71,7 +71,7 @@ func (a *Archive) put(name string, e Entry, data []byte) {
 	a.pad()
 }
 
-// pad fills up to the next multiple of four bytes, at which the format starts every name and every content.
+// pad pads to the next multiple of four bytes, where the format starts every name and every content.
 func (a *Archive) pad() {
 	for a.buf.Len()%4 != 0 {
 		a.buf.WriteByte(0)

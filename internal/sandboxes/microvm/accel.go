@@ -9,12 +9,12 @@ import (
 	"time"
 )
 
-// probeTime is how long a kernel may take to boot and power off under KVM until KVM counts as not working. With
-// hardware help that is a fraction of a second. A /dev/kvm that opens says nothing: some make virtual processors on
-// which a stock kernel never gets anywhere.
+// probeTime is how long a kernel may take to boot and power off under KVM before KVM counts as not working. With
+// hardware support it takes a fraction of a second. That /dev/kvm can be opened proves nothing: some hosts provide
+// virtual processors on which a stock kernel never boots.
 const probeTime = 5 * time.Second
 
-// probe is what was found about KVM, kept until the next boot.
+// probe is a cached finding about KVM, valid until the next boot of the host.
 type probe struct {
 	Boot   string `json:"boot"`   // the host's boot_id
 	Kernel string `json:"kernel"` // the guest's image
@@ -22,11 +22,11 @@ type probe struct {
 	Reason string `json:"reason"`
 }
 
-// probeFile keeps the probe. It is a fact about the machine, and stays when sandboxes are cleaned up.
+// probeFile holds the probe. It is a fact about the machine, and is not removed with sandboxes.
 const probeFile = sandboxDir + "/.kvm-probe.json"
 
-// chooseAccel gives the accelerator that is to be used, and why. It boots the kernel under KVM to find out, once since
-// this machine was started.
+// chooseAccel returns the accelerator to use, and the reason. To find out, it boots the kernel under KVM, once for
+// each boot of this machine.
 func chooseAccel(ctx context.Context, wanted, qemu string, k Kernel) (accel, reason string, err error) {
 	if wanted != AccelAuto {
 		return wanted, "asked for", nil
@@ -34,7 +34,7 @@ func chooseAccel(ctx context.Context, wanted, qemu string, k Kernel) (accel, rea
 	if _, err := os.Stat("/dev/kvm"); err != nil {
 		return AccelTCG, "there is no /dev/kvm", nil
 	}
-	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // without it, it is the same each time
+	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // if it fails, the id is the same each time
 	now := probe{Boot: strings.TrimSpace(string(boot)), Kernel: k.Image}
 	var kept probe
 	if b, err := readBounded(probeFile, 64<<10); err == nil && json.Unmarshal(b, &kept) == nil &&
@@ -51,7 +51,7 @@ func chooseAccel(ctx context.Context, wanted, qemu string, k Kernel) (accel, rea
 		}
 		if b, err := json.Marshal(now); err == nil {
 			_ = os.MkdirAll(sandboxDir, 0o700)
-			_ = os.WriteFile(probeFile, b, 0o600) // where that fails, the next one looks again
+			_ = os.WriteFile(probeFile, b, 0o600) // if it fails, the next call probes again
 		}
 	}
 	if now.Works {
@@ -60,7 +60,7 @@ func chooseAccel(ctx context.Context, wanted, qemu string, k Kernel) (accel, rea
 	return AccelTCG, now.Reason, nil
 }
 
-// probeKVM boots the kernel under KVM, up to a first process that says so.
+// probeKVM boots the kernel under KVM, up to a first process that reports success.
 func probeKVM(ctx context.Context, qemu string, k Kernel) error {
 	archive, err := firstFS(k, openPorts(probeTime))
 	if err != nil {

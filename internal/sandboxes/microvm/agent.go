@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Kinds of messages on the control port: c/init.c.
+// Types of messages on the control port: c/init.c.
 const (
 	msgPlan   = 1
 	msgSpawn  = 2
@@ -27,26 +27,26 @@ const (
 	agentVersion = 1
 	// planMax is the guest's limit for a message (MESSAGE_MAX in c/init.c).
 	planMax = 4 << 20
-	// frameMax bounds a frame of a stream and a message from the guest, whoever wrote that. The guest's first process
-	// sends frames of at most 32764 bytes.
+	// frameMax limits a frame of a stream and a message from the guest, also from a compromised one. The guest's first
+	// process sends frames of at most 32764 bytes.
 	frameMax = 64 << 10
 )
 
 // agent talks to the guest's first process through the control port.
 type agent struct {
 	conn net.Conn
-	ask  sync.Mutex // one question at a time
+	ask  sync.Mutex // one request at a time
 
 	results chan [2]int32 // index and errno
-	exit    chan uint32   // the wait status of the process, once
-	gone    chan struct{} // closed when nothing more can come
+	exit    chan uint32   // gets the wait status of the process, once
+	gone    chan struct{} // closed when no more messages can come
 	why     error         // set before gone is closed
 }
 
-// errGone says that the virtual machine has ended.
+// errGone means that the virtual machine has ended.
 var errGone = errors.New("the virtual machine has ended")
 
-// newAgent waits until the guest's first process says hello, at most until the deadline.
+// newAgent waits for the first message of the guest's first process, at most until the deadline.
 func newAgent(conn net.Conn, deadline time.Time) (*agent, error) {
 	if err := conn.SetReadDeadline(deadline); err != nil {
 		return nil, err
@@ -140,7 +140,7 @@ func (a *agent) request(kind uint32, body []byte) (index, errno int32, err error
 	}
 }
 
-// agentPatience is how long an answer may take. What is asked for takes milliseconds of an emulated processor's time.
+// agentPatience is how long an answer may take. Requests take milliseconds on an emulated processor.
 const agentPatience = 2 * time.Minute
 
 // run runs a plan in the guest's first process.
@@ -149,7 +149,7 @@ func (a *agent) run(p *plan) error {
 	return errors.Join(err, p.saying(index, errno))
 }
 
-// spawn makes a process with namespaces of its own by the flags of clone(2). It runs the plan up to opReady.
+// spawn creates a process in new namespaces, by the flags of clone(2). The process runs the plan up to opReady.
 func (a *agent) spawn(flags uint64, p *plan) error {
 	index, errno, err := a.request(msgSpawn, append(binary.LittleEndian.AppendUint64(nil, flags), p.encode()...))
 	return errors.Join(err, p.saying(index, errno))
@@ -175,10 +175,10 @@ func (a *agent) signal(s unix.Signal, all bool) error {
 	return err
 }
 
-// A stream on a port is frames: a length of four bytes and as many bytes. Length 0 is the end. The reader's side says
-// with such an end of its own that nobody reads any more.
+// A stream on a port consists of frames: a length of four bytes and that many bytes. Length 0 is the end. The reading
+// side sends such an end back when it stops reading.
 
-// sendFrames sends what r gives, and its end.
+// sendFrames sends the content of r, and the end.
 func sendFrames(port io.Writer, r io.Reader) error {
 	b := make([]byte, 4+32<<10)
 	for {
@@ -200,8 +200,8 @@ func sendEnd(port io.Writer) error {
 	return err
 }
 
-// receiveFrames writes to w what comes, up to the end of the stream. When w takes no more it says so to the guest, and
-// goes on to read.
+// receiveFrames writes a stream to w, up to its end. When w accepts no more, it reports that to the guest and discards
+// the rest.
 func receiveFrames(w io.Writer, port io.ReadWriter) error {
 	var head [4]byte
 	b := make([]byte, frameMax)

@@ -21,7 +21,7 @@ import (
 	"tare/internal/scale/host/cgroup"
 )
 
-// Kata's places for processes, as its Go runtime has them without systemd (src/runtime/pkg/resourcecontrol/cgroups.go
+// Where Kata places processes, in its Go runtime without systemd (src/runtime/pkg/resourcecontrol/cgroups.go
 // and virtcontainers/sandbox.go):
 //
 //   - The sandbox's group is <parent>/kata_<name> where the bundle says <parent>/<name>.
@@ -31,11 +31,11 @@ import (
 //     of the thread group's leader. On v2 the id of a thread is written to cgroup.procs, which moves its whole process,
 //     and the pages that it touched before stay behind.
 
-// groupControllers are those of v1 whose hierarchies a sandbox has groups in.
+// groupControllers are the v1 controllers in whose hierarchies a sandbox has groups.
 var groupControllers = []string{"cpu", "cpuacct", "memory", "pids", "blkio"}
 
-// groupHierarchies are those that a sandbox has groups in: those of v1 where it has the memory controller, as on a
-// hybrid machine, else v2.
+// groupHierarchies returns the hierarchies in which a sandbox has groups: those of v1 if the memory controller is
+// there, as on a hybrid machine, else v2.
 func groupHierarchies(l *cgroup.Layout) []*cgroup.Hierarchy {
 	var hs []*cgroup.Hierarchy
 	memory, _ := l.Controller("memory")
@@ -48,7 +48,7 @@ func groupHierarchies(l *cgroup.Layout) []*cgroup.Hierarchy {
 	return hs
 }
 
-// sandboxGroup is the group of a sandbox, below the mounts.
+// sandboxGroup returns the group of a sandbox, relative to the mounts.
 func sandboxGroup(o Options, cgroupsPath, id string) string {
 	p := path.Join(o.CgroupRoot, "/", cmp.Or(cgroupsPath, "/vc/"+id)) // which is Kata's default
 	return path.Join(path.Dir(p), "kata_"+path.Base(p))
@@ -61,8 +61,8 @@ func overheadGroup(o Options, id string) string {
 	return path.Join(o.CgroupRoot, o.OverheadParent, id)
 }
 
-// planGroups finds what directories must be made for the sandbox, those above first. Groups of its own that exist
-// already are an error. Those above that another sandbox made are this one's too: whichever goes last removes them.
+// planGroups determines which directories to make for the sandbox, parents first. It is an error if the sandbox's own
+// groups already exist. Parents that another sandbox has made belong to both: the last one to go removes them.
 func (s *sandbox) planGroups(l *cgroup.Layout, others []*sandbox) error {
 	hs := groupHierarchies(l)
 	made := func(dir string) bool {
@@ -97,8 +97,8 @@ func (s *sandbox) planGroups(l *cgroup.Layout, others []*sandbox) error {
 	return nil
 }
 
-// makeGroups makes the directories. Those on the way, which are ours too, hand on the controllers of v2 that they were
-// given; a group that somebody else made stays as it is.
+// makeGroups makes the directories. Parents that Tare made delegate the v2 controllers that they have; groups made by
+// others are not changed.
 func (s *sandbox) makeGroups() error {
 	for _, dir := range s.Groups {
 		above := filepath.Dir(dir)
@@ -107,7 +107,7 @@ func (s *sandbox) makeGroups() error {
 				return err
 			}
 		}
-		// Another sandbox may just have made a group on the way, or removed it with its own.
+		// Another sandbox may just have made a parent group, or removed it with its own.
 		if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 			return fault.Wrap(err, fault.Machine, dir, rootHint, "cannot make a control group")
 		}
@@ -156,7 +156,8 @@ func addThreads(hs []*cgroup.Hierarchy, group string, tids []int) error {
 	return nil
 }
 
-// limitGroup gives the sandbox's group the container's CPU limits. Its memory limit is the size of the machine.
+// limitGroup sets the container's CPU limits on the sandbox's group. The memory limit determines the size of the
+// machine instead.
 func (s *sandbox) limitGroup(l *cgroup.Layout, r *specs.LinuxResources) error {
 	if r == nil || r.CPU == nil {
 		return nil
@@ -198,8 +199,8 @@ func (s *sandbox) limitGroup(l *cgroup.Layout, r *specs.LinuxResources) error {
 	return nil
 }
 
-// removeGroups removes the sandbox's groups. Those on the way to them go if nothing else is in them. Just after a
-// process has ended its group may be busy for a moment.
+// removeGroups removes the sandbox's groups, and their parents if these are empty. Just after a process has ended its
+// group may be busy for a moment.
 func (s *sandbox) removeGroups() error {
 	var errs []error
 	deadline := time.Now().Add(patience)

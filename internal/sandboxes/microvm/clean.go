@@ -16,7 +16,7 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// newName is the name of a directory that is about to become a sandbox's.
+// newName returns the temporary name of a sandbox's directory while it is created.
 func newName(creator process, id string) string {
 	namespace := ""
 	if creator.Namespace != 0 && creator.Namespace != proc.InitialPIDNamespace {
@@ -27,19 +27,19 @@ func newName(creator process, id string) string {
 
 var newPattern = text.LazyRegexp(`^,new-(?:n([0-9]{10})-)?([0-9]{1,10})-([0-9]{1,20})-(.*)$`)
 
-// parseNewName reads what newName gave; false for every other name.
+// parseNewName parses a name of newName; false for every other name.
 func parseNewName(name string) (creator process, id string, ok bool) {
 	m := newPattern().FindStringSubmatch(name)
 	if m == nil {
 		return process{}, "", false
 	}
-	namespace, _ := strconv.ParseUint(m[1], 10, 64) // 0 where there is none
+	namespace, _ := strconv.ParseUint(m[1], 10, 64) // 0 if there is none
 	pid, err1 := strconv.Atoi(m[2])
 	start, err2 := strconv.ParseUint(m[3], 10, 64)
 	return process{pid, start, namespace}, m[4], err1 == nil && err2 == nil
 }
 
-// destroy ends what is left of a sandbox's processes and removes all that it has on this machine.
+// destroy ends the remaining processes of a sandbox and removes everything that it has on this machine.
 func (box *sandbox) destroy() error {
 	var errs []error
 	orderly := box.Status == specs.StateStopped && box.Failure == ""
@@ -54,7 +54,7 @@ func (box *sandbox) destroy() error {
 	}
 	box.removeSockets()
 	if err := errors.Join(errs...); err != nil {
-		return err // the directory says what there is, so it stays
+		return err // the directory records what there is, so it stays
 	}
 	if err := box.removeGroups(); err != nil {
 		return err
@@ -80,11 +80,11 @@ func (p process) kill() error {
 	return err
 }
 
-// killMarked ends processes of the sandbox that are not in its state.
+// killMarked ends processes of the sandbox that are not in its state file.
 func (box *sandbox) killMarked() error {
 	pids, err := proc.FS{}.PIDs()
 	errs := []error{err}
-	left := 3 * time.Second // of waiting for what processes are becoming, all together
+	left := 3 * time.Second // total time to wait for processes that are just executing a program
 	for _, pid := range pids {
 		if pid == os.Getpid() {
 			continue
@@ -93,7 +93,7 @@ func (box *sandbox) killMarked() error {
 		if err != nil {
 			continue
 		}
-		// A process whose environment we may not read is not ours.
+		// A process whose environment cannot be read is not the sandbox's.
 		if dir, _, _ := (proc.FS{}).Getenv(pid, markVariable, &left); dir == box.dir {
 			errs = append(errs, p.kill())
 		}
@@ -101,8 +101,8 @@ func (box *sandbox) killMarked() error {
 	return errors.Join(errs...)
 }
 
-// left says whether no one will delete the sandbox: it was made in a run of Tare that has ended, or its shim or its
-// creator was killed.
+// left says whether nothing will delete the sandbox any more: it belongs to a run of Tare that has ended, or its shim
+// or its creator was killed.
 func (box *sandbox) left(o *placement.Owners) bool {
 	what := "the sandbox " + box.ID
 	if box.Run != "" && o.Ended(box.Run, what) {
@@ -114,7 +114,7 @@ func (box *sandbox) left(o *placement.Owners) bool {
 	return box.Status != specs.StateStopped || box.Failure != "" || box.VMM.PID == 0
 }
 
-// alive is process.alive, and says what is left alone where it cannot be known.
+// alive is process.alive, and reports what is left alone if it cannot be known.
 func alive(p process, o *placement.Owners, run, what string) bool {
 	_, fate := p.find()
 	if fate == proc.Unknown {
@@ -123,9 +123,8 @@ func alive(p process, o *placement.Owners, run, what string) bool {
 	return fate != proc.Ended
 }
 
-// Clean removes sandboxes that were left behind, and gives their ids. Sandboxes with a shim that runs, and those that
-// stopped as they should and wait to be deleted, are left alone unless the run of Tare that they were part of has
-// ended.
+// Clean removes sandboxes that were left behind, and returns their ids. It leaves alone sandboxes whose shim runs, and
+// those that stopped in an orderly way and wait to be deleted, unless the run of Tare that they belong to has ended.
 func Clean(o *placement.Owners) (removed []string, err error) {
 	boxes, err := sandboxes()
 	errs := []error{err}
@@ -143,7 +142,7 @@ func Clean(o *placement.Owners) (removed []string, err error) {
 			clean(box.ID, box.destroy)
 		}
 	}
-	entries, _ := os.ReadDir(sandboxDir) // it may be gone
+	entries, _ := os.ReadDir(sandboxDir) // it may not exist
 	for _, e := range entries {
 		creator, id, ok := parseNewName(e.Name())
 		if ok && !alive(creator, o, "", "the sandbox "+id) {
@@ -152,7 +151,7 @@ func Clean(o *placement.Owners) (removed []string, err error) {
 		}
 	}
 	if !o.DryRun {
-		_ = os.Remove(sandboxDir) // if nothing is in it
+		_ = os.Remove(sandboxDir) // if it is empty
 	}
 	return removed, errors.Join(errs...)
 }

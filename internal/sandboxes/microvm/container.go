@@ -22,7 +22,7 @@ var rlimits = map[string]int{
 
 var deviceTypes = map[string]int{"c": unix.S_IFCHR, "u": unix.S_IFCHR, "b": unix.S_IFBLK, "p": unix.S_IFIFO}
 
-// capabilities are the kernel's, by their numbers (include/uapi/linux/capability.h).
+// capabilities are the kernel's capabilities, indexed by number (include/uapi/linux/capability.h).
 var capabilities = strings.Fields(`CAP_CHOWN CAP_DAC_OVERRIDE CAP_DAC_READ_SEARCH CAP_FOWNER CAP_FSETID CAP_KILL
 	CAP_SETGID CAP_SETUID CAP_SETPCAP CAP_LINUX_IMMUTABLE CAP_NET_BIND_SERVICE CAP_NET_BROADCAST CAP_NET_ADMIN
 	CAP_NET_RAW CAP_IPC_LOCK CAP_IPC_OWNER CAP_SYS_MODULE CAP_SYS_RAWIO CAP_SYS_CHROOT CAP_SYS_PTRACE CAP_SYS_PACCT
@@ -30,11 +30,11 @@ var capabilities = strings.Fields(`CAP_CHOWN CAP_DAC_OVERRIDE CAP_DAC_READ_SEARC
 	CAP_AUDIT_WRITE CAP_AUDIT_CONTROL CAP_SETFCAP CAP_MAC_OVERRIDE CAP_MAC_ADMIN CAP_SYSLOG CAP_WAKE_ALARM
 	CAP_BLOCK_SUSPEND CAP_AUDIT_READ CAP_PERFMON CAP_BPF CAP_CHECKPOINT_RESTORE`)
 
-// capabilityBits are the sets of a process as bits by number.
+// capabilityBits are the capability sets of a process as bit masks.
 type capabilityBits struct{ bounding, effective, inheritable, permitted, ambient uint64 }
 
-// capabilitySets reads the sets; a process whose configuration names none has none, as with runc. Names that the
-// specification does not know are an error.
+// capabilitySets converts the sets; a process whose configuration has none gets none, as with runc. Unknown names are
+// an error.
 func capabilitySets(c *specs.LinuxCapabilities) (capabilityBits, error) {
 	var bits capabilityBits
 	if c == nil {
@@ -58,7 +58,7 @@ func capabilitySets(c *specs.LinuxCapabilities) (capabilityBits, error) {
 	return bits, nil
 }
 
-// mountFlags are options of mounts by what they set and clear.
+// mountFlags are mount options by the flags that they set and clear.
 var mountFlags = map[string]struct {
 	set, clear uintptr
 }{
@@ -73,11 +73,11 @@ var mountFlags = map[string]struct {
 	"relatime": {set: unix.MS_RELATIME}, "norelatime": {clear: unix.MS_RELATIME},
 	"strictatime": {set: unix.MS_STRICTATIME}, "nostrictatime": {clear: unix.MS_STRICTATIME},
 	"bind": {set: unix.MS_BIND}, "rbind": {set: unix.MS_BIND | unix.MS_REC}, "defaults": {},
-	// How mounts of the host spread into the sandbox has no meaning: they do not.
+	// Mount propagation from the host has no meaning: it does not reach into the sandbox.
 	"private": {}, "rprivate": {}, "slave": {}, "rslave": {},
 }
 
-// mountOption is options of a mount, taken apart.
+// mountOption is the parsed options of a mount.
 type mountOption struct {
 	flags uintptr
 	data  string
@@ -105,15 +105,15 @@ func mountOptions(list []string) (mountOption, error) {
 
 func isBind(m specs.Mount, o mountOption) bool { return m.Type == "bind" || o.flags&unix.MS_BIND != 0 }
 
-// bind is a file or directory of the host that the container sees.
+// bind is a file or directory of the host that is mounted into the container.
 type bind struct {
 	source   string // on the host
-	name     string // below what is shared
+	name     string // relative to the shared directory
 	dir      bool
 	readonly bool
 }
 
-// binds are those of a bundle, in the order of its mounts.
+// binds returns the bind mounts of a bundle, in order.
 func binds(s *specs.Spec) ([]bind, error) {
 	var list []bind
 	for _, m := range s.Mounts {
@@ -134,16 +134,17 @@ func binds(s *specs.Spec) ([]bind, error) {
 // firstBind is the register of the first bind mount's descriptor.
 const firstBind register = 16
 
-// namespaces are those of the container within the guest, by the flags of clone(2). There is a PID namespace whatever
-// the bundle says: its end is the end of all of the container's processes. The guest's network is the container's.
+// namespaces are the container's namespaces within the guest, as flags of clone(2). There is always a PID namespace,
+// because its end ends all of the container's processes. The container uses the guest's network.
 const namespaces = unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC
 
 const guestCgroups = "/cgroups"
 
-// machinePlan readies the guest for the container: what is shared, control groups.
+// machinePlan prepares the guest for the container: shared files and control groups.
 func machinePlan(s *specs.Spec, shared bool) *plan {
 	p := &plan{}
-	// While it boots, the kernel calls things errors that are none. From now on it tells of what it kills: see killLine.
+	// While it boots, the kernel logs harmless messages as errors. From now on it reports the processes that it kills:
+	// see killLine.
 	p.write("/proc/sys/kernel/printk", "4")
 	if shared {
 		p.mount(shareTag, guestShare, "virtiofs", 0, "")
@@ -175,7 +176,7 @@ func machinePlan(s *specs.Spec, shared bool) *plan {
 	return p
 }
 
-// containerPlan is what the container's first process does up to its program. env is its environment.
+// containerPlan is what the container's first process does before its program. env is its environment.
 func containerPlan(s *specs.Spec, list []bind, env []string) (*plan, error) {
 	p := &plan{}
 	if v := s.Process.OOMScoreAdj; v != nil {
@@ -190,7 +191,8 @@ func containerPlan(s *specs.Spec, list []bind, env []string) (*plan, error) {
 		p.add("taking hold of "+b.source, sysOpenTree, unix.AT_FDCWD, guestShare+"/"+b.name,
 			openTreeClone|atRecursive|unix.O_CLOEXEC).into = firstBind + register(i)
 	}
-	// The root of a machine that booted from an initramfs cannot be exchanged by pivot_root (2): it is covered instead.
+	// The root of a machine that booted from an initramfs cannot be exchanged by pivot_root(2), so another is mounted
+	// over it.
 	p.add("entering the root", sysChdir, guestRoot)
 	p.mount(".", "/", "", unix.MS_MOVE, "")
 	p.add("changing the root", sysChroot, ".")
@@ -215,7 +217,7 @@ func containerPlan(s *specs.Spec, list []bind, env []string) (*plan, error) {
 		p.mount("", dir, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_REC, "").ignore = absent
 	}
 	for _, name := range s.Linux.MaskedPaths {
-		// A file takes the first, a directory the second; the other fails.
+		// One of the two succeeds, the first for a file, the second for a directory; the other fails.
 		other := errnos{unix.ENOENT, unix.ENOTDIR}
 		p.mount("/dev/null", name, "", unix.MS_BIND, "").ignore = other
 		p.mount("tmpfs", name, "tmpfs", unix.MS_RDONLY, "").ignore = other
@@ -228,7 +230,7 @@ func containerPlan(s *specs.Spec, list []bind, env []string) (*plan, error) {
 	return p, nil
 }
 
-// mkdirs makes a directory with those above it.
+// mkdirs makes a directory and its parents.
 func (p *plan) mkdirs(dir string) {
 	for i, c := range dir {
 		if c == '/' && i > 0 {
@@ -271,7 +273,7 @@ func (p *plan) mounts(s *specs.Spec, list []bind) error {
 		case "cgroup", "cgroup2":
 			p.mount("cgroup2", to, "cgroup2", o.flags, "")
 		case "tmpfs":
-			// A read-only one is filled first: with the devices, if it is /dev.
+			// A read-only mount is first filled: with the devices, if it is /dev.
 			p.mount(m.Source, to, m.Type, o.flags&^unix.MS_RDONLY, o.data)
 		default:
 			p.mount(m.Source, to, m.Type, o.flags, o.data)
@@ -287,7 +289,7 @@ func (p *plan) mounts(s *specs.Spec, list []bind) error {
 	return nil
 }
 
-// defaultDevices are those that the specification wants in every container, and the links that runc makes.
+// defaultDevices makes the devices that the specification requires in every container, and the links that runc makes.
 func (p *plan) defaultDevices() {
 	for _, d := range []struct {
 		path         string
@@ -330,7 +332,7 @@ func (p *plan) devices(list []specs.LinuxDevice) {
 	}
 }
 
-// credentials makes the process what it may be: limits, user, groups, capabilities.
+// credentials sets the process's limits, user, groups and capabilities.
 func (p *plan) credentials(proc *specs.Process) {
 	le := binary.LittleEndian
 	for _, r := range proc.Rlimits {
@@ -343,7 +345,7 @@ func (p *plan) credentials(proc *specs.Process) {
 	}
 	p.add("setting the umask", sysUmask, mask)
 	p.add("entering the working directory "+proc.Cwd, sysChdir, proc.Cwd)
-	bits, _ := capabilitySets(proc.Capabilities) // check read them
+	bits, _ := capabilitySets(proc.Capabilities) // cannot fail: check has parsed them
 	for n := range capabilities {
 		if bits.bounding&(1<<n) == 0 {
 			p.add("dropping "+capabilities[n], sysPrctl, unix.PR_CAPBSET_DROP, n).ignore = errnos{unix.EINVAL}
@@ -371,7 +373,8 @@ func (p *plan) credentials(proc *specs.Process) {
 	p.add("setting the capabilities", sysCapset, header, sets)
 	for n := range capabilities {
 		if bits.ambient&(1<<n) != 0 {
-			// One that is not inheritable cannot be ambient. 'runc spec' writes such configurations, and runc passes over it.
+			// A capability that is not inheritable cannot be ambient. 'runc spec' writes such configurations, and runc
+			// ignores the error.
 			c := p.add("raising the ambient "+capabilities[n], sysPrctl,
 				unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_RAISE, n, 0, 0)
 			c.ignore = errnos{unix.EPERM}
@@ -382,7 +385,7 @@ func (p *plan) credentials(proc *specs.Process) {
 	}
 }
 
-// program looks for the program, says that all is ready, and becomes the program when it may.
+// program finds the program, reports that everything is ready, and executes the program when it is released.
 func (p *plan) program(proc *specs.Process, env []string) {
 	paths := candidates(proc.Args[0], env)
 	absent := errnos{unix.ENOENT, unix.EACCES, unix.ENOTDIR}
@@ -402,7 +405,7 @@ func (p *plan) program(proc *specs.Process, env []string) {
 	}
 }
 
-// candidates are the paths at which the program may be, by the PATH of its own environment.
+// candidates returns the paths at which the program may be, by the PATH in its environment.
 func candidates(program string, env []string) []string {
 	if strings.Contains(program, "/") {
 		return []string{program}
@@ -414,7 +417,7 @@ func candidates(program string, env []string) []string {
 	return list
 }
 
-// lookup is the value of a variable in an environment; the last counts.
+// lookup returns the value of a variable in an environment; the last occurrence counts.
 func lookup(env []string, name string) (value string) {
 	for _, e := range env {
 		if v, ok := strings.CutPrefix(e, name+"="); ok {
@@ -424,8 +427,8 @@ func lookup(env []string, name string) (value string) {
 	return value
 }
 
-// environment is the process's, with HOME by /etc/passwd of the container's root where the bundle gives none, as with
-// runc.
+// environment returns the process's environment. If the bundle sets no HOME, it is taken from /etc/passwd in the
+// container's root, as runc does.
 func environment(proc *specs.Process, rootfs string) []string {
 	env := slices.Clone(proc.Env)
 	if lookup(env, "HOME") == "" {
@@ -437,18 +440,18 @@ func environment(proc *specs.Process, rootfs string) []string {
 const passwdMax = 1 << 20
 
 func homeOf(rootfs string, uid uint32) string {
-	root, err := os.OpenRoot(rootfs) // links in it do not lead out
+	root, err := os.OpenRoot(rootfs) // links cannot lead out of it
 	if err != nil {
 		return "/"
 	}
 	defer root.Close()
-	f, err := root.OpenFile("etc/passwd", os.O_RDONLY|unix.O_NONBLOCK, 0) // a named pipe does not hold us up
+	f, err := root.OpenFile("etc/passwd", os.O_RDONLY|unix.O_NONBLOCK, 0) // opening a named pipe must not block
 	if err != nil {
 		return "/"
 	}
 	defer f.Close()
 	b := make([]byte, passwdMax)
-	n, _ := f.Read(b) // what cannot be read names no home
+	n, _ := f.Read(b) // without an error check: an unreadable file sets no HOME
 	for line := range strings.Lines(string(b[:n])) {
 		fields := strings.Split(strings.TrimSpace(line), ":")
 		if len(fields) == 7 && fields[2] == strconv.FormatUint(uint64(uid), 10) && path.IsAbs(fields[5]) {

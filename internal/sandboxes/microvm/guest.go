@@ -12,14 +12,14 @@ import (
 
 //go:generate go run ../../tracing/exec/freestanding -arch amd64 -o init_amd64.elf c/init.c
 
-// initProgram is the guest's first process, made from c/init.c by go generate.
+// initProgram is the guest's first process, built from c/init.c by go generate.
 //
 //go:embed init_amd64.elf
 var initProgram []byte
 
-// Where things are in the guest.
+// Paths in the guest.
 const (
-	guestShare = "/share"     // what virtiofsd shares, or what was packed in
+	guestShare = "/share"     // what virtiofsd shares, or what was packed into the archive
 	guestRoot  = "/container" // the container's root
 	planPath   = "/plan"
 )
@@ -42,7 +42,7 @@ func firstFS(k Kernel, p *plan) (*cpio.Archive, error) {
 		path := "/modules/" + m.Name + ".ko"
 		a.File(path, 0o644, m.Data)
 		boot.load(path)
-		boot.add("removing "+path, sysUnlink, path) // its pages are free again
+		boot.add("removing "+path, sysUnlink, path) // frees its memory
 	}
 	boot.calls = append(boot.calls, p.calls...)
 	a.File("init", 0o755, initProgram)
@@ -50,9 +50,9 @@ func firstFS(k Kernel, p *plan) (*cpio.Archive, error) {
 	return a, nil
 }
 
-// openPorts leaves descriptors of the ports where c/init.c looks for them. The device is called after the number that
-// the kernel gave the bus's devices in the order in which it found them; the console is the only one with ports. The
-// kernel makes them by itself: wait bounds how long the guest looks for them, by its own clock.
+// openPorts opens the ports at the descriptors that c/init.c expects. A device's name contains the number that the
+// kernel assigned when it found it; the console is the only device with ports. The kernel creates them asynchronously:
+// wait limits how long the guest waits for them, by its own clock.
 func openPorts(wait time.Duration) *plan {
 	p := &plan{}
 	for r := controlPort; r <= stderrPort; r++ {

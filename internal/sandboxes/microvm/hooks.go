@@ -15,10 +15,10 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// hookPatience bounds a hook that has no timeout of its own.
+// hookPatience limits a hook without a timeout.
 const hookPatience = time.Minute
 
-// hostHooks are those that run on the host before the container is made.
+// hostHooks returns the hooks that run on the host before the container is made.
 func (s *shim) hostHooks() []specs.Hook {
 	if s.spec.Hooks == nil {
 		return nil
@@ -27,7 +27,7 @@ func (s *shim) hostHooks() []specs.Hook {
 	return slices.Concat(s.spec.Hooks.Prestart, s.spec.Hooks.CreateRuntime)
 }
 
-// runHooks runs hooks in their order, with the state on their standard input, up to the first that fails.
+// runHooks runs hooks in order, with the state on their standard input, until one fails.
 func runHooks(hooks []specs.Hook, state specs.State) error {
 	if len(hooks) == 0 {
 		return nil
@@ -55,7 +55,7 @@ func runHook(h specs.Hook, document []byte, limit time.Duration) error {
 	if len(h.Args) > 0 {
 		cmd.Args = h.Args
 	}
-	cmd.Env = append([]string{}, h.Env...) // not ours
+	cmd.Env = append([]string{}, h.Env...) // not this process's
 	cmd.Stdin = bytes.NewReader(document)
 	cmd.WaitDelay = time.Second
 	var said child.Tail

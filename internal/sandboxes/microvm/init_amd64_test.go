@@ -19,17 +19,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// guest runs the guest's first process as a process of this machine, with sockets for ports. What it takes for the
-// machine's end is that of its PID namespace.
+// guest runs the guest's first process as a process of this machine, with sockets as ports. What it takes for the end
+// of the machine is the end of its PID namespace.
 type guest struct {
 	*agent
 	streams [3]net.Conn
-	out     [2]bytes.Buffer // standard output and error, to be read when it has ended
-	spoke   chan struct{}   // closed when something came on standard output
+	out     [2]bytes.Buffer // standard output and error, to be read after its end
+	spoke   chan struct{}   // closed at the first standard output
 	read    sync.WaitGroup
 }
 
-// first closes a channel with the first that is written.
+// first closes a channel at the first write.
 type first struct {
 	io.Writer
 	once  sync.Once
@@ -71,7 +71,7 @@ func startGuest(t *testing.T) *guest {
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Pdeathsig: unix.SIGKILL,
-		// reboot(2) ends the PID namespace that it is called in, and no other (kernel/pid_namespace.c).
+		// reboot(2) ends only the PID namespace in which it is called (kernel/pid_namespace.c).
 		Cloneflags:  unix.CLONE_NEWPID | unix.CLONE_NEWUSER,
 		UidMappings: []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}},
 		GidMappings: []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}},
@@ -93,7 +93,7 @@ func startGuest(t *testing.T) *guest {
 	return g
 }
 
-// run runs a shell command in it, up to where it is ready; release starts it.
+// shell prepares a shell command in the guest; release starts it.
 func (g *guest) shell(t *testing.T, command string) *plan {
 	t.Helper()
 	g.spoke = make(chan struct{})
@@ -121,7 +121,8 @@ func (g *guest) code(t *testing.T) unix.WaitStatus {
 	}
 }
 
-// TestStreams: streams are apart, binary, larger than every buffer on the way, and end when they end.
+// TestStreams: streams are separate, may be binary, may be larger than every buffer on the way, and end when their
+// writer does.
 func TestStreams(t *testing.T) {
 	g := startGuest(t)
 	p := g.shell(t, `echo "$X" >&2; cat; exit 3`)
@@ -146,7 +147,8 @@ func TestStreams(t *testing.T) {
 	}
 }
 
-// TestNobodyReads: a process that writes for nobody gets SIGPIPE, and one that reads no more has its writer told.
+// TestNobodyReads: a process that writes to a closed stream gets SIGPIPE, and when a process stops reading, its writer
+// finds out.
 func TestNobodyReads(t *testing.T) {
 	g := startGuest(t)
 	p := &plan{}
@@ -165,7 +167,7 @@ func TestNobodyReads(t *testing.T) {
 	if _, err := io.ReadFull(g.streams[0], end[:]); err != nil || end != [4]byte{} {
 		t.Errorf("its input: %v, %v", end, err)
 	}
-	// What is sent all the same is no error.
+	// Sending more nevertheless is no error.
 	if err := sendFrames(g.streams[0], strings.NewReader("nobody reads this")); err != nil {
 		t.Error(err)
 	}
@@ -174,7 +176,7 @@ func TestNobodyReads(t *testing.T) {
 	}
 }
 
-// limited takes some bytes, and then no more.
+// limited accepts some bytes, and then no more.
 type limited struct{ left int }
 
 func (l *limited) Write(b []byte) (int, error) {
@@ -184,7 +186,7 @@ func (l *limited) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// TestSignals: a signal reaches the process; there is no process for one afterwards.
+// TestSignals: a signal reaches the process; after its end there is no process to signal.
 func TestSignals(t *testing.T) {
 	g := startGuest(t)
 	p := g.shell(t, `trap 'echo caught; exit 9' USR1; echo ready; while :; do sleep 0.05; done`)
@@ -207,7 +209,8 @@ func TestSignals(t *testing.T) {
 	}
 }
 
-// TestFailures: what fails is named: in a plan of the first process, on the way to the program, and the program itself.
+// TestFailures: errors name what failed: in a plan of the first process, on the way to the program, and the program
+// itself.
 func TestFailures(t *testing.T) {
 	g := startGuest(t)
 	p := &plan{}
@@ -239,7 +242,7 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// TestSpawnFails: the process's own plan fails before it is ready.
+// TestSpawnFails: an error in the process's plan is reported before it is ready.
 func TestSpawnFails(t *testing.T) {
 	g := startGuest(t)
 	p := &plan{}

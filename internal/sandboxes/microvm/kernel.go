@@ -16,7 +16,7 @@ import (
 	"tare/internal/lib/files"
 )
 
-// Kernel is the guest's: a kernel of Debian's package linux-image-cloud-amd64, installed or merely unpacked.
+// Kernel is the guest's kernel: of Debian's package linux-image-cloud-amd64, installed or just unpacked.
 type Kernel struct {
 	Image   string // path of vmlinuz-<version>
 	Modules string // path of lib/modules/<version>
@@ -26,12 +26,12 @@ type Kernel struct {
 const kernelHint = "apt-get install linux-image-cloud-amd64, or name one: --kernel /path/to/vmlinuz-<version>, " +
 	"beside lib/modules/<version>"
 
-// FindKernel finds the kernel named, or else the newest cloud kernel in /boot. The modules of /a/boot/vmlinuz-6.1 are
-// in /a/lib/modules/6.1, in /a/boot/lib/modules/6.1 or in /lib/modules/6.1. An error has code fault.Machine.
+// FindKernel returns the named kernel, or the newest cloud kernel in /boot. The modules of /a/boot/vmlinuz-6.1 are in
+// /a/lib/modules/6.1, in /a/boot/lib/modules/6.1 or in /lib/modules/6.1. An error has code fault.Machine.
 func FindKernel(named string) (Kernel, error) {
 	images := []string{named}
 	if named == "" {
-		images, _ = filepath.Glob("/boot/vmlinuz-*-cloud-amd64") // the pattern is well-formed
+		images, _ = filepath.Glob("/boot/vmlinuz-*-cloud-amd64") // cannot fail: the pattern is well-formed
 		slices.Reverse(images)
 		if len(images) == 0 {
 			return Kernel{}, fault.New(fault.Machine, "/boot", kernelHint, "no kernel for a virtual machine")
@@ -66,10 +66,10 @@ func kernelAt(image string) (Kernel, error) {
 	return Kernel{}, fault.New(fault.Machine, image, kernelHint, "this kernel's modules are nowhere near it")
 }
 
-// guestModules are what the guest needs; what they depend on comes with them.
+// guestModules are the modules that the guest needs, without their dependencies.
 var guestModules = []string{"virtio_mmio", "virtio_console", "virtiofs", "virtio_net"}
 
-// GuestModules are the modules that a guest with this kernel needs, each after what it needs.
+// GuestModules returns the modules that a guest with this kernel needs, dependencies first.
 func (k Kernel) GuestModules() ([]Module, error) { return k.ReadModules(guestModules) }
 
 // Module is one file of a kernel module.
@@ -78,11 +78,11 @@ type Module struct {
 	Data []byte
 }
 
-// moduleMax bounds what is read of one module; Debian's largest has 5 MB.
+// moduleMax is the limit of a module's size in bytes; Debian's largest has 5 MB.
 const moduleMax = 16 << 20
 
-// ReadModules reads the modules of those names and what they depend on, each after what it needs. A module that is
-// built into the kernel has no file and is passed over. The names are of files: virtiofs.ko has the alias virtio_fs.
+// ReadModules reads modules and their dependencies, dependencies first. It skips modules without a file, because they
+// are built into the kernel. The names are those of files: virtiofs.ko, for example, has the alias virtio_fs.
 func (k Kernel) ReadModules(names []string) ([]Module, error) {
 	paths := map[string]string{}
 	err := filepath.WalkDir(filepath.Join(k.Modules, "kernel"), func(path string, d fs.DirEntry, err error) error {
@@ -139,9 +139,9 @@ func (k Kernel) ReadModules(names []string) ([]Module, error) {
 	return list, nil
 }
 
-// depends reads from a module's section .modinfo, which holds name=value strings that each end in a zero byte
-// (include/linux/module.h), the names of modules that it depends on. The package has no modules.dep: depmod makes that
-// when the package is installed.
+// depends reads the names of a module's dependencies from its section .modinfo, which holds name=value strings that
+// each end in a zero byte (include/linux/module.h). The package has no modules.dep: depmod makes that when the package
+// is installed.
 func depends(data []byte) ([]string, error) {
 	f, err := elf.NewFile(bytes.NewReader(data))
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// Programs of the host that a sandbox is made of.
+// The host's programs that a sandbox uses.
 const (
 	qemuProgram   = "qemu-system-x86_64"
 	qemuHint      = "apt-get install qemu-system-x86"
@@ -29,7 +29,7 @@ func findQEMU() (string, error) {
 	return path, fault.Wrap(err, fault.Machine, "", qemuHint, "no QEMU on this machine")
 }
 
-// findVirtiofsd finds virtiofsd, which Debian keeps where only QEMU's own tools look.
+// findVirtiofsd finds virtiofsd, which Debian installs in a directory that only QEMU's tools search.
 func findVirtiofsd() (string, error) {
 	for _, path := range []string{"/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd"} {
 		if info, err := os.Stat(path); err == nil && info.Mode()&0o111 != 0 {
@@ -40,8 +40,8 @@ func findVirtiofsd() (string, error) {
 	return path, fault.Wrap(err, fault.Machine, "", virtiofsdHint, "no virtiofsd on this machine")
 }
 
-// shareNeeds are the capabilities for a root that is shared: CAP_SYS_ADMIN for a mount namespace, CAP_SETPCAP for
-// virtiofsd to give up what it does not need, and the rest, which it keeps (setup_capabilities in
+// shareNeeds are the capabilities that sharing a root requires: CAP_SYS_ADMIN for a mount namespace, CAP_SETPCAP for
+// virtiofsd to drop what it does not need, and the rest, which it keeps (setup_capabilities in
 // tools/virtiofsd/passthrough_ll.c of QEMU 7).
 var shareNeeds = map[string]uint{
 	"CAP_SYS_ADMIN": unix.CAP_SYS_ADMIN, "CAP_SETPCAP": unix.CAP_SETPCAP, "CAP_CHOWN": unix.CAP_CHOWN,
@@ -50,7 +50,7 @@ var shareNeeds = map[string]uint{
 	"CAP_SETFCAP": unix.CAP_SETFCAP,
 }
 
-// canShare says why a container's root cannot be shared with a guest here; its error has code fault.Machine.
+// canShare returns an error of code fault.Machine if a container's root cannot be shared with a guest here.
 func canShare() error {
 	if _, err := findVirtiofsd(); err != nil {
 		return err
@@ -65,39 +65,39 @@ func canShare() error {
 	return nil
 }
 
-// nic is a network interface of the guest: a tap device that QEMU has as a descriptor.
+// nic is a network interface of the guest: a tap device whose descriptor QEMU gets.
 type nic struct {
 	tap *os.File
 	mac string
 }
 
-// machine is what QEMU is told.
+// machine is the configuration of QEMU.
 type machine struct {
 	id        string
 	accel     string // kvm or tcg
 	cpus      int
 	memoryMiB int
 	kernel    string // path
-	params    string // added to its command line
+	params    string // added to the kernel's command line
 	initrd    *os.File
 	console   *os.File
 	qmp       *os.File
 	ports     [4]*os.File // control, standard input, output, error; QEMU's ends
-	fsSocket  string      // of virtiofsd; empty without
+	fsSocket  string      // of virtiofsd; empty: none
 	nic       *nic
-	killed    func(cgroup bool, process string) // called for each that its kernel kills for want of memory; may be nil
+	killed    func(cgroup bool, process string) // called for each OOM kill in the guest; may be nil
 }
 
-// portNames are the names of the ports, which the guest sees in /sys/class/virtio-ports.
+// portNames are the names of the ports, as in the guest's /sys/class/virtio-ports.
 var portNames = [4]string{"tare.control", "tare.stdin", "tare.stdout", "tare.stderr"}
 
-// shareTag is what the guest mounts.
+// shareTag is the tag of the shared file system, which the guest mounts.
 const shareTag = "shared"
 
-// command makes QEMU's command. Descriptors of m are handed to it.
+// command makes QEMU's command. QEMU inherits m's descriptors.
 //
-// The name and debug-threads are Kata's (virtcontainers/qemu.go in kata-containers): whoever looks for sandboxes finds
-// the id in "-name sandbox-<id>" and virtual CPUs by the names of their threads.
+// The name and debug-threads are as in Kata (virtcontainers/qemu.go in kata-containers), so that tools which look for
+// sandboxes find the id in "-name sandbox-<id>" and virtual CPUs by the names of their threads.
 func (m *machine) command(qemu string) *exec.Cmd {
 	cmd := exec.Command(qemu)
 	fd := func(f *os.File) string {
@@ -136,10 +136,10 @@ func (m *machine) command(qemu string) *exec.Cmd {
 	return cmd
 }
 
-// cmdline is the kernel's command line. The thunks of indirect calls are nothing that an emulated processor needs, and
-// clearing memory that is about to be filled takes a sixth of the kernel's time there. The emulated TSC is the host's,
-// so its rate is the host's as well: measured at boot it would be wrong by any factor where this machine is busy then.
-// A kernel that panics ends the machine by a triple fault: this machine type has nothing else that restarts it.
+// cmdline returns the kernel's command line. An emulated processor needs no thunks for indirect calls, and zeroing
+// memory that is about to be filled takes a sixth of the kernel's time there. The emulated TSC is the host's, so its
+// rate is given: if the kernel measured it at boot on a busy machine, it could be wrong by any factor. A kernel that
+// panics ends the machine by a triple fault, the only reset that this machine type has.
 func (m *machine) cmdline() string {
 	words := []string{"console=ttyS0", "quiet", "loglevel=3", "panic=-1", "reboot=t", "no_timer_check", "rdinit=/init",
 		"rcupdate.rcu_expedited=1", "cryptomgr.notests", "net.ifnames=0", "8250.nr_uarts=1", "audit=0"}
@@ -153,5 +153,5 @@ func (m *machine) cmdline() string {
 	return strings.Join(append(words, "--", "/plan"), " ")
 }
 
-// escape doubles commas, which end values in QEMU's options.
+// escape doubles commas, which otherwise end values in QEMU's options.
 func escape(s string) string { return strings.ReplaceAll(s, ",", ",,") }

@@ -26,7 +26,7 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// bundle is a configuration that a sandbox can run.
+// bundle makes a configuration that a sandbox can run.
 func bundle(t *testing.T) (string, *specs.Spec) {
 	t.Helper()
 	dir := t.TempDir()
@@ -42,7 +42,7 @@ func bundle(t *testing.T) (string, *specs.Spec) {
 	}
 }
 
-// TestCheck: what cannot be done is refused with its name; the configuration that each case changes is not.
+// TestCheck: unsupported settings are refused by name; the configuration that each case changes is accepted.
 func TestCheck(t *testing.T) {
 	yes := true
 	limit := int64(1)
@@ -98,7 +98,7 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// TestPlans: whatever check lets pass can be planned, and the root is read-only only after all is in it.
+// TestPlans: every configuration that check accepts can be planned, and the root becomes read-only last.
 func TestPlans(t *testing.T) {
 	dir, s := bundle(t)
 	s.Root.Readonly = true
@@ -155,7 +155,7 @@ func TestEnvironment(t *testing.T) {
 	}
 }
 
-// TestGroups: the places are those of Kata's Go runtime.
+// TestGroups: groups are where Kata's Go runtime has them.
 func TestGroups(t *testing.T) {
 	for _, c := range []struct {
 		only               bool
@@ -174,7 +174,7 @@ func TestGroups(t *testing.T) {
 	}
 }
 
-// TestPlanGroups: a group that exists is nobody's to take; those on the way to a new one are written down, above first.
+// TestPlanGroups: an existing group is never taken over; missing parents of a new one are recorded, parents first.
 func TestPlanGroups(t *testing.T) {
 	l, err := cgroup.Discover(cgroup.Roots{})
 	if err != nil {
@@ -215,14 +215,14 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// TestLeft: what Clean takes, and what it leaves alone.
+// TestLeft: which sandboxes Clean removes, and which it leaves alone.
 func TestLeft(t *testing.T) {
 	self, err := processOf(os.Getpid())
 	if err != nil {
 		t.Fatal(err)
 	}
 	dead := self
-	dead.Start++ // the pid came round again
+	dead.Start++ // the pid was reused
 	ended := "tare-x-" + proc.Identity{PID: 2147483646, Start: 1, Namespace: self.Namespace}.String()
 	l, err := cgroup.Discover(cgroup.Roots{})
 	if err != nil {
@@ -251,8 +251,8 @@ func TestLeft(t *testing.T) {
 	}
 }
 
-// TestSettle: the shim writes the exit code just before it exits. A state that was read before that, and judged after
-// it, is read again, so that no container is stopped without an exit code.
+// TestSettle: the shim writes the exit code just before it exits. A state that was read before that, while the shim
+// has exited since, is read again, so that no stopped container lacks its exit code.
 func TestSettle(t *testing.T) {
 	dead, code := process{PID: 2147483646, Start: 1}, 137
 	for _, c := range []struct {
@@ -281,7 +281,7 @@ func TestSettle(t *testing.T) {
 	}
 }
 
-// TestNewName: who creates a sandbox is read back from the name of the directory that it begins with.
+// TestNewName: the creator of a sandbox can be parsed from the temporary name of its directory.
 func TestNewName(t *testing.T) {
 	for _, c := range []struct {
 		creator process
@@ -302,7 +302,7 @@ func TestNewName(t *testing.T) {
 	}
 }
 
-// TestFrames: what a guest sends is bounded before anything is taken for it.
+// TestFrames: frames from a guest are checked against the limit before memory is allocated.
 func TestFrames(t *testing.T) {
 	huge := binary.LittleEndian.AppendUint32(nil, frameMax+1)
 	if err := receiveFrames(io.Discard, bytes.NewBuffer(huge)); err == nil || errors.Is(err, io.ErrUnexpectedEOF) {
@@ -339,7 +339,7 @@ func TestTSC(t *testing.T) {
 	}
 }
 
-// TestSharedGroups: of two sandboxes with the same group above theirs the last to go removes it, whichever that is.
+// TestSharedGroups: of two sandboxes with the same parent group the last one removes it, whichever that is.
 func TestSharedGroups(t *testing.T) {
 	l, err := cgroup.Discover(cgroup.Roots{})
 	if err != nil {
@@ -393,7 +393,7 @@ func TestAddThreads(t *testing.T) {
 			t.Skipf("needs control groups that can be made: %v", err)
 		}
 		tested = append(tested, h.V2)
-		// A Go program has threads, and its first is not this test's.
+		// A Go program has threads, so that its process has one besides its first.
 		cmd := exec.Command(os.Args[0], "-test.run", "^TestWaits$")
 		cmd.Env = append(os.Environ(), "TARE_TEST_WAITS=1")
 		stdin, err := cmd.StdinPipe()
@@ -445,7 +445,7 @@ func TestAddThreads(t *testing.T) {
 	}
 }
 
-// TestWaits is another process for TestAddThreads.
+// TestWaits is the other process of TestAddThreads.
 func TestWaits(t *testing.T) {
 	if os.Getenv("TARE_TEST_WAITS") == "" {
 		return
@@ -453,8 +453,8 @@ func TestWaits(t *testing.T) {
 	_, _ = io.Copy(io.Discard, os.Stdin)
 }
 
-// TestKillWatch: whom the guest's kernel kills is read from its console, whatever the victim calls itself, and wherever
-// a read ends.
+// TestKillWatch: processes that the guest's kernel kills are read from its console, whatever the victim's name
+// contains, and wherever a read ends.
 func TestKillWatch(t *testing.T) {
 	const console = "[    6.1] Memory cgroup out of memory: Killed process 80 (dd) total-vm:201388kB, " +
 		"anon-rss:65024kB\r\n" +

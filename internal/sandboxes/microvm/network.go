@@ -15,8 +15,8 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// link is an interface in the sandbox's network namespace whose traffic goes to the guest and comes from it, as with
-// Kata's model "tcfilter" (virtcontainers/network_linux.go): filters on the interface and on a tap device redirect all
+// link is an interface in the sandbox's network namespace whose traffic is exchanged with the guest, as with Kata's
+// model "tcfilter" (virtcontainers/network_linux.go): filters on the interface and on a tap device redirect all
 // packets of each to the other. The guest's interface has the name, the addresses and the routes of the host's.
 type link struct {
 	Name      string `json:"name"`
@@ -30,22 +30,22 @@ type link struct {
 	routes    []netlink.Route
 }
 
-// tapName is what the tap device of a sandbox is called in its network namespace. It goes with its last descriptor,
-// which QEMU has.
+// tapName is the name of a sandbox's tap device in its network namespace. The device disappears with its last
+// descriptor, which QEMU has.
 const tapName = "tap0_tare"
 
-// thread is a thread of the system that runs functions one after the other: the namespaces that it enters are its own,
-// and its children die when it ends, which is when this process does.
+// thread is an operating system thread that runs functions one after the other. Only it enters namespaces, and its
+// children die when it ends, which is when this process does.
 type thread chan func()
 
 func newThread() thread {
 	t := make(thread)
 	go func() {
-		runtime.LockOSThread() // for good: it is in namespaces of its own
+		runtime.LockOSThread() // forever: the thread is in other namespaces
 		for f := range t {
 			f()
 		}
-		select {} // a thread that ends takes its children with it
+		select {} // the thread must not end before its children
 	}()
 	return t
 }
@@ -56,7 +56,7 @@ func (t thread) do(f func() error) error {
 	return <-done
 }
 
-// onThread runs a function on a thread of its own, which ends with it.
+// onThread runs a function on a new thread, which ends afterwards.
 func onThread(f func() error) error {
 	done := make(chan error)
 	go func() {
@@ -66,7 +66,7 @@ func onThread(f func() error) error {
 	return <-done
 }
 
-// joinNetwork has this thread enter a network namespace, and gives its inode number.
+// joinNetwork moves this thread into a network namespace, and returns the namespace's inode number.
 func joinNetwork(path string) (uint64, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err == nil {
@@ -84,7 +84,7 @@ func joinNetwork(path string) (uint64, error) {
 	return st.Ino, nil
 }
 
-// findLink finds the interface with addresses in the network namespace of this thread; nil where there is none.
+// findLink finds the interface with addresses in this thread's network namespace; nil: there is none.
 func findLink(namespace uint64) (*link, error) {
 	all, err := netlink.LinkList()
 	if err != nil {
@@ -171,13 +171,13 @@ func (l *link) connect() error {
 	return nil
 }
 
-// disconnect takes the filters from the interface. What went with the namespace, or is another interface now, is left
-// alone; the tap device goes by itself.
+// disconnect removes the filters from the interface. It ignores an interface that has gone with the namespace, or has
+// been replaced; the tap device disappears by itself.
 func (l *link) disconnect(path string) error {
 	return onThread(func() error {
 		namespace, err := joinNetwork(path)
 		if err != nil || namespace != l.Namespace {
-			return nil // it has gone
+			return nil // the namespace has gone
 		}
 		found, err := netlink.LinkByName(l.Name)
 		if err != nil || found.Attrs().Index != l.Index {
@@ -187,7 +187,7 @@ func (l *link) disconnect(path string) error {
 			LinkIndex: l.Index, Parent: netlink.HANDLE_INGRESS, Handle: netlink.MakeHandle(0xffff, 0),
 		}})
 		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENODEV) {
-			return nil // EINVAL says that there is no such qdisc
+			return nil // EINVAL means that there is no such qdisc
 		}
 		if err != nil {
 			return fmt.Errorf("taking the filters from the interface %s: %w", l.Name, err)
@@ -196,13 +196,13 @@ func (l *link) disconnect(path string) error {
 	})
 }
 
-// The indexes of the guest's interfaces: the kernel makes the loopback first.
+// Interface indexes in the guest: the kernel makes the loopback interface first.
 const (
 	guestLoopback = 1
 	guestNIC      = 2
 )
 
-// networkPlan sets up the guest's network; l is nil for the loopback alone.
+// networkPlan sets up the guest's network; l is nil for loopback only.
 func networkPlan(l *link) *plan {
 	p := &plan{}
 	p.add("making a netlink socket", sysSocket, unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC,
@@ -228,7 +228,7 @@ func networkPlan(l *link) *plan {
 		for _, a := range l.addresses {
 			send("giving the guest the address "+a.IPNet.String(), addressRequest(a))
 		}
-		// Those that lead to gateways come first.
+		// Routes to gateways come first.
 		for _, gateways := range []bool{false, true} {
 			for _, r := range l.routes {
 				if (r.Gw != nil) == gateways {
@@ -241,7 +241,7 @@ func networkPlan(l *link) *plan {
 	return p
 }
 
-// ipBytes is an address in the form of its family.
+// ipBytes returns an address in its family's encoding.
 func ipBytes(ip net.IP) (family int, b []byte) {
 	if v4 := ip.To4(); v4 != nil {
 		return unix.AF_INET, v4

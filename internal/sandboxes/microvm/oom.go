@@ -11,7 +11,8 @@ import (
 	"tare/internal/lib/text"
 )
 
-// OutOfMemory is the annotation of a state with what the guest's kernel killed because memory was short: Kills as JSON.
+// OutOfMemory is the annotation of a state with the processes that the guest's kernel killed because memory was short:
+// Kills as JSON.
 const OutOfMemory = Annotation + "out_of_memory"
 
 // Kill is a process that the guest's kernel killed because memory was short.
@@ -20,7 +21,7 @@ type Kill struct {
 	Why     string `json:"why"`     // "its container may have 67.1 MB"
 }
 
-// maxKills bounds how many are kept: the first ones.
+// maxKills is how many kills are recorded: the first ones.
 const maxKills = 16
 
 // killLine is what the kernel prints for each victim, whose name a program chooses itself (__oom_kill_process in
@@ -29,16 +30,16 @@ const maxKills = 16
 var killLine = text.LazyRegexp(`(Memory cgroup out of memory|Out of memory)[^:]*: Killed process ([0-9]{1,10}) \((.{0,16})\)` +
 	` total-vm:`)
 
-// killWatch reads the guest's console and tells of each victim.
+// killWatch reads the guest's console and reports each victim.
 type killWatch struct {
 	line []byte
 	kill func(cgroup bool, process string)
 }
 
-// maxLine bounds a line of the console; what is longer is no line of interest.
+// maxLine is the maximum length of a relevant line of the console.
 const maxLine = 1024
 
-// Write takes all, and never fails.
+// Write accepts everything, and never fails.
 func (w *killWatch) Write(p []byte) (int, error) {
 	for rest := p; ; {
 		line, after, ended := bytes.Cut(rest, []byte{'\n'})
@@ -56,7 +57,7 @@ func (w *killWatch) Write(p []byte) (int, error) {
 	}
 }
 
-// printable keeps what a program calls itself from reaching a terminal as more than a name.
+// printable replaces characters of a process's name that could control a terminal.
 func printable(r rune) rune {
 	if r < ' ' || r == 0x7f {
 		return '?'
@@ -64,7 +65,7 @@ func printable(r rune) rune {
 	return r
 }
 
-// killed notes a victim of the guest's kernel.
+// killed records a victim of the guest's kernel.
 func (s *shim) killed(memoryMiB int) func(cgroup bool, process string) {
 	return func(cgroup bool, process string) {
 		why := fmt.Sprintf("the guest has %s in all", quantity.Value(float64(memoryMiB)*(1<<20), quantity.Bytes))
@@ -73,7 +74,7 @@ func (s *shim) killed(memoryMiB int) func(cgroup bool, process string) {
 		} else if cgroup {
 			why = "a control group of its own was full"
 		}
-		_ = s.set(func(b *sandbox) { // where it cannot be written, the end of the process still shows
+		_ = s.set(func(b *sandbox) { // if it cannot be written, the end of the process is still recorded
 			if len(b.OutOfMemory) < maxKills {
 				b.OutOfMemory = append(b.OutOfMemory, Kill{process, why})
 			}
@@ -81,7 +82,7 @@ func (s *shim) killed(memoryMiB int) func(cgroup bool, process string) {
 	}
 }
 
-// memoryLimit is that of a bundle, in bytes; 0: none.
+// memoryLimit returns the memory limit of a bundle, in bytes; 0: none.
 func memoryLimit(s *specs.Spec) int64 {
 	if r := s.Linux.Resources; r != nil && r.Memory != nil && r.Memory.Limit != nil {
 		return max(0, *r.Memory.Limit)

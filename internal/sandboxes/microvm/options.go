@@ -11,14 +11,14 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// Options are what a sandbox can be told beyond its bundle. An annotation of the bundle comes before a flag, a flag
-// before an environment variable.
+// Options are a sandbox's settings besides its bundle. An annotation of the bundle overrides a flag, and a flag an
+// environment variable.
 type Options struct {
 	Kernel            string // path of vmlinuz-<version>; empty for the newest cloud kernel in /boot
 	Accel             string
 	Rootfs            string // RootfsAuto, RootfsShared or RootfsPacked
-	MemoryMiB         int    // of the guest, beside the container's own limit
-	CPUs              int    // 0 for what the container's CPU quota comes to, at least 1
+	MemoryMiB         int    // of the guest, in addition to the container's limit
+	CPUs              int    // 0: as many as the container's CPU quota, at least 1
 	SandboxCgroupOnly bool
 	CgroupRoot        string // group below which all others are
 	OverheadParent    string // group, below CgroupRoot, with the overhead groups
@@ -26,24 +26,24 @@ type Options struct {
 	KernelParams      string // added to the guest kernel's command line
 }
 
-// How the container's root comes into the guest.
+// How the guest gets the container's root.
 const (
-	RootfsAuto   = "auto"   // RootfsShared where virtiofsd is there and has the rights that it needs, else RootfsPacked
+	RootfsAuto   = "auto"   // RootfsShared if virtiofsd is installed and privileged enough, else RootfsPacked
 	RootfsShared = "shared" // by virtio-fs
 	RootfsPacked = "packed" // in the guest's memory
 )
 
-// Annotation is what names of annotations begin with: io.tare.microvm.memory.
+// Annotation is the prefix of annotations, as in io.tare.microvm.memory.
 const Annotation = "io.tare.microvm."
 
-// Option is one of Options as flags, environment and annotations have it.
+// Option describes one of Options as flag, environment variable and annotation.
 type Option struct {
-	Name string // with underscores; flags have hyphens instead, environment variables TARE_MICROVM_<NAME>
+	Name string // with underscores; flags have hyphens instead, environment variables are TARE_MICROVM_<NAME>
 	Doc  string
 	set  func(*Options, string) error
 }
 
-// OptionList is all options.
+// OptionList returns all options.
 func OptionList() []Option {
 	return []Option{
 		{"kernel", "the guest's kernel, a vmlinuz-<version> (default: the newest cloud kernel in /boot)",
@@ -114,7 +114,7 @@ func groupPath(v string) error {
 	return nil
 }
 
-// NewOptions makes options of the defaults, the environment, and flags by their option's names.
+// NewOptions makes options from the defaults, the environment, and flags by option name.
 func NewOptions(flags map[string]string) (Options, error) {
 	o := Options{
 		Accel: AccelAuto, Rootfs: RootfsAuto, MemoryMiB: 256, SandboxCgroupOnly: true,
@@ -136,7 +136,7 @@ func NewOptions(flags map[string]string) (Options, error) {
 	return o, nil
 }
 
-// annotated takes what a bundle's annotations say. One of ours that is not known is an error.
+// annotated applies a bundle's annotations. An unknown one with our prefix is an error.
 func (o Options) annotated(annotations map[string]string) (Options, error) {
 	list := OptionList()
 	for key, v := range annotations {

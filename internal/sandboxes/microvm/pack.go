@@ -12,11 +12,11 @@ import (
 	"tare/internal/sandboxes/cpio"
 )
 
-// packMax bounds a root that is packed into the guest's memory.
+// packMax limits a root that is packed into the guest's memory, in bytes.
 const packMax = 512 << 20
 
-// pack puts the files of a directory into the archive as the container's root, and gives their size in bytes. Hard
-// links become files of their own.
+// pack adds the files of a directory to the archive as the container's root, and returns their size in bytes. Hard
+// links become separate files.
 func pack(a *cpio.Archive, root string) (size int64, err error) {
 	a.Dir(guestShare+"/rootfs", 0o755)
 	err = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {

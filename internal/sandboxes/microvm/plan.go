@@ -7,12 +7,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// plan is a list of system calls for the guest's first process, with the strings that they need: c/init.c runs it. The
-// first process knows nothing else of what a sandbox is.
+// plan is a list of system calls for the guest's first process, with their strings: c/init.c runs it. The first
+// process knows nothing else about sandboxes.
 type plan struct {
 	calls []call
 	data  []byte
-	// pointers are the places in data that hold offsets of other places there.
+	// pointers are the offsets in data of pointers into data.
 	pointers []int
 }
 
@@ -21,15 +21,15 @@ type call struct {
 	number uint32
 	args   []any // int, uintptr, register, string, []byte, []string (which ends with a null pointer)
 	into   register
-	ignore errnos // these are no errors
-	skip   int    // so many calls after it are passed over if it succeeds
-	what   string // what it does, for errors
+	ignore errnos // error numbers that do not count as errors
+	skip   int    // number of following calls that are skipped if it succeeds
+	what   string // a description for errors
 }
 
-// errnos are as many error numbers as an instruction has room for (struct instruction in c/init.c).
+// errnos has as many error numbers as an instruction has room for (struct instruction in c/init.c).
 type errnos [3]unix.Errno
 
-// register holds the result of a call for later ones. Those of the ports are agreed upon with c/init.c.
+// register holds the result of a call for later ones. The registers of the ports are fixed in c/init.c.
 type register uint8
 
 const (
@@ -41,20 +41,20 @@ const (
 	other
 )
 
-// Calls that are none of the kernel's (c/init.c).
+// Operations that are not system calls (c/init.c).
 const (
 	opWaitFile = 0x10000 + iota
 	opNetlink
 	opReady
 )
 
-// add adds a call and returns it for what is special about it.
+// add adds a call and returns it, so that its other fields can be set.
 func (p *plan) add(what string, number uint32, args ...any) *call {
 	p.calls = append(p.calls, call{number: number, args: args, what: what})
 	return &p.calls[len(p.calls)-1]
 }
 
-// saying makes the plan's error of what the guest returned: the index of a call and an errno.
+// saying returns the error for the guest's answer: the index of a call and an errno.
 func (p *plan) saying(index, errno int32) error {
 	if index < 0 && errno == 0 {
 		return nil
@@ -76,7 +76,7 @@ func (p *plan) put(b []byte) int {
 // instructionSize is that of struct instruction in c/init.c.
 const instructionSize = 72
 
-// encode gives the plan's form on the wire.
+// encode returns the plan's wire format.
 func (p *plan) encode() []byte {
 	p.data, p.pointers = nil, nil
 	instructions := make([]byte, instructionSize*len(p.calls))
@@ -161,7 +161,7 @@ func (p *plan) vector(list []string) int {
 	return begin
 }
 
-// Calls that plans make often.
+// Frequent calls.
 
 func (p *plan) mkdir(path string, mode int) {
 	p.add("making the directory "+path, sysMkdir, path, mode).ignore = errnos{unix.EEXIST}

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestIgnoredErrorsLeaveArguments: an instruction has room for as many ignored errors as errnos holds, and its first
-// argument lies right behind them.
+// TestIgnoredErrorsLeaveArguments: the ignored errors of an instruction fill exactly the room before its first
+// argument.
 func TestIgnoredErrorsLeaveArguments(t *testing.T) {
 	var all errnos
 	for i := range all {

@@ -10,7 +10,7 @@ import (
 	"tare/internal/lib/lists"
 )
 
-// qmp talks QEMU's machine protocol (docs/interop/qmp-spec of QEMU): a JSON document a line.
+// qmp speaks QEMU's machine protocol (docs/interop/qmp-spec of QEMU): one JSON document per line.
 type qmp struct {
 	conn net.Conn
 	in   *json.Decoder
@@ -32,7 +32,7 @@ func newQMP(conn net.Conn) (*qmp, error) {
 	return q, q.run("qmp_capabilities", nil)
 }
 
-// run runs a command and reads what it returns. Events that come meanwhile are passed over.
+// run runs a command and reads its result. It skips events.
 func (q *qmp) run(command string, into any) error {
 	if err := json.NewEncoder(q.conn).Encode(map[string]string{"execute": command}); err != nil {
 		return fmt.Errorf("asking QEMU to %s: %w", command, err)
@@ -59,7 +59,7 @@ func (q *qmp) run(command string, into any) error {
 	}
 }
 
-// vcpus are the ids of the threads that are virtual CPUs.
+// vcpus returns the thread ids of the virtual CPUs.
 func (q *qmp) vcpus() ([]int, error) {
 	type vcpu struct {
 		Thread int `json:"thread-id"`

@@ -32,23 +32,24 @@ import (
 // Runtime is the containers that were created with one root.
 type Runtime struct{ root string }
 
-// New makes a runtime of a directory; empty is DefaultRoot.
+// New makes a runtime for a root directory; empty: DefaultRoot.
 func New(root string) (*Runtime, error) {
 	root, err := filepath.Abs(cmp.Or(root, DefaultRoot))
 	return &Runtime{root}, fault.Wrap(err, fault.Usage, "--root", "", "not a directory")
 }
 
-// Creation is what Create needs.
+// Creation is the input of Create.
 type Creation struct {
 	ID, Bundle string
-	PIDFile    string // gets the pid of the virtual machine; empty for none
+	PIDFile    string // gets the pid of the virtual machine; empty: none
 	Options    Options
-	// The container's streams; the shim holds them from then on.
+	// The container's streams; the shim keeps them open.
 	Stdin, Stdout, Stderr *os.File
 }
 
-// Create makes a sandbox with the bundle's container in it, which Start starts. It returns when everything was set up.
-// An error has code fault.Usage where the bundle asks for what cannot be done, fault.Machine where this machine cannot.
+// Create makes a sandbox with the bundle's container, which Start starts. It returns when everything has been set up.
+// An error has code fault.Usage if the bundle requires something unsupported, and fault.Machine if this machine cannot
+// run it.
 func (r *Runtime) Create(ctx context.Context, c Creation) (err error) {
 	dir, err := dirOf(c.ID)
 	if err != nil {
@@ -101,7 +102,7 @@ func (r *Runtime) Create(ctx context.Context, c Creation) (err error) {
 			return
 		}
 		if now, e := readSandbox(dir); e == nil {
-			box = now // the shim wrote down what it started
+			box = now // the shim has recorded what it started
 		}
 		err = errors.Join(err, box.destroy())
 	}()
@@ -118,8 +119,8 @@ func (r *Runtime) Create(ctx context.Context, c Creation) (err error) {
 	return writePIDFile(c.PIDFile, now.VMM.PID)
 }
 
-// settle makes the sandbox's directory with its state and the bundle's configuration in it, all at once: what is killed
-// in between leaves a directory that is named after it (newName).
+// settle makes the sandbox's directory with its state and the bundle's configuration atomically: if this process is
+// killed meanwhile, the directory that is left has its name in it (newName).
 func (box *sandbox) settle(config []byte) (err error) {
 	dir := box.dir
 	box.dir = filepath.Join(filepath.Dir(dir), newName(box.Creator, box.ID))
@@ -143,7 +144,7 @@ func (box *sandbox) settle(config []byte) (err error) {
 	return err
 }
 
-// canRun looks for what a sandbox needs of this machine.
+// canRun checks whether this machine has what a sandbox needs.
 func canRun(o Options) error {
 	if runtime.GOARCH != "amd64" {
 		return fault.New(fault.Machine, runtime.GOARCH, "use another runtime",
@@ -183,7 +184,7 @@ func (r *Runtime) startShim(ctx context.Context, c Creation, box *sandbox) error
 	if err != nil {
 		return fmt.Errorf("starting the shim: %w", err)
 	}
-	stop := context.AfterFunc(ctx, func() { _ = ours.Close() }) // the shim takes that as our end
+	stop := context.AfterFunc(ctx, func() { _ = ours.Close() }) // the shim takes this for the end of its creator
 	defer stop()
 	var a answer
 	if err := json.NewDecoder(ours).Decode(&a); err != nil {
@@ -221,7 +222,7 @@ func (r *Runtime) find(id string) (*sandbox, error) {
 	return box, err
 }
 
-// ask asks a shim for something.
+// ask sends a request to a shim.
 func (box *sandbox) ask(r request) error {
 	conn, err := net.Dial("unix", filepath.Join(box.dir, shimSocket))
 	if err != nil {
@@ -283,7 +284,7 @@ func (r *Runtime) Kill(id string, signal unix.Signal, all bool) error {
 	return box.ask(request{Op: "kill", Signal: signal, All: all})
 }
 
-// ParseSignal reads a signal as kill(1) takes it: TERM, SIGTERM or 15.
+// ParseSignal parses a signal as kill(1) does: TERM, SIGTERM or 15.
 func ParseSignal(s string) (unix.Signal, error) {
 	n, err := strconv.Atoi(s)
 	named := unix.SignalNum("SIG" + strings.TrimPrefix(strings.ToUpper(s), "SIG"))
@@ -296,8 +297,8 @@ func ParseSignal(s string) (unix.Signal, error) {
 	return 0, fault.New(fault.Usage, s, "use a number from 1 to 64, or a name such as TERM", "no such signal")
 }
 
-// Delete removes a container that has stopped or was not started; with force, one that runs as well, and one that is
-// not there is no error.
+// Delete removes a container that has stopped or was not started. With force it also removes a running one, and a
+// missing one is no error.
 func (r *Runtime) Delete(id string, force bool) error {
 	box, err := r.find(id)
 	if err != nil {
@@ -321,14 +322,14 @@ func (r *Runtime) Delete(id string, force bool) error {
 	return nil
 }
 
-// Wait waits until a container has ended, and gives its exit code: 128 and the signal's number for one that a signal
-// ended.
+// Wait waits until a container has ended, and returns its exit code: 128 plus the signal's number if a signal ended
+// it.
 func (r *Runtime) Wait(id string) (int, error) {
 	box, err := r.find(id)
 	if err != nil {
 		return 0, err
 	}
-	_, _ = proc.Await(box.Shim.PID, box.Shim.alive, -1) // what its state says now is all that is told
+	_, _ = proc.Await(box.Shim.PID, box.Shim.alive, -1) // the result is read from the state
 	if box, err = r.find(id); err != nil {
 		return 0, err
 	}
@@ -341,13 +342,13 @@ func (r *Runtime) Wait(id string) (int, error) {
 	return *box.ExitCode, nil
 }
 
-// Container is a line of List.
+// Container is a row of List.
 type Container struct {
 	specs.State
 	Created time.Time `json:"created"`
 }
 
-// List is all containers of the runtime, by id.
+// List returns all containers of the runtime, by id.
 func (r *Runtime) List() ([]Container, error) {
 	boxes, err := sandboxes()
 	var list []Container
@@ -360,7 +361,7 @@ func (r *Runtime) List() ([]Container, error) {
 	return list, err
 }
 
-// sandboxes reads all sandboxes of this machine; what cannot be read is passed over.
+// sandboxes reads the state of all sandboxes on this machine, and skips those that cannot be read.
 func sandboxes() ([]*sandbox, error) {
 	entries, err := os.ReadDir(sandboxDir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -382,8 +383,8 @@ func sandboxes() ([]*sandbox, error) {
 	return list, nil
 }
 
-// Features is what 'features' prints: that of the runtime specification (features.md), and what sandboxes are made of
-// here as annotations. It boots a kernel to find out about KVM.
+// Features returns the output of 'features': that of the runtime specification (features.md), and what sandboxes
+// consist of here as annotations. It boots a kernel to find out about KVM.
 func (r *Runtime) Features(ctx context.Context, o Options) (map[string]any, error) {
 	notes := map[string]string{}
 	features := map[string]any{

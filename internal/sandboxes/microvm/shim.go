@@ -25,28 +25,28 @@ import (
 	"tare/internal/scale/host/cgroup"
 )
 
-// BootTimeout is the default of how long a guest may take to boot, and bootTries how often that is tried. On a busy
-// machine an emulated one takes many times its two seconds.
+// BootTimeout is the default time limit of a guest's boot, and bootTries how often it is tried. On a busy machine an
+// emulated guest takes many times its usual two seconds.
 const (
 	BootTimeout = time.Minute
 	bootTries   = 3
 )
 
-// ShimCommand is the command as which the binary starts itself again to be a sandbox's shim.
+// ShimCommand is the command with which the binary runs as a sandbox's shim.
 const ShimCommand = "_shim"
 
-// shimFD is the descriptor of the shim's socket to whoever creates the sandbox.
+// shimFD is the descriptor of the shim's socket to the process that creates the sandbox.
 const shimFD = 3
 
-// markVariable is the environment variable with the sandbox's directory, in all of its processes.
+// markVariable is the environment variable with the sandbox's directory, set in all of its processes.
 const markVariable = "TARE_MICROVM"
 
-// shim is the process that looks after one sandbox: QEMU and virtiofsd are its children and die with it, and it has the
+// shim is the process that runs one sandbox: QEMU and virtiofsd are its children and die with it, and it holds the
 // container's streams.
 type shim struct {
 	box  *sandbox
 	spec *specs.Spec
-	t    thread // in the sandbox's namespaces: its children start there
+	t    thread // in the sandbox's namespaces: children are started from it
 
 	groups  *cgroup.Layout
 	vm      *vm
@@ -58,7 +58,7 @@ type shim struct {
 	stopped context.CancelFunc
 }
 
-// answer is what the shim says to a request, or to its creator.
+// answer is the shim's answer to a request, or to its creator.
 type answer struct {
 	Error string     `json:"error,omitempty"`
 	Hint  string     `json:"mend,omitempty"`
@@ -79,15 +79,14 @@ func (a answer) err() error {
 	return fault.New(a.Code, "", a.Hint, "%s", a.Error)
 }
 
-// request is what other processes ask of the shim.
+// request is another process's request to the shim.
 type request struct {
 	Op     string      `json:"op"` // start or kill
 	Signal unix.Signal `json:"signal,omitempty"`
 	All    bool        `json:"all,omitempty"`
 }
 
-// Shim is the body of ShimCommand: args are -id and the id, as Kata's shim has it. It returns when the sandbox has
-// ended.
+// Shim is the body of ShimCommand: args are -id and the id, as for Kata's shim. It returns when the sandbox has ended.
 func Shim(args []string) error {
 	if len(args) != 2 || args[0] != "-id" {
 		return fault.New(fault.Usage, ShimCommand, "", "this command is not for people")
@@ -96,7 +95,7 @@ func Shim(args []string) error {
 	if err != nil {
 		return err
 	}
-	// A terminal that goes away, and a reader of the container's output that does, are not the end.
+	// The shim must survive the end of a terminal, and that of a reader of the container's output.
 	signal.Ignore(unix.SIGHUP)
 	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE)
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
@@ -117,14 +116,14 @@ func Shim(args []string) error {
 
 	creating, abandon := context.WithCancel(ctx)
 	defer abandon()
-	go func() { // a creator that dies wants no sandbox
+	go func() { // a creator that dies no longer wants the sandbox
 		_, _ = creator.Read(make([]byte, 1))
 		abandon()
 	}()
 	listener, err := s.create(creating)
 	if err != nil {
 		s.end(nil, err)
-		return json.NewEncoder(creator).Encode(answerOf(err)) // the creator says it
+		return json.NewEncoder(creator).Encode(answerOf(err)) // the creator reports it
 	}
 	if err := json.NewEncoder(creator).Encode(answer{}); err != nil {
 		s.end(nil, err)
@@ -141,7 +140,7 @@ func Shim(args []string) error {
 	return err
 }
 
-// set changes the sandbox's state and writes it.
+// set changes the sandbox's state and writes it to the disk.
 func (s *shim) set(change func(*sandbox)) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -149,7 +148,7 @@ func (s *shim) set(change func(*sandbox)) error {
 	return s.box.write()
 }
 
-// create makes the sandbox, with the container ready to be started. It gives the socket on which to serve.
+// create makes the sandbox, with the container ready to be started. It returns the socket for requests.
 func (s *shim) create(ctx context.Context) (_ net.Listener, err error) {
 	began := time.Now()
 	self, err := processOf(os.Getpid())
@@ -208,8 +207,8 @@ func (s *shim) create(ctx context.Context) (_ net.Listener, err error) {
 	})
 }
 
-// boot boots the machine. An emulated one that shares its processors now and then hangs or panics in its first
-// instructions: such a machine is started again. One that somebody killed is not.
+// boot boots the machine. An emulated machine on a busy host sometimes hangs or panics in its first instructions: then
+// it is started again, unless it was killed.
 func (s *shim) boot(ctx context.Context, m *machine, archive []byte, list []bind) (l *link, err error) {
 	for try := range bootTries {
 		if try > 0 {
@@ -261,8 +260,8 @@ func (s *shim) start(m *machine, archive []byte, list []bind) (*link, error) {
 	return l, s.t.do(l.connect)
 }
 
-// endTogether kills QEMU when virtiofsd ends: a guest that waits for its files would wait for ever. A virtiofsd whose
-// QEMU closes its socket on the way out may be seen to end first.
+// endTogether kills QEMU when virtiofsd ends, because a guest would otherwise wait forever for its files. When QEMU
+// closes the socket as it exits, virtiofsd may be seen to end first.
 func endTogether(fs *child.Process, v *vm) {
 	select {
 	case <-v.Ended():
@@ -280,7 +279,7 @@ func endTogether(fs *child.Process, v *vm) {
 	v.Kill()
 }
 
-// takeDown ends QEMU and virtiofsd, and takes the filters from the interface.
+// takeDown ends QEMU and virtiofsd, and removes the filters from the interface.
 func (s *shim) takeDown() (err error) {
 	if s.vm != nil {
 		s.vm.end()
@@ -295,7 +294,7 @@ func (s *shim) takeDown() (err error) {
 	return err
 }
 
-// enterGroups makes the control groups, and enters the one that everything starts in.
+// enterGroups makes the control groups, and enters the one in which everything starts.
 func (s *shim) enterGroups() error {
 	if err := s.box.makeGroups(); err != nil {
 		return err
@@ -309,7 +308,7 @@ func (s *shim) enterGroups() error {
 	return enter(s.groups, s.box.SandboxGroup)
 }
 
-// machine decides what the virtual machine is, and packs its first file system.
+// machine configures the virtual machine, and packs its first file system.
 func (s *shim) machine(ctx context.Context) (m *machine, archive []byte, list []bind, err error) {
 	box := s.box
 	kernel, err := FindKernel(box.Options.Kernel)
@@ -348,7 +347,7 @@ func (s *shim) machine(ctx context.Context) (m *machine, archive []byte, list []
 		if err != nil {
 			return nil, nil, nil, err
 		}
-		memory += 2 * int(packed>>20) // the archive and, while it is unpacked, what comes of it
+		memory += 2 * int(packed>>20) // the archive and, while it is unpacked, its files
 	}
 	archive = first.Bytes()
 	memory += int(memoryLimit(s.spec) >> 20)
@@ -360,7 +359,7 @@ func (s *shim) machine(ctx context.Context) (m *machine, archive []byte, list []
 	})
 }
 
-// cpus is how many virtual CPUs the machine gets.
+// cpus returns the number of virtual CPUs.
 func cpus(o Options, spec *specs.Spec) int {
 	n := 1
 	if r := spec.Linux.Resources; r != nil && r.CPU != nil && r.CPU.Quota != nil && *r.CPU.Quota > 0 {
@@ -376,15 +375,15 @@ func cpus(o Options, spec *specs.Spec) int {
 	return max(1, min(n, runtime.NumCPU()))
 }
 
-// share starts virtiofsd on a directory in which the container's root and its bind mounts are mounted: in a mount
-// namespace of the shim's children, so that they go with these.
+// share starts virtiofsd on a directory where the container's root and its bind mounts are mounted, in a mount
+// namespace of the shim's children, so that they disappear with these.
 func (s *shim) share(list []bind, env []string) error {
 	program, err := findVirtiofsd()
 	if err != nil {
 		return err
 	}
 	shared := filepath.Join(s.box.dir, sharedName)
-	if s.fs == nil { // else it is there
+	if s.fs == nil { // else it is running already
 		if err := s.mountShared(shared, append([]bind{s.root(list)}, list...)); err != nil {
 			return err
 		}
@@ -399,8 +398,8 @@ func (s *shim) share(list []bind, env []string) error {
 	return s.set(func(b *sandbox) { b.Virtiofsd = daemon })
 }
 
-// root is the root as it is shared. What is to be mounted in it needs places, which the guest would make otherwise:
-// where one cannot be made from here, behind a link that leads out of the root as it is here, it can be written to.
+// root returns the mount of the root. Mounts in it need mountpoints, which the guest would otherwise create. If one
+// cannot be created here, because it is behind a link that leads out of the root, the root stays writable.
 func (s *shim) root(list []bind) bind {
 	all := bind{source: s.box.Root, name: "rootfs", dir: true}
 	if !s.spec.Root.Readonly {
@@ -426,7 +425,7 @@ func (s *shim) root(list []bind) bind {
 	return all
 }
 
-// makePlace makes a directory, or an empty file, unless it is there.
+// makePlace makes a directory, or an empty file, unless it exists.
 func makePlace(root *os.Root, at string, isFile bool) error {
 	name := strings.TrimPrefix(path.Clean("/"+at), "/")
 	if name == "" {
@@ -445,7 +444,7 @@ func makePlace(root *os.Root, at string, isFile bool) error {
 	return f.Close()
 }
 
-// mountShared mounts all that the guest is to see below a directory, in a mount namespace of the shim's thread.
+// mountShared mounts everything that the guest sees below a directory, in a mount namespace of the shim's thread.
 func (s *shim) mountShared(shared string, all []bind) error {
 	var err error
 	if err := os.Mkdir(shared, 0o755); err != nil {
@@ -463,7 +462,7 @@ func (s *shim) mountShared(shared string, all []bind) error {
 		}
 	}
 	return s.t.do(func() error {
-		// With CLONE_FS the thread has a working directory and a root of its own, which the kernel demands.
+		// CLONE_FS gives the thread a separate working directory and root, which the kernel requires.
 		if err := unix.Unshare(unix.CLONE_NEWNS | unix.CLONE_FS); err != nil {
 			return fmt.Errorf("making a mount namespace: %w", err)
 		}
@@ -478,8 +477,8 @@ func (s *shim) mountShared(shared string, all []bind) error {
 			if !b.readonly {
 				continue
 			}
-			// The guest's kernel mounts it so as well, but that is the guest's to change, and files of a root can be links
-			// to those that this machine itself runs.
+			// The guest's kernel also mounts it read-only, but the guest can change that, and files of a root may be
+			// hard links to programs of this machine.
 			attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}
 			err := unix.MountSetattr(-1, at, unix.AT_RECURSIVE, &attr)
 			if err == unix.ENOSYS { // before Linux 5.12
@@ -493,8 +492,8 @@ func (s *shim) mountShared(shared string, all []bind) error {
 	})
 }
 
-// connect gives the machine a network interface for the one in the bundle's network namespace, which its process will
-// be in. A namespace of its own without a path is the guest's alone.
+// connect gives the machine a network interface for the one in the bundle's network namespace, in which its process
+// will run. A new namespace without a path means the guest's own.
 func (s *shim) connect(m *machine) (l *link, err error) {
 	path := networkPath(s.spec)
 	if path == "" {
@@ -518,7 +517,7 @@ func (s *shim) connect(m *machine) (l *link, err error) {
 	return l, s.set(func(b *sandbox) { b.Network, b.Links = path, []link{*l} })
 }
 
-// container readies the guest, and the container in it up to its program.
+// container prepares the guest, and the container up to its program.
 func (s *shim) container(list []bind, l *link) error {
 	a := s.vm.agent
 	if err := a.run(networkPlan(l)); err != nil {
@@ -539,17 +538,17 @@ func (s *shim) container(list []bind, l *link) error {
 	return nil
 }
 
-// carry carries the container's streams.
+// carry forwards the container's streams.
 func (s *shim) carry() {
 	for i, to := range []io.Writer{os.Stdout, os.Stderr} {
 		port := s.vm.streams[1+i]
-		s.streams.Go(func() { _ = receiveFrames(to, port) }) // it ends with the machine, if not before
+		s.streams.Go(func() { _ = receiveFrames(to, port) }) // ends with the machine at the latest
 	}
 	port := s.vm.streams[0]
-	go func() { _ = sendFrames(port, os.Stdin) }() // it ends with the shim
+	go func() { _ = sendFrames(port, os.Stdin) }() // ends with the shim
 	go func() {
-		// All that can come is that nobody reads any more. Whoever writes to the container is to know: what they write
-		// next fails once the reading under way has ended.
+		// The only message here is that reading has stopped. The writer to the container must find out: its next write
+		// fails once the current read has ended.
 		if _, err := io.ReadFull(port, make([]byte, 4)); err != nil {
 			return
 		}
@@ -608,7 +607,7 @@ func (s *shim) do(r request) error {
 	return fault.New(fault.Usage, r.Op, "", "no such request")
 }
 
-// wait waits for the end of the container, of its machine, or of the shim by a signal, and takes everything down.
+// wait waits for the end of the container, of its machine, or of the shim by a signal, and then takes everything down.
 func (s *shim) wait(ctx context.Context) {
 	select {
 	case status := <-s.vm.agent.exit:
@@ -617,7 +616,7 @@ func (s *shim) wait(ctx context.Context) {
 	case <-s.vm.Ended():
 		s.end(nil, s.whyEnded())
 	case <-s.vm.agent.gone:
-		select { // it may have gone with QEMU
+		select { // it may have ended with QEMU
 		case <-s.vm.Ended():
 			s.end(nil, s.whyEnded())
 		case <-time.After(endGrace):
@@ -628,7 +627,7 @@ func (s *shim) wait(ctx context.Context) {
 	}
 }
 
-// whyEnded says which of QEMU and virtiofsd ended, where each takes the other along: QEMU has ended.
+// whyEnded determines whether QEMU or virtiofsd ended first, because each ends the other: QEMU has ended already.
 func (s *shim) whyEnded() error {
 	if s.vm.unserved.Load() {
 		status := s.fs.Status()
@@ -647,8 +646,8 @@ func (s *shim) whyEnded() error {
 // failedCode is the exit code of a container whose machine ended without it.
 const failedCode = 255
 
-// end takes the sandbox down to its state, its groups and its directory, which are deleted later, and says how the
-// container ended: by a wait status, or why not.
+// end takes the sandbox down except for its state, its groups and its directory, which Delete removes, and records how
+// the container ended: its wait status, or an error.
 func (s *shim) end(status *uint32, why error) {
 	failure := ""
 	if err := s.takeDown(); err != nil {

@@ -9,8 +9,8 @@ import (
 	"tare/internal/experiment/child"
 )
 
-// TestWhyEnded: of QEMU and virtiofsd one takes the other along, and the one that ended by itself is named, whichever
-// was seen first.
+// TestWhyEnded: QEMU and virtiofsd end each other, and the one that ended first by itself is named, whichever was seen
+// first.
 func TestWhyEnded(t *testing.T) {
 	tests := []struct {
 		name            string

@@ -20,7 +20,7 @@ const (
 	bindsMax   = 40      // bind mounts of a bundle: each takes a register of the guest's first process
 )
 
-// loadSpec reads the configuration of a bundle and refuses what a sandbox cannot do. An error has code fault.Usage.
+// loadSpec reads the configuration of a bundle and refuses unsupported settings. An error has code fault.Usage.
 func loadSpec(bundle string) (*specs.Spec, []byte, error) {
 	file := filepath.Join(bundle, configName)
 	spec, b, err := readSpec(file)
@@ -33,7 +33,7 @@ func loadSpec(bundle string) (*specs.Spec, []byte, error) {
 		"cannot run this container")
 }
 
-// readSpec reads a configuration without judging it, and gives its bytes.
+// readSpec reads a configuration without checking it, and returns its bytes as well.
 func readSpec(file string) (*specs.Spec, []byte, error) {
 	b, err := readBounded(file, configMax)
 	if err != nil {
@@ -49,7 +49,7 @@ func readSpec(file string) (*specs.Spec, []byte, error) {
 	return spec, b, nil
 }
 
-// check refuses what is wrong or cannot be done. What it lets pass is done, or listed in docs/microvm.md.
+// check refuses invalid and unsupported settings. What it accepts is implemented, or listed in docs/microvm.md.
 func check(s *specs.Spec, bundle string) error {
 	if !strings.HasPrefix(s.Version, "1.") {
 		return fmt.Errorf("ociVersion %q is not supported: 1.x is", s.Version)
@@ -133,7 +133,7 @@ func check(s *specs.Spec, bundle string) error {
 	return err
 }
 
-// checkNamespaces refuses what no virtual machine can give: a part of the host's.
+// checkNamespaces refuses namespaces of the host, which a virtual machine cannot share.
 func checkNamespaces(list []specs.LinuxNamespace) error {
 	network := false
 	seen := map[specs.LinuxNamespaceType]bool{}
@@ -161,7 +161,7 @@ func checkNamespaces(list []specs.LinuxNamespace) error {
 	return nil
 }
 
-// checkResources refuses limits that would not be kept. Memory, CPU and number of processes are.
+// checkResources refuses limits that are not enforced. Memory, CPU and number of processes are.
 func checkResources(r *specs.LinuxResources) error {
 	if r == nil {
 		return nil
@@ -221,7 +221,7 @@ func checkMounts(mounts []specs.Mount) error {
 	return nil
 }
 
-// rootOf is the directory on the host with the container's root.
+// rootOf returns the directory on the host with the container's root.
 func rootOf(s *specs.Spec, bundle string) string {
 	if filepath.IsAbs(s.Root.Path) {
 		return filepath.Clean(s.Root.Path)
@@ -229,7 +229,7 @@ func rootOf(s *specs.Spec, bundle string) string {
 	return filepath.Join(bundle, s.Root.Path)
 }
 
-// networkPath is the network namespace that the sandbox joins; empty for one of its own, without any network.
+// networkPath returns the network namespace that the sandbox joins; empty: a new one, without a network.
 func networkPath(s *specs.Spec) string {
 	for _, n := range s.Linux.Namespaces {
 		if n.Type == specs.NetworkNamespace {

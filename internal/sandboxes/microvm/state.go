@@ -19,16 +19,14 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// sandboxDir is where sandboxes have their directories, each by its id: a sandbox is one on the whole machine, for its
-// processes and its control groups are named after it. Containers of a runtime with another root are told apart by
-// their state.
+// sandboxDir is where sandboxes have their directories, by id. An id is unique on the whole machine, because a
+// sandbox's processes and control groups are named after it. The state says which runtime root a container belongs to.
 const sandboxDir = "/run/tare-microvm"
 
-// DefaultRoot is the root of a runtime that is given none.
+// DefaultRoot is the root of a runtime without another.
 const DefaultRoot = sandboxDir
 
-// process names a process for good: proc.Identity as it is written down. Older versions of Tare recorded no
-// Namespace.
+// process identifies a process uniquely: proc.Identity as JSON. Older versions of Tare recorded no Namespace.
 type process struct {
 	PID       int    `json:"pid"`
 	Start     uint64 `json:"start"` // in the unit of proc.Process
@@ -44,7 +42,7 @@ func processOf(pid int) (process, error) {
 	return process{pid, p.Start, self.Namespace}, err
 }
 
-// find gives the pid that the process has here, where it runs.
+// find returns the pid of the process in this namespace, if it runs.
 func (p process) find() (pid int, fate proc.Fate) {
 	if p.PID == 0 {
 		return 0, proc.Ended
@@ -52,14 +50,14 @@ func (p process) find() (pid int, fate proc.Fate) {
 	return proc.FS{}.Find(proc.Identity(p))
 }
 
-// alive is true where it cannot be known.
+// alive returns true also if it cannot be known.
 func (p process) alive() bool {
 	_, fate := p.find()
 	return fate != proc.Ended
 }
 
-// sandbox is what is on the disk of one, in state.json of its directory. The shim writes it, and before there is a shim
-// whoever creates the sandbox.
+// sandbox is the content of state.json in a sandbox's directory. The shim writes it, and before there is a shim the
+// process that creates the sandbox.
 type sandbox struct {
 	ID          string               `json:"id"`
 	RuntimeRoot string               `json:"runtime_root"` // of the runtime that it is a container of
@@ -80,23 +78,23 @@ type sandbox struct {
 	AccelReason   string   `json:"accel_reason,omitempty"`
 	KernelVersion string   `json:"kernel_version,omitempty"`
 	RootfsBy      string   `json:"rootfs_by,omitempty"`
-	Groups        []string `json:"groups,omitempty"`  // directories of control groups of ours, those above first
-	SandboxGroup  string   `json:"sandbox_group"`     // below the hierarchies' mounts
-	OverheadGroup string   `json:"overhead_group"`    // empty where there is none
+	Groups        []string `json:"groups,omitempty"`  // directories of the control groups that we made, parents first
+	SandboxGroup  string   `json:"sandbox_group"`     // relative to the hierarchies' mounts
+	OverheadGroup string   `json:"overhead_group"`    // empty: none
 	Network       string   `json:"network,omitempty"` // path of the network namespace
-	Links         []link   `json:"links,omitempty"`   // interfaces there whose traffic goes to the guest
+	Links         []link   `json:"links,omitempty"`   // interfaces there that are connected to the guest
 	Run           string   `json:"run,omitempty"`     // the run of Tare that it belongs to (placement.Mark)
-	ExitCode      *int     `json:"exit_code"`         // of the process; null before its end
-	Failure       string   `json:"failure,omitempty"` // why the machine ended without it
+	ExitCode      *int     `json:"exit_code"`         // of the process; nil before its end
+	Failure       string   `json:"failure,omitempty"` // why the machine ended before the process
 	OutOfMemory   []Kill   `json:"out_of_memory,omitempty"`
 	CreateTook    float64  `json:"create_seconds"` // from the shim's start until the container was created
-	BootTook      float64  `json:"boot_seconds"`   // from QEMU's start until the guest's first process spoke
+	BootTook      float64  `json:"boot_seconds"`   // from QEMU's start until the guest's first message
 	dir           string   // its directory
 }
 
 var validID = text.LazyRegexp(`^[A-Za-z0-9_+.-]{1,128}$`)
 
-// socketPathMax is what a UNIX socket's address holds with its zero byte (unix(7)).
+// socketPathMax is the maximum length of a UNIX socket's path without the zero byte (unix(7)).
 const socketPathMax = 107
 
 const (
@@ -134,9 +132,9 @@ func readSandbox(dir string) (*sandbox, error) {
 	})
 }
 
-// settle reads a state once more if the processes that change it have ended meanwhile: the shim writes how the
-// container ended just before it exits, so a state read before that would lack the exit code of a container that
-// already counts as stopped.
+// settle reads a state again if the processes that change it have ended meanwhile. The shim records how the container
+// ended just before it exits, so a state read before that would lack the exit code although the container counts as
+// stopped.
 func settle(read func() (*sandbox, error)) (*sandbox, error) {
 	s, err := read()
 	if err == nil && s.Status != specs.StateStopped && s.status() == specs.StateStopped {
@@ -158,7 +156,7 @@ func (s *sandbox) write() error {
 	return os.Rename(name+".new", name)
 }
 
-// status is what the state says, unless those are dead who would change it.
+// status returns the status in the state, unless the processes that would update it are dead.
 func (s *sandbox) status() specs.ContainerState {
 	if s.Status == specs.StateStopped {
 		return s.Status
@@ -169,8 +167,8 @@ func (s *sandbox) status() specs.ContainerState {
 	return specs.StateStopped
 }
 
-// State is a sandbox's state as the runtime specification has it, with what it does not ask for as annotations. The pid
-// is that of the virtual machine's process.
+// state returns a sandbox's state in the form of the runtime specification, with the rest as annotations. The pid is
+// that of the virtual machine's process.
 func (s *sandbox) state() specs.State {
 	state := specs.State{Version: s.OCIVersion, ID: s.ID, Status: s.status(), Bundle: s.Bundle,
 		Annotations: map[string]string{}}
@@ -213,7 +211,7 @@ func (s *sandbox) state() specs.State {
 	return state
 }
 
-// remove takes away the sandbox's directory. Only what a sandbox makes is removed; should there be something else, the
+// remove removes the sandbox's directory. It removes only files that a sandbox makes; if there is anything else, the
 // directory stays.
 func (s *sandbox) remove() error {
 	var errs []error
@@ -231,8 +229,8 @@ func (s *sandbox) remove() error {
 	return errors.Join(errs...)
 }
 
-// removeShared removes the directory that was shared. What was in it was mounted only for the shim's children: here are
-// empty directories and files, and nothing that is not empty is removed.
+// removeShared removes the shared directory. Its content was mounted only for the shim's children: here it contains
+// empty directories and files, and only empty ones are removed.
 func (s *sandbox) removeShared() error {
 	dir := filepath.Join(s.dir, sharedName)
 	entries, err := os.ReadDir(dir)
@@ -258,9 +256,9 @@ func (s *sandbox) removeSockets() {
 		filepath.Join(s.dir, shimSocket), filepath.Join(s.dir, fsSocket),
 		virtiofsdLock(filepath.Join(s.dir, fsSocket)),
 	} {
-		_ = os.Remove(path) // it may not be there
+		_ = os.Remove(path) // it may not exist
 	}
 }
 
-// runMark is the run of Tare that this process belongs to; empty for none.
+// runMark returns the run of Tare that this process belongs to; empty: none.
 func runMark() string { return os.Getenv(placement.Mark) }

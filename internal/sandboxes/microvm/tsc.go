@@ -7,10 +7,10 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// tscGap is the time over which the counter's rate is measured, for an error of some millionths.
+// tscGap is the time over which the counter's rate is measured, with an error of some millionths.
 const tscGap = 20 * time.Millisecond
 
-// tscKHz is the rate of the time stamp counter in kHz, measured against CLOCK_MONOTONIC. 0 where that fails.
+// tscKHz returns the rate of the time stamp counter in kHz, measured against CLOCK_MONOTONIC; 0 if that fails.
 func tscKHz() uint64 {
 	ticks, at := tscNow()
 	time.Sleep(tscGap)
@@ -21,8 +21,8 @@ func tscKHz() uint64 {
 	return uint64(math.Round(float64(ticks2-ticks) / float64(at2-at) * 1e6))
 }
 
-// tscNow reads the counter and the clock, in ns, at the same time: of several readings that between whose two looks at
-// the clock the least time went by.
+// tscNow reads the counter and the clock, in ns, at the same time: it returns the reading for which the least time
+// passed between two readings of the clock around it.
 func tscNow() (ticks uint64, at int64) {
 	best := int64(math.MaxInt64)
 	for range 20 {

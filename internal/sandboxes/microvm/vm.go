@@ -20,8 +20,7 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// patience is how long processes may take to end when they are killed. One with much memory to give back may take
-// seconds.
+// patience is how long killed processes may take to end. Freeing much memory can take seconds.
 const patience = 20 * time.Second
 
 // vm is a running virtual machine.
@@ -34,10 +33,10 @@ type vm struct {
 	streams       [3]net.Conn // standard input, output, error
 	console       child.Tail  // the kernel's last words
 
-	unserved atomic.Bool // killed because its virtiofsd ended
+	unserved atomic.Bool // it was killed because its virtiofsd ended
 }
 
-// socketPair makes a pair of connected sockets: one end for QEMU, one for us.
+// socketPair makes a pair of connected sockets: one end for QEMU, one for this process.
 func socketPair() (theirs *os.File, ours net.Conn, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -65,14 +64,14 @@ func memoryFile(name string, b []byte) (*os.File, error) {
 	return f, nil
 }
 
-// startVM starts QEMU from a thread, in whose namespaces it is; it dies with that thread. env is added to this
-// process's environment. It takes QEMU's descriptors out of m.
+// startVM starts QEMU from a thread, whose namespaces it inherits; it dies with that thread. env is added to this
+// process's environment. It takes ownership of m's descriptors.
 func startVM(t thread, m *machine, qemu string, initramfs []byte, env []string) (_ *vm, err error) {
 	v := &vm{}
 	var theirs []*os.File
 	defer func() {
 		for _, f := range theirs {
-			_ = f.Close() // QEMU has its own
+			_ = f.Close() // QEMU has a copy
 		}
 		if err != nil {
 			v.closeAll()
@@ -114,13 +113,13 @@ func startVM(t thread, m *machine, qemu string, initramfs []byte, env []string) 
 		if m.killed != nil {
 			to = io.MultiWriter(to, &killWatch{kill: m.killed})
 		}
-		_, _ = io.Copy(to, console) // it ends with QEMU
+		_, _ = io.Copy(to, console) // ends with QEMU
 		_ = console.Close()
 	}()
 	return v, nil
 }
 
-// start starts a process from a thread, in whose namespaces it is and with which it dies.
+// start starts a process from a thread, whose namespaces it inherits and with which it dies.
 func start(t thread, p *child.Process, cmd *exec.Cmd, env []string, exited func() error) error {
 	cmd.Dir, cmd.Env = "/", append(os.Environ(), env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
@@ -129,7 +128,7 @@ func start(t thread, p *child.Process, cmd *exec.Cmd, env []string, exited func(
 	})
 }
 
-// hello waits until the guest's first process speaks.
+// hello waits for the first message of the guest's first process.
 func (v *vm) hello(ctx context.Context, patience time.Duration) (err error) {
 	stop := context.AfterFunc(ctx, func() { _ = v.control.SetReadDeadline(time.Now()) })
 	defer stop()
@@ -145,7 +144,7 @@ func (v *vm) hello(ctx context.Context, patience time.Duration) (err error) {
 	return fmt.Errorf("the guest did not boot: %w%s", err, v.words())
 }
 
-// endGrace is how long QEMU may take to end: its ports and sockets close a moment before.
+// endGrace is how long QEMU may take to end after its ports and sockets have closed.
 const endGrace = 5 * time.Second
 
 // killed says whether a signal ended QEMU.
@@ -154,7 +153,7 @@ func (v *vm) killed() bool {
 	return ok && status.Signaled()
 }
 
-// exit is how QEMU ended; false while it runs.
+// exit returns how QEMU ended; false while it runs.
 func (v *vm) exit() (syscall.WaitStatus, bool) {
 	select {
 	case <-v.Ended():
@@ -164,7 +163,7 @@ func (v *vm) exit() (syscall.WaitStatus, bool) {
 	}
 }
 
-// words are the last of QEMU and of the guest's kernel.
+// words returns the last output of QEMU and of the guest's kernel.
 func (v *vm) words() string {
 	said := ""
 	if s := v.Tail(); s != "" {
@@ -216,7 +215,7 @@ func startVirtiofsd(t thread, program, socket, source string, env []string) (*ch
 	return nil, fault.New(fault.Machine, program, hint, "%v", err)
 }
 
-// virtiofsdLock is the file that virtiofsd leaves for a socket.
+// virtiofsdLock returns the file that virtiofsd leaves for a socket.
 func virtiofsdLock(socket string) string {
 	return "/var/run/virtiofsd/" + strings.ReplaceAll(socket, "/", ".") + ".pid"
 }

@@ -22,8 +22,8 @@ import (
 	"tare/internal/scale/host/sandbox"
 )
 
-// StateDir is where the state of all containers is, below a directory for each run's tree of control groups, by its
-// name. What is in it says which programs are run to remove a container: nobody else may write there.
+// StateDir has the state of all containers, in a directory named after each run's tree of control groups. Its content
+// decides which programs are run to remove a container, so that no other user may be able to write there.
 const StateDir = "/run/tare"
 
 // NewState makes the directory for the containers of a tree of control groups, or finds it.
@@ -43,11 +43,11 @@ func newState(base, tree string) (string, error) {
 	return dir, nil
 }
 
-// RemoveState removes the state of the containers of a tree, with containers, mounts and control groups that are left
-// of them. It says which containers it found.
+// RemoveState removes the state of the containers of a tree, with the containers, mounts and control groups that are
+// left. It returns the containers that it found.
 func RemoveState(ctx context.Context, tree string) (left []string, err error) {
 	left, err = removeState(ctx, StateDir, tree)
-	_ = os.Remove(StateDir) // others may have theirs in it
+	_ = os.Remove(StateDir) // it may not be empty
 	return left, err
 }
 
@@ -76,7 +76,7 @@ func removeState(ctx context.Context, base, tree string) (left []string, err err
 		ids = append(ids, j.Container.ID)
 	}
 	errs = append(errs, endInside(tree, ids))
-	_, err = Unmount(dir) // runsc keeps a network namespace mounted among its state
+	_, err = Unmount(dir) // runsc keeps a network namespace mounted in its state
 	if err := errors.Join(append(errs, err)...); err != nil {
 		return left, err
 	}
@@ -86,8 +86,8 @@ func removeState(ctx context.Context, base, tree string) (left []string, err err
 	return left, removeGroups(tree)
 }
 
-// Clean removes what is left of the containers of runs that have ended, and gives the names of their trees. Call it
-// before the processes in their control groups are ended: a runtime takes away more than its processes.
+// Clean removes what is left of the containers of runs that have ended, and returns the names of their trees. Call it
+// before the processes in their control groups are ended: deleting by the runtime removes more than processes.
 func Clean(o *placement.Owners) (removed []string, err error) {
 	var errs []error
 	entries, err := os.ReadDir(StateDir)
@@ -103,7 +103,7 @@ func Clean(o *placement.Owners) (removed []string, err error) {
 			removed = append(removed, dir)
 			continue
 		}
-		// A runtime that went on would make what is being removed.
+		// A runtime that is still running could create what is being removed.
 		err := placement.EndMarked(e.Name())
 		if err == nil {
 			_, err = removeState(context.Background(), StateDir, e.Name())
@@ -115,17 +115,17 @@ func Clean(o *placement.Owners) (removed []string, err error) {
 		removed = append(removed, dir)
 	}
 	if !o.DryRun {
-		_ = os.Remove(StateDir) // others may have theirs in it
+		_ = os.Remove(StateDir) // it may not be empty
 	}
 	return removed, errors.Join(errs...)
 }
 
-// CleanGroups removes control groups of runs that have ended in hierarchies that Tare makes none in itself. Call it
+// CleanGroups removes control groups of ended runs in hierarchies where only runtimes make groups, not Tare. Call it
 // when the processes in them have ended.
 func CleanGroups(l *cgroup.Layout, o *placement.Owners) error {
 	trees := map[string]bool{}
 	for i := range l.Hierarchies {
-		entries, _ := os.ReadDir(l.Hierarchies[i].Mount) // what cannot be read has none that we could have made
+		entries, _ := os.ReadDir(l.Hierarchies[i].Mount) // an unreadable hierarchy has no groups of ours
 		for _, e := range entries {
 			if e.IsDir() && o.Ended(e.Name(), "the control groups") {
 				trees[e.Name()] = true
@@ -142,8 +142,8 @@ func CleanGroups(l *cgroup.Layout, o *placement.Owners) error {
 	return errors.Join(errs...)
 }
 
-// own says why what is at a path is not of a type (fs.ModeDir; 0: a file), or is not this user's and root's alone to
-// write: only then it is believed what it says.
+// own returns an error if the file at a path is not of a type (fs.ModeDir; 0: a regular file), or if other users than
+// this one and root can write to it: only then its content can be trusted.
 func own(path string, of fs.FileMode) error {
 	info, err := os.Lstat(path)
 	if err == nil && info.Mode().Type() != of {
@@ -158,9 +158,9 @@ func own(path string, of fs.FileMode) error {
 	return nil
 }
 
-// readJob reads the job in a directory, which is in one that nobody else can write to. Processes of Tare's own are
-// found by a link that leads nowhere, or to somebody else's binary, once the run that made it was killed: what is left
-// is removed by this process's binary.
+// readJob reads the job in a directory, whose parent no other user can write to. Tare's own runtimes are found by a
+// link to a run's binary. After the run was killed, the link may be dangling or lead to another program: then this
+// process's binary removes what is left.
 func readJob(dir string) (j Job, err error) {
 	path := filepath.Join(dir, jobFile)
 	if err := errors.Join(own(dir, fs.ModeDir), own(path, 0)); err != nil {
@@ -188,12 +188,12 @@ func readJob(dir string) (j Job, err error) {
 	return j, nil
 }
 
-// killTime bounds the wait for processes that were killed.
+// killTime limits the wait for killed processes.
 const killTime = 10 * time.Second
 
-// endInside ends what runs in the control groups that runtimes made for the containers of a tree, by their ids. Of a
-// container that was killed while it was created a runtime may know nothing, and delete nothing; what waits there to
-// become the container's program is not marked as of the tree.
+// endInside ends what runs in the control groups that runtimes made for the containers of a tree, by their ids. If a
+// runtime was killed while it created a container, it may not know the container, and delete nothing. The process that
+// waits to execute the container's program is not marked with the tree.
 func endInside(tree string, ids []string) error {
 	if len(ids) == 0 {
 		return nil
@@ -207,8 +207,7 @@ func endInside(tree string, ids []string) error {
 	return placement.EndAll(cgroup.Members(dirs), inside, killTime)
 }
 
-// treeGroups lists the control groups of a tree and those below it, in all hierarchies, each before the one that it is
-// in.
+// treeGroups lists the control groups of a tree and those below it, in all hierarchies, children first.
 func treeGroups(tree string) ([]string, error) {
 	if tree == "" || strings.ContainsAny(tree, "/.") {
 		return nil, fmt.Errorf("%q is no name of a control group", tree)
@@ -227,8 +226,8 @@ func treeGroups(tree string) ([]string, error) {
 	return all, nil
 }
 
-// removeGroups removes control groups that runtimes made for a tree in hierarchies that Tare makes none in itself
-// (devices, freezer, blkio, ...). They are empty: what runs in them runs in the tree's own as well.
+// removeGroups removes control groups that runtimes made for a tree in hierarchies where Tare makes none (devices,
+// freezer, blkio, ...). They are empty, because their processes have ended with those in the tree's own groups.
 func removeGroups(tree string) error {
 	dirs, err := treeGroups(tree)
 	errs := []error{err}
@@ -240,7 +239,7 @@ func removeGroups(tree string) error {
 	return errors.Join(errs...)
 }
 
-// Unmount unmounts what is mounted below a directory in this namespace, and gives where that was.
+// Unmount unmounts what is mounted below a directory in this namespace, and returns the mountpoints.
 func Unmount(dir string) (found []string, err error) {
 	mounts, err := mount.Read("")
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// keeper is a runtime that goes on beside its container, as that of a virtual machine does, and waits for its end
+// keeper is a runtime with a process that stays beside its container, as for a virtual machine, and waits for its end
 // itself. The container runs a program, and ends with status 7.
 const keeper = `#!/bin/sh
 dir=$(dirname "$0")
@@ -39,8 +39,8 @@ kill) echo "$last" >"$dir/killed" ;;
 esac
 `
 
-// TestShimOfAKeptContainer: the end of a container whose process is another's child is seen as it ends, with its
-// status, and nothing is killed.
+// TestShimOfAKeptContainer: the end of a container is noticed, with its status, even if its process is another
+// process's child, and nothing is killed.
 func TestShimOfAKeptContainer(t *testing.T) {
 	for name, program := range map[string]string{"it ends with its input": "cat >/dev/null;", "it ends at once": ""} {
 		t.Run(name, func(t *testing.T) { testKept(t, program) })
@@ -66,7 +66,7 @@ func testKept(t *testing.T, runs string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute) // a shim that misses the end waits for ever
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute) // a shim that misses the end would wait forever
 	defer cancel()
 	cmd := exec.CommandContext(ctx, self, j.Args(path)...)
 	cmd.Stdin, cmd.WaitDelay = strings.NewReader("some input\n"), time.Minute

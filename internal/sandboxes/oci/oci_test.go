@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// needsRunc skips where no container can be made, and gives runc.
+// needsRunc returns runc, and skips the test if containers cannot be made.
 func needsRunc(t *testing.T) (r Runtime, self string) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -82,7 +82,7 @@ func job(t *testing.T, r Runtime, self, tree, shell string) (string, Job) {
 	return path, j
 }
 
-// ended is the name of a tree of a process that has ended.
+// ended returns the name of a tree of a process that has ended.
 func ended(t *testing.T) string {
 	t.Helper()
 	c := exec.Command("true")
@@ -92,7 +92,7 @@ func ended(t *testing.T) string {
 	return fmt.Sprintf("tare-oci-p%d-t1", c.Process.Pid)
 }
 
-// groupsOf are the directories of control groups of a tree.
+// groupsOf returns the directories of control groups of a tree.
 func groupsOf(t *testing.T, tree string) (found []string) {
 	t.Helper()
 	for _, pattern := range []string{"/sys/fs/cgroup/", "/sys/fs/cgroup/*/"} {
@@ -105,7 +105,8 @@ func groupsOf(t *testing.T, tree string) (found []string) {
 	return found
 }
 
-// TestShim: a container has the shim's streams, its exit status is the shim's, its end is timed, and nothing is left.
+// TestShim: a container has the shim's streams, the shim exits with the container's status, its end is timed, and
+// nothing is left.
 func TestShim(t *testing.T) {
 	r, self := needsRunc(t)
 	tree := fmt.Sprintf("tare-shim-p%d-t1", os.Getpid())
@@ -143,7 +144,7 @@ func TestShim(t *testing.T) {
 	}
 }
 
-// TestShimForwards: a signal to the shim is one to the container.
+// TestShimForwards: a signal to the shim is forwarded to the container.
 func TestShimForwards(t *testing.T) {
 	r, self := needsRunc(t)
 	tree := fmt.Sprintf("tare-signal-p%d-t1", os.Getpid())
@@ -165,7 +166,7 @@ func TestShimForwards(t *testing.T) {
 	if n, err := output.Read(buf); string(buf[:n]) != "hello\n" {
 		t.Errorf("%q, %v", buf[:n], err)
 	}
-	for { // it forwards once the container was started
+	for { // it forwards once the container has started
 		if times, err := ReadTimes(filepath.Dir(path)); err != nil || times.Started > 0 {
 			break
 		}
@@ -184,7 +185,7 @@ func TestShimForwards(t *testing.T) {
 	}
 }
 
-// TestClean: what a killed run left is removed, with the container; what a living one has is not.
+// TestClean: what a killed run left is removed, with the container; what belongs to a running one is not.
 func TestClean(t *testing.T) {
 	r, self := needsRunc(t)
 	layout, err := cgroup.Discover(cgroup.Roots{})
@@ -233,8 +234,8 @@ func TestClean(t *testing.T) {
 	}
 }
 
-// TestCleanUnknown: what a runtime that was killed while it created a container left, of which it knows nothing itself,
-// is ended and removed.
+// TestCleanUnknown: what is left of a runtime that was killed while it created a container, and that the runtime
+// itself does not know, is ended and removed.
 func TestCleanUnknown(t *testing.T) {
 	r, self := needsRunc(t)
 	layout, err := cgroup.Discover(cgroup.Roots{})
@@ -245,7 +246,7 @@ func TestCleanUnknown(t *testing.T) {
 	_, j := job(t, r, self, tree, "sleep 1000")
 	c := j.Container
 	create := c.Runtime.command(c.Root, "create", "--bundle", c.Bundle, "--pid-file", c.pidFile(), c.ID)
-	// Its streams are none of ours: what waits in the container would keep them open.
+	// Its streams must not be this test's, because the process that waits in the container would keep them open.
 	if err := exec.Command(create[0], create[1:]...).Run(); err != nil {
 		t.Fatal(err)
 	}
@@ -276,7 +277,7 @@ func TestCleanUnknown(t *testing.T) {
 	}
 }
 
-// TestRoot: a program runs in a root file system with nothing but what it is linked with.
+// TestRoot: a program runs in a root file system with only the libraries that it is linked with.
 func TestRoot(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: chroot")
@@ -309,7 +310,7 @@ func TestRoot(t *testing.T) {
 	}
 }
 
-// TestProbe: a runtime that works does, and one that refuses the machine is quoted.
+// TestProbe: a working runtime passes, and the message of one that refuses the machine is quoted.
 func TestProbe(t *testing.T) {
 	r, self := needsRunc(t)
 	if err := Probe(t.Context(), r, self, 0, nil); err != nil {
@@ -333,8 +334,8 @@ func TestProbe(t *testing.T) {
 	}
 }
 
-// TestProbeHangs: a runtime none of whose commands ends holds up neither an interrupt nor the tidying up, and what it
-// started ends with it.
+// TestProbeHangs: a runtime whose commands hang blocks neither an interrupt nor the clean-up, and what it started is
+// ended with it.
 func TestProbeHangs(t *testing.T) {
 	_, self := needsRunc(t)
 	defer func(was time.Duration) { commandTime = was }(commandTime)
@@ -374,7 +375,7 @@ func TestProbeHangs(t *testing.T) {
 	}
 }
 
-// TestFind: what is not installed is an error of the machine that says how to get it.
+// TestFind: a runtime that is not installed is an error of the machine that says how to get it.
 func TestFind(t *testing.T) {
 	_, err := Find("no-such-runtime", "/bin/true", nil)
 	if fault.CodeOf(err) != fault.Machine || fault.HintOf(err) == "" {
@@ -387,8 +388,8 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// TestForeignState: what somebody else has put where the state of a container would be is not believed: no program that
-// it names is run, and no state is made there.
+// TestForeignState: files of another user where the state of a container would be are not trusted: programs that they
+// name are not run, and no state is made there.
 func TestForeignState(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to give files away")

@@ -20,15 +20,15 @@ import (
 	"tare/internal/lib/lists"
 )
 
-// Where a root file system has what every one has. The tare binary may be anywhere on this machine, below /tmp too.
+// Paths in every root file system. On this machine the tare binary may be anywhere, also below /tmp.
 const (
 	Busybox = "/bin/busybox"
 	Tare    = "/bin/tare"
 )
 
-// Root is a root file system of a container: the tare binary, busybox, and whatever is added at the path that it has on
-// this machine. Its files are those of this machine, by hard links where they are on the same file system.
-// Its methods may be used concurrently.
+// Root is a root file system of a container: the tare binary, busybox, and added programs at their paths on this
+// machine. Files are hard links where they are on the same file system, and copies otherwise. Its methods may be used
+// concurrently.
 type Root struct {
 	Dir string // absolute
 
@@ -36,7 +36,7 @@ type Root struct {
 	have map[string]bool // files by path
 }
 
-// NewRoot makes a root file system in a directory, which is made, with the tare binary that self names.
+// NewRoot makes a root file system in a new directory, with the tare binary that self names.
 func NewRoot(dir, self string) (*Root, error) {
 	r := &Root{Dir: dir, have: map[string]bool{}}
 	for _, d := range []string{"bin", "dev", "dev/shm", "etc", "proc", "sys", "tmp"} {
@@ -105,10 +105,10 @@ func (r *Root) Mountpoint(dir string) error {
 	return nil
 }
 
-// file has a file of this machine at a path, in place of what was there.
+// file puts a file of this machine at a path, replacing what was there.
 func (r *Root) file(at, from string) error {
 	real, err := filepath.EvalSymlinks(from)
-	if err != nil || !same(real, from) { // another file is at its path by now
+	if err != nil || !same(real, from) { // another file is now at its path
 		real = ""
 	}
 	to := filepath.Join(r.Dir, at)
@@ -130,7 +130,7 @@ func (r *Root) file(at, from string) error {
 	return err
 }
 
-// same says whether two paths lead to one file.
+// same says whether two paths lead to the same file.
 func same(a, b string) bool {
 	x, err1 := os.Stat(a)
 	y, err2 := os.Stat(b)
@@ -151,16 +151,16 @@ func copyFile(to, from string) error {
 	return errors.Join(err, out.Close())
 }
 
-// closure is a program with its interpreter and all libraries that it and they are linked with, at the paths where the
-// interpreter, which is the dynamic linker, says that it finds them (--list, see ld.so(8); that of musl has it too). A
-// static program and a script have none of these, and a script's interpreter is not among them.
+// closure returns a program with its interpreter and all libraries that both are linked with, at the paths that the
+// interpreter, which is the dynamic linker, reports (--list, see ld.so(8); musl's has it too). A static program and a
+// script have none of these, and a script's interpreter is not included.
 func closure(program string) ([]string, error) {
 	interpreter, err := interpreterOf(program)
 	if err != nil || interpreter == "" {
 		return []string{program}, err
 	}
 	list := exec.Command(interpreter, "--list", program)
-	list.Env = []string{} // LD_LIBRARY_PATH of this process is not the container's
+	list.Env = []string{} // the container does not have LD_LIBRARY_PATH of this process
 	out, err := list.CombinedOutput()
 	if err != nil {
 		return nil, fmt.Errorf("its libraries: %w: %s", err, bytes.TrimSpace(out))
@@ -171,7 +171,7 @@ func closure(program string) ([]string, error) {
 		name, found, linked := strings.Cut(strings.TrimSpace(line), " => ")
 		path, _, _ := strings.Cut(found, " (0x")
 		switch {
-		case !linked: // of the kernel, or the interpreter
+		case !linked: // the kernel's vDSO, or the interpreter
 		case !filepath.IsAbs(path):
 			return nil, fmt.Errorf("its library %s is nowhere: %s", name, found)
 		default:
@@ -181,7 +181,7 @@ func closure(program string) ([]string, error) {
 	return files, nil
 }
 
-// interpreterOf is the dynamic linker that a program asks for; empty for a static program and for a script.
+// interpreterOf returns the dynamic linker of a program; empty for a static program and for a script.
 func interpreterOf(program string) (string, error) {
 	f, err := elf.Open(program)
 	if _, script := errors.AsType[*elf.FormatError](err); script {

@@ -1,5 +1,5 @@
-// Package oci drives container runtimes that have runc's command line (create, start, state, kill, delete) on bundles
-// that it builds itself: it needs no registry and no daemon.
+// Package oci drives container runtimes with runc's command line (create, start, state, kill, delete) on bundles that
+// it builds itself, without a registry or a daemon.
 package oci
 
 import (
@@ -30,12 +30,12 @@ import (
 
 // Runtime is a program with runc's command line.
 type Runtime struct {
-	Name string   `json:"name"` // as it was asked for
-	Argv []string `json:"argv"` // its program, and the arguments that come before those of each command
+	Name string   `json:"name"` // as given by the user
+	Argv []string `json:"argv"` // its program, and the arguments before those of each command
 }
 
-// Find finds a runtime, with the settings that it is run with, by its name on the PATH or beside the tare binary, which
-// self names, or by its path. One that is not installed is an error of code fault.Machine.
+// Find finds a runtime, with its settings as arguments, by its name on the PATH or beside the tare binary, which self
+// names, or by its path. If it is not installed, the error is of code fault.Machine.
 func Find(name, self string, v param.Values) (Runtime, error) {
 	launch := sandbox.LaunchOf(name)
 	if launch.Own {
@@ -43,7 +43,7 @@ func Find(name, self string, v param.Values) (Runtime, error) {
 	}
 	program, err := exec.LookPath(name)
 	if real, err := filepath.EvalSymlinks(self); err == nil {
-		self = real // which may be a link, of which nothing stands beside
+		self = real // self may be a link, with nothing beside it
 	}
 	if beside := filepath.Join(filepath.Dir(self), name); err != nil && !strings.Contains(name, "/") {
 		program, err = exec.LookPath(beside)
@@ -69,12 +69,12 @@ func (r Runtime) command(root string, args ...string) []string {
 	return slices.Concat(r.Argv, args)
 }
 
-// commandTime is how long a command of a runtime may take where its caller sets no time of its own. They take
-// milliseconds; one that hangs must not hold up the end of a run.
-var commandTime = 20 * time.Second // tests have less
+// commandTime is the time limit of a runtime's command unless the caller sets another. They take milliseconds; one
+// that hangs must not block the end of a run.
+var commandTime = 20 * time.Second // tests set less
 
-// run runs a command of the runtime, for as long as the context lives, and commandTime where that has no end. Its
-// error, of code fault.Machine, has the runtime's own message.
+// run runs a command of the runtime, until the context ends, or for commandTime if it has no deadline. Its error, of
+// code fault.Machine, has the runtime's message.
 func (r Runtime) run(ctx context.Context, root string, args ...string) ([]byte, error) {
 	within := time.Duration(0)
 	if _, bounded := ctx.Deadline(); !bounded {
@@ -85,10 +85,10 @@ func (r Runtime) run(ctx context.Context, root string, args ...string) ([]byte, 
 	}
 	argv := r.command(root, args...)
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
-	// One that is ended takes what it started with it.
+	// Killing the process group also ends what the command has started.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	cmd.WaitDelay = time.Second // for children that hold its streams open
+	cmd.WaitDelay = time.Second // for children that keep its streams open
 	var out, said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &said
 	if err := cmd.Run(); err != nil && !errors.Is(err, exec.ErrWaitDelay) {
@@ -101,12 +101,12 @@ func (r Runtime) run(ctx context.Context, root string, args ...string) ([]byte, 
 	return out.Bytes(), nil
 }
 
-// message is the part of a line of a logrus logger that says something.
+// message matches the message in a line of a logrus logger.
 var message = regexp.MustCompile(`msg="((?:[^"\\]|\\.)*)"`)
 
-const longest = 400 // bytes of a message that are passed on
+const longest = 400 // bytes of a message that are reported
 
-// clean makes one line of what a runtime says: what its log calls the message, and no time stamps or colours.
+// clean reduces a runtime's output to one line: the log's message, without time stamps and colours.
 func clean(said string) string {
 	var words []string
 	for line := range strings.Lines(said) {
@@ -130,7 +130,7 @@ func clean(said string) string {
 	return text
 }
 
-// Version is the first line of what the runtime says of its version; empty where it says nothing.
+// Version returns the first line of the runtime's version output; empty: there is none.
 func (r Runtime) Version(ctx context.Context) string {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -149,7 +149,7 @@ func (r Runtime) Version(ctx context.Context) string {
 	return line
 }
 
-// noVersion is what gVisor says that was built from its Go module, which knows its own.
+// noVersion is gVisor's version if it was built from its Go module, whose version is then used.
 const noVersion = "VERSION_MISSING"
 
 // Container is a container of a runtime.
@@ -160,7 +160,7 @@ type Container struct {
 	ID      string  `json:"id"`
 }
 
-// State is what a runtime says of a container, as far as the specification has it.
+// State is the state of a container that a runtime reports, with the fields of the specification.
 type State struct {
 	ID     string `json:"id"`
 	Status string `json:"status"` // creating, created, running or stopped
@@ -169,9 +169,10 @@ type State struct {
 	Annotations map[string]string `json:"annotations"`
 }
 
-// OutOfMemory is what the kernel of the container's guest killed because memory was short, as far as the runtime tells.
+// OutOfMemory returns the processes that the kernel of the container's guest killed because memory was short, if the
+// runtime reports them.
 func (s State) OutOfMemory() (kills []microvm.Kill) {
-	_ = json.Unmarshal([]byte(s.Annotations[microvm.OutOfMemory]), &kills) // most have none
+	_ = json.Unmarshal([]byte(s.Annotations[microvm.OutOfMemory]), &kills) // most have no such annotation
 	return kills
 }
 
@@ -187,22 +188,21 @@ func (c Container) State(ctx context.Context) (s State, err error) {
 	return s, nil
 }
 
-// Delete ends what still runs of the container and removes it.
+// Delete ends the container's processes and removes the container.
 func (c Container) Delete(ctx context.Context) error {
 	_, err := c.Runtime.run(ctx, c.Root, "delete", "--force", c.ID)
 	return err
 }
 
-// pidFile is where the runtime writes the process that it created.
+// pidFile is the file to which the runtime writes the container's pid.
 func (c Container) pidFile() string { return filepath.Join(c.Bundle, "pid") }
 
-// probeTime is how long a runtime may take to run a container that does nothing: one that boots a kernel on an emulated
+// probeTime is how long a runtime may take to run an empty container: a runtime that boots a kernel on an emulated
 // processor takes seconds.
 const probeTime = 60 * time.Second
 
-// Probe has a runtime run a container that does nothing, with annotations in its bundle, which may take up to within,
-// or a minute where that is longer. Its error, of code fault.Machine, says in the runtime's words why it does not
-// work on this machine.
+// Probe has a runtime run an empty container, with annotations in its bundle, within the given time, or a minute if
+// that is longer. Its error, of code fault.Machine, has the runtime's message.
 func Probe(ctx context.Context, r Runtime, self string, within time.Duration,
 	annotations map[string]string) (err error) {
 	within = max(within, probeTime)
@@ -212,9 +212,9 @@ func Probe(ctx context.Context, r Runtime, self string, within time.Duration,
 	if err != nil {
 		return err
 	}
-	// Named as a run's tree of control groups is, so that Clean knows it when this process was killed.
+	// Named like a run's tree of control groups, so that Clean recognizes it if this process is killed.
 	tree := fmt.Sprintf("tare-probe-%d-%s", probes.Add(1), process)
-	files, err := files.NewScratch("", "probe") // of a name that nobody can know before it is there
+	files, err := files.NewScratch("", "probe") // with an unpredictable name
 	if err != nil {
 		return err
 	}
@@ -251,5 +251,5 @@ func Probe(ctx context.Context, r Runtime, self string, within time.Duration,
 	return err
 }
 
-// probes counts those of this process.
+// probes counts the probes of this process.
 var probes atomic.Int64

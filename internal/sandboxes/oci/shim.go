@@ -24,41 +24,43 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// ShimCommand is the hidden command as which the tare binary stands beside a container. Its arguments are those that
-// Job.Args gives.
+// ShimCommand is the hidden command with which the tare binary runs as a container's shim. Its arguments are those of
+// Job.Args.
 const ShimCommand = "_shim"
 
-// idFlag names the container, as it does for containerd's shims: whoever looks at the process can tell whose it is.
+// idFlag names the container, as for containerd's shims, so that tools can tell which container the process belongs
+// to.
 const idFlag = "-id"
 
-// Args are the arguments of the tare binary that start the shim of a job, which was written to a path.
+// Args returns the arguments of the tare binary that start the shim of a job, which was written to a path.
 func (j Job) Args(path string) []string { return []string{ShimCommand, idFlag, j.Container.ID, path} }
 
-// Job is what a shim does: it creates and starts a container with its own standard streams, waits for its end, and
-// deletes it. It forwards signals to the container, and kills it when the parent has closed standard input and it does
-// not end by that.
+// Job describes a shim's work: it creates and starts a container with its own standard streams, waits for its end, and
+// deletes it. It forwards signals to the container. When the parent has closed standard input and the container does
+// not end because of that, the shim kills it.
 type Job struct {
 	Container Container `json:"container"`
 
-	// Own says that the shim's network namespace is its own, and to be set up; Address is then that of the far end of
-	// its link, if it gets one.
+	// Own means that the shim has a separate network namespace, which it must set up; Address is then the address of
+	// the far end of its link, if it gets one.
 	Own     bool         `json:"own_network"`
 	Address netip.Prefix `json:"address,omitzero"`
 }
 
-// Times are when what happened to a container, by CLOCK_MONOTONIC in nanoseconds; 0: it has not.
+// Times are the times of events of a container, by CLOCK_MONOTONIC in nanoseconds; 0: not happened.
 type Times struct {
-	Create  int64 `json:"create_ns"`  // the runtime's create was called
-	Created int64 `json:"created_ns"` // and had ended
-	Started int64 `json:"started_ns"` // the runtime's start had ended
-	Told    int64 `json:"told_ns"`    // the parent closed standard input, or sent a signal
-	Exited  int64 `json:"exited_ns"`  // the container's process had ended
-	Deleted int64 `json:"deleted_ns"` // the runtime's delete had ended
+	Create  int64 `json:"create_ns"`  // when the runtime's create was called
+	Created int64 `json:"created_ns"` // when the runtime's create had ended
+	Started int64 `json:"started_ns"` // when the runtime's start had ended
+	Told    int64 `json:"told_ns"`    // when the parent closed standard input, or sent a signal
+	Exited  int64 `json:"exited_ns"`  // when the container's process had ended
+	Deleted int64 `json:"deleted_ns"` // when the runtime's delete had ended
 
-	PID    int  `json:"pid"` // of the process that the runtime names
+	PID    int  `json:"pid"` // of the process that the runtime reports
 	Killed bool `json:"killed,omitempty"`
 
-	// OutOfMemory is what the kernel of a guest killed because memory was short, as far as the runtime tells.
+	// OutOfMemory are the processes that a guest's kernel killed because memory was short, if the runtime reports
+	// them.
 	OutOfMemory []microvm.Kill `json:"out_of_memory,omitempty"`
 }
 
@@ -69,13 +71,13 @@ const (
 	saidFile  = "said.json"
 )
 
-// Write writes the job into a directory, and gives its path.
+// Write writes the job into a directory, and returns its path.
 func (j Job) Write(dir string) (string, error) {
 	path := filepath.Join(dir, jobFile)
 	return path, writeJSON(path, j)
 }
 
-// ReadTimes reads the times of the job in a directory. It is all zero where the shim has not got so far.
+// ReadTimes reads the times of the job in a directory. They are zero if the shim has not got that far.
 func ReadTimes(dir string) (t Times, err error) {
 	text, err := os.ReadFile(filepath.Join(dir, timesFile))
 	if errors.Is(err, os.ErrNotExist) {
@@ -101,10 +103,10 @@ func writeJSON(path string, v any) error {
 	return os.Rename(path+".new", path)
 }
 
-// endTime is for the container to end by itself when its input has ended.
+// endTime is how long the container may take to end after its input has ended.
 const endTime = 1500 * time.Millisecond
 
-// shim is one under way.
+// shim is a running shim.
 type shim struct {
 	Job
 	dir    string
@@ -114,7 +116,8 @@ type shim struct {
 	times Times
 }
 
-// Shim is the body of ShimCommand. It gives the exit status of the container, 128 and the signal where one killed it.
+// Shim is the body of ShimCommand. It returns the exit status of the container, 128 plus the signal's number if one
+// killed it.
 func Shim(args []string) (status int, err error) {
 	if len(args) != 3 || args[0] != idFlag {
 		return 0, fault.New(fault.Usage, ShimCommand, "tare calls this command itself",
@@ -129,7 +132,7 @@ func Shim(args []string) (status int, err error) {
 	if err != nil {
 		return 0, fault.Wrap(err, fault.Usage, path, "tare calls this command itself", "it is no job of a shim")
 	}
-	// Whatever the runtime leaves running has this process as its parent: it can be waited for.
+	// This process becomes the parent of what the runtime leaves running, and can wait for it.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return 0, fmt.Errorf("becoming the parent of orphans: %w", err)
 	}
@@ -140,7 +143,7 @@ func Shim(args []string) (status int, err error) {
 	return s.run()
 }
 
-// network sets up the namespace, where the link is already.
+// network sets up the namespace, in which the link already is.
 func (s *shim) network() error {
 	if !s.Own {
 		return nil
@@ -153,7 +156,7 @@ func (s *shim) network() error {
 
 func (s *shim) run() (int, error) {
 	c := s.Container
-	// The streams are the container's from now on: this process reads none of them.
+	// The streams belong to the container from now on: this process does not read them.
 	s.note(func(t *Times) { t.Create = pace.Now() })
 	defer s.delete()
 	if err := s.command("create", "--bundle", c.Bundle, "--pid-file", c.pidFile(), c.ID); err != nil {
@@ -186,8 +189,9 @@ func (s *shim) run() (int, error) {
 	return ws.ExitStatus(), nil
 }
 
-// isChild reports whether a process is this one's: what a runtime leaves behind is, unless a process of the runtime's
-// own goes on to look after it, as with a virtual machine. One that has gone was, if it was waited for here.
+// isChild reports whether a process is this one's child. What a runtime leaves behind is, unless the runtime keeps a
+// process running that waits for it, as for a virtual machine. A process that has ended was one if it was waited for
+// here.
 func (r *reaper) isChild(pid int) bool {
 	if p, err := (proc.FS{}).Process(pid); err == nil {
 		return p.PPID == os.Getpid()
@@ -198,24 +202,23 @@ func (r *reaper) isChild(pid int) bool {
 	return known
 }
 
-// endOf is closed when a process has ended that is somebody else's to wait for.
+// endOf returns a channel that is closed when a process has ended that another process waits for.
 func endOf(pid int) <-chan struct{} {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_, _ = proc.Await(pid, func() bool { return true }, -1) // one that cannot be held has ended
+		_, _ = proc.Await(pid, func() bool { return true }, -1) // a process that cannot be opened has ended
 	}()
 	return ended
 }
 
-// The runtime says a moment after the end that the container has stopped.
+// A runtime reports a moment after the end that the container has stopped.
 const (
 	stopStep  = 20 * time.Millisecond
 	stopSteps = 50
 )
 
-// saidStatus is the exit status of the container as an annotation of its state has it; 0 where the runtime does not
-// tell.
+// saidStatus returns the container's exit status from an annotation of its state; 0 if the runtime does not report it.
 func (s *shim) saidStatus() int {
 	for range stopSteps {
 		var state State
@@ -233,7 +236,8 @@ func (s *shim) saidStatus() int {
 	return 0
 }
 
-// said is what a command of the runtime writes. It goes through a file: the reaper waits for all children.
+// said returns the output of a command of the runtime. It goes through a file, because the reaper waits for all
+// children.
 func (s *shim) said(args ...string) ([]byte, error) {
 	out, err := os.Create(filepath.Join(s.dir, saidFile))
 	if err != nil {
@@ -250,7 +254,7 @@ func (s *shim) said(args ...string) ([]byte, error) {
 	return os.ReadFile(out.Name())
 }
 
-// command runs a command of the runtime with the streams of this process. What goes wrong the runtime says there.
+// command runs a command of the runtime with the streams of this process, where the runtime reports errors.
 func (s *shim) command(args ...string) error {
 	ws, err := s.reaper.run(s.Container.Runtime.command(s.Container.Root, args...))
 	if err != nil {
@@ -267,10 +271,10 @@ func (s *shim) note(set func(*Times)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	set(&s.times)
-	_ = writeJSON(filepath.Join(s.dir, timesFile), s.times) // they are for evidence, which then lacks them
+	_ = writeJSON(filepath.Join(s.dir, timesFile), s.times) // without them, the evidence lacks the times
 }
 
-// forward passes signals on to the container.
+// forward forwards signals to the container.
 func (s *shim) forward() {
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2)
@@ -292,9 +296,9 @@ func (s *shim) told() {
 	})
 }
 
-// watchInput kills the container where its input has ended and it goes on.
+// watchInput kills the container if it goes on when its input has ended.
 func (s *shim) watchInput(ended <-chan struct{}) {
-	fds := []unix.PollFd{{Fd: 0}} // no event is asked for: only that all writers have gone
+	fds := []unix.PollFd{{Fd: 0}} // POLLHUP is always reported: all writers have closed
 	for {
 		if _, err := unix.Poll(fds, -1); !errors.Is(err, unix.EINTR) {
 			break
@@ -312,7 +316,7 @@ func (s *shim) watchInput(ended <-chan struct{}) {
 
 // delete removes the container.
 func (s *shim) delete() {
-	_ = s.command("delete", "--force", s.Container.ID) // what it leaves is found when the trial is over
+	_ = s.command("delete", "--force", s.Container.ID) // leftovers are found when the trial is over
 	s.note(func(t *Times) { t.Deleted = pace.Now() })
 }
 
@@ -328,8 +332,8 @@ func readPID(path string) (int, error) {
 	return pid, nil
 }
 
-// reaper waits for all children, those among them that the runtime left behind: some runtimes take a process that
-// nobody has waited for as one that still runs.
+// reaper waits for all children, including those that the runtime left behind: some runtimes take a zombie for a
+// running process.
 type reaper struct {
 	mu     sync.Mutex
 	known  map[int]unix.WaitStatus
@@ -368,7 +372,7 @@ func (r *reaper) reap() {
 	}
 }
 
-// ended is closed when a child has ended.
+// ended returns a channel that is closed when a child has ended.
 func (r *reaper) ended(pid int) <-chan struct{} {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -390,12 +394,12 @@ func (r *reaper) status(pid int) unix.WaitStatus {
 // run runs a program with the streams of this process.
 func (r *reaper) run(argv []string) (unix.WaitStatus, error) { return r.runTo(1, argv) }
 
-// runTo runs a program with standard output elsewhere.
+// runTo runs a program with standard output redirected.
 func (r *reaper) runTo(out uintptr, argv []string) (unix.WaitStatus, error) {
-	r.mu.Lock() // nobody reaps it before it is known
+	r.mu.Lock() // so that it is registered before it can be reaped
 	pid, err := syscall.ForkExec(argv[0], argv, &syscall.ProcAttr{Env: os.Environ(), Files: []uintptr{0, out, 2}})
 	if err == nil {
-		delete(r.known, pid) // an earlier child's
+		delete(r.known, pid) // an entry of an earlier child
 	}
 	r.mu.Unlock()
 	if err != nil {
@@ -405,12 +409,12 @@ func (r *reaper) runTo(out uintptr, argv []string) (unix.WaitStatus, error) {
 	return r.status(pid), nil
 }
 
-// Abandon deletes the container of a job whose shim has gone, and is no error where there is none any more.
+// Abandon deletes the container of a job whose shim has ended; it is no error if there is none.
 func (j Job) Abandon(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, commandTime)
 	defer cancel()
 	if _, err := j.Container.State(ctx); err != nil {
-		return nil // the runtime knows of none
+		return nil // the runtime does not know it
 	}
 	return j.Container.Delete(ctx)
 }

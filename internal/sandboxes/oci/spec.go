@@ -13,23 +13,23 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// Spec is what a container runs, and in what.
+// Spec is a container's program and environment.
 type Spec struct {
 	Args   []string
 	Env    []string
 	Root   string   // root file system, which is mounted read-only
-	Dirs   []string // of this machine, which it finds at the same paths and may write to
-	Cgroup string   // cgroupsPath: in every hierarchy, from its root
+	Dirs   []string // of this machine, which the container can write to at the same paths
+	Cgroup string   // cgroupsPath: relative to the root of every hierarchy
 
-	// NetNS is the path of the network namespace that it runs in; empty: a new one. HostNetwork is this machine's.
+	// NetNS is the path of its network namespace; empty: a new one. HostNetwork means this machine's.
 	NetNS       string
 	HostNetwork bool
 
-	Memory      uint64 // limit in bytes; for a sandbox with a kernel of its own, its size; 0: none
+	Memory      uint64 // limit in bytes; for a sandbox with a separate kernel, its size; 0: none
 	Annotations map[string]string
 }
 
-// version of the specification that bundles are written for: what is in them is in all versions since.
+// version is the version of the specification that bundles are written for; all later versions support it.
 const version = "1.0.2"
 
 // capabilities are those that Docker gives a container by default (oci/caps/defaults.go of moby).
@@ -38,8 +38,8 @@ var capabilities = []string{
 	"CAP_SETFCAP", "CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT", "CAP_KILL", "CAP_AUDIT_WRITE",
 }
 
-// Lacks are the capabilities that this process does not have and a runtime needs to make a container with a network
-// namespace of its own: those that it gives the container, and those to make namespaces and their interfaces.
+// Lacks returns the capabilities that this process lacks and a runtime needs to make a container with a new network
+// namespace: those that it gives the container, and those for namespaces and their interfaces.
 func Lacks() (names []string) {
 	for _, name := range append([]string{"CAP_SYS_ADMIN", "CAP_NET_ADMIN"}, capabilities...) {
 		c, err := cap.FromName(strings.ToLower(name))
@@ -50,8 +50,8 @@ func Lacks() (names []string) {
 	return names
 }
 
-// Write writes config.json into the directory of a bundle, which it makes. The container has namespaces of its own for
-// processes, mounts, IPC and its host name, Docker's default capabilities, and no seccomp filter.
+// Write writes config.json into a new directory, the bundle. The container has separate namespaces for processes,
+// mounts, IPC and its host name, Docker's default capabilities, and no seccomp filter.
 func (s Spec) Write(bundle string) error {
 	if err := os.MkdirAll(bundle, 0o711); err != nil {
 		return fmt.Errorf("making the bundle of a container: %w", err)

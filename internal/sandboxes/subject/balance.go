@@ -14,35 +14,36 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// Balance is what became of the machine's memory from before the trial until the end of its window, in bytes:
+// Balance accounts for the change of the machine's available memory from before the trial until the end of its window,
+// in bytes:
 //
 //	lost  = kept + beside + neighbours + taken
 //	taken = charged - reclaimable + kernel + remainder
 //
-// Each line but the remainder has a source of its own. Lines that are the machine's differences are of everything that
-// ran on it.
+// Each line but the remainder is measured separately. Lines that are differences of the machine's counters include
+// everything that ran on it.
 type Balance struct {
 	Lost int64 `json:"lost"` // of MemAvailable
-	// Kept is by how much the free pages grew that CPUs keep at hand for themselves, which MemAvailable leaves out: the
-	// machine's difference. It is negative where what was started took pages that the trial before had freed.
+	// Kept is the growth of the CPUs' lists of free pages, which MemAvailable leaves out: a difference of the
+	// machine's counters. It is negative if what was started took pages that the trial before had freed.
 	Kept int64 `json:"kept_by_cpus"`
-	// Beside is what the trial's loads and its other groups are charged beside the sandboxes', and what this process
-	// grew by.
+	// Beside is what the trial's loads and its other groups are charged besides the sandboxes', and the growth of this
+	// process.
 	Beside int64 `json:"beside"`
-	// Neighbours is what anonymous and shared memory of the rest of the machine grew by: the machine's difference, less
-	// what the groups of the trial and this process have of it.
+	// Neighbours is the growth of anonymous and shared memory on the rest of the machine: the difference of the
+	// machine's counters, less the part of the trial's groups and of this process.
 	Neighbours int64 `json:"neighbours"`
-	// Taken is what is left of the loss: the sandboxes'.
+	// Taken is the rest of the loss: the sandboxes'.
 	Taken int64 `json:"taken"`
 
 	Charged int64 `json:"charged"` // hard memory of all groups of the sandboxes
-	// Reclaimable is the part of Charged that the kernel can free at need and MemAvailable therefore still has: the
-	// machine's difference, where control groups do not tell it apart (version 1), else 0.
+	// Reclaimable is the part of Charged that the kernel can free at need, so that MemAvailable still includes it: the
+	// difference of the machine's counters if control groups do not distinguish it (version 1), else 0.
 	Reclaimable int64 `json:"reclaimable"`
-	// Kernel is the machine's difference of the kernel's memory that cannot be freed (proc.Memory.Kernel), less what the
-	// trial's groups are charged for: memory that is charged to none. It is negative where they are charged for objects
-	// in slabs that the machine had before. What they are charged for and the machine's counters do not name, such as
-	// buffers of pipes, is taken out of both this and the remainder.
+	// Kernel is the difference of the kernel's memory that cannot be freed (proc.Memory.Kernel), less what the trial's
+	// groups are charged for it: memory that no group is charged for. It is negative if they are charged for objects
+	// in slabs that existed before. Memory that they are charged for and that the machine's counters do not name, such
+	// as buffers of pipes, is left out of both this and the remainder.
 	Kernel    int64 `json:"kernel_uncharged"`
 	Remainder int64 `json:"remainder"` // attributed to nothing
 }
@@ -50,13 +51,13 @@ type Balance struct {
 // held is what control groups are charged, in bytes.
 type held struct {
 	users  int64 // anonymous and shared memory
-	kernel int64 // that cannot be freed, and that can be where told is false
-	told   bool  // whether the kernel tells reclaimable slab apart
+	kernel int64 // that cannot be freed; if told is false, also that which can
+	told   bool  // whether the kernel distinguishes reclaimable slab
 }
 
 func (h held) hard() int64 { return h.users + h.kernel }
 
-// add adds a group; false where something is not known of it.
+// add adds a group; false if one of its values is unknown.
 func (h *held) add(m cgroup.Memory) bool {
 	h.users += int64(m.Anon.N + m.Shmem.N)
 	h.kernel += int64(m.Kernel.N) - int64(m.SlabReclaimable.N)
@@ -64,14 +65,15 @@ func (h *held) add(m cgroup.Memory) bool {
 	return m.Anon.OK && m.Shmem.OK && m.Kernel.OK
 }
 
-// weighed is what the trial's groups are charged, and the sandboxes' among them, when the machine was read.
+// weighed is what the trial's groups are charged, and the sandboxes' part of it, when the machine was read.
 type weighed struct {
 	machine        proc.Memory
 	all, sandboxes held
 	own            int64 // anonymous memory of this process
 }
 
-// groups are the paths of the group of all of a trial, and of the sandboxes' in it: pods, and the subject's.
+// groups returns the paths of the group of the whole trial, and of the sandboxes' groups in it: pods, and the
+// subject's.
 func (j *joined) groups() (all string, sandboxes []string, err error) {
 	pods, tree, err := j.pods()
 	if err != nil || len(pods) == 0 {
@@ -91,8 +93,8 @@ func (j *joined) groups() (all string, sandboxes []string, err error) {
 	return all, sandboxes, nil
 }
 
-// weigh reads the memory of the machine and of the trial's groups. known is false where groups do not tell theirs; the
-// machine's is there all the same.
+// weigh reads the memory of the machine and of the trial's groups. known is false if groups do not report theirs; the
+// machine's is returned nevertheless.
 func weigh(l *cgroup.Layout, all string, sandboxes []string) (w weighed, known bool, err error) {
 	r, err := cgroup.NewReaderOfSome(l)
 	if err != nil {
@@ -100,7 +102,7 @@ func weigh(l *cgroup.Layout, all string, sandboxes []string) (w weighed, known b
 	}
 	defer r.Close()
 	known = true
-	for _, p := range append([]string{all}, sandboxes...) { // reading that of all brings those in it up to date
+	for _, p := range append([]string{all}, sandboxes...) { // reading the parent updates the groups in it
 		known = r.Add(p) != nil && known
 	}
 	if w.machine, err = (proc.FS{}).MedianMemory(); err != nil {
@@ -120,7 +122,7 @@ func weigh(l *cgroup.Layout, all string, sandboxes []string) (w weighed, known b
 	return w, known, nil
 }
 
-// balance has the balance of now in the evidence. An error fails a trial that has not ended.
+// balance records the current balance in the evidence. An error fails a trial that has not ended.
 func (j *joined) balance(ctx context.Context) {
 	all, sandboxes, err := j.groups()
 	if err == nil && len(sandboxes) == 0 {
@@ -143,8 +145,8 @@ func (j *joined) balance(ctx context.Context) {
 	}
 }
 
-// balanced puts the lines together, from the machine's memory before the trial, this process's own then, and what both
-// were at the end.
+// balanced computes the balance from the machine's memory before the trial, this process's own then, and the values of
+// both at the end.
 func balanced(before proc.Memory, own int64, w weighed) *Balance {
 	grown := func(of func(proc.Memory) uint64) int64 { return int64(of(w.machine)) - int64(of(before)) }
 	own = w.own - own
@@ -167,8 +169,8 @@ func balanced(before proc.Memory, own int64, w weighed) *Balance {
 	return b
 }
 
-// chargedElsewhere reports whether a process of a sandbox is charged to a group that is none of the trial's: what it
-// has cannot be told from what neighbours have then.
+// chargedElsewhere reports whether a process of a sandbox is charged to a group outside the trial: its memory cannot
+// then be distinguished from the neighbours'.
 func (e *Evidence) chargedElsewhere(tree string) bool {
 	for _, s := range e.Sandboxes {
 		for _, p := range s.Processes {
@@ -180,22 +182,22 @@ func (e *Evidence) chargedElsewhere(tree string) bool {
 	return false
 }
 
-// ownAnon is the anonymous memory of this process, in bytes.
+// ownAnon returns the anonymous memory of this process, in bytes.
 func ownAnon() int64 {
-	n, _ := proc.FS{}.Anon(os.Getpid()) // of a process that runs it can be read
+	n, _ := proc.FS{}.Anon(os.Getpid()) // cannot fail for a running process
 	return int64(n)
 }
 
-// The kernel gives back what a trial had a while after its end.
+// The kernel frees a trial's memory some time after its end.
 const (
 	settleStep  = 25 * time.Millisecond
 	settleSteps = 20
-	settled     = 1 << 20 // bytes that may still come back in a step
+	settled     = 1 << 20 // bytes per step that may still be freed
 
-	weighing = 30 * time.Millisecond // before the end of the window the machine's memory is read
+	weighing = 30 * time.Millisecond // before the end of the window, when the machine's memory is read
 )
 
-// settledMemory is the machine's memory once it gets back no more, or after a second.
+// settledMemory returns the machine's memory once no more is freed, or after a second.
 func settledMemory() (proc.Memory, error) {
 	free := func(m proc.Memory) uint64 { return m.Available + m.Kept }
 	last, err := proc.FS{}.MedianMemory()

@@ -19,7 +19,7 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// plantEnv makes the test binary take memory of a kind, say so, and wait for the end of its standard input.
+// plantEnv makes the test binary allocate memory of a kind, report that, and wait for the end of its standard input.
 const plantEnv = "TARE_TEST_PLANT"
 
 func TestMain(m *testing.M) {
@@ -42,10 +42,10 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// planted is how much memory a process takes, in bytes.
+// planted is how much memory a process allocates, in bytes.
 const planted = 48 << 20
 
-// plants take that much memory of their kind, and return what holds it.
+// plants allocate that much memory of their kind, and return a function that keeps it.
 var plants = map[string]func() (keep func(), err error){
 	"anonymous memory": func() (func(), error) {
 		b, err := unix.Mmap(-1, 0, planted, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
@@ -58,7 +58,7 @@ var plants = map[string]func() (keep func(), err error){
 		}
 		return func() { unix.Close(fd) }, err
 	},
-	// To read untouched memory maps the page of zeros: one page of page tables for each 2 MiB (x86, arm64).
+	// Reading untouched memory maps the zero page: one page of page tables for each 2 MiB (x86, arm64).
 	"page tables": func() (func(), error) {
 		const reach = 2 << 20
 		b, err := unix.Mmap(-1, 0, planted/unix.Getpagesize()*reach, unix.PROT_READ, unix.MAP_ANON|unix.MAP_PRIVATE|
@@ -87,7 +87,7 @@ var plants = map[string]func() (keep func(), err error){
 		}
 		return func() { fmt.Print(len(ends)) }, nil
 	},
-	// The kernel charges what TCP has queued to an account of its own, if to any.
+	// The kernel charges TCP's queues to a separate counter, if to any.
 	"sockets": func() (func(), error) {
 		const each = 4 << 20
 		var ends []net.Conn
@@ -128,7 +128,7 @@ func touch(b []byte, step int) func() {
 	return func() { fmt.Print(b[0]) }
 }
 
-// fill writes until the other side takes no more, or it is enough.
+// fill writes until the socket accepts no more, or enough has been written.
 func fill(fd, enough int) {
 	b := make([]byte, 64<<10)
 	for written := 0; written < enough; {
@@ -140,9 +140,9 @@ func fill(fd, enough int) {
 	}
 }
 
-// TestBalance: what a process takes is attributed by its kind, and what no account has is left as the remainder.
-// Neighbours take and give back other kinds of memory meanwhile, some megabytes at most times and more at others, so
-// each case has some tries; what is attributed wrongly is so in all of them.
+// TestBalance: memory of each kind is attributed to the right line, and unaccounted memory is the remainder. Other
+// processes allocate and free other kinds of memory meanwhile, mostly some megabytes and sometimes more, so each case
+// has several tries; a wrong attribution is wrong in all of them.
 func TestBalance(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: it makes control groups")
@@ -152,7 +152,7 @@ func TestBalance(t *testing.T) {
 		t.Fatal(err)
 	}
 	const most, tries = planted / 8, 4
-	var off []string // what is not as it should be
+	var off []string // lines that are wrong
 	near := func(what string, got, want int64) {
 		if got < want-most || got > want+most {
 			off = append(off, fmt.Sprintf("%s: %.1f MB, want %.1f MB", what, float64(got)/1e6, float64(want)/1e6))
@@ -176,7 +176,7 @@ func TestBalance(t *testing.T) {
 			near("kernel and remainder", b.Kernel+b.Remainder, b.Taken)
 		}},
 		{"anonymous memory", "load", func(b *Balance) { near("beside", b.Beside, planted) }},
-		{"a memfd", "", func(*Balance) {}}, // what else neighbours take and give back is in that line, too
+		{"a memfd", "", func(*Balance) {}}, // that line also has what neighbours allocate and free
 	} {
 		where := c.group
 		if where == "" {
@@ -208,7 +208,7 @@ func TestBalance(t *testing.T) {
 	}
 }
 
-// balanceOf weighs a process that takes memory in a group; without one it is where this test is.
+// balanceOf weighs a process that allocates memory in a group; without one it is where this test is.
 func balanceOf(t *testing.T, l *cgroup.Layout, kind, group string) *Balance {
 	t.Helper()
 	tree, err := placement.NewTree(l, "balance")
@@ -263,8 +263,8 @@ func balanceOf(t *testing.T, l *cgroup.Layout, kind, group string) *Balance {
 	return balanced(before, own, w)
 }
 
-// TestBalancedAdds: what groups are charged for and the machine's counters do not name is not a remainder, and what
-// they are charged for that the machine had before is no loss.
+// TestBalancedAdds: memory that groups are charged for and that the machine's counters do not name is not part of the
+// remainder, and what they are charged for that existed before is no loss.
 func TestBalancedAdds(t *testing.T) {
 	before := proc.Memory{Available: 1000, Kept: 50, Slab: 10}
 	w := weighed{
@@ -273,8 +273,9 @@ func TestBalancedAdds(t *testing.T) {
 		sandboxes: held{users: 50, kernel: 20}, own: 4,
 	}
 	got := *balanced(before, 1, w)
-	// 100 less available and 20 less kept make 120, of which 18 were taken beside and 7 by neighbours: 95 are left. The
-	// trial is charged 22 of the kernel's, and the machine's counters grew by 5: the other 17 are in what is missing.
+	// 100 less available and 20 less kept make 120, of which 18 were taken beside and 7 by neighbours: 95 are left.
+	// The trial is charged 22 of the kernel's, while the machine's counters grew by 5: the other 17 are part of what
+	// is missing.
 	want := Balance{Lost: 100, Kept: -20, Beside: 18, Neighbours: 7, Taken: 95, Charged: 70, Reclaimable: 3, Kernel: 0,
 		Remainder: 28}
 	if got != want {

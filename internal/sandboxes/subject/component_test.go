@@ -11,7 +11,7 @@ import (
 	"tare/internal/scale/host/sandbox"
 )
 
-// TestRuntimes: the runtimes that are known, and what is particular to two of them.
+// TestRuntimes: the known runtimes, and the peculiarities of two of them.
 func TestRuntimes(t *testing.T) {
 	for _, name := range []string{none, "crun", "microvm", "runc", "runsc", "youki"} {
 		if r := settings[0]; r.Reaches(name) != param.ReachNothing || !strings.Contains(r.Doc, "`"+name+"`") {
@@ -25,7 +25,7 @@ func TestRuntimes(t *testing.T) {
 		!slices.Equal(got, []string{"--platform=kvm", "--overlay2=none", "--network=host"}) {
 		t.Errorf("of runsc: %+v, %q", gvisor, got)
 	}
-	// Tare's own has the annotations, and its default of how long a guest may boot, in another package.
+	// Tare's own runtime has its annotations, and its default boot timeout, in another package.
 	given := func(within time.Duration) map[string]string {
 		return sandbox.LaunchOf("microvm").Config(param.Values{settingReady: within.String()}, "/pod/beside").Annotations
 	}
@@ -41,7 +41,7 @@ func TestRuntimes(t *testing.T) {
 	}
 }
 
-// TestComponentOf: processes of all runtimes, by their command lines.
+// TestComponentOf: the processes of all runtimes are recognized by their command lines.
 func TestComponentOf(t *testing.T) {
 	for line, want := range map[string]string{
 		"/usr/bin/tare _shim -id a /run/tare/t/a/job.json": Shim,

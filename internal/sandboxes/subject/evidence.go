@@ -21,30 +21,31 @@ import (
 type Evidence struct {
 	Runtime string `json:"runtime"`
 
-	// AvailableBefore and AvailableInWindow are MemAvailable of the machine, in bytes: before anything was started, and
-	// at the end of the window.
+	// AvailableBefore and AvailableInWindow are MemAvailable of the machine, in bytes: before anything was started,
+	// and at the end of the window.
 	AvailableBefore   uint64  `json:"available_before_bytes"`
 	AvailableInWindow *uint64 `json:"available_in_window_bytes"`
-	// MachineBefore and MachineInWindow are all that the kernel says of the machine's memory at these two times, and
-	// Balance what became of it between them; nil where one of its parts is not known.
+	// MachineBefore and MachineInWindow are all of the machine's memory counters at these two times, and Balance
+	// accounts for the change between them; nil if one of its parts is unknown.
 	MachineBefore   proc.Memory  `json:"machine_before"`
 	MachineInWindow *proc.Memory `json:"machine_in_window"`
 	Balance         *Balance     `json:"balance"`
 
-	// ReadySeconds is from the launch of the first application until all were ready.
+	// ReadySeconds is the time from the launch of the first application until all were ready.
 	ReadySeconds float64 `json:"ready_seconds"`
 
 	Sandboxes []Sandbox `json:"sandboxes"`
 
-	// Pictured is the memory from when the loads were told to begin until the end of the window, and who is charged.
+	// Pictured is the memory from the loads' start message until the end of the window, and the groups that are
+	// charged.
 	record.Pictured
 }
 
 // Sandbox is one application or load and what runs it.
 type Sandbox struct {
 	Name      string    `json:"name"`             // of the application or load
-	Cgroup    string    `json:"cgroup"`           // where what runs it belongs: the pod's, so to say
-	Status    string    `json:"status,omitempty"` // as the runtime says at the end of the window
+	Cgroup    string    `json:"cgroup"`           // the group of what runs it, like a pod's
+	Status    string    `json:"status,omitempty"` // reported by the runtime at the end of the window
 	Times     oci.Times `json:"times"`
 	Processes []Process `json:"processes"`
 }
@@ -55,39 +56,39 @@ type Process struct {
 	Component string `json:"component"`
 	Comm      string `json:"comm"`
 	Threads   int    `json:"threads"`
-	// MemoryCgroup and CPUCgroup are the groups that are charged for it: of its first thread, which owns its memory, and
-	// where CPU time is counted.
+	// MemoryCgroup and CPUCgroup are the groups that are charged for it: the group of its first thread, which owns its
+	// memory, and the group that counts its CPU time.
 	MemoryCgroup string `json:"memory_cgroup"`
 	CPUCgroup    string `json:"cpu_cgroup"`
 	// ThreadCgroups is how many threads of a virtual machine are charged to other groups for their CPU time, by group:
 	// version 1 of control groups can move single threads.
 	ThreadCgroups map[string]int `json:"thread_cgroups,omitempty"`
-	CPUSeconds    *float64       `json:"cpu_seconds"` // in the window; null where it was not read
-	// CPUElsewhere is the part of CPUSeconds of threads that are charged to other groups than CPUCgroup, by group: a
-	// runtime of virtual machines can move those that run the machine's CPUs.
+	CPUSeconds    *float64       `json:"cpu_seconds"` // in the window; nil if it was not read
+	// CPUElsewhere is the part of CPUSeconds by threads that are charged to other groups than CPUCgroup, by group: a
+	// runtime of virtual machines can move the threads of virtual CPUs.
 	CPUElsewhere map[string]float64 `json:"cpu_elsewhere_seconds,omitempty"`
 	Resident
-	// SameMemoryAs is another process with the very same memory, in which it counts: gVisor runs the threads of an
-	// application as processes that share all of it. 0: none.
+	// SameMemoryAs is another process with the same address space, whose memory counts there: gVisor runs the threads
+	// of an application as processes that share it. 0: none.
 	SameMemoryAs int `json:"same_memory_as,omitempty"`
 }
 
-// The components, as a census of the machine calls them.
+// The components, with the names that a census of the machine uses.
 const (
-	Workload  = string(sandbox.Workload)  // the application's own code: of gVisor, the stubs in which it runs
+	Workload  = string(sandbox.Workload)  // the application's own code; of gVisor, the stubs in which it runs
 	Shim      = string(sandbox.Shim)      // stays beside a container, for its streams and its end
-	Sentry    = string(sandbox.Sentry)    // the kernel of gVisor
-	Gofer     = string(sandbox.Gofer)     // serves files to it
+	Sentry    = string(sandbox.Sentry)    // gVisor's kernel
+	Gofer     = string(sandbox.Gofer)     // serves files to the sentry
 	VMM       = string(sandbox.VMM)       // runs a virtual machine, with the application in it
-	Virtiofsd = string(sandbox.Virtiofsd) // serves files to it
-	Monitor   = string(sandbox.Monitor)   // whatever else the runtime left running
+	Virtiofsd = string(sandbox.Virtiofsd) // serves files to a virtual machine
+	Monitor   = string(sandbox.Monitor)   // anything else that the runtime left running
 )
 
-// Components are all of them.
+// Components are all components.
 var Components = []string{Workload, Shim, Sentry, Gofer, VMM, Virtiofsd, Monitor}
 
-// componentOf tells what a process of a sandbox is: by its command line, else by whether it is where the application
-// belongs. What begins a container is its application here, which it becomes.
+// componentOf returns what a process of a sandbox is: by its command line, else by whether it is in the pod's group. A
+// process that is about to execute the application counts as the application.
 func componentOf(comm string, cmdline []string, inPod bool) string {
 	c := sandbox.ComponentOf(comm, cmdline)
 	switch {
@@ -103,7 +104,7 @@ func componentOf(comm string, cmdline []string, inPod bool) string {
 func (j *joined) find() map[*sandboxed][]int {
 	children := map[int][]int{}
 	if !j.plain() {
-		all, _ := proc.FS{}.Processes() // with an error none are known
+		all, _ := proc.FS{}.Processes() // on an error none are found
 		for pid, p := range all {
 			if p.Alive() {
 				children[p.PPID] = append(children[p.PPID], pid)
@@ -126,7 +127,7 @@ func (j *joined) find() map[*sandboxed][]int {
 	return found
 }
 
-// cpuTimes is the CPU time that processes have used, by process.
+// cpuTimes returns the CPU time that each process has used.
 func cpuTimes(found map[*sandboxed][]int) map[int]time.Duration {
 	times := map[int]time.Duration{}
 	for _, pids := range found {
@@ -139,7 +140,7 @@ func cpuTimes(found map[*sandboxed][]int) map[int]time.Duration {
 	return times
 }
 
-// cpuSince is the CPU time in seconds since before; of a process that was not there yet, all of it.
+// cpuSince returns the CPU time in seconds since before; for a process that did not exist then, all of it.
 func cpuSince(found map[*sandboxed][]int, before map[int]time.Duration) map[int]float64 {
 	used := map[int]float64{}
 	for pid, t := range cpuTimes(found) {
@@ -148,8 +149,9 @@ func cpuSince(found map[*sandboxed][]int, before map[int]time.Duration) map[int]
 	return used
 }
 
-// describe looks at each process. One that ends meanwhile is left out. used is CPU seconds in the window by process,
-// threads the CPU time before it of those threads that may be charged elsewhere. It gives the processes of all.
+// describe records each process, and leaves out one that ends meanwhile. used is CPU seconds in the window by process,
+// threads the CPU time before it of the threads that may be charged elsewhere. It returns the processes of all
+// sandboxes.
 func (j *joined) describe(found map[*sandboxed][]int, used map[int]float64, threads map[int]map[int]time.Duration) (
 	all []Process) {
 	groups := j.trial.Cgroups().NewResolver()
@@ -168,7 +170,7 @@ func (j *joined) describe(found map[*sandboxed][]int, used map[int]float64, thre
 	return all
 }
 
-// processesOf are the processes of a sandbox. One that ends meanwhile is left out.
+// processesOf returns the processes of a sandbox, without those that end meanwhile.
 func processesOf(groups *cgroup.Resolver, s *sandboxed, pids []int) []Process {
 	all := []Process{}
 	inPod := s.group.Members()
@@ -186,8 +188,8 @@ func processesOf(groups *cgroup.Resolver, s *sandboxed, pids []int) []Process {
 	return all
 }
 
-// sameMemory reports whether two processes have one and the same memory (KCMP_VM of kcmp(2)). A kernel without that
-// call leaves it at how much they have.
+// sameMemory reports whether two processes share one address space (KCMP_VM of kcmp(2)). On a kernel without that call
+// it compares how much memory they have.
 func sameMemory(a, b Process) bool {
 	if a.RSS == 0 || b.RSS == 0 {
 		return false
@@ -239,19 +241,19 @@ func processOf(r *cgroup.Resolver, pid int, inPod bool) (p Process, err error) {
 			}
 		}
 	}
-	// One that has ended is in no group any more: the kernel says the root.
+	// A process that has ended is in no group any more: the kernel reports the root.
 	if now, err := fs.Process(pid); err != nil || !now.Alive() {
 		return p, fmt.Errorf("process %d: %w", pid, proc.ErrGone)
 	}
 	return p, nil
 }
 
-// Resident is the resident memory of a process in bytes. A page that several processes map counts in full in RSS, and
-// by its part in all others.
+// Resident is the resident memory of a process in bytes. RSS counts a page that several processes map in full; the
+// others count the process's share.
 type Resident struct {
 	RSS   uint64 `json:"rss_bytes"`
 	PSS   uint64 `json:"pss_bytes"`
-	Anon  uint64 `json:"pss_anon_bytes"` // these three are the parts of PSS
+	Anon  uint64 `json:"pss_anon_bytes"` // these three are parts of PSS
 	File  uint64 `json:"pss_file_bytes"`
 	Shmem uint64 `json:"pss_shmem_bytes"`
 }

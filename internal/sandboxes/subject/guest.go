@@ -1,6 +1,7 @@
-// Package sandbox is the subject that applications run in: a container, gVisor or a virtual machine, by any runtime
-// with runc's command line, on a bundle that Tare builds itself. What it costs is told by process, by component and
-// by control group. The runtime `none` runs the application plainly and is measured alike: it is the baseline.
+// Package subject is the subject "sandbox", in which applications run: a container, gVisor or a virtual machine, by
+// any runtime with runc's command line, on a bundle that Tare builds itself. Its cost is reported by process, by
+// component and by control group. The runtime `none` runs the application without a sandbox and is measured in the
+// same way: it is the baseline.
 package subject
 
 import (
@@ -24,7 +25,7 @@ import (
 	"tare/internal/scale/host/sandbox"
 )
 
-// name is what specs call the subject.
+// name is the subject's name in specs.
 const name = "sandbox"
 
 // The settings.
@@ -37,7 +38,7 @@ const (
 	settingReady    = "ready-timeout"
 )
 
-// none is the runtime that is none.
+// none is the runtime that stands for no sandbox.
 const none = "none"
 
 const (
@@ -45,7 +46,7 @@ const (
 	hostNetwork = "host"
 )
 
-// settings are those of the subject itself, to which init adds what runtimes are known, and the settings of each.
+// settings are the subject's own settings, to which init adds the known runtimes and the settings of each.
 var settings = []param.Setting{
 	{Name: settingRuntime, Type: param.TypeText, Reach: param.ReachCommand, Default: "runc", Known: []string{none},
 		Doc: "runtime that the application runs in, by its path or its name: `none` (it runs plainly, and is " +
@@ -81,7 +82,7 @@ func init() {
 	kind.Register(kind.Subject, guest{})
 }
 
-// guest is the subject as the engine knows it.
+// guest implements the subject for the engine.
 type guest struct{}
 
 func (guest) About() kind.About {
@@ -95,13 +96,13 @@ func (guest) About() kind.About {
 	}
 }
 
-// tried are the results of Installed by runtime: each is tried once.
+// tried are the results of Installed by runtime, each of which is tried once.
 var tried struct {
 	sync.Mutex
 	errs map[string]error
 }
 
-// Installed has the runtime run an empty container: a runtime that refuses this machine says so itself.
+// Installed has the runtime run an empty container, so that a runtime that refuses this machine reports that itself.
 func (guest) Installed(ctx context.Context, o param.Values) error {
 	if o[settingRuntime] == none {
 		return nil
@@ -138,7 +139,7 @@ func (guest) Installed(ctx context.Context, o param.Values) error {
 		err = fault.Wrap(err, fault.Machine, o[settingRuntime], hint, "does not work on this machine")
 	}
 	if ctx.Err() != nil {
-		return err // which says nothing of the runtime
+		return err // it is not about the runtime
 	}
 	if tried.errs == nil {
 		tried.errs = map[string]error{}
@@ -147,8 +148,8 @@ func (guest) Installed(ctx context.Context, o param.Values) error {
 	return err
 }
 
-// booted is what booting an emulated virtual machine took (docs/experiments/sandbox-idle.md); containers take a
-// tenth of a second.
+// booted estimates the time for booting an emulated virtual machine (docs/experiments/sandbox-idle.md); containers
+// take a tenth of a second.
 func booted(o param.Values) time.Duration {
 	if sandbox.LaunchOf(o[settingRuntime]).Main == sandbox.VMM {
 		return 4 * time.Second
@@ -158,7 +159,7 @@ func booted(o param.Values) time.Duration {
 
 func (guest) Optional(o param.Values) bool { return o.On(settingOptional) }
 
-// Version is that of the runtime, by its name.
+// Version returns the runtime's version, by its name.
 func (guest) Version(ctx context.Context, o param.Values, own string) (string, string) {
 	runtime := o[settingRuntime]
 	if runtime == none {

@@ -38,13 +38,13 @@ type joined struct {
 	mu        sync.Mutex
 	tree      string // name of the trial's tree of groups, once something was launched
 	sandboxes map[string]*sandboxed
-	links     map[string]int // number of the pair of interfaces of an application, by its name
+	links     map[string]int // number of an application's pair of interfaces, by application
 	network   netip.Prefix   // of these
-	begun     int64          // CLOCK_MONOTONIC as the first was launched, ns
+	begun     int64          // when the first sandbox was launched, CLOCK_MONOTONIC in ns
 
 	watch     sync.WaitGroup
 	stopWatch context.CancelFunc
-	charged   *course // written by what watches, and read when that has ended
+	charged   *course // written by the watching goroutine, and read when that has ended
 	resident  *course
 	evidence  Evidence
 
@@ -54,23 +54,23 @@ type joined struct {
 // sandboxed is one application or load in a sandbox.
 type sandboxed struct {
 	name  string
-	dir   string // of its job; empty where it runs plainly
+	dir   string // of its job; empty: it runs without a sandbox
 	group *placement.Group
-	shim  *placement.Group // nil where it runs plainly
+	shim  *placement.Group // nil: it runs without a sandbox
 	pid   int              // of the shim, or of the application itself
 	link  string           // name of this machine's end of its link; empty: none
-	space *link.Namespace  // of the shim, where it has a link; open until the sandbox has ended
+	space *link.Namespace  // of the shim, if it has a link; open until the sandbox has ended
 	job   oci.Job
 
-	asked  bool           // whether the runtime has told of it while it ran
-	killed []microvm.Kill // inside, by then
+	asked  bool           // whether the runtime reported its state while it ran
+	killed []microvm.Kill // processes killed inside, until then
 }
 
 func (j *joined) plain() bool { return j.part.Options[settingRuntime] == none }
 
 func (j *joined) ownNetwork() bool { return j.part.Options[settingNetwork] == ownNetwork }
 
-// Host is the address of the far end of an application's link. One that no load goes to has none.
+// Host returns the address of the far end of an application's link. An application that no load uses has none.
 func (j *joined) Host(app string) (string, error) {
 	served := false
 	for _, l := range j.trial.Setup().Loads {
@@ -168,7 +168,7 @@ func (s *sandboxed) setPID(j *joined, pid int) {
 	s.pid = pid
 }
 
-// bundle writes the bundle and the job of a sandbox. It gives the path of the job.
+// bundle writes the bundle and the job of a sandbox, and returns the path of the job.
 func (j *joined) bundle(s *sandboxed, l kind.Launch) (string, error) {
 	state, err := oci.NewState(j.tree)
 	if err != nil {
@@ -181,7 +181,7 @@ func (j *joined) bundle(s *sandboxed, l kind.Launch) (string, error) {
 	} else if err := j.root.Add(program); err != nil {
 		return "", err
 	}
-	for _, a := range l.Command.Args[1:] { // programs that a shell becomes
+	for _, a := range l.Command.Args[1:] { // programs that a shell executes
 		if info, err := os.Stat(a); filepath.IsAbs(a) && err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
 			if err := j.root.Add(a); err != nil {
 				return "", err
@@ -210,11 +210,12 @@ func (j *joined) bundle(s *sandboxed, l kind.Launch) (string, error) {
 	return s.job.Write(s.dir)
 }
 
-// overheadComponent is the component of groups in which runtimes start what they move into the pod later, or leave.
+// overheadComponent is the component of groups in which runtimes start what they move into the pod later, or leave
+// there.
 const overheadComponent = "overhead"
 
-// annotations are those that the runtime needs in its bundle. An overhead group is one of the trial, so that what is
-// charged there is reported, and goes with the trial.
+// annotations returns the annotations that the runtime needs in its bundle. An overhead group belongs to the trial, so
+// that its charges are reported, and it is removed with the trial.
 func (j *joined) annotations(s *sandboxed) (map[string]string, error) {
 	launch := sandbox.LaunchOf(j.runtime.Name)
 	if launch.Main != sandbox.VMM || j.part.Options.On(settingOnly) {
@@ -227,13 +228,13 @@ func (j *joined) annotations(s *sandboxed) (map[string]string, error) {
 	return launch.Config(j.part.Options, overhead.Path()).Annotations, nil
 }
 
-// added are the variables of an environment that this process does not have.
+// added returns the variables of an environment that this process does not have.
 func added(env []string) []string {
 	own := os.Environ()
 	return slices.DeleteFunc(slices.Clone(env), func(v string) bool { return slices.Contains(own, v) })
 }
 
-// Patience is how long a sandbox may take until what is in it is ready.
+// Patience returns how long a sandbox may take until its application is ready.
 func (j *joined) Patience() time.Duration { return j.part.Options.Duration(settingReady) }
 
 // Start is called when all applications are ready: it starts nothing.
@@ -246,7 +247,7 @@ func (j *joined) Start(context.Context) error {
 	return nil
 }
 
-// Begun has the CPU time of processes, and what the machine has to give, read at the edges of the window.
+// Begun has the CPU time of processes, and the machine's available memory, read at the edges of the window.
 func (j *joined) Begun(ctx context.Context, s role.Schedule) error {
 	ctx, j.stopWatch = context.WithCancel(ctx)
 	from, to := s.Begin+s.Warmup, s.Begin+s.Warmup+s.Duration
@@ -277,7 +278,7 @@ func (j *joined) Begun(ctx context.Context, s role.Schedule) error {
 			return
 		}
 		found := j.find()
-		all := j.describe(found, cpuSince(found, before), threads) // now, for what works inside ends soon
+		all := j.describe(found, cpuSince(found, before), threads) // now, because what works inside ends soon
 		<-followed
 		j.resident.moment(to - from)
 		j.resident.addResident(all)
@@ -285,7 +286,7 @@ func (j *joined) Begun(ctx context.Context, s role.Schedule) error {
 	return nil
 }
 
-// After waits until what the sandboxes consist of is known, and has the runtime tell of those that still run.
+// After waits until the processes of the sandboxes are known, and reads the runtime's state of those that still run.
 func (j *joined) After(ctx context.Context) error {
 	j.watch.Wait()
 	for _, c := range []*course{j.charged, j.resident} {
@@ -309,7 +310,7 @@ func (j *joined) After(ctx context.Context) error {
 	return nil
 }
 
-// note adds to what is known of a sandbox.
+// note adds to the evidence of a sandbox.
 func (j *joined) note(name string, add func(*Sandbox)) {
 	for i := range j.evidence.Sandboxes {
 		if j.evidence.Sandboxes[i].Name == name {
@@ -318,10 +319,10 @@ func (j *joined) note(name string, add func(*Sandbox)) {
 	}
 }
 
-// Evidence is what is found of the sandboxes. Times of their end are added to it later.
+// Evidence returns what was found of the sandboxes. The times of their ends are added later.
 func (j *joined) Evidence() any { return &j.evidence }
 
-// inOrder are the sandboxes by name.
+// inOrder returns the sandboxes by name.
 func (j *joined) inOrder() []*sandboxed {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -330,11 +331,11 @@ func (j *joined) inOrder() []*sandboxed {
 
 // The further readings of a trial.
 const (
-	readingRemoved   = "removed"   // when the sandboxes have gone, and their files have not
-	readingReclaimed = "reclaimed" // when the kernel has taken back what it could
+	readingRemoved   = "removed"   // when the sandboxes have been removed, but not their files
+	readingReclaimed = "reclaimed" // when the kernel has reclaimed what it could
 )
 
-// Close ends what is left of the sandboxes, and looks at what is charged to their groups still.
+// Close ends the sandboxes that are left, and reads what their groups are still charged for.
 func (j *joined) Close() error {
 	if j.stopWatch != nil {
 		j.stopWatch()
@@ -352,14 +353,14 @@ func (j *joined) Close() error {
 	return j.look()
 }
 
-// empty reports whether there were sandboxes, and all processes of theirs have ended. An application that runs plainly
+// empty reports whether there were sandboxes, and all of their processes have ended. An application without a sandbox
 // may end after this.
 func (j *joined) empty() bool {
 	all := j.inOrder()
 	return len(all) > 0 && !slices.ContainsFunc(all, func(s *sandboxed) bool { return len(s.group.Members()) > 0 })
 }
 
-// end notes how a sandbox ended, and ends one that has not.
+// end records how a sandbox ended, and ends one that has not.
 func (j *joined) end(s *sandboxed) error {
 	t, err := oci.ReadTimes(s.dir)
 	if err != nil {
@@ -379,8 +380,8 @@ func (j *joined) end(s *sandboxed) error {
 	return err
 }
 
-// look reads all counters twice more: what is charged when the sandboxes have gone, and what is left of it when the
-// kernel has taken back what it can.
+// look reads all counters twice more: what is charged when the sandboxes have been removed, and what is left of it
+// when the kernel has reclaimed what it can.
 func (j *joined) look() error {
 	ctx := context.Background()
 	if err := j.trial.Read(ctx, readingRemoved); err != nil {
@@ -392,8 +393,9 @@ func (j *joined) look() error {
 	return j.trial.Read(ctx, readingReclaimed)
 }
 
-// reclaim has the kernel take back what it can of the memory of a group of the trial: force_empty of v1, reclaim of v2
-// (Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst). What it cannot take back stays: no error.
+// reclaim has the kernel reclaim what it can of the memory of a group of the trial: force_empty of v1, reclaim of v2
+// (Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst). It is no error if some memory cannot be
+// reclaimed.
 func (j *joined) reclaim(g *placement.Group) {
 	h, ok := j.trial.Cgroups().Controller("memory")
 	if !ok {
@@ -414,7 +416,7 @@ func (j *joined) reclaim(g *placement.Group) {
 	_ = cgroup.Write(filepath.Join(dir, file), text)
 }
 
-// Removed says what is left of the sandboxes on this machine, and removes it.
+// Removed returns what is left of the sandboxes on this machine, and removes it.
 func (j *joined) Removed() ([]string, error) {
 	if j.tree == "" || j.plain() {
 		return nil, nil

@@ -15,22 +15,22 @@ import (
 	"tare/internal/lib/quantity"
 )
 
-// The metrics that an overhead is made of.
+// The metrics that an overhead consists of.
 const (
 	memoryMetric     = "sandbox_hard_bytes"
 	podCPUMetric     = "sandbox_pod_cpus"
 	outsideCPUMetric = "sandbox_outside_cpus"
 )
 
-// excess is what sandboxes of one arm took beyond the baseline of their block, each trial by itself, in order of size.
+// excess is what sandboxes of one arm took beyond the baseline of their block, in each trial, sorted.
 type excess struct {
 	runtime string
 	memory  []float64 // bytes for each sandbox
 	cpus    []float64
 }
 
-// Produce makes a RuntimeClass of each arm whose sandboxes run applications, against a baseline of the same
-// applications without a sandbox. A run with factors has no one overhead.
+// Produce makes a RuntimeClass for each arm whose sandboxes run applications, against a baseline of the same
+// applications without a sandbox. A run with factors has no single overhead.
 func (guest) Produce(run record.Run, trials []record.Trial) []measured.Product {
 	var all []measured.Product
 	found := excesses(trials)
@@ -50,7 +50,7 @@ func (guest) Produce(run record.Run, trials []record.Trial) []measured.Product {
 	return all
 }
 
-// excesses are by arm, of trials without factors that can tell. Trials of one block are held against each other.
+// excesses returns them by arm, from trials without factors that have the metrics. Trials are compared within a block.
 func excesses(trials []record.Trial) map[string]*excess {
 	type pair struct{ memory, cpus float64 }
 	value := func(t *record.Trial, metric string) (float64, bool) {
@@ -105,12 +105,12 @@ func excesses(trials []record.Trial) map[string]*excess {
 
 func isBaseline(arm string) bool { return arm == record.Direct || arm == record.AA }
 
-// confidence is that with which the percentile of an overhead is at most what is declared.
+// confidence is the confidence that the percentile of an overhead is at most the declared value.
 const confidence = 0.95
 
-// bound is the largest of some parts for which the largest of n measurements is an upper bound at that confidence: the
-// part p of a distribution lies below the largest of n with the probability 1 - p^n, whatever the distribution is
-// (Wilks, Annals of Mathematical Statistics 12, 1941). 0 where there are too few for the half.
+// bound returns the largest part of a distribution for which the largest of n measurements is an upper bound at that
+// confidence: the part p of a distribution lies below the largest of n with the probability 1 - p^n, whatever the
+// distribution is (Wilks, Annals of Mathematical Statistics 12, 1941). It is 0 if there are too few for one half.
 func bound(n int) (part float64, percentile string) {
 	for _, p := range []float64{0.95, 0.9, 0.75, 0.5} {
 		if 1-math.Pow(p, float64(n)) >= confidence {
@@ -120,15 +120,15 @@ func bound(n int) (part float64, percentile string) {
 	return 0, ""
 }
 
-// top is the largest of ordered values.
+// top returns the largest of sorted values.
 func top(ordered []float64) float64 { return ordered[len(ordered)-1] }
 
-// quantileOf is a quantile of ordered values, the lower of the two around it.
+// quantileOf returns a quantile of sorted values, the lower of the two neighbours.
 func quantileOf(ordered []float64, p float64) float64 {
 	return ordered[min(len(ordered)-1, int(p*float64(len(ordered))))]
 }
 
-// memoryQuantity rounds up to what Kubernetes reads.
+// memoryQuantity rounds up to a quantity in Kubernetes' notation.
 func memoryQuantity(bytes float64) string {
 	return fmt.Sprintf("%dMi", int64(math.Max(0, math.Ceil(bytes/(1<<20)))))
 }
@@ -139,12 +139,12 @@ func cpuQuantity(cpus float64) string {
 
 var notInNames = regexp.MustCompile(`[^a-z0-9-]+`)
 
-// className is a name that Kubernetes allows.
+// className returns a name that Kubernetes accepts.
 func className(arm string) string {
 	return strings.Trim(notInNames.ReplaceAllString(strings.ToLower(arm), "-"), "-")
 }
 
-// manifest is the RuntimeClass, with where its numbers are from.
+// manifest returns the RuntimeClass, with the origin of its numbers.
 func (e *excess) manifest(run record.Run, arm, percentile string) string {
 	part, _ := bound(len(e.memory))
 	line := func(what string, of []float64, unit string) string {

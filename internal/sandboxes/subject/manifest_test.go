@@ -12,7 +12,7 @@ import (
 	"tare/internal/experiment/record"
 )
 
-// trialOf is a trial of one sandbox.
+// trialOf makes a trial of one sandbox.
 func trialOf(t *testing.T, block int, arm, runtime string, memory, cpus float64) record.Trial {
 	t.Helper()
 	evidence, err := json.Marshal(Evidence{Runtime: runtime, ReadySeconds: 1, Sandboxes: []Sandbox{{Name: "one"}}})
@@ -25,8 +25,8 @@ func trialOf(t *testing.T, block int, arm, runtime string, memory, cpus float64)
 	return tr
 }
 
-// TestManifest: the overhead is what an arm has beyond the baseline of its own block; the largest is declared, rounded
-// up; and the percentile is one that so many trials can vouch for.
+// TestManifest: the overhead is what an arm takes beyond the baseline of its own block; the largest is declared,
+// rounded up; and the number of trials is enough for the stated percentile.
 func TestManifest(t *testing.T) {
 	var trials []record.Trial
 	for b := range 12 {
@@ -64,7 +64,7 @@ func TestManifest(t *testing.T) {
 	}
 }
 
-// TestBound: what so many measurements can vouch for.
+// TestBound: the percentile for which a number of measurements is enough.
 func TestBound(t *testing.T) {
 	for n, want := range map[int]float64{0: 0, 4: 0, 5: 0.5, 10: 0.5, 11: 0.75, 28: 0.75, 29: 0.9, 59: 0.95} {
 		if got, _ := bound(n); got != want {

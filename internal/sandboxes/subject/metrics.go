@@ -13,7 +13,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// seen is a value that the evidence of a trial has.
+// seen makes a value of a trial's evidence.
 func seen(of func(*Evidence, *measured.Measured) (float64, bool)) func(*measured.Measured) (float64, bool) {
 	return func(m *measured.Measured) (float64, bool) {
 		e, ok := m.Evidence[name].(*Evidence)
@@ -24,7 +24,7 @@ func seen(of func(*Evidence, *measured.Measured) (float64, bool)) func(*measured
 	}
 }
 
-// Metrics are what trials with this subject tell of it.
+// Metrics returns the metrics of trials with this subject.
 func (guest) Metrics() []measured.Metric {
 	all := slices.Concat(startAndStop, balanceMetrics(), memoryMetrics(), countMetrics)
 	for _, c := range Components {
@@ -33,7 +33,7 @@ func (guest) Metrics() []measured.Metric {
 	return all
 }
 
-// between is the mean time between two moments of the sandboxes, each divided by nothing: it is of one sandbox.
+// between is the mean time between two events of a sandbox.
 func between(from, to func(oci.Times) int64) func(*measured.Measured) (float64, bool) {
 	return seen(func(e *Evidence, _ *measured.Measured) (total float64, ok bool) {
 		for _, s := range e.Sandboxes {
@@ -82,8 +82,8 @@ var startAndStop = []measured.Metric{{
 	Value: between(func(t oci.Times) int64 { return t.Told }, func(t oci.Times) int64 { return t.Deleted }),
 }}
 
-// charged adds up a part of the memory of all groups of the sandboxes in a reading: those where what runs the
-// applications belongs, and those of the subject beside them.
+// charged sums a part of the memory of all groups of the sandboxes in a reading: the groups of what runs the
+// applications, and the subject's other groups.
 func charged(l *ledger.Ledger, e *Evidence, inPod, outside bool, part func(*ledger.Memory) *int64) (float64, bool) {
 	return ofGroups(l, e, inPod, outside, func(g *ledger.Cgroup) *float64 {
 		if g.Memory == nil {
@@ -93,7 +93,7 @@ func charged(l *ledger.Ledger, e *Evidence, inPod, outside bool, part func(*ledg
 	})
 }
 
-// ofGroups adds up what these groups have of something; false where one does not say.
+// ofGroups sums a value of these groups; false if one does not report it.
 func ofGroups(l *ledger.Ledger, e *Evidence, inPod, outside bool,
 	of func(*ledger.Cgroup) *float64) (total float64, ok bool) {
 	if l == nil {
@@ -114,8 +114,8 @@ func ofGroups(l *ledger.Ledger, e *Evidence, inPod, outside bool,
 	return total, ok || !inPod // a baseline has nothing outside
 }
 
-// ofProcesses adds up what the processes of a component have of something, of all where it is empty; false where there
-// are none, or one does not say.
+// ofProcesses sums a value of the processes of a component, or of all if it is empty; false if there are none, or one
+// has no value.
 func (e *Evidence) ofProcesses(component string, of func(Process) *float64) (total float64, ok bool) {
 	for _, s := range e.Sandboxes {
 		for _, p := range s.Processes {
@@ -132,7 +132,7 @@ func (e *Evidence) ofProcesses(component string, of func(Process) *float64) (tot
 	return total, ok
 }
 
-// topsOfSubject are the subject's groups that are in none of its others.
+// topsOfSubject returns the subject's groups that are in no other group of the subject.
 func topsOfSubject(l *ledger.Ledger) []*ledger.Cgroup {
 	return measured.Topmost(l, func(g *ledger.Cgroup) bool { return g.Role == string(kind.Subject) })
 }
@@ -144,12 +144,12 @@ func workingSet(m *ledger.Memory) *int64 {
 	return known.As(m.WorkingSet, func(n uint64) int64 { return int64(n) })
 }
 
-// attributed is the hard memory of all groups of the sandboxes.
+// attributed returns the hard memory of all groups of the sandboxes.
 func attributed(e *Evidence, m *measured.Measured) (float64, bool) {
 	return charged(m.Ledger, e, true, true, hard)
 }
 
-// own is a process without memory that counts in another.
+// own returns a process without memory that counts for another.
 func (p Process) own() Process {
 	if p.SameMemoryAs != 0 {
 		p.Resident = Resident{}
@@ -157,10 +157,10 @@ func (p Process) own() Process {
 	return p
 }
 
-// memoryFamily is that of all memory of a subject: of these an answer names those that the experiment is about.
+// memoryFamily is the family of all memory metrics of a subject: an answer names those that the experiment is about.
 const memoryFamily = "memory"
 
-// inMemory is a metric of memory of a trial. Where several count the same in different ways, they are of one family.
+// inMemory is a memory metric of a trial. Several that count the same memory in different ways are of one family.
 func inMemory(name, family, clause, how string,
 	value func(*Evidence, *measured.Measured) (float64, bool)) measured.Metric {
 	return measured.Metric{
@@ -174,7 +174,7 @@ func inMemory(name, family, clause, how string,
 
 const ofAll = " Of all sandboxes of the trial together, with what runs in them, at the end of the window."
 
-// balanceMetrics are the lines of the balance of the machine's memory.
+// balanceMetrics are the lines of the machine's memory balance.
 func balanceMetrics() []measured.Metric {
 	line := func(name, family, clause, how string, of func(*Balance) int64) measured.Metric {
 		return inMemory(name, family, clause, how, func(e *Evidence, _ *measured.Measured) (float64, bool) {
@@ -184,7 +184,7 @@ func balanceMetrics() []measured.Metric {
 			return float64(of(e.Balance)), true
 		})
 	}
-	// Of what others took nothing is better or worse, and no cost of the sandboxes'.
+	// What others took is neither better nor worse, and no cost of the sandboxes.
 	other := func(name, family, clause, how string, of func(*Balance) int64) measured.Metric {
 		m := line(name, family, clause, how, of)
 		m.Cost, m.Better = false, metric.Neither
@@ -351,7 +351,7 @@ func cpus(name, clause string, inPod bool, how string) measured.Metric {
 	}
 }
 
-// componentMetrics are those of one component, by the processes that are it.
+// componentMetrics are the metrics of one component, over its processes.
 func componentMetrics(component string) []measured.Metric {
 	each := func(of func(Process) *float64) func(*measured.Measured) (float64, bool) {
 		return seen(func(e *Evidence, _ *measured.Measured) (float64, bool) { return e.ofProcesses(component, of) })
@@ -378,9 +378,9 @@ func componentMetrics(component string) []measured.Metric {
 	}}
 }
 
-// Speaks is of what an experiment asks: of a sandbox that idles, what it costs to have; of one that serves, what that
-// takes and where that is charged; of one in which somebody's program works, what that leaves. A load of Tare's own
-// that runs inside speaks for itself.
+// Speaks depends on the experiment: for an idle sandbox, the cost of having it; for one that serves, the cost and
+// where it is charged; for one that runs a user's program, the cost to that program. A load of Tare that runs inside
+// has its own metrics.
 func (guest) Speaks(s *kind.Setup) []string {
 	served, inside, program := false, false, false
 	for _, l := range s.Loads {

@@ -10,12 +10,12 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// A runtime that starts a virtual machine in an overhead group moves it into the pod's when it runs. What that moves
-// is a matter of the version of control groups: of version 1, threads, and not one byte, for memory is charged to the
-// group of the thread group's leader; of version 2, the whole process, and no page that was charged before.
+// A runtime that starts a virtual machine in an overhead group moves it into the pod's when it runs. What is moved
+// depends on the version of control groups. In version 1 it is threads, and no memory, because memory is charged to
+// the group of the thread group's leader. In version 2 it is the whole process, but no page that was charged before.
 // (mem_cgroup of mm->owner, mm/memcontrol.c; "Memory Ownership" in Documentation/admin-guide/cgroup-v2.rst.)
 
-// inPod reports whether a group is that of the pod, or in it.
+// inPod reports whether a group is the pod's, or below it.
 func (s Sandbox) inPod(group string) bool { return cgroup.Within(group, s.Cgroup) }
 
 // apart reports whether threads of a process run in the pod while its memory is charged elsewhere.
@@ -29,8 +29,8 @@ func apartBytes(e *Evidence, m *measured.Measured) (float64, bool) {
 	return overhead(e, m, func(s Sandbox) bool { return slices.ContainsFunc(s.Processes, s.apart) }, nil)
 }
 
-// stayedBytes is what overhead groups hold of virtual machines that are in pods: their anonymous and shared memory,
-// less that of the processes which are still in them.
+// stayedBytes is what overhead groups are charged for virtual machines that are in pods: anonymous and shared memory,
+// less that of processes which are still in the overhead groups.
 func stayedBytes(e *Evidence, m *measured.Measured) (float64, bool) {
 	return overhead(e, m,
 		func(s Sandbox) bool {
@@ -41,9 +41,9 @@ func stayedBytes(e *Evidence, m *measured.Measured) (float64, bool) {
 		func(p Process) uint64 { return p.own().Anon + p.own().Shmem })
 }
 
-// overhead adds up what the overhead groups hold, of a trial with sandboxes of which all are as they should be. Without
-// accounted it is their hard memory, with it their anonymous and shared memory less what that gives for each process
-// which is charged to them. False where there is no such group.
+// overhead sums what the overhead groups are charged, for a trial whose sandboxes all satisfy is. Without accounted it
+// is their hard memory, with it their anonymous and shared memory less accounted of each process which is charged to
+// them. False if there is no such group.
 func overhead(e *Evidence, m *measured.Measured, is func(Sandbox) bool,
 	accounted func(Process) uint64) (float64, bool) {
 	if m.Ledger == nil || slices.ContainsFunc(e.Sandboxes, func(s Sandbox) bool { return !is(s) }) {

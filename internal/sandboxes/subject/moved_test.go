@@ -9,8 +9,8 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// TestMoved: of a virtual machine that was moved out of its overhead group, what is told is what the kernel makes of
-// that by the version of control groups; of one that was there from the start, neither is.
+// TestMoved: for a virtual machine that was moved out of its overhead group, the metric for the version of control
+// groups is reported; for one that was in the pod from the start, neither is.
 func TestMoved(t *testing.T) {
 	const pod, overhead, box = "/t/work/server", "/t/subject/overhead/server", "/t/work/server/kata_1"
 	shim := Process{PID: 1, Component: Shim, MemoryCgroup: overhead + "/1", CPUCgroup: overhead + "/1",
@@ -25,7 +25,7 @@ func TestMoved(t *testing.T) {
 		name          string
 		vmm           Process
 		held          *ledger.Memory // of the overhead group
-		apart, stayed float64        // -1: not told
+		apart, stayed float64        // -1: not reported
 	}{
 		{"v1", vmm(overhead+"/1", overhead+"/1", map[string]int{box: 1}), memoryOf(82, 300, 390), 390, -1},
 		{"v2", vmm(box, box, nil), memoryOf(70, 200, 280), -1, 70 + 200 - 3 - 1 - 17},

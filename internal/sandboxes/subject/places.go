@@ -18,15 +18,15 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Who is charged. Kubernetes looks at the pod's group alone.
+// Where memory and CPU time are charged. Kubernetes looks only at the pod's group.
 const (
-	placePod      = "pod"      // the groups where what runs the applications belongs
-	placeOverhead = "overhead" // what a runtime keeps beside the pod, by its setting
+	placePod      = "pod"      // the groups of what runs the applications
+	placeOverhead = "overhead" // what a runtime keeps outside the pod, by its setting
 	placeOutside  = "outside"  // shims, and what else a runtime puts elsewhere
-	placeLoad     = "load"     // what makes the load, where it is not in a sandbox itself
+	placeLoad     = "load"     // the load, if it is not in a sandbox itself
 )
 
-// places say what each place is charged by the ledger of the window, and which processes and threads belong to it.
+// places returns what each place is charged by the ledger of the window, and its processes and threads.
 func (e *Evidence) places(l *ledger.Ledger) []record.Place {
 	if l == nil || len(e.Sandboxes) == 0 {
 		return nil
@@ -98,7 +98,7 @@ func (e *Evidence) inPod(group string) bool {
 	return slices.ContainsFunc(e.Sandboxes, func(s Sandbox) bool { return cgroup.Within(group, s.Cgroup) })
 }
 
-// placed is what of a component belongs to a place; false where nothing does.
+// placed returns the part of a component that belongs to a place; false if none does.
 func (e *Evidence) placed(component, place string, seconds float64, placeOf func(string) string) (
 	c record.PlacedComponent, is bool) {
 	bytes, cpu := new(float64), new(float64)
@@ -128,7 +128,7 @@ func (e *Evidence) placed(component, place string, seconds float64, placeOf func
 	return record.PlacedComponent{Component: component, Bytes: bytes, CPUs: perSecond(cpu, seconds)}, is
 }
 
-// perSecond is CPU seconds as a rate; nil where one of the two is not known.
+// perSecond returns CPU seconds as a rate; nil if one of the two is unknown.
 func perSecond(cpu *float64, seconds float64) *float64 {
 	if seconds <= 0 {
 		return nil
@@ -136,7 +136,7 @@ func perSecond(cpu *float64, seconds float64) *float64 {
 	return known.As(cpu, func(v float64) float64 { return v / seconds })
 }
 
-// total is what some groups are charged: bytes and CPU seconds, each nil where one of the groups does not tell.
+// total is what some groups are charged: bytes and CPU seconds, each nil if one of the groups does not report it.
 type total struct{ hard, soft, working, cpu *float64 }
 
 func newTotal() *total { return &total{new(float64), new(float64), new(float64), new(float64)} }
@@ -150,7 +150,7 @@ func (t *total) add(g *ledger.Cgroup) {
 	t.cpu = known.Sum(t.cpu, g.CPUSeconds)
 }
 
-// less takes off what a part of the groups is charged.
+// less subtracts what a part of the groups is charged.
 func (t *total) less(part *total) {
 	less := func(all, part *float64) *float64 {
 		return known.As(known.Sum(all, known.Minus(part)), func(v float64) float64 { return max(0, v) })
@@ -159,11 +159,11 @@ func (t *total) less(part *total) {
 	t.working, t.cpu = less(t.working, part.working), less(t.cpu, part.cpu)
 }
 
-// threadTimes is the CPU time that the threads of a process have used, by thread: the first field of
+// threadTimes returns the CPU time that the threads of a process have used, by thread: the first field of
 // /proc/PID/task/TID/schedstat, in ns (Documentation/scheduler/sched-stats.rst). Threads that end meanwhile are left
 // out.
 func threadTimes(pid int) map[int]time.Duration {
-	paths, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid)) // the pattern is sound
+	paths, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid)) // cannot fail: the pattern is well-formed
 	times := map[int]time.Duration{}
 	for _, path := range paths {
 		text, _ := os.ReadFile(path)
@@ -176,9 +176,9 @@ func threadTimes(pid int) map[int]time.Duration {
 	return times
 }
 
-// threads are the CPU times of the threads of all processes, by process, where the runtime may put threads of one into
-// several groups: that of a virtual machine with such an option. Elsewhere it is nil, because it takes a read for each
-// thread.
+// threads returns the CPU times of all processes' threads, by process, if the runtime may put threads of one process
+// into several groups, as a runtime of virtual machines with such an option. Otherwise it returns nil, because it
+// takes a read for each thread.
 func (j *joined) threads(found map[*sandboxed][]int) map[int]map[int]time.Duration {
 	if j.plain() || j.part.Options.On(settingOnly) {
 		return nil
@@ -192,8 +192,8 @@ func (j *joined) threads(found map[*sandboxed][]int) map[int]map[int]time.Durati
 	return all
 }
 
-// elsewhere is the CPU seconds of the threads of a process since before that are charged to another group than its
-// first thread, by group; nil where there are none.
+// elsewhere returns the CPU seconds of a process's threads since before that are charged to another group than its
+// first thread, by group; nil if there are none.
 func elsewhere(r *cgroup.Resolver, p Process, before map[int]time.Duration) map[string]float64 {
 	if before == nil {
 		return nil

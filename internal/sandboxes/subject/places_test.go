@@ -9,7 +9,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// group is what one control group is charged.
+// group makes a control group with its charges.
 func group(path, role, component string, hard int64, cpu float64) ledger.Cgroup {
 	soft, working := int64(0), uint64(hard)
 	g := ledger.Cgroup{Path: path, Role: role, CPUSeconds: &cpu,
@@ -18,8 +18,8 @@ func group(path, role, component string, hard int64, cpu float64) ledger.Cgroup 
 	return g
 }
 
-// TestPlaces: a virtual machine of which only the CPUs are in the pod's group is charged there for them, and for its
-// memory beside it; each byte and CPU second counts once.
+// TestPlaces: a virtual machine with only its virtual CPUs in the pod's group is charged there for them, and outside
+// for its memory; each byte and CPU second counts once.
 func TestPlaces(t *testing.T) {
 	used, small := 1.2, 0.1
 	e := &Evidence{Sandboxes: []Sandbox{{Name: "server", Cgroup: "/t/server", Processes: []Process{
@@ -59,8 +59,7 @@ func TestPlaces(t *testing.T) {
 	}
 }
 
-// TestCourse: a part that comes later was nothing before, one that goes is nothing after, and what is not known is not
-// 0.
+// TestCourse: a part is 0 before it begins and after it ends, and unknown values are not 0.
 func TestCourse(t *testing.T) {
 	c := newCourse("x")
 	add := func(ns int64, parts map[string]*float64) {

@@ -20,7 +20,7 @@ const (
 	residentSeries = "resident memory (PSS), by component and kind of page"
 )
 
-// kinds is memory in bytes by kind of page; nil where the kernel does not tell.
+// kinds is memory in bytes by kind of page; nil if the kernel does not report it.
 type kinds struct{ anon, cache, shmem, kernel *float64 }
 
 // add adds what a group is charged, times the sign.
@@ -42,7 +42,7 @@ func (k *kinds) add(m cgroup.Memory, sign float64) {
 	}
 }
 
-// course collects a series moment by moment. Parts that a moment does not have are 0 there.
+// course collects a series moment by moment. A part is 0 at moments that lack it.
 type course struct {
 	record.Series
 	at map[[2]string]int
@@ -52,7 +52,7 @@ func newCourse(name string) *course {
 	return &course{at: map[[2]string]int{}, Series: record.Series{Name: name, Unit: quantity.Bytes}}
 }
 
-// moment begins a moment, so many ns after the window opened.
+// moment begins a moment, ns nanoseconds after the window opened.
 func (c *course) moment(ns int64) {
 	c.Seconds = append(c.Seconds, math.Round(float64(ns)/1e6)/1e3)
 	for i := range c.Parts {
@@ -60,7 +60,7 @@ func (c *course) moment(ns int64) {
 	}
 }
 
-// add adds to a part of the moment under way; a value that is not known leaves the part unknown there.
+// add adds to a part of the current moment; an unknown value makes the part unknown there.
 func (c *course) add(of, kind string, v *float64) {
 	key := [2]string{of, kind}
 	i, known := c.at[key]
@@ -88,7 +88,7 @@ func (c *course) addKinds(place string, k kinds) {
 	c.add(place, "page cache", k.cache)
 }
 
-// addResident adds the resident memory of some processes by component.
+// addResident adds the resident memory of processes, by component.
 func (c *course) addResident(all []Process) {
 	for _, component := range Components {
 		for _, p := range all {
@@ -104,14 +104,14 @@ func (c *course) addResident(all []Process) {
 	}
 }
 
-// Moments are at most so many, and at least so far apart.
+// The maximum number of moments, and the minimum time between them.
 const (
 	mostMoments = 100
 	apart       = 50 * time.Millisecond
 )
 
-// follow reads what the groups of the sandboxes are charged again and again, from now until the context ends. from and
-// to are the edges of the window, by CLOCK_MONOTONIC in nanoseconds.
+// follow reads repeatedly what the groups of the sandboxes are charged, from now until the context ends. from and to
+// are the edges of the window, by CLOCK_MONOTONIC in nanoseconds.
 func (j *joined) follow(ctx context.Context, from, to int64) (*course, error) {
 	pods, tree, err := j.pods()
 	if err != nil || len(pods) == 0 {
@@ -146,7 +146,7 @@ func (j *joined) follow(ctx context.Context, from, to int64) (*course, error) {
 				outside.add(g.Memory, 1)
 			}
 		}
-		for _, g := range r.Groups() { // below the subject's, which counts it as well
+		for _, g := range r.Groups() { // below the subject's, which includes it
 			if subject != "" && !g.Vanished && path.Dir(g.Path) == path.Join(subject, overheadComponent) {
 				overhead.add(g.Memory, 1)
 				outside.add(g.Memory, -1)
@@ -164,11 +164,12 @@ func (j *joined) follow(ctx context.Context, from, to int64) (*course, error) {
 	return c, nil
 }
 
-// sparing is how many times longer than it took nothing is read after resident memory was: the kernel walks page tables
-// for it, so that it costs 2 % of a CPU at most.
+// sparing is the pause after reading resident memory, as a multiple of the time that the reading took: the kernel
+// walks page tables for it, so that it costs at most 2 % of a CPU.
 const sparing = 50
 
-// followProcesses reads the resident memory of the sandboxes' processes, sparingly, from now until the context ends.
+// followProcesses reads the resident memory of the sandboxes' processes repeatedly, with pauses, from now until the
+// context ends.
 func (j *joined) followProcesses(ctx context.Context, from int64) *course {
 	c := newCourse(residentSeries)
 	groups := j.trial.Cgroups().NewResolver()
@@ -186,7 +187,8 @@ func (j *joined) followProcesses(ctx context.Context, from int64) *course {
 	return c
 }
 
-// pods are the groups of all that runs in sandboxes, or will: a load may be launched only when the window is near.
+// pods returns the groups of everything that runs in sandboxes, or will: a load may be launched just before the
+// window.
 func (j *joined) pods() (paths map[string]bool, tree string, err error) {
 	setup := j.trial.Setup()
 	names := slices.Collect(maps.Keys(setup.Applications))

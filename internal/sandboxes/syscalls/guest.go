@@ -1,6 +1,6 @@
-// Package syscalls is a load that calls the kernel, one call after the other, and times each kind of call: a ladder
-// from the cheapest call there is to starting a program. Where the subject is a sandbox it runs inside, and shows
-// what crossing the boundary costs.
+// Package syscalls is a load that makes system calls, one after the other, and times each kind: a ladder from the
+// cheapest call to starting a program. If the subject is a sandbox the load runs inside it, and shows what crossing
+// the boundary costs.
 package syscalls
 
 import (
@@ -17,15 +17,15 @@ import (
 	"tare/internal/lib/quantity"
 )
 
-// name is what specs call the load, and results their generator.
+// name is the load's name in specs, and its generator in results.
 const name = "syscalls"
 
 func init() { kind.Register(kind.Load, guest{}) }
 
-// guest is the load as the engine knows it.
+// guest implements the load for the engine.
 type guest struct{}
 
-// settingBatch is the setting of how long one kind of call is made at a time.
+// settingBatch is the setting for the duration of a batch of one kind of call.
 const settingBatch = "batch"
 
 var settings = []param.Setting{
@@ -38,12 +38,12 @@ func (guest) About() kind.About {
 		Name: name, Summary: "system calls, each timed: getpid, read, write, open, connect, fork, exec", Settings: settings,
 		Alone: &kind.Alone{Examples: []string{"--duration 10s"}},
 
-		RunsInside: kind.Always, // what a call costs is a matter of where it is made
-		Saturates:  kind.Always, // it calls as fast as calls return
+		RunsInside: kind.Always, // the cost of a call depends on where it is made
+		Saturates:  kind.Always, // it makes calls as fast as they return
 	}
 }
 
-// Play is the load's process.
+// Play runs the load's process.
 func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
 	l, err := newLadder(v.Duration(settingBatch))
 	if err != nil {
@@ -54,7 +54,7 @@ func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
 		func(ctx context.Context, s role.Schedule) (*load.Result, error) { return l.run(ctx, s) })
 }
 
-// Judge: a load that made no call in the window has seen nothing.
+// Judge rejects a load that made no call in the window.
 func (guest) Judge(m *measured.Measured, name string) []measured.Trip {
 	if len(m.Loads[name].Counts) == len(calls) {
 		return nil
@@ -63,7 +63,7 @@ func (guest) Judge(m *measured.Measured, name string) []measured.Trip {
 		"%s: not every kind of call was made in the window; make it longer", name)}
 }
 
-// Metrics are the times of the calls.
+// Metrics returns the times of the calls.
 func (guest) Metrics() []measured.Metric {
 	var all []measured.Metric
 	for _, c := range calls {

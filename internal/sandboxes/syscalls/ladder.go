@@ -50,7 +50,7 @@ var calls = []call{
 		func(*ladder) error { return execute() }},
 }
 
-// ladder is the load under way. It is used on one thread.
+// ladder is a running load. It is used on one thread.
 type ladder struct {
 	batch      time.Duration
 	zero, null int
@@ -58,7 +58,7 @@ type ladder struct {
 	self       string
 	listener   int
 	address    unix.Sockaddr
-	connected  int64 // of a batch of connects, the ns that connect itself took
+	connected  int64 // ns that connect itself took in a batch of connects
 }
 
 func newLadder(batch time.Duration) (_ *ladder, err error) {
@@ -68,7 +68,7 @@ func newLadder(batch time.Duration) (_ *ladder, err error) {
 			l.close()
 		}
 	}()
-	// The file itself: a way to it through /proc costs more, and cannot be taken without capabilities.
+	// The file itself, because a path through /proc costs more, and needs capabilities.
 	if l.self, err = os.Executable(); err != nil {
 		return nil, err
 	}
@@ -99,7 +99,7 @@ func newLadder(batch time.Duration) (_ *ladder, err error) {
 func (l *ladder) close() {
 	for _, fd := range []int{l.zero, l.null, l.listener} {
 		if fd >= 0 {
-			_ = unix.Close(fd) // nothing is lost
+			_ = unix.Close(fd) // nothing was written
 		}
 	}
 }
@@ -112,8 +112,8 @@ func open(path string) error {
 	return unix.Close(fd)
 }
 
-// connect makes a connection and takes it away again, with a reset so that no port stays in TIME_WAIT. Only connect
-// itself is timed.
+// connect makes a connection and closes it with a reset, so that no port stays in TIME_WAIT. Only connect itself is
+// timed.
 func (l *ladder) connect() error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -134,7 +134,7 @@ func (l *ladder) connect() error {
 	return errors.Join(err, unix.Close(fd))
 }
 
-// fork forks this process. The child exits at once, by a system call alone: nothing else of a Go process works in it.
+// fork forks this process. The child exits at once by a system call: nothing else of a Go process works in it.
 func fork() error {
 	pid, _, errno := unix.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
 	if errno != 0 {
@@ -172,14 +172,14 @@ func wait(pid int) error {
 	}
 }
 
-// most bounds the times of batches that are kept of one call: a window of minutes.
+// most limits the batch times that are kept of one call: enough for minutes.
 const most = 1 << 20
 
-// run makes batches of calls until the window ends. Next is always the kind that had the least time so far, for where
-// starting a program takes a hundred thousand times as long as the cheapest call, as on an emulated processor, turns
-// would leave that one hardly any. Batches count that lie inside the window and last about as long as they should: the
-// first few of a kind are a call or two, of which the clock and a cold cache make much. A call is no request: how many
-// there are in a second says nothing, for they are of all kinds.
+// run makes batches of calls until the window ends. The next batch is always of the kind with the least time so far:
+// if starting a program takes a hundred thousand times as long as the cheapest call, as on an emulated processor,
+// taking turns would leave hardly any time for the cheapest. Batches count that lie inside the window and last about
+// as long as they should: the first few of a kind have a call or two, whose time the clock and a cold cache distort.
+// Calls are not counted as requests, because their rate over all kinds has no meaning.
 func (l *ladder) run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -233,7 +233,7 @@ func (l *ladder) run(ctx context.Context, s role.Schedule) (*load.Result, error)
 	return r, nil
 }
 
-// least is the first of the smallest.
+// least returns the index of the first minimum.
 func least(all []int64) int {
 	first := 0
 	for i, v := range all {
@@ -244,8 +244,8 @@ func least(all []int64) int {
 	return first
 }
 
-// next is how many calls take about as long as a batch, by how long n took. It at most doubles: a batch that was
-// interrupted says little.
+// next returns the number of calls for the duration of a batch, from how long n took. It at most doubles, because a
+// batch may have been interrupted.
 func next(n int, took int64, batch time.Duration) int {
 	each := max(1, took/int64(n))
 	return max(1, min(2*n, int(int64(batch)/each)))

@@ -14,7 +14,7 @@ import (
 	"tare/internal/lib/param"
 )
 
-// TestLadder: every call is made and timed, and what does more takes longer.
+// TestLadder: every call is made and timed, and more expensive ones take longer.
 func TestLadder(t *testing.T) {
 	l, err := newLadder(100 * time.Microsecond)
 	if err != nil {
@@ -37,7 +37,7 @@ func TestLadder(t *testing.T) {
 	}
 }
 
-// TestNoDescriptor: what cannot be opened is an error, and closes what was opened before it.
+// TestNoDescriptor: a file that cannot be opened is an error, and what was opened before is closed.
 func TestNoDescriptor(t *testing.T) {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
@@ -63,7 +63,7 @@ func TestNoDescriptor(t *testing.T) {
 	}
 }
 
-// TestSizes: batches come to last as long as was asked for, and one that was interrupted is not believed.
+// TestSizes: batches approach the requested duration, and an interrupted one does not mislead.
 func TestSizes(t *testing.T) {
 	n := 1
 	for range 20 {
@@ -77,7 +77,7 @@ func TestSizes(t *testing.T) {
 	}
 }
 
-// TestRole runs the process through the protocol, by a clock that is not this machine's.
+// TestRole runs the process through the protocol, with a clock that differs from this machine's.
 func TestRole(t *testing.T) {
 	in, toChild := io.Pipe()
 	fromChild, out := io.Pipe()
@@ -90,7 +90,7 @@ func TestRole(t *testing.T) {
 		t.Fatal(err)
 	}
 	const ahead = int64(1e15)
-	wants.Heard(wants.Clock + ahead) // the parent's clock shows more
+	wants.Heard(wants.Clock + ahead) // the parent's clock is ahead
 	parents := role.Schedule{Begin: pace.Now() + ahead, Duration: int64(time.Second)}
 	if err := conn.Send(role.Start, wants.Translate(parents)); err != nil {
 		t.Fatal(err)

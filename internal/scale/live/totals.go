@@ -39,10 +39,8 @@ type Totals struct {
 	Capacity time.Duration  // of CPU time
 	Part     *time.Duration // ledger.CPU.Part; nil where the whole machine can be seen
 	lines    map[string]*count
-	// surplus is negative unexplained time in ns, as long as it is within the grain of the kernel's counters: later
-	// unexplained time makes up for it.
-	surplus int64
-	twice   int64 // ns that are on more than one line
+	twice    int64 // ns that are on more than one line
+	ahead    int64 // ns: see Ahead
 
 	Components    *Ranked[ledger.Charged] // CPU time
 	ComponentsBPF *Ranked[ledger.Charged] // run time of eBPF programs
@@ -111,7 +109,7 @@ func (t *Totals) Add(l *ledger.Ledger) {
 	}
 	t.Last = l
 	t.Ticks++
-	t.budget(&l.CPU)
+	t.budget(l)
 	t.components(l)
 	t.groups(l)
 	t.addPrograms(l)
@@ -139,12 +137,17 @@ func (t *Totals) LongestStall() (longest float64, known bool) {
 	return longest, len(t.stalls) > 0
 }
 
-// grain is how far below 0 unexplained time may be, per CPU, by chance: two ticks of the slowest clock in use
-// (/proc/stat counts in hundredths of a second).
+// grain is how far the lines may be ahead of the capacity, per CPU, by the resolution of the counters: two ticks of the
+// slowest clock in use (/proc/stat counts in hundredths of a second).
 const grain = 20 * time.Millisecond
 
-// budget adds the lines. Their sum, without what is counted twice, is the capacity up to the grain.
-func (t *Totals) budget(c *ledger.CPU) {
+// budget adds the lines. Their sum, less what is counted twice and what they are ahead, is the capacity.
+//
+// The counters of an edge are read one after another, by a process that may be held up between two of them. A line then
+// has what belongs to the next window, and as no line falls, their sum is ahead of the capacity until that window makes
+// up for it. What they are ahead by more than the readings were apart is on more than one line for good.
+func (t *Totals) budget(l *ledger.Ledger) {
+	c := &l.CPU
 	t.Capacity += duration(c.Capacity)
 	if c.Part != nil {
 		t.Part = new(known.Or(t.Part, 0) + max(duration(*c.Part), 0))
@@ -161,14 +164,20 @@ func (t *Totals) budget(c *ledger.CPU) {
 	for _, l := range c.Lines {
 		line(l.Name, l.Seconds)
 	}
-	t.surplus += ns(c.Unexplained)
+	t.ahead = -int64(t.Capacity) - t.twice
+	for _, n := range t.lines {
+		t.ahead += n.shown
+	}
 	switch {
-	case t.surplus > 0:
-		t.lines[LineUnexplained].add(t.surplus)
-		t.surplus = 0
-	case t.surplus < -int64(max(t.Last.Host.CPUs, 1))*int64(grain):
-		t.twice -= t.surplus
-		t.surplus = 0
+	case t.ahead < 0:
+		t.lines[LineUnexplained].add(-t.ahead)
+		t.ahead = 0
+	case t.ahead > int64(max(l.Host.CPUs, 1))*(int64(grain)+ns(l.Window.EdgeSeconds)):
+		t.twice += t.ahead
+		t.ahead = 0
+		for _, n := range t.lines {
+			n.sum = n.shown
+		}
 	}
 }
 
@@ -181,9 +190,14 @@ func (t *Totals) Lines() map[string]float64 {
 	return lines
 }
 
-// CountedTwice is CPU time in seconds that is on more than one line, because the kernel's counters are coarse or
-// overlap. The sum of the lines exceeds the capacity by it.
+// CountedTwice is CPU time in seconds that is on more than one line, because the kernel's counters overlap. The sum of
+// the lines exceeds the capacity by it, and by Ahead.
 func (t *Totals) CountedTwice() float64 { return seconds(t.twice) }
+
+// Ahead is CPU time in seconds that the lines have already and the capacity has not yet, because the kernel's counters
+// are coarse and are read one after another. It is at most 20 ms for each CPU, and what the last two readings of all
+// counters took.
+func (t *Totals) Ahead() float64 { return seconds(t.ahead) }
 
 func (t *Totals) components(l *ledger.Ledger) {
 	cpu, run := map[ledger.Charged]int64{}, map[ledger.Charged]int64{}

@@ -43,11 +43,62 @@ func TestBudgetSums(t *testing.T) {
 				sum += s
 			}
 			before = totals.Lines()
-			over := sum - totals.CountedTwice() - totals.Capacity.Seconds()
-			if over < -1e-6 || over > 2*grain.Seconds()+1e-6 {
-				t.Fatalf("seed %d, tick %d: the lines exceed the capacity by %g s", seed, tick, over)
+			over := sum - totals.CountedTwice() - totals.Ahead() - totals.Capacity.Seconds()
+			if math.Abs(over) > 1e-6 || totals.Ahead() > 2*grain.Seconds() {
+				t.Fatalf("seed %d, tick %d: the lines exceed the capacity by %g s, and are %g s ahead", seed, tick, over,
+					totals.Ahead())
 			}
 		}
+	}
+}
+
+// An edge whose counters were read far apart: some lines have what belongs to the next window, others have not what
+// belongs to this one. That is no time that nobody explains, and none that is counted twice.
+func TestBudgetOfEdgesFarApart(t *testing.T) {
+	totals := NewTotals(Options{})
+	for tick, u := range []ledger.Usage{
+		{Groups: 1, Root: 0.4, Idle: 0.6},
+		{Groups: 1.5, Root: -0.1, Idle: 0.6},  // the groups were read 0.5 s after all tasks
+		{Groups: 0.5, Root: 0.9, Idle: 0.6},   // and now they were not
+		{Groups: 1.75, Root: 0.65, Idle: 0.1}, // all were read 0.25 s after the clock
+		{Groups: 0.75, Root: 0.15, Idle: 0.6},
+	} {
+		u.Capacity = 2
+		l := window(tick)
+		l.CPU = ledger.Budget(u)
+		if tick > 0 {
+			l.Window.EdgeSeconds = 0.25
+		}
+		totals.Add(l)
+		sum := 0.0
+		for _, s := range totals.Lines() {
+			sum += s
+		}
+		if over := sum - totals.Ahead() - totals.Capacity.Seconds(); math.Abs(over) > 1e-9 {
+			t.Errorf("tick %d: the lines are %g s, the capacity %v, and %g s of them ahead", tick, sum, totals.Capacity,
+				totals.Ahead())
+		}
+	}
+	lines := totals.Lines()
+	for name, want := range map[string]float64{ledger.LineGroups: 5.5, ledger.LineRoot: 2, LineIdle: 2.5,
+		LineUnexplained: 0} {
+		if got := lines[name]; math.Abs(got-want) > 1e-9 {
+			t.Errorf("%s: %g s, want %g", name, got, want)
+		}
+	}
+	if totals.Ahead() != 0 || totals.CountedTwice() != 0 {
+		t.Errorf("%g s ahead and %g counted twice, want none", totals.Ahead(), totals.CountedTwice())
+	}
+	// What later windows do not make up for was on two lines.
+	for tick, u := range []ledger.Usage{{Groups: 1, Root: 1.5}, {Groups: 1, Root: 1}, {Groups: 1, Root: 1}} {
+		u.Capacity = 2
+		l := window(5 + tick)
+		l.CPU = ledger.Budget(u)
+		l.Window.EdgeSeconds = []float64{0.25, 0.25, 0.001}[tick]
+		totals.Add(l)
+	}
+	if totals.Ahead() != 0 || math.Abs(totals.CountedTwice()-0.5) > 1e-9 {
+		t.Errorf("%g s ahead and %g counted twice, want 0.5 twice", totals.Ahead(), totals.CountedTwice())
 	}
 }
 

@@ -172,6 +172,11 @@ func TestHierarchiesThatDisagree(t *testing.T) {
 	if len(a.warnings) != 1 || a.warnings[0].Code != "hierarchies-overlap" || !cpu.Closes() {
 		t.Errorf("warnings %v, budget %+v", a.warnings, cpu)
 	}
+	// What is read so far apart may differ by as much.
+	a.warnings, a.w.first.took, a.last.took, l.Host.CPUs = nil, 100*time.Millisecond, time.Second, 2
+	if cpu = a.budget(l); len(a.warnings) > 0 || !cpu.Closes() {
+		t.Errorf("with edges of 1.1 s: warnings %v, budget %+v", a.warnings, cpu)
+	}
 }
 
 // TestGroupsMadeInTheWindow: a group that is younger than the window says when it was made, and of one that was made

@@ -18,15 +18,15 @@ import (
 	"tare/internal/tracing/execs"
 )
 
-// Bounds of waiting for counts.
+// Limits of waiting for counts.
 const (
-	stable     = 300 * time.Millisecond // a count that has not changed for so long is settled
+	stable     = 300 * time.Millisecond // a count that has not changed for this long is settled
 	settleTime = 2 * time.Second        // before the load
 	pollEvery  = 50 * time.Millisecond
 )
 
 // Counting counts the events of one trial: what the kernel counts in the load's control group and outside of it, and
-// what somebody delivers (Deliverer). Its methods are called one after the other.
+// what a tracer delivers (Deliverer). Its methods must not be called concurrently.
 type Counting struct {
 	trial kind.Trial
 	load  string // its name
@@ -38,23 +38,23 @@ type Counting struct {
 	deliverer Deliverer // nil in an arm without one
 
 	ready  reading // when the deliverer was ready
-	offset reading // when all was set up
+	offset reading // when everything was set up
 	end    <-chan reading
-	stop   context.CancelFunc // of what reads at the load's end
+	stop   context.CancelFunc // of the goroutine that reads at the load's end
 }
 
 // reading is all counts at one time.
 type reading struct {
-	inside, outside int64 // execs, as the kernel counts them, before the deliverer's count was read
+	inside, outside int64 // execs that the kernel counted, before the deliverer's count was read
 	after           int64 // those outside, after it was read
-	ended           int64 // of the reading at the load's end: those outside when the load had just ended
+	ended           int64 // in the reading at the load's end: those outside when the load had just ended
 	missed          uint64
 	said            Said
-	cpu             *float64 // CPU time of the deliverer, in seconds; nil where that is not known
+	cpu             *float64 // CPU time of the deliverer, in seconds; nil if unknown
 	err             error
 }
 
-// newCounting makes the control group of a load, before anything is in it, and has the kernel count there.
+// newCounting makes the control group of a load, before anything is in it, and starts the kernel's count there.
 func newCounting(t kind.Trial, load string) (*Counting, error) {
 	g, err := t.PartGroup(load)
 	if err != nil {
@@ -74,20 +74,20 @@ func newCounting(t kind.Trial, load string) (*Counting, error) {
 	return c, nil
 }
 
-// Deliver says who delivers the events. Call it before the trial starts anything.
+// Deliver sets the deliverer of the events. Call it before the trial starts anything.
 func (c *Counting) Deliver(d Deliverer) { c.deliverer = d }
 
-// Group is the load's control group: its v2 directory, and its id as bpf_get_current_cgroup_id gives it.
+// Group returns the load's control group: its v2 directory, and its id as bpf_get_current_cgroup_id returns it.
 func (c *Counting) Group() (dir string, id uint64) { return c.dir, c.id }
 
-// Ready takes note of the counts when the deliverer is ready: what is counted from now on it must deliver.
+// Ready records the counts when the deliverer is ready: it must deliver every event from now on.
 func (c *Counting) Ready(ctx context.Context) error {
 	c.ready = c.read(ctx)
 	return c.ready.err
 }
 
 // Probe executes the load's tiny program once in its control group, and waits until it has ended. Before the offset is
-// read nothing holds this exec against anybody.
+// read this exec does not count for or against the deliverer.
 func (c *Counting) Probe(ctx context.Context) (err error) {
 	if targetProgram == nil {
 		return noProgram()
@@ -97,7 +97,7 @@ func (c *Counting) Probe(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, file.Close()) }()
-	const first = "/proc/self/fd/3" // of ExtraFiles in the child
+	const first = "/proc/self/fd/3" // ExtraFiles[0] in the child
 	cmd := osexec.CommandContext(ctx, first)
 	cmd.Args = []string{Argv0}
 	cmd.ExtraFiles = []*os.File{file}
@@ -110,7 +110,8 @@ func (c *Counting) Probe(ctx context.Context) (err error) {
 	return nil
 }
 
-// read reads all counts. The kernel's are read on both sides of the deliverer's, for others may exec meanwhile.
+// read reads all counts. The kernel's are read before and after the deliverer's, because other processes may exec
+// meanwhile.
 func (c *Counting) read(ctx context.Context) (r reading) {
 	var err error
 	if r.inside, r.outside, err = c.counted(); err != nil {
@@ -131,7 +132,7 @@ func (c *Counting) read(ctx context.Context) (r reading) {
 	return r
 }
 
-// counted are the execs since the counter was opened, in the load's control group and outside of it.
+// counted returns the execs since the counter was opened, in the load's control group and outside of it.
 func (c *Counting) counted() (inside, outside int64, err error) {
 	counts, err := c.kernel.Read()
 	if err != nil {
@@ -141,8 +142,8 @@ func (c *Counting) counted() (inside, outside int64, err error) {
 	return inside, int64(counts.All) - inside, nil
 }
 
-// expected is how many events there are to deliver between two readings: not those of others that came while the first
-// was made, which may have been delivered before.
+// expected returns how many events must be delivered between two readings, without those of other processes that came
+// during the first reading, which may have been delivered before.
 func expected(s Scope, from, to reading) int64 {
 	n := to.inside - from.inside
 	if s == ScopeMachine {
@@ -151,13 +152,13 @@ func expected(s Scope, from, to reading) int64 {
 	return n
 }
 
-// late is how many of the load's events came after the reading at its end, which is made when it is too late for them.
-// delivered is how many were delivered in all, of the load and of others, since the deliverer began.
+// late returns how many of the load's events were delivered after the reading at its end, after which events are late.
+// delivered is how many were delivered in all, of the load and of other processes, since the deliverer began.
 //
-// Who delivers the execs of the whole machine goes on with those of others. What these have made since that reading,
-// until the last, is not the load's. Neither can more of the load's be late than were owed: what had been made when
-// the load ended, less what was delivered until the reading. And no more than the load made: what comes beyond that
-// was delivered twice, or is of others.
+// A deliverer of the whole machine goes on with the execs of other processes. Those that were made between that
+// reading and the last one are not the load's. Nor can more of the load's events be late than were outstanding: those
+// made when the load ended, less those delivered until the reading. Nor can there be more than the load made: further
+// ones were delivered twice, or belong to other processes.
 func late(s Scope, offset, end, last reading, delivered int64) int64 {
 	since := delivered - end.said.Delivered - expected(s, end, last)
 	made := end.inside - offset.inside
@@ -168,8 +169,8 @@ func late(s Scope, offset, end, last reading, delivered int64) int64 {
 	return max(min(since, owed, made), 0)
 }
 
-// Before reads the offset: what is counted, and delivered, of the harness's own execs before the load has made any. It
-// waits until those since it was ready are delivered, and what is delivered stands still.
+// Before reads the offset: the harness's own execs before the load has made any, as counted and as delivered. It waits
+// until those since Ready have been delivered, and the deliverer's count is stable.
 func (c *Counting) Before(ctx context.Context) (err error) {
 	if c.deliverer == nil {
 		c.offset = c.read(ctx)
@@ -179,8 +180,8 @@ func (c *Counting) Before(ctx context.Context) (err error) {
 	return err
 }
 
-// Begun has the counts read at the load's end and the time after which an event is late: when the load has said what it
-// did, and not before the end of its schedule.
+// Begun schedules the reading after the load's end, at the time after which an event is late: once the load has sent
+// its result, and not before the end of its schedule.
 func (c *Counting) Begun(ctx context.Context, s role.Schedule) error {
 	if c.deliverer == nil {
 		return nil
@@ -211,7 +212,7 @@ func (c *Counting) Begun(ctx context.Context, s role.Schedule) error {
 	return nil
 }
 
-// After waits for what is still delivered, has the deliverer end, and puts what was counted into the record.
+// After waits for the remaining events, stops the deliverer, and writes the counts into the record.
 func (c *Counting) After(ctx context.Context) error {
 	result := c.trial.Result(c.load)
 	events := &record.Events{
@@ -237,7 +238,7 @@ func (c *Counting) After(ctx context.Context) error {
 	return nil
 }
 
-// drain is After for the deliverer. It gives the counts as they were when it was told to end.
+// drain is After for the deliverer. It returns the counts as they were when the deliverer was stopped.
 func (c *Counting) drain(ctx context.Context, events *record.Events) (last reading, err error) {
 	atEnd, ok := <-c.end
 	if !ok {
@@ -265,8 +266,8 @@ func (c *Counting) drain(ctx context.Context, events *record.Events) (last readi
 	if err != nil {
 		return last, err
 	}
-	// Of others it can have delivered, since the offset, whatever they have made since the counter was opened and it
-	// had not delivered by then.
+	// The deliverer can have delivered, since the offset, any exec of other processes since the counter was opened
+	// that it had not delivered by then.
 	most := inside + outside - c.offset.said.Delivered
 	if c.deliverer.Scope() == ScopeGroup {
 		most = expected(ScopeGroup, c.offset, last)
@@ -275,8 +276,8 @@ func (c *Counting) drain(ctx context.Context, events *record.Events) (last readi
 	return last, c.writeDown(events, atEnd, last, said)
 }
 
-// settle reads the counts until all since an earlier reading is delivered and the count stands still, or the time for
-// that is over.
+// settle reads the counts until all events since an earlier reading have been delivered and the count is stable, or
+// the time limit is over.
 func (c *Counting) settle(ctx context.Context, from reading, atMost time.Duration) (last reading, err error) {
 	scope := c.deliverer.Scope()
 	still, deadline := time.Now(), time.Now().Add(atMost)
@@ -296,7 +297,8 @@ func (c *Counting) settle(ctx context.Context, from reading, atMost time.Duratio
 	return last, last.err
 }
 
-// writeDown puts what was delivered into events: until the load's end, until the deliverer was told to end, and in all.
+// writeDown writes the delivered counts into events: until the load's end, until the deliverer was stopped, and in
+// all.
 func (c *Counting) writeDown(events *record.Events, atEnd, last reading, said Said) error {
 	if !said.Knows {
 		return c.deliverer.Unknown()
@@ -318,7 +320,7 @@ func (c *Counting) writeDown(events *record.Events, atEnd, last reading, said Sa
 	return nil
 }
 
-// Close ends the kernel's counter, and what still reads it.
+// Close closes the kernel's counter, and ends the goroutine that may still read it.
 func (c *Counting) Close() error {
 	if c.stop != nil {
 		c.stop()

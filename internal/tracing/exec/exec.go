@@ -1,14 +1,14 @@
-// Package exec is the load that executes programs and nothing else, by an absolute schedule or as fast as it goes,
-// and knows to the exec how many it made: what a tracer of processes delivers is held against that. It runs as a
-// process of its own (tare load exec).
+// Package exec is the load that only executes programs, on an absolute schedule or as fast as it can, and knows
+// exactly how many execs it made: the events that a tracer of processes delivers are compared with that. It runs as a
+// separate process (tare load exec).
 //
-// The execs are made by workers, one small process for each CPU (c/worker.c), which this process starts and reads. An
-// exec counts when the program was reached, told by the program's own end, and not when a child has come and gone: an
-// execve that fails is counted apart, with its errno. Between the ready message and the begin of the schedule, and
-// after its end, nothing here executes anything, so that the kernel's count of the control group between ready and
-// result is the load's own (CountMade) exactly, or one of the two is wrong.
+// The execs are made by workers, one small process for each CPU (c/worker.c), which this process starts and whose
+// results it reads. An exec counts when the program was reached, which the program's exit status shows, not when a
+// child has been created and reaped: an execve that fails is counted separately, with its errno. Between the ready
+// message and the begin of the schedule, and after its end, nothing here executes anything, so that the kernel's count
+// of the control group between ready and result equals the load's own (CountMade) exactly, or one of the two is wrong.
 //
-// Every exec can be told from every other by its arguments: Argv0 and "<worker>.<number>", both counted from 0.
+// Every exec has unique arguments: Argv0 and "<worker>.<number>", both counted from 0.
 package exec
 
 //go:generate go run ./freestanding -arch amd64 -o worker_amd64.elf c/worker.c
@@ -40,55 +40,56 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// Generator is what results name as their generator.
+// Generator is the generator in results.
 const Generator = "exec"
 
 // Argv0 is the first argument of every program that the load executes.
 const Argv0 = "tare-exec"
 
-// What results count (load.Result.Counts), all from the start message on, warm-up included.
+// The counts in results (load.Result.Counts), all from the start message on, warm-up included.
 const (
 	CountMade    = "execs_made"   // programs executed
 	CountFailed  = "execs_failed" // attempts that failed
-	CountWorkers = "workers"      // processes that made them
+	CountWorkers = "workers"      // number of processes that made them
 )
 
-// MaxPerCPU bounds Options.Workers.
+// MaxPerCPU is the maximum number of workers per CPU (Options.Workers).
 const MaxPerCPU = 4
 
-// MaxRate bounds Options.Rate, per second: more than any machine executes.
+// MaxRate is the maximum of Options.Rate, per second: more than any machine executes.
 const MaxRate = 1e6
 
-// MaxTime bounds warm-up and window together.
+// MaxTime is the maximum of warm-up and window together.
 const MaxTime = 24 * time.Hour
 
-// Options of a load.
+// Options configures a load.
 type Options struct {
-	// execs per second in all, to a thousandth, at constant gaps; 0 for a storm: each worker goes on as soon as its child
-	// has ended
+	// Rate is in execs per second over all workers, to a thousandth, at constant gaps. 0 means a storm: each worker
+	// goes on as soon as its child has ended.
 	Rate float64
-	// processes that execute, dealt out to the CPUs that this process may use in turn; 0 for one on each
+	// Workers is the number of processes that execute, which get the CPUs available to this process in turn; 0: one
+	// for each CPU.
 	Workers int
-	Spin    time.Duration // largest wait that may be spun through; default pace.DefaultSpin, negative for none
+	Spin    time.Duration // longest wait that may be busy-waiting; default pace.DefaultSpin, negative for none
 
-	target []byte      // of tests: what is executed instead of the program of the package
-	mode   os.FileMode // of tests: its permissions
+	target []byte      // in tests: executed instead of the package's program
+	mode   os.FileMode // in tests: its permissions
 }
 
-// Ready is what a load says of itself before the start.
+// Ready is the load's ready message.
 type Ready struct {
 	PID     int   `json:"pid"`
 	Workers []int `json:"workers"` // process ids
-	CPUs    []int `json:"cpus"`    // on which each of them runs, and what it executes
+	CPUs    []int `json:"cpus"`    // the CPU of each of them, where what it executes runs as well
 }
 
 // Load is a load that is ready to run, once.
 type Load struct {
 	o       Options
-	cpus    int // different ones in use
+	cpus    int // number of different CPUs in use
 	workers []*worker
-	running int           // workers whose end has not been taken from ended
-	ended   chan *worker  // as each ends
+	running int           // workers whose end has not been received from ended
+	ended   chan *worker  // receives each worker that ends
 	release chan struct{} // closed when the thread that started them may end
 }
 
@@ -102,8 +103,8 @@ type worker struct {
 	err       error // of its end
 }
 
-// New starts the workers; they execute nothing yet. Its errors are of wrong use, and of machines where files in
-// memory cannot be executed.
+// New starts the workers, which do not execute anything yet. It returns an error for invalid options, and on machines
+// where files in memory cannot be executed.
 func New(o Options) (l *Load, err error) {
 	cpus, err := pace.AllowedCPUs()
 	if err != nil {
@@ -139,14 +140,14 @@ func New(o Options) (l *Load, err error) {
 	return l, nil
 }
 
-// noProgram is why nothing can be executed on this machine, which is of a type that the package has no programs for.
+// noProgram returns the error for an architecture without a program in this package.
 func noProgram() error {
 	return fault.New(fault.Machine, "", "use amd64 or arm64", "the load has no program for machines of type %s",
 		runtime.GOARCH)
 }
 
-// start starts the workers from a thread that lives as long as they do: the signal by which they die with this
-// process comes when the thread that started them ends (PR_SET_PDEATHSIG(2const)).
+// start starts the workers from a thread that lives as long as they do: they die with this process by a signal that is
+// sent when the thread that started them ends (PR_SET_PDEATHSIG(2const)).
 func (l *Load) start(started chan<- error, release <-chan struct{}) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -168,8 +169,8 @@ func (l *Load) startAll() (err error) {
 	return nil
 }
 
-// startOne starts a worker and waits until it is ready. Each has a target of its own: executing a file counts in it,
-// and on many CPUs at once that would be what is measured.
+// startOne starts a worker and waits until it is ready. Each has a separate target file: executing a file updates
+// counters in it, and doing that on many CPUs at once would dominate the measurement.
 func (l *Load) startOne(w *worker, file *os.File) (err error) {
 	target, err := program(Argv0, l.o.target)
 	if err != nil {
@@ -190,12 +191,12 @@ func (l *Load) startOne(w *worker, file *os.File) (err error) {
 	copy(s.Argv0[:], Argv0)
 	copy(s.Argv1[:], strconv.Itoa(w.part)+".")
 
-	const first = 3 // the number of the first of ExtraFiles in the child
+	const first = 3 // the descriptor of ExtraFiles[0] in the child
 	w.cmd = &osexec.Cmd{
 		Path: "/proc/self/fd/" + strconv.Itoa(first), Args: []string{"tare-exec-worker", strconv.Itoa(w.part)},
 		ExtraFiles: []*os.File{file, memory, target},
-		// A group of its own: what ends a run from a terminal goes to this process alone, which ends the workers in
-		// good order.
+		// A separate process group: a signal from the terminal reaches only this process, which ends the workers in an
+		// orderly way.
 		SysProcAttr: &unix.SysProcAttr{Pdeathsig: unix.SIGKILL, Setpgid: true},
 	}
 	if w.start, err = w.cmd.StdinPipe(); err != nil {
@@ -210,8 +211,8 @@ func (l *Load) startOne(w *worker, file *os.File) (err error) {
 	}
 	_, none := io.ReadFull(ready, make([]byte, 1))
 	l.running++
-	go func() { // ends with the worker, for which await waits
-		child.Await(w.cmd.Process.Pid) // in no system call: the process may stop all of its threads now (privilege.Keep)
+	go func() { // ends with the worker; await waits for it
+		child.Await(w.cmd.Process.Pid) // not in a system call: all threads may be stopped now (privilege.Keep)
 		w.err = w.cmd.Wait()
 		l.ended <- w
 	}()
@@ -230,11 +231,11 @@ func (l *Load) Ready() Ready {
 	return r
 }
 
-// patience is how long a worker that is to end may take until it is killed: it looks for the word every 20 ms.
+// patience is how long a worker may take to end before it is killed: it checks the stop flag every 20 ms.
 const patience = 5 * time.Second
 
-// await waits until all workers have ended. When one of them ends other than it should, or when done is closed, it
-// has the others end too. The error is of the first that failed.
+// await waits until all workers have ended. When one ends unexpectedly, or when done is closed, it ends the others
+// too. The error is that of the first one that failed.
 func (l *Load) await(done <-chan struct{}) (err error) {
 	var kill <-chan time.Time
 	stop := func() {
@@ -247,7 +248,7 @@ func (l *Load) await(done <-chan struct{}) (err error) {
 				w.s.Stop.Store(1)
 			}
 			if w.start != nil {
-				_ = w.start.Close() // one that has not started ends by it, and it may be closed
+				_ = w.start.Close() // a worker that has not started ends because of this; it may be closed already
 			}
 		}
 	}
@@ -275,7 +276,7 @@ func (l *Load) await(done <-chan struct{}) (err error) {
 	return err
 }
 
-// verdict is what was wrong with the end of a worker.
+// verdict returns an error if a worker ended in a wrong way.
 func (w *worker) verdict() error {
 	where := fmt.Sprintf("worker %d (process %d)", w.part, w.cmd.Process.Pid)
 	state := w.s.State.Load()
@@ -305,11 +306,11 @@ func (w *worker) verdict() error {
 	return fmt.Errorf("%s ended in state %d: %w", where, state, w.err)
 }
 
-// Close ends the workers, if they have not, and gives everything back.
+// Close ends the workers, if they have not ended, and releases everything.
 func (l *Load) Close() error {
 	over := make(chan struct{})
 	close(over)
-	_ = l.await(over) // it is over for them, whatever comes
+	_ = l.await(over) // their errors no longer matter
 	var errs []error
 	for _, w := range l.workers {
 		if w.mem != nil {
@@ -324,8 +325,8 @@ func (l *Load) Close() error {
 	return errors.Join(errs...)
 }
 
-// Run makes execs by the schedule and says what came of it. Those count that are intended in the window. It ends
-// early with the context's error, and with one of code Invalid when a worker was killed.
+// Run makes execs by the schedule and returns the result. Execs that are intended in the window count. It ends early
+// with the context's error, and with one of code Invalid if a worker was killed.
 func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	switch {
 	case s.Duration <= 0 || s.Warmup < 0:
@@ -345,7 +346,7 @@ func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 		m.Begin, m.Warm, m.End, m.Spin = uint64(s.Begin), uint64(warm), uint64(end), uint64(l.o.Spin)
 	}
 	for _, w := range l.workers {
-		_, _ = w.start.Write([]byte{1}) // one that is not there to read it is found by its end
+		_, _ = w.start.Write([]byte{1}) // if the worker has gone, its end is noticed
 	}
 	running, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -374,7 +375,7 @@ func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	return l.result(s, cpu.seconds)
 }
 
-// result adds up what the workers counted.
+// result sums what the workers counted.
 func (l *Load) result(s role.Schedule, cpu float64) (*load.Result, error) {
 	r := &load.Result{
 		Generator: Generator, Mode: load.Closed, Seconds: float64(s.Duration) / 1e9, TargetRate: l.o.Rate,
@@ -420,7 +421,7 @@ func (l *Load) result(s role.Schedule, cpu float64) (*load.Result, error) {
 	return r, sum.Into(r)
 }
 
-// merge adds a worker's counts, which are laid out as those of h, and sees that they are n in all.
+// merge adds a worker's counts, which have the same layout as those of h, and checks that they are n in all.
 func merge(h *hdrhistogram.Histogram, digits int64, counts []int64, n uint64) error {
 	before := h.TotalCount()
 	h.Merge(hdrhistogram.Import(&hdrhistogram.Snapshot{
@@ -432,8 +433,8 @@ func merge(h *hdrhistogram.Histogram, digits int64, counts []int64, n uint64) er
 	return nil
 }
 
-// errorName is the kind of a failure, as results have it: "execveat EACCES", "clone EAGAIN", "killed SIGSEGV",
-// "exited 1".
+// errorName returns the kind of a failure for results: "execveat EACCES", "clone EAGAIN", "killed SIGSEGV", "exited
+// 1".
 func errorName(kind, code int) string {
 	number := strconv.Itoa(code)
 	switch kind {
@@ -454,9 +455,9 @@ func errorName(kind, code int) string {
 	return "exited " + number
 }
 
-// Run plays a load's part in the role protocol on conn: starts the workers, says ready, waits for the start,
-// executes, sends the result, and stays until the parent closes its end. If the parent does so earlier, that is the
-// end, and no error.
+// Run runs a load by the role protocol on conn: it starts the workers, sends ready, waits for the start, executes,
+// sends the result, and stays until the parent closes its end. If the parent does so earlier, Run ends without an
+// error.
 func Run(ctx context.Context, o Options, conn *role.Conn) (err error) {
 	l, err := New(o)
 	if err != nil {

@@ -34,10 +34,10 @@ import (
 	"tare/test/vm/guest"
 )
 
-// The parts that the test binary plays instead of running tests.
+// The roles that the test binary runs as instead of running tests.
 const (
 	roleEnv   = "TARE_TEST_ROLE"   // the load's, with these options
-	noexecEnv = "TARE_TEST_NOEXEC" // a process of a PID namespace where files in memory cannot be executed
+	noexecEnv = "TARE_TEST_NOEXEC" // a process in a PID namespace where files in memory cannot be executed
 )
 
 func TestMain(m *testing.M) {
@@ -56,8 +56,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// playTarget is what the load executes in some tests. It leaves a file of its name that says how it was executed, and
-// ends as the file "end" wants.
+// playTarget is what the load executes in some tests. It writes a file with its name that says how it was executed,
+// and ends as the file "end" says.
 func playTarget() int {
 	status, err := os.ReadFile("/proc/self/status")
 	if err != nil {
@@ -67,7 +67,7 @@ func playTarget() int {
 	if err := os.WriteFile(os.Args[1], []byte(report), 0o600); err != nil {
 		return 99
 	}
-	switch end, _ := os.ReadFile("end"); string(end) { // without the file it ends well
+	switch end, _ := os.ReadFile("end"); string(end) { // without the file it succeeds
 	case "kill":
 		_ = unix.Kill(os.Getpid(), unix.SIGKILL)
 	case "exit":
@@ -104,7 +104,7 @@ func schedule(warmup, duration time.Duration) role.Schedule {
 	return role.Schedule{Begin: pace.Now() + int64(5*time.Millisecond), Warmup: int64(warmup), Duration: int64(duration)}
 }
 
-// window is a length of time in which something must happen: longer on an emulated machine.
+// window returns a duration in which something must happen, longer on an emulated machine.
 func window(d time.Duration) time.Duration {
 	if testing.Short() {
 		return 5 * d
@@ -126,7 +126,7 @@ func start(t testing.TB, o Options) *Load {
 	return l
 }
 
-// run starts a load, and runs it from when it is ready: starting it may take longer than a window does.
+// run starts a load, and runs it once it is ready, because starting it may take longer than a window.
 func run(t testing.TB, o Options, warmup, duration time.Duration) (*Load, *load.Result) {
 	t.Helper()
 	l := start(t, o)
@@ -137,7 +137,7 @@ func run(t testing.TB, o Options, warmup, duration time.Duration) (*Load, *load.
 	return l, r
 }
 
-// process is the load as a process in a control group of its own.
+// process is the load as a process in a separate control group.
 type process struct {
 	*role.Conn
 	cmd   *osexec.Cmd
@@ -215,8 +215,8 @@ func (p *process) emptied(t *testing.T) {
 	}
 }
 
-// TestCounts: what the load says it made is what the kernel counted in its group, to the exec, from ready to result,
-// storm after storm.
+// TestCounts: the load's count equals the kernel's count in its group exactly, from ready to result, storm after
+// storm.
 func TestCounts(t *testing.T) {
 	warmed, made := false, 0.0
 	for name, c := range map[string]struct {
@@ -245,8 +245,8 @@ func TestCounts(t *testing.T) {
 	}
 }
 
-// countBoth returns how many execs were made in all, and in the window. Where the machine stands still for all of that,
-// none are.
+// countBoth returns how many execs were made in all, and in the window. If the machine stands still for all of that,
+// there are none.
 func countBoth(t *testing.T, o Options) (all, inWindow float64) {
 	p := startProcess(t, o)
 	group, err := execs.CgroupID(p.dir)
@@ -258,7 +258,7 @@ func countBoth(t *testing.T, o Options) (all, inWindow float64) {
 		t.Fatal(err)
 	}
 	defer counter.Close()
-	time.Sleep(20 * time.Millisecond) // in which nothing may be executed
+	time.Sleep(20 * time.Millisecond) // nothing may be executed meanwhile
 	if n, err := counter.Read(); err != nil || n.Group != 0 {
 		t.Errorf("%d execs before the start, %v", n.Group, err)
 	}
@@ -291,7 +291,7 @@ func countBoth(t *testing.T, o Options) (all, inWindow float64) {
 	return r.Counts[CountMade], float64(r.Done)
 }
 
-// TestRate: the schedule holds exactly rate times duration, and all of it is made.
+// TestRate: the schedule contains exactly rate times duration execs, and all of them are made.
 func TestRate(t *testing.T) {
 	guest.KernelFree(t)
 	const rate, length = 1000.0, time.Second
@@ -305,16 +305,15 @@ func TestRate(t *testing.T) {
 		if r.Done == want && r.Rate == rate {
 			return
 		}
-		// A machine that does something else at the very end of the window is late for the last starts, which are then
-		// not sent.
+		// If the machine is busy at the very end of the window, the last starts are late and are not made.
 		if try == 20 {
 			t.Fatalf("of %d execs %d were made", r.Intended, r.Done)
 		}
 	}
 }
 
-// TestThird: a rate whose gaps are no whole number of ns keeps to its schedule: the start at 3 times 10/3 ms is not in
-// a window of 10 ms.
+// TestThird: a rate whose gaps are not a whole number of ns keeps to its schedule: the start at 3 times 10/3 ms is not
+// in a window of 10 ms.
 func TestThird(t *testing.T) {
 	guest.KernelFree(t)
 	for _, workers := range []int{1, 2, 3} {
@@ -324,7 +323,7 @@ func TestThird(t *testing.T) {
 	}
 }
 
-// TestMeasures: times, slices and CPU time are of the window and belong together.
+// TestMeasures: times, slices and CPU time are those of the window and consistent.
 func TestMeasures(t *testing.T) {
 	guest.KernelFree(t)
 	for name, c := range map[string]struct {
@@ -359,7 +358,7 @@ func TestMeasures(t *testing.T) {
 					sum += map[string]*fine{load.Latency: &w.s.Latency, load.Service: &w.s.Service, load.Lag: &w.s.Lag,
 						load.OwnLag: &w.s.OwnLag}[name].Sum
 				}
-				// The worker adds the times up too: a value in a wrong place would show.
+				// The worker sums the times as well: a value in a wrong bucket would show.
 				mean := float64(sum) / float64(r.Done)
 				if got := h.Mean(); math.Abs(got-mean) > 0.001*mean+1 {
 					t.Errorf("%s: the mean of the histogram is %g ns, that of the values %g", name, got, mean)
@@ -385,7 +384,7 @@ func TestMeasures(t *testing.T) {
 	}
 }
 
-// TestCPUTime: what the execs cost is in the CPU time of the load, and no more than there was.
+// TestCPUTime: the load's CPU time includes the cost of the execs, and is not more than was used.
 func TestCPUTime(t *testing.T) {
 	own, execs := usedCPU(t, unix.RUSAGE_SELF), usedCPU(t, unix.RUSAGE_CHILDREN)
 	l, r := run(t, Options{Workers: 1}, 0, window(300*time.Millisecond))
@@ -393,14 +392,15 @@ func TestCPUTime(t *testing.T) {
 		t.Fatal(err)
 	}
 	own, execs = usedCPU(t, unix.RUSAGE_SELF)-own, usedCPU(t, unix.RUSAGE_CHILDREN)-execs
-	// This process looks after the workers, which is the load's too, and does more than that. An emulated processor may
-	// stand still for seconds before the window or after it, which counts as CPU time of who was running.
+	// This process supervises the workers, which counts for the load too, and does more than that. An emulated
+	// processor may stand still for seconds before or after the window, which counts as CPU time of the process that
+	// was running.
 	if r.CPUSeconds > 1.2*(own+execs)+0.02 || r.CPUSeconds < 0.5*execs-0.02 && !testing.Short() {
 		t.Errorf("%g CPU seconds, and the kernel says %g of the execs and %g of this process", r.CPUSeconds, execs, own)
 	}
 }
 
-// usedCPU is the CPU time so far of this process, or of its children that have ended.
+// usedCPU returns the CPU time so far of this process, or of its children that have ended.
 func usedCPU(t *testing.T, who int) float64 {
 	t.Helper()
 	var u unix.Rusage
@@ -410,7 +410,7 @@ func usedCPU(t *testing.T, who int) float64 {
 	return float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9
 }
 
-// inEmptyDirectory makes the test binary the target, in a directory for what it reports.
+// inEmptyDirectory makes the test binary the target, with a directory for its reports.
 func inEmptyDirectory(t *testing.T) (target []byte) {
 	t.Helper()
 	target, err := os.ReadFile("/proc/self/exe")
@@ -421,7 +421,7 @@ func inEmptyDirectory(t *testing.T) (target []byte) {
 	return target
 }
 
-// TestTarget: each exec has its own name, an empty environment, its worker's CPU, and signals as a program expects
+// TestTarget: each exec has a unique name, an empty environment, its worker's CPU, and signals as a program expects
 // them.
 func TestTarget(t *testing.T) {
 	target := inEmptyDirectory(t)
@@ -462,7 +462,7 @@ func TestTarget(t *testing.T) {
 	}
 }
 
-// TestFailures: what is not executed is no exec, and is counted by what was in the way.
+// TestFailures: a failed exec does not count as an exec, and is counted by its cause.
 func TestFailures(t *testing.T) {
 	for name, c := range map[string]struct {
 		o    Options
@@ -481,11 +481,11 @@ func TestFailures(t *testing.T) {
 			}
 			c.o.Workers = 1
 			if testing.Short() {
-				// a schedule, of which an emulated processor beside others may be too late for all, is not what this is about
+				// A storm, because an emulated processor beside others may be too late for every start of a schedule.
 				c.o.Rate = 0
 			}
 			var r *load.Result
-			for range 5 { // a machine that stands still for all of the window, as emulated ones do, has nothing sent
+			for range 5 { // a machine that stands still for the whole window, as emulated ones do, makes none
 				if _, r = run(t, c.o, 0, window(100*time.Millisecond)); r.Sent > 0 {
 					break
 				}
@@ -498,7 +498,7 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// TestNoProcesses: where there may be no more processes, attempts fail, and go on.
+// TestNoProcesses: at the limit of processes, attempts fail, and the load goes on.
 func TestNoProcesses(t *testing.T) {
 	layout, err := cgroup.Discover(cgroup.Roots{})
 	if err != nil {
@@ -523,12 +523,13 @@ func TestNoProcesses(t *testing.T) {
 	if err != nil || r.Sent == 0 || r.Errors["clone EAGAIN"] != r.Sent || r.Done != 0 || r.Counts[CountMade] != 0 {
 		t.Errorf("%+v, %v", r, err)
 	}
-	if err := l.Close(); err != nil { // before its group goes
+	if err := l.Close(); err != nil { // before its group is removed
 		t.Error(err)
 	}
 }
 
-// TestWorkerKilled: a load that lost a worker has no result, and says which it was; the others end with it.
+// TestWorkerKilled: if a worker is killed, the load has no result, and its error says which it was; the others end
+// with it.
 func TestWorkerKilled(t *testing.T) {
 	for _, when := range []string{"before the start", "while it runs"} {
 		t.Run(when, func(t *testing.T) {
@@ -560,8 +561,9 @@ func TestWorkerKilled(t *testing.T) {
 
 // TestRoleEnds: however the load ends, in the middle of a storm or before it, nothing is left.
 //
-// One worker leaves a CPU to the others. A storm on each CPU, beside work at the lowest priority such as test/run has,
-// was seen to keep all other processes from running for as long as 30 s (Linux 6.18), this test's own among them.
+// One worker leaves a CPU to other processes. A storm on each CPU, beside work at the lowest priority such as
+// test/run's, was seen to keep all other processes from running for as long as 30 s (Linux 6.18), this test's own
+// among them.
 func TestRoleEnds(t *testing.T) {
 	for name, end := range map[string]func(p *process) error{
 		"killed":       func(p *process) error { return p.cmd.Process.Kill() },
@@ -589,7 +591,7 @@ func TestRoleEnds(t *testing.T) {
 	}
 }
 
-// TestRole: ready, start, result, end; and an end that comes early.
+// TestRole: ready, start, result, end; and an early end.
 func TestRole(t *testing.T) {
 	for _, early := range []string{"", "before the start", "while it runs"} {
 		t.Run(early, func(t *testing.T) {
@@ -665,8 +667,8 @@ func TestWrongUse(t *testing.T) {
 	}
 }
 
-// TestNoexec: where files in memory cannot be executed the load says what would change it. The setting is that of a PID
-// namespace of the test's own.
+// TestNoexec: where files in memory cannot be executed, the error says what would change that. The setting is changed
+// in a new PID namespace.
 func TestNoexec(t *testing.T) {
 	const setting = "/proc/sys/vm/memfd_noexec"
 	before, err := os.ReadFile(setting)
@@ -694,8 +696,8 @@ func TestNoexec(t *testing.T) {
 //go:embed *.elf
 var programs embed.FS
 
-// TestPrograms: the programs, for each machine, are one segment that is only read and executed, and want nothing: no
-// interpreter, no library.
+// TestPrograms: the programs, for each architecture, are one segment that is only readable and executable, and need no
+// interpreter and no library.
 func TestPrograms(t *testing.T) {
 	for name, machine := range map[string]elf.Machine{
 		"worker_amd64.elf": elf.EM_X86_64, "target_amd64.elf": elf.EM_X86_64, "worker_arm64.elf": elf.EM_AARCH64,
@@ -723,7 +725,7 @@ func TestPrograms(t *testing.T) {
 	}
 }
 
-// TestLayout: histograms have as many places as those that they are read into.
+// TestLayout: histograms have as many buckets as those that they are read into.
 func TestLayout(t *testing.T) {
 	for digits, want := range map[int]int{3: fineCounts, 2: coarseCounts} {
 		if got := len(hdrhistogram.New(1, load.Longest, digits).Export().Counts); got != want {
@@ -744,7 +746,7 @@ func TestErrorName(t *testing.T) {
 	}
 }
 
-// BenchmarkStorm is how many execs there are in a storm of half a second.
+// BenchmarkStorm measures the number of execs in a storm of half a second.
 func BenchmarkStorm(b *testing.B) {
 	for _, workers := range []int{1, runtime.NumCPU()} {
 		b.Run(fmt.Sprintf("workers=%d", workers), func(b *testing.B) {
@@ -760,7 +762,7 @@ func BenchmarkStorm(b *testing.B) {
 	}
 }
 
-// BenchmarkForkExec is the same program executed as a Go program would, from one thread.
+// BenchmarkForkExec executes the same program as a Go program would, from one thread.
 func BenchmarkForkExec(b *testing.B) {
 	target, err := program(Argv0, targetProgram)
 	if err != nil {

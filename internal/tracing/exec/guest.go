@@ -12,10 +12,10 @@ import (
 	"tare/internal/lib/param"
 )
 
-// Name is what specs call the load.
+// Name is the load's name in specs.
 const Name = "exec"
 
-// asLoad is the load as an experiment has it. Its execs are events, which it counts in the kernel as well (Counting).
+// asLoad implements the load for experiments. Its execs are events, which it counts in the kernel as well (Counting).
 type asLoad struct{}
 
 func init() { kind.Register(kind.Load, asLoad{}) }
@@ -29,11 +29,11 @@ func (asLoad) About() kind.About {
 			"--rate 1000 --warmup 1s --duration 10s --json",
 		}},
 		MakesEvents: true,
-		Rate:        func(v param.Values) float64 { return OptionsOf(v).Rate }, // a storm has none
+		Rate:        func(v param.Values) float64 { return OptionsOf(v).Rate }, // 0 for a storm
 	}
 }
 
-// Play is the load's process.
+// Play runs the load's process.
 func (asLoad) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
 	return Run(ctx, OptionsOf(v), conn)
 }
@@ -57,7 +57,7 @@ func (asLoad) CheckSetup(s *kind.Setup, _ string, part *kind.Part) error {
 func (asLoad) Join(t kind.Trial, name string, _ *kind.Part) (any, error) {
 	c, err := newCounting(t, name)
 	if err != nil {
-		return nil, err // and not a nil pointer in an interface
+		return nil, err // not a typed nil pointer in the interface
 	}
 	return c, nil
 }

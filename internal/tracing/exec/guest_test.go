@@ -19,7 +19,7 @@ import (
 
 func part(o param.Values) *kind.Part { return &kind.Part{Kind: kind.Find(kind.Load, Name), Options: o} }
 
-// TestOptions: a storm is a rate of 0, and spinning through no wait is told from the default.
+// TestOptions: a storm is a rate of 0, and a spin of 0 is distinguished from the default.
 func TestOptions(t *testing.T) {
 	for _, c := range []struct {
 		v    param.Values
@@ -35,7 +35,7 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// TestRefused: events of several loads could not be told apart in one count.
+// TestRefused: the events of several loads could not be distinguished in one count.
 func TestRefused(t *testing.T) {
 	err := asLoad{}.Check(param.Values{"count": "2"})
 	if err == nil || !strings.Contains(err.Error(), `more "workers" instead of a "count"`) {
@@ -51,8 +51,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// measuredExecs is a trial of 2 s at 1,000 execs per second, with 100 more in the warm-up, in which all is as it
-// should be.
+// measuredExecs is a valid trial of 2 s at 1,000 execs per second, with 100 more in the warm-up.
 func measuredExecs(t *testing.T) *measured.Measured {
 	t.Helper()
 	r := load.Result{
@@ -86,7 +85,7 @@ func owned(t *testing.T, r *load.Result, late time.Duration) {
 	}
 }
 
-// slowing are slices of a window whose second half has half the execs of the first.
+// slowing returns slices of a window whose second half has half the execs of the first.
 func slowing() []load.Slice {
 	slices := make([]load.Slice, load.Slices)
 	for i := range slices {
@@ -147,7 +146,7 @@ func TestGates(t *testing.T) {
 	}
 }
 
-// TestGateCountsVoids: with a count that is wrong no count of events stands, and times do.
+// TestGateCountsVoids: if the counts disagree, counts of events are not reported, and times are.
 func TestGateCountsVoids(t *testing.T) {
 	m := measuredExecs(t)
 	m.Events.Counted = 2099
@@ -162,14 +161,14 @@ func TestGateCountsVoids(t *testing.T) {
 	}
 }
 
-// TestLate: what others exec after the load has ended is not the load's, however many they are.
+// TestLate: execs of other processes after the load's end do not count as the load's, however many there are.
 func TestLate(t *testing.T) {
 	at := func(inside, outside, delivered int64) reading {
 		return reading{
 			inside: inside, outside: outside, after: outside, ended: outside, said: Said{Delivered: delivered, Knows: true},
 		}
 	}
-	// since is at with so many execs of others since the load ended.
+	// since returns at with n execs of other processes since the load ended.
 	since := func(n, inside, outside, delivered int64) reading {
 		r := at(inside, outside, delivered)
 		r.ended -= n
@@ -188,7 +187,7 @@ func TestLate(t *testing.T) {
 		{"some only when told to end", ScopeGroup, at(3, 0, 3), at(103, 0, 90), at(103, 0, 90), 103, 13},
 		{"some twice, after the end", ScopeGroup, at(3, 0, 3), at(103, 0, 103), at(103, 0, 110), 110, 0},
 		{"a count that came late as a whole", ScopeGroup, at(3, 0, 0), at(103, 0, 0), at(103, 0, 103), 103, 100},
-		// Issue 11: 21 execs of others in the drain, and all of the load's were delivered.
+		// Issue 11: 21 execs of other processes in the drain, and all of the load's were delivered.
 		{"others in the drain", ScopeMachine, at(3, 50, 53), at(103, 60, 163), at(103, 81, 184), 184, 0},
 		{"others just before it is too late", ScopeMachine, at(3, 50, 53), since(5, 103, 65, 163), at(103, 81, 184), 184, 0},
 		{"these, and some late", ScopeMachine, at(3, 50, 53), since(5, 103, 65, 156), at(103, 81, 184), 184, 7},

@@ -10,16 +10,16 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// gateCounts is that load and kernel agree.
+// gateCounts trips if the load's count and the kernel's disagree.
 var gateCounts = &measured.Gate{
 	Name: "counts", Breaks: []measured.Need{measured.Counted}, Quiet: ledger.Unknown,
 	Why: "one of two counts of events is wrong, and nobody knows which; memory and times do not rest on it",
 }
 
-// Gates are those that the load has beside the usual ones.
+// Gates returns the load's gates besides the usual ones.
 func (asLoad) Gates() []*measured.Gate { return []*measured.Gate{gateCounts} }
 
-// Metrics are what a trial tells of the events that the load makes: how many there were, and what making them cost.
+// Metrics returns the metrics of the events that the load makes: how many there were, and the cost of making them.
 func (asLoad) Metrics() []measured.Metric {
 	return []measured.Metric{
 		{
@@ -66,14 +66,15 @@ func (asLoad) Metrics() []measured.Metric {
 	}
 }
 
-// machineRate is the CPU time of the whole machine per second.
+// machineRate returns the CPU time of the whole machine per second.
 func machineRate(m *measured.Measured) (float64, bool) {
 	c, seconds := m.Ledger.CPU, m.Ledger.Window.Seconds
-	// A ledger of a part of the machine has no budget.
+	// The ledger of a part of the machine has no total.
 	return measured.Rate(c.Capacity-c.Idle-c.Steal, seconds), seconds > 0 && c.Capacity > 0
 }
 
-// Count is the value of a metric that is a count of events, or made of them; where that is nil the trial cannot tell.
+// Count is a metric's value that is a count of events, or computed from them; nil means that the trial does not have
+// it.
 func Count(of func(*record.Events) *int64) func(*measured.Measured) (float64, bool) {
 	return WhereEvents(func(m *measured.Measured) (float64, bool) {
 		n := of(m.Events)
@@ -84,7 +85,7 @@ func Count(of func(*record.Events) *int64) func(*measured.Measured) (float64, bo
 	})
 }
 
-// WhereEvents gives a value only where events are counted.
+// WhereEvents returns a value only if events are counted.
 func WhereEvents(value func(*measured.Measured) (float64, bool)) func(*measured.Measured) (float64, bool) {
 	return func(m *measured.Measured) (float64, bool) {
 		if m.Events == nil {
@@ -94,7 +95,7 @@ func WhereEvents(value func(*measured.Measured) (float64, bool)) func(*measured.
 	}
 }
 
-// PerKiloevent is a cost per second, by the ledger's window, over thousands of events per second, by the load's.
+// PerKiloevent divides a cost per second, by the ledger's window, by thousands of events per second, by the load's.
 func PerKiloevent(cost func(*measured.Measured) (float64, bool)) func(*measured.Measured) (float64, bool) {
 	return WhereEvents(measured.Per(func(m *measured.Measured) (float64, bool) {
 		c, ok := cost(m)
@@ -102,7 +103,7 @@ func PerKiloevent(cost func(*measured.Measured) (float64, bool)) func(*measured.
 	}, kiloeventRate))
 }
 
-// kiloeventRate is how many thousands of events were made per second.
+// kiloeventRate returns how many thousands of events were made per second.
 func kiloeventRate(m *measured.Measured) (float64, bool) {
 	total := 0.0
 	for name, r := range m.Loads {
@@ -113,12 +114,12 @@ func kiloeventRate(m *measured.Measured) (float64, bool) {
 	return total / 1000, true
 }
 
-// Judge judges the load. It may use all of its CPU: the execs are the work.
+// Judge judges the load. It may use all of its CPU, because the execs are the work.
 func (asLoad) Judge(m *measured.Measured, name string) []measured.Trip {
 	j := m.JudgeLoad(name)
 	r := j.Result
 	if r.Mode == load.Open {
-		// As many as there are workers can be under way at the end.
+		// At most one exec of each worker can be in progress at the end.
 		late := max(r.Late-int64(r.Counts[CountWorkers]), 0)
 		seen, allowed := measured.Ratio(r.Done-late, r.Intended), m.Setup.Gates.Float("rate")
 		switch {
@@ -137,7 +138,7 @@ func (asLoad) Judge(m *measured.Measured, name string) []measured.Trip {
 	return append(j.Trips, judgeEvents(m)...)
 }
 
-// judgeErrors: of a storm, whose execs nobody intended, failures are a part of all attempts.
+// judgeErrors judges failures; in a storm, whose execs were not scheduled, as a share of all attempts.
 func judgeErrors(j *measured.LoadJudge, allowed float64) {
 	failed := int64(0)
 	for _, n := range j.Result.Errors {
@@ -150,8 +151,8 @@ func judgeErrors(j *measured.LoadJudge, allowed float64) {
 	}
 }
 
-// judgeEvents: two counts of the same events that do not agree are no ground to hold a tracer against. What a tracer
-// loses is no fault of the trial.
+// judgeEvents: a tracer cannot be judged by two counts of the same events that disagree. Losses of a tracer are no
+// fault of the trial.
 func judgeEvents(m *measured.Measured) []measured.Trip {
 	e := m.Events
 	if e == nil {

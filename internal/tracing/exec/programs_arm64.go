@@ -2,7 +2,7 @@ package exec
 
 import _ "embed"
 
-// The programs, made from c/ by go generate (exec.go).
+// The programs, built from c/ by go generate (exec.go).
 var (
 	//go:embed worker_arm64.elf
 	workerProgram []byte

@@ -2,5 +2,5 @@
 
 package exec
 
-// The programs know the system calls of no other machine: New says so.
+// There are no programs for other architectures: New returns an error.
 var workerProgram, targetProgram []byte

@@ -8,7 +8,7 @@ import (
 // Storm is the rate of a load that executes as fast as it can.
 const Storm = "storm"
 
-// Settings are what specs and the command line set of the load.
+// Settings are the load's settings in specs and on the command line.
 var Settings = []param.Setting{
 	{Name: "rate", Type: param.TypeNumber, Words: []string{Storm}, Default: Storm, Min: 0.1, Max: MaxRate,
 		Phrase: map[string]string{"": "at {} execs/s", Storm: "in a storm"},
@@ -18,7 +18,7 @@ var Settings = []param.Setting{
 		Doc: "processes that exec, each on a CPU of its own as far as there are; as many as CPUs when left out"},
 }
 
-// OptionsOf are the options by their settings.
+// OptionsOf converts settings to options.
 func OptionsOf(v param.Values) Options {
 	o := Options{Workers: v.Int("workers"), Spin: load.SpinOf(v)}
 	if v["rate"] != Storm {

@@ -13,32 +13,32 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// layout of the memory that role and worker share: LAYOUT in c/worker.c.
+// layout identifies the memory that role and worker share: LAYOUT in c/worker.c.
 const layout = 0x74617265_00000001
 
-// The states that a worker leaves.
+// The final states of a worker.
 const (
 	stateReady   = iota + 1
 	stateDone    // the schedule is over
-	stateStopped // it was told to end before
-	stateLayout  // the worker knows another struct shared
-	stateOrphan  // its role was gone before it began
-	stateFailed  // a system call failed that cannot
+	stateStopped // it was stopped before
+	stateLayout  // the worker was compiled with another struct shared
+	stateOrphan  // its parent had ended before it began
+	stateFailed  // a system call failed that never should
 )
 
-// What can be in the way of an exec.
+// What can prevent an exec.
 const (
 	kindClone  = iota // by errno
 	kindExec          // by errno
 	kindKilled        // by signal
-	kindExited        // by exit code: the target ends with 0
+	kindExited        // by exit code, if it is not 0
 	kinds
 )
 
-// codes is how many errno, signals and exit codes are told apart.
+// codes is the number of different errno, signals and exit codes.
 const codes = 256
 
-// The sizes of histograms of 1 to load.Longest, with 3 and with 2 significant digits, as HdrHistogram lays them out.
+// The sizes of histograms of 1 to load.Longest, with 3 and with 2 significant digits, in HdrHistogram's layout.
 const (
 	fineCounts   = 28672
 	coarseCounts = 3968
@@ -54,7 +54,7 @@ type coarse struct {
 	Counts [coarseCounts]int64
 }
 
-// shared is the memory that role and worker share: struct shared in c/worker.c says what is what.
+// shared is the memory that role and worker share; struct shared in c/worker.c describes the fields.
 type shared struct {
 	Layout, Size, Parent, CPU uint64
 	Name, Argv0               [16]byte
@@ -76,7 +76,7 @@ type shared struct {
 
 const sharedSize = int(unsafe.Sizeof(shared{}))
 
-// newShared makes the memory and the file by which a worker maps it too.
+// newShared makes the memory, and the file with which a worker maps it too.
 func newShared(name string) (s *shared, mem []byte, file *os.File, err error) {
 	if file, err = memfd(name, false); err != nil {
 		return nil, nil, nil, err
@@ -102,8 +102,8 @@ func program(name string, code []byte) (*os.File, error) {
 	return file, nil
 }
 
-// memfd makes a file in memory. Kernels from 6.3 want to be told whether it will be executed, older ones do not know
-// the question.
+// memfd makes a file in memory. Kernels from 6.3 on require a flag that says whether it will be executed, which older
+// ones do not know.
 func memfd(name string, executable bool) (*os.File, error) {
 	flags := unix.MFD_CLOEXEC | unix.MFD_NOEXEC_SEAL
 	if executable {

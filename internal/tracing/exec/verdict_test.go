@@ -9,7 +9,7 @@ import (
 	"tare/test/vm/guest"
 )
 
-// TestVerdictOfSuccess: a worker that exits with status 0 before its time is an error in words.
+// TestVerdictOfSuccess: a worker that exits early with status 0 gives a readable error.
 func TestVerdictOfSuccess(t *testing.T) {
 	guest.KernelFree(t)
 	w := &worker{part: 3, cmd: &osexec.Cmd{Process: &os.Process{Pid: 7}}, s: new(shared)}

@@ -1,8 +1,8 @@
-// Package execs counts, in the kernel, the execs of tasks by the v2 control group they are in: a count that does not
-// depend on who made them nor on who reports them, and that nothing can be dropped from. One small BPF program adds to
-// a counter of the CPU it runs on; there is no buffer and no reader.
+// Package execs counts, in the kernel, the execs of tasks by their v2 control group. The count does not depend on who
+// makes or reports the execs, and nothing can be dropped from it: one small BPF program increments a counter of the
+// CPU it runs on, without a buffer or a reader.
 //
-// An exec is one that succeeded (tracepoint sched_process_exec). It belongs to the group that the task is in then.
+// Only successful execs count (tracepoint sched_process_exec). An exec belongs to the task's group at that time.
 package execs
 
 //go:generate go run github.com/cilium/ebpf/cmd/bpf2go -target bpfel -cc clang -cflags "-O2 -g -Wall -Werror" execs bpf/execs.bpf.c
@@ -20,16 +20,16 @@ import (
 	"tare/internal/scale/host/cgroup"
 )
 
-// tracepoint is where the program hangs.
+// tracepoint is where the program is attached.
 const tracepoint = "sched_process_exec"
 
-// Counts are running totals since Open.
+// Counts are totals since Open.
 type Counts struct {
 	All   uint64 // execs of the whole machine
 	Group uint64 // those in the control group itself, not in groups below it
 }
 
-// Counter counts until Close. It is for one goroutine at a time.
+// Counter counts until Close. It must not be used concurrently.
 type Counter struct {
 	objects execsObjects
 	link    link.Link
@@ -37,8 +37,8 @@ type Counter struct {
 	values  []uint64 // one for each CPU
 }
 
-// Open starts to count the execs of the machine and of a v2 control group, by its id (CgroupID). An error has code
-// fault.Machine: this machine cannot, or this process may not.
+// Open begins to count the execs of the machine and of a v2 control group, by its id (CgroupID). Its errors have code
+// fault.Machine: this machine does not support it, or this process lacks privileges.
 func Open(group uint64) (c *Counter, err error) {
 	const hint = "run as root on Linux 5.8 or newer"
 	c = &Counter{group: group}
@@ -65,7 +65,7 @@ func Open(group uint64) (c *Counter, err error) {
 	return c, nil
 }
 
-// Close stops to count.
+// Close stops counting.
 func (c *Counter) Close() error {
 	var errs []error
 	if c.link != nil {
@@ -75,7 +75,8 @@ func (c *Counter) Close() error {
 	return errors.Join(append(errs, c.objects.Close())...)
 }
 
-// Read returns the totals. The group's is read first: it is never more than All, which may hold a few later ones.
+// Read returns the totals. The group's is read first, so that it is never more than All, which may include a few later
+// ones.
 func (c *Counter) Read() (n Counts, err error) {
 	if n.Group, err = c.sum(c.objects.TareExecsBy, c.group); err == nil {
 		n.All, err = c.sum(c.objects.TareExecsAll, uint32(0))
@@ -83,7 +84,7 @@ func (c *Counter) Read() (n Counts, err error) {
 	return n, err
 }
 
-// sum adds up the counters of all CPUs.
+// sum adds the counters of all CPUs.
 func (c *Counter) sum(m *ebpf.Map, key any) (sum uint64, err error) {
 	if err := m.Lookup(key, &c.values); err != nil {
 		return 0, fmt.Errorf("reading the counters of execs: %w", err)
@@ -94,11 +95,11 @@ func (c *Counter) sum(m *ebpf.Map, key any) (sum uint64, err error) {
 	return sum, nil
 }
 
-// Missed is how often the kernel left the program out, on all CPUs since Open: execs that are in no count. While it is
-// 0 the counts are exact. The error has code fault.Machine before Linux 5.12, which does not tell.
+// Missed returns how often the kernel did not run the program, on all CPUs since Open: execs that are in no count.
+// While it is 0 the counts are exact. Before Linux 5.12, which does not report it, the error has code fault.Machine.
 func (c *Counter) Missed() (uint64, error) {
-	// cilium/ebpf has the same, and gives 0 where there is no such count.
-	const getInfo, misses = 15, 208 / 8 // BPF_OBJ_GET_INFO_BY_FD, and where recursion_misses is (include/uapi/linux/bpf.h)
+	// cilium/ebpf has the same function, but returns 0 if the kernel does not report it.
+	const getInfo, misses = 15, 208 / 8 // BPF_OBJ_GET_INFO_BY_FD, offset of recursion_misses (uapi/linux/bpf.h)
 	var info [misses + 1]uint64         // the beginning of struct bpf_prog_info
 	attr := struct {
 		fd, len uint32
@@ -115,5 +116,5 @@ func (c *Counter) Missed() (uint64, error) {
 	return info[misses], nil
 }
 
-// CgroupID is the id of a directory in the v2 hierarchy, as Open takes it.
+// CgroupID returns the id of a directory in the v2 hierarchy, for Open.
 func CgroupID(dir string) (uint64, error) { return cgroup.ID(dir) }

@@ -53,13 +53,13 @@ func read(t testing.TB, c *execs.Counter) execs.Counts {
 	return n
 }
 
-// group is a v2 control group that a test may fill.
+// group is a v2 control group for a test's processes.
 type group struct {
 	dir *os.File
 	id  uint64
 }
 
-// groups makes control groups, gone with the test.
+// groups makes control groups and removes them after the test.
 func groups(t testing.TB, names ...string) map[string]group {
 	t.Helper()
 	layout, err := cgroup.Discover(cgroup.Roots{})
@@ -95,14 +95,14 @@ func groups(t testing.TB, names ...string) map[string]group {
 	return all
 }
 
-// in runs a program inside a group.
+// in runs a program in the group.
 func (g group) in(path string, args ...string) error {
 	cmd := exec.Command(path, args...)
 	cmd.SysProcAttr = &unix.SysProcAttr{UseCgroupFD: true, CgroupFD: int(g.dir.Fd())}
 	return cmd.Run()
 }
 
-// TestCounts: what succeeds counts, once, where it happened.
+// TestCounts: each successful exec counts once, in its group.
 func TestCounts(t *testing.T) {
 	script := filepath.Join(t.TempDir(), "script")
 	if err := os.WriteFile(script, []byte("#!/bin/true\n"), 0o700); err != nil {
@@ -147,7 +147,7 @@ func TestCounts(t *testing.T) {
 	}
 }
 
-// TestBelow: a group's count is its own, not that of the groups in it.
+// TestBelow: a group's count does not include the groups below it.
 func TestBelow(t *testing.T) {
 	g := groups(t, "above/below")["above/below"]
 	above, err := execs.CgroupID(filepath.Dir(g.dir.Name()))
@@ -163,7 +163,7 @@ func TestBelow(t *testing.T) {
 	}
 }
 
-// TestOpen: what was executed before is not counted.
+// TestOpen: execs before Open do not count.
 func TestOpen(t *testing.T) {
 	g := groups(t, "one")["one"]
 	for want := range uint64(2) {
@@ -192,8 +192,8 @@ func TestProgram(t *testing.T) {
 	}
 }
 
-// TestAgainstPerf: all execs of the machine, as perf counts the same tracepoint by itself. Others execute meanwhile, so
-// each reading lies between two of perf.
+// TestAgainstPerf: the machine's count equals perf's count of the same tracepoint. Other processes execute meanwhile,
+// so each reading must lie between two of perf's.
 func TestAgainstPerf(t *testing.T) {
 	witness := openPerf(t, tracepointID(t))
 	g := groups(t, "one")["one"]
@@ -214,14 +214,14 @@ func TestAgainstPerf(t *testing.T) {
 	t.Logf("counted %d execs, perf %d to %d", ours, least, most)
 }
 
-// tracepointID is the number by which perf knows the tracepoint. Only tracefs tells; it is mounted where nobody else
-// sees it.
+// tracepointID returns perf's number of the tracepoint. Only tracefs has it, which is mounted here in a private
+// namespace.
 func tracepointID(t *testing.T) uint64 {
 	t.Helper()
 	dir := t.TempDir()
 	text, err := make(chan string, 1), make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with its mounts
+		runtime.LockOSThread() // never unlocked: the thread ends with its mounts
 		b, e := func() ([]byte, error) {
 			if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 				return nil, fmt.Errorf("leaving the mounts of others: %w", err)
@@ -297,7 +297,7 @@ func TestClose(t *testing.T) {
 	if err := c.Close(); err != nil {
 		t.Fatal(err)
 	}
-	for { // the kernel frees it after a while
+	for { // the kernel frees it with a delay
 		p, err := ebpf.NewProgramFromID(id)
 		if errors.Is(err, os.ErrNotExist) {
 			return
@@ -309,7 +309,7 @@ func TestClose(t *testing.T) {
 	}
 }
 
-// TestUnprivileged: who may not is told so.
+// TestUnprivileged: without privileges there is an error that says so.
 func TestUnprivileged(t *testing.T) {
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), helperEnv+"=nobody")
@@ -334,8 +334,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// BenchmarkCost is what the program costs an exec, in its own run time as the kernel counts it: half a second of storm
-// each turn, in a watched group.
+// BenchmarkCost measures the program's cost per exec, as its run time in the kernel: half a second of storm per
+// iteration, in a watched group.
 func BenchmarkCost(b *testing.B) {
 	id, err := ownGroup()
 	if err != nil {
@@ -371,7 +371,7 @@ func BenchmarkCost(b *testing.B) {
 	b.ReportMetric(float64(n.Runtime.Nanoseconds())/float64(n.RunCount), "ns/exec")
 }
 
-// ownGroup is the id of the v2 group that this process is in.
+// ownGroup returns the id of this process's v2 group.
 func ownGroup() (uint64, error) {
 	layout, err := cgroup.Discover(cgroup.Roots{})
 	if err != nil {

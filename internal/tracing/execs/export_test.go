@@ -1,6 +1,6 @@
 package execs
 
-// Program is the id of the program that counts.
+// Program returns the id of the counting program.
 func (c *Counter) Program() uint32 {
 	info, err := c.objects.TareExecs.Info()
 	if err != nil {

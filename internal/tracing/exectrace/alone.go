@@ -21,7 +21,7 @@ var Alone = &kind.Alone{Run: runAlone, Examples: []string{
 	"--output count",
 }}
 
-// Process are the settings of the command. Its output can also be a table, which is for people.
+// Process returns the settings of the command, whose output can also be a table for people.
 var Process = func() []param.Setting {
 	settings := slices.Concat(Settings, []param.Setting{
 		{Name: "cgroup", Type: param.TypeText, Reach: param.ReachFile,
@@ -32,8 +32,8 @@ var Process = func() []param.Setting {
 	return settings
 }()
 
-// runAlone traces until ctx ends. SIGUSR1 prints statistics, and a second signal that ends it does so at once, even
-// while the reader of the output does not read.
+// runAlone traces until ctx ends. SIGUSR1 prints statistics. A second signal to end ends it at once, even if the
+// reader of the output does not read.
 func runAlone(ctx context.Context, out, log io.Writer, v param.Values) error {
 	o, err := OptionsOf(v)
 	if err != nil {

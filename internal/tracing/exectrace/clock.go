@@ -7,16 +7,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// clock writes the kernel's time since boot as the time of day.
+// clock converts the kernel's time since boot to the time of day.
 type clock struct {
 	offset int64 // nanoseconds from CLOCK_BOOTTIME to CLOCK_REALTIME
-	read   int64 // time of day when they were read, nanoseconds
-	second int64 // the one that text is of
+	read   int64 // time of day of the last reading of the clocks, nanoseconds
+	second int64 // the second that text is for
 	text   []byte
 	table  bool // for people: local time of day, to the microsecond; else RFC 3339 in UTC, with nine digits
 }
 
-// set is called for each batch. Each second it reads the clocks: somebody may have set the time of day.
+// set is called for each batch. Once per second it reads the clocks, because the time of day may have been set.
 func (c *clock) set() {
 	now := time.Now().UnixNano()
 	if since := now - c.read; c.read != 0 && since >= 0 && since < int64(time.Second) {
@@ -29,7 +29,7 @@ func (c *clock) set() {
 	c.read, c.offset = now, now-boot.Nano()
 }
 
-// append writes a time in nanoseconds since boot. What is the same for a second is made once for it.
+// append appends a time given in nanoseconds since boot. The part that is the same within a second is formatted once.
 func (c *clock) append(b []byte, boot uint64) []byte {
 	t := int64(boot) + c.offset
 	second, nanos := t/1e9, t%1e9

@@ -9,21 +9,21 @@ import (
 	"unsafe"
 )
 
-// event is one exec, as it lies in the ring.
+// event is one exec in the ring.
 type event struct {
 	head *exectraceEvent
-	name []byte // of the file
-	args []byte // each with a zero byte after it; the last may be cut
+	name []byte // file name
+	args []byte // each followed by a zero byte; the last may be cut
 }
 
 const headBytes = int(unsafe.Sizeof(exectraceEvent{}))
 
-// decode reads a record, and is false for one that makes no sense.
+// decode decodes a record; false: it is invalid.
 func decode(record []byte) (event, bool) {
 	if len(record) < headBytes {
 		return event{}, false
 	}
-	head := (*exectraceEvent)(unsafe.Pointer(&record[0])) // records begin at multiples of 8
+	head := (*exectraceEvent)(unsafe.Pointer(&record[0])) // records are aligned to 8 bytes
 	text := record[headBytes:]
 	if int(head.NameBytes)+int(head.ArgsBytes) != len(text) {
 		return event{}, false
@@ -36,13 +36,13 @@ func (e event) comm() []byte {
 	return comm
 }
 
-// nextArg cuts off what stands before a zero byte, such as the first argument.
+// nextArg splits off the text before the first zero byte, such as the first argument.
 func nextArg(args []byte) (first, rest []byte) {
 	first, rest, _ = bytes.Cut(args, []byte{0})
 	return first, rest
 }
 
-// appendJSON writes the event as a line of JSON. It allocates nothing, but for a larger batch.
+// appendJSON appends the event as a line of JSON. It allocates only when the batch must grow.
 func (e event) appendJSON(b []byte, c *clock, g *group) []byte {
 	h := e.head
 	b = append(b, `{"time":"`...)
@@ -79,7 +79,7 @@ func (e event) appendJSON(b []byte, c *clock, g *group) []byte {
 	return append(b, '}', '\n')
 }
 
-// appendJSONString writes bytes as a JSON string, as encoding/json does (without its care for HTML): what is no UTF-8
+// appendJSONString appends bytes as a JSON string, like encoding/json (without escaping for HTML): invalid UTF-8
 // becomes U+FFFD.
 func appendJSONString(b, s []byte) []byte {
 	if plain(s) {
@@ -88,11 +88,11 @@ func appendJSONString(b, s []byte) []byte {
 	var out bytes.Buffer
 	e := json.NewEncoder(&out)
 	e.SetEscapeHTML(false)
-	_ = e.Encode(string(s)) // a string, into memory
+	_ = e.Encode(string(s)) // encoding a string into memory cannot fail
 	return append(b, bytes.TrimSuffix(out.Bytes(), []byte{'\n'})...)
 }
 
-// plain reports whether bytes stand for themselves in a JSON string, as those of most execs do.
+// plain reports whether bytes need no escaping in a JSON string, as in most execs.
 func plain(s []byte) bool {
 	for _, c := range s {
 		if c < ' ' || c == '"' || c == '\\' || c >= utf8.RuneSelf {
@@ -102,10 +102,10 @@ func plain(s []byte) bool {
 	return true
 }
 
-// The columns of the table; appendTable fills them.
+// The columns of the table, which appendTable fills.
 const tableHead = "TIME            UID      PID      PPID     COMM             CGROUP                   COMMAND\n"
 
-// appendTable writes the event as a line for people: the arguments if there are any, else the file name.
+// appendTable appends the event as a line for people: the arguments if there are any, else the file name.
 func (e event) appendTable(b []byte, c *clock, g *group) []byte {
 	h := e.head
 	b = append(c.append(b, h.Time), ' ')
@@ -129,7 +129,7 @@ func (e event) appendTable(b []byte, c *clock, g *group) []byte {
 	return append(b, '\n')
 }
 
-// column has add write something, and fills it up with spaces; one follows in any case.
+// column calls add, and pads its output with spaces; at least one follows in any case.
 func column(b []byte, width int, add func([]byte) []byte) []byte {
 	from := len(b)
 	b = append(add(b), ' ')
@@ -139,7 +139,8 @@ func column(b []byte, width int, add func([]byte) []byte) []byte {
 	return b
 }
 
-// appendWord writes bytes as one word, quoted where it would not be one, or where it would steer the terminal.
+// appendWord appends bytes as one word, quoted if it would otherwise not be one, or contains terminal control
+// characters.
 func appendWord(b, s []byte) []byte {
 	quoted := len(s) == 0
 	for i := 0; i < len(s) && !quoted; {

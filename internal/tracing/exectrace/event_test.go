@@ -11,7 +11,7 @@ import (
 	"unsafe"
 )
 
-// A string is written as encoding/json writes it.
+// Strings are encoded as by encoding/json.
 func FuzzJSONString(f *testing.F) {
 	for _, s := range []string{"", "plain", `quo"te\`, "\x00\x01\b\t\n\f\r\x1f\x7f", "<&>", "é世界🙂", "\xff", "a\xc3",
 		"\xed\xa0\x80", "\u2028\u2029\u202a", "\ufffd", "\xf0\x9f\x99"} {
@@ -30,7 +30,7 @@ func FuzzJSONString(f *testing.F) {
 	})
 }
 
-// aligned copies a record to where one could lie.
+// aligned copies a record to an aligned address.
 func aligned(record []byte) []byte {
 	words := make([]uint64, len(record)/8+1)
 	b := unsafe.Slice((*byte)(unsafe.Pointer(&words[0])), 8*len(words))
@@ -48,7 +48,7 @@ func makeRecord(h exectraceEvent, name, args string) []byte {
 
 var someGroup = &group{text: []byte("/a"), json: []byte(`"/a"`)}
 
-// Whatever is in the ring, what is written is a line of JSON, and one for people.
+// Whatever is in the ring, the output is a line of JSON, and a line for people.
 func FuzzRecord(f *testing.F) {
 	f.Add([]byte{})
 	f.Add(makeRecord(exectraceEvent{}, "", ""))
@@ -97,7 +97,7 @@ func TestDecode(t *testing.T) {
 	}
 }
 
-// What could not be read is marked, not left out, and counted.
+// Arguments that could not be read are marked, not left out, and counted.
 func TestUnreadable(t *testing.T) {
 	for flag, table := range map[exectraceFlags]string{exectraceFlagsARGS_UNREADABLE: " ?\n",
 		exectraceFlagsNAME_UNREADABLE: "\n"} {
@@ -133,13 +133,13 @@ func TestClock(t *testing.T) {
 	}
 }
 
-// A record like those of a storm.
+// A typical record of a storm.
 func usual() []byte {
 	return makeRecord(exectraceEvent{Time: 1e15, Cgroup: 4711, Pid: 1234, Ppid: 1233,
 		Comm: [16]uint8{'t', 'a', 'r', 'g', 'e', 't'}}, "/dev/fd/3", "tare-exec\x000.123456\x00")
 }
 
-// An event costs no memory.
+// An event does not allocate.
 func TestNoAllocations(t *testing.T) {
 	tr := &tracer{options: Options{Output: JSON}, out: io.Discard,
 		groups: &groups{seen: map[uint64]*group{4711: someGroup}}, batch: make([]byte, 0, batchBytes+4096)}

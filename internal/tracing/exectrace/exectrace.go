@@ -1,7 +1,7 @@
-// Package exectrace is a tracer of execs: one eBPF program, a ring buffer, and a process that writes what comes out of
-// it. It is the tracer that Tare weighs others against, so it is made to be cheap, and to be honest when it is starved:
-// every exec that its program saw is delivered, or counted as lost where it was lost. docs/exectrace.md has the fields,
-// the stages of loss and the limits.
+// Package exectrace is a tracer of execs: one eBPF program, a ring buffer, and a process that writes the events in it.
+// It is the tracer that Tare compares others with, so it is made to be cheap, and to be accurate when it lacks CPU
+// time: every exec that its program saw is delivered, or counted as lost where it was lost. docs/exectrace.md has the
+// fields, the stages of loss and the limits.
 package exectrace
 
 import (
@@ -20,47 +20,48 @@ import (
 
 // Forms of the output.
 const (
-	JSON  = "json"  // one object for each event, on a line of its own
+	JSON  = "json"  // one object on a line for each event
 	Table = "table" // one line for each event, for people
 	Count = "count" // running totals each second as JSON lines, no events
 )
 
-// Outputs are the words that Options.Output can be.
+// Outputs are the values of Options.Output.
 var Outputs = []string{JSON, Table, Count}
 
-// What is used where Options leave it open.
+// Defaults of Options.
 const (
 	DefaultArgs = 1024 // bytes
-	// bytes: 8,000 execs of short arguments, or a fifth of a second of the worst storm on two CPUs
+	// In bytes: enough for 8,000 execs with short arguments, or for a fifth of a second of the worst storm on two
+	// CPUs.
 	DefaultRing    = 1 << 20
-	DefaultLatency = 50 * time.Millisecond // which is 20 wake-ups per second at most
+	DefaultLatency = 50 * time.Millisecond // at most 20 wake-ups per second
 )
 
-// NoArgs is Options.Args where no arguments are to be kept.
+// NoArgs is the value of Options.Args for keeping no arguments.
 const NoArgs = -1
 
 const (
 	maxArgs    = 16384    // bytes; ARGS_BYTES of the program
-	minRing    = 64 << 10 // bytes: the largest event has to fit in three times
+	minRing    = 64 << 10 // bytes: three times the largest event
 	maxRing    = 1 << 30  // bytes
 	maxLatency = time.Second
 )
 
-// Options are the settings of a tracer.
+// Options configures a tracer.
 type Options struct {
 	CgroupDir string // cgroup v2 directory: execs in it and below it are traced; empty: those of the whole machine
 	Output    string // JSON, Table or Count; empty: JSON
-	Args      int    // bytes of each exec's arguments that are kept; 0: DefaultArgs; or NoArgs
+	Args      int    // bytes kept of each exec's arguments; 0: DefaultArgs; or NoArgs
 	Ring      int    // bytes of the ring buffer, a power of two; 0: DefaultRing
-	// how long an event may wait for others, so that they are delivered together; 0: DefaultLatency
+	// Latency is how long an event may wait for others, so that they are delivered together; 0: DefaultLatency.
 	Latency time.Duration
-	For     time.Duration // when to end; 0: not before the context does
-	Lean    bool          // the process does nothing else: keep its memory small (see lean)
+	For     time.Duration // when to end; 0: only when the context does
+	Lean    bool          // the process does nothing else, so that its memory can be kept small (see lean)
 
-	Tell <-chan os.Signal `json:"-"` // what comes here has the statistics told; may be nil
+	Tell <-chan os.Signal `json:"-"` // each value makes it print statistics; may be nil
 }
 
-// withDefaults fills in what is left open.
+// withDefaults fills in defaults.
 func (o Options) withDefaults() Options {
 	o.Output = cmp.Or(o.Output, JSON)
 	o.Ring = cmp.Or(o.Ring, DefaultRing)
@@ -69,12 +70,11 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Run traces until ctx ends, or o.For is over, and then delivers what is still in the ring. Events go to out; what is
-// to be said of them, as lines of text, to log: that the tracer is attached ("exectrace: ready"), and statistics (see
-// Statistics).
+// Run traces until ctx ends, or o.For is over, and then delivers what is still in the ring. Events go to out; messages
+// go to log, as lines of text: that the tracer is attached ("exectrace: ready"), and statistics (see Statistics).
 //
-// An error of code fault.Usage is of the options, one of fault.Machine of a machine that cannot do it, or of output
-// that cannot be written: then the events that were lost by it have been counted, and the statistics told.
+// An error of code fault.Usage is about the options, one of fault.Machine about a machine that does not support it, or
+// about output that cannot be written: the events lost because of that are counted, and statistics are printed.
 func Run(ctx context.Context, o Options, out, log io.Writer) error {
 	o = o.withDefaults()
 	layout, err := cgroup.Discover(cgroup.Roots{})
@@ -93,14 +93,14 @@ func Run(ctx context.Context, o Options, out, log io.Writer) error {
 	return errors.Join(err, t.groups.close(), k.close())
 }
 
-// batchBytes of output are written at once, at most: 50 ms of the worst storm of two CPUs. Each write costs more than
-// its own time, since it wakes the thread by which the Go runtime looks after system calls.
+// batchBytes is the maximum size of one write: 50 ms of the worst storm of two CPUs. Each write costs more than its
+// own time, because it wakes the thread with which the Go runtime monitors system calls.
 const batchBytes = 512 << 10
 
-// releaseEvery so many events their room in the ring is given back.
+// releaseEvery is after how many events their room in the ring is freed.
 const releaseEvery = 64
 
-// tracer is a tracer at work. All of it is of one goroutine.
+// tracer is a running tracer. It belongs to one goroutine.
 type tracer struct {
 	options Options
 	kernel  *kernel
@@ -109,17 +109,17 @@ type tracer struct {
 	log     io.Writer
 
 	clock  clock
-	batch  []byte // what is to be written
-	events uint64 // that are in the batch
+	batch  []byte // output to be written
+	events uint64 // number of events in the batch
 	failed error  // why nothing can be written any more
 
 	delivered  uint64
-	lostReader uint64 // records that make no sense
-	lostOutput uint64 // events of writes that failed, and those after them
+	lostReader uint64 // invalid records
+	lostOutput uint64 // events of failed writes, and those after them
 	truncated  uint64 // events whose arguments were cut; delivered or not
 	unreadable uint64 // events of which something could not be read
-	toldLost   uint64 // in the last statistics
-	counted    uint64 // Count: those of delivered that the last line told of
+	toldLost   uint64 // lost in the last statistics
+	counted    uint64 // Count: delivered as of the last line
 }
 
 func (t *tracer) run(ctx context.Context) error {
@@ -154,11 +154,11 @@ func (t *tracer) run(ctx context.Context) error {
 	return t.failed
 }
 
-// loop delivers until it is to end, or nothing can be written any more.
+// loop delivers events until it must end, or nothing can be written any more.
 func (t *tracer) loop(ctx context.Context, w *waiter) {
 	now := time.Now()
 	second, end := now.Add(time.Second), now.Add(t.options.For)
-	busy := false // events came since the last look at what was lost
+	busy := false // there were events since the last look at the losses
 	for ended := false; ; {
 		some := t.drain()
 		now = time.Now()
@@ -170,8 +170,8 @@ func (t *tracer) loop(ctx context.Context, w *waiter) {
 			t.look()
 			second, busy = now.Add(time.Second), some
 		}
-		// After a batch it rests, so that the next is a batch as well. After a rest without an event the next one is
-		// waited for.
+		// After a batch it sleeps, so that the next is a batch as well. After a sleep without an event it waits for
+		// the next one.
 		state, until := exectraceReaderRESTS, now.Add(t.options.Latency)
 		if !some {
 			state, until = exectraceReaderIDLE, time.Time{}
@@ -193,7 +193,7 @@ func (t *tracer) loop(ctx context.Context, w *waiter) {
 	}
 }
 
-// earlier of two times, of which a is never where it is zero.
+// earlier returns the earlier of two times; a zero a means never.
 func earlier(a, b time.Time) time.Time {
 	if a.IsZero() || b.Before(a) {
 		return b
@@ -216,7 +216,7 @@ func (t *tracer) drain() (some bool) {
 			r.release()
 		}
 		if len(t.batch) >= batchBytes {
-			r.release() // whoever reads may take his time
+			r.release() // the write may block for long
 			t.write()
 		}
 	}
@@ -225,7 +225,7 @@ func (t *tracer) drain() (some bool) {
 	return n > 0
 }
 
-// deliver takes one record out of the ring into the batch.
+// deliver moves one record from the ring into the batch.
 func (t *tracer) deliver(record []byte) {
 	e, ok := decode(record)
 	if !ok {
@@ -253,7 +253,7 @@ func (t *tracer) deliver(record []byte) {
 	t.events++
 }
 
-// write hands on the batch. Of a write that fails in its middle, the lines that went out whole are delivered.
+// write writes the batch. Of a write that fails part-way, the complete lines count as delivered.
 func (t *tracer) write() {
 	if len(t.batch) == 0 {
 		return
@@ -278,7 +278,7 @@ func (t *tracer) fail(err error) {
 	}
 }
 
-// look is done each second, and when it has become quiet.
+// look runs every second, and when it has become quiet.
 func (t *tracer) look() {
 	if t.options.Output == Count {
 		t.count()

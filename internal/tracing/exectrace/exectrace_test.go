@@ -45,7 +45,7 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// Every field of an exec is what it was.
+// Every field of an exec is correct.
 func TestFields(t *testing.T) {
 	dir := newGroup(t, "")
 	id, err := cgroup.ID(dir)
@@ -75,7 +75,7 @@ func TestFields(t *testing.T) {
 			"é世界🙂"}},
 		{name: "no UTF-8", argv: []string{"\xff\xfe", "a\xc3", "\xed\xa0\x80", "line\u2028separator"}},
 		{name: "empty words", argv: []string{"", "", ""}},
-		// The kernel gives the program one empty argument then, since 5.18.
+		// Since Linux 5.18 the kernel gives the program one empty argument then.
 		{name: "no arguments at all", argv: []string{}, args: []string{""}},
 		{name: "as long as they may be", argv: []string{long[1:]}},
 		{name: "longer by a byte", argv: []string{long}, truncated: true},
@@ -122,7 +122,7 @@ func TestFields(t *testing.T) {
 			if string(got) != string(wanted) {
 				t.Errorf("got  %s\nwant %s", got, wanted)
 			}
-			const clocks = time.Millisecond // are read one after the other
+			const clocks = time.Millisecond // clocks are read one after the other
 			if e.Time.Before(before.Add(-clocks)) || e.Time.After(after.Add(clocks)) {
 				t.Errorf("at %s, not between %s and %s", e.Time, before, after)
 			}
@@ -133,7 +133,7 @@ func TestFields(t *testing.T) {
 	}
 }
 
-// throughJSON has strings look as they do after JSON, which has no place for what is no UTF-8.
+// throughJSON returns strings as they are after JSON, which replaces invalid UTF-8.
 func throughJSON(t *testing.T, words []string) (out []string) {
 	t.Helper()
 	b, err := json.Marshal(words)
@@ -156,7 +156,7 @@ func pathOf(t *testing.T, dir string) string {
 	return h.Identity(strings.TrimPrefix(dir, h.Mount))
 }
 
-// Without room for arguments there are none, and that is said.
+// Without room for arguments there are none, and the event says so.
 func TestNoArgs(t *testing.T) {
 	dir := newGroup(t, "")
 	h := trace(t, Options{CgroupDir: dir, Args: NoArgs})
@@ -169,7 +169,7 @@ func TestNoArgs(t *testing.T) {
 	}
 }
 
-// Groups below the one that is traced are traced, others are not; and the machine is without a group.
+// Groups below the traced one are traced, others are not; without a group the whole machine is.
 func TestFilter(t *testing.T) {
 	dir := newGroup(t, "")
 	below, beside := newGroup(t, dir), newGroup(t, "")
@@ -201,11 +201,11 @@ func TestFilter(t *testing.T) {
 	}
 }
 
-// Each exec is delivered once, and none twice.
+// Each exec is delivered exactly once.
 func TestIdentities(t *testing.T) {
 	n := 1000
 	if testing.Short() {
-		n = 30 // an exec takes an emulated machine 30 ms
+		n = 30 // an exec takes 30 ms on an emulated machine
 	}
 	dir := newGroup(t, "")
 	h := trace(t, Options{CgroupDir: dir})
@@ -216,7 +216,7 @@ func TestIdentities(t *testing.T) {
 	once(t, h.out.lines(), n, n)
 }
 
-// once checks that of the execs 0 to n-1 as many as wanted were delivered, none twice.
+// once checks that the wanted number of the execs 0 to n-1 was delivered, none twice.
 func once(t *testing.T, lines []string, n, wanted int) {
 	t.Helper()
 	seen := map[int]bool{}
@@ -232,11 +232,11 @@ func once(t *testing.T, lines []string, n, wanted int) {
 	}
 }
 
-// A tracer that is stopped, its ring small, loses execs, and knows how many to the event.
+// A tracer that is stopped, with a small ring, loses execs, and reports exactly how many.
 func TestStarved(t *testing.T) {
-	n, edge, padding := 900, 50, 400 // the last in bytes: six times what the ring holds
+	n, edge, padding := 900, 50, 400 // the last in bytes: six times the size of the ring
 	if testing.Short() {
-		n, edge, padding = 120, 10, 1600 // twice, in fewer execs: each takes an emulated machine 30 ms
+		n, edge, padding = 120, 10, 1600 // twice, in fewer execs, which take 30 ms each on an emulated machine
 	}
 	dir := newGroup(t, "")
 	p := traceApart(t, Options{CgroupDir: dir, Ring: minRing, Args: 2 * padding}, nil, "")
@@ -250,7 +250,7 @@ func TestStarved(t *testing.T) {
 	if err := p.cmd.Process.Signal(unix.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
-	until(func() bool { return strings.Contains(p.log.String(), "statistics") }) // it tells of the loss by itself
+	until(func() bool { return strings.Contains(p.log.String(), "statistics") }) // it reports the loss unasked
 	g.storm(t, n-edge, edge, more)
 	if err := p.cmd.Process.Signal(unix.SIGINT); err != nil {
 		t.Fatal(err)
@@ -263,14 +263,14 @@ func TestStarved(t *testing.T) {
 		t.Errorf("of %d execs: %+v", n, s)
 	}
 	once(t, p.out.lines(), n, int(s.Delivered))
-	for _, e := range deliveries(t, p.out.lines()) { // records that go over the end of the ring among them
+	for _, e := range deliveries(t, p.out.lines()) { // including records that wrap around in the ring
 		if len(e.Args) != 3 || e.Args[2] != more || e.Filename != g.program || e.PPID != os.Getpid() {
 			t.Errorf("not as it was made: %+v", e)
 		}
 	}
 }
 
-// A record is whole wherever in the ring it begins.
+// Records are complete wherever in the ring they begin.
 func TestRing(t *testing.T) {
 	guest.KernelFree(t)
 	const size = 4096
@@ -305,8 +305,8 @@ func TestRing(t *testing.T) {
 	}
 }
 
-// Whoever reads the output goes away, or there is no room for it: the tracer ends, says why, and has counted what
-// nobody got.
+// If the reader of the output goes away, or there is no space for it, the tracer ends, says why, and has counted the
+// events that were not delivered.
 func TestOutputFails(t *testing.T) {
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	if err != nil {
@@ -317,11 +317,11 @@ func TestOutputFails(t *testing.T) {
 	g := newGenerator(t, tiny(t, "tiny"), dir)
 	for _, output := range Outputs {
 		if testing.Short() && output != JSON {
-			continue // to the kernel they are all alike, and each starts two tracers
+			continue // to the kernel they are all the same, and each starts two tracers
 		}
 		t.Run(output+" to a full disk", func(t *testing.T) {
 			p := traceApart(t, Options{CgroupDir: dir, Output: output}, full, "")
-			if output != Table { // which fails at its head
+			if output != Table { // a table fails at its head
 				p.ready()
 				g.storm(t, 0, 3)
 			}
@@ -336,7 +336,7 @@ func TestOutputFails(t *testing.T) {
 			write.Close()
 			p.ready()
 			g.storm(t, 0, 3)
-			// Three lines, besides the head of a table; of Count one may tell of all.
+			// Three lines, besides the head of a table; with Count one line may cover all.
 			var got buffer
 			until(func() bool {
 				var b [1024]byte
@@ -366,7 +366,7 @@ func checkFailed(t *testing.T, p *apart, want error, delivered uint64) {
 	}
 }
 
-// A write that fails in the middle has delivered the lines before, and not the one that it cut.
+// A write that fails part-way has delivered the complete lines before, and not the one that was cut.
 func TestCutWrite(t *testing.T) {
 	guest.KernelFree(t)
 	tr := &tracer{out: cutWriter(15), batch: []byte("{1234567}\n{1234567}\n{1234567}\n"), events: 3}
@@ -376,13 +376,13 @@ func TestCutWrite(t *testing.T) {
 	}
 }
 
-// cutWriter takes so many bytes of each write.
+// cutWriter accepts a number of bytes of each write.
 type cutWriter int
 
 func (c cutWriter) Write([]byte) (int, error) { return int(c), unix.ENOSPC }
 
-// The reader sleeps until there is something: then it wakes at once; and after a batch it sleeps for its time, but
-// wakes when half of the ring is full. It would never wake here if it were not woken: its time is an hour.
+// The reader sleeps until there is an event: then it wakes at once. After a batch it sleeps for its latency, but wakes
+// when the ring is half full. Here only those wake-ups can wake it, because its latency is an hour.
 func TestWakes(t *testing.T) {
 	dir := newGroup(t, "")
 	o := Options{CgroupDir: dir, Output: JSON, Ring: minRing, Args: 1024, Latency: time.Hour}
@@ -419,7 +419,7 @@ func TestWakes(t *testing.T) {
 	once(t, out.lines(), 1+batch, 1+batch)
 }
 
-// Storms on all CPUs lose nothing.
+// Storms on all CPUs lose no event.
 func TestStorms(t *testing.T) {
 	storms, n := 30, 400
 	if testing.Short() {
@@ -431,7 +431,7 @@ func TestStorms(t *testing.T) {
 	for i := range storms {
 		g.storm(t, i*n, n)
 		until(func() bool {
-			return len(h.out.lines()) >= (i+1)*n || strings.Contains(h.log.String(), "statistics") // which would be of a loss
+			return len(h.out.lines()) >= (i+1)*n || strings.Contains(h.log.String(), "statistics") // the statistics of a loss
 		})
 	}
 	if s := h.end(t); s.Seen != uint64(storms*n) || s.Lost != 0 {
@@ -440,7 +440,7 @@ func TestStorms(t *testing.T) {
 	once(t, h.out.lines(), storms*n, storms*n)
 }
 
-// Running totals come as lines, also while nothing happens, and the last is right.
+// Totals are printed as lines, also while nothing happens, and the last one is correct.
 func TestCount(t *testing.T) {
 	const n = 25
 	dir := newGroup(t, "")
@@ -464,7 +464,7 @@ func TestCount(t *testing.T) {
 	}
 }
 
-// The table is one line for each event, without anything that steers the terminal.
+// The table has one line for each event, without terminal control characters.
 func TestTable(t *testing.T) {
 	dir := newGroup(t, "")
 	h := trace(t, Options{CgroupDir: dir, Output: Table})
@@ -481,7 +481,7 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// It ends by itself after its time.
+// It ends after the time of Options.For.
 func TestFor(t *testing.T) {
 	dir := newGroup(t, "")
 	var out, log buffer
@@ -523,7 +523,7 @@ func gone[T io.Closer](object T, err error) bool {
 	return errors.Is(err, os.ErrNotExist)
 }
 
-// held are the ids of what a process has open.
+// held returns the ids of the objects that a process has open.
 func held(t *testing.T, pid int) (programs, maps, links []uint64) {
 	t.Helper()
 	all := map[string]*[]uint64{"prog_id:": nil, "map_id:": &maps, "link_id:": &links}
@@ -551,7 +551,7 @@ func held(t *testing.T, pid int) (programs, maps, links []uint64) {
 	return programs, maps, links
 }
 
-// What the machine lacks is said with a hint, and the code for it.
+// If the machine lacks something, the error has a hint and a code.
 func TestMissing(t *testing.T) {
 	for before, want := range map[string]string{dropRights: "run as root", hideBTF: "CONFIG_DEBUG_INFO_BTF"} {
 		t.Run(before, func(t *testing.T) {
@@ -564,7 +564,7 @@ func TestMissing(t *testing.T) {
 	}
 }
 
-// A small process stays small, and works on.
+// A lean process stays small, and goes on working.
 func TestLean(t *testing.T) {
 	dir := newGroup(t, "")
 	p := traceApart(t, Options{CgroupDir: dir, Lean: true}, nil, "")
@@ -584,7 +584,7 @@ func TestLean(t *testing.T) {
 	}
 }
 
-// A group is called by its path while it is there, else by its id.
+// A group is named by its path while it exists, else by its id.
 func TestGroups(t *testing.T) {
 	l, err := cgroup.Discover(cgroup.Roots{})
 	if err != nil {

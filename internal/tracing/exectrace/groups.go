@@ -11,30 +11,32 @@ import (
 	"tare/internal/scale/host/cgroup"
 )
 
-// groups gives control groups their paths, each once. The kernel is asked for the one group (open_by_handle_at), which
-// costs the same however many the machine has.
+// groups looks up the paths of control groups, each once. It asks the kernel for the one group (open_by_handle_at), at
+// a cost that does not depend on how many the machine has.
 type groups struct {
-	hierarchy *cgroup.Hierarchy // nil where v2 is not mounted
+	hierarchy *cgroup.Hierarchy // nil if v2 is not mounted
 	mount     *os.File
 	seen      map[uint64]*group
 }
 
-// group is how a control group is written. One that has gone before its first event was delivered is called by its id.
+// group is a control group in the output. One that was removed before its first event was delivered is named by its
+// id.
 type group struct {
 	text []byte
 	json []byte // as a JSON string
 }
 
-// maxGroups bounds what is remembered while groups come and go.
+// maxGroups limits the cache of groups.
 const maxGroups = 4096
 
-// handleType is that of control groups: FILEID_KERNFS of include/linux/exportfs.h. The handle is the id.
+// handleType is the file handle type of control groups: FILEID_KERNFS of include/linux/exportfs.h. The handle is the
+// id.
 const handleType = 0xfe
 
 func newGroups(l *cgroup.Layout) *groups {
 	g := &groups{seen: map[uint64]*group{}}
 	if h, ok := l.V2(); ok {
-		if mount, err := os.Open(h.Mount); err == nil { // else ids are all that can be told
+		if mount, err := os.Open(h.Mount); err == nil { // otherwise only ids can be printed
 			g.hierarchy, g.mount = h, mount
 		}
 	}
@@ -48,7 +50,7 @@ func (g *groups) close() error {
 	return g.mount.Close()
 }
 
-// of is the group with an id. It allocates only for one that is new.
+// of returns the group with an id. It allocates only for a new one.
 func (g *groups) of(id uint64) *group {
 	if one := g.seen[id]; one != nil {
 		return one
@@ -72,7 +74,7 @@ func (g *groups) path(id uint64) string {
 	fd, err := unix.OpenByHandleAt(int(g.mount.Fd()), unix.NewFileHandle(handleType, handle[:]),
 		unix.O_PATH|unix.O_CLOEXEC)
 	if err != nil {
-		return unknown // it has gone
+		return unknown // it was removed
 	}
 	defer unix.Close(fd)
 	path, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(fd))

@@ -28,12 +28,12 @@ import (
 // The test binary starts itself again as a tracer, with Options as JSON in this variable.
 const optionsVariable = "TARE_TEST_EXECTRACE"
 
-// What else that tracer is to do, one of the words below.
+// What that tracer must do first, one of the values below.
 const beforeVariable = "TARE_TEST_EXECTRACE_BEFORE"
 
 const (
 	dropRights = "drop-rights"
-	hideBTF    = "hide-btf" // in a mount namespace of its own
+	hideBTF    = "hide-btf" // in a new mount namespace
 )
 
 func TestMain(m *testing.M) {
@@ -58,7 +58,7 @@ func tracerMain(text string) int {
 	if err != nil {
 		panic(err)
 	}
-	// As the command does.
+	// As in the command.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE)
@@ -89,13 +89,13 @@ func (b *buffer) String() string {
 	return b.b.String()
 }
 
-// lines that are whole.
+// lines returns the complete lines.
 func (b *buffer) lines() []string {
 	all := strings.Split(b.String(), "\n")
 	return all[:len(all)-1]
 }
 
-// until waits for something to be so.
+// until waits until so returns true.
 func until(so func() bool) {
 	for !so() {
 		time.Sleep(time.Millisecond)
@@ -127,7 +127,7 @@ func trace(t *testing.T, o Options) *here {
 	return h
 }
 
-// end ends the tracer and gives its last statistics.
+// end ends the tracer and returns its last statistics.
 func (h *here) end(t *testing.T) Statistics {
 	t.Helper()
 	h.stop()
@@ -137,7 +137,7 @@ func (h *here) end(t *testing.T) Statistics {
 	return lastStatistics(t, h.log.String())
 }
 
-// lastStatistics are those of the last line of the log that has any. They must add up.
+// lastStatistics returns the statistics in the last such line of the log, which must add up.
 func lastStatistics(t *testing.T, log string) Statistics {
 	t.Helper()
 	var s Statistics
@@ -156,13 +156,13 @@ func lastStatistics(t *testing.T, log string) Statistics {
 	return s
 }
 
-// apart is a tracer as a process of its own.
+// apart is a tracer as a separate process.
 type apart struct {
 	cmd      *exec.Cmd
-	out, log buffer // out only where the test gave no file
+	out, log buffer // out is used only if the test gave no file
 }
 
-// traceApart starts a tracer as a process. What it writes goes to out, or is kept.
+// traceApart starts a tracer as a process. Its output goes to out, or is kept.
 func traceApart(t *testing.T, o Options, out *os.File, before string) *apart {
 	t.Helper()
 	text, err := json.Marshal(o)
@@ -175,7 +175,7 @@ func traceApart(t *testing.T, o Options, out *os.File, before string) *apart {
 	if before == hideBTF {
 		p.cmd.SysProcAttr.Unshareflags = syscall.CLONE_NEWNS
 	}
-	runtime.LockOSThread() // it dies with the thread that starts it, which is now the test's
+	runtime.LockOSThread() // it dies with the thread that starts it, now the test's
 	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.log
 	if out != nil {
 		p.cmd.Stdout = out
@@ -185,7 +185,7 @@ func traceApart(t *testing.T, o Options, out *os.File, before string) *apart {
 	}
 	t.Cleanup(func() {
 		_ = p.cmd.Process.Kill()
-		_ = p.cmd.Wait() // an error after the first time
+		_ = p.cmd.Wait() // fails after the first time
 	})
 	return p
 }
@@ -195,9 +195,9 @@ func (p *apart) ready() {
 	until(func() bool { return strings.Contains(p.log.String(), "exectrace: ready\n") })
 }
 
-// wait waits for its end, and gives its exit code.
+// wait waits for its end, and returns its exit code.
 func (p *apart) wait() int {
-	_ = p.cmd.Wait() // the exit code says it
+	_ = p.cmd.Wait() // the exit code is read below
 	return p.cmd.ProcessState.ExitCode()
 }
 
@@ -229,13 +229,14 @@ func newGroup(t *testing.T, above string) (dir string) {
 	return dir
 }
 
-// code is that of a program which ends at once: exit(0).
+// code is that of a program which exits at once: exit(0).
 var code = map[string][]byte{
 	"amd64": {0x31, 0xff, 0xb8, 0x3c, 0, 0, 0, 0x0f, 0x05},                // xor edi, edi; mov eax, 60; syscall
 	"arm64": {0, 0, 0x80, 0xd2, 0xa8, 0x0b, 0x80, 0xd2, 0x01, 0, 0, 0xd4}, // mov x0, 0; mov x8, 93; svc 0
 }
 
-// tiny makes such a program, of one page: a test makes thousands of execs. It is the least that elf(5) allows.
+// tiny makes such a program, of one page, because a test makes thousands of execs. It is the smallest file that elf(5)
+// allows.
 func tiny(t testing.TB, name string) string {
 	t.Helper()
 	machine := map[string]uint16{"amd64": 62, "arm64": 183}[runtime.GOARCH]
@@ -273,10 +274,10 @@ func tiny(t testing.TB, name string) string {
 	return path
 }
 
-// generator makes execs in a control group: each process is born there, so that its exec is the only one.
+// generator makes execs in a control group: each process is created there, so that its exec is the only one.
 type generator struct {
 	program string
-	group   *os.File // nil: where the test is
+	group   *os.File // nil: the test's own group
 	uid     uint32
 }
 
@@ -293,7 +294,7 @@ func newGenerator(t testing.TB, program, dir string) *generator {
 	return g
 }
 
-// exec makes one, waits for its end, and gives its process id.
+// exec makes one exec, waits for its end, and returns its process id.
 func (g *generator) exec(argv ...string) (pid int, err error) {
 	attr := &os.ProcAttr{Sys: &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: g.uid}}}
 	if g.group != nil {
@@ -310,7 +311,7 @@ func (g *generator) exec(argv ...string) (pid int, err error) {
 	return p.Pid, err
 }
 
-// storm makes n execs, from two threads, each with its number as argument 1, from first on.
+// storm makes n execs, from two threads, each with its number as argument 1, counted from first.
 func (g *generator) storm(t *testing.T, first, n int, more ...string) {
 	t.Helper()
 	var next atomic.Int64

@@ -17,25 +17,24 @@ import (
 	"tare/internal/scale/host/cgroup"
 )
 
-// kernel is what is loaded of the tracer. It is gone when it is closed, or its process ends in whatever way.
+// kernel is the loaded part of the tracer. It disappears when it is closed, or when its process ends in any way.
 type kernel struct {
 	objects   objects
-	link      link.Link // nil where not attached
+	link      link.Link // nil while not attached
 	ring      *ring
 	counts    []exectraceCounts // by CPU
-	reader    *uint32           // of struct state: what the reader does
+	reader    *uint32           // in struct state: what the reader is doing
 	wakeBytes uint64
 	mapped    bpf.Mapped
 }
 
-// objects are all that is loaded. Variables are not asked for: those for bpf2go would come along, in a map of their
-// own.
+// objects are all loaded objects. Variables are not among them: bpf2go's own would be loaded too, in a separate map.
 type objects struct {
 	exectracePrograms
 	exectraceMaps
 }
 
-// load makes everything but the link.
+// load loads everything but the link.
 func load(o Options, l *cgroup.Layout) (_ *kernel, err error) {
 	k := &kernel{wakeBytes: uint64(o.Ring) / 2}
 	defer func() {
@@ -101,8 +100,8 @@ func (k *kernel) attach() error {
 	return nil
 }
 
-// detach ends it: when it returns, no program of the tracer runs any more, so that everything is in the ring or counted
-// as lost.
+// detach ends the tracing: when it returns, no program of the tracer runs any more, so that every event is in the ring
+// or counted as lost.
 func (k *kernel) detach() error {
 	if k.link == nil {
 		return nil
@@ -115,7 +114,7 @@ func (k *kernel) detach() error {
 	return bpf.WaitForPrograms()
 }
 
-// counted are the execs that the program saw, and those for which the ring had no room.
+// counted returns the execs that the program saw, and those for which the ring had no room.
 func (k *kernel) counted() (seen, lost uint64) {
 	for i := range k.counts {
 		lost += atomic.LoadUint64(&k.counts[i].Lost) // before seen: see struct counts
@@ -124,7 +123,7 @@ func (k *kernel) counted() (seen, lost uint64) {
 	return seen, lost
 }
 
-// missed are the runs that the kernel left out; nil where it does not tell.
+// missed returns the runs that the kernel skipped; nil if it does not report them.
 func (k *kernel) missed() *uint64 {
 	stats, err := k.objects.TareExectrace.Stats()
 	if err != nil {
@@ -146,7 +145,7 @@ func (k *kernel) close() error {
 	return errors.Join(append(errs, k.objects.exectracePrograms.Close(), k.objects.exectraceMaps.Close())...)
 }
 
-// openGroup opens the control group that is traced.
+// openGroup opens the control group to trace.
 func openGroup(dir string, l *cgroup.Layout) (*os.File, error) {
 	hidden := func(err error) error {
 		return fault.Wrap(err, fault.Machine, dir, "run as root, or with CAP_DAC_READ_SEARCH",
@@ -175,7 +174,7 @@ func openGroup(dir string, l *cgroup.Layout) (*os.File, error) {
 	return f, nil
 }
 
-// explain turns a refusal of the kernel into a fault with a hint.
+// explain turns an error of the kernel into a fault with a hint.
 func explain(err error) error {
 	var verifier *ebpf.VerifierError
 	var known *fault.Error

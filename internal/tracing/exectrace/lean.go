@@ -11,14 +11,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lean gives back what this process has in memory and does not need. A tracer runs on every node, for ever, and Tare's
-// binary is a large one for so small a task: when it starts, its libraries set themselves up, and touch 20 MB for
-// things that a tracer never does.
+// lean frees memory that this process has and does not need. A tracer runs on every node, all the time, and Tare's
+// binary is large for this task: when it starts, the initialization of its libraries touches 20 MB that a tracer never
+// uses.
 //
-//   - Garbage is collected at a fifth over what is in use, not at double: once it runs, the tracer makes next to none.
-//   - Pages of the binary that were only read are let go. They are in the page cache, and come back from there one by one as they are needed,
-//     which are few.
-//   - One thread at a time runs Go code: there is one reader, and others that the runtime wakes to help it find nothing to do.
+//   - Garbage is collected when the heap is a fifth above what is in use, not twice as large: a running tracer makes next
+//     to no garbage.
+//   - Pages of the binary that were only read are dropped. They are in the page cache, and the few that are needed are
+//     mapped again from there.
+//   - One thread at a time runs Go code: there is one reader, and other threads would be woken without having work.
 //
 // It changes settings of the whole process: see Options.Lean.
 func lean() {
@@ -28,10 +29,10 @@ func lean() {
 	debug.FreeOSMemory()
 }
 
-// dropCode lets the pages of the binary go that cannot be written to. A mapping in which pages were written
-// nevertheless, as the relocations of a dynamic binary are, is left alone: they would be lost. So is every mapping of
-// another file: it may be gone when its turn comes, and what is at its addresses then, a stack of a new thread perhaps,
-// would be lost.
+// dropCode drops the pages of the binary that are mapped read-only. It leaves alone a mapping in which pages were
+// written nevertheless, such as the relocations of a dynamic binary, because they would be lost. It also leaves alone
+// every mapping of another file: the mapping may be gone when its turn comes, and what is then at its addresses,
+// perhaps a stack of a new thread, would be lost.
 func dropCode() error {
 	maps, err := os.ReadFile("/proc/self/smaps")
 	if err != nil {
@@ -49,11 +50,11 @@ func dropCode() error {
 	return nil
 }
 
-// mapping is addresses of this process.
+// mapping is an address range of this process.
 type mapping struct{ from, to uintptr }
 
-// droppable finds the mappings of a file, in the form of proc_pid_smaps(5), that are private, cannot be written to, and
-// have not been.
+// droppable finds the mappings of a file, in the format of proc_pid_smaps(5), that are private, read-only, and never
+// written.
 func droppable(smaps []byte, file string) (found []mapping) {
 	var m mapping
 	for text := range bytes.Lines(smaps) {
@@ -62,7 +63,7 @@ func droppable(smaps []byte, file string) (found []mapping) {
 		// 00400000-0105c000 r-xp 00000000 fe:00 1234 /usr/bin/tare
 		case len(fields) >= 5 && len(fields[1]) == 4 && bytes.IndexByte(fields[0], '-') > 0:
 			m = mapping{}
-			_, path, _ := bytes.Cut(text, []byte{'/'}) // it may have spaces in it
+			_, path, _ := bytes.Cut(text, []byte{'/'}) // the path may contain spaces
 			if mode := fields[1]; mode[0] != 'r' || mode[1] != '-' || mode[3] != 'p' ||
 				"/"+string(bytes.TrimSuffix(path, []byte{'\n'})) != file {
 				continue

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// What has been written to, may be gone when its turn comes, or is not of the binary, is left alone.
+// Mappings that were written, that may disappear, or that are not of the binary, are left alone.
 func TestDroppable(t *testing.T) {
 	const smaps = `00400000-011f6000 r-xp 00000000 fe:00 10240213                           /opt/my tools/tare
 Rss:               10240 kB
@@ -45,7 +45,7 @@ Anonymous:             0 kB
 	}
 }
 
-// A real process has mappings that can be let go.
+// A real process has mappings that can be dropped.
 func TestDropCode(t *testing.T) {
 	if err := dropCode(); err != nil {
 		t.Error(err)

@@ -12,19 +12,18 @@ import (
 	"tare/internal/lib/lists"
 )
 
-// ring is the reader's side of a BPF ring buffer. Unlike the one of cilium/ebpf it gives records where they lie,
-// without a copy, and gives room back by the batch: the position of the reader is on a line of the cache that every
-// writer reads.
+// ring is the reader's side of a BPF ring buffer. Unlike cilium/ebpf's it returns records in place, without a copy,
+// and frees room in batches, because the reader's position is on a cache line that every writer reads.
 //
-// Layout (kernel/bpf/ringbuf.c): a page with the position of the reader, a page with that of the writers, and the data,
-// twice in a row, so that a record which goes over the end is in one piece. Only the first of the two is mapped, for
-// each counts as resident memory; such a record is put together.
+// Layout (kernel/bpf/ringbuf.c): a page with the reader's position, a page with the writers' position, and the data,
+// mapped twice in succession, so that a record which wraps around is contiguous. Only the first of the two is mapped
+// here, because each counts as resident memory; a record that wraps around is copied together.
 type ring struct {
 	consumer, producer *uint64 // bytes that were ever read and written; atomic
 	data               []byte
-	joined             []byte // the last record that went over the end
+	joined             []byte // the last record that wrapped around
 	mask               uint64
-	at                 uint64 // how far records were taken
+	at                 uint64 // position up to which records were taken
 	mapped             [][]byte
 }
 
@@ -33,7 +32,7 @@ const (
 	maxRecord     = headBytes + 4096 + maxArgs // bytes: struct record
 	recordHead    = 8
 	recordBusy    = 1 << 31 // not written yet
-	recordDiscard = 1 << 30 // not to be read
+	recordDiscard = 1 << 30 // must be skipped
 )
 
 func newRing(m *ebpf.Map) (*ring, error) {
@@ -55,18 +54,18 @@ func newRing(m *ebpf.Map) (*ring, error) {
 	return r, nil
 }
 
-// produced is how far the writers are.
+// produced returns the writers' position.
 func (r *ring) produced() uint64 { return atomic.LoadUint64(r.producer) }
 
-// waiting is how many bytes are in the ring and not taken.
+// waiting returns how many bytes are in the ring and not taken.
 func (r *ring) waiting() uint64 { return r.produced() - r.at }
 
-// next takes the next record before end, which is valid until another is taken or released. It is false where there is
-// none, or the next is being written.
+// next takes the next record before end, which is valid until the next call of next or release. It returns false if
+// there is none, or if the next is still being written.
 func (r *ring) next(end uint64) ([]byte, bool) {
 	for r.at < end {
 		at := r.at & r.mask
-		head := atomic.LoadUint32((*uint32)(unsafe.Pointer(&r.data[at]))) // before what it heads: the writer sets it last
+		head := atomic.LoadUint32((*uint32)(unsafe.Pointer(&r.data[at]))) // before the data: the writer sets it last
 		if head&recordBusy != 0 {
 			return nil, false
 		}
@@ -86,7 +85,7 @@ func (r *ring) next(end uint64) ([]byte, bool) {
 	return nil, false
 }
 
-// release gives the room of all records that were taken back to the writers.
+// release frees the room of all records that were taken.
 func (r *ring) release() { atomic.StoreUint64(r.consumer, r.at) }
 
 func (r *ring) close() error {

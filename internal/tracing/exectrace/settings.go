@@ -6,8 +6,8 @@ import (
 	"tare/internal/lib/param"
 )
 
-// Settings are what specs and the command line set of the tracer. The command line can have Table as output as well: it
-// is for people, and nothing counts its lines.
+// Settings are the tracer's settings in specs and on the command line. On the command line the output can also be
+// Table, which is for people, so that its lines cannot be counted.
 var Settings = []param.Setting{
 	{Name: "output", Type: param.TypeWord, Default: JSON, Words: []string{JSON, Count},
 		Doc: "a line of JSON for each exec, which are counted here; " +
@@ -19,11 +19,11 @@ var Settings = []param.Setting{
 		Doc: "longest time that an event stays in the ring before its process is woken"},
 }
 
-// OptionsOf are the options by their settings. Its error is of a ring of an impossible size.
+// OptionsOf converts settings to options. It returns an error for an impossible size of the ring.
 func OptionsOf(v param.Values) (Options, error) {
 	o := Options{Output: v["output"], Ring: v.Int("ring"), Args: v.Int("args"), Latency: v.Duration("latency")}
 	if v["args"] == "0" {
-		o.Args = NoArgs // to Options, 0 is the default
+		o.Args = NoArgs // in Options, 0 is the default
 	}
 	if _, given := v["ring"]; given && !validRing(o.Ring) {
 		return o, errors.New(`has a "ring" of ` + v["ring"] + ` bytes, which must be a power of two from 64KiB to 1GiB`)

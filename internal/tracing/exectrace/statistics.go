@@ -5,27 +5,27 @@ import (
 	"fmt"
 )
 
-// Statistics account for every exec that the program saw, by the stage that it came to: Seen = Delivered + Lost +
-// Pending. Numbers of events since the tracer was attached.
+// Statistics account for every exec that the program saw, by stage: Seen = Delivered + Lost + Pending. They are
+// numbers of events since the tracer was attached.
 type Statistics struct {
 	Event       string `json:"event,omitempty"` // "statistics", where lines of another kind may be around it
 	Seen        uint64 `json:"seen"`            // by the program, after the filter
 	Delivered   uint64 `json:"delivered"`       // written; with Count: counted
 	Lost        uint64 `json:"lost"`            // at all stages together
 	LostReserve uint64 `json:"lost_reserve"`    // the ring had no room
-	LostReader  uint64 `json:"lost_reader"`     // the record made no sense
+	LostReader  uint64 `json:"lost_reader"`     // the record was invalid
 	LostOutput  uint64 `json:"lost_output"`     // the write failed, or one before it
-	Pending     uint64 `json:"pending"`         // on the way; 0 at the end
+	Pending     uint64 `json:"pending"`         // not delivered yet; 0 at the end
 	Truncated   uint64 `json:"truncated"`       // arguments cut at Options.Args
-	// arguments or file name were not in memory; delivered all the same, and marked
+	// Unreadable: arguments or file name were not in memory; such events are delivered, and marked
 	Unreadable uint64  `json:"unreadable"`
 	Missed     *uint64 `json:"missed,omitempty"`
 	// Missed are the runs of the program that the kernel left out because it was running on that CPU already (since
 	// Linux 6.1, of a tracepoint): execs of the whole machine that nobody saw. nil where the kernel does not tell.
 }
 
-// statistics of this moment. What this process has done is taken before what the program counts, so that nothing is
-// done that was not seen.
+// statistics returns the current statistics. What this process has done is read before what the program counts, so
+// that Delivered never exceeds Seen.
 func (t *tracer) statistics() Statistics {
 	s := Statistics{
 		Delivered: t.delivered, LostReader: t.lostReader, LostOutput: t.lostOutput,
@@ -45,7 +45,7 @@ func (t *tracer) tell() {
 	fmt.Fprintf(t.log, "%s\n", line(s))
 }
 
-// count writes the running totals to the output. What a line that cannot be written would have told of is lost.
+// count writes the totals to the output. If a line cannot be written, its events are lost.
 func (t *tracer) count() {
 	if t.failed != nil {
 		return
@@ -64,7 +64,7 @@ func (t *tracer) count() {
 func line(s Statistics) []byte {
 	b, err := json.Marshal(s)
 	if err != nil {
-		panic(err) // numbers and one word
+		panic(err) // encoding numbers and one word cannot fail
 	}
 	return b
 }

@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// waiter is how the reader sleeps: in the poller of the Go runtime, on the ring and on a timer of the kernel's. A
-// thread that waits in a system call of its own has the runtime look after it, every 20 us at first, and a timer of the
-// runtime's wakes three times for each: on a quiet machine both cost many times what the events do.
+// waiter is how the reader sleeps: in the Go runtime's poller, on the ring and on a kernel timer. The alternatives
+// cost many times what the events do on a quiet machine: the runtime monitors a thread that waits in a system call,
+// every 20 us at first, and a runtime timer causes three wake-ups each time.
 type waiter struct {
 	kernel  *kernel
 	ring    *os.File
@@ -35,7 +35,7 @@ func newWaiter(k *kernel) (_ *waiter, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := unix.SetNonblock(fd, true); err != nil { // what the runtime's poller takes
+	if err := unix.SetNonblock(fd, true); err != nil { // as the runtime's poller requires
 		unix.Close(fd)
 		return nil, err
 	}
@@ -45,7 +45,7 @@ func newWaiter(k *kernel) (_ *waiter, err error) {
 	}
 	w.timer = os.NewFile(uintptr(w.alarm), "timer")
 	for _, f := range []*os.File{w.ring, w.timer} {
-		if err := f.SetReadDeadline(time.Time{}); err != nil { // of what cannot be polled
+		if err := f.SetReadDeadline(time.Time{}); err != nil { // fails if it cannot be polled
 			return nil, err
 		}
 		conn, err := f.SyscallConn()
@@ -57,8 +57,8 @@ func newWaiter(k *kernel) (_ *waiter, err error) {
 	return w, nil
 }
 
-// poll passes wake-ups on, until the file is closed. The poller goes by edges: it comes back when the program wakes, or
-// the time is up, and not whenever there is something to read.
+// poll forwards wake-ups, until the file is closed. The poller is edge-triggered: it returns when the program wakes
+// it, or the time is over, and not whenever there is something to read.
 func (w *waiter) poll(conn syscall.RawConn) {
 	_ = conn.Read(func(uintptr) (done bool) {
 		select {
@@ -78,9 +78,9 @@ func (w *waiter) close() {
 	w.polling.Wait()
 }
 
-// wait sleeps for a time at most (0: for ever), in a state that the program knows, or until something comes by one of
-// the channels. It may wake without cause. It does not sleep where there is cause to wake already: for that the ring is
-// looked at again after the state was set (see wake of the program).
+// wait sleeps, at most for a time (0: no limit), in a state that the program knows, or until one of the channels has
+// something. It may wake without a reason. It does not sleep if there is already a reason to wake: for that it looks
+// at the ring again after setting the state (see wake of the program).
 func (w *waiter) wait(state exectraceReader, atMost time.Duration,
 	ended <-chan struct{}, tell <-chan os.Signal) (end, told bool) {
 	k := w.kernel

@@ -14,11 +14,11 @@ func init() {
 	analysis.Register(analysis.Family{Metrics: []string{"events_lost"}, Answer: traceAnswers})
 }
 
-// prose is an answer in this package's words.
+// prose words this package's answers.
 type prose struct{ analysis.Prose }
 
-// traceAnswers say first which tracers delivered every event at every level, and then of each what it lost, from when
-// on, what it cost and what it took from the work.
+// traceAnswers says which tracers delivered every event at every level, and then for each what it lost, from which
+// level on, what it cost and how much it slowed the load.
 func traceAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
 	verdict := &prose{analysis.Prose{Summary: s}}
 	var whole, lossy, inventive, each = []string{}, []string{}, []string{}, []analysis.Answer{}
@@ -57,16 +57,16 @@ func traceAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
 	return append([]analysis.Answer{verdict.Answer()}, each...)
 }
 
-// loss is what a tracer did not deliver, over all its trials at one level or at all.
+// loss is what a tracer did not deliver, over all its trials at one level or at all levels.
 type loss struct {
-	trials, lossy             int // and how many of them lost any
+	trials, lossy             int // number of trials, and of those that lost events
 	made, lost, extra, unsaid float64
 	late                      float64
-	said                      float64 // lost by its own word
-	tells                     int     // trials in which it says what it lost
+	said                      float64 // lost as reported by the tracer
+	tells                     int     // trials in which it reports its losses
 }
 
-// losses sums up levels.
+// losses sums levels.
 func (p *prose) losses(t *analysis.Table, levels ...map[string]string) (l loss) {
 	column := func(metric string) (all []float64) {
 		for _, at := range levels {
@@ -101,7 +101,7 @@ func (p *prose) tracer(t *analysis.Table, all loss) {
 	switch {
 	case all.lost == 0:
 		// Trials, not events, are independent of each other: the rule of three (Hanley and Lippman-Hand, JAMA 1983) is
-		// over them.
+		// applied to trials.
 		bound := "that is too few trials to rule out losses"
 		if all.trials > 3 {
 			bound = fmt.Sprintf("so fewer than 3 in %d such trials lose any, at 95 %%", all.trials)
@@ -138,7 +138,7 @@ func (p *prose) tracer(t *analysis.Table, all loss) {
 	p.traceCost(t)
 }
 
-// lossyAt names the levels at which events were lost, with how much.
+// lossyAt words the levels at which events were lost, with how many.
 func (p *prose) lossyAt(t *analysis.Table) {
 	if len(t.Levels) < 2 {
 		return
@@ -162,8 +162,8 @@ func (p *prose) lossyAt(t *analysis.Table) {
 	p.Add("%s.", text)
 }
 
-// traceCost words what a tracer takes per 1,000 events, at each level or at the ends of many, what it takes from the
-// work at the last, and its memory.
+// traceCost words a tracer's cost per 1,000 events, at each level or at the first and last of many, its effect on the
+// load at the last, and its memory.
 func (p *prose) traceCost(t *analysis.Table) {
 	ends := t.Levels
 	if len(ends) > 2 {
@@ -212,7 +212,8 @@ func (p *prose) traceCost(t *analysis.Table) {
 	}
 }
 
-// byNodes says of a run on many nodes whether the costs of each depend on how many there are, and which nodes failed.
+// byNodes says for a run on many nodes whether each node's costs depend on the number of nodes, and which nodes
+// failed.
 func (p *prose) byNodes(t *analysis.Table) {
 	const factor = "nodes"
 	failed, trials := 0.0, 0
@@ -263,7 +264,7 @@ func (p *prose) byNodes(t *analysis.Table) {
 	}
 }
 
-// overLevels are the values of a metric at every level.
+// overLevels words the values of a metric at every level.
 func (p *prose) overLevels(t *analysis.Table, metric string) string {
 	at := p.At
 	defer func() { p.At = at }()
@@ -276,7 +277,7 @@ func (p *prose) overLevels(t *analysis.Table, metric string) string {
 	return analysis.Join(values)
 }
 
-// slope is how much a metric grows with a factor, by the model of the arm; without a model there is none.
+// slope returns how much a metric grows with a factor, by the arm's model; nil without a model.
 func (p *prose) slope(metric, factor string) (analysis.Term, *analysis.Model) {
 	for i, m := range p.Summary.Models {
 		if m.Metric != metric || m.Arm != p.Arm {
@@ -292,7 +293,7 @@ func (p *prose) slope(metric, factor string) (analysis.Term, *analysis.Model) {
 	return analysis.Term{}, nil
 }
 
-// count is a whole number of events.
+// count formats a whole number of events.
 func count(x float64) string { return quantity.Thousands(int(math.Round(x))) }
 
 func counted(n int, what string) string {
@@ -302,7 +303,7 @@ func counted(n int, what string) string {
 	return quantity.Thousands(n) + " " + what + "s"
 }
 
-// part is x of y in words: as a share, or per million where it is small.
+// part words x of y: as a share, or per million if it is small.
 func part(x, of float64) string {
 	switch {
 	case of <= 0:

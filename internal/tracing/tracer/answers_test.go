@@ -64,8 +64,8 @@ func TestTraceAnswers(t *testing.T) {
 	)
 }
 
-// TestOwnTracer is the spec of docs/tracers.md: what was lost is said first, whatever the experiment is called and
-// although other tracers and costs are there to speak of.
+// TestOwnTracer uses the spec of docs/tracers.md: losses come first in the answers, whatever the experiment is called
+// and although there are other tracers and costs.
 func TestOwnTracer(t *testing.T) {
 	levels := []map[string]string{{"execs.rate": "100"}, {"execs.rate": "storm"}}
 	storm := record.Phrase{Factor: "execs.rate", Words: map[string]string{"": "at {} execs/s", "storm": "in a storm"}}
@@ -99,7 +99,7 @@ func TestTraceAnswersByNodes(t *testing.T) {
 	for _, n := range []string{"2", "12", "25"} {
 		levels = append(levels, map[string]string{"nodes": n})
 	}
-	// of the last level of steps, up and down from block to block: without noise any slope is more than chance
+	// of the last level of steps, alternating between blocks: without noise any slope is significant
 	off := 0.15e-3
 	s := analysistest.Sweep{Levels: levels, Arms: []string{"same", "growing", "bent", "steps"}}.Answered(t,
 		func(arm string, level map[string]string) map[string]float64 {

@@ -19,19 +19,19 @@ import (
 	"tare/internal/workloads/subject/command"
 )
 
-// Entry is one tracer that is known by name.
+// Entry is one known tracer.
 type Entry struct {
 	Name     string
 	Summary  string
-	Settings []param.Setting // its own
-	Process  []param.Setting // of Tare's own, as a command: kind.About.Process
-	Alone    *kind.Alone     // likewise
-	// Make makes the tracer of settings, by their names. Its error is of their values, and reads on after the tracer's
-	// name.
+	Settings []param.Setting // its own settings
+	Process  []param.Setting // of Tare's own tracer, as a command: kind.About.Process
+	Alone    *kind.Alone     // of Tare's own tracer, as a command
+	// Make makes the tracer from settings, by name. Its error is about their values, and continues a sentence that
+	// begins with the tracer's name.
 	Make func(map[string]string) (*Tracer, error)
 }
 
-// Catalogue are the tracers that are known by name, and last the one that is a command line of somebody's own.
+// Catalogue lists the known tracers, and last the one for any command line.
 var Catalogue = []Entry{
 	{Name: "exectrace", Summary: "Tare's own tracer of execs", Settings: exectrace.Settings, Make: ownTracer,
 		Process: exectrace.Process, Alone: exectrace.Alone},
@@ -43,13 +43,13 @@ var Catalogue = []Entry{
 	{Name: command.Name, Summary: "any other tracer, as a command line", Settings: commandSettings, Make: ofCommand},
 }
 
-// Lookup finds an entry; nil where there is none.
+// Lookup finds an entry; nil if there is none.
 func Lookup(name string) *Entry {
 	return lists.Find(Catalogue, func(e *Entry) bool { return e.Name == name })
 }
 
-// stopTime is how long a tracer gets to end. bpftrace takes half a second of CPU time, of which it may have a
-// twentieth.
+// stopTime is how long a tracer gets to end. bpftrace takes half a second of CPU time, and may be limited to a
+// twentieth of a CPU.
 const stopTime = 15 * time.Second
 
 func ownTracer(o map[string]string) (*Tracer, error) {
@@ -65,15 +65,15 @@ func ownTracer(o map[string]string) (*Tracer, error) {
 	}
 	t.Argv = append(t.Argv, param.Values(o).Args(exectrace.Settings)...)
 	if o["output"] == "count" {
-		// Its lines of totals come once in a second; asked, it says them at once, with its statistics.
+		// It prints totals once per second; a signal makes it print them at once, with its statistics.
 		t.Delivered, t.Ask = Source{Stream: Stderr, JSON: []string{"delivered"}}, syscall.SIGUSR1
 	}
 	return t, nil
 }
 
 // bpftraceProgram prints time, pid, parent, user, control group, name, file and arguments of an exec, as exectrace
-// does, from the one hook that has them all and needs no kprobe. What begins with a dash is no event: it says that
-// the probes are attached.
+// does, from the only hook that has them all and needs no kprobe. A line that begins with a dash is no event: it says
+// that the probes are attached.
 const bpftraceProgram = `tracepoint:sched:sched_process_exec /cgroup == {cgroup_id}/ {` +
 	` $t = (struct task_struct *)curtask; $m = $t->mm;` +
 	` printf("%llu %d %d %d %llu %s %s %r\n", nsecs, pid, $t->real_parent->tgid, uid, cgroup, comm,` +
@@ -91,12 +91,12 @@ func bpftrace(o map[string]string) (*Tracer, error) {
 		Version:     []string{"bpftrace", "--version"},
 		Ready:       Ready{Pattern: regexp.MustCompile(`^- ready`)},
 		Delivered:   Source{Stream: Stdout, Lines: mustCompile(`^[0-9]`)},
-		Lost:        &Source{Sum: mustCompile(`^Lost ([0-9]+) events`)}, // on which output depends on its version
+		Lost:        &Source{Sum: mustCompile(`^Lost ([0-9]+) events`)}, // the stream depends on its version
 		Scope:       execload.ScopeGroup, Stop: syscall.SIGINT, StopTime: stopTime,
 		Install: "apt-get install bpftrace",
 	}
 	if n, err := strconv.Atoi(args); err == nil && n > 64 {
-		t.Env = append(t.Env, "BPFTRACE_STRLEN="+args) // else no buffer is longer
+		t.Env = append(t.Env, "BPFTRACE_STRLEN="+args) // the default limit of strings
 	}
 	if v, ok := o["pages"]; ok {
 		t.Env = append(t.Env, "BPFTRACE_PERF_RB_PAGES="+v)
@@ -107,10 +107,11 @@ func bpftrace(o map[string]string) (*Tracer, error) {
 func ig(o map[string]string) (*Tracer, error) {
 	t := &Tracer{
 		Argv: []string{"ig", "run", cmp.Or(o["image"], "trace_exec:latest"), "--host", "--output=json"},
-		// Without them it ends at once. It can mount them itself (--auto-mount-filesystems), and for everybody.
+		// Without them it ends at once. It can mount them itself (--auto-mount-filesystems), but for the whole
+		// machine.
 		Filesystems: []filesystem{debugfs, tracefs},
 		Version:     []string{"ig", "version"},
-		Ready:       Ready{After: readyAfter(o, 0), Probe: true}, // it says nothing of being ready
+		Ready:       Ready{After: readyAfter(o, 0), Probe: true}, // it does not report when it is ready
 		Delivered:   Source{Stream: Stdout, Lines: mustCompile(`^{`)},
 		Lost:        &Source{Stream: Stderr, Sum: mustCompile(`lost ([0-9]+) samples`)},
 		Scope:       execload.ScopeMachine, Stop: syscall.SIGINT, StopTime: stopTime,
@@ -190,7 +191,7 @@ func falco(o map[string]string) (*Tracer, error) {
 	}, nil
 }
 
-// command is a tracer that is all in its settings.
+// ofCommand makes a tracer that is defined by its settings.
 func ofCommand(o map[string]string) (*Tracer, error) {
 	t := &Tracer{
 		Scope: execload.Scope(cmp.Or(o["scope"], string(execload.ScopeGroup))),
@@ -239,7 +240,7 @@ func ofCommand(o map[string]string) (*Tracer, error) {
 	return t, nil
 }
 
-// words are those of a command line among the settings.
+// words returns the words of a command line in the settings.
 func words(o map[string]string, name string) ([]string, error) {
 	err := cmdline.CheckPlaceholders(o[name], placeholders)
 	if err == nil {
@@ -251,7 +252,7 @@ func words(o map[string]string, name string) ([]string, error) {
 	return nil, fmt.Errorf("has a %q that %w", name, err)
 }
 
-// source reads how something is counted; nil where the settings do not say. Their names begin with prefix.
+// source returns how something is counted; nil if the settings do not say. Their names begin with prefix.
 func source(o map[string]string, prefix string, stream Stream) (*Source, error) {
 	var given []string
 	for _, kind := range []string{"lines", "json", "prometheus"} {
@@ -290,7 +291,7 @@ func source(o map[string]string, prefix string, stream Stream) (*Source, error) 
 	return s, nil
 }
 
-// readyAfter is the setting of that name.
+// readyAfter returns the setting of that name.
 func readyAfter(o map[string]string, otherwise time.Duration) time.Duration {
 	if d, err := time.ParseDuration(o["ready-after"]); err == nil {
 		return d
@@ -298,7 +299,7 @@ func readyAfter(o map[string]string, otherwise time.Duration) time.Duration {
 	return otherwise
 }
 
-// mustCompile compiles a pattern of the catalogue's own.
+// mustCompile compiles a pattern of the catalogue.
 func mustCompile(pattern string) *matcher {
 	m, err := compile(pattern)
 	if err != nil {

@@ -42,8 +42,8 @@ func counts(o param.Values) bool {
 	})
 }
 
-// Check refuses what does not go together: settings of a command whose events are counted with those of one that is
-// only started, and either with one that runs already.
+// Check refuses contradictory settings: settings of a counted command together with those of one that is only started,
+// and either together with those of a program that runs already.
 func (g anyCommand) Check(o param.Values) error {
 	tracers := o.FirstOf(g.counted.About().Settings, "command", "ready-after", command.Version.Name, command.Optional.Name)
 	switch {
@@ -66,7 +66,7 @@ func (g anyCommand) Check(o param.Values) error {
 	return g.Guest.Check(o)
 }
 
-// CheckSetup sees that what is counted has events, and otherwise what a command needs.
+// CheckSetup checks that a counted command has events to count, and otherwise what a command needs.
 func (g anyCommand) CheckSetup(s *kind.Setup, path string, part *kind.Part) error {
 	if counts(part.Options) {
 		return g.counted.CheckSetup(s, path, part)
@@ -74,7 +74,7 @@ func (g anyCommand) CheckSetup(s *kind.Setup, path string, part *kind.Part) erro
 	return g.Guest.CheckSetup(s, path, part)
 }
 
-// Installed says whether the program is there.
+// Installed returns an error if the program is not installed.
 func (g anyCommand) Installed(ctx context.Context, o param.Values) error {
 	if counts(o) {
 		return g.counted.Installed(ctx, o)
@@ -82,7 +82,7 @@ func (g anyCommand) Installed(ctx context.Context, o param.Values) error {
 	return g.Guest.Installed(ctx, o)
 }
 
-// Version is by the name of the program.
+// Version returns the version, with the program's name.
 func (g anyCommand) Version(ctx context.Context, o param.Values, own string) (name, version string) {
 	if counts(o) {
 		return g.counted.Version(ctx, o, own)
@@ -90,7 +90,7 @@ func (g anyCommand) Version(ctx context.Context, o param.Values, own string) (na
 	return g.Guest.Version(ctx, o, own)
 }
 
-// tail is the time that it gets to end, after the drain where its events are counted.
+// tail returns the time that it gets to end, after the drain if its events are counted.
 func (g anyCommand) tail(o param.Values) time.Duration {
 	if counts(o) {
 		return g.counted.tail(o)
@@ -98,7 +98,7 @@ func (g anyCommand) tail(o param.Values) time.Duration {
 	return g.Guest.About().Tail(o)
 }
 
-// takesLonger is the time that its settings give it to be ready, and that of a tracer where its events are counted.
+// takesLonger returns the time that its settings give it to be ready, and that of a tracer if its events are counted.
 func (g anyCommand) takesLonger(o param.Values) time.Duration {
 	takes := g.Guest.About().TakesLonger(o)
 	if counts(o) {
@@ -107,7 +107,7 @@ func (g anyCommand) takesLonger(o param.Values) time.Duration {
 	return takes
 }
 
-// Join makes the subject's part of a trial.
+// Join implements kind.Joiner.
 func (g anyCommand) Join(t kind.Trial, name string, part *kind.Part) (any, error) {
 	if counts(part.Options) {
 		return g.counted.Join(t, name, part)

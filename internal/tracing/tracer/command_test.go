@@ -12,12 +12,12 @@ import (
 	"tare/internal/workloads/subject/command"
 )
 
-// TestCheckCommand: what goes together, and what would be left aside in silence.
+// TestCheckCommand: which settings can be combined; none is silently ignored.
 func TestCheckCommand(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		set  param.Values
-		says string // empty: it is fine
+		says string // empty: valid
 	}{
 		{"a command", param.Values{"command": "sleep infinity", "ready-after": "1s", "stop-signal": "INT"}, ""},
 		{"a tracer", param.Values{"command": "mine", "lines": "", "signal": "INT", "ready-after": "1s"}, ""},
@@ -47,7 +47,8 @@ func TestCheckCommand(t *testing.T) {
 	}
 }
 
-// TestCheckCommandSetup: only what is counted needs a load that makes events, and what is observed cannot be limited.
+// TestCheckCommandSetup: only a counted command needs a load that makes events, and a program that is only observed
+// cannot be limited.
 func TestCheckCommandSetup(t *testing.T) {
 	events := map[string]*kind.Part{"execs": {Kind: kind.Find(kind.Load, execload.Name)}}
 	limits := param.Values{"cpus": "1"}
@@ -71,8 +72,8 @@ func TestCheckCommandSetup(t *testing.T) {
 	}
 }
 
-// TestCommandMemory: resident sets are measured for a command although there are no events, and the baseline beside it
-// has none. An experiment without such a subject does not have the metric at all.
+// TestCommandMemory: resident sets are measured for a command even without events, and are 0 for the baseline beside
+// it. An experiment without such a subject does not have the metric.
 func TestCommandMemory(t *testing.T) {
 	found := &command.Evidence{}
 	found.RSS, found.RSSPeak = 5<<20, 7<<20

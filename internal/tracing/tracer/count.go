@@ -12,11 +12,12 @@ import (
 
 // matcher is a pattern for lines.
 type matcher struct {
-	all bool // every line: a storm has tens of thousands of them in a second
+	all bool // every line matches: a storm has tens of thousands of them per second
 	re  *regexp.Regexp
 }
 
-// compile reads a pattern in the syntax of package regexp. Its error reads on after what the pattern is called.
+// compile compiles a pattern in the syntax of package regexp. Its error continues a sentence that begins with the
+// pattern's name.
 func compile(pattern string) (*matcher, error) {
 	re, err := regexp.Compile(pattern)
 	if err != nil {
@@ -27,7 +28,7 @@ func compile(pattern string) (*matcher, error) {
 
 func (m *matcher) match(line []byte) bool { return m.all || m.re.Match(line) }
 
-// captured is what the first group of the pattern matches; empty where the line does not match.
+// captured returns what the first group of the pattern matches; empty if the line does not match.
 func (m *matcher) captured(line []byte) string {
 	found := m.re.FindSubmatch(line)
 	if len(found) < 2 {
@@ -36,20 +37,20 @@ func (m *matcher) captured(line []byte) string {
 	return string(found[1])
 }
 
-// tally is the count of one source of a stream as far as the stream has been read.
+// tally is the count of one source of a stream, as far as the stream has been read.
 type tally struct {
 	source  Source
 	n       int64
-	seen    bool  // it has said something: before that it is not 0 but unknown. Lines are known from the start
-	updates int64 // how often it has said something
+	seen    bool  // it has reported a value; before that it is unknown, not 0. Lines are known from the start
+	updates int64 // how often it has reported a value
 
-	// doubt is why n cannot be trusted, such as a total that fell because the tracer was started again; empty: it can.
+	// doubt is why n cannot be trusted, for example a total that fell because the tracer was restarted; empty: it can.
 	doubt string
 }
 
 func newTally(s Source) *tally { return &tally{source: s, seen: s.Lines != nil} }
 
-// take looks at one line.
+// take processes one line.
 func (t *tally) take(line []byte) {
 	switch {
 	case t.source.Lines != nil:
@@ -74,7 +75,7 @@ func (t *tally) take(line []byte) {
 	}
 }
 
-// total takes a running total. One that falls began anew, and what was counted before it fell is lost.
+// total sets a running total. If it falls, it has started again, and what was counted before is lost.
 func (t *tally) total(n int64) {
 	if n < t.n {
 		t.doubt = fmt.Sprintf("its total fell from %d to %d, as when a tracer is started again", t.n, n)
@@ -82,20 +83,20 @@ func (t *tally) total(n int64) {
 	t.n, t.seen, t.updates = n, true, t.updates+1
 }
 
-// maxLine is how much of a line is looked at: a tracer that never ends its line must not fill the memory.
+// maxLine is how much of a line is processed: a tracer that never ends its line must not fill the memory.
 const maxLine = 64 << 10
 
-// feed reads one stream, of which it keeps no more than a line.
+// feed reads one stream, and keeps at most one line of it.
 type feed struct {
 	tallies []*tally
-	watch   func(line []byte) // sees every line while it is not null
+	watch   func(line []byte) // called with every line while it is not nil
 
-	lines int64  // that have ended
-	carry []byte // the beginning of a line whose end has not come yet
-	over  bool   // the line is longer than what is looked at of it
+	lines int64  // number of complete lines
+	carry []byte // the beginning of an incomplete line
+	over  bool   // the line is longer than maxLine
 }
 
-// write takes the next piece of the stream.
+// write processes the next piece of the stream.
 func (f *feed) write(piece []byte) {
 	if f.watch == nil && f.plain() {
 		n := int64(bytes.Count(piece, newline))
@@ -105,7 +106,7 @@ func (f *feed) write(piece []byte) {
 		}
 		return
 	}
-	if piece == nil && !f.over && len(f.carry) > 0 { // the end, and of the last line none: a total there is whole
+	if piece == nil && !f.over && len(f.carry) > 0 { // the end without a newline: a total in the last line is complete
 		for _, t := range f.tallies {
 			if t.source.JSON != nil {
 				t.take(f.carry)
@@ -134,12 +135,12 @@ func (f *feed) write(piece []byte) {
 
 var newline = []byte{'\n'}
 
-// plain says whether all there is to do is to count lines.
+// plain says whether only lines have to be counted.
 func (f *feed) plain() bool {
 	return !slices.ContainsFunc(f.tallies, func(t *tally) bool { return t.source.Lines == nil || !t.source.Lines.all })
 }
 
-// keep puts what has come of a line by, as far as it is looked at.
+// keep stores a part of a line, up to maxLine.
 func (f *feed) keep(part []byte) {
 	room := maxLine - len(f.carry)
 	if len(part) > room {

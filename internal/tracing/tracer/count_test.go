@@ -58,7 +58,7 @@ func TestFeed(t *testing.T) {
 		want  int64
 		seen  bool
 	}{
-		{"every line", lines(""), "a\nb\n\nc", 3, true}, // the last has not ended
+		{"every line", lines(""), "a\nb\n\nc", 3, true}, // the last line is incomplete
 		{"some lines", lines("^b"), "a\nb\nab\nb c\n", 2, true},
 		{"no lines", lines(""), "", 0, true},
 		{"a line without an end", lines("x$"), long + long, 0, true},
@@ -69,7 +69,7 @@ func TestFeed(t *testing.T) {
 		{"the latest total", total("lost"), `{"lost":1}` + "\nno JSON\n" + `{"a":{"lost":9},"lost":3}` + "\n", 3, true},
 		{"no total", total("lost"), `{"lots":1}` + "\n", 0, false},
 	} {
-		for _, size := range []int{1, 7, 4096, 1 << 20} { // the pieces in which it comes make no difference
+		for _, size := range []int{1, 7, 4096, 1 << 20} { // the size of the pieces makes no difference
 			count := *c.tally
 			f := feed{tallies: []*tally{&count}}
 			for text := []byte(c.text); len(text) > 0; {
@@ -87,12 +87,12 @@ func TestFeed(t *testing.T) {
 	}
 }
 
-// TestFeedIsBounded: whatever a tracer writes, no more than a line is kept of it.
+// TestFeedIsBounded: whatever a tracer writes, at most one line of it is kept.
 func TestFeedIsBounded(t *testing.T) {
 	guest.KernelFree(t)
 	f := feed{tallies: []*tally{newTally(Source{JSON: []string{"a"}}), newTally(Source{Lines: mustCompile("a+b")})}}
 	garbage := bytes.Repeat([]byte{0, 0xff, '{', '"', '\\', 'a'}, 10_000)
-	for range 2000 { // 120 MB without the end of a line
+	for range 2000 { // 120 MB without a newline
 		f.write(garbage)
 	}
 	if cap(f.carry) > 2*maxLine {
@@ -143,7 +143,7 @@ func TestLookUp(t *testing.T) {
 	}
 }
 
-// FuzzLookUp holds the search for a path against encoding/json.
+// FuzzLookUp compares the search for a path with encoding/json.
 func FuzzLookUp(f *testing.F) {
 	for _, line := range []string{`{"a":{"b":1}}`, `{"a":[{"b":"2"}]}`, `{"a":{"b":1e2},"a":{"b":[]}}`, `[`,
 		`{"a":"\"","b":{"a":3}}`, "{\"\\u0061\":{\"b\":7}}"} {
@@ -156,7 +156,7 @@ func FuzzLookUp(f *testing.F) {
 		}
 		got, found := lookUp(line, path)
 		if !utf8.Valid(line) || !utf8.ValidString(text) || !json.Valid(line) {
-			return // nothing to hold it against; it must only come back
+			return // nothing to compare with; it must only return
 		}
 		d := json.NewDecoder(bytes.NewReader(line))
 		d.UseNumber()
@@ -241,7 +241,7 @@ broken{ 1
 			t.Errorf("%q is taken for a metric", text)
 		}
 	}
-	// As Prometheus reads them: OpenMetrics' exemplars and fractional timestamps, and pages of other systems.
+	// As Prometheus parses them: OpenMetrics' exemplars and fractional timestamps, and pages of other systems.
 	for _, page := range []string{
 		"a 1 # {trace=\"x\"} 0.5 1.5\na{b=\"# {\"} 2 1700000000.25 # {} 1\n# EOF\n",
 		"a 1\r\na{b=\"c\"} 2\r\n", "a  1   1700000000000\n\ta{b=\"c\\\"}\"}  2\n",
@@ -262,7 +262,7 @@ broken{ 1
 	}
 }
 
-// FuzzSelector: what is written by the rules of the format is found in it again, whatever else there is.
+// FuzzSelector: a sample that was written by the rules of the format is found, whatever else the page has.
 func FuzzSelector(f *testing.F) {
 	f.Add("exec", uint32(7), "# junk\nother 1")
 	f.Add("a\\b\"c\n}", uint32(0), "events{type=")
@@ -281,7 +281,7 @@ func FuzzSelector(f *testing.F) {
 			!seen || err != nil {
 			t.Errorf("%s gives %d (%v, %v)", sample, got, seen, err)
 		}
-		if got, _, err := s.sum(junk); err == nil && (got < 0 || got > math.MaxInt64/2) { // it must come back
+		if got, _, err := s.sum(junk); err == nil && (got < 0 || got > math.MaxInt64/2) { // it must return
 			t.Errorf("%q gives %d", junk, got)
 		}
 	})

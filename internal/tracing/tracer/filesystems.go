@@ -7,10 +7,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// filesystem is one of the kernel's own that is not mounted on every machine.
+// filesystem is a virtual filesystem of the kernel that is not mounted on every machine.
 type filesystem struct {
 	name  string
-	magic int64    // in f_type of statfs(2)
+	magic int64    // f_type in statfs(2)
 	dirs  []string // where programs look for it; it is mounted at the first
 }
 
@@ -28,8 +28,8 @@ func (f filesystem) mounted() bool {
 	})
 }
 
-// withFilesystems is a command line that becomes argv once all filesystems are mounted. Those that were not are mounted
-// for it alone, in a mount namespace of its own.
+// withFilesystems returns a command line that executes argv once all filesystems are mounted. Those that were not are
+// mounted for it alone, in a new mount namespace.
 func withFilesystems(needs []filesystem, argv []string) []string {
 	var mounts []string
 	for _, f := range needs {

@@ -19,19 +19,19 @@ type asSubject struct{ *Entry }
 
 func init() {
 	for i := range Catalogue {
-		if Catalogue[i].Name != command.Name { // which anyCommand registers
+		if Catalogue[i].Name != command.Name { // anyCommand registers that one
 			kind.Register(kind.Subject, asSubject{&Catalogue[i]})
 		}
 	}
 }
 
-// The settings that all tracers have.
+// The settings of all tracers.
 const (
 	settingDrain = "drain"
 	settingLate  = "late-after"
 )
 
-// commonSettings are those that all tracers have, beside their own.
+// commonSettings are the settings of all tracers, besides their own.
 var commonSettings = []param.Setting{
 	{Name: settingDrain, Type: param.TypeDuration, Default: "3s", Max: 600,
 		Doc: "longest wait after the load for what is still to come; what has not come then, nor when the tracer " +
@@ -46,12 +46,12 @@ func (g asSubject) About() kind.About {
 		Name: g.Name, Summary: g.Summary, Settings: slices.Concat(g.Settings, commonSettings), Process: g.Process,
 		Alone: g.Alone,
 		Tail:  g.tail,
-		// Until its start and the load's counts have settled, before the window and after it.
+		// Until it has started, and until the counts are stable, before the window and after it.
 		TakesLonger: func(param.Values) time.Duration { return settling },
 	}
 }
 
-// make is the tracer that the options describe.
+// make makes the tracer that the options describe.
 func (g asSubject) make(o param.Values) (*Tracer, error) {
 	t, err := g.Make(o)
 	if err != nil {
@@ -65,7 +65,7 @@ func (g asSubject) Check(o param.Values) error {
 	return err
 }
 
-// CheckSetup sees that there is a load whose events the tracer can deliver.
+// CheckSetup checks that there is a load whose events the tracer can deliver.
 func (g asSubject) CheckSetup(s *kind.Setup, _ string, _ *kind.Part) error {
 	if s.EventLoad() == "" {
 		return fmt.Errorf("a tracer (%s) needs something to trace: give the spec a load of kind %s", g.Name, execload.Name)
@@ -83,12 +83,12 @@ func (g asSubject) Installed(_ context.Context, o param.Values) error {
 
 func (asSubject) Optional(o param.Values) bool { return o.On(command.Optional.Name) }
 
-// Version is by the name of the program, where a command line of somebody's own says which.
+// Version returns the version, with the program's name if the tracer is any command line.
 func (g asSubject) Version(ctx context.Context, o param.Values, own string) (name, version string) {
 	t, err := g.make(o)
 	switch {
 	case err != nil:
-		return g.Name, "" // Check has said why
+		return g.Name, "" // Check has returned the error
 	case t.Self():
 		return g.Name, own
 	}
@@ -99,7 +99,7 @@ func (g asSubject) Version(ctx context.Context, o param.Values, own string) (nam
 	return name, strings.TrimPrefix(t.VersionText(ctx), name+" ")
 }
 
-// tail is the longest that the drain can take, and then the tracer's end.
+// tail returns the longest time that the drain, and then the tracer's end, can take.
 func (g asSubject) tail(o param.Values) time.Duration {
 	most := o.Duration(settingDrain) + o.Duration(settingLate)
 	if t, err := g.make(o); err == nil {
@@ -108,11 +108,11 @@ func (g asSubject) tail(o param.Values) time.Duration {
 	return most
 }
 
-// settling is how much longer a trial takes in which events are counted: until the tracer has started, and until the
-// counts stand still before the window and after it. 0.75 s with exectrace, 1.2 s with bpftrace.
+// settling is how much longer a trial with counted events takes: until the tracer has started, and until the counts
+// are stable before the window and after it. 0.75 s with exectrace, 1.2 s with bpftrace.
 const settling = 900 * time.Millisecond
 
-// Join gives the tracer to the load as what delivers its events.
+// Join registers the tracer with the load as the deliverer of its events.
 func (g asSubject) Join(t kind.Trial, _ string, part *kind.Part) (any, error) {
 	described, err := g.make(part.Options)
 	if err != nil {

@@ -21,10 +21,11 @@ import (
 	"tare/internal/workloads/subject/command"
 )
 
-// readyTimeout is for a tracer to be ready: some compile first, and may have a twentieth of a CPU to do it with.
+// readyTimeout is how long a tracer may take to be ready: some compile first, and may be limited to a twentieth of a
+// CPU.
 const readyTimeout = 2 * time.Minute
 
-// joined is a tracer in a trial. It is what delivers the events of the trial's load (execload.Deliverer).
+// joined is a tracer in a trial. It delivers the events of the trial's load (execload.Deliverer).
 type joined struct {
 	trial    kind.Trial
 	part     *kind.Part
@@ -33,11 +34,11 @@ type joined struct {
 
 	group   *placement.Group
 	running *Running       // nil before Start
-	began   time.Time      // of its process
-	own     *files.Scratch // directory of its own
+	began   time.Time      // when its process began
+	own     *files.Scratch // its private directory
 	groups  *cgroup.Reader // of its group; nil before Start
-	counter *cgroup.Group  // its group there; nil where nothing counts CPU time
-	found   *Evidence      // once it was looked at
+	counter *cgroup.Group  // its group there; nil if nothing counts CPU time
+	found   *Evidence      // set once it was examined
 }
 
 // Start starts the tracer and waits until it sees every exec.
@@ -48,8 +49,8 @@ func (j *joined) Start(ctx context.Context) error {
 	}
 	limits := j.part.Limits.Clone()
 	if _, limited := limits["cpus"]; limited {
-		// It holds from when it is ready: to compile a program with a twentieth of a CPU takes minutes, and is not what
-		// is asked about.
+		// The limit applies once it is ready: compiling a program with a twentieth of a CPU takes minutes, and is not
+		// what is measured.
 		limits["cpus"] = strconv.Itoa(runtime.NumCPU())
 	}
 	if j.group, err = j.trial.SubjectGroup("", limits); err != nil {
@@ -75,7 +76,7 @@ func (j *joined) Start(ctx context.Context) error {
 	return j.counting.Ready(ctx)
 }
 
-// place is where and for what the tracer runs. It makes the directory, which Close removes.
+// place returns where the tracer runs, and its arguments. It makes the directory, which Close removes.
 func (j *joined) place() (p cmdline.Place, err error) {
 	if j.own, err = files.NewScratch(files.LargeTemp(), "tracer"); err != nil {
 		return p, err
@@ -87,7 +88,7 @@ func (j *joined) place() (p cmdline.Place, err error) {
 	return p, err
 }
 
-// Scope is execload.Deliverer's, as are the methods until Unknown.
+// Scope implements execload.Deliverer, as do the methods until Unknown.
 func (j *joined) Scope() execload.Scope { return j.tracer.Scope }
 
 func (j *joined) Said(ctx context.Context) (execload.Said, error) { return j.running.Counts(ctx) }
@@ -109,7 +110,7 @@ func (j *joined) Waits() (drain, late time.Duration) {
 	return j.part.Options.Duration(settingDrain), j.part.Options.Duration(settingLate)
 }
 
-// Stop looks at what the tracer consists of and what memory it has, and then has it end.
+// Stop examines the tracer's processes and memory, and then ends it.
 func (j *joined) Stop(ctx context.Context, used *float64) error {
 	if err := j.look(used); err != nil {
 		return err
@@ -134,7 +135,7 @@ func (j *joined) Stop(ctx context.Context, used *float64) error {
 
 func (j *joined) Unknown() error { return j.running.Unknown(j.trial.Arm()) }
 
-// Evidence is what was found of the tracer; nil where nobody looked.
+// Evidence returns what was found of the tracer; nil if it was not examined.
 func (j *joined) Evidence() any {
 	if j.found == nil {
 		return nil
@@ -142,26 +143,26 @@ func (j *joined) Evidence() any {
 	return j.found
 }
 
-// Evidence is what is found out about a tracer's processes before it is told to end.
+// Evidence is what is found of a tracer's processes before it is stopped.
 type Evidence struct {
 	Processes []int  `json:"processes"`      // in its control group
-	RSS       uint64 `json:"rss_bytes"`      // of these, added up: resident sets before they were told to end
-	RSSPeak   uint64 `json:"rss_peak_bytes"` // likewise: the highest that each has had
-	// MemoryPeak is the most memory that the kernel has charged to the group, in bytes; null where it does not tell.
+	RSS       uint64 `json:"rss_bytes"`      // the sum of their resident sets before they were stopped
+	RSSPeak   uint64 `json:"rss_peak_bytes"` // the sum of the highest that each has had
+	// MemoryPeak is the most memory that the kernel has charged to the group, in bytes; nil if it does not report
+	// that.
 	MemoryPeak *uint64 `json:"memory_peak_bytes"`
-	// CPUSeconds is the CPU time of the group from when all was set up until it was told to end; null where that is not
-	// known.
+	// CPUSeconds is the CPU time of the group from when everything was set up until the tracer was stopped; nil if
+	// unknown.
 	CPUSeconds *float64 `json:"cpu_seconds"`
 }
 
-// Resident is command.Resident's.
+// Resident implements command.Resident.
 func (e *Evidence) Resident() (now, peak uint64) { return e.RSS, e.RSSPeak }
 
-// GroupPeak is command.Resident's.
+// GroupPeak implements command.Resident.
 func (e *Evidence) GroupPeak() *uint64 { return e.MemoryPeak }
 
-// look finds the tracer's processes, their memory, and the programs and maps that are theirs. used is
-// Evidence.CPUSeconds.
+// look finds the tracer's processes, their memory, and their programs and maps. used is Evidence.CPUSeconds.
 func (j *joined) look(used *float64) error {
 	pids := j.group.Members()
 	if len(pids) == 0 {

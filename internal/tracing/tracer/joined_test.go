@@ -31,7 +31,7 @@ import (
 	"tare/internal/workloads/subject/command"
 )
 
-// playCommand has the test binary play a tracer: play SCOPE CGROUP-ID HOLD [BLIND].
+// playCommand has the test binary run a tracer: play SCOPE CGROUP-ID HOLD [BLIND].
 const playCommand = "play"
 
 func TestMain(m *testing.M) {
@@ -50,8 +50,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// play writes a line for every exec that the kernel counts, so long after it was counted, until it is interrupted.
-// For the time that it is blind it sees nothing.
+// play writes a line for every exec that the kernel counts, with a delay of HOLD, until it is interrupted. It ignores
+// execs for a time BLIND.
 func play(args []string) error {
 	id, err := strconv.ParseUint(args[1], 10, 64)
 	if err != nil {
@@ -105,10 +105,10 @@ func play(args []string) error {
 	return nil
 }
 
-// aTrial is a trial with a load of execs and a tracer, as far as these know it: groups and kernel are real. The test
-// makes the execs that the load would.
+// aTrial is a fake trial with a load of execs and a tracer; groups and kernel are real. The test makes the execs that
+// the load would make.
 type aTrial struct {
-	kind.Trial // nil: nothing else may be called
+	kind.Trial // nil: other methods must not be called
 
 	t       *testing.T
 	self    string
@@ -147,7 +147,7 @@ func (x *aTrial) Record() *record.Trial                          { return &x.rec
 func (x *aTrial) Fail(err error)                                 { x.t.Errorf("it ended by itself: %v", err) }
 func (x *aTrial) Warn(code, _ string, _ ...any)                  { x.codes = append(x.codes, code) }
 
-// loadProcess is a load that ends when the test says so.
+// loadProcess is a load that ends when the test ends it.
 type loadProcess struct {
 	kind.Process
 
@@ -159,9 +159,9 @@ func (p loadProcess) Ended() <-chan struct{}    { return nil }
 
 const loadName = "execs"
 
-var trials int // so far; each has groups of its own
+var trials int // number of trials so far; each has its own groups
 
-// newTrial joins the load and a tracer by its options.
+// newTrial joins the load and a tracer with options.
 func newTrial(t *testing.T, o param.Values) (*aTrial, *execload.Counting, *joined) {
 	t.Helper()
 	layout, err := cgroup.Discover(cgroup.Roots{})
@@ -197,7 +197,7 @@ func newTrial(t *testing.T, o param.Values) (*aTrial, *execload.Counting, *joine
 	x.joined[loadName] = counting
 	j := join(part, "mine").(*joined)
 	t.Cleanup(func() {
-		// As the engine does: subjects first, and groups last.
+		// In the order of the engine: subjects first, and groups last.
 		if err := errors.Join(j.Close(), counting.Close(), tree.Close()); err != nil {
 			t.Error(err)
 		}
@@ -215,7 +215,7 @@ func (x *aTrial) exec(c *execload.Counting, n int) {
 	}
 }
 
-// run goes through a trial in which the load makes execs, and others make some when the load has ended.
+// run goes through a trial in which the load makes execs, and other processes make some after the load has ended.
 func (x *aTrial) run(c *execload.Counting, j *joined, made, others int) *record.Events {
 	x.t.Helper()
 	ctx := x.t.Context()
@@ -258,7 +258,8 @@ func root(t *testing.T) {
 	}
 }
 
-// TestTracerInATrial: what the kernel counts, what is delivered and the harness's own are told apart to the exec.
+// TestTracerInATrial: events that the kernel counts, delivered events and the harness's own execs are distinguished
+// exactly.
 func TestTracerInATrial(t *testing.T) {
 	root(t)
 	x, c, j := newTrial(t, playing(execload.ScopeGroup, "0s"))
@@ -289,7 +290,7 @@ func TestTracerInATrial(t *testing.T) {
 	}
 }
 
-// TestCounterReset: what a tracer used whose group's CPU counter was set back is not known.
+// TestCounterReset: if a group's CPU counter was reset, the tracer's CPU time is unknown.
 func TestCounterReset(t *testing.T) {
 	root(t)
 	x, c, j := newTrial(t, playing(execload.ScopeGroup, "0s"))
@@ -309,16 +310,16 @@ func TestCounterReset(t *testing.T) {
 	}
 }
 
-// TestLateInATrial: of the same tracer, the load's own are late, and those of others are not.
+// TestLateInATrial: of one tracer's events, the load's are late, and those of other processes are not.
 func TestLateInATrial(t *testing.T) {
 	root(t)
-	// One exec alone: where execs take long, the first of several would be delivered before the last was made.
+	// One exec only: where execs take long, the first of several would be delivered before the last was made.
 	held := playing(execload.ScopeGroup, "2s")
 	held["late-after"] = "100ms"
 	x, c, j := newTrial(t, held)
 	e := x.run(c, j, 1, 0)
 	for tries := 0; tries < 3 && *e.Offset.Delivered < int64(e.Offset.Counted); tries++ {
-		// A machine that stood still before the load: what the harness execs itself came in the window.
+		// The machine stood still before the load: the harness's own execs came in the window.
 		x, c, j = newTrial(t, held)
 		e = x.run(c, j, 1, 0)
 	}
@@ -331,7 +332,7 @@ func TestLateInATrial(t *testing.T) {
 	}
 }
 
-// TestReadyByProbe: a tracer that does not say when it sees everything is waited for until it delivers, and no longer.
+// TestReadyByProbe: a tracer that does not report when it is ready counts as ready once it has delivered a probe.
 func TestReadyByProbe(t *testing.T) {
 	root(t)
 	for _, blind := range []time.Duration{0, 700 * time.Millisecond} {
@@ -343,7 +344,7 @@ func TestReadyByProbe(t *testing.T) {
 		if e.Generated != 7 || e.Counted != 7 || *e.Delivered != 7 || *e.Expected != 7 {
 			t.Errorf("blind for %v: %s", blind, eventsText(e))
 		}
-		// The probes are in the offset: those that it did not see are counted there, and not delivered.
+		// The probes are part of the offset: those that it did not see are counted there, and not delivered.
 		unseen := e.Offset.Counted - *e.Offset.Delivered
 		if *e.Offset.Delivered < 3 || blind > 0 && unseen == 0 {
 			t.Errorf("blind for %v: %s", blind, eventsText(e))
@@ -351,13 +352,14 @@ func TestReadyByProbe(t *testing.T) {
 	}
 }
 
-// TestNeverReadyByProbe: one that delivers nothing is given up, and one that ends meanwhile says why.
+// TestNeverReadyByProbe: a tracer that delivers nothing is given up, and the error for one that ends meanwhile says
+// why.
 func TestNeverReadyByProbe(t *testing.T) {
 	tr := shell(`trap 'exit 0' INT; echo nothing; while :; do sleep 0.01; done`)
 	tr.Ready = Ready{Probe: true}
 	made := 0
 	probe := func(context.Context) error { made++; return nil }
-	// A nanosecond is over before the first exec, as more is where the machine stands still.
+	// A nanosecond is over before the first exec, as a longer limit is if the machine stands still.
 	for _, limit := range []time.Duration{200 * time.Millisecond, time.Nanosecond} {
 		made = 0
 		r := start(t, tr, cmdline.Place{}, unasked(t))
@@ -415,7 +417,7 @@ func TestGuests(t *testing.T) {
 	}
 }
 
-// TestGuestOfACommand: a command line of somebody's own goes by its program.
+// TestGuestOfACommand: an arbitrary command line is named after its program.
 func TestGuestOfACommand(t *testing.T) {
 	g := asSubject{Lookup(command.Name)}
 	o := param.Values{

@@ -9,9 +9,8 @@ import (
 	"strings"
 )
 
-// parsePath reads a path into JSON: keys with dots between, a number for the place in a list. A dot before the first is
-// allowed, as jq has it.
-// The error reads on after what the path is called.
+// parsePath parses a path into JSON: keys separated by dots, or a number for the index in a list. A leading dot is
+// allowed, as in jq. The error continues a sentence that begins with the path's name.
 func parsePath(text string) ([]string, error) {
 	path := strings.Split(strings.TrimPrefix(text, "."), ".")
 	for _, key := range path {
@@ -22,13 +21,13 @@ func parsePath(text string) ([]string, error) {
 	return path, nil
 }
 
-// lookUp finds the whole number at a path in a line of JSON. A number in a string counts too: that is how 64 bits are
-// often written. False: the line has none there, or does not begin with JSON. Of a key that stands twice the last
+// lookUp finds the whole number at a path in a line of JSON. A number in a string counts too, because 64-bit numbers
+// are often written so. False: the line has no number there, or does not begin with JSON. Of a duplicate key the last
 // counts.
 func lookUp(line []byte, path []string) (int64, bool) {
-	// Most lines of a storm lack the key, and are not decoded: a key that is escaped has a backslash.
+	// Most lines of a storm lack the key, and need not be decoded; a key with escapes has a backslash.
 	lacks := func(key string) bool {
-		_, err := strconv.Atoi(key) // it may be a place in a list
+		_, err := strconv.Atoi(key) // it may be an index in a list
 		return err != nil && !bytes.Contains(line, []byte(key))
 	}
 	if slices.ContainsFunc(path, lacks) && bytes.IndexByte(line, '\\') < 0 {
@@ -63,7 +62,7 @@ func lookUp(line []byte, path []string) (int64, bool) {
 	return 0, false
 }
 
-// whole reads a whole number that is not negative, in any way of writing it.
+// whole parses a whole number that is not negative, in any notation.
 func whole(text string) (int64, bool) {
 	if n, err := strconv.ParseInt(text, 10, 64); err == nil {
 		return max(n, 0), n >= 0

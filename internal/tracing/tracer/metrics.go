@@ -11,21 +11,21 @@ import (
 	"tare/internal/workloads/subject/command"
 )
 
-// The names and units that more than one metric has.
+// Names and units of more than one metric.
 const (
 	cpuPerKiloevent = "cpu_seconds_per_kiloevent"
 	perKiloevent    = quantity.Seconds + " per kiloevent"
 )
 
-// Metrics are what a trial tells of a tracer: what became of the events, and what that cost. All tracers share them.
+// Metrics returns the metrics of a tracer: what happened to the events, and what that cost. All tracers share them.
 func (asSubject) Metrics() []measured.Metric { return metrics }
 
-// Metrics are those of all tracers.
+// Metrics returns the metrics of all tracers.
 func (anyCommand) Metrics() []measured.Metric { return metrics }
 
 var metrics = slices.Concat(ofEvents, command.Metrics, ofNodes)
 
-// ofEvents are the metrics of what became of events, and of what one costs.
+// ofEvents are the metrics of what happened to events, and of the cost of an event.
 var ofEvents = []measured.Metric{
 	event("events_delivered", "delivered", metric.Higher, func(e *record.Events) *int64 { return e.Delivered },
 		"Events that the tracer delivered, until it had ended, less what it had delivered before the load began. Left out "+
@@ -100,8 +100,8 @@ var ofNodes = []measured.Metric{
 	},
 }
 
-// event is a metric that is one of the counts of events, or made of them, with its name in the table of sums if it has
-// a column there.
+// event is a metric that is a count of events, or computed from them, with the name of its column in the table of sums
+// if it has one.
 func event(name, tally string, better metric.Direction, of func(*record.Events) *int64, how string) measured.Metric {
 	m := measured.Metric{
 		Definition: metric.Definition{
@@ -116,7 +116,7 @@ func event(name, tally string, better metric.Direction, of func(*record.Events) 
 	return m
 }
 
-// share is a metric that is a part of counts, pooled over trials.
+// share is a metric that is a ratio of counts, pooled over trials.
 func share(family, name string, count func(*measured.Measured) (in, of int), how string) measured.Metric {
 	return measured.Metric{
 		Definition: metric.Definition{
@@ -149,7 +149,7 @@ func unsaid(e *record.Events) *int64 {
 	return new(max(*n-*e.SaidLost, *e.SaidLost-*n))
 }
 
-// eventShare is a part of events, to be pooled.
+// eventShare is a ratio of events, to be pooled.
 func eventShare(part, of func(*record.Events) *int64) func(*measured.Measured) (int, int) {
 	return func(m *measured.Measured) (int, int) {
 		if m.Events == nil {
@@ -177,7 +177,7 @@ func lossyTrials(m *measured.Measured) (in, of int) {
 	return 0, 1
 }
 
-// evidenceOf is what was found of the trial's tracer, whichever it is; nil where nothing was.
+// evidenceOf returns the evidence of the trial's tracer, whatever its name; nil if there is none.
 func evidenceOf(m *measured.Measured) *Evidence {
 	for _, found := range m.Evidence {
 		if e, ok := found.(*Evidence); ok {

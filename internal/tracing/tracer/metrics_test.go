@@ -17,11 +17,11 @@ import (
 	"tare/test/metrictest"
 )
 
-// evidence is what was found of the tracer of a trial.
+// evidence returns the evidence of a trial's tracer.
 func evidence(m *measured.Measured) *Evidence { return m.Evidence["exectrace"].(*Evidence) }
 
 // tracedTrial is a trial of 2 s at 1,000 execs per second with 100 more in the warm-up, in which the tracer lost 5,
-// delivered 7 late and owned up to 4.
+// delivered 7 late and reported a loss of 4.
 func tracedTrial() *measured.Measured {
 	const tree = "/tare-trial-p1-t1"
 	group := func(path, role string, cpu float64) ledger.Cgroup {
@@ -171,7 +171,7 @@ func TestCountsOfTracers(t *testing.T) {
 	}
 }
 
-// TestGatesOfTracers: what a tracer loses is no fault of the trial; that something else held it back is.
+// TestGatesOfTracers: losses of a tracer are no fault of the trial, but interference from elsewhere is.
 func TestGatesOfTracers(t *testing.T) {
 	m := tracedTrial()
 	if reasons := m.Judge(); len(reasons) > 0 {
@@ -189,7 +189,7 @@ func TestGatesOfTracers(t *testing.T) {
 	}
 }
 
-// TestDefinitions: all that the load and its tracers define can be kept in a record.
+// TestDefinitions: everything that the load and its tracers define can be stored in a record.
 func TestDefinitions(t *testing.T) {
 	for _, d := range measured.Definitions() {
 		if err := metrictest.Check(d); err != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/prometheus/common/model"
 )
 
-// A selector names samples of a Prometheus metric: a name, and labels that they must have, such as
+// A selector selects samples of a Prometheus metric: a name, and labels that they must have, such as
 // events_total{type="exec"}.
 type selector struct {
 	name   string
@@ -25,7 +25,7 @@ type selector struct {
 
 var metricName = regexp.MustCompile(`^[a-zA-Z_:][a-zA-Z0-9_:]*`)
 
-// parseSelector reads a selector. The error reads on after what it is called.
+// parseSelector parses a selector. The error continues a sentence that begins with the selector's name.
 func parseSelector(text string) (*selector, error) {
 	text = strings.TrimSpace(text)
 	name, _, labelled := strings.Cut(text, "{")
@@ -49,12 +49,11 @@ func parseSelector(text string) (*selector, error) {
 	return &selector{name: name, labels: labelsOf(samples[0])}, nil
 }
 
-// sum adds up the samples of a page in the text format of Prometheus that the selector names; false where there are
-// none.
+// sum adds the samples of a page in the text format of Prometheus that the selector selects; false if there are none.
 //
-// Only the metric's own samples are parsed: a page of metrics may be long, and a mistake in another metric is none in
-// this one. Without its # TYPE line a metric is untyped, so the _count of a histogram is a metric as any other.
-// Prometheus itself refuses such a page as a whole, and one with carriage returns.
+// Only the metric's own samples are parsed: a page of metrics may be long, and an error in another metric does not
+// matter here. Without its # TYPE line a metric is untyped, so that the _count of a histogram is a metric like any
+// other. Prometheus itself refuses a page with an error as a whole, and one with carriage returns.
 func (s *selector) sum(page string) (total int64, seen bool, err error) {
 	var own strings.Builder
 	for line := range strings.Lines(page) {
@@ -77,7 +76,7 @@ func (s *selector) sum(page string) (total int64, seen bool, err error) {
 	sum, sets := 0.0, map[string]bool{}
 	for _, m := range samples {
 		labels := labelsOf(m)
-		set := fmt.Sprintf("%q", labels) // in the order of names
+		set := fmt.Sprintf("%q", labels) // sorted by name
 		if sets[set] {                   // Prometheus drops the second
 			return 0, false, fmt.Errorf("the metric %s has two samples with the same labels, %s", s.name, set)
 		}
@@ -97,27 +96,27 @@ func (s *selector) sum(page string) (total int64, seen bool, err error) {
 	return int64(math.Round(sum)), seen, nil
 }
 
-// escapes takes escaped characters out of labels.
+// escapes removes escaped characters from labels.
 var escapes = strings.NewReplacer(`\\`, "", `\"`, "")
 
-// sampleLine is a sample: its name and labels, its value, its timestamp, and an exemplar.
+// sampleLine matches a sample: its name and labels, its value, its timestamp, and an exemplar.
 var sampleLine = regexp.MustCompile(
 	`^\s*([\w:]*[ \t]*(?:\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})?)[ \t]*([^\s{}]+)(?:[ \t]+([^\s#]+))?\s*(?:#.*)?\s*$`)
 
-// plainSample is a line without what OpenMetrics has and the text format of Prometheus does not: an exemplar, a
-// timestamp in seconds with a fraction, and a carriage return at the end of the line.
+// plainSample returns a line without what only OpenMetrics has: an exemplar, a timestamp in seconds with a fraction,
+// and a carriage return at the end of the line.
 func plainSample(line string) string {
 	m := sampleLine.FindStringSubmatch(line)
 	if m == nil {
 		return strings.TrimSpace(line)
 	}
 	if _, err := strconv.ParseFloat(m[3], 64); err == nil {
-		m[3] = "" // when it was counted plays no part
+		m[3] = "" // the timestamp does not matter
 	}
 	return strings.TrimSpace(strings.Join(m[1:], " "))
 }
 
-// parseSamples parses lines of the text format that hold samples of one metric.
+// parseSamples parses lines of the text format with samples of one metric.
 func parseSamples(name, lines string) ([]*dto.Metric, error) {
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(strings.NewReader(lines))
@@ -130,7 +129,7 @@ func parseSamples(name, lines string) ([]*dto.Metric, error) {
 func labelsOf(m *dto.Metric) map[string]string {
 	labels := map[string]string{}
 	for _, l := range m.GetLabel() {
-		if l.GetValue() != "" { // which is the same as none
+		if l.GetValue() != "" { // an empty label is the same as none
 			labels[l.GetName()] = l.GetValue()
 		}
 	}
@@ -146,7 +145,7 @@ func (s *selector) matches(labels map[string]string) bool {
 	return true
 }
 
-// The bounds of one look at a page of metrics.
+// Limits of one request for a page of metrics.
 const (
 	scrapeTime  = 10 * time.Second
 	scrapeBytes = 16 << 20

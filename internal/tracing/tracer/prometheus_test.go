@@ -19,15 +19,15 @@ import (
 	"github.com/prometheus/prometheus/model/textparse"
 )
 
-// series are the samples of one metric on a page, as Prometheus reads them.
+// series are the samples of one metric on a page, as Prometheus parses them.
 type series struct {
 	sum   float64
 	sets  map[string]bool
-	doubt bool // whether a sample is no count, or two have the same labels
+	doubt bool // a sample is no count, or two have the same labels
 }
 
-// byPrometheus reads a page with Prometheus's own parser for a type of content; an error is of a page that Prometheus
-// refuses as a whole.
+// byPrometheus parses a page with Prometheus's own parser for a content type; it returns an error for a page that
+// Prometheus refuses as a whole.
 func byPrometheus(page, contentType string) (metrics map[string]*series, err error) {
 	defer func() {
 		if of := recover(); of != nil { // {a}0
@@ -35,7 +35,7 @@ func byPrometheus(page, contentType string) (metrics map[string]*series, err err
 		}
 	}()
 	table := labels.NewSymbolTable()
-	page = indent.ReplaceAllString(page, "") // it would be part of the name
+	page = indent.ReplaceAllString(page, "") // otherwise it would be part of the name
 	p, err := textparse.New([]byte(page), contentType, "text/plain", false, false, table)
 	if err != nil {
 		return nil, err
@@ -72,8 +72,9 @@ var indent = regexp.MustCompile(`(?m)^[ \t]+`)
 
 var nameOnPage = regexp.MustCompile(`[a-zA-Z_:][a-zA-Z0-9_:]*`)
 
-// sameAsPrometheus holds the reading of a page against Prometheus's, metric by metric. A page that Prometheus refuses
-// as a whole, such as one with a mistake in another metric, may be read. What strict leaves open is to refuse a metric.
+// sameAsPrometheus compares the parsing of a page with Prometheus's, metric by metric. A page that Prometheus refuses
+// as a whole, for example because of an error in another metric, may be accepted. Unless strict, a metric may be
+// refused.
 func sameAsPrometheus(t *testing.T, page string, strict bool) (compared int) {
 	t.Helper()
 	for _, contentType := range []string{"text/plain; version=0.0.4", "application/openmetrics-text; version=1.0.0"} {
@@ -103,7 +104,7 @@ func sameAsPrometheus(t *testing.T, page string, strict bool) (compared int) {
 	return compared
 }
 
-// oddPages have what real pages seldom have, each of which Prometheus reads.
+// oddPages have unusual features, which Prometheus accepts.
 var oddPages = []string{
 	"a 1", "a 1 1700000000000\nb 2\n", "a NaN\nb +Inf\nc -Inf\nd 1e300\ne -0\n", "a{b=\"c\",} 1\n", "a{} 1\na{b=\"\"} 2\n",
 	"a{b=\"c\"} 1\na{b=\"c\"} 1\n", "a 1 1000\na 2 2000\n", "a{b=\"c\",b=\"d\"} 1\n", "\ta 1\n", "a\t1\n",
@@ -114,7 +115,7 @@ var oddPages = []string{
 	"a_bucket{le=\"+Inf\"} 4 # {t=\"} # {\"} 2\na_count 4\na_sum 0.5\n# EOF\n", "a{b=\"c\"}1\n", "a 1\n\n\nb 2\n",
 }
 
-// TestAsPrometheus: pages of real exporters and odd ones are read as Prometheus reads them.
+// TestAsPrometheus: pages of real exporters and unusual ones are parsed as Prometheus parses them.
 func TestAsPrometheus(t *testing.T) {
 	files, err := filepath.Glob("testdata/pages/*.*")
 	if err != nil || len(files) < 6 {
@@ -162,19 +163,19 @@ func goPage(t *testing.T, accept string) string {
 	return answer.Body.String()
 }
 
-// FuzzAsPrometheus: a page that Prometheus reads is read with the same numbers, or refused.
+// FuzzAsPrometheus: a page that Prometheus accepts gives the same numbers, or is refused.
 func FuzzAsPrometheus(f *testing.F) {
 	for _, page := range append(oddPages, "other{x=\"\na 5\n\"} 1\na 2\n", "other{x=\"\n# \"\na 5\n\"} 1\n") {
 		f.Add(page)
 	}
 	f.Fuzz(func(t *testing.T, page string) {
-		if len(page) < 2000 && !strings.Contains(page, "\x00") { // which ends the page for its parser
+		if len(page) < 2000 && !strings.Contains(page, "\x00") { // it ends the page for Prometheus's parser
 			sameAsPrometheus(t, page, false)
 		}
 	})
 }
 
-// TestLongLine: what an endpoint sends does not fill the message about it.
+// TestLongLine: an endpoint's text does not fill the error message about it.
 func TestLongLine(t *testing.T) {
 	s := selector{name: "events_total"}
 	_, _, err := s.sum(`a{b="` + strings.Repeat("x", 1<<20) + "\n")

@@ -17,40 +17,41 @@ import (
 	execload "tare/internal/tracing/exec"
 )
 
-// pause is between two looks at what a tracer may have written.
+// pause is the time between two looks at a tracer's output.
 const pause = 5 * time.Millisecond
 
-// leftTime is how long the output of a tracer that has ended is waited for, where a child of its still holds it.
+// leftTime is how long to wait for the output of a tracer that has ended, if one of its children still holds it.
 const leftTime = time.Second
 
-// askTime is how long a tracer that was asked for its totals may take to say them.
+// askTime is how long a tracer may take to print its totals when it is asked.
 const askTime = 500 * time.Millisecond
 
-// probeEvery is how often an exec is made for a tracer to see, and lookEvery how often it is looked for.
+// probeEvery is the interval at which execs are made for a tracer to see, and lookEvery the interval of looks for
+// them.
 const (
 	probeEvery = 50 * time.Millisecond
 	lookEvery  = 10 * time.Millisecond
 )
 
-// Running is a tracer under way. Its methods may be used concurrently.
+// Running is a running tracer. Its methods may be used concurrently.
 type Running struct {
 	child.Process
 	tracer *Tracer
 	url    string // of the metrics
 
-	out       child.Output // its lock guards what is read
+	out       child.Output // its lock guards what was read
 	feeds     [2]feed
 	delivered *tally
-	lost      *tally        // nil where it does not say
-	since     int64         // of its metrics: when its process began, in seconds since 1970; 0 where they do not say
-	saw       chan struct{} // closed when the line that says it is ready has come
+	lost      *tally        // nil: it does not report losses
+	since     int64         // from its metrics: when its process began, in seconds since 1970; 0: unknown
+	saw       chan struct{} // closed when the line has come that says it is ready
 }
 
-// streams are the two of a process, in the order of Running.feeds.
+// streams are the output streams of a process, in the order of Running.feeds.
 var streams = [2]Stream{Stdout, Stderr}
 
-// Start runs the tracer: begin starts the command where it belongs. onEnd is called when it ends by itself, with the
-// reason. Stop or Kill it in the end, whatever happened.
+// Start starts the tracer: begin starts the command in its place. onEnd is called with the reason when the tracer ends
+// unexpectedly. Call Stop or Kill in the end in any case.
 func Start(t *Tracer, p cmdline.Place, begin func(*exec.Cmd) error, onEnd func(error)) (*Running, error) {
 	var lacking error
 	fill := func(raw string) string {
@@ -99,7 +100,7 @@ func Start(t *Tracer, p cmdline.Place, begin func(*exec.Cmd) error, onEnd func(e
 	return r, nil
 }
 
-// readyLine looks for the line by which the tracer is ready.
+// readyLine looks for the line that shows that the tracer is ready.
 func (r *Running) readyLine(line []byte) {
 	if !r.tracer.Ready.Pattern.Match(line) {
 		return
@@ -110,8 +111,8 @@ func (r *Running) readyLine(line []byte) {
 	close(r.saw)
 }
 
-// Ready waits until the tracer has shown that it sees every exec from now on. probe makes an exec that it must see. The
-// line that it writes, and the first of these execs that it delivers, are each waited for as long as the timeout.
+// Ready waits until the tracer has shown that it sees every exec from now on. probe makes an exec that it must see.
+// The timeout applies to the line that the tracer writes, and separately to the first probe that it delivers.
 func (r *Running) Ready(ctx context.Context, timeout time.Duration, probe func(context.Context) error) error {
 	if err := r.sawLine(ctx, timeout); err != nil {
 		return err
@@ -125,7 +126,7 @@ func (r *Running) Ready(ctx context.Context, timeout time.Duration, probe func(c
 	return r.probe(ctx, timeout, probe)
 }
 
-// sawLine waits for the line by which the tracer is ready.
+// sawLine waits for the line that shows that the tracer is ready.
 func (r *Running) sawLine(ctx context.Context, timeout time.Duration) error {
 	late := fmt.Errorf("%s did not say within %v that it is ready: no line matched %q", r.Name(), timeout,
 		r.tracer.Ready.Pattern)
@@ -145,17 +146,17 @@ func (r *Running) sawLine(ctx context.Context, timeout time.Duration) error {
 	return err
 }
 
-// pass lets a time pass in which the tracer must not end.
+// pass waits for a time, during which the tracer must not end.
 func (r *Running) pass(ctx context.Context, d time.Duration) error {
 	end := time.Now().Add(d)
 	return r.Await(ctx, d, func() bool { return !time.Now().Before(end) })
 }
 
-// probe makes execs until the tracer has delivered one. As long as its count cannot be read, as when its page of
-// metrics is not there yet, none are made. It makes one even if the timeout has passed, as when the machine stood still
-// for that long: a tracer is given up only if it did not deliver an exec.
+// probe makes execs until the tracer has delivered one. It makes none as long as the tracer's count cannot be read,
+// for example because its page of metrics is not served yet. It makes one even if the timeout has passed, as when the
+// machine stood still for that long: a tracer is given up only if it did not deliver an exec.
 func (r *Running) probe(ctx context.Context, timeout time.Duration, probe func(context.Context) error) error {
-	var first *int64 // what it had delivered before any was made
+	var first *int64 // what it had delivered before the first one
 	var last time.Time
 	made := 0
 	for deadline := time.Now().Add(timeout); ; {
@@ -185,7 +186,7 @@ func (r *Running) probe(ctx context.Context, timeout time.Duration, probe func(c
 	}
 }
 
-// name is what the tracer is called in messages: the program, or of a role of tare the role.
+// name returns the tracer's name in messages: the program, or for a role of tare the role.
 func (t *Tracer) name() string {
 	if t.Self() && len(t.Argv) > 1 {
 		return "tare " + t.Argv[1]
@@ -193,8 +194,8 @@ func (t *Tracer) name() string {
 	return filepath.Base(t.Argv[0])
 }
 
-// Counts are those of this moment: everything that the tracer has written by now is in them. One that is asked for its
-// totals is asked.
+// Counts returns the current counts, which include everything that the tracer has written so far. It asks a tracer
+// that prints totals on request.
 func (r *Running) Counts(ctx context.Context) (execload.Said, error) {
 	if r.tracer.Ask != 0 {
 		r.ask()
@@ -215,8 +216,8 @@ func (r *Running) Counts(ctx context.Context) (execload.Said, error) {
 	return c, nil
 }
 
-// LossUnknown is why it is not known how many events the tracer says it lost; empty where it is known, or no tracer of
-// its kind says it. One that writes a line for each loss has lost none as long as it writes none.
+// LossUnknown returns why it is unknown how many events the tracer lost; empty if it is known, or if such a tracer
+// never reports losses. A tracer that writes a line for each loss has lost none as long as it has written none.
 func (r *Running) LossUnknown() string {
 	r.out.Read()
 	r.out.Lock()
@@ -232,7 +233,7 @@ func (r *Running) LossUnknown() string {
 	return "it never said so: " + r.lost.source.lacks(r.url)
 }
 
-// lacks says what of a source has not come.
+// lacks says what is missing of a source.
 func (s Source) lacks(url string) string {
 	if s.Metric != nil {
 		return fmt.Sprintf("its metrics at %s have no %s", url, s.Metric.name)
@@ -240,7 +241,7 @@ func (s Source) lacks(url string) string {
 	return fmt.Sprintf("no line of its %s has a number at %s", s.Stream, strings.Join(s.JSON, "."))
 }
 
-// ask has the tracer say its totals, and waits for them as long as one that gets its share of CPU needs.
+// ask makes the tracer print its totals, and waits for them as long as one with enough CPU time needs.
 func (r *Running) ask() {
 	updates := func() int64 {
 		r.out.Read()
@@ -267,7 +268,7 @@ func (r *Running) over() bool {
 	}
 }
 
-// scrape reads those counts that are metrics. After the end they stay what they were.
+// scrape reads the counts that are metrics. After the end they no longer change.
 func (r *Running) scrape(ctx context.Context) error {
 	if r.delivered.source.Metric == nil && (r.lost == nil || r.lost.source.Metric == nil) {
 		return nil
@@ -306,8 +307,8 @@ func (r *Running) scrape(ctx context.Context) error {
 	return nil
 }
 
-// Unmatched is how many lines came on the stream of what is delivered, where not one of them counted as an event:
-// then the pattern may be wrong.
+// Unmatched returns how many lines came on the stream of delivered events, if none of them counted as an event: then
+// the pattern may be wrong.
 func (r *Running) Unmatched() int64 {
 	r.out.Lock()
 	defer r.out.Unlock()
@@ -322,8 +323,8 @@ func (r *Running) Unmatched() int64 {
 	return 0
 }
 
-// Unknown is why it is not known how many events the tracer delivered, where it never said. name is what the tracer is
-// called.
+// Unknown returns why it is unknown how many events the tracer delivered, if it never reported a number. name is the
+// tracer's name in the error.
 func (r *Running) Unknown(name string) error {
 	return r.WithLastWords(fmt.Errorf("%s never said how many events it delivered: %s", name,
 		r.delivered.source.lacks(r.url)))

@@ -25,7 +25,7 @@ import (
 
 func begin(c *exec.Cmd) error { return c.Start() }
 
-// unasked is what must not happen: the tracer ends by itself.
+// unasked fails the test if the tracer ends unexpectedly.
 func unasked(t *testing.T) func(error) {
 	return func(err error) { t.Errorf("it ended by itself: %v", err) }
 }
@@ -58,7 +58,7 @@ func ready(t *testing.T, r *Running) {
 	}
 }
 
-// eventually waits for counts that another process is about to make true.
+// eventually waits for counts that another process is about to reach.
 func eventually(t *testing.T, r *Running, want execload.Said) {
 	t.Helper()
 	var got execload.Said
@@ -137,7 +137,7 @@ func TestTracersThatFail(t *testing.T) {
 	if !r.Stop() {
 		t.Error("one that does not end is said to have ended")
 	}
-	// its child ends too, and somebody has to take notice of that
+	// its child ends too, and must be reaped
 	for !errors.Is(syscall.Kill(-r.PID(), 0), syscall.ESRCH) {
 		time.Sleep(time.Millisecond)
 	}
@@ -148,8 +148,8 @@ func TestTracersThatFail(t *testing.T) {
 	}
 }
 
-// TestStopAfterEnd: once a tracer has ended and was waited for, its number may be another process group's, and nothing
-// is sent to that, also while its output is still held open.
+// TestStopAfterEnd: once a tracer has ended and was waited for, its number may belong to another process group, to
+// which nothing is sent, even while its output is still held open.
 func TestStopAfterEnd(t *testing.T) {
 	for name, stop := range map[string]func(*Running){"Stop": func(r *Running) { r.Stop() }, "Kill": (*Running).Kill} {
 		file := filepath.Join(t.TempDir(), "pid")
@@ -159,7 +159,7 @@ func TestStopAfterEnd(t *testing.T) {
 		for !errors.Is(syscall.Kill(r.PID(), 0), syscall.ESRCH) {
 			time.Sleep(time.Millisecond)
 		}
-		stop(r) // the sleep stands for somebody else's group: it still has the number
+		stop(r) // the sleep stands for another process group: it still has the number
 		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
@@ -171,11 +171,11 @@ func TestStopAfterEnd(t *testing.T) {
 		if p, err := (proc.FS{}).Process(pid); err != nil || !p.Alive() {
 			t.Errorf("%s killed what has the number of the tracer's group: %+v, %v", name, p, err)
 		}
-		_ = syscall.Kill(pid, syscall.SIGKILL) // it may be gone
+		_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended
 	}
 }
 
-// TestChildrenAreToldToo: a wrapper that only waits for the real tracer does not keep it from ending.
+// TestChildrenAreToldToo: the signal to end reaches the children of a wrapper that only waits for the real tracer.
 func TestChildrenAreToldToo(t *testing.T) {
 	r := start(t, shell(`trap : INT; sh -c 'trap "echo event; exit" INT; echo ready; while :; do sleep 0.01; done'`),
 		cmdline.Place{}, unasked(t))
@@ -188,7 +188,7 @@ func TestChildrenAreToldToo(t *testing.T) {
 	}
 }
 
-// TestFlood: a tracer that writes without end, on both streams, is read and can be ended.
+// TestFlood: a tracer that writes endlessly, on both streams, is read and can be ended.
 func TestFlood(t *testing.T) {
 	guest.KernelFree(t)
 	r := start(t, shell(`echo ready; cat /dev/zero >&2 & exec yes event`), cmdline.Place{}, unasked(t))
@@ -218,7 +218,7 @@ func TestAsking(t *testing.T) {
 		JSON: []string{"lost"}}, syscall.SIGUSR1
 	r := start(t, tr, cmdline.Place{}, unasked(t))
 	ready(t, r)
-	// a shell that does not get its CPU may answer too late, and signals that wait are one
+	// a shell that lacks CPU time may answer too late, and pending signals are merged
 	for last := int64(0); last < 21; {
 		c, err := r.Counts(t.Context())
 		if err != nil || c.Delivered < last || c.Delivered%7 != 0 || c.Knows != (c.Delivered > 0) || c.Says != c.Knows {
@@ -280,8 +280,8 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// TestStartedAgain: a total that falls, or that is of another process than before, is no count of what was delivered;
-// of what was lost it makes no count either, with the reason, and not 0.
+// TestStartedAgain: if a total falls, or belongs to another process than before, the number of delivered events is
+// unknown, and so is that of lost events, with the reason; it is not 0.
 func TestStartedAgain(t *testing.T) {
 	guest.KernelFree(t)
 	loss := func(r *Running) {
@@ -375,7 +375,7 @@ func TestPlace(t *testing.T) {
 	}
 }
 
-// TestFilesystems: a tracer sees the filesystems that it needs, and nobody else does for that.
+// TestFilesystems: a tracer sees the filesystems that it needs, and no other process does.
 func TestFilesystems(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: it mounts filesystems")

@@ -5,7 +5,7 @@ import (
 	"tare/internal/workloads/subject/command"
 )
 
-// What a spec sets of each tracer, beside what all of them have.
+// Settings of single tracers, besides those of all tracers.
 var (
 	bpftraceSettings = []param.Setting{
 		{Name: "pages", Type: param.TypeCount, Min: 1, Max: 1 << 20,
@@ -75,7 +75,7 @@ var (
 	}
 )
 
-// readyAfterSetting is of tracers that cannot tell, or not for sure, when they see everything.
+// readyAfterSetting is for tracers that do not reliably report when they see everything.
 func readyAfterSetting(more string) param.Setting {
 	return param.Setting{Name: "ready-after", Type: param.TypeDuration, Max: 600,
 		Doc: "time until it sees every exec, " + more}

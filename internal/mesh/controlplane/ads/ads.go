@@ -1,9 +1,9 @@
-// Package ads is the aggregated discovery service of xDS: what data planes have subscribed to, what they have been
-// told, and in which order they are told the rest.
+// Package ads is the aggregated discovery service of xDS. It keeps what each data plane has subscribed to and what it
+// has been sent, and decides the order in which the rest is sent.
 //
-// A view is what one key is told: tables of resources, by type. Which key a data plane has is for the caller to say.
-// Setting a view never waits for a data plane; each stream goes from what it told last to what there is now, so that
-// changes which come faster than answers become one.
+// A view holds what data planes with one key get: tables of resources, by type. The caller decides which key a data
+// plane has. Setting a view never waits for a data plane. Each stream goes from what it sent last to the current view,
+// so that changes which come faster than answers are merged into one.
 package ads
 
 import (
@@ -21,62 +21,63 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// Sent is one response as it left. Time is nanoseconds by pace.Now (CLOCK_MONOTONIC), just before it was handed to the
-// transport.
+// Sent describes one response. Time is when it was handed to the transport, in nanoseconds by pace.Now
+// (CLOCK_MONOTONIC).
 type Sent struct {
 	TypeURL, Nonce string
 	Resources      int
-	Removed        int // deltas only
+	Removed        int // number of removed names; deltas only
 	Time           int64
 	Node           string // the id of the data plane
-	Since          int64  // that of the view, see View
-	Asked          bool   // the data plane had asked for it: it need not be news
+	Since          int64  // View.Since of the view that it was made from
+	Asked          bool   // the data plane had requested it, so that it may not be a change
 }
 
-// Answer is what a data plane said to a response.
+// Answer is a data plane's answer to a response.
 type Answer struct {
 	Node, TypeURL, Nonce string
-	Version              string // state of the world: the last that it took
-	Refused              string // why; empty: it was taken
+	Version              string // state of the world: the last version that it accepted
+	Refused              string // the reason of a refusal; empty: it was accepted
 	Time                 int64  // ns by pace.Now
-	Since                int64  // of the response, as is Asked
+	Since                int64  // like Asked, that of the response
 	Asked                bool
 }
 
-// Options are who is told, and who hears of it. The zero value will do: all data planes then have the key "".
+// Options configures a Server. The zero value will do: all data planes then have the key "".
 type Options struct {
-	// Key is the view that a data plane is told, by the id of its node. It is called before a stream joins those of the
-	// key and again once it has, because its answer may change in between; another answer ends the stream. The context
-	// has the peer. An error ends the stream, with PermissionDenied if it is no status of gRPC's.
+	// Key returns the key of a data plane by its node id. It is called before a stream joins the streams of the key,
+	// and again afterwards, because the key may change in between; then the stream ends. The context has the peer. An
+	// error ends the stream, with PermissionDenied unless it is a gRPC status.
 	Key func(ctx context.Context, node string) (string, error)
-	// Check says whether a stream that has a key may go on: whoever was known by a certificate may be known no more. It
-	// is called for each request, before each response, and for all streams by Server.Check, and must be quick. An error
-	// ends the stream as that of Key does. nil: every stream may.
+	// Check says whether a stream that has a key may go on, for example because its certificate is still valid. It is
+	// called for each request, before each response, and for all streams by Server.Check, and must be quick. An error
+	// ends the stream as that of Key does. nil: every stream may go on.
 	Check    func(ctx context.Context) error
 	OnSent   func(Sent)   // called by the stream's goroutine
-	OnAnswer func(Answer) // the same
-	// Stamped has responses of deltas tell in their version, which the protocol has for debugging only, when the view
-	// was set and when they left: see TimesOf. With state of the world the version is data, and stays as it is.
+	OnAnswer func(Answer) // called by the stream's goroutine
+	// Stamped adds the times at which the view was set and the response left to the versions of delta responses: see
+	// TimesOf. In that variant the protocol has the version for debugging only. With state of the world the version is
+	// data, and stays as it is.
 	Stamped bool
-	// Patience is how long an answer is waited for, before the same type is told again or the next stage of a change
+	// Patience is how long to wait for an answer before the same type is sent again, or the next stage of a change
 	// goes on without it; default 2 s. Envoy answers clusters only once they are warm, which can take 15 s.
 	Patience time.Duration
 }
 
-// stampFormat is how a version has the times: that of View.Since, and that of Sent.
+// stampFormat is the format of a stamped version: the version, View.Since, and Sent.Time.
 const stampFormat = "%s set=%d sent=%d"
 
-// TimesOf reads the times (ns by pace.Now) that a stamped response tells in its version.
+// TimesOf parses the times (ns by pace.Now) in the version of a stamped response.
 func TimesOf(version string) (set, sent int64, ok bool) {
 	var number string
 	n, err := fmt.Sscanf(version, stampFormat, &number, &set, &sent)
 	return set, sent, err == nil && n == 3
 }
 
-// View is what a data plane is told: all resources, by the URL of their type.
+// View is what a data plane gets: all resources, by the URL of their type.
 type View struct {
 	Tables map[string]*Table
-	Since  int64 // the time (ns by pace.Now) that Stamped tells as that of the change; 0: that of Set
+	Since  int64 // when the change was made, ns by pace.Now, for Sent, Answer and Stamped; 0: the time of Set
 }
 
 func (v *View) table(url string) *Table {
@@ -88,14 +89,14 @@ func (v *View) table(url string) *Table {
 	return empty
 }
 
-// entry is a key: what it is told, and whom that is.
+// entry is a key: its view, and the streams of its data planes.
 type entry struct {
 	view    atomic.Pointer[View]
 	gone    atomic.Bool          // Delete has been called
 	streams map[*stream]struct{} // guarded by Server.mu
 }
 
-// wakeUp has all streams of a key look at what has changed. The server's mu is held.
+// wakeUp wakes all streams of a key. The server's mu is held.
 func (e *entry) wakeUp() {
 	for stream := range e.streams {
 		stream.wakeUp()
@@ -105,7 +106,7 @@ func (e *entry) wakeUp() {
 // Server is an aggregated discovery service. Make it with New.
 type Server struct {
 	o       Options
-	begins  time.Duration // within which a stream must make its first request
+	begins  time.Duration // a stream must make its first request within this time
 	atWork  sync.WaitGroup
 	sets    nameSets
 	mu      sync.Mutex
@@ -126,7 +127,7 @@ func New(o Options) *Server {
 	return &Server{o: o, begins: beginsWithin, entries: map[string]*entry{}}
 }
 
-// at is the entry of a key. s.mu is held.
+// at returns the entry of a key, which it makes if there is none. s.mu is held.
 func (s *Server) at(key string) *entry {
 	e := s.entries[key]
 	if e == nil {
@@ -136,7 +137,7 @@ func (s *Server) at(key string) *entry {
 	return e
 }
 
-// Set makes v what a key is told, and returns the time (ns by pace.Now) at which its streams began to hear of it. It
+// Set sets the view of a key, and returns the time (ns by pace.Now) at which it began to wake the key's streams. It
 // waits for none of them. The view must not be changed afterwards.
 func (s *Server) Set(key string, v View) int64 {
 	now := pace.Now()
@@ -162,7 +163,7 @@ func (s *Server) Delete(key string) {
 	}
 }
 
-// Check has every stream checked (Options.Check) now, for those that nothing happens on would not be.
+// Check runs Options.Check now for every stream, also for those without requests and responses.
 func (s *Server) Check() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -171,7 +172,7 @@ func (s *Server) Check() {
 	}
 }
 
-// Streams is how many data planes are connected.
+// Streams returns the number of streams that have a key.
 func (s *Server) Streams() (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -181,7 +182,7 @@ func (s *Server) Streams() (n int) {
 	return n
 }
 
-// Wait waits until nothing of any stream is at work. The gRPC server must have been stopped.
+// Wait waits until the goroutines of all streams have ended. The gRPC server must have been stopped.
 func (s *Server) Wait() { s.atWork.Wait() }
 
 // Register adds the service to a gRPC server, which must have been made with ServerOptions.
@@ -198,29 +199,29 @@ func (s *Server) Register(to grpc.ServiceRegistrar) {
 	}, s)
 }
 
-// What streams a connection may have. A data plane has one, and one more for each certificate that it asks for. Envoy
-// has one for all types, because the other discovery services of xDS are not served.
+// Limits of the streams of a connection. A data plane has one stream, and one more for each certificate that it asks
+// for. Envoy has one stream for all types, because the other discovery services of xDS are not served.
 const (
 	maxStreams = 16
-	// maxHeaders bounds the headers of a stream, in bytes by HTTP/2's count. Those of Envoy have less than 1 KiB, and the
-	// token of a pod's service account, by which it gets a certificate, 8 KiB at most.
+	// maxHeaders bounds the headers of a stream, in bytes by HTTP/2's count. Those of Envoy have less than 1 KiB, and
+	// the token of a pod's service account, which is sent to get a certificate, has 8 KiB at most.
 	maxHeaders = 12 << 10
-	// beginsWithin is how long a stream may stay without a first request. Data planes make it as soon as they can.
+	// beginsWithin is how long a stream may stay without a first request. Data planes send one at once.
 	beginsWithin = 10 * time.Second
 )
 
-// readBuffer is what a connection may keep to read into, in bytes, enough for what data planes say but at the
-// beginning; the 32 KiB of gRPC would be half of what an idle data plane costs.
+// readBuffer is the size of a connection's read buffer in bytes. It is enough for what data planes send after their
+// first requests; the 32 KiB of gRPC would be half of the memory that an idle data plane takes.
 const readBuffer = 1 << 10
 
-// What a peer can have under way, in bytes: on a stream and on a connection. gRPC would let it grow to 16 MiB.
+// HTTP/2's flow control windows of a stream and of a connection, in bytes. gRPC would let them grow to 16 MiB.
 const (
 	streamWindow     = 64 << 10
 	connectionWindow = 1 << 20
 )
 
-// ServerOptions are what a gRPC server needs for the service, and bounds of what its peers can cost. They are for one
-// server; own are its credentials, nil for none.
+// ServerOptions returns the options that a gRPC server needs for the service, with limits of what its peers can cost.
+// Each server needs options of a separate call. own are the server's credentials; nil: none.
 func ServerOptions(own credentials.TransportCredentials) []grpc.ServerOption {
 	return newIntake().serverOptions(own)
 }
@@ -234,8 +235,8 @@ func (in *intake) serverOptions(own credentials.TransportCredentials) []grpc.Ser
 		grpc.ReadBufferSize(readBuffer), grpc.InitialWindowSize(streamWindow), grpc.InitialConnWindowSize(connectionWindow)}
 }
 
-// handle serves a stream of either variant. It only waits: the stack of gRPC's goroutine is deep by then, and would
-// stay twice as large for as long as the stream is there if anything were done upon it.
+// handle serves a stream of either variant. It only waits: this goroutine of gRPC's has a deep stack already, and work
+// on it would double the stack for as long as the stream is open.
 func (s *Server) handle(g grpc.ServerStream, delta bool) error {
 	stream := &stream{server: s, g: g, delta: delta, requests: make(chan *request, 1), ended: make(chan error, 1)}
 	if c, ok := g.(*counted); ok {
@@ -252,13 +253,13 @@ func (s *Server) handle(g grpc.ServerStream, delta bool) error {
 	return err
 }
 
-// key is the key of a data plane. The error is a status of gRPC's.
+// key returns the key of a data plane. Its error is a gRPC status.
 func (s *Server) key(ctx context.Context, node string) (string, error) {
 	key, err := s.o.Key(ctx, node)
 	return key, denied(err)
 }
 
-// denied is an error as a status of gRPC's.
+// denied converts an error to a gRPC status.
 func denied(err error) error {
 	if _, is := status.FromError(err); is {
 		return err
@@ -277,11 +278,11 @@ func (s *Server) leave(stream *stream) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e := stream.entry
-	if e == nil { // it never joined
+	if e == nil { // it never joined a key
 		return
 	}
 	delete(e.streams, stream)
-	if len(e.streams) == 0 && e.view.Load() == nil && s.entries[stream.key] == e { // nobody ever set it
+	if len(e.streams) == 0 && e.view.Load() == nil && s.entries[stream.key] == e { // no view was ever set for it
 		delete(s.entries, stream.key)
 	}
 }

@@ -16,14 +16,14 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// A data plane hears of what it has subscribed to, once, and again when that changes.
+// A data plane receives what it has subscribed to, once, and again when that changes.
 func TestFollow(t *testing.T) {
 	both(t, func(t *testing.T, delta bool) {
 		s := New(Options{Patience: forEver})
 		p := connect(t, serve(t, s), delta)
 		p.want("C")
 		p.want("E", "a", "b")
-		s.Set("", viewOf(t, "C a b E a b c")) // nobody is answered before
+		s.Set("", viewOf(t, "C a b E a b c")) // there is no response before Set
 		p.takes("C a b")
 		p.takes("E a b")
 		p.quiet()
@@ -41,7 +41,7 @@ func TestFollow(t *testing.T) {
 	})
 }
 
-// A refused response is not sent again until something changes; then what it said is said again, as it is now.
+// A refused response is not sent again until something changes. Then its resources are sent again, as they are now.
 func TestRefusal(t *testing.T) {
 	both(t, func(t *testing.T, delta bool) {
 		var mu sync.Mutex
@@ -62,7 +62,7 @@ func TestRefusal(t *testing.T) {
 		p.quiet()
 		s.Set("", viewOf(t, "C a b=1 E a b"))
 		p.takes("C a b")
-		p.takes("E a b") // of clusters that are warming
+		p.takes("E a b") // the endpoints of clusters that are warming
 		p.quiet()
 		s.Set("", viewOf(t, "C a b=2 E a b"))
 		p.takes(map[bool]string{false: "C a b", true: "C b"}[delta]) // nothing is in doubt any more
@@ -77,7 +77,7 @@ func TestRefusal(t *testing.T) {
 	})
 }
 
-// What is refused again and again is in doubt once.
+// A resource that is refused repeatedly is in doubt once.
 func TestRefusedAgain(t *testing.T) {
 	list := viewOf(t, "C a b c").Tables[ClusterType].list
 	s := &subscription{names: noNames, sent: empty}
@@ -90,8 +90,8 @@ func TestRefusedAgain(t *testing.T) {
 	}
 }
 
-// Whoever gets a cluster gets its endpoints once more, whether or not it was waiting for them, and the same with routes
-// of listeners.
+// A data plane that gets a cluster gets its endpoints once more, whether or not it is waiting for them. The same holds
+// for listeners and their routes.
 func TestWarming(t *testing.T) {
 	both(t, func(t *testing.T, delta bool) {
 		s := New(Options{Patience: forEver})
@@ -107,7 +107,7 @@ func TestWarming(t *testing.T) {
 		p.takes("R q r")
 		s.Set("", viewOf(t, "C a=1 b E a b L l=r m=q R r q"))
 		p.expect(map[bool]string{false: "C a b", true: "C a"}[delta])
-		p.takes("E a") // before the answer to the cluster: Envoy gives none until it has them
+		p.takes("E a") // before the cluster is answered: Envoy answers only once it has them
 		p.answer("C", "")
 		p.quiet()
 		s.Set("", viewOf(t, "C a=1 b E a b L l=r/1 m=q R r q"))
@@ -117,8 +117,8 @@ func TestWarming(t *testing.T) {
 	})
 }
 
-// What is new comes before what refers to it, what is gone goes after what referred to it, and each waits for the
-// answer to the other.
+// New resources are sent before those that refer to them, removals after the removals of what referred to them, and
+// each waits for the answer to the one before.
 func TestOrder(t *testing.T) {
 	both(t, func(t *testing.T, delta bool) {
 		s := New(Options{Patience: forEver})
@@ -149,7 +149,7 @@ func TestOrder(t *testing.T) {
 		p.expect(map[bool]string{false: "L m", true: "L m -l"}[delta])
 		p.expect("R r")
 		p.answer("R", "")
-		p.quiet() // and so does what goes
+		p.quiet() // and so do removals
 		p.answer("L", "no")
 		if delta {
 			p.takes("C -a")
@@ -161,7 +161,7 @@ func TestOrder(t *testing.T) {
 	})
 }
 
-// Changes while a response is not answered become one.
+// Changes made while a response is unanswered are merged into one.
 func TestCoalesced(t *testing.T) {
 	both(t, func(t *testing.T, delta bool) {
 		s := New(Options{Patience: forEver})
@@ -180,7 +180,7 @@ func TestCoalesced(t *testing.T) {
 	})
 }
 
-// A data plane that does not answer is told the latest all the same, after a while.
+// A data plane that does not answer is sent the latest view nevertheless, after Options.Patience.
 func TestPatience(t *testing.T) {
 	both(t, func(t *testing.T, delta bool) {
 		s := New(Options{Patience: 50 * time.Millisecond}) // deadline under test
@@ -197,7 +197,7 @@ func TestPatience(t *testing.T) {
 	})
 }
 
-// A data plane that neither reads nor answers holds nobody else.
+// A data plane that neither reads nor answers delays no other data plane.
 func TestSlowStream(t *testing.T) {
 	both(t, func(t *testing.T, delta bool) {
 		s := New(Options{Patience: 10 * time.Millisecond}) // deadline under test
@@ -216,7 +216,8 @@ func TestSlowStream(t *testing.T) {
 	})
 }
 
-// What no name asks for is all of clusters and listeners, and nothing of what they refer to, until a name was given.
+// A request without names means all clusters and listeners, and none of the resources they refer to, until the data
+// plane has named one.
 func TestNothingNamed(t *testing.T) {
 	both(t, func(t *testing.T, delta bool) {
 		s := New(Options{Patience: forEver})
@@ -235,7 +236,7 @@ func TestNothingNamed(t *testing.T) {
 		p.quiet()
 		s.Set("", viewOf(t, "C a b=1 E a b"))
 		p.quiet()
-		p.want("C") // now it is nothing
+		p.want("C") // after names were given, a request without names means none
 		p.quiet()
 		s.Set("", viewOf(t, "C a=1 b=2 E a b"))
 		p.quiet()
@@ -249,7 +250,7 @@ func TestNothingNamed(t *testing.T) {
 	})
 }
 
-// Even where there is nothing, who waits for clusters or listeners is answered.
+// A data plane that subscribes to clusters or listeners is answered even if there are none.
 func TestNothingThere(t *testing.T) {
 	both(t, func(t *testing.T, delta bool) {
 		s := New(Options{Patience: forEver})
@@ -270,7 +271,7 @@ func TestNothingThere(t *testing.T) {
 	})
 }
 
-// An answer to an older response says nothing of the latest, and what it asks for is out of date.
+// An answer to an older response does not count as one to the latest, and the names in it are out of date.
 func TestStaleNonce(t *testing.T) {
 	s := New(Options{Patience: forEver})
 	p := connect(t, serve(t, s), false)
@@ -301,7 +302,7 @@ func TestDeltaSubscriptions(t *testing.T) {
 	s.Set("", viewOf(t, "C a b c E a b c"))
 	change("E", []string{"a"}, nil)
 	p.takes("E a")
-	change("E", []string{"a", "b"}, nil) // it may have forgotten a
+	change("E", []string{"a", "b"}, nil) // the data plane may have forgotten a
 	p.takes("E a b")
 	change("E", []string{"c"}, []string{"a", "nobody asked"})
 	p.takes("E c")
@@ -324,7 +325,7 @@ func TestDeltaSubscriptions(t *testing.T) {
 	p.takes("C b c")
 	change("C", []string{"b", "z"}, nil)
 	p.takes("C b -z")
-	change("C", nil, []string{"b", "z"}) // is it still among all?
+	change("C", nil, []string{"b", "z"}) // the data plane does not know whether b is among all
 	p.takes("C b -z")
 	change("C", nil, []string{"*"})
 	p.quiet()
@@ -336,7 +337,7 @@ func TestDeltaSubscriptions(t *testing.T) {
 	p.quiet()
 }
 
-// A data plane that comes back says what it has, and is told the rest.
+// A data plane that reconnects says what it has, and is sent the rest.
 func TestDeltaReconnect(t *testing.T) {
 	s := New(Options{Patience: forEver})
 	address := serve(t, s)
@@ -365,7 +366,7 @@ func TestDeltaReconnect(t *testing.T) {
 	p.quiet()
 }
 
-// Each node is told what its key is, and who has none is not served.
+// Each node gets the view of its key, and a node without a key is refused.
 func TestKeys(t *testing.T) {
 	both(t, func(t *testing.T, delta bool) {
 		var asked atomic.Int64
@@ -373,7 +374,7 @@ func TestKeys(t *testing.T) {
 			switch id {
 			case "x", "y":
 				return id, nil
-			case "changing": // has another key by the time that its stream has joined
+			case "changing": // has another key once its stream has joined
 				return fmt.Sprint(id, asked.Add(1)), nil
 			case "later":
 				return "", status.Error(codes.Unavailable, "not yet")
@@ -404,7 +405,7 @@ func TestKeys(t *testing.T) {
 				t.Errorf("%q: %v", node, err)
 			}
 		}
-		x = connectAs(t, address, delta, "x") // without a view, it waits
+		x = connectAs(t, address, delta, "x") // without a view it waits
 		x.want("C")
 		s.Set("x", viewOf(t, "C a"))
 		x.takes("C a")
@@ -442,7 +443,7 @@ func TestBounds(t *testing.T) {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
-		if delta { // bit by bit
+		if delta { // in several requests
 			p := connect(t, address, delta)
 			for i := range 5 {
 				names := many(maxNames / 4)
@@ -458,14 +459,15 @@ func TestBounds(t *testing.T) {
 	})
 }
 
-// TestQuota: what asks for little never waits, and what asks all the time is slowed down to the rate, by size as well.
+// TestQuota: a few requests never wait, and a flood of requests is slowed down to the rate, which counts sizes as
+// well.
 func TestQuota(t *testing.T) {
 	for _, tt := range []struct {
 		name        string
 		bytes       int
 		each        time.Duration // between two requests
 		requests    int
-		least, most time.Duration // that all wait
+		least, most time.Duration // the sum of all waits
 	}{
 		{"answers, ten a second", 200, 100 * time.Millisecond, 5000, 0, 0},
 		{"as fast as it may for long", 0, time.Second / quotaPerSecond, 5000, 0, 0},
@@ -485,7 +487,7 @@ func TestQuota(t *testing.T) {
 	}
 }
 
-// TestFlood: a data plane that asks without end does not keep the server from others, nor does it fill its memory.
+// TestFlood: a data plane that sends requests without end neither blocks others nor fills the server's memory.
 func TestFlood(t *testing.T) {
 	both(t, func(t *testing.T, delta bool) {
 		s := New(Options{})
@@ -501,14 +503,14 @@ func TestFlood(t *testing.T) {
 		<-ctx.Done()
 		s.Set("", viewOf(t, "C a=2 E a"))
 		other.takes("C a")
-		// What the transport holds between the two is 64 KiB at either end.
+		// The transport between the two buffers 64 KiB at either end.
 		if n := <-asked; n == 0 || n > 5*quotaAtOnce {
 			t.Errorf("%d requests were taken in 3 s", n)
 		}
 	})
 }
 
-// flood asks for other endpoints as fast as it can, and says how often it did.
+// flood requests other endpoints as fast as it can, and returns the number of requests.
 func flood(ctx context.Context, c discoveryv3.AggregatedDiscoveryServiceClient, delta bool) (n int) {
 	var send func(names ...string) error
 	node := &corev3.Node{Id: "flood"}

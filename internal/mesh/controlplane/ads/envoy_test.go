@@ -45,7 +45,7 @@ import (
 	envoytest "tare/test/envoy"
 )
 
-// plane is a server at a fixed address, with what it said and heard.
+// plane is a server at a fixed address that records its responses and their answers.
 type plane struct {
 	t       *testing.T
 	address string
@@ -57,7 +57,7 @@ type plane struct {
 	log []line
 }
 
-// line is one response, or one answer.
+// line is one response or one answer.
 type line struct {
 	at     time.Duration
 	sent   Sent
@@ -110,7 +110,7 @@ func (p *plane) stop() {
 	}
 }
 
-// lines are what was said and heard since there were n of them.
+// lines returns the responses and answers after the first n.
 func (p *plane) lines(n int) []line {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -125,7 +125,7 @@ func (p *plane) text(n int) string {
 	return b.String()
 }
 
-// count is how many lines hold.
+// count returns the number of lines after the first n that holds accepts.
 func (p *plane) count(n int, holds func(line) bool) (found int) {
 	for _, l := range p.lines(n) {
 		if holds(l) {
@@ -135,10 +135,10 @@ func (p *plane) count(n int, holds func(line) bool) (found int) {
 	return found
 }
 
-// patience is for ever: it only ends a test that would hang.
+// patience is longer than any wait of these tests: it only ends a test that would hang.
 const patience = time.Minute
 
-// until waits until ok holds.
+// until waits until ok returns true.
 func (p *plane) until(n int, what string, ok func() bool) {
 	p.t.Helper()
 	for deadline := time.Now().Add(patience); !ok(); time.Sleep(10 * time.Millisecond) {
@@ -148,7 +148,7 @@ func (p *plane) until(n int, what string, ok func() bool) {
 	}
 }
 
-// took waits until responses of all those types were taken, and none refused.
+// took waits until responses of all those types have been accepted, and none was refused.
 func (p *plane) took(n int, urls ...string) {
 	p.t.Helper()
 	for _, url := range urls {
@@ -161,7 +161,7 @@ func (p *plane) took(n int, urls ...string) {
 	}
 }
 
-// envoy is a real one, until the test ends.
+// envoy is a real Envoy, which runs until the test ends.
 type envoy struct {
 	t     *testing.T
 	admin string
@@ -203,7 +203,7 @@ func startEnvoy(t *testing.T, plane string, delta bool) *envoy {
 	}
 }
 
-// get asks Envoy's administration.
+// get requests a path of Envoy's admin interface.
 func (e *envoy) get(path string) string {
 	e.t.Helper()
 	r, err := http.Get("http://" + e.admin + path)
@@ -218,7 +218,7 @@ func (e *envoy) get(path string) string {
 	return string(b)
 }
 
-// stat is a counter or gauge of Envoy's; -1: it has none of that name.
+// stat returns the value of a counter or gauge of Envoy's; -1: there is none of that name.
 func (e *envoy) stat(name string) int {
 	e.t.Helper()
 	_, value, found := strings.Cut(e.get("/stats?filter=^"+regexp.QuoteMeta(name)+"$"), ": ")
@@ -229,7 +229,7 @@ func (e *envoy) stat(name string) int {
 	return n
 }
 
-// listening are the addresses of listeners by name.
+// listening returns the addresses of Envoy's listeners, by name.
 func (e *envoy) listening() map[string]string {
 	e.t.Helper()
 	var all struct {
@@ -253,7 +253,7 @@ func (e *envoy) listening() map[string]string {
 	return m
 }
 
-// neverWaited makes sure that nothing came only because a time limit was over. The clusters must be there.
+// neverWaited checks that Envoy initialized nothing only because a time limit expired. The clusters must exist.
 func (e *envoy) neverWaited(clusters ...string) {
 	e.t.Helper()
 	all := e.get("/stats?filter=init_fetch_timeout$")
@@ -314,7 +314,8 @@ func socket(address string) *corev3.Address {
 		PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: uint32(n)}}}}
 }
 
-// place is an address of a listener's own, with any port: those of the same address would share a socket.
+// place returns a separate address for each listener, with any port: listeners with the same address would share a
+// socket.
 func place(name string) string {
 	return fmt.Sprintf("127.0.1.%d:0", 1+slices.Index([]string{"tcp", "http", "good", "bad"}, name))
 }
@@ -334,7 +335,7 @@ func tcpListener(t testing.TB, name, cluster string) *listenerv3.Listener {
 			ClusterSpecifier: &tcpproxyv3.TcpProxy_Cluster{Cluster: cluster}})}}}}
 }
 
-// httpListener takes its routes from route.
+// httpListener makes a listener that gets its routes from the route configuration route.
 func httpListener(t testing.TB, name, route, server string) *listenerv3.Listener {
 	router, err := anypb.New(&routerv3.Router{})
 	if err != nil {
@@ -349,7 +350,7 @@ func httpListener(t testing.TB, name, route, server string) *listenerv3.Listener
 		Filters: []*listenerv3.Filter{filter(t, "http", h)}}}}
 }
 
-// route sends everything to a cluster.
+// route makes a route configuration that sends everything to a cluster.
 func route(name, cluster string) *routev3.RouteConfiguration {
 	return &routev3.RouteConfiguration{Name: name, VirtualHosts: []*routev3.VirtualHost{{
 		Name: "all", Domains: []string{"*"},
@@ -358,7 +359,7 @@ func route(name, cluster string) *routev3.RouteConfiguration {
 				ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: cluster}}}}}}}}
 }
 
-// backend is a server that says its name.
+// backend starts a server that answers with its name.
 func backend(t *testing.T, name string) (address string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -371,10 +372,10 @@ func backend(t *testing.T, name string) (address string) {
 	return l.Addr().String()
 }
 
-// client makes a new connection for each request, since old ones stay with what was.
+// client opens a new connection for each request, because existing connections keep the old configuration.
 var client = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 10 * time.Second}
 
-// ask is what a server says, its status, and its name.
+// ask returns a response's status, its server header, and its body.
 func ask(url string) string {
 	r, err := client.Get(url)
 	if err != nil {
@@ -388,7 +389,8 @@ func ask(url string) string {
 	return fmt.Sprint(string(b), " ", r.StatusCode, " ", r.Header.Get("server"))
 }
 
-// TestEnvoy: a real one takes what it is told, by both variants, refuses once, and nothing waits for a time limit.
+// TestEnvoy: a real Envoy accepts what it is sent, in both variants, refuses invalid resources once, and never waits
+// for a time limit.
 func TestEnvoy(t *testing.T) {
 	envoytest.Path(t)
 	t.Parallel()
@@ -419,8 +421,8 @@ func TestEnvoy(t *testing.T) {
 		}
 		says(0, "tcp", "one 200 ")
 		says(0, "http", "two 200 x")
-		// A cluster alone, and a listener alone: what is under them comes once more, so that neither waits for a time
-		// limit.
+		// A cluster alone changes, and a listener alone. What depends on it is sent once more, so that Envoy does not
+		// wait for a time limit.
 		n := len(p.lines(0))
 		base[0] = cluster("a", 8)
 		p.server.Set("", with())
@@ -433,12 +435,12 @@ func TestEnvoy(t *testing.T) {
 		p.server.Set("", with())
 		says(n, "http", "two 200 y")
 		p.took(n, ListenerType)
-		// Something bad beside something good: the good is taken, the bad refused, once.
+		// Something invalid beside something valid: the valid is accepted, the invalid refused, once.
 		n = len(p.lines(0))
 		bad := tcpListener(t, "bad", "a")
 		bad.FilterChains[0].Filters[0].GetTypedConfig().Value = []byte{0xff}
 		worse := cluster("worse", 1)
-		// Which is not with ROUND_ROBIN.
+		// ORIGINAL_DST is not allowed with ROUND_ROBIN.
 		worse.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_ORIGINAL_DST}
 		base[6] = route("r", "a")
 		p.server.Set("", with(bad, worse, cluster("c", 1), endpoint("c", one), tcpListener(t, "good", "c")))
@@ -450,14 +452,14 @@ func TestEnvoy(t *testing.T) {
 		if refused() != 2 {
 			t.Errorf("%d refusals: %s", refused(), p.text(n))
 		}
-		// Mended, both come.
+		// Once corrected, both are sent.
 		n = len(p.lines(0))
 		p.server.Set("", with(tcpListener(t, "bad", "worse"), cluster("worse", 1), endpoint("worse", two),
 			cluster("c", 1),
 			endpoint("c", one), tcpListener(t, "good", "c")))
 		says(n, "bad", "two 200 ")
 		p.took(n, ClusterType, ListenerType)
-		// A control plane that comes back with the same makes nothing anew; then it changes something.
+		// A control plane that restarts with the same resources has Envoy rebuild nothing; then it changes something.
 		n = len(p.lines(0))
 		view := with(tcpListener(t, "good", "c"), cluster("c", 1), endpoint("c", one))
 		p.server.Set("", view)
@@ -482,7 +484,7 @@ func TestEnvoy(t *testing.T) {
 	})
 }
 
-// secrets are a certificate of its own authority, as "identity", and that authority, as "roots".
+// secrets makes a certificate of a new authority, as "identity", and the authority's certificate, as "roots".
 func secrets(t testing.TB) (identity, roots *tlsv3.Secret) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -522,7 +524,7 @@ func transport(t testing.TB, m proto.Message) *corev3.TransportSocket {
 	return &corev3.TransportSocket{Name: "tls", ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: a}}
 }
 
-// secured is a cluster that trusts a secret, and presents another.
+// secured has a cluster trust one secret and present another.
 func secured(t testing.TB, c *clusterv3.Cluster, roots string) *clusterv3.Cluster {
 	c.TransportSocket = transport(t, &tlsv3.UpstreamTlsContext{CommonTlsContext: &tlsv3.CommonTlsContext{
 		ValidationContextType: &tlsv3.CommonTlsContext_ValidationContextSdsSecretConfig{
@@ -530,7 +532,8 @@ func secured(t testing.TB, c *clusterv3.Cluster, roots string) *clusterv3.Cluste
 	return c
 }
 
-// TestEnvoySecrets: what has secrets is changed without waiting for them, and they without it.
+// TestEnvoySecrets: resources that use secrets change without waiting for the secrets, and the secrets without waiting
+// for them.
 func TestEnvoySecrets(t *testing.T) {
 	envoytest.Path(t)
 	t.Parallel()
@@ -566,7 +569,7 @@ func TestEnvoySecrets(t *testing.T) {
 		base = append(base, secured(t, cluster("t", 1), "roots"), endpoint("t", address), tcpListener(t, "tcp", "t"))
 		p.server.Set("", resources(t, base...))
 		says(n, "one 200 ")
-		// The cluster is made anew while its secret stays, and another one has the same.
+		// The cluster is rebuilt while its secret stays, and another cluster uses the same secret.
 		n = len(p.lines(0))
 		base[5] = secured(t, cluster("t", 2), "roots")
 		base = append(base, secured(t, cluster("u", 2), "roots"), endpoint("u", address))
@@ -583,7 +586,7 @@ func TestEnvoySecrets(t *testing.T) {
 		p.server.Set("", resources(t, base...))
 		p.took(n, ListenerType)
 		says(n, "one 200 ")
-		// A new certificate, of a new authority.
+		// A new certificate, by a new authority.
 		n = len(p.lines(0))
 		base[2], base[3] = secrets(t)
 		p.server.Set("", resources(t, base...))
@@ -594,8 +597,8 @@ func TestEnvoySecrets(t *testing.T) {
 			t.Errorf("more than the secrets was told: %s", p.text(n))
 		}
 		e.neverWaited("t", "u", "a")
-		// Who needs a secret that does not exist is told so, where the variant can; what waits for it holds nothing
-		// else for long.
+		// A data plane that needs a secret that does not exist is notified, where the variant allows it, and what waits
+		// for the secret delays nothing else for long.
 		n = len(p.lines(0))
 		base = append(base, secured(t, cluster("v", 2), "missing"), endpoint("v", address), tcpListener(t, "good", "a"))
 		p.server.Set("", resources(t, base...))

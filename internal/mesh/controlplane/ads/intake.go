@@ -19,32 +19,35 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// What peers can have a server keep, in bytes.
+// Limits of the memory that peers can make a server keep, in bytes.
 const (
 	connectionShare = 128 << 10 // each connection
 	sharedBytes     = 32 << 20  // beyond these shares, all connections together
 )
 
-// streamBytes is what a stream takes that is open, whatever it says: the stacks of two goroutines that wait, and what
-// gRPC has for it besides headers.
+// streamBytes is what any open stream takes: the stacks of two waiting goroutines, and what gRPC keeps for it besides
+// headers.
 const streamBytes = 14 << 10
 
-// intake bounds what the peers of a server have it keep for them alone: what they have sent and nobody has taken yet,
-// streams with their headers, and what these remember that is in no table. Each connection has a share. Where all
-// together have too much beyond their shares, the one that has most of it is closed: whoever needs little is served
-// whatever others do. The flow control of HTTP/2 does not bound this: gRPC gives a connection more as soon as it has
-// read, whether or not anybody has taken that, and a stream the whole of a message whose beginning has come.
+// intake bounds the memory that a server keeps for its peers individually: received data that has not been processed
+// yet, streams with their headers, and what streams remember that is in no table. Each connection has a share. When
+// all connections together keep too much beyond their shares, the one that keeps most is closed. So a connection that
+// needs little is served, whatever other connections do.
+//
+// HTTP/2's flow control does not set this bound: gRPC opens a connection's window again as soon as it has read data,
+// whether or not the data has been processed, and opens a stream's window for a whole message as soon as the message
+// begins.
 type intake struct {
 	mu     sync.Mutex
-	beyond map[*conn]int64 // what connections have beyond their share, if they have
+	beyond map[*conn]int64 // bytes beyond the share, of connections that have more than their share
 	sum    int64
-	by     map[net.Addr]*conn // the address is that very value: it stands for the connection
+	by     map[net.Addr]*conn // compared as a pointer, so that it identifies the connection
 }
 
 func newIntake() *intake { return &intake{beyond: map[*conn]int64{}, by: map[net.Addr]*conn{}} }
 
-// note takes note of what a connection has beyond its share. Where all together have too much, it gives the connection
-// that has most.
+// note records how many bytes a connection keeps beyond its share. If all connections together keep too much, it
+// returns the connection that keeps most.
 func (i *intake) note(c *conn, bytes int64) (worst *conn) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -63,7 +66,7 @@ func (i *intake) note(c *conn, bytes int64) (worst *conn) {
 	return worst
 }
 
-// of is the connection of a call; nil: it is not known.
+// of returns the connection of a call, or nil if it is unknown.
 func (i *intake) of(ctx context.Context) *conn {
 	p, ok := peers.FromContext(ctx)
 	if !ok {
@@ -74,7 +77,7 @@ func (i *intake) of(ctx context.Context) *conn {
 	return i.by[p.Addr]
 }
 
-// credentials are others whose connections count.
+// credentials wraps credentials so that their connections are counted.
 func (i *intake) credentials(of credentials.TransportCredentials) credentials.TransportCredentials {
 	if of == nil {
 		of = insecure.NewCredentials()
@@ -106,7 +109,7 @@ func (c counting) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo,
 	return own, info, nil
 }
 
-// serve is an interceptor: it counts the streams of connections.
+// serve is an interceptor that counts a connection's streams.
 func (i *intake) serve(srv any, g grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
 	c := i.of(g.Context())
 	if c == nil {
@@ -126,7 +129,7 @@ func (i *intake) serve(srv any, g grpc.ServerStream, _ *grpc.StreamServerInfo, h
 	return err
 }
 
-// headerBytes is what the headers of a call take.
+// headerBytes returns the memory that the headers of a call take.
 func headerBytes(ctx context.Context) (bytes int64) {
 	headers, _ := metadata.FromIncomingContext(ctx)
 	for name, values := range headers {
@@ -137,16 +140,17 @@ func headerBytes(ctx context.Context) (bytes int64) {
 	return bytes
 }
 
-// headerAround is what a header takes besides its text, in bytes, and what HTTP/2 counts for it.
+// headerAround is the overhead of a header in bytes, by HTTP/2's count as well.
 const headerAround = 32
 
-// counted is a stream of a connection that counts.
+// counted is a stream of a counted connection.
 type counted struct {
 	grpc.ServerStream
 	conn *conn
 }
 
-// RecvMsg implements grpc.ServerStream. What this package's streams receive they have taken once it was worked through.
+// RecvMsg implements grpc.ServerStream. Requests of this package's streams are counted as processed by the stream
+// itself; messages of other services here.
 func (c *counted) RecvMsg(m any) error {
 	err := c.ServerStream.RecvMsg(m)
 	if p, ok := m.(proto.Message); ok && err == nil {
@@ -155,20 +159,20 @@ func (c *counted) RecvMsg(m any) error {
 	return err
 }
 
-// conn is a connection that counts.
+// conn is a counted connection.
 type conn struct {
 	net.Conn // what is read from
 	raw      net.Conn
 	in       *intake
-	frames   frames // of its reader
+	frames   frames // of the reading goroutine
 
 	mu      sync.Mutex
 	ended   bool
 	streams int
-	pending int64 // bytes of data that nobody has taken
-	around  int64 // what it takes to keep these, besides
-	kept    int64 // what its streams keep
-	noted   int64 // what of all that is beyond its share
+	pending int64 // bytes of data that have been received and not processed
+	around  int64 // overhead of keeping these
+	kept    int64 // bytes that its streams keep
+	noted   int64 // how much of the sum is beyond its share
 	quota   quota
 	retired bool
 }
@@ -184,7 +188,7 @@ func (c *conn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// change takes note that more is kept, or less. See intake.note.
+// change adds to what the connection keeps. Its result is that of intake.note.
 func (c *conn) change(pending, around, kept int64) (worst *conn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -201,8 +205,8 @@ func (c *conn) weigh() (worst *conn) {
 	return c.in.note(c, beyond)
 }
 
-// keep takes note that so many bytes more are kept, and closes the connection that has most where all have too much. It
-// is an error where that is this one.
+// keep records that bytes more are kept. If all connections together keep too much, it closes the one that keeps most,
+// or returns an error if that is c.
 func (c *conn) keep(bytes int64) error {
 	switch worst := c.change(0, 0, bytes); worst {
 	case nil:
@@ -214,10 +218,10 @@ func (c *conn) keep(bytes int64) error {
 	return nil
 }
 
-// messageHead is what gRPC has before a message, in bytes.
+// messageHead is the length of gRPC's prefix of a message, in bytes.
 const messageHead = 5
 
-// taken takes note that a message of so many bytes has been worked through.
+// taken records that a message of that many bytes has been processed.
 func (c *conn) taken(bytes int) {
 	if c == nil {
 		return
@@ -227,10 +231,10 @@ func (c *conn) taken(bytes int) {
 	if c.pending -= int64(bytes) + messageHead; c.pending <= 0 {
 		c.pending, c.around = 0, 0
 	}
-	_ = c.weigh() // it is less than it was
+	_ = c.weigh() // never too much, because it has become less
 }
 
-// open takes note of streams that begin or end. Without any, nothing is pending.
+// open records that streams have begun or ended. A connection without streams has no pending data.
 func (c *conn) open(more int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -240,7 +244,8 @@ func (c *conn) open(more int) {
 	}
 }
 
-// wait takes a request of so many bytes out of the connection's quota, and says how long to wait before it is served.
+// wait takes a request of that many bytes out of the connection's quota, and returns how long to wait before it is
+// served.
 func (c *conn) wait(bytes int64) time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -253,17 +258,18 @@ func (c *conn) Close() error {
 	return c.Conn.Close()
 }
 
-// cut closes the connection without a word, which TLS might have to wait for.
+// cut closes the connection without TLS's closing message, because sending it could block.
 func (c *conn) cut() {
 	c.end()
 	_ = c.raw.Close()
 }
 
-// lastWords is how long a connection is left to read why it is closed.
+// lastWords is how long a peer may still read the reason for which its connection is closed.
 const lastWords = 500 * time.Millisecond
 
-// retire closes the connection in a moment: what it has shown of itself counts for nothing, or no more. A data plane
-// that opens its next stream on the connection it has, as Envoy does, would never show what it has got since.
+// retire closes the connection in a moment, because what the peer has shown on it, such as its certificate, is not
+// valid or no longer so. A data plane that opens its next stream on an existing connection, as Envoy does, would
+// otherwise never present its newer certificate.
 func (c *conn) retire() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -286,21 +292,21 @@ func (c *conn) end() {
 	delete(c.in.by, c.RemoteAddr())
 }
 
-// frames follows the frames of HTTP/2 in what is read, to know how much of it is data.
+// frames parses HTTP/2 frames in what is read, to count the bytes of data.
 type frames struct {
 	skip int // bytes until the next frame begins
 	head [9]byte
 	have int // bytes of head
 }
 
-// What gRPC takes for a frame of data besides its bytes: it keeps them in a buffer, of one of a few sizes if it is not
-// small, and that in lists.
+// The overhead of a data frame in gRPC: it keeps the data in a buffer, which has one of a few sizes unless it is
+// small, and the buffer in lists.
 const (
 	frameAround = 128
 	smallBuffer = 1 << 10
 )
 
-// follow says how many bytes of data there are in frames that begin in b, and what else it takes to keep these.
+// follow returns the bytes of data in frames that begin in b, and the overhead of keeping these.
 func (f *frames) follow(b []byte) (data, around int64) {
 	for len(b) > 0 {
 		if f.skip > 0 {
@@ -330,7 +336,8 @@ func (f *frames) follow(b []byte) (data, around int64) {
 	return data, around
 }
 
-// largeMessage is from how many bytes on messages are decoded one at a time: for a moment each is there several times.
+// largeMessage is the size in bytes from which messages are decoded one at a time, because several copies of a message
+// exist while it is decoded.
 const largeMessage = connectionShare / 2
 
 // decodesLarge is held while a large message is decoded.

@@ -19,7 +19,7 @@ import (
 	"tare/test/speed"
 )
 
-// FuzzFrames: data is counted alike, however the bytes of frames come.
+// FuzzFrames: the count of data does not depend on how the bytes are split into reads.
 func FuzzFrames(f *testing.F) {
 	var b bytes.Buffer
 	framer := http2.NewFramer(&b, nil)
@@ -65,8 +65,8 @@ func TestFrames(t *testing.T) {
 	}
 }
 
-// TestIntake: each connection has its share, and of those that have more the one that has most is closed where all
-// together have too much.
+// TestIntake: each connection has its share. When all together keep too much beyond their shares, the one that keeps
+// most is closed.
 func TestIntake(t *testing.T) {
 	in := newIntake()
 	all := make([]*conn, 10)
@@ -104,7 +104,7 @@ func TestIntake(t *testing.T) {
 	}
 }
 
-// TestTaken: what was worked through does not count any more, or a connection would not last.
+// TestTaken: processed messages no longer count; otherwise every connection would reach its limit.
 func TestTaken(t *testing.T) {
 	both(t, func(t *testing.T, delta bool) {
 		in, s := newIntake(), New(Options{Patience: forEver})
@@ -130,8 +130,8 @@ func TestTaken(t *testing.T) {
 	})
 }
 
-// TestIdleStreams: streams on which nothing is said count as what they take, with their headers, so that connections
-// with many of them are closed, and others served.
+// TestIdleStreams: idle streams count with their overhead and headers, so that connections with many of them are
+// closed, and others are served.
 func TestIdleStreams(t *testing.T) {
 	in, s := newIntake(), New(Options{Patience: forEver})
 	s.begins = time.Hour
@@ -150,7 +150,7 @@ func TestIdleStreams(t *testing.T) {
 		t.Cleanup(func() { c.Close() })
 		for i := range uint32(maxStreams) {
 			if openStream(c, 1+2*i, maxHeaders*3/4) != nil {
-				break // it was cut off
+				break // the server has closed it
 			}
 		}
 		go io.Copy(io.Discard, c)
@@ -166,7 +166,7 @@ func TestIdleStreams(t *testing.T) {
 	good.takes("C a")
 }
 
-// openStream opens a stream for deltas, with headers of so many bytes. The first one begins the connection.
+// openStream opens a stream for deltas, with headers of that many bytes. The first stream also begins the connection.
 func openStream(c net.Conn, id uint32, headers int) error {
 	var out, block bytes.Buffer
 	framer := http2.NewFramer(&out, nil)
@@ -196,8 +196,8 @@ func openStream(c net.Conn, id uint32, headers int) error {
 	return err
 }
 
-// TestSilentStreams: a stream ends on which no request comes, or only the beginning of one; one that has made a request
-// stays.
+// TestSilentStreams: a stream ends if no request comes on it, or only the beginning of one. A stream that has made a
+// request stays open.
 func TestSilentStreams(t *testing.T) {
 	s := New(Options{Patience: forEver})
 	s.begins = 50 * time.Millisecond
@@ -218,8 +218,8 @@ func TestSilentStreams(t *testing.T) {
 	good.quiet()
 }
 
-// left is how many bytes connections have sent that are not taken yet, and how many connections and streams there are.
-// It never holds both locks: the server takes a connection's before the intake's.
+// left returns the bytes that have been received and not processed, and the number of connections and streams. It
+// never holds both locks: the server locks a connection before the intake.
 func (i *intake) left() (bytes int64, conns, streams int) {
 	i.mu.Lock()
 	all := slices.Collect(maps.Values(i.by))

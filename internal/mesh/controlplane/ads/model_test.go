@@ -18,28 +18,28 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// model is a data plane that does as Envoy does: it has all clusters and listeners, and the endpoints and routes that
-// these name; a cluster that is new or changed is of no use before endpoints have come for it.
+// model is a data plane that behaves like Envoy: it subscribes to all clusters and listeners, and to the endpoints and
+// routes that these name. A cluster that is new or changed is not in use until its endpoints have come.
 type model struct {
 	*peer
 	t     *testing.T
 	has   map[string]map[string]string // versions, or texts of messages, by kind and name
-	warm  map[string]bool              // clusters
+	warm  map[string]bool              // clusters in use
 	asked map[string][]string
 	r     *rand.Rand
-	late  []string // kinds to be answered
+	late  []string // types to be answered
 	heard chan heard
 }
 
-// heard is a response with what is in it, by name.
+// heard is a response with its resources, by name.
 type heard struct {
 	got
 	contents map[string]string
 	err      error
 }
 
-// TestModel: whatever changes how often, and however late the answers, in the end a data plane has what there is, and
-// no cluster waits.
+// TestModel: with any sequence of changes, and answers delayed and reordered at random, a data plane has the last view
+// in the end, and no cluster waits for endpoints.
 func TestModel(t *testing.T) {
 	both(t, func(t *testing.T, delta bool) {
 		for seed := range uint64(10) {
@@ -76,7 +76,7 @@ func testModel(t *testing.T, delta bool, seed uint64) {
 	m.want("L")
 	go m.read() // ends with the stream
 	changes := make(chan string, 100)
-	go func() { // beside the data plane, which is at work
+	go func() { // concurrently with the data plane
 		wait := rand.New(rand.NewPCG(seed, 8))
 		for text := range changes {
 			time.Sleep(time.Duration(wait.IntN(3000)) * time.Microsecond)
@@ -93,7 +93,7 @@ func testModel(t *testing.T, delta bool, seed uint64) {
 	}
 }
 
-// done says whether the data plane has what is the last.
+// done says whether the data plane has the last view.
 func (m *model) done() bool {
 	only := func(kind, name string) bool {
 		return len(m.has[kind]) == 1 && m.has[kind][name] != ""
@@ -101,7 +101,7 @@ func (m *model) done() bool {
 	return only("C", "end") && only("L", "last") && m.warm["end"] && m.has["R"]["end"] != "" && len(m.late) == 0
 }
 
-// turn takes a response in, and answers one that came, in any order.
+// turn receives a response, or answers an earlier one, in any order.
 func (m *model) turn() {
 	var g heard
 	var wait <-chan time.Time
@@ -140,7 +140,7 @@ func (m *model) turn() {
 	m.late = append(m.late, g.kind)
 }
 
-// reply acknowledges, and asks for what is needed now.
+// reply acknowledges the last response of a type, and subscribes to what is needed now.
 func (m *model) reply(kind string) {
 	m.answer(kind, "")
 	var need []string
@@ -182,7 +182,7 @@ func (m *model) reply(kind string) {
 		ResourceNamesUnsubscribe: drop})
 }
 
-// read waits for responses until the stream ends. Of a listener it shows also the route that it names.
+// read receives responses until the stream ends. It records the route that a listener names as well.
 func (m *model) read() {
 	for {
 		h := heard{contents: map[string]string{}}
@@ -199,7 +199,7 @@ func (m *model) read() {
 	}
 }
 
-// silent is the transport of a stream on which nothing more comes.
+// silent is the transport of a stream on which nothing more arrives.
 type silent struct {
 	ctx context.Context
 	in  chan []byte
@@ -224,8 +224,8 @@ func (s *silent) RecvMsg(m any) error {
 
 var _ grpc.ServerStream = (*silent)(nil)
 
-// TestIdleMemory: a data plane that has what it wants costs little, however much it asks for by name, for most ask for
-// the same. gRPC's own connection comes on top.
+// TestIdleMemory: a data plane that is up to date takes little memory, however many names it subscribes to, because
+// most data planes subscribe to the same names. The memory of gRPC's connection is not included.
 func TestIdleMemory(t *testing.T) {
 	const streams, services, most = 200, 500, 16 << 10
 	both(t, func(t *testing.T, delta bool) {
@@ -240,7 +240,7 @@ func TestIdleMemory(t *testing.T) {
 		ended := make(chan error)
 		memory := func() uint64 {
 			var m runtime.MemStats
-			for range 3 { // stacks shrink when garbage is collected
+			for range 3 { // stacks shrink during garbage collection
 				runtime.GC()
 			}
 			runtime.ReadMemStats(&m)

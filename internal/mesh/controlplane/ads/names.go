@@ -6,13 +6,13 @@ import (
 	"sync"
 )
 
-// names is a set of names of resources, in order. It never changes.
+// names is a sorted set of names of resources. It never changes.
 type names struct {
 	list []string
-	own  int64 // bytes of those that no table had
+	own  int64 // bytes of the names that were in no table
 }
 
-// nameAround is what a name takes besides its bytes.
+// nameAround is the overhead of a name in bytes.
 const nameAround = 16
 
 var noNames = &names{}
@@ -22,14 +22,15 @@ func (n *names) has(name string) bool {
 	return found
 }
 
-// nameSets has sets that are in use, so that data planes which ask for the same share one.
+// nameSets holds the sets that are in use, so that data planes with the same subscriptions share one.
 type nameSets struct {
 	once sync.Once
 	seed maphash.Seed
 	sets shared[uint64, names]
 }
 
-// of is the set of a list of names, whose strings are a table's where it has them. The list may be changed.
+// of returns the set of a list of names. It uses the table's strings where the table has the names. The list may be
+// reordered.
 func (s *nameSets) of(list []string, t *Table) *names {
 	if len(list) == 0 {
 		return noNames

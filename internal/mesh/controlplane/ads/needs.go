@@ -9,7 +9,7 @@ import (
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 )
 
-// The types of resources whose order matters.
+// The resource types that must be sent in order.
 const (
 	ClusterType     = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
 	EndpointType    = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
@@ -20,23 +20,23 @@ const (
 	VirtualHostType = "type.googleapis.com/envoy.config.route.v3.VirtualHost"
 )
 
-// kind is how resources of a type are to be told.
+// kind is how resources of a type must be sent.
 type kind struct {
 	stage stage
-	rank  int  // of those of a stage, the lower goes first
-	whole bool // state of the world: a response has all of them, and what is not in it is gone
-	roots bool // who asks for none by name wants all
-	late  bool // what is removed goes in the last stage, once nothing of the others refers to it any more
+	rank  int  // within a stage, lower ranks are sent first
+	whole bool // state of the world: a response has all resources; those that are missing are removed
+	roots bool // a request without names means all
+	late  bool // removals are sent in the last stage, when no other resource refers to them any more
 }
 
-// stage is a part of a change. What is new comes before what refers to it, and what is old goes after what referred to
-// it: "make before break" of Envoy's docs/root/api-docs/xds_protocol.rst.
+// stage is a stage of a change. New resources are sent before those that refer to them, and old ones are removed after
+// those that referred to them: "make before break" of Envoy's docs/root/api-docs/xds_protocol.rst.
 type stage int
 
 const (
 	makes  stage = iota // clusters, their endpoints, secrets
-	turns               // listeners and routes, which send traffic there
-	breaks              // what is gone
+	turns               // listeners and routes, which direct traffic to them
+	breaks              // removals
 	stages
 )
 
@@ -44,13 +44,13 @@ var kinds = map[string]kind{
 	ClusterType:     {stage: makes, rank: 0, whole: true, roots: true, late: true},
 	EndpointType:    {stage: makes, rank: 1, late: true},
 	SecretType:      {stage: makes, rank: 2, late: true},
-	ListenerType:    {stage: turns, rank: 4, whole: true, roots: true}, // one may get the address of another
+	ListenerType:    {stage: turns, rank: 4, whole: true, roots: true}, // a new one may get the address of a removed one
 	ScopedRouteType: {stage: turns, rank: 5, whole: true, roots: true},
 	RouteType:       {stage: turns, rank: 6, late: true},
 	VirtualHostType: {stage: turns, rank: 7, late: true},
 }
 
-// kindOf is for any type.
+// kindOf returns the kind of a type, which may be an unknown one.
 func kindOf(url string) kind {
 	if k, known := kinds[url]; known {
 		return k
@@ -58,12 +58,12 @@ func kindOf(url string) kind {
 	return kind{stage: makes, rank: 3, whole: true, roots: true}
 }
 
-// Need is a resource of another type that a data plane waits for whenever it gets this one, though it may have it:
-// Envoy keeps a cluster that has changed out of use until its endpoints have come once more (the note under "Resource
-// warming" of xds_protocol.rst), and with deltas does not ask for them, since it has subscribed to them already.
+// Need is a resource of another type that a data plane waits for whenever it gets this one, even if it has it already.
+// Envoy keeps a changed cluster out of use until its endpoints have come once more (the note under "Resource warming"
+// of xds_protocol.rst). With deltas it does not request them, because it is subscribed to them already.
 type Need struct{ URL, Name string }
 
-// NeedsOf are the endpoints of a cluster, and the routes of a listener.
+// NeedsOf returns the needs of a resource: the endpoints of a cluster, and the routes of a listener.
 func NeedsOf(m any) (needs []Need) {
 	switch m := m.(type) {
 	case *clusterv3.Cluster:

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestParts: tables with a base do as tables without one that have the same resources, from whichever to whichever.
+// TestParts: steps between tables with a base equal those between tables without one that have the same resources.
 func TestParts(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4))
 	resource := func(name int) *Resource {
@@ -69,7 +69,7 @@ func TestParts(t *testing.T) {
 				nextWhole.Len())
 		}
 		parted, whole = nextParted, nextWhole
-		if random.IntN(3) == 0 { // what data planes have while something is still to be removed
+		if random.IntN(3) == 0 { // as while a removal is still to be sent
 			parted, whole = a.kept, b.kept
 		}
 	}
@@ -81,7 +81,7 @@ func TestParts(t *testing.T) {
 	}
 }
 
-// TestBasesStepOnce: what leads from one base to the next is found out once for all tables upon them.
+// TestBasesStepOnce: the step from one base to the next is computed once for all tables with that base.
 func TestBasesStepOnce(t *testing.T) {
 	v := viewOf(t, "C a b c")
 	w := viewOf(t, "C a b=2 c")

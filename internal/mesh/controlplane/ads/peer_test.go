@@ -21,7 +21,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// serve has a server listen until the test ends.
+// serve runs a server until the test ends.
 func serve(t testing.TB, s *Server) (address string) {
 	t.Helper()
 	return serveWith(t, s, newIntake())
@@ -59,7 +59,7 @@ func dial(t testing.TB, address string) discoveryv3.AggregatedDiscoveryServiceCl
 
 var encoder Encoder
 
-// viewOf makes a view of "type name=content" words, such as "C a E a=1": clusters, endpoints, secrets, listeners and
+// viewOf makes a view from "type name=content" words, such as "C a E a=1": clusters, endpoints, secrets, listeners and
 // routes.
 func viewOf(t testing.TB, text string) View {
 	t.Helper()
@@ -89,7 +89,7 @@ func viewOf(t testing.TB, text string) View {
 	return v
 }
 
-// messageOf is a resource that differs with its content. A listener's content is the route that it waits for.
+// messageOf makes a resource that depends on its content. A listener's content is the route that it waits for.
 func messageOf(kind, name, content string) proto.Message {
 	switch kind {
 	case "C":
@@ -128,7 +128,7 @@ func (g got) String() string {
 	return strings.Join(words, " ")
 }
 
-// peer is a data plane that says what a test says, by the types that go-control-plane generates.
+// peer is a data plane whose requests the test makes, with the types that go-control-plane generates.
 type peer struct {
 	t      testing.TB
 	world  discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesClient
@@ -189,7 +189,7 @@ func (p *peer) send(m proto.Message) {
 	}
 }
 
-// want subscribes: to those names and no others with the state of the world, to them as well with deltas.
+// want subscribes to names: with the state of the world to these only, with deltas to these as well.
 func (p *peer) want(kind string, names ...string) {
 	p.t.Helper()
 	if p.wanted[kind] = names; p.delta != nil {
@@ -200,7 +200,7 @@ func (p *peer) want(kind string, names ...string) {
 		VersionInfo: p.taken[kind]})
 }
 
-// answer acknowledges the last response of a kind, or refuses it.
+// answer acknowledges the last response of a type, or refuses it.
 func (p *peer) answer(kind, wrong string) {
 	p.t.Helper()
 	var detail *statuspb.Status
@@ -223,7 +223,7 @@ func (p *peer) hear() (got, error) {
 	return g, err
 }
 
-// hearAll waits for a response, and shows all that is in it.
+// hearAll waits for a response, and calls show with each resource in it.
 func (p *peer) hearAll(show func(string, proto.Message)) (got, error) {
 	var g got
 	url := ""
@@ -270,7 +270,7 @@ func (p *peer) hearAll(show func(string, proto.Message)) (got, error) {
 	return g, nil
 }
 
-// expect waits for a response, which must be such as "C a b -c".
+// expect waits for a response, which must be as in want, for example "C a b -c".
 func (p *peer) expect(want string) got {
 	p.t.Helper()
 	g, err := p.hear()
@@ -289,10 +289,10 @@ func (p *peer) takes(want string) got {
 	return g
 }
 
-// quiet makes sure that there is nothing to be heard: what it asks for is answered after whatever else could be sent.
+// quiet checks that no response is due: its request is answered after any other response that could be sent.
 func (p *peer) quiet() {
 	p.t.Helper()
-	for range 2 { // what waits for the answer to the first comes before the second
+	for range 2 { // a response that waited for the answer to the first comes before the second
 		p.probes++
 		probe := fmt.Sprint("probe", p.probes)
 		p.want(probe)
@@ -317,5 +317,5 @@ func both(t *testing.T, f func(t *testing.T, delta bool)) {
 	}
 }
 
-// forEver is a patience that no test exhausts.
+// forEver is a patience that no test exceeds.
 const forEver = time.Hour

@@ -12,19 +12,19 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// What a data plane can make the server keep, or work through at once.
+// Limits of what a data plane can make the server keep, or process at once.
 const (
 	MaxRequest = 16 << 20 // bytes of a request
 
-	maxNode  = 1 << 20 // bytes of a node; Envoy's, which names its extensions, has some 30 KB
-	maxID    = 1024    // bytes of the id in it
-	maxNames = 1 << 17 // names of one type, in a request and in all
-	maxName  = 4096    // bytes of one
+	maxNode  = 1 << 20 // bytes of a node; Envoy's, which lists its extensions, has some 30 KB
+	maxID    = 1024    // bytes of the node's id
+	maxNames = 1 << 17 // names of one type, in a request and in all requests together
+	maxName  = 4096    // bytes of a name
 	maxTypes = 32      // types on a stream
-	maxWrong = 2 << 20 // bytes of why a response is refused; the rest is cut off
+	maxWrong = 2 << 20 // bytes of the reason of a refusal; the rest is cut off
 )
 
-// request is one of either variant, as far as the server reads it.
+// request is a request of either variant, with the fields that the server uses.
 type request struct {
 	delta bool
 
@@ -34,17 +34,17 @@ type request struct {
 	version string            // state of the world
 	names   []string          // deltas: to subscribe to
 	drop    []string          // deltas: to unsubscribe from
-	known   map[string]string // deltas: versions by name
+	known   map[string]string // deltas: the versions that the data plane has, by name
 	refused bool
 	wrong   string
 
 	node int   // bytes of the node
-	size int   // bytes that came
-	err  error // a *status.Status's, where it cannot be read or is too much
+	size int   // bytes received
+	err  error // a *status.Status's, if the request is malformed or too large
 }
 
-// Codec is gRPC's own for messages, which also reads and writes what this package's streams work with. A gRPC server
-// with a Server must have it: grpc.ForceServerCodecV2(ads.Codec()).
+// Codec is gRPC's codec for messages, extended for the requests and responses of this package. A gRPC server with a
+// Server must have it: grpc.ForceServerCodecV2(ads.Codec()).
 func Codec() encoding.CodecV2 { return codec{encoding.GetCodecV2("proto")} }
 
 type codec struct{ encoding.CodecV2 }
@@ -53,7 +53,7 @@ type codec struct{ encoding.CodecV2 }
 func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	var pool mem.BufferPool = mem.DefaultBufferPool()
 	if data.Len() >= largeMessage {
-		pool = mem.NopBufferPool{} // the other would keep what is that large for a while
+		pool = mem.NopBufferPool{} // the default pool would keep such a large buffer for a while
 		decodesLarge.Lock()
 		defer decodesLarge.Unlock()
 	}
@@ -75,7 +75,7 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 	return c.CodecV2.Marshal(v)
 }
 
-// field is what a number means in a request.
+// field is the meaning of a field number in a request.
 type field int
 
 const (
@@ -102,8 +102,8 @@ func tooMuch(what string, most int) error {
 	return status.Errorf(codes.ResourceExhausted, "the request has more than %d %s", most, what)
 }
 
-// parse reads a request. The generated decoder would make a tree of the node each time, and take memory for names
-// before they could be counted.
+// parse parses a request. The generated decoder would allocate the whole node each time, and all names before they
+// could be counted.
 func (r *request) parse(b []byte) error {
 	meanings := fields[r.delta]
 	return each(b, func(number protowire.Number, value []byte) error {
@@ -116,7 +116,7 @@ func (r *request) parse(b []byte) error {
 
 func (r *request) take(f field, value []byte) error {
 	switch f {
-	case nodeField: // of several the parts are one message
+	case nodeField: // several node fields are parts of one message
 		if r.node += len(value); r.node > maxNode {
 			return tooMuch("bytes of a node", maxNode)
 		}
@@ -140,8 +140,8 @@ func (r *request) take(f field, value []byte) error {
 	return nil
 }
 
-// takeNode reads the id of a node, which is all that matters of it. A node may have a megabyte of metadata, which the
-// generated decoder would make a hundred times as large.
+// takeNode parses the id of a node and skips the rest. A node may have a megabyte of metadata, which the generated
+// decoder would expand a hundredfold.
 func (r *request) takeNode(b []byte) error {
 	return each(b, func(number protowire.Number, value []byte) error {
 		if number != 1 {
@@ -154,7 +154,7 @@ func (r *request) takeNode(b []byte) error {
 	})
 }
 
-// takeKnown reads an entry of a map: a name and its version.
+// takeKnown parses an entry of a map: a name and its version.
 func (r *request) takeKnown(b []byte) error {
 	var key, version string
 	err := each(b, func(number protowire.Number, value []byte) error {
@@ -178,7 +178,7 @@ func (r *request) takeKnown(b []byte) error {
 	return nil
 }
 
-// takeError reads the message of a google.rpc.Status, which may be long.
+// takeError parses the message of a google.rpc.Status, which may be long.
 func (r *request) takeError(b []byte) error {
 	return each(b, func(number protowire.Number, value []byte) error {
 		if number == 2 {
@@ -191,7 +191,7 @@ func (r *request) takeError(b []byte) error {
 	})
 }
 
-// each calls do for the fields of a message that have a length, and skips all others.
+// each calls do for the length-delimited fields of a message, and skips all others.
 func each(b []byte, do func(number protowire.Number, value []byte) error) error {
 	for len(b) > 0 {
 		number, kind, n := protowire.ConsumeTag(b)
@@ -234,7 +234,7 @@ func name(to *[]string, value []byte) error {
 	return err
 }
 
-// stubs are the resources that a data plane says it has, by name and version alone.
+// stubs returns the resources that a data plane says it has, with name and version only.
 func (r *request) stubs() *Table {
 	list := make([]*Resource, 0, len(r.known))
 	for name, version := range r.known {
@@ -244,10 +244,10 @@ func (r *request) stubs() *Table {
 	return newTable(nil, list)
 }
 
-// stubAround is what a stub takes besides its name and version, in bytes.
+// stubAround is the overhead of a stub in bytes.
 const stubAround = 128
 
-// sizeOf is what stubs take.
+// sizeOf returns the bytes that stubs take.
 func sizeOf(stubs []*Resource) (bytes int64) {
 	for _, r := range stubs {
 		bytes += int64(len(r.name)+len(r.version)) + stubAround

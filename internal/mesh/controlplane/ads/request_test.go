@@ -15,7 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// reference reads a request by the generated decoder; nil: it refuses it.
+// reference parses a request with the generated decoder; nil: the decoder returns an error.
 func reference(b []byte, delta bool) *request {
 	var err *statuspb.Status
 	var node *corev3.Node
@@ -43,7 +43,7 @@ func reference(b []byte, delta bool) *request {
 	return r
 }
 
-// FuzzRequest: whatever the generated decoder takes is read as it reads it, unless it is too much.
+// FuzzRequest: parse reads any request that the generated decoder accepts as that does, unless it is too large.
 func FuzzRequest(f *testing.F) {
 	node := &corev3.Node{Id: "id", Cluster: "c"}
 	problem := &statuspb.Status{Code: 3, Message: "no"}
@@ -94,7 +94,7 @@ func TestLongReasons(t *testing.T) {
 	}
 }
 
-// What is encoded is what the generated encoder would say.
+// Encoded responses decode, with the generated decoder, to what was put in.
 func TestEncoding(t *testing.T) {
 	m := messageOf("C", "name", "x")
 	r, err := encoder.Resource(m)

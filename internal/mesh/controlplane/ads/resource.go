@@ -17,28 +17,28 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Resource is one resource of any type, encoded once for all streams that get it. It never changes. Make it with an
+// Resource is one resource of any type, encoded once for all streams that get it. It is immutable. Make it with an
 // Encoder.
 type Resource struct {
 	name, version string
 	digest        digest
-	delta, world  mem.Buffer // as a field of a response of either variant; world is a part of delta
+	delta, world  mem.Buffer // a field of a delta response, and its part that is a field of a state-of-the-world response
 	needs         []Need
 }
 
 // Name is the name by which data planes subscribe to the resource.
 func (r *Resource) Name() string { return r.name }
 
-// Version is made of the content: the same content has the same version, in every process.
+// Version is a digest of the content: the same content has the same version, in every process.
 func (r *Resource) Version() string { return r.version }
 
 type digest [16]byte
 
-// versionBytes is how much of the digest a version shows.
+// versionBytes is how many bytes of the digest are in a version.
 const versionBytes = 12
 
-// The numbers of fields in discovery.proto of xDS v3. That of resources is the same in both variants, and also that of
-// the resource in its wrapper: so one encoding does for both.
+// Field numbers in discovery.proto of xDS v3. The number of the resources is the same in both variants, and that of
+// the resource in its wrapper is too, so that one encoding serves both.
 const (
 	fieldVersion   = 1
 	fieldResources = 2
@@ -54,12 +54,12 @@ const (
 	anyValue = 2
 )
 
-// Encoder makes resources. Two of the same content are the same Resource, for as long as anybody has it: data planes
-// that are told the same share its bytes, whoever made the messages. The zero value is ready; it may be used by several
-// goroutines.
+// Encoder makes resources. As long as a Resource is in use, encoding the same content again returns that Resource, so
+// that data planes share its bytes wherever the message was made. The zero value is ready; it may be used
+// concurrently.
 type Encoder struct{ made shared[digest, Resource] }
 
-// Resource encodes a message. It is not needed any more afterwards.
+// Resource encodes a message, and does not keep it.
 func (e *Encoder) Resource(m proto.Message) (*Resource, error) {
 	name, url := NameOf(m), TypeURL(m)
 	value, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
@@ -101,12 +101,12 @@ func appendString(b []byte, number protowire.Number, s string) []byte {
 	return protowire.AppendString(protowire.AppendTag(b, number, protowire.BytesType), s)
 }
 
-// TypeURL is by what data planes ask for messages of a type.
+// TypeURL returns the URL with which data planes request messages of a type.
 func TypeURL(m proto.Message) string {
 	return "type.googleapis.com/" + string(m.ProtoReflect().Descriptor().FullName())
 }
 
-// NameOf is the name of a resource: its field name, but for endpoints.
+// NameOf returns the name of a resource: its field name, but for endpoints.
 func NameOf(m proto.Message) string {
 	switch m := m.(type) {
 	case *endpointv3.ClusterLoadAssignment:
@@ -119,19 +119,19 @@ func NameOf(m proto.Message) string {
 	return ""
 }
 
-// Table is all resources of a type that a data plane is told: those of a table that many have in common, and some of
-// its own. It never changes, so that any number of views can share it, whole or as the base of others.
+// Table holds all resources of a type that a data plane gets: those of a base that many tables share, and its own. It
+// is immutable, so that any number of views can share it, whole or as a base.
 type Table struct {
-	base    *Table      // has no base; nil: the table has nothing in common with others
-	list    []*Resource // its own, by name; none has a name of the base's
-	sum     sum         // of base and own
-	version string      // made of the content
+	base    *Table      // a table without a base; nil: the table shares nothing
+	list    []*Resource // its own, sorted by name; no name is in the base
+	sum     sum         // of the base and its own
+	version string      // a digest of the content
 	step    atomic.Pointer[step]
 }
 
 var empty = newTable(nil, nil)
 
-// sum adds up digests of resources: the order does not matter, and what is replaced can be taken out of it.
+// sum is the sum of resources' digests: the order does not matter, and a replaced resource can be subtracted.
 type sum struct{ high, low uint64 }
 
 func (s sum) with(d digest) sum {
@@ -155,10 +155,10 @@ func (s sum) version() string {
 	return hex.EncodeToString(d[:versionBytes])
 }
 
-// NewTable makes a table without a base; no two resources may have the same name.
+// NewTable makes a table without a base; names must be unique.
 func NewTable(list []*Resource) (*Table, error) { return (*Table)(nil).With(list) }
 
-// With is a table upon a base, which must have none itself, with more resources; no two may have the same name.
+// With returns a table with t as its base and more resources. t must have no base; names must be unique.
 func (t *Table) With(own []*Resource) (*Table, error) {
 	if len(own) == 0 && t != nil {
 		return t, nil
@@ -175,7 +175,7 @@ func (t *Table) With(own []*Resource) (*Table, error) {
 
 func byName(a, b *Resource) int { return strings.Compare(a.name, b.name) }
 
-// newTable makes a table upon a base, which may be nil, with a list that is in order and has no name of the base's.
+// newTable makes a table from a base, which may be nil, and a sorted list that has no name of the base's.
 func newTable(base *Table, list []*Resource) *Table {
 	if base.Len() == 0 {
 		base = nil
@@ -191,8 +191,8 @@ func newTable(base *Table, list []*Resource) *Table {
 	return t
 }
 
-// Replace is the table with other resources in the places of those of the same names, all of which must be there. The
-// table must have no base.
+// Replace returns the table with the resources of some names replaced. All names must be in the table, and the table
+// must have no base.
 func (t *Table) Replace(list []*Resource) (*Table, error) {
 	next := &Table{list: slices.Clone(t.list), sum: t.sum}
 	for _, r := range list {
@@ -211,7 +211,7 @@ func find(list []*Resource, name string) (int, bool) {
 	return slices.BinarySearchFunc(list, name, func(r *Resource, name string) int { return strings.Compare(r.name, name) })
 }
 
-// Get is the resource of a name, nil where there is none.
+// Get returns the resource of a name, or nil if there is none.
 func (t *Table) Get(name string) *Resource {
 	if t == nil {
 		return nil
@@ -222,7 +222,7 @@ func (t *Table) Get(name string) *Resource {
 	return t.base.Get(name)
 }
 
-// Len is how many resources there are.
+// Len returns the number of resources.
 func (t *Table) Len() int {
 	if t == nil {
 		return 0
@@ -230,7 +230,8 @@ func (t *Table) Len() int {
 	return len(t.list) + t.base.Len()
 }
 
-// Version is made of the content: the same content has the same version, however it is parted.
+// Version is a digest of the content: the same content has the same version, however it is divided between base and
+// table.
 func (t *Table) Version() string {
 	if t == nil {
 		return empty.version
@@ -238,12 +239,12 @@ func (t *Table) Version() string {
 	return t.version
 }
 
-// Same says whether two tables say the same and are parted in the same way, so that either does for the other.
+// Same says whether two tables have the same content and the same base, so that either can stand for the other.
 func (t *Table) Same(o *Table) bool {
 	return t == o || t != nil && o != nil && t.base == o.base && t.sum == o.sum && t.Len() == o.Len()
 }
 
-// Interned has the tables that are in use. The zero value is ready; it may be used by several goroutines.
+// Interned holds the tables that are in use. The zero value is ready; it may be used concurrently.
 type Interned struct{ made shared[internedKey, Table] }
 
 type internedKey struct {
@@ -251,12 +252,12 @@ type internedKey struct {
 	sum sum
 }
 
-// Table is the table of that content which is in use already, or else t, which must have no base.
+// Table returns the table with t's content that is already in use, or else t, which must have no base.
 func (i *Interned) Table(url string, t *Table) *Table {
 	return i.made.of(internedKey{url, t.sum}, t.Same, func() *Table { return t })
 }
 
-// all are its resources, by name. The list must not be changed.
+// all returns the table's resources, sorted by name. The list must not be changed.
 func (t *Table) all() []*Resource {
 	if t.base == nil {
 		return t.list
@@ -264,7 +265,7 @@ func (t *Table) all() []*Resource {
 	return merged(t.base.list, t.list)
 }
 
-// merged is two lists in one, all in order. Where one is empty it is the other.
+// merged merges two sorted lists. If one is empty, the result is the other list itself.
 func merged(a, b []*Resource) []*Resource {
 	switch {
 	case len(a) == 0:
@@ -283,7 +284,7 @@ func merged(a, b []*Resource) []*Resource {
 	return append(append(out, a...), b...)
 }
 
-// only is the table of those of its resources that have one of some names, which are in order.
+// only returns a table with the resources of the table that have one of the names, which are sorted.
 func (t *Table) only(names []string) *Table {
 	var list []*Resource
 	for _, name := range names {
@@ -294,15 +295,15 @@ func (t *Table) only(names []string) *Table {
 	return newTable(nil, list)
 }
 
-// step is what leads from one table to another.
+// step is the difference between two tables.
 type step struct {
 	to      *Table
 	changed []*Resource // in to, new or of another version
 	removed []*Resource // not in to
-	kept    *Table      // to, with what it removes
+	kept    *Table      // to, with the removed resources
 }
 
-// stepTo compares tables. What leads from one base to another is kept: most streams that have one are to have the same
+// stepTo compares tables. The step between two bases is kept, because most streams go from the same base to the same
 // next.
 func (t *Table) stepTo(to *Table) *step {
 	switch {
@@ -327,8 +328,8 @@ func (t *Table) stepTo(to *Table) *step {
 	return s
 }
 
-// partsTo compares bases, which is done once for all tables upon them, and the rest; nil: a resource has gone from one
-// part to the other, so that the wholes must be compared.
+// partsTo compares the bases, which is done once for all tables that have them, and the rest. It returns nil if a
+// resource has moved between base and rest; the whole tables must then be compared.
 func (t *Table) partsTo(to *Table) *step {
 	common := t.base.stepTo(to.base)
 	own := step{}
@@ -342,7 +343,7 @@ func (t *Table) partsTo(to *Table) *step {
 	return s
 }
 
-// keep finds the table of what there is and what was; both makes one where neither of the two will do.
+// keep sets kept, the table of what is there now and what was before; both makes one if neither table will do.
 func (s *step) keep(from *Table, both func() *Table) {
 	switch {
 	case len(s.removed) == 0:
@@ -354,8 +355,8 @@ func (s *step) keep(from *Table, both func() *Table) {
 	}
 }
 
-// compare compares lists that are in order: what of the second is new or of another version, and what of the first is
-// not in the second.
+// compare compares sorted lists. changed are the resources of the second that are new or of another version, and
+// removed those of the first that are not in the second.
 func compare(from, to []*Resource) (changed, removed []*Resource) {
 	i, j := 0, 0
 	for i < len(from) || j < len(to) {

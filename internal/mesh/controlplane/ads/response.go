@@ -4,7 +4,7 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// response is one of either variant. Its parts are what it is on the wire: those of resources are shared.
+// response is a response of either variant. Its parts are its encoding; the buffers of resources are shared.
 type response struct {
 	sub                *subscription
 	version            string
@@ -13,7 +13,7 @@ type response struct {
 	nonce              string
 }
 
-// encode makes the parts. version is what the response says, whichever field of the variant it is.
+// encode makes the parts. version is the response's version, in whichever field the variant has it.
 func (r *response) encode(delta bool, version string, resources []*Resource, removed []string) {
 	r.resources, r.removed = len(resources), len(removed)
 	var b []byte

@@ -6,15 +6,15 @@ import (
 	"weak"
 )
 
-// shared has the values that are in use, by a key made of their content, so that whoever makes the same once more gets
-// the one that is there. The zero value is ready; it may be used by several goroutines.
+// shared holds the values that are in use, by a key derived from their content, so that making the same content again
+// returns the existing value. The zero value is ready; it may be used concurrently.
 type shared[K comparable, V any] struct {
 	mu   sync.Mutex
 	made map[K]weak.Pointer[V]
 }
 
-// of is the value of a key: the one in use if it is good for the purpose, else a fresh one. Neither is found out while
-// others have to wait.
+// of returns the value of a key: the existing one if good accepts it, else a fresh one. Neither function runs under
+// the lock.
 func (s *shared[K, V]) of(key K, good func(*V) bool, fresh func() *V) *V {
 	var made *V
 	for {
@@ -37,7 +37,7 @@ func (s *shared[K, V]) there(key K) *V {
 	return s.made[key].Value()
 }
 
-// replace puts a value in the place of the one that was there, unless that is another by now.
+// replace replaces the value that was there, unless it has been replaced already.
 func (s *shared[K, V]) replace(key K, there, v *V) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -52,7 +52,7 @@ func (s *shared[K, V]) replace(key K, there, v *V) bool {
 	return true
 }
 
-// forget drops what nobody has any more, unless it was made again.
+// forget removes a value that is no longer referenced, unless it was made again.
 func (s *shared[K, V]) forget(key K) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -17,39 +17,39 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// stream is one data plane's. While nothing happens two goroutines wait for it, that of gRPC and one that receives, and
-// neither does anything else, so that their stacks stay small. What there is to do is done by a third, which ends when
-// there is no more.
+// stream is the stream of one data plane. While it is idle two goroutines wait for it, gRPC's and one that receives.
+// Neither does anything else, so that their stacks stay small. The work is done by a third goroutine, which ends when
+// there is none left.
 type stream struct {
 	server   *Server
 	g        grpc.ServerStream
 	delta    bool
-	conn     *conn         // what it is counted by; nil: it is not
-	requests chan *request // received, and yet to be taken
-	ended    chan error    // gets one, the last thing that work does
-	begins   *time.Timer   // ends the stream unless there is a request before
-	debt     atomic.Int64  // bytes that were worked through for requests and not yet taken out of the quota
+	conn     *conn         // the connection that it counts for; nil: none
+	requests chan *request // received and not yet processed
+	ended    chan error    // gets one error, the last thing that work does
+	begins   *time.Timer   // ends the stream unless a request comes first
+	debt     atomic.Int64  // bytes that requests have cost and that are not yet taken out of the quota
 
 	mu      sync.Mutex
-	woken   bool // there may be something to do
+	woken   bool // there may be work
 	working bool // work runs
-	over    bool // it will not run again
+	over    bool // work will not run again
 	closed  bool // nothing more will be received
 	lost    error
 
-	// What follows belongs to work.
-	kept  int64 // what the connection knows that it keeps, in bytes
+	// The fields below belong to work.
+	kept  int64 // bytes that the connection has been charged for the stream
 	node  string
 	key   string
 	entry *entry          // nil before the first request
 	subs  []*subscription // by stage and rank
-	count int             // of responses
-	held  [stages]int64   // since when a stage waits for those before it, ns by pace.Now; 0: it does not
-	due   int64           // when to look again, whatever comes, ns by pace.Now; 0: no need to
-	alarm *time.Timer     // for due; nil: it is not set, so that an idle stream has none
+	count int             // number of responses
+	held  [stages]int64   // when a stage began to wait for those before it, ns by pace.Now; 0: it does not wait
+	due   int64           // when to look again without an event, ns by pace.Now; 0: never
+	alarm *time.Timer     // fires at due; nil: not set, so that an idle stream has no timer
 }
 
-// wakeUp has the stream look at what there is to do. It never waits.
+// wakeUp makes work run, or run again. It never waits.
 func (s *stream) wakeUp() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -60,7 +60,7 @@ func (s *stream) wakeUp() {
 	}
 }
 
-// work does what there is to do.
+// work runs until there is nothing more to do.
 func (s *stream) work() {
 	for {
 		s.mu.Lock()
@@ -84,7 +84,7 @@ func (s *stream) work() {
 	}
 }
 
-// turn takes what was received, and says what there then is to say.
+// turn processes what was received, and sends what there is to send.
 func (s *stream) turn() error {
 	for taken := true; taken; {
 		if err := s.check(); err != nil {
@@ -104,8 +104,7 @@ func (s *stream) turn() error {
 			return nil
 		}
 		for r := s.next(pace.Now()); r != nil; r = s.next(pace.Now()) {
-			// What is no longer trusted by the time that a view is set must not be told of it, so that this comes behind
-			// the look at the view.
+			// The peer must still be trusted when the view is sent, so this check comes after the view was loaded.
 			err := s.check()
 			if err == nil {
 				err = s.weigh()
@@ -125,7 +124,7 @@ func (s *stream) turn() error {
 	return nil
 }
 
-// check is an error where a stream that has a key may not go on.
+// check returns an error if a stream that has a key may not go on.
 func (s *stream) check() error {
 	switch {
 	case s.entry == nil:
@@ -136,7 +135,7 @@ func (s *stream) check() error {
 	return denied(s.server.o.Check(s.g.Context()))
 }
 
-// setAlarm has the stream look again at a time (ns by pace.Now); 0: not of itself.
+// setAlarm makes the stream look again at a time (ns by pace.Now); 0: not before an event.
 func (s *stream) setAlarm(at int64) {
 	switch in := time.Duration(at - pace.Now()); {
 	case at == 0 && s.alarm != nil:
@@ -150,12 +149,12 @@ func (s *stream) setAlarm(at int64) {
 	}
 }
 
-// receive hands requests on until the stream ends.
+// receive receives requests until the stream ends.
 func (s *stream) receive() {
 	s.close(s.receiveAll())
 }
 
-// close ends the stream, unless it has ended: nothing more will be received.
+// close ends the stream, unless it has ended: nothing more is received.
 func (s *stream) close(err error) {
 	s.mu.Lock()
 	if !s.closed {
@@ -165,7 +164,7 @@ func (s *stream) close(err error) {
 	s.wakeUp()
 }
 
-// weigh takes note of what the stream keeps now. It is an error where that is too much.
+// weigh charges the connection for what the stream keeps now. It returns an error if that is too much.
 func (s *stream) weigh() error {
 	if s.conn == nil {
 		return nil
@@ -178,15 +177,15 @@ func (s *stream) weigh() error {
 	return s.conn.keep(s.kept - before)
 }
 
-// letGo takes note that the stream has ended, and keeps nothing.
+// letGo credits the connection with what the stream kept, when it has ended.
 func (s *stream) letGo() {
 	if s.conn != nil {
 		_ = s.conn.change(0, 0, -s.kept)
 	}
 }
 
-// receiveAll reads no faster than the quota lets it: the rest waits in the data plane, by the flow control of the
-// connection. The end of what it has to say is no error.
+// receiveAll receives requests no faster than the quota allows. The rest waits in the data plane, because of the
+// connection's flow control. The end of the requests is no error.
 func (s *stream) receiveAll() error {
 	ctx := s.g.Context()
 	by := s.conn
@@ -215,7 +214,7 @@ func (s *stream) receiveAll() error {
 	}
 }
 
-// open is what the first request leads to: it says whose stream this is.
+// open processes the first request, which identifies the data plane.
 func (s *stream) open(first *request) error {
 	s.node = first.id
 	key, err := s.server.key(s.g.Context(), s.node)
@@ -223,7 +222,7 @@ func (s *stream) open(first *request) error {
 		return err
 	}
 	s.server.join(key, s)
-	// A key that was deleted before the stream joined it would have left the stream without an end.
+	// If the key was deleted before the stream joined it, nothing would ever end the stream.
 	if now, err := s.server.key(s.g.Context(), s.node); err != nil {
 		return err
 	} else if now != key {
@@ -232,27 +231,27 @@ func (s *stream) open(first *request) error {
 	return nil
 }
 
-// What the streams of a connection may ask for: so many requests at once, and so many per second for long. One counts
-// as more by its size, and by what there is to do for it. A data plane asks some ten times at the beginning, and then
-// answers what it is told.
+// The quota of requests for the streams of a connection: a burst, and a rate per second. A large request, and one that
+// takes much work, counts as several. A data plane makes some ten requests at the beginning, and then answers
+// responses.
 const (
 	quotaAtOnce    = 2000
 	quotaPerSecond = 200
-	quotaBytes     = 64 << 10 // that count as one request more, of what is asked and of what is answered
-	quotaName      = 64       // bytes as which a name counts, of those that there are once some are added or dropped
+	quotaBytes     = 64 << 10 // bytes of requests, and of responses to them, that count as one more request
+	quotaName      = 64       // bytes that each subscribed name counts as when names are added or dropped
 )
 
-// quota is what a connection may still ask for.
+// quota is what remains of a connection's quota.
 type quota struct{ bucket pace.Bucket }
 
 func newQuota(now int64) quota { return quota{pace.NewBucket(quotaPerSecond, quotaAtOnce, now)} }
 
-// take takes a request of so many bytes out of the quota, and says how long to wait before it is served.
+// take takes a request of that many bytes out of the quota, and returns how long to wait before it is served.
 func (q *quota) take(bytes, now int64) time.Duration {
 	return q.bucket.Take(1+float64(bytes)/quotaBytes, now)
 }
 
-// of is the subscription to a type; nil: there is none.
+// of returns the subscription to a type, or nil.
 func (s *stream) of(url string) *subscription {
 	for _, sub := range s.subs {
 		if sub.url == url {
@@ -270,7 +269,7 @@ func (s *stream) subscribe(url string) *subscription {
 	return sub
 }
 
-// take takes a request in.
+// take processes a request.
 func (s *stream) take(r *request) error {
 	if r.err != nil {
 		return r.err
@@ -303,7 +302,7 @@ func (s *stream) take(r *request) error {
 	switch {
 	case s.delta:
 		sub.change(r, first, now, &s.server.sets)
-	case sub.nonce == "" || r.nonce == sub.nonce: // an older one: the answer to the last response says more
+	case sub.nonce == "" || r.nonce == sub.nonce: // for an older nonce: the answer to the last response is what counts
 		sub.replace(r.names, now, &s.server.sets)
 	}
 	if len(r.names)+len(r.drop) > 0 {
@@ -315,7 +314,7 @@ func (s *stream) take(r *request) error {
 	return nil
 }
 
-// next is what the data plane is to be told next; nil: nothing, before another request, another view, or s.due.
+// next returns the next response; nil: none until another request, another view, or s.due.
 func (s *stream) next(now int64) *response {
 	view := s.entry.view.Load()
 	if s.due = 0; view == nil {
@@ -326,7 +325,7 @@ func (s *stream) next(now int64) *response {
 		waits := false
 		for i := range s.subs {
 			sub := s.subs[i]
-			if at == breaks { // what refers to others goes first: routes, then clusters, then endpoints
+			if at == breaks { // referring resources go first: routes, then clusters, then endpoints
 				sub = s.subs[(i+s.turning())%len(s.subs)]
 			}
 			table := view.table(sub.url)
@@ -353,13 +352,13 @@ func (s *stream) next(now int64) *response {
 	return nil
 }
 
-// turning is where subscriptions of the second stage begin.
+// turning returns the index of the first subscription of the stage turns.
 func (s *stream) turning() int {
 	i := slices.IndexFunc(s.subs, func(sub *subscription) bool { return sub.kind.stage == turns })
 	return max(i, 0)
 }
 
-// under is until when a stage has to wait for what came before it, ns by pace.Now; 0: it does not.
+// under returns until when a stage must wait for earlier stages, ns by pace.Now; 0: it need not.
 func (s *stream) under(at stage, now int64) (until int64) {
 	for _, sub := range s.subs {
 		if sub.kind.stage < at && sub.blocked(now, s.server.o.Patience) {
@@ -369,7 +368,7 @@ func (s *stream) under(at stage, now int64) (until int64) {
 	return until
 }
 
-// impatient says whether a stage has waited for long enough. It takes note of when that began.
+// impatient says whether a stage has waited long enough. The first call begins the wait.
 func (s *stream) impatient(at stage, now int64) bool {
 	if s.held[at] == 0 {
 		s.held[at] = now
@@ -385,7 +384,7 @@ func (s *stream) lookAt(at int64) {
 	}
 }
 
-// response makes a response of news, and has what the data plane then waits for follow.
+// response makes a response from news, and marks the resources that the data plane then needs as owed.
 func (s *stream) response(sub *subscription, n *news, view *View) *response {
 	for _, r := range n.changed {
 		for _, need := range r.needs {
@@ -394,7 +393,7 @@ func (s *stream) response(sub *subscription, n *news, view *View) *response {
 			}
 		}
 	}
-	if sub.kind.stage == turns { // what was there before may be in use for as long as this is not answered
+	if sub.kind.stage == turns { // until this is answered, the previous resources may be in use
 		s.held[breaks] = 0
 	}
 	s.count++

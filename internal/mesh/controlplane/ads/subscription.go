@@ -7,29 +7,29 @@ import (
 	"tare/internal/lib/lists"
 )
 
-// subscription is what a data plane wants of one type, and how much of it it has received.
+// subscription is what a data plane has subscribed to of one type, and what it has been sent.
 type subscription struct {
 	url  string
 	kind kind
 
-	names *names // that it asks for
-	all   bool   // whatever there is
-	named bool   // it has ever asked by name: from then on, nothing means nothing
+	names *names // subscribed by name
+	all   bool   // subscribed to all
+	named bool   // it has subscribed by name before: from then on, no names means none
 
-	sent  *Table          // what it was sent last, as far as it wants it
-	began *Table          // what there was at the first request: what differs from it then was asked for, and is no news
-	due   bool            // it waits for a response, even if there is nothing to tell
-	owed  map[string]bool // names that are to be sent, whether or not it has them; true: it asked for them
-	owing int64           // bytes of those that are in no table, and of telling so
-	stubs int64           // bytes of what is in sent by the data plane's word alone
-	doubt []*Resource     // of responses that it refused: it may have taken a part of them
+	sent  *Table          // the wanted part of what it was sent last
+	began *Table          // the table at the first request: what differs from it was requested, and is no change
+	due   bool            // a response is due even if it is empty
+	owed  map[string]bool // names to be sent even if it has them; true: it requested them
+	owing int64           // bytes of the names in owed that are in no table, and of the answer that they are missing
+	stubs int64           // bytes of what sent holds only because the data plane says that it has it
+	doubt []*Resource     // resources of refused responses: some may have been applied
 
 	nonce   string // of the last response
-	waiting bool   // for its answer
-	told    int64  // bytes of the last response, but for resources, until it is answered
+	waiting bool   // for the answer to that response
+	told    int64  // bytes of the last response without resources, until it is answered
 	at      int64  // when the last response left, ns by pace.Now
-	since   int64  // of the view that it showed
-	asked   bool   // the data plane had asked for it
+	since   int64  // Since of that response's view
+	asked   bool   // the data plane had requested it
 	flight  []*Resource
 }
 
@@ -42,12 +42,12 @@ func (s *subscription) wants(name string) bool {
 	return s.names.has(name)
 }
 
-// blocked says whether a response is under way. One that is not answered in patience is no longer waited for.
+// blocked says whether a response is unanswered and was sent less than patience ago.
 func (s *subscription) blocked(now int64, patience time.Duration) bool {
 	return s.waiting && now-s.at < int64(patience)
 }
 
-// answer takes note of an answer to a response, and says whether it is the first to the last one.
+// answer processes an answer to a response, and says whether it is the first to the last response.
 func (s *subscription) answer(r *request) bool {
 	if !s.waiting || r.nonce != s.nonce {
 		return false
@@ -59,10 +59,10 @@ func (s *subscription) answer(r *request) bool {
 	return true
 }
 
-// keeps is what the subscription takes that it has in common with no other, in bytes.
+// keeps returns the bytes that the subscription takes and shares with no other.
 func (s *subscription) keeps() int64 { return s.names.own + s.owing + s.stubs + s.told }
 
-// owe has a name sent, by what there is now.
+// owe marks a name as to be sent. now is the current table.
 func (s *subscription) owe(name string, asked bool, now *Table) {
 	if s.owed == nil {
 		s.owed = map[string]bool{}
@@ -76,10 +76,10 @@ func (s *subscription) owe(name string, asked bool, now *Table) {
 	s.owed[name] = before || asked
 }
 
-// owing is what it takes to keep in mind that a name is owed, and to tell that it is not there.
+// owing returns the bytes that it takes to remember an owed name and to report it as missing.
 func owing(name string) int64 { return int64(2*len(name)) + 4*nameAround }
 
-// asks says whether the data plane waits for something that it asked for.
+// asks says whether the data plane waits for something that it requested.
 func (s *subscription) asks() bool {
 	for _, asked := range s.owed {
 		if asked {
@@ -89,7 +89,7 @@ func (s *subscription) asks() bool {
 	return s.due
 }
 
-// wholeOf takes the special name for everything out of a list.
+// wholeOf takes the name "*", which means everything, out of a list.
 func wholeOf(names []string) (all bool, rest []string) {
 	for _, name := range names {
 		if name == everything {
@@ -101,8 +101,8 @@ func wholeOf(names []string) (all bool, rest []string) {
 	return all, rest
 }
 
-// replace has the subscription be for names and no others, as every request of the state of the world says it. Nothing
-// means everything of roots, until something was named.
+// replace subscribes to these names and no others, as every state-of-the-world request does. For roots, no names means
+// everything until a name has been given.
 func (s *subscription) replace(list []string, now *Table, sets *nameSets) {
 	if len(list) == 0 && !s.named {
 		if !s.all && s.kind.roots {
@@ -115,7 +115,7 @@ func (s *subscription) replace(list []string, now *Table, sets *nameSets) {
 	names := sets.of(rest, now)
 	for _, name := range names.list {
 		if !s.names.has(name) {
-			if s.owe(name, true, now); s.kind.whole { // what is not in the response is not there
+			if s.owe(name, true, now); s.kind.whole { // a resource that the response lacks would count as removed
 				s.due = true
 			}
 		}
@@ -127,7 +127,7 @@ func (s *subscription) replace(list []string, now *Table, sets *nameSets) {
 	s.forgive(now)
 }
 
-// forgive forgets what is owed and not wanted any more.
+// forgive clears what is owed and no longer wanted.
 func (s *subscription) forgive(now *Table) {
 	s.owing = 0
 	for name := range s.owed {
@@ -139,8 +139,9 @@ func (s *subscription) forgive(now *Table) {
 	}
 }
 
-// change adds names and takes names away, as requests of deltas say it. What is added is sent even if it was before:
-// the data plane may have forgotten it. first is the first request of the type, which says also what is known.
+// change adds and drops names, as delta requests do. A name that is added is sent even if it was sent before, because
+// the data plane may have forgotten it. first is whether r is the first request of the type, which also says what the
+// data plane has.
 func (s *subscription) change(r *request, first bool, now *Table, sets *nameSets) {
 	if first {
 		s.began = now
@@ -177,7 +178,7 @@ func (s *subscription) change(r *request, first bool, now *Table, sets *nameSets
 	for _, name := range s.names.list {
 		if _, drop := slices.BinarySearch(rest, name); !drop {
 			left = append(left, name)
-		} else if s.all { // it does not know whether what it has is still among all
+		} else if s.all { // the data plane does not know whether what it has is among all
 			s.owe(name, true, now)
 		}
 	}
@@ -185,12 +186,12 @@ func (s *subscription) change(r *request, first bool, now *Table, sets *nameSets
 	s.forgive(now)
 }
 
-// pick is those of a list that are wanted. The list is not changed, and may be the result.
+// pick returns the wanted resources of a list. The list is not changed, and may be the result.
 func (s *subscription) pick(list []*Resource) []*Resource {
 	if s.all {
 		return list
 	}
-	if len(s.names.list) < len(list)/8 { // few of many
+	if len(s.names.list) < len(list)/8 { // a few names of many resources
 		return (&Table{list: list}).only(s.names.list).list
 	}
 	if !slices.ContainsFunc(list, func(r *Resource) bool { return !s.wants(r.name) }) {
@@ -205,7 +206,7 @@ func (s *subscription) pick(list []*Resource) []*Resource {
 	return some
 }
 
-// wanted are those of a table that are wanted.
+// wanted returns the wanted resources of a table.
 func (s *subscription) wanted(t *Table) []*Resource {
 	if !s.all && len(s.names.list) < t.Len()/8 {
 		return t.only(s.names.list).list
@@ -228,17 +229,16 @@ func (s *subscription) pending(at stage, now *Table) bool {
 	return s.sent != now && s.sent.stepTo(now).kept != s.sent
 }
 
-// news is what a response says.
+// news is the content of a response.
 type news struct {
 	version   string
 	resources []*Resource
 	removed   []string
-	changed   []*Resource // of resources, what may not be what the data plane has
-	asked     bool        // it, or a part of it, was asked for
+	changed   []*Resource // those of resources that the data plane may not have
+	asked     bool        // some of it was requested
 }
 
-// tell takes a subscription on to a table, as far as the stage goes, and says what the data plane is to be sent; nil:
-// nothing of it concerns it.
+// tell moves a subscription on to a table, as far as the stage allows, and returns what to send; nil: nothing.
 func (s *subscription) tell(at stage, now *Table, delta bool) *news {
 	d := s.sent.stepTo(now)
 	begins := s.began == now
@@ -278,7 +278,7 @@ func (s *subscription) tell(at stage, now *Table, delta bool) *news {
 	if !begins || to == now {
 		s.began = nil
 	}
-	if s.stubs > 0 { // of what is removed in the end they stay
+	if s.stubs > 0 { // stubs of what is removed in the last stage stay
 		if s.stubs = 0; to != now {
 			s.stubs = sizeOf(d.removed)
 		}
@@ -296,7 +296,7 @@ func (s *subscription) tell(at stage, now *Table, delta bool) *news {
 	return n
 }
 
-// with is a list with more resources in it, all once and in order. The list itself stays as it is.
+// with returns a list with more resources in it, without duplicates and sorted. The list itself stays as it is.
 func with(list, more []*Resource) []*Resource {
 	if more = slices.DeleteFunc(more, func(r *Resource) bool { return r == nil }); len(more) == 0 {
 		return list

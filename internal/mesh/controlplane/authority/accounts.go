@@ -10,22 +10,22 @@ import (
 	"github.com/go-jose/go-jose/v4/jwt"
 )
 
-// ServiceAccounts are those of a Kubernetes cluster. A pod proves which one it has by a token that the kubelet gives
-// it: a JWT that the API server has signed (projected volumes, TokenRequest). It is checked here by the cluster's
-// public keys, so that a token of a pod that has been deleted is taken until it ends.
+// ServiceAccounts verifies the tokens of a Kubernetes cluster's service accounts. A pod proves its account with a JWT
+// that the API server has signed and the kubelet has put into the pod (projected volumes, TokenRequest). It is
+// verified here with the cluster's public keys, so that the token of a deleted pod is accepted until it expires.
 type ServiceAccounts struct {
 	issuer, audience string
 	keys             jose.JSONWebKeySet
 }
 
-// maxAccountToken bounds a token, in bytes.
+// maxAccountToken is the maximum length of a token in bytes.
 const maxAccountToken = 8 << 10
 
-// signatures are those that API servers make (kube-apiserver, --service-account-signing-key-file).
+// signatures are the algorithms that API servers sign with (kube-apiserver, --service-account-signing-key-file).
 var signatures = []jose.SignatureAlgorithm{jose.RS256, jose.ES256, jose.ES384, jose.ES512}
 
-// NewServiceAccounts takes the public keys of a cluster, as its API server shows them (/openid/v1/jwks). Tokens must be
-// of the issuer and for the audience.
+// NewServiceAccounts takes the public keys of a cluster, as its API server publishes them (/openid/v1/jwks). Tokens
+// must be of the issuer and for the audience.
 func NewServiceAccounts(jwks []byte, issuer, audience string) (*ServiceAccounts, error) {
 	s := &ServiceAccounts{issuer: issuer, audience: audience}
 	if err := json.Unmarshal(jwks, &s.keys); err != nil {
@@ -58,8 +58,8 @@ type accountClaims struct {
 	} `json:"kubernetes.io"`
 }
 
-// identity is whose a token is, and which pod has it; empty: none alone. The error says nothing of why: whoever asks
-// may not be the one to know. Where there are no accounts (nil), no token is anybody's.
+// identity returns the identity that a token is for, and the pod that has it; empty: the token names none. The error
+// does not say why a token is invalid, because the peer may be an attacker. Without accounts (nil) no token is valid.
 func (s *ServiceAccounts) identity(trustDomain string, token Token) (id, pod string, err error) {
 	if s == nil || len(token) > maxAccountToken {
 		return "", "", errToken

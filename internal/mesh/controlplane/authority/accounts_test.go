@@ -33,7 +33,7 @@ func keysOf(t testing.TB, keys ...jose.JSONWebKey) []byte {
 	return text
 }
 
-// claims are those of a token of the pod p1 of the account web, but for what a test changes.
+// claims are those of a token of pod p1 of the account web, except where a test changes them.
 type claims struct {
 	jwt.Claims
 	Kubernetes map[string]any `json:"kubernetes.io,omitempty"`
@@ -61,7 +61,7 @@ func accountToken(t testing.TB, algorithm jose.SignatureAlgorithm, key any, c an
 	return Token(text)
 }
 
-// cluster is one whose API server gives tokens.
+// cluster is a cluster whose API server issues tokens.
 type cluster struct {
 	key      jose.JSONWebKey
 	accounts *ServiceAccounts
@@ -73,7 +73,7 @@ func newCluster(t testing.TB) cluster {
 	return cluster{key, must(NewServiceAccounts(keysOf(t, key.Public()), "https://cluster", "tare"))}
 }
 
-// token is that of a pod of an account in the namespace default.
+// token issues a token for a pod of an account in the namespace default.
 func (c cluster) token(t testing.TB, account string) Token {
 	t.Helper()
 	is := usualClaims()
@@ -99,7 +99,7 @@ func TestServiceAccounts(t *testing.T) {
 		f(&c)
 		return accountToken(t, jose.ES256, key, c)
 	}
-	stranger := signingKey(t, "a") // by a name that is known
+	stranger := signingKey(t, "a") // another key with a known name
 	public, err := key.Public().MarshalJSON()
 	if err != nil {
 		t.Fatal(err)
@@ -156,8 +156,8 @@ func TestServiceAccountKeys(t *testing.T) {
 	}
 }
 
-// TestAgentOfPod: an agent gets certificates by the token of a service account, each time by the one that there is
-// then, and pods of one account do not use up each other's share.
+// TestAgentOfPod: an agent gets certificates with the current token of a service account, and pods of one account do
+// not use up each other's quota.
 func TestAgentOfPod(t *testing.T) {
 	a, err := New(Options{})
 	if err != nil {
@@ -199,7 +199,7 @@ func TestAgentOfPod(t *testing.T) {
 	}
 }
 
-// FuzzAccountToken: nothing but a token that the cluster has signed is somebody's.
+// FuzzAccountToken: only tokens that the cluster has signed are valid.
 func FuzzAccountToken(f *testing.F) {
 	key := signingKey(f, "a")
 	s, err := NewServiceAccounts(keysOf(f, key.Public()), "https://cluster", "tare")
@@ -217,7 +217,7 @@ func FuzzAccountToken(f *testing.F) {
 	f.Add(`{"payload":"` + claims + `","signatures":[]}`)
 	f.Fuzz(func(t *testing.T, text string) {
 		if _, _, err := s.identity(DefaultTrustDomain, Token(text)); err == nil {
-			// Only what says the same: the base64 of a signature can have other last bits.
+			// Only an equivalent token is accepted: the base64 of a signature can end in other unused bits.
 			if h, r, _ := strings.Cut(text, "."); h != head || !strings.HasPrefix(r, claims+".") {
 				t.Errorf("taken: %s", text)
 			}

@@ -24,26 +24,26 @@ import (
 )
 
 // Agent gets the certificate of one identity from a control plane, and renews it: with a token the first time, then
-// with the certificate that it has. Keys are made here, a new one each time, and never sent.
+// with the current certificate. It makes a new key each time, and never sends it.
 type Agent struct {
 	Address  string // host:port of the control plane
-	Identity string // the SPIFFE ID that is wanted
-	Roots    []byte // PEM: whom to trust before the first answer
-	// ReadToken gives the token for the first time, and again whenever the certificate has ended: the kubelet replaces it
-	// from time to time.
+	Identity string // the SPIFFE ID to request
+	Roots    []byte // PEM: the roots to trust before the first answer
+	// ReadToken reads the token, for the first request and again whenever the certificate has expired: the kubelet
+	// replaces it from time to time.
 	ReadToken func() (Token, error)
 
-	// RenewAfter is as in Options. A control plane that is away is asked again after a second, then after twice as long
-	// each time, up to maxRetry.
+	// RenewAfter is as in Options. While the control plane does not answer, requests are retried after a second, then
+	// after twice as long each time, up to maxRetry.
 	RenewAfter float64
-	// OnChange is called by Run with what came, the first time before anything else, to write files for example. Its
-	// error ends Run.
+	// OnChange is called by Run with each new certificate, the first time before Run does anything else, to write
+	// files for example. Its error ends Run.
 	OnChange func(Credentials) error
 	// Log gets a line for each renewal that failed.
 	Log func(line string)
 }
 
-// The bounds of an agent.
+// Limits of an agent.
 const (
 	requestTimeout = 10 * time.Second
 	firstRetry     = time.Second
@@ -51,7 +51,7 @@ const (
 	maxAnswer      = 256 << 10 // bytes
 )
 
-// Request gets a certificate once: with the token, or with the credentials if they have a certificate.
+// Request requests a certificate once: with the token, or with the current credentials if they have a certificate.
 func (a *Agent) Request(ctx context.Context, current Credentials) (Credentials, error) {
 	domain, err := domainOf(a.Identity)
 	if err != nil {
@@ -75,7 +75,7 @@ func (a *Agent) Request(ctx context.Context, current Credentials) (Credentials, 
 	if err != nil {
 		return Credentials{}, a.failed(err)
 	}
-	defer func() { _ = conn.Close() }() // the answer is here, or an error of its own
+	defer func() { _ = conn.Close() }() // the answer has been read, or the call has returned its own error
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	if len(current.Chain) == 0 {
@@ -93,13 +93,13 @@ func (a *Agent) Request(ctx context.Context, current Credentials) (Credentials, 
 	return c, a.failed(err)
 }
 
-// failed says what was tried. The token is not in it.
+// failed adds what was tried to an error, without the token.
 func (a *Agent) failed(err error) error {
 	return fault.Wrap(err, fault.Machine, a.Address, "", "getting a certificate of %s from the control plane", a.Identity)
 }
 
-// accept checks an answer: it must be for this key and identity, and of one of the roots that come with it, which must
-// be of the same trust domain.
+// accept checks an answer: the certificate must be for this key and identity, and signed by one of the roots in the
+// answer, which must be of the same trust domain.
 func (a *Agent) accept(answer *dynamicpb.Message, key crypto.Signer) (Credentials, error) {
 	chain, roots, err := readResponse(answer)
 	if err != nil {
@@ -142,7 +142,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	for {
 		now := time.Now()
 		if !c.NotAfter.IsZero() && !now.Before(c.NotAfter) {
-			c = Credentials{Roots: c.Roots} // by the token, if it can be used again
+			c = Credentials{Roots: c.Roots} // with the token, if it is still valid
 		}
 		next, err := a.Request(ctx, c)
 		switch {
@@ -178,14 +178,14 @@ func (a *Agent) renewIn(c Credentials, now time.Time) time.Duration {
 	return time.Duration(float64(c.NotAfter.Sub(now)) * part * (1 - jitter*mathrand.Float64()))
 }
 
-// final says whether asking again cannot help.
+// final says whether a retry is pointless.
 func final(err error) bool {
 	return slices.Contains([]codes.Code{
 		codes.Unauthenticated, codes.PermissionDenied, codes.InvalidArgument, codes.Unimplemented,
 	}, status.Code(err))
 }
 
-// newRequestFor is a certificate request as PEM: a key, an identity, and nothing else.
+// newRequestFor makes a certificate request in PEM with a key, an identity, and nothing else.
 func newRequestFor(id string, key crypto.Signer) ([]byte, error) {
 	u, err := url.Parse(id)
 	if err != nil {

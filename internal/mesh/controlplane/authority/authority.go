@@ -1,9 +1,9 @@
-// Package authority is the certificate authority of our control plane, and how proxies prove who they are.
+// Package authority is the certificate authority of the control plane, and verifies the identities of proxies.
 //
 // Certificates are SPIFFE's (X509-SVID): ECDSA on P-256, short-lived, with one URI and no other name. The root signs
-// them directly. Proxies of Envoy's kind get key and certificate as secrets of SDS (Secrets, Roots). Agents that keep
-// their key to themselves ask for a signature with the token of a service account, and later with the certificate that
-// they have (Service, Agent). Proxies configured by files get theirs from Credentials.WriteFiles.
+// them directly. Envoy and similar proxies get key and certificate as secrets of SDS (Secrets, Roots). Agents that
+// keep their private key to themselves request a signature with the token of a service account, and later with their
+// current certificate (Service, Agent). Proxies configured by files get theirs from Credentials.WriteFiles.
 package authority
 
 import (
@@ -35,36 +35,36 @@ import (
 	"tare/internal/lib/limit"
 )
 
-// Options are the settings of an authority. The zero value will do.
+// Options configures an authority. The zero value will do.
 type Options struct {
 	TrustDomain string        // default DefaultTrustDomain
-	Life        time.Duration // of certificates, from a second on; default DefaultLife
-	RootLife    time.Duration // of roots; default DefaultRootLife. What a root signed ends with it
-	Backdate    time.Duration // how far a peer's clock may be behind; default DefaultBackdate, negative: not at all
-	// RenewAfter is the part of its life after which a certificate is replaced, in (0, 1); default DefaultRenewAfter. A
-	// random tenth of it is left out, so that certificates of the same time are not replaced at the same time.
+	Life        time.Duration // of certificates, at least 1 s; default DefaultLife
+	RootLife    time.Duration // of roots; default DefaultRootLife. No certificate outlives its root
+	Backdate    time.Duration // how far peers' clocks may be behind; default DefaultBackdate, negative: not at all
+	// RenewAfter is the part of its life after which a certificate is replaced, in (0, 1); default DefaultRenewAfter.
+	// Up to a tenth of it is subtracted at random, so that certificates issued together are not replaced together.
 	RenewAfter    float64
-	MaxIdentities int // with secrets at a time; default DefaultMaxIdentities
-	// MaxStrangers is how many connections of ServerCredentials may be open whose peers have shown no certificate; of more
-	// the oldest is closed. Default DefaultMaxStrangers.
+	MaxIdentities int // that can have secrets at the same time; default DefaultMaxIdentities
+	// MaxStrangers is the limit of open connections of ServerCredentials whose peers have shown no certificate; above
+	// it the oldest is closed. Default DefaultMaxStrangers.
 	MaxStrangers int
 
-	// Names are the DNS names that certificates of an identity have beside it, for peers that can check names of hosts
-	// and no URIs (nginx, HAProxy). nil: none. It is not for agents, whose certificates never have any.
+	// Names returns the DNS names that certificates of an identity have besides it, for peers that can verify host
+	// names but not URIs (nginx, HAProxy). nil: none. Certificates of agents never have any.
 	Names func(id string) []string
-	// OwnNames are the DNS names of the control plane's own certificate, for peers that know it by a name (WebTLS).
+	// OwnNames are the DNS names in the control plane's own certificate, for peers that verify its name (WebTLS).
 	OwnNames []string
 
-	// OnChange is called by Run after Secrets would give another secret for an identity, and OnRoots by the goroutine
-	// that changed the roots, after Roots would give another.
+	// OnChange is called by Run when Secrets has a new secret for an identity. OnRoots is called by the goroutine that
+	// changed the roots, after the change.
 	OnChange func(id string)
 	OnRoots  func()
-	// Log gets a line for each refusal, up to a rate for each host, and for each step of a rollover. Lines have no keys
-	// and no tokens.
+	// Log gets a line for each refusal, up to a rate for each host, and for each step of a rollover. Lines contain
+	// neither keys nor tokens.
 	Log func(line string)
 }
 
-// Where Options say nothing.
+// The defaults of Options.
 const (
 	DefaultLife          = time.Hour
 	DefaultRootLife      = 365 * 24 * time.Hour
@@ -74,7 +74,7 @@ const (
 	DefaultMaxStrangers  = 256
 )
 
-// jitter is the part of RenewAfter that is left out at random, at most.
+// jitter is the largest part of RenewAfter that is subtracted at random.
 const jitter = 0.1
 
 func (o Options) withDefaults() (Options, error) {
@@ -98,38 +98,38 @@ func (o Options) withDefaults() (Options, error) {
 	return o, CheckTrustDomain(o.TrustDomain)
 }
 
-// Authority issues certificates of one trust domain. Its methods can be called from several goroutines.
+// Authority issues certificates of one trust domain. Its methods may be called concurrently.
 type Authority struct {
 	o     Options
-	store *store // nil: in memory alone
+	store *store // nil: the roots are in memory only
 
 	trust atomic.Pointer[trust]
-	step  sync.Mutex // held by the steps of a rollover, one at a time
+	step  sync.Mutex // held by the steps of a rollover, so that they run one at a time
 
 	mu      sync.Mutex
 	issued  map[string]*entry
-	changed map[string]bool // identities of which OnChange has yet to be told
-	wake    chan struct{}   // Run looks at what is due again
-	wakes   time.Time       // when it will, whatever comes
-	signed  signed          // what agents have
+	changed map[string]bool // identities for which OnChange must still be called
+	wake    chan struct{}   // makes Run look for certificates that are due
+	wakes   time.Time       // when Run will look without wake
+	signed  signed          // the certificates of agents
 	own     entry           // the control plane's certificate
 	served  atomic.Pointer[serving]
 	running atomic.Bool
-	told    *limits // refusals that are logged, by host
+	told    *limits // limits the refusals that are logged, by host
 
 	strangers *limit.Latest // connections whose peers have shown no certificate
 }
 
-// trust is what an authority trusts and signs with. It is never changed, only replaced.
+// trust is what an authority trusts and signs with. It is immutable; a change replaces it.
 type trust struct {
-	issuing *root   // has a key
-	roots   []*root // all that are trusted, the issuing one first
+	issuing *root   // the one that signs; it has a key
+	roots   []*root // all trusted roots, the issuing one first
 	pem     []byte
 	pool    *x509.CertPool
 	secret  *tlsv3.Secret
 }
 
-// root is a root certificate. The key of a root that signs no more is gone.
+// root is a root certificate. A root that no longer signs has no key.
 type root struct {
 	certificate *x509.Certificate
 	key         crypto.Signer
@@ -138,12 +138,12 @@ type root struct {
 
 func (r *root) name() string { return hex.EncodeToString(r.certificate.SubjectKeyId[:8]) }
 
-// New makes an authority with a root of its own. Keys are nowhere but in this process.
+// New makes an authority with a new root. Its keys exist in this process only.
 func New(o Options) (*Authority, error) { return open(o, nil) }
 
-// Open is an authority whose roots are kept in a directory, in a file of mode 0600: those that are there, or else a new
-// one. The directory must belong to this user or root, and nobody else may write it. One process at a time can use it;
-// Close lets it go.
+// Open opens an authority whose roots are kept in a directory, in a file of mode 0600. It makes a root if there is
+// none. The directory must belong to this user or root, and no other user may be able to write to it. One process at a
+// time can use it; Close releases it.
 func Open(o Options, dir string) (*Authority, error) {
 	s, err := openStore(dir)
 	if err != nil {
@@ -174,12 +174,12 @@ func open(o Options, s *store) (*Authority, error) {
 	return a, nil
 }
 
-// load is the trust of the store, or that of a new root.
+// load returns the trust of the store, or that of a new root.
 func (a *Authority) load() (*trust, error) {
 	if a.store != nil {
 		t, err := a.store.read(a.o.TrustDomain)
 		if !errors.Is(err, fs.ErrNotExist) {
-			last := time.Now().Add(a.o.Life) // agents may have certificates until then: nobody has kept count
+			last := time.Now().Add(a.o.Life) // the certificates of agents are not recorded: any may be valid until then
 			a.signed = signed{before: last, now: last}
 			return t, err
 		}
@@ -199,17 +199,17 @@ func (a *Authority) save(t *trust) error {
 	return a.store.write(t)
 }
 
-// Close lets the directory of the roots go. It does not end Run.
+// Close releases the directory of the roots. It does not end Run.
 func (a *Authority) Close() {
 	if a.store != nil {
 		a.store.close()
 	}
 }
 
-// TrustDomain is the authority's.
+// TrustDomain returns the authority's trust domain.
 func (a *Authority) TrustDomain() string { return a.o.TrustDomain }
 
-// RootsPEM are the certificates of all trusted roots. Their order says nothing.
+// RootsPEM returns the certificates of all trusted roots. Their order has no meaning.
 func (a *Authority) RootsPEM() []byte { return a.trust.Load().pem }
 
 func (a *Authority) logf(format string, args ...any) {
@@ -218,7 +218,7 @@ func (a *Authority) logf(format string, args ...any) {
 	}
 }
 
-// How many refusals of one host are logged, per second and at once.
+// Limits of the logged refusals of one host, per second and at once.
 const (
 	toldRate  = 1
 	toldBurst = 50
@@ -231,11 +231,12 @@ func (a *Authority) refuse(ctx context.Context, format string, args ...any) {
 	}
 }
 
-// newTrust is by one root, or by two: the one that signs, and one that will sign and has its key, or did and has none.
+// newTrust makes the trust of one root, or of two: the one that signs, and either the next one, with its key, or the
+// previous one, without.
 func newTrust(roots ...*root) *trust {
 	t := &trust{issuing: roots[0], roots: roots, pool: x509.NewCertPool()}
 	byName := slices.SortedFunc(slices.Values(roots), func(a, b *root) int { return strings.Compare(a.name(), b.name()) })
-	for _, r := range byName { // so that which of them signs changes nothing for proxies
+	for _, r := range byName { // sorted, so that the proxies' secret does not depend on which root signs
 		t.pem = append(t.pem, r.pem...)
 		t.pool.AddCert(r.certificate)
 	}
@@ -243,8 +244,8 @@ func newTrust(roots ...*root) *trust {
 	return t
 }
 
-// newRoot makes a self-signed root that is itself an SVID of the trust domain (X509-SVID, section 3.2), may sign leaves
-// only, and those of its trust domain only where a validator knows constraints of URIs.
+// newRoot makes a self-signed root that is itself an SVID of the trust domain (X509-SVID, section 3.2). It may sign
+// leaves only. A validator that supports URI constraints accepts only leaves of the root's trust domain.
 func newRoot(o Options) (*root, error) {
 	key, err := newKey()
 	if err != nil {
@@ -252,7 +253,7 @@ func newRoot(o Options) (*root, error) {
 	}
 	now := time.Now()
 	template := &x509.Certificate{
-		// A random name: chains are found by it where several roots are trusted.
+		// A random name, because chains are found by name where several roots are trusted.
 		Subject:   pkix.Name{Organization: []string{o.TrustDomain}, CommonName: "root " + rand.Text()[:8]},
 		NotBefore: now.Add(-o.Backdate), NotAfter: now.Add(o.RootLife),
 		IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true, KeyUsage: x509.KeyUsageCertSign,
@@ -291,15 +292,15 @@ func keyPEM(key crypto.PrivateKey) (Key, error) {
 	return pem.EncodeToMemory(&pem.Block{Type: keyBlock, Bytes: der}), nil
 }
 
-// leaf is a certificate as it was signed.
+// leaf is a signed certificate.
 type leaf struct {
 	pem                 []byte
 	notBefore, notAfter time.Time
-	due                 time.Time         // when it should be replaced
+	due                 time.Time         // when to replace it
 	by                  *x509.Certificate // the root that signed it
 }
 
-// sign makes a certificate for a key. Whether its holder may have that identity was decided before.
+// sign signs a certificate for a key. The caller has checked that the key's holder may have the identity.
 func (a *Authority) sign(
 	t *trust, id string, key crypto.PublicKey, life time.Duration, names ...string,
 ) (leaf, error) {
@@ -334,8 +335,8 @@ func (a *Authority) sign(
 	}, nil
 }
 
-// store keeps roots in a file: that which signs, with its key; then that which will sign, with its key, or that which
-// signed, without. So the file tells the stage of a rollover by itself, and one rename is one step.
+// store keeps roots in a file: the root that signs, with its key; then the next root, with its key, or the previous
+// root, without. So the file itself shows the stage of a rollover, and each step is one rename.
 type store struct {
 	dir  *private
 	lock *os.File
@@ -390,7 +391,7 @@ func (s *store) read(trustDomain string) (*trust, error) {
 		"the roots cannot be used")
 }
 
-// parseTrust reads the text of a store. Its errors show nothing of keys.
+// parseTrust parses the text of a store. Its errors never contain keys.
 func parseTrust(text []byte, trustDomain string) (*trust, error) {
 	var roots []*root
 	for block := range blocks(text) {

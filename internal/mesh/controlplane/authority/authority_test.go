@@ -76,7 +76,7 @@ func extension(t *testing.T, c *x509.Certificate, last int) (critical, there boo
 	return false, false
 }
 
-// The numbers of extensions below 2.5.29.
+// Numbers of the extensions below 2.5.29.
 const (
 	keyUsage        = 15
 	altName         = 17
@@ -149,8 +149,8 @@ func TestSerialsDiffer(t *testing.T) {
 	}
 }
 
-// TestClocks: peers whose clock is behind by less than Backdate take a fresh certificate; nobody takes one that has
-// ended.
+// TestClocks: peers whose clock is behind by less than Backdate accept a fresh certificate, and no peer accepts an
+// expired one.
 func TestClocks(t *testing.T) {
 	a := newAuthority(t, Options{Life: time.Minute, Backdate: 30 * time.Second})
 	c := credentialsOf(t, a, webID)
@@ -168,8 +168,8 @@ func TestClocks(t *testing.T) {
 	}
 }
 
-// TestForeignTrustDomain: by the root's name constraints nobody takes what its key signs for another trust domain, not
-// even who looks at the chain alone.
+// TestForeignTrustDomain: because of the root's name constraints, a certificate that its key signs for another trust
+// domain is rejected, even by a peer that verifies only the chain.
 func TestForeignTrustDomain(t *testing.T) {
 	a := newAuthority(t, Options{})
 	for _, c := range []struct {
@@ -206,8 +206,8 @@ func must[T any](v T, err error) T {
 	return v
 }
 
-// forged is a certificate that the authority's root has signed with a template that was changed: what a thief of the
-// root's key could make.
+// forged makes a certificate that the authority's root signs with a modified template, as someone who has stolen the
+// root's key could.
 func forged(t testing.TB, a *Authority, change func(*x509.Certificate)) Credentials {
 	t.Helper()
 	key, err := newKey()
@@ -231,7 +231,7 @@ func forged(t testing.TB, a *Authority, change func(*x509.Certificate)) Credenti
 	}
 }
 
-// openssl verifies a certificate by Debian's openssl, strictly, at a time.
+// openssl verifies a certificate with Debian's openssl, strictly, at a given time.
 func openssl(t testing.TB, c Credentials, roots []byte, at time.Time) error {
 	t.Helper()
 	dir := t.TempDir()
@@ -265,7 +265,7 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// TestRootEnds: a certificate never outlives its root, and a root that has ended signs nothing.
+// TestRootEnds: a certificate never outlives its root, and an expired root signs nothing.
 func TestRootEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAuthority(t, Options{Life: time.Second, RootLife: time.Second})
@@ -281,7 +281,7 @@ func TestRootEnds(t *testing.T) {
 	})
 }
 
-// checkKey is an error of the test unless a key is that of a certificate.
+// checkKey fails the test unless a key belongs to the certificate.
 func checkKey(t testing.TB, c Credentials) {
 	t.Helper()
 	pair, err := c.Certificate()

@@ -14,35 +14,35 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// Key is a private key as PEM (PKCS #8). It prints as a remark, so that no log, error or JSON document shows it. Use
-// []byte(k) for the key itself.
+// Key is a private key as PEM (PKCS #8). It prints as a placeholder, so that no log, error or JSON document contains
+// it. Use []byte(k) for the key itself.
 type Key []byte
 
 const hiddenKey = "(private key)"
 
-// Format writes a remark instead of the key, whatever the verb.
+// Format writes a placeholder instead of the key, whatever the verb.
 func (Key) Format(s fmt.State, _ rune) { _, _ = io.WriteString(s, hiddenKey) }
 
-// String is a remark instead of the key.
+// String returns a placeholder instead of the key.
 func (Key) String() string { return hiddenKey }
 
-// LogValue is a remark instead of the key.
+// LogValue returns a placeholder instead of the key.
 func (Key) LogValue() slog.Value { return slog.StringValue(hiddenKey) }
 
-// MarshalText is a remark instead of the key.
+// MarshalText returns a placeholder instead of the key.
 func (Key) MarshalText() ([]byte, error) { return []byte(hiddenKey), nil }
 
-// MarshalYAML is a remark instead of the key: YAML would have a list of numbers.
+// MarshalYAML returns a placeholder instead of the key, which YAML would write as a list of numbers.
 func (Key) MarshalYAML() (any, error) { return hiddenKey, nil }
 
-// Credentials are what one identity proves itself by, and what it trusts. Authority.Credentials makes them for proxies
-// that are configured by files, Bootstrap gets them from a control plane.
+// Credentials are the certificate and key of one identity, and the roots that it trusts. Authority.Credentials makes
+// them for proxies that are configured by files; an Agent gets them from a control plane.
 type Credentials struct {
 	ID        string    // spiffe://TRUST_DOMAIN/ns/NAMESPACE/sa/ACCOUNT
-	Chain     []byte    // its certificate as PEM. The roots sign directly, so that there is one
-	Key       Key       // the certificate's
-	Roots     []byte    // certificates of all trusted roots as PEM: one, or two during a rollover
-	NotBefore time.Time // of the certificate: some time before it was issued, for clocks that are behind
+	Chain     []byte    // its certificate in PEM; just one, because the roots sign directly
+	Key       Key       // the certificate's private key
+	Roots     []byte    // certificates of all trusted roots in PEM: one, or two during a rollover
+	NotBefore time.Time // of the certificate; before it was issued, for clocks that are behind
 	NotAfter  time.Time // of the certificate
 }
 
@@ -58,10 +58,12 @@ const (
 )
 
 // WriteFiles writes IdentityFile and RootsFile into a directory, both with mode 0600, for proxies that are configured
-// by files. A file that is there is replaced by one rename: a reader sees the old one or the new one, whole. The roots
-// come first, so that whoever reads both never has a certificate of a root that it does not know. The proxy must then
-// be told to read them again. The directory must be of this user or root and writable by nobody else; it is the
-// caller's, who removes it (see internal/lib/files). Errors never have the key's text.
+// by files. Existing files are replaced by rename: a reader sees the old file or the new one, complete. The roots are
+// written first, so that a proxy that reads both always has the root of its certificate. The proxy must then reload
+// them.
+//
+// The directory must belong to this user or root, and no other user may be able to write to it. The caller removes it
+// (see internal/lib/files). Errors never contain the key.
 func (c Credentials) WriteFiles(dir string) error {
 	d, err := openPrivate(dir)
 	if err != nil {
@@ -74,7 +76,7 @@ func (c Credentials) WriteFiles(dir string) error {
 	return d.write(IdentityFile, c.pair())
 }
 
-// pair is the certificate, then its key.
+// pair returns the certificate, then its key.
 func (c Credentials) pair() []byte { return append(bytes.Clone(c.Chain), c.Key...) }
 
 // ReadFiles reads what WriteFiles wrote.
@@ -108,7 +110,7 @@ func ReadFiles(dir string) (Credentials, error) {
 	return c, nil
 }
 
-// check fills in what the certificate says.
+// check fills in the fields that the certificate determines.
 func (c *Credentials) check() error {
 	pair, err := c.Certificate()
 	if err != nil {
@@ -119,7 +121,7 @@ func (c *Credentials) check() error {
 	return err
 }
 
-// ControlPlane is the identity of the control plane of the same trust domain.
+// ControlPlane returns the identity of the control plane of the same trust domain.
 func (c Credentials) ControlPlane() (string, error) {
 	domain, err := domainOf(c.ID)
 	if err != nil {
@@ -128,7 +130,7 @@ func (c Credentials) ControlPlane() (string, error) {
 	return ControlPlane(domain), nil
 }
 
-// Certificate is the certificate with its key for crypto/tls.
+// Certificate returns the certificate with its key for crypto/tls.
 func (c Credentials) Certificate() (tls.Certificate, error) {
 	pair, err := tls.X509KeyPair(c.Chain, c.Key)
 	if err != nil {
@@ -137,7 +139,7 @@ func (c Credentials) Certificate() (tls.Certificate, error) {
 	return pair, nil
 }
 
-// Pool is the trusted roots for crypto/tls.
+// Pool returns the trusted roots for crypto/tls.
 func (c Credentials) Pool() (*x509.CertPool, error) {
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(c.Roots) {
@@ -146,14 +148,14 @@ func (c Credentials) Pool() (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// The types of PEM blocks.
+// Types of PEM blocks.
 const (
 	certificateBlock = "CERTIFICATE"
 	keyBlock         = "PRIVATE KEY"
 	requestBlock     = "CERTIFICATE REQUEST"
 )
 
-// CheckDirectory is an error of code fault.Usage unless a directory is as WriteFiles wants it.
+// CheckDirectory returns an error of code fault.Usage unless a directory meets the conditions of WriteFiles.
 func CheckDirectory(path string) error {
 	d, err := openPrivate(path)
 	if err != nil {

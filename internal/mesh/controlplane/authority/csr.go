@@ -10,16 +10,16 @@ import (
 	"fmt"
 )
 
-// maxRequest is the longest certificate request that is looked at, in bytes. One for P-384 with a long identity has
-// about 1 KiB.
+// maxRequest is the maximum length of a certificate request in bytes. One for P-384 with a long identity has about 1
+// KiB.
 const maxRequest = 8 << 10
 
-// errOther is that a request is for another identity than that of who asks.
+// errOther means that a request is for another identity than the peer's.
 var errOther = errors.New("the request is for another identity")
 
-// parseRequest reads a certificate request of a peer that is known to be id, and gives its public key. Only the key and
-// the identity matter: the certificate has nothing else of the request. A request that names another identity, or that
-// wants names of another kind, is an error.
+// parseRequest parses a certificate request of a peer whose identity is id, and returns its public key. The
+// certificate takes nothing from the request but the key. A request for another identity, or for names of other kinds,
+// is an error.
 func parseRequest(text, id string) (*ecdsa.PublicKey, error) {
 	if len(text) > maxRequest {
 		return nil, fmt.Errorf("the request has %d bytes, more than %d", len(text), maxRequest)
@@ -32,7 +32,7 @@ func parseRequest(text, id string) (*ecdsa.PublicKey, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the request cannot be read: %w", err)
 	}
-	// The key first: checking the signature of a large RSA key takes time that the peer chooses.
+	// The key is checked first, because verifying the signature of an RSA key takes a time that the peer can choose.
 	key, ok := r.PublicKey.(*ecdsa.PublicKey)
 	if !ok || key.Curve != elliptic.P256() && key.Curve != elliptic.P384() {
 		return nil, fmt.Errorf("the request has a key of type %s: use ECDSA on P-256 or P-384", r.PublicKeyAlgorithm)

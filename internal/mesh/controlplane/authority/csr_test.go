@@ -38,7 +38,7 @@ func uris(texts ...string) []*url.URL {
 	return all
 }
 
-// rsa512 is a request that OpenSSL has signed with a key so small that Go would not make it.
+// rsa512 makes a request with OpenSSL, signed with a key so small that Go refuses to make it.
 func rsa512(t testing.TB) string {
 	t.Helper()
 	out, err := exec.Command("openssl", "req", "-new", "-newkey", "rsa:512", "-nodes", "-keyout", "/dev/null",
@@ -49,7 +49,7 @@ func rsa512(t testing.TB) string {
 	return string(out)
 }
 
-// rsa2048 takes a while to make.
+// rsa2048 is made once, because it takes a while.
 var rsa2048 = sync.OnceValue(func() *rsa.PrivateKey { return must(rsa.GenerateKey(rand.Reader, 2048)) })
 
 func hostile(t testing.TB) map[string]string {
@@ -103,8 +103,8 @@ func TestHostileRequests(t *testing.T) {
 	}
 }
 
-// TestRequestSaysNothing: a certificate has the key of a request and nothing else of it: no subject, no extension, and
-// above all not that it is of an authority.
+// TestRequestSaysNothing: a certificate takes only the key from a request: no subject, no extension, and above all no
+// permission to sign certificates.
 func TestRequestSaysNothing(t *testing.T) {
 	a := newAuthority(t, Options{})
 	authority, err := asn1.Marshal(struct{ IsCA bool }{true})
@@ -143,8 +143,8 @@ func TestRequestSaysNothing(t *testing.T) {
 	}
 }
 
-// FuzzRequest: whatever a peer sends, what comes of it is an error, or a key of a kind that is signed and no other
-// identity.
+// FuzzRequest: for any input, parseRequest returns an error or a public key on P-256 or P-384, and accepts no private
+// key.
 func FuzzRequest(f *testing.F) {
 	for name, text := range hostile(f) {
 		if !strings.HasPrefix(name, "huge") {

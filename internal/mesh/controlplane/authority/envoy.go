@@ -11,17 +11,17 @@ import (
 	"tare/internal/mesh/controlplane/bootstrap"
 )
 
-// The files of WriteEnvoy: its bootstrap, and what an Envoy proves itself by to its control plane, each as a response
-// of SDS. One rename changes certificate and key together.
+// Files of WriteEnvoy: the bootstrap of an Envoy, and the certificate and roots for its connection to the control
+// plane, each as a response of SDS. Certificate and key are in one file, so that one rename changes both.
 const (
 	EnvoyBootstrapFile = "envoy.json"
 	EnvoyIdentityFile  = "identity.json"
 	EnvoyRootsFile     = "roots.json"
 )
 
-// WriteEnvoy writes what an Envoy is started with into a directory, under the conditions of WriteFiles. An Envoy that
-// runs takes a certificate that is written again for its next connection to the control plane, by itself. Without an
-// identity it connects in the clear.
+// WriteEnvoy writes the files that an Envoy is started with into a directory, under the conditions of WriteFiles. When
+// they are written again, a running Envoy uses the new certificate for its next connection to the control plane.
+// Without an identity Envoy connects without TLS.
 func (c Credentials) WriteEnvoy(dir string, b bootstrap.Envoy) error {
 	d, err := openPrivate(dir)
 	if err != nil {
@@ -51,7 +51,7 @@ func (c Credentials) WriteEnvoy(dir string, b bootstrap.Envoy) error {
 func writeSecret(d *private, name string, secret *tlsv3.Secret) error {
 	resource, err := anypb.New(secret)
 	if err != nil {
-		return fmt.Errorf("encoding the secret %s failed", secret.GetName()) // without a cause that might show it
+		return fmt.Errorf("encoding the secret %s failed", secret.GetName()) // without the cause, which might contain it
 	}
 	text, err := protojson.Marshal(&discoveryv3.DiscoveryResponse{
 		Resources: []*anypb.Any{resource}, TypeUrl: resource.GetTypeUrl(),

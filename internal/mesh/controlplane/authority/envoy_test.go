@@ -45,8 +45,8 @@ import (
 	envoytest "tare/test/envoy"
 )
 
-// meshServer is a control plane of the tests: go-control-plane's cache, which tells each node its own resources and
-// nobody else's, behind the authority's TLS.
+// meshServer is a control plane of the tests: go-control-plane's cache, which sends each node its own resources only,
+// behind the authority's TLS.
 type meshServer struct {
 	t       *testing.T
 	a       *Authority
@@ -74,7 +74,7 @@ func newMeshServer(t *testing.T, a *Authority) *meshServer {
 	}
 }
 
-// start serves at an address, and can be called again after stop.
+// start starts it at an address. It can be called again after stop.
 func (m *meshServer) start(address string, accounts *ServiceAccounts) {
 	m.t.Helper()
 	l, err := net.Listen("tcp", address)
@@ -109,7 +109,7 @@ func (m *meshServer) opened(ctx context.Context) error {
 	return nil
 }
 
-// discovery is the aggregated discovery service alone.
+// discovery is the aggregated discovery service only.
 type discovery struct {
 	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
 	m     *meshServer
@@ -135,7 +135,7 @@ func (d *discovery) DeltaAggregatedResources(
 	return d.delta.DeltaStreamHandler(s, resource.AnyType)
 }
 
-// callbacks keep what nodes refuse.
+// callbacks record what nodes refuse.
 type callbacks meshServer
 
 func (m *callbacks) answered(refusal string) error {
@@ -178,7 +178,7 @@ func (m *meshServer) counts() (streams int, serial map[string]string, refusals [
 	return m.streams, serial, m.refusals
 }
 
-// tell makes what a node is told anew, with the secrets of the moment.
+// tell sets a node's resources again, with its current secrets.
 func (m *meshServer) tell(id string) {
 	secrets, err := m.a.Secrets(id)
 	if err != nil {
@@ -195,7 +195,7 @@ func (m *meshServer) tell(id string) {
 	for kind, list := range m.static[id] {
 		all[kind] = list
 	}
-	// A version for each kind: listeners that have not changed are not told again.
+	// Each type has its own version, so that unchanged listeners are not sent again.
 	snapshot, err := cache.NewSnapshot("1", all)
 	if err == nil {
 		snapshot.Resources[types.Secret].Version = fmt.Sprint(m.version)
@@ -220,15 +220,15 @@ func fromJSON[M proto.Message](t *testing.T, m M, format string, args ...any) M 
 	return m
 }
 
-// sidecar is an Envoy that gets all it knows from a mesh server, over a connection on which it proves itself with what
-// its agent keeps in a directory.
+// sidecar is an Envoy that gets its configuration from a mesh server, over a connection that it authenticates with the
+// certificate that its agent keeps in a directory.
 type sidecar struct {
 	t     *testing.T
 	id    string
 	dir   string
 	admin string
 
-	renewals atomic.Int64 // of the agent
+	renewals atomic.Int64 // of the agent's certificates
 }
 
 func (m *meshServer) sidecar(id, variant string, agent *Agent) *sidecar {
@@ -310,7 +310,7 @@ func (s *sidecar) get(path string) string {
 	return string(text)
 }
 
-// stat is a counter or gauge of the sidecar.
+// stat returns a counter or gauge of the sidecar.
 func (s *sidecar) stat(name string) int {
 	s.t.Helper()
 	for line := range strings.Lines(s.get("/stats?filter=" + url.QueryEscape("^"+name+"$"))) {
@@ -325,7 +325,7 @@ func (s *sidecar) stat(name string) int {
 	return -1
 }
 
-// listens waits for a listener and gives its address.
+// listens waits for a listener and returns its address.
 func (s *sidecar) listens(name string) string {
 	s.t.Helper()
 	for {
@@ -352,10 +352,10 @@ func (s *sidecar) listens(name string) string {
 	}
 }
 
-// sds is a reference to a secret of the control plane.
+// sds refers to a secret of the control plane.
 const sds = `{"name": %q, "sdsConfig": {"ads": {}, "resourceApiVersion": "V3"}}`
 
-// common is the TLS of both sides: TLS 1.3, one's own certificate, and a peer of one identity.
+// common is the TLS configuration of both sides: TLS 1.3, the own certificate, and a peer of one identity.
 func common(peer string) string {
 	return fmt.Sprintf(`"commonTlsContext": {
 		"tlsParams": {"tlsMinimumProtocolVersion": "TLSv1_3", "tlsMaximumProtocolVersion": "TLSv1_3"},
@@ -365,7 +365,7 @@ func common(peer string) string {
 			"validationContextSdsSecretConfig": `+sds+`}}`, IdentitySecret, peer, RootsSecret)
 }
 
-// httpListener is a listener with routes, and TLS if it is not empty.
+// httpListener makes a listener with routes, and with TLS if tls is not empty.
 func httpListener(name, routes, tls string) string {
 	if tls != "" {
 		tls = `, "transportSocket": {"name": "envoy.transport_sockets.tls", "typedConfig": {
@@ -383,8 +383,8 @@ func httpListener(name, routes, tls string) string {
 		}}]%s}]}`, name, name, routes, tls)
 }
 
-// httpCluster is a cluster of one endpoint, of HTTP/1.1, with so many requests a connection (0: any), and TLS if it is
-// not empty.
+// httpCluster makes an HTTP/1.1 cluster of one endpoint, with that many requests per connection (0: no limit), and
+// with TLS if tls is not empty.
 func httpCluster(name, address string, requests int, tls string) string {
 	if tls != "" {
 		tls = `, "transportSocket": {"name": "envoy.transport_sockets.tls", "typedConfig": {
@@ -404,13 +404,13 @@ func httpCluster(name, address string, requests int, tls string) string {
 		name, limit, name, host, port, tls)
 }
 
-// flow is a steady flow of requests by one client, and what the application saw of whom they came from.
+// flow is a steady flow of requests by one client, and the client certificates that the application saw.
 type flow struct {
 	done, failed atomic.Int64
 	mu           sync.Mutex
 	failure      string
 	serials      map[string]bool // of the client sidecar's certificates
-	issuers      map[string]bool // of these, by key
+	issuers      map[string]bool // of these certificates, by key
 }
 
 func (f *flow) run(ctx context.Context, url string) {
@@ -453,7 +453,7 @@ func (f *flow) seen() (serials, issuers int) {
 	return len(f.serials), len(f.issuers)
 }
 
-// application says who it was called by: serial number and key of the issuer of the client sidecar's certificate.
+// application answers with the client sidecar's certificate: its serial number and its issuer's key.
 func application(w http.ResponseWriter, r *http.Request) {
 	for part := range strings.SplitSeq(r.Header.Get("X-Forwarded-Client-Cert"), ";") {
 		if value, ok := strings.CutPrefix(part, "Cert="); ok {
@@ -471,9 +471,9 @@ func application(w http.ResponseWriter, r *http.Request) {
 	http.Error(w, "no certificate", http.StatusForbidden)
 }
 
-// TestEnvoy runs two sidecars with mutual TLS by SDS under a steady flow of requests, on connections that stay and on
-// new ones, while certificates rotate, the root is rolled over, and the control plane restarts. No request may fail, no
-// kept connection may end, and new connections must show the new certificates.
+// TestEnvoy runs two sidecars with mutual TLS by SDS under a steady flow of requests, on kept and on new connections,
+// while certificates rotate, the root is rolled over, and the control plane restarts. No request may fail, no kept
+// connection may end, and new connections must use the new certificates.
 func TestEnvoy(t *testing.T) {
 	t.Parallel()
 	envoytest.Path(t)
@@ -609,7 +609,7 @@ func TestEnvoy(t *testing.T) {
 
 func newFlow() *flow { return &flow{serials: map[string]bool{}, issuers: map[string]bool{}} }
 
-// roots is the number of roots that the sidecar trusts for the mesh, as it says itself.
+// roots returns the number of roots that the sidecar reports to trust for the mesh.
 func (s *sidecar) roots() int {
 	var dump struct {
 		Configs []struct {
@@ -642,7 +642,7 @@ func (s *sidecar) roots() int {
 	return most
 }
 
-// requestOf makes one request of a sidecar's inbound listener, with credentials of a client.
+// requestOf makes one request to a sidecar's inbound listener, with the credentials of a client.
 func requestOf(address string, c Credentials) error {
 	config := ClientTLS(func() (Credentials, error) { return c, nil }, apiID)
 	transport := &http.Transport{TLSClientConfig: config}
@@ -658,7 +658,7 @@ func requestOf(address string, c Credentials) error {
 	return nil
 }
 
-// strict checks whom the inbound listener of api takes: web, and nobody else.
+// strict checks that the inbound listener of api accepts web, and no other client.
 func strict(t *testing.T, a *Authority, address string) {
 	t.Helper()
 	web := forged(t, a, func(*x509.Certificate) {})

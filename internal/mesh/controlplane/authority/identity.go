@@ -12,16 +12,16 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// Where an identity is written without them.
+// Defaults of the parts of an identity.
 const (
 	DefaultTrustDomain = "mesh.local"
 	DefaultNamespace   = "default"
 )
 
-// SystemNamespace is for the control plane itself: nobody else gets an identity in it.
+// SystemNamespace is the namespace of the control plane itself. Proxies get no identity in it.
 const SystemNamespace = "tare-system"
 
-// ControlPlane is the identity by which proxies know the control plane of a trust domain.
+// ControlPlane returns the identity of the control plane of a trust domain.
 func ControlPlane(trustDomain string) string {
 	return compose(trustDomain, SystemNamespace, "controlplane")
 }
@@ -36,8 +36,8 @@ const (
 	maxSegment = 253 // bytes; Kubernetes names of service accounts
 )
 
-// Identity is the SPIFFE ID of what a mesh file calls an identity: ACCOUNT or NAMESPACE/ACCOUNT. A whole ID of the same
-// trust domain is taken as well.
+// Identity returns the SPIFFE ID of an identity in a mesh file: ACCOUNT or NAMESPACE/ACCOUNT. A complete ID of the
+// same trust domain is accepted as well.
 func Identity(trustDomain, name string) (string, error) {
 	id := name
 	if !strings.HasPrefix(name, scheme+":") {
@@ -53,8 +53,9 @@ func Identity(trustDomain, name string) (string, error) {
 	return id, nil
 }
 
-// CheckIdentity is an error unless id is spiffe://TRUST_DOMAIN/ns/NAMESPACE/sa/ACCOUNT of that very trust domain. The
-// letters are those of SPIFFE's paths (SPIFFE-ID, section 2.2), so that an identity has one spelling.
+// CheckIdentity returns an error unless id is spiffe://TRUST_DOMAIN/ns/NAMESPACE/sa/ACCOUNT of exactly that trust
+// domain. Only the characters of SPIFFE's paths are allowed (SPIFFE-ID, section 2.2), so that an identity has one
+// spelling.
 func CheckIdentity(trustDomain, id string) error {
 	const hint = "an identity is spiffe://TRUST_DOMAIN/ns/NAMESPACE/sa/ACCOUNT"
 	rest, ok := strings.CutPrefix(id, scheme+"://")
@@ -69,7 +70,7 @@ func CheckIdentity(trustDomain, id string) error {
 	return nil
 }
 
-// segment says whether s can be a part of a path.
+// segment says whether s can be a segment of an identity's path.
 func segment(s string) bool {
 	if s == "" || s == "." || s == ".." || len(s) > maxSegment {
 		return false
@@ -79,13 +80,13 @@ func segment(s string) bool {
 	})
 }
 
-// system says whether an identity is for the control plane alone.
+// system says whether an identity is reserved for the control plane.
 func system(trustDomain, id string) bool {
 	return strings.HasPrefix(id, compose(trustDomain, SystemNamespace, ""))
 }
 
-// CheckTrustDomain is an error unless domain can be one: labels of small letters, digits, - and _ with dots between
-// them, and not an IP address, which name constraints cannot speak of.
+// CheckTrustDomain returns an error unless domain can be a trust domain: labels of lower-case letters, digits, - and
+// _, with dots between them, and not an IP address, which name constraints cannot express.
 func CheckTrustDomain(domain string) error {
 	err := fault.New(fault.Usage, shown(domain), "use a name such as mesh.local", "not a trust domain")
 	if _, isIP := netip.ParseAddr(domain); isIP == nil || domain == "" || len(domain) > maxDomain {
@@ -101,7 +102,7 @@ func CheckTrustDomain(domain string) error {
 	return nil
 }
 
-// shown is a text of a peer as errors and logs have it: quoted, and not too long.
+// shown returns a peer's text for errors and logs: quoted and shortened.
 func shown(s string) string {
 	const most = 300
 	if len(s) > most {
@@ -110,8 +111,8 @@ func shown(s string) string {
 	return fmt.Sprintf("%q", s)
 }
 
-// idOf is the SPIFFE ID of a leaf certificate, by the rules for who validates one (X509-SVID, section 5.2). It says
-// nothing of who signed it.
+// idOf returns the SPIFFE ID of a leaf certificate, by the rules for validators (X509-SVID, section 5.2). It does not
+// verify who signed it.
 func idOf(leaf *x509.Certificate) (string, error) {
 	switch {
 	case leaf.IsCA:
@@ -128,7 +129,7 @@ func idOf(leaf *x509.Certificate) (string, error) {
 	return id, err
 }
 
-// domainOf is the trust domain of a SPIFFE ID.
+// domainOf returns the trust domain of a SPIFFE ID.
 func domainOf(id string) (string, error) {
 	rest, is := strings.CutPrefix(id, scheme+"://")
 	if !is {
@@ -141,7 +142,7 @@ func domainOf(id string) (string, error) {
 	return domain, CheckIdentity(domain, id)
 }
 
-// parseChain reads certificates in PEM.
+// parseChain parses certificates in PEM.
 func parseChain(text []byte) ([]*x509.Certificate, error) {
 	var all []*x509.Certificate
 	for block := range blocks(text) {
@@ -154,7 +155,7 @@ func parseChain(text []byte) ([]*x509.Certificate, error) {
 	return all, nil
 }
 
-// blocks are those of a text in PEM.
+// blocks iterates over the PEM blocks of a text.
 func blocks(text []byte) iter.Seq[*pem.Block] {
 	return func(yield func(*pem.Block) bool) {
 		block, rest := pem.Decode(text)
@@ -164,7 +165,7 @@ func blocks(text []byte) iter.Seq[*pem.Block] {
 	}
 }
 
-// checkRoots is an error unless all are roots of a trust domain.
+// checkRoots returns an error unless all certificates are roots of a trust domain.
 func checkRoots(text []byte, trustDomain string) error {
 	roots, err := parseChain(text)
 	for _, r := range roots {

@@ -94,7 +94,7 @@ func TestIDOf(t *testing.T) {
 	}
 }
 
-// FuzzIdentity: what is taken as an identity is a URL that reads and prints as itself, so that it has one spelling.
+// FuzzIdentity: an accepted identity is a URL that parses and prints as itself, so that it has one spelling.
 func FuzzIdentity(f *testing.F) {
 	f.Add("spiffe://mesh.local/ns/a/sa/b")
 	f.Add("a/b")

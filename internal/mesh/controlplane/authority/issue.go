@@ -13,18 +13,19 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// entry is what an identity has at present, with its key.
+// entry is the current certificate of an identity, with its key.
 type entry struct {
 	id string
 	leaf
 	key    Key
-	secret *tlsv3.Secret // nil: it has nothing yet
+	secret *tlsv3.Secret // nil: there is none yet
 
-	making sync.Mutex // held while it is made, so that nobody else makes another
+	making sync.Mutex // held while the certificate is made, so that it is made once
 }
 
-// Secrets are the two secrets that a proxy of an identity gets by SDS: its own, and that of Roots. They are the same
-// messages until they change (OnChange, OnRoots), and must not be changed. The key is made here.
+// Secrets returns the two secrets that a proxy of an identity gets by SDS: its certificate with the key, and the
+// roots. The messages are the same until they change (OnChange, OnRoots), and must not be modified. The authority
+// makes the key.
 func (a *Authority) Secrets(id string) ([]*tlsv3.Secret, error) {
 	e, t, err := a.entry(id)
 	if err != nil {
@@ -33,8 +34,8 @@ func (a *Authority) Secrets(id string) ([]*tlsv3.Secret, error) {
 	return []*tlsv3.Secret{e.secret, t.secret}, nil
 }
 
-// Credentials are what Secrets has, in another form: for proxies that are configured by files. Write them again after
-// OnChange of the identity, and after OnRoots.
+// Credentials returns the content of Secrets for proxies that are configured by files. Write it again after OnChange
+// of the identity, and after OnRoots.
 func (a *Authority) Credentials(id string) (Credentials, error) {
 	e, t, err := a.entry(id)
 	if err != nil {
@@ -49,8 +50,8 @@ func (e *entry) credentials(t *trust) Credentials {
 	}
 }
 
-// Forget drops what an identity has here, so that it is no longer renewed: its last proxy has gone. What proxies have
-// of it ends by itself.
+// Forget stops renewing the certificate of an identity, because its last proxy has gone. Certificates that proxies
+// still have remain valid until they expire.
 func (a *Authority) Forget(id string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -58,7 +59,7 @@ func (a *Authority) Forget(id string) {
 	delete(a.changed, id)
 }
 
-// check is an error unless proxies can have an identity.
+// check returns an error unless proxies can have the identity.
 func (a *Authority) check(id string) error {
 	if err := CheckIdentity(a.o.TrustDomain, id); err != nil {
 		return err
@@ -69,7 +70,7 @@ func (a *Authority) check(id string) error {
 	return nil
 }
 
-// entry is a copy of what an identity has, made now if it has nothing, or something that has ended.
+// entry returns a copy of an identity's entry, making a certificate if there is none or it has expired.
 func (a *Authority) entry(id string) (*entry, *trust, error) {
 	if err := a.check(id); err != nil {
 		return nil, nil, err
@@ -89,7 +90,7 @@ func (a *Authority) entry(id string) (*entry, *trust, error) {
 	return a.filled(e, func(e *entry) bool { return time.Now().Before(e.notAfter) })
 }
 
-// filled is fill, and gives a copy of what the entry has then, with the trust of the same time.
+// filled fills an entry, and returns a copy of it with the trust of the same moment.
 func (a *Authority) filled(e *entry, willDo func(*entry) bool) (*entry, *trust, error) {
 	for {
 		if err := a.fill(e, willDo); err != nil {
@@ -98,7 +99,7 @@ func (a *Authority) filled(e *entry, willDo func(*entry) bool) (*entry, *trust, 
 		a.mu.Lock()
 		c, t := e.copy(), a.trust.Load()
 		a.mu.Unlock()
-		if c.by == t.issuing.certificate { // else another root signs since
+		if c.by == t.issuing.certificate { // else another root has begun to sign
 			return c, t, nil
 		}
 	}
@@ -106,7 +107,7 @@ func (a *Authority) filled(e *entry, willDo func(*entry) bool) (*entry, *trust, 
 
 func (e *entry) copy() *entry { return &entry{id: e.id, leaf: e.leaf, key: e.key, secret: e.secret} }
 
-// fill makes what an entry has, unless it has something that will do.
+// fill makes an entry's certificate, unless it has one of the issuing root that willDo accepts.
 func (a *Authority) fill(e *entry, willDo func(*entry) bool) error {
 	e.making.Lock()
 	defer e.making.Unlock()
@@ -123,7 +124,7 @@ func (a *Authority) fill(e *entry, willDo func(*entry) bool) error {
 		switch {
 		case err != nil && e.secret == nil && a.issued[e.id] == e:
 			delete(a.issued, e.id)
-		case err == nil && a.trust.Load().issuing == t.issuing: // else another root signs by now
+		case err == nil && a.trust.Load().issuing == t.issuing: // else another root has begun to sign
 			replaced := e.secret != nil
 			e.leaf, e.key, e.secret = made.leaf, made.key, made.secret
 			if a.issued[e.id] == e { // else it was forgotten meanwhile, or is the control plane's own
@@ -144,7 +145,7 @@ func (a *Authority) fill(e *entry, willDo func(*entry) bool) error {
 	}
 }
 
-// make is a new key and certificate of an identity.
+// make makes a new key and certificate of an identity.
 func (a *Authority) make(t *trust, id string) (*entry, error) {
 	key, err := newKey()
 	if err != nil {
@@ -168,10 +169,10 @@ func (a *Authority) make(t *trust, id string) (*entry, error) {
 	return &entry{id: id, leaf: l, key: text, secret: identitySecret(l.pem, text)}, nil
 }
 
-// retry is how long Run leaves an identity that could not be renewed.
+// retry is the time until Run tries again to renew a certificate that could not be renewed.
 const retry = time.Second
 
-// Run renews what is due until ctx ends, and calls OnChange. It can run once at a time.
+// Run renews certificates that are due until ctx ends, and calls OnChange. It can run only once at a time.
 func (a *Authority) Run(ctx context.Context) error {
 	if !a.running.CompareAndSwap(false, true) {
 		return errors.New("the authority renews certificates already")
@@ -200,7 +201,7 @@ func (a *Authority) Run(ctx context.Context) error {
 	}
 }
 
-// next is an entry that is due, or how long to wait for one.
+// next returns an entry that is due, or how long to wait for one.
 func (a *Authority) next() (*entry, time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -225,12 +226,12 @@ func (a *Authority) renew(e *entry) {
 		e.due = time.Now().Add(retry)
 	}
 	a.mu.Unlock()
-	if err != nil && a.told.take("") { // the same bound for all: they fail together
+	if err != nil && a.told.take("") { // one limit for all, because they fail together
 		a.logf("the certificate of %s is not renewed: %s", e.id, err)
 	}
 }
 
-// tell calls OnChange for the identities that have another secret, whoever had it made.
+// tell calls OnChange for the identities that have a new secret, whether Run or a call of Secrets made it.
 func (a *Authority) tell() {
 	a.mu.Lock()
 	ids := slices.Sorted(maps.Keys(a.changed))
@@ -243,7 +244,7 @@ func (a *Authority) tell() {
 	}
 }
 
-// poke has Run look at what is due.
+// poke makes Run look for certificates that are due.
 func (a *Authority) poke() {
 	select {
 	case a.wake <- struct{}{}:

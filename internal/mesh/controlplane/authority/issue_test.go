@@ -56,8 +56,8 @@ func TestSecrets(t *testing.T) {
 	}
 }
 
-// TestRotation: by a clock of the test's own, each certificate is replaced between 45 and 50 % of its life, at times
-// that differ, with another key, and OnChange tells of it once each.
+// TestRotation: by a fake clock, each certificate is replaced with another key between 45 and 50 % of its life, at
+// different times, and OnChange is called once for each.
 func TestRotation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
@@ -67,7 +67,7 @@ func TestRotation(t *testing.T) {
 			defer mu.Unlock()
 			changes[id] = append(changes[id], time.Now())
 		}})
-		taken := func() map[string][]time.Time { // what has changed since it was called last
+		taken := func() map[string][]time.Time { // the changes since the last call
 			synctest.Wait()
 			mu.Lock()
 			defer mu.Unlock()
@@ -120,7 +120,7 @@ func TestRotation(t *testing.T) {
 	})
 }
 
-// TestEnded: without Run, nobody is given a certificate that has ended.
+// TestEnded: even if Run is not running, Secrets never returns an expired certificate.
 func TestEnded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAuthority(t, Options{})
@@ -143,8 +143,8 @@ func TestMaxIdentities(t *testing.T) {
 	credentialsOf(t, a, apiID)
 }
 
-// TestConcurrentIssue has many ask for few identities while roots change, for the race detector: an identity has one
-// secret at a time, whose key is its own, of a root that is trusted.
+// TestConcurrentIssue has many goroutines ask for few identities while roots change, for the race detector: an
+// identity has one secret at a time, with its own key, signed by a trusted root.
 func TestConcurrentIssue(t *testing.T) {
 	a := newAuthority(t, Options{RenewAfter: 0.00001}) // renewed all the time
 	ctx, cancel := context.WithCancel(t.Context())
@@ -181,7 +181,7 @@ func TestConcurrentIssue(t *testing.T) {
 	all.Wait()
 }
 
-// identitiesOf is the number of those that have secrets.
+// identitiesOf returns the number of identities with secrets.
 func identitiesOf(a *Authority) int {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -10,23 +10,23 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// limits bound how often each peer may do something: a bucket for each, which fills at a rate.
+// limits limit how often each peer may do something, with a token bucket for each peer.
 type limits struct {
-	rate, burst float64 // per second; at once
+	rate, burst float64 // tokens per second; size of a bucket
 
 	mu    sync.Mutex
 	by    map[string]*pace.Bucket
 	swept int64 // ns by pace.Now
 }
 
-// maxBuckets is how many peers are kept apart. More share one bucket.
+// maxBuckets is the number of peers with their own buckets. All others share one.
 const maxBuckets = 10_000
 
 func newLimits(rate, burst float64) *limits {
 	return &limits{rate: rate, burst: burst, by: map[string]*pace.Bucket{}}
 }
 
-// open says whether a peer may, without counting it.
+// open says whether a peer has a token, without taking one.
 func (l *limits) open(peer string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -34,7 +34,7 @@ func (l *limits) open(peer string) bool {
 	return l.of(peer, now).Left(now) >= 1
 }
 
-// take counts one time of a peer, and says whether it may.
+// take takes a token of a peer, and says whether there was one.
 func (l *limits) take(peer string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -45,7 +45,7 @@ func (l *limits) take(peer string) bool {
 func (l *limits) of(peer string, now int64) *pace.Bucket {
 	b := l.by[peer]
 	if b == nil && len(l.by) >= maxBuckets {
-		if now-l.swept >= int64(time.Second) { // it takes a while, and must not be had at will
+		if now-l.swept >= int64(time.Second) { // slow, so that peers must not be able to trigger it at will
 			l.swept = now
 			maps.DeleteFunc(l.by, func(_ string, o *pace.Bucket) bool { return o.Full(now) })
 		}
@@ -62,8 +62,8 @@ func (l *limits) of(peer string, now int64) *pace.Bucket {
 	return b
 }
 
-// hostOf is the address that stands for a peer: that of IPv4, and the network of 64 bits of IPv6, which one host has
-// whole. Peers of other networks, such as Unix sockets, are one.
+// hostOf returns the address that stands for a peer: an IPv4 address, or the /64 network of an IPv6 address, because
+// one host usually has all of it. All peers of other networks, such as Unix sockets, count as one.
 func hostOf(addr net.Addr) string {
 	tcp, ok := addr.(*net.TCPAddr)
 	if !ok {

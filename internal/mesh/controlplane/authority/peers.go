@@ -15,12 +15,12 @@ import (
 	"tare/internal/lib/limit"
 )
 
-// ServerCredentials are for the control plane's gRPC server: ServerTLS, by which Identity knows the peers. Of what a
-// peer has shown a connection keeps what Identity needs and no more, because most connections are idle and a parsed
-// certificate is a good part of what one of these costs.
+// ServerCredentials returns the credentials of the control plane's gRPC server: ServerTLS, in a form that lets
+// Identity find the peer's identity. A connection keeps of the peer's certificate only what Identity needs, because
+// most connections are idle and a parsed certificate is a large part of the memory of an idle one.
 //
-// A peer without a certificate may want its first one, for which it makes one call. Of such connections there can be
-// few (Options.MaxStrangers), so that strangers cannot take the place of proxies.
+// A peer without a certificate may be about to request its first one, with one call. The number of such connections is
+// limited (Options.MaxStrangers), so that they cannot keep proxies from connecting.
 func (a *Authority) ServerCredentials() credentials.TransportCredentials {
 	return &serverCredentials{credentials.NewTLS(a.ServerTLS()), a}
 }
@@ -35,14 +35,14 @@ func (c *serverCredentials) Clone() credentials.TransportCredentials {
 	return &serverCredentials{c.TransportCredentials.Clone(), c.a}
 }
 
-// ServerHandshake implements credentials.TransportCredentials. gRPC bounds its time by a deadline of the connection.
+// ServerHandshake implements credentials.TransportCredentials. gRPC limits its time with a deadline of the connection.
 func (c *serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	config, err := c.a.serverTLS()
 	if err != nil {
 		return nil, nil, err
 	}
-	// The copy, of some 500 bytes, shares what is large. It lets the handshake leave the proof here, instead of verifying
-	// the peer's certificates a second time after it.
+	// The copy, of some 500 bytes, shares everything large with the original. With it the handshake can store the
+	// proof here, so that the peer's certificates need not be verified a second time afterwards.
 	config = config.Clone()
 	info := peerInfo{CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}}
 	config.VerifyConnection = func(s tls.ConnectionState) (err error) {
@@ -69,30 +69,30 @@ func shake(conn *tls.Conn) error {
 	if state.NegotiatedProtocol != "h2" {
 		return errors.New("the peer does not speak HTTP/2 by ALPN, which gRPC requires")
 	}
-	for _, c := range state.PeerCertificates { // of this connection alone, which nobody asks for them any more
+	for _, c := range state.PeerCertificates { // they belong to this connection, and nothing reads them any more
 		*c = x509.Certificate{}
 	}
 	return nil
 }
 
-// peerInfo is what gRPC knows of a peer.
+// peerInfo is what gRPC keeps of a peer.
 type peerInfo struct {
 	credentials.CommonAuthInfo
-	proof *proof // nil: it has shown no certificate
+	proof *proof // nil: the peer has shown no certificate
 }
 
 // AuthType implements credentials.AuthInfo.
 func (peerInfo) AuthType() string { return "tls" }
 
-// proof is what a peer's certificate says, for as long as it says so.
+// proof is the content of a peer's verified certificate, with what its validity depends on.
 type proof struct {
 	id     string
 	serial *big.Int
 	ends   time.Time
-	roots  []*x509.Certificate // by which it holds
+	roots  []*x509.Certificate // the roots that it was verified with
 }
 
-// proofOf verifies the certificates that a peer has shown. It is nil for a peer that has shown none.
+// proofOf verifies the certificates that a peer has shown. It returns nil if the peer has shown none.
 func (a *Authority) proofOf(shown []*x509.Certificate) (*proof, error) {
 	if len(shown) == 0 {
 		return nil, nil
@@ -121,7 +121,7 @@ func (a *Authority) proofOf(shown []*x509.Certificate) (*proof, error) {
 	return p, p.check(now, trusted.roots)
 }
 
-// check is an error where the certificate has ended, or no root by which it holds is trusted any more.
+// check returns an error if the certificate has expired, or no root that it was verified with is still trusted.
 func (p *proof) check(now time.Time, trusted []*root) error {
 	if now.After(p.ends) {
 		return fmt.Errorf("the peer's certificate, %x, ended %s ago", p.serial, now.Sub(p.ends).Round(time.Second))

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// shaken is a connection between a client and a gRPC server of an authority.
+// shaken makes a connection between a client and a gRPC server of an authority.
 func shaken(t *testing.T, a *Authority, client *tls.Config) (*tls.Conn, error) {
 	t.Helper()
 	here, there := net.Pipe()
@@ -20,8 +20,8 @@ func shaken(t *testing.T, a *Authority, client *tls.Config) (*tls.Conn, error) {
 	return conn.(*tls.Conn), nil
 }
 
-// TestLeanConnections: connections share what is the same for all of them, and keep no certificate that they were
-// shown; the authority's own stay as they are.
+// TestLeanConnections: connections share the configuration that is the same for all, and keep none of the peer's
+// certificates; the authority's own certificates are not cleared.
 func TestLeanConnections(t *testing.T) {
 	a := newAuthority(t, Options{})
 	web := credentialsOf(t, a, webID)

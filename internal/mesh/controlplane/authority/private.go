@@ -12,7 +12,7 @@ import (
 	"tare/internal/lib/files"
 )
 
-// private is a directory in which nobody else can plant files: keys are kept there with mode 0600.
+// private is a directory in which no other user can create files. Keys are kept there with mode 0600.
 type private struct {
 	path string
 	root *os.Root
@@ -20,7 +20,7 @@ type private struct {
 
 const privateHint = "name a directory of your own that nobody else can write (chmod go-w)"
 
-// openPrivate opens a directory. It refuses one that another user has, or can write.
+// openPrivate opens a directory. It refuses one that belongs to another user, or that other users can write to.
 func openPrivate(path string) (*private, error) {
 	root, err := os.OpenRoot(path)
 	if err != nil {
@@ -31,32 +31,32 @@ func openPrivate(path string) (*private, error) {
 		err = files.CheckPrivate(info, files.OthersWrite)
 	}
 	if err != nil {
-		_ = root.Close() // it was only looked at
+		_ = root.Close() // nothing was changed in it
 		return nil, fault.Wrap(err, fault.Usage, path, privateHint, "keys cannot be kept here")
 	}
 	return &private{path, root}, nil
 }
 
-func (d *private) close() { _ = d.root.Close() } // files are closed by themselves, with their errors
+func (d *private) close() { _ = d.root.Close() } // files are closed, and their errors checked, where they are used
 
 func (d *private) at(name string) string { return filepath.Join(d.path, name) }
 
-// write makes or replaces a file of mode 0600 by one rename. Links that are in its place are replaced, not followed.
+// write makes or replaces a file of mode 0600 by rename. A link in its place is replaced, not followed.
 func (d *private) write(name string, text []byte) error {
 	return fault.Wrap(files.ReplaceIn(d.root, name, text, 0o600), fault.Machine, d.at(name), privateHint,
 		"keys cannot be written")
 }
 
-// sweep removes what a write that was killed has left.
+// sweep removes the leftovers of a write that was killed.
 func (d *private) sweep(name string) error {
 	return fault.Wrap(files.SweepParts(d.root, name), fault.Machine, d.path, privateHint,
 		"what was left behind cannot be removed")
 }
 
-// maxFile is the longest file that is read, in bytes.
+// maxFile is the maximum size of a file that is read, in bytes.
 const maxFile = 64 << 10
 
-// read reads a regular file that only its owner can read, not a link. It is fs.ErrNotExist where there is none.
+// read reads a regular file that only its owner can read, and no link. The error is fs.ErrNotExist if there is none.
 func (d *private) read(name string) ([]byte, error) {
 	text, err := d.readOurs(name)
 	if err != nil {
@@ -67,7 +67,7 @@ func (d *private) read(name string) ([]byte, error) {
 }
 
 func (d *private) readOurs(name string) ([]byte, error) {
-	info, err := d.root.Lstat(name) // nobody else can put another in its place
+	info, err := d.root.Lstat(name) // no other user can replace it
 	switch {
 	case err != nil:
 		return nil, err
@@ -82,14 +82,14 @@ func (d *private) readOurs(name string) ([]byte, error) {
 	return d.root.ReadFile(name)
 }
 
-// lock takes the directory for this process alone, until the file that it gives is closed.
+// lock locks the directory for this process, until the returned file is closed.
 func (d *private) lock() (*os.File, error) {
 	f, err := d.root.Open(".")
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Machine, d.path, privateHint, "the directory cannot be locked")
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		_ = f.Close() // it was only looked at
+		_ = f.Close() // nothing was written to it
 		return nil, fault.Wrap(err, fault.Usage, d.path, "end it, or name another directory",
 			"another process uses this directory")
 	}

@@ -30,8 +30,8 @@ func mode(t *testing.T, path string) fs.FileMode {
 	return info.Mode()
 }
 
-// TestStore: roots come back as they were at every stage of a rollover, in a file that only its owner can read, and the
-// old root's key is not in it once the new one signs.
+// TestStore: roots are restored at every stage of a rollover from a file that only its owner can read, which no longer
+// has the old root's key once the new root signs.
 func TestStore(t *testing.T) {
 	dir := t.TempDir()
 	a, err := Open(Options{}, dir)
@@ -42,7 +42,7 @@ func TestStore(t *testing.T) {
 	if _, err := Open(Options{}, dir); err == nil || !strings.Contains(err.Error(), "another process") {
 		t.Errorf("a second authority of the directory: %v", err)
 	}
-	for i, want := range []int{1, 2, 1, 1} { // keys by stage
+	for i, want := range []int{1, 2, 1, 1} { // keys at each stage
 		if i > 0 {
 			if err := a.Advance(true); err != nil {
 				t.Fatal(err)
@@ -68,7 +68,7 @@ func TestStore(t *testing.T) {
 		if left := time.Until(after.SafeAt); left < DefaultLife-time.Minute || left > DefaultLife {
 			t.Errorf("the next step is safe in %s; agents may have certificates for %s", left, DefaultLife)
 		}
-		before.Pending, before.SafeAt = 0, after.SafeAt // of what the authority before had issued
+		before.Pending, before.SafeAt = 0, after.SafeAt // which depend on what was issued before
 		if fmt.Sprint(before) != fmt.Sprint(after) || !bytes.Equal(roots, a.RootsPEM()) {
 			t.Errorf("%+v came back as %+v", before, after)
 		}
@@ -82,7 +82,8 @@ func TestStore(t *testing.T) {
 	}
 }
 
-// writer is the variable that makes the test binary a process that rolls its roots over until it is killed.
+// writer is the environment variable that makes the test binary a process that rolls its roots over until it is
+// killed.
 const writer = "TARE_TEST_AUTHORITY_WRITER"
 
 func TestMain(m *testing.M) {
@@ -101,8 +102,8 @@ func rollOver(dir string) {
 	os.Exit(1)
 }
 
-// TestStoreKilled kills a process with SIGKILL while it writes roots, again and again: what it leaves can always be
-// used, and the next start removes the rest.
+// TestStoreKilled kills a process with SIGKILL while it writes roots, again and again: the file that it leaves is
+// always valid, and the next start removes the leftovers.
 func TestStoreKilled(t *testing.T) {
 	dir := t.TempDir()
 	left := 0
@@ -147,7 +148,8 @@ func TestStoreKilled(t *testing.T) {
 	t.Logf("killed in the middle of a write %d times of 20", left)
 }
 
-// TestHostileFiles: what somebody else could have planted or could read is refused, and links are never followed.
+// TestHostileFiles: files that another user could have created or could read are refused, and links are never
+// followed.
 func TestHostileFiles(t *testing.T) {
 	elsewhere := t.TempDir()
 	target := filepath.Join(elsewhere, "target")
@@ -204,8 +206,8 @@ func linkBelow(dir string) error {
 	return errors.Join(os.WriteFile(file, nil, 0o600), os.Symlink("other", filepath.Join(dir, storeFile)))
 }
 
-// TestWriteFiles: files of credentials have mode 0600, replace a link instead of following it, come back, and leave
-// nothing beside them.
+// TestWriteFiles: the files have mode 0600, replace a link instead of following it, can be read back, and no other
+// files are left.
 func TestWriteFiles(t *testing.T) {
 	a := newAuthority(t, Options{})
 	dir, victim := t.TempDir(), filepath.Join(t.TempDir(), "victim")
@@ -248,7 +250,7 @@ func TestWriteFiles(t *testing.T) {
 	}
 }
 
-// TestSecretsDoNotPrint: keys and tokens are in no log line, error or document, whichever way they are printed.
+// TestSecretsDoNotPrint: keys and tokens appear in no log line, error or document, however they are printed.
 func TestSecretsDoNotPrint(t *testing.T) {
 	a := newAuthority(t, Options{})
 	c := credentialsOf(t, a, webID)
@@ -286,7 +288,7 @@ func TestSecretsDoNotPrint(t *testing.T) {
 	}
 }
 
-// FuzzStore: no text of a store brings an authority that cannot sign, or down.
+// FuzzStore: no text of a store leads to an authority that cannot sign, or to a panic.
 func FuzzStore(f *testing.F) {
 	a, err := New(Options{})
 	if err != nil {

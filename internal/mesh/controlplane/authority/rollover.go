@@ -7,7 +7,7 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// Stage is how far a rollover to a new root is.
+// Stage is the stage of a rollover to a new root.
 type Stage string
 
 // The stages, in their order. After the last step the stage is Steady again.
@@ -17,7 +17,7 @@ const (
 	NewIssues  Stage = "new root signs"   // both are trusted, the new one signs; the key of the old one is gone
 )
 
-// stage is that of a trust.
+// stage returns the stage of a trust.
 func (t *trust) stage() Stage {
 	switch {
 	case len(t.roots) == 1:
@@ -28,25 +28,26 @@ func (t *trust) stage() Stage {
 	return NewIssues
 }
 
-// Rollover is where an authority stands.
+// Rollover is the state of a rollover.
 type Rollover struct {
 	Stage   Stage    `json:"stage"`
-	Issuing string   `json:"issuing"` // the root that signs, by the first 8 bytes of its key's identifier in hexadecimal
-	Trusted []string `json:"trusted"` // all roots, likewise
+	Issuing string   `json:"issuing"` // the root that signs: the first 8 bytes of its key identifier, in hexadecimal
+	Trusted []string `json:"trusted"` // all trusted roots, likewise
 	// Pending is the number of identities whose secret is still signed by the old root. Run replaces them.
 	Pending int `json:"pending"`
-	// SafeAt is the time from which on the next step is safe for agents, which learn of roots when they renew. It is
-	// past where there are none. Whether proxies that get secrets by SDS have taken the roots, their control plane knows.
+	// SafeAt is when the next step becomes safe for agents, which get roots when they renew; a time in the past if
+	// there are none. Whether proxies that get secrets by SDS have received the roots is not known here but to the
+	// control plane.
 	SafeAt time.Time `json:"safe_at"`
 }
 
-// signed is what is known of agents' certificates: when the last ends of those that were signed in a stage.
+// signed records when the last of the agents' certificates expires.
 type signed struct {
-	before time.Time // by agents that do not know the new root, or with the old root
-	now    time.Time // those since the last step
+	before time.Time // of those signed before the last step, whose agents may not know the new root
+	now    time.Time // of those signed since the last step
 }
 
-// Rollover tells the stage.
+// Rollover returns the state of the rollover.
 func (a *Authority) Rollover() Rollover {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -65,14 +66,14 @@ func (a *Authority) Rollover() Rollover {
 
 // Advance takes the next step of a rollover:
 //
-//   - From Steady it makes a new root, which is trusted from now on beside the old one. The old one signs. Tell all
-//     proxies (OnRoots) before the next step.
-//   - From NewTrusted the new root signs, and the old one's key is gone. Run replaces all secrets. It is an error before
-//     Rollover.SafeAt, unless forced: then agents that have not yet renewed their certificates do not trust those of the
-//     new root.
-//   - From NewIssues only the new root is trusted. It is an error as long as certificates of the old one are in use, that
-//     is while Rollover.Pending is not 0 and before Rollover.SafeAt, unless forced: their holders are refused then, for
-//     new connections.
+//   - From Steady it makes a new root, which is trusted from now on beside the old one. The old one signs. Send the roots
+//     to all proxies (OnRoots) before the next step.
+//   - From NewTrusted the new root signs, and the old one's key is deleted. Run replaces all secrets. Before
+//     Rollover.SafeAt this is an error unless forced; if it is, agents that have not yet renewed their certificates do
+//     not trust certificates of the new root.
+//   - From NewIssues only the new root is trusted. While certificates of the old root are in use, that is while
+//     Rollover.Pending is not 0 or before Rollover.SafeAt, this is an error unless forced; if it is, new connections with
+//     those certificates are refused.
 func (a *Authority) Advance(force bool) error {
 	a.step.Lock()
 	defer a.step.Unlock()
@@ -120,7 +121,7 @@ func (a *Authority) Advance(force bool) error {
 	return nil
 }
 
-// settled is an error where the next step would leave somebody behind.
+// settled returns an error if the next step would leave proxies or agents without a valid certificate or root.
 func (a *Authority) settled() error {
 	r := a.Rollover()
 	if r.Stage == NewIssues && r.Pending > 0 {

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// TestRollover goes through the three steps, and looks at each stage who takes whose certificate: an old one and a new
-// one, by x509 and by OpenSSL, and what the authority tells of itself.
+// TestRollover goes through the three steps, and checks at each stage which certificates are accepted, old and new, by
+// x509 and by OpenSSL, and the state that the authority reports.
 func TestRollover(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var changed []string
@@ -83,7 +83,7 @@ func TestRollover(t *testing.T) {
 	})
 }
 
-// TestChangeIsTold: OnChange is called for a secret that somebody asked for before Run came to it.
+// TestChangeIsTold: OnChange is also called for a secret that a call of Secrets made before Run came to it.
 func TestChangeIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var changed []string
@@ -105,7 +105,8 @@ func TestChangeIsTold(t *testing.T) {
 	})
 }
 
-// TestRolloverWaits: steps that would leave agents or proxies behind are refused until nobody is, and can be forced.
+// TestRolloverWaits: steps that would leave agents or proxies without a valid certificate are refused until they would
+// not, and can be forced.
 func TestRolloverWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAuthority(t, Options{})
@@ -129,7 +130,7 @@ func TestRolloverWaits(t *testing.T) {
 		}
 		time.Sleep(time.Until(a.Rollover().SafeAt))
 		credentialsOf(t, a, webID)
-		agent() // knows both
+		agent() // this agent knows both roots
 		if err := a.Advance(false); err != nil {
 			t.Fatal(err)
 		}

@@ -5,7 +5,8 @@ import (
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 )
 
-// The names of the secrets of SDS. A proxy asks for no other: whose identity it is follows from who asks.
+// Names of the secrets of SDS. Proxies use the same names: which identity's secret a proxy gets depends on its
+// connection.
 const (
 	IdentitySecret = "identity" // certificate and key of the proxy's own identity
 	RootsSecret    = "roots"    // the certificates of all trusted roots

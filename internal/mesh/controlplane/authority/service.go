@@ -16,12 +16,12 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
-// Service signs certificates of agents that keep their keys to themselves, as
-// istio.v1.auth.IstioCertificateService/CreateCertificate. An agent shows the token of a service account
-// ("authorization: Bearer TOKEN") the first time, and later the certificate that it has, by TLS. It gets a certificate
-// of that very identity: asking for another is refused and logged.
+// Service signs certificates of agents that keep their private keys to themselves, as
+// istio.v1.auth.IstioCertificateService/CreateCertificate. The first time, an agent shows the token of a service
+// account ("authorization: Bearer TOKEN"), and later its current certificate, by TLS. It gets a certificate of the
+// same identity: a request for another is refused and logged.
 //
-// Who asks is known before the request is read. Requests are bounded in size, kind of key and rate.
+// The peer is authenticated before its request is read. Requests are limited in size, kind of key and rate.
 type Service struct {
 	a        *Authority
 	accounts *ServiceAccounts // nil: none
@@ -29,29 +29,30 @@ type Service struct {
 	refused  *limits          // by host: tokens that are not valid
 }
 
-// asker is who asks for a certificate.
+// asker is the peer that requests a certificate.
 type asker struct {
 	id  string
-	pod string // with a service account's token: of which pod it is; empty: unknown
+	pod string // the pod, if a service account's token names it; otherwise empty
 }
 
-// ServiceOptions are the bounds of a Service. The zero value will do.
+// ServiceOptions are limits of a Service. The zero value will do.
 type ServiceOptions struct {
-	Rate  float64 // signatures per second and identity; default DefaultRate
-	Burst float64 // signatures at once and identity; default DefaultBurst
-	// Accounts have their tokens taken, as often as they are shown: they end soon, and the kubelet replaces them. The
-	// limits are of each pod then, for the pods of a deployment have one identity. nil: certificates are renewed only.
+	Rate  float64 // signatures per second for each identity; default DefaultRate
+	Burst float64 // signatures at once for each identity; default DefaultBurst
+	// Accounts verifies tokens, each of which can be used any number of times: they expire soon, and the kubelet
+	// replaces them. With tokens, the limits are for each pod, because the pods of a deployment share an identity.
+	// nil: certificates are only renewed.
 	Accounts *ServiceAccounts
 }
 
-// The bounds of a Service where ServiceOptions say nothing.
+// The defaults of ServiceOptions.
 const (
 	DefaultRate  = 1
 	DefaultBurst = 20
 )
 
-// How often a host may show a token that is not valid: at once, and per second. What is beyond is refused without a
-// look at the token.
+// How often a host may show an invalid token: at once, and per second. Above this limit its tokens are refused without
+// being verified.
 const (
 	refusedBurst = 100
 	refusedRate  = 10
@@ -63,11 +64,11 @@ func NewService(a *Authority, o ServiceOptions) *Service {
 	return &Service{a, o.Accounts, signing, newLimits(refusedRate, refusedBurst)}
 }
 
-// Register makes the service known to a gRPC server, which must use Authority.ServerTLS: tokens are taken over TLS
-// alone.
+// Register registers the service with a gRPC server, which must use Authority.ServerTLS: tokens are accepted over TLS
+// only.
 func (s *Service) Register(r grpc.ServiceRegistrar) {
-	// A stream of one message each way is a plain call on the wire. In this form the peer is known before gRPC reads
-	// its message.
+	// On the wire a stream of one message each way is a unary call. As a stream, the peer can be authenticated before
+	// gRPC reads its message.
 	r.RegisterService(&grpc.ServiceDesc{
 		ServiceName: serviceName, HandlerType: (*any)(nil), Metadata: "security/v1alpha1/ca.proto",
 		Streams: []grpc.StreamDesc{{
@@ -86,7 +87,7 @@ func (s *Service) serve(stream grpc.ServerStream) error {
 	if !s.signing.take(who.id + " " + who.pod) {
 		return status.Errorf(codes.ResourceExhausted, "too many certificates for %s: wait a while", who.id)
 	}
-	var m emptypb.Empty // to which all of a message is unknown, and kept as it came
+	var m emptypb.Empty // all fields are unknown to it, so that it keeps the message as bytes
 	if err := stream.RecvMsg(&m); err != nil {
 		return err
 	}
@@ -103,7 +104,7 @@ func (s *Service) serve(stream grpc.ServerStream) error {
 	return stream.SendMsg(responseMessage(l.pem, t.pem))
 }
 
-// refusal is the status of gRPC for a request that is not signed.
+// refusal returns the gRPC status for a request that is not signed.
 func refusal(err error) error {
 	code := codes.InvalidArgument
 	if errors.Is(err, errOther) {
@@ -112,7 +113,7 @@ func refusal(err error) error {
 	return status.Error(code, err.Error())
 }
 
-// authenticate tells who asks.
+// authenticate identifies the peer.
 func (s *Service) authenticate(ctx context.Context) (asker, error) {
 	id, err := s.a.Identity(ctx)
 	if err == nil {
@@ -143,7 +144,7 @@ func (s *Service) authenticate(ctx context.Context) (asker, error) {
 	return asker{}, status.Error(codes.Unauthenticated, err.Error())
 }
 
-// bearer is the token of a call's metadata.
+// bearer returns the token in a call's metadata.
 func bearer(ctx context.Context) (Token, bool) {
 	for _, v := range metadata.ValueFromIncomingContext(ctx, "authorization") {
 		if token, ok := strings.CutPrefix(v, bearerPrefix); ok {
@@ -155,7 +156,7 @@ func bearer(ctx context.Context) (Token, bool) {
 
 const bearerPrefix = "Bearer "
 
-// sign checks a request and signs, with the trust of the moment.
+// sign checks a request and signs it with the current trust.
 func (s *Service) sign(who string, r request) (leaf, *trust, error) {
 	for _, wanted := range []string{r.subject, r.impersonated} {
 		if wanted != "" && wanted != who {
@@ -182,8 +183,8 @@ func (s *Service) sign(who string, r request) (leaf, *trust, error) {
 	}
 }
 
-// note keeps in mind until when an agent's certificate counts. It is false if the trust has changed since it was
-// signed.
+// note records when an agent's certificate expires. It returns false if the trust has changed since the certificate
+// was signed.
 func (a *Authority) note(t *trust, l leaf) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()

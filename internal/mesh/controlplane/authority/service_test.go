@@ -24,7 +24,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
-// logged is a log of a test.
+// logged is a test's log.
 type logged struct {
 	mu    sync.Mutex
 	lines []string
@@ -42,7 +42,7 @@ func (l *logged) String() string {
 	return strings.Join(l.lines, "\n")
 }
 
-// serve runs the certificate service of an authority as a control plane does, and gives its address.
+// serve runs the certificate service of an authority as a control plane does, and returns its address.
 func serve(t testing.TB, a *Authority, o ServiceOptions, more ...func(*grpc.Server)) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -60,7 +60,7 @@ func serve(t testing.TB, a *Authority, o ServiceOptions, more ...func(*grpc.Serv
 	return l.Addr().String()
 }
 
-// raw is a message as it is on the wire: the tests' own, which shares no code with the service's.
+// raw is a message as bytes. The tests encode messages themselves, and share no code with the service.
 type raw struct{ bytes []byte }
 
 type rawCodec struct{}
@@ -77,7 +77,7 @@ func text(b []byte, n protowire.Number, s string) []byte {
 
 var _ encoding.Codec = rawCodec{}
 
-// ask sends a request as bytes, with a token or a certificate or neither, and gives the certificates of the answer.
+// ask sends a request, with a token or a certificate or neither, and returns the certificates of the answer.
 func ask(t testing.TB, address string, roots []byte, c Credentials, token Token, message []byte) ([]string, error) {
 	t.Helper()
 	c.Roots = roots
@@ -121,10 +121,10 @@ func TestService(t *testing.T) {
 	address := serve(t, a, ServiceOptions{Accounts: accounts.accounts})
 	key := must(newKey())
 	good := csr(t, key, x509.CertificateRequest{URIs: uris(webID)})
-	plain := slices.Clip(text(nil, 1, good)) // so that what is made of it shares no bytes
+	plain := slices.Clip(text(nil, 1, good)) // so that appending to it copies
 	roots := a.RootsPEM()
 
-	// The first certificate, by a token.
+	// The first certificate, with a token.
 	token := accounts.token(t, "web")
 	chain, err := ask(t, address, roots, Credentials{}, token, plain)
 	if err != nil || len(chain) != 2 || chain[1] != string(roots) {
@@ -141,7 +141,7 @@ func TestService(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// The next, by that certificate, with a life that is wished.
+	// The next one, with that certificate, and with a requested life.
 	wishing := func(seconds uint64) []byte {
 		return protowire.AppendVarint(protowire.AppendTag(plain, 3, protowire.VarintType), seconds)
 	}
@@ -204,10 +204,10 @@ func TestService(t *testing.T) {
 	}
 }
 
-// signatureOf is the part of a token that no one else could make.
+// signatureOf returns the token's signature, the part that cannot be forged.
 func signatureOf(token Token) string { return string(token)[strings.LastIndex(string(token), ".")+1:] }
 
-// TestUnreadRequest: who has not proved who it is gets its answer before its request is there, let alone read.
+// TestUnreadRequest: a peer that has not authenticated is refused before its request has arrived.
 func TestUnreadRequest(t *testing.T) {
 	a := newAuthority(t, Options{})
 	address := serve(t, a, ServiceOptions{}, func(s *grpc.Server) {
@@ -232,7 +232,7 @@ func TestUnreadRequest(t *testing.T) {
 	}
 }
 
-// TestPlaintext: tokens are not taken without TLS.
+// TestPlaintext: tokens are not accepted without TLS.
 func TestPlaintext(t *testing.T) {
 	a := newAuthority(t, Options{})
 	accounts := newCluster(t)
@@ -257,8 +257,8 @@ func TestPlaintext(t *testing.T) {
 	}
 }
 
-// TestRates: each identity has its own bound, and hosts that guess tokens are told to wait, while who has a certificate
-// is served.
+// TestRates: each identity has its own limit, and hosts that guess tokens are refused, while peers with a certificate
+// are served.
 func TestRates(t *testing.T) {
 	var log logged
 	a := newAuthority(t, Options{Log: log.add})
@@ -317,8 +317,8 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// TestAgent: an agent gets a certificate by its token, renews it by the certificate, goes through a rollover of the
-// root, and makes a key of its own each time.
+// TestAgent: an agent gets a certificate with its token, renews it with the certificate, goes through a rollover of
+// the root, and makes a new key each time.
 func TestAgent(t *testing.T) {
 	t.Parallel()
 	var log logged
@@ -373,7 +373,7 @@ func TestAgent(t *testing.T) {
 	}
 }
 
-// TestAgentRefused: an agent whose token is not taken ends with the reason, which does not show it.
+// TestAgentRefused: an agent whose token is refused ends with the reason, which does not contain the token.
 func TestAgentRefused(t *testing.T) {
 	a := newAuthority(t, Options{})
 	accounts := newCluster(t)
@@ -391,8 +391,8 @@ func TestAgentRefused(t *testing.T) {
 	}
 }
 
-// FuzzMessage: whatever message a peer sends, it gets nothing, or a certificate of its own identity that is of no
-// authority.
+// FuzzMessage: whatever message a peer sends, it gets at most a certificate of its own identity, which cannot sign
+// others.
 func FuzzMessage(f *testing.F) {
 	good := csr(f, must(newKey()), x509.CertificateRequest{URIs: uris(webID)})
 	message := text(nil, 1, good)
@@ -421,8 +421,8 @@ func FuzzMessage(f *testing.F) {
 	})
 }
 
-// FuzzAnswer: an agent takes nothing from a control plane but a certificate of its own key and identity, with roots
-// that vouch for it.
+// FuzzAnswer: an agent accepts from a control plane only a certificate of its own key and identity, signed by one of
+// the roots in the answer.
 func FuzzAnswer(f *testing.F) {
 	a := newAuthority(f, Options{})
 	key := must(newKey())
@@ -467,8 +467,8 @@ func FuzzAnswer(f *testing.F) {
 	})
 }
 
-// BenchmarkService is one certificate of an agent by a request over TLS on loopback, on a connection that is kept: what
-// the authority and gRPC on both sides take. The agent's key is made once.
+// BenchmarkService measures one request of an agent for a certificate, over TLS on a kept loopback connection: the
+// cost of the authority and of gRPC on both sides. The agent's key is made once.
 func BenchmarkService(b *testing.B) {
 	a := newAuthority(b, Options{})
 	address := serve(b, a, ServiceOptions{Rate: 1e9, Burst: 1e9})

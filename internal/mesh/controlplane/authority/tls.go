@@ -16,9 +16,9 @@ import (
 	"tare/internal/lib/limit"
 )
 
-// ServerTLS is for the control plane's listener: TLS 1.3, with a certificate of the identity ControlPlane that renews
-// itself, and certificates of clients checked against the roots of the moment where there are any. Who must have one,
-// Identity and RequireIdentity decide. A gRPC server takes ServerCredentials.
+// ServerTLS returns the TLS configuration of the control plane's listener: TLS 1.3, with a certificate of the identity
+// ControlPlane that renews itself. A client's certificate is verified against the current roots if there is one.
+// Identity and RequireIdentity decide which clients must have one. A gRPC server uses ServerCredentials instead.
 func (a *Authority) ServerTLS() *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13, NextProtos: []string{"h2"},
@@ -26,7 +26,7 @@ func (a *Authority) ServerTLS() *tls.Config {
 	}
 }
 
-// serverTLS is one for all connections of the moment: idle ones keep theirs.
+// serverTLS returns the current configuration, which connections share: an idle connection keeps its configuration.
 func (a *Authority) serverTLS() (*tls.Config, error) {
 	s, err := a.server()
 	if err != nil {
@@ -35,8 +35,9 @@ func (a *Authority) serverTLS() (*tls.Config, error) {
 	return s.config, nil
 }
 
-// WebTLS is for a listener of the control plane that peers know by one of Options.OwnNames, such as API servers, which
-// have no identity in the mesh: nobody is asked for a certificate. TLS 1.2 or 1.3, HTTP/2 or HTTP/1.1.
+// WebTLS returns the TLS configuration of a listener whose peers, such as API servers, have no identity in the mesh
+// and verify the control plane by one of Options.OwnNames. It requests no client certificate. TLS 1.2 or 1.3, HTTP/2
+// or HTTP/1.1.
 func (a *Authority) WebTLS() *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"},
@@ -50,7 +51,7 @@ func (a *Authority) WebTLS() *tls.Config {
 	}
 }
 
-// serving is what the control plane shows for as long as its certificate is not due and trust stays.
+// serving is the control plane's certificate and configuration, until the certificate is due or the trust changes.
 type serving struct {
 	trust  *trust
 	due    time.Time
@@ -58,7 +59,7 @@ type serving struct {
 	config *tls.Config // ServerTLS
 }
 
-// server is what the control plane shows now: its certificate is renewed if it is due or the root has changed.
+// server returns the current serving: its certificate is renewed if it is due or the root has changed.
 func (a *Authority) server() (*serving, error) {
 	if s := a.served.Load(); s != nil && s.trust == a.trust.Load() && time.Now().Before(s.due) {
 		return s, nil
@@ -73,22 +74,22 @@ func (a *Authority) server() (*serving, error) {
 	}
 	s := &serving{trust: t, due: e.due, pair: pair, config: &tls.Config{
 		MinVersion: tls.VersionTLS13, NextProtos: []string{"h2"}, Certificates: []tls.Certificate{pair},
-		// A client's certificate, if it shows one, is verified by proofOf: crypto/tls would verify chains of any length.
+		// proofOf verifies the client's certificate, if there is one: crypto/tls would verify chains of any length.
 		ClientAuth: tls.RequestClientCert, ClientCAs: t.pool, VerifyConnection: func(s tls.ConnectionState) error {
 			_, err := a.proofOf(s.PeerCertificates)
 			return err
 		},
-		SessionTicketsDisabled: true, // each connection is judged by the roots and the time of its own
+		SessionTicketsDisabled: true, // so that each connection is verified with the current roots and time
 	}}
 	a.served.Store(s)
 	return s, nil
 }
 
-// ErrNoCertificate is that a peer has shown no certificate.
+// ErrNoCertificate means that a peer has shown no certificate.
 var ErrNoCertificate = limit.ErrNoCertificate
 
-// Identity is the SPIFFE ID of the peer of a gRPC call or stream, by the certificate of its connection. It is an error
-// where there is none, where it has ended since, or where its root is trusted no more.
+// Identity returns the SPIFFE ID of the peer of a gRPC call or stream, from the certificate of its connection. It
+// returns an error if there is none, if it has expired since, or if its root is no longer trusted.
 func (a *Authority) Identity(ctx context.Context) (string, error) {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
@@ -104,8 +105,8 @@ func (a *Authority) Identity(ctx context.Context) (string, error) {
 	return info.proof.id, nil
 }
 
-// Authorize is an error of gRPC (Unauthenticated or PermissionDenied) unless the peer is of an identity, and logs the
-// refusal.
+// Authorize returns a gRPC error (Unauthenticated or PermissionDenied) unless the peer has the identity want, and logs
+// the refusal.
 func (a *Authority) Authorize(ctx context.Context, want string) error {
 	id, err := a.Identity(ctx)
 	if err != nil {
@@ -119,7 +120,7 @@ func (a *Authority) Authorize(ctx context.Context, want string) error {
 	return nil
 }
 
-// addressOf is where a peer is: its host as limits know it, and its address.
+// addressOf returns a peer's host, as limits count it, and its address.
 func addressOf(ctx context.Context) (host, address string) {
 	if p, ok := peer.FromContext(ctx); ok && p.Addr != nil {
 		return hostOf(p.Addr), p.Addr.String()
@@ -127,8 +128,9 @@ func addressOf(ctx context.Context) (host, address string) {
 	return "", "unknown address"
 }
 
-// RequireIdentity is for servers whose calls are all streams, as those of xDS and of Service are. It refuses those of
-// peers without an identity before anything of theirs is read, but for Service, which decides for itself.
+// RequireIdentity is for servers whose calls are all streams, as those of xDS and of Service are. It refuses calls of
+// peers without an identity before reading anything from them, except calls of Service, which authenticates its peers
+// itself.
 func (a *Authority) RequireIdentity() grpc.StreamServerInterceptor {
 	return func(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 		if info.FullMethod != methodName {
@@ -140,12 +142,13 @@ func (a *Authority) RequireIdentity() grpc.StreamServerInterceptor {
 	}
 }
 
-// ClientTLS is for a client in Go: TLS 1.3 at least, to servers of certain identities alone, whatever their address.
-// Own gives what the client has at the moment; without a certificate (Chain) it shows none.
+// ClientTLS returns the TLS configuration of a client in Go: at least TLS 1.3, and only servers of certain identities,
+// whatever their address. own returns the client's current credentials; if they have no certificate (Chain), the
+// client shows none.
 func ClientTLS(own func() (Credentials, error), servers ...string) *tls.Config {
 	return &tls.Config{
 		MinVersion:         tls.VersionTLS13,
-		InsecureSkipVerify: true, // names of hosts say nothing here: VerifyConnection checks chain and identity
+		InsecureSkipVerify: true, // host names mean nothing here: VerifyConnection checks chain and identity
 		VerifyConnection: func(state tls.ConnectionState) error {
 			c, err := own()
 			if err != nil {
@@ -172,8 +175,8 @@ func ClientTLS(own func() (Credentials, error), servers ...string) *tls.Config {
 	}
 }
 
-// Verify checks the certificates that a peer has shown, its own first, at a time and for a use (server or client), and
-// gives its SPIFFE ID.
+// Verify verifies the certificates that a peer has shown, its own first, at a time and for a use (server or client),
+// and returns its SPIFFE ID.
 func Verify(shown []*x509.Certificate, roots *x509.CertPool, use x509.ExtKeyUsage, now time.Time) (string, error) {
 	if _, err := limit.VerifyCertificates(shown, roots, use, now); err != nil {
 		return "", fmt.Errorf("the peer's certificate: %w", err)

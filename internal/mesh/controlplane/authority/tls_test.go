@@ -28,8 +28,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// handshake connects a client of given credentials to the authority's server and gives the context of a call as gRPC
-// would make it. The connection stays until the test ends.
+// handshake connects a client with credentials to the authority's server, and returns the context of a call as gRPC
+// would make it. The connection stays open until the test ends.
 func handshake(t *testing.T, a *Authority, c Credentials, maximum uint16) (context.Context, error) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -137,8 +137,8 @@ func TestServerTLS(t *testing.T) {
 	}
 }
 
-// TestLongChains: whoever shows more certificates than an authority makes is refused before one is verified, though its
-// own is good.
+// TestLongChains: a peer that shows more certificates than an authority makes is refused before one is verified, even
+// though its own certificate is valid.
 func TestLongChains(t *testing.T) {
 	a := newAuthority(t, Options{})
 	verified := 0
@@ -176,7 +176,7 @@ func TestLongChains(t *testing.T) {
 	}
 }
 
-// slowCertificate is one of an authority of nobody, with a key whose signatures take long to check.
+// slowCertificate makes a certificate of an unknown authority, with a key whose signatures take long to verify.
 func slowCertificate(t *testing.T) []byte {
 	t.Helper()
 	key := must(ecdsa.GenerateKey(elliptic.P521(), rand.Reader))
@@ -188,13 +188,13 @@ func slowCertificate(t *testing.T) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: certificateBlock, Bytes: der})
 }
 
-// TestIdentityEnds: a connection that stays open is nobody's after its certificate has ended, or its root was dropped.
+// TestIdentityEnds: an open connection has no identity once its certificate has expired or its root was dropped.
 func TestIdentityEnds(t *testing.T) {
 	t.Parallel()
 	a := newAuthority(t, Options{})
 	var short Credentials
 	var ctx context.Context
-	for life := 2 * time.Second; ; life *= 2 { // longer where the machine lets it end before it is used
+	for life := 2 * time.Second; ; life *= 2 { // longer if a slow machine lets it expire before it is used
 		short = forged(t, a, func(c *x509.Certificate) { c.NotAfter = time.Now().Add(life) })
 		var id string
 		var err error
@@ -235,7 +235,7 @@ func TestIdentityEnds(t *testing.T) {
 	}
 }
 
-// sClient runs OpenSSL's client, which must say "Verify return code: 0" to succeed, and sends it a line.
+// sClient runs OpenSSL's client, which must print "Verify return code: 0" to succeed, and sends it a line.
 func sClient(t *testing.T, address, dir string, arguments ...string) (string, error) {
 	t.Helper()
 	c := exec.CommandContext(t.Context(), "openssl", append([]string{"s_client", "-connect", address,
@@ -248,8 +248,8 @@ func sClient(t *testing.T, address, dir string, arguments ...string) (string, er
 	return string(out), err
 }
 
-// TestNames: peers that can check names of hosts alone find the one that was set for an identity, and the rest is as
-// without it.
+// TestNames: peers that can only verify host names find the DNS name of an identity, and certificates are otherwise as
+// without names.
 func TestNames(t *testing.T) {
 	a := newAuthority(t, Options{Names: func(id string) []string { return []string{path.Base(id) + ".mesh.local"} }})
 	c := credentialsOf(t, a, webID)
@@ -277,8 +277,8 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// TestOpenSSLPeers has OpenSSL's client talk to the control plane's listener, and to its own server with the files of
-// WriteFiles on both sides.
+// TestOpenSSLPeers connects OpenSSL's client to the control plane's listener, and to OpenSSL's own server with the
+// files of WriteFiles on both sides.
 func TestOpenSSLPeers(t *testing.T) {
 	a := newAuthority(t, Options{})
 	dir := t.TempDir()
@@ -299,7 +299,7 @@ func TestOpenSSLPeers(t *testing.T) {
 		t.Errorf("TLS 1.2 was taken: %s", out)
 	}
 
-	l, err := net.Listen("tcp", "127.0.0.1:0") // a port that was free a moment ago
+	l, err := net.Listen("tcp", "127.0.0.1:0") // a port that is probably still free
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,24 +7,24 @@ import (
 	"log/slog"
 )
 
-// Token is a secret by which an agent gets the first certificate of one identity: that of a service account. It prints
-// as a remark, like Key. Give it to a process in a file of mode 0600 or in its environment, never as an argument, which
-// every user can read.
+// Token is a secret with which an agent gets its first certificate: the token of a service account. It prints as a
+// placeholder, like Key. Pass it to a process in a file of mode 0600 or in its environment, never as an argument,
+// which every user can read.
 type Token string
 
 const hiddenToken = "(token)"
 
-// Format writes a remark instead of the token, whatever the verb.
+// Format writes a placeholder instead of the token, whatever the verb.
 func (Token) Format(s fmt.State, _ rune) { _, _ = io.WriteString(s, hiddenToken) }
 
-// String is a remark instead of the token.
+// String returns a placeholder instead of the token.
 func (Token) String() string { return hiddenToken }
 
-// LogValue is a remark instead of the token.
+// LogValue returns a placeholder instead of the token.
 func (Token) LogValue() slog.Value { return slog.StringValue(hiddenToken) }
 
-// MarshalText is a remark instead of the token.
+// MarshalText returns a placeholder instead of the token.
 func (Token) MarshalText() ([]byte, error) { return []byte(hiddenToken), nil }
 
-// errToken is all that a peer learns of a token that is not taken.
+// errToken is the only error that a peer gets for an invalid token.
 var errToken = errors.New("the token is not valid")

@@ -13,11 +13,11 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 	"google.golang.org/protobuf/types/descriptorpb"
 	"google.golang.org/protobuf/types/dynamicpb"
-	_ "google.golang.org/protobuf/types/known/structpb" // of which the description is
+	_ "google.golang.org/protobuf/types/known/structpb" // registers a file that the description imports
 )
 
-// Istio's certificate service as it is on the wire (istio.io/api, security/v1alpha1/ca.proto). Two messages of five
-// fields do not need the module.
+// The wire format of Istio's certificate service (istio.io/api, security/v1alpha1/ca.proto). Two messages with five
+// fields do not justify the module.
 const (
 	serviceName = "istio.v1.auth.IstioCertificateService"
 	callName    = "CreateCertificate"
@@ -27,12 +27,12 @@ const (
 // request is IstioCertificateRequest.
 type request struct {
 	csr          string // PEM
-	subject      string // optional: the identity that is wanted
-	seconds      int64  // optional: the life that is wanted
-	impersonated string // of metadata: another identity that is wanted
+	subject      string // optional: the requested identity
+	seconds      int64  // optional: the requested life
+	impersonated string // of metadata: another requested identity
 }
 
-// impersonate is the key of metadata by which Istio's node proxies ask for identities of their workloads.
+// impersonate is the metadata key with which Istio's node proxies request identities of their workloads.
 const impersonate = "ImpersonatedIdentity"
 
 //go:embed ca.txtpb
@@ -46,7 +46,7 @@ var messages = sync.OnceValue(func() protoreflect.MessageDescriptors {
 		file, err = protodesc.NewFile(&d, protoregistry.GlobalFiles)
 	}
 	if err != nil {
-		panic(err) // the description is wrong, and each test would show it
+		panic(err) // the description is wrong, and every test would show it
 	}
 	return file.Messages()
 })
@@ -58,7 +58,7 @@ func get(m *dynamicpb.Message, name protoreflect.Name) protoreflect.Value {
 	return m.Get(m.Descriptor().Fields().ByName(name))
 }
 
-// maxMessage is the longest message that is decoded, in bytes. Decoded, its metadata could be a hundred times as large.
+// maxMessage is the maximum length of a message in bytes. Decoded, its metadata could take a hundred times as much.
 const maxMessage = 64 << 10
 
 // readMessage reads an encoded IstioCertificateRequest.
@@ -82,7 +82,7 @@ func readMessage(b []byte) (request, error) {
 	return r, nil
 }
 
-// requestMessage asks for a certificate of the life that the control plane chooses.
+// requestMessage requests a certificate whose life the control plane chooses.
 func requestMessage(csr string) proto.Message {
 	m := newRequest()
 	m.Set(m.Descriptor().Fields().ByName("csr"), protoreflect.ValueOfString(csr))
@@ -98,7 +98,7 @@ func responseMessage(chain ...[]byte) proto.Message {
 	return m
 }
 
-// readResponse gives the certificate and the roots: the first and the last element.
+// readResponse returns the certificate and the roots: the first element and the last.
 func readResponse(m *dynamicpb.Message) (chain, roots []byte, err error) {
 	list := get(m, "cert_chain").List()
 	if list.Len() < 2 {

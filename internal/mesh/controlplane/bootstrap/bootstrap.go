@@ -1,4 +1,5 @@
-// Package bootstrap makes the file that an Envoy is started with: who it is, and which control plane tells it the rest.
+// Package bootstrap makes the file that an Envoy is started with: its identity, and the control plane that sends the
+// rest.
 package bootstrap
 
 import (
@@ -12,18 +13,18 @@ import (
 	"text/template"
 )
 
-// Envoy is what an Envoy is started with.
+// Envoy is the content of a bootstrap.
 type Envoy struct {
-	Node         string // id, as the mesh file has it
-	Cluster      string // of nodes, a name that Envoy wants
+	Node         string // the id in the mesh file
+	Cluster      string // the name of the node's cluster, which Envoy requires
 	ControlPlane string // host:port
-	// TLS is how it connects there; nil: in the clear.
+	// TLS secures the connection to the control plane; nil: no TLS.
 	TLS *TLS
-	// StateOfTheWorld has it ask for all resources of a type at a time; it asks for deltas otherwise.
+	// StateOfTheWorld has it use that variant of xDS instead of deltas.
 	StateOfTheWorld bool
 }
 
-// TLS is a connection by TLS 1.3 to nobody but a server of an identity.
+// TLS is a TLS 1.3 connection that accepts only a server of one identity.
 type TLS struct {
 	Server string // SPIFFE ID
 	// Identity and Roots are files with the secrets "identity" and "roots", each as a response of SDS.
@@ -33,13 +34,13 @@ type TLS struct {
 //go:embed envoy.json.tmpl
 var source string
 
-// configuration is made for an Envoy and where its control plane is.
+// configuration is the template of the bootstrap.
 var configuration = sync.OnceValue(func() *template.Template {
 	return template.Must(template.New("envoy.json").Funcs(template.FuncMap{"json": quoted}).Parse(source))
 })
 
-// JSON is the bootstrap as Envoy reads it (envoy -c FILE). It has no key in it. Its administration listens at a free
-// port of 127.0.0.1, which --admin-address-path tells.
+// JSON returns the bootstrap in the format of envoy -c FILE. It contains no key. Its admin interface listens at a free
+// port of 127.0.0.1, which Envoy writes to the file of --admin-address-path.
 func (b Envoy) JSON() ([]byte, error) {
 	host, text, err := net.SplitHostPort(b.ControlPlane)
 	if err != nil {
@@ -64,7 +65,7 @@ func (b Envoy) JSON() ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// quoted is a text as JSON has it.
+// quoted returns a text as JSON.
 func quoted(text string) (string, error) {
 	out, err := json.Marshal(text)
 	return string(out), err

@@ -16,62 +16,62 @@ import (
 	"tare/internal/mesh/controlplane/authority"
 )
 
-// The labels and annotations of pods.
+// Labels and annotations of pods.
 const (
-	// InjectKey, a label or an annotation, is "false" on pods that are to be left alone. Where only pods that ask for
-	// it are injected (Config.Opt) it is "true" on these.
+	// InjectKey, a label or an annotation, is "false" on pods that must not be injected. With Config.Opt "in", only
+	// pods where it is "true" are injected.
 	InjectKey = "mesh.tare/inject"
 	// ExcludeInboundKey and ExcludeOutboundKey are annotations with ports, separated by commas, whose connections are
 	// not redirected.
 	ExcludeInboundKey  = "mesh.tare/exclude-inbound-ports"
 	ExcludeOutboundKey = "mesh.tare/exclude-outbound-ports"
-	// StatusKey is the annotation that an injected pod gets: the names of what was added, as JSON (injectedNames). A pod
-	// that has it is not injected again.
+	// StatusKey is the annotation that an injected pod gets: the names of what was added, as JSON (injectedNames). A
+	// pod that has it is not injected again.
 	StatusKey = "mesh.tare/status"
 )
 
-// Who sets up the redirection of a pod's connections.
+// How a pod's connections are redirected: RedirectInit and RedirectCNI.
 const (
 	RedirectInit = "init" // an init container
 	RedirectCNI  = "cni"  // a plugin of the container network: no init container is injected
 )
 
-// restartAlways is the restartPolicy of init containers that stay.
+// restartAlways is the restartPolicy of init containers that keep running.
 const restartAlways = "Always"
 
-// Which pods are injected, besides what their labels say.
+// Which pods are injected, unless their labels or annotations say otherwise.
 const (
-	OptOut = "out" // all but those that do not want it
-	OptIn  = "in"  // those that want it
+	OptOut = "out" // all but those that opt out
+	OptIn  = "in"  // those that opt in
 )
 
-// Config is what pods get. Containers and volumes are as Kubernetes has them; their strings may hold variables (see
-// Variables).
+// Config describes what is injected into pods. Containers and volumes have the fields that they have in Kubernetes;
+// their strings may contain variables (see Variables).
 type Config struct {
 	// Opt is OptOut, the default, or OptIn.
 	Opt string `yaml:"opt"`
-	// Namespaces are those whose pods are left alone, whatever they say; default those of
-	// Kubernetes itself and of the control plane.
+	// ExcludeNamespaces are the namespaces whose pods are never injected; default those of Kubernetes itself and of
+	// the control plane.
 	ExcludeNamespaces []string `yaml:"excludeNamespaces"`
 	// Redirect is RedirectInit, the default, or RedirectCNI.
 	Redirect string `yaml:"redirect"`
-	// Sidecar is the container of the proxy. One with restartPolicy: Always becomes an init container, which is what
+	// Sidecar is the container of the proxy. If it has restartPolicy: Always, it becomes an init container, which
 	// Kubernetes calls a sidecar container (from 1.29 on).
 	Sidecar map[string]any `yaml:"sidecar"`
-	// Init is the init container that redirects, of RedirectInit.
+	// Init is the init container that sets up the redirection, for RedirectInit.
 	Init map[string]any `yaml:"init"`
-	// Volumes are those of both.
+	// Volumes are the volumes of both containers.
 	Volumes []map[string]any `yaml:"volumes"`
-	// ProbePort is the port at which the sidecar answers the probes of the others (package probes); 0: probes are left
-	// as they are.
+	// ProbePort is the port at which the sidecar answers the probes of the other containers (package probes); 0:
+	// probes are not changed.
 	ProbePort int `yaml:"probePort"`
-	// ExcludeInbound and ExcludeOutbound are ports of all pods whose connections are not redirected. That of probes is
-	// one of them by itself.
+	// ExcludeInbound and ExcludeOutbound are ports whose connections are not redirected in any pod. ProbePort is
+	// excluded automatically.
 	ExcludeInbound  []int `yaml:"excludeInbound"`
 	ExcludeOutbound []int `yaml:"excludeOutbound"`
 }
 
-// Variables are what strings of containers and volumes may hold, as ${NAME}, and what stands there in a pod. $${ is ${.
+// Variables describes the variables that strings of containers and volumes may contain, as ${NAME}. $${ stands for ${.
 var Variables = map[string]string{
 	"namespace":       "the namespace",
 	"pod":             "the name, or where a controller leaves the end of it open its beginning",
@@ -84,7 +84,7 @@ var Variables = map[string]string{
 	"excludeOutbound": "the same of connections that the pod opens",
 }
 
-// ParseConfig reads a Config from YAML, and checks it.
+// ParseConfig parses a Config in YAML and checks it.
 func ParseConfig(text []byte) (*Config, error) {
 	c := &Config{}
 	text = document.Plain(text)
@@ -98,14 +98,14 @@ func ParseConfig(text []byte) (*Config, error) {
 	return c, err
 }
 
-// compiled is a Config as patches are made of it.
+// compiled is a Config prepared for making patches.
 type compiled struct {
 	Config
-	native  bool // the sidecar is an init container that stays
+	native  bool // the sidecar is an init container that keeps running
 	sidecar object
-	before  []object // the init containers, in their order: the one that redirects, and a native sidecar
+	before  []object // the init containers, in order: the one that redirects, and a native sidecar
 	volumes []object
-	status  string // value of StatusKey
+	status  string // the value of StatusKey
 }
 
 // injectedNames are the names of what a pod got, in the form of Istio's annotation sidecar.istio.io/status, so that
@@ -116,7 +116,7 @@ type injectedNames struct {
 	Volumes        []string `json:"volumes,omitempty"`
 }
 
-// object is a container or a volume that pods get.
+// object is a container or a volume that is added to pods.
 type object struct {
 	name string
 	json template
@@ -133,7 +133,7 @@ func parseObject(key string, of map[string]any) (o object, err error) {
 	return o, nil
 }
 
-// named says whether one of some objects has a name.
+// named says whether one of the objects has that name.
 func named(list []object, name string) bool {
 	return slices.ContainsFunc(list, func(o object) bool { return o.name == name })
 }
@@ -174,7 +174,7 @@ func (c Config) compile() (*compiled, error) {
 	return d, d.parse()
 }
 
-// parse reads the containers and volumes.
+// parse parses the containers and volumes.
 func (d *compiled) parse() (err error) {
 	if d.sidecar, err = parseObject("sidecar", d.Sidecar); err != nil {
 		return err
@@ -220,7 +220,7 @@ func (d *compiled) parse() (err error) {
 	return nil
 }
 
-// template is JSON with variables in its strings: literal text and names in turn, text first and last.
+// template is JSON with variables in its strings: literal text and names alternate, beginning and ending with text.
 type template []string
 
 func parseTemplate(object map[string]any) (template, error) {
@@ -260,14 +260,14 @@ func (t template) holds(name string) bool {
 	return false
 }
 
-// with is the JSON with the values that variables have in a pod.
+// with returns the JSON with the variables replaced by their values in a pod.
 func (t template) with(values map[string]string) json.RawMessage {
 	var b []byte
 	for i, s := range t {
 		if i%2 == 1 {
 			quoted, err := json.Marshal(values[s])
 			if err != nil {
-				panic(err) // of a string there is none
+				panic(err) // encoding a string cannot fail
 			}
 			s = string(quoted[1 : len(quoted)-1])
 		}

@@ -1,7 +1,7 @@
-// Package injection is the webhook that makes pods part of the mesh: the API server of a Kubernetes cluster asks it
-// what is to be added to each pod that is about to be made (AdmissionReview, admission.k8s.io/v1), and it answers with
-// a JSON patch that adds the proxy, what redirects connections to it, and volumes, and has the proxy answer the probes
-// that the kubelet could not send through it.
+// Package injection is the webhook that makes pods part of the mesh. The API server of a Kubernetes cluster asks it
+// what to add to each new pod (AdmissionReview, admission.k8s.io/v1). It answers with a JSON patch that adds the
+// proxy, the redirection of connections to it, and volumes, and that has the proxy answer the probes that the kubelet
+// could not send through it.
 package injection
 
 import (
@@ -25,29 +25,29 @@ import (
 	"tare/internal/mesh/controlplane/authority"
 )
 
-// The bounds of what a webhook takes.
+// Limits of a webhook.
 const (
-	// MaxReview is the size of a review, in bytes. Objects of the API server have up to 3 MiB where it takes them
-	// (k8s.io/apiserver, MaxRequestBodyBytes), and a review has the object once where one is made.
+	// MaxReview is the maximum size of a review, in bytes. The API server accepts objects of up to 3 MiB
+	// (k8s.io/apiserver, MaxRequestBodyBytes), and a review of a creation contains the object once.
 	MaxReview = 4 << 20
-	// maxMemory is what all reviews that are being read and answered may take; others wait. A review is read by the piece,
-	// and takes growth times as much as it has bytes: decoded, in a patch, and that in base64.
+	// maxMemory is the memory that all reviews in progress may take; others wait. A review is read piece by piece, and
+	// takes growth times its size: decoded, as a patch, and the patch in base64.
 	maxMemory = 256 << 20
 	piece     = 32 << 10
 	growth    = 16
-	// maxObjects is how many objects of JSON a review may have. A pod with a hundred containers has some 5,000.
+	// maxObjects is the maximum number of JSON objects in a review. A pod with a hundred containers has some 5,000.
 	maxObjects = 50_000
-	// bodyPatience is how long a review may take to come.
+	// bodyPatience is the time in which a review must arrive.
 	bodyPatience = 3 * time.Second
-	// patience is how long a review may take. API servers give up after 10 s unless they are told otherwise
+	// patience is the time in which a review must be answered. API servers give up after 10 s by default
 	// (k8s.io/api/admissionregistration/v1, timeoutSeconds).
 	patience = 10 * time.Second
 )
 
-// Options are those of a Webhook.
+// Options configures a Webhook.
 type Options struct {
-	Authority *authority.Authority // whose trust domain identities are of
-	Metrics   *Metrics             // nil: nobody counts
+	Authority *authority.Authority // its trust domain is that of the pods' identities
+	Metrics   *Metrics             // nil: nothing is counted
 }
 
 // Webhook answers reviews. It is an http.Handler.
@@ -66,17 +66,18 @@ func New(c *Config, o Options) (*Webhook, error) {
 	return &Webhook{o: o, c: d, memory: semaphore.NewWeighted(maxMemory)}, nil
 }
 
-// What reviews come to.
+// The results of reviews.
 const (
 	resultInjected  = "injected"
 	resultSkipped   = "skipped"
-	resultRefused   = "refused" // the pod asks for something that it cannot have
+	resultRefused   = "refused" // the pod asks for something that is not allowed
 	resultMalformed = "malformed"
 	resultFailed    = "failed"
 )
 
-// ServeHTTP answers a review, by POST and as JSON. What is no review gets a status of HTTP, which makes the API server
-// do what the webhook's failurePolicy says; a review of a pod that cannot be gets an answer that refuses it.
+// ServeHTTP answers a review, which must be a POST of JSON. An invalid review gets an HTTP error, after which the API
+// server applies the webhook's failurePolicy. A review of a pod that cannot be injected gets an answer that refuses
+// the pod.
 func (w *Webhook) ServeHTTP(to http.ResponseWriter, r *http.Request) {
 	began := time.Now()
 	result, why := w.serve(to, r)
@@ -125,7 +126,7 @@ func (w *Webhook) serve(to http.ResponseWriter, r *http.Request) (result, why st
 		return malformed(http.StatusBadRequest, "the review has no request with a uid")
 	}
 	out, result, why := w.answer(in.Request)
-	if out == nil { // by HTTP, so that the webhook's failurePolicy decides
+	if out == nil { // an HTTP error, so that the webhook's failurePolicy decides
 		http.Error(to, "the review could not be answered", http.StatusInternalServerError)
 		return result, why
 	}
@@ -135,18 +136,18 @@ func (w *Webhook) serve(to http.ResponseWriter, r *http.Request) (result, why st
 		return resultFailed, ""
 	}
 	to.Header().Set("Content-Type", "application/json")
-	_, _ = to.Write(answer) // whoever asked has gone
+	_, _ = to.Write(answer) // an error means that the client has gone
 	return result, why
 }
 
-// errBusy is that there is no memory for another review.
+// errBusy means that there is no memory for another review.
 var errBusy = errors.New("there are too many reviews")
 
-// read reads a body. What has come holds memory, a piece at a time, and what has only been announced holds none: a peer
-// that sends nothing keeps nobody from being heard. held is to be released in any case.
+// read reads a body. It takes memory as bytes arrive, a piece at a time, and none for what has only been announced, so
+// that a peer that sends nothing blocks no other. The caller must release held, also after an error.
 func (w *Webhook) read(ctx context.Context, to http.ResponseWriter,
 	r *http.Request) (body []byte, held int64, err error) {
-	// A server that cannot have deadlines has its own times.
+	// A server that does not support deadlines has its own timeouts.
 	_ = http.NewResponseController(to).SetReadDeadline(time.Now().Add(bodyPatience))
 	from := http.MaxBytesReader(to, r.Body, MaxReview)
 	for {
@@ -167,7 +168,7 @@ func (w *Webhook) read(ctx context.Context, to http.ResponseWriter,
 	}
 }
 
-// answer decides on a pod.
+// answer decides whether and how a pod is injected.
 func (w *Webhook) answer(r *request) (a *response, result, why string) {
 	a = &response{UID: r.UID}
 	refused := func(code int, reason, message string) (*response, string, string) {
@@ -210,12 +211,11 @@ func (w *Webhook) answer(r *request) (a *response, result, why string) {
 	return a, resultInjected, ""
 }
 
-// Serve answers at l until ctx ends, by TLS with a certificate that a configuration of Kubernetes can trust by its
-// roots. It closes l.
+// Serve answers at l until ctx ends, by TLS with a certificate that Kubernetes can verify by a caBundle. It closes l.
 func (w *Webhook) Serve(ctx context.Context, l net.Listener, secure *tls.Config) error {
 	return limit.Serve(ctx, l, &http.Server{
 		Handler: w, TLSConfig: secure, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 2 * patience,
 		WriteTimeout: 3 * patience, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10,
-		ErrorLog: log.New(io.Discard, "", 0), // a peer that speaks no TLS is none of this process's business
+		ErrorLog: log.New(io.Discard, "", 0), // errors of peers that do not speak TLS are of no interest
 	})
 }

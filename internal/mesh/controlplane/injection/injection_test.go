@@ -75,7 +75,7 @@ func simple() *corev1.Pod {
 	}
 }
 
-// reviewOf is a review as the API server sends it: by its own types.
+// reviewOf makes a review as the API server sends it, with the API server's types.
 func reviewOf(t testing.TB, p *corev1.Pod, change func(*admissionv1.AdmissionRequest)) []byte {
 	t.Helper()
 	object, err := json.Marshal(p)
@@ -100,7 +100,7 @@ func reviewOf(t testing.TB, p *corev1.Pod, change func(*admissionv1.AdmissionReq
 	return text
 }
 
-// post sends a review, and reads the answer as the API server does.
+// post sends a review, and decodes the answer as the API server does.
 func post(t testing.TB, w http.Handler, text []byte) *admissionv1.AdmissionResponse {
 	t.Helper()
 	r := httptest.NewRequest(http.MethodPost, "/inject", bytes.NewReader(text))
@@ -121,8 +121,8 @@ func post(t testing.TB, w http.Handler, text []byte) *admissionv1.AdmissionRespo
 	return answer.Response
 }
 
-// inject has a pod injected, and gives it as the API server would have it then: patched by the library that it uses,
-// and read by its decoder, which refuses fields that there are not.
+// inject has a pod injected, and returns the pod that the API server would have: patched with the API server's
+// library, and decoded by its decoder, which refuses unknown fields.
 func inject(t testing.TB, w http.Handler, p *corev1.Pod) *corev1.Pod {
 	t.Helper()
 	a := post(t, w, reviewOf(t, p, nil))
@@ -188,7 +188,7 @@ func TestInject(t *testing.T) {
 	if got := proxy.Resources.Requests.Cpu().MilliValue(); got != 10 {
 		t.Errorf("CPU %d m", got)
 	}
-	// Once is enough, also by another webhook's turn after this one.
+	// A pod is injected once, also if another webhook runs after this one.
 	if again := post(t, w, reviewOf(t, p, nil)); !again.Allowed || again.Patch != nil ||
 		again.AuditAnnotations["skipped"] != "injected" {
 		t.Errorf("injected again: %+v", again)
@@ -333,8 +333,9 @@ func TestProbes(t *testing.T) {
 	}
 }
 
-// TestProbesOfSidecars: probes of init containers that stay are moved too, though others are put in front of them; text
-// of probes is not what the kubelet expands in the environment.
+// TestProbesOfSidecars: probes of init containers that keep running are moved too, even though other init containers
+// are inserted before them. The kubelet does not expand variables in probes, so their text must not be expanded in the
+// environment either.
 func TestProbesOfSidecars(t *testing.T) {
 	w := webhook(t, strings.Replace(usual, "name: mesh-proxy", "name: mesh-proxy\n  restartPolicy: Always", 1))
 	own := simple()
@@ -363,7 +364,7 @@ func TestProbesOfSidecars(t *testing.T) {
 	}
 }
 
-// What a pod cannot have is refused, in words for whoever wanted the pod.
+// A pod that asks for something that is not allowed is refused, with a message for its author.
 func TestRefused(t *testing.T) {
 	w := webhook(t, usual)
 	for name, c := range map[string]struct {
@@ -402,7 +403,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// What is no review is refused by HTTP, whatever it is.
+// Anything that is not a review gets an HTTP error.
 func TestMalformed(t *testing.T) {
 	w := webhook(t, usual)
 	good := string(reviewOf(t, simple(), nil))
@@ -450,7 +451,7 @@ func TestMalformed(t *testing.T) {
 	}
 }
 
-// bomb is a list of 9 lists of 9 and so on, 531,441 values in all, by aliases in a few hundred bytes.
+// bomb nests 9 lists of 9 aliases each, 531,441 values in all, in a few hundred bytes.
 func bomb(indent string) string {
 	text := indent + "x0: &x0 [a, a, a, a, a, a, a, a, a]\n"
 	for i := 1; i < 6; i++ {
@@ -490,7 +491,7 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// Text from pods stays text within the strings that it comes into.
+// Text from pods cannot break out of the strings that it is inserted into.
 func TestVariablesAreText(t *testing.T) {
 	w := webhook(t, `{redirect: cni, sidecar: {name: p, args: ["a\"${pod}\\"]}}`)
 	own := simple()
@@ -501,7 +502,7 @@ func TestVariablesAreText(t *testing.T) {
 	}
 }
 
-// FuzzReview: whatever comes, an answer comes back, and a patch of it applies.
+// FuzzReview: any input gets an answer, and a patch in it can be applied.
 func FuzzReview(f *testing.F) {
 	w := webhook(f, usual)
 	f.Add(reviewOf(f, simple(), nil))
@@ -527,7 +528,7 @@ func FuzzReview(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var twice map[string]json.RawMessage // keys that differ in their case alone are two here, and one there
+		var twice map[string]json.RawMessage // keys that differ in case only are two here, and one in the API server's types
 		if json.Unmarshal(in.Request.Object.Raw, &twice) != nil || wrong(in.Request.Object.Raw) {
 			return
 		}
@@ -537,8 +538,8 @@ func FuzzReview(f *testing.F) {
 	})
 }
 
-// wrong says whether an object is none that the API server would send: it has read it into its own types, and written
-// it again.
+// wrong says whether the API server would never send an object, because decoding it into the API server's types and
+// encoding it again changes it.
 func wrong(object []byte) bool {
 	var p corev1.Pod
 	strict, err := kjson.UnmarshalStrict(object, &p)

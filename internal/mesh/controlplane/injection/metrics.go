@@ -7,13 +7,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promauto"
 )
 
-// Metrics count what a webhook does. The nil Metrics count nothing.
+// Metrics counts what a webhook does. A nil Metrics counts nothing.
 type Metrics struct {
 	reviews *prometheus.CounterVec
 	seconds prometheus.Histogram
 }
 
-// NewMetrics makes metrics, and has a registry show them, which must have none of them yet.
+// NewMetrics makes metrics and registers them. A registry can have them only once.
 func NewMetrics(r prometheus.Registerer) *Metrics {
 	shown := promauto.With(r)
 	return &Metrics{

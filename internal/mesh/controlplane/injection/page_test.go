@@ -13,8 +13,8 @@ import (
 	"tare/internal/mesh/controlplane/injection/probes"
 )
 
-// TestPage: what the page shows can be used as it is: the file of pods, whose proxy has what 'tare controlplane pod'
-// wants, and the API server's configuration.
+// TestPage: the examples of the page work as they are: the webhook's configuration, whose proxy has the arguments that
+// 'tare controlplane pod' requires, and the API server's configuration.
 func TestPage(t *testing.T) {
 	page, err := os.ReadFile("../../../../docs/injection.md")
 	if err != nil {
@@ -61,7 +61,7 @@ func TestPage(t *testing.T) {
 		t.Fatal(err)
 	}
 	var c admissionregistrationv1.MutatingWebhookConfiguration
-	text = []byte(strings.Replace(string(text), "LS0t...", "LS0t", 1)) // base64, which the page cuts short
+	text = []byte(strings.Replace(string(text), "LS0t...", "LS0t", 1)) // the page abbreviates the base64
 	if wrong, err := kjson.UnmarshalStrict(text, &c); err != nil || len(wrong) > 0 || len(c.Webhooks) != 1 {
 		t.Errorf("the webhook's configuration: %v %v", err, wrong)
 	}

@@ -13,27 +13,27 @@ import (
 	"tare/internal/mesh/controlplane/injection/probes"
 )
 
-// verdict is what becomes of a pod.
+// verdict is how a pod is injected.
 type verdict struct {
 	patch    []byte // JSON patch (RFC 6902)
 	warnings []string
 }
 
-// refusal is that a pod asks for something that it cannot have. Whoever wanted the pod reads it.
+// refusal means that a pod asks for something that is not allowed. The pod's author gets the message.
 type refusal struct{ message string }
 
 func (r *refusal) Error() string { return r.message }
 
 func refuse(format string, args ...any) error { return &refusal{fmt.Sprintf(format, args...)} }
 
-// skips says why a pod is to be left alone; empty: it is not.
+// skips returns why a pod must not be injected; empty: it is to be injected.
 func (c *compiled) skips(namespace string, p *pod) string {
 	wants := cmp.Or(p.Metadata.Labels[InjectKey], p.Metadata.Annotations[InjectKey])
 	switch {
 	case slices.Contains(c.ExcludeNamespaces, namespace):
 		return "namespace"
 	case p.Spec.HostNetwork:
-		return "host-network" // redirecting would be for the whole machine
+		return "host-network" // the redirection would affect the whole machine
 	case strings.EqualFold(wants, "false"):
 		return "opted-out"
 	case c.Opt == OptIn && !strings.EqualFold(wants, "true"):
@@ -42,7 +42,7 @@ func (c *compiled) skips(namespace string, p *pod) string {
 	return ""
 }
 
-// inject makes the patch of a pod, which skips has not left alone.
+// inject makes the patch of a pod for which skips returned "".
 func (c *compiled) inject(namespace string, by *authority.Authority, p *pod) (*verdict, error) {
 	if err := c.collides(p); err != nil {
 		return nil, err
@@ -80,10 +80,10 @@ func (c *compiled) inject(namespace string, by *authority.Authority, p *pod) (*v
 		"excludeOutbound": outbound,
 	}
 	if c.native {
-		// First, so that it runs while the pod's own init containers do: they are redirected already.
+		// First, so that it runs before the pod's own init containers, whose connections are already redirected.
 		b.list("/spec/initContainers", len(p.Spec.InitContainers) > 0, true, c.before, values)
 	} else {
-		// Last, so that the pod's own init containers are not redirected: no proxy runs yet.
+		// Last, so that the connections of the pod's own init containers are not redirected: no proxy runs yet.
 		b.list("/spec/initContainers", len(p.Spec.InitContainers) > 0, false, c.before, values)
 		b.list("/spec/containers", true, false, []object{c.sidecar}, values)
 	}
@@ -95,8 +95,8 @@ func (c *compiled) inject(namespace string, by *authority.Authority, p *pod) (*v
 	return v, nil
 }
 
-// injected says whether a pod has been injected already, as where another webhook has the API server ask again. Whoever
-// only says so is refused: such a pod would be past the mesh.
+// injected says whether a pod has been injected already, as when the API server asks again because another webhook has
+// changed the pod. A pod that has only the annotation is refused: it would bypass the mesh.
 func (c *compiled) injected(p *pod) (bool, error) {
 	if p.Metadata.Annotations[StatusKey] == "" {
 		return false, nil
@@ -113,8 +113,8 @@ func (c *compiled) injected(p *pod) (bool, error) {
 	return true, nil
 }
 
-// collides refuses a pod that has something of the same name already, or that would reach into what is the sidecar's:
-// which of the two was meant cannot be known, and a pod could bring another sidecar under the mesh's name.
+// collides refuses a pod that already has a container or volume with a name of the mesh, or that mounts a volume of
+// the mesh. Which of the two was meant cannot be known, and a pod could bring another sidecar under the mesh's name.
 func (c *compiled) collides(p *pod) error {
 	const hint = "give it another, or label the pod " + InjectKey + ": \"false\""
 	for _, list := range [][]container{p.Spec.Containers, p.Spec.InitContainers} {
@@ -137,10 +137,10 @@ func (c *compiled) collides(p *pod) error {
 	return nil
 }
 
-// maxPorts is how many ports an annotation may have.
+// maxPorts is the maximum number of ports in an annotation.
 const maxPorts = 1000
 
-// portsOf are the ports of an annotation and those of all pods, without repetition, separated by commas.
+// portsOf returns the ports in an annotation and those of all pods, without duplicates, separated by commas.
 func portsOf(annotations map[string]string, key string, all []int) (string, error) {
 	ports := slices.Clone(all)
 	if text := annotations[key]; strings.TrimSpace(text) != "" {
@@ -166,8 +166,8 @@ func portsOf(annotations map[string]string, key string, all []int) (string, erro
 	return string(b), nil
 }
 
-// moveProbes has the sidecar answer the probes that the kubelet would send past it: where the mesh wants certificates,
-// the kubelet has none. The table says what it then asks of the containers itself.
+// moveProbes has the sidecar answer the probes that the kubelet cannot send to the containers itself, because it has
+// no certificate of the mesh. The table says what the sidecar then asks the containers.
 func (c *compiled) moveProbes(b *patch, p *pod, v *verdict) probes.Table {
 	table := probes.Table{}
 	if c.ProbePort == 0 {
@@ -176,7 +176,7 @@ func (c *compiled) moveProbes(b *patch, p *pod, v *verdict) probes.Table {
 	for i := range p.Spec.Containers {
 		c.moveProbesOf(b, &p.Spec.Containers[i], fmt.Sprintf("/spec/containers/%d/", i), table, v)
 	}
-	for i := range p.Spec.InitContainers { // before anything is put in front of them
+	for i := range p.Spec.InitContainers { // before other init containers are inserted before them
 		if x := &p.Spec.InitContainers[i]; x.Restart == restartAlways {
 			c.moveProbesOf(b, x, fmt.Sprintf("/spec/initContainers/%d/", i), table, v)
 		}
@@ -184,7 +184,7 @@ func (c *compiled) moveProbes(b *patch, p *pod, v *verdict) probes.Table {
 	return table
 }
 
-// moveProbesOf does so for one container, which is at a path.
+// moveProbesOf moves the probes of one container, which is at path in the pod.
 func (c *compiled) moveProbesOf(b *patch, x *container, path string, table probes.Table, v *verdict) {
 	for _, of := range []struct {
 		key  string
@@ -212,8 +212,8 @@ func (c *compiled) moveProbesOf(b *patch, x *container, path string, table probe
 	}
 }
 
-// ask is what a probe asks of its container, and which key says so; nil where it is left as it is, and why if that is
-// not because a process in the container is asked.
+// ask returns what a probe asks of its container, and the key in the probe that says so. It returns nil if the probe
+// is not moved, and then why, unless the reason is that the probe runs a process in the container.
 func (p *probe) ask(in *container) (ask *probes.Ask, key, why string) {
 	timeout := max(p.Timeout, 1)
 	switch {
@@ -242,7 +242,7 @@ func (p *probe) ask(in *container) (ask *probes.Ask, key, why string) {
 	return nil, "", "" // exec, which needs no network
 }
 
-// portOf is the port of a container that a probe asks, or why it is not known here.
+// portOf returns the port of the container that a probe connects to, or why it is not known.
 func (p *tcpProbe) portOf(in *container) (port int, why string) {
 	if p.Host != "" {
 		return 0, "it asks another host"
@@ -254,7 +254,7 @@ func (p *tcpProbe) portOf(in *container) (port int, why string) {
 	return port, ""
 }
 
-// number is a port that is given by number or by name.
+// number returns a port that is given by number or by name.
 func (c *container) number(raw json.RawMessage) (int, bool) {
 	var n int
 	if json.Unmarshal(raw, &n) == nil {
@@ -285,7 +285,7 @@ func (p *patch) add(path string, value any) { *p = append(*p, operation{"add", p
 
 func (p *patch) remove(path string) { *p = append(*p, operation{Op: "remove", Path: path}) }
 
-// list adds to a list, at its beginning or its end, which is made where there is none.
+// list adds objects to a list, at its beginning or its end, and makes the list if there is none.
 func (p *patch) list(path string, exists, first bool, objects []object, values map[string]string) {
 	all := lists.Map(objects, func(o object) json.RawMessage { return o.json.with(values) })
 	if len(all) > 0 && !exists {

@@ -2,8 +2,8 @@ package injection
 
 import "encoding/json"
 
-// The wire types of admission.k8s.io/v1, as far as a webhook for pods needs them (k8s.io/api/admission/v1). Fields that
-// are not here are not looked at, and are not changed: the answer is a patch.
+// The wire types of admission.k8s.io/v1, as far as a webhook for pods needs them (k8s.io/api/admission/v1). Other
+// fields are ignored, and not changed, because the answer is a patch.
 const (
 	reviewVersion = "admission.k8s.io/v1"
 	reviewKind    = "AdmissionReview"
@@ -41,14 +41,14 @@ type response struct {
 	Warnings  []string          `json:"warnings,omitempty"`
 }
 
-// status is why a pod is refused, which the API server tells whoever wanted it.
+// status is why a pod is refused. The API server passes it on to the client that wanted the pod.
 type status struct {
 	Code    int    `json:"code"`
 	Reason  string `json:"reason"`
 	Message string `json:"message"`
 }
 
-// The pod, as far as injection looks at it (k8s.io/api/core/v1).
+// The fields of a pod that injection reads (k8s.io/api/core/v1).
 type pod struct {
 	Metadata *metadata `json:"metadata"`
 	Spec     *spec     `json:"spec"`
@@ -79,7 +79,7 @@ type container struct {
 	Liveness  *probe   `json:"livenessProbe"`
 	Readiness *probe   `json:"readinessProbe"`
 	Startup   *probe   `json:"startupProbe"`
-	Restart   string   `json:"restartPolicy"` // of init containers: Always, it stays
+	Restart   string   `json:"restartPolicy"` // of init containers: with Always, they keep running
 	Mounts    []volume `json:"volumeMounts"`
 	Devices   []volume `json:"volumeDevices"`
 }

@@ -1,4 +1,4 @@
-// Package pod runs beside Envoy in an injected pod, and does what Envoy cannot: it gets Envoy's certificate by the
+// Package pod runs beside Envoy in an injected pod, and does what Envoy cannot: it gets Envoy's certificate with the
 // token of the pod's service account, renews it, and answers the kubelet's probes for the other containers. Start at
 // Run.
 package pod
@@ -29,19 +29,19 @@ import (
 	"tare/internal/mesh/controlplane/injection/probes"
 )
 
-// Options are what a pod's proxy needs to know.
+// Options configures Run.
 type Options struct {
 	ControlPlane string // host:port
-	Node         string // id by which the control plane knows the proxy
+	Node         string // the proxy's node id
 	Identity     string // SPIFFE ID of the pod's service account
-	TokenFile    string // the account's token, which is read again for each certificate that needs it
+	TokenFile    string // the account's token, which is read again each time that it is needed
 	Roots        []byte // PEM: the roots of the mesh's certificates
-	// Envoy is the command that starts Envoy, to which "-c FILE" is added.
+	// Envoy is the command that starts Envoy, to which "-c FILE" is appended.
 	Envoy []string
 
-	Probes    string // address at which to answer probes; empty: nowhere
+	Probes    string // address at which to answer probes; empty: probes are not answered
 	Table     probes.Table
-	ProbeHost string // where the other containers are asked
+	ProbeHost string // the host at which the other containers are probed
 
 	Output *os.File          // of Envoy
 	Log    func(line string) // of renewals
@@ -49,10 +49,10 @@ type Options struct {
 
 const (
 	maxToken = 64 << 10         // bytes
-	grace    = 10 * time.Second // that Envoy has to end in
+	grace    = 10 * time.Second // the time that Envoy has to end
 )
 
-// Run runs Envoy, once there is a certificate, until ctx ends, Envoy ends, or the control plane refuses the pod.
+// Run runs Envoy, once it has a certificate, until ctx ends, Envoy ends, or the control plane refuses the pod.
 func Run(ctx context.Context, o Options) (err error) {
 	dir, err := files.NewScratch("", "pod")
 	if err != nil {
@@ -63,7 +63,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	once := sync.OnceFunc(func() { close(certified) })
 	agent := authority.Agent{
 		Address: o.ControlPlane, Identity: o.Identity, Roots: o.Roots, ReadToken: o.readToken, Log: o.Log,
-		OnChange: func(c authority.Credentials) error { // which a running Envoy takes by itself
+		OnChange: func(c authority.Credentials) error { // a running Envoy notices the new file itself
 			b := bootstrap.Envoy{Node: o.Node, Cluster: o.Node, ControlPlane: o.ControlPlane}
 			if err := c.WriteEnvoy(dir.Path(), b); err != nil {
 				return err
@@ -96,8 +96,8 @@ func (o Options) readToken() (authority.Token, error) {
 		fault.Wrap(err, fault.Machine, o.TokenFile, "", "the token cannot be read")
 }
 
-// serve runs Envoy until it ends, or ctx does. The thread that starts Envoy lives as long: Envoy ends with it, should
-// this process be killed (PR_SET_PDEATHSIG(2const)).
+// serve runs Envoy until it ends, or ctx does. The goroutine keeps its thread for that time, because the kernel ends
+// Envoy with the thread that started it if this process is killed (PR_SET_PDEATHSIG(2const)).
 func (o Options) serve(ctx context.Context, dir string) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -121,6 +121,6 @@ func (o Options) serve(ctx context.Context, dir string) error {
 func (o Options) answerProbes(ctx context.Context, l net.Listener) error {
 	return limit.Serve(ctx, l, &http.Server{
 		Handler: probes.New(o.Table, o.ProbeHost), ReadTimeout: 10 * time.Second, IdleTimeout: time.Minute,
-		MaxHeaderBytes: 16 << 10, ErrorLog: log.New(io.Discard, "", 0), // of what clients do wrong
+		MaxHeaderBytes: 16 << 10, ErrorLog: log.New(io.Discard, "", 0), // only clients' errors would be logged
 	})
 }

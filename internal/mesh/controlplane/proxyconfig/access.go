@@ -14,17 +14,17 @@ import (
 // anyone stands for all identities of the trust domain.
 const anyone = "*"
 
-// grant is who may make which requests.
+// grant is a permission: identities, and the requests that they may make.
 type grant struct {
 	from     []string             // SPIFFE ids, or anyone
 	requests []*rbacv3.Permission // one of these; none: all
 }
 
-// maxConditions bounds what the access lists of a service come to.
+// maxConditions bounds the conditions that the access lists of a service expand to.
 const maxConditions = 1 << 16
 
-// admit finds out who may call the service: by its own list, or else by the lists of the services that lead to it, of
-// what they lead to it. Where there is none of either, all may, or under discovery by policy nobody.
+// admit determines who may call the service: by its own access list, or else by the lists of the services that lead to
+// it, for the requests that they direct to it. Without any list every identity may, or with discovery by policy none.
 func (s *service) admit(m *Mesh) error {
 	s.restricted = m.config.Discovery == byPolicy
 	if s.Access != nil {
@@ -54,7 +54,7 @@ func (s *service) sends(r *route, to *service) bool {
 	return weights[to.Name] > 0
 }
 
-// grant adds the access list of a service, as far as its routes are of concern.
+// grant adds the access list of the service by, for those of its routes that concerns accepts.
 func (s *service) grant(m *Mesh, by *service, concerns func(*route) bool) error {
 	total := 0
 	for i, a := range by.Access {
@@ -98,7 +98,7 @@ func (s *service) grant(m *Mesh, by *service, concerns func(*route) bool) error 
 	return nil
 }
 
-// taking holds for the requests that a route gets: those that match it and none before it.
+// taking returns the permission for the requests that a route gets: those that match it and no route before it.
 func (s *service) taking(at int) (p *rbacv3.Permission, conditions int) {
 	all := s.routes[at].permissions()
 	conditions = len(all)
@@ -116,7 +116,7 @@ func (s *service) taking(at int) (p *rbacv3.Permission, conditions int) {
 	return both(all), conditions
 }
 
-// permissions are the conditions of a route, all of which must hold.
+// permissions returns the conditions of a route, all of which must hold.
 func (r *route) permissions() (out []*rbacv3.Permission) {
 	path := func(m *matcherv3.StringMatcher) {
 		out = append(out, &rbacv3.Permission{Rule: &rbacv3.Permission_UrlPath{
@@ -137,7 +137,7 @@ func (r *route) permissions() (out []*rbacv3.Permission) {
 	return out
 }
 
-// both holds where all permissions do.
+// both returns a permission that holds if all permissions do.
 func both(list []*rbacv3.Permission) *rbacv3.Permission {
 	switch len(list) {
 	case 0:
@@ -148,7 +148,7 @@ func both(list []*rbacv3.Permission) *rbacv3.Permission {
 	return &rbacv3.Permission{Rule: &rbacv3.Permission_AndRules{AndRules: &rbacv3.Permission_Set{Rules: list}}}
 }
 
-// either holds where one of the permissions does.
+// either returns a permission that holds if any permission does.
 func either(list []*rbacv3.Permission) *rbacv3.Permission {
 	if len(list) == 1 {
 		return list[0]
@@ -156,12 +156,12 @@ func either(list []*rbacv3.Permission) *rbacv3.Permission {
 	return &rbacv3.Permission{Rule: &rbacv3.Permission_OrRules{OrRules: &rbacv3.Permission_Set{Rules: list}}}
 }
 
-// guard has an HTTP service refuse what is not granted.
+// guard has an HTTP service refuse requests that are not granted.
 func (s *service) guard(m *Mesh) manager {
 	if m.mtls == off || !s.restricted {
 		return manager{}
 	}
-	rules := &rbacv3.RBAC{Action: rbacv3.RBAC_ALLOW, Policies: map[string]*rbacv3.Policy{}} // no policy: nobody
+	rules := &rbacv3.RBAC{Action: rbacv3.RBAC_ALLOW, Policies: map[string]*rbacv3.Policy{}} // no policy: none
 	for i, g := range s.grants {
 		p := &rbacv3.Policy{Permissions: g.requests}
 		if len(p.Permissions) == 0 {
@@ -176,7 +176,7 @@ func (s *service) guard(m *Mesh) manager {
 	return manager{rbac: rules, paths: s.limited}
 }
 
-// named matches an identity, or all of the trust domain.
+// named matches an identity, or all identities of the trust domain.
 func (m *Mesh) named(id string) *matcherv3.StringMatcher {
 	if id == anyone {
 		return beginning("spiffe://" + m.trustDomain + "/")
@@ -184,7 +184,7 @@ func (m *Mesh) named(id string) *matcherv3.StringMatcher {
 	return exactly(id)
 }
 
-// exactly matches a text, and beginning all that begin with it.
+// exactly matches a text, and beginning matches all texts that begin with it.
 func exactly(text string) *matcherv3.StringMatcher {
 	return &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Exact{Exact: text}}
 }
@@ -193,7 +193,7 @@ func beginning(text string) *matcherv3.StringMatcher {
 	return &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Prefix{Prefix: text}}
 }
 
-// granted are the identities that may call the service, each once; anyone alone where all may.
+// granted returns the identities that may call the service, without duplicates; anyone alone if all may.
 func (s *service) granted() []string {
 	if !s.restricted {
 		return []string{anyone}
@@ -209,7 +209,7 @@ func (s *service) granted() []string {
 	return out
 }
 
-// toldTo says whether a proxy of an identity is told of the service.
+// toldTo says whether proxies of an identity get the service's resources.
 func (s *service) toldTo(id string) bool {
 	_, found := slices.BinarySearch(s.callers, id)
 	return found || len(s.callers) == 1 && s.callers[0] == anyone

@@ -9,9 +9,9 @@ import (
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 )
 
-// CompileAfter is Compile for a configuration of which most was in another one before. What has not changed is not made
-// again: messages, lists and parts are the very ones of before, so that whoever serves them finds what has changed by
-// comparing addresses. before is not changed; nil: there was none.
+// CompileAfter compiles a configuration like Compile, and reuses what is unchanged from an earlier mesh: messages,
+// lists and parts have the same addresses, so that the server finds the changes by comparing addresses. before is not
+// changed; nil: there is none.
 func (c *Config) CompileAfter(before *Mesh) (*Mesh, error) {
 	m := &Mesh{config: c, mtls: mtls(c.MTLS), trustDomain: c.TrustDomain, names: map[string]*service{},
 		classes: map[classKey]*class{}, proxies: map[string]*proxy{}}
@@ -35,9 +35,9 @@ func (c *Config) CompileAfter(before *Mesh) (*Mesh, error) {
 	return m, nil
 }
 
-// WithEndpoints is the mesh with other endpoints of some services, by their names. It costs what concerns these
-// services, and next to nothing for the others; unless endpoints with names of hosts come or go, or the last endpoint
-// does: then it is CompileAfter.
+// WithEndpoints returns the mesh with other endpoints for some services, by service name. The cost is that of these
+// services, and little for the others. If a service gains or loses its last endpoint, or an endpoint with a host name,
+// it costs as much as CompileAfter.
 func (m *Mesh) WithEndpoints(of map[string][]Endpoint) (*Mesh, error) {
 	c := *m.config
 	c.Services = slices.Clone(c.Services)
@@ -79,7 +79,7 @@ func (m *Mesh) WithEndpoints(of map[string][]Endpoint) (*Mesh, error) {
 	return &next, nil
 }
 
-// replaced is a list with others in the places of some; nil: none of them is in it.
+// replaced returns a list with some elements replaced; nil: none of them is in it.
 func replaced[T comparable](list []T, others map[T]T) (out []T) {
 	for i, m := range list {
 		other, is := others[m]
@@ -94,38 +94,38 @@ func replaced[T comparable](list []T, others map[T]T) (out []T) {
 	return out
 }
 
-// like says whether two meshes have the same of what concerns all services and proxies.
+// like says whether two meshes have the same settings that affect all services and proxies.
 func (m *Mesh) like(o *Mesh) bool {
 	return m.mtls == o.mtls && m.trustDomain == o.trustDomain && m.config.Discovery == o.config.Discovery &&
 		(len(m.config.Proxies) > 0) == (len(o.config.Proxies) > 0)
 }
 
-// findPrior finds the service as it was before, if everything but its endpoints is the same now. Who may call it is
-// known by then.
+// findPrior finds the service in the earlier mesh, if everything but its endpoints is unchanged. Who may call it has
+// been determined before.
 func (s *service) findPrior(m *Mesh) {
 	o := m.before.names[s.Name]
 	if o == nil || !s.says(o) || s.protocol != o.protocol || s.restricted != o.restricted ||
 		!slices.Equal(s.ids, o.ids) || !slices.Equal(s.callers, o.callers) ||
-		// Its grants are made of what these say.
+		// The grants of the service depend on the services that lead to it.
 		!slices.EqualFunc(s.from, o.from, (*service).says) {
 		return
 	}
 	s.prior = o
 }
 
-// says is whether two services say the same, but for endpoints.
+// says says whether two services have the same definition, except for endpoints.
 func (s *service) says(o *service) bool {
 	a, b := *s.Service, *o.Service
 	a.Endpoints, b.Endpoints = nil, nil
 	return reflect.DeepEqual(&a, &b)
 }
 
-// asBefore says whether the service is what it was, endpoints and all.
+// asBefore says whether the service is unchanged, endpoints included.
 func (s *service) asBefore() bool {
 	return s.prior != nil && slices.Equal(s.Endpoints, s.prior.Endpoints)
 }
 
-// ownBefore is what a proxy had for itself before, if nothing of that has changed.
+// ownBefore returns a proxy's own resources in the earlier mesh, if nothing that they depend on has changed.
 func (m *Mesh) ownBefore(p *proxy) *Resources {
 	o := m.before.proxies[p.ID]
 	if o == nil || p.id != o.id || p.policy != o.policy || (p.Outbound == nil) != (o.Outbound == nil) ||
@@ -149,12 +149,12 @@ func (m *Mesh) ownBefore(p *proxy) *Resources {
 		}
 	}
 	if c := m.classes[p.class()]; c != m.before.classes[p.class()] && c.clash(o.own) {
-		return nil // there is an error to be found
+		return nil // compiling it will return the error
 	}
 	return o.own
 }
 
-// clash says whether a proxy's own resources have a name or a place of what it has in common with others.
+// clash says whether a proxy's own resources have a name or a listening address in common with those of its class.
 func (c *class) clash(own *Resources) bool {
 	clash := false
 	_ = own.names(func(n name) error {
@@ -168,7 +168,7 @@ func (c *class) clash(own *Resources) bool {
 	return clash
 }
 
-// after is r, with the lists of before for those that are the same.
+// after returns r with unchanged lists replaced by those of before.
 func (r Resources) after(before *Resources) Resources {
 	r.Clusters = after(r.Clusters, before.Clusters)
 	r.Endpoints = after(r.Endpoints, before.Endpoints)
@@ -185,7 +185,7 @@ func after[T comparable](list, before []T) []T {
 	return list
 }
 
-// is says whether all lists are the very ones of another, or as empty.
+// is says whether all lists have the addresses of another's lists, or are empty as they are.
 func (r *Resources) is(o *Resources) bool {
 	return slices.Equal(r.Clusters, o.Clusters) && slices.Equal(r.Endpoints, o.Endpoints) &&
 		slices.Equal(r.Listeners, o.Listeners) && slices.Equal(r.Routes, o.Routes) && slices.Equal(r.Secrets, o.Secrets)

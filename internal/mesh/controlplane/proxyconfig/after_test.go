@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestCompileAfter: whatever a configuration is compiled after, it says what it says by itself, and errors are the
-// same.
+// TestCompileAfter: the result and the errors of a configuration do not depend on the configuration it is compiled
+// after.
 func TestCompileAfter(t *testing.T) {
 	random := rand.New(rand.NewPCG(7, 8))
 	word := regexp.MustCompile(`[\w./*-]+|"[^"]*"`)
@@ -63,7 +63,8 @@ func TestCompileAfter(t *testing.T) {
 	}
 }
 
-// large is a mesh of many services, each called by some identities and served by one proxy, by policy.
+// large makes a mesh of many services, each called by some identities and served by one proxy, with discovery by
+// policy.
 func large(services, calls int) *Config {
 	c := &Config{MTLS: "strict", Discovery: "policy"}
 	for i := range services {
@@ -80,7 +81,7 @@ func large(services, calls int) *Config {
 	return c
 }
 
-// moved is a configuration with another endpoint of a service.
+// moved returns a configuration with another endpoint for a service.
 func moved(c *Config, service int, address string) *Config {
 	next := *c
 	next.Services = slices.Clone(c.Services)
@@ -88,8 +89,7 @@ func moved(c *Config, service int, address string) *Config {
 	return &next
 }
 
-// TestOneEndpoint: another endpoint of a service changes what is told to those who call it, and nothing but its
-// endpoints.
+// TestOneEndpoint: another endpoint of a service changes only the endpoints that the service's callers receive.
 func TestOneEndpoint(t *testing.T) {
 	const services, calls = 60, 5
 	c := large(services, calls)
@@ -119,7 +119,7 @@ func TestOneEndpoint(t *testing.T) {
 	}
 }
 
-// TestWithEndpoints: endpoints are changed alone as they are with everything.
+// TestWithEndpoints: WithEndpoints gives the same mesh as compiling the changed configuration.
 func TestWithEndpoints(t *testing.T) {
 	const text = `
 services:
@@ -171,8 +171,8 @@ proxies:
 	}
 }
 
-// BenchmarkChange gives one service another endpoint, which concerns 10 proxies, by how many services and proxies there
-// are: alone, and with the whole configuration.
+// BenchmarkChange gives one service another endpoint, which concerns 10 proxies, in meshes of several sizes: with
+// WithEndpoints, and by compiling the whole configuration.
 func BenchmarkChange(b *testing.B) {
 	for _, services := range []int{100, 1000, 10000} {
 		c := large(services, 10)
@@ -199,8 +199,8 @@ func BenchmarkChange(b *testing.B) {
 	}
 }
 
-// TestAlike: proxies that say the same, as pods of one deployment do, have their own resources but once; those that do
-// not, or that have callers from outside, have their own.
+// TestAlike: proxies with the same definition, such as the pods of one deployment, share their own resources; others,
+// and those with ingress listeners, do not.
 func TestAlike(t *testing.T) {
 	const text = `
 mtls: strict

@@ -16,8 +16,8 @@ import (
 	"tare/internal/lib/lists"
 )
 
-// Config is what a mesh file says: services in plain words, who serves and calls them, and resources as Envoy has them.
-// A mesh without proxies is the same for every node.
+// Config is the content of a mesh file: services, the proxies that serve and call them, and resources in Envoy's
+// format. In a mesh without proxies every node gets the same.
 type Config struct {
 	TrustDomain string           `json:"trust_domain" yaml:"trust_domain"` // of identities; default mesh.local
 	MTLS        string           `json:"mtls" yaml:"mtls"`                 // off (default), permissive or strict
@@ -28,35 +28,35 @@ type Config struct {
 	Resources   []map[string]any `json:"resources" yaml:"resources"` // each with its "@type"
 }
 
-// Service is an address and what serves it: its endpoints, or other services by weight. Without an address it is
-// only there to be named by others, or reached at addresses of the proxies.
+// Service is an address and what serves it: its endpoints, or other services by weight. A service without an address
+// can only be referred to by other services, or reached at addresses of the proxies.
 type Service struct {
 	Name           string            `json:"name" yaml:"name"`
 	Address        string            `json:"address" yaml:"address"`
 	Protocol       string            `json:"protocol" yaml:"protocol"` // tcp (default), udp, http, http2 or grpc
-	Identity       string            `json:"identity" yaml:"identity"` // ACCOUNT or NAMESPACE/ACCOUNT: as whom it answers
+	Identity       string            `json:"identity" yaml:"identity"` // of its servers: ACCOUNT or NAMESPACE/ACCOUNT
 	Policy         string            `json:"policy" yaml:"policy"`     // round-robin (default) or random
 	MaxConnections uint32            `json:"max_connections" yaml:"max_connections"`
 	ConnectTimeout string            `json:"connect_timeout" yaml:"connect_timeout"` // such as 250ms; default 5s
 	Endpoints      []Endpoint        `json:"endpoints" yaml:"endpoints"`
-	Zones          map[string]uint32 `json:"zones" yaml:"zones"`   // weights of zones against each other
+	Zones          map[string]uint32 `json:"zones" yaml:"zones"`   // weights of zones relative to each other
 	Split          map[string]uint32 `json:"split" yaml:"split"`   // other services and their weights
-	Routes         []Route           `json:"routes" yaml:"routes"` // HTTP: the first that matches
+	Routes         []Route           `json:"routes" yaml:"routes"` // HTTP: the first that matches is used
 	Access         []Access          `json:"access" yaml:"access"` // which identities may call it
-	Allow          []Rule            `json:"allow" yaml:"allow"`   // only these connections
-	Deny           []Rule            `json:"deny" yaml:"deny"`     // all but these
+	Allow          []Rule            `json:"allow" yaml:"allow"`   // accept only these connections
+	Deny           []Rule            `json:"deny" yaml:"deny"`     // refuse these connections
 }
 
-// Endpoint is one place that serves.
+// Endpoint is an address that serves.
 type Endpoint struct {
-	Address  string `json:"address" yaml:"address"` // IP:port, or host:port, all of whose addresses serve
+	Address  string `json:"address" yaml:"address"` // IP:port, or host:port; a host's addresses all serve
 	Weight   uint32 `json:"weight" yaml:"weight"`   // default 1
 	Health   string `json:"health" yaml:"health"`   // healthy (default), unhealthy or draining
 	Priority uint32 `json:"priority" yaml:"priority"`
 	Zone     string `json:"zone" yaml:"zone"`
 }
 
-// Route is the requests that match, and where they go.
+// Route is a set of requests, and where they go.
 type Route struct {
 	Name    string            `json:"name" yaml:"name"` // for access lists
 	Match   Match             `json:"match" yaml:"match"`
@@ -65,57 +65,57 @@ type Route struct {
 	Retries Retries           `json:"retries" yaml:"retries"`
 }
 
-// Match is requests of a path, a method and headers; what is empty holds for all.
+// Match matches requests by path, method and headers; an empty field matches all.
 type Match struct {
-	Path    string            `json:"path" yaml:"path"`     // exactly, without the query
-	Prefix  string            `json:"prefix" yaml:"prefix"` // of the path, letter by letter
+	Path    string            `json:"path" yaml:"path"`     // the exact path, without the query
+	Prefix  string            `json:"prefix" yaml:"prefix"` // of the path, compared literally
 	Regex   string            `json:"regex" yaml:"regex"`   // RE2, of the whole path without the query
 	Method  string            `json:"method" yaml:"method"`
-	Headers map[string]string `json:"headers" yaml:"headers"` // exactly; "*": any value
+	Headers map[string]string `json:"headers" yaml:"headers"` // exact values; "*": any value
 }
 
-// Retries is how often a request is tried again, and after which failures.
+// Retries is how often a request is retried, and after which failures.
 type Retries struct {
-	Attempts uint32 `json:"attempts" yaml:"attempts"` // after the first one
-	// On are Envoy's words for failures, or status codes; default connect-failure and refused-stream.
+	Attempts uint32 `json:"attempts" yaml:"attempts"` // besides the first one
+	// On are Envoy's names of failures, or status codes; default connect-failure and refused-stream.
 	On []string `json:"on" yaml:"on"`
 }
 
-// Access is who may call what.
+// Access is a permission: identities, and the routes that they may use.
 type Access struct {
 	From   []string `json:"from" yaml:"from"`     // identities; "*": all of the trust domain
 	Routes []string `json:"routes" yaml:"routes"` // by name; default: all requests
 }
 
-// Rule is connections by where they come from and go to; what is empty holds for all.
+// Rule matches connections by source and destination; an empty field matches all.
 type Rule struct {
 	From  []string `json:"from" yaml:"from"`   // addresses or prefixes
 	To    []string `json:"to" yaml:"to"`       // the same
 	Ports []string `json:"ports" yaml:"ports"` // of the destination: 80, or 8000-8999
 }
 
-// Proxy is one proxy: whose it is, what it serves and where its application calls services.
+// Proxy is one proxy: its identity, the services that it serves, and where its application calls services.
 type Proxy struct {
 	ID       string             `json:"id" yaml:"id"` // of its node
 	Identity string             `json:"identity" yaml:"identity"`
 	Inbound  map[string]Inbound `json:"inbound" yaml:"inbound"` // by service
-	// Outbound is where services are reached, as IP:port by service. Given, no others are reached through the proxy;
-	// nil: each is at its own address.
+	// Outbound is where services are reached, as IP:port by service. If it is given, other services cannot be reached
+	// through the proxy; nil: each service is reached at its own address.
 	Outbound map[string]string `json:"outbound" yaml:"outbound"`
-	// Redirected are, by service, connections that were made to another address than the listener's, and redirected to
-	// it. All others are closed.
+	// Redirected describes, by service, connections that were made to another address than the listener's and
+	// redirected to it. The listener closes all others.
 	Redirected map[string]Redirected `json:"redirected" yaml:"redirected"`
 }
 
-// Redirected is where clients connect to whose connections come to a proxy.
+// Redirected is the address that clients connect to before their connections are redirected to the proxy.
 type Redirected struct {
 	From string `json:"from" yaml:"from"` // IP:port
-	// Transparent lets the listener take packets to addresses that its host does not have (IP_TRANSPARENT), as TPROXY
-	// gives them to it.
+	// Transparent lets the listener accept packets to addresses that its host does not have (IP_TRANSPARENT), as
+	// TPROXY delivers them.
 	Transparent bool `json:"transparent" yaml:"transparent"`
 }
 
-// Inbound is where a proxy takes connections of a service, and where its application does.
+// Inbound is where a proxy accepts connections of a service, and where its application listens.
 type Inbound struct {
 	Listen string `json:"listen" yaml:"listen"` // IP:port
 	To     string `json:"to" yaml:"to"`         // IP:port or host:port
@@ -125,11 +125,11 @@ type Inbound struct {
 type Ingress struct {
 	Service string `json:"service" yaml:"service"`
 	Listen  string `json:"listen" yaml:"listen"` // IP:port
-	Proxy   string `json:"proxy" yaml:"proxy"`   // where it is: one that serves it, or one that calls it
-	TLS     bool   `json:"tls" yaml:"tls"`       // by the proxy's certificate; callers need none
+	Proxy   string `json:"proxy" yaml:"proxy"`   // where it is: one that serves or calls the service
+	TLS     bool   `json:"tls" yaml:"tls"`       // with the proxy's certificate; callers need none
 }
 
-// maxFile bounds a configuration file: some 200,000 endpoints.
+// maxFile bounds the size of a configuration in bytes: some 200,000 endpoints.
 const maxFile = 64 << 20
 
 // Example is a small configuration, for the hint of an error.
@@ -138,19 +138,18 @@ const Example = "services: [{name: web, address: 10.96.0.1:80, endpoints: [{addr
 // ReadFile reads and compiles a mesh file, or all mesh files of a directory (Files).
 func ReadFile(path string) (*Mesh, error) { return NewReader(path).Read() }
 
-// Reader reads a mesh file, or all mesh files of a directory, again and again. Files that say what they said are not
-// decoded again, and what has not changed of the mesh is not compiled again (Config.CompileAfter). It is for one
-// goroutine.
+// Reader reads a mesh file, or all mesh files of a directory, repeatedly. It does not decode unchanged files again,
+// nor compile unchanged parts of the mesh again (Config.CompileAfter). It must not be used concurrently.
 type Reader struct {
 	path  string
-	files map[string]file // the last ones that were right, by name
+	files map[string]file // the last valid ones, by name
 	last  *Mesh
 }
 
-// NewReader makes a reader. It reads nothing yet.
+// NewReader makes a reader. It does not read anything yet.
 func NewReader(path string) *Reader { return &Reader{path: path} }
 
-// Read reads and compiles what is there now. An error leaves the reader as it was.
+// Read reads and compiles the current files. If it returns an error, the reader is unchanged.
 func (r *Reader) Read() (*Mesh, error) {
 	names, err := Files(r.path)
 	if err != nil {
@@ -195,8 +194,8 @@ func readAtMost(name string, most int64) ([]byte, error) {
 	return data, err
 }
 
-// Parse compiles a configuration in YAML; name is the file's, for errors. Whatever is wrong with it is a *fault.Error
-// of code Usage that has the line.
+// Parse compiles a configuration in YAML; name is the file's, for errors. Its errors are of type *fault.Error and code
+// Usage, and have the line.
 func Parse(name string, data []byte) (*Mesh, error) {
 	f := file{name: name, data: data}
 	if err := f.decode(); err != nil {
@@ -205,8 +204,9 @@ func Parse(name string, data []byte) (*Mesh, error) {
 	return compile(name, []file{f}, nil)
 }
 
-// compile compiles what files say together, after another mesh or nil. Whatever is wrong is a *fault.Error of code
-// Usage with file and line, or with the name of them all where it is of no file.
+// compile compiles several files as one configuration, after another mesh or nil. Its errors are of type *fault.Error
+// and code Usage. They have the file and the line, or the name of all files where an error is about none in
+// particular.
 func compile(name string, files []file, before *Mesh) (*Mesh, error) {
 	all, err := merge(files)
 	if err != nil {
@@ -220,7 +220,7 @@ func compile(name string, files []file, before *Mesh) (*Mesh, error) {
 	return m, nil
 }
 
-// decode reads one file.
+// decode decodes one file.
 func (f *file) decode() error {
 	f.data = document.Plain(f.data)
 	if line, err := document.Guard(f.data); err != nil {
@@ -240,7 +240,7 @@ func (f *file) decode() error {
 	return fault.New(fault.Usage, f.name, Example, "%s", err)
 }
 
-// at is a place in a file; line 0 is the whole of it.
+// at formats a place in a file; line 0 means the whole file.
 func at(name string, line int) string {
 	if line <= 0 {
 		return name

@@ -61,7 +61,8 @@ resources:
               cluster: raw
 `
 
-// All that can be said in plain words is something that the data plane takes, and means what it says.
+// The data plane accepts everything that a mesh file can express without raw resources, and the result has the right
+// meaning.
 func TestPlainWords(t *testing.T) {
 	r := shared(t, full)
 	config := mesh.NewConfig()
@@ -139,7 +140,8 @@ func TestPlainWords(t *testing.T) {
 	}
 }
 
-// wrongFiles are wrong in one way each: after dashes the error, with its line where that is certain, then the file.
+// wrongFiles contains invalid files, each with one error: after the dashes the error, with its line if that is
+// certain, then the file.
 const wrongFiles = `
 ---- c.yaml:1: unknown field "nmae"
 services: [{nmae: x}]
@@ -357,7 +359,7 @@ services:
 - {name: b, endpoints: [{address: 1.2.3.4:1, priority: 1}]}
 `
 
-// bomb is a list of 9 lists of 9 and so on, 531,441 values in all, by aliases in a few hundred bytes.
+// bomb nests 9 lists of 9 aliases each, 531,441 values in all, in a few hundred bytes.
 func bomb(indent string) string {
 	text := indent + "x0: &x0 [a, a, a, a, a, a, a, a, a]\n"
 	for i := 1; i < 6; i++ {
@@ -367,7 +369,7 @@ func bomb(indent string) string {
 	return text
 }
 
-// What is wrong with a file, also with its parts against each other, is told with its line.
+// Errors in a file have the right line, also errors of parts that contradict each other.
 func TestWrongLines(t *testing.T) {
 	all := strings.Split(wrongFiles, "\n---- ")[1:]
 	const deep = "c.yaml:1: brackets or lists are nested\n"
@@ -385,7 +387,7 @@ func TestWrongLines(t *testing.T) {
 	}
 }
 
-// everyType are resources as Envoy has them, of all kinds.
+// everyType are resources of every type in Envoy's format.
 const everyType = `
 resources:
   - "@type": type.googleapis.com/envoy.config.route.v3.RouteConfiguration
@@ -426,7 +428,7 @@ func TestEveryType(t *testing.T) {
 	}
 }
 
-// shared is what a mesh tells every node.
+// shared returns what a mesh without proxies sends to every node.
 func shared(t *testing.T, text string) Resources {
 	t.Helper()
 	m, err := Parse("mesh.yaml", []byte(text))
@@ -440,7 +442,7 @@ func shared(t *testing.T, text string) Resources {
 	return r
 }
 
-// Whatever a file says, the error is the file's, and what is taken can be encoded and says the same every time.
+// Any error names the file, and an accepted file gives resources that can be encoded, to the same bytes every time.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(full))
 	f.Add([]byte(everyType))
@@ -450,7 +452,7 @@ func FuzzParse(f *testing.F) {
 	f.Fuzz(parses)
 }
 
-// parses checks what comes of any bytes.
+// parses checks the result of parsing any bytes.
 func parses(t *testing.T, b []byte) {
 	m, err := Parse("c.yaml", b)
 	if err != nil {
@@ -477,7 +479,7 @@ func parses(t *testing.T, b []byte) {
 	}
 }
 
-// TestMutations parses files whose words are mixed up: unlike most of what fuzzing finds, many of these are taken.
+// TestMutations parses files with shuffled words: unlike most inputs of fuzzing, many of these are valid.
 func TestMutations(t *testing.T) {
 	random := rand.New(rand.NewPCG(5, 6))
 	word := regexp.MustCompile(`[\w./*-]+|"[^"]*"`)
@@ -504,7 +506,7 @@ func TestMutations(t *testing.T) {
 
 const mutations = 100
 
-// encoded is all messages in bytes.
+// encoded returns all messages as bytes.
 func encoded(r Resources) (string, error) {
 	var all []proto.Message
 	all = append(all, messages(r.Clusters)...)

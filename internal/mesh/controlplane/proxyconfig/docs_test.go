@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// documented are the examples of docs/xds.md.
+// documented returns the examples of docs/xds.md.
 func documented(t *testing.T) (examples []string) {
 	t.Helper()
 	b, err := os.ReadFile("../../../../docs/xds.md")
@@ -28,7 +28,7 @@ func documented(t *testing.T) (examples []string) {
 	return examples
 }
 
-// TestDocumented: the examples are taken, and mean what the page says.
+// TestDocumented: the examples are valid, and mean what the page says.
 func TestDocumented(t *testing.T) {
 	examples := documented(t)
 	if r := shared(t, examples[0]); len(r.Listeners) != 2 || len(r.Clusters) != 4 {

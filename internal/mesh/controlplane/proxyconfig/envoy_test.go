@@ -39,13 +39,13 @@ import (
 	envoytest "tare/test/envoy"
 )
 
-// here has the addresses of a text be those of this process: 127.9.9.x stands for them.
+// here replaces the addresses 127.9.9.x in a text by addresses of this process.
 func here(text string) string {
 	pid := os.Getpid()
 	return strings.ReplaceAll(text, "127.9.9.", fmt.Sprintf("127.%d.%d.", 10+pid>>8%200, pid%250+1))
 }
 
-// plane is a control plane that is not ours: go-control-plane's.
+// plane is an independent control plane: go-control-plane's.
 type plane struct {
 	address string
 	cache   cache.SnapshotCache
@@ -100,7 +100,7 @@ func (d *discovery) DeltaAggregatedResources(
 	return d.delta.DeltaStreamHandler(s, resource.AnyType)
 }
 
-// callbacks take note of what Envoy refuses.
+// callbacks record what Envoy refuses.
 type callbacks struct{ *plane }
 
 func (callbacks) OnStreamOpen(context.Context, int64, string) error      { return nil }
@@ -133,7 +133,7 @@ func (p *plane) note(kind, refused string) {
 	}
 }
 
-// tell makes what a mesh has for a node what the node is told.
+// tell sets a node's resources to those of a mesh.
 func (p *plane) tell(t *testing.T, m *Mesh, id string, secrets ...*tlsv3.Secret) {
 	t.Helper()
 	r, err := m.For(id)
@@ -160,10 +160,10 @@ func resources[T types.Resource](list []T) (out []types.Resource) {
 	return out
 }
 
-// envoy is a running Envoy, by the address of its administration.
+// envoy is a running Envoy, by the address of its admin interface.
 type envoy struct{ admin string }
 
-// startEnvoy runs Envoy as a node of a plane until the test ends. It has all that it is told when it returns.
+// startEnvoy runs Envoy as a node of a plane until the test ends. It returns when Envoy has all of its resources.
 func startEnvoy(t *testing.T, p *plane, node, api string) *envoy {
 	t.Helper()
 	dir := t.TempDir()
@@ -215,7 +215,7 @@ func startEnvoy(t *testing.T, p *plane, node, api string) *envoy {
 	}
 }
 
-// ask is a page of Envoy's administration.
+// ask returns a page of Envoy's admin interface.
 func (e *envoy) ask(path string) (string, error) {
 	r, err := http.Get("http://" + e.admin + path)
 	if err != nil {
@@ -226,7 +226,7 @@ func (e *envoy) ask(path string) (string, error) {
 	return string(b), err
 }
 
-// handmade is a certificate authority made by hand.
+// handmade is a certificate authority that shares no code with the product's.
 type handmade struct {
 	certificate *x509.Certificate
 	key         *ecdsa.PrivateKey
@@ -252,7 +252,7 @@ func newAuthority(t *testing.T) *handmade {
 	return &handmade{c, key}
 }
 
-// issue makes a certificate of an id, and its key, in PEM.
+// issue makes a certificate for an id, and its key, in PEM.
 func (a *handmade) issue(t *testing.T, id string) (chain, key []byte) {
 	t.Helper()
 	u, err := url.Parse(id)
@@ -278,7 +278,7 @@ func (a *handmade) issue(t *testing.T, id string) (chain, key []byte) {
 		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret})
 }
 
-// secrets are what a proxy of an id gets over SDS.
+// secrets returns the secrets that a proxy with that id gets over SDS.
 func (a *handmade) secrets(t *testing.T, id string) []*tlsv3.Secret {
 	t.Helper()
 	chain, key := a.issue(t, id)
@@ -294,7 +294,7 @@ func (a *handmade) secrets(t *testing.T, id string) []*tlsv3.Secret {
 	}
 }
 
-// client is a TLS client of an id; empty: without a certificate.
+// client returns the configuration of a TLS client with that id; empty: without a certificate.
 func (a *handmade) client(t *testing.T, id string, alpn ...string) *tls.Config {
 	t.Helper()
 	c := &tls.Config{InsecureSkipVerify: true, NextProtos: alpn}

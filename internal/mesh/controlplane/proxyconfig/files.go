@@ -11,15 +11,15 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// fileSuffix ends the names of the files of a directory that are read.
+// fileSuffix is the ending of the files of a directory that are read.
 const fileSuffix = ".yaml"
 
-// maxFiles bounds how many files a directory may have. Whoever follows it looks at each ten times a second.
+// maxFiles is the maximum number of files in a directory: each is looked at ten times a second.
 const maxFiles = 1000
 
-// Files are the files that a mesh is read from: path itself, or where that is a directory all of its files *.yaml, in
-// order of their names. Links are followed, and names that begin with a dot are left out: that is how Kubernetes shows
-// a ConfigMap. An error is a *fault.Error of code Usage.
+// Files returns the files that a mesh is read from: path itself, or if that is a directory all of its files *.yaml,
+// sorted by name. Links are followed, and names that begin with a dot are skipped, because Kubernetes mounts a
+// ConfigMap in that way. Errors are of type *fault.Error and code Usage.
 func Files(path string) ([]string, error) {
 	const hint, what = "name a file or a directory with --config", "the configuration cannot be read"
 	info, err := os.Stat(path)
@@ -56,21 +56,21 @@ type file struct {
 	config Config
 }
 
-// lengths are those of the lists of a configuration, by their keys.
+// lengths returns the lengths of a configuration's lists, by key.
 func (c *Config) lengths() map[string]int {
 	return map[string]int{
 		"services": len(c.Services), "proxies": len(c.Proxies), "ingress": len(c.Ingress), "resources": len(c.Resources),
 	}
 }
 
-// merged is what several files say together.
+// merged is the configuration that several files make together.
 type merged struct {
 	config *Config
 	files  []file
 }
 
-// merge puts the lists of files one after the other. What is one word of the mesh can stand in any of them, but not in
-// two and otherwise.
+// merge concatenates the lists of files. A setting of the whole mesh may be in any of them, but not with different
+// values.
 func merge(files []file) (*merged, error) {
 	all := &Config{}
 	for _, f := range files {
@@ -99,8 +99,8 @@ func merge(files []file) (*merged, error) {
 	return &merged{all, files}, nil
 }
 
-// place says where the files are wrong of which an error says so, as file:line where that can be told, else by the name
-// of them all. Elements of lists then have the numbers that they have in their file.
+// place returns where the error is: file:line if that is known, else the name of all files. Elements of lists are
+// renumbered as in their file.
 func (m *merged) place(name string, err error) (where string, in error) {
 	path := pathOf(err)
 	if len(m.files) == 1 {
@@ -135,7 +135,7 @@ func (m *merged) place(name string, err error) (where string, in error) {
 	return name, err
 }
 
-// renumbered is an error whose label has another number for the element of a list that it begins with.
+// renumbered returns an error with another index for the list element that its label begins with.
 func renumbered(err error, key string, from, to int) error {
 	var w *wrong
 	if !errors.As(err, &w) {

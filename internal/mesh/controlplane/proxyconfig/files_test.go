@@ -9,7 +9,7 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// TestReadDirectory: several files are one mesh, and what is wrong is told by file and line.
+// TestReadDirectory: several files are one mesh, and errors have file and line.
 func TestReadDirectory(t *testing.T) {
 	const services = "services:\n- {name: a, protocol: http, identity: a, endpoints: [{address: 127.0.0.1:1}]}\n"
 	const proxies = "mtls: strict\nproxies:\n- {id: p, identity: web, outbound: {a: 127.0.0.1:2}}\n"
@@ -54,7 +54,7 @@ func TestReadDirectory(t *testing.T) {
 	}
 }
 
-// TestReadDirectoryBounds: many files, and many bytes in all, are refused before they are read.
+// TestReadDirectoryBounds: too many files, or too many bytes in all, are refused before they are read.
 func TestReadDirectoryBounds(t *testing.T) {
 	dir := t.TempDir()
 	for i := range maxFiles + 1 {
@@ -72,7 +72,7 @@ func TestReadDirectoryBounds(t *testing.T) {
 		if err := os.WriteFile(file, nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.Truncate(file, maxFile/2+1); err != nil { // takes no space
+		if err := os.Truncate(file, maxFile/2+1); err != nil { // a sparse file
 			t.Fatal(err)
 		}
 	}

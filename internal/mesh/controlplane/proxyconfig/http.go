@@ -24,16 +24,16 @@ import (
 
 func sorted[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
-// manager is what an HTTP connection manager does besides routing.
+// manager configures an HTTP connection manager, besides its routing.
 type manager struct {
-	rbac *rbacv3.RBAC // nil: all may call
-	// paths: access depends on them, so that an escaped slash, which an application may take for a slash, is refused.
+	rbac *rbacv3.RBAC // nil: every caller may make every request
+	// paths: access depends on paths, so that an escaped slash, which an application may treat as a slash, is refused.
 	paths bool
-	edge  bool // callers are from outside the mesh: what they say about themselves is not believed
+	edge  bool // callers are from outside the mesh: what their headers claim is not trusted
 }
 
-// httpFilters route requests by a route configuration. Paths are made plain first, since routes and policies go by
-// them.
+// httpFilters returns filters that route requests by a route configuration. They normalize paths first, because routes
+// and policies depend on them.
 func httpFilters(stat, routes string, of manager) []*listenerv3.Filter {
 	m := &hcmv3.HttpConnectionManager{
 		StatPrefix: stat,
@@ -61,11 +61,11 @@ func httpFilters(stat, routes string, of manager) []*listenerv3.Filter {
 	return filters("envoy.filters.network.http_connection_manager", m)
 }
 
-// route is a Route as it is compiled.
+// route is a compiled Route.
 type route struct {
 	*Route
 	regex   *regexp.Regexp
-	headers []string // names, in order
+	headers []string // names, sorted
 }
 
 // readRoutes checks the routes of a service.
@@ -86,7 +86,7 @@ func (s *service) readRoutes() error {
 	return nil
 }
 
-// maxRegex bounds the program that Envoy makes of a regular expression.
+// maxRegex is the maximum length of a regular expression, which bounds the program that Envoy makes of it.
 const maxRegex = 1024
 
 // httpToken is a method or a header's name (RFC 9110, section 5.6.2).
@@ -135,16 +135,16 @@ func (r *route) read() error {
 	return in("retries", r.Retries.check())
 }
 
-// printable says whether a text can stand in a request.
+// printable says whether a text can be part of a request.
 func printable(text string) bool {
 	return utf8.ValidString(text) && strings.IndexFunc(text, func(c rune) bool { return c < ' ' || c == 0x7f }) < 0
 }
 
-// retryOn are the words of Envoy for what a request is tried again after.
+// retryOn are Envoy's names of the failures after which a request can be retried.
 var retryOn = []string{"5xx", "gateway-error", "reset", "reset-before-request", "connect-failure", "envoy-ratelimited",
 	"retriable-4xx", "refused-stream", "cancelled", "deadline-exceeded", "internal", "resource-exhausted", "unavailable"}
 
-// maxAttempts bounds how often a request is tried again.
+// maxAttempts is the maximum number of retries of a request.
 const maxAttempts = 100
 
 func (r *Retries) check() error {
@@ -162,7 +162,7 @@ func (r *Retries) check() error {
 	return nil
 }
 
-// policy is nil where nothing is tried again.
+// policy returns the retry policy; nil: requests are not retried.
 func (r *Retries) policy() *routev3.RetryPolicy {
 	if r.Attempts == 0 {
 		return nil
@@ -186,7 +186,8 @@ func (r *Retries) policy() *routev3.RetryPolicy {
 	return p
 }
 
-// routeConfiguration is where requests of a service go. What no route matches goes where the service as a whole does.
+// routeConfiguration returns where requests of a service go. Requests that match no route go where the service as a
+// whole does.
 func (s *service) routeConfiguration() *routev3.RouteConfiguration {
 	if o := s.prior; o != nil && o.routing != nil && (len(o.Endpoints) > 0) == (len(s.Endpoints) > 0) {
 		return o.routing
@@ -206,14 +207,14 @@ func (s *service) routeConfiguration() *routev3.RouteConfiguration {
 	return &routev3.RouteConfiguration{Name: s.Name, VirtualHosts: []*routev3.VirtualHost{host}}
 }
 
-// everything routes all requests.
+// everything returns a route for all requests.
 func everything(to map[string]uint32) *routev3.Route {
 	all := &route{Route: &Route{}}
 	return &routev3.Route{Match: all.matcher(), Action: &routev3.Route_Route{Route: all.action(to)}}
 }
 
-// applicationRoutes is where a proxy's own application gets all requests of a service: one for all proxies that serve
-// it.
+// applicationRoutes sends all requests of a service to a proxy's own application. All proxies that serve it share the
+// message.
 func (s *service) applicationRoutes() *routev3.RouteConfiguration {
 	if s.inner == nil && s.prior != nil {
 		s.inner = s.prior.inner
@@ -242,7 +243,7 @@ func (r *route) matcher() *routev3.RouteMatch {
 	return m
 }
 
-// headerMatchers are the conditions on the method and on headers.
+// headerMatchers returns the conditions on the method and on headers.
 func (r *route) headerMatchers() (out []*routev3.HeaderMatcher) {
 	is := func(name, value string) *routev3.HeaderMatcher {
 		return &routev3.HeaderMatcher{Name: name,
@@ -262,7 +263,8 @@ func (r *route) headerMatchers() (out []*routev3.HeaderMatcher) {
 	return out
 }
 
-// action sends requests to clusters by weight. No timeout means none; Envoy's own would be 15 s.
+// action returns an action that sends requests to clusters by weight. Without Timeout there is no limit; Envoy's
+// default would be 15 s.
 func (r *route) action(to map[string]uint32) *routev3.RouteAction {
 	a := &routev3.RouteAction{Timeout: durationpb.New(0), RetryPolicy: r.Retries.policy()}
 	if d, err := durationOf(r.Timeout); err == nil {
@@ -281,7 +283,7 @@ func (r *route) action(to map[string]uint32) *routev3.RouteAction {
 	return a
 }
 
-// apart says for certain that no request matches both routes.
+// apart returns true only if it is certain that no request matches both routes.
 func (r *route) apart(o *route) bool {
 	if r.Match.Method != "" && o.Match.Method != "" && r.Match.Method != o.Match.Method {
 		return true

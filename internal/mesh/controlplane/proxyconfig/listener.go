@@ -23,7 +23,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// outbound is the listener where the service is called, at one of its addresses; each is made once.
+// outbound returns the listener at one of the addresses at which the service is called. Each is made once.
 func (s *service) outbound(address string) (*listenerv3.Listener, error) {
 	if l := s.listener(address); l != nil {
 		return l, nil
@@ -51,7 +51,7 @@ func (s *service) outbound(address string) (*listenerv3.Listener, error) {
 	return l, nil
 }
 
-// listener is one that is made already, now or before; nil: there is none.
+// listener returns a listener that has already been made, for this mesh or the earlier one; nil: there is none.
 func (s *service) listener(key string) *listenerv3.Listener {
 	if s.listeners[key] == nil && s.prior != nil && s.prior.listeners[key] != nil {
 		s.listeners[key] = s.prior.listeners[key]
@@ -59,13 +59,13 @@ func (s *service) listener(key string) *listenerv3.Listener {
 	return s.listeners[key]
 }
 
-// chains has connections of allowed cells go through filters, and the others closed: Envoy closes what a chain without
-// filters takes as soon as it is accepted.
+// chains makes filter chains that pass connections of allowed cells through filters and close the others: Envoy closes
+// a connection in a chain without filters as soon as it is accepted.
 func chains(cells []cell, filters []*listenerv3.Filter) (out []*listenerv3.FilterChain) {
 	type kind struct {
 		to      netip.Prefix
 		allowed bool
-		all     bool // of sources
+		all     bool // all sources
 	}
 	at := map[kind]*listenerv3.FilterChain{}
 	for _, c := range cells {
@@ -89,13 +89,13 @@ func chains(cells []cell, filters []*listenerv3.Filter) (out []*listenerv3.Filte
 	return out
 }
 
-// filters are one network filter of a listener.
+// filters returns a listener's only network filter, as a list.
 func filters(name string, config proto.Message) []*listenerv3.Filter {
 	return []*listenerv3.Filter{{Name: name, ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: packed(config)}}}
 }
 
-// tcpFilters hand connections on to clusters by weight, after the TLS handshake where there is one to wait for: only
-// then is known who calls.
+// tcpFilters forward connections to clusters by weight. If handshake is set they wait for the TLS handshake, because
+// the caller is known only then.
 func tcpFilters(name string, to map[string]uint32, handshake bool) []*listenerv3.Filter {
 	p := &tcpproxyv3.TcpProxy{StatPrefix: name, IdleTimeout: durationpb.New(0)}
 	if handshake {
@@ -115,7 +115,7 @@ func tcpFilters(name string, to map[string]uint32, handshake bool) []*listenerv3
 	return filters("envoy.filters.network.tcp_proxy", p)
 }
 
-// datagrams hands on datagrams of allowed cells, and drops the others.
+// datagrams forwards datagrams of allowed cells, and drops the others.
 func (s *service) datagrams(cells []cell) ([]*listenerv3.ListenerFilter, error) {
 	cluster := s.Name
 	if len(s.Split) == 1 {
@@ -138,19 +138,19 @@ func udpFilters(name, cluster string, cells []cell) ([]*listenerv3.ListenerFilte
 		RouteSpecifier: &udpproxyv3.UdpProxyConfig_Matcher{Matcher: match}}), nil
 }
 
-// extension is a message with a name, as matchers have it.
+// extension wraps a message with a name, as matchers need it.
 func extension(name string, config proto.Message) *xdscorev3.TypedExtensionConfig {
 	return &xdscorev3.TypedExtensionConfig{Name: name, TypedConfig: packed(config)}
 }
 
-// listenerFilters are one filter of a listener.
+// listenerFilters returns a listener's only listener filter, as a list.
 func listenerFilters(name string, config proto.Message) []*listenerv3.ListenerFilter {
 	return []*listenerv3.ListenerFilter{{Name: name,
 		ConfigType: &listenerv3.ListenerFilter_TypedConfig{TypedConfig: packed(config)}}}
 }
 
-// bySource does to what comes from allowed cells what onMatch says, and nothing to the rest. Ranges are exclusive, so
-// that only the narrowest one that holds a source counts.
+// bySource applies onMatch to what comes from allowed cells, and nothing to the rest. Ranges are exclusive, so that
+// only the narrowest range that contains a source counts.
 func bySource(cells []cell, onMatch *matcherv3.Matcher_OnMatch) (*matcherv3.Matcher, error) {
 	ip := &matcherv3.IPMatcher{}
 	nothing := &matcherv3.Matcher_OnMatch{OnMatch: &matcherv3.Matcher_OnMatch_Matcher{Matcher: &matcherv3.Matcher{}}}
@@ -183,8 +183,8 @@ func xdsRange(address string, bits int) *xdscorev3.CidrRange {
 	return &xdscorev3.CidrRange{AddressPrefix: address, PrefixLen: wrapperspb.UInt32(uint32(bits))}
 }
 
-// merged is the cluster of a UDP service that is split: udp_proxy has no weights, so that the parts become localities
-// of one cluster.
+// merged makes the cluster of a UDP service that is split: udp_proxy has no weights, so that the parts become
+// localities of one cluster.
 func (s *service) merged(names map[string]*service) error {
 	if s.protocol != protocolUDP || len(s.Split) < 2 {
 		return nil
@@ -220,23 +220,23 @@ func (s *service) merged(names map[string]*service) error {
 	return nil
 }
 
-// A place of a proxy's own: where it takes what is for its application.
+// inbound is how a proxy serves its application's service.
 type inbound struct {
 	cluster  *clusterv3.Cluster
 	listener *listenerv3.Listener
 }
 
-// inboundName is what the listener, the routes and the cluster of an application are called.
+// inboundName returns the name of the listener, the routes and the cluster of a service's application.
 func inboundName(service string) string { return "inbound:" + service }
 
-// waitForHello is for how long a server that may speak first waits for a client's TLS hello, where plain text is taken
-// as well. A client that says nothing for so long is taken for a plain one.
+// waitForHello is how long a server that may send first waits for a client's TLS hello where plain text is accepted as
+// well. A client that is silent for that long is treated as a plain-text client.
 const waitForHello = time.Second
 
-// waitForHandshake is for how long a connection may take to say who calls.
+// waitForHandshake is how long a connection may take to authenticate.
 const waitForHandshake = 10 * time.Second
 
-// serve makes what a proxy has of a service of its application. What is the same for another proxy is the same message.
+// serve makes a proxy's part in serving a service to its application. Proxies share the messages that are the same.
 func (s *service) serve(m *Mesh, at Inbound) (inbound, error) {
 	cluster, err := s.application(at.To)
 	if err != nil {
@@ -263,8 +263,8 @@ func (s *service) serve(m *Mesh, at Inbound) (inbound, error) {
 	return inbound{cluster, l}, nil
 }
 
-// redirected is a listener as a proxy has it to which connections of a service are redirected: chains are for those
-// that were made to the service, and the others are closed.
+// redirected changes a listener of a service to one for redirected connections: its chains apply to connections that
+// were made to the service, and all others are closed.
 func (p *proxy) redirected(name string, l *listenerv3.Listener) (*listenerv3.Listener, error) {
 	r, is := p.Redirected[name]
 	if !is {
@@ -275,7 +275,7 @@ func (p *proxy) redirected(name string, l *listenerv3.Listener) (*listenerv3.Lis
 		return nil, err
 	}
 	lookUp := listenerFilters("envoy.filters.listener.original_dst", &originaldstv3.OriginalDst{})
-	l = proto.CloneOf(l) // others may have it too
+	l = proto.CloneOf(l) // other proxies may have it too
 	if r.Transparent {
 		l.Transparent = wrapperspb.Bool(true)
 	}
@@ -312,8 +312,9 @@ func (s *service) chainsOf(m *Mesh, l *listenerv3.Listener) {
 	l.FilterChains = []*listenerv3.FilterChain{secure, s.taken(m, false)}
 }
 
-// taken is the chain of connections in TLS, or in plain text. A TCP service that not all may call takes those whose
-// certificate says that they may, by the handshake, before which its server is not asked. Nobody else gets a byte.
+// taken returns the chain of connections in TLS, or in plain text. A TCP service with restricted access verifies the
+// caller's certificate during the handshake, before its server is connected, so that other callers do not receive a
+// byte.
 func (s *service) taken(m *Mesh, secure bool) *listenerv3.FilterChain {
 	c := &listenerv3.FilterChain{}
 	if s.protocol == protocolTCP && m.mtls != off && s.restricted && (!secure || len(s.callers) == 0) {
@@ -332,7 +333,7 @@ func (s *service) taken(m *Mesh, secure bool) *listenerv3.FilterChain {
 	return c
 }
 
-// application is the cluster of what a proxy has its application serve.
+// application returns the cluster of a service's application behind a proxy.
 func (s *service) application(to string) (*clusterv3.Cluster, error) {
 	if c := s.applications[to]; c != nil {
 		return c, nil

@@ -19,10 +19,10 @@ import (
 	"tare/internal/mesh/controlplane/authority"
 )
 
-// byPolicy is the discovery by which a proxy knows only the services whose access list names its identity.
+// byPolicy is the discovery mode in which a proxy gets only the services whose access list names its identity.
 const byPolicy = "policy"
 
-// Mesh is a compiled configuration. It does not change, and can be asked by several goroutines.
+// Mesh is a compiled configuration. It is immutable, and may be used concurrently.
 type Mesh struct {
 	config      *Config
 	mtls        mtls
@@ -31,48 +31,47 @@ type Mesh struct {
 	names       map[string]*service
 	raw         Resources
 
-	before *Mesh // while it is compiled: what it is compiled after, which has no proxies and services if there is none
+	before *Mesh // during compilation: the earlier mesh, which has no proxies and services if there is none
 
 	classes map[classKey]*class
 	proxies map[string]*proxy
 }
 
-// classKey is by what proxies are of a class.
+// classKey identifies a class of proxies.
 type classKey struct {
 	policy string // as in proxy
-	direct bool   // they call services at the services' own addresses
+	direct bool   // its proxies call services at the services' own addresses
 }
 
-// class is what all proxies have in common that see the same services.
+// class is what all proxies that see the same services have in common.
 type class struct {
 	Resources
 	names  map[name]bool    // of resources
-	places map[place]string // of the listeners of services, with their names
+	places map[place]string // listening addresses of the services' listeners, with the listeners' names
 }
 
-// proxy is a Proxy as it is compiled.
+// proxy is a compiled Proxy.
 type proxy struct {
 	*Proxy
 	index   int
 	id      string     // SPIFFE; empty: none
-	policy  string     // the identity that decides what it sees; empty: it sees all
-	ingress []Ingress  // where it takes callers from outside
+	policy  string     // the identity that decides which services it sees; empty: all
+	ingress []Ingress  // its listeners for callers from outside
 	own     *Resources // besides those of its class
 }
 
-// class is that of the proxy.
+// class returns the key of the proxy's class.
 func (p *proxy) class() classKey { return classKey{p.policy, p.Outbound == nil} }
 
-// Part is what a proxy receives: what it has in common with others, and what is its own. Those of proxies that have
-// the same in common are one, and a part that did not change from one mesh to the next is the same there
-// (CompileAfter).
+// Part is what a proxy receives: what it has in common with others, and its own. Proxies of one class share Common,
+// and a part that did not change from one mesh to the next keeps its addresses (CompileAfter).
 type Part struct{ Common, Own *Resources }
 
-// ErrUnknownProxy is what For says of a node that is no proxy of the mesh.
+// ErrUnknownProxy is the error of For for a node that is not a proxy of the mesh.
 var ErrUnknownProxy = errors.New("there is no such proxy in the mesh")
 
-// For is what a proxy receives, by the id of its node. Where the mesh has no proxies, every node receives the same.
-// Messages, and lists where possible, are the same ones for all proxies that receive the same.
+// For returns what a proxy receives, by its node id. If the mesh has no proxies, every node receives the same. Proxies
+// share the messages, and where possible the lists, that are the same for them.
 func (m *Mesh) For(id string) (Resources, error) {
 	if len(m.proxies) == 0 {
 		return m.Shared()
@@ -84,7 +83,7 @@ func (m *Mesh) For(id string) (Resources, error) {
 	return p.Common.with(*p.Own), nil
 }
 
-// Part is what a proxy receives, by the id of its node. The mesh must have proxies.
+// Part returns what a proxy receives, by its node id. The mesh must have proxies.
 func (m *Mesh) Part(id string) (Part, error) {
 	p := m.proxies[id]
 	if p == nil {
@@ -93,15 +92,15 @@ func (m *Mesh) Part(id string) (Part, error) {
 	return Part{&m.classes[p.class()].Resources, p.own}, nil
 }
 
-// Has says whether there is a proxy.
+// Has says whether the mesh has a proxy.
 func (m *Mesh) Has(id string) bool { return m.proxies[id] != nil }
 
-// Proxies are the ids of all proxies, in order of the file; none: every node receives the same.
+// Proxies returns the ids of all proxies, in the order of the file; none: every node receives the same.
 func (m *Mesh) Proxies() []string {
 	return lists.Map(m.config.Proxies, func(p Proxy) string { return p.ID })
 }
 
-// Identity is the SPIFFE id of a proxy; empty: it has none, or there is no such proxy.
+// Identity returns the SPIFFE ID of a proxy; empty: it has none, or there is no such proxy.
 func (m *Mesh) Identity(id string) string {
 	if p := m.proxies[id]; p != nil {
 		return p.id
@@ -109,19 +108,19 @@ func (m *Mesh) Identity(id string) string {
 	return ""
 }
 
-// Config is what the mesh was compiled of. It must not be changed.
+// Config returns the configuration that the mesh was compiled from. It must not be changed.
 func (m *Mesh) Config() *Config { return m.config }
 
-// TrustDomain is that of the mesh's identities.
+// TrustDomain returns the trust domain of the mesh's identities.
 func (m *Mesh) TrustDomain() string { return m.trustDomain }
 
 // Secure says whether proxies need certificates.
 func (m *Mesh) Secure() bool { return m.mtls != off }
 
-// Compile makes a mesh of a configuration, which must not be changed afterwards.
+// Compile compiles a configuration, which must not be changed afterwards.
 func (c *Config) Compile() (*Mesh, error) { return c.CompileAfter(nil) }
 
-// Shared is what every node receives. It is an error where that depends on the node.
+// Shared returns what every node receives. It returns an error if nodes receive different resources.
 func (m *Mesh) Shared() (Resources, error) {
 	if len(m.proxies) > 0 {
 		return Resources{}, errors.New("what a node is told depends on which proxy it is")
@@ -161,7 +160,7 @@ func (m *Mesh) settings() error {
 	return nil
 }
 
-// ownPrefixes are of names that the mesh gives.
+// ownPrefixes are reserved for names that the mesh makes.
 var ownPrefixes = []string{inboundName(""), ingressName("")}
 
 func (m *Mesh) readServices() error {
@@ -231,7 +230,7 @@ func (m *Mesh) checkPlace(s *service) error {
 	return nil
 }
 
-// readProxies checks the proxies, and finds as whom services answer.
+// readProxies checks the proxies, and finds the identities that services answer with.
 func (m *Mesh) readProxies() error {
 	for i := range m.config.Proxies {
 		p := &proxy{Proxy: &m.config.Proxies[i], index: i}
@@ -325,7 +324,7 @@ func (m *Mesh) readIngress() error {
 }
 
 func (m *Mesh) compileServices() error {
-	for _, own := range []bool{true, false} { // first those with lists of their own, so that errors name these
+	for _, own := range []bool{true, false} { // first those with their own lists, so that errors name these
 		for _, s := range m.services {
 			if own == (s.Access != nil) {
 				if err := s.admit(m); err != nil {
@@ -360,7 +359,7 @@ func (m *Mesh) compileServices() error {
 	return nil
 }
 
-// enforced is an error where an access list would be for nothing.
+// enforced returns an error if nothing would enforce an access list.
 func (m *Mesh) enforced(s *service) error {
 	if s.Access == nil || m.config.Discovery == byPolicy || len(s.ids) > 0 || len(s.Endpoints) == 0 {
 		return nil
@@ -368,7 +367,7 @@ func (m *Mesh) enforced(s *service) error {
 	return in("access", errors.New("nothing enforces it: no proxy serves the service, and it has no identity"))
 }
 
-// addressed says that an error which names no place is about the address.
+// addressed makes an error about the address, unless it already has a place.
 func (s *service) addressed(err error) error {
 	var w *wrong
 	if err == nil || errors.As(err, &w) {
@@ -431,7 +430,7 @@ func (m *Mesh) compileClass(key classKey, callers map[string][]*service) error {
 		return err
 	}
 	for _, l := range listeners {
-		// Two services of one address are for data planes to refuse, in a mesh without proxies.
+		// Without proxies, data planes refuse two services with one address themselves.
 		if err := listens(c.places, nil, l); err != nil && len(m.proxies) > 0 {
 			return err
 		}
@@ -440,7 +439,8 @@ func (m *Mesh) compileClass(key classKey, callers map[string][]*service) error {
 	return nil
 }
 
-// byCaller are the services that each identity may call, and by anyone those that all may, in order of the file.
+// byCaller returns the services that each identity may call, and under anyone those that all may, in the order of the
+// file.
 func (m *Mesh) byCaller() map[string][]*service {
 	of := map[string][]*service{}
 	for _, s := range m.services {
@@ -451,7 +451,7 @@ func (m *Mesh) byCaller() map[string][]*service {
 	return of
 }
 
-// visible are the services that proxies of a policy may call, in order of the file.
+// visible returns the services that proxies with a policy may call, in the order of the file.
 func (m *Mesh) visible(policy string, callers map[string][]*service) []*service {
 	if m.config.Discovery != byPolicy {
 		return m.services
@@ -459,13 +459,13 @@ func (m *Mesh) visible(policy string, callers map[string][]*service) []*service 
 	return inOrder(slices.Concat(callers[policy], callers[anyone]))
 }
 
-// inOrder has services in order of the file, each once.
+// inOrder sorts services in the order of the file and removes duplicates.
 func inOrder(list []*service) []*service {
 	slices.SortFunc(list, func(a, b *service) int { return a.index - b.index })
 	return slices.Compact(list)
 }
 
-// reached is how proxies of a class reach what they may call, but for listeners.
+// reached returns what proxies of a class need to call the visible services, except for listeners.
 func reached(visible []*service) (r Resources) {
 	needed := slices.Clone(visible)
 	for _, s := range visible {
@@ -486,7 +486,7 @@ func reached(visible []*service) (r Resources) {
 	return r
 }
 
-// compileProxies makes what each proxy has for itself.
+// compileProxies makes the own resources of each proxy.
 func (m *Mesh) compileProxies() error {
 	ingress := map[string][]int{}
 	for i, g := range m.config.Ingress {
@@ -514,12 +514,12 @@ func (m *Mesh) compileProxies() error {
 	return nil
 }
 
-// says is all that a proxy's own resources are made of, but for ingress: those of the pods of a deployment say the
-// same.
+// says returns everything that a proxy's own resources depend on, except for ingress. It is the same for the pods of
+// one deployment.
 func (p *proxy) says() string {
 	text, err := json.Marshal([]any{p.id, p.policy, p.Inbound, p.Outbound, p.Redirected})
 	if err != nil {
-		panic(err) // of texts and numbers there is none
+		panic(err) // encoding texts and numbers cannot fail
 	}
 	return string(text)
 }
@@ -575,11 +575,11 @@ func (m *Mesh) compileProxy(p *proxy, ingress []int) error {
 	return nil
 }
 
-// ingressName is what an ingress listener is called.
+// ingressName returns the name of an ingress listener.
 func ingressName(service string) string { return "ingress:" + service }
 
-// enter is the listener of an ingress. A proxy that serves the service hands requests to its application, whatever the
-// access lists say; any other calls the service by its own identity.
+// enter makes an ingress listener. A proxy that serves the service forwards requests to its application, whatever the
+// access lists say; any other proxy calls the service with its own identity.
 func (m *Mesh) enter(p *proxy, g *Ingress) (*listenerv3.Listener, error) {
 	s := m.names[g.Service]
 	_, serves := p.Inbound[g.Service]
@@ -610,14 +610,14 @@ func (m *Mesh) enter(p *proxy, g *Ingress) (*listenerv3.Listener, error) {
 	return l, nil
 }
 
-// place is where a listener listens.
+// place is a listening address.
 type place struct {
 	address string
 	port    uint32
 	udp     bool
 }
 
-// placeOf is where a listener listens.
+// placeOf returns a listener's listening address.
 func placeOf(l *listenerv3.Listener) place {
 	a := l.GetAddress().GetSocketAddress()
 	at := place{a.GetAddress(), a.GetPortValue(), a.GetProtocol() == corev3.SocketAddress_UDP}
@@ -627,7 +627,7 @@ func placeOf(l *listenerv3.Listener) place {
 	return at
 }
 
-// listens adds the place of a listener to some, unless it is taken there or among others.
+// listens adds a listener's address to places, unless it is in places or in others already.
 func listens(places, others map[place]string, l *listenerv3.Listener) error {
 	at := placeOf(l)
 	other, taken := places[at]

@@ -13,7 +13,7 @@ import (
 	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
 )
 
-// TestFor: what each proxy of a mesh with discovery by policy is told, by name.
+// TestFor: the names of the resources that each proxy of a mesh with discovery by policy receives.
 func TestFor(t *testing.T) {
 	m := compiled(t, strictMesh)
 	for _, c := range []struct{ id, clusters, endpoints, listeners, routes string }{
@@ -54,8 +54,8 @@ func TestFor(t *testing.T) {
 	}
 }
 
-// TestNoText: what becomes a part of an encoded message is refused where it stands, unless it is UTF-8. A configuration
-// that was not read from YAML can have anything.
+// TestNoText: text that becomes part of an encoded message must be UTF-8, and an error says where it is not. A
+// configuration that was not read from YAML can contain anything.
 func TestNoText(t *testing.T) {
 	const no = "a\xff"
 	service := func(name string, match Match) *Config {
@@ -76,7 +76,7 @@ func TestNoText(t *testing.T) {
 	}
 }
 
-// A proxy that says where its application calls services, and names none, has no listeners for it.
+// A proxy with an empty outbound has no listeners for its application.
 func TestNoOutbound(t *testing.T) {
 	m := compiled(t, "services: [{name: a, address: 1.2.3.4:5}]\nproxies: [{id: x, outbound: {}}, {id: y}]")
 	x, _ := m.For("x")
@@ -86,7 +86,8 @@ func TestNoOutbound(t *testing.T) {
 	}
 }
 
-// What proxies have in common is the same messages, and the same lists where there is nothing of their own.
+// Proxies share the messages that they have in common, and also the lists if they have no resources of the type
+// themselves.
 func TestSharing(t *testing.T) {
 	var text strings.Builder
 	text.WriteString("mtls: strict\nservices:\n")
@@ -135,7 +136,8 @@ func TestSharing(t *testing.T) {
 	}
 }
 
-// BenchmarkCompile compiles a mesh of 1,000 services with policies, and 2,000 proxies that serve them and call 10 each.
+// BenchmarkCompile compiles a mesh of 1,000 services with policies, and 2,000 proxies that serve them and call 10
+// each.
 func BenchmarkCompile(b *testing.B) {
 	const services, proxies, calls = 1000, 2000, 10
 	c := &Config{MTLS: "strict", Discovery: "policy"}
@@ -168,7 +170,8 @@ func BenchmarkCompile(b *testing.B) {
 	}
 }
 
-// TestTaking: exactly the requests that a route gets are its own, so that a right to one route is none to another.
+// TestTaking: the permission of a route covers exactly the requests that go to that route, so that access to one route
+// gives no access to another.
 func TestTaking(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4))
 	pick := func(list ...string) string { return list[random.IntN(len(list))] }
@@ -216,7 +219,7 @@ func TestTaking(t *testing.T) {
 	t.Logf("%d requests", asked)
 }
 
-// request is a request as RBAC sees it.
+// request is a request with the properties that RBAC sees.
 type request struct {
 	path    string
 	headers map[string]string
@@ -249,8 +252,8 @@ func (q request) has(p *rbacv3.Permission) bool {
 	return present && (h.GetPresentMatch() || text(h.GetStringMatch(), value))
 }
 
-// TestRedirected: the listener of a proxy to which connections are redirected takes those alone, and the same listener
-// of another proxy stays as it is.
+// TestRedirected: a proxy's listener for redirected connections accepts only those, and the same listener of another
+// proxy is unchanged.
 func TestRedirected(t *testing.T) {
 	const text = `
 services: [{name: web, protocol: http, endpoints: [{address: "127.0.0.1:80"}]}]

@@ -11,7 +11,7 @@ import (
 	"github.com/goccy/go-yaml/token"
 )
 
-// wrong is an error with the place in the configuration that it is about.
+// wrong is an error with its place in the configuration.
 type wrong struct {
 	path  []any  // keys and indexes, from the top
 	label string // the path in words
@@ -21,15 +21,15 @@ type wrong struct {
 func (w *wrong) Error() string { return w.label + ": " + w.err.Error() }
 func (w *wrong) Unwrap() error { return w.err }
 
-// in says in which key the problem is.
+// in adds the key that an error is about.
 func in(key string, err error) error { return within(err, key, key) }
 
-// item says in which element of a list the problem is: list[i].
+// item adds the list element that an error is about: list[i].
 func item(list string, i int, err error) error {
 	return within(err, list+"["+strconv.Itoa(i)+"]", list, i)
 }
 
-// within puts a place before that of an error, under a label of its own.
+// within prepends a path to the place of an error, with a label for it.
 func within(err error, label string, path ...any) error {
 	if err == nil {
 		return nil
@@ -40,7 +40,7 @@ func within(err error, label string, path ...any) error {
 	return &wrong{path, label, err}
 }
 
-// wrongAt is an error about a place, whose message says by itself which one.
+// wrongAt adds a place to an error whose message already names it.
 func wrongAt(err error, path ...any) error {
 	return &placed{path, err}
 }
@@ -54,7 +54,7 @@ type placed struct {
 func (p *placed) Error() string { return p.err.Error() }
 func (p *placed) Unwrap() error { return p.err }
 
-// pathOf is the place in the configuration that an error is about.
+// pathOf returns the place in the configuration that an error is about.
 func pathOf(err error) (path []any) {
 	var w *wrong
 	var p *placed
@@ -67,7 +67,7 @@ func pathOf(err error) (path []any) {
 	return path
 }
 
-// lineOf is the line of a place in YAML; 0: it is not known.
+// lineOf returns the line of a place in YAML; 0: unknown.
 func lineOf(data []byte, path []any) int {
 	file, err := parser.ParseBytes(data, 0)
 	if err != nil || len(path) == 0 || len(file.Docs) == 0 {
@@ -87,7 +87,7 @@ func lineOf(data []byte, path []any) int {
 	return line
 }
 
-// child is the value of a key or an index, and where it begins; nil: there is none.
+// child returns the value of a key or an index, and where it begins; nil: there is none.
 func child(n ast.Node, step any) (value ast.Node, at *token.Token) {
 	switch v := n.(type) {
 	case *ast.AnchorNode:

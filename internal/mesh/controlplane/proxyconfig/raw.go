@@ -14,7 +14,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/types/known/anypb"
 
-	// So that raw resources can have them:
+	// Registers types that raw resources may use.
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/file/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/stream/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/cors/v3"
@@ -29,8 +29,7 @@ import (
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/raw_buffer/v3"
 )
 
-// Resources are what one node is told. A message is never changed after it was made, and what several nodes have in
-// common is the same message.
+// Resources are what one node receives. Messages are immutable, and nodes share those that they have in common.
 type Resources struct {
 	Clusters  []*clusterv3.Cluster
 	Endpoints []*endpointv3.ClusterLoadAssignment
@@ -39,7 +38,7 @@ type Resources struct {
 	Secrets   []*tlsv3.Secret
 }
 
-// raw adds a resource as Envoy has it. Whether a data plane can do it is not for the control plane to say.
+// raw adds a resource in Envoy's format. It does not check whether a data plane supports it.
 func (r *Resources) raw(m map[string]any) error {
 	text, err := json.Marshal(m)
 	if err != nil {
@@ -71,7 +70,7 @@ func (r *Resources) raw(m map[string]any) error {
 	return nil
 }
 
-// with is r and more of it, in lists of its own where there is more.
+// with returns r and more. Lists that get longer are copied.
 func (r Resources) with(more Resources) Resources {
 	return Resources{
 		join(r.Clusters, more.Clusters), join(r.Endpoints, more.Endpoints), join(r.Listeners, more.Listeners),
@@ -80,7 +79,7 @@ func (r Resources) with(more Resources) Resources {
 }
 
 func join[T any](a, b []T) []T {
-	switch { // clipped, so that nobody can append to a list that others have
+	switch { // clipped, so that appending to a list copies it rather than writing into a shared array
 	case len(b) == 0:
 		return slices.Clip(a)
 	case len(a) == 0:
@@ -89,10 +88,10 @@ func join[T any](a, b []T) []T {
 	return slices.Concat(a, b)
 }
 
-// name is a resource by its kind.
+// name is the type and name of a resource.
 type name struct{ kind, name string }
 
-// names adds the names of all resources to those known. A name that is known already is an error.
+// names calls add with each resource's name, until it returns an error.
 func (r *Resources) names(add func(name) error) error {
 	var err error
 	for _, m := range r.Clusters {
@@ -113,8 +112,8 @@ func (r *Resources) names(add func(name) error) error {
 	return err
 }
 
-// once says which names stand twice among resources, or once and among those of others; nil: none do. It gives the
-// names.
+// once returns the names of the resources, or an error if a name occurs twice among them or in others, which may be
+// nil.
 func (r *Resources) once(others map[name]bool) (map[name]bool, error) {
 	own := map[name]bool{}
 	return own, r.names(func(n name) error {

@@ -13,24 +13,24 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// Whether a connection is allowed is judged by the filter chain that takes it, when it is accepted. Envoy's network
-// RBAC judges at the first byte of the client, by which time tcp_proxy has connected and passed on what the server
-// said (envoyproxy/envoy issue 9023).
+// Whether a connection is allowed is decided by its filter chain, when it is accepted. Envoy's network RBAC would
+// decide at the client's first byte. By that time tcp_proxy has connected to the server and forwarded what the server
+// sent (envoyproxy/envoy issue 9023).
 
-// condition is a Rule read: one of from, and one of to. Ports have been looked at.
+// condition is a parsed Rule: one of from, and one of to, must match. Ports have already been compared.
 type condition struct{ from, to []netip.Prefix }
 
-// cell is the connections that come from a source and go to a destination, each the longest prefix of all cells that
-// holds the address. The zero prefix holds all.
+// cell is the set of connections from a source to a destination, where each is the longest prefix of all cells that
+// contains the address. The zero prefix contains every address.
 type cell struct {
 	to, from netip.Prefix
 	allowed  bool
 }
 
-// maxCells bounds what destinations and sources multiply to.
+// maxCells bounds the product of destinations and sources.
 const maxCells = 1 << 16
 
-// judge makes cells of the rules of a listener: every connection is in one. Where nothing is denied it is one cell.
+// judge divides the connections of a listener into cells by its rules. Without a denied connection there is one cell.
 func (s *service) judge(at netip.AddrPort) ([]cell, error) {
 	deny, err := conditions("deny", s.Deny, at)
 	if err != nil {
@@ -40,7 +40,7 @@ func (s *service) judge(at netip.AddrPort) ([]cell, error) {
 	if err != nil {
 		return nil, err
 	}
-	anywhere := netip.PrefixFrom(at.Addr(), 0).Masked() // that a listener of the family sees
+	anywhere := netip.PrefixFrom(at.Addr(), 0).Masked() // all addresses of the listener's family
 	destinations, sources := []netip.Prefix{anywhere}, []netip.Prefix{anywhere}
 	for _, c := range slices.Concat(deny, allow) {
 		destinations, sources = append(destinations, c.to...), append(sources, c.from...)
@@ -63,7 +63,7 @@ func (s *service) judge(at netip.AddrPort) ([]cell, error) {
 	return widest(rows, at), nil
 }
 
-// widest leaves out destinations that say what the next wider one does.
+// widest removes destinations whose cells equal those of the next wider destination.
 func widest(rows [][]cell, at netip.AddrPort) (out []cell) {
 	var kept [][]cell
 	for _, row := range rows {
@@ -80,7 +80,7 @@ func widest(rows [][]cell, at netip.AddrPort) (out []cell) {
 	}
 	for _, row := range kept {
 		for _, c := range row {
-			// A prefix of all addresses of the listener's family is none at all.
+			// A prefix of all addresses of the listener's family is the same as none.
 			if c.to.Bits() == 0 && c.to.Addr().Is4() == at.Addr().Is4() {
 				c.to = netip.Prefix{}
 			}
@@ -93,7 +93,7 @@ func widest(rows [][]cell, at netip.AddrPort) (out []cell) {
 	return out
 }
 
-// ordered is the prefixes of a family, each once, wider ones first.
+// ordered returns the prefixes of the first one's family, sorted with wider ones first, without duplicates.
 func ordered(list []netip.Prefix) []netip.Prefix {
 	four := list[0].Addr().Is4()
 	list = slices.DeleteFunc(list, func(p netip.Prefix) bool { return p.Addr().Is4() != four })
@@ -108,7 +108,7 @@ func covers(wide, narrow netip.Prefix) bool {
 	return wide.Bits() <= narrow.Bits() && wide.Contains(narrow.Addr())
 }
 
-// holder is the narrowest cell of a row that holds a source; nil: none does.
+// holder returns the narrowest cell of a row that contains a source; nil: none does.
 func holder(row []cell, from netip.Prefix) (found *cell) {
 	for i := range row {
 		if covers(row[i].from, from) {
@@ -126,8 +126,8 @@ func matches(list []condition, to, from netip.Prefix) bool {
 	return slices.ContainsFunc(list, func(c condition) bool { return holds(c.to, to) && holds(c.from, from) })
 }
 
-// conditions reads rules for a listener at an address, whose connections all go to its port, and to its address unless
-// that is any. Rules that none of them can match are left out.
+// conditions parses rules for a listener at an address. Its connections all go to its port, and to its address unless
+// that is any address. Rules that cannot match are left out.
 func conditions(key string, rules []Rule, at netip.AddrPort) (list []condition, err error) {
 	for i := range rules {
 		c, reachable, err := rules[i].read(at)
@@ -204,7 +204,7 @@ func prefixes(list []string) (out []netip.Prefix, err error) {
 	return out, nil
 }
 
-// ranges are prefixes as Envoy has them; the zero prefix is none.
+// ranges converts prefixes to Envoy's type; the zero prefix becomes none.
 func ranges(list ...netip.Prefix) (out []*corev3.CidrRange) {
 	for _, p := range list {
 		if p.IsValid() {

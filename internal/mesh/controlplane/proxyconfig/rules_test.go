@@ -14,8 +14,8 @@ import (
 	"tare/test/meshmodel"
 )
 
-// TestRules holds the filter chains that rules become, read by the data plane's own model of Envoy's choice of a chain,
-// against the rules themselves.
+// TestRules compares the filter chains that rules are compiled to, evaluated by the data plane's own model of Envoy's
+// choice of a chain, with the rules themselves.
 func TestRules(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	pool := []string{"10.0.0.0/8", "10.1.0.0/16", "10.1.2.3", "10.1.2.0/24", "0.0.0.0/0", "192.168.0.0/16", "10.96.0.1",
@@ -60,7 +60,7 @@ func TestRules(t *testing.T) {
 		}
 		listener, err := translate.ParseListener(b)
 		if err != nil {
-			continue // more rules than the data plane takes
+			continue // more rules than the data plane accepts
 		}
 		config.Listeners["s"] = listener
 		config.Clusters["s"] = &mesh.Cluster{Name: "s", Localities: []mesh.Locality{{
@@ -90,7 +90,7 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// held says whether one of the rules holds for a connection.
+// held says whether one of the rules matches a connection.
 func held(rules []Rule, q mesh.Question) bool {
 	in := func(list []string, a netip.Addr) bool {
 		return len(list) == 0 || slices.ContainsFunc(list, func(text string) bool {

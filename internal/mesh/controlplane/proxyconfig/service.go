@@ -23,7 +23,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// protocol is what a service speaks.
+// protocol is the protocol of a service.
 type protocol string
 
 // The protocols.
@@ -37,7 +37,7 @@ const (
 
 func (p protocol) http() bool { return p == protocolHTTP || p == protocolHTTP2 || p == protocolGRPC }
 
-// socket is the transport below it.
+// socket returns the transport protocol below it.
 func (p protocol) socket() corev3.SocketAddress_Protocol {
 	if p == protocolUDP {
 		return corev3.SocketAddress_UDP
@@ -45,40 +45,40 @@ func (p protocol) socket() corev3.SocketAddress_Protocol {
 	return corev3.SocketAddress_TCP
 }
 
-// service is a service as it is compiled. What several proxies are told of it is made once.
+// service is a compiled service. Resources that several proxies get are made once.
 type service struct {
 	*Service
 	index    int
 	protocol protocol
-	leads    []*service // others that its split and routes lead to, by name
-	from     []*service // the services that lead to it, in order of the file
-	ids      []string   // SPIFFE ids that answer as it; empty: it is not in the mesh
-	grants   []grant    // who may call it, where restricted
-	callers  []string   // all of these; anyone alone where all may
-	// restricted: only who is granted may call it.
+	leads    []*service // services that its split and routes lead to, by name
+	from     []*service // services that lead to it, in the order of the file
+	ids      []string   // SPIFFE IDs of its servers; empty: it is not in the mesh
+	grants   []grant    // who may call it, if restricted
+	callers  []string   // all identities in grants; anyone alone if all may
+	// restricted means that only granted callers may call it.
 	restricted bool
-	limited    bool // grants tell requests apart
-	called     bool // at an address of a proxy
+	limited    bool // grants distinguish requests
+	called     bool // some proxy calls it at its own outbound address
 	routes     []*route
 
-	cluster    *clusterv3.Cluster // nil: it only has a split
+	cluster    *clusterv3.Cluster // nil: it has only a split
 	assignment *endpointv3.ClusterLoadAssignment
 	routing    *routev3.RouteConfiguration // HTTP
 	listeners  map[string]*listenerv3.Listener
-	// applications are the clusters of the service's application, by its address, and inner is where requests go that are
-	// for it.
+	// applications are the clusters of the service's application, by its address. inner routes requests to the
+	// application.
 	applications map[string]*clusterv3.Cluster
 	inner        *routev3.RouteConfiguration
 
-	prior *service // while it is compiled: as it was before, where all but its endpoints is the same
+	prior *service // during compilation: the service in the earlier mesh, if only its endpoints have changed
 }
 
-// where is the service in errors.
+// where adds the service to an error.
 func (s *service) where(err error) error {
 	return within(err, "service "+s.Name, "services", s.index)
 }
 
-// weights are where a service sends what no route says otherwise of: its own endpoints, or its split.
+// weights returns where requests without a route go: the service's own endpoints, or its split.
 func (s *service) weights() map[string]uint32 {
 	if len(s.Split) > 0 {
 		return s.Split
@@ -86,7 +86,7 @@ func (s *service) weights() map[string]uint32 {
 	return map[string]uint32{s.Name: 1}
 }
 
-// served says whether it has endpoints of its own, be it none at present.
+// served says whether it has endpoints itself, even if there are none at present.
 func (s *service) served() bool { return len(s.Split) == 0 }
 
 // prepare checks what concerns the service alone, and finds the services that it leads to.
@@ -94,7 +94,7 @@ func (s *service) prepare(names map[string]*service) error {
 	switch p := protocol(s.Protocol); p {
 	case protocolTCP, protocolUDP, protocolHTTP, protocolHTTP2, protocolGRPC:
 		s.protocol = p
-	case "": // found out by the services that lead to it
+	case "": // determined by the services that lead to it
 	default:
 		return in("protocol", fmt.Errorf("%q is none of tcp, udp, http, http2 and grpc", s.Protocol))
 	}
@@ -123,7 +123,7 @@ func (s *service) prepare(names map[string]*service) error {
 	return nil
 }
 
-// leadTo checks weights of services, and takes note of these.
+// leadTo checks weights of services, and records these services.
 func (s *service) leadTo(names map[string]*service, to map[string]uint32, key string) error {
 	sum := uint64(0)
 	for _, name := range slices.Sorted(maps.Keys(to)) {
@@ -142,7 +142,7 @@ func (s *service) leadTo(names map[string]*service, to map[string]uint32, key st
 	return nil
 }
 
-// settle finds the protocol of a service that does not say it, and checks it against those that lead to it.
+// settle determines the protocol of a service without one, and compares it with those of the services that lead to it.
 func (s *service) settle() error {
 	for _, by := range s.from {
 		switch {
@@ -168,7 +168,7 @@ func (s *service) settle() error {
 	return nil
 }
 
-// durationOf reads a duration of a file.
+// durationOf parses a duration of a file.
 func durationOf(text string) (time.Duration, error) {
 	d, err := time.ParseDuration(text)
 	if err != nil || d <= 0 {
@@ -177,11 +177,11 @@ func durationOf(text string) (time.Duration, error) {
 	return d, nil
 }
 
-// unlimited is Envoy's way to have no limit where none given would mean one.
+// unlimited is Envoy's value for no limit, where no value would mean a default limit.
 const unlimited = 1<<32 - 1
 
-// upstream makes the cluster of a service with endpoints, and these. Sidecar proxies get their limits lifted: Envoy's
-// own are 1024 connections and requests, and 3 retries at a time.
+// upstream makes the cluster of a service with endpoints, and the endpoints. It lifts the limits of sidecar proxies:
+// Envoy's defaults are 1024 connections and requests, and 3 concurrent retries.
 func (s *service) upstream(mesh *Mesh) error {
 	if s.asBefore() {
 		s.cluster, s.assignment = s.prior.cluster, s.prior.assignment
@@ -226,18 +226,18 @@ func (s *service) upstream(mesh *Mesh) error {
 	return nil
 }
 
-// place takes the cluster of a service and its endpoints.
+// place sets the cluster of a service and its endpoints.
 func (s *service) place(c *clusterv3.Cluster, a *endpointv3.ClusterLoadAssignment, named bool) {
 	s.cluster = c
 	if discover(c, a, named) {
 		return
 	}
 	if s.assignment = a; s.prior != nil && s.prior.assignment != nil {
-		s.cluster = s.prior.cluster // says the same
+		s.cluster = s.prior.cluster // the same content
 	}
 }
 
-// breakers has no limit but the one given.
+// breakers returns circuit breakers with the given limit only.
 func breakers(connections uint32) *clusterv3.CircuitBreakers {
 	if connections == 0 {
 		connections = unlimited
@@ -253,8 +253,8 @@ func weighted() *clusterv3.Cluster_CommonLbConfig_LocalityWeightedLbConfig_ {
 		LocalityWeightedLbConfig: &clusterv3.Cluster_CommonLbConfig_LocalityWeightedLbConfig{}}
 }
 
-// discover has a cluster find its endpoints, and says whether they stand in it: host names are looked up by the proxy,
-// all addresses of each.
+// discover sets how a cluster finds its endpoints, and says whether they are part of it: the proxy looks up host names
+// itself, and uses all addresses of each.
 func discover(c *clusterv3.Cluster, a *endpointv3.ClusterLoadAssignment, named bool) (inside bool) {
 	if named {
 		c.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STRICT_DNS}
@@ -267,13 +267,13 @@ func discover(c *clusterv3.Cluster, a *endpointv3.ClusterLoadAssignment, named b
 	return false
 }
 
-// ads is where resources that others name come from.
+// ads is the source of resources that other resources name.
 func ads() *corev3.ConfigSource {
 	return &corev3.ConfigSource{ResourceApiVersion: corev3.ApiVersion_V3,
 		ConfigSourceSpecifier: &corev3.ConfigSource_Ads{Ads: &corev3.AggregatedConfigSource{}}}
 }
 
-// speaks has a cluster spoken to in HTTP/2 where the protocol is that; HTTP/1.1 needs no word.
+// speaks sets a cluster to HTTP/2 if the protocol is HTTP/2 or gRPC; HTTP/1.1 is the default.
 func speaks(c *clusterv3.Cluster, p protocol) {
 	if p != protocolHTTP2 && p != protocolGRPC {
 		return
@@ -287,8 +287,8 @@ func speaks(c *clusterv3.Cluster, p protocol) {
 		"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": options}
 }
 
-// packed is a message as part of another: the same message always gives the same bytes. It can be encoded because names
-// and matches were checked to be UTF-8 when they were read.
+// packed returns a message as an Any with deterministic encoding. Encoding cannot fail, because names and matches were
+// checked to be UTF-8 when they were read.
 func packed(m proto.Message) *anypb.Any {
 	a := &anypb.Any{}
 	if err := anypb.MarshalFrom(a, m, proto.MarshalOptions{Deterministic: true}); err != nil {
@@ -297,7 +297,7 @@ func packed(m proto.Message) *anypb.Any {
 	return a
 }
 
-// assign is the endpoints of a service; named says whether any has a host name.
+// assign makes the endpoints of a service; named says whether any has a host name.
 func (s *service) assign() (a *endpointv3.ClusterLoadAssignment, named bool, err error) {
 	type place struct {
 		priority uint32
@@ -344,7 +344,7 @@ func (s *service) assign() (a *endpointv3.ClusterLoadAssignment, named bool, err
 	return a, named, nil
 }
 
-// endpoint is one place that serves; named says whether it has a host name.
+// endpoint makes one endpoint; named says whether it has a host name.
 func (e *Endpoint) endpoint() (one *endpointv3.LbEndpoint, named bool, err error) {
 	address, named, err := socket(e.Address, corev3.SocketAddress_TCP)
 	if err != nil {
@@ -365,7 +365,7 @@ func (e *Endpoint) endpoint() (one *endpointv3.LbEndpoint, named bool, err error
 	return one, named, nil
 }
 
-// socket is an address; named says whether its host is a name.
+// socket parses an address; named says whether its host is a name.
 func socket(text string, p corev3.SocketAddress_Protocol) (a *corev3.Address, named bool, err error) {
 	i := strings.LastIndexByte(text, ':')
 	if i < 0 {
@@ -388,7 +388,7 @@ func socket(text string, p corev3.SocketAddress_Protocol) (a *corev3.Address, na
 	return &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: s}}, err != nil, nil
 }
 
-// listenAt is an address that a proxy can listen on.
+// listenAt parses an address that a proxy can listen on.
 func listenAt(text string, p protocol) (*corev3.Address, netip.AddrPort, error) {
 	a, named, err := socket(text, p.socket())
 	if err == nil && named {

@@ -11,13 +11,13 @@ import (
 	"tare/internal/mesh/controlplane/authority"
 )
 
-// The secrets that a proxy asks for over SDS.
+// Names of the secrets that a proxy requests over SDS.
 const (
 	IdentitySecret = authority.IdentitySecret // certificate chain and key of the proxy's own identity
-	RootsSecret    = authority.RootsSecret    // the validation context: all roots that are trusted
+	RootsSecret    = authority.RootsSecret    // the validation context: all trusted roots
 )
 
-// mtls is whether proxies speak TLS to each other, and take nothing else.
+// mtls is whether proxies use TLS with each other, and whether they accept plain text as well.
 type mtls string
 
 const (
@@ -26,7 +26,7 @@ const (
 	strict     mtls = "strict"
 )
 
-// alpn is what is negotiated for a protocol.
+// alpn returns the ALPN protocols of a service's protocol.
 func (p protocol) alpn(server bool) []string {
 	switch {
 	case p.http() && server:
@@ -43,7 +43,8 @@ func secret(name string) *tlsv3.SdsSecretConfig {
 	return &tlsv3.SdsSecretConfig{Name: name, SdsConfig: ads()}
 }
 
-// common is a TLS context by the proxy's own identity. Peers are verified where names says by which.
+// common returns a TLS context with the proxy's own identity. Peers are verified if there are names, which they must
+// match.
 func common(alpn []string, names []*matcherv3.StringMatcher) *tlsv3.CommonTlsContext {
 	c := &tlsv3.CommonTlsContext{
 		TlsParams: &tlsv3.TlsParameters{TlsMinimumProtocolVersion: tlsv3.TlsParameters_TLSv1_2,
@@ -69,13 +70,13 @@ func transport(context proto.Message) *corev3.TransportSocket {
 		ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: packed(context)}}
 }
 
-// calls is TLS to servers that must be one of some ids.
+// calls returns TLS for calls to servers that must have one of the ids.
 func calls(ids []string, p protocol) *corev3.TransportSocket {
 	return transport(&tlsv3.UpstreamTlsContext{CommonTlsContext: common(p.alpn(false), lists.Map(ids, exactly))})
 }
 
-// answers is TLS of a service to callers, who must have a certificate: for TCP one of a caller that may call, for HTTP,
-// where policies tell requests apart, one of the trust domain.
+// answers returns TLS for a service, whose callers must have a certificate: for TCP of an identity that may call the
+// service, for HTTP, where policies distinguish requests, of any identity in the trust domain.
 func (s *service) answers(m *Mesh) *corev3.TransportSocket {
 	names := []*matcherv3.StringMatcher{m.named(anyone)}
 	if s.protocol == protocolTCP {
@@ -85,7 +86,7 @@ func (s *service) answers(m *Mesh) *corev3.TransportSocket {
 		RequireClientCertificate: wrapperspb.Bool(true)})
 }
 
-// faces is TLS to callers from outside the mesh, who show no certificate.
+// faces returns TLS for callers from outside the mesh, who show no certificate.
 func faces(p protocol) *corev3.TransportSocket {
 	return transport(&tlsv3.DownstreamTlsContext{CommonTlsContext: common(p.alpn(true), nil)})
 }

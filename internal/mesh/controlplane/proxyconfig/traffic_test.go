@@ -25,8 +25,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// strictMesh is a mesh in which nothing but mTLS is taken. 127.9.9.1 is the caller's side, .2 and .4 are the proxies
-// that serve, .3 and .5 their applications, .6 the ingress, .7 is outside of the mesh.
+// strictMesh is a mesh that accepts mTLS only. 127.9.9.1 is the caller's side, .2 and .4 are the serving proxies, .3
+// and .5 their applications, .6 the ingress, .7 is outside the mesh.
 const strictMesh = `
 mtls: strict
 discovery: policy
@@ -104,7 +104,7 @@ ingress:
   - {service: h2, listen: "127.9.9.6:82", proxy: frontend-1}
 `
 
-// permissiveMesh takes TLS and plain text.
+// permissiveMesh accepts TLS and plain text.
 const permissiveMesh = `
 mtls: permissive
 services:
@@ -125,7 +125,7 @@ proxies:
       echo: {listen: "127.9.9.2:94", to: "127.9.9.7:86"}
 `
 
-// sharedMesh is told to all nodes alike.
+// sharedMesh is the same for all nodes.
 const sharedMesh = `
 services:
   - name: greet
@@ -230,7 +230,7 @@ func TestStrict(t *testing.T) {
 		if got := ask(t, plain, "GET", "http://"+here("127.9.9.2:80")+"/exact", ""); !begins(got, "failed") {
 			t.Errorf("plain text: %q", got)
 		}
-		// What leads to a service and says who may call it holds there as well.
+		// The access lists of the services that lead to a service also decide who may call it directly.
 		direct := &http.Client{Transport: &http.Transport{TLSClientConfig: ca.client(t, mesh+"frontend")}}
 		for path, want := range map[string]string{"/n/5": "200 blue", "/exact": "403", "/color/secret": "403"} {
 			if got := ask(t, direct, "GET", "https://"+here("127.9.9.4:80")+path, ""); !begins(got, want) {
@@ -260,7 +260,7 @@ func TestStrict(t *testing.T) {
 			}
 		}
 		for range 8 {
-			// TLS itself says that this is none.
+			// TLS answers with an alert that this is not TLS.
 			const alert = "\x15\x03\x01\x00\x02\x02F"
 			if got := heard(t, "", here("127.9.9.2:83"), nil, "hello\n", 20*time.Second); got != "" && got != alert {
 				t.Errorf("plain text gets %q", got)
@@ -455,7 +455,7 @@ func within5Sigma(t *testing.T, what string, k, n int, p float64) {
 	}
 }
 
-// ask makes a request, and gives the status and the answer; "failed" and why where there is none.
+// ask makes a request, and returns status and answer; "failed" and the error if there is none.
 func ask(t *testing.T, c *http.Client, method, url, header string) string {
 	t.Helper()
 	r, err := http.NewRequest(method, url, nil)
@@ -477,13 +477,14 @@ func ask(t *testing.T, c *http.Client, method, url, header string) string {
 	return fmt.Sprintf("%d %s", a.StatusCode, b)
 }
 
-// greeting is what a server says first. It connects from an address, where one is given.
+// greeting returns what a server sends first. It connects from an address, if one is given.
 func greeting(t *testing.T, from, to string, c *tls.Config) string {
 	t.Helper()
 	return heard(t, from, to, c, "", 20*time.Second)
 }
 
-// heard is what comes of a connection, up to the end of a line; the client first says something, or nothing.
+// heard returns what a connection receives, up to the end of a line, after the client has sent says, if that is not
+// empty.
 func heard(t *testing.T, from, to string, c *tls.Config, says string, patience time.Duration) string {
 	t.Helper()
 	d := net.Dialer{}
@@ -507,7 +508,7 @@ func heard(t *testing.T, from, to string, c *tls.Config, says string, patience t
 	return text
 }
 
-// echoed is what comes back of a datagram that is sent up to so many times, 100 ms apart.
+// echoed returns the answer to a datagram that is sent up to that many times, 100 ms apart.
 func echoed(t *testing.T, from, to string, times int) string {
 	t.Helper()
 	d := net.Dialer{}
@@ -522,7 +523,7 @@ func echoed(t *testing.T, from, to string, times int) string {
 	b := make([]byte, 100)
 	for range times {
 		conn.Write([]byte("hello"))
-		conn.SetReadDeadline(time.Now().Add(100 * time.Millisecond)) // not a deadline: until the next try
+		conn.SetReadDeadline(time.Now().Add(100 * time.Millisecond)) // not a deadline: the interval of the tries
 		if n, err := conn.Read(b); err == nil {
 			return string(b[:n])
 		}
@@ -530,10 +531,10 @@ func echoed(t *testing.T, from, to string, times int) string {
 	return ""
 }
 
-// greeted counts the connections that a server which speaks first has got.
+// greeted counts the connections to the server that sends first.
 var greeted atomic.Int64
 
-// startBackends starts the applications behind the proxies, until the test ends.
+// startBackends runs the applications behind the proxies until the test ends.
 func startBackends(t *testing.T) {
 	t.Helper()
 	serveHTTP(t, here("127.9.9.3:80"), "web", false)
@@ -590,7 +591,7 @@ func serveHTTP(t *testing.T, address, name string, only2 bool) {
 	serve(t, address, s.Serve, func() { s.Close() })
 }
 
-// serveFirst says something to whoever connects, and closes.
+// serveFirst sends text on each connection, and closes it.
 func serveFirst(t *testing.T, address, text string) {
 	t.Helper()
 	serve(t, address, func(l net.Listener) error {
@@ -629,7 +630,7 @@ func serveDatagrams(t *testing.T, address, text string) {
 	})
 }
 
-// bothLoopbacks serves at a port of 127.0.0.1 and of ::1.
+// bothLoopbacks serves at the same port of 127.0.0.1 and ::1.
 func bothLoopbacks(t *testing.T) (port string) {
 	t.Helper()
 	for range 20 {

@@ -21,7 +21,7 @@ import (
 	envoytest "tare/test/envoy"
 )
 
-// Envoy's own validation takes every configuration, with what comes over RDS, EDS and SDS standing in it.
+// Envoy's own validation accepts every configuration, with what comes over RDS, EDS and SDS inserted.
 func TestEnvoyValidates(t *testing.T) {
 	ca := newAuthority(t)
 	examples := documented(t)
@@ -47,7 +47,7 @@ func TestEnvoyValidates(t *testing.T) {
 	}
 }
 
-// validate has Envoy look at resources as a static configuration.
+// validate has Envoy check resources as a static configuration.
 func validate(t *testing.T, name string, r Resources) {
 	t.Helper()
 	s := &bootstrapv3.Bootstrap_StaticResources{Secrets: r.Secrets}
@@ -102,7 +102,7 @@ func validate(t *testing.T, name string, r Resources) {
 	}
 }
 
-// inPlace has a TLS context take secrets of the same bootstrap.
+// inPlace has a TLS context use secrets of the same bootstrap.
 func inPlace(t *testing.T, s *corev3.TransportSocket) {
 	t.Helper()
 	local := func(c *tlsv3.CommonTlsContext) {
@@ -123,7 +123,7 @@ func inPlace(t *testing.T, s *corev3.TransportSocket) {
 	}
 }
 
-// repack changes what is in an Any.
+// repack modifies the content of an Any.
 func repack(t *testing.T, a *anypb.Any, m proto.Message, change func()) {
 	t.Helper()
 	err := a.UnmarshalTo(m)

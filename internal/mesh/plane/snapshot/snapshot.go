@@ -1,5 +1,5 @@
-// Package snapshot is a control plane for comparison: go-control-plane's snapshot cache and server, which others have
-// written, with a mesh of this project's compiler.
+// Package snapshot is a control plane for comparison: go-control-plane's snapshot cache and server, with a mesh of
+// this project's compiler.
 package snapshot
 
 import (
@@ -57,8 +57,8 @@ func (p *Plane) Close() {
 	p.server.Stop()
 }
 
-// SetEndpoints gives some services other endpoints, and tells when it began (ns by pace.Now). The snapshots of those
-// proxies alone are set whom it concerns, with the messages of everything else as they were.
+// SetEndpoints gives some services other endpoints, and returns when it began (ns by pace.Now). It sets only the
+// snapshots of proxies that this concerns, with the messages of everything else unchanged.
 func (p *Plane) SetEndpoints(ctx context.Context, of map[string][]proxyconfig.Endpoint) (int64, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -87,7 +87,8 @@ func (p *Plane) set(ctx context.Context, id string, m *proxyconfig.Mesh) error {
 	if err != nil {
 		return err
 	}
-	// Only endpoints change: a version of everything would have the state of the world sent again, of every type.
+	// Only endpoints change: if all types shared a version, state-of-the-world responses of every type would be sent
+	// again.
 	const first = "1"
 	s := &cache.Snapshot{}
 	s.Resources[types.Cluster] = cache.NewResources(first, list(r.Clusters))

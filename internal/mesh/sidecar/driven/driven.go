@@ -1,5 +1,5 @@
-// Package driven starts Tare's control plane for sidecars that are configured over xDS: a component of the subject of
-// its own, with a mesh in which each application is a service that its client's proxy alone may call.
+// Package driven starts Tare's control plane for sidecars that are configured over xDS. The control plane is a
+// separate component of the subject. In its mesh each application is a service that only its client's proxy may call.
 package driven
 
 import (
@@ -19,7 +19,7 @@ import (
 	"tare/internal/mesh/sidecar"
 )
 
-// Component is the control plane's.
+// Component is the component of the control plane.
 const Component = "controlplane"
 
 // Names in the directory of a trial.
@@ -28,23 +28,23 @@ const (
 	credentialsDir = "credentials"
 )
 
-// Plane is what proxies know of their control plane.
+// Plane is a proxy's control plane.
 type Plane struct {
-	credentials string // the directory that has one for each proxy
+	credentials string // the directory with a directory for each proxy
 	told        map[string]Told
 }
 
-// Told is how much a proxy is told: what it has when it has put all of it to work.
+// Told is the number of resources that a proxy gets from the control plane.
 type Told struct{ Clusters, Listeners int }
 
-// Told is for a proxy.
+// Told returns the number of resources of a proxy.
 func (p Plane) Told(of sidecar.Place) Told { return p.told[Node(of)] }
 
-// Credentials is the directory of what a proxy connects to the control plane by: Envoy's bootstrap, and in a mesh with
-// mutual TLS its certificate and the roots.
+// Credentials returns the directory of what a proxy needs to connect to the control plane: Envoy's bootstrap, and in a
+// mesh with mutual TLS its certificate and the roots.
 func (p Plane) Credentials(of sidecar.Place) string { return filepath.Join(p.credentials, Node(of)) }
 
-// Of is the control plane of a proxy.
+// Of returns the control plane of a proxy.
 func Of(p sidecar.Place) (Plane, error) {
 	plane, ok := p.Control.(Plane)
 	if !ok {
@@ -53,7 +53,7 @@ func Of(p sidecar.Place) (Plane, error) {
 	return plane, nil
 }
 
-// Start starts the control plane of a mesh in which proxies stand; for sidecar.Driven.
+// Start starts the control plane of a mesh with the proxies; it implements sidecar.Driven.
 func Start(ctx context.Context, d sidecar.Drive) (Plane, error) {
 	return StartMesh(ctx, d, MeshOf(d.Proxies))
 }
@@ -83,7 +83,7 @@ func StartMesh(ctx context.Context, d sidecar.Drive, c *proxyconfig.Config) (Pla
 	return Plane{credentials, told}, err
 }
 
-// Change gives the control plane another mesh file, which it looks for by itself; for sidecar.Changer.
+// Change gives the control plane another mesh file, whose change it notices itself; it implements sidecar.Changer.
 func Change(control any, d sidecar.Drive) (Plane, error) {
 	p, ok := control.(Plane)
 	if !ok {
@@ -94,7 +94,7 @@ func Change(control any, d sidecar.Drive) (Plane, error) {
 	return p, err
 }
 
-// write puts a mesh file into a directory as a whole, also where there is one, and says what proxies are told by it.
+// write writes or replaces the mesh file in a directory, and returns the number of resources of each proxy.
 func write(dir string, c *proxyconfig.Config) (map[string]Told, error) {
 	text, err := yaml.Marshal(c)
 	if err != nil {
@@ -122,8 +122,8 @@ func write(dir string, c *proxyconfig.Config) (map[string]Told, error) {
 	return told, nil
 }
 
-// MeshOf is the mesh in which proxies stand: a service for each application, which its client alone may call, and the
-// further services, which nobody calls.
+// MeshOf returns the mesh of the proxies: a service for each application, which only its client may call, and the
+// further services, which have no callers.
 func MeshOf(places []sidecar.Place) *proxyconfig.Config {
 	c := &proxyconfig.Config{MTLS: "off", Discovery: places[0].Options["discovery"]}
 	services := map[string]*proxyconfig.Service{}
@@ -151,7 +151,7 @@ func MeshOf(places []sidecar.Place) *proxyconfig.Config {
 		if p.Component != sidecar.Client {
 			continue
 		}
-		// Without TLS nobody knows who calls: then a list only decides who is told.
+		// Without TLS callers cannot be identified: then a list only decides which proxies get the service.
 		if s := services[p.App]; len(s.Access) == 0 && (c.MTLS != "off" || !sidecar.Permissive(p.Options)) {
 			s.Access = []proxyconfig.Access{{From: []string{identity(p)}}}
 		}
@@ -176,7 +176,7 @@ func MeshOf(places []sidecar.Place) *proxyconfig.Config {
 	return c
 }
 
-// redirected is where a proxy's clients connect to; nil: to its listener.
+// redirected describes where a proxy's clients connect; nil: to its listener.
 func redirected(p sidecar.Place) map[string]proxyconfig.Redirected {
 	if p.From == "" {
 		return nil
@@ -184,10 +184,10 @@ func redirected(p sidecar.Place) map[string]proxyconfig.Redirected {
 	return map[string]proxyconfig.Redirected{p.App: {From: p.From, Transparent: p.Transparent}}
 }
 
-// Node is the id of a proxy's node.
+// Node returns the node id of a proxy.
 func Node(p sidecar.Place) string { return p.Component + "-" + p.App }
 
-// identity is a proxy's, as mesh files have it: the account of its SPIFFE ID.
+// identity returns a proxy's identity as in mesh files: the account of its SPIFFE ID.
 func identity(p sidecar.Place) string { return account(p.Identity) }
 
 func account(id string) string { return id[strings.LastIndexByte(id, '/')+1:] }

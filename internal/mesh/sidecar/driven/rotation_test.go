@@ -31,16 +31,16 @@ import (
 	"tare/test/port"
 )
 
-// load is how a rotation is tried.
+// load is the load during a rotation.
 type load struct {
-	rate        int           // requests/s on connections that are kept
-	connections int           // of these
-	fresh       int           // connections/s that are opened, with one request each
-	least       time.Duration // that it goes on
-	restarts    int           // of the control plane, spread over it
+	rate        int           // requests/s on kept connections
+	connections int           // the number of kept connections
+	fresh       int           // new connections/s, with one request each
+	least       time.Duration // its minimum duration
+	restarts    int           // of the control plane, spread over the duration
 }
 
-// loadOf is a low rate until everything has happened once; TARE_ROTATION is another rate, for 30 s.
+// loadOf returns a low rate until everything has happened once; TARE_ROTATION sets another rate, for 30 s.
 func loadOf(t *testing.T) load {
 	rate, err := strconv.Atoi(os.Getenv("TARE_ROTATION"))
 	if os.Getenv("TARE_ROTATION") == "" {
@@ -53,9 +53,9 @@ func loadOf(t *testing.T) load {
 }
 
 // TestRotation: while certificates rotate, their root is replaced and the control plane restarts, no request through
-// two proxies with mutual TLS fails, on connections that are kept or on new ones, and no connection that is kept ends:
-// neither the client's, nor between the proxies, nor the proxies' to the control plane but by its restarts and when the
-// root of their certificate is dropped.
+// two proxies with mutual TLS fails, on kept or on new connections. No kept connection ends: neither the client's nor
+// those between the proxies, and those to the control plane only because of its restarts and when the root of their
+// certificate is dropped.
 func TestRotation(t *testing.T) {
 	envoytest.Path(t)
 	if os.Getenv("TARE_ROTATION") == "" {
@@ -64,8 +64,8 @@ func TestRotation(t *testing.T) {
 	rotate(t, loadOf(t))
 }
 
-// TestConnectionsEnd: the control plane tells nothing more on a connection whose certificate has ended. A proxy then
-// connects with the one that it has got since, and no request fails.
+// TestConnectionsEnd: the control plane sends nothing more on a connection whose certificate has expired. The proxy
+// then connects with its newer certificate, and no request fails.
 func TestConnectionsEnd(t *testing.T) {
 	envoytest.Path(t)
 	t.Parallel()
@@ -101,7 +101,7 @@ func newMesh(t *testing.T) *mesh {
 	inKept, inFresh, outKept, outFresh := free(t), free(t), free(t), free(t)
 	m := &mesh{kept: newLink(t, inKept), fresh: newLink(t, inFresh), inFresh: inFresh, outKept: outKept,
 		outFresh: outFresh}
-	// The service that opens a connection for each of its callers' carries bytes.
+	// The service whose callers open a connection for each request is of protocol TCP.
 	m.plane = &plane{t: t, acks: map[string][]int64{}, life: time.Minute, every: time.Second / 2, mesh: fmt.Sprintf(`
 mtls: strict
 discovery: policy
@@ -119,7 +119,7 @@ proxies:
 	return m
 }
 
-// startAll starts the control plane and both proxies, and waits until requests go through.
+// startAll starts the control plane and both proxies, and waits until requests succeed.
 func (m *mesh) startAll(t *testing.T) (client, server *envoy) {
 	t.Helper()
 	m.start()
@@ -145,7 +145,7 @@ func rotate(t *testing.T, l load) {
 			time.Sleep(50 * time.Millisecond)
 		}
 		p.rotations(2)
-		if i == 0 { // the control plane that starts again is then one of the new root
+		if i == 0 { // the next restart then loads the new root
 			p.rollover()
 		}
 		before := p.serial(inFresh)
@@ -193,18 +193,18 @@ func rotate(t *testing.T, l load) {
 	}
 }
 
-// plane is the control plane of a mesh, which can be started again at its address.
+// plane is the control plane of a mesh, which can be restarted at its address.
 type plane struct {
 	t                  *testing.T
 	mesh               string
-	life, every        time.Duration // of certificates, and how often they are replaced
+	life, every        time.Duration // of certificates, and the interval of their replacement
 	roots, credentials string
 	address            string
 	at                 *controlplane.Plane
 	stop               func()
 
 	mu      sync.Mutex
-	acks    map[string][]int64 // of secrets, by node: when the control plane was told of what was acknowledged
+	acks    map[string][]int64 // when each node acknowledged secrets, ns by pace.Now
 	refused []string
 }
 
@@ -257,7 +257,7 @@ func (p *plane) answered(a controlplane.Answer) {
 	}
 }
 
-// taken is how often each proxy has taken secrets that the control plane was told of since a time by pace.Now.
+// taken returns how often each proxy has acknowledged secrets since a time by pace.Now.
 func (p *plane) taken(since int64) map[string]int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -278,8 +278,8 @@ func (p *plane) refusals() []string {
 	return p.refused
 }
 
-// rotations waits until both proxies have taken new secrets so many times, of what there is from now on: what was under
-// way before says nothing of the roots of this moment.
+// rotations waits until both proxies have acknowledged n new secrets, counted from now: acknowledgements that were
+// under way do not count for the current roots.
 func (p *plane) rotations(n int) {
 	p.t.Helper()
 	since := pace.Now()
@@ -306,7 +306,7 @@ func (p *plane) rollover() {
 	}
 }
 
-// serial is the number of the certificate that the server's proxy shows to the client's identity.
+// serial returns the serial number of the certificate that the server's proxy presents to the client.
 func (p *plane) serial(at string) string {
 	p.t.Helper()
 	c, err := secret.Credentials(filepath.Join(p.credentials, "web-1"))
@@ -327,10 +327,10 @@ func (p *plane) serial(at string) string {
 // envoy is the proxy of a node.
 type envoy struct {
 	t     *testing.T
-	admin string // file with the address of its administration
+	admin string // the file with its admin address
 }
 
-// startEnvoy starts Envoy as a node of a plane until the test ends.
+// startEnvoy runs Envoy as a node of a plane until the test ends.
 func startEnvoy(t *testing.T, p *plane, node string) *envoy {
 	e := &envoy{t, filepath.Join(t.TempDir(), "admin")}
 	execute(t, node, envoytest.Path(t), "-c", filepath.Join(p.credentials, node, authority.EnvoyBootstrapFile),
@@ -338,7 +338,7 @@ func startEnvoy(t *testing.T, p *plane, node string) *envoy {
 	return e
 }
 
-// streams is how many Envoy has opened to its control plane.
+// streams returns how many streams Envoy has opened to its control plane.
 func (e *envoy) streams() int {
 	e.t.Helper()
 	at, err := os.ReadFile(e.admin)
@@ -391,7 +391,7 @@ func execute(t *testing.T, name, program string, args ...string) {
 	})
 }
 
-// link passes connections on, and counts them.
+// link forwards connections and counts them.
 type link struct {
 	address        string
 	opened, closed atomic.Int64
@@ -438,7 +438,7 @@ func (k *link) pass(from net.Conn, to string) {
 	<-ended
 }
 
-// flow is requests at a steady rate, on an absolute schedule.
+// flow sends requests at a steady rate, on an absolute schedule.
 type flow struct {
 	kept, keptFailed, fresh, freshFailed, dialled, ended atomic.Int64
 	why                                                  atomic.Pointer[error]
@@ -478,8 +478,8 @@ func newFlow(l load, kept, fresh string) *flow {
 	return f
 }
 
-// keptConn counts connections that the other side ends. The client may end some itself: http.Transport uses one no more
-// whose request was not known to be written within 50 ms, as where the machine stood still.
+// keptConn counts connections that the other side ends. The client may end some itself: http.Transport does not reuse
+// a connection whose request was not known to be written within 50 ms, for example because the machine stood still.
 type keptConn struct {
 	net.Conn
 	ended   *atomic.Int64
@@ -500,7 +500,7 @@ func (c *keptConn) Close() error {
 	return c.Conn.Close()
 }
 
-// pace does one thing at a time, each when it is due, or as soon as the one before is done.
+// pace calls do repeatedly, each time when it is due, or as soon as the call before has returned.
 func (f *flow) pace(ctx context.Context, every, offset time.Duration, done, failed *atomic.Int64, do func() error) {
 	for due := time.Now().Add(offset); ; due = due.Add(every) {
 		select {
@@ -545,7 +545,7 @@ func newApp(t *testing.T) (address string) {
 	return l.Addr().String()
 }
 
-// private is a directory that nobody else can write.
+// private returns a directory that no other user can write to.
 func private(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -555,10 +555,10 @@ func private(t *testing.T) string {
 	return dir
 }
 
-// free is an address that nobody listens at.
+// free returns an address at which nothing listens.
 func free(t *testing.T) string { return port.Free(t) }
 
-// until waits until something holds. It fails the test after so long that no noise is a reason.
+// until waits until something holds. It fails the test after a time that noise cannot explain.
 func until(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); !holds(); time.Sleep(10 * time.Millisecond) {

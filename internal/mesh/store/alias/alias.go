@@ -1,16 +1,15 @@
 // Package alias makes alias tables: an entry is chosen by weight with one random number and one comparison.
 package alias
 
-// Table is an alias table after Walker and Vose: each of its n entries is equally likely, and is itself below its
-// threshold of 2^32, and another above it. It can be used again and again.
+// Table is an alias table after Walker and Vose. One of its n entries is chosen uniformly; below its threshold of 2^32
+// it is itself the result, and above it another entry. A Table can be reused.
 type Table struct {
 	Threshold, Other []uint32
 	scaled           []uint64
 	small, large     []uint32
 }
 
-// Make makes the table for weights that are all above 0. The caller's weights are shared out to within one part in 2^32
-// for each entry.
+// Make makes the table for weights, which must all be above 0. Each entry's share is exact to one part in 2^32.
 func (a *Table) Make(weights []uint32) {
 	a.Threshold, a.Other = a.Threshold[:0], a.Other[:0]
 	equal := true

@@ -1,4 +1,4 @@
-// Package designs has all designs of stores registered in whatever imports it.
+// Package designs registers all designs of stores; import it for that.
 package designs
 
 import (

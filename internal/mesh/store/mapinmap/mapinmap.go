@@ -1,5 +1,5 @@
-// Package mapinmap has the stores that keep each record in a map of its own, which a map of maps holds: naive, from
-// which Kmesh's proposal to update maps faster began, and pooled, what it proposed.
+// Package mapinmap has the stores that keep each record in a separate map, in a map of maps: naive, the starting point
+// of Kmesh's proposal to update maps faster, and pooled, what it proposed.
 package mapinmap
 
 import (
@@ -17,17 +17,17 @@ func init() {
 	store.Register(Pooled)
 }
 
-// valueSize is the size of all records, the largest of which has to fit.
+// valueSize is the size of all records, so that the largest fits.
 const valueSize = 1300
 
-// maxRecords is how many records the map of maps has room for at most, as in Kmesh.
+// maxRecords is the maximum number of records in the map of maps, as in Kmesh.
 const maxRecords = 1 << 20
 
-// inner is what a new record is.
+// inner is the map of a new record.
 var inner = &ebpf.MapSpec{Name: "mim_record", Type: ebpf.Array, KeySize: 4, ValueSize: valueSize, MaxEntries: 1}
 
-// need is how many records resources as large as those of Kmesh's benchmarks take: clusters with each endpoint in a
-// locality of its own, listeners with five filter chains.
+// need is the number of records for resources as large as those of Kmesh's benchmarks: clusters with each endpoint in
+// a separate locality, listeners with five filter chains.
 func need(o store.Options) int {
 	return 5*int(o.MaxClusters) + 4*int(o.MaxEndpoints) + 43*int(o.MaxListeners)
 }

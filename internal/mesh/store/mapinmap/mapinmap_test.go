@@ -9,8 +9,8 @@ import (
 	"tare/test/storetest"
 )
 
-// TestNaiveConformance is what of the suite naive can take in a test's time: it waits for readers a hundred times for a
-// cluster, some 10 ms each. TARE_STORE_NAIVE=1 runs all of it, in some nine minutes.
+// TestNaiveConformance runs the part of the suite for which naive is fast enough: it waits for readers a hundred times
+// for a cluster, some 10 ms each. TARE_STORE_NAIVE=1 runs all of it, in some nine minutes.
 func TestNaiveConformance(t *testing.T) {
 	if os.Getenv("TARE_STORE_NAIVE") == "" {
 		storetest.Outline(t, Naive)

@@ -14,9 +14,10 @@ import (
 	"tare/internal/mesh/store/records/keep"
 )
 
-// Naive is the design of that name: a record's map is made when the record is, and removed with it. Which keys are free
-// is in a bitmap in record 0, read from the kernel and written back for each record. A map is found by its number in
-// the map of maps, and opened and closed again around its use. What the writer waits for is the map of maps.
+// Naive is the design of that name: a record's map is made with the record, and removed with it. A bitmap in record 0
+// says which keys are free; it is read from the kernel and written back for each record. A map is found by its number
+// in the map of maps, and opened and closed for each use. The writer waits for readers whenever it changes the map of
+// maps.
 var Naive = store.Design{
 	Name:   "naive",
 	Atomic: store.PerRecord,
@@ -27,7 +28,7 @@ var Naive = store.Design{
 	Ask: loadAsk,
 }
 
-// Record 0: how many records are there, itself included, then a bit for each key, set where it is free.
+// Record 0: the number of records, itself included, then a bit for each key, which is set if the key is free.
 const (
 	bitmapAt   = 4
 	bitmapBits = (valueSize - bitmapAt) * 8
@@ -142,7 +143,7 @@ func (n *naive) close(key uint32) {
 	}
 }
 
-// Free reads a record, as one must who finds the tree in the maps, and removes it.
+// Free reads the record first, as a writer must that finds the tree in the maps, and removes it.
 func (n *naive) Free(key uint32) error {
 	n.close(key)
 	k := n.kernel

@@ -25,13 +25,13 @@ const (
 	onDemand   = "ondemand"
 )
 
-// Pooled is the design of that name: the maps of records are made beforehand, in parallel, and used again and again; a
-// list in memory says which are free. A change waits for no reader. Every map of the pool is an open file of the
-// writer: how many files it may have open is what limits the pool.
+// Pooled is the design of that name: the maps of records are made beforehand, in parallel, and reused; a list in
+// memory says which are free. A change does not wait for readers. Every map of the pool is an open file of the writer,
+// so that the limit of open files limits the pool.
 //
-// Ours differs from Kmesh's in this. A free record is found at once, not by a search from the first. The records of a
-// resource are remembered, not read back to free them. The pool grows to twice what is used and shrinks to it, in the
-// background, where Kmesh has steps of 32768 and 8192.
+// It differs from Kmesh's in three ways. A free record is found at once, not by a search from the first. The records
+// of a resource are remembered, not read back to free them. The pool grows to twice what is used and shrinks to it, in
+// the background, while Kmesh's changes in steps of 32768 and 8192.
 var Pooled = store.Design{
 	Name:     "pooled",
 	Variants: []string{ahead, background, onDemand},
@@ -42,12 +42,12 @@ var Pooled = store.Design{
 
 const (
 	defaultPool = 32768 // as in Kmesh
-	smallPool   = 256   // what is there on demand before there is any
-	growAt      = 0.7   // of the pool in use
+	smallPool   = 256   // the pool at the start with on demand
+	growAt      = 0.7   // share of the pool in use
 	shrinkAt    = 0.3
-	chunk       = 512 // records that one thread makes one after the other
+	chunk       = 512 // records that one thread makes in sequence
 	threads     = 64
-	otherFiles  = 1024 // that the process may come to have open besides
+	otherFiles  = 1024 // that the process may open besides
 )
 
 func openPooled(o store.Options) (store.Store, error) {
@@ -73,24 +73,24 @@ func openPooled(o store.Options) (store.Store, error) {
 	return open(o, room, p.start)
 }
 
-// pooled keeps records in a pool of maps. One goroutine uses it; what changes the pool's size in the background takes
-// indexes from it and gives them back through done.
+// pooled keeps records in a pool of maps. One goroutine uses it. The background changes of the pool's size take
+// indexes from it and return them through done.
 type pooled struct {
 	kernel  *keep.Kernel
 	outer   int
-	limit   int // records that there can be
+	limit   int // maximum number of records
 	elastic bool
-	floor   int // the pool shrinks to no less
-	first   int // and begins with as many
+	floor   int // the pool does not shrink below this
+	first   int // the pool's size at the start
 
-	fds     []int32      // by key; 0 where there is no map
-	free    plan.Numbers // keys with a map; the last given back is used first, whose memory is warm
+	fds     []int32      // by key; 0 if there is no map
+	free    plan.Numbers // keys with a map; the last one returned is used first, because its memory is in the cache
 	missing plan.Numbers // keys without a map
-	size    int          // keys with a map, but for those that are being removed
+	size    int          // keys with a map, except those that are being removed
 	running chan resized
 }
 
-// resized is what came of a change of the pool's size: keys with a map, and keys without.
+// resized is the result of a change of the pool's size: keys with a map, and keys without.
 type resized struct {
 	with, without []uint32
 	work          store.Work
@@ -148,7 +148,7 @@ func (p *pooled) merge(r resized) {
 	}
 }
 
-// make makes maps for keys and puts them into the map of maps. Threads share the waits for readers.
+// make makes maps for keys and puts them into the map of maps. Its threads wait for readers together.
 func (p *pooled) make(keys []uint32) (all resized) {
 	n := len(keys)
 	all = p.parallel(keys, chunk, func(keys []uint32) (r resized) {
@@ -176,7 +176,7 @@ func (p *pooled) make(keys []uint32) (all resized) {
 		r.with, r.without = keys[:done], append(r.without, keys[done:]...)
 		return r
 	})
-	// Threads share waits: the writer stands still for those of one.
+	// Waits of several threads overlap, while one thread would make them one after the other.
 	chunks := (n + chunk - 1) / chunk
 	rounds := (chunks + threads - 1) / threads
 	all.work = store.Work{Updates: n, Syscalls: n + chunks, Bytes: 8 * n, GracePeriods: rounds}
@@ -186,7 +186,7 @@ func (p *pooled) make(keys []uint32) (all resized) {
 	return all
 }
 
-// unmake removes maps that nobody uses.
+// unmake removes maps that are not in use.
 func (p *pooled) unmake(keys []uint32) resized {
 	// There is no way to remove several with one wait.
 	return p.parallel(keys, (len(keys)+threads-1)/threads, func(keys []uint32) (r resized) {
@@ -227,7 +227,7 @@ func (p *pooled) parallel(keys []uint32, chunk int, f func([]uint32) resized) (a
 	return all
 }
 
-// resize begins to make the pool as large as size, or as small as that.
+// resize begins to grow or shrink the pool to size.
 func (p *pooled) resize(size int) {
 	size = min(size, p.limit)
 	done := make(chan resized, 1)
@@ -249,7 +249,7 @@ func (p *pooled) resize(size int) {
 	go func() { done <- p.unmake(keys) }()
 }
 
-// settled takes what a change of the pool's size came to; wait says whether to wait for it.
+// settled takes the result of a change of the pool's size; wait says whether to wait for it.
 func (p *pooled) settled(wait bool) {
 	if p.running == nil || !wait && len(p.running) == 0 {
 		return
@@ -323,7 +323,7 @@ func (p *pooled) Close() error {
 	return nil
 }
 
-// files lets the process have n files open, or as many as it may, and says how many.
+// files raises the process's limit of open files to n, or as far as allowed, and returns it.
 func files(n int) (int, error) {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {

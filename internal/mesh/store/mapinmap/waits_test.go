@@ -17,8 +17,8 @@ import (
 	"tare/test/storetest"
 )
 
-// TestGracePeriodsAreTheKernels compares the waits that are counted with what the kernel says of the thread that makes
-// the change: how often it slept of its own accord (ru_nvcsw of getrusage), and where (/proc/self/task/TID/stack).
+// TestGracePeriodsAreTheKernels compares the counted waits with what the kernel reports about the writing thread: how
+// often it slept voluntarily (ru_nvcsw of getrusage), and where (/proc/self/task/TID/stack).
 func TestGracePeriodsAreTheKernels(t *testing.T) {
 	for _, c := range []struct {
 		design store.Design
@@ -64,7 +64,7 @@ func TestGracePeriodsAreTheKernels(t *testing.T) {
 	}
 }
 
-// watch runs f on a thread of its own, and says how often that slept, and whether it was seen asleep in
+// watch runs f on a separate thread, and returns how often that slept, and whether it was seen sleeping in
 // synchronize_rcu.
 func watch(t *testing.T, f func()) (slept int, inRCU bool) {
 	t.Helper()

@@ -1,9 +1,9 @@
 package plan
 
-// Numbers hands out the numbers from one to below another, and takes them back.
+// Numbers allocates the numbers in a range, and takes them back.
 type Numbers struct {
-	next, end uint32   // from next on none was ever handed out
-	free      []uint32 // in the order in which they came back, from head on
+	next, end uint32   // numbers from next on have never been allocated
+	free      []uint32 // in the order in which they were returned, from head on
 	head      int
 }
 
@@ -24,8 +24,8 @@ func Except(used []bool) Numbers {
 	return n
 }
 
-// Oldest hands out a number that was never handed out, else the one that came back first: for numbers by which programs
-// may still look for the last owner.
+// Oldest allocates a number that was never allocated, or else the one returned first: for numbers with which programs
+// may still look for the previous owner.
 func (n *Numbers) Oldest() (number uint32, ok bool) {
 	if n.next < n.end || n.head == len(n.free) {
 		return n.fresh()
@@ -38,7 +38,7 @@ func (n *Numbers) Oldest() (number uint32, ok bool) {
 	return number, true
 }
 
-// Latest hands out the number that came back last, whose memory is warm, else one that was never handed out.
+// Latest allocates the number returned last, whose memory is in the cache, or else one that was never allocated.
 func (n *Numbers) Latest() (number uint32, ok bool) {
 	last := len(n.free) - 1
 	if last < n.head {
@@ -59,5 +59,5 @@ func (n *Numbers) fresh() (uint32, bool) {
 // Give takes a number back.
 func (n *Numbers) Give(number uint32) { n.free = append(n.free, number) }
 
-// Left is how many can be handed out.
+// Left returns how many numbers can be allocated.
 func (n *Numbers) Left() int { return int(n.end-n.next) + len(n.free) - n.head }

@@ -1,6 +1,6 @@
-// Package plan is what all stores know of their configuration, wherever they keep it: which clusters and listeners
-// there are, by name and address, and how many. It checks a change before anything of it is made, and says what there
-// is to do. Start at Config.Plan.
+// Package plan is the bookkeeping of all stores, wherever they keep the configuration: which clusters and listeners
+// there are, by name and address, and how many. It checks a change before any of it is made, and determines what has
+// to be done. Start at Config.Plan.
 package plan
 
 import (
@@ -12,18 +12,18 @@ import (
 	"tare/internal/mesh/store"
 )
 
-// Config is the configuration of a store. C and L are what the store knows of a cluster and of a listener besides.
+// Config is the bookkeeping of a store. C and L are what the store adds for a cluster and for a listener.
 type Config[C, L any] struct {
 	Clusters  map[string]*Cluster[C]
 	Listeners map[string]*Listener[L]
-	Addresses map[Address]*Listener[L] // who has them
+	Addresses map[Address]*Listener[L] // the listener that has an address
 
 	options   store.Options
-	there     int // clusters
+	there     int // number of clusters
 	endpoints int // of all clusters
 }
 
-// Cluster is a cluster that is there, or that the store knows for another reason: listeners name it.
+// Cluster is a cluster that exists, or one that the store knows because listeners name it.
 type Cluster[C any] struct {
 	Name      string
 	There     bool
@@ -31,13 +31,13 @@ type Cluster[C any] struct {
 	Own       C
 }
 
-// Listener is a listener that is there.
+// Listener is a listener that exists.
 type Listener[L any] struct {
 	Name    string
 	Address Address
 	Own     L
 
-	leaves bool // its address, by the change that is being checked
+	leaves bool // it leaves its address, by the change that is being checked
 }
 
 // Address is where a listener takes connections.
@@ -78,14 +78,14 @@ func UsableEndpoints(c *mesh.Cluster) (n int) {
 	return n
 }
 
-// Plan is what a change comes to. No name is in it twice.
+// Plan is what a change requires. No name is in it twice.
 type Plan[C, L any] struct {
 	Clusters      []ClusterPlan[C]
 	Listeners     []ListenerPlan[L]
 	GoneClusters  []*Cluster[C]
 	GoneListeners []*Listener[L]
 
-	taken map[Address]string // addresses of Listeners, and whose; nil where there is one at most
+	taken map[Address]string // the addresses of Listeners and their names; nil if there is at most one
 }
 
 // Takes says whether a listener of the plan has the address.
@@ -108,17 +108,17 @@ func (p *Plan[C, L]) Last() string {
 	return ""
 }
 
-// ClusterPlan is a cluster to be added or replaced.
+// ClusterPlan is a cluster to add or replace.
 type ClusterPlan[C any] struct {
 	*mesh.Cluster
-	Old       *Cluster[C] // nil: its name is not known
+	Old       *Cluster[C] // nil: the name is new
 	Endpoints int
 }
 
-// ListenerPlan is a listener to be added or replaced.
+// ListenerPlan is a listener to add or replace.
 type ListenerPlan[L any] struct {
 	*mesh.Listener
-	Entry *Listener[L] // what it replaces, or else an empty one, which Config.Put adds
+	Entry *Listener[L] // what it replaces, or an empty one, which Config.Put adds
 	New   bool
 	At    Address
 	Rules []mesh.Rule
@@ -127,8 +127,9 @@ type ListenerPlan[L any] struct {
 // Moves says whether the listener has had another address.
 func (p *ListenerPlan[L]) Moves() bool { return !p.New && p.Entry.Address != p.At }
 
-// Plan checks a change and makes p its plan, from which the last one goes. endpoints says how many endpoints of a
-// cluster count. The error is as store.Store.Apply says. Reset p when the change is made or refused.
+// Plan checks a change and writes its plan to p, which must not contain another. endpoints returns how many endpoints
+// of a cluster count. The error is as described for store.Store.Apply. Reset p when the change has been made or
+// refused.
 func (c *Config[C, L]) Plan(p *Plan[C, L], change mesh.Change, endpoints func(*mesh.Cluster) int) error {
 	p.Reset()
 	change = distinct(change)
@@ -141,7 +142,7 @@ func (c *Config[C, L]) Plan(p *Plan[C, L], change mesh.Change, endpoints func(*m
 	return c.addresses(p)
 }
 
-// Reset forgets the change, and gives back the memory of a large one.
+// Reset clears the plan, and frees the memory of a large one.
 func (p *Plan[C, L]) Reset() {
 	if cap(p.Clusters)+cap(p.Listeners)+cap(p.GoneClusters)+cap(p.GoneListeners) > 256 {
 		*p = Plan[C, L]{}
@@ -215,7 +216,7 @@ func (c *Config[C, L]) planListeners(p *Plan[C, L], change mesh.Change) error {
 	return nil
 }
 
-// addresses checks that no two listeners have the same address afterwards.
+// addresses checks that no two listeners have the same address after the change.
 func (c *Config[C, L]) addresses(p *Plan[C, L]) error {
 	p.leave(true)
 	defer p.leave(false)
@@ -251,8 +252,8 @@ func (p *Plan[C, L]) leave(leaves bool) {
 	}
 }
 
-// distinct has each name once: what is removed is, whatever else the change says, and of several with one name the last
-// counts.
+// distinct returns a change with each name once: a removed name is only removed, and of several resources with one
+// name the last counts.
 func distinct(change mesh.Change) mesh.Change {
 	if len(change.Clusters)+len(change.Listeners)+len(change.RemovedClusters)+len(change.RemovedListeners) < 2 {
 		return change
@@ -295,7 +296,7 @@ func (c *Config[C, L]) Name(name string) *Cluster[C] {
 	return x
 }
 
-// Set says that a cluster is there, with its endpoints, or is not.
+// Set records that a cluster exists, with its endpoints, or does not.
 func (c *Config[C, L]) Set(x *Cluster[C], there bool, endpoints int) {
 	if there && !x.There {
 		c.there++
@@ -306,7 +307,7 @@ func (c *Config[C, L]) Set(x *Cluster[C], there bool, endpoints int) {
 	x.There, x.Endpoints = there, endpoints
 }
 
-// Put gives a listener its address. It is there from then on.
+// Put gives a listener its address. From then on it exists.
 func (c *Config[C, L]) Put(l *Listener[L], at Address) {
 	l.Address = at
 	c.Listeners[l.Name], c.Addresses[at] = l, l

@@ -1,13 +1,13 @@
-// Package records makes a mesh configuration into trees of records, as Kmesh does: each message of its configuration is
-// a record as large as its protobuf-c struct, each string one of 192 bytes, each repeated field an array of pointers;
-// pointers are replaced by the keys of the records that they pointed to. It says which writes in which order put a tree
-// into maps, and reads trees back. It is pure; stores do the writes. What is written and how often is Kmesh's; the
-// layout is ours (bpf/records.h), with zero for what is not known yet where Kmesh writes the addresses of its daemon's
-// memory.
+// Package records turns a mesh configuration into trees of records, as Kmesh does: each message of its configuration
+// is a record as large as its protobuf-c struct, each string one of 192 bytes, each repeated field an array of
+// pointers. Pointers are replaced by the keys of the records that they pointed to. The package determines which writes
+// in which order put a tree into maps, and reads trees back. It is pure; stores do the writes. What is written and how
+// often is the same as in Kmesh. The layout is Tare's own (bpf/records.h), with zero for what is not known yet where
+// Kmesh writes the addresses of its daemon's memory.
 //
-// Three things are kept where Kmesh has none: sums of effective weights beside the keys of localities, endpoints and
-// weighted clusters, so that programs choose by weight; a cluster's number in its own record; and what decides between
-// filter chains, as records of its own (struct rec_rule), but only where there is something to decide.
+// Three things are added to Kmesh's records: sums of effective weights beside the keys of localities, endpoints and
+// weighted clusters, so that programs choose by weight; a cluster's number in its own record; and the rules that
+// select filter chains, as separate records (struct rec_rule), if there are any.
 package records
 
 import (
@@ -23,7 +23,8 @@ import (
 // Class is a size class of records.
 type Class uint8
 
-// The classes, by their numbers in keys. Large is for messages above 64 bytes; of what is supported here none is.
+// The classes, by their numbers in keys. Large is for messages above 64 bytes, which the supported configuration does
+// not have.
 const (
 	Message  Class = iota // 64 bytes
 	String                // 192
@@ -35,7 +36,7 @@ const (
 // Layout is how large the records of each class are.
 type Layout [Classes]int
 
-// The layouts: by class, as in Kmesh now, and all alike, as when its records were maps.
+// The layouts: sizes by class, as in Kmesh now, and one size for all, as when its records were maps.
 var (
 	Sized  = Layout{64, 192, 296, 1600}
 	Single = Layout{1300, 1300, 1300, 1300}
@@ -58,17 +59,17 @@ type Counts [Classes]int
 // Sum is all of them.
 func (c Counts) Sum() int { return c[Message] + c[String] + c[Large] + c[Repeated] }
 
-// Step is one step on the way from a tree to records that programs see: a key for Child is put into Record, and then
-// Record is written.
+// Step is one step in making a tree visible to programs: a key for Child is put into Record, and then Record is
+// written.
 type Step struct {
 	Record int32 // 0 is the top
-	Child  int32 // 0: there is none
-	At     int32 // where in Record the key of Child goes
+	Child  int32 // 0: none
+	At     int32 // position of Child's key in Record
 	Write  bool
-	Last   bool // Record is whole now
+	Last   bool // Record is complete
 }
 
-// Tree is a listener or a cluster as records. It can be used again and again; the zero value needs a Layout first.
+// Tree is a listener or a cluster as records. It can be reused; the zero value needs a Layout first.
 type Tree struct {
 	Layout Layout
 	Steps  []Step
@@ -91,7 +92,7 @@ func (t *Tree) Len() int { return len(t.records) }
 // Class is that of a record other than the top.
 func (t *Tree) Class(record int32) Class { return t.records[record].class }
 
-// Bytes is a record as it is so far.
+// Bytes returns a record in its current state.
 func (t *Tree) Bytes(record int32) []byte {
 	r := t.records[record]
 	size := TopSize
@@ -101,7 +102,7 @@ func (t *Tree) Bytes(record int32) []byte {
 	return t.data[r.at : int(r.at)+size : int(r.at)+size]
 }
 
-// SetKey does what a step says before the write.
+// SetKey puts the key of a step's Child into its Record.
 func (t *Tree) SetKey(s *Step, key uint32) { put(t.Bytes(s.Record)[s.At:], key) }
 
 // SetID changes the number in the tree of a cluster.
@@ -109,7 +110,7 @@ func (t *Tree) SetID(id uint32) { put(t.data[clusterID:], id) }
 
 func put(b []byte, v uint32) { binary.NativeEndian.PutUint32(b, v) }
 
-// Where things are in the structs of bpf/records.h.
+// Offsets in the structs of bpf/records.h.
 const (
 	listenerFirst     = 0
 	listenerRules     = 4
@@ -195,7 +196,7 @@ func (t *Tree) grow(size int, class Class) int32 {
 	return int32(len(t.records) - 1)
 }
 
-// child makes a record that parent points to at some place: parent is written with its key before the child is.
+// child makes a record that parent points to at an offset: parent is written with its key before the child is.
 func (t *Tree) child(parent int32, at int, class Class) int32 {
 	r := t.grow(t.Layout[class], class)
 	t.Counts[class]++
@@ -203,7 +204,7 @@ func (t *Tree) child(parent int32, at int, class Class) int32 {
 	return r
 }
 
-// element makes a record that a repeated field points to: the field is written when all elements are.
+// element makes a record that a repeated field points to: the field is written when all of its elements are.
 func (t *Tree) element(array int32, i int) int32 {
 	r := t.grow(t.Layout[Message], Message)
 	t.Counts[Message]++
@@ -211,7 +212,7 @@ func (t *Tree) element(array int32, i int) int32 {
 	return r
 }
 
-// upto is beside the key of an element: the sum of weights.
+// upto sets the value beside the key of an element: the sum of weights.
 func (t *Tree) upto(array int32, i int, sum uint32) { put(t.Bytes(array)[8*i+4:], sum) }
 
 // repeated makes the array of a repeated field of n elements; one without has none, and i is 0.
@@ -226,12 +227,12 @@ func (t *Tree) repeated(parent int32, count, at, n int, what string) (array int3
 	return t.child(parent, at, Repeated), nil
 }
 
-// whole writes a record that nothing is missing from any more.
+// whole writes a complete record.
 func (t *Tree) whole(record int32) {
 	t.Steps = append(t.Steps, Step{Record: record, Write: true, Last: true})
 }
 
-// text makes a record of a string. An empty one has a record too: protobuf-c points it to an empty string.
+// text makes a record of a string. An empty string has a record as well, because protobuf-c points to one.
 func (t *Tree) text(parent int32, at int, s string) error {
 	if len(s) >= NameSize {
 		return fmt.Errorf("it has a name of %d bytes; a string has room for %d", len(s), NameSize-1)
@@ -304,9 +305,8 @@ func (t *Tree) assignment(top int32, c *mesh.Cluster) error {
 		}
 		within := uint32(0)
 		for j := range l.Endpoints {
-			// Targets are in the order of endpoints, and are some of them. Where an endpoint is in two localities, of
-			// which one takes no connections, the first may get the weight of the other: the endpoint's share is the
-			// same.
+			// Targets are a subsequence of the endpoints. If an endpoint is in two localities, of which one gets no
+			// connections, the first may get the weight of the other: the endpoint's share is the same.
 			if next < len(t.targets) && t.targets[next].Address == l.Endpoints[j].Address && l.Endpoints[j].Usable() {
 				within += t.weights[next]
 				next++
@@ -343,7 +343,7 @@ func (t *Tree) address(record int32, at plan.Address) {
 	t.whole(record)
 }
 
-// fit makes weights smaller where their sum is above 32 bits.
+// fit scales weights down if their sum exceeds 32 bits.
 func fit(weights []uint32) {
 	sum := uint64(0)
 	for _, w := range weights {
@@ -398,7 +398,7 @@ func (t *Tree) Listener(l *mesh.Listener, rules []mesh.Rule) error {
 	return nil
 }
 
-// rules writes what decides between chains.
+// rules writes the rules that select chains.
 func (t *Tree) rules(top int32, rules []mesh.Rule) error {
 	if len(rules) > 0 && rules[0].MatchesAll() && rules[0].Chain >= 0 {
 		put(t.Bytes(top)[listenerFirst:], uint32(rules[0].Chain)+1)
@@ -427,7 +427,7 @@ func (t *Tree) rules(top int32, rules []mesh.Rule) error {
 	return nil
 }
 
-// putPrefix writes a prefix, IPv4 mapped into IPv6, and its length, and gives its flags as a source.
+// putPrefix writes a prefix, with IPv4 mapped into IPv6, and its length, and returns its flags as a source.
 func putPrefix(to []byte, bits *byte, p netip.Prefix) (flags byte) {
 	if !p.IsValid() {
 		return 0

@@ -12,7 +12,7 @@ import (
 	"tare/test/storetest"
 )
 
-// written is a tree in memory, put there step by step, as a store does.
+// written is a tree in memory, written step by step as by a store.
 type written struct {
 	records map[uint32][]byte
 	top     []byte
@@ -51,7 +51,7 @@ func listenerTree(t *records.Tree, l *mesh.Listener) error {
 	return t.Listener(l, rules)
 }
 
-// TestCounts has the numbers of records and of updates that Kmesh's two benchmarks come to.
+// TestCounts checks the numbers of records and of updates of Kmesh's two benchmarks.
 func TestCounts(t *testing.T) {
 	tree := &records.Tree{Layout: records.Sized}
 	for _, c := range []struct {
@@ -81,7 +81,7 @@ func TestCounts(t *testing.T) {
 	}
 }
 
-// TestLimits has what does not fit.
+// TestLimits checks resources that do not fit.
 func TestLimits(t *testing.T) {
 	endpoint := mesh.Endpoint{Address: netip.MustParseAddrPort("10.0.0.1:80"), Weight: 1}
 	locality := func(n int) mesh.Locality {
@@ -112,7 +112,7 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// TestNoAllocation: a tree that is used again allocates nothing.
+// TestNoAllocation: a reused tree does not allocate.
 func TestNoAllocation(t *testing.T) {
 	tree := &records.Tree{Layout: records.Sized}
 	c, l := storetest.ClusterLoad(0), storetest.ListenerLoad(0)

@@ -1,10 +1,10 @@
-// Package sized is the store that Kmesh has now: records in four flat hash maps, by size class. A change of a resource
-// removes the records of what was there before, then writes the new ones, each parent before each of its children.
+// Package sized is Kmesh's current store: records in four flat hash maps, by size class. A change of a resource
+// removes its old records, then writes the new ones, each parent before each of its children.
 //
-// Ours differs in this. What is free is kept in lists, not found by searching a bitmap. The records of a resource are
-// remembered, not read back to remove them. Maps are as large as the options ask for, not a million entries each. The
-// variant ordered writes each record once, under keys that are not in use, then the resource's own entry, and removes
-// what was there before last.
+// It differs from Kmesh's in three ways. Free keys are kept in lists, not found by searching a bitmap. The records of
+// a resource are remembered, not read back to remove them. Maps are as large as the options require, not a million
+// entries each. The variant ordered writes each record once, under keys that are not in use, then the resource's own
+// entry, and removes the old records last.
 package sized
 
 import (
@@ -33,7 +33,7 @@ var Design = store.Design{
 // names are those of the classes' maps, in order.
 var names = [records.Classes]string{"sized_small", "sized_strings", "sized_large", "sized_arrays"}
 
-// maxIndex is what a key has bits for, below its class.
+// maxIndex is the largest index that fits into a key, besides its class.
 const maxIndex = 1<<24 - 1
 
 func open(o store.Options) (store.Store, error) {
@@ -56,9 +56,9 @@ func open(o store.Options) (store.Store, error) {
 	return keep.New(k, h, tops, records.Sized, maps, o, o.Variant == ordered), nil
 }
 
-// capacity is how many records of each class there is room for: what the options ask for, in resources as large as
-// those of Kmesh's benchmarks (each endpoint in a locality of its own, five filter chains). Ordered, it is twice that,
-// since all of a resource is there twice while it is replaced.
+// capacity returns the number of records of each class: what the options require, for resources as large as those of
+// Kmesh's benchmarks (each endpoint in a separate locality, five filter chains). With ordered it is twice that,
+// because a resource exists twice while it is replaced.
 func capacity(o store.Options) (n [records.Classes]uint32) {
 	c, l, e := uint64(o.MaxClusters), uint64(o.MaxListeners), uint64(o.MaxEndpoints)
 	if o.Variant == ordered {
@@ -74,8 +74,8 @@ func capacity(o store.Options) (n [records.Classes]uint32) {
 type hashes struct {
 	kernel *keep.Kernel
 	class  [records.Classes]pool
-	// fifo: the key that was given back first is used first, so that a program which still looks for a record that is
-	// gone does not find another. Else the last one is, whose memory is warm.
+	// fifo: the key that was freed first is used first, so that a program which still looks for a removed record does
+	// not find another. Otherwise the last one is, whose memory is in the cache.
 	fifo bool
 }
 

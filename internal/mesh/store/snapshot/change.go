@@ -35,7 +35,7 @@ func checkName(name string) error {
 	return store.TooLarge(name[:64], "its name has %d bytes; a name can have %d", len(name), maxName)
 }
 
-// make builds the plan into lines that no program can see. After an error what the store holds is of no use.
+// make writes the plan's resources into lines that no program can see. After an error the bookkeeping is invalid.
 func (s *Store) make() error {
 	p := &s.plan
 	for _, l := range p.GoneListeners {
@@ -69,7 +69,7 @@ func (s *Store) make() error {
 	return nil
 }
 
-// at says of which resource an error is.
+// at adds a resource to an error.
 func (s *Store) at(name string, err error) error {
 	if errors.Is(err, errFull) {
 		return store.TooLarge(name, "%s", err)
@@ -77,7 +77,7 @@ func (s *Store) at(name string, err error) error {
 	return err
 }
 
-// leaf is a leaf of t that this change may write into.
+// leaf returns a leaf of t that this change may write.
 func (s *Store) leaf(t *tree, i uint32) (words, error) {
 	n := &t.leaves[i]
 	if n.stamp == s.stamp {
@@ -95,7 +95,7 @@ func (s *Store) leaf(t *tree, i uint32) (words, error) {
 	return w, nil
 }
 
-// writable is a node that this change may write into: a copy of the one that programs see.
+// writable returns a node that this change may write: a copy of the one that programs see.
 func (s *Store) writable(n *node, lines uint32) (words, error) {
 	if n.stamp == s.stamp {
 		return s.m.at(n.line, lines), nil
@@ -115,7 +115,7 @@ func (s *Store) writable(n *node, lines uint32) (words, error) {
 	return w, nil
 }
 
-// setSlot makes a slot name another line, 0 for none.
+// setSlot makes a slot refer to another line; 0: none.
 func (s *Store) setSlot(slot, line uint32) error {
 	w, err := s.leaf(&s.slotTree, slot/slotsPerLeaf)
 	if err != nil {
@@ -139,7 +139,7 @@ func (s *Store) writeName(name string) (piece, error) {
 	return piece{line, n}, nil
 }
 
-// newCluster gives a name its slot; nothing is written yet.
+// newCluster gives a name a slot; nothing is written yet.
 func (s *Store) newCluster(name string) (*known, error) {
 	slot, ok := s.slots.Latest()
 	if !ok {
@@ -155,7 +155,7 @@ func (s *Store) newCluster(name string) (*known, error) {
 	return c, nil
 }
 
-// replace gives a cluster new lines, and the caller the first of them to fill in.
+// replace gives a cluster new lines, and returns the first of them to be filled in.
 func (s *Store) replace(c *cluster, lines uint32) (words, error) {
 	line, err := s.take(lines)
 	if err != nil {
@@ -252,7 +252,7 @@ func (s *Store) removeCluster(c *known) error {
 	return s.absent(&c.Own)
 }
 
-// absent makes c a cluster that does not exist, and that listeners name.
+// absent makes c a cluster that does not exist but that listeners name.
 func (s *Store) absent(c *cluster) error {
 	w, err := s.replace(c, 1)
 	if err != nil {
@@ -262,7 +262,7 @@ func (s *Store) absent(c *cluster) error {
 	return nil
 }
 
-// forget gives back the slot of a cluster that no listener names.
+// forget frees the slot of a cluster that no listener names.
 func (s *Store) forget(c *known) error {
 	if err := s.setSlot(c.Own.slot, 0); err != nil {
 		return err
@@ -294,7 +294,7 @@ func (s *Store) use(name string) (*known, error) {
 	return c, nil
 }
 
-// unuse lets go of clusters that a listener named.
+// unuse releases clusters that a listener named.
 func (s *Store) unuse(clusters []*known) error {
 	for _, c := range clusters {
 		if c.Own.uses--; c.Own.uses == 0 && !c.There {
@@ -353,7 +353,7 @@ func (s *Store) setListener(x *plan.ListenerPlan[listener]) (err error) {
 	return s.unuse(s.uses)
 }
 
-// writeListener writes its lines; what it names is in s.uses then.
+// writeListener writes a listener's lines; s.uses must have the clusters that it names.
 func (s *Store) writeListener(x *plan.ListenerPlan[listener], k *key, name uint32) (at piece, err error) {
 	s.uses = s.uses[:0]
 	rules := x.Rules
@@ -411,7 +411,7 @@ func tableLines(x *mesh.Listener, chain int) uint32 {
 	return (n*shareWords + lineWords - 1) / lineWords
 }
 
-// writeTarget writes where a chain's connections go, with its table, if it needs one, at line free of w.
+// writeTarget writes where a chain's connections go, with a table if needed, at line free of w.
 func (s *Store) writeTarget(w, target words, x *mesh.Listener, chain int, free uint32) (uint32, error) {
 	if chain == mesh.Denied {
 		target[0] = denied
@@ -452,8 +452,8 @@ func writeRule(w words, r *mesh.Rule) {
 	w[ruleFamilies] = sourceFamily*sourceOfIPv6 | destinationFamily*destinationOfIPv6
 }
 
-// writePrefix writes a prefix as two numbers, upper half first. How many lower bits of each do not matter is in rest;
-// of6 is 1 for a prefix of IPv6, which does not hold IPv4.
+// writePrefix writes a prefix as two numbers, upper half first. rest has how many lower bits of each do not matter;
+// of6 is 1 for an IPv6 prefix, which does not contain IPv4.
 func writePrefix(w words, p netip.Prefix) (rest, of6 uint32) {
 	if !p.IsValid() {
 		return 64 | 64<<8, 0

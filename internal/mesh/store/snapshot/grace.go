@@ -4,10 +4,10 @@ import "tare/internal/lib/bpf"
 
 // waiter waits for programs. Store uses it from one goroutine.
 type waiter interface {
-	start()        // must not run already
-	running() bool // started, and the answer not taken yet
-	over() bool    // the answer is there
-	wait() error   // takes the answer
+	start()        // must not be called while it runs
+	running() bool // started, and wait has not returned the result yet
+	over() bool    // the result is there
+	wait() error   // returns the result
 	close() error
 }
 

@@ -9,8 +9,8 @@ import (
 	"tare/internal/mesh/store/plan"
 )
 
-// A configuration in lines of 64 bytes, as bpf/snapshot.h has it, with what only the writer reads: names and lengths,
-// so that the writer can read it back after a change that failed.
+// The layout of a configuration in lines of 64 bytes, as in bpf/snapshot.h, with what only the writer reads: names and
+// lengths, so that the writer can read it back after a failed change.
 //
 //	line 0    the root word, the seed of the hash, and two sizes
 //	root      a line with the generation, then a directory of branches of slots, then one of branches of buckets
@@ -110,7 +110,7 @@ func (w words) at(line, lines uint32) words {
 func (w words) get64(i int) uint64    { return uint64(w[i]) | uint64(w[i+1])<<32 }
 func (w words) put64(i int, v uint64) { w[i], w[i+1] = uint32(v), uint32(v>>32) }
 
-// geometry is how much room there is for what.
+// geometry is the division of the map.
 type geometry struct {
 	options store.Options
 	lines   uint32 // in all
@@ -118,8 +118,8 @@ type geometry struct {
 	slotLeaves, bucketLeaves uint32
 }
 
-// newGeometry sizes the map: twice the largest configuration that the options allow, since old and new are there
-// together while one replaces the other, and a reserve in which changes go on while programs are waited for.
+// newGeometry sizes the map: twice the largest configuration that the options allow, because the old and the new one
+// exist together while one replaces the other, and a reserve for changes that are made while waiting for programs.
 func newGeometry(o store.Options) geometry {
 	// Listeners may name clusters that do not exist; they need slots too.
 	slots := uint64(o.MaxClusters) + uint64(max(o.MaxClusters, o.MaxListeners))
@@ -136,7 +136,7 @@ func newGeometry(o store.Options) geometry {
 	return g
 }
 
-// Directories are in lines of their own.
+// Directories start on separate lines.
 func (g *geometry) slotLines() uint32 { return directoryLines(g.slotLeaves) }
 func (g *geometry) rootLines() uint32 { return g.listeners() + directoryLines(g.bucketLeaves) }
 func (g *geometry) listeners() uint32 { return 1 + g.slotLines() } // from the root
@@ -171,7 +171,7 @@ func (k *key) address() (a plan.Address) {
 
 const mapped = 0xffff0000 // the third word of an IPv4-mapped address, in network byte order
 
-// any says which flag of the root word the listener sets, 0 for none.
+// any returns the flag of the root word for a listener at any address; 0 for other listeners.
 func (k *key) any() uint64 {
 	switch k.ip {
 	case [4]uint32{0, 0, mapped, 0}:

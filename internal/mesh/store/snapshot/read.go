@@ -2,8 +2,8 @@ package snapshot
 
 import "tare/internal/mesh/store/plan"
 
-// read reads the configuration that programs see, and says by line what it takes. It trusts the map, into which nobody
-// but this process writes.
+// read reads the configuration that programs see, and returns which lines it occupies. It trusts the map, because only
+// this process writes to it.
 func (s *Store) read() (h held, taken []bool) {
 	r := reader{m: s.m, taken: make([]bool, s.g.lines), held: &h, slots: make([]*known, s.g.slots())}
 	r.taken[0] = true
@@ -32,7 +32,7 @@ type reader struct {
 	slots []*known // by slot
 }
 
-// claim takes the lines of one object.
+// claim marks the lines of one object as occupied.
 func (r *reader) claim(p piece) words {
 	for line := p.line; line < p.line+p.lines; line++ {
 		r.taken[line] = true
@@ -40,7 +40,7 @@ func (r *reader) claim(p piece) words {
 	return r.m.at(p.line, p.lines)
 }
 
-// sized claims an object that says itself, in a word of its first line, how many lines it has.
+// sized claims an object whose first line has its number of lines in a word.
 func (r *reader) sized(line, length uint32) (piece, words) {
 	p := piece{line, r.m[line*lineWords+length]}
 	return p, r.claim(p)

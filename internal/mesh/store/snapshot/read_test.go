@@ -28,7 +28,7 @@ func (i *instant) over() bool    { return i.asked }
 func (i *instant) wait() error   { i.asked = false; return nil }
 func (i *instant) close() error  { return nil }
 
-// inMemory is a store without a map, of so many lines.
+// inMemory makes a store of that many lines without a map.
 func inMemory(t testing.TB, o store.Options, lines uint32) *Store {
 	t.Helper()
 	o = o.WithDefaults()
@@ -67,7 +67,8 @@ func (s *Store) text() string {
 	return fmt.Sprintf("generation %d\n%s", h.generation, strings.Join(lines, "\n"))
 }
 
-// sound fails unless what the store knows is what the map holds, programs find it there, and no line is lost.
+// sound fails the test unless the bookkeeping equals the content of the map, programs find everything there, and no
+// line is lost.
 func (s *Store) sound(t testing.TB) {
 	t.Helper()
 	now, lines := s.read()
@@ -115,7 +116,7 @@ func (s *Store) sound(t testing.TB) {
 	s.findable(t)
 }
 
-// left are the numbers that can be handed out.
+// left returns the numbers that can be allocated.
 func left(n plan.Numbers) (all []uint32) {
 	for n.Left() > 0 {
 		x, _ := n.Latest()
@@ -125,7 +126,8 @@ func left(n plan.Numbers) (all []uint32) {
 	return all
 }
 
-// findable fails unless listeners are where programs look for them, and alias tables lead nowhere but to what is there.
+// findable fails the test unless listeners are where programs look for them, and alias tables refer only to existing
+// entries.
 func (s *Store) findable(t testing.TB) {
 	t.Helper()
 	for _, l := range s.config.Listeners {
@@ -261,8 +263,7 @@ func TestSound(t *testing.T) {
 	}
 }
 
-// TestFull has each change fail at every allocation that it makes. Nothing of it may be left, in the map or in what the
-// store knows.
+// TestFull makes each change fail at every allocation. Nothing of it may be left, in the map or in the bookkeeping.
 func TestFull(t *testing.T) {
 	guest.KernelFree(t)
 	changes := map[string]mesh.Change{
@@ -278,10 +279,10 @@ func TestFull(t *testing.T) {
 		before := s.text()
 		failed := 0
 		for free := uint32(0); ; free++ {
-			if err := s.load(); err != nil { // all that can be free is
+			if err := s.load(); err != nil { // frees everything that can be freed
 				t.Fatal(err)
 			}
-			line, ok := s.room.take(s.room.free - 200) // the test counts on one long free run
+			line, ok := s.room.take(s.room.free - 200) // the test needs one long free run
 			if !ok {
 				t.Fatal("the room is in pieces")
 			}

@@ -2,9 +2,9 @@ package snapshot
 
 import "math/bits"
 
-// room hands out runs of neighbouring lines, in constant time: free runs are kept in lists by size, eight sizes to each
-// power of two, and are merged with their neighbours as they come back (two-level segregated fit). It knows lines by
-// number only and never looks into them.
+// room allocates runs of adjacent lines in constant time: free runs are in lists by size, eight sizes for each power
+// of two, and are merged with their neighbours when they are freed (two-level segregated fit). It knows lines only by
+// number and never accesses them.
 type room struct {
 	runs  []run // by line
 	lists [26 * 8]uint32
@@ -12,21 +12,21 @@ type room struct {
 	free  uint32    // lines
 }
 
-// run is what is known at a line: for the first line of a free run its size and its neighbours in the list, for the
-// last one its size. A run that is taken has no size here; where it hangs in a chain, its first line has the next one,
-// and its size in prev.
+// run is the state of a line: for the first line of a free run its size and its neighbours in the list, for the last
+// one its size. A taken run has no size here; if it is in a chain, its first line has the next run, and its size in
+// prev.
 type run struct{ size, next, prev, back uint32 }
 
-// chain is runs that are taken, in the order in which they came. It needs no memory.
+// chain is a list of taken runs, in the order in which they were added. It needs no memory.
 type chain struct{ first, last, lines uint32 }
 
-// hang adds a run of n lines to a chain.
+// hang appends a run of n lines to a chain.
 func (r *room) hang(c *chain, line, n uint32) {
 	r.runs[line].next, r.runs[line].prev = 0, n
 	r.join(c, &chain{line, line, n})
 }
 
-// join adds all runs of another chain, which has none then.
+// join moves all runs of another chain to the end of c.
 func (r *room) join(c, other *chain) {
 	switch {
 	case other.first == 0:
@@ -41,7 +41,7 @@ func (r *room) join(c, other *chain) {
 	*other = chain{}
 }
 
-// unhang gives up to n runs of a chain back.
+// unhang frees up to n runs of a chain.
 func (r *room) unhang(c *chain, n int) {
 	for ; n > 0 && c.first != 0; n-- {
 		line := c.first

@@ -1,7 +1,7 @@
-// Package snapshot is a store that keeps a whole configuration as a tree which programs see from one root word. A
-// change builds what is new beside what is there, in memory that is mapped from the kernel, and becomes the
-// configuration by one atomic store: no system call, and never a mixture, however many resources it has. bpf/snapshot.h
-// has the tree as programs read it, layout.go as it is written.
+// Package snapshot is a store that keeps a whole configuration as a tree which programs reach from one root word. A
+// change builds what is new in memory that is mapped from the kernel, and becomes the configuration by one atomic
+// write: without a system call, and never seen in part, however many resources it has. bpf/snapshot.h has the tree as
+// programs read it, layout.go as it is written.
 package snapshot
 
 import (
@@ -41,8 +41,8 @@ var Design = store.Design{
 // mapName is the map's in bpf/snapshot.h.
 const mapName = askMapSsLines
 
-// Store is the writer of one map. What it knows of the configuration is names and places; the configuration itself is
-// in the map alone.
+// Store is the writer of one map. It remembers names and places of the configuration; the configuration itself is only
+// in the map.
 type Store struct {
 	mu     sync.Mutex // Close may come at any time
 	lines  *ebpf.Map
@@ -52,19 +52,19 @@ type Store struct {
 	seed   uint64
 	g      geometry
 	grace  waiter
-	waited error // what went wrong with the last wait
+	waited error // the error of the last wait
 
 	held
 	room *room
 
-	// Lines that a tree named which programs may see. What a change drops becomes old with it; a grace period later it
-	// is ready to be given back.
+	// Lines of trees that programs may still see. What a change drops becomes old when the change is made; a grace
+	// period later it is ready to be freed.
 	dropped, old, sealed, ready chain
 
 	stamp uint64     // of the change that is being made
 	work  store.Work // of the change that is being made
 
-	// Room for what a change needs in between.
+	// Buffers of a change.
 	targets []mesh.Target
 	weights []uint32
 	chosen  []uint32 // slots
@@ -76,7 +76,7 @@ type Store struct {
 // piece is a run of lines.
 type piece struct{ line, lines uint32 }
 
-// held is the configuration that programs see, and that a change makes another.
+// held is the bookkeeping of the configuration that programs see.
 type held struct {
 	generation  uint64
 	record      uint32 // line of the root
@@ -160,8 +160,8 @@ func (s *Store) begin() {
 	super[superMask], super[superListeners] = s.g.mask(), s.g.listeners()
 }
 
-// load learns the configuration from the map, as programs see it: what was there before a change that failed. Lines in
-// no tree are free, once no program can be on its way to one.
+// load reads the bookkeeping from the map, that is from the state before a failed change. Lines in no tree become free
+// once no program can still reach them.
 func (s *Store) load() error {
 	if s.grace.running() {
 		_ = s.grace.wait()
@@ -190,7 +190,7 @@ func (s *Store) load() error {
 	return nil
 }
 
-// count keeps how many listeners are for any address.
+// count keeps count of the listeners at any address.
 func (h *held) count(k *key, by int32) {
 	switch k.any() {
 	case any4:
@@ -264,7 +264,7 @@ func (s *Store) Apply(ctx context.Context, change mesh.Change) (store.Work, erro
 	return s.work, nil
 }
 
-// commit makes what was built the configuration that programs see.
+// commit makes the new tree the configuration that programs see.
 func (s *Store) commit() error {
 	n := s.g.rootLines()
 	line, err := s.take(n)
@@ -303,7 +303,7 @@ func directory(w words, branches []node) {
 	clear(w[len(branches):])
 }
 
-// take finds n lines that no program can see. It waits for programs only where all else is used up.
+// take allocates n lines that no program can see. It waits for programs only if everything else is used up.
 func (s *Store) take(n uint32) (uint32, error) {
 	line, ok := s.room.take(n)
 	for !ok {
@@ -329,7 +329,7 @@ func (s *Store) take(n uint32) (uint32, error) {
 
 var errFull = errors.New("it does not fit into the map beside what is there")
 
-// drop leaves lines that programs may see. They are the room's again when no program can.
+// drop releases lines that programs may see. They can be allocated again when no program can.
 func (s *Store) drop(p piece) {
 	if p.lines > 0 && p.line > 0 {
 		s.room.hang(&s.dropped, p.line, p.lines)
@@ -343,15 +343,14 @@ func (s *Store) seal() {
 	s.grace.start()
 }
 
-// unseal takes over what was waited for.
+// unseal handles the end of a wait.
 func (s *Store) unseal() {
 	if s.waited = s.grace.wait(); s.waited == nil {
 		s.room.join(&s.ready, &s.sealed)
 	}
 }
 
-// recycle gives some of what is ready back to the room: more than a small change drops, so that none pays for many
-// before it.
+// recycle frees some of the ready lines: more than a small change drops, so that no change pays for many before it.
 func (s *Store) recycle() {
 	if s.grace.over() {
 		s.unseal()

@@ -44,8 +44,8 @@ func opened(t testing.TB, o store.Options) *Store {
 	return s
 }
 
-// slowAsker asks s by a program that stands still in between, so many steps of some nanoseconds. It counts in the map
-// that it gives.
+// slowAsker queries s with a program that pauses for that many steps of some nanoseconds. It counts in the map that it
+// returns.
 func slowAsker(t testing.TB, s *Store, steps uint32) (*storeload.Asker, func() (stopped, wentOn uint64)) {
 	t.Helper()
 	if runtime.NumCPU() < 2 {
@@ -87,7 +87,7 @@ func slowAsker(t testing.TB, s *Store, steps uint32) (*storeload.Asker, func() (
 	}
 }
 
-// TestGrace has a program stand still, and waits for it.
+// TestGrace pauses a program, and waits for it.
 func TestGrace(t *testing.T) {
 	s := opened(t, small)
 	mustApply(t, s, mesh.Change{Listeners: []*mesh.Listener{testListener("l", at(1), "a")}})
@@ -124,8 +124,8 @@ func version(i uint32) mesh.Change {
 	return mesh.Change{Clusters: []*mesh.Cluster{c}, Listeners: []*mesh.Listener{testListener("l", at(1), "a")}}
 }
 
-// overtake has slow programs ask while one version follows the other, until they are enough, and counts their answers,
-// and those that are of no version.
+// overtake has slow programs query while one version follows the other, until enough returns true, and counts their
+// answers, and those that belong to no version.
 func overtake(t *testing.T, s *Store, enough func(answers, wrong int) bool) (answers, wrong, overtaken int) {
 	a, _ := slowAsker(t, s, 1<<18)
 	mustApply(t, s, version(1))
@@ -166,8 +166,8 @@ func overtake(t *testing.T, s *Store, enough func(answers, wrong int) bool) (ans
 	return answers, wrong, overtaken
 }
 
-// TestOvertaken has programs be overtaken by so many changes that all memory is written again and again, and looks
-// whether each sees one version whole.
+// TestOvertaken makes so many changes while programs are paused that all memory is reused repeatedly, and checks that
+// each program sees one complete version.
 func TestOvertaken(t *testing.T) {
 	s := opened(t, small)
 	answers, wrong, overtaken := overtake(t, s, func(answers, _ int) bool { return answers >= 300 })
@@ -178,7 +178,7 @@ func TestOvertaken(t *testing.T) {
 	t.Logf("%d changes, %d answers, %d programs overtaken", s.generation, answers, overtaken)
 }
 
-// TestHasty does the same without waiting for programs: TestOvertaken would notice.
+// TestHasty does the same without waiting for programs, to show that TestOvertaken would notice.
 func TestHasty(t *testing.T) {
 	s := opened(t, small)
 	if err := s.grace.close(); err != nil {

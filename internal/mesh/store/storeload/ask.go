@@ -18,12 +18,12 @@ import (
 type Answer struct {
 	Verdict        mesh.Verdict
 	Endpoint       netip.AddrPort // for Accept
-	Cluster        uint32         // store.NoCluster where none was chosen
+	Cluster        uint32         // store.NoCluster if none was chosen
 	MaxConnections uint32
 	Generation     uint64
 }
 
-// Asker asks a store through its design's program, as the kernel would. Each goroutine needs one of its own: see
+// Asker queries a store through its design's program, as the kernel would. Each goroutine needs a separate one: see
 // Another.
 type Asker struct {
 	program *ebpf.Program
@@ -101,16 +101,16 @@ func LoadAsk(d store.Design, maps map[string]*ebpf.Map) (*Asker, error) {
 
 func newAsker(program *ebpf.Program) *Asker {
 	a := &Asker{program: program}
-	a.packet.ethernet[12] = 0x08 // IPv4, so that the kernel does not wonder
+	a.packet.ethernet[12] = 0x08 // IPv4, so that the kernel accepts the packet
 	return a
 }
 
-// Another is one more for the same program, for another goroutine. It must not be used after a is closed, nor be
-// closed.
+// Another returns another Asker for the same program, for another goroutine. It must not be used after a is closed,
+// nor be closed.
 func (a *Asker) Another() *Asker { return newAsker(a.program) }
 
-// Verified is how many instructions the kernel's verifier looked at when it took the program, along all ways through
-// it. Kernels before 5.16 do not say: then ok is false.
+// Verified returns how many instructions the kernel's verifier processed for the program, over all paths. Kernels
+// before 5.16 do not report it: then ok is false.
 func (a *Asker) Verified() (n uint32, ok bool) {
 	info, err := a.program.Info()
 	if err != nil {
@@ -122,7 +122,7 @@ func (a *Asker) Verified() (n uint32, ok bool) {
 // Close unloads the program.
 func (a *Asker) Close() error { return a.program.Close() }
 
-// Ask asks one question. It panics where the kernel refuses to run the program: that is a defect of this package.
+// Ask makes one query. It panics if the kernel refuses to run the program, which would be a bug of this package.
 func (a *Asker) Ask(q mesh.Question, random uint64) Answer {
 	a.set(q, random)
 	a.kernel(1)
@@ -135,8 +135,8 @@ func (a *Asker) Ask(q mesh.Question, random uint64) Answer {
 	return out
 }
 
-// Repeat asks the same question n times in the kernel and gives the mean time of one run. The kernel rounds it down to
-// whole nanoseconds.
+// Repeat makes the same query n times in the kernel and returns the mean time of one run, which the kernel rounds down
+// to whole nanoseconds.
 func (a *Asker) Repeat(q mesh.Question, random uint64, n int) time.Duration {
 	a.set(q, random)
 	a.kernel(uint32(n))
@@ -148,7 +148,7 @@ func (a *Asker) set(q mesh.Question, random uint64) {
 	a.packet.answer = answer{}
 }
 
-// kernel runs the program by itself, not by cilium/ebpf, which allocates for every run: readers must be quick to meet a
+// kernel runs the program without cilium/ebpf, which allocates for every run: readers must be fast to coincide with a
 // writer.
 func (a *Asker) kernel(repeat uint32) {
 	data := uint64(uintptr(unsafe.Pointer(&a.packet.ethernet)))

@@ -1,5 +1,5 @@
-// Package storeload is the work that stores are weighed by, the same for all: the two resources that Kmesh's map update
-// proposal benchmarked, services as a mesh has them, and questions asked in the kernel.
+// Package storeload is the work that all stores are measured with: the two resources of the benchmarks in Kmesh's map
+// update proposal, services as in a mesh, and queries in the kernel.
 package storeload
 
 import (
@@ -11,7 +11,7 @@ import (
 	"tare/internal/mesh"
 )
 
-// ClusterName is the name of the cluster that ClusterLoad makes of i: 6 characters.
+// ClusterName returns the name of the cluster ClusterLoad(i): 6 characters.
 func ClusterName(i int) string {
 	const digits = "abcdefghijklmnopqrstuvwxyz012345"
 	var name [6]byte
@@ -21,8 +21,8 @@ func ClusterName(i int) string {
 	return string(name[:])
 }
 
-// ClusterLoad is a cluster as in the cluster benchmark of Kmesh's map update proposal: ten localities of one endpoint
-// each, a connect timeout and four circuit breakers. Every i gives another name and other endpoints.
+// ClusterLoad returns a cluster as in the cluster benchmark of Kmesh's map update proposal: ten localities of one
+// endpoint each, a connect timeout and four circuit breakers. Every i gives another name and other endpoints.
 func ClusterLoad(i int) *mesh.Cluster {
 	c := &mesh.Cluster{
 		Name:           ClusterName(i),
@@ -40,9 +40,9 @@ func ClusterLoad(i int) *mesh.Cluster {
 	return c
 }
 
-// ListenerLoad is a listener as in the listener benchmark of the same proposal: five filter chains with one TCP proxy
-// each and no match, so that only the first can be chosen. That one goes to the cluster of the same i. Number 0 has the
-// proposal's address, every other i another.
+// ListenerLoad returns a listener as in the listener benchmark of the same proposal: five filter chains with one TCP
+// proxy each and no match, so that only the first can be chosen. That one goes to the cluster of the same i. Number 0
+// has the proposal's address, every other i another.
 func ListenerLoad(i int) *mesh.Listener {
 	l := &mesh.Listener{
 		Name:     fmt.Sprintf("listener-%d", i),
@@ -75,9 +75,9 @@ func nth(first uint32, i int) netip.Addr {
 	return netip.AddrFrom4(b)
 }
 
-// Services are n services, each a cluster with its endpoints in one locality and a listener that takes all connections
-// to it: what a store holds beside the resources that it is weighed by. Their names and addresses are other than those
-// of the loads.
+// Services returns n services, each a cluster with its endpoints in one locality and a listener that sends all
+// connections to it: the background of the measured resources. Their names and addresses differ from those of the
+// loads.
 func Services(n, endpoints int) (change mesh.Change) {
 	for i := range n {
 		name := fmt.Sprintf("service-%d", i)
@@ -97,5 +97,5 @@ func Services(n, endpoints int) (change mesh.Change) {
 	return change
 }
 
-// ServiceOf is the address of the i-th of Services, in 10.96.0.0/12, the range that clusters give theirs.
+// ServiceOf returns the address of the i-th of Services, in 10.96.0.0/12, the range that clusters use for theirs.
 func ServiceOf(i int) netip.AddrPort { return netip.AddrPortFrom(nth(10<<24|96<<16|1, i), 80) }

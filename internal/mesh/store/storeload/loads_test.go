@@ -8,8 +8,7 @@ import (
 	"tare/test/meshmodel"
 )
 
-// TestServices: every service is found by the model, and no name, address or endpoint is given twice, also beside the
-// loads.
+// TestServices: the model finds every service, and no name, address or endpoint occurs twice, the loads included.
 func TestServices(t *testing.T) {
 	const n, endpoints = 300, 20
 	config := mesh.NewConfig()
@@ -45,7 +44,7 @@ func TestServices(t *testing.T) {
 	}
 }
 
-// TestLoads: what the proposal's benchmarks say that they hold.
+// TestLoads: the loads have what the proposal describes.
 func TestLoads(t *testing.T) {
 	c, l := ClusterLoad(7), ListenerLoad(0)
 	if len(c.Localities) != 10 || len(c.Localities[9].Endpoints) != 1 || len(c.Name) != 6 || c.Breakers.MaxRetries == 0 {

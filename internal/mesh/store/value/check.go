@@ -6,21 +6,22 @@ import (
 	"tare/internal/mesh/store/plan"
 )
 
-// room is how many slots of each class a change takes, less what it gives, and of these how many it gives by removing.
+// room is how many slots of each class a change takes, less those that it frees, and how many of these it frees by
+// removals.
 type room struct{ takes, late [nClasses]int }
 
-// goes counts a slot that a change gives by removing.
+// goes counts a slot that a change frees by a removal.
 func (r *room) goes(class int) {
 	r.takes[class]--
 	r.late[class]++
 }
 
-// check finds a class for all that a change writes, or says what is wrong with it. Nothing of what the store holds
-// changes. goFirst says that what is removed has to be removed before there is room.
+// check finds a class for everything that a change writes, or returns what is wrong with it. It does not change the
+// store. goFirst says that removals must come first to make room.
 func (s *values) check(p *change) (goFirst bool, err error) {
 	var r room
 	s.fit = s.fit[:0]
-	if s.names == nil || len(s.names) > 64 { // emptying a map takes as long as it was ever large
+	if s.names == nil || len(s.names) > 64 { // clearing a map takes time in proportion to its largest size so far
 		s.names = map[string]bool{}
 	}
 	clear(s.names)
@@ -40,7 +41,7 @@ func (s *values) check(p *change) (goFirst bool, err error) {
 	return goFirst, nil
 }
 
-// has says whether a class has room for n more, and one slot is left.
+// has says whether a class has room for n more, with one slot left.
 func (s *values) has(class, n int) bool { return n < s.classes[class].slots.Left() }
 
 func (s *values) checkClusters(p *change, r *room) error {
@@ -119,8 +120,7 @@ func (s *values) checkListeners(p *change, r *room) error {
 	return nil
 }
 
-// choices is how many weighted clusters the chains of a listener's rules have. The names of those that are new are
-// added to s.names.
+// choices returns how many weighted clusters the chains of a listener's rules have. It adds new names to s.names.
 func (s *values) choices(l *plan.ListenerPlan[listener]) (n int) {
 	for i, r := range l.Rules {
 		seen := r.Chain < 0

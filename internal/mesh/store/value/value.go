@@ -1,9 +1,9 @@
 // Package value is the store that keeps each cluster and each listener in one map value, written by one system call:
-// the simple comparator. bpf/value.h has the maps, and why they are arrays with a lock in each value.
+// the simple design for comparison. bpf/value.h has the maps, and why they are arrays with a lock in each value.
 //
-// A replacement is one update in place. A resource that is new, or that grows or shrinks into another class of size, is
-// written into a free slot first, and then the one word is changed that says where it is. Clusters are changed before
-// listeners, and what is removed is removed last, so that a listener never names what is not there yet.
+// A replacement is one update in place. A resource that is new, or whose size class changes, is written into a free
+// slot first, and then the word that says where it is changes. Clusters are changed before listeners, and removals
+// come last, so that a listener never names a missing cluster.
 package value
 
 import (
@@ -28,8 +28,8 @@ import (
 
 // The limits of one resource, as in bpf/value.h.
 const (
-	MaxEndpoints = 1024 // of a cluster, that take connections
-	MaxChoices   = 64   // weighted clusters of a listener, over all chains that can be reached
+	MaxEndpoints = 1024 // of a cluster, counting those that get connections
+	MaxChoices   = 64   // weighted clusters of a listener, over all reachable chains
 )
 
 func init() {
@@ -54,26 +54,26 @@ const (
 // class is the slots of one size.
 type class struct {
 	m        *ebpf.Map
-	holds    int // endpoints of a cluster
-	capacity int // one slot less than there are: see Apply
+	holds    int // number of endpoints of a cluster
+	capacity int // one slot less than exist: see Apply
 	slots    plan.Numbers
 }
 
 type values struct {
 	maps    map[string]*ebpf.Map
 	places  []uint64 // value_places, mapped
-	memory  []byte   // the same, to be unmapped
+	memory  []byte   // the same, for unmapping
 	classes [nClasses]class
 
 	config   plan.Config[cluster, listener]
-	keys     map[plan.Address]*place // where listeners are; the place stays with the address, whoever has it
+	keys     map[plan.Address]*place // where listeners are; a place stays with its address, whichever listener has it
 	anywhere uint64
-	// Numbers of clusters: of those that are there, and of those that listeners name. The one that was given back first
-	// is another's first, so that its epoch takes long to come round.
+	// Numbers of clusters: of those that exist, and of those that listeners name. The number that was freed first is
+	// reused first, so that its epoch wraps around as late as possible.
 	ids    plan.Numbers
 	epochs []uint32 // by number of a cluster
 
-	// For one Apply, kept to be used again.
+	// Buffers of Apply.
 	plan     change
 	fit      []int           // classes of the change's clusters, then of its listeners
 	names    map[string]bool // of clusters, that are new
@@ -92,11 +92,11 @@ type place struct {
 	slot  uint32
 }
 
-// cluster is what has a number: a cluster that is there, or one that a listener names.
+// cluster is what has a number: a cluster that exists, or one that a listener names.
 type cluster struct {
 	id    uint32
-	place *place // nil: it has no endpoint that takes connections
-	named int    // by how many choices of listeners
+	place *place // nil: it has no endpoint that gets connections
+	named int    // number of choices of listeners that name it
 }
 
 // listener is the clusters of a listener's choices.
@@ -118,8 +118,7 @@ func open(o store.Options) (store.Store, error) {
 		capacity uint32
 		holds    int
 	}{
-		// As many as there can be of each size, but of the largest: those are few, or memory would be several times as
-		// much.
+		// Enough slots of each size for all, except for the largest: more of those would multiply the memory.
 		small:  {"value_small", o.MaxClusters, len(askValueOfSmall{}.Endpoints)},
 		medium: {"value_medium", min(o.MaxClusters, max(1, o.MaxEndpoints/17)), len(askValueOfMedium{}.Endpoints)},
 		large:  {"value_large", min(o.MaxClusters, max(1, o.MaxEndpoints/512)), MaxEndpoints},
@@ -158,10 +157,10 @@ func (s *values) Cluster(name string) (uint32, bool) {
 	return 0, false
 }
 
-// Apply makes the change. What can be wrong with it is found before anything is written.
+// Apply makes the change. Invalid changes are found before anything is written.
 //
-// No class is ever filled to its last slot. That one is where a resource goes while its old slot is still in use;
-// without it, two full classes could not change places.
+// No class is ever filled to its last slot. A resource is moved there while its old slot is still in use; without it,
+// two full classes could not exchange resources.
 func (s *values) Apply(ctx context.Context, change mesh.Change) (store.Work, error) {
 	s.work = store.Work{}
 	if err := ctx.Err(); err != nil {
@@ -179,7 +178,7 @@ func (s *values) Apply(ctx context.Context, change mesh.Change) (store.Work, err
 	return s.work, err
 }
 
-// write makes a change. Removing comes last, so that nothing is missed meanwhile, or first, where its room is needed.
+// write makes a change. Removals come last, so that nothing is missing meanwhile, or first if their room is needed.
 func (s *values) write(p *change, goFirst bool) error {
 	if goFirst {
 		if err := s.remove(p); err != nil {
@@ -219,7 +218,8 @@ func (s *values) remove(p *change) error {
 	return nil
 }
 
-// until does n things, in order but for those that find no room yet, which are tried again when others have made some.
+// until does n things, in order except for those that find no room yet, which are tried again when others have made
+// some.
 func until(n int, do func(i int) (done bool, err error)) error {
 	var waiting []int
 	for i := range n {
@@ -240,7 +240,7 @@ func until(n int, do func(i int) (done bool, err error)) error {
 	return until(len(waiting), func(i int) (bool, error) { return do(waiting[i]) })
 }
 
-// slot is where to write what is to be in a class: where it was, or in a slot of the class that is free, if one is.
+// slot returns where to write a resource of a class: where it was, or in a free slot of the class, if there is one.
 func (s *values) slot(old *place, class int) (at place, moves, ok bool) {
 	if old != nil && old.class == class {
 		return *old, false, true
@@ -267,7 +267,7 @@ func (s *values) writeCluster(p *plan.ClusterPlan[cluster], class int) (bool, er
 		return false, nil
 	}
 	s.encodeCluster(p.Cluster, own.id)
-	// A smaller class is the head of the largest.
+	// A smaller class is a prefix of the largest.
 	if err := s.update(at, unsafe.Pointer(&s.cluster_)); err != nil {
 		if moves {
 			s.give(at)
@@ -304,10 +304,10 @@ func (s *values) encodeCluster(c *mesh.Cluster, id uint32) {
 	}
 }
 
-// noEndpoints is what says of a cluster that it is there and has none.
+// noEndpoints is the word of a cluster that exists without endpoints.
 const noEndpoints = 1
 
-// empty takes a cluster's endpoints away, and says what is left.
+// empty removes a cluster's endpoints, and sets its word.
 func (s *values) empty(c *known, word uint64) {
 	s.locate(c.Own.id, word)
 	if c.Own.place != nil {
@@ -323,7 +323,7 @@ func (s *values) name(name string) *known {
 	return c
 }
 
-// release takes a cluster's number back, once it is gone and no listener names it.
+// release frees a cluster's number, when the cluster is removed and no listener names it.
 func (s *values) release(c *known) {
 	if c.There || c.Own.named > 0 {
 		return
@@ -340,7 +340,7 @@ func (s *values) forget(names listener) {
 	}
 }
 
-// locate says where a cluster is.
+// locate sets where a cluster is.
 func (s *values) locate(id uint32, word uint64) {
 	atomic.StoreUint64(&s.places[id], word)
 	s.work.Records++
@@ -391,7 +391,7 @@ func (s *values) writeListener(c *change, p *plan.ListenerPlan[listener], class 
 	return true, nil
 }
 
-// writeKey says where a listener is now.
+// writeKey sets where a listener is.
 func (s *values) writeKey(key *askValueKey, old *place, at place) error {
 	added := old == nil && anywhere(key)
 	if added {
@@ -409,7 +409,7 @@ func (s *values) writeKey(key *askValueKey, old *place, at place) error {
 	return err
 }
 
-// encode writes rules and choices of a listener, and gives the clusters of the choices.
+// encode encodes rules and choices of a listener, and returns the clusters of the choices.
 func (s *values) encode(p *plan.ListenerPlan[listener], rules []askValueRule,
 	choices []askValueChoice) (names listener) {
 	for i := range p.Rules {
@@ -479,7 +479,7 @@ func prefix(p netip.Prefix, ip, mask *[4]uint32) (six bool) {
 	return p.Addr().Is6()
 }
 
-// ports is a range as its first port and how many more there are.
+// ports returns a range as its first port and the number of further ones.
 func ports(r mesh.PortRange) (first, more uint16) {
 	if r == (mesh.PortRange{}) {
 		return 0, 65535
@@ -487,7 +487,7 @@ func ports(r mesh.PortRange) (first, more uint16) {
 	return r.From, r.To - r.From
 }
 
-// removeKey takes an address away, unless a listener of the change has it.
+// removeKey removes an address, unless a listener of the change has it.
 func (s *values) removeKey(p *change, address plan.Address) error {
 	at := s.keys[address]
 	if at == nil || p.Takes(address) {
@@ -529,7 +529,7 @@ func keyOf(at plan.Address) (key askValueKey) {
 	return key
 }
 
-// anywhere says whether the address stands for any of its family.
+// anywhere says whether the address stands for every address of its family.
 func anywhere(key *askValueKey) bool {
 	ip := &key.Address.Ip
 	return ip[0]|ip[1]|ip[3] == 0 && (ip[2] == 0 || ip[2] == 0xffff0000)

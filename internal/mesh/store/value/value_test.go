@@ -28,8 +28,8 @@ func TestConformance(t *testing.T) { storetest.Conformance(t, design(t)) }
 
 func BenchmarkStore(b *testing.B) { storetest.Benchmarks(b, design(b)) }
 
-// TestTorn asks which maps show a reader a mixture of two values while one replaces the other. That values under a lock
-// do not is what the store rests on; what the others do is logged.
+// TestTorn checks which maps show a reader a mixture of two values while one replaces the other. The store relies on
+// values under a lock not doing so; the results of the others are logged.
 func TestTorn(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -82,7 +82,7 @@ func TestTorn(t *testing.T) {
 		}
 		err := <-started
 		writes := uint64(1)
-		// 300 ms are not a deadline: so long it writes at least.
+		// 300 ms is not a deadline, but the minimum time of writing.
 		for end := time.Now().Add(300 * time.Millisecond); err == nil && (writes < 1000 || time.Now().Before(end)); writes++ {
 			err = write(writes + 1)
 		}

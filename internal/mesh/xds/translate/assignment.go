@@ -15,20 +15,21 @@ import (
 	"tare/internal/mesh"
 )
 
-// Assignment is the endpoints of one service.
+// Assignment holds the endpoints of one service.
 type Assignment struct {
 	Name       string
 	Localities []mesh.Locality
 }
 
-// maxPriority is the highest that the protocol lets a locality have.
+// maxPriority is the highest priority of a locality that the protocol allows.
 const maxPriority = 128
 
-// overprovisioning is the one factor that the mesh has (per cent); it is also the protocol's default.
+// overprovisioning is the only factor that the mesh supports (per cent); it is also the protocol's default.
 const overprovisioning = 140
 
-// ParseAssignment reads a ClusterLoadAssignment. Endpoints come most often and most at a time: what is common is read
-// as it stands on the wire; the rest is left to the generated decoder, which alone refuses.
+// ParseAssignment parses a ClusterLoadAssignment. Endpoints are the most frequent and most numerous resources, so
+// common assignments are parsed directly from the wire format. The rest goes to the generated decoder, and only that
+// path refuses assignments.
 func ParseAssignment(b []byte) (Assignment, error) {
 	if a, err := commonAssignment(b); err == nil {
 		return a, nil
@@ -41,7 +42,7 @@ func ParseAssignment(b []byte) (Assignment, error) {
 
 const assignmentURL = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
 
-// wholeAssignment reads any assignment, by the generated decoder.
+// wholeAssignment parses any assignment with the generated decoder.
 func wholeAssignment(b []byte) (a Assignment, err error) {
 	var m endpointv3.ClusterLoadAssignment
 	_, err = read("endpoints", b, &m, m.GetClusterName, func(r reader) {
@@ -55,7 +56,7 @@ func wholeAssignment(b []byte) (a Assignment, err error) {
 	return a, nil
 }
 
-// Bytes is how much memory an assignment takes.
+// Bytes returns the memory that an assignment takes.
 func (a *Assignment) Bytes() int {
 	n := len(a.Name) + cap(a.Localities)*int(unsafe.Sizeof(mesh.Locality{}))
 	for i := range a.Localities {
@@ -65,8 +66,8 @@ func (a *Assignment) Bytes() int {
 	return n
 }
 
-// localities are those of an assignment. Where names are allowed, hosts has for each endpoint its name; an endpoint
-// with a name has an address without IP.
+// localities returns the localities of an assignment. If names are allowed, hosts has the host name of each endpoint;
+// an endpoint with a host name has an address without IP.
 func localities(m *endpointv3.ClusterLoadAssignment, names bool, r reader) (out []mesh.Locality, hosts [][]string) {
 	r.only("", m, "cluster_name", "endpoints", "policy")
 	r.only("policy", m.GetPolicy(), "overprovisioning_factor")
@@ -85,7 +86,7 @@ func localities(m *endpointv3.ClusterLoadAssignment, names bool, r reader) (out 
 			break
 		}
 		if len(l.Endpoints) == 0 {
-			continue // it serves nothing, and takes 40 times the memory of its two bytes
+			continue // it serves nothing, and would take 40 times the memory of its two bytes
 		}
 		out = append(out, l)
 		if names {
@@ -122,7 +123,7 @@ func locality(m *endpointv3.LocalityLbEndpoints, l *mesh.Locality, names bool, r
 	return hosts
 }
 
-// weight reads the weight of a locality or an endpoint.
+// weight parses the weight of a locality or an endpoint.
 func (r reader) weight(w *wrapperspb.UInt32Value, missing uint32) uint32 {
 	if w == nil {
 		return missing
@@ -162,7 +163,7 @@ func endpoint(m *endpointv3.LbEndpoint, e *mesh.Endpoint, names bool, r reader) 
 // reachable says whether connections can be made to an address.
 func reachable(ip netip.Addr) bool { return !ip.IsUnspecified() && !ip.IsMulticast() }
 
-// hostName says what is wrong with the name of a host.
+// hostName returns an error if a host name is invalid.
 func hostName(s string) error {
 	if s == "" || len(s) > 253 {
 		return refuse("a host name has 1 to 253 letters, not %d", len(s))
@@ -175,7 +176,7 @@ func hostName(s string) error {
 	return nil
 }
 
-// health is a health status. Those of active checks come down to unhealthy; a degraded endpoint is to serve only when
+// health converts a health status. Those of active checks become unhealthy; a degraded endpoint should serve only when
 // others cannot, which the mesh does not know.
 func health(s corev3.HealthStatus) (mesh.Health, bool) {
 	switch s {
@@ -191,11 +192,12 @@ func health(s corev3.HealthStatus) (mesh.Health, bool) {
 	return 0, false
 }
 
-// errUncommon is that something is for the generated decoder.
+// errUncommon means that the generated decoder must decode the assignment.
 var errUncommon = errors.New("not common")
 
-// commonAssignment reads what is common: it says no to whatever it does not know, to what comes twice though it may be
-// there only once, and to all that may have to be refused. What it takes, it takes as wholeAssignment does.
+// commonAssignment parses a common assignment. It returns an error for anything that it does not know, for a repeated
+// field that may occur only once, and for everything that may have to be refused. What it accepts, it parses as
+// wholeAssignment does.
 func commonAssignment(b []byte) (a Assignment, err error) {
 	total := uint64(0)
 	err = Fields(b, func(f Field) error {
@@ -222,7 +224,7 @@ func commonAssignment(b []byte) (a Assignment, err error) {
 
 func commonLocality(b []byte) (l mesh.Locality, err error) {
 	endpoints := 0
-	_ = Fields(b, func(f Field) error { // so that the list is no longer than it has to be
+	_ = Fields(b, func(f Field) error { // counts the elements, so that the list is allocated exactly
 		if f.Is(2, protowire.BytesType) {
 			endpoints++
 		}
@@ -275,7 +277,7 @@ func commonText(to *string, f Field) error {
 	return nil
 }
 
-// commonWeight reads a UInt32Value that is not 0.
+// commonWeight parses a UInt32Value that is not 0.
 func commonWeight(b []byte, w *uint32) error {
 	f, rest, err := NextField(b)
 	if err != nil || len(rest) > 0 || !f.Is(1, protowire.VarintType) || uint32(f.Varint) == 0 {
@@ -289,7 +291,7 @@ func commonEndpoint(b []byte, e *mesh.Endpoint) error {
 	err := Fields(b, func(f Field) (err error) {
 		switch {
 		case f.Is(1, protowire.BytesType) && !e.Address.IsValid():
-			socket := sole(sole(f.Bytes)) // an Endpoint with nothing but an Address, of nothing but a SocketAddress
+			socket := sole(sole(f.Bytes)) // an Endpoint with only an Address, which has only a SocketAddress
 			e.Address, err = commonSocket(socket)
 			return err
 		case f.Is(2, protowire.VarintType):
@@ -309,7 +311,7 @@ func commonEndpoint(b []byte, e *mesh.Endpoint) error {
 	return err
 }
 
-// sole is the only field of a message, if that is number 1 and has a length; else nothing.
+// sole returns the only field of a message if it is length-delimited and has number 1; otherwise nil.
 func sole(b []byte) []byte {
 	if f, rest, err := NextField(b); err == nil && len(rest) == 0 && f.Is(1, protowire.BytesType) {
 		return f.Bytes

@@ -20,18 +20,18 @@ import (
 // Discovery is how the endpoints of a cluster are found.
 type Discovery uint8
 
-// The ways that are supported.
+// The supported ways.
 const (
-	Static   Discovery = iota // they stand in the cluster
-	EDS                       // they come as a resource of their own
+	Static   Discovery = iota // the cluster contains them
+	EDS                       // they are a separate resource
 	DNS                       // the cluster has host names, all of whose addresses are endpoints (STRICT_DNS)
-	Original                  // there are none: connections go on where they were going (ORIGINAL_DST)
+	Original                  // there are none: connections go to their original destination (ORIGINAL_DST)
 )
 
-// Family is which addresses of a host name become endpoints.
+// Family says which addresses of a host name become endpoints.
 type Family uint8
 
-// The families. Preferred ones fall back on the other.
+// The families. With a preferred family, the other one is used if the name has no address of it.
 const (
 	PreferIPv6 Family = iota
 	PreferIPv4
@@ -40,51 +40,51 @@ const (
 	AllFamilies
 )
 
-// Cluster is a cluster whose endpoints may have to be found yet.
+// Cluster is a cluster whose endpoints may still have to be found.
 type Cluster struct {
 	Name      string
 	Discovery Discovery
 
-	Service string        // EDS: the name of its endpoints
-	Wait    time.Duration // EDS: for so long the cluster waits for its first endpoints; 0: until they come
+	Service string        // EDS: the name of the endpoints
+	Wait    time.Duration // EDS: how long to wait for the first endpoints; 0: without limit
 
-	Hosts   []string // DNS: the names to look up, each once
+	Hosts   []string // DNS: the names to look up, without duplicates
 	Family  Family
-	Refresh time.Duration // between look-ups
+	Refresh time.Duration // interval of look-ups
 
 	Warnings []*Warning
 
-	self      bool // it is the workload itself, by its own listener
-	weighted  bool // the weights of localities count
+	self      bool // it is the workload itself, behind its own listener
+	weighted  bool // the weights of localities apply
 	named     [][]string
 	cluster   mesh.Cluster // without what has to be found
 	endpoints []mesh.Locality
 }
 
-// What the protocol sets where nothing else is given.
+// Defaults of the protocol.
 const (
 	defaultConnectTimeout = 5 * time.Second
 	defaultRefresh        = 5 * time.Second
 	defaultWait           = 15 * time.Second
 )
 
-// minRefresh is the shortest time between look-ups of a name; the protocol has the same.
+// minRefresh is the shortest interval of look-ups of a name, as in the protocol.
 const minRefresh = time.Millisecond
 
-// With is the cluster with the endpoints of an assignment (EDS).
+// With returns the cluster with the endpoints of an assignment (EDS).
 func (c *Cluster) With(l []mesh.Locality) *mesh.Cluster {
 	out := c.cluster
 	out.Localities = c.weighs(l)
 	return &out
 }
 
-// Empty says whether the cluster itself says that it has no endpoints.
+// Empty says whether the cluster itself is defined without endpoints.
 func (c *Cluster) Empty() bool { return c.Discovery == Static && len(c.endpoints) == 0 }
 
-// Known is a static cluster.
+// Known returns a static cluster.
 func (c *Cluster) Known() *mesh.Cluster { return c.With(c.endpoints) }
 
-// At is a cluster of host names with their addresses.
+// At returns a cluster of host names with their addresses.
 func (c *Cluster) At(addresses func(host string) []netip.Addr) *mesh.Cluster {
 	list := slices.Clone(c.endpoints)
 	for i := range list {
@@ -104,7 +104,7 @@ func (c *Cluster) At(addresses func(host string) []netip.Addr) *mesh.Cluster {
 	return c.With(list)
 }
 
-// choose are the addresses of a family that can be connected to, each once and in order.
+// choose returns the addresses of a family that can be connected to, sorted and without duplicates.
 func (f Family) choose(all []netip.Addr) []netip.Addr {
 	var four, six []netip.Addr
 	for _, a := range all {
@@ -134,7 +134,7 @@ func (f Family) choose(all []netip.Addr) []netip.Addr {
 	return slices.Compact(first)
 }
 
-// weighs leaves out the weights of localities where the cluster does not say that they count, as Envoy does.
+// weighs removes the weights of localities unless the cluster enables them, as Envoy does.
 func (c *Cluster) weighs(list []mesh.Locality) []mesh.Locality {
 	if c.weighted || !slices.ContainsFunc(list, func(l mesh.Locality) bool { return l.Weight != 0 }) {
 		return list
@@ -146,7 +146,7 @@ func (c *Cluster) weighs(list []mesh.Locality) []mesh.Locality {
 	return list
 }
 
-// ParseCluster reads a Cluster.
+// ParseCluster parses a Cluster.
 func ParseCluster(b []byte) (*Cluster, error) {
 	var m clusterv3.Cluster
 	c := &Cluster{}
@@ -157,8 +157,8 @@ func ParseCluster(b []byte) (*Cluster, error) {
 	return c, nil
 }
 
-// unheeded are fields of a cluster that change how endpoints are found fit or connections are kept, and not where a
-// connection may go.
+// unheeded are fields of a cluster that change how the health of endpoints is determined or how connections are kept,
+// but not where a connection may go.
 var unheeded = map[protoreflect.Name]string{
 	"outlier_detection":                        "endpoints that fail are not ejected",
 	"health_checks":                            "nobody checks endpoints: their health is what the control plane says",
@@ -175,13 +175,13 @@ var unheeded = map[protoreflect.Name]string{
 	"maglev_lb_config":                         noAffinity,
 }
 
-// What is lost of policies that need to know more than a program on connect() does.
+// Warnings for policies that need more information than a program on connect() has.
 const (
 	leastRequest = "endpoints are chosen at random by weight: requests under way are not counted"
 	noAffinity   = "endpoints are chosen at random by weight: callers do not keep theirs"
 )
 
-// clusterFields are those of a cluster that are read, or can have no effect.
+// clusterFields are the fields of a cluster that are used, or that can have no effect.
 var clusterFields = slices.Concat(slices.Collect(maps.Keys(unheeded)), []protoreflect.Name{
 	"name", "type", "eds_cluster_config", "connect_timeout", "lb_policy", "load_assignment", "circuit_breakers",
 	"common_lb_config", "dns_refresh_rate", "respect_dns_ttl", "dns_lookup_family", "transport_socket",
@@ -218,7 +218,8 @@ func (c *Cluster) balancing(m *clusterv3.Cluster, r reader) {
 		c.cluster.Policy = mesh.RoundRobin
 	case clusterv3.Cluster_RANDOM:
 	case clusterv3.Cluster_LEAST_REQUEST:
-		// Envoy's takes the less busy of two that it chooses at random: without the count, the random choice is left.
+		// Envoy takes the less busy of two endpoints that it chooses at random. Without counts, the random choice
+		// remains.
 		r.note("lb_policy", "LEAST_REQUEST: %s", leastRequest)
 	case clusterv3.Cluster_RING_HASH, clusterv3.Cluster_MAGLEV:
 		r.note("lb_policy", "%s: %s", p, noAffinity)
@@ -273,7 +274,7 @@ func (c *Cluster) breakers(m *clusterv3.CircuitBreakers, r reader) {
 
 const upstreamTLS = "envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext"
 
-// httpOptions are how HTTP is spoken to a cluster, which connections do not show.
+// httpOptions configure how HTTP is spoken to a cluster, which does not affect connections.
 const httpOptions = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 
 func (c *Cluster) transport(m *clusterv3.Cluster, r reader) {
@@ -300,7 +301,7 @@ func (c *Cluster) transport(m *clusterv3.Cluster, r reader) {
 	r.check("transport_socket", rawSocket(m.GetTransportSocket()))
 }
 
-// rawSocket refuses all transports but the plain one.
+// rawSocket refuses all transport sockets but the plain one.
 func rawSocket(s *corev3.TransportSocket) error {
 	const raw = "envoy.extensions.transport_sockets.raw_buffer.v3.RawBuffer"
 	switch {
@@ -340,8 +341,8 @@ func (c *Cluster) discovery(m *clusterv3.Cluster, r reader) {
 	}
 	r.require(m.GetEdsClusterConfig() == nil, "eds_cluster_config", "is only for clusters of type EDS")
 	if m.GetLoadAssignment() == nil {
-		// A static cluster has no endpoints then, and refuses connections: so a control plane says that something is not
-		// allowed.
+		// A static cluster then has no endpoints, and refuses connections: control planes use such clusters for what
+		// is not allowed.
 		r.require(c.Discovery == Static, "load_assignment", "is missing")
 		return
 	}
@@ -367,7 +368,8 @@ func (c *Cluster) eds(m *clusterv3.Cluster_EdsClusterConfig, r reader) {
 
 const caresType = "envoy.extensions.network.dns_resolver.cares.v3.CaresDnsResolverConfig"
 
-// resolver refuses resolvers other than the system's. Envoy's c-ares asks the system's unless it is given others.
+// resolver refuses resolvers other than the system's. Envoy's c-ares uses the system's servers unless others are
+// configured.
 func resolver(config *corev3.TypedExtensionConfig, r reader) {
 	if config == nil {
 		return
@@ -410,7 +412,7 @@ func (c *Cluster) dns(m *clusterv3.Cluster, r reader) {
 		"bits, should each name have %d addresses", maxAddresses)
 }
 
-// What bounds a cluster of host names: the names, and how many addresses of each are taken.
+// Limits of a cluster with host names: the number of names, and of addresses of each that are used.
 const (
 	maxHosts     = 1024
 	maxAddresses = 256

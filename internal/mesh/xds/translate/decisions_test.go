@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	_ "github.com/cncf/xds/go/udpa/type/v1" // so that JSON can name it
+	_ "github.com/cncf/xds/go/udpa/type/v1" // registers a type for JSON
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
@@ -42,14 +42,14 @@ const (
 		`"rules":{"policies":{"p":{"permissions":[{"any":true}],"principals":[{"remote_ip":{"address_prefix":"10.0.0.0","prefix_len":8}}]}}}}}`
 )
 
-// proxyTo is a tcp_proxy.
+// proxyTo returns a tcp_proxy.
 func proxyTo(cluster string) string {
 	return strings.Replace(tcp, `"cluster":"web"`, `"cluster":"`+cluster+`"`, 1)
 }
 
 func clusterWith(rest string) string { return `{"name":"web",` + rest + `}` }
 
-// listenerWith is a listener at an address, of filter chains.
+// listenerWith returns a listener at an address with filter chains.
 func listenerWith(rest string, chains ...string) string {
 	return `{"name":"l",` + rest + `,"filter_chains":[` + strings.Join(chains, ",") + `]}`
 }
@@ -60,13 +60,13 @@ func chainOf(match string, filters ...string) string {
 
 func manager(filters string) string { return fmt.Sprintf(managerOf, filters) }
 
-// routesOf is a configuration of one virtual host at 10.96.0.1.
+// routesOf returns a configuration of one virtual host at 10.96.0.1.
 func routesOf(routes string) string {
 	return `{"name":"80","virtual_hosts":[{"name":"web","domains":["web","10.96.0.1"],"routes":[` + routes + `]},
 		{"name":"any","domains":["*"],"routes":[{"match":{"prefix":"/"},"route":{"cluster":"pass"}}]}]}`
 }
 
-// What becomes of a resource.
+// The decisions about a resource.
 const (
 	exact   = "exact"
 	warned  = "warning"
@@ -74,7 +74,7 @@ const (
 	refused = "refused"
 )
 
-// decision is a row of the table in docs/xds.md, and a resource that shows it.
+// decision is a row of the table in docs/xds.md, and a resource that it applies to.
 type decision struct {
 	row, want         string
 	cluster, listener string // JSON
@@ -183,7 +183,7 @@ var decisions = []decision{
 		listener: listenerWith(inbound, `{"filter_chain_match":{"destination_port":9000,"transport_protocol":"tls"},"transport_socket":`+downTLS+`,"filters":[`+proxyTo("pass")+`]}`)},
 }
 
-// become is what becomes of the decision's resource, and what is said of it.
+// become returns the decision about the resource, and the warnings or the refusal.
 func (d decision) become(t *testing.T) (string, []string) {
 	var list []*Warning
 	if d.cluster != "" {
@@ -225,7 +225,8 @@ func (d decision) become(t *testing.T) (string, []string) {
 	return become, said
 }
 
-// clusterOf are web and other with endpoints, black without, and pass.
+// clusterOf looks up the clusters of these tests: web and other have endpoints, black has none, and pass passes
+// connections through.
 func clusterOf(t testing.TB) func(string) *Cluster {
 	return func(name string) *Cluster {
 		text := map[string]string{"black": `"type":"STATIC"`, "pass": `"type":"ORIGINAL_DST"`}[name]
@@ -236,12 +237,12 @@ func clusterOf(t testing.TB) func(string) *Cluster {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c.Name, c.cluster.Name = name, name // any that a fuzzer thinks of
+		c.Name, c.cluster.Name = name, name // names that a fuzzer makes up are used as they are
 		return c
 	}
 }
 
-// TestSeveralRoutes: a listener needs the routes of all of its chains, and waits until they are there.
+// TestSeveralRoutes: a listener needs the routes of all of its chains, and waits for them.
 func TestSeveralRoutes(t *testing.T) {
 	l, err := ReadListener(of(t, &listenerv3.Listener{}, listenerWith(anyAddress,
 		chainOf(`"application_protocols":["http/1.1"]`, manager("")),
@@ -268,7 +269,7 @@ func TestSeveralRoutes(t *testing.T) {
 	}
 }
 
-// TestDecisions: the table in docs/xds.md says what becomes of resources, each of its rows and no other.
+// TestDecisions: the table in docs/xds.md has the decisions, and a case for each row.
 func TestDecisions(t *testing.T) {
 	text, err := os.ReadFile("../../../../docs/xds.md")
 	if err != nil {
@@ -298,7 +299,7 @@ func TestDecisions(t *testing.T) {
 	}
 }
 
-// TestDefaultMatch: a default chain with an empty match, as istiod sends them, is one without; with conditions it is
+// TestDefaultMatch: a default chain with an empty match, as istiod sends it, is accepted; with conditions it is
 // refused.
 func TestDefaultMatch(t *testing.T) {
 	for match, want := range map[string]string{``: "",
@@ -311,7 +312,7 @@ func TestDefaultMatch(t *testing.T) {
 	}
 }
 
-// FuzzServed: whatever a listener and its routes say, what is served has rules, and clusters that are there.
+// FuzzServed: whatever a listener and its routes contain, what is served has rules and existing clusters.
 func FuzzServed(f *testing.F) {
 	for _, d := range decisions {
 		if d.listener == "" {

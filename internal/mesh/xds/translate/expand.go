@@ -9,22 +9,23 @@ import (
 	"tare/internal/mesh"
 )
 
-// Env is what there is beside a listener.
+// Env gives access to what a listener depends on.
 type Env struct {
-	Routes  func(name string) *Routes  // nil: they are not there yet
-	Cluster func(name string) *Cluster // nil: it is not there yet
-	Own     []netip.Addr               // the addresses of the workload that the control plane takes the data plane for
+	Routes  func(name string) *Routes  // nil: not received yet
+	Cluster func(name string) *Cluster // nil: not received yet
+	Own     []netip.Addr               // addresses of the workload that the data plane stands for
 }
 
-// Served is what a data plane serves for a listener: none, one or several of its own.
+// Served is what a data plane serves for a listener: any number of its own listeners.
 type Served struct {
-	Listeners []*mesh.Listener // the first has the name of the listener itself, if it is its very own
-	Clusters  []*Cluster       // that these name, beside the control plane's: the workload itself
-	Guarded   []netip.AddrPort // of the workload: who comes there by a service would not be asked who he is
+	Listeners []*mesh.Listener // the first has the listener's name, if it is the listener itself
+	Clusters  []*Cluster       // that Listeners name and the control plane does not have: the workload itself
+	Guarded   []netip.AddrPort // addresses of the workload that callers must not reach through a service, past its rules
 	Warnings  []*Warning
 }
 
-// Expand is what a data plane serves for the listener. It is nil without an error where something is not there yet.
+// Expand returns what a data plane serves for the listener. It returns nil without an error if something has not been
+// received yet.
 func (l *Listener) Expand(env Env) (*Served, error) {
 	if l.plain != nil && !l.passes(l.plain, env) {
 		return &Served{Listeners: []*mesh.Listener{l.plain}}, nil
@@ -60,7 +61,7 @@ func (l *Listener) Expand(env Env) (*Served, error) {
 	return s, nil
 }
 
-// passes says whether any chain of a listener lets connections go on unchanged.
+// passes says whether any chain of a listener passes connections through unchanged.
 func (l *Listener) passes(m *mesh.Listener, env Env) bool {
 	for i := range len(m.Chains) + 1 {
 		for _, w := range m.Chain(i).Proxy.Clusters {
@@ -79,12 +80,12 @@ type expanding struct {
 	reader
 }
 
-// outcome is what becomes of connections.
+// outcome is where connections go.
 type outcome struct {
 	rbac     []mesh.RBAC
 	clusters []mesh.WeightedCluster
-	pass     bool   // they go on unchanged
-	nothing  bool   // the cluster has no endpoints and never will: they are refused
+	pass     bool   // they are passed through unchanged
+	nothing  bool   // the cluster never has endpoints: they are refused
 	closed   string // why they must be refused
 }
 
@@ -93,12 +94,12 @@ func (o *outcome) same(p *outcome) bool {
 		sameClusters(o.clusters, p.clusters) && reflect.DeepEqual(o.rbac, p.rbac)
 }
 
-// refuses says whether no connection comes anywhere.
+// refuses says whether all connections are refused.
 func (o *outcome) refuses() bool {
 	return o.nothing || o.closed != "" || !o.pass && len(o.clusters) == 0
 }
 
-// way is an outcome for some connections of a chain.
+// way is the outcome for some connections of a chain.
 type way struct {
 	*part
 	field string
@@ -106,7 +107,7 @@ type way struct {
 	out   outcome
 }
 
-// to is the outcome of going to clusters; ok is false where one is not known yet.
+// to returns the outcome of connections to clusters; ok is false if one has not been received yet.
 func (e *expanding) to(clusters []mesh.WeightedCluster, rbac []mesh.RBAC, closed string) (o outcome, ok bool) {
 	o = outcome{rbac: rbac, closed: closed}
 	if closed != "" {
@@ -126,7 +127,7 @@ func (e *expanding) to(clusters []mesh.WeightedCluster, rbac []mesh.RBAC, closed
 		}
 	}
 	switch {
-	case len(clusters) == 0: // of a chain without filters, whose rules deny
+	case len(clusters) == 0: // a chain without filters, whose rules deny
 	case passing == len(clusters):
 		o.pass = true
 	case passing > 0:
@@ -137,10 +138,10 @@ func (e *expanding) to(clusters []mesh.WeightedCluster, rbac []mesh.RBAC, closed
 	return o, true
 }
 
-// maxWays bounds the ways of a listener: its chains times the virtual hosts of their routes, which several can share.
+// maxWays bounds the ways of a listener: its chains times the virtual hosts of their routes, which chains can share.
 const maxWays = 1 << 14
 
-// ways are the outcomes of a listener's chains; ok is false where something is not known yet.
+// ways returns the outcomes of a listener's chains; ok is false if something has not been received yet.
 func (e *expanding) ways() (all []way, ok bool, err error) {
 	exact := !e.at.Address.Addr().IsUnspecified()
 	add := func(p *part, field string, m mesh.Match, clusters []mesh.WeightedCluster, closed string) bool {
@@ -184,13 +185,13 @@ func (e *expanding) ways() (all []way, ok bool, err error) {
 	return all, true, nil
 }
 
-// group is the ways of one match.
+// group is the ways with one match.
 type group struct {
 	match mesh.Match
 	ways  []way
 }
 
-// reads says whether each way takes what connections say.
+// reads says whether every way depends on the content of connections.
 func (g group) reads() bool {
 	return !slices.ContainsFunc(g.ways, func(w way) bool { return !w.reads && !w.http })
 }
@@ -215,8 +216,9 @@ func groups(all []way) (out []group) {
 	return out
 }
 
-// choose is the one outcome of a group, where what connections say does not matter. Connections that say something
-// unforeseen, which would be let pass or be refused, go with the others if the address belongs to a service.
+// choose returns the one outcome of a group, if it does not depend on the content of connections. If the address
+// belongs to a service, connections with unexpected content, which would be passed through or refused, go the same way
+// as the others.
 func (e *expanding) choose(g group, service bool) (outcome, error) {
 	ways := g.ways
 	if open := slices.DeleteFunc(slices.Clone(ways), func(w way) bool { return w.tls }); len(open) > 0 {
@@ -249,16 +251,16 @@ func (e *expanding) choose(g group, service bool) (outcome, error) {
 	return first.out, nil
 }
 
-// http says whether one of the ways is that of requests, of which was said already that they are not read.
+// http says whether one of the ways is for HTTP requests; a warning has said already that requests are not read.
 func (e *expanding) http(ways []way) bool {
 	return slices.ContainsFunc(ways, func(w way) bool { return w.http })
 }
 
-// outward is for a listener with an address that connections ask for.
+// outward expands a listener whose address connections are made to.
 func (e *expanding) outward(all []way) error {
 	at := e.at.Address
 	exact := !at.Addr().IsUnspecified()
-	if exact { // what is said of the address is known already
+	if exact { // a warning about the address exists already
 		all = slices.DeleteFunc(all, func(w way) bool { return !matches(w.match.Destinations, at.Addr()) })
 		for i := range all {
 			all[i].match.Destinations = nil
@@ -270,7 +272,7 @@ func (e *expanding) outward(all []way) error {
 		rest = all[i : i+1]
 	}
 	found := groups(slices.DeleteFunc(slices.Clone(all), byDefault))
-	whole := e.at // what is left at the listener's own address
+	whole := e.at // what remains at the listener's own address
 	var passes, others []string
 	for _, w := range all {
 		if w.out.pass && len(w.out.rbac) > 0 {
@@ -295,13 +297,13 @@ func (e *expanding) outward(all []way) error {
 	}
 	for _, g := range found {
 		single, isSingle := one(g.match)
-		if exact || isSingle { // what says something unforeseen goes with the default chain
+		if exact || isSingle { // connections with unexpected content use the default chain
 			if g.reads() {
 				g.ways = append(g.ways, rest...)
 			}
 		}
 		o, err := e.choose(g, exact || isSingle)
-		// Some names or protocols have a way of their own, the others the default chain's.
+		// Some names or protocols have their own chain, and the others use the default chain.
 		beside := !exact && len(rest) > 0 && g.match.Any() && g.reads() && !g.judges()
 		if err != nil && !isSingle && !beside {
 			return err
@@ -350,7 +352,7 @@ func (e *expanding) outward(all []way) error {
 	return nil
 }
 
-// clusters are those of an outcome; what is refused goes to one without endpoints.
+// clusters returns the clusters of an outcome; refused connections go to a cluster without endpoints.
 func (e *expanding) clusters(o outcome) []mesh.WeightedCluster {
 	if o.closed == "" {
 		return o.clusters
@@ -362,12 +364,12 @@ func (e *expanding) clusters(o outcome) []mesh.WeightedCluster {
 	return []mesh.WeightedCluster{{Name: name, Weight: 1}}
 }
 
-// rest is for a listener to which all connections are redirected that no other has: a data plane that redirects none
-// has none of these, so that they can only go on unchanged.
+// rest expands a listener to which all connections without another listener are redirected. A data plane that does not
+// redirect has none of these, so that they can only pass unchanged.
 func (e *expanding) rest(all []way) error {
 	for _, w := range all {
 		if w.match.DestinationPort == e.at.Address.Port() {
-			continue // nobody is redirected there
+			continue // no connection is redirected there
 		}
 		if !w.out.pass || len(w.out.rbac) > 0 {
 			return in(w.field, refuse("connections to addresses of no service cannot be kept from going on unchanged"))
@@ -376,14 +378,14 @@ func (e *expanding) rest(all []way) error {
 	return nil
 }
 
-// inward is for a listener to which the connections to a workload are redirected: chains that let all pass need
-// nothing; those that do not are served at the workload's own addresses.
+// inward expands a listener to which the connections to a workload are redirected. Chains that pass everything need
+// nothing; the others are served at the workload's own addresses.
 func (e *expanding) inward(all []way) {
 	for _, g := range groups(all) {
 		field := g.ways[0].field
 		port := g.match.DestinationPort
 		if port == e.at.Address.Port() {
-			continue // nobody is redirected there
+			continue // no connection is redirected there
 		}
 		o, err := e.choose(g, false)
 		if err != nil {
@@ -422,12 +424,12 @@ func (e *expanding) inward(all []way) {
 	}
 }
 
-// matches says whether an address is in one of the prefixes, or there is none.
+// matches says whether one of the prefixes contains an address, or there are no prefixes.
 func matches(list []netip.Prefix, a netip.Addr) bool {
 	return len(list) == 0 || slices.ContainsFunc(list, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// one is the only address that a match takes, if that is all it says.
+// one returns the only address that a match accepts, if the match has no other condition.
 func one(m mesh.Match) (a netip.Addr, ok bool) {
 	if m.DestinationPort != 0 || len(m.Sources)+len(m.SourcePorts) > 0 || len(m.Destinations) != 1 {
 		return a, false
@@ -436,7 +438,7 @@ func one(m mesh.Match) (a netip.Addr, ok bool) {
 	return p.Addr(), p.IsSingleIP()
 }
 
-// Shield is a cluster without the endpoints that only the workload's own listener may let anybody reach.
+// Shield returns a cluster without the endpoints that may be reached only through the workload's own listener.
 func (c *Cluster) Shield(made *mesh.Cluster, guarded map[netip.AddrPort]bool) *mesh.Cluster {
 	if c.self || len(guarded) == 0 {
 		return made

@@ -17,7 +17,7 @@ import (
 	"tare/internal/mesh"
 )
 
-// The filters that are supported, by the types of their configuration.
+// The supported filters, by the types of their configurations.
 const (
 	tcpProxyType = "envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy"
 	httpType     = "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
@@ -25,37 +25,37 @@ const (
 	udpProxyType = "envoy.extensions.filters.udp.udp_proxy.v3.UdpProxyConfig"
 )
 
-// maxCombinations bounds what a listener's matches and policies multiply to before rules are made of them.
+// maxCombinations bounds the product of a listener's matches and policies, before rules are made of them.
 const maxCombinations = 1 << 12
 
-// Listener is a listener whose connections may depend on routes, and on which clusters there are. Expand makes of it
+// Listener is a listener whose connections may depend on routes, and on which clusters exist. Expand turns it into
 // what a data plane serves.
 type Listener struct {
 	Name     string
-	Routes   []string // the route configurations (RDS) that it needs, each once
+	Routes   []string // the route configurations (RDS) that it needs, without duplicates
 	Warnings []*Warning
 
 	at       mesh.Listener // name, address and protocol
-	inbound  bool          // connections came to the workload, and were redirected
-	original bool          // connections are handled by where they were going, not by the listener's own address
+	inbound  bool          // it handles connections to the workload, which are redirected to it
+	original bool          // connections are handled by their original destination, not by the listener's address
 	parts    []part        // the filter chains, the default one last
 	plain    *mesh.Listener
 }
 
 // part is a filter chain.
 type part struct {
-	field    string // of the listener, for messages
+	field    string // in the listener, for messages
 	chain    mesh.Chain
 	fallback bool   // it is the default chain
-	reads    bool   // it is chosen by what a connection says: server name, application protocol, TLS or not
-	tls      bool   // it ends TLS
-	closed   string // why its connections must be refused; empty: they need not
+	reads    bool   // it is selected by the content of connections: server name, application protocol, TLS or not
+	tls      bool   // it terminates TLS
+	closed   string // why its connections must be refused; empty: they are not
 	http     bool
 	route    string  // http: the name of its routes; or
 	routes   *Routes // its routes
 }
 
-// ParseListener reads a Listener that needs nothing else.
+// ParseListener parses a Listener that depends on nothing else.
 func ParseListener(b []byte) (*mesh.Listener, error) {
 	l, err := ReadListener(b)
 	if err != nil {
@@ -67,7 +67,7 @@ func ParseListener(b []byte) (*mesh.Listener, error) {
 	return l.plain, nil
 }
 
-// ReadListener reads a Listener.
+// ReadListener parses a Listener.
 func ReadListener(b []byte) (*Listener, error) {
 	var m listenerv3.Listener
 	l := &Listener{}
@@ -81,7 +81,7 @@ func ReadListener(b []byte) (*Listener, error) {
 func (l *Listener) read(m *listenerv3.Listener, r reader) {
 	r.only("", m, "name", "address", "filter_chains", "default_filter_chain", "listener_filters", "udp_listener_config",
 		"use_original_dst",
-		// The data plane binds no socket and buffers nothing, so that these have no effect:
+		// The data plane binds no socket and buffers nothing, so that these fields have no effect:
 		"stat_prefix", "stats_matcher", "metadata", "traffic_direction", "access_log", "bind_to_port",
 		"per_connection_buffer_limit_bytes", "drain_type", "enable_reuse_port", "tcp_backlog_size",
 		"listener_filters_timeout", "continue_on_listener_filters_timeout", "ignore_global_conn_limit",
@@ -124,7 +124,7 @@ func (l *Listener) read(m *listenerv3.Listener, r reader) {
 	}
 }
 
-// whole says what routes a listener needs, or makes its plain form, if it has one.
+// whole determines which routes a listener needs, or makes its plain form, if it has one.
 func (l *Listener) whole() error {
 	plain, named := true, map[string]bool{}
 	for _, p := range l.parts {
@@ -149,7 +149,7 @@ func (l *Listener) whole() error {
 	return rules(l.plain)
 }
 
-// rules refuses what comes to more rules than a listener can have.
+// rules refuses a listener that expands to more rules than one can have.
 func rules(l *mesh.Listener) error {
 	total := 0
 	for i := 0; i < len(l.Chains) || i == len(l.Chains) && l.Default != nil; i++ {
@@ -172,7 +172,7 @@ func rules(l *mesh.Listener) error {
 	return nil
 }
 
-// product multiplies, with 0 as 1, up to more than maxCombinations.
+// product multiplies factors, counting 0 as 1, up to more than maxCombinations.
 func product(factors ...int) int {
 	n := 1
 	for _, f := range factors {
@@ -181,7 +181,7 @@ func product(factors ...int) int {
 	return n
 }
 
-// The listener filters that only look at connections, so that a chain can be chosen by what they say.
+// Listener filters that only inspect connections, so that a chain can be selected by their content.
 var looking = []string{
 	"envoy.extensions.filters.listener.http_inspector.v3.HttpInspector",
 	"envoy.extensions.filters.listener.tls_inspector.v3.TlsInspector",
@@ -189,14 +189,15 @@ var looking = []string{
 
 const originalType = "envoy.extensions.filters.listener.original_dst.v3.OriginalDst"
 
-// filters takes the listener filters: those that look, and the proxy of a UDP listener, which is then its only chain.
+// filters handles the listener filters: those that inspect, and the proxy of a UDP listener, which is then its only
+// chain.
 func (l *Listener) filters(m *listenerv3.Listener, list reader) {
 	for i, f := range m.GetListenerFilters() {
 		r := list.item(i)
 		t := typeOf(f.GetTypedConfig())
 		switch {
 		case l.at.Protocol == mesh.TCP && slices.Contains(looking, t):
-			continue // filter_disabled says where they look, which makes no difference
+			continue // filter_disabled limits the inspection to some connections, which makes no difference
 		case l.at.Protocol == mesh.TCP && t == originalType:
 			l.original = true
 			continue
@@ -228,8 +229,8 @@ func unsupported(name, kind string) error {
 
 const downstreamTLS = "envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext"
 
-// chain reads a filter chain. What a workload's own inbound chain cannot do closes it: its neighbours are there for
-// other ports, and must not go with it.
+// chain parses a filter chain. A workload's own inbound chain that is not supported is closed rather than refused: the
+// listener's other chains serve other ports, and must not be refused with it.
 func (l *Listener) chain(m *listenerv3.FilterChain, r reader) (p part) {
 	p.field = r.path("")
 	r.only("", m, "filter_chain_match", "filters", "transport_socket", "name", "metadata",
@@ -239,7 +240,7 @@ func (l *Listener) chain(m *listenerv3.FilterChain, r reader) (p part) {
 	if p.tls = typeOf(m.GetTransportSocket().GetTypedConfig()) == downstreamTLS; !p.tls {
 		r.check("transport_socket", rawSocket(m.GetTransportSocket()))
 	}
-	if len(m.GetFilters()) == 0 { // closes what it takes, as in Envoy
+	if len(m.GetFilters()) == 0 { // it closes its connections, as in Envoy
 		p.chain.RBAC = []mesh.RBAC{{Deny: true, Policies: []mesh.Principal{{}}}}
 		return p
 	}
@@ -260,8 +261,8 @@ func (l *Listener) chain(m *listenerv3.FilterChain, r reader) (p part) {
 	return p
 }
 
-// observers are filters that watch connections and requests, or tell the other side who this is, and change neither
-// where they go nor whether they may.
+// observers are filters that observe connections and requests, or identify this side to the other, and change neither
+// where they go nor whether they are allowed.
 var observers = []string{
 	"stats.PluginConfig", "envoy.tcp.metadataexchange.config.MetadataExchange", "io.istio.http.peer_metadata.Config",
 	"io.istio.network.authn.Config",
@@ -269,7 +270,7 @@ var observers = []string{
 
 func observing(kind string) bool { return slices.Contains(observers, kind) }
 
-// unheededFilters are what their chains do without.
+// unheededFilters are filters that are ignored with a warning.
 var unheededFilters = map[string]string{
 	"envoy.extensions.filters.network.local_ratelimit.v3.LocalRateLimit":   "the rate of connections is not limited",
 	"envoy.extensions.filters.network.connection_limit.v3.ConnectionLimit": "connections are not limited",
@@ -314,7 +315,7 @@ func (p *part) filter(f *listenerv3.Filter, last bool, r reader) {
 	}
 }
 
-// match reads by what addresses a chain is chosen, and whether it also takes what a connection says.
+// match parses the addresses by which a chain is selected, and whether the content of connections counts as well.
 func match(m *listenerv3.FilterChainMatch, r reader) (out mesh.Match, reads bool) {
 	r.only("", m, "destination_port", "prefix_ranges", "source_prefix_ranges", "source_ports", "server_names",
 		"transport_protocol", "application_protocols")

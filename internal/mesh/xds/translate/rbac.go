@@ -10,13 +10,13 @@ import (
 	"tare/internal/mesh"
 )
 
-// maxTerms bounds what a policy's and-rules and or-rules multiply to, and maxDepth how deep they nest.
+// maxTerms bounds the product of a policy's and-rules and or-rules, and maxDepth the depth of their nesting.
 const (
 	maxTerms = 1024
 	maxDepth = 32
 )
 
-// rbac is an RBAC filter; one without rules enforces nothing.
+// rbac parses an RBAC filter; one without rules enforces nothing.
 func rbac(m *networkrbacv3.RBAC, r reader) (out mesh.RBAC, enforced bool) {
 	r.only("", m, "rules", "stat_prefix", "shadow_rules", "shadow_rules_stat_prefix")
 	r.noteIf(m.GetShadowRules() != nil, "shadow_rules", "nobody tries them: they let nothing pass, and stop nothing")
@@ -26,12 +26,12 @@ func rbac(m *networkrbacv3.RBAC, r reader) (out mesh.RBAC, enforced bool) {
 	return enforce(m.GetRules(), r.in("rules")), true
 }
 
-// enforce reads the rules of an RBAC filter.
+// enforce parses the rules of an RBAC filter.
 func enforce(m *rbacv3.RBAC, r reader) (out mesh.RBAC) {
 	r.only("", m, "action", "policies")
 	out.Deny = m.GetAction() == rbacv3.RBAC_DENY
 	r.require(out.Deny || m.GetAction() == rbacv3.RBAC_ALLOW, "action", "%s is not supported", m.GetAction())
-	for _, name := range slices.Sorted(maps.Keys(m.GetPolicies())) { // in order, so that the same bytes mean the same
+	for _, name := range slices.Sorted(maps.Keys(m.GetPolicies())) { // sorted, so that the result is deterministic
 		out.Policies = append(out.Policies, policy(name, m.GetPolicies()[name], r.in("policies["+clip(name)+"]"))...)
 		if r.failed() {
 			break
@@ -40,7 +40,7 @@ func enforce(m *rbacv3.RBAC, r reader) (out mesh.RBAC) {
 	return out
 }
 
-// policy matches where one of its permissions and one of its principals do.
+// policy matches if one of its permissions and one of its principals match.
 func policy(name string, m *rbacv3.Policy, r reader) []mesh.Principal {
 	r.only("", m, "permissions", "principals")
 	r.require(len(m.GetPermissions()) > 0, "permissions", "is missing")
@@ -53,10 +53,10 @@ func policy(name string, m *rbacv3.Policy, r reader) []mesh.Principal {
 	return both
 }
 
-// A condition is a list of terms, one of which must hold. No term: it never holds.
+// A condition is a list of terms, one of which must hold. Without terms it never holds.
 type condition = []mesh.Principal
 
-// always is the condition that holds for all.
+// always is a condition that holds for every connection.
 var always = condition{{}}
 
 func permission(m *rbacv3.Permission, depth int, r reader) condition {
@@ -74,7 +74,7 @@ func permission(m *rbacv3.Permission, depth int, r reader) condition {
 		p := r.port("destination_port", is.DestinationPort)
 		return condition{{DestinationPorts: []mesh.PortRange{{From: p, To: p}}}}
 	case *rbacv3.Permission_DestinationPortRange:
-		from, end := is.DestinationPortRange.GetStart(), is.DestinationPortRange.GetEnd() // the end is not part of it
+		from, end := is.DestinationPortRange.GetStart(), is.DestinationPortRange.GetEnd() // the end is exclusive
 		r.require(from >= 0 && end <= 65536 && end > max(from, 1), "destination_port_range",
 			"[%d, %d) is no range of ports", from, end)
 		r.only("destination_port_range", is.DestinationPortRange, "start", "end")
@@ -93,7 +93,7 @@ func principal(m *rbacv3.Principal, depth int, r reader) condition {
 		return either(is.OrIds.GetIds(), principal, depth+1, r.in("or_ids.ids"))
 	case *rbacv3.Principal_Any:
 		return anything(is.Any, r)
-	// Without a proxy protocol, the three are the same: whoever connects.
+	// Without the proxy protocol, all three are the peer's address.
 	case *rbacv3.Principal_SourceIp:
 		//nolint:staticcheck // deprecated: control planes may still send it
 		return condition{{Sources: r.cidr("source_ip", is.SourceIp)}}
@@ -111,10 +111,10 @@ func anything(any bool, r reader) condition {
 	return always
 }
 
-// readCondition reads a permission or a principal, which may consist of others.
+// readCondition parses a permission or a principal, which may consist of others.
 type readCondition[T any] func(m T, depth int, r reader) condition
 
-// either holds where one of the parts does.
+// either returns a condition that holds if one of the parts does.
 func either[T any](parts []T, read readCondition[T], depth int, r reader) condition {
 	return joined(parts, read, depth, r, nil, func(a, b condition, r reader) condition {
 		r.require(len(a)+len(b) <= maxTerms, "", "conditions come to more than %d terms", maxTerms)
@@ -122,7 +122,7 @@ func either[T any](parts []T, read readCondition[T], depth int, r reader) condit
 	})
 }
 
-// all holds where all of the parts do.
+// all returns a condition that holds if all of the parts do.
 func all[T any](parts []T, read readCondition[T], depth int, r reader) condition {
 	return joined(parts, read, depth, r, always, and)
 }
@@ -140,7 +140,7 @@ func joined[T any](parts []T, read readCondition[T], depth int, r reader, out co
 	return out
 }
 
-// and is the terms of both together, but for those that contradict each other.
+// and combines the terms of both, without those that contradict each other.
 func and(a, b condition, r reader) (out condition) {
 	if len(a)*len(b) > maxTerms {
 		r.refuse("", "conditions come to more than %d terms", maxTerms)

@@ -15,8 +15,8 @@ import (
 	"tare/internal/mesh"
 )
 
-// Routes is a route configuration as far as addresses tell routes apart: by the virtual hosts that are called by an
-// address. Which of a virtual host's routes a request takes, a data plane at connection level cannot know; so all of
+// Routes is a route configuration as far as addresses distinguish routes: by the virtual hosts whose domains are
+// addresses. A data plane at connection level cannot know which of a virtual host's routes a request takes, so all of
 // them must go to the same clusters.
 type Routes struct {
 	Name     string
@@ -29,12 +29,12 @@ type Routes struct {
 type virtualHost struct {
 	field     string
 	addresses []netip.AddrPort // port 0: any
-	any       bool             // it is for whatever no other is for
+	any       bool             // for domains that no other virtual host has
 	clusters  []mesh.WeightedCluster
-	closed    string // why connections must be refused; empty: they need not
+	closed    string // why connections must be refused; empty: they are not
 }
 
-// ParseRoutes reads a RouteConfiguration.
+// ParseRoutes parses a RouteConfiguration.
 func ParseRoutes(b []byte) (*Routes, error) {
 	var m routev3.RouteConfiguration
 	var out *Routes
@@ -52,7 +52,7 @@ func ParseRoutes(b []byte) (*Routes, error) {
 // maxRouteAddresses bounds the addresses of a route configuration, each of which becomes a listener.
 const maxRouteAddresses = 1 << 16
 
-// routes takes the virtual hosts. Whatever else a configuration has is about headers, statistics and limits of HTTP.
+// routes parses the virtual hosts. The other fields concern headers, statistics and limits of HTTP.
 func routes(m *routev3.RouteConfiguration, r reader) *Routes {
 	r.require(m.GetVhds() == nil, "vhds", "is not supported")
 	kind := deciding(m.GetTypedPerFilterConfig())
@@ -84,7 +84,7 @@ func routes(m *routev3.RouteConfiguration, r reader) *Routes {
 	return out
 }
 
-// addressOf is a domain that is an IP address, with or without a port.
+// addressOf parses a domain that is an IP address, with or without a port.
 func addressOf(domain string) (netip.AddrPort, bool) {
 	if a, err := netip.ParseAddrPort(domain); err == nil && a.Addr().Zone() == "" {
 		return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()), true
@@ -93,7 +93,7 @@ func addressOf(domain string) (netip.AddrPort, bool) {
 	return netip.AddrPortFrom(a, 0), err == nil
 }
 
-// uniform is where all requests of a virtual host go, or why that cannot be said.
+// uniform returns where all requests of a virtual host go, or why they do not all go to the same clusters.
 func uniform(m *routev3.VirtualHost, r reader) (clusters []mesh.WeightedCluster, closed string) {
 	if m.GetMatcher() != nil {
 		return nil, "matcher: is not supported"
@@ -133,7 +133,7 @@ func catchesAll(m *routev3.RouteMatch) bool {
 	return only(m, "prefix", "case_sensitive") == nil
 }
 
-// target is where a route sends requests, by weight.
+// target returns where a route sends requests, by weight.
 func target(m *routev3.Route, r reader) (clusters []mesh.WeightedCluster, closed string) {
 	a := m.GetRoute()
 	switch {
@@ -191,7 +191,7 @@ func sameClusters(a, b []mesh.WeightedCluster) bool {
 	return len(a) == len(b) && slices.Equal(order(a), order(b))
 }
 
-// unheededHTTP are filters of HTTP that requests do without: they neither choose a cluster nor refuse a caller.
+// unheededHTTP are HTTP filters that can be ignored, because they neither choose a cluster nor refuse a caller.
 var unheededHTTP = []string{
 	"envoy.extensions.filters.http.router.v3.Router",
 	"envoy.extensions.filters.http.fault.v3.HTTPFault",
@@ -205,8 +205,7 @@ var unheededHTTP = []string{
 	"istio.envoy.config.filter.http.alpn.v2alpha1.FilterConfig",
 }
 
-// deciding is the type of a filter's configuration for some requests that could say who may call; empty where there is
-// none.
+// deciding returns the type of a per-route filter configuration that could decide who may call; empty: there is none.
 func deciding(config map[string]*anypb.Any) string {
 	for _, name := range slices.Sorted(maps.Keys(config)) {
 		kind := typeOf(config[name])
@@ -222,11 +221,11 @@ const (
 	corsPolicyType = "envoy.extensions.filters.http.cors.v3.CorsPolicy"
 )
 
-// carriedAsTCP is what becomes of HTTP.
+// carriedAsTCP is the warning for HTTP.
 const carriedAsTCP = "HTTP is carried as TCP: by address, without retries, time limits, changed headers, faults and " +
 	"statistics"
 
-// manager reads an HTTP connection manager: its routes, and the filters that say who may call.
+// manager parses an HTTP connection manager: its routes, and the filters that decide who may call.
 func (p *part) manager(m *hcmv3.HttpConnectionManager, r reader) {
 	switch from := m.GetRouteSpecifier().(type) {
 	case *hcmv3.HttpConnectionManager_Rds:

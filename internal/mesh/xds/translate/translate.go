@@ -1,7 +1,7 @@
-// Package translate makes resources of the xDS protocol (Envoy's, version 3) into the mesh's own types, as far as a
-// data plane at connection level can honour them. What cannot be honoured is a warning by resource and field where
-// connections still go to the right place, and refused where they would not; nothing is dropped in silence (docs/xds.md
-// has the tables). It is pure, and takes hostile input.
+// Package translate translates resources of the xDS protocol (Envoy's, version 3) into the mesh's own types, as far as
+// a data plane at connection level can honour them. What it cannot honour causes a warning with resource and field if
+// connections still go to the right place, and a refusal if they would not; nothing is dropped silently (docs/xds.md
+// has the tables). The package is pure, and its input may be hostile.
 package translate
 
 import (
@@ -24,11 +24,11 @@ import (
 	"tare/internal/lib/text"
 )
 
-// Refusal is why a resource cannot be taken.
+// Refusal is why a resource is refused.
 type Refusal struct {
 	Kind  string // cluster, endpoints, listener or routes
-	Name  string // of the resource; empty where it cannot be read
-	Field string // path, such as filter_chains[1].filters[0]; empty where the resource as a whole is meant
+	Name  string // of the resource; empty if it cannot be decoded
+	Field string // a path such as filter_chains[1].filters[0]; empty for the resource as a whole
 	What  string
 }
 
@@ -50,43 +50,42 @@ func (r *Refusal) Error() string {
 // maxName bounds the name of a resource in a refusal, in bytes.
 const maxName = 256
 
-// Warning is what of a resource is taken otherwise than it says: connections go where they are to go, and something
-// beside that is not done.
+// Warning is a part of a resource that is not honoured although connections go where they should.
 type Warning Refusal
 
 func (w *Warning) String() string { return (*Refusal)(w).Error() }
 
-// reader is a place in a resource that is being read, and takes what is to be said of it. The first refusal counts:
-// reading may go on after it, for nothing that is read then is used.
+// reader is a position in a resource that is being parsed, and collects its warnings and refusals. Only the first
+// refusal counts: parsing may continue after it, because its result is not used.
 type reader struct {
-	field    string // path of the place in the resource
-	index    int    // of the list there, the element that is meant; below 0: all of field
+	field    string // path of the position in the resource
+	index    int    // of the current element in the list there; negative: all of field
 	warnings *[]*Warning
 	first    *error // refusal
 }
 
-// newReader is at the beginning of a resource.
+// newReader returns a reader at the beginning of a resource.
 func newReader() reader { return reader{index: -1, warnings: new([]*Warning), first: new(error)} }
 
-// apart is a reader at the same place whose refusals are not those of the resource.
+// apart returns a reader at the same position whose refusals do not refuse the resource.
 func (r reader) apart() reader {
 	r.first = new(error)
 	return r
 }
 
-// in is a field of what is being read.
+// in returns a reader for a field.
 func (r reader) in(field string) reader {
 	r.field, r.index = r.path(field), -1
 	return r
 }
 
-// item is an element of the list that is being read. Its path is only made where something is said of it.
+// item returns a reader for an element of the current list. Its path is built only for a warning or refusal.
 func (r reader) item(i int) reader {
 	r.index = i
 	return r
 }
 
-// path is that of a field of what is being read; empty: of all of it.
+// path returns the path of a field; of the current position if field is empty.
 func (r reader) path(field string) string {
 	at := r.field
 	if r.index >= 0 {
@@ -95,7 +94,7 @@ func (r reader) path(field string) string {
 	return join(at, field)
 }
 
-// note warns of a field.
+// note adds a warning about a field.
 func (r reader) note(field, format string, args ...any) {
 	if r.failed() {
 		return
@@ -103,7 +102,7 @@ func (r reader) note(field, format string, args ...any) {
 	*r.warnings = append(*r.warnings, &Warning{Field: r.path(field), What: fmt.Sprintf(format, args...)})
 }
 
-// noteIf warns of a field if something is the case.
+// noteIf adds a warning about a field if is is true.
 func (r reader) noteIf(is bool, field, format string, args ...any) {
 	if is {
 		r.note(field, format, args...)
@@ -117,21 +116,21 @@ func (r reader) refuse(field, format string, args ...any) {
 	}
 }
 
-// require refuses a field unless something is the case.
+// require refuses a field unless is is true.
 func (r reader) require(is bool, field, format string, args ...any) {
 	if !is {
 		r.refuse(field, format, args...)
 	}
 }
 
-// check refuses a field for an error; nil is none.
+// check refuses a field because of an error, unless it is nil.
 func (r reader) check(field string, err error) {
 	if err != nil && !r.failed() {
 		*r.first = in(r.path(field), err)
 	}
 }
 
-// only refuses a field in whose message something else is set than the fields named; see the function only.
+// only refuses a field whose message has other fields set than those named; see the function only.
 func (r reader) only(field string, m proto.Message, fields ...protoreflect.Name) {
 	if !r.failed() {
 		r.check(field, only(m, fields...))
@@ -141,7 +140,7 @@ func (r reader) only(field string, m proto.Message, fields ...protoreflect.Name)
 // failed says whether there was a refusal.
 func (r reader) failed() bool { return *r.first != nil }
 
-// read decodes a resource into m, has take read that, and gives the warnings. An error is the *Refusal of the resource.
+// read decodes a resource into m, calls take to parse it, and returns the warnings. Its error is a *Refusal.
 func read(kind string, b []byte, m proto.Message, name func() string, take func(reader)) ([]*Warning, error) {
 	if err := decode(b, m); err != nil {
 		return nil, Refused(kind, Name(b), err)
@@ -153,7 +152,7 @@ func read(kind string, b []byte, m proto.Message, name func() string, take func(
 	return warnings(kind, name(), *r.warnings), nil
 }
 
-// warnings are those of a resource, each once.
+// warnings returns the warnings of a resource without duplicates.
 func warnings(kind, name string, list []*Warning) (out []*Warning) {
 	seen := make(map[Warning]bool, len(list))
 	for _, w := range list {
@@ -173,26 +172,26 @@ func join(a, b string) string {
 	return a + "." + b
 }
 
-// Name reads the name of a resource, which is field 1 of all kinds, also of one that can otherwise not be
-// decoded.
+// Name returns the name of a resource, which is field 1 of all types, even if the resource cannot be decoded
+// otherwise.
 func Name(b []byte) (name string) {
 	_ = Fields(b, func(f Field) error {
 		if f.Is(1, protowire.BytesType) {
 			name = strings.ToValidUTF8(string(f.Bytes), "?")
 		}
 		return nil
-	}) // what comes before an error counts
+	}) // the name counts if it comes before an error
 	return name
 }
 
-// wrong is a problem on its way up; every level puts its field before it.
+// wrong is a problem with its field; every level prepends its own.
 type wrong struct{ field, what string }
 
 func (w *wrong) Error() string { return w.field + ": " + w.what }
 
 func refuse(format string, args ...any) error { return &wrong{what: fmt.Sprintf(format, args...)} }
 
-// in says of what field the problem is.
+// in adds the field that a problem is about.
 func in(field string, err error) error {
 	var w *wrong
 	if err == nil || !errors.As(err, &w) {
@@ -202,7 +201,7 @@ func in(field string, err error) error {
 	return w
 }
 
-// item says of which element of a list the problem is.
+// item adds the list element that a problem is about.
 func item(i int, err error) error {
 	if err == nil {
 		return nil
@@ -210,7 +209,7 @@ func item(i int, err error) error {
 	return in("["+strconv.Itoa(i)+"]", err)
 }
 
-// Refused is the *Refusal of a resource for a problem.
+// Refused returns the *Refusal of a resource because of a problem.
 func Refused(kind, name string, err error) error {
 	r := &Refusal{Kind: kind, Name: name, What: err.Error()}
 	var w *wrong
@@ -220,7 +219,7 @@ func Refused(kind, name string, err error) error {
 	return r
 }
 
-// decode reads a message, and refuses what is not one.
+// decode decodes a message, and refuses invalid ones.
 func decode(b []byte, m proto.Message) error {
 	if err := proto.Unmarshal(b, m); err != nil {
 		return refuse("this is no %s", m.ProtoReflect().Descriptor().FullName())
@@ -228,7 +227,7 @@ func decode(b []byte, m proto.Message) error {
 	return nil
 }
 
-// typed reads what is in an Any as m, whose type it must be: what stands for such a message has other bytes.
+// typed decodes an Any that must contain m's type; a TypedStruct that stands for it is refused.
 func typed(a *anypb.Any, m proto.Message) error {
 	if kind := held(a); kind != string(m.ProtoReflect().Descriptor().FullName()) {
 		return refuse("%s is not supported", clip(kind))
@@ -236,21 +235,21 @@ func typed(a *anypb.Any, m proto.Message) error {
 	return decode(a.GetValue(), m)
 }
 
-// held is the name of the message in an Any.
+// held returns the name of the message type in an Any.
 func held(a *anypb.Any) string { return last(a.GetTypeUrl()) }
 
 func last(url string) string { return url[strings.LastIndexByte(url, '/')+1:] }
 
-// typeOf is the name of the message in an Any, and of what stands for a message that the sender has no type of.
+// typeOf returns the name of the message type in an Any; for a TypedStruct, that of the type which it stands for.
 func typeOf(a *anypb.Any) string {
 	kind := held(a)
 	if kind == "udpa.type.v1.TypedStruct" || kind == "xds.type.v3.TypedStruct" {
-		return last(Name(a.GetValue())) // its field 1 is the type's URL
+		return last(Name(a.GetValue())) // field 1 is the type's URL
 	}
 	return kind
 }
 
-// only refuses a message in which a field is set that is not among those named, or that this version does not know.
+// only refuses a message with a field set that is not among those named, or that is unknown to this version.
 func only(m proto.Message, fields ...protoreflect.Name) error {
 	var bad error
 	r := m.ProtoReflect()
@@ -267,7 +266,7 @@ func only(m proto.Message, fields ...protoreflect.Name) error {
 	return bad
 }
 
-// place is a socket address as an IP address and a port.
+// place returns a socket address as an IP address and a port.
 func place(a *corev3.Address) (netip.AddrPort, corev3.SocketAddress_Protocol, error) {
 	host, port, protocol, err := hostPort(a)
 	if err != nil {
@@ -280,7 +279,7 @@ func place(a *corev3.Address) (netip.AddrPort, corev3.SocketAddress_Protocol, er
 	return netip.AddrPortFrom(ip, port), protocol, nil
 }
 
-// hostPort is a socket address whose host may be a name.
+// hostPort returns a socket address whose host may be a name.
 func hostPort(a *corev3.Address) (host string, port uint16, protocol corev3.SocketAddress_Protocol, err error) {
 	if err := only(a, "socket_address"); err != nil {
 		return "", 0, 0, err
@@ -301,7 +300,7 @@ func hostPort(a *corev3.Address) (host string, port uint16, protocol corev3.Sock
 	return s.GetAddress(), uint16(s.GetPortValue()), s.GetProtocol(), nil
 }
 
-// parseIP reads an IP address, in the one form that all stores use: without zone, and IPv4 as such.
+// parseIP parses an IP address into the form that all stores use: without zone, and IPv4 not mapped into IPv6.
 func parseIP(s string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(s)
 	if err != nil || a.Zone() != "" {
@@ -310,7 +309,7 @@ func parseIP(s string) (netip.Addr, error) {
 	return a.Unmap(), nil
 }
 
-// cidr is a range of addresses.
+// cidr parses a range of addresses.
 func cidr(r *corev3.CidrRange) (netip.Prefix, error) {
 	if err := only(r, "address_prefix", "prefix_len"); err != nil {
 		return netip.Prefix{}, err
@@ -319,7 +318,7 @@ func cidr(r *corev3.CidrRange) (netip.Prefix, error) {
 	if err != nil || a.Zone() != "" {
 		return netip.Prefix{}, in("address_prefix", refuse("%q is no IP address", clip(r.GetAddressPrefix())))
 	}
-	n := int64(r.GetPrefixLen().GetValue()) // not given: 0, as in Envoy
+	n := int64(r.GetPrefixLen().GetValue()) // 0 if not given, as in Envoy
 	if a.Is4In6() && n >= 96 {
 		a, n = a.Unmap(), n-96
 	}
@@ -329,14 +328,14 @@ func cidr(r *corev3.CidrRange) (netip.Prefix, error) {
 	return netip.PrefixFrom(a, int(n)).Masked(), nil
 }
 
-// cidr is the range of a field, as a list of one.
+// cidr returns the range in a field, as a list of one.
 func (r reader) cidr(field string, one *corev3.CidrRange) []netip.Prefix {
 	p, err := cidr(one)
 	r.check(field, err)
 	return []netip.Prefix{p}
 }
 
-// cidrs are those of a field.
+// cidrs returns the ranges in a field.
 func (r reader) cidrs(field string, list []*corev3.CidrRange) (out []netip.Prefix) {
 	for i, one := range list {
 		p, err := cidr(one)
@@ -346,7 +345,7 @@ func (r reader) cidrs(field string, list []*corev3.CidrRange) (out []netip.Prefi
 	return out
 }
 
-// port is that of a field.
+// port returns the port in a field.
 func (r reader) port(field string, p uint32) uint16 {
 	if p == 0 || p > math.MaxUint16 {
 		r.refuse(field, "must be 1 to 65535, not %d", p)
@@ -354,7 +353,7 @@ func (r reader) port(field string, p uint32) uint16 {
 	return uint16(p)
 }
 
-// duration reads a duration that is not negative.
+// duration returns a duration, which must not be negative.
 func (r reader) duration(field string, d *durationpb.Duration, missing time.Duration) time.Duration {
 	if d == nil {
 		return missing
@@ -365,7 +364,7 @@ func (r reader) duration(field string, d *durationpb.Duration, missing time.Dura
 	return d.AsDuration()
 }
 
-// clip keeps what others chose from filling a message.
+// clip shortens text from a control plane for a message.
 func clip(s string) string {
 	return text.ClipLine(s, 100)
 }

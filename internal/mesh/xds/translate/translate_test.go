@@ -19,7 +19,7 @@ import (
 	"tare/internal/mesh"
 )
 
-// of makes the bytes of a resource from JSON.
+// of encodes a resource from JSON.
 func of(t testing.TB, m proto.Message, json string) []byte {
 	t.Helper()
 	if err := protojson.Unmarshal([]byte(json), m); err != nil {
@@ -145,7 +145,7 @@ func TestListenerRefused(t *testing.T) {
 	}
 }
 
-// What a hostile policy multiplies to must be refused before it takes the machine's memory.
+// A hostile policy whose rules multiply must be refused before it uses up the machine's memory.
 func TestListenerBlowUp(t *testing.T) {
 	ranges := strings.Repeat(`{"address_prefix":"10.0.0.0","prefix_len":8},`, 5000) +
 		`{"address_prefix":"10.0.0.0","prefix_len":8}`
@@ -289,7 +289,7 @@ func TestReferenceResources(t *testing.T) {
 	}
 }
 
-// assignments are what the two ways to read endpoints must agree on, as bytes; the first are those that are common.
+// assignments returns encoded assignments on which the two ways to parse them must agree; the first are common ones.
 func assignments(t testing.TB) (common, rest [][]byte) {
 	e := func(address string, more string) string {
 		return `{"endpoint":{"address":{"socket_address":{"address":"` + address + `","port_value":8080}}}` + more + `}`
@@ -355,7 +355,7 @@ func TestAssignmentDecoders(t *testing.T) {
 	}
 }
 
-// sameAssignment holds what is read from the wire against what the generated decoder reads.
+// sameAssignment compares what is parsed from the wire format with the generated decoder's result.
 func sameAssignment(t *testing.T, b []byte) {
 	t.Helper()
 	want, wrong := wholeAssignment(b)
@@ -421,7 +421,7 @@ func FuzzListener(f *testing.F) {
 	})
 }
 
-// manyAssignments are 5000 services of 20 endpoints.
+// manyAssignments returns 5000 services of 20 endpoints.
 func manyAssignments(b *testing.B) (all [][]byte) {
 	for s := range 5000 {
 		m := &endpointv3.ClusterLoadAssignment{ClusterName: fmt.Sprintf("outbound|80||service-%d.default.svc.cluster.local",
@@ -438,7 +438,7 @@ func manyAssignments(b *testing.B) (all [][]byte) {
 	return all
 }
 
-// BenchmarkAssignments is 5000 x 20 endpoints from bytes, by each decoder.
+// BenchmarkAssignments parses 5000 x 20 endpoints, with each decoder.
 func BenchmarkAssignments(b *testing.B) {
 	all := manyAssignments(b)
 	for name, decode := range map[string]func([]byte) (Assignment, error){"common": ParseAssignment,

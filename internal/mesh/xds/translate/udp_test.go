@@ -6,13 +6,13 @@ import (
 	"testing"
 
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
-	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/matching/common_inputs/network/v3" // in JSON here
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/matching/common_inputs/network/v3" // for JSON
 
 	"tare/internal/mesh"
 	"tare/test/meshmodel"
 )
 
-// bySource is a UDP listener with a matcher of ranges of sources.
+// bySource returns a UDP listener whose matcher has ranges of sources.
 func bySource(ranges string) string {
 	return udpWith(`"matcher":{"matcher_tree":{"input":{"name":"ip","typed_config":{"@type":` +
 		`"type.googleapis.com/envoy.extensions.matching.common_inputs.network.v3.SourceIPInput"}},` +
@@ -58,7 +58,7 @@ func TestUDPSources(t *testing.T) {
 	}
 }
 
-// A chain without filters closes what it takes.
+// A chain without filters closes its connections.
 func TestClosingChain(t *testing.T) {
 	l, err := ParseListener(of(t, &listenerv3.Listener{}, `{"name":"l",`+address+`,"filter_chains":[{}]}`))
 	if err != nil {
@@ -72,7 +72,7 @@ func TestClosingChain(t *testing.T) {
 	}
 }
 
-// A chain without filters closes what it takes where it stands among others, and lets nothing pass.
+// A chain without filters also closes its connections among other chains, and passes nothing.
 func TestClosingChainAmongOthers(t *testing.T) {
 	const same = `listener "l": filter_chains[1]: for what they say, which the data plane does not read, ` +
 		`connections go elsewhere than by filter_chains[0]`
@@ -105,7 +105,7 @@ func TestClosingChainAmongOthers(t *testing.T) {
 	}
 }
 
-// What only stands for a message is not read as one.
+// A TypedStruct that stands for a message is not accepted as one.
 func TestStandIn(t *testing.T) {
 	_, err := ReadListener(of(t, &listenerv3.Listener{}, listenerWith(address, chainOf("", `{"name":"tcp","typed_config":`+
 		`{"@type":"type.googleapis.com/udpa.type.v1.TypedStruct","type_url":"type.googleapis.com/`+tcpProxyType+`",`+

@@ -11,17 +11,17 @@ import (
 )
 
 const (
-	// MaxDecoded bounds the memory that a resource may take once the generated decoder has read it, in bytes as Weigh
-	// counts them. The largest resources of meshes of 10,000 services, their routes, come to half of it.
+	// MaxDecoded bounds the memory of a resource after the generated decoder has decoded it, in bytes as Weigh counts
+	// them. The largest resources of meshes of 10,000 services, their routes, take half of it.
 	MaxDecoded = 48 << 20
-	// MaxNesting is how deep messages may nest in a resource, those in an Any included. Envoy takes 100 levels as well,
-	// for that is what protobuf's C++ takes.
+	// MaxNesting is the maximum depth of nested messages in a resource, including those in an Any. Envoy accepts 100
+	// levels as well, the limit of protobuf in C++.
 	MaxNesting = 100
 )
 
-// Weigh is how much memory a message of a type takes at most once it is decoded, with what is in it as an Any, in
-// bytes. It looks at the message's form on the wire only, and stops where it has counted more than MaxDecoded. A type
-// that is not known counts by its length, and so does what cannot be decoded.
+// Weigh returns an upper bound of the memory in bytes that a message of a type takes when decoded, with the contents
+// of Any fields. It reads only the wire format, and stops when it has counted more than MaxDecoded. Unknown types, and
+// what cannot be decoded, count by their length.
 func Weigh(typeURL string, b []byte) (bytes int, err error) {
 	n := weighAny(typeURL, b, 0)
 	switch {
@@ -33,30 +33,30 @@ func Weigh(typeURL string, b []byte) (bytes int, err error) {
 	return n, nil
 }
 
-// PatternSize is how many instructions, of 40 bytes, a regular expression of so many bytes may come to. Weigh counts
-// that many.
+// PatternSize is the limit of instructions, of 40 bytes each, that a regular expression of that many bytes may compile
+// to. Weigh counts that many.
 func PatternSize(bytes int) int { return 256 + 16*bytes }
 
-// pattern is the message of a regular expression, and patternField its text.
+// pattern is the message type of a regular expression, and patternField the field with its text.
 const (
 	pattern        = "envoy.type.matcher.v3.RegexMatcher"
 	patternField   = 2
 	perInstruction = 40
 )
 
-// tooDeep is a weight beyond all others.
+// tooDeep is a weight larger than all others.
 const tooDeep = math.MaxInt32
 
-// What the Go runtime adds to each, in bytes.
+// The overhead of the Go runtime, in bytes.
 const (
 	perPointer = 8   // of a message in a list
-	perString  = 24  // of a string or bytes in a list, and what is allocated for them
-	perOneof   = 32  // the wrapper of a field that excludes others
+	perString  = 24  // of a string or bytes in a list, with its allocation
+	perOneof   = 32  // the wrapper of a oneof field
 	perEntry   = 128 // of a map
 	perMessage = 16  // rounding
 )
 
-// layout is what has to be known of a type to weigh its messages.
+// layout is what is needed of a message type to weigh its messages.
 type layout struct {
 	size   int // bytes of the struct
 	fields map[protowire.Number]layoutField
@@ -65,9 +65,9 @@ type layout struct {
 }
 
 type layoutField struct {
-	message *layout // nil: it is none
-	each    int     // bytes that one value adds, besides its length or its message
-	packed  int     // bytes for each byte of a list of numbers
+	message *layout // nil: not a message
+	each    int     // bytes that a value adds, besides its length or its message
+	packed  int     // bytes for each byte of a packed list of numbers
 }
 
 var (
@@ -75,7 +75,7 @@ var (
 	layoutsLock sync.RWMutex
 )
 
-// layoutOf is the layout of the messages of a type, made once.
+// layoutOf returns the layout of a message type, which is computed once.
 func layoutOf(d protoreflect.MessageDescriptor) *layout {
 	layoutsLock.RLock()
 	l := layouts[d.FullName()]
@@ -94,10 +94,10 @@ func makeLayout(d protoreflect.MessageDescriptor) *layout {
 	}
 	l := &layout{size: perMessage, fields: map[protowire.Number]layoutField{}, any: d.FullName() == "google.protobuf.Any",
 		regex: d.FullName() == pattern}
-	layouts[d.FullName()] = l // before its fields, one of which may be of the same type
+	layouts[d.FullName()] = l // before its fields, because one may have the same type
 	if t, err := protoregistry.GlobalTypes.FindMessageByName(d.FullName()); err == nil {
 		l.size += int(reflect.TypeOf(t.Zero().Interface()).Elem().Size())
-	} else { // of a map's entry
+	} else { // a map entry
 		l.size += perEntry
 	}
 	for i := range d.Fields().Len() {

@@ -19,7 +19,7 @@ func urlOf(m proto.Message) string {
 	return typesURL + string(m.ProtoReflect().Descriptor().FullName())
 }
 
-// What Weigh says is at least what the generated decoder takes, and not many times that.
+// Weigh returns at least what the generated decoder takes, and not many times as much.
 func TestWeigh(t *testing.T) {
 	hosts := &routev3.RouteConfiguration{Name: "r"}
 	to := &routev3.RouteAction{ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: "c"}}
@@ -84,7 +84,7 @@ func TestWeighRefuses(t *testing.T) {
 	}
 }
 
-// FuzzWeigh: whatever comes is weighed, and as at least its text.
+// FuzzWeigh: Weigh handles any input, and counts at least the bytes of its text.
 func FuzzWeigh(f *testing.F) {
 	f.Add(bytesOf(f, &clusterv3.Cluster{Name: "c"}))
 	f.Add(of(f, &listenerv3.Listener{}, tcpWith(`"cluster":"web"`)))

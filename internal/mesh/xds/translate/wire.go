@@ -2,7 +2,7 @@ package translate
 
 import "google.golang.org/protobuf/encoding/protowire"
 
-// Field is a field of a message on the wire. Of types beside these two there is the number alone.
+// Field is a field of a message in the wire format. Of types besides these two only the number is known.
 type Field struct {
 	Number protowire.Number
 	Type   protowire.Type
@@ -15,7 +15,7 @@ func (f Field) Is(number protowire.Number, kind protowire.Type) bool {
 	return f.Number == number && f.Type == kind
 }
 
-// Fields hands on the fields of a message, until the first error.
+// Fields calls take with the fields of a message, until the first error.
 func Fields(b []byte, take func(Field) error) error {
 	for len(b) > 0 {
 		f, rest, err := NextField(b)
@@ -30,7 +30,7 @@ func Fields(b []byte, take func(Field) error) error {
 	return nil
 }
 
-// NextField takes one field off b.
+// NextField parses one field at the beginning of b.
 func NextField(b []byte) (f Field, rest []byte, err error) {
 	var n int
 	if f.Number, f.Type, n = protowire.ConsumeTag(b); n < 0 {

@@ -10,6 +10,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"tare/internal/lib/files"
 )
 
 // Key tells programs apart for good: the kernel gives ids out again after 2^31 of them, and two loads never share the
@@ -209,7 +211,7 @@ func withObject(openCmd int, id, flags uint32, visit func(fd int) error) error {
 	if err != nil {
 		return err
 	}
-	defer shut(fd)
+	defer files.CloseRaw(fd)
 	return visit(fd)
 }
 

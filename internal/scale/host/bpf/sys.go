@@ -27,12 +27,8 @@ const (
 	cmdLinkGetNextID = 31
 )
 
-// shut closes an object's descriptor. Like bpf, it takes microseconds and does not block, so it bypasses Go's
-// scheduler.
-func shut(fd int) { _, _, _ = unix.RawSyscall(unix.SYS_CLOSE, uintptr(fd), 0, 0) }
-
-// bpf makes the call again after a signal, which EAGAIN can mean too. Addresses inside attr are unsafe.Pointer and
-// never integers: a stack can move.
+// bpf makes the call again after a signal, which EAGAIN can mean too. It takes microseconds and does not block, so it
+// bypasses Go's scheduler. Addresses inside attr are unsafe.Pointer and never integers: a stack can move.
 func bpf(cmd int, attr unsafe.Pointer, size uintptr) (int, error) {
 	for tries := 0; ; tries++ {
 		r, _, errno := unix.RawSyscall(unix.SYS_BPF, uintptr(cmd), uintptr(attr), size)

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"tare/internal/lib/files"
 	"tare/internal/lib/lists"
 
 	"golang.org/x/sys/unix"
@@ -548,7 +549,7 @@ func (r *Reader) content(f *file, keep bool) ([]byte, error) {
 			r.budget--
 			f.fd = fd
 		} else {
-			defer shut(fd)
+			defer files.CloseRaw(fd)
 		}
 	}
 	if f.name == usageV1 {

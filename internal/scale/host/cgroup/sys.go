@@ -51,9 +51,6 @@ func pread(fd int, buf *[]byte) ([]byte, error) {
 	}
 }
 
-// shut closes a descriptor of a file that was only read.
-func shut(fd int) { _, _, _ = unix.RawSyscall(unix.SYS_CLOSE, uintptr(fd), 0, 0) }
-
 // gone says whether err means that the group does not exist any more: its directory is not there (ENOENT), or it was
 // removed while a file in it was open (ENODEV, from kernfs).
 func gone(err error) bool { return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) }

@@ -55,6 +55,9 @@ func TestRollupWithoutFirstThread(t *testing.T) {
 			break
 		}
 	}
+	if (FS{}).Ending(cmd.Process.Pid) {
+		t.Error("it is said to be ending, and lives on")
+	}
 	if r, err := (FS{}).Rollup(cmd.Process.Pid); err == nil || errors.Is(err, ErrGone) {
 		t.Errorf("%+v, %v", r, err)
 	}

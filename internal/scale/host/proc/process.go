@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -86,6 +87,43 @@ func (p Process) Alive() bool { return !p.firstDead() || p.Threads > 1 }
 func (p Process) Exiting() bool { return p.exiting || p.firstDead() }
 
 func (p Process) firstDead() bool { return p.State == 'Z' || p.State == 'X' || p.State == 'x' }
+
+// Ending says whether a living process is sure to end: SIGKILL is pending, or each of its threads is ending or killed. It
+// may be seen for seconds yet, while it waits in the kernel or gives its memory back.
+func (f FS) Ending(pid int) bool {
+	if p, err := f.Process(pid); err != nil || !p.Alive() {
+		return false
+	}
+	if sigkillPending(f.path("proc", strconv.Itoa(pid), "status"), "ShdPnd:") {
+		return true
+	}
+	// One that exits kills its other threads one by one (zap_other_threads in kernel/signal.c), as one does that calls
+	// execve(2) and lives on.
+	tasks := f.tasks(pid, "stat")
+	for _, task := range tasks {
+		b, err := os.ReadFile(task)
+		if err != nil {
+			continue // the thread has ended
+		}
+		t, err := parseProcess(b)
+		if err != nil || !t.Exiting() && !sigkillPending(filepath.Join(filepath.Dir(task), "status"), "SigPnd:") {
+			return false
+		}
+	}
+	return len(tasks) > 0
+}
+
+// sigkillPending reads one of the sets of pending signals in a file status (proc_pid_status(5)).
+func sigkillPending(path, set string) bool {
+	b, _ := os.ReadFile(path) // what has ended has none
+	for line := range bytes.Lines(b) {
+		if value, ok := bytes.CutPrefix(line, []byte(set)); ok {
+			signals, err := strconv.ParseUint(string(bytes.TrimSpace(value)), 16, 64)
+			return err == nil && signals&(1<<(unix.SIGKILL-1)) != 0
+		}
+	}
+	return false
+}
 
 // Process reads /proc/<pid>/stat.
 func (f FS) Process(pid int) (p Process, err error) {

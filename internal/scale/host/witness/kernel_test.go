@@ -23,6 +23,7 @@ import (
 	"tare/internal/scale/host/feature"
 	"tare/internal/scale/host/proc"
 	"tare/internal/scale/ledger"
+	"tare/test/owned"
 	"tare/test/quiet"
 )
 
@@ -193,8 +194,8 @@ func cpuGroup(t *testing.T) string {
 			t.Cleanup(func() { _ = os.WriteFile(control, []byte("-cpu"), 0) }) // after the group has gone
 		}
 	}
-	dir, err := os.MkdirTemp(root, "tare-test-idle-")
-	if err != nil {
+	dir := filepath.Join(root, owned.Name("idle"))
+	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Skipf("needs the right to make control groups: %v", err)
 	}
 	t.Cleanup(func() {

@@ -1,9 +1,9 @@
 // Command freestanding makes an executable of one C file that needs no library: it has clang compile it and puts the
-// machine code behind the shortest ELF header that Linux takes. There is no linker in it, so that any clang makes
-// programs for any machine, each time the same.
+// machine code behind the shortest ELF header that Linux accepts. It uses no linker, so that any clang can make
+// programs for any architecture, always with the same result.
 //
-// The price is that the file may hold nothing but code that finds itself: a global variable, a string or a call of a
-// library leaves a relocation or another section behind, and is refused here.
+// The price is that the file may contain only position-independent code: a global variable, a string or a call of a
+// library leaves a relocation or another section, which is refused here.
 //
 //	go run ./freestanding -arch arm64 -o worker_arm64.elf c/worker.c
 package main
@@ -21,14 +21,14 @@ import (
 	"slices"
 )
 
-// archs are the machines, by Go's names.
+// archs are the architectures, by Go's names.
 var archs = map[string]struct {
 	target  string
 	machine elf.Machine
 	flags   []string
 }{
 	"amd64": {"x86_64-linux-gnu", elf.EM_X86_64, []string{"-fPIE", "-fcf-protection=none"}},
-	// In the tiny model addresses are taken within 1 MB, for which an instruction is enough; the others want a linker.
+	// The tiny code model limits addresses to 1 MB, which one instruction can encode; the others need a linker.
 	"arm64": {"aarch64-linux-gnu", elf.EM_AARCH64, []string{"-fno-pic", "-mcmodel=tiny"}},
 }
 
@@ -74,7 +74,7 @@ func build(source, arch, out string) error {
 	return nil
 }
 
-// read gives an object's code, and where in it _start is.
+// read returns an object's code, and the offset of _start in it.
 func read(object string, machine elf.Machine) (code []byte, entry uint64, err error) {
 	f, err := elf.Open(object)
 	if err != nil {
@@ -112,10 +112,10 @@ func read(object string, machine elf.Machine) (code []byte, entry uint64, err er
 	return nil, 0, errors.New("it has no _start")
 }
 
-// base is where the program is loaded; a multiple of the largest page size.
+// base is the load address of the program; a multiple of the largest page size.
 const base = 0x400000
 
-// wrap makes the executable: one segment, which is the whole file and holds the code, and a stack that is not
+// wrap makes the executable: one segment, which is the whole file and contains the code, and a stack that is not
 // executable.
 func wrap(machine elf.Machine, code []byte, entry uint64) []byte {
 	const headers, segment = 64, 56
@@ -133,7 +133,7 @@ func wrap(machine elf.Machine, code []byte, entry uint64) []byte {
 	stack := elf.Prog64{Type: uint32(elf.PT_GNU_STACK), Flags: uint32(elf.PF_R | elf.PF_W), Align: 16}
 	var b bytes.Buffer
 	for _, part := range []any{&h, &load, &stack} {
-		_ = binary.Write(&b, binary.LittleEndian, part) // a buffer takes all
+		_ = binary.Write(&b, binary.LittleEndian, part) // a buffer never fails
 	}
 	b.Write(make([]byte, offset-b.Len()))
 	b.Write(code)

@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// TestBuild: a program that is all code becomes an executable that runs, for each machine; one that is not is refused,
-// with what is wrong.
+// TestBuild: for each architecture, a program that is only code becomes a working executable; any other is refused,
+// with the reason.
 func TestBuild(t *testing.T) {
 	if _, err := exec.LookPath("clang"); err != nil {
 		t.Skip("needs clang (Debian package clang)")

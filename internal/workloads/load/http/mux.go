@@ -11,6 +11,7 @@ import (
 
 	"tare/internal/experiment/load"
 	"tare/internal/lib/fault"
+	"tare/internal/lib/files"
 	"tare/internal/lib/pace"
 )
 
@@ -352,7 +353,7 @@ func (m *mux) lose(c *connection, kind failure, why error) {
 // hangUp closes a connection with a reset, as everywhere in this package.
 func (m *mux) hangUp(c *connection) {
 	c.tls.close()
-	sysClose(c.fd)
+	files.CloseRaw(c.fd)
 	m.w.open--
 	c.gone = true
 	m.byID[c.id] = nil

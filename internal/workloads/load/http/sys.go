@@ -79,8 +79,6 @@ func sysRead(fd int, p []byte) (int, unix.Errno) {
 	return int(n), errno
 }
 
-func sysClose(fd int) { _, _, _ = unix.RawSyscall(unix.SYS_CLOSE, uintptr(fd), 0, 0) }
-
 func sysEpollCtl(epoll, op, fd int, event *unix.EpollEvent) unix.Errno {
 	_, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_CTL, uintptr(epoll), uintptr(op), uintptr(fd),
 		uintptr(unsafe.Pointer(event)), 0, 0)

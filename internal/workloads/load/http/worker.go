@@ -16,6 +16,7 @@ import (
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/load/running"
 	"tare/internal/experiment/role"
+	"tare/internal/lib/files"
 	"tare/internal/lib/pace"
 )
 
@@ -267,7 +268,7 @@ func (w *worker) close() {
 	if w.mux != nil {
 		w.mux.close()
 	}
-	sysClose(w.epoll)
+	files.CloseRaw(w.epoll)
 }
 
 // run does the worker's share of the schedule and returns when all is answered, or the drain is over, or the context
@@ -493,7 +494,7 @@ func (w *worker) socket(t *target, noDelay bool) (int, unix.Errno) {
 		errno = sysConnect(fd, t.address)
 	}
 	if errno != 0 && errno != unix.EINPROGRESS {
-		sysClose(fd)
+		files.CloseRaw(fd)
 		return -1, errno
 	}
 	return fd, 0
@@ -724,7 +725,7 @@ func (w *worker) hangUp(s *slot) {
 		return
 	}
 	s.tls.close()
-	sysClose(s.fd)
+	files.CloseRaw(s.fd)
 	if !s.dissolved {
 		w.open--
 	}

@@ -23,6 +23,7 @@ const (
 	labelsKey      = "labels"
 	annotationsKey = "annotations"
 	runtimeKey     = "runtime-class"
+	appliedKey     = "applied"
 	componentsKey  = "components"
 )
 
@@ -32,6 +33,9 @@ var settings = []param.Setting{
 	{Name: annotationsKey, Type: param.TypeText, Reach: param.ReachNothing,
 		Doc: "annotations of these pods, in the same form; those with commas in their values with ; between"},
 	{Name: runtimeKey, Type: param.TypeText, Reach: param.ReachNothing, Doc: "RuntimeClass of these pods"},
+	{Name: appliedKey, Type: param.TypeText, Reach: param.ReachNothing,
+		Doc: "annotations by which what is installed marks pods to which it applies, in the same form: loads begin when " +
+			"all pods of this arm have them, and no pod of the baseline may have them"},
 	{Name: componentsKey, Type: param.TypeText, Reach: param.ReachNothing,
 		Doc: "what its cost is: rules as of `tare weigh --tare`, separated by ;, such as " +
 			"`container=istio-proxy,component=sidecar; namespace=istio-system,component=controlplane`. A rule " +
@@ -45,7 +49,8 @@ func (guest) About() kind.About {
 		Settings: settings,
 		InPath: func(v param.Values) bool {
 			m, err := guest{}.Marks(v)
-			return err == nil && slices.ContainsFunc(m.Components, func(r charge.Rule) bool { return kind.InPods(&r) })
+			return err == nil && (len(m.Applied) > 0 ||
+				slices.ContainsFunc(m.Components, func(r charge.Rule) bool { return kind.InPods(&r) }))
 		},
 	}
 }
@@ -65,6 +70,9 @@ func (guest) Marks(v param.Values) (m kind.Marks, err error) {
 		return m, err
 	}
 	if m.Annotations, err = pairs(annotationsKey, v[annotationsKey]); err != nil {
+		return m, err
+	}
+	if m.Applied, err = pairs(appliedKey, v[appliedKey]); err != nil {
 		return m, err
 	}
 	m.RuntimeClass = v[runtimeKey]

@@ -1,6 +1,6 @@
 // Package probes answers the probes of a pod's containers in their place. The kubelet has no certificate of the mesh,
-// so that a proxy which wants one would turn it away: its probes are sent to the proxy's side instead, which asks the
-// containers within the pod.
+// so that a proxy which requires one would refuse its probes. They are sent to a server beside the proxy instead,
+// which asks the containers within the pod.
 package probes
 
 import (
@@ -22,10 +22,10 @@ import (
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 )
 
-// Table has what is asked of containers, by the path that the kubelet asks for.
+// Table holds the probes of containers, by the path that the kubelet requests.
 type Table map[string]Ask
 
-// Ask is one probe: one of HTTP, TCP and GRPC.
+// Ask is one probe, in exactly one of HTTP, TCP and GRPC.
 type Ask struct {
 	HTTP    *HTTP `json:"http,omitempty"`
 	TCP     *TCP  `json:"tcp,omitempty"`
@@ -33,21 +33,21 @@ type Ask struct {
 	Timeout int   `json:"timeout"` // seconds
 }
 
-// HTTP is a GET. Any status from 200 to 399 is success, as for the kubelet.
+// HTTP is a GET request. Any status from 200 to 399 is success, as for the kubelet.
 type HTTP struct {
 	Path    string   `json:"path"`
 	Port    int      `json:"port"`
-	TLS     bool     `json:"tls,omitempty"` // whoever answers: the kubelet does not check certificates either
+	TLS     bool     `json:"tls,omitempty"` // the certificate is not verified, as by the kubelet
 	Headers []Header `json:"headers,omitempty"`
 }
 
-// Header is one of a request.
+// Header is a header of a request.
 type Header struct {
 	Name  string `json:"name"`
 	Value string `json:"value"`
 }
 
-// TCP is a connection, which is success once it is there.
+// TCP is a connection. The probe succeeds if it can be opened.
 type TCP struct {
 	Port int `json:"port"`
 }
@@ -58,10 +58,10 @@ type GRPC struct {
 	Service string `json:"service,omitempty"`
 }
 
-// Path is where the kubelet asks for a probe ("liveness", "readiness", "startup") of a container.
+// Path returns the path at which the kubelet requests a probe ("liveness", "readiness", "startup") of a container.
 func Path(container, kind string) string { return "/probe/" + container + "/" + kind }
 
-// Parse reads a table from JSON, and checks it.
+// Parse parses a table in JSON and checks it.
 func Parse(text []byte) (Table, error) {
 	var t Table
 	if err := json.Unmarshal(text, &t); err != nil {
@@ -91,16 +91,17 @@ type Server struct {
 	http  *http.Client
 }
 
-// New makes a server that asks the containers at a host: the IP address of the pod, which is where the kubelet asks, or
+// New makes a server that asks the containers at a host: the IP address of the pod, where the kubelet would ask, or
 // 127.0.0.1.
 func New(t Table, host string) *Server {
 	return &Server{t, host, &http.Client{
 		Transport: &http.Transport{
 			TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // as the kubelet does
-			// Each probe says whether a new connection is taken.
+			// Each probe must test whether the container accepts a new connection.
 			DisableKeepAlives: true, DisableCompression: true, MaxResponseHeaderBytes: 64 << 10,
 		},
-		// As the kubelet: to another host nothing is followed, and that is success (k8s.io/kubernetes/pkg/probe/http).
+		// As the kubelet does: a redirect to another host is not followed, and counts as success
+		// (k8s.io/kubernetes/pkg/probe/http).
 		CheckRedirect: func(r *http.Request, via []*http.Request) error {
 			switch {
 			case r.URL.Hostname() != via[0].URL.Hostname():
@@ -113,7 +114,7 @@ func New(t Table, host string) *Server {
 	}}
 }
 
-// ServeHTTP answers with the status of an HTTP probe, or with 200 or 503, and why.
+// ServeHTTP answers with the status of an HTTP probe, or with 200 or 503 and the error.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a, known := s.table[r.URL.Path]
 	if !known {
@@ -146,7 +147,7 @@ func (s *Server) get(ctx context.Context, h *HTTP) (int, error) {
 		scheme = "https"
 	}
 	u, err := url.Parse(h.Path)
-	if err != nil { // as the kubelet: then it is a path, letter by letter
+	if err != nil { // as the kubelet does: then the text is a path, taken literally
 		u = &url.URL{Path: h.Path}
 	}
 	u.Scheme, u.Host = scheme, s.at(h.Port)

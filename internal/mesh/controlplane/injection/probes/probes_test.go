@@ -16,7 +16,7 @@ import (
 	"tare/internal/mesh/controlplane/injection/probes"
 )
 
-// ask is the status that a probe gets of a server of one.
+// ask returns the status of a probe at a server whose table has only that probe.
 func ask(t *testing.T, a probes.Ask) int {
 	t.Helper()
 	a.Timeout = max(a.Timeout, 1)
@@ -39,7 +39,7 @@ func portOf(t *testing.T, address string) int {
 	return port
 }
 
-// closed is a port at which nobody listens.
+// closed returns a port at which nothing listens.
 func closed(t *testing.T) int {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

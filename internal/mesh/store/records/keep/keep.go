@@ -1,5 +1,5 @@
-// Package keep is what the stores share that keep records: it makes changes into trees, puts them into maps step by
-// step in Kmesh's order, and knows what is where. The store says where records go.
+// Package keep is what the stores share that keep records: it turns changes into trees, puts them into maps step by
+// step in Kmesh's order, and remembers what is where. The store decides where records go.
 package keep
 
 import (
@@ -21,13 +21,13 @@ import (
 
 // Records is where a store keeps its records. Keys are never 0.
 type Records interface {
-	// Room says whether so many records more fit. It may make room first.
+	// Room says whether need more records fit. It may make room first.
 	Room(need records.Counts) bool
-	// Hint is what to do where there is no room.
+	// Hint returns what to do if there is no room.
 	Hint() string
 	// Alloc finds a key for a new record.
 	Alloc(class records.Class) (key uint32, err error)
-	// Write writes a record; last where nothing is missing from it any more.
+	// Write writes a record; last means that the record is complete.
 	Write(key uint32, class records.Class, value []byte, last bool) error
 	// Free gives back a record.
 	Free(key uint32) error
@@ -46,12 +46,12 @@ type Store struct {
 	kernel  *Kernel
 	records Records
 	tops    Tops
-	// ordered: records of a resource first, then its value, then what was there before is removed. Else what was there
-	// before is removed first, as Kmesh does.
+	// ordered: a resource's new records are written first, then its value, and the old records are removed last.
+	// Otherwise the old ones are removed first, as in Kmesh.
 	ordered bool
 	maps    map[string]*ebpf.Map
 
-	mu      sync.Mutex // guards all below; one goroutine applies, but another may close
+	mu      sync.Mutex // guards the fields below; one goroutine applies, but another may close
 	closed  bool
 	config  plan.Config[kept, kept]
 	numbers plan.Numbers // of clusters
@@ -65,7 +65,7 @@ type Store struct {
 
 type change = plan.Plan[kept, kept]
 
-// kept is a cluster or a listener as it is in the maps.
+// kept is a cluster or a listener in the maps.
 type kept struct {
 	id      uint32 // of a cluster
 	keys    []uint32
@@ -131,7 +131,7 @@ func (s *Store) Apply(ctx context.Context, change mesh.Change) (store.Work, erro
 	if err := s.count(p); err != nil {
 		return s.kernel.Work, err
 	}
-	// Clusters go last, so that no listener misses them meanwhile, unless their room is needed.
+	// Clusters are removed last, so that listeners do not name missing ones meanwhile, unless their room is needed.
 	goFirst := !s.fits(p, false)
 	if goFirst && (len(p.GoneClusters) == 0 || !s.fits(p, true)) {
 		return s.kernel.Work, s.full(p)
@@ -190,13 +190,13 @@ func (s *Store) fits(p *change, goFirst bool) bool {
 	return clusters <= int(s.tops.Clusters.MaxEntries()) && (n.most.Sum() == 0 || s.records.Room(n.most))
 }
 
-// need is how many records a change needs more than are there: after a step, and at most.
+// need is how many records a change needs in addition to the existing ones: after a step, and at most.
 type need struct {
 	ordered   bool
 	now, most records.Counts
 }
 
-// step makes records and gives others back.
+// step makes records and frees others.
 func (n *need) step(counts, freed records.Counts) {
 	for i := range counts {
 		if n.ordered { // both are there for a time
@@ -207,7 +207,7 @@ func (n *need) step(counts, freed records.Counts) {
 	}
 }
 
-// full is the error of a change that there is no room for.
+// full returns the error for a change without enough room.
 func (s *Store) full(p *change) error {
 	var sum records.Counts
 	for _, c := range s.counts {
@@ -240,7 +240,7 @@ func (s *Store) execute(p *change, goFirst bool) error {
 			return err
 		}
 	}
-	again := len(s.counts) > 1 // the tree that was made to be counted is another's by now
+	again := len(s.counts) > 1 // the tree that was counted last has been overwritten
 	for i := range p.Clusters {
 		if err := s.setCluster(&p.Clusters[i], again); err != nil {
 			return fmt.Errorf("writing cluster %s: %w", p.Clusters[i].Name, err)
@@ -324,7 +324,7 @@ func (s *Store) replace(r *kept, at top) error {
 	return s.insert(r, at)
 }
 
-// insert takes the steps of the tree. If one fails, nothing is left of it.
+// insert carries out the steps of the tree. If one fails, it removes what it wrote.
 func (s *Store) insert(r *kept, at top) (err error) {
 	t := &s.tree
 	r.counts = t.Counts
@@ -378,7 +378,7 @@ func (s *Store) free(keys []uint32) (err error) {
 	return err
 }
 
-// remove takes a resource out of the maps, records first, as Kmesh does; ordered, its value first.
+// remove removes a resource from the maps: its records first, as Kmesh does; if ordered, its value first.
 func (s *Store) remove(r *kept, at top) error {
 	if !r.present {
 		return nil
@@ -417,7 +417,7 @@ func (s *Store) forget(c *plan.Cluster[kept]) {
 	s.numbers.Give(c.Own.id)
 }
 
-// forgetAbsent is for after a failure: what is not in the maps any more is not known any more either.
+// forgetAbsent removes from the bookkeeping what a failed change has left out of the maps.
 func (s *Store) forgetAbsent() {
 	for _, c := range s.config.Clusters {
 		if !c.Own.present {

@@ -10,11 +10,12 @@ import (
 	"github.com/cilium/ebpf/features"
 	"golang.org/x/sys/unix"
 
+	"tare/internal/lib/files"
 	"tare/internal/mesh/store"
 )
 
-// Kernel is the way to maps, with what is done counted. It makes the system calls itself: cilium/ebpf allocates and
-// reflects on each, and a change here is a hundred of them.
+// Kernel accesses maps, and counts operations. It makes system calls itself: cilium/ebpf allocates and uses reflection
+// for each, and a change here consists of a hundred.
 type Kernel struct {
 	Work store.Work
 	attr element
@@ -32,14 +33,14 @@ type element struct {
 	flags uint64
 }
 
-// NewKernel is for one goroutine. Not inlined, since the kernel is given addresses inside that must not move, as those
-// on a stack do.
+// NewKernel makes a Kernel for one goroutine. It must not be inlined: the kernel gets addresses inside, which would
+// move with a stack.
 //
 //go:noinline
 func NewKernel() *Kernel { return &Kernel{} }
 
-// call makes a system call for an element. Most take a microsecond, of which telling Go's scheduler would take a tenth;
-// those that wait for readers take milliseconds, and leave the processor to others.
+// call makes a system call for an element. Most take a microsecond, a tenth of which informing Go's scheduler would
+// add; those that wait for readers take milliseconds, and must let other goroutines run.
 func (k *Kernel) call(wait bool, command uintptr, fd int, key, value unsafe.Pointer) error {
 	k.attr = element{fd: uint32(fd), key: uint64(uintptr(key)), value: uint64(uintptr(value))}
 	k.Work.Syscalls++
@@ -94,9 +95,9 @@ func (k *Kernel) number(key uint32) []byte {
 	return k.key[:4]
 }
 
-// The three below are for maps of maps. There the kernel waits for readers before it returns: after an update or a
-// delete that did something, and before Linux 6.8 after each, and after a lookup too (maybe_wait_bpf_programs in
-// kernel/bpf/syscall.c).
+// The three methods below are for maps of maps, where the kernel waits for readers before it returns: after an update
+// or a deletion that changed something, and before Linux 6.8 after each of them, and after a lookup too
+// (maybe_wait_bpf_programs in kernel/bpf/syscall.c).
 
 // Set puts a map into a map of maps.
 func (k *Kernel) Set(outer int, index uint32, fd int) error {
@@ -140,10 +141,10 @@ var LookupsWait = sync.OnceValue(func() bool {
 	return err == nil && version < 6<<16|8<<8
 })
 
-// CloseFD closes what ByID or Create gave.
+// CloseFD closes a descriptor of ByID or Create.
 func (k *Kernel) CloseFD(fd int) {
 	k.Work.Syscalls++
-	unix.RawSyscall(unix.SYS_CLOSE, uintptr(fd), 0, 0)
+	files.CloseRaw(fd)
 }
 
 // ByID opens a map by its number in the kernel.
@@ -162,13 +163,13 @@ func open(command uintptr, attr unsafe.Pointer, size uintptr) (fd int, err error
 	return int(r), nil
 }
 
-// Create makes a map; cilium/ebpf would ask the kernel a dozen things first.
+// Create makes a map; cilium/ebpf would make a dozen other system calls first.
 func (k *Kernel) Create(spec *ebpf.MapSpec) (fd int, err error) {
 	k.Work.Syscalls++
 	return CreateMap(spec)
 }
 
-// CreateMap is Create, not counted.
+// CreateMap is Create without counting.
 func CreateMap(spec *ebpf.MapSpec) (fd int, err error) {
 	attr := struct {
 		kind, key, value, entries, flags, inner, node uint32
@@ -188,8 +189,8 @@ type batch struct {
 // enotsupp is the kernel's ENOTSUPP, which has no number outside it: a map without batches.
 const enotsupp = syscall.Errno(524)
 
-// SetAll puts maps into a map of maps, and says how many. It is for other goroutines than a Kernel's, and not counted:
-// from Linux 6.8 it waits for readers once, before that for each.
+// SetAll puts maps into a map of maps, and returns how many. It does not count, and may be used by any goroutine. From
+// Linux 6.8 on it waits for readers once, before that for each map.
 func SetAll(outer int, indexes, fds []uint32) (n int, err error) {
 	if len(indexes) == 0 {
 		return 0, nil
@@ -205,7 +206,7 @@ func SetAll(outer int, indexes, fds []uint32) (n int, err error) {
 			return len(fds), nil
 		}
 		if errno != unix.EINVAL && errno != enotsupp {
-			return 0, errno // what was done is done again by whoever asks again
+			return 0, errno // a retry repeats what was done
 		}
 	}
 	k := NewKernel()
