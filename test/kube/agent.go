@@ -7,8 +7,8 @@ import (
 	"tare/test/binary"
 )
 
-// AgentImage builds tare-agent, tare and kubectl-tare, and puts them into dir as the image tare-agent:0.1.0, which the manifests in
-// deploy/kubernetes name. It returns the path of the archive, for Options.Images.
+// AgentImage builds tare-agent, tare and kubectl-tare, and puts them into dir as the image tare-agent:0.1.0, which the
+// manifests in deploy/kubernetes name. It returns the path of the archive, for Options.Images.
 func AgentImage(dir string) (string, error) {
 	var programs []string
 	for _, name := range []string{"tare-agent", "tare", "kubectl-tare"} {
