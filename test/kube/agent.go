@@ -7,11 +7,12 @@ import (
 	"tare/test/binary"
 )
 
-// AgentImage builds tare-agent, tare and kubectl-tare, and puts them into dir as the image tare-agent:0.1.0, which the manifests in
-// deploy/kubernetes name. It returns the path of the archive, for Options.Images.
-func AgentImage(dir string) (string, error) {
+// AgentImage builds tare-agent, tare and others (kubectl-tare, for experiments: it is large), and puts them into dir as
+// the image tare-agent:0.1.0, which the manifests in deploy/kubernetes name. It returns the path of the archive, for
+// Options.Images.
+func AgentImage(dir string, others ...string) (string, error) {
 	var programs []string
-	for _, name := range []string{"tare-agent", "tare", "kubectl-tare"} {
+	for _, name := range append([]string{"tare-agent", "tare"}, others...) {
 		path := filepath.Join(dir, name)
 		if err := binary.Program(path, "./cmd/"+name, "-ldflags=-w"); err != nil {
 			return "", err

@@ -44,7 +44,7 @@ const (
 // the spec.
 func upForSidecars(t *testing.T, duration string, blocks int) (p *plugin, file string) {
 	t.Helper()
-	p = upWithPlugin(t, Options{Nodes: 2})
+	p = upWithPlugin(t, Options{Nodes: 2}, "kubectl-tare")
 	opt := strings.NewReplacer("redirect: cni", "redirect: cni\n    opt: in", `args: [burn, "16"]`, slowSidecar).
 		Replace(controlplane)
 	asked := strings.Replace(hook, `    namespaceSelector:

@@ -47,7 +47,7 @@ func upWithIstio(t *testing.T) *plugin {
 		t.Skip("needs Istio: name in TARE_ISTIO a directory with its istioctl and images")
 	}
 	p := upWithPlugin(t, Options{Nodes: 2, Images: []string{filepath.Join(dir, "images/pilot.tar"),
-		filepath.Join(dir, "images/proxyv2.tar")}})
+		filepath.Join(dir, "images/proxyv2.tar")}}, "kubectl-tare")
 	apply, kubectl := p.must(t)
 	args := []string{"manifest", "generate", "--set", "profile=minimal"}
 	for _, set := range []string{"hub=tare.test", "tag=1.31.1", "values.global.imagePullPolicy=Never",

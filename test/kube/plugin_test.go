@@ -34,8 +34,8 @@ type plugin struct {
 
 const agentImage = "tare-agent:0.1.0"
 
-// upWithPlugin starts a cluster whose nodes have the image of tare-agent, and builds kubectl-tare.
-func upWithPlugin(t *testing.T, o Options) *plugin {
+// upWithPlugin starts a cluster whose nodes have the image of tare-agent with others in it, and builds kubectl-tare.
+func upWithPlugin(t *testing.T, o Options, others ...string) *plugin {
 	t.Helper()
 	if _, err := Bin(); err != nil {
 		t.Skip(err)
@@ -45,7 +45,7 @@ func upWithPlugin(t *testing.T, o Options) *plugin {
 	if err := binary.Program(path, "./cmd/kubectl-tare", "-ldflags=-w"); err != nil {
 		t.Fatal(err)
 	}
-	archive, err := AgentImage(dir)
+	archive, err := AgentImage(dir, others...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -54,7 +54,7 @@ spec:
 // upForRuns starts a cluster of two nodes with something to weigh, and writes the spec.
 func upForRuns(t *testing.T) (p *plugin, file string) {
 	t.Helper()
-	p = upWithPlugin(t, Options{Nodes: 2})
+	p = upWithPlugin(t, Options{Nodes: 2}, "kubectl-tare")
 	if err := p.Apply(infra); err != nil {
 		t.Fatal(err)
 	}
@@ -141,7 +141,7 @@ func (p *plugin) noRunLeft(t *testing.T) {
 // before its time, what was measured is kept, with the reason, and nothing is left in the cluster.
 func TestRunGoesOn(t *testing.T) {
 	long.Test(t, "6 min: runs in pods that are interrupted, and whose parts are killed")
-	p := upWithPlugin(t, Options{Nodes: 2})
+	p := upWithPlugin(t, Options{Nodes: 2}, "kubectl-tare")
 	file := filepath.Join(t.TempDir(), "rights.yaml")
 	spec := strings.Replace(rightsSpec, "blocks: 1", "blocks: 2", 1)
 	if err := os.WriteFile(file, []byte(spec), 0o600); err != nil {
@@ -295,7 +295,7 @@ gates: {lag: 1s, rate: 0.5} # the machine of a test cluster is not quiet
 // a namespace that takes pods without rights only.
 func TestRunRights(t *testing.T) {
 	long.Test(t, "1 min: an experiment in pods with the documented rights")
-	p := upWithPlugin(t, Options{Nodes: 2})
+	p := upWithPlugin(t, Options{Nodes: 2}, "kubectl-tare")
 	apply, kubectl := p.must(t)
 	const namespace, account = "tare-experiments", "tare-experiments:runner"
 	apply(`

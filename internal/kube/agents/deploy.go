@@ -189,8 +189,9 @@ func (t *Temporary) refusal(ctx context.Context) error {
 	if err != nil || len(events.Items) == 0 {
 		return nil //nolint:nilerr // then the nodes are named as those whose agents have not started
 	}
-	return fault.New(fault.Machine, "namespace "+t.Owned.Namespace, "choose a namespace whose Pod Security is privileged: "+
-		"--agents-namespace", "the cluster refuses the agents: %s", text.ClipLine(events.Items[0].Message, maxRefusal))
+	return fault.New(fault.Machine, "namespace "+t.Owned.Namespace, "choose a namespace whose Pod Security is "+
+		"privileged: --agents-namespace", "the cluster refuses the agents: %s",
+		text.ClipLine(events.Items[0].Message, maxRefusal))
 }
 
 const maxRefusal = 600 // bytes

@@ -62,7 +62,9 @@ func granted(run, agents metav1.ObjectMeta) ([]*unstructured.Unstructured, error
 
 // Missing returns which of the rights of some roles (YAML documents) the user does not have, where those of a Role are
 // asked for in a namespace that stands for its own.
-func (c *Cluster) Missing(ctx context.Context, roles []byte, namespaces map[string]string) (missing []string, err error) {
+func (c *Cluster) Missing(ctx context.Context, roles []byte, namespaces map[string]string) (
+	missing []string, err error,
+) {
 	client, err := authv1.NewForConfig(c.config)
 	if err != nil {
 		return nil, wrong(err)

@@ -212,7 +212,8 @@ func TestStartedAgain(t *testing.T) {
 		t.Errorf("%+v, %v", st, err)
 	}
 	_, _ = s.Write(bytes.Repeat([]byte("x"), 2*maxLog))
-	if st, err := NewClient(n.dial).Status(t.Context(), 3, 0); err != nil || len(st.Log) != maxLog || st.Next != 2*maxLog+6 {
+	st, err := NewClient(n.dial).Status(t.Context(), 3, 0)
+	if err != nil || len(st.Log) != maxLog || st.Next != 2*maxLog+6 {
 		t.Errorf("%d bytes of progress up to %d, %v", len(st.Log), st.Next, err)
 	}
 }

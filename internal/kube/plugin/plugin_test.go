@@ -70,7 +70,8 @@ func TestHelp(t *testing.T) {
 			}
 		}
 	}
-	if want := []string{"attach", "clean", "doctor", "install", "run", "top", "uninstall", "weigh"}; !slices.Equal(names, want) {
+	want := []string{"attach", "clean", "doctor", "install", "run", "top", "uninstall", "weigh"}
+	if !slices.Equal(names, want) {
 		t.Errorf("commands are %q", names)
 	}
 }

@@ -23,8 +23,8 @@ import (
 func order() Order {
 	return Order{Version: "1", Life: time.Hour, File: "x.yaml", Spec: []byte(meshSpec), Dir: "run", Image: "tare:1",
 		Overrides: spec.Overrides{Blocks: 3, Set: []string{"rate=1"}, Until: time.Minute}, Token: "secret",
-		Run: record.Run{ID: "one", Spec: []byte("{}"), Plan: []record.PlannedTrial{{Arm: "mesh"}}}, Nodes: nodes("a", "b", "c"),
-		NodeOf: map[string]string{"server": "b", "client": "a"},
+		Run:   record.Run{ID: "one", Spec: []byte("{}"), Plan: []record.PlannedTrial{{Arm: "mesh"}}},
+		Nodes: nodes("a", "b", "c"), NodeOf: map[string]string{"server": "b", "client": "a"},
 		Agents: agents.Set{Namespace: "kube-system", Selector: "a=b", UID: "u", Port: 1, Image: "i", Temporary: true},
 		Owned: metav1.ObjectMeta{Namespace: "ns", Name: "tare-1", Labels: map[string]string{},
 			OwnerReferences: []metav1.OwnerReference{{Kind: "Job", Name: "tare-1", UID: "v"}}}}

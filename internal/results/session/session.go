@@ -82,8 +82,8 @@ func enough(r record.Run, trials []record.Trial) (bool, string, error) {
 	return len(reached) > 0, strings.Join(reached, " and "), nil
 }
 
-// Conclude is the second part of Run, for trials that ended with runErr: it writes the summary, prints it or the report,
-// and turns what went wrong into one error.
+// Conclude is the second part of Run, for trials that ended with runErr: it writes the summary, prints it or the
+// report, and turns what went wrong into one error.
 func (o *Output) Conclude(w *record.Writer, r record.Run, trials []record.Trial, runErr error) error {
 	out := o.Out
 	if len(trials) == 0 {
