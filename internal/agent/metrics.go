@@ -74,17 +74,18 @@ var metrics = []metric{
 		func(v *view, b *builder) { b.addDuration(v.Part) }},
 	{"tare_node_cpu_seconds_total", "CPU time by line of the budget. The sum of the lines, less " +
 		"tare_node_cpu_counted_twice_seconds_total and tare_node_cpu_ahead_seconds, is the capacity. The line ebpf is run " +
-		"time of eBPF programs that could be split; it is on no other line.", counter, []string{"line"}, func(v *view, b *builder) {
-		for name, s := range v.Lines() {
-			b.add(s, strings.ReplaceAll(name, " ", "_"))
-		}
-	}},
+		"time of eBPF programs that could be split; it is on no other line.",
+		counter, []string{"line"}, func(v *view, b *builder) {
+			for name, s := range v.Lines() {
+				b.add(s, strings.ReplaceAll(name, " ", "_"))
+			}
+		}},
 	{"tare_node_cpu_counted_twice_seconds_total", "CPU time that is on several lines of the budget, because of the " +
 		"resolution and the limits of the kernel's counters.", counter, nil,
 		func(v *view, b *builder) { b.add(v.CountedTwice()) }},
-	{"tare_node_cpu_ahead_seconds", "CPU time that the budget's lines have already and the capacity has not yet: counters " +
-		"are read one after another, and the kernel's are coarse. The next readings make up for it. It grows with what " +
-		"holds the agent up while it reads.", gauge, nil,
+	{"tare_node_cpu_ahead_seconds", "CPU time that the budget's lines have already and the capacity has not yet: " +
+		"counters are read one after another, and the kernel's are coarse. The next readings make up for it. It " +
+		"grows with what holds the agent up while it reads.", gauge, nil,
 		func(v *view, b *builder) { b.add(v.Ahead()) }},
 	{"tare_node_cpu_longest_stall_seconds", "Longest time for which the hypervisor took a CPU away, in the last minute.",
 		gauge, nil, func(v *view, b *builder) {

@@ -52,7 +52,7 @@ func TestHealth(t *testing.T) {
 	if err := w.health(); err != nil || scale.ticks != 2 {
 		t.Errorf("with nothing wrong: %v, %d readings", err, scale.ticks)
 	}
-	// A reading serves those who came before it, however long they have waited for it since, and nobody else.
+	// A reading serves those who came before it, however long they have waited for it since, and no one else.
 	w.read = time.Now().Add(-2 * fresh)
 	if at := w.reading(w.read.Add(-1)); scale.ticks != 2 || !at.Equal(w.read) {
 		t.Errorf("for one who came before the last reading: %d readings", scale.ticks)

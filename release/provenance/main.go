@@ -88,8 +88,8 @@ func stateOf(path, version string) (*statement, error) {
 	commit := settings["vcs.revision"]
 	switch {
 	case commit == "":
-		return nil, errors.New("it does not say which commit it was built from: run 'make release' in a git clone (in one of " +
-			"git worktree, Go does not find the commit)")
+		return nil, errors.New("it does not say which commit it was built from: run 'make release' in a git clone (in " +
+			"a linked worktree, Go does not find the commit)")
 	case settings["vcs.modified"] != "false":
 		return nil, fmt.Errorf("it was built from commit %s with changes: commit them first", commit)
 	case version == "" || !bytes.Contains(data, []byte(version)):

@@ -205,8 +205,8 @@ func (s *scrape) check(t *testing.T, before *scrape) {
 	cpus := s.total("tare_node_cpus")
 	ahead := s.total("tare_node_cpu_ahead_seconds")
 	if over := lines - twice - ahead - capacity; math.Abs(over) > 1e-6 {
-		t.Errorf("the budget's lines have %.6f s, %.6f of them twice and %.6f ahead, and the capacity is %.6f s", lines, twice,
-			ahead, capacity)
+		t.Errorf("the budget's lines have %.6f s, %.6f of them twice and %.6f ahead, and the capacity is %.6f s",
+			lines, twice, ahead, capacity)
 	}
 	idle, _ := s.sum("tare_node_cpu_seconds_total", "line", "idle")
 	if groups := s.total("tare_group_cpu_seconds_total"); groups > capacity-idle+twice+ahead+0.02*cpus {

@@ -53,7 +53,7 @@ func TestBudgetSums(t *testing.T) {
 }
 
 // An edge whose counters were read far apart: some lines have what belongs to the next window, others have not what
-// belongs to this one. That is no time that nobody explains, and none that is counted twice.
+// belongs to this one. That time is neither unexplained nor counted twice.
 func TestBudgetOfEdgesFarApart(t *testing.T) {
 	totals := NewTotals(Options{})
 	for tick, u := range []ledger.Usage{

@@ -714,7 +714,7 @@ func (a *account) budget(l *ledger.Ledger) ledger.CPU {
 			"could not be read, or whose counters were reset: it is part of what is unexplained")
 	case total != nil:
 		u.Root = *total - u.Groups - u.Kernel
-		// Below 0 is also what the counters of an edge differ by, for they are read one after another.
+		// Below 0 is also what the counters of an edge differ by, because they are read one after another.
 		if apart := (a.w.first.took + a.last.took).Seconds(); u.Root < -max(0.01*u.Capacity, apart*float64(l.Host.CPUs)) {
 			a.warn("hierarchies-overlap", "the control groups together show %.3g s more CPU time than the tasks in them used: "+
 				"some are in one group of the v1 hierarchy and in another of v2, and count in both; the budget counts them once",
