@@ -15,7 +15,8 @@ var harmless = []string{
 	"subject command json", "subject command lines", "subject command lost-json", "subject command lost-lines",
 	"subject command lost-prometheus", "subject command prometheus", "subject command ready", "subject command ready-line",
 	"subject command serves",
-	"subject installed annotations", "subject installed applied", "subject installed components", "subject installed labels",
+	"subject installed annotations", "subject installed applied", "subject installed components",
+	"subject installed labels",
 	"subject installed runtime-class", // of pods, in a cluster
 	"subject kernelmesh metadata", "subject kernelmesh node", "subject kernelmesh store", "subject kernelmesh xds",
 	"subject store store",
