@@ -232,7 +232,7 @@ func TestHostileCoordinator(t *testing.T) {
 			"cannot hold the run"},
 		"short":    {`{"begun":true,"trials":100}`, `{"id":"one"}`, "x", "gone"},
 		"long":     {`{"begun":true,"trials":10}`, `{"id":"one"}`, strings.Repeat("x", 100), "gone"},
-		"negative": {`{"begun":true,"trials":-5,"next":-9,"end":{"code":4,"text":"bad"}}`, `{"id":"one"}`, "", "bad"},
+		"negative": {`{"begun":true,"trials":-5,"next":-9,"log":"\u001b[2J","end":{"code":4,"text":"bad"}}`, `{"id":"one"}`, "", "bad"},
 	} {
 		var n network
 		n.serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -246,9 +246,13 @@ func TestHostileCoordinator(t *testing.T) {
 				_, _ = io.WriteString(w, c.trials)
 			}
 		}))
-		f := follower(t, &n, io.Discard)
+		var log strings.Builder
+		f := follower(t, &n, &log)
 		f.Gone = func(context.Context) error { return errors.New("gone") }
 		end, err := f.Follow(t.Context())
+		if strings.ContainsRune(log.String(), '\x1b') {
+			t.Errorf("%s: it printed %q", name, log.String())
+		}
 		if got := fmt.Sprint(end, err); !strings.Contains(got, c.want) {
 			t.Errorf("%s: %s, want %s", name, got, c.want)
 		}

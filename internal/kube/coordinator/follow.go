@@ -19,12 +19,13 @@ import (
 )
 
 const (
-	answerWithin = 2 * newsWithin  // for one request: a connection that says nothing for longer is dead
-	again        = time.Second     // between attempts
-	maxStatus    = 8 * maxLog      // bytes, as JSON
-	maxRun       = 16 << 20        // bytes of run.json, as of package record
-	chunk        = 1 << 20         // bytes of trials of one request
-	silentAfter  = 3 * time.Second // then it is said that the coordinator does not answer
+	answerWithin = 2 * newsWithin   // for one request: a connection that says nothing for longer is dead
+	again        = time.Second      // between attempts
+	pause        = time.Second / 20 // after an answer: one that comes at once, without news, costs little
+	maxStatus    = 8 * maxLog       // bytes, as JSON
+	maxRun       = 16 << 20         // bytes of run.json, as of package record
+	chunk        = 1 << 20          // bytes of trials of one request
+	silentAfter  = 3 * time.Second  // then it is said that the coordinator does not answer
 )
 
 // Client asks a coordinator.
@@ -51,6 +52,8 @@ func (c *Client) ask(ctx context.Context, method, path, bytes string, most int64
 	if err != nil {
 		return nil, err
 	}
+	// Each request may be made twice. The transport does so if a connection turns out to be dead (net/http.Transport).
+	r.Header["Idempotency-Key"] = nil
 	want := http.StatusOK
 	switch {
 	case bytes != "":
@@ -131,6 +134,9 @@ func (f *Followed) Follow(ctx context.Context) (ended, err error) {
 				fmt.Fprintln(f.Log, "tare: the coordinator answers again")
 			}
 			silent, said, answered = time.Time{}, false, true
+			if err := pace.Sleep(ctx, pause); err != nil {
+				return nil, context.Cause(ctx)
+			}
 			continue
 		}
 		if gone := f.Gone(ctx); gone != nil && ctx.Err() == nil {
@@ -176,7 +182,7 @@ func (f *Followed) step(ctx context.Context) (over bool, end, err error) {
 		}
 	}
 	if s.Log != "" {
-		_, _ = io.WriteString(f.Log, s.Log) // a terminal that is gone keeps nobody from the results
+		_, _ = io.WriteString(f.Log, text.Lines(s.Log)) // results are copied even if the terminal is gone
 	}
 	f.log = s.Next
 	if s.End == nil {
