@@ -180,9 +180,10 @@ done
 until wget -q -O /dev/null http://127.0.0.1:8080/ && grep -q km_connect4 /tmp/sole && grep -q km_connect4 /tmp/split; do sleep 0.1; done
 connect() { (echo 0 >/sys/fs/cgroup/$1/cgroup.procs && timeout 10 wget -q -O /dev/null http://10.96.0.1/); }
 tare weigh --for 1h --json >/tmp/ledger & weigh=$!
-# The kernel counts runs once the scale is getting ready; its window begins soon after, or it misses the first connections.
+# The kernel counts runs once the scale is getting ready. Its window has begun when it uses little of a processor.
 until grep -hq 'run_cnt:.[1-9]' /proc/$sole/fdinfo/*; do connect sole; done
-sleep 8
+used() { set -- $(sed 's/.*) //' /proc/$weigh/stat); echo $((${12} + ${13})); } # hundredths of a second
+until before=$(used); sleep 2; [ $(($(used) - before)) -lt 50 ]; do :; done
 for i in 1 2 3 4 5 6 7 8 9 10; do
 	connect sole; connect split/a; connect split/b; connect split/a; connect split/a
 done
