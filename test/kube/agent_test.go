@@ -299,7 +299,12 @@ type reading struct {
 	metrics
 	at       float64
 	answered time.Time
-	node     float64 // CPU time that the node's control group had used by then, from outside, in seconds
+}
+
+// counted is the CPU time in seconds that a node's control group had used at a time, read from outside.
+type counted struct {
+	at   time.Time
+	used float64
 }
 
 // usage is what the kubelet says of a container.
@@ -323,6 +328,7 @@ var (
 // watched is what the agent of a node and its kubelet said.
 type watched struct {
 	readings []reading
+	node     []counted                     // before the first reading, and after each
 	kubelet  map[source]map[string][]usage // by labels; one for each sample of the kubelet
 	sampled  atomic.Bool                   // the kubelet has taken enough
 }
@@ -402,9 +408,12 @@ func watch(t *testing.T, c *Cluster, agents map[string]*agent, long time.Duratio
 		w := &watched{kubelet: map[source]map[string][]usage{summary: {}, resource: {}}}
 		all[node] = w
 		every(500*time.Millisecond, func() error {
+			if len(w.node) == 0 {
+				w.node = append(w.node, counted{time.Now(), c.used(node)})
+			}
 			m, err := a.metrics()
-			w.add(reading{m, m["tare_node_cpu_capacity_seconds_total"][""] / m["tare_node_cpus"][""], time.Now(),
-				c.used(node)})
+			w.add(reading{m, m["tare_node_cpu_capacity_seconds_total"][""] / m["tare_node_cpus"][""], time.Now()})
+			w.node = append(w.node, counted{time.Now(), c.used(node)})
 			return err
 		})
 		every(4*time.Second, func() error {
@@ -564,7 +573,7 @@ func (w *watched) adds(t *testing.T, machine bool) {
 				t.Errorf("it does not say that it sees a part of the machine: no warning %s", code)
 			}
 		}
-		part, node := since("tare_node_part_cpu_seconds_total", ""), last.node-first.node
+		part, node := since("tare_node_part_cpu_seconds_total", ""), w.used(&last)-w.used(&first)
 		t.Logf("the node used %.3f s of %.1f s, by the agent %.3f s", node, capacity, part)
 		if math.Abs(part/node-1) > 0.02 {
 			t.Errorf("the node used %.3f s, and the agent says %.3f s", node, part)
@@ -597,21 +606,25 @@ func (w *watched) adds(t *testing.T, machine bool) {
 	}
 }
 
+// zero is the agent's time 0 by this machine's clock. The agent read its counters before it answered: the least delay
+// is that of a scrape.
+func (w *watched) zero() time.Time {
+	started := func(r reading) time.Time { return r.answered.Add(-time.Duration(r.at * float64(time.Second))) }
+	return started(slices.MinFunc(w.readings, func(a, b reading) int { return started(a).Compare(started(b)) }))
+}
+
+// used is what the node had used when the agent read its counters, in seconds, between what was counted around then.
+func (w *watched) used(r *reading) float64 {
+	at := w.zero().Add(time.Duration(r.at * float64(time.Second)))
+	i := max(1, slices.IndexFunc(w.node, func(c counted) bool { return !c.at.Before(at) }))
+	a, b := w.node[i-1], w.node[i]
+	return a.used + (b.used-a.used)*at.Sub(a.at).Seconds()/b.at.Sub(a.at).Seconds()
+}
+
 // agrees: between two samples of the kubelet a container used what the agent says, at the samples' own times. In
 // between two readings of the agent that is known to be between what both say.
 func (w *watched) agrees(t *testing.T, c *Cluster, node string) {
-	// The agent read its counters before it answered: the least delay is that of a scrape.
-	offset := time.Duration(math.MaxInt64)
-	var zero time.Time
-	for i, r := range w.readings {
-		elapsed := time.Duration(r.at * float64(time.Second))
-		if i == 0 {
-			zero = r.answered.Add(-elapsed)
-		}
-		offset = min(offset, r.answered.Add(-elapsed).Sub(zero))
-	}
-	zero = zero.Add(offset)
-
+	zero := w.zero()
 	var want []string
 	for _, p := range pods(t, c) {
 		for _, x := range p.Spec.Containers {
