@@ -12,6 +12,7 @@ import (
 
 // TestAssertions: the exit code says what became of assertions, whether they come with the run or with a report of it.
 func TestAssertions(t *testing.T) {
+	t.Parallel()
 	needsRoot(t)
 	dir := filepath.Join(t.TempDir(), "out")
 	o := tare(t, "run", "quickstart", "--quick", "--blocks", "1", "--out", dir, "--assert", "map_bytes <= 1GB")

@@ -80,6 +80,7 @@ func TestOwnProxy(t *testing.T) {
 
 // TestBypassed: a trial fails in which loads go past the subject that is to stand in their path.
 func TestBypassed(t *testing.T) {
+	t.Parallel()
 	needsRoot(t)
 	needsProxy(t, "haproxy")
 	leavesNothing(t)

@@ -13,6 +13,7 @@ var capabilities = regexp.MustCompile(`(?m)^(Cap(?:Prm|Eff|Amb)|NoNewPrivs):\s*(
 
 // What is put under load, and what makes the load, has no capability left once it is set up, and gets none back.
 func TestLoadsHaveNoPrivileges(t *testing.T) {
+	t.Parallel()
 	needsRoot(t)
 	leavesNothing(t)
 	spec := `name: privileges

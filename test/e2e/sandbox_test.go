@@ -135,6 +135,7 @@ loads:
 
 // TestRuntimeRefuses: a runtime that refuses the machine ends the run with its own words, or is left out with them.
 func TestRuntimeRefuses(t *testing.T) {
+	t.Parallel()
 	needsRoot(t)
 	script := filepath.Join(t.TempDir(), "refuses")
 	if err := os.WriteFile(script, []byte("#!/bin/sh\necho 'not on this machine' >&2\nexit 1\n"), 0o755); err != nil {

@@ -180,6 +180,7 @@ func TestHeldTracer(t *testing.T) {
 // TestAbsentTracers: an arm whose tracer is not installed is left out, and every form of the report says so; where it
 // may not be missing, the run does not begin.
 func TestAbsentTracers(t *testing.T) {
+	t.Parallel()
 	needsRoot(t)
 	leavesNothing(t)
 	spec := fmt.Sprintf(traced, "200ms", "100") + "  good: {subject: exectrace}\n  gone: {subject: command, command: " +

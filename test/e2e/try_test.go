@@ -105,6 +105,7 @@ func TestTryWorkloads(t *testing.T) {
 // TestTryFailures: a command that cannot be tried is an error before anything is measured, that says what, where, and
 // what to do; and nothing is left of it.
 func TestTryFailures(t *testing.T) {
+	t.Parallel()
 	leavesNothing(t)
 	for _, c := range []struct {
 		name  string

@@ -36,6 +36,7 @@ func TestWrongUse(t *testing.T) {
 
 // Every command says what it is for, shows an example, and refuses a flag that it does not know.
 func TestEveryCommand(t *testing.T) {
+	t.Parallel()
 	leavesNothing(t)
 	for _, path := range commands(t, nil) {
 		t.Run(strings.Join(path, " "), func(t *testing.T) {
