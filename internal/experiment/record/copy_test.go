@@ -67,3 +67,27 @@ func TestContinue(t *testing.T) {
 		t.Errorf("a directory of everybody: %v", err)
 	}
 }
+
+// TestContinueKeepsNothingOpen: an empty directory is one that Create takes over.
+func TestContinueKeepsNothingOpen(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "empty")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	w, err := Continue(dir, Run{Schema: RunSchema, ID: "one"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Error(err)
+	}
+	descriptors, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range descriptors {
+		if at, err := os.Readlink("/proc/self/fd/" + d.Name()); err == nil && strings.HasPrefix(at, dir) {
+			t.Errorf("descriptor %s of %s is open", d.Name(), at)
+		}
+	}
+}

@@ -87,22 +87,24 @@ func Free(dir string) error {
 
 // Continue opens the run directory dir, which was begun for the same run, so that more is written to it, or makes it as
 // Create does. Size is how much of trials.jsonl there is already.
-func Continue(dir string, run Run) (_ *Writer, err error) {
-	w := &Writer{dir: dir, run: run.ID}
-	if w.root, err = os.OpenRoot(dir); err != nil {
+func Continue(dir string, run Run) (*Writer, error) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
 		return Create(dir, run)
 	}
-	data, err := w.root.ReadFile(RunFile)
-	if err != nil {
-		return Create(dir, run) // says what is wrong with it
-	}
+	w := &Writer{root: root, dir: dir, run: run.ID}
+	keep := false
 	defer func() {
-		if err != nil {
+		if !keep {
 			w.root.Close()
 		}
 	}()
 	if err := w.private(); err != nil {
 		return nil, err
+	}
+	data, err := w.root.ReadFile(RunFile)
+	if err != nil {
+		return Create(dir, run) // says what is wrong with it
 	}
 	var is struct{ ID string }
 	if json.Unmarshal(data, &is) != nil || is.ID != run.ID {
@@ -115,7 +117,7 @@ func Continue(dir string, run Run) (_ *Writer, err error) {
 	if err != nil {
 		return nil, cannotWrite(errors.Join(err, w.trials.Close()), filepath.Join(dir, TrialsFile))
 	}
-	w.size = info.Size()
+	w.size, keep = info.Size(), true
 	return w, nil
 }
 
