@@ -1,4 +1,4 @@
-// Package coordinator is what the coordinator of a run in a cluster and who follows it say to each other: HTTP on the
+// Package coordinator is the protocol between the coordinator of a run in a cluster and its followers: HTTP on the
 // loopback interface of the coordinator's pod, which the API server forwards to those who may forward ports there. The
 // coordinator (Server) tells its progress and gives run.json and trials.jsonl; a client (Follow) copies both as
 // they grow, so that the trials that have ended are there when the coordinator is lost, and makes the report.
@@ -64,7 +64,7 @@ func (e *End) Err() error {
 	return fault.New(e.Code, "", e.Hint, "%s", e.Text)
 }
 
-// Server is a coordinator, for who follows the run. It is an io.Writer of progress.
+// Server is the coordinator's side of the protocol. It is an io.Writer of progress.
 type Server struct {
 	dir       string
 	interrupt func()
@@ -85,7 +85,7 @@ func NewServer(dir string, interrupt func()) *Server {
 	return &Server{dir: dir, interrupt: interrupt, fetched: make(chan struct{}), news: make(chan struct{})}
 }
 
-// Fetched is closed when the one who follows has all that there is.
+// Fetched is closed once a follower says that it has everything.
 func (s *Server) Fetched() <-chan struct{} { return s.fetched }
 
 func (s *Server) tell(change func()) {
@@ -167,7 +167,7 @@ func (s *Server) status(w http.ResponseWriter, r *http.Request) {
 			}
 		}
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(st) // he asks again
+		_ = json.NewEncoder(w).Encode(st) // the client asks again
 		return
 	}
 }

@@ -106,7 +106,7 @@ func choose(ctx context.Context, c *agents.Cluster, namespace, name string) (*po
 	return nil, fault.New(fault.Usage, where, "choose one of: "+strings.Join(list, "; "), "there are %d runs", len(all))
 }
 
-// attachment is who follows a run.
+// attachment follows a run.
 type attachment struct {
 	c        *agents.Cluster
 	run      *pods.Run

@@ -50,7 +50,7 @@ func coordinate(ctx context.Context, o *pods.Order) error {
 		return fault.Wrap(err, fault.Machine, "", "", "nobody can follow the run")
 	}
 	server := http.Server{Handler: news.Handler(), ReadHeaderTimeout: 10 * time.Second}
-	go server.Serve(l) //nolint:errcheck // who follows says that it does not answer
+	go server.Serve(l) //nolint:errcheck // a follower reports that it does not answer
 	defer server.Close()
 	time.AfterFunc(o.Life, func() {
 		fmt.Fprintf(news, "tare: the run has lasted %v, which is its time: it ends\n", o.Life)

@@ -85,7 +85,7 @@ func TestUsage(t *testing.T) {
 		{"run absent.yaml", "the spec cannot be read"},
 		{"run quickstart --blocks 0", "0 blocks make no run"},
 		{"attach a b", "want one run"},
-		{"_coordinator", "nobody says what to run"},
+		{"_coordinator", "the order of the run is missing"},
 		{"weigh x", "unexpected argument"},
 		{"weigh --for 1ms", "100ms to 5m"},
 		{"weigh --for x", "must be a duration with its unit"},

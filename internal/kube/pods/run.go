@@ -152,7 +152,7 @@ func secretOf(o *Order) (*api.Secret, error) {
 func ReadOrder() (o Order, err error) {
 	f, err := os.Open(filepath.Join(ordersDir, orderKey))
 	if err != nil {
-		return o, fault.Wrap(err, fault.Usage, "", "kubectl tare run starts this command", "nobody says what to run")
+		return o, fault.Wrap(err, fault.Usage, "", "kubectl tare run starts this command", "the order of the run is missing")
 	}
 	defer f.Close()
 	return decodeOrder(f)
@@ -275,7 +275,7 @@ func EndedBefore(pod *api.Pod) string {
 	return ""
 }
 
-// Ended is EndedBefore of the run's coordinator, as far as the API server says it.
+// Ended is EndedBefore of the run's coordinator, or empty if the API server does not answer.
 func (r *Run) Ended(ctx context.Context, c *agents.Cluster) string {
 	pod, err := c.Core().Pods(r.Namespace).Get(ctx, r.Name, metav1.GetOptions{})
 	if err != nil {
