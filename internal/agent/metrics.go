@@ -435,7 +435,12 @@ type builder struct {
 	labels   slab[*dto.LabelPair]
 	texts    slab[string]
 	scratch  [maxLabels]string // the labels of a series, as long as they are being added
+	scrapes  int
 }
+
+// renewal is after how many scrapes the objects are made anew, so that memory does not stay at what the most series took
+// that there ever were.
+const renewal = 64
 
 // maxLabels is how many labels a metric has at most.
 const maxLabels = 8
@@ -454,6 +459,9 @@ var sorted = sync.OnceValue(func() []metric {
 // until f returns. Metrics that has says f has had at that version are left out.
 func (b *builder) each(v *view, has func(name string, version uint64) bool,
 	f func(_ *dto.MetricFamily, version uint64) error) error {
+	if b.scrapes++; b.scrapes%renewal == 0 {
+		*b = builder{scrapes: b.scrapes}
+	}
 	v.loaded = map[live.ProgramKey]live.Program{}
 	v.Each(func(key live.ProgramKey, p live.Program) { v.loaded[key] = p })
 	b.created = timestamppb.New(v.started)

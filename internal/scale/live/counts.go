@@ -34,6 +34,9 @@ func (c *Counts[K]) Tick(counted map[K]uint64) {
 			c.rest += n
 		}
 	}
+	if c.beside.renewed() {
+		c.rows = maps.Collect(maps.All(c.rows))
+	}
 }
 
 // All gives each key that has a number, with it.

@@ -31,6 +31,7 @@ type Ranked[K comparable] struct {
 	rest    count
 	gone    count
 	omitted int
+	ticks   int
 }
 
 type ranked struct {
@@ -90,7 +91,13 @@ func (r *Ranked[K]) Tick(used map[K]int64, alive func(K) bool) {
 		row.add(ns)
 		r.rows[key] = row
 	}
+	if r.ticks++; r.renewed() {
+		r.rows = maps.Collect(maps.All(r.rows))
+	}
 }
+
+// renewed says whether the last tick has made the rows anew: see renewal.
+func (r *Ranked[K]) renewed() bool { return r.ticks%renewal == 0 }
 
 func (r *Ranked[K]) drop(key K) {
 	r.gone.take(r.rows[key].count)

@@ -224,6 +224,7 @@ type placed struct {
 func newPlaced() placed { return placed{number: map[Place]int{}, byPath: map[string]int{}} }
 
 func (p *placed) clear() {
+	clear(p.all)
 	p.all = p.all[:0]
 	clear(p.number)
 	clear(p.byPath)
@@ -252,6 +253,10 @@ func (p *placed) find(path string) (n int, found bool) {
 		}
 	}
 }
+
+// renewal is after how many ticks maps and slices that are used again and again are made anew. They keep the room for
+// the most entries that they ever had: a machine that once had thousands of groups would cost memory for good.
+const renewal = 64
 
 // groupWork is what groups and Memory work with, which is used again in the next tick.
 type groupWork struct {
@@ -302,7 +307,12 @@ func (t *Totals) PlaceOf(path string) Place {
 func (t *Totals) groups(l *ledger.Ledger) {
 	t.places, t.before = t.before, t.places
 	places, w := &t.places, &t.work
-	places.clear()
+	if t.Ticks%renewal < 2 { // one tick for each of the two that take turns
+		*places = newPlaced()
+		t.begun, *w = nil, groupWork{different: w.different}
+	} else {
+		places.clear()
+	}
 	for i := range l.Cgroups {
 		path := l.Cgroups[i].Path
 		places.byPath[path] = places.of(t.o.Name(path))

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"math"
 	"math/rand/v2"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -100,6 +101,38 @@ func TestBudgetOfEdgesFarApart(t *testing.T) {
 	if totals.Ahead() != 0 || math.Abs(totals.CountedTwice()-0.5) > 1e-9 {
 		t.Errorf("%g s ahead and %g counted twice, want 0.5 twice", totals.Ahead(), totals.CountedTwice())
 	}
+}
+
+// TestMemoryAfterAPeak: thousands of groups that come and go leave no memory behind.
+func TestMemoryAfterAPeak(t *testing.T) {
+	totals := NewTotals(Options{})
+	tick := 0
+	ticks := func(groups int) (heap uint64) {
+		for range renewal + 2 {
+			l := window(tick)
+			for i := range groups {
+				l.Cgroups = append(l.Cgroups, group(fmt.Sprintf("/pods/%d", i), 1e-3))
+			}
+			totals.Add(l)
+			totals.Memory(func(*ledger.Memory) *int64 { return nil })
+			tick++
+		}
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	before := ticks(300)
+	peak := ticks(3000)
+	after := ticks(300)
+	t.Logf("300, 3,000 and 300 groups: %d, %d and %d KiB", before>>10, peak>>10, after>>10)
+	if after > before+(peak-before)/10 {
+		t.Errorf("after a peak of %d KiB, %d KiB are in use, and %d were before", peak>>10, after>>10, before>>10)
+	}
+	if gone := totals.Places.Gone(); math.Abs(gone-2700*(renewal+2)*1e-3) > 1e-6 {
+		t.Errorf("the groups that are gone used %g s, want %g", gone, 2700*(renewal+2)*1e-3)
+	}
+	runtime.KeepAlive(totals)
 }
 
 // Groups in groups: each second is in one place, and the places have what the topmost groups used.

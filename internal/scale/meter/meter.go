@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"time"
 
 	"github.com/cilium/ebpf/btf"
@@ -89,7 +90,12 @@ type Meter struct {
 	list       func() (*bpf.Snapshot, error)
 	memory     map[*cgroup.Group]knownMemory // of ledgers
 	spare      map[*cgroup.Group]cgroup.CPU  // of an edge that is not needed any more
+	edges      int                           // that were read
 }
+
+// renewal is after how many edges what is used again and again is made anew: a map keeps the room for the most entries
+// that it ever had, and thousands of groups may have come and gone.
+const renewal = 64
 
 // New opens everything, or with Options.Whole unset what this machine and the rights of this process allow: each
 // ledger warns of what is missing. Close it. The error is a *fault.Error with code Machine where the machine cannot be
@@ -305,6 +311,9 @@ func (m *Meter) readEdgeOnce() (e edge, err error) {
 	e.self = selfTime()
 	e.took = time.Duration(monotonic() - e.at)
 	groups := m.groups.Groups()
+	if m.edges++; m.edges%renewal < 2 { // one edge for each of the two maps that take turns
+		m.spare, m.memory = nil, maps.Collect(maps.All(m.memory))
+	}
 	if e.groups, m.spare = m.spare, nil; e.groups == nil {
 		e.groups = make(map[*cgroup.Group]cgroup.CPU, len(groups))
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -72,6 +73,7 @@ type Reader struct {
 	name   []byte
 	budget int // descriptors that may still be kept open
 	pass   uint64
+	forgot uint64   // calls of Forget
 	tops   []string // below the mounts: only these and what is in them is read
 	unread []Unread // since Refresh
 	// readable: groups that may not be looked at are among unread; otherwise they are an error of Refresh
@@ -324,7 +326,18 @@ func (r *Reader) Forget() {
 		}
 		return true
 	})
+	if r.forgot++; r.forgot%renewal != 0 {
+		return
+	}
+	r.live, r.watched = maps.Collect(maps.All(r.live)), maps.Collect(maps.All(r.watched))
+	for _, t := range r.trees {
+		t.nodes = maps.Collect(maps.All(t.nodes))
+	}
 }
+
+// renewal is after how many calls of Forget the maps are made anew: a map keeps the room for the most entries that it
+// ever had.
+const renewal = 16
 
 // Refresh finds groups that are new and marks those that have vanished.
 func (r *Reader) Refresh() error {

@@ -44,6 +44,7 @@ type Resolver struct {
 	mu     sync.Mutex
 	tree   files.Tree
 	known  map[string]*entry          // by path
+	gone   int                        // deleted from known since it was made
 	pods   map[string]pod             // by uid
 	places map[uint32]*sandbox.Places // by the user who runs an engine; nil where the home is not known
 	fresh  time.Time                  // when places were last refreshed
@@ -171,9 +172,14 @@ func (r *Resolver) forget(live func(path string) bool) {
 	for path, e := range r.known {
 		if !live(path) {
 			delete(r.known, path)
+			r.gone++
 			continue
 		}
 		pods[e.whose.Pod], users[e.user] = true, true
+	}
+	// A map keeps the room for the most entries that it ever had.
+	if r.gone > len(r.known) {
+		r.known, r.gone = maps.Collect(maps.All(r.known)), 0
 	}
 	maps.DeleteFunc(r.pods, func(uid string, _ pod) bool { return !pods[uid] })
 	maps.DeleteFunc(r.places, func(uid uint32, _ *sandbox.Places) bool { return !users[uid] })
