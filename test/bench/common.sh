@@ -32,7 +32,7 @@ trap end EXIT
 # build sets $tare, the binary that TARE names or else one that it builds.
 build() {
 	tare=${TARE:-$dir/tare}
-	[ -n "${TARE:-}" ] || CGO_ENABLED=0 GOFLAGS=-trimpath go build -o "$tare" ./cmd/tare
+	[ -n "${TARE:-}" ] || CGO_ENABLED=0 GOFLAGS="-trimpath -ldflags=-w" go build -o "$tare" ./cmd/tare
 }
 
 # fetch MODULE@VERSION has the command of a module in $dir.

@@ -88,14 +88,14 @@ func Go(args ...string) (*exec.Cmd, error) {
 	}
 	cmd := exec.Command("go", args...)
 	cmd.Dir = root
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-trimpath")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-trimpath -ldflags=-w")
 	return cmd, nil
 }
 
 // Build puts a static tare binary into dir and returns its path. Flags are further ones of go build.
 func Build(dir string, flags ...string) (string, error) {
 	out := filepath.Join(dir, "tare")
-	return out, Program(out, "./cmd/tare", slices.Concat([]string{"-ldflags=-w"}, flags)...)
+	return out, Program(out, "./cmd/tare", flags...)
 }
 
 // Program builds the program of a package at path. Flags are further ones of go build.

@@ -39,7 +39,7 @@ var agentBinary = sync.OnceValues(func() (string, error) {
 		return path, nil
 	}
 	path := filepath.Join(filepath.Dir(bin), "tare-agent")
-	return path, binary.Program(path, "./cmd/tare-agent", "-ldflags=-w")
+	return path, binary.Program(path, "./cmd/tare-agent")
 })
 
 // tareAgent is a tare-agent that runs.

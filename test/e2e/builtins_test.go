@@ -90,8 +90,9 @@ var smallests = map[string]smallest{
 	"config-push": {
 		arms: []string{"snapshot"}, levels: map[string][]any{"mesh.services": {10}, "push.what": {"one"}},
 		set: []string{"*.max-services=64", "*.max-endpoints=1280"},
-		tells: []string{"push_usable_p50_seconds", "push_received_p50_seconds", "push_decoded_p50_seconds",
-			"push_visible_p50_seconds", "push_refused_ratio", "push_wrong_ratio"},
+		// On a busy machine 300 ms have too few changes for a median.
+		tells: []string{"push_usable_seconds", "push_received_seconds", "push_decoded_seconds", "push_visible_seconds",
+			"push_refused_ratio", "push_wrong_ratio"},
 		check: func(t *testing.T, tr record.Trial) {
 			for _, metric := range []string{"push_refused_ratio", "push_wrong_ratio"} {
 				if v := tr.Metrics[metric]; tr.Arm == "snapshot" && v != 0 {
@@ -99,7 +100,8 @@ var smallests = map[string]smallest{
 				}
 			}
 			steps := []string{"push_received_p50_seconds", "push_decoded_p50_seconds", "push_visible_p50_seconds"}
-			for i := range steps[1:] {
+			steps = slices.DeleteFunc(steps, func(step string) bool { _, is := tr.Metrics[step]; return !is })
+			for i := range len(steps) - 1 {
 				if a, b := tr.Metrics[steps[i]], tr.Metrics[steps[i+1]]; a > b {
 					t.Errorf("%s: %s is %g s, and %s, which comes after it, %g s", tr.Arm, steps[i], a, steps[i+1], b)
 				}

@@ -14,7 +14,7 @@ func AgentImage(dir string, others ...string) (string, error) {
 	var programs []string
 	for _, name := range append([]string{"tare-agent", "tare"}, others...) {
 		path := filepath.Join(dir, name)
-		if err := binary.Program(path, "./cmd/"+name, "-ldflags=-w"); err != nil {
+		if err := binary.Program(path, "./cmd/"+name); err != nil {
 			return "", err
 		}
 		programs = append(programs, path)

@@ -122,7 +122,7 @@ func TestThousandAgents(t *testing.T) {
 	long.Test(t, "1 min: a thousand simulated agents, which another process asks")
 	dir := t.TempDir()
 	path := filepath.Join(dir, "kubectl-tare")
-	if err := binary.Program(path, "./cmd/kubectl-tare", "-ldflags=-w"); err != nil {
+	if err := binary.Program(path, "./cmd/kubectl-tare"); err != nil {
 		t.Fatal(err)
 	}
 	c := newCrowd(t)

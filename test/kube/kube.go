@@ -181,7 +181,7 @@ func (c *Cluster) images(others []string) error {
 		return err
 	}
 	web := filepath.Join(c.Dir, "web")
-	if err := binary.Program(web, "./test/kube/web", "-ldflags=-w"); err != nil {
+	if err := binary.Program(web, "./test/kube/web"); err != nil {
 		return err
 	}
 	if err := image(filepath.Join(to, "web.tar"), "tare.test/web:1", "/bin/web",

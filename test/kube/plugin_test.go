@@ -42,7 +42,7 @@ func upWithPlugin(t *testing.T, o Options, others ...string) *plugin {
 	}
 	dir := t.TempDir()
 	path := filepath.Join(dir, "kubectl-tare")
-	if err := binary.Program(path, "./cmd/kubectl-tare", "-ldflags=-w"); err != nil {
+	if err := binary.Program(path, "./cmd/kubectl-tare"); err != nil {
 		t.Fatal(err)
 	}
 	archive, err := AgentImage(dir, others...)
