@@ -594,6 +594,27 @@ func TestSecondOfAName(t *testing.T) {
 	g.run(map[string]string{"a": ""})
 }
 
+// TestWaitsForWhoIsThere: a node whose stream is about to end is not waited for with success.
+func TestWaitsForWhoIsThere(t *testing.T) {
+	g := newGround(t, Options{})
+	n := newNode()
+	n.hello.Name = "a"
+	n.end(errors.New("gone"))
+	g.mu.Lock()
+	g.nodes["a"] = n
+	g.mu.Unlock()
+	defer g.remove(n)
+	if err := g.WaitFor(context.Background(), "a", time.Millisecond); err == nil {
+		t.Error("WaitFor found it")
+	}
+	if all, err := g.Wait(context.Background(), 1, time.Millisecond, func(int) {}); err == nil {
+		t.Errorf("Wait found %+v", all)
+	}
+	if all := g.Nodes(); len(all) != 0 {
+		t.Errorf("there are %+v", all)
+	}
+}
+
 // proxy passes bytes between agents and the coordinator until it is cut: then it takes them and passes nothing on, as a
 // broken network does.
 type proxy struct {

@@ -139,8 +139,14 @@ func (c *Coordinator) Nodes() []Hello {
 	return hellos(c.nodes)
 }
 
-func hellos(nodes map[string]*node) []Hello {
-	return lists.Map(slices.Sorted(maps.Keys(nodes)), func(name string) Hello { return nodes[name].hello })
+// hellos are of the nodes that are there. A node whose stream is about to end is not.
+func hellos(nodes map[string]*node) (there []Hello) {
+	for _, n := range lists.ByKey(nodes) {
+		if !n.isGone() {
+			there = append(there, n.hello)
+		}
+	}
+	return there
 }
 
 // Wait waits until count agents are there, at most for timeout, and gives that many, in order of name, as they were
@@ -151,8 +157,10 @@ func (c *Coordinator) Wait(ctx context.Context, count int, timeout time.Duration
 	err = c.wait(ctx, timeout, func(nodes map[string]*node) error {
 		joined(len(nodes))
 		if len(nodes) >= count {
-			there = hellos(nodes)[:count]
-			return nil
+			if all := hellos(nodes); len(all) >= count {
+				there = all[:count]
+				return nil
+			}
 		}
 		return fault.New(fault.Machine, "", "see what 'tare node' says there, whether the address can be reached, and "+
 			"whether the keys are of one authority",
@@ -165,7 +173,7 @@ func (c *Coordinator) Wait(ctx context.Context, count int, timeout time.Duration
 // WaitFor waits for an agent of that name.
 func (c *Coordinator) WaitFor(ctx context.Context, name string, timeout time.Duration) error {
 	return c.wait(ctx, timeout, func(nodes map[string]*node) error {
-		if nodes[name] != nil {
+		if n := nodes[name]; n != nil && !n.isGone() {
 			return nil
 		}
 		return fmt.Errorf("%s has not joined within %v", name, timeout)
