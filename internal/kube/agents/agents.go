@@ -46,7 +46,7 @@ const (
 	TemporaryName = "tare-agent-temporary"
 
 	installedName = "tare-agent" // as in deploy/kubernetes
-	// Manager is who makes objects, by the label of managers and as a field manager.
+	// Manager is the name under which objects are made: their label of managers, and the field manager.
 	Manager = "kubectl-tare"
 
 	// RunSelector selects the Jobs of experiments.

@@ -40,7 +40,7 @@ type bar struct {
 type segment struct {
 	Class    string
 	X, Width string
-	What     string // for those who point at it
+	What     string // shown when the pointer is on it
 }
 
 // tick is a mark of the axis.

@@ -97,17 +97,17 @@ func (c *Client) Interrupt(ctx context.Context) error {
 	return err
 }
 
-// Fetched says that nobody needs the coordinator any more.
+// Fetched says that the coordinator is not needed any more.
 func (c *Client) Fetched(ctx context.Context) error {
 	_, err := c.ask(ctx, http.MethodPost, "fetched", "", 0)
 	return err
 }
 
-// Followed is a run that somebody follows.
+// Followed is a run to follow.
 type Followed struct {
 	Client *Client
-	Open   func(record.Run) (*record.Writer, error) // makes the copy of the run directory, or opens one that was begun
-	Gone   func(context.Context) error              // why the coordinator will not answer again; nil: it may
+	Open   func(record.Run) (*record.Writer, error) // makes the copy of the run directory, or opens an unfinished one
+	Gone   func(context.Context) error              // why the coordinator will not answer again; nil where it may
 	Log    io.Writer
 
 	Copy *record.Writer // nil until there is one
@@ -166,7 +166,7 @@ func local(err error) error {
 	return &localError{err}
 }
 
-// step hears once of the run, and copies what is new.
+// step asks once how far the run is, and copies what is new.
 func (f *Followed) step(ctx context.Context) (over bool, end, err error) {
 	size := int64(0)
 	if f.Copy != nil {

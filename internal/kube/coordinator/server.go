@@ -1,6 +1,6 @@
 // Package coordinator is the protocol between the coordinator of a run in a cluster and its followers: HTTP on the
 // loopback interface of the coordinator's pod, which the API server forwards to those who may forward ports there. The
-// coordinator (Server) tells its progress and gives run.json and trials.jsonl; a client (Follow) copies both as
+// coordinator (Server) reports its progress and serves run.json and trials.jsonl; a client (Follow) copies both as
 // they grow, so that the trials that have ended are there when the coordinator is lost, and makes the report.
 package coordinator
 
@@ -34,7 +34,7 @@ type Status struct {
 	Trials int64  `json:"trials"` // bytes of trials.jsonl, whole lines
 	Log    string `json:"log"`    // progress from the place that was asked for
 	Next   int64  `json:"next"`   // the place where that ends
-	End    *End   `json:"end"`    // null: the run is under way
+	End    *End   `json:"end"`    // nil while the run is under way
 }
 
 // End is what a run ended with: nothing, an interruption, or an error.
@@ -142,7 +142,7 @@ func (s *Server) Handler() http.Handler {
 	return mux
 }
 
-// status answers when there is more than the one who asks knows, or after a while.
+// status answers as soon as there is more than the client has, or after newsWithin.
 func (s *Server) status(w http.ResponseWriter, r *http.Request) {
 	log, _ := strconv.ParseInt(r.FormValue("log"), 10, 64) // what is no number is 0
 	trials, _ := strconv.ParseInt(r.FormValue("trials"), 10, 64)
@@ -167,7 +167,7 @@ func (s *Server) status(w http.ResponseWriter, r *http.Request) {
 			}
 		}
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(st) // the client asks again
+		_ = json.NewEncoder(w).Encode(st) // after an error the client asks again
 		return
 	}
 }

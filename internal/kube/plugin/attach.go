@@ -77,7 +77,7 @@ waits for an hour to be fetched.`,
 	fs := cmd.Flags()
 	a.show.RegisterJSON(fs, "print the summary as one JSON document instead of the report")
 	a.show.RegisterAll(fs)
-	fs.StringVar(&a.dir, "out", "", "run directory; default tare-run-NAME-TIME here, or what was begun of it")
+	fs.StringVar(&a.dir, "out", "", "run directory; default tare-run-NAME-TIME here, or the unfinished copy there")
 	fs.BoolVar(&stop, "stop", false, "end the run now, and fetch what it has measured")
 	return cmd
 }
@@ -194,7 +194,7 @@ func (a *attachment) leave(ctx context.Context) error {
 	}
 }
 
-// open makes the copy of a run directory, or opens what was begun of it.
+// open makes the copy of a run directory, or opens an unfinished one.
 func (a *attachment) open(r *record.Run) (*record.Writer, error) {
 	if a.dir == "" {
 		a.dir = dirOf(r)

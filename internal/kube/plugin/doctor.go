@@ -90,7 +90,7 @@ func examine(ctx context.Context, c *agents.Cluster, namespace, experiments stri
 	switch {
 	case err != nil:
 		add("run", false, "%v", err)
-	case len(missing) > 0: // who only weighs the cluster does not need them
+	case len(missing) > 0: // weighing the cluster does not need them
 		add("run", true, "not in %s, where experiments need the rights of deploy/kubernetes/run.yaml; missing: %s",
 			experiments, strings.Join(missing, "; "))
 	default:

@@ -331,7 +331,8 @@ func (x *trial) lacks(pod *api.Pod) string {
 	return ""
 }
 
-// has is an annotation that the subject of some arm has given a pod, because it applies to it. Empty: there is none.
+// has is the first annotation of a pod with the value that the subject of some arm gives pods to which it applies. Empty:
+// there is none.
 func (x *trial) has(pod *api.Pod) (string, error) {
 	for _, subject := range x.spec.Subjects() {
 		of, is := subject.Kind.(kind.Marked)
@@ -342,8 +343,8 @@ func (x *trial) has(pod *api.Pod) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		for key, value := range marks.Applied {
-			if pod.Annotations[key] == value {
+		for _, key := range slices.Sorted(maps.Keys(marks.Applied)) {
+			if value := marks.Applied[key]; pod.Annotations[key] == value {
 				return key + "=" + value, nil
 			}
 		}
