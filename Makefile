@@ -24,7 +24,7 @@ help: ## list these targets
 run: build ## build, then weigh the reference data plane: tare run quickstart
 	./bin/tare run quickstart
 
-check: ## what needs no root and measures nothing: lint, generated files, tests that only compute (1 minute)
+check: ## what needs no root and measures nothing: lint, generated files, tests that only compute (2 minutes)
 	./test/setup tools
 	./test/run check
 
