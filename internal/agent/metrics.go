@@ -438,8 +438,8 @@ type builder struct {
 	scrapes  int
 }
 
-// renewal is after how many scrapes the objects are made anew, so that memory does not stay at what the most series took
-// that there ever were.
+// renewal is after how many scrapes the objects are made anew, so that memory does not stay at what the most series
+// took that there ever were.
 const renewal = 64
 
 // maxLabels is how many labels a metric has at most.

@@ -120,8 +120,8 @@ func TestAgentChurn(t *testing.T) {
 	}
 }
 
-// sameMemory checks that an agent has about as much resident memory, in bytes, as before. The garbage collector lets the
-// heap grow by half of what is in use, which is a few MB.
+// sameMemory checks that an agent has about as much resident memory, in bytes, as before. The garbage collector lets
+// the heap grow by half of what is in use, which is a few MB.
 func sameMemory(t *testing.T, when string, before, now int64) {
 	t.Helper()
 	if now > before+4<<20 {

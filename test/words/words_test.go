@@ -1,6 +1,6 @@
 // Package words keeps a private dialect from growing back: it counts words and phrases that a native engineer would
-// stop at (docs/development.md, "Writing tests"), and fails where there are more of them than there were. Each limit only
-// goes down:
+// stop at (docs/development.md, "Writing tests"), and fails where there are more of them than there were. Each limit
+// only goes down:
 //
 //	go test ./test/words -update    lower the limits to what the tree has now
 package words

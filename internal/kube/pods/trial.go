@@ -331,8 +331,8 @@ func (x *trial) lacks(pod *api.Pod) string {
 	return ""
 }
 
-// has is the first annotation of a pod with the value that the subject of some arm gives pods to which it applies. Empty:
-// there is none.
+// has is the first annotation of a pod with the value that the subject of some arm gives pods to which it applies.
+// Empty: there is none.
 func (x *trial) has(pod *api.Pod) (string, error) {
 	for _, subject := range x.spec.Subjects() {
 		of, is := subject.Kind.(kind.Marked)
