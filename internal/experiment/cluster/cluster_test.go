@@ -607,8 +607,13 @@ func TestWaitsForWhoIsThere(t *testing.T) {
 	if err := g.WaitFor(context.Background(), "a", time.Millisecond); err == nil {
 		t.Error("WaitFor found it")
 	}
-	if all, err := g.Wait(context.Background(), 1, time.Millisecond, func(int) {}); err == nil {
-		t.Errorf("Wait found %+v", all)
+	all, err := g.Wait(context.Background(), 1, time.Millisecond, func(n int) {
+		if n != 0 {
+			t.Errorf("%d have joined", n)
+		}
+	})
+	if err == nil || !strings.Contains(err.Error(), "0 of 1 nodes have joined") {
+		t.Errorf("Wait found %+v, %v", all, err)
 	}
 	if all := g.Nodes(); len(all) != 0 {
 		t.Errorf("there are %+v", all)

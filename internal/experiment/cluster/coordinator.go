@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"slices"
 	"strings"
@@ -155,17 +154,17 @@ func hellos(nodes map[string]*node) (there []Hello) {
 func (c *Coordinator) Wait(ctx context.Context, count int, timeout time.Duration,
 	joined func(int)) (there []Hello, err error) {
 	err = c.wait(ctx, timeout, func(nodes map[string]*node) error {
-		joined(len(nodes))
-		if len(nodes) >= count {
-			if all := hellos(nodes); len(all) >= count {
-				there = all[:count]
-				return nil
-			}
+		all := hellos(nodes)
+		joined(len(all))
+		if len(all) >= count {
+			there = all[:count]
+			return nil
 		}
+		names := lists.Map(all, func(h Hello) string { return h.Name })
 		return fault.New(fault.Machine, "", "see what 'tare node' says there, whether the address can be reached, and "+
 			"whether the keys are of one authority",
-			"%d of %d nodes have joined within %v: %s", len(nodes), count, timeout,
-			cmp.Or(strings.Join(slices.Sorted(maps.Keys(nodes)), ", "), "none"))
+			"%d of %d nodes have joined within %v: %s", len(all), count, timeout,
+			cmp.Or(strings.Join(names, ", "), "none"))
 	})
 	return there, err
 }
