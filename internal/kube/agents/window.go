@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"net/http/httptrace"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -22,11 +23,12 @@ const (
 	atATime       = 64               // nodes that are connected to at a time
 	readAtATime   = 8                // ledgers in memory, each of up to 64 MiB as text
 	connectWithin = 10 * time.Second // for a node's agent to be reached and to say its time
-	answerWithin  = 15 * time.Second // from the end of the window
+	answerWithin  = 15 * time.Second // from the end of the window, and as much more as asking was given
 	clockReadings = 5
 	// From the last clock that was read to the beginning of the window, by which all agents must have been asked: for all,
-	// for each, and how many times what the slowest took to say its time.
-	lead, leadOfEach, leadOfSlowest = time.Second, time.Millisecond, 2
+	// for each, and how many times what the slowest took to say its time. Asking atATime of them side by side takes one of
+	// the clockReadings parts that reading their clocks took, or more on a machine with little CPU time.
+	lead, leadOfEach, leadOfSlowest, leadOfReadings = time.Second, time.Millisecond, 2, 0.6
 )
 
 // Window is a window that all agents take at the same time.
@@ -49,10 +51,15 @@ type Answer struct {
 type reached struct {
 	Answer
 	agent *remote.Agent
-	begin atomic.Int64 // of the window for which it was asked, by this machine's clock in nanoseconds; 0: not yet
+	took  time.Duration // the readings of its clock, together
+	begin atomic.Int64  // of the window for which it was asked, by this machine's clock in nanoseconds; 0: not yet
+	asked atomic.Bool   // for the window: a connection for the request was there
 }
 
-var errEnded = errors.New("the connection to its agent has ended: the agent was stopped, or the node is cut off")
+var (
+	errEnded = errors.New("the connection to its agent has ended: the agent was stopped, or the node is cut off")
+	errLate  = errors.New("it was asked too late for the window: this machine has too little CPU time for so many nodes")
+)
 
 // Open measures how far each agent's clock is from this machine's, and then asks all for one window that lasts d.
 // Each agent answers once on Answers, which is then closed; a reader must read all of them. No agent is waited for
@@ -89,10 +96,13 @@ func openWindow(ctx context.Context, agents []Agent, after, d time.Duration, acc
 			o.Dial = func(ctx context.Context) (net.Conn, error) {
 				// The HTTP client connects again where the connection has ended. An agent that is asked before the window
 				// can still take it, and one that is asked later was started again.
-				if begin := r.begin.Load(); begin != 0 && time.Now().UnixNano() >= begin {
+				switch begin := r.begin.Load(); {
+				case begin == 0 || time.Now().UnixNano() < begin:
+					return dial(ctx, a)
+				case r.asked.Load():
 					return nil, errEnded
 				}
-				return dial(ctx, a)
+				return nil, errLate
 			}
 			r.connect(ctx, a, o)
 			return nil
@@ -100,15 +110,18 @@ func openWindow(ctx context.Context, agents []Agent, after, d time.Duration, acc
 	}
 	_ = connecting.Wait()
 	answers := make(chan Answer)
-	ahead := lead + time.Duration(len(all))*leadOfEach
+	var slowest, sum time.Duration // to say its time; all readings
 	for i := range all {
 		if r := &all[i]; r.Failed == "" {
-			ahead = max(ahead, leadOfSlowest*2*r.Uncertainty)
+			slowest = max(slowest, 2*r.Uncertainty)
+			sum += r.took
 		}
 	}
+	ahead := max(lead+time.Duration(len(all))*leadOfEach, leadOfSlowest*slowest,
+		time.Duration(leadOfReadings/atATime*float64(sum)))
 	w := &Window{Start: time.Now().Add(ahead + after), Offsets: map[string]time.Duration{}, Answers: answers}
 	w.End = w.Start.Add(d)
-	ctx, cancel := context.WithDeadline(ctx, w.End.Add(answerWithin))
+	ctx, cancel := context.WithDeadline(ctx, w.End.Add(answerWithin+ahead))
 	var asking sync.WaitGroup
 	for i := range all {
 		if all[i].Failed == "" {
@@ -118,6 +131,9 @@ func openWindow(ctx context.Context, agents []Agent, after, d time.Duration, acc
 			r := &all[i]
 			if r.Failed == "" {
 				r.begin.Store(w.Start.UnixNano())
+				ctx := httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+					GotConn: func(httptrace.GotConnInfo) { r.asked.Store(true) },
+				})
 				l, err := r.agent.At(ctx, w.Start.Add(r.Offset), d)
 				if err != nil {
 					r.Failed = reason(err)
@@ -150,9 +166,11 @@ func (r *reached) connect(ctx context.Context, a *Agent, o remote.Options) {
 	}
 	var last error // before the time was over
 	for i := 0; i < clockReadings; {
+		asked := time.Now()
 		offset, uncertainty, err := r.agent.Clock(ctx)
 		switch {
 		case err == nil:
+			r.took += time.Since(asked)
 			if i == 0 || uncertainty < r.Uncertainty {
 				r.Offset, r.Uncertainty = offset, uncertainty
 			}
