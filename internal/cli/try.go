@@ -16,6 +16,7 @@ import (
 
 	"tare/internal/experiment/engine"
 	"tare/internal/experiment/kind"
+	"tare/internal/experiment/placement"
 	"tare/internal/experiment/process"
 	"tare/internal/experiment/spec"
 	"tare/internal/lib/fault"
@@ -188,7 +189,13 @@ func (f tryFlags) rehearse(ctx context.Context, name string) (err error) {
 func rehearseOne(
 	ctx context.Context, layout *cgroup.Layout, self, name string, settings param.Values,
 ) (time.Duration, error) {
-	found, err := subject.Rehearse(ctx, layout, self, settings)
+	tree, err := placement.NewTree(layout, "rehearsal")
+	if err != nil {
+		return 0, err
+	}
+	group := func(name string) (kind.Group, error) { return tree.Group(name, placement.Limits{}) }
+	found, err := subject.Rehearse(ctx, group, layout, self, settings)
+	err = errors.Join(err, tree.Close())
 	switch {
 	case ctx.Err() != nil:
 		return 0, context.Cause(ctx)

@@ -26,7 +26,7 @@ import (
 	"golang.org/x/sys/unix"
 	"kernel.org/pub/linux/libs/security/libcap/cap"
 
-	"tare/internal/experiment/placement"
+	"tare/internal/experiment/child"
 	"tare/internal/experiment/record"
 	"tare/internal/lib/fault"
 	"tare/internal/scale/host/cgroup"
@@ -1143,7 +1143,7 @@ func cleanRights() rightsTest {
 		return func(t *testing.T, with, lacks actor) {
 			procs := filepath.Join(makeCgroup(t, tree), "cgroup.procs")
 			cmd := exec.Command("sleep", "1000")
-			cmd.Env = append(os.Environ(), placement.Mark+"="+tree)
+			cmd.Env = append(os.Environ(), child.Mark+"="+tree)
 			defer startTied(t, cmd)()
 			pid := strconv.Itoa(cmd.Process.Pid)
 			if err := os.WriteFile(procs, []byte(pid), 0); err != nil {

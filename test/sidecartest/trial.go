@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path"
 	"strings"
 	"sync"
@@ -18,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"tare/internal/experiment/child"
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/placement"
 	"tare/internal/experiment/record"
@@ -67,7 +67,7 @@ type Trial struct {
 	part any // what the Join of the subject gave
 
 	mu      sync.Mutex
-	groups  map[string]*placement.Group
+	groups  map[string]kind.Group
 	started []*role.Child
 	warned  []string
 }
@@ -98,7 +98,7 @@ func NewTrial(t *testing.T, apps map[string]string) *Trial {
 		t.Fatal(err)
 	}
 	x := &Trial{T: t, Tree: tree, Failed: make(chan error, 16), apps: map[string]kind.App{},
-		groups: map[string]*placement.Group{},
+		groups: map[string]kind.Group{},
 		setup:  kind.Setup{Applications: map[string]*kind.Part{}, Loads: map[string]*kind.Part{}}}
 	if x.SelfPath, err = os.Executable(); err != nil {
 		t.Fatal(err)
@@ -166,26 +166,27 @@ func (x *Trial) Warn(code, format string, args ...any) {
 	x.warned = append(x.warned, code+": "+fmt.Sprintf(format, args...))
 }
 
-func (x *Trial) group(name string) (*placement.Group, error) {
+func (x *Trial) group(name string) (kind.Group, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if g := x.groups[name]; g != nil {
 		return g, nil
 	}
 	g, err := x.Tree.Group(strings.ReplaceAll(name, ".", "-"), placement.Limits{})
-	if err == nil {
-		x.groups[name] = g
+	if err != nil {
+		return nil, err
 	}
-	return g, err
+	x.groups[name] = g
+	return g, nil
 }
 
 // ServingGroup is kind.Trial's.
-func (x *Trial) ServingGroup(component, app string, _ param.Values) (*placement.Group, error) {
+func (x *Trial) ServingGroup(component, app string, _ param.Values) (kind.Group, error) {
 	return x.group(path.Join(kind.SubjectGroup, component, app))
 }
 
 // SubjectGroup is kind.Trial's.
-func (x *Trial) SubjectGroup(component string, _ param.Values) (*placement.Group, error) {
+func (x *Trial) SubjectGroup(component string, _ param.Values) (kind.Group, error) {
 	return x.group(path.Join(kind.SubjectGroup, component))
 }
 
@@ -212,17 +213,17 @@ func (x *Trial) StartSubject(
 }
 
 // starter gives how a process is started in a group, and in the network that the proxies have for it.
-func (x *Trial) starter(g *placement.Group, as kind.Role, name string) (func(*exec.Cmd) error, error) {
+func (x *Trial) starter(g kind.Group, as kind.Role, name string) (child.Starter, error) {
 	n, ok := x.part.(kind.Networked)
 	if !ok {
-		return g.Start, nil
+		return g.In(""), nil
 	}
 	network, err := n.Network(as, name)
-	return func(cmd *exec.Cmd) error { return g.StartIn(cmd, network) }, err
+	return g.In(network), err
 }
 
 // Begin is kind.Trial's, for loads.
-func (x *Trial) Begin(_ context.Context, name string, _ ...string) (func(*exec.Cmd) error, error) {
+func (x *Trial) Begin(_ context.Context, name string, _ ...string) (child.Starter, error) {
 	g, err := x.group(path.Join(kind.WorkGroup, name))
 	if err != nil {
 		return nil, err

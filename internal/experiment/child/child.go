@@ -23,9 +23,10 @@ import (
 type Options struct {
 	Name string // in messages
 
-	// Begin starts the command where it belongs, such as in a control group. Without it, the process runs beside this
-	// one and dies with it.
-	Begin func(*exec.Cmd) error
+	// Begin starts the command where it belongs. Without it, the process runs beside this one, and dies with it unless
+	// it Outlives it.
+	Begin    Starter
+	Outlives bool
 
 	// Output polls both streams. Without it, those that the command does not direct elsewhere are read as they come, and
 	// Log gets a copy.
@@ -64,15 +65,10 @@ type Process struct {
 }
 
 // Start starts a command as p. A process that could not be started may be stopped all the same.
-func Start(p *Process, cmd *exec.Cmd, o Options) error {
+func Start(p *Process, c Command, o Options) error {
+	cmd := c.cmd()
 	p.o, p.cmd = o, cmd
 	p.asked, p.ended = make(chan struct{}), make(chan struct{})
-	if cmd.SysProcAttr == nil {
-		cmd.SysProcAttr = &syscall.SysProcAttr{}
-	}
-	if !cmd.SysProcAttr.Setsid {
-		cmd.SysProcAttr.Setpgid = true // Ctrl-C is for this process, which ends others in order
-	}
 	if o.Output == nil {
 		cmd.WaitDelay = o.Linger
 		w := io.Writer(&p.tails[1])
@@ -96,7 +92,11 @@ func Start(p *Process, cmd *exec.Cmd, o Options) error {
 // run starts the process, waits until it has exited and its output is read, and says so.
 func (p *Process) run(started chan<- error) {
 	begin := p.o.Begin
-	if begin == nil {
+	switch {
+	case begin != nil:
+	case p.o.Outlives:
+		begin = outliving
+	default:
 		// A process gets its parent-death signal when the thread that started it ends (PR_SET_PDEATHSIG(2const)).
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -25,7 +24,7 @@ func start(t *testing.T, script string, o Options) *Process {
 	t.Helper()
 	p := new(Process)
 	o.Name = "it"
-	if err := Start(p, exec.Command("sh", "-c", script), o); err != nil {
+	if err := Start(p, Command{Argv: []string{"sh", "-c", script}}, o); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(p.Kill)
@@ -136,7 +135,7 @@ func TestExited(t *testing.T) {
 	broken := errors.New("broken")
 	p := new(Process)
 	pid := make(chan int, 1)
-	err := Start(p, exec.Command("true"), Options{Name: "it", Exited: func() error {
+	err := Start(p, Command{Argv: []string{"true"}}, Options{Name: "it", Exited: func() error {
 		pid <- p.PID()
 		if !p.Exited() || unix.Kill(p.PID(), 0) != nil {
 			t.Error("it is not there any more")
@@ -167,7 +166,7 @@ func TestNotStarted(t *testing.T) {
 	before := count()
 	for name, output := range outputs {
 		var p Process
-		err := Start(&p, exec.Command(filepath.Join(t.TempDir(), "none")), Options{Name: "it", Output: output()})
+		err := Start(&p, Command{Argv: []string{filepath.Join(t.TempDir(), "none")}}, Options{Name: "it", Output: output()})
 		if !errors.Is(err, os.ErrNotExist) || p.Stop() {
 			t.Errorf("%s: %v", name, err)
 		}

@@ -228,9 +228,8 @@ func TestLaunch(t *testing.T) {
 			mu.Lock()
 			launched = append(launched, a)
 			mu.Unlock()
-			a.Command.Args = append([]string{"env", launchMark + "=" + a.Name}, a.Command.Args...)
-			a.Command.Path = "/usr/bin/env"
-			return a.Group.Start(a.Command)
+			_, err := a.Start(a.Group, "", slices.Concat([]string{"/usr/bin/env", launchMark + "=" + a.Name}, a.Argv)...)
+			return err
 		}
 		before := func() error {
 			for _, a := range launched {
@@ -296,7 +295,8 @@ func TestLaunchInside(t *testing.T) {
 			mu.Lock()
 			launched[a.Name] = a
 			mu.Unlock()
-			return a.Group.Start(a.Command)
+			_, err := a.Start(a.Group, "")
+			return err
 		}
 		before := func() error {
 			for _, a := range tr.Applications() {
@@ -459,7 +459,8 @@ func TestRemoved(t *testing.T) {
 					if err != nil {
 						return err
 					}
-					return errors.Join(group.Start(exec.Command("sleep", "600")), c.start) // nobody waits for it: it is killed
+					// Nobody waits for it: it is killed.
+					return errors.Join(group.In("")(exec.Command("sleep", "600")), c.start)
 				}
 				return leaving{start, func() ([]string, error) {
 					asked++
@@ -571,7 +572,7 @@ func TestComponents(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			return shim.Start(exec.Command("/bin/sh", "-c", "while :; do :; done"))
+			return shim.In("")(exec.Command("/bin/sh", "-c", "while :; do :; done"))
 		})
 	})
 	spec := mustParse(t, strings.Replace(guestSpec(", limits: {cpus: 1.5}"), "duration: 300ms", "duration: 2s", 1))

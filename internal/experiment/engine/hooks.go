@@ -7,8 +7,10 @@ import (
 	"maps"
 	"os/exec"
 	"path"
+	"slices"
 	"strings"
 
+	"tare/internal/experiment/child"
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/measured"
@@ -59,7 +61,7 @@ func (x *trial) part(name string) (*kind.Part, kind.Role) {
 	return x.spec.Applications[name], kind.Application
 }
 
-func (x *trial) Begin(ctx context.Context, name string, dirs ...string) (func(*exec.Cmd) error, error) {
+func (x *trial) Begin(ctx context.Context, name string, dirs ...string) (child.Starter, error) {
 	g, err := x.PartGroup(name)
 	if err != nil {
 		return nil, err
@@ -73,17 +75,29 @@ func (x *trial) Begin(ctx context.Context, name string, dirs ...string) (func(*e
 		return x.starter(g, as, name)
 	}
 	return func(cmd *exec.Cmd) error {
-		return l.Launch(ctx, kind.Launch{Name: name, Part: part, Dirs: dirs, Command: cmd, Group: g})
+		return l.Launch(ctx, kind.Launch{
+			Name: name, Part: part, Dirs: dirs, Group: g,
+			Argv: slices.Concat([]string{cmd.Path}, cmd.Args[1:]), Env: cmd.Env,
+			Start: func(g kind.Group, network string, argv ...string) (int, error) {
+				if len(argv) > 0 {
+					cmd.Path, cmd.Args, cmd.Err = argv[0], argv, nil
+				}
+				if err := g.In(network)(cmd); err != nil {
+					return 0, err
+				}
+				return cmd.Process.Pid, nil
+			},
+		})
 	}, nil
 }
 
 // starter gives how a process is started in a group, and in the network that the subject has for it.
-func (x *trial) starter(g *placement.Group, as kind.Role, name string) (func(*exec.Cmd) error, error) {
+func (x *trial) starter(g kind.Group, as kind.Role, name string) (child.Starter, error) {
 	network, err := x.network(as, name)
 	if err != nil {
 		return nil, err
 	}
-	return func(cmd *exec.Cmd) error { return g.StartIn(cmd, network) }, nil
+	return g.In(network), nil
 }
 
 // network is the path of the network that the subject has for something by its name; empty: this machine's.
@@ -101,16 +115,16 @@ func (x *trial) Host(app string) (string, error) {
 	return "127.0.0.1", nil
 }
 
-func (x *trial) PartGroup(name string) (*placement.Group, error) {
+func (x *trial) PartGroup(name string) (kind.Group, error) {
 	part, as := x.part(name)
 	return x.group(path.Join(kind.WorkGroup, name), measured.NewRole(as, name), part.Limits)
 }
 
-func (x *trial) SubjectGroup(component string, limits param.Values) (*placement.Group, error) {
+func (x *trial) SubjectGroup(component string, limits param.Values) (kind.Group, error) {
 	return x.subjectGroup(component, measured.NewRole(kind.Subject, component), limits)
 }
 
-func (x *trial) ServingGroup(component, app string, limits param.Values) (*placement.Group, error) {
+func (x *trial) ServingGroup(component, app string, limits param.Values) (kind.Group, error) {
 	as := measured.NewRole(kind.Subject, component)
 	as.Workload = app
 	return x.subjectGroup(path.Join(component, app), as, limits)
@@ -118,7 +132,7 @@ func (x *trial) ServingGroup(component, app string, limits param.Values) (*place
 
 // subjectGroup makes a group of the subject, where its name is not empty inside the one that has the subject's limits.
 // Names of groups have no dots, which those of components may have.
-func (x *trial) subjectGroup(name string, as measured.GroupRole, limits param.Values) (*placement.Group, error) {
+func (x *trial) subjectGroup(name string, as measured.GroupRole, limits param.Values) (kind.Group, error) {
 	name = strings.ReplaceAll(name, ".", "-")
 	if name == "" && limits == nil && x.subject != nil {
 		limits = x.subject.Limits // who asks for the group first need not know them
@@ -200,7 +214,7 @@ func (x *trial) Warn(code, format string, args ...any) {
 }
 
 // group makes a group, if it is not there yet.
-func (x *trial) group(name string, as measured.GroupRole, limits param.Values) (*placement.Group, error) {
+func (x *trial) group(name string, as measured.GroupRole, limits param.Values) (kind.Group, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if g := x.groups[name]; g != nil {
@@ -218,7 +232,7 @@ func (x *trial) group(name string, as measured.GroupRole, limits param.Values) (
 }
 
 // start starts one process where begin puts it.
-func (x *trial) start(name string, argv []string, begin func(*exec.Cmd) error) (*role.Child, error) {
+func (x *trial) start(name string, argv []string, begin child.Starter) (*role.Child, error) {
 	p, err := role.Launch(name, argv, begin, x.cancel)
 	if err != nil {
 		return nil, err

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"tare/internal/experiment/child"
 	"tare/internal/experiment/placement"
 	"tare/internal/experiment/record"
 	"tare/internal/experiment/spec"
@@ -126,7 +127,7 @@ func (g *ground) nothingLeft() {
 	}
 	environs, _ := filepath.Glob("/proc/[0-9]*/environ")
 	for _, e := range environs {
-		if data, err := os.ReadFile(e); err == nil && strings.Contains(string(data), placement.Mark+"=tare-trial-") &&
+		if data, err := os.ReadFile(e); err == nil && strings.Contains(string(data), child.Mark+"=tare-trial-") &&
 			strings.Contains(string(data), mark) {
 			g.t.Errorf("a process is left: %s", e)
 		}

@@ -5,11 +5,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"os/exec"
 	"time"
 
+	"tare/internal/experiment/child"
 	"tare/internal/experiment/load"
-	"tare/internal/experiment/placement"
 	"tare/internal/experiment/record"
 	"tare/internal/experiment/role"
 	"tare/internal/lib/param"
@@ -146,15 +145,43 @@ type Launch struct {
 	Part *Part
 	Dirs []string // of this machine, in which it works: it must find them at the same paths
 
-	// Command is what starts the part plainly. Its streams are set: where it is a process of tare, it speaks the
-	// protocol of package role on standard input and output. A launcher puts its own program and arguments into
-	// Command, leaves the streams to what they start in the end, and starts it by Start of a group: this one, or one of
-	// the subject's. The trial waits for Command, and ends it by the end of its standard input.
-	Command *exec.Cmd
+	// Argv is what starts the part plainly, with the path of its program, and Env are the variables of its environment;
+	// nil: this process's. Where it is a process of tare, it speaks the protocol of package role on standard input and
+	// output.
+	Argv, Env []string
 
 	// Group has the limits of the part, and what it holds is charged to the part: this is where what runs the part
 	// belongs.
-	Group *placement.Group
+	Group Group
+
+	// Start starts the part in a group, this one or one of the subject's, and in a network namespace, by its path; empty:
+	// in this process's. With argv it starts that instead, and leaves the streams to what that starts in the end. The
+	// trial waits for it, and ends it by the end of its standard input.
+	Start func(g Group, network string, argv ...string) (pid int, err error)
+}
+
+// Group is a control group of a trial.
+type Group interface {
+	Path() string                    // its identity, as a ledger has it
+	V2Dir() string                   // its directory in the v2 hierarchy; empty where there is none
+	TreeName() string                // of the trial's groups, by which what the trial makes is known to belong to it
+	Members() []int                  // the processes in it
+	TreeMembers() []int              // those in all groups of the trial
+	LimitCPUs(cpus float64) error    // CPU time per time; 0: as it is
+	In(network string) child.Starter // starts commands in it, and in a network namespace, as Launch.Start does
+}
+
+// Owners judge whether runs have ended, while what they left behind is removed.
+type Owners interface {
+	// Ended says whether what has a run's name, as of Group.TreeName, is of a run that has ended. What that is, such as
+	// "the directory /run/x", is reported where it cannot be known.
+	Ended(tree, what string) bool
+	// Leave reports what is left alone, because it cannot be seen whether its run goes on.
+	Leave(tree, what string)
+	// EndMarked ends the processes of a run wherever they are, before something of them is removed.
+	EndMarked(tree string) error
+	// Dry is whether nothing is to be removed, and only given as removed.
+	Dry() bool
 }
 
 // Trial is the trial under way, as a guest's hooks see it. Its methods may be used concurrently.
@@ -175,10 +202,10 @@ type Trial interface {
 
 	// PartGroup is the group of an application or a load, made before its process is there. What runs in it is charged
 	// to that part.
-	PartGroup(name string) (*placement.Group, error)
+	PartGroup(name string) (Group, error)
 	// Begin gives how a process of an application or a load is started: in its PartGroup, or, where it is to run in what
 	// the subject launches, by the subject's Launch. dirs are Launch's.
-	Begin(ctx context.Context, name string, dirs ...string) (func(*exec.Cmd) error, error)
+	Begin(ctx context.Context, name string, dirs ...string) (child.Starter, error)
 	// Host is the IP address at which an application is to listen so that loads reach it.
 	Host(app string) (string, error)
 	// Observe says that the group at a path, as a ledger has it, is an application's, whose name is given, or the
@@ -189,11 +216,11 @@ type Trial interface {
 	// are as in a spec; what is charged to the group is charged to the subject. The groups of components are in one
 	// that has the limits of the subject's part, which thus hold for all components together, except that a component
 	// without a pin has the part's.
-	SubjectGroup(component string, limits param.Values) (*placement.Group, error)
+	SubjectGroup(component string, limits param.Values) (Group, error)
 	// ServingGroup is the group of a component of the subject that serves a single application, such as a container's
 	// shim or a sidecar. What it uses is tare to that application's workload. Such groups of one component are
 	// reported together.
-	ServingGroup(component, app string, limits param.Values) (*placement.Group, error)
+	ServingGroup(component, app string, limits param.Values) (Group, error)
 	// StartSubject starts a process of the subject in the group of a component, which speaks the protocol of package
 	// role. The trial ends it.
 	StartSubject(ctx context.Context, component string, limits param.Values, argv []string) (Process, error)

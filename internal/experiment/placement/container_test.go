@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tare/internal/experiment/child"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/proc"
 )
@@ -67,7 +68,7 @@ func startContainer(t *testing.T, l *cgroup.Layout, part string, flags uintptr) 
 func (c *container) kill(l *cgroup.Layout, group string) {
 	_ = c.cmd.Process.Kill()
 	_ = c.cmd.Wait()
-	if err := EndAll(l.Members([]string{group}), func(pid int) bool { return inside(l, pid, group) },
+	if err := child.EndAll(l.Members([]string{group}), func(pid int) bool { return inside(l, pid, group) },
 		patience); err != nil {
 		c.t.Error(err)
 	}

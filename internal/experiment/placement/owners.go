@@ -103,6 +103,9 @@ func (o *Owners) Ended(tree, what string) bool {
 	return false
 }
 
+// Dry is DryRun.
+func (o *Owners) Dry() bool { return o.DryRun }
+
 // Leave records that something is left alone because it cannot be seen from here whether it is still in use.
 func (o *Owners) Leave(tree, what string) { o.leave(Left{What: what, Tree: tree}) }
 

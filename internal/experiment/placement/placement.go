@@ -30,10 +30,6 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// Mark is the environment variable that names the tree to which a process belongs. Children inherit it, as they do an
-// open file of that name, which remains where a program writes over its environment.
-const Mark = "TARE_RUN"
-
 var (
 	validID   = text.LazyRegexp(`^[a-z0-9][a-z0-9-]{0,63}$`)
 	treeName  = text.LazyRegexp(`^tare-[a-z0-9][a-z0-9-]{0,63}?(?:-n([0-9]{10}))?-p([0-9]{1,10})-t([0-9]{1,20})$`)
@@ -222,7 +218,7 @@ func (t *Tree) dir(h *cgroup.Hierarchy, group string) string {
 	return filepath.Join(h.Mount, t.name, group)
 }
 
-// Name is the name of the tree's directory, and the value of Mark in its processes.
+// Name is the name of the tree's directory, and the value of child.Mark in its processes.
 func (t *Tree) Name() string { return t.name }
 
 // Path is the identity of the tree's top group, in which all others are, as cgroup.Resolver and cgroup.Reader give it.
@@ -233,7 +229,7 @@ func (t *Tree) Path() string { return t.top().Path() }
 func (t *Tree) Limit(l Limits) error { return t.top().limit(l) }
 
 // Limit bounds what is in the group from now on, beside what it was made with. Pin has no meaning any more.
-func (g *Group) Limit(l Limits) error { return g.limit(l) }
+func (g *Group) LimitCPUs(cpus float64) error { return g.limit(Limits{CPUs: cpus}) }
 
 func (t *Tree) top() *Group { return &Group{tree: t} }
 

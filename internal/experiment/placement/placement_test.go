@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tare/internal/experiment/child"
 	"tare/internal/experiment/containment"
 	"tare/internal/lib/fault"
 	"tare/internal/scale/host/cgroup"
@@ -435,7 +436,9 @@ func TestCloseEndsWhatHasNoMark(t *testing.T) {
 		t.Fatal(err)
 	}
 	pid := cmd.Process.Pid
-	eventually(t, "the mark is gone", func() bool { return comm(pid) == "sleep" && markOf(pid, new(time.Second)) == "" })
+	eventually(t, "the mark is gone", func() bool {
+		return child.Comm(pid) == "sleep" && markOf(pid, new(time.Second)) == ""
+	})
 	for _, h := range hierarchies(l) { // out of its groups, as one is that has not entered them yet
 		if err := cgroup.Write(filepath.Join(h.Mount, "cgroup.procs"), strconv.Itoa(pid)); err != nil {
 			t.Fatal(err)
@@ -687,7 +690,7 @@ func startOwnerAs(t *testing.T, part string, attr *unix.SysProcAttr) (owner *exe
 func startMarked(tree string) (*exec.Cmd, error) {
 	cmd := exec.Command("sleep", "1000")
 	if tree != "" {
-		cmd.Env = append(os.Environ(), Mark+"="+tree)
+		cmd.Env = append(os.Environ(), child.Mark+"="+tree)
 	}
 	if err := cmd.Start(); err != nil {
 		return nil, err
@@ -857,7 +860,7 @@ func TestCleanEndsOwners(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Setenv(Mark, fmt.Sprintf("tare-test-dead-p%d-t%d", self.PID, self.Start+1)) // a run that there never was
+	t.Setenv(child.Mark, fmt.Sprintf("tare-test-dead-p%d-t%d", self.PID, self.Start+1)) // a run that there never was
 	owner, tree, _ := startOwner(t)
 	dry := NewOwners(l)
 	dry.DryRun = true
@@ -971,7 +974,7 @@ func TestCleanEndsWhatHidItsEnvironment(t *testing.T) {
 		}
 	})
 	for _, pid := range workers {
-		if mark, has, err := (proc.FS{}).Getenv(pid, Mark, new(time.Second)); err != nil || has {
+		if mark, has, err := (proc.FS{}).Getenv(pid, child.Mark, new(time.Second)); err != nil || has {
 			t.Fatalf("it does not hide its environment: %q, %v", mark, err)
 		}
 	}
@@ -1029,7 +1032,7 @@ func TestCleanEndsDaemons(t *testing.T) {
 	}
 	owner, tree, shells := startOwnerAs(t, "owner of daemons", &unix.SysProcAttr{})
 	var daemons []int
-	isDaemon := func(pid int) bool { return comm(pid) == "sleep" && markOf(pid, new(time.Second)) == "" }
+	isDaemon := func(pid int) bool { return child.Comm(pid) == "sleep" && markOf(pid, new(time.Second)) == "" }
 	eventually(t, "the daemons run", func() bool {
 		daemons = slices.DeleteFunc(l.Members([]string{tree}), func(pid int) bool { return !isDaemon(pid) })
 		return len(daemons) == 2
@@ -1072,7 +1075,7 @@ func TestComm(t *testing.T) {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	}()
-	eventually(t, "it has its name", func() bool { return comm(cmd.Process.Pid) == "?[31mx" })
+	eventually(t, "it has its name", func() bool { return child.Comm(cmd.Process.Pid) == "?[31mx" })
 }
 
 // A process of a dead run that did not die with it (here: it never asked to) is killed inside its group.

@@ -13,10 +13,10 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
 
 	"golang.org/x/sys/unix"
 
+	"tare/internal/experiment/child"
 	"tare/internal/experiment/containment"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/lists"
@@ -50,7 +50,7 @@ func (t *Tree) Close() error {
 			_ = cgroup.Write(filepath.Join(dir, "cgroup.kill"), "1")
 		}
 		for _, pid := range cgroup.Members(dirs) {
-			if err := kill(pid, func() bool { return inside(t.layout, pid, t.name) }); err != nil {
+			if err := child.Kill(pid, func() bool { return inside(t.layout, pid, t.name) }); err != nil {
 				return err
 			}
 		}
@@ -66,7 +66,7 @@ func (t *Tree) Close() error {
 			p, err := proc.FS{}.Process(pid)
 			return err == nil && p.Start == t.known[pid]
 		}
-		err = EndAll(slices.Sorted(maps.Keys(t.known)), still, time.Until(deadline))
+		err = child.EndAll(slices.Sorted(maps.Keys(t.known)), still, time.Until(deadline))
 	}
 	if err = errors.Join(err, removeAll(dirs, deadline)); err == nil {
 		t.release()
@@ -104,18 +104,6 @@ func (t *Tree) dirs(group string) []string {
 
 // TreeMembers are the processes of the whole tree that the group is in.
 func (g *Group) TreeMembers() []int { return g.tree.top().Members() }
-
-// kill kills the process if ours still says that it is the one meant, once it cannot be another any more.
-func kill(pid int, ours func() bool) error {
-	if pid == os.Getpid() {
-		return nil
-	}
-	err := proc.Kill(pid, ours)
-	if errors.Is(err, fs.ErrPermission) {
-		return fault.Wrap(err, fault.Machine, named(pid), "run 'tare clean' as root, or with CAP_KILL", "it cannot be ended")
-	}
-	return err
-}
 
 // inside says whether the process is in the tree, in any hierarchy.
 func inside(l *cgroup.Layout, pid int, tree string) bool {
@@ -227,7 +215,7 @@ func (c *cleaning) remove(tree string, treeOf func(pid int) string) error {
 	if c.o.DryRun {
 		for _, pid := range cgroup.Members(dirs) {
 			if treeOf(pid) != tree || c.spared[pid] {
-				c.report.Moved = append(c.report.Moved, Process{PID: pid, Comm: comm(pid), Tree: tree})
+				c.report.Moved = append(c.report.Moved, Process{PID: pid, Comm: child.Comm(pid), Tree: tree})
 			}
 		}
 		return nil
@@ -255,14 +243,14 @@ func (c *cleaning) remove(tree string, treeOf func(pid int) string) error {
 // end kills a process if it is marked as of a dead run.
 func (c *cleaning) end(pid int, treeOf func(pid int) string) error {
 	tree := treeOf(pid)
-	if tree == "" || c.spared[pid] || !c.o.Ended(tree, named(pid)) {
+	if tree == "" || c.spared[pid] || !c.o.Ended(tree, child.Named(pid)) {
 		return nil
 	}
-	p := Process{PID: pid, Comm: comm(pid), Tree: tree}
+	p := Process{PID: pid, Comm: child.Comm(pid), Tree: tree}
 	still := c.o.DryRun
 	var err error
 	if !c.o.DryRun {
-		err = kill(pid, func() bool { still = treeOf(pid) == tree; return still })
+		err = child.Kill(pid, func() bool { still = treeOf(pid) == tree; return still })
 	}
 	if err == nil && still && !c.killed[pid] {
 		c.killed[pid] = true
@@ -273,7 +261,7 @@ func (c *cleaning) end(pid int, treeOf func(pid int) string) error {
 
 // EndMarked ends all processes that are marked as of a tree, wherever they are, but this process and those that started
 // it, and waits until they have ended. It is for what must not go on while something is removed, before Clean.
-func EndMarked(tree string) error {
+func (*Owners) EndMarked(tree string) error {
 	spared, treeOf := ancestors(), marks([]string{tree})
 	marked := func(pid int) bool { return !spared[pid] && treeOf(pid) == tree }
 	for deadline := time.Now().Add(patience); ; {
@@ -285,17 +273,17 @@ func EndMarked(tree string) error {
 		if len(pids) == 0 {
 			return nil
 		}
-		if err := EndAll(pids, marked, time.Until(deadline)); err != nil {
+		if err := child.EndAll(pids, marked, time.Until(deadline)); err != nil {
 			return err
 		}
 	}
 }
 
 // Watch begins to check whether the processes of a tree stay in its groups; what strays use is not in the counters of
-// these groups. Processes of a tree are those that have its mark (Mark, or the limit of markByLimit), those that Start
-// started, and the descendants of those and of all that is in its groups. Where apart is true, each must be in the
-// group that it was started in, and that must have counted all its CPU time; else in any group of the tree, as those
-// must that a container runtime moves between groups. Close the watch.
+// these groups. Processes of a tree are those that have its mark (child.Mark, or the limit of markByLimit), those that
+// Start started, and the descendants of those and of all that is in its groups. Where apart is true, each must be in
+// the group that it was started in, and that must have counted all its CPU time; else in any group of the tree, as
+// those must that a container runtime moves between groups. Close the watch.
 func (t *Tree) Watch(apart bool) (*containment.Watch, error) {
 	paths := map[string]string{} // of the groups that processes must not leave, by their directories
 	if h, ok := t.layout.CPU(); ok {
@@ -409,27 +397,6 @@ func (t *Tree) home(group string, counts bool) *containment.Home {
 	return home
 }
 
-// EndAll kills processes that still are those meant, and waits at most so long until they have ended.
-func EndAll(pids []int, meant func(pid int) bool, atMost time.Duration) error {
-	for _, pid := range pids {
-		if err := kill(pid, func() bool { return meant(pid) }); err != nil {
-			return err
-		}
-	}
-	deadline := time.Now().Add(atMost)
-	for _, pid := range pids {
-		ended, err := proc.Await(pid, func() bool { return meant(pid) }, max(0, time.Until(deadline)))
-		if err != nil {
-			return err
-		}
-		if !ended {
-			return fault.New(fault.Machine, comm(pid), "look at its state (ps -o pid,stat,wchan), then run 'tare clean'",
-				"process %d does not end when killed", pid)
-		}
-	}
-	return nil
-}
-
 // Others are the processes, in order, that have control groups of a run at this moment: runs of tare beside this
 // process. One that is not visible from here has the pid of its own PID namespace, which may be unused here or belong
 // to another process.
@@ -457,23 +424,9 @@ func Others(l *cgroup.Layout) []int {
 	return pids
 }
 
-// comm returns the name of a process for the report. The process chooses its bytes, and the report goes to a terminal.
-func comm(pid int) string {
-	name, _ := proc.FS{}.Comm(pid)
-	return strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) {
-			return '?'
-		}
-		return r
-	}, name)
-}
-
-// named is how messages name a process.
-func named(pid int) string { return fmt.Sprintf("process %d (%s)", pid, comm(pid)) }
-
 // move moves a process that is in some of the groups to the groups above them.
 func (r *Report) move(pid int, trees []string) error {
-	p := Process{PID: pid, Comm: comm(pid), Tree: filepath.Base(trees[0])}
+	p := Process{PID: pid, Comm: child.Comm(pid), Tree: filepath.Base(trees[0])}
 	meant, err := proc.FS{}.Process(pid)
 	if err != nil {
 		return nil //nolint:nilerr // it has ended
@@ -515,7 +468,7 @@ func putBack(pid int, meant proc.Process, from string) (other bool, err error) {
 		}
 		err := cgroup.Write(filepath.Join(dir, "cgroup.procs"), strconv.Itoa(pid))
 		if err != nil && !errors.Is(err, unix.ESRCH) {
-			return true, fmt.Errorf("putting %s back into %s: %w", named(pid), dir, err)
+			return true, fmt.Errorf("putting %s back into %s: %w", child.Named(pid), dir, err)
 		}
 	}
 	return true, nil
@@ -524,7 +477,7 @@ func putBack(pid int, meant proc.Process, from string) (other bool, err error) {
 // markOf is the tree that a process is marked as of, by its environment or else by an open file; empty for none and
 // where it cannot be read.
 func markOf(pid int, patience *time.Duration) string {
-	if tree, has, _ := (proc.FS{}).Getenv(pid, Mark, patience); has {
+	if tree, has, _ := (proc.FS{}).Getenv(pid, child.Mark, patience); has {
 		return tree
 	}
 	for fd := firstMarkFD; fd <= lastMarkFD; fd++ {
@@ -537,11 +490,11 @@ func markOf(pid int, patience *time.Duration) string {
 
 // canTell says why it cannot be seen whose a process is.
 func canTell(pid int) error {
-	_, _, err := proc.FS{}.Getenv(pid, Mark, new(time.Duration))
+	_, _, err := proc.FS{}.Getenv(pid, child.Mark, new(time.Duration))
 	if !errors.Is(err, fs.ErrPermission) {
 		return nil // or it has ended
 	}
-	return fault.Wrap(err, fault.Machine, named(pid), "run 'tare clean' as root, or with CAP_SYS_PTRACE",
+	return fault.Wrap(err, fault.Machine, child.Named(pid), "run 'tare clean' as root, or with CAP_SYS_PTRACE",
 		"it is in a control group left by a run that has ended, and cannot be inspected")
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
+	"tare/internal/experiment/child"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/pace"
 	"tare/internal/scale/host/cgroup"
@@ -55,6 +56,11 @@ func (t *Tree) serveStarts() {
 // standard error.
 func (g *Group) Start(cmd *exec.Cmd) error { return g.StartIn(cmd, "") }
 
+// In is StartIn in a network.
+func (g *Group) In(network string) child.Starter {
+	return func(cmd *exec.Cmd) error { return g.StartIn(cmd, network) }
+}
+
 // StartIn is Start, and the program runs in a network namespace besides, by the path of that: it must stay there until
 // the program runs. Empty: in this process's.
 func (g *Group) StartIn(cmd *exec.Cmd, network string) error {
@@ -73,7 +79,7 @@ func (g *Group) StartIn(cmd *exec.Cmd, network string) error {
 	}
 	cmd.Args = slices.Concat(args, []string{"--", cmd.Path}, cmd.Args)
 	cmd.Path = "/proc/self/exe"
-	cmd.Env = append(cmd.Environ(), Mark+"="+t.name)
+	cmd.Env = append(cmd.Environ(), child.Mark+"="+t.name)
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &unix.SysProcAttr{}
 	}
@@ -153,11 +159,11 @@ func Enter(args []string) error {
 	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
 		return fmt.Errorf("asking to die with the parent: %w", err)
 	}
-	if o, ok := parseTreeName(os.Getenv(Mark)); ok && os.Getppid() != o.PID {
+	if o, ok := parseTreeName(os.Getenv(child.Mark)); ok && os.Getppid() != o.PID {
 		return fmt.Errorf("the run that started this process has ended")
 	}
-	markByFile(os.Getenv(Mark)) // here, where its cost is charged to nothing that is measured
-	markByLimit(os.Getenv(Mark), *group)
+	markByFile(os.Getenv(child.Mark)) // here, where its cost is charged to nothing that is measured
+	markByLimit(os.Getenv(child.Mark), *group)
 	if *pin > 0 {
 		if err := pinTo(int(*pin)); err != nil {
 			return err

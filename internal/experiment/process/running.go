@@ -6,11 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -63,20 +61,17 @@ type Running struct {
 // The errors are of code fault.Usage where the command or its conditions are wrong: its program is no file that can be
 // run, its address is taken by another process, or its file is there already. A program that is not installed is one of
 // code fault.Machine.
-func Start(c Command, begin func(*exec.Cmd) error, onEnd func(error)) (*Running, error) {
+func Start(c Command, begin child.Starter, onEnd func(error)) (*Running, error) {
 	if err := c.beforehand(); err != nil {
 		return nil, err
 	}
 	if err := c.Installed(); err != nil {
 		return nil, err
 	}
-	cmd := exec.Command(c.Argv[0], c.Argv[1:]...)
-	cmd.Dir = c.Dir
-	cmd.Env = append(cmd.Environ(), c.Env...)
-	// A separate session has no terminal: a program that asks for one is refused, instead of being stopped for good.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	r := &Running{command: c}
 	r.out.Take, r.out.Pause = r.take, r.pause
+	// A separate session has no terminal: a program that asks for one is refused, instead of being stopped for good.
+	cmd := child.Command{Argv: c.Argv, Dir: c.Dir, Env: c.Env, Session: true}
 	err := child.Start(&r.Process, cmd, child.Options{
 		Name: c.Name(), Begin: begin, Output: &r.out, Stop: c.Stop, Grace: c.StopTime, Linger: lingering,
 		Ending: r.ending, Exited: r.settle,

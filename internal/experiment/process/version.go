@@ -2,10 +2,10 @@ package process
 
 import (
 	"context"
-	"os/exec"
 	"strings"
 	"time"
 
+	"tare/internal/experiment/child"
 	"tare/internal/lib/text"
 )
 
@@ -41,11 +41,9 @@ func Printed(ctx context.Context, argv ...string) string {
 	}
 	ctx, cancel := context.WithTimeout(ctx, versionTime)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
-	cmd.WaitDelay = time.Second
 	var out bounded
-	cmd.Stdout, cmd.Stderr = &out, &out
-	_ = cmd.Run() // some exit with 1 and print it all the same
+	c := child.Command{Argv: argv, Stdout: &out, Stderr: &out}
+	_ = child.Run(ctx, c, child.Options{Name: argv[0], Linger: time.Second}) // some exit with 1 and print it all the same
 	return string(out)
 }
 

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"regexp"
 	"strings"
 	"time"
@@ -29,18 +28,21 @@ type Child struct {
 
 // Launch starts argv by begin, which starts the command where it belongs. onEnd is called when it ends by itself
 // without having given its result. Stop it in the end, whatever happened.
-func Launch(name string, argv []string, begin func(*exec.Cmd) error, onEnd func(error)) (*Child, error) {
-	cmd := exec.Command(argv[0], argv[1:]...)
-	stdin, err := cmd.StdinPipe()
+func Launch(name string, argv []string, begin child.Starter, onEnd func(error)) (*Child, error) {
+	input, stdin, err := os.Pipe()
 	if err != nil {
 		return nil, fmt.Errorf("starting %s: %w", name, err)
 	}
-	stdout, err := cmd.StdoutPipe()
+	defer input.Close() // the process has its own
+	stdout, output, err := os.Pipe()
 	if err != nil {
+		_ = stdin.Close()
 		return nil, fmt.Errorf("starting %s: %w", name, err)
 	}
+	defer output.Close()
 	p := &Child{Session: newSession(name, NewConn(stdout, stdin)), stdin: stdin, stdout: stdout}
 	p.failure, p.silent = p.Failure, p.hangs
+	cmd := child.Command{Argv: argv, Stdin: input, Stdout: output}
 	err = child.Start(&p.Process, cmd, child.Options{
 		Name: name, Begin: begin, Grace: stopTimeout, Linger: stopTimeout,
 		Ending: func(bool) { p.End() }, Exited: p.exited,
@@ -53,6 +55,8 @@ func Launch(name string, argv []string, begin func(*exec.Cmd) error, onEnd func(
 		},
 	})
 	if err != nil {
+		_ = stdin.Close()
+		_ = stdout.Close()
 		return nil, fmt.Errorf("starting %s: %w", name, err)
 	}
 	p.ended = p.Ended()
@@ -66,6 +70,8 @@ func (p *Child) exited() error {
 	timer := time.AfterFunc(stopTimeout, func() { _ = p.stdout.Close() }) // listen takes that as its end
 	defer timer.Stop()
 	<-p.heard
+	_ = p.stdout.Close() // nobody reads on
+	p.End()
 	return p.fault
 }
 

@@ -58,7 +58,7 @@ type reached struct {
 
 var (
 	errEnded = errors.New("the connection to its agent has ended: the agent was stopped, or the node is cut off")
-	errLate  = errors.New("it was asked too late for the window: this machine has too little CPU time for so many nodes")
+	errLate  = errors.New("it was asked too late for the window: this machine has too little CPU time")
 )
 
 // Open measures how far each agent's clock is from this machine's, and then asks all for one window that lasts d.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"os/exec"
 	"sync"
 	"time"
 
@@ -48,8 +47,8 @@ func startEnvoys(ctx context.Context, e *Effect) (all []*envoy, err error) {
 	for _, of := range e.Envoys {
 		x := &envoy{Envoy: of, client: &http.Client{Timeout: time.Second,
 			Transport: &http.Transport{DisableCompression: true}}}
-		cmd := exec.Command(e.Program, "-c", of.Bootstrap, "--concurrency", "1", "--disable-hot-restart",
-			"--log-level", "error")
+		cmd := child.Command{Argv: []string{e.Program, "-c", of.Bootstrap, "--concurrency", "1", "--disable-hot-restart",
+			"--log-level", "error"}}
 		err := child.Start(&x.Process, cmd, child.Options{Name: "Envoy", Linger: time.Second})
 		if err != nil {
 			return all, fault.Wrap(err, fault.Machine, e.Program, "", "the real proxies of the fleet cannot be started")

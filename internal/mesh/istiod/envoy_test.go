@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -92,8 +91,8 @@ func startEnvoy(t *testing.T, xds, variant string, of sidecar) *envoy {
 	if err := os.WriteFile(file, []byte(bootstrap(xds, variant, e.admin, of)), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(binary, "-c", file, "--concurrency", "1", "--disable-hot-restart", "--log-level", "warning")
-	cmd.Dir = dir
+	cmd := child.Command{Dir: dir, Argv: []string{binary, "-c", file, "--concurrency", "1", "--disable-hot-restart",
+		"--log-level", "warning"}}
 	err = child.Start(&e.Process, cmd, child.Options{Name: "Envoy", Stop: unix.SIGTERM, Grace: 10 * time.Second})
 	if err != nil {
 		t.Fatal(err)

@@ -10,8 +10,8 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -61,18 +61,17 @@ const variable = "TARE_ISTIOD"
 // build one.
 func Find() (string, error) {
 	if path := os.Getenv(variable); path != "" {
-		if _, err := exec.LookPath(path); err != nil {
+		if _, err := child.Find(path); err != nil {
 			return "", fault.Wrap(err, fault.Machine, variable, buildHint, "istiod's pilot-discovery cannot be run")
 		}
 		return path, nil
 	}
-	if path, err := exec.LookPath(name); err == nil {
-		return path, nil
-	}
+	var beside []string
 	if self, err := os.Executable(); err == nil {
-		if path, err := exec.LookPath(filepath.Join(filepath.Dir(self), name)); err == nil {
-			return path, nil
-		}
+		beside = []string{filepath.Dir(self)}
+	}
+	if path, err := child.Find(name, beside...); err == nil {
+		return path, nil
 	}
 	return "", fault.New(fault.Machine, name, buildHint, "istiod's pilot-discovery is not here")
 }
@@ -129,15 +128,13 @@ func Start(ctx context.Context, o Options) (_ *Istiod, err error) {
 	if o.Objects != nil {
 		configuration = "--configDir="
 	}
-	cmd := exec.Command(o.Binary, "discovery",
-		"--registries=Kubernetes", configuration, "--kubeconfig="+access, "--meshConfig="+mesh,
-		"--networksConfig="+networks, "--grpcAddr="+i.XDS, "--httpAddr="+i.HTTP, "--secureGRPCAddr=", "--httpsAddr=",
-		"--monitoringAddr=", "--ctrlz_address=127.0.0.1", "--ctrlz_port=0", "--domain="+domain, "--clusterID=tare",
-		"--shutdownDuration=100ms")
-	cmd.Dir = i.scratch.Path()
-	cmd.Env = append(os.Environ(), environment...)
-	cmd.Env = append(cmd.Env, o.Environment...)
-	cmd.Env = append(cmd.Env, "HOME="+i.scratch.Path(), "TMPDIR="+i.scratch.Path())
+	cmd := child.Command{Dir: i.scratch.Path(), Argv: []string{o.Binary, "discovery",
+		"--registries=Kubernetes", configuration, "--kubeconfig=" + access, "--meshConfig=" + mesh,
+		"--networksConfig=" + networks, "--grpcAddr=" + i.XDS, "--httpAddr=" + i.HTTP, "--secureGRPCAddr=", "--httpsAddr=",
+		"--monitoringAddr=", "--ctrlz_address=127.0.0.1", "--ctrlz_port=0", "--domain=" + domain, "--clusterID=tare",
+		"--shutdownDuration=100ms"}}
+	cmd.Env = slices.Concat(environment, o.Environment,
+		[]string{"HOME=" + i.scratch.Path(), "TMPDIR=" + i.scratch.Path()})
 	if err := child.Start(&i.process, cmd, child.Options{
 		Name: "istiod", Log: o.Log, Stop: unix.SIGTERM, Grace: endTimeout, Linger: time.Second,
 	}); err != nil {

@@ -5,12 +5,12 @@ import (
 	"maps"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 
+	"tare/internal/experiment/child"
 	"tare/internal/experiment/kind"
 	"tare/internal/mesh/controlplane/authority"
 	"tare/internal/mesh/controlplane/bootstrap"
@@ -101,7 +101,7 @@ func (o options) bootstraps(address string, by *authority.Authority) (*fleet.Eff
 	if len(o.listen) == 0 {
 		return nil, nil
 	}
-	program, err := exec.LookPath(o.envoy)
+	program, err := child.Find(o.envoy)
 	if err != nil {
 		return nil, fmt.Errorf("looking for Envoy: %w", err)
 	}

@@ -9,12 +9,12 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
 
+	"tare/internal/experiment/child"
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/process"
 	"tare/internal/experiment/role"
@@ -130,7 +130,7 @@ func (guest) Check(v param.Values) error {
 // Installed implements kind.Installed: everything but istiod and Envoy is in this program.
 func (guest) Installed(_ context.Context, v param.Values) error {
 	if v.Int(envoysKey) > 0 {
-		if _, err := exec.LookPath(v[envoyKey]); err != nil {
+		if _, err := child.Find(v[envoyKey]); err != nil {
 			return fault.Wrap(err, fault.Machine, v[envoyKey], "install it, or put it on the PATH: 'make envoy' fetches one",
 				"Envoy is not here")
 		}

@@ -7,7 +7,6 @@ import (
 	"io"
 	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -17,7 +16,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/experiment/kind"
-	"tare/internal/experiment/placement"
 	"tare/internal/experiment/process"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/files"
@@ -48,7 +46,7 @@ type joined struct {
 // one is one proxy.
 type one struct {
 	place   Place
-	group   *placement.Group
+	group   kind.Group
 	running *process.Running // nil before it is started
 	began   []proc.Process   // its processes when it became ready
 }
@@ -279,7 +277,7 @@ func (j *joined) start(p *one) error {
 	if c.StopTime == 0 {
 		c.StopTime = stopTime
 	}
-	begin := func(cmd *exec.Cmd) error { return p.group.StartIn(cmd, j.networkOf(p.place.Component)) }
+	begin := p.group.In(j.networkOf(p.place.Component))
 	p.running, err = process.Start(c, begin, func(err error) { j.trial.Fail(p.ended(err)) })
 	if err != nil {
 		return fmt.Errorf("starting %s: %w", p.place.Component, err)

@@ -3,13 +3,13 @@ package sidecar
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"os/user"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 
+	"tare/internal/experiment/child"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/param"
 )
@@ -26,22 +26,17 @@ func Find(a About, o param.Values) (string, error) {
 	if given != "" {
 		name = given
 	}
-	path, err := exec.LookPath(name)
+	dirs := systemDirs
+	if self, err := os.Executable(); err == nil {
+		dirs = slices.Concat([]string{filepath.Dir(self)}, dirs)
+	}
+	path, err := child.Find(name, dirs...)
 	if err == nil {
 		return filepath.Abs(path)
 	}
 	if strings.Contains(name, "/") {
 		return "", fault.Wrap(err, fault.Usage, name, "check the path, and that it may be executed (chmod +x)",
 			"the program of the proxy cannot be run")
-	}
-	dirs := systemDirs
-	if self, err := os.Executable(); err == nil {
-		dirs = slices.Concat([]string{filepath.Dir(self)}, dirs)
-	}
-	for _, dir := range dirs {
-		if path, err := exec.LookPath(filepath.Join(dir, name)); err == nil {
-			return path, nil
-		}
 	}
 	return "", fault.New(fault.Machine, name, a.Hint, "not installed, neither on the PATH nor beside tare nor in %s",
 		strings.Join(systemDirs, ", "))

@@ -10,7 +10,7 @@ import (
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
-	"tare/internal/experiment/placement"
+	"tare/internal/experiment/kind"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/text"
 	"tare/internal/scale/host/proc"
@@ -103,7 +103,7 @@ func (box *sandbox) killMarked() error {
 
 // left says whether nothing will delete the sandbox any more: it belongs to a run of Tare that has ended, or its shim
 // or its creator was killed.
-func (box *sandbox) left(o *placement.Owners) bool {
+func (box *sandbox) left(o kind.Owners) bool {
 	what := "the sandbox " + box.ID
 	if box.Run != "" && o.Ended(box.Run, what) {
 		return true
@@ -115,7 +115,7 @@ func (box *sandbox) left(o *placement.Owners) bool {
 }
 
 // alive is process.alive, and reports what is left alone if it cannot be known.
-func alive(p process, o *placement.Owners, run, what string) bool {
+func alive(p process, o kind.Owners, run, what string) bool {
 	_, fate := p.find()
 	if fate == proc.Unknown {
 		o.Leave(run, what)
@@ -125,11 +125,11 @@ func alive(p process, o *placement.Owners, run, what string) bool {
 
 // Clean removes sandboxes that were left behind, and returns their ids. It leaves alone sandboxes whose shim runs, and
 // those that stopped in an orderly way and wait to be deleted, unless the run of Tare that they belong to has ended.
-func Clean(o *placement.Owners) (removed []string, err error) {
+func Clean(o kind.Owners) (removed []string, err error) {
 	boxes, err := sandboxes()
 	errs := []error{err}
 	clean := func(id string, remove func() error) {
-		if !o.DryRun {
+		if !o.Dry() {
 			if err := remove(); err != nil {
 				errs = append(errs, fmt.Errorf("removing the sandbox %s: %w", id, err))
 				return
@@ -150,7 +150,7 @@ func Clean(o *placement.Owners) (removed []string, err error) {
 			clean(id, box.remove)
 		}
 	}
-	if !o.DryRun {
+	if !o.Dry() {
 		_ = os.Remove(sandboxDir) // if it is empty
 	}
 	return removed, errors.Join(errs...)

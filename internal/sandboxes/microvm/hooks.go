@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"os/exec"
 	"slices"
 	"time"
 
@@ -51,16 +50,13 @@ func runHooks(hooks []specs.Hook, state specs.State) error {
 func runHook(h specs.Hook, document []byte, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, h.Path)
-	if len(h.Args) > 0 {
-		cmd.Args = h.Args
-	}
-	cmd.Env = append([]string{}, h.Env...) // not this process's
-	cmd.Stdin = bytes.NewReader(document)
-	cmd.WaitDelay = time.Second
 	var said child.Tail
-	cmd.Stdout, cmd.Stderr = &said, &said
-	if err := cmd.Run(); err != nil {
+	cmd := child.Command{Path: h.Path, Argv: h.Args, Env: h.Env, OnlyEnv: true, Stdin: bytes.NewReader(document),
+		Stdout: &said, Stderr: &said}
+	if len(cmd.Argv) == 0 {
+		cmd.Argv = []string{h.Path}
+	}
+	if err := child.Run(ctx, cmd, child.Options{Name: h.Path, Linger: time.Second}); err != nil {
 		return fmt.Errorf("%w: %s", err, said.Text())
 	}
 	return nil

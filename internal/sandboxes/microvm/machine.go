@@ -4,13 +4,13 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"tare/internal/experiment/child"
 	"tare/internal/lib/fault"
 	"tare/internal/scale/host/proc"
 )
@@ -25,7 +25,7 @@ const (
 
 // findQEMU finds QEMU; the error has code fault.Machine.
 func findQEMU() (string, error) {
-	path, err := exec.LookPath(qemuProgram)
+	path, err := child.Find(qemuProgram)
 	return path, fault.Wrap(err, fault.Machine, "", qemuHint, "no QEMU on this machine")
 }
 
@@ -36,7 +36,7 @@ func findVirtiofsd() (string, error) {
 			return path, nil
 		}
 	}
-	path, err := exec.LookPath("virtiofsd")
+	path, err := child.Find("virtiofsd")
 	return path, fault.Wrap(err, fault.Machine, "", virtiofsdHint, "no virtiofsd on this machine")
 }
 
@@ -98,11 +98,10 @@ const shareTag = "shared"
 //
 // The name and debug-threads are as in Kata (virtcontainers/qemu.go in kata-containers), so that tools which look for
 // sandboxes find the id in "-name sandbox-<id>" and virtual CPUs by the names of their threads.
-func (m *machine) command(qemu string) *exec.Cmd {
-	cmd := exec.Command(qemu)
+func (m *machine) command(qemu string) (cmd child.Command) {
 	fd := func(f *os.File) string {
-		cmd.ExtraFiles = append(cmd.ExtraFiles, f)
-		return strconv.Itoa(2 + len(cmd.ExtraFiles))
+		cmd.Files = append(cmd.Files, f)
+		return strconv.Itoa(2 + len(cmd.Files))
 	}
 	cpu := "max"
 	if m.accel == AccelKVM {
@@ -132,7 +131,7 @@ func (m *machine) command(qemu string) *exec.Cmd {
 		args = append(args, "-netdev", "tap,id=net,fd="+fd(m.nic.tap), "-device",
 			"virtio-net-device,netdev=net,mac="+m.nic.mac)
 	}
-	cmd.Args = append([]string{qemu}, args...)
+	cmd.Argv = append([]string{qemu}, args...)
 	return cmd
 }
 

@@ -10,18 +10,18 @@ import (
 	"maps"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"tare/internal/experiment/child"
+	cmdline "tare/internal/experiment/process"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/files"
 	"tare/internal/lib/self"
@@ -173,13 +173,11 @@ func (r *Runtime) startShim(ctx context.Context, c Creation, box *sandbox) error
 		return err
 	}
 	defer ours.Close()
-	cmd := exec.Command(exe, "microvm", ShimCommand, "-id", c.ID)
-	cmd.Dir = "/"
-	cmd.Env = append(os.Environ(), markVariable+"="+box.dir)
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = c.Stdin, c.Stdout, c.Stderr
-	cmd.ExtraFiles = []*os.File{theirs}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	err = cmd.Start()
+	var shim child.Process
+	err = child.Start(&shim, child.Command{
+		Argv: []string{exe, "microvm", ShimCommand, "-id", c.ID}, Dir: "/", Env: []string{markVariable + "=" + box.dir},
+		Stdin: c.Stdin, Stdout: c.Stdout, Stderr: c.Stderr, Files: []*os.File{theirs}, Session: true,
+	}, child.Options{Name: "the shim", Outlives: true})
 	_ = theirs.Close()
 	if err != nil {
 		return fmt.Errorf("starting the shim: %w", err)
@@ -189,16 +187,16 @@ func (r *Runtime) startShim(ctx context.Context, c Creation, box *sandbox) error
 	var a answer
 	if err := json.NewDecoder(ours).Decode(&a); err != nil {
 		_ = ours.Close()
-		err = errors.Join(fmt.Errorf("the shim ended: %w", err), ignore(cmd.Wait()))
+		err = errors.Join(fmt.Errorf("the shim ended: %w", err), ignore(shim.Err()))
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
 		return err
 	}
 	if a.Error != "" {
-		return errors.Join(a.err(), ignore(cmd.Wait()))
+		return errors.Join(a.err(), ignore(shim.Err()))
 	}
-	return cmd.Process.Release()
+	return nil
 }
 
 func writePIDFile(name string, pid int) error {
@@ -412,8 +410,7 @@ func (r *Runtime) Features(ctx context.Context, o Options) (map[string]any, erro
 		return features, nil
 	}
 	note("qemu", qemu)
-	if out, err := exec.CommandContext(ctx, qemu, "--version").Output(); err == nil {
-		version, _, _ := strings.Cut(string(out), "\n")
+	if version := cmdline.FirstLine(ctx, qemu, "--version"); version != "" {
 		note("qemu_version", version)
 	}
 	kernel, err := FindKernel(o.Kernel)

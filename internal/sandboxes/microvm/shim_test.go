@@ -2,7 +2,6 @@ package microvm
 
 import (
 	"os"
-	"os/exec"
 	"testing"
 	"time"
 
@@ -30,7 +29,7 @@ func TestWhyEnded(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			v, d := new(vm), new(child.Process)
 			for p, script := range map[*child.Process]string{&v.Process: tt.qemu, d: tt.virtiofsd} {
-				if err := child.Start(p, exec.Command("sh", "-c", script), child.Options{Name: "it"}); err != nil {
+				if err := child.Start(p, child.Command{Argv: []string{"sh", "-c", script}}, child.Options{Name: "it"}); err != nil {
 					t.Fatal(err)
 				}
 				t.Cleanup(p.Kill)

@@ -13,7 +13,7 @@ import (
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
-	"tare/internal/experiment/placement"
+	"tare/internal/experiment/child"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/text"
 	"tare/internal/scale/host/proc"
@@ -83,7 +83,7 @@ type sandbox struct {
 	OverheadGroup string   `json:"overhead_group"`    // empty: none
 	Network       string   `json:"network,omitempty"` // path of the network namespace
 	Links         []link   `json:"links,omitempty"`   // interfaces there that are connected to the guest
-	Run           string   `json:"run,omitempty"`     // the run of Tare that it belongs to (placement.Mark)
+	Run           string   `json:"run,omitempty"`     // the run of Tare that it belongs to (child.Mark)
 	ExitCode      *int     `json:"exit_code"`         // of the process; nil before its end
 	Failure       string   `json:"failure,omitempty"` // why the machine ended before the process
 	OutOfMemory   []Kill   `json:"out_of_memory,omitempty"`
@@ -261,4 +261,4 @@ func (s *sandbox) removeSockets() {
 }
 
 // runMark returns the run of Tare that this process belongs to; empty: none.
-func runMark() string { return os.Getenv(placement.Mark) }
+func runMark() string { return os.Getenv(child.Mark) }

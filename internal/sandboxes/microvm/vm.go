@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
@@ -120,12 +119,9 @@ func startVM(t thread, m *machine, qemu string, initramfs []byte, env []string) 
 }
 
 // start starts a process from a thread, whose namespaces it inherits and with which it dies.
-func start(t thread, p *child.Process, cmd *exec.Cmd, env []string, exited func() error) error {
-	cmd.Dir, cmd.Env = "/", append(os.Environ(), env...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
-	return child.Start(p, cmd, child.Options{
-		Name: filepath.Base(cmd.Path), Begin: func(cmd *exec.Cmd) error { return t.do(cmd.Start) }, Exited: exited,
-	})
+func start(t thread, p *child.Process, cmd child.Command, env []string, exited func() error) error {
+	cmd.Dir, cmd.Env = "/", env
+	return child.Start(p, cmd, child.Options{Name: filepath.Base(cmd.Argv[0]), Begin: child.On(t.do), Exited: exited})
 }
 
 // hello waits for the first message of the guest's first process.
@@ -192,7 +188,8 @@ func (v *vm) closeAll() {
 // startVirtiofsd starts a virtiofsd, which shares a directory with the guest.
 func startVirtiofsd(t thread, program, socket, source string, env []string) (*child.Process, error) {
 	d := new(child.Process)
-	cmd := exec.Command(program, "--socket-path="+socket, "-o", "source="+source, "-o", "cache=auto", "-f")
+	cmd := child.Command{Argv: []string{program, "--socket-path=" + socket, "-o", "source=" + source, "-o", "cache=auto",
+		"-f"}}
 	if err := start(t, d, cmd, env, nil); err != nil {
 		return nil, fault.Wrap(err, fault.Machine, program, virtiofsdHint, "cannot start virtiofsd")
 	}

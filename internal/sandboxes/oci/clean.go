@@ -14,7 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tare/internal/experiment/placement"
+	"tare/internal/experiment/child"
+	"tare/internal/experiment/kind"
 	"tare/internal/lib/files"
 	"tare/internal/lib/self"
 	"tare/internal/scale/host/cgroup"
@@ -88,7 +89,7 @@ func removeState(ctx context.Context, base, tree string) (left []string, err err
 
 // Clean removes what is left of the containers of runs that have ended, and returns the names of their trees. Call it
 // before the processes in their control groups are ended: deleting by the runtime removes more than processes.
-func Clean(o *placement.Owners) (removed []string, err error) {
+func Clean(o kind.Owners) (removed []string, err error) {
 	var errs []error
 	entries, err := os.ReadDir(StateDir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -99,12 +100,12 @@ func Clean(o *placement.Owners) (removed []string, err error) {
 		if own(dir, fs.ModeDir) != nil || !o.Ended(e.Name(), "the directory "+dir) {
 			continue
 		}
-		if o.DryRun {
+		if o.Dry() {
 			removed = append(removed, dir)
 			continue
 		}
 		// A runtime that is still running could create what is being removed.
-		err := placement.EndMarked(e.Name())
+		err := o.EndMarked(e.Name())
 		if err == nil {
 			_, err = removeState(context.Background(), StateDir, e.Name())
 		}
@@ -114,7 +115,7 @@ func Clean(o *placement.Owners) (removed []string, err error) {
 		}
 		removed = append(removed, dir)
 	}
-	if !o.DryRun {
+	if !o.Dry() {
 		_ = os.Remove(StateDir) // it may not be empty
 	}
 	return removed, errors.Join(errs...)
@@ -122,7 +123,7 @@ func Clean(o *placement.Owners) (removed []string, err error) {
 
 // CleanGroups removes control groups of ended runs in hierarchies where only runtimes make groups, not Tare. Call it
 // when the processes in them have ended.
-func CleanGroups(l *cgroup.Layout, o *placement.Owners) error {
+func CleanGroups(l *cgroup.Layout, o kind.Owners) error {
 	trees := map[string]bool{}
 	for i := range l.Hierarchies {
 		entries, _ := os.ReadDir(l.Hierarchies[i].Mount) // an unreadable hierarchy has no groups of ours
@@ -132,7 +133,7 @@ func CleanGroups(l *cgroup.Layout, o *placement.Owners) error {
 			}
 		}
 	}
-	if o.DryRun {
+	if o.Dry() {
 		return nil
 	}
 	var errs []error
@@ -204,7 +205,7 @@ func endInside(tree string, ids []string) error {
 	}
 	dirs = slices.DeleteFunc(dirs, func(dir string) bool { return !slices.Contains(ids, filepath.Base(dir)) })
 	inside := func(pid int) bool { return slices.Contains(cgroup.Members(dirs), pid) }
-	return placement.EndAll(cgroup.Members(dirs), inside, killTime)
+	return child.EndAll(cgroup.Members(dirs), inside, killTime)
 }
 
 // treeGroups lists the control groups of a tree and those below it, in all hierarchies, children first.

@@ -2,13 +2,13 @@ package oci
 
 import (
 	"bytes"
+	"context"
 	"debug/elf"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tare/internal/experiment/child"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/lists"
 )
@@ -159,14 +160,14 @@ func closure(program string) ([]string, error) {
 	if err != nil || interpreter == "" {
 		return []string{program}, err
 	}
-	list := exec.Command(interpreter, "--list", program)
-	list.Env = []string{} // the container does not have LD_LIBRARY_PATH of this process
-	out, err := list.CombinedOutput()
-	if err != nil {
-		return nil, fmt.Errorf("its libraries: %w: %s", err, bytes.TrimSpace(out))
+	var out bytes.Buffer
+	list := child.Command{Argv: []string{interpreter, "--list", program}, Stdout: &out, Stderr: &out,
+		OnlyEnv: true} // the container does not have LD_LIBRARY_PATH of this process
+	if err := child.Run(context.Background(), list, child.Options{Name: interpreter}); err != nil {
+		return nil, fmt.Errorf("its libraries: %w: %s", err, bytes.TrimSpace(out.Bytes()))
 	}
 	files := []string{program, interpreter}
-	for line := range strings.Lines(string(out)) {
+	for line := range strings.Lines(out.String()) {
 		// libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f...)
 		name, found, linked := strings.Cut(strings.TrimSpace(line), " => ")
 		path, _, _ := strings.Cut(found, " (0x")

@@ -11,15 +11,14 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"time"
 
+	"tare/internal/experiment/child"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/files"
 	"tare/internal/lib/param"
@@ -41,19 +40,16 @@ func Find(name, self string, v param.Values) (Runtime, error) {
 	if launch.Own {
 		return Runtime{Name: name, Argv: []string{self, name}}, nil
 	}
-	program, err := exec.LookPath(name)
 	if real, err := filepath.EvalSymlinks(self); err == nil {
 		self = real // self may be a link, with nothing beside it
 	}
-	if beside := filepath.Join(filepath.Dir(self), name); err != nil && !strings.Contains(name, "/") {
-		program, err = exec.LookPath(beside)
-	}
+	program, err := child.Find(name, filepath.Dir(self))
 	if err != nil {
 		hint := launch.Install
 		if name != launch.Program {
 			hint = "install it, or give its path"
 		}
-		return Runtime{}, fault.Wrap(exec.ErrNotFound, fault.Machine, name, hint, "not installed")
+		return Runtime{}, fault.Wrap(child.ErrNotFound, fault.Machine, name, hint, "not installed")
 	}
 	if program, err = filepath.Abs(program); err != nil {
 		return Runtime{}, fmt.Errorf("finding the runtime %s: %w", name, err)
@@ -84,14 +80,10 @@ func (r Runtime) run(ctx context.Context, root string, args ...string) ([]byte, 
 		defer cancel()
 	}
 	argv := r.command(root, args...)
-	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
-	// Killing the process group also ends what the command has started.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	cmd.WaitDelay = time.Second // for children that keep its streams open
 	var out, said bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &said
-	if err := cmd.Run(); err != nil && !errors.Is(err, exec.ErrWaitDelay) {
+	cmd := child.Command{Argv: argv, Stdout: &out, Stderr: &said}
+	// What it has started may keep its streams open.
+	if err := child.Run(ctx, cmd, child.Options{Name: r.Name, Linger: time.Second}); err != nil {
 		why := cmp.Or(strings.TrimSpace(said.String()), strings.TrimSpace(out.String()), err.Error())
 		if within > 0 && errors.Is(ctx.Err(), context.DeadlineExceeded) {
 			why = fmt.Sprintf("it did not end within %v", within)

@@ -14,11 +14,9 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"tare/internal/experiment/child"
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/link"
-	"tare/internal/experiment/placement"
 	"tare/internal/experiment/role"
 	"tare/internal/lib/lists"
 	"tare/internal/lib/pace"
@@ -55,11 +53,11 @@ type joined struct {
 type sandboxed struct {
 	name  string
 	dir   string // of its job; empty: it runs without a sandbox
-	group *placement.Group
-	shim  *placement.Group // nil: it runs without a sandbox
-	pid   int              // of the shim, or of the application itself
-	link  string           // name of this machine's end of its link; empty: none
-	space *link.Namespace  // of the shim, if it has a link; open until the sandbox has ended
+	group kind.Group
+	shim  kind.Group      // nil: it runs without a sandbox
+	pid   int             // of the shim, or of the application itself
+	link  string          // name of this machine's end of its link; empty: none
+	space *link.Namespace // of the shim, if it has a network of its own; open until the sandbox has ended
 	job   oci.Job
 
 	asked  bool           // whether the runtime reported its state while it ran
@@ -110,10 +108,8 @@ func (j *joined) Launch(ctx context.Context, l kind.Launch) error {
 	number, linked := j.links[l.Name]
 	j.mu.Unlock()
 	if j.plain() {
-		err := l.Group.Start(l.Command)
-		if err == nil {
-			s.setPID(j, l.Command.Process.Pid)
-		}
+		pid, err := l.Start(l.Group, "")
+		s.setPID(j, pid)
 		return err
 	}
 	var err error
@@ -129,23 +125,17 @@ func (j *joined) Launch(ctx context.Context, l kind.Launch) error {
 	if err != nil {
 		return err
 	}
-	l.Command.Path, l.Command.Err = j.trial.Self(), nil
-	l.Command.Args = append([]string{"tare"}, s.job.Args(path)...)
-	if s.job.Own && !linked {
-		if l.Command.SysProcAttr == nil {
-			l.Command.SysProcAttr = &unix.SysProcAttr{}
-		}
-		l.Command.SysProcAttr.Cloneflags |= unix.CLONE_NEWNET
-	}
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
 	var network string
-	if linked {
+	if s.job.Own {
 		if s.space, err = link.NewNamespace(); err != nil {
 			return err
 		}
 		network = s.space.Path()
+	}
+	if linked {
 		s.link = "tare" + strconv.Itoa(os.Getpid()) + "s" + strconv.Itoa(number)
 		err := link.MakePair(s.link, link.Inside, s.space)
 		if err == nil {
@@ -155,11 +145,9 @@ func (j *joined) Launch(ctx context.Context, l kind.Launch) error {
 			return err
 		}
 	}
-	if err := s.shim.StartIn(l.Command, network); err != nil {
-		return err
-	}
-	s.setPID(j, l.Command.Process.Pid)
-	return nil
+	pid, err := l.Start(s.shim, network, append([]string{j.trial.Self()}, s.job.Args(path)...)...)
+	s.setPID(j, pid)
+	return err
 }
 
 func (s *sandboxed) setPID(j *joined, pid int) {
@@ -175,13 +163,13 @@ func (j *joined) bundle(s *sandboxed, l kind.Launch) (string, error) {
 		return "", err
 	}
 	s.dir = filepath.Join(state, l.Name)
-	program := l.Command.Path
+	program := l.Argv[0]
 	if program == j.trial.Self() {
 		program = oci.Tare
 	} else if err := j.root.Add(program); err != nil {
 		return "", err
 	}
-	for _, a := range l.Command.Args[1:] { // programs that a shell executes
+	for _, a := range l.Argv[1:] { // programs that a shell executes
 		if info, err := os.Stat(a); filepath.IsAbs(a) && err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
 			if err := j.root.Add(a); err != nil {
 				return "", err
@@ -195,8 +183,8 @@ func (j *joined) bundle(s *sandboxed, l kind.Launch) (string, error) {
 	}
 	id := j.tree + "-" + l.Name
 	spec := oci.Spec{
-		Args: slices.Concat([]string{program}, l.Command.Args[1:]), Root: j.root.Dir, Dirs: l.Dirs,
-		Env:    append(added(l.Command.Env), placement.Mark+"="+j.tree),
+		Args: slices.Concat([]string{program}, l.Argv[1:]), Root: j.root.Dir, Dirs: l.Dirs,
+		Env:    append(added(l.Env), child.Mark+"="+j.tree),
 		Cgroup: l.Group.Path() + "/" + id, HostNetwork: !s.job.Own, NetNS: "/proc/self/ns/net",
 		Memory: uint64(j.part.Options.Float(settingMemory)),
 	}
@@ -396,7 +384,7 @@ func (j *joined) look() error {
 // reclaim has the kernel reclaim what it can of the memory of a group of the trial: force_empty of v1, reclaim of v2
 // (Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst). It is no error if some memory cannot be
 // reclaimed.
-func (j *joined) reclaim(g *placement.Group) {
+func (j *joined) reclaim(g kind.Group) {
 	h, ok := j.trial.Cgroups().Controller("memory")
 	if !ok {
 		return

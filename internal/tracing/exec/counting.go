@@ -5,11 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	osexec "os/exec"
 	"time"
 
+	"tare/internal/experiment/child"
 	"tare/internal/experiment/kind"
-	"tare/internal/experiment/placement"
 	"tare/internal/experiment/record"
 	"tare/internal/experiment/role"
 	"tare/internal/lib/fault"
@@ -31,7 +30,7 @@ type Counting struct {
 	trial kind.Trial
 	load  string // its name
 
-	group     *placement.Group
+	group     kind.Group
 	dir       string // v2 directory of the group
 	id        uint64 // of the group
 	kernel    *execs.Counter
@@ -97,14 +96,8 @@ func (c *Counting) Probe(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, file.Close()) }()
-	const first = "/proc/self/fd/3" // ExtraFiles[0] in the child
-	cmd := osexec.CommandContext(ctx, first)
-	cmd.Args = []string{Argv0}
-	cmd.ExtraFiles = []*os.File{file}
-	if err := c.group.Start(cmd); err != nil {
-		return fmt.Errorf("probing: %w", err)
-	}
-	if err := cmd.Wait(); err != nil {
+	cmd := child.Command{Path: firstFile, Argv: []string{Argv0}, Files: []*os.File{file}}
+	if err := child.Run(ctx, cmd, child.Options{Name: "the probe", Begin: c.group.In("")}); err != nil {
 		return fmt.Errorf("probing: %w", err)
 	}
 	return nil

@@ -24,10 +24,8 @@ import (
 	"io"
 	"math"
 	"os"
-	osexec "os/exec"
 	"runtime"
 	"strconv"
-	"syscall"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
@@ -88,9 +86,8 @@ type Load struct {
 	o       Options
 	cpus    int // number of different CPUs in use
 	workers []*worker
-	running int           // workers whose end has not been received from ended
-	ended   chan *worker  // receives each worker that ends
-	release chan struct{} // closed when the thread that started them may end
+	running int          // workers whose end has not been received from ended
+	ended   chan *worker // receives each worker that ends
 }
 
 // worker is one process that executes.
@@ -98,10 +95,12 @@ type worker struct {
 	part, cpu int
 	s         *shared
 	mem       []byte
-	cmd       *osexec.Cmd
+	process   child.Process
 	start     io.WriteCloser
-	err       error // of its end
 }
+
+// firstFile is the path of Files[0] of a child.Command, in the process that it starts.
+const firstFile = "/proc/self/fd/3"
 
 // New starts the workers, which do not execute anything yet. It returns an error for invalid options, and on machines
 // where files in memory cannot be executed.
@@ -128,13 +127,11 @@ func New(o Options) (l *Load, err error) {
 	case workerProgram == nil:
 		return nil, noProgram()
 	}
-	l = &Load{o: o, cpus: min(o.Workers, len(cpus)), ended: make(chan *worker, o.Workers), release: make(chan struct{})}
+	l = &Load{o: o, cpus: min(o.Workers, len(cpus)), ended: make(chan *worker, o.Workers)}
 	for part := range o.Workers {
 		l.workers = append(l.workers, &worker{part: part, cpu: cpus[part%len(cpus)]})
 	}
-	started := make(chan error)
-	go l.start(started, l.release)
-	if err := <-started; err != nil {
+	if err := l.startAll(); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
 	return l, nil
@@ -146,15 +143,7 @@ func noProgram() error {
 		runtime.GOARCH)
 }
 
-// start starts the workers from a thread that lives as long as they do: they die with this process by a signal that is
-// sent when the thread that started them ends (PR_SET_PDEATHSIG(2const)).
-func (l *Load) start(started chan<- error, release <-chan struct{}) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	started <- l.startAll()
-	<-release
-}
-
+// startAll starts the workers.
 func (l *Load) startAll() (err error) {
 	file, err := program("tare-exec-worker", workerProgram)
 	if err != nil {
@@ -191,29 +180,29 @@ func (l *Load) startOne(w *worker, file *os.File) (err error) {
 	copy(s.Argv0[:], Argv0)
 	copy(s.Argv1[:], strconv.Itoa(w.part)+".")
 
-	const first = 3 // the descriptor of ExtraFiles[0] in the child
-	w.cmd = &osexec.Cmd{
-		Path: "/proc/self/fd/" + strconv.Itoa(first), Args: []string{"tare-exec-worker", strconv.Itoa(w.part)},
-		ExtraFiles: []*os.File{file, memory, target},
-		// A separate process group: a signal from the terminal reaches only this process, which ends the workers in an
-		// orderly way.
-		SysProcAttr: &unix.SysProcAttr{Pdeathsig: unix.SIGKILL, Setpgid: true},
-	}
-	if w.start, err = w.cmd.StdinPipe(); err != nil {
-		return fmt.Errorf("making a pipe: %w", err)
-	}
-	ready, err := w.cmd.StdoutPipe()
+	input, start, err := os.Pipe()
 	if err != nil {
 		return fmt.Errorf("making a pipe: %w", err)
 	}
-	if err := w.cmd.Start(); err != nil {
+	defer input.Close() // the worker has its own
+	ready, output, err := os.Pipe()
+	if err != nil {
+		return errors.Join(fmt.Errorf("making a pipe: %w", err), start.Close())
+	}
+	defer ready.Close()
+	w.start = start
+	err = child.Start(&w.process, child.Command{
+		Path: firstFile, Argv: []string{"tare-exec-worker", strconv.Itoa(w.part)}, Files: []*os.File{file, memory, target},
+		Stdin: input, Stdout: output,
+	}, child.Options{Name: fmt.Sprintf("worker %d", w.part)})
+	_ = output.Close() // the worker has its own
+	if err != nil {
 		return fmt.Errorf("starting worker %d: %w", w.part, err)
 	}
 	_, none := io.ReadFull(ready, make([]byte, 1))
 	l.running++
 	go func() { // ends with the worker; await waits for it
-		child.Await(w.cmd.Process.Pid) // not in a system call: all threads may be stopped now (privilege.Keep)
-		w.err = w.cmd.Wait()
+		<-w.process.Ended()
 		l.ended <- w
 	}()
 	if none != nil { // it ended
@@ -226,7 +215,7 @@ func (l *Load) startOne(w *worker, file *os.File) (err error) {
 func (l *Load) Ready() Ready {
 	r := Ready{PID: os.Getpid()}
 	for _, w := range l.workers {
-		r.Workers, r.CPUs = append(r.Workers, w.cmd.Process.Pid), append(r.CPUs, w.cpu)
+		r.Workers, r.CPUs = append(r.Workers, w.process.PID()), append(r.CPUs, w.cpu)
 	}
 	return r
 }
@@ -267,9 +256,7 @@ func (l *Load) await(done <-chan struct{}) (err error) {
 			stop()
 		case <-kill:
 			for _, w := range l.workers {
-				if w.cmd != nil && w.cmd.Process != nil {
-					_ = w.cmd.Process.Kill() // it may have ended meanwhile
-				}
+				w.process.Kill()
 			}
 		}
 	}
@@ -278,19 +265,16 @@ func (l *Load) await(done <-chan struct{}) (err error) {
 
 // verdict returns an error if a worker ended in a wrong way.
 func (w *worker) verdict() error {
-	where := fmt.Sprintf("worker %d (process %d)", w.part, w.cmd.Process.Pid)
+	where := fmt.Sprintf("worker %d (process %d)", w.part, w.process.PID())
 	state := w.s.State.Load()
-	var exit *osexec.ExitError
-	if errors.As(w.err, &exit) {
-		if status, ok := exit.Sys().(syscall.WaitStatus); ok && status.Signaled() {
-			return fault.New(fault.Invalid, where, "see who did it: the kernel's log tells of memory limits",
-				"was killed by %s, so the execs that it made are not all counted", unix.SignalName(status.Signal()))
-		}
+	if status := w.process.Status(); status.Signaled() {
+		return fault.New(fault.Invalid, where, "see who did it: the kernel's log tells of memory limits",
+			"was killed by %s, so the execs that it made are not all counted", unix.SignalName(status.Signal()))
 	}
 	switch state {
 	case stateDone, stateStopped:
-		if w.err != nil {
-			return fmt.Errorf("waiting for %s: %w", where, w.err)
+		if err := w.process.Err(); err != nil {
+			return fmt.Errorf("waiting for %s: %w", where, err)
 		}
 		return nil
 	case stateLayout:
@@ -300,10 +284,11 @@ func (w *worker) verdict() error {
 	case stateFailed:
 		return fmt.Errorf("%s: system call %d: %w", where, w.s.Step, unix.Errno(w.s.Error))
 	}
-	if w.err == nil {
+	err := w.process.Err()
+	if err == nil {
 		return fmt.Errorf("%s exited unexpectedly (status 0) in state %d", where, state)
 	}
-	return fmt.Errorf("%s ended in state %d: %w", where, state, w.err)
+	return fmt.Errorf("%s ended in state %d: %w", where, state, err)
 }
 
 // Close ends the workers, if they have not ended, and releases everything.
@@ -317,10 +302,6 @@ func (l *Load) Close() error {
 			errs = append(errs, unix.Munmap(w.mem))
 			w.s, w.mem = nil, nil
 		}
-	}
-	if l.release != nil {
-		close(l.release)
-		l.release = nil
 	}
 	return errors.Join(errs...)
 }

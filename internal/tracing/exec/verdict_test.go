@@ -1,21 +1,24 @@
 package exec
 
 import (
-	"os"
-	osexec "os/exec"
+	"fmt"
 	"strings"
 	"testing"
 
-	"tare/test/vm/guest"
+	"tare/internal/experiment/child"
 )
 
 // TestVerdictOfSuccess: a worker that exits early with status 0 gives a readable error.
 func TestVerdictOfSuccess(t *testing.T) {
-	guest.KernelFree(t)
-	w := &worker{part: 3, cmd: &osexec.Cmd{Process: &os.Process{Pid: 7}}, s: new(shared)}
+	w := &worker{part: 3, s: new(shared)}
+	if err := child.Start(&w.process, child.Command{Argv: []string{"true"}}, child.Options{Name: "it"}); err != nil {
+		t.Fatal(err)
+	}
+	defer w.process.Kill()
+	<-w.process.Ended()
 	err := w.verdict()
-	if err == nil || !strings.HasPrefix(err.Error(), "worker 3 (process 7) exited unexpectedly (status 0)") ||
-		strings.Contains(err.Error(), "%!") {
+	want := fmt.Sprintf("worker 3 (process %d) exited unexpectedly (status 0)", w.process.PID())
+	if err == nil || !strings.HasPrefix(err.Error(), want) || strings.Contains(err.Error(), "%!") {
 		t.Errorf("got %v", err)
 	}
 }

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"tare/internal/experiment/kind"
-	"tare/internal/experiment/placement"
 	cmdline "tare/internal/experiment/process"
 	"tare/internal/lib/files"
 	"tare/internal/lib/known"
@@ -32,7 +31,7 @@ type joined struct {
 	tracer   *Tracer
 	counting *execload.Counting
 
-	group   *placement.Group
+	group   kind.Group
 	running *Running       // nil before Start
 	began   time.Time      // when its process began
 	own     *files.Scratch // its private directory
@@ -64,13 +63,13 @@ func (j *joined) Start(ctx context.Context) error {
 	}
 	j.counter = j.groups.Add(j.group.Path())
 	j.began = time.Now()
-	if j.running, err = Start(j.tracer, place, j.group.Start, j.trial.Fail); err != nil {
+	if j.running, err = Start(j.tracer, place, j.group.In(""), j.trial.Fail); err != nil {
 		return fmt.Errorf("starting %s: %w", j.trial.Arm(), err)
 	}
 	if err := j.running.Ready(ctx, readyTimeout, j.counting.Probe); err != nil {
 		return err
 	}
-	if err := j.group.Limit(placement.Limits{CPUs: j.part.Limits.Float("cpus")}); err != nil {
+	if err := j.group.LimitCPUs(j.part.Limits.Float("cpus")); err != nil {
 		return err
 	}
 	return j.counting.Ready(ctx)

@@ -136,10 +136,10 @@ func (x *aTrial) Result(string) load.Result { return x.result }
 func (x *aTrial) Process(string) kind.Process {
 	return loadProcess{ended: x.ended}
 }
-func (x *aTrial) PartGroup(load string) (*placement.Group, error) {
+func (x *aTrial) PartGroup(load string) (kind.Group, error) {
 	return x.tree.Group(path.Join(kind.WorkGroup, load), placement.Limits{})
 }
-func (x *aTrial) SubjectGroup(string, param.Values) (*placement.Group, error) {
+func (x *aTrial) SubjectGroup(string, param.Values) (kind.Group, error) {
 	return x.tree.Group(kind.SubjectGroup, placement.Limits{})
 }
 func (x *aTrial) SetSubject(o kind.Objects, raw json.RawMessage) { x.objects, x.raw = &o, raw }

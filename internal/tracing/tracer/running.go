@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"time"
@@ -52,7 +51,7 @@ var streams = [2]Stream{Stdout, Stderr}
 
 // Start starts the tracer: begin starts the command in its place. onEnd is called with the reason when the tracer ends
 // unexpectedly. Call Stop or Kill in the end in any case.
-func Start(t *Tracer, p cmdline.Place, begin func(*exec.Cmd) error, onEnd func(error)) (*Running, error) {
+func Start(t *Tracer, p cmdline.Place, begin child.Starter, onEnd func(error)) (*Running, error) {
 	var lacking error
 	fill := func(raw string) string {
 		text, err := p.Fill(raw)
@@ -64,9 +63,7 @@ func Start(t *Tracer, p cmdline.Place, begin func(*exec.Cmd) error, onEnd func(e
 			return nil, fmt.Errorf("writing a file for %s: %w", t.Argv[0], err)
 		}
 	}
-	argv := withFilesystems(t.Filesystems, lists.Map(t.Argv, fill))
-	cmd := exec.Command(argv[0], argv[1:]...)
-	cmd.Env = append(cmd.Environ(), lists.Map(t.Env, fill)...)
+	cmd := child.Command{Argv: withFilesystems(t.Filesystems, lists.Map(t.Argv, fill)), Env: lists.Map(t.Env, fill)}
 	r := &Running{
 		tracer: t, saw: make(chan struct{}), delivered: newTally(t.Delivered), url: fill(t.Delivered.URL),
 	}

@@ -6,11 +6,11 @@ package tracer
 
 import (
 	"context"
-	"os/exec"
 	"regexp"
 	"syscall"
 	"time"
 
+	"tare/internal/experiment/child"
 	cmdline "tare/internal/experiment/process"
 	"tare/internal/lib/fault"
 	execload "tare/internal/tracing/exec"
@@ -82,7 +82,7 @@ func (t *Tracer) Installed() error {
 	if t.Self() {
 		return nil
 	}
-	if _, err := exec.LookPath(t.Argv[0]); err != nil {
+	if _, err := child.Find(t.Argv[0]); err != nil {
 		return fault.New(fault.Machine, t.Argv[0], t.Install, "not installed")
 	}
 	return nil

@@ -12,7 +12,6 @@ import (
 	"io"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -55,7 +54,7 @@ type Handed struct {
 const HandedFlag = "handed"
 
 const (
-	handedFD    = 3 // the first of exec.Cmd.ExtraFiles
+	handedFD    = 3 // the first of child.Command.Files
 	joinTimeout = 60 * time.Second
 	keysLife    = 30 * 24 * time.Hour // longer than any run
 	stopTimeout = 20 * time.Second    // for an agent to take its trial down
@@ -205,11 +204,11 @@ func (n *Nodes) startOne(ctx context.Context, name string) (err error) {
 	}
 	defer namespace.Close() // when the agent has joined, or failed to
 	a := &agent{link: "tare" + strconv.Itoa(os.Getpid()) + "n" + strconv.Itoa(i+1)}
-	cmd := exec.Command(n.o.Self, "node", "--"+HandedFlag, strconv.Itoa(handedFD))
-	cmd.ExtraFiles = []*os.File{read}
+	cmd := child.Command{Argv: []string{n.o.Self, "node", "--" + HandedFlag, strconv.Itoa(handedFD)},
+		Files: []*os.File{read}}
 	err = child.Start(&a.Process, cmd, child.Options{
 		Name: "the agent", Grace: stopTimeout, Linger: time.Second,
-		Begin: func(cmd *exec.Cmd) error { return g.StartIn(cmd, namespace.Path()) },
+		Begin: g.In(namespace.Path()),
 	})
 	read.Close()
 	if err != nil {

@@ -9,7 +9,6 @@ import (
 
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/measured"
-	"tare/internal/experiment/placement"
 	"tare/internal/experiment/process"
 	"tare/internal/lib/fault"
 	"tare/internal/scale/host/cgroup"
@@ -20,7 +19,7 @@ type Part struct {
 	Trial kind.Trial
 	Name  string // of the part
 
-	group   *placement.Group
+	group   kind.Group
 	dir     string // its own, once it has one
 	running *process.Running
 }
@@ -68,7 +67,7 @@ func (p *Part) ServedElsewhere(address string) { WarnServedElsewhere(p.Trial, p.
 
 // WarnServedElsewhere warns where a process outside of the trial listens at the address of a part with a group: what
 // the part's command had another program start for it, such as an engine of containers, is in no group of the trial.
-func WarnServedElsewhere(t kind.Trial, g *placement.Group, address string) {
+func WarnServedElsewhere(t kind.Trial, g kind.Group, address string) {
 	who, err := process.ServedElsewhere(t.Cgroups(), address, g.TreeMembers())
 	switch {
 	case err != nil:

@@ -12,14 +12,14 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
 
+	"tare/internal/experiment/child"
 	"tare/internal/experiment/role"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/files"
@@ -96,18 +96,11 @@ func (o Options) readToken() (authority.Token, error) {
 		fault.Wrap(err, fault.Machine, o.TokenFile, "", "the token cannot be read")
 }
 
-// serve runs Envoy until it ends, or ctx does. The goroutine keeps its thread for that time, because the kernel ends
-// Envoy with the thread that started it if this process is killed (PR_SET_PDEATHSIG(2const)).
+// serve runs Envoy until it ends, or ctx does.
 func (o Options) serve(ctx context.Context, dir string) error {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	c := exec.CommandContext(ctx, o.Envoy[0], append(o.Envoy[1:len(o.Envoy):len(o.Envoy)], "-c",
-		filepath.Join(dir, authority.EnvoyBootstrapFile))...)
-	c.Stdout, c.Stderr = o.Output, o.Output
-	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	c.Cancel = func() error { return c.Process.Signal(syscall.SIGTERM) }
-	c.WaitDelay = grace
-	err := c.Run()
+	argv := slices.Concat(o.Envoy, []string{"-c", filepath.Join(dir, authority.EnvoyBootstrapFile)})
+	err := child.Run(ctx, child.Command{Argv: argv, Stdout: o.Output, Stderr: o.Output},
+		child.Options{Name: "Envoy", Stop: syscall.SIGTERM, Grace: grace, Linger: grace})
 	switch {
 	case ctx.Err() != nil:
 		return nil

@@ -10,15 +10,17 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"debug/elf"
 	"encoding/binary"
 	"errors"
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
+
+	"tare/internal/experiment/child"
 )
 
 // archs are the architectures, by Go's names.
@@ -57,12 +59,13 @@ func build(source, arch, out string) error {
 	}
 	defer os.RemoveAll(dir)
 	object := filepath.Join(dir, "object.o")
-	args := slices.Concat([]string{"--target=" + a.target, "-std=gnu11", "-O2", "-ffreestanding", "-nostdlib", "-nostdinc",
-		"-mgeneral-regs-only",
+	args := slices.Concat([]string{"clang", "--target=" + a.target, "-std=gnu11", "-O2", "-ffreestanding", "-nostdlib",
+		"-nostdinc", "-mgeneral-regs-only",
 		"-fno-stack-protector", "-fno-jump-tables", "-fno-asynchronous-unwind-tables", "-Wall", "-Wextra", "-Werror"},
 		a.flags, []string{"-c", "-o", object, source})
-	if said, err := exec.Command("clang", args...).CombinedOutput(); err != nil {
-		return fmt.Errorf("compiling %s: %w\n%s", source, err, said)
+	compile := child.Command{Argv: args, Stdout: os.Stderr, Stderr: os.Stderr}
+	if err := child.Run(context.Background(), compile, child.Options{Name: "clang"}); err != nil {
+		return fmt.Errorf("compiling %s: %w", source, err)
 	}
 	code, entry, err := read(object, a.machine)
 	if err != nil {

@@ -4,11 +4,11 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"time"
 
+	"tare/internal/experiment/child"
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/process"
@@ -48,7 +48,7 @@ const upTime = time.Minute
 
 // await starts the program up to where it waits, and returns when it is there.
 func (j *joined) await(ctx context.Context, dir string) error {
-	program, err := exec.LookPath(j.command.Argv[0])
+	program, err := child.Find(j.command.Argv[0])
 	if err != nil {
 		return err // Installed has said it before
 	}

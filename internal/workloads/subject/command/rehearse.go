@@ -8,7 +8,7 @@ import (
 	"strconv"
 	"time"
 
-	"tare/internal/experiment/placement"
+	"tare/internal/experiment/kind"
 	"tare/internal/experiment/process"
 	"tare/internal/lib/files"
 	"tare/internal/lib/pace"
@@ -36,9 +36,12 @@ type Rehearsal struct {
 	Settled bool
 }
 
-// Rehearse starts a command once by itself, in separate control groups, and ends it again. It finds out whether the
-// command starts, becomes ready and goes on running, and how long its start-up takes. The error is the command's.
-func Rehearse(ctx context.Context, l *cgroup.Layout, self string, o param.Values) (found Rehearsal, err error) {
+// Rehearse starts a command once by itself, and ends it again, in control groups that groups makes by their names. It
+// finds out whether the command starts, becomes ready and goes on running, and how long its start-up takes. The error
+// is the command's.
+func Rehearse(
+	ctx context.Context, groups func(name string) (kind.Group, error), l *cgroup.Layout, self string, o param.Values,
+) (found Rehearsal, err error) {
 	c, err := process.OptionsOf(o)
 	if err != nil {
 		return found, err
@@ -46,16 +49,11 @@ func Rehearse(ctx context.Context, l *cgroup.Layout, self string, o param.Values
 	if err := c.Installed(); err != nil {
 		return found, err
 	}
-	tree, err := placement.NewTree(l, "rehearsal")
+	work, err := groups("work")
 	if err != nil {
 		return found, err
 	}
-	defer func() { err = errors.Join(err, tree.Close()) }()
-	work, err := tree.Group("work", placement.Limits{})
-	if err != nil {
-		return found, err
-	}
-	group, err := tree.Group("subject", placement.Limits{})
+	group, err := groups("subject")
 	if err != nil {
 		return found, err
 	}
@@ -82,7 +80,7 @@ func Rehearse(ctx context.Context, l *cgroup.Layout, self string, o param.Values
 	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
 	began := time.Now()
-	running, err := process.Start(c, group.Start, fail)
+	running, err := process.Start(c, group.In(""), fail)
 	if err != nil {
 		return found, err
 	}

@@ -15,7 +15,6 @@ import (
 
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/measured"
-	"tare/internal/experiment/placement"
 	"tare/internal/experiment/process"
 	"tare/internal/experiment/process/part"
 	"tare/internal/experiment/role"
@@ -74,7 +73,7 @@ type started struct {
 	files   []process.File // of the user's, that it was started with
 	serves  string         // the application that it stands in front of; empty: it is in no request's path
 
-	group   *placement.Group
+	group   kind.Group
 	running *process.Running // nil before Start
 	began   time.Time
 	own     *files.Scratch // its private directory, which Close removes; nil: it has none
@@ -109,7 +108,7 @@ func (s *started) Start(ctx context.Context) error {
 		}
 	}
 	s.began = time.Now()
-	if s.running, err = process.Start(c, s.group.Start, s.ended); err != nil {
+	if s.running, err = process.Start(c, s.group.In(""), s.ended); err != nil {
 		return fmt.Errorf("starting %s: %w", s.trial.Arm(), err)
 	}
 	if err := s.running.Ready(ctx); err != nil || s.serves == "" {
@@ -145,7 +144,7 @@ func (s *started) past() func() string {
 	if err != nil {
 		return nil // by a name
 	}
-	groups := map[string]*placement.Group{}
+	groups := map[string]kind.Group{}
 	for name, load := range s.trial.Setup().Loads {
 		if _, is := s.trial.Joined(name).(kind.Generator); !is || load.To != s.serves {
 			continue

@@ -1,0 +1,100 @@
+package child
+
+import (
+	"context"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Mark is the environment variable that names the tree to which a process belongs. Children inherit it, as they do an
+// open file of that name, which remains where a program writes over its environment.
+const Mark = "TARE_RUN"
+
+// Command is a program to start.
+type Command struct {
+	Argv    []string   // the program, by its path or its name on the PATH, and its arguments
+	Path    string     // of the program, where Argv[0] is only what it is called
+	Env     []string   // variables beside those of this process
+	OnlyEnv bool       // none but those in Env
+	Dir     string     // empty: this process's
+	Files   []*os.File // its descriptors from 3 on
+	Session bool       // it leads a session, which has no terminal
+
+	Stdin          io.Reader // nil: it has no input
+	Stdout, Stderr io.Writer // nil: as Options say
+}
+
+// Starter starts a command where it belongs, such as in a control group.
+type Starter func(*exec.Cmd) error
+
+// On starts commands by do, which calls a function on a thread: they inherit its namespaces, and die with it.
+func On(do func(start func() error) error) Starter {
+	return func(cmd *exec.Cmd) error {
+		cmd.SysProcAttr.Pdeathsig = unix.SIGKILL
+		return do(cmd.Start)
+	}
+}
+
+// outliving is the Starter of processes that go on after this one.
+func outliving(cmd *exec.Cmd) error { return cmd.Start() }
+
+func (c *Command) cmd() *exec.Cmd {
+	cmd := exec.Command(c.Argv[0], c.Argv[1:]...)
+	if c.Path != "" {
+		cmd.Path, cmd.Err = c.Path, nil
+	}
+	cmd.Dir, cmd.ExtraFiles = c.Dir, c.Files
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = c.Stdin, c.Stdout, c.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: c.Session, Setpgid: !c.Session} // Ctrl-C is for this process
+	switch {
+	case c.OnlyEnv:
+		cmd.Env = append([]string{}, c.Env...)
+	case len(c.Env) > 0:
+		cmd.Env = append(cmd.Environ(), c.Env...)
+	}
+	return cmd
+}
+
+// Run runs a command to its end. Once ctx ends, it ends the process group, by Options.Stop if that is set, or kills it.
+// The error says how the process ended, as that of Process.Err.
+func Run(ctx context.Context, c Command, o Options) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	var p Process
+	if err := Start(&p, c, o); err != nil {
+		return err
+	}
+	defer context.AfterFunc(ctx, func() {
+		if o.Stop == 0 {
+			p.Kill()
+		} else {
+			p.Stop()
+		}
+	})()
+	return p.Err()
+}
+
+// ErrNotFound is the error, in those of Find and Start, of a program that is not there.
+var ErrNotFound = exec.ErrNotFound
+
+// Find returns the path of a program that may be executed: of one that is given by its path, else of the first with its
+// name on the PATH and then in dirs. It does not look in the working directory, which may be another user's.
+func Find(name string, dirs ...string) (string, error) {
+	path, err := exec.LookPath(name)
+	if err == nil || strings.Contains(name, "/") {
+		return path, err
+	}
+	for _, dir := range dirs {
+		if path, err := exec.LookPath(filepath.Join(dir, name)); err == nil {
+			return path, nil
+		}
+	}
+	return "", err
+}

@@ -1,0 +1,61 @@
+package child
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+	"time"
+	"unicode"
+
+	"tare/internal/lib/fault"
+	"tare/internal/scale/host/proc"
+)
+
+// Kill kills a process if ours still says that it is the one meant, once it cannot be another any more.
+func Kill(pid int, ours func() bool) error {
+	if pid == os.Getpid() {
+		return nil
+	}
+	err := proc.Kill(pid, ours)
+	if errors.Is(err, fs.ErrPermission) {
+		return fault.Wrap(err, fault.Machine, Named(pid), "run 'tare clean' as root, or with CAP_KILL", "it cannot be ended")
+	}
+	return err
+}
+
+// EndAll kills processes that still are those meant, and waits at most so long until they have ended.
+func EndAll(pids []int, meant func(pid int) bool, atMost time.Duration) error {
+	for _, pid := range pids {
+		if err := Kill(pid, func() bool { return meant(pid) }); err != nil {
+			return err
+		}
+	}
+	deadline := time.Now().Add(atMost)
+	for _, pid := range pids {
+		ended, err := proc.Await(pid, func() bool { return meant(pid) }, max(0, time.Until(deadline)))
+		if err != nil {
+			return err
+		}
+		if !ended {
+			return fault.New(fault.Machine, Comm(pid), "look at its state (ps -o pid,stat,wchan), then run 'tare clean'",
+				"process %d does not end when killed", pid)
+		}
+	}
+	return nil
+}
+
+// Comm returns the name of a process for the report. The process chooses its bytes, and the report goes to a terminal.
+func Comm(pid int) string {
+	name, _ := proc.FS{}.Comm(pid)
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, name)
+}
+
+// Named is how messages name a process.
+func Named(pid int) string { return fmt.Sprintf("process %d (%s)", pid, Comm(pid)) }
