@@ -312,7 +312,10 @@ func (m *Meter) readEdgeOnce() (e edge, err error) {
 	e.took = time.Duration(monotonic() - e.at)
 	groups := m.groups.Groups()
 	if m.edges++; m.edges%renewal < 2 { // one edge for each of the two maps that take turns
-		m.spare, m.memory = nil, maps.Collect(maps.All(m.memory))
+		m.spare = nil
+	}
+	if m.edges%renewal == 0 {
+		m.memory = maps.Collect(maps.All(m.memory))
 	}
 	if e.groups, m.spare = m.spare, nil; e.groups == nil {
 		e.groups = make(map[*cgroup.Group]cgroup.CPU, len(groups))

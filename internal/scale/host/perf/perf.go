@@ -285,11 +285,7 @@ func (s *Sampler) Throttled() uint64 { return s.slowed }
 // Enable starts sampling.
 func (s *Sampler) Enable() error {
 	for _, r := range s.rings {
-		var err error
-		if r.before, err = r.enabled(); err != nil {
-			return err
-		}
-		if err := r.ioctl(unix.PERF_EVENT_IOC_ENABLE, "enabling"); err != nil {
+		if err := r.enable(); err != nil {
 			return err
 		}
 	}
@@ -299,7 +295,7 @@ func (s *Sampler) Enable() error {
 // Disable stops sampling; what is in the rings can still be drained.
 func (s *Sampler) Disable() error {
 	for _, r := range s.rings {
-		if err := r.ioctl(unix.PERF_EVENT_IOC_DISABLE, "disabling"); err != nil {
+		if err := r.disable(); err != nil {
 			return err
 		}
 	}
@@ -309,29 +305,33 @@ func (s *Sampler) Disable() error {
 // Blind is the CPUs that were not sampled for all the time since the last Enable or Blind, sampling that has been
 // disabled since left out. The kernel takes the event of a CPU that goes offline away for good, without an error, and a
 // CPU that comes online later has none.
-func (s *Sampler) Blind() ([]int, error) {
+func (s *Sampler) Blind() ([]int, error) { return s.blind(func() {}) }
+
+// blind is Blind with something that happens between two rings, such as that this process gets no CPU time.
+func (s *Sampler) blind(between func()) ([]int, error) {
 	online, err := OnlineCPUs()
 	if err != nil {
 		return nil, err
 	}
-	var longest uint64
+	var longest time.Duration
 	for _, r := range s.rings {
-		now, err := r.enabled()
-		if err != nil {
+		if err := r.look(); err != nil {
 			return nil, err
 		}
-		r.on, r.before = now-min(now, r.before), now
 		longest = max(longest, r.on)
+		between()
 	}
 	var blind []int
 	for _, r := range s.rings {
 		if i := slices.Index(online, r.cpu); i >= 0 {
 			online = slices.Delete(online, i, i+1)
 		}
-		// They were enabled one after another: what is short by that is no gap.
-		if longest-r.on > longest/20+uint64(50*time.Millisecond) {
+		// They are enabled and read one after another: what is short by that is no gap. Nor is it one where the clock by
+		// which the kernel counts this is slow, as it is for all of them.
+		if short := min(longest, r.must) - r.on; short > longest/20+50*time.Millisecond {
 			blind = append(blind, r.cpu)
 		}
+		r.must = 0
 	}
 	return slices.Sorted(slices.Values(append(blind, online...))), nil
 }

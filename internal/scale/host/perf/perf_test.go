@@ -164,6 +164,48 @@ func TestDrainWrapsWithoutRepeats(t *testing.T) {
 	}
 }
 
+// TestBlind: a CPU whose event was off for a while was not sampled then. That this process gets no CPU time between two
+// of them is not a sign of that.
+func TestBlind(t *testing.T) {
+	s := sampler(t, Options{})
+	if len(s.rings) < 2 {
+		t.Skip("needs two CPUs")
+	}
+	stopped := func() { time.Sleep(150 * time.Millisecond) }
+	for _, r := range s.rings {
+		if err := r.enable(); err != nil {
+			t.Fatal(err)
+		}
+		stopped()
+	}
+	for _, between := range []func(){func() {}, stopped} {
+		if cpus, err := s.blind(between); err != nil || len(cpus) > 0 {
+			t.Errorf("CPUs %v were not sampled: %v", cpus, err)
+		}
+	}
+	off := s.rings[1]
+	if err := off.ioctl(unix.PERF_EVENT_IOC_DISABLE, "disabling"); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(time.Second)
+	if cpus, err := s.Blind(); err != nil || !slices.Equal(cpus, []int{off.cpu}) {
+		t.Errorf("CPUs %v were not sampled, want that of %d: %v", cpus, off.cpu, err)
+	}
+	if err := s.Enable(); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range s.rings {
+		stopped()
+		if err := r.disable(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	time.Sleep(time.Second)
+	if cpus, err := s.Blind(); err != nil || len(cpus) > 0 {
+		t.Errorf("CPUs %v were not sampled while sampling was on: %v", cpus, err)
+	}
+}
+
 func TestParseCPUList(t *testing.T) {
 	for in, want := range map[string][]int{"0": {0}, "0-2,5": {0, 1, 2, 5}, "": nil, "3-1": nil, "a": nil, "0-": nil,
 		"-1": nil, "0-99999999": nil} {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -26,8 +27,10 @@ type ring struct {
 	seen uint64 // how far records other than samples were handled
 	buf  []byte // records of one drain, unwrapped; reused
 
-	before, on uint64 // nanoseconds that the event had been enabled at Enable, and since then
-	lost       uint64 // samples that found no room since Open, by the last read; 0 where the kernel does not count them
+	before   uint64        // nanoseconds that the event had been enabled at the last Enable or Blind
+	on, must time.Duration // that it has been since then, and that it must have been, by another clock
+	since    time.Time     // from when on the last part of must is; zero while it is disabled
+	lost     uint64        // samples that found no room since Open, by the last read; 0 where the kernel counts none
 }
 
 func openRing(samples, others *unix.PerfEventAttr, cpu, pages int) (_ *ring, err error) {
@@ -93,6 +96,40 @@ func (r *ring) ioctl(req uint, what string) error {
 		}
 	}
 	return nil
+}
+
+// enable begins to sample.
+func (r *ring) enable() (err error) {
+	if r.before, err = r.enabled(); err == nil {
+		err = r.ioctl(unix.PERF_EVENT_IOC_ENABLE, "enabling")
+	}
+	r.must, r.since = 0, time.Now()
+	return err
+}
+
+// disable ends that.
+func (r *ring) disable() error {
+	r.rely(time.Now())
+	r.since = time.Time{}
+	return r.ioctl(unix.PERF_EVENT_IOC_DISABLE, "disabling")
+}
+
+// rely adds the time until now to that for which the event must have been enabled.
+func (r *ring) rely(now time.Time) {
+	if !r.since.IsZero() {
+		r.must += now.Sub(r.since)
+	}
+}
+
+// look finds out for how long the event has been enabled, and must have been.
+func (r *ring) look() error {
+	r.rely(time.Now())
+	now, err := r.enabled()
+	if !r.since.IsZero() {
+		r.since = time.Now()
+	}
+	r.on, r.before = time.Duration(now-min(now, r.before)), now
+	return err
 }
 
 // enabled reads the event that makes samples. It is for how long that has been enabled in all, in nanoseconds.
