@@ -92,33 +92,37 @@ func Continue(dir string, run Run) (*Writer, error) {
 	if err != nil {
 		return Create(dir, run)
 	}
-	w := &Writer{root: root, dir: dir, run: run.ID}
-	keep := false
-	defer func() {
-		if !keep {
-			w.root.Close()
-		}
-	}()
-	if err := w.private(); err != nil {
-		return nil, err
-	}
-	data, err := w.root.ReadFile(RunFile)
+	data, err := root.ReadFile(RunFile)
 	if err != nil {
+		root.Close()
 		return Create(dir, run) // says what is wrong with it
 	}
-	var is struct{ ID string }
-	if json.Unmarshal(data, &is) != nil || is.ID != run.ID {
-		return nil, inUse(dir)
+	w := &Writer{root: root, dir: dir, run: run.ID}
+	if err := w.goOn(data); err != nil {
+		return nil, errors.Join(err, root.Close())
 	}
+	return w, nil
+}
+
+// goOn opens the trials of a directory whose record is the run's.
+func (w *Writer) goOn(record []byte) error {
+	if err := w.private(); err != nil {
+		return err
+	}
+	var is struct{ ID string }
+	if json.Unmarshal(record, &is) != nil || is.ID != w.run {
+		return inUse(w.dir)
+	}
+	var err error
 	if w.trials, err = w.root.OpenFile(TrialsFile, os.O_CREATE|os.O_WRONLY, 0o644); err != nil {
-		return nil, cannotWrite(err, filepath.Join(dir, TrialsFile))
+		return cannotWrite(err, filepath.Join(w.dir, TrialsFile))
 	}
 	info, err := w.trials.Stat()
 	if err != nil {
-		return nil, cannotWrite(errors.Join(err, w.trials.Close()), filepath.Join(dir, TrialsFile))
+		return cannotWrite(errors.Join(err, w.trials.Close()), filepath.Join(w.dir, TrialsFile))
 	}
-	w.size, keep = info.Size(), true
-	return w, nil
+	w.size = info.Size()
+	return nil
 }
 
 // Size is how many bytes trials.jsonl has.

@@ -19,6 +19,7 @@ import (
 	"tare/internal/experiment/record"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/pace"
+	"tare/internal/lib/text"
 )
 
 // network reaches a server, or does not.
@@ -218,6 +219,62 @@ func TestStartedAgain(t *testing.T) {
 	}
 }
 
+// lying is a coordinator that answers as it likes.
+type lying struct{ status, run, trials string }
+
+func (l *lying) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	switch r.URL.Path {
+	case "/status":
+		_, _ = io.WriteString(w, l.status)
+	case "/" + record.RunFile:
+		_, _ = io.WriteString(w, l.run)
+	default:
+		w.WriteHeader(http.StatusPartialContent)
+		_, _ = io.WriteString(w, l.trials)
+	}
+}
+
+// FuzzFollow: whatever a coordinator answers, a follower prints text, copies no more than it was told there is, and
+// ends with an exit code of tare.
+func FuzzFollow(f *testing.F) {
+	const end = `"end":{"code":4,"text":"bad","hint":"x"}}`
+	f.Add(`{"begun":true,"trials":3,"log":"a\n","next":2}`, `{"id":"one"}`, "{}\n")
+	f.Add(`{"begun":true,"trials":1099511627776,"log":"\u001b[2J",`+end, `{"id":"one"}`, "x")
+	f.Add(`{"begun":true,"trials":-1,"next":-7,"end":{"interrupted":true}}`, `{"plan":null}`, "")
+	f.Add(`{"end":{"code":-300}}`, `[]`, "")
+	f.Add(`{"end":{"code":99,"text":"\u0007"}}`, "", "")
+	var n network
+	var l lying
+	s := httptest.NewServer(&l)
+	f.Cleanup(s.Close)
+	n.address.Store(s.Listener.Addr().String())
+	client := NewClient(n.dial)
+	f.Cleanup(client.Close)
+	f.Fuzz(func(t *testing.T, status, run, trials string) {
+		l = lying{status, run, trials}
+		var log strings.Builder
+		dir := filepath.Join(t.TempDir(), "copy")
+		of := &Followed{Client: client, Log: &log,
+			Open: func(r record.Run) (*record.Writer, error) { return record.Continue(dir, r) }}
+		over, end, _ := of.step(t.Context())
+		if got := log.String(); got != text.Lines(got) {
+			t.Errorf("it printed %q", got)
+		}
+		if code := fault.CodeOf(end); !errors.Is(end, context.Canceled) && (code < fault.OK || code > fault.Exceeded) ||
+			end != nil && !over {
+			t.Errorf("it ended with %v, code %d; over: %v", end, code, over)
+		}
+		if of.Copy == nil {
+			return
+		}
+		defer of.Copy.Close()
+		files, err := os.ReadDir(dir)
+		if size := of.Copy.Size(); err != nil || len(files) != 2 || size > int64(len(trials)) {
+			t.Errorf("of %d bytes it copied %d, into %v (%v)", len(trials), size, files, err)
+		}
+	})
+}
+
 // TestHostileCoordinator: what a coordinator answers writes nothing but the two files of the copy, no more of them than
 // a run has, and ends nothing but this run.
 func TestHostileCoordinator(t *testing.T) {
@@ -235,17 +292,7 @@ func TestHostileCoordinator(t *testing.T) {
 		"negative": {`{"begun":true,"trials":-5,"next":-9,"log":"\u001b[2J","end":{"code":4,"text":"bad"}}`, `{"id":"one"}`, "", "bad"},
 	} {
 		var n network
-		n.serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			switch r.URL.Path {
-			case "/status":
-				_, _ = io.WriteString(w, c.status)
-			case "/" + record.RunFile:
-				_, _ = io.WriteString(w, c.run)
-			default:
-				w.WriteHeader(http.StatusPartialContent)
-				_, _ = io.WriteString(w, c.trials)
-			}
-		}))
+		n.serve(t, &lying{c.status, c.run, c.trials})
 		var log strings.Builder
 		f := follower(t, &n, &log)
 		f.Gone = func(context.Context) error { return errors.New("gone") }

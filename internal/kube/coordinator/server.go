@@ -60,6 +60,8 @@ func (e *End) Err() error {
 		return context.Canceled
 	case e.Code == fault.OK:
 		return nil
+	case e.Code < fault.OK || e.Code > fault.Exceeded: // it is to be an exit code
+		return fault.New(fault.Internal, "", e.Hint, "%s", e.Text)
 	}
 	return fault.New(e.Code, "", e.Hint, "%s", e.Text)
 }
