@@ -349,7 +349,10 @@ func (j *joined) empty() bool {
 }
 
 // end records how a sandbox ended, and ends one that has not.
-func (j *joined) end(s *sandboxed) error {
+func (j *joined) end(s *sandboxed) (err error) {
+	if s.space != nil {
+		defer func() { err = errors.Join(err, s.space.Close()) }()
+	}
 	t, err := oci.ReadTimes(s.dir)
 	if err != nil {
 		return err
@@ -363,7 +366,7 @@ func (j *joined) end(s *sandboxed) error {
 		err = s.job.Abandon(context.Background())
 	}
 	if s.link != "" {
-		err = errors.Join(err, link.Remove(s.link), s.space.Close())
+		err = errors.Join(err, link.Remove(s.link))
 	}
 	return err
 }
