@@ -51,8 +51,8 @@ func TestDriftOfARealServer(t *testing.T) {
 // driftOf puts a server under load that changes its delay in the middle of the window, and gives what the gate says.
 func driftOf(t *testing.T, rate float64, before, after time.Duration) (string, *load.Result) {
 	t.Helper()
-	s := role.Schedule{Warmup: 200e6, Duration: 4e9}
-	var change atomic.Int64 // ns by pace.Now
+	s := role.Schedule{Warmup: 1e9, Duration: 4e9} // on a busy machine it takes a while until all connections are there
+	var change atomic.Int64                        // ns by pace.Now
 	change.Store(math.MaxInt64)
 	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
 		if pace.Now() < change.Load() {
