@@ -228,7 +228,7 @@ func (t *Tree) Path() string { return t.top().Path() }
 // cannot set is an error with code fault.Machine.
 func (t *Tree) Limit(l Limits) error { return t.top().limit(l) }
 
-// Limit bounds what is in the group from now on, beside what it was made with. Pin has no meaning any more.
+// LimitCPUs bounds the CPU time of what is in the group from now on, in CPUs; 0 leaves it as it is.
 func (g *Group) LimitCPUs(cpus float64) error { return g.limit(Limits{CPUs: cpus}) }
 
 func (t *Tree) top() *Group { return &Group{tree: t} }
