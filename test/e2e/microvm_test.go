@@ -577,6 +577,7 @@ func TestMicrovmSharesToRead(t *testing.T) {
 // TestMicrovmPacked: without virtiofsd the root is packed into the guest's memory. A container that was created and not
 // started can be deleted, and its output was not begun. A program that is not there is found at create.
 func TestMicrovmPacked(t *testing.T) {
+	long.Test(t, "a virtual machine whose root is in its memory: 20 s")
 	t.Parallel()
 	r := microvm(t)
 	id := idOf("packed")
@@ -704,6 +705,7 @@ func inNetwork(t *testing.T, name string) string {
 // TestMicrovmPlaces: with sandbox_cgroup_only=false the virtual CPUs alone are in the sandbox's group (cgroup v1), and
 // the memory of all is charged to the overhead group; the guest has the network of the namespace.
 func TestMicrovmPlaces(t *testing.T) {
+	long.Test(t, "a virtual machine with a network: 15 s")
 	t.Parallel()
 	r := microvm(t)
 	id := idOf("places")
@@ -885,6 +887,7 @@ func TestMicrovmKilled(t *testing.T) {
 
 // TestMicrovmPanics: a guest whose kernel panics ends, and what its kernel said is told.
 func TestMicrovmPanics(t *testing.T) {
+	long.Test(t, "a virtual machine that panics: 10 s")
 	t.Parallel()
 	r := microvm(t)
 	id := idOf("panics")

@@ -66,7 +66,7 @@ func TestPackages(t *testing.T) {
 	for _, part := range furtherPackages {
 		t.Run(part.name, func(t *testing.T) {
 			t.Parallel()
-			part.test(t)
+			part.test(t, true)
 		})
 	}
 }
@@ -75,10 +75,11 @@ func TestPackages(t *testing.T) {
 // for those.
 func TestHostPackages(t *testing.T) {
 	t.Parallel()
-	hostPackages.test(t)
+	hostPackages.test(t, long.Enabled())
 }
 
-func (p kernelPackages) test(t *testing.T) {
+// test runs the tests of the packages in a machine; slow: also those that take it long.
+func (p kernelPackages) test(t *testing.T, slow bool) {
 	root, err := binary.Root()
 	if err != nil {
 		t.Fatal(err)
@@ -97,6 +98,9 @@ func (p kernelPackages) test(t *testing.T) {
 	maps.Copy(files, testFiles(t, root, dirs))
 	var script strings.Builder
 	fmt.Fprintf(&script, "export %s=%d\n", speed.Variable, slowdown)
+	if slow {
+		fmt.Fprintf(&script, "export %s=1\n", guest.SlowVariable)
+	}
 	for _, dir := range dirs {
 		fmt.Fprintf(&script, "echo '%s%s'\ncd /src/%s && ./test -test.short -test.v=test2json -test.paniconexit0 2>&1\n"+
 			"code=$?; printf '%s%%d at %%s\\n' $code $(cut -d' ' -f1 /proc/uptime)\n",
@@ -203,8 +207,13 @@ func repeat(t *testing.T, output string) {
 			continue
 		}
 		t.Run(name, func(t *testing.T) {
+			said := tests[name].output.String()
+			if _, why, is := strings.Cut(said, ": "+long.Reason); is && tests[name].verdict == "skip" {
+				why, _, _ = strings.Cut(why, "\n")
+				t.Skip(long.Reason + why) // as it stands, which test/closing counts
+			}
 			t.Logf("%.1f s in the machine", tests[name].seconds)
-			switch said := tests[name].output.String(); tests[name].verdict {
+			switch tests[name].verdict {
 			case "pass":
 			case "skip":
 				t.Skip(skipReason(said))

@@ -9,6 +9,7 @@ import (
 
 	"tare/internal/sandboxes/microvm"
 	"tare/test/binary"
+	"tare/test/long"
 )
 
 // redirectModules are what the ways of redirection need of a kernel that has everything as modules: interfaces between
@@ -20,6 +21,7 @@ var redirectModules = []string{
 // TestRedirect: a kernel without netfilter is said to lack it, with exit code 3, before anything runs. With its modules
 // an older kernel, with control groups v2 alone, redirects in every way.
 func TestRedirect(t *testing.T) {
+	long.Test(t, "30 s: a second emulated machine")
 	t.Parallel()
 	root, err := binary.Root()
 	if err != nil {

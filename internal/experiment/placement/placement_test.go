@@ -23,6 +23,7 @@ import (
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/proc"
 	"tare/test/started"
+	"tare/test/vm/guest"
 )
 
 const (
@@ -458,6 +459,7 @@ func TestCloseEndsWhatHasNoMark(t *testing.T) {
 // TestOnTheWay: from the moment that Start returns, a process is on its way or in its group, also where a busy machine
 // holds it up.
 func TestOnTheWay(t *testing.T) {
+	guest.Slow(t)
 	tree := newTree(t, machine(t))
 	g, err := tree.Group("work", Limits{})
 	if err != nil {

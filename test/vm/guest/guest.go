@@ -4,7 +4,12 @@
 // a new one cannot be left out by accident.
 package guest
 
-import "testing"
+import (
+	"os"
+	"testing"
+
+	"tare/test/long"
+)
 
 // Reason is what a test is skipped with that depends on nothing of the kernel; test/vm counts these apart from other
 // skipped tests.
@@ -16,5 +21,17 @@ func KernelFree(t testing.TB) {
 	t.Helper()
 	if testing.Short() {
 		t.Skip(Reason)
+	}
+}
+
+// SlowVariable is the environment variable with which slow tests run in virtual machines: in the long suite.
+const SlowVariable = "TARE_VM_SLOW"
+
+// Slow declares that a test takes an emulated machine ten seconds or more. Short runs, such as those in virtual
+// machines, leave it to the long suite.
+func Slow(t testing.TB) {
+	t.Helper()
+	if testing.Short() && os.Getenv(SlowVariable) == "" {
+		t.Skip(long.Reason + "takes an emulated machine 10 s or more")
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"tare/test/vm/guest"
 )
 
 type symbol struct {
@@ -70,6 +71,7 @@ func sample(t testing.TB, n int) (addrs, inside []uint64, names [][]string) {
 }
 
 func TestResolve(t *testing.T) {
+	guest.Slow(t)
 	byKernel := Open()
 	defer byKernel.Close()
 	if byKernel.reason != nil {

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/test/quiet"
+	"tare/test/vm/guest"
 )
 
 func sampler(t testing.TB, o Options) *Sampler {
@@ -359,6 +360,7 @@ func testLost(t *testing.T, exact bool) {
 // TestStormLosesNoSamples: more threads than a ring holds records of, and who drains when Wait says so loses none of
 // either. What is lost all the same without that is told apart, and a sampler without records of threads has none.
 func TestStormLosesNoSamples(t *testing.T) {
+	guest.Slow(t)
 	threads := 2000
 	if testing.Short() {
 		threads = 600 // on an emulated processor; a ring holds some 300 records of each CPU

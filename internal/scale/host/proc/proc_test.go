@@ -18,6 +18,7 @@ import (
 
 	"tare/test/rights"
 	"tare/test/started"
+	"tare/test/vm/guest"
 )
 
 var fixture = FS{Root: "testdata/machine"}
@@ -308,6 +309,7 @@ func TestSlowExecve(t *testing.T) {
 // it can be read. It costs no more memory than an environment may have, and no more time than there is patience for
 // all.
 func TestClaimedEnvironment(t *testing.T) {
+	guest.Slow(t)
 	claims := func(part string) int {
 		t.Helper()
 		cmd := exec.Command(os.Args[0])

@@ -25,6 +25,7 @@ import (
 	"tare/internal/scale/ledger"
 	"tare/test/owned"
 	"tare/test/quiet"
+	"tare/test/vm/guest"
 )
 
 // hold keeps one CPU at real-time priority for a time, several times, and says when it truly had it.
@@ -117,6 +118,7 @@ func TestAHogIsSeen(t *testing.T) {
 // TestIdleGroupsHoldNobodyUp: what runs in a control group that is idle gives way to everybody at once, so it is no
 // occupant, however long it runs; the same process in an ordinary group is one.
 func TestIdleGroupsHoldNobodyUp(t *testing.T) {
+	guest.Slow(t)
 	cpu := runtime.NumCPU() - 1
 	group := cpuGroup(t)
 	busy := exec.Command("sh", "-c", "while :; do :; done")
@@ -362,6 +364,7 @@ func keepBusy(t *testing.T, cpu int) {
 // Interrupts that are off for long make looks late, and are not taken for stolen time. A spin that the hypervisor
 // interrupts makes its look late for both reasons, so the rounds go on until one did not.
 func TestInterruptsOffAreNotStolen(t *testing.T) {
+	guest.Slow(t)
 	const length, every, rounds = 12 * time.Millisecond, 50 * time.Millisecond, 5
 	cpu := runtime.NumCPU() - 1
 	spinner := plantSpinner(t, cpu, length, every)

@@ -13,6 +13,7 @@ import (
 
 	"tare/internal/scale/host/feature"
 	"tare/internal/scale/host/proc"
+	"tare/test/vm/guest"
 )
 
 func start(t testing.TB, o Options) *Running {
@@ -57,6 +58,7 @@ func TestLayout(t *testing.T) {
 // What the witness saw stolen is what the kernel counted, but for what the kernel had not counted yet at either edge:
 // whether or not it says who held the CPUs.
 func TestStolenAgreesWithTheKernel(t *testing.T) {
+	guest.Slow(t)
 	for _, o := range []Options{{}, {NoOccupants: true}} {
 		before, err := (proc.FS{}).Stat()
 		if err != nil {
