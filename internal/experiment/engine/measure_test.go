@@ -360,22 +360,21 @@ func TestWithoutStatistics(t *testing.T) {
 	}
 }
 
-// writeMetrics writes docs/metrics.md. Metrics whose definitions differ in a quantile or a component alone share a row,
-// and so do the things that many metrics need.
+// writeMetrics writes docs/metrics.md. Metrics whose definitions differ in a statistic or a component alone share a
+// row, and so do the things that many metrics need.
 func writeMetrics(b *bytes.Buffer) {
 	b.WriteString(`# Metrics
 
 One value for each trial, in "metrics" of its line in trials.jsonl. A name ends in its unit and means the same in every
-experiment. A metric whose source this machine does not have is absent, never 0. This page is generated from the
-definitions in the source (internal/experiment/measured, and the folder of each guest); a run keeps those of its version
-in "metrics" of run.json.
+experiment. This page is generated from the definitions in the source (internal/experiment/measured, and the folder of
+each guest); a run keeps those of its version in "metrics" of run.json.
 
 ## Gates
 
-A metric needs certain things of its trial. A tripped gate breaks some of them, and voids the metrics that need one of
-these; all others stand. [The spec](spec.md#gates) says which gates have a setting. When the subject itself tripped the
-gate, because it was too slow and nobody else disturbed the machine, that is a result: its throughput and the part of
-its requests that failed stand.
+A tripped gate breaks some needs of metrics, and voids the metrics that have one of these; all others stand.
+[The spec](spec.md#gates) says which gates have a setting. When the subject itself tripped the gate, because it was too
+slow and nobody else disturbed the machine, that is a result: its throughput and the part of its requests that failed
+stand.
 
 | gate | breaks | why |
 |---|---|---|
@@ -406,9 +405,12 @@ its requests that failed stand.
 		fmt.Fprintf(b, "| **%s** | %s |\n", n.mark, n.text)
 	}
 	b.WriteString(`
-On several [nodes](nodes.md#metrics-on-several-nodes) a metric is pooled as "over nodes" says: by merged histograms and
-counts, as a sum, the largest, the mean, or the mean weighted by connections, requests or events. A quantile is left out
-when fewer than 10 requests (p999: 100) lie beyond it.
+A metric is absent, never 0, where this machine does not have its source, and where the trial has no load or subject of
+the kind that it is about (save those with the mark 0). Metrics that differ only in a statistic share a row: p50 to p999
+are quantiles, max is the longest, and a time with neither is the mean. They are of all requests, changes or events of
+the trial, all loads merged; a quantile is absent when fewer than 10 (p999: 100) lie beyond it. "The same" refers to the
+row before. The column "over nodes" says how the values of several [nodes](nodes.md#metrics-on-several-nodes) are
+pooled.
 
 | metric | better | over nodes | needs | how |
 |---|---|---|---|---|
@@ -437,7 +439,7 @@ when fewer than 10 requests (p999: 100) lie beyond it.
 		if i := slices.Index(sets, needWords(m.Needs)); i >= 0 {
 			needs = fmt.Sprintf("n%d", i+1)
 		}
-		how = beyond.ReplaceAllString(member.ReplaceAllString(how, "$1$2"), "")
+		how = beyond.ReplaceAllString(member.ReplaceAllString(how, "$1"), "")
 		rest := fmt.Sprintf("%s | %s | %s | %s", cmp.Or(string(m.Better), "-"), m.Pool, needs, how)
 		family := ""
 		if strings.HasPrefix(how, "The same") { // as the row before it
@@ -457,21 +459,28 @@ when fewer than 10 requests (p999: 100) lie beyond it.
 
 // footnotes are what several definitions have in common.
 var footnotes = []struct{ mark, text string }{
-	{"0", "0 in a baseline without a subject, where none of its programs or maps exist."},
-	{"p", "Only in experiments with a subject that stands in the path of requests."},
-	{"t", "By the tool's own clock and over its whole run, which the warm-up is part of: not to be held against what " +
-		"Tare's own loads measure between the edges of the window. docs/commands.md says what each tool's clock measures."},
-	{"o", "Left out where the tool does not print it, and where several loads or nodes do: nothing makes one " +
-		"distribution of theirs."},
+	{"0", "0 in a baseline without a subject."},
+	{"g", "Of the subject's control groups at the end of the window."},
+	{"b", "By samples, pooled over the trials of an arm; absent below 25 samples."},
+	{"r", "Of the requests that no stall of the machine touched, weighted because long ones are touched more often; " +
+		"absent when they are too few or no fair sample."},
+	{"p", "Only in experiments with a subject in the path of requests."},
+	{"t", "By the tool's clock, over its whole run, warm-up included: not comparable with Tare's own loads, which " +
+		"measure between the edges of the window. docs/commands.md says what each tool's clock measures."},
+	{"o", "Absent where the tool does not print it, and where several loads or nodes do."},
+	{"k", "Part of the connections that a load of kind `connect` makes while configuration is replaced, pooled over the " +
+		"trials of an arm."},
+	{"v", "Only in experiments in which an arm has `services`."},
 	{"s", "Of all sandboxes of the trial together, with what runs in them, at the end of the window."},
+	{"y", "Median over the batches of calls that a load of kind `syscalls` made in the window."},
 }
 
 var (
-	// member matches what differs between the definitions of a family: a quantile, or a component.
-	member = regexp.MustCompile(`\bp[0-9.]+ (quantile)|\b(of the component|are the component) [a-z]+`)
+	// member matches what differs between the definitions of a family: a statistic, or a component.
+	member = regexp.MustCompile(`: (?:mean|maximum|p[0-9.]+ quantile)|\b(of the component|are the component) [a-z]+`)
 	beyond = regexp.MustCompile(` Left out when fewer than [0-9]+ (?:requests )?lie beyond it\.|` +
 		`, as when fewer than [0-9]+ of them lie beyond it|; left out when fewer than [0-9]+ changes lie beyond it`)
-	quantileOf = regexp.MustCompile(`_(p[0-9]+|max)_seconds$`)
+	quantileOf = regexp.MustCompile(`(_p[0-9]+|_max)?_seconds$`)
 )
 
 func needWords(needs []measured.Need) string {

@@ -14,17 +14,16 @@ const maxCopies = 256
 
 // CopySettings are what applications and loads have beside the settings of their kind.
 var CopySettings = []param.Setting{{Name: CountSetting, Type: param.TypeCount, Default: "1", Max: maxCopies,
-	Doc: "copies that run side by side, each in its own control group; rate, connections and limits are divided " +
-		"evenly among them; 0, in a level of a factor: the part does not run"}}
+	Doc: "copies, each in its own control group, that divide rate, connections and limits evenly; 0, in a level of a " +
+		"factor: the part does not run"}}
 
 // LimitSettings are those of the limits that every part can have.
 var LimitSettings = []param.Setting{
 	{Name: "cpus", Type: param.TypeNumber, Min: 0.01, Max: 4096,
-		Doc: "CPU seconds per second of the group, 1 is one whole CPU"},
+		Doc: "CPUs that the group may use; 1 is one whole CPU"},
 	{Name: "memory", Type: param.TypeBytes, Min: 4 << 20, Doc: "memory of the group"},
 	{Name: "pin", Type: param.TypeCount, Min: 1, Max: 4096,
-		Doc: "the one CPU that its process runs on: the first of the machine is 1, and on a machine with fewer it " +
-			"wraps around"},
+		Doc: "the one CPU that its process runs on, from 1; wraps around on a machine with fewer"},
 }
 
 // LimitKeys are these settings by their keys below a part: limits.cpus.

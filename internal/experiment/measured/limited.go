@@ -14,7 +14,7 @@ import (
 // The metrics of the groups that the spec gives a CPU limit, and of what eBPF programs take of the machine.
 var limitMetrics = []Metric{
 	{Definition: metric.Definition{Name: "limit_cpus", Unit: quantity.CPUs, Rank: metric.RankOther, Pool: metric.Sum,
-		Cost: true, Needs: NeedNothing, How: "CPU limits of the groups that the spec gives one, added up."},
+		Cost: true, Needs: NeedNothing, How: "Sum of the CPU limits that the spec gives groups."},
 		Value: func(m *Measured) (float64, bool) {
 			total := 0.0
 			for _, g := range m.limited() {
@@ -24,19 +24,19 @@ var limitMetrics = []Metric{
 		}},
 	{Definition: metric.Definition{Name: "limited_cpus", Family: "limited", Unit: quantity.CPUs, Rank: metric.RankOther,
 		Pool: metric.Sum, Cost: true, Needs: NeedLimit, Headline: true,
-		How: "CPU time per second of the groups with a CPU limit, as the kernel charges it to them."},
+		How: "CPU time per second of the groups with a CPU limit, as the kernel charges it."},
 		Value: (*Measured).limitedCPUs},
 	{Definition: metric.Definition{Name: "limited_share", Family: "limited", Unit: quantity.Part, Rank: metric.RankOther,
 		Pool: metric.Mean, Needs: NeedLimit, Headline: true,
-		How: "The same as a part of the limit. A window that is no multiple of 100 ms can show a little more than " +
-			"all."}, Value: func(m *Measured) (float64, bool) {
-		used, ok := m.limitedCPUs()
-		limit := 0.0
-		for _, g := range m.limited() {
-			limit += g.limit
-		}
-		return used / limit, ok
-	}},
+		How: "The same as a part of the limit. Can be a little above 1 where the window is no multiple of 100 ms."},
+		Value: func(m *Measured) (float64, bool) {
+			used, ok := m.limitedCPUs()
+			limit := 0.0
+			for _, g := range m.limited() {
+				limit += g.limit
+			}
+			return used / limit, ok
+		}},
 	{Definition: metric.Definition{Name: "limited_most_share", Family: "limited", Unit: quantity.Part,
 		Rank: metric.RankOther, Pool: metric.Largest, Needs: NeedLimit,
 		How: "The same of the one group that came closest to its own limit, or went furthest over it."},
@@ -50,48 +50,48 @@ var limitMetrics = []Metric{
 		}},
 	{Definition: metric.Definition{Name: "limited_throttled_share", Family: "limited", Unit: quantity.Part,
 		Rank: metric.RankOther, Pool: metric.Mean, Needs: NeedSamples, Headline: true,
-		How: "Periods in which the groups with a CPU limit were throttled, as a part of the periods in which they ran, all " +
-			"of them together."}, Value: (*Measured).limitedThrottled},
+		How: "Throttled periods of the groups with a CPU limit, of the periods in which they ran."},
+		Value: (*Measured).limitedThrottled},
 	{Definition: metric.Definition{Name: "limited_bpf_cpus", Family: "limited", Unit: quantity.CPUs,
 		Rank: metric.RankOther, Pool: metric.Sum, Cost: true, Better: metric.Lower, Needs: NeedLimit,
-		How: "CPU time per second that the subject's eBPF programs take inside the CPU time of the groups with a " +
-			"limit: above their tasks, in task context, and in softirq too where the kernel leaves interrupts in " +
-			"the time of the interrupted task. By samples, which count CPU time. Where interrupts are off for " +
-			"long, samples come late and fall on what runs next." + NoSubject,
+		How: "CPU time per second of the subject's eBPF programs inside the CPU time of the groups with a limit: above " +
+			"their tasks, in task context, and in softirq where the kernel leaves interrupts in the interrupted task's " +
+			"time. By samples, which count CPU time; where interrupts are off for long, they come late and fall on what " +
+			"runs next." + NoSubject,
 	}, Value: (*Measured).limitedBPF},
 	{Definition: metric.Definition{Name: "limited_cpu_seconds_per_connection", Family: "limited", Unit: quantity.Seconds +
 		" per connection", Rank: metric.RankOther, Pool: metric.PerConnection, Cost: true, Better: metric.Lower,
 		Needs: NeedCost, Headline: true, How: "CPU time that the kernel charges to the groups with a limit, per " +
-			"connection that the loads opened."}, Value: Per((*Measured).limitedCPUs, (*Measured).ConnectionRate)},
+			"connection opened."}, Value: Per((*Measured).limitedCPUs, (*Measured).ConnectionRate)},
 	{Definition: metric.Definition{Name: "bpf_limited_task_share", Family: "bpf", Unit: quantity.Part,
 		Rank: metric.RankBPF, Pool: metric.Counts, Needs: NeedSamples,
-		How: "Part of the subject's eBPF run time in task context of the groups with a CPU limit, by samples pooled " +
-			"over the trials of an arm. Left out below 25 samples."},
+		How: "Part of the subject's eBPF run time in task context of the groups with a CPU limit." + bySamples},
 		Count: func(m *Measured) (in, of int) {
 			return m.limitedSamples(func(g *limitedGroup, c ledger.Context) bool { return g != nil && !interrupt(c) })
 		}},
 	{Definition: metric.Definition{Name: "bpf_limited_softirq_share", Family: "bpf", Unit: quantity.Part,
 		Rank: metric.RankBPF, Pool: metric.Counts, Needs: NeedSamples,
-		How: "The same in softirq and hardirq above tasks of these groups."},
+		How: "The same in softirq and hardirq above their tasks." + bySamples},
 		Count: func(m *Measured) (in, of int) {
 			return m.limitedSamples(func(g *limitedGroup, c ledger.Context) bool { return g != nil && interrupt(c) })
 		}},
 	{Definition: metric.Definition{Name: "bpf_limited_inside_share", Family: "bpf", Unit: quantity.Part,
 		Rank: metric.RankBPF, Pool: metric.Counts, Needs: NeedSamples,
-		How: "The same, both contexts, as far as it is inside the CPU time of these groups, and so inside their limit " +
-			"(softirq: by the kernel's IRQ time accounting)."},
+		How: "The same in both contexts, as far as it is in these groups' CPU time and so inside their limit (softirq: " +
+			"by the kernel's IRQ time accounting)." + bySamples},
 		Count: func(m *Measured) (in, of int) { return m.limitedSamples(m.inside) }},
 	{Definition: metric.Definition{Name: "bpf_cpus", Family: "bpf", Unit: quantity.CPUs, Rank: metric.RankBPF,
 		Pool: metric.Sum, Cost: true, Better: metric.Lower, Needs: NeedLimit,
 		How: "eBPF run time of the subject's programs per second, by the kernel's statistics: wall time, which can " +
-			"exceed their CPU time. Only where some group has a CPU limit." + NoSubject},
+			"exceed CPU time. Only where a group has a CPU limit." + NoSubject},
 		Value: func(m *Measured) (float64, bool) {
 			v, ok := m.BPFRate()
 			return v, ok && len(m.limited()) > 0
 		}},
 	{Definition: metric.Definition{Name: "bpf_cpu_share", Family: "bpf", Unit: quantity.Part, Rank: metric.RankBPF,
 		Pool: metric.Mean, Better: metric.Lower, Needs: NeedShare, Headline: true, Free: true,
-		How: "eBPF run time of the subject's programs, by the kernel's statistics, as a part of all CPUs of the machine." +
+		How: "eBPF run time of the subject's programs, by the kernel's statistics, as a part of all CPUs of the " +
+			"machine." +
 			NoSubject}, Value: func(m *Measured) (float64, bool) {
 		v, ok := m.BPFRate()
 		return m.ofCapacity(v*m.Ledger.Window.Seconds, ok)
@@ -103,10 +103,10 @@ var limitMetrics = []Metric{
 	}},
 	{Definition: metric.Definition{Name: "app_cpu_share", Unit: quantity.Part, Rank: metric.RankOther, Pool: metric.Mean,
 		Better: metric.Lower, Needs: NeedShare,
-		How: "CPU time of the applications' groups, as a part of all CPUs of the machine. eBPF programs that run in their " +
-			"tasks are inside."}, Value: roleCPU(kind.Application)},
+		How: "CPU time of the applications' groups, with eBPF programs in their tasks, as a part of all CPUs of the " +
+			"machine."}, Value: roleCPU(kind.Application)},
 	{Definition: metric.Definition{Name: "load_cpu_share", Family: "load", Unit: quantity.Part, Rank: metric.RankOther,
-		Pool: metric.Mean, Better: metric.Lower, Needs: NeedShare, How: "The same of the groups of the loads."},
+		Pool: metric.Mean, Better: metric.Lower, Needs: NeedShare, How: "The same of the loads' groups."},
 		Value: roleCPU(kind.Load)},
 }
 

@@ -115,30 +115,33 @@ type Measured struct {
 const Nowhere = "nowhere"
 
 // NoSubject ends the description of a metric that is 0 without a subject.
-const NoSubject = " 0 in a baseline without a subject, where none of its programs or maps exist."
+const NoSubject = " 0 in a baseline without a subject."
+
+// bySamples ends the description of a part that samples tell.
+const bySamples = " By samples, pooled over the trials of an arm; absent below 25 samples."
 
 var coreMetrics = slices.Concat(
 	orRunning(requestTimes(load.Latency, NeedLatency, untilAnswered, 0.5, 0.9, 0.99, 0.999)),
 	orRunning(requestTimes(load.Connect, NeedLatency, untilConnected, 0.5, 0.99)),
-	requestTimes(load.Lag, NeedNothing, "from the intended start of a request until it was sent, for want of a free "+
-		"connection or of a generator in time", 0.5, 0.99),
-	orRunning(requestTimes(load.OwnLag, NeedNothing, "that the generator itself was late, from when a request was due "+
-		"and a connection was free", 0.5, 0.99)),
+	requestTimes(load.Lag, NeedNothing, "from the intended start of a request until it was sent (a wait for a free "+
+		"connection, or a late generator)", 0.5, 0.99),
+	orRunning(requestTimes(load.OwnLag, NeedNothing, "that the generator itself was late, once the request was due "+
+		"and a connection free", 0.5, 0.99)),
 	workMetrics,
 )
 
 // What the histograms of requests time.
 const (
 	untilAnswered  = "from the intended start of a request until its answer was read"
-	untilConnected = "for a connection to be made"
+	untilConnected = "to make a connection"
 )
 
 // workMetrics are what was done, and what each piece of it cost.
 var workMetrics = []Metric{
 	{Definition: metric.Definition{Name: "throughput_per_second", Family: "throughput", Unit: quantity.PerSecond,
 		Rank: metric.RankThroughput, Pool: metric.Sum, Better: metric.Higher, Needs: NeedThroughput, Headline: true,
-		Outcome: true, How: "Requests of all loads answered without error, per second of the window. Left out where a " +
-			"load does not report them, or makes none."}, Value: func(m *Measured) (float64, bool) {
+		Outcome: true, How: "Requests of all loads answered without error, per second of the window. Absent where a " +
+			"load makes none, or does not report them."}, Value: func(m *Measured) (float64, bool) {
 		return m.Sum(func(r load.Result) float64 { return r.Rate }), len(m.Loads) > 0 && !m.outside() && !m.pieces()
 	}},
 	{Definition: metric.Definition{Name: "error_ratio", Unit: quantity.Part, Rank: metric.RankThroughput,
@@ -150,27 +153,27 @@ var workMetrics = []Metric{
 	{Definition: metric.Definition{Name: "bpf_seconds_per_connection", Family: "bpf", What: "kernel time",
 		Per: "connection", Unit: quantity.Seconds + " per connection", Rank: metric.RankBPF, Pool: metric.PerConnection,
 		Cost: true, Better: metric.Lower, Needs: NeedCost, Headline: true,
-		How: "Run time of the subject's eBPF programs, per connection that the loads opened. Both as rates, each by its " +
-			"own window: the ledger's and the load's." + NoSubject},
+		How: "Run time of the subject's eBPF programs per connection opened: rates of the ledger's and the load's " +
+			"window." + NoSubject},
 		Value: Per((*Measured).BPFRate, (*Measured).ConnectionRate)},
 	{Definition: metric.Definition{Name: "bpf_seconds_per_request", Family: "bpf", What: "kernel time", Per: "request",
 		Unit: quantity.Seconds + " per request", Rank: metric.RankBPF, Pool: metric.PerRequest, Cost: true,
 		Better: metric.Lower, Needs: NeedRequestCost, Headline: true,
-		How: "Run time of the subject's eBPF programs, per request answered. Left out where each request has a connection " +
-			"of its own: it would say the same twice." + NoSubject}, Value: Per((*Measured).BPFRate, (*Measured).RequestRate)},
+		How: "Run time of the subject's eBPF programs per request answered. Absent where each request opens a " +
+			"connection." + NoSubject}, Value: Per((*Measured).BPFRate, (*Measured).RequestRate)},
 	{Definition: metric.Definition{Name: "bpf_client_share", Family: "bpf", Unit: quantity.Part, Rank: metric.RankBPF,
 		Pool: metric.Counts, Needs: NeedSamples,
-		How: "Part of the subject's eBPF run time that ran in the groups of the loads (the clients), by samples " +
-			"pooled over the trials of an arm. Left out below 25 samples."},
+		How: "Part of the subject's eBPF run time in the loads' groups." + bySamples},
 		Count: func(m *Measured) (in, of int) { return m.BPFSamples(kind.Load) }},
 	{Definition: metric.Definition{Name: "bpf_server_share", Family: "bpf", Unit: quantity.Part, Rank: metric.RankBPF,
-		Pool: metric.Counts, Needs: NeedSamples, How: "The same for the groups of the applications (the servers)."},
+		Pool: metric.Counts, Needs: NeedSamples,
+		How: "Part of the subject's eBPF run time in the applications' groups." + bySamples},
 		Count: func(m *Measured) (in, of int) { return m.BPFSamples(kind.Application) }},
 	{Definition: metric.Definition{Name: "cpu_seconds_per_connection", Family: "cpu", What: "CPU time", Per: "connection",
 		Unit: quantity.Seconds + " per connection", Rank: metric.RankCPU, Pool: metric.PerConnection, Cost: true,
 		Better: metric.Lower, Needs: NeedCost, Headline: true, Lead: true,
-		How: "CPU time of the trial's control group (applications, loads and subject) and of observed applications, " +
-			"per connection that the loads opened, with eBPF programs that run in their tasks."},
+		How: "CPU time of the trial's control group (applications, loads, subject) and of observed applications, with " +
+			"the eBPF programs that run in their tasks, per connection opened."},
 		Value: Per((*Measured).CPURate, (*Measured).ConnectionRate)},
 	{Definition: metric.Definition{Name: "cpu_seconds_per_request", Family: "cpu", What: "CPU time", Per: "request",
 		Unit: quantity.Seconds + " per request", Rank: metric.RankCPU, Pool: metric.PerRequest, Cost: true,
@@ -182,8 +185,8 @@ var startMetrics = []Metric{{
 	Definition: metric.Definition{
 		Name: "start_seconds", Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Mean, Cost: true,
 		Better: metric.Lower, Needs: NeedRest,
-		How: "From the start of the subject's process until it said that it was ready. Left out where there is no subject, " +
-			"or it was there before the trial.",
+		How: "From the start of the subject's process until it reported that it was ready. Absent where it ran before " +
+			"the trial.",
 	},
 	Value: func(m *Measured) (float64, bool) { return m.Start, m.Subject != nil && m.Start > 0 },
 }}
@@ -249,8 +252,7 @@ func requestTimes(histogram string, needs []Need, what string, quantiles ...floa
 				Needs: needs, Headline: family == load.Latency && q != 0.9,
 				Lead: histogram == load.Latency && (q == 0.5 || q == 0.99), Tail: q > 0.5,
 				Family: family, Histogram: histogram, Quantile: q, Undisturbed: histogram != family,
-				How: fmt.Sprintf("Time %s: %s quantile of the whole histogram of the trial, all loads merged. Left out when fewer "+
-					"than %g requests lie beyond it.",
+				How: fmt.Sprintf("Time %s: %s quantile. Left out when fewer than %g requests lie beyond it.",
 					what, quantile, stats.MinBeyond(q)),
 			},
 			Value: Seconds(histogram, Quantile(q)),

@@ -15,26 +15,24 @@ const requestBusy = "busy_cpu_seconds_per_request"
 // requestMetrics are where the CPU time of a request goes. The parts add up to the whole in each trial.
 var requestMetrics = []Metric{
 	ofRequest(requestBusy, "",
-		"CPU time per request answered of the trial's control group, of kernel threads, of interrupts outside "+
-			"control groups' time, and what the ledger cannot explain: all that kept this machine busy except "+
-			"others and Tare. The five metrics below are its parts. Without eBPF programs in interrupts where "+
-			"the kernel counts these separately. Absent where only a part of the machine's control groups can be "+
-			"seen.",
+		"CPU time per request answered of the trial's control group, of kernel threads, of interrupts outside control "+
+			"groups' time, and the unexplained rest: this machine without others and Tare. The next five are its parts. "+
+			"Without eBPF programs in interrupts where the kernel counts these separately. Absent where only a part of "+
+			"the machine's control groups can be seen.",
 		(*Measured).busySeconds),
 	byComponent(ofRequest("subject_cpu_seconds_per_request", "its own processes",
-		"The part of it that the subject's control groups use."+NoSubject, (*Measured).subjectSeconds)),
+		"Its part in the subject's control groups."+NoSubject, (*Measured).subjectSeconds)),
 	ofRequest("app_cpu_seconds_per_request", "applications",
-		"The part of it that the applications' control groups use.",
+		"Its part in the applications' control groups.",
 		func(m *Measured) (float64, bool) { return m.RoleSeconds(kind.Application) }),
-	ofRequest("load_cpu_seconds_per_request", "loads", "The part of it that the loads' control groups use.",
+	ofRequest("load_cpu_seconds_per_request", "loads", "Its part in the loads' control groups.",
 		func(m *Measured) (float64, bool) { return m.RoleSeconds(kind.Load) }),
 	ofRequest("kernel_cpu_seconds_per_request", "kernel threads and interrupts beside them",
-		"The part of it in kernel threads and in interrupts that the kernel charges to nobody, of the whole "+
-			"machine.",
+		"Its part in kernel threads, and in interrupts that the kernel charges to no group, of the whole machine.",
 		func(m *Measured) (float64, bool) { return m.lines(ledger.LineKernel, ledger.LineInterrupts) }),
 	ofRequest("unexplained_cpu_seconds_per_request", "what is on no account",
-		"The remainder: CPU time on no line of the ledger's budget, and what the trial's control group used "+
-			"outside the groups of subject, applications and loads. It can be negative.",
+		"The remainder: CPU time on no line of the ledger's budget, and of the trial's control group outside the "+
+			"groups of subject, applications and loads. Can be negative.",
 		(*Measured).unaccounted),
 }
 
@@ -44,7 +42,7 @@ func ofRequest(name, part, how string, seconds func(*Measured) (float64, bool)) 
 	d := metric.Definition{
 		Name: name, Family: "cpu", Unit: quantity.Seconds + " per request", Rank: metric.RankCPU, Pool: metric.PerRequest,
 		Cost: true, Better: metric.Lower, Needs: needBudget, Part: part, PartOf: requestBusy,
-		How: how + " Only in experiments with a subject that stands in the path of requests.",
+		How: how + " Only in experiments with a subject in the path of requests.",
 	}
 	if part == "" {
 		d.PartOf, d.Sum = "", "a request takes {} of the machine's CPU time"

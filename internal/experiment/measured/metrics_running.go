@@ -19,22 +19,21 @@ var runningMetrics = slices.Concat(
 	quietMetrics,
 )
 
-const generatorLate = "that the generator itself was late"
+const generatorLate = "that the generator itself was late, once the request was due and a connection free"
 
 // quietMetrics are how much a stall touched, and what was done while none did.
 var quietMetrics = []Metric{
 	{
 		Definition: metric.Definition{Name: "disturbed_share", Unit: quantity.Part, Rank: metric.RankOther,
 			Pool: metric.Merged, Better: metric.Lower, Needs: NeedNothing,
-			How: "Requests that a stall of the machine touched, of those answered while stalls were watched for, all " +
-				"loads together. Left out where nobody watched."},
+			How: "Requests that a stall of the machine touched, of those answered while stalls were watched for."},
 		Value: (*Measured).disturbedShare,
 	},
 	{
 		Definition: metric.Definition{Name: "throughput_running_per_second", Family: "throughput", Undisturbed: true,
 			Unit: quantity.PerSecond, Rank: metric.RankThroughput, Pool: metric.Sum, Better: metric.Higher, Needs: NeedRunning,
-			How: "Requests of all loads answered while no CPU stood still, per second of that time. Closed loops " +
-				"only. Left out where less than a tenth of the window was quiet."},
+			How: "Requests of all loads answered while no CPU stood still, per second of that time. Closed loops only; " +
+				"absent where less than a tenth of the window was quiet."},
 		Value: (*Measured).throughputWhileRunning,
 	},
 }
@@ -44,9 +43,9 @@ func whileRunning(histogram string, needs []Need, what string, quantiles ...floa
 	all := requestTimes(histogram, needs, what, quantiles...)
 	for i, q := range quantiles {
 		quantile, least := load.QuantileName(q), stats.MinBeyond(q)
-		all[i].How = fmt.Sprintf("Time %s, of the requests that no stall of the machine touched, weighted for the greater "+
-			"chance of long ones to be touched: %s quantile, all loads merged. Left out when those requests cannot carry it, "+
-			"as when fewer than %g of them lie beyond it.", what, quantile, least)
+		all[i].How = fmt.Sprintf("Time %s: %s quantile. Left out when fewer than %g requests lie beyond it. Of the "+
+			"requests that no stall of the machine touched, weighted because long ones are touched more often; absent "+
+			"when they are too few or no fair sample.", what, quantile, least)
 		all[i].Value = func(m *Measured) (float64, bool) { return m.quantileWhileRunning(histogram, quantile, q, least) }
 	}
 	return all

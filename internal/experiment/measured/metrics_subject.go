@@ -28,8 +28,8 @@ var subjectMetrics = []Metric{
 		Definition: metric.Definition{
 			Name: "subject_cpus", Unit: quantity.CPUs, Rank: metric.RankCPU, Pool: metric.Sum, Cost: true,
 			Better: metric.Lower, Needs: NeedShare, Family: "cpu", Clause: "uses {} in its own processes",
-			How: "CPU time of the subject's control groups per second of the window, as the kernel charges it: with " +
-				"interrupts where the kernel leaves them in the interrupted task's time." + NoSubject,
+			How: "CPU time of the subject's control groups per second of the window, with interrupts where the kernel " +
+				"leaves them in the interrupted task's time." + NoSubject,
 		},
 		Value:     func(m *Measured) (float64, bool) { return m.subjectRate(m.ofRole(kind.Subject)) },
 		Component: func(m *Measured, component string) (float64, bool) { return m.subjectRate(m.component(component)) },
@@ -38,24 +38,24 @@ var subjectMetrics = []Metric{
 		Definition: metric.Definition{
 			Name: "map_bytes", Unit: quantity.Bytes, Rank: metric.RankMemory, Pool: metric.Mean, Cost: true,
 			Better: metric.Lower, Needs: NeedMemory, Headline: true, Family: "map",
-			How: "Bytes of the subject's eBPF maps at the end of the window, each map once, by the ledger's method. " +
-				"Of a component: of the maps that its processes hold." + NoSubject,
+			How: "Bytes of the subject's eBPF maps at the end of the window, each map once, by the ledger's method. Of a " +
+				"component: the maps that its processes hold." + NoSubject,
 		},
 		Value:     (*Measured).MapBytes,
 		Component: (*Measured).componentMapBytes,
 	},
-	ofMemory("memory_hard_bytes", true, "anon + shmem + kernel - reclaimable slab",
+	ofMemory("memory_hard_bytes", true, "Anon + shmem + kernel - reclaimable slab",
 		func(m *ledger.Memory) *int64 { return m.Hard }),
-	ofMemory("memory_soft_bytes", false, "file - shmem + reclaimable slab",
+	ofMemory("memory_soft_bytes", false, "File - shmem + reclaimable slab",
 		func(m *ledger.Memory) *int64 { return m.Soft }),
-	ofMemory("memory_anon_bytes", false, "anonymous memory, without page cache",
+	ofMemory("memory_anon_bytes", false, "Anonymous memory, without page cache",
 		func(m *ledger.Memory) *int64 { return signed(m.Anon) }),
-	ofMemory("memory_file_bytes", false, "page cache, tmpfs and shared memory among it",
+	ofMemory("memory_file_bytes", false, "Page cache, with tmpfs and shared memory",
 		func(m *ledger.Memory) *int64 { return signed(m.File) }),
-	ofMemory("memory_shmem_bytes", false, "the part of `memory_file_bytes` that is tmpfs and shared memory",
+	ofMemory("memory_shmem_bytes", false, "The part of `memory_file_bytes` that is tmpfs and shared memory",
 		func(m *ledger.Memory) *int64 { return signed(m.Shmem) }),
-	ofMemory("memory_kernel_bytes", false, "kernel memory, in which the kernel counts the maps and programs that it "+
-		"charges to the group", KernelMemory),
+	ofMemory("memory_kernel_bytes", false, "Kernel memory, with the maps and programs that the kernel charges to "+
+		"the group", KernelMemory),
 }
 
 // Speaker is a guest that is about metrics of which answers do not speak elsewhere.
@@ -89,7 +89,7 @@ func ofMemory(name string, headline bool, what string, part func(*ledger.Memory)
 		Definition: metric.Definition{
 			Name: name, Unit: quantity.Bytes, Rank: metric.RankMemory, Pool: metric.Mean, Cost: true,
 			Better: metric.Lower, Needs: NeedMemory, Headline: headline, Lead: headline, Family: "memory",
-			How: "Of the subject's control group at the end of the window: " + what + "." + NoSubject,
+			How: what + ". Of the subject's control groups at the end of the window." + NoSubject,
 		},
 		Value: Memory(part),
 		Component: func(m *Measured, component string) (float64, bool) {

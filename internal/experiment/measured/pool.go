@@ -340,7 +340,7 @@ func (p *Pool) Trim(agents string) {
 var nodeMetrics = []Metric{
 	{Definition: metric.Definition{Name: "nodes_failed", Unit: quantity.Count, Rank: metric.RankOther, Pool: metric.Nodes,
 		Cost: true, Better: metric.Lower, Needs: NeedNothing,
-		How: "Nodes at which the trial failed: they are in no other metric. Only of trials on nodes."},
+		How: "Nodes at which the trial failed, which are in no other metric. Only of trials on nodes."},
 		Value: func(m *Measured) (float64, bool) {
 			return float64(FailedNodes(m.Nodes)), len(m.Nodes) > 0
 		}},

@@ -71,33 +71,33 @@ const (
 // Settings are what a spec says of a command, whatever it is for. Its limits are those of its control group.
 var Settings = []param.Setting{
 	{Name: "command", Type: param.TypeText, Reach: param.ReachCommand,
-		Doc: "command line, in words as a shell cuts it; no shell runs unless it is `sh -c '...'`. It may hold " +
+		Doc: "command line, split into words as by a shell; for a shell write `sh -c '...'`. Placeholders: " +
 			placeholderDoc},
 	{Name: "env", Type: param.TypeText, Reach: param.ReachCommand,
-		Doc: "variables for it beside those of tare, as `NAME=value` words; quote a value with blanks"},
+		Doc: "variables added to those of tare, as `NAME=value` words; quote a value with blanks"},
 	{Name: "files", Type: param.TypeText, Reach: param.ReachFile,
-		Doc: "paths of files with placeholders, such as your configuration, separated by blanks: each is written " +
-			"into `{dir}` under its name, or as `NAME=PATH` says, with the values filled in"},
+		Doc: "paths of files with placeholders, separated by blanks: each is written, filled in, into `{dir}` under its " +
+			"name, or as NAME of `NAME=PATH`"},
 	{Name: "dir", Type: param.TypeText, Reach: param.ReachFile, Doc: "working directory; tare's own when left out"},
 	{Name: "ready-port", Type: param.TypeText, Reach: param.ReachAddress,
-		Doc: "it is ready when this TCP port accepts connections: a port of 127.0.0.1, or `host:port`"},
+		Doc: "ready when this TCP port accepts connections: a port of 127.0.0.1, or `host:port`"},
 	{Name: "ready-line", Type: param.TypeText, Reach: param.ReachNothing,
-		Doc: "it is ready when it has written a line, on either output, that matches this regular expression"},
+		Doc: "ready when a line on either output matches this regular expression"},
 	{Name: "ready-http", Type: param.TypeText, Reach: param.ReachAddress,
-		Doc: "it is ready when this URL is answered with a status of 200 to 399"},
+		Doc: "ready when this URL is answered with a status of 200 to 399"},
 	{Name: "ready-file", Type: param.TypeText, Reach: param.ReachFile,
-		Doc: "it is ready when this file or socket exists"},
+		Doc: "ready when this file or socket exists"},
 	{Name: "ready-after", Type: param.TypeDuration, Max: 600,
-		Doc: "it is ready when this time has passed. Of these five, all that are set must hold, and the time " +
-			"counts from then. Default: it listens on a TCP port, or has run for half a second"},
+		Doc: "ready when this time has passed since all others of these five that are set hold. None set: it listens on a " +
+			"TCP port, or has run for half a second"},
 	{Name: "ready-timeout", Type: param.TypeDuration, Default: readyTimeout.String(), Min: 0.01, Max: 3600,
 		Doc: "time from its start in which it must be ready"},
 	{Name: "stop-signal", Type: param.TypeWord, Default: "TERM", Words: stopSignals,
-		Doc: "signal by which it ends; all its processes get it"},
+		Doc: "signal that ends it, sent to all its processes"},
 	{Name: "stop-time", Type: param.TypeDuration, Default: stopTime.String(), Max: 600,
-		Doc: "time that it gets to end; then it is killed"},
+		Doc: "time that it gets to end before it is killed"},
 	{Name: "address", Type: param.TypeText, Reach: param.ReachAddress,
-		Doc: "`host:port` where it is reached, which `{address}` then stands for; where it listens when left out"},
+		Doc: "`host:port` where it is reached, and the value of `{address}`; where it listens when left out"},
 }
 
 var (

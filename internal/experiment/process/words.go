@@ -132,11 +132,10 @@ var placeholders = []placeholder{
 	{"self", func(p Place) string { return p.Self }},
 }
 
-const placeholderDoc = "`{address}` (with `{host}` and `{port}`: where the application is, or where it is to listen " +
-	"itself), `{web.address}` (with `{web.host}` and `{web.port}`) in a subject for the application web, `{seconds}` " +
-	"(whole seconds that a load is to run, rounded up) and `{window}` (those of them that are measured), " +
-	"`{dir}` for a directory of its own, `{cgroup_dir}`, `{cgroup_id}` and `{cgroup_path}` of its control group, and " +
-	"`{self}` for tare itself"
+const placeholderDoc = "`{address}`, `{host}`, `{port}` (where the application is, or where it is to listen " +
+	"itself), `{web.address}`, `{web.host}`, `{web.port}` (in a subject: of the application web), `{seconds}` (whole " +
+	"seconds that a load is to run, rounded up), `{window}` (those of them that are measured), `{dir}` (a separate " +
+	"directory), `{cgroup_dir}`, `{cgroup_id}`, `{cgroup_path}` (its control group), `{self}` (tare)"
 
 // bracket puts an IPv6 address into brackets, as in an address with a port.
 func bracket(host string) string {

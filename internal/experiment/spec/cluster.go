@@ -26,11 +26,11 @@ type Where struct {
 }
 
 var settleKnob = param.Setting{Name: "settle", Type: param.TypeDuration, Default: "2s", Max: 600,
-	Doc: "time from when all pods of a trial are ready until its loads begin, for routes to them to reach every node"}
+	Doc: "time from when all pods of a trial are ready until its loads begin"}
 
 var whereSettings = []param.Setting{
 	{Name: "on", Type: param.TypeText, Reach: param.ReachNothing,
-		Doc: "the node, by its name or by a selector of its labels: `node-role=edge`"},
+		Doc: "the node, by name or label selector: `node-role=edge`"},
 	{Name: "apart", Type: param.TypeText, Reach: param.ReachNothing, Doc: "a part on whose node it does not run"},
 	{Name: "together", Type: param.TypeText, Reach: param.ReachNothing, Doc: "a part on whose node it runs"},
 }

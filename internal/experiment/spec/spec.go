@@ -87,27 +87,27 @@ type Quick struct {
 var (
 	timeKnobs = []param.Setting{
 		{Name: "blocks", Type: param.TypeCount, Default: "10", Min: 1, Max: 10_000,
-			Doc: "how often every arm runs at every level; 6 are needed for intervals"},
+			Doc: "times every arm runs at every level; intervals need 6"},
 		{Name: "warmup", Type: param.TypeDuration, Default: "500ms", Max: 600,
-			Doc: "time under load before the window opens, which is not counted"},
+			Doc: "time under load before the measured window"},
 		{Name: "duration", Type: param.TypeDuration, Default: "2s", Min: 0.05, Max: 3600,
-			Doc: "length of the measured window of each trial"},
+			Doc: "measured window of each trial"},
 	}
 	samplingKnob = param.Setting{Name: "sampling", Type: param.TypeCount, Default: "997", Min: 1, Max: perf.MaxHz,
-		Doc: "samples per second and CPU, by which eBPF time is split by control group; short runs of programs need " +
-			"many, and each costs the machine about a microsecond"}
+		Doc: "samples per second and CPU that split eBPF time by control group: short runs need many; each costs " +
+			"about a microsecond"}
 	statisticsKnob = param.Setting{Name: "statistics", Type: param.TypeSwitch, Default: "true",
-		Doc: "whether the kernel counts how often and how long eBPF programs run, which makes each run 20 to 50 ns " +
-			"longer; false: no run time of eBPF in the record"}
+		Doc: "whether the kernel counts runs and run time of eBPF programs, at 20 to 50 ns a run; false: no run time of " +
+			"eBPF in the record"}
 	repeatKnob = param.Setting{Name: "repeat", Type: param.TypePart, Default: "50%", Max: 10,
-		Doc: "how long trials that somebody other than the subject spoiled may be run again, as a part of the time that " +
-			"the plan takes; 0% never runs one again"}
+		Doc: "longest time for repeating trials that others than the subject spoiled, as a part of the planned time; 0%: " +
+			"never"}
 	precisionKnob = param.Setting{Name: "precision", Type: param.TypePart, Min: 0.001, Max: 1,
-		Doc: "half-width of intervals at which the run ends, as a part of the value, or of the baseline's value " +
-			"for a difference; when left out, `blocks` decides"}
+		Doc: "half-width of intervals at which the run ends, as a part of the value, or of the baseline's for a " +
+			"difference; when left out, `blocks` decides"}
 	untilKnob = param.Setting{Name: "until", Type: param.TypeDuration, Min: 1, Max: 7 * 24 * 3600,
-		Doc: "time after which no further block begins; with `precision` 30m when left out, and without it the run goes " +
-			"on until then"}
+		Doc: "time after which no further block begins; 30m when left out with `precision`; without `precision` the run " +
+			"goes on until then"}
 
 	wholeKnobs = []param.Setting{samplingKnob, statisticsKnob, repeatKnob, untilKnob}
 )

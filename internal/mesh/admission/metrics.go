@@ -14,8 +14,8 @@ var metrics = []measured.Metric{
 		Definition: metric.Definition{
 			Name: "admission_capacity_per_second", Unit: quantity.PerSecond, Rank: metric.RankCPU, Pool: metric.Mean,
 			Better: metric.Higher, Needs: measured.NeedCost, Headline: true, Family: "cpu",
-			How: "Reviews that ended in the window with a patch (and a certificate, where pods get one), per second " +
-				"of CPU time that the subject used: what one CPU would do.",
+			How: "Reviews that ended in the window with a patch (and a certificate, where pods get one), per second of " +
+				"the subject's CPU time.",
 			Clause: "reviews pods at {} with one CPU",
 		},
 		Value: func(m *measured.Measured) (float64, bool) {
@@ -29,8 +29,8 @@ var metrics = []measured.Metric{
 			Name: "admission_certificate_seconds", Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Merged,
 			Cost:   true,
 			Better: metric.Lower, Needs: measured.NeedWork, Headline: true,
-			How: "Time from the answer to a pod's review until the pod has its certificate, over a separate " +
-				"connection, with making its token and key: mean of the trial.",
+			How: "Mean time from the answer to a pod's review until the pod has its certificate, over a separate " +
+				"connection, including making its token and key.",
 		},
 		Value: measured.Seconds(histogramCertificate, measured.Mean),
 	},

@@ -21,19 +21,18 @@ const (
 // Settings are the load's settings in specs and on the command line.
 var Settings = []param.Setting{
 	{Name: modeKey, Type: param.TypeWord, Default: load.Open, Words: []string{load.Open, load.Closed},
-		Doc: "open: reviews start on an absolute schedule; closed: the next starts when an answer came"},
+		Doc: "open: reviews start on an absolute schedule; closed: the next starts after an answer"},
 	{Name: rateKey, Type: param.TypeNumber, Min: 0.1, Max: 100_000, Phrase: map[string]string{"": "at {} reviews/s"},
-		Doc: "reviews per second; of open loads, which need it"},
+		Doc: "reviews per second; required by open loads, which alone have it"},
 	{Name: arrivalsKey, Type: param.TypeWord, Default: string(pace.Poisson),
-		Words: []string{string(pace.Poisson), string(pace.Constant)}, Doc: "how the starts of an open load are spread"},
+		Words: []string{string(pace.Poisson), string(pace.Constant)}, Doc: "distribution of an open load's starts"},
 	{Name: atOnceKey, Type: param.TypeCount, Default: "16", Min: 1, Max: 250,
 		Phrase: map[string]string{"": "with {} reviews at once", "1": "one after the other"},
-		Doc: "reviews under way at once, at most, as streams of one connection over HTTP/2, which is what an API " +
-			"server has"},
+		Doc:    "reviews at once, at most, as streams of one HTTP/2 connection"},
 	{Name: timeoutKey, Type: param.TypeDuration, Default: "10s", Min: 0.001, Max: 30,
-		Doc: "time after which a review counts as failed; API servers wait for 10 s"},
+		Doc: "time after which a review counts as failed"},
 	{Name: drainKey, Type: param.TypeDuration, Default: "1s", Max: 600,
-		Doc: "time after the window in which answers are still waited for"},
+		Doc: "time after the window to wait for answers"},
 }
 
 // Options configures a Load.

@@ -16,38 +16,35 @@ import (
 // gateEnds trips when connections of proxies end.
 var gateEnds = &measured.Gate{
 	Name: "connections-ended", Breaks: []measured.Need{measured.Complete, measured.Connected}, Quiet: ledger.Subject,
-	Why: "proxies that connect again are told everything once more, which is no part of a change",
+	Why: "proxies that reconnect get everything again, which is no part of a change",
 }
 
 // Gates returns the load's gates besides the usual ones.
 func (guest) Gates() []*measured.Gate { return []*measured.Gate{gateEnds} }
 
-const ofChange = "Time of a change of one service's endpoints, from when the control plane is told of it "
+const ofChange = "From when the control plane gets a change of one service's endpoints "
 
 // metrics are the metrics of the load.
 var metrics = slices.Concat(
-	timed(histogramFirst, "", ofChange+"until the first of the proxies concerned has the response."),
-	timed(histogramMedian, "", "The same until half of them have it."),
-	timed(histogramLast, "has told all proxies of a change after {}", "The same until all of them have it."),
-	timed(histogramAnswered, "", "The same until all of them have acknowledged it."),
+	timed(histogramFirst, "", ofChange+"until the first of the proxies concerned has the response"),
+	timed(histogramMedian, "", "The same until half of them have it"),
+	timed(histogramLast, "has told all proxies of a change after {}", "The same until all of them have it"),
+	timed(histogramAnswered, "", "The same until all of them have acknowledged it"),
 	timed(histogramEffect, "has a change at work in a real Envoy after {}",
-		"The same, of a service that Envoys are told of, until "+
-			"a request through one was answered by the new endpoint; each Envoy counts."),
-	timed(histogramHalf, "", "Time from when the first of all proxies is told to connect until half of them "+
-		"have all that "+
-		"they ask for."),
-	timed(histogramRollout, "has told all proxies everything after {}", "The same until all of them do."),
+		"The same until a request through an Envoy is answered by the new endpoint, for a service that the Envoys use; "+
+			"each Envoy counts"),
+	timed(histogramHalf, "", "From when the first of all proxies is asked to connect until half of them have all "+
+		"that they ask for"),
+	timed(histogramRollout, "has told all proxies everything after {}", "The same until all of them do"),
 	timed(histogramChurn, "has told a tenth of the proxies everything after {}",
-		"Time from when the first of the proxies "+
-			"that come back is told to connect until all of them have all that they ask for."),
+		"From when the first of the returning proxies is asked to connect until all of these have all that they ask for"),
 	[]measured.Metric{
 		{
 			Definition: metric.Definition{
 				Name: "fleet_cpu_seconds", Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Mean, Cost: true,
 				Better: metric.Lower, Needs: measured.NeedCost, Headline: true, Family: "fleet",
 				Clause: "uses {} of CPU time for it",
-				How: "CPU time of the subject, the control plane, for a change, a rollout, or a tenth that comes back: all that " +
-					"it used in the window, over their number.",
+				How:    "CPU time of the subject (the control plane) in the window, per change, rollout or returning tenth.",
 			},
 			Value: measured.Per(func(m *measured.Measured) (float64, bool) { return m.RoleRate(kind.Subject) }, pieceRate),
 		},
@@ -55,8 +52,8 @@ var metrics = slices.Concat(
 			Definition: metric.Definition{
 				Name: "fleet_bytes", Unit: quantity.Bytes, Rank: metric.RankOther, Pool: metric.Mean, Cost: true,
 				Better: metric.Lower, Needs: measured.NeedWorkCount, Family: "fleet", Clause: "sends {} of resources",
-				How: "Bytes of resources sent to all proxies for a change, a rollout, or a tenth that comes back, " +
-					"without protocol and encryption.",
+				How: "Bytes of resources sent to all proxies per change, rollout or returning tenth, without protocol and " +
+					"encryption.",
 			},
 			Value: func(m *measured.Measured) (float64, bool) {
 				n, ok := pieces(m)
@@ -100,7 +97,7 @@ func timed(histogram, clause, how string) []measured.Metric {
 		return d
 	}
 	return []measured.Metric{
-		of("_seconds", how+" Mean of all of the trial.", measured.Mean),
-		of("_max_seconds", "The same: the longest.", measured.Longest),
+		of("_seconds", how+": mean.", measured.Mean),
+		of("_max_seconds", how+": maximum.", measured.Longest),
 	}
 }

@@ -35,7 +35,7 @@ const certificatesKey = "certificates"
 var settings = []param.Setting{
 	{Name: certificatesKey, Type: param.TypeSwitch, Default: "false",
 		Phrase: map[string]string{"true": "which issues their certificates"},
-		Doc:    "each pod gets a certificate from the same process, by a token of its service account"},
+		Doc:    "each pod gets a certificate from this process, by its service account's token"},
 }
 
 // pods is the configuration of the webhook.

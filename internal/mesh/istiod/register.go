@@ -61,11 +61,10 @@ var settings = []param.Setting{
 		Doc: "endpoints of each service"},
 	{Name: debounceKey, Type: param.TypeDuration, Default: "100ms", Max: 60,
 		Phrase: map[string]string{"": "with a debounce time of {}"},
-		Doc: "time for which istiod waits for more changes before it pushes one (PILOT_DEBOUNCE_AFTER; Istio's " +
-			"own: 100ms)"},
+		Doc:    "time that istiod waits for more changes before it pushes one (PILOT_DEBOUNCE_AFTER)"},
 	{Name: behindKey, Type: param.TypeText, Reach: param.ReachAddress,
-		Doc: "further services, with somebody behind them, that do not change: ADDRESS=ENDPOINT, with a comma between, " +
-			"such as 10.96.0.1:80=127.0.0.1:8080"},
+		Doc: "further services that are served and do not change: ADDRESS=ENDPOINT, separated by commas, such as " +
+			"10.96.0.1:80=127.0.0.1:8080"},
 }
 
 // Check refuses invalid further services.

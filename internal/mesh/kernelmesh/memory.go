@@ -18,17 +18,17 @@ var memoryMetrics = []measured.Metric{
 			Name: "map_charged_share", Unit: quantity.Part, Rank: metric.RankMemory, Pool: metric.Mean,
 			Family: "map",
 			Needs:  measured.NeedMemory,
-			How: "Part of the bytes of the subject's maps that the kernel charges to the subject's own control group. Here " +
-				"and below, only in experiments in which an arm has `services`.",
+			How: "Part of the bytes of the subject's maps that the kernel charges to the subject's own control group." +
+				ifAsked,
 		},
 		Value: asked(mapCharged),
 	},
 	declaredBytes("map_declared_bytes", false,
-		"The same maps, each once, by the entries that they were made for: entries x (key + value), in pages, as "+
-			"Linux 5.11 to 6.3 reports every map."),
+		"The same maps, each once, by declared entries x (key + value), in pages, as Linux 5.11 to 6.3 reports every "+
+			"map."),
 	declaredBytes("map_by_program_bytes", true,
-		"The same, each map once for every program that uses it: what the sum over a list of programs with the "+
-			"memory of their maps comes to."),
+		"The same, each map once for every program that uses it, as a sum over a list of programs with their maps has "+
+			"it."),
 	before("map", "map_before_bytes", "map_bytes", (*measured.Measured).MapBytes),
 	after("map", "map_after_bytes", "map_bytes", "`map_bytes`"+left, (*measured.Measured).MapBytes),
 	before("memory", "memory_kernel_before_bytes", "memory_kernel_bytes", measured.Memory(measured.KernelMemory)),
@@ -42,7 +42,7 @@ func declaredBytes(name string, byProgram bool, how string) measured.Metric {
 	return measured.Metric{
 		Definition: metric.Definition{
 			Name: name, Unit: quantity.Bytes, Rank: metric.RankMemory, Pool: metric.Mean, Cost: true, Better: metric.Lower,
-			Needs: measured.NeedMemory, Family: "map", How: how + measured.NoSubject,
+			Needs: measured.NeedMemory, Family: "map", How: how + ifAsked + measured.NoSubject,
 		},
 		Value: asked(func(m *measured.Measured) (float64, bool) { return mapDeclared(m, byProgram) }),
 	}
@@ -67,12 +67,15 @@ func asked(value func(*measured.Measured) (float64, bool)) func(*measured.Measur
 	}
 }
 
+// ifAsked ends the description of what asked returns.
+const ifAsked = " Only in experiments in which an arm has `services`."
+
 // left is when the readings after the load are taken.
-const left = " after the load had ended and the subject was left with `then-services` services"
+const left = " after the load, with `then-services` services left"
 
 // before returns a metric like another, but for the reading before the load.
 func before(family, name, of string, value func(*measured.Measured) (float64, bool)) measured.Metric {
-	m := further(family, name, readingBefore, "`"+of+"` before the load began", value)
+	m := further(family, name, readingBefore, "`"+of+"` before the load; absent without `then-services`", value)
 	m.Before = of
 	return m
 }

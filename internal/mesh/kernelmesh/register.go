@@ -46,7 +46,7 @@ const xdsKey = "xds"
 
 var xdsSetting = param.Setting{
 	Name: xdsKey, Type: param.TypeText, Reach: param.ReachNothing,
-	Doc: "application of kind `mesh` or `istiod` that says what the services are, instead of a file of services",
+	Doc: "application of kind `mesh` or `istiod` that provides the services, instead of a file",
 }
 
 // The settings of a control plane that a trial starts for the data plane. The process gets its address.
@@ -61,12 +61,11 @@ const underIstio = "istiod"
 var controlSettings = []param.Setting{
 	{
 		Name: controlKey, Type: param.TypeWord, Words: []string{underIstio},
-		Doc: "control plane that is started for it, a component of the subject, in place of a file of services; " +
-			"none when left out",
+		Doc: "control plane started as a component of the subject, instead of a file of services; none when left out",
 	},
 	{
 		Name: optionalKey, Type: param.TypeSwitch,
-		Doc: "true: where the control plane is not installed, the run goes on without the arm",
+		Doc: "whether the run goes on without the arm where the control plane is not installed",
 	},
 }
 

@@ -23,8 +23,8 @@ var servicesSettings = []param.Setting{
 	{
 		Name: servicesKey, Type: param.TypeCount, Min: 1, Max: 1_000_000,
 		Phrase: map[string]string{"": "with {} services", "1": "with one service"},
-		Doc: "services in all: those of the applications, and as many more as it takes, with endpoints that nobody " +
-			"listens on; as many as there are applications when left out",
+		Doc: "services in all: those of the applications, the others with endpoints without a listener; only the " +
+			"applications' when left out",
 	},
 	{
 		Name: endpointsKey, Type: param.TypeCount, Min: 1, Max: maxEach,
@@ -32,18 +32,16 @@ var servicesSettings = []param.Setting{
 	},
 	{
 		Name: protocolKey, Type: param.TypeWord, Words: []string{"tcp", "udp"},
-		Doc: "protocol of these others: `udp` for a load of kind `connect`, and then their endpoints are loopback " +
-			"addresses; `tcp` when left out",
+		Doc: "protocol of these others: `udp`, with loopback endpoints, for a load of kind `connect`; `tcp` when left out",
 	},
 	{
 		Name: thenKey, Type: param.TypeCount, Min: 1, Max: 1_000_000,
-		Doc: "services that are left when the load has ended: the subject reads its services again. Memory is then read " +
-			"twice more, before the load began and after this",
+		Doc: "services left after the load, when the subject reads its services again; memory is also read before the " +
+			"load and after this",
 	},
 	{
 		Name: fitKey, Type: param.TypeSwitch,
-		Doc: "true: maps for exactly the services and endpoints that there are, instead of `max-services` and " +
-			"`max-endpoints`",
+		Doc: "maps for exactly the services and endpoints that exist, instead of `max-services` and `max-endpoints`",
 	},
 }
 

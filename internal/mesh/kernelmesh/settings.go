@@ -8,31 +8,28 @@ import (
 // Settings are the data plane's settings in specs and on the command line.
 var Settings = []param.Setting{
 	{Name: "store", Type: param.TypeText, Reach: param.ReachNothing,
-		Doc: "design of the store that holds its configuration, as under `subject: store`; " +
-			"its own choice when left out"},
+		Doc: "design of its configuration store, as of `subject: store`"},
 	{Name: "fail", Type: param.TypeWord, Words: Fails,
-		Doc: "what becomes of connections before its first configuration; its own choice when left out"},
+		Doc: "what happens to connections before its first configuration"},
 	{Name: "peer", Type: param.TypeWord, Words: Peers,
-		Doc: "what applications see as the peer of a connection; its own choice when left out"},
+		Doc: "what applications see as the peer of a connection"},
 	{Name: "work", Type: param.TypeWord, Words: Works(),
-		Doc: "what its process does by itself between the edges: replace configuration as fast as it goes, or time " +
-			"the changes that a control plane pushes; nothing when left out"},
+		Doc: "what its process does during a trial: replace configuration as fast as it can, or time the changes that a " +
+			"control plane pushes; nothing when left out"},
 	{Name: "steps", Type: param.TypeCount, Default: "0", Max: MaxSteps,
 		Phrase: map[string]string{"": "with {} extra steps in each program"},
 		Doc:    "extra steps in each run of its connect programs: a planted weight"},
 	{Name: "sockops-steps", Type: param.TypeCount, Default: "0", Max: MaxSteps, Doc: "the same in its sockops program"},
 	{Name: nodeKey, Type: param.TypeText, Reach: param.ReachNothing,
-		Doc: "id by which a control plane knows it, such as istiod's sidecar~IP~NAME.NAMESPACE~DOMAIN; " +
-			"its own choice when left out"},
+		Doc: "its id for a control plane, such as istiod's sidecar~IP~NAME.NAMESPACE~DOMAIN"},
 	{Name: metadataKey, Type: param.TypeText, Reach: param.ReachNothing,
-		Doc: "what else a control plane is told of it: NAME=VALUE, with a comma between, such as ISTIO_VERSION=1.31.1"},
+		Doc: "its metadata for a control plane: NAME=VALUE, separated by commas, such as ISTIO_VERSION=1.31.1"},
 	{Name: variantKey, Type: param.TypeWord, Words: Variants,
-		Doc: "variant of the protocol by which it asks a control plane: deltas, or the whole state of a kind each " +
-			"time; deltas when left out"},
+		Doc: "variant of xDS: deltas, or the whole state of a kind each time; deltas when left out"},
 	{Name: "max-services", Type: param.TypeCount, Min: 1, Max: maxServices,
-		Doc: "services that its maps hold; its own choice when left out"},
+		Doc: "services that its maps hold"},
 	{Name: "max-endpoints", Type: param.TypeCount, Min: 1, Max: maxEndpoints,
-		Doc: "endpoints that its maps hold; its own choice when left out"},
+		Doc: "endpoints that its maps hold"},
 }
 
 // OptionsOf converts settings to options. It returns an error for an unknown store.

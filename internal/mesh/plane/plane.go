@@ -62,35 +62,34 @@ var settings = []param.Setting{
 		Doc:    "services of the mesh; proxy i serves service i modulo their number"},
 	{Name: callsKey, Type: param.TypeCount, Default: "10", Max: fleet.MaxServices,
 		Phrase: map[string]string{"0": "where each is told of all services"},
-		Doc:    "services that each proxy may call, and is told of; 0: all of them are told to everybody"},
+		Doc:    "services that each proxy may call and gets; 0: every proxy gets all"},
 	{Name: mtlsKey, Type: param.TypeSwitch, Default: "false",
 		Phrase: map[string]string{"true": "with mutual TLS"},
-		Doc:    "proxies connect by certificates, and are told theirs"},
+		Doc:    "proxies connect by certificates, which they also get"},
 	{Name: programKey, Type: param.TypeWord, Default: programTare,
 		Words:  []string{programTare, programSnapshot, programIstiod},
 		Phrase: map[string]string{programSnapshot: "by go-control-plane's snapshot cache", programIstiod: "by istiod"},
-		Doc: "Tare's; go-control-plane's snapshot cache and server with the same resources; or Istio's, with a " +
-			"ServiceEntry for each service and a Sidecar for the proxies of one. Only Tare's has certificates " +
-			"here"},
+		Doc: "Tare's; go-control-plane's snapshot cache and server; or Istio's, with a ServiceEntry for each service and " +
+			"a Sidecar for its proxies. Only Tare's has certificates here"},
 	{Name: debounceKey, Type: param.TypeDuration, Default: "100ms", Max: 60,
-		Doc: "of istiod: time for which it waits for more changes before it pushes one (PILOT_DEBOUNCE_AFTER)"},
+		Doc: "of istiod: time that it waits for more changes before it pushes one (PILOT_DEBOUNCE_AFTER)"},
 	{Name: admitsKey, Type: param.TypeCount, Default: "1000", Max: 1_000_000,
-		Doc: "of istiod: connections that it lets in per second (PILOT_MAX_REQUESTS_PER_SECOND); 0: as many as it does by " +
-			"default, 25 with two CPUs"},
+		Doc: "of istiod: connections accepted per second (PILOT_MAX_REQUESTS_PER_SECOND); 0: its own default, 25 with two " +
+			"CPUs"},
 	{Name: optionalKey, Type: param.TypeSwitch, Default: "false",
-		Doc: "true: where istiod or Envoy is needed and not installed, the run goes on without the arm and says so"},
+		Doc: "whether the run goes on without the arm where istiod or Envoy is needed and not installed"},
 	{Name: proxiesKey, Type: param.TypeCount, Default: "0", Max: fleet.MaxProxies,
 		Doc: "proxies of the mesh; 0: as many as the load has"},
 	{Name: envoysKey, Type: param.TypeCount, Default: "0", Max: 20,
 		Phrase: map[string]string{"": "with {} Envoys", "1": "with one Envoy", "0": ""},
-		Doc: "real Envoys beside the light proxies: every fourth change is of a service that they call, whose " +
-			"endpoint alternates between the first two applications of kind http; their `body` must differ"},
+		Doc: "real Envoys beside the light proxies: every fourth change moves a service that they call between the first " +
+			"two applications of kind http, whose `body` must differ"},
 	{Name: envoyKey, Type: param.TypeText, Reach: param.ReachCommand, Default: "envoy",
-		Doc: "their program, by its path or by a name on the PATH"},
+		Doc: "their program: a path, or a name on the PATH"},
 	{Name: effectKey, Type: param.TypeText, Reach: param.ReachAddress,
-		Doc: "these applications, ADDRESS=BODY,ADDRESS=BODY; an experiment says it"},
+		Doc: "these applications, ADDRESS=BODY,ADDRESS=BODY; set by an experiment"},
 	{Name: credentialsKey, Type: param.TypeText, Reach: param.ReachFile,
-		Doc: "directory for what proxies connect by; an experiment makes its own"},
+		Doc: "directory of the proxies' credentials; an experiment makes one"},
 }
 
 // guest implements the subject for the engine.

@@ -16,28 +16,26 @@ import (
 // The ends of what is timed, as worded in metrics.
 const (
 	inMaps      = "until programs find all of it in the maps"
-	inProgram   = "until a new connection to each service that was changed gets an endpoint that came by it"
-	fromSending = ", from when the response is encoded and about to be handed to the transport"
+	inProgram   = "until a new connection to each changed service gets an endpoint that came with it"
+	fromSending = "From the end of `push_sent` until the data plane (`work: push`) "
 )
 
 // metrics are the metrics of changes from a control plane, of the load and of a subject that times them.
 var metrics = slices.Concat(
-	pushed(Whole, "Time of a change of one service, or of all at once, from when the control plane is told "+
-		inProgram+"."),
-	pushed(Sent, "The control plane's own part: until the response is encoded and about to be handed to the "+
-		"transport. Left out, as all that begins then, where the control plane does not report it."),
-	pushed(Received, "Time of a change"+fromSending+", until the whole of it has come to the data plane as a message. "+
-		"Told by the data plane (`work: push`), as the next three."),
-	pushed(Decoded, "The same until it is read and checked."),
-	pushed(Visible, "The same "+inMaps+"."),
-	pushed(Acked, "The same until its acknowledgement is handed to the transport."),
-	pushed(Usable, "The same "+inProgram+". Told by the load, which tries again and again: it is too long by up to "+
-		"`push_gap`."),
-	pushed(Gap, "Time between the try at which a change was seen and the one before, at which it was not."),
+	pushed(Whole, "From when the control plane gets a change of one service, or of all at once, "+
+		inProgram),
+	pushed(Sent, "The control plane's part of `push`, until the response is encoded and about to be handed to the "+
+		"transport (absent, with all that begin there, where the control plane does not report it)"),
+	pushed(Received, fromSending+"has the whole of it as a message"),
+	pushed(Decoded, fromSending+"has read and checked it"),
+	pushed(Visible, "From the end of `push_sent` "+inMaps+", by the data plane (`work: push`)"),
+	pushed(Acked, fromSending+"hands its acknowledgement to the transport"),
+	pushed(Usable, "From the end of `push_sent` "+inProgram+", by the load: too long by up to `push_gap`"),
+	pushed(Gap, "Between the try that showed a change and the one before, which did not"),
 	[]measured.Metric{
-		tried("push_refused_ratio", Refused, "Connections that were refused, of those that the load `push` tried while a "+
-			"change was under way: moments in which a service has no endpoint."),
-		tried("push_wrong_ratio", Wrong, "The same for connections that got what is no endpoint of their service."),
+		tried("push_refused_ratio", Refused, "Connections refused, of those that the load `push` tried while a change "+
+			"was under way: a service had no endpoint."),
+		tried("push_wrong_ratio", Wrong, "Connections that reached no endpoint of their service, of the same."),
 	},
 )
 
@@ -88,14 +86,14 @@ func pushed(histogram, how string) []measured.Metric {
 			},
 		}
 	}
-	all := []measured.Metric{of("", how+" Mean of all changes of the trial.", measured.Mean)}
+	all := []measured.Metric{of("", how+": mean.", measured.Mean)}
 	for _, q := range []struct {
 		name string
 		q    float64
 	}{{"p50", 0.5}, {"p90", 0.9}, {"p99", 0.99}, {"p999", 0.999}} {
-		how := fmt.Sprintf("The same: %s quantile; left out when fewer than %g changes lie beyond it.",
-			q.name, stats.MinBeyond(q.q))
+		how := fmt.Sprintf("%s: %s quantile; left out when fewer than %g changes lie beyond it.",
+			how, q.name, stats.MinBeyond(q.q))
 		all = append(all, of("_"+q.name, how, measured.Quantile(q.q)))
 	}
-	return append(all, of("_max", "The same: the longest.", measured.Longest))
+	return append(all, of("_max", how+": maximum.", measured.Longest))
 }

@@ -9,12 +9,12 @@ import (
 var Settings = []param.Setting{
 	{Name: "what", Type: param.TypeWord, Default: One, Words: Whats,
 		Phrase: map[string]string{One: "of one service", All: "of all services at once"},
-		Doc:    "what a change is of: one service, by chance, or all at once"},
+		Doc:    "what a change is of: one random service, or all at once"},
 	{Name: "interval", Type: param.TypeDuration, Default: DefaultInterval.String(),
 		Min: MinInterval.Seconds(), Max: MaxInterval.Seconds(),
-		Doc: "time between two connections while a change is not seen yet"},
+		Doc: "time between two connections until a change is seen"},
 	{Name: "pause", Type: param.TypeDuration, Default: DefaultPause.String(), Max: 60,
-		Doc: "time from one change to the next, half to one and a half times as long by chance"},
+		Doc: "time from one change to the next, times a random 0.5 to 1.5"},
 }
 
 // meshKey is the name of the setting that an experiment sets.

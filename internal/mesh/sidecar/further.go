@@ -44,27 +44,25 @@ const (
 var meshSettings = []param.Setting{
 	{Name: settingServices, Type: param.TypeCount, Default: "1", Min: 1, Max: maxServices,
 		Phrase: map[string]string{"": "with {} services", "1": "with one service"},
-		Doc: "services of the mesh: those of the applications, and as many more as it takes, which nobody calls and nobody " +
-			"serves"},
+		Doc:    "services of the mesh: those of the applications, the others neither called nor served"},
 	{Name: settingDiscovery, Type: param.TypeWord, Default: DiscoveryPolicy,
 		Words: []string{DiscoveryPolicy, DiscoveryPermissive},
 		Phrase: map[string]string{
 			"policy": "with discovery by policy", "permissive": "with permissive discovery",
 		},
-		Doc: "which services a proxy knows: those that it may call (`policy`), or all (`permissive`), each with a " +
-			"listener at its own loopback address beside the client, and an upstream, with mutual TLS where " +
-			"`mtls` says so"},
+		Doc: "services that a proxy knows: those that it may call (`policy`), or all (`permissive`), each with an " +
+			"upstream and, beside the client, a listener at a separate loopback address"},
 	{Name: settingThen, Type: param.TypeCount, Min: 1, Max: maxServices,
-		Doc: "services that are left when the load has ended, of proxies that a control plane configures; memory " +
-			"is read again once they have forgotten the others"},
+		Doc: "services left after the load, of proxies that a control plane configures; memory is read again once the " +
+			"others are gone"},
 	{Name: settingRules, Type: param.TypeCount, Default: "0", Max: maxRules,
 		Phrase: map[string]string{"": "with {} access rules", "1": "with one access rule", "0": "without access rules"},
-		Doc: "access rules of each application, checked by the server's proxy for every request: each lets one " +
-			"identity call, and the client's is the last. 0: the proxy's own default"},
+		Doc: "access rules of each application, which the server's proxy checks for every request; each allows one " +
+			"identity, the last one the client's. 0: the proxy's default"},
 	{Name: settingLife, Type: param.TypeDuration, Min: 1, Max: 86400,
 		Phrase: map[string]string{"": "with certificates that end after {}"},
-		Doc: "life of certificates, of proxies that a control plane configures: each is replaced when half of it is over. " +
-			"An hour when left out"},
+		Doc: "life of certificates, of proxies that a control plane configures; replaced at half of it. An hour when left " +
+			"out"},
 }
 
 // Rules returns the number of access rules in the options.

@@ -15,8 +15,8 @@ var metrics = []measured.Metric{{
 		Name: "memory_hard_fewer_bytes", Unit: quantity.Bytes, Rank: metric.RankMemory, Pool: metric.Mean, Cost: true,
 		Better: metric.Lower, Needs: measured.NeedRest, Family: "memory_fewer", Headline: true,
 		Clause: "still holds {} of hard memory after services have gone",
-		How: "`memory_hard_bytes` of sidecar proxies and their control plane after the load had ended and the " +
-			"mesh was left with `then-services` services. Left out without that setting.",
+		How: "`memory_hard_bytes` of sidecar proxies and their control plane after the load, with `then-services` " +
+			"services left. Absent without that setting.",
 	},
 	Value: func(m *measured.Measured) (float64, bool) {
 		hard, fewer := afterwards(m)

@@ -197,36 +197,34 @@ const (
 var commonSettings = []param.Setting{
 	{Name: settingHops, Type: param.TypeCount, Default: "2", Max: 2,
 		Phrase: map[string]string{"0": "through no proxy", "1": "through one proxy", "2": "through two proxies"},
-		Doc: "proxies between a load and an application: 2, the client's and the server's; 1, the server's alone, as of an " +
-			"ingress; 0, none"},
+		Doc:    "proxies between a load and an application: 2, the client's and the server's; 1, the server's; 0, none"},
 	{Name: settingMTLS, Type: param.TypeSwitch, Default: "true",
 		Phrase: map[string]string{"true": "with mTLS", "false": "without mTLS"},
-		Doc: "whether the two proxies use mutual TLS, and the server's accepts nothing else; no effect with fewer " +
-			"than two proxies"},
+		Doc:    "whether the two proxies use mutual TLS, and the server's nothing else; no effect with fewer than two"},
 	{Name: settingWorkers, Type: param.TypeCount, Default: "1", Min: 1, Max: 256,
 		Phrase: map[string]string{"": "with {} workers", "1": "with one worker"},
 		Doc:    "threads or processes of each proxy that carry requests"},
 	{Name: settingProtocol, Type: param.TypeWord, Default: ProtocolHTTP,
 		Words:  []string{ProtocolHTTP, ProtocolHTTP2, ProtocolGRPC, ProtocolTCP},
 		Phrase: map[string]string{"http": "over HTTP/1.1", "http2": "over HTTP/2", "grpc": "over gRPC", "tcp": "over TCP"},
-		Doc: "what the proxies understand: requests of HTTP/1.1, of HTTP/2 or of gRPC, which share connections that are " +
-			"kept open, or bytes of TCP"},
+		Doc: "what the proxies understand: requests of HTTP/1.1, HTTP/2 or gRPC, over shared kept connections, or bytes " +
+			"of TCP"},
 	{Name: settingConnections, Type: param.TypeCount, Default: "4096", Min: 1, Max: 100_000,
-		Doc: "connections that each proxy is configured to carry at once: some proxies set memory aside for them"},
+		Doc: "connections that each proxy is configured for; some proxies reserve memory for them"},
 	{Name: settingNetwork, Type: param.TypeWord, Default: hostNetwork, Words: []string{hostNetwork, podNetwork},
-		Doc: "where all of it is: on this machine's loopback interface (`host`), or in two network namespaces, of " +
-			"the loads and of the applications, joined by a veth pair (`pods`)"},
+		Doc: "`host`: all on this machine's loopback interface; `pods`: loads and applications in two network namespaces, " +
+			"joined by a veth pair"},
 	{Name: settingRedirect, Type: param.TypeWord, Default: redirect.Explicit, Words: redirect.Ways,
 		Phrase: map[string]string{"": "redirected by {}", redirect.Explicit: "by explicit address"},
-		Doc: "how connections reach the proxies: addressed to them (`explicit`), or redirected: by nf_tables rules " +
-			"as iptables makes them (`iptables`), with transparent proxying in the applications' pod " +
-			"(`tproxy`), or by eBPF programs (`ebpf`); all but the first need `network: pods`"},
+		Doc: "how connections reach the proxies: `explicit`, addressed to them; or redirected, which needs `network: " +
+			"pods`: `iptables`, by nf_tables rules as iptables makes them; `tproxy`, the same with transparent proxying in " +
+			"the applications' pod; `ebpf`, by eBPF programs"},
 	{Name: settingReady, Type: param.TypeDuration, Default: "30s", Min: 0.1, Max: 600,
-		Doc: "time from the start of the proxies in which a request must have gone through all of them"},
+		Doc: "time from the proxies' start in which a request must pass all of them"},
 	{Name: settingProgram, Type: param.TypeText, Reach: param.ReachCommand,
-		Doc: "the proxy's program, by its path or by a name on the PATH; its usual name when left out"},
+		Doc: "the proxy's program: a path, or a name on the PATH; its usual name when left out"},
 	{Name: settingOptional, Type: param.TypeSwitch, Default: "false",
-		Doc: "true: where its program is not installed, the run goes on without the arm and says so"},
+		Doc: "whether the run goes on without the arm where its program is not installed"},
 }
 
 // Values of the setting network.

@@ -16,44 +16,43 @@ var metrics = []measured.Metric{
 			Name: "flush_seconds", Unit: quantity.Seconds, Rank: metric.RankWork, Pool: metric.Merged, Cost: true,
 			Family: "flush",
 			Better: metric.Lower, Needs: measured.NeedWork, Headline: true,
-			How: "Time of one flush of a `store`, a change of one resource, until programs find it and the store is " +
-				"ready for the next. Mean of all that began in the window.",
+			How: "From the start of a flush of a `store`, a change of one resource that began in the window, until " +
+				"programs find it and the store is ready for the next: mean.",
 		},
 		Value: perFlush(FlushSeconds),
 	},
 	flushTime(0.5, "p50"),
 	flushTime(0.99, "p99"),
 	counted("records_per_flush", "per flush", metric.Neither, Records,
-		"Records that a flush writes, as the design counts its own."),
+		"Records that a flush writes, as the design counts them."),
 	counted("map_updates_per_flush", "per flush", metric.Lower, Updates,
-		"Elements of maps that a flush updates by system call."),
+		"Map elements that a flush updates by system call."),
 	counted("map_deletes_per_flush", "per flush", metric.Lower, Deletes,
-		"Elements of maps that a flush deletes by system call."),
+		"Map elements that a flush deletes by system call."),
 	counted("syscalls_per_flush", "per flush", metric.Lower, Syscalls,
-		"System calls of a flush, also those that only read."),
+		"System calls of a flush, reads included."),
 	counted("grace_periods_per_flush", "per flush", metric.Lower, GracePeriods,
-		"Waits for readers (RCU grace periods) in which a flush stands still."),
+		"RCU grace periods that a flush waits for."),
 	counted("bytes_per_flush", quantity.Bytes+" per flush", metric.Lower, WorkBytes,
-		"Bytes, keys and values, that a flush hands to the kernel or stores into mapped memory."),
+		"Bytes of keys and values that a flush hands to the kernel or stores into mapped memory."),
 	timed(metric.Definition{
 		Name: "lookup_seconds", Rank: metric.RankWork, Family: "lookup", Headline: true,
-		How: "Time of one lookup of a service by a program in the kernel (BPF_PROG_TEST_RUN), in a store that does " +
-			"not change: mean over 1,000 runs with one service, and of the middle half of such calls with random " +
-			"services. Running the program and reading the question are included, alike for all designs.",
+		How: "Time of one lookup of a service by a program in the kernel (BPF_PROG_TEST_RUN), with running the program " +
+			"and reading the question, in a store that does not change. A call is the mean of 1,000 runs with one " +
+			"random service; this is the mean of the middle half of the calls.",
 	}, measured.WorkCount(LookupMiddle)),
 	timed(metric.Definition{
 		Name: "lookup_first_seconds", Rank: metric.RankWork, Family: "lookup",
 		How: "Time of the first lookup of a random service after many others, with cache misses and one call into the " +
-			"kernel. Mean of the middle half.",
+			"kernel; mean of the middle half.",
 	}, measured.WorkCount(LookupFirst)),
 	timed(metric.Definition{
 		Name: "store_open_seconds", Rank: metric.RankOther, Family: "store",
-		How: "Time to open a `store`, empty. `start_seconds` has this too, with the start of the process and what comes " +
-			"next.",
+		How: "Time to open an empty `store`; `start_seconds` includes it.",
 	}, measured.WorkCount(OpenSeconds)),
 	timed(metric.Definition{
 		Name: "store_fill_seconds", Rank: metric.RankOther, Family: "store",
-		How: "Time to put all `services` into the empty store, as one change. Left out where there are none.",
+		How: "Time to put all `services` into the empty store, as one change. Absent without services.",
 	}, fillSeconds),
 }
 
@@ -88,7 +87,9 @@ func flushTime(q float64, quantile string) measured.Metric {
 		Definition: metric.Definition{
 			Name: "flush_" + quantile + "_seconds", Unit: quantity.Seconds, Rank: metric.RankWork, Pool: metric.Merged,
 			Better: metric.Lower, Needs: measured.NeedWork, Family: "flush",
-			How: fmt.Sprintf("The same: %s quantile of all flushes of the trial. Left out when fewer than %g lie beyond it.",
+			How: fmt.Sprintf("From the start of a flush of a `store`, a change of one resource that began in the window, "+
+				"until programs find it and the store is ready for the next: %s quantile. Left out when fewer than %g lie "+
+				"beyond it.",
 				quantile, stats.MinBeyond(q)),
 		},
 		Value: func(m *measured.Measured) (float64, bool) {

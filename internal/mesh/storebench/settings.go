@@ -14,24 +14,23 @@ var Settings = []param.Setting{
 		Doc: "design, or design:variant: `naive`, `pooled` (`ahead`, `background`, `ondemand`), " +
 			"`sized` (`replace`, `ordered`), `value`, `snapshot`"},
 	{Name: "resource", Type: param.TypeWord, Default: Cluster, Words: Resources, Phrase: map[string]string{"": "for a {}"},
-		Doc: "what is flushed: a cluster of 10 localities with one endpoint each and circuit breakers, " +
-			"or a listener with 5 filter chains"},
+		Doc: "what is flushed: a cluster of 10 localities with one endpoint each and circuit breakers, or a listener of 5 " +
+			"filter chains"},
 	{Name: "operation", Type: param.TypeWord, Default: Replace, Words: Operations, Phrase: flushed,
-		Doc: "what a flush does with it; " +
-			"`lookup`: no flush at all, but questions for the services by a program in the kernel"},
+		Doc: "what a flush does with it; `lookup`: no flush, but lookups of the services by a program in the kernel"},
 	{Name: "from", Type: param.TypeWord, Default: Struct, Words: Forms, Phrase: decoded,
-		Doc: "the form in which a change comes: decoded, or as an xDS resource on the wire"},
+		Doc: "form of a change: decoded, or an xDS resource on the wire"},
 	{Name: "services", Type: param.TypeCount, Min: 1, Max: MaxServices,
 		Phrase: map[string]string{"": "with {} services", "1": "with one service"},
 		Doc:    "services in the store beside what is flushed, each a cluster and a listener; none when left out"},
 	{Name: "endpoints", Type: param.TypeCount, Min: 1, Max: MaxEndpoints,
 		Doc: "endpoints of each of these services; 20 when left out"},
 	{Name: "max-clusters", Type: param.TypeCount, Min: 1, Max: 1 << 20,
-		Doc: "clusters that the store is made for; the store's own choice when left out"},
+		Doc: "clusters that the store is made for"},
 	{Name: "max-listeners", Type: param.TypeCount, Min: 1, Max: 1 << 20,
-		Doc: "listeners that the store is made for, likewise"},
+		Doc: "listeners that the store is made for"},
 	{Name: "max-endpoints", Type: param.TypeCount, Min: 1, Max: 1 << 24,
-		Doc: "endpoints of all clusters that the store is made for, likewise"},
+		Doc: "endpoints of all clusters that the store is made for"},
 }
 
 // OptionsOf converts settings to options. It returns an error if settings contradict each other, or for an unknown

@@ -49,21 +49,20 @@ const (
 // settings are the subject's own settings, to which init adds the known runtimes and the settings of each.
 var settings = []param.Setting{
 	{Name: settingRuntime, Type: param.TypeText, Reach: param.ReachCommand, Default: "runc", Known: []string{none},
-		Doc: "runtime that the application runs in, by its path or its name: `none` (it runs plainly, and is " +
-			"measured alike)"},
+		Doc: "runtime of the application, by path or name: `none` (no sandbox)"},
 	{Name: settingMemory, Type: param.TypeBytes, Min: 16 << 20,
-		Doc: "memory limit of the sandbox, as its bundle has it; of a virtual machine, its size"},
+		Doc: "memory limit in the sandbox's bundle; of a virtual machine, its size"},
 	{Name: settingOnly, Type: param.TypeSwitch, Default: "true",
-		Doc: "of virtual machines: whether all of it is in the control group of the pod, or only what runs its " +
-			"CPUs (`microvm`: annotation `io.tare.microvm.sandbox_cgroup_only`)"},
+		Doc: "of virtual machines: whether all of it is in the pod's control group; false: only what runs its CPUs " +
+			"(`microvm`: annotation `io.tare.microvm.sandbox_cgroup_only`)"},
 	{Name: settingNetwork, Type: param.TypeWord, Default: ownNetwork, Words: []string{ownNetwork, hostNetwork},
-		Doc: "network of the sandbox: a separate namespace, joined by a veth pair to an application that a load " +
-			"goes to, or this machine's"},
+		Doc: "network of the sandbox: a separate namespace, with a veth pair to an application that a load goes to, or " +
+			"this machine's"},
 	{Name: settingReady, Type: param.TypeDuration, Default: role.ReadyTimeout.String(), Min: 1, Max: 3600,
-		Doc: "time from a sandbox's launch in which what is in it must be ready; a virtual machine may take as " +
-			"long to boot, and a minute at least"},
+		Doc: "time from a sandbox's launch in which its content must be ready; a virtual machine may boot as long, and at " +
+			"least a minute"},
 	{Name: settingOptional, Type: param.TypeSwitch, Default: "false",
-		Doc: "whether the run goes on without the arm where the runtime is not installed or does not work on this machine"},
+		Doc: "whether the run goes on without the arm where the runtime is not installed or does not work"},
 }
 
 func init() {

@@ -51,8 +51,8 @@ var startAndStop = []measured.Metric{{
 	Definition: metric.Definition{
 		Name: "sandbox_start_seconds", Unit: quantity.Seconds, Rank: metric.RankWork, Pool: metric.Mean, Better: metric.Lower,
 		Needs: measured.NeedRest, Family: "sandbox_start", Clause: "starts a sandbox in {}",
-		How: "From when the runtime's create was called until its start had ended: mean of the sandboxes of the trial, " +
-			"which start side by side. Left out where there is no runtime.",
+		How: "Mean over the trial's sandboxes, which start side by side, from the call of the runtime's create to the " +
+			"end of its start. Absent without a runtime.",
 	},
 	Value: between(func(t oci.Times) int64 { return t.Create }, func(t oci.Times) int64 { return t.Started }),
 }, {
@@ -60,14 +60,14 @@ var startAndStop = []measured.Metric{{
 		Name: "sandbox_create_seconds", Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Mean,
 		Better: metric.Lower,
 		Needs:  measured.NeedRest, Family: "sandbox_start",
-		How: "The part of `sandbox_start_seconds` until the runtime's create had ended.",
+		How: "Part of `sandbox_start_seconds` until the create ended.",
 	},
 	Value: between(func(t oci.Times) int64 { return t.Create }, func(t oci.Times) int64 { return t.Created }),
 }, {
 	Definition: metric.Definition{
 		Name: "sandbox_ready_seconds", Unit: quantity.Seconds, Rank: metric.RankWork, Pool: metric.Mean, Cost: true,
 		Better: metric.Lower, Needs: measured.NeedRest, Clause: "has all applications ready {} after the launch of the first",
-		How: "From the launch of the first application until all were ready. Left out where there is none.",
+		How: "From the launch of the first application until all were ready. Absent without one.",
 	},
 	Value: seen(func(e *Evidence, m *measured.Measured) (float64, bool) {
 		return e.ReadySeconds, len(m.Setup.Applications) > 0
@@ -76,8 +76,8 @@ var startAndStop = []measured.Metric{{
 	Definition: metric.Definition{
 		Name: "sandbox_stop_seconds", Unit: quantity.Seconds, Rank: metric.RankWork, Pool: metric.Mean, Better: metric.Lower,
 		Needs: measured.NeedRest, Clause: "takes {} to end one",
-		How: "From when a sandbox was asked to end until the runtime had deleted it: mean of those of the trial, " +
-			"which end side by side. Left out without a runtime, and where a sandbox ended by itself.",
+		How: "Mean over the trial's sandboxes, which end side by side, from when one was asked to end until the " +
+			"runtime deleted it. Absent without a runtime, and where one ended by itself.",
 	},
 	Value: between(func(t oci.Times) int64 { return t.Told }, func(t oci.Times) int64 { return t.Deleted }),
 }}
@@ -203,11 +203,11 @@ func balanceMetrics() []measured.Metric {
 	}
 	return []measured.Metric{
 		line("sandbox_taken_bytes", "sandbox_taken", "takes {} of what the machine has to give",
-			"`sandbox_lost_bytes` less `sandbox_kept_bytes`, `sandbox_beside_bytes` and `sandbox_neighbours_bytes`: what the "+
-				"machine has less to give because of the sandboxes.", func(b *Balance) int64 { return b.Taken }),
+			"`sandbox_lost_bytes` less `sandbox_kept_bytes`, `sandbox_beside_bytes` and `sandbox_neighbours_bytes`.",
+			func(b *Balance) int64 { return b.Taken }),
 		inMemory("sandbox_lost_bytes", memoryFamily, "takes {} of MemAvailable",
-			"MemAvailable before anything of the trial was started, less at the end of the window: whatever else came and "+
-				"went on the machine is in it.",
+			"MemAvailable before the trial started anything, less at the end of the window, with whatever else came and "+
+				"went on the machine.",
 			func(e *Evidence, _ *measured.Measured) (float64, bool) {
 				if e.AvailableInWindow == nil {
 					return 0, false
@@ -215,31 +215,31 @@ func balanceMetrics() []measured.Metric {
 				return float64(e.AvailableBefore) - float64(*e.AvailableInWindow), true
 			}),
 		other("sandbox_kept_bytes", beside, "",
-			"Growth of the free pages that CPUs keep, which MemAvailable leaves out (/proc/zoneinfo, the whole "+
-				"machine). Negative where sandboxes got pages freed before the trial.",
+			"Growth of the free pages that CPUs keep, which MemAvailable leaves out (/proc/zoneinfo, the whole machine). "+
+				"Negative where sandboxes got pages freed before the trial.",
 			func(b *Balance) int64 { return b.Kept }),
 		other("sandbox_beside_bytes", beside, "",
-			"Hard memory of the trial's other groups, such as those of its loads, and what Tare itself grew by.",
+			"Hard memory of the trial's other groups, such as its loads', and the growth of Tare itself.",
 			func(b *Balance) int64 { return b.Beside }),
 		other("sandbox_neighbours_bytes", beside, "",
-			"What anonymous and shared memory of the rest of the machine grew by: the machine's difference, less what the "+
-				"groups of the trial and Tare have of it.", func(b *Balance) int64 { return b.Neighbours }),
+			"Growth of the machine's anonymous and shared memory, less what the groups of the trial and Tare have of it.",
+			func(b *Balance) int64 { return b.Neighbours }),
 		line("sandbox_kernel_uncharged_bytes", memoryFamily, "",
-			"Kernel memory that cannot be freed and that no group of the trial is charged for: the machine's "+
-				"difference of slab, kernel stacks, page tables and per-CPU memory, less what is charged.",
+			"Kernel memory that cannot be freed and is charged to no group of the trial: growth of the machine's slab, "+
+				"kernel stacks, page tables and per-CPU memory, less what is charged.",
 			func(b *Balance) int64 { return b.Kernel }),
 		other("sandbox_kernel_reclaimable_bytes", memoryFamily, "",
-			"The part of `sandbox_hard_bytes` that the kernel can free at need, where control groups do not tell it apart "+
-				"(version 1): the machine's difference.", func(b *Balance) int64 { return b.Reclaimable }),
+			"Part of `sandbox_hard_bytes` that the kernel can free at need, where control groups do not separate it (v1): "+
+				"the machine's difference.", func(b *Balance) int64 { return b.Reclaimable }),
 		other("sandbox_unattributed_bytes", "sandbox_unattributed", "leaves {} of that unattributed",
-			"`sandbox_taken_bytes` less `sandbox_hard_bytes` and `sandbox_kernel_uncharged_bytes`, and with "+
-				"`sandbox_kernel_reclaimable_bytes`: what the machine lost and nothing accounts for.",
+			"`sandbox_taken_bytes` less `sandbox_hard_bytes` and `sandbox_kernel_uncharged_bytes`, plus "+
+				"`sandbox_kernel_reclaimable_bytes`.",
 			func(b *Balance) int64 { return b.Remainder }),
 		share("sandbox_unattributed_share", "`sandbox_unattributed_bytes` as a part of `sandbox_taken_bytes`.",
 			func(b *Balance) int64 { return b.Remainder }),
 		share("sandbox_uncharged_share",
-			"What of `sandbox_taken_bytes` the sandboxes' control groups are not charged for, as a part of it: uncharged "+
-				"kernel memory and the remainder. Negative where they are charged for more than was taken.",
+			"Part of `sandbox_taken_bytes` that the sandboxes' control groups are not charged for. Negative where they "+
+				"are charged for more than was taken.",
 			func(b *Balance) int64 { return b.Kernel + b.Remainder }),
 	}
 }
@@ -268,60 +268,61 @@ func memoryMetrics() []measured.Metric {
 	}
 	return []measured.Metric{
 		inMemory("sandbox_hard_bytes", memoryFamily, "holds {} of hard memory",
-			"Anon + shmem + kernel - reclaimable slab of the control groups of sandboxes, pods and what is outside of them."+
+			"Anon + shmem + kernel - reclaimable slab of the control groups of sandboxes, pods and what is outside of "+
+				"them."+
 				ofAll, attributed),
 		inMemory("sandbox_soft_bytes", memoryFamily, "holds {} of page cache",
 			"File - shmem + reclaimable slab of the same groups."+ofAll, in(window, true, true, soft)),
 		inMemory("sandbox_pod_hard_bytes", memoryFamily, "holds {} of hard memory charged to its pods",
-			"The part of `sandbox_hard_bytes` in the groups where what runs the applications belongs: the pods'.",
+			"Part of `sandbox_hard_bytes` in the pods' groups, to which what runs the applications belongs.",
 			in(window, true, false, hard)),
 		inMemory("sandbox_outside_hard_bytes", memoryFamily, "holds {} charged elsewhere",
-			"The part of `sandbox_hard_bytes` outside of the pods' groups: shims and what else a runtime puts elsewhere. 0 "+
-				"without a runtime.", in(window, false, true, hard)),
+			"Part of `sandbox_hard_bytes` outside of the pods' groups, such as shims. 0 without a runtime.",
+			in(window, false, true, hard)),
 		inMemory("sandbox_apart_bytes", "sandbox_apart", "of which {} belong to virtual machines that have only their "+
 			"vCPU threads in the pods' groups (on cgroup v1, memory follows the thread-group leader)",
-			"Hard memory of the groups charged for virtual machines whose threads run in the pods' groups while "+
-				"their memory is charged elsewhere. Left out without such a sandbox."+ofAll, apartBytes),
+			"Hard memory of the groups charged for virtual machines whose threads run in the pods' groups while their "+
+				"memory is charged elsewhere. Absent without such a sandbox."+ofAll, apartBytes),
 		inMemory("sandbox_stayed_bytes", "sandbox_stayed", "of which {} are pages that virtual machines had touched before "+
 			"they were moved into the pods' groups (on cgroup v2, a process moves whole, and its pages stay charged where they "+
 			"were touched)",
-			"Anonymous and shared memory of the overhead groups in which virtual machines started that are in the "+
-				"pods' groups now, less that of the processes still in them (PSS). Left out without such a "+
-				"sandbox."+ofAll,
+			"Anonymous and shared memory of the overhead groups in which virtual machines started that are now in the "+
+				"pods' groups, less that of processes still there (PSS). Absent without such a sandbox."+ofAll,
 			stayedBytes),
 		inMemory("sandbox_pod_working_set_bytes", memoryFamily, "shows up in Kubernetes with {}",
-			"Current - inactive_file of the pods' groups, as the kubelet reports it for a pod.",
+			"Current - inactive_file of the pods' groups, as the kubelet reports it.",
 			in(window, true, false, workingSet)),
 		inMemory("sandbox_pss_bytes", memoryFamily, "has {} resident in its processes (PSS)",
-			"Proportional set size (smaps_rollup) of all processes of the sandboxes, with the applications where "+
-				"the machine's kernel runs them, and page cache that they map; without kernel memory. Processes "+
-				"that share all memory count once."+ofAll,
+			"Proportional set size (smaps_rollup) of all processes of the sandboxes, with applications that the machine's "+
+				"kernel runs and page cache that they map; without kernel memory. Processes that share all memory count "+
+				"once."+ofAll,
 			pss(func(p Process) uint64 { return p.PSS })),
 		inMemory("sandbox_pss_anon_bytes", memoryFamily, "", "Anonymous memory in `sandbox_pss_bytes`.",
 			pss(func(p Process) uint64 { return p.Anon })),
 		inMemory("sandbox_pss_file_bytes", memoryFamily, "", "Mapped files in `sandbox_pss_bytes`.",
 			pss(func(p Process) uint64 { return p.File })),
 		inMemory("sandbox_pss_shmem_bytes", memoryFamily, "",
-			"Shared memory in `sandbox_pss_bytes`: memory of applications in gVisor and in virtual machines, page cache of "+
-				"their kernels among it.", pss(func(p Process) uint64 { return p.Shmem })),
+			"Shared memory in `sandbox_pss_bytes`: memory of applications in gVisor and in virtual machines, with their "+
+				"kernels' page cache.", pss(func(p Process) uint64 { return p.Shmem })),
 		inMemory("sandbox_left_bytes", memoryFamily, "leaves {} charged when it has gone",
-			"Hard and soft memory of the same groups when the sandboxes were deleted, before the files that they wrote were.",
+			"Hard and soft memory of the groups of `sandbox_hard_bytes` when the sandboxes were deleted, before the files "+
+				"that they wrote were.",
 			left(removed)),
 		inMemory("sandbox_left_reclaimed_bytes", memoryFamily, "of which {} stay when the kernel takes back what it can",
-			"What of `sandbox_left_bytes` is left when the kernel was asked to take back what it can of the pods' groups "+
+			"Rest of `sandbox_left_bytes` after the kernel was asked to take back what it can of the pods' groups "+
 				"(memory.force_empty, memory.reclaim).", left(reclaimed)),
 	}
 }
 
 var countMetrics = []measured.Metric{
 	counted("sandbox_process_count", "processes",
-		"Processes of all sandboxes at the end of the window, the applications among them.",
+		"Processes of all sandboxes at the end of the window, with the applications.",
 		func(Process) int { return 1 }),
 	counted("sandbox_thread_count", "threads", "Threads of these.", func(p Process) int { return p.Threads }),
 	cpus("sandbox_pod_cpus", "uses {} charged to its pods", true,
-		"CPU time per second of the window of the groups where what runs the applications belongs: the pods'."),
+		"CPU time per second of the window of the pods' groups, to which what runs the applications belongs."),
 	cpus("sandbox_outside_cpus", "uses {} charged elsewhere", false,
-		"CPU time per second of the window of the subject's groups, outside of the pods'. 0 without a runtime."),
+		"CPU time per second of the window of the subject's groups outside of the pods'. 0 without a runtime."),
 }
 
 func counted(name, what, how string, of func(Process) int) measured.Metric {
@@ -361,15 +362,15 @@ func componentMetrics(component string) []measured.Metric {
 		Definition: metric.Definition{
 			Name: component + "_pss_bytes", Unit: quantity.Bytes, Rank: metric.RankMemory, Pool: metric.Mean, Cost: true,
 			Better: metric.Lower, Needs: measured.NeedMemory, Family: memoryFamily,
-			How: fmt.Sprintf("The part of `sandbox_pss_bytes` of the component %s.", component),
+			How: fmt.Sprintf("Part of `sandbox_pss_bytes` of the component %s.", component),
 		},
 		Value: each(func(p Process) *float64 { return new(float64(p.own().PSS)) }),
 	}, {
 		Definition: metric.Definition{
 			Name: component + "_cpus", Unit: quantity.CPUs, Rank: metric.RankCPU, Pool: metric.Mean, Cost: true,
 			Better: metric.Lower, Needs: measured.NeedShare, Family: "cpu",
-			How: fmt.Sprintf("CPU time per second of the window of the processes of sandboxes that are the component %s, by "+
-				"their own clocks.", component),
+			How: fmt.Sprintf("CPU time per second of the window, by their own clocks, of the sandbox processes that are "+
+				"the component %s.", component),
 		},
 		Value: func(m *measured.Measured) (float64, bool) {
 			total, ok := perSecond(m)

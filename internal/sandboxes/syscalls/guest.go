@@ -30,7 +30,7 @@ const settingBatch = "batch"
 
 var settings = []param.Setting{
 	{Name: settingBatch, Type: param.TypeDuration, Default: "300µs", Min: 10e-6, Max: 1,
-		Doc: "about how long each kind of call is made and timed at once, before it is the next one's turn"},
+		Doc: "about how long one kind of call is made and timed before the next has its turn"},
 }
 
 func (guest) About() kind.About {
@@ -72,8 +72,8 @@ func (guest) Metrics() []measured.Metric {
 				Name: "syscall_" + c.name + "_seconds", Unit: quantity.Seconds, Rank: metric.RankWork, Pool: metric.Mean,
 				Better: metric.Lower, Needs: measured.NeedSeen, Headline: true, Clause: "takes {} for " + c.short,
 				Ladder: "system calls", Rung: c.short,
-				How: fmt.Sprintf("Time of %s, by a load of kind `%s`: median over the batches of calls that it made in the "+
-					"window, so that what interrupts one is left out.", c.doc, name),
+				How: fmt.Sprintf("Time of %s. Median over the batches of calls that a load of kind `%s` made in the window.",
+					c.doc, name),
 			},
 			Value: func(m *measured.Measured) (float64, bool) {
 				for _, r := range m.Loads {

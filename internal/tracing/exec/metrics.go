@@ -13,7 +13,7 @@ import (
 // gateCounts trips if the load's count and the kernel's disagree.
 var gateCounts = &measured.Gate{
 	Name: "counts", Breaks: []measured.Need{measured.Counted}, Quiet: ledger.Unknown,
-	Why: "one of two counts of events is wrong, and nobody knows which; memory and times do not rest on it",
+	Why: "one of two counts of events is wrong, and which is unknown; memory and times do not depend on it",
 }
 
 // Gates returns the load's gates besides the usual ones.
@@ -27,8 +27,7 @@ func (asLoad) Metrics() []measured.Metric {
 				Name: "events_generated", Unit: quantity.Count, Rank: metric.RankEvents, Pool: metric.Sum, Cost: true,
 				Family: "events", Tally: "generated",
 				Needs: measured.NeedEvents,
-				How: "Events (execs) that the load made from its first to its last, warm-up included. The load counts each " +
-					"exec that succeeded.",
+				How:   "Events (execs that succeeded) by the load's count, from its first to its last, warm-up included.",
 			},
 			Value: Count(func(e *record.Events) *int64 { return &e.Generated }),
 		},
@@ -37,8 +36,8 @@ func (asLoad) Metrics() []measured.Metric {
 				Name: "events_counted", Unit: quantity.Count, Rank: metric.RankEvents, Pool: metric.Sum, Cost: true,
 				Family: "events", Tally: "counted by the kernel",
 				Needs: measured.NeedEvents,
-				How: "The same events as the kernel counted them in the load's control group, less those before the " +
-					"load began. A trial in which this is not `events_generated` is invalid.",
+				How: "The same as the kernel counted them in the load's control group, less those before the load began. A " +
+					"trial in which this is not `events_generated` is invalid.",
 			},
 			Value: Count(func(e *record.Events) *int64 { return &e.Counted }),
 		},
@@ -47,8 +46,8 @@ func (asLoad) Metrics() []measured.Metric {
 				Name: "machine_cpu_seconds_per_kiloevent", Unit: quantity.Seconds + " per kiloevent",
 				Rank: metric.RankOther, Pool: metric.Machine, Cost: true, Better: metric.Lower,
 				Needs: measured.NeedEventCost,
-				How: "CPU time of the machine that was neither idle nor stolen, per 1,000 events made. Its difference " +
-					"from the baseline is all that a tracer costs.",
+				How: "CPU time of the machine that was neither idle nor stolen, per 1,000 events made. Its difference from " +
+					"the baseline is all that a tracer costs.",
 			},
 			Value: PerKiloevent(machineRate),
 		},
@@ -58,8 +57,7 @@ func (asLoad) Metrics() []measured.Metric {
 				Family: "load",
 				Rank:   metric.RankOther, Pool: metric.PerEvent, Cost: true, Better: metric.Lower,
 				Needs: measured.NeedEventCost,
-				How: "CPU time of the load's control group per 1,000 events: the work itself, with a tracer's programs " +
-					"that run in it.",
+				How:   "CPU time of the load's control group per 1,000 events, with a tracer's programs that run in it.",
 			},
 			Value: PerKiloevent(func(m *measured.Measured) (float64, bool) { return m.RoleRate(kind.Load) }),
 		},

@@ -12,10 +12,9 @@ const Storm = "storm"
 var Settings = []param.Setting{
 	{Name: "rate", Type: param.TypeNumber, Words: []string{Storm}, Default: Storm, Min: 0.1, Max: MaxRate,
 		Phrase: map[string]string{"": "at {} execs/s", Storm: "in a storm"},
-		Doc: "execs per second of all workers, on an absolute schedule; " +
-			"`storm`: one after the other, as fast as they go"},
+		Doc:    "execs per second of all workers, on an absolute schedule; `storm`: as fast as they go"},
 	{Name: "workers", Type: param.TypeCount, Min: 1, Max: 1024,
-		Doc: "processes that exec, each on a CPU of its own as far as there are; as many as CPUs when left out"},
+		Doc: "processes that exec, spread over the CPUs; one for each CPU when left out"},
 }
 
 // OptionsOf converts settings to options.

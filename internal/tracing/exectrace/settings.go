@@ -10,13 +10,12 @@ import (
 // Table, which is for people, so that its lines cannot be counted.
 var Settings = []param.Setting{
 	{Name: "output", Type: param.TypeWord, Default: JSON, Words: []string{JSON, Count},
-		Doc: "a line of JSON for each exec, which are counted here; " +
-			"or `count`: totals only, and its own word for them"},
+		Doc: "`json`: a line for each exec, counted by Tare; `count`: only totals, as the tracer reports them"},
 	{Name: "ring", Type: param.TypeBytes,
-		Doc: "size of its ring buffer, a power of two; its own choice when left out, as for all of these"},
-	{Name: "args", Type: param.TypeCount, Max: maxArgs, Doc: "bytes of the arguments of an exec that it delivers"},
+		Doc: "size of its ring buffer, a power of two"},
+	{Name: "args", Type: param.TypeCount, Max: maxArgs, Doc: "bytes of an exec's arguments that it delivers"},
 	{Name: "latency", Type: param.TypeDuration, Min: 0.001, Max: maxLatency.Seconds(),
-		Doc: "longest time that an event stays in the ring before its process is woken"},
+		Doc: "longest time that an event waits in the ring before its process is woken"},
 }
 
 // OptionsOf converts settings to options. It returns an error for an impossible size of the ring.

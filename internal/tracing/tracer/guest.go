@@ -34,10 +34,10 @@ const (
 // commonSettings are the settings of all tracers, besides their own.
 var commonSettings = []param.Setting{
 	{Name: settingDrain, Type: param.TypeDuration, Default: "3s", Max: 600,
-		Doc: "longest wait after the load for what is still to come; what has not come then, nor when the tracer " +
-			"is asked to end, is lost"},
+		Doc: "longest wait after the load for events; those that come neither then nor when the tracer is asked to end " +
+			"are lost"},
 	{Name: settingLate, Type: param.TypeDuration, Default: "100ms", Max: 600,
-		Doc: "what comes longer than this after the load's end is late"},
+		Doc: "time after the load's end from which events are late"},
 	command.Optional,
 }
 

@@ -28,37 +28,35 @@ var metrics = slices.Concat(ofEvents, command.Metrics, ofNodes)
 // ofEvents are the metrics of what happened to events, and of the cost of an event.
 var ofEvents = []measured.Metric{
 	event("events_delivered", "delivered", metric.Higher, func(e *record.Events) *int64 { return e.Delivered },
-		"Events that the tracer delivered, until it had ended, less what it had delivered before the load began. Left out "+
-			"where there is no tracer, as all that follow."),
+		"Events that the tracer delivered until it ended, less those before the load began."),
 	event("events_lost", "lost", metric.Lower, lost,
-		"Events that the tracer had to deliver and did not: those that the kernel counted in the load's control "+
-			"group (for one that traces the whole machine: everywhere), less `events_delivered`; at least 0."),
+		"Events that the kernel counted in the load's control group (for a tracer of the whole machine: everywhere), "+
+			"less `events_delivered`; at least 0."),
 	event("events_extra", "", metric.Lower, extra,
-		"Events that it delivered beyond those that there were; at least 0. For one that traces the whole machine, "+
-			"the harness's own before the load are not extra."),
+		"Events delivered beyond those that there were; at least 0. For a tracer of the whole machine, the harness's "+
+			"own before the load are not extra."),
 	event("events_late", "late", metric.Lower, func(e *record.Events) *int64 { return e.Late },
-		"Events of the load that it delivered more than `late-after` after the load's end. For one that traces the "+
-			"whole machine, without what others execed meanwhile."),
+		"Events of the load delivered more than `late-after` after its end. For a tracer of the whole machine, without "+
+			"what others execed meanwhile."),
 	event("events_said_lost", "lost by its own count", metric.Lower, func(e *record.Events) *int64 { return e.SaidLost },
-		"Events that it says itself it lost. Left out where it never says."),
+		"Events that the tracer itself reports lost. Absent for one that never reports any."),
 	event("events_unsaid", "", metric.Lower, unsaid,
-		"How far that is from `events_lost`, in whichever way: what it loses without saying so, or says without having lost "+
-			"it. Left out where it never says."),
+		"Absolute difference of `events_said_lost` and `events_lost`. Absent likewise."),
 	share("events", "events_lost_share", eventShare(lost, func(e *record.Events) *int64 { return e.Expected }),
-		"Part of the events that the tracer had to deliver which it lost, pooled over the trials of an arm. Losses "+
-			"come in bursts: the interval is too narrow where some are lost."),
+		"Part of the events to deliver that the tracer lost, pooled over the trials of an arm. Losses come in bursts: "+
+			"the interval is too narrow where some are lost."),
 	share("events", "events_late_share", eventShare(
 		func(e *record.Events) *int64 { return e.Late }, func(e *record.Events) *int64 { return e.Delivered }),
-		"Part of the events delivered which came late, pooled likewise."),
+		"Part of the delivered events that came late, pooled likewise."),
 	share("", "lossy_trial_share", lossyTrials,
-		"Part of the trials of an arm in which the tracer lost any event. Trials are independent: where none of n lost any, "+
-			"fewer than 3 in n such trials do, at 95 %."),
+		"Part of the trials of an arm in which the tracer lost any event. Where none of n lost any, fewer than 3 in n "+
+			"such trials do, at 95 %."),
 	{
 		Definition: metric.Definition{
 			Name: cpuPerKiloevent, Unit: perKiloevent, Rank: metric.RankCPU, Pool: metric.PerEvent, Cost: true,
 			Family: "cpu", What: "CPU time", Per: "kiloevent",
 			Better: metric.Lower, Needs: measured.NeedEventCost, Headline: true, Lead: true,
-			How: "What the tracer takes of CPU time per 1,000 events: the sum of the next two." + measured.NoSubject,
+			How: "CPU time that the tracer takes per 1,000 events: the sum of the next two." + measured.NoSubject,
 		},
 		Value: execload.WhereEvents(func(m *measured.Measured) (float64, bool) {
 			agent, ok1 := agentPerKiloevent(m)
@@ -70,8 +68,8 @@ var ofEvents = []measured.Metric{
 		Definition: metric.Definition{
 			Name: "agent_cpu_seconds_per_kiloevent", Unit: perKiloevent, Rank: metric.RankOther, Pool: metric.PerEvent,
 			Cost: true, Better: metric.Lower, Needs: measured.NeedAgentCost,
-			How: "CPU time of the tracer's control group, from when all was set up until the tracer was asked to end, " +
-				"per 1,000 events that the kernel counted in that time." + measured.NoSubject,
+			How: "CPU time of the tracer's control group, from the end of its setup until it was asked to end, per 1,000 " +
+				"events that the kernel counted in that time." + measured.NoSubject,
 		},
 		Value: execload.WhereEvents(agentPerKiloevent),
 	},
@@ -80,9 +78,9 @@ var ofEvents = []measured.Metric{
 			Name: "bpf_seconds_per_kiloevent", Unit: perKiloevent, Rank: metric.RankBPF, Pool: metric.PerEvent, Cost: true,
 			Family: "bpf", What: "kernel time", Per: "kiloevent",
 			Better: metric.Lower, Needs: measured.NeedEventCost,
-			How: "Run time of its eBPF programs, which the kernel charges to whoever execs, per 1,000 events made; " +
-				"rates by their own windows. Its programs are those that its processes hold, and pinned ones " +
-				"that came with it." + measured.NoSubject,
+			How: "Run time of its eBPF programs, which the kernel charges to the process that execs, per 1,000 events " +
+				"made; rates by their own windows. Its programs are those that its processes hold, and pinned ones that " +
+				"came with it." + measured.NoSubject,
 		},
 		Value: programsPerKiloevent,
 	},
@@ -94,7 +92,7 @@ var ofNodes = []measured.Metric{
 		Definition: metric.Definition{
 			Name: "node_max_" + cpuPerKiloevent, Unit: perKiloevent, Rank: metric.RankOther, Pool: metric.Nodes,
 			Better: metric.Lower, Needs: measured.NeedEventCost, Of: cpuPerKiloevent,
-			How: "The largest `cpu_seconds_per_kiloevent` of a node. Only of trials on nodes, and of tracers.",
+			How: "Largest `cpu_seconds_per_kiloevent` of a node. Only of trials of tracers on nodes.",
 		},
 		Value: costliestNode,
 	},

@@ -9,23 +9,23 @@ import (
 var (
 	bpftraceSettings = []param.Setting{
 		{Name: "pages", Type: param.TypeCount, Min: 1, Max: 1 << 20,
-			Doc: "pages of its buffer, for each CPU (BPFTRACE_PERF_RB_PAGES); its own choice when left out"},
+			Doc: "pages of its buffer for each CPU (BPFTRACE_PERF_RB_PAGES)"},
 		{Name: "args", Type: param.TypeCount, Min: 1, Max: 128,
-			Doc: "bytes of the arguments of an exec that it delivers; 64 when left out"},
+			Doc: "bytes of an exec's arguments that it delivers; 64 when left out"},
 	}
 	igSettings = []param.Setting{
 		{Name: "image", Type: param.TypeText, Reach: param.ReachCommand,
 			Doc: "image of the gadget; `trace_exec:latest` when left out"},
 		{Name: "verify-image", Type: param.TypeSwitch,
-			Doc: "whether it checks who signed the image (--verify-image); its own choice when left out"},
+			Doc: "whether it verifies the image's signature (--verify-image)"},
 		{Name: "pull", Type: param.TypeWord, Words: []string{"always", "missing", "never"},
-			Doc: "when it gets the image from its registry (--pull); its own choice when left out"},
+			Doc: "when it pulls the image (--pull)"},
 		{Name: "ready-after", Type: param.TypeDuration, Max: 600,
-			Doc: "time from its start until the first exec is made to see whether it delivers it; 0s when left out"},
+			Doc: "time from its start to the first exec that probes whether it delivers; 0s when left out"},
 	}
 	tetragonSettings = []param.Setting{
 		{Name: "lib", Type: param.TypeText, Reach: param.ReachCommand,
-			Doc: "directory of its eBPF objects (--bpf-lib); its own choice when left out"},
+			Doc: "directory of its eBPF objects (--bpf-lib)"},
 		readyAfterSetting("after it has said that it listens; 1s when left out"),
 	}
 	falcoSettings = []param.Setting{
@@ -38,40 +38,36 @@ var (
 				"`{self}` for tare itself"},
 		command.Version,
 		{Name: "ready", Type: param.TypeText, Reach: param.ReachNothing,
-			Doc: "regular expression of the line, on either output, by which it says that it sees every exec from " +
-				"now on"},
+			Doc: "regular expression of the line, on either output, from which on it sees every exec"},
 		readyAfterSetting("after that line where there is one; 0s when left out"),
 		{Name: "ready-probe", Type: param.TypeSwitch,
-			Doc: "true: it is ready once it has delivered one of the execs that are made for it then, in the load's " +
-				"control group; false when left out"},
+			Doc: "true: ready once it has delivered one of the probing execs in the load's control group; false when left out"},
 		{Name: "lines", Type: param.TypeText, Reach: param.ReachNothing,
-			Doc: "what it delivers is counted by lines: regular expression of those that are an event each; empty: all"},
+			Doc: "counts events by lines: regular expression of those that are one event each; empty: all"},
 		{Name: "json", Type: param.TypeText, Reach: param.ReachNothing,
-			Doc: "or by a running total in lines of JSON: its path, keys with dots between"},
+			Doc: "or by a running total in lines of JSON: its path, as keys joined by dots"},
 		{Name: "prometheus", Type: param.TypeText, Reach: param.ReachNothing,
-			Doc: "or by a metric: name and labels, such as `events_total{type=\"exec\"}`; all samples that match are " +
-				"added up"},
+			Doc: "or by the sum of a metric's matching samples: name and labels, such as `events_total{type=\"exec\"}`"},
 		{Name: "stream", Type: param.TypeWord, Words: Streams,
-			Doc: "output on which the lines of the first two are; `stdout` when left out"},
+			Doc: "output with the lines of `lines` or `json`; `stdout` when left out"},
 		{Name: "lost-lines", Type: param.TypeText, Reach: param.ReachNothing,
-			Doc: "what it says it lost: regular expression with one group, a number; these are added up"},
+			Doc: "counts its reported losses: regular expression with one group, a number to add up"},
 		{Name: "lost-json", Type: param.TypeText, Reach: param.ReachNothing,
 			Doc: "or a running total, as `json`"},
 		{Name: "lost-prometheus", Type: param.TypeText, Reach: param.ReachNothing,
 			Doc: "or a metric, as `prometheus`"},
 		{Name: "lost-stream", Type: param.TypeWord, Words: Streams,
-			Doc: "output on which the lines of the first two are; `stderr` when left out"},
+			Doc: "output with the lines of `lost-lines` or `lost-json`; `stderr` when left out"},
 		{Name: "url", Type: param.TypeText, Reach: param.ReachAddress,
-			Doc: "page of its metrics, which may have `{port}` in it"},
+			Doc: "URL of its metrics, which may contain `{port}`"},
 		{Name: "scope", Type: param.TypeWord, Words: Scopes,
-			Doc: "whose execs it delivers: those in the load's control group, or all of the machine; `group` when " +
-				"left out"},
+			Doc: "execs that it delivers: those of the load's control group, or of the machine; `group` when left out"},
 		{Name: "signal", Type: param.TypeWord, Words: StopSignals,
-			Doc: "signal on which it delivers what it still has, and ends; `INT` when left out"},
+			Doc: "signal on which it delivers the rest and ends; `INT` when left out"},
 		{Name: "stop", Type: param.TypeDuration, Min: 0.1, Max: 600,
 			Doc: "time that it gets for that; 15s when left out"},
 		{Name: "ask", Type: param.TypeWord, Words: AskSignals,
-			Doc: "signal on which it says its running totals; none when left out"},
+			Doc: "signal on which it reports its running totals; none when left out"},
 	}
 )
 

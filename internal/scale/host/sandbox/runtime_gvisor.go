@@ -16,7 +16,7 @@ func init() {
 			Program: "runsc", Title: "gVisor", Install: "make runsc", Main: Sentry,
 			Settings: []param.Setting{{
 				Name: "platform", Type: param.TypeWord, Default: "systrap", Words: []string{"systrap", "ptrace", "kvm"},
-				Doc: "of `runsc`: how it gets hold of system calls",
+				Doc: "of `runsc`: how it intercepts system calls",
 			}},
 			configure: func(v param.Values, _ string) Config {
 				// Without its overlay the root file system is what the bundle says, as with other runtimes.

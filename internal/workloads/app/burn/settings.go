@@ -5,7 +5,7 @@ import "tare/internal/lib/param"
 // Settings are what specs and the command line set of the neighbour.
 var Settings = []param.Setting{
 	{Name: "share", Type: param.TypeNumber, Default: "1", Max: 1, Phrase: neighbours,
-		Doc: "part of each CPU that it uses: 1 is all of it, 0 none"},
+		Doc: "part of each CPU that it uses, 0 to 1"},
 }
 
 // neighbours is how what it uses reads in a sentence.

@@ -15,8 +15,8 @@ const observe = "observe"
 // Settings are those of any command, and what is observed instead of started.
 var Settings = append(slices.Clone(process.Settings), param.Setting{
 	Name: observe, Type: param.TypeText, Reach: param.ReachProcess,
-	Doc: "instead of `command`: what runs already, as `pid:1234`, `cgroup:/system.slice/nginx.service`, " +
-		"`unit:nginx.service` or `container:ID`; it is never started, moved, limited or stopped, and needs an `address`",
+	Doc: "instead of `command`: what runs already, `pid:1234`, `cgroup:/path`, `unit:NAME` or `container:ID`; never " +
+		"started, moved, limited or stopped; needs `address`",
 })
 
 // ofStarting are the settings that only a command has which is started.

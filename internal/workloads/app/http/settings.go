@@ -11,15 +11,15 @@ import (
 var Settings = []param.Setting{
 	{Name: "protocol", Type: param.TypeWord, Default: string(HTTP1),
 		Words: []string{string(HTTP1), string(HTTP2), string(GRPC), string(TCP)},
-		Doc: "what it serves: HTTP/1.1; HTTP/2, with prior knowledge where there is no TLS, and HTTP/1.1 on the same " +
-			"port; gRPC, the method `/tare.Echo/Echo`; or TCP, where it sends back what comes"},
+		Doc: "HTTP/1.1; HTTP/2 (without TLS by prior knowledge) and HTTP/1.1 on one port; gRPC, method `/tare.Echo/Echo`; " +
+			"or TCP, echoing bytes"},
 	{Name: "tls", Type: param.TypeSwitch, Default: "false",
-		Doc: "whether connections are encrypted, with a self-signed certificate (a load needs `tls: unverified`)"},
+		Doc: "TLS with a self-signed certificate; loads need `tls: unverified`"},
 	{Name: "body", Type: param.TypeBytes, Default: "128", Max: maxEcho,
-		Doc: "size of the answer's body; over gRPC, of the value in the message"},
+		Doc: "size of the answer's body, or of the value in a gRPC message"},
 	{Name: "echo", Type: param.TypeSwitch, Default: "true",
-		Doc: "whether a request with a body is answered with that body, and not with one of `body` bytes"},
-	{Name: "delay", Type: param.TypeDuration, Default: "0s", Max: 60, Doc: "time the server waits before it answers"},
+		Doc: "whether a request with a body gets that body back instead of `body` bytes"},
+	{Name: "delay", Type: param.TypeDuration, Default: "0s", Max: 60, Doc: "time before each answer"},
 }
 
 // listenKey is the name of the setting that an experiment provides.

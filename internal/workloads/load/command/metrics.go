@@ -18,19 +18,19 @@ var (
 	// gateWindow trips unless the program ran from one edge of the window to the other.
 	gateWindow = &measured.Gate{
 		Name: "program-window", Breaks: []measured.Need{measured.Worked, measured.Rated}, Quiet: ledger.Generator,
-		Why: "a load that was not there for the whole window put less to work than the window is divided by",
+		Why: "a load that ran for a part of the window did less than the window is divided by",
 	}
 	// gateTouched trips if other processes took too much of the machine.
 	gateTouched = &measured.Gate{
 		Name: "tool-disturbed", Breaks: []measured.Need{measured.Untouched}, Quiet: ledger.Unknown,
-		Why: "a tool cannot tell the requests that a stall of the machine touched from the others; its rate and its " +
-			"latency are then those of the machine's other users",
+		Why: "a tool cannot separate the requests that a stall of the machine touched; its rate and latency are then " +
+			"those of the machine's other users",
 	}
 	// gateOutput trips if the output could not be read.
 	gateOutput = &measured.Gate{
 		Name: "tool-output", Breaks: []measured.Need{measured.Read}, Quiet: ledger.Unknown,
-		Why: "what a tool measured by its own clock is not known, or known of some of the loads only; what is measured " +
-			"from outside does not rest on it",
+		Why: "what a tool measured is unknown, or known of some of the loads only; what is measured from outside does " +
+			"not depend on it",
 	}
 )
 
@@ -132,13 +132,11 @@ func errorRatio(said tool.Reading) (float64, bool) {
 func attempts(said tool.Reading) int64 { return max(*said.Requests+said.Beside, *said.Errors) }
 
 // ownClock ends the description of what a tool says.
-const ownClock = " By the tool's own clock and over its whole run, which the warm-up is part of: not to be held " +
-	"against what Tare's own loads measure between the edges of the window. docs/commands.md says what " +
-	"each tool's clock measures."
+const ownClock = " By the tool's clock, over its whole run, warm-up included: not comparable with Tare's own " +
+	"loads, which measure between the edges of the window. docs/commands.md says what each tool's clock measures."
 
 // oneTool ends the description of what cannot be added up.
-const oneTool = " Left out where the tool does not print it, and where several loads or nodes do: nothing makes one " +
-	"distribution of theirs."
+const oneTool = " Absent where the tool does not print it, and where several loads or nodes do."
 
 // needs: what a tool measured is of its whole run, open or closed loop, and the part that a stall affected is unknown.
 var needs = []measured.Need{
@@ -195,16 +193,15 @@ var outsideMetrics = []measured.Metric{{
 	Definition: metric.Definition{
 		Name: "machine_connections_per_second", Unit: quantity.PerSecond, Rank: metric.RankOther, Pool: metric.Largest,
 		Needs: []measured.Need{measured.Whole, measured.Worked},
-		How: "TCP connections that the machine opened in the window, by anybody (TcpActiveOpens of Tare's network " +
-			"namespace). Only where a load is of kind `command`.",
+		How: "TCP connections that the machine opened in the window, by anyone (TcpActiveOpens of Tare's network " +
+			"namespace). Only with a load of kind `command`.",
 	},
 	Value: machineConnections,
 }, {
 	Definition: metric.Definition{
 		Name: "load_wall_seconds", Unit: quantity.Seconds, Rank: metric.RankGenerator, Pool: metric.Largest,
 		Needs: measured.NeedNothing,
-		How: "From the start of a load of kind `command` until it had ended, by Tare's clock; the longest, where there " +
-			"are several.",
+		How:   "From the start of a load of kind `command` until its end, by Tare's clock; the longest of several.",
 	},
 	Value: func(m *measured.Measured) (longest float64, found bool) {
 		for _, own := range programs(m) {

@@ -25,14 +25,12 @@ var shared = []string{"command", "env", "dir", "stop-signal", "stop-time"}
 // Settings are what specs set of the load.
 var Settings = append(fromCommand(shared),
 	param.Setting{Name: settingTool, Type: param.TypeWord, Words: append(tool.Names(), noTool),
-		Doc: "the tool whose output is read; when left out, the one that the command's program is called; `none`: its " +
-			"output is not read, and it is only measured from outside"},
+		Doc: "tool whose output is read; when left out, by the program's name; `none`: measured from outside only"},
 	param.Setting{Name: settingDrain, Type: param.TypeDuration, Default: "10s", Max: 3600,
-		Doc: "wait after it should have ended for what it prints; then it is asked to end. One without a known " +
-			"output is asked at the end of the window"},
+		Doc: "time for its output after it should have ended; then it is asked to end. One without a known output is " +
+			"asked when the window ends"},
 	param.Setting{Name: settingIn, Type: param.TypeSwitch, Default: "false",
-		Doc: "whether it runs where applications run: inside the sandbox, in arms whose subject launches applications in " +
-			"one; beside it otherwise"},
+		Doc: "whether it runs inside the sandbox, in arms whose subject runs applications in one; false: beside it"},
 )
 
 func fromCommand(names []string) []param.Setting {

@@ -44,8 +44,8 @@ var settings = []param.Setting{
 		Phrase: map[string]string{"10485760": "in a file of 10 MiB", "33554432": "in a file of 32 MiB",
 			"268435456": "in a file of 256 MiB", "1073741824": "in a file of 1 GiB",
 			"10737418240": "in a file of 10 GiB", "": "in a file of {} bytes"},
-		Doc: "of the file; at most an eighth of what the disk has free and a quarter of the memory of the machine, and the " +
-			"results say how large it was"},
+		Doc: "of the file; at most an eighth of the disk's free space and a quarter of the machine's memory, and recorded " +
+			"in the results"},
 	{Name: settingJobs, Type: param.TypeCount, Default: "8", Min: 1, Max: 64, Doc: "that write side by side (numjobs)"},
 	{Name: settingBlock, Type: param.TypeBytes, Default: "524288", Min: 512, Max: 16 << 20, Doc: "bytes of each write"},
 	{Name: settingDirect, Type: param.TypeSwitch, Default: "true",
@@ -53,7 +53,7 @@ var settings = []param.Setting{
 	{Name: settingKind, Type: param.TypeWord, Default: "randwrite",
 		Words: []string{"randwrite", "write", "randread", "read", "randrw"}, Doc: "what the jobs do (rw)"},
 	{Name: settingDrain, Type: param.TypeDuration, Default: "30s", Max: 3600,
-		Doc: "time after it should have ended in which what it prints is waited for"},
+		Doc: "time for its output after it should have ended"},
 }
 
 func (guest) About() kind.About {
@@ -164,14 +164,14 @@ func (guest) Metrics() []measured.Metric {
 			Pool: metric.Sum, Better: metric.Higher, Headline: true, Outcome: true, Clause: "lets fio move {} a second",
 			Needs: []measured.Need{measured.Whole, measured.Worked, measured.Complete, measured.Unthrottled, measured.Alone,
 				measured.Read, measured.Untouched},
-			How: "Bytes that loads of kind `fio` wrote and read per second, as fio prints them: by its own clock and over its " +
-				"whole run, warm-up included.",
+			How: "Bytes that loads of kind `fio` wrote and read per second, as fio prints them: by its own clock, over " +
+				"its whole run, warm-up included.",
 		},
 		Value: rate,
 	}, {
 		Definition: metric.Definition{
 			Name: sizeCount, Unit: quantity.Bytes, Rank: metric.RankOther, Pool: metric.Mean, Needs: measured.NeedNothing,
-			How: "Size of the file of loads of kind `fio`, after what the machine bears. Left out without such a load.",
+			How: "Size of the file of loads of kind `fio`, after what the machine bears.",
 		},
 		Value: func(m *measured.Measured) (float64, bool) {
 			for _, r := range m.Loads {

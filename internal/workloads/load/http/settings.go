@@ -10,41 +10,41 @@ import (
 // Settings are what specs and the command line set of the load.
 var Settings = []param.Setting{
 	{Name: "mode", Type: param.TypeWord, Default: load.Open, Words: []string{load.Open, load.Closed},
-		Doc: "open: requests start on an absolute schedule; closed: each connection sends again when its answer came"},
+		Doc: "open: requests start on an absolute schedule; closed: each connection sends again after its answer"},
 	{Name: "rate", Type: param.TypeNumber, Min: 0.1, Max: 10_000_000, Phrase: map[string]string{"": "at {} requests/s"},
-		Doc: "requests per second; of open loads, which need it"},
+		Doc: "requests per second; required by open loads, which alone have it"},
 	{Name: "arrivals", Type: param.TypeWord, Default: string(pace.Poisson),
 		Words: []string{string(pace.Poisson), string(pace.Constant)},
-		Doc:   "how the starts of an open load are spread"},
+		Doc:   "distribution of an open load's starts"},
 	{Name: "protocol", Type: param.TypeWord, Default: string(HTTP1), Words: []string{string(HTTP1), string(HTTP2),
 		string(GRPC), string(TCP)},
 		Phrase: map[string]string{"http1": "over HTTP/1.1", "http2": "over HTTP/2", "grpc": "over gRPC", "tcp": "over TCP"},
-		Doc: "HTTP/1.1; HTTP/2, with prior knowledge where there is no TLS; unary gRPC calls; or TCP, bytes that " +
-			"are echoed. An application of kind `http` needs the same `protocol`"},
+		Doc: "HTTP/1.1; HTTP/2 (without TLS by prior knowledge); unary gRPC calls; or TCP, echoed bytes. An application " +
+			"of kind `http` needs the same"},
 	{Name: "tls", Type: param.TypeWord, Default: string(TLSOff),
 		Words:  []string{string(TLSOff), string(TLSOn), string(TLSUnverified)},
 		Phrase: map[string]string{"off": "in the clear", "on": "over TLS", "unverified": "over TLS"},
-		Doc: "whether connections are encrypted: off, except for https URLs; on, if the server's certificate verifies " +
-			"against the machine's roots; or unverified, with any certificate"},
+		Doc: "off: none, except for https URLs; on: the server's certificate must verify against the machine's roots; " +
+			"unverified: any certificate"},
 	{Name: "connections", Type: param.TypeCount, Default: "64", Min: 1, Max: 100_000,
 		Phrase: map[string]string{"": "with {} connections", "1": "with one connection"},
 		Doc:    "connections open at once, at most; with keepalive, exactly"},
 	{Name: "streams", Type: param.TypeCount, Default: "1", Min: 1, Max: maxStreams,
 		Phrase: map[string]string{"": "with {} streams on each connection", "1": "with one stream on each connection"},
-		Doc: "requests that a connection carries at once, at most, over HTTP/2 and gRPC; an open load takes any that is " +
-			"free, going round all connections"},
+		Doc: "requests at once on a connection, at most, over HTTP/2 and gRPC; an open load takes free ones round all " +
+			"connections"},
 	{Name: "request-body", Type: param.TypeBytes, Default: "0", Max: maxBody,
 		Phrase: map[string]string{"": "with requests of {} bytes", "0": "with requests without a body"},
-		Doc:    "size of the request's body; over gRPC, of the value in the message; over TCP, at least 1"},
+		Doc:    "size of the request's body, or of the value in a gRPC message; over TCP at least 1"},
 	{Name: "keepalive", Type: param.TypeSwitch, Default: "true",
 		Phrase: map[string]string{"true": "over kept connections", "false": "over a new connection for each request"},
-		Doc:    "whether a connection serves many requests; false: one connection for each request"},
+		Doc:    "whether connections are kept; false: one for each request"},
 	{Name: "threads", Type: param.TypeCount, Min: 1, Max: 1024,
-		Doc: "threads of the generator; it chooses when this is left out"},
+		Doc: "threads of the generator, which chooses when left out"},
 	{Name: "timeout", Type: param.TypeDuration, Default: "5s", Min: 0.001, Max: 600,
 		Doc: "time after which a request counts as failed"},
 	{Name: "drain", Type: param.TypeDuration, Default: "1s", Max: 600,
-		Doc: "time after the window in which answers are still waited for"},
+		Doc: "time after the window to wait for answers"},
 }
 
 // The names of settings that an experiment provides.

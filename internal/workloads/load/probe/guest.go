@@ -41,10 +41,10 @@ func (guest) Gates() []*measured.Gate { return []*measured.Gate{gateProbe, gateO
 
 var (
 	gateProbe = &measured.Gate{Name: "probe", Breaks: []measured.Need{measured.Probed}, Quiet: ledger.Unknown,
-		Why: "a probe that never ran saw no delay; nothing else rests on it"}
+		Why: "a probe that never ran saw no delay"}
 	gateOutside = &measured.Gate{Name: "outside", Breaks: []measured.Need{measured.Alone}, Quiet: ledger.Neighbour,
-		Why: "what others take looks like a delay, and is missing from the machine; costs per piece of work and " +
-			"memory are the trial's own"}
+		Why: "what others take looks like a delay, and is missing from the machine; costs per piece of work and memory " +
+			"are the trial's own"}
 )
 
 // metrics are what probes tell.
@@ -55,15 +55,15 @@ var metrics = []measured.Metric{
 		Definition: metric.Definition{
 			Name: "sched_delay_max_seconds", Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Merged,
 			Better: metric.Lower, Needs: measured.NeedDelay, Headline: true, Tail: true, Family: "sched", Limit: usableDelay,
-			How: "The longest of these times in the trial.",
+			How: "Time from when a task of the probe asked to be woken until it ran, of all wake-ups on all CPUs: " +
+				"maximum. Only with a load of kind `probe`.",
 		},
 		Value: measured.Seconds(Delay, measured.Longest),
 	},
 	{
 		Definition: metric.Definition{Name: "bpf_run_seconds", Family: "bpf", Unit: quantity.Seconds, Rank: metric.RankBPF,
 			Pool: metric.Largest, Cost: true, Better: metric.Lower, Needs: measured.NeedSamples, Headline: true,
-			How: "Mean length of one run of that program of the subject whose runs are longest. Only with a load of kind " +
-				"`probe`; left out where there is no subject."},
+			How: "Mean length of one run of the subject's program with the longest runs. Only with a load of kind `probe`."},
 		Value: longestRun,
 	},
 }
@@ -88,8 +88,8 @@ func delayed(q float64, quantile string) measured.Metric {
 			Name: "sched_delay_" + quantile + "_seconds", Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Merged,
 			Better: metric.Lower,
 			Needs:  measured.NeedDelay, Headline: true, Tail: q > 0.5, Family: "sched",
-			How: fmt.Sprintf("Time from when a task of the probe asked to be woken until it ran: %s quantile of all wake-ups "+
-				"on all CPUs. Only with a load of kind `probe`.", quantile),
+			How: fmt.Sprintf("Time from when a task of the probe asked to be woken until it ran, of all wake-ups on all "+
+				"CPUs: %s quantile. Only with a load of kind `probe`.", quantile),
 		},
 		Value: measured.Seconds(Delay, measured.Quantile(q)),
 	}

@@ -5,5 +5,5 @@ import "tare/internal/lib/param"
 // Settings are what specs and the command line set of a probe.
 var Settings = []param.Setting{
 	{Name: "interval", Type: param.TypeDuration, Default: "1ms", Min: MinInterval.Seconds(), Max: MaxInterval.Seconds(),
-		Doc: "time between two wake-ups on one CPU"},
+		Doc: "time between wake-ups on one CPU"},
 }

@@ -17,8 +17,8 @@ var metrics = []measured.Metric{
 			Name: "written_bytes_per_second", Unit: quantity.Bytes + " per second", Rank: metric.RankThroughput,
 			Pool: metric.Sum, Better: metric.Higher, Needs: measured.NeedThroughput,
 			Headline: true, Free: true, Outcome: true, Clause: "lets loads write {} a second",
-			How: "Bytes that loads of kind `write` wrote in writes that succeeded, sync included where it was asked for, " +
-				"per second of the window.",
+			How: "Bytes that loads of kind `write` wrote successfully, sync included where asked for, per second of the " +
+				"window.",
 		},
 		Value: bytesPerSecond,
 	},
@@ -42,8 +42,8 @@ func took(q float64, quantile string) measured.Metric {
 		Definition: metric.Definition{
 			Name: "write_" + quantile + "_seconds", Unit: quantity.Seconds, Rank: metric.RankLatency, Pool: metric.Merged,
 			Better: metric.Lower, Needs: measured.NeedLatency, Tail: q > 0.5,
-			How: fmt.Sprintf("Time from when a write began until it, and its sync, had returned: %s quantile of all loads "+
-				"of kind `write`. Left out when fewer than %g lie beyond it.", quantile, stats.MinBeyond(q)),
+			How: fmt.Sprintf("Time of a write of a load of kind `write`, with its sync: %s quantile. Left out when fewer "+
+				"than %g lie beyond it.", quantile, stats.MinBeyond(q)),
 		},
 		Value: func(m *measured.Measured) (float64, bool) {
 			var encoded []string

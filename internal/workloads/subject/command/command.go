@@ -29,22 +29,21 @@ const settingObserve = "observe"
 
 // observe is the setting that replaces a command line.
 var observe = param.Setting{Name: settingObserve, Type: param.TypeText, Reach: param.ReachProcess,
-	Doc: "instead of `command`, what runs already: `pid:1234`, `cgroup:/path`, `unit:NAME` or `container:ID`. It " +
-		"is never started, moved or stopped, so it runs beside the baseline too, and only what it uses itself " +
-		"is reported"}
+	Doc: "instead of `command`: what runs already, `pid:1234`, `cgroup:/path`, `unit:NAME` or `container:ID`; never " +
+		"started, moved or stopped. It runs beside the baseline too, and only what it uses itself is reported"}
 
 // Version and Optional are the settings of every subject that is an external program.
 var (
 	Version = param.Setting{Name: "version", Type: param.TypeText, Reach: param.ReachCommand,
 		Doc: "command line that prints its version, for the record"}
 	Optional = param.Setting{Name: "optional", Type: param.TypeSwitch, Default: "false",
-		Doc: "true: where its program is not installed, the run goes on without the arm and says so"}
+		Doc: "whether the run goes on without the arm where its program is not installed"}
 )
 
 // serves is the setting that puts a command into the path of requests.
 var serves = param.Setting{Name: "serves", Type: param.TypeText, Reach: param.ReachNothing,
-	Doc: "the application that it stands in front of: its loads go to the command instead, at `address` or " +
-		"`{address}`. Default: the only application with loads, where the command has one of these"}
+	Doc: "application whose loads go to the command instead, at `address` or `{address}`; when left out, the only one " +
+		"with loads, if the command has one of these"}
 
 // Settings are those of a command or of what is observed.
 var Settings = slices.Concat(process.Settings[:1], []param.Setting{observe, serves}, process.Settings[1:],

@@ -29,17 +29,17 @@ const (
 
 var settings = []param.Setting{
 	{Name: labelsKey, Type: param.TypeText, Reach: param.ReachNothing,
-		Doc: "labels of the pods of this arm, by which it applies: KEY=VALUE, several with commas between"},
+		Doc: "labels of this arm's pods: KEY=VALUE, separated by commas"},
 	{Name: annotationsKey, Type: param.TypeText, Reach: param.ReachNothing,
-		Doc: "annotations of these pods, in the same form; those with commas in their values with ; between"},
+		Doc: "annotations of these pods: KEY=VALUE, separated by commas, or by ; if values contain commas"},
 	{Name: runtimeKey, Type: param.TypeText, Reach: param.ReachNothing, Doc: "RuntimeClass of these pods"},
 	{Name: appliedKey, Type: param.TypeText, Reach: param.ReachNothing,
-		Doc: "annotations by which what is installed marks pods to which it applies, in the same form: loads begin when " +
-			"all pods of this arm have them, and no pod of the baseline may have them"},
+		Doc: "annotations, in the same form, that the installed program adds to pods: loads begin when all pods of this " +
+			"arm have them; no pod of the baseline may"},
 	{Name: componentsKey, Type: param.TypeText, Reach: param.ReachNothing,
 		Doc: "what its cost is: rules as of `tare weigh --tare`, separated by ;, such as " +
-			"`container=istio-proxy,component=sidecar; namespace=istio-system,component=controlplane`. A rule " +
-			"with a container and no namespace is about the pods of the trial, each with its component"},
+			"`container=istio-proxy,component=sidecar; namespace=istio-system,component=controlplane`. A rule with a " +
+			"container and no namespace covers the trial's pods, each with its component"},
 }
 
 func (guest) About() kind.About {

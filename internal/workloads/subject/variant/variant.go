@@ -17,8 +17,7 @@ type guest struct{}
 // Settings are what specs set of a variant.
 var Settings = []param.Setting{{
 	Name: "set", Type: param.TypeText, Reach: param.ReachNothing, // what it sets has its own
-	Doc: "settings of this arm as factors name them, with their values: `server.delay=50us`; several are " +
-		"separated by commas",
+	Doc: "this arm's settings, named as by factors, with commas between: `server.delay=50us`",
 }}
 
 func (guest) About() kind.About {
