@@ -2,7 +2,6 @@ package engine
 
 import (
 	"bytes"
-	"cmp"
 	"flag"
 	"fmt"
 	"maps"
@@ -13,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 
@@ -360,27 +360,24 @@ func TestWithoutStatistics(t *testing.T) {
 	}
 }
 
-// writeMetrics writes docs/metrics.md. Metrics whose definitions differ in a statistic or a component alone share a
-// row, and so do the things that many metrics need.
+// writeMetrics writes docs/metrics.md. Metrics whose definitions differ in a statistic or a component alone share an
+// entry, and so do the things that many metrics need.
 func writeMetrics(b *bytes.Buffer) {
 	b.WriteString(`# Metrics
 
-One value for each trial, in "metrics" of its line in trials.jsonl. A name ends in its unit and means the same in every
-experiment. This page is generated from the definitions in the source (internal/experiment/measured, and the folder of
-each guest); a run keeps those of its version in "metrics" of run.json.
+Each trial has one value of each, in "metrics" of its line in trials.jsonl. A name ends in its unit and means the same
+in every experiment. This page is generated from the definitions in the source (internal/experiment/measured, and the
+folder of each guest); a run keeps those of its version in "metrics" of run.json.
 
 ## Gates
 
-A tripped gate breaks some needs of metrics, and voids the metrics that have one of these; all others stand.
-[The spec](spec.md#gates) says which gates have a setting. When the subject itself tripped the gate, because it was too
-slow and nobody else disturbed the machine, that is a result: its throughput and the part of its requests that failed
-stand.
+A tripped gate breaks some needs, given in parentheses, and voids the metrics that have one of these; all others stand.
+[The spec](spec.md#gates) says which gates have a setting. When the subject alone tripped the gate, because it was too
+slow, that is a result: its throughput and the part of its requests that failed stand.
 
-| gate | breaks | why |
-|---|---|---|
 `)
 	for _, g := range measured.Gates() {
-		fmt.Fprintf(b, "| `%s` | %s | %s |\n", g.Name, needWords(g.Breaks), g.Why)
+		b.WriteString(wrapped(fmt.Sprintf("- `%s` (%s): %s", g.Name, needWords(g.Breaks), g.Why)))
 	}
 	var sets []string
 	for _, m := range measured.Metrics() {
@@ -388,73 +385,97 @@ stand.
 			sets = append(sets, words)
 		}
 	}
-	b.WriteString("\n| needs | what a trial must be |\n|---|---|\n")
+	b.WriteString("\nThe sets of needs that metrics have:\n\n")
 	for i, words := range sets {
-		fmt.Fprintf(b, "| n%d | %s |\n", i+1, words)
+		b.WriteString(wrapped(fmt.Sprintf("- n%d: %s", i+1, words)))
 	}
 	b.WriteString(`
 ## All metrics
 
-| mark | meaning |
-|---|---|
-| * | answers speak of it; those that are no quantile above the median and not pooled decide a run's precision |
-| **+** | a cost: it may have a fixed part and parts that grow with factors, and models are fitted to it |
-| **c** | also given for each named component of a subject's processes, in "components" of the trial |
+After a name, in parentheses, are how the values of several [nodes](nodes.md#metrics-on-several-nodes) are pooled and
+what it needs, and in brackets:
+
+- **a**: answers speak of it; those that are no quantile above the median and not pooled decide a run's precision
+- **h**: higher is better; **n**: neither is; without these, lower is better
+- **+**: a cost: it may have a fixed part and parts that grow with factors, and models are fitted to it
+- **c**: also given for each named component of a subject's processes, in "components" of the trial
 `)
 	for _, n := range footnotes {
-		fmt.Fprintf(b, "| **%s** | %s |\n", n.mark, n.text)
+		b.WriteString(wrapped(fmt.Sprintf("- **%s**: %s", n.mark, n.text)))
 	}
 	b.WriteString(`
 A metric is absent, never 0, where this machine does not have its source, and where the trial has no load or subject of
-the kind that it is about (save those with the mark 0). Metrics that differ only in a statistic share a row: p50 to p999
-are quantiles, max is the longest, and a time with neither is the mean. They are of all requests, changes or events of
-the trial, all loads merged; a quantile is absent when fewer than 10 (p999: 100) lie beyond it. "The same" refers to the
-row before. The column "over nodes" says how the values of several [nodes](nodes.md#metrics-on-several-nodes) are
-pooled.
+the kind that it is about (save those with the mark 0). Of metrics that differ only in a statistic, p50 to p999 are
+quantiles, max is the longest, and a time with neither is the mean. They are of all requests, changes or events of the
+trial, all loads merged; a quantile is absent when fewer than 10 (p999: 100) lie beyond it. "The same" refers to the
+entry before.
 
-| metric | better | over nodes | needs | how |
-|---|---|---|---|---|
 `)
-	type row struct{ names, family, rest string }
-	var rows []row
+	type entry struct{ names, family, rest string }
+	var entries []entry
 	for _, m := range measured.Metrics() {
-		name := "`" + m.Name + "`"
-		if m.Headline {
-			name += " *"
+		how, marks := m.How, ""
+		for _, mark := range []struct {
+			of   bool
+			mark string
+		}{
+			{m.Headline, "a"}, {m.Better == "higher", "h"}, {m.Better == "", "n"}, {m.Cost, "+"},
+			{m.Component != nil, "c"},
+		} {
+			if mark.of {
+				marks += mark.mark
+			}
 		}
-		if m.Cost {
-			name += " **+**"
-		}
-		if m.Component != nil {
-			name += " **c**"
-		}
-		how := m.How
 		for _, n := range footnotes {
 			if cut := strings.ReplaceAll(how, " "+n.text, ""); cut != how {
 				how = cut
-				name += " **" + n.mark + "**"
+				marks += n.mark
 			}
 		}
-		needs := "-"
+		name := "`" + m.Name + "`"
+		if marks != "" {
+			name += "[" + marks + "]"
+		}
+		of := string(m.Pool)
 		if i := slices.Index(sets, needWords(m.Needs)); i >= 0 {
-			needs = fmt.Sprintf("n%d", i+1)
+			of += fmt.Sprintf(", n%d", i+1)
 		}
 		how = beyond.ReplaceAllString(member.ReplaceAllString(how, "$1"), "")
-		rest := fmt.Sprintf("%s | %s | %s | %s", cmp.Or(string(m.Better), "-"), m.Pool, needs, how)
-		family := ""
-		if strings.HasPrefix(how, "The same") { // as the row before it
-			family = quantileOf.ReplaceAllString(m.Name, "")
+		family := string(m.Better)
+		if strings.HasPrefix(how, "The same") { // as the entry before it
+			family += quantileOf.ReplaceAllString(m.Name, "")
 		}
-		same := func(r row) bool { return r.rest == rest && r.family == family }
-		if i := slices.IndexFunc(rows, same); i >= 0 {
-			rows[i].names += ", " + name
+		rest := fmt.Sprintf("(%s): %s", of, how)
+		same := func(e entry) bool { return e.rest == rest && e.family == family }
+		if i := slices.IndexFunc(entries, same); i >= 0 {
+			entries[i].names += ", " + name
 		} else {
-			rows = append(rows, row{name, family, rest})
+			entries = append(entries, entry{name, family, rest})
 		}
 	}
-	for _, r := range rows {
-		fmt.Fprintf(b, "| %s | %s |\n", r.names, r.rest)
+	for _, e := range entries {
+		b.WriteString(wrapped("- " + e.names + " " + e.rest))
 	}
+}
+
+// wrapped returns an entry of a list in lines of at most 120 columns.
+func wrapped(entry string) string {
+	var b strings.Builder
+	columns := 0
+	for _, word := range strings.Fields(entry) {
+		n := utf8.RuneCountInString(word)
+		switch {
+		case columns+1+n > 120:
+			b.WriteString("\n  ")
+			columns = 2
+		case columns > 0:
+			b.WriteString(" ")
+			columns++
+		}
+		b.WriteString(word)
+		columns += n
+	}
+	return b.String() + "\n"
 }
 
 // footnotes are what several definitions have in common.

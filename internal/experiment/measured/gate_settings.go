@@ -16,13 +16,13 @@ var GateSettings = []param.Setting{
 		Doc: "difference of the window's halves, as a part of the smaller: in median latency, or in throughput of a " +
 			"closed load"},
 	{Name: "throttled", Type: param.TypeDuration, Default: "0s", Max: 3600,
-		Doc: "time that a group without its own CPU limit, or one that holds the trial, may be throttled"},
+		Doc: "time that a group without its own CPU limit, or one around the trial, may be throttled"},
 	{Name: "held", Type: param.TypeNumber, Default: "0", Max: 1,
-		Doc: "part of its periods in which a group with a CPU limit must be throttled"},
+		Doc: "part of a CPU-limited group's periods in which it must be throttled"},
 	{Name: "connections", Type: param.TypeNumber, Default: "1", Max: 1,
-		Doc: "part of the requested connections that must be open at once, where the load holds them"},
+		Doc: "part of the requested connections that must be open at once, of loads that hold them"},
 	{Name: "nodes", Type: param.TypeNumber, Default: "0.5", Max: 1,
-		Doc: "part of its nodes at which a trial may fail before it is invalid"},
+		Doc: "part of its nodes at which a valid trial may fail"},
 	{Name: "invalid", Type: param.TypeNumber, Default: "0.25", Max: 1,
-		Doc: "part of an arm's trials at a level that a metric may lose before it is withheld"},
+		Doc: "part of an arm's trials at a level that a metric may lose"},
 }

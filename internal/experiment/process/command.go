@@ -91,11 +91,11 @@ var Settings = []param.Setting{
 		Doc: "ready when this time has passed since all others of these five that are set hold. None set: it listens on a " +
 			"TCP port, or has run for half a second"},
 	{Name: "ready-timeout", Type: param.TypeDuration, Default: readyTimeout.String(), Min: 0.01, Max: 3600,
-		Doc: "time from its start in which it must be ready"},
+		Doc: "time from its start until it is ready, at most"},
 	{Name: "stop-signal", Type: param.TypeWord, Default: "TERM", Words: stopSignals,
 		Doc: "signal that ends it, sent to all its processes"},
 	{Name: "stop-time", Type: param.TypeDuration, Default: stopTime.String(), Max: 600,
-		Doc: "time that it gets to end before it is killed"},
+		Doc: "time to end before it is killed"},
 	{Name: "address", Type: param.TypeText, Reach: param.ReachAddress,
 		Doc: "`host:port` where it is reached, and the value of `{address}`; where it listens when left out"},
 }

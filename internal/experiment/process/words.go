@@ -132,10 +132,10 @@ var placeholders = []placeholder{
 	{"self", func(p Place) string { return p.Self }},
 }
 
-const placeholderDoc = "`{address}`, `{host}`, `{port}` (where the application is, or where it is to listen " +
-	"itself), `{web.address}`, `{web.host}`, `{web.port}` (in a subject: of the application web), `{seconds}` (whole " +
-	"seconds that a load is to run, rounded up), `{window}` (those of them that are measured), `{dir}` (a separate " +
-	"directory), `{cgroup_dir}`, `{cgroup_id}`, `{cgroup_path}` (its control group), `{self}` (tare)"
+const placeholderDoc = "`{address}`, `{host}`, `{port}` (where the application is, or is to listen), " +
+	"`{web.address}`, `{web.host}`, `{web.port}` (in a subject: of the application web), `{seconds}` (whole " +
+	"seconds of a load's run, rounded up), `{window}` (those measured), `{dir}` (a separate directory), " +
+	"`{cgroup_dir}`, `{cgroup_id}`, `{cgroup_path}` (its control group), `{self}` (tare)"
 
 // bracket puts an IPv6 address into brackets, as in an address with a port.
 func bracket(host string) string {

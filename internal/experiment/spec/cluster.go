@@ -26,7 +26,7 @@ type Where struct {
 }
 
 var settleKnob = param.Setting{Name: "settle", Type: param.TypeDuration, Default: "2s", Max: 600,
-	Doc: "time from when all pods of a trial are ready until its loads begin"}
+	Doc: "time from the readiness of all pods of a trial until its loads begin"}
 
 var whereSettings = []param.Setting{
 	{Name: "on", Type: param.TypeText, Reach: param.ReachNothing,

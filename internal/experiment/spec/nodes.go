@@ -16,7 +16,8 @@ import (
 // nodesKnob is a setting of the whole experiment, which can be a factor as those of its parts can.
 var nodesKnob = param.Setting{Name: "nodes", Type: param.TypeCount, Default: "0", Max: 10_000,
 	Phrase: map[string]string{"": "on {} nodes", "0": "on this machine alone", "1": "on one node"},
-	Doc:    "machines that each run every trial whole, at the same time; 0: this machine alone. See docs/nodes.md"}
+	Doc: "machines that each run the whole of every trial, at the same time; 0: this machine alone. See " +
+		"docs/nodes.md"}
 
 // Nodes is on how many nodes trials run.
 func (s *Spec) Nodes() int { return int(s.Whole.Float(nodesKnob.Name)) }

@@ -94,19 +94,18 @@ var (
 			Doc: "measured window of each trial"},
 	}
 	samplingKnob = param.Setting{Name: "sampling", Type: param.TypeCount, Default: "997", Min: 1, Max: perf.MaxHz,
-		Doc: "samples per second and CPU that split eBPF time by control group: short runs need many; each costs " +
-			"about a microsecond"}
+		Doc: "samples per second and CPU that split eBPF time by control group, each at the cost of about a " +
+			"microsecond; short runs need many"}
 	statisticsKnob = param.Setting{Name: "statistics", Type: param.TypeSwitch, Default: "true",
-		Doc: "whether the kernel counts runs and run time of eBPF programs, at 20 to 50 ns a run; false: no run time of " +
-			"eBPF in the record"}
+		Doc: "whether the kernel counts runs and run time of eBPF programs, at 20 to 50 ns a run; false: no eBPF " +
+			"run time"}
 	repeatKnob = param.Setting{Name: "repeat", Type: param.TypePart, Default: "50%", Max: 10,
-		Doc: "longest time for repeating trials that others than the subject spoiled, as a part of the planned time; 0%: " +
-			"never"}
+		Doc: "most time for repeating trials that others than the subject spoiled, as a part of the planned time"}
 	precisionKnob = param.Setting{Name: "precision", Type: param.TypePart, Min: 0.001, Max: 1,
 		Doc: "half-width of intervals at which the run ends, as a part of the value, or of the baseline's for a " +
-			"difference; when left out, `blocks` decides"}
+			"difference"}
 	untilKnob = param.Setting{Name: "until", Type: param.TypeDuration, Min: 1, Max: 7 * 24 * 3600,
-		Doc: "time after which no further block begins; 30m when left out with `precision`; without `precision` the run " +
+		Doc: "time after which no further block begins; 30m when left out with `precision`; without it the run " +
 			"goes on until then"}
 
 	wholeKnobs = []param.Setting{samplingKnob, statisticsKnob, repeatKnob, untilKnob}

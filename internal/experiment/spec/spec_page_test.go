@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/measured"
@@ -16,11 +17,12 @@ import (
 
 var update = flag.Bool("update", false, "write docs/spec.md anew")
 
-// settingsTable matches a table of settings in docs/spec.md and the comment above it that says whose they are: those of
+// settingsList matches a list of settings in docs/spec.md and the comment above it that says whose they are: those of
 // a guest ("load http"), those that several guests have in common ("common to subject envoy, subject nginx"), or those
-// of the spec itself ("times"). "until KEY" leaves out that key and those after it. Keys that an earlier table has for
+// of the spec itself ("times"). "until KEY" leaves out that key and those after it. Keys that an earlier list has for
 // the same guest are left out of later ones.
-var settingsTable = regexp.MustCompile(`(?m)^<!-- settings: (common to )?(.+?)(?: until (\S+))? -->\n(?:\|.*\n)*`)
+var settingsList = regexp.MustCompile(
+	`(?m)^<!-- settings: (common to )?((?:.|\n)+?)(?: until (\S+))? -->\n(?:(?:- |  ).*\n)*`)
 
 // specSettings are the settings of a spec that belong to no guest, by their names in docs/spec.md.
 var specSettings = map[string][]param.Setting{
@@ -44,19 +46,19 @@ func TestSpecPage(t *testing.T) {
 		}
 	}
 	shown := map[string][]string{} // rows by whose they are
-	made := settingsTable.ReplaceAllStringFunc(string(page), func(old string) string {
-		comment, _, _ := strings.Cut(old, "\n")
-		m := settingsTable.FindStringSubmatch(old)
-		table, err := settingsRows(strings.Split(m[2], ", "), m[3], shown)
+	made := settingsList.ReplaceAllStringFunc(string(page), func(old string) string {
+		comment, _, _ := strings.Cut(old, "-->\n")
+		m := settingsList.FindStringSubmatch(old)
+		rows, err := settingsRows(strings.Split(strings.ReplaceAll(m[2], "\n", " "), ", "), m[3], shown)
 		if err != nil {
 			t.Errorf("docs/spec.md: %q: %v", comment, err)
 			return old
 		}
-		return comment + "\n| key | value (default) | meaning |\n|---|---|---|\n" + strings.Join(table, "")
+		return comment + "-->\n" + strings.Join(rows, "")
 	})
 	for whose, all := range allSettings() {
 		if len(shown[whose]) != len(all) {
-			t.Errorf("docs/spec.md has %d of the %d settings of %s: give it a table below <!-- settings: %s -->",
+			t.Errorf("docs/spec.md has %d of the %d settings of %s: give it a list below <!-- settings: %s -->",
 				len(shown[whose]), len(all), whose, whose)
 		}
 	}
@@ -85,8 +87,8 @@ func allSettings() map[string][]param.Setting {
 	return all
 }
 
-// settingsRows returns the rows of a table that is for each of whose, and notes in shown that these have them.
-func settingsRows(whose []string, until string, shown map[string][]string) (table []string, err error) {
+// settingsRows returns the rows of a list that is for each of whose, and notes in shown that these have them.
+func settingsRows(whose []string, until string, shown map[string][]string) ([]string, error) {
 	var rows []string
 	for i, w := range whose {
 		all, ok := allSettings()[w]
@@ -115,9 +117,38 @@ func settingsRows(whose []string, until string, shown map[string][]string) (tabl
 
 // settingRow is the row of a setting in docs/spec.md.
 func settingRow(k param.Setting) string {
-	value := k.Accepts()
-	if k.Default != "" {
-		value += " (" + k.Default + ")"
+	row, doc, value := "- `"+k.Name+"`", k.Doc, k.Default
+	if k.Type != param.TypeText {
+		row += " *" + k.Accepts() + "*"
 	}
-	return "| `" + k.Name + "` | " + value + " | " + k.Doc + " |\n"
+	if m := leftOut.FindStringSubmatch(doc); m != nil && value == "" {
+		doc, value = m[1], m[2]
+	}
+	if value != "" {
+		row += " (" + value + ")"
+	}
+	return wrapped(row+": "+doc, "  ")
+}
+
+// leftOut matches a text that ends in the value which holds when the setting is left out.
+var leftOut = regexp.MustCompile("^(.*); `?([^` ]+)`? when left out$")
+
+// wrapped returns text in lines of at most 120 columns, in which all but the first begin with indent.
+func wrapped(text, indent string) string {
+	var b strings.Builder
+	columns := 0
+	for i, word := range strings.Fields(text) {
+		n := utf8.RuneCountInString(word)
+		switch {
+		case i > 0 && columns+1+n > 120:
+			b.WriteString("\n" + indent)
+			columns = len(indent)
+		case i > 0:
+			b.WriteString(" ")
+			columns++
+		}
+		b.WriteString(word)
+		columns += n
+	}
+	return b.String() + "\n"
 }

@@ -21,9 +21,10 @@ const (
 // Settings are the load's settings in specs and on the command line.
 var Settings = []param.Setting{
 	{Name: modeKey, Type: param.TypeWord, Default: load.Open, Words: []string{load.Open, load.Closed},
-		Doc: "open: reviews start on an absolute schedule; closed: the next starts after an answer"},
+		Doc: "open: requests start on an absolute schedule; closed: each connection or worker sends the next when " +
+			"one ends"},
 	{Name: rateKey, Type: param.TypeNumber, Min: 0.1, Max: 100_000, Phrase: map[string]string{"": "at {} reviews/s"},
-		Doc: "reviews per second; required by open loads, which alone have it"},
+		Doc: "requests per second; required by open loads, which alone have it"},
 	{Name: arrivalsKey, Type: param.TypeWord, Default: string(pace.Poisson),
 		Words: []string{string(pace.Poisson), string(pace.Constant)}, Doc: "distribution of an open load's starts"},
 	{Name: atOnceKey, Type: param.TypeCount, Default: "16", Min: 1, Max: 250,
@@ -32,7 +33,7 @@ var Settings = []param.Setting{
 	{Name: timeoutKey, Type: param.TypeDuration, Default: "10s", Min: 0.001, Max: 30,
 		Doc: "time after which a review counts as failed"},
 	{Name: drainKey, Type: param.TypeDuration, Default: "1s", Max: 600,
-		Doc: "time after the window to wait for answers"},
+		Doc: "time after the window for what was due in it"},
 }
 
 // Options configures a Load.

@@ -57,11 +57,11 @@ var Settings = []param.Setting{
 	{Name: pauseKey, Type: param.TypeDuration, Default: "10ms", Max: 60,
 		Doc: "time from one change, rollout or tenth to the next, times a random 0.5 to 1.5"},
 	{Name: slowKey, Type: param.TypePart, Default: "0%",
-		Doc: "part of the proxies that take a second to read a response"},
+		Doc: "proxies that take a second to read a response"},
 	{Name: refusingKey, Type: param.TypePart, Default: "0%",
-		Doc: "part of the proxies that refuse each response but the first of its type"},
+		Doc: "proxies that refuse each response but the first of its type"},
 	{Name: floodingKey, Type: param.TypePart, Default: "0%",
-		Doc: "part of the proxies that ask for more without end"},
+		Doc: "proxies that ask for more without end"},
 }
 
 // slowBy is how long slow proxies take to read a response.

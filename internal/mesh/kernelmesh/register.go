@@ -46,7 +46,7 @@ const xdsKey = "xds"
 
 var xdsSetting = param.Setting{
 	Name: xdsKey, Type: param.TypeText, Reach: param.ReachNothing,
-	Doc: "application of kind `mesh` or `istiod` that provides the services, instead of a file",
+	Doc: "application of kind `mesh` or `istiod` with the services",
 }
 
 // The settings of a control plane that a trial starts for the data plane. The process gets its address.
@@ -61,7 +61,7 @@ const underIstio = "istiod"
 var controlSettings = []param.Setting{
 	{
 		Name: controlKey, Type: param.TypeWord, Words: []string{underIstio},
-		Doc: "control plane started as a component of the subject, instead of a file of services; none when left out",
+		Doc: "control plane started as a component, instead of a file of services",
 	},
 	{
 		Name: optionalKey, Type: param.TypeSwitch,

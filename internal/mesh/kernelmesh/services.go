@@ -23,8 +23,7 @@ var servicesSettings = []param.Setting{
 	{
 		Name: servicesKey, Type: param.TypeCount, Min: 1, Max: 1_000_000,
 		Phrase: map[string]string{"": "with {} services", "1": "with one service"},
-		Doc: "services in all: those of the applications, the others with endpoints without a listener; only the " +
-			"applications' when left out",
+		Doc:    "services in all; those beyond the applications' have endpoints without a listener",
 	},
 	{
 		Name: endpointsKey, Type: param.TypeCount, Min: 1, Max: maxEach,
@@ -36,12 +35,11 @@ var servicesSettings = []param.Setting{
 	},
 	{
 		Name: thenKey, Type: param.TypeCount, Min: 1, Max: 1_000_000,
-		Doc: "services left after the load, when the subject reads its services again; memory is also read before the " +
-			"load and after this",
+		Doc: "services left after the load; memory is also read before the load and once these are left",
 	},
 	{
 		Name: fitKey, Type: param.TypeSwitch,
-		Doc: "maps for exactly the services and endpoints that exist, instead of `max-services` and `max-endpoints`",
+		Doc: "whether maps fit the services and endpoints that exist, instead of `max-services` and `max-endpoints`",
 	},
 }
 

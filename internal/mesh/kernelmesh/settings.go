@@ -14,8 +14,8 @@ var Settings = []param.Setting{
 	{Name: "peer", Type: param.TypeWord, Words: Peers,
 		Doc: "what applications see as the peer of a connection"},
 	{Name: "work", Type: param.TypeWord, Words: Works(),
-		Doc: "what its process does during a trial: replace configuration as fast as it can, or time the changes that a " +
-			"control plane pushes; nothing when left out"},
+		Doc: "replace: its process replaces configuration as fast as it can; push: it times the changes that a " +
+			"control plane pushes"},
 	{Name: "steps", Type: param.TypeCount, Default: "0", Max: MaxSteps,
 		Phrase: map[string]string{"": "with {} extra steps in each program"},
 		Doc:    "extra steps in each run of its connect programs: a planted weight"},
@@ -25,7 +25,7 @@ var Settings = []param.Setting{
 	{Name: metadataKey, Type: param.TypeText, Reach: param.ReachNothing,
 		Doc: "its metadata for a control plane: NAME=VALUE, separated by commas, such as ISTIO_VERSION=1.31.1"},
 	{Name: variantKey, Type: param.TypeWord, Words: Variants,
-		Doc: "variant of xDS: deltas, or the whole state of a kind each time; deltas when left out"},
+		Doc: "variant of xDS: deltas, or the whole state of a kind; deltas when left out"},
 	{Name: "max-services", Type: param.TypeCount, Min: 1, Max: maxServices,
 		Doc: "services that its maps hold"},
 	{Name: "max-endpoints", Type: param.TypeCount, Min: 1, Max: maxEndpoints,

@@ -9,7 +9,7 @@ import (
 var Settings = []param.Setting{
 	{Name: "what", Type: param.TypeWord, Default: One, Words: Whats,
 		Phrase: map[string]string{One: "of one service", All: "of all services at once"},
-		Doc:    "what a change is of: one random service, or all at once"},
+		Doc:    "what a change is of: a random service, or all at once"},
 	{Name: "interval", Type: param.TypeDuration, Default: DefaultInterval.String(),
 		Min: MinInterval.Seconds(), Max: MaxInterval.Seconds(),
 		Doc: "time between two connections until a change is seen"},

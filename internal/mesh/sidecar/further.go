@@ -50,19 +50,18 @@ var meshSettings = []param.Setting{
 		Phrase: map[string]string{
 			"policy": "with discovery by policy", "permissive": "with permissive discovery",
 		},
-		Doc: "services that a proxy knows: those that it may call (`policy`), or all (`permissive`), each with an " +
-			"upstream and, beside the client, a listener at a separate loopback address"},
+		Doc: "services that a proxy knows: those that it may call (`policy`), or all; each has an upstream and, " +
+			"beside the client, a listener at a separate loopback address"},
 	{Name: settingThen, Type: param.TypeCount, Min: 1, Max: maxServices,
-		Doc: "services left after the load, of proxies that a control plane configures; memory is read again once the " +
-			"others are gone"},
+		Doc: "services left after the load, of proxies that a control plane configures; memory is then read again"},
 	{Name: settingRules, Type: param.TypeCount, Default: "0", Max: maxRules,
 		Phrase: map[string]string{"": "with {} access rules", "1": "with one access rule", "0": "without access rules"},
-		Doc: "access rules of each application, which the server's proxy checks for every request; each allows one " +
-			"identity, the last one the client's. 0: the proxy's default"},
+		Doc: "access rules of each application, checked by the server's proxy; each allows one identity, the last " +
+			"the client's. 0: the proxy's default"},
 	{Name: settingLife, Type: param.TypeDuration, Min: 1, Max: 86400,
 		Phrase: map[string]string{"": "with certificates that end after {}"},
-		Doc: "life of certificates, of proxies that a control plane configures; replaced at half of it. An hour when left " +
-			"out"},
+		Doc: "life of certificates, which are replaced at half of it, of proxies that a control plane configures; " +
+			"1h when left out"},
 }
 
 // Rules returns the number of access rules in the options.

@@ -200,29 +200,28 @@ var commonSettings = []param.Setting{
 		Doc:    "proxies between a load and an application: 2, the client's and the server's; 1, the server's; 0, none"},
 	{Name: settingMTLS, Type: param.TypeSwitch, Default: "true",
 		Phrase: map[string]string{"true": "with mTLS", "false": "without mTLS"},
-		Doc:    "whether the two proxies use mutual TLS, and the server's nothing else; no effect with fewer than two"},
+		Doc:    "whether two proxies use mutual TLS, and the server's nothing else"},
 	{Name: settingWorkers, Type: param.TypeCount, Default: "1", Min: 1, Max: 256,
 		Phrase: map[string]string{"": "with {} workers", "1": "with one worker"},
 		Doc:    "threads or processes of each proxy that carry requests"},
 	{Name: settingProtocol, Type: param.TypeWord, Default: ProtocolHTTP,
 		Words:  []string{ProtocolHTTP, ProtocolHTTP2, ProtocolGRPC, ProtocolTCP},
 		Phrase: map[string]string{"http": "over HTTP/1.1", "http2": "over HTTP/2", "grpc": "over gRPC", "tcp": "over TCP"},
-		Doc: "what the proxies understand: requests of HTTP/1.1, HTTP/2 or gRPC, over shared kept connections, or bytes " +
-			"of TCP"},
+		Doc:    "requests of HTTP/1.1, HTTP/2 or gRPC, over shared kept connections, or bytes of TCP"},
 	{Name: settingConnections, Type: param.TypeCount, Default: "4096", Min: 1, Max: 100_000,
 		Doc: "connections that each proxy is configured for; some proxies reserve memory for them"},
 	{Name: settingNetwork, Type: param.TypeWord, Default: hostNetwork, Words: []string{hostNetwork, podNetwork},
-		Doc: "`host`: all on this machine's loopback interface; `pods`: loads and applications in two network namespaces, " +
+		Doc: "`host`: all on the loopback interface; `pods`: loads and applications in two network namespaces, " +
 			"joined by a veth pair"},
 	{Name: settingRedirect, Type: param.TypeWord, Default: redirect.Explicit, Words: redirect.Ways,
 		Phrase: map[string]string{"": "redirected by {}", redirect.Explicit: "by explicit address"},
-		Doc: "how connections reach the proxies: `explicit`, addressed to them; or redirected, which needs `network: " +
-			"pods`: `iptables`, by nf_tables rules as iptables makes them; `tproxy`, the same with transparent proxying in " +
-			"the applications' pod; `ebpf`, by eBPF programs"},
+		Doc: "how connections reach the proxies: `explicit`, addressed to them; or redirected, with `network: " +
+			"pods`: by nf_tables rules as iptables makes them, the same with transparent proxying in the " +
+			"applications' pod (`tproxy`), or eBPF programs"},
 	{Name: settingReady, Type: param.TypeDuration, Default: "30s", Min: 0.1, Max: 600,
-		Doc: "time from the proxies' start in which a request must pass all of them"},
+		Doc: "time from their start until a request passes all proxies, at most"},
 	{Name: settingProgram, Type: param.TypeText, Reach: param.ReachCommand,
-		Doc: "the proxy's program: a path, or a name on the PATH; its usual name when left out"},
+		Doc: "the proxy's program, by path or name; its usual name when left out"},
 	{Name: settingOptional, Type: param.TypeSwitch, Default: "false",
 		Doc: "whether the run goes on without the arm where its program is not installed"},
 }

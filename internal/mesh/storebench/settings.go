@@ -14,10 +14,10 @@ var Settings = []param.Setting{
 		Doc: "design, or design:variant: `naive`, `pooled` (`ahead`, `background`, `ondemand`), " +
 			"`sized` (`replace`, `ordered`), `value`, `snapshot`"},
 	{Name: "resource", Type: param.TypeWord, Default: Cluster, Words: Resources, Phrase: map[string]string{"": "for a {}"},
-		Doc: "what is flushed: a cluster of 10 localities with one endpoint each and circuit breakers, or a listener of 5 " +
-			"filter chains"},
+		Doc: "what is flushed: a cluster (10 localities of one endpoint, circuit breakers) or a listener (5 filter " +
+			"chains)"},
 	{Name: "operation", Type: param.TypeWord, Default: Replace, Words: Operations, Phrase: flushed,
-		Doc: "what a flush does with it; `lookup`: no flush, but lookups of the services by a program in the kernel"},
+		Doc: "what a flush does; `lookup`: instead, a program in the kernel looks up the services"},
 	{Name: "from", Type: param.TypeWord, Default: Struct, Words: Forms, Phrase: decoded,
 		Doc: "form of a change: decoded, or an xDS resource on the wire"},
 	{Name: "services", Type: param.TypeCount, Min: 1, Max: MaxServices,

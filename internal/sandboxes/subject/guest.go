@@ -56,8 +56,7 @@ var settings = []param.Setting{
 		Doc: "of virtual machines: whether all of it is in the pod's control group; false: only what runs its CPUs " +
 			"(`microvm`: annotation `io.tare.microvm.sandbox_cgroup_only`)"},
 	{Name: settingNetwork, Type: param.TypeWord, Default: ownNetwork, Words: []string{ownNetwork, hostNetwork},
-		Doc: "network of the sandbox: a separate namespace, with a veth pair to an application that a load goes to, or " +
-			"this machine's"},
+		Doc: "a separate namespace, with a veth pair to an application that a load goes to, or this machine's"},
 	{Name: settingReady, Type: param.TypeDuration, Default: role.ReadyTimeout.String(), Min: 1, Max: 3600,
 		Doc: "time from a sandbox's launch in which its content must be ready; a virtual machine may boot as long, and at " +
 			"least a minute"},

@@ -30,7 +30,7 @@ const settingBatch = "batch"
 
 var settings = []param.Setting{
 	{Name: settingBatch, Type: param.TypeDuration, Default: "300µs", Min: 10e-6, Max: 1,
-		Doc: "about how long one kind of call is made and timed before the next has its turn"},
+		Doc: "about how long each kind of call is timed in turn"},
 }
 
 func (guest) About() kind.About {

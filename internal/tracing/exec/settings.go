@@ -12,7 +12,7 @@ const Storm = "storm"
 var Settings = []param.Setting{
 	{Name: "rate", Type: param.TypeNumber, Words: []string{Storm}, Default: Storm, Min: 0.1, Max: MaxRate,
 		Phrase: map[string]string{"": "at {} execs/s", Storm: "in a storm"},
-		Doc:    "execs per second of all workers, on an absolute schedule; `storm`: as fast as they go"},
+		Doc:    "execs per second of all workers; `storm`: as fast as they go"},
 	{Name: "workers", Type: param.TypeCount, Min: 1, Max: 1024,
 		Doc: "processes that exec, spread over the CPUs; one for each CPU when left out"},
 }

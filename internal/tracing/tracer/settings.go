@@ -38,10 +38,10 @@ var (
 				"`{self}` for tare itself"},
 		command.Version,
 		{Name: "ready", Type: param.TypeText, Reach: param.ReachNothing,
-			Doc: "regular expression of the line, on either output, from which on it sees every exec"},
+			Doc: "regular expression of the line, on either output, after which it sees every exec"},
 		readyAfterSetting("after that line where there is one; 0s when left out"),
 		{Name: "ready-probe", Type: param.TypeSwitch,
-			Doc: "true: ready once it has delivered one of the probing execs in the load's control group; false when left out"},
+			Doc: "whether it is ready once it delivers a probing exec; false when left out"},
 		{Name: "lines", Type: param.TypeText, Reach: param.ReachNothing,
 			Doc: "counts events by lines: regular expression of those that are one event each; empty: all"},
 		{Name: "json", Type: param.TypeText, Reach: param.ReachNothing,
@@ -51,7 +51,7 @@ var (
 		{Name: "stream", Type: param.TypeWord, Words: Streams,
 			Doc: "output with the lines of `lines` or `json`; `stdout` when left out"},
 		{Name: "lost-lines", Type: param.TypeText, Reach: param.ReachNothing,
-			Doc: "counts its reported losses: regular expression with one group, a number to add up"},
+			Doc: "adds up its reported losses: regular expression with one group, a number"},
 		{Name: "lost-json", Type: param.TypeText, Reach: param.ReachNothing,
 			Doc: "or a running total, as `json`"},
 		{Name: "lost-prometheus", Type: param.TypeText, Reach: param.ReachNothing,
@@ -67,7 +67,7 @@ var (
 		{Name: "stop", Type: param.TypeDuration, Min: 0.1, Max: 600,
 			Doc: "time that it gets for that; 15s when left out"},
 		{Name: "ask", Type: param.TypeWord, Words: AskSignals,
-			Doc: "signal on which it reports its running totals; none when left out"},
+			Doc: "signal on which it reports its running totals"},
 	}
 )
 

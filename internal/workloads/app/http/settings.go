@@ -11,14 +11,14 @@ import (
 var Settings = []param.Setting{
 	{Name: "protocol", Type: param.TypeWord, Default: string(HTTP1),
 		Words: []string{string(HTTP1), string(HTTP2), string(GRPC), string(TCP)},
-		Doc: "HTTP/1.1; HTTP/2 (without TLS by prior knowledge) and HTTP/1.1 on one port; gRPC, method `/tare.Echo/Echo`; " +
-			"or TCP, echoing bytes"},
+		Doc: "HTTP/1.1; HTTP/2 (without TLS by prior knowledge) and HTTP/1.1 on one port; gRPC, `/tare.Echo/Echo`; " +
+			"or echoed bytes of TCP"},
 	{Name: "tls", Type: param.TypeSwitch, Default: "false",
 		Doc: "TLS with a self-signed certificate; loads need `tls: unverified`"},
 	{Name: "body", Type: param.TypeBytes, Default: "128", Max: maxEcho,
 		Doc: "size of the answer's body, or of the value in a gRPC message"},
 	{Name: "echo", Type: param.TypeSwitch, Default: "true",
-		Doc: "whether a request with a body gets that body back instead of `body` bytes"},
+		Doc: "whether requests with a body get it back instead of `body` bytes"},
 	{Name: "delay", Type: param.TypeDuration, Default: "0s", Max: 60, Doc: "time before each answer"},
 }
 

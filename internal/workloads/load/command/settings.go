@@ -30,7 +30,7 @@ var Settings = append(fromCommand(shared),
 		Doc: "time for its output after it should have ended; then it is asked to end. One without a known output is " +
 			"asked when the window ends"},
 	param.Setting{Name: settingIn, Type: param.TypeSwitch, Default: "false",
-		Doc: "whether it runs inside the sandbox, in arms whose subject runs applications in one; false: beside it"},
+		Doc: "whether it runs inside the sandbox, in arms that have one; false: beside it"},
 )
 
 func fromCommand(names []string) []param.Setting {

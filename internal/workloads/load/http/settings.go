@@ -10,7 +10,8 @@ import (
 // Settings are what specs and the command line set of the load.
 var Settings = []param.Setting{
 	{Name: "mode", Type: param.TypeWord, Default: load.Open, Words: []string{load.Open, load.Closed},
-		Doc: "open: requests start on an absolute schedule; closed: each connection sends again after its answer"},
+		Doc: "open: requests start on an absolute schedule; closed: each connection or worker sends the next when " +
+			"one ends"},
 	{Name: "rate", Type: param.TypeNumber, Min: 0.1, Max: 10_000_000, Phrase: map[string]string{"": "at {} requests/s"},
 		Doc: "requests per second; required by open loads, which alone have it"},
 	{Name: "arrivals", Type: param.TypeWord, Default: string(pace.Poisson),
@@ -19,8 +20,8 @@ var Settings = []param.Setting{
 	{Name: "protocol", Type: param.TypeWord, Default: string(HTTP1), Words: []string{string(HTTP1), string(HTTP2),
 		string(GRPC), string(TCP)},
 		Phrase: map[string]string{"http1": "over HTTP/1.1", "http2": "over HTTP/2", "grpc": "over gRPC", "tcp": "over TCP"},
-		Doc: "HTTP/1.1; HTTP/2 (without TLS by prior knowledge); unary gRPC calls; or TCP, echoed bytes. An application " +
-			"of kind `http` needs the same"},
+		Doc: "HTTP/1.1; HTTP/2 (without TLS by prior knowledge); unary gRPC; or echoed bytes of TCP. An " +
+			"application of kind `http` needs the same"},
 	{Name: "tls", Type: param.TypeWord, Default: string(TLSOff),
 		Words:  []string{string(TLSOff), string(TLSOn), string(TLSUnverified)},
 		Phrase: map[string]string{"off": "in the clear", "on": "over TLS", "unverified": "over TLS"},
@@ -31,8 +32,7 @@ var Settings = []param.Setting{
 		Doc:    "connections open at once, at most; with keepalive, exactly"},
 	{Name: "streams", Type: param.TypeCount, Default: "1", Min: 1, Max: maxStreams,
 		Phrase: map[string]string{"": "with {} streams on each connection", "1": "with one stream on each connection"},
-		Doc: "requests at once on a connection, at most, over HTTP/2 and gRPC; an open load takes free ones round all " +
-			"connections"},
+		Doc:    "requests at once on a connection, at most, over HTTP/2 and gRPC"},
 	{Name: "request-body", Type: param.TypeBytes, Default: "0", Max: maxBody,
 		Phrase: map[string]string{"": "with requests of {} bytes", "0": "with requests without a body"},
 		Doc:    "size of the request's body, or of the value in a gRPC message; over TCP at least 1"},
@@ -40,11 +40,11 @@ var Settings = []param.Setting{
 		Phrase: map[string]string{"true": "over kept connections", "false": "over a new connection for each request"},
 		Doc:    "whether connections are kept; false: one for each request"},
 	{Name: "threads", Type: param.TypeCount, Min: 1, Max: 1024,
-		Doc: "threads of the generator, which chooses when left out"},
+		Doc: "threads of the generator"},
 	{Name: "timeout", Type: param.TypeDuration, Default: "5s", Min: 0.001, Max: 600,
 		Doc: "time after which a request counts as failed"},
 	{Name: "drain", Type: param.TypeDuration, Default: "1s", Max: 600,
-		Doc: "time after the window to wait for answers"},
+		Doc: "time after the window for what was due in it"},
 }
 
 // The names of settings that an experiment provides.

@@ -10,27 +10,28 @@ import (
 // Settings are what specs and the command line set of the load.
 var Settings = []param.Setting{
 	{Name: "mode", Type: param.TypeWord, Default: load.Open, Words: []string{load.Open, load.Closed},
-		Doc: "open: writes start on an absolute schedule; closed: each worker writes again after its last write"},
+		Doc: "open: requests start on an absolute schedule; closed: each connection or worker sends the next when " +
+			"one ends"},
 	{Name: "rate", Type: param.TypeNumber, Min: 0.1, Max: 10_000_000, Phrase: map[string]string{"": "at {} writes/s"},
-		Doc: "writes per second of all workers; required by open loads, which alone have it"},
+		Doc: "requests per second; required by open loads, which alone have it"},
 	{Name: "arrivals", Type: param.TypeWord, Default: string(pace.Poisson),
 		Words: []string{string(pace.Poisson), string(pace.Constant)},
 		Doc:   "distribution of an open load's starts"},
 	{Name: "workers", Type: param.TypeCount, Min: 1, Max: 1024,
 		Phrase: map[string]string{"": "with {} workers", "1": "with one worker"},
-		Doc:    "threads that write, each one write at a time; one for each CPU when left out"},
+		Doc:    "threads; one for each CPU when left out"},
 	{Name: "size", Type: param.TypeBytes, Default: "4096", Min: 1, Max: 64 << 20,
 		Phrase: map[string]string{"": "with writes of {} bytes"},
-		Doc:    "bytes of a write, at the end of a file"},
+		Doc:    "bytes of a write, appended"},
 	{Name: "sync", Type: param.TypeWord, Default: SyncNone, Words: []string{SyncNone, SyncFile, SyncData},
 		Phrase: map[string]string{"": "with {}", SyncNone: "without sync"},
-		Doc:    "system call after each write"},
+		Doc:    "after each write"},
 	{Name: "directory", Type: param.TypeText, Reach: param.ReachFile,
-		Doc: "where the load makes a directory and removes it in the end; the system's temporary directory when left out"},
+		Doc: "where the load makes and removes a directory; the system's temporary one when left out"},
 	{Name: "limit", Type: param.TypeBytes, Default: "67108864", Min: 1, Max: 1 << 40,
 		Doc: "bytes of all files, at most; the oldest are cut off"},
 	{Name: "drain", Type: param.TypeDuration, Default: "1s", Max: 600,
-		Doc: "time after the window for writes that were due in it"},
+		Doc: "time after the window for what was due in it"},
 }
 
 // OptionsOf are the options by their settings. Its error is of settings that contradict each other.

@@ -29,8 +29,8 @@ const settingObserve = "observe"
 
 // observe is the setting that replaces a command line.
 var observe = param.Setting{Name: settingObserve, Type: param.TypeText, Reach: param.ReachProcess,
-	Doc: "instead of `command`: what runs already, `pid:1234`, `cgroup:/path`, `unit:NAME` or `container:ID`; never " +
-		"started, moved or stopped. It runs beside the baseline too, and only what it uses itself is reported"}
+	Doc: "instead of `command`: what runs already, `pid:1234`, `cgroup:/path`, `unit:NAME` or `container:ID`; " +
+		"never started, moved or stopped, so it runs beside the baseline too, and only its own use is reported"}
 
 // Version and Optional are the settings of every subject that is an external program.
 var (
