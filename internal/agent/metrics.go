@@ -65,12 +65,12 @@ var metrics = []metric{
 	{"tare_node_cpus", "CPUs of the machine that are online.", gauge, nil, func(v *view, b *builder) {
 		b.add(float64(v.Last.Host.CPUs))
 	}},
-	{"tare_node_cpu_capacity_seconds_total", "CPU time that the machine had: its number of CPUs times the elapsed time.",
+	{"tare_node_cpu_capacity_seconds_total", "CPU time that the machine had: CPUs times elapsed time.",
 		counter, nil,
 		func(v *view, b *builder) { b.add(v.Capacity.Seconds()) }},
-	{"tare_node_part_cpu_seconds_total", "CPU time of the control groups that the agent can see, where they are a part " +
-		"of the machine's, as in a node that is a container. What ran outside of them is on the line unexplained. Absent " +
-		"where the agent sees the whole machine.", counter, nil,
+	{"tare_node_part_cpu_seconds_total", "CPU time of the visible control groups, where they are a part of the " +
+		"machine's, as in a node that is a container; the rest is on the line unexplained. Absent where the agent " +
+		"sees the whole machine.", counter, nil,
 		func(v *view, b *builder) { b.addDuration(v.Part) }},
 	{"tare_node_cpu_seconds_total", "CPU time by line of the budget. The sum of the lines, less " +
 		"tare_node_cpu_counted_twice_seconds_total and tare_node_cpu_ahead_seconds, is the capacity. The line ebpf is run " +
@@ -80,27 +80,27 @@ var metrics = []metric{
 				b.add(s, strings.ReplaceAll(name, " ", "_"))
 			}
 		}},
-	{"tare_node_cpu_counted_twice_seconds_total", "CPU time that is on several lines of the budget, because of the " +
-		"resolution and the limits of the kernel's counters.", counter, nil,
+	{"tare_node_cpu_counted_twice_seconds_total", "CPU time on several lines of the budget, because of the " +
+		"resolution and limits of the kernel's counters.", counter, nil,
 		func(v *view, b *builder) { b.add(v.CountedTwice()) }},
-	{"tare_node_cpu_ahead_seconds", "CPU time that the budget's lines have already and the capacity has not yet: " +
-		"counters are read one after another, and the kernel's are coarse. The next readings make up for it. It " +
-		"grows with what holds the agent up while it reads.", gauge, nil,
+	{"tare_node_cpu_ahead_seconds", "CPU time that the budget's lines have already and the capacity has not yet, " +
+		"as counters are coarse and read one after another, the more when the agent is held up. The next readings " +
+		"make up for it.", gauge, nil,
 		func(v *view, b *builder) { b.add(v.Ahead()) }},
-	{"tare_node_cpu_longest_stall_seconds", "Longest time for which the hypervisor took a CPU away, in the last minute.",
+	{"tare_node_cpu_longest_stall_seconds", "Longest time that the hypervisor took a CPU away, in the last minute.",
 		gauge, nil, func(v *view, b *builder) {
 			if longest, known := v.LongestStall(); known {
 				b.add(longest)
 			}
 		}},
 
-	{"tare_component_cpu_seconds_total", "CPU time by component, as the rules charge it; charge \"unknown\" is what no " +
-		"rule matches. The sum is the CPU time that the budget's lines attribute.", counter, componentLabels,
+	{"tare_component_cpu_seconds_total", "CPU time by component, as the rules charge it; charge \"unknown\" is " +
+		"what no rule matches. The sum is what the budget's lines attribute.", counter, componentLabels,
 		func(v *view, b *builder) { eachTotal(v.Components, b, componentValues, "", other) }},
 	{"tare_component_bpf_seconds_total", "Run time of a component's eBPF programs, in whatever control group they ran.",
 		counter, componentLabels, func(v *view, b *builder) { eachTotal(v.ComponentsBPF, b, componentValues, "", other) }},
 	{"tare_component_memory_hard_bytes", "Memory of a component's control groups that the kernel cannot reclaim: " +
-		"anonymous and shared memory, and kernel memory without reclaimable slab.", gauge, componentLabels,
+		"anonymous, shared, and kernel memory without reclaimable slab.", gauge, componentLabels,
 		func(v *view, b *builder) {
 			for _, c := range v.Last.Components {
 				if c.MemoryHardBytes != nil {
@@ -139,8 +139,8 @@ var metrics = []metric{
 		eachTotal(v.Namespaces, b, namespaceValues, other)
 	}},
 
-	{"tare_bpf_program_run_seconds_total", "Run time of an eBPF program, as the kernel counts it: wall time, interrupts " +
-		"and stolen time included. It is the sum of tare_bpf_payer_seconds_total, tare_bpf_unsplit_seconds_total and " +
+	{"tare_bpf_program_run_seconds_total", "Run time of an eBPF program, as the kernel counts it: wall time, with " +
+		"interrupts and stolen time. The sum of tare_bpf_payer_seconds_total, tare_bpf_unsplit_seconds_total and " +
 		"tare_bpf_pending_seconds.", counter, programLabels, func(v *view, b *builder) {
 		eachTotal(v.Programs, b, v.ofLoaded(programValues), "", "", "", other)
 	}},
@@ -167,16 +167,16 @@ var metrics = []metric{
 				b.add(rest, "", "", "", other)
 			}
 		}},
-	{"tare_bpf_programs_missed_total", "eBPF programs of which run time is in no total, because the kernel's count of " +
-		"it went with them. when \"unseen\": loaded and unloaded between two readings; one newer than all that were seen " +
-		"is counted as soon as a program that stays is loaded. when \"unloaded\": what it ran after the last reading is " +
-		"not known; it is at most the time between two readings on each CPU.", counter, []string{"when"},
+	{"tare_bpf_programs_missed_total", "eBPF programs whose run time is in no total. when \"unseen\": loaded and " +
+		"unloaded between two readings; one newer than all that were seen is counted as soon as a program that " +
+		"stays is loaded. when \"unloaded\": run time after the last reading, at most the time between two " +
+		"readings on each CPU.", counter, []string{"when"},
 		func(v *view, b *builder) {
 			b.add(float64(v.Missed.Unloaded), "unloaded")
 			b.add(float64(v.Missed.Unseen), "unseen")
 		}},
-	{"tare_bpf_payer_seconds_total", "Run time of an eBPF program by who pays for it: the container, pod, unit or " +
-		"control group in which it ran, by samples. cgroup \"(idle)\": in interrupts above an idle CPU.", counter,
+	{"tare_bpf_payer_seconds_total", "Run time of an eBPF program by the container, pod, unit or control group in " +
+		"which it ran, by samples. cgroup \"(idle)\": in interrupts above an idle CPU.", counter,
 		payerLabels, func(v *view, b *builder) {
 			eachTotal(v.Payers, b, func(to []string, payer live.Payer) []string {
 				p, known := v.loaded[payer.Program]
@@ -191,7 +191,7 @@ var metrics = []metric{
 		[]string{"id", "program"}, func(v *view, b *builder) {
 			eachTotal(v.Unsplit, b, v.ofLoaded(programName), "", other)
 		}},
-	{"tare_bpf_pending_seconds", "Run time of an eBPF program that is not split yet, because it awaits more samples.",
+	{"tare_bpf_pending_seconds", "Run time of an eBPF program that awaits more samples to be split.",
 		gauge, []string{"id", "program"}, func(v *view, b *builder) {
 			rest, any := 0.0, false
 			v.Each(func(key live.ProgramKey, p live.Program) {
@@ -205,8 +205,8 @@ var metrics = []metric{
 				b.add(rest, "", other)
 			}
 		}},
-	{"tare_bpf_scaling_error_seconds", "Half the 95 % interval of tare_bpf_program_run_seconds_total that results from " +
-		"run statistics being on only part of the time (--bpf-stats 10s/60s).", gauge, []string{"id", "program"},
+	{"tare_bpf_scaling_error_seconds", "Half-width of the 95 % interval of tare_bpf_program_run_seconds_total " +
+		"where run statistics are on part of the time (--bpf-stats 10s/60s).", gauge, []string{"id", "program"},
 		func(v *view, b *builder) {
 			eachProgram(v, func(p *live.Program) {
 				if p.ScalingError != nil {
@@ -240,7 +240,7 @@ var metrics = []metric{
 
 	{"tare_agent_build_info", "Versions of the agent and of Go; always 1.", gauge, []string{"goversion", "version"},
 		func(_ *view, b *builder) { b.add(1, runtime.Version(), self.Version) }},
-	{"tare_agent_cpu_seconds_total", "CPU time of the agent. It is the budget's line self.", counter, nil,
+	{"tare_agent_cpu_seconds_total", "CPU time of the agent: the budget's line self.", counter, nil,
 		func(v *view, b *builder) { b.add(v.Self.CPU.Seconds()) }},
 	{"tare_agent_resident_memory_bytes", "Resident memory of the agent.", gauge, nil, func(_ *view, b *builder) {
 		if now, err := (proc.FS{}).ResidentNow(os.Getpid()); err == nil {
@@ -255,44 +255,45 @@ var metrics = []metric{
 		}},
 	{"tare_agent_bpf_seconds_total", "Run time of the agent's own eBPF programs.", counter, nil,
 		func(v *view, b *builder) { b.addDuration(v.Self.BPF) }},
-	{"tare_agent_bpf_stats_seconds_total", "What the kernel's run statistics cost the machine: runs of eBPF programs " +
-		"times the cost of one, which the agent measured when it started.", counter, nil,
+	{"tare_agent_bpf_stats_seconds_total", "Cost of the kernel's run statistics: runs of eBPF programs times the " +
+		"cost of one, measured when the agent started.", counter, nil,
 		func(v *view, b *builder) { b.addDuration(v.Self.Stats) }},
-	{"tare_agent_witness_seconds_total", "What looking for stolen time cost the machine: looks times the cost of one, " +
-		"which the agent measured when it started.", counter, nil,
+	{"tare_agent_witness_seconds_total", "Cost of looking for stolen time: looks times the cost of one, measured " +
+		"when the agent started.", counter, nil,
 		func(v *view, b *builder) { b.addDuration(v.Self.Witness) }},
-	{"tare_agent_samples_total", "Samples of kernel mode that the agent took.", counter, nil,
+	{"tare_agent_samples_total", "Samples of kernel mode.", counter, nil,
 		func(v *view, b *builder) { b.add(float64(v.Self.Samples)) }},
-	{"tare_agent_samples_lost_total", "Samples that were lost because their buffer was full.", counter, nil,
+	{"tare_agent_samples_lost_total", "Samples lost because their buffer was full.", counter, nil,
 		func(v *view, b *builder) { b.add(float64(v.Self.Lost)) }},
-	{"tare_agent_ticks_total", "How often the counters were read.", counter, nil,
+	{"tare_agent_ticks_total", "Readings of the counters.", counter, nil,
 		func(v *view, b *builder) { b.add(float64(v.Ticks)) }},
-	{"tare_agent_gap_seconds_total", "Time that no reading covers, such as when sampling began anew because a CPU came " +
-		"online. What was used in it is in no other metric.", counter, nil,
+	{"tare_agent_gap_seconds_total", "Time that no reading covers, such as when sampling began anew because a CPU " +
+		"came online. Its usage is in no other metric.", counter, nil,
 		func(v *view, b *builder) { b.add(v.Gap.Seconds()) }},
-	{"tare_agent_bpf_stats_cycles_skipped_total", "Cycles of --bpf-stats 10s/60s that passed without run statistics, " +
-		"because the agent was stopped: what eBPF programs ran in them is in no other metric.", counter, nil,
+	{"tare_agent_bpf_stats_cycles_skipped_total", "Cycles of --bpf-stats 10s/60s without run statistics, because " +
+		"the agent was stopped. Run time in them is in no other metric.", counter, nil,
 		func(v *view, b *builder) { b.add(float64(v.skipped)) }},
-	{"tare_agent_collector_duration_seconds", "How long a part of the last reading took.", gauge, []string{"collector"},
+	{"tare_agent_collector_duration_seconds", "Duration of a part of the last reading.", gauge, []string{"collector"},
 		func(v *view, b *builder) {
 			for name, p := range v.parts {
 				b.add(p.Took.Seconds(), name)
 			}
 		}},
-	{"tare_agent_collector_success", "1 if a part of the last reading succeeded, else 0: then what it reads is " +
+	{"tare_agent_collector_success", "1 if a part of the last reading succeeded, else 0, and what it reads is " +
 		"absent.", gauge, []string{"collector"}, func(v *view, b *builder) {
 		for name, p := range v.parts {
 			b.add(map[bool]float64{true: 1, false: 0}[p.Err == nil], name)
 		}
 	}},
-	{"tare_agent_series_gone_seconds_total", "Total of a metric's series that have ended, because what they stand for " +
-		"is gone or a larger one took their place. A metric's sum plus this never falls. Rates do not need it.",
+	{"tare_agent_series_gone_seconds_total", "Total of a metric's series that have ended, because what they stand " +
+		"for is gone or a larger one took their place.",
 		counter, []string{"metric"}, func(v *view, b *builder) {
 			for name, r := range v.ranked() {
 				b.add(r.Gone(), name)
 			}
 		}},
-	{"tare_agent_series_gone_count_total", "The same for metrics that count: runs and samples.", counter,
+	{"tare_agent_series_gone_count_total", "As tare_agent_series_gone_seconds_total, of metrics that count: runs " +
+		"and samples.", counter,
 		[]string{"metric"}, func(v *view, b *builder) {
 			b.add(float64(v.Runs.Gone()), "tare_bpf_program_runs_total")
 			b.add(float64(v.Samples.Gone()), "tare_bpf_program_samples_total")

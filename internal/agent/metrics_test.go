@@ -212,34 +212,50 @@ func TestMetricsPage(t *testing.T) {
 	if !bytes.Equal(page, want) {
 		t.Error("docs/agent-metrics.md is not current: go test ./internal/agent -run TestMetricsPage -update")
 	}
+	for _, m := range metrics { // as the page says
+		if strings.HasSuffix(m.name, "_total") != (m.kind == counter) {
+			t.Errorf("%s: names of counters, and only these, end in _total", m.name)
+		}
+	}
 }
 
 func metricsPage() []byte {
 	var b bytes.Buffer
 	b.WriteString(`# Metrics of tare-agent
 
-What ` + "`/metrics`" + ` has. This page is made from the declarations in the source (internal/agent).
+What ` + "`/metrics`" + ` has, with labels in parentheses. This page is made from the declarations in the source
+(internal/agent).
 
-Counters begin at 0 when the agent starts, and only go up. Units are seconds and bytes. What cannot be read on a machine
-is absent, never 0. A label that does not apply is absent too. Series with "(other)" stand for those without a series,
-because of ` + "`--max-series`" + `. What a series had when it ended, because its group or program is gone, is added to
+Names that end in _total are counters, which begin at 0 when the agent starts; all others are gauges. Units are seconds
+and bytes. What cannot be read on a machine is absent, never 0; so is a label that does not apply. Series with "(other)"
+stand for those without a series, because of ` + "`--max-series`" + `. What a series had when it ended is added to
 ` + "`tare_agent_series_gone_seconds_total`" + `, not to "(other)": rates need no correction, and sums that must never fall
 have it as a summand.
 
 Names of control groups and programs may have any bytes. As labels, names with bytes that cannot be printed are quoted
 as in Go, and long ones end in a hash (SHA-256) of the whole.
 
-| metric | type | labels | meaning |
-|---|---|---|---|
 `)
 	all := slices.SortedFunc(slices.Values(metrics), func(a, b metric) int { return strings.Compare(a.name, b.name) })
 	for _, m := range all {
-		labels := make([]string, len(m.labels))
-		for i, l := range m.labels {
-			labels[i] = "`" + l + "`"
+		entry := "- `" + m.name + "`"
+		if len(m.labels) > 0 {
+			entry += " (" + strings.Join(m.labels, ", ") + ")"
 		}
-		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", m.name, strings.ToLower(m.kind.String()), strings.Join(labels, ", "),
-			strings.ReplaceAll(m.help, "|", "\\|"))
+		columns := 0
+		for _, word := range strings.Fields(entry + ": " + m.help) {
+			switch {
+			case columns+1+len(word) > 120:
+				b.WriteString("\n  ")
+				columns = 2
+			case columns > 0:
+				b.WriteString(" ")
+				columns++
+			}
+			b.WriteString(word)
+			columns += len(word)
+		}
+		b.WriteString("\n")
 	}
 	return b.Bytes()
 }

@@ -33,16 +33,16 @@ func TestFormatsPage(t *testing.T) {
 			writes[f.Name] = append(writes[f.Name], d.name)
 		}
 	}
-	table := "\n| format | what | writes |\n|---|---|---|\n"
+	list := "\n"
 	for _, name := range slices.Sorted(maps.Keys(help)) {
-		table += fmt.Sprintf("| `%s` | %s | %s |\n", name, help[name], strings.Join(writes[name], ", "))
+		list += fmt.Sprintf("- `%s` (%s): %s\n", name, strings.Join(writes[name], ", "), help[name])
 	}
 	before, rest, found := strings.Cut(string(text), begin)
 	_, after, ended := strings.Cut(rest, end)
 	if !found || !ended {
-		t.Fatal("docs/formats.md has no place for the table")
+		t.Fatal("docs/formats.md has no place for the list")
 	}
-	now := before + begin + table + "\n" + end + after
+	now := before + begin + list + "\n" + end + after
 	if now == string(text) {
 		return
 	}
