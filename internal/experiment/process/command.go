@@ -76,28 +76,28 @@ var Settings = []param.Setting{
 	{Name: "env", Type: param.TypeText, Reach: param.ReachCommand,
 		Doc: "variables added to those of tare, as `NAME=value` words; quote a value with blanks"},
 	{Name: "files", Type: param.TypeText, Reach: param.ReachFile,
-		Doc: "paths of files with placeholders, separated by blanks: each is written, filled in, into `{dir}` under its " +
-			"name, or as NAME of `NAME=PATH`"},
+		Doc: "files with placeholders, separated by blanks: each is filled in and written to `{dir}`, under its " +
+			"name or the NAME of `NAME=PATH`"},
 	{Name: "dir", Type: param.TypeText, Reach: param.ReachFile, Doc: "working directory; tare's own when left out"},
 	{Name: "ready-port", Type: param.TypeText, Reach: param.ReachAddress,
-		Doc: "ready when this TCP port accepts connections: a port of 127.0.0.1, or `host:port`"},
+		Doc: "this TCP port, of 127.0.0.1 or as `host:port`, accepts connections"},
 	{Name: "ready-line", Type: param.TypeText, Reach: param.ReachNothing,
-		Doc: "ready when a line on either output matches this regular expression"},
+		Doc: "a line on either output matches this regular expression"},
 	{Name: "ready-http", Type: param.TypeText, Reach: param.ReachAddress,
-		Doc: "ready when this URL is answered with a status of 200 to 399"},
+		Doc: "this URL is answered with a status of 200 to 399"},
 	{Name: "ready-file", Type: param.TypeText, Reach: param.ReachFile,
-		Doc: "ready when this file or socket exists"},
+		Doc: "this file or socket exists"},
 	{Name: "ready-after", Type: param.TypeDuration, Max: 600,
-		Doc: "ready when this time has passed since all others of these five that are set hold. None set: it listens on a " +
-			"TCP port, or has run for half a second"},
+		Doc: "this time has passed since the others of these five that are set hold. None set: it listens on a TCP " +
+			"port, or has run for half a second"},
 	{Name: "ready-timeout", Type: param.TypeDuration, Default: readyTimeout.String(), Min: 0.01, Max: 3600,
-		Doc: "time from its start until it is ready, at most"},
+		Doc: "most time from its start until it is ready"},
 	{Name: "stop-signal", Type: param.TypeWord, Default: "TERM", Words: stopSignals,
 		Doc: "signal that ends it, sent to all its processes"},
 	{Name: "stop-time", Type: param.TypeDuration, Default: stopTime.String(), Max: 600,
 		Doc: "time to end before it is killed"},
 	{Name: "address", Type: param.TypeText, Reach: param.ReachAddress,
-		Doc: "`host:port` where it is reached, and the value of `{address}`; where it listens when left out"},
+		Doc: "`host:port` for loads and `{address}`; where it listens when left out"},
 }
 
 var (

@@ -12,7 +12,7 @@ var Settings = []param.Setting{
 		Phrase: map[string]string{"": "in a mesh of {} services", "1": "in a mesh of one service"},
 		Doc:    "services of the mesh, each a cluster and a UDP listener"},
 	{Name: "endpoints", Type: param.TypeCount, Default: strconv.Itoa(DefaultEndpoints), Min: 1, Max: MaxEndpoints,
-		Doc: "endpoints of each service; nobody listens on them"},
+		Doc: "endpoints of each service, without a listener"},
 }
 
 // listenSetting is a setting of the process only. In an experiment it takes a free port.

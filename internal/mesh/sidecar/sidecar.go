@@ -219,7 +219,7 @@ var commonSettings = []param.Setting{
 			"pods`: by nf_tables rules as iptables makes them, the same with transparent proxying in the " +
 			"applications' pod (`tproxy`), or eBPF programs"},
 	{Name: settingReady, Type: param.TypeDuration, Default: "30s", Min: 0.1, Max: 600,
-		Doc: "time from their start until a request passes all proxies, at most"},
+		Doc: "most time from their start until a request passes all proxies"},
 	{Name: settingProgram, Type: param.TypeText, Reach: param.ReachCommand,
 		Doc: "the proxy's program, by path or name; its usual name when left out"},
 	{Name: settingOptional, Type: param.TypeSwitch, Default: "false",

@@ -58,8 +58,8 @@ var settings = []param.Setting{
 	{Name: settingNetwork, Type: param.TypeWord, Default: ownNetwork, Words: []string{ownNetwork, hostNetwork},
 		Doc: "a separate namespace, with a veth pair to an application that a load goes to, or this machine's"},
 	{Name: settingReady, Type: param.TypeDuration, Default: role.ReadyTimeout.String(), Min: 1, Max: 3600,
-		Doc: "time from a sandbox's launch in which its content must be ready; a virtual machine may boot as long, and at " +
-			"least a minute"},
+		Doc: "most time from a sandbox's launch until its content is ready; a virtual machine may boot as long, " +
+			"and at least a minute"},
 	{Name: settingOptional, Type: param.TypeSwitch, Default: "false",
 		Doc: "whether the run goes on without the arm where the runtime is not installed or does not work"},
 }
