@@ -43,7 +43,7 @@ const (
 var Settings = []param.Setting{
 	{Name: proxiesKey, Type: param.TypeCount, Default: "100", Min: 1, Max: MaxProxies,
 		Phrase: map[string]string{"": "with {} proxies", "1": "with one proxy"},
-		Doc:    "light proxies, each with a connection of its own"},
+		Doc:    "light proxies, each with its own connection"},
 	{Name: workKey, Type: param.TypeWord, Default: OneChange, Words: Works,
 		Phrase: map[string]string{OneChange: "while one service after the other changes",
 			Rollout: "while all proxies connect at once, again and again",

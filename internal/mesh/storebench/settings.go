@@ -22,7 +22,7 @@ var Settings = []param.Setting{
 		Doc: "form of a change: decoded, or an xDS resource on the wire"},
 	{Name: "services", Type: param.TypeCount, Min: 1, Max: MaxServices,
 		Phrase: map[string]string{"": "with {} services", "1": "with one service"},
-		Doc:    "services in the store beside what is flushed, each a cluster and a listener; none when left out"},
+		Doc:    "services in the store beside what is flushed, each a cluster and a listener"},
 	{Name: "endpoints", Type: param.TypeCount, Min: 1, Max: MaxEndpoints,
 		Doc: "endpoints of each of these services; 20 when left out"},
 	{Name: "max-clusters", Type: param.TypeCount, Min: 1, Max: 1 << 20,
