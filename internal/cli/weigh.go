@@ -36,6 +36,7 @@ func newWeigh() *cobra.Command {
 	var show session.Show
 	var top, depth int
 	var match []string
+	var stacks string
 	cmd := &cobra.Command{
 		Use:   "weigh",
 		Short: "Weigh this machine: one ledger of who used what, eBPF time split by control group",
@@ -59,6 +60,10 @@ with what would bring it: 'tare doctor' lists them.
 --every takes one ledger after another, each for a window that begins where the last one ended, until Ctrl-C or for as
 long as --for says. JSON then has one document per line; CSV has one header and a further column, the beginning of the
 window. OpenMetrics holds one moment only: for a scraper, run tare-agent.
+
+--pprof FILE also says where the CPU time went: which functions of user code, of the kernel and which eBPF programs ran,
+by process and control group, as a profile that 'go tool pprof' and Parca read. The samples of a group (99 a second and
+CPU) add up to the CPU time that the ledger says it used.
 
 Rules say what is a workload and what is infrastructure. For each workload the ledger then shows gross (what it
 uses in all), net (the application itself) and tare (what infrastructure uses on its behalf): gross = net + tare.
@@ -103,6 +108,10 @@ names by ,workload=NAME, or in whose groups it runs; the rest is shown as tare o
   # a sidecar inside the workload's groups, and an eBPF program that nobody holds any more
   tare weigh --workload 'shop=namespace=shop' --tare 'container=istio-proxy,component=sidecar' --tare 'program=cil_*'
 
+  # where the CPU time of the last 30 seconds went, as a flame graph in a browser, and the same of one group
+  tare weigh --for 30s --pprof cpu.pb.gz && go tool pprof -http=: cpu.pb.gz
+  go tool pprof -top -tagfocus group=/system.slice/nginx.service cpu.pb.gz
+
   # a node of Kubernetes: each pod is a workload, and sidecars, the CNI, the kubelet and the like are tare
   tare weigh --profile kubernetes
 
@@ -133,10 +142,14 @@ names by ,workload=NAME, or in whose groups it runs; the rest is shown as tare o
 			// A window makes little garbage, but it shows in the scale's own memory: collecting at half the usual
 			// growth saves 3 of 41 MB for no measurable CPU time.
 			defer debug.SetGCPercent(debug.SetGCPercent(50))
+			if every > 0 && stacks != "" {
+				return fault.New(fault.Usage, "--pprof", "leave out --every", "a profile is of one window")
+			}
 			if every > 0 {
 				return t.weigh(cmd.Context(), out, scale, show.Format, o)
 			}
-			return weighOnce(cmd.Context(), out, window, scale, show.Format, o)
+			p := profiler{file: stacks, say: cmd.ErrOrStderr()}
+			return weighOnce(cmd.Context(), out, window, scale, show.Format, o, &p)
 		},
 	}
 	f := cmd.Flags()
@@ -147,6 +160,7 @@ names by ,workload=NAME, or in whose groups it runs; the rest is shown as tare o
 	f.IntVar(&depth, "depth", 0, "levels of groups to show as text; deeper ones count in their parents; 0 for all")
 	f.StringArrayVar(&match, "match", nil,
 		"control groups to show as text, with those below them, such as '/kubepods/*'; may be repeated")
+	f.StringVar(&stacks, "pprof", "", "write where CPU time went to this file, as a profile for 'go tool pprof'")
 	scale.register(f)
 	return cmd
 }
@@ -170,7 +184,7 @@ func (t ticks) weigh(ctx context.Context, out io.Writer, f scaleFlags, format st
 
 // weighOnce writes the ledger of one window of this machine.
 func weighOnce(
-	ctx context.Context, out io.Writer, window time.Duration, f scaleFlags, format string, o report.Options,
+	ctx context.Context, out io.Writer, window time.Duration, f scaleFlags, format string, o report.Options, p *profiler,
 ) error {
 	write, err := report.Ledgers.Writer(format)
 	if err != nil {
@@ -180,7 +194,7 @@ func weighOnce(
 	if err != nil {
 		return err
 	}
-	l, err := weigh(ctx, window, s.meter, s.sandboxes)
+	l, err := weigh(ctx, window, s.meter, s.sandboxes, p)
 	if err != nil {
 		return err
 	}
@@ -188,7 +202,7 @@ func weighOnce(
 	if err := applyRules(s.rules, nil, l); err != nil {
 		return err
 	}
-	return write(out, l, o)
+	return errors.Join(write(out, l, o), p.write(l))
 }
 
 // ledgerOptions are what people see of a ledger by the flags.
@@ -229,10 +243,10 @@ func runtimeRoots(given []string) (roots []string, err error) {
 	return roots, nil
 }
 
-// weigh takes one ledger, with sandboxes unless those are nil. The end of ctx ends the window early, and the ledger
-// says how long it was.
+// weigh takes one ledger, with sandboxes and a profile unless those are nil. The end of ctx ends the window early, and
+// the ledger says how long it was.
 func weigh(
-	ctx context.Context, d time.Duration, o meter.Options, sandboxes *sandbox.Options,
+	ctx context.Context, d time.Duration, o meter.Options, sandboxes *sandbox.Options, p *profiler,
 ) (l *ledger.Ledger, err error) {
 	m, err := meter.New(ctx, o)
 	if err != nil {
@@ -254,8 +268,13 @@ func weigh(
 	if err != nil {
 		return nil, err
 	}
-	_ = pace.Sleep(ctx, d) // a window that is cut short is a window
-	if l, err = w.Close(); err != nil {
+	err = p.begin()
+	if err == nil {
+		_ = pace.Sleep(ctx, d) // a window that is cut short is a window
+		err = p.end()
+	}
+	l, cerr := w.Close()
+	if err = errors.Join(err, cerr); err != nil {
 		return nil, err
 	}
 	if census != nil {

@@ -30,6 +30,9 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(int(fault.CodeOf(err)))
 	}
+	if os.Getenv(workVariable) != "" {
+		workOn()
+	}
 	if d, err := time.ParseDuration(os.Getenv(runVariable)); err == nil {
 		if err := runProgram(d); err != nil {
 			fmt.Fprintln(os.Stderr, err)

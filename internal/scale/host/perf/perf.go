@@ -47,6 +47,7 @@ const MaxHz = 5000
 // Options of a sampler. The zero value has sensible defaults.
 type Options struct {
 	NoTasks bool // no records of threads that begin and end, of which a storm of execs makes more than a ring holds
+	User    bool // samples of user code as well, with its call chains, and none of the idle task
 	Hz      int  // samples per second and CPU; 0 is DefaultHz
 	// memory of one CPU's ring, rounded up to a power of two of pages; 0 holds about a second of deep chains
 	RingBytes int
@@ -112,6 +113,10 @@ func Open(o Options) (*Sampler, error) {
 	}
 	for _, cpu := range cpus {
 		samples := newAttr(s.source, o.Hz, s.cgroup, s.exact)
+		if o.User {
+			samples.Bits &^= unix.PerfBitExcludeUser | unix.PerfBitExcludeCallchainUser
+			samples.Bits |= unix.PerfBitExcludeIdle
+		}
 		r, err := openRing(samples, sideAttr(samples, !o.NoTasks), cpu, pages)
 		if errors.Is(err, unix.ENODEV) {
 			continue // went offline since

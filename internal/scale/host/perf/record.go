@@ -30,7 +30,8 @@ const (
 	bpfEventUnload = 2 // PERF_BPF_EVENT_PROG_UNLOAD
 
 	// Call chains are split by markers (enum perf_callchain_context), the largest of which is PERF_CONTEXT_MAX = -4095.
-	contextMax = ^uint64(4095) + 1
+	contextMax  = ^uint64(4095) + 1
+	contextUser = ^uint64(512) + 1 // PERF_CONTEXT_USER: what follows is user code
 )
 
 var errTruncated = errors.New("truncated perf record")
@@ -44,6 +45,9 @@ type Sample struct {
 	// id of the group in the hierarchy that the perf_event controller is on; 0 where the kernel does not tell
 	Cgroup uint64
 	Chain  []uint64 // kernel call chain, innermost first, without markers; Chain[0] is the sampled instruction
+	// User is the call chain of user code by frame pointers, innermost first; empty without Options.User. Where a sample
+	// is of user code, Chain is empty.
+	User []uint64
 }
 
 // Task is the birth or the end of a thread.
@@ -89,15 +93,22 @@ func decodeSample(b []byte, withCgroup bool, chain []uint64) (Sample, []uint64, 
 		return Sample{}, chain, errTruncated
 	}
 	chain = chain[:0]
+	user := -1
 	for i := range nr {
-		if ip := ne.Uint64(rest[i*8:]); ip < contextMax {
+		switch ip := ne.Uint64(rest[i*8:]); {
+		case ip < contextMax:
 			chain = append(chain, ip)
+		case ip == contextUser:
+			user = len(chain)
 		}
 	}
 	if len(chain) == 0 {
 		chain = append(chain, ne.Uint64(b)) // no chain could be taken: the instruction alone
 	}
 	s.Chain = chain
+	if user >= 0 {
+		s.Chain, s.User = chain[:user:user], chain[user:]
+	}
 	rest = rest[nr*8:]
 	if withCgroup {
 		if len(rest) < 8 {

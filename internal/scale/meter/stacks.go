@@ -1,0 +1,187 @@
+package meter
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+
+	"tare/internal/lib/fault"
+	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/host/perf"
+	"tare/internal/scale/profile"
+)
+
+// Bounds of what a profile keeps, and of what reading processes costs while it is taken.
+const (
+	maxProfileStacks    = 1 << 16
+	maxProfileProcesses = 1 << 13
+	processesPerDrain   = 100
+	rereadProcessAfter  = int64(100e6) // ns: how soon a process is read again whose code is in no file that was known
+)
+
+// Stacks samples what runs on all CPUs, kernel and user code, for a profile. It has a sampler of its own, so that the
+// one that splits the time of eBPF programs is as it is without. Samples come by the clock: code with interrupts
+// switched off is seen where it switches them on.
+type Stacks struct {
+	sampler *perf.Sampler
+	locator *locator
+	window  profile.Window
+	index   map[string]int // by what makes a stack different from others
+	key     []byte
+	current map[uint32]*readProcess
+	read    int   // processes, in this drain
+	err     error // of the first drain that failed
+	stop    chan struct{}
+	done    chan struct{}
+}
+
+// readProcess is a process as it was read last.
+type readProcess struct {
+	*profile.Process
+
+	at     int64
+	number uint32
+}
+
+// OpenStacks begins to take hz samples a second on each CPU. End or Close it.
+func OpenStacks(hz int) (*Stacks, error) {
+	layout, err := cgroup.Discover(cgroup.Roots{})
+	if err != nil {
+		return nil, err
+	}
+	s := &Stacks{
+		index: map[string]int{}, current: map[uint32]*readProcess{}, stop: make(chan struct{}), done: make(chan struct{}),
+	}
+	if s.sampler, err = perf.Open(perf.Options{Hz: hz, User: true, NoCycles: true}); err != nil {
+		return nil, fault.Wrap(err, fault.Machine, "--pprof", "'tare doctor' says what sampling needs",
+			"no stacks can be taken")
+	}
+	s.locator = newLocator(layout, newGroupNames(), s.sampler.HasCgroup())
+	s.window.Start, s.window.Period = time.Now(), s.sampler.Period()
+	if err := s.sampler.Enable(); err != nil {
+		return nil, errors.Join(err, s.sampler.Close())
+	}
+	go s.run()
+	return s, nil
+}
+
+func (s *Stacks) run() {
+	defer close(s.done)
+	for {
+		if s.err = s.sampler.Wait(drainEvery); s.err == nil {
+			s.err = s.drain()
+		}
+		if s.err != nil {
+			return
+		}
+		select {
+		case <-s.stop:
+			return
+		case <-time.After(drainPause):
+		}
+	}
+}
+
+// End ends sampling, and gives what was sampled. It closes s.
+func (s *Stacks) End() (*profile.Window, error) {
+	s.window.Length = time.Since(s.window.Start)
+	err := s.halt()
+	if err == nil {
+		err = s.drain()
+	}
+	if err == nil {
+		s.window.Lost, _, err = s.sampler.Lost()
+	}
+	if err = errors.Join(err, s.sampler.Close()); err != nil {
+		return nil, fmt.Errorf("sampling stacks: %w", err)
+	}
+	return &s.window, nil
+}
+
+// Close ends sampling where End was not called.
+func (s *Stacks) Close() error { return errors.Join(s.halt(), s.sampler.Close()) }
+
+// halt ends sampling and the goroutine that drains.
+func (s *Stacks) halt() error {
+	err := s.sampler.Disable()
+	close(s.stop)
+	s.sampler.Wake()
+	<-s.done
+	return errors.Join(err, s.err)
+}
+
+func (s *Stacks) drain() error {
+	s.locator.begin()
+	s.read = 0
+	err := s.sampler.Drain(&perf.Handler{Task: s.task, Sample: s.sample})
+	s.locator.end()
+	return err
+}
+
+// task forgets a process whose number was given to another.
+func (s *Stacks) task(t perf.Task) {
+	s.locator.task(t)
+	if !t.Exit && t.PID == t.TID {
+		delete(s.current, t.PID)
+	}
+}
+
+func (s *Stacks) sample(p *perf.Sample) {
+	if p.PID == 0 {
+		return // of the idle task, or of another PID namespace
+	}
+	process, group := s.process(p), s.locator.group(p)
+	s.key = binary.NativeEndian.AppendUint32(s.key[:0], p.PID)
+	s.key = binary.NativeEndian.AppendUint32(s.key, process.number)
+	s.key = binary.NativeEndian.AppendUint32(s.key, uint32(group))
+	s.key = binary.NativeEndian.AppendUint32(s.key, uint32(len(p.Chain)))
+	for _, chain := range [][]uint64{p.Chain, p.User} {
+		for _, a := range chain {
+			s.key = binary.NativeEndian.AppendUint64(s.key, a)
+		}
+	}
+	i, is := s.index[string(s.key)]
+	if !is {
+		if len(s.window.Stacks) == maxProfileStacks {
+			s.window.Left++
+			return
+		}
+		i = len(s.window.Stacks)
+		s.index[string(s.key)] = i
+		name := ""
+		if group != groupUnknown {
+			name = s.locator.names.names[group]
+		}
+		s.window.Stacks = append(s.window.Stacks, profile.Stack{
+			Process: process.Process, Group: name,
+			Kernel: append([]uint64(nil), p.Chain...), User: append([]uint64(nil), p.User...),
+		})
+	}
+	s.window.Stacks[i].Count++
+}
+
+// process is the process of a sample, read anew where the sample is of code that is in no file that was known: it has
+// mapped another, or has become another program.
+func (s *Stacks) process(p *perf.Sample) *readProcess {
+	was := s.current[p.PID]
+	has := was != nil && (len(p.User) == 0 || was.Process != nil && was.Has(p.User[0]))
+	if has || was != nil && p.Time-was.at < rereadProcessAfter || s.read == processesPerDrain ||
+		was == nil && len(s.current) == maxProfileProcesses {
+		if was == nil {
+			was = &readProcess{}
+		}
+		return was
+	}
+	s.read++
+	now := &readProcess{at: p.Time}
+	if was != nil {
+		now.number = was.number + 1
+		now.Process = was.Process // what was known stays known where it has ended
+	}
+	if read, err := profile.Read(int(p.PID)); err == nil {
+		now.Process = read
+	}
+	s.current[p.PID] = now
+	return now
+}

@@ -1,0 +1,126 @@
+package meter
+
+import (
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	pprof "github.com/google/pprof/profile"
+	"golang.org/x/sys/unix"
+
+	"tare/internal/lib/pace"
+	"tare/internal/lib/stats/interval"
+	"tare/internal/scale/host/ksym"
+	"tare/internal/scale/host/proc"
+	"tare/internal/scale/profile"
+)
+
+// workVariable has a test's process work in two functions.
+const workVariable = "TARE_TEST_STACKS"
+
+// threadTime works for so much CPU time of its thread.
+func threadTime(d time.Duration) {
+	for end := pace.Clock(unix.CLOCK_THREAD_CPUTIME_ID) + int64(d); pace.Clock(unix.CLOCK_THREAD_CPUTIME_ID) < end; {
+	}
+}
+
+//go:noinline
+func threeParts() { threadTime(3 * time.Millisecond) }
+
+//go:noinline
+func onePart() { threadTime(time.Millisecond) }
+
+// workOn works until it is killed, in threeParts three times as long as in onePart.
+func workOn() {
+	for {
+		threeParts()
+		onePart()
+	}
+}
+
+// processTime is the CPU time of all threads of a process.
+func processTime(t *testing.T, pid int) time.Duration {
+	t.Helper()
+	d, err := proc.Runtime(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// TestStacks: of a process that divides its CPU time 3:1 between two functions, the profile does so too, and names what
+// it does in the kernel.
+func TestStacks(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), workVariable+"=1")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	s, err := OpenStacks(999)
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := processTime(t, cmd.Process.Pid)
+	for range 600 { // whatever else runs here
+		if time.Sleep(100 * time.Millisecond); processTime(t, cmd.Process.Pid)-began > 2*time.Second {
+			break
+		}
+	}
+	w, err := s.End()
+	if err != nil {
+		t.Fatal(err)
+	}
+	used := (processTime(t, cmd.Process.Pid) - began).Seconds()
+	table := ksym.Open()
+	defer table.Close()
+	p, _, err := profile.Build(w, profile.NewFiles(table.Resolve), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	count := func(of string) (n int) {
+		for _, sample := range p.Sample {
+			if sample.NumLabel["pid"] == nil || sample.NumLabel["pid"][0] != int64(cmd.Process.Pid) {
+				continue
+			}
+			if slices.ContainsFunc(sample.Location, func(l *pprof.Location) bool {
+				return slices.ContainsFunc(l.Line, func(l pprof.Line) bool { return strings.HasSuffix(l.Function.Name, of) })
+			}) {
+				n += int(sample.Value[0])
+			}
+		}
+		return n
+	}
+	three, one := count(".threeParts"), count(".onePart")
+	lo, hi := interval.Binomial(three, three+one, 0.9999)
+	if !(lo < 0.75 && 0.75 < hi) {
+		t.Errorf("%d and %d samples: three parts of four are between %.3f and %.3f", three, one, lo, hi)
+	}
+	// A sample that comes late because the machine stood still counts once: there may be fewer.
+	if all := float64(three + one); all > 999*used*1.2+10 || all < 999*used*0.5 {
+		t.Errorf("%g samples of %.3g s", all, used)
+	}
+	if n := count("clock_gettime"); n == 0 { // of a system call: that clock is not in the vDSO
+		t.Error("nothing of the kernel is named")
+	}
+	if w.Left > 0 || w.Lost > 0 {
+		t.Logf("%d samples lost, %d of too many stacks", w.Lost, w.Left)
+	}
+	groups := map[string]bool{}
+	for _, sample := range p.Sample {
+		if sample.NumLabel["pid"] != nil && sample.NumLabel["pid"][0] == int64(cmd.Process.Pid) {
+			groups[strings.Join(sample.Label["group"], " ")] = true
+		}
+	}
+	if len(groups) != 1 || groups[""] {
+		t.Errorf("its groups are %v", groups)
+	}
+}

@@ -1,0 +1,309 @@
+// Package profile says where CPU time went: stacks of the functions that samples found running, by process and control
+// group, as a pprof profile (github.com/google/pprof) that `go tool pprof` and Parca read. Samples say how the CPU time
+// of a group is divided, and the kernel's counter of the group how much it was, so that a profile adds up to a ledger.
+//
+// Build is where to start; meter.Stacks takes the samples.
+package profile
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	pprof "github.com/google/pprof/profile"
+)
+
+// Window is the samples of a span of time.
+type Window struct {
+	Start  time.Time
+	Length time.Duration
+	Period time.Duration // between two samples of a CPU that is busy
+	Stacks []Stack
+	Lost   uint64 // samples that a ring had no room for
+	Left   int    // samples that are in no stack, because there were too many different ones
+}
+
+// Stack is a call chain, and how many samples found it.
+type Stack struct {
+	Process *Process // nil where it could not be read
+	Group   string   // path of the control group that the CPU time is charged to; empty where it could not be read
+	Kernel  []uint64 // addresses, innermost first
+	User    []uint64 // the same of user code, by frame pointers
+	Count   int
+}
+
+// Process is a process as it was when a sample found it.
+type Process struct {
+	PID      int
+	Comm     string
+	Mappings []Mapping // of executable files, by address
+}
+
+// Mapping is a part of a file in the memory of a process.
+type Mapping struct {
+	Start, End, Offset uint64
+	Path               string
+	Device             string // major:minor, as /proc/PID/maps has it
+	Inode              uint64
+}
+
+// find is the mapping that an address is in; nil for none.
+func (p *Process) find(address uint64) *Mapping {
+	i, _ := slices.BinarySearchFunc(p.Mappings, address, func(m Mapping, a uint64) int {
+		if m.End <= a {
+			return -1
+		}
+		return 1
+	})
+	if i < len(p.Mappings) && p.Mappings[i].Start <= address {
+		return &p.Mappings[i]
+	}
+	return nil
+}
+
+// Has says whether an address is in a file that is mapped.
+func (p *Process) Has(address uint64) bool { return p.find(address) != nil }
+
+// Group is what a ledger says of a control group.
+type Group struct {
+	Seconds *float64 // CPU time in itself, without groups below it; nil where it is not known
+	Labels  map[string]string
+}
+
+// Symbols name addresses.
+type Symbols interface {
+	// Kernel names addresses of the kernel in their order, empty where it knows none.
+	Kernel(addresses []uint64) ([]string, error)
+	// User names the function at an offset of a file in a process; empty where it is not known.
+	User(p *Process, m *Mapping, offset uint64) string
+	// BuildID is that of a file; empty where it has none.
+	BuildID(p *Process, m *Mapping) string
+}
+
+// Missing is CPU time of groups that the profile lacks: no sample found it.
+type Missing struct {
+	Seconds float64
+	Groups  int
+}
+
+// bpfPrefix begins the kernel's names of the code of eBPF programs: bpf_prog_<tag>_<name>, where a tag is 16 digits
+// (bpf_get_prog_name in kernel/bpf/core.c).
+const bpfPrefix = "bpf_prog_"
+
+// bpfName is the name of an eBPF program in a kernel symbol.
+func bpfName(symbol string) (name string, is bool) {
+	rest, is := strings.CutPrefix(symbol, bpfPrefix)
+	if !is {
+		return "", false
+	}
+	tag, name, _ := strings.Cut(rest, "_")
+	return "bpf:" + cmp.Or(name, tag), true
+}
+
+// Build makes the profile of a window. Its values are samples, and nanoseconds of CPU time: those of a group add up to
+// the CPU time that groups says it used, in proportion to its samples; where that is not known each sample counts one
+// period. A group without samples is missing.
+func Build(w *Window, symbols Symbols, groups map[string]Group) (*pprof.Profile, Missing, error) {
+	b := builder{
+		symbols: symbols, kernel: map[uint64]string{}, locations: map[place]*pprof.Location{},
+		functions: map[function]*pprof.Function{}, mappings: map[file]*pprof.Mapping{},
+		p: &pprof.Profile{
+			SampleType:        []*pprof.ValueType{{Type: "samples", Unit: "count"}, {Type: "cpu", Unit: "nanoseconds"}},
+			DefaultSampleType: "cpu",
+			PeriodType:        &pprof.ValueType{Type: "cpu", Unit: "nanoseconds"},
+			Period:            int64(w.Period),
+			TimeNanos:         w.Start.UnixNano(),
+			DurationNanos:     int64(w.Length),
+		},
+	}
+	if err := b.nameKernel(w.Stacks); err != nil {
+		return nil, Missing{}, err
+	}
+	b.mapping(kernelFile, nil, nil) // the first gives a profile its title
+	counts := map[string]int{}
+	for _, s := range w.Stacks {
+		counts[s.Group] += s.Count
+	}
+	var missing Missing
+	for path, g := range groups {
+		if g.Seconds != nil && counts[path] == 0 && *g.Seconds > 0 {
+			missing.Seconds += *g.Seconds
+			missing.Groups++
+		}
+	}
+	// What a group used is dealt out to its stacks so that whole nanoseconds add up.
+	dealt, seen := map[string]int64{}, map[string]int{}
+	for _, s := range w.Stacks {
+		total := float64(counts[s.Group]) * float64(w.Period)
+		if g := groups[s.Group]; g.Seconds != nil {
+			total = max(0, *g.Seconds*1e9)
+		}
+		seen[s.Group] += s.Count
+		upTo := int64(math.Round(total * float64(seen[s.Group]) / float64(counts[s.Group])))
+		b.add(s, upTo-dealt[s.Group], groups[s.Group].Labels)
+		dealt[s.Group] = upTo
+	}
+	if w.Lost > 0 {
+		b.p.Comments = append(b.p.Comments, fmt.Sprintf("%d samples were lost", w.Lost))
+	}
+	if w.Left > 0 {
+		b.p.Comments = append(b.p.Comments, fmt.Sprintf("%d samples are of stacks beyond the most that are kept", w.Left))
+	}
+	if missing.Groups > 0 {
+		b.p.Comments = append(b.p.Comments, fmt.Sprintf("%.3g s of CPU time of %d control groups has no sample",
+			missing.Seconds, missing.Groups))
+	}
+	return b.p, missing, b.p.CheckValid()
+}
+
+// builder makes a profile.
+type builder struct {
+	p         *pprof.Profile
+	symbols   Symbols
+	kernel    map[uint64]string
+	locations map[place]*pprof.Location
+	functions map[function]*pprof.Function
+	mappings  map[file]*pprof.Mapping
+}
+
+// place is an instruction, file a file with code, and function a function of one.
+type (
+	place struct {
+		mapping *pprof.Mapping
+		address uint64
+		name    string
+	}
+	file struct {
+		path, device string
+		inode        uint64
+	}
+	function struct {
+		mapping *pprof.Mapping
+		name    string
+	}
+)
+
+// The files of what is in none.
+var (
+	kernelFile  = file{path: "[kernel]"}
+	bpfFile     = file{path: "[bpf]"}
+	unknownFile = file{path: "[unknown]"}
+)
+
+// nameKernel names the kernel's addresses, all at once.
+func (b *builder) nameKernel(stacks []Stack) error {
+	var all []uint64
+	for _, s := range stacks {
+		for i := range s.Kernel {
+			a := caller(s.Kernel, i)
+			if _, is := b.kernel[a]; !is {
+				b.kernel[a] = ""
+				all = append(all, a)
+			}
+		}
+	}
+	names, err := b.symbols.Kernel(all)
+	if err != nil {
+		return err
+	}
+	for i, name := range names {
+		b.kernel[all[i]] = name
+	}
+	return nil
+}
+
+// caller is the address in a chain of what runs, or of what called: the instruction before the one to return to.
+func caller(chain []uint64, i int) uint64 {
+	if i > 0 && chain[i] > 0 {
+		return chain[i] - 1
+	}
+	return chain[i]
+}
+
+func (b *builder) add(s Stack, ns int64, labels map[string]string) {
+	sample := &pprof.Sample{Value: []int64{int64(s.Count), ns}, Label: map[string][]string{}}
+	for i := range s.Kernel {
+		a := caller(s.Kernel, i)
+		name, in := b.kernel[a], kernelFile
+		if bpf, is := bpfName(name); is {
+			name, in = bpf, bpfFile
+		}
+		sample.Location = append(sample.Location, b.location(b.mapping(in, nil, nil), a, cmp.Or(name, "[kernel]")))
+	}
+	for i := range s.User {
+		a := caller(s.User, i)
+		var m *Mapping
+		if s.Process != nil {
+			m = s.Process.find(a)
+		}
+		if m == nil {
+			l := b.location(b.mapping(unknownFile, nil, nil), 0, "[unknown]")
+			if n := len(sample.Location); n == 0 || sample.Location[n-1] != l { // one for all in a row
+				sample.Location = append(sample.Location, l)
+			}
+			continue
+		}
+		offset := a - m.Start + m.Offset
+		in := b.mapping(file{m.Path, m.Device, m.Inode}, s.Process, m)
+		sample.Location = append(sample.Location, b.location(in, offset, b.symbols.User(s.Process, m, offset)))
+	}
+	if s.Process != nil {
+		sample.Label["comm"] = []string{s.Process.Comm}
+		sample.NumLabel = map[string][]int64{"pid": {int64(s.Process.PID)}}
+	}
+	if s.Group != "" {
+		sample.Label["group"] = []string{s.Group}
+	}
+	for _, key := range slices.Sorted(maps.Keys(labels)) {
+		if v := labels[key]; v != "" {
+			sample.Label[key] = []string{v}
+		}
+	}
+	b.p.Sample = append(b.p.Sample, sample)
+}
+
+// location is that of an address; without a name, readers may look it up in the file by its build id.
+func (b *builder) location(m *pprof.Mapping, address uint64, name string) *pprof.Location {
+	at := place{m, address, name}
+	if l := b.locations[at]; l != nil {
+		return l
+	}
+	l := &pprof.Location{ID: uint64(len(b.p.Location) + 1), Mapping: m, Address: address}
+	if name != "" {
+		of := function{m, name}
+		f := b.functions[of]
+		if f == nil {
+			f = &pprof.Function{ID: uint64(len(b.p.Function) + 1), Name: name, SystemName: name, Filename: m.File}
+			b.functions[of] = f
+			b.p.Function = append(b.p.Function, f)
+		}
+		l.Line = []pprof.Line{{Function: f}}
+	} else {
+		m.HasFunctions = false
+	}
+	b.locations[at] = l
+	b.p.Location = append(b.p.Location, l)
+	return l
+}
+
+// mapping is that of a file. Addresses in it are offsets in the file, so that one which is mapped at many places is
+// there once.
+func (b *builder) mapping(of file, p *Process, m *Mapping) *pprof.Mapping {
+	if found := b.mappings[of]; found != nil {
+		return found
+	}
+	made := &pprof.Mapping{
+		ID: uint64(len(b.p.Mapping) + 1), File: of.path, Limit: math.MaxInt64, HasFunctions: true, HasFilenames: true,
+		HasLineNumbers: true, HasInlineFrames: true,
+	}
+	if p != nil {
+		made.BuildID = b.symbols.BuildID(p, m)
+	}
+	b.mappings[of] = made
+	b.p.Mapping = append(b.p.Mapping, made)
+	return made
+}

@@ -1,0 +1,250 @@
+package profile
+
+import (
+	"bytes"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	pprof "github.com/google/pprof/profile"
+
+	"tare/test/binary"
+)
+
+// named are symbols that tests make up.
+type named struct{}
+
+func (named) Kernel(addresses []uint64) ([]string, error) {
+	names := make([]string, len(addresses))
+	for i, a := range addresses {
+		switch {
+		case a < 0x1000:
+			names[i] = "tcp_sendmsg"
+		case a < 0x2000:
+			names[i] = "bpf_prog_0123456789abcdef_my_connect4"
+		case a < 0x3000:
+			names[i] = "bpf_prog_0123456789abcdef"
+		}
+	}
+	return names, nil
+}
+func (named) User(_ *Process, m *Mapping, offset uint64) string {
+	if offset >= 0x900 {
+		return ""
+	}
+	return m.Path + "!f"
+}
+func (named) BuildID(*Process, *Mapping) string { return "abcd" }
+
+// stacksOf writes each sample as its functions, outermost first, with its values and labels.
+func stacksOf(p *pprof.Profile) (all []string) {
+	for _, s := range p.Sample {
+		var names []string
+		for _, l := range s.Location {
+			name := "?"
+			if len(l.Line) > 0 {
+				name = l.Line[0].Function.Name
+			}
+			names = append(names, name)
+		}
+		slices.Reverse(names)
+		all = append(all, strings.Join(names, ";"))
+	}
+	return all
+}
+
+// TestBuild: a group's time is dealt out to its stacks by samples and adds up; programs and files have their names, and
+// what is not known is named so.
+func TestBuild(t *testing.T) {
+	web := &Process{PID: 7, Comm: "web", Mappings: []Mapping{
+		{Start: 0x10000, End: 0x20000, Offset: 0, Path: "/bin/web", Device: "fe:00", Inode: 5},
+	}}
+	w := &Window{Start: time.Unix(100, 0), Length: time.Second, Period: 10 * time.Millisecond, Stacks: []Stack{
+		{Process: web, Group: "/a", User: []uint64{0x10100, 0x10201}, Count: 2},
+		{Process: web, Group: "/a", Kernel: []uint64{0x1500, 0x501}, User: []uint64{0x10100}, Count: 1},
+		{Process: web, Group: "/b", Kernel: []uint64{0x2500, 0x5000}, User: []uint64{0x10901, 0x1, 0x2}, Count: 4},
+		{Kernel: []uint64{0x500}, Count: 1},
+	}}
+	w.Lost, w.Left = 3, 2
+	groups := map[string]Group{
+		"/a": {Seconds: new(0.1), Labels: map[string]string{"charge": "workload", "component": ""}},
+		"/c": {Seconds: new(0.25)}, "/d": {Seconds: new(0.0)}, "/e": {},
+	}
+	p, missing, err := Build(w, named{}, groups)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		"/bin/web!f;/bin/web!f", "/bin/web!f;tcp_sendmsg;bpf:my_connect4", "[unknown];?;[kernel];bpf:0123456789abcdef",
+		"tcp_sendmsg",
+	}
+	if got := stacksOf(p); !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+	var values [][]int64
+	for _, s := range p.Sample {
+		values = append(values, s.Value)
+	}
+	if want := [][]int64{{2, 66666667}, {1, 33333333}, {4, 40e6}, {1, 10e6}}; !reflect.DeepEqual(values, want) {
+		t.Errorf("values are %v, want %v", values, want)
+	}
+	if want := map[string][]string{"comm": {"web"}, "group": {"/a"}, "charge": {"workload"}}; !reflect.DeepEqual(
+		p.Sample[0].Label, want) {
+		t.Errorf("labels are %v", p.Sample[0].Label)
+	}
+	if missing != (Missing{0.25, 1}) {
+		t.Errorf("missing is %+v", missing)
+	}
+	if len(p.Comments) != 3 {
+		t.Errorf("comments: %q", p.Comments)
+	}
+	var b bytes.Buffer
+	if err := p.Write(&b); err != nil {
+		t.Fatal(err)
+	}
+	if read, err := pprof.Parse(&b); err != nil || !slices.Equal(stacksOf(read), want) {
+		t.Errorf("it is read as %v, %v", read, err)
+	}
+}
+
+func TestParseMaps(t *testing.T) {
+	all := parseMaps([]byte(`00400000-00452000 r-xp 00000000 fe:00 173521      /usr/bin/a program
+00452000-00453000 rw-p 00052000 fe:00 173521      /usr/bin/a program
+7f0000000000-7f0000001000 r-xp 00001000 fe:00 12 /lib/x.so (deleted)
+7f0000000800-7f0000002000 r-xp 00001000 fe:00 12 /overlaps
+zz-yy r-xp 0 0 0 x
+7fff00000000-7fff00001000 r-xp 00000000 00:00 0
+7fff00001000-7fff00002000 r-xp 00000000 00:00 0                          [vdso]
+`))
+	want := []Mapping{
+		{0x400000, 0x452000, 0, "/usr/bin/a program", "fe:00", 173521},
+		{0x7f0000000000, 0x7f0000001000, 0x1000, "/lib/x.so (deleted)", "fe:00", 12},
+		{0x7fff00000000, 0x7fff00001000, 0, "", "00:00", 0},
+		{0x7fff00001000, 0x7fff00002000, 0, "[vdso]", "00:00", 0},
+	}
+	if !slices.Equal(all, want) {
+		t.Errorf("%+v", all)
+	}
+}
+
+func FuzzParseMaps(f *testing.F) {
+	f.Add([]byte("00400000-00452000 r-xp 00000000 fe:00 173521      /usr/bin/a\n"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		p := Process{Mappings: parseMaps(b)}
+		last := uint64(0)
+		for _, m := range p.Mappings {
+			if m.Start < last || m.End <= m.Start || p.find(m.Start).Start != m.Start || !p.Has(m.End-1) {
+				t.Fatalf("%+v", p.Mappings)
+			}
+			last = m.End
+		}
+	})
+}
+
+// TestFiles: functions of a running Go program are named by its table of symbols, or by Go's own where it is stripped,
+// and files of others by theirs.
+func TestFiles(t *testing.T) {
+	dir := t.TempDir()
+	for name, flags := range map[string]string{"symbols": "", "stripped": "-s -w"} {
+		path := filepath.Join(dir, name)
+		if err := binary.Program(path, "./test/kube/web", "-ldflags="+flags); err != nil {
+			t.Fatal(err)
+		}
+		f, err := os.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		o := readObject(f)
+		f.Close()
+		if o.buildID == "" || (o.lines != nil) != (name == "stripped") {
+			t.Fatalf("%s: build id %q, Go's table %v, %d symbols", name, o.buildID, o.lines != nil, len(o.symbols))
+		}
+		found := false
+		for _, p := range o.loads {
+			for offset := p.Off; offset < p.Off+p.Filesz; offset += 16 {
+				found = found || o.name(offset) == "main.main"
+			}
+		}
+		if !found {
+			t.Errorf("%s: main.main is not found", name)
+		}
+	}
+
+	p, err := Read(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	pc, _, _, _ := runtime.Caller(0)
+	m := p.find(uint64(pc))
+	if m == nil {
+		t.Fatalf("this function is in none of %+v", p.Mappings)
+	}
+	symbols := NewFiles(nil)
+	if got := symbols.User(p, m, uint64(pc)-m.Start+m.Offset); got != "tare/internal/scale/profile.TestFiles" {
+		t.Errorf("this function is %q", got)
+	}
+	if symbols.User(p, m, math.MaxInt64) != "" || symbols.User(p, &Mapping{Path: "[vdso]"}, 0) != "[vdso]" ||
+		symbols.User(p, &Mapping{Path: "/nowhere", Inode: 1}, 0) != "" {
+		t.Error("what is not known has a name")
+	}
+}
+
+// FuzzObject: a file that was made to harm costs no more than names.
+func FuzzObject(f *testing.F) {
+	if b, err := os.ReadFile("/bin/true"); err == nil {
+		f.Add(b, uint64(0x2000))
+	}
+	f.Fuzz(func(t *testing.T, b []byte, offset uint64) {
+		path := filepath.Join(t.TempDir(), "object")
+		if err := os.WriteFile(path, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		file, err := os.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer file.Close()
+		readObject(file).name(offset)
+	})
+}
+
+// TestPprof: `go tool pprof`, which Google maintains, reads what Build writes.
+func TestPprof(t *testing.T) {
+	w := &Window{Start: time.Unix(100, 0), Length: time.Second, Period: 10 * time.Millisecond, Stacks: []Stack{
+		{Group: "/a", Kernel: []uint64{0x1500, 0x501}, Count: 3}, {Group: "/b", Kernel: []uint64{0x501}, Count: 1},
+	}}
+	p, _, err := Build(w, named{}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "cpu.pb.gz")
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Write(f); err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	for _, c := range []struct {
+		args []string
+		want []string
+	}{
+		{[]string{"-top", path}, []string{"30ms", "bpf:my_connect4", "tcp_sendmsg", "40ms"}},
+		{[]string{"-top", "-tagfocus", "group=/b", path}, []string{"10ms", "tcp_sendmsg"}},
+	} {
+		out, err := exec.Command("go", append([]string{"tool", "pprof"}, c.args...)...).CombinedOutput()
+		for _, want := range c.want {
+			if err != nil || !strings.Contains(string(out), want) {
+				t.Fatalf("%v: %v, without %q:\n%s", c.args, err, want, out)
+			}
+		}
+	}
+}
