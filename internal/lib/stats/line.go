@@ -74,6 +74,9 @@ type Line struct {
 	Straight bool   // no departure from the line was shown
 	Test     string // by which test, and what it said against the line
 	P        float64
+
+	spread      *spread // for Predict; nil: see unpredicted
+	unpredicted error
 }
 
 // FitLine fits a line to each block by itself and takes the mean of its coefficients over blocks, with Student's t on
@@ -130,6 +133,7 @@ func FitLine(observations []Observation) (*Line, error) {
 	if line.Straight && line.HasHeldOut && line.HeldOut > MaxHeldOut {
 		line.Straight, line.Test = false, "held-out error"
 	}
+	line.spread, line.unpredicted = line.newSpread(levels, blocks)
 	return line, nil
 }
 

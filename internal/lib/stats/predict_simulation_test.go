@@ -1,0 +1,117 @@
+package stats
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"tare/test/long"
+)
+
+// grid is every combination of the levels of two factors.
+func grid(a, b []float64) (all [][]float64) {
+	for _, x := range a {
+		for _, y := range b {
+			all = append(all, []float64{x, y})
+		}
+	}
+	return all
+}
+
+func single(levels ...float64) (all [][]float64) {
+	for _, x := range levels {
+		all = append(all, []float64{x})
+	}
+	return all
+}
+
+// Coverage of prediction intervals of a level that was left out of the fit: of one trial there of one new block. Noise
+// grows with the level and is shared by the trials of a block to some part. What is left out is inside of the range, at
+// its edge or outside of it by as much as the levels are apart. The band of a single level is wider than that of all
+// levels of a setting: at the smallest level the variance is known least, and covers too often.
+func TestPredictionsBySimulation(t *testing.T) {
+	t.Parallel()
+	t.Log("| levels of | noise | blocks | left out | covered % | no line % | width |")
+	for _, d := range []struct {
+		name   string
+		levels [][]float64
+		cost   []float64 // fixed, then slopes
+		out    [][]float64
+	}{
+		{"mesh-rate", single(100, 500, 1000, 2000, 4000), []float64{0.02, 1e-4}, single(100, 1000, 4000)},
+		{"ebpf-memory", single(1, 100, 1000, 10000), []float64{5, 0.005}, single(1, 100, 1000, 10000)},
+		{"controlplane-scale", single(100, 200, 400, 800, 1600), []float64{0.1, 0.001}, single(100, 400, 1600)},
+		{"sandbox-idle", single(1, 5, 10, 20), []float64{2, 10}, single(1, 5, 20)},
+		{"two factors", grid([]float64{100, 400, 1600}, []float64{50, 200, 400}), []float64{5, 0.05, 0.1},
+			[][]float64{{400, 200}, {100, 50}, {1600, 400}, {100, 400}}},
+	} {
+		for _, noise := range []struct {
+			name   string
+			sd     func(y float64) float64
+			shared float64
+			draw   func(*rand.Rand) float64
+		}{
+			{"5 %", func(y float64) float64 { return 0.05 * y }, 0, noises[0].draw},
+			{"5 %, half shared", func(y float64) float64 { return 0.05 * y }, 0.5, noises[0].draw},
+			{"5 %, shared", func(y float64) float64 { return 0.05 * y }, 0.95, noises[0].draw},
+			{"of one size", func(float64) float64 { return 0.1 }, 0.5, noises[0].draw},
+			{"5 %, and of one size", func(y float64) float64 { return math.Hypot(0.05*y, 0.1) }, 0.5, noises[0].draw},
+			{"as the root", func(y float64) float64 { return 0.05 * math.Sqrt(y) }, 0.5, noises[0].draw},
+			{"5 %, t5, half shared", func(y float64) float64 { return 0.04 * y }, 0.5, student(5)},
+		} {
+			var all, of float64
+			for _, blocks := range []int{6, 12} {
+				for _, out := range d.out {
+					runs := repetitions(long.Repeat(15, 1000))
+					r := rand.New(rand.NewPCG(uint64(blocks), uint64(1000*out[0])+uint64(len(d.name+noise.name))))
+					y := func(block float64, x []float64) float64 {
+						cost := d.cost[0]
+						for i, v := range x {
+							cost += d.cost[i+1] * v
+						}
+						return cost + noise.sd(cost)*(math.Sqrt(noise.shared)*block+math.Sqrt(1-noise.shared)*noise.draw(r))
+					}
+					var covered, lines, bent, width float64
+					for range runs {
+						var observations []Observation
+						for b := range blocks {
+							block := noise.draw(r)
+							for _, x := range d.levels {
+								if !slices.Equal(x, out) {
+									observations = append(observations, Observation{X: x, Y: y(block, x), Block: b})
+								}
+							}
+						}
+						line, err := FitLine(observations)
+						if err != nil {
+							t.Fatal(err)
+						}
+						p, err := line.Predict(out)
+						if !line.Straight {
+							bent++
+							continue
+						}
+						if err != nil {
+							t.Fatal(err)
+						}
+						lines++
+						width += (p.Hi - p.Lo) / 2 / p.Value
+						if v := y(noise.draw(r), out); p.Lo <= v && v <= p.Hi {
+							covered++
+						}
+					}
+					what := fmt.Sprintf("| %s | %s | %d | %v |", d.name, noise.name, blocks, out)
+					t.Logf("%s %.1f | %.1f | %.2f |", what, 100*covered/max(lines, 1), 100*bent/float64(runs), width/max(lines, 1))
+					if lines > 0 {
+						within(t, what+" covered", 100*covered/lines, int(lines), 90, 99.5)
+					}
+					all, of = all+covered, of+lines
+				}
+			}
+			t.Logf("| %s | %s | all | all | %.1f | | |", d.name, noise.name, 100*all/of)
+			within(t, d.name+", "+noise.name+": covered", 100*all/of, int(of), 93, 97)
+		}
+	}
+}
