@@ -21,6 +21,7 @@ import (
 	"tare/internal/results/analysis"
 	"tare/internal/results/calibrate"
 	"tare/internal/results/comparison"
+	"tare/internal/results/plan"
 	"tare/internal/scale/ledger"
 	"tare/test/schematest"
 )
@@ -33,6 +34,7 @@ var formats = map[string]reflect.Type{
 	loadSchema: reflect.TypeFor[loadDocument](), comparison.Schema: reflect.TypeFor[comparison.Comparison](),
 	comparison.HistorySchema: reflect.TypeFor[comparison.Course](),
 	analysis.PowerSchema:     reflect.TypeFor[analysis.Power](),
+	plan.Schema:              reflect.TypeFor[plan.Plan](),
 	versionSchema:            reflect.TypeFor[versionDocument](),
 	cluster.Schema:           reflect.TypeFor[cluster.Cluster](),
 }
@@ -115,6 +117,7 @@ func TestSchemasOfCommands(t *testing.T) {
 	}{
 		{[]string{"report", dir, "--format", "json"}, 0},
 		{[]string{"power", dir, "--json"}, 0},
+		{[]string{"plan", writeCosts(t), "--for", "rate=600,pods=3", "--node", "cpus=4,memory=1GiB", "--json"}, 0},
 		{[]string{"compare", writeRuns(t, 0, 9e-6, 9e-6), writeRuns(t, 2, 9e-6), "--json"}, 0},
 		{[]string{"compare", "--history", writeRuns(t, 0, 9e-6, 9e-6), "--json"}, 0},
 		{[]string{"doctor", "--json"}, 0},

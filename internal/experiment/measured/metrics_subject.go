@@ -19,6 +19,7 @@ var subjectMetrics = []Metric{
 		Definition: metric.Definition{
 			Name: "subject_bpf_cpus", Unit: quantity.CPUs, Rank: metric.RankBPF, Pool: metric.Sum, Cost: true,
 			Better: metric.Lower, Needs: NeedShare, Family: "bpf", Clause: "uses {} in eBPF programs",
+			Plan: "eBPF programs",
 			How: "Run time of the subject's eBPF programs per second of the window, by the kernel's statistics, wherever " +
 				"they ran." + NoSubject,
 		},
@@ -28,6 +29,7 @@ var subjectMetrics = []Metric{
 		Definition: metric.Definition{
 			Name: "subject_cpus", Unit: quantity.CPUs, Rank: metric.RankCPU, Pool: metric.Sum, Cost: true,
 			Better: metric.Lower, Needs: NeedShare, Family: "cpu", Clause: "uses {} in its own processes",
+			Plan: planSubject,
 			How: "CPU time of the subject's control groups per second of the window, with interrupts where the kernel " +
 				"leaves them in the interrupted task's time." + NoSubject,
 		},
@@ -58,6 +60,9 @@ var subjectMetrics = []Metric{
 		"the group", KernelMemory),
 }
 
+// planSubject is what plans call a subject that has no components.
+const planSubject = "the subject"
+
 // Speaker is a guest that is about metrics of which answers do not speak elsewhere.
 type Speaker interface {
 	// Speaks names metrics that are headlines in an experiment with this setup.
@@ -85,10 +90,14 @@ func Headlines(s *kind.Setup) []Metric {
 
 // ofMemory is a metric of what the subject's groups hold at the end of the window.
 func ofMemory(name string, headline bool, what string, part func(*ledger.Memory) *int64) Metric {
+	plan := ""
+	if headline {
+		plan = planSubject
+	}
 	return Metric{
 		Definition: metric.Definition{
 			Name: name, Unit: quantity.Bytes, Rank: metric.RankMemory, Pool: metric.Mean, Cost: true,
-			Better: metric.Lower, Needs: NeedMemory, Headline: headline, Lead: headline, Family: "memory",
+			Better: metric.Lower, Needs: NeedMemory, Headline: headline, Lead: headline, Family: "memory", Plan: plan,
 			How: what + ". Of the subject's control groups at the end of the window." + NoSubject,
 		},
 		Value: Memory(part),

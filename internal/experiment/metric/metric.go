@@ -130,6 +130,10 @@ type Definition struct {
 	PartOf string `json:"part_of,omitempty"`
 	Part   string `json:"part,omitempty"`
 
+	// Plan is, of CPUs or bytes that plans add up, what uses them, where that is no component: "eBPF programs". No two
+	// metrics of a unit that have it count the same use. Empty: plans leave the metric out.
+	Plan string `json:"plan,omitempty"`
+
 	// Of is, of a metric of all nodes together, the metric of each node that it is made of: what voids that voids this.
 	Of string `json:"of,omitempty"`
 
@@ -197,7 +201,7 @@ func (s Set) QuantileOf(histogram string, q float64) string {
 func (s Set) FamilyOf(name string) string { return cmp.Or(s.Of(name).Family, name) }
 
 // Complete gives definitions that an earlier version wrote what they could not say of their metrics yet, from those
-// of today of the same names: Lead, Limit, Tally, TallyOf, Before and After; and Family, Histogram, Quantile,
+// of today of the same names: Lead, Limit, Tally, TallyOf, Before, After and Plan; and Family, Histogram, Quantile,
 // Undisturbed, What and Per, of which one that says any is left as it is. Where there are no definitions, those of
 // today stand for all.
 func Complete(written, today []Definition) []Definition {
@@ -210,7 +214,7 @@ func Complete(written, today []Definition) []Definition {
 		d := &all[i]
 		now, is := known[d.Name]
 		d.Limit, d.Before, d.After = cmp.Or(d.Limit, now.Limit), cmp.Or(d.Before, now.Before), cmp.Or(d.After, now.After)
-		d.Lead = d.Lead || now.Lead
+		d.Lead, d.Plan = d.Lead || now.Lead, cmp.Or(d.Plan, now.Plan)
 		d.Tally, d.TallyOf = cmp.Or(d.Tally, now.Tally), cmp.Or(d.TallyOf, now.TallyOf)
 		if !is || d.Family != "" || d.Histogram != "" || d.Undisturbed || d.What != "" {
 			continue

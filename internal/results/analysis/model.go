@@ -1,6 +1,8 @@
 package analysis
 
 import (
+	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -55,7 +57,7 @@ func fitModel(t *Table, metric, arm string, names []string) (Model, bool) {
 	unit := t.defined.Of(metric).Unit
 	m := Model{
 		Metric: metric, Arm: arm, R2: line.R2, Linear: line.Straight, Test: line.Test, ValidRange: map[string][2]float64{},
-		Method: string(line.Method), Blocks: line.Blocks, strong: line.Strong,
+		Method: string(line.Method), Blocks: line.Blocks, strong: line.Strong, line: line,
 	}
 	if line.Effective > 0 {
 		m.Effective = &line.Effective
@@ -78,6 +80,27 @@ func fitModel(t *Table, metric, arm string, names []string) (Model, bool) {
 		m.HeldoutError = &line.HeldOut
 	}
 	return m, true
+}
+
+// Predict gives what the model says of levels of its factors, by name, and the interval in which a trial of a new block
+// lies there (stats.Line.Predict). Levels of other factors have no effect.
+func (m *Model) Predict(levels map[string]float64) (Interval, error) {
+	if m.line == nil {
+		return Interval{}, errors.New("it was not fitted to trials")
+	}
+	var x []float64
+	for _, t := range m.Terms[1:] {
+		v, known := levels[t.Name]
+		if !known {
+			return Interval{}, fmt.Errorf("it needs a level of %s", record.FactorName(t.Name))
+		}
+		x = append(x, v)
+	}
+	p, err := m.line.Predict(x)
+	if err != nil {
+		return Interval{}, err
+	}
+	return Interval{p.Value, &p.Lo, &p.Hi}, nil
 }
 
 // warnOfModels says where the coefficients of neighbouring blocks may resemble each other, or do so strongly.

@@ -72,6 +72,11 @@ func Summarize(run record.Run, trials []record.Trial) (*Summary, error) {
 	s.withhold(run, t, newCarriers(t.defined, trials))
 	s.addComponents(run, trials)
 	s.Models = append(s.Models, fitModels(t)...)
+	for _, models := range [][]Model{s.Models, s.ComponentModels} {
+		for i := range models {
+			models[i].unpaced = t.unpaced
+		}
+	}
 	s.warnOfModels()
 	s.judge(run, t)
 	s.forecast(trials)
@@ -92,6 +97,7 @@ type Table struct {
 	metrics []string
 	known   map[string]bool // metrics that some trial tells, those that are pooled among them
 	closed  bool            // a load goes as fast as it can
+	unpaced bool            // and has no rate to keep to
 	defined metric.Set      // the definitions of the run's metrics
 	order   map[string]int  // of the definitions, by metric
 	stated  []string        // metrics that answers speak of in words of the metrics' own, in order of rank
@@ -195,6 +201,7 @@ func newTable(run record.Run, trials []record.Trial, s *Summary) *Table {
 			doubt.look(trial)
 			for name, r := range trial.Loads {
 				t.loads[name], t.closed = true, t.closed || r.Mode == load.Closed
+				t.unpaced = t.unpaced || r.Mode == load.Closed && r.TargetRate == 0
 			}
 			for name, n := range trial.Counts {
 				if counted[name] || !trial.Validity.Stands(name) || !possible(n) {

@@ -230,8 +230,14 @@ type Model struct {
 	// left out where there are too few to tell.
 	Effective *float64 `json:"effective_blocks,omitempty"`
 
-	strong bool // intervals may still be too narrow
+	strong  bool // intervals may still be too narrow
+	unpaced bool // see Unpaced
+	line    *stats.Line
 }
+
+// Unpaced reports whether a load of the run had no rate to keep to: what is used per second is then of its speed, and
+// no demand.
+func (m *Model) Unpaced() bool { return m.unpaced }
 
 // HasIntervals reports whether its terms have intervals: those of a fit of all trials together have none.
 func (m *Model) HasIntervals() bool {

@@ -13,6 +13,7 @@ import (
 	"tare/internal/lib/text"
 	"tare/internal/results/analysis"
 	"tare/internal/results/comparison"
+	"tare/internal/results/plan"
 	"tare/internal/scale/ledger"
 )
 
@@ -26,6 +27,7 @@ type Format struct {
 	Comparison Writer[*comparison.Comparison]
 	History    Writer[*comparison.Course]
 	Power      Writer[*analysis.Power]
+	Plan       Writer[*plan.Plan]
 	Ledger     Writer[*ledger.Ledger]
 	// Series writes ledgers of one machine as they come; what follows a ledger never waits for the next.
 	Series Writer[iter.Seq[*ledger.Ledger]]
@@ -51,8 +53,8 @@ func register(f Format) {
 		return cmp.Compare(f.Name, name)
 	})
 	if taken || f.Name == "" || f.Help == "" ||
-		f.Run == nil && f.Comparison == nil && f.History == nil && f.Power == nil && f.Ledger == nil &&
-			f.Series == nil {
+		f.Run == nil && f.Comparison == nil && f.History == nil && f.Power == nil && f.Plan == nil &&
+			f.Ledger == nil && f.Series == nil {
 		panic("report: cannot register the format " + f.Name)
 	}
 	formats = slices.Insert(formats, at, f)
@@ -71,7 +73,8 @@ var (
 		func(f Format) Writer[*comparison.Comparison] { return f.Comparison }}
 	Histories = Document[*comparison.Course]{"histories",
 		func(f Format) Writer[*comparison.Course] { return f.History }}
-	Powers  = Document[*analysis.Power]{"plans", func(f Format) Writer[*analysis.Power] { return f.Power }}
+	Powers  = Document[*analysis.Power]{"powers", func(f Format) Writer[*analysis.Power] { return f.Power }}
+	Plans   = Document[*plan.Plan]{"plans", func(f Format) Writer[*plan.Plan] { return f.Plan }}
 	Ledgers = Document[*ledger.Ledger]{"ledgers", func(f Format) Writer[*ledger.Ledger] { return f.Ledger }}
 	Series  = Document[iter.Seq[*ledger.Ledger]]{"series of ledgers",
 		func(f Format) Writer[iter.Seq[*ledger.Ledger]] { return f.Series }}

@@ -8,6 +8,7 @@ import (
 	"tare/internal/lib/text"
 	"tare/internal/results/analysis"
 	"tare/internal/results/comparison"
+	"tare/internal/results/plan"
 	"tare/internal/scale/ledger"
 )
 
@@ -18,6 +19,7 @@ func init() {
 		Comparison: func(w io.Writer, c *comparison.Comparison, _ Options) error { return AsJSON(w, c) },
 		History:    func(w io.Writer, c *comparison.Course, _ Options) error { return AsJSON(w, c) },
 		Power:      func(w io.Writer, p *analysis.Power, _ Options) error { return AsJSON(w, p) },
+		Plan:       func(w io.Writer, p *plan.Plan, _ Options) error { return AsJSON(w, p) },
 		Ledger: func(w io.Writer, l *ledger.Ledger, _ Options) error {
 			e := json.NewEncoder(w)
 			e.SetIndent("", " ")

@@ -15,7 +15,8 @@ import (
 func init() {
 	register(Format{
 		Name: "md", Help: "Markdown, for a pull request or a page",
-		Run: func(w io.Writer, r *Run, o Options) error { return Markdown(w, r.Summary, r.Record, o) },
+		Run:  func(w io.Writer, r *Run, o Options) error { return Markdown(w, r.Summary, r.Record, o) },
+		Plan: planMarkdown,
 	})
 }
 

@@ -21,7 +21,7 @@ func init() {
 	register(Format{
 		Name: "text", Help: "for a terminal",
 		Run:        func(w io.Writer, r *Run, o Options) error { return Text(w, r.Summary, r.Record, o) },
-		Comparison: Comparison, History: History, Power: Power, Ledger: Ledger,
+		Comparison: Comparison, History: History, Power: Power, Plan: Plan, Ledger: Ledger,
 		Series: SeriesText,
 	})
 }

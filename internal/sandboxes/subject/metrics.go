@@ -172,6 +172,14 @@ func inMemory(name, family, clause, how string,
 	}
 }
 
+// planPods is what plans call the sandboxes, beside what their runtime has outside of them, which is the subject's own.
+const planPods = "pods, with their applications"
+
+func planned(m measured.Metric) measured.Metric {
+	m.Plan = planPods
+	return m
+}
+
 const ofAll = " Of all sandboxes of the trial together, with what runs in them, at the end of the window."
 
 // balanceMetrics are the lines of the machine's memory balance.
@@ -273,9 +281,9 @@ func memoryMetrics() []measured.Metric {
 				ofAll, attributed),
 		inMemory("sandbox_soft_bytes", memoryFamily, "holds {} of page cache",
 			"File - shmem + reclaimable slab of the same groups."+ofAll, in(window, true, true, soft)),
-		inMemory("sandbox_pod_hard_bytes", memoryFamily, "holds {} of hard memory charged to its pods",
+		planned(inMemory("sandbox_pod_hard_bytes", memoryFamily, "holds {} of hard memory charged to its pods",
 			"Part of `sandbox_hard_bytes` in the pods' groups, to which what runs the applications belongs.",
-			in(window, true, false, hard)),
+			in(window, true, false, hard))),
 		inMemory("sandbox_outside_hard_bytes", memoryFamily, "holds {} charged elsewhere",
 			"Part of `sandbox_hard_bytes` outside of the pods' groups, such as shims. 0 without a runtime.",
 			in(window, false, true, hard)),
@@ -339,10 +347,14 @@ func counted(name, what, how string, of func(Process) int) measured.Metric {
 
 // cpus is CPU time by control group.
 func cpus(name, clause string, inPod bool, how string) measured.Metric {
+	plan := "" // what is outside of the pods is the subject's own
+	if inPod {
+		plan = planPods
+	}
 	return measured.Metric{
 		Definition: metric.Definition{
 			Name: name, Unit: quantity.CPUs, Rank: metric.RankCPU, Pool: metric.Mean, Cost: true, Better: metric.Lower,
-			Needs: measured.NeedShare, Clause: clause, How: how,
+			Needs: measured.NeedShare, Clause: clause, How: how, Plan: plan,
 		},
 		Value: seen(func(e *Evidence, m *measured.Measured) (float64, bool) {
 			used := func(g *ledger.Cgroup) *float64 { return g.CPUSeconds }

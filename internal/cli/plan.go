@@ -1,0 +1,228 @@
+package cli
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"tare/experiments"
+	"tare/internal/experiment/record"
+	"tare/internal/experiment/spec"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/lists"
+	"tare/internal/lib/param"
+	"tare/internal/lib/text"
+	"tare/internal/results/analysis"
+	"tare/internal/results/comparison"
+	"tare/internal/results/plan"
+	"tare/internal/results/report"
+	"tare/internal/results/session"
+)
+
+func init() { register(newPlan) }
+
+// maxLevels is how many factors a plan can be for.
+const maxLevels = 64
+
+// The settings of --node and --prices.
+var (
+	nodeSettings = []param.Setting{
+		{Name: "cpus", Type: param.TypeNumber, Min: 0.001, Max: 1e5, Doc: "the CPUs of a node that are free"},
+		{Name: "memory", Type: param.TypeBytes, Min: 1 << 20, Max: 1 << 50, Doc: "the memory of a node that is free"},
+	}
+	priceSettings = []param.Setting{
+		{Name: "cpu", Type: param.TypeNumber, Max: 1e9, Doc: "the price of one CPU for one hour"},
+		{Name: "memory", Type: param.TypeNumber, Max: 1e9, Doc: "the price of one GiB of memory for one hour"},
+	}
+)
+
+func newPlan() *cobra.Command {
+	var levels, node, prices string
+	var ask plan.Ask
+	var show session.Show
+	c := &cobra.Command{
+		Use:   "plan RUN...",
+		Short: "Predict CPUs, memory and nodes for a load, from the models of recorded runs",
+		Long: `Predict what a load that nobody ran needs, from recorded runs that swept it: CPUs and memory by component with
+prediction intervals, what to request, and the number of nodes of a size. Figures are from the lines that runs fit
+through their levels (see 'tare report --all'); what is no line has no figure, and is named.
+
+A level outside of the measured range is refused unless --beyond is given. A factor that no run swept is named, with the
+command that would measure it. Of several runs that have the same cost, one is used, and the others are named.
+
+RUN is a run directory, or a directory that holds some.`,
+		Example: `  tare plan tare-run-mesh-rate-20260102-030405 --for rate=2000
+  tare plan rate/ services/ --for rate=2000,services=500 --arm envoy --node cpus=4,memory=16GiB
+  tare plan DIR --for services=5000 --prices cpu=0.03,memory=0.004 --format json`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return fault.New(fault.Usage, cmd.CommandPath(), "name the directories that 'tare run' wrote",
+					"want one run or more, got none")
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			write, err := report.Plans.Writer(show.Format)
+			if err != nil {
+				return err
+			}
+			if ask.For, err = levelsOf(levels); err != nil {
+				return err
+			}
+			if node != "" {
+				v, err := settingsOf("--node", node, nodeSettings)
+				if err != nil {
+					return err
+				}
+				ask.Node = &plan.Size{CPUs: v.Float("cpus"), MemoryBytes: v.Float("memory")}
+			}
+			if prices != "" {
+				v, err := settingsOf("--prices", prices, priceSettings)
+				if err != nil {
+					return err
+				}
+				ask.Prices = &plan.Prices{CPU: v.Float("cpu"), Memory: v.Float("memory")}
+			}
+			ask.Measure = measureCommand
+			return promptly(cmd.Context(), func() error {
+				var sources []comparison.Source
+				for _, dir := range args {
+					some, err := sourcesIn(dir, nil)
+					if err != nil {
+						return err
+					}
+					sources = append(sources, some...)
+				}
+				p, err := plan.Make(sources, ask)
+				if err != nil {
+					return err
+				}
+				out := cmd.OutOrStdout()
+				return write(out, p, textOptions(out, "", show.All))
+			})
+		},
+	}
+	c.Flags().StringVar(&levels, "for", "", "levels of factors to plan for, such as rate=2000,services=500")
+	c.Flags().StringVar(&ask.Arm, "arm", "", "arm to plan; default: all that have a subject")
+	c.Flags().StringVar(&node, "node", "", "what a node has free, such as cpus=4,memory=16GiB: says how many it takes")
+	c.Flags().StringVar(&prices, "prices", "",
+		"money per hour for one CPU and one GiB of memory, such as cpu=0.03,memory=0.004")
+	c.Flags().BoolVar(&ask.Beyond, "beyond", false, "plan outside of the measured range as well")
+	registerFormat(c, &show, report.Plans)
+	return c
+}
+
+// pairsOf reads a list of name=value in which no name comes twice.
+func pairsOf(flag, list, hint string) (map[string]string, error) {
+	pairs := map[string]string{}
+	for _, one := range strings.Split(list, ",") {
+		name, value, is := strings.Cut(one, "=")
+		name, value = strings.TrimSpace(name), strings.TrimSpace(value)
+		_, twice := pairs[name]
+		switch {
+		case !is || name == "" || value == "":
+			return nil, fault.New(fault.Usage, flag, hint, "%q is not NAME=VALUE", text.Clip(one))
+		case twice:
+			return nil, fault.New(fault.Usage, flag, hint, "%q is there twice", text.Clip(name))
+		}
+		if pairs[name] = value; len(pairs) > maxLevels {
+			return nil, fault.New(fault.Usage, flag, hint, "it has more than %d names", maxLevels)
+		}
+	}
+	return pairs, nil
+}
+
+// levelsOf reads the levels to plan for: numbers, durations or sizes, 0 or more.
+func levelsOf(list string) (map[string]float64, error) {
+	const flag, hint = "--for", "such as rate=2000,services=500"
+	pairs, err := pairsOf(flag, list, hint)
+	if err != nil {
+		return nil, err
+	}
+	levels := map[string]float64{}
+	for name, value := range lists.ByKey(pairs) {
+		v, is := analysis.LevelNumber(value)
+		if !is {
+			canonical, err := param.Setting{Type: param.TypeBytes}.Canonical(value)
+			if err != nil {
+				return nil, fault.New(fault.Usage, flag, hint, "%q must be a number, a duration or a size, not %q",
+					text.Clip(name), text.Clip(value))
+			}
+			v, _ = analysis.LevelNumber(canonical)
+		}
+		if v < 0 || v > 1e15 {
+			return nil, fault.New(fault.Usage, flag, hint, "%q must be 0 to 1e15, not %q", text.Clip(name), text.Clip(value))
+		}
+		levels[name] = v
+	}
+	return levels, nil
+}
+
+// settingsOf reads a list that gives each of some settings.
+func settingsOf(flag, list string, settings []param.Setting) (param.Values, error) {
+	hint := strings.Join(lists.Map(settings, param.Setting.Hint), "; ")
+	pairs, err := pairsOf(flag, list, hint)
+	if err != nil {
+		return nil, err
+	}
+	values := param.Values{}
+	for _, s := range settings {
+		raw, is := pairs[s.Name]
+		if !is {
+			return nil, fault.New(fault.Usage, flag, hint, "%q is missing", s.Name)
+		}
+		delete(pairs, s.Name)
+		canonical, err := s.Canonical(raw)
+		if err != nil {
+			return nil, fault.New(fault.Usage, flag, hint, "%q %s", s.Name, err)
+		}
+		values[s.Name] = canonical
+	}
+	for name := range lists.ByKey(pairs) {
+		return nil, fault.New(fault.Usage, flag, hint, "there is no %q", text.Clip(name))
+	}
+	return values, nil
+}
+
+// measureCommand is the command that runs these levels of a factor: in the experiment of a run, or else the first
+// built-in one that has one of the arms; empty where none can. Whether one can is found out by applying the levels to
+// its spec.
+func measureCommand(run record.Run, arms []string, factor string, levels []float64) string {
+	seconds := func(v float64) string { return param.Number(v) + "s" }
+	texts := []string{
+		strings.Join(lists.Map(levels, param.Number), ","), strings.Join(lists.Map(levels, seconds), ","),
+	}
+	for _, name := range lists.Include([]string{run.Experiment}, experiments.Names()...) {
+		s, err := builtIn(name)
+		has := func(arm string) bool { return s.Arms[arm] != nil }
+		if err != nil || name != run.Experiment && !slices.ContainsFunc(arms, has) {
+			continue
+		}
+		names := []string{factor}
+		if !strings.Contains(factor, ".") { // it may be a setting of several: of a load rather than of arms
+			for load := range lists.ByKey(s.Loads) {
+				names = append(names, load+"."+factor)
+			}
+			names = append(names, "*."+factor)
+		}
+		for _, full := range names {
+			for _, text := range texts {
+				set := full + "=" + text
+				if s, err = builtIn(name); err == nil && s.Apply(spec.Overrides{Set: []string{set}}) == nil {
+					return fmt.Sprintf("tare run %s --set '%s'", name, set)
+				}
+			}
+		}
+	}
+	return ""
+}
+
+// builtIn is the experiment of a name that a record has, which may be that of a file.
+func builtIn(name string) (*spec.Spec, error) {
+	if !slices.Contains(experiments.Names(), name) {
+		return nil, session.NoSuchExperiment("tare run", text.Clip(name), "")
+	}
+	return loadSpec(name)
+}

@@ -1,0 +1,148 @@
+package plan
+
+import (
+	"errors"
+	"math"
+	"slices"
+
+	"tare/internal/lib/quantity"
+)
+
+// armOf adds up what the models of an arm predict.
+//
+// Prediction intervals of costs that are added up are added end by end: that covers at least as often as each of them,
+// however their errors are related.
+func armOf(name string, uses []use, unplanned []Unplanned, ask Ask) Arm {
+	a := Arm{Arm: name, Parts: []Part{}, Unplanned: unplanned}
+	broken := map[string]bool{} // units
+	for _, u := range unplanned {
+		broken[u.unit] = true
+	}
+	totals := map[string]*Amount{}
+	var metrics []string
+	for _, u := range uses {
+		if !slices.Contains(metrics, u.model.Metric) {
+			metrics = append(metrics, u.model.Metric)
+		}
+	}
+	for _, metric := range metrics {
+		var whole *Forecast
+		var parts Amount
+		components, known := 0, 0
+		unit := ""
+		for _, u := range uses {
+			if u.model.Metric != metric {
+				continue
+			}
+			unit = u.unit
+			f, err := u.forecast()
+			of := u.model.Component != ""
+			if of {
+				components++
+			}
+			switch {
+			case err != nil && (of || !hasComponents(uses, metric)):
+				a.Unplanned = append(a.Unplanned, Unplanned{u.component, metric, err.Error(), unit})
+			case err != nil:
+			case of:
+				known++
+				parts = parts.plus(f.Amount)
+				a.add(u, f)
+			default:
+				whole = f
+				if !hasComponents(uses, metric) {
+					a.add(u, f)
+				}
+			}
+		}
+		switch {
+		case whole != nil:
+			parts = whole.Amount
+		case components == 0 || known < components:
+			broken[unit] = true
+		}
+		if totals[unit] == nil {
+			totals[unit] = &Amount{}
+		}
+		*totals[unit] = totals[unit].plus(parts)
+	}
+	total := func(unit string) *Amount {
+		if broken[unit] {
+			return nil
+		}
+		return totals[unit]
+	}
+	a.CPUs, a.Memory = total(quantity.CPUs), total(quantity.Bytes)
+	if a.CPUs != nil && a.Memory != nil {
+		if ask.Node != nil {
+			a.Node = ask.Node.hold(*a.CPUs, *a.Memory)
+		}
+		if ask.Prices != nil {
+			a.PerHour = new(a.CPUs.times(ask.Prices.CPU).plus(a.Memory.times(ask.Prices.Memory / (1 << 30))))
+		}
+	}
+	return a
+}
+
+func hasComponents(uses []use, metric string) bool {
+	return slices.ContainsFunc(uses, func(u use) bool { return u.model.Metric == metric && u.model.Component != "" })
+}
+
+// add gives a component one of its costs, but for none at all.
+func (a *Arm) add(u use, f *Forecast) {
+	if f.Amount == (Amount{}) {
+		return
+	}
+	i := slices.IndexFunc(a.Parts, func(p Part) bool { return p.Component == u.component })
+	if i < 0 {
+		i = len(a.Parts)
+		a.Parts = append(a.Parts, Part{Component: u.component})
+	}
+	if u.unit == quantity.CPUs {
+		a.Parts[i].CPUs = f
+	} else {
+		a.Parts[i].Memory = f
+	}
+}
+
+// forecast is what the model says, where it is a line and nothing speaks against its use.
+func (u use) forecast() (*Forecast, error) {
+	if u.unit == quantity.CPUs && u.model.Unpaced() {
+		return nil, errors.New("its load had no rate to keep to, so the CPUs are those of its speed, and no demand")
+	}
+	if !u.model.Linear {
+		return nil, errors.New("it is not shown to be a line: " + u.model.Test)
+	}
+	v, err := u.model.Predict(u.levels)
+	switch {
+	case err != nil:
+		return nil, err
+	case v.Value < 0:
+		return nil, errors.New("the line is below 0 there")
+	}
+	f := &Forecast{
+		Amount: Amount{v.Value, max(0, *v.Lo), *v.Hi}, Metric: u.model.Metric, Experiment: u.source.Run.Experiment,
+		Run: u.source.Dir, Machine: machine(u.source.Run), HeldoutError: u.model.HeldoutError, Range: u.model.ValidRange,
+	}
+	step := 1.0 / 1000
+	if u.unit == quantity.Bytes {
+		step = 1 << 20
+	}
+	f.Request = math.Ceil(f.Hi/step*(1-1e-12)) * step // what rounding left is no thousandth
+	return f, nil
+}
+
+func (a Amount) plus(b Amount) Amount { return Amount{a.Value + b.Value, a.Lo + b.Lo, a.Hi + b.Hi} }
+
+func (a Amount) times(by float64) Amount { return Amount{a.Value * by, a.Lo * by, a.Hi * by} }
+
+// hold is how many nodes hold something, if its parts can be spread over them as needed.
+func (s Size) hold(cpus, memory Amount) *Need {
+	n := &Need{Size: s, Bound: "cpu"}
+	if memory.Hi/s.MemoryBytes > cpus.Hi/s.CPUs {
+		n.Bound = "memory"
+	}
+	n.Count = max(1, math.Ceil(max(cpus.Hi/s.CPUs, memory.Hi/s.MemoryBytes)))
+	n.AtMean = max(1, math.Ceil(max(cpus.Value/s.CPUs, memory.Value/s.MemoryBytes)))
+	return n
+}

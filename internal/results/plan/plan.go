@@ -1,0 +1,456 @@
+// Package plan says what recorded runs predict of a load that nobody ran: CPUs and memory by component, what to ask a
+// cluster for, how many nodes that takes, and what it costs. It is pure: summaries in, a plan out. Make is where to
+// start; a plan has a figure only where a model of a run gives one, and names what it has none for.
+package plan
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math"
+	"reflect"
+	"slices"
+	"strings"
+
+	"tare/internal/experiment/metric"
+	"tare/internal/experiment/record"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/lists"
+	"tare/internal/lib/quantity"
+	"tare/internal/lib/stats"
+	"tare/internal/results/analysis"
+	"tare/internal/results/comparison"
+)
+
+// Schema names the JSON form of Plan.
+const Schema = "tare.plan/v1"
+
+// Ask is what a plan is for.
+type Ask struct {
+	For    map[string]float64 // levels by factor: in full, or its last part where no other factor ends so
+	Arm    string             // empty: all but the twin, and but a baseline without a subject
+	Node   *Size              // nil: no number of nodes
+	Prices *Prices            // nil: no money
+	Beyond bool               // also where a level lies outside of the range that was measured
+
+	// Measure gives the command that would run these levels of a factor: in the experiment of a run, or in another that
+	// has one of some arms. Empty: there is none.
+	Measure func(run record.Run, arms []string, factor string, levels []float64) string
+}
+
+// Size is what a node offers.
+type Size struct {
+	CPUs        float64 `json:"cpus"`
+	MemoryBytes float64 `json:"memory_bytes"`
+}
+
+// Prices are of one CPU and of one GiB of memory, in money per hour.
+type Prices struct {
+	CPU    float64 `json:"cpu_hour"`
+	Memory float64 `json:"gib_hour"`
+}
+
+// Plan is what runs predict.
+type Plan struct {
+	Schema     string             `json:"schema"`
+	For        map[string]float64 `json:"for"`
+	Confidence float64            `json:"confidence"` // of intervals, which are of a trial in a new block
+	Arms       []Arm              `json:"arms"`
+	Beyond     []Beyond           `json:"beyond,omitempty"` // levels outside of the range that was measured
+	Missing    []Missing          `json:"missing,omitempty"`
+	Conflicts  []string           `json:"conflicts,omitempty"` // models that were not used, for there was another
+	Warnings   []string           `json:"warnings,omitempty"`
+}
+
+// Arm is the plan of one variant. Totals are nil where a part of them is unplanned.
+type Arm struct {
+	Arm       string      `json:"arm"`
+	Parts     []Part      `json:"parts"`
+	CPUs      *Amount     `json:"cpus"`
+	Memory    *Amount     `json:"memory_bytes"`
+	Node      *Need       `json:"nodes,omitempty"`
+	PerHour   *Amount     `json:"money_per_hour,omitempty"`
+	Unplanned []Unplanned `json:"unplanned,omitempty"`
+}
+
+// Part is what one component uses.
+type Part struct {
+	Component string    `json:"component"`
+	CPUs      *Forecast `json:"cpus"`
+	Memory    *Forecast `json:"memory_bytes"`
+}
+
+// Forecast is the value of a model with its prediction interval, what to request, and where it is from.
+type Forecast struct {
+	Amount
+	// Request is the upper end of the interval, rounded up to thousandths of a CPU or to MiB, in CPUs or bytes.
+	Request      float64               `json:"request"`
+	Metric       string                `json:"metric"`
+	Experiment   string                `json:"experiment"`
+	Run          string                `json:"run"`
+	Machine      string                `json:"machine"`
+	HeldoutError *float64              `json:"heldout_error"`
+	Range        map[string][2]float64 `json:"range"` // of the factors that it depends on
+}
+
+// Amount is a predicted mean and the ends of its prediction interval.
+type Amount struct {
+	Value float64 `json:"value"`
+	Lo    float64 `json:"lo"`
+	Hi    float64 `json:"hi"`
+}
+
+// Need is the number of nodes of a size that hold the totals: at their upper ends, and at their means.
+type Need struct {
+	Size
+	Count  float64 `json:"count"`
+	AtMean float64 `json:"count_at_mean"`
+	Bound  string  `json:"bound"` // what fills them first: cpu or memory
+}
+
+// Unplanned is a cost without a figure.
+type Unplanned struct {
+	Component string `json:"component"`
+	Metric    string `json:"metric"`
+	Why       string `json:"why"`
+
+	unit string // of which the total then is unknown; empty: the total is without it
+}
+
+// Beyond is a level outside of the range of a model.
+type Beyond struct {
+	Factor  string     `json:"factor"`
+	Asked   float64    `json:"asked"`
+	Range   [2]float64 `json:"range"`
+	Command string     `json:"command,omitempty"` // that would measure it
+}
+
+// Says words by how much the level is outside.
+func (b Beyond) Says() string {
+	end, which, times := b.Range[1], "largest", b.Asked/b.Range[1]
+	if b.Asked < b.Range[0] {
+		end, which, times = b.Range[0], "smallest", b.Range[0]/b.Asked
+	}
+	said := fmt.Sprintf("%s %s is outside of the measured %s to %s, by %s", record.FactorName(b.Factor), number(b.Asked),
+		number(b.Range[0]), number(b.Range[1]), number(math.Abs(b.Asked-end)))
+	if times > 1 && !math.IsInf(times, 0) {
+		said += fmt.Sprintf(" (%.3g times the %s level)", math.Max(b.Asked/end, 0), which)
+	}
+	return said
+}
+
+// Missing is a factor that was asked for and that models do not depend on, for it was never swept: their figures are of
+// whatever level the run had.
+type Missing struct {
+	Factor  string   `json:"factor"`
+	Asked   float64  `json:"asked"`
+	Of      []string `json:"of"` // costs that do not depend on it
+	Command string   `json:"command,omitempty"`
+}
+
+// number is a level as it was set.
+func number(v float64) string {
+	if v == math.Trunc(v) && math.Abs(v) < 1e15 {
+		return quantity.Thousands(int(v))
+	}
+	return fmt.Sprintf("%.6g", v)
+}
+
+// use is the model of one cost of an arm.
+type use struct {
+	source    comparison.Source
+	model     analysis.Model
+	component string
+	unit      string
+	levels    map[string]float64 // of its factors that were asked for
+	lacks     []string           // factors that were asked for and are none of its
+}
+
+// name is what a reader calls the cost.
+func (u use) name() string { return u.component + " " + resource(u.unit) }
+
+func resource(unit string) string {
+	if unit == quantity.CPUs {
+		return "CPU"
+	}
+	return "memory"
+}
+
+// Make plans from runs. Of several models of one cost it uses the one that depends on most of what was asked for, of
+// such the first. It refuses levels outside of the range of a model, unless it may go beyond.
+func Make(sources []comparison.Source, ask Ask) (*Plan, error) {
+	p := &Plan{Schema: Schema, For: ask.For, Confidence: stats.Confidence, Arms: []Arm{}}
+	for _, s := range sources {
+		switch {
+		case !s.Summary.Valid:
+			return nil, fault.New(fault.Invalid, s.Dir, "run it again", "the run is invalid: %s",
+				strings.Join(s.Summary.InvalidReasons, "; "))
+		case s.Run.Nodes != nil:
+			return nil, fault.New(fault.Usage, s.Dir, "name a run on one machine",
+				"it ran on several nodes, and its record does not say whether levels are of each or of all")
+		}
+		p.warn(s, sources[0])
+	}
+	arms := armsOf(sources, ask.Arm)
+	if len(arms) == 0 {
+		return nil, fault.New(fault.Usage, "--arm", "name an arm of the runs, which 'tare report' shows",
+			"the runs have no such arm with a subject")
+	}
+	missing, unasked := lists.Groups[string, use]{}, []string(nil)
+	for _, arm := range arms {
+		uses, err := p.choose(sources, arm, ask)
+		if err != nil {
+			return nil, err
+		}
+		for _, u := range uses {
+			for _, f := range u.lacks {
+				if u.model.Component != "" || !hasComponents(uses, u.model.Metric) {
+					missing.Add(f, u)
+				}
+			}
+			p.beyond(u, ask)
+			for _, t := range u.model.Terms[1:] {
+				if _, is := u.levels[t.Name]; !is {
+					unasked = lists.Include(unasked, record.FactorName(t.Name))
+				}
+			}
+		}
+		p.Arms = append(p.Arms, armOf(arm, uses, unmodelled(sources, arm, uses), ask))
+	}
+	for f, uses := range missing.All() {
+		m := Missing{Factor: f, Asked: ask.For[f]}
+		for _, u := range uses {
+			m.Of = lists.Include(m.Of, u.name())
+		}
+		for _, s := range sources {
+			if m.Command == "" && ask.Measure != nil {
+				m.Command = ask.Measure(s.Run, arms, f, sweep(max(math.Trunc(m.Asked/4), min(1, m.Asked)), m.Asked))
+			}
+		}
+		p.Missing = append(p.Missing, m)
+	}
+	slices.SortFunc(p.Missing, func(a, b Missing) int { return cmp.Compare(a.Factor, b.Factor) })
+	if !ask.Beyond && len(p.Beyond) > 0 {
+		hint := "--beyond plans nevertheless"
+		if c := p.Beyond[0].Command; c != "" {
+			hint = "measure it: " + c + "; " + hint
+		}
+		return nil, fault.New(fault.Usage, "--for", hint, "%s",
+			strings.Join(lists.Map(p.Beyond, Beyond.Says), "; "))
+	}
+	if slices.ContainsFunc(p.Arms, func(a Arm) bool { return len(a.Parts) > 0 }) {
+		return p, nil
+	}
+	if len(unasked) > 0 {
+		return nil, fault.New(fault.Usage, "--for", "give it a level, such as "+unasked[0]+"=10",
+			"the costs depend on %s as well", strings.Join(unasked, ", "))
+	}
+	why := "no run has a model of CPUs or memory: that takes three levels of a factor"
+	if u := p.Arms[0].Unplanned; len(u) > 0 {
+		why = fmt.Sprintf("%s of %s: %s", quantity.Label(u[0].Metric), u[0].Component, u[0].Why)
+	}
+	return nil, fault.New(fault.Invalid, sources[0].Dir, "see the models: tare report DIR --all",
+		"nothing can be planned: %s", why)
+}
+
+// warn says what of a run makes its figures less certain, or apart from those of the first.
+func (p *Plan) warn(s, first comparison.Source) {
+	add := func(text string) { p.Warnings = lists.Include(p.Warnings, s.Dir+": "+text) }
+	if s.Summary.Partial {
+		add("the run is partial")
+	}
+	if machine(s.Run) != machine(first.Run) {
+		add("it ran on another machine than " + first.Dir + ": " + machine(s.Run))
+	}
+	for _, w := range slices.Concat(s.Warnings, s.Summary.Warnings) {
+		add(w)
+	}
+}
+
+// machine is where a run ran.
+func machine(r record.Run) string {
+	e := r.Environment
+	return fmt.Sprintf("%s, %s, kernel %s", cmp.Or(e.CPUModel, "unknown CPU"), quantity.Counted(e.CPUs, "CPU"),
+		cmp.Or(e.Kernel, "unknown"))
+}
+
+// armsOf are the arms to plan, in the order of the runs.
+func armsOf(sources []comparison.Source, only string) (arms []string) {
+	for _, s := range sources {
+		for _, m := range slices.Concat(s.Summary.Models, s.Summary.ComponentModels) {
+			if m.Arm == record.Direct && s.Run.Baseline == "" || only != "" && m.Arm != only && s.Summary.ArmName(m.Arm) != only {
+				continue
+			}
+			arms = lists.Include(arms, s.Summary.ArmName(m.Arm))
+		}
+	}
+	return arms
+}
+
+// choose gives the model of each cost of an arm.
+func (p *Plan) choose(sources []comparison.Source, arm string, ask Ask) ([]use, error) {
+	var first *comparison.Source
+	type cost struct{ metric, component string }
+	best := map[cost]use{}
+	var order []cost
+	for i, s := range sources {
+		defined := s.Run.Defined()
+		for _, m := range slices.Concat(s.Summary.Models, s.Summary.ComponentModels) {
+			d := defined.Of(m.Metric)
+			if s.Summary.ArmName(m.Arm) != arm || d.Plan == "" || d.Unit != quantity.CPUs && d.Unit != quantity.Bytes {
+				continue
+			}
+			if first == nil {
+				first = &sources[i]
+			}
+			if why := otherwise(first.Run, s.Run, m.Arm); why != "" {
+				p.Conflicts = lists.Include(p.Conflicts, fmt.Sprintf("%s of %s is left out: it differs from that of %s in %s", arm,
+					s.Dir, first.Dir, why))
+				continue
+			}
+			u, err := useOf(s, m, ask.For)
+			if err != nil {
+				return nil, err
+			}
+			u.component, u.unit = cmp.Or(m.Component, d.Plan), d.Unit
+			c := cost{m.Metric, m.Component}
+			was, taken := best[c]
+			if !taken {
+				order, best[c] = append(order, c), u
+				continue
+			}
+			used, left := was, u
+			if len(u.lacks) < len(was.lacks) {
+				used, left = u, was
+			}
+			best[c] = used
+			if m.Component != "" {
+				continue // it is named as a whole
+			}
+			p.Conflicts = lists.Include(p.Conflicts, fmt.Sprintf("%s of %s is from %s, and not from %s", u.name(), arm,
+				used.source.Dir, left.source.Dir))
+		}
+	}
+	return lists.Map(order, func(c cost) use { return best[c] }), nil
+}
+
+// unmodelled are costs of an arm that trials have and no model, and the run time of eBPF programs where no trial has it:
+// every subject may have some.
+func unmodelled(sources []comparison.Source, arm string, uses []use) (all []Unplanned) {
+	for _, s := range sources {
+		for _, d := range s.Run.Metrics {
+			of := func(metric string) bool { return metric == d.Name }
+			if d.Plan == "" || slices.ContainsFunc(uses, func(u use) bool { return of(u.model.Metric) }) ||
+				slices.ContainsFunc(all, func(u Unplanned) bool { return of(u.Metric) }) {
+				continue
+			}
+			has := slices.ContainsFunc(s.Summary.Estimates, func(e analysis.Estimate) bool {
+				return of(e.Metric) && s.Summary.ArmName(e.Arm) == arm
+			})
+			switch {
+			case has:
+				all = append(all, Unplanned{d.Plan, d.Name, noModel, d.Unit})
+			case d.Rank == metric.RankBPF:
+				all = append(all, Unplanned{d.Plan, d.Name, notMeasured, ""})
+			}
+		}
+	}
+	return all
+}
+
+// Why there is no figure for what no line was fitted to.
+const (
+	noModel     = "no line was fitted: that takes three levels that trials have it at, of factors that are numbers"
+	notMeasured = "no trial has it; totals are without it"
+)
+
+// otherwise names the settings in which an arm of two runs differs, without those that either sweeps.
+func otherwise(a, b record.Run, arm string) string {
+	type spec struct {
+		Arms     map[string]map[string]any `json:"arms"`
+		Baseline map[string]any            `json:"baseline"`
+		Factors  map[string]any            `json:"factors"`
+	}
+	var x, y spec
+	if json.Unmarshal(a.Spec, &x) != nil || json.Unmarshal(b.Spec, &y) != nil {
+		return "what its record does not say"
+	}
+	of := func(s spec) map[string]any {
+		if arm == record.Direct {
+			return s.Baseline
+		}
+		return s.Arms[arm]
+	}
+	factors := slices.Concat(slices.Collect(maps.Keys(x.Factors)), slices.Collect(maps.Keys(y.Factors)))
+	swept := func(key string) bool {
+		return slices.ContainsFunc(factors, func(f string) bool { return f == key || strings.HasSuffix(f, "."+key) })
+	}
+	var differ []string
+	both := map[string]any{}
+	maps.Copy(both, of(x))
+	maps.Copy(both, of(y))
+	for _, key := range slices.Sorted(maps.Keys(both)) {
+		if !reflect.DeepEqual(of(x)[key], of(y)[key]) && !swept(key) {
+			differ = append(differ, key)
+		}
+	}
+	return strings.Join(differ, ", ")
+}
+
+// useOf finds the levels of a model's factors among those that were asked for.
+func useOf(s comparison.Source, m analysis.Model, asked map[string]float64) (use, error) {
+	u := use{source: s, model: m, levels: map[string]float64{}}
+	for _, name := range slices.Sorted(maps.Keys(asked)) {
+		var found []string
+		for _, t := range m.Terms[1:] {
+			if t.Name == name || record.FactorName(t.Name) == name {
+				found = []string{t.Name}
+				break
+			}
+			if strings.HasSuffix(t.Name, "."+name) {
+				found = append(found, t.Name)
+			}
+		}
+		switch len(found) {
+		case 0:
+			u.lacks = append(u.lacks, name)
+		case 1:
+			u.levels[found[0]] = asked[name]
+		default:
+			return u, fault.New(fault.Usage, "--for", "name one of them in full", "%q may be %s", name,
+				strings.Join(found, " or "))
+		}
+	}
+	return u, nil
+}
+
+// beyond adds the levels of a model that lie outside of its range.
+func (p *Plan) beyond(u use, ask Ask) {
+	for factor, v := range lists.ByKey(u.levels) {
+		r := u.model.ValidRange[factor]
+		if v >= r[0] && v <= r[1] {
+			continue
+		}
+		b := Beyond{Factor: factor, Asked: v, Range: r}
+		if slices.ContainsFunc(p.Beyond, func(o Beyond) bool { return o.Factor == factor && o.Range == r }) {
+			continue
+		}
+		if ask.Measure != nil {
+			b.Command = ask.Measure(u.source.Run, nil, factor, sweep(min(r[0], v), max(r[1], v)))
+		}
+		p.Beyond = append(p.Beyond, b)
+	}
+}
+
+// sweep is four levels from one to another, whole numbers where these are.
+func sweep(from, to float64) (levels []float64) {
+	for i := range 4 {
+		v := from + (to-from)*float64(i)/3
+		if from == math.Trunc(from) && to == math.Trunc(to) {
+			v = math.Round(v)
+		}
+		levels = lists.Include(levels, v)
+	}
+	return levels
+}

@@ -1,0 +1,244 @@
+package plan
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/record"
+	"tare/internal/lib/fault"
+	"tare/internal/results/analysis"
+	"tare/internal/results/comparison"
+	"tare/test/analysistest"
+)
+
+const gib = 1 << 30
+
+// made is a run whose costs are known.
+type made struct {
+	dir string
+	analysistest.Costs
+}
+
+func line(fixed, slope float64) func(float64) float64 {
+	return func(x float64) float64 { return fixed + slope*x }
+}
+
+// usual is a run whose costs are lines.
+func usual() made {
+	return made{"rate", analysistest.Costs{
+		Experiment: "mesh-rate", Factor: "client.rate", Blocks: 6, Mode: load.Open,
+		CPU: line(0.1, 0.001), Memory: line(50<<20, 1<<10), BPF: line(0, 0.0001),
+	}}
+}
+
+func (m made) source(t *testing.T) comparison.Source {
+	t.Helper()
+	run, trials := m.Record()
+	s, err := analysis.Summarize(run, trials)
+	if err != nil || !s.Valid {
+		t.Fatalf("%v; %v", err, s.InvalidReasons)
+	}
+	return comparison.Source{Dir: m.dir, Run: run, Summary: s}
+}
+
+func near(t *testing.T, what string, got, want, part float64) {
+	t.Helper()
+	if !(math.Abs(got-want) <= part*math.Abs(want)) {
+		t.Errorf("%s is %g, want %g", what, got, want)
+	}
+}
+
+// TestMake: parts are by component, totals are of all, and nodes and money follow from these.
+func TestMake(t *testing.T) {
+	p, err := Make([]comparison.Source{usual().source(t)}, Ask{
+		For: map[string]float64{"rate": 600}, Node: &Size{CPUs: 0.25, MemoryBytes: gib}, Prices: &Prices{CPU: 2, Memory: 4},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(p.Arms) != 1 || p.Arms[0].Arm != "mesh" || len(p.Arms[0].Parts) != 3 || len(p.Arms[0].Unplanned) != 0 ||
+		len(p.Missing)+len(p.Beyond)+len(p.Conflicts) != 0 {
+		t.Fatalf("%+v", p)
+	}
+	a := p.Arms[0]
+	for _, part := range a.Parts {
+		share := map[string]float64{"client": 0.2, "server": 0.8}[part.Component]
+		switch {
+		case share > 0:
+			near(t, part.Component+" CPU", part.CPUs.Value, share*0.7, 0.002)
+			near(t, part.Component+" memory", part.Memory.Value, share*float64(50<<20+600<<10), 0.002)
+			if r := part.CPUs.Request; r < part.CPUs.Hi || r > part.CPUs.Hi+0.001 {
+				t.Errorf("a request of %g CPUs for %+v", r, part.CPUs.Amount)
+			}
+			if r := part.Memory.Request; r < part.Memory.Hi || r > part.Memory.Hi+1<<20 || math.Mod(r, 1<<20) != 0 {
+				t.Errorf("a request of %g bytes for %+v", r, part.Memory.Amount)
+			}
+			if f := part.CPUs; !(f.Lo < share*0.7 && share*0.7 < f.Hi) || f.HeldoutError == nil || f.Run != "rate" ||
+				f.Range["client.rate"] != [2]float64{100, 800} {
+				t.Errorf("%+v", f)
+			}
+		case part.Component != "eBPF programs" || part.Memory != nil:
+			t.Errorf("%+v", part)
+		default:
+			near(t, "eBPF", part.CPUs.Value, 0.06, 1e-6)
+		}
+	}
+	near(t, "CPUs", a.CPUs.Value, 0.76, 0.002)
+	near(t, "memory", a.Memory.Value, 50<<20+600<<10, 0.002)
+	if a.Node == nil || a.Node.Count != 4 || a.Node.Bound != "cpu" {
+		t.Errorf("nodes: %+v for %+v", a.Node, a.CPUs)
+	}
+	near(t, "money", a.PerHour.Value, 2*a.CPUs.Value+4*a.Memory.Value/gib, 1e-9)
+	near(t, "most money", a.PerHour.Hi, 2*a.CPUs.Hi+4*a.Memory.Hi/gib, 1e-9)
+}
+
+// TestBeyond: what was not measured is refused, or named where it may be planned nevertheless.
+func TestBeyond(t *testing.T) {
+	s := []comparison.Source{usual().source(t)}
+	for asked, says := range map[float64]string{
+		20000: "rate 20,000 is outside of the measured 100 to 800, by 19,200 (25 times the largest level)",
+		50:    "rate 50 is outside of the measured 100 to 800, by 50 (0.5 times the smallest level)",
+	} {
+		ask := Ask{For: map[string]float64{"client.rate": asked}, Measure: func(_ record.Run, _ []string, factor string,
+			levels []float64) string {
+			return fmt.Sprint("measure ", factor, levels)
+		}}
+		_, err := Make(s, ask)
+		if fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), says) ||
+			!strings.Contains(fault.HintOf(err), "--beyond") || !strings.Contains(fault.HintOf(err), "measure client.rate[") {
+			t.Errorf("%v (%s)", err, fault.HintOf(err))
+		}
+		ask.Beyond = true
+		p, err := Make(s, ask)
+		if err != nil || len(p.Beyond) != 1 {
+			t.Fatalf("%v, %+v", err, p)
+		}
+		near(t, "CPUs", p.Arms[0].CPUs.Value, 0.1+0.0011*asked, 0.002)
+	}
+	for _, edge := range []float64{100, 800} {
+		if _, err := Make(s, Ask{For: map[string]float64{"rate": edge}}); err != nil {
+			t.Errorf("the edge of the range: %v", err)
+		}
+	}
+}
+
+// TestMissing: a factor that no run swept is named, and how to measure it.
+func TestMissing(t *testing.T) {
+	p, err := Make([]comparison.Source{usual().source(t)}, Ask{For: map[string]float64{"rate": 600, "pods": 200},
+		Measure: func(run record.Run, arms []string, factor string, levels []float64) string {
+			return fmt.Sprint(run.Experiment, arms, factor, levels)
+		}})
+	if err != nil || len(p.Missing) != 1 {
+		t.Fatalf("%v, %+v", err, p)
+	}
+	m := p.Missing[0]
+	if m.Factor != "pods" || m.Asked != 200 || m.Command != "mesh-rate[mesh]pods[50 100 150 200]" ||
+		!slices.Contains(m.Of, "client CPU") || !slices.Contains(m.Of, "server memory") {
+		t.Errorf("%+v", m)
+	}
+	// What the run swept must be asked for.
+	_, err = Make([]comparison.Source{usual().source(t)}, Ask{For: map[string]float64{"pods": 200}})
+	if fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), "client.rate") {
+		t.Error(err)
+	}
+}
+
+// TestUnplanned: what is no line, no demand or was not measured has no figure, and no total that needs it.
+func TestUnplanned(t *testing.T) {
+	bent, flat, unpaced, without := usual(), usual(), usual(), usual()
+	bent.CPU = func(x float64) float64 { return x * x }
+	flat.BPF = line(0, 0)
+	unpaced.Mode = load.Closed
+	without.BPF = nil
+	for _, c := range []struct {
+		name        string
+		run         made
+		cpus        bool // there is a total
+		parts       int
+		metric, why string
+	}{
+		{"bent", bent, false, 3, "subject_cpus", "not shown to be a line"},
+		{"flat", flat, true, 2, "", ""},
+		{"unpaced", unpaced, false, 2, "subject_cpus", "no demand"},
+		{"not measured", without, true, 2, "subject_bpf_cpus", "no trial has it"},
+	} {
+		p, err := Make([]comparison.Source{c.run.source(t)}, Ask{For: map[string]float64{"rate": 600},
+			Node: &Size{CPUs: 1, MemoryBytes: gib}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := p.Arms[0]
+		if (a.CPUs != nil) != c.cpus || (a.Node != nil) != c.cpus || a.Memory == nil || len(a.Parts) != c.parts {
+			t.Errorf("%s: %+v", c.name, a)
+		}
+		said := slices.ContainsFunc(a.Unplanned, func(u Unplanned) bool {
+			return u.Metric == c.metric && strings.Contains(u.Why, c.why)
+		})
+		if said != (c.metric != "") || !said && len(a.Unplanned) > 0 {
+			t.Errorf("%s: %+v", c.name, a.Unplanned)
+		}
+	}
+	few := usual()
+	few.Blocks = 5
+	_, err := Make([]comparison.Source{few.source(t)}, Ask{For: map[string]float64{"rate": 600}})
+	if fault.CodeOf(err) != fault.Invalid || !strings.Contains(err.Error(), "fewer than 6 blocks") {
+		t.Errorf("five blocks: %v", err)
+	}
+}
+
+// TestConflicts: of two models of one cost one is used, and an arm that is set up otherwise is left out.
+func TestConflicts(t *testing.T) {
+	rate, services, other := usual(), usual(), usual()
+	services.dir, services.Experiment, services.Factor = "services", "mesh-size", "*.services"
+	services.CPU, services.Memory = line(0.2, 0.0001), line(70<<20, 1<<12)
+	other.dir, other.Options = "other", map[string]any{"mtls": true}
+	p, err := Make([]comparison.Source{rate.source(t), services.source(t)},
+		Ask{For: map[string]float64{"rate": 600, "services": 300}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	near(t, "CPUs", p.Arms[0].CPUs.Value, 0.76, 0.002)
+	if len(p.Conflicts) != 3 || !strings.Contains(p.Conflicts[0], "from rate, and not from services") {
+		t.Errorf("%q", p.Conflicts)
+	}
+	if len(p.Missing) != 1 || p.Missing[0].Factor != "services" {
+		t.Errorf("%+v", p.Missing)
+	}
+	// The one that depends on what was asked for is used, whichever is first.
+	p, err = Make([]comparison.Source{rate.source(t), services.source(t)}, Ask{For: map[string]float64{"services": 300}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	near(t, "CPUs", p.Arms[0].CPUs.Value, 0.26, 0.002)
+	p, err = Make([]comparison.Source{rate.source(t), other.source(t)}, Ask{For: map[string]float64{"rate": 600}})
+	if err != nil || len(p.Conflicts) != 1 || !strings.Contains(p.Conflicts[0], "mtls") {
+		t.Errorf("%v, %q", err, p.Conflicts)
+	}
+}
+
+// TestRefused: which runs and arms are not planned from.
+func TestRefused(t *testing.T) {
+	invalid, nodes, s := usual().source(t), usual().source(t), usual().source(t)
+	invalid.Summary.Valid, invalid.Summary.InvalidReasons = false, []string{"it is made so"}
+	nodes.Run.Nodes = &record.Nodes{Count: 2}
+	ask := Ask{For: map[string]float64{"rate": 600}}
+	for _, c := range []struct {
+		source comparison.Source
+		arm    string
+		code   fault.Code
+		says   string
+	}{
+		{invalid, "", fault.Invalid, "it is made so"}, {nodes, "", fault.Usage, "several nodes"},
+		{s, "sidecar", fault.Usage, "no such arm"}, {s, record.Direct, fault.Usage, "no such arm"}, {s, "mesh", 0, ""},
+	} {
+		ask.Arm = c.arm
+		_, err := Make([]comparison.Source{c.source}, ask)
+		if fault.CodeOf(err) != c.code || err != nil && !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%q: %v", c.says, err)
+		}
+	}
+}

@@ -1,0 +1,149 @@
+package report
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+
+	"tare/internal/experiment/record"
+	"tare/internal/lib/lists"
+	"tare/internal/lib/quantity"
+	"tare/internal/lib/text"
+	"tare/internal/results/plan"
+)
+
+// planBasis says what the figures of a plan are, and by which rules it goes on from them.
+const planBasis = "Values are means. Brackets are 95 % prediction intervals of a trial in one more block of the run, on " +
+	"its machine: they know nothing of other machines and days. Totals add intervals end by end. A request is the upper " +
+	"end, rounded up to 1m of a CPU or 1 MiB. No limits: trials measure means over windows and memory at their end, and a " +
+	"limit must hold for peaks."
+
+// Plan writes a plan for a terminal.
+func Plan(w io.Writer, p *plan.Plan, o Options) error {
+	t := newText(w, o)
+	for _, a := range p.Arms {
+		t.wrap("", planSentence(p, a))
+		t.line("")
+		if rows := planRows(a); len(rows) > 1 {
+			t.columns(rows, nil, false)
+		}
+	}
+	for _, n := range planNotes(p) {
+		t.wrap(fmt.Sprintf("%-11s", n[0]+":"), n[1])
+	}
+	t.wrap("", planBasis)
+	return put(w, t.b.String(), "the plan")
+}
+
+// planMarkdown writes a plan for a pull request or a page.
+func planMarkdown(w io.Writer, p *plan.Plan, _ Options) error {
+	var b strings.Builder
+	for _, a := range p.Arms {
+		b.WriteString(escape(planSentence(p, a)) + "\n\n")
+		if rows := planRows(a); len(rows) > 1 {
+			b.WriteString(text.MarkdownTable(rows, 1) + "\n")
+		}
+	}
+	for _, n := range planNotes(p) {
+		fmt.Fprintf(&b, "- %s: %s\n", n[0], escape(n[1]))
+	}
+	fmt.Fprintf(&b, "\n%s\n", escape(planBasis))
+	return put(w, b.String(), "the plan as Markdown")
+}
+
+// planSentence answers for one arm.
+func planSentence(p *plan.Plan, a plan.Arm) string {
+	asked := lists.Map(slices.Sorted(maps.Keys(p.For)), func(name string) string {
+		return record.FactorName(name) + " " + asSet(p.For[name])
+	})
+	of := func(total *plan.Amount, unit, what string) string {
+		if total == nil {
+			return "an unknown amount of " + what
+		}
+		return planAmount(*total, unit)
+	}
+	said := fmt.Sprintf("%s at %s needs %s and %s of memory", a.Arm, strings.Join(asked, ", "),
+		of(a.CPUs, quantity.CPUs, "CPU"), of(a.Memory, quantity.Bytes, "memory"))
+	said = strings.Replace(said, "of memory of memory", "of memory", 1)
+	if n := a.Node; n != nil {
+		said += fmt.Sprintf(": %s of %s CPUs and %.4g GiB (filled by %s first; %.0f at the mean)",
+			quantity.Counted(int(min(n.Count, math.MaxInt32)), "node"), asSet(n.CPUs), n.MemoryBytes/(1<<30), n.Bound, n.AtMean)
+	}
+	if m := a.PerHour; m != nil {
+		said += fmt.Sprintf(", at a price of %s per hour", planAmount(*m, quantity.Count))
+	}
+	if len(p.Missing) > 0 {
+		said += "; never swept: " + strings.Join(lists.Map(p.Missing, func(m plan.Missing) string { return m.Factor }), ", ")
+	}
+	if len(p.Beyond) > 0 {
+		said += "; beyond what was measured"
+	}
+	return said + "."
+}
+
+func planAmount(a plan.Amount, unit string) string {
+	return quantity.Interval(a.Value, a.Lo, a.Hi, unit)
+}
+
+// planRows are the table by component, its head first.
+func planRows(a plan.Arm) [][]string {
+	rows := [][]string{{"component", "CPUs", "memory", "request", "held-out error", "from"}}
+	for _, part := range a.Parts {
+		row := []string{part.Component, "-", "-"}
+		var request, heldOut, from []string
+		for i, f := range []*plan.Forecast{part.CPUs, part.Memory} {
+			if f == nil {
+				continue
+			}
+			unit, asked := quantity.CPUs, fmt.Sprintf("cpu %.0fm", 1000*f.Request)
+			if i == 1 {
+				unit, asked = quantity.Bytes, fmt.Sprintf("memory %.0fMi", f.Request/(1<<20))
+			}
+			row[1+i] = planAmount(f.Amount, unit)
+			request, from = append(request, asked), lists.Include(from, f.Experiment)
+			if f.HeldoutError == nil {
+				heldOut = append(heldOut, "-")
+			} else {
+				heldOut = append(heldOut, fmt.Sprintf("%.2g %%", 100**f.HeldoutError))
+			}
+		}
+		rows = append(rows, append(row, strings.Join(request, ", "), strings.Join(heldOut, ", "), strings.Join(from, ", ")))
+	}
+	return rows
+}
+
+// planNotes are what a plan lacks or rests on, each with its kind.
+func planNotes(p *plan.Plan) (all [][2]string) {
+	add := func(kind, format string, args ...any) {
+		all = append(all, [2]string{kind, fmt.Sprintf(format, args...)})
+	}
+	for _, m := range p.Missing {
+		add("not swept", "%s: the figures of %s are of the level that the run had; %s", m.Factor, strings.Join(m.Of, ", "),
+			measureIt(m.Command))
+	}
+	for _, b := range p.Beyond {
+		add("beyond", "%s; %s", b.Says(), measureIt(b.Command))
+	}
+	for _, a := range p.Arms {
+		for _, u := range a.Unplanned {
+			add("no figure", "%s of %s in %s: %s", quantity.Label(u.Metric), u.Component, a.Arm, u.Why)
+		}
+	}
+	for _, c := range p.Conflicts {
+		add("conflict", "%s", c)
+	}
+	for _, w := range p.Warnings {
+		add("warning", "%s", w)
+	}
+	return all
+}
+
+func measureIt(command string) string {
+	if command == "" {
+		return "no built-in experiment can measure it"
+	}
+	return "measure it: " + command
+}
