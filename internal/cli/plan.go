@@ -45,7 +45,7 @@ func newPlan() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "plan RUN...",
 		Short: "Predict CPUs, memory and nodes for a load, from the models of recorded runs",
-		Long: `Predict what a load that nobody ran needs, from recorded runs that swept it: CPUs and memory by component with
+		Long: `Predict what a load that was not run needs, from recorded runs that swept it: CPUs and memory by component with
 prediction intervals, what to request, and the number of nodes of a size. Figures are from the lines that runs fit
 through their levels (see 'tare report --all'); what is no line has no figure, and is named.
 

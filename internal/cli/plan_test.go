@@ -72,7 +72,8 @@ func TestMeasureCommand(t *testing.T) {
 		levels                  []float64
 		want                    string
 	}{
-		{"mesh-rate", "envoy", "client.connections", []float64{16, 64}, "tare run mesh-rate --set 'client.connections=16,64'"},
+		{"mesh-rate", "envoy", "client.connections", []float64{16, 64},
+			"tare run mesh-rate --set 'client.connections=16,64'"},
 		{"mine.yaml", "envoy-policy", "services", []float64{10, 20}, "tare run mesh-size --set '*.services=10,20'"},
 		{"mesh-rate", "envoy", "pods", []float64{50, 200}, ""},
 		{"mesh-rate", "envoy", "client.rate", []float64{1e12, 2e12}, ""},

@@ -453,7 +453,7 @@ func TestHostileRecords(t *testing.T) {
 				{"report", f.dir, "--format", strings.Join(others, ",")},
 				{"report", f.dir, "--format", "json,otlp"},
 				{"compare", good.dir, f.dir, "--anyway", "--all"},
-				{"power", f.dir, "--see", "5%"},
+				{"power", f.dir, "--see", "5%"}, {"plan", f.dir, "--for", "rate=600"},
 			}
 			if !long.Enabled() { // each command at some
 				commands = commands[i%len(commands):][:1]

@@ -14,13 +14,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tare/internal/experiment/load"
 	"tare/internal/experiment/record"
+	"tare/test/analysistest"
 )
 
 // smallRecord writes a run that can be reported on, compared and planned from.
 func smallRecord(t *testing.T, id string) string {
 	t.Helper()
-	dir := filepath.Join(t.TempDir(), id)
 	run := record.Run{Schema: record.RunSchema, ID: id, Experiment: "x", Blocks: 8}
 	var trials []record.Trial
 	for block := range 8 {
@@ -34,6 +35,20 @@ func smallRecord(t *testing.T, id string) string {
 			})
 		}
 	}
+	return savedRun(t, id, run, trials)
+}
+
+// plannableCosts are of a run that can be planned from.
+func plannableCosts() analysistest.Costs {
+	linear := func(x float64) float64 { return 1 + 0.001*x }
+	return analysistest.Costs{Experiment: "mesh-rate", Factor: "client.rate", Blocks: 6, Mode: load.Open, CPU: linear,
+		BPF: linear, Memory: func(x float64) float64 { return 1e6 * linear(x) }}
+}
+
+// savedRun writes a run.
+func savedRun(t *testing.T, id string, run record.Run, trials []record.Trial) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), id)
 	w, err := record.Create(dir, run)
 	if err != nil {
 		t.Fatal(err)
@@ -52,8 +67,11 @@ func smallRecord(t *testing.T, id string) string {
 // TestInterrupted has commands that only read and print hang on a pipe that nobody reads, and interrupts them.
 func TestInterrupted(t *testing.T) {
 	one, two := smallRecord(t, "one"), smallRecord(t, "two")
+	run, trials := plannableCosts().Record()
+	costs := savedRun(t, "costs", run, trials)
 	for _, args := range [][]string{
 		{"report", one}, {"report", one, "--format", "html"}, {"power", one}, {"compare", one, two, "--anyway"},
+		{"plan", costs, "--for", "rate=600"},
 		{"list"}, {"list", "quickstart"}, {"list", "loads"}, {"doctor"}, {"doctor", "--json"},
 	} {
 		for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {

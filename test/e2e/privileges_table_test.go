@@ -276,7 +276,7 @@ func TestWhichCommandNeedsWhat(t *testing.T) {
 	leavesNothing(t)
 	tests := map[string]rightsTest{
 		"`tare list`, `version`, `report`":               {works: listWorks},
-		"`tare compare`, `power`":                        {works: compareWorks},
+		"`tare compare`, `power`, `plan`":                {works: compareWorks},
 		"`tare node keys`":                               {works: keysWork},
 		"`tare app http`":                                {works: appWorks, more: lowPorts},
 		"`tare app burn`, `mesh`":                        {works: appsWork},
@@ -390,10 +390,13 @@ func TestActor(t *testing.T) {
 }
 
 // readableRecord is smallRecord where an actor can read it.
-func readableRecord(t *testing.T, id string) string {
+func readableRecord(t *testing.T, id string) string { return ownedRecord(t, id, smallRecord(t, id)) }
+
+// ownedRecord copies a run for the user that commands run as.
+func ownedRecord(t *testing.T, id, run string) string {
 	t.Helper()
 	dir := filepath.Join(ownDir(t), id)
-	if err := os.CopyFS(dir, os.DirFS(smallRecord(t, id))); err != nil {
+	if err := os.CopyFS(dir, os.DirFS(run)); err != nil {
 		t.Fatal(err)
 	}
 	err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
@@ -427,6 +430,11 @@ func compareWorks(t *testing.T, a actor) []string {
 	}
 	if o := a.done(t, "power", one); !strings.Contains(o.stdout, "p50") {
 		t.Errorf("power: %s", o)
+	}
+	run, trials := plannableCosts().Record()
+	costs := ownedRecord(t, "costs", savedRun(t, "costs", run, trials))
+	if o := a.done(t, "plan", costs, "--for", "rate=600"); !strings.Contains(o.stdout, "mesh at rate 600 needs ") {
+		t.Errorf("plan: %s", o)
 	}
 	return []string{"page.html"}
 }

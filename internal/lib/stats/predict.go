@@ -103,14 +103,14 @@ func withinBlocks(off [][]float64) float64 {
 //	v(x) + var(p)/n + m (1 + h'h)
 //
 // because the trial is independent of the blocks that were measured (Seber and Lee, Linear Regression Analysis, 2nd
-// edition, section 5.3.1, with var(p) taken from the blocks instead of from residuals: trials of a block share noise,
-// and noise grows with the level). v grows with the line's value y: a + b y, a + b y^2 or a y + b y^2, whichever fits the
-// variances of the measured levels best by weighted least squares with a and b of at least 0. var(p)/n is multiplied by what dependence between blocks adds, as for
-// coefficients. m is 0 unless the test of straightness showed that levels stray from the line, by less than matters:
-// then it is the mean square of that (h: the weights of the levels in the prediction). Student's t has the degrees of
-// freedom of the sum by Satterthwaite (Biometrics Bulletin 2, 1946), where v counts for as many independent levels as
-// the correlation within blocks leaves; at least 2, or 1 with only one level more than terms, below which
-// the approximation says nothing.
+// edition, section 5.3.1; here var(p) is taken from the blocks instead of from residuals, since trials of a block share
+// noise, and noise grows with the level). v grows with the line's value y: a + b y, a + b y^2 or a y + b y^2, whichever
+// fits the variances of the measured levels best by weighted least squares with a and b of at least 0. var(p)/n is
+// multiplied by what dependence between blocks adds, as for coefficients. m is 0 unless the test of straightness showed
+// that levels stray from the line, by less than matters: then it is the mean square of that (h: the weights of the
+// levels in the prediction). Student's t has the degrees of freedom of the sum by Satterthwaite (Biometrics Bulletin 2,
+// 1946), where v counts for as many independent levels as the correlation within blocks leaves; at least 2, or 1 with
+// only one level more than terms, below which the approximation says nothing.
 //
 // TestPredictionsBySimulation shows the coverage.
 func (l *Line) Predict(x []float64) (Coefficient, error) {
@@ -231,7 +231,7 @@ func (s *spread) variance(y float64) (v, relative float64) {
 }
 
 // grow fits the factors of growths to variances, each weighed by the inverse square of what it is thought to be; nil
-// where they cannot be told apart.
+// where their factors are not determined.
 func (s *spread) grow(gs []growth, variances, thought []float64) []float64 {
 	var all []Observation
 	for j, v := range variances {

@@ -1,4 +1,4 @@
-// Package plan says what recorded runs predict of a load that nobody ran: CPUs and memory by component, what to ask a
+// Package plan says what recorded runs predict of a load that was not run: CPUs and memory by component, what to ask a
 // cluster for, how many nodes that takes, and what it costs. It is pure: summaries in, a plan out. Make is where to
 // start; a plan has a figure only where a model of a run gives one, and names what it has none for.
 package plan
@@ -59,7 +59,7 @@ type Plan struct {
 	Arms       []Arm              `json:"arms"`
 	Beyond     []Beyond           `json:"beyond,omitempty"` // levels outside of the range that was measured
 	Missing    []Missing          `json:"missing,omitempty"`
-	Conflicts  []string           `json:"conflicts,omitempty"` // models that were not used, for there was another
+	Conflicts  []string           `json:"conflicts,omitempty"` // models and arms that were not used, and why
 	Warnings   []string           `json:"warnings,omitempty"`
 }
 
@@ -140,8 +140,8 @@ func (b Beyond) Says() string {
 	return said
 }
 
-// Missing is a factor that was asked for and that models do not depend on, for it was never swept: their figures are of
-// whatever level the run had.
+// Missing is a factor that was asked for and was never swept in the runs of some models: their figures are of whatever
+// level the run had.
 type Missing struct {
 	Factor  string   `json:"factor"`
 	Asked   float64  `json:"asked"`
@@ -279,34 +279,35 @@ func machine(r record.Run) string {
 func armsOf(sources []comparison.Source, only string) (arms []string) {
 	for _, s := range sources {
 		for _, m := range slices.Concat(s.Summary.Models, s.Summary.ComponentModels) {
-			if m.Arm == record.Direct && s.Run.Baseline == "" || only != "" && m.Arm != only && s.Summary.ArmName(m.Arm) != only {
+			name := s.Summary.ArmName(m.Arm)
+			if m.Arm == record.Direct && s.Run.Baseline == "" || only != "" && m.Arm != only && name != only {
 				continue
 			}
-			arms = lists.Include(arms, s.Summary.ArmName(m.Arm))
+			arms = lists.Include(arms, name)
 		}
 	}
 	return arms
 }
 
-// choose gives the model of each cost of an arm.
-func (p *Plan) choose(sources []comparison.Source, arm string, ask Ask) ([]use, error) {
-	var first *comparison.Source
-	type cost struct{ metric, component string }
-	best := map[cost]use{}
-	var order []cost
-	for i, s := range sources {
-		defined := s.Run.Defined()
+// choose gives the models of an arm: for each metric those of one run, of the whole and of its components.
+func (p *Plan) choose(sources []comparison.Source, arm string, ask Ask) (all []use, err error) {
+	first := ""
+	var like record.Run // the run of that directory
+	best := map[string][]use{}
+	var metrics []string
+	for _, s := range sources {
+		defined, here := s.Run.Defined(), map[string][]use{}
 		for _, m := range slices.Concat(s.Summary.Models, s.Summary.ComponentModels) {
 			d := defined.Of(m.Metric)
 			if s.Summary.ArmName(m.Arm) != arm || d.Plan == "" || d.Unit != quantity.CPUs && d.Unit != quantity.Bytes {
 				continue
 			}
-			if first == nil {
-				first = &sources[i]
+			if first == "" {
+				first, like = s.Dir, s.Run
 			}
-			if why := otherwise(first.Run, s.Run, m.Arm); why != "" {
+			if what := otherwise(like, s.Run, m.Arm); what != "" {
 				p.Conflicts = lists.Include(p.Conflicts, fmt.Sprintf("%s of %s is left out: it differs from that of %s in %s", arm,
-					s.Dir, first.Dir, why))
+					s.Dir, first, what))
 				continue
 			}
 			u, err := useOf(s, m, ask.For)
@@ -314,29 +315,31 @@ func (p *Plan) choose(sources []comparison.Source, arm string, ask Ask) ([]use, 
 				return nil, err
 			}
 			u.component, u.unit = cmp.Or(m.Component, d.Plan), d.Unit
-			c := cost{m.Metric, m.Component}
-			was, taken := best[c]
+			here[m.Metric] = append(here[m.Metric], u)
+		}
+		for metric, is := range lists.ByKey(here) {
+			was, taken := best[metric]
 			if !taken {
-				order, best[c] = append(order, c), u
+				metrics, best[metric] = append(metrics, metric), is
 				continue
 			}
-			used, left := was, u
-			if len(u.lacks) < len(was.lacks) {
-				used, left = u, was
+			used, left := was, is
+			if len(is[0].lacks) < len(was[0].lacks) {
+				used, left = is, was
 			}
-			best[c] = used
-			if m.Component != "" {
-				continue // it is named as a whole
-			}
-			p.Conflicts = lists.Include(p.Conflicts, fmt.Sprintf("%s of %s is from %s, and not from %s", u.name(), arm,
-				used.source.Dir, left.source.Dir))
+			best[metric] = used
+			p.Conflicts = lists.Include(p.Conflicts, fmt.Sprintf("%s of %s is from %s, and not from %s", quantity.Label(metric),
+				arm, used[0].source.Dir, left[0].source.Dir))
 		}
 	}
-	return lists.Map(order, func(c cost) use { return best[c] }), nil
+	for _, metric := range metrics {
+		all = append(all, best[metric]...)
+	}
+	return all, nil
 }
 
-// unmodelled are costs of an arm that trials have and no model, and the run time of eBPF programs where no trial has it:
-// every subject may have some.
+// unmodelled are costs of an arm that trials have and no model, and the run time of eBPF programs where no trial has
+// it: every subject may have some.
 func unmodelled(sources []comparison.Source, arm string, uses []use) (all []Unplanned) {
 	for _, s := range sources {
 		for _, d := range s.Run.Metrics {

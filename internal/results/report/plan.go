@@ -16,10 +16,10 @@ import (
 )
 
 // planBasis says what the figures of a plan are, and by which rules it goes on from them.
-const planBasis = "Values are means. Brackets are 95 % prediction intervals of a trial in one more block of the run, on " +
-	"its machine: they know nothing of other machines and days. Totals add intervals end by end. A request is the upper " +
-	"end, rounded up to 1m of a CPU or 1 MiB. No limits: trials measure means over windows and memory at their end, and a " +
-	"limit must hold for peaks."
+const planBasis = "Values are means. Brackets are 95 % prediction intervals of a trial in one more block of the " +
+	"run, on its machine: they know nothing of other machines and days. Totals add intervals end by end. A request is " +
+	"the upper end, rounded up to 1m of a CPU or 1 MiB. No limits: trials measure means over windows and memory at " +
+	"their end, and a limit must hold for peaks."
 
 // Plan writes a plan for a terminal.
 func Plan(w io.Writer, p *plan.Plan, o Options) error {
