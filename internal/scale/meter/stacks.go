@@ -16,7 +16,8 @@ import (
 const (
 	maxProfileStacks    = 1 << 16
 	maxProfileProcesses = 1 << 13
-	processesPerDrain   = 100
+	maxMappings         = 1 << 20      // of all processes
+	mappingsPerDrain    = 1 << 14      // 1.6 MB of text that the kernel writes
 	rereadProcessAfter  = int64(100e6) // ns: how soon a process is read again whose code is in no file that was known
 )
 
@@ -30,8 +31,10 @@ type Stacks struct {
 	index   map[string]int // by what makes a stack different from others
 	key     []byte
 	current map[uint32]*readProcess
-	read    int   // processes, in this drain
-	err     error // of the first drain that failed
+	reads   uint32 // of processes
+	budget  int    // mappings that this drain may still read
+	left    int    // mappings that may still be kept
+	err     error  // of the first drain that failed
 	stop    chan struct{}
 	done    chan struct{}
 }
@@ -44,7 +47,7 @@ type readProcess struct {
 	number uint32
 }
 
-// OpenStacks begins to take hz samples a second on each CPU. End or Close it.
+// OpenStacks begins to take hz samples a second on each CPU. End it.
 func OpenStacks(hz int) (*Stacks, error) {
 	layout, err := cgroup.Discover(cgroup.Roots{})
 	if err != nil {
@@ -52,6 +55,7 @@ func OpenStacks(hz int) (*Stacks, error) {
 	}
 	s := &Stacks{
 		index: map[string]int{}, current: map[uint32]*readProcess{}, stop: make(chan struct{}), done: make(chan struct{}),
+		left: maxMappings,
 	}
 	if s.sampler, err = perf.Open(perf.Options{Hz: hz, User: true, NoCycles: true}); err != nil {
 		return nil, fault.Wrap(err, fault.Machine, "--pprof", "'tare doctor' says what sampling needs",
@@ -99,9 +103,6 @@ func (s *Stacks) End() (*profile.Window, error) {
 	return &s.window, nil
 }
 
-// Close ends sampling where End was not called.
-func (s *Stacks) Close() error { return errors.Join(s.halt(), s.sampler.Close()) }
-
 // halt ends sampling and the goroutine that drains.
 func (s *Stacks) halt() error {
 	err := s.sampler.Disable()
@@ -113,7 +114,7 @@ func (s *Stacks) halt() error {
 
 func (s *Stacks) drain() error {
 	s.locator.begin()
-	s.read = 0
+	s.budget = mappingsPerDrain
 	err := s.sampler.Drain(&perf.Handler{Task: s.task, Sample: s.sample})
 	s.locator.end()
 	return err
@@ -128,8 +129,9 @@ func (s *Stacks) task(t perf.Task) {
 }
 
 func (s *Stacks) sample(p *perf.Sample) {
-	if p.PID == 0 {
-		return // of the idle task, or of another PID namespace
+	if p.PID == 0 { // the idle task is not sampled
+		s.window.Hidden++
+		return
 	}
 	process, group := s.process(p), s.locator.group(p)
 	s.key = binary.NativeEndian.AppendUint32(s.key[:0], p.PID)
@@ -166,21 +168,21 @@ func (s *Stacks) sample(p *perf.Sample) {
 func (s *Stacks) process(p *perf.Sample) *readProcess {
 	was := s.current[p.PID]
 	has := was != nil && (len(p.User) == 0 || was.Process != nil && was.Has(p.User[0]))
-	if has || was != nil && p.Time-was.at < rereadProcessAfter || s.read == processesPerDrain ||
+	if has || was != nil && p.Time-was.at < rereadProcessAfter || s.budget <= 0 || s.left <= 0 ||
 		was == nil && len(s.current) == maxProfileProcesses {
 		if was == nil {
 			was = &readProcess{}
 		}
 		return was
 	}
-	s.read++
-	now := &readProcess{at: p.Time}
+	s.reads++
+	now := &readProcess{at: p.Time, number: s.reads}
 	if was != nil {
-		now.number = was.number + 1
 		now.Process = was.Process // what was known stays known where it has ended
 	}
 	if read, err := profile.Read(int(p.PID)); err == nil {
 		now.Process = read
+		s.budget, s.left = s.budget-len(read.Mappings)-1, s.left-len(read.Mappings)
 	}
 	s.current[p.PID] = now
 	return now

@@ -1,8 +1,10 @@
 package meter
 
 import (
+	"math/rand/v2"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -29,16 +31,19 @@ func threadTime(d time.Duration) {
 }
 
 //go:noinline
-func threeParts() { threadTime(3 * time.Millisecond) }
+func threeParts(d time.Duration) { threadTime(3 * d) }
 
 //go:noinline
-func onePart() { threadTime(time.Millisecond) }
+func onePart(d time.Duration) { threadTime(d) }
 
-// workOn works until it is killed, in threeParts three times as long as in onePart.
+// workOn works until it is killed, in threeParts three times as long as in onePart: in turns of random lengths, for
+// samples would keep step with regular ones.
 func workOn() {
+	runtime.LockOSThread() // whose clock it works by
 	for {
-		threeParts()
-		onePart()
+		d := time.Duration(rand.Int64N(int64(2 * time.Millisecond)))
+		threeParts(d)
+		onePart(d)
 	}
 }
 
@@ -57,6 +62,9 @@ func processTime(t *testing.T, pid int) time.Duration {
 func TestStacks(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
+	}
+	if testing.Short() {
+		t.Skip("needs a real processor: an emulated one counts time in which it stood still as CPU time")
 	}
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), workVariable+"=1")

@@ -12,8 +12,8 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// maxMaps bounds what is read of a process's list of mappings: 40,000 of 100 bytes.
-const maxMaps = 4 << 20
+// maxMaps bounds what is read of a process's list of mappings: 10,000 of 100 bytes.
+const maxMaps = 1 << 20
 
 // Read reads what code a process has mapped now.
 func Read(pid int) (*Process, error) {

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	pprof "github.com/google/pprof/profile"
+
+	"tare/internal/lib/text"
 )
 
 // Window is the samples of a span of time.
@@ -25,6 +27,7 @@ type Window struct {
 	Stacks []Stack
 	Lost   uint64 // samples that a ring had no room for
 	Left   int    // samples that are in no stack, because there were too many different ones
+	Hidden int    // samples of processes outside of this process's PID namespace, which are in no stack
 }
 
 // Stack is a call chain, and how many samples found it.
@@ -153,12 +156,22 @@ func Build(w *Window, symbols Symbols, groups map[string]Group) (*pprof.Profile,
 	if w.Left > 0 {
 		b.p.Comments = append(b.p.Comments, fmt.Sprintf("%d samples are of stacks beyond the most that are kept", w.Left))
 	}
+	if w.Hidden > 0 {
+		b.p.Comments = append(b.p.Comments,
+			fmt.Sprintf("%d samples are of processes outside of Tare's PID namespace", w.Hidden))
+	}
 	if missing.Groups > 0 {
 		b.p.Comments = append(b.p.Comments, fmt.Sprintf("%.3g s of CPU time of %d control groups has no sample",
 			missing.Seconds, missing.Groups))
 	}
 	return b.p, missing, b.p.CheckValid()
 }
+
+// maxName is how many bytes of a name are kept: anybody can name a process, a file or a function.
+const maxName = 1 << 10
+
+// printed is a name that is safe to print: readers of profiles print what is in them.
+func printed(name string) string { return text.ClipLine(name, maxName) }
 
 // builder makes a profile.
 type builder struct {
@@ -252,15 +265,15 @@ func (b *builder) add(s Stack, ns int64, labels map[string]string) {
 		sample.Location = append(sample.Location, b.location(in, offset, b.symbols.User(s.Process, m, offset)))
 	}
 	if s.Process != nil {
-		sample.Label["comm"] = []string{s.Process.Comm}
+		sample.Label["comm"] = []string{printed(s.Process.Comm)}
 		sample.NumLabel = map[string][]int64{"pid": {int64(s.Process.PID)}}
 	}
 	if s.Group != "" {
-		sample.Label["group"] = []string{s.Group}
+		sample.Label["group"] = []string{printed(s.Group)}
 	}
 	for _, key := range slices.Sorted(maps.Keys(labels)) {
 		if v := labels[key]; v != "" {
-			sample.Label[key] = []string{v}
+			sample.Label[key] = []string{printed(v)}
 		}
 	}
 	b.p.Sample = append(b.p.Sample, sample)
@@ -274,10 +287,10 @@ func (b *builder) location(m *pprof.Mapping, address uint64, name string) *pprof
 	}
 	l := &pprof.Location{ID: uint64(len(b.p.Location) + 1), Mapping: m, Address: address}
 	if name != "" {
-		of := function{m, name}
+		of := function{m, printed(name)}
 		f := b.functions[of]
 		if f == nil {
-			f = &pprof.Function{ID: uint64(len(b.p.Function) + 1), Name: name, SystemName: name, Filename: m.File}
+			f = &pprof.Function{ID: uint64(len(b.p.Function) + 1), Name: of.name, SystemName: of.name, Filename: m.File}
 			b.functions[of] = f
 			b.p.Function = append(b.p.Function, f)
 		}
@@ -297,11 +310,11 @@ func (b *builder) mapping(of file, p *Process, m *Mapping) *pprof.Mapping {
 		return found
 	}
 	made := &pprof.Mapping{
-		ID: uint64(len(b.p.Mapping) + 1), File: of.path, Limit: math.MaxInt64, HasFunctions: true, HasFilenames: true,
-		HasLineNumbers: true, HasInlineFrames: true,
+		ID: uint64(len(b.p.Mapping) + 1), File: printed(of.path), Limit: math.MaxInt64, HasFunctions: true,
+		HasFilenames: true, HasLineNumbers: true, HasInlineFrames: true,
 	}
 	if p != nil {
-		made.BuildID = b.symbols.BuildID(p, m)
+		made.BuildID = printed(b.symbols.BuildID(p, m))
 	}
 	b.mappings[of] = made
 	b.p.Mapping = append(b.p.Mapping, made)

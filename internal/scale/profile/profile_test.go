@@ -63,7 +63,7 @@ func stacksOf(p *pprof.Profile) (all []string) {
 // TestBuild: a group's time is dealt out to its stacks by samples and adds up; programs and files have their names, and
 // what is not known is named so.
 func TestBuild(t *testing.T) {
-	web := &Process{PID: 7, Comm: "web", Mappings: []Mapping{
+	web := &Process{PID: 7, Comm: "web\x1b[2J", Mappings: []Mapping{
 		{Start: 0x10000, End: 0x20000, Offset: 0, Path: "/bin/web", Device: "fe:00", Inode: 5},
 	}}
 	w := &Window{Start: time.Unix(100, 0), Length: time.Second, Period: 10 * time.Millisecond, Stacks: []Stack{
@@ -72,7 +72,7 @@ func TestBuild(t *testing.T) {
 		{Process: web, Group: "/b", Kernel: []uint64{0x2500, 0x5000}, User: []uint64{0x10901, 0x1, 0x2}, Count: 4},
 		{Kernel: []uint64{0x500}, Count: 1},
 	}}
-	w.Lost, w.Left = 3, 2
+	w.Lost, w.Left, w.Hidden = 3, 2, 1
 	groups := map[string]Group{
 		"/a": {Seconds: new(0.1), Labels: map[string]string{"charge": "workload", "component": ""}},
 		"/c": {Seconds: new(0.25)}, "/d": {Seconds: new(0.0)}, "/e": {},
@@ -95,14 +95,14 @@ func TestBuild(t *testing.T) {
 	if want := [][]int64{{2, 66666667}, {1, 33333333}, {4, 40e6}, {1, 10e6}}; !reflect.DeepEqual(values, want) {
 		t.Errorf("values are %v, want %v", values, want)
 	}
-	if want := map[string][]string{"comm": {"web"}, "group": {"/a"}, "charge": {"workload"}}; !reflect.DeepEqual(
+	if want := map[string][]string{"comm": {`web\x1b[2J`}, "group": {"/a"}, "charge": {"workload"}}; !reflect.DeepEqual(
 		p.Sample[0].Label, want) {
 		t.Errorf("labels are %v", p.Sample[0].Label)
 	}
 	if missing != (Missing{0.25, 1}) {
 		t.Errorf("missing is %+v", missing)
 	}
-	if len(p.Comments) != 3 {
+	if len(p.Comments) != 4 {
 		t.Errorf("comments: %q", p.Comments)
 	}
 	var b bytes.Buffer
@@ -161,7 +161,7 @@ func TestFiles(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		o := readObject(f)
+		o := readObject(f, new(uint64(maxAll)))
 		f.Close()
 		if o.buildID == "" || (o.lines != nil) != (name == "stripped") {
 			t.Fatalf("%s: build id %q, Go's table %v, %d symbols", name, o.buildID, o.lines != nil, len(o.symbols))
@@ -211,7 +211,7 @@ func FuzzObject(f *testing.F) {
 			t.Fatal(err)
 		}
 		defer file.Close()
-		readObject(file).name(offset)
+		readObject(file, new(uint64(maxAll))).name(offset)
 	})
 }
 

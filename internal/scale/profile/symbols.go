@@ -19,10 +19,10 @@ import (
 
 // Bounds of what is read of a file that a process has mapped, which may be anyone's.
 const (
-	maxSymbols = 128 << 20 // bytes of a table of symbols, and of its names
-	maxLines   = 256 << 20 // bytes of a table of Go
-	maxNotes   = 64 << 10  // bytes of a section of notes
-	maxFiles   = 4096      // files whose symbols are read
+	maxTable = 64 << 20  // bytes of a table of symbols, of its names, or of a table of Go
+	maxAll   = 256 << 20 // of the tables of all files together
+	maxNotes = 64 << 10  // bytes of a section of notes
+	maxFiles = 4096      // files whose symbols are read
 )
 
 // Files names addresses of user code by the symbols of the files that processes have mapped: the table of symbols, that
@@ -30,11 +30,12 @@ const (
 type Files struct {
 	kernel func([]uint64) ([]string, error)
 	read   map[file]*object
+	left   uint64 // bytes of tables that may still be read
 }
 
 // NewFiles takes names of the kernel's addresses from elsewhere (ksym.Table.Resolve).
 func NewFiles(kernel func(addresses []uint64) ([]string, error)) *Files {
-	return &Files{kernel: kernel, read: map[file]*object{}}
+	return &Files{kernel: kernel, read: map[file]*object{}, left: maxAll}
 }
 
 // Kernel is Symbols'.
@@ -63,7 +64,7 @@ func (f *Files) object(p *Process, m *Mapping) *object {
 	if o == nil && len(f.read) < maxFiles {
 		o = &object{}
 		if r, err := open(p, m); err == nil {
-			o = readObject(r)
+			o = readObject(r, &f.left)
 			r.Close()
 		}
 		f.read[of] = o
@@ -114,8 +115,8 @@ type symbol struct {
 	name        string
 }
 
-// readObject reads what it can of a file: a damaged one has fewer names.
-func readObject(f *os.File) *object {
+// readObject reads what it can of a file, with tables of at most left bytes: a damaged one has fewer names.
+func readObject(f *os.File, left *uint64) *object {
 	o := &object{}
 	e, err := elf.NewFile(f)
 	if err != nil {
@@ -127,21 +128,37 @@ func readObject(f *os.File) *object {
 		}
 	}
 	o.buildID = buildID(e)
-	if o.symbols = functions(e, elf.SHT_SYMTAB, e.Symbols); len(o.symbols) > 0 {
+	if o.symbols = functions(e, elf.SHT_SYMTAB, e.Symbols, left); len(o.symbols) > 0 {
 		return o
 	}
-	if o.lines = goFunctions(e); o.lines == nil {
-		o.symbols = functions(e, elf.SHT_DYNSYM, e.DynamicSymbols)
+	if o.lines = goFunctions(e, left); o.lines == nil {
+		o.symbols = functions(e, elf.SHT_DYNSYM, e.DynamicSymbols, left)
 	}
 	return o
 }
 
-// functions reads a table of symbols, if it is not larger than any should be.
-func functions(e *elf.File, kind elf.SectionType, read func() ([]elf.Symbol, error)) (all []symbol) {
+// take says whether sections may be read, and takes their size from what is left.
+func take(left *uint64, sections ...*elf.Section) bool {
+	size := uint64(0)
+	for _, s := range sections {
+		if s.Flags&elf.SHF_COMPRESSED != 0 || s.FileSize > maxTable {
+			return false
+		}
+		size += s.FileSize
+	}
+	if size > *left {
+		return false
+	}
+	*left -= size
+	return true
+}
+
+// functions reads a table of symbols.
+func functions(
+	e *elf.File, kind elf.SectionType, read func() ([]elf.Symbol, error), left *uint64,
+) (all []symbol) {
 	table := e.SectionByType(kind)
-	if table == nil || table.Flags&elf.SHF_COMPRESSED != 0 || table.FileSize > maxSymbols ||
-		int(table.Link) >= len(e.Sections) || e.Sections[table.Link].FileSize > maxSymbols ||
-		e.Sections[table.Link].Flags&elf.SHF_COMPRESSED != 0 {
+	if table == nil || int(table.Link) >= len(e.Sections) || !take(left, table, e.Sections[table.Link]) {
 		return nil
 	}
 	found, err := read()
@@ -163,12 +180,12 @@ func functions(e *elf.File, kind elf.SectionType, read func() ([]elf.Symbol, err
 
 // goFunctions reads Go's table of functions, which a stripped binary has as well; nil where there is none. The table is
 // the file's own: package gosym says that it cannot be trusted with one that was made to harm, and panics at worst.
-func goFunctions(e *elf.File) (t *gosym.Table) {
+func goFunctions(e *elf.File, left *uint64) (t *gosym.Table) {
 	table, text := e.Section(".gopclntab"), e.Section(".text")
 	if table == nil {
 		table = e.Section(".data.rel.ro.gopclntab")
 	}
-	if table == nil || text == nil || table.Flags&elf.SHF_COMPRESSED != 0 || table.FileSize > maxLines {
+	if table == nil || text == nil || !take(left, table) {
 		return nil
 	}
 	b, err := table.Data()
