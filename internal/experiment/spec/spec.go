@@ -100,7 +100,8 @@ var (
 		Doc: "whether the kernel counts runs and run time of eBPF programs, at 20 to 50 ns a run; false: no eBPF " +
 			"run time"}
 	repeatKnob = param.Setting{Name: "repeat", Type: param.TypePart, Default: "50%", Max: 10,
-		Doc: "most time for repeating trials that others than the subject spoiled, as a part of the planned time"}
+		Doc: "most time for repeating trials that others than the subject spoiled, as a part of the planned time; 0%: " +
+			"none is repeated"}
 	precisionKnob = param.Setting{Name: "precision", Type: param.TypePart, Min: 0.001, Max: 1,
 		Doc: "half-width of intervals at which the run ends, as a part of the value, or of the baseline's for a " +
 			"difference"}
