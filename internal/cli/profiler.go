@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -56,7 +57,13 @@ func (p *profiler) write(l *ledger.Ledger) error {
 			labels["namespace"], labels["pod"], labels["container"] = g.Name.Namespace, g.Name.Pod, g.Name.Container
 			labels["unit"] = g.Name.Unit
 		}
-		groups[g.Path] = profile.Group{Seconds: tree.OwnCPU(i), Labels: labels}
+		is := profile.Group{Seconds: tree.OwnCPU(i), Labels: labels}
+		if was, twice := groups[g.Path]; twice { // it was removed and made again
+			if is.Seconds = add(was.Seconds, is.Seconds); g.Vanished {
+				is.Labels = was.Labels
+			}
+		}
+		groups[g.Path] = is
 	}
 	table := ksym.Open()
 	defer table.Close()
@@ -68,7 +75,7 @@ func (p *profiler) write(l *ledger.Ledger) error {
 		}
 		return names, err
 	}
-	built, missing, err := profile.Build(p.window, profile.NewFiles(names), groups)
+	built, err := profile.Build(p.window, profile.NewFiles(names), groups)
 	if err != nil {
 		return err
 	}
@@ -82,12 +89,19 @@ func (p *profiler) write(l *ledger.Ledger) error {
 	}
 	fmt.Fprintf(p.say, "%s: %s, for %s of CPU time: go tool pprof -http=: %[1]s\n", p.file,
 		quantity.Counted(samples, "sample"), quantity.Value(float64(ns)/1e9, quantity.Seconds))
-	if missing.Groups > 0 {
-		fmt.Fprintf(p.say, "no sample found %s of %s\n", quantity.Value(missing.Seconds, quantity.Seconds),
-			quantity.Counted(missing.Groups, "control group"))
+	for _, c := range built.Comments {
+		fmt.Fprintln(p.say, c)
 	}
 	if hidden {
 		fmt.Fprintf(p.say, "%v: functions of the kernel have no names\n", ksym.ErrHidden)
 	}
 	return nil
+}
+
+// add is the sum of what is known; nil where nothing is.
+func add(a, b *float64) *float64 {
+	if a == nil || b == nil {
+		return cmp.Or(a, b)
+	}
+	return new(*a + *b)
 }

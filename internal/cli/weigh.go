@@ -62,8 +62,8 @@ long as --for says. JSON then has one document per line; CSV has one header and 
 window. OpenMetrics holds one moment only: for a scraper, run tare-agent.
 
 --pprof FILE also says where the CPU time went: which functions of user code, of the kernel and which eBPF programs ran,
-by process and control group, as a profile that 'go tool pprof' and Parca read. The samples of a group (99 a second and
-CPU) add up to the CPU time that the ledger says it used.
+by process and control group, as a profile that 'go tool pprof' and Parca read. The samples of a group (99 per second
+on each CPU) add up to the CPU time that the ledger says it used.
 
 Rules say what is a workload and what is infrastructure. For each workload the ledger then shows gross (what it
 uses in all), net (the application itself) and tare (what infrastructure uses on its behalf): gross = net + tare.

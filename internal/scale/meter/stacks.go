@@ -16,8 +16,9 @@ import (
 const (
 	maxProfileStacks    = 1 << 16
 	maxProfileProcesses = 1 << 13
-	maxMappings         = 1 << 20      // of all processes
-	mappingsPerDrain    = 1 << 14      // 1.6 MB of text that the kernel writes
+	maxFrames           = 1 << 20  // of all stacks
+	maxMapped           = 64 << 20 // bytes, about, of what all processes have mapped
+	mappedPerDrain      = 1 << 20
 	rereadProcessAfter  = int64(100e6) // ns: how soon a process is read again whose code is in no file that was known
 )
 
@@ -32,9 +33,10 @@ type Stacks struct {
 	key     []byte
 	current map[uint32]*readProcess
 	reads   uint32 // of processes
-	budget  int    // mappings that this drain may still read
-	left    int    // mappings that may still be kept
-	err     error  // of the first drain that failed
+	frames  int
+	budget  int   // bytes of what processes have mapped that this drain may still read
+	left    int   // and that may still be kept
+	err     error // of the first drain that failed
 	stop    chan struct{}
 	done    chan struct{}
 }
@@ -55,7 +57,7 @@ func OpenStacks(hz int) (*Stacks, error) {
 	}
 	s := &Stacks{
 		index: map[string]int{}, current: map[uint32]*readProcess{}, stop: make(chan struct{}), done: make(chan struct{}),
-		left: maxMappings,
+		left: maxMapped,
 	}
 	if s.sampler, err = perf.Open(perf.Options{Hz: hz, User: true, NoCycles: true}); err != nil {
 		return nil, fault.Wrap(err, fault.Machine, "--pprof", "'tare doctor' says what sampling needs",
@@ -96,6 +98,10 @@ func (s *Stacks) End() (*profile.Window, error) {
 	}
 	if err == nil {
 		s.window.Lost, _, err = s.sampler.Lost()
+		s.window.Slowed = s.sampler.Throttled()
+	}
+	if err == nil {
+		s.window.Blind, err = s.sampler.Blind()
 	}
 	if err = errors.Join(err, s.sampler.Close()); err != nil {
 		return nil, fmt.Errorf("sampling stacks: %w", err)
@@ -114,7 +120,7 @@ func (s *Stacks) halt() error {
 
 func (s *Stacks) drain() error {
 	s.locator.begin()
-	s.budget = mappingsPerDrain
+	s.budget = mappedPerDrain
 	err := s.sampler.Drain(&perf.Handler{Task: s.task, Sample: s.sample})
 	s.locator.end()
 	return err
@@ -145,7 +151,8 @@ func (s *Stacks) sample(p *perf.Sample) {
 	}
 	i, is := s.index[string(s.key)]
 	if !is {
-		if len(s.window.Stacks) == maxProfileStacks {
+		s.frames += len(p.Chain) + len(p.User)
+		if len(s.window.Stacks) == maxProfileStacks || s.frames > maxFrames {
 			s.window.Left++
 			return
 		}
@@ -182,7 +189,11 @@ func (s *Stacks) process(p *perf.Sample) *readProcess {
 	}
 	if read, err := profile.Read(int(p.PID)); err == nil {
 		now.Process = read
-		s.budget, s.left = s.budget-len(read.Mappings)-1, s.left-len(read.Mappings)
+		size := 100
+		for _, m := range read.Mappings {
+			size += 100 + len(m.Path)
+		}
+		s.budget, s.left = s.budget-size, s.left-size
 	}
 	s.current[p.PID] = now
 	return now

@@ -90,7 +90,7 @@ func TestStacks(t *testing.T) {
 	used := (processTime(t, cmd.Process.Pid) - began).Seconds()
 	table := ksym.Open()
 	defer table.Close()
-	p, _, err := profile.Build(w, profile.NewFiles(table.Resolve), nil)
+	p, err := profile.Build(w, profile.NewFiles(table.Resolve), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

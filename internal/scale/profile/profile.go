@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"path"
 	"slices"
 	"strings"
 	"time"
@@ -28,6 +29,8 @@ type Window struct {
 	Lost   uint64 // samples that a ring had no room for
 	Left   int    // samples that are in no stack, because there were too many different ones
 	Hidden int    // samples of processes outside of this process's PID namespace, which are in no stack
+	Blind  []int  // CPUs that were not sampled all the time
+	Slowed uint64 // times that the kernel held the sampler back
 }
 
 // Stack is a call chain, and how many samples found it.
@@ -87,12 +90,6 @@ type Symbols interface {
 	BuildID(p *Process, m *Mapping) string
 }
 
-// Missing is CPU time of groups that the profile lacks: no sample found it.
-type Missing struct {
-	Seconds float64
-	Groups  int
-}
-
 // bpfPrefix begins the kernel's names of the code of eBPF programs: bpf_prog_<tag>_<name>, where a tag is 16 digits
 // (bpf_get_prog_name in kernel/bpf/core.c).
 const bpfPrefix = "bpf_prog_"
@@ -108,9 +105,10 @@ func bpfName(symbol string) (name string, is bool) {
 }
 
 // Build makes the profile of a window. Its values are samples, and nanoseconds of CPU time: those of a group add up to
-// the CPU time that groups says it used, in proportion to its samples; where that is not known each sample counts one
-// period. A group without samples is missing.
-func Build(w *Window, symbols Symbols, groups map[string]Group) (*pprof.Profile, Missing, error) {
+// the CPU time that groups says it used, in proportion to its samples. What a group used whose CPU time is not known is
+// in the nearest group above it of which it is, and divided together with that; where it is known of none, each sample
+// counts one period. Samples of an unknown group have no time. A group that no sample found is missing.
+func Build(w *Window, symbols Symbols, groups map[string]Group) (*pprof.Profile, error) {
 	b := builder{
 		symbols: symbols, kernel: map[uint64]string{}, locations: map[place]*pprof.Location{},
 		functions: map[function]*pprof.Function{}, mappings: map[file]*pprof.Mapping{},
@@ -124,16 +122,19 @@ func Build(w *Window, symbols Symbols, groups map[string]Group) (*pprof.Profile,
 		},
 	}
 	if err := b.nameKernel(w.Stacks); err != nil {
-		return nil, Missing{}, err
+		return nil, err
 	}
 	b.mapping(kernelFile, nil, nil) // the first gives a profile its title
 	counts := map[string]int{}
 	for _, s := range w.Stacks {
-		counts[s.Group] += s.Count
+		counts[counter(groups, s.Group)] += s.Count
 	}
-	var missing Missing
-	for path, g := range groups {
-		if g.Seconds != nil && counts[path] == 0 && *g.Seconds > 0 {
+	var missing struct {
+		Seconds float64
+		Groups  int
+	}
+	for group, g := range groups {
+		if g.Seconds != nil && counts[group] == 0 && *g.Seconds > 0 {
 			missing.Seconds += *g.Seconds
 			missing.Groups++
 		}
@@ -141,30 +142,48 @@ func Build(w *Window, symbols Symbols, groups map[string]Group) (*pprof.Profile,
 	// What a group used is dealt out to its stacks so that whole nanoseconds add up.
 	dealt, seen := map[string]int64{}, map[string]int{}
 	for _, s := range w.Stacks {
-		total := float64(counts[s.Group]) * float64(w.Period)
-		if g := groups[s.Group]; g.Seconds != nil {
+		of := counter(groups, s.Group)
+		total := float64(counts[of]) * float64(w.Period)
+		if g := groups[of]; g.Seconds != nil {
 			total = max(0, *g.Seconds*1e9)
+		} else if s.Group == "" {
+			total = 0
 		}
-		seen[s.Group] += s.Count
-		upTo := int64(math.Round(total * float64(seen[s.Group]) / float64(counts[s.Group])))
-		b.add(s, upTo-dealt[s.Group], groups[s.Group].Labels)
-		dealt[s.Group] = upTo
+		seen[of] += s.Count
+		upTo := int64(math.Round(total * float64(seen[of]) / float64(counts[of])))
+		b.add(s, upTo-dealt[of], groups[s.Group].Labels)
+		dealt[of] = upTo
 	}
-	if w.Lost > 0 {
-		b.p.Comments = append(b.p.Comments, fmt.Sprintf("%d samples were lost", w.Lost))
+	b.comment(w.Lost > 0, "%d samples were lost", w.Lost)
+	b.comment(w.Left > 0, "%d samples are of more stacks than are kept", w.Left)
+	b.comment(w.Hidden > 0, "%d samples are of processes outside of Tare's PID namespace", w.Hidden)
+	b.comment(len(w.Blind) > 0, "CPUs %v were not sampled all the time", w.Blind)
+	b.comment(w.Slowed > 0, "the kernel held the sampler back %d times", w.Slowed)
+	b.comment(counts[""] > 0, "%d samples are of no known control group, and have no CPU time", counts[""])
+	b.comment(missing.Groups > 0, "%d control groups used %.3g s of CPU time and have no sample", missing.Groups,
+		missing.Seconds)
+	return b.p, b.p.CheckValid()
+}
+
+// counter is the group in whose own CPU time the time of a group is: itself, or the nearest above it whose is known;
+// the group where none is.
+func counter(groups map[string]Group, group string) string {
+	for at := group; at != ""; at = path.Dir(at) {
+		if groups[at].Seconds != nil {
+			return at
+		}
+		if at == "/" || at == "." {
+			break
+		}
 	}
-	if w.Left > 0 {
-		b.p.Comments = append(b.p.Comments, fmt.Sprintf("%d samples are of stacks beyond the most that are kept", w.Left))
+	return group
+}
+
+// comment adds a comment, which says what the profile lacks.
+func (b *builder) comment(is bool, format string, args ...any) {
+	if is {
+		b.p.Comments = append(b.p.Comments, fmt.Sprintf(format, args...))
 	}
-	if w.Hidden > 0 {
-		b.p.Comments = append(b.p.Comments,
-			fmt.Sprintf("%d samples are of processes outside of Tare's PID namespace", w.Hidden))
-	}
-	if missing.Groups > 0 {
-		b.p.Comments = append(b.p.Comments, fmt.Sprintf("%.3g s of CPU time of %d control groups has no sample",
-			missing.Seconds, missing.Groups))
-	}
-	return b.p, missing, b.p.CheckValid()
 }
 
 // maxName is how many bytes of a name are kept: anybody can name a process, a file or a function.

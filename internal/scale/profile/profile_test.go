@@ -77,7 +77,7 @@ func TestBuild(t *testing.T) {
 		"/a": {Seconds: new(0.1), Labels: map[string]string{"charge": "workload", "component": ""}},
 		"/c": {Seconds: new(0.25)}, "/d": {Seconds: new(0.0)}, "/e": {},
 	}
-	p, missing, err := Build(w, named{}, groups)
+	p, err := Build(w, named{}, groups)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,17 +92,18 @@ func TestBuild(t *testing.T) {
 	for _, s := range p.Sample {
 		values = append(values, s.Value)
 	}
-	if want := [][]int64{{2, 66666667}, {1, 33333333}, {4, 40e6}, {1, 10e6}}; !reflect.DeepEqual(values, want) {
+	if want := [][]int64{{2, 66666667}, {1, 33333333}, {4, 40e6}, {1, 0}}; !reflect.DeepEqual(values, want) {
 		t.Errorf("values are %v, want %v", values, want)
 	}
 	if want := map[string][]string{"comm": {`web\x1b[2J`}, "group": {"/a"}, "charge": {"workload"}}; !reflect.DeepEqual(
 		p.Sample[0].Label, want) {
 		t.Errorf("labels are %v", p.Sample[0].Label)
 	}
-	if missing != (Missing{0.25, 1}) {
-		t.Errorf("missing is %+v", missing)
-	}
-	if len(p.Comments) != 4 {
+	comments := []string{"3 samples were lost", "2 samples are of more stacks than are kept",
+		"1 samples are of processes outside of Tare's PID namespace",
+		"1 samples are of no known control group, and have no CPU time",
+		"1 control groups used 0.25 s of CPU time and have no sample"}
+	if !slices.Equal(p.Comments, comments) {
 		t.Errorf("comments: %q", p.Comments)
 	}
 	var b bytes.Buffer
@@ -148,10 +149,30 @@ func FuzzParseMaps(f *testing.F) {
 	})
 }
 
-// TestFiles: functions of a running Go program are named by its table of symbols, or by Go's own where it is stripped,
-// and files of others by theirs.
+// TestCounter: what a group used whose counter is gone is in the group above, and counted once.
+func TestCounter(t *testing.T) {
+	w := &Window{Period: 10 * time.Millisecond, Stacks: []Stack{
+		{Group: "/a/gone", Kernel: []uint64{1}, Count: 3}, {Group: "/a", Kernel: []uint64{1}, Count: 1},
+		{Group: "/b/c", Kernel: []uint64{1}, Count: 2},
+	}}
+	p, err := Build(w, named{}, map[string]Group{"/a": {Seconds: new(0.4)}, "/a/gone": {}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ns []int64
+	for _, s := range p.Sample {
+		ns = append(ns, s.Value[1])
+	}
+	if !slices.Equal(ns, []int64{3e8, 1e8, 2e7}) {
+		t.Errorf("%d", ns)
+	}
+}
+
+// TestFiles: functions of Go programs are named by the table of symbols, or by Go's own where it is stripped, as that
+// of this test is; both say the same, and what is not known has no name.
 func TestFiles(t *testing.T) {
 	dir := t.TempDir()
+	said := map[string]map[string]int{}
 	for name, flags := range map[string]string{"symbols": "", "stripped": "-s -w"} {
 		path := filepath.Join(dir, name)
 		if err := binary.Program(path, "./test/kube/web", "-ldflags="+flags); err != nil {
@@ -163,20 +184,26 @@ func TestFiles(t *testing.T) {
 		}
 		o := readObject(f, new(uint64(maxAll)))
 		f.Close()
-		if o.buildID == "" || (o.lines != nil) != (name == "stripped") {
-			t.Fatalf("%s: build id %q, Go's table %v, %d symbols", name, o.buildID, o.lines != nil, len(o.symbols))
+		if o.buildID == "" || len(o.symbols) == 0 {
+			t.Fatalf("%s: build id %q, %d symbols", name, o.buildID, len(o.symbols))
 		}
-		found := false
+		said[name] = map[string]int{}
 		for _, p := range o.loads {
 			for offset := p.Off; offset < p.Off+p.Filesz; offset += 16 {
-				found = found || o.name(offset) == "main.main"
+				if n := o.name(offset); strings.HasPrefix(n, "main.") {
+					said[name][n]++
+				}
 			}
 		}
-		if !found {
-			t.Errorf("%s: main.main is not found", name)
+	}
+	if said["symbols"]["main.main"] == 0 || len(said["symbols"]) != len(said["stripped"]) {
+		t.Errorf("%v", said)
+	}
+	for name, n := range said["symbols"] { // what is between two functions belongs to the first in Go's table
+		if m := said["stripped"][name]; m < n || m > n+4 {
+			t.Errorf("%s has %d sixteenths, and %d in a stripped binary", name, n, m)
 		}
 	}
-
 	p, err := Read(os.Getpid())
 	if err != nil {
 		t.Fatal(err)
@@ -190,7 +217,8 @@ func TestFiles(t *testing.T) {
 	if got := symbols.User(p, m, uint64(pc)-m.Start+m.Offset); got != "tare/internal/scale/profile.TestFiles" {
 		t.Errorf("this function is %q", got)
 	}
-	if symbols.User(p, m, math.MaxInt64) != "" || symbols.User(p, &Mapping{Path: "[vdso]"}, 0) != "[vdso]" ||
+	if symbols.BuildID(p, m) == "" || symbols.User(p, m, math.MaxInt64) != "" ||
+		symbols.User(p, &Mapping{Path: "[vdso]"}, 0) != "[vdso]" ||
 		symbols.User(p, &Mapping{Path: "/nowhere", Inode: 1}, 0) != "" {
 		t.Error("what is not known has a name")
 	}
@@ -220,7 +248,7 @@ func TestPprof(t *testing.T) {
 	w := &Window{Start: time.Unix(100, 0), Length: time.Second, Period: 10 * time.Millisecond, Stacks: []Stack{
 		{Group: "/a", Kernel: []uint64{0x1500, 0x501}, Count: 3}, {Group: "/b", Kernel: []uint64{0x501}, Count: 1},
 	}}
-	p, _, err := Build(w, named{}, nil)
+	p, err := Build(w, named{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,10 +4,11 @@ import (
 	"bytes"
 	"cmp"
 	"debug/elf"
-	"debug/gosym"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"strings"
@@ -19,14 +20,16 @@ import (
 
 // Bounds of what is read of a file that a process has mapped, which may be anyone's.
 const (
-	maxTable = 64 << 20  // bytes of a table of symbols, of its names, or of a table of Go
-	maxAll   = 256 << 20 // of the tables of all files together
-	maxNotes = 64 << 10  // bytes of a section of notes
-	maxFiles = 4096      // files whose symbols are read
+	maxSections = 4096      // of a file
+	maxNames    = 1 << 20   // bytes of the names of sections
+	maxTable    = 64 << 20  // bytes of a table of symbols, and of its names
+	maxAll      = 256 << 20 // of the tables of all files together
+	maxNotes    = 64 << 10  // bytes of a section of notes
+	maxFiles    = 4096      // files whose symbols are read
 )
 
 // Files names addresses of user code by the symbols of the files that processes have mapped: the table of symbols, that
-// of dynamic linking where there is none, or Go's table of functions.
+// of Go where it is stripped, or that of dynamic linking.
 type Files struct {
 	kernel func([]uint64) ([]string, error)
 	read   map[file]*object
@@ -107,17 +110,20 @@ type object struct {
 	buildID string
 	loads   []elf.ProgHeader
 	symbols []symbol // by address
-	lines   *gosym.Table
+	names   []byte   // of symbols, each ended by a zero byte
 }
 
 type symbol struct {
 	start, size uint64
-	name        string
+	name        uint32 // where it begins in the names
 }
 
 // readObject reads what it can of a file, with tables of at most left bytes: a damaged one has fewer names.
 func readObject(f *os.File, left *uint64) *object {
 	o := &object{}
+	if !sane(f) {
+		return o
+	}
 	e, err := elf.NewFile(f)
 	if err != nil {
 		return o
@@ -128,20 +134,42 @@ func readObject(f *os.File, left *uint64) *object {
 		}
 	}
 	o.buildID = buildID(e)
-	if o.symbols = functions(e, elf.SHT_SYMTAB, e.Symbols, left); len(o.symbols) > 0 {
-		return o
-	}
-	if o.lines = goFunctions(e, left); o.lines == nil {
-		o.symbols = functions(e, elf.SHT_DYNSYM, e.DynamicSymbols, left)
+	for _, read := range []func(){
+		func() { o.readSymbols(e, elf.SHT_SYMTAB, left) },
+		func() { o.readGo(e, left) },
+		func() { o.readSymbols(e, elf.SHT_DYNSYM, left) },
+	} {
+		if read(); len(o.symbols) > 0 {
+			break
+		}
 	}
 	return o
+}
+
+// sane says whether a file begins as an ELF file of 64 bits of this machine does whose table of sections, and names of
+// these, are small: package debug/elf reads both whatever their size.
+func sane(f *os.File) bool {
+	var h elf.Header64
+	if err := binary.Read(io.NewSectionReader(f, 0, int64(binary.Size(h))), binary.NativeEndian, &h); err != nil {
+		return false
+	}
+	if string(h.Ident[:4]) != elf.ELFMAG || h.Ident[elf.EI_CLASS] != byte(elf.ELFCLASS64) || h.Shnum == 0 ||
+		h.Shnum > maxSections || h.Shentsize != 64 || h.Shstrndx >= h.Shnum || h.Shoff > 1<<62 || h.Phnum > maxSections {
+		return false
+	}
+	var names elf.Section64
+	at := int64(h.Shoff) + int64(h.Shstrndx)*int64(h.Shentsize)
+	if err := binary.Read(io.NewSectionReader(f, at, int64(binary.Size(names))), binary.NativeEndian, &names); err != nil {
+		return false
+	}
+	return names.Size <= maxNames && elf.SectionFlag(names.Flags)&elf.SHF_COMPRESSED == 0
 }
 
 // take says whether sections may be read, and takes their size from what is left.
 func take(left *uint64, sections ...*elf.Section) bool {
 	size := uint64(0)
 	for _, s := range sections {
-		if s.Flags&elf.SHF_COMPRESSED != 0 || s.FileSize > maxTable {
+		if s.Flags&elf.SHF_COMPRESSED != 0 || s.FileSize > maxTable || s.Type == elf.SHT_NOBITS {
 			return false
 		}
 		size += s.FileSize
@@ -153,55 +181,93 @@ func take(left *uint64, sections ...*elf.Section) bool {
 	return true
 }
 
-// functions reads a table of symbols.
-func functions(
-	e *elf.File, kind elf.SectionType, read func() ([]elf.Symbol, error), left *uint64,
-) (all []symbol) {
+// readSymbols reads the functions in a table of symbols (Elf64_Sym in elf(5)). Names are cut out when they are asked
+// for: many symbols may share a long one.
+func (o *object) readSymbols(e *elf.File, kind elf.SectionType, left *uint64) {
 	table := e.SectionByType(kind)
 	if table == nil || int(table.Link) >= len(e.Sections) || !take(left, table, e.Sections[table.Link]) {
-		return nil
+		return
 	}
-	found, err := read()
-	if err != nil {
-		return nil
+	b, err := table.Data()
+	names, nerr := e.Sections[table.Link].Data()
+	if err != nil || nerr != nil {
+		return
 	}
-	for _, s := range found {
-		t := elf.ST_TYPE(s.Info)
-		if (t == elf.STT_FUNC || t == elf.STT_GNU_IFUNC) && s.Section != elf.SHN_UNDEF && s.Name != "" {
-			all = append(all, symbol{s.Value, s.Size, s.Name})
+	for ; len(b) >= elf.Sym64Size; b = b[elf.Sym64Size:] {
+		name, kind := e.ByteOrder.Uint32(b), elf.ST_TYPE(b[4])
+		if kind != elf.STT_FUNC && kind != elf.STT_GNU_IFUNC ||
+			elf.SectionIndex(e.ByteOrder.Uint16(b[6:])) == elf.SHN_UNDEF ||
+			uint64(name) >= uint64(len(names)) || names[name] == 0 {
+			continue
 		}
+		o.symbols = append(o.symbols, symbol{e.ByteOrder.Uint64(b[8:]), e.ByteOrder.Uint64(b[16:]), name})
 	}
 	// of several at one address the one with the largest size; one in assembler may have none
-	slices.SortStableFunc(all, func(a, b symbol) int {
+	slices.SortStableFunc(o.symbols, func(a, b symbol) int {
 		return cmp.Or(cmp.Compare(a.start, b.start), cmp.Compare(b.size, a.size))
 	})
-	return slices.CompactFunc(all, func(a, b symbol) bool { return a.start == b.start })
+	o.symbols = slices.CompactFunc(o.symbols, func(a, b symbol) bool { return a.start == b.start })
+	o.names = names
 }
 
-// goFunctions reads Go's table of functions, which a stripped binary has as well; nil where there is none. The table is
-// the file's own: package gosym says that it cannot be trusted with one that was made to harm, and panics at worst.
-func goFunctions(e *elf.File, left *uint64) (t *gosym.Table) {
-	table, text := e.Section(".gopclntab"), e.Section(".text")
+// The first bytes of Go's table of functions, of Go 1.18 and of 1.20 and newer, and its size up to that of its parts
+// (pcHeader in runtime/symtab.go).
+const (
+	magicGo118   = 0xfffffff0
+	magicGo120   = 0xfffffff1
+	goHeaderSize = 8 + 8*8
+)
+
+// readGo reads the functions in Go's table, which a stripped binary has as well. Their addresses count from the
+// beginning of Go's code, which the program's first function says: where C's comes first, there are no names.
+func (o *object) readGo(e *elf.File, left *uint64) {
+	table := e.Section(".gopclntab")
 	if table == nil {
 		table = e.Section(".data.rel.ro.gopclntab")
 	}
-	if table == nil || text == nil || !take(left, table) {
-		return nil
+	if table == nil || !take(left, table) {
+		return
 	}
 	b, err := table.Data()
-	if err != nil {
-		return nil
+	if err != nil || len(b) < goHeaderSize || b[7] != 8 {
+		return
 	}
-	defer func() {
-		if recover() != nil {
-			t = nil
+	if magic := e.ByteOrder.Uint32(b); magic != magicGo118 && magic != magicGo120 {
+		return
+	}
+	field := func(i int) uint64 { return e.ByteOrder.Uint64(b[8+8*i:]) }
+	count, size := field(0), uint64(len(b))
+	if field(3) > size || field(7) > size || count > (size-field(7))/8 {
+		return
+	}
+	names, funcs := b[field(3):], b[field(7):]
+	var all []symbol
+	base, known := uint64(0), false
+	for i := range count {
+		entry, at := e.ByteOrder.Uint32(funcs[8*i:]), uint64(e.ByteOrder.Uint32(funcs[8*i+4:]))
+		if at+8 > uint64(len(funcs)) {
+			continue
 		}
-	}()
-	t, err = gosym.NewTable(nil, gosym.NewLineTable(b, text.Addr))
-	if err != nil || len(t.Funcs) == 0 {
-		return nil
+		name := e.ByteOrder.Uint32(funcs[at+4:])
+		if uint64(name) >= uint64(len(names)) {
+			continue
+		}
+		if !known && bytes.HasPrefix(names[name:], []byte("_rt0_")) {
+			called, _, _ := bytes.Cut(names[name:min(len(names), int(name)+maxName)], []byte{0})
+			if known = bytes.HasSuffix(called, []byte("_linux")); known { // _rt0_amd64_linux
+				base = e.Entry - uint64(entry)
+			}
+		}
+		all = append(all, symbol{start: uint64(entry), name: name})
 	}
-	return t
+	if !known {
+		return
+	}
+	for i := range all {
+		all[i].start += base
+	}
+	slices.SortStableFunc(all, func(a, b symbol) int { return cmp.Compare(a.start, b.start) })
+	o.symbols, o.names = all, names
 }
 
 // buildID is the GNU build id in hexadecimal, or Go's.
@@ -241,9 +307,6 @@ func (o *object) name(offset uint64) string {
 			continue
 		}
 		address := offset - p.Off + p.Vaddr
-		if o.lines != nil {
-			return goName(o.lines, address)
-		}
 		i, exact := slices.BinarySearchFunc(o.symbols, address,
 			func(s symbol, a uint64) int { return cmp.Compare(s.start, a) })
 		if !exact {
@@ -256,19 +319,9 @@ func (o *object) name(offset uint64) string {
 		if s.size > 0 && address-s.start >= s.size {
 			return ""
 		}
-		return s.name // without a size it ends where the next begins
-	}
-	return ""
-}
-
-func goName(t *gosym.Table, address uint64) (name string) {
-	defer func() {
-		if recover() != nil { // see goFunctions
-			name = ""
-		}
-	}()
-	if f := t.PCToFunc(address); f != nil {
-		return f.Name
+		name := o.names[s.name:min(len(o.names), int(s.name)+maxName+1)] // without a size it ends where the next begins
+		name, _, _ = bytes.Cut(name, []byte{0})
+		return string(name)
 	}
 	return ""
 }

@@ -96,6 +96,7 @@ func decodeSample(b []byte, withCgroup bool, chain []uint64) (Sample, []uint64, 
 	user := -1
 	for i := range nr {
 		switch ip := ne.Uint64(rest[i*8:]); {
+		case user >= 0 && ip>>63 != 0: // no address of user code: a process can write any into its stack
 		case ip < contextMax:
 			chain = append(chain, ip)
 		case ip == contextUser:
