@@ -3,6 +3,7 @@ package analysistest
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"time"
 
 	"tare/internal/experiment/load"
@@ -21,7 +22,7 @@ type Costs struct {
 	Mode       string         // of its load
 	Options    map[string]any // of the arm, as in a spec
 
-	CPU, Memory func(x float64) float64 // in CPUs and bytes
+	CPU, Memory func(x float64) float64 // in CPUs and bytes; CPU nil: only the baseline has it
 	BPF         func(x float64) float64 // in CPUs; nil: no trial has it
 }
 
@@ -63,17 +64,24 @@ func (c Costs) trial(at record.PlannedTrial, x float64, started time.Time) recor
 		Loads: map[string]load.Result{"client": {Mode: c.Mode}},
 	}
 	if at.Arm != "mesh" {
+		t.Metrics["subject_cpus"], t.Metrics["memory_hard_bytes"] = 0, 0
 		return t
 	}
 	off := 1 + 0.001*float64((at.Block*7)%5-2)
-	cpus, memory := off*c.CPU(x), off*c.Memory(x)
-	t.Metrics["subject_cpus"], t.Metrics["memory_hard_bytes"] = cpus, memory
+	of := map[string]float64{"memory_hard_bytes": off * c.Memory(x)}
+	if c.CPU != nil {
+		of["subject_cpus"] = off * c.CPU(x)
+	}
+	maps.Copy(t.Metrics, of)
 	if c.BPF != nil {
 		t.Metrics["subject_bpf_cpus"] = c.BPF(x)
 	}
 	t.Components = map[string]map[string]float64{}
 	for component, part := range map[string]float64{"client": 0.2, "server": 0.8} {
-		t.Components[component] = map[string]float64{"subject_cpus": part * cpus, "memory_hard_bytes": part * memory}
+		t.Components[component] = map[string]float64{}
+		for name, v := range of {
+			t.Components[component][name] = part * v
+		}
 	}
 	return t
 }

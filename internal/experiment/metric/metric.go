@@ -130,8 +130,9 @@ type Definition struct {
 	PartOf string `json:"part_of,omitempty"`
 	Part   string `json:"part,omitempty"`
 
-	// Plan is, of CPUs or bytes that plans add up, what uses them, where that is no component: "eBPF programs". No two
-	// metrics of a unit that have it count the same use. Empty: plans leave the metric out.
+	// Plan is, of CPUs or bytes that plans add up, what uses them, where that is no component: "eBPF programs". Of a
+	// unit, metrics that have it count different uses (but for eBPF programs in the subject's processes). Empty: plans
+	// leave the metric out.
 	Plan string `json:"plan,omitempty"`
 
 	// Of is, of a metric of all nodes together, the metric of each node that it is made of: what voids that voids this.

@@ -201,7 +201,7 @@ func newTable(run record.Run, trials []record.Trial, s *Summary) *Table {
 			doubt.look(trial)
 			for name, r := range trial.Loads {
 				t.loads[name], t.closed = true, t.closed || r.Mode == load.Closed
-				t.unpaced = t.unpaced || r.Mode == load.Closed && r.TargetRate == 0
+				t.unpaced = t.unpaced || r.Mode != load.Open && r.TargetRate == 0
 			}
 			for name, n := range trial.Counts {
 				if counted[name] || !trial.Validity.Stands(name) || !possible(n) {

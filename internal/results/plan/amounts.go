@@ -10,8 +10,9 @@ import (
 
 // armOf adds up what the models of an arm predict.
 //
-// Prediction intervals of costs that are added up are added end by end: that covers at least as often as each of them,
-// however their errors are related.
+// The total of a metric is its own line, where components have lines too: what is in none of them is in it.
+// Prediction intervals of different metrics are added end by end. Where errors are jointly normal, that covers at least
+// as often as each of them, however they are related.
 func armOf(name string, uses []use, unplanned []Unplanned, ask Ask) Arm {
 	a := Arm{Arm: name, Parts: []Part{}, Unplanned: unplanned}
 	broken := map[string]bool{} // units
@@ -41,9 +42,9 @@ func armOf(name string, uses []use, unplanned []Unplanned, ask Ask) Arm {
 				components++
 			}
 			switch {
-			case err != nil && (of || !hasComponents(uses, metric)):
-				a.Unplanned = append(a.Unplanned, Unplanned{u.component, metric, err.Error(), unit})
 			case err != nil:
+				a.Unplanned = append(a.Unplanned, Unplanned{u.component, metric, err.Error(), unit})
+				broken[unit] = broken[unit] || !of // components do not hold all of it
 			case of:
 				known++
 				parts = parts.plus(f.Amount)

@@ -177,8 +177,23 @@ func resource(unit string) string {
 	return "memory"
 }
 
-// Make plans from runs. Of several models of one cost it uses the one that depends on most of what was asked for, of
-// such the first. It refuses levels outside of the range of a model, unless it may go beyond.
+// rank is 0 for the model of a cost that says most: one that depends on all that was asked for comes before one that
+// does not, and then one that gives a figure, and then one that was measured there.
+func (u use) rank() int {
+	rank := 4 * len(u.lacks)
+	if _, err := u.forecast(); err != nil {
+		rank += 2
+	}
+	for factor, v := range u.levels {
+		if r := u.model.ValidRange[factor]; v < r[0] || v > r[1] {
+			return rank + 1
+		}
+	}
+	return rank
+}
+
+// Make plans from runs. Of several models of one cost it uses the one with the lowest rank, of such the first. It
+// refuses levels outside of the range of a model, unless it may go beyond.
 func Make(sources []comparison.Source, ask Ask) (*Plan, error) {
 	p := &Plan{Schema: Schema, For: ask.For, Confidence: stats.Confidence, Arms: []Arm{}}
 	for _, s := range sources {
@@ -324,7 +339,7 @@ func (p *Plan) choose(sources []comparison.Source, arm string, ask Ask) (all []u
 				continue
 			}
 			used, left := was, is
-			if len(is[0].lacks) < len(was[0].lacks) {
+			if is[0].rank() < was[0].rank() {
 				used, left = is, was
 			}
 			best[metric] = used
@@ -338,8 +353,8 @@ func (p *Plan) choose(sources []comparison.Source, arm string, ask Ask) (all []u
 	return all, nil
 }
 
-// unmodelled are costs of an arm that trials have and no model, and the run time of eBPF programs where no trial has
-// it: every subject may have some.
+// unmodelled are costs of an arm that trials have and no model; those that only other arms have, such as a baseline
+// without a subject; and the run time of eBPF programs where no trial has it, for every subject may have some.
 func unmodelled(sources []comparison.Source, arm string, uses []use) (all []Unplanned) {
 	for _, s := range sources {
 		for _, d := range s.Run.Metrics {
@@ -348,14 +363,16 @@ func unmodelled(sources []comparison.Source, arm string, uses []use) (all []Unpl
 				slices.ContainsFunc(all, func(u Unplanned) bool { return of(u.Metric) }) {
 				continue
 			}
-			has := slices.ContainsFunc(s.Summary.Estimates, func(e analysis.Estimate) bool {
-				return of(e.Metric) && s.Summary.ArmName(e.Arm) == arm
-			})
+			here, elsewhere := false, d.Rank == metric.RankBPF
+			for _, e := range s.Summary.Estimates {
+				here = here || of(e.Metric) && s.Summary.ArmName(e.Arm) == arm
+				elsewhere = elsewhere || of(e.Metric)
+			}
 			switch {
-			case has:
+			case here:
 				all = append(all, Unplanned{d.Plan, d.Name, noModel, d.Unit})
-			case d.Rank == metric.RankBPF:
-				all = append(all, Unplanned{d.Plan, d.Name, notMeasured, ""})
+			case elsewhere:
+				all = append(all, Unplanned{d.Plan, d.Name, notMeasured, d.Unit})
 			}
 		}
 	}
@@ -365,7 +382,7 @@ func unmodelled(sources []comparison.Source, arm string, uses []use) (all []Unpl
 // Why there is no figure for what no line was fitted to.
 const (
 	noModel     = "no line was fitted: that takes three levels that trials have it at, of factors that are numbers"
-	notMeasured = "no trial has it; totals are without it"
+	notMeasured = "no trial of this arm has it"
 )
 
 // otherwise names the settings in which an arm of two runs differs, without those that either sweeps.
@@ -419,6 +436,9 @@ func useOf(s comparison.Source, m analysis.Model, asked map[string]float64) (use
 		case 0:
 			u.lacks = append(u.lacks, name)
 		case 1:
+			if _, twice := u.levels[found[0]]; twice {
+				return u, fault.New(fault.Usage, "--for", "name each factor once", "%s has two levels", found[0])
+			}
 			u.levels[found[0]] = asked[name]
 		default:
 			return u, fault.New(fault.Usage, "--for", "name one of them in full", "%q may be %s", name,

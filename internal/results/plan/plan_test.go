@@ -149,11 +149,13 @@ func TestMissing(t *testing.T) {
 
 // TestUnplanned: what is no line, no demand or was not measured has no figure, and no total that needs it.
 func TestUnplanned(t *testing.T) {
-	bent, flat, unpaced, without := usual(), usual(), usual(), usual()
+	bent, flat, unpaced, outside, without, none := usual(), usual(), usual(), usual(), usual(), usual()
 	bent.CPU = func(x float64) float64 { return x * x }
 	flat.BPF = line(0, 0)
 	unpaced.Mode = load.Closed
+	outside.Mode = load.Outside
 	without.BPF = nil
+	none.CPU = nil
 	for _, c := range []struct {
 		name        string
 		run         made
@@ -164,7 +166,9 @@ func TestUnplanned(t *testing.T) {
 		{"bent", bent, false, 3, "subject_cpus", "not shown to be a line"},
 		{"flat", flat, true, 2, "", ""},
 		{"unpaced", unpaced, false, 2, "subject_cpus", "no demand"},
-		{"not measured", without, true, 2, "subject_bpf_cpus", "no trial has it"},
+		{"outside", outside, false, 2, "subject_cpus", "no demand"},
+		{"none", none, false, 3, "subject_cpus", "no trial of this arm has it"},
+		{"not measured", without, false, 2, "subject_bpf_cpus", "no trial of this arm has it"},
 	} {
 		p, err := Make([]comparison.Source{c.run.source(t)}, Ask{For: map[string]float64{"rate": 600},
 			Node: &Size{CPUs: 1, MemoryBytes: gib}})
@@ -187,6 +191,14 @@ func TestUnplanned(t *testing.T) {
 	_, err := Make([]comparison.Source{few.source(t)}, Ask{For: map[string]float64{"rate": 600}})
 	if fault.CodeOf(err) != fault.Invalid || !strings.Contains(err.Error(), "fewer than 6 blocks") {
 		t.Errorf("five blocks: %v", err)
+	}
+}
+
+// TestOneFactorTwice: two names of one factor are no question.
+func TestOneFactorTwice(t *testing.T) {
+	_, err := Make([]comparison.Source{usual().source(t)}, Ask{For: map[string]float64{"rate": 600, "client.rate": 500}})
+	if fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), "two levels") {
+		t.Error(err)
 	}
 }
 

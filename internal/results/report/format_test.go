@@ -25,7 +25,8 @@ func TestFormatsPage(t *testing.T) {
 		formats []report.Format
 	}{
 		{"runs", report.Runs.Formats()}, {"comparisons", report.Comparisons.Formats()},
-		{"histories", report.Histories.Formats()}, {"plans", report.Powers.Formats()},
+		{"histories", report.Histories.Formats()}, {"powers", report.Powers.Formats()},
+		{"plans", report.Plans.Formats()},
 		{"ledgers", report.Ledgers.Formats()}, {"series of ledgers", report.Series.Formats()},
 	} {
 		for _, f := range d.formats {
