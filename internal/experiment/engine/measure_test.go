@@ -385,15 +385,18 @@ slow, that is a result: its throughput and the part of its requests that failed 
 			sets = append(sets, words)
 		}
 	}
-	b.WriteString("\nThe sets of needs that metrics have:\n\n")
+	b.WriteString("\nWhat a metric needs of its trial, by the set that it names below. A tripped gate voids each metric " +
+		"whose set has a\n" +
+		"word that the gate has in parentheses; it voids no metric that names none.\n\n")
 	for i, words := range sets {
 		b.WriteString(wrapped(fmt.Sprintf("- n%d: %s", i+1, words)))
 	}
 	b.WriteString(`
 ## All metrics
 
-After a name, in parentheses, are how the values of several [nodes](nodes.md#metrics-on-several-nodes) are pooled and
-what it needs, and in brackets:
+An entry is names with marks in brackets, in parentheses how values of several
+[nodes](nodes.md#metrics-on-several-nodes) are pooled and the set of needs, and what the metric is, to be read together
+with the text of its marks:
 
 - **a**: answers speak of it; those that are no quantile above the median and not pooled decide a run's precision
 - **h**: higher is better; **n**: neither is; without these, lower is better

@@ -88,8 +88,7 @@ var Settings = []param.Setting{
 	{Name: "ready-file", Type: param.TypeText, Reach: param.ReachFile,
 		Doc: "this file or socket exists"},
 	{Name: "ready-after", Type: param.TypeDuration, Max: 600,
-		Doc: "this time has passed since the others of these five that are set hold. None set: it listens on a TCP " +
-			"port, or has run for half a second"},
+		Doc: "this time has passed since the other conditions held"},
 	{Name: "ready-timeout", Type: param.TypeDuration, Default: readyTimeout.String(), Min: 0.01, Max: 3600,
 		Doc: "most time from its start until it is ready"},
 	{Name: "stop-signal", Type: param.TypeWord, Default: "TERM", Words: stopSignals,

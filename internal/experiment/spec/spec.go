@@ -106,8 +106,8 @@ var (
 		Doc: "half-width of intervals at which the run ends, as a part of the value, or of the baseline's for a " +
 			"difference"}
 	untilKnob = param.Setting{Name: "until", Type: param.TypeDuration, Min: 1, Max: 7 * 24 * 3600,
-		Doc: "time after which no further block begins; 30m when left out with `precision`; without it the run " +
-			"goes on until then"}
+		Doc: "time after which no further block begins. With `precision`, 30m when left out. Without `precision`, a " +
+			"run that has this goes on until then, whatever `blocks` says"}
 
 	wholeKnobs = []param.Setting{samplingKnob, statisticsKnob, repeatKnob, untilKnob}
 )

@@ -85,7 +85,7 @@ func oldEndpoint(name, which string, value func(*hdrhistogram.Histogram) (float6
 			Name: "old_endpoint_" + name + "_seconds", Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Merged,
 			Better: metric.Lower, Needs: measured.NeedSeen, Headline: true, Tail: name != "p50", Family: "old endpoint",
 			How: "From when a change was handed to the store until the start of the last connection that still reached an " +
-				"old endpoint, of changes after whose beginning one was: " + which + ". Absent where none was, or too seldom " +
+				"old endpoint, of changes after which at least one did: " + which + ". Absent where none was, or too seldom " +
 				"for the quantile.",
 		},
 		Value: measured.Seconds(generation.OldEndpoint, value),

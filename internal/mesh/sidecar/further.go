@@ -50,8 +50,8 @@ var meshSettings = []param.Setting{
 		Phrase: map[string]string{
 			"policy": "with discovery by policy", "permissive": "with permissive discovery",
 		},
-		Doc: "services that a proxy knows: those that it may call (`policy`), or all; each has an upstream and, " +
-			"beside the client, a listener at a separate loopback address"},
+		Doc: "services that a proxy knows: those that it may call (`policy`), or all. Each service has an upstream, with " +
+			"mutual TLS where `mtls` says so, and, in the client's proxy, a listener at a separate loopback address"},
 	{Name: settingThen, Type: param.TypeCount, Min: 1, Max: maxServices,
 		Doc: "services left after the load, of proxies that a control plane configures; memory is then read again"},
 	{Name: settingRules, Type: param.TypeCount, Default: "0", Max: maxRules,

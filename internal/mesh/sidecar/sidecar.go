@@ -200,7 +200,8 @@ var commonSettings = []param.Setting{
 		Doc:    "proxies between a load and an application: 2, the client's and the server's; 1, the server's; 0, none"},
 	{Name: settingMTLS, Type: param.TypeSwitch, Default: "true",
 		Phrase: map[string]string{"true": "with mTLS", "false": "without mTLS"},
-		Doc:    "whether two proxies use mutual TLS, and the server's nothing else"},
+		Doc: "whether the two proxies use mutual TLS, and the server's accepts nothing else; no effect with fewer " +
+			"than two"},
 	{Name: settingWorkers, Type: param.TypeCount, Default: "1", Min: 1, Max: 256,
 		Phrase: map[string]string{"": "with {} workers", "1": "with one worker"},
 		Doc:    "threads or processes of each proxy that carry requests"},

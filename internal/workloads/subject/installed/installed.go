@@ -31,15 +31,15 @@ var settings = []param.Setting{
 	{Name: labelsKey, Type: param.TypeText, Reach: param.ReachNothing,
 		Doc: "labels of this arm's pods: KEY=VALUE, separated by commas"},
 	{Name: annotationsKey, Type: param.TypeText, Reach: param.ReachNothing,
-		Doc: "annotations, likewise, or separated by ; if values contain commas"},
+		Doc: "annotations, likewise, or separated by semicolons if values contain commas"},
 	{Name: runtimeKey, Type: param.TypeText, Reach: param.ReachNothing, Doc: "RuntimeClass of these pods"},
 	{Name: appliedKey, Type: param.TypeText, Reach: param.ReachNothing,
 		Doc: "annotations, likewise, that the installed program adds to pods: loads begin when all pods of this " +
 			"arm have them; no pod of the baseline may"},
 	{Name: componentsKey, Type: param.TypeText, Reach: param.ReachNothing,
-		Doc: "what its cost is: rules as of `tare weigh --tare`, separated by ;, such as " +
-			"`container=istio-proxy,component=sidecar; namespace=istio-system,component=controlplane`. A container " +
-			"without a namespace is in the trial's pods"},
+		Doc: "what its cost is: rules as of `tare weigh --tare`, separated by semicolons, such as " +
+			"`container=istio-proxy,component=sidecar; namespace=istio-system,component=controlplane`. A rule " +
+			"with a container and no namespace is about the trial's pods"},
 }
 
 func (guest) About() kind.About {
