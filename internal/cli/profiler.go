@@ -59,7 +59,7 @@ func (p *profiler) write(l *ledger.Ledger) error {
 		}
 		is := profile.Group{Seconds: tree.OwnCPU(i), Labels: labels}
 		if was, twice := groups[g.Path]; twice { // it was removed and made again
-			if is.Seconds = add(was.Seconds, is.Seconds); g.Vanished {
+			if is.Seconds = sumOfKnown(was.Seconds, is.Seconds); g.Vanished {
 				is.Labels = was.Labels
 			}
 		}
@@ -93,13 +93,13 @@ func (p *profiler) write(l *ledger.Ledger) error {
 		fmt.Fprintln(p.say, c)
 	}
 	if hidden {
-		fmt.Fprintf(p.say, "%v: functions of the kernel have no names\n", ksym.ErrHidden)
+		fmt.Fprintf(p.say, "functions of the kernel have no names: %v\n", ksym.ErrHidden)
 	}
 	return nil
 }
 
-// add is the sum of what is known; nil where nothing is.
-func add(a, b *float64) *float64 {
+// sumOfKnown is the sum of what is known, unlike known.Sum; nil where nothing is.
+func sumOfKnown(a, b *float64) *float64 {
 	if a == nil || b == nil {
 		return cmp.Or(a, b)
 	}

@@ -154,14 +154,14 @@ func Build(w *Window, symbols Symbols, groups map[string]Group) (*pprof.Profile,
 		b.add(s, upTo-dealt[of], groups[s.Group].Labels)
 		dealt[of] = upTo
 	}
-	b.comment(w.Lost > 0, "%d samples were lost", w.Lost)
-	b.comment(w.Left > 0, "%d samples are of more stacks than are kept", w.Left)
-	b.comment(w.Hidden > 0, "%d samples are of processes outside of Tare's PID namespace", w.Hidden)
-	b.comment(len(w.Blind) > 0, "CPUs %v were not sampled all the time", w.Blind)
-	b.comment(w.Slowed > 0, "the kernel held the sampler back %d times", w.Slowed)
-	b.comment(counts[""] > 0, "%d samples are of no known control group, and have no CPU time", counts[""])
-	b.comment(missing.Groups > 0, "%d control groups used %.3g s of CPU time and have no sample", missing.Groups,
-		missing.Seconds)
+	b.comment(w.Lost > 0, "lost samples: %d", w.Lost)
+	b.comment(w.Left > 0, "samples of stacks beyond the most that are kept: %d", w.Left)
+	b.comment(w.Hidden > 0, "samples of processes outside Tare's PID namespace: %d", w.Hidden)
+	b.comment(len(w.Blind) > 0, "CPUs that were not sampled all the time: %v", w.Blind)
+	b.comment(w.Slowed > 0, "times that the kernel throttled the sampler: %d", w.Slowed)
+	b.comment(counts[""] > 0, "samples of no known control group, which have no CPU time: %d", counts[""])
+	b.comment(missing.Groups > 0, "CPU time of control groups without a sample: %.3g s, of %d", missing.Seconds,
+		missing.Groups)
 	return b.p, b.p.CheckValid()
 }
 

@@ -99,10 +99,10 @@ func TestBuild(t *testing.T) {
 		p.Sample[0].Label, want) {
 		t.Errorf("labels are %v", p.Sample[0].Label)
 	}
-	comments := []string{"3 samples were lost", "2 samples are of more stacks than are kept",
-		"1 samples are of processes outside of Tare's PID namespace",
-		"1 samples are of no known control group, and have no CPU time",
-		"1 control groups used 0.25 s of CPU time and have no sample"}
+	comments := []string{"lost samples: 3", "samples of stacks beyond the most that are kept: 2",
+		"samples of processes outside Tare's PID namespace: 1",
+		"samples of no known control group, which have no CPU time: 1",
+		"CPU time of control groups without a sample: 0.25 s, of 1"}
 	if !slices.Equal(p.Comments, comments) {
 		t.Errorf("comments: %q", p.Comments)
 	}
