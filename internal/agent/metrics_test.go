@@ -20,6 +20,7 @@ import (
 	"tare/internal/scale/ledger"
 	"tare/internal/scale/live"
 	"tare/internal/scale/meter"
+	"tare/test/lines"
 )
 
 var update = flag.Bool("update", false, "write docs/agent-metrics.md anew")
@@ -242,20 +243,7 @@ as in Go, and long ones end in a hash (SHA-256) of the whole.
 		if len(m.labels) > 0 {
 			entry += " (" + strings.Join(m.labels, ", ") + ")"
 		}
-		columns := 0
-		for _, word := range strings.Fields(entry + ": " + m.help) {
-			switch {
-			case columns+1+len(word) > 120:
-				b.WriteString("\n  ")
-				columns = 2
-			case columns > 0:
-				b.WriteString(" ")
-				columns++
-			}
-			b.WriteString(word)
-			columns += len(word)
-		}
-		b.WriteString("\n")
+		b.WriteString(lines.Wrap(entry+": "+m.help, "  "))
 	}
 	return b.Bytes()
 }

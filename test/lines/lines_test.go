@@ -1,5 +1,3 @@
-// Package lines checks the length of lines in the files that golangci-lint does not read: Markdown, YAML, C and
-// TypeScript.
 package lines
 
 import (
@@ -12,9 +10,6 @@ import (
 	"testing"
 	"unicode/utf8"
 )
-
-// maxColumns is how long a line may be, in characters; a tab counts as one.
-const maxColumns = 120
 
 var endings = []string{".md", ".yaml", ".yml", ".c", ".h", ".ts"}
 
@@ -45,7 +40,7 @@ func TestLines(t *testing.T) {
 		seen++
 		text, err := os.ReadFile(path)
 		for _, n := range tooLong(string(text), filepath.Ext(path)) {
-			t.Errorf("%s:%d is longer than %d columns", name, n, maxColumns)
+			t.Errorf("%s:%d is longer than %d columns", name, n, Columns)
 		}
 		return err
 	})
@@ -69,7 +64,7 @@ func tooLong(text, ending string) []int {
 		}
 		unbreakable := address.MatchString(line) || ending == ".md" &&
 			(fence || border || strings.HasPrefix(line, "|") || strings.HasPrefix(line, "    "))
-		if utf8.RuneCountInString(line) > maxColumns && !unbreakable {
+		if utf8.RuneCountInString(line) > Columns && !unbreakable {
 			numbers = append(numbers, i+1)
 		}
 	}
@@ -77,14 +72,14 @@ func tooLong(text, ending string) []int {
 }
 
 func TestTooLong(t *testing.T) {
-	fits, long := strings.Repeat("x", maxColumns), strings.Repeat("x", maxColumns+1)
+	fits, long := strings.Repeat("x", Columns), strings.Repeat("x", Columns+1)
 	for _, c := range []struct {
 		name, ending, text string
 		want               []int
 	}{
 		{"fits", ".md", fits + "\n" + fits, nil},
 		{"prose", ".md", fits + "\n" + long + "\n", []int{2}},
-		{"characters and not bytes", ".md", strings.Repeat("ü", maxColumns), nil},
+		{"characters and not bytes", ".md", strings.Repeat("ü", Columns), nil},
 		{"a row", ".md", "| " + long + " |", nil},
 		{"code", ".md", "```\n" + long + "\n```\n" + long, []int{4}},
 		{"indented code", ".md", "    " + long, nil},

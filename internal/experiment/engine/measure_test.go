@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"unicode/utf8"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 
@@ -21,6 +20,7 @@ import (
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/record"
 	"tare/internal/scale/ledger"
+	"tare/test/lines"
 )
 
 var update = flag.Bool("update", false, "write docs/metrics.md anew")
@@ -377,7 +377,7 @@ slow, that is a result: its throughput and the part of its requests that failed 
 
 `)
 	for _, g := range measured.Gates() {
-		b.WriteString(wrapped(fmt.Sprintf("- `%s` (%s): %s", g.Name, needWords(g.Breaks), g.Why)))
+		b.WriteString(lines.Wrap(fmt.Sprintf("- `%s` (%s): %s", g.Name, needWords(g.Breaks), g.Why), "  "))
 	}
 	var sets []string
 	for _, m := range measured.Metrics() {
@@ -389,7 +389,7 @@ slow, that is a result: its throughput and the part of its requests that failed 
 		"whose set has a\n" +
 		"word that the gate has in parentheses; it voids no metric that names none.\n\n")
 	for i, words := range sets {
-		b.WriteString(wrapped(fmt.Sprintf("- n%d: %s", i+1, words)))
+		b.WriteString(lines.Wrap(fmt.Sprintf("- n%d: %s", i+1, words), "  "))
 	}
 	b.WriteString(`
 ## All metrics
@@ -404,7 +404,7 @@ with the text of its marks:
 - **c**: also given for each named component of a subject's processes, in "components" of the trial
 `)
 	for _, n := range footnotes {
-		b.WriteString(wrapped(fmt.Sprintf("- **%s**: %s", n.mark, n.text)))
+		b.WriteString(lines.Wrap(fmt.Sprintf("- **%s**: %s", n.mark, n.text), "  "))
 	}
 	b.WriteString(`
 A metric is absent, never 0, where this machine does not have its source, and where the trial has no load or subject of
@@ -457,28 +457,8 @@ entry before.
 		}
 	}
 	for _, e := range entries {
-		b.WriteString(wrapped("- " + e.names + " " + e.rest))
+		b.WriteString(lines.Wrap("- "+e.names+" "+e.rest, "  "))
 	}
-}
-
-// wrapped returns an entry of a list in lines of at most 120 columns.
-func wrapped(entry string) string {
-	var b strings.Builder
-	columns := 0
-	for _, word := range strings.Fields(entry) {
-		n := utf8.RuneCountInString(word)
-		switch {
-		case columns+1+n > 120:
-			b.WriteString("\n  ")
-			columns = 2
-		case columns > 0:
-			b.WriteString(" ")
-			columns++
-		}
-		b.WriteString(word)
-		columns += n
-	}
-	return b.String() + "\n"
 }
 
 // footnotes are what several definitions have in common.

@@ -8,11 +8,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"unicode/utf8"
 
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/measured"
 	"tare/internal/lib/param"
+	"tare/test/lines"
 )
 
 var update = flag.Bool("update", false, "write docs/spec.md anew")
@@ -127,28 +127,8 @@ func settingRow(k param.Setting) string {
 	if value != "" {
 		row += " (" + value + ")"
 	}
-	return wrapped(row+": "+doc, "  ")
+	return lines.Wrap(row+": "+doc, "  ")
 }
 
 // leftOut matches a text that ends in the value which holds when the setting is left out.
 var leftOut = regexp.MustCompile("^(.*); `?([^` ]+)`? when left out$")
-
-// wrapped returns text in lines of at most 120 columns, in which all but the first begin with indent.
-func wrapped(text, indent string) string {
-	var b strings.Builder
-	columns := 0
-	for i, word := range strings.Fields(text) {
-		n := utf8.RuneCountInString(word)
-		switch {
-		case i > 0 && columns+1+n > 120:
-			b.WriteString("\n" + indent)
-			columns = len(indent)
-		case i > 0:
-			b.WriteString(" ")
-			columns++
-		}
-		b.WriteString(word)
-		columns += n
-	}
-	return b.String() + "\n"
-}
