@@ -2,24 +2,19 @@ package cli
 
 import (
 	"bytes"
-	"cmp"
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 
 	"tare/internal/lib/fault"
 	"tare/internal/lib/files"
 	"tare/internal/lib/quantity"
-	"tare/internal/results/report"
-	"tare/internal/scale/host/ksym"
 	"tare/internal/scale/ledger"
 	"tare/internal/scale/meter"
 	"tare/internal/scale/profile"
 )
-
-// stacksHz is how many samples of stacks are taken in a second on each CPU. It is odd, so that samples do not keep step
-// with timers of round rates.
-const stacksHz = 99
 
 // profiler takes a profile beside a window, and writes it to a file. With no file, or nil, it does nothing.
 type profiler struct {
@@ -30,9 +25,20 @@ type profiler struct {
 	window *profile.Window
 }
 
+// begin begins sampling. A file that cannot be written is an error now, rather than after the window.
 func (p *profiler) begin() (err error) {
 	if p != nil && p.file != "" {
-		p.stacks, err = meter.OpenStacks(stacksHz)
+		probe, err := os.CreateTemp(filepath.Dir(p.file), ".tare-")
+		if err == nil {
+			err = errors.Join(probe.Close(), os.Remove(probe.Name()))
+		}
+		if err != nil {
+			return fault.Wrap(err, fault.Machine, "--pprof "+p.file, "name a file in a directory that can be written",
+				"the profile cannot be written")
+		}
+		if p.stacks, err = meter.OpenStacks(profile.Hz); err == nil {
+			err = p.stacks.Begin()
+		}
 	}
 	return err
 }
@@ -49,33 +55,7 @@ func (p *profiler) write(l *ledger.Ledger) error {
 	if p == nil || p.window == nil {
 		return nil
 	}
-	tree, groups := report.NewGroupTree(l.Cgroups), map[string]profile.Group{}
-	for i := range l.Cgroups {
-		g := &l.Cgroups[i]
-		labels := map[string]string{"charge": string(g.Charge), "component": g.Component, "workload": g.Workload}
-		if g.Name != nil {
-			labels["namespace"], labels["pod"], labels["container"] = g.Name.Namespace, g.Name.Pod, g.Name.Container
-			labels["unit"] = g.Name.Unit
-		}
-		is := profile.Group{Seconds: tree.OwnCPU(i), Labels: labels}
-		if was, twice := groups[g.Path]; twice { // it was removed and made again
-			if is.Seconds = sumOfKnown(was.Seconds, is.Seconds); g.Vanished {
-				is.Labels = was.Labels
-			}
-		}
-		groups[g.Path] = is
-	}
-	table := ksym.Open()
-	defer table.Close()
-	hidden := false
-	names := func(addresses []uint64) ([]string, error) {
-		names, err := table.Resolve(addresses)
-		if hidden = errors.Is(err, ksym.ErrHidden); hidden {
-			return make([]string, len(addresses)), nil
-		}
-		return names, err
-	}
-	built, err := profile.Build(p.window, profile.NewFiles(names), groups)
+	built, err := profile.OfLedger(p.window, l)
 	if err != nil {
 		return err
 	}
@@ -92,16 +72,5 @@ func (p *profiler) write(l *ledger.Ledger) error {
 	for _, c := range built.Comments {
 		fmt.Fprintln(p.say, c)
 	}
-	if hidden {
-		fmt.Fprintf(p.say, "functions of the kernel have no names: %v\n", ksym.ErrHidden)
-	}
 	return nil
-}
-
-// sumOfKnown is the sum of what is known, unlike known.Sum; nil where nothing is.
-func sumOfKnown(a, b *float64) *float64 {
-	if a == nil || b == nil {
-		return cmp.Or(a, b)
-	}
-	return new(*a + *b)
 }

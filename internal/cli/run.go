@@ -11,6 +11,7 @@ import (
 	"slices"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"tare/internal/experiment/engine"
 	"tare/internal/experiment/kind"
@@ -25,6 +26,7 @@ import (
 	"tare/internal/scale/host/feature"
 	"tare/internal/scale/host/proc"
 	"tare/internal/scale/meter"
+	"tare/internal/scale/profile"
 )
 
 func init() { register(newRun) }
@@ -33,6 +35,13 @@ func init() { register(newRun) }
 type runFlags struct {
 	session.Flags
 	nodes nodesFlags
+	pprof bool // sample stacks in each trial
+}
+
+// registerPprof adds --pprof.
+func (f *runFlags) registerPprof(fs *pflag.FlagSet) {
+	fs.BoolVar(&f.pprof, "pprof", false, "sample stacks in each trial, keep them as pprof profiles in the run directory, "+
+		"and say which functions make up a difference")
 }
 
 func newRun() *cobra.Command {
@@ -89,6 +98,7 @@ exit code is 4.`,
 	}
 	f.Register(c.Flags())
 	f.RegisterSpec(c.Flags())
+	f.registerPprof(c.Flags())
 	c.Flags().IntVar(&f.Overrides.SampleHz, "hz", 0, "samples per second and CPU, instead of the spec's")
 	f.nodes.register(c.Flags())
 	return c
@@ -154,6 +164,9 @@ func run(ctx context.Context, s *spec.Spec, f runFlags, out io.Writer) (err erro
 	defer func() { err = errors.Join(err, m.Close()) }()
 
 	nodes := f.nodes.plan(s) // it fits the spec to them
+	if nodes != nil && f.pprof {
+		return fault.New(fault.Usage, "--pprof", "leave one of them out", "stacks are sampled on one machine, not on nodes")
+	}
 	if nodes != nil {
 		if err := s.CheckShare(nodes.CPUs); err != nil {
 			return err
@@ -199,6 +212,9 @@ func run(ctx context.Context, s *spec.Spec, f runFlags, out io.Writer) (err erro
 		OpenWindow: func(ctx context.Context, at int64) (engine.Window, error) {
 			return m.OpenAt(ctx, at)
 		}}
+	if f.pprof {
+		machine.Stacks = func() (engine.Stacks, error) { return meter.OpenStacks(profile.Hz) }
+	}
 	if gathered != nil {
 		machine.Nodes, machine.NodeShare = gathered, nodeShare(nodes)
 	}

@@ -97,6 +97,7 @@ It is an experiment like others: its directory keeps every trial, and the spec i
 	fs.StringVar(&f.against, "against", "",
 		"command line, such as that of the version before, that is the baseline instead of nothing")
 	f.run.Register(fs)
+	f.run.registerPprof(fs)
 	fs.StringArrayVar(&f.run.Overrides.Set, "set", nil,
 		"setting=value of a workload, such as connections.rate=500; may be repeated")
 	f.command = param.Flags(fs, commandFlags()...)

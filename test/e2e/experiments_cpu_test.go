@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"encoding/json"
 	"fmt"
 	"maps"
 	"os"
@@ -55,14 +54,7 @@ func quick(t *testing.T, name string) (*record.Contents, *analysis.Summary) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text, err := os.ReadFile(filepath.Join(dir, record.SummaryFile))
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := new(analysis.Summary)
-	if err := json.Unmarshal(text, s); err != nil {
-		t.Fatal(err)
-	}
+	s := readSummary(t, dir, o)
 	t.Logf("%s took %s", name, o.took.Round(time.Second))
 	for _, a := range s.Answers {
 		t.Log(a.Answer)

@@ -38,6 +38,10 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
+	if len(os.Args) > 1 && os.Args[1] == plantedCommand {
+		fmt.Fprintln(os.Stderr, plantedProxy(os.Args[2:]))
+		os.Exit(1)
+	}
 	os.Exit(withBinary(m.Run))
 }
 

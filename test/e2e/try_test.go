@@ -26,6 +26,12 @@ func tried(t *testing.T, args ...string) (output, *analysis.Summary, string) {
 	t.Helper()
 	out := filepath.Join(t.TempDir(), "run")
 	o := command{args: append([]string{"try", "--out", out}, args...), timeout: 3 * time.Minute}.start(t).wait(t)
+	return o, readSummary(t, out, o), out
+}
+
+// readSummary reads the summary in the run directory of a command that has ended.
+func readSummary(t *testing.T, out string, o output) *analysis.Summary {
+	t.Helper()
 	text, err := os.ReadFile(filepath.Join(out, record.SummaryFile))
 	if err != nil {
 		t.Fatalf("%v: %s", err, o)
@@ -34,7 +40,7 @@ func tried(t *testing.T, args ...string) (output, *analysis.Summary, string) {
 	if err := json.Unmarshal(text, s); err != nil {
 		t.Fatal(err)
 	}
-	return o, s, out
+	return s
 }
 
 // TestTryNothing: a command that does nothing costs nothing that is resolved but its own memory, and the run is an

@@ -20,7 +20,9 @@ type nowhere struct{ dir string }
 
 func (nowhere) Append(record.Trial) error  { return nil }
 func (nowhere) UpdateRun(record.Run) error { return nil }
-func (n nowhere) Dir() string              { return n.dir }
+
+func (nowhere) WriteProfile(string, []byte) error { return nil }
+func (n nowhere) Dir() string                     { return n.dir }
 
 // simulatedMachine is one whose quiet times and noisy ones follow each other at random, trial by trial.
 type simulatedMachine struct {

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"tare/internal/lib/pace"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/ledger"
+	"tare/internal/scale/profile"
 )
 
 // Machine is what trials need of the machine that they run on.
@@ -24,6 +26,9 @@ type Machine struct {
 	Share      cluster.Share // of the machine, that the groups of a trial may have together
 	Shared     bool          // other nodes of the same run have trials on this machine at the same time
 
+	// Stacks makes ready to sample stacks during a window; nil: trials have no profiles.
+	Stacks func() (Stacks, error)
+
 	Nodes     Nodes         // where trials on nodes run; nil: there are none
 	NodeShare cluster.Share // of each
 }
@@ -33,6 +38,13 @@ type Window interface {
 	// CloseAt reads every counter again, the second edge, at a time by CLOCK_MONOTONIC in nanoseconds. It is closed too
 	// when the context ends before, and the error says so.
 	CloseAt(ctx context.Context, at int64) (*ledger.Ledger, error)
+}
+
+// Stacks samples what runs on the machine.
+type Stacks interface {
+	Begin() error
+	// End ends sampling, and gives what was sampled; nil where it was not begun. It is called once.
+	End() (*profile.Window, error)
 }
 
 // window reads all counters at two times by CLOCK_MONOTONIC, in nanoseconds.
@@ -49,15 +61,38 @@ type openWindow struct {
 	machine Machine
 	window  Window
 	others  []int // just after the first edge: see Machine.others
+
+	stacks  Stacks          // nil: none are sampled, or no longer
+	sampled *profile.Window // between the edges; nil: nothing was
 }
 
 // open opens a window at a time by CLOCK_MONOTONIC, in nanoseconds.
-func (m Machine) open(ctx context.Context, at int64) (openWindow, error) {
-	w, err := m.OpenWindow(ctx, at)
-	if err != nil {
-		return openWindow{}, opening(ctx, err)
+func (m Machine) open(ctx context.Context, at int64) (w *openWindow, err error) {
+	w = &openWindow{machine: m}
+	if m.Stacks != nil {
+		if w.stacks, err = m.Stacks(); err != nil {
+			return nil, err
+		}
 	}
-	return openWindow{m, w, m.others()}, nil
+	if w.window, err = m.OpenWindow(ctx, at); err != nil {
+		return nil, errors.Join(opening(ctx, err), w.endStacks())
+	}
+	if w.stacks != nil {
+		if err := w.stacks.Begin(); err != nil {
+			return nil, errors.Join(err, w.endStacks())
+		}
+	}
+	w.others = m.others()
+	return w, nil
+}
+
+// endStacks ends sampling, where stacks are sampled and it has not been ended.
+func (w *openWindow) endStacks() (err error) {
+	if w.stacks != nil {
+		w.sampled, err = w.stacks.End()
+		w.stacks = nil
+	}
+	return err
 }
 
 // opening is the error of a window that was not opened: why its trial ends, where it does.
@@ -69,9 +104,9 @@ func opening(ctx context.Context, err error) error {
 }
 
 // closeAt closes the window at a time by CLOCK_MONOTONIC, in nanoseconds.
-func (w openWindow) closeAt(ctx context.Context, at int64) (*ledger.Ledger, error) {
+func (w *openWindow) closeAt(ctx context.Context, at int64) (*ledger.Ledger, error) {
 	l, err := w.window.CloseAt(ctx, at)
-	if err != nil {
+	if err = errors.Join(err, w.endStacks()); err != nil {
 		return nil, err
 	}
 	if others := append(w.others, w.machine.others()...); len(others) > 0 {

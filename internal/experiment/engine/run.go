@@ -43,6 +43,7 @@ type Progress struct {
 type Recorder interface {
 	Append(record.Trial) error
 	UpdateRun(record.Run) error
+	WriteProfile(name string, data []byte) error
 	Dir() string
 }
 
@@ -344,7 +345,7 @@ func (r *Runner) onMachine(ctx context.Context, dir string, prepared *prepared, 
 		return (&nodesTrial{machine: r.Machine, spec: level, seed: seed}).run(ctx, t)
 	}
 	x := newTrial(r.Machine, level.WithCopies(), p, t.Attempt, dir, seed)
-	x.prepared = prepared
+	x.prepared, x.keep = prepared, r.Writer.WriteProfile
 	return x.run(ctx, t)
 }
 

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -14,6 +15,8 @@ import (
 	"sync"
 	"time"
 
+	pprof "github.com/google/pprof/profile"
+
 	"tare/internal/experiment/containment"
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/load"
@@ -25,6 +28,7 @@ import (
 	"tare/internal/lib/fault"
 	"tare/internal/lib/pace"
 	"tare/internal/scale/host/oom"
+	"tare/internal/scale/profile"
 )
 
 // startLead is between the start message and the first request, for the loads to be there.
@@ -69,6 +73,8 @@ type trial struct {
 	startTime  time.Duration         // from the start of the subject until it was ready
 	evidence   map[string]any        // by guest
 	subjectRaw json.RawMessage
+	profile    *pprof.Profile                       // of the window; nil: there is none
+	keep       func(name string, data []byte) error // keeps a profile
 }
 
 func newTrial(m Machine, s *spec.Spec, p record.PlannedTrial, attempt int, dir string, seed uint64) *trial {
@@ -123,7 +129,23 @@ func (x *trial) run(ctx context.Context, t *record.Trial) error {
 		Evidence: x.evidence, Start: x.startTime.Seconds(), Processes: x.pids,
 	}
 	m.Into(t, x.roles)
-	return nil
+	return x.keepProfile(m)
+}
+
+// keepProfile records where CPU time went, if stacks were sampled, and writes them.
+func (x *trial) keepProfile(m *measured.Measured) error {
+	if x.profile == nil || x.keep == nil {
+		return nil
+	}
+	t := x.record
+	t.Profile = m.Profile(x.profile)
+	name := fmt.Sprintf("%s-%s.pb.gz", x.id(), t.Arm)
+	t.Profile.File = path.Join(record.ProfileDir, name)
+	var b bytes.Buffer
+	if err := x.profile.Write(&b); err != nil {
+		return fmt.Errorf("encoding the profile of %s: %w", x.id(), err)
+	}
+	return x.keep(name, b.Bytes())
 }
 
 func encodeEvidence(evidence map[string]any) (map[string]json.RawMessage, error) {
@@ -153,7 +175,7 @@ func Failure(ctx context.Context, err error) string {
 }
 
 // measure sets up, opens the window over the loads' measured time, and gathers what they say.
-func (x *trial) measure(ctx context.Context) error {
+func (x *trial) measure(ctx context.Context) (err error) {
 	t, lap := x.record, laps(x.record)
 	before := x.groupPaths()
 	if err := x.setUp(ctx); err != nil {
@@ -183,6 +205,7 @@ func (x *trial) measure(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	defer func() { err = errors.Join(err, w.endStacks()) }() // of a trial that fails in its window
 	if err := each(x.parts(), func(h kind.Edges) error { return h.Opened(ctx) }); err != nil {
 		return err
 	}
@@ -216,6 +239,12 @@ func (x *trial) measure(ctx context.Context) error {
 		return err
 	}
 	lap("drain")
+	if w.sampled != nil { // names are in files that the processes, which are there still, have mapped
+		if x.profile, err = profile.OfLedger(w.sampled, t.Ledger); err != nil {
+			return err
+		}
+		lap("profile")
+	}
 	if e, ok := x.own.(kind.Evidence); ok {
 		x.evidence[x.subject.Name()] = e.Evidence()
 	}

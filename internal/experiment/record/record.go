@@ -171,6 +171,8 @@ type Trial struct {
 	// same metric in Metrics, or what only components have. They are void where the metric is.
 	Components map[string]map[string]float64 `json:"components,omitempty"`
 
+	Profile *Profile `json:"profile,omitempty"` // where its CPU time went, if stacks were sampled
+
 	Validity Validity `json:"validity"`
 	// Nodes are the results of each node, if the trial ran on nodes: metrics and loads are then of all nodes together.
 	Nodes []NodeTrial `json:"nodes,omitempty"`

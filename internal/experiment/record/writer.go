@@ -329,6 +329,31 @@ func (w *Writer) WriteFile(name string, data []byte) error {
 	return cannotWrite(files.ReplaceIn(w.root, name, data, 0o644), filepath.Join(w.dir, name))
 }
 
+// WriteProfile writes a file of ProfileDir, completely or not at all.
+func (w *Writer) WriteProfile(name string, data []byte) error {
+	err := w.root.Mkdir(ProfileDir, 0o755)
+	if errors.Is(err, fs.ErrExist) {
+		err = nil
+	}
+	var dir *os.Root
+	if err == nil {
+		dir, err = w.root.OpenRoot(ProfileDir)
+	}
+	if err == nil {
+		err = errors.Join(files.ReplaceIn(dir, name, data, 0o644), dir.Close())
+	}
+	return cannotWrite(err, filepath.Join(w.dir, ProfileDir, name))
+}
+
+// ReadProfile reads a file of ProfileDir.
+func (w *Writer) ReadProfile(name string) ([]byte, error) {
+	data, err := w.root.ReadFile(filepath.Join(ProfileDir, name))
+	if err != nil {
+		return nil, fmt.Errorf("reading a profile of the run: %w", err)
+	}
+	return data, nil
+}
+
 // Close closes the trials file and the directory.
 func (w *Writer) Close() error {
 	return cannotWrite(errors.Join(w.trials.Close(), w.root.Close()), filepath.Join(w.dir, TrialsFile))

@@ -65,3 +65,18 @@ func Outlying(xs []float64) int {
 	}
 	return n
 }
+
+// FamilyMean is the mean of values that are of one of several quantities, with an interval that holds together with
+// those of all others of the family: each at a confidence of 1 - 0.05 / family (Bonferroni), by Student's t, so that at
+// least 95 % of such families have no interval that misses. It needs MinBlocks values.
+func FamilyMean(xs []float64, family int) Estimate {
+	if len(xs) < MinBlocks {
+		return MeanAt(xs, Confidence)
+	}
+	confidence := 1 - (1-Confidence)/float64(max(family, 1))
+	mean, half := meanWithT(xs, confidence)
+	return Estimate{
+		Value: mean, Lo: mean - half, Hi: mean + half, HasInterval: true, Confidence: confidence, N: len(xs),
+		Method: StudentT,
+	}
+}

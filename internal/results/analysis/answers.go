@@ -167,7 +167,7 @@ func (s *Summary) answer(run record.Run, t *Table) {
 	for i := range all {
 		all[i].Answer = s.partly() + all[i].Answer
 	}
-	for _, a := range append(all, missing...) {
+	for _, a := range slices.Concat(all, missing, s.functionAnswers(t)) {
 		a.Question = s.Question
 		s.Answers = append(s.Answers, a)
 	}

@@ -31,8 +31,10 @@ type Summary struct {
 	Losses          []Loss  `json:"losses"`
 	// Headlines are the metrics that a reader wants first: those that are asserted or asked about, then those with a
 	// resolved difference, the largest in proportion first.
-	Headlines  []string    `json:"headlines"`
-	Disturbed  []Disturbed `json:"disturbed,omitempty"`  // by level, where stalls of the machine were watched for
+	Headlines []string    `json:"headlines"`
+	Disturbed []Disturbed `json:"disturbed,omitempty"` // by level, where stalls of the machine were watched for
+	// Functions say what makes up the differences of arms, where stacks were sampled.
+	Functions  []Functions `json:"functions,omitempty"`
 	Workloads  []Workload  `json:"workloads,omitempty"`  // gross, tare and net of applications, where trials were charged
 	Placements []Placement `json:"placements,omitempty"` // which places are charged for what ran, if guests record it
 	Answers    []Answer    `json:"answers"`

@@ -12,10 +12,6 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// The kernel counts a group with all groups below it, so a list of its counters repeats itself: the root holds what a
-// service used, and so does each group in between. Here each group has what it used in itself, its counter without
-// those of the groups below it, and the parts add up. A group's counter that is not known stays in the group above it.
-
 // usage is what groups used in themselves, in nanoseconds and bytes; nil where it is not known.
 type usage [5]*int64
 
@@ -28,18 +24,22 @@ const (
 	usedSoft
 )
 
-// counters returns the counters of a group, including what is below it, except for throttled time: the kernel counts
-// that only for the group's own limit.
-func counters(c *ledger.Cgroup) (u usage) {
-	for i, s := range []*float64{c.CPUSeconds, c.BPFInsideSeconds, c.ThrottledSeconds} {
-		if s != nil {
-			u[i] = new(int64(math.Round(*s * 1e9)))
+// columns are the counters of a group for each column of usage.
+var columns = [len(usage{})]func(*ledger.Cgroup) *int64{
+	(*ledger.Cgroup).CPUNanoseconds,
+	func(g *ledger.Cgroup) *int64 { return ledger.Nanoseconds(g.BPFInsideSeconds) },
+	func(g *ledger.Cgroup) *int64 { return ledger.Nanoseconds(g.ThrottledSeconds) },
+	ofMemory(func(m *ledger.Memory) *int64 { return m.Hard }),
+	ofMemory(func(m *ledger.Memory) *int64 { return m.Soft }),
+}
+
+func ofMemory(part func(*ledger.Memory) *int64) func(*ledger.Cgroup) *int64 {
+	return func(g *ledger.Cgroup) *int64 {
+		if g.Memory == nil {
+			return nil
 		}
+		return part(g.Memory)
 	}
-	if c.Memory != nil {
-		u[usedHard], u[usedSoft] = c.Memory.Hard, c.Memory.Soft
-	}
-	return u
 }
 
 // add adds what is known of another.
@@ -80,50 +80,30 @@ type groupRow struct {
 	lacks  int  // how many of those have no count of their CPU time, which is in that of this row
 }
 
-// GroupTree is the groups with the nearest listed one above each, -1 at the top.
+// GroupTree is the groups of a ledger, and what each used in itself.
 type GroupTree struct {
+	*ledger.Tree
+
 	groups []ledger.Cgroup
-	above  []int
 	own    []usage
 }
 
 // NewGroupTree finds the group above each, and what each used in itself.
 func NewGroupTree(groups []ledger.Cgroup) *GroupTree {
-	t := &GroupTree{groups: groups, above: make([]int, len(groups)), own: make([]usage, len(groups))}
-	at := map[string]int{}
-	for i := range groups {
-		if old, twice := at[groups[i].Path]; !twice || groups[old].Vanished {
-			at[groups[i].Path] = i
+	t := &GroupTree{Tree: ledger.NewTree(groups), groups: groups, own: make([]usage, len(groups))}
+	for column, counter := range columns {
+		if column == usedThrottled { // the kernel counts it only for the group's own limit
+			for i := range groups {
+				t.own[i][column] = counter(&groups[i])
+			}
+			continue
 		}
-	}
-	for i := range groups {
-		t.above[i] = -1
-		ledger.Ancestors(groups[i].Path, func(path string) {
-			if j, listed := at[path]; listed && t.above[i] < 0 && path != groups[i].Path {
-				t.above[i] = j
-			}
-		})
-	}
-	all := make([]usage, len(groups))
-	for i := range groups {
-		all[i] = counters(&groups[i])
-		t.own[i] = all[i]
-	}
-	for i := range groups {
-		for column, n := range all[i] {
-			if n == nil || column == usedThrottled {
-				continue
-			}
-			if j := t.nearest(i, func(j int) bool { return all[j][column] != nil }); j >= 0 {
-				t.own[j][column] = new(*t.own[j][column] - *n)
-			}
+		for i, n := range t.Own(counter) {
+			t.own[i][column] = n
 		}
 	}
 	return t
 }
-
-// Above is the index of the nearest listed group above the one at index i; -1 where there is none.
-func (t *GroupTree) Above(i int) int { return t.above[i] }
 
 // OwnCPU is the CPU time in seconds that the group at index i used without those listed below it; nil where it is not
 // known. The groups below whose CPU time is not known are in it.
@@ -131,17 +111,10 @@ func (t *GroupTree) OwnCPU(i int) *float64 {
 	return known.As(t.own[i][usedCPU], func(ns int64) float64 { return float64(ns) / 1e9 })
 }
 
-// nearest is the nearest group above i that matches; -1 where there is none.
-func (t *GroupTree) nearest(i int, matches func(int) bool) int {
-	for i = t.above[i]; i >= 0 && !matches(i); i = t.above[i] {
-	}
-	return i
-}
-
 // named reports whether a rule names the group, and not one above it.
 func (t *GroupTree) named(i int) bool {
 	c := t.groups[i].Charged
-	return c.Charge != "" && (t.above[i] < 0 || t.groups[t.above[i]].Charged != c)
+	return c.Charge != "" && (t.Above(i) < 0 || t.groups[t.Above(i)].Charged != c)
 }
 
 // smallPart is how many times the use of a group may be in that of all before it has no row, unless all have one.
@@ -160,7 +133,7 @@ func (t *GroupTree) rows(o LedgerOptions) (rows []groupRow, other groupRow, sum 
 	flat := func(i int) bool { return o.Depth == 0 || depth(t.groups[i].Path) <= o.Depth || t.named(i) }
 	for i := range t.groups {
 		if to[i] = i; !flat(i) {
-			to[i] = t.nearest(i, flat)
+			to[i] = t.Nearest(i, flat)
 		}
 		if to[i] >= 0 {
 			all[to[i]].used.add(t.own[i])
@@ -184,7 +157,7 @@ func (t *GroupTree) rows(o LedgerOptions) (rows []groupRow, other groupRow, sum 
 	}
 	for i := range t.groups {
 		if to[i] >= 0 && !shown[to[i]] {
-			to[i] = t.nearest(to[i], t.named)
+			to[i] = t.Nearest(to[i], t.named)
 		}
 	}
 	for i := range all {
@@ -197,13 +170,13 @@ func (t *GroupTree) rows(o LedgerOptions) (rows []groupRow, other groupRow, sum 
 		}
 		row.used.add(t.own[i])
 		row.groups++
-		for j := t.above[i]; j >= 0; j = t.above[j] {
+		for j := t.Above(i); j >= 0; j = t.Above(j) {
 			all[j].above = all[j].above || to[j] == j && at != j
 		}
 		if t.own[i][usedCPU] != nil {
 			continue
 		}
-		counts := t.nearest(i, func(j int) bool { return t.own[j][usedCPU] != nil })
+		counts := t.Nearest(i, func(j int) bool { return t.own[j][usedCPU] != nil })
 		if counts >= 0 && to[counts] >= 0 && to[counts] != at {
 			all[to[counts]].lacks++
 		}

@@ -99,8 +99,8 @@ func TestGroupRowsAddUp(t *testing.T) {
 		tree := NewGroupTree(groups)
 		var want *int64 // of the counters that have no known one above them
 		for i := range groups {
-			n := counters(&groups[i])[usedCPU]
-			if n != nil && tree.nearest(i, func(j int) bool { return groups[j].CPUSeconds != nil }) < 0 {
+			n := groups[i].CPUNanoseconds()
+			if n != nil && tree.Nearest(i, func(j int) bool { return groups[j].CPUSeconds != nil }) < 0 {
 				want = known.Sum(n, orZero(want))
 			}
 		}

@@ -59,15 +59,14 @@ func planSentence(p *plan.Plan, a plan.Arm) string {
 	asked := lists.Map(slices.Sorted(maps.Keys(p.For)), func(name string) string {
 		return record.FactorName(name) + " " + asSet(p.For[name])
 	})
-	of := func(total *plan.Amount, unit, what string) string {
-		if total == nil {
-			return "an unknown amount of " + what
-		}
-		return planAmount(*total, unit)
+	cpus, memory := "an unknown amount of CPU", "an unknown amount of memory"
+	if a.CPUs != nil {
+		cpus = planAmount(*a.CPUs, quantity.CPUs)
 	}
-	said := fmt.Sprintf("%s at %s needs %s and %s of memory", a.Arm, strings.Join(asked, ", "),
-		of(a.CPUs, quantity.CPUs, "CPU"), of(a.Memory, quantity.Bytes, "memory"))
-	said = strings.Replace(said, "of memory of memory", "of memory", 1)
+	if a.Memory != nil {
+		memory = planAmount(*a.Memory, quantity.Bytes) + " of memory"
+	}
+	said := fmt.Sprintf("%s at %s needs %s and %s", a.Arm, strings.Join(asked, ", "), cpus, memory)
 	if n := a.Node; n != nil {
 		said += fmt.Sprintf(": %s of %s CPUs and %.4g GiB (filled by %s first; %.0f at the mean)",
 			quantity.Counted(int(min(n.Count, math.MaxInt32)), "node"), asSet(n.CPUs), n.MemoryBytes/(1<<30), n.Bound, n.AtMean)

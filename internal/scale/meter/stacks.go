@@ -37,6 +37,7 @@ type Stacks struct {
 	budget  int   // bytes of what processes have mapped that this drain may still read
 	left    int   // and that may still be kept
 	err     error // of the first drain that failed
+	begun   bool
 	stop    chan struct{}
 	done    chan struct{}
 }
@@ -49,7 +50,7 @@ type readProcess struct {
 	number uint32
 }
 
-// OpenStacks begins to take hz samples a second on each CPU. End it.
+// OpenStacks makes ready to take hz samples a second on each CPU. Begin and then End it, or End it at once.
 func OpenStacks(hz int) (*Stacks, error) {
 	layout, err := cgroup.Discover(cgroup.Roots{})
 	if err != nil {
@@ -64,12 +65,19 @@ func OpenStacks(hz int) (*Stacks, error) {
 			"no stacks can be taken")
 	}
 	s.locator = newLocator(layout, newGroupNames(), s.sampler.HasCgroup())
-	s.window.Start, s.window.Period = time.Now(), s.sampler.Period()
-	if err := s.sampler.Enable(); err != nil {
-		return nil, errors.Join(err, s.sampler.Close())
-	}
-	go s.run()
+	s.window.Period = s.sampler.Period()
 	return s, nil
+}
+
+// Begin begins to take samples.
+func (s *Stacks) Begin() error {
+	s.window.Start = time.Now()
+	if err := s.sampler.Enable(); err != nil {
+		return fmt.Errorf("sampling stacks: %w", err)
+	}
+	s.begun = true
+	go s.run()
+	return nil
 }
 
 func (s *Stacks) run() {
@@ -89,8 +97,11 @@ func (s *Stacks) run() {
 	}
 }
 
-// End ends sampling, and gives what was sampled. It closes s.
+// End ends sampling, and gives what was sampled; nil where it was not begun. It closes s.
 func (s *Stacks) End() (*profile.Window, error) {
+	if !s.begun {
+		return nil, s.sampler.Close()
+	}
 	s.window.Length = time.Since(s.window.Start)
 	err := s.halt()
 	if err == nil {

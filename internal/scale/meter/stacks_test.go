@@ -78,6 +78,9 @@ func TestStacks(t *testing.T) {
 		t.Fatal(err)
 	}
 	began := processTime(t, cmd.Process.Pid)
+	if err := s.Begin(); err != nil {
+		t.Fatal(err)
+	}
 	for range 600 { // whatever else runs here
 		if time.Sleep(100 * time.Millisecond); processTime(t, cmd.Process.Pid)-began > 2*time.Second {
 			break

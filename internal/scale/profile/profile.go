@@ -20,6 +20,13 @@ import (
 	"tare/internal/lib/text"
 )
 
+// Hz is how many samples of stacks are taken in a second on each CPU. It is odd, so that samples do not keep step with
+// timers of round rates.
+const Hz = 99
+
+// Label is the label of samples that says their control group.
+const Label = "group"
+
 // Window is the samples of a span of time.
 type Window struct {
 	Start  time.Time
@@ -288,7 +295,7 @@ func (b *builder) add(s Stack, ns int64, labels map[string]string) {
 		sample.NumLabel = map[string][]int64{"pid": {int64(s.Process.PID)}}
 	}
 	if s.Group != "" {
-		sample.Label["group"] = []string{printed(s.Group)}
+		sample.Label[Label] = []string{printed(s.Group)}
 	}
 	for _, key := range slices.Sorted(maps.Keys(labels)) {
 		if v := labels[key]; v != "" {

@@ -1,0 +1,298 @@
+package analysis
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+
+	"tare/internal/experiment/metric"
+	"tare/internal/experiment/record"
+	"tare/internal/lib/lists"
+	"tare/internal/lib/stats"
+	"tare/internal/scale/profile"
+)
+
+// Functions says which functions make up the difference of the CPU time of an arm and the baseline at a level, where
+// trials have profiles. Values are means over blocks, which add up as medians do not.
+type Functions struct {
+	Arm      string            `json:"arm"`
+	Factors  map[string]string `json:"factors"`
+	Metric   string            `json:"metric"` // that the functions are parts of
+	Unit     string            `json:"unit"`
+	N        int               `json:"n"`        // blocks in which both arms have a profile
+	Baseline float64           `json:"baseline"` // CPU time of all functions in the baseline
+	// Difference is that of all functions together, with a 95 % interval by Student's t.
+	Difference Interval `json:"difference"`
+	// Considered are the functions that use most in one of the two arms, the largest difference first. Their
+	// intervals hold all at once with a confidence of 95 % (Bonferroni).
+	Considered []FunctionDifference `json:"considered"`
+	// Rest is the difference of all functions that are not among them.
+	Rest float64 `json:"rest"`
+	// Unresolved is why no function is named; empty where some may be.
+	Unresolved string `json:"unresolved,omitempty"`
+}
+
+// FunctionDifference is the difference of one function in one part of the trial.
+type FunctionDifference struct {
+	Part string `json:"part"`
+	profile.Function
+	Baseline   float64  `json:"baseline"`
+	Difference Interval `json:"difference"`
+	// Resolved: its interval excludes 0, and it is larger than what separates the A/A twins.
+	Resolved bool `json:"resolved"`
+}
+
+// maxConsidered is how many functions are compared: with each, the intervals of all become wider.
+const maxConsidered = 30
+
+// functionKey is a function in a part of the trial.
+type functionKey struct {
+	part string
+	profile.Function
+}
+
+func compareKeys(a, b functionKey) int {
+	return cmp.Or(cmp.Compare(a.part, b.part), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Name, b.Name),
+		cmp.Compare(a.File, b.File))
+}
+
+// profiled is the profile of a trial: what functions used, in the unit of the metric.
+type profiled struct {
+	metric    string
+	total     float64
+	functions map[functionKey]float64
+	cut       bool // there are others, which are in the total
+}
+
+// profileOf is the profile of the first attempt in which the metric stands that functions are parts of; nil where none
+// has one, or what it says cannot be.
+func profileOf(attempts []record.Trial) *profiled {
+	for _, t := range attempts {
+		p := t.Profile
+		if p == nil || !t.Validity.Stands(p.Metric) || !(p.Divisor > 0) || !Usable(p.Divisor) {
+			continue
+		}
+		of := &profiled{metric: p.Metric, total: p.Rest / p.Divisor, functions: map[functionKey]float64{}}
+		of.cut = len(p.Functions) >= record.MaxFunctions
+		for _, f := range p.Functions[:min(len(p.Functions), record.MaxFunctions)] {
+			v := f.Seconds / p.Divisor
+			of.functions[functionKey{f.Part, f.Function}] += v
+			of.total += v
+		}
+		if !Usable(of.total) {
+			return nil
+		}
+		return of
+	}
+	return nil
+}
+
+// profiles are those of a level, by arm and block.
+type profiles map[string]map[int]*profiled
+
+// blocks are those in which both arms have a profile of the same metric, in order.
+func (p profiles) blocks(arm, base string) (blocks []int) {
+	for block, of := range lists.ByKey(p[arm]) {
+		if b := p[base][block]; b != nil && b.metric == of.metric {
+			blocks = append(blocks, block)
+		}
+	}
+	return blocks
+}
+
+// differences are those of one function within blocks; false where a trial may have left it out.
+func (p profiles) differences(arm string, blocks []int, f functionKey) (ds []float64, known bool) {
+	for _, block := range blocks {
+		own, base := p[arm][block], p[record.Direct][block]
+		v, has := own.functions[f]
+		was, had := base.functions[f]
+		if !has && own.cut || !had && base.cut {
+			return nil, false
+		}
+		ds = append(ds, v-was)
+	}
+	return ds, true
+}
+
+// means are the means of functions over blocks of an arm.
+func (p profiles) means(arm string, blocks []int) map[functionKey]float64 {
+	means := map[functionKey]float64{}
+	for _, block := range blocks {
+		for f, v := range p[arm][block].functions {
+			means[f] += v / float64(len(blocks))
+		}
+	}
+	return means
+}
+
+// compareFunctions adds, for each arm at each level, which functions make up its difference to the baseline.
+func (s *Summary) compareFunctions(t *Table, trials []record.Trial) {
+	levels := map[string]profiles{}
+	for _, attempts := range attemptsOf(trials) {
+		of := profileOf(attempts)
+		if of == nil {
+			continue
+		}
+		first, level := attempts[0], record.LevelKey(levelOf(attempts[0].Factors))
+		if levels[level] == nil {
+			levels[level] = profiles{}
+		}
+		if levels[level][first.Arm] == nil {
+			levels[level][first.Arm] = map[int]*profiled{}
+		}
+		levels[level][first.Arm][first.Block] = of
+	}
+	for _, at := range t.Levels {
+		p := levels[record.LevelKey(at)]
+		if p == nil {
+			continue
+		}
+		for _, arm := range t.Arms {
+			if arm == record.Direct || arm == record.AA {
+				continue
+			}
+			if f := p.compare(t, arm); f != nil {
+				f.Factors = at
+				s.Functions = append(s.Functions, *f)
+			}
+		}
+	}
+}
+
+// compare says which functions make up the difference of an arm; nil where there is none to speak of.
+func (p profiles) compare(t *Table, arm string) *Functions {
+	blocks, twinBlocks := p.blocks(arm, record.Direct), p.blocks(record.AA, record.Direct)
+	if len(blocks) == 0 {
+		return nil
+	}
+	f := &Functions{Arm: arm, Metric: p[arm][blocks[0]].metric, N: len(blocks)}
+	f.Unit = t.defined.Of(f.Metric).Unit
+	base, own := p.means(record.Direct, blocks), p.means(arm, blocks)
+	candidates := slices.SortedFunc(maps.Keys(own), compareKeys)
+	for c := range base {
+		if _, both := own[c]; !both {
+			candidates = append(candidates, c)
+		}
+	}
+	slices.SortFunc(candidates, func(a, b functionKey) int {
+		return cmp.Or(cmp.Compare(max(base[b], own[b]), max(base[a], own[a])), compareKeys(a, b))
+	})
+	type considered struct {
+		functionKey
+		differences, twins []float64
+	}
+	var all []considered
+	series := map[string][][]float64{}
+	for _, c := range candidates {
+		ds, known := p.differences(arm, blocks, c)
+		twins, twinsKnown := p.differences(record.AA, twinBlocks, c)
+		if !known || !twinsKnown || len(all) == maxConsidered {
+			continue
+		}
+		all = append(all, considered{c, ds, twins})
+		series[arm], series[record.AA] = append(series[arm], ds), append(series[record.AA], twins)
+	}
+	dependences := dependencesOf(series)
+	var totals []float64
+	for _, block := range blocks {
+		totals = append(totals, p[arm][block].total-p[record.Direct][block].total)
+		f.Baseline += p[record.Direct][block].total / float64(len(blocks))
+	}
+	whole := dependences[arm].Widen(stats.MeanAt(totals, stats.Confidence), totals)
+	f.Difference, f.Rest = newInterval(whole), whole.Value
+	switch {
+	case len(blocks) < stats.MinBlocks:
+		f.Unresolved = fmt.Sprintf("%d of the %d blocks that an interval needs", len(blocks), stats.MinBlocks)
+	case len(twinBlocks) < stats.MinBlocks:
+		f.Unresolved = "there are too few A/A twins to compare it with"
+	case t.selected[armMetric{arm, f.Metric}]:
+		f.Unresolved = LossReason + ": more than chance explains"
+	}
+	for _, c := range all {
+		e := dependences[arm].Widen(stats.FamilyMean(c.differences, len(all)), c.differences)
+		far, _ := stats.SmallestVisible(
+			dependences[record.AA].Widen(stats.FamilyMean(c.twins, 1), c.twins))
+		f.Considered = append(f.Considered, FunctionDifference{
+			Part: c.part, Function: c.Function, Baseline: base[c.functionKey], Difference: newInterval(e),
+			Resolved: f.Unresolved == "" && e.Excludes(0) && math.Abs(e.Value) > far,
+		})
+		f.Rest -= e.Value
+	}
+	slices.SortStableFunc(f.Considered, func(a, b FunctionDifference) int {
+		return cmp.Compare(math.Abs(b.Difference.Value), math.Abs(a.Difference.Value))
+	})
+	return f
+}
+
+// Named are the functions whose difference is resolved, the largest first.
+func (f *Functions) Named() (named []FunctionDifference) {
+	for _, d := range f.Considered {
+		if d.Resolved {
+			named = append(named, d)
+		}
+	}
+	return named
+}
+
+// What names what the functions are parts of: "CPU time per request".
+func (f *Functions) What(defined metric.Set) string {
+	if d := defined.Of(f.Metric); d.Per != "" {
+		return d.What + " per " + d.Per
+	}
+	return "CPU time"
+}
+
+// Words names a function as it stands in a sentence, with the part of the trial that paid for it.
+func (d *FunctionDifference) Words() string {
+	name := d.Name
+	switch {
+	case d.Kind == profile.BPF:
+		name = "eBPF program " + name
+	case d.File != "":
+		name += " (" + d.File + ")"
+	}
+	return name + " of " + d.Part
+}
+
+// maxNamedFunctions is how many functions an answer names.
+const maxNamedFunctions = 5
+
+// functionAnswers say which functions make up the differences at the outermost levels: "CPU time per request of mesh
+// differs by +57 us [50, 64]: +21 us [18, 24] in ..."
+func (s *Summary) functionAnswers(t *Table) (all []Answer) {
+	for i := range s.Functions {
+		f := &s.Functions[i]
+		if !slices.ContainsFunc(outermost(t.Levels), func(at factors) bool { return maps.Equal(at, f.Factors) }) {
+			continue
+		}
+		text := fmt.Sprintf("By function, the %s of %s%s differs from the baseline's by %s", f.What(t.defined),
+			s.ArmName(f.Arm), before(" ", s.At(f.Factors)), f.Difference.Signed(f.Unit))
+		named, rest := f.Named(), f.Difference.Value
+		var parts []string
+		for _, d := range named[:min(len(named), maxNamedFunctions)] {
+			parts = append(parts, d.Difference.Signed(f.Unit)+" in "+d.Words())
+			rest -= d.Difference.Value
+		}
+		switch {
+		case f.Unresolved != "":
+			text += "; no function is named: " + f.Unresolved + "."
+		case len(parts) == 0:
+			text += ", and no function is beyond noise by itself."
+		default:
+			text += ": " + Join(parts) + ". The other " + Interval{Value: rest}.Signed(f.Unit) +
+				" is spread over functions that are inside noise, or too small to compare."
+		}
+		all = append(all, Answer{Answer: text, Evidence: []string{f.Metric + " " + f.Arm}})
+	}
+	return all
+}
+
+// before puts a beginning before a text that is not empty.
+func before(lead, text string) string {
+	if text == "" {
+		return ""
+	}
+	return lead + text
+}

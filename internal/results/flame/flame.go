@@ -1,0 +1,197 @@
+// Package flame draws the profiles of a run: one flame graph for each arm at each level, coloured by the difference to
+// the baseline. Page is where to start.
+package flame
+
+import (
+	"bytes"
+	"cmp"
+	_ "embed" // the page
+	"fmt"
+	"html/template"
+	"maps"
+	"slices"
+
+	pprof "github.com/google/pprof/profile"
+
+	"tare/internal/lib/quantity"
+	"tare/internal/scale/profile"
+)
+
+// Graph is what one flame graph shows: the profiles of some trials of an arm.
+type Graph struct {
+	Title    string
+	Unit     string // of what CPU time is given in: "seconds per request"
+	Profiles []*pprof.Profile
+	Divisor  float64 // what all CPU seconds together are divided by, to be in the unit
+	Base     *Graph  // the baseline's; nil: it is the baseline
+}
+
+// part is the label of samples that says which part of the trial they are of.
+const part = "part"
+
+// The size of a graph, in the units of its picture.
+const (
+	width     = 1200
+	rowHeight = 17
+	maxDepth  = 80
+	minWidth  = 0.6 // what is narrower is not drawn
+	charWidth = 6.6 // of a letter
+)
+
+// node is a function in the place where it was called, with all that it called.
+type node struct {
+	value    float64
+	kind     profile.Kind
+	children map[string]*node
+}
+
+func (n *node) child(name string, kind profile.Kind) *node {
+	c := n.children[name]
+	if c == nil {
+		c = &node{kind: kind, children: map[string]*node{}}
+		n.children[name] = c
+	}
+	return c
+}
+
+// tree is the stacks of a graph, from the outermost function to the innermost; of samples of the trial's parts alone.
+func (g *Graph) tree() *node {
+	root := &node{children: map[string]*node{}}
+	for _, p := range g.Profiles {
+		for _, s := range p.Sample {
+			of := s.Label[part]
+			if len(of) == 0 || len(s.Value) < 2 {
+				continue
+			}
+			v := float64(s.Value[1]) / 1e9 / g.Divisor
+			at := root.child(of[0], "")
+			root.value, at.value = root.value+v, at.value+v
+			for i := len(s.Location) - 1; i >= max(0, len(s.Location)-maxDepth); i-- {
+				name, kind := profile.Frame(s.Location[i])
+				at = at.child(name, kind)
+				at.value += v
+			}
+		}
+	}
+	return root
+}
+
+// picture is a graph as the page draws it.
+type picture struct {
+	Title  string
+	Total  string
+	Height int
+	Boxes  []box
+}
+
+type box struct {
+	X, Width, TextX string
+	Y, TextY        int
+	Label           string // as much of the name as fits
+	Colour          string
+	Says            string
+}
+
+// draw draws a tree; base is nil for the baseline.
+func (g *Graph) draw(root, base *node) picture {
+	p := picture{Title: g.Title, Total: quantity.Value(root.value, g.Unit)}
+	deepest := 0
+	var add func(n, was *node, name string, x float64, depth int)
+	add = func(n, was *node, name string, x float64, depth int) {
+		w := n.value / root.value * width
+		if !(w >= minWidth) {
+			return
+		}
+		deepest = max(deepest, depth)
+		b := box{
+			X: fmt.Sprintf("%.1f", x), Width: fmt.Sprintf("%.1f", w-0.4), Y: depth * rowHeight,
+			TextX: fmt.Sprintf("%.1f", x+2), TextY: depth*rowHeight + rowHeight - 5, Colour: neutral[n.kind],
+			Says: fmt.Sprintf("%s: %s, %s", name, quantity.Value(n.value, g.Unit),
+				quantity.Value(n.value/root.value, quantity.Part)),
+		}
+		if letters := int((w - 4) / charWidth); letters >= 3 {
+			b.Label = shortened(name, letters)
+		}
+		if base != nil {
+			d := n.value
+			if was != nil {
+				d -= was.value
+			}
+			b.Colour = colour(d / root.value)
+			b.Says += ", " + quantity.DeltaValue(d, g.Unit) + " to the baseline"
+		}
+		p.Boxes = append(p.Boxes, b)
+		for _, c := range slices.SortedFunc(maps.Keys(n.children), func(a, b string) int {
+			return cmp.Or(cmp.Compare(n.children[b].value, n.children[a].value), cmp.Compare(a, b))
+		}) {
+			var before *node
+			if was != nil {
+				before = was.children[c]
+			}
+			add(n.children[c], before, c, x, depth+1)
+			x += n.children[c].value / root.value * width
+		}
+	}
+	if root.value > 0 {
+		add(root, base, "all", 0, 0)
+	}
+	p.Height = (deepest + 1) * rowHeight
+	return p
+}
+
+// neutral are the colours of a graph that is compared with nothing.
+var neutral = map[profile.Kind]string{
+	"": "#d6d3d1", profile.User: "#f5d9a8", profile.Kernel: "#c7d7ea", profile.BPF: "#c9e4c5",
+}
+
+// colour is redder the more a function uses than in the baseline, as a part of all, and bluer the less.
+func colour(part float64) string {
+	strength := min(abs(part)*4, 1)
+	hue := 12
+	if part < 0 {
+		hue = 215
+	}
+	return fmt.Sprintf("hsl(%d %.0f%% %.0f%%)", hue, 15+70*strength, 90-30*strength)
+}
+
+func abs(v float64) float64 { return max(v, -v) }
+
+// shortened is the beginning of a name that has no room.
+func shortened(name string, letters int) string {
+	r := []rune(name)
+	if len(r) <= letters {
+		return name
+	}
+	return string(r[:letters-1]) + "…"
+}
+
+//go:embed flame.tmpl
+var source string
+
+var page = template.Must(template.New("flame").Parse(source))
+
+// Page is an HTML page with graphs, which needs no network, no script and no other file.
+func Page(title string, graphs []*Graph) ([]byte, error) {
+	trees := map[*Graph]*node{}
+	for _, g := range graphs {
+		trees[g] = g.tree()
+	}
+	data := struct {
+		Title    string
+		Width    int
+		Row      int
+		Pictures []picture
+	}{Title: title, Width: width, Row: rowHeight - 1}
+	for _, g := range graphs {
+		var base *node
+		if g.Base != nil {
+			base = trees[g.Base]
+		}
+		data.Pictures = append(data.Pictures, g.draw(trees[g], base))
+	}
+	var b bytes.Buffer
+	if err := page.Execute(&b, data); err != nil {
+		return nil, fmt.Errorf("making the page of flame graphs: %w", err)
+	}
+	return b.Bytes(), nil
+}

@@ -1,0 +1,63 @@
+package flame
+
+import (
+	"strings"
+	"testing"
+
+	pprof "github.com/google/pprof/profile"
+)
+
+// profileOf is a profile of samples, by stacks from the outermost function to the innermost.
+func profileOf(stacks map[string]int64) *pprof.Profile {
+	p := &pprof.Profile{}
+	for stack, ns := range stacks {
+		names := strings.Split(stack, ";")
+		s := &pprof.Sample{Value: []int64{1, ns}, Label: map[string][]string{}}
+		if names[0] != "" {
+			s.Label[part] = []string{names[0]}
+		}
+		for i := len(names) - 1; i > 0; i-- {
+			s.Location = append(s.Location, &pprof.Location{
+				Mapping: &pprof.Mapping{File: "/bin/web"}, Line: []pprof.Line{{Function: &pprof.Function{Name: names[i]}}},
+			})
+		}
+		p.Sample = append(p.Sample, s)
+	}
+	return p
+}
+
+// TestPage: each function is there with what it took and how that differs, also with a hostile name; what is of no part
+// of the trial is not.
+func TestPage(t *testing.T) {
+	base := &Graph{Title: "direct", Unit: "seconds per request", Divisor: 1000, Profiles: []*pprof.Profile{
+		profileOf(map[string]int64{"the subject;main;read": 30e6, "the subject;main;write": 10e6, ";elsewhere": 5e6}),
+	}}
+	arm := &Graph{Title: "proxy", Unit: base.Unit, Divisor: 1000, Base: base, Profiles: []*pprof.Profile{
+		profileOf(map[string]int64{"the subject;main;read": 30e6, "the subject;main;write": 2e6}),
+		profileOf(map[string]int64{"the subject;main;<script>alert(1)</script>": 20e6, "the subject;tiny": 1e3}),
+	}}
+	html, err := Page("a <b>", []*Graph{base, arm})
+	if err != nil {
+		t.Fatal(err)
+	}
+	page := string(html)
+	for _, want := range []string{
+		"a &lt;b&gt;", "<h2>direct: 40.0 us</h2>", "<h2>proxy: 52.0 us</h2>", "read: 30.0 us, 75.0 %</title>",
+		"read: 30.0 us, 57.7 %, 0 s to", "write: 2.00 us, 3.85 %, -8.00 us to the baseline",
+		"&lt;script&gt;alert(1)&lt;/script&gt;: 20.0 us, 38.5 %, &#43;20.0 us to the baseline",
+		"main: 52.0 us, 100.0 %, &#43;12.0 us to the baseline",
+	} {
+		if !strings.Contains(page, want) {
+			t.Errorf("%q is not in %s", want, page)
+		}
+	}
+	for _, not := range []string{"elsewhere", "tiny", "<script>", "NaN"} {
+		if strings.Contains(page, not) {
+			t.Errorf("%q is in the page", not)
+		}
+	}
+	html, err = Page("nothing", []*Graph{{Title: "direct", Divisor: 1}})
+	if err != nil || strings.Contains(string(html), "NaN") {
+		t.Errorf("%v: %s", err, html)
+	}
+}

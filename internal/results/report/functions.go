@@ -1,0 +1,113 @@
+package report
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"tare/internal/experiment/record"
+	"tare/internal/lib/quantity"
+	"tare/internal/lib/text"
+	"tare/internal/results/analysis"
+	"tare/internal/scale/profile"
+)
+
+// functionsNote stands above the tables of functions.
+const functionsNote = "means over blocks by samples of stacks, and the difference to the baseline paired by block: " +
+	"of user code what a function did itself, of the kernel what was done for each way into it. The intervals of a " +
+	"table hold all at once (95 %, Bonferroni); ~: inside noise"
+
+// maxBriefFunctions is how many functions of an arm the brief report names.
+const maxBriefFunctions = 5
+
+// functionTables are the functions that make up the differences, a table for each arm at each level.
+func functionTables(s *analysis.Summary, run record.Run) (all []htmlTable) {
+	for i := range s.Functions {
+		f := &s.Functions[i]
+		t := htmlTable{
+			Title: analysis.Capital(f.What(run.Defined())) + " of " + s.ArmName(f.Arm), Level: s.At(f.Factors),
+			Heads: []string{"baseline", "difference"},
+		}
+		add := func(name, part, baseline, difference string, resolved bool) {
+			if !resolved {
+				difference += unresolved
+			}
+			t.Rows = append(t.Rows, tableRow{Name: name, Part: part, Cells: []string{baseline, difference}})
+		}
+		for _, d := range f.Considered {
+			add(functionName(d), d.Part, quantity.Value(d.Baseline, f.Unit), d.Difference.Signed(f.Unit), d.Resolved)
+		}
+		add("all others", "", "", analysis.Interval{Value: f.Rest}.Signed(f.Unit), false)
+		add("total", "", quantity.Value(f.Baseline, f.Unit), f.Difference.Signed(f.Unit), true)
+		all = append(all, t)
+	}
+	return all
+}
+
+// functionName is a function as a table has it.
+func functionName(d analysis.FunctionDifference) string {
+	switch {
+	case d.Kind == profile.BPF:
+		return "eBPF program " + d.Name
+	case d.File != "":
+		return d.Name + " (" + d.File + ")"
+	}
+	return d.Name
+}
+
+// title is what a table is of, at its level.
+func (t htmlTable) title() string { return strings.TrimSpace(t.Title + " " + t.Level) }
+
+// functions writes the tables for a terminal.
+func (t *screen) functions(s *analysis.Summary, run record.Run) {
+	for i, of := range functionTables(s, run) {
+		if i == 0 {
+			t.wrap("", t.bold("Where the difference is")+": "+functionsNote)
+		}
+		rows := [][]string{{clean(of.title()), "baseline", "difference", "part of the trial"}}
+		for _, r := range of.Rows {
+			rows = append(rows, []string{"  " + clean(r.Name), r.Cells[0], r.Cells[1], clean(r.Part)})
+		}
+		t.columns(rows, nil, false)
+	}
+}
+
+// namedFunctions writes the functions whose difference is resolved at the last level, and how many there are.
+func (t *screen) namedFunctions(s *analysis.Summary, run record.Run) {
+	var rows [][]string
+	for i := range s.Functions {
+		f := &s.Functions[i]
+		if record.LevelKey(f.Factors) != record.LevelKey(s.Functions[len(s.Functions)-1].Factors) {
+			continue
+		}
+		named := f.Named()
+		if len(named) == 0 {
+			continue
+		}
+		rows = append(rows, []string{clean(strings.TrimSpace(fmt.Sprintf("%s of %s %s",
+			analysis.Capital(f.What(run.Defined())), s.ArmName(f.Arm), s.At(f.Factors)))), f.Difference.Signed(f.Unit), ""})
+		for _, d := range named[:min(len(named), maxBriefFunctions)] {
+			rows = append(rows, []string{"  " + clean(functionName(d)), d.Difference.Signed(f.Unit), clean(d.Part)})
+		}
+	}
+	if len(rows) > 0 {
+		head := []string{"Where the difference is", "by function", "part of the trial"}
+		t.columns(slices.Concat([][]string{head}, rows), nil, false)
+	}
+}
+
+// functionsMarkdown is the tables in Markdown; empty where there are none.
+func functionsMarkdown(s *analysis.Summary, run record.Run) string {
+	var b strings.Builder
+	for i, of := range functionTables(s, run) {
+		if i == 0 {
+			fmt.Fprintf(&b, "\n## Where the difference is\n\n%s.\n", analysis.Capital(functionsNote))
+		}
+		rows := [][]string{{of.title(), "part of the trial", "baseline", "difference"}}
+		for _, r := range of.Rows {
+			rows = append(rows, []string{r.Name, r.Part, r.Cells[0], r.Cells[1]})
+		}
+		b.WriteString("\n" + text.MarkdownTable(rows, 2))
+	}
+	return b.String()
+}

@@ -1,0 +1,62 @@
+package profile
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+
+	pprof "github.com/google/pprof/profile"
+
+	"tare/internal/lib/known"
+	"tare/internal/scale/host/ksym"
+	"tare/internal/scale/ledger"
+)
+
+// OfLedger makes the profile of a window, with the CPU time and the labels of groups as a ledger of the same window has
+// them, and the kernel's own names. A comment says where the kernel hides these.
+func OfLedger(w *Window, l *ledger.Ledger) (*pprof.Profile, error) {
+	table := ksym.Open()
+	defer table.Close()
+	hidden := false
+	names := func(addresses []uint64) ([]string, error) {
+		names, err := table.Resolve(addresses)
+		if hidden = errors.Is(err, ksym.ErrHidden); hidden {
+			return make([]string, len(addresses)), nil
+		}
+		return names, err
+	}
+	p, err := Build(w, NewFiles(names), groupsOf(l))
+	if err == nil && hidden {
+		p.Comments = append(p.Comments, fmt.Sprintf("functions of the kernel have no names: %v", ksym.ErrHidden))
+	}
+	return p, err
+}
+
+// groupsOf is what a ledger says of its groups, by path.
+func groupsOf(l *ledger.Ledger) map[string]Group {
+	tree, groups := ledger.NewTree(l.Cgroups), map[string]Group{}
+	for i, own := range tree.Own((*ledger.Cgroup).CPUNanoseconds) {
+		g := &l.Cgroups[i]
+		labels := map[string]string{"charge": string(g.Charge), "component": g.Component, "workload": g.Workload}
+		if g.Name != nil {
+			labels["namespace"], labels["pod"], labels["container"] = g.Name.Namespace, g.Name.Pod, g.Name.Container
+			labels["unit"] = g.Name.Unit
+		}
+		is := Group{Seconds: known.As(own, func(ns int64) float64 { return float64(ns) / 1e9 }), Labels: labels}
+		if was, twice := groups[g.Path]; twice { // it was removed and made again
+			if is.Seconds = sumOfKnown(was.Seconds, is.Seconds); g.Vanished {
+				is.Labels = was.Labels
+			}
+		}
+		groups[g.Path] = is
+	}
+	return groups
+}
+
+// sumOfKnown is the sum of what is known, unlike known.Sum; nil where nothing is.
+func sumOfKnown(a, b *float64) *float64 {
+	if a == nil || b == nil {
+		return cmp.Or(a, b)
+	}
+	return new(*a + *b)
+}
