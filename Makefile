@@ -16,7 +16,7 @@ export GOFLAGS := -trimpath -ldflags=-w
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/tare
 
 .DEFAULT_GOAL := help
-.PHONY: help house run check quick test test-long build release packages image krew runsc envoy istiod istiod-test istiod-record rotation mesh-kills kube kube-test kube-long web install generate lint bench bench-load bench-agent bench-aa noise experiments sides fuzz clean clean-cache
+.PHONY: help house run check quick test test-long build release packages image krew runsc envoy istiod istiod-test istiod-record rotation mesh-kills kube kube-test kube-long site web install generate lint bench bench-load bench-agent bench-aa noise experiments sides fuzz clean clean-cache
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,7 @@ test: ## fetch what the tests need, then run all that must hold for a change to 
 
 test-long: ## run the long suite: simulations, campaigns of attacks and faults, long virtual machine tests
 	./test/setup
+	./site/build
 	./test/run long
 
 house: ## print the rooms, their imports and their lines of code
@@ -129,6 +130,9 @@ KREW_URL ?= https://example.invalid/tare
 krew: release ## put into dist/ kubectl-tare for Krew, with its manifest (KREW_URL= where the archive will be published)
 	@mkdir -p dist
 	go run ./release/krew dist bin/kubectl-tare $(KREW_URL)
+
+site: ## the pages as a static site, in dist/site (needs pip for Python)
+	./site/build
 
 install: build ## install tare, tare-agent and kubectl-tare under PREFIX (default /usr/local)
 	install -D -m 755 -t $(DESTDIR)$(PREFIX)/bin bin/tare bin/tare-agent bin/kubectl-tare

@@ -25,17 +25,25 @@ type profiler struct {
 	window *profile.Window
 }
 
-// begin begins sampling. A file that cannot be written is an error now, rather than after the window.
+// check finds out whether the file can be written, before a window is opened in vain.
+func (p *profiler) check() error {
+	if p.file == "" {
+		return nil
+	}
+	probe, err := os.CreateTemp(filepath.Dir(p.file), ".tare-")
+	if err == nil {
+		err = errors.Join(probe.Close(), os.Remove(probe.Name()))
+	}
+	return p.cannotWrite(err)
+}
+
+func (p *profiler) cannotWrite(err error) error {
+	return fault.Wrap(err, fault.Machine, "--pprof "+p.file, "name a file in a directory that can be written",
+		"the profile cannot be written")
+}
+
 func (p *profiler) begin() (err error) {
 	if p != nil && p.file != "" {
-		probe, err := os.CreateTemp(filepath.Dir(p.file), ".tare-")
-		if err == nil {
-			err = errors.Join(probe.Close(), os.Remove(probe.Name()))
-		}
-		if err != nil {
-			return fault.Wrap(err, fault.Machine, "--pprof "+p.file, "name a file in a directory that can be written",
-				"the profile cannot be written")
-		}
 		if p.stacks, err = meter.OpenStacks(profile.Hz); err == nil {
 			err = p.stacks.Begin()
 		}
@@ -61,7 +69,7 @@ func (p *profiler) write(l *ledger.Ledger) error {
 	}
 	var b bytes.Buffer
 	if err := errors.Join(built.Write(&b), files.Replace(p.file, b.Bytes(), 0o644)); err != nil {
-		return fault.Wrap(err, fault.Machine, "--pprof "+p.file, "", "the profile cannot be written")
+		return p.cannotWrite(err)
 	}
 	samples, ns := 0, int64(0)
 	for _, s := range built.Sample {

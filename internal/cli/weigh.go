@@ -149,6 +149,9 @@ names by ,workload=NAME, or in whose groups it runs; the rest is shown as tare o
 				return t.weigh(cmd.Context(), out, scale, show.Format, o)
 			}
 			p := profiler{file: stacks, say: cmd.ErrOrStderr()}
+			if err := p.check(); err != nil {
+				return err
+			}
 			return weighOnce(cmd.Context(), out, window, scale, show.Format, o, &p)
 		},
 	}
