@@ -79,6 +79,12 @@ func lean(line []byte, names *names) (Trial, error) {
 	for name, of := range t.Components {
 		t.Components[name] = shared(names, of)
 	}
+	if p := t.Profile; p != nil {
+		for i := range p.Functions {
+			f := &p.Functions[i]
+			f.Part, f.Name, f.File = names.one(f.Part), names.one(f.Name), names.one(f.File)
+		}
+	}
 	for name, r := range t.Loads {
 		r.Slices, r.Own = nil, nil
 		t.Loads[name] = r

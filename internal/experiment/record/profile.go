@@ -9,8 +9,8 @@ const (
 	StacksFile = "stacks.html"
 )
 
-// MaxFunctions is how many functions the profile of a trial has.
-const MaxFunctions = 200
+// MaxFunctions is how many functions the profile of a trial has. A trial has some hundreds.
+const MaxFunctions = 1000
 
 // Profile is in which functions the trial's groups used CPU time during the window. The groups' counters say how much
 // that was, and samples how it is divided.

@@ -194,6 +194,10 @@ func (w *Writer) Append(t Trial) error {
 			"a run directory cannot hold trial %d", t.Index)
 	}
 	t.Run = w.run
+	if t.Profile != nil && w.kept > maxKept/2 { // the other half is for trials
+		t.Profile, t.Ledger = nil, trimmed(t.Ledger, "its profile, which is in the run directory")
+		w.trimmed++
+	}
 	line, kept, err := w.fit(t)
 	if err != nil {
 		return err
