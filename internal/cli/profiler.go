@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 
@@ -45,7 +46,7 @@ func (p *profiler) cannotWrite(err error) error {
 func (p *profiler) begin() (err error) {
 	if p != nil && p.file != "" {
 		if p.stacks, err = meter.OpenStacks(profile.Hz); err == nil {
-			err = p.stacks.Begin()
+			err = p.stacks.Begin(0, math.MaxInt64)
 		}
 	}
 	return err

@@ -42,14 +42,15 @@ type Window interface {
 
 // Stacks samples what runs on the machine.
 type Stacks interface {
-	Begin() error
+	// Begin begins sampling. Samples count that are between two times by CLOCK_MONOTONIC, in nanoseconds.
+	Begin(from, to int64) error
 	// End ends sampling, and gives what was sampled; nil where it was not begun. It is called once.
 	End() (*profile.Window, error)
 }
 
 // window reads all counters at two times by CLOCK_MONOTONIC, in nanoseconds.
 func (m Machine) window(ctx context.Context, from, to int64) (*ledger.Ledger, error) {
-	w, err := m.open(ctx, from)
+	w, err := m.open(ctx, from, to)
 	if err != nil {
 		return nil, err
 	}
@@ -62,37 +63,37 @@ type openWindow struct {
 	window  Window
 	others  []int // just after the first edge: see Machine.others
 
-	stacks  Stacks          // nil: none are sampled, or no longer
-	sampled *profile.Window // between the edges; nil: nothing was
+	stacks    Stacks          // nil: none are sampled, or no longer
+	sampled   *profile.Window // between the edges; nil: nothing was
+	unstacked error           // why stacks could not be sampled
 }
 
-// open opens a window at a time by CLOCK_MONOTONIC, in nanoseconds.
-func (m Machine) open(ctx context.Context, at int64) (w *openWindow, err error) {
+// open opens a window at a time by CLOCK_MONOTONIC, in nanoseconds, that is to be closed at another. Stacks that cannot
+// be sampled do not fail it.
+func (m Machine) open(ctx context.Context, from, to int64) (w *openWindow, err error) {
 	w = &openWindow{machine: m}
 	if m.Stacks != nil {
-		if w.stacks, err = m.Stacks(); err != nil {
-			return nil, err
+		var stacks Stacks
+		if stacks, w.unstacked = m.Stacks(); w.unstacked == nil {
+			w.stacks, w.unstacked = stacks, stacks.Begin(max(from, pace.Now()), to)
 		}
 	}
-	if w.window, err = m.OpenWindow(ctx, at); err != nil {
-		return nil, errors.Join(opening(ctx, err), w.endStacks())
-	}
-	if w.stacks != nil {
-		if err := w.stacks.Begin(); err != nil {
-			return nil, errors.Join(err, w.endStacks())
-		}
+	if w.window, err = m.OpenWindow(ctx, from); err != nil {
+		w.endStacks()
+		return nil, opening(ctx, err)
 	}
 	w.others = m.others()
 	return w, nil
 }
 
 // endStacks ends sampling, where stacks are sampled and it has not been ended.
-func (w *openWindow) endStacks() (err error) {
-	if w.stacks != nil {
-		w.sampled, err = w.stacks.End()
-		w.stacks = nil
+func (w *openWindow) endStacks() {
+	if w.stacks == nil {
+		return
 	}
-	return err
+	var err error
+	w.sampled, err = w.stacks.End()
+	w.stacks, w.unstacked = nil, errors.Join(w.unstacked, err)
 }
 
 // opening is the error of a window that was not opened: why its trial ends, where it does.
@@ -106,7 +107,8 @@ func opening(ctx context.Context, err error) error {
 // closeAt closes the window at a time by CLOCK_MONOTONIC, in nanoseconds.
 func (w *openWindow) closeAt(ctx context.Context, at int64) (*ledger.Ledger, error) {
 	l, err := w.window.CloseAt(ctx, at)
-	if err = errors.Join(err, w.endStacks()); err != nil {
+	w.endStacks()
+	if err != nil {
 		return nil, err
 	}
 	if others := append(w.others, w.machine.others()...); len(others) > 0 {

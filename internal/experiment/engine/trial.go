@@ -129,7 +129,11 @@ func (x *trial) run(ctx context.Context, t *record.Trial) error {
 		Evidence: x.evidence, Start: x.startTime.Seconds(), Processes: x.pids,
 	}
 	m.Into(t, x.roles)
-	return x.keepProfile(m)
+	if err := x.keepProfile(m); err != nil {
+		t.Profile = nil
+		x.Warn(record.NoProfile, "the trial has no profile: %v", err)
+	}
+	return nil
 }
 
 // keepProfile records where CPU time went, if stacks were sampled, and writes them.
@@ -139,7 +143,7 @@ func (x *trial) keepProfile(m *measured.Measured) error {
 	}
 	t := x.record
 	t.Profile = m.Profile(x.profile)
-	name := fmt.Sprintf("%s-%s.pb.gz", x.id(), t.Arm)
+	name := fmt.Sprintf("%s@%s.pb.gz", t.Arm, x.id()) // no arm has an @ in its name
 	t.Profile.File = path.Join(record.ProfileDir, name)
 	var b bytes.Buffer
 	if err := x.profile.Write(&b); err != nil {
@@ -175,7 +179,7 @@ func Failure(ctx context.Context, err error) string {
 }
 
 // measure sets up, opens the window over the loads' measured time, and gathers what they say.
-func (x *trial) measure(ctx context.Context) (err error) {
+func (x *trial) measure(ctx context.Context) error {
 	t, lap := x.record, laps(x.record)
 	before := x.groupPaths()
 	if err := x.setUp(ctx); err != nil {
@@ -201,11 +205,11 @@ func (x *trial) measure(ctx context.Context) (err error) {
 		return err
 	}
 	defer watch.Close()
-	w, err := x.machine.open(ctx, s.Begin+s.Warmup)
+	w, err := x.machine.open(ctx, s.Begin+s.Warmup, s.Begin+s.Warmup+s.Duration)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, w.endStacks()) }() // of a trial that fails in its window
+	defer w.endStacks() // of a trial that fails in its window
 	if err := each(x.parts(), func(h kind.Edges) error { return h.Opened(ctx) }); err != nil {
 		return err
 	}
@@ -240,10 +244,12 @@ func (x *trial) measure(ctx context.Context) (err error) {
 	}
 	lap("drain")
 	if w.sampled != nil { // names are in files that the processes, which are there still, have mapped
-		if x.profile, err = profile.OfLedger(w.sampled, t.Ledger); err != nil {
-			return err
-		}
+		x.profile, err = profile.OfLedger(w.sampled, t.Ledger)
+		w.unstacked = errors.Join(w.unstacked, err)
 		lap("profile")
+	}
+	if w.unstacked != nil {
+		x.Warn(record.NoProfile, "the trial has no profile: %v", w.unstacked)
 	}
 	if e, ok := x.own.(kind.Evidence); ok {
 		x.evidence[x.subject.Name()] = e.Evidence()

@@ -8,18 +8,23 @@ import (
 	pprof "github.com/google/pprof/profile"
 
 	"tare/internal/experiment/record"
+	"tare/internal/lib/quantity"
+	"tare/internal/lib/text"
 	"tare/internal/scale/ledger"
 	"tare/internal/scale/profile"
 )
 
-// The metrics of which the functions of a profile are parts: where there are no requests, the CPU time of a second.
+// The labels of samples that say the arm, and the part of the trial. A factor cannot have their names.
 const (
-	perRequest = "cpu_seconds_per_request"
-	perSecond  = "subject_cpus"
+	labelArm  = "arm"
+	labelPart = "part"
 )
 
-// Profile is what the functions of a trial used, by its profile, whose samples it gives the labels of the trial: its
-// arm, its factors, and the part of the trial, if they are of one.
+// maxFunctionName is how many bytes of a function's name a record has.
+const maxFunctionName = 200
+
+// Profile is what the functions of a trial used, by its profile. It gives the samples the labels of the trial: its
+// factors, its arm, and the part of the trial, if they are of one.
 func (m *Measured) Profile(p *pprof.Profile) *record.Profile {
 	type key struct {
 		part string
@@ -27,18 +32,22 @@ func (m *Measured) Profile(p *pprof.Profile) *record.Profile {
 	}
 	all, of := map[key]*record.FunctionTime{}, &record.Profile{Lacks: p.Comments}
 	for _, s := range p.Sample {
-		s.Label["arm"] = []string{m.Arm}
 		for name, level := range m.Factors {
-			if s.Label[name] == nil {
+			if s.Label[name] == nil && name != labelPart {
 				s.Label[name] = []string{level}
 			}
 		}
+		s.Label[labelArm] = []string{m.Arm}
 		part := m.partOf(s.Label[profile.Label])
 		if part == "" {
 			continue
 		}
-		s.Label["part"] = []string{part}
+		s.Label[labelPart] = []string{part}
+		if s.Label[profile.LabelContext] != nil { // in no CPU time of a group
+			continue
+		}
 		k := key{part, profile.FunctionOf(s)}
+		k.Name, k.File = text.ClipLine(k.Name, maxFunctionName), text.ClipLine(k.File, maxFunctionName)
 		if all[k] == nil {
 			all[k] = &record.FunctionTime{Part: part, Function: k.Function}
 		}
@@ -59,11 +68,22 @@ func (m *Measured) Profile(p *pprof.Profile) *record.Profile {
 		}
 		of.Functions = of.Functions[:record.MaxFunctions]
 	}
-	of.Metric, of.Divisor = perSecond, m.Ledger.Window.Seconds
-	if rate, ok := m.RequestRate(); ok && rate > 0 {
-		of.Metric, of.Divisor = perRequest, rate*m.Ledger.Window.Seconds
-	}
+	of.Metric, of.Unit, of.Divisor = m.profiledAs()
 	return of
+}
+
+// profiledAs is the metric with which the functions of a trial are void, and the unit that their CPU time is given in,
+// with what seconds are divided by for it: per request, per connection where each request opens one, or per second
+// where neither is known.
+func (m *Measured) profiledAs() (metric, unit string, divisor float64) {
+	seconds := m.Ledger.Window.Seconds
+	if rate, ok := m.RequestRate(); ok && rate > 0 {
+		return "cpu_seconds_per_request", quantity.Seconds + " per request", rate * seconds
+	}
+	if rate, ok := m.ConnectionRate(); ok && rate > 0 {
+		return "cpu_seconds_per_connection", quantity.Seconds + " per connection", rate * seconds
+	}
+	return "subject_cpus", quantity.CPUs, seconds
 }
 
 // partOf names the part of the trial that a group is of; empty where it is of none.

@@ -70,6 +70,15 @@ func TestProfile(t *testing.T) {
 	if got = m.Profile(p); got.Metric != "cpu_seconds_per_request" || got.Divisor != 200 {
 		t.Errorf("of 50 requests a second: %+v", got)
 	}
+	m.Loads = map[string]load.Result{"clients": {Done: 100, Opened: 100, Seconds: 2}}
+	if got = m.Profile(p); got.Metric != "cpu_seconds_per_connection" || got.Unit != "seconds per connection" ||
+		got.Divisor != 200 {
+		t.Errorf("of 50 connections a second: %+v", got)
+	}
+	p.Sample[0].Label[profile.LabelContext] = []string{profile.Interrupt}
+	if is := m.Profile(p); is.Samples >= got.Samples && p.Sample[0].Label["part"] != nil {
+		t.Errorf("with an interrupt that is counted apart there are %d samples, and %d without", is.Samples, got.Samples)
+	}
 }
 
 // TestProfileIsBounded: of more functions than a record has, the largest are kept, and the others are in the rest.

@@ -18,9 +18,10 @@ type Profile struct {
 	File    string `json:"file"`    // with the stacks, in the run directory: pprof (github.com/google/pprof)
 	Samples int    `json:"samples"` // of the trial's groups
 
-	// Metric is the metric of the trial that has the functions as parts: what voids it voids them. Divisor is by what
-	// CPU seconds are divided to be in its unit: requests answered, or seconds.
-	Metric  string  `json:"metric"`
+	// Metric is a metric of the trial: what voids it voids the functions.
+	Metric string `json:"metric"`
+	// Divisor is by what CPU seconds are divided to be in the unit: requests answered, connections opened, or seconds.
+	Unit    string  `json:"unit"`
 	Divisor float64 `json:"divisor"`
 
 	Functions []FunctionTime `json:"functions"`       // at most MaxFunctions, those first that used most

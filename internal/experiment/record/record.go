@@ -260,6 +260,9 @@ const OtherRun = "other-run"
 // way, which its message lists.
 const MadeBeside = "made-beside"
 
+// NoProfile is the code of the warning that stacks could not be sampled, named or kept.
+const NoProfile = "no-profile"
+
 // LeftBehind is the code of the ledger's warning that something of the trial is still on the machine.
 const LeftBehind = "left-behind"
 

@@ -6,11 +6,13 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"strings"
 
-	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
 	"tare/internal/lib/lists"
+	"tare/internal/lib/quantity"
 	"tare/internal/lib/stats"
+	"tare/internal/scale/ledger"
 	"tare/internal/scale/profile"
 )
 
@@ -19,13 +21,13 @@ import (
 type Functions struct {
 	Arm      string            `json:"arm"`
 	Factors  map[string]string `json:"factors"`
-	Metric   string            `json:"metric"` // that the functions are parts of
-	Unit     string            `json:"unit"`
+	Metric   string            `json:"metric"`   // with which the functions are void
+	Unit     string            `json:"unit"`     // of CPU time: "seconds per request", "seconds per connection", "CPUs"
 	N        int               `json:"n"`        // blocks in which both arms have a profile
 	Baseline float64           `json:"baseline"` // CPU time of all functions in the baseline
 	// Difference is that of all functions together, with a 95 % interval by Student's t.
 	Difference Interval `json:"difference"`
-	// Considered are the functions that use most in one of the two arms, the largest difference first. Their
+	// Considered are the functions that use most in the two arms together, the largest difference first. Their
 	// intervals hold all at once with a confidence of 95 % (Bonferroni).
 	Considered []FunctionDifference `json:"considered"`
 	// Rest is the difference of all functions that are not among them.
@@ -44,8 +46,13 @@ type FunctionDifference struct {
 	Resolved bool `json:"resolved"`
 }
 
-// maxConsidered is how many functions are compared: with each, the intervals of all become wider.
-const maxConsidered = 30
+// maxConsidered is how many functions are compared: with each, the intervals of all become wider. They are those that
+// use most in both arms together, which says next to nothing of their difference where the arms are the same. At most
+// maxLookedAt are looked at to find them.
+const (
+	maxConsidered = 40
+	maxLookedAt   = 400
+)
 
 // functionKey is a function in a part of the trial.
 type functionKey struct {
@@ -61,6 +68,7 @@ func compareKeys(a, b functionKey) int {
 // profiled is the profile of a trial: what functions used, in the unit of the metric.
 type profiled struct {
 	metric    string
+	unit      string
 	total     float64
 	functions map[functionKey]float64
 	cut       bool // there are others, which are in the total
@@ -74,10 +82,15 @@ func profileOf(attempts []record.Trial) *profiled {
 		if p == nil || !t.Validity.Stands(p.Metric) || !(p.Divisor > 0) || !Usable(p.Divisor) {
 			continue
 		}
-		of := &profiled{metric: p.Metric, total: p.Rest / p.Divisor, functions: map[functionKey]float64{}}
+		of := &profiled{
+			metric: p.Metric, unit: p.Unit, total: p.Rest / p.Divisor, functions: map[functionKey]float64{},
+		}
 		of.cut = len(p.Functions) >= record.MaxFunctions
 		for _, f := range p.Functions[:min(len(p.Functions), record.MaxFunctions)] {
 			v := f.Seconds / p.Divisor
+			if v < 0 || !Usable(v) {
+				return nil
+			}
 			of.functions[functionKey{f.Part, f.Function}] += v
 			of.total += v
 		}
@@ -92,10 +105,10 @@ func profileOf(attempts []record.Trial) *profiled {
 // profiles are those of a level, by arm and block.
 type profiles map[string]map[int]*profiled
 
-// blocks are those in which both arms have a profile of the same metric, in order.
-func (p profiles) blocks(arm, base string) (blocks []int) {
+// blocks are those in which an arm and the baseline have a profile of a metric, in order.
+func (p profiles) blocks(arm, metric string) (blocks []int) {
 	for block, of := range lists.ByKey(p[arm]) {
-		if b := p[base][block]; b != nil && b.metric == of.metric {
+		if b := p[record.Direct][block]; b != nil && b.metric == metric && of.metric == metric {
 			blocks = append(blocks, block)
 		}
 	}
@@ -128,7 +141,10 @@ func (p profiles) means(arm string, blocks []int) map[functionKey]float64 {
 }
 
 // compareFunctions adds, for each arm at each level, which functions make up its difference to the baseline.
-func (s *Summary) compareFunctions(t *Table, trials []record.Trial) {
+func (s *Summary) compareFunctions(
+	t *Table, trials []record.Trial, dependences map[armMetric]stats.Dependence,
+) {
+	s.warnOfProfiles(trials)
 	levels := map[string]profiles{}
 	for _, attempts := range attemptsOf(trials) {
 		of := profileOf(attempts)
@@ -153,67 +169,56 @@ func (s *Summary) compareFunctions(t *Table, trials []record.Trial) {
 			if arm == record.Direct || arm == record.AA {
 				continue
 			}
-			if f := p.compare(t, arm); f != nil {
-				f.Factors = at
+			if f := p.compare(s, t, arm, at, dependences); f != nil {
 				s.Functions = append(s.Functions, *f)
 			}
 		}
 	}
 }
 
-// compare says which functions make up the difference of an arm; nil where there is none to speak of.
-func (p profiles) compare(t *Table, arm string) *Functions {
-	blocks, twinBlocks := p.blocks(arm, record.Direct), p.blocks(record.AA, record.Direct)
-	if len(blocks) == 0 {
+// compare says which functions make up the difference of an arm at a level; nil where there is none to speak of.
+func (p profiles) compare(
+	s *Summary, t *Table, arm string, at factors, dependences map[armMetric]stats.Dependence,
+) *Functions {
+	first := slices.Sorted(maps.Keys(p[arm]))
+	if len(first) == 0 {
 		return nil
 	}
-	f := &Functions{Arm: arm, Metric: p[arm][blocks[0]].metric, N: len(blocks)}
-	f.Unit = t.defined.Of(f.Metric).Unit
-	base, own := p.means(record.Direct, blocks), p.means(arm, blocks)
-	candidates := slices.SortedFunc(maps.Keys(own), compareKeys)
-	for c := range base {
-		if _, both := own[c]; !both {
-			candidates = append(candidates, c)
-		}
+	of := p[arm][first[0]]
+	f := &Functions{Arm: arm, Factors: at, Metric: of.metric, Unit: of.unit}
+	blocks, twinBlocks := p.blocks(arm, of.metric), p.blocks(record.AA, of.metric)
+	if f.N = len(blocks); f.N == 0 {
+		return nil
 	}
-	slices.SortFunc(candidates, func(a, b functionKey) int {
-		return cmp.Or(cmp.Compare(max(base[b], own[b]), max(base[a], own[a])), compareKeys(a, b))
-	})
-	type considered struct {
-		functionKey
-		differences, twins []float64
-	}
-	var all []considered
-	series := map[string][][]float64{}
-	for _, c := range candidates {
-		ds, known := p.differences(arm, blocks, c)
-		twins, twinsKnown := p.differences(record.AA, twinBlocks, c)
-		if !known || !twinsKnown || len(all) == maxConsidered {
-			continue
-		}
-		all = append(all, considered{c, ds, twins})
-		series[arm], series[record.AA] = append(series[arm], ds), append(series[record.AA], twins)
-	}
-	dependences := dependencesOf(series)
+	own, twin := dependences[armMetric{arm, of.metric}], dependences[armMetric{record.AA, of.metric}]
 	var totals []float64
 	for _, block := range blocks {
 		totals = append(totals, p[arm][block].total-p[record.Direct][block].total)
 		f.Baseline += p[record.Direct][block].total / float64(len(blocks))
 	}
-	whole := dependences[arm].Widen(stats.MeanAt(totals, stats.Confidence), totals)
+	whole := own.Widen(stats.MeanAt(totals, stats.Confidence), totals)
 	f.Difference, f.Rest = newInterval(whole), whole.Value
-	switch {
-	case len(blocks) < stats.MinBlocks:
-		f.Unresolved = fmt.Sprintf("%d of the %d blocks that an interval needs", len(blocks), stats.MinBlocks)
-	case len(twinBlocks) < stats.MinBlocks:
-		f.Unresolved = "there are too few A/A twins to compare it with"
-	case t.selected[armMetric{arm, f.Metric}]:
-		f.Unresolved = LossReason + ": more than chance explains"
+	f.Unresolved = p.refuses(s, t, f, len(twinBlocks))
+
+	base := p.means(record.Direct, blocks)
+	type considered struct {
+		functionKey
+		differences, twins []float64
+	}
+	var all []considered
+	for i, c := range p.candidates(base, p.means(arm, blocks)) {
+		if i == maxLookedAt || len(all) == maxConsidered {
+			break
+		}
+		ds, known := p.differences(arm, blocks, c)
+		twins, twinsKnown := p.differences(record.AA, twinBlocks, c)
+		if known && twinsKnown {
+			all = append(all, considered{c, ds, twins})
+		}
 	}
 	for _, c := range all {
-		e := dependences[arm].Widen(stats.FamilyMean(c.differences, len(all)), c.differences)
-		far, _ := stats.SmallestVisible(
-			dependences[record.AA].Widen(stats.FamilyMean(c.twins, 1), c.twins))
+		e := own.WithOwn(c.differences).Widen(stats.FamilyMean(c.differences, len(all)), c.differences)
+		far, _ := stats.SmallestVisible(twin.WithOwn(c.twins).Widen(stats.MeanAt(c.twins, stats.Confidence), c.twins))
 		f.Considered = append(f.Considered, FunctionDifference{
 			Part: c.part, Function: c.Function, Baseline: base[c.functionKey], Difference: newInterval(e),
 			Resolved: f.Unresolved == "" && e.Excludes(0) && math.Abs(e.Value) > far,
@@ -224,6 +229,59 @@ func (p profiles) compare(t *Table, arm string) *Functions {
 		return cmp.Compare(math.Abs(b.Difference.Value), math.Abs(a.Difference.Value))
 	})
 	return f
+}
+
+// candidates are the functions of two arms, those first that use most in both together.
+func (p profiles) candidates(base, own map[functionKey]float64) []functionKey {
+	both := maps.Clone(base)
+	for c, v := range own {
+		both[c] += v
+	}
+	return slices.SortedFunc(maps.Keys(both), func(a, b functionKey) int {
+		return cmp.Or(cmp.Compare(both[b], both[a]), compareKeys(a, b))
+	})
+}
+
+// refuses is why no function of an arm is named; empty where some may be. What makes the difference of the metric
+// doubtful makes those of its functions so.
+func (p profiles) refuses(s *Summary, t *Table, f *Functions, twins int) string {
+	of := armMetric{f.Arm, f.Metric}
+	switch e := s.Find(f.Metric, f.Arm, f.Factors); {
+	case f.N < stats.MinBlocks:
+		return fmt.Sprintf("%d of the %d blocks that an interval needs", f.N, stats.MinBlocks)
+	case twins < stats.MinBlocks:
+		return "there are too few A/A twins to compare it with"
+	case t.selected[of]:
+		return LossReason + ": more than chance explains"
+	case t.carried[of]:
+		return carriesOver
+	case e == nil || e.Difference == nil:
+		return ""
+	case e.Difference.strong:
+		return tooNarrow
+	case strings.HasPrefix(e.Difference.Unresolved, LossReason):
+		return e.Difference.Unresolved
+	}
+	return ""
+}
+
+// warnOfProfiles says what profiles lack, of how many trials.
+func (s *Summary) warnOfProfiles(trials []record.Trial) {
+	lack, lost, first := 0, 0, ""
+	for _, t := range trials {
+		if t.Profile != nil && len(t.Profile.Lacks) > 0 {
+			lack, first = lack+1, cmp.Or(first, t.Profile.Lacks[0])
+		}
+		if slices.ContainsFunc(t.Warned(), func(w ledger.Warning) bool { return w.Code == record.NoProfile }) {
+			lost++
+		}
+	}
+	if lost > 0 {
+		s.addWarning("%s without a profile: the warnings of their ledgers say why", quantity.Counted(lost, "trial"))
+	}
+	if lack > 0 {
+		s.addWarning("the profiles of %s lack something: %s", quantity.Counted(lack, "trial"), first)
+	}
 }
 
 // Named are the functions whose difference is resolved, the largest first.
@@ -237,11 +295,11 @@ func (f *Functions) Named() (named []FunctionDifference) {
 }
 
 // What names what the functions are parts of: "CPU time per request".
-func (f *Functions) What(defined metric.Set) string {
-	if d := defined.Of(f.Metric); d.Per != "" {
-		return d.What + " per " + d.Per
+func (f *Functions) What() string {
+	if _, per, is := strings.Cut(f.Unit, " per "); is {
+		return "CPU time per " + per
 	}
-	return "CPU time"
+	return "CPU time per second"
 }
 
 // Words names a function as it stands in a sentence, with the part of the trial that paid for it.
@@ -267,13 +325,21 @@ func (s *Summary) functionAnswers(t *Table) (all []Answer) {
 		if !slices.ContainsFunc(outermost(t.Levels), func(at factors) bool { return maps.Equal(at, f.Factors) }) {
 			continue
 		}
-		text := fmt.Sprintf("By function, the %s of %s%s differs from the baseline's by %s", f.What(t.defined),
+		text := fmt.Sprintf("By function, the %s of %s%s differs from the baseline's by %s", f.What(),
 			s.ArmName(f.Arm), before(" ", s.At(f.Factors)), f.Difference.Signed(f.Unit))
-		named, rest := f.Named(), f.Difference.Value
+		named, rest, more := f.Named(), f.Difference.Value, 0.0
 		var parts []string
-		for _, d := range named[:min(len(named), maxNamedFunctions)] {
-			parts = append(parts, d.Difference.Signed(f.Unit)+" in "+d.Words())
+		for i, d := range named {
 			rest -= d.Difference.Value
+			if i < maxNamedFunctions {
+				parts = append(parts, d.Difference.Signed(f.Unit)+" in "+d.Words())
+			} else {
+				more += d.Difference.Value
+			}
+		}
+		if n := len(named) - maxNamedFunctions; n > 0 {
+			parts = append(parts, fmt.Sprintf("%s in %s", Interval{Value: more}.Signed(f.Unit),
+				quantity.Counted(n, "further function")))
 		}
 		switch {
 		case f.Unresolved != "":
@@ -282,7 +348,7 @@ func (s *Summary) functionAnswers(t *Table) (all []Answer) {
 			text += ", and no function is beyond noise by itself."
 		default:
 			text += ": " + Join(parts) + ". The other " + Interval{Value: rest}.Signed(f.Unit) +
-				" is spread over functions that are inside noise, or too small to compare."
+				" is in functions that are not beyond noise, or were not compared."
 		}
 		all = append(all, Answer{Answer: text, Evidence: []string{f.Metric + " " + f.Arm}})
 	}

@@ -80,7 +80,7 @@ func Summarize(run record.Run, trials []record.Trial) (*Summary, error) {
 	s.warnOfModels()
 	s.judge(run, t)
 	s.forecast(trials)
-	s.compareFunctions(t, trials)
+	s.compareFunctions(t, trials, dependences)
 	s.answer(run, t)
 	if err := s.assert(run, trials, t); err != nil {
 		return nil, err

@@ -19,11 +19,12 @@ import (
 
 // Graph is what one flame graph shows: the profiles of some trials of an arm.
 type Graph struct {
-	Title    string
-	Unit     string // of what CPU time is given in: "seconds per request"
-	Profiles []*pprof.Profile
-	Divisor  float64 // what all CPU seconds together are divided by, to be in the unit
-	Base     *Graph  // the baseline's; nil: it is the baseline
+	Title string
+	Unit  string // of CPU time: "seconds per request"
+	Base  *Graph // the baseline's; nil: it is the baseline
+
+	root    node    // in seconds
+	divisor float64 // by which seconds are divided to be in the unit
 }
 
 // part is the label of samples that says which part of the trial they are of.
@@ -40,7 +41,7 @@ const (
 
 // node is a function in the place where it was called, with all that it called.
 type node struct {
-	value    float64
+	value    float64 // CPU time
 	kind     profile.Kind
 	children map[string]*node
 }
@@ -48,32 +49,33 @@ type node struct {
 func (n *node) child(name string, kind profile.Kind) *node {
 	c := n.children[name]
 	if c == nil {
-		c = &node{kind: kind, children: map[string]*node{}}
+		c = &node{kind: kind}
+		if n.children == nil {
+			n.children = map[string]*node{}
+		}
 		n.children[name] = c
 	}
 	return c
 }
 
-// tree is the stacks of a graph, from the outermost function to the innermost; of samples of the trial's parts alone.
-func (g *Graph) tree() *node {
-	root := &node{children: map[string]*node{}}
-	for _, p := range g.Profiles {
-		for _, s := range p.Sample {
-			of := s.Label[part]
-			if len(of) == 0 || len(s.Value) < 2 {
-				continue
-			}
-			v := float64(s.Value[1]) / 1e9 / g.Divisor
-			at := root.child(of[0], "")
-			root.value, at.value = root.value+v, at.value+v
-			for i := len(s.Location) - 1; i >= max(0, len(s.Location)-maxDepth); i-- {
-				name, kind := profile.Frame(s.Location[i])
-				at = at.child(name, kind)
-				at.value += v
-			}
+// Add adds the profile of a trial, and by what its CPU seconds are divided: of samples of the trial's parts alone, that
+// are in the CPU time of a control group.
+func (g *Graph) Add(p *pprof.Profile, divisor float64) {
+	g.divisor += divisor
+	for _, s := range p.Sample {
+		of := s.Label[part]
+		if len(of) == 0 || len(s.Value) < 2 || s.Label[profile.LabelContext] != nil {
+			continue
+		}
+		v := float64(s.Value[1]) / 1e9
+		at := g.root.child(of[0], "")
+		g.root.value, at.value = g.root.value+v, at.value+v
+		for i := len(s.Location) - 1; i >= max(0, len(s.Location)-maxDepth); i-- {
+			name, kind := profile.Frame(s.Location[i])
+			at = at.child(name, kind)
+			at.value += v
 		}
 	}
-	return root
 }
 
 // picture is a graph as the page draws it.
@@ -92,9 +94,10 @@ type box struct {
 	Says            string
 }
 
-// draw draws a tree; base is nil for the baseline.
-func (g *Graph) draw(root, base *node) picture {
-	p := picture{Title: g.Title, Total: quantity.Value(root.value, g.Unit)}
+// draw draws the graph.
+func (g *Graph) draw() picture {
+	root := &g.root
+	p := picture{Title: g.Title, Total: quantity.Value(root.value/g.divisor, g.Unit)}
 	deepest := 0
 	var add func(n, was *node, name string, x float64, depth int)
 	add = func(n, was *node, name string, x float64, depth int) {
@@ -106,18 +109,18 @@ func (g *Graph) draw(root, base *node) picture {
 		b := box{
 			X: fmt.Sprintf("%.1f", x), Width: fmt.Sprintf("%.1f", w-0.4), Y: depth * rowHeight,
 			TextX: fmt.Sprintf("%.1f", x+2), TextY: depth*rowHeight + rowHeight - 5, Colour: neutral[n.kind],
-			Says: fmt.Sprintf("%s: %s, %s", name, quantity.Value(n.value, g.Unit),
+			Says: fmt.Sprintf("%s: %s, %s", name, quantity.Value(n.value/g.divisor, g.Unit),
 				quantity.Value(n.value/root.value, quantity.Part)),
 		}
 		if letters := int((w - 4) / charWidth); letters >= 3 {
 			b.Label = shortened(name, letters)
 		}
-		if base != nil {
-			d := n.value
+		if g.Base != nil {
+			d := n.value / g.divisor
 			if was != nil {
-				d -= was.value
+				d -= was.value / g.Base.divisor
 			}
-			b.Colour = colour(d / root.value)
+			b.Colour = colour(d / (root.value / g.divisor))
 			b.Says += ", " + quantity.DeltaValue(d, g.Unit) + " to the baseline"
 		}
 		p.Boxes = append(p.Boxes, b)
@@ -133,6 +136,10 @@ func (g *Graph) draw(root, base *node) picture {
 		}
 	}
 	if root.value > 0 {
+		var base *node
+		if g.Base != nil {
+			base = &g.Base.root
+		}
 		add(root, base, "all", 0, 0)
 	}
 	p.Height = (deepest + 1) * rowHeight
@@ -172,10 +179,6 @@ var page = template.Must(template.New("flame").Parse(source))
 
 // Page is an HTML page with graphs, which needs no network, no script and no other file.
 func Page(title string, graphs []*Graph) ([]byte, error) {
-	trees := map[*Graph]*node{}
-	for _, g := range graphs {
-		trees[g] = g.tree()
-	}
 	data := struct {
 		Title    string
 		Width    int
@@ -183,11 +186,9 @@ func Page(title string, graphs []*Graph) ([]byte, error) {
 		Pictures []picture
 	}{Title: title, Width: width, Row: rowHeight - 1}
 	for _, g := range graphs {
-		var base *node
-		if g.Base != nil {
-			base = trees[g.Base]
+		if g.divisor > 0 {
+			data.Pictures = append(data.Pictures, g.draw())
 		}
-		data.Pictures = append(data.Pictures, g.draw(trees[g], base))
 	}
 	var b bytes.Buffer
 	if err := page.Execute(&b, data); err != nil {

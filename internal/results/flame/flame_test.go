@@ -29,13 +29,13 @@ func profileOf(stacks map[string]int64) *pprof.Profile {
 // TestPage: each function is there with what it took and how that differs, also with a hostile name; what is of no part
 // of the trial is not.
 func TestPage(t *testing.T) {
-	base := &Graph{Title: "direct", Unit: "seconds per request", Divisor: 1000, Profiles: []*pprof.Profile{
-		profileOf(map[string]int64{"the subject;main;read": 30e6, "the subject;main;write": 10e6, ";elsewhere": 5e6}),
-	}}
-	arm := &Graph{Title: "proxy", Unit: base.Unit, Divisor: 1000, Base: base, Profiles: []*pprof.Profile{
-		profileOf(map[string]int64{"the subject;main;read": 30e6, "the subject;main;write": 2e6}),
-		profileOf(map[string]int64{"the subject;main;<script>alert(1)</script>": 20e6, "the subject;tiny": 1e3}),
-	}}
+	base := &Graph{Title: "direct", Unit: "seconds per request"}
+	base.Add(profileOf(map[string]int64{
+		"the subject;main;read": 30e6, "the subject;main;write": 10e6, ";elsewhere": 5e6,
+	}), 1000)
+	arm := &Graph{Title: "proxy", Unit: base.Unit, Base: base}
+	arm.Add(profileOf(map[string]int64{"the subject;main;read": 30e6, "the subject;main;write": 2e6}), 400)
+	arm.Add(profileOf(map[string]int64{"the subject;main;<script>alert(1)</script>": 20e6, "the subject;tiny": 1e3}), 600)
 	html, err := Page("a <b>", []*Graph{base, arm})
 	if err != nil {
 		t.Fatal(err)
@@ -56,7 +56,7 @@ func TestPage(t *testing.T) {
 			t.Errorf("%q is in the page", not)
 		}
 	}
-	html, err = Page("nothing", []*Graph{{Title: "direct", Divisor: 1}})
+	html, err = Page("nothing", []*Graph{{Title: "direct"}})
 	if err != nil || strings.Contains(string(html), "NaN") {
 		t.Errorf("%v: %s", err, html)
 	}

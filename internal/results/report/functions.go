@@ -25,7 +25,7 @@ func functionTables(s *analysis.Summary, run record.Run) (all []htmlTable) {
 	for i := range s.Functions {
 		f := &s.Functions[i]
 		t := htmlTable{
-			Title: analysis.Capital(f.What(run.Defined())) + " of " + s.ArmName(f.Arm), Level: s.At(f.Factors),
+			Title: analysis.Capital(f.What()) + " of " + s.ArmName(f.Arm), Level: s.At(f.Factors),
 			Heads: []string{"baseline", "difference"},
 		}
 		add := func(name, part, baseline, difference string, resolved bool) {
@@ -85,7 +85,7 @@ func (t *screen) namedFunctions(s *analysis.Summary, run record.Run) {
 			continue
 		}
 		rows = append(rows, []string{clean(strings.TrimSpace(fmt.Sprintf("%s of %s %s",
-			analysis.Capital(f.What(run.Defined())), s.ArmName(f.Arm), s.At(f.Factors)))), f.Difference.Signed(f.Unit), ""})
+			analysis.Capital(f.What()), s.ArmName(f.Arm), s.At(f.Factors)))), f.Difference.Signed(f.Unit), ""})
 		for _, d := range named[:min(len(named), maxBriefFunctions)] {
 			rows = append(rows, []string{"  " + clean(functionName(d)), d.Difference.Signed(f.Unit), clean(d.Part)})
 		}

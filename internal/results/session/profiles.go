@@ -3,7 +3,6 @@ package session
 import (
 	"bytes"
 	"fmt"
-	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -11,20 +10,24 @@ import (
 	pprof "github.com/google/pprof/profile"
 
 	"tare/internal/experiment/record"
+	"tare/internal/lib/lists"
+	"tare/internal/lib/quantity"
 	"tare/internal/results/analysis"
 	"tare/internal/results/flame"
 )
 
-// writeProfiles writes, where trials have profiles, one of each arm and the page with flame graphs. It says whether
-// there are any.
+// writeProfiles writes, where trials have profiles, one of each arm and the page with flame graphs. Of the attempts at
+// a trial the first one that stands counts, as in the summary. It reports whether there are any.
 func writeProfiles(w *record.Writer, s *analysis.Summary, run record.Run, trials []record.Trial) (bool, error) {
 	type place struct{ level, arm string }
-	arms, graphs := map[string][]*pprof.Profile{}, map[place]*flame.Graph{}
+	arms, graphs := map[string]*merged{}, map[place]*flame.Graph{}
 	var order []place
+	seen := map[int]bool{}
 	for _, t := range trials {
-		if t.Profile == nil || !t.Validity.Stands(t.Profile.Metric) {
+		if t.Profile == nil || !t.Validity.Stands(t.Profile.Metric) || seen[t.Index] {
 			continue
 		}
+		seen[t.Index] = true
 		data, err := w.ReadProfile(path.Base(t.Profile.File))
 		if err != nil {
 			return false, err
@@ -33,27 +36,28 @@ func writeProfiles(w *record.Writer, s *analysis.Summary, run record.Run, trials
 		if err != nil {
 			return false, fmt.Errorf("reading %s: %w", t.Profile.File, err)
 		}
-		for _, sample := range p.Sample {
-			sample.NumLabel = nil // processes, of which each trial has others
-		}
-		arms[t.Arm] = append(arms[t.Arm], p)
 		at := place{record.LevelKey(t.Factors), t.Arm}
 		g := graphs[at]
 		if g == nil {
-			g = &flame.Graph{
-				Title: strings.TrimSpace(s.ArmName(t.Arm) + " " + s.At(t.Factors)),
-				Unit:  run.Defined().Of(t.Profile.Metric).Unit,
-			}
+			g = &flame.Graph{Title: strings.TrimSpace(s.ArmName(t.Arm) + " " + s.At(t.Factors)), Unit: t.Profile.Unit}
 			graphs[at] = g
 			order = append(order, at)
 		}
-		g.Profiles, g.Divisor = append(g.Profiles, p), g.Divisor+t.Profile.Divisor
+		if g.Unit == t.Profile.Unit {
+			g.Add(p, t.Profile.Divisor)
+		}
+		if arms[t.Arm] == nil {
+			arms[t.Arm] = &merged{}
+		}
+		if err := arms[t.Arm].add(p); err != nil {
+			return false, err
+		}
 	}
 	if len(arms) == 0 {
 		return false, nil
 	}
-	for _, arm := range slices.Sorted(maps.Keys(arms)) {
-		if err := writeProfile(w, arm, arms[arm]); err != nil {
+	for arm, m := range lists.ByKey(arms) {
+		if err := m.write(w, arm); err != nil {
 			return false, err
 		}
 	}
@@ -76,17 +80,32 @@ func writeProfiles(w *record.Writer, s *analysis.Summary, run record.Run, trials
 	return true, w.WriteProfile(record.StacksFile, html)
 }
 
-// writeProfile writes the mean of the profiles of an arm's trials, so that those of two arms can be compared:
-// go tool pprof -diff_base direct.pb.gz ARM.pb.gz.
-func writeProfile(w *record.Writer, arm string, all []*pprof.Profile) error {
-	merged, err := pprof.Merge(all)
-	if err != nil {
-		return fmt.Errorf("merging the profiles of %s: %w", arm, err)
+// merged is the sum of the profiles of an arm's trials.
+type merged struct {
+	sum    *pprof.Profile
+	trials int
+}
+
+func (m *merged) add(p *pprof.Profile) (err error) {
+	for _, s := range p.Sample {
+		s.NumLabel = nil // processes, of which each trial has others
 	}
-	merged.Scale(1 / float64(len(all)))
-	merged.Comments = append(merged.Comments, fmt.Sprintf("the mean of %d trials of the arm %s", len(all), arm))
+	all := []*pprof.Profile{p}
+	if m.sum != nil {
+		all = append(all, m.sum)
+	}
+	m.trials++
+	if m.sum, err = pprof.Merge(all); err != nil {
+		return fmt.Errorf("merging profiles: %w", err)
+	}
+	return nil
+}
+
+func (m *merged) write(w *record.Writer, arm string) error {
+	m.sum.Comments = append(m.sum.Comments,
+		fmt.Sprintf("the sum of %s of the arm %s", quantity.Counted(m.trials, "trial"), arm))
 	var b bytes.Buffer
-	if err := merged.Write(&b); err != nil {
+	if err := m.sum.Write(&b); err != nil {
 		return fmt.Errorf("encoding the profile of %s: %w", arm, err)
 	}
 	return w.WriteProfile(arm+".pb.gz", b.Bytes())

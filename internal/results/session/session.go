@@ -98,8 +98,9 @@ func (o *Output) Conclude(w *record.Writer, r record.Run, trials []record.Trial,
 			fmt.Sprintf("%s too large for the record, which is without some details of them: "+
 				"the warnings of their ledgers say which", several(n, "trial was", "trials were")))
 	}
+	written := errors.Join(w.WriteSummary(summary), writePage(w, summary, r, trials))
 	profiled, err := writeProfiles(w, summary, r, trials)
-	written := errors.Join(w.WriteSummary(summary), writePage(w, summary, r, trials), err)
+	written = errors.Join(written, err)
 	show := func() error { return report.Text(out, summary, r, o.Text(out, w.Dir(), o.Show.All)) }
 	if o.Show.JSON() {
 		show = func() error { return report.JSON(out, summary) }

@@ -38,6 +38,8 @@ type Stacks struct {
 	left    int   // and that may still be kept
 	err     error // of the first drain that failed
 	begun   bool
+	from    int64 // of the samples that count, by CLOCK_MONOTONIC
+	to      int64
 	stop    chan struct{}
 	done    chan struct{}
 }
@@ -69,8 +71,10 @@ func OpenStacks(hz int) (*Stacks, error) {
 	return s, nil
 }
 
-// Begin begins to take samples.
-func (s *Stacks) Begin() error {
+// Begin begins to take samples. Those that are not between two times by CLOCK_MONOTONIC, in nanoseconds, are left out;
+// 0 and math.MaxInt64 leave out none.
+func (s *Stacks) Begin(from, to int64) error {
+	s.from, s.to = from, to
 	s.window.Start = time.Now()
 	if err := s.sampler.Enable(); err != nil {
 		return fmt.Errorf("sampling stacks: %w", err)
@@ -102,7 +106,7 @@ func (s *Stacks) End() (*profile.Window, error) {
 	if !s.begun {
 		return nil, s.sampler.Close()
 	}
-	s.window.Length = time.Since(s.window.Start)
+	s.window.Length = min(time.Since(s.window.Start), time.Duration(s.to-s.from))
 	err := s.halt()
 	if err == nil {
 		err = s.drain()
@@ -146,6 +150,9 @@ func (s *Stacks) task(t perf.Task) {
 }
 
 func (s *Stacks) sample(p *perf.Sample) {
+	if p.Time < s.from || p.Time >= s.to {
+		return
+	}
 	if p.PID == 0 { // the idle task is not sampled
 		s.window.Hidden++
 		return

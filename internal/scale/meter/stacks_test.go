@@ -1,6 +1,7 @@
 package meter
 
 import (
+	"math"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -78,7 +79,7 @@ func TestStacks(t *testing.T) {
 		t.Fatal(err)
 	}
 	began := processTime(t, cmd.Process.Pid)
-	if err := s.Begin(); err != nil {
+	if err := s.Begin(0, math.MaxInt64); err != nil {
 		t.Fatal(err)
 	}
 	for range 600 { // whatever else runs here
@@ -93,7 +94,7 @@ func TestStacks(t *testing.T) {
 	used := (processTime(t, cmd.Process.Pid) - began).Seconds()
 	table := ksym.Open()
 	defer table.Close()
-	p, err := profile.Build(w, profile.NewFiles(table.Resolve), nil)
+	p, err := profile.Build(w, profile.NewFiles(table.Resolve), nil, false)
 	if err != nil {
 		t.Fatal(err)
 	}

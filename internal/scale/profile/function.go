@@ -18,13 +18,16 @@ const (
 	BPF    Kind = "bpf"
 )
 
+// LabelProgram is the label of samples that says the file of the program that the process runs.
+const LabelProgram = "program"
+
 // Function is what one sample's CPU time counts for, so that the times of functions add up to the whole. Of user code
 // it is the function that ran, without what it called; of the kernel all that was done for one way into it, whichever
 // functions did it; and an eBPF program with the kernel functions that it called.
 type Function struct {
 	Kind Kind   `json:"kind"`
 	Name string `json:"name"`           // of the function, of the way into the kernel ("system call read"), of the program
-	File string `json:"file,omitempty"` // of user code: the base name of the program or library
+	File string `json:"file,omitempty"` // of user code in a library: its base name, without its version
 }
 
 // FunctionOf is the function that a sample of Build's counts for.
@@ -43,17 +46,28 @@ func FunctionOf(s *pprof.Sample) Function {
 		}
 	}
 	if len(kernel) > 0 {
-		return Function{Kind: Kernel, Name: entry(kernel)}
+		what, _ := entry(kernel)
+		return Function{Kind: Kernel, Name: what}
 	}
 	if len(s.Location) == 0 {
 		return Function{Kind: User, Name: "[unknown]"}
 	}
 	l := s.Location[0]
-	f := Function{Kind: User, Name: nameOf(l), File: path.Base(l.Mapping.File)}
-	if strings.HasPrefix(l.Mapping.File, "[") {
-		f.File = ""
+	f := Function{Kind: User, Name: nameOf(l)}
+	if file := l.Mapping.File; !strings.HasPrefix(file, "[") && !slices.Contains(s.Label[LabelProgram], file) {
+		f.File = unversioned(path.Base(file))
 	}
 	return f
+}
+
+// unversioned is the name of a library without its version, and without what the kernel adds where it was replaced, so
+// that functions of two versions are compared.
+func unversioned(file string) string {
+	file = strings.TrimSuffix(file, " (deleted)")
+	if i := strings.Index(file, ".so."); i >= 0 {
+		return file[:i+len(".so")]
+	}
+	return file
 }
 
 // Frame is the name and the kind of the function of a location of Build's.
@@ -75,14 +89,17 @@ func nameOf(l *pprof.Location) string {
 	return l.Line[0].Function.Name
 }
 
-// The functions from which system calls and deferred interrupts are called: on x86-64 do_syscall_64
-// (arch/x86/entry/syscall_64.c), on arm64 invoke_syscall (arch/arm64/kernel/syscall.c); handle_softirqs and, before
-// Linux 6.9, __do_softirq (kernel/softirq.c); kthread (kernel/kthread.c).
-var callers = map[string]string{
-	"do_syscall_64": "system call", "invoke_syscall": "system call",
-	"handle_softirqs": "softirq", "__do_softirq": "softirq",
-	"kthread": "kernel thread",
-}
+// Functions that call what was asked for: on x86-64 do_syscall_64 and, from Linux 6.9 on, x64_sys_call
+// (arch/x86/entry/syscall_64.c), which a compiler may leave out of the stack; on arm64 invoke_syscall
+// (arch/arm64/kernel/syscall.c); handle_softirqs and, before Linux 6.9, __do_softirq (kernel/softirq.c); kthread
+// (kernel/kthread.c).
+var (
+	syscallCallers = []string{"x64_sys_call", "ia32_sys_call", "do_syscall_64", "do_syscall_x64", "__invoke_syscall",
+		"invoke_syscall"}
+	softirqCallers = []string{"handle_softirqs", "__do_softirq"}
+)
+
+const threadCaller = "kthread"
 
 // Beginnings of the names of functions that do a system call, by architecture and by how the compiler inlined them
 // (include/linux/syscalls.h), and of those that handle an interrupt (arch/x86/include/asm/idtentry.h).
@@ -98,27 +115,34 @@ var faults = []string{"exc_page_fault", "asm_exc_page_fault", "do_page_fault", "
 // arch/arm64/kernel/entry-common.c.
 var interrupts = []string{"common_interrupt", "asm_common_interrupt", "el0_interrupt", "el1_interrupt"}
 
-// entry is the innermost way into the kernel of a chain of its functions, innermost first; its outermost function where
-// none is known.
-func entry(chain []string) string {
+// entry is the innermost way into the kernel of a chain of its functions, innermost first, and whether that is an
+// interrupt or a softirq; its outermost function where none is known.
+func entry(chain []string) (what string, interrupt bool) {
 	for i, name := range chain {
-		if what := callers[name]; what != "" {
-			if i == 0 {
-				return what
+		called := "" // by this function
+		if i > 0 {
+			called = chain[i-1]
+		}
+		switch {
+		case slices.Contains(syscallCallers, name):
+			if call := trimAny(called, callPrefixes); call != called {
+				return "system call " + call, false
 			}
-			return what + " " + trimAny(chain[i-1], callPrefixes)
-		}
-		if slices.Contains(faults, name) {
-			return "page fault"
-		}
-		if slices.Contains(interrupts, name) {
-			return "interrupt"
+			return "entry and exit of system calls", false
+		case slices.Contains(softirqCallers, name):
+			return strings.TrimSpace("softirq " + called), true
+		case name == threadCaller:
+			return strings.TrimSpace("kernel thread " + called), false
+		case slices.Contains(faults, name):
+			return "page fault", false
+		case slices.Contains(interrupts, name):
+			return "interrupt", true
 		}
 		if is := trimAny(name, interruptPrefixes); is != name {
-			return "interrupt " + is
+			return "interrupt " + is, true
 		}
 	}
-	return chain[len(chain)-1]
+	return chain[len(chain)-1], false
 }
 
 // trimAny takes the first of some beginnings off a name that has it.

@@ -1,15 +1,17 @@
 package profile
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
 	pprof "github.com/google/pprof/profile"
 )
 
-// sampleOf is a sample of a stack, innermost function first: a name is of the kernel, one with a file of that file.
+// sampleOf is a sample of a process that runs /bin/web: a stack, innermost function first. A name is of the kernel, one
+// with a file of that file.
 func sampleOf(stack string) *pprof.Sample {
-	s := &pprof.Sample{}
+	s := &pprof.Sample{Label: map[string][]string{LabelProgram: {"/bin/web"}}}
 	for frame := range strings.FieldsSeq(stack) {
 		file, name, user := strings.Cut(frame, "!")
 		if !user {
@@ -27,6 +29,43 @@ func sampleOf(stack string) *pprof.Sample {
 	return s
 }
 
+// TestInterruptsApart: where groups' counters are without interrupts, what these took is in no group's time.
+func TestInterruptsApart(t *testing.T) {
+	w := &Window{Period: 1e7, Stacks: []Stack{
+		{Group: "/a", User: []uint64{1}, Count: 3}, {Group: "/a", Kernel: []uint64{0x100, 0x200}, Count: 2},
+		{Group: "/a", Kernel: []uint64{0x100, 0x300}, Count: 1},
+	}}
+	names := interrupting{0x100: "tcp_v4_rcv", 0x1ff: "handle_softirqs", 0x2ff: "do_syscall_64"}
+	for apart, want := range map[bool][]int64{false: {50e6, 33333333, 16666667}, true: {75e6, 20e6, 25e6}} {
+		p, err := Build(w, names, map[string]Group{"/a": {Seconds: new(0.1)}}, apart)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []int64
+		for i, s := range p.Sample {
+			got = append(got, s.Value[1])
+			if is := s.Label[LabelContext] != nil; is != (apart && i == 1) {
+				t.Errorf("apart: %v: sample %d has the context %q", apart, i, s.Label[LabelContext])
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("apart: %v: %v, want %v", apart, got, want)
+		}
+	}
+}
+
+// interrupting names addresses of the kernel.
+type interrupting map[uint64]string
+
+func (n interrupting) Kernel(addresses []uint64) (names []string, err error) {
+	for _, a := range addresses {
+		names = append(names, n[a])
+	}
+	return names, nil
+}
+func (interrupting) User(*Process, *Mapping, uint64) string { return "" }
+func (interrupting) BuildID(*Process, *Mapping) string      { return "" }
+
 // TestFunctionOf: the stacks are as Linux 6.18 has them on x86-64, and as its sources have them on arm64.
 func TestFunctionOf(t *testing.T) {
 	for _, c := range []struct {
@@ -35,11 +74,11 @@ func TestFunctionOf(t *testing.T) {
 	}{
 		{
 			"/bin/web!parse /bin/web!main",
-			Function{User, "parse", "web"},
+			Function{User, "parse", ""},
 		},
 		{
 			"/usr/lib/libc.so.6! /bin/web!main",
-			Function{User, "[no symbol]", "libc.so.6"},
+			Function{User, "[no symbol]", "libc.so"},
 		},
 		{
 			"[unknown]![unknown]",
@@ -54,16 +93,28 @@ func TestFunctionOf(t *testing.T) {
 			Function{Kernel, "system call read", ""},
 		},
 		{
+			"vfs_read ksys_read __x64_sys_read x64_sys_call do_syscall_64 entry_SYSCALL_64_after_hwframe",
+			Function{Kernel, "system call read", ""},
+		},
+		{
+			"/lib/libz.so.1.2.13!deflate /bin/web!main",
+			Function{User, "deflate", "libz.so"},
+		},
+		{
+			"/bin/other!parse /bin/web!main",
+			Function{User, "parse", "other"},
+		},
+		{
 			"vfs_write ksys_write do_syscall_64 entry_SYSCALL_64_after_hwframe",
 			Function{Kernel, "system call write", ""},
 		},
 		{
 			"do_syscall_64 entry_SYSCALL_64_after_hwframe",
-			Function{Kernel, "system call", ""},
+			Function{Kernel, "entry and exit of system calls", ""},
 		},
 		{
 			"schedule exit_to_user_mode_loop do_syscall_64 entry_SYSCALL_64_after_hwframe",
-			Function{Kernel, "system call exit_to_user_mode_loop", ""},
+			Function{Kernel, "entry and exit of system calls", ""},
 		},
 		{
 			"tcp_recvmsg __arm64_sys_recvfrom invoke_syscall el0_svc_common do_el0_svc el0_svc",

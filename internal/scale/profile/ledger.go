@@ -25,7 +25,7 @@ func OfLedger(w *Window, l *ledger.Ledger) (*pprof.Profile, error) {
 		}
 		return names, err
 	}
-	p, err := Build(w, NewFiles(names), groupsOf(l))
+	p, err := Build(w, NewFiles(names), groupsOf(l), l.Host.IRQTime != nil && *l.Host.IRQTime)
 	if err == nil && hidden {
 		p.Comments = append(p.Comments, fmt.Sprintf("functions of the kernel have no names: %v", ksym.ErrHidden))
 	}

@@ -30,7 +30,8 @@ func Read(pid int) (*Process, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading what process %d has mapped: %w", pid, err)
 	}
-	return &Process{PID: pid, Comm: comm, Mappings: parseMaps(b)}, nil
+	program, _ := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)) // of a kernel thread there is none
+	return &Process{PID: pid, Comm: comm, Program: program, Mappings: parseMaps(b)}, nil
 }
 
 // parseMaps reads the mappings of code in /proc/PID/maps (proc_pid_maps(5)):

@@ -24,8 +24,13 @@ import (
 // timers of round rates.
 const Hz = 99
 
-// Label is the label of samples that says their control group.
-const Label = "group"
+// Label is the label of samples that says their control group, LabelContext the one of samples that are in no CPU time
+// of it: Interrupt, where the kernel counts interrupts apart.
+const (
+	Label        = "group"
+	LabelContext = "context"
+	Interrupt    = "interrupt"
+)
 
 // Window is the samples of a span of time.
 type Window struct {
@@ -53,6 +58,7 @@ type Stack struct {
 type Process struct {
 	PID      int
 	Comm     string
+	Program  string    // path of the program's file; empty where it is not known
 	Mappings []Mapping // of executable files, by address
 }
 
@@ -112,10 +118,12 @@ func bpfName(symbol string) (name string, is bool) {
 }
 
 // Build makes the profile of a window. Its values are samples, and nanoseconds of CPU time: those of a group add up to
-// the CPU time that groups says it used, in proportion to its samples. What a group used whose CPU time is not known is
-// in the nearest group above it of which it is, and divided together with that; where it is known of none, each sample
-// counts one period. Samples of an unknown group have no time. A group that no sample found is missing.
-func Build(w *Window, symbols Symbols, groups map[string]Group) (*pprof.Profile, error) {
+// the CPU time that groups says it used, in proportion to its samples. What a group used whose CPU time is not known
+// is in the nearest group above it of which it is, and divided together with that; where it is known of none, each
+// sample counts one period. Samples of an unknown group have no time. What a group used that no sample found is "[not
+// sampled]", with 0 samples. With apart, groups' CPU times are without interrupts (CONFIG_IRQ_TIME_ACCOUNTING):
+// samples of these count one period each.
+func Build(w *Window, symbols Symbols, groups map[string]Group, apart bool) (*pprof.Profile, error) {
 	b := builder{
 		symbols: symbols, kernel: map[uint64]string{}, locations: map[place]*pprof.Location{},
 		functions: map[function]*pprof.Function{}, mappings: map[file]*pprof.Mapping{},
@@ -134,21 +142,18 @@ func Build(w *Window, symbols Symbols, groups map[string]Group) (*pprof.Profile,
 	b.mapping(kernelFile, nil, nil) // the first gives a profile its title
 	counts := map[string]int{}
 	for _, s := range w.Stacks {
-		counts[counter(groups, s.Group)] += s.Count
-	}
-	var missing struct {
-		Seconds float64
-		Groups  int
-	}
-	for group, g := range groups {
-		if g.Seconds != nil && counts[group] == 0 && *g.Seconds > 0 {
-			missing.Seconds += *g.Seconds
-			missing.Groups++
+		if !apart || !b.interrupt(s) {
+			counts[counter(groups, s.Group)] += s.Count
 		}
 	}
 	// What a group used is dealt out to its stacks so that whole nanoseconds add up.
 	dealt, seen := map[string]int64{}, map[string]int{}
 	for _, s := range w.Stacks {
+		if apart && b.interrupt(s) {
+			b.add(s, int64(s.Count)*int64(w.Period), groups[s.Group].Labels)
+			b.p.Sample[len(b.p.Sample)-1].Label[LabelContext] = []string{Interrupt}
+			continue
+		}
 		of := counter(groups, s.Group)
 		total := float64(counts[of]) * float64(w.Period)
 		if g := groups[of]; g.Seconds != nil {
@@ -161,14 +166,17 @@ func Build(w *Window, symbols Symbols, groups map[string]Group) (*pprof.Profile,
 		b.add(s, upTo-dealt[of], groups[s.Group].Labels)
 		dealt[of] = upTo
 	}
+	for _, group := range slices.Sorted(maps.Keys(groups)) {
+		if g := groups[group]; g.Seconds != nil && counts[group] == 0 && *g.Seconds > 0 {
+			b.add(Stack{Group: group}, int64(math.Round(*g.Seconds*1e9)), g.Labels)
+		}
+	}
 	b.comment(w.Lost > 0, "lost samples: %d", w.Lost)
 	b.comment(w.Left > 0, "samples of stacks beyond the most that are kept: %d", w.Left)
 	b.comment(w.Hidden > 0, "samples of processes outside Tare's PID namespace: %d", w.Hidden)
 	b.comment(len(w.Blind) > 0, "CPUs that were not sampled all the time: %v", w.Blind)
 	b.comment(w.Slowed > 0, "times that the kernel throttled the sampler: %d", w.Slowed)
 	b.comment(counts[""] > 0, "samples of no known control group, which have no CPU time: %d", counts[""])
-	b.comment(missing.Groups > 0, "CPU time of control groups without a sample: %.3g s, of %d", missing.Seconds,
-		missing.Groups)
 	return b.p, b.p.CheckValid()
 }
 
@@ -263,6 +271,19 @@ func caller(chain []uint64, i int) uint64 {
 	return chain[i]
 }
 
+// interrupt reports whether a stack is of an interrupt or a softirq, the kernel's functions having been named.
+func (b *builder) interrupt(s Stack) bool {
+	if len(s.Kernel) == 0 {
+		return false
+	}
+	chain := make([]string, len(s.Kernel))
+	for i := range s.Kernel {
+		chain[i] = b.kernel[caller(s.Kernel, i)]
+	}
+	_, is := entry(chain)
+	return is
+}
+
 func (b *builder) add(s Stack, ns int64, labels map[string]string) {
 	sample := &pprof.Sample{Value: []int64{int64(s.Count), ns}, Label: map[string][]string{}}
 	for i := range s.Kernel {
@@ -290,8 +311,18 @@ func (b *builder) add(s Stack, ns int64, labels map[string]string) {
 		in := b.mapping(file{m.Path, m.Device, m.Inode}, s.Process, m)
 		sample.Location = append(sample.Location, b.location(in, offset, b.symbols.User(s.Process, m, offset)))
 	}
+	if len(sample.Location) == 0 {
+		name := "[unknown]"
+		if s.Count == 0 {
+			name = "[not sampled]"
+		}
+		sample.Location = append(sample.Location, b.location(b.mapping(unknownFile, nil, nil), 0, name))
+	}
 	if s.Process != nil {
 		sample.Label["comm"] = []string{printed(s.Process.Comm)}
+		if s.Process.Program != "" {
+			sample.Label[LabelProgram] = []string{printed(s.Process.Program)}
+		}
 		sample.NumLabel = map[string][]int64{"pid": {int64(s.Process.PID)}}
 	}
 	if s.Group != "" {

@@ -77,13 +77,13 @@ func TestBuild(t *testing.T) {
 		"/a": {Seconds: new(0.1), Labels: map[string]string{"charge": "workload", "component": ""}},
 		"/c": {Seconds: new(0.25)}, "/d": {Seconds: new(0.0)}, "/e": {},
 	}
-	p, err := Build(w, named{}, groups)
+	p, err := Build(w, named{}, groups, false)
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := []string{
 		"/bin/web!f;/bin/web!f", "/bin/web!f;tcp_sendmsg;bpf:my_connect4", "[unknown];?;[kernel];bpf:0123456789abcdef",
-		"tcp_sendmsg",
+		"tcp_sendmsg", "[not sampled]",
 	}
 	if got := stacksOf(p); !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
@@ -92,7 +92,7 @@ func TestBuild(t *testing.T) {
 	for _, s := range p.Sample {
 		values = append(values, s.Value)
 	}
-	if want := [][]int64{{2, 66666667}, {1, 33333333}, {4, 40e6}, {1, 0}}; !reflect.DeepEqual(values, want) {
+	if want := [][]int64{{2, 66666667}, {1, 33333333}, {4, 40e6}, {1, 0}, {0, 250e6}}; !reflect.DeepEqual(values, want) {
 		t.Errorf("values are %v, want %v", values, want)
 	}
 	if want := map[string][]string{"comm": {`web\x1b[2J`}, "group": {"/a"}, "charge": {"workload"}}; !reflect.DeepEqual(
@@ -101,8 +101,7 @@ func TestBuild(t *testing.T) {
 	}
 	comments := []string{"lost samples: 3", "samples of stacks beyond the most that are kept: 2",
 		"samples of processes outside Tare's PID namespace: 1",
-		"samples of no known control group, which have no CPU time: 1",
-		"CPU time of control groups without a sample: 0.25 s, of 1"}
+		"samples of no known control group, which have no CPU time: 1"}
 	if !slices.Equal(p.Comments, comments) {
 		t.Errorf("comments: %q", p.Comments)
 	}
@@ -155,7 +154,7 @@ func TestCounter(t *testing.T) {
 		{Group: "/a/gone", Kernel: []uint64{1}, Count: 3}, {Group: "/a", Kernel: []uint64{1}, Count: 1},
 		{Group: "/b/c", Kernel: []uint64{1}, Count: 2},
 	}}
-	p, err := Build(w, named{}, map[string]Group{"/a": {Seconds: new(0.4)}, "/a/gone": {}})
+	p, err := Build(w, named{}, map[string]Group{"/a": {Seconds: new(0.4)}, "/a/gone": {}}, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -248,7 +247,7 @@ func TestPprof(t *testing.T) {
 	w := &Window{Start: time.Unix(100, 0), Length: time.Second, Period: 10 * time.Millisecond, Stacks: []Stack{
 		{Group: "/a", Kernel: []uint64{0x1500, 0x501}, Count: 3}, {Group: "/b", Kernel: []uint64{0x501}, Count: 1},
 	}}
-	p, err := Build(w, named{}, nil)
+	p, err := Build(w, named{}, nil, false)
 	if err != nil {
 		t.Fatal(err)
 	}
