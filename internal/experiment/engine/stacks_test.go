@@ -30,7 +30,9 @@ func (s *fakeStacks) End() (*profile.Window, error) {
 
 type fakeWindow struct{ err error }
 
-func (w fakeWindow) CloseAt(context.Context, int64) (*ledger.Ledger, error) { return &ledger.Ledger{}, w.err }
+func (w fakeWindow) CloseAt(context.Context, int64) (*ledger.Ledger, error) {
+	return &ledger.Ledger{}, w.err
+}
 
 // TestStacksOfAWindow: stacks are sampled between the edges of the window and ended once, whatever fails; that they
 // cannot be is said, and fails nothing.
