@@ -17,30 +17,30 @@ import (
 	"tare/internal/lib/stats"
 )
 
-// Family is a way to answer that goes with some metrics. What an experiment is called plays no part, so a user's spec
-// is answered in the words of the built-in one that measures the same.
+// Family makes answers from certain metrics. The name of the experiment does not matter, so a user's spec gets the
+// same answers as the built-in one that measures the same.
 type Family struct {
-	Metrics []string // the family may speak of a run that has any of these
+	Metrics []string // the family is asked if the run has any of these
 
-	// Answer gives the answers; none where the family has nothing to say after all.
+	// Answer returns the answers; empty if the family has nothing to say.
 	Answer func(*Summary, *Table) []Answer
 
-	// General says that the family leaves the answer to more specific ones: it speaks only where no other did.
+	// General families are asked only if there is no other answer.
 	General bool
 }
 
-// families are the families that are registered, and two about metrics of every guest. Several can apply to one run:
-// for a tracer that is weighed while a probe waits for a CPU, there are answers about the events that it lost, and
-// about whether the machine stays usable.
+// families are the registered families, and two for metrics of every guest. Several can apply to one run: for a tracer
+// that is measured while a probe waits for a CPU, there are answers about the events that it lost, and about whether
+// the machine stays usable.
 var families = []Family{
 	{Metrics: []string{"limit_cpus"}, Answer: limitAnswers},
 	{Metrics: []string{"bpf_seconds_per_connection"}, Answer: pathAnswers, General: true},
 }
 
-// Register adds a family. A guest registers those that speak of its metrics.
+// Register adds a family. Guests register families for their metrics.
 func Register(f Family) { families = append(families, f) }
 
-// inWords are the answers of families: those of the metrics that are shown first come first.
+// inWords returns the answers of the families, in the order in which their metrics are shown.
 func (s *Summary) inWords(t *Table) (all []Answer) {
 	order := slices.Clone(families)
 	slices.SortStableFunc(order, func(a, b Family) int { return t.defined.Compare(a.Metrics[0], b.Metrics[0]) })
@@ -66,12 +66,12 @@ func (s *Summary) inWords(t *Table) (all []Answer) {
 	return all
 }
 
-// Has reports whether the trials of the run have all of some metrics.
+// Has reports whether the trials of the run have all of the metrics.
 func (t *Table) Has(metrics ...string) bool {
 	return !slices.ContainsFunc(metrics, func(name string) bool { return !t.known[name] })
 }
 
-// SubjectHas reports whether some subject has a metric that is not 0.
+// SubjectHas reports whether some subject has a metric with a value other than 0.
 func (t *Table) SubjectHas(metric string) bool {
 	for _, arm := range t.Subjects() {
 		for _, at := range t.Levels {
@@ -83,8 +83,8 @@ func (t *Table) SubjectHas(metric string) bool {
 	return false
 }
 
-// free is true of a run whose answers speak of what only loads show that are as fast as they can be. Records of Tare
-// before 0.2 do not say what answers speak of, and a closed loop tells.
+// free reports whether answers are about metrics that mean something only for loads without a rate limit. Records of
+// Tare before 0.2 do not name the metrics of answers; for these a closed loop decides.
 func free(t *Table) bool {
 	if len(t.headlines) == 0 {
 		return t.closed
@@ -92,10 +92,10 @@ func free(t *Table) bool {
 	return slices.ContainsFunc(t.headlines, func(name string) bool { return t.known[name] && t.defined.Of(name).Free })
 }
 
-// fullPart is the part of the machine's CPUs from which on it is called full.
+// fullPart is the fraction of the machine's CPUs from which it counts as full.
 const fullPart = 0.9
 
-// full is true of a run in which subjects leave nothing of the machine: its CPUs are busy at every level.
+// full reports whether the machine's CPUs are full with every subject at every level.
 func full(t *Table) bool {
 	found := false
 	for _, at := range t.Levels {
@@ -112,14 +112,15 @@ func full(t *Table) bool {
 	return found
 }
 
-// Find is the estimate of one metric of one arm as a whole at one level; nil where there is none that may be quoted.
+// Find returns the estimate of one metric of one arm as a whole at one level; nil if there is none that may be quoted.
 func (s *Summary) Find(metric, arm string, level map[string]string) *Estimate {
 	return lists.Find(s.Estimates, func(e *Estimate) bool {
 		return e.Metric == metric && e.Arm == arm && e.Component == "" && e.Withheld == "" && maps.Equal(e.Factors, level)
 	})
 }
 
-// Visible is the smallest difference in a metric that the A/A twins let the run see at one level.
+// Visible returns the smallest difference in a metric that the A/A twins let the run see at one level, and whether it
+// is known.
 func (s *Summary) Visible(metric string, level map[string]string) (float64, bool) {
 	for _, m := range s.MDE {
 		if m.Metric == metric && maps.Equal(m.Factors, level) {
@@ -129,7 +130,7 @@ func (s *Summary) Visible(metric string, level map[string]string) (float64, bool
 	return 0, false
 }
 
-// ArmName is the name of an arm for readers: that of the baseline is its subject's, if it has one.
+// ArmName returns the name of an arm for readers. If the baseline has a subject, its name is the subject's.
 func (s *Summary) ArmName(arm string) string {
 	switch {
 	case s.Baseline == "":
@@ -141,7 +142,7 @@ func (s *Summary) ArmName(arm string) string {
 	return arm
 }
 
-// PlainName is the name of an arm's design, without "(baseline)".
+// PlainName returns the name of an arm for readers, without "(baseline)".
 func (s *Summary) PlainName(arm string) string {
 	if arm == record.Direct && s.Baseline != "" {
 		return s.Baseline
@@ -149,7 +150,7 @@ func (s *Summary) PlainName(arm string) string {
 	return arm
 }
 
-// answer says in words what the run shows. Every sentence rests on estimates, which are named as evidence.
+// answer adds the answers to the run's question. Every sentence rests on estimates, which are listed as evidence.
 func (s *Summary) answer(run record.Run, t *Table) {
 	if !s.Valid {
 		s.Answers = append(s.Answers, Answer{
@@ -162,7 +163,7 @@ func (s *Summary) answer(run record.Run, t *Table) {
 	if len(all) > 0 {
 		missing = s.missingAnswers(run, t)
 	} else {
-		all = s.genericAnswers(run, t) // which say what is missing of each arm at its level
+		all = s.genericAnswers(run, t) // these say what is missing, by arm and level
 	}
 	for i := range all {
 		all[i].Answer = s.partly() + all[i].Answer
@@ -173,11 +174,11 @@ func (s *Summary) answer(run record.Run, t *Table) {
 	}
 }
 
-// genericAnswers say what each arm adds, at each level.
+// genericAnswers returns an answer for each arm and level on what the arm adds.
 func (s *Summary) genericAnswers(run record.Run, t *Table) (all []Answer) {
 	arms := askedArms(run, t)
 	if slices.Contains(arms, record.Direct) {
-		arms = []string{record.AA} // a run of the baseline alone is about its noise
+		arms = []string{record.AA} // a run of only the baseline is about its noise
 	}
 	for _, arm := range arms {
 		for _, at := range outermost(s.everyLevel(run, t)) {
@@ -210,7 +211,8 @@ func (s *Summary) genericAnswers(run record.Run, t *Table) (all []Answer) {
 	return all
 }
 
-// outermost are the first and the last level of a sweep of more than three numbers: what is between is in the tables.
+// outermost returns the first and the last level of a sweep of more than three numbers, otherwise all levels. The rest
+// are in the tables.
 func outermost(levels []factors) []factors {
 	for _, at := range levels {
 		for _, level := range at {
@@ -225,7 +227,7 @@ func outermost(levels []factors) []factors {
 	return []factors{levels[0], levels[len(levels)-1]}
 }
 
-// partly is how an answer from a partial run begins.
+// partly returns the beginning of an answer from a partial run.
 func (s *Summary) partly() string {
 	if !s.Partial {
 		return ""
@@ -238,13 +240,13 @@ func (t *Table) Subjects() []string {
 	return withoutBaseline(t.Arms)
 }
 
-// BaselineAndSubjects are all arms but the baseline's twin. The baseline may be a subject, too.
+// BaselineAndSubjects returns all arms but the baseline's twin. The baseline may be a subject, too.
 func (t *Table) BaselineAndSubjects() []string {
 	return append([]string{record.Direct}, t.Subjects()...)
 }
 
-// cost speaks of the time that each unit of work costs: of each kind of time once, by the metric that is defined
-// first, for per connection and per request say the same twice.
+// cost adds clauses on the time that a unit of work costs. Each kind of time is mentioned once, by the metric defined
+// first: its cost per connection and per request would say the same twice.
 func (p *Prose) cost(t *Table) {
 	var costs []*Estimate
 	for i := range p.Summary.Estimates {
@@ -263,14 +265,14 @@ func (p *Prose) cost(t *Table) {
 		}
 		said[d.What] = true
 		if e.Value == 0 && p.baseIsZero(e) && (e.Hi != nil && *e.Hi == 0 || t.none(e)) {
-			continue // neither has any of it, as where no eBPF program was ever loaded
+			continue // neither has any of it, for example because no eBPF program was loaded
 		}
 		if by := e.Difference; by != nil && p.unresolved(e) && (by.Lo != nil || len(p.clauses) > 0) {
 			p.leave(e, d.What+" per "+d.Per)
 			continue
 		}
 		text := p.adds(e, d.What+" per "+d.Per)
-		p.Rest(e.Metric, e.Arm) // before what is said of its part
+		p.Rest(e.Metric, e.Arm) // the evidence lists it before its part
 		if d.Rank == metric.RankBPF && p.baseIsZero(e) {
 			text += p.loadsPart(slices.Sorted(maps.Keys(t.loads)))
 		}
@@ -293,8 +295,8 @@ func (p *Prose) has(e *Estimate) bool {
 	return e.Arm == p.Arm && e.Component == "" && e.Withheld == "" && maps.Equal(e.Factors, p.At)
 }
 
-// loadsPart says how much of the arm's eBPF time ran in the control groups of the loads, by their name. It is a part of
-// all that the arm ran, so it says nothing of a difference to a baseline that runs programs, too.
+// loadsPart returns which fraction of the arm's eBPF time ran in the control groups of the loads, which are named. It
+// is a fraction of all programs, so it says nothing about a difference from a baseline that runs programs, too.
 func (p *Prose) loadsPart(loads []string) string {
 	share := p.Peek("bpf_client_share")
 	if share == nil || len(loads) == 0 {
@@ -308,13 +310,13 @@ func (p *Prose) loadsPart(loads []string) string {
 	return fmt.Sprintf(", %.0f %% of it in the %s", 100*share.Value, where)
 }
 
-// adds words a cost: "adds 3.1 us [2.8, 3.4] of kernel time per connection".
+// adds describes a cost: "adds 3.1 us [2.8, 3.4] of kernel time per connection".
 func (p *Prose) adds(e *Estimate, what string) string {
 	d := e.Difference
 	switch {
 	case d == nil:
 		return "takes " + e.Written(e.Unit) + " of " + what
-	case len(p.clauses) > 0 || d.Lo != nil && !d.Resolved: // it is the same in both
+	case len(p.clauses) > 0 || d.Lo != nil && !d.Resolved: // if not resolved here, it is the same in both
 		return p.standing(what + " " + p.moved(e))
 	case d.Value < 0:
 		return "saves " + size(d, e.Unit) + " of " + what
@@ -322,8 +324,9 @@ func (p *Prose) adds(e *Estimate, what string) string {
 	return "adds " + size(d, e.Unit) + " of " + what
 }
 
-// latency speaks of quantiles: "p50 is 9 us [5, 13] higher". A difference of quantiles is not what one request gains or
-// loses. Where the machine stood still too often, it speaks of the requests that no stall touched, and says so.
+// latency adds clauses on quantiles: "p50 is 9 us [5, 13] higher". A difference of quantiles is not what a single
+// request gains or loses. If the machine stalled too often, the clauses are about the requests that no stall touched,
+// and say so.
 func (p *Prose) latency(t *Table) {
 	share, running := p.Summary.whileRunning(p.At)
 	while := ""
@@ -349,7 +352,7 @@ func (p *Prose) latency(t *Table) {
 	}
 }
 
-// quantileName is the usual name of a quantile: p99.9.
+// quantileName returns the usual name of a quantile: p99.9.
 func quantileName(q float64) string { return fmt.Sprintf("p%.6g", 100*q) }
 
 func (p *Prose) throughput() {
@@ -359,12 +362,12 @@ func (p *Prose) throughput() {
 	}
 }
 
-// memories are the kinds of memory that answers speak of.
+// memories are the kinds of memory that answers mention.
 var memories = []struct{ metric, of, name string }{
 	{"memory_hard_bytes", "hard memory", "hard memory"}, {"map_bytes", "maps", "memory in maps"},
 }
 
-// memory speaks of what the arm holds where the baseline holds nothing, and else of how much more or less that is.
+// memory adds clauses on what the arm holds if the baseline holds nothing, and otherwise on the difference.
 func (p *Prose) memory(t *Table) {
 	for _, m := range memories {
 		e := p.Peek(m.metric)
@@ -378,14 +381,15 @@ func (p *Prose) memory(t *Table) {
 	}
 }
 
-// statedInstead reports whether another metric of the same family is stated in its place.
+// statedInstead reports whether the answer states another metric of the same family.
 func (p *Prose) statedInstead(t *Table, metric string) bool {
 	return slices.ContainsFunc(t.stated, func(name string) bool {
 		return name != metric && t.defined.FamilyOf(name) == t.defined.FamilyOf(metric) && p.Peek(name) != nil
 	})
 }
 
-// stated are the metrics that answers speak of in words of the metrics' own, in the order in which they are shown.
+// stated returns the metrics with their own wording in answers (Definition.Clause), in the order in which they are
+// shown.
 func stated(run record.Run) (names []string) {
 	defined := run.Defined()
 	for _, d := range run.Metrics {
@@ -435,8 +439,8 @@ func (p *Prose) stated(t *Table) {
 	p.pause(spoken > 0)
 }
 
-// perUnit is the line of a swept factor, where it is one and the level is the last: " (0.3 MB, and 4.3 MB [4.2, 4.4]
-// more for every 1,000 of count)".
+// perUnit returns how a metric grows with the swept factor, if it does so linearly and the level is the last: " (0.3
+// MB, and 4.3 MB [4.2, 4.4] more for every 1,000 of count)".
 func (p *Prose) perUnit(e *Estimate) string {
 	for _, m := range p.Summary.Models {
 		if m.Metric == e.Metric && m.Arm == e.Arm {
@@ -451,15 +455,16 @@ func (p *Prose) perUnit(e *Estimate) string {
 // material is the fraction of the fixed part that a line must add over its range to be worth a clause.
 const material = 0.01
 
-// Flat reports whether a line of one factor adds too little over its range, compared with its fixed part, to be
-// mentioned.
+// Flat reports whether a line of one factor adds too little over its range, compared with its fixed part, to be worth
+// mentioning.
 func (m Model) Flat() bool {
 	r := m.ValidRange[m.Terms[1].Name]
 	return math.Abs(m.Terms[1].Value)*(r[1]-r[0]) < material*math.Abs(m.Terms[0].Value)
 }
 
-// line words a model as a clause at the last level of its factor, such as "0.01 CPU, and 0.12 CPU more for every 1,000
-// requests/s". It is empty at other levels, if the model is no line, and if its slope may be zero or is negligible.
+// line formats a model as a clause at the last level of its factor, such as "0.01 CPU, and 0.12 CPU more for every
+// 1,000 requests/s". It is empty at other levels, if the model is not linear, and if its slope may be zero or is
+// negligible.
 func (p *Prose) line(m Model, unit string) string {
 	if !m.Linear || len(m.Terms) != 2 || len(p.At) != 1 {
 		return ""
@@ -470,7 +475,7 @@ func (p *Prose) line(m Model, unit string) string {
 		return ""
 	}
 	if m.Flat() {
-		return "" // resolved, and of no weight
+		return "" // resolved but negligible
 	}
 	slope := p.Summary.Slope(x, unit, m.ValidRange[x.Name][1])
 	if x.Value > 0 {
@@ -482,15 +487,15 @@ func (p *Prose) line(m Model, unit string) string {
 	return m.Terms[0].In(unit) + fixedAnd + slope
 }
 
-// The words between the fixed part of a line, its slope and what the slope is for.
+// The words after the fixed part of a line and after its slope.
 const (
 	fixedAnd = ", and "
 	forEvery = " for every "
 )
 
-// Slope words what the further units of a factor add, in as many at once as people think of where the largest level is
-// this: "2.9 MB for every 1,000 connections". What they are is in how the factor's levels read in sentences ("with {}
-// connections"); without such words the factor's name says it.
+// Slope formats what further units of a factor add, for a power of ten of them that suits the largest level: "2.9 MB
+// for every 1,000 connections". The units are named as in the run's phrases for the factor ("with {} connections"), or
+// else by the factor.
 func (s *Summary) Slope(x Term, unit string, largest float64) string {
 	many := 1.0
 	for many < 1000 && many*10 <= largest {
@@ -512,19 +517,19 @@ func (x Term) times(n float64) Term {
 	return x
 }
 
-// atMost is how many resolved differences a sentence names in addition to those that every sentence names.
+// atMost is the maximum number of further resolved differences in an answer.
 const atMost = 3
 
-// others names the resolved differences that no clause has spoken of, the largest in proportion first, one of each
-// family of metrics. How late the generator was is a check of the run and no result.
+// others names the resolved differences that no clause has mentioned, the largest in proportion first, one of each
+// family of metrics. The lag of the load generator is left out: it is a check of the run, not a result.
 func (p *Prose) others(t *Table) {
 	if p.own >= perSentence {
-		return // they say what the run is about; the tables have the rest
+		return // these say what the run is about; the tables have the rest
 	}
 	type found struct {
 		e    *Estimate
 		text string
-		by   float64 // part of the larger of the two values
+		by   float64 // difference as a fraction of the larger of the two values
 	}
 	spoken := map[string]bool{}
 	for _, named := range p.evidence {
@@ -538,7 +543,7 @@ func (p *Prose) others(t *Table) {
 			continue
 		}
 		if spoken[t.defined.FamilyOf(e.Metric)] || t.defined.Of(e.Metric).Clause != "" {
-			continue // it is spoken of in its own words, or not at all
+			continue // it is already mentioned, or is worded by stated
 		}
 		if base := p.base(e); base != nil && e.Difference != nil && e.Difference.Resolved {
 			size := max(math.Abs(e.Value), math.Abs(base.Value))
@@ -566,7 +571,7 @@ func (p *Prose) others(t *Table) {
 }
 
 // toldByAnother reports whether answers at this level use another metric instead of this one. If stalls touched too
-// many requests they use the metric of the requests that no stall touched, and otherwise the metric of all.
+// many requests, they use the metric of the requests that no stall touched, and otherwise that of all requests.
 func (p *Prose) toldByAnother(t *Table, name string) bool {
 	d := t.defined.Of(name)
 	if _, running := p.Summary.whileRunning(p.At); !running {
@@ -575,7 +580,7 @@ func (p *Prose) toldByAnother(t *Table, name string) bool {
 	return d.Instead != "" && p.Peek(d.Instead) != nil
 }
 
-// partFirst ranks a part of a whole before the same as a count, because a part is easier to understand.
+// partFirst sorts a fraction before the same quantity as a count, because a fraction is easier to understand.
 func partFirst(e *Estimate) int {
 	if e.Unit == quantity.Part {
 		return 0

@@ -10,12 +10,14 @@ import (
 	"tare/internal/experiment/record"
 )
 
-// sums adds up what the arm adds to metrics that have parts, after the sentences that speak of the arm: "A request
+// sums adds sentences, after those about the arm, that add up what the arm adds to metrics that have parts: "A request
 // takes 181 us of the machine's CPU time, and 60 us in the baseline; paired by block, the difference is +121 us:
-// proxy.client 61 us, proxy.server 58 us, applications +2 us ..." The parts are paired differences, so the difference
-// of the whole is one as well: that of the two medians is another number, without an interval. A part that the
-// subject's components have is given by them. Where the answer has quoted another figure of the same kind, such as CPU
-// time without kernel threads, it says what this one is.
+// proxy.client 61 us, proxy.server 58 us, applications +2 us ..."
+//
+// The parts are paired differences, so the difference of the whole is paired too; the difference of the two medians is
+// another number, and has no interval. If the subject's components have a part, it is given by component. If the
+// answer has quoted another figure of the same kind, such as CPU time without kernel threads, the sentence says what
+// this one covers.
 func (p *Prose) sums(t *Table) {
 	if len(p.text) == 0 {
 		return
@@ -36,7 +38,7 @@ func (p *Prose) sum(t *Table, d metric.Definition) {
 	for _, name := range t.partsOf(d.Name) {
 		of, e := t.defined.Of(name), p.Peek(name)
 		if e == nil || e.Difference == nil {
-			return // the others would be taken for all
+			return // without this part, the others would look like all of them
 		}
 		p.Rest(name, p.Arm)
 		if components := p.components(name); len(components) > 0 {
@@ -60,8 +62,8 @@ func (p *Prose) sum(t *Table, d metric.Definition) {
 		strings.Join(parts, ", "))
 }
 
-// quotes reports whether the answer has quoted a figure of the same kind for the same work. A reader would take the
-// whole for another reading of it.
+// quotes reports whether the answer has already quoted a figure of the same kind for the same work, with which a
+// reader would confuse the whole.
 func (p *Prose) quotes(t *Table, whole metric.Definition) bool {
 	return slices.ContainsFunc(p.evidence, func(named string) bool {
 		name, _, _ := strings.Cut(named, " ")
@@ -73,9 +75,9 @@ func (p *Prose) quotes(t *Table, whole metric.Definition) bool {
 // growing are the metrics, apart from memories, that lines covers.
 var growing = []struct{ metric, name string }{{"subject_cpu_seconds_per_request", "CPU time of a request"}}
 
-// lines say what each component of the subject adds to its memory and to a request's CPU time with the factor that is
-// swept, after the sentences that speak of the arm: "Hard memory by component: proxy.client 9.1 MB, and 26 MB more for
-// every 1,000 connections."
+// lines adds sentences, after those about the arm, on how the memory of each component, and its CPU time for a
+// request, grow with the swept factor: "Hard memory by component: proxy.client 9.1 MB, and 26 MB more for every 1,000
+// connections."
 func (p *Prose) lines() {
 	if len(p.text) == 0 {
 		return
@@ -88,8 +90,8 @@ func (p *Prose) lines() {
 	}
 }
 
-// componentLines says in which line each component grows. Of one that grows in no line it is the mean slope; one that
-// may not grow at all is not named.
+// componentLines adds how each component grows. If its growth is not linear it gives the mean slope. A component that
+// may not grow at all is left out.
 func (p *Prose) componentLines(metric, name string) {
 	var all []string
 	for _, m := range p.Summary.ComponentModels {
@@ -116,7 +118,7 @@ func (p *Prose) componentLines(metric, name string) {
 	}
 }
 
-// partsOf are the metrics that are the parts of one, in the order in which they are defined.
+// partsOf returns the metrics that are the parts of another, in the order in which they are defined.
 func (t *Table) partsOf(whole string) (names []string) {
 	for name, d := range t.defined {
 		if d.PartOf == whole {
@@ -129,7 +131,8 @@ func (t *Table) partsOf(whole string) (names []string) {
 	return names
 }
 
-// components are a metric of each component of the subject, by name: the difference where the baseline has it as well.
+// components returns a metric of each component of the subject, by name: the difference if the baseline has it as
+// well.
 func (p *Prose) components(metric string) (all []string) {
 	for i := range p.Summary.Estimates {
 		e := &p.Summary.Estimates[i]

@@ -10,15 +10,15 @@ import (
 	"tare/internal/lib/quantity"
 )
 
-// The marks by which the answer on CPU limits is given.
+// The thresholds of the answer on CPU limits.
 const (
-	heldBack = 0.5  // part of the periods in which a group that its limit holds is throttled, at least
+	heldBack = 0.5  // minimum fraction of throttled periods in a group that is held back by its limit
 	grain    = 0.03 // what a window can show beyond the limit: a tick or two of overrun, paid back in a later period
 )
 
-// limitAnswers say, for each level, whether the programs' time is inside the limit. What decides is the heaviest
-// program: held by its limit, the group must take no more than that with the program, and be charged for what the
-// program adds to each connection.
+// limitAnswers returns an answer for each level on whether the programs' time counts toward the limit. The heaviest
+// program decides: a group that is held by its limit must use no more than the limit with the program, and be charged
+// for what the program adds to each connection.
 func limitAnswers(s *Summary, t *Table) []Answer {
 	if !t.SubjectHas("bpf_cpus") && !t.SubjectHas("limited_bpf_cpus") {
 		return nil
@@ -41,7 +41,7 @@ func limitAnswers(s *Summary, t *Table) []Answer {
 		limit, used, throttled := p.Find("limit_cpus"), p.Find("limited_share"), p.Find("limited_throttled_share")
 		each, done := p.Find("limited_cpu_seconds_per_connection"), p.Find("throughput_per_second")
 		if limit == nil || used == nil && each == nil {
-			continue // no group has a limit, or this machine cannot tell
+			continue // no group has a limit, or this machine cannot measure it
 		}
 		verdict := "Application and programs share the limit: "
 		switch {
@@ -79,7 +79,7 @@ func limitAnswers(s *Summary, t *Table) []Answer {
 	return answers
 }
 
-// underLimit says how much of the limit the limited groups used, if known.
+// underLimit describes how much of the limit the limited groups used.
 func (p *Prose) underLimit(used, throttled *Estimate) string {
 	text := "what the limited groups used of it cannot be told"
 	if used != nil {
@@ -92,8 +92,8 @@ func (p *Prose) underLimit(used, throttled *Estimate) string {
 	return text
 }
 
-// contexts says in which context the programs ran, and whether that is inside the limit. Whether softirq is depends on
-// how the kernel was built, and shows in what the ledger put inside.
+// contexts describes in which context the programs ran, and whether that counts toward the limit. For softirq that
+// depends on how the kernel was built, and shows in the time that the ledger puts inside the groups.
 func (p *Prose) contexts() string {
 	task, softirq := p.Find("bpf_limited_task_share"), p.Find("bpf_limited_softirq_share")
 	inside := p.Find("bpf_limited_inside_share")
@@ -115,7 +115,7 @@ func (p *Prose) contexts() string {
 	return text + "."
 }
 
-// lighter says what the lighter programs add to the charge.
+// lighter adds what the lighter programs add to the charge.
 func (p *Prose) lighter(arms []string) {
 	var parts []string
 	for _, arm := range arms {
@@ -128,8 +128,8 @@ func (p *Prose) lighter(arms []string) {
 	}
 }
 
-// saturationAnswers are about programs on a machine that loads fill. For each arm they say how the programs' part of
-// the machine changes over the levels, and then describe each level separately.
+// saturationAnswers returns answers on programs on a machine that loads saturate. For each arm they say how the
+// programs' share of the machine changes over the levels, and then describe each level.
 func saturationAnswers(s *Summary, t *Table) []Answer {
 	if !free(t) || !full(t) || !t.SubjectHas("bpf_cpu_share") {
 		return nil
@@ -159,7 +159,6 @@ func saturationAnswers(s *Summary, t *Table) []Answer {
 	return answers
 }
 
-// saturated words one level.
 func (p *Prose) saturated() {
 	share := p.Find("bpf_cpu_share")
 	if share == nil {

@@ -10,8 +10,9 @@ import (
 	"tare/internal/lib/lists"
 )
 
-// ladderAnswers are about runs with metrics that are rungs of a ladder. They say for each arm how many steps of the
-// ladder are longer or shorter than in the baseline, and which steps differ least and most. All steps are in a table.
+// ladderAnswers returns answers for runs with metrics that are rungs of a ladder. They say for each arm how many steps
+// of the ladder take longer or shorter than in the baseline, and which differ least and most. All steps are in a
+// table.
 func ladderAnswers(s *Summary, t *Table) (all []Answer) {
 	for _, arm := range t.Subjects() {
 		for _, at := range t.Levels {
@@ -35,7 +36,6 @@ func ladderAnswers(s *Summary, t *Table) (all []Answer) {
 	return all
 }
 
-// ladder speaks of one ladder.
 func (p *Prose) ladder(name string, rungs []metric.Definition) {
 	var longer, shorter, open []metric.Definition
 	for _, d := range rungs {
@@ -86,7 +86,7 @@ func (p *Prose) ladder(name string, rungs []metric.Definition) {
 	}
 }
 
-// rung words how long a step takes, and how long it takes in the baseline.
+// rung formats how long a step takes, and how long it takes in the baseline.
 func (p *Prose) rung(d metric.Definition) string {
 	return fmt.Sprintf("%s instead of %s", p.Say(d.Name), p.SayOf(d.Name, record.Direct))
 }

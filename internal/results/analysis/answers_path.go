@@ -2,8 +2,8 @@ package analysis
 
 import "fmt"
 
-// pathAnswers speak of subjects that are held against another, by loads that make connections and no requests over
-// them: they say what the programs of each take of a connection at the ends of the scale.
+// pathAnswers returns answers for runs that compare subjects with another subject, by loads that only make
+// connections: the time of each subject's programs for a connection, at the first and the last level.
 func pathAnswers(s *Summary, t *Table) []Answer {
 	if s.Baseline == "" || !t.Has("connect_p50_seconds") || t.Has("latency_p50_seconds") {
 		return nil
@@ -18,7 +18,7 @@ func pathAnswers(s *Summary, t *Table) []Answer {
 	return all
 }
 
-// path words the time of the programs at the first and the last level, and at how many levels it is above the
+// path adds the time of the programs at the first and the last level, and at how many levels it differs from the
 // baseline's.
 func (p *Prose) path(t *Table) {
 	ends, verdict := p.Against(t, "bpf_seconds_per_connection")

@@ -15,18 +15,17 @@ import (
 	"tare/internal/lib/stats"
 )
 
-// Verdict is the result of one assertion: that of its checks of which the least can be said for it.
+// Verdict is the result of one assertion: the worst of the results of its checks.
 type Verdict struct {
 	Assertion string  `json:"assertion"`
 	Result    Result  `json:"result"`
 	Checks    []Check `json:"checks"` // by level and arm
 }
 
-// Result is whether an assertion holds.
+// Result states whether an assertion holds.
 type Result string
 
-// The results. An assertion that is undecided neither holds nor fails: the interval contains its bound, or what it is
-// of was not measured.
+// The results. An assertion is undecided if the interval contains its bound, or if the metric was not measured.
 const (
 	Holds     Result = "holds"
 	Fails     Result = "fails"
@@ -43,24 +42,24 @@ type Check struct {
 	Factors    map[string]string `json:"factors"`
 	Result     Result            `json:"result"`
 	Against    assertion.Against `json:"against"` // value, difference or change
-	Unit       string            `json:"unit"`    // of Value and Bound; a change is a part
+	Unit       string            `json:"unit"`    // of Value and Bound; quantity.Part for a change
 	Bound      float64           `json:"bound"`
 	Value      *float64          `json:"value"`
 	Lo         *float64          `json:"lo"`
 	Hi         *float64          `json:"hi"`
 	Confidence float64           `json:"confidence,omitempty"`
-	Mean       *Interval         `json:"mean,omitempty"` // of a cost: the same of the mean, which must agree
-	N          int               `json:"n"`              // blocks, or trials of ==
-	Lost       int               `json:"lost,omitempty"` // further blocks without a value, taken at their worst
-	Why        string            `json:"why,omitempty"`  // it is undecided, or what to know of it
-	// in all, that would decide it in 8 of 10 runs, if the value and the noise stay; without an interval, the least that
-	// can
+	Mean       *Interval         `json:"mean,omitempty"` // for a cost: the same quantity for the mean, which must agree
+	N          int               `json:"n"`              // blocks, or trials for ==
+	Lost       int               `json:"lost,omitempty"` // further blocks without a value, counted at their worst
+	Why        string            `json:"why,omitempty"`  // why it is undecided, or a note on the result
+	// Blocks is how many blocks in total would decide the check in 8 of 10 runs if the value and the noise stay. Without
+	// an interval it is the minimum for one.
 	Blocks  int     `json:"blocks,omitempty"`
-	Seconds float64 `json:"more_seconds,omitempty"` // that the further ones would take
+	Seconds float64 `json:"more_seconds,omitempty"` // time for the blocks that are missing
 }
 
-// Result is that of all assertions together: Fails where one fails, else Undecided where one is. It is Holds where
-// there are none.
+// Result returns the result of all assertions together: Fails if one fails, else Undecided if one is undecided, else
+// Holds, also if there are none.
 func (s *Summary) Result() Result {
 	return worst(lists.Map(s.Verdicts, func(v Verdict) Result { return v.Result }))
 }
@@ -74,8 +73,9 @@ func worst(results []Result) Result {
 	return Holds
 }
 
-// Decided reports whether a run that goes on until its assertions are decided may end, and what is undecided otherwise.
-// It may only at the looks of stats.MayDecide, whose number the confidence of the intervals pays for.
+// Decided reports whether a run that goes on until its assertions are decided may end; otherwise the text says what is
+// undecided. The run may end only at the looks of stats.MayDecide: the confidence of the intervals allows for their
+// number.
 func Decided(run record.Run, trials []record.Trial) (bool, string, error) {
 	if !stats.MayDecide(run.Blocks) {
 		return false, "", nil
@@ -96,22 +96,21 @@ func Decided(run record.Run, trials []record.Trial) (bool, string, error) {
 	return false, "undecided: " + strings.Join(open, ", "), nil
 }
 
-// asserter checks a run's assertions.
 type asserter struct {
 	*Summary
 	run        record.Run
 	trials     []record.Trial
 	whole      *Table
 	components map[string]*Table
-	places     []place // of the plan
+	places     []place // in the plan
 	confidence float64
-	perBlock   float64                                 // seconds that a block takes
+	perBlock   float64                                 // duration of a block in seconds
 	learned    map[learned]map[string]stats.Dependence // by arm
-	bursts     map[string]float64                      // of the counts of a metric, by its name
-	levels     map[levelMetric]bool                    // whether a level has a metric at all
+	bursts     map[string]float64                      // of the counts of a metric, by metric (stats.Bursts)
+	levels     map[levelMetric]bool                    // whether any arm has the metric at the level
 }
 
-// levelMetric is a metric of a component, or of the whole, at a level.
+// levelMetric is a metric of a component, or of the whole subject, at a level.
 type levelMetric struct{ component, metric, level string }
 
 // learned is the key of a dependence between blocks.
@@ -120,7 +119,7 @@ type learned struct {
 	against           assertion.Against
 }
 
-// assert adds the verdicts.
+// assert adds the verdicts of the run's assertions.
 func (s *Summary) assert(run record.Run, trials []record.Trial, t *Table) error {
 	switch n := len(run.Assert); {
 	case n == 0:
@@ -134,7 +133,7 @@ func (s *Summary) assert(run record.Run, trials []record.Trial, t *Table) error 
 		bursts: map[string]float64{}, levels: map[levelMetric]bool{},
 	}
 	if run.Open() {
-		// It was, or may have been, ended by a look at this.
+		// The run was, or may have been, ended by a look at these verdicts.
 		a.confidence = stats.SequentialConfidence
 	}
 	var all []assertion.Assertion
@@ -158,7 +157,7 @@ func (s *Summary) assert(run record.Run, trials []record.Trial, t *Table) error 
 	return nil
 }
 
-// secondsPerBlock is how long a block takes; 0 where that is not known.
+// secondsPerBlock returns the mean duration of a block; 0 if unknown.
 func secondsPerBlock(trials []record.Trial) float64 {
 	blocks := lists.Keyed(trials, func(t record.Trial) (int, bool) { return t.Block, true })
 	if len(trials) == 0 {
@@ -167,10 +166,10 @@ func secondsPerBlock(trials []record.Trial) float64 {
 	return max(0, trials[len(trials)-1].Ended.Sub(trials[0].Started).Seconds()) / float64(len(blocks))
 }
 
-// allPlaces are the arms at the levels of the plan, by level.
+// allPlaces returns the arms at the levels of the plan, sorted by level.
 func allPlaces(run record.Run, trials []record.Trial) []place {
 	planned := slices.Clone(run.Plan)
-	for _, t := range trials { // of a record without a plan
+	for _, t := range trials { // for records without a plan
 		planned = append(planned, t.PlannedTrial)
 	}
 	all := placesOf(planned)
@@ -178,8 +177,8 @@ func allPlaces(run record.Run, trials []record.Trial) []place {
 	return all
 }
 
-// concerned are the places where an assertion is checked: every level and arm that it names, or that it leaves open.
-// The baseline is never what an assertion on a difference leaves open.
+// concerned returns the places where an assertion is checked: every level and arm that it names or leaves open. An
+// assertion on a difference that leaves the arm open is not checked for the baseline.
 func (a *asserter) concerned(of assertion.Assertion) []place {
 	arms := askedArms(a.run, a.whole)
 	if of.Against != assertion.Value || len(a.run.Absent) > 0 {
@@ -193,7 +192,7 @@ func (a *asserter) concerned(of assertion.Assertion) []place {
 	})
 }
 
-// contains reports whether a level has what is asked for of it; numbers may be written otherwise.
+// contains reports whether a level has all the asked values. Numbers may be written differently.
 func contains(at factors, asked map[string]string) bool {
 	for name, level := range asked {
 		has, is := at[name]
@@ -247,12 +246,12 @@ func (a *asserter) tableOf(component string) *Table {
 	return a.components[component]
 }
 
-// concerns reports whether a metric belongs to a level at all: some arm has it there, or lost it, or had too few
-// samples for it, or has nothing there. If the levels of a factor are different loads, each level has different
-// metrics.
+// concerns reports whether a metric can be expected at a level: some arm has it there, or lost it, or had too few
+// samples for it, or nothing at all was measured there. If the levels of a factor are different loads, each level has
+// different metrics.
 func (a *asserter) concerns(t *Table, of assertion.Assertion, at factors) bool {
 	if !t.known[of.Metric] {
-		return true // nowhere: that is said of every level
+		return true // no level has it, and each says so
 	}
 	told, level := false, record.LevelKey(at)
 	for place, outcomes := range t.outcomes {
@@ -287,7 +286,6 @@ func (a *asserter) newCheck(t *Table, of assertion.Assertion, p place) Check {
 	return c
 }
 
-// check checks an assertion for an arm at a level.
 func (a *asserter) check(t *Table, of assertion.Assertion, p place) Check {
 	c := a.newCheck(t, of, p)
 	key := pool{record.LevelKey(p.at), p.arm, of.Metric}
@@ -307,8 +305,8 @@ func (a *asserter) check(t *Table, of assertion.Assertion, p place) Check {
 		hold = a.pooled
 	}
 	hold(t, of, p, &c)
-	// An arm like the baseline keeps a bound on the difference that 0 keeps, and breaks any other. The A/A twin is such
-	// an arm: where it is found to be otherwise too, the machine was not steady, and nothing is said of the arm.
+	// An arm that equals the baseline has a difference of 0, and passes or fails as 0 does. The A/A twin is such an arm:
+	// if it gets the unexpected result too, the machine was not steady, and the arm's result means nothing.
 	expected := Holds
 	if !of.Keeps(0) {
 		expected = Fails
@@ -323,8 +321,8 @@ func (a *asserter) check(t *Table, of assertion.Assertion, p place) Check {
 	return c
 }
 
-// exact checks each trial against a bound with ==. One trial can show that it fails; that it holds is claimed only for
-// the trials that were seen.
+// exact checks each trial against a bound with ==. One trial can show that the assertion fails. That it holds is
+// claimed only for the trials that were run.
 func (a *asserter) exact(t *Table, of assertion.Assertion, p place, c *Check) {
 	values := t.Column(p.at, p.arm, of.Metric)
 	c.N = len(values)
@@ -353,13 +351,13 @@ func (a *asserter) exact(t *Table, of assertion.Assertion, p place, c *Check) {
 	}
 }
 
-// pooled checks a part of counts, which are added up over trials, against a bound.
+// pooled checks a share of counts that are added up over trials against a bound.
 func (a *asserter) pooled(t *Table, of assertion.Assertion, p place, c *Check) {
-	if of.Against == assertion.Change { // which no spec and no command line can ask for
+	if of.Against == assertion.Change { // no spec and no command line can ask for this
 		c.Why = "a part that is pooled over trials has no change in per cent"
 		return
 	}
-	bursts, known := a.bursts[of.Metric] // counts belong to the whole subject: components have none
+	bursts, known := a.bursts[of.Metric] // counts are of the whole subject: components have none
 	if !known {
 		var all []stats.Share
 		for key, counts := range t.pools {
@@ -370,7 +368,7 @@ func (a *asserter) pooled(t *Table, of assertion.Assertion, p place, c *Check) {
 		bursts = stats.Bursts(all...)
 		a.bursts[of.Metric] = bursts
 	}
-	// Lost trials are taken to have none, or all, of as many samples as the others have.
+	// In the worst case, none or all samples of a lost trial are in the share, and it has as many as the others.
 	_, lost := t.lost(of.Metric, p)
 	estimate := func(part float64, lost int) (e stats.Estimate, isUneven bool) {
 		mine := byBlock(t.pools[pool{record.LevelKey(p.at), p.arm, of.Metric}])
@@ -402,8 +400,8 @@ func (a *asserter) pooled(t *Table, of assertion.Assertion, p place, c *Check) {
 	}
 }
 
-// share returns a share with its interval. If none, or all, of the samples are in it, the interval has only one end,
-// which then has half of what the confidence leaves, like each end of other intervals.
+// share returns a share with its interval. If none or all of the samples are in it, the interval has only one end,
+// which then has the error probability of one end of a two-sided interval.
 func (a *asserter) share(counts []stats.Count, bursts float64) stats.Share {
 	s := stats.ClusteredShareAt(counts, bursts, a.confidence)
 	if s.In == 0 || s.In == s.Samples {
@@ -413,7 +411,7 @@ func (a *asserter) share(counts []stats.Count, bursts float64) stats.Share {
 }
 
 // measured checks values of single trials against a bound: the median of the arm, or the pseudo-median of its
-// differences to the baseline, or of its changes from it, within blocks.
+// differences from the baseline, or of its relative changes, within blocks.
 func (a *asserter) measured(t *Table, of assertion.Assertion, p place, c *Check) {
 	if of.Against == assertion.Value {
 		e, lo, hi, lost := a.median(t, of.Metric, p)
@@ -441,7 +439,8 @@ func (a *asserter) measured(t *Table, of assertion.Assertion, p place, c *Check)
 	}
 }
 
-// changes makes of pairs what is held against a bound; fewer than the pairs where a value is not above 0.
+// changes returns the function from pairs to the values that are compared with a bound. For a change these are
+// logarithms of ratios, without pairs that have a value of 0 or less.
 func changes(of assertion.Assertion) func([]stats.Pair) []float64 {
 	if of.Against == assertion.Change {
 		return func(pairs []stats.Pair) []float64 { logs, _ := stats.LogRatios(pairs); return logs }
@@ -449,7 +448,7 @@ func changes(of assertion.Assertion) func([]stats.Pair) []float64 {
 	return stats.Differences
 }
 
-// dependence is that of what is held against a bound, of an arm.
+// dependence returns how much neighbouring blocks of an arm resemble each other in the quantity with the bound.
 func (a *asserter) dependence(t *Table, of assertion.Assertion, p place) stats.Dependence {
 	known := learned{of.Component, of.Metric, of.Against}
 	if _, has := a.learned[known]; !has {
@@ -458,8 +457,8 @@ func (a *asserter) dependence(t *Table, of assertion.Assertion, p place) stats.D
 	return a.learned[known][p.arm]
 }
 
-// seesRare is from how many blocks on a verdict need not say what it could not see: what occurs in a tenth of all
-// trials is in one of them, in 95 of 100 runs.
+// seesRare is the number of blocks from which a verdict need not say what it may have missed: an event in a tenth of
+// all trials occurs in at least one of so many blocks in 95 of 100 runs.
 const seesRare = 30
 
 // paid leaves a check of a cost undecided if the mean of the trials is not on the same side of the bound as the
@@ -487,8 +486,8 @@ func (a *asserter) paid(t *Table, of assertion.Assertion, p place, c *Check) {
 	c.Blocks, c.Seconds = mean.Blocks, mean.Seconds
 }
 
-// mean is the mean of an arm, or of its differences to the baseline within blocks, or the change of the mean from the
-// baseline's, with the values of the arm.
+// mean returns the mean of an arm, or of its differences from the baseline within blocks, or the relative change of
+// the mean from the baseline's, with the values of the arm.
 func (a *asserter) mean(t *Table, of assertion.Assertion, p place) (e stats.Estimate, values []float64) {
 	values = t.Column(p.at, p.arm, of.Metric)
 	if of.Against == assertion.Value {
@@ -506,8 +505,8 @@ func (a *asserter) mean(t *Table, of assertion.Assertion, p place) (e stats.Esti
 	return e, values
 }
 
-// lag leaves a check of latency undecided where the load generator's lag may differ between the arms by more than a
-// tenth of the distance to the bound.
+// lag leaves a check of latency undecided if the load generator's lag may differ between the arms by more than a tenth
+// of the distance to the bound.
 func (a *asserter) lag(t *Table, of assertion.Assertion, p place, value float64, c *Check) {
 	pairs := t.lagPairs(p.at, p.arm, of.Metric)
 	if len(pairs) == 0 {
@@ -523,15 +522,15 @@ func (a *asserter) lag(t *Table, of assertion.Assertion, p place, value float64,
 	}
 }
 
-// lost are the blocks in which the value of an arm stands in the worst case, and how many are lost. As with pairs, a
-// block that all arms lost to others counts as one that was not run.
+// lost returns the blocks in which the value of an arm counts in the worst case, and the number of lost blocks. As
+// with pairs, a block that all arms lost to others counts as not run.
 func (t *Table) lost(metric string, p place) (stand []int, lost int) {
 	stand, lost, whole := t.lostBlocks(p.at, p.arm, metric, false)
 	return stand, lost - whole
 }
 
-// median is the median of an arm, with the interval in which it lies whatever the blocks without a value would have
-// been.
+// median returns the median of an arm with its interval; lo and hi are its worst ends, whatever the values of the lost
+// blocks would have been.
 func (a *asserter) median(t *Table, metric string, p place) (e stats.Estimate, lo, hi float64, lost int) {
 	e = stats.MedianAt(t.Column(p.at, p.arm, metric), a.confidence)
 	stand, lost := t.lost(metric, p)
@@ -548,8 +547,8 @@ func (a *asserter) median(t *Table, metric string, p place) (e stats.Estimate, l
 	return e, with(math.Inf(-1)).Lo, with(math.Inf(1)).Hi, lost
 }
 
-// compared compares an arm with its baseline: the difference, or the change from it, with the interval in which it
-// lies whatever the blocks without a value would have been. It is false if there is no change because a value is not
+// compared returns the difference of an arm from its baseline, or the relative change; lo and hi are its worst ends,
+// whatever the values of the lost blocks would have been. ok is false if there is no change because a value is not
 // above 0.
 func (a *asserter) compared(t *Table, of assertion.Assertion, p place) (e stats.Estimate, lo, hi float64, lost int,
 	ok bool,
@@ -575,8 +574,8 @@ func (a *asserter) compared(t *Table, of assertion.Assertion, p place) (e stats.
 	return e, back(lo), back(hi), lost, true
 }
 
-// decide says on which side of the bound all of an interval lies. lo and hi are its ends where lost blocks are taken at
-// their worst.
+// decide sets the result if the whole interval lies on one side of the bound. lo and hi are its worst ends, with lost
+// blocks taken into account.
 func (a *asserter) decide(of assertion.Assertion, e stats.Estimate, lo, hi float64, lost int, c *Check) {
 	if c.N = e.N; e.N > 0 {
 		c.Value = finite(e.Value)
@@ -612,12 +611,12 @@ func (a *asserter) decide(of assertion.Assertion, e stats.Estimate, lo, hi float
 	}
 }
 
-// need says how many blocks it would take.
+// need sets the number of blocks that would decide the check, and the time for the missing ones.
 func (c *Check) need(blocks int, perBlock float64) {
 	c.Blocks, c.Seconds = blocks, math.Round(float64(max(blocks-c.N, 0))*perBlock)
 }
 
-// tooFew says that there are too few blocks for a verdict, and how many it takes at least.
+// tooFew sets the reason that there are too few blocks for a verdict, and the minimum.
 func (c *Check) tooFew(least int, perBlock float64) {
 	if c.Why = "it was not measured"; c.N > 0 {
 		c.Why = "too few: " + quantity.Counted(c.N, "block")
@@ -625,7 +624,7 @@ func (c *Check) tooFew(least int, perBlock float64) {
 	}
 }
 
-// Seen words what a check has seen: "+2.1 % [+0.8, +3.5]".
+// Seen formats the checked value with its interval: "+2.1 % [+0.8, +3.5]".
 func (c *Check) Seen() string {
 	switch {
 	case c.Value == nil:
@@ -636,7 +635,7 @@ func (c *Check) Seen() string {
 	return Interval{*c.Value, c.Lo, c.Hi}.Signed(c.Unit)
 }
 
-// Place words the arm and level of a check: "proxy client, at rate 1000".
+// Place returns the arm and level of a check: "proxy client, at rate 1000".
 func (s *Summary) Place(c *Check) string {
 	text := strings.TrimSpace(s.ArmName(c.Arm) + " " + c.Component)
 	if len(c.Factors) > 0 {
@@ -645,7 +644,7 @@ func (s *Summary) Place(c *Check) string {
 	return text
 }
 
-// Advice says what would decide an undecided check; empty where nothing is known to.
+// Advice returns what would decide an undecided check; empty if that is unknown.
 func (c *Check) Advice() string {
 	if c.Result != Undecided || c.Blocks == 0 {
 		return ""

@@ -11,22 +11,22 @@ import (
 	"tare/internal/lib/stats"
 )
 
-// The cost of a summary is bounded, because trials are untrusted. Beyond these limits, which docs/formats.md states,
-// it leaves out the least important metrics.
+// These limits bound the cost of a summary, because trials are untrusted input. A summary beyond them
+// (docs/formats.md) leaves out the least important metrics.
 const (
-	// maxEstimates is how many estimates there may be: metrics by arm, level and component.
+	// maxEstimates is the maximum number of estimates: metrics by arm, level and component.
 	maxEstimates = 30_000
-	// maxWork bounds the work of intervals that are found by resampling, which grows with the square of the blocks. It
-	// is in pairs of blocks; one takes about 5 us.
+	// maxWork bounds the work for intervals found by resampling, which grows with the square of the blocks. It is in
+	// pairs of blocks; one takes about 5 us.
 	maxWork = 40_000_000
-	// maxUndefined is how many metrics that the run does not define are looked at, and maxComponents how many components.
+	// maxUndefined is the maximum number of metrics that the run does not define, and maxComponents that of components.
 	maxUndefined  = 2000
 	maxComponents = 100
 )
 
-// bounded are the trials without the metrics that would take a summary beyond its bounds, and how many these are. Those
-// that answers speak of and those with a budget are the last to go. Trials that are within the bounds are given back as
-// they are.
+// bounded returns the trials without the metrics that would take the summary beyond its limits, and the number of
+// metrics left out. Metrics that answers are about and asserted ones are left out last. Trials within the limits are
+// returned unchanged.
 func bounded(run record.Run, trials []record.Trial) (kept []record.Trial, left int) {
 	names, components, unnamed := namesIn(run, trials)
 	id := map[string]int{}
@@ -34,7 +34,7 @@ func bounded(run record.Run, trials []record.Trial) (kept []record.Trial, left i
 		id[name] = i
 	}
 	places := map[levelArm]int{}
-	counts := map[[2]int]int{} // trials, by metric and place, or by metric and component, whose numbers are below 0
+	counts := map[[2]int]int{} // trials by metric and place, or by metric and component; components have negative numbers
 	count := func(names iter.Seq[string], at int) {
 		for name := range names {
 			if i, has := id[name]; has {
@@ -93,9 +93,8 @@ func bounded(run record.Run, trials []record.Trial) (kept []record.Trial, left i
 	return kept, left
 }
 
-// namesIn are the metrics that trials have, those first that are the last to be left out, and their components. The
-// number of metrics that the run does not define, and of components, is limited; unnamed is how many others there are
-// at least.
+// namesIn returns the metrics of the trials, the most important first, and the components. The number of components,
+// and of metrics that the run does not define, is limited; unnamed is the minimum number of others.
 func namesIn(run record.Run, trials []record.Trial) (names, components []string, unnamed int) {
 	order := map[string]int{}
 	add := func(name string) {
@@ -123,7 +122,7 @@ func namesIn(run record.Run, trials []record.Trial) (names, components []string,
 		case len(others) < maxUndefined:
 			others[name] = true
 		default:
-			unnamed = 1 // how many names there are is not worth their memory
+			unnamed = 1 // counting them exactly is not worth the memory for their names
 		}
 	}
 	for _, t := range trials {
@@ -148,7 +147,7 @@ func namesIn(run record.Run, trials []record.Trial) (names, components []string,
 	return append(names, slices.Sorted(maps.Keys(others))...), slices.Sorted(maps.Keys(parts)), unnamed
 }
 
-// only are the entries of a map that are kept.
+// only returns the entries of a map that are kept.
 func only[V any](keep map[string]bool, of map[string]V) map[string]V {
 	m := map[string]V{}
 	for name, v := range of {
@@ -159,7 +158,7 @@ func only[V any](keep map[string]bool, of map[string]V) map[string]V {
 	return m
 }
 
-// warnOfBounds says that metrics were left out.
+// warnOfBounds warns if metrics were left out.
 func (s *Summary) warnOfBounds(left int) {
 	if left > 0 {
 		s.addWarning("at least %d metrics or components are left out: there is more than a summary may hold (%d estimates, "+

@@ -11,11 +11,11 @@ import (
 	"tare/internal/lib/stats"
 )
 
-// carriesOver is why nothing is claimed of an arm that leaves something to the next trial.
+// carriesOver is the reason why a difference is not resolved if the arm affects the trial after it.
 const carriesOver = "carry-over: the arm changes the trial that runs right after it"
 
 // findOrder finds which arm ran right before each trial, by the positions in its block. The first trial of a block has
-// none, and what was run again is left out on both sides.
+// none. Trials that were repeated have none either, and count for none.
 func (t *Table) findOrder(trials []record.Trial) {
 	planned := attemptsOf(trials)
 	slices.SortStableFunc(planned, func(a, b []record.Trial) int {
@@ -31,12 +31,12 @@ func (t *Table) findOrder(trials []record.Trial) {
 }
 
 // findCarryOver finds the arms that change the trial after them. An arm never follows itself at a level, so what it
-// leaves behind burdens its baseline more often than itself. The twins are the same, so in blocks in which one of them
-// runs right after the arm, that one must read higher as often as lower (sign test, p < 1 %, over all levels).
+// leaves behind burdens its baseline more often than itself. The twins are the same, so if one of them runs right
+// after the arm, it must read higher than the other as often as lower (sign test, p < 1 %, over all levels).
 func (t *Table) findCarryOver() {
 	t.carried = map[armMetric]bool{}
 	for _, metric := range t.metrics {
-		// How often the twin that ran right after an arm, as the other did not, read higher, by arm; and lower.
+		// By arm: how often the twin right after the arm read higher than the other twin, and how often lower.
 		read := map[bool]map[string]int{true: {}, false: {}}
 		for _, at := range t.Levels {
 			level := record.LevelKey(at)
@@ -55,7 +55,7 @@ func (t *Table) findCarryOver() {
 	}
 }
 
-// warnOfCarryOver names the arms that change the trial after them, and in what.
+// warnOfCarryOver names the arms that change the trial after them, and the metrics.
 func (s *Summary) warnOfCarryOver(t *Table) {
 	in := map[string][]string{}
 	for _, metric := range t.metrics {

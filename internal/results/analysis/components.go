@@ -7,10 +7,10 @@ import (
 	"tare/internal/experiment/record"
 )
 
-// addComponents adds, behind the estimates of an arm as a whole, those of each component of its subject. They are made
-// as the others are, from the values that trials have of the component: what a gate voids of a trial's metric it voids
-// of the component's as well, and the difference is to the same component of the baseline, where it has one. Answers do
-// not speak of them.
+// addComponents adds the estimates of each component of a subject, after those of the subject as a whole. They are
+// computed in the same way, from the values that trials have for the component. A gate that voids a trial's metric
+// voids it for the component as well. The difference is from the same component of the baseline, if it has one.
+// Answers do not use these estimates.
 func (s *Summary) addComponents(run record.Run, trials []record.Trial) {
 	names := map[string]bool{}
 	for _, t := range trials {
@@ -36,7 +36,7 @@ func (s *Summary) addComponents(run record.Run, trials []record.Trial) {
 		merged = append(append(merged, e), parts[of(e)]...)
 		delete(parts, of(e))
 	}
-	for _, c := range all { // of what there is no whole
+	for _, c := range all { // those without an estimate of the whole
 		if _, left := parts[of(c)]; left {
 			merged = append(merged, c)
 		}
@@ -44,7 +44,7 @@ func (s *Summary) addComponents(run record.Run, trials []record.Trial) {
 	s.Estimates = merged
 }
 
-// ofComponent estimates one component, as if its values were all that the trials have.
+// ofComponent returns the estimates of one component, as if the trials had no other values, and adds its models.
 func (s *Summary) ofComponent(name string, run record.Run, trials []record.Trial) []Estimate {
 	of := &Summary{Partial: s.Partial}
 	t := componentTable(name, run, trials, of)
@@ -65,7 +65,7 @@ func (s *Summary) ofComponent(name string, run record.Run, trials []record.Trial
 	return of.Estimates
 }
 
-// componentTable is the table of one component, as if its values were all that the trials have.
+// componentTable returns the table of one component, as if the trials had no other values.
 func componentTable(name string, run record.Run, trials []record.Trial, s *Summary) *Table {
 	own := slices.Clone(trials)
 	for i := range own {

@@ -19,18 +19,18 @@ type Curve struct {
 }
 
 // CurvePoint is one percentile of latency in seconds: the median over blocks of the trials' quantiles, and its paired
-// difference to the baseline.
+// difference from the baseline.
 type CurvePoint struct {
-	Q float64 // part of the requests that are faster
+	Q float64 // the quantile: fraction of requests that are at most as slow
 	Interval
-	Difference *Difference // nil of the baseline itself, and where it has no such quantile
+	Difference *Difference // nil for the baseline itself, and if the baseline has no such quantile
 	Visible    *float64    // the smallest visible difference here: half the width of the A/A band
 }
 
-// Text is the value with its interval.
+// Text formats the value with its interval.
 func (p CurvePoint) Text() string { return p.Written(quantity.Seconds) }
 
-// percentiles are the points of the curves, with their names; each is given if there are enough samples for it.
+// percentiles are the points of the curves, with their names. Those with too few samples are left out.
 var percentiles = lists.Map([]float64{
 	0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995, 0.9999,
 }, func(q float64) percentile { return percentile{quantileName(q), q} })
@@ -40,13 +40,13 @@ type percentile struct {
 	q    float64
 }
 
-// percentilesOf returns, by name and in seconds, the percentiles for which one histogram of all loads of a trial has
-// enough samples; nil if there is no such histogram or it cannot be read. Only the percentiles are kept, because the
-// histogram takes a hundred times as much memory.
+// percentilesOf returns, by name and in seconds, the percentiles for which a histogram, merged over all loads of a
+// trial, has enough samples; nil if there is no such histogram or it cannot be read. Only the percentiles are kept,
+// because the histogram takes a hundred times as much memory.
 func percentilesOf(trial record.Trial, histogram string) map[string]float64 {
 	h, err := stats.MergeEncoded(encodedOf(trial, histogram)...)
 	if err != nil || h == nil {
-		return nil // the summary's warnings say that histograms could not be read
+		return nil // the summary warns of unreadable histograms
 	}
 	all := map[string]float64{}
 	for _, p := range percentiles {
@@ -57,18 +57,18 @@ func percentilesOf(trial record.Trial, histogram string) map[string]float64 {
 	return all
 }
 
-// curves are made of the latency of every trial in which it stands.
+// curves holds the latency percentiles of every trial with valid latency.
 type curves struct {
-	*Table // of percentiles by their names: those that every trial of an arm at a level has
+	*Table // of percentiles by name: only those that every trial of an arm at a level has
 
 	seed   uint64
 	losses *Table
-	metric string // the median of latency, whose losses are those of all points
+	metric string // the median of latency, whose losses count for all points
 }
 
-// Curves are made and judged as the summary's quantiles are: a quantile of every trial, then the median over blocks,
-// and differences paired within blocks. What some trial of an arm cannot carry is left out. They are in order of
-// level and arm.
+// Curves returns the latency curves in order of level and arm. They are computed and judged as the summary's quantiles
+// are: a quantile of every trial, then the median over blocks, and differences paired within blocks. Percentiles that
+// some trial has too few samples for are left out.
 func Curves(run record.Run, trials []record.Trial) (all []Curve) {
 	trials, _ = bounded(run, trials)
 	c := curves{
@@ -77,7 +77,8 @@ func Curves(run record.Run, trials []record.Trial) (all []Curve) {
 	}
 	c.losses.judgeArms()
 	c.take(trials)
-	learned := lists.Keyed(percentiles, func(p percentile) (string, map[string]stats.Dependence) { // by arm
+	// By percentile and arm.
+	learned := lists.Keyed(percentiles, func(p percentile) (string, map[string]stats.Dependence) {
 		return p.name, c.dependence(p.name, stats.Differences)
 	})
 	for _, at := range c.Levels {
@@ -96,7 +97,7 @@ func Curves(run record.Run, trials []record.Trial) (all []Curve) {
 	return all
 }
 
-// take fills the table. Of the attempts at a trial the first counts in which latency stands.
+// take fills the table. Each trial counts with its first attempt in which latency is valid.
 func (c *curves) take(trials []record.Trial) {
 	levels, arms := map[string]factors{}, map[string]bool{}
 	for _, t := range trials {
@@ -127,8 +128,8 @@ func (c *curves) take(trials []record.Trial) {
 	c.Arms = slices.SortedFunc(maps.Keys(arms), CompareArms)
 }
 
-// point is a percentile of an arm at a level, with its difference to the baseline, and the smallest that the twins let
-// one see there.
+// point returns a percentile of an arm at a level, with its difference from the baseline, and the smallest difference
+// that is visible there.
 func (c *curves) point(
 	of percentile, v stats.Estimate, at factors, arm string, learned map[string]stats.Dependence,
 ) CurvePoint {

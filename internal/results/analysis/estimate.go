@@ -46,8 +46,8 @@ func (s *Summary) estimate(t *Table, at factors, metric string, dependences map[
 	}
 }
 
-// noteOutlying says where more blocks of an arm are far above the others than chance makes of its baseline's: they are
-// paid for too, and the median does not show them.
+// noteOutlying adds a note if an arm has more blocks far above the others than its baseline has, beyond chance. A user
+// pays for them too, and the median does not show them.
 func (e *Estimate) noteOutlying(t *Table) {
 	base := t.Column(e.Factors, record.Direct, e.Metric)
 	of := stats.Outlying(base)
@@ -58,10 +58,10 @@ func (e *Estimate) noteOutlying(t *Table) {
 		"is %s", e.Outlying, quantity.Counted(e.N, "trial"), of, e.Mean.Written(e.Unit)))
 }
 
-// outlyingChance is the probability, by chance alone, above which outlying trials are not spoken of.
+// outlyingChance is the probability by chance alone above which outlying trials are not mentioned.
 const outlyingChance = 0.05
 
-// withheldNote says what to know of an estimate that some blocks had too few samples for.
+// withheldNote returns the note on an estimate for which some blocks had too few samples.
 func withheldNote(undisturbed bool) string {
 	if undisturbed {
 		return "blocks without a value had too few requests that no stall touched"
@@ -69,11 +69,11 @@ func withheldNote(undisturbed bool) string {
 	return "blocks without a value had too few samples for it; in a closed loop those are the slow ones"
 }
 
-// twins are what the A/A twins show of one value: the far end of what separates them.
+// twins is how far the A/A twins are apart in one value.
 type twins struct {
 	far   float64
-	known bool // there are twins
-	shown bool // far is of an interval
+	known bool // there are twins with this value
+	shown bool // far is the end of an interval
 }
 
 func twinsOf(dependence stats.Dependence, pairs []stats.Pair, seed uint64) (t twins) {
@@ -81,31 +81,31 @@ func twinsOf(dependence stats.Dependence, pairs []stats.Pair, seed uint64) (t tw
 		t.known = true
 		return t
 	}
-	// If the twin has too few blocks for an interval, arms that have one can be resolved all the same: the arm's own
-	// interval is what guards against false alarms.
+	// If the twin has too few blocks for an interval, arms that have one can still be resolved: the arm's own interval
+	// guards against false alarms.
 	t.far, t.known = stats.FarEnd(pairs, seed)
 	return t
 }
 
-// comparison is one value of an arm and the baseline's. Only this type decides whether the difference is resolved, for
-// estimates and for the points of curves.
+// comparison compares a value of an arm with the baseline's. Only this type decides whether a difference is resolved,
+// both for estimates and for the points of curves.
 type comparison struct {
 	arm   string
-	pairs []stats.Pair // of the blocks in which both have it
-	kept  []stats.Pair // of these, those that stand in the worst case
-	lost  int          // further blocks, in which one of them has no value
-	whole int          // of these, the blocks that all arms lost to others
+	pairs []stats.Pair // of the blocks in which both have the value
+	kept  []stats.Pair // those of the pairs that keep their values in the worst case
+	lost  int          // further blocks in which one of them has no value
+	whole int          // number of lost blocks in which the arm and both twins lost it to others
 
 	selected   bool // the arm's losses are beyond chance
 	dependence stats.Dependence
 	carried    bool // the arm changes the trial after it
 	twins      twins
-	lag        []stats.Pair // of the load generator, at the same quantile; none where it plays no part
-	quantile   string       // of the lag, as it is said
+	lag        []stats.Pair // lag of the load generator at the same quantile; empty if the metric has no lag
+	quantile   string       // name of the quantile of the lag
 	seed       uint64
 }
 
-// difference gives the difference with its verdict, and what to know of it.
+// difference returns the difference with its verdict, and notes on it.
 func (c *comparison) difference() (out *Difference, notes []string) {
 	series := c.dependence.Of(stats.Differences(c.pairs))
 	d := series.Widen(stats.Difference(c.pairs, c.seed))
@@ -154,7 +154,7 @@ func (c *comparison) difference() (out *Difference, notes []string) {
 	return out, notes
 }
 
-// compare adds the difference of an estimate to the baseline, where both have a value in some block.
+// compare adds the difference between an estimate and the baseline, if both have a value in some block.
 func (s *Summary) compare(t *Table, e *Estimate, dependence stats.Dependence, twins twins, seed uint64) {
 	c := comparison{
 		arm: e.Arm, pairs: t.pairs(e.Factors, e.Arm, e.Metric), dependence: dependence, twins: twins, seed: seed,
@@ -185,7 +185,7 @@ func newDifference(d stats.Estimate) *Difference {
 	return &Difference{Interval: newInterval(d), Confidence: d.Confidence, N: d.N, Method: string(d.Method)}
 }
 
-// judge sets the smallest visible difference, and why the difference is not resolved if it is not.
+// judge sets the smallest visible difference, and the reason if the difference is not resolved.
 func (d *Difference) judge(arm string, e stats.Estimate, far float64, farKnown bool) {
 	visible := stats.Visible(far, e)
 	if e.HasInterval && farKnown {
@@ -207,14 +207,14 @@ func (d *Difference) judge(arm string, e stats.Estimate, far float64, farKnown b
 	}
 }
 
-// LossReason is how Difference.Unresolved begins when lost blocks are the reason.
+// LossReason is the beginning of Difference.Unresolved if lost blocks are the reason.
 const LossReason = "lost trials"
 
-// tooNarrow is why nothing is claimed where blocks depend on each other strongly.
+// tooNarrow is the reason why a difference is not resolved if blocks depend on each other strongly.
 const tooNarrow = "neighbouring blocks resemble each other too much, or the twins differ: its interval may still be " +
 	"too narrow"
 
-// unresolved says why a difference is not resolved; empty when it is.
+// unresolved returns the reason why a difference is not resolved; empty if it is.
 func unresolved(arm string, d stats.Estimate, visible float64, farKnown bool) string {
 	switch {
 	case !d.HasInterval:
@@ -231,7 +231,7 @@ func unresolved(arm string, d stats.Estimate, visible float64, farKnown bool) st
 	return ""
 }
 
-// finite is nil for what has no bound, which JSON cannot say otherwise.
+// finite returns nil for infinities and NaN, which JSON cannot represent.
 func finite(v float64) *float64 {
 	if math.IsInf(v, 0) || math.IsNaN(v) {
 		return nil
@@ -239,8 +239,8 @@ func finite(v float64) *float64 {
 	return &v
 }
 
-// dependences are what the run shows, for each metric of each arm, of how much the differences of neighbouring blocks
-// resemble each other: over all arms and levels, for a handful of blocks alone cannot tell, and of the arm itself.
+// dependences estimates, for each metric of each arm, how much the differences of neighbouring blocks resemble each
+// other. It learns from all arms and levels together, because a handful of blocks is too few, and from the arm itself.
 func (t *Table) dependences() map[armMetric]stats.Dependence {
 	all := map[armMetric]stats.Dependence{}
 	for _, metric := range t.metrics {
@@ -251,7 +251,7 @@ func (t *Table) dependences() map[armMetric]stats.Dependence {
 	return all
 }
 
-// dependence is that of one metric, of what is made of the pairs of each arm at each level, by arm.
+// dependence does the same for one metric, by arm; of computes the series from the pairs of an arm at a level.
 func (t *Table) dependence(metric string, of func([]stats.Pair) []float64) map[string]stats.Dependence {
 	series := map[string][][]float64{}
 	for _, at := range t.Levels {
@@ -264,7 +264,7 @@ func (t *Table) dependence(metric string, of func([]stats.Pair) []float64) map[s
 	return dependencesOf(series)
 }
 
-// dependencesOf learns from the series of all arms together, and for each arm from its own.
+// dependencesOf learns from the series of all arms together, and then for each arm from its own.
 func dependencesOf(series map[string][][]float64) map[string]stats.Dependence {
 	var others [][]float64
 	for _, arm := range slices.Sorted(maps.Keys(series)) {
@@ -280,8 +280,8 @@ func dependencesOf(series map[string][][]float64) map[string]stats.Dependence {
 	return all
 }
 
-// strongDependence is the lag-1 autocorrelation from which widened intervals fall short of 93 % in simulations, by up
-// to 3 points.
+// strongDependence is the lag-1 autocorrelation above which even widened intervals cover less than 93 % in
+// simulations, by up to 3 points.
 const strongDependence = 0.6
 
 // warnOfDependence names the metrics whose blocks depend on each other so strongly that even widened intervals may be
@@ -304,7 +304,7 @@ func (s *Summary) warnOfDependence(dependences map[armMetric]stats.Dependence) {
 			strong = append(strong, quantity.Label(e.Metric))
 		}
 	}
-	// one metric by itself can vary too seldom to tell; that is no matter of how many blocks there are
+	// One metric alone may vary too rarely to tell, however many blocks there are: warn only if that is so for all.
 	if unknown && !known {
 		s.Warnings = append(s.Warnings, "too few blocks to tell whether neighbouring ones resemble each other, so "+
 			"intervals treat them as "+

@@ -11,25 +11,24 @@ import (
 	"tare/internal/lib/stats"
 )
 
-// Tallies are the metrics of a run that are exact counts, in the order in which they are defined.
+// Tallies returns the metrics of a run that are exact counts, in the order in which they are defined.
 func Tallies(run record.Run) []metric.Definition {
 	return slices.DeleteFunc(slices.Clone(run.Metrics), func(d metric.Definition) bool { return d.Tally == "" })
 }
 
-// EventSum is what happened to the events of all valid trials of an arm at a level: exact counts, added up.
+// EventSum adds up the exact counts of events over all valid trials of an arm at a level.
 type EventSum struct {
 	Arm     string
 	Factors map[string]string
 	Trials  int
-	Some    map[string]int     // of these: how many had any of a metric
-	Total   map[string]float64 // by metric; one that no trial has is not there
+	Some    map[string]int     // by metric: number of trials with a count above 0
+	Total   map[string]float64 // by metric; without those that no trial has
 }
 
 func newEventSum(t record.Trial) EventSum {
 	return EventSum{Arm: t.Arm, Factors: t.Factors, Some: map[string]int{}, Total: map[string]float64{}}
 }
 
-// add adds the counts of a trial.
 func (s *EventSum) add(tallies []metric.Definition, trial record.Trial) {
 	s.Trials++
 	for _, d := range tallies {
@@ -42,7 +41,7 @@ func (s *EventSum) add(tallies []metric.Definition, trial record.Trial) {
 	}
 }
 
-// EventSums are the counts of events by level and arm, of the trials in which any were counted.
+// EventSums returns the counts of events by level and arm, over the trials that counted any.
 func EventSums(run record.Run, trials []record.Trial) []EventSum {
 	tallies := Tallies(run)
 	counted := func(t record.Trial) bool {
@@ -61,12 +60,13 @@ func EventSums(run record.Run, trials []record.Trial) []EventSum {
 type NodeSum struct {
 	EventSum
 	Node   string
-	Failed int      // trials in which the node failed
-	Cost   *float64 // median of the metric of EachNode; nil: no trial has it
-	Clock  *float64 // longest error of the node's clock in seconds; nil: not known
+	Failed int      // number of trials in which the node failed
+	Cost   *float64 // median of the metric of EachNode; nil if no trial has it
+	Clock  *float64 // largest error of the node's clock in seconds; nil if unknown
 }
 
-// EachNode is the metric of each node that one of all nodes together is made of; its name is empty where there is none.
+// EachNode returns the metric of single nodes that the first metric of all nodes together is computed from. Its name
+// is empty if there is none.
 func EachNode(run record.Run) metric.Definition {
 	for _, d := range run.Metrics {
 		if d.Of != "" {
@@ -76,7 +76,7 @@ func EachNode(run record.Run) metric.Definition {
 	return metric.Definition{}
 }
 
-// NodeSums are the counts of runs on many nodes, by level, arm and node.
+// NodeSums returns the counts of runs on several nodes, by level, arm and node.
 func NodeSums(run record.Run, trials []record.Trial) []NodeSum {
 	type key struct {
 		levelArm
@@ -122,7 +122,8 @@ func NodeSums(run record.Run, trials []record.Trial) []NodeSum {
 	return all
 }
 
-// Largest is the largest value of a metric in the valid trials of an arm at a level; false where none has it.
+// Largest returns the largest value of a metric in the valid trials of an arm at a level, and whether any trial has
+// one.
 func Largest(trials []record.Trial, metric, arm string, at map[string]string) (largest float64, found bool) {
 	for _, t := range trials {
 		if t.Arm != arm || !valid(t) || record.LevelKey(t.Factors) != record.LevelKey(at) {

@@ -14,28 +14,30 @@ import (
 
 // outcome sums up all attempts at one planned trial. All statements about losses are derived from it.
 type outcome struct {
-	whole  bool            // an attempt is valid in everything
-	failed *record.Reason  // every attempt failed: the cause in the first, with its error as the message
-	slow   *kept           // the subject did not keep up in an attempt
-	fates  map[string]fate // of each metric that an attempt had
+	whole  bool            // an attempt is valid in every metric
+	failed *record.Reason  // if every attempt failed: the cause in the first one, with its error as the message
+	slow   *kept           // if the subject did not keep up in an attempt
+	fates  map[string]fate // by metric that some attempt recorded
 }
 
-// fate says whether a metric of a planned trial is known. The zero fate: no attempt had enough samples for it.
+// fate says whether a metric of a planned trial is known. The zero value means that no attempt had enough samples for
+// it.
 type fate struct {
 	told   bool
-	again  bool            // known from a later attempt, not from the first
-	failed bool            // every attempt did
-	others bool            // why it is unknown: what voids it in the first attempt that had it, or the failure
-	voids  []record.Reason // why it is unknown: all that void it in the first attempt that had it, or the failure
+	again  bool            // known from a later attempt, because the first was spoiled
+	failed bool            // every attempt failed
+	others bool            // unknown because of the hypervisor or neighbours alone, in every attempt
+	voids  []record.Reason // why it is unknown: all reasons in the first attempt that had the metric, or the failure
 }
 
-// kept compares what a subject that did not keep up did with what was asked of it, per second.
+// kept is the rate of a subject that did not keep up, and the rate that was asked of it, per second.
 type kept struct{ did, asked float64 }
 
-// outcomeOf sums up the attempts at a planned trial. told reports whether some attempt gives a metric.
+// outcomeOf sums up the attempts at a planned trial. told reports whether some attempt gives a valid value of a
+// metric.
 func outcomeOf(attempts []record.Trial, defined metric.Set, told func(metric string) bool) *outcome {
 	o := &outcome{fates: map[string]fate{}}
-	byOthers := map[string]int{} // attempts
+	byOthers := map[string]int{} // attempts that lost a metric to others alone
 	ran := false
 	for _, trial := range attempts {
 		o.whole = o.whole || valid(trial)
@@ -43,7 +45,7 @@ func outcomeOf(attempts []record.Trial, defined metric.Set, told func(metric str
 			continue
 		}
 		ran = true
-		metrics, _ := Metrics(trial, defined) // histograms that cannot be read are counted elsewhere
+		metrics, _ := Metrics(trial, defined) // unreadable histograms are counted elsewhere
 		for _, name := range slices.AppendSeq(slices.Collect(maps.Keys(metrics)), maps.Keys(trial.Counts)) {
 			if told(name) {
 				o.fates[name] = fate{told: true, again: !attempts[0].Validity.Stands(name)}
@@ -73,7 +75,7 @@ func outcomeOf(attempts []record.Trial, defined metric.Set, told func(metric str
 	return o
 }
 
-// voiding are the reasons for which a trial cannot tell a metric; there is always one.
+// voiding returns the reasons why a trial cannot give a metric; there is always at least one.
 func voiding(t record.Trial, metric string) []record.Reason {
 	var reasons []record.Reason
 	for _, r := range t.Validity.Reasons {
@@ -87,13 +89,13 @@ func voiding(t record.Trial, metric string) []record.Reason {
 	return reasons
 }
 
-// ofTheTrial reports whether a reason was caused by neither the hypervisor nor neighbours, as far as the witness can
-// tell.
+// ofTheTrial reports whether a reason was caused by the trial itself, as far as the witness can tell, rather than by
+// the hypervisor or neighbours.
 func ofTheTrial(r record.Reason) bool {
 	return r.Cause != ledger.Hypervisor && r.Cause != ledger.Neighbour
 }
 
-// behind gives what a subject did of what was asked for, in a trial in which it tripped the gate on the rate itself.
+// behind returns how far the subject fell behind, and whether it tripped the gate on the rate itself.
 func behind(t record.Trial) (kept, bool) {
 	if !slices.ContainsFunc(t.Validity.Reasons,
 		func(r record.Reason) bool { return r.Gate == "rate" && r.Cause == ledger.Subject }) {
@@ -146,8 +148,8 @@ func (f fate) why() string {
 	return strings.Join(slices.Compact(gates), ", ")
 }
 
-// losses returns the first reason for each trial, in the order of blocks, in which an arm at a level has no value of a
-// metric. Metrics with too few samples are left out. For an empty metric, it returns what trials failed of in every
+// losses returns the first reason of each trial of an arm at a level that lost a metric, in the order of blocks.
+// Trials with too few samples are left out. For an empty metric it returns only the trials that failed in every
 // attempt.
 func (t *Table) losses(key pool) []record.Reason {
 	var all []record.Reason
@@ -160,7 +162,7 @@ func (t *Table) losses(key pool) []record.Reason {
 	return all
 }
 
-// count is in how many of the blocks in which the arm ran at the level a metric had such a fate.
+// count returns the number of blocks, of those in which the arm ran at the level, with such a fate of a metric.
 func (t *Table) count(key pool, such func(fate) bool) (n int) {
 	for _, f := range t.fates(key) {
 		if such(f) {

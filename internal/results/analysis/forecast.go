@@ -12,20 +12,20 @@ import (
 	"tare/internal/lib/stats"
 )
 
-// ForecastPart is the size of the difference that forecasts are made for, as a part of the baseline's value.
+// ForecastPart is the size of the difference that forecasts are made for, as a fraction of the baseline's value.
 const ForecastPart = 0.05
 
-// mostForecast is the most blocks of which answers speak; tables have more.
+// mostForecast is the maximum number of blocks that answers forecast; tables show larger numbers.
 const mostForecast = 1000
 
 // Forecast is how many blocks would resolve a difference of some size in 8 of 10 runs, if the noise stays as it is.
 type Forecast struct {
-	Part    float64 `json:"part"`         // of the baseline's value
-	Blocks  int     `json:"blocks"`       // in all
-	Seconds float64 `json:"more_seconds"` // that the further ones would take
+	Part    float64 `json:"part"`         // the difference, as a fraction of the baseline's value
+	Blocks  int     `json:"blocks"`       // in total
+	Seconds float64 `json:"more_seconds"` // time for the blocks that the run does not have yet
 }
 
-// String words it: "40 blocks, 5 min more".
+// String formats the forecast: "40 blocks, 5 min more".
 func (f Forecast) String() string {
 	text := quantity.Thousands(f.Blocks) + " blocks"
 	if f.Seconds > 0 {
@@ -34,11 +34,11 @@ func (f Forecast) String() string {
 	return text
 }
 
-// Size is the size of the difference in words: "5 %".
+// Size formats the size of the difference: "5 %".
 func (f Forecast) Size() string { return fmt.Sprintf("%g %%", 100*f.Part) }
 
-// forecast adds to differences that noise left unresolved how many blocks it would take to see a small one. Where one
-// of that size would be seen already, there is nothing to add.
+// forecast sets ToResolve of the differences that noise left unresolved. It leaves out those for which a difference of
+// ForecastPart would already have been resolved.
 func (s *Summary) forecast(trials []record.Trial) {
 	type key struct{ metric, arm, component, level string }
 	keyOf := func(e *Estimate, arm string) key {
@@ -68,25 +68,25 @@ func (s *Summary) forecast(trials []record.Trial) {
 	}
 }
 
-// byNoise is true of differences that more blocks would resolve, if they are there.
+// byNoise reports whether more blocks could resolve a difference: its reason is neither lag nor losses.
 func byNoise(d *Difference) bool {
 	return d.SmallestVisible != nil && !strings.HasPrefix(d.Unresolved, LagReason) &&
 		!strings.HasPrefix(d.Unresolved, LossReason)
 }
 
-// undecided is a difference of which an answer only says that it is not resolved.
+// undecided is a difference that an answer only reports as not resolved.
 type undecided struct {
 	label string
 	e     *Estimate
 }
 
-// leave keeps a difference that is not resolved for the end of the answer: what was found comes first.
+// leave puts off a difference that is not resolved to the end of the answer: results come first.
 func (p *Prose) leave(e *Estimate, label string) {
 	p.open = append(p.open, undecided{label, e})
 	p.Rest(e.Metric, e.Arm)
 }
 
-// difference adds a clause on a difference, or leaves it to the end where it is not resolved.
+// difference adds a clause on a difference, or leaves it for the end if it is not resolved.
 func (p *Prose) difference(e *Estimate, label string) {
 	if p.unresolved(e) {
 		p.leave(e, label)
@@ -95,23 +95,22 @@ func (p *Prose) difference(e *Estimate, label string) {
 	p.clause(e, p.standing(label+" "+p.moved(e)))
 }
 
-// unresolved reports whether the difference of an estimate says nothing.
+// unresolved reports whether a difference is neither resolved nor exactly 0.
 func (p *Prose) unresolved(e *Estimate) bool {
 	return !e.Difference.Resolved && !e.Difference.Zero()
 }
 
-// endUnresolved names the differences that are not resolved, those with one reason together, and says what would
-// resolve them.
-// Where nothing was found before, it is the answer.
+// endUnresolved names the differences that are not resolved, grouped by reason, and says what would resolve them. If
+// the answer has no other result, this is the answer.
 func (p *Prose) endUnresolved() {
 	if len(p.open) == 0 {
 		return
 	}
-	var reasons lists.Groups[string, string] // labels, by reason
+	var reasons lists.Groups[string, string] // from reason to labels
 	worst, forecasts := undecided{}, 0
 	for _, u := range p.open {
 		reason, label := p.visible(u.e), u.label
-		if strings.HasPrefix(reason, foundFrom) { // another one for each
+		if strings.HasPrefix(reason, foundFrom) { // the reason differs for each
 			reason, label = "", label+reason
 		}
 		reasons.Add(reason, label)

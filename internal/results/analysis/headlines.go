@@ -11,12 +11,12 @@ import (
 	"tare/internal/lib/lists"
 )
 
-// headlines are the metrics in the order in which a reader wants them: those of assertions, those that the answers rest
-// on, those that the run was asked about, and then one of each family with a resolved difference, the largest in
-// proportion first. The others, which say nothing that these do not, are not among them.
+// headlines returns the metrics in the order in which a reader wants them: those of assertions, those that the answers
+// rest on, those that the run was asked about, and then one of each family with a resolved difference, the largest in
+// proportion first. The other metrics add nothing to these.
 func (s *Summary) headlines(run record.Run, t *Table) []string {
 	names := []string{}
-	measured, some := map[string]bool{}, map[string]bool{} // it was measured, and there is any of it
+	measured, some := map[string]bool{}, map[string]bool{} // has an estimate; has one that is not 0
 	for i := range s.Estimates {
 		if e := &s.Estimates[i]; e.Component == "" && e.Arm != record.AA {
 			measured[e.Metric] = true
@@ -57,8 +57,8 @@ func (s *Summary) headlines(run record.Run, t *Table) []string {
 	return names
 }
 
-// moving are the metrics with a resolved difference in some arm at some level, the largest in proportion first. One
-// that the baseline has nothing of is infinitely larger.
+// moving returns the metrics with a resolved difference in some arm at some level, the largest in proportion first. If
+// the baseline has none of a metric, the difference counts as infinitely large.
 func (s *Summary) moving() (names []string) {
 	by := map[string]float64{}
 	for i := range s.Estimates {

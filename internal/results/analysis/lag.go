@@ -12,18 +12,19 @@ import (
 	"tare/internal/lib/stats"
 )
 
-// lagPart is how large the generator's lag may be, as a part of a difference in latency that is claimed (METHOD: a late
+// lagPart is how large the generator's lag may be, as a fraction of a claimed difference in latency (METHOD: a late
 // generator shows as lag, not as a fast or slow server).
 const lagPart = 0.1
 
-// LagReason is how Difference.Unresolved begins when the load generator's lag is the reason.
+// LagReason is the beginning of Difference.Unresolved if the load generator's lag is the reason.
 const LagReason = "the load generator lags"
 
-// lagOf gives, by metric of latency, how late the generator was at the same quantile, in seconds: of undisturbed
-// requests as the trial recorded it, of all by the histogram.
+// lagOf returns, by metric of latency, how late the generator was at the same quantile, in seconds: for undisturbed
+// requests as the trial recorded it, for all requests by the histogram.
 func lagOf(trial record.Trial, metrics map[string]float64, defined metric.Set) (map[string]float64, error) {
 	lag, err := quantilesOf(trial, lagHistogram(trial), defined)
-	for name, v := range metrics { // of which few are lags, where a look for all quantiles is one at every definition
+	// Few metrics are lags, so this is cheaper than a search of all definitions for each quantile.
+	for name, v := range metrics {
 		d := defined.Of(name)
 		if d.Histogram != load.OwnLagRunning || name != defined.QuantileOf(load.OwnLagRunning, d.Quantile) {
 			continue
@@ -35,8 +36,8 @@ func lagOf(trial record.Trial, metrics map[string]float64, defined metric.Set) (
 	return lag, err
 }
 
-// lagHistogram names the histogram that shows how late the generator was: its own part of the lag where it tells that
-// apart.
+// lagHistogram returns the name of the histogram of how late the generator was: of its own part of the lag if that was
+// recorded separately.
 func lagHistogram(trial record.Trial) string {
 	if len(encodedOf(trial, load.OwnLag)) > 0 {
 		return load.OwnLag
@@ -44,8 +45,8 @@ func lagHistogram(trial record.Trial) string {
 	return load.Lag
 }
 
-// lagPairs are the generator's lags at the quantile of a metric of latency, in the baseline and in an arm, by block;
-// none of any other metric.
+// lagPairs returns the generator's lags in the baseline and in an arm at the quantile of a metric of latency, by
+// block; none for other metrics.
 func (t *Table) lagPairs(at factors, arm, metric string) (pairs []stats.Pair) {
 	level := record.LevelKey(at)
 	has := func(v *values) bool { _, ok := v.lag[metric]; return ok }
@@ -58,9 +59,9 @@ func (t *Table) lagPairs(at factors, arm, metric string) (pairs []stats.Pair) {
 }
 
 // lagGate compares a difference in latency with the lag of the generator at the same quantile, in pairs of the
-// baseline and the arm. The difference between the two arms' lags is part of the difference claimed, so a lag that may
-// be more than a tenth of it, by the far end of its interval, leaves the difference unresolved. Lag that both arms
-// share cancels out of the difference, though not out of the values: that is a note.
+// baseline and the arm. The difference between the two arms' lags is part of the claimed difference. If it may be more
+// than a tenth of that, by the far end of its interval, the claimed difference is not resolved. Lag that both arms
+// share cancels out of the difference, but not out of the values, and only causes a note.
 func lagGate(difference float64, pairs []stats.Pair, quantile string, seed uint64) (unresolved, note string) {
 	if len(pairs) == 0 {
 		return "", ""

@@ -7,8 +7,8 @@ import (
 	"tare/internal/experiment/record"
 )
 
-// At words a level as it stands in a sentence: "for a cluster inserted from decoded form", by the run's phrases and in
-// their order. Factors without one follow by name: "at rate 1000, connections 64".
+// At describes a level for a sentence: "for a cluster inserted from decoded form", by the run's phrases and in their
+// order. Factors without a phrase follow by name: "at rate 1000, connections 64".
 func (s *Summary) At(level map[string]string) string {
 	var parts []string
 	rest := maps.Clone(level)
@@ -28,7 +28,7 @@ func (s *Summary) At(level map[string]string) string {
 	return strings.Join(parts, " ")
 }
 
-// atAll words several levels: "at rate 100, rate 1000 and rate 4000", "under keepalive and execs".
+// AtAll describes several levels: "at rate 100, rate 1000 and rate 4000", "under keepalive and execs".
 func (s *Summary) AtAll(levels []factors) string {
 	var all []string
 	for i, at := range levels {
@@ -44,7 +44,8 @@ func (s *Summary) AtAll(levels []factors) string {
 	return Join(all)
 }
 
-// isLevel reports whether a text is the level of an only factor, as of a phrase that is one word before it.
+// isLevel reports whether a text is the value of a level's only factor. Then the phrase of the factor is one word
+// before the value.
 func isLevel(at factors, text string) bool {
 	for _, level := range at {
 		return len(at) == 1 && level == text

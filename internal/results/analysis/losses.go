@@ -12,26 +12,28 @@ import (
 	"tare/internal/lib/stats"
 )
 
-// tooFew is in Loss.By for values that no gate voided: the trial had too few samples to carry them, or nothing to
-// measure.
+// tooFew is the reason in Loss.By for values that no gate voided: the trial had too few samples for the metric, or
+// nothing to measure.
 const tooFew = "too few samples"
 
-// selection is the significance at which an arm's losses are more than chance compared with those of the twins. There
-// are many metrics, which mostly are lost together.
+// selection is the significance at which an arm's losses are beyond chance, compared with those of the twins. It is
+// strict because there are many metrics, mostly lost together.
 const selection = 0.01
 
 type armMetric struct{ arm, metric string }
 
-// lostPairs are the blocks in which the pairs of the baseline and an arm stand in the worst case, in order; how many
-// are lost, those of blocks in which both ran and one has no value; and in how many of these the whole block is lost:
-// the arm and both twins, each to others than the trial. A trial that was repeated was lost once, so later attempts
-// count as lost as well where they are more than those of the twins. Where an arm's losses are beyond chance, all its
-// later attempts do, and no block counts as a whole.
+// lostPairs returns the blocks whose pairs of the baseline and an arm keep their values in the worst case, in order;
+// the number of lost blocks, in which both ran and one has no value; and how many of these are lost as a whole: by the
+// arm and both twins, in each to others than the trial.
+//
+// A trial that was repeated was lost once, so its later attempt counts as lost as well, if the arm has more of these
+// than the twins. If an arm's losses are beyond chance, all of its later attempts count as lost, and no block counts
+// as lost as a whole.
 func (t *Table) lostPairs(at factors, arm, metric string) (stand []int, lost, whole int) {
 	return t.lostBlocks(at, arm, metric, true)
 }
 
-// lostBlocks is lostPairs, or the same of the arm alone: the blocks in which its own value stands.
+// lostBlocks does the same for pairs, or for the arm alone: it then returns the blocks that keep the arm's own value.
 func (t *Table) lostBlocks(at factors, arm, metric string, paired bool) (stand []int, lost, whole int) {
 	level := record.LevelKey(at)
 	of, base := t.fates(pool{level, arm, metric}), t.fates(pool{level, record.Direct, metric})
@@ -58,10 +60,10 @@ func (t *Table) lostBlocks(at factors, arm, metric string, paired bool) (stand [
 	return stand, lost, whole
 }
 
-// excess is how many of an arm's later attempts at a metric count as lost. It is by how many blocks more than its twins
-// it spoiled the first attempt: where it did at all, the upper end of a one-sided interval of 95 %, because a few
-// blocks often show less than there is. Which attempts count is decided by their order and not by their values, so that
-// those that stand are not chosen. Where the losses are beyond chance, all count.
+// excess returns how many of an arm's later attempts at a metric count as lost: by how many blocks more than its twins
+// it spoiled the first attempt. If that is positive it is the upper end of a one-sided 95 % interval, because a few
+// blocks often show less than there is. The attempts that count are chosen by their order and not by their values, so
+// that the rest is no selection. If the losses are beyond chance, all later attempts count.
 func (t *Table) excess(at factors, arm, metric string) int {
 	if arm == record.Direct || arm == record.AA {
 		return 0
@@ -71,7 +73,7 @@ func (t *Table) excess(at factors, arm, metric string) int {
 	if t.selected[armMetric{arm, metric}] {
 		return again
 	}
-	var spoiled, planned [2]float64 // of the arm, of its twins
+	var spoiled, planned [2]float64 // of the arm, and of its twins
 	for i, arms := range [][]string{{arm}, {record.Direct, record.AA}} {
 		for _, a := range arms {
 			key := pool{level, a, metric}
@@ -88,30 +90,30 @@ func (t *Table) excess(at factors, arm, metric string) int {
 		return 0
 	}
 	part := (spoiled[0] + spoiled[1]) / (n + m)
-	const upper = 1.645 // standard errors
+	const upper = 1.645 // standard errors: one-sided 95 %
 	more += upper * math.Sqrt(part*(1-part)*n*(1+n/m))
 	return min(again, int(math.Ceil(more)))
 }
 
-// spoiledFirst reports whether the first attempt had no value.
+// spoiledFirst reports whether the first attempt had no valid value.
 func spoiledFirst(f fate) bool { return !f.told || f.again }
 
-// judgeArms finds the arms that choose their trials, or change those after them.
+// judgeArms finds the arms whose losses are a selection, and those that change the trial after them.
 func (t *Table) judgeArms() {
 	t.findSelection()
 	t.findCarryOver()
 }
 
-// findSelection finds the arms that lost more first attempts of a metric than the twins do beyond chance, over all
-// levels (Fisher's exact test, one-sided). A gate that the subject itself trips more often leaves the trials in which
-// it was fast.
+// findSelection finds the arms that lost more first attempts of a metric than the twins did, beyond chance, over all
+// levels (Fisher's exact test, one-sided). A gate that the subject trips more often when it is slow leaves the fast
+// trials.
 func (t *Table) findSelection() {
 	t.selected = map[armMetric]bool{}
 	for _, metric := range t.metrics {
 		spoiled := func(arm string) (n, of int) {
 			for _, at := range t.Levels {
 				if len(t.blocks(record.LevelKey(at), hasMetric(metric), arm)) == 0 {
-					continue // it does not have this metric
+					continue // the arm does not have this metric here
 				}
 				key := pool{record.LevelKey(at), arm, metric}
 				n += t.count(key, spoiledFirst)
@@ -131,7 +133,7 @@ func (t *Table) findSelection() {
 	}
 }
 
-// lose lists the losses of each arm, metrics with the same fate together, and warns of those that are beyond chance.
+// lose lists the losses of each arm, grouping metrics with the same fate, and warns of those beyond chance.
 func (s *Summary) lose(t *Table) {
 	s.Losses = []Loss{}
 	beyond := map[string][]string{}
@@ -164,7 +166,7 @@ func (s *Summary) lose(t *Table) {
 				if l.Beyond && !slices.Contains(beyond[arm], quantity.Label(metric)) {
 					beyond[arm] = append(beyond[arm], quantity.Label(metric))
 				}
-				key := fmt.Sprint(same, l.Beyond) // maps are printed in the order of their keys
+				key := fmt.Sprint(same, l.Beyond) // fmt prints maps in the order of their keys
 				if i, known := seen[key]; known {
 					s.Losses[i].Metrics = append(s.Losses[i].Metrics, metric)
 					continue

@@ -16,9 +16,9 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// withhold marks the estimates for which too many trials were lost, and lists them with those for which none is left.
-// A gate does not void trials by chance, so what is left of an estimate with many losses is not quoted. The limit
-// applies to each metric of each arm at each level separately: one that is lost does not affect the others.
+// withhold marks the estimates for which too many trials were lost, and adds them to Missing, with the metrics that
+// have no estimate at all. Gates do not void trials at random, so the rest of an estimate with many losses is not
+// quoted. The limit applies to each metric of each arm at each level separately.
 func (s *Summary) withhold(run record.Run, t *Table, carriers carriers) {
 	limit, least := invalidLimit(run.Spec), 0
 	if !s.Partial && plannedBlocks(run) >= stats.MinBlocks {
@@ -57,7 +57,7 @@ func (s *Summary) withhold(run record.Run, t *Table, carriers carriers) {
 			}
 		}
 	}
-	for i := range s.Estimates { // of what the baseline is withheld nothing can be compared with it
+	for i := range s.Estimates { // nothing can be compared with a withheld value of the baseline
 		e := &s.Estimates[i]
 		base := pool{record.LevelKey(e.Factors), record.Direct, e.Metric}
 		if e.Difference != nil && e.Withheld == "" && missing[base] {
@@ -69,7 +69,7 @@ func (s *Summary) withhold(run record.Run, t *Table, carriers carriers) {
 	})
 }
 
-// hold says why an estimate must not be quoted.
+// hold marks an estimate as withheld, with the reason.
 func (e *Estimate) hold(why string) {
 	e.Withheld = why
 	if e.Difference != nil {
@@ -77,7 +77,7 @@ func (e *Estimate) hold(why string) {
 	}
 }
 
-// missing sums up why a metric is lost: by the cause that most of its trials were lost to.
+// missing sums up why a metric is lost, by the most frequent reason.
 func (t *Table) missing(key pool, at map[string]string, lost []record.Reason) Missing {
 	m := Missing{Metric: key.metric, Arm: key.arm, Factors: levelOf(at),
 		Trials: len(t.outcomes[levelArm{key.level, key.arm}]),
@@ -117,7 +117,7 @@ func (t *Table) missing(key pool, at map[string]string, lost []record.Reason) Mi
 	return m
 }
 
-// Because words why a metric is missing: "the hypervisor took 24 % of the CPU time".
+// Because describes why a metric is missing: "the hypervisor took 24 % of the CPU time".
 func (m Missing) Because() string {
 	took := ""
 	if m.CauseShare != nil {
@@ -143,15 +143,14 @@ func (m Missing) Because() string {
 	return fmt.Sprintf("the gate %s (%s)", m.Gate, m.Message)
 }
 
-// gap is metrics that are missing for one reason.
+// gap is a set of metrics that are missing for one reason.
 type gap struct {
-	metrics string // in words
+	metrics string // formatted for a sentence
 	because string
-	all     bool // nothing is left of them
+	all     bool // every trial lost the metrics
 }
 
-// gaps are the metrics that the answer speaks of and that are missing in an arm at a level, put together by reason and
-// worded.
+// gaps returns the metrics that answers are about and that are missing in an arm at a level, grouped by reason.
 func (s *Summary) gaps(run record.Run, t *Table, arm string, at factors) []gap {
 	if failed := t.losses(pool{record.LevelKey(at), arm, ""}); len(failed) > 0 &&
 		len(failed) == len(t.outcomes[levelArm{record.LevelKey(at), arm}]) {
@@ -178,20 +177,20 @@ func (s *Summary) gaps(run record.Run, t *Table, arm string, at factors) []gap {
 	return all
 }
 
-// answeredBy reports whether answers speak of another metric in the place of one: where the machine stood still too
-// often of that of undisturbed requests, and else of that of all.
+// answeredBy reports whether answers use another metric instead of this one: that of the undisturbed requests if the
+// machine stalled too often, and otherwise that of all requests.
 func (s *Summary) answeredBy(defined metric.Set, name, arm string, at factors) bool {
 	other := defined.Counterpart(name)
 	if _, running := s.whileRunning(at); other == "" || running == defined.Of(name).Undisturbed {
-		return false // answers use this estimate
+		return false // answers use this metric
 	}
 	return s.Find(other, arm, at) != nil
 }
 
-// maxLabels is how many missing metrics are named.
+// maxLabels is the maximum number of missing metrics that are named.
 const maxLabels = 6
 
-// labels names metrics; the quantiles of latency are one.
+// labels returns the names of metrics for readers. All quantiles of latency are one.
 func labels(defined metric.Set, metrics []string) []string {
 	var all []string
 	for _, m := range metrics {
@@ -204,7 +203,7 @@ func labels(defined metric.Set, metrics []string) []string {
 	return FirstOf(all, maxLabels)
 }
 
-// word is a gap as a clause: "latency: not measured, the hypervisor took 24 % of the CPU time".
+// word formats a gap as a clause: "latency: not measured, the hypervisor took 24 % of the CPU time".
 func (g gap) word() string {
 	how := "withheld"
 	if g.all {
@@ -216,8 +215,8 @@ func (g gap) word() string {
 	return fmt.Sprintf("%s: %s, %s", g.metrics, how, g.because)
 }
 
-// fellBehind words that an arm did not keep up at a level: "did not keep up: 1,200/s of 2,000/s"; empty when it did in
-// most of the trials.
+// fellBehind describes how far an arm fell behind at a level: "did not keep up: 1,200/s of 2,000/s". It is empty if
+// the arm kept up in half of the trials or more.
 func (t *Table) fellBehind(arm string, at factors) string {
 	var did, asked []float64
 	outcomes := t.outcomes[levelArm{record.LevelKey(at), arm}]
@@ -233,7 +232,7 @@ func (t *Table) fellBehind(arm string, at factors) string {
 	return fmt.Sprintf("did not keep up: %s of %s", perSecond(did), perSecond(asked))
 }
 
-// everyLevel returns the run's levels, including those at which no metric is known.
+// everyLevel returns the run's levels, including those without any known metric.
 func (s *Summary) everyLevel(run record.Run, t *Table) []factors {
 	levels := map[string]factors{}
 	for _, p := range run.Plan {
@@ -250,7 +249,7 @@ func (s *Summary) everyLevel(run record.Run, t *Table) []factors {
 	return slices.SortedFunc(maps.Values(levels), CompareLevels)
 }
 
-// everyArm returns the run's arms, including those of which no metric is known.
+// everyArm returns the run's arms, including those without any known metric.
 func (t *Table) everyArm(run record.Run) []string {
 	known := lists.Keyed(run.Plan, func(p record.PlannedTrial) (string, bool) { return p.Arm, true })
 	for place := range t.outcomes {
@@ -259,15 +258,15 @@ func (t *Table) everyArm(run record.Run) []string {
 	return slices.SortedFunc(maps.Keys(known), CompareArms)
 }
 
-// missingAnswers say, in addition to an experiment's own answers, which results are missing, why, and which arms did
-// not keep up. Arms and levels that miss the same results for the same reason are combined.
+// missingAnswers returns answers, in addition to an experiment's own, on which results are missing, why, and which
+// arms did not keep up. Arms and levels that miss the same results for the same reason are combined.
 func (s *Summary) missingAnswers(run record.Run, t *Table) []Answer {
-	var all lists.Groups[string, factors] // levels, by what is said of the arms that were put together there
+	var all lists.Groups[string, factors] // levels, by the text about their arms
 	for _, at := range s.everyLevel(run, t) {
 		var arms lists.Groups[string, string]
 		for _, arm := range t.everyArm(run) {
 			if arm == record.AA {
-				continue // it is there for its difference to the baseline
+				continue // the twin only shows the noise
 			}
 			for _, g := range s.gaps(run, t, arm, at) {
 				arms.Add(": "+g.word(), s.ArmName(arm))
@@ -290,7 +289,7 @@ func (s *Summary) missingAnswers(run record.Run, t *Table) []Answer {
 	return answers
 }
 
-// missing adds which results of the arm or of its baseline are missing at this level, with the reason.
+// missing adds clauses on the results of the arm or of its baseline that are missing at this level, with the reason.
 func (p *Prose) missing(run record.Run, t *Table) {
 	if slow := t.fellBehind(p.Arm, p.At); slow != "" {
 		p.clauses = append(p.clauses, p.opening("", "it ")+slow)

@@ -12,17 +12,18 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// The ledgers of all trials of an arm together describe the machine. Like curves and counts of events, this is
-// computed from the trials when a run is read, and is not in the summary.
+// This file describes the machine by the ledgers of all trials of an arm together. Like curves and counts of events,
+// this is computed from the trials when a run is read, and is not in the summary.
 
-// Budget is the CPU budget of all valid trials of an arm at a level, added up: means and sums close, medians do not.
+// Budget is the CPU budget of all valid trials of an arm at a level, added up: sums and means add up to the capacity,
+// medians do not.
 type Budget struct {
 	Arm            string
 	Factors        map[string]string
 	Trials         int
 	Capacity, Idle float64      // seconds
-	Parts          []BudgetPart // in the order of BudgetParts, those that are not 0; with Idle they sum to Capacity
-	// seconds of eBPF programs that stay in other parts, for want of samples; 0: none worth a word
+	Parts          []BudgetPart // in the order of BudgetParts, without 0s; with Idle they add up to Capacity
+	// Time of eBPF programs, in seconds, that stays in other parts for lack of samples; 0 if negligible.
 	Unplaced float64
 }
 
@@ -32,16 +33,16 @@ type Held struct {
 	Arm     string
 	Factors map[string]string
 	Role    string
-	Bytes   map[string]float64 // by field; one that no trial knows is not there
+	Bytes   map[string]float64 // by field; without those that no trial knows
 }
 
-// weighed are valid trials of an arm at a level.
+// weighed holds the valid trials of an arm at a level.
 type weighed struct {
 	place
 	trials []record.Trial
 }
 
-// byPlace gives those that have a ledger, in the order of levels and arms.
+// byPlace groups the valid trials with a ledger, in the order of levels and arms.
 func byPlace(trials []record.Trial) []weighed {
 	return suchByPlace(trials, func(t record.Trial) bool { return t.Ledger != nil })
 }
@@ -87,26 +88,26 @@ func Budgets(trials []record.Trial) []Budget {
 	return all
 }
 
-// The bars of the CPU budget: what infrastructure uses stands apart from what the application uses.
+// The bars of the CPU budget. Infrastructure and application have separate bars.
 const (
 	barApplication    = "application"
 	barInfrastructure = "infrastructure"
 	barMachine        = "rest of the machine"
 )
 
-// The parts that eBPF time stands on: other programs may run on the machine as well.
+// The parts that hold eBPF time. Programs that are not the subject's may run on the machine as well.
 const (
 	partBPF      = "subject's eBPF programs"
 	partOtherBPF = "other eBPF programs"
 )
 
-// BudgetPart is a part of the CPU budget, and the bar that it is drawn in.
+// BudgetPart is a part of the CPU budget, with the bar that it is drawn in.
 type BudgetPart struct {
 	Bar, Name string
 	Seconds   float64
 }
 
-// BudgetParts are the parts in the order of the bars, without values.
+// BudgetParts lists the parts in the order of the bars, without values.
 var BudgetParts = []BudgetPart{
 	{Bar: barApplication, Name: "application processes"}, {Bar: barApplication, Name: "load generator"},
 	{Bar: barInfrastructure, Name: partBPF}, {Bar: barInfrastructure, Name: "subject's processes"},
@@ -116,21 +117,21 @@ var BudgetParts = []BudgetPart{
 	{Bar: barMachine, Name: "steal"}, {Bar: barMachine, Name: "unexplained"},
 }
 
-// cpuOf splits one ledger's budget, in seconds. The parts and idle sum to the capacity.
+// cpuOf splits one ledger's budget into parts, in seconds. With idle time they add up to the capacity.
 func cpuOf(l *ledger.Ledger) map[string]float64 {
 	parts := map[string]float64{"steal": l.CPU.Steal, "unexplained": l.CPU.Unexplained}
 	if len(l.CPU.Lines) == 0 {
 		parts["other control groups"] = l.CPU.Attributed
 	}
 	for _, line := range l.CPU.Lines {
-		name := "other control groups" // a line of a later version stands where it is not overlooked
+		name := "other control groups" // an unknown line, of a later version, must not be lost
 		switch line.Name {
 		case ledger.LineRoot:
 			name = "root group"
 		case ledger.LineKernel:
 			name = "kernel threads"
 		case ledger.LineBPF:
-			name = partBPF // with that of other programs, until it is split
+			name = partBPF // includes other programs until placeBPF splits them
 		case ledger.LineInterrupts:
 			name = "interrupts on idle CPUs"
 		case ledger.LineSelf:
@@ -145,7 +146,7 @@ func cpuOf(l *ledger.Ledger) map[string]float64 {
 		}
 		own := *g.CPUSeconds
 		if g.BPFInsideSeconds != nil {
-			own -= *g.BPFInsideSeconds // which stands on the line of eBPF
+			own -= *g.BPFInsideSeconds // it is on the line of eBPF
 		}
 		parts[name] += own
 		parts["other control groups"] -= own
@@ -153,10 +154,10 @@ func cpuOf(l *ledger.Ledger) map[string]float64 {
 	return parts
 }
 
-// placeBPF moves eBPF time that single windows were too short to split out of the parts in which it stands: that in the
-// trials' groups is known exactly in all, and where it ran by the samples of all trials of an arm together, as the
-// shares among the estimates are. Then it tells the subject's programs from others. It returns the seconds that could
-// not be placed for want of samples.
+// placeBPF moves eBPF time out of the parts that still contain it because single windows were too short to split it.
+// The total is known exactly; where it ran is estimated from the samples of all trials of an arm together, as for the
+// shares among the estimates. Then it separates the subject's programs from others. It returns the seconds that could
+// not be placed for lack of samples.
 func placeBPF(parts map[string]float64, trials []record.Trial) (left float64) {
 	seen := map[string]int{}
 	all := 0
@@ -207,7 +208,7 @@ func placeBPF(parts map[string]float64, trials []record.Trial) (left float64) {
 	return max(left, 0)
 }
 
-// subjectPrograms are the programs that the subject of a trial said it loaded.
+// subjectPrograms returns the IDs of the programs that the subject of a trial reported as loaded.
 func subjectPrograms(t record.Trial) map[uint32]bool {
 	var ready struct {
 		Programs []struct {
@@ -223,14 +224,16 @@ func subjectPrograms(t record.Trial) map[uint32]bool {
 	return own
 }
 
-// minPlaced is how many samples of all trials of an arm are needed to say where its eBPF time ran.
+// minPlaced is the minimum number of samples, over all trials of an arm, from which to estimate where its eBPF time
+// ran.
 const minPlaced = 25
 
-// rolePart is the part that the groups of a role belong to.
+// rolePart is the budget part of the groups with a role.
 var rolePart = map[string]string{"app": "application processes", "load": "load generator",
 	"subject": "subject's processes"}
 
-// memoryFields are what a group holds, in the order of the table; the first four are the parts of hard and soft memory.
+// memoryFields are the kinds of memory that a group holds, in the order of the table. The first four are the parts of
+// hard and soft memory.
 var memoryFields = []struct {
 	name string
 	of   func(*ledger.Memory) *float64
@@ -250,11 +253,11 @@ var memoryFields = []struct {
 	{"peak", func(x *ledger.Memory) *float64 { return inBytes(x.Peak) }},
 }
 
-// MemoryParts is how many of the MemoryFields are the parts of hard and soft memory; the others are made of these, or
+// MemoryParts is the number of MemoryFields that are parts of hard and soft memory. The others are sums of these, or
 // of other moments.
 const MemoryParts = 4
 
-// MemoryFields are the fields of Held.Bytes in order.
+// MemoryFields returns the fields of Held.Bytes in order.
 func MemoryFields() []string {
 	names := make([]string, len(memoryFields))
 	for i, f := range memoryFields {
@@ -289,7 +292,7 @@ func Memory(trials []record.Trial) []Held {
 	return all
 }
 
-// add adds what the groups of the role hold in one ledger; false where there is none whose memory was read.
+// add adds what the groups of the role hold in one ledger, and reports whether there is one whose memory was read.
 func (h *Held) add(l *ledger.Ledger) (found bool) {
 	for _, g := range l.Cgroups {
 		if g.Role != h.Role || g.Memory == nil {

@@ -12,7 +12,8 @@ import (
 	"tare/internal/lib/stats"
 )
 
-// fitModels fits fixed + slopes to every cost of every arm but the twin, where all factors of the run are numbers.
+// fitModels fits a fixed part and slopes to every cost of every arm but the twin, if all factors of the run are
+// numbers.
 func fitModels(t *Table) []Model {
 	if len(t.Levels) < 3 {
 		return nil
@@ -51,7 +52,7 @@ func fitModel(t *Table, metric, arm string, names []string) (Model, bool) {
 	}
 	line, err := stats.FitLine(observations)
 	if err != nil {
-		// too few levels, or factors that move together: there is no model, which is no failure of the run
+		// Too few levels, or factors that change together: there is no model, but the run is fine.
 		return Model{}, false
 	}
 	unit := t.defined.Of(metric).Unit
@@ -82,8 +83,8 @@ func fitModel(t *Table, metric, arm string, names []string) (Model, bool) {
 	return m, true
 }
 
-// Predict gives what the model says of levels of its factors, by name, and the interval in which a trial of a new block
-// lies there (stats.Line.Predict). Levels of other factors have no effect.
+// Predict returns the value of the model at the given levels of its factors, by name, with the interval for a trial in
+// a new block (stats.Line.Predict). Levels of other factors are ignored.
 func (m *Model) Predict(levels map[string]float64) (Interval, error) {
 	if m.line == nil {
 		return Interval{}, errors.New("it was not fitted to trials")
@@ -103,7 +104,8 @@ func (m *Model) Predict(levels map[string]float64) (Interval, error) {
 	return Interval{p.Value, &p.Lo, &p.Hi}, nil
 }
 
-// warnOfModels says where the coefficients of neighbouring blocks may resemble each other, or do so strongly.
+// warnOfModels warns if the coefficients of neighbouring blocks resemble each other strongly, or if there are too few
+// blocks to tell.
 func (s *Summary) warnOfModels() {
 	var strong []string
 	few := 0

@@ -9,19 +9,19 @@ import (
 	"tare/internal/lib/lists"
 )
 
-// Course is one series of one trial: of those of an arm at a level that did not fail, the one in the middle by how
-// much there was at its end. It is no mean, for moments of trials do not coincide. Like curves it is computed from the
-// trials when a run is read.
+// Course is a series of one trial over time: of the trials of an arm at a level that did not fail, the one with the
+// median amount at its end. It is not a mean, because the times of different trials do not coincide. Like curves it is
+// computed from the trials when a run is read.
 type Course struct {
 	Arm     string
 	Factors map[string]string
-	Index   int // of the trial, in the plan
-	Of      int // trials that have this series
+	Index   int // of the trial in the plan
+	Of      int // number of trials that have this series
 	record.Series
 }
 
-// whatShows are the trials that did not fail, each in its first attempt that did not: a gate voids metrics, and not
-// what control groups are charged. They are valid to byPlace.
+// whatShows returns the trials that did not fail, each with its first attempt that did not, marked as valid: a gate
+// voids metrics, but not what control groups are charged.
 func whatShows(trials []record.Trial) []record.Trial {
 	type planned struct {
 		index int
@@ -67,7 +67,8 @@ func Courses(trials []record.Trial) []Course {
 	return all
 }
 
-// whole is a series without the parts that cannot be drawn: those with too few values, or with none but 0.
+// whole returns a series without the parts that cannot be drawn: those with too few or unusable values, or with only
+// zeros.
 func whole(s record.Series) record.Series {
 	if slices.ContainsFunc(s.Seconds, func(v float64) bool { return !Usable(v) }) || !slices.IsSorted(s.Seconds) {
 		return record.Series{}
@@ -88,7 +89,7 @@ func whole(s record.Series) record.Series {
 	return s
 }
 
-// last is the sum of all parts at the last moment.
+// last returns the sum of all parts at the last moment.
 func (c Course) last() (total float64) {
 	for _, p := range c.Parts {
 		if v := p.Values[len(p.Values)-1]; v != nil {
@@ -98,8 +99,8 @@ func (c Course) last() (total float64) {
 	return total
 }
 
-// Placement says which places are charged for what ran in an arm at a level. Its values are means over the trials that
-// did not fail, because means add up to their sums and medians do not. It has no intervals.
+// Placement lists the places that are charged for what ran in an arm at a level. Its values are means over the trials
+// that did not fail, because means add up to their sums and medians do not. It has no intervals.
 type Placement struct {
 	Arm     string            `json:"arm"`
 	Factors map[string]string `json:"factors"`
@@ -129,8 +130,8 @@ func placements(trials []record.Trial) []Placement {
 	return all
 }
 
-// meanPlaces are the means of the places of some trials, by name. A place or a component that a trial does not have
-// counts as 0 there; an amount that is unknown in one of them is left out.
+// meanPlaces returns the means of places over trials, by name. A place or a component that a trial does not have
+// counts as 0 there. An amount that is unknown in any of them is left out.
 func meanPlaces(trials [][]record.Place) (all []record.Place) {
 	var names []string
 	for _, t := range trials {
@@ -183,7 +184,7 @@ func meanPlaces(trials [][]record.Place) (all []record.Place) {
 	return all
 }
 
-// meanOf is the sum of some amounts divided by n; nil where one of them is not known.
+// meanOf returns the sum of amounts divided by n; nil if one of them is unknown.
 func meanOf[T any](n int, all []T, of func(T) *float64) *float64 {
 	sum := 0.0
 	for _, one := range all {

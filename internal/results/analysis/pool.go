@@ -13,16 +13,16 @@ import (
 	"tare/internal/lib/stats"
 )
 
-// minPooled is how many samples a pooled part needs to be given at all.
+// minPooled is the minimum number of samples for a pooled share.
 const minPooled = 25
 
-// PooledMethod is the method of estimates that are parts of samples of all trials together.
+// PooledMethod is the method of estimates that are shares of the samples of all trials together.
 const PooledMethod = "pooled samples, clustered Wilson"
 
-// uneven is why nothing is claimed of a pooled part near the ends of its interval.
+// uneven is the reason why no claim is made for a pooled share near the ends of its interval.
 const uneven = "its trials differ too much in size or share: its interval may be too narrow"
 
-// burstsOf is, by metric, how unequal trials are in the counts that are pooled, at all levels and in all arms together.
+// burstsOf returns, by metric, how unequal the pooled counts of trials are, over all levels and arms.
 func burstsOf(t *Table) map[string]float64 {
 	shares := map[string][]stats.Share{}
 	for key, counts := range t.pools {
@@ -35,9 +35,9 @@ func burstsOf(t *Table) map[string]float64 {
 	return bursts
 }
 
-// pool adds the parts that are counted over all trials of an arm. Samples of one trial are not independent of each
-// other, so the interval is computed from the differences between trials. UnevenIn names those whose trials differ too
-// much for this.
+// pool adds the shares that are counted over all trials of an arm. Samples of one trial are not independent of each
+// other, so the interval is computed from the differences between trials. unevenIn names the metrics whose trials
+// differ too much for this.
 func (s *Summary) pool(t *Table, at factors, bursts map[string]float64) (unevenIn []string) {
 	shares := map[pool]stats.Share{}
 	level := record.LevelKey(at)
@@ -89,7 +89,7 @@ func (s *Summary) pool(t *Table, at factors, bursts map[string]float64) (unevenI
 	return unevenIn
 }
 
-// warnOfUneven names the pooled parts whose trials differ too much.
+// warnOfUneven names the pooled shares whose trials differ too much.
 func (s *Summary) warnOfUneven(in []string) {
 	if len(in) > 0 {
 		slices.Sort(in)

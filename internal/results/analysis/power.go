@@ -13,15 +13,15 @@ import (
 // PowerSchema names the JSON form of Power.
 const PowerSchema = "tare.power/v1"
 
-// Power is how many blocks runs like one need to tell differences of some sizes.
+// Power is how many blocks runs like a given one need to detect differences of several sizes.
 type Power struct {
 	Schema     string     `json:"schema"`
 	Experiment string     `json:"experiment"`
-	Power      float64    `json:"power"` // the probability with which such a run tells
+	Power      float64    `json:"power"` // the probability of detecting a difference that is there
 	Blocks     int        `json:"blocks"`
-	PerBlock   float64    `json:"block_seconds"` // that a block took, the mean
+	PerBlock   float64    `json:"block_seconds"` // mean duration of a block
 	Rows       []PowerRow `json:"rows"`
-	Warnings   []string   `json:"warnings,omitempty"` // of the run and its record
+	Warnings   []string   `json:"warnings,omitempty"` // about the run and its record
 }
 
 // PowerRow is one metric at one level, for the arm that resolves the least.
@@ -32,27 +32,27 @@ type PowerRow struct {
 	Arm      string            `json:"arm"`
 	Factors  map[string]string `json:"factors"`
 	Headline bool              `json:"headline"`
-	Base     float64           `json:"base"`  // the baseline's value
+	Base     float64           `json:"base"`  // the baseline's absolute value
 	Half     float64           `json:"half"`  // half-width of the interval of the difference after N blocks
 	N        int               `json:"n"`     // blocks in which it was measured
-	Needs    []Need            `json:"needs"` // for each size that was asked for
+	Needs    []Need            `json:"needs"` // one for each size that was asked for
 
-	independent float64 // Half as it would be of independent blocks
+	independent float64 // Half if blocks were independent
 }
 
-// Need is how many blocks resolve a difference of some size, as a fraction of the baseline's value. Blocks is nil
-// where it would be more than 10,000.
+// Need is how many blocks resolve a difference of some size, as a fraction of the baseline's value. Blocks is nil if
+// that is more than 10,000.
 type Need struct {
 	Part   float64 `json:"part"`
 	Blocks *int    `json:"blocks"`
-	// Dependent is how many it takes if neighbouring blocks resemble each other as much as the run leaves open; left out
-	// where that is no more, or more than 10,000.
+	// Dependent is how many blocks it takes if neighbouring blocks depend on each other as much as the run allows for;
+	// left out if that is not more than Blocks, or more than 10,000.
 	Dependent *int     `json:"blocks_if_dependent,omitempty"`
-	Seconds   *float64 `json:"seconds"` // that these blocks take
+	Seconds   *float64 `json:"seconds"` // duration of these blocks
 }
 
-// PowerOf returns the power of a run: what its noise means for later runs. Differences for which no baseline has a
-// value have no size as a part of it, and are left out.
+// PowerOf returns the power of later runs like this one, judged by its noise. Differences without a baseline value
+// other than 0 are left out, because their size cannot be given as a fraction of it.
 func PowerOf(run record.Run, trials []record.Trial, parts []float64, power float64) (*Power, error) {
 	s, err := Summarize(run, trials)
 	if err != nil {
@@ -109,8 +109,8 @@ func PowerOf(run record.Run, trials []record.Trial, parts []float64, power float
 }
 
 // blocks returns how many blocks it takes to resolve a difference of some size: independent blocks, and blocks with
-// the dependence for which the interval was widened. A pilot hardly knows this dependence, and one below the limit
-// from which intervals are widened does not know it at all, so plans use the independent number.
+// the dependence that the interval was widened for. A pilot run estimates this dependence poorly, and not at all if it
+// has fewer blocks than it takes to widen intervals, so plans use the independent number.
 func (r PowerRow) blocks(size, power float64) (independent, dependent *int) {
 	n, ok := stats.PlannedBlocks(r.N, r.independent, size, power)
 	switch {
@@ -127,7 +127,7 @@ func (r PowerRow) blocks(size, power float64) (independent, dependent *int) {
 	return independent, dependent
 }
 
-// independent is half the interval as it was before it was widened for dependent blocks.
+// independent returns half the interval as it was before it was widened for dependent blocks.
 func (d *Difference) independent() float64 {
 	if d.Effective == nil || !(*d.Effective > 0) {
 		return d.half()

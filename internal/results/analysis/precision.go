@@ -11,16 +11,16 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Enough reports whether a run with a precision may end: every value of the metrics that decide is known to within
-// the target, and so is every difference to the baseline, in parts of the baseline's value. What is missing
-// otherwise is said in words. Whether a difference is resolved plays no part.
+// Enough reports whether a run with a target precision may end: all values of the metrics that decide, and their
+// differences from the baseline as fractions of the baseline's value, are known to within the target. Otherwise the
+// text says what is missing. Whether a difference is resolved does not matter.
 //
-// Of the latency of all requests and that while the machine was running, where both are listed, the one decides that
-// answers speak of: among all requests a median is mostly that of the machine's stalls, and no number of blocks
-// makes it precise.
+// If both the latency of all requests and the latency while the machine was running are listed, the one that answers
+// use decides: if stalls are frequent, the median of all requests is mostly that of the stalls, and no number of
+// blocks makes it precise.
 //
-// A metric that no trial has decides nothing, and neither does one that is void because the subject does not keep
-// up: more blocks would not tell it. One that is missing for any other reason is waited for.
+// A metric that no trial has does not count, nor does one that is void because the subject does not keep up: more
+// blocks would not help. A metric that is missing for any other reason keeps the run going.
 func Enough(run record.Run, trials []record.Trial) (bool, string, error) {
 	if run.Precision == nil {
 		return false, "", nil
@@ -57,7 +57,7 @@ func Enough(run record.Run, trials []record.Trial) (bool, string, error) {
 			continue
 		}
 		if d := e.Difference; d != nil {
-			scale := e.Value // of a baseline that has none of it, the difference is the value
+			scale := e.Value // if the baseline has none of it, the difference is the value
 			if base := s.Find(e.Metric, record.Direct, e.Factors); base != nil && base.Value != 0 {
 				scale = base.Value
 			}
@@ -95,7 +95,7 @@ func (i Interval) estimate() stats.Estimate {
 	return e
 }
 
-// halfWidth is half the width of an interval as a part of scale; 0 if there is no interval or scale is 0.
+// halfWidth returns half the width of an interval as a fraction of scale; 0 if there is no interval or scale is 0.
 func halfWidth(e stats.Estimate, scale float64) float64 {
 	if !e.HasInterval || scale == 0 {
 		return 0

@@ -14,28 +14,28 @@ import (
 	"tare/internal/lib/stats"
 )
 
-// Prose collects one answer and the estimates that it rests on: sentence by sentence, or as clauses of one sentence.
+// Prose collects one answer, as sentences or as clauses of one sentence, and the estimates that it rests on.
 type Prose struct {
 	Summary *Summary
 	Arm     string
 	At      map[string]string // the level
 
 	text     []string // sentences
-	clauses  []string // of the sentence under way
+	clauses  []string // of the current sentence
 	apart    bool     // the first of them has its own subject
-	own      int      // clauses in words of the metrics' own
-	more     bool     // sentences before have named the arm and the level
+	own      int      // number of clauses worded by the metrics (Definition.Clause)
+	more     bool     // earlier sentences have named the arm and the level
 	open     []undecided
-	evidence []string // "metric arm", in the order in which they are quoted
+	evidence []string // each as "metric arm", in the order of their mention
 }
 
-// Peek is an estimate of the arm that is looked at and not quoted; nil where there is none.
+// Peek returns an estimate of the arm without adding it to the evidence; nil if there is none.
 func (p *Prose) Peek(metric string) *Estimate { return p.Summary.Find(metric, p.Arm, p.At) }
 
-// Find is an estimate of the arm that is quoted; nil where there is none.
+// Find returns an estimate of the arm and adds it to the evidence; nil if there is none.
 func (p *Prose) Find(metric string) *Estimate { return p.Of(metric, p.Arm) }
 
-// Of is an estimate of any arm that is quoted; nil where there is none.
+// Of does the same for any arm.
 func (p *Prose) Of(metric, arm string) *Estimate {
 	e := p.Summary.Find(metric, arm, p.At)
 	if e != nil {
@@ -44,12 +44,12 @@ func (p *Prose) Of(metric, arm string) *Estimate {
 	return e
 }
 
-// Rest notes that the answer rests on an estimate.
+// Rest adds an estimate to the evidence.
 func (p *Prose) Rest(metric, arm string) {
 	p.evidence = lists.Include(p.evidence, metric+" "+arm)
 }
 
-// Say is a value of the arm with its interval; "an unknown value" where the run does not have it.
+// Say formats a value of the arm with its interval, or returns "an unknown value".
 func (p *Prose) Say(metric string) string { return p.SayOf(metric, p.Arm) }
 
 func (p *Prose) SayOf(metric, arm string) string {
@@ -60,18 +60,19 @@ func (p *Prose) SayOf(metric, arm string) string {
 	return Said(e)
 }
 
-// Add adds a sentence, or several.
+// Add adds one or more sentences.
 func (p *Prose) Add(format string, args ...any) {
 	p.text = append(p.text, fmt.Sprintf(format, args...))
 }
 
-// clause adds a clause to the sentence under way. Its first has the verb that the subject goes with, or stands apart.
+// clause adds a clause to the current sentence. The first must begin with a verb, for the arm as its subject, or be
+// marked by standing.
 func (p *Prose) clause(e *Estimate, text string) {
 	p.clauses = append(p.clauses, text)
 	p.Rest(e.Metric, e.Arm)
 }
 
-// goOn goes on with the clause before: ", of which 3 MB stay". Where there is none it begins one.
+// goOn continues the previous clause: ", of which 3 MB stay". If there is none, it begins one.
 func (p *Prose) goOn(e *Estimate, text string) {
 	n := len(p.clauses)
 	if n == 0 {
@@ -82,8 +83,7 @@ func (p *Prose) goOn(e *Estimate, text string) {
 	p.Rest(e.Metric, e.Arm)
 }
 
-// opening returns the text before a clause: one if the clause is the first of its sentence, and the other if it is
-// not.
+// opening returns first for the first clause of a sentence, and other for the later ones.
 func (p *Prose) opening(first, other string) string {
 	if len(p.clauses) == 0 {
 		return first
@@ -91,17 +91,17 @@ func (p *Prose) opening(first, other string) string {
 	return other
 }
 
-// standing returns text, a clause that has its own subject. As the first of its sentence it follows a colon:
+// standing marks text as a clause that has its own subject. As the first of its sentence it follows a colon:
 // "candidate: p50 is not resolved".
 func (p *Prose) standing(text string) string {
 	p.apart = p.apart || len(p.clauses) == 0
 	return text
 }
 
-// perSentence is how many clauses a sentence has before another begins, where there are many.
+// perSentence is the number of clauses from which a new sentence may begin.
 const perSentence = 3
 
-// pause ends the sentence under way if it is time to, and it has as many clauses as one can read.
+// pause ends the current sentence if now is set and it has enough clauses.
 func (p *Prose) pause(now bool) {
 	if now && len(p.clauses) >= perSentence {
 		p.end()
@@ -109,7 +109,7 @@ func (p *Prose) pause(now bool) {
 	}
 }
 
-// end makes a sentence of the clauses under way, about the arm at its level; after a pause, of the arm as "it".
+// end turns the current clauses into a sentence about the arm at its level; after a pause the arm is "It".
 func (p *Prose) end() {
 	begin := p.Where() + p.Arm + " "
 	switch {
@@ -128,7 +128,7 @@ func (p *Prose) end() {
 	p.clauses, p.apart = nil, false
 }
 
-// Where begins an answer with its level: "At rate 1000: ". Where the run has no levels it is empty.
+// Where returns the level for the beginning of an answer: "At rate 1000: ". It is empty if the run has no levels.
 func (p *Prose) Where() string {
 	if at := p.Summary.At(p.At); at != "" {
 		return Capital(at) + ": "
@@ -136,7 +136,7 @@ func (p *Prose) Where() string {
 	return ""
 }
 
-// Here ends a clause with its level: " at rate 1000". Where the run has no levels it is empty.
+// Here returns the level for the end of a clause: " at rate 1000". It is empty if the run has no levels.
 func (p *Prose) Here() string {
 	if at := p.Summary.At(p.At); at != "" {
 		return " " + at
@@ -144,24 +144,24 @@ func (p *Prose) Here() string {
 	return ""
 }
 
-// Empty reports whether nothing has been added.
+// Empty reports whether no sentence has been added.
 func (p *Prose) Empty() bool { return len(p.text) == 0 }
 
-// Answer returns the answer that was put together, with its evidence.
+// Answer returns the answer with its evidence.
 func (p *Prose) Answer() Answer {
 	return Answer{Answer: strings.Join(p.text, " "), Evidence: p.evidence}
 }
 
-// base is the same metric of the baseline; nil where it has none.
+// base returns the estimate of the same metric in the baseline; nil if there is none.
 func (p *Prose) base(e *Estimate) *Estimate { return p.Summary.Find(e.Metric, record.Direct, p.At) }
 
-// baseIsZero says whether what the arm has is also what it adds: the baseline has none of it.
+// baseIsZero reports whether the baseline has none of the metric, so that the arm's value is also the difference.
 func (p *Prose) baseIsZero(e *Estimate) bool {
 	base := p.base(e)
 	return base == nil || base.Value == 0
 }
 
-// moved words a difference: "is 9 us [5, 13] higher", or why it says nothing.
+// moved describes a difference: "is 9 us [5, 13] higher", or why it is not known.
 func (p *Prose) moved(e *Estimate) string {
 	d := e.Difference
 	switch {
@@ -177,11 +177,10 @@ func (p *Prose) moved(e *Estimate) string {
 	return "is " + size(d, e.Unit) + " higher"
 }
 
-// foundFrom is how the reason begins where a difference is too small to be seen.
+// foundFrom is the beginning of the reason if a difference is too small to be seen.
 const foundFrom = " (found in 80 %: "
 
-// FoundIn words the effect that most such runs find, in brackets after what was not resolved; empty where it is not
-// known.
+// FoundIn returns, in brackets, the size of the effect that 80 % of such runs resolve; empty if it is unknown.
 func (d *Difference) FoundIn(unit string) string {
 	if d.Found == nil {
 		return ""
@@ -189,7 +188,7 @@ func (d *Difference) FoundIn(unit string) string {
 	return foundFrom + quantity.Rough(*d.Found, unit) + ")"
 }
 
-// visible says why a difference is not resolved.
+// visible returns, in brackets, why a difference is not resolved.
 func (p *Prose) visible(e *Estimate) string {
 	if d := e.Difference; d.Found != nil && math.Abs(d.Value) <= *d.SmallestVisible {
 		return d.FoundIn(e.Unit)
@@ -200,7 +199,7 @@ func (p *Prose) visible(e *Estimate) string {
 	return " (" + e.Difference.Unresolved + ")"
 }
 
-// size is a difference without its sign.
+// size formats a difference without its sign.
 func size(d *Difference, unit string) string {
 	switch {
 	case d.Lo == nil:
@@ -211,7 +210,7 @@ func size(d *Difference, unit string) string {
 	return quantity.Interval(d.Value, *d.Lo, *d.Hi, unit)
 }
 
-// Signed is a difference with its sign, and its interval where it has one: "+2 us [1, 3]".
+// Signed formats a difference with its sign, and with its interval if it has one: "+2 us [1, 3]".
 func (i Interval) Signed(unit string) string {
 	if i.Lo == nil || i.Hi == nil {
 		return quantity.DeltaValue(i.Value, unit)
@@ -219,10 +218,10 @@ func (i Interval) Signed(unit string) string {
 	return quantity.Delta(i.Value, *i.Lo, *i.Hi, unit)
 }
 
-// signed is the difference of an estimate, which must have one.
+// signed formats the difference of an estimate, which must have one.
 func (e *Estimate) signed() string { return e.Difference.Signed(e.Unit) }
 
-// Written is a value with its interval, where it has one.
+// Written formats a value, with its interval if it has one.
 func (i Interval) Written(unit string) string {
 	if i.Lo == nil || i.Hi == nil {
 		return quantity.Value(i.Value, unit)
@@ -230,7 +229,7 @@ func (i Interval) Written(unit string) string {
 	return quantity.Interval(i.Value, *i.Lo, *i.Hi, unit)
 }
 
-// Said is a value with its interval, where it has one that is wider than nothing.
+// Said formats a value, with its interval if that has a width.
 func Said(e *Estimate) string {
 	if e.Lo != nil && e.Hi != nil && *e.Lo == *e.Hi {
 		return quantity.Value(e.Value, e.Unit)
@@ -238,7 +237,7 @@ func Said(e *Estimate) string {
 	return e.Written(e.Unit)
 }
 
-// In is the same of a term of a model in a unit. Its rounding errors are no width.
+// In does the same for a term of a model, in a unit. A width that is only rounding error is ignored.
 func (t Term) In(unit string) string {
 	if t.Lo != nil && t.Hi != nil && *t.Hi-*t.Lo < 1e-6*math.Abs(t.Value) {
 		return quantity.Value(t.Value, unit)
@@ -246,11 +245,11 @@ func (t Term) In(unit string) string {
 	return t.Written(unit)
 }
 
-// Happened is how often what is pooled in an estimate was seen.
+// Happened returns the number of pooled samples in a share.
 func (e *Estimate) Happened() int { return int(math.Round(e.Value * float64(e.N))) }
 
-// Pooled is how often something was seen, and how often that is with its interval. What was never seen is bounded by
-// how many came together where some were seen: where nothing is known of that, only how many trials may have any.
+// Pooled formats a pooled share as a count and a share with its interval. A count of 0 has an upper bound, by how
+// clustered such events are elsewhere; if that is unknown, the bound is on the trials that have any.
 func Pooled(e *Estimate) string {
 	const million = 1e6
 	switch {
@@ -271,7 +270,7 @@ func Pooled(e *Estimate) string {
 	return fmt.Sprintf("%s (%s)", quantity.Thousands(e.Happened()), quantity.Interval(e.Value, *e.Lo, *e.Hi, e.Unit))
 }
 
-// Digits is a large number in as many digits as say something.
+// Digits formats a large number with three significant digits.
 func Digits(e *Estimate) string {
 	if e == nil {
 		return "an unknown number of"
@@ -283,7 +282,7 @@ func Digits(e *Estimate) string {
 	return quantity.Thousands(int(math.Round(e.Value/unit) * unit))
 }
 
-// TimesOf words a ratio to the baseline: "24 times faster" or "7,400 times as long".
+// TimesOf describes a ratio to the baseline: "24 times faster" or "7,400 times as long".
 func TimesOf(r *Interval) string {
 	switch {
 	case r == nil || r.Value <= 0:
@@ -296,7 +295,7 @@ func TimesOf(r *Interval) string {
 	return Times(1/r.Value) + " times faster"
 }
 
-// Times is a number of times with as many digits as say something.
+// Times formats a ratio with two or three significant digits.
 func Times(x float64) string {
 	switch {
 	case x < 10:
@@ -308,7 +307,7 @@ func Times(x float64) string {
 	return text[:len(text)-1] + "," + text[len(text)-1:] + "00"
 }
 
-// Join is a list as it is read.
+// Join joins names for a sentence: "a, b and c".
 func Join(names []string) string {
 	if len(names) < 2 {
 		return strings.Join(names, "")
@@ -316,7 +315,7 @@ func Join(names []string) string {
 	return strings.Join(names[:len(names)-1], ", ") + " and " + names[len(names)-1]
 }
 
-// FirstOf is the first names of a list, and how many more there are, unless that is one.
+// FirstOf returns the first names of a list and how many more there are, or the whole list if that is one.
 func FirstOf(names []string, most int) []string {
 	if more := len(names) - most; more > 1 {
 		return append(slices.Clone(names[:most]), fmt.Sprintf("%d more", more))
@@ -324,7 +323,7 @@ func FirstOf(names []string, most int) []string {
 	return names
 }
 
-// Capital is a text as it begins a sentence.
+// Capital returns a text with an initial capital letter.
 func Capital(text string) string {
 	first, n := utf8.DecodeRuneInString(text)
 	if n == 0 {
@@ -333,8 +332,8 @@ func Capital(text string) string {
 	return string(unicode.ToUpper(first)) + text[n:]
 }
 
-// Against gives a metric of the arm at the first and the last level in words, and a verdict over all levels: at how
-// many of them it is, resolved, more or less than the baseline's. It leaves the answer at the last level.
+// Against describes a metric of the arm at the first and the last level, with a verdict over all levels: at how many
+// of them it is, resolved, more or less than the baseline's. It leaves p at the last level.
 func (p *Prose) Against(t *Table, metric string) (ends []string, verdict string) {
 	above, below, n := 0, 0, 0
 	for i, at := range t.Levels {
@@ -362,8 +361,7 @@ func (p *Prose) Against(t *Table, metric string) (ends []string, verdict string)
 	return ends, verdict
 }
 
-// verdictOf words a comparison with the baseline at n levels, to go on a sentence: at how many it is resolved as more
-// and as less.
+// verdictOf ends a sentence with a comparison at n levels: at how many the difference from the baseline is resolved.
 func verdictOf(base string, above, below, n int) string {
 	var sides []string
 	for _, side := range []struct {

@@ -9,13 +9,14 @@ import (
 	"tare/internal/lib/stats"
 )
 
-// DisturbedLimit is the part of a level's requests that the machine's stalls may touch before answers turn to those
-// that they did not. It is fixed in advance: what touches a tenth of the tail beyond p99 moves p99.
+// DisturbedLimit is the fraction of a level's requests that the machine's stalls may touch before answers switch to
+// the requests that they did not touch. It is fixed in advance: a tenth of the tail beyond p99, which is enough to
+// move p99.
 const DisturbedLimit = (1 - 0.99) / 10
 
-// Disturbed is how many of a level's requests the machine's stalls touched, over the trials of all arms together.
-// Latency while the machine was running is estimated either way; Running says that answers speak of it, and not of all
-// requests.
+// Disturbed is the share of a level's requests that the machine's stalls touched, over the trials of all arms
+// together. Latency while the machine was running is estimated in any case; Running is set if answers use it instead
+// of the latency of all requests.
 type Disturbed struct {
 	Factors  map[string]string `json:"factors"`
 	Share    float64           `json:"share"`
@@ -24,7 +25,7 @@ type Disturbed struct {
 	Running  bool              `json:"running"`
 }
 
-// disturbed judges each level by all of its trials, those of no use for latency among them: what decides must not
+// disturbed judges each level by all of its trials, including those without valid latency: the decision must not
 // depend on what gates let through.
 func disturbed(levels []factors, trials []record.Trial) []Disturbed {
 	sums := map[string]*load.Running{}
@@ -56,7 +57,8 @@ func disturbed(levels []factors, trials []record.Trial) []Disturbed {
 	return all
 }
 
-// whileRunning says whether answers at a level speak of the requests that no stall touched, and what part was touched.
+// whileRunning returns the share of a level's requests that stalls touched, and whether answers use the requests that
+// they did not touch.
 func (s *Summary) whileRunning(at factors) (share float64, running bool) {
 	for _, d := range s.Disturbed {
 		if maps.Equal(d.Factors, at) {
@@ -66,11 +68,11 @@ func (s *Summary) whileRunning(at factors) (share float64, running bool) {
 	return 0, false
 }
 
-// carriers hold what the loads of trials record about the requests that no stall touched, by arm and, under an empty
-// name, for all arms of a level.
+// carriers hold what the loads of trials recorded about the requests that no stall touched, by arm and, with an empty
+// arm, for all arms of a level.
 type carriers map[pool][]*load.Running
 
-// newCarriers takes each planned trial by its last attempt.
+// newCarriers uses the last attempt at each planned trial.
 func newCarriers(defined metric.Set, trials []record.Trial) carriers {
 	all := carriers{}
 	for _, attempts := range attemptsOf(trials) {
@@ -93,16 +95,16 @@ func newCarriers(defined metric.Set, trials []record.Trial) carriers {
 	return all
 }
 
-// carry says whether the trials of an estimate carry it, and why they do not.
+// carry reports whether the trials have enough samples for an estimate, and the reason if not.
 func (c carriers) carry(e *Estimate, d metric.Definition, limit float64) (bool, string) {
 	level := record.LevelKey(e.Factors)
 	return load.TellsOf(c[pool{level, "", e.Metric}], c[pool{level, e.Arm, e.Metric}], d.Histogram,
 		load.QuantileName(d.Quantile), d.Quantile, stats.MinBeyond(d.Quantile), limit)
 }
 
-// warnOfStalls names the arms in whose trials the machine stood still more often, or less often, than in those of
-// their baseline. It compares the two in each block (sign test, p < 1 %, over all levels). The requests that remain of
-// such an arm are from other moments than those of its baseline.
+// warnOfStalls names the arms in whose trials the machine stalled more, or less, than in those of their baseline. It
+// compares the two within each block (sign test, p < 1 %, over all levels). The undisturbed requests of such an arm
+// are from other moments than those of its baseline.
 func (s *Summary) warnOfStalls(t *Table, trials []record.Trial) {
 	still := map[cell]float64{}
 	var cells []cell

@@ -19,10 +19,10 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Summarize turns the trials of a run into its summary. A trial that failed is left out of every estimate, and one that
-// tripped a gate of those that the gate voids; both are counted and named. Where a trial was run again, the first
-// attempt counts in which a metric stands. An arm is compared with the baseline in the blocks in which both can tell
-// the metric, so that one arm's losses do not take the blocks of the others.
+// Summarize turns the trials of a run into its summary. A failed trial is left out of every estimate. A trial that
+// tripped a gate is left out of the estimates that the gate voids. Both are counted and named. If a trial was
+// repeated, each metric comes from the first attempt in which it is valid. An arm is compared with the baseline in the
+// blocks in which both have the metric, so that the losses of one arm do not cost the others blocks.
 func Summarize(run record.Run, trials []record.Trial) (*Summary, error) {
 	if run.Schema != record.RunSchema {
 		return nil, fmt.Errorf("summarizing run %q: its schema is %q, not %q", run.ID, run.Schema, record.RunSchema)
@@ -89,54 +89,54 @@ func Summarize(run record.Run, trials []record.Trial) (*Summary, error) {
 	return s, nil
 }
 
-// Table holds the values of the trials that stand, and what was lost.
+// Table holds the valid values of the trials, and what was lost.
 type Table struct {
 	Levels []map[string]string
 	Arms   []string          // the baseline, its twin, then the others by name
-	Traits map[string]string // what to know of arms, by arm
+	Traits map[string]string // notes on arms, by arm
 
 	metrics []string
-	known   map[string]bool // metrics that some trial tells, those that are pooled among them
-	closed  bool            // a load goes as fast as it can
-	unpaced bool            // and has no rate to keep to
+	known   map[string]bool // metrics that some trial has, including pooled ones
+	closed  bool            // a load of the run is a closed loop
+	unpaced bool            // a load of the run has no target rate
 	defined metric.Set      // the definitions of the run's metrics
-	order   map[string]int  // of the definitions, by metric
-	stated  []string        // metrics that answers speak of in words of the metrics' own, in order of rank
+	order   map[string]int  // order of the definitions, by metric
+	stated  []string        // metrics with their own wording in answers (Definition.Clause), in order of rank
 
-	headlines []string          // metrics that answers speak of; none where the record does not say
+	headlines []string          // metrics that answers are about; empty if the record does not say
 	lacks     map[string]string // what arms do not do that others do, by arm
 	cells     map[cell]*values
 	in        map[levelArm][]int            // the blocks in which an arm has a cell at a level, in order
-	loads     map[string]bool               // by name
+	loads     map[string]bool               // names of loads
 	pools     map[pool]map[int]record.Count // by block
 
-	// by block, of the trials that were run, however often; one that was interrupted was not
+	// By block. Trials count however often they were run, unless all attempts were interrupted.
 	outcomes map[levelArm]map[int]*outcome
-	selected map[armMetric]bool // whose losses are beyond chance
+	selected map[armMetric]bool // arms whose losses of the metric are beyond chance
 
-	before  map[cell]string    // the arm that ran right before, in the same block
-	carried map[armMetric]bool // arms that change the trial after them
+	before  map[cell]string    // the arm that ran right before in the same block
+	carried map[armMetric]bool // arms that change the metric in the trial after them
 }
 
 // pool is a metric of an arm at a level.
 type pool struct{ level, arm, metric string }
 
 type cell struct {
-	level string // factors.key
+	level string // record.LevelKey of the factors
 	arm   string
 	block int
 }
 
-type levelArm struct{ level, arm string } // factors.key
+type levelArm struct{ level, arm string } // level is record.LevelKey of the factors
 
-// values are what one trial gives: its metrics, and by metric of latency the generator's lag at the same quantile, in
-// seconds.
+// values are the values of one trial: its metrics, and for each metric of latency the generator's lag at the same
+// quantile, in seconds.
 type values struct{ metrics, lag map[string]float64 }
 
 // factors is one level of an experiment.
 type factors = map[string]string
 
-// levelOf is the level of a trial. A record without factors says that it has none, not that it does not know.
+// levelOf returns the level of a trial. A record without factors has an empty level, not an unknown one.
 func levelOf(recorded map[string]string) factors {
 	if recorded == nil {
 		return factors{}
@@ -144,7 +144,7 @@ func levelOf(recorded map[string]string) factors {
 	return recorded
 }
 
-// LevelNumber is a level as a number, where it is one: a duration counts in seconds.
+// LevelNumber parses a level as a number, and reports whether it is one. A duration is in seconds.
 func LevelNumber(level string) (float64, bool) {
 	if v, err := strconv.ParseFloat(level, 64); err == nil && Usable(v) {
 		return v, true
@@ -155,7 +155,7 @@ func LevelNumber(level string) (float64, bool) {
 	return 0, false
 }
 
-// CompareLevels orders levels by their factors: numbers by their size, before texts, which are in alphabetical order.
+// CompareLevels orders levels by their factors: numbers by size, before texts, which are in alphabetical order.
 func CompareLevels(a, b map[string]string) int {
 	for _, name := range slices.Sorted(maps.Keys(a)) {
 		x, okX := LevelNumber(a[name])
@@ -176,7 +176,7 @@ func CompareLevels(a, b map[string]string) int {
 	return strings.Compare(record.LevelKey(a), record.LevelKey(b))
 }
 
-// Usable keeps out what no measurement gives and what would spoil every sum it stands in.
+// Usable reports whether a value can be a measurement. NaN and huge values would spoil every sum.
 func Usable(v float64) bool { return !math.IsNaN(v) && math.Abs(v) < 1e100 }
 
 func newTable(run record.Run, trials []record.Trial, s *Summary) *Table {
@@ -251,14 +251,14 @@ func newTable(run record.Run, trials []record.Trial, s *Summary) *Table {
 	return t
 }
 
-// possible reports whether a count can be one: a part of all.
+// possible reports whether a count is valid: not negative, and at most its total.
 func possible(n record.Count) bool { return n.In >= 0 && n.In <= n.Of }
 
-// doubtful is data of a record that no trial can have written. It is left out.
+// doubtful counts data in a record that no trial can have written. It is left out.
 type doubtful struct {
-	bare   int // trials that did not fail and have no metrics
+	bare   int // trials that did not fail and yet have no metrics
 	values int
-	names  map[string]bool // of these
+	names  map[string]bool // metrics with such values
 }
 
 func (d *doubtful) look(t record.Trial) {
@@ -290,8 +290,8 @@ func (d *doubtful) addWarnings(s *Summary) {
 	}
 }
 
-// take adds what stands of an attempt and no attempt before it could tell. The generator's lag comes from the attempt
-// that latency comes from. It gives the number of histograms that could not be read.
+// take adds the values of an attempt that are valid and that no earlier attempt had. The generator's lag is taken from
+// the same attempt as the latency. It returns the number of histograms that could not be read.
 func (v *values) take(trial record.Trial, defined metric.Set) (unreadable int) {
 	if trial.Validity.Failed != "" {
 		return 0
@@ -316,8 +316,8 @@ func (v *values) take(trial record.Trial, defined metric.Set) (unreadable int) {
 	return unreadable
 }
 
-// attemptsOf puts the attempts at each planned trial together, in the order of the trials' first attempts and then of
-// the attempts. What was interrupted is none.
+// attemptsOf groups the attempts at each planned trial, in the order in which the trials first ran; the attempts of a
+// trial are in order. Interrupted trials are left out.
 func attemptsOf(trials []record.Trial) [][]record.Trial {
 	type planned struct {
 		index int
@@ -337,9 +337,9 @@ func attemptsOf(trials []record.Trial) [][]record.Trial {
 	return sorted
 }
 
-// Metrics returns the values of one trial by metric: those that it recorded, and the quantiles of latency for which
-// its histograms have enough samples and which it did not record. The error is about histograms that cannot be read;
-// the other values are returned all the same.
+// Metrics returns the values of one trial by metric: those that it recorded, and the quantiles of latency that it did
+// not record but for which its histograms have enough samples. The error is about histograms that cannot be read; the
+// other values are valid nevertheless.
 func Metrics(trial record.Trial, defined metric.Set) (map[string]float64, error) {
 	m, err := quantilesOf(trial, load.Latency, defined)
 	for name, v := range trial.Metrics {
@@ -352,14 +352,14 @@ func Metrics(trial record.Trial, defined metric.Set) (map[string]float64, error)
 
 func valid(t record.Trial) bool { return t.Validity.Valid && t.Validity.Failed == "" }
 
-// CompareArms orders arms: it puts the baseline first and its twin second.
+// CompareArms orders arms: the baseline first, its twin second, then the others by name.
 func CompareArms(a, b string) int {
 	rank := func(arm string) int { return slices.Index([]string{record.AA, record.Direct}, arm) }
 	return cmp.Or(cmp.Compare(rank(b), rank(a)), strings.Compare(a, b))
 }
 
-// quantilesOf gives, by metric of latency and in seconds, the quantiles that the samples can carry, from one histogram
-// of all loads together. Which quantile is whose, the definitions of the metrics say.
+// quantilesOf returns the quantiles for which a histogram, merged over all loads, has enough samples, in seconds by
+// metric of latency. The definitions of the metrics say which metric is which quantile.
 func quantilesOf(trial record.Trial, histogram string, defined metric.Set) (map[string]float64, error) {
 	m := map[string]float64{}
 	h, err := stats.MergeEncoded(encodedOf(trial, histogram)...)
@@ -384,7 +384,7 @@ func encodedOf(trial record.Trial, histogram string) []string {
 	return encoded
 }
 
-// blocks are the block numbers in which all the arms have a value, in order.
+// blocks returns the numbers of the blocks in which all the arms have a value, in order.
 func (t *Table) blocks(level string, has func(*values) bool, arms ...string) []int {
 	var blocks []int
 	for _, block := range t.in[levelArm{level, arms[0]}] {
@@ -404,7 +404,7 @@ func hasMetric(metric string) func(*values) bool {
 	return func(v *values) bool { _, ok := v.metrics[metric]; return ok }
 }
 
-// Column is the values of one metric of one arm at a level, by block.
+// Column returns the values of one metric of one arm at a level, by block.
 func (t *Table) Column(at map[string]string, arm, metric string) []float64 {
 	var xs []float64
 	level := record.LevelKey(at)
@@ -414,7 +414,7 @@ func (t *Table) Column(at map[string]string, arm, metric string) []float64 {
 	return xs
 }
 
-// pairs are the values of one metric in the baseline and in an arm, by block.
+// pairs returns the values of one metric in the baseline and in an arm, by block.
 func (t *Table) pairs(at factors, arm, metric string) []stats.Pair {
 	return t.pairsOf(at, arm, metric, t.blocks(record.LevelKey(at), hasMetric(metric), record.Direct, arm))
 }
@@ -449,10 +449,10 @@ func (s *Summary) warnOfTwins() {
 	}
 }
 
-// maxApart is how many metrics warnOfTwins names.
+// maxApart is the maximum number of metrics in some warnings.
 const maxApart = 8
 
-// warnOfOthers says when trials shared the machine with another run of tare.
+// warnOfOthers warns if trials shared the machine with another run of tare.
 func (s *Summary) warnOfOthers(trials []record.Trial) {
 	n := 0
 	for _, t := range trials {
@@ -466,7 +466,7 @@ func (s *Summary) warnOfOthers(trials []record.Trial) {
 	}
 }
 
-// warnOfLeftovers says what trials have left behind on the machine, in the words of the first.
+// warnOfLeftovers warns if trials left something behind on the machine, with the message of the first.
 func (s *Summary) warnOfLeftovers(trials []record.Trial) {
 	n, first := 0, ""
 	for _, t := range trials {
@@ -481,10 +481,10 @@ func (s *Summary) warnOfLeftovers(trials []record.Trial) {
 	}
 }
 
-// warnOfBeside warns of arms in all of whose trials control groups were made outside of the trial, perhaps by others
-// at the request of the trial's commands, if that happened in no trial of the baseline.
+// warnOfBeside warns of arms if, in every trial of theirs and in none of the baseline, control groups were created
+// outside of the trial, perhaps by others at the request of the trial's commands.
 func (s *Summary) warnOfBeside(trials []record.Trial) {
-	const least = 2 // of one trial alone it is chance, as of services that start by a clock
+	const least = 2 // in a single trial it can be chance, such as a service started by a timer
 	made, all, last := map[string]int{}, map[string]int{}, map[string]string{}
 	for _, t := range trials {
 		if t.Validity.Failed != "" {
@@ -498,7 +498,7 @@ func (s *Summary) warnOfBeside(trials []record.Trial) {
 		}
 	}
 	if made[record.Direct]+made[record.AA] > 0 {
-		return // others make some all the time
+		return // others create some all the time
 	}
 	for arm, n := range lists.ByKey(made) {
 		if n == all[arm] && n >= least {

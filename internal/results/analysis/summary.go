@@ -1,5 +1,6 @@
 // Package analysis turns the trials of a run into a summary: estimates with intervals, the smallest visible
-// differences, and answers in words that are tied to them. It is pure: records in, summary out.
+// differences, and answers in words that rest on them. It does no I/O: records in, summary out. Start reading at
+// Summarize.
 package analysis
 
 import (
@@ -11,14 +12,14 @@ import (
 // Schema names the JSON form of Summary.
 const Schema = "tare.summary/v1"
 
-// Summary is summary.json.
+// Summary is the content of summary.json.
 type Summary struct {
 	Schema     string `json:"schema"`
 	Experiment string `json:"experiment"`
 	Question   string `json:"question"`
-	// the subject that the arms direct and aa run; none where they run no subject
+	// The subject that the arms direct and aa run; empty if they run none.
 	Baseline       string     `json:"baseline,omitempty"`
-	Partial        bool       `json:"partial"` // the run was interrupted: fewer trials than planned
+	Partial        bool       `json:"partial"` // the run has fewer trials than planned, or may still go on
 	Valid          bool       `json:"valid"`
 	InvalidReasons []string   `json:"invalid_reasons"`
 	Blocks         int        `json:"blocks"` // complete blocks
@@ -26,56 +27,56 @@ type Summary struct {
 	Estimates      []Estimate `json:"estimates"`
 	MDE            []MDE      `json:"mde"`
 	Models         []Model    `json:"models"`
-	// ComponentModels are the same of components of subjects, each with its name.
+	// ComponentModels holds the models of single components of subjects.
 	ComponentModels []Model `json:"component_models,omitempty"`
 	Losses          []Loss  `json:"losses"`
-	// Headlines are the metrics that a reader wants first: those that are asserted or asked about, then those with a
-	// resolved difference, the largest in proportion first.
+	// Headlines are the metrics that a reader wants first (see headlines).
 	Headlines []string    `json:"headlines"`
-	Disturbed []Disturbed `json:"disturbed,omitempty"` // by level, where stalls of the machine were watched for
-	// Functions say what makes up the differences of arms, where stacks were sampled.
+	Disturbed []Disturbed `json:"disturbed,omitempty"` // by level, if stalls of the machine were watched for
+	// Functions holds what makes up the differences of arms, if stacks were sampled.
 	Functions  []Functions `json:"functions,omitempty"`
-	Workloads  []Workload  `json:"workloads,omitempty"`  // gross, tare and net of applications, where trials were charged
-	Placements []Placement `json:"placements,omitempty"` // which places are charged for what ran, if guests record it
+	Workloads  []Workload  `json:"workloads,omitempty"`  // gross, tare and net of applications, if trials were charged
+	Placements []Placement `json:"placements,omitempty"` // places that are charged, if guests record them
 	Answers    []Answer    `json:"answers"`
-	// Verdicts are what became of the assertions of the run, in their order.
+	// Verdicts are the results of the run's assertions, in their order.
 	Verdicts []Verdict `json:"verdicts,omitempty"`
-	Missing  []Missing `json:"missing"` // metrics that were withheld, and why
+	Missing  []Missing `json:"missing"` // metrics that were withheld or not measured, and why
 	Trials   Trials    `json:"trials"`
 	Self     Self      `json:"self"`
-	// arms that did not run, for their program is not installed, and why
+	// Arms that did not run because their program is not installed, with the reason.
 	Absent   map[string]string `json:"absent,omitempty"`
 	Warnings []string          `json:"warnings"`
-	Phrases  []record.Phrase   `json:"phrases,omitempty"` // how levels read in sentences
-	// why a run without a fixed number of blocks ended
+	Phrases  []record.Phrase   `json:"phrases,omitempty"` // how sentences mention levels
+	// Why a run without a fixed number of blocks ended.
 	Stopped     string `json:"stopped,omitempty"`
-	NotRepeated string `json:"not_repeated,omitempty"` // spoiled trials that were not run again
+	NotRepeated string `json:"not_repeated,omitempty"` // why spoiled trials were not run again
 }
 
-// Missing is a metric of an arm at a level that the run cannot tell: too many of its trials were lost. There may be an
-// estimate from the others, which says that it is withheld.
+// Missing is a metric of an arm at a level that the run cannot give, because too many of its trials were lost. There
+// may be an estimate from the other trials, which is then marked as withheld.
 type Missing struct {
-	Metric     string            `json:"metric"`
-	Arm        string            `json:"arm"`
-	Factors    map[string]string `json:"factors"`
-	Trials     int               `json:"trials"`                // that were run
-	Lost       int               `json:"lost"`                  // of these
-	Gate       string            `json:"gate"`                  // by which most were lost; empty where they failed
-	Cause      ledger.Cause      `json:"cause"`                 // the cause that tripped it most often
-	CauseShare *float64          `json:"cause_share,omitempty"` // of the machine's CPU time, the mean over these trials
-	Culprits   []string          `json:"culprits,omitempty"`
-	Message    string            `json:"message"` // of one of these trials
+	Metric  string            `json:"metric"`
+	Arm     string            `json:"arm"`
+	Factors map[string]string `json:"factors"`
+	Trials  int               `json:"trials"` // trials that were run
+	Lost    int               `json:"lost"`   // number of these that were lost
+	Gate    string            `json:"gate"`   // the gate that most were lost to; empty if they failed
+	Cause   ledger.Cause      `json:"cause"`  // the cause that tripped it most often
+	// Fraction of the machine's CPU time that the cause took, the mean over these trials.
+	CauseShare *float64 `json:"cause_share,omitempty"`
+	Culprits   []string `json:"culprits,omitempty"`
+	Message    string   `json:"message"` // from one of these trials
 }
 
-// Trials counts those of the plan, each once however often it was run, and names those that are left out of some
+// Trials counts the planned trials, each once however often it was run, and lists those that are left out of some
 // estimate or of all.
 type Trials struct {
 	Planned  int        `json:"planned"`
 	Done     int        `json:"done"`
-	Valid    int        `json:"valid"`    // in one attempt at least
+	Valid    int        `json:"valid"`    // in at least one attempt
 	Failed   int        `json:"failed"`   // in every attempt
-	Invalid  int        `json:"invalid"`  // the others: gates void some of their metrics
-	Attempts int        `json:"attempts"` // how often trials were run in all
+	Invalid  int        `json:"invalid"`  // the others: gates void some of their metrics in every attempt
+	Attempts int        `json:"attempts"` // runs of trials in all, repeats included
 	Excluded []Excluded `json:"excluded"`
 }
 
@@ -86,17 +87,17 @@ type Excluded struct {
 	Arm     string            `json:"arm"`
 	Factors map[string]string `json:"factors"`
 	Why     string            `json:"why"`
-	Voids   []string          `json:"voids,omitempty"` // the metrics that are left out; none named: all
+	Voids   []string          `json:"voids,omitempty"` // the metrics that are left out; empty: all
 }
 
-// Interval is a value and the ends of its interval, which are nil if there is none.
+// Interval is a value and the ends of its interval, which are nil if it has none.
 type Interval struct {
 	Value float64  `json:"value"`
 	Lo    *float64 `json:"lo"`
 	Hi    *float64 `json:"hi"`
 }
 
-// newInterval is that of an estimate of package stats.
+// newInterval converts an estimate of package stats.
 func newInterval(e stats.Estimate) Interval {
 	if !e.HasInterval {
 		return Interval{Value: e.Value}
@@ -104,39 +105,39 @@ func newInterval(e stats.Estimate) Interval {
 	return Interval{e.Value, &e.Lo, &e.Hi}
 }
 
-// Zero reports whether nothing but 0 is in the interval.
+// Zero reports whether the interval contains only 0.
 func (i Interval) Zero() bool { return i.Lo != nil && *i.Lo == 0 && *i.Hi == 0 }
 
-// half is the larger half of the interval, which there must be.
+// half is the larger distance from the value to an end of the interval, which must exist.
 func (i Interval) half() float64 { return max(i.Value-*i.Lo, *i.Hi-i.Value) }
 
-// Estimate is one metric of one arm at one level of the factors, compared with its baseline. Intervals are nil below 6
-// blocks.
+// Estimate is one metric of one arm at one level of the factors, compared with its baseline. Intervals are nil if
+// there are fewer than 6 blocks.
 type Estimate struct {
 	Metric     string            `json:"metric"`
 	Unit       string            `json:"unit"`
-	Rank       int               `json:"rank"` // among the metrics: tables and charts show them in this order
+	Rank       int               `json:"rank"` // of the metric: tables and charts are sorted by it
 	Arm        string            `json:"arm"`
-	Component  string            `json:"component,omitempty"` // left out for the whole subject
+	Component  string            `json:"component,omitempty"` // empty: the whole subject
 	Baseline   string            `json:"baseline,omitempty"`
 	Factors    map[string]string `json:"factors"`
 	Interval                     // the median over blocks
 	Confidence float64           `json:"confidence"`
-	N          int               `json:"n"`                  // blocks
-	Blocks     int               `json:"blocks"`             // that it rests on, also where n counts samples
+	N          int               `json:"n"`                  // blocks, or samples of pooled shares
+	Blocks     int               `json:"blocks"`             // that it rests on, also if N counts samples
 	Planned    int               `json:"planned"`            // blocks in which the arm was run at this level
-	Withheld   string            `json:"withheld,omitempty"` // why it must not be quoted: too many of its trials were lost
+	Withheld   string            `json:"withheld,omitempty"` // why it must not be quoted; empty: it may be
 	Method     string            `json:"method"`
 
 	// DesignEffect and Trials are set for pooled shares: how many times larger the variance is than with independent
-	// samples, and how many trials have samples. N counts samples there. The design effect is left out if nothing, or
-	// everything, was in the part.
+	// samples, and how many trials have samples. DesignEffect is left out if no sample, or every sample, was in the
+	// share.
 	DesignEffect *float64 `json:"design_effect,omitempty"`
 	Trials       int      `json:"trials,omitempty"`
 
-	// Mean is set for a cost, because a user pays the mean, while the median is typical. It is over blocks, with an
-	// interval by Student's t from 6 blocks on. Outlying counts the blocks whose value is far above the others of the
-	// arm (stats.Outlying).
+	// Mean is set for a cost, because a user pays the mean, while the median is what is typical. It is over blocks, with
+	// an interval by Student's t from 6 blocks on. Outlying is the number of blocks whose value is far above the others
+	// of the arm (stats.Outlying).
 	Mean     *Interval `json:"mean,omitempty"`
 	Outlying int       `json:"outlying,omitempty"`
 
@@ -145,9 +146,9 @@ type Estimate struct {
 	Notes      []string    `json:"notes,omitempty"`      // what to know before quoting it
 }
 
-// Difference is arm minus baseline. It is Resolved if its interval excludes 0, it is larger than the smallest that is
-// visible, and lost blocks could not have made it vanish. For the twin, with which the other arms are compared,
-// Resolved means only that its interval excludes 0: a false alarm.
+// Difference is arm minus baseline. It is Resolved if its interval excludes 0, it is larger than the smallest visible
+// difference, and lost blocks could not have made it vanish. For the baseline's twin, Resolved means only that its
+// interval excludes 0: a false alarm.
 type Difference struct {
 	Interval
 	Resolved   bool      `json:"resolved"`
@@ -155,39 +156,39 @@ type Difference struct {
 	Confidence float64   `json:"confidence"`
 	N          int       `json:"n"` // blocks in which both arms are valid
 	Method     string    `json:"method"`
-	Mean       *Interval `json:"mean,omitempty"` // of a cost: the mean of the differences within blocks
+	Mean       *Interval `json:"mean,omitempty"` // for a cost: the mean of the differences within blocks
 
-	// Lost counts the further blocks in which both arms ran and one of them has no value; where the arm's losses are
-	// beyond chance, also those with the value of a later attempt. WorstLo and WorstHi are the interval with these,
-	// and LostRepeated, at minus and plus infinity; nil: without a bound, or there is no interval.
+	// Lost is the number of further blocks in which both arms ran and one of them has no value; if the arm's losses are
+	// beyond chance, also of those with the value of a later attempt. WorstLo and WorstHi are the interval if these
+	// blocks, and those of LostRepeated, are at minus or plus infinity; nil: unbounded, or there is no interval.
 	Lost    int      `json:"lost"`
 	WorstLo *float64 `json:"worst_lo"`
 	WorstHi *float64 `json:"worst_hi"`
 
-	// LostRepeated counts further blocks that count as lost although they have the value of a later attempt: an arm
-	// had to repeat more trials than its twins lost.
+	// LostRepeated is the number of further blocks that count as lost although a later attempt has a value, because the
+	// arm had to repeat more trials than its twins lost.
 	LostRepeated int `json:"lost_repeated,omitempty"`
 
-	// LostWhole counts those of the Lost in which the arm and both twins lost the metric, each to the hypervisor or
-	// to neighbours alone. Such a block chose no arm, and counts as one that was not run: RestLo and RestHi are the
-	// worst case of the other lost blocks, by which it is then decided whether the difference is resolved.
+	// LostWhole is the number of blocks among Lost in which the arm and both twins lost the metric, each to the
+	// hypervisor or to neighbours alone. Such a block favors no arm, and counts as not run: RestLo and RestHi are the
+	// worst case of the other lost blocks, and decide whether the difference is resolved.
 	LostWhole int      `json:"lost_whole,omitempty"`
 	RestLo    *float64 `json:"rest_lo,omitempty"`
 	RestHi    *float64 `json:"rest_hi,omitempty"`
 
-	// SmallestVisible is the larger of what the A/A twins show and of half the interval's own width; nil where either
-	// is not known.
+	// SmallestVisible is the larger of what the A/A twins show and of half the width of the difference's own interval;
+	// nil if either is unknown.
 	SmallestVisible *float64 `json:"smallest_visible"`
 
-	// Found is the effect that 80 % of runs like this one resolve. It is there where SmallestVisible is, which is a
-	// half-width: about every second run resolves an effect of that size.
+	// Found is the size of an effect that 80 % of runs like this one resolve; nil if SmallestVisible is. An effect as
+	// large as SmallestVisible is resolved in only about every second run.
 	Found *float64 `json:"found_in_80_percent"`
 
-	// ToResolve is how many blocks would resolve a small difference where noise left this one unresolved.
+	// ToResolve is how many blocks would resolve a small difference, if noise left this one unresolved.
 	ToResolve *Forecast `json:"to_resolve,omitempty"`
 
-	// Effective is how many independent blocks the N are worth, since neighbouring ones resemble each other; nil where
-	// too few differences were measured to say.
+	// Effective is how many independent blocks the N blocks are worth, since neighbouring ones resemble each other; nil
+	// if too few differences were measured to estimate it.
 	Effective *float64 `json:"effective_blocks"`
 
 	strong bool // blocks depend on each other so strongly that the interval may still be too narrow
@@ -197,39 +198,40 @@ type Difference struct {
 type Loss struct {
 	Arm      string            `json:"arm"`
 	Factors  map[string]string `json:"factors"`
-	Metrics  []string          `json:"metrics"`  // that were lost in the same blocks, for the same reasons
-	Planned  int               `json:"planned"`  // blocks in which it ran
-	Lost     int               `json:"lost"`     // of these: without a value after all attempts
-	Repeated int               `json:"repeated"` // of these: with the value of a later attempt, the first being spoiled
-	// lost blocks by the gate and, if it is known, the cause that tripped it; "failed", "too few samples"
+	Metrics  []string          `json:"metrics"`  // lost in the same blocks, for the same reasons
+	Planned  int               `json:"planned"`  // blocks in which the arm ran
+	Lost     int               `json:"lost"`     // of these: number without a value after all attempts
+	Repeated int               `json:"repeated"` // of these: number with the value of a later attempt
+	// By is the number of lost blocks by reason: the gate with the cause that tripped it if known, "failed" or "too few
+	// samples".
 	By     map[string]int `json:"by"`
 	Beyond bool           `json:"beyond_chance"`
 }
 
-// MDE is the smallest difference that the run can see, from the A/A twin.
+// MDE (minimum detectable effect) is the smallest difference that the run can see, by the A/A twin.
 type MDE struct {
 	Metric  string            `json:"metric"`
 	Factors map[string]string `json:"factors"`
 	Value   float64           `json:"value"`
 }
 
-// Model is cost = fixed + slope x level of each factor, fitted within each block.
+// Model is the line cost = fixed + slope x level of each factor, fitted within each block.
 type Model struct {
 	Metric    string  `json:"metric"`
 	Arm       string  `json:"arm"`
-	Component string  `json:"component,omitempty"` // of the arm's subject; empty: all of it
+	Component string  `json:"component,omitempty"` // of the arm's subject; empty: the whole subject
 	Terms     []Term  `json:"terms"`
 	R2        float64 `json:"r2"`
-	// no departure from a line was shown, and the held-out error is small
+	// Linear is set if no departure from a line was found and the held-out error is small.
 	Linear       bool                  `json:"linear"`
-	Test         string                `json:"test"`          // by which test
-	HeldoutError *float64              `json:"heldout_error"` // of levels left out of the fit, as a part of the mean value
+	Test         string                `json:"test"`          // the test that Linear rests on
+	HeldoutError *float64              `json:"heldout_error"` // error at levels left out of the fit, over the mean value
 	ValidRange   map[string][2]float64 `json:"valid_range"`
 	Method       string                `json:"method"`
-	Blocks       int                   `json:"blocks"` // whose trials were fitted; others miss too many levels
+	Blocks       int                   `json:"blocks"` // blocks that were fitted; the others miss too many levels
 
-	// Effective is how many independent blocks those are worth, of the coefficient that depends most on its neighbours;
-	// left out where there are too few to tell.
+	// Effective is how many independent blocks those are worth for the coefficient that depends most on neighbouring
+	// blocks; left out if there are too few to estimate it.
 	Effective *float64 `json:"effective_blocks,omitempty"`
 
 	strong  bool // intervals may still be too narrow
@@ -237,11 +239,11 @@ type Model struct {
 	line    *stats.Line
 }
 
-// Unpaced reports whether a load of the run had no rate to keep to: what is used per second is then of its speed, and
-// no demand.
+// Unpaced reports whether a load of the run had no target rate. What is used per second then follows from the load's
+// speed and is no measure of demand.
 func (m *Model) Unpaced() bool { return m.unpaced }
 
-// HasIntervals reports whether its terms have intervals: those of a fit of all trials together have none.
+// HasIntervals reports whether the terms have intervals. They have none if all trials were fitted together.
 func (m *Model) HasIntervals() bool {
 	return len(m.Terms) > 0 && m.Terms[0].Lo != nil && m.Terms[0].Hi != nil
 }
@@ -253,13 +255,14 @@ type Term struct {
 	Interval
 }
 
-// Answer is a sentence and the estimates it rests on, as "metric arm".
+// Answer is a sentence with the estimates that it rests on, each as "metric arm".
 type Answer struct {
 	Question string   `json:"question"`
 	Answer   string   `json:"answer"`
 	Evidence []string `json:"evidence"`
 
-	// General says that it goes through the metrics of an arm at a level, as the tables do, and that no guest worded it.
+	// General is set if the answer goes through the metrics of an arm at a level, as the tables do, and no guest worded
+	// it.
 	General bool `json:"-"`
 }
 

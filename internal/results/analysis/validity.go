@@ -14,8 +14,8 @@ import (
 	"tare/internal/lib/stats"
 )
 
-// invalidPart is the part of its trials that a metric of an arm at a level may lose before it is withheld, where the
-// spec does not say.
+// invalidPart is the fraction of its trials that a metric of an arm at a level may lose before it is withheld, if the
+// spec does not set gates.invalid.
 const invalidPart = 0.25
 
 func countTrials(run record.Run, trials []record.Trial) Trials {
@@ -44,7 +44,7 @@ func countTrials(run record.Run, trials []record.Trial) Trials {
 	return c
 }
 
-// voidedInAll are the metrics that no attempt can tell; nil where that is all of them.
+// voidedInAll returns the metrics that no attempt has a valid value of; nil if that is all of them.
 func voidedInAll(attempts []record.Trial) []string {
 	voids := []string{}
 	seen := map[string]bool{}
@@ -59,7 +59,7 @@ func voidedInAll(attempts []record.Trial) []string {
 		}
 	}
 	if !slices.ContainsFunc(attempts, func(t record.Trial) bool { return t.Validity.Stands("") }) {
-		return nil // a name that no gate has: what does not void it does not void everything
+		return nil // an empty name is void only if a reason voids every metric
 	}
 	slices.Sort(voids)
 	return voids
@@ -76,8 +76,8 @@ func why(v record.Validity) string {
 	return strings.Join(gates, "; ")
 }
 
-// completeBlocks counts the blocks in which every planned trial is valid. Without a plan, the blocks with any valid
-// trial.
+// completeBlocks returns the number of blocks in which every planned trial is valid. Without a plan, it counts the
+// blocks with any valid trial.
 func completeBlocks(run record.Run, t *Table) int {
 	complete := map[int]bool{}
 	for _, outcomes := range t.outcomes {
@@ -95,12 +95,11 @@ func completeBlocks(run record.Run, t *Table) int {
 	return len(complete)
 }
 
-// addWarning adds a warning.
 func (s *Summary) addWarning(format string, args ...any) {
 	s.Warnings = append(s.Warnings, fmt.Sprintf(format, args...))
 }
 
-// judge says whether the run can answer its question, and what to change if it cannot.
+// judge decides whether the run can answer its question, and records why if it cannot.
 func (s *Summary) judge(run record.Run, t *Table) {
 	switch {
 	case s.Trials.Done == 0:
@@ -115,8 +114,8 @@ func (s *Summary) judge(run record.Run, t *Table) {
 	}
 }
 
-// tells reports whether anything is left of what the answer speaks of: an estimate of such a metric, of an arm that is
-// asked about.
+// tells reports whether the run has anything that answers are about: an estimate of such a metric, not withheld, for
+// an arm that the run is about.
 func (s *Summary) tells(run record.Run, t *Table) bool {
 	asked := askedArms(run, t)
 	none := true
@@ -129,11 +128,12 @@ func (s *Summary) tells(run record.Run, t *Table) bool {
 			return true
 		}
 	}
-	// Trials without any metric that answers speak of, as of a spec of one's own, tell what they have.
+	// Without any such metric, as with a user's own spec, all estimates count.
 	return !none && len(s.Missing) == 0
 }
 
-// askedArms are the arms that the run is about: all but the baseline and its twin, where there are others.
+// askedArms returns the arms that the run is about: all but the baseline and its twin, or these if there are no
+// others.
 func askedArms(run record.Run, t *Table) []string {
 	arms := t.everyArm(run)
 	if others := withoutBaseline(arms); len(others) > 0 {
@@ -142,13 +142,13 @@ func askedArms(run record.Run, t *Table) []string {
 	return arms
 }
 
-// withoutBaseline are the arms but for the baseline and its twin.
+// withoutBaseline returns the arms without the baseline and its twin.
 func withoutBaseline(arms []string) []string {
 	return slices.DeleteFunc(slices.Clone(arms), func(a string) bool { return a == record.Direct || a == record.AA })
 }
 
-// headline reports whether answers use a metric. Records of Tare before 0.2 do not name the metrics that they use:
-// there every metric is one.
+// headline reports whether answers use a metric. Records of Tare before 0.2 do not name the metrics that answers use;
+// for these every metric counts.
 func headline(run record.Run, metric string) bool {
 	return len(run.Headline) == 0 || slices.Contains(run.Headline, metric)
 }
@@ -164,7 +164,7 @@ func comparePlaces(a, b place) int {
 	return cmp.Or(CompareLevels(a.at, b.at), CompareArms(a.arm, b.arm))
 }
 
-// placesOf are the arms at levels of planned trials, each once.
+// placesOf returns the places of planned trials, each once.
 func placesOf(planned []record.PlannedTrial) (all []place) {
 	seen := map[levelArm]bool{}
 	for _, p := range planned {
@@ -177,11 +177,11 @@ func placesOf(planned []record.PlannedTrial) (all []place) {
 	return all
 }
 
-// whyNothing says for each arm that the run is about, at each level, how many of its trials were lost and for what
-// reason most were.
+// whyNothing describes, for each arm that the run is about at each level, how many of its trials were lost and the
+// most frequent reason.
 func (s *Summary) whyNothing(run record.Run, t *Table) []string {
 	planned := slices.Clone(run.Plan)
-	for _, x := range s.Trials.Excluded { // of a record without a plan
+	for _, x := range s.Trials.Excluded { // for records without a plan
 		planned = append(planned, record.PlannedTrial{Arm: x.Arm, Factors: x.Factors})
 	}
 	asked := askedArms(run, t)
@@ -210,8 +210,8 @@ func (s *Summary) whyNothing(run record.Run, t *Table) []string {
 	return reasons
 }
 
-// commonest is the reason that most trials were lost for, of one arm at one level or of all; its message says what to
-// change.
+// commonest returns the most frequent reason for losses of one arm at one level, or of all arms for an empty name,
+// with the first message, which says what to change.
 func (s *Summary) commonest(arm string, at factors) string {
 	count := map[string]int{}
 	first := map[string]string{}
@@ -246,7 +246,7 @@ func plannedBlocks(run record.Run) int {
 	return len(lists.Keyed(run.Plan, func(p record.PlannedTrial) (int, bool) { return p.Block, true }))
 }
 
-// invalidLimit reads gates.invalid from the resolved spec, in which numbers are text.
+// invalidLimit reads gates.invalid from the resolved spec, which has numbers as strings.
 func invalidLimit(spec json.RawMessage) float64 {
 	var s struct {
 		Gates struct {

@@ -6,13 +6,13 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Workload is what one application used in an arm at a level, and what was used on its behalf: the mean of a window
-// over the valid trials, whose samples together show where programs of the subject ran (ledger.Pool). It has no
-// intervals.
+// Workload is what one application used in an arm at a level, and what was used on its behalf: means of a window over
+// the valid trials. The samples of all trials together determine where the subject's programs ran (ledger.Pool). It
+// has no intervals.
 type Workload struct {
 	Arm     string            `json:"arm"`
 	Factors map[string]string `json:"factors"`
-	Trials  int               `json:"trials"` // that it is the mean of
+	Trials  int               `json:"trials"` // number of trials in the mean
 	ledger.Workload
 }
 

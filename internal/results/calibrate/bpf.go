@@ -28,13 +28,13 @@ import (
 )
 
 const (
-	heavyPart  = 3       // of the runs, in group a; one part is in group b
+	heavyPart  = 3       // parts of the runs in the first group; one part is in the second
 	mapEntries = 1 << 17 // of 8 bytes: 1 MiB
-	sampleHz   = 997     // short runs need many samples
-	truthRuns  = 5       // goes of which the middle one counts
+	sampleHz   = 997     // high, because short runs need many samples
+	truthRuns  = 5       // measurements, of which the median counts
 )
 
-// bpf weighs programs of known run time: all runs of each, and where they ran.
+// bpf weighs programs of known run time: the number and time of all runs of each, and where they ran.
 func (b *bench) bpf() ([]planting, error) {
 	if err := lockMemory(); err != nil {
 		return nil, err
@@ -55,7 +55,7 @@ func (b *bench) bpf() ([]planting, error) {
 	return all, nil
 }
 
-// lockMemory lifts the limit to which kernels before 5.11 charge programs and maps.
+// lockMemory lifts the limit of locked memory, to which kernels before 5.11 charge programs and maps.
 func lockMemory() error {
 	err := unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY})
 	if err != nil && !errors.Is(err, unix.EPERM) {
@@ -69,8 +69,8 @@ func (b *bench) maps() ([]planting, error) {
 	return []planting{{"a map of two programs", b.sharedMap}}, lockMemory()
 }
 
-// body returns a program that runs steps, each of which depends on the one before, and returns 1, which means go on. A
-// program without steps costs only what running a program takes.
+// body returns a program that runs steps, each of which depends on the one before, and returns 1, which allows the
+// connect. Without steps a run costs only its entry and exit.
 func body(steps int) asm.Instructions {
 	if steps == 0 {
 		return asm.Instructions{asm.Mov.Imm(asm.R0, 1), asm.Return()}
@@ -89,8 +89,8 @@ func body(steps int) asm.Instructions {
 	}
 }
 
-// runTime measures what a run takes, by running the program as a type that the kernel runs on demand, by the CPU clock
-// of the thread that asks for it. Statistics are off. It is the middle one of some goes of 10 ms.
+// runTime measures the time of one run: it runs the program on demand as a socket filter, timed by the CPU clock of
+// the calling thread, without run statistics. It returns the median of truthRuns measurements of at least 10 ms.
 func runTime(instructions asm.Instructions, about time.Duration) (seconds float64, err error) {
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "tare_truth", Type: ebpf.SocketFilter, Instructions: instructions,
 		License: "Dual BSD/GPL"})
@@ -101,7 +101,7 @@ func runTime(instructions asm.Instructions, about time.Duration) (seconds float6
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	repeat := max(int(10*time.Millisecond/max(about, 20*time.Nanosecond)), 100)
-	packet := make([]byte, 14) // the least that the kernel takes: an Ethernet header
+	packet := make([]byte, 14) // the minimum that the kernel accepts: an Ethernet header
 	var goes [truthRuns]float64
 	for i := range goes {
 		start := pace.Clock(unix.CLOCK_THREAD_CPUTIME_ID)
@@ -114,8 +114,8 @@ func runTime(instructions asm.Instructions, about time.Duration) (seconds float6
 	return goes[len(goes)/2], nil
 }
 
-// stepTime returns the time of one step, in seconds. The fixed part of a run cancels out; it seems shorter if runs
-// follow each other.
+// stepTime returns the time of one step, in seconds. The fixed part of a run, which looks shorter when runs follow
+// each other, cancels out.
 func stepTime() (float64, error) {
 	const steps = 2000
 	long, err1 := runTime(body(steps), 6*time.Microsecond)
@@ -123,8 +123,8 @@ func stepTime() (float64, error) {
 	return (long - short) / (steps / 2), errors.Join(err1, err2)
 }
 
-// fastestStep returns the time of a step, in seconds, in the fastest run. The number of steps of a program is computed
-// from it: with a step that something slowed down, programs would be too short for their samples to be weighed.
+// fastestStep returns the time of one step, in seconds, in the fastest run. It determines the number of steps of a
+// program: if something slowed the measurement down, programs would be too short for their samples to be weighed.
 func fastestStep() (step float64, err error) {
 	const steps = 2000
 	fastest := math.Inf(1)
@@ -142,7 +142,7 @@ func fastestStep() (step float64, err error) {
 // entry and exit. Every run includes it; the rest is the time of the program's own instructions.
 type empty struct {
 	counted, sampled float64
-	call             float64 // CPU time of the whole call by the clock of the process, where it was fastest
+	call             float64 // CPU time of the whole call, by the process's clock, at its fastest
 }
 
 // nothing weighs a program without steps.
@@ -170,9 +170,9 @@ func (b *bench) nothing(ctx context.Context, zero *empty) ([]Weight, error) {
 
 const notInLedger = "the program is not in the ledger"
 
-// program has two groups run a program 3:1.
+// program makes two groups run a program, 3:1.
 func (b *bench) program(ctx context.Context, about time.Duration, steps int, zero empty) ([]Weight, error) {
-	before, err1 := stepTime() // again, and once more: what it takes changes with the CPU's clock rate
+	before, err1 := stepTime() // before and after, because the time of a step changes with the CPU's clock rate
 	w, err2 := b.plantProgram(ctx, steps, about)
 	after, err3 := stepTime()
 	if err := errors.Join(err1, err2, err3); err != nil {
@@ -186,13 +186,13 @@ func (b *bench) program(ctx context.Context, about time.Duration, steps int, zer
 	if prog == nil || prog.NsPerRun == nil {
 		return []Weight{missing(name+", time of a run", quantity.Seconds, how, notInLedger)}, nil
 	}
-	// 30 ns: the first and the last step of a run can overlap with what is around them.
+	// 30 ns: the first and the last step of a run can overlap with the instructions around them.
 	allowed := Tolerance{Absolute: 30e-9, Part: 0.05}
 	run := known(name+", time of a run", quantity.Seconds, truth, *prog.NsPerRun/1e9-zero.counted, allowed, how).
 		fragile().ran(prog)
 	moved := math.Abs(after-before) * float64(steps)
 	if math.Abs(*run.Measured-truth) > allowed.Allows(run) {
-		// What interrupts a run, and takes its CPU away unseen, is in the kernel's figure and not in the truth.
+		// If something interrupts a run and takes its CPU away unseen, that is in the kernel's figure and not in the truth.
 		away := missed(200 * time.Millisecond)
 		run = run.noted(fmt.Sprintf("the truth before and after differs by %s; a loop that does nothing misses %.2g %% "+
 			"of its time", quantity.Value(moved, quantity.Seconds), 100*away)).
@@ -217,7 +217,7 @@ func (b *bench) program(ctx context.Context, about time.Duration, steps int, zer
 	return append(ws, placed(name, w, how, zero)...), nil
 }
 
-// placed weighs where the samples saw a program.
+// placed weighs where samples saw a program.
 func placed(name string, w weighed, how string, zero empty) []Weight {
 	if w.hz == 0 {
 		return nil
@@ -225,11 +225,11 @@ func placed(name string, w weighed, how string, zero empty) []Weight {
 	return append([]Weight{share(name, w, how)}, seen(name, w, zero)...)
 }
 
-// worthCorrecting is the part of a program's run time from which on stolen time in it is taken out.
+// worthCorrecting is the fraction of a program's run time from which stolen time is subtracted.
 const worthCorrecting = 0.01
 
-// ran takes out of the time of a run what the ledger says was stolen in it: the kernel counts wall time, and the truth
-// is CPU time. What the ledger does not know for certain widens the tolerance by as much.
+// ran subtracts the time that the ledger reports as stolen from the time of a run: the kernel counts wall time, and
+// the truth is CPU time. The uncertainty of the stolen time widens the tolerance.
 func (w Weight) ran(p *ledger.Program) Weight {
 	s := p.StolenSeconds
 	if s == nil || p.RunSeconds == nil || p.RunCount == nil || s.Value < worthCorrecting**p.RunSeconds {
@@ -241,19 +241,19 @@ func (w Weight) ran(p *ledger.Program) Weight {
 	return w.within(*w.Measured-(s.Hi-s.Value)/runs, *w.Measured+(s.Value-s.Lo)/runs)
 }
 
-// weighed is a program that ran in two groups, whose paths these are.
+// weighed is a program that ran in two groups.
 type weighed struct {
 	runs     float64
 	program  *ledger.Program // nil: not in the ledger
 	paths    []string
 	results  []plantedResult // of the two groups' processes
-	hz       float64         // samples of each CPU per second; 0 without samples
-	cycles   bool            // hz is a rough figure: samples are of cycles
-	withheld bool            // the kernel held the sampler back, or samples were lost: the ledger says so
+	hz       float64         // samples per CPU and second; 0: there are none
+	cycles   bool            // hz is only approximate: samples are taken by cycles
+	withheld bool            // the kernel throttled the sampler, or samples were lost
 }
 
 func (b *bench) plantProgram(ctx context.Context, steps int, about time.Duration) (w weighed, err error) {
-	const call = time.Microsecond // a connect() without a program, about
+	const call = time.Microsecond // approximate time of connect() without a program
 	light := int(b.length(3*time.Second, time.Second) / (heavyPart + 1) / (about + call))
 	p, id, err := planted(steps)
 	if err != nil {
@@ -274,15 +274,15 @@ func (b *bench) plantProgram(ctx context.Context, steps int, about time.Duration
 	return w, nil
 }
 
-// share is the part of the program's time in group a. The processes run it 3:1; the CPU that each had may have been
-// slower than the other's, as one that shares its core with a neighbour is, and the CPU time of their calls says by
+// share weighs the fraction of the program's time that was in the first group. The processes run it 3:1, but their
+// CPUs may differ in speed, for example if one shares its core with a neighbour. The CPU time of their calls shows by
 // how much.
 func share(name string, w weighed, planted string) Weight {
 	prog := w.program
 	name += ", part in one of two groups"
 	a, b := w.results[0].CPUSeconds, w.results[1].CPUSeconds
 	expected := a / (a + b)
-	// What the calls take around the program need not be as much slower.
+	// The rest of a call may be slowed down by a different factor than the program.
 	unlike := math.Abs(expected - float64(heavyPart)/(heavyPart+1))
 	for _, s := range prog.Shares {
 		if s.Cgroup != nil && *s.Cgroup == w.paths[0] && s.Context == ledger.Task {
@@ -302,18 +302,18 @@ func share(name string, w weighed, planted string) Weight {
 	return missed.fragile()
 }
 
-// minSeen is how many samples must be due on a CPU for their number to be weighed: random variation is then small
-// compared with the tolerance.
+// minSeen is the minimum number of samples that are due on a CPU for their number to be weighed: random variation is
+// then small compared with the tolerance.
 const minSeen = 50
 
-// minCalls is how many times as long as the call alone a call with the program must take for its samples to be
-// weighed. The time of the call itself changes by half and more with the load of the other threads of the core, and is
-// then a small part.
+// minCalls is how many times as long as an empty call a call with the program must take for its samples to be weighed.
+// The time of an empty call changes by half and more with the load of the other threads of the core, and is then a
+// small part.
 const minCalls = 4
 
-// seen compares the samples of each group's process, which has a CPU to itself, with those that are due on that CPU by
-// the number of its calls and the time of the fastest one. Neither a neighbour nor the hypervisor takes samples away
-// from a program that runs, so this finds a CPU whose samples are not read, however noisy the machine is.
+// seen compares the samples of each group's process, which has a CPU to itself, with the number that is due on that
+// CPU by the number of its calls and the time of the fastest ones. Neither a neighbour nor the hypervisor takes
+// samples away from a program that runs, so this finds a CPU whose samples are not read, however noisy the machine is.
 func seen(name string, w weighed, zero empty) (ws []Weight) {
 	for i, path := range w.paths {
 		r := w.results[i]
@@ -333,18 +333,19 @@ func seen(name string, w weighed, zero empty) (ws []Weight) {
 			"less a call without a program, times the rate of samples", r.Times, quantity.Value(r.Fastest, quantity.Seconds))
 		allowed := Tolerance{Part: 0.5, HalfWidths: 1}
 		if w.cycles {
-			allowed.Part = 0.8 // a CPU of a third of the clock rate that the sampler reckons with is none to be found wrong
+			// A CPU may run at a third of the clock rate that the sampler assumes, and that is no error of the scale.
+			allowed.Part = 0.8
 		}
 		x := known(fmt.Sprintf("%s, samples of process %d of 2, at least", name, i+1),
 			quantity.Count, due, float64(n), allowed, planted)
-		// A sampler that is held back takes up again at the next tick, and a ring that is full holds what came first:
-		// neither explains that there is no sample at all.
+		// A throttled sampler resumes at the next tick, and a full ring keeps its first samples: neither explains that there
+		// is no sample at all.
 		ws = append(ws, x.within(lo, hi).lower().only(func(float64, stood) bool { return w.withheld && n > 0 }))
 	}
 	return ws
 }
 
-// planted loads a program with the given number of steps for the connect hook, and returns it with its id.
+// planted loads a program with the given number of steps for the connect hook, and returns it with its ID.
 func planted(steps int) (*ebpf.Program, uint32, error) {
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "tare_weight", Type: ebpf.CGroupSockAddr,
 		AttachType: ebpf.AttachCGroupInet4Connect, Instructions: body(steps), License: "Dual BSD/GPL"})
@@ -359,8 +360,9 @@ func planted(steps int) (*ebpf.Program, uint32, error) {
 	return p, uint32(id), nil
 }
 
-// connectors attaches the program above two groups and has their processes connect, three times as often in the first:
-// one after the other, each on a different CPU. Run at once, they would slow each other down if the CPUs share a core.
+// connectors attaches the program to the parent of two groups and makes a process in each connect, heavyPart times as
+// often in the first. The processes run in turn, each on a different CPU: at once, they would slow each other down if
+// the CPUs share a core.
 func (b *bench) connectors(ctx context.Context, p *ebpf.Program,
 	light int) (l *ledger.Ledger, results []plantedResult, paths []string, err error) {
 	h, ok := b.layout.V2()
@@ -376,7 +378,7 @@ func (b *bench) connectors(ctx context.Context, p *ebpf.Program,
 	}
 	defer func() { err = errors.Join(err, at.Close()) }()
 	times := []int{heavyPart * light, light}
-	children, paths, err := b.startOn(ctx, []int{1, max(2, runtime.NumCPU())}, "connect") // the first CPU and the last
+	children, paths, err := b.startOn(ctx, []int{1, max(2, runtime.NumCPU())}, "connect") // the first and the last CPU
 	defer func() { err = errors.Join(err, stopAll(children)) }()
 	if err != nil {
 		return nil, nil, nil, err
@@ -398,7 +400,7 @@ func programOf(l *ledger.Ledger, id uint32) *ledger.Program {
 	return lists.Find(l.Programs, func(p *ledger.Program) bool { return p.ID == id })
 }
 
-// sharedMap has two programs use one map, whose size follows from its entries.
+// sharedMap weighs a map that two programs use. Its true size follows from its entries.
 func (b *bench) sharedMap(ctx context.Context) (ws []Weight, err error) {
 	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: "tare_weight", Type: ebpf.Array, KeySize: 4, ValueSize: 8,
 		MaxEntries: mapEntries})
@@ -428,7 +430,7 @@ func (b *bench) sharedMap(ctx context.Context) (ws []Weight, err error) {
 	return mapWeights(l, uint32(id)), nil
 }
 
-// mapWeights returns the weights of the map with an id.
+// mapWeights returns the weights of the map with the given ID.
 func mapWeights(l *ledger.Ledger, id uint32) []Weight {
 	one := *l
 	one.Maps = nil
@@ -442,7 +444,7 @@ func mapWeights(l *ledger.Ledger, id uint32) []Weight {
 	const planted = "an array of 131072 values of 8 bytes that two programs use; truth: its entries"
 	bytes, _ := one.MapBytes()
 	return []Weight{
-		// A page: its header, and rounding up.
+		// A page: for the map's header and for rounding up.
 		known("bytes of a map that two programs use", quantity.Bytes, mapEntries*8, float64(bytes),
 			Tolerance{Absolute: float64(os.Getpagesize())}, planted),
 		known("programs that use the map", quantity.Count, 2, float64(users), Tolerance{Absolute: 0.5}, planted),

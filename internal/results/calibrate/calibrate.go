@@ -22,30 +22,30 @@ import (
 	"tare/internal/scale/meter"
 )
 
-// Sections are what can be weighed, in order.
+// Sections are the parts of a calibration, in order.
 var Sections = []string{"clock", "latency", "bpf", "maps", "cpu", "memory", "noise"}
 
 // Options of a calibration.
 type Options struct {
-	Self  string   // path of the tare binary, which starts itself as what is planted
-	Quick bool     // the short form
-	Only  []string // sections; empty for all
-	Fault Fault    // built in to see it found
+	Self  string   // path of the tare binary, which runs itself as the planted processes
+	Quick bool     // run the short form
+	Only  []string // sections; empty: all
+	Fault Fault    // defect to build in, to see that it is found
 	Say   func(section, what string)
 }
 
-// Fault is a defect that is built into the scale, to see that calibration finds it.
+// Fault is a defect that is built into the scale on purpose, to see that calibration finds it.
 type Fault string
 
 // The faults.
 const (
 	NoFault     Fault = ""
 	FastClock   Fault = "clock5"      // the scale's clock is 5 % fast
-	DropSamples Fault = "dropsamples" // the ring of one CPU is never read, and nothing says so
+	DropSamples Fault = "dropsamples" // the ring of one CPU is never read, and nothing reports it
 	MapsTwice   Fault = "mapstwice"   // a map counts once for each program that uses it
 )
 
-// ParseFault reads the name of a fault.
+// ParseFault parses the name of a fault.
 func ParseFault(s string) (Fault, error) {
 	switch f := Fault(s); f {
 	case NoFault, FastClock, DropSamples, MapsTwice:
@@ -55,7 +55,7 @@ func ParseFault(s string) (Fault, error) {
 		"no such fault can be built in")
 }
 
-// bench is a calibration under way: what all sections use. The scale itself is behind its methods, which is where a
+// bench holds the state of a calibration that all sections use. Its methods hide the scale itself, which is where a
 // fault is built in.
 type bench struct {
 	o        Options
@@ -64,14 +64,13 @@ type bench struct {
 	began    time.Time
 	epoch    int64 // ns by pace.Now
 	groups   int
-	retried  time.Duration // spent on trying again
-	seen     []observed    // while the present weight was planted
-	children map[int]bool  // ids of all processes that were ever planted
+	retried  time.Duration // time spent on repeats of disturbed weights
+	seen     []observed    // by the witness, while the current weight was planted
+	children map[int]bool  // PIDs of all processes that were ever planted
 	report   *Report
 }
 
-// Run weighs. The report is complete when the error is nil; whether the scale is in tolerance is for the reader
-// (Verdict).
+// Run calibrates. The report is complete if the error is nil; whether the scale is within tolerance is in Verdict.
 func Run(ctx context.Context, o Options) (r *Report, err error) {
 	if err := o.check(); err != nil {
 		return nil, err
@@ -111,8 +110,8 @@ func Run(ctx context.Context, o Options) (r *Report, err error) {
 	return b.report, b.report.excuse(broken)
 }
 
-// excuse is the error of sections that could not be weighed. A weight that is out of tolerance says more than that:
-// then they are warnings.
+// excuse returns the error of sections that could not be weighed. If a weight is out of tolerance, which matters more,
+// these errors only become warnings.
 func (r *Report) excuse(broken []error) error {
 	if r.Failed == 0 {
 		return errors.Join(broken...)
@@ -133,10 +132,10 @@ func (o *Options) check() error {
 	return nil
 }
 
-// minJudged is how many weights of a section must be judged for the section to be weighed at all.
+// minJudged is the minimum number of judged weights for a section to count as weighed.
 const minJudged = 1
 
-// unweighed are the sections in which fewer than minJudged weights could be judged, of those that were disturbed.
+// unweighed returns the sections in which weights were disturbed and fewer than minJudged could be judged.
 func (r *Report) unweighed() (names []string) {
 	for _, section := range Sections {
 		if judged, disturbed := r.Judged(section); disturbed > 0 && judged < minJudged {
@@ -146,7 +145,7 @@ func (r *Report) unweighed() (names []string) {
 	return names
 }
 
-// Judged counts the weights of a section that were judged, and those that were not because they were disturbed.
+// Judged returns how many weights of a section were judged, and how many were not because they were disturbed.
 func (r *Report) Judged(section string) (judged, disturbed int) {
 	for _, w := range r.Weights {
 		switch {
@@ -160,8 +159,8 @@ func (r *Report) Judged(section string) (judged, disturbed int) {
 	return judged, disturbed
 }
 
-// Verdict is nil when every weight that could be judged is in tolerance, code Exceeded when one is not, which says that
-// the scale itself is wrong, and Invalid when a whole section has no weight that could be judged.
+// Verdict returns nil if all judged weights are within tolerance, an error with code Exceeded if one is not, because
+// the scale itself is then wrong, and one with code Invalid if no weight of a section could be judged.
 func (r *Report) Verdict() error {
 	var failed []string
 	for _, w := range r.Weights {
@@ -184,26 +183,25 @@ func (r *Report) Verdict() error {
 	return nil
 }
 
-// tries is how often a weight that noise or chance can spoil is weighed at most before its verdict stands.
+// tries is the maximum number of times that a weight is measured if noise or chance can spoil it.
 const tries = 3
 
-// quickRetries is the time that a quick calibration spends on trying again what was disturbed.
+// quickRetries is the time that a quick calibration spends on repeating disturbed weights.
 const quickRetries = 8 * time.Second
 
-// quickRepeats is how long after its beginning a quick calibration still repeats anything, but for a weight that passed
-// as often as it failed.
+// quickRepeats is the time after which a quick calibration repeats only a weight that passed as often as it failed.
 const quickRepeats = 75 * time.Second
 
-// late says that there is no time to do anything again.
+// late reports whether there is no time left for repeats.
 func (b *bench) late() bool { return b.o.Quick && time.Since(b.began) > quickRepeats }
 
-// planting is something that is planted, and read by the scale.
+// planting is something that is planted and then read with the scale.
 type planting struct {
 	what  string
 	plant func(context.Context) ([]Weight, error)
 }
 
-// section weighs what a section plants, one after the other.
+// section weighs the plantings of a section in turn.
 func (b *bench) section(ctx context.Context, name string, plantings func() ([]planting, error)) error {
 	all, err := plantings()
 	if err != nil {
@@ -217,8 +215,8 @@ func (b *bench) section(ctx context.Context, name string, plantings func() ([]pl
 	return nil
 }
 
-// weigh plants and reads, and does so again while others disturb a weight, or until tries agree on one that noise or
-// chance can spoil. Whether a try passed or failed makes no difference to whether there is another one.
+// weigh plants and reads. It repeats this while others disturb a weight, and until tries agree on each weight that
+// noise or chance can spoil. A repeat never depends on whether a single try passed or failed.
 func (b *bench) weigh(ctx context.Context, section string, p planting) error {
 	b.o.Say(section, p.what)
 	var all [][]Weight
@@ -228,7 +226,7 @@ func (b *bench) weigh(ctx context.Context, section string, p planting) error {
 		switch {
 		case err != nil && (len(all) == 0 || ctx.Err() != nil):
 			return err
-		case err != nil: // what was weighed before it stands
+		case err != nil: // the earlier tries still count
 			b.report.Warnings = append(b.report.Warnings, fmt.Sprintf("%s was not weighed again: %v", section, err))
 			b.report.add(majority(all)...)
 			return nil
@@ -247,7 +245,7 @@ func (b *bench) weigh(ctx context.Context, section string, p planting) error {
 	}
 }
 
-// try weighs once, and says how much others used the machine meanwhile.
+// try weighs once, and measures how much others used the machine meanwhile.
 func (b *bench) try(ctx context.Context, section string, p planting) ([]Weight, error) {
 	before, err := usage()
 	if err != nil {
@@ -303,13 +301,13 @@ func judged(all [][]Weight, name string) (passed, failed int) {
 	return passed, failed
 }
 
-// open says whether the tries do not agree yet on a weight that noise or chance can spoil: it passed less than twice,
-// and failed less than twice.
+// open reports whether the tries do not agree yet on some weight that noise or chance can spoil: it has neither passed
+// twice nor failed twice.
 func open(all [][]Weight) bool {
 	return anySpoilable(all, func(passed, failed int) bool { return passed+failed > 0 && max(passed, failed) < 2 })
 }
 
-// split says whether a weight that noise or chance can spoil passed as often as it failed.
+// split reports whether some weight that noise or chance can spoil passed as often as it failed.
 func split(all [][]Weight) bool {
 	return anySpoilable(all, func(passed, failed int) bool { return passed > 0 && passed == failed })
 }
@@ -321,9 +319,9 @@ func anySpoilable(all [][]Weight, is func(passed, failed int) bool) bool {
 }
 
 // majority combines all tries into one verdict for each weight. A weight that neither noise nor chance can spoil fails
-// if it ever failed. Another one passes if it passed in most of the tries in which it was judged, fails if it failed
-// in most of all tries or while nothing disturbed it, and is disturbed otherwise. Weights are matched by their names;
-// in all other fields the last try counts.
+// if it ever failed. Any other weight passes if it passed more often than it failed. Otherwise it fails if it failed
+// in most of all tries or was never disturbed, and else it is disturbed. Weights are matched by name. The other fields
+// are those of the last try with the combined verdict.
 func majority(all [][]Weight) []Weight {
 	stands := slices.Clone(all[len(all)-1])
 	for i, last := range stands {
@@ -352,10 +350,11 @@ func majority(all [][]Weight) []Weight {
 	return stands
 }
 
-// used is the CPU time of the machine and of our part of it, in seconds.
+// used is CPU time in seconds: of the machine, and of this program.
 type used struct{ busy, capacity, ours, stolen float64 }
 
-// usage reads it. What our processes used counts once they have been waited for, so all of them must have ended.
+// usage reads the CPU time. Processes of ours only count once they have been waited for, so all of them must have
+// ended.
 func usage() (u used, err error) {
 	s, err := proc.FS{}.Stat()
 	if err != nil {
@@ -373,15 +372,15 @@ func usage() (u used, err error) {
 	return u, nil
 }
 
-// disturbance is what others took since then by the kernel's counters, which are used if no witness looked. They do
-// not say who the others were.
+// disturbance returns what others used since then, by the kernel's counters. It is the fallback if there is no
+// witness, and does not know who the others were.
 func (u used) disturbance(since used) disturbance {
 	d := disturbance{witness: counters, capacity: max(0, u.capacity-since.capacity), stolen: max(0, u.stolen-since.stolen)}
 	d.foreign = max(0, u.busy-since.busy-(u.ours-since.ours)-d.stolen)
 	return d
 }
 
-// now is the scale's clock, in ns.
+// now reads the scale's clock, in ns.
 func (b *bench) now() int64 {
 	now := pace.Now()
 	if b.o.Fault == FastClock {
@@ -390,7 +389,7 @@ func (b *bench) now() int64 {
 	return now
 }
 
-// clockScale is by how much the scale's clock is fast, in readings of other processes that would share it.
+// clockScale is the factor by which the scale's clock is fast, for readings of other processes, which lack the fault.
 func (b *bench) clockScale() float64 {
 	if b.o.Fault == FastClock {
 		return 1.05
@@ -398,7 +397,7 @@ func (b *bench) clockScale() float64 {
 	return 1
 }
 
-// histogram reads a result of a load by the scale's clock.
+// histogram returns a load's histogram as the scale's clock would have measured it.
 func (b *bench) histogram(r *load.Result, name string) (histogram, error) {
 	h, err := r.Histogram(name)
 	if err != nil || h == nil {
@@ -407,7 +406,7 @@ func (b *bench) histogram(r *load.Result, name string) (histogram, error) {
 	return fromHDR(h).scaled(b.clockScale()), nil
 }
 
-// ledgerOf takes the ledger of the time in which do runs.
+// ledgerOf returns the ledger of the time in which do runs.
 func (b *bench) ledgerOf(ctx context.Context, hz int, do func() error) (l *ledger.Ledger, err error) {
 	o := meter.Options{SampleHz: hz, Whole: true}
 	if b.o.Fault == DropSamples {
@@ -435,7 +434,7 @@ func (b *bench) ledgerOf(ctx context.Context, hz int, do func() error) (l *ledge
 	return l, nil
 }
 
-// oncePerProgram is the mistake of adding up maps by program.
+// oncePerProgram simulates the mistake of adding up maps by program.
 func oncePerProgram(maps []ledger.Map) (twice []ledger.Map) {
 	for _, m := range maps {
 		for range max(len(m.UsedBy), 1) {
@@ -445,13 +444,13 @@ func oncePerProgram(maps []ledger.Map) (twice []ledger.Map) {
 	return twice
 }
 
-// group makes a control group for one planted process, under a name that no other had.
+// group makes a control group for one planted process, with a unique name.
 func (b *bench) group(limits placement.Limits) (*placement.Group, error) {
 	b.groups++
 	return b.tree.Group(fmt.Sprintf("w%d", b.groups), limits)
 }
 
-// length is d, or less of it in a quick calibration.
+// length returns one of two durations: the second in a quick calibration.
 func (b *bench) length(full, quick time.Duration) time.Duration {
 	if b.o.Quick {
 		return quick

@@ -11,7 +11,7 @@ import (
 	"tare/internal/lib/lists"
 )
 
-// childTimeout is that of the longest life that a planted process has.
+// childTimeout is longer than any planted process takes.
 const childTimeout = 2 * time.Minute
 
 // child is a planted process, a load or a server.
@@ -40,8 +40,8 @@ func (b *bench) start(ctx context.Context, limits placement.Limits, ready any,
 	return c, g, nil
 }
 
-// startOn starts a planted process of a kind on each of some pins, each in a separate group, whose paths it gives. The
-// processes are to be stopped, also where the error says that one of them could not be started.
+// startOn starts a planted process of one kind on each of the pins, each in a separate group, and returns the groups'
+// paths. The caller must stop the processes, even if err is not nil.
 func (b *bench) startOn(ctx context.Context, pins []int, kind string) (children []*child, paths []string, err error) {
 	for _, pin := range pins {
 		c, g, err := b.start(ctx, placement.Limits{Pin: pin}, nil, WeightCommand, kind)
@@ -59,10 +59,10 @@ func stopAll(children []*child) error {
 
 func (c *child) begin(data any) error { return c.Send(role.Start, data) }
 
-// result waits for its result, and decodes it.
+// result waits for the child's result, and decodes it.
 func (c *child) result(ctx context.Context, data any) error { return c.Result(ctx, childTimeout, data) }
 
-// stop ends it and waits for it.
+// stop stops the child and waits for it.
 func (c *child) stop() error {
 	c.Stop()
 	if c.Err() != nil {

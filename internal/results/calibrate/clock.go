@@ -13,7 +13,7 @@ import (
 	"tare/internal/lib/quantity"
 )
 
-// clock weighs the clock that everything is timed by, and the pacer that keeps the schedule of loads.
+// clock weighs the clock of all measurements, and the pacer that keeps the schedules of loads.
 func (b *bench) clock() ([]planting, error) {
 	all := []planting{{"its rate", func(ctx context.Context) ([]Weight, error) {
 		w, seen, err := watched(func() (Weight, error) { return b.rate(ctx, b.length(5*time.Second, time.Second)) })
@@ -27,8 +27,8 @@ func (b *bench) clock() ([]planting, error) {
 	return all, nil
 }
 
-// rate compares the scale's clock with the oscillator as the kernel reports it, without the corrections of network
-// time, which are at most 500 parts in a million.
+// rate compares the scale's clock with the kernel's uncorrected clock. The corrections of network time, which that one
+// lacks, are at most 500 parts in a million.
 func (b *bench) rate(ctx context.Context, d time.Duration) (Weight, error) {
 	const planted = "a second by the kernel's uncorrected clock (CLOCK_MONOTONIC_RAW)"
 	both := func() (scale, raw, apart int64) {
@@ -47,14 +47,15 @@ func (b *bench) rate(ctx context.Context, d time.Duration) (Weight, error) {
 
 const (
 	closestOf   = 20      // pairs of readings, of which the closest counts
-	closestMost = 100_000 // pairs, while none is close
-	// wholeWithin is the part of the time between two pairs that may lie between the readings of one: far less than the
-	// error that is to be found, so that a busy machine cannot widen the tolerance to where a wrong clock passes.
+	closestMost = 100_000 // maximum number of pairs, if none is close enough
+	// wholeWithin is the divisor that gives the maximum distance within a pair from the time between two pairs. It is
+	// large, so that a busy machine cannot widen the tolerance until a wrong clock passes.
 	wholeWithin = 10_000
 )
 
-// closest reads two clocks next to each other, and gives the pair in which least came between: scale is the middle of
-// two readings of the first, which lie apart by that much. It goes on while that is more than within.
+// closest reads two clocks next to each other several times and returns the closest readings: at is the middle of two
+// readings of the first clock, apart by that much, and other is the one in between. It goes on while apart is more
+// than within, up to closestMost times.
 func closest(scale, raw func() int64, within int64) (at, other, apart int64) {
 	apart = 1 << 62
 	for i := 0; i < closestOf || apart > within && i < closestMost; i++ {
@@ -67,24 +68,24 @@ func closest(scale, raw func() int64, within int64) (at, other, apart int64) {
 	return at, other, apart
 }
 
-// enough is how many values must lie beyond a quantile for it to be reported (docs/statistics.md).
+// enough is the minimum number of values beyond a quantile for it to be reported (docs/statistics.md).
 const enough = 10
 
 const (
-	// lagWindows is how many windows a pacer's rate is measured in. Quantiles are the medians of theirs: a burst of
-	// other work, or of the hypervisor's, spoils a window and not the figure.
+	// lagWindows is the number of windows in which a pacer's rate is measured. Quantiles are medians over windows, so a
+	// burst of other load, or of the hypervisor, spoils a window and not the figure.
 	lagWindows = 5
-	// lagPasses bounds how often a rate is measured until enough starts were undisturbed.
+	// lagPasses is the maximum number of times that a rate is measured to get enough undisturbed starts.
 	lagPasses = 5
-	// leastForP50 is how many undisturbed starts a median is judged by.
+	// leastForP50 is the minimum number of undisturbed starts for a median.
 	leastForP50 = 5 * enough
-	// leastForP99 is how many starts leave enough beyond a 99th percentile.
+	// leastForP99 is the minimum number of starts for a 99th percentile.
 	leastForP99 = 100 * enough
 )
 
-// pacer measures how late a schedule is met. The truth is the schedule: no lag. Starts that the witness saw disturbed,
-// by the hypervisor or by a task that held a CPU, say nothing about the pacer: it is judged by the others if there are
-// enough of them, whatever they read.
+// pacer measures how late a schedule is kept. The truth is no lag. Starts that the witness saw disturbed, by the
+// hypervisor or by a task that held a CPU, say nothing about the pacer: it is judged by the others if there are enough
+// of them, whatever their lag is.
 func (b *bench) pacer(ctx context.Context, rate float64) ([]Weight, error) {
 	each := int(rate * b.length(2*time.Second, 300*time.Millisecond).Seconds())
 	windows := lagWindows
@@ -92,7 +93,7 @@ func (b *bench) pacer(ctx context.Context, rate float64) ([]Weight, error) {
 	case !b.o.Quick:
 		each = max(each, leastForP99)
 		if rate < 1000 {
-			windows = 1 // of 10 s
+			windows = 1 // of 10 s or more
 		}
 	case rate < 1000:
 		each, windows = 150, 1
@@ -122,8 +123,8 @@ func (b *bench) pacer(ctx context.Context, rate float64) ([]Weight, error) {
 	planted := fmt.Sprintf("%d starts at %g per second, constant; the schedule is the truth", len(all), rate)
 	name := func(q string) string { return fmt.Sprintf("lag at %g/s, %s", rate, q) }
 	longest := slices.Max(all)
-	// lag weighs one quantile. To tell the machine from the pacer, it also times bare sleeps: if these end later than
-	// the time for which the pacer spins and what is allowed, any pacer would be late.
+	// lag weighs one quantile. To distinguish the machine from the pacer, it also times bare sleeps: if these end later
+	// than the pacer's spin time plus the tolerance, any pacer would be late.
 	lag := func(q float64, quantile string, least int, allowed time.Duration) (Weight, error) {
 		by := all
 		if len(clear) >= least {
@@ -160,8 +161,8 @@ func (b *bench) pacer(ctx context.Context, rate float64) ([]Weight, error) {
 	return append(ws, told(name("max"), quantity.Seconds, longest, planted)), nil
 }
 
-// medianOfQuantiles is the median of the quantiles of as many windows as there are in all, of about each values or
-// more, in their order.
+// medianOfQuantiles splits the values, in their order, into windows of at least about each values, and returns the
+// median of the windows' quantiles.
 func medianOfQuantiles(values []float64, each int, q float64) float64 {
 	windows := max(1, len(values)/each)
 	var of []float64
@@ -183,9 +184,8 @@ func lagsOf(starts []start) []float64 {
 	return lists.Map(starts, func(s start) float64 { return float64(s.at-s.due) / 1e9 })
 }
 
-// undisturbed are the starts that no span touched, from when the pacer wakes to the start itself. A start that had to
-// wait for the one before it is touched if that one was: both belong to the backlog of the span. How late a start is
-// plays no part.
+// undisturbed returns the starts that no span touched, from the pacer's wake-up to the start itself, however late they
+// are. A start that had to wait for one that was touched counts as touched: both are in the backlog of the span.
 func undisturbed(starts []start, spans []span) (clear []start) {
 	queued, last := false, int64(0)
 	for _, s := range starts {
@@ -199,8 +199,8 @@ func undisturbed(starts []start, spans []span) (clear []start) {
 }
 
 // slept returns the fraction of n sleeps, at the given rate per second, that ended more than tooLate after their time:
-// what the machine does to any sleeper, without a pacer. It counts only undisturbed sleeps if there are enough of
-// them.
+// the delay that any sleeper on the machine has, without a pacer. It counts only undisturbed sleeps if there are
+// enough of them.
 func (b *bench) slept(ctx context.Context, rate float64, n int, tooLate time.Duration) (part float64, err error) {
 	k, seen, err := watched(func() (kept, error) { return sleeps(ctx, rate, n) })
 	if err != nil {
@@ -214,7 +214,7 @@ func (b *bench) slept(ctx context.Context, rate float64, n int, tooLate time.Dur
 	return lateBy(k.starts, tooLate), nil
 }
 
-// lateBy is the part of starts that came more than a time too late.
+// lateBy returns the fraction of starts that were later than tooLate.
 func lateBy(starts []start, tooLate time.Duration) float64 {
 	late := 0
 	for _, s := range starts {
@@ -225,17 +225,18 @@ func lateBy(starts []start, tooLate time.Duration) float64 {
 	return float64(late) / float64(len(starts))
 }
 
-// kept are the starts of a schedule that was kept on one CPU.
+// kept holds the starts of a schedule that was kept on one CPU.
 type kept struct {
 	starts []start
 	cpu    int
 }
 
-// keep waits for n moments on one CPU, and says when each was due, and came. Elsewhere others can do what they like.
+// keep waits for n times on one CPU, and returns when each was due and when it was reached. The other CPUs stay free
+// for other work.
 func keep(
 	spin time.Duration, n int, due func(i int) int64, wait func(thread *pace.Thread, at int64) (int64, error),
 ) (k kept, err error) {
-	thread, err := pace.LockThread(spin) // also for its timer slack
+	thread, err := pace.LockThread(spin) // LockThread also sets the timer slack
 	if err != nil {
 		return k, err
 	}
@@ -270,13 +271,13 @@ func lags(ctx context.Context, rate float64, n int) (kept, error) {
 	return keep(pace.DefaultSpin, n, due, func(t *pace.Thread, at int64) (int64, error) { return t.Until(ctx, at) })
 }
 
-// sleeps sleeps n times without the pacer, each time to the next of that many moments a second.
+// sleeps sleeps n times without the pacer, until times at the given rate per second.
 func sleeps(ctx context.Context, rate float64, n int) (kept, error) {
 	begin := pace.Now() + int64(startLead)
 	due := func(i int) int64 { return begin + int64(float64(i)*1e9/rate) }
 	return keep(0, n, due, func(_ *pace.Thread, at int64) (int64, error) {
 		ts, err := unix.NsecToTimespec(at), error(unix.EINTR)
-		for err == unix.EINTR && ctx.Err() == nil { // the Go runtime's own signals
+		for err == unix.EINTR && ctx.Err() == nil { // signals of the Go runtime interrupt sleeps
 			err = unix.ClockNanosleep(unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME, &ts, nil)
 		}
 		if ctx.Err() != nil {
@@ -289,8 +290,8 @@ func sleeps(ctx context.Context, rate float64, n int) (kept, error) {
 	})
 }
 
-// missed is the part of the time in which a loop that reads the clock again and again does not get to it for more than
-// 10 us: its CPU does something else, or nothing of this machine at all.
+// missed returns the fraction of time that a loop which reads the clock loses to gaps of more than 10 us, in which its
+// CPU does something else, or in which the hypervisor took the CPU.
 func missed(d time.Duration) (part float64) {
 	const gap = int64(10 * time.Microsecond)
 	begin := pace.Now()

@@ -20,7 +20,7 @@ func (b *bench) cpu() (all []planting, err error) {
 	return append(all, planting{"the budget under load", b.budget}), nil
 }
 
-// burners runs a burner for each pin, and gives the ledger of the time in which they burned.
+// burners runs a burner on each pin, and returns the ledger of that time.
 func (b *bench) burners(ctx context.Context, o burnOrder,
 	pins ...int) (l *ledger.Ledger, results []plantedResult, paths []string, err error) {
 	children, paths, err := b.startOn(ctx, pins, "burn")
@@ -35,7 +35,7 @@ func (b *bench) burners(ctx context.Context, o burnOrder,
 	return l, results, paths, err
 }
 
-// order has all of them begin and waits for all.
+// order sends each process its order, and then waits for all results.
 func order(ctx context.Context, children []*child, what func(i int) any) ([]plantedResult, error) {
 	for i, c := range children {
 		if err := c.begin(what(i)); err != nil {
@@ -63,10 +63,10 @@ func (b *bench) burnShare(ctx context.Context, share float64) ([]Weight, error) 
 	if g == nil || g.CPUSeconds == nil {
 		return []Weight{missing(name, quantity.Seconds, planted, "no counter of the group's CPU time")}, nil
 	}
-	// 1 ms: what the process does for the protocol just outside its own count.
+	// 1 ms: the process exchanges messages outside of its own measurement.
 	w := known(name, quantity.Seconds, results[0].CPUSeconds, *g.CPUSeconds,
 		Tolerance{Absolute: 1e-3, Part: 0.01}, planted)
-	// What is stolen just before or after the process's own count is in one of the two.
+	// Time stolen just before or after the process's own measurement may be in one figure and not in the other.
 	return []Weight{w.estimated().only(func(off float64, s stood) bool { return s.stolenSeconds >= off })}, nil
 }
 
@@ -84,7 +84,7 @@ func (b *bench) budget(ctx context.Context) ([]Weight, error) {
 	w := known("unexplained part of the capacity", quantity.Part, 0, l.CPU.Unexplained/l.CPU.Capacity,
 		Tolerance{Absolute: 0.02}, planted)
 	sum := 0.0
-	if !l.CPU.Closes() { // which knows what of idle time and steal is the same time
+	if !l.CPU.Closes() { // Closes knows how much of idle time and steal overlaps
 		sum = l.CPU.Idle + l.CPU.Steal + l.CPU.Attributed + l.CPU.Unexplained - l.CPU.Capacity
 	}
 	exact := known("parts of the budget less the capacity", quantity.Seconds, 0, sum, Tolerance{Absolute: 1e-6}, planted)

@@ -15,42 +15,42 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// counters names /proc/stat as what disturbances were read from, where no witness looked.
+// counters is the witness of disturbances that were read from /proc/stat, because no witness ran.
 const counters = "proc-stat"
 
-// Culprit is who disturbed a weight: the processes of one name in one control group.
+// Culprit is a source of disturbance: the processes of one name in one control group.
 type Culprit struct {
 	Comm   string  `json:"comm"`
-	Cgroup string  `json:"cgroup"` // empty where it could not be read
-	Part   float64 `json:"part"`   // of the CPU time of the machine that they took
+	Cgroup string  `json:"cgroup"` // empty if it could not be read
+	Part   float64 `json:"part"`   // fraction of the machine's CPU time that they used
 }
 
-// maxCulprits is the largest number of culprits that are named for a weight.
+// maxCulprits is the maximum number of culprits that are listed for a weight.
 const maxCulprits = 3
 
-// leastCulprit is the fraction of CPU time below which a process is not named.
+// leastCulprit is the fraction of CPU time below which a process is not listed.
 const leastCulprit = 0.005
 
 // observed is what the witness saw of one window.
 type observed struct {
-	noise   *ledger.Noise // nil: no witness looked
+	noise   *ledger.Noise // nil: there was no witness
 	seconds float64       // length of the window
 }
 
-// disturbance is what others took of the machine while a weight was planted.
+// disturbance is what others used of the machine while a weight was planted.
 type disturbance struct {
-	witness  string  // the source: the witness's clock, or counters
+	witness  string  // the witness's clock, or counters
 	capacity float64 // CPU seconds of all windows together
 	stolen   float64 // CPU seconds that the hypervisor took
-	foreign  float64 // CPU seconds of tasks that are not calibrate's
+	foreign  float64 // CPU seconds of tasks that do not belong to the calibration
 	culprits []Culprit
 }
 
-// owner says whether a process belongs to the calibration.
+// owner reports whether a process belongs to the calibration.
 type owner func(pid int, cgroup string) bool
 
 // ours reports whether a process is this one or a planted one. A planted process that ended before its control group
-// was read is known by its pid.
+// was read is recognized by its PID.
 func (b *bench) ours(pid int, group string) bool {
 	if pid == os.Getpid() || b.children[pid] {
 		return true
@@ -58,7 +58,7 @@ func (b *bench) ours(pid int, group string) bool {
 	return b.tree != nil && group != "" && cgroup.Within(group, b.tree.Path())
 }
 
-// disturbanceOf sums up what the witness saw; false where some window had no witness, or there was none.
+// disturbanceOf sums up what the witness saw. ok is false if some window had no witness, or there was no window.
 func disturbanceOf(windows []observed, cpus int, ours owner) (d disturbance, ok bool) {
 	type who struct{ comm, cgroup string }
 	seconds := map[who]float64{}
@@ -98,21 +98,21 @@ func disturbanceOf(windows []observed, cpus int, ours owner) (d disturbance, ok 
 	return d, true
 }
 
-// foreign reports whether a task that held a CPU belonged to an unrelated program. Kernel threads do not count: they
-// work for others, which may be the scale.
+// foreign reports whether a stall is by a task of an unrelated program. Kernel threads do not count: they work for
+// others, which may be the scale.
 func foreign(s ledger.Stall, ours owner) bool {
 	return s.Cause == ledger.Neighbour && !ours(s.PID, s.Cgroup) && !ledger.KernelThread(s.Comm)
 }
 
-// span is a stretch of time, in ns by CLOCK_MONOTONIC.
+// span is a period of time, in ns by CLOCK_MONOTONIC.
 type span struct{ from, to int64 }
 
-// anyCPU stands for all of them.
+// anyCPU stands for all CPUs.
 const anyCPU = -1
 
-// spansOf are the stretches in which a CPU (any of them: anyCPU) stood still for at least some seconds, or a task of
-// others held it: disjoint and in order. False where that is not known: without a witness, or where it saw more than it
-// keeps.
+// spansOf returns the periods in which a CPU, or any of them with anyCPU, stalled for at least the given seconds, or
+// an unrelated task held it for as long: disjoint and in order. known is false without a witness, and if it saw more
+// stalls than it could keep.
 func spansOf(n *ledger.Noise, ours owner, cpu int, least float64) (spans []span, known bool) {
 	if n == nil || n.StallsOmitted > 0 || n.OccupiedMissed > 0 {
 		return nil, false
@@ -124,7 +124,7 @@ func spansOf(n *ledger.Noise, ours owner, cpu int, least float64) (spans []span,
 	return spans, true
 }
 
-// touched says whether one of disjoint spans in order overlaps a stretch of time.
+// touched reports whether one of several spans, disjoint and in order, overlaps a period of time.
 func touched(spans []span, from, to int64) bool {
 	i, _ := slices.BinarySearchFunc(spans, from, func(s span, at int64) int {
 		if s.to <= at {
@@ -135,7 +135,7 @@ func touched(spans []span, from, to int64) bool {
 	return i < len(spans) && spans[i].from < to
 }
 
-// watched does something while a witness looks. Where this machine has none, nothing was observed.
+// watched runs do under a witness. If this machine has none, nothing is observed.
 func watched[T any](do func() (T, error)) (did T, o observed, err error) {
 	w, err := witness.Start(witness.Options{})
 	switch {
@@ -152,5 +152,5 @@ func watched[T any](do func() (T, error)) (did T, o observed, err error) {
 	return did, o, errors.Join(done, err)
 }
 
-// observe keeps what the witness saw, for the weight that is planted.
+// observe keeps what the witness saw, for the current weight.
 func (b *bench) observe(o observed) { b.seen = append(b.seen, o) }

@@ -10,7 +10,7 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// bar is a number of values of one size, in seconds.
+// bar is a number of equal values, in seconds.
 type bar struct {
 	seconds float64
 	count   int64
@@ -18,10 +18,10 @@ type bar struct {
 
 func bySize(a, b bar) int { return cmp.Compare(a.seconds, b.seconds) }
 
-// histogram is bars in ascending order.
+// histogram holds bars in ascending order.
 type histogram []bar
 
-// fromHDR reads a histogram of nanoseconds; a bar stands at the middle of its bucket.
+// fromHDR converts a histogram of nanoseconds; a bar is in the middle of its bucket.
 func fromHDR(h *hdrhistogram.Histogram) histogram {
 	var out histogram
 	for _, b := range h.Distribution() {
@@ -47,14 +47,14 @@ func (h histogram) scaled(by float64) histogram {
 	return out
 }
 
-// and is the values of both.
+// and returns the values of both.
 func (h histogram) and(other histogram) histogram {
 	out := slices.Concat(h, other)
 	slices.SortFunc(out, bySize)
 	return out
 }
 
-// quantile is the smallest value that a part q of all does not exceed.
+// quantile returns the smallest value that a fraction q of all values does not exceed.
 func (h histogram) quantile(q float64) float64 {
 	want := int64(math.Ceil(q * float64(h.total())))
 	for _, b := range h {
@@ -72,7 +72,7 @@ func (h histogram) longest() float64 {
 	return h[len(h)-1].seconds
 }
 
-// atLeast is how many values are no less than that.
+// atLeast returns how many values are at least that long.
 func (h histogram) atLeast(seconds float64) (n int64) {
 	for _, b := range h {
 		if b.seconds >= seconds {
@@ -82,7 +82,7 @@ func (h histogram) atLeast(seconds float64) (n int64) {
 	return n
 }
 
-// points are n values that stand for the histogram: the middles of n equal parts of it.
+// points returns n values that represent the histogram: the middles of n equal parts of it.
 func (h histogram) points(n int) []float64 {
 	out := make([]float64, n)
 	for i := range out {
@@ -91,7 +91,7 @@ func (h histogram) points(n int) []float64 {
 	return out
 }
 
-// plus is the distribution of the sum of two independent times, on n x m points.
+// plus returns the distribution of the sum of two independent times, on n x m points.
 func (h histogram) plus(o histogram, n, m int) histogram {
 	xs, ys := h.points(n), o.points(m)
 	out := make(histogram, 0, n*m)

@@ -17,17 +17,16 @@ import (
 	"tare/internal/lib/stats"
 )
 
-// served is one load on one server, each a separate process.
+// served is the result of a load on a server, each in a separate process.
 type served struct {
 	load  load.Result
-	waits histogram // of the server, in its handler; nil where it records none
-	begin int64     // of the measured window
-	from  int64     // of the stalls
-	seen  observed  // by the witness, from the first request on
+	waits histogram // in the server's handler; nil if it records none
+	begin int64     // of the measured window, in ns by pace.Now
+	from  int64     // start of the stalls, in ns by pace.Now
+	seen  observed  // by the witness, from before the first request
 }
 
-// unanswered is the error of a load that did not get all its answers in time, so that there are no latencies to
-// compare.
+// unanswered is the error of a load that did not get all its answers in time, so its latencies are incomplete.
 type unanswered struct {
 	intended, done int64
 	errors         string
@@ -37,8 +36,8 @@ func (u unanswered) Error() string {
 	return fmt.Sprintf("the server answered %d of %d requests: %s", u.done, u.intended, u.errors)
 }
 
-// weight stands in place of the weights that could not be made of it: a machine that stands still leaves requests
-// unanswered, too.
+// weight returns a weight that replaces those that the load should have given. A stall of the machine can leave
+// requests unanswered, too.
 func (u unanswered) weight(what string) Weight {
 	return known(what+": requests answered", quantity.Count, float64(u.intended), float64(u.done),
 		Tolerance{Absolute: 0.5},
@@ -46,19 +45,19 @@ func (u unanswered) weight(what string) Weight {
 		unless(func(_ float64, s stood) bool { return s.longest >= longWait.Seconds() })
 }
 
-// longWait is a stall after which a load may end before its last answers.
+// longWait is the length of a stall that may end a load before its last answers.
 const longWait = 100 * time.Millisecond
 
 const (
-	// Per second: far below what either end can do, and no multiple of the kernel's tick, which would find the same
-	// work at every tick and so count a machine as busy that is not.
+	// Per second: far below the capacity of either end, and not a multiple of the kernel's tick rate: if every tick saw
+	// the same work, it would count an idle machine as busy.
 	latencyRate = 499
 	lead        = 50 * time.Millisecond
 	warmup      = 200 * time.Millisecond
 )
 
-// serve runs a load on a server for the length of time. With stalls the load begins half-way between two of them, or
-// with one of them if it is no longer than that.
+// serve runs a load on a server for duration d. With stalls the load begins half-way between two of them, or together
+// with one if d is at most the length of a stall.
 func (b *bench) serve(ctx context.Context, d time.Duration, stall delay.Stall, connections int,
 	server ...string) (s served, err error) {
 	var ready delay.Started
@@ -110,8 +109,8 @@ func (b *bench) serve(ctx context.Context, d time.Duration, stall delay.Stall, c
 	return s, nil
 }
 
-// firstRequest is when a window of length d begins that is to begin at some time or later: in the middle of the gap
-// before a stall, or, where the window is no longer than a stall, with a stall.
+// firstRequest returns when a window of length d begins, not before atLeast: in the middle of the gap before a stall,
+// or together with a stall if d is at most its length.
 func firstRequest(stall delay.Stall, from, atLeast int64, d time.Duration) int64 {
 	every := int64(stall.Every)
 	first := from + every
@@ -143,18 +142,18 @@ func (b *bench) latency() (all []planting, err error) {
 	return all, nil
 }
 
-// delays compares quantiles with what they must be: the time that requests really waited in the server, plus what a
-// request takes that waits for nothing. The latter is measured in the same way, so an error that grows with time, or
-// that a wait brings, shows.
+// delays compares quantiles with their true values: the time that requests really waited in the server, plus the
+// latency of requests without any wait. The latter is measured in the same way, so an error that grows with time, or
+// that waiting causes, shows.
 func (b *bench) delays(ctx context.Context, text string) ([]Weight, error) {
 	d := b.length(8*time.Second, 2*time.Second+500*time.Millisecond)
 	distribution, err := delay.Parse(text)
 	if err != nil {
 		return nil, err
 	}
-	// The two sides must speak of the same requests: half of them are not where half of some more are.
+	// Both sides must describe the same requests, so the server skips those of the warm-up.
 	skip := fmt.Sprint(math.Ceil(latencyRate * warmup.Seconds()))
-	nothing := func() (histogram, error) { // the truth is not read by a clock that lies
+	nothing := func() (histogram, error) { // the truth must not have the scale's built-in clock fault
 		s, err := b.serve(ctx, d/2, delay.Stall{}, 32, "--delay-dist", "constant:0s")
 		b.observe(s.seen)
 		if err != nil {
@@ -192,7 +191,7 @@ func (b *bench) delays(ctx context.Context, text string) ([]Weight, error) {
 		name string
 		q    float64
 	}{{"p50", 0.50}, {"p90", 0.90}, {"p99", 0.99}} {
-		moved := math.Abs(first.quantile(q.q) - last.quantile(q.q)) // the truth itself, meanwhile
+		moved := math.Abs(first.quantile(q.q) - last.quantile(q.q)) // how much the truth itself changed
 		planted := fmt.Sprintf("server with delays %s, %d requests; truth: what each waited there, plus the latency "+
 			"without delay (p50 %s)",
 			text, got.total(), quantity.Value(base.quantile(0.5), quantity.Seconds))
@@ -211,12 +210,12 @@ func (b *bench) delays(ctx context.Context, text string) ([]Weight, error) {
 	return ws, nil
 }
 
-// stalls have the server stand still. Every request that was due in a stall waited for its end, however few connections
-// were there to send it over: a clock that starts at the sending sees one request for each connection.
+// stalls makes the server stall. Every request that is due during a stall waits until its end, however few connections
+// there are to send it over: a clock that starts when a request is sent sees one such request for each connection.
 //
-// What the machine does within a stall of the server changes nothing: what waits is answered at its end. Where the
-// witness saw the machine disturbed at the end of one, or for long in between, single stalls are weighed until it was
-// not at the end of one.
+// What the machine does during a stall of the server has no effect: waiting requests are answered at its end. If the
+// witness saw the machine disturbed at the end of a stall, or for long between stalls, single stalls are measured
+// until the end of one was undisturbed.
 func (b *bench) stalls(ctx context.Context, stall delay.Stall) ([]Weight, error) {
 	d := b.length(10*time.Second, 2*time.Second)
 	s, err := b.stalling(ctx, stall, d)
@@ -258,25 +257,25 @@ func (b *bench) stalling(ctx context.Context, stall delay.Stall, d time.Duration
 const (
 	stallConnections = 4
 	mostSingleStalls = 16
-	// leastSpoiling is how long a CPU must have been away to be found in the longest latency, in seconds: half of its
+	// leastSpoiling is how long a CPU must have been away, in seconds, to show in the longest latency: half of its
 	// tolerance.
 	leastSpoiling = 0.5e-3
-	// beforeEnd is when the server begins to look out for the end of a stall.
+	// beforeEnd is how long before the end of a stall the server wakes to meet it (pace.SleepUntil).
 	beforeEnd = 2 * time.Millisecond
 )
 
-// singleStalls bounds the time that one length of stalls takes, one by one.
+// singleStalls returns the time limit for single stalls of one length.
 func (b *bench) singleStalls() time.Duration { return b.length(30*time.Second, 8*time.Second) }
 
-// oneStall weighs one stall at a time, until the witness saw nothing at the end of one. It is false when that did not
-// happen in n of them. What a stall reads plays no part.
+// oneStall measures one stall at a time until the witness saw no disturbance at the end of one. found is false if that
+// did not happen in n stalls. The choice does not depend on the reading.
 func (b *bench) oneStall(ctx context.Context, stall delay.Stall) (s served, n int, found bool) {
 	begin := time.Now()
 	for n < mostSingleStalls && time.Since(begin) < b.singleStalls() && !b.late() && ctx.Err() == nil {
 		n++
 		s, err := b.stalling(ctx, stall, stall.For)
 		if err != nil {
-			continue // the first window stands for what can be wrong with all of them
+			continue // the first window already shows errors that affect all of them
 		}
 		spans, known := spansOf(s.seen.noise, b.ours, anyCPU, leastSpoiling)
 		if known && !spoilt(spans, stall, s.from, s.begin, stall.For) {
@@ -286,9 +285,9 @@ func (b *bench) oneStall(ctx context.Context, stall delay.Stall) (s served, n in
 	return served{}, n, false
 }
 
-// spoilt reports whether the time for which the machine stood still changes latencies of requests that were due from
-// begin on, for d. It does near the end of a stall of the server, when waiting requests are answered, or if it was so
-// long elsewhere that a request counts as slow because of it.
+// spoilt reports whether a stall of the machine changes the latencies of requests that were due from begin on, for d.
+// It does if it is near the end of a stall of the server, when waiting requests are answered, or if it is so long
+// elsewhere that it makes a request count as slow.
 func spoilt(spans []span, stall delay.Stall, from, begin int64, d time.Duration) bool {
 	half := int64(stall.For / 2)
 	catchUp := max(int64(time.Millisecond), int64(stall.For)/40)
@@ -329,8 +328,8 @@ func (b *bench) weighStalls(s served, stall delay.Stall, d time.Duration) ([]Wei
 		"server that stands still for %v every %v, %d/s over %d connections; truth: the schedule of both",
 		stall.For, stall.Every, latencyRate, stallConnections)
 
-	// While the server catches up, those that waited are answered one after the other: some more are slow than were due
-	// in the first half.
+	// While the server catches up, waiting requests are answered in turn, so somewhat more are slow than were due in the
+	// first half.
 	allowed := Tolerance{Absolute: min(3, float64(slow)/3), Part: 0.05}
 	name := fmt.Sprintf("stalls of %v: ", stall.For)
 	count := known(fmt.Sprintf("%srequests slower than %v", name, half), quantity.Count,
@@ -346,8 +345,8 @@ func (b *bench) weighStalls(s served, stall delay.Stall, d time.Duration) ([]Wei
 	return []Weight{count, length}, nil
 }
 
-// stallTruth is the longest time to the end of a stall of all requests that are due, in seconds, and how many have at
-// least that long to wait.
+// stallTruth returns the longest wait for the end of a stall among all requests that are due, in seconds, and how many
+// of them wait at least atLeast.
 func stallTruth(stall delay.Stall, from, begin int64, d, atLeast time.Duration) (longest float64, slow int) {
 	for s := pace.NewSchedule(begin, latencyRate, pace.Constant, 0, 0, 1); s.Peek() < begin+int64(d); s.Advance() {
 		into := (s.Peek() - from) % int64(stall.Every)

@@ -21,7 +21,7 @@ import (
 
 const (
 	mib = 1 << 20
-	// Sizes of one process's memory, all different, so that one field cannot be taken for another.
+	// Sizes of one process's memory, all different, so that fields cannot be mixed up unnoticed.
 	anonBytes, fileBytes, shmemBytes, sockBytes = 48 * mib, 32 * mib, 20 * mib, 2 * mib
 )
 
@@ -83,8 +83,7 @@ func (b *bench) takeMemory(ctx context.Context) (ws []Weight, err error) {
 		}
 		ws = append(ws, known(field, quantity.Bytes, truth, float64(*after)-float64(*before), t, planted))
 	}
-	// 1 MiB: the stacks and heap of the process itself, and counters that the kernel folds by batches of 64 pages and
-	// CPU.
+	// 1 MiB: the stacks and heap of the process itself, and counters that the kernel batches by 64 pages for each CPU.
 	tolerance := Tolerance{Absolute: 1 * mib, Part: 0.02}
 	add("anon", anonBytes, before.Anon, after.Anon, tolerance, "private memory, mapped and touched")
 	add("shmem", shmemBytes, before.Shmem, after.Shmem, tolerance, "a memory file, mapped and touched")
@@ -97,7 +96,7 @@ func (b *bench) takeMemory(ctx context.Context) (ws []Weight, err error) {
 		}
 	}
 	if before.Hard != nil && after.Hard != nil {
-		// Kernel memory is in it: page tables, socket buffers on v2, and what the file system needs for the file.
+		// This includes kernel memory: page tables, socket buffers on v2, and what the file system needs for the file.
 		ws = append(ws, known("hard", quantity.Bytes, anonBytes+shmemBytes, float64(*after.Hard-*before.Hard),
 			Tolerance{Absolute: 4 * mib, Part: 0.02}, "private memory and the memory file"))
 	}
@@ -119,8 +118,8 @@ func (b *bench) takeMemory(ctx context.Context) (ws []Weight, err error) {
 	return ws, nil
 }
 
-// countSockets has a group of v1 count its socket buffers, which it does from the first limit on; on v2 they always
-// count.
+// countSockets makes a group count its socket buffers, and reports whether it does. cgroup v1 does so once a limit is
+// set, v2 always.
 func countSockets(l *cgroup.Layout, tree, group string) bool {
 	h, ok := l.Controller("memory")
 	if !ok || h.V2 {
@@ -130,7 +129,7 @@ func countSockets(l *cgroup.Layout, tree, group string) bool {
 		[]byte(fmt.Sprint(1<<30)), 0) == nil
 }
 
-// diskDir is a directory on a disk: files in memory count as shared memory.
+// diskDir returns a directory on a disk: files in memory would count as shared memory.
 func diskDir() (string, error) {
 	for _, dir := range []string{os.TempDir(), "/var/tmp", "."} {
 		var s unix.Statfs_t

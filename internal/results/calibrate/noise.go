@@ -20,7 +20,7 @@ import (
 	"tare/internal/scale/meter"
 )
 
-// noiseSpec compares a server and a load with themselves: what is seen is noise.
+// noiseSpec compares a server and a load with themselves: any difference is noise.
 const noiseSpec = `name: noise
 question: What separates two things that are the same?
 blocks: %d
@@ -33,13 +33,13 @@ loads:
   client: {kind: http, to: server, mode: open, rate: 2000, arrivals: poisson, connections: 16, keepalive: false, limits: {pin: 2}}
 `
 
-// noise runs an experiment of the baseline and its twin alone, and tells the smallest difference that it could see.
+// noise runs an experiment of only the baseline and its twin, and reports the smallest difference that it could see.
 func (b *bench) noise() ([]planting, error) {
 	blocks, d := 10, 2*time.Second
 	if b.o.Quick {
 		blocks, d = 6, 400*time.Millisecond
 	}
-	repeat := 50 // % of the plan's time: what a spec has that says nothing
+	repeat := 50 // % of the plan's time, the default of specs
 	if b.late() {
 		repeat = 0
 	}
@@ -67,7 +67,7 @@ func (b *bench) noise() ([]planting, error) {
 		}}}, nil
 }
 
-// experiment runs a spec in a run directory that is gone afterwards.
+// experiment runs a spec in a temporary run directory.
 func (b *bench) experiment(ctx context.Context, s *spec.Spec) (_ *analysis.Summary, err error) {
 	dir, err := files.NewScratch("", "calibrate")
 	if err != nil {

@@ -22,39 +22,39 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// WeightCommand is the hidden command as which the binary starts itself as a planted process.
+// WeightCommand is the hidden command that the binary runs itself with as a planted process.
 const WeightCommand = "_weight"
 
-// burnOrder has a process use a share of a CPU for a time.
+// burnOrder tells a process to use a share of a CPU for some time.
 type burnOrder struct {
 	Share   float64 `json:"share"`
 	Seconds float64 `json:"seconds"`
 }
 
-// connectOrder has a process connect a socket a number of times.
+// connectOrder tells a process to connect a socket a number of times.
 type connectOrder struct {
 	Times int `json:"times"`
 }
 
-// memoryOrder has a process take memory, in bytes.
+// memoryOrder tells a process to take memory, in bytes.
 type memoryOrder struct {
 	Anon  int    `json:"anon"`
 	File  int    `json:"file"`
 	Shmem int    `json:"shmem"`
 	Sock  int    `json:"sock"`
-	Dir   string `json:"dir"` // for the file
+	Dir   string `json:"dir"` // directory for the file
 }
 
-// plantedResult is what a planted process measured of itself.
+// plantedResult is what a planted process measured about itself.
 type plantedResult struct {
 	CPUSeconds float64 `json:"cpu_seconds"`
 	Times      int     `json:"times"`
-	Fastest    float64 `json:"fastest"` // CPU seconds of one of them, where they went fastest: nothing came between
+	Fastest    float64 `json:"fastest"` // CPU seconds of one call in the fastest, undisturbed piece
 	SockBytes  uint64  `json:"sock_bytes"`
 }
 
-// Plant plays a planted process on conn: burn, connect or memory. It does what the start message orders, sends the
-// result, and keeps the resources that it has taken until the parent closes its end.
+// Plant runs a planted process on conn: burn, connect or memory. It carries out the order in the start message, sends
+// the result, and keeps its resources until the parent closes its end.
 func Plant(_ context.Context, args []string, conn *role.Conn) error {
 	kind := strings.Join(args, " ")
 	plants := map[string]func(role.Message) (plantedResult, func(), error){"burn": burn, "connect": connect,
@@ -91,7 +91,7 @@ func none() {}
 
 func processTime() int64 { return pace.Clock(unix.CLOCK_PROCESS_CPUTIME_ID) }
 
-// burn uses its share of each 10 ms by its thread's own CPU clock.
+// burn uses its share of each 10 ms, by its thread's CPU clock.
 func burn(m role.Message) (r plantedResult, _ func(), err error) {
 	var o burnOrder
 	if err := decode(m, &o); err != nil {
@@ -112,8 +112,8 @@ func burn(m role.Message) (r plantedResult, _ func(), err error) {
 	return r, none, nil
 }
 
-// connect connects an UDP socket to the loopback over and over: a program on that hook runs each time, and nothing is
-// ever sent.
+// connect repeatedly connects a UDP socket to the loopback address: a program on that hook runs each time, and nothing
+// is ever sent.
 func connect(m role.Message) (r plantedResult, _ func(), err error) {
 	var o connectOrder
 	if err := decode(m, &o); err != nil {
@@ -124,10 +124,10 @@ func connect(m role.Message) (r plantedResult, _ func(), err error) {
 		return r, none, fmt.Errorf("making a socket: %w", err)
 	}
 	defer unix.Close(fd)
-	to := unix.RawSockaddrInet4{Family: unix.AF_INET, Port: 9 << 8, Addr: [4]byte{127, 0, 0, 1}} // discard
+	to := unix.RawSockaddrInet4{Family: unix.AF_INET, Port: 9 << 8, Addr: [4]byte{127, 0, 0, 1}} // the discard port
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	const pieces = 500 // of a time slice or less each, so that some have a CPU to themselves
+	const pieces = 500 // each of a time slice or less, so that some run undisturbed
 	each := max(o.Times/pieces, 1)
 	begin := pace.Clock(unix.CLOCK_THREAD_CPUTIME_ID)
 	last := begin
@@ -139,8 +139,8 @@ func connect(m role.Message) (r plantedResult, _ func(), err error) {
 			}
 			last = now
 		}
-		// A raw call bypasses Go's scheduler, which checks on other calls every 20 us: its timer would interrupt the
-		// program on this CPU, and add a tenth to its run time.
+		// A raw call bypasses Go's scheduler, which checks on other calls every 20 us: its timer would interrupt the program
+		// on this CPU, and add a tenth to its run time.
 		if _, _, e := unix.RawSyscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(&to)),
 			unsafe.Sizeof(to)); e != 0 {
 			return r, none, fmt.Errorf("connecting the %dth time: %w", r.Times+1, e)
@@ -193,10 +193,10 @@ func takeMemory(m role.Message) (r plantedResult, release func(), err error) {
 			return r, release, err
 		}
 		free = append(free, func() { f.Close() })
-		if err := os.Remove(f.Name()); err != nil { // it lives as long as it is open
+		if err := os.Remove(f.Name()); err != nil { // the file stays usable while it is open
 			return r, release, err
 		}
-		block := make([]byte, 64<<10) // private memory, small enough not to show in comparison with the planted amount
+		block := make([]byte, 64<<10) // private memory, negligible compared with the planted amount
 		for left := o.File; left > 0; left -= len(block) {
 			if _, err := f.Write(block[:min(left, len(block))]); err != nil {
 				return r, release, fmt.Errorf("writing a file in %s: %w", filepath.Dir(f.Name()), err)
@@ -214,8 +214,8 @@ func takeMemory(m role.Message) (r plantedResult, release func(), err error) {
 	return r, release, nil
 }
 
-// fillSockets sends over a loopback TCP connection whose other end never reads, and returns the memory in bytes that
-// the kernel holds for both ends.
+// fillSockets sends over a loopback TCP connection whose other end never reads, and returns the bytes that the kernel
+// holds for both ends. The caller must call release, even after an error.
 func fillSockets(bytes int) (held uint64, release func(), err error) {
 	var open []io.Closer
 	release = func() {
@@ -247,7 +247,7 @@ func fillSockets(bytes int) (held uint64, release func(), err error) {
 	}
 	open = append(open, in)
 	block := make([]byte, 64<<10)
-	_ = out.SetWriteDeadline(time.Now().Add(time.Second)) // by then it is as full as it gets
+	_ = out.SetWriteDeadline(time.Now().Add(time.Second)) // the buffers are full by then
 	for sent := 0; sent < bytes && err == nil; {
 		n, failed := out.Write(block[:min(len(block), bytes-sent)])
 		if sent += n; errors.Is(failed, os.ErrDeadlineExceeded) {
@@ -255,7 +255,7 @@ func fillSockets(bytes int) (held uint64, release func(), err error) {
 		}
 		err = failed
 	}
-	time.Sleep(50 * time.Millisecond) // for what is in between to arrive
+	time.Sleep(50 * time.Millisecond) // for data in transit to arrive
 	for _, end := range []net.Conn{out, in} {
 		raw, failed := end.(syscall.Conn).SyscallConn()
 		if failed == nil {
@@ -270,7 +270,7 @@ func fillSockets(bytes int) (held uint64, release func(), err error) {
 	return held, release, err
 }
 
-// control has a function do something with the descriptor of a connection.
+// control calls a function with the file descriptor of a connection.
 func control(c syscall.RawConn, do func(fd int) error) error {
 	var failed error
 	err := c.Control(func(fd uintptr) { failed = do(int(fd)) })

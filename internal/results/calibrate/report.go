@@ -1,10 +1,10 @@
-// Package calibrate weighs known weights with Tare and says how far off it is: a clock against another clock, a server
-// whose delays are known, programs whose run time was measured by other means, processes that know what CPU time and
-// memory they took.
+// Package calibrate measures known quantities with Tare and reports how far off it is: a clock against another clock,
+// a server with known delays, programs whose run time was measured by other means, processes that know how much CPU
+// time and memory they used.
 //
 // Each planted weight runs in separate processes; the true value never comes from the reading that it is compared
-// with. A weight that is out of its tolerance while others used the machine says nothing about the scale: it is tried
-// again, and then marked as disturbed.
+// with. A weight that is out of its tolerance while others used the machine says nothing about the scale: it is
+// repeated, and then marked as disturbed.
 package calibrate
 
 import (
@@ -28,12 +28,12 @@ type Report struct {
 	Weights  []Weight  `json:"weights"`
 	Passed   int       `json:"passed"`
 	Failed   int       `json:"failed"`
-	Unjudged int       `json:"unjudged"` // disturbed
+	Unjudged int       `json:"unjudged"` // disturbed weights
 	Fault    string    `json:"fault,omitempty"`
 	Warnings []string  `json:"warnings"`
 }
 
-// Machine is where it was.
+// Machine describes the calibrated machine.
 type Machine struct {
 	Hostname    string `json:"hostname"`
 	Kernel      string `json:"kernel"`
@@ -45,60 +45,59 @@ type Machine struct {
 	Sampler     string `json:"sampler"`
 }
 
-// Weight is one known weight and what the scale said of it.
+// Weight is one known quantity and what the scale measured.
 type Weight struct {
 	Section   string    `json:"section"`
 	Name      string    `json:"name"`
 	Unit      string    `json:"unit"`     // as in package quantity
-	True      *float64  `json:"true"`     // nil if the weight only informs
-	Measured  *float64  `json:"measured"` // nil if it could not be measured: the note says why
-	Lo        *float64  `json:"lo"`       // of the 95 % interval, where the reading is an estimate
+	True      *float64  `json:"true"`     // nil if there is no truth to compare with
+	Measured  *float64  `json:"measured"` // nil if it could not be measured; Note says why
+	Lo        *float64  `json:"lo"`       // of the 95 % interval, if the reading is an estimate
 	Hi        *float64  `json:"hi"`
 	Error     *float64  `json:"error"` // measured - true, in the unit
 	Tolerance Tolerance `json:"tolerance"`
 	Verdict   Verdict   `json:"verdict"`
-	// ClosedLoop is the reading of a clock that starts when a request is sent instead of when it should have been
-	// sent, and so does not see delays before that.
+	// ClosedLoop is the reading of a clock that starts when a request is sent instead of when it should have been sent,
+	// and so misses delays before that.
 	ClosedLoop *float64 `json:"closed_loop,omitempty"`
-	Planted    string   `json:"planted"` // how, and where the truth comes from
+	Planted    string   `json:"planted"` // what was planted, and where the truth comes from
 	Note       string   `json:"note,omitempty"`
 	Tries      int      `json:"tries"`
-	// part of the machine that others used meanwhile, the hypervisor among them
+	// Others is the fraction of the machine that others used meanwhile, the hypervisor among them.
 	Others float64 `json:"others"`
-	Stolen float64 `json:"stolen"` // part of the machine that the hypervisor took meanwhile
-	// of latencies: part of the time in which tasks had to wait more than 1 ms for an idle CPU
+	Stolen float64 `json:"stolen"` // fraction of the machine that the hypervisor took meanwhile
+	// Stood is set for latencies: the fraction of wake-ups on idle CPUs that were late by more than 1 ms.
 	Stood   float64 `json:"stood,omitempty"`
-	Longest float64 `json:"longest,omitempty"` // s: the longest of these waits
-	// Cause is what disturbed a weight that was not judged, and Culprits are the other tasks that took most CPU time
+	Longest float64 `json:"longest,omitempty"` // s: by how much the latest of these was late
+	// Cause is what disturbed a weight that was not judged. Culprits are the other tasks that used the most CPU time
 	// meanwhile.
 	Cause    ledger.Cause `json:"cause,omitempty"`
 	Culprits []Culprit    `json:"culprits,omitempty"`
 	// Witness is the source of Others and Stolen: steal-clock or steal-ticks, as in a ledger's noise, or proc-stat if
 	// no witness looked.
 	Witness string `json:"witness"`
-	// Undisturbed is by how many of the Of things that were planted a weight was judged: those that the witness saw
-	// untouched. Parts says what they are. Of is 0 for weights that are not chosen in that way.
+	// Undisturbed is the number of planted things, out of Of, that the witness saw untouched, and by which the weight was
+	// judged. Parts names them. Of is 0 for weights that are not judged in this way.
 	Undisturbed int    `json:"undisturbed,omitempty"`
 	Of          int    `json:"of,omitempty"`
-	Parts       string `json:"parts,omitempty"` // starts, windows
+	Parts       string `json:"parts,omitempty"` // the things: starts, single stalls
 
-	sensitive bool // to what else the machine does
-	chancy    bool // an estimate, which chance alone puts out of tolerance now and then: most of the tries count
-	atLeast   bool // a reading above the truth is not held against the scale
-	// spoiled says whether that the machine stood still explains how far off the weight is; nil: nothing is known of
-	// that.
+	sensitive bool // other load on the machine can spoil it
+	chancy    bool // an estimate that chance alone puts out of tolerance at times: most tries decide
+	atLeast   bool // a reading above the truth is no error
+	// spoiled reports whether stalls of the machine explain how far off the weight is; nil: there is no such test.
 	spoiled func(off float64, s stood) bool
 }
 
-// Tolerance is how far off a reading may be: the larger of Absolute and Part of the true value, and beyond that
-// HalfWidths of the reading's own interval, because an estimate has one. All 0: the weight is reported and not judged.
+// Tolerance is the largest allowed error: the larger of Absolute and Part of the true value, plus HalfWidths of the
+// reading's own interval if it is an estimate. If all are 0, the weight is reported and not judged.
 type Tolerance struct {
 	Absolute   float64 `json:"absolute"` // in the unit of the weight
 	Part       float64 `json:"part"`
 	HalfWidths float64 `json:"half_widths"`
 }
 
-// Allows is the largest error that is within the tolerance.
+// Allows returns the largest error that is within the tolerance.
 func (t Tolerance) Allows(w Weight) float64 {
 	allowed := t.Absolute
 	if w.True != nil {
@@ -110,7 +109,7 @@ func (t Tolerance) Allows(w Weight) float64 {
 	return allowed
 }
 
-// Verdict says whether a weight was read right.
+// Verdict is the result for a weight.
 type Verdict string
 
 // The verdicts.
@@ -118,14 +117,14 @@ const (
 	Pass      Verdict = "pass"
 	Fail      Verdict = "fail"
 	Disturbed Verdict = "disturbed" // out of tolerance while others used the machine: not judged
-	Told      Verdict = "told"      // information: there is no truth to compare it with
-	Missing   Verdict = "missing"   // this machine does not have what it takes
+	Told      Verdict = "told"      // information only: there is no truth to compare it with
+	Missing   Verdict = "missing"   // this machine cannot measure it
 )
 
-// quiet is the part of the machine that others may use before they disturb.
+// quiet is the fraction of the machine that others may use without counting as a disturbance.
 const quiet = 0.05
 
-// judge fills in the error and the verdict.
+// judge sets the error and the verdict.
 func (w *Weight) judge(meanwhile stood) {
 	switch {
 	case w.Measured == nil:
@@ -145,7 +144,7 @@ func (w *Weight) judge(meanwhile stood) {
 		off = 0
 	}
 	switch {
-	case off <= w.Tolerance.Allows(*w): // false for NaN
+	case off <= w.Tolerance.Allows(*w): // false if off is NaN
 		w.Verdict = Pass
 	case w.sensitive && max(w.Others, w.Stolen) > quiet || w.spoiled != nil && w.spoiled(off, meanwhile):
 		w.Verdict = Disturbed
@@ -158,7 +157,7 @@ func (w *Weight) judge(meanwhile stood) {
 	}
 }
 
-// add counts a weight in.
+// add adds weights and counts their verdicts.
 func (r *Report) add(ws ...Weight) {
 	for _, w := range ws {
 		switch w.Verdict {
@@ -173,17 +172,17 @@ func (r *Report) add(ws ...Weight) {
 	}
 }
 
-// known is a weight with a truth and a reading.
+// known returns a weight with a truth and a reading.
 func known(name, unit string, truth, measured float64, t Tolerance, planted string) Weight {
 	return Weight{Name: name, Unit: unit, True: &truth, Measured: &measured, Tolerance: t, Planted: planted}
 }
 
-// told returns a weight that reports a measured value without a true value.
+// told returns a weight with a reading but no truth.
 func told(name, unit string, measured float64, planted string) Weight {
 	return Weight{Name: name, Unit: unit, Measured: &measured, Planted: planted}
 }
 
-// missing is a weight that could not be measured here.
+// missing returns a weight that could not be measured here.
 func missing(name, unit, planted, why string) Weight {
 	return Weight{Name: name, Unit: unit, Planted: planted, Note: why}
 }
@@ -191,27 +190,28 @@ func missing(name, unit, planted, why string) Weight {
 func (w Weight) within(lo, hi float64) Weight { w.Lo, w.Hi = &lo, &hi; return w }
 func (w Weight) noted(note string) Weight     { w.Note = note; return w }
 
-// by is for a weight that was judged by undisturbed parts of what was planted.
+// by records that a weight was judged by the undisturbed parts of what was planted.
 func (w Weight) by(undisturbed, of int, parts string) Weight {
 	w.Undisturbed, w.Of, w.Parts = undisturbed, of, parts
 	return w
 }
 
-// certain is a failure that neither noise nor chance can be the reason of: no other try changes it.
+// certain reports whether the weight failed and neither noise nor chance can be the reason: repeats cannot change it.
 func (w Weight) certain() bool { return w.Verdict == Fail && !w.sensitive && !w.chancy }
 
 func (w Weight) fragile() Weight { w.sensitive = true; return w }
 
-// estimated is for a reading that chance can put out of tolerance, and that nothing but what only names excuses.
+// estimated marks a reading that chance can put out of tolerance. Nothing else excuses it, unless only is used as
+// well.
 func (w Weight) estimated() Weight { w.chancy = true; return w }
 
-// lower is for a truth that is a bound: more is not held against the scale.
+// lower marks a truth that is a lower bound: a higher reading is no error.
 func (w Weight) lower() Weight { w.atLeast = true; return w }
 
-// only sets what disturbs the weight: spoiled alone decides, however much others use the machine.
+// only sets the test for disturbances, which then alone decides, however much others use the machine.
 func (w Weight) only(spoiled func(off float64, s stood) bool) Weight { w.spoiled = spoiled; return w }
 
-// unless is fragile, and knows whether what the machine did meanwhile explains that it is so far off.
+// unless marks a weight as fragile and adds a test for whether a disturbance explains the error.
 func (w Weight) unless(spoiled func(off float64, s stood) bool) Weight {
 	w.sensitive, w.spoiled = true, spoiled
 	return w

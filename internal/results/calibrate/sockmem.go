@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// socketMemory is the memory that the kernel holds for a TCP socket, by the socket's own account (SO_MEMINFO):
+// socketMemory returns the memory that the kernel holds for a TCP socket, by the socket's own account (SO_MEMINFO):
 // received, queued to be sent, and set aside (sk_get_meminfo in net/core/sock.c).
 func socketMemory(fd int) (uint64, error) {
 	var info [9]uint32 // SK_MEMINFO_*: include/uapi/linux/sock_diag.h

@@ -11,21 +11,22 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// stood describes how the machine stood still while a weight was planted, as seen by a thread on every CPU that asked
-// to be woken every millisecond. In a nested guest, no counter shows that a hypervisor ran somebody else for some
-// milliseconds, but this does.
+// stood describes stalls of the machine while a weight was planted, as seen by a thread on every CPU that asked to be
+// woken every millisecond. In a nested guest, no counter shows that a hypervisor ran something else for some
+// milliseconds, but these threads do.
 type stood struct {
-	part    float64 // of the wake-ups that were late by more than a millisecond
-	longest float64 // s
-	delays  []int64 // of all wake-ups, ns, in order of size
+	part    float64 // fraction of wake-ups that were late by more than wakeLate
+	longest float64 // seconds by which the latest of these was late
+	delays  []int64 // of all wake-ups, in ns, sorted
 
-	// away is the fraction of the machine that others had meanwhile, the hypervisor among them; stolen is the
-	// hypervisor's, and stolenSeconds the same over all CPUs. They come from a disturbance, not from these threads.
+	// away is the fraction of the machine that others used meanwhile, the hypervisor among them, and stolen the
+	// hypervisor's part. awaySeconds and stolenSeconds are the same in CPU seconds. They come from a disturbance, not
+	// from these threads.
 	away, stolen, stolenSeconds float64
 	awaySeconds                 float64
 }
 
-// disturbedBy fills in what others took.
+// disturbedBy sets the fields on what others used.
 func (s *stood) disturbedBy(d disturbance) {
 	s.stolenSeconds, s.awaySeconds = d.stolen, d.stolen+d.foreign
 	if d.capacity > 0 {
@@ -33,7 +34,7 @@ func (s *stood) disturbedBy(d disturbance) {
 	}
 }
 
-// later is the part of the wake-ups that were late by more than some seconds.
+// later returns the fraction of the wake-ups that were late by more than the given seconds.
 func (s stood) later(seconds float64) float64 {
 	if len(s.delays) == 0 {
 		return 0
@@ -42,30 +43,30 @@ func (s stood) later(seconds float64) float64 {
 	return float64(len(s.delays)-i) / float64(len(s.delays))
 }
 
-// overTail reports whether a quantile q may have moved: late wake-ups touched a tenth of the values beyond it.
+// overTail reports whether stalls may have moved quantile q: late wake-ups touched a tenth of the values beyond it.
 func (s stood) overTail(q float64) bool { return s.part > (1-q)/10 }
 
-// asLong is for requests that last some time together: it reports whether the machine stood still for half as long.
+// asLong reports whether the machine stalled for at least half of the given seconds.
 func (s stood) asLong(seconds float64) bool { return s.longest >= seconds/2 }
 
-// inEach is for a number of requests that come at a rate during some stalls. It reports whether their number would
-// change by half if each stall were longer by the longest time that the machine stood still.
+// inEach reports whether stalls may explain a number of requests that comes at a rate during several stalls of a
+// server: if each stall were longer by the machine's longest one, the number would change by half.
 func (s stood) inEach(stalls, rate, requests float64) bool {
 	return s.longest*rate*stalls >= requests/2
 }
 
-// overQuantile is for a quantile q of starts: others had the machine for more than half of the fraction beyond it.
+// overQuantile reports whether others used the machine for more than half of the fraction beyond quantile q.
 func (s stood) overQuantile(q float64) bool { return s.away > (1-q)/2 }
 
 const (
 	wakeEvery = int64(1e6) // ns between two wake-ups on one CPU
-	wakeLate  = 1e-3       // s: later than a CPU with little to do ever wakes a task
+	wakeLate  = 1e-3       // s; a CPU with little to do never wakes a task later than this
 )
 
-// wakeUps watches until the function that it returns is called.
+// wakeUps watches all CPUs until the caller calls end.
 func wakeUps(ctx context.Context) (end func() (stood, error)) {
 	ctx, cancel := context.WithCancel(ctx)
-	collect := debug.SetGCPercent(-1) // a collection of garbage here must not look like the machine's
+	collect := debug.SetGCPercent(-1) // garbage collection here must not look like a stall of the machine
 	var mu sync.Mutex
 	var seen stood
 	var failed error
@@ -104,31 +105,31 @@ func watchCPU(ctx context.Context, cpu int) (delays []int64, err error) {
 		return nil, err
 	}
 	if release == nil {
-		return nil, nil // a CPU that we may not use is not ours to watch
+		return nil, nil // this process may not use the CPU
 	}
 	defer release()
 	// As in a probe, each wake-up that falls into a stall counts.
 	for at := pace.Now() + wakeEvery; ctx.Err() == nil; at += wakeEvery {
 		now, err := thread.Until(ctx, at)
 		if err != nil {
-			return delays, nil // the end came in a wait
+			return delays, nil // the watch ended during the wait
 		}
 		delays = append(delays, now-at)
 	}
 	return delays, nil
 }
 
-// pinThread keeps the thread of the caller, who has locked it, on one CPU until it is released. It returns nil if this
+// pinThread keeps the calling thread, which must be locked, on one CPU until release is called. It returns nil if this
 // process may not use the CPU.
 func pinThread(cpu int) (release func(), err error) {
 	all, err := pace.AllowedCPUs()
 	if err != nil || pace.RunOn(cpu) != nil {
 		return nil, err
 	}
-	return func() { _ = pace.RunOn(all...) }, nil // what was allowed a moment ago is again
+	return func() { _ = pace.RunOn(all...) }, nil // these CPUs were allowed before, so this cannot fail
 }
 
-// pinAnywhere is pinThread on the last CPU that this process may use, which it returns.
+// pinAnywhere does the same on the last CPU that this process may use, and returns that CPU.
 func pinAnywhere() (cpu int, release func(), err error) {
 	all, err := pace.AllowedCPUs()
 	if err != nil {

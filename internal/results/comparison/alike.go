@@ -12,8 +12,9 @@ import (
 )
 
 // Apart returns the differences between two runs because of which their results cannot be compared; none if they can.
-// What is weighed may differ, because a comparison is about that, and so may the length of the runs. A property that
-// is known of one run only counts as different, and so does a machine whose host name or kernel is unknown.
+// What is measured may differ, because that is what a comparison is about, and so may the length of the runs. A
+// property that is known for only one of the runs counts as different, and so does a machine whose host name or kernel
+// is unknown.
 func Apart(a, b record.Run) (reasons []string) {
 	differ := func(what, x, y string) {
 		if x != y {
@@ -44,10 +45,10 @@ func Apart(a, b record.Run) (reasons []string) {
 	return reasons
 }
 
-// gigabytes is a size to the gigabyte: kernels of one machine differ in what they keep for themselves.
+// gigabytes rounds a size to gigabytes: different kernels reserve different amounts on the same machine.
 func gigabytes(bytes uint64) string { return fmt.Sprintf("%.0f", float64(bytes)/1e9) }
 
-// nodesOf are the nodes of a run, as its record has them.
+// nodesOf describes the nodes of a run.
 func nodesOf(r record.Run) string {
 	if r.Nodes == nil {
 		return "none"
@@ -59,7 +60,7 @@ func nodesOf(r record.Run) string {
 	return text
 }
 
-// Mixed says in what runs differ that are taken for repeats of one thing; empty where they are.
+// Mixed returns what differs between runs that are supposed to be repeats of the same thing; empty if nothing does.
 func Mixed(runs []record.Run) string {
 	for _, r := range runs[1:] {
 		switch {
@@ -82,11 +83,11 @@ func armsOf(spec json.RawMessage) any {
 	return s.Arms
 }
 
-// maxNames is how many metrics are named.
+// maxNames is the maximum number of metrics that redefined lists.
 const maxNames = 4
 
-// redefined are the metrics that both runs define, and in other ways. What is written of them, and how they are shown,
-// does not count.
+// redefined returns the metrics that both runs define, but in different ways. Descriptions and presentation do not
+// count.
 func redefined(a, b record.Run) (names []string) {
 	was := a.Defined()
 	for _, d := range b.Metrics {
@@ -102,13 +103,13 @@ func redefined(a, b record.Run) (names []string) {
 	return names
 }
 
-// free are the keys of a spec in which runs that are compared may differ: what is weighed, how long, and what is made
-// of it.
+// free are the keys of a spec that may differ between runs that are compared: what is measured, for how long, and what
+// is made of the results.
 var free = []string{
 	"arms", "assert", "blocks", "factors", "gates", "name", "needs", "precision", "question", "quick", "repeat", "until",
 }
 
-// respecified are the keys of two specs that differ and must not.
+// respecified returns the keys in which two specs differ but must not.
 func respecified(a, b json.RawMessage) (keys []string) {
 	var x, y map[string]any
 	if json.Unmarshal(a, &x) != nil || json.Unmarshal(b, &y) != nil {

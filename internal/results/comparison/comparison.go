@@ -1,8 +1,8 @@
 // Package comparison compares recorded runs with each other. It takes each run relative to its own baseline: the
 // effect of an arm is its ratio to, or its difference from, the baseline of the same run, which depends less on the
 // state of the machine on that day than the values themselves. What remains of that dependence, the variance between
-// runs, is in the interval of every change; if it is not known there is no verdict. The package is pure: records in,
-// comparison out.
+// runs, is in the interval of every change; if it is not known there is no verdict. The package does no I/O: records
+// in, comparison out.
 package comparison
 
 import (
@@ -28,24 +28,24 @@ type Source struct {
 	Dir      string
 	Run      record.Run
 	Summary  *analysis.Summary
-	Warnings []string // of its record
+	Warnings []string // about its record
 }
 
-// Comparison lists what changed between some runs and others.
+// Comparison lists what changed between old and new runs.
 type Comparison struct {
 	Schema     string `json:"schema"`
 	Experiment string `json:"experiment"`
-	Old        []Ref  `json:"old"` // repeats of one thing
-	New        []Ref  `json:"new"` // likewise
+	Old        []Ref  `json:"old"` // repeats of the same thing
+	New        []Ref  `json:"new"` // repeats of the same thing
 	History    []Ref  `json:"history"`
 
 	Changes  []Change `json:"changes"`
-	Compared int      `json:"compared"` // changes with a verdict
-	Resolved int      `json:"resolved"` // of these
+	Compared int      `json:"compared"` // number of changes with a verdict
+	Resolved int      `json:"resolved"` // number of these that are resolved
 	Warnings []string `json:"warnings"`
 }
 
-// Ref names a run.
+// Ref identifies a run.
 type Ref struct {
 	ID       string            `json:"id"`
 	Dir      string            `json:"dir"`
@@ -64,26 +64,26 @@ func refs(sources []Source) []Ref {
 	return all
 }
 
-// Scale is how the effect of a run is taken.
+// Scale is how the effect of a run is expressed.
 type Scale string
 
-// The scales: the ratio to the baseline of the same run, the difference to it where there is no ratio, or the value
-// itself where the baseline has nothing of it.
+// The scales: the ratio to the baseline of the same run, the difference from it if there is no ratio, or the value
+// itself if the baseline has none of the metric.
 const (
 	Ratio      Scale = "ratio"
 	Difference Scale = "difference"
 	Value      Scale = "value"
 )
 
-// Between is where the variance between runs is known from.
+// Between is the source of the variance between runs.
 type Between string
 
-// The sources of the variance between runs. Unknown: there is no verdict.
+// The sources of the variance between runs. With Unknown there is no verdict.
 const (
 	Unknown Between = ""
-	Repeats Between = "repeats" // of the same thing, among the runs that are compared
+	Repeats Between = "repeats" // of the same thing, among the compared runs
 	History Between = "history"
-	Twins   Between = "twins" // the A/A twins of all these runs, where they vary more than the arms do
+	Twins   Between = "twins" // the A/A twins of all runs, if they vary more than the arms
 )
 
 // Of identifies what is compared: one metric of one arm at one level.
@@ -94,11 +94,11 @@ type Of struct {
 	Arm       string            `json:"arm"`
 	Component string            `json:"component,omitempty"`
 	Factors   map[string]string `json:"factors"`
-	Headline  bool              `json:"headline"` // among those that a reader wants first, in some run
+	Headline  bool              `json:"headline"` // a headline in some run
 	Scale     Scale             `json:"scale"`
 }
 
-// newOf is that of some effects, one at least.
+// newOf returns what the effects, at least one, have in common.
 func newOf(k key, scale Scale, effects []effect) Of {
 	e := effects[len(effects)-1].of
 	return Of{
@@ -108,16 +108,16 @@ func newOf(k key, scale Scale, effects []effect) Of {
 }
 
 // Change is the change from the old runs to the new ones. On the scale of ratios, Old and New are ratios to the
-// baseline and Value is a part: 0.05 is 5 % more. Otherwise all are in the unit of the metric.
+// baseline and Value is a fraction: 0.05 is 5 % more. Otherwise all are in the unit of the metric.
 type Change struct {
 	Of
-	Old      float64  `json:"old"` // the mean effect; of ratios the geometric mean
+	Old      float64  `json:"old"` // the mean effect; the geometric mean for ratios
 	New      float64  `json:"new"`
 	Value    float64  `json:"value"`
 	Lo       *float64 `json:"lo"` // nil if the variance between runs is not known
 	Hi       *float64 `json:"hi"`
 	Resolved bool     `json:"resolved"`
-	Why      string   `json:"unresolved,omitempty"` // it is not resolved
+	Why      string   `json:"unresolved,omitempty"` // why it is not resolved
 	Between  Between  `json:"between,omitempty"`
 	Freedom  float64  `json:"degrees_of_freedom,omitempty"` // of the variance between runs
 }
@@ -125,14 +125,14 @@ type Change struct {
 // key identifies an effect.
 type key struct{ metric, arm, component, level string }
 
-// effect is one run's.
+// effect is the effect in one run.
 type effect struct {
 	stats.Effect
 	of       *analysis.Estimate
 	headline bool
 }
 
-// source is a run with its estimates at hand: those that may be quoted.
+// source is a run with its quotable estimates by key.
 type source struct {
 	estimates map[key]*analysis.Estimate
 	headlines []string
@@ -151,7 +151,7 @@ func sourcesOf(all []Source) (sources []source) {
 	return sources
 }
 
-// effects returns the effects of runs on a scale. Runs that have none there are left out.
+// effects returns the effects of runs on a scale. Runs without one on that scale are left out.
 func effects(sources []source, k key, scale Scale) (all []effect) {
 	for _, s := range sources {
 		if e := s.estimates[k]; e != nil {
@@ -163,9 +163,9 @@ func effects(sources []source, k key, scale Scale) (all []effect) {
 	return all
 }
 
-// Compare compares new runs with old ones; the runs of each side are repeats of the same thing. The history may have
-// more runs of the experiment, from which the variance between runs is estimated; it may include the compared runs. A
-// run that is named twice on one side counts once.
+// Compare compares new runs with old ones; the runs of each side must be repeats of the same thing. The history may
+// have more runs of the experiment, from which the variance between runs is estimated; it may include the compared
+// runs. A run that is given twice on one side counts once.
 func Compare(old, new, history []Source) Comparison {
 	old, new, history = distinct(old), distinct(new), distinct(history)
 	c := Comparison{
@@ -182,7 +182,7 @@ func Compare(old, new, history []Source) Comparison {
 		}
 		twins := effects(all, key{k.metric, record.AA, k.component, k.level}, scale)
 		if k.component != "" || scale == Value || scale == Difference && !comparable(slices.Concat(a, b)) {
-			twins = nil // the baseline has next to none of it, so its twin says nothing
+			twins = nil // the baseline has next to none of it, so the twin's variance means little
 		}
 		c.add(k, scale, a, b, effects(before, k, scale), twins)
 	}
@@ -191,18 +191,18 @@ func Compare(old, new, history []Source) Comparison {
 	return c
 }
 
-// comparable reports whether baselines have half as much of something as arms, at least.
+// comparable reports whether the baseline's value is at least half of the arm's in all effects.
 func comparable(effects []effect) bool {
 	return !slices.ContainsFunc(effects, func(e effect) bool {
 		return math.Abs(e.of.Value-e.of.Difference.Value) < math.Abs(e.of.Value)/2
 	})
 }
 
-// between is the variance between runs that the arms themselves show: by repeats or by a history, whichever has more
-// degrees of freedom. Twins may vary less than the arms do, so they alone give no verdict; where they make the interval
-// wider, it is theirs.
+// between returns the variance between runs and its source: repeats or the history, whichever has more degrees of
+// freedom. Twins may vary less than the arms do, so they alone do not suffice. They are the source if they make the
+// interval wider.
 func between(old, new, before, twins []effect) (from Between, spread stats.Spread) {
-	const seed = 1 // of the random orders by which shifts of the history are found
+	const seed = 1 // for the random orders by which shifts of the history are found
 	repeats, repeated := stats.SpreadOfRepeats(plain(old), plain(new))
 	history, followed := stats.SpreadOfHistory(plain(before), seed)
 	switch {
@@ -223,7 +223,7 @@ func between(old, new, before, twins []effect) (from Between, spread stats.Sprea
 	return from, spread
 }
 
-// add adds one change.
+// add adds a change, unless its values are not finite.
 func (c *Comparison) add(k key, scale Scale, old, new, before, twins []effect) {
 	change := Change{Of: newOf(k, scale, slices.Concat(old, new)), Old: mean(old), New: mean(new)}
 	from, spread := between(old, new, before, twins)
@@ -238,7 +238,7 @@ func (c *Comparison) add(k key, scale Scale, old, new, before, twins []effect) {
 		lo, hi = math.Expm1(lo), math.Expm1(hi)
 	}
 	if !finite(change.Old, change.New, change.Value) {
-		return // no measurement gives it
+		return // not a measurement
 	}
 	switch {
 	case from == Unknown:
@@ -263,7 +263,7 @@ func finite(all ...float64) bool {
 	return !slices.ContainsFunc(all, func(v float64) bool { return math.IsNaN(v) || math.IsInf(v, 0) })
 }
 
-// warn says what to know before quoting a change.
+// warn adds what to know before quoting a change.
 func (c *Comparison) warn(old, new []Source) {
 	if expected := float64(c.Compared) * (1 - stats.Confidence); c.Resolved > 0 && expected >= 0.5 {
 		c.Warnings = append(c.Warnings, fmt.Sprintf(
@@ -284,8 +284,7 @@ func (c *Comparison) warn(old, new []Source) {
 	}
 }
 
-// scaleOf is the scale that an effect has in all runs that tell it: the values themselves only where no run has a
-// difference.
+// scaleOf returns the scale on which all runs have the effect: the value itself only if no run has a difference.
 func scaleOf(sources []source, k key) Scale {
 	scale := Value
 	for _, s := range sources {
@@ -301,7 +300,7 @@ func scaleOf(sources []source, k key) Scale {
 	return scale
 }
 
-// on is an estimate on a scale; nil where it has no interval there.
+// on returns an estimate on a scale; nil if it has no interval there.
 func on(e *analysis.Estimate, scale Scale) (of *analysis.Interval) {
 	switch {
 	case scale == Ratio:
@@ -317,7 +316,7 @@ func on(e *analysis.Estimate, scale Scale) (of *analysis.Interval) {
 	return of
 }
 
-// effectOf is the effect of an estimate on a scale. It is false where there is no interval.
+// effectOf returns the effect of an estimate on a scale, and reports whether it has an interval there.
 func effectOf(e *analysis.Estimate, scale Scale) (stats.Effect, bool) {
 	of, blocks := on(e, scale), e.N
 	switch {
@@ -333,7 +332,7 @@ func effectOf(e *analysis.Estimate, scale Scale) (stats.Effect, bool) {
 	return stats.EffectOf(of.Value, *of.Lo, *of.Hi, blocks)
 }
 
-// keysOf are what both have, by metric, level, arm and component.
+// keysOf returns the keys that both sides have, sorted by metric, level, arm and component.
 func keysOf(old, new []source) []key {
 	levels := func(all []source) map[key]map[string]string {
 		keys := map[key]map[string]string{}
@@ -364,7 +363,7 @@ func mean(all []effect) float64 {
 	return sum
 }
 
-// distinct leaves each run in once, in the order in which they began.
+// distinct removes repeated runs and sorts the rest by start.
 func distinct(sources []Source) (all []Source) {
 	seen := map[string]bool{}
 	for _, s := range sources {
@@ -377,7 +376,7 @@ func distinct(sources []Source) (all []Source) {
 	return all
 }
 
-// Name tells a run from all others, whichever directory its record is in.
+// Name identifies a run, whichever directory its record is in.
 func Name(s Source) string {
 	if s.Run.ID == "" {
 		return s.Dir

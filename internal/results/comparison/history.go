@@ -12,7 +12,7 @@ import (
 // HistorySchema names the JSON form of Course.
 const HistorySchema = "tare.history/v1"
 
-// Course is how an experiment changed over its runs.
+// Course is the history of an experiment over its runs.
 type Course struct {
 	Schema     string `json:"schema"`
 	Experiment string `json:"experiment"`
@@ -23,30 +23,30 @@ type Course struct {
 // Line is the history of one metric of one arm at one level over the runs.
 type Line struct {
 	Of
-	Points []Point `json:"points"` // of the runs that have it
+	Points []Point `json:"points"` // one for each run that has the effect
 	Shifts []Shift `json:"shifts"`
 }
 
-// Point is the effect of one run, with the interval that its own blocks give it: a ratio to the baseline of the run, or
-// in the unit of the metric.
+// Point is the effect of one run with its own interval, as a ratio to the baseline of the run or in the unit of the
+// metric.
 type Point struct {
-	Run   int     `json:"run"` // in Runs, from 0
+	Run   int     `json:"run"` // index in Runs
 	Value float64 `json:"value"`
 	Lo    float64 `json:"lo"`
 	Hi    float64 `json:"hi"`
 }
 
-// Shift is a place from which a line runs on another level, which stats.ChangePoints finds.
+// Shift is a change of a line's level, found by stats.ChangePoints.
 type Shift struct {
-	Run    int     `json:"run"`    // the first of the new level
-	Before float64 `json:"before"` // the mean effect of the runs of the level before; of ratios the geometric mean
+	Run    int     `json:"run"`    // the first run at the new level
+	Before float64 `json:"before"` // the mean effect of the runs at the previous level; the geometric mean for ratios
 	After  float64 `json:"after"`
 }
 
-// MinShiftRuns is the least number of runs in which a shift can be found.
+// MinShiftRuns is the minimum number of runs in which a shift can be found.
 const MinShiftRuns = 10
 
-// Over follows an experiment over its runs. The seed is that of the random orders by which shifts are found.
+// Over follows an experiment over its runs. The seed is for the random orders by which shifts are found.
 func Over(sources []Source, seed uint64) Course {
 	sources = distinct(sources)
 	c := Course{
@@ -79,7 +79,7 @@ func Over(sources []Source, seed uint64) Course {
 	return c
 }
 
-// shown is an effect as it is given: of ratios, which are taken as logarithms, the ratio.
+// shown converts an effect for output: ratios are computed as logarithms.
 func shown(v float64, scale Scale) float64 {
 	if scale == Ratio {
 		return math.Exp(v)

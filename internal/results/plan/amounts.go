@@ -10,12 +10,12 @@ import (
 
 // armOf adds up what the models of an arm predict.
 //
-// The total of a metric is its own line, where components have lines too: what is in none of them is in it.
-// Prediction intervals of different metrics are added end by end. Where errors are jointly normal, that covers at least
-// as often as each of them, however they are related.
+// The total of a metric is its own line if it has one, even if components have lines too, because these may not hold
+// all of it. Prediction intervals of different metrics are added end by end. If errors are jointly normal, that covers
+// at least as often as each of them, however they are correlated.
 func armOf(name string, uses []use, unplanned []Unplanned, ask Ask) Arm {
 	a := Arm{Arm: name, Parts: []Part{}, Unplanned: unplanned}
-	broken := map[string]bool{} // units
+	broken := map[string]bool{} // units whose total is unknown
 	for _, u := range unplanned {
 		broken[u.unit] = true
 	}
@@ -44,7 +44,7 @@ func armOf(name string, uses []use, unplanned []Unplanned, ask Ask) Arm {
 			switch {
 			case err != nil:
 				a.Unplanned = append(a.Unplanned, Unplanned{u.component, metric, err.Error(), unit})
-				broken[unit] = broken[unit] || !of // components do not hold all of it
+				broken[unit] = broken[unit] || !of // without the whole, components do not hold all of it
 			case of:
 				known++
 				parts = parts.plus(f.Amount)
@@ -89,7 +89,7 @@ func hasComponents(uses []use, metric string) bool {
 	return slices.ContainsFunc(uses, func(u use) bool { return u.model.Metric == metric && u.model.Component != "" })
 }
 
-// add gives a component one of its costs, but for none at all.
+// add sets one of a component's costs, unless it is 0 with certainty.
 func (a *Arm) add(u use, f *Forecast) {
 	if f.Amount == (Amount{}) {
 		return
@@ -106,7 +106,7 @@ func (a *Arm) add(u use, f *Forecast) {
 	}
 }
 
-// forecast is what the model says, where it is a line and nothing speaks against its use.
+// forecast returns the prediction of the model, if it is a line and suitable for planning.
 func (u use) forecast() (*Forecast, error) {
 	if u.unit == quantity.CPUs && u.model.Unpaced() {
 		return nil, errors.New("its load had no rate to keep to, so the CPUs are those of its speed, and no demand")
@@ -129,7 +129,7 @@ func (u use) forecast() (*Forecast, error) {
 	if u.unit == quantity.Bytes {
 		step = 1 << 20
 	}
-	f.Request = math.Ceil(f.Hi/step*(1-1e-12)) * step // what rounding left is no thousandth
+	f.Request = math.Ceil(f.Hi/step*(1-1e-12)) * step // rounding errors must not add a step
 	return f, nil
 }
 
@@ -137,7 +137,7 @@ func (a Amount) plus(b Amount) Amount { return Amount{a.Value + b.Value, a.Lo + 
 
 func (a Amount) times(by float64) Amount { return Amount{a.Value * by, a.Lo * by, a.Hi * by} }
 
-// hold is how many nodes hold something, if its parts can be spread over them as needed.
+// hold returns how many nodes hold the amounts, if these can be spread over nodes as needed.
 func (s Size) hold(cpus, memory Amount) *Need {
 	n := &Need{Size: s, Bound: "cpu"}
 	if memory.Hi/s.MemoryBytes > cpus.Hi/s.CPUs {

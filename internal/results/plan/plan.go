@@ -1,6 +1,6 @@
-// Package plan says what recorded runs predict of a load that was not run: CPUs and memory by component, what to ask a
-// cluster for, how many nodes that takes, and what it costs. It is pure: summaries in, a plan out. Make is where to
-// start; a plan has a figure only where a model of a run gives one, and names what it has none for.
+// Package plan predicts from recorded runs what a load that was not run would need: CPUs and memory by component, what
+// to request from a cluster, how many nodes that takes, and what it costs. It does no I/O: summaries in, a plan out.
+// Start reading at Make. A plan has a figure only if a model of a run gives one, and lists the costs without a figure.
 package plan
 
 import (
@@ -26,44 +26,44 @@ import (
 // Schema names the JSON form of Plan.
 const Schema = "tare.plan/v1"
 
-// Ask is what a plan is for.
+// Ask is the question that a plan answers.
 type Ask struct {
-	For    map[string]float64 // levels by factor: in full, or its last part where no other factor ends so
+	For    map[string]float64 // levels by factor: its full name, or its last part if that is unique
 	Arm    string             // empty: all but the twin, and but a baseline without a subject
 	Node   *Size              // nil: no number of nodes
-	Prices *Prices            // nil: no money
-	Beyond bool               // also where a level lies outside of the range that was measured
+	Prices *Prices            // nil: no price
+	Beyond bool               // allow levels outside of the measured range
 
-	// Measure gives the command that would run these levels of a factor: in the experiment of a run, or in another that
-	// has one of some arms. Empty: there is none.
+	// Measure returns the command that would run these levels of a factor, in the experiment of a run or in another that
+	// has one of the arms; empty if there is none.
 	Measure func(run record.Run, arms []string, factor string, levels []float64) string
 }
 
-// Size is what a node offers.
+// Size is the capacity of a node.
 type Size struct {
 	CPUs        float64 `json:"cpus"`
 	MemoryBytes float64 `json:"memory_bytes"`
 }
 
-// Prices are of one CPU and of one GiB of memory, in money per hour.
+// Prices are the prices of one CPU and of one GiB of memory, in money per hour.
 type Prices struct {
 	CPU    float64 `json:"cpu_hour"`
 	Memory float64 `json:"gib_hour"`
 }
 
-// Plan is what runs predict.
+// Plan is the prediction from recorded runs.
 type Plan struct {
 	Schema     string             `json:"schema"`
 	For        map[string]float64 `json:"for"`
-	Confidence float64            `json:"confidence"` // of intervals, which are of a trial in a new block
+	Confidence float64            `json:"confidence"` // of intervals, which are for a trial in a new block
 	Arms       []Arm              `json:"arms"`
-	Beyond     []Beyond           `json:"beyond,omitempty"` // levels outside of the range that was measured
+	Beyond     []Beyond           `json:"beyond,omitempty"` // levels outside of the measured range
 	Missing    []Missing          `json:"missing,omitempty"`
-	Conflicts  []string           `json:"conflicts,omitempty"` // models and arms that were not used, and why
+	Conflicts  []string           `json:"conflicts,omitempty"` // models and arms that were not used, with the reason
 	Warnings   []string           `json:"warnings,omitempty"`
 }
 
-// Arm is the plan of one variant. Totals are nil where a part of them is unplanned.
+// Arm is the plan of one variant. A total is nil if a part of it is unplanned.
 type Arm struct {
 	Arm       string      `json:"arm"`
 	Parts     []Part      `json:"parts"`
@@ -74,14 +74,14 @@ type Arm struct {
 	Unplanned []Unplanned `json:"unplanned,omitempty"`
 }
 
-// Part is what one component uses.
+// Part is the need of one component.
 type Part struct {
 	Component string    `json:"component"`
 	CPUs      *Forecast `json:"cpus"`
 	Memory    *Forecast `json:"memory_bytes"`
 }
 
-// Forecast is the value of a model with its prediction interval, what to request, and where it is from.
+// Forecast is the value of a model with its prediction interval, the amount to request, and its source.
 type Forecast struct {
 	Amount
 	// Request is the upper end of the interval, rounded up to thousandths of a CPU or to MiB, in CPUs or bytes.
@@ -106,7 +106,7 @@ type Need struct {
 	Size
 	Count  float64 `json:"count"`
 	AtMean float64 `json:"count_at_mean"`
-	Bound  string  `json:"bound"` // what fills them first: cpu or memory
+	Bound  string  `json:"bound"` // the resource that fills them first: cpu or memory
 }
 
 // Unplanned is a cost without a figure.
@@ -115,7 +115,7 @@ type Unplanned struct {
 	Metric    string `json:"metric"`
 	Why       string `json:"why"`
 
-	unit string // of which the total then is unknown; empty: the total is without it
+	unit string // whose total is unknown because of it; empty: totals leave it out
 }
 
 // Beyond is a level outside of the range of a model.
@@ -123,10 +123,10 @@ type Beyond struct {
 	Factor  string     `json:"factor"`
 	Asked   float64    `json:"asked"`
 	Range   [2]float64 `json:"range"`
-	Command string     `json:"command,omitempty"` // that would measure it
+	Command string     `json:"command,omitempty"` // would measure it
 }
 
-// Says words by how much the level is outside.
+// Says describes how far the level is outside of the range.
 func (b Beyond) Says() string {
 	end, which, times := b.Range[1], "largest", b.Asked/b.Range[1]
 	if b.Asked < b.Range[0] {
@@ -140,16 +140,16 @@ func (b Beyond) Says() string {
 	return said
 }
 
-// Missing is a factor that was asked for and was never swept in the runs of some models: their figures are of whatever
-// level the run had.
+// Missing is a factor that was asked for but never swept in the runs of some models: their figures are for the level
+// that the run had.
 type Missing struct {
 	Factor  string   `json:"factor"`
 	Asked   float64  `json:"asked"`
-	Of      []string `json:"of"` // costs that do not depend on it
+	Of      []string `json:"of"` // costs whose models do not depend on the factor
 	Command string   `json:"command,omitempty"`
 }
 
-// number is a level as it was set.
+// number formats a level.
 func number(v float64) string {
 	if v == math.Trunc(v) && math.Abs(v) < 1e15 {
 		return quantity.Thousands(int(v))
@@ -157,17 +157,17 @@ func number(v float64) string {
 	return fmt.Sprintf("%.6g", v)
 }
 
-// use is the model of one cost of an arm.
+// use is a model that predicts one cost of an arm.
 type use struct {
 	source    comparison.Source
 	model     analysis.Model
 	component string
 	unit      string
 	levels    map[string]float64 // of its factors that were asked for
-	lacks     []string           // factors that were asked for and are none of its
+	lacks     []string           // factors that were asked for but that it does not have
 }
 
-// name is what a reader calls the cost.
+// name returns the name of the cost for readers.
 func (u use) name() string { return u.component + " " + resource(u.unit) }
 
 func resource(unit string) string {
@@ -177,8 +177,8 @@ func resource(unit string) string {
 	return "memory"
 }
 
-// rank is 0 for the model of a cost that says most: one that depends on all that was asked for comes before one that
-// does not, and then one that gives a figure, and then one that was measured there.
+// rank is lower for a better model of a cost: one that depends on more of the factors that were asked for, then one
+// that gives a figure, then one that was measured there.
 func (u use) rank() int {
 	rank := 4 * len(u.lacks)
 	if _, err := u.forecast(); err != nil {
@@ -192,8 +192,8 @@ func (u use) rank() int {
 	return rank
 }
 
-// Make plans from runs. Of several models of one cost it uses the one with the lowest rank, of such the first. It
-// refuses levels outside of the range of a model, unless it may go beyond.
+// Make makes a plan from runs. Of several models of a cost it uses the one with the lowest rank, or the first of
+// these. It rejects levels outside of the range of a model, unless ask.Beyond allows them.
 func Make(sources []comparison.Source, ask Ask) (*Plan, error) {
 	p := &Plan{Schema: Schema, For: ask.For, Confidence: stats.Confidence, Arms: []Arm{}}
 	for _, s := range sources {
@@ -269,7 +269,7 @@ func Make(sources []comparison.Source, ask Ask) (*Plan, error) {
 		"nothing can be planned: %s", why)
 }
 
-// warn says what of a run makes its figures less certain, or apart from those of the first.
+// warn adds what makes the figures of a run less certain, or less comparable with those of the first.
 func (p *Plan) warn(s, first comparison.Source) {
 	add := func(text string) { p.Warnings = lists.Include(p.Warnings, s.Dir+": "+text) }
 	if s.Summary.Partial {
@@ -283,14 +283,14 @@ func (p *Plan) warn(s, first comparison.Source) {
 	}
 }
 
-// machine is where a run ran.
+// machine describes the machine of a run.
 func machine(r record.Run) string {
 	e := r.Environment
 	return fmt.Sprintf("%s, %s, kernel %s", cmp.Or(e.CPUModel, "unknown CPU"), quantity.Counted(e.CPUs, "CPU"),
 		cmp.Or(e.Kernel, "unknown"))
 }
 
-// armsOf are the arms to plan, in the order of the runs.
+// armsOf returns the arms to plan, in the order of the runs.
 func armsOf(sources []comparison.Source, only string) (arms []string) {
 	for _, s := range sources {
 		for _, m := range slices.Concat(s.Summary.Models, s.Summary.ComponentModels) {
@@ -304,10 +304,10 @@ func armsOf(sources []comparison.Source, only string) (arms []string) {
 	return arms
 }
 
-// choose gives the models of an arm: for each metric those of one run, of the whole and of its components.
+// choose returns the models of an arm: for each metric those of one run, for the whole and for its components.
 func (p *Plan) choose(sources []comparison.Source, arm string, ask Ask) (all []use, err error) {
 	first := ""
-	var like record.Run // the run of that directory
+	var like record.Run // the run in the directory first
 	best := map[string][]use{}
 	var metrics []string
 	for _, s := range sources {
@@ -353,8 +353,9 @@ func (p *Plan) choose(sources []comparison.Source, arm string, ask Ask) (all []u
 	return all, nil
 }
 
-// unmodelled are costs of an arm that trials have and no model; those that only other arms have, such as a baseline
-// without a subject; and the run time of eBPF programs where no trial has it, for every subject may have some.
+// unmodelled returns costs of an arm that have no model: those that its trials have; those that only other arms have,
+// such as a baseline without a subject; and the run time of eBPF programs in any case, because every subject may have
+// some.
 func unmodelled(sources []comparison.Source, arm string, uses []use) (all []Unplanned) {
 	for _, s := range sources {
 		for _, d := range s.Run.Metrics {
@@ -379,13 +380,13 @@ func unmodelled(sources []comparison.Source, arm string, uses []use) (all []Unpl
 	return all
 }
 
-// Why there is no figure for what no line was fitted to.
+// The reasons why a cost has no figure.
 const (
 	noModel     = "no line was fitted: that takes three levels that trials have it at, of factors that are numbers"
 	notMeasured = "no trial of this arm has it"
 )
 
-// otherwise names the settings in which an arm of two runs differs, without those that either sweeps.
+// otherwise names the settings in which an arm differs between two runs, except for those that either sweeps.
 func otherwise(a, b record.Run, arm string) string {
 	type spec struct {
 		Arms     map[string]map[string]any `json:"arms"`
@@ -448,7 +449,7 @@ func useOf(s comparison.Source, m analysis.Model, asked map[string]float64) (use
 	return u, nil
 }
 
-// beyond adds the levels of a model that lie outside of its range.
+// beyond adds the levels that lie outside of the range of a model.
 func (p *Plan) beyond(u use, ask Ask) {
 	for factor, v := range lists.ByKey(u.levels) {
 		r := u.model.ValidRange[factor]
@@ -466,7 +467,7 @@ func (p *Plan) beyond(u use, ask Ask) {
 	}
 }
 
-// sweep is four levels from one to another, whole numbers where these are.
+// sweep returns four levels from one to another, rounded to whole numbers if both ends are.
 func sweep(from, to float64) (levels []float64) {
 	for i := range 4 {
 		v := from + (to-from)*float64(i)/3

@@ -26,17 +26,18 @@ func init() {
 	})
 }
 
-// benchWarning is for users who compare the lines of two runs. Two runs of the same thing differ by more than the
-// trials within one run do. benchstat, which takes every trial as independent, calls that difference significant.
+// benchWarning warns users who compare the lines of two runs. Two runs of the same thing differ by more than the
+// trials within one run do, and benchstat, which treats every trial as independent, calls that difference significant.
 const benchWarning = "compare arms of one run (-col /arm); two runs differ by more than their trials show: see " +
 	"tare compare"
 
-// Bench writes what stands of the trials in the Go benchmark format (golang.org/design/14313-benchmark-format), one
-// line for each attempt, so that benchstat can do its statistics: "benchstat -col /arm FILE" compares the arms. Trials
-// of one arm and level share a name, as repetitions of one benchmark do; benchstat then takes the arms as unpaired.
+// Bench writes the valid values of the trials in the Go benchmark format (golang.org/design/14313-benchmark-format),
+// one line for each attempt, so that benchstat can do its statistics: "benchstat -col /arm FILE" compares the arms.
+// Trials of one arm and level share a name, as repetitions of one benchmark do; benchstat then treats the arms as
+// unpaired.
 func Bench(w io.Writer, run record.Run, trials []record.Trial) error {
 	trials = slices.Clone(trials)
-	// The baseline goes first: benchstat compares the others with the one that it meets first.
+	// The baseline goes first: benchstat compares the other arms with the first one that it reads.
 	slices.SortStableFunc(trials, func(a, b record.Trial) int {
 		return cmp.Or(analysis.CompareArms(a.Arm, b.Arm), cmp.Compare(a.Index, b.Index), cmp.Compare(a.Attempt, b.Attempt))
 	})
@@ -49,7 +50,7 @@ func Bench(w io.Writer, run record.Run, trials []record.Trial) error {
 			fmt.Fprintf(b, "%s: %s\n", c.key, clean(c.value))
 		}
 	}
-	// benchstat prints what stands here above its tables.
+	// benchstat prints this line above its tables.
 	fmt.Fprintf(b, "warning: %s\n", benchWarning)
 	for arm, why := range lists.ByKey(run.Absent) {
 		fmt.Fprintf(b, "absent-%s: %s\n", word(arm), clean(why))
@@ -60,7 +61,7 @@ func Bench(w io.Writer, run record.Run, trials []record.Trial) error {
 		index  int
 		metric string
 	}
-	before := map[told]bool{} // by an attempt before
+	before := map[told]bool{} // values that an earlier attempt already has
 	for _, t := range trials {
 		if t.Validity.Failed != "" {
 			continue
@@ -96,8 +97,8 @@ func Bench(w io.Writer, run record.Run, trials []record.Trial) error {
 	return nil
 }
 
-// benchName ends in the number of CPUs, as Go's do; without it the end of an arm's name such as v-2 would be taken for
-// that.
+// benchName ends in the number of CPUs, as Go's benchmark names do. Without it benchstat would take the end of an
+// arm's name such as v-2 for that number.
 func benchName(run record.Run, t record.Trial) string {
 	var b strings.Builder
 	b.WriteString("Benchmark")
@@ -112,7 +113,7 @@ func benchName(run record.Run, t record.Trial) string {
 	return b.String() + "-" + strconv.Itoa(max(run.Environment.CPUs, 1))
 }
 
-// word is s without what would end a name or a part of one, or steer a terminal.
+// word replaces characters that would end a name or a part of one, or that are not graphic.
 func word(s string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsSpace(r) || !unicode.IsGraphic(r) || r == '/' || r == '=' {

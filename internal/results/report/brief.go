@@ -10,14 +10,14 @@ import (
 	"tare/internal/results/analysis"
 )
 
-// briefLines is how many lines the brief report of a run without levels has at most, including the one with the path
-// of the page. The table by level of a sweep comes on top of these.
+// briefLines is the maximum number of lines in the brief report of a run without levels, including the line with the
+// path of the page. The table by level of a sweep is not counted.
 const briefLines = 40
 
 const (
-	maxMoreLabels = 8 // metrics that are named without being shown
+	maxMoreLabels = 8 // metrics listed by name only
 	maxWarnings   = 3
-	sweepLines    = 12 // of the answers of a run with levels
+	sweepLines    = 12 // for the answers of a run with levels
 )
 
 // brief writes what a reader wants first: the verdicts, the leading table, its summary in words, and whether all this
@@ -36,7 +36,7 @@ func (t *screen) brief(s *analysis.Summary, run record.Run) {
 		answers.wrap("", text)
 		answers.line("")
 	} else {
-		room := briefLines - 1 - top.lines() - table.lines() - bottom.lines() // 1: where the page is
+		room := briefLines - 1 - top.lines() - table.lines() - bottom.lines() // 1: the line with the path of the page
 		if lead.Swept() {
 			room = max(room, sweepLines)
 		}
@@ -47,7 +47,7 @@ func (t *screen) brief(s *analysis.Summary, run record.Run) {
 	}
 }
 
-// title writes what was run and what was asked.
+// title writes the name of the experiment and its question.
 func (t *screen) title(s *analysis.Summary) {
 	p := t.part()
 	p.wrap("", s.Experiment+": "+s.Question)
@@ -55,13 +55,13 @@ func (t *screen) title(s *analysis.Summary) {
 	t.b.WriteString(strings.Replace(p.b.String(), name+":", t.bold(name)+":", 1) + "\n")
 }
 
-// part returns an empty screen with the same options, on which a piece of the report is put together.
+// part returns an empty screen with the same options, for one part of the report.
 func (t *screen) part() *screen { return &screen{Options: t.Options, wide: t.wide, style: t.style} }
 
 func (t *screen) lines() int { return strings.Count(t.b.String(), "\n") }
 
-// leads writes the beginnings of the answers into room lines, each to the end of a clause, and how many more answers
-// there are.
+// leads writes the beginning of each answer, cut at the end of a clause, within room lines in all, and the number of
+// answers left out.
 func (t *screen) leads(s *analysis.Summary, room int) {
 	begun := t.lines()
 	for i, a := range s.Answers {
@@ -69,7 +69,7 @@ func (t *screen) leads(s *analysis.Summary, room int) {
 		free := room - (t.lines() - begun)
 		need := 3 // two lines and a blank one
 		if left > 1 {
-			need += 2 // to say how many more there are
+			need += 2 // to say how many are left out
 		}
 		if i > 0 && free < need {
 			t.linef("%s: --all", quantity.Counted(left, "more answer"))
@@ -81,7 +81,7 @@ func (t *screen) leads(s *analysis.Summary, room int) {
 	}
 }
 
-// begin writes as much of an answer as fits into the given number of lines, at least its first clause.
+// begin writes as many clauses of an answer as fit into the given number of lines, at least the first.
 func (t *screen) begin(answer string, lines int) {
 	const more = " ..."
 	fits := func(text string) bool {
@@ -101,7 +101,8 @@ func (t *screen) begin(answer string, lines int) {
 	t.wrap("", cut)
 }
 
-// others says what the table leaves out: first the metrics with resolved differences, and then how much there is.
+// others lists what the table leaves out: first the metrics with resolved differences, then the number of other
+// metrics, notes and models.
 func (t *screen) others(s *analysis.Summary, run record.Run, shown []string) {
 	metrics, resolved := map[string]bool{}, map[string]bool{}
 	for _, e := range s.Estimates {
@@ -132,8 +133,8 @@ func (t *screen) others(s *analysis.Summary, run record.Run, shown []string) {
 	t.wrap("shown:     ", rest[0]+"; --all adds the others"+strings.Join(append([]string{""}, rest[1:]...), " and "))
 }
 
-// bracketed reports whether there are intervals among what the brief report shows: those of assertions, of values in
-// the table, and of the differences and lines of metrics that the table or an answer speaks of.
+// bracketed reports whether the brief report shows any intervals: of assertions, of values in the table, or of the
+// differences and fitted lines of metrics that the table shows or an answer mentions.
 func bracketed(s *analysis.Summary, shown []string) bool {
 	speaks := func(metric string) bool {
 		return slices.Contains(shown, metric) || slices.ContainsFunc(s.Answers, func(a analysis.Answer) bool {
@@ -151,8 +152,8 @@ func bracketed(s *analysis.Summary, shown []string) bool {
 	})
 }
 
-// basis says whether the run can be trusted, on which machine it was, and where the rest is. bracketed reports whether
-// there are intervals to explain.
+// basis writes whether the run can be trusted, which machine it ran on, and where the rest is. bracketed reports
+// whether there are intervals to explain.
 func (t *screen) basis(s *analysis.Summary, run record.Run, bracketed bool) {
 	for _, text := range absent(s) {
 		t.wrap("note:      ", text)
@@ -180,7 +181,7 @@ func (t *screen) basis(s *analysis.Summary, run record.Run, bracketed bool) {
 	}
 }
 
-// machine is the machine in a line.
+// machine describes the machine in one line.
 func machine(run record.Run) string {
 	e := run.Environment
 	cpus := ""

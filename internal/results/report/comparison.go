@@ -14,7 +14,7 @@ import (
 	"tare/internal/results/comparison"
 )
 
-// Comparison writes what changed between runs for a terminal: first what is resolved, or else that nothing is.
+// Comparison writes what changed between runs for a terminal, resolved headlines first.
 func Comparison(w io.Writer, c *comparison.Comparison, o Options) error {
 	t := newText(w, o)
 	t.comparison(c)
@@ -56,7 +56,7 @@ func (t *screen) comparison(c *comparison.Comparison) {
 	}
 }
 
-// changeNote says what the columns are.
+// changeNote explains the columns.
 const changeNote = "Old and new are against the baseline of the same run: a change in per cent, a difference, or " +
 	"the value where the baseline has none of it. A change is resolved where its 95 % interval, which holds the " +
 	"variance between runs, excludes 0; \"sees\" is half of that interval."
@@ -68,7 +68,7 @@ func changeCells(x comparison.Change) []string {
 	}
 }
 
-// refLine names a run, when it was, and what it weighed.
+// refLine describes a run: its directory, its start, and the versions of what it measured.
 func refLine(r comparison.Ref) string {
 	text := r.Dir + ", " + r.Started.UTC().Format(time.DateTime) + " UTC, tare " + r.Version
 	for name, v := range lists.ByKey(r.Subjects) {
@@ -79,7 +79,7 @@ func refLine(r comparison.Ref) string {
 	return text
 }
 
-// verdictOf is the comparison in a sentence.
+// verdictOf sums up the comparison in one sentence.
 func verdictOf(c *comparison.Comparison) string {
 	if len(c.Changes) == 0 {
 		return "The runs have no estimate with an interval in common."
@@ -103,7 +103,6 @@ func verdictOf(c *comparison.Comparison) string {
 	return "Changed: " + strings.Join(analysis.FirstOf(named, maxMoreLabels), "; ") + "."
 }
 
-// placeOf is an arm, its component and its level.
 func placeOf(arm, component string, factors map[string]string) string {
 	text := strings.TrimSpace(arm + " " + component)
 	if len(factors) > 0 {
@@ -112,7 +111,7 @@ func placeOf(arm, component string, factors map[string]string) string {
 	return text
 }
 
-// effectText is the effect of a run: of a ratio as a change from the baseline.
+// effectText formats the effect of a run; a ratio is shown as a change from the baseline.
 func effectText(v float64, scale comparison.Scale, unit string) string {
 	switch scale {
 	case comparison.Ratio:
@@ -123,7 +122,7 @@ func effectText(v float64, scale comparison.Scale, unit string) string {
 	return quantity.Value(v, unit)
 }
 
-// changeUnit is the unit of a change: a ratio changes by a fraction.
+// changeUnit returns the unit of a change; the change of a ratio is a fraction.
 func changeUnit(x comparison.Change) string {
 	if x.Scale == comparison.Ratio {
 		return quantity.Part
@@ -149,7 +148,7 @@ func seesText(x comparison.Change) string {
 	return quantity.Rough((*x.Hi-*x.Lo)/2, changeUnit(x))
 }
 
-// betweenTexts say where the variance between runs is known from, for how many of the changes.
+// betweenTexts returns a sentence for each source of the variance between runs.
 func betweenTexts(c *comparison.Comparison) (texts []string) {
 	count := map[comparison.Between]int{}
 	freedom := map[comparison.Between][2]float64{}
@@ -184,7 +183,7 @@ func betweenTexts(c *comparison.Comparison) (texts []string) {
 	return texts
 }
 
-// History writes the history of an experiment for a terminal: a line of blocks for each metric, and its shifts.
+// History writes the history of an experiment for a terminal: a sparkline for each metric, and its shifts.
 func History(w io.Writer, c *comparison.Course, o Options) error {
 	t := newText(w, o)
 	t.history(c)
@@ -212,7 +211,7 @@ func (t *screen) history(c *comparison.Course) {
 	t.hidden(hidden, "further line", " without a shift")
 }
 
-// historyNote says what the lines are.
+// historyNote explains the lines.
 func historyNote(c *comparison.Course) string {
 	const own = "Each run is against its own baseline."
 	if len(c.Runs) < comparison.MinShiftRuns {
@@ -233,7 +232,7 @@ func historyCells(c *comparison.Course, l comparison.Line) []string {
 	}
 }
 
-// shiftText names the shifts of a line: from which run on, and from what to what.
+// shiftText describes each shift of a line: the levels before and after it, and the first run after it.
 func shiftText(c *comparison.Course, l comparison.Line) string {
 	var all []string
 	for _, s := range l.Shifts {
@@ -247,7 +246,7 @@ func shiftText(c *comparison.Course, l comparison.Line) string {
 	return strings.Join(all, "; ")
 }
 
-// courseAnswer says in a sentence which lines shifted; those that did come first.
+// courseAnswer sums up in one sentence which lines shifted. Lines with a shift must come first.
 func courseAnswer(c *comparison.Course, lines []comparison.Line) string {
 	var named []string
 	for _, l := range lines {
@@ -264,13 +263,13 @@ func courseAnswer(c *comparison.Course, lines []comparison.Line) string {
 		strings.Join(analysis.FirstOf(named, maxMoreLabels), "; "))
 }
 
-// bars are the heights of a sparkline.
+// bars are the blocks of a sparkline, from lowest to highest.
 var bars = []rune("▁▂▃▄▅▆▇█")
 
-// maxSpark is how many runs a sparkline shows: the last.
+// maxSpark is the number of runs that a sparkline shows: the latest.
 const maxSpark = 40
 
-// sparkline draws a line over the runs, each a block as high as its effect lies between the lowest and the highest.
+// sparkline draws a line over the runs as blocks, scaled between its lowest and its highest effect.
 func sparkline(l comparison.Line, runs int) string {
 	at := map[int]float64{}
 	lo, hi := math.Inf(1), math.Inf(-1)

@@ -15,8 +15,8 @@ import (
 	"tare/internal/results/comparison"
 )
 
-// The page of a comparison or a history: tables, and for a history a picture of each line, drawn here. It has no script
-// and fetches nothing.
+// comparisonPage is the page of a comparison or a history: tables, and for a history an SVG picture of each line,
+// drawn here. It has no script and fetches nothing.
 var comparisonPage = template.Must(template.New("comparison").Parse(comparisonSource))
 
 //go:embed comparison.tmpl
@@ -34,7 +34,7 @@ type comparisonRow struct {
 	Picture *picture
 }
 
-// picture is a line over the runs in a box of 320 by 50, of which 6 are left free at the edges.
+// picture is a line over the runs in a box of 320 by 50 units, of which 6 are margin at each edge.
 type picture struct {
 	Label  string
 	Points []pictured
@@ -72,7 +72,7 @@ func ComparisonHTML(w io.Writer, c *comparison.Comparison) error {
 	return d.write(w)
 }
 
-// HistoryHTML writes the course of an experiment as a page, those with a shift first.
+// HistoryHTML writes the course of an experiment as a page, lines with a shift first.
 func HistoryHTML(w io.Writer, c *comparison.Course) error {
 	d := comparisonData{
 		Title: clean(c.Experiment), Question: "How did it change over its runs?", Heading: "Courses",
@@ -89,7 +89,7 @@ func HistoryHTML(w io.Writer, c *comparison.Course) error {
 	return d.write(w)
 }
 
-// pictureOf draws a line: a point with its interval for each run, and where its level shifts.
+// pictureOf draws a line: a point with its interval for each run, and a mark at each shift.
 func pictureOf(c *comparison.Course, l comparison.Line) *picture {
 	lo, hi := math.Inf(1), math.Inf(-1)
 	for _, p := range l.Points {

@@ -25,7 +25,7 @@ func init() {
 	})
 }
 
-// csvColumns are the columns of CSV before the factors, and after them.
+// csvColumns are the columns of the CSV form: those before the factors, then those after them.
 var csvColumns = [2][]string{
 	{"experiment", "run", "arm", "component", "metric", "unit"},
 	{
@@ -35,8 +35,8 @@ var csvColumns = [2][]string{
 	},
 }
 
-// CSV writes a row for each estimate of a summary (RFC 4180), with a column for each factor. What is not known is
-// empty, never 0. Text that a spreadsheet would take for a formula has an apostrophe before it.
+// CSV writes a row for each estimate of a summary (RFC 4180), with a column for each factor. Unknown values are empty,
+// never 0. Text that a spreadsheet would take for a formula gets a leading apostrophe.
 func CSV(w io.Writer, s *analysis.Summary, run record.Run) error {
 	factors := map[string]bool{}
 	for _, e := range s.Estimates {
@@ -48,7 +48,7 @@ func CSV(w io.Writer, s *analysis.Summary, run record.Run) error {
 	head := slices.Clone(csvColumns[0])
 	head = append(head, lists.Map(names, func(name string) string { return text.Cell("factor_" + name) })...)
 	c := csv.NewWriter(w)
-	_ = c.Write(append(head, csvColumns[1]...)) // Error has the first error of all writing
+	_ = c.Write(append(head, csvColumns[1]...)) // c.Error returns the first error of all writes
 	for _, e := range s.Estimates {
 		r := lists.Map([]string{s.Experiment, run.ID, e.Arm, e.Component, e.Metric, e.Unit}, text.Cell)
 		r = append(r, lists.Map(names, func(name string) string { return text.Cell(e.Factors[name]) })...)
@@ -78,7 +78,7 @@ func CSV(w io.Writer, s *analysis.Summary, run record.Run) error {
 
 func decimal(v *float64) string { return formatted(v, 'g') }
 
-// formatted is a number in a format of strconv.FormatFloat; empty where it is not known.
+// formatted formats a number as strconv.FormatFloat does; an unknown one is empty.
 func formatted(v *float64, format byte) string {
 	if v == nil || !finite(*v) {
 		return ""

@@ -10,10 +10,10 @@ import (
 
 func finite(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }
 
-// statistic is one number of an estimate, as exports for monitoring name it.
+// statistic is one number of an estimate, with its name and help text in exports to monitoring systems.
 type statistic struct{ name, help string }
 
-// statistics are the statistics of estimates.
+// statistics lists the statistics of an estimate.
 var statistics = []statistic{
 	{"estimate", "The value, the median over blocks or the pooled share."},
 	{"estimate_lower", "The lower end of the 95 % interval of the value."},
@@ -25,8 +25,8 @@ var statistics = []statistic{
 	{"smallest_visible", "The larger of what the A/A twins show and of half the interval's width."},
 }
 
-// numbersOf are the statistics of an estimate, in their order; nil where one is not known. What is not known has no
-// sample.
+// numbersOf returns the values of the statistics of an estimate, in their order. Unknown ones are nil and are not
+// exported.
 func numbersOf(e *analysis.Estimate) []*float64 {
 	numbers := make([]*float64, len(statistics))
 	numbers[0], numbers[1], numbers[2] = &e.Value, e.Lo, e.Hi
@@ -43,7 +43,7 @@ func truth(is bool) float64 {
 	return 0
 }
 
-// exported calls with each number of a summary that may be quoted: of withheld estimates there are none.
+// exported calls call for each number of a summary that may be quoted, which excludes withheld estimates.
 func exported(s *analysis.Summary, call func(statistic, *analysis.Estimate, float64)) {
 	for n, of := range statistics {
 		for i := range s.Estimates {
@@ -55,7 +55,7 @@ func exported(s *analysis.Summary, call func(statistic, *analysis.Estimate, floa
 	}
 }
 
-// labelOf is a factor as the name of a label: letters, digits and underscores.
+// labelOf turns the name of a factor into a label name: letters, digits and underscores.
 func labelOf(factor string) string {
 	return "factor_" + strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' {
@@ -65,8 +65,8 @@ func labelOf(factor string) string {
 	}, factor)
 }
 
-// attributes identify an estimate. Factors whose names differ only in their punctuation share a label, with their
-// levels in the order of their names.
+// attributes returns the labels of an estimate. Factors whose names differ only in punctuation share a label, with
+// their levels in the order of their names.
 func attributes(e *analysis.Estimate) map[string]string {
 	all := map[string]string{"arm": clean(e.Arm), "unit": clean(e.Unit)}
 	if e.Component != "" {

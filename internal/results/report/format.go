@@ -17,11 +17,11 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Format is one form of documents, such as CSV. Each is a file that registers it. It has a function for each kind of
-// document that it can write; the others are nil.
+// Format is an output format, such as CSV. Each format has its own file, which registers it. It has a function for
+// each kind of document that it can write; the others are nil.
 type Format struct {
-	Name string // of --format
-	Help string // what it is, or what reads it, in a line
+	Name string // as in --format
+	Help string // one line: a description, or what reads it
 
 	Run        Writer[*Run]
 	Comparison Writer[*comparison.Comparison]
@@ -29,21 +29,22 @@ type Format struct {
 	Power      Writer[*analysis.Power]
 	Plan       Writer[*plan.Plan]
 	Ledger     Writer[*ledger.Ledger]
-	// Series writes ledgers of one machine as they come; what follows a ledger never waits for the next.
+	// Series writes the ledgers of one machine as they arrive. Each ledger is written in full without waiting for the
+	// next.
 	Series Writer[iter.Seq[*ledger.Ledger]]
 }
 
 // Writer writes a document.
 type Writer[D any] func(io.Writer, D, Options) error
 
-// Run is a run as reports get it.
+// Run holds a run for reports.
 type Run struct {
 	Summary *analysis.Summary
 	Record  record.Run
 	Trials  []record.Trial
 }
 
-// formats are the registry, in the order of their names.
+// formats is the registry, sorted by name.
 var formats []Format
 
 // register adds a format. It is called from init functions only, and panics if the name is taken or the format writes
@@ -60,7 +61,7 @@ func register(f Format) {
 	formats = slices.Insert(formats, at, f)
 }
 
-// Document is a kind of document, which some of the formats can write.
+// Document is a kind of document.
 type Document[D any] struct {
 	name string // in the plural
 	of   func(Format) Writer[D]
@@ -80,17 +81,17 @@ var (
 		func(f Format) Writer[iter.Seq[*ledger.Ledger]] { return f.Series }}
 )
 
-// Formats returns the formats that can write the document.
+// Formats returns the formats that can write this kind of document.
 func (d Document[D]) Formats() []Format {
 	return slices.DeleteFunc(slices.Clone(formats), func(f Format) bool { return d.of(f) == nil })
 }
 
-// Names are the names of Formats.
+// Names returns the names of Formats.
 func (d Document[D]) Names() []string {
 	return lists.Map(d.Formats(), func(f Format) string { return f.Name })
 }
 
-// Writer returns the writer of the document in the format of that name.
+// Writer returns the function that writes this kind of document in the named format.
 func (d Document[D]) Writer(name string) (Writer[D], error) {
 	names := d.Names()
 	for _, f := range formats {

@@ -12,15 +12,15 @@ import (
 	"tare/internal/scale/profile"
 )
 
-// functionsNote stands above the tables of functions.
+// functionsNote is the text above the tables of functions.
 const functionsNote = "means over blocks by samples of stacks, and the difference to the baseline paired by block: " +
 	"of user code what a function did itself, of the kernel what was done for each way into it. The intervals of a " +
 	"table hold all at once (95 %, Bonferroni); ~: inside noise"
 
-// maxBriefFunctions is how many functions of an arm the brief report names.
+// maxBriefFunctions is the number of functions of an arm that the brief report lists at most.
 const maxBriefFunctions = 5
 
-// functionTables are the functions that make up the differences, a table for each arm at each level.
+// functionTables returns a table for each arm at each level with the functions that make up its difference.
 func functionTables(s *analysis.Summary, run record.Run) (all []htmlTable) {
 	for i := range s.Functions {
 		f := &s.Functions[i]
@@ -44,7 +44,7 @@ func functionTables(s *analysis.Summary, run record.Run) (all []htmlTable) {
 	return all
 }
 
-// functionName is a function as a table has it.
+// functionName returns the name of a function as tables show it.
 func functionName(d analysis.FunctionDifference) string {
 	switch {
 	case d.Kind == profile.BPF:
@@ -55,7 +55,7 @@ func functionName(d analysis.FunctionDifference) string {
 	return d.Name
 }
 
-// title is what a table is of, at its level.
+// title returns the title of a table with its level.
 func (t htmlTable) title() string { return strings.TrimSpace(t.Title + " " + t.Level) }
 
 // functions writes the tables for a terminal.
@@ -72,7 +72,8 @@ func (t *screen) functions(s *analysis.Summary, run record.Run) {
 	}
 }
 
-// namedFunctions writes the functions whose difference is resolved at the last level, and how many there are.
+// namedFunctions writes the functions with a resolved difference at the last level, at most maxBriefFunctions of each
+// arm.
 func (t *screen) namedFunctions(s *analysis.Summary, run record.Run) {
 	var rows [][]string
 	for i := range s.Functions {
@@ -96,7 +97,7 @@ func (t *screen) namedFunctions(s *analysis.Summary, run record.Run) {
 	}
 }
 
-// functionsMarkdown is the tables in Markdown; empty where there are none.
+// functionsMarkdown returns the tables in Markdown; empty if there are none.
 func functionsMarkdown(s *analysis.Summary, run record.Run) string {
 	var b strings.Builder
 	for i, of := range functionTables(s, run) {

@@ -15,12 +15,14 @@ func init() {
 	})
 }
 
-// Annotations writes the verdicts as workflow commands of GitHub Actions, a line for each check: an error where it
-// fails, a warning where it is undecided, else a notice. Before them the run has a line with its question.
+// Annotations writes the verdicts as workflow commands of GitHub Actions, one line for each check: an error if it
+// fails, a warning if it is undecided, otherwise a notice. The first line is about the run itself and has its
+// question.
 func Annotations(w io.Writer, s *analysis.Summary) error {
 	var b strings.Builder
 	say := func(level, title, message string) {
-		title = strings.NewReplacer("%", "%25", ":", "%3A", ",", "%2C").Replace(clean(title)) // of one line by then
+		// clean has already made it a single line
+		title = strings.NewReplacer("%", "%25", ":", "%3A", ",", "%2C").Replace(clean(title))
 		fmt.Fprintf(&b, "::%s title=%s::%s\n", level, title, strings.ReplaceAll(clean(message), "%", "%25"))
 	}
 	level := "notice"

@@ -15,10 +15,10 @@ import (
 // grossHead names the columns of grossCells.
 var grossHead = []string{"CPU gross", "net", "tare", "hard gross", "net", "tare"}
 
-// grossTitle stands above tables of gross, tare and net.
+// grossTitle is the title of tables of gross, tare and net.
 const grossTitle = "Gross = net + tare"
 
-// grossCells are gross, net and tare of a workload: of CPU time, then of hard memory.
+// grossCells returns gross, net and tare of a workload: first CPU time, then hard memory.
 func grossCells(w ledger.Workload) []string {
 	return []string{
 		orDash(w.GrossCPU, quantity.Seconds), orDash(w.NetCPU, quantity.Seconds), orDash(w.TareCPU, quantity.Seconds),
@@ -26,7 +26,7 @@ func grossCells(w ledger.Workload) []string {
 	}
 }
 
-// grossLine is a row for a terminal: the cells, then whose they are.
+// grossLine returns a row for a terminal: the cells, then the name of their owner.
 func grossLine(cells []string, whose string) string {
 	var b strings.Builder
 	for i, c := range cells {
@@ -41,12 +41,12 @@ func grossLine(cells []string, whose string) string {
 	return b.String() + "  " + whose
 }
 
-// maxGross is how many rows the table has at a terminal and in Markdown; the report for browsers and summary.json have
-// all.
+// maxGross is the maximum number of rows of the table at a terminal and in Markdown; the HTML report and summary.json
+// have all.
 const maxGross = 20
 
-// grossOf are the rows of the summary's table, without those of the twin where there are other arms, and what to know
-// of them.
+// grossOf returns the rows of the summary's table and a note on how to read them. The baseline's twin has no rows if
+// there are other arms.
 func grossOf(s *analysis.Summary) (rows []tableRow, note string) {
 	for _, w := range withoutTwin(s.Workloads, func(w analysis.Workload) string { return w.Arm }) {
 		rows = append(rows, tableRow{
@@ -75,7 +75,7 @@ func (t *screen) gross(s *analysis.Summary) {
 	t.line("")
 }
 
-// grossMarkdown is the same table in Markdown; empty where there are no rows.
+// grossMarkdown returns the same table in Markdown; empty if there are no rows.
 func grossMarkdown(s *analysis.Summary) string {
 	rows, note := grossOf(s)
 	if len(rows) == 0 {

@@ -9,9 +9,9 @@ import (
 	"tare/internal/results/analysis"
 )
 
-// headline sums up in one sentence a run that compares one thing with another: by how many per cent the arm has more
-// or less of each metric in the table than the baseline that was named for it, as by `tare try --against`. It is empty
-// for all other runs, and for those without an answer.
+// headline sums up in one sentence a run that compares an arm with a named baseline, as `tare try --against` does: how
+// much higher or lower, in per cent, each metric of the table is. It is empty for all other runs, and for invalid
+// ones.
 func (m *leadMaker) headline(metrics []string, levels []map[string]string, arms []string) string {
 	others := 0
 	arm := ""
@@ -47,8 +47,8 @@ func (m *leadMaker) headline(metrics []string, levels []map[string]string, arms 
 	return ""
 }
 
-// moreOrLess is a resolved difference as a part of the baseline, or in the unit of the metric where the interval of
-// that part does not exclude 0 or there is none.
+// moreOrLess describes a resolved difference as a fraction of the baseline. It uses the unit of the metric instead if
+// the ratio has no interval, or one that does not exclude 1.
 func moreOrLess(e *analysis.Estimate) string {
 	v, lo, hi, unit := e.Difference.Value, *e.Difference.Lo, *e.Difference.Hi, e.Unit
 	if r := e.Ratio; r != nil && r.Lo != nil && r.Hi != nil && (*r.Lo > 1) == (lo > 0) && (*r.Hi < 1) == (hi < 0) {

@@ -55,22 +55,22 @@ var page = template.Must(template.New("report").Funcs(template.FuncMap{
 	},
 }).Parse(pageSource))
 
-// HTMLOptions say what the page cannot know.
+// HTMLOptions holds what the page cannot get from the record.
 type HTMLOptions struct {
-	Dir      string // the run directory, to say where the files are; empty: not said
-	NoCharts bool   // as from a binary that was built without them
+	Dir      string // the run directory, shown so that readers find the files; empty: not shown
+	NoCharts bool   // leave the charts out, as a binary built without them does
 }
 
-// HTML writes the report as one page that needs no network and no other file. Everything that the charts show stands in
-// tables as well, which are written here, so the page can be read without its script.
+// HTML writes the report as one page that needs no network and no other file. Everything that the charts show is also
+// in tables, which are written here, so the page can be read without its script.
 //
 // Names in a record can come from anywhere: the template escapes them, the data of the charts is JSON without <, > and
-// &, and the page's own policy lets no script run but the one whose hash it names, and nothing be fetched.
+// &, and the page's content security policy allows only the script whose hash it names and forbids fetching anything.
 func HTML(w io.Writer, s *analysis.Summary, run record.Run, trials []record.Trial, o HTMLOptions) error {
 	return execute(w, page, newPage(s, run, trials, o), "the report as HTML")
 }
 
-// execute writes a page, and nothing of one that cannot be made; errors say what it is.
+// execute writes a page, or nothing if the template fails; what names the page in errors.
 func execute(w io.Writer, page *template.Template, data any, what string) error {
 	var b bytes.Buffer
 	if err := page.Execute(&b, data); err != nil {
@@ -82,14 +82,14 @@ func execute(w io.Writer, page *template.Template, data any, what string) error 
 	return nil
 }
 
-// htmlPage is the data of the template. Every string is as it stands in the record; the template escapes.
+// htmlPage is the data of the template. Strings are as in the record; the template escapes them.
 type htmlPage struct {
 	Experiment, Question string
-	Baseline             string // what the other arms are compared with
+	Baseline             string // the arm that the others are compared with
 	Lead                 *leadTable
-	Short                string // what stands in a paragraph in the place of many answers; empty: nothing
+	Short                string // a paragraph that replaces many answers; empty: the answers are shown
 	Answers              []htmlAnswer
-	Banner               string // what stands above everything: that the run is invalid or partial
+	Banner               string // a warning at the top that the run is invalid or partial; empty: it is neither
 	State                string // valid, invalid, partial
 	Validity             string
 	InvalidReasons       []string
@@ -97,7 +97,7 @@ type htmlPage struct {
 	Started              string
 
 	Functions  []htmlTable
-	Stacks     string // the page with flame graphs, beside this one
+	Stacks     string // path of the page with flame graphs, relative to this one
 	Ladders    []htmlTable
 	Places     []string
 	Placements []placementTable
@@ -107,12 +107,12 @@ type htmlPage struct {
 	Waits      []tableRow
 	Events     htmlTable
 	Nodes      htmlTable
-	Ran        bool // it is known where the programs ran
+	Ran        bool // whether it is known where the eBPF programs ran
 	Sections   []htmlSection
-	Folded     bool // there are tables for several levels
+	Folded     bool // whether there are tables for several levels
 	Arms       []string
 	Curves     []htmlTable
-	Sweep      bool // a factor is a number at three levels or more
+	Sweep      bool // whether a factor is a number at several levels
 	Models     []string
 	CPU        []htmlTable
 	Unplaced   []string
@@ -138,7 +138,7 @@ type htmlPage struct {
 // htmlAnswer is one answer: its first sentence, and the details.
 type htmlAnswer struct{ Lead, Rest string }
 
-// split parts an answer after its first sentence.
+// split splits an answer after its first sentence.
 func split(answer string) htmlAnswer {
 	lead, rest, more := strings.Cut(answer, ". ")
 	if more {
@@ -154,10 +154,10 @@ type htmlSection struct {
 	Title, Baseline string
 
 	Rows []row
-	More []row // those that a reader does not want first, where there are others
+	More []row // rows for details; empty if Rows has all
 }
 
-// Rest is the section with the further rows alone.
+// Rest returns the section with only the further rows.
 func (s htmlSection) Rest() htmlSection {
 	s.Rows, s.More = s.More, nil
 	return s
@@ -201,11 +201,11 @@ func newPage(s *analysis.Summary, run record.Run, trials []record.Trial, o HTMLO
 		Intervals: intervals(s), SelfCost: selfCost(s),
 		Environment: environmentFacts(run), Spec: indented(run.Spec), Again: clean(again(run)), Dir: o.Dir,
 		Version: run.Version,
-		Style:   template.CSS(pageStyle), // our own file
+		Style:   template.CSS(pageStyle), // trusted: embedded at build time
 	}
 	p.Places, p.Placements = placementTables(s)
 	p.Arms = lists.Map(d.Arms, func(a chartArm) string { return a.Name })
-	_, p.Validity, _ = strings.Cut(validity(s), ": ") // its first words are the state, which is shown elsewhere
+	_, p.Validity, _ = strings.Cut(validity(s), ": ") // without the state, which is shown elsewhere
 	p.State = "valid"
 	switch {
 	case !s.Valid:
@@ -217,7 +217,7 @@ func newPage(s *analysis.Summary, run record.Run, trials []record.Trial, o HTMLO
 	p.Answers = lists.Map(s.Answers, func(a analysis.Answer) htmlAnswer { return split(d.plain(a.Answer)) })
 	switch {
 	case !s.Valid:
-		p.Answers = []htmlAnswer{{Lead: "No answer: the run is invalid."}} // the reasons stand below it, one by one
+		p.Answers = []htmlAnswer{{Lead: "No answer: the run is invalid."}} // the reasons are listed below it
 		p.Banner = "This run is invalid. Its numbers are shown to find out why, not to be quoted."
 	case s.Partial:
 		p.Banner = fmt.Sprintf("This run is partial: %d of %d planned trials were done.", s.Trials.Done, s.Trials.Planned)
@@ -225,11 +225,11 @@ func newPage(s *analysis.Summary, run record.Run, trials []record.Trial, o HTMLO
 	p.Folded = len(p.Sections) > 1
 	p.TrialHead, p.Trials = d.trialRows()
 	script, style, ok := web.Bundle()
-	script = strings.TrimSpace(script) // its hash is that of exactly the text between the tags
+	script = strings.TrimSpace(script) // the hash must be that of exactly the text between the tags
 	p.Policy = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 	if p.Charts = ok && !o.NoCharts; p.Charts {
-		data, err := json.Marshal(d.chartData) // which escapes <, >, &, U+2028 and U+2029
-		if err != nil {                        // a number that JSON cannot hold: the tables are shown all the same
+		data, err := json.Marshal(d.chartData) // Marshal escapes <, >, &, U+2028 and U+2029
+		if err != nil {                        // a number that JSON cannot hold: show the tables without charts
 			p.Charts = false
 			return p
 		}
@@ -241,7 +241,7 @@ func newPage(s *analysis.Summary, run record.Run, trials []record.Trial, o HTMLO
 	return p
 }
 
-// gates are the limits that every trial was held to, as the spec has them.
+// gates returns the limits of the gates that every trial had to pass, as in the spec.
 func gates(spec json.RawMessage) []fact {
 	var s struct {
 		Gates map[string]any `json:"gates"`
@@ -256,7 +256,8 @@ func gates(spec json.RawMessage) []fact {
 	return all
 }
 
-// indented is a spec as a page shows it. It may not be JSON if the record was not read from a file.
+// indented formats a spec for the page. A spec that was not read from a file is perhaps not JSON, and is kept as it
+// is.
 func indented(spec json.RawMessage) string {
 	raw := string(spec)
 	if b := new(bytes.Buffer); json.Indent(b, spec, "", "  ") == nil {
@@ -265,7 +266,7 @@ func indented(spec json.RawMessage) string {
 	return text.Lines(raw)
 }
 
-// environmentFacts are the machine, one line for each thing that could change the answer.
+// environmentFacts describes the machine, one line for each property that could change the answer.
 func environmentFacts(run record.Run) []fact {
 	e := run.Environment
 	var cpu, memory, swap string

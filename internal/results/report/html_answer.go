@@ -13,11 +13,11 @@ import (
 	"tare/internal/results/analysis"
 )
 
-// The charts that draw what some experiments ask, before all estimates: what a CPU limit holds, where the programs ran,
-// how long others waited for a CPU. They hang on the metrics that a run has and not on its name, so that an experiment
-// of one's own has them too.
+// This file draws the charts that answer the questions of some experiments: how much of a CPU limit is used, where the
+// programs ran, how long others waited for a CPU. They depend on the metrics of a run and not on its name, so a user's
+// own experiment has them too.
 
-// chartLimit is how much of its CPU limit each group with one used, in CPUs. An unknown value is nil, never 0.
+// chartLimit is how much of their CPU limit the groups that have one used, in CPUs. An unknown value is nil, never 0.
 type chartLimit struct {
 	place
 	Limit     *float64 `json:"limit"`
@@ -25,7 +25,7 @@ type chartLimit struct {
 	Lo        *float64 `json:"lo"`
 	Hi        *float64 `json:"hi"`
 	Text      string   `json:"text"`
-	Throttled string   `json:"throttled"` // in which part of the periods
+	Throttled string   `json:"throttled"` // fraction of the periods that were throttled
 
 	limit, bpf, task, softirq, rest string // for the table
 }
@@ -49,7 +49,7 @@ const (
 	partRanElse    = "elsewhere"
 )
 
-// found is the estimate of a metric in an arm at a level; nil where there is none.
+// found returns the estimate of a metric in an arm at a level; nil if there is none.
 func (m *dataMaker) found(metric string, at place) *analysis.Estimate {
 	return lists.Find(m.s.Estimates, func(e *analysis.Estimate) bool {
 		return e.Metric == metric && e.Component == "" && m.placeOf(e.Arm, e.Factors) == at && analysis.Usable(e.Value)
@@ -63,7 +63,7 @@ func textOf(e *analysis.Estimate) string {
 	return e.Written(e.Unit)
 }
 
-// shownArms returns the arms without the twin, which shows the noise and has no answer.
+// shownArms returns the arms without the twin, which only shows the noise, unless there are only two.
 func (m *dataMaker) shownArms() []int {
 	var all []int
 	for i, a := range m.Arms {
@@ -82,9 +82,9 @@ func (m *dataMaker) shownPlaces() (all []place) {
 	return all
 }
 
-// limits draws on medians: the parts are what eBPF took by samples, split as its pooled samples are, and what that
-// leaves of what the kernel charged. Samples and charges are counted apart, so what is left can come out below 0; it
-// then takes no room.
+// limits draws the use of CPU limits from medians: eBPF time by samples, split by the pooled samples of the arm, and
+// the rest of the CPU time that the kernel charged. Samples and charges are counted separately, so the rest can come
+// out below 0; it is then drawn as 0.
 func (m *dataMaker) limits() {
 	for _, at := range m.shownPlaces() {
 		of := func(metric string) *analysis.Estimate { return m.found(metric, at) }
@@ -122,7 +122,7 @@ func (m *dataMaker) limits() {
 	}
 }
 
-// addPart adds a part of a bar, unless it would take no room.
+// addPart adds a part of a bar, unless it is 0 or less.
 func addPart(parts []chartPart, at place, name string, v float64, text string) []chartPart {
 	if v > 0 {
 		parts = append(parts, chartPart{at, "", name, v, text})
@@ -130,7 +130,7 @@ func addPart(parts []chartPart, at place, name string, v float64, text string) [
 	return parts
 }
 
-// ran is where the programs' run time was, by the pooled samples of each arm.
+// ran draws where the programs spent their run time, by the pooled samples of each arm.
 func (m *dataMaker) ran() {
 	for _, at := range m.shownPlaces() {
 		names := []struct{ metric, part string }{{"bpf_limited_task_share", partRanTask},
@@ -153,7 +153,7 @@ func (m *dataMaker) ran() {
 	}
 }
 
-// limited is the metric of the run that has a limit; false where none has.
+// limited returns the metric of the run that has a limit, and reports whether there is one.
 func (m *dataMaker) limited() (metric.Definition, bool) {
 	for _, d := range m.run.Metrics {
 		if _, has := m.metric[d.Name]; has && d.Limit != 0 {
@@ -163,7 +163,7 @@ func (m *dataMaker) limited() (metric.Definition, bool) {
 	return metric.Definition{}, false
 }
 
-// waits gives the limit that the answer draws, where a run has a probe.
+// waits sets the limit that the chart of waits draws, if the run has a metric with one.
 func (m *dataMaker) waits() {
 	if d, probed := m.limited(); probed {
 		m.Usable = &d.Limit
@@ -176,7 +176,7 @@ func (d *chartData) limitTables() []tableRow {
 	})
 }
 
-// waitTables has a row for how long others waited at a level in one arm, with the longest wait of all its trials.
+// waitTables returns a row for each arm at each level: how long others waited, and the longest wait of all its trials.
 func (m *dataMaker) waitTables() (all []tableRow) {
 	longest, probed := m.limited()
 	if !probed {
@@ -199,8 +199,8 @@ func (m *dataMaker) waitTables() (all []tableRow) {
 	return all
 }
 
-// stairs are the kinds of memory that are drawn where a subject goes up to its work and down again: where other metrics
-// say what each was before the load, and after.
+// stairs are the kinds of memory that are drawn before, under and after the load, if the run has metrics for the
+// values before and after.
 var stairs = []struct{ name, metric string }{
 	{"eBPF maps, each once", "map_bytes"},
 	{"kernel memory of the data plane's group", "memory_kernel_bytes"},
@@ -215,7 +215,7 @@ type chartStair struct {
 	chartValue
 }
 
-// The steps of a trial that goes up and down.
+// The steps of a trial: before, under and after the load.
 const (
 	stepUp    = "with the services, before load"
 	stepUnder = "under load"
@@ -223,7 +223,8 @@ const (
 )
 
 func (m *dataMaker) upAndDown() {
-	before, after := map[string]string{}, map[string]string{} // a metric that the run has, by what it is otherwise
+	// from a metric to its counterpart before the load or after removal
+	before, after := map[string]string{}, map[string]string{}
 	for _, d := range m.run.Metrics {
 		if _, has := m.metric[d.Name]; has {
 			before[d.Before], after[d.After] = d.Name, d.Name
@@ -238,7 +239,7 @@ func (m *dataMaker) upAndDown() {
 		}
 		for _, arm := range m.shownArms() {
 			if m.Arms[arm].Baseline {
-				continue // which has no data plane
+				continue // the baseline has no data plane
 			}
 			for _, step := range steps {
 				for level := range m.Levels {
@@ -251,7 +252,7 @@ func (m *dataMaker) upAndDown() {
 	}
 }
 
-// stairTables has a row for each kind of memory of an arm at a level, step by step.
+// stairTables returns a row for each kind of memory of an arm at a level, with a cell for each step.
 func (d *chartData) stairTables() (all []tableRow) {
 	type kind struct {
 		name string
@@ -282,7 +283,7 @@ func levelName(factors map[string]string) string {
 	return record.LevelName(named)
 }
 
-// newPlain gives what names factors in a text as the rest of the page does.
+// newPlain returns a function that replaces the names of factors in a text by their short names.
 func newPlain(levels []chartLevel) func(text string) string {
 	short := map[string]string{}
 	for _, l := range levels {
@@ -297,7 +298,7 @@ func newPlain(levels []chartLevel) func(text string) string {
 	return strings.NewReplacer(pairs...).Replace
 }
 
-// rest names each level without the swept factor, because levels of the other factors are separate lines.
+// rest sets the name of each level without the swept factor: levels of the other factors are separate lines in charts.
 func (m *dataMaker) rest() {
 	for i, l := range m.Levels {
 		others := maps.Clone(l.factors)

@@ -24,7 +24,7 @@ type chartData struct {
 	Metrics   []chartMetric   `json:"metrics"` // in the order of the tables
 	Estimates []chartEstimate `json:"estimates"`
 	Curves    []chartCurve    `json:"curves"`
-	Factor    string          `json:"factor"` // the factor with the most levels, where it is a number with two or more
+	Factor    string          `json:"factor"` // the numeric factor with the most levels, at least two; empty: none
 	Models    []chartModel    `json:"models"`
 
 	FactorName string       `json:"factorName"`
@@ -32,7 +32,7 @@ type chartData struct {
 	LimitParts []chartPart  `json:"limitParts"`
 	Ran        []chartPart  `json:"ran"`
 	Stairs     []chartStair `json:"stairs"`
-	Usable     *float64     `json:"usable"` // seconds of waiting for a CPU; nil if nothing waited
+	Usable     *float64     `json:"usable"` // the limit for waits for a CPU, in seconds; nil if no metric has one
 
 	Placed  []chartPlaced `json:"placed"`
 	Courses []chartCourse `json:"courses"`
@@ -42,9 +42,9 @@ type chartData struct {
 	Memory []chartPart  `json:"memory"`
 	Trials []chartTrial `json:"trials"`
 
-	memory   []tableRow // for the tables alone
+	memory   []tableRow // for tables only
 	unplaced []string
-	plain    func(text string) string // with factors named as in tables
+	plain    func(text string) string // replaces the names of factors by those in tables
 }
 
 type chartArm struct {
@@ -52,13 +52,13 @@ type chartArm struct {
 	Baseline bool   `json:"baseline"`
 	Twin     bool   `json:"twin"`
 
-	arm string // as the record has it
+	arm string // its name in the record
 }
 
 type chartLevel struct {
 	Name    string             `json:"name"`
 	Rest    string             `json:"rest"`    // its name without the swept factor
-	Numbers map[string]float64 `json:"numbers"` // the factors that are numbers
+	Numbers map[string]float64 `json:"numbers"` // the levels of factors that are numbers
 
 	factors map[string]string
 }
@@ -67,11 +67,11 @@ type chartMetric struct {
 	Name  string `json:"name"`
 	Label string `json:"label"`
 	Unit  string `json:"unit"`
-	Lag   bool   `json:"lag"` // of the load generator: about the measurement, not about the subject
+	Lag   bool   `json:"lag"` // about the load generator: describes the measurement, not the subject
 
 	Headline bool `json:"headline"` // among those that a reader wants first
 
-	Ladder string `json:"ladder"` // that it is a rung of; empty: none
+	Ladder string `json:"ladder"` // the ladder that it is a rung of; empty: none
 	Rung   string `json:"rung"`
 
 	rank, order int
@@ -95,20 +95,20 @@ type chartEstimate struct {
 	Metric int `json:"metric"`
 	place
 	chartValue
-	Change   *float64 `json:"change"` // to the baseline, as a part of it
+	Change   *float64 `json:"change"` // difference from the baseline, as a fraction of it
 	ChangeLo *float64 `json:"changeLo"`
 	ChangeHi *float64 `json:"changeHi"`
 	Resolved bool     `json:"resolved"`
 	Verdict  string   `json:"verdict"` // the difference in words
 }
 
-// chartCurve is the latency of one arm at one level by percentile.
+// chartCurve is the latency of one arm at one level, by percentile.
 type chartCurve struct {
 	place
 	Points []curvePoint `json:"points"`
 }
 
-// curvePoint is one percentile: the median over blocks of the trials' quantiles, and its paired difference to the
+// curvePoint is one percentile: the median over blocks of the trials' quantiles, and its paired difference from the
 // baseline.
 type curvePoint struct {
 	Q float64 `json:"q"`
@@ -130,7 +130,8 @@ type chartModel struct {
 	Caption string                `json:"caption"`
 }
 
-// chartPart is one part of a stacked bar: of the CPU budget as a part of the capacity, or of memory in bytes.
+// chartPart is one part of a stacked bar: a fraction of the CPU capacity, or an amount in the unit of the chart, such
+// as bytes of memory.
 type chartPart struct {
 	place
 	Group string  `json:"group"` // the bar
@@ -139,16 +140,16 @@ type chartPart struct {
 	Text  string  `json:"text"`
 }
 
-// chartCPU is the whole of one arm's budget.
+// chartCPU holds the totals of one arm's CPU budget.
 type chartCPU struct {
 	place
-	Idle     float64 `json:"idle"` // as a part of the capacity
+	Idle     float64 `json:"idle"` // fraction of the capacity
 	Capacity float64 `json:"capacity"`
 	Trials   int     `json:"trials"`
 }
 
 type chartTrial struct {
-	Index int `json:"index"` // from 1, as the progress of the run counts
+	Index int `json:"index"` // from 1, as in the progress of the run
 	Block int `json:"block"`
 	place
 	At     float64            `json:"at"` // seconds since the first trial began
@@ -158,7 +159,7 @@ type chartTrial struct {
 	Texts  map[string]string  `json:"texts"`
 }
 
-// dataMaker makes the data step by step.
+// dataMaker builds the data step by step.
 type dataMaker struct {
 	*chartData
 	s      *analysis.Summary
@@ -175,7 +176,7 @@ func newDataMaker(s *analysis.Summary, run record.Run, trials []record.Trial) *d
 		Curves: []chartCurve{}, Models: []chartModel{},
 		Limits: []chartLimit{}, LimitParts: []chartPart{}, Ran: []chartPart{}, Stairs: []chartStair{},
 		Placed: []chartPlaced{}, Courses: []chartCourse{},
-		// empty rather than nil, so that JavaScript need not check for it
+		// Empty rather than nil, so that JavaScript need not check for null.
 		CPU: []chartPart{}, CPUSum: []chartCPU{}, Memory: []chartPart{}, Trials: []chartTrial{},
 	}, s: s, run: run, trials: trials, levels: map[string]int{}, arms: map[string]int{}, metric: map[string]int{}}
 	m.names()
@@ -195,8 +196,8 @@ func newDataMaker(s *analysis.Summary, run record.Run, trials []record.Trial) *d
 	return m
 }
 
-// names collects arms, levels and metrics: first those of the estimates, in their order, then those of trials that have
-// none.
+// names collects arms, levels and metrics: first those of the estimates, in their order, then those that only trials
+// have.
 func (m *dataMaker) names() {
 	arms := map[string]bool{}
 	level := func(f map[string]string) {
@@ -212,14 +213,14 @@ func (m *dataMaker) names() {
 		}
 		m.Levels = append(m.Levels, l)
 	}
-	order := map[string]int{} // of the definitions
+	order := map[string]int{} // position among the definitions
 	for i, d := range m.run.Metrics {
 		order[d.Name] = i
 	}
 	defined := m.run.Defined()
 	for _, e := range m.s.Estimates {
 		if e.Component != "" {
-			continue // charts show whole subjects; the tables have their components
+			continue // charts show whole subjects only; the tables have their components
 		}
 		arms[e.Arm] = true
 		level(e.Factors)
@@ -254,7 +255,8 @@ func (m *dataMaker) names() {
 	m.plain = newPlain(m.Levels)
 }
 
-// sweptFactor is the factor with the most levels, if it is a number everywhere and has at least two.
+// sweptFactor returns the factor with the most levels among those that are numbers at every level; empty if none has
+// two or more.
 func (m *dataMaker) sweptFactor() string {
 	best, most := "", 1
 	if len(m.Levels) == 0 {
@@ -307,7 +309,7 @@ func less1(v *float64) *float64 {
 	return new(*v - 1)
 }
 
-// verdict words a difference, with the reason if it is not resolved.
+// verdict describes a difference, with the reason if it is not resolved.
 func verdict(d *analysis.Difference, unit string) string {
 	text := d.Signed(unit)
 	if d.Unresolved != "" {
@@ -316,7 +318,7 @@ func verdict(d *analysis.Difference, unit string) string {
 	return text
 }
 
-// curves puts the curves of latency in the order of levels and arms.
+// curves collects the curves of latency, ordered by level and arm.
 func (m *dataMaker) curves() {
 	for _, c := range analysis.Curves(m.run, m.trials) {
 		curve := chartCurve{place: m.placeOf(c.Arm, c.Factors)}
@@ -360,7 +362,7 @@ func comparePlaces(a, b place) int {
 	return cmp.Or(cmp.Compare(a.Level, b.Level), cmp.Compare(a.Arm, b.Arm))
 }
 
-// budgets are the budgets of the trials of each arm, in the order of places.
+// budgets collects the CPU budgets of the arms, ordered by level and arm.
 func (m *dataMaker) budgets() {
 	at := func(b analysis.Budget) place { return m.placeOf(b.Arm, b.Factors) }
 	for _, b := range inPlace(analysis.Budgets(m.trials), at) {
@@ -384,24 +386,25 @@ func (m *dataMaker) budgets() {
 	slices.SortStableFunc(m.CPU, func(a, b chartPart) int { return cmp.Compare(order(a), order(b)) })
 }
 
-// inPlace is something of each arm at each level, in the order of places.
+// inPlace sorts values by level and arm.
 func inPlace[T any](all []T, at func(T) place) []T {
 	return slices.SortedStableFunc(slices.Values(all), func(a, b T) int { return comparePlaces(at(a), at(b)) })
 }
 
-// grossTable is the table of what each application used in the trials of each arm, and what was used on its behalf.
+// grossTable returns a row for each application and arm: what the application itself used, and what was used on its
+// behalf.
 func (m *dataMaker) grossTable() []tableRow {
 	return lists.Map(m.s.Workloads, func(w analysis.Workload) tableRow {
 		return m.row(w.Name, m.placeOf(w.Arm, w.Factors), grossCells(w.Workload)...)
 	})
 }
 
-// roleNames are the roles of groups as the memory table has them, in its order.
+// roleNames are the names of groups' roles in the memory table, in its order.
 var roleNames = []struct{ role, name string }{
 	{"subject", "subject"}, {"app", "application"}, {"load", "load generator"},
 }
 
-// memoryParts are what the groups of each role hold at the end of the window.
+// memoryParts collects the memory that the groups of each role hold at the end of the window.
 func (m *dataMaker) memoryParts() {
 	at := func(h analysis.Held) place { return m.placeOf(h.Arm, h.Factors) }
 	held := inPlace(analysis.Memory(m.trials), at)
@@ -455,7 +458,7 @@ func (m *dataMaker) inTime() {
 				c.Why = fmt.Sprintf("attempt %d, %s", t.Attempt+1, c.Why)
 			}
 		}
-		values, _ := analysis.Metrics(t, defined) // those that can be read; the summary warns of the others
+		values, _ := analysis.Metrics(t, defined) // without those that cannot be read; the summary warns of these
 		for name, v := range values {
 			if i, known := m.metric[name]; known && analysis.Usable(v) {
 				c.Values[name], c.Texts[name] = v, quantity.Value(v, m.Metrics[i].Unit)

@@ -11,7 +11,7 @@ import (
 	"tare/internal/results/analysis"
 )
 
-// totalOf writes one sum; a dash where no trial has the metric.
+// totalOf formats one sum; a dash if no trial has the metric.
 func totalOf(s analysis.EventSum, metric string) string {
 	v, ok := s.Total[metric]
 	if !ok || math.Abs(v) > 1e15 {
@@ -20,8 +20,8 @@ func totalOf(s analysis.EventSum, metric string) string {
 	return quantity.Thousands(int(math.Round(v)))
 }
 
-// partOf words a sum as a part of the one that it belongs to, in brackets; it is empty if the sum is 0 or belongs to
-// none.
+// partOf formats a sum as a fraction of the sum that it is part of, in brackets. It is empty if the sum is 0 or is not
+// part of another.
 func partOf(s analysis.EventSum, d metric.Definition) string {
 	if some, all := s.Total[d.Name], s.Total[d.TallyOf]; some != 0 && all > 0 {
 		return " (" + quantity.Value(some/all, quantity.Part) + ")"
@@ -29,8 +29,8 @@ func partOf(s analysis.EventSum, d metric.Definition) string {
 	return ""
 }
 
-// eventTable has exact counts: what became of the events of all valid trials, by arm and level, with a column for each
-// metric that is a tally. The baseline's is without what only a subject has.
+// eventTable returns exact counts: the outcomes of the events of all valid trials, by arm and level, with a column for
+// each metric that is a tally. Counts that only a subject has are missing for the baseline.
 func (m *dataMaker) eventTable() htmlTable {
 	tallies := analysis.Tallies(m.run)
 	all := htmlTable{Heads: []string{"trials"}}
@@ -62,7 +62,7 @@ func (m *dataMaker) eventTable() htmlTable {
 	return all
 }
 
-// nodeTable has the counts by node, of runs on many.
+// nodeTable returns the counts by node, for runs on several nodes.
 func (m *dataMaker) nodeTable() htmlTable {
 	tallies, each := analysis.Tallies(m.run), analysis.EachNode(m.run)
 	all := htmlTable{Heads: []string{"trials", "failed"}}

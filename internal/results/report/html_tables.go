@@ -11,35 +11,35 @@ import (
 
 // The tables next to the charts show the same numbers, for readers who cannot see a chart or prefer text.
 
-// htmlTable is a table of the page, one of several where it has a title or a level.
+// htmlTable is a table of the page. Title and Level distinguish it from others of its kind.
 type htmlTable struct {
 	Title, Level string
-	Heads        []string // of the cells
+	Heads        []string // of Cells; the first columns have fixed heads
 	Rows         []tableRow
 }
 
 // tableRow is a row about an arm at a level, or about something with a name: a node, an application, a kind of memory.
 type tableRow struct {
 	Name, Arm, Level string
-	Part             string // of what has the name
-	Note             string // what else stands in the row: the kind of a part, the half-width of the A/A twins
-	First            bool   // of the rows that belong together
+	Part             string // what part of the named thing the row is about
+	Note             string // details in the row: the kind of a part, the half-width of the A/A twins
+	First            bool   // the first of several rows that belong together
 	Cells            []string
 }
 
-// row is one of something with a name, which may be empty, of an arm at a level.
+// row returns a row about an arm at a level. The name may be empty.
 func (d *chartData) row(name string, at place, cells ...string) tableRow {
 	return tableRow{Name: name, Arm: d.Arms[at.Arm].Name, Level: d.Levels[at.Level].Name, Cells: cells}
 }
 
-// at is the arm of a row, with the level where there is one.
+// at returns the arm of a row, with the level if there is one.
 func (r tableRow) at() string { return strings.TrimSpace(r.Arm + " " + r.Level) }
 
-// percentile is q as people write it: "50 %", "99.9 %".
+// percentile formats a quantile as a percentage: "50 %", "99.9 %".
 func percentile(q float64) string { return fmt.Sprintf("%.6g %%", 100*q) }
 
-// curveTables are latency by percentile, one for each level: a cell for each arm, and one for the half-width of the A/A
-// twins.
+// curveTables returns a table of latency by percentile for each level: a cell for each arm, and a note with the
+// half-width of the A/A twins.
 func (d *chartData) curveTables() (all []htmlTable) {
 	for level := range d.Levels {
 		t := htmlTable{Level: d.Levels[level].Name}
@@ -72,7 +72,7 @@ func (d *chartData) curveTables() (all []htmlTable) {
 	return all
 }
 
-// cpuTables are the CPU budget, one for each level: a cell for each arm, a row for each part below its bar.
+// cpuTables returns a table of the CPU budget for each level: a cell for each arm, a row for each part below its bar.
 func (d *chartData) cpuTables() (all []htmlTable) {
 	for level := range d.Levels {
 		t := htmlTable{Level: d.Levels[level].Name}
@@ -119,7 +119,7 @@ func (d *chartData) cpuTables() (all []htmlTable) {
 	return all
 }
 
-// trialRow is one trial with the metrics of the head.
+// trialRow is one trial, with cells for the metrics of the head.
 type trialRow struct {
 	Index, Block int
 	At           string
@@ -129,7 +129,7 @@ type trialRow struct {
 	Cells        []string
 }
 
-// maxTrialMetrics is how many metrics the table of trials has; trials.jsonl has all.
+// maxTrialMetrics is the number of metrics in the table of trials; trials.jsonl has all.
 const maxTrialMetrics = 7
 
 func (d *chartData) trialRows() (head []string, rows []trialRow) {
@@ -154,7 +154,7 @@ func (d *chartData) trialRows() (head []string, rows []trialRow) {
 	return head, rows
 }
 
-// varies says whether a metric is not the same in all trials that have it.
+// varies reports whether a metric has different values in different trials.
 func (d *chartData) varies(metric string) bool {
 	first, seen := 0.0, false
 	for _, t := range d.Trials {

@@ -21,8 +21,8 @@ func init() {
 
 // Influx writes a summary in the line protocol of InfluxDB
 // (docs.influxdata.com/influxdb/v2/reference/syntax/line-protocol): a line for the run, one for each assertion and one
-// for each estimate that may be quoted. What is not known has no field. The time of all lines, in nanoseconds, is that
-// at which the run began. What names a run is a field and no tag, since each new value of a tag is a new series.
+// for each estimate that may be quoted. Unknown values have no field. All lines have the time at which the run began,
+// in nanoseconds. The run's ID is a field and not a tag, since each new value of a tag makes a new series.
 func Influx(w io.Writer, s *analysis.Summary, run record.Run) error {
 	b := bufio.NewWriter(w)
 	at := ""
@@ -69,7 +69,7 @@ func Influx(w io.Writer, s *analysis.Summary, run record.Run) error {
 	return nil
 }
 
-// influxFields are the fields of a line. A number that is not known is none of them.
+// influxFields holds the fields of a line. Unknown numbers are left out.
 type influxFields struct{ all []string }
 
 func (f *influxFields) add(key, value string) *influxFields {
@@ -94,8 +94,8 @@ func (f *influxFields) text(key, value string) *influxFields {
 	return f.add(key, `"`+strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(clean(value))+`"`)
 }
 
-// influxTag is the key or the value of a tag. A backslash at the end would escape the character that ends it, and there
-// is no way to write one: an underscore follows it.
+// influxTag escapes the key or the value of a tag. A backslash at the end would escape the delimiter after it, and the
+// protocol cannot escape a backslash, so an underscore is appended.
 func influxTag(text string) string {
 	text = clean(text)
 	if strings.HasSuffix(text, `\`) {

@@ -26,7 +26,7 @@ func init() {
 			return e.Encode(l)
 		},
 		Series: func(w io.Writer, all iter.Seq[*ledger.Ledger], _ Options) error {
-			e := json.NewEncoder(w) // without an indent a document is one line
+			e := json.NewEncoder(w) // a document without indentation is one line
 			return each(all, func(l *ledger.Ledger) error { return e.Encode(l) })
 		},
 	})
@@ -35,5 +35,5 @@ func init() {
 // JSON writes summary.json.
 func JSON(w io.Writer, s *analysis.Summary) error { return AsJSON(w, s) }
 
-// AsJSON writes a summary, a comparison, a history or another struct as one JSON document with two spaces of indent.
+// AsJSON writes a summary, a comparison, a history or another struct as one JSON document, indented by two spaces.
 func AsJSON(w io.Writer, document any) error { return text.WriteJSON(w, document) }

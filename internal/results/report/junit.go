@@ -17,7 +17,8 @@ func init() {
 	})
 }
 
-// The form of JUnit's XML that CI systems read: no standard, but Jenkins's and GitLab's readers agree on these.
+// The form of JUnit's XML that CI systems read. It is not a standard, but the readers of Jenkins and GitLab agree on
+// these elements.
 type (
 	junitSuites struct {
 		XMLName xml.Name     `xml:"testsuites"`
@@ -46,9 +47,9 @@ type (
 	}
 )
 
-// JUnit writes the verdicts as JUnit XML, a test case for each check: what fails is a failure, what is undecided an
-// error. The run itself is the first case, under its question and with its answers: an error where it is invalid or
-// partial.
+// JUnit writes the verdicts as JUnit XML, one test case for each check: an assertion that fails is a failure, an
+// undecided one an error. The first case is the run itself, with its question and answers: an error if the run is
+// invalid or partial.
 func JUnit(w io.Writer, s *analysis.Summary, run record.Run, trials []record.Trial) error {
 	suite := junitSuite{
 		Name: clean(s.Experiment), Timestamp: run.Started.UTC().Format("2006-01-02T15:04:05"),

@@ -14,26 +14,26 @@ import (
 	"tare/internal/results/analysis"
 )
 
-// leadTable is the table that a report begins with: a row for each arm at each level, rows of the arm's components
-// below it, and a column for each of the metrics that lead. Which these are is in the definitions of metrics.
+// leadTable is the table at the top of a report. It has a row for each arm at each level, followed by rows for the
+// arm's components, and a column for each leading metric (see columns).
 type leadTable struct {
-	Metrics []string // of the columns, in their order
+	Metrics []string // one per column, in their order
 	Levels  []leadLevel
-	Note    string // what the marks in the cells mean; empty: there are none
+	Note    string // explains the marks in the cells; empty: there are none
 
-	Headline string // one version against another in a sentence; empty: another kind of run
+	Headline string // a sentence that compares two versions; empty for other kinds of runs
 
-	byWeight []string // the metrics again, those first that matter most
+	byWeight []string // the same metrics, the most important first
 }
 
 type leadLevel struct {
-	Title string // empty where nothing was swept
+	Title string // empty if nothing was swept
 	Rows  []leadRow
 }
 
 type leadRow struct {
 	Name  string
-	Part  bool // of the arm in the row above
+	Part  bool // a component of the arm in a row above
 	Cells []string
 }
 
@@ -45,19 +45,19 @@ func (r leadRow) name() string {
 }
 
 const (
-	maxColumns    = 6  // metrics in the table
-	enoughColumns = 4  // from which on none is added that is not defined to lead
+	maxColumns    = 6  // in the table
+	enoughColumns = 4  // with this many, only metrics defined as leading are added
 	maxLeadRows   = 60 // at a terminal; the other forms have all levels
-	manyAnswers   = 2  // up to which they stand as they are, rather than the differences in a paragraph
+	manyAnswers   = 2  // with more answers than this, a paragraph may replace them
 	unresolved    = " ~"
 )
 
-// Head names the columns.
+// Head returns the names of the columns.
 func (l *leadTable) Head() []string {
 	return append([]string{"arm"}, lists.Map(l.Metrics, quantity.Label)...)
 }
 
-// Columns is how many there are, with that of the arms.
+// Columns returns the number of columns, including that of the arms.
 func (l *leadTable) Columns() int { return len(l.Metrics) + 1 }
 
 // Swept reports whether the rows are about several levels.
@@ -65,7 +65,7 @@ func (l *leadTable) Swept() bool {
 	return len(l.Levels) > 1 || len(l.Levels) == 1 && l.Levels[0].Title != ""
 }
 
-// newLead makes the table of a summary. It is without columns where there are no estimates.
+// newLead makes the table of a summary. It has no columns if there are no estimates.
 func newLead(s *analysis.Summary, run record.Run) *leadTable {
 	m := leadMaker{s: s, defined: run.Defined(), at: map[leadPlace]*analysis.Estimate{}}
 	for i := range s.Estimates {
@@ -96,13 +96,13 @@ type leadMaker struct {
 	s       *analysis.Summary
 	defined metric.Set
 	at      map[leadPlace]*analysis.Estimate
-	split   []string // of each column, the metric whose components stand in it; empty: none
+	split   []string // for each column, the metric whose components are shown in it; empty: none
 	marked  bool
 }
 
-// columns returns the leading metrics: those with an assertion, the one that the answers name first, those that are
-// defined as leading, and then others that the answers use. It leaves out a metric that repeats another column for the
-// same arms at the same levels, and one that is 0 everywhere.
+// columns returns the leading metrics: those with an assertion, the first headline that an answer rests on, those that
+// are defined as leading, and then other headlines that answers rest on. It leaves out a metric that repeats another
+// column for the same arms at the same levels, and one that is 0 everywhere.
 func (m *leadMaker) columns(defined []metric.Definition) (names []string) {
 	add := func(name string, always bool) {
 		if len(names) < maxColumns && !slices.Contains(names, name) && (always || m.some(name) && !m.known(name, names)) {
@@ -132,7 +132,7 @@ func (m *leadMaker) columns(defined []metric.Definition) (names []string) {
 	return names
 }
 
-// spoken is a metric, or the one that answers in its place where they do.
+// spoken returns the metric that answers use for the given one: itself or its counterpart (metric.Set.Counterpart).
 func (m *leadMaker) spoken(name string) string {
 	other := m.defined.Counterpart(name)
 	if other != "" && (slices.Contains(m.s.Headlines, other) || !m.has(name)) {
@@ -154,15 +154,15 @@ func (m *leadMaker) answered(name string) bool {
 	})
 }
 
-// some reports whether there is any of a metric in any arm.
+// some reports whether a metric is other than 0 in any arm.
 func (m *leadMaker) some(name string) bool {
 	return slices.ContainsFunc(m.s.Estimates, func(e analysis.Estimate) bool {
 		return e.Metric == name && e.Component == "" && e.Arm != record.AA && (e.Value != 0 || e.Hi != nil && *e.Hi != 0)
 	})
 }
 
-// known reports whether every arm at every level that has a metric is in some column with one of the same family: the
-// same for another unit of work, or a part of it. Quantiles are each for itself.
+// known reports whether columns already cover a metric: for every arm and level that has it, a column has a metric of
+// the same family, such as the cost per another unit of work. Quantiles do not cover each other.
 func (m *leadMaker) known(name string, columns []string) bool {
 	alike := slices.DeleteFunc(slices.Clone(columns), func(column string) bool {
 		return m.defined.FamilyOf(column) != m.defined.FamilyOf(name) ||
@@ -177,7 +177,7 @@ func (m *leadMaker) known(name string, columns []string) bool {
 	return true
 }
 
-// rows are the row of an arm at a level, and those of its components where it has several.
+// rows returns the row of an arm at a level, followed by those of its components if it has several.
 func (m *leadMaker) rows(columns []string, arm string, level map[string]string) []leadRow {
 	key := record.LevelKey(level)
 	whole := leadRow{Name: clean(m.s.ArmName(arm))}
@@ -208,8 +208,8 @@ func (m *leadMaker) rows(columns []string, arm string, level map[string]string) 
 	return rows
 }
 
-// splitOf returns the metric whose components divide a column: the column's own, or else the part of its kind that has
-// components.
+// splitOf returns the metric whose components are shown in a column: the column's own, or else a part of it; empty if
+// neither has components.
 func (m *leadMaker) splitOf(name string) string {
 	has := func(name string) bool {
 		return slices.ContainsFunc(m.s.Estimates, func(e analysis.Estimate) bool {
@@ -228,7 +228,7 @@ func (m *leadMaker) splitOf(name string) string {
 	return ""
 }
 
-// cell is an estimate with its interval, marked where its difference is not resolved.
+// cell formats an estimate with its interval, marked if its difference is not resolved.
 func (m *leadMaker) cell(e *analysis.Estimate) string {
 	if e.Withheld != "" {
 		return "withheld"
@@ -241,8 +241,7 @@ func (m *leadMaker) cell(e *analysis.Estimate) string {
 	return text
 }
 
-// inOrder puts metrics into the order of all tables: by rank, and then as the estimates stand. What was asserted is
-// first.
+// inOrder sorts metrics as all tables do: by rank, then by the order of the estimates. Asserted metrics come first.
 func inOrder(s *analysis.Summary, names []string) []string {
 	type place struct{ rank, at int }
 	places := map[string]place{}
@@ -264,7 +263,7 @@ func inOrder(s *analysis.Summary, names []string) []string {
 	return sorted
 }
 
-// headline writes the sentence, where there is one.
+// headline writes the sentence, if there is one.
 func (t *screen) headline(l *leadTable) {
 	if l.Headline != "" {
 		t.wrap("", l.Headline)
@@ -272,8 +271,8 @@ func (t *screen) headline(l *leadTable) {
 	}
 }
 
-// lead writes the table for a terminal, and gives the metrics that it shows: as many columns as fit, and where there
-// are more levels than a reader takes in, the outer ones.
+// lead writes the table for a terminal and returns the metrics that it shows: as many columns as fit. If there are too
+// many levels it shows only the first and the last ones.
 func (t *screen) lead(l *leadTable) (shown []string) {
 	if len(l.Metrics) == 0 {
 		return nil
@@ -326,16 +325,16 @@ func (t *screen) lead(l *leadTable) (shown []string) {
 	return shown
 }
 
-// total is the width of a line of columns.
+// total returns the width of a line of columns.
 func total(widths []int) int {
-	sum := -2 // between the columns
+	sum := -2 // no gap after the last column
 	for _, w := range widths {
 		sum += w + 2
 	}
 	return sum
 }
 
-// outer keeps at most most levels, from both ends, and counts those between.
+// outer keeps at most the given number of levels, from both ends, and returns how many are left out.
 func outer[T any](levels []T, most int) (kept []T, between int) {
 	if between = len(levels) - most; between <= 0 {
 		return levels, 0
@@ -343,7 +342,7 @@ func outer[T any](levels []T, most int) (kept []T, between int) {
 	return slices.Concat(levels[:most/2], levels[len(levels)-(most-most/2):]), between
 }
 
-// leadMarkdown is the table in Markdown, with the level in each row; empty where there are no estimates.
+// leadMarkdown returns the table in Markdown, with the level in each row; empty if there are no estimates.
 func leadMarkdown(l *leadTable) string {
 	if len(l.Metrics) == 0 {
 		return ""
@@ -369,8 +368,8 @@ func leadMarkdown(l *leadTable) string {
 	return table
 }
 
-// short is the paragraph below the table where there are many answers and all go through the metrics of an arm at a
-// level, which the table does. It is empty otherwise: then the answers say more than the table.
+// short returns the paragraph that replaces the answers if there are many and all only go through the metrics of an
+// arm at a level, as the table already does. Otherwise it is empty: the answers say more than the table.
 func (l *leadTable) short(s *analysis.Summary, run record.Run) string {
 	worded := func(a analysis.Answer) bool { return !a.General }
 	if len(s.Answers) <= manyAnswers || !s.Valid || slices.ContainsFunc(s.Answers, worded) {
@@ -389,7 +388,7 @@ func (l *leadTable) short(s *analysis.Summary, run record.Run) string {
 	return text
 }
 
-// ofPartial is how a sentence begins that speaks of a partial run, and empty for a whole one.
+// ofPartial returns the beginning of a sentence about a partial run; empty for a complete one.
 func ofPartial(s *analysis.Summary) string {
 	if !s.Partial {
 		return ""
@@ -397,8 +396,8 @@ func ofPartial(s *analysis.Summary) string {
 	return fmt.Sprintf("From a partial run (%d of %d trials): ", s.Trials.Done, s.Trials.Planned)
 }
 
-// lacking names the metrics that the answers would speak of and of which too many trials were lost in some arm, with
-// the first reason. The answers, which the paragraph stands for, say it of each arm.
+// lacking names the headline metrics that were withheld in some arm because too many trials were lost, with the first
+// reason. The answers, which the paragraph replaces, say this for each arm.
 func lacking(s *analysis.Summary, run record.Run) string {
 	var labels, reasons []string
 	for _, m := range s.Missing {
@@ -418,8 +417,8 @@ func lacking(s *analysis.Summary, run record.Run) string {
 	return fmt.Sprintf(" Not measured in every arm: %s (%s%s).", strings.Join(labels, ", "), reasons[0], more)
 }
 
-// differences says how the arms differ from the baseline at the last level, by metric. It is empty where there is no
-// other arm.
+// differences describes how the arms differ from the baseline at the last level, by metric. It is empty if there is no
+// difference to describe.
 func (l *leadTable) differences(s *analysis.Summary) string {
 	levels, arms := placesOf(s)
 	if len(levels) == 0 {

@@ -15,13 +15,13 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// LedgerOptions are what of a ledger people see. What has no row is in a row "other", so that each table adds up; forms
+// LedgerOptions select what people see of a ledger. The rest is in a row "other", so that each table adds up; forms
 // for programs have everything.
 type LedgerOptions struct {
-	Top   int // rows of a table, the biggest first; 0: 10, below 0: all
-	Depth int // levels of control groups below the root; deeper ones are in the row above them. 0: all
-	// Match are patterns of control groups that have a row, with those below them; none: all. Those that a rule names
-	// have a row in any case.
+	Top   int // rows of a table, the biggest first; 0: 10, negative: all
+	Depth int // levels of control groups below the root; deeper groups are added to the row above them; 0: all
+	// Match holds patterns of control groups; only matching groups and those below them get a row; empty: all. Groups
+	// that a rule names always have a row.
 	Match []string
 }
 
@@ -31,7 +31,8 @@ func (o LedgerOptions) matches(path string) bool {
 		slices.ContainsFunc(o.Match, func(pattern string) bool { return charge.Within(pattern, path) })
 }
 
-// unmatched warns of patterns that no control group matches: a wrong one must not look like a group that uses nothing.
+// unmatched warns of patterns that no control group matches: a wrong pattern must not look like a group that uses
+// nothing.
 func (t *screen) unmatched(groups []ledger.Cgroup) {
 	for _, pattern := range t.Ledger.Match {
 		if !slices.ContainsFunc(groups, func(g ledger.Cgroup) bool { return charge.Within(pattern, g.Path) }) {
@@ -41,7 +42,7 @@ func (t *screen) unmatched(groups []ledger.Cgroup) {
 	}
 }
 
-// rows is how many of n have a row.
+// rows returns how many of n things get a row.
 func (o LedgerOptions) rows(n int) int {
 	if o.Top < 0 {
 		return n
@@ -50,7 +51,7 @@ func (o LedgerOptions) rows(n int) int {
 }
 
 // Ledger writes the account for people: the budget, components and workloads, the heaviest programs with where they
-// ran, the heaviest groups with their eBPF part, memory, warnings, and what the scale itself cost.
+// ran, the heaviest groups with their eBPF part, maps, the cost of the scale itself, and warnings.
 func Ledger(w io.Writer, l *ledger.Ledger, o Options) error {
 	t := newText(w, o)
 	t.titles = l.Titles()
@@ -79,7 +80,7 @@ func Ledger(w io.Writer, l *ledger.Ledger, o Options) error {
 	return err
 }
 
-// SeriesText writes ledgers for people as Ledger does, each below the time of its window.
+// SeriesText writes each ledger as Ledger does, under a heading with the time of its window.
 func SeriesText(w io.Writer, all iter.Seq[*ledger.Ledger], o Options) error {
 	before := ""
 	return each(all, func(l *ledger.Ledger) error {
@@ -93,7 +94,7 @@ func SeriesText(w io.Writer, all iter.Seq[*ledger.Ledger], o Options) error {
 	})
 }
 
-// each writes ledgers one after another until there are no more, or one cannot be written.
+// each writes ledgers in turn until there are no more, or one cannot be written.
 func each(all iter.Seq[*ledger.Ledger], write func(*ledger.Ledger) error) error {
 	for l := range all {
 		if err := write(l); err != nil {
@@ -103,24 +104,24 @@ func each(all iter.Seq[*ledger.Ledger], write func(*ledger.Ledger) error) error 
 	return nil
 }
 
-// withoutOwn leaves the scale's own programs out: what they cost is said of the scale itself.
+// withoutOwn returns a ledger without the scale's own programs: their cost is in the section on the scale itself.
 func withoutOwn(l *ledger.Ledger) *ledger.Ledger {
 	others := *l
 	others.Programs = slices.DeleteFunc(slices.Clone(l.Programs), func(p ledger.Program) bool { return p.Own })
 	return &others
 }
 
-// Part is one part of the CPU budget, with the sign that draws it: no meaning by colour alone.
+// Part is one part of the CPU budget, with the sign that draws it, so that no meaning depends on color alone.
 type Part struct {
-	Line    string // the name of the line in a ledger: "ebpf"
-	Name    string // the same for people
+	Line    string // the name of the line in a ledger, such as "ebpf"
+	Name    string // the name for people
 	Seconds float64
 	Sign    rune
 	Note    string // how it was measured
-	Unknown bool   // Seconds is not known, and not 0
+	Unknown bool   // Seconds is unknown, not 0
 }
 
-// BudgetParts are the parts of the CPU budget, which sum to its capacity.
+// BudgetParts returns the parts of the CPU budget, which add up to its capacity.
 func BudgetParts(c ledger.CPU) []Part {
 	signs := map[string]rune{
 		ledger.LineGroups: '#', ledger.LineRoot: '=', ledger.LineKernel: 'k', ledger.LineBPF: 'B', ledger.LineInterrupts: 'i',
@@ -152,8 +153,8 @@ func BudgetParts(c ledger.CPU) []Part {
 	return append(parts, idle, Part{Line: "steal", Name: "steal", Seconds: c.Steal, Sign: 's', Note: "counted"}, left)
 }
 
-// notSplit is the line of eBPF where some or all of it could not be split: that part is inside the other lines, and
-// not 0.
+// notSplit returns the line of eBPF if some or all of its time could not be split. That time is inside the other
+// lines, and is not 0.
 func notSplit(line ledger.CPULine, left float64, name string, sign rune) Part {
 	p := Part{Line: line.Name, Name: name, Seconds: line.Seconds, Sign: sign, Unknown: line.Method == ledger.MethodNone}
 	took := inSeconds(left)
@@ -165,7 +166,7 @@ func notSplit(line ledger.CPULine, left float64, name string, sign rune) Part {
 	return p
 }
 
-// components writes what each component used, where there are rules.
+// components writes what each component used, if there are rules.
 func (t *screen) components(l *ledger.Ledger) {
 	if len(l.Components) == 0 {
 		return
@@ -185,7 +186,7 @@ func (t *screen) components(l *ledger.Ledger) {
 	t.line("")
 }
 
-// workloads tells gross, net and tare of each workload, where rules name some.
+// workloads writes gross, net and tare of each workload, if rules name any.
 func (t *screen) workloads(l *ledger.Ledger) {
 	if l.Tare == nil {
 		return
@@ -226,13 +227,13 @@ func (t *screen) workloads(l *ledger.Ledger) {
 
 const (
 	namedOccupants = 3
-	// heldLong is from when on it is worth saying that one task held a CPU, in seconds: several times what a
-	// time-sharing scheduler gives.
+	// heldLong is the time in seconds from which a task that held a CPU is worth reporting: several times the slice of a
+	// time-sharing scheduler.
 	heldLong = 0.010
 )
 
-// noise words what disturbed the machine: in every ledger the time that was stolen, and the tasks that held CPUs if
-// they did so for long.
+// noise writes what disturbed the machine: always the stolen time, and also the tasks that held a CPU for at least
+// heldLong.
 func (t *screen) noise(l *ledger.Ledger) {
 	n := l.Noise
 	if n == nil {
@@ -274,7 +275,7 @@ func (t *screen) budget(l *ledger.Ledger) {
 	t.line("")
 }
 
-// Bar draws parts of a capacity in seconds, each by its sign, as exactly that many cells.
+// Bar draws the parts of a capacity in seconds, each with its sign, in exactly the given number of cells.
 func Bar(parts []Part, capacity float64, cells int) string {
 	var bar strings.Builder
 	drawn, upTo := 0, 0.0
@@ -335,7 +336,6 @@ func (t *screen) programs(l *ledger.Ledger) {
 	t.line("")
 }
 
-// group returns the name of a control group for readers.
 func (t *screen) group(path string) string { return clean(t.titles.Of(path)) }
 
 func (t *screen) share(s ledger.Share, total float64) string {
@@ -350,7 +350,7 @@ func (t *screen) share(s ledger.Share, total float64) string {
 		100*s.Hi/total, t.group(*s.Cgroup), s.Context, s.Samples)
 }
 
-// side is whose something is, behind its name.
+// side returns the owner of something, in brackets, to follow its name.
 func side(c ledger.Charged) string {
 	if c.Charge == "" {
 		return ""
@@ -358,7 +358,7 @@ func side(c ledger.Charged) string {
 	return "  [" + clean(ChargeWords(c)) + "]"
 }
 
-// ChargeWords is a charge in words: "shop", or "tare of shop: proxy". It may hold any bytes.
+// ChargeWords describes a charge: "shop", or "tare of shop: proxy". The text may contain any bytes.
 func ChargeWords(c ledger.Charged) string {
 	words := string(c.Charge)
 	switch {
@@ -373,7 +373,7 @@ func ChargeWords(c ledger.Charged) string {
 	return words
 }
 
-// others names the row of those that have none.
+// others names the row that stands for n things without a row.
 func others(n int, thing string) string { return "other (" + quantity.Counted(n, thing) + ")" }
 
 func (t *screen) maps(l *ledger.Ledger) {
@@ -403,7 +403,7 @@ func (t *screen) maps(l *ledger.Ledger) {
 			orNone(users)) + side(m.Charged))
 	}
 	if shown < len(l.Maps) {
-		var rest *uint64 // nil where none of them has a known size
+		var rest *uint64 // nil if no map has a known size
 		for _, m := range l.Maps[shown:] {
 			if m.Bytes != nil {
 				rest = new(*m.Bytes + known.Or(rest, 0))

@@ -21,23 +21,23 @@ import (
 // and the labels of OpenMetrics, in this order.
 var ledgerLabels = []string{"id", "name", "cgroup", "context", "charge", "workload", "component"}
 
-// labels identify one thing.
+// labels identify one thing of a ledger.
 type labels map[string]string
 
-// amount is a number of one thing, nil where it is not known.
+// amount is one number of a thing; its value is nil if unknown.
 type amount struct {
 	metric, unit, help string
 	value              *float64
 }
 
-// ledgerNumber is a number of a ledger.
+// ledgerNumber is one number of a ledger with the thing that it belongs to.
 type ledgerNumber struct {
 	kind   string
 	labels labels
 	amount
 }
 
-// number is a pointer to any number as one to a float64.
+// number converts a pointer to any number to a pointer to a float64; nil stays nil.
 func number[N int | int64 | uint64 | float64](n *N) *float64 {
 	return known.As(n, func(n N) float64 { return float64(n) })
 }
@@ -47,7 +47,7 @@ func (l labels) charged(c ledger.Charged) labels {
 	return l
 }
 
-// ledgerNumbers are the numbers of a ledger, those of one kind and metric in turn.
+// ledgerNumbers returns the numbers of a ledger, grouped by kind and metric.
 func ledgerNumbers(l *ledger.Ledger) []ledgerNumber {
 	x := numbers{order: map[[2]string]int{}}
 	x.addBudget(l)
@@ -62,13 +62,12 @@ func ledgerNumbers(l *ledger.Ledger) []ledgerNumber {
 	return x.all
 }
 
-// numbers gathers those of a ledger.
+// numbers collects the numbers of a ledger.
 type numbers struct {
 	all   []ledgerNumber
-	order map[[2]string]int // of kinds and metrics, as they were first added
+	order map[[2]string]int // of kinds and metrics: the order in which they were first added
 }
 
-// add adds the numbers of one thing.
 func (x *numbers) add(kind string, of labels, amounts ...amount) {
 	for _, a := range amounts {
 		if key := [2]string{kind, a.metric}; x.order[key] == 0 {
@@ -228,13 +227,13 @@ func programLabels(p ledger.Program) labels {
 	return labels{"id": fmt.Sprint(p.ID), "name": p.Name}.charged(p.Charged)
 }
 
-// LedgerCSV writes a row for each number of a ledger (RFC 4180). What is not known is empty, never 0.
+// LedgerCSV writes a row for each number of a ledger (RFC 4180). Unknown values are empty, never 0.
 func LedgerCSV(w io.Writer, l *ledger.Ledger) error {
 	c := newLedgerCSV(w)
 	return c.add(l)
 }
 
-// SeriesCSV writes ledgers as LedgerCSV does, with one header and a column more: when the window began, in seconds
+// SeriesCSV writes ledgers as LedgerCSV does, with one header and one more column: when the window began, in seconds
 // since 1970.
 func SeriesCSV(w io.Writer, all iter.Seq[*ledger.Ledger]) error {
 	c := newLedgerCSV(w, "window_start_seconds")
@@ -243,18 +242,17 @@ func SeriesCSV(w io.Writer, all iter.Seq[*ledger.Ledger]) error {
 	})
 }
 
-// ledgerCSV writes rows of ledgers.
 type ledgerCSV struct{ *csv.Writer }
 
-// newLedgerCSV writes the header, with further columns.
+// newLedgerCSV writes the header, with further columns at its end.
 func newLedgerCSV(w io.Writer, further ...string) ledgerCSV {
 	c := csv.NewWriter(w)
-	// add has the first error of all writing.
+	// add returns the first error of all writes.
 	_ = c.Write(slices.Concat([]string{"kind"}, ledgerLabels, []string{"metric", "unit", "value"}, further))
 	return ledgerCSV{c}
 }
 
-// add writes the rows of a ledger, with the further columns in each.
+// add writes the rows of a ledger, with the values of the further columns in each.
 func (c ledgerCSV) add(l *ledger.Ledger, further ...string) error {
 	for _, n := range ledgerNumbers(l) {
 		row := []string{n.kind}
@@ -269,12 +267,12 @@ func (c ledgerCSV) add(l *ledger.Ledger, further ...string) error {
 	return nil
 }
 
-// LedgerOpenMetrics writes a ledger in the text format of OpenMetrics 1.0. Every family is a gauge: a number of a
-// window does not grow from one ledger to the next. What is not known has no sample. Groups of one path, which were
-// removed and made again, are one series.
+// LedgerOpenMetrics writes a ledger in the text format of OpenMetrics 1.0. Every family is a gauge, because the
+// numbers are of one window and do not accumulate over ledgers. Unknown values have no sample. Groups with the same
+// path, one removed and then created again, are one series.
 func LedgerOpenMetrics(w io.Writer, l *ledger.Ledger) error {
 	x := newExposition(w, nil)
-	x.sums = true // a series that stands there twice is refused
+	x.sums = true // OpenMetrics forbids duplicate series
 	for _, n := range ledgerNumbers(l) {
 		if n.value == nil || !finite(*n.value) {
 			continue

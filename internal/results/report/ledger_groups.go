@@ -12,19 +12,19 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// usage is what groups used in themselves, in nanoseconds and bytes; nil where it is not known.
+// usage is what groups used without the groups below them, in nanoseconds and bytes; nil if unknown.
 type usage [5]*int64
 
 // The columns of usage.
 const (
 	usedCPU = iota
-	usedBPF // run time of eBPF programs that is in the CPU time
+	usedBPF // run time of eBPF programs that is included in the CPU time
 	usedThrottled
 	usedHard
 	usedSoft
 )
 
-// columns are the counters of a group for each column of usage.
+// columns read the counter of a group for each column of usage.
 var columns = [len(usage{})]func(*ledger.Cgroup) *int64{
 	(*ledger.Cgroup).CPUNanoseconds,
 	func(g *ledger.Cgroup) *int64 { return ledger.Nanoseconds(g.BPFInsideSeconds) },
@@ -42,7 +42,7 @@ func ofMemory(part func(*ledger.Memory) *int64) func(*ledger.Cgroup) *int64 {
 	}
 }
 
-// add adds what is known of another.
+// add adds the known values of another usage.
 func (u *usage) add(other usage) {
 	for i, n := range other {
 		if n != nil && u[i] != nil {
@@ -54,7 +54,7 @@ func (u *usage) add(other usage) {
 	}
 }
 
-// worth reports whether the use of anything is at least 1/least of all use of it.
+// worth reports whether any value is at least 1/least of its total in all.
 func (u *usage) worth(least int64, all usage) bool {
 	for i, n := range u {
 		if n != nil && *n > 0 && *n >= *all[i]/least {
@@ -64,23 +64,23 @@ func (u *usage) worth(least int64, all usage) bool {
 	return false
 }
 
-// compare puts those first that used more CPU time, and then those that hold more hard memory.
+// compare sorts by CPU time and then by hard memory, the largest first.
 func (u *usage) compare(other *usage) int {
 	last := func(unknown *int64) int64 { return known.Or(unknown, -1) }
 	return cmp.Or(cmp.Compare(last(other[usedCPU]), last(u[usedCPU])),
 		cmp.Compare(last(other[usedHard]), last(u[usedHard])))
 }
 
-// groupRow is a row of the table of groups: one group, and those that it stands for.
+// groupRow is a row of the table of groups: one group, and the groups included in it.
 type groupRow struct {
 	*ledger.Cgroup
 	used   usage
-	groups int  // how many it stands for, itself included
+	groups int  // number of groups included, itself among them
 	above  bool // groups below it are elsewhere in the table
-	lacks  int  // how many of those have no count of their CPU time, which is in that of this row
+	lacks  int  // number of these whose CPU time is not counted, and so is included in this row
 }
 
-// GroupTree is the groups of a ledger, and what each used in itself.
+// GroupTree holds the groups of a ledger, and what each used without the groups below it.
 type GroupTree struct {
 	*ledger.Tree
 
@@ -88,11 +88,11 @@ type GroupTree struct {
 	own    []usage
 }
 
-// NewGroupTree finds the group above each, and what each used in itself.
+// NewGroupTree finds the parent of each group, and what each used without the groups below it.
 func NewGroupTree(groups []ledger.Cgroup) *GroupTree {
 	t := &GroupTree{Tree: ledger.NewTree(groups), groups: groups, own: make([]usage, len(groups))}
 	for column, counter := range columns {
-		if column == usedThrottled { // the kernel counts it only for the group's own limit
+		if column == usedThrottled { // the kernel counts throttling for the group's own limit only
 			for i := range groups {
 				t.own[i][column] = counter(&groups[i])
 			}
@@ -105,26 +105,27 @@ func NewGroupTree(groups []ledger.Cgroup) *GroupTree {
 	return t
 }
 
-// OwnCPU is the CPU time in seconds that the group at index i used without those listed below it; nil where it is not
-// known. The groups below whose CPU time is not known are in it.
+// OwnCPU returns the CPU time in seconds that the group at index i used without the groups below it; nil if unknown.
+// It includes groups below whose CPU time is unknown.
 func (t *GroupTree) OwnCPU(i int) *float64 {
 	return known.As(t.own[i][usedCPU], func(ns int64) float64 { return float64(ns) / 1e9 })
 }
 
-// named reports whether a rule names the group, and not one above it.
+// named reports whether a rule names the group itself, rather than a group above it.
 func (t *GroupTree) named(i int) bool {
 	c := t.groups[i].Charged
 	return c.Charge != "" && (t.Above(i) < 0 || t.groups[t.Above(i)].Charged != c)
 }
 
-// smallPart is how many times the use of a group may be in that of all before it has no row, unless all have one.
+// smallPart sets which groups are too small for a row: those that used less than 1/smallPart of the total of
+// everything. It is ignored if all rows are asked for.
 const smallPart = 1000
 
-// rows are the groups that the options ask for: those that hold others come last, and the biggest of each kind first.
-// A group below the depth is in the row of the nearest one above it that is not, and one that has no row in that of the
-// group above it that a rule names. All others are in other. The rows and other add up to the sum of all groups.
+// rows returns the groups that the options ask for, the biggest first, and groups with other rows below them last. A
+// group below the maximum depth is included in its nearest ancestor within it. A group without a row is included in
+// its nearest ancestor that a rule names, or else in other. The rows and other add up to sum.
 func (t *GroupTree) rows(o LedgerOptions) (rows []groupRow, other groupRow, sum usage) {
-	to := make([]int, len(t.groups)) // the row that a group is in; -1: other
+	to := make([]int, len(t.groups)) // the index of the row that includes a group; -1: other
 	all := make([]groupRow, len(t.groups))
 	for i := range t.groups {
 		all[i].Cgroup = &t.groups[i]
@@ -198,7 +199,7 @@ func (t *GroupTree) rows(o LedgerOptions) (rows []groupRow, other groupRow, sum 
 	return rows, other, sum
 }
 
-// depth is how many levels below the root a group is.
+// depth returns the number of levels that a group is below the root.
 func depth(path string) int {
 	if path == "/" {
 		return 0
@@ -206,7 +207,7 @@ func depth(path string) int {
 	return strings.Count(path, "/")
 }
 
-// name returns the name of a row's groups; with rule also the rule that charged them.
+// name returns the name of a row's groups with their charge, and with rule also the rule.
 func (r *groupRow) name(rule bool) string {
 	var what []string
 	switch {
@@ -235,7 +236,7 @@ func (t *screen) groups(l *ledger.Ledger) {
 	left := l.CPU.BPFUnsplit
 	row := func(u usage, name string) {
 		if inside := u[usedBPF]; inside != nil && *inside == 0 && left != nil && *left > 0 {
-			u[usedBPF] = nil // what could not be split may have run here
+			u[usedBPF] = nil // some of the time that could not be split may have been spent here
 		}
 		t.linef("  %10s %10s %10s %10s %10s  %s", secondsOf(u[usedCPU]), secondsOf(u[usedBPF]),
 			secondsOf(u[usedThrottled]), orDash(u[usedHard], quantity.Bytes), orDash(u[usedSoft], quantity.Bytes), name)
@@ -251,7 +252,7 @@ func (t *screen) groups(l *ledger.Ledger) {
 	t.line("")
 }
 
-// secondsOf writes a time in nanoseconds.
+// secondsOf formats a time in nanoseconds; a dash if it is unknown.
 func secondsOf(ns *int64) string {
 	if ns == nil {
 		return "-"

@@ -21,7 +21,7 @@ func init() {
 }
 
 // Markdown writes a summary for a pull request, an issue or a page of documentation: the verdicts, the leading table,
-// its summary in words and the evidence for it. All adds every metric, note and model.
+// its summary in words and the evidence for it. With Options.All it adds every metric, note and model.
 func Markdown(w io.Writer, s *analysis.Summary, run record.Run, o Options) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# %s\n\n%s\n", escape(s.Experiment), escape(s.Question))

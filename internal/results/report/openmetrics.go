@@ -25,7 +25,7 @@ func init() {
 }
 
 // OpenMetrics writes a summary in the text format of OpenMetrics 1.0, for a Pushgateway or node_exporter's textfile
-// collector. Every family is a gauge. There are no timestamps, which these refuse.
+// collector. Every family is a gauge. There are no timestamps, because these two refuse them.
 func OpenMetrics(w io.Writer, s *analysis.Summary, run record.Run) error {
 	x := newExposition(w, map[string]string{"experiment": s.Experiment, "run": run.ID})
 	x.add("run_valid", "1 where the run is valid and whole, else 0.", nil, truth(s.Valid && !s.Partial))
@@ -45,12 +45,12 @@ func OpenMetrics(w io.Writer, s *analysis.Summary, run record.Run) error {
 	return x.close("the summary")
 }
 
-// exposition writes gauges in the text format of OpenMetrics. Those of one family are added in turn.
+// exposition writes gauges in the text format of OpenMetrics. The samples of one family must be added in sequence.
 type exposition struct {
 	to     expfmt.Encoder
 	whole  map[string]string // labels of every sample
-	family *dto.MetricFamily // the one that samples are added to; it is written with the next
-	// series are its samples by their labels, where those with the same labels add up; else nil
+	family *dto.MetricFamily // the current family, written when the next one begins
+	// series maps labels to the samples of the current family if sums is set: samples with the same labels then add up.
 	series map[string]*dto.Metric
 	sums   bool
 	failed error
@@ -60,14 +60,13 @@ func newExposition(w io.Writer, whole map[string]string) *exposition {
 	return &exposition{to: expfmt.NewEncoder(w, expfmt.NewFormat(expfmt.TypeOpenMetrics)), whole: whole}
 }
 
-// write ends a family.
+// write writes the current family.
 func (x *exposition) write() {
 	if x.family != nil && x.failed == nil {
 		x.failed = x.to.Encode(x.family)
 	}
 }
 
-// add adds a sample.
 func (x *exposition) add(name, help string, labels map[string]string, v float64) {
 	if name = "tare_" + name; x.family.GetName() != name {
 		x.write()
@@ -97,7 +96,7 @@ func (x *exposition) add(name, help string, labels map[string]string, v float64)
 	x.family.Metric = append(x.family.Metric, m)
 }
 
-// close ends the text.
+// close writes the end of the text; what names the document in errors.
 func (x *exposition) close(what string) error {
 	x.write()
 	if closer, ok := x.to.(expfmt.Closer); ok && x.failed == nil {

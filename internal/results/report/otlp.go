@@ -28,7 +28,7 @@ func init() {
 	})
 }
 
-// ucum is a unit as OpenTelemetry wants it (UCUM).
+// ucum converts a unit to UCUM, which OpenTelemetry uses.
 func ucum(unit string) string {
 	base, per, by := strings.Cut(unit, " per ")
 	switch base {
@@ -49,9 +49,9 @@ func ucum(unit string) string {
 	return base
 }
 
-// OTLP writes a summary as the JSON form of OpenTelemetry's ExportMetricsServiceRequest, which a collector takes at
-// /v1/metrics. Each metric of Tare is a gauge, whose points have the statistic (estimate, estimate_lower, difference
-// ...) as an attribute; their time is that at which the run began.
+// OTLP writes a summary as the JSON form of OpenTelemetry's ExportMetricsServiceRequest, which a collector accepts at
+// /v1/metrics. Each metric of Tare is a gauge. Its points have the statistic (estimate, estimate_lower, difference
+// ...) as an attribute, and the time at which the run began.
 func OTLP(w io.Writer, s *analysis.Summary, run record.Run) error {
 	text := func(key, value string) *otlpcommon.KeyValue {
 		return &otlpcommon.KeyValue{Key: key, Value: &otlpcommon.AnyValue{
@@ -64,10 +64,10 @@ func OTLP(w io.Writer, s *analysis.Summary, run record.Run) error {
 	}
 	type point struct {
 		statistic, unit string
-		of              *analysis.Estimate // nil: of the run
+		of              *analysis.Estimate // nil: the point is about the run
 		value           float64
 	}
-	points := map[string][]point{} // by the metric's name
+	points := map[string][]point{} // by metric name
 	var failed error
 	exported(s, func(of statistic, e *analysis.Estimate, v float64) {
 		unit, name := ucum(e.Unit), e.Metric
@@ -98,15 +98,16 @@ func OTLP(w io.Writer, s *analysis.Summary, run record.Run) error {
 			Data: &otlpmetrics.Metric_Gauge{Gauge: g},
 		}
 	}
-	// The messages around the metrics are written here: a point has up to 64 factors, each of them a message, so all
-	// metrics at once would take a hundred times the memory of the record.
+	// The messages around the metrics are written by hand: a point has up to 64 factors, each of them a message, so
+	// encoding all metrics at once would take a hundred times the memory of the record.
 	out := bufio.NewWriter(w)
 	put := func(before string, m proto.Message) {
-		data, err := protojson.MarshalOptions{UseEnumNumbers: true}.Marshal(m) // OTLP has enums as numbers
+		// OTLP's JSON encodes enums as numbers.
+		data, err := protojson.MarshalOptions{UseEnumNumbers: true}.Marshal(m)
 		if err != nil && failed == nil {
 			failed = err
 		}
-		_, _ = out.WriteString(before) // Flush tells its errors
+		_, _ = out.WriteString(before) // Flush returns the first error
 		_, _ = out.Write(data)
 	}
 	put(`{"resourceMetrics":[{"resource":`, &otlpresource.Resource{Attributes: []*otlpcommon.KeyValue{

@@ -16,10 +16,10 @@ import (
 	"tare/internal/results/analysis"
 )
 
-// Displays that any guest can have in addition to its metrics: a ladder of metrics, placements, and amounts over time.
-// They depend on the contents of the record, and not on the name of a guest.
+// This file makes the displays that any guest can have in addition to its metrics: ladders of metrics, placements, and
+// amounts over time. They depend on the contents of the record, not on the name of the guest.
 
-// ladders are the metrics that are rungs, by ladder, in the order in which they are defined.
+// ladders returns the metrics that are rungs, by ladder, in the order in which they are defined.
 func ladders(run record.Run) (rungs lists.Groups[string, metric.Definition]) {
 	for _, d := range run.Metrics {
 		if d.Ladder != "" {
@@ -29,8 +29,8 @@ func ladders(run record.Run) (rungs lists.Groups[string, metric.Definition]) {
 	return rungs
 }
 
-// ladderTables are the ladders of a run, one for each level: a row for each rung, a cell for each arm, without the twin
-// where there are other arms.
+// ladderTables returns the ladders of a run, one table for each level: a row for each rung, a cell for each arm. The
+// twin is left out if there are other arms.
 func ladderTables(s *analysis.Summary, run record.Run) (all []htmlTable) {
 	levels, arms := placesOf(s)
 	ladders := ladders(run)
@@ -54,7 +54,7 @@ func ladderTables(s *analysis.Summary, run record.Run) (all []htmlTable) {
 	return all
 }
 
-// placesOf are the levels and the arms of the estimates, in their order; the twin only where there is no other arm.
+// placesOf returns the levels and arms of the estimates, in their order. The twin is left out if there are other arms.
 func placesOf(s *analysis.Summary) (levels []map[string]string, arms []string) {
 	seen := map[string]bool{}
 	found := map[string]bool{}
@@ -71,29 +71,30 @@ func placesOf(s *analysis.Summary) (levels []map[string]string, arms []string) {
 	return levels, slices.SortedFunc(maps.Keys(found), analysis.CompareArms)
 }
 
-// placementTable shows what is charged for what ran in one arm: a column for each place.
+// placementTable shows where the memory and CPU time of one arm are charged: a column for each place.
 type placementTable struct {
 	Arm, Level string
 	Rows       []placementRow
 }
 
 type placementRow struct {
-	Name  string // a component, or the thing that the whole row is about
+	Name  string // a component, or the quantity that the whole row shows
 	Whole bool
 	Cells []placementCell // in the order of the places
 }
 
 type placementCell struct{ Memory, CPU string }
 
-// placedNote stands above the tables.
+// placedNote is the text above the tables.
 const placedNote = "means over the trials that did not fail; of a component, resident memory (PSS) of its " +
 	"processes where their next page is charged, and CPU time where it is; then what the kernel charges to the control " +
 	"groups, kernel memory among it"
 
-// placementTables returns the tables of a summary, without the twin if there are other arms, and the places in them.
+// placementTables returns the tables of a summary, without the twin if there are other arms, and the places that are
+// their columns.
 func placementTables(s *analysis.Summary) (places []string, all []placementTable) {
 	shown := withoutTwin(s.Placements, func(p analysis.Placement) string { return p.Arm })
-	// In the order of an arm that has the most of them, which the others follow.
+	// The places are in the order of the placement with the most of them.
 	longest := slices.Clone(shown)
 	slices.SortStableFunc(longest, func(a, b analysis.Placement) int { return cmp.Compare(len(b.Places), len(a.Places)) })
 	for _, p := range longest {
@@ -150,7 +151,7 @@ func placementTables(s *analysis.Summary) (places []string, all []placementTable
 	return places, all
 }
 
-// String is a cell as it stands in a line of text.
+// String formats a cell for a line of text.
 func (c placementCell) String() string {
 	switch {
 	case c.Memory == "":
@@ -161,7 +162,7 @@ func (c placementCell) String() string {
 	return c.Memory + ", " + c.CPU + " CPU"
 }
 
-// lines are a table as text, below the heads of its cells.
+// lines returns the rows of a table, its head first.
 func (t htmlTable) lines(head string) [][]string {
 	rows := [][]string{slices.Concat([]string{head}, t.Heads)}
 	for _, r := range t.Rows {
@@ -188,7 +189,7 @@ func (t *screen) pictured(s *analysis.Summary, run record.Run) {
 	}
 }
 
-// picturedMarkdown is the same in Markdown; empty where there is nothing.
+// picturedMarkdown returns the same in Markdown; empty if there is nothing to show.
 func picturedMarkdown(s *analysis.Summary, run record.Run) string {
 	var b strings.Builder
 	for _, l := range ladderTables(s, run) {
@@ -203,24 +204,24 @@ func picturedMarkdown(s *analysis.Summary, run record.Run) string {
 		arm := strings.TrimSpace(p.Arm + " " + p.Level)
 		for _, r := range p.Rows {
 			rows = append(rows, slices.Concat([]string{arm, r.Name}, lists.Map(r.Cells, placementCell.String)))
-			arm = "" // which stands on its first row only
+			arm = "" // only the first row has the name of the arm
 		}
 	}
 	fmt.Fprintf(&b, "\n## Who is charged\n\n%s.\n\n%s", analysis.Capital(placedNote), text.MarkdownTable(rows, 2))
 	return b.String()
 }
 
-// chartPlaced is an amount that one place is charged, of one arm.
+// chartPlaced is an amount of one arm that is charged to one place.
 type chartPlaced struct {
 	place
-	Group string  `json:"group"` // what is charged, a separate chart
+	Group string  `json:"group"` // the kind of amount; each kind has its own chart
 	Unit  string  `json:"unit"`
 	Place string  `json:"part"`
 	Value float64 `json:"value"`
 	Text  string  `json:"text"`
 }
 
-// placed are the charges of all arms but the twin.
+// placed collects the charges of all shown arms.
 func (m *dataMaker) placed() {
 	places, _ := placementTables(m.s)
 	for _, p := range m.s.Placements {
@@ -245,12 +246,12 @@ func (m *dataMaker) placed() {
 	slices.SortStableFunc(m.Placed, func(a, b chartPlaced) int { return cmp.Compare(order(a), order(b)) })
 }
 
-// chartCourse is a series of one trial of an arm, to be stacked.
+// chartCourse is a series of one trial of an arm, drawn as stacked areas.
 type chartCourse struct {
 	place
 	Name    string            `json:"name"`
 	Unit    string            `json:"unit"`
-	Trial   int               `json:"trial"` // from 1, as the progress of the run counts
+	Trial   int               `json:"trial"` // from 1, as in the progress of the run
 	Of      int               `json:"of"`
 	Seconds []float64         `json:"seconds"`
 	Parts   []chartCoursePart `json:"parts"`
@@ -262,7 +263,7 @@ type chartCoursePart struct {
 	Values []*float64 `json:"values"`
 }
 
-// courses are the series of all arms but the twin.
+// courses collects the series of all shown arms.
 func (m *dataMaker) courses() {
 	for _, c := range analysis.Courses(m.trials) {
 		at := m.placeOf(c.Arm, c.Factors)

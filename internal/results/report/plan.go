@@ -15,7 +15,7 @@ import (
 	"tare/internal/results/plan"
 )
 
-// planBasis says what the figures of a plan are, and by which rules it goes on from them.
+// planBasis explains the figures of a plan and the rules by which they were derived.
 const planBasis = "Values are means. Brackets are 95 % prediction intervals of a trial in one more block of the " +
 	"run, on its machine: they know nothing of other machines and days. Totals add intervals end by end. A request is " +
 	"the upper end, rounded up to 1m of a CPU or 1 MiB. No limits: trials measure means over windows and memory at " +
@@ -54,7 +54,7 @@ func planMarkdown(w io.Writer, p *plan.Plan, _ Options) error {
 	return put(w, b.String(), "the plan as Markdown")
 }
 
-// planSentence answers for one arm.
+// planSentence sums up the needs of one arm in one sentence.
 func planSentence(p *plan.Plan, a plan.Arm) string {
 	asked := lists.Map(slices.Sorted(maps.Keys(p.For)), func(name string) string {
 		return record.FactorName(name) + " " + asSet(p.For[name])
@@ -87,7 +87,7 @@ func planAmount(a plan.Amount, unit string) string {
 	return quantity.Interval(a.Value, a.Lo, a.Hi, unit)
 }
 
-// planRows are the table by component, its head first.
+// planRows returns the table by component, its head first.
 func planRows(a plan.Arm) [][]string {
 	rows := [][]string{{"component", "CPUs", "memory", "request", "held-out error", "from"}}
 	for _, part := range a.Parts {
@@ -114,7 +114,7 @@ func planRows(a plan.Arm) [][]string {
 	return rows
 }
 
-// planNotes are what a plan lacks or rests on, each with its kind.
+// planNotes returns what a plan lacks or depends on, each as a kind and a text.
 func planNotes(p *plan.Plan) (all [][2]string) {
 	add := func(kind, format string, args ...any) {
 		all = append(all, [2]string{kind, fmt.Sprintf(format, args...)})

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// Power writes how many blocks runs like one need, for a terminal.
+// Power writes for a terminal how many blocks runs like this one need.
 func Power(w io.Writer, p *analysis.Power, o Options) error {
 	t := newText(w, o)
 	t.linef("%s: how many blocks detect a difference of this size in %.3g of 100 runs", t.bold(clean(p.Experiment)),

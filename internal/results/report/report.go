@@ -1,6 +1,5 @@
-// Package report writes a summary for its readers: people at a terminal, people reading Markdown, benchstat, and
-// programs that take JSON. All forms say the same; none computes anything that the summary does not hold, save for the
-// values of single trials that benchstat wants.
+// Package report writes summaries, comparisons, plans and ledgers for people and for programs. All formats show the
+// same numbers. None computes anything new, but benchstat and the charts in HTML also use values of single trials.
 package report
 
 import (
@@ -20,23 +19,23 @@ import (
 	"tare/internal/results/analysis"
 )
 
-// section is the estimates at one level of the factors, as a table.
+// section is a table of the estimates at one level of the factors.
 type section struct {
-	title string // empty where there are no factors
+	title string // empty if there are no factors
 	rows  []row
 }
 
-// row is one arm's estimate of one metric. The metric stands on its first row only. The HTML template sees the names
-// of its fields.
+// row is one arm's estimate of one metric. Only the first row of a metric has its name. The HTML template uses the
+// exported fields.
 type row struct {
 	Metric, Arm, Value, Difference, Visible string
 
-	Takes string // what would resolve a small difference; empty where one is, or would be, resolved
+	Takes string // what would resolve a small difference; empty: nothing more is needed, or it is not known
 	Muted bool   // nothing was resolved
-	first bool   // of those that a reader wants first
+	first bool   // the metric is a headline
 }
 
-// header is the row above all others.
+// header returns the head of the table.
 func header(s *analysis.Summary) row {
 	return row{
 		Arm: "arm", Value: "value", Difference: "difference to " + baseline(s), Visible: "found in 80 %",
@@ -44,21 +43,21 @@ func header(s *analysis.Summary) row {
 	}
 }
 
-// baseline is the name of the arm with which the others are compared.
+// baseline returns the name of the arm with which the others are compared.
 func baseline(s *analysis.Summary) string { return cmp.Or(s.Baseline, record.Direct) }
 
 func (r row) cells() []string {
 	return []string{r.Metric, r.Arm, r.Value, r.Difference, r.Visible, r.Takes}
 }
 
-// sections returns the tables in the order of levels. The twin has no row if there are other arms: it shows as the
-// effect that 80 % of such runs find.
+// sections returns the tables in the order of levels. The twin has no row if there are other arms: its noise is part
+// of the effect that 80 % of such runs find.
 func sections(s *analysis.Summary) []section {
 	estimates := slices.Clone(s.Estimates)
 	slices.SortStableFunc(estimates, func(a, b analysis.Estimate) int { return cmp.Compare(a.Rank, b.Rank) })
 	var all []section
 	at := map[string]int{}
-	for _, e := range s.Estimates { // in order of level, which the order of metrics must not disturb
+	for _, e := range s.Estimates { // sections are ordered by level, whatever the order of metrics
 		title := titleOf(s, e)
 		if _, seen := at[title]; !seen {
 			at[title] = len(all)
@@ -70,7 +69,7 @@ func sections(s *analysis.Summary) []section {
 		sec.rows = append(sec.rows, rowOf(s, e))
 	}
 	for _, sec := range all {
-		for i := len(sec.rows) - 1; i > 0; i-- { // from the end: each row still has the name of the one before it
+		for i := len(sec.rows) - 1; i > 0; i-- { // from the end, so that the row before still has its name
 			if sec.rows[i].Metric == sec.rows[i-1].Metric {
 				sec.rows[i].Metric = ""
 			}
@@ -79,7 +78,7 @@ func sections(s *analysis.Summary) []section {
 	return all
 }
 
-// withoutTwin leaves out the elements of the baseline's twin if there are elements of other arms.
+// withoutTwin removes the elements of the baseline's twin if there are elements of other arms.
 func withoutTwin[T any](all []T, arm func(T) string) []T {
 	if !slices.ContainsFunc(all, func(x T) bool { a := arm(x); return a != record.Direct && a != record.AA }) {
 		return all
@@ -129,18 +128,18 @@ func rowOf(s *analysis.Summary, e analysis.Estimate) row {
 	if d.Found != nil {
 		r.Visible = quantity.Rough(*d.Found, e.Unit)
 		if *d.Found == 0 && baselineIsZero(s, e) {
-			r.Visible = "-" // the baseline has none of it: nothing was seen that could hide a difference, which is no figure
+			r.Visible = "-" // the baseline has none of it, so the noise that could hide a difference is not known
 		}
 	}
 	return r
 }
 
-// armOf is whose an estimate is: of an arm as a whole, or of a component of its subject, which stands behind it.
+// armOf returns the name of the arm of an estimate, followed by the component if the estimate is of one.
 func armOf(s *analysis.Summary, e analysis.Estimate) string {
 	return strings.TrimSpace(s.ArmName(e.Arm) + " " + e.Component)
 }
 
-// fewerBlocks says on how many blocks an estimate rests, where these are not all that were run.
+// fewerBlocks says how many blocks an estimate rests on if that is not all that were run; otherwise it is empty.
 func fewerBlocks(e analysis.Estimate) string {
 	text := ""
 	if e.Blocks > 0 && e.Blocks < e.Planned {
@@ -152,7 +151,7 @@ func fewerBlocks(e analysis.Estimate) string {
 	return text
 }
 
-// baselineIsZero says whether the metric is 0 without a subject, as the run time of its programs is.
+// baselineIsZero reports whether the metric is 0 in the baseline, as the run time of a subject's programs is.
 func baselineIsZero(s *analysis.Summary, e analysis.Estimate) bool {
 	base := lists.Find(s.Estimates, func(b *analysis.Estimate) bool {
 		return b.Arm == record.Direct && b.Metric == e.Metric && b.Component == e.Component &&
@@ -161,7 +160,7 @@ func baselineIsZero(s *analysis.Summary, e analysis.Estimate) bool {
 	return base != nil && base.Value == 0
 }
 
-// percent is a ratio as the change that it means: 1.14 is +14 %.
+// percent formats a ratio as a change: 1.14 is +14 %.
 func percent(ratio float64) string {
 	switch change := 100 * (ratio - 1); {
 	case change >= 1000:
@@ -173,7 +172,7 @@ func percent(ratio float64) string {
 	}
 }
 
-// notes returns what to know before quoting an estimate, each note once, with the estimates that it concerns.
+// notes returns what to know before quoting an estimate. Each note appears once, with the estimates that it is about.
 func notes(s *analysis.Summary, run record.Run) (all []string) {
 	var names lists.Groups[string, string] // by text
 	all = absent(s)
@@ -205,7 +204,7 @@ func notes(s *analysis.Summary, run record.Run) (all []string) {
 	return all
 }
 
-// absent names the arms that did not run, and says why.
+// absent names the arms that did not run, with the reasons.
 func absent(s *analysis.Summary) (all []string) {
 	for arm, why := range lists.ByKey(s.Absent) {
 		all = append(all, fmt.Sprintf("the arm %s did not run: %s", arm, why))
@@ -213,10 +212,10 @@ func absent(s *analysis.Summary) (all []string) {
 	return all
 }
 
-// maxNoted is how many estimates a note names.
+// maxNoted is the maximum number of estimates that a note names.
 const maxNoted = 3
 
-// withheld reports whether there are estimates of one quantile and none of the next, which no gate took.
+// withheld reports whether there are estimates of the quantile have and none of lack, although no gate voided lack.
 func withheld(s *analysis.Summary, have, lack string) bool {
 	is := func(metric string) func(analysis.Estimate) bool {
 		return func(e analysis.Estimate) bool { return e.Metric == metric }
@@ -225,7 +224,7 @@ func withheld(s *analysis.Summary, have, lack string) bool {
 		!slices.ContainsFunc(s.Missing, func(m analysis.Missing) bool { return m.Metric == lack })
 }
 
-// intervals says how the intervals were made, with the confidence that each method reaches at the blocks there were.
+// intervals describes how the intervals were made, with the confidence that each method reached.
 func intervals(s *analysis.Summary) string {
 	reached := map[string][2]float64{}
 	add := func(name string, confidence float64) {
@@ -262,7 +261,8 @@ func intervals(s *analysis.Summary) string {
 	return strings.Join(said, "; ")
 }
 
-// models are the fitted lines in words: those in which a factor matters, or may, and those that are no lines.
+// models describes the fitted lines that have a resolved effect of a factor, or no intervals, and the fits that are
+// not linear.
 func models(s *analysis.Summary) []string {
 	var all []string
 	for _, m := range s.Models {
@@ -298,10 +298,10 @@ func models(s *analysis.Summary) []string {
 	return all
 }
 
-// asSet is a level as it was set: whole numbers without an exponent.
+// asSet formats a level as it was set: without an exponent.
 func asSet(v float64) string { return strconv.FormatFloat(v, 'f', -1, 64) }
 
-// validity says in one sentence what the numbers rest on.
+// validity describes in one sentence which trials and blocks the numbers rest on.
 func validity(s *analysis.Summary) string {
 	state := "valid"
 	if !s.Valid {
@@ -326,7 +326,7 @@ func validity(s *analysis.Summary) string {
 	return text + fmt.Sprintf("; %d complete blocks", s.Blocks)
 }
 
-// trialsDone says how many trials were run, and how many of these count.
+// trialsDone describes how many trials were run, and how many of them are valid.
 func trialsDone(t analysis.Trials) string {
 	text := fmt.Sprintf("%d of %d planned trials done", t.Done, t.Planned)
 	switch {
@@ -351,7 +351,7 @@ func trialsDone(t analysis.Trials) string {
 	return text
 }
 
-// maxExcluded is how many trials that were left out are named; all are in the summary.
+// maxExcluded is the maximum number of excluded trials that are listed; all are in the summary.
 const maxExcluded = 10
 
 func excluded(s *analysis.Summary) []string {
@@ -361,7 +361,7 @@ func excluded(s *analysis.Summary) []string {
 			all = append(all, fmt.Sprintf("and %d more: see %s", len(s.Trials.Excluded)-i, record.TrialsFile))
 			break
 		}
-		// from 1, as the progress of the run counts
+		// from 1, as in the progress of the run
 		line := fmt.Sprintf("trial %d (block %d, %s", x.Index+1, x.Block+1, x.Arm)
 		if len(x.Factors) > 0 {
 			line += ", " + record.LevelName(x.Factors)
@@ -381,12 +381,12 @@ func selfCost(s *analysis.Summary) string {
 		inBytes(s.Self.RSSBytes))
 }
 
-// listed joins those of some texts that are not empty.
+// listed joins the texts that are not empty.
 func listed(parts ...string) string {
 	return strings.Join(slices.DeleteFunc(parts, func(p string) bool { return p == "" }), ", ")
 }
 
-// named is a value behind its name; empty where it is not known.
+// named returns a name and a value; empty if there is no value.
 func named(name, value string) string {
 	if value == "" {
 		return ""
@@ -394,7 +394,7 @@ func named(name, value string) string {
 	return name + " " + value
 }
 
-// environment is the machine in two lines.
+// environment describes the machine in two lines.
 func environment(run record.Run) []string {
 	e := run.Environment
 	var size, swap string
@@ -418,7 +418,7 @@ func environment(run record.Run) []string {
 	}
 }
 
-// again is the command that runs the experiment once more, with what a shell would split in quotes.
+// again returns the command that runs the experiment again, quoted for a shell.
 func again(run record.Run) string {
 	words := make([]string, len(run.Command))
 	for i, w := range run.Command {

@@ -11,13 +11,13 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// sandboxHead names the columns of a sandbox.
+// sandboxHead names the columns of sandboxCells.
 var sandboxHead = []string{"CPU gross", "net", "tare", "PSS gross", "net", "tare"}
 
-// mostFindings is how many findings the account for people has; the JSON form has all.
+// mostFindings is the maximum number of findings in the account for people; the JSON form has all.
 const mostFindings = 20
 
-// sandboxes tells what each sandbox uses, by component, where it is charged, and what is worth saying about that.
+// sandboxes writes what each sandbox uses, by component, where that is charged, and the findings.
 func (t *screen) sandboxes(l *ledger.Ledger) {
 	if len(l.Sandboxes) == 0 {
 		return
@@ -44,7 +44,7 @@ func sandboxCells(s *ledger.Sandbox) []string {
 	}
 }
 
-// sumOf adds up what sandboxes used; what is not known of one is not known of all.
+// sumOf adds up the use of sandboxes. A sum is nil if any of its values is unknown.
 func sumOf(all []ledger.Sandbox) *ledger.Sandbox {
 	sum := all[0]
 	for i := range all[1:] {
@@ -64,7 +64,7 @@ func (t *screen) sandbox(s *ledger.Sandbox) {
 	for _, c := range s.Components {
 		cpu := orDash(c.CPU, quantity.Seconds)
 		if c.Processes == 0 && c.Threads == 0 {
-			cpu = "-" // memory alone
+			cpu = "-" // a component that is only memory
 		}
 		t.linef("        %-10s %10s  %s", c.Component, cpu, componentMemory(c))
 	}
@@ -99,7 +99,7 @@ func (t *screen) sandbox(s *ledger.Sandbox) {
 	}
 }
 
-// SandboxName identifies a sandbox: its pod or its id, and its runtime. It may contain any bytes.
+// SandboxName returns the ID of a sandbox with its pod or name, and its runtime. The text may contain any bytes.
 func SandboxName(s *ledger.Sandbox) string {
 	id := s.ID
 	if len(id) == 64 {
@@ -120,7 +120,7 @@ func SandboxName(s *ledger.Sandbox) string {
 	return id + "  " + cmp.Or(strings.Join(how, ", "), "runtime unknown")
 }
 
-// componentMemory is the resident memory of a component by kind of page.
+// componentMemory describes the resident memory of a component by kind of page.
 func componentMemory(c ledger.SandboxComponent) string {
 	of := fmt.Sprintf("%d processes", c.Processes)
 	switch {

@@ -26,17 +26,17 @@ func init() {
 	})
 }
 
-// Options are how a terminal is written to.
+// Options control the output for a terminal.
 type Options struct {
-	Color bool   // styles; no meaning hangs on them alone
-	Width int    // columns for prose; 0: 100. Tables are not folded
-	Dir   string // the run directory, to say where the files are; empty: not said
-	All   bool   // every metric, note and model, instead of the answer and the headlines
+	Color bool   // use colors and bold text; nothing depends on them alone
+	Width int    // columns for prose; 0: 100. Tables are not wrapped
+	Dir   string // the run directory, shown so that readers find the files; empty: not shown
+	All   bool   // show every metric, note and model instead of the answers and headlines
 
 	Ledger LedgerOptions
 }
 
-// Text writes a summary for a terminal: the question, the answer, then what it rests on.
+// Text writes a summary for a terminal: the question, the answer, then the evidence.
 func Text(w io.Writer, s *analysis.Summary, run record.Run, o Options) error {
 	t := newText(w, o)
 	if o.All {
@@ -47,7 +47,7 @@ func Text(w io.Writer, s *analysis.Summary, run record.Run, o Options) error {
 	return put(w, t.b.String(), "the report")
 }
 
-// put writes a document at once; the error says what it is.
+// put writes a document in one call; what names the document in errors.
 func put(w io.Writer, document, what string) error {
 	if _, err := io.WriteString(w, document); err != nil {
 		return fmt.Errorf("writing %s: %w", what, err)
@@ -67,10 +67,10 @@ func newText(w io.Writer, o Options) *screen {
 	return t
 }
 
-// screen collects the report; it is written at once.
+// screen collects the text of a report, which is written at the end.
 type screen struct {
 	Options
-	wide  int // columns for the table that a report begins with
+	wide  int // columns for the table at the top of a report
 	b     strings.Builder
 	style *lipgloss.Renderer
 
@@ -129,7 +129,7 @@ func (t *screen) write(s *analysis.Summary, run record.Run) {
 	}
 }
 
-// verdicts writes a table of the assertions, and below it what there is to know about each.
+// verdicts writes a table of the assertions, with a note on each that needs one.
 func (t *screen) verdicts(s *analysis.Summary) {
 	all := verdicts(s)
 	if len(all) == 0 {
@@ -156,10 +156,10 @@ func (t *screen) faint(s string) string {
 	return t.style.NewStyle().Faint(true).Render(s)
 }
 
-// wrap folds prose between words; lines after the first stand under its beginning.
+// wrap wraps prose between words. The lines after the first are indented to its beginning.
 func (t *screen) wrap(lead, prose string) { t.b.WriteString(text.Wrap(t.Width, lead, prose)) }
 
-// hidden says how many rows are left out, where any are.
+// hidden writes how many rows are left out, if any.
 func (t *screen) hidden(n int, row, which string) {
 	if n > 0 {
 		t.wrap("", quantity.Counted(n, row)+which+" are left out: --all.")
@@ -181,8 +181,8 @@ func (t *screen) table(head row, rows []row) {
 	t.columns(cells, muted, false)
 }
 
-// columns writes rows of text in columns, the first of which is their head, and a blank line. The columns are to the
-// left, or all but the first to the right. Muted rows are fainter.
+// columns writes rows of text in aligned columns, the head first, and a blank line. All columns are left-aligned, or
+// all but the first right-aligned. Muted rows are fainter.
 func (t *screen) columns(rows [][]string, muted map[int]bool, right bool) {
 	widths := text.Widths(rows)
 	for i, r := range rows {

@@ -11,16 +11,16 @@ import (
 	"tare/internal/results/analysis"
 )
 
-// checked is one check of an assertion as it is shown. Its names are those that the HTML template sees.
+// checked is one check of an assertion for display. The HTML template uses the exported fields.
 type checked struct {
 	Result                 analysis.Result
 	Assertion, Place, Seen string
-	Why                    string // what to know of it, and what would decide it; empty: nothing
+	Why                    string // a note on the result, and what would decide it; may be empty
 }
 
 func (v checked) cells() []string { return []string{string(v.Result), v.Assertion, v.Place, v.Seen} }
 
-// verdicts are the checks of all assertions, each assertion by level and arm.
+// verdicts returns the checks of all assertions, in their order.
 func verdicts(s *analysis.Summary) []checked {
 	var all []checked
 	for _, v := range s.Verdicts {
@@ -42,8 +42,9 @@ func verdicts(s *analysis.Summary) []checked {
 	return all
 }
 
-// shownAs reports whether the interval of a check is that of an estimate, which stands in tables and answers. That of a
-// run that goes on until it is decided is wider.
+// shownAs reports whether the interval of a check is shown as it is, without its confidence: that of an estimate,
+// which tables and answers show too, or of a change, which is shown nowhere else. A run that continues until it is
+// decided has wider intervals.
 func shownAs(s *analysis.Summary, c *analysis.Check) bool {
 	same := func(lo, hi *float64) bool { return lo != nil && hi != nil && *lo == *c.Lo && *hi == *c.Hi }
 	return slices.ContainsFunc(s.Estimates, func(e analysis.Estimate) bool {
@@ -54,13 +55,13 @@ func shownAs(s *analysis.Summary, c *analysis.Check) bool {
 		case c.Against == assertion.Value:
 			return same(e.Lo, e.Hi)
 		case c.Against == assertion.Change:
-			return true // its interval belongs to the change, which is shown nowhere else
+			return true // shown nowhere else
 		}
 		return e.Difference != nil && same(e.Difference.Lo, e.Difference.Hi)
 	})
 }
 
-// verdictsMarkdown is the table of the assertions; empty where there are none.
+// verdictsMarkdown returns the table of the assertions; empty if there are none.
 func verdictsMarkdown(s *analysis.Summary) string {
 	all := verdicts(s)
 	if len(all) == 0 {
@@ -75,7 +76,7 @@ func verdictsMarkdown(s *analysis.Summary) string {
 	return b.String()
 }
 
-// result words the verdict of the run, and what it is based on.
+// result returns the answers of the run and its validity as one text.
 func result(s *analysis.Summary) string {
 	all := lists.Map(s.Answers, func(a analysis.Answer) string { return a.Answer })
 	return strings.Join(append(all, validity(s)), " ")

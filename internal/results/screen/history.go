@@ -8,16 +8,16 @@ import (
 // kept is how far back the history goes.
 const kept = 10 * time.Minute
 
-// mostPoints bounds the history of all rows, 4 bytes each: with more rows it is shorter.
+// mostPoints bounds the history of all rows, at 4 bytes each: with more rows it covers less time.
 const mostPoints = 2 << 20
 
-// history is the use of rows in past ticks.
+// history holds the use of rows in past ticks.
 type history struct {
 	ends []time.Time          // of past ticks, the oldest first
-	rows map[string][]float32 // the last values of each row, in the order of ends; NaN: not known
+	rows map[string][]float32 // the latest values of each row, in the order of ends; NaN: unknown
 }
 
-// add appends a tick: what each row used in it. What a row that is not there used is not known.
+// add appends a tick with the use of each row. Rows that are not in used get an unknown value.
 func (h *history) add(end time.Time, used map[string]float64) {
 	h.ends = append(h.ends, end)
 	drop := 0
@@ -48,7 +48,7 @@ func (h *history) add(end time.Time, used map[string]float64) {
 	}
 }
 
-// point is a value of the history. One that no machine has is not known.
+// point converts a value for the history. Values that no machine can have become unknown.
 func point(v float64) float32 {
 	if math.Abs(v) > math.MaxFloat32 {
 		return float32(math.NaN())
@@ -56,10 +56,10 @@ func point(v float64) float32 {
 	return float32(v)
 }
 
-// most is how many ticks are kept of a number of rows.
+// most returns how many ticks are kept for a number of rows.
 func (h *history) most(rows int) int { return max(mostPoints/max(rows, len(h.rows), 1), 1) }
 
-// forgotten says whether nothing is known any more.
+// forgotten reports whether no value is known any more.
 func forgotten(values []float32) bool {
 	for _, v := range values {
 		if v == v {
@@ -69,7 +69,7 @@ func forgotten(values []float32) bool {
 	return true
 }
 
-// of are the values of a row, one for each kept tick; NaN where it is not known.
+// of returns the values of a row, one for each kept tick; NaN if unknown.
 func (h *history) of(key string) []float64 {
 	all := make([]float64, len(h.ends))
 	values := h.rows[key]
@@ -82,7 +82,7 @@ func (h *history) of(key string) []float64 {
 	return all
 }
 
-// span is the time that the history covers, from the end of its first tick on.
+// span returns the time that the history covers, from the end of its first tick.
 func (h *history) span() time.Duration {
 	if len(h.ends) == 0 {
 		return 0
@@ -90,16 +90,16 @@ func (h *history) span() time.Duration {
 	return h.ends[len(h.ends)-1].Sub(h.ends[0])
 }
 
-// blocks draw the eighths of a line.
+// blocks draw eighths of the height of a line.
 var blocks = []rune("▁▂▃▄▅▆▇█")
 
-// sparkline draws values from 0 to most in at most that many cells, the last one to the right. A cell is the largest of
-// the values that it stands for, and blank where none is known.
+// sparkline draws values from 0 to most, the newest last, in at most the given number of cells. A cell shows the
+// largest of its values, and is blank if none is known.
 func sparkline(values []float64, most float64, cells int) string {
 	if cells <= 0 {
 		return ""
 	}
-	each := max((len(values)+cells-1)/cells, 1) // values in a cell
+	each := max((len(values)+cells-1)/cells, 1) // number of values in a cell
 	values = values[len(values)%each:]
 	line := make([]rune, 0, cells)
 	for i := 0; i+each <= len(values); i += each {
@@ -122,7 +122,7 @@ func sparkline(values []float64, most float64, cells int) string {
 	return string(line)
 }
 
-// peak is the largest known value; 0 where none is.
+// peak returns the largest known value; 0 if there is none.
 func peak(values []float64) (most float64) {
 	for _, v := range values {
 		if v > most {

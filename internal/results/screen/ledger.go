@@ -13,30 +13,30 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// rate is a time or a count in a window as one per second: CPU time then is a number of CPUs.
+// rate converts a time or a count in a window to one per second; CPU time becomes a number of CPUs.
 func rate(l *ledger.Ledger, v *float64) *float64 {
 	return known.As(v, func(v float64) float64 { return v / l.Window.Seconds })
 }
 
 func used(l *ledger.Ledger, seconds *float64) Cell { return CPUs(rate(l, seconds)) }
 
-// ledgerTable is a table of a ledger.
+// ledgerTable is a table that shows a ledger.
 type ledgerTable struct {
 	Table
 
 	rows   func(*ledger.Ledger) []*Row
-	unread func(*ledger.Ledger) bool // how many there are is not known; nil: it is
+	unread func(*ledger.Ledger) bool // reports whether the number of rows is unknown; nil: it is always known
 }
 
 // ledgerTables are the tabs of a ledger, in their order.
 var ledgerTables = []ledgerTable{components, programs, groups, sandboxes, maps}
 
-// LedgerTables are the tables of a ledger.
+// LedgerTables returns the tables of a ledger.
 func LedgerTables() []Table {
 	return lists.Map(ledgerTables, func(t ledgerTable) Table { return t.Table })
 }
 
-// OfLedger is the picture of a ledger, which it completes.
+// OfLedger returns the picture of a ledger, and adds components to the ledger if it has none.
 func OfLedger(l *ledger.Ledger) *Picture {
 	if l.Components == nil {
 		l.AddComponents()
@@ -50,7 +50,7 @@ func OfLedger(l *ledger.Ledger) *Picture {
 	return p
 }
 
-// busy is the part of the machine's CPU time in which something ran.
+// busy returns the fraction of the machine's CPU time in which something ran.
 func busy(l *ledger.Ledger) float64 {
 	c := l.CPU
 	return min(max((c.Capacity-c.Waited()-c.Steal)/max(c.Capacity, 1e-9), 0), 1)
@@ -130,7 +130,7 @@ func programRow(l *ledger.Ledger, p *ledger.Program, titles ledger.Titles) *Row 
 	return r
 }
 
-// shareWords say where a part of a program's run time ran, with the interval of that part.
+// shareWords describes where a share of a program's run time was spent, with its interval.
 func shareWords(s ledger.Share, total *float64, titles ledger.Titles) string {
 	whole := known.Or(total, 0)
 	part := func(v float64) string {
@@ -165,7 +165,8 @@ var groups = ledgerTable{
 	rows: groupRows,
 }
 
-// groupRows are the control groups as a tree. The kernel counts a group with all below it; "itself" is without.
+// groupRows returns the control groups as a tree. The kernel counts a group with all below it; "itself" is without
+// them.
 func groupRows(l *ledger.Ledger) (top []*Row) {
 	tree := report.NewGroupTree(l.Cgroups)
 	all := make([]*Row, len(l.Cgroups))
@@ -178,7 +179,7 @@ func groupRows(l *ledger.Ledger) (top []*Row) {
 		}
 		inside := g.BPFInsideSeconds
 		if left := l.CPU.BPFUnsplit; inside != nil && *inside == 0 && left != nil && *left > 0 {
-			inside = nil // what could not be split may have run here
+			inside = nil // some of the time that could not be split may have been spent here
 		}
 		memory := cmp.Or(g.Memory, new(ledger.Memory))
 		r.Cells = []Cell{used(l, g.CPUSeconds), used(l, tree.OwnCPU(i)), used(l, inside), Size(memory.Hard),

@@ -10,24 +10,24 @@ import (
 	tea "charm.land/bubbletea/v2"
 )
 
-// Tick is the message that a tick has ended: with its picture, or why there is none.
+// Tick is the message that a tick has ended, with its picture or an error.
 type Tick struct {
 	Picture *Picture
 	Err     error
 }
 
-// lengths are what a tick can be changed to.
+// lengths are the lengths that the user can choose for a tick.
 var lengths = []time.Duration{500 * time.Millisecond, time.Second, 2 * time.Second, 5 * time.Second, 10 * time.Second,
 	30 * time.Second, time.Minute}
 
 // Model is the state of the screen: the last picture, the history of rows, and the user's choices. Update changes it
-// by keys and ticks, View draws it.
+// on keys and ticks, View draws it.
 type Model struct {
 	options       Options
 	every         atomic.Int64 // nanoseconds; the source's goroutine reads it
 	width, height int
 
-	picture *Picture // that is shown; nil before the first
+	picture *Picture // the one shown; nil before the first
 	latest  *Picture // the same, unless the screen is frozen
 	failed  error    // of the last tick
 	history history
@@ -35,9 +35,9 @@ type Model struct {
 	tab     int
 	tabs    []tab
 	filter  string
-	typing  bool // the filter
+	typing  bool // the user types the filter
 	frozen  bool
-	overlay func(*Model, int) []string // instead of the table; nil: the table
+	overlay func(*Model, int) []string // replaces the table; nil: the table is shown
 }
 
 // tab is a table with the user's choices for it.
@@ -45,13 +45,13 @@ type tab struct {
 	Table
 	Rows // of the picture
 
-	sorted   int // column; len(columns): the name
+	sorted   int // index of the column; len(Columns): the name
 	reversed bool
-	folded   map[string]bool // rows by key that are shown otherwise than they begin
-	lines    []line          // what is not folded, and passes the filter
-	selected string          // key of the line
-	at       int             // index of the line
-	first    int             // index of the line at the top
+	folded   map[string]bool // keys of rows whose folding the user has changed
+	lines    []line          // rows that are not hidden by folding or the filter
+	selected string          // key of the selected line
+	at       int             // index of the selected line
+	first    int             // index of the top line
 }
 
 // line is a row with its place in the tree.
@@ -59,10 +59,10 @@ type line struct {
 	*Row
 
 	depth int
-	open  bool // what is below it follows
+	open  bool // the rows below it are shown
 }
 
-// New makes a Model of 80x24 without a picture.
+// New returns a Model of 80x24 cells without a picture.
 func New(o Options) *Model {
 	m := &Model{options: o, width: 80, height: 24}
 	m.every.Store(int64(o.Every))
@@ -72,7 +72,7 @@ func New(o Options) *Model {
 	return m
 }
 
-// Every is how long the next tick lasts. Other goroutines may call it.
+// Every returns the length of the next tick. Other goroutines may call it.
 func (m *Model) Every() time.Duration { return time.Duration(m.every.Load()) }
 
 // Init implements tea.Model.
@@ -113,10 +113,9 @@ func (m *Model) tick(t Tick) {
 	}
 }
 
-// busyKey is that of the machine in the history.
+// busyKey is the key of the whole machine in the history.
 const busyKey = "busy"
 
-// remember adds a picture to the history.
 func (m *Model) remember(p *Picture) {
 	used := map[string]float64{busyKey: p.Busy}
 	var add func(table string, rows []*Row)
@@ -134,7 +133,7 @@ func (m *Model) remember(p *Picture) {
 	m.history.add(p.End, used)
 }
 
-// show makes the latest picture the one on the screen.
+// show puts the latest picture on the screen.
 func (m *Model) show() {
 	m.picture = m.latest
 	for i := range m.tabs {
@@ -143,14 +142,14 @@ func (m *Model) show() {
 	m.list()
 }
 
-// list makes the lines of all tabs anew.
+// list rebuilds the lines of all tabs.
 func (m *Model) list() {
 	for i := range m.tabs {
 		m.tabs[i].list(strings.ToLower(m.filter))
 	}
 }
 
-// press does what a key asks for.
+// press handles a key.
 func (m *Model) press(key string) tea.Cmd {
 	t := &m.tabs[m.tab]
 	page := max(m.room()-1, 1)
@@ -214,7 +213,7 @@ func (m *Model) press(key string) tea.Cmd {
 
 func (m *Model) turn(to int) { m.tab, m.overlay = to, nil }
 
-// turnOver shows an overlay, or ends the one that is shown.
+// turnOver shows an overlay, or closes the current one.
 func (m *Model) turnOver(overlay func(*Model, int) []string) {
 	if m.overlay != nil {
 		overlay = nil
@@ -222,7 +221,7 @@ func (m *Model) turnOver(overlay func(*Model, int) []string) {
 	m.overlay = overlay
 }
 
-// edit changes the filter.
+// edit handles a key while the filter is typed.
 func (m *Model) edit(k tea.KeyPressMsg) {
 	switch k.String() {
 	case "enter", "ctrl+c":
@@ -240,8 +239,8 @@ func (m *Model) edit(k tea.KeyPressMsg) {
 	m.list()
 }
 
-// list makes the lines: the rows, sorted within each parent, without those below folded rows and those that do not
-// pass the filter. The same row stays selected, or the same line if the row is gone.
+// list rebuilds the lines: the rows, sorted within each parent, without those below folded rows and those that do not
+// match the filter. The same row stays selected, or the same line if the row is gone.
 func (t *tab) list(filter string) {
 	t.lines = t.lines[:0]
 	t.add(t.All, 0, filter, false)
@@ -251,7 +250,7 @@ func (t *tab) list(filter string) {
 	t.move(0)
 }
 
-// add adds rows and what is below them. Within a row that passes the filter everything passes.
+// add adds rows and the rows below them. Everything below a row that matches the filter is shown.
 func (t *tab) add(rows []*Row, depth int, filter string, within bool) {
 	for _, r := range t.sort(rows, depth) {
 		passes := within || strings.Contains(strings.ToLower(r.fullName()), filter)
@@ -274,7 +273,7 @@ func passesBelow(r *Row, filter string) bool {
 		slices.ContainsFunc(r.Below, func(r *Row) bool { return passesBelow(r, filter) })
 }
 
-// sort sorts rows by the chosen column, the largest first, and what is not known or does not apply last.
+// sort sorts rows by the chosen column, the largest first; values that are unknown or do not apply come last.
 func (t *tab) sort(rows []*Row, depth int) []*Row {
 	rows = slices.Clone(rows)
 	at := func(r *Row) (c Cell) {
@@ -307,7 +306,7 @@ func (t *tab) sort(rows []*Row, depth int) []*Row {
 	return rows
 }
 
-// fold shows what is below the selected row, or hides it.
+// fold shows or hides the rows below the selected row.
 func (t *tab) fold() {
 	if t.at >= len(t.lines) {
 		return
@@ -319,7 +318,7 @@ func (t *tab) fold() {
 	}
 }
 
-// move selects another line: the one that many lines below.
+// move moves the selection down by a number of lines.
 func (t *tab) move(by int) {
 	t.at = max(min(t.at+by, len(t.lines)-1), 0)
 	if t.selected = ""; t.at < len(t.lines) {
@@ -327,12 +326,12 @@ func (t *tab) move(by int) {
 	}
 }
 
-// scroll sees to it that the selected line is among those that there is room for.
+// scroll keeps the selected line visible.
 func (t *tab) scroll(room int) {
 	t.first = max(min(t.first, t.at, len(t.lines)-room), t.at-room+1, 0)
 }
 
-// current is the selected row; nil where there is none.
+// current returns the selected row; nil if there is none.
 func (t *tab) current() *Row {
 	if t.at >= len(t.lines) {
 		return nil

@@ -1,9 +1,9 @@
 // Package screen shows one window after another on a terminal: the CPU budget as a bar, and below it tables of what
 // used the CPUs. Start reading at Picture, the contents of the screen for one window, such as the ledger of a machine
-// (OfLedger), and at Model, which is pure: it turns pictures and keys into lines of text. Run gives it a terminal and
-// a source.
+// (OfLedger), and at Model, which does no I/O: it turns pictures and keys into lines of text. Run connects it to a
+// terminal and a source.
 //
-// An unknown value is shown as "-", never as 0. Names were chosen by others, so they are escaped for the terminal.
+// An unknown value is shown as "-", never as 0. Names can contain anything, so they are escaped for the terminal.
 package screen
 
 import (
@@ -23,22 +23,22 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// Source gives the picture of a window that ends in d, or as soon as the context ends.
+// Source returns the picture of a window that ends after d, or as soon as the context ends.
 type Source func(ctx context.Context, d time.Duration) (*Picture, error)
 
-// Options are how windows are shown.
+// Options control how windows are shown.
 type Options struct {
 	Command string // the name of the program, such as "tare top"
 	Weigh   string // the command that prints all of one window, such as "tare weigh"
 	Tables  []Table
-	Every   time.Duration // length of a tick, to begin with
+	Every   time.Duration // initial length of a tick
 	From    string        // where the windows are from; empty: this machine
-	// Retry goes on after a source has failed, once it has given a window: another machine may be gone for a while.
+	// Retry continues after a source has failed, if it has worked before: another machine may be unreachable for a while.
 	Retry bool
 }
 
-// Run shows windows at a terminal until a person quits, the context ends, or the source fails. It restores the
-// terminal, and leaves no goroutine behind: the source can be closed afterwards.
+// Run shows windows on a terminal until the user quits, the context ends, or the source fails. It restores the
+// terminal, and waits for its goroutines, so the source can be closed afterwards.
 func Run(ctx context.Context, terminal *os.File, s Source, o Options) error {
 	ctx, stop := context.WithCancel(ctx)
 	m := New(o)
@@ -59,17 +59,17 @@ func Run(ctx context.Context, terminal *os.File, s Source, o Options) error {
 	return errors.Join(<-fed, err)
 }
 
-// framesPerSecond is how often the library looks for something to draw. Its default of 60 takes more CPU time than all
-// else that the screen does.
+// framesPerSecond is how often the library looks for something to draw. Its default of 60 takes more CPU time than the
+// rest of the screen.
 const framesPerSecond = 15
 
-// colours returns the colours that the terminal can show by its environment. The library's default would also ask
-// tmux, by starting the program of that name.
+// colours returns the colours that the terminal supports according to its environment. The library's default would
+// also start tmux to ask it.
 func colours(environment []string) colorprofile.Profile {
 	profile := min(colorprofile.Env(environment), colorprofile.ANSI)
 	off := func(v string) bool { return len(v) > len(noColor) && strings.HasPrefix(v, noColor) }
 	if slices.ContainsFunc(environment, off) {
-		profile = min(profile, colorprofile.ASCII) // the library wants a value that means true
+		profile = min(profile, colorprofile.ASCII) // the library ignores NO_COLOR unless its value means true
 	}
 	return profile
 }
@@ -77,8 +77,8 @@ func colours(environment []string) colorprofile.Profile {
 // noColor turns colours off, whatever its value (no-color.org).
 const noColor = "NO_COLOR="
 
-// feed sends each picture of a source, and why there was none, until the context ends. A panic on the way is an error,
-// so that the terminal is restored before it is shown.
+// feed sends a Tick for each picture or failure of a source until the context ends. It turns a panic into an error, so
+// that the terminal is restored before the panic is shown.
 func feed(
 	ctx context.Context, s Source, every func() time.Duration, retry bool, send func(tea.Msg),
 ) (err error) {
@@ -109,7 +109,7 @@ func feed(
 	return nil
 }
 
-// CheckTerminal fails, with a hint, where an output is no terminal, or one that has no cursor to move; nil is none.
+// CheckTerminal returns an error, with a hint, if f is nil, not a terminal, or a terminal that cannot move its cursor.
 func CheckTerminal(f *os.File, command, hint string) error {
 	if f == nil || !isatty.IsTerminal(f.Fd()) {
 		return fault.New(fault.Usage, "standard output", hint, "%s needs a terminal, and this is not one", command)

@@ -11,8 +11,8 @@ import (
 	"tare/internal/lib/text"
 )
 
-// wide is how many cells of a terminal a character takes at most. Terminals and fonts differ outside of ASCII, and a
-// line that is thought to be too short would wrap.
+// wide returns the maximum number of cells of a terminal that a character takes. Terminals and fonts differ outside of
+// ASCII, and a line that is wider than computed would wrap.
 func wide(r rune) int {
 	if r < utf8.RuneSelf {
 		return 1
@@ -20,8 +20,8 @@ func wide(r rune) int {
 	return 2
 }
 
-// shown is a name that others chose as text that fits into the given number of cells: escaped, and with combining
-// characters escaped too, as any number of them would stand in one cell. What does not fit ends in "~".
+// shown escapes a name from outside and fits it into the given number of cells. It also escapes combining characters,
+// since any number of them can share one cell. A name that does not fit ends in "~".
 func shown(name string, cells int) string {
 	if most := 8 * max(cells, 1); len(name) > most {
 		name = name[:most] // more than enough: no character has more than four bytes
@@ -42,7 +42,7 @@ func shown(name string, cells int) string {
 	return b.String()
 }
 
-// clipped marks text that fits as one that has more to it.
+// clipped ends text in "~", within the given number of cells.
 func clipped(s string, cells int) string {
 	used := width(s)
 	for s != "" && used >= cells {
@@ -55,7 +55,7 @@ func clipped(s string, cells int) string {
 	return s + "~"
 }
 
-// width is how many cells a text of shown takes at most.
+// width returns the maximum number of cells that a result of shown takes.
 func width(s string) (cells int) {
 	for _, r := range s {
 		cells += wide(r)
@@ -63,14 +63,14 @@ func width(s string) (cells int) {
 	return cells
 }
 
-// left and right fill a text of shown up to a number of cells.
+// left and right pad a result of shown to a number of cells.
 func left(s string, cells int) string  { return s + strings.Repeat(" ", max(cells-width(s), 0)) }
 func right(s string, cells int) string { return strings.Repeat(" ", max(cells-width(s), 0)) + s }
 
 // least is the smallest number of CPUs that is shown as a number.
 const least = 0.00005
 
-// cpus is a number of CPUs in at most eight cells: CPU time per time, such as 0.2500 for a quarter of one CPU.
+// cpus formats a number of CPUs in at most eight cells, such as 0.2500 for a quarter of one CPU.
 func cpus(v float64) string {
 	if v != 0 && math.Abs(v) < least {
 		return "~0"

@@ -17,7 +17,7 @@ import (
 	"tare/internal/results/report"
 )
 
-// The smallest terminal that has room for the budget, a few rows and the keys.
+// The smallest terminal with room for the budget, a few rows and the keys.
 const (
 	leastWidth  = 80
 	leastHeight = 16
@@ -30,7 +30,7 @@ func (m *Model) View() tea.View {
 	return v
 }
 
-// screen returns the lines of the screen, none of them wider than the terminal, and no more than fit.
+// screen returns the lines of the screen, no wider and no more than fit.
 func (m *Model) screen() []string {
 	if m.width < leastWidth || m.height < leastHeight {
 		says := fmt.Sprintf("%s needs %dx%d, not %dx%d: enlarge the window, or q", m.options.Command, leastWidth,
@@ -54,7 +54,7 @@ func (m *Model) screen() []string {
 	return lines
 }
 
-// room is how many rows of a table there is room for.
+// room returns how many rows of a table fit on the screen.
 func (m *Model) room() int {
 	if m.width < leastWidth || m.height < leastHeight {
 		return 1
@@ -62,7 +62,7 @@ func (m *Model) room() int {
 	return m.height - len(m.head()) - len(m.foot()) - 1
 }
 
-// head is the title, the budget and the names of the tabs.
+// head returns the title, the budget and the names of the tabs.
 func (m *Model) head() []string {
 	lines := []string{bold(shown(m.title(), m.width))}
 	lines = append(lines, m.budget()...)
@@ -96,10 +96,10 @@ func countedCPUs(n float64) string {
 	return strconv.FormatFloat(n, 'f', -1, 64) + unit
 }
 
-// partWidth is the room for a part of the budget below the bar.
+// partWidth is the number of cells for a part of the budget below the bar.
 const partWidth = 26
 
-// budget is the bar, what its signs mean, and how busy the machine was.
+// budget returns the bar, its legend, and how busy the machine was.
 func (m *Model) budget() []string {
 	now := m.picture
 	if now == nil {
@@ -123,7 +123,7 @@ func (m *Model) budget() []string {
 	return append(lines, busy+sparkline(m.history.of(busyKey), 1, m.width-width(busy)))
 }
 
-// bar draws each part of the budget by its sign, which a colour repeats.
+// bar draws each part of the budget with its sign, repeated by a colour.
 func (m *Model) bar(parts []report.Part, capacity float64) string {
 	var b strings.Builder
 	for rest := report.Bar(parts, capacity, m.width-2); rest != ""; {
@@ -134,7 +134,7 @@ func (m *Model) bar(parts []report.Part, capacity float64) string {
 	return b.String()
 }
 
-// tabLine names the tabs with how many rows they have, and marks the one that is shown.
+// tabLine returns the names of the tabs with their numbers of rows, and marks the current one.
 func (m *Model) tabLine() string {
 	names := make([]string, len(m.tabs))
 	for i := range m.tabs {
@@ -151,7 +151,7 @@ func (m *Model) tabLine() string {
 	return inverse(left(shown(strings.Join(names, ""), m.width), m.width))
 }
 
-// rows is the head of the table, and the rows that there is room for.
+// rows returns the head of the table, and as many rows as fit.
 func (m *Model) rows(room int) []string {
 	t := &m.tabs[m.tab]
 	head := make([]string, len(t.Columns))
@@ -176,7 +176,7 @@ func (m *Model) rows(room int) []string {
 	return lines
 }
 
-// mark shows by which column a table is sorted, and how.
+// mark returns the sign of the sorted column, which shows the direction.
 func (t *tab) mark(column int) string {
 	switch {
 	case column != t.sorted:
@@ -187,7 +187,7 @@ func (t *tab) mark(column int) string {
 	return " v"
 }
 
-// row draws a row; the selected one has a sign, for terminals without styles.
+// row draws a row. The selected one also has a sign, for terminals without styles.
 func (m *Model) row(l line, selected bool) string {
 	sign := " "
 	if selected {
@@ -208,8 +208,7 @@ func (m *Model) row(l line, selected bool) string {
 	return drawn
 }
 
-// inColumns puts cells into the columns of the table, as many as the terminal has room for, and the name into the rest
-// of the line.
+// inColumns aligns cells in the columns of the table, as many as fit on the terminal, and the name after them.
 func (m *Model) inColumns(cells []string, name, sign string) string {
 	var b strings.Builder
 	b.WriteString(sign)
@@ -227,7 +226,8 @@ func (m *Model) inColumns(cells []string, name, sign string) string {
 	return b.String() + shown(name, m.width-width(b.String()))
 }
 
-// whole is a value to the right of its cells. One that does not fit is none: a number without its end is another one.
+// whole right-aligns a value. A value that does not fit is replaced by "#", because a truncated number would be
+// another number.
 func whole(value string, cells int) string {
 	if width(value) > cells {
 		return strings.Repeat("#", cells)
@@ -235,7 +235,7 @@ func whole(value string, cells int) string {
 	return right(value, cells)
 }
 
-// foot is the selected row with its history, and the keys or what is typed.
+// foot returns the selected row with its history, and the keys or the text being typed.
 func (m *Model) foot() []string {
 	lines := []string{"", "", m.lastLine()}
 	t := &m.tabs[m.tab]
@@ -253,12 +253,12 @@ func (m *Model) foot() []string {
 	return lines
 }
 
-// shownMiddle is shown, but what does not fit is left out in the middle: paths differ at their end.
+// shownMiddle is like shown, but leaves out the middle of a name that does not fit: paths differ at their ends.
 func shownMiddle(name string, cells int) string {
 	if len(name) <= cells && width(shown(name, cells+1)) <= cells {
 		return shown(name, cells)
 	}
-	from := max(len(name)-cells/8, 0) // escaped, a byte takes up to four cells
+	from := max(len(name)-cells/8, 0) // escaping turns a byte into up to four cells
 	for from < len(name) && !utf8.RuneStart(name[from]) {
 		from++
 	}
@@ -278,7 +278,6 @@ func (m *Model) lastLine() string {
 	return faint(shown("tab view  j/k move  enter expand  s sort  / filter  p freeze  ? all keys  q quit", m.width))
 }
 
-// keys are the keys.
 func (m *Model) keys(int) []string {
 	all := [][2]string{
 		{fmt.Sprintf("tab, shift-tab, 1 to %d", len(m.tabs)), "the tables"},
@@ -295,7 +294,7 @@ func (m *Model) keys(int) []string {
 	return lists.Map(all, func(k [2]string) string { return shown(fmt.Sprintf("  %-30s %s", k[0], k[1]), m.width) })
 }
 
-// warnings returns the warnings of the ledger, folded into the number of lines that there is room for.
+// warnings returns the warnings of the picture, folded into the lines that there is room for.
 func (m *Model) warnings(room int) []string {
 	if m.picture == nil || len(m.picture.Warnings) == 0 {
 		return []string{"  no warnings"}
@@ -310,10 +309,10 @@ func (m *Model) warnings(room int) []string {
 	return lines
 }
 
-// mostOfWarning is how many bytes of a warning are shown.
+// mostOfWarning is the maximum number of bytes shown of a warning.
 const mostOfWarning = 2000
 
-// folded is text as lines of at most the given number of cells, broken between words.
+// folded breaks text between words into lines of at most the given number of cells.
 func folded(prose string, cells int) (lines []string) {
 	line := " "
 	for _, w := range strings.Fields(text.ClipLine(prose, mostOfWarning)) {
@@ -327,18 +326,18 @@ func folded(prose string, cells int) (lines []string) {
 	return append(lines, line)
 }
 
-// The styles repeat what signs say: terminals and people may lack them.
+// The styles only repeat what signs say, because terminals and people may not see them.
 func bold(s string) string    { return ansi.NewStyle().Bold().Styled(s) }
 func faint(s string) string   { return ansi.NewStyle().Faint().Styled(s) }
 func inverse(s string) string { return ansi.NewStyle().Reverse(true).Styled(s) }
 
-// partColours are the colours of the parts of the budget by their signs.
+// partColours are the colours of the parts of the budget, by sign.
 var partColours = map[rune]ansi.BasicColor{
 	'#': ansi.Green, '=': ansi.Cyan, 'k': ansi.Blue, 'B': ansi.Magenta, 'i': ansi.Yellow, 't': ansi.BrightBlack,
 	's': ansi.Red, '?': ansi.BrightRed,
 }
 
-// signed is text in the colour of a part of the budget.
+// signed colours text as the part of the budget with the sign.
 func signed(sign rune, s string) string {
 	if colour, has := partColours[sign]; has {
 		return ansi.NewStyle().ForegroundColor(colour).Styled(s)

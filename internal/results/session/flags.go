@@ -9,7 +9,7 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// Flags are the flags of every run: where it is written, how long it is, its seed, and which parts of it are printed.
+// Flags are the flags of every run: its directory, length and seed, and what is printed of the result.
 type Flags struct {
 	Out       string
 	Seed      uint64
@@ -21,10 +21,10 @@ type Flags struct {
 // Show selects the parts of a result that are printed.
 type Show struct {
 	Format string
-	All    bool // of the report everything, instead of the answer and the headlines
+	All    bool // print everything instead of the answer and the headlines
 }
 
-// JSON reports whether one JSON document is printed, and nothing else.
+// JSON reports whether the output is one JSON document and nothing else.
 func (s *Show) JSON() bool { return s.Format == "json" }
 
 // RegisterJSON adds --json.
@@ -60,13 +60,13 @@ func (f *Flags) Register(fs *pflag.FlagSet) {
 		"seed of the order of trials and of the arrivals; default: a new one, which is recorded")
 }
 
-// RegisterSpec adds the flags that change an experiment which is named.
+// RegisterSpec adds the flags that change a named experiment.
 func (f *Flags) RegisterSpec(fs *pflag.FlagSet) {
 	fs.BoolVar(&f.Overrides.Quick, "quick", false, "the short form of the experiment")
 	fs.StringArrayVar(&f.Overrides.Set, "set", nil, "setting=value, or setting=a,b to sweep; may be repeated")
 }
 
-// Check refuses a run without blocks, and notes whether it was given a seed.
+// Check rejects a run without blocks, and records whether a seed was given.
 func (f *Flags) Check(fs *pflag.FlagSet) error {
 	f.seeded = fs.Changed("seed")
 	if n := f.Overrides.Blocks; n <= 0 && fs.Changed("blocks") {

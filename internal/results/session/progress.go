@@ -17,14 +17,14 @@ import (
 	"tare/internal/lib/text"
 )
 
-// progress says on standard error how the run goes: one line that changes on a terminal, else a line for each block.
-// Errors have a separate line on both.
+// progress reports on standard error how the run goes: on a terminal one line that is updated, otherwise a line for
+// each block. Errors have their own lines.
 type progress struct {
 	w        io.Writer // for text
-	raw      io.Writer // the same, for what steers the terminal
+	raw      io.Writer // for terminal control sequences; the same output
 	terminal bool
-	block    int  // last said
-	warned   bool // that another run is under way
+	block    int  // last reported
+	warned   bool // of another run under way
 }
 
 func (o *Output) progress(s *spec.Spec, r record.Run, takes time.Duration, dir string) *progress {
@@ -42,7 +42,7 @@ func (o *Output) progress(s *spec.Spec, r record.Run, takes time.Duration, dir s
 	return p
 }
 
-// extent is how long the run will be, of which the plan takes as long as is estimated.
+// extent describes how long the run will be; takes is the estimate for the plan.
 func extent(s *spec.Spec, r record.Run, takes time.Duration) string {
 	block := quantity.Counted(len(r.Plan)/max(r.Blocks, 1), "trial")
 	switch {
@@ -61,7 +61,7 @@ func extent(s *spec.Spec, r record.Run, takes time.Duration) string {
 	return text
 }
 
-// warn says once that another run is under way: its numbers and ours are not what they would be alone.
+// warn warns once of another run under way: two runs at a time disturb each other.
 func (p *progress) warn(text string) {
 	if p.warned {
 		return
@@ -70,7 +70,7 @@ func (p *progress) warn(text string) {
 	p.note("warning: %s; end one of them and run again", text)
 }
 
-// note writes a line in place of the one that changes.
+// note writes a separate line, in place of the updated one.
 func (p *progress) note(format string, args ...any) {
 	p.clear()
 	fmt.Fprintf(p.w, format+"\n", args...)
@@ -91,7 +91,7 @@ func (p *progress) say(at engine.Progress) {
 	}
 	if t := at.Last; t != nil && !t.Validity.Valid {
 		p.note("%s %s", attemptOf(t, at), whatIsWrong(t.Validity))
-		if t.Validity.Failed != "" { // its warnings may say why
+		if t.Validity.Failed != "" { // its warnings may explain the failure
 			for _, w := range t.Warnings {
 				fmt.Fprintf(p.w, "  warning: %s\n", text.Line(w.Message))
 			}
@@ -135,7 +135,7 @@ func (p *progress) say(at engine.Progress) {
 	p.block = n.Block
 }
 
-// attemptOf names an attempt at a trial.
+// attemptOf describes an attempt at a trial.
 func attemptOf(t *record.Trial, at engine.Progress) string {
 	text := fmt.Sprintf("trial %d of %d (%s)", t.Index+1, at.Total, t.Arm)
 	if at.Open {
@@ -147,7 +147,7 @@ func attemptOf(t *record.Trial, at engine.Progress) string {
 	return text
 }
 
-// whatIsWrong words why a trial failed or tripped gates, with the causes, and how many metrics are lost because of it.
+// whatIsWrong describes why a trial failed or tripped gates, with the causes and the number of metrics lost.
 func whatIsWrong(v record.Validity) string {
 	if v.Failed != "" {
 		return "failed: " + v.Failed
@@ -173,7 +173,7 @@ func whatIsWrong(v record.Validity) string {
 	return what + strings.Join(messages, "; ")
 }
 
-// clear takes back the line that changes.
+// clear erases the updated line.
 func (p *progress) clear() {
 	if p.terminal {
 		fmt.Fprint(p.raw, "\r\x1b[K")
@@ -182,7 +182,7 @@ func (p *progress) clear() {
 
 func (p *progress) done() { p.clear() }
 
-// interrupted may be called while say is: both write with one call each.
+// interrupted may be called concurrently with say: each writes with a single call.
 func (p *progress) interrupted() {
 	text := "tare: interrupted; taking the trial down\n"
 	if p.terminal {

@@ -17,7 +17,7 @@ import (
 	"tare/internal/lib/self"
 )
 
-// Record is run.json. The run was started by a command line of a program, which may be several words.
+// Record returns the content of run.json. program and args are the words of the command line that started the run.
 func (f Flags) Record(s *spec.Spec, program, args []string, in record.Environment) (record.Run, error) {
 	resolved, err := json.Marshal(s)
 	if err != nil {
@@ -25,7 +25,7 @@ func (f Flags) Record(s *spec.Spec, program, args []string, in record.Environmen
 	}
 	now := time.Now()
 	if !f.seeded {
-		f.Seed = uint64(rand.Uint32()) // small enough for every reader of JSON
+		f.Seed = uint64(rand.Uint32()) // small enough for every JSON reader
 	}
 	r := record.Run{
 		Schema: record.RunSchema, ID: fmt.Sprintf("%s-%s-%d", s.Name, now.UTC().Format("20060102T150405Z"), os.Getpid()),
@@ -42,7 +42,7 @@ func (f Flags) Record(s *spec.Spec, program, args []string, in record.Environmen
 	}
 	if s.Open() {
 		first := *s
-		first.Blocks = 1 // the run adds the others
+		first.Blocks = 1 // the run adds further blocks as it goes
 		r.Blocks, r.Plan = 1, engine.Plan(&first, f.Seed)
 	}
 	if !f.seeded {
@@ -60,8 +60,7 @@ func withFlag(command []string, flag string) []string {
 	return slices.Insert(command, at, flag)
 }
 
-// again is the command that runs an experiment once more. A run never writes over another, so it goes into another
-// directory.
+// again returns the command that repeats an experiment, without --out: a run never overwrites another.
 func again(program, args []string) []string {
 	command := slices.Clone(program)
 	for i := 0; i < len(args); i++ {

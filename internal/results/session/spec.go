@@ -10,8 +10,8 @@ import (
 	"tare/internal/lib/text"
 )
 
-// LoadSpec finds the experiment of a command, such as "tare run": a path if it looks like one, which read reads, else a
-// built-in name. features are as of spec.Parse.
+// LoadSpec loads the experiment of a command such as "tare run": a built-in one by name, or a file by its path, which
+// read reads. features are as for spec.Parse.
 func LoadSpec(command, arg string, features []string, read func(path string) ([]byte, error)) (*spec.Spec, error) {
 	file, data, err := ReadSpec(command, arg, read)
 	if err != nil {
@@ -20,7 +20,7 @@ func LoadSpec(command, arg string, features []string, read func(path string) ([]
 	return spec.Parse(file, data, features)
 }
 
-// ReadSpec is LoadSpec's text of a spec, with its file in messages.
+// ReadSpec returns the text of a spec for LoadSpec, and the name of its file for messages.
 func ReadSpec(command, arg string, read func(path string) ([]byte, error)) (file string, data []byte, err error) {
 	file, data, ok := experiments.File(arg)
 	if ok {
@@ -33,7 +33,7 @@ func ReadSpec(command, arg string, read func(path string) ([]byte, error)) (file
 	return arg, data, err
 }
 
-// NoSuchExperiment says which there are, and which was most likely meant.
+// NoSuchExperiment returns an error that lists the built-in experiments and suggests the nearest name.
 func NoSuchExperiment(command, name, more string) error {
 	hint := "the built-in experiments are " + strings.Join(experiments.Names(), ", ") + more
 	if n := text.Nearest(name, experiments.Names()); n != "" {
