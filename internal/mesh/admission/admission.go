@@ -36,8 +36,8 @@ const Generator = "admission"
 type Webhook struct {
 	URL   string `json:"url"` // https
 	Roots []byte `json:"roots"`
-	// Certificates is where pods get certificates with the tokens of their service accounts (authority.Agent),
-	// host:port; empty: they get none.
+	// Certificates is the address, host:port, at which pods get certificates with the tokens of their service accounts
+	// (authority.Agent); empty: they get none.
 	Certificates string `json:"certificates,omitempty"`
 	// Identities is the prefix of the service accounts' identities, before the account's name.
 	Identities string `json:"identities,omitempty"`
@@ -47,7 +47,7 @@ type Webhook struct {
 	Audience string          `json:"audience,omitempty"`
 }
 
-// The kinds of failures besides those of HTTP, status-CODE.
+// The kinds of failures, in addition to status-CODE for those of HTTP.
 const (
 	failedConnection  = "connection"
 	failedTimeout     = "timeout"
@@ -57,7 +57,7 @@ const (
 	failedCertificate = "certificate" // the token gives no certificate
 )
 
-// The names of what the load counts and times besides reviews.
+// The names of what the load counts and times in addition to reviews.
 const (
 	countFinished        = "finished" // reviews that ended in the window, with their certificates, whenever they began
 	countCertificates    = "certificates"
@@ -78,7 +78,7 @@ type Load struct {
 	log *running.Log
 }
 
-// Prepare connects to a webhook, and has it review some pods.
+// Prepare connects to a webhook, and makes it review some pods.
 func Prepare(ctx context.Context, o Options, to Webhook) (*Load, error) {
 	if to.URL == "" {
 		return nil, fault.New(fault.Usage, "subject", "weigh one that has a webhook, such as injector",
@@ -169,7 +169,7 @@ func kindOf(err error) string {
 	return failedConnection
 }
 
-// ask makes a review, and if pods get certificates gets the pod's; answered is when the review was answered.
+// ask sends the i-th review and, if pods get certificates, gets the pod's. answered is when the review was answered.
 func (l *Load) ask(ctx context.Context, i int) (failed string, answered int64, err error) {
 	failed, err = l.review(ctx, i)
 	answered = pace.Now()
@@ -205,7 +205,7 @@ func (l *Load) token(i int) (authority.Token, error) {
 	return authority.Token(text), nil
 }
 
-// tally is the counts of a run.
+// tally holds the counts of a run.
 type tally struct {
 	load.Tally
 	finished    int64 // ended in the window, with their certificates
@@ -219,11 +219,11 @@ func newTally() tally {
 	return t
 }
 
-// in says whether a review counts that was intended for a time.
+// in reports whether a review that was intended for a time counts.
 func (l *Load) in(intended int64) bool { return intended >= l.begin && intended < l.end }
 
-// do makes the i-th review, which was intended for a time; negative: now (closed loop). The calling goroutine was free
-// since another time, and is free again at the returned time.
+// do makes the i-th review, which was intended for a time; negative: now (closed loop). free is the time since which
+// the calling goroutine has been free; do returns the time at which it is free again.
 func (l *Load) do(ctx context.Context, i int, intended, free int64) int64 {
 	sent := pace.Now()
 	own := int64(-1)
@@ -306,7 +306,7 @@ type due struct {
 	at     int64
 }
 
-// logged returns how many reviews to keep one by one: those of the schedule, or an ample number in closed loop.
+// logged returns how many reviews to log individually: those of the schedule, or an ample number in closed loop.
 func (l *Load) logged(s role.Schedule) int {
 	rate := l.o.Rate
 	if rate == 0 {
@@ -351,7 +351,7 @@ func (l *Load) unsent(at int64) {
 	}
 }
 
-// work makes reviews, one after the other, until there are no more.
+// work makes reviews, one at a time, until there are no more.
 func (l *Load) work(ctx context.Context, from int64, due <-chan due, next *atomic.Int64) {
 	free := pace.Now()
 	if l.o.Rate > 0 {
@@ -386,7 +386,7 @@ func (l *Load) result(s role.Schedule, cpu float64) (*load.Result, error) {
 	return x, l.Into(x)
 }
 
-// tellApart adds to a result what stalls of the machine did not affect.
+// tellApart adds to a result the part that stalls of the machine did not affect.
 func (l *Load) tellApart(x *load.Result, stalls *role.Stalls) error {
 	if l.log == nil {
 		return nil
@@ -394,7 +394,7 @@ func (l *Load) tellApart(x *load.Result, stalls *role.Stalls) error {
 	return running.Classify(x, []*running.Log{l.log}, stalls, l.begin, l.end)
 }
 
-// Run plays the load's part in the role protocol: prepares, says ready, works, and sends the result.
+// Run plays the load's part in the role protocol: it prepares, sends ready, works, and sends the result.
 func Run(ctx context.Context, o Options, to Webhook, conn *role.Conn) (err error) {
 	l, err := Prepare(ctx, o, to)
 	if err != nil {

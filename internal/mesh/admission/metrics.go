@@ -8,7 +8,7 @@ import (
 	"tare/internal/lib/quantity"
 )
 
-// metrics are the metrics of the load besides those of all loads.
+// metrics are the metrics of the load in addition to those of all loads.
 var metrics = []measured.Metric{
 	{
 		Definition: metric.Definition{

@@ -54,7 +54,7 @@ func (g guest) CheckSetup(s *kind.Setup, path string, _ *kind.Part) error {
 	return kind.CheckServes[Admitting](s, g.About().Name, path, "has a webhook", "has none")
 }
 
-// Play implements kind.Player: prepares, sends ready, works, and sends the result.
+// Play implements kind.Player: it prepares, sends ready, works, and sends the result.
 func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
 	o, err := OptionsOf(v)
 	if err != nil {

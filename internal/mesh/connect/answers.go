@@ -12,11 +12,11 @@ func init() {
 	analysis.Register(analysis.Family{Metrics: []string{"wrong_connect_share"}, Answer: consistencyAnswers})
 }
 
-// prose words this package's answers.
+// prose writes this package's answers.
 type prose struct{ analysis.Prose }
 
-// consistencyAnswers returns which stores lost or misdirected no connection, and then for each where connections went,
-// and for how long old endpoints were seen.
+// consistencyAnswers returns which stores lost or misdirected connections, then for each where connections went, and
+// for how long old endpoints were seen.
 func consistencyAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
 	var all []analysis.Answer
 	for _, at := range t.Levels {
@@ -62,7 +62,7 @@ func consistencyAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answe
 	return all
 }
 
-// consistency words what one arm did to connections.
+// consistency describes what one arm did to connections.
 func (p *prose) consistency(t *analysis.Table) {
 	wrong := p.Find("wrong_connect_share")
 	name := p.Summary.ArmName(p.Arm)
@@ -96,7 +96,7 @@ func (p *prose) consistency(t *analysis.Table) {
 	}
 }
 
-// wrongKinds words the kinds of wrong connections, if there are any.
+// wrongKinds describes the kinds of wrong connections; empty: there are none.
 func (p *prose) wrongKinds() string {
 	var kinds []string
 	for _, m := range []struct{ metric, what string }{

@@ -1,6 +1,6 @@
 // Package connect is a load that only makes connections: UDP sockets that connect to services, as fast as they can.
-// Connecting sends no packet, so that nearly all of the work is the data plane's. The load runs as a separate process
-// (tare load connect), in closed loop.
+// Connecting sends no packet, so nearly all of the work is the data plane's. The load runs as a separate process (tare
+// load connect), in closed loop.
 //
 // If a data plane replaces its configuration meanwhile (package generation), the load also judges every connection:
 // whether its endpoint was one of those that were possible at that moment.
@@ -37,9 +37,9 @@ const MaxServices = 1 << 20
 type Options struct {
 	First    netip.AddrPort // the first service; IPv4. The others have the following addresses
 	Services int            // number of services; each connection goes to a random one
-	// Endpoints requires that, before the measurement, a connection to each service has an endpoint as its peer
+	// Endpoints requires that, before the measurement, a connection to each service has an endpoint as its peer.
 	Endpoints bool
-	Replacer  int    // process that replaces configuration: connections go to its services in turn, and are judged
+	Replacer  int    // id of a process that replaces configuration: connections to its services, in turn, are judged
 	Seed      uint64 // of the random choices
 }
 
@@ -188,7 +188,7 @@ func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	return t.result(l.page != nil)
 }
 
-// loop is the load itself.
+// loop makes connections until the window ends or stop is set, and counts those that begin in the window.
 func (l *Load) loop(t *tally, stop *atomic.Bool) {
 	random := l.o.Seed*0x9e3779b97f4a7c15 + 1
 	for i, now := 0, pace.Now(); now < t.end && !stop.Load(); {
@@ -214,7 +214,7 @@ func (l *Load) loop(t *tally, stop *atomic.Bool) {
 	}
 }
 
-// judge judges a connection to the i-th service that began at a time. done was read before it.
+// judge judges a connection to the i-th service that began at a time. done is the value of Page.Done before that.
 func (l *Load) judge(t *tally, i int, done uint64, began int64) {
 	ip, port := l.peerOf()
 	begun := l.page.Begun()
@@ -237,7 +237,7 @@ func (l *Load) judge(t *tally, i int, done uint64, began int64) {
 // longest is the longest time that histograms distinguish, in ns.
 const longest = 100e9
 
-// tally is the counts of a run. Counting does not allocate.
+// tally holds the counts of a run. Counting does not allocate.
 type tally struct {
 	begin, end int64
 	cpu        float64

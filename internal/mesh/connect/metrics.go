@@ -60,7 +60,7 @@ func replacementRate(m *measured.Measured) (float64, bool) {
 const ofJudged = " Part of the connections that a load of kind `connect` makes while configuration is replaced, " +
 	"pooled over the trials of an arm."
 
-// judgedPart is the share of judged connections that are in some of the load's counts.
+// judgedPart returns the metric of the share of judged connections that are in some of the load's counts.
 func judgedPart(name, how string, counts ...string) measured.Metric {
 	return measured.Metric{
 		Definition: metric.Definition{

@@ -68,7 +68,7 @@ func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) (err err
 	return Run(ctx, o, conn)
 }
 
-// Server is a subject that can serve something itself, besides the applications.
+// Server is a subject that can serve something itself, in addition to the applications.
 type Server interface {
 	// CheckServices returns nil if the subject's part is configured to serve something. Otherwise its error says what
 	// to write.
@@ -80,12 +80,12 @@ type Serving interface {
 	Services() Services
 }
 
-// Services are what a subject serves itself.
+// Services describes what a subject serves itself.
 type Services struct {
 	First     string // host:port; the others have the following addresses
 	Count     int
 	Endpoints bool // connections to them have endpoints as peers
-	Replacer  int  // process that replaces them with package generation; 0: none
+	Replacer  int  // id of the process that replaces them with package generation; 0: none
 }
 
 // At implements kind.Sited: the services of the subject.

@@ -17,8 +17,8 @@ import (
 	"tare/internal/mesh/controlplane/ads"
 )
 
-// Admin shows what a control plane does: metrics for Prometheus, and its last changes as JSON. Make it with NewAdmin,
-// and give it to one Plane (PlaneOptions.Admin).
+// Admin exposes a control plane's activity: Prometheus metrics, and its last changes as JSON. Create it with NewAdmin,
+// and pass it to one Plane (PlaneOptions.Admin).
 type Admin struct {
 	registry *prometheus.Registry
 	history  *history
@@ -33,7 +33,7 @@ type Admin struct {
 // answerBuckets are the upper bounds of the latency histogram, in seconds: 1 ms to 16 s.
 var answerBuckets = prometheus.ExponentialBuckets(0.001, 2, 15)
 
-// NewAdmin makes an Admin that belongs to no control plane yet.
+// NewAdmin returns an Admin that is not attached to a control plane yet.
 func NewAdmin() *Admin {
 	a := &Admin{registry: prometheus.NewRegistry(), history: newHistory()}
 	shown := promauto.With(a.registry)
@@ -67,7 +67,8 @@ func NewAdmin() *Admin {
 	return a
 }
 
-// labelOf returns a type's label in the metrics. Data planes may ask for any type, and each would add a series.
+// labelOf returns a type's label in the metrics. Unknown types share one: data planes may request any type, and each
+// would add a series.
 func labelOf(url string) string {
 	switch url {
 	case ads.ClusterType, ads.EndpointType, ads.SecretType, ads.ListenerType, ads.RouteType:
@@ -76,7 +77,7 @@ func labelOf(url string) string {
 	return "other"
 }
 
-// watch has the admin observe what a control plane sends and receives, before the options' own callbacks run.
+// watch makes the admin observe what a control plane sends and receives, before the existing callbacks in o run.
 func (a *Admin) watch(o *Options) {
 	sent, answered := o.OnSent, o.OnAnswer
 	o.OnSent = func(s Sent) {

@@ -2,7 +2,7 @@ package controlplane
 
 import "tare/internal/mesh/controlplane/proxyconfig"
 
-// The contents of a mesh file, and what they mean for a node; see package proxyconfig.
+// Types of package proxyconfig: the content of a mesh file, and the resources of a node.
 type (
 	Config    = proxyconfig.Config
 	Endpoint  = proxyconfig.Endpoint

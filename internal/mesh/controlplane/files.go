@@ -11,13 +11,13 @@ import (
 	"tare/internal/mesh/controlplane/proxyconfig"
 )
 
-// poll is the interval between two looks at the files.
+// poll is the interval at which the files are checked.
 const poll = 100 * time.Millisecond
 
-// mostPolls is after how many polls a directory is read even though it is still changing.
+// mostPolls is the number of polls after which a directory is read even if it is still changing.
 const mostPolls = 10
 
-// Files is a control plane's mesh: a file, or a directory of files (proxyconfig.ReadFile).
+// Files reads a control plane's mesh from a file or a directory of files (proxyconfig.ReadFile).
 type Files struct {
 	path   string
 	reader *proxyconfig.Reader
@@ -30,9 +30,9 @@ func NewFiles(path string) *Files { return &Files{path, proxyconfig.NewReader(pa
 // Read reads the files. Its error says where they are wrong. Calls must not overlap.
 func (f *Files) Read() (*proxyconfig.Mesh, error) { return f.reader.Read() }
 
-// Watch looks at the files ten times a second until ctx ends, and calls changed whenever they have changed, for the
-// first time if they have since NewFiles. A directory must first have come to rest, so that writing several of its
-// files makes one change. An error of changed ends Watch.
+// Watch checks the files ten times a second until ctx ends, and calls changed whenever they have changed since the
+// last call or, at first, since NewFiles. It waits a while for a directory to stop changing, so that several files
+// written at once make one change. An error from changed ends Watch.
 func (f *Files) Watch(ctx context.Context, changed func() error) error {
 	clock := time.NewTicker(poll)
 	defer clock.Stop()
@@ -59,7 +59,8 @@ func (f *Files) Watch(ctx context.Context, changed func() error) error {
 	}
 }
 
-// stampOf summarizes a path so that changes show: a word for a file, a line for each file of a directory.
+// stampOf summarizes the files at a path; a change gives another summary. A directory has a line for each file; a
+// single file has no newline.
 func stampOf(path string) string {
 	stamp := func(name string) string {
 		var s unix.Stat_t

@@ -11,7 +11,8 @@ import (
 
 // How much garbage a control plane may accumulate before a collection. The limit is in bytes, because a collection
 // takes every idle CPU for milliseconds, which on a small machine would look like a slow data plane. For a large heap
-// it is a percentage of it as well, because garbage that is collected late leaves holes between the objects that stay.
+// it is leastGarbage, half of Go's default, because garbage that is collected late leaves holes between the objects
+// that stay.
 const (
 	garbageBytes   = 32 << 20
 	leastGarbage   = 50  // percent of the live heap
@@ -31,8 +32,8 @@ const (
 	restTimes    = 20        // the pause after a collection, as a multiple of its duration
 )
 
-// BoundGarbage has the process, which must be a control plane, keep little garbage, and give memory back to the kernel
-// while it is idle, until stop is called. It does not override GOGC where the environment sets it.
+// BoundGarbage makes the process, which must be a control plane, keep little garbage, and return memory to the kernel
+// while it is idle, until stop is called. If the environment sets GOGC, BoundGarbage does not change it.
 func BoundGarbage() (stop func()) {
 	if os.Getenv("GOGC") == "off" {
 		return func() {}
@@ -73,7 +74,7 @@ func percentFor(objects, stacks uint64) int {
 	return int(min(mostGarbage, max(leastGarbage, 100*garbageBytes/(objects+stacks))))
 }
 
-// collected is an object without references. Its cleanup runs at the end of each collection.
+// collected is an object without references: its cleanup runs at the end of the next collection.
 type collected struct{ _ [4]*collected }
 
 // watch adjusts the percentage after each collection.
@@ -117,7 +118,7 @@ func (t *tidier) whileIdle() {
 		}
 		now := readUse()
 		if began := time.Now(); began.After(rest) && now.idleSince(last) && now.worthCollecting(kept) {
-			for range 2 { // a collection at most halves a stack; FreeOSMemory makes a third one
+			for range 2 { // a collection at most halves a stack; FreeOSMemory runs a third
 				runtime.GC()
 			}
 			debug.FreeOSMemory()
@@ -130,7 +131,7 @@ func (t *tidier) whileIdle() {
 	}
 }
 
-// use is what the process uses, in bytes but for goroutines.
+// use holds what the process uses, in bytes except for goroutines.
 type use struct {
 	allocated  uint64 // since the process began
 	live       uint64 // at the last collection
@@ -152,13 +153,13 @@ func readUse() use {
 	return u
 }
 
-// idleSince says whether little has been allocated since before.
+// idleSince reports whether little has been allocated since before.
 func (u use) idleSince(before use) bool {
 	return u.allocated-before.allocated < max(idleBytes, u.live/idlePart)
 }
 
-// worthCollecting says whether a collection would give back enough: by the known garbage; by the goroutines that have
-// ended since the last collection; or by the bytes allocated since, as an equal amount may have become garbage.
+// worthCollecting reports whether a collection would free enough: by the known garbage; by the goroutines that have
+// ended since the last collection; or by the bytes allocated since, because as many may have become garbage.
 func (u use) worthCollecting(kept use) bool {
 	return u.free > max(worthIt, u.live/worthPart) ||
 		u.goroutines < kept.goroutines-kept.goroutines/worthPart ||

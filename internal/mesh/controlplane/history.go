@@ -10,9 +10,9 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// Change is one change of the mesh and how the proxies it concerned received it. What data planes ask for themselves,
-// when they connect or subscribe to a name, does not count. Times are seconds from when the change was set; those of
-// sending are 0 while Responses is 0, and LastAnswer is 0 while Answers is.
+// Change is one change of the mesh and how the proxies it concerned received it. Responses that data planes request,
+// by connecting or subscribing to a name, do not count. Times are seconds since the change was set; FirstSent and
+// LastSent are 0 while Responses is 0, and LastAnswer is 0 while Answers is 0.
 type Change struct {
 	At        time.Time `json:"at"`
 	Responses int       `json:"responses"` // sent because of the change
@@ -48,7 +48,8 @@ type entry struct {
 	proxies map[uint64]struct{} // hashes of node ids, because the ids can be long
 }
 
-// of returns the change set at a time, or nil if it is older than all that are kept. The caller holds mu.
+// of returns the change that was set at a time, adding it if it is new, or nil if it is older than all that are kept.
+// The caller must hold mu.
 func (h *history) of(since int64) *entry {
 	i, found := slices.BinarySearchFunc(h.changes, since, func(e *entry, since int64) int {
 		return cmp.Compare(e.since, since)

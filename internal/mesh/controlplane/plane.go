@@ -27,27 +27,27 @@ import (
 	"tare/internal/mesh/controlplane/proxyconfig"
 )
 
-// PlaneOptions configures a Plane. The zero value will do.
+// PlaneOptions configures a Plane. The zero value is valid.
 type PlaneOptions struct {
 	// Roots is the directory that keeps the root certificates, so that proxies still trust a control plane after a
 	// restart. Empty: the roots are kept in memory only.
 	Roots string
-	// Credentials is the directory in which each proxy of a mesh finds a directory with its id as the name: with its
-	// bootstrap (authority.EnvoyBootstrapFile), its certificate and the roots, which are replaced before they expire.
-	// Empty: none is written.
+	// Credentials is a directory in which each proxy of a mesh gets a directory named by its id, with its bootstrap
+	// (authority.EnvoyBootstrapFile), its certificate and the roots, which are replaced before they expire. Empty: none
+	// are written.
 	Credentials string
 	Life        time.Duration // of certificates; default authority.DefaultLife
-	RenewAfter  float64       // part of their life; default that of authority.Options
+	RenewAfter  float64       // fraction of their life; default that of authority.Options
 	// Accounts are service accounts of a Kubernetes cluster, whose tokens agents exchange for the first certificate of
 	// their own private key (authority.Agent); nil: certificates are only renewed.
 	Accounts *authority.ServiceAccounts
 	// Names are the DNS names by which peers that have no identity in the mesh know the control plane
 	// (authority.Authority.WebTLS).
 	Names []string
-	// Strangers is the limit of open connections from peers that have shown no certificate, where proxies need one;
-	// above it the oldest is closed. Default authority.DefaultMaxStrangers.
+	// Strangers limits open connections from peers that have shown no certificate, if proxies need one; above it, the
+	// oldest is closed. Default authority.DefaultMaxStrangers.
 	Strangers int
-	// RetryAfter is when failed replacements of certificates and files are tried again; default 5 s.
+	// RetryAfter is the time after which failed replacements of certificates and files are retried; default 5 s.
 	RetryAfter time.Duration
 	OnSent     func(Sent)
 	OnAnswer   func(Answer)
@@ -56,8 +56,8 @@ type PlaneOptions struct {
 	Log func(line string)
 }
 
-// Plane is the control plane of one mesh file. Where the file has proxies, each gets only what concerns it. Where
-// proxies have identities, they must prove them, and get certificates.
+// Plane is the control plane of one mesh file. If the file has proxies, each gets only what concerns it. If proxies
+// have identities, they must prove them, and get certificates.
 type Plane struct {
 	o         PlaneOptions
 	server    *Server
@@ -74,7 +74,7 @@ type Plane struct {
 	told    map[string]part   // what each proxy got last, by id
 }
 
-// part is what a proxy of a mesh got last, without its secrets, and its identity then.
+// part holds what a proxy of a mesh got last, without its secrets, and its identity at that time.
 type part struct {
 	proxyconfig.Part
 	identity string
@@ -152,8 +152,8 @@ func (p *Plane) key(ctx context.Context, id string) (string, error) {
 	return p.keyOf(mesh, id), nil
 }
 
-// check says whether a stream may go on: its certificate must not have expired, and its root must still be trusted.
-// Otherwise a key that was stolen once would be renewed for as long as its stream is open.
+// check returns an error if a stream's certificate has expired or its root is no longer trusted. Without it, a peer
+// with a stolen key would receive renewed ones for as long as its stream is open.
 func (p *Plane) check(ctx context.Context) error {
 	if _, err := p.authority.Identity(ctx); err != nil {
 		return status.Error(codes.Unauthenticated, err.Error())
@@ -176,7 +176,7 @@ func nodeOf(key string) string {
 	return id
 }
 
-// keyOf returns the key of a proxy of a mesh. Where proxies prove their identities, the key includes the identity: a
+// keyOf returns the key of a proxy of a mesh. If proxies prove their identities, the key includes the identity: a
 // stream is authorized for one identity, and when the proxy gets another the stream must end rather than receive that
 // identity's private key.
 func (p *Plane) keyOf(m *proxyconfig.Mesh, id string) string {
@@ -253,15 +253,15 @@ func (e *FilesError) Unwrap() error { return e.Err }
 // Set makes m the mesh. It returns the same as Server.Set, and a FilesError if m is in use but not all files could be
 // written; any other error leaves the mesh as it was.
 //
-// The cost grows with the number of proxies whose part has changed. Few have in a mesh that was compiled after the one
-// before (Config.CompileAfter).
+// The cost grows with the number of proxies whose part has changed. In a mesh made by Config.CompileAfter from the
+// current one, those are few.
 func (p *Plane) Set(ctx context.Context, m *proxyconfig.Mesh) (int64, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.set(ctx, m)
 }
 
-// SetConfig makes a configuration the mesh, compiled after the one before. It returns the same as Set.
+// SetConfig compiles a configuration, with CompileAfter, and makes it the mesh. It returns the same as Set.
 func (p *Plane) SetConfig(ctx context.Context, c *Config) (int64, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -283,7 +283,7 @@ func (p *Plane) SetEndpoints(ctx context.Context, of map[string][]Endpoint) (int
 	return p.set(ctx, m)
 }
 
-// set is Set. The caller holds mu.
+// set implements Set. The caller must hold mu.
 func (p *Plane) set(ctx context.Context, m *proxyconfig.Mesh) (int64, error) {
 	switch {
 	case m.Secure() != (p.authority != nil):
@@ -342,7 +342,7 @@ func (p *Plane) renew(ctx context.Context) error {
 	return errors.Join(told, written)
 }
 
-// tellSecrets sends those of some proxies that have secrets their certificates and roots anew. The caller holds mu.
+// tellSecrets sends some proxies their current certificates and roots. The caller must hold mu.
 func (p *Plane) tellSecrets(ctx context.Context, ids []string) error {
 	some := make(map[string][]*tlsv3.Secret, len(ids))
 	var errs []error
@@ -357,7 +357,7 @@ func (p *Plane) tellSecrets(ctx context.Context, ids []string) error {
 	return errors.Join(append(errs, p.server.SetSecrets(ctx, some))...)
 }
 
-// own returns the resources of one proxy alone, with its secrets.
+// own returns the resources that only one proxy gets, with its secrets.
 func (p *Plane) own(m *proxyconfig.Mesh, id string) (Resources, error) {
 	part, err := m.Part(id)
 	if err != nil {
@@ -376,7 +376,7 @@ func (p *Plane) own(m *proxyconfig.Mesh, id string) (Resources, error) {
 }
 
 // tell sends each proxy of a mesh what concerns it, and forgets identities that are no longer in use. It skips proxies
-// whose part is unchanged, and returns the ids of all others. The caller holds mu.
+// whose part is unchanged, and returns the ids of all others. The caller must hold mu.
 func (p *Plane) tell(ctx context.Context, m *proxyconfig.Mesh) (at int64, ids []string, err error) {
 	proxies := m.Proxies()
 	if len(proxies) == 0 {
@@ -384,7 +384,7 @@ func (p *Plane) tell(ctx context.Context, m *proxyconfig.Mesh) (at int64, ids []
 		if err != nil {
 			return 0, nil, err
 		}
-		if at, err = p.server.Set(ctx, r); err == nil { // removes the keys of proxies
+		if at, err = p.server.Set(ctx, r); err == nil { // this removes the keys of proxies
 			p.shared = true
 			clear(p.told)
 		}
@@ -450,7 +450,7 @@ func (p *Plane) forget(now map[string]part) {
 	}
 }
 
-// directory returns the directory of a proxy's files. Its id must be a valid name of a single directory.
+// directory returns the directory of a proxy's files, or an error if the proxy's id cannot be its name.
 func (p *Plane) directory(id string) (string, error) {
 	if strings.ContainsAny(id, "/\x00") || !filepath.IsLocal(id) || id == "." {
 		return "", fault.New(fault.Usage, "proxy "+id, "give it an id without slashes",
@@ -459,8 +459,8 @@ func (p *Plane) directory(id string) (string, error) {
 	return filepath.Join(p.o.Credentials, id), nil
 }
 
-// write writes the files of those of some proxies whose files are out of date. It records as overdue those that it
-// cannot write, and goes on with the others. The caller holds mu.
+// write writes the files of some proxies, if they are out of date. If it cannot write a proxy's files, it records the
+// proxy as overdue and continues with the others. The caller must hold mu.
 func (p *Plane) write(proxies []string) error {
 	if p.o.Credentials == "" || p.bound == "" {
 		return nil

@@ -21,7 +21,7 @@ const (
 type refusals struct {
 	mu     sync.Mutex
 	logged pace.Bucket
-	hidden int // since the last one that was logged
+	hidden int // refusals not logged since the last one that was
 }
 
 func newRefusals() *refusals {

@@ -5,7 +5,7 @@ import (
 	"sync"
 )
 
-// renewals are the changed certificates and roots that have not been sent to proxies yet.
+// renewals holds the changed certificates and roots that have not been sent to proxies yet.
 type renewals struct {
 	wake chan struct{} // signals that there are renewals
 
@@ -37,7 +37,7 @@ func (r *renewals) take() (ids map[string]bool, all bool) {
 	return ids, all
 }
 
-// putBack returns renewals that could not be sent, for the next attempt.
+// putBack keeps renewals that could not be sent for the next attempt.
 func (r *renewals) putBack(ids map[string]bool, all bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -63,9 +63,9 @@ type Webhook struct {
 	Names  []string          // the DNS names that API servers use for it
 }
 
-// The events of a control plane besides those of every role. The parent sends "set" with a Config as data, and the
-// answer is "set" with a Done, or an error message. The configuration is then the parent's until the file changes.
-// "endpoints" does the same for the endpoints of some services alone, a list of Endpoint by name.
+// The events that a control plane has in addition to those of every role. The parent sends "set" with a Config as
+// data, and the answer is "set" with a Done, or an error message. This configuration is in use until the file changes.
+// "endpoints" replaces only the endpoints of some services; its data holds a list of Endpoint for each service name.
 const (
 	SetEvent       = "set"
 	EndpointsEvent = "endpoints"
@@ -95,7 +95,7 @@ func Run(ctx context.Context, o Settings, conn *role.Conn) error {
 	var listening []net.Listener
 	defer func() {
 		for _, l := range listening {
-			l.Close() // a second close, if it was served, does no harm
+			l.Close() // closing it again, if it was served, does no harm
 		}
 	}()
 	logs := make(chan string, 64) // a parent that does not read the log must not block the streams
@@ -204,7 +204,7 @@ func sendAll(ctx context.Context, conn *role.Conn, lines <-chan string) error {
 
 type bound func(l net.Listener, most int, turned func(connections int)) net.Listener
 
-// bounding returns how to limit the connections of proxies. With TLS, their handshakes identify them.
+// bounding returns a function that limits the connections of proxies. With TLS, their handshakes identify them.
 func bounding(secure bool) bound {
 	if secure {
 		return limit.AtMostKnown
@@ -303,7 +303,7 @@ func (p *Plane) reload(ctx context.Context, from *Files) string {
 	return from.path + ": " + r.String()
 }
 
-// count fills in how many resources there are.
+// count fills in the numbers of resources.
 func (p *Plane) count(r *Ready) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -1,5 +1,5 @@
-// Package controlplane is a control plane as a process: it reads a mesh and sends it to data planes by xDS, in both
-// variants, state of the world and deltas.
+// Package controlplane runs a control plane. It reads a mesh and sends it to data planes by xDS, in both variants,
+// state of the world and deltas.
 package controlplane
 
 import (
@@ -28,7 +28,7 @@ type Sent = ads.Sent
 // Answer is a data plane's answer to a response.
 type Answer = ads.Answer
 
-// Options configures a Server. The zero value will do: every data plane then gets the same resources.
+// Options configures a Server. The zero value is valid: every data plane then gets the same resources.
 type Options struct {
 	ads.Options // Key returns the key (see SetAll) of a data plane
 	// Idle is how long a connection may stay without a stream; default DefaultIdle.
@@ -57,13 +57,13 @@ type Server struct {
 	commons map[*Resources]*common // those in use
 }
 
-// View is what data planes with a key get: resources in common with other keys, and resources of this key alone.
+// View holds what data planes with a key get: resources shared with other keys, and resources of this key alone.
 type View struct {
 	Common *Resources // compared by address: one that was given before is not encoded again; nil: none
 	Own    Resources
 }
 
-// told is what was last set for a key.
+// told holds what was last set for a key.
 type told struct {
 	common *Resources
 	tables tables
@@ -72,7 +72,7 @@ type told struct {
 // tables holds a table for each type, by the type's URL.
 type tables map[string]*ads.Table
 
-// common is the tables that several keys share.
+// common holds the tables that several keys share.
 type common struct {
 	tables tables
 	keys   int // how many keys share it
@@ -93,7 +93,7 @@ func New(o Options) *Server {
 	return s
 }
 
-// Registrar is for adding more services before Serve.
+// Registrar returns the registrar with which to add services before Serve.
 func (s *Server) Registrar() grpc.ServiceRegistrar { return s.grpc }
 
 // Streams returns the number of open streams.
@@ -116,9 +116,9 @@ func (s *Server) Close() {
 	s.ads.Wait()
 }
 
-// Set replaces what every data plane gets, and returns the time (ns by pace.Now) at which it began to; OnSent has when
-// each response left. A list with the address of the previous Set's list is taken as unchanged, and so is a message
-// with the address of a previous one.
+// Set replaces what every data plane gets, and returns the time (ns by pace.Now) at which it began to do so; OnSent
+// gets the time at which each response was sent. Lists and messages that have the same address as in the previous Set
+// count as unchanged.
 func (s *Server) Set(ctx context.Context, r Resources) (int64, error) {
 	return s.SetAll(ctx, map[string]View{everyone: {Common: &r}})
 }
@@ -145,7 +145,7 @@ func (s *Server) Change(_ context.Context, some map[string]View, gone []string) 
 	return s.change(some, gone)
 }
 
-// change applies a change as a whole, or not at all. The caller holds mu.
+// change applies a change as a whole, or not at all. The caller must hold mu.
 func (s *Server) change(some map[string]View, gone []string) (int64, error) {
 	called := pace.Now()
 	known := map[proto.Message]*ads.Resource{} // a message that several keys have is encoded once
@@ -282,8 +282,8 @@ func extended(t tables, url string, base *ads.Table, own []*ads.Resource, last t
 	return nil
 }
 
-// SetSecrets replaces only the own secrets of some keys, which an earlier SetAll or Change must have set. It does not
-// look at other keys.
+// SetSecrets replaces only the secrets of some keys that are theirs alone. An earlier SetAll or Change must have set
+// the keys. It does not look at other keys.
 func (s *Server) SetSecrets(_ context.Context, some map[string][]*tlsv3.Secret) error {
 	called := pace.Now()
 	s.mu.Lock()
@@ -362,8 +362,8 @@ func add[T message](to tables, url string, last tables, before, list []T, e enco
 	return nil
 }
 
-// differs says whether a list is the previous one with some messages replaced by others of the same names, and returns
-// the replacements.
+// differs returns the messages of a list that replace others of the same names in the previous one. ok is false if the
+// lists differ in any other way.
 func differs[T message](before, list []T) (changed []T, ok bool) {
 	if len(before) != len(list) {
 		return nil, false

@@ -13,17 +13,17 @@ import (
 
 // Limits of responses. The control plane is what is measured, and thousands of proxies receive its responses at once.
 const (
-	// maxMessage limits a response, in bytes. All that a proxy gets of the largest mesh without TLS (MaxServices, all
-	// of which each proxy gets) has 40 MiB, in four responses.
+	// maxMessage limits a response, in bytes. In the largest mesh without TLS (MaxServices, all for each proxy), a proxy
+	// gets 40 MiB in four responses.
 	maxMessage = 64 << 20
-	// maxFields limits the fields of a response, most of which are resources: an empty one of two bytes takes a
-	// hundred in memory.
+	// maxFields limits the fields of a response, most of which are resources: an empty one has 2 bytes, and takes 100 in
+	// memory.
 	maxFields = 200_000
 	// maxHeaders limits a list of headers, in bytes.
 	maxHeaders = 16 << 10
 )
 
-// codec decodes responses like gRPC's, but for all proxies together at most maxMessage bytes at a time.
+// codec decodes responses like gRPC's codec, but at most maxMessage bytes at a time for all proxies together.
 type codec struct {
 	encoding.CodecV2
 	room *semaphore.Weighted

@@ -39,20 +39,20 @@ var urls = [kinds]string{
 // needing are the types whose resources name resources of another type.
 var needing = [kinds][]resourceType{endpoints: {clusters}, routes: {listeners}, secrets: {clusters, listeners}}
 
-// kindOf returns the type of a URL; negative: proxies do not subscribe to it.
+// kindOf returns the type of a URL, or a negative value if proxies do not subscribe to it.
 func kindOf(url string) resourceType { return resourceType(slices.Index(urls[:], url)) }
 
-// roots says whether proxies subscribe to all resources of a type, without names. A state-of-the-world response then
-// has all of them.
+// roots reports whether proxies subscribe to all resources of a type, without names. A state-of-the-world response
+// then has all of them.
 func (k resourceType) roots() bool { return k == clusters || k == listeners }
 
-// Mark is the service and the change that endpoints encode. The zero Mark is none.
+// Mark holds the service and the change that endpoints encode. The zero value means none.
 type Mark struct {
 	Service int // from 1
 	Change  int
 }
 
-// content is what proxies use of a resource.
+// content holds what proxies use of a resource.
 type content struct {
 	name   string
 	digest uint64
@@ -60,7 +60,7 @@ type content struct {
 	mark   Mark            // of endpoints
 }
 
-// contents are the resources that proxies have: each is decoded once, however many proxies have it.
+// contents holds the resources that proxies have. Each is decoded once, however many proxies have it.
 type contents struct {
 	markOf func(*endpointv3.ClusterLoadAssignment) Mark
 	seed   maphash.Seed
@@ -76,7 +76,7 @@ type contentKey struct {
 	digest uint64
 }
 
-// mostContents is when decoded contents are forgotten. Those that are still in use are decoded again.
+// mostContents is the number of decoded contents at which all are forgotten. Those still in use are decoded again.
 const mostContents = 1 << 18
 
 func (c *contents) of(k resourceType, value []byte) *content {
@@ -95,8 +95,8 @@ func (c *contents) of(k resourceType, value []byte) *content {
 	return x
 }
 
-// parse decodes a resource. An invalid one has no name and needs nothing, so that proxies never have what they
-// subscribed to.
+// parse decodes a resource. An invalid one has no name and needs nothing, so proxies never have what they subscribed
+// to.
 func (c *contents) parse(k resourceType, value []byte) *content {
 	x := &content{}
 	t, err := protoregistry.GlobalTypes.FindMessageByURL(urls[k])
@@ -125,7 +125,8 @@ func (c *contents) parse(k resourceType, value []byte) *content {
 	return x
 }
 
-// secretsOf returns the TLS secrets, of either side, that come from the same control plane, which istiod's do not.
+// secretsOf returns the TLS secrets, of either side, that come from the same control plane. With istiod there are
+// none.
 func secretsOf(s *corev3.TransportSocket) (names []string) {
 	a := s.GetTypedConfig()
 	var common *tlsv3.CommonTlsContext

@@ -14,7 +14,7 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// Envoy is a real Envoy beside the light proxies. The load starts it.
+// Envoy is a real Envoy in addition to the light proxies. The load starts it.
 type Envoy struct {
 	Bootstrap string `json:"bootstrap"` // file
 	// Listen is where it accepts connections to the service whose answers show a change's effect, host:port.
@@ -25,7 +25,7 @@ type Envoy struct {
 // applications, whose answers have different lengths.
 type Effect struct {
 	Service int     `json:"service"` // its number in requests for changes
-	Lengths [2]int  `json:"lengths"` // of the answers of the first endpoint, and of the endpoint after one change
+	Lengths [2]int  `json:"lengths"` // in bytes, of the answers of the first endpoint and of the one after a change
 	Envoys  []Envoy `json:"envoys"`
 	Program string  `json:"program"` // the path of Envoy's program
 }
@@ -65,7 +65,7 @@ func startEnvoys(ctx context.Context, e *Effect) (all []*envoy, err error) {
 	return all, nil
 }
 
-// shows sends requests until the answer has a length, and returns when that was, ns by pace.Now.
+// shows sends requests until an answer has a length in bytes, and returns when it came, ns by pace.Now.
 func (x *envoy) shows(ctx context.Context, length int, every time.Duration) (at int64, err error) {
 	var n int
 	var why error
@@ -108,7 +108,7 @@ func closeEnvoys(all []*envoy) {
 	}
 }
 
-// askEvery is the time between two requests of the load that look for the effect.
+// askEvery is the interval of the requests that look for the effect.
 const askEvery = 200 * time.Microsecond
 
 // effect changes the endpoint of the service that shows it, and waits until the new one has answered a request through

@@ -31,8 +31,8 @@ type Options struct {
 	TLS     func(i int) *tls.Config  // nil: no TLS
 	Delta   bool                     // use deltas instead of the state of the world
 	Manner  func(i int) Manner       // nil: the zero value for all
-	// OnHave is called with what proxy i has after each response, before it answers: digests by type and name. nil: it
-	// is not called.
+	// OnHave is called with what proxy i has after each response, before it answers: digests by type and name. It may be
+	// nil.
 	OnHave func(i int, has map[string]map[string]uint64)
 	OnEnd  func(i int, err error) // called when a connection ends that was not closed here; may be nil
 	MarkOf func(*endpointv3.ClusterLoadAssignment) Mark
@@ -57,10 +57,10 @@ type Fleet struct {
 	watch   atomic.Pointer[watch]
 }
 
-// counts are counts of what all proxies have received.
+// counts counts what all proxies have received.
 type counts struct{ responses, bytes, refusals, connections, ends atomic.Int64 }
 
-// Counts are counts of what all proxies have received since New.
+// Counts holds counts of what all proxies have received since New.
 type Counts struct {
 	Responses   int64
 	Bytes       int64 // of resources: names, types and contents, before any compression and encryption
@@ -83,7 +83,7 @@ func New(n int, o Options) *Fleet {
 	return f
 }
 
-// Behave changes the manners of proxies. None may be connected.
+// Behave changes the manners of proxies, none of which may be connected.
 func (f *Fleet) Behave(manner func(i int) Manner) {
 	for i, p := range f.proxies {
 		p.manner = manner(i)
@@ -122,14 +122,14 @@ func (f *Fleet) Connect(ctx context.Context, from, to int) error {
 			f.serve(own, p, cc)
 			_ = cc.Close()
 			if p.complete.Swap(-1) == 0 && p.answers() {
-				f.completed() // it is no longer waited for
+				f.completed() // Complete need no longer wait for it
 			}
 		})
 	}
 	return nil
 }
 
-// answers says whether the proxy will have all that it subscribes to.
+// answers reports whether the proxy answers as usual, and thus will have all that it subscribes to.
 func (p *proxy) answers() bool { return !p.manner.Silent && !p.manner.Refuses && !p.manner.Floods }
 
 func (f *Fleet) dial(i int) (*grpc.ClientConn, error) {
@@ -148,7 +148,7 @@ func (f *Fleet) dial(i int) (*grpc.ClientConn, error) {
 			grpc.WaitForReady(true)))
 }
 
-// serve runs a proxy's streams, one after the other.
+// serve runs a proxy's streams, one at a time.
 func (f *Fleet) serve(ctx context.Context, p *proxy, cc *grpc.ClientConn) {
 	for {
 		f.counts.connections.Add(1)
@@ -177,7 +177,7 @@ func (f *Fleet) serve(ctx context.Context, p *proxy, cc *grpc.ClientConn) {
 }
 
 // Disconnect closes the connections of the proxies from up to, but not including, to, and waits until they are closed
-// here.
+// on this side.
 func (f *Fleet) Disconnect(from, to int) {
 	for i := from; i < to; i++ {
 		if cancel := f.cancels[i]; cancel != nil {
@@ -265,7 +265,7 @@ type watch struct {
 	done chan struct{}
 }
 
-// times are those of one proxy, ns by pace.Now.
+// times holds the times of one proxy, ns by pace.Now.
 type times struct{ received, answered atomic.Int64 }
 
 // seen is called by a proxy that has received a mark and has answered.
@@ -281,10 +281,10 @@ func (f *Fleet) seen(i int, m Mark, received, answered int64) {
 	}
 }
 
-// Spread is when proxies got a change, ns by pace.Now, sorted.
+// Spread holds the times at which proxies got a change, ns by pace.Now, sorted.
 type Spread struct {
-	Received []int64 // the complete response had arrived
-	Answered []int64 // its acknowledgement was handed to the transport
+	Received []int64 // when the complete response had arrived
+	Answered []int64 // when its acknowledgement was handed to the transport
 }
 
 // Expect makes the fleet look for a mark that want proxies are to get. The returned function waits for it.

@@ -23,8 +23,8 @@ import (
 // Generator is the generator in the results of the load.
 const Generator = "fleet"
 
-// The names of the histograms: for changes one value each, from when the control plane got the change; for rollouts
-// and churn from when the first proxy began to connect.
+// The names of the histograms. Changes have one value each, counted from when the control plane got the change;
+// rollouts and churn are counted from when the first proxy began to connect.
 const (
 	histogramFirst    = "fleet_first"    // until the first proxy concerned had the response
 	histogramMedian   = "fleet_median"   // until half of them had it
@@ -42,8 +42,8 @@ const (
 	countConcerned = "concerned" // proxies that changes concerned, the sum over all changes
 	countBytes     = "bytes"     // of resources that arrived in the window
 	countResponses = "responses"
-	// countPieces counts the changes, rollouts or tenths of the window; one at the window's edge counts by the part of
-	// its time that is in the window, because costs are counted between the edges.
+	// countPieces counts the changes, rollouts or tenths of the window; one at the window's edge counts by the fraction
+	// of its time that is in the window, because costs are counted between the edges.
 	countPieces = "pieces"
 	countEnds   = "ends" // connections that ended in the window though the load did not close them
 )
@@ -61,7 +61,7 @@ type Load struct {
 	fleet  *Fleet
 	mesh   *services.Client
 	random *rand.Rand
-	change int // the last change
+	change int // number of the last change
 
 	concerning []int // services that concern a proxy which answers
 	envoys     []*envoy
@@ -112,7 +112,7 @@ func Prepare(ctx context.Context, o LoadOptions, r Ready) (l *Load, err error) {
 	return l, nil
 }
 
-// secure reads the proxies' credentials.
+// secure reads the proxies' credentials. It returns nil if there are none.
 func (l *Load) secure() (func(int) *tls.Config, error) {
 	if l.ready.Credentials == "" {
 		return nil, nil
@@ -159,7 +159,7 @@ func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	return l.result(w, cpu)
 }
 
-// work makes one piece after the other until the window ends.
+// work does pieces until the window ends.
 func (l *Load) work(ctx context.Context, w *window) error {
 	for counting := false; ; {
 		began := pace.Now()
@@ -180,7 +180,7 @@ func (l *Load) work(ctx context.Context, w *window) error {
 	}
 }
 
-// piece is one change, one rollout, one tenth, or a while of nothing.
+// piece does one change, one rollout or one returning tenth, or waits for a while.
 func (l *Load) piece(ctx context.Context, to, w *window) (err error) {
 	switch n := l.fleet.Len(); l.o.Work {
 	case Idle, Leave:
@@ -217,10 +217,11 @@ func (l *Load) piece(ctx context.Context, to, w *window) (err error) {
 	return err
 }
 
-// effectEvery is the interval, in changes, of changes of the service that shows the effect, if there are real proxies.
+// effectEvery is the interval, in changes, at which the service that shows the effect changes, if there are real
+// proxies.
 const effectEvery = 4
 
-// pause waits for half to one and a half times as long as the option says.
+// pause waits for a random 0.5 to 1.5 times the option's duration.
 func (l *Load) pause(ctx context.Context) error {
 	return pace.SleepUntil(ctx, pace.Now()+int64((0.5+l.random.Float64())*float64(l.o.Pause)))
 }
@@ -228,8 +229,8 @@ func (l *Load) pause(ctx context.Context) error {
 // tenth returns a tenth of n, and at least 1.
 func tenth(n int) int { return max(1, n/10) }
 
-// connect connects some proxies, and waits until all that are connected have everything. w is where that counts; nil:
-// nowhere.
+// connect connects some proxies, and waits until all that are connected have everything. It adds the times to w,
+// unless w is nil.
 func (l *Load) connect(ctx context.Context, from, until int, w *window) error {
 	waiting, stop := context.WithTimeout(ctx, patience)
 	defer stop()
@@ -296,7 +297,7 @@ func (l *Load) one(ctx context.Context, to *window) error {
 	return nil
 }
 
-// window collects what is measured.
+// window collects the measurements.
 type window struct {
 	begin, end int64
 	before     Counts
@@ -307,7 +308,7 @@ type window struct {
 	slices     [load.Slices]int64
 }
 
-// holds counts the part of a piece's time that is in the window.
+// holds counts the fraction of a piece's time that is in the window.
 func (w *window) holds(began, ended int64) {
 	if in := min(ended, w.end) - max(began, w.begin); in > 0 {
 		w.pieces += float64(in) / float64(ended-began)

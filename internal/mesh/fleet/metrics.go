@@ -19,7 +19,7 @@ var gateEnds = &measured.Gate{
 	Why: "proxies that reconnect get everything again, which is no part of a change",
 }
 
-// Gates returns the load's gates besides the usual ones.
+// Gates returns the load's gates in addition to the usual ones.
 func (guest) Gates() []*measured.Gate { return []*measured.Gate{gateEnds} }
 
 const ofChange = "From when the control plane gets a change of one service's endpoints "

@@ -21,15 +21,15 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// Manner is how a proxy behaves. The zero value answers at once and accepts everything.
+// Manner determines how a proxy behaves. The zero value answers at once and accepts everything.
 type Manner struct {
 	// Slow is how long it takes to read a response, before it answers.
 	Slow time.Duration
-	// Refuses has it refuse every response but the first of each type.
+	// Refuses makes it refuse every response but the first of each type.
 	Refuses bool
-	// Silent has it never answer, and read nothing after the first response.
+	// Silent makes it never answer, and read nothing after the first response.
 	Silent bool
-	// Floods has it subscribe to endpoints that do not exist, different ones each time, as fast as it can.
+	// Floods makes it subscribe to endpoints that do not exist, different ones each time, as fast as it can.
 	Floods bool
 }
 
@@ -48,7 +48,7 @@ type proxy struct {
 
 // subscription is a proxy's state of one type.
 type subscription struct {
-	asked    []string // names, sorted; nil and whole: all that there are
+	asked    []string // names, sorted; nil: all, for types that are roots
 	opened   bool     // a request has been sent
 	answered bool     // a response has come
 	has      map[string]*content
@@ -58,14 +58,14 @@ type subscription struct {
 
 // stream is a stream of either variant of the protocol.
 type stream interface {
-	// ask subscribes to what a proxy wants of a type now; added and dropped are the difference to what it wanted
+	// ask subscribes to what a proxy wants of a type now; added and dropped are the difference from what it wanted
 	// before.
 	ask(p *proxy, k resourceType, added, dropped []string) error
 	// receive waits for a response.
 	receive() (response, error)
 	// answer acknowledges a response, or refuses it.
 	answer(p *proxy, k resourceType, r *response, refused string) error
-	// ended says whether the stream has ended.
+	// ended reports whether the stream has ended.
 	ended() bool
 }
 
@@ -211,7 +211,7 @@ func (p *proxy) follow(k resourceType) error {
 	return nil
 }
 
-// whole says whether the proxy has all that it subscribed to.
+// whole reports whether the proxy has all that it subscribed to.
 func (p *proxy) whole() bool {
 	for k := range p.kinds {
 		s := &p.kinds[k]
@@ -241,7 +241,7 @@ func (p *proxy) has() map[string]map[string]uint64 {
 	return all
 }
 
-// ask subscribes to these names of a type only; nil: to all.
+// ask subscribes to exactly these names of a type; nil: to all.
 func (p *proxy) ask(k resourceType, names []string) error {
 	s := &p.kinds[k]
 	added := without(names, s.asked)
@@ -358,7 +358,7 @@ func (w world) receive() (r response, err error) {
 	return r, nil
 }
 
-// add adds a resource; in deltas the name is beside it.
+// add adds a resource. In deltas, the name is outside the message; otherwise name is empty.
 func (r *response) add(name string, a *anypb.Any) {
 	r.resources = append(r.resources, a.GetValue())
 	r.bytes += len(a.GetValue()) + len(a.GetTypeUrl()) + len(name)

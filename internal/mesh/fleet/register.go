@@ -59,7 +59,7 @@ func (g guest) CheckSetup(s *kind.Setup, path string, _ *kind.Part) error {
 	return kind.CheckServes[ControlPlane](s, g.About().Name, path, "is a control plane", "is none")
 }
 
-// Play implements kind.Player: prepares, sends ready, works, and sends the result.
+// Play implements kind.Player: it prepares, sends ready, works, and sends the result.
 func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) (err error) {
 	o, err := OptionsOf(v)
 	if err != nil {
@@ -80,7 +80,7 @@ func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) (err err
 	}{o.Proxies}, l.Run)
 }
 
-// Judge does not require work where the load asks for none.
+// Judge does not require work if the load does none in the window.
 func (guest) Judge(m *measured.Measured, name string) []measured.Trip {
 	j := m.JudgeLoad(name)
 	p := m.Setup.Loads[name]

@@ -9,14 +9,14 @@ import (
 
 // What a fleet does in a trial.
 const (
-	OneChange = "change"  // services get other endpoints, one after the other
+	OneChange = "change"  // services get other endpoints, one at a time
 	Rollout   = "rollout" // all proxies connect at once, repeatedly
-	Churn     = "churn"   // a tenth of them does, repeatedly
+	Churn     = "churn"   // a tenth of them reconnects, repeatedly
 	Leave     = "leave"   // nine tenths of them leave when the window begins
 	Idle      = "idle"    // all are connected, and nothing changes
 )
 
-// still says whether a work asks for nothing in the window.
+// still reports whether a kind of work has no pieces in the window.
 func still(work string) bool { return work == Idle || work == Leave }
 
 // Works are the values of the setting work.
@@ -87,7 +87,7 @@ func OptionsOf(v param.Values) (LoadOptions, error) {
 // manner returns the manner of a proxy: the misbehaving parts of a fleet are spread evenly over it.
 func (o LoadOptions) manner(i int) Manner {
 	at := 0.0
-	_, place := math.Modf(float64(i) * math.Phi) // any run of consecutive proxies has about as many of each manner
+	_, place := math.Modf(float64(i) * math.Phi) // any run of consecutive proxies has about the same mix of manners
 	for _, m := range []struct {
 		part   float64
 		manner Manner

@@ -33,7 +33,7 @@ type Ready struct {
 	Nodes string `json:"nodes,omitempty"`
 }
 
-// NodesIstio has proxies be sidecars of pods at addresses, with metadata, each in the namespace of its service.
+// NodesIstio makes each proxy the sidecar of a pod, with an address and metadata, in the namespace of its service.
 const NodesIstio = "istio"
 
 // Limits of a Shape.

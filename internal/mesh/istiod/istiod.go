@@ -29,9 +29,9 @@ type Options struct {
 	Mesh   string // mesh configuration (MeshConfig as YAML); empty: Istio's defaults
 	Log    io.Writer
 
-	// Objects has istiod get its configuration from the API of Kubernetes instead of files, as in a cluster: it
-	// notices a change at once, rather than after 250 ms. Use PutObjects then, and neither Put nor Remove. These are
-	// the first objects; empty and not nil: there are none yet.
+	// Objects makes istiod get its configuration from the API of Kubernetes instead of files, as in a cluster: it notices
+	// a change at once, rather than after 250 ms. These are the first objects, which PutObjects changes; empty and not
+	// nil: there are none yet.
 	Objects []Object
 	// Environment are further variables, as NAME=VALUE, which override others of the same names.
 	Environment []string

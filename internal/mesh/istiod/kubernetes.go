@@ -79,7 +79,8 @@ func (k *kubernetes) put(objects ...Object) {
 	k.changed = make(chan struct{})
 }
 
-// since returns the objects of a kind that are newer than a version, oldest first, and the current version.
+// since returns the objects of a kind that are newer than a version, oldest first, the current version, and a channel
+// that is closed at the next change.
 func (k *kubernetes) since(plural string, version int64) (list []stored, now int64, changed <-chan struct{}) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -211,8 +212,8 @@ func (k *kubernetes) answer(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// isList says whether a path names a kind of objects rather than one object: /api/v1/pods, /api/v1/namespaces/x/pods,
-// /apis/GROUP/VERSION/KIND and the same below namespaces.
+// isList reports whether a path names a kind of objects rather than one object: /api/v1/pods,
+// /api/v1/namespaces/x/pods, /apis/GROUP/VERSION/KIND and the same below namespaces.
 func isList(parts []string) bool {
 	rest := []string(nil)
 	switch {

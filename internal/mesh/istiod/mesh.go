@@ -117,7 +117,7 @@ func (m *made) change(_ context.Context, number int, of []int) (services.Change,
 
 // serve accepts connections and changes until ctx ends. If istiod ends before, it returns an error.
 func (m *made) serve(ctx context.Context) error {
-	end := func() { _ = m.all.Close() } // accept cannot be ended in another way
+	end := func() { _ = m.all.Close() } // this is the only way to end accept
 	return role.Together(ctx, end, func(context.Context) error { return m.accept() },
 		func(ctx context.Context) error {
 			return services.ServeChanges(ctx, m.control, m.ready, m.ready.Changes(), m.change)

@@ -49,7 +49,7 @@ type endpoint struct {
 	length  int
 }
 
-// effectOf parses the setting; it returns none if it is empty.
+// effectOf parses the setting; it returns nil if the text is empty.
 func effectOf(text string) (two []endpoint, err error) {
 	if text == "" {
 		return nil, nil
@@ -77,7 +77,7 @@ const (
 
 func envoyID(i int) string { return fmt.Sprint(envoyName, "-", i) }
 
-// toEnvoys adds the Envoys, and the service that only they call. No proxy of the mesh serves it, so that it is called
+// toEnvoys adds the Envoys, and the service that only they call. No proxy of the mesh serves it, so it is called
 // without TLS.
 func (o options) toEnvoys(c *proxyconfig.Config) {
 	if len(o.listen) == 0 {
@@ -91,12 +91,12 @@ func (o options) toEnvoys(c *proxyconfig.Config) {
 	}
 }
 
-// shown returns the endpoint of that service after a number of changes.
+// shown returns the endpoint of the service that shows the effect, after a number of changes.
 func (o options) shown(changes int) []proxyconfig.Endpoint {
 	return []proxyconfig.Endpoint{{Address: o.effect[changes%2].address}}
 }
 
-// bootstraps writes the bootstraps of Envoys.
+// bootstraps writes the bootstraps of Envoys. It returns nil if there are none.
 func (o options) bootstraps(address string, by *authority.Authority) (*fleet.Effect, error) {
 	if len(o.listen) == 0 {
 		return nil, nil

@@ -1,4 +1,4 @@
-// Package plane is the subject that is a control plane for a fleet of proxies (package fleet), with a generated mesh:
+// Package plane is a subject: a control plane, with a generated mesh, for a fleet of proxies (package fleet). It is
 // this project's control plane, or another for comparison.
 package plane
 
@@ -214,7 +214,7 @@ func (j *joined) Close() error {
 	return os.RemoveAll(j.dir)
 }
 
-// Play runs the process: a control plane until the parent closes its end.
+// Play runs a control plane until the parent closes its end.
 func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
 	o := options{Shape: fleet.Shape{Proxies: v.Int(proxiesKey), Services: v.Int(servicesKey), Calls: v.Int(callsKey)},
 		mtls: v.On(mtlsKey), credentials: v[credentialsKey], program: v[programKey],
@@ -243,7 +243,7 @@ type options struct {
 
 // served is a control plane that is measured.
 type served interface {
-	// ready returns where it listens and what its proxies are.
+	// ready returns its address and the form of its proxies' nodes.
 	ready() fleet.Ready
 	setEndpoints(ctx context.Context, of map[string][]proxyconfig.Endpoint) error
 	// run returns when ctx ends, or with an error.
@@ -259,7 +259,7 @@ type within struct {
 		SetEndpoints(ctx context.Context, of map[string][]proxyconfig.Endpoint) (int64, error)
 	}
 	l    net.Listener
-	work func(context.Context) error // besides serving
+	work func(context.Context) error // in addition to serving
 }
 
 // tare makes this project's control plane.
@@ -284,7 +284,7 @@ func (o options) tare(ctx context.Context) (served, error) {
 	}})
 }
 
-// cached makes go-control-plane's.
+// cached makes go-control-plane's control plane.
 func (o options) cached(ctx context.Context) (served, error) {
 	m, err := o.meshOf().Compile()
 	if err != nil {
@@ -300,7 +300,7 @@ func (o options) cached(ctx context.Context) (served, error) {
 	}})
 }
 
-// listening makes a control plane listen. If it cannot, it is closed.
+// listening makes a control plane listen, and closes it if that fails.
 func listening(p *within) (served, error) {
 	var err error
 	if p.l, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
@@ -397,7 +397,7 @@ func serve(ctx context.Context, o options, ready func(fleet.Ready) error) (err e
 		shown++
 	}
 	r := p.ready()
-	var signs *authority.Authority // only of Tare's
+	var signs *authority.Authority // nil unless it is Tare's
 	if w, is := p.(*within); is {
 		if plane, is := w.plane.(*controlplane.Plane); is {
 			signs = plane.Authority()

@@ -77,7 +77,7 @@ func (r *Rules) attach(dir string, p *ebpf.Program, as ebpf.AttachType) error {
 		return fmt.Errorf("opening a control group: %w", err)
 	}
 	defer cgroup.Close()
-	// Not ebpflink.AttachCgroup: where links are missing it attaches without one, and that would outlive this process.
+	// Not ebpflink.AttachCgroup: on kernels without links it attaches without one, and that would outlive this process.
 	l, err := ebpflink.AttachRawLink(ebpflink.RawLinkOptions{Target: int(cgroup.Fd()), Program: p, Attach: as})
 	if err != nil {
 		return fmt.Errorf("attaching %v to %s: %w", p, dir, err)

@@ -39,7 +39,7 @@ func inward(pod *link.Namespace, all []Taken) error {
 }
 
 // transparent delivers packets that arrive at a pod to the socket of a proxy, unchanged. They are marked, and routed
-// to this host by the mark. Meshes that preserve clients' addresses need this; for others it is the same work.
+// to this host by the mark. Meshes that preserve clients' addresses need this.
 func transparent(pod *link.Namespace, all []Taken) error {
 	err := rules(pod, nftables.Chain{
 		Name: "divert", Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookPrerouting,
@@ -69,7 +69,7 @@ func transparent(pod *link.Namespace, all []Taken) error {
 	})
 }
 
-// rules makes a table of one chain, with a rule for each element of all.
+// rules makes a table with one chain, and a rule in it for each element of all.
 func rules(pod *link.Namespace, chain nftables.Chain, all []Taken, rule func(Taken) []expr.Any) error {
 	if err := hasNetfilter(); err != nil {
 		return err
@@ -89,7 +89,7 @@ func rules(pod *link.Namespace, chain nftables.Chain, all []Taken, rule func(Tak
 	return nil
 }
 
-// hasNetfilter checks that netfilter is there: package nftables assumes it, and panics on a kernel without.
+// hasNetfilter checks that the kernel has netfilter: package nftables panics without it.
 func hasNetfilter() error {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
 	if err != nil {
@@ -104,7 +104,7 @@ const (
 	register2 = 2
 )
 
-// arriving matches packets that arrive by the pod's link.
+// arriving returns expressions that match packets that arrive by the pod's link.
 func arriving() []expr.Any {
 	name := make([]byte, unix.IFNAMSIZ)
 	copy(name, link.Inside)
@@ -114,7 +114,7 @@ func arriving() []expr.Any {
 	}
 }
 
-// of matches TCP packets to an address.
+// of returns expressions that match TCP packets to t.To, and count them.
 func of(t Taken) []expr.Any {
 	ip := t.To.Addr().As4()
 	return []expr.Any{

@@ -2,10 +2,10 @@
 // of netfilter, or by eBPF programs, in network namespaces made for the purpose. No rule, interface or program is in
 // the host's network, and all of them go with the namespaces.
 //
-// What stays are kernel modules: if veth, nf_tables, nft_nat, nft_redir, nft_tproxy, nf_conntrack, sch_ingress or
-// cls_bpf are not built in, the kernel loads them, for the whole machine, when they are first needed (request_module,
-// in net/core/rtnetlink.c, net/netfilter/nf_tables_api.c and net/sched), which Check does as well. They are never
-// unloaded, because other processes may have begun to use them.
+// Only kernel modules stay: if veth, nf_tables, nft_nat, nft_redir, nft_tproxy, nf_conntrack, sch_ingress or cls_bpf
+// are not built in, the kernel loads them, for the whole machine, when they are first needed (request_module, in
+// net/core/rtnetlink.c, net/netfilter/nf_tables_api.c and net/sched). Check needs them too. They are never unloaded,
+// because other processes may have begun to use them.
 //
 // A trial has two pods: one for the loads and the proxies beside them, one for the applications and theirs. A load
 // connects to the service of an application, an address that no interface has, with the application's port:
@@ -34,7 +34,7 @@ const (
 	EBPF     = "ebpf"     // at connect() in the pod that they leave, by the listening socket where they arrive
 )
 
-// Ways are all of them.
+// Ways lists all ways.
 var Ways = []string{Explicit, IPTables, TPROXY, EBPF}
 
 // Unchanged reports whether packets that arrive at a pod reach the proxy with their original destination address.
@@ -53,10 +53,10 @@ var (
 	Service = netip.MustParseAddr("198.18.1.1")
 )
 
-// Pods are two network namespaces that a veth pair connects.
+// Pods holds two network namespaces that a veth pair connects.
 type Pods struct{ Client, Server *link.Namespace }
 
-// NewPods makes the two. If the machine cannot, the error is of code fault.Machine.
+// NewPods makes both pods. If the machine cannot, the error is of code fault.Machine.
 func NewPods() (p *Pods, err error) {
 	p = &Pods{}
 	defer func() {
@@ -85,10 +85,10 @@ func (p *Pods) Close() error {
 	return errors.Join(p.Client.Close(), p.Server.Close())
 }
 
-// Taken are connections to one address that are redirected to a proxy.
+// Taken describes the connections to one address that are redirected to a proxy.
 type Taken struct{ To, Proxy netip.AddrPort }
 
-// Taking is what is redirected in both pods.
+// Taking describes what is redirected in both pods.
 type Taking struct {
 	Way      string
 	Outbound []Taken // of connections that leave the client's pod
@@ -101,7 +101,7 @@ type Taking struct {
 	Connections int
 }
 
-// Rules are the installed rules and programs. They end with the pods and this process.
+// Rules holds the installed rules and programs. They end with the pods and this process.
 type Rules struct {
 	loaded *redirectObjects
 	closes []func() error
@@ -131,7 +131,7 @@ func (t Taking) Install(p *Pods) (r *Rules, err error) {
 	return r, nil
 }
 
-// needs are what each way needs of a kernel.
+// needs describes what each way needs from a kernel.
 var needs = map[string]string{
 	IPTables: "nf_tables with nat and redirection, and connection tracking (CONFIG_NF_TABLES_IPV4, CONFIG_NFT_NAT, " +
 		"CONFIG_NFT_REDIR, CONFIG_NF_CONNTRACK)",
@@ -141,17 +141,17 @@ var needs = map[string]string{
 	EBPF: "CONFIG_CGROUP_BPF, CONFIG_NET_CLS_BPF and CONFIG_NET_SCH_INGRESS; tried with Linux 6.1 and 6.18",
 }
 
-// NoHierarchy is the error, of code fault.Machine, for a machine without control groups that programs can be attached
-// to. where is what needs them; it may be empty.
+// NoHierarchy returns the error, of code fault.Machine, for a machine without control groups that programs can be
+// attached to. where is what needs them; it may be empty.
 func NoHierarchy(where string) error {
 	return fault.New(fault.Machine, where, cgroup.MountV2, "eBPF programs on sockets are attached to control groups "+
 		"v2, and no v2 hierarchy is mounted")
 }
 
-// Needs describes what a way needs of a kernel.
+// Needs describes what a way needs from a kernel.
 func Needs(way string) string { return needs[way] }
 
-// explain says what a machine lacks when the kernel refuses rules.
+// explain adds to an error what the machine may lack when the kernel refuses rules.
 func explain(err error, way string) error {
 	if known, is := errors.AsType[*fault.Error](err); is {
 		return known
@@ -217,7 +217,7 @@ func (r *Rules) Objects() (o kind.Objects) {
 	return o
 }
 
-// Close releases what this process holds of the rules. Netfilter rules stay as long as their pods. A second Close does
+// Close detaches and unloads the eBPF programs. Netfilter rules stay as long as their pods. A second Close does
 // nothing, nor does Close of nil.
 func (r *Rules) Close() error {
 	if r == nil {

@@ -1,6 +1,6 @@
-// Package services is the application that stands for a whole mesh to a data plane: a control plane (package
+// Package services is an application that represents a whole mesh to a data plane: a control plane (package
 // controlplane) with generated services, which changes their endpoints when a load asks for it. Each endpoint's
-// address encodes the change that it came with, so that a connection shows whether the data plane has made the change.
+// address encodes the change that it came with, so a connection shows whether the data plane has made the change.
 package services
 
 import (
@@ -37,8 +37,8 @@ type Ready struct {
 	Control   string `json:"control"` // where to ask for changes (Dial), host:port
 	Services  int    `json:"services"`
 	Endpoints int    `json:"endpoints"`
-	// Port is the port of every endpoint if services are of TCP, where a listener accepts connections. 0: they are of
-	// UDP, without listeners.
+	// Port is the port of every endpoint if services use TCP, where a listener accepts connections. 0: they use UDP,
+	// without listeners.
 	Port uint16 `json:"port,omitempty"`
 }
 
@@ -65,7 +65,7 @@ type ask struct {
 	Service int `json:"service"` // or All
 }
 
-// tooLong is how long it may take until a change is sent: without a connected data plane none is.
+// tooLong is how long it may take until a change is sent. Without a connected data plane it never is.
 const tooLong = 10 * time.Second
 
 // plane is the running mesh.
@@ -106,7 +106,7 @@ func Serve(ctx context.Context, o Options, ready func(Ready) error) (err error) 
 		Endpoints: o.Endpoints}
 	end := func() {
 		p.server.Close()
-		_ = control.Close() // a second time: this is the only way to end it
+		_ = control.Close() // ServeChanges closes it as well
 	}
 	return role.Together(ctx, end, func(context.Context) error { return p.server.Serve(listener) },
 		func(ctx context.Context) error { return ServeChanges(ctx, control, p.ready, Changes, p.change) },
@@ -128,7 +128,7 @@ func (p *plane) onSent(s controlplane.Sent) {
 // time, until ctx ends. It closes l. Changes have numbers from 1 to most; do makes one, of some services.
 func ServeChanges(ctx context.Context, l net.Listener, r Ready, most int, do makeChange) error {
 	made := &changes{mesh: r, most: most, do: do, number: 1}
-	stop := context.AfterFunc(ctx, func() { _ = l.Close() }) // accepted connections end by themselves, see below
+	stop := context.AfterFunc(ctx, func() { _ = l.Close() }) // accepted connections are closed below
 	defer stop()
 	var all sync.WaitGroup
 	defer all.Wait()

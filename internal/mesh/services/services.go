@@ -58,7 +58,7 @@ const addresses = 1<<24 - 2
 const servicePort = 80
 
 // Service returns the address of a service, from 0. Addresses of TCP services are on this machine, in 127.96.0.0/12,
-// so that connections before a data plane has the services reach no other machine.
+// so connections before a data plane has the services reach no other machine.
 func (r Ready) Service(i int) netip.AddrPort {
 	if r.Port == 0 {
 		return Service(i)
@@ -101,7 +101,7 @@ func (r Ready) ChangeOf(a netip.AddrPort) (service, change int, ok bool) {
 	return v % r.Services, 1 + v/r.Services, true
 }
 
-// nameOf returns a service's name: as long as the names in a cluster, and sorted like the services.
+// nameOf returns a service's name: as long as names in a real cluster are, and sorted like the services.
 func nameOf(i int) string {
 	return fmt.Sprintf("outbound|80||service-%05d.default.svc.cluster.local", i)
 }

@@ -33,7 +33,8 @@ func identityOf(component, app string) (string, error) {
 	return authority.Identity(trustDomain, account)
 }
 
-// nameOf returns the DNS name in the certificate of that proxy, for proxies that can verify host names but not URIs.
+// nameOf returns the DNS name in the certificates of a component's proxies, for those that can verify host names but
+// not URIs.
 func nameOf(component string) string {
 	if component == Client {
 		return "client.sidecar." + trustDomain

@@ -24,7 +24,7 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// joined is the proxies of a trial.
+// joined holds the proxies of a trial.
 type joined struct {
 	proxy Proxy
 	guest Guest
@@ -43,7 +43,7 @@ type joined struct {
 	evidence *Evidence
 }
 
-// one is one proxy.
+// one holds one proxy.
 type one struct {
 	place   Place
 	group   kind.Group
@@ -61,7 +61,7 @@ var _ interface {
 	io.Closer
 } = (*joined)(nil)
 
-// Evidence is what is known of the proxies only.
+// Evidence holds what a trial's record says about the proxies.
 type Evidence struct {
 	Hops int  `json:"hops"`
 	MTLS bool `json:"mtls"` // between the two proxies
@@ -76,7 +76,7 @@ type Evidence struct {
 	Proxies  []Found `json:"proxies"`
 }
 
-// Found is one proxy at the end of the window.
+// Found describes one proxy at the end of the window.
 type Found struct {
 	Component string `json:"component"`
 	App       string `json:"app"` // that it serves
@@ -350,7 +350,7 @@ func (p *one) processes() (all []proc.Process) {
 	return all
 }
 
-// lost returns the processes of a proxy that were there when it was ready, and have ended: workers that its first
+// lost returns the processes of a proxy that ran when it became ready and have ended since: workers that its first
 // process has replaced.
 func (p *one) lost() (gone []string) {
 	now := p.processes()

@@ -22,14 +22,14 @@ import (
 	"tare/internal/scale/host/feature"
 )
 
-// networked is the proxies of a trial in separate pods, which are made when the first process needs them.
+// networked holds the proxies of a trial in separate pods, which are made when the first process needs them.
 type networked struct {
 	*joined
 	once sync.Once
 	err  error
 }
 
-// The interfaces that the engine looks for besides those of joined.
+// The interfaces that the engine looks for in addition to those of joined.
 var _ interface {
 	kind.Networked
 	kind.Hoster
@@ -41,8 +41,8 @@ func (n *networked) ready() error {
 	return n.err
 }
 
-// Network returns the network of the pod of a load, an application or a component: control planes are beside
-// applications.
+// Network returns the network of the pod of a load, an application or a component. Control planes are in the
+// applications' pod.
 func (n *networked) Network(as kind.Role, _ string) (string, error) {
 	if err := n.ready(); err != nil {
 		return "", err
@@ -188,13 +188,13 @@ func (j *joined) redirect() error {
 	return nil
 }
 
-// Asked tells a process that runs where a load will be how to check that traffic gets through.
+// Asked configures a process that runs where a load will be, and checks that traffic gets through.
 type Asked struct {
 	Over    string   `json:"over"`    // protocol; for TCP a connection that stays open is enough
 	Listens []string `json:"listens"` // addresses that must accept a connection first
 }
 
-// Settings of the process that asks. Only Tare sets them.
+// Settings of the process that checks. Only Tare sets them.
 const (
 	addressKey = "address" // host:port, where a load will go
 	askedKey   = "asked"   // an Asked as JSON
@@ -210,7 +210,7 @@ func (Guest) At(at kind.Site) param.Values {
 	return param.Values{addressKey: at.Address, askedKey: string(at.Ready)}
 }
 
-// Play is the process that asks: it is ready once there was an answer.
+// Play runs the process that checks. It is ready once it has had an answer.
 func (Guest) Play(ctx context.Context, conn *role.Conn, o param.Values) error {
 	var asked Asked
 	if err := json.Unmarshal([]byte(o[askedKey]), &asked); err != nil {
@@ -221,8 +221,8 @@ func (Guest) Play(ctx context.Context, conn *role.Conn, o param.Values) error {
 		return fmt.Errorf("nobody can ask over %q", asked.Over)
 	}
 	asking := func(ctx context.Context) error {
-		// First, because a packet to a proxy that does not listen yet can be lost, and is sent again only a second
-		// later.
+		// This comes first, because a packet to a proxy that does not listen yet can be lost, and is sent again only a
+		// second later.
 		if err := knock(ctx, asked.Listens); err != nil {
 			return err
 		}
@@ -245,7 +245,7 @@ func (Guest) Play(ctx context.Context, conn *role.Conn, o param.Values) error {
 	}
 }
 
-// until asks until there is an answer, or the time is over; then it returns the last error other than the timeout.
+// until calls asking until it succeeds or ctx ends; then it returns the last error other than the timeout.
 func until(ctx context.Context, asking func(context.Context) error) error {
 	var reason error
 	tick := time.NewTicker(askEvery)
@@ -267,7 +267,8 @@ func until(ctx context.Context, asking func(context.Context) error) error {
 }
 
 // reachFromLoad waits until traffic gets through to an application from where a load will be. A process in the load's
-// control group and network asks, because connections of other processes would not be redirected in the same way.
+// control group and network checks this, because connections of other processes would not be redirected in the same
+// way.
 func (j *joined) reachFromLoad(ctx context.Context, app string) error {
 	loads := j.trial.Setup().Loads
 	names := slices.Sorted(maps.Keys(loads))
@@ -321,7 +322,7 @@ func (j *joined) reachFromLoad(ctx context.Context, app string) error {
 	return nil
 }
 
-// lacks returns a probe of what each way needs from the kernel.
+// lacks returns the probe for what a way needs from the kernel.
 var lacks = func() func(way string) *feature.Probe {
 	probes := map[string]*feature.Probe{}
 	for _, way := range redirect.Ways {

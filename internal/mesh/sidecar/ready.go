@@ -18,12 +18,12 @@ import (
 const (
 	askEvery  = 5 * time.Millisecond
 	askFor    = time.Second            // for a connection
-	tellFor   = 10 * time.Second       // for a proxy's own counters, even if its machine stands still for seconds
+	tellFor   = 10 * time.Second       // for a proxy's own counters, even if its machine stalls for seconds
 	staysOpen = 100 * time.Millisecond // how long a TCP connection must stay open
 )
 
-// newAsker makes a client with one connection per request, so that the measured proxies keep none of them, and without
-// redirects. It sets no time limit, because an application may be slow.
+// newAsker makes a client that uses a connection per request, so the measured proxies keep none of them, and follows
+// no redirects. It sets no time limit, because an application may be slow.
 func newAsker(over *http.Protocols) *http.Client {
 	return &http.Client{
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
@@ -43,14 +43,15 @@ func priorKnowledge() *http.Protocols {
 	return over
 }
 
-// asks check that traffic gets through, by the protocol of the proxies.
+// asks holds functions that check that traffic gets through, by the protocol of the proxies.
 var asks = map[string]func(ctx context.Context, address string) error{
 	ProtocolHTTP:  func(ctx context.Context, address string) error { return ask(ctx, asker, address) },
 	ProtocolHTTP2: func(ctx context.Context, address string) error { return ask(ctx, asker2, address) },
 	ProtocolGRPC:  askCall, ProtocolTCP: touch,
 }
 
-// over returns the protocol to ask an application with: for TCP proxies that of the application, if it is one of HTTP.
+// over returns the protocol with which to check an application: that of the proxies, but HTTP for TCP proxies if the
+// application speaks it.
 func (j *joined) over(app string) string {
 	over := j.part.Options[settingProtocol]
 	if over == ProtocolTCP && j.speaksHTTP(app) {
@@ -172,7 +173,7 @@ func (j *joined) unreached(why error, app string, within time.Duration) error {
 		" if this machine needs longer", "no request got through the proxies to %s within %v", app, within), app)
 }
 
-// knock checks that each of some addresses accepts connections.
+// knock checks that all addresses accept connections.
 func knock(ctx context.Context, listens []string) error {
 	d := net.Dialer{Timeout: askFor}
 	for _, at := range listens {

@@ -1,6 +1,6 @@
-// Package sidecar is what subjects made of sidecar proxies share: which proxies are between a load and an application,
-// how they are started, checked for readiness, watched and ended, and what is recorded of them. A kind of proxy
-// implements how one is configured and started (Proxy); the rest is here.
+// Package sidecar contains what subjects made of sidecar proxies share: which proxies are between a load and an
+// application, how they are started, checked for readiness, watched and ended, and what is recorded about them. A kind
+// of proxy implements how one is configured and started (Proxy); the rest is here.
 //
 // Each proxy is a component of the subject in a separate control group, and serves one application:
 //
@@ -32,7 +32,7 @@ import (
 	"tare/internal/scale/host/feature"
 )
 
-// The components of a subject, by which records name the proxies.
+// The components of a subject, by which records identify the proxies.
 const (
 	Client = "proxy.client" // beside the load
 	Server = "proxy.server" // beside the application
@@ -85,8 +85,8 @@ type (
 		Change(ctx context.Context, control any, d Drive) (any, error)
 	}
 
-	// Settler is a proxy that reports whether it has put all of its configuration into effect. An error is why that is
-	// not known now.
+	// Settler is a proxy that reports whether it has put all of its configuration into effect. An error is the reason why
+	// that is unknown at the moment.
 	Settler interface {
 		Settled(ctx context.Context, p Place) (bool, error)
 	}
@@ -111,7 +111,7 @@ type (
 	}
 )
 
-// Drive is what a control plane is started with.
+// Drive holds what a control plane is started with.
 type Drive struct {
 	Trial   kind.Trial
 	Part    *kind.Part
@@ -120,7 +120,7 @@ type Drive struct {
 	Proxies []Place
 }
 
-// Place is the place of one proxy: between what comes to Listen and what is at To.
+// Place is the place of one proxy: between the connections to Listen and the server at To.
 type Place struct {
 	Component string       // Client or Server
 	App       string       // the application that it serves
@@ -142,7 +142,7 @@ type Place struct {
 	// Dial connects to an IP address in the proxy's network; nil: in the host's.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 
-	// AcceptTLS and DialTLS say on which side the proxy uses mutual TLS. Its certificate and the roots are then in
+	// AcceptTLS and DialTLS determine on which side the proxy uses mutual TLS. Its certificate and the roots are then in
 	// Dir, in the files IdentityFile and RootsFile.
 	AcceptTLS, DialTLS bool
 	Identity           string // its SPIFFE ID
@@ -161,8 +161,8 @@ type Place struct {
 	Connections int    // that it must be able to carry at the same time
 	Protocol    string // ProtocolHTTP and so on: on both sides
 
-	// User and Group are what it must run as once it has read its files, by name and by number; empty: the user of
-	// this process.
+	// User and Group, and by number UID and GID, are those that it must run as once it has read its files; empty: those
+	// of this process.
 	User, Group string
 	UID, GID    int
 
@@ -177,7 +177,7 @@ const (
 	ProtocolTCP   = "tcp"   // bytes of TCP connections
 )
 
-// OverHTTP2 says whether a protocol uses HTTP/2.
+// OverHTTP2 reports whether a protocol uses HTTP/2.
 func OverHTTP2(protocol string) bool { return protocol == ProtocolHTTP2 || protocol == ProtocolGRPC }
 
 // Settings of all kinds of proxies.
@@ -233,7 +233,7 @@ const (
 	podNetwork  = "pods"
 )
 
-// inPods reports whether the options have the trial in separate network namespaces.
+// inPods reports whether the options put the trial into separate network namespaces.
 func inPods(o param.Values) bool { return o[settingNetwork] == podNetwork }
 
 // wayOf returns how connections reach the proxies.
@@ -256,7 +256,7 @@ func Settings() []param.Setting { return slices.Concat(commonSettings, meshSetti
 // Guest is a kind of proxy as a subject of experiments.
 type Guest struct{ Proxy Proxy }
 
-// spreading is an estimate of the time until a proxy that knows all services has them: Envoy takes 2.3 ms for each.
+// spreading estimates the time until a proxy that knows all services has them: 1 ms for each.
 func spreading(o param.Values) time.Duration {
 	if o[settingDiscovery] != DiscoveryPermissive {
 		return 0
@@ -316,8 +316,8 @@ func (g Guest) CheckSetup(s *kind.Setup, _ string, part *kind.Part) error {
 	return nil
 }
 
-// servedOver has the protocols that applications may have behind proxies with a protocol. An HTTP/2 application also
-// serves HTTP/1.1.
+// servedOver lists, by the proxies' protocol, the protocols that the applications behind them may have. An HTTP/2
+// application also serves HTTP/1.1.
 var servedOver = map[string][]string{
 	ProtocolHTTP:  {ProtocolHTTP, "http1", "http2"},
 	ProtocolHTTP2: {"http2"},
@@ -399,8 +399,8 @@ func (g Guest) probes() []*feature.Probe {
 // sidecars is the feature that experiments with sidecars require.
 var sidecars = newSidecars()
 
-// newSidecars probes for the kinds of proxies that every built-in experiment can use. nginx is not one of them: it
-// cannot identify callers, and does not speak HTTP/2 to servers.
+// newSidecars returns a probe for the kinds of proxies that every built-in experiment can use. nginx is not one of
+// them: it cannot identify callers, and does not speak HTTP/2 to servers.
 func newSidecars() *feature.Probe {
 	return feature.New(feature.Status{
 		Name: "sidecars", Needs: "the program envoy or haproxy", Lost: "experiments with sidecar proxies",

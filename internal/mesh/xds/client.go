@@ -27,19 +27,17 @@ type Options struct {
 	// Metadata is further information about the node for the control plane, by name: istiod requires ISTIO_VERSION,
 	// for example.
 	Metadata map[string]string
-	// Own are the addresses of the workload that the data plane stands for at the control plane: rules about who may
+	// Own are the addresses of the workload that the data plane represents to the control plane: rules about who may
 	// connect to the workload apply to them.
 	Own []netip.Addr
 
 	StateOfTheWorld bool // use state of the world instead of deltas
 
-	// Apply makes a change. It is called by one goroutine. An error refuses the new resources of the change: the one
-	// that it names if it is a *fault.Error whose Where is a resource. After an error nothing of the change may have
-	// been made.
+	// Apply makes a change, as a whole or not at all. It is called by one goroutine. An error refuses the new resources
+	// of the change, or only the one that it names, if it is a *fault.Error whose Where is a resource.
 	Apply func(context.Context, mesh.Change) error
-	// OnEvent is called for every response, once its acknowledgement has been handed to the transport; OnState for
-	// every change of state. The client's own goroutines call both, each one call at a time, and they must return
-	// soon.
+	// OnEvent is called for every response, once its acknowledgement has been handed to the transport; OnState for every
+	// change of state. The client's own goroutines call both, each one call at a time; they must return quickly.
 	OnEvent func(Event)
 	OnState func(State)
 
@@ -48,8 +46,8 @@ type Options struct {
 	Timeouts Timeouts
 }
 
-// Limits bound what a control plane can make the client keep. The zero value means the defaults, with which the client
-// takes less than 256 MiB, whatever a control plane sends (TestAttacks).
+// Limits bounds what a control plane can make the client keep. The zero value means the defaults, with which the
+// client takes less than 256 MiB, whatever a control plane sends (TestAttacks).
 type Limits struct {
 	// Message is the maximum length of a response in bytes; default 32 MiB. A longer one ends the stream. For a moment
 	// there are two copies of a response.
@@ -57,8 +55,9 @@ type Limits struct {
 	// Resource is the maximum length of a resource in bytes; default 8 MiB. A resource that would take more than
 	// translate.MaxDecoded when decoded is refused as well.
 	Resource int
-	// Resources is the maximum number of resources of each type; default 131072. A response with more than twice as
-	// many and 1024 ends the stream; with fewer, the excess resources are refused one by one.
+	// Resources is the maximum number of resources of each type; default 131072. A response with more than
+	// 2*Resources+1024 resources and removed names ends the stream; in smaller ones, the resources beyond the maximum are
+	// refused individually.
 	Resources int
 	// Bytes is the maximum memory of all resources: their decoded form as translate.Weigh counts it, names and
 	// versions, and 512 bytes for each resource; default 128 MiB.
@@ -77,9 +76,9 @@ type Timeouts struct {
 	// Reconnect is the wait before the second attempt. It doubles each time up to ReconnectMax, and up to half of each
 	// wait is subtracted at random; defaults 200 ms and 30 s. After a stream that received something and lasted longer
 	// than the wait before it, the waits start from the beginning; after one that received something and ended sooner,
-	// the wait is limited to 8 times Reconnect. If the control plane refused a request, or sent something
-	// unacceptable, the next stream would end in the same way: then only a stream of ReconnectMax starts the waits
-	// from the beginning.
+	// the wait is limited to 8 times Reconnect. If the control plane refused a request, or sent something unacceptable,
+	// the next stream would end in the same way: then only a stream of more than ReconnectMax starts the waits from the
+	// beginning.
 	Reconnect, ReconnectMax time.Duration
 }
 
@@ -120,7 +119,7 @@ const (
 
 func (p Phase) String() string { return [...]string{"never connected", "connected", "stale"}[p] }
 
-// State is the phase, since when, and for Never and Stale the reason.
+// State holds the phase, when it began, and for Never and Stale the reason.
 type State struct {
 	Phase Phase
 	Since time.Time
@@ -132,22 +131,22 @@ type Event struct {
 	Kind     Kind
 	Version  string
 	Changed  int                  // resources that are new or have changed
-	Warned   []*translate.Warning // resources that were accepted with another meaning than they have
-	Refused  []error              // why resources, or all of it, were refused: at most 10,000; none: it was acknowledged
+	Warned   []*translate.Warning // parts of accepted resources that are not honoured
+	Refused  []error              // why resources were refused, at most 10,000; none: the response was acknowledged
 	Received int64                // when the whole response had arrived
 	Decoded  int64                // when it had been decoded and checked
 	Applied  int64                // when Apply had made what it could
 	Acked    int64                // when its acknowledgement or refusal was handed to the transport
 }
 
-// Metrics are counts of what is incomplete now.
+// Metrics counts what is incomplete now.
 type Metrics struct {
 	WaitingClusters int // clusters that wait for their first endpoints
-	WaitingRoutes   int // routes that a listener needs and that have not come
+	WaitingRoutes   int // routes that a listener needs and that have not arrived
 	Waiting         int // listeners that wait for clusters or for their address
 }
 
-// Complete says whether nothing that was received waits for something that was not.
+// Complete reports whether no received resource waits for one that has not been received.
 func (m Metrics) Complete() bool { return m.WaitingClusters+m.WaitingRoutes+m.Waiting == 0 }
 
 // Client keeps a store up to date with a control plane. Make it with New.
@@ -279,7 +278,7 @@ func (c *Client) Run(ctx context.Context) error {
 	}
 }
 
-// end returns nil if an error only means that the client is to end.
+// end returns err, or nil if it only means that ctx has ended.
 func (c *Client) end(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return nil
@@ -342,7 +341,7 @@ func (c *Client) subscribe(k Kind) {
 // refusal in the same request may take maxReasons.
 const maxRequest = 4<<20 - maxReasons - 64<<10
 
-// The overhead of a name, and of an entry in a map of versions, in a request; at most, in bytes.
+// The maximum overhead, in a request, of a name and of an entry in the map of versions, in bytes.
 const (
 	aroundName    = 6
 	aroundVersion = 16
@@ -351,7 +350,7 @@ const (
 // subscriptions returns the first requests for a type on a stream of deltas: for names, or for all if there are none,
 // with the versions that the client has. Only the very first request can have versions. Resources whose versions do
 // not fit are requested by name in the others, even if all are requested: the control plane then sends them again, or
-// says that they are gone.
+// reports that they are gone.
 func subscriptions(k Kind, names []string, versions map[string]string, room int) []*request {
 	all := len(names) == 0
 	if all {
@@ -440,8 +439,8 @@ func (c *Client) lost(err error) time.Duration {
 	return c.wait
 }
 
-// transient says whether the next stream can be expected to end otherwise. Streams end in such a way when a control
-// plane restarts, or limits the age of streams.
+// transient reports whether the next stream may fare better, as when a control plane has restarted, or limits the age
+// of streams.
 func transient(err error) bool {
 	switch status.Code(err) {
 	case codes.ResourceExhausted, codes.InvalidArgument, codes.PermissionDenied, codes.Unauthenticated,
@@ -520,7 +519,7 @@ func (c *Client) settle(ctx context.Context, o *outcome) error {
 	return nil
 }
 
-// How long the refusal of the same thing is delayed, at first and at most. Otherwise a control plane that answers a
+// How long a repeated refusal is delayed, at first and at most. Without the delay, a control plane that answers a
 // refusal by sending the same again would keep both busy.
 const (
 	firstHold = 50 * time.Millisecond
@@ -564,7 +563,7 @@ func (c *Client) follow() {
 	}
 }
 
-// ask subscribes to those of some names that are wanted, and unsubscribes from the others.
+// ask subscribes to the names that are wanted, and unsubscribes from the others.
 func (c *Client) ask(k Kind, names []string) {
 	if !c.conn.asked[k] {
 		c.subscribe(k)
@@ -615,7 +614,7 @@ func (c *Client) sent(q *request) {
 	}
 }
 
-// waits says whether the client waits for a point in time.
+// waits reports whether the client waits for a point in time.
 func (c *Client) waits() bool {
 	if len(c.begun) > 0 || c.names.waits() || c.pacer.rests(time.Now()) {
 		return true
@@ -648,7 +647,7 @@ func (c *Client) look(ctx context.Context) error {
 	return c.unasked(ctx)
 }
 
-// unasked applies what changed without a response, so that no refusal can be sent.
+// unasked applies what changed without a response. No refusal can be sent.
 func (c *Client) unasked(ctx context.Context) error {
 	o := &outcome{}
 	if err := c.settle(ctx, o); err != nil {

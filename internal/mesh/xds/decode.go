@@ -32,9 +32,9 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	return err
 }
 
-// decode decodes a response, whose variant is in r, and checks all of it. next returns its resources later, one by
-// one; nothing is allocated for them here, because an empty resource takes only two bytes of a message. Fields that
-// the client does not use are skipped.
+// decode decodes a response, whose variant is in r, and checks all of it. next returns its resources later, in
+// batches; nothing is allocated for them here, because an empty resource takes only two bytes of a message. Fields
+// that the client does not use are skipped.
 func (r *response) decode(b []byte) error {
 	r.wire, r.message, r.left = len(b), b, b
 	var version, kind, nonce []byte
@@ -91,7 +91,7 @@ func (it *item) unwrap(delta bool) {
 	}
 	in := x.item()
 	it.typeURL, it.value = in.typeURL, in.value
-	if it.ttl = it.ttl || in.ttl; !delta { // with deltas the name is beside the resource
+	if it.ttl = it.ttl || in.ttl; !delta { // with deltas the name is outside the wrapper
 		it.name = in.name
 	}
 }
@@ -113,10 +113,10 @@ const (
 	anyValue = 2
 )
 
-// maxBatch bounds the bytes of the resources that next returns at a time, without the last of them.
+// maxBatch bounds the bytes of the resources that next returns at a time, not counting the last one.
 const maxBatch = 1 << 20
 
-// next fills batch with the next resources, and returns none when all have been returned.
+// next fills batch with the next resources and returns it. It is empty when all have been returned.
 func (r *response) next(batch []item) []item {
 	batch = batch[:0]
 	for bytes := 0; len(r.left) > 0 && len(batch) < cap(batch) && bytes < maxBatch; {

@@ -10,7 +10,7 @@ import (
 )
 
 // guarded wraps credentials so that their connections refuse what gRPC accepts without a limit: a message in pieces of
-// a few bytes each. gRPC keeps every piece with some 100 bytes of overhead until the message is complete, so that a
+// a few bytes each. gRPC keeps every piece with about 100 bytes of overhead until the message is complete, so a
 // message of 32 MiB in pieces of one byte would take gigabytes.
 type guarded struct {
 	credentials.TransportCredentials
@@ -37,7 +37,7 @@ const (
 	manyPieces = 4096
 )
 
-// frames is an HTTP/2 connection that parses the frames which are read (RFC 9113, 4.1) and counts those of each gRPC
+// frames is an HTTP/2 connection that parses the frames that are read (RFC 9113, 4.1) and counts those of each gRPC
 // message.
 type frames struct {
 	net.Conn

@@ -34,7 +34,7 @@ func newIntake(l Limits, to *state) intake {
 	return s
 }
 
-// taken is what is kept of a received resource, to recognize it when it is sent again.
+// taken holds what is kept of a received resource, to recognize it when it is sent again.
 type taken struct {
 	sum     digest
 	size    int // received bytes
@@ -45,19 +45,19 @@ type taken struct {
 // perResource is the memory of any resource besides its text and its decoded form, for entries in maps, in bytes.
 const perResource = 512
 
-// cost is the memory of a decoded resource in bytes.
+// cost returns the memory of a decoded resource in bytes.
 func (it *item) cost() int { return perResource + len(it.read.name) + len(it.version) + it.read.cost }
 
-// digest identifies the bytes of a resource. Its seeds are random and known to this process only, so that two
-// resources have the same digest only by chance: once in 10^38.
+// digest identifies the bytes of a resource. Its seeds are random and known to this process only, so two resources
+// have the same digest only by chance: once in 10^38.
 type digest [2]uint64
 
 func (s *intake) digest(b []byte) digest {
 	return digest{maphash.Bytes(s.seeds[0], b), maphash.Bytes(s.seeds[1], b)}
 }
 
-// take stages a response: its valid resources are wanted from now on. If full, a resource that is not in it is removed
-// (types of the state of the world that are sent completely).
+// take stages a response: its valid resources are wanted from now on. If full, and if the control plane sends all
+// resources of the type, those that are missing are removed.
 func (s *intake) take(k Kind, r *response, full bool) *outcome {
 	s.litter(2 * r.wire)
 	o := &outcome{staged: map[resource]int{}}
@@ -112,7 +112,7 @@ func (s *intake) litter(bytes int) {
 	}
 }
 
-// readAhead is how many resources are decoded before the first of them is staged. Up to readAlone of them, one CPU is
+// readAhead is how many resources are decoded before the first of them is staged. For fewer than readAlone, one CPU is
 // as fast as several. At most maxReaders CPUs are used. Resources of more than largeResource bytes are decoded one at
 // a time, because meanwhile a resource can take many times its length.
 const (

@@ -42,7 +42,7 @@ func (k Kind) one() string {
 	return [...]string{"cluster", "endpoints", "listener", "routes"}[k]
 }
 
-// KindOf returns the kind of a type URL.
+// KindOf returns the kind of a type URL, and reports whether there is one.
 func KindOf(typeURL string) (Kind, bool) {
 	for k, url := range typeURLs {
 		if url == typeURL {
@@ -79,7 +79,7 @@ type item struct {
 	read parsed
 }
 
-// parsed is what can be determined about a resource without changing the state: see state.read.
+// parsed holds what intake.read finds out about a resource without changing the state.
 type parsed struct {
 	name string // in the resource or in the response
 	sum  digest // of its value
@@ -87,7 +87,7 @@ type parsed struct {
 	made any    // made by state.parse; nil if it was not decoded
 	err  error  // why it cannot be decoded
 	cost int    // memory in bytes that made takes, or may take at most
-	late bool   // it may not fit, which is known when those before it are staged; it was not decoded
+	late bool   // not decoded: it may not fit, which is known only once those before it are staged
 }
 
 // request is a request of the client.

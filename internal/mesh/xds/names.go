@@ -95,7 +95,7 @@ func (n *resolving) look(ctx context.Context, now time.Time) {
 	}
 }
 
-// done processes an answer, and says whether it changes anything. A name that is not found keeps its previous
+// done processes an answer, and reports whether it changes anything. A name that is not found keeps its previous
 // addresses.
 func (n *resolving) done(a answer, s *state) bool {
 	n.running--

@@ -10,8 +10,8 @@ const (
 	busyShare = 2.0 / 3
 )
 
-// pacer has the client stop reading responses for a while after it was busy with some. gRPC's flow control then slows
-// the control plane down.
+// pacer makes the client stop reading responses for a while after it was busy with some. gRPC's flow control then
+// slows the control plane down.
 type pacer struct {
 	spent time.Duration // work that has not been paid off by rest
 	at    time.Time     // the time of spent
@@ -25,5 +25,5 @@ func (p *pacer) owed(now time.Time) time.Duration {
 // worked records work that has ended now.
 func (p *pacer) worked(now time.Time, work time.Duration) { p.spent, p.at = p.owed(now)+work, now }
 
-// rests says whether the client must not read yet.
+// rests reports whether the client must not read yet.
 func (p *pacer) rests(now time.Time) bool { return p.owed(now) > busyBurst }

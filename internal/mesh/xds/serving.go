@@ -21,11 +21,11 @@ type servings struct {
 	users   map[string]map[string]bool // listeners by the routes that they name
 	changes map[string]bool            // routes that lost their last user or got their first since the map was cleared
 	stale   map[string]bool            // listeners that wait for something, or must be looked at again
-	blocked map[string]bool            // listeners that want an address which another one has
+	blocked map[string]bool            // listeners that want another listener's address
 	guarded map[netip.AddrPort]bool    // see translate.Served
 	guards  map[netip.AddrPort]int     // how many served listeners guard it
 	extra   map[string]int             // how many served listeners name a cluster that the data plane adds
-	// Set when a response changed something that concerns many listeners or clusters, which again then looks at once.
+	// Set when a response changed something that concerns many listeners (see again) or all clusters (see guard).
 	freed, arrived, reguard bool
 }
 
@@ -38,7 +38,7 @@ func newServings() servings {
 	}
 }
 
-// owner returns the control plane's listener for which something is served.
+// owner returns the control plane's listener for which the listener of a name is served.
 func (v *servings) owner(name string) string {
 	if owner, ok := v.owners[name]; ok {
 		return owner
@@ -46,7 +46,7 @@ func (v *servings) owner(name string) string {
 	return name
 }
 
-// missing returns how many routes that a listener needs have not come.
+// missing returns how many routes that a listener needs have not arrived.
 func (v *servings) missing() (n int) {
 	for name := range v.users {
 		if v.routes[name] == nil {
@@ -56,8 +56,8 @@ func (v *servings) missing() (n int) {
 	return n
 }
 
-// arrives records a cluster that is added, removed or changed. Which listeners are served depends on whether
-// connections pass it unchanged, and whether it has no endpoints.
+// arrives records that a cluster is added, removed or changed. Which listeners are served depends on whether
+// connections pass through it unchanged, and on whether it has endpoints.
 func (v *servings) arrives(old, c *translate.Cluster) {
 	kind := func(c *translate.Cluster) int {
 		switch {
@@ -208,7 +208,7 @@ func (s *state) serve(name string, made *translate.Served, o *outcome) {
 	v.reguard = v.reguard || len(old.Guarded)+len(next.Guarded) > 0
 }
 
-// free says whether no other listener has an address.
+// free reports whether no other listener has an address. If one has, it warns and marks the listener as blocked.
 func (v *servings) free(s *state, name string, at place, o *outcome) bool {
 	for other := range s.places[at] {
 		if owner := v.owner(other); owner != name {
@@ -266,7 +266,7 @@ func (s *state) setRoutes(name string, r *translate.Routes) {
 	}
 }
 
-// again looks at the listeners that are affected by other changes, or that waited. A listener that can no longer be
+// again expands the listeners that are affected by other changes, or that waited. A listener that can no longer be
 // served stays as it was.
 func (s *state) again(o *outcome) {
 	v := &s.serving

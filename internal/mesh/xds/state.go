@@ -15,7 +15,8 @@ import (
 	"tare/internal/mesh/xds/translate"
 )
 
-// state is what the control plane wants and what the store has. It is pure: time, network and store are the caller's.
+// state holds what the control plane wants and what the store has. It is pure: time, network and store are the
+// caller's.
 //
 // Wanted resources become active in steps: a cluster when its endpoints are known, a listener when all of its clusters
 // are active and its address is free. A cluster that is no longer wanted is removed when no active listener names it.
@@ -65,10 +66,10 @@ func newState(l Limits) *state {
 
 func (*state) kinds() []Kind { return []Kind{Clusters, Endpoints, Listeners, Routes} }
 
-// lists says whether the control plane sends all resources of a kind, so that one which is missing is removed.
+// lists reports whether the control plane sends all resources of a kind, so a missing one is removed.
 func (*state) lists(k Kind) bool { return k == Clusters || k == Listeners }
 
-// wants says whether a resource is subscribed to.
+// wants reports whether a resource is subscribed to.
 func (s *state) wants(k Kind, name string) bool { return s.lists(k) || s.namers(k)[name] != nil }
 
 // names returns the names that are subscribed to because other resources name them, sorted.
@@ -127,7 +128,7 @@ func (s *state) drop(k Kind, name string, o *outcome) {
 	}
 }
 
-// take stages a response, and rejects listeners in it that want an address which another one wants.
+// take stages a response, and rejects listeners in it that want another listener's address.
 func (s *state) take(k Kind, r *response, full bool) *outcome {
 	o := s.intake.take(k, r, full)
 	s.again(o)
@@ -145,7 +146,7 @@ func (s *state) waiting() (n int) {
 	return n
 }
 
-// overdue says whether a hungry cluster has waited long enough; it then no longer waits for endpoints.
+// overdue reports whether a hungry cluster has waited long enough, and if so ends its wait.
 func (s *state) overdue(name string, waited time.Duration) bool {
 	w := s.clusters[name]
 	if w == nil || w.Wait == 0 || waited <= w.Wait {
@@ -179,7 +180,7 @@ func (s *state) starve(name string) {
 	s.dirtyClusters[name] = true
 }
 
-// resolve records the addresses of a host name, and says whether that changes anything.
+// resolve records the addresses of a host name, and reports whether that changes anything.
 func (s *state) resolve(host string, addresses []netip.Addr) bool {
 	old, known := s.addresses[host]
 	if s.hosts[host] == nil || known && slices.Equal(old, addresses) {
@@ -196,7 +197,7 @@ type outcome struct {
 	more    int // number of refusals besides these
 	changed int
 	warned  []*translate.Warning
-	undo    []func() // undoes what was staged, by resource; see reject
+	undo    []func() // each undoes what was staged for a resource, at its index in staged
 	staged  map[resource]int
 }
 
@@ -205,7 +206,8 @@ type resource struct {
 	name string
 }
 
-// maxRefused is how many refusals of one response are kept by name; a message of 64 MiB can contain millions.
+// maxRefused is how many refusals of one response are kept; the rest are only counted, because a large message can
+// contain millions.
 const maxRefused = 10000
 
 func (o *outcome) refuse(err error) {
@@ -270,7 +272,7 @@ func (s *state) want(name string, c *translate.Cluster) {
 	}
 }
 
-// link adds a name under key, and says whether it is the first.
+// link adds a name under key, and reports whether it is the first.
 func link[K comparable](m map[K]map[string]bool, key K, name string) bool {
 	first := m[key] == nil
 	if first {
@@ -280,7 +282,7 @@ func link[K comparable](m map[K]map[string]bool, key K, name string) bool {
 	return first
 }
 
-// unlink removes a name under key, and says whether none is left.
+// unlink removes a name under key, and reports whether none is left.
 func unlink[K comparable](m map[K]map[string]bool, key K, name string) bool {
 	delete(m[key], name)
 	if len(m[key]) > 0 {
@@ -326,8 +328,7 @@ func (s *state) wantListener(name string, l *mesh.Listener) {
 	}
 }
 
-// conflicts rejects those listeners of a response that want an address which another one wants: their previous form
-// stays.
+// conflicts rejects the listeners of a response that want another listener's address. Their previous form stays.
 func (s *state) conflicts(o *outcome) {
 	var wanted []place
 	for r := range o.staged {
@@ -363,8 +364,7 @@ type contests[P comparable] struct {
 
 // settle goes through places until each is wanted by one name. Names from before the response win; of two in the
 // response, the first in order wins. A rejected name wants its previous place again, which is then looked at again;
-// there it counts as one from before. Each is rejected at most once, so that the time is linear in the number of
-// names.
+// there it counts as one from before. Each is rejected at most once, so the time is linear in the number of names.
 func (c contests[P]) settle(places []P) {
 	for len(places) > 0 {
 		at := places[len(places)-1]
@@ -400,7 +400,7 @@ func placeOf(l *mesh.Listener) place {
 	return place{netip.AddrPortFrom(l.Address.Addr().Unmap(), l.Address.Port()), l.Protocol}
 }
 
-// reject undoes what a response staged of a resource, and says whether it had staged it.
+// reject undoes what a response staged for a resource, and reports whether it had staged anything.
 func (s *state) reject(r resource, o *outcome) bool {
 	i, ok := o.staged[r]
 	if !ok {
@@ -525,7 +525,7 @@ func (s *state) planListeners(change *mesh.Change) {
 	change.Listeners = slices.DeleteFunc(ready, func(l *mesh.Listener) bool { return !moving[l.Name] })
 }
 
-// served says whether all clusters of a listener are there.
+// served reports whether all clusters of a listener are active or among the fresh ones.
 func (s *state) served(l *mesh.Listener, fresh map[string]bool) bool {
 	return !slices.ContainsFunc(named(l), func(name string) bool { return s.active.Clusters[name] == nil && !fresh[name] })
 }
@@ -588,7 +588,7 @@ func (s *state) commit(change mesh.Change) {
 		delete(s.dirtyClusters, name)
 		delete(s.users, name)
 	}
-	// What is neither wanted nor active is done with.
+	// Nothing is left to do for listeners that are neither wanted nor active.
 	for name := range s.dirtyListeners {
 		if s.listeners[name] == nil && s.active.Listeners[name] == nil {
 			delete(s.dirtyListeners, name)
@@ -612,11 +612,11 @@ func empty(c mesh.Change) bool {
 	return len(c.Clusters)+len(c.Listeners)+len(c.RemovedClusters)+len(c.RemovedListeners) == 0
 }
 
-// namedTries is how many refusals by name of the store are handled one after the other, before the change is halved to
-// find the others.
+// namedTries is how many refusals that name a resource are handled in turn, before the change is halved to find the
+// others.
 const namedTries = 8
 
-// settle has the store make what it can. What the store refuses is undone, and the rest is made without it.
+// settle applies to the store what it can. What the store refuses is undone, and the rest is applied without it.
 func (s *state) settle(apply func(mesh.Change) error, o *outcome) error {
 	for try := 0; try < 8*namedTries; try++ {
 		change := s.plan()
@@ -654,7 +654,8 @@ func (s *state) settle(apply func(mesh.Change) error, o *outcome) error {
 	return nil
 }
 
-// stored says whether the store should have a cluster: it is wanted, and connections do not pass it unchanged.
+// stored reports whether the store should have a cluster: it is wanted, and not one that connections pass through
+// unchanged.
 func (s *state) stored(name string) bool {
 	c := s.clusters[name]
 	return c != nil && c.Discovery != translate.Original
@@ -689,7 +690,7 @@ func (s *state) sweep() (named [kinds][]string, hosts []string) {
 	return named, hosts
 }
 
-// errEnds is returned by Apply when the client ends; it is not about the change.
+// errEnds means that a change failed because the client ends. It is not a refusal of the change.
 var errEnds = errors.New("the client ends")
 
 func fatal(err error) bool { return errors.Is(err, errEnds) }
@@ -781,7 +782,7 @@ func halves[T any](list []T, try func([]T) error, name func(T) resource) (bad []
 	return bad, nil
 }
 
-// unwant undoes what the store refused: back to the form before this response, or before it began to wait. It says
+// unwant undoes what the store refused: back to the form before this response, or before it began to wait. It reports
 // whether anything changed.
 func (s *state) unwant(r resource, o *outcome) bool {
 	switch r.kind {
@@ -809,8 +810,8 @@ func (s *state) unwant(r resource, o *outcome) bool {
 		if s.reject(r, o) {
 			return true
 		}
-		// It waited for what came now, or an address changed. The store keeps what it has of it until the cluster is
-		// sent again.
+		// It waited for something that has come now, or an address changed. The store keeps the form that it has until the
+		// cluster is sent again.
 		s.forget(Clusters, r.name)
 		if s.active.Clusters[r.name] == nil {
 			s.want(r.name, nil)

@@ -44,7 +44,7 @@ type conn struct {
 	why        atomic.Pointer[error]
 }
 
-// hold is a refusal that was sent, and the same refusal again, which waits.
+// hold holds the last refusal that was sent, and a repetition of it that is delayed.
 type hold struct {
 	wrong   string
 	wait    time.Duration
@@ -61,7 +61,7 @@ type wire interface {
 // window is large enough for usual responses, so that the control plane need not wait for flow control.
 const window = 8 << 20
 
-// open opens a stream. The channel opened is closed when there is one; ended gets its end.
+// open opens a stream. The channel opened is closed when there is one; ended gets the error with which it ends.
 func open(ctx context.Context, o *Options, sent func(*request)) *conn {
 	ctx, cancel := context.WithCancel(ctx)
 	c := &conn{in: make(chan *response), out: make(chan *request), ended: make(chan error, 1), cancel: cancel,
@@ -134,13 +134,13 @@ type said struct{ error }
 func (s said) Error() string { return text.ClipLine(s.error.Error(), maxSaid) }
 func (s said) Unwrap() error { return s.error }
 
-// fail ends a stream for a reason of the client itself.
+// fail ends a stream with an error of the client's own.
 func (c *conn) fail(err error) {
 	c.why.CompareAndSwap(nil, &err)
 	c.cancel()
 }
 
-// large is the size in bytes from which a response is processed and its memory returned before the next is read.
+// large is the size in bytes above which a response is processed, and its memory freed, before the next is read.
 const large = 8 << 20
 
 func (c *conn) read(ctx context.Context, w wire) error {

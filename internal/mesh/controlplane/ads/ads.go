@@ -1,9 +1,9 @@
-// Package ads is the aggregated discovery service of xDS. It keeps what each data plane has subscribed to and what it
-// has been sent, and decides the order in which the rest is sent.
+// Package ads is the aggregated discovery service of xDS. It tracks what each data plane has subscribed to and been
+// sent, and decides the order in which to send the rest.
 //
-// A view holds what data planes with one key get: tables of resources, by type. The caller decides which key a data
-// plane has. Setting a view never waits for a data plane. Each stream goes from what it sent last to the current view,
-// so that changes which come faster than answers are merged into one.
+// A view holds the resources for all data planes with one key, in one table per type. The caller decides which key a
+// data plane has. Setting a view never waits for a data plane. Each stream sends the difference between what it sent
+// last and the current view, so changes that come faster than answers are merged.
 package ads
 
 import (
@@ -30,7 +30,7 @@ type Sent struct {
 	Time           int64
 	Node           string // the id of the data plane
 	Since          int64  // View.Since of the view that it was made from
-	Asked          bool   // the data plane had requested it, so that it may not be a change
+	Asked          bool   // the data plane requested it, so it is not necessarily a change
 }
 
 // Answer is a data plane's answer to a response.
@@ -39,25 +39,25 @@ type Answer struct {
 	Version              string // state of the world: the last version that it accepted
 	Refused              string // the reason of a refusal; empty: it was accepted
 	Time                 int64  // ns by pace.Now
-	Since                int64  // like Asked, that of the response
+	Since                int64  // Since and Asked are those of the response
 	Asked                bool
 }
 
-// Options configures a Server. The zero value will do: all data planes then have the key "".
+// Options configures a Server. The zero value is valid: all data planes then have the key "".
 type Options struct {
-	// Key returns the key of a data plane by its node id. It is called before a stream joins the streams of the key,
-	// and again afterwards, because the key may change in between; then the stream ends. The context has the peer. An
+	// Key returns the key of a data plane by its node id. It is called before a stream joins the streams of the key, and
+	// again afterwards, because the key may change in between; then the stream ends. The context carries the peer. An
 	// error ends the stream, with PermissionDenied unless it is a gRPC status.
 	Key func(ctx context.Context, node string) (string, error)
-	// Check says whether a stream that has a key may go on, for example because its certificate is still valid. It is
-	// called for each request, before each response, and for all streams by Server.Check, and must be quick. An error
-	// ends the stream as that of Key does. nil: every stream may go on.
+	// Check decides whether a stream that has a key may continue, for example because its certificate is still valid. It
+	// is called for each request, before each response, and for all streams by Server.Check, and must be quick. An error
+	// ends the stream, as for Key. nil: every stream may continue.
 	Check    func(ctx context.Context) error
 	OnSent   func(Sent)   // called by the stream's goroutine
 	OnAnswer func(Answer) // called by the stream's goroutine
-	// Stamped adds the times at which the view was set and the response left to the versions of delta responses: see
-	// TimesOf. In that variant the protocol has the version for debugging only. With state of the world the version is
-	// data, and stays as it is.
+	// Stamped adds two times to the versions of delta responses: when the view was set, and when the response was sent
+	// (see TimesOf). The delta protocol uses the version for debugging only. In the state of the world it is data, so it
+	// does not change.
 	Stamped bool
 	// Patience is how long to wait for an answer before the same type is sent again, or the next stage of a change
 	// goes on without it; default 2 s. Envoy answers clusters only once they are warm, which can take 15 s.
@@ -67,14 +67,14 @@ type Options struct {
 // stampFormat is the format of a stamped version: the version, View.Since, and Sent.Time.
 const stampFormat = "%s set=%d sent=%d"
 
-// TimesOf parses the times (ns by pace.Now) in the version of a stamped response.
+// TimesOf parses the times (ns by pace.Now) in the version of a stamped response; ok is false if it is not stamped.
 func TimesOf(version string) (set, sent int64, ok bool) {
 	var number string
 	n, err := fmt.Sscanf(version, stampFormat, &number, &set, &sent)
 	return set, sent, err == nil && n == 3
 }
 
-// View is what a data plane gets: all resources, by the URL of their type.
+// View holds all resources that a data plane gets, by the URL of their type.
 type View struct {
 	Tables map[string]*Table
 	Since  int64 // when the change was made, ns by pace.Now, for Sent, Answer and Stamped; 0: the time of Set
@@ -89,14 +89,14 @@ func (v *View) table(url string) *Table {
 	return empty
 }
 
-// entry is a key: its view, and the streams of its data planes.
+// entry holds the view of a key and the streams of its data planes.
 type entry struct {
 	view    atomic.Pointer[View]
 	gone    atomic.Bool          // Delete has been called
 	streams map[*stream]struct{} // guarded by Server.mu
 }
 
-// wakeUp wakes all streams of a key. The server's mu is held.
+// wakeUp wakes all streams of a key. The caller must hold the server's mu.
 func (e *entry) wakeUp() {
 	for stream := range e.streams {
 		stream.wakeUp()
@@ -127,7 +127,7 @@ func New(o Options) *Server {
 	return &Server{o: o, begins: beginsWithin, entries: map[string]*entry{}}
 }
 
-// at returns the entry of a key, which it makes if there is none. s.mu is held.
+// at returns the entry of a key, creating it if needed. The caller must hold s.mu.
 func (s *Server) at(key string) *entry {
 	e := s.entries[key]
 	if e == nil {
@@ -138,7 +138,7 @@ func (s *Server) at(key string) *entry {
 }
 
 // Set sets the view of a key, and returns the time (ns by pace.Now) at which it began to wake the key's streams. It
-// waits for none of them. The view must not be changed afterwards.
+// does not wait for them. The caller must not change the view afterwards.
 func (s *Server) Set(key string, v View) int64 {
 	now := pace.Now()
 	if v.Since == 0 {
@@ -163,7 +163,7 @@ func (s *Server) Delete(key string) {
 	}
 }
 
-// Check runs Options.Check now for every stream, also for those without requests and responses.
+// Check wakes every stream, even an idle one, to run Options.Check.
 func (s *Server) Check() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -199,19 +199,19 @@ func (s *Server) Register(to grpc.ServiceRegistrar) {
 	}, s)
 }
 
-// Limits of the streams of a connection. A data plane has one stream, and one more for each certificate that it asks
-// for. Envoy has one stream for all types, because the other discovery services of xDS are not served.
+// Limits on the streams of a connection. A data plane has one discovery stream, and one stream for each certificate
+// request. Envoy has one for all types, because only the aggregated discovery service is served.
 const (
 	maxStreams = 16
-	// maxHeaders bounds the headers of a stream, in bytes by HTTP/2's count. Those of Envoy have less than 1 KiB, and
-	// the token of a pod's service account, which is sent to get a certificate, has 8 KiB at most.
+	// maxHeaders bounds the headers of a stream, in bytes by HTTP/2's count. Envoy's take less than 1 KiB; a pod's
+	// service account token, which is sent to get a certificate, takes up to 8 KiB.
 	maxHeaders = 12 << 10
 	// beginsWithin is how long a stream may stay without a first request. Data planes send one at once.
 	beginsWithin = 10 * time.Second
 )
 
 // readBuffer is the size of a connection's read buffer in bytes. It is enough for what data planes send after their
-// first requests; the 32 KiB of gRPC would be half of the memory that an idle data plane takes.
+// first requests; gRPC's default of 32 KiB would be half of the memory that an idle data plane takes.
 const readBuffer = 1 << 10
 
 // HTTP/2's flow control windows of a stream and of a connection, in bytes. gRPC would let them grow to 16 MiB.
@@ -220,8 +220,8 @@ const (
 	connectionWindow = 1 << 20
 )
 
-// ServerOptions returns the options that a gRPC server needs for the service, with limits of what its peers can cost.
-// Each server needs options of a separate call. own are the server's credentials; nil: none.
+// ServerOptions returns the options that a gRPC server needs for the service, with limits on what its peers can use.
+// Call it once for each server. own are the server's credentials; nil: none.
 func ServerOptions(own credentials.TransportCredentials) []grpc.ServerOption {
 	return newIntake().serverOptions(own)
 }
@@ -235,8 +235,8 @@ func (in *intake) serverOptions(own credentials.TransportCredentials) []grpc.Ser
 		grpc.ReadBufferSize(readBuffer), grpc.InitialWindowSize(streamWindow), grpc.InitialConnWindowSize(connectionWindow)}
 }
 
-// handle serves a stream of either variant. It only waits: this goroutine of gRPC's has a deep stack already, and work
-// on it would double the stack for as long as the stream is open.
+// handle serves a stream of either variant. It only waits: gRPC's goroutine already has a deep stack, which work here
+// would double for as long as the stream is open.
 func (s *Server) handle(g grpc.ServerStream, delta bool) error {
 	stream := &stream{server: s, g: g, delta: delta, requests: make(chan *request, 1), ended: make(chan error, 1)}
 	if c, ok := g.(*counted); ok {

@@ -19,29 +19,29 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// Limits of the memory that peers can make a server keep, in bytes.
+// Limits on the memory that a server keeps for its peers, in bytes.
 const (
 	connectionShare = 128 << 10 // each connection
 	sharedBytes     = 32 << 20  // beyond these shares, all connections together
 )
 
-// streamBytes is what any open stream takes: the stacks of two waiting goroutines, and what gRPC keeps for it besides
-// headers.
+// streamBytes is the memory that every open stream takes: the stacks of two waiting goroutines, and what gRPC keeps
+// besides headers.
 const streamBytes = 14 << 10
 
-// intake bounds the memory that a server keeps for its peers individually: received data that has not been processed
-// yet, streams with their headers, and what streams remember that is in no table. Each connection has a share. When
-// all connections together keep too much beyond their shares, the one that keeps most is closed. So a connection that
-// needs little is served, whatever other connections do.
+// intake bounds the memory that a server keeps for individual peers: received data that has not been processed yet,
+// streams with their headers, and names and versions that streams remember but no table has. Each connection has a
+// share. When all connections together use too much beyond their shares, the one that uses most is closed. So a
+// connection that needs little is served, whatever other connections do.
 //
-// HTTP/2's flow control does not set this bound: gRPC opens a connection's window again as soon as it has read data,
-// whether or not the data has been processed, and opens a stream's window for a whole message as soon as the message
-// begins.
+// HTTP/2's flow control does not provide this bound: gRPC opens a connection's window again as soon as it has read
+// data, whether or not the data has been processed, and opens a stream's window for a whole message as soon as the
+// message begins.
 type intake struct {
 	mu     sync.Mutex
-	beyond map[*conn]int64 // bytes beyond the share, of connections that have more than their share
+	beyond map[*conn]int64 // bytes beyond the share, for connections that exceed it
 	sum    int64
-	by     map[net.Addr]*conn // compared as a pointer, so that it identifies the connection
+	by     map[net.Addr]*conn // by address, compared as a pointer, so each is unique
 }
 
 func newIntake() *intake { return &intake{beyond: map[*conn]int64{}, by: map[net.Addr]*conn{}} }
@@ -149,8 +149,8 @@ type counted struct {
 	conn *conn
 }
 
-// RecvMsg implements grpc.ServerStream. Requests of this package's streams are counted as processed by the stream
-// itself; messages of other services here.
+// RecvMsg implements grpc.ServerStream. It counts messages of other services as processed; a stream of this package
+// counts its requests itself.
 func (c *counted) RecvMsg(m any) error {
 	err := c.ServerStream.RecvMsg(m)
 	if p, ok := m.(proto.Message); ok && err == nil {
@@ -161,7 +161,7 @@ func (c *counted) RecvMsg(m any) error {
 
 // conn is a counted connection.
 type conn struct {
-	net.Conn // what is read from
+	net.Conn // the connection after its handshake
 	raw      net.Conn
 	in       *intake
 	frames   frames // of the reading goroutine
@@ -170,9 +170,9 @@ type conn struct {
 	ended   bool
 	streams int
 	pending int64 // bytes of data that have been received and not processed
-	around  int64 // overhead of keeping these
+	around  int64 // overhead of buffering them
 	kept    int64 // bytes that its streams keep
-	noted   int64 // how much of the sum is beyond its share
+	noted   int64 // bytes beyond its share that intake knows of
 	quota   quota
 	retired bool
 }
@@ -188,7 +188,7 @@ func (c *conn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// change adds to what the connection keeps. Its result is that of intake.note.
+// change adds to what the connection keeps. It returns the result of intake.note.
 func (c *conn) change(pending, around, kept int64) (worst *conn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -264,12 +264,12 @@ func (c *conn) cut() {
 	_ = c.raw.Close()
 }
 
-// lastWords is how long a peer may still read the reason for which its connection is closed.
+// lastWords is how long a peer has to read why its connection is being closed.
 const lastWords = 500 * time.Millisecond
 
-// retire closes the connection in a moment, because what the peer has shown on it, such as its certificate, is not
-// valid or no longer so. A data plane that opens its next stream on an existing connection, as Envoy does, would
-// otherwise never present its newer certificate.
+// retire closes the connection after lastWords, because the peer's certificate or token is not, or no longer, valid. A
+// data plane that opens its next stream on an existing connection, as Envoy does, would otherwise never present its
+// newer certificate.
 func (c *conn) retire() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -292,21 +292,21 @@ func (c *conn) end() {
 	delete(c.in.by, c.RemoteAddr())
 }
 
-// frames parses HTTP/2 frames in what is read, to count the bytes of data.
+// frames parses the HTTP/2 frames of a connection, to count the bytes of data.
 type frames struct {
 	skip int // bytes until the next frame begins
 	head [9]byte
 	have int // bytes of head
 }
 
-// The overhead of a data frame in gRPC: it keeps the data in a buffer, which has one of a few sizes unless it is
-// small, and the buffer in lists.
+// The overhead of a data frame in gRPC, which keeps the data in a buffer, of one of a few sizes unless it is small,
+// and the buffer in lists.
 const (
 	frameAround = 128
 	smallBuffer = 1 << 10
 )
 
-// follow returns the bytes of data in frames that begin in b, and the overhead of keeping these.
+// follow returns the bytes of data in frames that begin in b, and the overhead of buffering them.
 func (f *frames) follow(b []byte) (data, around int64) {
 	for len(b) > 0 {
 		if f.skip > 0 {

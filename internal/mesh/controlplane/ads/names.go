@@ -29,8 +29,8 @@ type nameSets struct {
 	sets shared[uint64, names]
 }
 
-// of returns the set of a list of names. It uses the table's strings where the table has the names. The list may be
-// reordered.
+// of returns the set of a list of names. It reuses the table's strings for names that the table has. It may reorder
+// the list.
 func (s *nameSets) of(list []string, t *Table) *names {
 	if len(list) == 0 {
 		return noNames

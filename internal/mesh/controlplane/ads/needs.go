@@ -20,7 +20,7 @@ const (
 	VirtualHostType = "type.googleapis.com/envoy.config.route.v3.VirtualHost"
 )
 
-// kind is how resources of a type must be sent.
+// kind describes how resources of a type must be sent.
 type kind struct {
 	stage stage
 	rank  int  // within a stage, lower ranks are sent first
@@ -50,7 +50,7 @@ var kinds = map[string]kind{
 	VirtualHostType: {stage: turns, rank: 7, late: true},
 }
 
-// kindOf returns the kind of a type, which may be an unknown one.
+// kindOf returns the kind of any type, known or not.
 func kindOf(url string) kind {
 	if k, known := kinds[url]; known {
 		return k
@@ -58,9 +58,9 @@ func kindOf(url string) kind {
 	return kind{stage: makes, rank: 3, whole: true, roots: true}
 }
 
-// Need is a resource of another type that a data plane waits for whenever it gets this one, even if it has it already.
-// Envoy keeps a changed cluster out of use until its endpoints have come once more (the note under "Resource warming"
-// of xds_protocol.rst). With deltas it does not request them, because it is subscribed to them already.
+// Need identifies a resource that a data plane waits for whenever it gets one that refers to it, even if it has it
+// already. Envoy does not use a changed cluster until it has received the endpoints again (the note under "Resource
+// warming" of xds_protocol.rst). With deltas it does not request them, because it is subscribed to them already.
 type Need struct{ URL, Name string }
 
 // NeedsOf returns the needs of a resource: the endpoints of a cluster, and the routes of a listener.

@@ -12,11 +12,11 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// Limits of what a data plane can make the server keep, or process at once.
+// Limits on what a data plane can make the server keep, or process at once.
 const (
 	MaxRequest = 16 << 20 // bytes of a request
 
-	maxNode  = 1 << 20 // bytes of a node; Envoy's, which lists its extensions, has some 30 KB
+	maxNode  = 1 << 20 // bytes of a node; Envoy's, which lists its extensions, has about 30 KB
 	maxID    = 1024    // bytes of the node's id
 	maxNames = 1 << 17 // names of one type, in a request and in all requests together
 	maxName  = 4096    // bytes of a name
@@ -40,11 +40,11 @@ type request struct {
 
 	node int   // bytes of the node
 	size int   // bytes received
-	err  error // a *status.Status's, if the request is malformed or too large
+	err  error // a gRPC status, if the request is malformed or too large
 }
 
 // Codec is gRPC's codec for messages, extended for the requests and responses of this package. A gRPC server with a
-// Server must have it: grpc.ForceServerCodecV2(ads.Codec()).
+// Server must use it: grpc.ForceServerCodecV2(ads.Codec()).
 func Codec() encoding.CodecV2 { return codec{encoding.GetCodecV2("proto")} }
 
 type codec struct{ encoding.CodecV2 }
@@ -234,7 +234,7 @@ func name(to *[]string, value []byte) error {
 	return err
 }
 
-// stubs returns the resources that a data plane says it has, with name and version only.
+// stubs returns a table of the resources that a data plane claims to have, with name and version only.
 func (r *request) stubs() *Table {
 	list := make([]*Resource, 0, len(r.known))
 	for name, version := range r.known {

@@ -22,7 +22,7 @@ import (
 type Resource struct {
 	name, version string
 	digest        digest
-	delta, world  mem.Buffer // a field of a delta response, and its part that is a field of a state-of-the-world response
+	delta, world  mem.Buffer // fields of delta and state-of-the-world responses; world is a slice of delta
 	needs         []Need
 }
 
@@ -37,8 +37,8 @@ type digest [16]byte
 // versionBytes is how many bytes of the digest are in a version.
 const versionBytes = 12
 
-// Field numbers in discovery.proto of xDS v3. The number of the resources is the same in both variants, and that of
-// the resource in its wrapper is too, so that one encoding serves both.
+// Field numbers in discovery.proto of xDS v3. The resources of both variants, and the Any in a delta's Resource, have
+// the same number, so one encoding serves both.
 const (
 	fieldVersion   = 1
 	fieldResources = 2
@@ -106,7 +106,7 @@ func TypeURL(m proto.Message) string {
 	return "type.googleapis.com/" + string(m.ProtoReflect().Descriptor().FullName())
 }
 
-// NameOf returns the name of a resource: its field name, but for endpoints.
+// NameOf returns the name of a resource: its name field, or cluster_name for endpoints.
 func NameOf(m proto.Message) string {
 	switch m := m.(type) {
 	case *endpointv3.ClusterLoadAssignment:
@@ -123,7 +123,7 @@ func NameOf(m proto.Message) string {
 // is immutable, so that any number of views can share it, whole or as a base.
 type Table struct {
 	base    *Table      // a table without a base; nil: the table shares nothing
-	list    []*Resource // its own, sorted by name; no name is in the base
+	list    []*Resource // its own, sorted by name; the base has none of the names
 	sum     sum         // of the base and its own
 	version string      // a digest of the content
 	step    atomic.Pointer[step]
@@ -239,7 +239,7 @@ func (t *Table) Version() string {
 	return t.version
 }
 
-// Same says whether two tables have the same content and the same base, so that either can stand for the other.
+// Same reports whether two tables have the same content and the same base, so either can replace the other.
 func (t *Table) Same(o *Table) bool {
 	return t == o || t != nil && o != nil && t.base == o.base && t.sum == o.sum && t.Len() == o.Len()
 }
@@ -284,7 +284,7 @@ func merged(a, b []*Resource) []*Resource {
 	return append(append(out, a...), b...)
 }
 
-// only returns a table with the resources of the table that have one of the names, which are sorted.
+// only returns a table with just the resources of some names, which must be sorted.
 func (t *Table) only(names []string) *Table {
 	var list []*Resource
 	for _, name := range names {
@@ -298,13 +298,13 @@ func (t *Table) only(names []string) *Table {
 // step is the difference between two tables.
 type step struct {
 	to      *Table
-	changed []*Resource // in to, new or of another version
-	removed []*Resource // not in to
-	kept    *Table      // to, with the removed resources
+	changed []*Resource // resources in to that are new or have another version
+	removed []*Resource // resources that are not in to
+	kept    *Table      // to plus the removed resources
 }
 
-// stepTo compares tables. The step between two bases is kept, because most streams go from the same base to the same
-// next.
+// stepTo returns the difference between t and to. It caches the step between two bases, because most streams take the
+// same one.
 func (t *Table) stepTo(to *Table) *step {
 	switch {
 	case t == to:
@@ -328,8 +328,8 @@ func (t *Table) stepTo(to *Table) *step {
 	return s
 }
 
-// partsTo compares the bases, which is done once for all tables that have them, and the rest. It returns nil if a
-// resource has moved between base and rest; the whole tables must then be compared.
+// partsTo compares the bases, once for all tables that share them, and then the rest. It returns nil if a resource has
+// moved between base and rest; the whole tables must then be compared.
 func (t *Table) partsTo(to *Table) *step {
 	common := t.base.stepTo(to.base)
 	own := step{}
@@ -343,7 +343,8 @@ func (t *Table) partsTo(to *Table) *step {
 	return s
 }
 
-// keep sets kept, the table of what is there now and what was before; both makes one if neither table will do.
+// keep sets s.kept, the table with the current and the removed resources. It calls both only if neither table can be
+// used.
 func (s *step) keep(from *Table, both func() *Table) {
 	switch {
 	case len(s.removed) == 0:
@@ -355,8 +356,8 @@ func (s *step) keep(from *Table, both func() *Table) {
 	}
 }
 
-// compare compares sorted lists. changed are the resources of the second that are new or of another version, and
-// removed those of the first that are not in the second.
+// compare compares sorted lists. changed are resources of the second that are new or have another version; removed are
+// resources of the first that are not in the second.
 func compare(from, to []*Resource) (changed, removed []*Resource) {
 	i, j := 0, 0
 	for i < len(from) || j < len(to) {

@@ -13,7 +13,7 @@ type response struct {
 	nonce              string
 }
 
-// encode makes the parts. version is the response's version, in whichever field the variant has it.
+// encode makes the parts. version is version_info in the state of the world, system_version_info in deltas.
 func (r *response) encode(delta bool, version string, resources []*Resource, removed []string) {
 	r.resources, r.removed = len(resources), len(removed)
 	var b []byte

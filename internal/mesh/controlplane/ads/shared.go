@@ -37,7 +37,7 @@ func (s *shared[K, V]) there(key K) *V {
 	return s.made[key].Value()
 }
 
-// replace replaces the value that was there, unless it has been replaced already.
+// replace replaces the value there with v. It reports false if another value has already replaced it.
 func (s *shared[K, V]) replace(key K, there, v *V) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -17,18 +17,17 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// stream is the stream of one data plane. While it is idle two goroutines wait for it, gRPC's and one that receives.
-// Neither does anything else, so that their stacks stay small. The work is done by a third goroutine, which ends when
-// there is none left.
+// stream is the stream of one data plane. While it is idle, two goroutines wait on it: gRPC's, and one that receives.
+// They do nothing else, so their stacks stay small. A third goroutine does the work, and ends when there is none left.
 type stream struct {
 	server   *Server
 	g        grpc.ServerStream
 	delta    bool
-	conn     *conn         // the connection that it counts for; nil: none
+	conn     *conn         // the connection that pays for the stream; nil: none
 	requests chan *request // received and not yet processed
 	ended    chan error    // gets one error, the last thing that work does
 	begins   *time.Timer   // ends the stream unless a request comes first
-	debt     atomic.Int64  // bytes that requests have cost and that are not yet taken out of the quota
+	debt     atomic.Int64  // cost of requests in bytes that has not yet been taken out of the quota
 
 	mu      sync.Mutex
 	woken   bool // there may be work
@@ -44,7 +43,7 @@ type stream struct {
 	entry *entry          // nil before the first request
 	subs  []*subscription // by stage and rank
 	count int             // number of responses
-	held  [stages]int64   // when a stage began to wait for those before it, ns by pace.Now; 0: it does not wait
+	held  [stages]int64   // when a stage began to wait for earlier ones, ns by pace.Now; 0: it does not wait
 	due   int64           // when to look again without an event, ns by pace.Now; 0: never
 	alarm *time.Timer     // fires at due; nil: not set, so that an idle stream has no timer
 }
@@ -84,7 +83,7 @@ func (s *stream) work() {
 	}
 }
 
-// turn processes what was received, and sends what there is to send.
+// turn processes received requests, and sends all responses that are due.
 func (s *stream) turn() error {
 	for taken := true; taken; {
 		if err := s.check(); err != nil {
@@ -154,7 +153,7 @@ func (s *stream) receive() {
 	s.close(s.receiveAll())
 }
 
-// close ends the stream, unless it has ended: nothing more is received.
+// close ends the stream with err, unless it has already ended. Nothing more is received.
 func (s *stream) close(err error) {
 	s.mu.Lock()
 	if !s.closed {
@@ -177,15 +176,15 @@ func (s *stream) weigh() error {
 	return s.conn.keep(s.kept - before)
 }
 
-// letGo credits the connection with what the stream kept, when it has ended.
+// letGo credits the connection with what the stream kept, once the stream has ended.
 func (s *stream) letGo() {
 	if s.conn != nil {
 		_ = s.conn.change(0, 0, -s.kept)
 	}
 }
 
-// receiveAll receives requests no faster than the quota allows. The rest waits in the data plane, because of the
-// connection's flow control. The end of the requests is no error.
+// receiveAll receives requests no faster than the quota allows. Flow control makes the rest wait in the data plane. It
+// returns nil when the data plane has closed its side.
 func (s *stream) receiveAll() error {
 	ctx := s.g.Context()
 	by := s.conn
@@ -232,7 +231,7 @@ func (s *stream) open(first *request) error {
 }
 
 // The quota of requests for the streams of a connection: a burst, and a rate per second. A large request, and one that
-// takes much work, counts as several. A data plane makes some ten requests at the beginning, and then answers
+// takes much work, counts as several. A data plane makes about ten requests at the beginning, and then only answers
 // responses.
 const (
 	quotaAtOnce    = 2000
@@ -302,7 +301,7 @@ func (s *stream) take(r *request) error {
 	switch {
 	case s.delta:
 		sub.change(r, first, now, &s.server.sets)
-	case sub.nonce == "" || r.nonce == sub.nonce: // for an older nonce: the answer to the last response is what counts
+	case sub.nonce == "" || r.nonce == sub.nonce: // an older nonce is ignored
 		sub.replace(r.names, now, &s.server.sets)
 	}
 	if len(r.names)+len(r.drop) > 0 {
@@ -314,7 +313,7 @@ func (s *stream) take(r *request) error {
 	return nil
 }
 
-// next returns the next response; nil: none until another request, another view, or s.due.
+// next returns the next response, or nil if there is none until another request, another view, or s.due.
 func (s *stream) next(now int64) *response {
 	view := s.entry.view.Load()
 	if s.due = 0; view == nil {
@@ -368,7 +367,7 @@ func (s *stream) under(at stage, now int64) (until int64) {
 	return until
 }
 
-// impatient says whether a stage has waited long enough. The first call begins the wait.
+// impatient reports whether a stage has waited long enough. The first call begins the wait.
 func (s *stream) impatient(at stage, now int64) bool {
 	if s.held[at] == 0 {
 		s.held[at] = now

@@ -7,29 +7,29 @@ import (
 	"tare/internal/lib/lists"
 )
 
-// subscription is what a data plane has subscribed to of one type, and what it has been sent.
+// subscription holds what a data plane has subscribed to and been sent of one type.
 type subscription struct {
 	url  string
 	kind kind
 
 	names *names // subscribed by name
 	all   bool   // subscribed to all
-	named bool   // it has subscribed by name before: from then on, no names means none
+	named bool   // it has subscribed by name before; from then on, an empty list means none
 
 	sent  *Table          // the wanted part of what it was sent last
-	began *Table          // the table at the first request: what differs from it was requested, and is no change
+	began *Table          // the table at the first request; while it is current, responses are not changes
 	due   bool            // a response is due even if it is empty
 	owed  map[string]bool // names to be sent even if it has them; true: it requested them
-	owing int64           // bytes of the names in owed that are in no table, and of the answer that they are missing
-	stubs int64           // bytes of what sent holds only because the data plane says that it has it
+	owing int64           // bytes to keep the names in owed that no table has, and to report them missing
+	stubs int64           // bytes of resources that are in sent only because the data plane claims to have them
 	doubt []*Resource     // resources of refused responses: some may have been applied
 
 	nonce   string // of the last response
 	waiting bool   // for the answer to that response
-	told    int64  // bytes of the last response without resources, until it is answered
+	told    int64  // bytes of the last response, except its resources; 0 once it is answered
 	at      int64  // when the last response left, ns by pace.Now
 	since   int64  // Since of that response's view
-	asked   bool   // the data plane had requested it
+	asked   bool   // the data plane requested it
 	flight  []*Resource
 }
 
@@ -42,12 +42,12 @@ func (s *subscription) wants(name string) bool {
 	return s.names.has(name)
 }
 
-// blocked says whether a response is unanswered and was sent less than patience ago.
+// blocked reports whether a response is unanswered and was sent less than patience ago.
 func (s *subscription) blocked(now int64, patience time.Duration) bool {
 	return s.waiting && now-s.at < int64(patience)
 }
 
-// answer processes an answer to a response, and says whether it is the first to the last response.
+// answer processes an answer to a response. It reports whether it is the first answer to the last response.
 func (s *subscription) answer(r *request) bool {
 	if !s.waiting || r.nonce != s.nonce {
 		return false
@@ -59,10 +59,10 @@ func (s *subscription) answer(r *request) bool {
 	return true
 }
 
-// keeps returns the bytes that the subscription takes and shares with no other.
+// keeps returns the bytes that the subscription takes and does not share.
 func (s *subscription) keeps() int64 { return s.names.own + s.owing + s.stubs + s.told }
 
-// owe marks a name as to be sent. now is the current table.
+// owe marks a name to be sent. now is the current table.
 func (s *subscription) owe(name string, asked bool, now *Table) {
 	if s.owed == nil {
 		s.owed = map[string]bool{}
@@ -79,7 +79,7 @@ func (s *subscription) owe(name string, asked bool, now *Table) {
 // owing returns the bytes that it takes to remember an owed name and to report it as missing.
 func owing(name string) int64 { return int64(2*len(name)) + 4*nameAround }
 
-// asks says whether the data plane waits for something that it requested.
+// asks reports whether the data plane waits for something that it requested.
 func (s *subscription) asks() bool {
 	for _, asked := range s.owed {
 		if asked {
@@ -89,7 +89,7 @@ func (s *subscription) asks() bool {
 	return s.due
 }
 
-// wholeOf takes the name "*", which means everything, out of a list.
+// wholeOf separates the name "*", which means everything, from the other names.
 func wholeOf(names []string) (all bool, rest []string) {
 	for _, name := range names {
 		if name == everything {
@@ -101,8 +101,8 @@ func wholeOf(names []string) (all bool, rest []string) {
 	return all, rest
 }
 
-// replace subscribes to these names and no others, as every state-of-the-world request does. For roots, no names means
-// everything until a name has been given.
+// replace subscribes to these names and no others, as every state-of-the-world request does. For roots, an empty list
+// means everything until a request has had a name.
 func (s *subscription) replace(list []string, now *Table, sets *nameSets) {
 	if len(list) == 0 && !s.named {
 		if !s.all && s.kind.roots {
@@ -127,7 +127,7 @@ func (s *subscription) replace(list []string, now *Table, sets *nameSets) {
 	s.forgive(now)
 }
 
-// forgive clears what is owed and no longer wanted.
+// forgive removes owed names that are no longer wanted.
 func (s *subscription) forgive(now *Table) {
 	s.owing = 0
 	for name := range s.owed {
@@ -140,7 +140,7 @@ func (s *subscription) forgive(now *Table) {
 }
 
 // change adds and drops names, as delta requests do. A name that is added is sent even if it was sent before, because
-// the data plane may have forgotten it. first is whether r is the first request of the type, which also says what the
+// the data plane may have forgotten it. first means that r is the first request of the type, which also lists what the
 // data plane has.
 func (s *subscription) change(r *request, first bool, now *Table, sets *nameSets) {
 	if first {
@@ -178,7 +178,7 @@ func (s *subscription) change(r *request, first bool, now *Table, sets *nameSets
 	for _, name := range s.names.list {
 		if _, drop := slices.BinarySearch(rest, name); !drop {
 			left = append(left, name)
-		} else if s.all { // the data plane does not know whether what it has is among all
+		} else if s.all { // the data plane does not know whether "*" includes it
 			s.owe(name, true, now)
 		}
 	}
@@ -186,7 +186,7 @@ func (s *subscription) change(r *request, first bool, now *Table, sets *nameSets
 	s.forgive(now)
 }
 
-// pick returns the wanted resources of a list. The list is not changed, and may be the result.
+// pick returns the wanted resources of a list. It does not change the list, and may return it.
 func (s *subscription) pick(list []*Resource) []*Resource {
 	if s.all {
 		return list
@@ -214,7 +214,7 @@ func (s *subscription) wanted(t *Table) []*Resource {
 	return s.pick(t.all())
 }
 
-// pending says whether a stage has anything to do for the subscription.
+// pending reports whether a stage has anything to do for the subscription.
 func (s *subscription) pending(at stage, now *Table) bool {
 	switch {
 	case at == breaks:
@@ -234,11 +234,11 @@ type news struct {
 	version   string
 	resources []*Resource
 	removed   []string
-	changed   []*Resource // those of resources that the data plane may not have
+	changed   []*Resource // the part of resources that the data plane might not have
 	asked     bool        // some of it was requested
 }
 
-// tell moves a subscription on to a table, as far as the stage allows, and returns what to send; nil: nothing.
+// tell advances a subscription to a table, as far as the stage allows, and returns what to send, or nil.
 func (s *subscription) tell(at stage, now *Table, delta bool) *news {
 	d := s.sent.stepTo(now)
 	begins := s.began == now
@@ -278,7 +278,7 @@ func (s *subscription) tell(at stage, now *Table, delta bool) *news {
 	if !begins || to == now {
 		s.began = nil
 	}
-	if s.stubs > 0 { // stubs of what is removed in the last stage stay
+	if s.stubs > 0 { // those that the last stage will remove stay
 		if s.stubs = 0; to != now {
 			s.stubs = sizeOf(d.removed)
 		}
@@ -296,7 +296,7 @@ func (s *subscription) tell(at stage, now *Table, delta bool) *news {
 	return n
 }
 
-// with returns a list with more resources in it, without duplicates and sorted. The list itself stays as it is.
+// with returns a list with more resources, sorted and without duplicates. It does not change the list itself.
 func with(list, more []*Resource) []*Resource {
 	if more = slices.DeleteFunc(more, func(r *Resource) bool { return r == nil }); len(more) == 0 {
 		return list

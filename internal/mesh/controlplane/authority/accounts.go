@@ -11,8 +11,8 @@ import (
 )
 
 // ServiceAccounts verifies the tokens of a Kubernetes cluster's service accounts. A pod proves its account with a JWT
-// that the API server has signed and the kubelet has put into the pod (projected volumes, TokenRequest). It is
-// verified here with the cluster's public keys, so that the token of a deleted pod is accepted until it expires.
+// that the API server has signed and the kubelet has put into the pod (projected volumes, TokenRequest). Tokens are
+// verified here, with the cluster's public keys, so the token of a deleted pod is accepted until it expires.
 type ServiceAccounts struct {
 	issuer, audience string
 	keys             jose.JSONWebKeySet
@@ -24,8 +24,8 @@ const maxAccountToken = 8 << 10
 // signatures are the algorithms that API servers sign with (kube-apiserver, --service-account-signing-key-file).
 var signatures = []jose.SignatureAlgorithm{jose.RS256, jose.ES256, jose.ES384, jose.ES512}
 
-// NewServiceAccounts takes the public keys of a cluster, as its API server publishes them (/openid/v1/jwks). Tokens
-// must be of the issuer and for the audience.
+// NewServiceAccounts returns a verifier with the public keys of a cluster, as its API server publishes them
+// (/openid/v1/jwks). It accepts only tokens of the issuer for the audience.
 func NewServiceAccounts(jwks []byte, issuer, audience string) (*ServiceAccounts, error) {
 	s := &ServiceAccounts{issuer: issuer, audience: audience}
 	if err := json.Unmarshal(jwks, &s.keys); err != nil {
@@ -58,8 +58,8 @@ type accountClaims struct {
 	} `json:"kubernetes.io"`
 }
 
-// identity returns the identity that a token is for, and the pod that has it; empty: the token names none. The error
-// does not say why a token is invalid, because the peer may be an attacker. Without accounts (nil) no token is valid.
+// identity returns a token's identity and the UID of its pod, which is empty if the token names none. The error does
+// not say why a token is invalid, because the peer may be an attacker. If s is nil, no token is valid.
 func (s *ServiceAccounts) identity(trustDomain string, token Token) (id, pod string, err error) {
 	if s == nil || len(token) > maxAccountToken {
 		return "", "", errToken

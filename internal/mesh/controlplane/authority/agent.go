@@ -33,11 +33,10 @@ type Agent struct {
 	// replaces it from time to time.
 	ReadToken func() (Token, error)
 
-	// RenewAfter is as in Options. While the control plane does not answer, requests are retried after a second, then
-	// after twice as long each time, up to maxRetry.
+	// RenewAfter is as in Options. If the control plane does not answer, Run retries after a second, then after twice as
+	// long each time, up to maxRetry.
 	RenewAfter float64
-	// OnChange is called by Run with each new certificate, the first time before Run does anything else, to write
-	// files for example. Its error ends Run.
+	// OnChange is called by Run with each new certificate, for example to write files. An error ends Run.
 	OnChange func(Credentials) error
 	// Log gets a line for each renewal that failed.
 	Log func(line string)
@@ -93,7 +92,7 @@ func (a *Agent) Request(ctx context.Context, current Credentials) (Credentials, 
 	return c, a.failed(err)
 }
 
-// failed adds what was tried to an error, without the token.
+// failed wraps an error with what was tried, without the token.
 func (a *Agent) failed(err error) error {
 	return fault.Wrap(err, fault.Machine, a.Address, "", "getting a certificate of %s from the control plane", a.Identity)
 }
@@ -178,7 +177,7 @@ func (a *Agent) renewIn(c Credentials, now time.Time) time.Duration {
 	return time.Duration(float64(c.NotAfter.Sub(now)) * part * (1 - jitter*mathrand.Float64()))
 }
 
-// final says whether a retry is pointless.
+// final reports whether a retry is pointless.
 func final(err error) bool {
 	return slices.Contains([]codes.Code{
 		codes.Unauthenticated, codes.PermissionDenied, codes.InvalidArgument, codes.Unimplemented,

@@ -35,22 +35,22 @@ import (
 	"tare/internal/lib/limit"
 )
 
-// Options configures an authority. The zero value will do.
+// Options configures an authority. The zero value is valid.
 type Options struct {
 	TrustDomain string        // default DefaultTrustDomain
 	Life        time.Duration // of certificates, at least 1 s; default DefaultLife
 	RootLife    time.Duration // of roots; default DefaultRootLife. No certificate outlives its root
 	Backdate    time.Duration // how far peers' clocks may be behind; default DefaultBackdate, negative: not at all
-	// RenewAfter is the part of its life after which a certificate is replaced, in (0, 1); default DefaultRenewAfter.
+	// RenewAfter is the fraction of its life after which a certificate is replaced, in (0, 1); default DefaultRenewAfter.
 	// Up to a tenth of it is subtracted at random, so that certificates issued together are not replaced together.
 	RenewAfter    float64
 	MaxIdentities int // that can have secrets at the same time; default DefaultMaxIdentities
-	// MaxStrangers is the limit of open connections of ServerCredentials whose peers have shown no certificate; above
-	// it the oldest is closed. Default DefaultMaxStrangers.
+	// MaxStrangers limits open connections of ServerCredentials whose peers have shown no certificate; above it, the
+	// oldest is closed. Default DefaultMaxStrangers.
 	MaxStrangers int
 
-	// Names returns the DNS names that certificates of an identity have besides it, for peers that can verify host
-	// names but not URIs (nginx, HAProxy). nil: none. Certificates of agents never have any.
+	// Names returns the DNS names in the certificates of an identity, for peers that can verify host names but not URIs
+	// (nginx, HAProxy). nil: none. Agents' certificates never have any.
 	Names func(id string) []string
 	// OwnNames are the DNS names in the control plane's own certificate, for peers that verify its name (WebTLS).
 	OwnNames []string
@@ -59,8 +59,8 @@ type Options struct {
 	// changed the roots, after the change.
 	OnChange func(id string)
 	OnRoots  func()
-	// Log gets a line for each refusal, up to a rate for each host, and for each step of a rollover. Lines contain
-	// neither keys nor tokens.
+	// Log gets a line for each refusal, rate-limited by host, and for each step of a rollover. Lines contain neither keys
+	// nor tokens.
 	Log func(line string)
 }
 
@@ -74,7 +74,7 @@ const (
 	DefaultMaxStrangers  = 256
 )
 
-// jitter is the largest part of RenewAfter that is subtracted at random.
+// jitter is the largest fraction of RenewAfter that is subtracted at random.
 const jitter = 0.1
 
 func (o Options) withDefaults() (Options, error) {
@@ -110,7 +110,7 @@ type Authority struct {
 	issued  map[string]*entry
 	changed map[string]bool // identities for which OnChange must still be called
 	wake    chan struct{}   // makes Run look for certificates that are due
-	wakes   time.Time       // when Run will look without wake
+	wakes   time.Time       // when Run will look even without wake
 	signed  signed          // the certificates of agents
 	own     entry           // the control plane's certificate
 	served  atomic.Pointer[serving]
@@ -120,7 +120,7 @@ type Authority struct {
 	strangers *limit.Latest // connections whose peers have shown no certificate
 }
 
-// trust is what an authority trusts and signs with. It is immutable; a change replaces it.
+// trust holds the roots that an authority trusts and signs with. It is immutable; a change replaces it.
 type trust struct {
 	issuing *root   // the one that signs; it has a key
 	roots   []*root // all trusted roots, the issuing one first
@@ -179,7 +179,7 @@ func (a *Authority) load() (*trust, error) {
 	if a.store != nil {
 		t, err := a.store.read(a.o.TrustDomain)
 		if !errors.Is(err, fs.ErrNotExist) {
-			last := time.Now().Add(a.o.Life) // the certificates of agents are not recorded: any may be valid until then
+			last := time.Now().Add(a.o.Life) // agents' certificates are not recorded: some may be valid until then
 			a.signed = signed{before: last, now: last}
 			return t, err
 		}
@@ -218,21 +218,21 @@ func (a *Authority) logf(format string, args ...any) {
 	}
 }
 
-// Limits of the logged refusals of one host, per second and at once.
+// Limits on the logged refusals of one host: the rate per second, and the burst.
 const (
 	toldRate  = 1
 	toldBurst = 50
 )
 
-// refuse logs that a peer did not get something.
+// refuse logs that a peer's request was refused, within the limits.
 func (a *Authority) refuse(ctx context.Context, format string, args ...any) {
 	if host, address := addressOf(ctx); a.told.take(host) {
 		a.logf("%s: refused "+format, append([]any{address}, args...)...)
 	}
 }
 
-// newTrust makes the trust of one root, or of two: the one that signs, and either the next one, with its key, or the
-// previous one, without.
+// newTrust makes the trust of one root, or of two: first the one that signs; then the next one, with its key, or the
+// previous one, without its key.
 func newTrust(roots ...*root) *trust {
 	t := &trust{issuing: roots[0], roots: roots, pool: x509.NewCertPool()}
 	byName := slices.SortedFunc(slices.Values(roots), func(a, b *root) int { return strings.Compare(a.name(), b.name()) })
@@ -253,7 +253,7 @@ func newRoot(o Options) (*root, error) {
 	}
 	now := time.Now()
 	template := &x509.Certificate{
-		// A random name, because chains are found by name where several roots are trusted.
+		// A random name, because with several trusted roots a verifier finds the right one by name.
 		Subject:   pkix.Name{Organization: []string{o.TrustDomain}, CommonName: "root " + rand.Text()[:8]},
 		NotBefore: now.Add(-o.Backdate), NotAfter: now.Add(o.RootLife),
 		IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true, KeyUsage: x509.KeyUsageCertSign,
@@ -287,7 +287,7 @@ func newKey() (*ecdsa.PrivateKey, error) {
 func keyPEM(key crypto.PrivateKey) (Key, error) {
 	der, err := x509.MarshalPKCS8PrivateKey(key)
 	if err != nil {
-		return nil, fmt.Errorf("encoding a key of type %T failed", key) // without a cause that might show it
+		return nil, fmt.Errorf("encoding a key of type %T failed", key) // without the cause, which might contain the key
 	}
 	return pem.EncodeToMemory(&pem.Block{Type: keyBlock, Bytes: der}), nil
 }
@@ -314,7 +314,7 @@ func (a *Authority) sign(
 		end = last
 	}
 	template := &x509.Certificate{
-		// The serial number is x509's: 20 random octets. Without a subject, x509 marks the alternative names critical.
+		// x509 chooses the serial number: 20 random octets. Without a subject, x509 marks the alternative names critical.
 		NotBefore: now.Add(-a.o.Backdate).Truncate(time.Second), NotAfter: end.Truncate(time.Second),
 		KeyUsage: x509.KeyUsageDigitalSignature, BasicConstraintsValid: true,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},

@@ -59,11 +59,11 @@ const (
 
 // WriteFiles writes IdentityFile and RootsFile into a directory, both with mode 0600, for proxies that are configured
 // by files. Existing files are replaced by rename: a reader sees the old file or the new one, complete. The roots are
-// written first, so that a proxy that reads both always has the root of its certificate. The proxy must then reload
-// them.
+// written first, so that a proxy that reads both always has the root of its certificate. The proxy must reload them
+// afterwards.
 //
-// The directory must belong to this user or root, and no other user may be able to write to it. The caller removes it
-// (see internal/lib/files). Errors never contain the key.
+// The directory must belong to this user or root, and no other user may be able to write to it. The caller must remove
+// it (see internal/lib/files). Errors never contain the key.
 func (c Credentials) WriteFiles(dir string) error {
 	d, err := openPrivate(dir)
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 // KiB.
 const maxRequest = 8 << 10
 
-// errOther means that a request is for another identity than the peer's.
+// errOther means that a request is for an identity other than the peer's.
 var errOther = errors.New("the request is for another identity")
 
 // parseRequest parses a certificate request of a peer whose identity is id, and returns its public key. The

@@ -36,8 +36,8 @@ const (
 	maxSegment = 253 // bytes; Kubernetes names of service accounts
 )
 
-// Identity returns the SPIFFE ID of an identity in a mesh file: ACCOUNT or NAMESPACE/ACCOUNT. A complete ID of the
-// same trust domain is accepted as well.
+// Identity returns the SPIFFE ID of a name in a mesh file: ACCOUNT or NAMESPACE/ACCOUNT. It also accepts a complete ID
+// of the same trust domain.
 func Identity(trustDomain, name string) (string, error) {
 	id := name
 	if !strings.HasPrefix(name, scheme+":") {
@@ -70,7 +70,7 @@ func CheckIdentity(trustDomain, id string) error {
 	return nil
 }
 
-// segment says whether s can be a segment of an identity's path.
+// segment reports whether s can be a segment of an identity's path.
 func segment(s string) bool {
 	if s == "" || s == "." || s == ".." || len(s) > maxSegment {
 		return false
@@ -80,7 +80,7 @@ func segment(s string) bool {
 	})
 }
 
-// system says whether an identity is reserved for the control plane.
+// system reports whether an identity is reserved for the control plane.
 func system(trustDomain, id string) bool {
 	return strings.HasPrefix(id, compose(trustDomain, SystemNamespace, ""))
 }

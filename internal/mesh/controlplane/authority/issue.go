@@ -24,8 +24,8 @@ type entry struct {
 }
 
 // Secrets returns the two secrets that a proxy of an identity gets by SDS: its certificate with the key, and the
-// roots. The messages are the same until they change (OnChange, OnRoots), and must not be modified. The authority
-// makes the key.
+// roots. The authority makes the key. It returns the same messages until OnChange or OnRoots; they must not be
+// modified.
 func (a *Authority) Secrets(id string) ([]*tlsv3.Secret, error) {
 	e, t, err := a.entry(id)
 	if err != nil {
@@ -34,8 +34,8 @@ func (a *Authority) Secrets(id string) ([]*tlsv3.Secret, error) {
 	return []*tlsv3.Secret{e.secret, t.secret}, nil
 }
 
-// Credentials returns the content of Secrets for proxies that are configured by files. Write it again after OnChange
-// of the identity, and after OnRoots.
+// Credentials returns the content of Secrets for proxies that are configured by files. The caller must write it again
+// after OnChange of the identity, and after OnRoots.
 func (a *Authority) Credentials(id string) (Credentials, error) {
 	e, t, err := a.entry(id)
 	if err != nil {
@@ -90,7 +90,7 @@ func (a *Authority) entry(id string) (*entry, *trust, error) {
 	return a.filled(e, func(e *entry) bool { return time.Now().Before(e.notAfter) })
 }
 
-// filled fills an entry, and returns a copy of it with the trust of the same moment.
+// filled fills an entry, and returns a copy of it with the trust that signed it.
 func (a *Authority) filled(e *entry, willDo func(*entry) bool) (*entry, *trust, error) {
 	for {
 		if err := a.fill(e, willDo); err != nil {
@@ -172,7 +172,7 @@ func (a *Authority) make(t *trust, id string) (*entry, error) {
 // retry is the time until Run tries again to renew a certificate that could not be renewed.
 const retry = time.Second
 
-// Run renews certificates that are due until ctx ends, and calls OnChange. It can run only once at a time.
+// Run renews certificates that are due until ctx ends, and calls OnChange. Only one Run can be active at a time.
 func (a *Authority) Run(ctx context.Context) error {
 	if !a.running.CompareAndSwap(false, true) {
 		return errors.New("the authority renews certificates already")

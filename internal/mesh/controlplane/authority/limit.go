@@ -10,7 +10,7 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// limits limit how often each peer may do something, with a token bucket for each peer.
+// limits limits how often each peer may do something, with a token bucket for each peer.
 type limits struct {
 	rate, burst float64 // tokens per second; size of a bucket
 
@@ -26,7 +26,7 @@ func newLimits(rate, burst float64) *limits {
 	return &limits{rate: rate, burst: burst, by: map[string]*pace.Bucket{}}
 }
 
-// open says whether a peer has a token, without taking one.
+// open reports whether a peer has a token, without taking one.
 func (l *limits) open(peer string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -34,7 +34,7 @@ func (l *limits) open(peer string) bool {
 	return l.of(peer, now).Left(now) >= 1
 }
 
-// take takes a token of a peer, and says whether there was one.
+// take takes a peer's token, and reports whether there was one.
 func (l *limits) take(peer string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -45,7 +45,7 @@ func (l *limits) take(peer string) bool {
 func (l *limits) of(peer string, now int64) *pace.Bucket {
 	b := l.by[peer]
 	if b == nil && len(l.by) >= maxBuckets {
-		if now-l.swept >= int64(time.Second) { // slow, so that peers must not be able to trigger it at will
+		if now-l.swept >= int64(time.Second) { // slow, so peers must not be able to trigger it at will
 			l.swept = now
 			maps.DeleteFunc(l.by, func(_ string, o *pace.Bucket) bool { return o.Full(now) })
 		}

@@ -16,8 +16,8 @@ import (
 )
 
 // ServerCredentials returns the credentials of the control plane's gRPC server: ServerTLS, in a form that lets
-// Identity find the peer's identity. A connection keeps of the peer's certificate only what Identity needs, because
-// most connections are idle and a parsed certificate is a large part of the memory of an idle one.
+// Identity find the peer's identity. A connection keeps only what Identity needs of the peer's certificate, because
+// most connections are idle, and a parsed certificate would be a large part of the memory of an idle one.
 //
 // A peer without a certificate may be about to request its first one, with one call. The number of such connections is
 // limited (Options.MaxStrangers), so that they cannot keep proxies from connecting.
@@ -35,14 +35,15 @@ func (c *serverCredentials) Clone() credentials.TransportCredentials {
 	return &serverCredentials{c.TransportCredentials.Clone(), c.a}
 }
 
-// ServerHandshake implements credentials.TransportCredentials. gRPC limits its time with a deadline of the connection.
+// ServerHandshake implements credentials.TransportCredentials. gRPC limits its duration with the connection's
+// deadline.
 func (c *serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	config, err := c.a.serverTLS()
 	if err != nil {
 		return nil, nil, err
 	}
-	// The copy, of some 500 bytes, shares everything large with the original. With it the handshake can store the
-	// proof here, so that the peer's certificates need not be verified a second time afterwards.
+	// The copy, of about 500 bytes, shares everything large with the original. It lets the handshake store the proof
+	// here, so the peer's certificates need not be verified a second time.
 	config = config.Clone()
 	info := peerInfo{CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}}
 	config.VerifyConnection = func(s tls.ConnectionState) (err error) {
@@ -75,7 +76,7 @@ func shake(conn *tls.Conn) error {
 	return nil
 }
 
-// peerInfo is what gRPC keeps of a peer.
+// peerInfo holds what gRPC keeps about a peer.
 type peerInfo struct {
 	credentials.CommonAuthInfo
 	proof *proof // nil: the peer has shown no certificate
@@ -84,7 +85,7 @@ type peerInfo struct {
 // AuthType implements credentials.AuthInfo.
 func (peerInfo) AuthType() string { return "tls" }
 
-// proof is the content of a peer's verified certificate, with what its validity depends on.
+// proof holds the identity in a peer's verified certificate, and what its validity depends on.
 type proof struct {
 	id     string
 	serial *big.Int

@@ -56,7 +56,8 @@ func (d *private) sweep(name string) error {
 // maxFile is the maximum size of a file that is read, in bytes.
 const maxFile = 64 << 10
 
-// read reads a regular file that only its owner can read, and no link. The error is fs.ErrNotExist if there is none.
+// read reads a regular file that only its owner can read. It does not follow links. The error is fs.ErrNotExist if
+// there is no file.
 func (d *private) read(name string) ([]byte, error) {
 	text, err := d.readOurs(name)
 	if err != nil {

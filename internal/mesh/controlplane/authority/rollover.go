@@ -35,9 +35,9 @@ type Rollover struct {
 	Trusted []string `json:"trusted"` // all trusted roots, likewise
 	// Pending is the number of identities whose secret is still signed by the old root. Run replaces them.
 	Pending int `json:"pending"`
-	// SafeAt is when the next step becomes safe for agents, which get roots when they renew; a time in the past if
-	// there are none. Whether proxies that get secrets by SDS have received the roots is not known here but to the
-	// control plane.
+	// SafeAt is when the next step becomes safe for agents, which get roots when they renew; a time in the past if there
+	// are none. It does not cover proxies that get secrets by SDS: only the control plane knows whether they have
+	// received the roots.
 	SafeAt time.Time `json:"safe_at"`
 }
 
@@ -66,8 +66,8 @@ func (a *Authority) Rollover() Rollover {
 
 // Advance takes the next step of a rollover:
 //
-//   - From Steady it makes a new root, which is trusted from now on beside the old one. The old one signs. Send the roots
-//     to all proxies (OnRoots) before the next step.
+//   - From Steady it makes a new root, which is trusted in addition to the old one. The old one still signs. Send the
+//     roots to all proxies (OnRoots) before the next step.
 //   - From NewTrusted the new root signs, and the old one's key is deleted. Run replaces all secrets. Before
 //     Rollover.SafeAt this is an error unless forced; if it is, agents that have not yet renewed their certificates do
 //     not trust certificates of the new root.

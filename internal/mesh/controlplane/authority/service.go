@@ -16,7 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
-// Service signs certificates of agents that keep their private keys to themselves, as
+// Service signs certificates for agents that keep their private keys to themselves, as
 // istio.v1.auth.IstioCertificateService/CreateCertificate. The first time, an agent shows the token of a service
 // account ("authorization: Bearer TOKEN"), and later its current certificate, by TLS. It gets a certificate of the
 // same identity: a request for another is refused and logged.
@@ -35,7 +35,7 @@ type asker struct {
 	pod string // the pod, if a service account's token names it; otherwise empty
 }
 
-// ServiceOptions are limits of a Service. The zero value will do.
+// ServiceOptions configures a Service. The zero value is valid.
 type ServiceOptions struct {
 	Rate  float64 // signatures per second for each identity; default DefaultRate
 	Burst float64 // signatures at once for each identity; default DefaultBurst
@@ -67,8 +67,8 @@ func NewService(a *Authority, o ServiceOptions) *Service {
 // Register registers the service with a gRPC server, which must use Authority.ServerTLS: tokens are accepted over TLS
 // only.
 func (s *Service) Register(r grpc.ServiceRegistrar) {
-	// On the wire a stream of one message each way is a unary call. As a stream, the peer can be authenticated before
-	// gRPC reads its message.
+	// On the wire a stream of one message each way is a unary call. Declared as a stream, it lets the peer be
+	// authenticated before gRPC reads its message.
 	r.RegisterService(&grpc.ServiceDesc{
 		ServiceName: serviceName, HandlerType: (*any)(nil), Metadata: "security/v1alpha1/ca.proto",
 		Streams: []grpc.StreamDesc{{
@@ -87,7 +87,7 @@ func (s *Service) serve(stream grpc.ServerStream) error {
 	if !s.signing.take(who.id + " " + who.pod) {
 		return status.Errorf(codes.ResourceExhausted, "too many certificates for %s: wait a while", who.id)
 	}
-	var m emptypb.Empty // all fields are unknown to it, so that it keeps the message as bytes
+	var m emptypb.Empty // all fields are unknown to it, so it keeps the message as bytes
 	if err := stream.RecvMsg(&m); err != nil {
 		return err
 	}
@@ -144,7 +144,7 @@ func (s *Service) authenticate(ctx context.Context) (asker, error) {
 	return asker{}, status.Error(codes.Unauthenticated, err.Error())
 }
 
-// bearer returns the token in a call's metadata.
+// bearer returns the token in a call's metadata, and reports whether there is one.
 func bearer(ctx context.Context) (Token, bool) {
 	for _, v := range metadata.ValueFromIncomingContext(ctx, "authorization") {
 		if token, ok := strings.CutPrefix(v, bearerPrefix); ok {

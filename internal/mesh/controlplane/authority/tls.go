@@ -26,7 +26,7 @@ func (a *Authority) ServerTLS() *tls.Config {
 	}
 }
 
-// serverTLS returns the current configuration, which connections share: an idle connection keeps its configuration.
+// serverTLS returns the current configuration. Connections share it, because even an idle one keeps its configuration.
 func (a *Authority) serverTLS() (*tls.Config, error) {
 	s, err := a.server()
 	if err != nil {
@@ -36,8 +36,8 @@ func (a *Authority) serverTLS() (*tls.Config, error) {
 }
 
 // WebTLS returns the TLS configuration of a listener whose peers, such as API servers, have no identity in the mesh
-// and verify the control plane by one of Options.OwnNames. It requests no client certificate. TLS 1.2 or 1.3, HTTP/2
-// or HTTP/1.1.
+// and verify the control plane by one of Options.OwnNames. It requests no client certificate. It allows TLS 1.2 and
+// 1.3, HTTP/2 and HTTP/1.1.
 func (a *Authority) WebTLS() *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"},
@@ -51,7 +51,7 @@ func (a *Authority) WebTLS() *tls.Config {
 	}
 }
 
-// serving is the control plane's certificate and configuration, until the certificate is due or the trust changes.
+// serving holds the control plane's certificate and configuration, until the certificate is due or the trust changes.
 type serving struct {
 	trust  *trust
 	due    time.Time
@@ -59,7 +59,7 @@ type serving struct {
 	config *tls.Config // ServerTLS
 }
 
-// server returns the current serving: its certificate is renewed if it is due or the root has changed.
+// server returns the current serving. It renews the certificate if it is due or the trust has changed.
 func (a *Authority) server() (*serving, error) {
 	if s := a.served.Load(); s != nil && s.trust == a.trust.Load() && time.Now().Before(s.due) {
 		return s, nil
@@ -128,9 +128,9 @@ func addressOf(ctx context.Context) (host, address string) {
 	return "", "unknown address"
 }
 
-// RequireIdentity is for servers whose calls are all streams, as those of xDS and of Service are. It refuses calls of
-// peers without an identity before reading anything from them, except calls of Service, which authenticates its peers
-// itself.
+// RequireIdentity returns an interceptor for servers whose calls are all streams, as those of xDS and of Service are.
+// It refuses calls from peers without an identity before it reads anything from them, except calls to Service, which
+// authenticates its peers itself.
 func (a *Authority) RequireIdentity() grpc.StreamServerInterceptor {
 	return func(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 		if info.FullMethod != methodName {
@@ -142,9 +142,9 @@ func (a *Authority) RequireIdentity() grpc.StreamServerInterceptor {
 	}
 }
 
-// ClientTLS returns the TLS configuration of a client in Go: at least TLS 1.3, and only servers of certain identities,
-// whatever their address. own returns the client's current credentials; if they have no certificate (Chain), the
-// client shows none.
+// ClientTLS returns the TLS configuration of a client in Go: at least TLS 1.3, and only servers with one of some
+// identities, whatever their address. own returns the client's current credentials; if they have no certificate
+// (Chain), the client shows none.
 func ClientTLS(own func() (Credentials, error), servers ...string) *tls.Config {
 	return &tls.Config{
 		MinVersion:         tls.VersionTLS13,

@@ -17,7 +17,7 @@ import (
 )
 
 // The wire format of Istio's certificate service (istio.io/api, security/v1alpha1/ca.proto). Two messages with five
-// fields do not justify the module.
+// fields do not justify a dependency on that module.
 const (
 	serviceName = "istio.v1.auth.IstioCertificateService"
 	callName    = "CreateCertificate"
@@ -29,7 +29,7 @@ type request struct {
 	csr          string // PEM
 	subject      string // optional: the requested identity
 	seconds      int64  // optional: the requested life
-	impersonated string // of metadata: another requested identity
+	impersonated string // in the metadata: another requested identity
 }
 
 // impersonate is the metadata key with which Istio's node proxies request identities of their workloads.
@@ -82,7 +82,7 @@ func readMessage(b []byte) (request, error) {
 	return r, nil
 }
 
-// requestMessage requests a certificate whose life the control plane chooses.
+// requestMessage returns a request for a certificate whose life the control plane chooses.
 func requestMessage(csr string) proto.Message {
 	m := newRequest()
 	m.Set(m.Descriptor().Fields().ByName("csr"), protoreflect.ValueOfString(csr))
@@ -98,7 +98,7 @@ func responseMessage(chain ...[]byte) proto.Message {
 	return m
 }
 
-// readResponse returns the certificate and the roots: the first element and the last.
+// readResponse returns the certificate's chain, which is all elements but the last, and the roots, the last.
 func readResponse(m *dynamicpb.Message) (chain, roots []byte, err error) {
 	list := get(m, "cert_chain").List()
 	if list.Len() < 2 {

@@ -20,11 +20,11 @@ type Envoy struct {
 	ControlPlane string // host:port
 	// TLS secures the connection to the control plane; nil: no TLS.
 	TLS *TLS
-	// StateOfTheWorld has it use that variant of xDS instead of deltas.
+	// StateOfTheWorld makes Envoy use that variant of xDS instead of deltas.
 	StateOfTheWorld bool
 }
 
-// TLS is a TLS 1.3 connection that accepts only a server of one identity.
+// TLS describes a TLS 1.3 connection that accepts only a server with one identity.
 type TLS struct {
 	Server string // SPIFFE ID
 	// Identity and Roots are files with the secrets "identity" and "roots", each as a response of SDS.

@@ -45,8 +45,8 @@ const (
 	OptIn  = "in"  // those that opt in
 )
 
-// Config describes what is injected into pods. Containers and volumes have the fields that they have in Kubernetes;
-// their strings may contain variables (see Variables).
+// Config describes what is injected into pods. Containers and volumes have the same fields as in Kubernetes; their
+// strings may contain variables (see Variables).
 type Config struct {
 	// Opt is OptOut, the default, or OptIn.
 	Opt string `yaml:"opt"`
@@ -108,8 +108,8 @@ type compiled struct {
 	status  string // the value of StatusKey
 }
 
-// injectedNames are the names of what a pod got, in the form of Istio's annotation sidecar.istio.io/status, so that
-// readers of a pod can distinguish its own containers from those of the mesh.
+// injectedNames lists the names of what was added to a pod, in the form of Istio's annotation sidecar.istio.io/status,
+// so that readers of a pod can distinguish its own containers from those of the mesh.
 type injectedNames struct {
 	Containers     []string `json:"containers,omitempty"`
 	InitContainers []string `json:"initContainers,omitempty"`
@@ -133,7 +133,7 @@ func parseObject(key string, of map[string]any) (o object, err error) {
 	return o, nil
 }
 
-// named says whether one of the objects has that name.
+// named reports whether one of the objects has that name.
 func named(list []object, name string) bool {
 	return slices.ContainsFunc(list, func(o object) bool { return o.name == name })
 }

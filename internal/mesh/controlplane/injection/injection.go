@@ -1,7 +1,7 @@
 // Package injection is the webhook that makes pods part of the mesh. The API server of a Kubernetes cluster asks it
 // what to add to each new pod (AdmissionReview, admission.k8s.io/v1). It answers with a JSON patch that adds the
-// proxy, the redirection of connections to it, and volumes, and that has the proxy answer the probes that the kubelet
-// could not send through it.
+// proxy, the redirection of connections to it, and volumes, and makes the sidecar answer the probes that the kubelet
+// could not send through the proxy.
 package injection
 
 import (
@@ -35,7 +35,7 @@ const (
 	maxMemory = 256 << 20
 	piece     = 32 << 10
 	growth    = 16
-	// maxObjects is the maximum number of JSON objects in a review. A pod with a hundred containers has some 5,000.
+	// maxObjects is the maximum number of JSON objects in a review. A pod with a hundred containers has about 5,000.
 	maxObjects = 50_000
 	// bodyPatience is the time in which a review must arrive.
 	bodyPatience = 3 * time.Second
@@ -143,8 +143,8 @@ func (w *Webhook) serve(to http.ResponseWriter, r *http.Request) (result, why st
 // errBusy means that there is no memory for another review.
 var errBusy = errors.New("there are too many reviews")
 
-// read reads a body. It takes memory as bytes arrive, a piece at a time, and none for what has only been announced, so
-// that a peer that sends nothing blocks no other. The caller must release held, also after an error.
+// read reads a body. It takes memory as bytes arrive, a piece at a time, and none for bytes that have only been
+// announced, so a peer that sends nothing does not block others. The caller must release held, also after an error.
 func (w *Webhook) read(ctx context.Context, to http.ResponseWriter,
 	r *http.Request) (body []byte, held int64, err error) {
 	// A server that does not support deadlines has its own timeouts.
@@ -211,7 +211,8 @@ func (w *Webhook) answer(r *request) (a *response, result, why string) {
 	return a, resultInjected, ""
 }
 
-// Serve answers at l until ctx ends, by TLS with a certificate that Kubernetes can verify by a caBundle. It closes l.
+// Serve answers at l until ctx ends. secure must have a certificate that Kubernetes can verify with a caBundle. It
+// closes l.
 func (w *Webhook) Serve(ctx context.Context, l net.Listener, secure *tls.Config) error {
 	return limit.Serve(ctx, l, &http.Server{
 		Handler: w, TLSConfig: secure, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 2 * patience,

@@ -13,7 +13,7 @@ import (
 	"tare/internal/mesh/controlplane/injection/probes"
 )
 
-// verdict is how a pod is injected.
+// verdict holds the changes to an injected pod, and warnings for its author.
 type verdict struct {
 	patch    []byte // JSON patch (RFC 6902)
 	warnings []string
@@ -26,7 +26,7 @@ func (r *refusal) Error() string { return r.message }
 
 func refuse(format string, args ...any) error { return &refusal{fmt.Sprintf(format, args...)} }
 
-// skips returns why a pod must not be injected; empty: it is to be injected.
+// skips returns why a pod must not be injected, or "" if it must.
 func (c *compiled) skips(namespace string, p *pod) string {
 	wants := cmp.Or(p.Metadata.Labels[InjectKey], p.Metadata.Annotations[InjectKey])
 	switch {
@@ -73,7 +73,7 @@ func (c *compiled) inject(namespace string, by *authority.Authority, p *pod) (*v
 		"account":   account,
 		"identity":  id,
 		"roots":     string(by.RootsPEM()),
-		// The kubelet expands $(NAME) and $$ in the environment and in arguments, and does not in probes.
+		// The kubelet expands $(NAME) and $$ in the environment and in arguments, but not in probes.
 		"probes":          strings.ReplaceAll(string(encoded), "$", `\u0024`),
 		"probePort":       strconv.Itoa(c.ProbePort),
 		"excludeInbound":  inbound,
@@ -95,8 +95,8 @@ func (c *compiled) inject(namespace string, by *authority.Authority, p *pod) (*v
 	return v, nil
 }
 
-// injected says whether a pod has been injected already, as when the API server asks again because another webhook has
-// changed the pod. A pod that has only the annotation is refused: it would bypass the mesh.
+// injected reports whether a pod has already been injected, as when the API server asks again because another webhook
+// has changed the pod. A pod that has only the annotation is refused: it would bypass the mesh.
 func (c *compiled) injected(p *pod) (bool, error) {
 	if p.Metadata.Annotations[StatusKey] == "" {
 		return false, nil
@@ -114,7 +114,8 @@ func (c *compiled) injected(p *pod) (bool, error) {
 }
 
 // collides refuses a pod that already has a container or volume with a name of the mesh, or that mounts a volume of
-// the mesh. Which of the two was meant cannot be known, and a pod could bring another sidecar under the mesh's name.
+// the mesh. There is no telling which of the two is meant, and a pod could bring another sidecar under the mesh's
+// name.
 func (c *compiled) collides(p *pod) error {
 	const hint = "give it another, or label the pod " + InjectKey + ": \"false\""
 	for _, list := range [][]container{p.Spec.Containers, p.Spec.InitContainers} {
@@ -166,8 +167,8 @@ func portsOf(annotations map[string]string, key string, all []int) (string, erro
 	return string(b), nil
 }
 
-// moveProbes has the sidecar answer the probes that the kubelet cannot send to the containers itself, because it has
-// no certificate of the mesh. The table says what the sidecar then asks the containers.
+// moveProbes makes the sidecar answer the probes that the kubelet cannot send to the containers itself, because it has
+// no certificate of the mesh. The table holds the probes that the sidecar then sends to the containers.
 func (c *compiled) moveProbes(b *patch, p *pod, v *verdict) probes.Table {
 	table := probes.Table{}
 	if c.ProbePort == 0 {
@@ -176,7 +177,7 @@ func (c *compiled) moveProbes(b *patch, p *pod, v *verdict) probes.Table {
 	for i := range p.Spec.Containers {
 		c.moveProbesOf(b, &p.Spec.Containers[i], fmt.Sprintf("/spec/containers/%d/", i), table, v)
 	}
-	for i := range p.Spec.InitContainers { // before other init containers are inserted before them
+	for i := range p.Spec.InitContainers { // while their indexes are unchanged: others are inserted before them later
 		if x := &p.Spec.InitContainers[i]; x.Restart == restartAlways {
 			c.moveProbesOf(b, x, fmt.Sprintf("/spec/initContainers/%d/", i), table, v)
 		}
@@ -212,8 +213,8 @@ func (c *compiled) moveProbesOf(b *patch, x *container, path string, table probe
 	}
 }
 
-// ask returns what a probe asks of its container, and the key in the probe that says so. It returns nil if the probe
-// is not moved, and then why, unless the reason is that the probe runs a process in the container.
+// ask returns what a probe sends to its container, and the probe's key for it. If the probe is not moved, ask is nil
+// and why is the reason, or empty for a probe that runs a process in the container.
 func (p *probe) ask(in *container) (ask *probes.Ask, key, why string) {
 	timeout := max(p.Timeout, 1)
 	switch {
@@ -254,7 +255,7 @@ func (p *tcpProbe) portOf(in *container) (port int, why string) {
 	return port, ""
 }
 
-// number returns a port that is given by number or by name.
+// number resolves a port that is given by number or by name, and reports whether it is valid.
 func (c *container) number(raw json.RawMessage) (int, bool) {
 	var n int
 	if json.Unmarshal(raw, &n) == nil {

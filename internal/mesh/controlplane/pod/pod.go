@@ -1,4 +1,4 @@
-// Package pod runs beside Envoy in an injected pod, and does what Envoy cannot: it gets Envoy's certificate with the
+// Package pod runs next to Envoy in an injected pod, and does what Envoy cannot: it gets Envoy's certificate with the
 // token of the pod's service account, renews it, and answers the kubelet's probes for the other containers. Start at
 // Run.
 package pod

@@ -24,7 +24,8 @@ type grant struct {
 const maxConditions = 1 << 16
 
 // admit determines who may call the service: by its own access list, or else by the lists of the services that lead to
-// it, for the requests that they direct to it. Without any list every identity may, or with discovery by policy none.
+// it, for the requests that they direct to it. Without any list every identity may call it, or none if discovery is by
+// policy.
 func (s *service) admit(m *Mesh) error {
 	s.restricted = m.config.Discovery == byPolicy
 	if s.Access != nil {
@@ -45,7 +46,7 @@ func (s *service) admit(m *Mesh) error {
 	return nil
 }
 
-// sends says whether a route leads to another service.
+// sends reports whether a route leads to another service.
 func (s *service) sends(r *route, to *service) bool {
 	weights := r.To
 	if len(weights) == 0 {
@@ -54,7 +55,7 @@ func (s *service) sends(r *route, to *service) bool {
 	return weights[to.Name] > 0
 }
 
-// grant adds the access list of the service by, for those of its routes that concerns accepts.
+// grant adds the access list of by, for the routes of by that concerns accepts.
 func (s *service) grant(m *Mesh, by *service, concerns func(*route) bool) error {
 	total := 0
 	for i, a := range by.Access {
@@ -98,7 +99,8 @@ func (s *service) grant(m *Mesh, by *service, concerns func(*route) bool) error 
 	return nil
 }
 
-// taking returns the permission for the requests that a route gets: those that match it and no route before it.
+// taking returns the permission for the requests that a route gets, which match it and no route before it, and the
+// number of conditions in the permission.
 func (s *service) taking(at int) (p *rbacv3.Permission, conditions int) {
 	all := s.routes[at].permissions()
 	conditions = len(all)
@@ -156,12 +158,13 @@ func either(list []*rbacv3.Permission) *rbacv3.Permission {
 	return &rbacv3.Permission{Rule: &rbacv3.Permission_OrRules{OrRules: &rbacv3.Permission_Set{Rules: list}}}
 }
 
-// guard has an HTTP service refuse requests that are not granted.
+// guard makes an HTTP service refuse requests that are not granted.
 func (s *service) guard(m *Mesh) manager {
 	if m.mtls == off || !s.restricted {
 		return manager{}
 	}
-	rules := &rbacv3.RBAC{Action: rbacv3.RBAC_ALLOW, Policies: map[string]*rbacv3.Policy{}} // no policy: none
+	// without a policy, no request is allowed
+	rules := &rbacv3.RBAC{Action: rbacv3.RBAC_ALLOW, Policies: map[string]*rbacv3.Policy{}}
 	for i, g := range s.grants {
 		p := &rbacv3.Policy{Permissions: g.requests}
 		if len(p.Permissions) == 0 {
@@ -176,7 +179,7 @@ func (s *service) guard(m *Mesh) manager {
 	return manager{rbac: rules, paths: s.limited}
 }
 
-// named matches an identity, or all identities of the trust domain.
+// named returns a matcher of an identity, or of all identities of the trust domain.
 func (m *Mesh) named(id string) *matcherv3.StringMatcher {
 	if id == anyone {
 		return beginning("spiffe://" + m.trustDomain + "/")
@@ -184,7 +187,7 @@ func (m *Mesh) named(id string) *matcherv3.StringMatcher {
 	return exactly(id)
 }
 
-// exactly matches a text, and beginning matches all texts that begin with it.
+// exactly returns a matcher of a text, and beginning one of all texts that begin with it.
 func exactly(text string) *matcherv3.StringMatcher {
 	return &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Exact{Exact: text}}
 }
@@ -209,7 +212,7 @@ func (s *service) granted() []string {
 	return out
 }
 
-// toldTo says whether proxies of an identity get the service's resources.
+// toldTo reports whether proxies of an identity get the service's resources.
 func (s *service) toldTo(id string) bool {
 	_, found := slices.BinarySearch(s.callers, id)
 	return found || len(s.callers) == 1 && s.callers[0] == anyone

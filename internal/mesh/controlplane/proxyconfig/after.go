@@ -11,7 +11,7 @@ import (
 
 // CompileAfter compiles a configuration like Compile, and reuses what is unchanged from an earlier mesh: messages,
 // lists and parts have the same addresses, so that the server finds the changes by comparing addresses. before is not
-// changed; nil: there is none.
+// changed; it may be nil.
 func (c *Config) CompileAfter(before *Mesh) (*Mesh, error) {
 	m := &Mesh{config: c, mtls: mtls(c.MTLS), trustDomain: c.TrustDomain, names: map[string]*service{},
 		classes: map[classKey]*class{}, proxies: map[string]*proxy{}}
@@ -36,8 +36,8 @@ func (c *Config) CompileAfter(before *Mesh) (*Mesh, error) {
 }
 
 // WithEndpoints returns the mesh with other endpoints for some services, by service name. The cost is that of these
-// services, and little for the others. If a service gains or loses its last endpoint, or an endpoint with a host name,
-// it costs as much as CompileAfter.
+// services, and little for the others. If a service gains its first endpoint or loses its last, or gains or loses host
+// names, it costs as much as CompileAfter.
 func (m *Mesh) WithEndpoints(of map[string][]Endpoint) (*Mesh, error) {
 	c := *m.config
 	c.Services = slices.Clone(c.Services)
@@ -79,7 +79,7 @@ func (m *Mesh) WithEndpoints(of map[string][]Endpoint) (*Mesh, error) {
 	return &next, nil
 }
 
-// replaced returns a list with some elements replaced; nil: none of them is in it.
+// replaced returns a list with some elements replaced, or nil if it has none of them.
 func replaced[T comparable](list []T, others map[T]T) (out []T) {
 	for i, m := range list {
 		other, is := others[m]
@@ -94,14 +94,14 @@ func replaced[T comparable](list []T, others map[T]T) (out []T) {
 	return out
 }
 
-// like says whether two meshes have the same settings that affect all services and proxies.
+// like reports whether two meshes have the same settings that affect all services and proxies.
 func (m *Mesh) like(o *Mesh) bool {
 	return m.mtls == o.mtls && m.trustDomain == o.trustDomain && m.config.Discovery == o.config.Discovery &&
 		(len(m.config.Proxies) > 0) == (len(o.config.Proxies) > 0)
 }
 
-// findPrior finds the service in the earlier mesh, if everything but its endpoints is unchanged. Who may call it has
-// been determined before.
+// findPrior sets s.prior to the service in the earlier mesh, if everything but its endpoints is unchanged. The callers
+// of s must be known.
 func (s *service) findPrior(m *Mesh) {
 	o := m.before.names[s.Name]
 	if o == nil || !s.says(o) || s.protocol != o.protocol || s.restricted != o.restricted ||
@@ -113,19 +113,19 @@ func (s *service) findPrior(m *Mesh) {
 	s.prior = o
 }
 
-// says says whether two services have the same definition, except for endpoints.
+// says reports whether two services have the same definition, except for endpoints.
 func (s *service) says(o *service) bool {
 	a, b := *s.Service, *o.Service
 	a.Endpoints, b.Endpoints = nil, nil
 	return reflect.DeepEqual(&a, &b)
 }
 
-// asBefore says whether the service is unchanged, endpoints included.
+// asBefore reports whether the service is unchanged, endpoints included.
 func (s *service) asBefore() bool {
 	return s.prior != nil && slices.Equal(s.Endpoints, s.prior.Endpoints)
 }
 
-// ownBefore returns a proxy's own resources in the earlier mesh, if nothing that they depend on has changed.
+// ownBefore returns a proxy's own resources in the earlier mesh, or nil if something that they depend on has changed.
 func (m *Mesh) ownBefore(p *proxy) *Resources {
 	o := m.before.proxies[p.ID]
 	if o == nil || p.id != o.id || p.policy != o.policy || (p.Outbound == nil) != (o.Outbound == nil) ||
@@ -154,7 +154,7 @@ func (m *Mesh) ownBefore(p *proxy) *Resources {
 	return o.own
 }
 
-// clash says whether a proxy's own resources have a name or a listening address in common with those of its class.
+// clash reports whether a proxy's own resources share a name or a listening address with those of its class.
 func (c *class) clash(own *Resources) bool {
 	clash := false
 	_ = own.names(func(n name) error {
@@ -185,7 +185,7 @@ func after[T comparable](list, before []T) []T {
 	return list
 }
 
-// is says whether all lists have the addresses of another's lists, or are empty as they are.
+// is reports whether the lists have the same messages, compared by address, in the same order.
 func (r *Resources) is(o *Resources) bool {
 	return slices.Equal(r.Clusters, o.Clusters) && slices.Equal(r.Endpoints, o.Endpoints) &&
 		slices.Equal(r.Listeners, o.Listeners) && slices.Equal(r.Routes, o.Routes) && slices.Equal(r.Secrets, o.Secrets)

@@ -1,4 +1,5 @@
-// Package proxyconfig compiles a mesh file into what each proxy of the mesh receives, as Envoy's resources.
+// Package proxyconfig compiles a mesh file into the resources, in Envoy's format, that each proxy of the mesh
+// receives.
 package proxyconfig
 
 import (
@@ -74,7 +75,7 @@ type Match struct {
 	Headers map[string]string `json:"headers" yaml:"headers"` // exact values; "*": any value
 }
 
-// Retries is how often a request is retried, and after which failures.
+// Retries holds how often a request is retried, and after which failures.
 type Retries struct {
 	Attempts uint32 `json:"attempts" yaml:"attempts"` // besides the first one
 	// On are Envoy's names of failures, or status codes; default connect-failure and refused-stream.
@@ -99,11 +100,11 @@ type Proxy struct {
 	ID       string             `json:"id" yaml:"id"` // of its node
 	Identity string             `json:"identity" yaml:"identity"`
 	Inbound  map[string]Inbound `json:"inbound" yaml:"inbound"` // by service
-	// Outbound is where services are reached, as IP:port by service. If it is given, other services cannot be reached
+	// Outbound holds the address, IP:port, at which each service is reached. Services that it lacks cannot be reached
 	// through the proxy; nil: each service is reached at its own address.
 	Outbound map[string]string `json:"outbound" yaml:"outbound"`
-	// Redirected describes, by service, connections that were made to another address than the listener's and
-	// redirected to it. The listener closes all others.
+	// Redirected describes, by service, connections that were made to an address other than the listener's and redirected
+	// to the listener. The listener closes all others.
 	Redirected map[string]Redirected `json:"redirected" yaml:"redirected"`
 }
 
@@ -115,7 +116,7 @@ type Redirected struct {
 	Transparent bool `json:"transparent" yaml:"transparent"`
 }
 
-// Inbound is where a proxy accepts connections of a service, and where its application listens.
+// Inbound holds the addresses at which a proxy accepts a service's connections, and at which its application listens.
 type Inbound struct {
 	Listen string `json:"listen" yaml:"listen"` // IP:port
 	To     string `json:"to" yaml:"to"`         // IP:port or host:port
@@ -125,11 +126,11 @@ type Inbound struct {
 type Ingress struct {
 	Service string `json:"service" yaml:"service"`
 	Listen  string `json:"listen" yaml:"listen"` // IP:port
-	Proxy   string `json:"proxy" yaml:"proxy"`   // where it is: one that serves or calls the service
+	Proxy   string `json:"proxy" yaml:"proxy"`   // the proxy that listens; it serves or calls the service
 	TLS     bool   `json:"tls" yaml:"tls"`       // with the proxy's certificate; callers need none
 }
 
-// maxFile bounds the size of a configuration in bytes: some 200,000 endpoints.
+// maxFile bounds the size of a configuration in bytes. It is enough for about 200,000 endpoints.
 const maxFile = 64 << 20
 
 // Example is a small configuration, for the hint of an error.
@@ -205,8 +206,7 @@ func Parse(name string, data []byte) (*Mesh, error) {
 }
 
 // compile compiles several files as one configuration, after another mesh or nil. Its errors are of type *fault.Error
-// and code Usage. They have the file and the line, or the name of all files where an error is about none in
-// particular.
+// and code Usage. They have the file and the line, or only name if an error is not about a particular file.
 func compile(name string, files []file, before *Mesh) (*Mesh, error) {
 	all, err := merge(files)
 	if err != nil {

@@ -11,10 +11,10 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// fileSuffix is the ending of the files of a directory that are read.
+// fileSuffix is the suffix of the files that are read from a directory.
 const fileSuffix = ".yaml"
 
-// maxFiles is the maximum number of files in a directory: each is looked at ten times a second.
+// maxFiles is the maximum number of files in a directory: each is checked ten times a second.
 const maxFiles = 1000
 
 // Files returns the files that a mesh is read from: path itself, or if that is a directory all of its files *.yaml,
@@ -110,7 +110,7 @@ func (m *merged) place(name string, err error) (where string, in error) {
 		return name, err
 	}
 	key, _ := path[0].(string)
-	if _, list := m.config.lengths()[key]; !list { // a word of the whole mesh
+	if _, list := m.config.lengths()[key]; !list { // a setting of the whole mesh
 		for _, f := range m.files {
 			if line := lineOf(f.data, path); line > 0 {
 				return at(f.name, line), err

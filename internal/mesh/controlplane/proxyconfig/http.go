@@ -24,10 +24,11 @@ import (
 
 func sorted[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
-// manager configures an HTTP connection manager, besides its routing.
+// manager configures an HTTP connection manager, except for its routing.
 type manager struct {
 	rbac *rbacv3.RBAC // nil: every caller may make every request
-	// paths: access depends on paths, so that an escaped slash, which an application may treat as a slash, is refused.
+	// paths means that access depends on paths. Escaped slashes are then refused, because an application may treat them
+	// as slashes.
 	paths bool
 	edge  bool // callers are from outside the mesh: what their headers claim is not trusted
 }
@@ -89,7 +90,7 @@ func (s *service) readRoutes() error {
 // maxRegex is the maximum length of a regular expression, which bounds the program that Envoy makes of it.
 const maxRegex = 1024
 
-// httpToken is a method or a header's name (RFC 9110, section 5.6.2).
+// httpToken matches a method or a header's name (RFC 9110, section 5.6.2).
 var httpToken = regexp.MustCompile("^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")
 
 func (r *route) read() error {
@@ -135,7 +136,7 @@ func (r *route) read() error {
 	return in("retries", r.Retries.check())
 }
 
-// printable says whether a text can be part of a request.
+// printable reports whether a text can be part of a request.
 func printable(text string) bool {
 	return utf8.ValidString(text) && strings.IndexFunc(text, func(c rune) bool { return c < ' ' || c == 0x7f }) < 0
 }
@@ -186,8 +187,8 @@ func (r *Retries) policy() *routev3.RetryPolicy {
 	return p
 }
 
-// routeConfiguration returns where requests of a service go. Requests that match no route go where the service as a
-// whole does.
+// routeConfiguration returns the routes of a service's requests. Requests that match none of its own routes go to its
+// split or endpoints, if it has any.
 func (s *service) routeConfiguration() *routev3.RouteConfiguration {
 	if o := s.prior; o != nil && o.routing != nil && (len(o.Endpoints) > 0) == (len(s.Endpoints) > 0) {
 		return o.routing

@@ -94,8 +94,8 @@ func filters(name string, config proto.Message) []*listenerv3.Filter {
 	return []*listenerv3.Filter{{Name: name, ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: packed(config)}}}
 }
 
-// tcpFilters forward connections to clusters by weight. If handshake is set they wait for the TLS handshake, because
-// the caller is known only then.
+// tcpFilters returns filters that forward connections to clusters by weight. If handshake is set, they wait for the
+// TLS handshake, because only then is the caller known.
 func tcpFilters(name string, to map[string]uint32, handshake bool) []*listenerv3.Filter {
 	p := &tcpproxyv3.TcpProxy{StatPrefix: name, IdleTimeout: durationpb.New(0)}
 	if handshake {
@@ -115,7 +115,7 @@ func tcpFilters(name string, to map[string]uint32, handshake bool) []*listenerv3
 	return filters("envoy.filters.network.tcp_proxy", p)
 }
 
-// datagrams forwards datagrams of allowed cells, and drops the others.
+// datagrams returns filters that forward the datagrams of allowed cells and drop the others.
 func (s *service) datagrams(cells []cell) ([]*listenerv3.ListenerFilter, error) {
 	cluster := s.Name
 	if len(s.Split) == 1 {
@@ -149,8 +149,8 @@ func listenerFilters(name string, config proto.Message) []*listenerv3.ListenerFi
 		ConfigType: &listenerv3.ListenerFilter_TypedConfig{TypedConfig: packed(config)}}}
 }
 
-// bySource applies onMatch to what comes from allowed cells, and nothing to the rest. Ranges are exclusive, so that
-// only the narrowest range that contains a source counts.
+// bySource returns a matcher that applies onMatch to datagrams from allowed cells, and nothing to the rest. Ranges are
+// exclusive, so only the narrowest range that contains a source counts.
 func bySource(cells []cell, onMatch *matcherv3.Matcher_OnMatch) (*matcherv3.Matcher, error) {
 	ip := &matcherv3.IPMatcher{}
 	nothing := &matcherv3.Matcher_OnMatch{OnMatch: &matcherv3.Matcher_OnMatch_Matcher{Matcher: &matcherv3.Matcher{}}}
@@ -183,8 +183,8 @@ func xdsRange(address string, bits int) *xdscorev3.CidrRange {
 	return &xdscorev3.CidrRange{AddressPrefix: address, PrefixLen: wrapperspb.UInt32(uint32(bits))}
 }
 
-// merged makes the cluster of a UDP service that is split: udp_proxy has no weights, so that the parts become
-// localities of one cluster.
+// merged makes the cluster of a UDP service that is split: udp_proxy has no weights, so the parts become localities of
+// one cluster.
 func (s *service) merged(names map[string]*service) error {
 	if s.protocol != protocolUDP || len(s.Split) < 2 {
 		return nil
@@ -220,7 +220,7 @@ func (s *service) merged(names map[string]*service) error {
 	return nil
 }
 
-// inbound is how a proxy serves its application's service.
+// inbound holds the resources with which a proxy serves its application's service.
 type inbound struct {
 	cluster  *clusterv3.Cluster
 	listener *listenerv3.Listener
@@ -229,14 +229,15 @@ type inbound struct {
 // inboundName returns the name of the listener, the routes and the cluster of a service's application.
 func inboundName(service string) string { return "inbound:" + service }
 
-// waitForHello is how long a server that may send first waits for a client's TLS hello where plain text is accepted as
+// waitForHello is how long a server that may send first waits for a client's TLS hello if plain text is accepted as
 // well. A client that is silent for that long is treated as a plain-text client.
 const waitForHello = time.Second
 
 // waitForHandshake is how long a connection may take to authenticate.
 const waitForHandshake = 10 * time.Second
 
-// serve makes a proxy's part in serving a service to its application. Proxies share the messages that are the same.
+// serve makes the resources with which a proxy passes a service's connections to its application. Proxies share the
+// messages that are the same.
 func (s *service) serve(m *Mesh, at Inbound) (inbound, error) {
 	cluster, err := s.application(at.To)
 	if err != nil {
@@ -312,13 +313,13 @@ func (s *service) chainsOf(m *Mesh, l *listenerv3.Listener) {
 	l.FilterChains = []*listenerv3.FilterChain{secure, s.taken(m, false)}
 }
 
-// taken returns the chain of connections in TLS, or in plain text. A TCP service with restricted access verifies the
-// caller's certificate during the handshake, before its server is connected, so that other callers do not receive a
-// byte.
+// taken returns the filter chain for connections in TLS, or in plain text. A TCP service with restricted access
+// verifies the caller's certificate during the handshake, before its server is connected, so that other callers do not
+// receive a byte.
 func (s *service) taken(m *Mesh, secure bool) *listenerv3.FilterChain {
 	c := &listenerv3.FilterChain{}
 	if s.protocol == protocolTCP && m.mtls != off && s.restricted && (!secure || len(s.callers) == 0) {
-		return c // closes
+		return c // without filters, it closes connections
 	}
 	name := inboundName(s.Name)
 	if s.protocol.http() {

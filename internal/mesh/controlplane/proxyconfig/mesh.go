@@ -43,7 +43,7 @@ type classKey struct {
 	direct bool   // its proxies call services at the services' own addresses
 }
 
-// class is what all proxies that see the same services have in common.
+// class holds what all proxies that see the same services share.
 type class struct {
 	Resources
 	names  map[name]bool    // of resources
@@ -57,17 +57,17 @@ type proxy struct {
 	id      string     // SPIFFE; empty: none
 	policy  string     // the identity that decides which services it sees; empty: all
 	ingress []Ingress  // its listeners for callers from outside
-	own     *Resources // besides those of its class
+	own     *Resources // in addition to those of its class
 }
 
 // class returns the key of the proxy's class.
 func (p *proxy) class() classKey { return classKey{p.policy, p.Outbound == nil} }
 
-// Part is what a proxy receives: what it has in common with others, and its own. Proxies of one class share Common,
-// and a part that did not change from one mesh to the next keeps its addresses (CompileAfter).
+// Part holds what a proxy receives: resources that it shares with others, and its own. Proxies of one class share
+// Common, and a part that did not change from one mesh to the next keeps its addresses (CompileAfter).
 type Part struct{ Common, Own *Resources }
 
-// ErrUnknownProxy is the error of For for a node that is not a proxy of the mesh.
+// ErrUnknownProxy is the error that For and Part return for a node that is not a proxy of the mesh.
 var ErrUnknownProxy = errors.New("there is no such proxy in the mesh")
 
 // For returns what a proxy receives, by its node id. If the mesh has no proxies, every node receives the same. Proxies
@@ -92,10 +92,10 @@ func (m *Mesh) Part(id string) (Part, error) {
 	return Part{&m.classes[p.class()].Resources, p.own}, nil
 }
 
-// Has says whether the mesh has a proxy.
+// Has reports whether the mesh has a proxy.
 func (m *Mesh) Has(id string) bool { return m.proxies[id] != nil }
 
-// Proxies returns the ids of all proxies, in the order of the file; none: every node receives the same.
+// Proxies returns the ids of all proxies, in the order of the file. If there are none, every node receives the same.
 func (m *Mesh) Proxies() []string {
 	return lists.Map(m.config.Proxies, func(p Proxy) string { return p.ID })
 }
@@ -114,7 +114,7 @@ func (m *Mesh) Config() *Config { return m.config }
 // TrustDomain returns the trust domain of the mesh's identities.
 func (m *Mesh) TrustDomain() string { return m.trustDomain }
 
-// Secure says whether proxies need certificates.
+// Secure reports whether proxies need certificates.
 func (m *Mesh) Secure() bool { return m.mtls != off }
 
 // Compile compiles a configuration, which must not be changed afterwards.
@@ -204,7 +204,7 @@ func (m *Mesh) readServices() error {
 	return nil
 }
 
-// checkPlace checks what depends on whether there are proxies and identities.
+// checkPlace checks the settings of a service that need proxies or identities, or exclude them.
 func (m *Mesh) checkPlace(s *service) error {
 	proxies := len(m.config.Proxies) > 0
 	switch {
@@ -367,7 +367,7 @@ func (m *Mesh) enforced(s *service) error {
 	return in("access", errors.New("nothing enforces it: no proxy serves the service, and it has no identity"))
 }
 
-// addressed makes an error about the address, unless it already has a place.
+// addressed adds the key of the address to an error, unless the error already has a place.
 func (s *service) addressed(err error) error {
 	var w *wrong
 	if err == nil || errors.As(err, &w) {
@@ -389,7 +389,7 @@ func (m *Mesh) readResources() error {
 	return nil
 }
 
-// compileClasses makes what proxies have in common.
+// compileClasses makes the resources that proxies share.
 func (m *Mesh) compileClasses() error {
 	callers := m.byCaller()
 	if len(m.config.Proxies) == 0 {
@@ -439,8 +439,8 @@ func (m *Mesh) compileClass(key classKey, callers map[string][]*service) error {
 	return nil
 }
 
-// byCaller returns the services that each identity may call, and under anyone those that all may, in the order of the
-// file.
+// byCaller returns the services that each identity may call, in the order of the file. Services that all identities
+// may call are under anyone.
 func (m *Mesh) byCaller() map[string][]*service {
 	of := map[string][]*service{}
 	for _, s := range m.services {
@@ -486,7 +486,7 @@ func reached(visible []*service) (r Resources) {
 	return r
 }
 
-// compileProxies makes the own resources of each proxy.
+// compileProxies makes each proxy's own resources.
 func (m *Mesh) compileProxies() error {
 	ingress := map[string][]int{}
 	for i, g := range m.config.Ingress {
@@ -627,7 +627,7 @@ func placeOf(l *listenerv3.Listener) place {
 	return at
 }
 
-// listens adds a listener's address to places, unless it is in places or in others already.
+// listens adds a listener's address to places. It returns an error if the address is already in places or others.
 func listens(places, others map[place]string, l *listenerv3.Listener) error {
 	at := placeOf(l)
 	other, taken := places[at]

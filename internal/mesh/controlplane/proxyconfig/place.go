@@ -45,7 +45,7 @@ func wrongAt(err error, path ...any) error {
 	return &placed{path, err}
 }
 
-// placed is an error with a place that its message does not name.
+// placed is an error with a place, which Error does not add to the message.
 type placed struct {
 	path []any
 	err  error

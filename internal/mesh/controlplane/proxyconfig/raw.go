@@ -29,7 +29,7 @@ import (
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/raw_buffer/v3"
 )
 
-// Resources are what one node receives. Messages are immutable, and nodes share those that they have in common.
+// Resources holds what one node receives. Messages are immutable, and nodes share those that they have in common.
 type Resources struct {
 	Clusters  []*clusterv3.Cluster
 	Endpoints []*endpointv3.ClusterLoadAssignment
@@ -91,7 +91,7 @@ func join[T any](a, b []T) []T {
 // name is the type and name of a resource.
 type name struct{ kind, name string }
 
-// names calls add with each resource's name, until it returns an error.
+// names calls add with each resource's name, and joins the errors.
 func (r *Resources) names(add func(name) error) error {
 	var err error
 	for _, m := range r.Clusters {

@@ -20,8 +20,8 @@ import (
 // condition is a parsed Rule: one of from, and one of to, must match. Ports have already been compared.
 type condition struct{ from, to []netip.Prefix }
 
-// cell is the set of connections from a source to a destination, where each is the longest prefix of all cells that
-// contains the address. The zero prefix contains every address.
+// cell is a set of connections by the prefixes of their sources and destinations. A connection belongs to the cell
+// with the longest prefixes that contain its addresses. The zero prefix contains every address.
 type cell struct {
 	to, from netip.Prefix
 	allowed  bool
@@ -103,7 +103,7 @@ func ordered(list []netip.Prefix) []netip.Prefix {
 	return slices.Compact(list)
 }
 
-// covers says whether all addresses of the narrow prefix are in the wide one.
+// covers reports whether all addresses of the narrow prefix are in the wide one.
 func covers(wide, narrow netip.Prefix) bool {
 	return wide.Bits() <= narrow.Bits() && wide.Contains(narrow.Addr())
 }
@@ -118,7 +118,7 @@ func holder(row []cell, from netip.Prefix) (found *cell) {
 	return found
 }
 
-// matches says whether one of the conditions holds for all connections of a cell.
+// matches reports whether one of the conditions holds for all connections of a cell.
 func matches(list []condition, to, from netip.Prefix) bool {
 	holds := func(by []netip.Prefix, p netip.Prefix) bool {
 		return len(by) == 0 || slices.ContainsFunc(by, func(q netip.Prefix) bool { return covers(q, p) })
@@ -166,7 +166,7 @@ func (r *Rule) read(at netip.AddrPort) (c condition, reachable bool, err error) 
 	return c, true, nil
 }
 
-// port says whether a port is one of the rule's.
+// port reports whether a port is one of the rule's.
 func (r *Rule) port(is uint16) (found bool, err error) {
 	for _, text := range r.Ports {
 		first, last, isRange := strings.Cut(text, "-")

@@ -86,7 +86,7 @@ func (s *service) weights() map[string]uint32 {
 	return map[string]uint32{s.Name: 1}
 }
 
-// served says whether it has endpoints itself, even if there are none at present.
+// served reports whether the service has its own endpoints rather than a split, even if there are none at present.
 func (s *service) served() bool { return len(s.Split) == 0 }
 
 // prepare checks what concerns the service alone, and finds the services that it leads to.
@@ -123,7 +123,7 @@ func (s *service) prepare(names map[string]*service) error {
 	return nil
 }
 
-// leadTo checks weights of services, and records these services.
+// leadTo checks the weights of services, and records that s leads to these services.
 func (s *service) leadTo(names map[string]*service, to map[string]uint32, key string) error {
 	sum := uint64(0)
 	for _, name := range slices.Sorted(maps.Keys(to)) {
@@ -168,7 +168,7 @@ func (s *service) settle() error {
 	return nil
 }
 
-// durationOf parses a duration of a file.
+// durationOf parses a duration in a mesh file.
 func durationOf(text string) (time.Duration, error) {
 	d, err := time.ParseDuration(text)
 	if err != nil || d <= 0 {
@@ -177,11 +177,11 @@ func durationOf(text string) (time.Duration, error) {
 	return d, nil
 }
 
-// unlimited is Envoy's value for no limit, where no value would mean a default limit.
+// unlimited means no limit to Envoy, where a missing value would mean a default limit.
 const unlimited = 1<<32 - 1
 
-// upstream makes the cluster of a service with endpoints, and the endpoints. It lifts the limits of sidecar proxies:
-// Envoy's defaults are 1024 connections and requests, and 3 concurrent retries.
+// upstream makes the cluster of a service with endpoints, and the endpoints. In a mesh with proxies it lifts Envoy's
+// default limits: 1024 connections and requests, and 3 concurrent retries.
 func (s *service) upstream(mesh *Mesh) error {
 	if s.asBefore() {
 		s.cluster, s.assignment = s.prior.cluster, s.prior.assignment
@@ -237,7 +237,7 @@ func (s *service) place(c *clusterv3.Cluster, a *endpointv3.ClusterLoadAssignmen
 	}
 }
 
-// breakers returns circuit breakers with the given limit only.
+// breakers returns circuit breakers that limit connections only; 0: not even connections.
 func breakers(connections uint32) *clusterv3.CircuitBreakers {
 	if connections == 0 {
 		connections = unlimited
@@ -253,8 +253,8 @@ func weighted() *clusterv3.Cluster_CommonLbConfig_LocalityWeightedLbConfig_ {
 		LocalityWeightedLbConfig: &clusterv3.Cluster_CommonLbConfig_LocalityWeightedLbConfig{}}
 }
 
-// discover sets how a cluster finds its endpoints, and says whether they are part of it: the proxy looks up host names
-// itself, and uses all addresses of each.
+// discover sets how a cluster finds its endpoints, and reports whether they are part of it. They are if any has a host
+// name: the proxy then looks it up itself, and uses all of its addresses.
 func discover(c *clusterv3.Cluster, a *endpointv3.ClusterLoadAssignment, named bool) (inside bool) {
 	if named {
 		c.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STRICT_DNS}
@@ -267,7 +267,7 @@ func discover(c *clusterv3.Cluster, a *endpointv3.ClusterLoadAssignment, named b
 	return false
 }
 
-// ads is the source of resources that other resources name.
+// ads returns the source of resources that other resources name.
 func ads() *corev3.ConfigSource {
 	return &corev3.ConfigSource{ResourceApiVersion: corev3.ApiVersion_V3,
 		ConfigSourceSpecifier: &corev3.ConfigSource_Ads{Ads: &corev3.AggregatedConfigSource{}}}
@@ -297,7 +297,7 @@ func packed(m proto.Message) *anypb.Any {
 	return a
 }
 
-// assign makes the endpoints of a service; named says whether any has a host name.
+// assign makes the endpoints of a service; named reports whether any has a host name.
 func (s *service) assign() (a *endpointv3.ClusterLoadAssignment, named bool, err error) {
 	type place struct {
 		priority uint32
@@ -344,7 +344,7 @@ func (s *service) assign() (a *endpointv3.ClusterLoadAssignment, named bool, err
 	return a, named, nil
 }
 
-// endpoint makes one endpoint; named says whether it has a host name.
+// endpoint makes one endpoint; named reports whether it has a host name.
 func (e *Endpoint) endpoint() (one *endpointv3.LbEndpoint, named bool, err error) {
 	address, named, err := socket(e.Address, corev3.SocketAddress_TCP)
 	if err != nil {
@@ -365,7 +365,7 @@ func (e *Endpoint) endpoint() (one *endpointv3.LbEndpoint, named bool, err error
 	return one, named, nil
 }
 
-// socket parses an address; named says whether its host is a name.
+// socket parses an address; named reports whether its host is a name.
 func socket(text string, p corev3.SocketAddress_Protocol) (a *corev3.Address, named bool, err error) {
 	i := strings.LastIndexByte(text, ':')
 	if i < 0 {

@@ -17,7 +17,7 @@ const (
 	RootsSecret    = authority.RootsSecret    // the validation context: all trusted roots
 )
 
-// mtls is whether proxies use TLS with each other, and whether they accept plain text as well.
+// mtls determines whether proxies use TLS with each other, and whether they accept plain text as well.
 type mtls string
 
 const (
@@ -75,8 +75,8 @@ func calls(ids []string, p protocol) *corev3.TransportSocket {
 	return transport(&tlsv3.UpstreamTlsContext{CommonTlsContext: common(p.alpn(false), lists.Map(ids, exactly))})
 }
 
-// answers returns TLS for a service, whose callers must have a certificate: for TCP of an identity that may call the
-// service, for HTTP, where policies distinguish requests, of any identity in the trust domain.
+// answers returns TLS for a service, whose callers must have a certificate. For TCP, it must be of an identity that
+// may call the service. For HTTP, whose policies distinguish requests, any identity in the trust domain will do.
 func (s *service) answers(m *Mesh) *corev3.TransportSocket {
 	names := []*matcherv3.StringMatcher{m.named(anyone)}
 	if s.protocol == protocolTCP {

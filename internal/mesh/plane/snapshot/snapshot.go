@@ -20,7 +20,7 @@ import (
 	"tare/internal/mesh/controlplane/proxyconfig"
 )
 
-// Plane is such a control plane. It has no certificates.
+// Plane is a control plane with a snapshot cache. It has no certificates.
 type Plane struct {
 	server *grpc.Server
 	cache  cache.SnapshotCache
@@ -31,7 +31,7 @@ type Plane struct {
 	version int
 }
 
-// New makes one, with a snapshot for each proxy of the mesh.
+// New makes a Plane with a snapshot for each proxy of the mesh.
 func New(ctx context.Context, m *proxyconfig.Mesh) (*Plane, error) {
 	if m.Secure() {
 		return nil, errors.New("a snapshot cache has no certificates: turn mtls off")
@@ -58,7 +58,7 @@ func (p *Plane) Close() {
 }
 
 // SetEndpoints gives some services other endpoints, and returns when it began (ns by pace.Now). It sets only the
-// snapshots of proxies that this concerns, with the messages of everything else unchanged.
+// snapshots of proxies whose resources change, and reuses all unchanged messages.
 func (p *Plane) SetEndpoints(ctx context.Context, of map[string][]proxyconfig.Endpoint) (int64, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -83,7 +83,7 @@ func StartMesh(ctx context.Context, d sidecar.Drive, c *proxyconfig.Config) (Pla
 	return Plane{credentials, told}, err
 }
 
-// Change gives the control plane another mesh file, whose change it notices itself; it implements sidecar.Changer.
+// Change replaces the mesh file of the control plane, which notices that itself; it implements sidecar.Changer.
 func Change(control any, d sidecar.Drive) (Plane, error) {
 	p, ok := control.(Plane)
 	if !ok {

@@ -160,7 +160,7 @@ func endpoint(m *endpointv3.LbEndpoint, e *mesh.Endpoint, names bool, r reader) 
 	return host
 }
 
-// reachable says whether connections can be made to an address.
+// reachable reports whether connections can be made to an address.
 func reachable(ip netip.Addr) bool { return !ip.IsUnspecified() && !ip.IsMulticast() }
 
 // hostName returns an error if a host name is invalid.
@@ -176,8 +176,8 @@ func hostName(s string) error {
 	return nil
 }
 
-// health converts a health status. Those of active checks become unhealthy; a degraded endpoint should serve only when
-// others cannot, which the mesh does not know.
+// health converts a health status. A timeout of an active check counts as unhealthy. A degraded endpoint is not
+// supported (false): it should serve only when others cannot, which the mesh does not know.
 func health(s corev3.HealthStatus) (mesh.Health, bool) {
 	switch s {
 	case corev3.HealthStatus_UNKNOWN:

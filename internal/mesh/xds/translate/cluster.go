@@ -17,7 +17,7 @@ import (
 	"tare/internal/mesh"
 )
 
-// Discovery is how the endpoints of a cluster are found.
+// Discovery determines how the endpoints of a cluster are found.
 type Discovery uint8
 
 // The supported ways.
@@ -28,7 +28,7 @@ const (
 	Original                  // there are none: connections go to their original destination (ORIGINAL_DST)
 )
 
-// Family says which addresses of a host name become endpoints.
+// Family determines which addresses of a host name become endpoints.
 type Family uint8
 
 // The families. With a preferred family, the other one is used if the name has no address of it.
@@ -78,7 +78,7 @@ func (c *Cluster) With(l []mesh.Locality) *mesh.Cluster {
 	return &out
 }
 
-// Empty says whether the cluster itself is defined without endpoints.
+// Empty reports whether the cluster is a static one without endpoints.
 func (c *Cluster) Empty() bool { return c.Discovery == Static && len(c.endpoints) == 0 }
 
 // Known returns a static cluster.
@@ -259,7 +259,7 @@ func (c *Cluster) breakers(m *clusterv3.CircuitBreakers, r reader) {
 			"track_remaining", "retry_budget", "max_connection_pools")
 		r.noteIf(t.GetRetryBudget() != nil, "retry_budget", "nothing is retried")
 		if t.GetPriority() != corev3.RoutingPriority_DEFAULT {
-			continue // connections are all of the default priority
+			continue // all connections have the default priority
 		}
 		r.require(!given, "priority", "DEFAULT is given twice")
 		given = true

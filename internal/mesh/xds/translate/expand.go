@@ -13,15 +13,17 @@ import (
 type Env struct {
 	Routes  func(name string) *Routes  // nil: not received yet
 	Cluster func(name string) *Cluster // nil: not received yet
-	Own     []netip.Addr               // addresses of the workload that the data plane stands for
+	Own     []netip.Addr               // addresses of the workload that the data plane represents
 }
 
 // Served is what a data plane serves for a listener: any number of listeners in the form of the data plane.
 type Served struct {
 	Listeners []*mesh.Listener // the first has the listener's name, if it is the listener itself
-	Clusters  []*Cluster       // that Listeners name and the control plane does not have: the workload itself
-	Guarded   []netip.AddrPort // addresses of the workload that callers must not reach through a service, past its rules
-	Warnings  []*Warning
+	// Clusters are those that Listeners name and the control plane does not have: the workload itself, or one without
+	// endpoints.
+	Clusters []*Cluster
+	Guarded  []netip.AddrPort // addresses of the workload that callers must not reach through a service, past its rules
+	Warnings []*Warning
 }
 
 // Expand returns what a data plane serves for the listener. It returns nil without an error if something has not been
@@ -61,7 +63,7 @@ func (l *Listener) Expand(env Env) (*Served, error) {
 	return s, nil
 }
 
-// passes says whether any chain of a listener passes connections through unchanged.
+// passes reports whether any chain of a listener passes connections through unchanged.
 func (l *Listener) passes(m *mesh.Listener, env Env) bool {
 	for i := range len(m.Chains) + 1 {
 		for _, w := range m.Chain(i).Proxy.Clusters {
@@ -80,7 +82,7 @@ type expanding struct {
 	reader
 }
 
-// outcome is where connections go.
+// outcome determines where connections go.
 type outcome struct {
 	rbac     []mesh.RBAC
 	clusters []mesh.WeightedCluster
@@ -94,7 +96,7 @@ func (o *outcome) same(p *outcome) bool {
 		sameClusters(o.clusters, p.clusters) && reflect.DeepEqual(o.rbac, p.rbac)
 }
 
-// refuses says whether all connections are refused.
+// refuses reports whether all connections are refused.
 func (o *outcome) refuses() bool {
 	return o.nothing || o.closed != "" || !o.pass && len(o.clusters) == 0
 }
@@ -185,18 +187,18 @@ func (e *expanding) ways() (all []way, ok bool, err error) {
 	return all, true, nil
 }
 
-// group is the ways with one match.
+// group holds the ways that have the same match.
 type group struct {
 	match mesh.Match
 	ways  []way
 }
 
-// reads says whether every way depends on the content of connections.
+// reads reports whether every way depends on the content of connections.
 func (g group) reads() bool {
 	return !slices.ContainsFunc(g.ways, func(w way) bool { return !w.reads && !w.http })
 }
 
-// judges says whether a way has rules.
+// judges reports whether any way has rules.
 func (g group) judges() bool {
 	return slices.ContainsFunc(g.ways, func(w way) bool { return len(w.out.rbac) > 0 })
 }
@@ -251,16 +253,17 @@ func (e *expanding) choose(g group, service bool) (outcome, error) {
 	return first.out, nil
 }
 
-// http says whether one of the ways is for HTTP requests; a warning has said already that requests are not read.
+// http reports whether one of the ways is for HTTP requests, for which there is already a warning that they are not
+// read.
 func (e *expanding) http(ways []way) bool {
 	return slices.ContainsFunc(ways, func(w way) bool { return w.http })
 }
 
-// outward expands a listener whose address connections are made to.
+// outward expands a listener that gets the connections to its own address.
 func (e *expanding) outward(all []way) error {
 	at := e.at.Address
 	exact := !at.Addr().IsUnspecified()
-	if exact { // a warning about the address exists already
+	if exact { // chains for other addresses get no connections
 		all = slices.DeleteFunc(all, func(w way) bool { return !matches(w.match.Destinations, at.Addr()) })
 		for i := range all {
 			all[i].match.Destinations = nil
@@ -365,7 +368,7 @@ func (e *expanding) clusters(o outcome) []mesh.WeightedCluster {
 }
 
 // rest expands a listener to which all connections without another listener are redirected. A data plane that does not
-// redirect has none of these, so that they can only pass unchanged.
+// redirect has none of these, so they can only pass unchanged.
 func (e *expanding) rest(all []way) error {
 	for _, w := range all {
 		if w.match.DestinationPort == e.at.Address.Port() {
@@ -424,7 +427,7 @@ func (e *expanding) inward(all []way) {
 	}
 }
 
-// matches says whether one of the prefixes contains an address, or there are no prefixes.
+// matches reports whether one of the prefixes contains an address, or there are no prefixes.
 func matches(list []netip.Prefix, a netip.Addr) bool {
 	return len(list) == 0 || slices.ContainsFunc(list, func(p netip.Prefix) bool { return p.Contains(a) })
 }

@@ -51,8 +51,8 @@ type part struct {
 	tls      bool   // it terminates TLS
 	closed   string // why its connections must be refused; empty: they are not
 	http     bool
-	route    string  // http: the name of its routes; or
-	routes   *Routes // its routes
+	route    string  // http: the name of its routes, or empty
+	routes   *Routes // http: its routes, if the listener contains them
 }
 
 // ParseListener parses a Listener that depends on nothing else.
@@ -81,7 +81,7 @@ func ReadListener(b []byte) (*Listener, error) {
 func (l *Listener) read(m *listenerv3.Listener, r reader) {
 	r.only("", m, "name", "address", "filter_chains", "default_filter_chain", "listener_filters", "udp_listener_config",
 		"use_original_dst",
-		// The data plane binds no socket and buffers nothing, so that these fields have no effect:
+		// The data plane binds no socket and buffers nothing, so these fields have no effect:
 		"stat_prefix", "stats_matcher", "metadata", "traffic_direction", "access_log", "bind_to_port",
 		"per_connection_buffer_limit_bytes", "drain_type", "enable_reuse_port", "tcp_backlog_size",
 		"listener_filters_timeout", "continue_on_listener_filters_timeout", "ignore_global_conn_limit",
@@ -124,7 +124,7 @@ func (l *Listener) read(m *listenerv3.Listener, r reader) {
 	}
 }
 
-// whole determines which routes a listener needs, or makes its plain form, if it has one.
+// whole determines which routes a listener needs, and makes its plain form, if it has one.
 func (l *Listener) whole() error {
 	plain, named := true, map[string]bool{}
 	for _, p := range l.parts {
@@ -181,7 +181,7 @@ func product(factors ...int) int {
 	return n
 }
 
-// Listener filters that only inspect connections, so that a chain can be selected by their content.
+// looking are the listener filters that only inspect connections, so that a chain can be selected by their content.
 var looking = []string{
 	"envoy.extensions.filters.listener.http_inspector.v3.HttpInspector",
 	"envoy.extensions.filters.listener.tls_inspector.v3.TlsInspector",
@@ -189,8 +189,7 @@ var looking = []string{
 
 const originalType = "envoy.extensions.filters.listener.original_dst.v3.OriginalDst"
 
-// filters handles the listener filters: those that inspect, and the proxy of a UDP listener, which is then its only
-// chain.
+// filters handles the listener filters: those that inspect, and the proxy of a UDP listener, which makes its chains.
 func (l *Listener) filters(m *listenerv3.Listener, list reader) {
 	for i, f := range m.GetListenerFilters() {
 		r := list.item(i)
@@ -315,7 +314,8 @@ func (p *part) filter(f *listenerv3.Filter, last bool, r reader) {
 	}
 }
 
-// match parses the addresses by which a chain is selected, and whether the content of connections counts as well.
+// match parses the addresses by which a chain is selected, and reports whether the content of connections counts as
+// well.
 func match(m *listenerv3.FilterChainMatch, r reader) (out mesh.Match, reads bool) {
 	r.only("", m, "destination_port", "prefix_ranges", "source_prefix_ranges", "source_ports", "server_names",
 		"transport_protocol", "application_protocols")
@@ -363,5 +363,5 @@ func tcpProxy(m *tcpproxyv3.TcpProxy, r reader) mesh.Proxy {
 	return p
 }
 
-// isSet says whether a duration is given and not 0.
+// isSet reports whether a duration is given and not 0.
 func isSet(d *durationpb.Duration) bool { return d.GetSeconds() != 0 || d.GetNanos() != 0 }

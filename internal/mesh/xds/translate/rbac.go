@@ -40,7 +40,7 @@ func enforce(m *rbacv3.RBAC, r reader) (out mesh.RBAC) {
 	return out
 }
 
-// policy matches if one of its permissions and one of its principals match.
+// policy parses a policy, which matches if one of its permissions and one of its principals match.
 func policy(name string, m *rbacv3.Policy, r reader) []mesh.Principal {
 	r.only("", m, "permissions", "principals")
 	r.require(len(m.GetPermissions()) > 0, "permissions", "is missing")
@@ -53,7 +53,7 @@ func policy(name string, m *rbacv3.Policy, r reader) []mesh.Principal {
 	return both
 }
 
-// A condition is a list of terms, one of which must hold. Without terms it never holds.
+// condition is a list of terms, one of which must hold. Without terms it never holds.
 type condition = []mesh.Principal
 
 // always is a condition that holds for every connection.

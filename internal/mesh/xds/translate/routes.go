@@ -25,7 +25,7 @@ type Routes struct {
 	hosts []virtualHost
 }
 
-// virtualHost is where connections to some addresses go.
+// virtualHost determines where connections to some addresses go.
 type virtualHost struct {
 	field     string
 	addresses []netip.AddrPort // port 0: any
@@ -125,7 +125,7 @@ func uniform(m *routev3.VirtualHost, r reader) (clusters []mesh.WeightedCluster,
 	return nil, "not all requests have a route, by their path, method or headers"
 }
 
-// catchesAll says whether every request matches.
+// catchesAll reports whether every request matches.
 func catchesAll(m *routev3.RouteMatch) bool {
 	if m.GetPrefix() != "/" || m.GetRuntimeFraction() != nil {
 		return false

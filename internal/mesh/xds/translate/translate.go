@@ -24,7 +24,7 @@ import (
 	"tare/internal/lib/text"
 )
 
-// Refusal is why a resource is refused.
+// Refusal describes why a resource is refused.
 type Refusal struct {
 	Kind  string // cluster, endpoints, listener or routes
 	Name  string // of the resource; empty if it cannot be decoded
@@ -50,7 +50,7 @@ func (r *Refusal) Error() string {
 // maxName bounds the name of a resource in a refusal, in bytes.
 const maxName = 256
 
-// Warning is a part of a resource that is not honoured although connections go where they should.
+// Warning describes a part of a resource that is not honoured, although connections go where they should.
 type Warning Refusal
 
 func (w *Warning) String() string { return (*Refusal)(w).Error() }
@@ -102,7 +102,7 @@ func (r reader) note(field, format string, args ...any) {
 	*r.warnings = append(*r.warnings, &Warning{Field: r.path(field), What: fmt.Sprintf(format, args...)})
 }
 
-// noteIf adds a warning about a field if is is true.
+// noteIf adds a warning about a field if a condition holds.
 func (r reader) noteIf(is bool, field, format string, args ...any) {
 	if is {
 		r.note(field, format, args...)
@@ -116,7 +116,7 @@ func (r reader) refuse(field, format string, args ...any) {
 	}
 }
 
-// require refuses a field unless is is true.
+// require refuses a field unless a condition holds.
 func (r reader) require(is bool, field, format string, args ...any) {
 	if !is {
 		r.refuse(field, format, args...)
@@ -130,14 +130,14 @@ func (r reader) check(field string, err error) {
 	}
 }
 
-// only refuses a field whose message has other fields set than those named; see the function only.
+// only refuses a field whose message has fields set other than those named; see the function only.
 func (r reader) only(field string, m proto.Message, fields ...protoreflect.Name) {
 	if !r.failed() {
 		r.check(field, only(m, fields...))
 	}
 }
 
-// failed says whether there was a refusal.
+// failed reports whether there was a refusal.
 func (r reader) failed() bool { return *r.first != nil }
 
 // read decodes a resource into m, calls take to parse it, and returns the warnings. Its error is a *Refusal.
@@ -227,7 +227,7 @@ func decode(b []byte, m proto.Message) error {
 	return nil
 }
 
-// typed decodes an Any that must contain m's type; a TypedStruct that stands for it is refused.
+// typed decodes an Any that must contain m's type; a TypedStruct that represents it is refused.
 func typed(a *anypb.Any, m proto.Message) error {
 	if kind := held(a); kind != string(m.ProtoReflect().Descriptor().FullName()) {
 		return refuse("%s is not supported", clip(kind))
@@ -240,7 +240,7 @@ func held(a *anypb.Any) string { return last(a.GetTypeUrl()) }
 
 func last(url string) string { return url[strings.LastIndexByte(url, '/')+1:] }
 
-// typeOf returns the name of the message type in an Any; for a TypedStruct, that of the type which it stands for.
+// typeOf returns the name of the message type in an Any; for a TypedStruct, that of the type that it represents.
 func typeOf(a *anypb.Any) string {
 	kind := held(a)
 	if kind == "udpa.type.v1.TypedStruct" || kind == "xds.type.v3.TypedStruct" {
@@ -249,7 +249,7 @@ func typeOf(a *anypb.Any) string {
 	return kind
 }
 
-// only refuses a message with a field set that is not among those named, or that is unknown to this version.
+// only refuses a message with a field set that is not one of those named, or that this version does not know.
 func only(m proto.Message, fields ...protoreflect.Name) error {
 	var bad error
 	r := m.ProtoReflect()

@@ -34,8 +34,8 @@ func udpTo(stat, cluster string) mesh.Proxy {
 	return mesh.Proxy{StatPrefix: stat, Clusters: []mesh.WeightedCluster{{Name: cluster, Weight: 1}}}
 }
 
-// udpSources returns the chains of a matcher by ranges of sources. Only exclusive ranges are accepted, of which the
-// narrowest one that contains a source decides, as for filter chains.
+// udpSources returns the chains of a matcher by ranges of sources. Only exclusive ranges are accepted: the narrowest
+// one that contains a source decides, as for filter chains.
 func udpSources(name, stat string, m *xdsmatcherv3.Matcher, r reader) (out []mesh.Chain) {
 	r.only("", m, "matcher_tree")
 	r = r.in("matcher_tree")

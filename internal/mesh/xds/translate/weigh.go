@@ -12,7 +12,7 @@ import (
 
 const (
 	// MaxDecoded bounds the memory of a resource after the generated decoder has decoded it, in bytes as Weigh counts
-	// them. The largest resources of meshes of 10,000 services, their routes, take half of it.
+	// them. In a mesh of 10,000 services, the largest resources, the routes, take half of it.
 	MaxDecoded = 48 << 20
 	// MaxNesting is the maximum depth of nested messages in a resource, including those in an Any. Envoy accepts 100
 	// levels as well, the limit of protobuf in C++.
@@ -33,8 +33,8 @@ func Weigh(typeURL string, b []byte) (bytes int, err error) {
 	return n, nil
 }
 
-// PatternSize is the limit of instructions, of 40 bytes each, that a regular expression of that many bytes may compile
-// to. Weigh counts that many.
+// PatternSize returns the maximum number of instructions, of 40 bytes each, that a regular expression of a length in
+// bytes may compile to. Weigh counts that many.
 func PatternSize(bytes int) int { return 256 + 16*bytes }
 
 // pattern is the message type of a regular expression, and patternField the field with its text.
@@ -56,7 +56,7 @@ const (
 	perMessage = 16  // rounding
 )
 
-// layout is what is needed of a message type to weigh its messages.
+// layout holds what is needed to weigh messages of a type.
 type layout struct {
 	size   int // bytes of the struct
 	fields map[protowire.Number]layoutField

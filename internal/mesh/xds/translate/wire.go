@@ -2,7 +2,7 @@ package translate
 
 import "google.golang.org/protobuf/encoding/protowire"
 
-// Field is a field of a message in the wire format. Of types besides these two only the number is known.
+// Field is a field of a message in the wire format. For types other than these two, only Number and Type are set.
 type Field struct {
 	Number protowire.Number
 	Type   protowire.Type

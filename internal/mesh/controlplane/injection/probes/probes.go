@@ -1,6 +1,6 @@
 // Package probes answers the probes of a pod's containers in their place. The kubelet has no certificate of the mesh,
-// so that a proxy which requires one would refuse its probes. They are sent to a server beside the proxy instead,
-// which asks the containers within the pod.
+// so a proxy that requires one would refuse its probes. They are sent to a server next to the proxy instead, which
+// probes the containers from within the pod.
 package probes
 
 import (
@@ -25,7 +25,7 @@ import (
 // Table holds the probes of containers, by the path that the kubelet requests.
 type Table map[string]Ask
 
-// Ask is one probe, in exactly one of HTTP, TCP and GRPC.
+// Ask is one probe. Exactly one of HTTP, TCP and GRPC is set.
 type Ask struct {
 	HTTP    *HTTP `json:"http,omitempty"`
 	TCP     *TCP  `json:"tcp,omitempty"`
