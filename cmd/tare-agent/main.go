@@ -1,5 +1,5 @@
-// Tare-agent weighs the machine that it runs on for as long as it runs: what each component, pod, container and eBPF
-// program uses, as Prometheus metrics, with a CPU budget that closes.
+// Tare-agent weighs its machine for as long as it runs. It serves the usage of each component, pod, container and eBPF
+// program as Prometheus metrics, with a CPU budget that adds up.
 package main
 
 import (

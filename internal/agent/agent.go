@@ -1,5 +1,5 @@
-// Package agent is tare-agent, which weighs a machine for as long as it runs and serves the result as Prometheus
-// metrics. It imports the scale and nothing of experiments or guests. Start reading at run.
+// Package agent implements tare-agent, which weighs a machine for as long as it runs and serves the result as
+// Prometheus metrics. It imports the scale but nothing of experiments or guests. Start reading at run.
 package agent
 
 import (
@@ -33,7 +33,7 @@ func Main(args []string) int {
 	return int(fault.CodeOf(err))
 }
 
-// Command is the command line of tare-agent.
+// Command returns the command line of tare-agent.
 func Command() *cobra.Command {
 	var c configuration
 	cmd := &cobra.Command{
@@ -77,11 +77,11 @@ it omits what needs it.`,
 	return cmd
 }
 
-// run weighs and serves until the context ends.
+// run weighs the machine and serves the result until the context ends.
 func run(ctx context.Context, c *configuration) (err error) {
 	if os.Getenv("GOMAXPROCS") == "" {
-		// What the agent does comes one after another. With more than one, each time that it wakes up Go's runtime wakes
-		// another thread to look for work, and collects garbage on all CPUs that are idle.
+		// The agent has no parallel work. With more than one P, Go's runtime wakes another thread to look for work each time
+		// the agent wakes up, and collects garbage on all idle CPUs.
 		runtime.GOMAXPROCS(1)
 	}
 	saveMemory() // until afterStart

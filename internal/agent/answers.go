@@ -15,24 +15,25 @@ import (
 	"tare/internal/lib/text"
 )
 
-// scrapes serves the metrics. It encodes them into memory and then writes them, so that clients that read slowly hold
+// scrapes serves the metrics. It encodes an answer into memory before writing it, so a client that reads slowly holds
 // neither a slot nor the counters. Clients that ask at the same time share an answer.
 type scrapes struct {
 	metrics source
 	writers *writers
-	slots   chan struct{} // of scrapes that wait for an answer
+	slots   chan struct{} // held by scrapes that wait for an answer
 
 	mu    sync.Mutex
-	last  *answer // nil before the first
-	spare []byte  // the memory of an answer that is not needed any more
+	last  *answer // the most recent answer; nil before the first
+	spare []byte  // memory of an answer that is no longer needed
 }
 
-// source has the metrics.
+// source provides the metrics.
 type source interface {
-	// each calls f with each metric in the order of names, valid until f returns, with its version: as long as that is
-	// the same the metric is, unless it is 0. It leaves out metrics for which has returns true.
+	// each calls f with each metric in the order of names, and with its version. The metric is valid until f returns. A
+	// metric changes only when its version does; version 0 means that it may have changed. Metrics for which has returns
+	// true are left out.
 	each(has func(name string, version uint64) bool, f func(m *dto.MetricFamily, version uint64) error) error
-	// reading reads the counters, unless they are fresh or were read after a time, and returns when they were read.
+	// reading reads the counters, unless they are fresh or were read later than after, and returns when they were read.
 	reading(after time.Time) time.Time
 }
 
@@ -51,7 +52,7 @@ func (s *scrapes) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	s.writers.write(rw, a.Bytes())
 }
 
-// answer encodes what a request asks for, or returns the last answer if that is the same. Release it.
+// answer encodes what a request asks for, or returns the last answer if that is the same. The caller must release it.
 func (s *scrapes) answer(r *http.Request) *answer {
 	a := &answer{readers: 1, header: http.Header{}, status: http.StatusOK,
 		asked: slices.Concat(r.Header["Accept"], []string{""}, r.URL.Query()["name[]"])}
@@ -87,7 +88,7 @@ func (s *scrapes) answer(r *http.Request) *answer {
 	return a
 }
 
-// release takes note that a client has read an answer.
+// release drops a client's use of an answer.
 func (s *scrapes) release(a *answer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -96,20 +97,20 @@ func (s *scrapes) release(a *answer) {
 	}
 }
 
-// reuse keeps the memory of an answer that is not the last one for the next, unless clients are reading it.
+// reuse keeps the memory of an answer for the next one, unless clients are still reading it.
 func (s *scrapes) reuse(a *answer) {
 	if a.readers == 0 {
 		s.spare, a.Buffer = a.Bytes(), bytes.Buffer{}
 	}
 }
 
-// encode writes the metrics in the format that the request prefers: all, or those that it names.
+// encode writes the metrics in the format that the request prefers: all, or only those named in the request.
 func (s *scrapes) encode(a *answer, r *http.Request) error {
 	format := expfmt.NegotiateAccept(r.Header, expfmt.DefaultOpenMetricsAcceptedFormats()...)
 	a.header.Set("Content-Type", string(format))
 	a.header.Set("Vary", "Accept")
 	names := r.URL.Query()["name[]"]
-	// No name of a metric or label needs escaping in any format: looking for ones that do takes as long as encoding.
+	// No name of a metric or label needs escaping in any format, and checking the names would take as long as encoding.
 	encoder := expfmt.NewEncoder(a, format.WithEscapingScheme(model.NoEscaping), expfmt.WithCreatedLines())
 	has := func(name string, version uint64) bool { return a.copy(s.last, name, version) }
 	err := s.metrics.each(has, func(f *dto.MetricFamily, version uint64) error {
@@ -130,17 +131,17 @@ func (s *scrapes) encode(a *answer, r *http.Request) error {
 	return err
 }
 
-// answer is an answer in memory. It is an http.ResponseWriter.
+// answer is an HTTP answer in memory. It is an http.ResponseWriter.
 type answer struct {
 	header http.Header
 	status int
 	bytes.Buffer
 
 	read  time.Time // when the counters in it were read
-	asked []string  // what about the request decides about the answer
+	asked []string  // the parts of the request on which the answer depends
 
-	readers int             // clients that it is being written to
-	parts   map[string]part // of metrics that have a version, by name
+	readers int             // clients to which it is being written
+	parts   map[string]part // by name: metrics that have a version
 }
 
 // part is a metric in an answer.
@@ -149,7 +150,7 @@ type part struct {
 	from, to int // in bytes
 }
 
-// keep takes note of where a metric is.
+// keep records where in the answer a metric is.
 func (a *answer) keep(name string, p part) {
 	if a.parts == nil {
 		a.parts = map[string]part{}
@@ -157,7 +158,7 @@ func (a *answer) keep(name string, p part) {
 	a.parts[name] = p
 }
 
-// copy takes a metric from another answer to the same request, if it is there at that version.
+// copy takes a metric from another answer to the same request, and reports whether it was there at that version.
 func (a *answer) copy(of *answer, name string, version uint64) bool {
 	if of == nil || !slices.Equal(of.asked, a.asked) {
 		return false
@@ -175,9 +176,9 @@ func (a *answer) copy(of *answer, name string, version uint64) bool {
 func (a *answer) Header() http.Header    { return a.header }
 func (a *answer) WriteHeader(status int) { a.status = status }
 
-// writers bounds how many answers are in memory because clients read them slowly. Where there is one too many, the one
-// whose client has read nothing for longest is cut off: were newcomers to wait instead, clients that do not read would
-// keep Prometheus out.
+// writers bounds how many answers are in memory because clients read them slowly. If there is one too many, the one
+// whose client has read nothing for the longest time is cut off: if newcomers had to wait instead, clients that do not
+// read would keep Prometheus out.
 type writers struct {
 	most int
 	mu   sync.Mutex
@@ -187,13 +188,13 @@ type writers struct {
 // writer is an answer that is being written.
 type writer struct {
 	connection *http.ResponseController
-	since      time.Time // when the client last took some of it
+	since      time.Time // when the client last read some of it
 }
 
-// writtenAtOnce is how many bytes a client must take before it counts as reading.
+// writtenAtOnce is how many bytes a client must read before it counts as reading.
 const writtenAtOnce = 32 << 10
 
-// write writes an answer, whose header is written, until it is cut off.
+// write writes the body of an answer, until it is cut off. The header has been written.
 func (w *writers) write(rw http.ResponseWriter, data []byte) {
 	one := &writer{connection: http.NewResponseController(rw), since: time.Now()}
 	w.mu.Lock()
@@ -219,7 +220,7 @@ func (w *writers) write(rw http.ResponseWriter, data []byte) {
 	}
 }
 
-// remove takes a writer from the list, in which it may not be. The caller holds the lock.
+// remove takes a writer from the list, if it is there. The caller holds the lock.
 func (w *writers) remove(one *writer) {
 	w.all = slices.DeleteFunc(w.all, func(other *writer) bool { return other == one })
 }

@@ -8,7 +8,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// charger charges ledgers by the rules of the configuration. It is for one goroutine.
+// charger charges ledgers by the rules of the configuration. It is not safe for concurrent use.
 type charger struct {
 	rules  []charge.Rule
 	layout *cgroup.Layout
@@ -18,8 +18,8 @@ type charger struct {
 	listed    time.Time
 }
 
-// charge sets the components of a ledger. If the processes cannot be listed, rules apply to those listed last: the
-// window is over, and what was used in it must be counted.
+// charge sets the components of a ledger. If the processes cannot be listed, it applies the rules to the previous
+// list: the window is over, and its usage must be counted.
 func (c *charger) charge(l *ledger.Ledger) {
 	if len(c.rules) > 0 {
 		if now := time.Now(); now.Sub(c.listed) >= c.every {

@@ -20,7 +20,7 @@ import (
 	"tare/internal/scale/live"
 )
 
-// The settings: each is a flag, and a key of the configuration file.
+// The settings. Each is both a flag and a key of the configuration file.
 const (
 	settingListen    = "listen"
 	settingWebConfig = "web.config.file"
@@ -56,9 +56,9 @@ var settings = []param.Setting{
 // configuration holds the settings of the command line and of the configuration file.
 type configuration struct {
 	file  string
-	flags param.Values // the defaults, or what the command line sets
+	flags param.Values // from the command line, or else defaults
 	param.Values
-	places map[string]string // by setting: where in the file it is, if its value comes from there
+	places map[string]string // by setting: its place in the file, if its value comes from there
 	duty   live.Duty
 	rules  []charge.Rule
 }
@@ -103,7 +103,7 @@ func (c *configuration) read(f *pflag.FlagSet) error {
 	return c.readDuty()
 }
 
-// where is the place of a setting's value, for errors: a line of the configuration file, or a flag.
+// where returns the place of a setting's value, for errors: a line of the configuration file, or a flag.
 func (c *configuration) where(setting string) string {
 	if place, ok := c.places[setting]; ok {
 		return place
@@ -111,7 +111,7 @@ func (c *configuration) where(setting string) string {
 	return "--" + setting + " " + text.Clip(c.Values[setting])
 }
 
-// readDuty parses the setting that says when run statistics are on.
+// readDuty parses the setting of when run statistics are on.
 func (c *configuration) readDuty() error {
 	given := c.Values[settingBPFStats]
 	if given == "always" || given == "off" {
@@ -166,7 +166,7 @@ func (c *configuration) tick() time.Duration     { return c.Duration(settingTick
 func (c *configuration) hostRoot() string        { return c.Values[settingHostRoot] }
 func (c *configuration) withoutStatistics() bool { return c.Values[settingBPFStats] == "off" }
 
-// hz returns the rate of samples as the meter takes it: negative for none.
+// hz returns the sampling rate for the meter: -1 for none.
 func (c *configuration) hz() int {
 	if hz := c.Int(settingHz); hz > 0 {
 		return hz

@@ -7,10 +7,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// How far the heap grows beyond what is live, in percent, before garbage is collected. Usually it doubles, as Go has
-// it: collecting is a tenth of what the agent costs, and 150 % made it 2 to 3 MB larger with 300 groups. As it starts,
-// which parses the types of the kernel, of which little stays, and while there are two meters, the agent is largest:
-// then memory comes first.
+// How far the heap grows beyond the live heap, in percent, before garbage is collected. Usually it doubles, which is
+// Go's default: collecting is a tenth of the agent's cost, and 150 % made the agent 2 to 3 MB larger with 300 groups.
+// The agent is largest while there are two meters, and at its start, when it parses the kernel's types, of which
+// little stays. Memory then comes first.
 const (
 	usualGrowth = 100
 	smallGrowth = 40
@@ -23,9 +23,9 @@ func saveMemory() {
 	debug.FreeOSMemory()
 }
 
-// afterStart returns memory that only starting needed, of the heap and of the pages of this program that are mapped.
-// Types of the kernel were parsed and programs loaded by code that does not run again, and the kernel maps the pages
-// that are needed again from its page cache. Where this fails the agent is larger, and works.
+// afterStart releases memory that only the start needed: free heap, and mapped pages of this program's file. The code
+// that parsed the kernel's types and loaded programs does not run again, and the kernel maps pages that are needed
+// again from its page cache. If this fails, the agent works but is larger.
 func afterStart() {
 	saveTime()
 	debug.FreeOSMemory()
@@ -42,7 +42,7 @@ func afterStart() {
 		return
 	}
 	for _, m := range maps {
-		// What may be written to is this process's alone, and would be lost.
+		// Writable pages are private to this process, and their contents would be lost.
 		if m.Pathname == own && !m.Perms.Write {
 			_, _, _ = unix.Syscall(unix.SYS_MADVISE, m.StartAddr, m.EndAddr-m.StartAddr, unix.MADV_DONTNEED)
 		}

@@ -34,14 +34,14 @@ type metric struct {
 	each   func(v *view, b *builder) // adds each series
 }
 
-// view holds what metrics are made from.
+// view holds the data from which metrics are made.
 type view struct {
 	*live.Totals
 	started time.Time
 	parts   map[string]meter.Part // by name: the last reading of each
-	skipped int                   // cycles of the duty
+	skipped int                   // cycles of --bpf-stats 10s/60s without run statistics
 
-	loaded map[live.ProgramKey]live.Program // families sets it
+	loaded map[live.ProgramKey]live.Program // set by builder.each
 }
 
 const (
@@ -60,7 +60,7 @@ var (
 	mapLabels       = []string{"charge", "component", "id", "map", "type"}
 )
 
-// metrics are all that the agent exports.
+// metrics are all metrics that the agent exports.
 var metrics = []metric{
 	{"tare_node_cpus", "CPUs of the machine that are online.", gauge, nil, func(v *view, b *builder) {
 		b.add(float64(v.Last.Host.CPUs))
@@ -349,10 +349,10 @@ func (b *builder) addDuration(d *time.Duration) {
 	}
 }
 
-// valuesOf appends the labels of what a key stands for, or returns nil if it has no series.
+// valuesOf appends the label values of a key, or returns nil if the key has no series.
 type valuesOf[K any] func(to []string, key K) []string
 
-// eachTotal adds the total of each key, and that of all others with the labels rest.
+// eachTotal adds the total of each key, and the total of all others with the labels rest.
 func eachTotal[K comparable](r *live.Ranked[K], b *builder, labels valuesOf[K], rest ...string) {
 	for key, s := range r.All() {
 		if values := labels(b.scratch[:0], key); values != nil {
@@ -364,7 +364,7 @@ func eachTotal[K comparable](r *live.Ranked[K], b *builder, labels valuesOf[K], 
 	}
 }
 
-// ofLoaded makes labels go by a program's key. A program that is not loaded has no series.
+// ofLoaded makes labels take a program's key. A program that is not loaded has no series.
 func (v *view) ofLoaded(labels valuesOf[live.Program]) valuesOf[live.ProgramKey] {
 	return func(to []string, key live.ProgramKey) []string {
 		if p, known := v.loaded[key]; known {
@@ -385,7 +385,7 @@ func placeValues(to []string, p live.Place) []string {
 }
 
 func namespaceValues(to []string, name string) []string {
-	if name == other { // a runtime's annotation may say anything
+	if name == other { // a runtime's annotation can hold any text
 		name = strconv.Quote(name)
 	}
 	return append(to, name)
@@ -406,7 +406,7 @@ func eachProgram(v *view, f func(*live.Program)) {
 	})
 }
 
-// eachCount adds the number of each program that has a total, and that of all others.
+// eachCount adds the count of each program, and the sum for all programs without a separate series.
 func eachCount(v *view, c *live.Counts[live.ProgramKey], b *builder) {
 	labels := v.ofLoaded(programValues)
 	for key, n := range c.All() {
@@ -421,8 +421,8 @@ func eachCount(v *view, c *live.Counts[live.ProgramKey], b *builder) {
 
 func id(n uint32) string { return strconv.FormatUint(uint64(n), 10) }
 
-// builder makes the messages of metrics, one metric after another. A scrape has thousands of series, each of nine
-// objects: they are used again for the next metric, and the next scrape.
+// builder makes the messages of metrics, one metric at a time. A scrape has thousands of series, each of nine objects,
+// which are reused for the next metric and the next scrape.
 type builder struct {
 	created *timestamppb.Timestamp
 	m       *metric
@@ -435,29 +435,29 @@ type builder struct {
 	pairs    slab[dto.LabelPair]
 	labels   slab[*dto.LabelPair]
 	texts    slab[string]
-	scratch  [maxLabels]string // the labels of a series, as long as they are being added
+	scratch  [maxLabels]string // the labels of the series that is being added
 	scrapes  int
 }
 
-// renewal is after how many scrapes the objects are made anew, so that memory does not stay at what the most series
-// took that there ever were.
+// renewal is the number of scrapes after which the objects are allocated anew. Otherwise memory would stay at the peak
+// number of series.
 const renewal = 64
 
-// maxLabels is how many labels a metric has at most.
+// maxLabels is the most labels that a metric has.
 const maxLabels = 8
 
-// versions are of metrics that are the same for many readings: a number that is another one whenever the series are.
+// versions holds, for metrics that often stay the same between readings, a number that changes whenever the series do.
 var versions = map[string]func(*view) uint64{
 	"tare_group_memory_bytes": func(v *view) uint64 { return v.MemoryVersion() },
 }
 
-// sorted are the metrics in the order of their names, which Prometheus' formats require.
+// sorted returns the metrics in the order of their names, which Prometheus' formats require.
 var sorted = sync.OnceValue(func() []metric {
 	return slices.SortedFunc(slices.Values(metrics), func(a, b metric) int { return cmp.Compare(a.name, b.name) })
 })
 
-// each calls f with every metric of a view that has series, with its version, or 0 where it has none. They are valid
-// until f returns. Metrics that has says f has had at that version are left out.
+// each calls f with every metric of a view that has series, and with its version, or 0 if it has none. The metric is
+// valid until f returns. A metric is left out if has returns true for its version.
 func (b *builder) each(v *view, has func(name string, version uint64) bool,
 	f func(_ *dto.MetricFamily, version uint64) error) error {
 	if b.scrapes++; b.scrapes%renewal == 0 {
@@ -492,8 +492,8 @@ func (b *builder) each(v *view, has func(name string, version uint64) bool,
 	return nil
 }
 
-// add adds a series, with the values of the metric's labels in their order. An empty value is a label that does not
-// apply.
+// add adds a series with the given label values, in the order of the metric's labels. A label with an empty value is
+// left out.
 func (b *builder) add(value float64, texts ...string) {
 	one := b.series.one()
 	pairs := b.labels.some(len(texts))[:0]
@@ -520,11 +520,11 @@ func (b *builder) add(value float64, texts ...string) {
 	b.family.Metric = append(b.family.Metric, one)
 }
 
-// slab allocates many values of a type at once, and again after reuse. They are not cleared.
+// slab allocates many values of a type at once, and hands them out again after reuse. It does not clear them.
 type slab[T any] struct {
 	blocks [][]T
-	at     int // of the block that values are taken from
-	taken  int // of it
+	at     int // index of the block from which values are taken
+	taken  int // values taken from that block
 }
 
 const slabSize = 256
@@ -543,20 +543,19 @@ func (s *slab[T]) some(n int) []T {
 
 func (s *slab[T]) one() *T { return &s.some(1)[0] }
 
-// reuse takes all values back.
+// reuse makes all values available again.
 func (s *slab[T]) reuse() { s.at, s.taken = 0, 0 }
 
 // maxLabel bounds the value of a label, in bytes: users choose the names of control groups and programs.
 const maxLabel = 512
 
 // label returns a text as the value of a label. Prometheus rejects a whole scrape for one byte that is not UTF-8.
-// Texts that differ stay different: one with odd bytes is quoted, as is one that begins with a quote, and one that is
-// cut ends in a hash of the whole. A text that is cut is longer than any that is not, so no name can look like
-// another's hash.
+// Different texts stay different: a text with odd bytes or a leading quote is quoted, and one that is cut ends in a
+// hash of the whole. A cut text is longer than any uncut one, so no name can look like another's hash.
 func label(s string) string {
 	const ellipsis = "..."
 	const room = maxLabel - len(ellipsis) - 2*sha256.Size
-	if len(s) <= room && isPlain(s) { // nearly all
+	if len(s) <= room && isPlain(s) { // nearly all texts
 		return s
 	}
 	odd := s[0] == '"' || !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) })
@@ -574,7 +573,7 @@ func label(s string) string {
 	return cut + ellipsis + hex.EncodeToString(hash[:])
 }
 
-// isPlain says whether a text has only characters of ASCII that can be printed, and does not begin with a quote.
+// isPlain reports whether a text consists of printable ASCII characters and does not begin with a quote.
 func isPlain(s string) bool {
 	for i := range len(s) {
 		if s[i] < ' ' || s[i] > '~' {

@@ -19,10 +19,10 @@ import (
 // Bounds on what clients can cost.
 const (
 	maxConnections = 64
-	maxScrapes     = 8 // that wait for an answer
-	maxUnread      = 8 // answers that clients have yet to read
+	maxScrapes     = 8 // scrapes that wait for an answer
+	maxUnread      = 8 // answers that clients have not yet read
 	headerTimeout  = 10 * time.Second
-	answerTimeout  = 30 * time.Second // to read an answer; for windows, after the window
+	answerTimeout  = 30 * time.Second // for reading an answer; for windows, it begins after the window
 	idleTimeout    = 2 * time.Minute
 	maxHeader      = 16 << 10 // bytes
 )
@@ -33,7 +33,7 @@ func listen(c *configuration) (net.Listener, error) {
 		"cannot listen")
 }
 
-// serve answers until the context ends.
+// serve answers requests until the context ends.
 func serve(ctx context.Context, c *configuration, w *weigher, l net.Listener, log *slog.Logger) error {
 	if _, err := readAccess(c.webConfig()); err != nil {
 		return err

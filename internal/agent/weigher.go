@@ -16,16 +16,16 @@ import (
 	"tare/internal/scale/meter"
 )
 
-// weigher reads the counters when metrics are requested, and at intervals when they are not. It is a source that
-// goroutines may share.
+// weigher reads the counters when metrics are requested, and at intervals when they are not. It is a source, and is
+// safe for concurrent use.
 type weigher struct {
 	c   *configuration
 	log *slog.Logger
 
 	mu      sync.Mutex
-	ctx     context.Context //nolint:containedctx // the agent's: Gather has no parameter for it
+	ctx     context.Context //nolint:containedctx // the agent's, because the methods of source have none
 	scale   scale
-	shared  meter.Shared // by scale and the windows
+	shared  meter.Shared // by the scale and the windows
 	totals  *live.Totals
 	names   *names.Resolver
 	layout  *cgroup.Layout
@@ -38,7 +38,7 @@ type weigher struct {
 	builder builder
 }
 
-// scale is a live.Scale.
+// scale is the part of live.Scale that the weigher uses.
 type scale interface {
 	Tick(context.Context) (*ledger.Ledger, error)
 	Due() time.Time
@@ -47,10 +47,11 @@ type scale interface {
 	Close() error
 }
 
-// runningEvery is how often the processes are listed, whose names rules may have: some 20 us each.
+// runningEvery is how often processes are listed for rules that name them. Listing costs about 20 us per process.
 const runningEvery = 10 * time.Second
 
-// fresh is how old the counters may be when metrics are requested: clients that scrape at once share a reading.
+// fresh is the age up to which the counters are not read again for a request, so clients that scrape at once share a
+// reading.
 const fresh = 500 * time.Millisecond
 
 func newWeigher(ctx context.Context, c *configuration, log *slog.Logger) (w *weigher, err error) {
@@ -68,8 +69,9 @@ func newWeigher(ctx context.Context, c *configuration, log *slog.Logger) (w *wei
 	return w, nil
 }
 
-// keepReading reads the counters, until the context ends, whenever no scrape has done so for a tick: otherwise what a
-// group or program used before it went away would be lost. It also reads them when run statistics must be switched.
+// keepReading reads the counters, until the context ends, whenever no scrape has done so for a tick: otherwise the
+// usage of a group or program would be lost when it goes away. It also reads them when run statistics must be
+// switched.
 func (w *weigher) keepReading(ctx context.Context) {
 	for {
 		timer := time.NewTimer(w.untilDue())
@@ -100,20 +102,21 @@ func (w *weigher) untilDue() time.Duration {
 	return max(wait, fresh/10)
 }
 
-// each is builder.each with all there is.
+// each calls builder.each with the current totals.
 func (w *weigher) each(has func(string, uint64) bool, f func(*dto.MetricFamily, uint64) error) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.totals.Last == nil { // nothing could be read yet
+	if w.totals.Last == nil { // no reading has succeeded yet
 		return w.err
 	}
 	v := &view{Totals: w.totals, started: w.started, parts: w.parts, skipped: w.scale.Skipped()}
 	return w.builder.each(v, has, f)
 }
 
-// reading reads the counters, unless they are fresh or were read after a time, and returns when they were read. Clients
-// that have waited for one another share a reading that began after they came, however long it took: on a machine that
-// is so busy that a reading takes longer than it is fresh, each would otherwise wait for those of all before it.
+// reading reads the counters, unless they are fresh or were read later than after, and returns when they were read.
+// Clients that have waited for one another share a reading that began after they came, however long it took: on a
+// machine so busy that a reading takes longer than fresh, each client would otherwise wait for a reading for every
+// client before it.
 func (w *weigher) reading(after time.Time) time.Time {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -152,14 +155,14 @@ func (w *weigher) readOlder(age time.Duration) {
 // partNames is the part of a reading that finds the names of control groups.
 const partNames = "names"
 
-// place returns what people call a control group.
+// place returns the names under which people know a control group.
 func (w *weigher) place(path string) live.Place {
 	n := w.names.Of(path)
 	return live.Place{Namespace: n.Namespace, Pod: n.Pod, Container: n.Container, Unit: n.Unit, Top: n.Top}
 }
 
-// health returns why the machine cannot be weighed; nil if it can. After a failure it tries again, so that it reports
-// how things are now and not how they were at the last reading.
+// health returns the reason why the machine cannot be weighed; nil if it can. After a failure it reads again, so it
+// reports the present state.
 func (w *weigher) health() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -23,7 +23,7 @@ import (
 	"tare/internal/scale/meter"
 )
 
-// access says which clients may request windows. A window names processes and control groups, as metrics do, and
+// access defines which clients may request windows. A window names processes and control groups, as metrics do, and
 // costs CPU time.
 type access struct{ passwords, certificates bool }
 
@@ -50,8 +50,8 @@ func readAccess(file string) (a access, err error) {
 	return access{len(c.Users) > 0, c.TLS.ClientAuth == "RequireAndVerifyClientCert"}, nil
 }
 
-// allows reports whether a request that exporter-toolkit admitted may have a window. Whether the client has a
-// certificate is asked of the connection, because the file may have changed since the server read it.
+// allows reports whether a request that exporter-toolkit admitted may have a window. Certificates are checked on the
+// connection, because the file may have changed since the server read it.
 func (a access) allows(r *http.Request) bool {
 	verified := r.TLS != nil && len(r.TLS.VerifiedChains) > 0
 	return a.passwords || a.certificates && verified || isLocal(r)
@@ -68,7 +68,8 @@ func isLocal(r *http.Request) bool {
 	if site := r.Header.Get("Sec-Fetch-Site"); site != "" && site != "none" && site != "same-origin" {
 		return false
 	}
-	name := r.Host // of a page of another site, even if its name resolves to this machine's loopback address
+	// The page of another site has that site's name here, even if the name resolves to this machine's loopback address.
+	name := r.Host
 	if host, _, err := net.SplitHostPort(name); err == nil {
 		name = host
 	}
@@ -85,8 +86,8 @@ func isLoopback(address string) bool {
 	return ip != nil && ip.IsLoopback()
 }
 
-// windows answers requests for ledgers, one after another. Windows have a separate meter, so that scrapes do not
-// change when they begin and end. The meter stays open for a while, for the next request.
+// windows answers requests for ledgers, one at a time. Windows have a separate meter, so scrapes are unaffected by
+// when they begin and end. The meter stays open for a while, for the next request.
 type windows struct {
 	c       *configuration
 	names   *names.Resolver
@@ -107,8 +108,8 @@ const (
 	farthestWindow = time.Minute // how far in the future a window may begin
 	maxWaiting     = 8
 	meterKept      = 15 * time.Second
-	longestWait    = time.Minute // for the windows before
-	maxDocument    = 64_000_000  // bytes: some 60,000 control groups
+	longestWait    = time.Minute // for earlier windows
+	maxDocument    = 64_000_000  // bytes: about 60,000 control groups
 )
 
 func newWindows(c *configuration, of *weigher, writers *writers) *windows {
@@ -135,8 +136,8 @@ func admit(c *configuration, h http.Handler) http.Handler {
 	})
 }
 
-// serveClock answers with the time of this machine, by which windows begin (at), so that clients can measure how far
-// it is from theirs.
+// serveClock answers with the time of this machine, so clients can measure its offset from their own. A request for a
+// window gives its beginning (at) in this time.
 func serveClock(rw http.ResponseWriter, _ *http.Request) {
 	rw.Header().Set("Content-Type", "application/json")
 	rw.Header().Set("Cache-Control", "no-store")
@@ -163,8 +164,8 @@ func (w *windows) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	w.writers.write(rw, document)
 }
 
-// document takes a window when no other is open, and returns its ledger as JSON; with an error, the status to answer
-// with. No one waits for the client to read it.
+// document takes a window when no other is open, and returns its ledger as JSON. With an error, it returns the HTTP
+// status to answer with. The next window does not wait until the client has read the document.
 func (w *windows) document(ctx context.Context, d time.Duration, at time.Time) (data []byte, status int, err error) {
 	select {
 	case w.waiting <- struct{}{}:
@@ -190,7 +191,7 @@ func (w *windows) document(ctx context.Context, d time.Duration, at time.Time) (
 	return append(data, '\n'), http.StatusInternalServerError, err
 }
 
-// parseWindow reads how long a window lasts and when it begins. The zero time means now.
+// parseWindow parses how long a window lasts and when it begins. The zero time means now.
 func parseWindow(r *http.Request) (d time.Duration, at time.Time, err error) {
 	d = 10 * time.Second
 	if s := r.URL.Query().Get("for"); s != "" {
@@ -213,7 +214,7 @@ func parseWindow(r *http.Request) (d time.Duration, at time.Time, err error) {
 	return d, at, nil
 }
 
-// weigh takes one window. The caller has the turn.
+// weigh takes one window. The caller must hold the turn.
 func (w *windows) weigh(ctx context.Context, d time.Duration, at time.Time) (l *ledger.Ledger, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

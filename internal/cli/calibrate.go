@@ -21,7 +21,7 @@ import (
 
 func init() { register(newCalibrate) }
 
-// faultVariable builds a fault into the scale, for tests of the calibration itself.
+// faultVariable names the variable that builds a fault into the scale, for tests of the calibration itself.
 const faultVariable = "TARE_CALIBRATE_FAULT"
 
 func newCalibrate() *cobra.Command {
@@ -174,7 +174,7 @@ func judgedIn(r *calibrate.Report) string {
 	return "; judged: " + strings.Join(parts, ", ")
 }
 
-// remark returns what else a reader should know about a row.
+// remark returns what else a reader should know about a row of the table.
 func remark(x calibrate.Weight) string {
 	var parts []string
 	if x.ClosedLoop != nil {
@@ -200,7 +200,7 @@ func remark(x calibrate.Weight) string {
 	return strings.Join(parts, "; ")
 }
 
-// disturber returns who used the machine while a weight was planted, with the names of the culprits.
+// disturber returns what used the machine while a weight was planted, with the names of the culprits.
 func disturber(x calibrate.Weight) string {
 	stolen := fmt.Sprintf("the hypervisor took %.3g %% of the CPU time", 100*x.Stolen)
 	switch others := 100 * max(x.Others-x.Stolen, 0); {
@@ -213,12 +213,12 @@ func disturber(x calibrate.Weight) string {
 	}
 }
 
-// culprits returns the names of the processes that disturbed a weight, in brackets; empty if none is known.
+// culprits returns the names of the processes that disturbed a weight, in parentheses; empty if none is known.
 func culprits(x calibrate.Weight) string {
 	var names []string
 	for _, c := range x.Culprits {
 		name := strings.Map(func(r rune) rune {
-			if unicode.IsControl(r) { // any process can give itself a name
+			if unicode.IsControl(r) { // a process chooses its own name
 				return ' '
 			}
 			return r

@@ -69,29 +69,30 @@ has is left alone and listed: run 'tare clean' on the host, where every process 
 
 // cleaned lists what was removed of runs that have ended.
 type cleaned struct {
-	DryRun bool // and has not been
+	DryRun bool // nothing was removed; the lists hold what would be removed
 	placement.Report
 	Links       []string
 	Directories []string
 	Sandboxes   []string // by id
 	Left        []placement.Left
-	Pins        []string // made since the first of the runs began, by whom is not known
+	Pins        []string // made since the first of the runs began; their owners are unknown
 }
 
-// cleanUp removes all that is left of runs that have ended, also of those in ended where that cannot be seen, one kind
-// of thing after the other. A dry run gives what that would be, and changes nothing. When the context ends it finishes
-// that which it is at, and leaves the others for the next time. The order matters.
+// cleanUp removes everything that is left of runs that have ended. The runs named in ended count as ended even if this
+// machine cannot tell. A dry run only lists what would be removed. When the context ends, the current step is finished
+// and the rest is left for the next time. The order of the steps matters.
 func cleanUp(ctx context.Context, layout *cgroup.Layout, dryRun bool, ended ...string) (r cleaned, err error) {
 	owners := placement.NewOwners(layout, ended...)
 	owners.DryRun, r.DryRun = dryRun, dryRun
 	defer owners.Close()
 	defer func() { r.Left = owners.Left() }()
 	for _, remove := range []func() error{
-		func() (err error) { // their control groups may be in those of a run
+		func() (err error) { // first: a sandbox's control groups may be inside those of a run
 			r.Sandboxes, err = microvm.Clean(owners)
 			return err
 		},
-		func() (err error) { // before their processes are ended: a runtime takes away more than these
+		// This comes before the processes are ended, because a runtime removes more than its processes.
+		func() (err error) {
 			r.Directories, err = oci.Clean(owners)
 			return err
 		},
@@ -122,8 +123,8 @@ func cleanUp(ctx context.Context, layout *cgroup.Layout, dryRun bool, ended ...s
 	return r, err
 }
 
-// pinsSince returns the pins that were made since the first of some runs began. A tracer or a command of a run may
-// have made them, or an unrelated program.
+// pinsSince returns the pins made since the first of some runs began. They may come from a run's tracer or command, or
+// from an unrelated program.
 func pinsSince(trees []string) ([]string, error) {
 	var first time.Time
 	for _, tree := range trees {
@@ -137,17 +138,17 @@ func pinsSince(trees []string) ([]string, error) {
 	return bpf.PinsSince(first)
 }
 
-// binary is the tare binary under a path that stays its own, whatever is put in the place of the file.
+// binary is a path that names the running tare binary even if the file is replaced.
 type binary struct {
 	path string
 	dir  *files.Scratch
 }
 
-// Close takes the path away.
+// Close removes the path.
 func (b *binary) Close() error { return b.dir.Close() }
 
-// ground finds the control groups of this machine and the tare binary, which is to be closed, and removes what is left
-// of runs that have ended, before something begins: that this fails is no obstacle.
+// ground finds the control groups of this machine and the tare binary, which the caller must close. It also removes
+// what is left of runs that have ended; a failure of that is only logged.
 func ground(ctx context.Context, log io.Writer) (layout *cgroup.Layout, own *binary, err error) {
 	if layout, own, err = findGround(); err != nil {
 		return nil, nil, err
@@ -193,7 +194,7 @@ func printCleaned(w io.Writer, r cleaned) error {
 	each(r.Links, "network interface")
 	each(r.Sandboxes, "sandbox")
 	each(r.Directories, "directory")
-	const mostPins = 10 // others may make many
+	const mostPins = 10 // unrelated programs may make many
 	for i, pin := range r.Pins {
 		if i == mostPins {
 			fmt.Fprintf(w, "and %d more pins\n", len(r.Pins)-i)

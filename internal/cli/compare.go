@@ -24,8 +24,8 @@ import (
 func init() { register(newCompare) }
 
 const (
-	maxRuns = 1000      // that a directory of runs may hold
-	maxKept = 128 << 20 // bytes of memory that what they say may take
+	maxRuns = 1000      // in a directory
+	maxKept = 128 << 20 // memory that the runs of a directory may take, in bytes
 )
 
 // compareFlags are the flags of tare compare.
@@ -88,7 +88,7 @@ Runs that differ in machine, kernel, spec or metric definitions, and invalid run
 	return c
 }
 
-// compare writes what was asked for to out, and the page to page, if one was asked for.
+// compare writes the comparison in the requested format to out, and as HTML to page if that was requested.
 func compare(out, page io.Writer, args []string, f compareFlags) error {
 	write, err := report.Comparisons.Writer(f.show.Format)
 	if err != nil {
@@ -168,7 +168,7 @@ func (f compareFlags) hold(old []comparison.Source, was, is string,
 	return &c, nil
 }
 
-// side is one side of a comparison: runs of one thing.
+// side reads one side of a comparison: repeated runs of the same thing.
 func (f compareFlags) side(dir string) ([]comparison.Source, error) {
 	sources, err := sourcesIn(dir, nil)
 	if err != nil {
@@ -185,7 +185,7 @@ func (f compareFlags) side(dir string) ([]comparison.Source, error) {
 	return sources, nil
 }
 
-// readHistory reads the runs of a history, without those that cannot be read, which it names on standard error.
+// readHistory reads the runs of a history. Runs that cannot be read are left out and named on standard error.
 func (f compareFlags) readHistory() ([]comparison.Source, error) {
 	history, err := sourcesIn(f.history, func(err error) { fmt.Fprintf(stderr, "left out: %s\n", text.Line(err.Error())) })
 	if err != nil {
@@ -201,7 +201,8 @@ func (f compareFlags) readHistory() ([]comparison.Source, error) {
 	return valid, nil
 }
 
-// like are the runs of a history that a run can be compared with. How many are left out it says on standard error.
+// like returns the runs of a history that are comparable with a run, and prints on standard error how many it left
+// out.
 func (f compareFlags) like(history []comparison.Source, s comparison.Source) []comparison.Source {
 	if f.anyway || len(history) == 0 {
 		return history
@@ -216,7 +217,7 @@ func (f compareFlags) like(history []comparison.Source, s comparison.Source) []c
 	return kept
 }
 
-// armsOf names the arms of runs that have a baseline.
+// armsOf returns the names of the arms that have a baseline.
 func armsOf(sources []comparison.Source) string {
 	var arms []string
 	for _, e := range sources[0].Summary.Estimates {
@@ -230,8 +231,8 @@ func armsOf(sources []comparison.Source) string {
 	return strings.Join(arms, ", ")
 }
 
-// sourcesIn reads a run, or all runs in a directory. If skip is not nil, it is called with the error of each run that
-// cannot be read, and the others are returned; if it is nil, the first such error is.
+// sourcesIn reads a run, or all runs in a directory. With a nil skip it fails at the first run that cannot be read.
+// Otherwise it leaves such runs out, and calls skip with the error of each.
 func sourcesIn(dir string, skip func(error)) ([]comparison.Source, error) {
 	dirs := []string{dir}
 	if _, err := os.Stat(filepath.Join(dir, record.RunFile)); err != nil {
@@ -286,11 +287,11 @@ func sourceOf(dir string) (comparison.Source, error) {
 	if err != nil {
 		return comparison.Source{}, fault.Wrap(err, fault.Usage, dir, "", "the run cannot be summarized")
 	}
-	c.Run.Plan = nil // the largest part of it, and plans are not compared
+	c.Run.Plan = nil // its largest part, and plans are not compared
 	return comparison.Source{Dir: dir, Run: c.Run, Summary: s, Warnings: c.Warnings}, nil
 }
 
-// alike refuses runs that cannot be compared.
+// alike returns an error if the runs cannot be compared.
 func alike(sources []comparison.Source, anyway bool) error {
 	if anyway {
 		return nil

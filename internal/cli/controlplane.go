@@ -51,7 +51,7 @@ get is in the file of --injection (docs/injection.md); the webhook is known by t
 				return fault.New(fault.Usage, "--config", "see 'tare controlplane --help' and docs/xds.md", "missing value")
 			}
 			if o.File != "" {
-				// What is there is read again whenever it changes.
+				// Only check that it can be opened. It is read later, and again whenever it changes.
 				if info, err := os.Stat(o.File); err != nil || !info.IsDir() {
 					f, err := openFile(o.File, "the configuration")
 					if err != nil {
@@ -105,13 +105,13 @@ get is in the file of --injection (docs/injection.md); the webhook is known by t
 	return c
 }
 
-// dnsName is a name of RFC 1123 in lower case.
+// dnsName matches a lower-case DNS name (RFC 1123).
 var dnsName = text.LazyRegexp(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*$`)
 
-// ofPods are the flags about the pods of a cluster that name files, and what goes with these.
+// ofPods holds the flags about the pods of a cluster that name files, and related flags.
 type ofPods struct{ injection, keys, issuer, audience string }
 
-// complete puts what the files have into the settings.
+// complete reads the files into the settings.
 func (f ofPods) complete(o *controlplane.Settings) error {
 	if f.injection != "" {
 		if o.Webhook.Listen == "" {
@@ -143,7 +143,7 @@ func (f ofPods) complete(o *controlplane.Settings) error {
 	return nil
 }
 
-// seePods is where to read about files of --injection.
+// seePods is the hint to read about files of --injection.
 const seePods = "see docs/injection.md"
 
 func printControlplane(w io.Writer, m role.Message) (err error) {

@@ -13,7 +13,7 @@ import (
 	"tare/internal/mesh/controlplane/pod"
 )
 
-// The environment of an injected pod's proxy (package injection).
+// Environment variables of an injected pod's proxy (package injection).
 const (
 	rootsVariable  = "TARE_ROOTS"
 	probesVariable = "TARE_PROBES"

@@ -27,15 +27,15 @@ import (
 
 func init() { register(newDoctor) }
 
-// doctorSchema names the JSON form.
+// doctorSchema is the schema of the JSON form.
 const doctorSchema = "tare.doctor/v1"
 
-// diagnosis is what `tare doctor --json` prints.
+// diagnosis is the output of `tare doctor --json`.
 type diagnosis struct {
 	Schema   string           `json:"schema"`
 	Machine  proc.Machine     `json:"machine"`
 	Features []feature.Status `json:"features"`
-	Programs []feature.Status `json:"programs"` // of others, which some guests need
+	Programs []feature.Status `json:"programs"` // programs and kernel features that some guests need
 }
 
 func newDoctor() *cobra.Command {
@@ -91,14 +91,14 @@ Redirecting connections to sidecars makes the kernel load modules, which stay lo
 	return cmd
 }
 
-// features are what this machine can do, from every reader that has a say in it.
+// features returns the probes of what this machine can do, from every reader that has some.
 var features = sync.OnceValue(func() []*feature.Probe {
 	return slices.Concat(bpf.Features(), perf.Features(), witness.Features(), cgroup.Features(), ksym.Features(),
 		local.Features())
 })
 
-// guestFeatures are what guests need of this machine: programs, and abilities of the kernel. Several guests may share
-// one.
+// guestFeatures returns the probes of what guests need of this machine: programs, and abilities of the kernel. Several
+// guests may share one.
 var guestFeatures = sync.OnceValue(func() (probes []*feature.Probe) {
 	for _, r := range []kind.Role{kind.Application, kind.Load, kind.Subject} {
 		for _, g := range kind.All(r) {
@@ -112,8 +112,9 @@ var guestFeatures = sync.OnceValue(func() (probes []*feature.Probe) {
 	return probes
 })
 
-// diagnose probes everything, and what makes the kernel load modules only if asked to. A probe may make something on
-// the machine that it takes away again, so that none is cut off when the context ends: no other begins.
+// diagnose runs all probes; those that make the kernel load modules only if loadModules is set. A probe may create
+// things on the machine that it removes again, so none is interrupted when the context ends: the remaining ones are
+// skipped.
 func diagnose(ctx context.Context, loadModules bool) (diagnosis, error) {
 	d := diagnosis{Schema: doctorSchema, Machine: proc.FS{}.Machine()}
 	for _, p := range features() {
@@ -150,7 +151,7 @@ func printDiagnosis(w io.Writer, d diagnosis) error {
 	return err
 }
 
-// printStatuses prints what was probed, and of what is missing what would change that.
+// printStatuses prints the result of each probe, with a hint for what is missing.
 func printStatuses(b *strings.Builder, all []feature.Status) {
 	wide := 0
 	for _, s := range all {

@@ -23,8 +23,8 @@ import (
 // maxSpecFile limits the size of a spec's file, in bytes, before it is parsed; the parser has further limits.
 const maxSpecFile = 1 << 20
 
-// openFile opens a file that a person named, but no pipe or device, which could keep its reader for ever. Its error is
-// a fault with code Usage.
+// openFile opens a file that the user named. It refuses pipes and devices, from which a read could block forever. Its
+// error is a fault with code Usage.
 func openFile(path, what string) (*os.File, error) {
 	f, err := files.Open(path)
 	if err == nil {
@@ -45,7 +45,7 @@ func readSpecFile(path string) ([]byte, error) {
 	return readFile(path, "the spec", "'tare list quickstart' prints a spec to start from")
 }
 
-// readFile reads a short file that a person wrote.
+// readFile reads a short file that the user wrote.
 func readFile(path, what, hint string) ([]byte, error) {
 	f, err := openFile(path, what)
 	if err != nil {
@@ -59,10 +59,10 @@ func readFile(path, what, hint string) ([]byte, error) {
 	return data, fault.Wrap(err, fault.Usage, path, hint, "%s cannot be read", what)
 }
 
-// writeFile writes a file that a person named, completely or not at all. A link at its path is replaced, not followed,
-// unless it is one to a file that this process has open, as /dev/stdout is. A write to a pipe or a device is abandoned
-// when the context ends, because it may have no reader. A pipe must belong to this user or root, because any user can
-// create one in /tmp.
+// writeFile writes a file that the user named, completely or not at all. A link at its path is replaced, not followed,
+// unless it leads to a file that this process has open, as /dev/stdout does. A write to a pipe or a device is
+// abandoned when the context ends, because it may have no reader. A pipe must belong to this user or root, because any
+// user can create one in /tmp.
 func writeFile(ctx context.Context, path, what, hint string, make func(io.Writer) error) error {
 	var b bytes.Buffer
 	if err := make(&b); err != nil {
@@ -84,7 +84,7 @@ func writeFile(ctx context.Context, path, what, hint string, make func(io.Writer
 	return fault.Wrap(err, fault.Machine, path, hint, "%s cannot be written", what)
 }
 
-// isOpenFile says whether a path is one of those by which a process finds a file that it has open.
+// isOpenFile reports whether a path is one by which a process can reach its own open files.
 func isOpenFile(path string) bool {
 	switch path = filepath.Clean(path); path {
 	case "/dev/stdin", "/dev/stdout", "/dev/stderr":
@@ -95,7 +95,8 @@ func isOpenFile(path string) bool {
 		dir == fmt.Sprintf("/proc/%d/fd", os.Getpid())
 }
 
-// writeThrough writes to what is at a path. Unless this process has it open already, no link is followed.
+// writeThrough writes to the file, pipe or device at a path. It follows links only if open is set: the path then leads
+// to a file that this process has open.
 func writeThrough(path string, data []byte, open bool) error {
 	flags := os.O_WRONLY
 	if !open {
@@ -117,7 +118,7 @@ func writeThrough(path string, data []byte, open bool) error {
 	return errors.Join(err, f.Close())
 }
 
-// oneRun are the arguments of commands that read one run directory.
+// oneRun checks the arguments of commands that read one run directory.
 func oneRun(cmd *cobra.Command, args []string) error {
 	if len(args) != 1 {
 		return fault.New(fault.Usage, cmd.CommandPath(), "name the directory that 'tare run' wrote",
@@ -126,7 +127,8 @@ func oneRun(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// readRun reads a run directory. Properties of metrics that an earlier version did not record are today's.
+// readRun reads a run directory. Properties of metrics that an earlier version did not record get their current
+// values.
 func readRun(dir string) (*record.Contents, error) {
 	if info, err := os.Stat(dir); err == nil && !info.IsDir() {
 		return nil, fault.New(fault.Usage, dir, "name the directory that it is in: "+filepath.Dir(dir),

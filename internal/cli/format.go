@@ -14,7 +14,7 @@ import (
 // formatFlag is the flag of all commands that print a document in one of several formats.
 const formatFlag = "format"
 
-// registerFormat gives a command that flag and --json, which is short for one of its values.
+// registerFormat adds --format to a command, and --json as short for one of its values.
 func registerFormat[D any](c *cobra.Command, s *session.Show, document report.Document[D]) {
 	c.Flags().StringVar(&s.Format, formatFlag, "text", strings.Join(document.Names(), ", "))
 	s.RegisterJSON(c.Flags(), "print one JSON document and nothing else: short for --format json")
@@ -29,11 +29,11 @@ func completeFormats(c *cobra.Command, formats []report.Format) {
 		return all, cobra.ShellCompDirectiveNoFileComp
 	}
 	if err := c.RegisterFlagCompletionFunc(formatFlag, complete); err != nil {
-		panic(err) // the flag is not there
+		panic(err) // the flag is not defined
 	}
 }
 
-// formatLines are formats with their help, a line for each.
+// formatLines returns the formats with their help, one per line.
 func formatLines(formats []report.Format) string {
 	lines := lists.Map(formats, func(f report.Format) string { return fmt.Sprintf("  %-12s %s", f.Name, f.Help) })
 	return strings.Join(lines, "\n")

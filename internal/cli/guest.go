@@ -28,7 +28,7 @@ import (
 	"tare/internal/lib/usage"
 )
 
-// The commands 'tare load', 'tare app' and 'tare subject' are made of what guests declare (kind.Alone).
+// The commands 'tare load', 'tare app' and 'tare subject' are built from what guests declare (kind.Alone).
 func init() {
 	register(func() *cobra.Command {
 		return newGuests(kind.Load, "Generate load and measure how it is served")
@@ -69,7 +69,7 @@ func newGuests(r kind.Role, short string) *cobra.Command {
 	return c
 }
 
-// example is the examples of a guest as help shows them.
+// example returns the examples of a guest as help shows them.
 func example(r kind.Role, about kind.About) (lines []string) {
 	for _, args := range about.Alone.Examples {
 		lines = append(lines, strings.TrimRight("  tare "+string(r)+" "+about.Name+" "+args, " "))
@@ -120,12 +120,12 @@ func runner(r kind.Role, g kind.Guest, f *pflag.FlagSet, v param.Values) func(*c
 		return func(cmd *cobra.Command) error {
 			out := cmd.OutOrStdout()
 			if file := fileOf(out); file != nil {
-				out = file // which counts what a reader that has gone does not get
+				out = file // so that the guest can count output that a gone reader misses
 			}
 			return alone.Run(cmd.Context(), out, stderr, v)
 		}
 	}
-	player := g.(kind.Player) // TestEveryGuestPlays
+	player := g.(kind.Player) // every guest implements it: TestEveryGuestPlays
 	play := func(ctx context.Context, conn *role.Conn) error { return player.Play(ctx, conn, v) }
 	if kind.Measures(r, g) {
 		w := window{}
@@ -149,7 +149,7 @@ func runner(r kind.Role, g kind.Guest, f *pflag.FlagSet, v param.Values) func(*c
 	}
 }
 
-// printer prints for people what an application or a subject says.
+// printer returns a function that prints the messages of an application or a subject for people.
 func printer(g kind.Guest, v param.Values) func(io.Writer, role.Message) error {
 	about := g.About()
 	return func(w io.Writer, m role.Message) error {
@@ -189,8 +189,8 @@ func (w *window) flags(f *pflag.FlagSet, warmup, duration time.Duration) {
 	})
 }
 
-// measure has a guest work once, and prints the result. A guest of which no work succeeded is an error: a script must
-// not take that for a measurement.
+// measure runs a guest once and prints the result. It returns an error if nothing that the guest did succeeded, so
+// that a script does not take the result for a measurement.
 func (w *window) measure(cmd *cobra.Command, g kind.Guest, v param.Values, play player) error {
 	if w.duration <= 0 || w.warmup < 0 {
 		return fault.New(fault.Usage, cmd.CommandPath()+" --duration", "give a length of time, such as 10s",
@@ -208,10 +208,10 @@ func (w *window) measure(cmd *cobra.Command, g kind.Guest, v param.Values, play 
 	return errors.Join(err, allFailed(cmd, r))
 }
 
-// threadsReady is how long threads get to be there when the schedule begins.
+// threadsReady is the time that threads get to start before the schedule begins.
 const threadsReady = 20 * time.Millisecond
 
-// work plays the parent of a load: it starts the load when that is ready, and returns its result.
+// work plays the parent of a load: it starts the load once that is ready, and returns its result.
 func (w *window) work(ctx context.Context, play player) (*load.Result, error) {
 	conn, end := played(ctx, play)
 	log := func(line string) { fmt.Fprintln(stderr, text.Line(line)) }
@@ -228,12 +228,12 @@ func (w *window) work(ctx context.Context, play player) (*load.Result, error) {
 		}
 	}
 	if failed := end(); failed != nil {
-		return nil, failed // why there was no result
+		return nil, failed // the reason why there is no result
 	}
 	return &r, err
 }
 
-// showElapsed shows on a terminal how much of a long run is over, until done is called.
+// showElapsed shows on a terminal how much of a long run has passed, until done is called.
 func showElapsed(of time.Duration) (done func()) {
 	const long = 2 * time.Second
 	if of < long || !isatty.IsTerminal(os.Stderr.Fd()) {
@@ -259,7 +259,7 @@ func showElapsed(of time.Duration) (done func()) {
 	return func() { close(end); <-cleared }
 }
 
-// wrongUse makes an error of a guest's settings one of wrong use.
+// wrongUse turns an error in a guest's settings into a usage error.
 func wrongUse(cmd *cobra.Command, err error) error {
 	if err == nil || fault.CodeOf(err) != fault.Internal {
 		return err
@@ -267,7 +267,7 @@ func wrongUse(cmd *cobra.Command, err error) error {
 	return fault.New(fault.Usage, cmd.CommandPath(), usage.SeeHelp(cmd), "%s", err)
 }
 
-// reported sends the parent of a role the error that ends it, and returns it for the exit code.
+// reported sends the error that ends a role to the role's parent, and returns it for the exit code.
 func reported(conn *role.Conn, err error) error {
 	if err != nil {
 		err = errors.Join(err, conn.Fail(err))
@@ -279,7 +279,7 @@ func reported(conn *role.Conn, err error) error {
 func listSubjects(ctx context.Context, w io.Writer) error {
 	for _, g := range kind.All(kind.Subject) {
 		if _, varies := g.(kind.Variant); varies {
-			continue // it is the baseline, and nothing that is weighed
+			continue // it is the baseline, which is not weighed
 		}
 		about := g.About()
 		state := ""

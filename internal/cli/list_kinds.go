@@ -16,7 +16,8 @@ import (
 	"tare/internal/lib/text"
 )
 
-// newListKinds lists the kinds of a registry of specs with their settings. Those in all are settings of every kind.
+// newListKinds returns the command that lists the kinds of a registry of specs with their settings. Those in all are
+// settings of every kind.
 func newListKinds(name, what string, kinds []kind.Guest, all []param.Setting) *cobra.Command {
 	var asJSON bool
 	c := &cobra.Command{

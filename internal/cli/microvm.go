@@ -26,7 +26,7 @@ import (
 
 func init() { register(newMicrovm) }
 
-// microvmFlags are the flags before the command, most of which are runc's.
+// microvmFlags holds the flags before the command, most of which are runc's.
 type microvmFlags struct {
 	root, log, logFormat string
 	systemdCgroup        bool
@@ -57,7 +57,7 @@ virtio-fs, and a shim that looks after it. See docs/microvm.md.`,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		Version: self.Version,
 	}
-	// In runc's form, in which engines read it.
+	// The format is runc's, which container engines parse.
 	cmd.SetVersionTemplate("tare microvm version {{.Version}}\nspec: " + specs.Version + "\n")
 	flags := cmd.PersistentFlags()
 	flags.StringVar(&f.root, "root", microvm.DefaultRoot,
@@ -80,7 +80,7 @@ virtio-fs, and a shim that looks after it. See docs/microvm.md.`,
 	return cmd
 }
 
-// command is one of the commands below, whose errors are logged.
+// command returns one of the commands below, whose errors are logged.
 func (f *microvmFlags) command(
 	use, example, short string, takes cobra.PositionalArgs, run func(*cobra.Command, []string) error,
 ) *cobra.Command {
@@ -90,7 +90,8 @@ func (f *microvmFlags) command(
 	}
 }
 
-// logged adds an error to the log, in runc's form: containerd reads there why a command failed.
+// logged writes an error to the log, in runc's format: containerd reads there why a command failed. It returns the
+// error.
 func (f *microvmFlags) logged(err error) error {
 	var status exitStatus
 	if err == nil || f.log == "" || errors.As(err, &status) {
@@ -117,7 +118,7 @@ func (f *microvmFlags) runtime() (*microvm.Runtime, error) {
 	return microvm.New(f.root)
 }
 
-// with returns the body of a command that needs the runtime that the flags name.
+// with returns the body of a command that needs the runtime named by the flags.
 func (f *microvmFlags) with(
 	body func(r *microvm.Runtime, cmd *cobra.Command, args []string) error,
 ) func(*cobra.Command, []string) error {
@@ -140,7 +141,7 @@ func (f *microvmFlags) readOptions(cmd *cobra.Command) (microvm.Options, error) 
 	return microvm.NewOptions(set)
 }
 
-// oneID takes the id of a container as the only argument.
+// oneID checks that the only argument is the id of a container.
 func oneID(cmd *cobra.Command, args []string) error {
 	if len(args) != 1 {
 		return fault.New(fault.Usage, cmd.CommandPath(), usage.SeeHelp(cmd), "give the id of one container")
@@ -239,7 +240,7 @@ func (f *microvmFlags) run(cmd *cobra.Command, c *creationFlags, id string, deta
 	return nil
 }
 
-// forwardSignals gives the container the signals that this process gets.
+// forwardSignals forwards the signals that this process gets to the container.
 func forwardSignals(ctx context.Context, r *microvm.Runtime, id string) {
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2)
@@ -248,7 +249,7 @@ func forwardSignals(ctx context.Context, r *microvm.Runtime, id string) {
 		select {
 		case s := <-signals:
 			if n, ok := s.(unix.Signal); ok {
-				_ = r.Kill(id, n, false) // it may have ended
+				_ = r.Kill(id, n, false) // the container may have ended
 			}
 		case <-ctx.Done():
 			return
@@ -325,7 +326,7 @@ func (f *microvmFlags) newList() *cobra.Command {
 	return cmd
 }
 
-// printContainers prints the list of containers as runc does: ids alone, or JSON, or a table.
+// printContainers prints the list of containers as runc does: only ids, or JSON, or a table.
 func printContainers(w io.Writer, list []microvm.Container, asJSON, quiet bool) error {
 	switch {
 	case quiet:

@@ -131,7 +131,7 @@ certificate to it. For a new key, remove both files of a node and name it again.
 	return c
 }
 
-// buildVersion is the version that coordinator and agents must have in common.
+// buildVersion returns the version that the coordinator and its agents must share.
 func buildVersion() string { return self.Version + " (" + self.Build() + ")" }
 
 func hello(name string) cluster.Hello {
@@ -192,8 +192,8 @@ func remoteNode(ctx context.Context, f nodeFlags, log io.Writer) (err error) {
 	return a.Join(ctx, n.Run)
 }
 
-// ownDirectory makes the directory for trials where there is none, and refuses one that others can change, or whose
-// place they can give to another: it is named to processes, and files are written below its name.
+// ownDirectory creates the directory for trials if it does not exist. It refuses one that other users can change or
+// replace: its path is passed to processes, and files are written below it.
 func ownDirectory(dir string) error {
 	notOurs := func(err error) error {
 		return fault.Wrap(err, fault.Usage, dir, "name a directory of your own with --dir, and below no other user's",
@@ -211,7 +211,7 @@ func ownDirectory(dir string) error {
 		err = files.CheckPrivate(info, files.OthersWrite)
 	}
 	if err == nil {
-		err = files.CheckPath(dir) // with what was made
+		err = files.CheckPath(dir) // again, now that it exists
 	}
 	return notOurs(err)
 }
@@ -225,9 +225,9 @@ func warnExpiring(c cluster.Credentials, log io.Writer) error {
 	return err
 }
 
-// localNode is an agent that shares its machine with others: it weighs only what is its own.
+// localNode runs an agent that shares its machine with others and weighs only its own processes.
 func localNode(ctx context.Context, fd int) (err error) {
-	// waking threads on other CPUs is most of what an agent costs, and those CPUs are the other nodes'
+	// Waking threads on other CPUs is most of an agent's cost, and those CPUs belong to the other nodes.
 	runtime.GOMAXPROCS(1)
 	h, err := local.ReadHanded(fd)
 	if err != nil {
@@ -261,7 +261,7 @@ func localNode(ctx context.Context, fd int) (err error) {
 	return cluster.Agent{Hello: hello(h.Name), Address: h.Join, Credentials: h.Credentials}.Join(ctx, n.Run)
 }
 
-// nodeMachine gives what trials need of this machine, whose scale is opened as a spec asks.
+// nodeMachine returns a function that provides this machine to trials, with its scale opened as a spec requires.
 func nodeMachine(
 	layout *cgroup.Layout, self string, open func(*spec.Spec) (openWindow, error),
 ) func(*spec.Spec) (engine.Machine, error) {
@@ -274,18 +274,18 @@ func nodeMachine(
 	}
 }
 
-// openWindow is the function with which engine.Machine opens a window.
+// openWindow is the type of engine.Machine.OpenWindow.
 type openWindow = func(ctx context.Context, at int64) (engine.Window, error)
 
-// scale is a meter, opened anew when a spec wants another.
+// scale is a meter that is reopened when a spec needs other options.
 type scale[M interface {
 	comparable
 	Close() error
 }] struct {
 	make   func(meter.Options) (M, error)
 	window func(ctx context.Context, m M, at int64) (engine.Window, error)
-	o      meter.Options // of m
-	m      M             // zero: none is open
+	o      meter.Options // the options of m
+	m      M             // the zero value if no meter is open
 }
 
 func (c *scale[M]) open(s *spec.Spec) (openWindow, error) {
@@ -311,7 +311,7 @@ func (c *scale[M]) close() error {
 	return m.Close()
 }
 
-// meterOptions are the options for the scale that an experiment asks for.
+// meterOptions returns the options for the scale that a spec requires.
 func meterOptions(s *spec.Spec) meter.Options {
 	return meter.Options{SampleHz: s.SampleHz, NoStatistics: !s.Statistics, Whole: true}
 }

@@ -13,13 +13,12 @@ import (
 	"tare/internal/lib/terminal"
 )
 
-// stdout is standard output for the commands. A failed write is a fault with its hint; the first is kept, because not
-// every command checks the error of each line that it writes. It is no fault if the reader has gone, as in 'tare run
-// ...
-// head': the command then goes on to its end and cleans up as usual, and only its output is lost.
+// stdout is standard output for the commands. A failed write is a fault with a hint. The first one is kept, because
+// not every command checks the error of each line that it writes. It is not a fault if the reader has gone, as in
+// 'tare run ... | head': the command then runs to its end and cleans up as usual, and only its output is lost.
 type stdout struct {
 	file *os.File
-	w    io.Writer // to file, guarded where that is a terminal
+	w    io.Writer // writes to file, through terminal.Guard if that is a terminal
 	gone bool
 	err  error
 }
@@ -59,13 +58,13 @@ func printJSON(w io.Writer, indent string, document any) error {
 	return e.Encode(document)
 }
 
-// unheard says whether the reader of w has gone: what runs only to say something may then end.
+// unheard reports whether the reader of w has gone. A command that only prints may then end.
 func unheard(w io.Writer) bool {
 	o, ok := w.(*stdout)
 	return ok && o.gone
 }
 
-// fileOf is the file behind w; nil where there is none.
+// fileOf returns the file to which w writes, or nil if there is none.
 func fileOf(w io.Writer) *os.File {
 	switch w := w.(type) {
 	case *os.File:
@@ -76,5 +75,5 @@ func fileOf(w io.Writer) *os.File {
 	return nil
 }
 
-// stderr is standard error, for people.
+// stderr is standard error. Text for people goes there.
 var stderr = terminal.Guard(os.Stderr)

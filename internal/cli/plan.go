@@ -23,7 +23,7 @@ import (
 
 func init() { register(newPlan) }
 
-// maxLevels is how many factors a plan can be for.
+// maxLevels is the most factors that a plan can be for.
 const maxLevels = 64
 
 // The settings of --node and --prices.
@@ -114,7 +114,7 @@ RUN is a run directory, or a directory that holds some.`,
 	return c
 }
 
-// pairsOf reads a list of name=value in which no name comes twice.
+// pairsOf parses a list of name=value in which each name must be unique.
 func pairsOf(flag, list, hint string) (map[string]string, error) {
 	pairs := map[string]string{}
 	for _, one := range strings.Split(list, ",") {
@@ -134,7 +134,7 @@ func pairsOf(flag, list, hint string) (map[string]string, error) {
 	return pairs, nil
 }
 
-// levelsOf reads the levels to plan for: numbers, durations or sizes, 0 or more.
+// levelsOf parses the levels to plan for: numbers, durations or sizes, 0 or more.
 func levelsOf(list string) (map[string]float64, error) {
 	const flag, hint = "--for", "such as rate=2000,services=500"
 	pairs, err := pairsOf(flag, list, hint)
@@ -160,7 +160,7 @@ func levelsOf(list string) (map[string]float64, error) {
 	return levels, nil
 }
 
-// settingsOf reads a list that gives each of some settings.
+// settingsOf parses a list with a value for each of some settings.
 func settingsOf(flag, list string, settings []param.Setting) (param.Values, error) {
 	hint := strings.Join(lists.Map(settings, param.Setting.Hint), "; ")
 	pairs, err := pairsOf(flag, list, hint)
@@ -186,9 +186,8 @@ func settingsOf(flag, list string, settings []param.Setting) (param.Values, erro
 	return values, nil
 }
 
-// measureCommand is the command that runs these levels of a factor: in the experiment of a run, or else the first
-// built-in one that has one of the arms; empty where none can. Whether one can is found out by applying the levels to
-// its spec.
+// measureCommand returns the command that runs these levels of a factor, in the run's own experiment or else in the
+// first built-in one that has one of the arms and accepts the levels; empty if there is none.
 func measureCommand(run record.Run, arms []string, factor string, levels []float64) string {
 	seconds := func(v float64) string { return param.Number(v) + "s" }
 	texts := []string{
@@ -201,7 +200,7 @@ func measureCommand(run record.Run, arms []string, factor string, levels []float
 			continue
 		}
 		names := []string{factor}
-		if !strings.Contains(factor, ".") { // it may be a setting of several: of a load rather than of arms
+		if !strings.Contains(factor, ".") { // it may be a setting of a load or of several guests, rather than of the arms
 			for load := range lists.ByKey(s.Loads) {
 				names = append(names, load+"."+factor)
 			}
@@ -219,7 +218,8 @@ func measureCommand(run record.Run, arms []string, factor string, levels []float
 	return ""
 }
 
-// builtIn is the experiment of a name that a record has, which may be that of a file.
+// builtIn returns the built-in experiment with a name from a record. The name may instead be that of a file, which is
+// an error.
 func builtIn(name string) (*spec.Spec, error) {
 	if !slices.Contains(experiments.Names(), name) {
 		return nil, session.NoSuchExperiment("tare run", text.Clip(name), "")

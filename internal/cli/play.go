@@ -22,7 +22,7 @@ import (
 	"tare/internal/sandboxes/oci"
 )
 
-// The commands as which the binary starts itself. They are not for people.
+// The hidden commands with which the binary starts itself.
 func init() {
 	hidden := func(name string, run func(ctx context.Context, args []string) error) {
 		register(func() *cobra.Command {
@@ -34,17 +34,17 @@ func init() {
 	}
 	hidden(kind.PlayCommand, playGuest)
 	hidden(part.Command, playPart)
-	// The way of a process into its control groups.
+	// This command moves a process into its control groups.
 	hidden(placement.EnterCommand, func(_ context.Context, args []string) error { return placement.Enter(args) })
-	// What stands beside a container.
+	// This command is the shim of a container.
 	hidden(oci.ShimCommand, func(_ context.Context, args []string) error {
 		status, err := oci.Shim(args)
 		if err == nil && status != 0 {
-			err = exitStatus(status) // the container's own
+			err = exitStatus(status) // the container's status
 		}
 		return err
 	})
-	// What calibrate plants.
+	// This command is the weight that calibrate plants.
 	hidden(calibrate.WeightCommand, func(ctx context.Context, args []string) error {
 		conn := role.Stdio()
 		return reported(conn, calibrate.Plant(ctx, args, conn))
@@ -54,14 +54,16 @@ func init() {
 // playGuest is the process of any guest that plays (kind.Player), in an experiment.
 func playGuest(ctx context.Context, args []string) error {
 	conn := unprivileged(ctx)
-	if len(args) > 0 && kind.Role(args[0]) == kind.Subject { // eBPF programs, interfaces: subjects need theirs
+	// Subjects need their privileges, for eBPF programs and interfaces.
+	if len(args) > 0 && kind.Role(args[0]) == kind.Subject {
 		conn = role.Stdio()
 	}
-	ctx = withoutHangup(ctx) // by which a guest may read its files again; its parent ends it
+	// A guest may use SIGHUP to read its files again. Its parent ends it.
+	ctx = withoutHangup(ctx)
 	return reported(conn, kind.Play(ctx, conn, args))
 }
 
-// partPatience is how long a pod waits for the trial: the image of another may take its time.
+// partPatience is how long a pod waits for the trial, which may still be pulling the image of another pod.
 const partPatience = 10 * time.Minute
 
 // playPart is the process of an application or a load in a pod.
@@ -71,17 +73,17 @@ func playPart(ctx context.Context, _ []string) error {
 		return fault.Wrap(err, fault.Machine, "", "", "the trial cannot say what to play")
 	}
 	token := os.Getenv(part.TokenVariable)
-	if err := os.Unsetenv(part.TokenVariable); err != nil { // what a guest starts need not know it
+	if err := os.Unsetenv(part.TokenVariable); err != nil { // processes that a guest starts need not know it
 		return err
 	}
 	return part.Serve(ctx, l, token, self.Version+" "+self.Build(), partPatience, kind.Play)
 }
 
-// ownProcess is the key in the context of a command that a process is there for alone.
+// ownProcess is a context key. It is set if the process runs only this command.
 type ownProcess struct{}
 
-// unprivileged speaks with the parent of an application or a load. The process gives up all capabilities once that is
-// set up, if it is there for this command alone.
+// unprivileged returns the connection of an application or a load to its parent. If the process runs only this
+// command, it gives up all capabilities before it reports that it is ready.
 func unprivileged(ctx context.Context) *role.Conn {
 	conn := role.Stdio()
 	if ctx.Value(ownProcess{}) != nil {
@@ -93,8 +95,8 @@ func unprivileged(ctx context.Context) *role.Conn {
 // player is the function that a guest's process runs.
 type player func(context.Context, *role.Conn) error
 
-// played has a role played in this process, and gives the connection of its parent. end closes that, waits for the role
-// to end, and returns its error.
+// played plays a role in this process and returns the connection of the role's parent. end closes the connection,
+// waits for the role to end, and returns its error.
 func played(ctx context.Context, play player) (parent *role.Conn, end func() error) {
 	input, tell := io.Pipe()
 	said, says := io.Pipe()
@@ -106,12 +108,12 @@ func played(ctx context.Context, play player) (parent *role.Conn, end func() err
 	}()
 	return role.NewConn(said, tell), func() error {
 		tell.Close()
-		said.Close() // what it still has to say is not read
+		said.Close() // its remaining messages are not read
 		return <-ended
 	}
 }
 
-// forPeople plays a role until ctx ends or nothing reads its output any more, and prints its messages.
+// forPeople plays a role and prints its messages, until ctx ends or the reader of its output has gone.
 func forPeople(ctx context.Context, w io.Writer, print func(io.Writer, role.Message) error, play player) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()

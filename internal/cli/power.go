@@ -71,7 +71,7 @@ begin with.`,
 	return c
 }
 
-// percentOf reads a percentage above one limit and below another, as a part.
+// percentOf parses a percentage strictly between two limits, and returns it as a fraction.
 func percentOf(flag, text string, above, below float64) (float64, error) {
 	number, is := strings.CutSuffix(strings.TrimSpace(text), "%")
 	v, err := strconv.ParseFloat(strings.TrimSpace(number), 64)

@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// promptly does something that leaves nothing behind wherever it is cut off, such as reading a record or printing, and
-// gives it up when the context ends: it is then abandoned, and the process is about to end. Code that changes files or
-// the machine must check the context itself, between steps that must not be cut off.
+// promptly calls do, and abandons it when the context ends and the process is about to exit. It is for work that can
+// be cut off anywhere, such as reading a record or printing. Code that changes files or the machine must check the
+// context itself, between steps that must not be cut off.
 func promptly(ctx context.Context, do func() error) error {
 	ended := make(chan error, 1)
 	go func() { ended <- do() }()

@@ -24,7 +24,7 @@ func init() { register(newReport) }
 type reportFlags struct {
 	formats, asserted []string
 	out               string
-	all               bool // of the text and the Markdown everything
+	all               bool // print everything, in text and Markdown
 }
 
 func newReport() *cobra.Command {
@@ -77,7 +77,7 @@ undecided, or the run is invalid or partial.`,
 			if f.out == "" {
 				err = write(cmd.OutOrStdout())
 			} else {
-				// an error leaves the file as it was
+				// writeFile leaves the file as it was if there is an error.
 				err = writeFile(cmd.Context(), f.out, "the report", "make room, or name another file with -o", write)
 			}
 			if err != nil || len(f.asserted) == 0 {
@@ -133,7 +133,7 @@ func writeReport(
 	return s, nil
 }
 
-// textOptions suit what w is.
+// textOptions returns the options that suit the output w.
 func textOptions(w io.Writer, dir string, all bool) report.Options {
 	return session.TextOptions(fileOf(w), dir, all)
 }

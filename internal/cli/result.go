@@ -27,10 +27,10 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// loadSchema names the JSON form of the result of one load.
+// loadSchema is the schema of the JSON form of a load's result.
 const loadSchema = "tare.load/v1"
 
-// loadDocument is what --json prints.
+// loadDocument is the JSON form of a load's result.
 type loadDocument struct {
 	Schema string `json:"schema"`
 	*load.Result
@@ -38,7 +38,7 @@ type loadDocument struct {
 	Distributions map[string]load.Distribution `json:"distributions"`
 }
 
-// encodeLoad writes the result as JSON, with quantiles next to the histograms, which only a library can read.
+// encodeLoad writes the result as JSON, with quantiles in addition to the histograms, which need a library to read.
 func encodeLoad(w io.Writer, r *load.Result) error {
 	distributions, err := r.Distributions()
 	if err != nil {
@@ -54,14 +54,15 @@ func failedOf(r *load.Result) (n int64) {
 	return n
 }
 
-// errorKinds are the kinds of errors of a result, the most frequent first.
+// errorKinds returns the kinds of errors in a result, the most frequent first.
 func errorKinds(r *load.Result) []string {
 	return slices.SortedFunc(maps.Keys(r.Errors), func(a, b string) int {
 		return cmp.Or(cmp.Compare(r.Errors[b], r.Errors[a]), cmp.Compare(a, b))
 	})
 }
 
-// allFailed is the error of a load of which nothing succeeded, which a script must not take for a measurement.
+// allFailed returns an error if nothing that a load did succeeded, so that a script does not take the result for a
+// measurement.
 func allFailed(cmd *cobra.Command, r *load.Result) error {
 	failed := failedOf(r)
 	if r.Done > 0 || failed == 0 {
@@ -71,8 +72,7 @@ func allFailed(cmd *cobra.Command, r *load.Result) error {
 		"nothing worked: all %d failed, most of them by %s", failed, errorKinds(r)[0])
 }
 
-// printResult writes the result of a guest that was measured for people: what it did, its times, and the guest's own
-// metrics.
+// printResult writes the result of a measured guest for people: what it did, its times, and the guest's own metrics.
 func printResult(w io.Writer, g kind.Guest, v param.Values, r *load.Result) error {
 	var b strings.Builder
 	printWork(&b, g.About().Name, r)
@@ -84,7 +84,7 @@ func printResult(w io.Writer, g kind.Guest, v param.Values, r *load.Result) erro
 	return err
 }
 
-// printWork writes what was done, a line for each kind of number.
+// printWork writes what was done, with a line for each kind of number.
 func printWork(b *strings.Builder, name string, r *load.Result) {
 	b.WriteString(name + ": ")
 	if r.Mode == load.Open || r.Mode == load.Closed {
@@ -135,10 +135,10 @@ func printWork(b *strings.Builder, name string, r *load.Result) {
 	}
 }
 
-// printed are the quantiles that are printed.
+// printed holds the quantiles in tables.
 var printed = []float64{0.5, 0.9, 0.99, 0.999}
 
-// printTimes writes a row for each histogram of the result, and says which quantiles need more samples.
+// printTimes writes a row for each histogram of the result, and explains which quantiles need more samples.
 func printTimes(b *strings.Builder, r *load.Result) error {
 	names := []string{load.Latency, load.Service, load.Connect, load.Lag, load.OwnLag}
 	names = lists.Include(names, slices.Sorted(maps.Keys(r.Histograms))...)
@@ -148,14 +148,14 @@ func printTimes(b *strings.Builder, r *load.Result) error {
 		fmt.Fprintf(t, "p%g\t", 100*q)
 	}
 	fmt.Fprint(t, "max\t\n")
-	rows, withheld := 0, len(printed) // the quantiles from withheld on are not given in every row
+	rows, withheld := 0, len(printed) // quantiles from index withheld on are missing in some row
 	for _, name := range names {
 		h, err := r.Histogram(name)
 		if err != nil {
 			return err
 		}
 		if h == nil || name == load.Service && r.Histograms[name] == r.Histograms[load.Latency] {
-			continue // in a closed loop service time is the latency
+			continue // in a closed loop the service time is the latency
 		}
 		rows++
 		withheld = min(withheld, printRow(t, strings.ReplaceAll(name, "_", " "), h))
@@ -174,7 +174,7 @@ func printTimes(b *strings.Builder, r *load.Result) error {
 }
 
 // printRow writes the quantiles of a histogram of times, and the maximum. It returns the index of the first quantile
-// that its samples cannot carry, by the rule of the reports.
+// for which there are too few samples, by the rule of the reports.
 func printRow(w io.Writer, title string, h *hdrhistogram.Histogram) (withheld int) {
 	fmt.Fprintf(w, "%s\t", title)
 	withheld = len(printed)
@@ -191,7 +191,7 @@ func printRow(w io.Writer, title string, h *hdrhistogram.Histogram) (withheld in
 	return withheld
 }
 
-// printValues writes the guest's own metrics, as an experiment would have them, or else what it counted.
+// printValues writes the guest's own metrics as an experiment would report them, or else its counts.
 func printValues(b *strings.Builder, g kind.Guest, v param.Values, r *load.Result) {
 	name := g.About().Name
 	m := &measured.Measured{
@@ -207,7 +207,7 @@ func printValues(b *strings.Builder, g kind.Guest, v param.Values, r *load.Resul
 	if teller, ok := g.(measured.Teller); ok {
 		for _, one := range teller.Metrics() {
 			if quantileOfTimes(one.Definition) {
-				continue // in the table above
+				continue // it is in the table above
 			}
 			if one.Value != nil {
 				if value, ok := one.Value(m); ok {
@@ -224,11 +224,11 @@ func printValues(b *strings.Builder, g kind.Guest, v param.Values, r *load.Resul
 			line(quantity.Label(name), quantity.Value(n, quantity.UnitOf(name)))
 		}
 	}
-	_ = t.Flush() // into memory
+	_ = t.Flush() // writing to memory cannot fail
 }
 
-// quantileOfTimes reports whether a metric is a quantile or the maximum of a histogram of times: no cost, which would
-// be a mean, and of merged histograms.
+// quantileOfTimes reports whether a metric is a quantile or the maximum of a histogram of times. Those are pooled by
+// merging histograms; a metric that is a cost would be a mean.
 func quantileOfTimes(d metric.Definition) bool {
 	return d.Unit == quantity.Seconds && d.Pool == metric.Merged && !d.Cost
 }

@@ -1,4 +1,4 @@
-// Package cli is the command line: one file for each command. It is the only package that prints or exits.
+// Package cli is the command line, with one file for each command. No other package prints or exits.
 package cli
 
 import (
@@ -51,9 +51,10 @@ type exitStatus int
 
 func (s exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
 
-// withSignals gives the context that ends when a person or the machine wants the end, and comes first, so that nothing
-// is begun which such a signal could leave lying about. A tare started with nohup should outlive the terminal. A pipe
-// without a reader must not end the process in the middle of a run: writing to it fails instead (stdout).
+// withSignals returns a context that ends on SIGINT, SIGTERM and SIGHUP. It comes first, so that nothing is begun that
+// a signal could leave behind. SIGHUP is not caught if it is ignored: a tare started with nohup should outlive the
+// terminal. A pipe without a reader must not end the process in the middle of a run: writing to it fails instead
+// (stdout).
 func withSignals() (context.Context, context.CancelFunc) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
 	if !signal.Ignored(unix.SIGHUP) {
@@ -62,14 +63,14 @@ func withSignals() (context.Context, context.CancelFunc) {
 		stopHangup := stop
 		stop = func() { stopHangup(); stopBeyond() }
 	}
-	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE) // not Ignore, which children would inherit
+	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE) // not signal.Ignore, which children would inherit
 	return ctx, stop
 }
 
-// beyondHangup is the key in the context of a command of the context that does not end on SIGHUP.
+// beyondHangup is the context key of a command's context that does not end on SIGHUP.
 type beyondHangup struct{}
 
-// withoutHangup is the context of a command to which SIGHUP means something else than its end.
+// withoutHangup returns the context for a command that SIGHUP does not end.
 func withoutHangup(ctx context.Context) context.Context {
 	if beyond, ok := ctx.Value(beyondHangup{}).(context.Context); ok {
 		return beyond
@@ -82,7 +83,7 @@ var commands []func() *cobra.Command
 
 func register(c func() *cobra.Command) { commands = append(commands, c) }
 
-// Command is the command line of tare, with every command.
+// Command returns the command line of tare, with every command.
 func Command() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "tare",

@@ -21,7 +21,7 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// nodesFlags are the flags of tare run about nodes.
+// nodesFlags holds the flags of tare run about nodes.
 type nodesFlags struct {
 	local  int
 	cpus   float64
@@ -43,7 +43,7 @@ func (f *nodesFlags) register(fs *pflag.FlagSet) {
 	fs.DurationVar(&f.wait, "nodes-wait", 5*time.Minute, "how long to wait for them")
 }
 
-// check refuses flags that do not go together.
+// check returns an error for flags that are out of range or exclude each other.
 func (f *nodesFlags) check(changed func(string) bool) error {
 	switch {
 	case changed("local-nodes") && (f.local < 1 || f.local > local.MostNodes):
@@ -71,16 +71,15 @@ func (f *nodesFlags) check(changed func(string) bool) error {
 	return nil
 }
 
-// leastShare is the least limit that the kernel can set, in CPUs.
+// leastShare is the smallest CPU limit that the kernel can set, in CPUs.
 const leastShare = 0.01
 
-// carries returns how many local nodes a machine with the given number of CPUs can run: each then has 0.07 CPU, with
+// carries returns how many local nodes a machine with the given number of CPUs can run. Each then has 0.07 CPU, with
 // which a tracer starts in seconds.
 func carries(cpus int) int { return max(1, min(25*cpus/2, 50)) }
 
-// nodeShare is the share of its machine that each node's trial gets. The groups of all local nodes together weigh as
-// much as one other group, so that the process that reads the counters need not wait for the processes that are
-// measured.
+// nodeShare returns the share of its machine that each node's trial gets. The groups of all local nodes together weigh
+// as much as one other group, so the process that reads the counters need not wait for the measured processes.
 func nodeShare(r *record.Nodes) cluster.Share {
 	if !r.Local {
 		return cluster.Share{}
@@ -88,7 +87,7 @@ func nodeShare(r *record.Nodes) cluster.Share {
 	return cluster.Share{CPUs: r.CPUs, Weight: 1 / float64(r.Count)}
 }
 
-// fleet is the nodes of a run, ready to be used.
+// fleet holds the nodes of a run, ready for use.
 type fleet struct {
 	engine.Nodes
 	close func() error
@@ -115,7 +114,7 @@ func (f *nodesFlags) plan(s *spec.Spec) *record.Nodes {
 	return r
 }
 
-// gather has the nodes join. It reports progress to the user through said.
+// gather waits until the nodes have joined. It reports progress to the user through said.
 func (f *nodesFlags) gather(ctx context.Context, s *spec.Spec, r *record.Nodes, self string, layout *cgroup.Layout,
 	said io.Writer) (*fleet, error) {
 	joined := func(n int) {
@@ -169,7 +168,7 @@ func (f *nodesFlags) gather(ctx context.Context, s *spec.Spec, r *record.Nodes, 
 	return &fleet{Nodes: nodes, close: closed}, nil
 }
 
-// checkReach refuses a spec that one of the nodes would refuse, before the first trial.
+// checkReach returns an error, before the first trial, if a node would refuse the spec.
 func checkReach(s *spec.Spec, nodes []cluster.Hello) error {
 	var refusing []string
 	for _, h := range nodes {
@@ -187,7 +186,7 @@ func checkReach(s *spec.Spec, nodes []cluster.Hello) error {
 	return s.CheckReach(strings.Join(refusing, ", "))
 }
 
-// remoteNodes are machines that joined by themselves, and may again.
+// remoteNodes are machines that joined by themselves, and may join again.
 type remoteNodes struct {
 	*cluster.Coordinator
 	names []string
@@ -198,7 +197,7 @@ func (r remoteNodes) Ensure(context.Context, []string) error { return nil }
 func (r remoteNodes) Why(string) string                      { return "" }
 func (r remoteNodes) Group() string                          { return "" }
 
-// PIDs are the agents that run on the coordinator's machine: it can be a node too.
+// PIDs returns the processes of the agents on the coordinator's machine, which can be a node too.
 func (r remoteNodes) PIDs() []int {
 	here := proc.FS{}.Machine().BootID
 	var pids []int

@@ -25,7 +25,7 @@ import (
 	"tare/internal/scale/meter"
 )
 
-// scaleFlags are the flags of the commands that weigh this machine.
+// scaleFlags holds the flags of the commands that weigh this machine.
 type scaleFlags struct {
 	hz        int
 	given     []ruleFlag
@@ -51,15 +51,15 @@ func (f *scaleFlags) register(fs *pflag.FlagSet) {
 		"samples per second on each CPU; 0 takes none, and eBPF time is not split")
 }
 
-// scaleOptions are what scaleFlags ask for.
+// scaleOptions holds the options for which scaleFlags ask.
 type scaleOptions struct {
 	meter     meter.Options
 	rules     []charge.Rule
 	names     *names.Resolver
-	sandboxes *sandbox.Options // nil: they are not looked for
+	sandboxes *sandbox.Options // nil: sandboxes are not looked for
 }
 
-// options checks the flags. The process has given up what weighing does not need before it reads a file.
+// options checks the flags. Before it reads a file, the process gives up the privileges that weighing does not need.
 func (f *scaleFlags) options(ctx context.Context) (o scaleOptions, err error) {
 	if f.hz < 0 || f.hz > perf.MaxHz {
 		return o, fault.New(fault.Usage, fmt.Sprintf("--hz %d", f.hz), "try --hz 449",
@@ -85,17 +85,17 @@ func (f *scaleFlags) options(ctx context.Context) (o scaleOptions, err error) {
 	return o, nil
 }
 
-// watch weighs a machine again and again, with its sandboxes and by rules. It is for one goroutine.
+// watch weighs a machine repeatedly, with its sandboxes and by rules. It is not safe for concurrent use.
 type watch struct {
 	scaleOptions
 
 	scale  *live.Scale
 	layout *cgroup.Layout   // for rules
 	census *meter.Sandboxes // nil without sandboxes, and after a failure
-	failed error            // of opening the census
+	failed error            // the error of opening the census
 }
 
-// openWatch begins the first window. Close the watch.
+// openWatch begins the first window. The caller must close the watch.
 func openWatch(ctx context.Context, o scaleOptions) (w *watch, err error) {
 	w = &watch{scaleOptions: o}
 	if len(o.rules) > 0 {
@@ -127,7 +127,7 @@ func (w *watch) closeCensus() {
 	}
 }
 
-// Next is the ledger of the window that ends in d, or as soon as the context ends.
+// Next returns the ledger of the current window, which ends after d or when the context ends.
 func (w *watch) Next(ctx context.Context, d time.Duration) (*ledger.Ledger, error) {
 	l, err := w.scale.Next(ctx, d)
 	if err != nil {
@@ -145,28 +145,29 @@ func (w *watch) Next(ctx context.Context, d time.Duration) (*ledger.Ledger, erro
 	return l, applyRules(w.rules, w.layout, l)
 }
 
-// Close gives everything back.
+// Close stops the scale and frees what it holds.
 func (w *watch) Close() error {
 	w.closeCensus()
 	return w.scale.Close()
 }
 
-// source gives one ledger after another: a watch, or an agent of another machine.
+// source yields consecutive ledgers: from this machine (watch), or from an agent on another one.
 type source interface {
 	Next(ctx context.Context, d time.Duration) (*ledger.Ledger, error)
 	Close() error
 }
 
-// leastWindow is the shortest window: in a shorter one, reading the counters at its edges would take too large a part.
+// leastWindow is the shortest window: in a shorter one, too much of the time would go into reading the counters at its
+// edges.
 const leastWindow = 100 * time.Millisecond
 
-// ticks are windows of one length that follow each other.
+// ticks are consecutive windows of one length.
 type ticks struct {
 	every time.Duration
 	total time.Duration // of all windows; 0: until the context ends
 }
 
-// check refuses lengths that no window has.
+// check returns an error for lengths that a window cannot have.
 func (t ticks) check() error {
 	if t.every < leastWindow || t.every > longestWindow {
 		return fault.New(fault.Usage, "--every "+t.every.String(), "try --every 10s", "a window lasts from %v to %v",
@@ -180,7 +181,7 @@ func (t ticks) check() error {
 	return nil
 }
 
-// write writes a ledger for each tick. When the context ends, the last one covers the time until then.
+// write writes a ledger for each tick. When the context ends, the last ledger covers the time until then.
 func (t ticks) write(
 	ctx context.Context, out io.Writer, s source, write report.Writer[iter.Seq[*ledger.Ledger]], o report.Options,
 ) error {
@@ -199,9 +200,9 @@ func (t ticks) write(
 	return cmp.Or(failed, err)
 }
 
-// lengths yields how long each tick still has to last. They follow a clock, so that a late one makes the next one
-// shorter; one that took longer than its successor would last delays all that follow. The last tick of a total is up to
-// leastWindow longer.
+// lengths yields how long each tick still has to last. The ticks follow a clock, so a late tick makes the next one
+// shorter, unless too little would be left: then all following ticks are delayed. With a total, the last tick may be
+// up to leastWindow longer.
 func (t ticks) lengths(ctx context.Context) iter.Seq[time.Duration] {
 	return func(yield func(time.Duration) bool) {
 		begin := time.Now()

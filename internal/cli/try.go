@@ -29,13 +29,13 @@ import (
 
 func init() { register(newTry) }
 
-// tryFlags are the flags of tare try in addition to those of a run.
+// tryFlags holds the flags of tare try, which include those of a run.
 type tryFlags struct {
 	run         runFlags
 	load        string
 	app         string
 	loadCommand string
-	against     string       // command line of the baseline; empty: nothing runs there
+	against     string       // command line of the baseline; if empty, no command runs in the baseline
 	command     param.Values // settings of the command
 }
 
@@ -104,16 +104,16 @@ It is an experiment like others: its directory keeps every trial, and the spec i
 	return c
 }
 
-// commandFlags are the settings of a command that are flags: all but the command line.
+// commandFlags returns the settings of a command that are flags: all but the command line.
 func commandFlags() []param.Setting {
 	return slices.DeleteFunc(slices.Clone(process.Settings), func(s param.Setting) bool { return s.Name == "command" })
 }
 
-// workload is one load next to which a command is tried.
+// workload is a load next to which a command is tried.
 type workload struct {
 	name string
 	load string // the kind
-	text string // its settings, as a spec has them
+	text string // its settings, as in a spec
 }
 
 // workloads are the reference workloads, at rates that leave a machine of two CPUs half idle.
@@ -128,7 +128,7 @@ func workloadNames() []string {
 	return lists.Map(workloads, func(w workload) string { return w.name })
 }
 
-// try tries a command.
+// try runs the experiment that tries a command.
 func try(ctx context.Context, f tryFlags, argv []string, out io.Writer) error {
 	f.command["command"] = lineOf(argv, f.command["dir"])
 	chosen, err := f.workloads()
@@ -141,7 +141,7 @@ func try(ctx context.Context, f tryFlags, argv []string, out io.Writer) error {
 		}
 	}
 	name := armName(argv[0])
-	s, err := trySpec(name, f, chosen) // which finds what is wrong before anything is started
+	s, err := trySpec(name, f, chosen) // finds errors before anything is started
 	if err != nil {
 		return err
 	}
@@ -157,8 +157,8 @@ func try(ctx context.Context, f tryFlags, argv []string, out io.Writer) error {
 	return run(ctx, s, f.run, out)
 }
 
-// rehearse starts the command once by itself, and the baseline too if there is one. From this it sets after what time
-// they are ready, which is the longer of their start-up times, unless the user has set it.
+// rehearse runs the command once by itself, and the baseline too if there is one. From the longer of their start-up
+// times it sets the time after which they count as ready, unless the user has set it.
 func (f tryFlags) rehearse(ctx context.Context, name string) (err error) {
 	layout, own, err := ground(ctx, stderr)
 	if err != nil {
@@ -185,8 +185,8 @@ func (f tryFlags) rehearse(ctx context.Context, name string) (err error) {
 	return nil
 }
 
-// rehearseOne starts one command once by itself, and returns how long its start-up takes; 0 if its settings say when
-// it is ready.
+// rehearseOne runs one command once by itself and returns its start-up time; 0 if its settings define when it is
+// ready.
 func rehearseOne(
 	ctx context.Context, layout *cgroup.Layout, self, name string, settings param.Values,
 ) (time.Duration, error) {
@@ -213,7 +213,7 @@ func rehearseOne(
 	return found.ReadyAfter, nil
 }
 
-// baseline are the settings of the command of --against: those of the command that is tried, but for the command line.
+// baseline returns the settings for the command of --against: those of the tried command, except the command line.
 func (f tryFlags) baseline() param.Values {
 	of := f.command.Clone()
 	of["command"] = f.against
@@ -232,10 +232,10 @@ func lineOf(argv []string, dir string) string {
 	return process.Command{Argv: argv}.Line()
 }
 
-// longestArm is how long the name of an arm may be here.
+// longestArm is the longest name that an arm gets here, in bytes.
 const longestArm = 32
 
-// armName is the name of a program as names of arms can be.
+// armName turns the name of a program into a valid name of an arm.
 func armName(program string) string {
 	name := strings.Map(func(r rune) rune {
 		switch {
@@ -280,7 +280,8 @@ func (f tryFlags) workloads() ([]workload, error) {
 		all = []workload{one}
 	}
 	var chosen []workload
-	inPath := subject.InPath(f.command) // only what goes to the application goes through it
+	// A command in the path of the requests is tried only with loads that connect to the application.
+	inPath := subject.InPath(f.command)
 	for _, w := range all {
 		k := kind.Find(kind.Load, w.load)
 		if k != nil && (k.About().Protocol == "" && !inPath || k.About().Protocol == app.About().Protocol) {
@@ -294,7 +295,7 @@ func (f tryFlags) workloads() ([]workload, error) {
 	return chosen, nil
 }
 
-// workload is the one that --load names: a reference workload, or a load as it is by default.
+// workload returns the one that --load names: a reference workload, or a kind of load with its defaults.
 func (f tryFlags) workload() (workload, error) {
 	for _, w := range workloads {
 		if w.name == f.load {
@@ -309,18 +310,18 @@ func (f tryFlags) workload() (workload, error) {
 		"there is no workload %q%s", text.Clip(f.load), text.DidYouMean(f.load, names))
 }
 
-// The lengths of an experiment that tries a command.
+// The size of an experiment that tries a command.
 const (
 	tryBlocks = 8
-	tryLeast  = 6                 // blocks, for intervals
-	tryTime   = 150 * time.Second // that the plan may take
+	tryLeast  = 6                 // the fewest blocks that give intervals
+	tryTime   = 150 * time.Second // the longest planned duration
 )
 
-// tryWindow is the length of the windows: that of the timer which programs that wait have most often. All windows begin
-// at about the same age of the command, so one of 0.8 s has that timer's work either always or never.
+// tryWindow is the length of the windows, which is the most common timer period of idle programs. All windows begin at
+// about the same age of the command, so a window of 0.8 s would contain that timer's work either always or never.
 const tryWindow = time.Second
 
-// trySpec is the experiment: as many blocks as fit into tryTime, unless the user says how many.
+// trySpec returns the experiment, with as many blocks as fit into tryTime unless the user sets their number.
 func trySpec(name string, f tryFlags, chosen []workload) (*spec.Spec, error) {
 	s, err := spec.Parse("try", []byte(tryText(name, f, chosen)), featureNames())
 	if err != nil {
@@ -332,7 +333,7 @@ func trySpec(name string, f tryFlags, chosen []workload) (*spec.Spec, error) {
 	return s, s.Apply(f.run.Overrides)
 }
 
-// tryText is the text of the spec.
+// tryText returns the text of the spec.
 func tryText(name string, f tryFlags, chosen []workload) string {
 	var b strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
@@ -385,21 +386,21 @@ func tryText(name string, f tryFlags, chosen []workload) string {
 		}
 		served := 1
 		if f.app == "" && !goes(w) {
-			served = 0 // no load connects to it
+			served = 0 // no load connects to the application
 		}
 		line("    %s: {%s, applications.server.count: %d}", w.name, strings.Join(sets, ", "), served)
 	}
 	return b.String()
 }
 
-// goes reports whether a workload goes to an application.
+// goes reports whether a workload connects to an application.
 func goes(w workload) bool { return kind.Find(kind.Load, w.load).About().Protocol != "" }
 
-// yamlText is a text as YAML has it in double quotes, which is as JSON has it.
+// yamlText returns a text as a double-quoted YAML string, for which JSON strings are valid.
 func yamlText(text string) string {
 	b, err := json.Marshal(text)
 	if err != nil {
-		return `""` // a string always can be
+		return `""` // cannot happen with a string
 	}
 	return string(b)
 }

@@ -15,23 +15,23 @@ import (
 
 func init() { register(newVersion) }
 
-// versionSchema names the JSON form.
+// versionSchema is the schema of the JSON form.
 const versionSchema = "tare.version/v1"
 
-// versionDocument is what `tare version --json` prints.
+// versionDocument is the output of `tare version --json`.
 type versionDocument struct {
 	Schema   string      `json:"schema"`
 	Version  string      `json:"version"`
-	Commit   *string     `json:"commit"`   // nil where the build did not record it
+	Commit   *string     `json:"commit"`   // nil if the build did not record it
 	Modified bool        `json:"modified"` // the source differed from the commit
 	Go       string      `json:"go"`
-	Platform string      `json:"platform"` // as Go names it: "linux/amd64"
+	Platform string      `json:"platform"` // in Go's form: "linux/amd64"
 	Kernel   kernelNeeds `json:"kernel"`
 }
 
-// kernelNeeds are what Tare needs of a kernel, as its source declares it. Nothing is probed.
+// kernelNeeds lists what Tare needs of a kernel, as declared in its source. Nothing is probed.
 type kernelNeeds struct {
-	Least    string        `json:"least"` // version of Linux
+	Least    string        `json:"least"` // oldest version of Linux
 	Features []featureNeed `json:"features"`
 }
 
@@ -39,7 +39,7 @@ type featureNeed struct {
 	Name     string `json:"name"` // as in tare doctor
 	Required bool   `json:"required"`
 	Needs    string `json:"needs"`
-	Lost     string `json:"lost"` // without it
+	Lost     string `json:"lost"` // what is not available without it
 }
 
 func newVersion() *cobra.Command {

@@ -139,8 +139,8 @@ names by ,workload=NAME, or in whose groups it runs; the rest is shown as tare o
 			out := cmd.OutOrStdout()
 			o := textOptions(out, "", true)
 			o.Ledger = seen
-			// A window makes little garbage, but it shows in the scale's own memory: collecting at half the usual
-			// growth saves 3 of 41 MB for no measurable CPU time.
+			// A window makes little garbage, but it shows in the scale's own memory: collecting at half the usual growth saves
+			// 3 of 41 MB for no measurable CPU time.
 			defer debug.SetGCPercent(debug.SetGCPercent(50))
 			if every > 0 && stacks != "" {
 				return fault.New(fault.Usage, "--pprof", "leave out --every", "a profile is of one window")
@@ -208,7 +208,7 @@ func weighOnce(
 	return errors.Join(write(out, l, o), p.write(l))
 }
 
-// ledgerOptions are what people see of a ledger by the flags.
+// ledgerOptions returns the options for printing a ledger that the flags ask for.
 func ledgerOptions(top, depth int, match []string) (o report.LedgerOptions, err error) {
 	for _, f := range []struct {
 		name  string
@@ -231,7 +231,7 @@ func ledgerOptions(top, depth int, match []string) (o report.LedgerOptions, err 
 	return o, nil
 }
 
-// runtimeRoots makes paths of directories absolute.
+// runtimeRoots checks that directories exist, and returns their absolute paths.
 func runtimeRoots(given []string) (roots []string, err error) {
 	for _, dir := range given {
 		if info, err := os.Stat(dir); err != nil || !info.IsDir() {
@@ -246,8 +246,8 @@ func runtimeRoots(given []string) (roots []string, err error) {
 	return roots, nil
 }
 
-// weigh takes one ledger, with sandboxes and a profile unless those are nil. The end of ctx ends the window early, and
-// the ledger says how long it was.
+// weigh takes one ledger, with sandboxes and a profile unless those are nil. If ctx ends, so does the window; the
+// ledger has the time that it lasted.
 func weigh(
 	ctx context.Context, d time.Duration, o meter.Options, sandboxes *sandbox.Options, p *profiler,
 ) (l *ledger.Ledger, err error) {
@@ -261,7 +261,7 @@ func weigh(
 		}
 	}()
 	var census *meter.Sandboxes
-	var failed error // finding sandboxes; the rest of the ledger stands
+	var failed error // to find sandboxes; the rest of the ledger is still valid
 	if sandboxes != nil {
 		if census, failed = meter.OpenSandboxes(*sandboxes); failed == nil {
 			defer census.Close()
@@ -273,7 +273,7 @@ func weigh(
 	}
 	err = p.begin()
 	if err == nil {
-		_ = pace.Sleep(ctx, d) // a window that is cut short is a window
+		_ = pace.Sleep(ctx, d) // a window that is cut short is still a window
 		err = p.end()
 	}
 	l, cerr := w.Close()
@@ -289,13 +289,13 @@ func weigh(
 	return l, nil
 }
 
-// ruleFlag is a rule, or with no charge the name of a file of rules, as it was given.
+// ruleFlag is a rule, or with an empty charge the name of a file of rules, as given on the command line.
 type ruleFlag struct {
 	charge ledger.Charge
 	text   string
 }
 
-// ruleValue gathers what several flags give, in the order of the command line: it says which rule counts.
+// ruleValue collects the rules of several flags in the order of the command line, which decides the rule that applies.
 type ruleValue struct {
 	charge ledger.Charge
 	given  *[]ruleFlag
@@ -315,7 +315,7 @@ func (v *ruleValue) Type() string {
 	return "RULE"
 }
 
-// readRules reads the rules that were given, and then those of a profile unless its name is empty.
+// readRules reads the given rules, and then those of a profile unless its name is empty.
 func readRules(given []ruleFlag, profile string) (rules []charge.Rule, err error) {
 	for _, g := range given {
 		if g.charge != "" {
@@ -339,8 +339,8 @@ func readRules(given []ruleFlag, profile string) (rules []charge.Rule, err error
 	return charge.Complete(rules, profile, "--profile "+text.Clip(profile))
 }
 
-// applyRules charges what the ledger holds. Processes are looked at now, at the end of the window. A layout that is nil
-// is found.
+// applyRules charges what the ledger holds. It lists processes now, at the end of the window. If layout is nil, it
+// finds the control groups itself.
 func applyRules(rules []charge.Rule, layout *cgroup.Layout, l *ledger.Ledger) (err error) {
 	if len(rules) == 0 {
 		return nil

@@ -1,8 +1,8 @@
-// Package agents finds tare-agent on the nodes of a cluster, or deploys it for a while, and has all of them take a
+// Package agents finds tare-agent on the nodes of a cluster, or deploys it temporarily, and has all agents take a
 // window at the same time. Start reading at Cluster.Find, Cluster.Deploy and Cluster.Open.
 //
-// Agents are reached as by kubectl port-forward: through the API server, which asks who the user is, and from the
-// pod's own loopback interface, the only one from which an agent without passwords gives windows. No port is opened.
+// Agents are reached as by kubectl port-forward: through the API server, which authenticates the user, and from the
+// pod's own loopback interface, the only one on which an agent without passwords serves windows. No port is opened.
 package agents
 
 import (
@@ -32,21 +32,21 @@ import (
 	"tare/internal/scale/remote"
 )
 
-// Labels of what kubectl-tare makes in a cluster.
+// Labels of the objects that kubectl-tare creates in a cluster.
 const (
 	nameLabel = "app.kubernetes.io/name"
-	// InstanceLabel tells the objects of one command from those of others.
+	// InstanceLabel distinguishes the objects of one command from those of others.
 	InstanceLabel = "app.kubernetes.io/instance"
 	managedLabel  = "app.kubernetes.io/managed-by"
 
-	// RunName is the name of the objects of experiments in a cluster, by the label of applications.
+	// RunName is the value of the label app.kubernetes.io/name on the objects of experiments.
 	RunName = "tare-run"
 
-	// TemporaryName is the same of temporary agents, and of the rights of a run for agents.
+	// TemporaryName is its value on temporary agents, and on the rights of a run for agents.
 	TemporaryName = "tare-agent-temporary"
 
 	installedName = "tare-agent" // as in deploy/kubernetes
-	// Manager is the name under which objects are made: their label of managers, and the field manager.
+	// Manager is the value of the label managed-by on all objects, and their field manager.
 	Manager = "kubectl-tare"
 
 	// RunSelector selects the Jobs of experiments.
@@ -54,24 +54,24 @@ const (
 )
 
 const (
-	agentPort = 9633 // where a DaemonSet names no port "metrics"
-	pageSize  = 500  // objects of one answer of the API server
+	agentPort = 9633 // for a DaemonSet without a port named "metrics"
+	pageSize  = 500  // objects in one answer of the API server
 )
 
-// Access is what installed agents with TLS or a password ask for. Temporary ones ask for nothing.
+// Access holds the credentials for installed agents with TLS or a password. Temporary agents require none.
 type Access struct {
-	CAFile             string // the authorities of their certificates, as PEM; empty: they have no TLS
-	ServerName         string // of their certificates
+	CAFile             string // the authorities of their certificates, as PEM; empty if they have no TLS
+	ServerName         string // in their certificates
 	User, PasswordFile string
 }
 
-// options are those of a client of an agent.
+// options returns the options for a client of an agent.
 func (a *Access) options(address string) remote.Options {
 	return remote.Options{Address: address, CAFile: a.CAFile, ServerName: a.ServerName, User: a.User,
 		PasswordFile: a.PasswordFile, Prefix: "agents-"}
 }
 
-// Check finds what is wrong with the files, as a fault of usage.
+// Check returns a usage fault if the files are invalid.
 func (a *Access) Check() error {
 	_, err := remote.New(a.options("localhost:1"))
 	return err
@@ -79,17 +79,17 @@ func (a *Access) Check() error {
 
 // Cluster is a client of a cluster.
 type Cluster struct {
-	Access Access // to agents that are installed
+	Access Access // to installed agents
 
 	config *rest.Config
 	core   corev1.CoreV1Interface
 	apps   appsv1.AppsV1Interface
 	batch  batchv1.BatchV1Interface
 
-	tunnels sync.Map // what opens one, by port
+	tunnels sync.Map // by port: the frames that open a tunnel
 }
 
-// New returns a client. It asks nothing.
+// New returns a client. It does not contact the cluster.
 func New(config *rest.Config) (*Cluster, error) {
 	config = rest.CopyConfig(config)
 	config.QPS, config.Burst = 100, 200
@@ -109,7 +109,7 @@ func wrong(err error) error {
 	return fault.Wrap(err, fault.Usage, "", "see kubectl config view", "the configuration of the client is wrong")
 }
 
-// Core and Batch are the cluster's own API.
+// Core and Batch return clients of the cluster's own API.
 func (c *Cluster) Core() corev1.CoreV1Interface    { return c.core }
 func (c *Cluster) Batch() batchv1.BatchV1Interface { return c.batch }
 
@@ -118,21 +118,21 @@ type Agent struct {
 	Node           string
 	Namespace, Pod string
 	Port           int
-	Failed         string // why it cannot be asked; empty where it can
+	Failed         string // why it cannot be asked; empty if it can
 	starting       bool   // it may not listen yet
 }
 
-// Set is a DaemonSet of agents: by it a coordinator finds them again.
+// Set is a DaemonSet of agents. A coordinator finds the agents again by it.
 type Set struct {
 	Namespace, Selector string
 	UID                 types.UID
 	Port                int
 	Image               string
-	Temporary           bool // they may not listen yet, and ask for nothing
+	Temporary           bool // the agents may not listen yet, and require nothing of clients
 }
 
-// Find returns the agents of the DaemonSet that is installed, one for each node of which it has a pod. There are none
-// if none is installed, and the set is then empty. Namespace is where to look; empty: everywhere.
+// Find returns the agents of the installed DaemonSet, one for each node that has a pod of it. If none is installed, it
+// returns an empty set and no agents. It searches one namespace, or all if namespace is empty.
 func (c *Cluster) Find(ctx context.Context, namespace string) (set Set, all []Agent, err error) {
 	found, err := c.installed(ctx, namespace)
 	if err != nil || found == nil {
@@ -144,8 +144,8 @@ func (c *Cluster) Find(ctx context.Context, namespace string) (set Set, all []Ag
 	return set, all, err
 }
 
-// installed is the DaemonSet that is installed; nil: none. One that does not see its node's processes is somebody
-// else's.
+// installed returns the installed DaemonSet, or nil if there is none. It ignores DaemonSets without HostPID, which do
+// not see their node's processes and are not Tare's.
 func (c *Cluster) installed(ctx context.Context, namespace string) (*appsapi.DaemonSet, error) {
 	o := metav1.ListOptions{LabelSelector: nameLabel + "=" + installedName}
 	sets, err := c.apps.DaemonSets(namespace).List(ctx, o)
@@ -182,7 +182,7 @@ func setOf(d *appsapi.DaemonSet) (Set, error) {
 	return s, nil
 }
 
-// Agents returns the agents of a DaemonSet that there are now.
+// Agents returns the current agents of a DaemonSet.
 func (c *Cluster) Agents(ctx context.Context, s Set) (agents []Agent, err error) {
 	err = c.eachPod(ctx, s.Namespace, s.Selector, func(p *api.Pod) {
 		of := metav1.GetControllerOf(p)
@@ -194,7 +194,7 @@ func (c *Cluster) Agents(ctx context.Context, s Set) (agents []Agent, err error)
 	return agents, err
 }
 
-// eachPod gives all pods that a selector selects, page by page.
+// eachPod calls do with each pod that matches a selector. It lists the pods page by page.
 func (c *Cluster) eachPod(ctx context.Context, namespace, selector string, do func(*api.Pod)) error {
 	list := func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 		return c.core.Pods(namespace).List(ctx, o)
@@ -202,7 +202,7 @@ func (c *Cluster) eachPod(ctx context.Context, namespace, selector string, do fu
 	return refused(each(ctx, list, selector, do), "listing pods")
 }
 
-// each gives all objects that a selector selects, page by page.
+// each calls do with each object that matches a selector. It lists the objects page by page.
 func each[T any](ctx context.Context, list pager.ListPageFunc, selector string, do func(*T)) error {
 	p := pager.New(list)
 	p.PageSize = pageSize
@@ -212,7 +212,7 @@ func each[T any](ctx context.Context, list pager.ListPageFunc, selector string, 
 	})
 }
 
-// notRunning says why the agent of a pod does not run, and returns "" if it does.
+// notRunning returns the reason why the agent of a pod does not run, or "" if it does.
 func notRunning(p *api.Pod) string {
 	for _, s := range p.Status.ContainerStatuses {
 		switch {
@@ -235,7 +235,7 @@ const (
 	notStarted = "its agent has not started"
 )
 
-// documents reads the objects of YAML documents.
+// documents parses YAML documents into objects.
 func documents(data []byte) (all []*unstructured.Unstructured, err error) {
 	for decoder := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(data), 4096); ; {
 		o := &unstructured.Unstructured{}
@@ -248,7 +248,7 @@ func documents(data []byte) (all []*unstructured.Unstructured, err error) {
 	}
 }
 
-// as returns an object of a manifest in the type of its kind.
+// as converts an object of a manifest to the type of its kind.
 func as[T any](o *unstructured.Unstructured) (*T, error) {
 	object := new(T)
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, object); err != nil {
@@ -257,7 +257,7 @@ func as[T any](o *unstructured.Unstructured) (*T, error) {
 	return object, nil
 }
 
-// agentSet is the DaemonSet of the manifests that are in this program.
+// agentSet returns the DaemonSet from the manifests embedded in this program.
 func agentSet() (*appsapi.DaemonSet, error) {
 	all, err := documents(deploy.AgentManifests)
 	for _, o := range all {
@@ -268,7 +268,7 @@ func agentSet() (*appsapi.DaemonSet, error) {
 	return nil, cmp.Or(err, errors.New("the manifests have no DaemonSet"))
 }
 
-// refused is an error of the API server, with its hint.
+// refused wraps an error of the API server, with a hint.
 func refused(err error, doing string) error {
 	if err == nil || errors.Is(err, context.Canceled) {
 		return err

@@ -17,13 +17,13 @@ import (
 	"tare/internal/kube/cluster"
 )
 
-// Node is a node as the cluster sees it.
+// Node is a node as the cluster describes it.
 type Node struct {
 	Name                  string
-	Machine               string // boot id of the machine that it is on
-	OS                    string // as of kubernetes.io/os
+	Machine               string // boot id of the machine on which it runs
+	OS                    string // value of the label kubernetes.io/os
 	Ready                 bool
-	Schedulable           bool // it takes pods that tolerate nothing
+	Schedulable           bool // it accepts pods without tolerations
 	Labels                map[string]string
 	Kernel, Runtime       string
 	Capacity, Allocatable cluster.Resources
@@ -55,7 +55,7 @@ func (c *Cluster) Nodes(ctx context.Context) (nodes []Node, err error) {
 	return nodes, nil
 }
 
-// Matches says whether a selector matches the labels of the node.
+// Matches reports whether a selector matches the labels of the node.
 func (n *Node) Matches(selector string) (bool, error) {
 	s, err := labels.Parse(selector)
 	if err != nil {
@@ -84,11 +84,11 @@ func (c *Cluster) Pods(ctx context.Context) (pods []cluster.Pod, err error) {
 	return pods, err
 }
 
-// Annotations by which others say what they know of a pod.
+// Annotations in which other components describe a pod.
 const (
-	configHash  = "kubernetes.io/config.hash" // the kubelet: UID of a static pod on its node
-	istioStatus = "sidecar.istio.io/status"   // Istio's injector: what it added
-	meshStatus  = "mesh.tare/status"          // the same of Tare's (docs/injection.md)
+	configHash  = "kubernetes.io/config.hash" // by the kubelet: UID of a static pod on its node
+	istioStatus = "sidecar.istio.io/status"   // by Istio's injector: the containers that it added
+	meshStatus  = "mesh.tare/status"          // by Tare's injector: the same (docs/injection.md)
 )
 
 func podOf(p *api.Pod) cluster.Pod {
@@ -97,7 +97,7 @@ func podOf(p *api.Pod) cluster.Pod {
 	pod.OwnerKind, pod.Owner = workloadOf(p)
 	var by [2]struct{ Containers, InitContainers []string }
 	for i, key := range []string{istioStatus, meshStatus} {
-		_ = json.Unmarshal([]byte(p.Annotations[key]), &by[i]) // what is no JSON names nothing
+		_ = json.Unmarshal([]byte(p.Annotations[key]), &by[i]) // invalid JSON names no containers
 	}
 	add := func(name string, class cluster.Class, injected ...[]string) {
 		if class != cluster.Sidecar && slices.Contains(slices.Concat(injected...), name) {
@@ -118,11 +118,11 @@ func podOf(p *api.Pod) cluster.Pod {
 	return pod
 }
 
-// scheduled is the end of the names of a CronJob's Jobs: minutes since 1970.
+// scheduled matches the names of a CronJob's Jobs, which end in minutes since 1970.
 var scheduled = regexp.MustCompile(`^(.+)-\d{8,}$`)
 
-// workloadOf is what a person deployed and a pod belongs to. A ReplicaSet of a Deployment ends in the hash that is a
-// label of its pods. The kubelet's pods belong to none.
+// workloadOf returns the workload that a user deployed and to which a pod belongs. The name of a Deployment's
+// ReplicaSet ends in a hash, which is also a label of its pods. The kubelet's own pods belong to no workload.
 func workloadOf(p *api.Pod) (kind, name string) {
 	o := metav1.GetControllerOf(p)
 	switch {

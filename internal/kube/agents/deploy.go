@@ -22,18 +22,18 @@ import (
 	"tare/internal/lib/text"
 )
 
-// Deployment says how agents are deployed for one window.
+// Deployment configures agents that are deployed for one window.
 type Deployment struct {
-	Namespace string // an existing one, which allows privileged pods
+	Namespace string // an existing one that allows privileged pods
 	Image     string
-	Lifetime  time.Duration // after which the cluster itself removes them
+	Lifetime  time.Duration // time after which the cluster itself removes them
 }
 
-// Temporary are agents that live no longer than their Deployment says, whatever becomes of this process.
+// Temporary are agents that live no longer than their Deployment allows, whatever happens to this process.
 //
-// They belong to a Job that runs no pod: it fails at its deadline (activeDeadlineSeconds), is then removed
-// (ttlSecondsAfterFinished), and the garbage collector removes with it what it owns. The Job is made first, so there
-// is no moment at which something would stay. It needs no rights in the cluster and no image.
+// They belong to a Job that runs no pod. The Job fails at its deadline (activeDeadlineSeconds) and is then removed
+// (ttlSecondsAfterFinished), and the garbage collector removes everything that it owns. The Job is created first, so
+// nothing can be left behind. It needs no rights in the cluster and no image.
 type Temporary struct {
 	Owned metav1.ObjectMeta // for further objects that belong to their Job
 	Set   Set
@@ -45,11 +45,11 @@ const (
 	lifetimeKey  = "tare/lifetime-seconds" // annotation
 	removeWithin = 10 * time.Second
 	startPoll    = 300 * time.Millisecond
-	refusedAfter = 3 * time.Second // without any pod, there is a reason
+	refusedAfter = 3 * time.Second // if there is no pod by then, the cluster is asked for the reason
 )
 
-// Deploy makes agents on all nodes, and returns without waiting for them. What it has made must be removed, also
-// after an error: it is nil only if there is nothing.
+// Deploy creates agents on all nodes, and returns without waiting for them. The caller must remove what it returns,
+// even after an error. It returns nil only if nothing was created.
 func (c *Cluster) Deploy(ctx context.Context, d Deployment) (*Temporary, error) {
 	set, err := agentSet()
 	if err != nil {
@@ -80,18 +80,18 @@ func (c *Cluster) Deploy(ctx context.Context, d Deployment) (*Temporary, error) 
 	return t, refused(err, "deploying agents")
 }
 
-// Owner is a Job of which no pod comes, to which other objects belong.
+// Owner describes a Job that runs no pod and owns other objects.
 type Owner struct {
-	What            string // name of all objects by the label of applications
+	What            string // name of all objects, in the label app.kubernetes.io/name
 	Namespace, Name string
-	Notes           map[string]string // annotations of the Job alone
-	Lifetime        time.Duration     // after which the cluster removes all of it
-	Pod             *api.PodSpec      // any that the namespace admits
+	Notes           map[string]string // annotations of the Job only
+	Lifetime        time.Duration     // time after which the cluster removes all of it
+	Pod             *api.PodSpec      // any pod that the namespace admits
 }
 
-// MakeOwner makes such a Job, and returns metadata for objects that belong to it: the cluster removes all of them when
-// their lifetime is over, whatever has become of the process that made them. If there is an error, the Job may have
-// been made.
+// MakeOwner creates such a Job, and returns metadata for objects that belong to it. The cluster removes all of them
+// when their lifetime is over, whatever happens to the process that created them. If there is an error, maybe reports
+// whether the Job may have been created nevertheless.
 func (c *Cluster) MakeOwner(ctx context.Context, o Owner) (owned metav1.ObjectMeta, maybe bool, err error) {
 	seconds := int64(max(o.Lifetime, time.Second).Seconds())
 	owned = metav1.ObjectMeta{Name: o.Name, Namespace: o.Namespace,
@@ -114,13 +114,14 @@ func (c *Cluster) MakeOwner(ctx context.Context, o Owner) (owned metav1.ObjectMe
 	return owned, true, nil
 }
 
-// RemoveOwner removes the Job of MakeOwner, and with it all that belongs to it. That it is not there is no error.
+// RemoveOwner removes the Job of MakeOwner and everything that belongs to it. It is not an error if the Job does not
+// exist.
 func (c *Cluster) RemoveOwner(ctx context.Context, namespace, name string) error {
 	return Removed(c.batch.Jobs(namespace).Delete(ctx, name,
 		metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationBackground)}))
 }
 
-// Removed is the error of removing something, unless it is not there.
+// Removed returns the error of removing an object, or nil if the object did not exist.
 func Removed(err error) error {
 	if apierrors.IsNotFound(err) {
 		return nil
@@ -128,13 +129,13 @@ func Removed(err error) error {
 	return err
 }
 
-// definite says whether an error is an answer of the API server: then nothing was made.
+// definite reports whether an error is an answer of the API server, which then created nothing.
 func definite(err error) bool {
 	return apierrors.ReasonForError(err) != metav1.StatusReasonUnknown && !apierrors.IsTimeout(err) &&
 		!apierrors.IsServerTimeout(err)
 }
 
-// temporary makes of an installed agent's pod one that needs no other object, and that opens no port to others.
+// temporary turns the pod of an installed agent into one that needs no other object and opens no port to others.
 func temporary(pod *api.PodSpec, image string) {
 	pod.ServiceAccountName = ""
 	pod.TerminationGracePeriodSeconds = new(int64(1))
@@ -147,15 +148,15 @@ func temporary(pod *api.PodSpec, image string) {
 	pod.Volumes = slices.DeleteFunc(pod.Volumes, func(v api.Volume) bool { return v.ConfigMap != nil })
 }
 
-// Wait returns the agents of nodes once each runs or cannot, at the latest after the time that is given. It fails if
-// there will be none at all.
+// Wait returns the agents of the nodes when each of them runs or cannot run, or when the time is over. It fails if
+// there will be no agents at all.
 func (t *Temporary) Wait(ctx context.Context, nodes []Node, within time.Duration) (agents []Agent, err error) {
 	begin := time.Now()
 	for {
 		if agents, err = t.c.Agents(ctx, t.Set); err != nil {
 			return nil, err
 		}
-		byNode := map[string]bool{} // whether it is decided
+		byNode := map[string]bool{} // whether the agent runs or cannot run
 		for i := range agents {
 			byNode[agents[i].Node] = agents[i].Failed != notStarted
 		}
@@ -182,12 +183,12 @@ func (t *Temporary) Wait(ctx context.Context, nodes []Node, within time.Duration
 	}
 }
 
-// refusal is why no pods of the agents are made, where the cluster says so.
+// refusal returns the cluster's reason for not creating the agents' pods, or nil if it gives none.
 func (t *Temporary) refusal(ctx context.Context) error {
 	events, err := t.c.core.Events(t.Owned.Namespace).List(ctx, metav1.ListOptions{
 		FieldSelector: "involvedObject.name=" + t.Owned.Name + ",reason=FailedCreate", Limit: 1})
 	if err != nil || len(events.Items) == 0 {
-		return nil //nolint:nilerr // then the nodes are named as those whose agents have not started
+		return nil //nolint:nilerr // the nodes are then reported as those whose agents have not started
 	}
 	return fault.New(fault.Machine, "namespace "+t.Owned.Namespace, "choose a namespace whose Pod Security is "+
 		"privileged: --agents-namespace", "the cluster refuses the agents: %s",
@@ -201,8 +202,8 @@ func (t *Temporary) Remove(ctx context.Context) error {
 	return t.c.RemoveAgents(ctx, t.Owned.Namespace, t.Owned.Name)
 }
 
-// RemoveAgents removes temporary agents, and what else belongs to their Job, and waits for a while until their pods are
-// gone. An error says what is left to the cluster.
+// RemoveAgents removes temporary agents and whatever else belongs to their Job, and waits for a limited time until
+// their pods are gone. The error names what is left to the cluster.
 func (c *Cluster) RemoveAgents(ctx context.Context, namespace, name string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeWithin)
 	defer cancel()
@@ -224,22 +225,23 @@ func (c *Cluster) RemoveAgents(ctx context.Context, namespace, name string) erro
 	}
 }
 
-// remove removes temporary agents: first the Job, so that what is made of it from now on has no owner and goes, too.
+// remove removes temporary agents. The Job comes first: objects that are created for it from now on have no owner, and
+// are removed too.
 func (c *Cluster) remove(ctx context.Context, namespace, name string) error {
 	job := c.RemoveOwner(ctx, namespace, name)
-	set := Removed(c.apps.DaemonSets(namespace).Delete(ctx, name, // without it the pods end later
+	set := Removed(c.apps.DaemonSets(namespace).Delete(ctx, name, // without this the pods would end later
 		metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationBackground)}))
 	return refused(cmp.Or(job, set), "removing agents")
 }
 
-// Leftover are temporary agents, or the objects of an experiment, that somebody has deployed.
+// Leftover is a set of temporary agents, or the objects of an experiment, in the cluster.
 type Leftover struct {
 	Namespace, Name string
-	Run             bool // an experiment's objects, and no agents
+	Run             bool // an experiment's objects, not agents
 	Ended           bool // their time is over, and the cluster should have removed them
 }
 
-// Leftovers returns the temporary agents and the objects of experiments that there are.
+// Leftovers returns all temporary agents and all objects of experiments in the cluster.
 func (c *Cluster) Leftovers(ctx context.Context) (all []Leftover, err error) {
 	o := metav1.ListOptions{LabelSelector: fmt.Sprintf("%s in (%s,%s),%s=%s", nameLabel, TemporaryName, RunName,
 		managedLabel, Manager)}
@@ -269,7 +271,7 @@ func (c *Cluster) Leftovers(ctx context.Context) (all []Leftover, err error) {
 	return all, nil
 }
 
-// Clean removes temporary agents, or the objects of an experiment, whose coordinator would take its time to end.
+// Clean removes temporary agents, or the objects of an experiment, without waiting until their pods are gone.
 func (c *Cluster) Clean(ctx context.Context, l Leftover) error {
 	if !l.Run {
 		return c.remove(ctx, l.Namespace, l.Name)
@@ -277,11 +279,11 @@ func (c *Cluster) Clean(ctx context.Context, l Leftover) error {
 	return refused(c.RemoveRun(ctx, l.Namespace, l.Name), "removing a run")
 }
 
-// RemoveRun removes the Job of a run, and with it all that belongs to it: at once its coordinator and its Secret, which
-// have its name.
+// RemoveRun removes the Job of a run and everything that belongs to it. The coordinator's pod and the Secret, which
+// have the Job's name, are removed at once.
 func (c *Cluster) RemoveRun(ctx context.Context, namespace, name string) error {
 	at := metav1.DeleteOptions{GracePeriodSeconds: new(int64(1))}
-	pod := Removed(c.core.Pods(namespace).Delete(ctx, name, at)) // first: the cluster would give it time
+	pod := Removed(c.core.Pods(namespace).Delete(ctx, name, at)) // first, because the cluster would give it more time
 	secret := Removed(c.core.Secrets(namespace).Delete(ctx, name, metav1.DeleteOptions{}))
 	return cmp.Or(c.RemoveOwner(ctx, namespace, name), pod, secret)
 }

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	api "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/util/httpstream" //nolint:staticcheck // deprecated, and what client-go returns
+	"k8s.io/apimachinery/pkg/util/httpstream" //nolint:staticcheck // deprecated, but client-go returns it
 	portforwarding "k8s.io/apimachinery/pkg/util/portforward"
 	"k8s.io/client-go/tools/portforward"
 	"k8s.io/client-go/transport/spdy"
@@ -22,13 +22,12 @@ import (
 	"tare/internal/lib/text"
 )
 
-// Dial connects to a port of a pod's loopback interface, as kubectl port-forward does.
+// Dial connects to a port on a pod's loopback interface, as kubectl port-forward does.
 func (c *Cluster) Dial(ctx context.Context, namespace, pod string, port int) (net.Conn, error) {
 	return c.dial(ctx, &Agent{Namespace: namespace, Pod: pod, Port: port})
 }
 
-// dial connects to a port of a pod's loopback interface, as kubectl port-forward does: by WebSocket, and where that is
-// not possible by SPDY.
+// dial connects to a port on a pod's loopback interface, as kubectl port-forward does: by WebSocket, or else by SPDY.
 func (c *Cluster) dial(ctx context.Context, a *Agent) (net.Conn, error) {
 	url := c.core.RESTClient().Post().Namespace(a.Namespace).Resource("pods").Name(a.Pod).SubResource("portforward").URL()
 	conn, err := c.dialWebsocket(ctx, url, a.Port)
@@ -40,7 +39,7 @@ func (c *Cluster) dial(ctx context.Context, a *Agent) (net.Conn, error) {
 		err  error
 	}
 	done := make(chan result, 1)
-	go func() { // a dialer knows no context
+	go func() { // the dialer does not take a context
 		f, err := c.dialSPDY(url, a.Port)
 		done <- result{f, err}
 	}()
@@ -84,7 +83,8 @@ func (c *Cluster) dialWebsocket(ctx context.Context, url *url.URL, port int) (ne
 	return t, nil
 }
 
-// opening is what opens a tunnel to a port. Making it takes 1 MB for a moment, so it is made once.
+// opening returns the frames that open a tunnel to a port. Building them takes 1 MB for a moment, so it is done once
+// for each port.
 func (c *Cluster) opening(port int) ([]byte, error) {
 	if frames, made := c.tunnels.Load(port); made {
 		return frames.([]byte), nil
@@ -109,11 +109,11 @@ func (c *Cluster) dialSPDY(url *url.URL, port int) (*forwarded, error) {
 	return forward(conn, port)
 }
 
-// forwarded is a connection to a port of a pod: a stream of bytes, and one on which the node says what failed.
+// forwarded is a connection to a port of a pod: a stream of data, and one on which the node reports errors.
 type forwarded struct {
 	httpstream.Stream
 	conn   httpstream.Connection
-	failed chan error // what the node said, once
+	failed chan error // the node's error, at most once
 }
 
 func forward(conn httpstream.Connection, port int) (*forwarded, error) {
@@ -123,7 +123,7 @@ func forward(conn httpstream.Connection, port int) (*forwarded, error) {
 	headers.Set(api.PortForwardRequestIDHeader, "0")
 	errs, err := conn.CreateStream(headers)
 	if err == nil {
-		err = errs.Close() // nothing is written to it
+		err = errs.Close() // nothing is written to this stream
 	}
 	var data httpstream.Stream
 	if err == nil {
@@ -144,11 +144,11 @@ func forward(conn httpstream.Connection, port int) (*forwarded, error) {
 	return f, nil
 }
 
-// Read reads from the pod. If the node said why there is no more, that is the error.
+// Read reads from the pod. At the end of the data it returns the node's error, if there is one.
 func (f *forwarded) Read(p []byte) (int, error) {
 	n, err := f.Stream.Read(p)
 	if err == nil || n > 0 {
-		return n, nil //nolint:nilerr // the next call has it
+		return n, nil //nolint:nilerr // the next call returns the error
 	}
 	select {
 	case said := <-f.failed:
@@ -163,7 +163,7 @@ func (f *forwarded) Read(p []byte) (int, error) {
 // Close ends the connection to the API server.
 func (f *forwarded) Close() error { return f.conn.Close() }
 
-// The rest of net.Conn. Requests have deadlines, which close the connection.
+// The rest of net.Conn. It needs no deadlines, because requests have their own and close the connection.
 func (f *forwarded) LocalAddr() net.Addr              { return address{} }
 func (f *forwarded) RemoteAddr() net.Addr             { return address{} }
 func (f *forwarded) SetDeadline(time.Time) error      { return nil }

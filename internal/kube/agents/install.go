@@ -15,10 +15,10 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// InstalledNamespace is where Install installs by default.
+// InstalledNamespace is the default namespace of Install.
 const InstalledNamespace = "tare"
 
-// objects are what Install installs, in order, with the label by which Uninstall knows them.
+// objects returns the objects that Install applies, in order. Their label lets Uninstall recognize them.
 func objects(namespace, image string) ([]*unstructured.Unstructured, error) {
 	all, err := documents(deploy.AgentManifests)
 	if err != nil {
@@ -50,7 +50,7 @@ func objects(namespace, image string) ([]*unstructured.Unstructured, error) {
 	return all, nil
 }
 
-// resource is the client of an object's kind. Each kind of the manifests forms its plural by an "s".
+// resource returns a client for an object's kind. The plural of each kind in the manifests ends in "s".
 func (c *Cluster) resource(o *unstructured.Unstructured) (dynamic.ResourceInterface, error) {
 	client, err := dynamic.NewForConfig(c.config)
 	if err != nil {
@@ -65,7 +65,8 @@ func (c *Cluster) resource(o *unstructured.Unstructured) (dynamic.ResourceInterf
 	return r.Namespace(o.GetNamespace()), nil
 }
 
-// Install installs tare-agent on every node for good, or changes what is installed, and says what it has applied.
+// Install installs tare-agent on every node permanently, or updates it. It calls say with each object that it has
+// applied.
 func (c *Cluster) Install(ctx context.Context, namespace, image string, say func(what string)) error {
 	all, err := objects(namespace, image)
 	if err != nil {
@@ -88,7 +89,7 @@ func (c *Cluster) Install(ctx context.Context, namespace, image string, say func
 	return nil
 }
 
-// Uninstall removes what Install has installed in a namespace, and the namespace if Install made it.
+// Uninstall removes everything that Install has installed in a namespace, and the namespace too if Install created it.
 func (c *Cluster) Uninstall(ctx context.Context, namespace string, say func(what string)) error {
 	all, err := objects(namespace, "")
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"tare/internal/scale/remote"
 )
 
-// Hint says what helps against an error of the API server.
+// Hint returns a hint for an error of the API server; empty if there is none.
 func Hint(err error) string {
 	switch {
 	case apierrors.IsUnauthorized(err):
@@ -30,10 +30,10 @@ func Hint(err error) string {
 // maxReason is how many bytes of a reason are shown.
 const maxReason = 200
 
-// reason says in a few words why an agent gave no window.
+// reason returns a short reason why an agent gave no window.
 func reason(err error) string {
 	if of, is := errors.AsType[*fault.Error](err); is && of.Err != nil {
-		err = of.Err // where the agent is says the node
+		err = of.Err // the address of the agent is left out: the node is named
 	}
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):

@@ -16,8 +16,8 @@ import (
 	"tare/deploy"
 )
 
-// Grant makes the account of a coordinator and its rights: in the run's namespace, and in that of the agents. What it
-// makes belongs to the run, or to what the agents belong to, and is named after it.
+// Grant creates a coordinator's service account and its rights in the run's namespace and in that of the agents. The
+// objects get the name and the owner of the run, or of the agents' Job.
 func (c *Cluster) Grant(ctx context.Context, run, agents metav1.ObjectMeta) error {
 	all, err := granted(run, agents)
 	if err != nil {
@@ -35,7 +35,7 @@ func (c *Cluster) Grant(ctx context.Context, run, agents metav1.ObjectMeta) erro
 	return nil
 }
 
-// granted are the objects that Grant makes.
+// granted returns the objects that Grant creates.
 func granted(run, agents metav1.ObjectMeta) ([]*unstructured.Unstructured, error) {
 	all, err := documents(deploy.CoordinatorRights)
 	if err != nil {
@@ -60,8 +60,8 @@ func granted(run, agents metav1.ObjectMeta) ([]*unstructured.Unstructured, error
 	return all, nil
 }
 
-// Missing returns which of the rights of some roles (YAML documents) the user does not have, where those of a Role are
-// asked for in a namespace that stands for its own.
+// Missing returns the rights in some roles (YAML documents) that the user lacks. namespaces maps the namespace of each
+// Role to the one in which its rights are checked.
 func (c *Cluster) Missing(ctx context.Context, roles []byte, namespaces map[string]string) (
 	missing []string, err error,
 ) {
@@ -104,7 +104,7 @@ func (c *Cluster) Missing(ctx context.Context, roles []byte, namespaces map[stri
 	return missing, nil
 }
 
-// Version is the version of the API server.
+// Version returns the version of the API server.
 func (c *Cluster) Version(ctx context.Context) (string, error) {
 	var v struct{ GitVersion string }
 	data, err := c.core.RESTClient().Get().AbsPath("/version").DoRaw(ctx)
@@ -114,7 +114,7 @@ func (c *Cluster) Version(ctx context.Context) (string, error) {
 	return v.GitVersion, refused(err, "asking for the version")
 }
 
-// PodSecurity is the level of Pod Security that a namespace enforces by its label; empty: it says none.
+// PodSecurity returns the Pod Security level that a namespace enforces by its label; empty if it has no such label.
 func (c *Cluster) PodSecurity(ctx context.Context, namespace string) (level string, err error) {
 	n, err := c.core.Namespaces().Get(ctx, namespace, metav1.GetOptions{})
 	if err != nil {

@@ -18,20 +18,21 @@ import (
 	"tare/internal/lib/text"
 )
 
-// tunnel is a connection to a port of a pod within one to the API server that carries SPDY/3.1, as kubectl
-// port-forward makes it: two streams, of which one says what failed. There may be a thousand at a time, and a general
-// client of SPDY takes 1 MB for each, for compressing headers, of which a port has the same each time.
+// tunnel is a connection to a port of a pod. It runs within a connection to the API server that carries SPDY/3.1, as
+// kubectl port-forward does, with one stream for data and one for errors. There may be a thousand tunnels at a time,
+// and a general SPDY client needs 1 MB for each to compress headers, although the headers for a port are always the
+// same.
 //
 // https://www.chromium.org/spdy/spdy-protocol/spdy-protocol-draft3-1/ describes the frames.
 type tunnel struct {
 	net.Conn // to the API server
 
-	left   int  // bytes of the pod's in the frame that is being read
-	last   bool // that frame is the pod's last
-	ended  bool // no more comes from the pod
+	left   int  // bytes of the pod's data left in the current frame
+	last   bool // the current frame is the pod's last
+	ended  bool // no more data comes from the pod
 	failed bytes.Buffer
 
-	mu    sync.Mutex // of writing
+	mu    sync.Mutex // held while writing
 	alive *time.Timer
 	pings uint32
 }
@@ -39,14 +40,14 @@ type tunnel struct {
 const (
 	errorStream, dataStream = 1, 3 // numbers of the streams
 	frameHeader             = 8    // bytes
-	finalFrame              = 1    // flag: the last one of its stream
+	finalFrame              = 1    // flag: the last frame of its stream
 	pingEvery               = 10 * time.Second
 	errorWithin             = 100 * time.Millisecond // after the end of the data
-	maxFrame                = 1 << 16                // of data that is written
+	maxFrame                = 1 << 16                // bytes of data in a frame that is written
 	maxError                = 4096
 )
 
-// opening are the frames that open both streams to a port.
+// opening returns the frames that open both streams to a port.
 func opening(port int) ([]byte, error) {
 	var b bytes.Buffer
 	f, err := spdy.NewFramer(&b, nil)
@@ -60,7 +61,7 @@ func opening(port int) ([]byte, error) {
 	errs := &spdy.SynStreamFrame{StreamId: errorStream, Headers: h}
 	data := &spdy.SynStreamFrame{StreamId: dataStream, Headers: h.Clone()}
 	data.Headers.Set(api.StreamType, api.StreamTypeData)
-	none := &spdy.DataFrame{StreamId: errorStream, Flags: finalFrame} // nothing is written to it
+	none := &spdy.DataFrame{StreamId: errorStream, Flags: finalFrame} // nothing is written to this stream
 	for _, frame := range []spdy.Frame{errs, none, data} {
 		if err := f.WriteFrame(frame); err != nil {
 			return nil, fmt.Errorf("forwarding a port: %w", err)
@@ -69,7 +70,7 @@ func opening(port int) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// newTunnel opens a tunnel by what opening returned.
+// newTunnel opens a tunnel with the frames that opening returned.
 func newTunnel(conn net.Conn, opening []byte) (*tunnel, error) {
 	t := &tunnel{Conn: conn}
 	if _, err := conn.Write(opening); err != nil {
@@ -80,7 +81,7 @@ func newTunnel(conn net.Conn, opening []byte) (*tunnel, error) {
 	return t, nil
 }
 
-// ping keeps proxies in between from ending an idle connection.
+// ping keeps proxies on the way from closing an idle connection.
 func (t *tunnel) ping() {
 	t.mu.Lock()
 	t.pings += 2
@@ -107,7 +108,7 @@ func (t *tunnel) Write(p []byte) (n int, err error) {
 	return n, err
 }
 
-// Read reads from the pod. If the node said why there is no more, that is the error.
+// Read reads from the pod. At the end of the data it returns the node's error, if there is one.
 func (t *tunnel) Read(p []byte) (n int, err error) {
 	for t.left == 0 && err == nil {
 		if t.last {
@@ -121,7 +122,7 @@ func (t *tunnel) Read(p []byte) (n int, err error) {
 		t.left -= n
 		return n, err
 	}
-	if !t.ended { // the reason may come after the end
+	if !t.ended { // the error may come after the end
 		t.ended = true
 		late := time.AfterFunc(errorWithin, func() { _ = t.Close() })
 		defer late.Stop()
@@ -138,7 +139,7 @@ func (t *tunnel) Read(p []byte) (n int, err error) {
 	return 0, err
 }
 
-// next reads frames up to one with data of the pod.
+// next reads one frame. Of a frame with the pod's data it reads only the header, and sets left and last.
 func (t *tunnel) next() error {
 	var h [frameHeader]byte
 	if _, err := io.ReadFull(t.Conn, h[:]); err != nil {
@@ -166,14 +167,14 @@ func (t *tunnel) next() error {
 	return err
 }
 
-// control takes a control frame.
+// control handles a control frame.
 func (t *tunnel) control(kind spdy.ControlFrameType, header, body []byte) error {
 	number := uint32(0)
 	if len(body) >= 4 {
 		number = binary.BigEndian.Uint32(body)
 	}
 	switch {
-	case kind == spdy.TypePing && number%2 == 0: // the other side's
+	case kind == spdy.TypePing && number%2 == 0: // from the other side
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		_, err := t.Conn.Write(append(bytes.Clone(header), body...))

@@ -20,40 +20,41 @@ import (
 
 // Bounds on a window of many nodes.
 const (
-	atATime       = 64               // nodes that are connected to at a time
-	readAtATime   = 8                // ledgers in memory, each of up to 64 MiB as text
-	connectWithin = 10 * time.Second // for a node's agent to be reached and to say its time
-	answerWithin  = 15 * time.Second // from the end of the window, and as much more as asking was given
+	atATime       = 64               // concurrent connection attempts
+	readAtATime   = 8                // ledgers in memory, each of up to 64 MiB of text
+	connectWithin = 10 * time.Second // to reach a node's agent and read its clock
+	answerWithin  = 15 * time.Second // after the end of the window, plus the lead
 	clockReadings = 5
-	// From the last clock that was read to the beginning of the window, by which all agents must have been asked: for all,
-	// for each, and how many times what the slowest took to say its time. Asking atATime of them side by side takes one of
-	// the clockReadings parts that reading their clocks took, or more on a machine with little CPU time.
+	// How long before the window the agents are asked for it, so that all can be reached in time: the largest of a
+	// constant plus a time per agent, a multiple of the slowest clock reading, and a fraction of the total time of all
+	// readings divided by atATime. Asking the agents takes about 1/clockReadings of the latter, or more on a machine with
+	// little CPU time.
 	lead, leadOfEach, leadOfSlowest, leadOfReadings = time.Second, time.Millisecond, 2, 0.6
 )
 
 // Window is a window that all agents take at the same time.
 type Window struct {
 	Start, End time.Time                // by this machine's clock
-	Offsets    map[string]time.Duration // how far clocks are ahead of this machine's, by node
+	Offsets    map[string]time.Duration // by node: how far its clock is ahead of this machine's
 	Answers    <-chan Answer
 }
 
-// Answer is what became of the window on one node.
+// Answer is one node's answer to a request for a window.
 type Answer struct {
 	Node   string
-	Ledger *ledger.Ledger // nil where it failed
-	Failed string         // why
+	Ledger *ledger.Ledger // nil if it failed
+	Failed string         // why it failed
 	// Offset is how far the node's clock is ahead of this machine's, within Uncertainty.
 	Offset, Uncertainty time.Duration
 }
 
-// reached is an agent that has said its time.
+// reached is an agent whose clock has been read.
 type reached struct {
 	Answer
 	agent *remote.Agent
-	took  time.Duration // the readings of its clock, together
-	begin atomic.Int64  // of the window for which it was asked, by this machine's clock in nanoseconds; 0: not yet
-	asked atomic.Bool   // for the window: a connection for the request was there
+	took  time.Duration // total time of the readings of its clock
+	begin atomic.Int64  // beginning of its window, by this machine's clock in nanoseconds; 0 before it is asked
+	asked atomic.Bool   // a connection for the request of the window existed
 }
 
 var (
@@ -61,14 +62,14 @@ var (
 	errLate  = errors.New("it was asked too late for the window: this machine has too little CPU time")
 )
 
-// Open measures how far each agent's clock is from this machine's, and then asks all for one window that lasts d.
-// Each agent answers once on Answers, which is then closed; a reader must read all of them. No agent is waited for
-// longer than the constants say, and the context ends all of it.
+// Open measures how far each agent's clock is ahead of this machine's, and then asks all of them for one window that
+// lasts d. Each agent answers once on Answers, which is then closed; the reader must read all answers. The wait for
+// each agent is bounded by the constants above and by the context.
 func (c *Cluster) Open(ctx context.Context, agents []Agent, d time.Duration) *Window {
 	return c.OpenAfter(ctx, agents, 0, d)
 }
 
-// OpenAfter is Open with some time between the moment when all agents have been asked and the window.
+// OpenAfter is like Open, but leaves some time between the moment when all agents have been asked and the window.
 func (c *Cluster) OpenAfter(ctx context.Context, agents []Agent, after, d time.Duration) *Window {
 	return openWindow(ctx, agents, after, d, &c.Access, c.dial)
 }
@@ -94,8 +95,8 @@ func openWindow(ctx context.Context, agents []Agent, after, d time.Duration, acc
 			}
 			o.Reading = reading
 			o.Dial = func(ctx context.Context) (net.Conn, error) {
-				// The HTTP client connects again where the connection has ended. An agent that is asked before the window
-				// can still take it, and one that is asked later was started again.
+				// The HTTP client reconnects if the connection has ended. An agent that is asked before the window begins can
+				// still take it. If the connection ends later, the agent has restarted.
 				switch begin := r.begin.Load(); {
 				case begin == 0 || time.Now().UnixNano() < begin:
 					return dial(ctx, a)
@@ -110,7 +111,7 @@ func openWindow(ctx context.Context, agents []Agent, after, d time.Duration, acc
 	}
 	_ = connecting.Wait()
 	answers := make(chan Answer)
-	var slowest, sum time.Duration // to say its time; all readings
+	var slowest, sum time.Duration // slowest reading of a clock; total of all readings
 	for i := range all {
 		if r := &all[i]; r.Failed == "" {
 			slowest = max(slowest, 2*r.Uncertainty)
@@ -155,7 +156,7 @@ func openWindow(ctx context.Context, agents []Agent, after, d time.Duration, acc
 	return w
 }
 
-// connect reaches an agent, and reads its clock several times: the answer that took least time says most.
+// connect connects to an agent and reads its clock several times. The fastest reading is the most accurate.
 func (r *reached) connect(ctx context.Context, a *Agent, o remote.Options) {
 	ctx, cancel := context.WithTimeout(ctx, connectWithin)
 	defer cancel()
@@ -164,7 +165,7 @@ func (r *reached) connect(ctx context.Context, a *Agent, o remote.Options) {
 		r.Failed = reason(err)
 		return
 	}
-	var last error // before the time was over
+	var last error // the last error before the time was over
 	for i := 0; i < clockReadings; {
 		asked := time.Now()
 		offset, uncertainty, err := r.agent.Clock(ctx)

@@ -6,17 +6,17 @@ import (
 	"tare/internal/lib/known"
 )
 
-// side is whose something is, as sums keep it apart.
+// side classifies usage in sums.
 type side uint8
 
-// The sides. Net is sideNet and sideOther, tare is sidePod and sideShared.
+// The sides. Net is the sum of sideNet and sideOther, tare that of sidePod and sideShared.
 const (
 	sideNet    side = iota // a workload itself
-	sideOther              // no rule names it
+	sideOther              // named by no rule
 	sidePod                // infrastructure that serves one pod
 	sideShared             // infrastructure that serves a node
 	sides
-	sideElsewhere // what is no part of the node, on a machine that others share; in no sum
+	sideElsewhere // not part of the node, on a machine that nodes share; counted in no sum
 )
 
 // The figures of Usage, in whole nanoseconds, billionths of a CPU, and bytes, so that parts add up exactly.
@@ -30,20 +30,20 @@ const (
 	figures
 )
 
-// metrics are one number for each figure.
+// metrics holds one number for each figure.
 type metrics [figures]int64
 
-// account is what some owners used.
+// account holds the usage of some owners.
 type account struct {
 	sums    [figures][sides]int64
-	unknown [figures]uint32 // how many parts are not known
-	in      [figures]uint8  // bits of the sides that they are on
-	missing [figures]bool   // one of them is in no other's figure either
+	unknown [figures]uint32 // number of unknown parts
+	in      [figures]uint8  // bit set of the sides of the unknown parts
+	missing [figures]bool   // an unknown part is counted in no other figure
 }
 
 func (a *account) add(figure int, s side, n int64) { a.sums[figure][s] += n }
 
-// mark notes that a part is not known. It is missing where no other figure contains it.
+// mark records an unknown part of a figure. It is missing if no other figure contains it.
 func (a *account) mark(figure int, s side, missing bool) {
 	a.unknown[figure]++
 	a.in[figure] |= 1 << s
@@ -61,7 +61,7 @@ func (a *account) merge(o *account) {
 	}
 }
 
-// gross is the known part of the figures.
+// gross returns the known part of each figure.
 func (a *account) gross() (g metrics) {
 	for f := range figures {
 		for s := range sides {
@@ -71,11 +71,11 @@ func (a *account) gross() (g metrics) {
 	return g
 }
 
-// zero is what a figure points to that is 0, as most are: a large cluster has millions of them.
+// zero is shared by all figures that are 0. They are the majority, and a large cluster has millions.
 var zero float64
 
-// usage is the account in units. In a row, a part that is not known may be in the figure of any other row. In the
-// total of a node it is in that total, unless it is missing.
+// usage returns the account in the units of Usage. In a row, an unknown part may be counted in the figure of any other
+// row. The total of a node contains it, unless it is missing.
 func (a *account) usage(row bool) Usage {
 	var u Usage
 	for f, to := range u.splits() {
@@ -114,7 +114,7 @@ func (a *account) usage(row bool) Usage {
 	return u
 }
 
-// NetKnown is what is known of net: all of it where net is known.
+// NetKnown returns the known part of net, which is all of net if that is known.
 func (s Split) NetKnown() float64 {
 	if s.Known != nil {
 		return s.Known.Net
@@ -122,7 +122,7 @@ func (s Split) NetKnown() float64 {
 	return known.Or(s.Net, 0)
 }
 
-// TareKnown is what is known of tare.
+// TareKnown returns the known part of tare.
 func (s Split) TareKnown() float64 {
 	if s.Known != nil {
 		return s.Known.Tare
@@ -130,10 +130,10 @@ func (s Split) TareKnown() float64 {
 	return known.Or(s.Tare, 0)
 }
 
-// GrossKnown is what is known of gross.
+// GrossKnown returns the known part of gross.
 func (s Split) GrossKnown() float64 { return s.NetKnown() + s.TareKnown() }
 
-// whole is a figure in whole units of 1/per; nil where it is not known or cannot be.
+// whole returns a figure in whole units of 1/per; nil if it is unknown or out of range.
 func whole(v *float64, per float64) *int64 {
 	if v == nil || math.IsNaN(*v) || math.Abs(*v*per) > maxFigure {
 		return nil
@@ -141,24 +141,24 @@ func whole(v *float64, per float64) *int64 {
 	return new(int64(math.Round(*v * per)))
 }
 
-// splits are the figures in their order.
+// splits returns the figures in their order.
 func (u *Usage) splits() [figures]*Split {
 	return [figures]*Split{&u.CPU, &u.CPUs, &u.BPF, &u.Hard, &u.Soft, &u.WorkingSet}
 }
 
-// Figure is one figure of Usage with the name that it has in JSON.
+// Figure is one figure of Usage with its name in JSON.
 type Figure struct {
 	Name string
 	Split
 }
 
-// Figures are all of them.
+// Figures returns all figures.
 func (u *Usage) Figures() []Figure {
 	return []Figure{{"cpu_seconds", u.CPU}, {"cpus", u.CPUs}, {"bpf_seconds", u.BPF}, {"memory_hard_bytes", u.Hard},
 		{"memory_soft_bytes", u.Soft}, {"memory_working_set_bytes", u.WorkingSet}}
 }
 
-// Sum is what rows used together.
+// Sum returns the total usage of rows.
 func Sum(rows []*Row) (u Usage) {
 	for i, to := range u.splits() {
 		*to = Split{new(0.0), new(0.0), new(0.0), new(0.0), new(0.0), nil}

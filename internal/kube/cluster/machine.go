@@ -2,7 +2,7 @@ package cluster
 
 import "math"
 
-// machineOf is the machine of an identity, which several nodes share.
+// machineOf returns the machine with an identity, which several nodes share.
 func (m *Merger) machineOf(identity string) *machine {
 	x := m.machines[identity]
 	if x == nil {
@@ -14,7 +14,7 @@ func (m *Merger) machineOf(identity string) *machine {
 	return x
 }
 
-// give notes that a node gave a part of what is the machine's to its pods, as shims are.
+// give records that a node moved usage of the machine, such as that of shims, to its pods.
 func (x *machine) give(node string, from owner, figure int, n int64) {
 	if x.given[node] == nil {
 		x.given[node] = map[owner]*metrics{}
@@ -25,7 +25,7 @@ func (x *machine) give(node string, from owner, figure int, n int64) {
 	x.given[node][from][figure] += n
 }
 
-// take takes what other nodes gave to their pods out of the cells of the view: no more than is there.
+// take removes from the view's cells what other nodes moved to their pods, as far as the cells have it.
 func (x *machine) take() {
 	for node, given := range x.given {
 		for from, of := range given {
@@ -44,10 +44,10 @@ func (x *machine) take() {
 	}
 }
 
-// label is the name of its row among nodes.
+// label returns the name of the machine's row among nodes.
 func (x *machine) label() string { return "(machine " + x.kept.Identity + ")" }
 
-// finishMachine adds what groups used that are no node's part, and closes the budget.
+// finishMachine adds the usage of groups that belong to none of the nodes, and closes the budget.
 func (m *Merger) finishMachine(x *machine) {
 	x.take()
 	left := x.groups

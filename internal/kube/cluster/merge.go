@@ -11,63 +11,63 @@ import (
 	"tare/internal/lib/text"
 )
 
-// Bounds on what foreign bytes can cost.
+// Bounds on the cost of untrusted input.
 const (
-	MaxNodes = 5000    // that are merged: as many as Kubernetes supports
-	MaxRows  = 400_000 // of one view; what has no row is in the row "other"
+	MaxNodes = 5000    // merged nodes: as many as Kubernetes supports
+	MaxRows  = 400_000 // in one view; further rows are added to the row "(other)"
 	maxCells = 50_000  // owners in the ledger of one node
 	maxName  = 253     // bytes of a name, as in Kubernetes
-	maxNamed = 10      // things that a warning is about
+	maxNamed = 10      // nodes or pods listed in a warning
 	maxKinds = 1000    // different warnings
 )
 
-// Names of rows that stand for what has no name in the cluster.
+// Names of rows for usage that has no name in the cluster.
 const (
 	Application = "application" // the component of workloads themselves
-	NoRule      = "(no rule)"   // what no rule names
+	NoRule      = "(no rule)"   // named by no rule
 	OtherPods   = "(other pods)"
 	OtherRows   = "(other)" // beyond MaxRows
-	NodeItself  = "(node)"  // the namespace of what serves a node and is in no pod
+	NodeItself  = "(node)"  // namespace of what serves a node and is in no pod
 )
 
-// Merger adds up the ledgers of nodes, one at a time: it keeps rows and no ledger.
+// Merger adds up the ledgers of nodes, one at a time. It keeps rows but no ledgers.
 type Merger struct {
 	o        Options
 	byUID    map[string]*Pod
 	byName   map[[2]string]*Pod
-	sharing  map[string]int // how many nodes are on a machine
+	sharing  map[string]int // by machine: its number of nodes
 	machines map[string]*machine
 	doc      Cluster
 	total    account
 	views    [3]map[key]*account // workloads, namespaces, components
-	// containers are those of the node that is being added: they are rows at once, because no other node has them.
+	// containers holds those of the node that is being added. They become rows at once, because no other node has them.
 	containers map[key]*account
-	more       account             // of containers without a row
+	more       account             // containers without a row
 	warnings   map[string]*Warning // by code and message
-	names      map[string]string   // one copy of each
-	applied    []bool              // of the rules
+	names      map[string]string   // interned names
+	applied    []bool              // by rule
 }
 
-// machine is one that several nodes share.
+// machine is a machine that several nodes share.
 type machine struct {
 	index          int
-	groups, placed metrics // of all groups by the node that sees most, and of nodes
+	groups, placed metrics // of all groups, as seen by the node that sees most; of the nodes' own
 	best           *view   // of the node that sees most
 	given          map[string]map[owner]*metrics
 	kept           Machine
 	usage          account
 }
 
-// view is what a node sees of its machine that is no node's part. A node in a container sees its own control groups and
-// processes; one that is the machine itself, or has its namespaces, sees all.
+// view is a node's view of its machine, without the node's own part. A node in a container sees only its own control
+// groups and processes; one that is the machine itself, or shares its namespaces, sees all.
 type view struct {
 	node   string
-	lines  map[owner]*account // what is in no group
-	cells  map[owner]*account // groups, without what the node gave to its pods
+	lines  map[owner]*account // usage in no group
+	cells  map[owner]*account // groups, without what the node moved to its pods
 	budget Budget
 }
 
-// key names a row. Its fields are those of Row.
+// key identifies a row. Its fields are those of Row.
 type key struct{ namespace, kind, workload, pod, container, node, component string }
 
 func (k key) row(a *account) *Row {
@@ -75,7 +75,7 @@ func (k key) row(a *account) *Row {
 		Node: k.node, Component: k.component, Usage: a.usage(true)}
 }
 
-// New returns a Merger for a cluster with these pods, which must not change as long as it is used.
+// New returns a Merger for a cluster with these pods, which must not change while it is used.
 func New(pods []Pod, o Options) *Merger {
 	m := &Merger{o: o, byUID: make(map[string]*Pod, len(pods)), byName: make(map[[2]string]*Pod, len(pods)),
 		containers: map[key]*account{}, sharing: map[string]int{}, machines: map[string]*machine{},
@@ -104,7 +104,7 @@ func New(pods []Pod, o Options) *Merger {
 	return m
 }
 
-// Add adds a node. One whose ledger cannot be is as one that did not answer.
+// Add adds a node. An implausible ledger counts as no answer.
 func (m *Merger) Add(n *Node) {
 	if len(m.doc.Nodes) >= MaxNodes {
 		m.warn("too-many-nodes", "", fmt.Sprintf("only %d nodes are merged: the others are in no figure", MaxNodes))
@@ -129,7 +129,7 @@ func (m *Merger) Add(n *Node) {
 	m.doc.Nodes = append(m.doc.Nodes, a)
 }
 
-// Finish returns the account. The Merger cannot be used after it.
+// Finish returns the account. The Merger must not be used afterwards.
 func (m *Merger) Finish() *Cluster {
 	d := &m.doc
 	for i, applied := range m.applied {
@@ -171,7 +171,7 @@ func (m *Merger) Finish() *Cluster {
 	return d
 }
 
-// rows are those of a view, the biggest first. They leave the view as they are made.
+// rows returns the rows of a view, the biggest first, and empties the view.
 func rows(view map[key]*account) []*Row {
 	all := make([]*Row, 0, len(view))
 	for k, a := range view {
@@ -207,8 +207,8 @@ func (r *Row) compare(o *Row) int {
 		strings.Compare(r.Node, o.Node), strings.Compare(r.Component, o.Component))
 }
 
-// By are the rows of a view: workload, namespace, component, node or container. Those of nodes end with the rests of
-// machines that several nodes share.
+// By returns the rows of a view: workload, namespace, component, node or container. The rows of nodes end with those
+// of shared machines.
 func (c *Cluster) By(view string) []*Row {
 	switch view {
 	case "workload":
@@ -235,10 +235,10 @@ func (c *Cluster) By(view string) []*Row {
 	return nil
 }
 
-// Views are the names of views.
+// Views returns the names of the views.
 func Views() []string { return []string{"workload", "namespace", "component", "node", "container"} }
 
-// part is the component that something is a part of.
+// part returns the name of the component to which an owner belongs.
 func (o *owner) part() string {
 	if o.component == "" && o.side == sideOther {
 		return NoRule
@@ -246,7 +246,7 @@ func (o *owner) part() string {
 	return cmp.Or(o.component, Application)
 }
 
-// add adds what an owner used on a node to all that contains it.
+// add adds the usage of an owner on a node to everything that contains it.
 func (m *Merger) add(o *owner, node string, a *account) {
 	m.total.merge(a)
 	component := o.part()
@@ -269,7 +269,7 @@ func (m *Merger) add(o *owner, node string, a *account) {
 	m.addTo(m.containers, k, a)
 }
 
-// addTo adds what something used to a row of a view.
+// addTo adds usage to a row of a view.
 func (m *Merger) addTo(view map[key]*account, k key, a *account) {
 	if view[k] == nil && len(view) >= MaxRows {
 		m.manyRows()
@@ -286,7 +286,7 @@ func (m *Merger) manyRows() {
 		OtherRows))
 }
 
-// name is a name as it is kept: of no more bytes than one of Kubernetes, and one copy of it.
+// name returns a single copy of a name, cut to the longest name in Kubernetes.
 func (m *Merger) name(s string) string {
 	if kept, ok := m.names[s]; ok {
 		return kept
@@ -299,7 +299,7 @@ func (m *Merger) name(s string) string {
 // warn adds a warning about a node or pod.
 func (m *Merger) warn(code, about, message string) { m.note(code, about, message) }
 
-// note is warn for codes that are not known before, such as those of nodes' ledgers.
+// note is like warn, for codes that this package does not define, such as those of nodes' ledgers.
 func (m *Merger) note(code, about, message string) {
 	id := code + "\x00" + message
 	if m.warnings[id] == nil {

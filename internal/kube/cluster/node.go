@@ -13,14 +13,14 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Bounds on the figures of one node, so that no sum of MaxNodes overflows.
+// Bounds on the figures of one node, so that no sum over MaxNodes nodes overflows.
 const (
-	maxFigure  = 1e15 // nanoseconds or bytes of all its groups, each with those above it
+	maxFigure  = 1e15 // sum over all groups, in nanoseconds or bytes; a group's usage also counts in those above it
 	maxCPUs    = 1e6
 	minSeconds = 1e-3
 )
 
-// Components of what no rule can name: it is in no control group.
+// Components that no rule can name, because they are in no control group.
 const (
 	kernelThreads  = "kernel threads"
 	rootProcesses  = "root group"
@@ -29,36 +29,36 @@ const (
 	self           = "tare"
 	sidecar        = "sidecar"
 	pause          = "pause"
-	infrastructure = "infrastructure" // of a rule that names no component
-	podSandbox     = "(sandbox)"      // as of ledger.Name.Container
+	infrastructure = "infrastructure" // for a rule that names no component
+	podSandbox     = "(sandbox)"      // as in ledger.Name.Container
 )
 
-// owner is whom something that was used on a node belongs to.
+// owner is the owner of something that was used on a node.
 type owner struct {
-	machine bool // it is no node's part, on a machine that several nodes share
+	machine bool // the machine's, which several nodes share, rather than the node's
 	side    side
 
 	namespace, kind, workload, pod, container, component string
 }
 
-// within says whether an owner is a part of the same pod as another, and on the same side.
+// within reports whether an owner belongs to the same pod as another and is on the same side.
 func (o *owner) within(other *owner) bool {
 	return o.pod != "" && o.pod == other.pod && o.namespace == other.namespace && o.side == other.side
 }
 
-// node is the work of merging one node.
+// node is the state of merging one node.
 type node struct {
 	*Node
 	m       *Merger
 	l       *ledger.Ledger
-	machine *machine // that others share; nil where there is none
-	view    view     // of that machine
+	machine *machine // shared with other nodes; nil if it is not
+	view    view     // its view of that machine
 	cells   map[owner]*account
 	owners  map[string]*owner // by path of a group
-	all     metrics           // of all groups in the ledger, those of others included
+	all     metrics           // of all groups in the ledger, including those that are not the node's
 }
 
-// plausible says what is wrong with a ledger, so that no sum overflows.
+// plausible returns an error if a ledger has impossible figures, with which sums could overflow.
 func plausible(l *ledger.Ledger) error {
 	if l == nil {
 		return nil
@@ -131,7 +131,7 @@ func (m *Merger) merge(n *Node, a *NodeAccount) {
 	w.foreignWarnings()
 }
 
-// account gives the node its budget, or the machine that it shares its part.
+// account sets the budget of the node, or adds the node to the machine that it shares.
 func (w *node) account(a *NodeAccount, total *account) {
 	budget := budgetOf(w.l)
 	budget.MemoryBytes = w.Capacity.MemoryBytes
@@ -144,7 +144,7 @@ func (w *node) account(a *NodeAccount, total *account) {
 	x.kept.Nodes = append(x.kept.Nodes, w.Name)
 	w.view.budget = budget
 	if x.best == nil || budget.Attributed > x.best.budget.Attributed {
-		best := w.view // and not the rest of w
+		best := w.view // a copy, so that the rest of w can be freed
 		x.best = &best
 	}
 	for f, n := range total.gross() {
@@ -159,7 +159,7 @@ func budgetOf(l *ledger.Ledger) Budget {
 		Attributed: c.Attributed, Unexplained: c.Unexplained}
 }
 
-// window notes when the node's window was, by the asker's clock, and warns where it was another than was asked for.
+// window records the time of the node's window by the asker's clock, and warns if it differs from the requested one.
 func (w *node) window(a *NodeAccount) {
 	offset := time.Duration(known.Or(w.Clock.OffsetSeconds, 0) * float64(time.Second))
 	start, end := w.l.Window.Start.Add(-offset), w.l.Window.End.Add(-offset)
@@ -186,7 +186,7 @@ func (w *node) window(a *NodeAccount) {
 	}
 }
 
-// cell is the account of an owner.
+// cell returns the account of an owner.
 func (w *node) cell(o owner) *account {
 	c := w.cells[o]
 	if c == nil {
@@ -204,8 +204,8 @@ func (w *node) cell(o owner) *account {
 	return c
 }
 
-// groups adds CPU time and memory by owner. A group's counters hold those of the groups below it: where an owner
-// begins inside another, its top group is added to the one and taken from the other.
+// groups adds CPU time and memory by owner. A group's counters include those of the groups below it. If an owner
+// begins inside another, its top group is added to the inner owner and subtracted from the outer.
 func (w *node) groups() {
 	order := make([]*ledger.Cgroup, 0, len(w.l.Cgroups))
 	for i := range w.l.Cgroups {
@@ -227,18 +227,18 @@ func (w *node) groups() {
 	}
 }
 
-// move adds the counters of a group to its owner, and takes them from the one above.
+// move adds the counters of a group to its owner, and subtracts them from the owner above.
 func (w *node) move(g *ledger.Cgroup, o, over *owner) {
 	m := cmp.Or(g.Memory, new(ledger.Memory))
 	if g.Vanished {
-		m = &ledger.Memory{Hard: new(int64), Soft: new(int64), WorkingSet: new(uint64)} // what has gone holds nothing
+		m = &ledger.Memory{Hard: new(int64), Soft: new(int64), WorkingSet: new(uint64)} // a removed group holds no memory
 	}
 	for f, v := range [figures]*int64{
 		cpu: whole(g.CPUSeconds, 1e9), hard: m.Hard, soft: m.Soft,
 		workingSet: known.As(m.WorkingSet, func(n uint64) int64 { return int64(n) }),
 	} {
 		switch {
-		case f == cpus || f == bpf: // follow from others
+		case f == cpus || f == bpf: // derived from other figures
 		case v != nil:
 			w.cell(*o).add(f, o.in(), *v)
 			if over != nil {
@@ -246,7 +246,7 @@ func (w *node) move(g *ledger.Cgroup, o, over *owner) {
 			} else {
 				w.all[f] += *v
 			}
-		case over != nil && o.within(over): // it is in the figure of its pod
+		case over != nil && o.within(over): // it is counted in the figure of its pod
 		default:
 			w.cell(*o).mark(f, o.in(), over == nil)
 			if over != nil {
@@ -256,7 +256,7 @@ func (w *node) move(g *ledger.Cgroup, o, over *owner) {
 	}
 }
 
-// in is the side that sums are on.
+// in returns the side on which an owner's usage is summed.
 func (o *owner) in() side {
 	if o.side == sideElsewhere {
 		return sideOther
@@ -264,7 +264,7 @@ func (o *owner) in() side {
 	return o.side
 }
 
-// give moves a part of what one owner used to another: no more than it has.
+// give moves up to n of one owner's usage to another, and returns how much it moved.
 func (w *node) give(from, to owner, figure int, n int64) int64 {
 	if from == to {
 		return 0
@@ -283,7 +283,7 @@ func (w *node) give(from, to owner, figure int, n int64) int64 {
 
 func shared(component string) owner { return owner{side: sideShared, component: component} }
 
-// line is a line of the node's budget in nanoseconds; 0 where it has none.
+// line returns a line of the node's budget in nanoseconds; 0 if there is none.
 func (w *node) line(name string) int64 {
 	for i := range w.l.CPU.Lines {
 		if x := &w.l.CPU.Lines[i]; x.Name == name {
@@ -293,7 +293,7 @@ func (w *node) line(name string) int64 {
 	return 0
 }
 
-// takeSelf takes the CPU time of the scale itself out of the group that it runs in.
+// takeSelf moves the CPU time of the scale itself out of its group.
 func (w *node) takeSelf() {
 	if path := w.l.Self.Cgroup; path != nil {
 		if o := ledger.At(w.owners, *path); o != nil && o.component != self && o.side != sideElsewhere {
@@ -304,8 +304,8 @@ func (w *node) takeSelf() {
 	}
 }
 
-// rest adds what is attributed to no group below the root: threads of the kernel, processes in the root group,
-// interrupts, and what eBPF programs ran above these. It returns the owner of the last.
+// rest adds the CPU time that is attributed to no group below the root: kernel threads, processes in the root group,
+// interrupts, and eBPF programs that ran above these. It returns the owner of the eBPF programs.
 func (w *node) rest() owner {
 	last := owner{side: sideShared, component: otherBPF}
 	lines := []struct {
@@ -344,7 +344,7 @@ func (w *node) rest() owner {
 	return last
 }
 
-// leave takes what is no part of the node out of its cells, and puts it into its view of the machine.
+// leave moves everything that is not part of the node from its cells into its view of the machine.
 func (w *node) leave() {
 	for o, cell := range w.cells {
 		if !o.machine && o.side != sideElsewhere {
@@ -358,7 +358,7 @@ func (w *node) leave() {
 	}
 }
 
-// perCPU sets the CPUs of an account by the length of the node's window.
+// perCPU sets an account's CPUs from its CPU time and the length of the node's window.
 func (w *node) perCPU(a *account) {
 	for s := range sides {
 		a.sums[cpus][s] = int64(math.Round(float64(a.sums[cpu][s]) / w.l.Window.Seconds))
@@ -366,8 +366,8 @@ func (w *node) perCPU(a *account) {
 	a.unknown[cpus], a.in[cpus], a.missing[cpus] = a.unknown[cpu], a.in[cpu], a.missing[cpu]
 }
 
-// programs gives the run time of eBPF programs to whom it belongs: what those of infrastructure ran above the tasks of
-// a workload is tare of that pod.
+// programs charges the run time of eBPF programs to its owners: programs of infrastructure that ran above the tasks of
+// a workload are tare of that pod.
 func (w *node) programs(rest owner) {
 	if w.l.Programs == nil {
 		w.m.warn("no-ebpf", w.Name, "the eBPF programs of these nodes could not be read: what those of infrastructure ran "+
@@ -384,7 +384,7 @@ func (w *node) programs(rest owner) {
 		if !counted || p.Own {
 			continue
 		}
-		kept := 1.0 // of the run time, without what was stolen
+		kept := 1.0 // the part of the run time that was not stolen
 		if *p.RunSeconds > 0 {
 			kept = ran / *p.RunSeconds
 		}
@@ -397,11 +397,12 @@ func (w *node) programs(rest owner) {
 	}
 }
 
-// share gives one share of a program's run time. apart says that no group's CPU time contains it.
+// share charges one share of a program's run time. apart reports whether no group's CPU time contains it.
 func (w *node) share(p *ledger.Program, path string, ns int64, apart bool, rest owner) {
 	component := w.m.name(cmp.Or(p.Component, otherBPF))
 	at := ledger.At(w.owners, path)
-	if at == nil { // the root group, or above an idle CPU
+	// The share ran in the root group, or above an idle CPU.
+	if at == nil {
 		if p.Charge == ledger.ChargeTare && w.machine == nil {
 			w.cell(shared(component)).add(bpf, sideShared, w.give(rest, shared(component), cpu, ns))
 		}
@@ -428,7 +429,8 @@ func (w *node) share(p *ledger.Program, path string, ns int64, apart bool, rest 
 	}
 }
 
-// maps gives the memory of infrastructure's maps that a workload's groups are charged for to that infrastructure.
+// maps moves the memory of infrastructure's eBPF maps from the workload whose groups are charged for it to that
+// infrastructure.
 func (w *node) maps() {
 	for i := range w.l.Maps {
 		x := &w.l.Maps[i]
@@ -446,8 +448,8 @@ func (w *node) maps() {
 	}
 }
 
-// sandboxes gives pods the CPU time of processes that serve them alone, such as shims, which are in the groups of
-// others, and tells those in their groups, such as virtual machine monitors, from the application.
+// sandboxes charges pods for processes that serve only them, such as shims, which may be in unrelated groups. In the
+// pods' own groups it separates such processes, such as virtual machine monitors, from the application.
 func (w *node) sandboxes() {
 	for i := range w.l.Sandboxes {
 		box := &w.l.Sandboxes[i]
@@ -478,7 +480,7 @@ func (w *node) sandboxes() {
 	}
 }
 
-// serve gives a pod what one of its processes used in a group.
+// serve charges a pod for the CPU time of one of its processes in a group.
 func (w *node) serve(pod owner, serves map[string]bool, component, path string, ns int64) {
 	at := ledger.At(w.owners, path)
 	if at == nil || !serves[component] || at.side == sidePod || at.side == sideElsewhere ||
@@ -505,7 +507,7 @@ func (w *node) reserve() *Reserve {
 		}
 	}
 	if w.machine != nil && w.Root == "" {
-		return r // which of the machine's daemons are the node's is not known
+		return r // it is unknown which of the machine's daemons are the node's
 	}
 	if own.unknown[cpus] == 0 {
 		r.Used.CPUs = new(float64(own.gross()[cpus]) / 1e9)
@@ -518,7 +520,7 @@ func (w *node) reserve() *Reserve {
 	return r
 }
 
-// foreignWarnings passes on the warnings of the node's ledger, each code once.
+// foreignWarnings adds the warnings of the node's ledger, once for each code.
 func (w *node) foreignWarnings() {
 	seen := map[string]bool{}
 	for _, x := range w.l.Warnings {

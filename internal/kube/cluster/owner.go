@@ -8,7 +8,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// ownerOf is whom a group belongs to.
+// ownerOf returns the owner of a group.
 func (w *node) ownerOf(g *ledger.Cgroup) owner {
 	if w.Root != "" && g.Path != w.Root && !strings.HasPrefix(g.Path, strings.TrimSuffix(w.Root, "/")+"/") {
 		return owner{side: sideElsewhere}
@@ -25,7 +25,7 @@ func (w *node) ownerOf(g *ledger.Cgroup) owner {
 	return o
 }
 
-// outside is whom a group outside of pods belongs to.
+// outside returns the owner of a group outside of pods.
 func (w *node) outside(g *ledger.Cgroup) owner {
 	switch g.Charge {
 	case ledger.ChargeTare, ledger.ChargeSelf:
@@ -34,7 +34,7 @@ func (w *node) outside(g *ledger.Cgroup) owner {
 			component = self
 		}
 		if namespace, name, found := strings.Cut(g.Workload, "/"); found {
-			// a unit of systemd, or a group outside of pods, that serves one
+			// This is a systemd unit, or another group outside of pods, that serves one pod.
 			if o, known := w.pod(&ledger.Name{Namespace: namespace, Pod: name}); known {
 				if o.side != sideElsewhere {
 					o.side, o.component = sidePod, component
@@ -52,8 +52,8 @@ func (w *node) outside(g *ledger.Cgroup) owner {
 	return owner{side: sideOther}
 }
 
-// pod is the owner of what belongs to a pod, by the names that the cluster has for it. It is false where the cluster
-// does not know it.
+// pod returns the owner of a pod's usage, by the names that the cluster has for it. It reports whether the cluster
+// knows the pod.
 func (w *node) pod(n *ledger.Name) (o owner, known bool) {
 	p := w.find(n)
 	about := func(namespace, pod string) string {
@@ -61,7 +61,7 @@ func (w *node) pod(n *ledger.Name) (o owner, known bool) {
 	}
 	switch known = p != nil; {
 	case !known && w.machine != nil && w.Root == "":
-		return owner{side: sideElsewhere}, false // who knows of which node it is
+		return owner{side: sideElsewhere}, false // it may be on any node of this machine
 	case !known:
 		name := n.Pod
 		if name == "" {
@@ -71,7 +71,7 @@ func (w *node) pod(n *ledger.Name) (o owner, known bool) {
 			"know: they ended, or began after the cluster was asked; their names are those on the node")
 		p = &Pod{Namespace: n.Namespace, Name: name}
 	case p.Node != "" && p.Node != w.Name && w.machine != nil:
-		return owner{side: sideElsewhere}, true // of another node on this machine
+		return owner{side: sideElsewhere}, true // on another node of this machine
 	case p.Node != "" && p.Node != w.Name:
 		w.m.warn("pod-elsewhere", about(p.Namespace, p.Name), "the cluster says that these pods are on another node than "+
 			"the one that has their control groups; they are counted where the groups are")
@@ -87,8 +87,8 @@ func (w *node) pod(n *ledger.Name) (o owner, known bool) {
 		pod: w.m.name(p.Name)}, known
 }
 
-// inPod completes the owner of a group in a pod. The ledger says which side it is on; the cluster knows which
-// containers are sidecars, unless a rule that people wrote names them.
+// inPod completes the owner of a group in a pod. The side comes from the ledger. The cluster knows which containers
+// are sidecars, and this counts unless a rule that the user wrote names them.
 func (w *node) inPod(o owner, g *ledger.Cgroup) owner {
 	name, class := w.container(g.Name)
 	if o.container = w.m.name(name); o.pod == OtherPods {
@@ -113,7 +113,7 @@ func (w *node) inPod(o owner, g *ledger.Cgroup) owner {
 	return o
 }
 
-// apply applies the first rule of the reader's that matches a container.
+// apply applies the first of the user's rules that matches a container.
 func (w *node) apply(o *owner, n *ledger.Name, container string) {
 	p := w.find(n)
 	if len(w.m.o.Rules) == 0 || p == nil || o.component == self {
@@ -139,7 +139,7 @@ func (w *node) apply(o *owner, n *ledger.Name, container string) {
 	}
 }
 
-// workloadOf is the workload of a pod, which is the pod itself where it has no owner.
+// workloadOf returns the workload of a pod, which is the pod itself if it has no owner.
 func workloadOf(p *Pod) (kind, name string) {
 	if p.Owner == "" {
 		return "Pod", p.Name
@@ -147,13 +147,13 @@ func workloadOf(p *Pod) (kind, name string) {
 	return p.OwnerKind, p.Owner
 }
 
-// OwnedBy says whether a pod's workload is one that a pattern names, as owner= of a rule does.
+// OwnedBy reports whether a pattern matches the pod's workload, as owner= in a rule does.
 func (p *Pod) OwnedBy(pattern string) bool {
 	kind, name := workloadOf(p)
 	return charge.MatchOwner(pattern, kind, name)
 }
 
-// container is the name of a container and, where the cluster knows it, its class.
+// container returns the name of a container and, if the cluster knows it, its class.
 func (w *node) container(n *ledger.Name) (name string, class Class) {
 	if p := w.find(n); p != nil && (n.Container != "" || n.ContainerID != "") {
 		for _, c := range p.Containers {
@@ -165,7 +165,7 @@ func (w *node) container(n *ledger.Name) (name string, class Class) {
 	return cmp.Or(n.Container, n.ContainerID[:min(len(n.ContainerID), 12)]), ""
 }
 
-// find is the pod that a group belongs to; nil where the cluster does not know it. Systemd's names of groups have
+// find returns the pod to which a group belongs; nil if the cluster does not know it. Group names of systemd have
 // underscores in the UID.
 func (w *node) find(n *ledger.Name) *Pod {
 	if n.PodUID == "" {

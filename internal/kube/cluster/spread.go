@@ -7,11 +7,11 @@ import (
 	"slices"
 )
 
-// SharedContainer is the name of the container that has what was spread over a pod.
+// SharedContainer is the container name of what was spread over a pod.
 const SharedContainer = "(shared)"
 
-// spread gives what serves a node to the pods of its workloads: of each figure, in proportion to their gross of it.
-// CPU time of a component stays CPU time of that component. What cannot be divided evenly goes to the first.
+// spread distributes what serves a node over the pods of its workloads: each figure in proportion to their gross of
+// it. CPU time stays with its component. Running totals are rounded down, so that the parts add up exactly.
 func spread(cells map[owner]*account) {
 	var pods []owner
 	weights := map[owner]*metrics{}
@@ -40,7 +40,7 @@ func spread(cells map[owner]*account) {
 			all[f] += weights[pod][f]
 		}
 	}
-	all[bpf] = all[cpu] // it goes where the CPU time goes that it is a part of
+	all[bpf] = all[cpu] // eBPF time is included in CPU time, and goes where that goes
 	for _, from := range slices.Collect(maps.Keys(cells)) {
 		if from.side != sideShared {
 			continue
@@ -69,7 +69,7 @@ func spread(cells map[owner]*account) {
 	}
 }
 
-// weightOf is the figure that another is spread by.
+// weightOf returns the figure by which another is spread.
 func weightOf(figure int) int {
 	if figure == bpf {
 		return cpu
@@ -77,7 +77,7 @@ func weightOf(figure int) int {
 	return figure
 }
 
-// scaled is n x part / of, rounded down, for part <= of.
+// scaled returns n x part / of, rounded down. part must not exceed of.
 func scaled(n, part, of int64) int64 {
 	high, low := bits.Mul64(uint64(n), uint64(part))
 	q, _ := bits.Div64(high, low, uint64(of))

@@ -1,7 +1,7 @@
-// Package clusterreport writes the account of a cluster for people and programs: a sentence that says what
-// infrastructure costs, then tables in which gross = net + tare. Each format is a file that registers itself.
+// Package clusterreport writes the account of a cluster for people and programs: sentences about what infrastructure
+// costs, then tables in which gross = net + tare. Each format is a file that registers itself.
 //
-// Names come from the cluster, where any user may choose them: whatever they hold, they stay in their row.
+// Names come from the cluster, where any user may choose them. No name can break out of its row.
 package clusterreport
 
 import (
@@ -14,16 +14,16 @@ import (
 	"tare/internal/lib/lists"
 )
 
-// Options are what people see. JSON and CSV have everything.
+// Options configure reports for people. JSON and CSV always have everything.
 type Options struct {
 	By  string // a view of cluster.Views; empty: workload
-	Top int    // rows of a table, the biggest first; the others are in a row "other". 0: 20, below 0: all
+	Top int    // rows of a table, the biggest first, the rest in a row "other"; 0 means 20, and less than 0 all
 }
 
-// view is the one that tables show.
+// view returns the view that tables show.
 func (o Options) view() string { return cmp.Or(o.By, "workload") }
 
-// rows is how many of n rows a table has.
+// rows returns how many of n rows a table has.
 func (o Options) rows(n int) int {
 	if o.Top < 0 {
 		return n
@@ -31,14 +31,14 @@ func (o Options) rows(n int) int {
 	return min(n, cmp.Or(o.Top, 20))
 }
 
-// Format is one form of the account.
+// Format is one format of the account.
 type Format struct {
-	Name  string // of -o
-	Help  string // what it is, or what reads it, in a line
+	Name  string // value of the flag -o
+	Help  string // one line: what it is, or what reads it
 	Write func(io.Writer, *cluster.Cluster, Options) error
 }
 
-// formats are the registry, in the order of their names.
+// formats is the registry, sorted by name.
 var formats []Format
 
 // register adds a format. It is called from init functions only.
@@ -47,8 +47,8 @@ func register(f Format) {
 	slices.SortFunc(formats, func(a, b Format) int { return strings.Compare(a.Name, b.Name) })
 }
 
-// Formats are all of them.
+// Formats returns all formats.
 func Formats() []Format { return slices.Clone(formats) }
 
-// Names are what formats are called.
+// Names returns the names of all formats.
 func Names() []string { return lists.Map(formats, func(f Format) string { return f.Name }) }

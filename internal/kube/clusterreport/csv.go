@@ -14,12 +14,12 @@ func init() {
 	register(Format{Name: "csv", Help: "a row for each figure of each row of every view, for a spreadsheet", Write: CSV})
 }
 
-// CSV writes all views (RFC 4180): a line for each figure of each row. What is not known is empty, never 0. A node
-// that did not answer has one line, with the reason as its figure's name.
+// CSV writes all views (RFC 4180), with a line for each figure of each row. An unknown figure is empty, never 0. A
+// node that did not answer has one line, with the reason in place of the figure's name.
 func CSV(w io.Writer, c *cluster.Cluster, _ Options) error {
 	out := csv.NewWriter(w)
 	_ = out.Write([]string{"view", "namespace", "kind", "workload", "pod", "container", "node", "component", "figure",
-		"gross", "net", "tare", "shared", "other", "net_known", "tare_known", "missing_parts"}) // Error has the first error
+		"gross", "net", "tare", "shared", "other", "net_known", "tare_known", "missing_parts"}) // out.Error reports errors
 	number := func(v *float64) string {
 		if v == nil {
 			return ""

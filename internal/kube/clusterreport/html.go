@@ -24,8 +24,8 @@ var source string
 
 var page = template.Must(template.New("cluster").Funcs(template.FuncMap{"clean": text.Clean}).Parse(source))
 
-// htmlPage is what the template shows. Names are as they stand in the account: the template escapes them, and the
-// page's policy lets no script run and nothing be fetched.
+// htmlPage is the data of the template. Names are as in the account: the template escapes them, and the page's content
+// security policy forbids scripts and requests.
 type htmlPage struct {
 	Lead     []string
 	Pictures []picture
@@ -42,13 +42,13 @@ type htmlTable struct {
 }
 
 // HTML writes the account as one page: the answer, two pictures, and the table of every view. The pictures show
-// nothing that the tables lack.
+// nothing that is not in the tables.
 func HTML(w io.Writer, c *cluster.Cluster, o Options) error {
-	p := htmlPage{Lead: lead(c), Remarks: remarks(c), Style: template.CSS(style)} // our own file
+	p := htmlPage{Lead: lead(c), Remarks: remarks(c), Style: template.CSS(style)} // embedded, so it is trusted
 	if c.Answered > 0 {
 		p.Pictures = []picture{nodesPicture(c, o), workloadsPicture(c, o)}
 		others := slices.DeleteFunc(cluster.Views(), func(view string) bool { return view == o.view() })
-		for _, view := range slices.Insert(others, 0, o.view()) { // the one that was asked for is the first
+		for _, view := range slices.Insert(others, 0, o.view()) { // the requested view is first
 			if len(c.By(view)) > 0 {
 				o.By = view
 				rows := viewTable(c, o, everyColumn)

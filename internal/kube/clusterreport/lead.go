@@ -12,7 +12,7 @@ import (
 	"tare/internal/lib/quantity"
 )
 
-// lead is what the account says first, in paragraphs.
+// lead returns the first paragraphs of a report.
 func lead(c *cluster.Cluster) []string {
 	first := fmt.Sprintf("Of %s, %d answered", quantity.Counted(c.Asked, "node"), c.Answered)
 	if c.Answered == 0 {
@@ -41,7 +41,7 @@ func were(n int) string {
 	return "the others are"
 }
 
-// cpuLead is what CPUs were used for.
+// cpuLead returns a sentence about what used the CPUs.
 func cpuLead(c *cluster.Cluster) string {
 	s := c.Total.CPUs
 	d := decimals(s.GrossKnown())
@@ -50,7 +50,7 @@ func cpuLead(c *cluster.Cluster) string {
 		parts(c, func(u *cluster.Usage) cluster.Split { return u.CPUs }, number))
 }
 
-// memoryLead is what memory was used for.
+// memoryLead returns a sentence about what used the memory.
 func memoryLead(c *cluster.Cluster) string {
 	number := func(v float64) string { return quantity.Value(max(v, 0), quantity.Bytes) }
 	of := "%s used, as hard memory: "
@@ -61,7 +61,7 @@ func memoryLead(c *cluster.Cluster) string {
 		parts(c, func(u *cluster.Usage) cluster.Split { return u.Hard }, number))
 }
 
-// sentence says what net and tare have of a figure, and what tare is made of. of has a place for gross.
+// sentence returns a sentence with the net and tare of a figure, and with the parts of tare. of has a verb for gross.
 func sentence(of string, s cluster.Split, number func(float64) string, madeOf string) string {
 	about := func(v *float64, known float64) string {
 		if v == nil {
@@ -83,7 +83,7 @@ func sentence(of string, s cluster.Split, number func(float64) string, madeOf st
 	}
 	fmt.Fprintf(&b, "%s by workloads", about(net, s.NetKnown()-other))
 	if s.Other == nil {
-		b.WriteString(" and what no rule names") // which part is which is not known
+		b.WriteString(" and what no rule names") // it is unknown how they divide
 	}
 	b.WriteString(", ")
 	if other > 0 {
@@ -100,18 +100,18 @@ func sentence(of string, s cluster.Split, number func(float64) string, madeOf st
 	return b.String() + "."
 }
 
-// named are components as sentences call them.
+// named maps components to their names in sentences.
 var named = map[string]string{"sidecar": "sidecars", "cni": "CNI", "dns": "DNS", "ebpf": "eBPF", "vmm": "VMMs",
 	"pause": "pause containers", "shim": "shims", "controlplane": "control plane", "runtime": "container runtime",
 	"node": "services of the nodes", "system": "other system pods"}
 
-// A sentence names the biggest components, at most maxParts, and none that has less than this part of infrastructure.
+// A sentence names the biggest components, at most maxParts, and none with less than this fraction of infrastructure.
 const (
 	maxParts  = 6
 	leastPart = 0.02
 )
 
-// parts are the components of infrastructure by size.
+// parts returns the components of infrastructure by size.
 func parts(c *cluster.Cluster, figure func(*cluster.Usage) cluster.Split, number func(float64) string) string {
 	type part struct {
 		name string
@@ -147,7 +147,7 @@ func parts(c *cluster.Cluster, figure func(*cluster.Usage) cluster.Split, number
 	return strings.Join(words, ", ")
 }
 
-// decimals are those that numbers have beside one of this size.
+// decimals returns the number of decimals for figures next to one of this size.
 func decimals(v float64) int {
 	switch v = math.Abs(v); {
 	case v >= 1000:
@@ -160,7 +160,7 @@ func decimals(v float64) int {
 	return 3
 }
 
-// fixed is a number with some decimals, and no minus before nothing.
+// fixed formats a number with a fixed number of decimals, and without a minus sign if it rounds to zero.
 func fixed(v float64, decimals int) string {
 	s := strconv.FormatFloat(v, 'f', decimals, 64)
 	if strings.Trim(s, "-0.") == "" {

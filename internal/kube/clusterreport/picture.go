@@ -10,7 +10,7 @@ import (
 	"tare/internal/lib/quantity"
 )
 
-// picture is a chart of bars, which the template draws as SVG. Lengths are in its pixels.
+// picture is a bar chart that the template draws as SVG. Lengths are in pixels of that SVG.
 type picture struct {
 	Title  string
 	Height int
@@ -22,25 +22,25 @@ type picture struct {
 // keyed is an entry of the legend.
 type keyed struct {
 	Name  string
-	Class string // of the style: a colour and, in print, an outline
+	Class string // CSS class: a colour and, in print, an outline
 	X     int
 }
 
 // bar is a row of the chart.
 type bar struct {
-	Label string // cut to fit; the whole name is Name
+	Label string // the name, cut to fit
 	Name  string
 	Value string
 	Y     int
-	End   int // where Value stands
+	End   int // position of Value
 	Parts []segment
 }
 
-// segment is a part of a bar.
+// segment is a segment of a bar.
 type segment struct {
 	Class    string
 	X, Width string
-	What     string // shown when the pointer is on it
+	What     string // shown under the pointer
 }
 
 // tick is a mark of the axis.
@@ -49,23 +49,23 @@ type tick struct {
 	Text string
 }
 
-// The layout.
+// The layout, in pixels.
 const (
-	barsFrom  = 250 // where bars begin
+	barsFrom  = 250 // left end of the bars
 	barsWidth = 480
 	barHeight = 22
 	barsTop   = 56
 	maxLabel  = 34 // characters
-	maxColors = 7  // components with a colour, of which the last is "others"
+	maxColors = 7  // coloured components; the last is "others"
 )
 
-// part is a part of a bar with its value.
+// part is the value of a bar's segment.
 type part struct {
-	key   int // index of its legend
+	key   int // index of its legend entry
 	value float64
 }
 
-// draw lays a chart out.
+// draw lays out a chart.
 func draw(title string, keys []string, names []string, parts [][]part) picture {
 	p := picture{Title: title, Height: barsTop + barHeight*len(names) + 24}
 	largest := 0.0
@@ -101,7 +101,7 @@ func draw(title string, keys []string, names []string, parts [][]part) picture {
 	return p
 }
 
-// nice is the next of 1, 2, 5 times a power of ten.
+// nice rounds up to the next 1, 2 or 5 times a power of ten.
 func nice(v float64) float64 {
 	if !(v > 0) {
 		return 1
@@ -115,11 +115,12 @@ func nice(v float64) float64 {
 	return 10 * power
 }
 
-// nodesPicture is the CPU time of nodes by component, the busiest first. The biggest components have a colour.
+// nodesPicture charts the CPU time of nodes by component, the busiest first. The biggest components have a colour of
+// their own.
 func nodesPicture(c *cluster.Cluster, o Options) picture {
 	color := map[string]int{}
 	var keys []string
-	for i := range c.Components { // they are in the order of their sizes
+	for i := range c.Components { // sorted by size
 		name := c.Components[i].Component
 		if len(keys) == maxColors-1 {
 			keys = append(keys, "others")
@@ -166,7 +167,7 @@ func nodesPicture(c *cluster.Cluster, o Options) picture {
 	return draw(title, keys, names, parts)
 }
 
-// workloadsPicture is the CPU time of workloads as net and tare, the largest first.
+// workloadsPicture charts the CPU time of workloads as net and tare, the largest first.
 func workloadsPicture(c *cluster.Cluster, o Options) picture {
 	var names []string
 	var parts [][]part

@@ -12,7 +12,7 @@ import (
 	"tare/internal/results/screen"
 )
 
-// ScreenTables are the tables that the screen has of a cluster.
+// ScreenTables returns the tables of a cluster on the screen.
 func ScreenTables() []screen.Table {
 	return lists.Map(cluster.Views(), func(view string) screen.Table {
 		return screen.Table{Name: view + "s", Last: view, None: "no " + view + "s", Amount: screen.InCPUs,
@@ -24,7 +24,7 @@ func ScreenTables() []screen.Table {
 	})
 }
 
-// Picture is what the screen shows of an account, which has rows of containers.
+// Picture returns an account for the screen. The account must have rows of containers.
 func Picture(c *cluster.Cluster) *screen.Picture {
 	b := &c.Capacity
 	p := &screen.Picture{Of: quantity.Counted(c.Asked, "node"), End: c.End, Seconds: c.End.Sub(c.Start).Seconds(),
@@ -36,7 +36,7 @@ func Picture(c *cluster.Cluster) *screen.Picture {
 	for _, r := range remarks(c) {
 		p.Warnings = append(p.Warnings, r[0]+": "+r[1])
 	}
-	parts := map[string][]*screen.Row{} // of workloads, by their keys
+	parts := map[string][]*screen.Row{} // by key of the workload
 	for _, r := range c.Containers {
 		key := workloadOf(r)
 		part := screenRow("container", r, p.Seconds)
@@ -61,7 +61,7 @@ func Picture(c *cluster.Cluster) *screen.Picture {
 
 // nodeRows adds the components of each node to its row, and a row for each node that did not answer.
 func nodeRows(c *cluster.Cluster, rows []*screen.Row) []*screen.Row {
-	at := 0 // By has those that answered in the same order
+	at := 0 // By has the nodes that answered in the same order
 	for i := range c.Nodes {
 		n := &c.Nodes[i]
 		if n.Failed != "" {
@@ -80,17 +80,17 @@ func nodeRows(c *cluster.Cluster, rows []*screen.Row) []*screen.Row {
 	return rows
 }
 
-// keyOf is the same for a row in each account.
+// keyOf returns a key for a row that is the same in every account.
 func keyOf(r *cluster.Row) string {
 	return strings.Join([]string{r.Namespace, r.Kind, r.Workload, r.Pod, r.Container, r.Node, r.Component}, "/")
 }
 
-// workloadOf is the key of the workload that a row is of.
+// workloadOf returns the key of the workload to which a row belongs.
 func workloadOf(r *cluster.Row) string {
 	return keyOf(&cluster.Row{Namespace: r.Namespace, Kind: r.Kind, Workload: r.Workload})
 }
 
-// screenRow is a row of a window of this length.
+// screenRow converts a row of a window of this length.
 func screenRow(view string, r *cluster.Row, seconds float64) *screen.Row {
 	u := &r.Usage
 	name := title(view, r)
@@ -104,7 +104,7 @@ func screenRow(view string, r *cluster.Row, seconds float64) *screen.Row {
 	}}
 }
 
-// budgetParts are the parts of the CPU time of all machines.
+// budgetParts returns the parts of the CPU time of all machines.
 func budgetParts(c *cluster.Cluster) []report.Part {
 	s, b := &c.Total.CPU, &c.Capacity
 	net := report.Part{Line: "workloads", Sign: '#', Seconds: s.NetKnown(), Unknown: s.Net == nil}

@@ -13,13 +13,14 @@ import (
 	"tare/internal/lib/text"
 )
 
-// column is one of the figures in tables for people.
+// column is a figure in tables for people.
 type column struct {
 	head string
 	of   func(*cluster.Usage) string
 }
 
-// cell is a figure in a table: "~" stands before one of which a part is not known, and "-" for one that is not known.
+// cell formats a figure for a table. "~" marks a figure of which a part is unknown, "-" one that is unknown
+// altogether.
 func cell(v *float64, known float64, number func(float64) string) string {
 	switch {
 	case v != nil:
@@ -30,7 +31,7 @@ func cell(v *float64, known float64, number func(float64) string) string {
 	return "-"
 }
 
-// cellNote says what the marks mean.
+// cellNote explains the mark.
 const cellNote = "~: a part is not known, such as that of a container that ended meanwhile."
 
 func inCPUs(v float64) string {
@@ -52,7 +53,7 @@ func tare(s cluster.Split, number func(float64) string) string {
 	return cell(s.Tare, s.TareKnown(), number)
 }
 
-// columns are those of text, and everyColumn those of a page.
+// columns are for text, everyColumn for a page.
 var (
 	columns = []column{
 		{"CPUs", func(u *cluster.Usage) string { return gross(u.CPUs, inCPUs) }},
@@ -69,7 +70,7 @@ var (
 	})
 )
 
-// title is what a row is of. It may hold any bytes.
+// title returns the title of a row. It may hold any bytes.
 func title(view string, r *cluster.Row) string {
 	join := func(parts ...string) string {
 		return strings.Join(slices.DeleteFunc(parts, func(p string) bool { return p == "" }), "/")
@@ -94,8 +95,8 @@ func title(view string, r *cluster.Row) string {
 	return cmp.Or(r.Namespace, r.Component, r.Node)
 }
 
-// viewTable is the table of a view: its head, and a name and figures of each row. The biggest come first, those beyond
-// the limit are in one row, and the last is of all.
+// viewTable returns the table of a view: a header, then a name and figures for each row. The biggest rows come first,
+// one row sums up the rows beyond the limit, and the last row is the total.
 func viewTable(c *cluster.Cluster, o Options, figures []column) (table [][]string) {
 	view := o.view()
 	row := func(name string, cell func(column) string) {
@@ -118,7 +119,7 @@ func viewTable(c *cluster.Cluster, o Options, figures []column) (table [][]strin
 	return table
 }
 
-// fit is a name of at most width characters, with its beginning and its end.
+// fit cuts a name to width characters, keeping its beginning and its end.
 func fit(s string, width int) string {
 	r := []rune(text.Clean(s))
 	if len(r) <= width || width < 5 {
@@ -152,12 +153,13 @@ func reserveTable(c *cluster.Cluster, o Options) (rows [][]string, left int) {
 
 const reserveTitle = "Reserved for the nodes themselves"
 
-// reserveNote says what the columns are.
+// reserveNote explains the columns.
 var reserveNote = fmt.Sprintf("Reserved is capacity less allocatable. Used is what serves the node and is in no pod: "+
 	"CPUs, and the working set of memory. To set: used times %v for CPUs and times %v for memory, rounded up. One "+
 	"window shows no peak: weigh under load before setting it.", cluster.HeadroomCPU, cluster.HeadroomMemory)
 
-// remarks are what to know of the account: machines that nodes share, nodes that did not answer, and warnings.
+// remarks returns what a reader must know about the account: machines that nodes share, nodes that did not answer, and
+// warnings.
 func remarks(c *cluster.Cluster) (all [][2]string) {
 	for i := range c.Machines {
 		m := &c.Machines[i]
@@ -192,13 +194,13 @@ func remarks(c *cluster.Cluster) (all [][2]string) {
 	return all
 }
 
-// maxCodes is how many codes of the nodes' warnings are named.
+// maxCodes is the most warning codes of nodes that are named.
 const maxCodes = 10
 
-// maxShown is how many characters of a name prose has.
+// maxShown is the longest name in prose, in characters.
 const maxShown = 48
 
-// some names the first of n things.
+// some names the first few of n things.
 func some(names []string, n int) string {
 	const most = 4
 	shown := lists.Map(names[:min(len(names), most)], func(s string) string { return fit(s, maxShown) })

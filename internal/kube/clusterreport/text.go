@@ -13,10 +13,10 @@ import (
 
 func init() { register(Format{Name: "text", Help: "for a terminal", Write: Text}) }
 
-// width is that of lines.
+// width is the width of lines, in characters.
 const width = 80
 
-// Text writes the account for a terminal: the answer, the table, what nodes reserve, and what to know of it.
+// Text writes the account for a terminal: the answer, the table, what nodes reserve, and remarks.
 func Text(w io.Writer, c *cluster.Cluster, o Options) error {
 	var b bytes.Buffer
 	for _, p := range lead(c) {
@@ -48,9 +48,9 @@ func Text(w io.Writer, c *cluster.Cluster, o Options) error {
 	return nil
 }
 
-// aligned writes rows of a name and figures: the figures to the right, and then the name, which is cut to fit.
+// aligned writes rows of figures and a name. Figures are aligned to the right. The name follows, cut to fit.
 func aligned(rows [][]string) string {
-	// The first column is to the left.
+	// The name in the first column is not aligned.
 	figures := lists.Map(rows, func(r []string) []string { return append([]string{""}, r[1:]...) })
 	widths := text.Widths(figures)
 	var b strings.Builder

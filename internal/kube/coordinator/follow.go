@@ -19,19 +19,19 @@ import (
 )
 
 const (
-	answerWithin = 2 * newsWithin   // for one request: a connection that says nothing for longer is dead
+	answerWithin = 2 * newsWithin   // for one request: a connection that is silent for longer is dead
 	again        = time.Second      // between attempts
-	pause        = time.Second / 20 // after an answer: one that comes at once, without news, costs little
+	pause        = time.Second / 20 // after each answer, so that answers without news cost little
 	maxStatus    = 8 * maxLog       // bytes, as JSON
-	maxRun       = 16 << 20         // bytes of run.json, as of package record
-	chunk        = 1 << 20          // bytes of trials of one request
-	silentAfter  = 3 * time.Second  // then it is said that the coordinator does not answer
+	maxRun       = 16 << 20         // bytes of run.json, as in package record
+	chunk        = 1 << 20          // bytes of trials in one request
+	silentAfter  = 3 * time.Second  // after this time the user is told that the coordinator does not answer
 )
 
-// Client asks a coordinator.
+// Client sends requests to a coordinator.
 type Client struct{ http http.Client }
 
-// NewClient returns a client of a coordinator that dial reaches.
+// NewClient returns a client of the coordinator to which dial connects.
 func NewClient(dial func(context.Context) (net.Conn, error)) *Client {
 	return &Client{http.Client{
 		Transport: &http.Transport{
@@ -41,10 +41,10 @@ func NewClient(dial func(context.Context) (net.Conn, error)) *Client {
 	}}
 }
 
-// Close ends the connections that are not in use.
+// Close closes idle connections.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
-// ask returns an answer, which may have most bytes.
+// ask sends a request and returns the body of the answer, of at most most bytes.
 func (c *Client) ask(ctx context.Context, method, path, bytes string, most int64) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
@@ -52,7 +52,8 @@ func (c *Client) ask(ctx context.Context, method, path, bytes string, most int64
 	if err != nil {
 		return nil, err
 	}
-	// Each request may be made twice. The transport does so if a connection turns out to be dead (net/http.Transport).
+	// All requests are idempotent. This key makes the transport repeat a request if its connection turns out to be dead,
+	// and is not sent (net/http.Transport).
 	r.Header["Idempotency-Key"] = nil
 	want := http.StatusOK
 	switch {
@@ -82,7 +83,7 @@ func (c *Client) ask(ctx context.Context, method, path, bytes string, most int64
 	return data, nil
 }
 
-// Status says how far the run is, once there is more than what the caller knows, or after a while.
+// Status returns the progress of the run, once there is more than the caller has, or after a while.
 func (c *Client) Status(ctx context.Context, log, trials int64) (s Status, err error) {
 	data, err := c.ask(ctx, http.MethodGet, fmt.Sprintf("status?log=%d&trials=%d", log, trials), "", maxStatus)
 	if err == nil {
@@ -91,32 +92,32 @@ func (c *Client) Status(ctx context.Context, log, trials int64) (s Status, err e
 	return s, err
 }
 
-// Interrupt ends the run. It returns when the coordinator knows.
+// Interrupt ends the run. It returns when the coordinator has received the request.
 func (c *Client) Interrupt(ctx context.Context) error {
 	_, err := c.ask(ctx, http.MethodPost, "interrupt", "", 0)
 	return err
 }
 
-// Fetched says that the coordinator is not needed any more.
+// Fetched tells the coordinator that it is no longer needed.
 func (c *Client) Fetched(ctx context.Context) error {
 	_, err := c.ask(ctx, http.MethodPost, "fetched", "", 0)
 	return err
 }
 
-// Followed is a run to follow.
+// Followed is a run that is followed.
 type Followed struct {
 	Client *Client
-	Open   func(record.Run) (*record.Writer, error) // makes the copy of the run directory, or opens an unfinished one
-	Gone   func(context.Context) error              // why the coordinator will not answer again; nil where it may
+	Open   func(record.Run) (*record.Writer, error) // creates the copy of the run directory, or opens an unfinished one
+	Gone   func(context.Context) error              // why the coordinator will not answer again; nil if it may
 	Log    io.Writer
 
-	Copy *record.Writer // nil until there is one
+	Copy *record.Writer // nil until the run directory exists
 	log  int64
 }
 
-// Follow prints the progress of a run and copies its directory until it is over. ended is what the run ended with, or
-// that its coordinator is lost; err is why it could not be followed to its end, such as the end of the context. Close
-// Copy.
+// Follow prints the progress of a run and copies its directory until the run is over. ended is the error with which
+// the run ended, or reports that the coordinator is lost. err reports why the run could not be followed to its end,
+// such as the end of the context. The caller must close Copy.
 func (f *Followed) Follow(ctx context.Context) (ended, err error) {
 	silent, said, answered := time.Time{}, false, false
 	for {
@@ -156,7 +157,7 @@ func (f *Followed) Follow(ctx context.Context) (ended, err error) {
 	}
 }
 
-// localError is about the copy, and not about the coordinator.
+// localError is an error of the copy, not of the coordinator.
 type localError struct{ error }
 
 func local(err error) error {
@@ -166,7 +167,7 @@ func local(err error) error {
 	return &localError{err}
 }
 
-// step asks once how far the run is, and copies what is new.
+// step asks once for the progress of the run, and copies what is new.
 func (f *Followed) step(ctx context.Context) (over bool, end, err error) {
 	size := int64(0)
 	if f.Copy != nil {
@@ -182,7 +183,7 @@ func (f *Followed) step(ctx context.Context) (over bool, end, err error) {
 		}
 	}
 	if s.Log != "" {
-		_, _ = io.WriteString(f.Log, text.Lines(s.Log)) // results are copied even if the terminal is gone
+		_, _ = io.WriteString(f.Log, text.Lines(s.Log)) // ignored: results are copied even if the terminal is gone
 	}
 	f.log = s.Next
 	if s.End == nil {
@@ -191,7 +192,7 @@ func (f *Followed) step(ctx context.Context) (over bool, end, err error) {
 	return true, s.End.Err(), nil
 }
 
-// copy makes the copy as complete as the run directory is.
+// copy brings the copy up to the state of the run directory.
 func (f *Followed) copy(ctx context.Context, s *Status) error {
 	if f.Copy == nil || s.End != nil || s.Trials > f.Copy.Size() {
 		data, err := f.Client.ask(ctx, http.MethodGet, record.RunFile, "", maxRun)

@@ -1,7 +1,7 @@
 // Package coordinator is the protocol between the coordinator of a run in a cluster and its followers: HTTP on the
-// loopback interface of the coordinator's pod, which the API server forwards to those who may forward ports there. The
-// coordinator (Server) reports its progress and serves run.json and trials.jsonl; a client (Follow) copies both as
-// they grow, so that the trials that have ended are there when the coordinator is lost, and makes the report.
+// loopback interface of the coordinator's pod, to which the API server forwards users who may forward ports there. The
+// coordinator (Server) reports its progress and serves run.json and trials.jsonl. A client (Follow) copies both as
+// they grow, so that finished trials are not lost with the coordinator, and makes the report.
 package coordinator
 
 import (
@@ -20,24 +20,24 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// Port is where a coordinator listens.
+// Port is the port on which a coordinator listens.
 const Port = 9635
 
 const (
-	newsWithin = 15 * time.Second // an answer comes after this at the latest
+	newsWithin = 15 * time.Second // the longest delay of an answer
 	maxLog     = 1 << 20          // bytes of progress that are kept
 )
 
-// Status is how far a run is.
+// Status is the progress of a run.
 type Status struct {
 	Begun  bool   `json:"begun"`  // there is a run directory
-	Trials int64  `json:"trials"` // bytes of trials.jsonl, whole lines
-	Log    string `json:"log"`    // progress from the place that was asked for
-	Next   int64  `json:"next"`   // the place where that ends
+	Trials int64  `json:"trials"` // bytes of trials.jsonl, in whole lines
+	Log    string `json:"log"`    // progress output from the requested offset on
+	Next   int64  `json:"next"`   // the offset at which it ends
 	End    *End   `json:"end"`    // nil while the run is under way
 }
 
-// End is what a run ended with: nothing, an interruption, or an error.
+// End is how a run ended: successfully, by an interruption, or with an error.
 type End struct {
 	Interrupted bool       `json:"interrupted"`
 	Code        fault.Code `json:"code"`
@@ -53,20 +53,20 @@ func endOf(err error) *End {
 		Hint: fault.HintOf(err)}
 }
 
-// Err is the error that it was.
+// Err returns the error with which the run ended.
 func (e *End) Err() error {
 	switch {
 	case e.Interrupted:
 		return context.Canceled
 	case e.Code == fault.OK:
 		return nil
-	case e.Code < fault.OK || e.Code > fault.Exceeded: // it is to be an exit code
+	case e.Code < fault.OK || e.Code > fault.Exceeded: // it becomes an exit code
 		return fault.New(fault.Internal, "", e.Hint, "%s", e.Text)
 	}
 	return fault.New(e.Code, "", e.Hint, "%s", e.Text)
 }
 
-// Server is the coordinator's side of the protocol. It is an io.Writer of progress.
+// Server is the coordinator's side of the protocol. Progress output is written to it.
 type Server struct {
 	dir       string
 	interrupt func()
@@ -74,20 +74,20 @@ type Server struct {
 	once      sync.Once
 
 	mu     sync.Mutex
-	news   chan struct{} // closed when there are some
-	log    []byte        // the end of it
-	before int64         // bytes of it that are not kept
+	news   chan struct{} // closed when there is news
+	log    []byte        // the end of the progress output
+	before int64         // bytes of progress output before log
 	trials int64
 	begun  bool
 	end    *End
 }
 
-// NewServer serves a run directory, which need not be there yet. interrupt ends the run.
+// NewServer serves a run directory, which need not exist yet. interrupt must end the run.
 func NewServer(dir string, interrupt func()) *Server {
 	return &Server{dir: dir, interrupt: interrupt, fetched: make(chan struct{}), news: make(chan struct{})}
 }
 
-// Fetched is closed once a follower says that it has everything.
+// Fetched returns a channel that is closed once a follower has everything.
 func (s *Server) Fetched() <-chan struct{} { return s.fetched }
 
 func (s *Server) tell(change func()) {
@@ -98,7 +98,7 @@ func (s *Server) tell(change func()) {
 	s.news = make(chan struct{})
 }
 
-// Write adds progress.
+// Write appends progress output.
 func (s *Server) Write(p []byte) (int, error) {
 	s.tell(func() {
 		s.log = append(s.log, p...)
@@ -109,26 +109,26 @@ func (s *Server) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Holds says that there is a run directory, and how many bytes its trials have.
+// Holds records that there is a run directory whose trials have this many bytes.
 func (s *Server) Holds(trials int64) { s.tell(func() { s.begun, s.trials = true, trials }) }
 
-// End says that the run is over.
+// End records that the run is over.
 func (s *Server) End(err error) { s.tell(func() { s.end = endOf(err) }) }
 
-// Recorder is a run directory whose Server tells what is in it.
+// Recorder is a run directory that reports its size to a Server.
 type Recorder struct {
 	*record.Writer
 	Server *Server
 }
 
-// Append is engine.Recorder's.
+// Append implements engine.Recorder.
 func (r *Recorder) Append(t record.Trial) error {
 	err := r.Writer.Append(t)
 	r.Server.Holds(r.Size())
 	return err
 }
 
-// Handler answers requests.
+// Handler returns the handler of requests.
 func (s *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /status", s.status)
@@ -138,7 +138,7 @@ func (s *Server) Handler() http.Handler {
 	mux.HandleFunc("POST /interrupt", func(http.ResponseWriter, *http.Request) { s.interrupt() })
 	mux.HandleFunc("POST /fetched", func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(http.StatusNoContent)
-		_ = http.NewResponseController(w).Flush() // the process may end now
+		_ = http.NewResponseController(w).Flush() // the process may end once fetched is closed
 		s.once.Do(func() { close(s.fetched) })
 	})
 	return mux
@@ -146,14 +146,14 @@ func (s *Server) Handler() http.Handler {
 
 // status answers as soon as there is more than the client has, or after newsWithin.
 func (s *Server) status(w http.ResponseWriter, r *http.Request) {
-	log, _ := strconv.ParseInt(r.FormValue("log"), 10, 64) // what is no number is 0
+	log, _ := strconv.ParseInt(r.FormValue("log"), 10, 64) // an invalid number is 0
 	trials, _ := strconv.ParseInt(r.FormValue("trials"), 10, 64)
 	timeout := time.After(newsWithin)
 	for {
 		s.mu.Lock()
 		next := s.before + int64(len(s.log))
 		if log < 0 || log > next {
-			log = 0 // of a process that was here before
+			log = 0 // the offset is from an earlier process
 		}
 		st := Status{Begun: s.begun, Trials: s.trials, Next: next, End: s.end, Log: string(s.log[max(log-s.before, 0):])}
 		news := s.news

@@ -8,12 +8,13 @@ import (
 	"tare/internal/kube/agents"
 )
 
-// temporaryNamespace is where temporary agents run: it exists in every cluster, and only administrators come in.
+// temporaryNamespace is where temporary agents run. It exists in every cluster, and usually only administrators can
+// access it.
 const temporaryNamespace = "kube-system"
 
 func namespaceOf(flag string) string { return cmp.Or(flag, temporaryNamespace) }
 
-// registerAccess adds the flags about what installed agents ask for.
+// registerAccess adds the flags for access to installed agents.
 func registerAccess(f *pflag.FlagSet, a *agents.Access) {
 	f.StringVar(&a.CAFile, "agents-ca", "", "`file` of certificates (PEM) to verify installed agents that have TLS")
 	f.StringVar(&a.ServerName, "agents-server-name", "localhost", "name in the certificate of installed agents")

@@ -82,7 +82,7 @@ waits for an hour to be fetched.`,
 	return cmd
 }
 
-// choose finds a run by its name, or the only one.
+// choose finds a run by its name, or the only run if the name is empty.
 func choose(ctx context.Context, c *agents.Cluster, namespace, name string) (*pods.Run, error) {
 	all, err := pods.Runs(ctx, c, namespace)
 	if err != nil {
@@ -110,7 +110,7 @@ func choose(ctx context.Context, c *agents.Cluster, namespace, name string) (*po
 type attachment struct {
 	c        *agents.Cluster
 	run      *pods.Run
-	dir      string // of the copy; empty: by the experiment and the time
+	dir      string // of the copy; if empty, its name is made of the experiment and the time
 	show     session.Show
 	out, log io.Writer
 	ends     bool // Ctrl-C ends the run
@@ -122,13 +122,14 @@ func (a *attachment) client() *coordinator.Client {
 	})
 }
 
-// command follows the run again, and hint says so.
+// command returns the command that follows the run again, and hint a hint with it.
 func (a *attachment) command() string {
 	return "kubectl tare attach " + a.run.Name + " -n " + a.run.Namespace
 }
 func (a *attachment) hint() string { return "'" + a.command() + "' goes on" }
 
-// follow follows the run to its end, removes it and prints its results. If the copy cannot be made, the run stays.
+// follow follows the run to its end, removes it and prints its results. If the copy cannot be made, the run stays in
+// the cluster.
 func (a *attachment) follow(ctx context.Context) error {
 	client := a.client()
 	defer client.Close()
@@ -141,7 +142,7 @@ func (a *attachment) follow(ctx context.Context) error {
 		}}
 	work, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer cancel(nil)
-	defer context.AfterFunc(ctx, func() { // Ctrl-C
+	defer context.AfterFunc(ctx, func() { // on Ctrl-C
 		if !a.ends || !begun.Load() {
 			cancel(ctx.Err())
 			return
@@ -157,7 +158,7 @@ func (a *attachment) follow(ctx context.Context) error {
 	}
 	switch {
 	case err == nil:
-	case a.ends && f.Copy == nil && ctx.Err() != nil: // nothing has been measured
+	case a.ends && f.Copy == nil && ctx.Err() != nil: // nothing has been measured yet
 		return errors.Join(session.BegunOr(err), pods.Remove(ctx, a.c, a.run))
 	case errors.Is(err, context.Canceled):
 		return fault.New(fault.Invalid, "", a.hint(), "interrupted: the run goes on")
@@ -170,7 +171,7 @@ func (a *attachment) follow(ctx context.Context) error {
 			ended = fault.Wrap(ended, fault.CodeOf(ended), "", fault.HintOf(ended), "the coordinator had ended %s", before)
 		}
 	}
-	_ = client.Fetched(work) // it ends anyway
+	_ = client.Fetched(work) // an error is ignored: the coordinator is removed anyway
 	err = pods.Remove(ctx, a.c, a.run)
 	if f.Copy == nil {
 		return errors.Join(session.BegunOr(ended), err)
@@ -178,7 +179,7 @@ func (a *attachment) follow(ctx context.Context) error {
 	return errors.Join(a.conclude(f.Copy, ended), err)
 }
 
-// leave says how the run is followed, once it is under way. A run that does not come up is removed.
+// leave prints the command that follows the run, once the run is under way. A run that does not start is removed.
 func (a *attachment) leave(ctx context.Context) error {
 	client := a.client()
 	defer client.Close()
@@ -194,7 +195,7 @@ func (a *attachment) leave(ctx context.Context) error {
 	}
 }
 
-// open makes the copy of a run directory, or opens an unfinished one.
+// open creates the copy of a run directory, or opens an unfinished one.
 func (a *attachment) open(r *record.Run) (*record.Writer, error) {
 	if a.dir == "" {
 		a.dir = dirOf(r)
@@ -206,12 +207,12 @@ func (a *attachment) open(r *record.Run) (*record.Writer, error) {
 	return record.Continue(a.dir, *r)
 }
 
-// dirOf is the run directory of a run, where nobody names another.
+// dirOf returns the default run directory of a run.
 func dirOf(r *record.Run) string {
 	return fmt.Sprintf("tare-run-%s-%s", r.Experiment, r.Started.Format("20060102-150405"))
 }
 
-// conclude makes the summary and the page of a copy, and prints the report.
+// conclude writes the summary and the page of a copy, and prints the report.
 func (a *attachment) conclude(w *record.Writer, ended error) error {
 	c, err := record.ReadLean(w.Dir())
 	if err != nil {

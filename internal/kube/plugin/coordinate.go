@@ -28,7 +28,7 @@ import (
 
 func init() { register(newCoordinator) }
 
-// newCoordinator is the process of a run in the cluster.
+// newCoordinator returns the command that is the coordinator of a run in the cluster.
 func newCoordinator(*connection) *cobra.Command {
 	return &cobra.Command{Use: pods.Coordinator, Hidden: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -40,7 +40,7 @@ func newCoordinator(*connection) *cobra.Command {
 		}}
 }
 
-// coordinate runs what was ordered, and then waits until somebody has fetched the run directory.
+// coordinate runs the ordered experiment, and then waits until the run directory has been fetched.
 func coordinate(ctx context.Context, o *pods.Order) error {
 	work, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -64,13 +64,14 @@ func coordinate(ctx context.Context, o *pods.Order) error {
 	news.End(err)
 	select {
 	case <-news.Fetched():
-		time.Sleep(100 * time.Millisecond) // for the answer that says so
-	case <-time.After(pods.KeptFor): // until then, also where the pod is to end: the kubelet knows for how long
+		time.Sleep(100 * time.Millisecond) // for the answer to be sent
+	// The wait is the same if the pod is being deleted: the kubelet ends it after the grace period.
+	case <-time.After(pods.KeptFor):
 	}
 	return nil
 }
 
-// runOrder runs what was ordered, unless a coordinator that was here before has begun with it.
+// runOrder runs the ordered experiment, unless an earlier process of this coordinator has begun it.
 func runOrder(ctx context.Context, o *pods.Order, news *coordinator.Server) error {
 	if own := self.Version + " " + self.Build(); own != o.Version {
 		return fault.New(fault.Usage, "", "give --image of the same build as kubectl-tare",

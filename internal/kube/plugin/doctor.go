@@ -22,7 +22,7 @@ import (
 
 func init() { register(newDoctor) }
 
-// finding is one thing that the doctor has looked at.
+// finding is one thing that the doctor has checked.
 type finding struct {
 	What   string `json:"what"`
 	OK     bool   `json:"ok"`
@@ -64,7 +64,7 @@ in the namespace of -n are listed as well; those of deploy/kubernetes/run.yaml a
 	return cmd
 }
 
-// examine looks at everything, with agents in one namespace and experiments in another. It fails only where the cluster
+// examine checks everything, with agents in one namespace and experiments in another. It fails only if the cluster
 // does not answer at all.
 func examine(ctx context.Context, c *agents.Cluster, namespace, experiments string) (all []finding, err error) {
 	add := func(what string, ok bool, format string, args ...any) {
@@ -122,7 +122,7 @@ func examine(ctx context.Context, c *agents.Cluster, namespace, experiments stri
 	}
 	level, err := c.PodSecurity(ctx, in)
 	switch {
-	case err != nil: // the right to see it is not needed
+	case err != nil: // Tare does not need the right to read it
 		add("namespace", true, "not known: %v", err)
 	default:
 		add("namespace", level == "" || level == "privileged", "%s enforces the Pod Security level %s", in,
@@ -131,7 +131,7 @@ func examine(ctx context.Context, c *agents.Cluster, namespace, experiments stri
 	return all, nil
 }
 
-// oldest is the first version of Linux on which everything works (docs/kernels.md).
+// The oldest version of Linux on which everything works (docs/kernels.md).
 const oldestMajor, oldestMinor = 5, 8
 
 func examineNodes(nodes []agents.Node, add func(what string, ok bool, format string, args ...any)) {
@@ -155,7 +155,7 @@ func examineNodes(nodes []agents.Node, add func(what string, ok bool, format str
 	}
 }
 
-// older says whether a kernel is too old. One whose version has another form is not.
+// older reports whether a kernel is too old. A version in an unknown form is not.
 func older(version string) bool {
 	parts := strings.SplitN(version, ".", 3)
 	if len(parts) < 2 {

@@ -1,5 +1,5 @@
-// Package plugin is kubectl-tare, which kubectl runs as "kubectl tare": one file for each command. Like package cli
-// it prints and exits, and its exit codes are those of tare.
+// Package plugin is kubectl-tare, which kubectl runs as "kubectl tare", with one file for each command. Like package
+// cli it prints and exits, and its exit codes are those of tare.
 package plugin
 
 import (
@@ -23,14 +23,14 @@ import (
 	"tare/internal/lib/usage"
 )
 
-// gcPercent keeps the memory for a large cluster near what is in use: that of a thousand nodes below 500 MB.
+// gcPercent keeps the heap close to the live data: below 500 MB for a cluster of a thousand nodes.
 const gcPercent = 50
 
 // Main runs the command line and returns the exit code of the process.
 func Main(args []string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
 	defer stop()
-	context.AfterFunc(ctx, stop)                         // the second Ctrl-C ends the process at once
+	context.AfterFunc(ctx, stop)                         // a second Ctrl-C ends the process at once
 	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE) // writing fails instead, and agents are still removed
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
@@ -49,7 +49,7 @@ var commands []func(*connection) *cobra.Command
 
 func register(c func(*connection) *cobra.Command) { commands = append(commands, c) }
 
-// Command is the command line of kubectl-tare, with every command.
+// Command returns the command line of kubectl-tare, with every command.
 func Command() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "kubectl-tare",
@@ -80,14 +80,14 @@ func Command() *cobra.Command {
 	return root
 }
 
-// inheritedFlags is the part of cobra's template that lists the flags of kubectl, which everybody here knows. They are
-// more than those of any command: only the root lists them.
+// inheritedFlags matches the part of cobra's template that lists kubectl's flags. They are well known and outnumber
+// those of any command, so only the root command lists them.
 var inheritedFlags = regexp.MustCompile(`Global Flags:\n\{\{[^}]*\}\}`)
 
 const connectionFlags = `The cluster is chosen as with kubectl, by --context, --kubeconfig, -n and so on;
 'kubectl tare --help' lists these flags.`
 
-// connection says which cluster, and as whom, with kubectl's flags, files and environment.
+// connection chooses the cluster and the user by kubectl's flags, files and environment.
 type connection struct {
 	rules     *clientcmd.ClientConfigLoadingRules
 	overrides clientcmd.ConfigOverrides
@@ -99,7 +99,7 @@ func (c *connection) register(f *pflag.FlagSet) {
 	clientcmd.BindOverrideFlags(&c.overrides, f, clientcmd.RecommendedConfigOverrideFlags(""))
 }
 
-// config is how to reach the cluster.
+// config returns the configuration for connecting to the cluster.
 func (c *connection) config() (*rest.Config, error) {
 	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(c.rules, &c.overrides).ClientConfig()
 	if err != nil {
@@ -110,7 +110,7 @@ func (c *connection) config() (*rest.Config, error) {
 	return config, nil
 }
 
-// namespace is that of the context, or of -n.
+// namespace returns the namespace of -n, or else that of the context.
 func (c *connection) namespace() (string, error) {
 	namespace, _, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(c.rules, &c.overrides).Namespace()
 	return namespace, fault.Wrap(err, fault.Usage, "", "give -n", "no namespace for the pods")

@@ -89,7 +89,7 @@ kubectl-tare too.`,
 			if err != nil {
 				return err
 			}
-			s, err := spec.Parse(file, data, nil) // what machines need, nodes may have
+			s, err := spec.Parse(file, data, nil) // nil: nodes may have features that this machine lacks
 			if err != nil {
 				return err
 			}
@@ -116,7 +116,7 @@ kubectl-tare too.`,
 	return cmd
 }
 
-// maxSpec is more bytes than any spec has.
+// maxSpec limits the size of a spec, in bytes.
 const maxSpec = 1 << 20
 
 // readSpec reads the file of a spec.
@@ -164,7 +164,7 @@ func (f *runFlags) run(
 	return a.follow(ctx)
 }
 
-// start makes the objects of the run. Those of the agents are the caller's, if there is an error.
+// start creates the objects of the run. After an error, the caller still has to remove the agents' objects.
 func (f *runFlags) start(ctx context.Context, w *windows, s *spec.Spec, o *pods.Order, namespace string) (
 	_ *pods.Run, err error,
 ) {
@@ -187,7 +187,7 @@ func (f *runFlags) start(ctx context.Context, w *windows, s *spec.Spec, o *pods.
 	return pods.Start(ctx, w.c, namespace, *o, owner)
 }
 
-// environmentOf is what a run in a cluster ran on.
+// environmentOf describes the cluster on which a run ran.
 func environmentOf(nodes []agents.Node) record.Environment {
 	e := record.Environment{Hostname: "cluster of " + quantity.Counted(len(nodes), "node"), Subjects: map[string]string{}}
 	var kernels []string

@@ -21,12 +21,12 @@ import (
 const (
 	sharedSpread = "spread"
 	sharedApart  = "apart"
-	// What follows a window: answers, and the removal of the agents.
+	// Time after a window for the answers and the removal of the agents.
 	afterWindow = 30 * time.Second
-	maxRules    = 1 << 20 // bytes of a file, which has its own limit
+	maxRules    = 1 << 20 // bytes of a file of rules, which has limits of its own
 )
 
-// scope says which agents take windows, and what has rows.
+// scope defines which agents take windows, and what gets rows.
 type scope struct {
 	image, agentsNamespace, namespace string
 	selector, owner, shared, rules    string
@@ -77,7 +77,7 @@ func (s *scope) check(c *connection) (err error) {
 	return fault.Wrap(err, fault.Usage, "-l "+text.Clip(s.selector), "try -l app=web", "not a selector of labels")
 }
 
-// checkWindow refuses a length of a window, which a flag gives, that agents do not take.
+// checkWindow returns an error for a length of a window, given by a flag, that agents do not accept.
 func checkWindow(flag string, d time.Duration) error {
 	if d < shortest || d > longest {
 		return fault.New(fault.Usage, flag+" "+d.String(), "an agent's windows last that long",
@@ -86,19 +86,19 @@ func checkWindow(flag string, d time.Duration) error {
 	return nil
 }
 
-// windows are what the agents of a cluster take together, one after another.
+// windows are consecutive windows that the agents of a cluster take together.
 type windows struct {
 	*scope
 	c         *agents.Cluster
-	temporary *agents.Temporary // nil: agents are installed
+	temporary *agents.Temporary // nil if agents are installed
 	set       agents.Set
 	nodes     []agents.Node
 	agents    []agents.Agent
 	log       io.Writer
 }
 
-// open finds the agents that are installed. Where there are none, it deploys agents, which live for a time after they
-// have started, and waits for them.
+// open finds the installed agents. If there are none, it deploys temporary agents and waits until they have started;
+// they live for life after that.
 func (s *scope) open(ctx context.Context, c *agents.Cluster, life time.Duration, log io.Writer) (*windows, error) {
 	c.Access = s.access
 	w := &windows{scope: s, c: c, log: log}
@@ -117,7 +117,7 @@ func (s *scope) open(ctx context.Context, c *agents.Cluster, life time.Duration,
 	return w, nil
 }
 
-// look finds the nodes and agents that there are now.
+// look finds the current nodes and agents.
 func (w *windows) look(ctx context.Context) (err error) {
 	if w.nodes, err = w.c.Nodes(ctx); err != nil {
 		return err
@@ -133,7 +133,7 @@ func (w *windows) look(ctx context.Context) (err error) {
 	return err
 }
 
-// deploy deploys temporary agents. There may be some also after an error.
+// deploy deploys temporary agents. Even after an error, some may exist.
 func (w *windows) deploy(ctx context.Context, life time.Duration) (err error) {
 	if w.image == "" {
 		return fault.New(fault.Usage, "", "give --image, the image of tare-agent in a registry that the nodes can "+
@@ -147,7 +147,7 @@ func (w *windows) deploy(ctx context.Context, life time.Duration) (err error) {
 	return err
 }
 
-// close removes temporary agents. What this cannot, the cluster does.
+// close removes temporary agents. If it fails, the cluster removes them when their time is over.
 func (w *windows) close(ctx context.Context) {
 	if w.temporary == nil {
 		return
@@ -157,10 +157,10 @@ func (w *windows) close(ctx context.Context) {
 	}
 }
 
-// take has the agents take a window that lasts d, and adds it up.
+// take has the agents take a window that lasts d, and merges their ledgers.
 func (w *windows) take(ctx context.Context, d time.Duration, containers bool) (*cluster.Cluster, error) {
 	open := w.c.Open(ctx, w.agents, d)
-	pods, err := w.c.Pods(ctx) // during the window: those that are in it
+	pods, err := w.c.Pods(ctx) // listed during the window, for the pods that exist in it
 	o := cluster.Options{Start: open.Start, End: open.End, Machines: map[string]string{},
 		Spread: w.shared == sharedSpread, Containers: containers, Rules: w.charges}
 	if w.namespace != "" || w.owner != "" || !w.selects.Empty() {
@@ -179,7 +179,7 @@ func (w *windows) take(ctx context.Context, d time.Duration, containers bool) (*
 	for a := range open.Answers {
 		n := missing[a.Node]
 		if n == nil {
-			continue // it came after the nodes were listed
+			continue // it was added after the nodes were listed
 		}
 		delete(missing, a.Node)
 		m.Add(nodeOf(n, &a))
@@ -207,7 +207,7 @@ func nodeOf(n *agents.Node, a *agents.Answer) *cluster.Node {
 
 const notReady = "the node is not ready"
 
-// without says why a node has no agent.
+// without returns the reason why a node has no agent.
 func without(n *agents.Node) string {
 	switch {
 	case n.OS != "linux":

@@ -16,7 +16,7 @@ import (
 
 func init() { register(newTop) }
 
-// longestTop is how long agents can be deployed for.
+// longestTop is the longest lifetime of deployed agents.
 const longestTop = 24 * time.Hour
 
 type topFlags struct {
@@ -83,7 +83,7 @@ func (f *topFlags) check(c *connection) error {
 	return f.scope.check(c)
 }
 
-// show shows windows until a person quits.
+// show shows windows until the user quits.
 func (f *topFlags) show(cmd *cobra.Command, c *agents.Cluster, terminal *os.File) error {
 	ctx := cmd.Context()
 	w, err := f.open(ctx, c, f.life, cmd.ErrOrStderr())
@@ -93,7 +93,7 @@ func (f *topFlags) show(cmd *cobra.Command, c *agents.Cluster, terminal *os.File
 	defer w.close(ctx)
 	first := true
 	next := func(ctx context.Context, d time.Duration) (*screen.Picture, error) {
-		if !first { // nodes and agents come and go
+		if !first { // nodes and agents may have changed
 			if err := w.look(ctx); err != nil {
 				return nil, err
 			}

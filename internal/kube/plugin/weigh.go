@@ -23,7 +23,7 @@ import (
 func init() { register(newWeigh) }
 
 const (
-	shortest = 100 * time.Millisecond // as of tare-agent
+	shortest = 100 * time.Millisecond // the limits are those of tare-agent
 	longest  = 5 * time.Minute
 )
 
@@ -104,8 +104,7 @@ func (f *weighFlags) check(c *connection) error {
 	return f.scope.check(c)
 }
 
-// weigh weighs the cluster and prints the account. Agents that it has deployed are removed before anything is
-// printed.
+// weigh weighs the cluster and prints the account. It removes the agents that it has deployed before it prints.
 func (f *weighFlags) weigh(ctx context.Context, c *agents.Cluster, out, log io.Writer) error {
 	account, err := f.account(ctx, c, log)
 	if err != nil {
@@ -127,7 +126,7 @@ func (f *weighFlags) weigh(ctx context.Context, c *agents.Cluster, out, log io.W
 	return nil
 }
 
-// noWindows names the nodes that gave no window.
+// noWindows returns an error with the nodes that gave no window.
 func noWindows(account *cluster.Cluster) error {
 	var failed []string
 	for i := range account.Nodes {

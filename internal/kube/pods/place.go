@@ -1,9 +1,9 @@
-// Package pods is the place of trials in a cluster (engine.Place): applications and loads are pods, windows are taken
-// by the agents of all nodes at the same time, and what a subject costs is what runs in the cluster by the rules of
+// Package pods runs trials in a cluster (engine.Place). Applications and loads are pods. The agents of all nodes take
+// windows at the same time. The cost of a subject is the usage of everything in the cluster that matches the rules of
 // its arm. Trial, in trial.go, is the life of one trial from top to bottom.
 //
-// Run, in run.go, is a run by its objects. All of them are owned by one Job without pods, which the cluster itself ends
-// when the time of the run is over: nothing is left of a run that everybody has forgotten.
+// Run, in run.go, identifies a run by its objects. One Job without pods owns all of them, and the cluster itself ends
+// that Job when the time of the run is over, so even an abandoned run leaves nothing behind.
 package pods
 
 import (
@@ -23,35 +23,35 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// Options say where and as what the pods of a run exist.
+// Options configure the pods of a run.
 type Options struct {
 	Cluster *agents.Cluster
-	Agents  func(context.Context) ([]agents.Agent, error) // those that there are now
+	Agents  func(context.Context) ([]agents.Agent, error) // returns the current agents
 	Nodes   []agents.Node
-	NodeOf  map[string]string // of each part: Places
+	NodeOf  map[string]string // by part: see Places
 	Image   string            // of tare, of this build
 	Version string            // of tare with its build
-	Token   string            // of the run's parts
-	Owned   metav1.ObjectMeta // of the run's objects, but for their names; its name is the run's
+	Token   string            // shared by the run's parts
+	Owned   metav1.ObjectMeta // metadata of the run's objects, except their names; its name is the run's
 }
 
-// Place is where the trials of one run run.
+// Place runs the trials of one run.
 type Place struct {
 	o      Options
-	cameUp map[string]bool // arms whose pods have been ready
+	cameUp map[string]bool // arms whose pods have been ready at least once
 }
 
 const (
-	partLabel  = "tare/part" // application or load, as the spec calls it
+	partLabel  = "tare/part" // name of the application or load in the spec
 	trialLabel = "tare/trial"
 
 	tokenKey = "token" // in the run's Secret
 )
 
-// New returns the place of a run whose objects Start has made. The spec must have passed Check.
+// New returns the place of a run whose objects Start has created. The spec must have passed Check.
 func New(o Options) *Place { return &Place{o: o, cameUp: map[string]bool{}} }
 
-// meta is of an object of the run.
+// meta returns the metadata of an object of the run.
 func (p *Place) meta(name string) metav1.ObjectMeta {
 	meta := *p.o.Owned.DeepCopy()
 	meta.Name = name
@@ -63,7 +63,7 @@ const (
 	poll      = 200 * time.Millisecond
 )
 
-// gone waits until there are no pods with these labels.
+// gone waits until no pod matches the selector.
 func gone(ctx context.Context, c *agents.Cluster, namespace, selector string) error {
 	for {
 		list, err := c.Core().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: selector})
@@ -89,14 +89,14 @@ func refused(err error, namespace, doing string) error {
 	return fault.Wrap(err, fault.Machine, "namespace "+namespace, agents.Hint(err), "%s failed", doing)
 }
 
-// TrialTakes is how much longer a trial takes in pods than on a machine: the pods become ready, and are removed. It is
-// measured on the test cluster, with sidecars.
+// TrialTakes is how much longer a trial takes in pods than on a machine, because pods have to become ready and to be
+// removed. It was measured on the test cluster, with sidecars.
 const TrialTakes = 9 * time.Second
 
-// longestWindow is that of an agent.
+// longestWindow is the longest window of an agent.
 const longestWindow = 5 * time.Minute
 
-// Check refuses what cannot run in pods, whatever the cluster has.
+// Check returns an error for a spec that cannot run in pods, whatever the cluster.
 func Check(s *spec.Spec) error {
 	cannot := func(path string, part *kind.Part, why string) error {
 		return fault.New(fault.Usage, path, "docs/cluster-experiments.md says what can run in pods",
@@ -125,8 +125,8 @@ func Check(s *spec.Spec) error {
 	return nil
 }
 
-// Places chooses the node of each part, so that it is the same in all trials. Parts of which the spec does not say
-// where they run are put on the nodes in turn, loads apart from applications where there are two nodes.
+// Places chooses the node of each part, which is the same in all trials. Where the spec does not say otherwise, all
+// applications run on the first node, and all loads on the second if there is one.
 func Places(s *spec.Spec, nodes []agents.Node) (map[string]string, error) {
 	var names []string
 	for _, n := range nodes {
@@ -188,7 +188,7 @@ func Places(s *spec.Spec, nodes []agents.Node) (map[string]string, error) {
 	return at, nil
 }
 
-// choose is the node of a name, or the first that a selector matches.
+// choose returns the node with a name, or the first that matches a selector.
 func choose(on string, nodes []agents.Node, takes []string) (string, error) {
 	if slices.Contains(takes, on) {
 		return on, nil

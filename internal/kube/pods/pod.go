@@ -14,16 +14,16 @@ import (
 	"tare/internal/kube/agents"
 )
 
-// container is the name of the container that plays a part: others in its pod are not Tare's.
+// container is the name of the container that plays a part. Other containers in its pod are not Tare's.
 const container = "tare"
 
-// appPort is where applications listen in their pods, and at which their Services serve.
+// appPort is the port of applications in their pods, and of their Services.
 const appPort = 8080
 
-// partUser is a user without rights, for images whose user is root.
+// partUser is an unprivileged user, for images whose user is root.
 const partUser = 65534
 
-// podSpec is that of a process without any right, as Pod Security "restricted" wants it.
+// podSpec returns the spec for a process without privileges, which satisfies the Pod Security level "restricted".
 func podSpec(image string, command ...string) api.PodSpec {
 	return api.PodSpec{
 		RestartPolicy: api.RestartPolicyNever, TerminationGracePeriodSeconds: new(int64(1)),
@@ -38,7 +38,7 @@ func podSpec(image string, command ...string) api.PodSpec {
 	}
 }
 
-// pod is that of one part of a trial. marks are nil in arms to which nothing applies.
+// pod returns the pod of one part of a trial. marks is nil in arms to which no subject applies.
 func (p *Place) pod(trial, name string, of *kind.Part, marks *kind.Marks) *api.Pod {
 	pod := &api.Pod{ObjectMeta: p.meta(p.objectName(trial, name)), Spec: podSpec(p.o.Image, "/usr/bin/tare",
 		part.Command)}
@@ -46,7 +46,7 @@ func (p *Place) pod(trial, name string, of *kind.Part, marks *kind.Marks) *api.P
 		SecretKeyRef: &api.SecretKeySelector{LocalObjectReference: api.LocalObjectReference{Name: p.o.Owned.Name},
 			Key: tokenKey}}}}
 	maps.Copy(pod.Labels, map[string]string{trialLabel: trial, partLabel: name})
-	whole, _, _ := strings.Cut(name, "_") // copies run where the whole part does
+	whole, _, _ := strings.Cut(name, "_") // copies run on the node of the whole part
 	if node := p.o.NodeOf[whole]; node != "" {
 		pod.Spec.NodeSelector = map[string]string{api.LabelHostname: node}
 	}
@@ -72,12 +72,12 @@ func (p *Place) pod(trial, name string, of *kind.Part, marks *kind.Marks) *api.P
 	return pod
 }
 
-// objectName is that of the pod or the Service of a part in a trial.
+// objectName returns the name of the pod or the Service of a part in a trial.
 func (p *Place) objectName(trial, name string) string {
 	return p.o.Owned.Name + "-" + trial + "-" + strings.ReplaceAll(name, "_", "-")
 }
 
-// service is that of an application: what serves it may route by Services only.
+// service returns the Service of an application. A mesh may route only by Services.
 func (p *Place) service(trial, name string, of *kind.Part) *api.Service {
 	meta := p.meta(p.objectName(trial, name))
 	meta.Labels[trialLabel] = trial
@@ -91,7 +91,7 @@ func (p *Place) service(trial, name string, of *kind.Part) *api.Service {
 	}}
 }
 
-// trialName names the objects of an attempt at a trial.
+// trialName returns the name of the objects of an attempt at a trial.
 func trialName(index, attempt int) string {
 	if attempt > 0 {
 		return strconv.Itoa(index) + "-again-" + strconv.Itoa(attempt)

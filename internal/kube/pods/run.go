@@ -28,11 +28,11 @@ import (
 	"tare/internal/lib/files"
 )
 
-// Order is what the coordinator of a run receives.
+// Order is sent to the coordinator of a run.
 type Order struct {
-	Version   string        // of kubectl-tare with its build, which must be the coordinator's
-	Life      time.Duration // then the run ends
-	File      string        // of the spec, in messages
+	Version   string        // kubectl-tare's, with its build; the coordinator's must be the same
+	Life      time.Duration // time after which the run ends
+	File      string        // name of the spec's file, for messages
 	Spec      []byte
 	Overrides spec.Overrides
 	Run       record.Run
@@ -40,33 +40,34 @@ type Order struct {
 	Nodes     []agents.Node
 	NodeOf    map[string]string // of each part
 	Agents    agents.Set
-	Access    agents.Access // to them; its files are others for the coordinator
+	Access    agents.Access // to the agents; the coordinator has its files at other paths
 	Image     string
-	Token     string            // of the parts
-	Owned     metav1.ObjectMeta // as of Options
+	Token     string            // shared by the parts
+	Owned     metav1.ObjectMeta // as in Options
 }
 
-// Run is a run by its objects: a Job without pods that owns all others, the coordinator's pod and its order, which
-// have the same name, and the coordinator's rights. Those for agents belong to another Job, in their namespace.
+// Run identifies a run by its objects: a Job without pods, which owns all others; the coordinator's pod and its order,
+// which have the same name; and the coordinator's rights. The rights for agents belong to another Job, in the agents'
+// namespace.
 type Run struct {
 	Namespace, Name         string
 	Experiment              string
 	Made                    time.Time
-	AgentsNamespace, Agents string // that other Job, which owns temporary agents too
+	AgentsNamespace, Agents string // of that other Job, which owns temporary agents too
 
-	looked time.Time // when Gone saw first that the pod does not run
+	looked time.Time // when Gone first saw that the pod does not run
 }
 
 const (
 	experimentKey = "tare/experiment" // annotations of the Job
 	agentsKey     = "tare/agents"
 
-	// Coordinator is the hidden command of kubectl-tare that is a coordinator. Its run directory is in its working
+	// Coordinator is the hidden command of kubectl-tare that runs a coordinator. Its run directory is in its working
 	// directory.
 	Coordinator = "_coordinator"
-	coordinator = "coordinator" // its container
+	coordinator = "coordinator" // name of its container
 
-	// KeptFor is how long a coordinator keeps the results of a run for somebody to fetch.
+	// KeptFor is how long a coordinator keeps the results of a run to be fetched.
 	KeptFor = time.Hour
 
 	ordersDir = "/etc/tare"
@@ -75,11 +76,12 @@ const (
 	caKey     = "agents-ca"
 	secretKey = "agents-password"
 	maxOrder  = 64 << 20 // bytes
-	most      = 3        // times that a coordinator may end
+	most      = 3        // times that a coordinator may end with an error
 )
 
-// Start makes the objects of a run, the coordinator's pod last, and leaves nothing after an error. agentsOwner is of
-// what belongs to temporary agents; without a name, agents are installed. The order's token and its Owned are set here.
+// Start creates the objects of a run, the coordinator's pod last, and leaves nothing after an error. agentsOwner is
+// the metadata of what belongs to temporary agents; without a name, agents are installed. Start sets the order's Token
+// and Owned.
 func Start(ctx context.Context, c *agents.Cluster, namespace string, o Order, agentsOwner metav1.ObjectMeta) (
 	_ *Run, err error,
 ) {
@@ -93,7 +95,7 @@ func Start(ctx context.Context, c *agents.Cluster, namespace string, o Order, ag
 	maybe := true
 	defer func() {
 		if err != nil && maybe {
-			_ = Remove(ctx, c, r) // what this cannot, the cluster does
+			_ = Remove(ctx, c, r) // the cluster removes what this does not
 		}
 	}()
 	if o.Owned, maybe, err = c.MakeOwner(ctx, owner); err != nil {
@@ -123,7 +125,7 @@ func Start(ctx context.Context, c *agents.Cluster, namespace string, o Order, ag
 	return r, nil
 }
 
-// secretOf holds the order, and apart from it the token, which the parts receive.
+// secretOf returns the Secret with the order and, separately, the token, which the parts receive.
 func secretOf(o *Order) (*api.Secret, error) {
 	secret := &api.Secret{ObjectMeta: o.Owned, Data: map[string][]byte{tokenKey: []byte(o.Token)}}
 	for _, f := range []struct {
@@ -148,7 +150,7 @@ func secretOf(o *Order) (*api.Secret, error) {
 	return secret, nil
 }
 
-// ReadOrder is the order of the coordinator that this process is.
+// ReadOrder reads the order for the coordinator that runs in this process.
 func ReadOrder() (o Order, err error) {
 	f, err := os.Open(filepath.Join(ordersDir, orderKey))
 	if err != nil {
@@ -158,8 +160,8 @@ func ReadOrder() (o Order, err error) {
 	return decodeOrder(f)
 }
 
-// coordinatorPod is that of the coordinator. It is started again where it ends with an error, in the same pod: what it
-// has measured is still there.
+// coordinatorPod returns the pod of the coordinator. If the coordinator ends with an error, it is restarted in the
+// same pod, where its results still exist.
 func coordinatorPod(o *Order) *api.Pod {
 	pod := &api.Pod{ObjectMeta: o.Owned, Spec: podSpec(o.Image, "/usr/bin/kubectl-tare", Coordinator)}
 	s := &pod.Spec
@@ -173,7 +175,7 @@ func coordinatorPod(o *Order) *api.Pod {
 	c.Name, c.WorkingDir = coordinator, workDir
 	c.VolumeMounts = []api.VolumeMount{{Name: "run", MountPath: workDir},
 		{Name: "order", MountPath: ordersDir, ReadOnly: true}}
-	// Where there are other nodes, it is not on one whose ledger the trials read for their parts.
+	// If possible, the coordinator does not run on a node with parts of the trials, whose usage it would add to.
 	s.Affinity = &api.Affinity{NodeAffinity: &api.NodeAffinity{
 		PreferredDuringSchedulingIgnoredDuringExecution: []api.PreferredSchedulingTerm{{Weight: 1,
 			Preference: api.NodeSelectorTerm{MatchExpressions: []api.NodeSelectorRequirement{{Key: api.LabelHostname,
@@ -195,7 +197,7 @@ func Remove(ctx context.Context, c *agents.Cluster, r *Run) error {
 	return gone(ctx, c, r.Namespace, agents.InstanceLabel+"="+r.Name)
 }
 
-// Runs are the runs of a namespace, the oldest first.
+// Runs returns the runs of a namespace, the oldest first.
 func Runs(ctx context.Context, c *agents.Cluster, namespace string) (all []*Run, err error) {
 	jobs, err := c.Batch().Jobs(namespace).List(ctx, metav1.ListOptions{LabelSelector: agents.RunSelector})
 	if err != nil {
@@ -212,8 +214,8 @@ func Runs(ctx context.Context, c *agents.Cluster, namespace string) (all []*Run,
 	return all, nil
 }
 
-// Gone says why the coordinator will not answer any more, or never will; nil: it may. What the API server cannot say
-// now is not known.
+// Gone returns the reason why the coordinator will not answer again, or never will; nil if it still may, or if the API
+// server does not know.
 func (r *Run) Gone(ctx context.Context, c *agents.Cluster) error {
 	pod, err := c.Core().Pods(r.Namespace).Get(ctx, r.Name, metav1.GetOptions{})
 	switch {
@@ -222,7 +224,7 @@ func (r *Run) Gone(ctx context.Context, c *agents.Cluster) error {
 	case apierrors.IsForbidden(err):
 		return refused(err, r.Namespace, "looking at the coordinator")
 	case err != nil:
-		return nil //nolint:nilerr // it is not known
+		return nil //nolint:nilerr // the state is unknown
 	}
 	why, patience := stuck(pod)
 	if why == "" {
@@ -243,8 +245,8 @@ func (r *Run) lost(why string) error {
 		"the coordinator is lost: %s", why)
 }
 
-// stuck says why the pod of a coordinator does not run, and how long that is worth waiting for; "": it runs, or ends at
-// the moment.
+// stuck returns the reason why the pod of a coordinator does not run, and how long to wait for that to change. The
+// reason is "" if it runs or is being restarted.
 func stuck(pod *api.Pod) (why string, patience time.Duration) {
 	switch pod.Status.Phase {
 	case api.PodSucceeded:
@@ -265,7 +267,7 @@ func stuck(pod *api.Pod) (why string, patience time.Duration) {
 	return why, max(patience, stuckAfter)
 }
 
-// EndedBefore says what a container of a coordinator that was started again had ended with; "": it was not.
+// EndedBefore returns how the coordinator's container last ended; "" if it has not.
 func EndedBefore(pod *api.Pod) string {
 	for _, s := range pod.Status.ContainerStatuses {
 		if t := cmp.Or(s.LastTerminationState.Terminated, s.State.Terminated); s.Name == coordinator && t != nil {
@@ -275,7 +277,7 @@ func EndedBefore(pod *api.Pod) string {
 	return ""
 }
 
-// Ended is EndedBefore of the run's coordinator, or empty if the API server does not answer.
+// Ended returns EndedBefore of the run's coordinator, or "" if the API server does not answer.
 func (r *Run) Ended(ctx context.Context, c *agents.Cluster) string {
 	pod, err := c.Core().Pods(r.Namespace).Get(ctx, r.Name, metav1.GetOptions{})
 	if err != nil {

@@ -37,15 +37,15 @@ import (
 )
 
 const (
-	startWithin  = 2 * time.Minute  // for all pods of a trial to be ready, images pulled
-	stuckAfter   = 20 * time.Second // a pod that cannot be scheduled, or whose image cannot be pulled, is given up
-	listenWithin = 20 * time.Second // from when a pod runs until its process listens
+	startWithin  = 2 * time.Minute  // for all pods of a trial to become ready, including image pulls
+	stuckAfter   = 20 * time.Second // then a pod that cannot be scheduled or cannot pull its image is given up
+	listenWithin = 20 * time.Second // from the start of a pod until its process listens
 )
 
 // trial is one trial under way.
 type trial struct {
 	*Place
-	spec   *spec.Spec // at the trial's level, each copy of a part a part
+	spec   *spec.Spec // at the trial's level, with each copy of a part as a separate part
 	marks  *kind.Marks
 	seed   uint64
 	id     string
@@ -60,7 +60,7 @@ type trial struct {
 	silent []string // nodes that gave no window, with the reason
 }
 
-// playing is a part that plays in its pod.
+// playing is a part whose process runs in a pod.
 type playing struct {
 	*role.Remote
 	clock part.Clock
@@ -68,7 +68,7 @@ type playing struct {
 	wants role.Wants
 }
 
-// Trial is engine.Place's.
+// Trial implements engine.Place.
 func (p *Place) Trial(ctx context.Context, level *spec.Spec, seed uint64, t *record.Trial) error {
 	t.Started, t.Clocks, t.Loads = time.Now(), map[string]time.Duration{}, map[string]load.Result{}
 	work, cancel := context.WithCancelCause(ctx)
@@ -94,7 +94,8 @@ func (p *Place) Trial(ctx context.Context, level *spec.Spec, seed uint64, t *rec
 	return err
 }
 
-// measure sets up, has the agents take the window over the loads' measured time, and gathers what all say.
+// measure sets up the trial, has the agents take a window over the measured time of the loads, and collects the
+// results.
 func (x *trial) measure(ctx context.Context) ([]ledger.View, error) {
 	last := x.record.Started
 	lap := func(name string) {
@@ -131,7 +132,7 @@ func (x *trial) measure(ctx context.Context) ([]ledger.View, error) {
 	return views, context.Cause(ctx)
 }
 
-// gather takes the ledgers of all nodes that gave one, in the order of their names.
+// gather returns the ledgers of all nodes that gave one, sorted by node.
 func (x *trial) gather(w *agents.Window) (views []ledger.View) {
 	for a := range w.Answers {
 		if a.Failed != "" {
@@ -145,14 +146,14 @@ func (x *trial) gather(w *agents.Window) (views []ledger.View) {
 	return views
 }
 
-// parts are the applications and the loads, by name.
+// parts returns the applications and the loads, by name.
 func (x *trial) parts() map[string]*kind.Part {
 	all := maps.Clone(x.spec.Applications)
 	maps.Copy(all, x.spec.Loads)
 	return all
 }
 
-// setUp makes the pods and Services, and starts applications and then loads in them.
+// setUp creates the pods and Services, and starts the applications and then the loads in them.
 func (x *trial) setUp(ctx context.Context) error {
 	if subject := x.spec.Of(x.record.Arm); subject != nil {
 		marks, err := subject.Kind.(kind.Marked).Marks(subject.Options)
@@ -235,12 +236,13 @@ func (x *trial) each(parts map[string]*kind.Part, do func(string, *kind.Part) er
 	return g.Wait()
 }
 
-// selector is that of the trial's pods.
+// selector returns the selector of the trial's pods.
 func (x *trial) selector() string {
 	return agents.InstanceLabel + "=" + x.o.Owned.Name + "," + trialLabel + "=" + x.id
 }
 
-// await waits until all pods are ready: what was added to them may have to be, before anything reaches them.
+// await waits until all pods are ready. Containers that were injected into them may have to be ready before anything
+// reaches the parts.
 func (x *trial) await(ctx context.Context) error {
 	begin := time.Now()
 	for {
@@ -284,9 +286,9 @@ func (x *trial) broken(pod *api.Pod, why string) error {
 		pod.Labels[partLabel], text.ClipLine(why, maxWhy))
 }
 
-const maxWhy = 400 // bytes of what a cluster says of a pod
+const maxWhy = 400 // bytes of a reason from the cluster
 
-// stateOf says whether a pod is ready, or why it is not, and how long that is worth waiting for.
+// stateOf reports whether a pod is ready. If it is not, it returns why, and how long to wait for that to change.
 func stateOf(pod *api.Pod) (ready bool, why string, patience time.Duration) {
 	notReady := "it is being made"
 	for _, c := range pod.Status.Conditions {
@@ -318,7 +320,8 @@ func stateOf(pod *api.Pod) (ready bool, why string, patience time.Duration) {
 	return false, notReady, startWithin
 }
 
-// lacks is the first annotation that the subject of the arm has not given a pod, though it applies by it. Empty: none.
+// lacks returns the first annotation by which the arm's subject marks the pods to which it applies, and which this pod
+// lacks; "" if it lacks none.
 func (x *trial) lacks(pod *api.Pod) string {
 	if x.marks == nil {
 		return ""
@@ -331,8 +334,8 @@ func (x *trial) lacks(pod *api.Pod) string {
 	return ""
 }
 
-// has is the first annotation of a pod with the value that the subject of some arm gives pods to which it applies.
-// Empty: there is none.
+// has returns the first annotation of a pod by which the subject of some arm marks the pods to which it applies; "" if
+// there is none.
 func (x *trial) has(pod *api.Pod) (string, error) {
 	for _, subject := range x.spec.Subjects() {
 		of, is := subject.Kind.(kind.Marked)
@@ -352,7 +355,7 @@ func (x *trial) has(pod *api.Pod) (string, error) {
 	return "", nil
 }
 
-// added are the names of a pod's containers that are not Tare's.
+// added returns the names of a pod's containers that are not Tare's.
 func added(pod *api.Pod) (names []string) {
 	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
 		if c.Name != container {
@@ -362,7 +365,8 @@ func added(pod *api.Pod) (names []string) {
 	return names
 }
 
-// imagesOf are the images of the containers that are not Tare's: with what was installed, by its version.
+// imagesOf returns, by name, the images of containers that are not Tare's. Their tags are the versions of what was
+// installed.
 func imagesOf(pods map[string]*api.Pod) map[string]string {
 	images := map[string]string{}
 	for _, pod := range pods {
@@ -375,7 +379,7 @@ func imagesOf(pods map[string]*api.Pod) map[string]string {
 	return images
 }
 
-// applies sees that the subject of the arm applies to the pods, and that nothing does in the baseline.
+// applies checks that the subject of the arm applies to the pods, and that none does in the baseline.
 func (x *trial) applies() error {
 	var others []string
 	for name, pod := range x.pods {
@@ -416,7 +420,7 @@ func (x *trial) applies() error {
 	return nil
 }
 
-// start has a part play, and waits until it is ready.
+// start starts a part and waits until it is ready.
 func (x *trial) start(ctx context.Context, as kind.Role, name string, of *kind.Part, at kind.Site) (*playing,
 	json.RawMessage, error,
 ) {
@@ -424,7 +428,7 @@ func (x *trial) start(ctx context.Context, as kind.Role, name string, of *kind.P
 	if err != nil {
 		return nil, nil, err
 	}
-	args = append(args[1:], of.Options.Args(of.Settings())...) // without the command of a process on this machine
+	args = append(args[1:], of.Options.Args(of.Settings())...) // without the command for a process on this machine
 	pod := x.pods[name]
 	remote, clock, err := x.meet(ctx, pod, name, part.To{Reach: at.Address, Args: args})
 	if err != nil {
@@ -438,7 +442,7 @@ func (x *trial) start(ctx context.Context, as kind.Role, name string, of *kind.P
 	return p, raw, err
 }
 
-// meet reaches a part whose process may not listen yet: a port is forwarded before that shows.
+// meet connects to a part. It tries repeatedly, because forwarding a port succeeds before the process listens on it.
 func (x *trial) meet(ctx context.Context, pod *api.Pod, name string, to part.To) (*role.Remote, part.Clock, error) {
 	for begin := time.Now(); ; {
 		c, err := x.o.Cluster.Dial(ctx, pod.Namespace, pod.Name, part.Port)
@@ -458,7 +462,7 @@ func (x *trial) meet(ctx context.Context, pod *api.Pod, name string, to part.To)
 	}
 }
 
-// begin says to the loads when to begin, each by the clock of its node.
+// begin sends the loads the time at which to begin, each by the clock of its node.
 func (x *trial) begin(w *agents.Window) error {
 	for _, name := range slices.Sorted(maps.Keys(x.loads)) {
 		p := x.loads[name]
@@ -480,7 +484,7 @@ func (x *trial) begin(w *agents.Window) error {
 	return nil
 }
 
-// results takes what the loads say. Stalls are not known: agents do not say when each was.
+// results receives the results of the loads. Stalls are unknown, because agents do not report their times.
 func (x *trial) results(ctx context.Context) error {
 	for name, p := range x.loads {
 		if p.wants.Stalls {
@@ -505,7 +509,7 @@ func (x *trial) results(ctx context.Context) error {
 	return nil
 }
 
-// tearDown ends the parts and removes the pods, and waits until they have gone.
+// tearDown ends the parts, removes the pods, and waits until they are gone.
 func (x *trial) tearDown(ctx context.Context) error {
 	for _, p := range x.all {
 		p.Close()
@@ -528,8 +532,9 @@ func (x *trial) tearDown(ctx context.Context) error {
 	return gone(ctx, x.o.Cluster, x.o.Owned.Namespace, x.selector())
 }
 
-// explain adds what became of the trial's pods, and says whether somebody else made the trial fail: then it is worth
-// another attempt. What the API server does not do for an arm that has never come up is no one else's doing.
+// explain adds what happened to the trial's pods to an error. It also records whether an outside cause made the trial
+// fail, in which case another attempt is worthwhile. An error of the API server counts as one only if the arm's pods
+// have been ready before.
 func (x *trial) explain(ctx context.Context, err error) error {
 	if x.cameUp[x.record.Arm] && ofServer(err) {
 		x.record.Validity.Cause = ledger.Neighbour
@@ -542,16 +547,16 @@ func (x *trial) explain(ctx context.Context, err error) error {
 	return err
 }
 
-// ofServer reports whether an error is of an API server that cannot do what it may be asked, or is not there. What it
-// asks in its turn, as a webhook, is of it.
+// ofServer reports whether the API server was unreachable, or could not do what it was asked. This includes errors of
+// webhooks that it called.
 func ofServer(err error) bool {
 	_, network := errors.AsType[net.Error](err)
 	return network || apierrors.IsInternalError(err) || apierrors.IsServiceUnavailable(err) ||
 		apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) || apierrors.IsTooManyRequests(err)
 }
 
-// lasted sees that the pods are those that were set up, with the containers that they had: the counters of one that
-// was started again are of a part of the window only.
+// lasted checks that the pods and their containers are still those that were set up. The counters of a container that
+// was restarted cover only a part of the window.
 func (x *trial) lasted(ctx context.Context) error {
 	list, err := x.o.Cluster.Core().Pods(x.o.Owned.Namespace).List(ctx, metav1.ListOptions{LabelSelector: x.selector()})
 	if err != nil {
@@ -566,7 +571,7 @@ func (x *trial) lasted(ctx context.Context) error {
 		}
 		pod := &list.Items[i]
 		if ready, why, patience := stateOf(pod); !ready && patience == 0 {
-			if pod.Status.Reason != "" { // the kubelet's: Evicted, Preempting, NodeShutdown
+			if pod.Status.Reason != "" { // set by the kubelet: Evicted, Preempting, NodeShutdown
 				x.record.Validity.Cause = ledger.Neighbour
 			}
 			return x.broken(pod, why)
@@ -578,7 +583,7 @@ func (x *trial) lasted(ctx context.Context) error {
 	return nil
 }
 
-// startedAgain is a container of a pod that is another than before.
+// startedAgain returns the name of a container of a pod that was restarted, or "".
 func startedAgain(before, now *api.Pod) string {
 	statuses := func(p *api.Pod) []api.ContainerStatus {
 		return slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses)
@@ -593,7 +598,7 @@ func startedAgain(before, now *api.Pod) string {
 	return ""
 }
 
-// account makes the record of what the nodes say: one ledger, whose groups have the parts of the trial as their roles.
+// account records the nodes' ledgers as one ledger whose groups have the parts of the trial as their roles.
 func (x *trial) account(views []ledger.View) error {
 	for name, pod := range x.pods {
 		if !slices.ContainsFunc(views, func(v ledger.View) bool { return v.Name == pod.Spec.NodeName }) {
@@ -625,7 +630,7 @@ func (x *trial) account(views []ledger.View) error {
 			continue
 		}
 		found[g.Charged] = true
-		// What is installed has the limits that it was installed with.
+		// What is installed has the limits with which it was installed.
 		roles[g.Path] = measured.GroupRole{Role: as, Charged: g.Charged,
 			Limited: as == kind.Subject || g.Name != nil && limited[g.Name.Pod]}
 	}
@@ -645,8 +650,8 @@ func (x *trial) account(views []ledger.View) error {
 	return nil
 }
 
-// join makes one ledger of the nodes' without what their agents have charged. Nodes that are one
-// machine see the same eBPF programs: those of the first count.
+// join joins the nodes' ledgers into one, without the charges made by their agents. Nodes on one machine see the same
+// eBPF programs, so only those of the first node count.
 func (x *trial) join(views []ledger.View) *ledger.Ledger {
 	machines := lists.Keyed(x.o.Nodes, func(n agents.Node) (string, string) { return n.Name, n.Machine })
 	first := map[string]string{}
@@ -678,7 +683,8 @@ func (x *trial) join(views []ledger.View) *ledger.Ledger {
 	return l
 }
 
-// rules say whose each container of the trial's pods is, and what the subject is.
+// rules returns the rules that charge the containers of the trial's pods to their parts, and those of the subject.
+// limited reports, by pod, whether its part has a CPU limit.
 func (x *trial) rules() (rules []charge.Rule, limited map[string]bool) {
 	limited = map[string]bool{}
 	for name, of := range x.parts() {
@@ -713,7 +719,7 @@ func (x *trial) rules() (rules []charge.Rule, limited map[string]bool) {
 	return rules, limited
 }
 
-// objectsOf are the programs and maps that are charged to the subject.
+// objectsOf returns the programs and maps that are charged to the subject.
 func objectsOf(l *ledger.Ledger, found map[ledger.Charged]bool) *kind.Objects {
 	o := &kind.Objects{}
 	for i := range l.Programs {

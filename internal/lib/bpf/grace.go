@@ -12,7 +12,7 @@ import (
 // Waiter waits for programs. It is not safe for concurrent use.
 type Waiter struct{ outer, inner *ebpf.Map }
 
-// NewWaiter makes a waiter. It holds two maps of one element, named name and name_inner, so that Wait needs no memory.
+// NewWaiter creates a waiter. It holds two maps of one element, named name and name_inner, so Wait needs no memory.
 func NewWaiter(name string) (*Waiter, error) {
 	element := &ebpf.MapSpec{Name: name + "_inner", Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1}
 	inner, err := ebpf.NewMap(element)
@@ -28,18 +28,18 @@ func NewWaiter(name string) (*Waiter, error) {
 	return &Waiter{outer, inner}, nil
 }
 
-// Wait returns when every run of a program that had begun before it was called has ended: after an RCU grace period,
-// some milliseconds to some tens of them. Programs that can sleep are not waited for: they run outside of RCU's
-// read-side sections.
+// Wait returns when every program run that had begun before the call has ended. It waits for an RCU grace period,
+// which takes between a few and a few tens of milliseconds. It does not wait for sleepable programs, which run outside
+// of RCU's read-side sections.
 //
-// It updates a map of maps, after which the kernel calls synchronize_rcu before it returns (maybe_wait_bpf_programs in
-// kernel/bpf/syscall.c, since Linux 4.20; synchronize_rcu_expedited from 6.19 on), for user space may rely on it.
-// Programs run inside RCU's read-side sections; since 4.20 one grace period also waits for code that cannot be
-// preempted, such as what a tracepoint does before it calls a program.
+// It updates a map of maps, after which the kernel calls synchronize_rcu before it returns, because user space may
+// rely on it (maybe_wait_bpf_programs in kernel/bpf/syscall.c, since Linux 4.20; synchronize_rcu_expedited since
+// 6.19). Programs run inside RCU's read-side sections. Since 4.20 a grace period also waits for code that cannot be
+// preempted, such as the code of a tracepoint before it calls a program.
 //
-// membarrier(MEMBARRIER_CMD_GLOBAL) makes no such promise. It returns at once where one CPU is online, though a program
-// may be preempted there, and refuses with EINVAL where a CPU runs without ticks (nohz_full): sys_membarrier in
-// kernel/sched/membarrier.c.
+// membarrier(MEMBARRIER_CMD_GLOBAL) gives no such guarantee. With one online CPU it returns at once, although a
+// program may be preempted there, and with CPUs that run without ticks (nohz_full) it fails with EINVAL:
+// sys_membarrier in kernel/sched/membarrier.c.
 func (w *Waiter) Wait() error {
 	if err := w.outer.Put(uint32(0), w.inner); err != nil {
 		return fmt.Errorf("waiting for running programs: %w", err)
@@ -50,7 +50,7 @@ func (w *Waiter) Wait() error {
 // Close frees the maps.
 func (w *Waiter) Close() error { return errors.Join(w.outer.Close(), w.inner.Close()) }
 
-// WaitForPrograms is Waiter.Wait with maps that it makes and frees.
+// WaitForPrograms is like Waiter.Wait, with temporary maps.
 func WaitForPrograms() error {
 	w, err := NewWaiter("tare_grace")
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 // Mapped is the memory of maps that this process has mapped.
 type Mapped struct{ memory [][]byte }
 
-// View is MapArray, with the memory kept in m.
+// View is like MapArray, and adds the memory to m.
 func View[T any](m *Mapped, of *ebpf.Map) ([]T, error) {
 	elements, memory, err := MapArray[T](of)
 	if err == nil {
@@ -23,15 +23,15 @@ func View[T any](m *Mapped, of *ebpf.Map) ([]T, error) {
 	return elements, err
 }
 
-// Close unmaps everything: no element of a View may be used after it.
+// Close unmaps everything. No element of a View may be used afterwards.
 func (m *Mapped) Close() error {
 	errs := lists.Map(m.memory, unix.Munmap)
 	m.memory = nil
 	return errors.Join(errs...)
 }
 
-// MapArray maps the elements of m, which must be as large as a T. The memory is whole pages; unmap it when the
-// elements are no longer used.
+// MapArray maps the elements of m, whose values must have the size of a T. memory consists of whole pages; the caller
+// must unmap it when the elements are no longer used.
 func MapArray[T any](m *ebpf.Map) (elements []T, memory []byte, err error) {
 	size, n, page := int(m.ValueSize()), int(m.MaxEntries()), unix.Getpagesize()
 	if size != int(unsafe.Sizeof(*new(T))) {

@@ -1,5 +1,5 @@
-// Package delay plants known delays: by a distribution, or as stalls at known times. A server imposes them (Waits),
-// and a calibration compares them with what a load measured.
+// Package delay plants known delays: from a distribution, or as stalls at known times. A server imposes them (Waits),
+// and a calibration compares them with what a load has measured.
 package delay
 
 import (
@@ -17,18 +17,18 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// Distribution is a delay whose quantiles are known beforehand. Its text is its parameters: "constant:5ms",
-// "uniform:2ms:10ms", and "two-point:2ms:20ms:0.05", where 5 % of requests wait 20 ms.
+// Distribution is a delay with known quantiles. Its text has its parameters: "constant:5ms", "uniform:2ms:10ms", and
+// "two-point:2ms:20ms:0.05", in which 5 % of requests wait 20 ms.
 type Distribution struct {
 	kind   string
 	lo, hi time.Duration
-	part   float64 // of requests that wait hi, in two-point
+	part   float64 // in two-point: fraction of requests that wait hi
 }
 
 // longest bounds a delay: no load waits longer for an answer.
 const longest = time.Minute
 
-// Parse reads the text of a distribution.
+// Parse parses the text of a distribution.
 func Parse(text string) (*Distribution, error) {
 	const form = "give constant:5ms, uniform:2ms:10ms, or two-point:2ms:20ms:0.05"
 	bad := func(format string, args ...any) error { return fault.New(fault.Usage, text, form, format, args...) }
@@ -60,7 +60,7 @@ func Parse(text string) (*Distribution, error) {
 	return d, nil
 }
 
-// Quantile is the delay that a part q of requests does not exceed.
+// Quantile returns the delay that a fraction q of requests does not exceed.
 func (d *Distribution) Quantile(q float64) time.Duration {
 	switch {
 	case d.kind == "uniform":
@@ -71,13 +71,13 @@ func (d *Distribution) Quantile(q float64) time.Duration {
 	return d.lo
 }
 
-// Stall is a server that stands still at intervals: whatever should be answered in a stall is answered at its end.
-// Stall k = 0, 1, ... begins at Started.StallsFrom + k x Every and lasts For. The zero value is no stalls.
+// Stall configures stalls of a server at regular intervals: an answer that is due during a stall is sent at its end.
+// Stall k = 0, 1, ... begins at Started.StallsFrom + k x Every and lasts For. The zero value means no stalls.
 type Stall struct {
 	For, Every time.Duration
 }
 
-// Check refuses stalls that cannot be.
+// Check returns an error for impossible stalls.
 func (s Stall) Check() error {
 	if s == (Stall{}) {
 		return nil
@@ -89,7 +89,7 @@ func (s Stall) Check() error {
 	return nil
 }
 
-// end is when a stall in which time at lies will end, for stalls that began at from; at itself where none is.
+// end returns the end of the stall that is under way at time at, if stalls began at from. Without one it returns at.
 func (s Stall) end(from, at int64) int64 {
 	if s.For == 0 || at < from {
 		return at
@@ -100,40 +100,40 @@ func (s Stall) end(from, at int64) int64 {
 	return at
 }
 
-// Options say how long requests wait.
+// Options configure how long requests wait.
 type Options struct {
 	Delay        time.Duration // of each request
-	Distribution *Distribution // of the delay; nil for always Delay
+	Distribution *Distribution // of the delay; if nil, the delay is always Delay
 	Seed         uint64        // of the distribution
-	Stall        Stall         // none when zero
-	Skip         int64         // requests at the beginning that Served leaves out: those of a load's warm-up
+	Stall        Stall         // zero for none
+	Skip         int64         // requests at the beginning that Served leaves out, such as those of a load's warm-up
 }
 
-// Started is what a server reports when it listens.
+// Started is a server's report when it begins to listen.
 type Started struct {
 	Address    string `json:"address"`                  // host:port
 	StallsFrom int64  `json:"stalls_from_ns,omitempty"` // CLOCK_MONOTONIC: see Stall
 }
 
-// Served is what a server with a distribution or with stalls reports at its end: how long requests really waited,
-// which on a busy machine is longer than intended.
+// Served is the final report of a server with a distribution or stalls: how long requests really waited, which on a
+// busy machine is longer than intended.
 type Served struct {
 	Requests int64  `json:"requests"`
 	Waits    string `json:"waits"` // HDR histogram of nanoseconds, 3 significant digits, V2 compressed and base64 encoded
 }
 
-// Waits decides how long each request waits, and records how long it did. It is for any number of goroutines.
+// Waits decides how long each request waits, and records how long it did. It is safe for concurrent use.
 type Waits struct {
 	o    Options
-	from int64 // of the stalls
+	from int64 // beginning of the stalls
 
 	mu   sync.Mutex
 	came int64                   // requests, so far
 	rng  *rand.Rand              // nil without a distribution
-	seen *hdrhistogram.Histogram // nil where Served is not wanted
+	seen *hdrhistogram.Histogram // nil if Served is not wanted
 }
 
-// NewWaits begins with stalls, if any, at the time now, in ns by pace.Now.
+// NewWaits returns Waits whose stalls, if any, begin at now, in ns by pace.Now.
 func NewWaits(o Options, now int64) *Waits {
 	w := &Waits{o: o, from: now}
 	if o.Distribution != nil {
@@ -145,7 +145,7 @@ func NewWaits(o Options, now int64) *Waits {
 	return w
 }
 
-// StallsFrom is when the first stall begins; 0 where there are none.
+// StallsFrom returns when the first stall begins; 0 if there are none.
 func (w *Waits) StallsFrom() int64 {
 	if w.o.Stall.For == 0 {
 		return 0
@@ -153,7 +153,8 @@ func (w *Waits) StallsFrom() int64 {
 	return w.from
 }
 
-// Due is when to answer a request that arrived at that time, in ns by pace.Now, and whether to Record its wait.
+// Due returns when to answer a request that arrived at a time, both in ns by pace.Now. It reports whether the wait
+// should be passed to Record.
 func (w *Waits) Due(arrived int64) (at int64, record bool) {
 	delay := w.o.Delay
 	if w.seen != nil {
@@ -168,15 +169,15 @@ func (w *Waits) Due(arrived int64) (at int64, record bool) {
 	return w.o.Stall.end(w.from, arrived+int64(delay)), record
 }
 
-// Record adds the wait, until now, of a request that arrived at that time.
+// Record records the wait until now of a request that arrived at a time.
 func (w *Waits) Record(arrived int64) {
 	waited := pace.Now() - arrived
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	_ = w.seen.RecordValue(min(waited, int64(2*longest))) // it is within bounds
+	_ = w.seen.RecordValue(min(waited, int64(2*longest))) // the value is within bounds
 }
 
-// Served returns what was recorded; nil without a distribution and stalls.
+// Served returns the recorded waits; nil without a distribution and stalls.
 func (w *Waits) Served() (*Served, error) {
 	if w.seen == nil {
 		return nil, nil

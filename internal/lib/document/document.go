@@ -1,5 +1,5 @@
-// Package document reads YAML that people write, key by key, so that every error names its place in the file and, where
-// it can, what was meant. All errors are faults with code Usage and the place as file:line:column.
+// Package document reads YAML files that users write, key by key, so that every error names its place in the file and,
+// if possible, what was meant. All errors are faults with code Usage and the place as file:line:column.
 package document
 
 import (
@@ -28,18 +28,19 @@ type File string
 
 // Limit bounds what Parse reads.
 type Limit struct {
-	What string // has the limit: a spec
+	What string // the kind of document that has the limit, such as "a spec"
 	Hint string // for the user whose document exceeds it
 
-	// Bytes bounds what a person writes, and with it what hostile nesting costs the YAML parser, whose time grows with
-	// the square of the depth.
+	// Bytes limits documents that users write. It also limits the cost of hostile nesting, for which the YAML parser
+	// takes time that grows with the square of the depth.
 	Bytes int
 
-	// JSON is the limit in bytes for files that Tare wrote, which may be larger: JSON that nests no deeper than Depth.
+	// JSON is the limit in bytes for files that Tare wrote, which may be larger. They are JSON that nests no deeper than
+	// Depth.
 	JSON, Depth int
 }
 
-// Parse gives the documents in data, of which there is none where data is empty.
+// Parse returns the documents in data. There is none if data is empty.
 func (f File) Parse(data []byte, l Limit) ([]Node, error) {
 	data = Plain(data)
 	if len(data) > l.Bytes && (len(data) > l.JSON || !shallow(data, l.Depth)) {
@@ -65,7 +66,7 @@ func (f File) Parse(data []byte, l Limit) ([]Node, error) {
 	}
 	var bodies []Node
 	for _, d := range tree.Docs {
-		directive, is := d.Body.(*ast.DirectiveNode) // the parser takes one for a document
+		directive, is := d.Body.(*ast.DirectiveNode) // the parser treats a directive as a document
 		switch {
 		case d.Body == nil, is && directive.Name.String() == "YAML":
 		case is:
@@ -78,7 +79,7 @@ func (f File) Parse(data []byte, l Limit) ([]Node, error) {
 	return bodies, nil
 }
 
-// shallow says whether data is JSON that nests no deeper than depth.
+// shallow reports whether data is JSON that nests no deeper than depth.
 func shallow(data []byte, depth int) bool {
 	if data = bytes.TrimSpace(data); len(data) == 0 || data[0] != '{' {
 		return false
@@ -98,9 +99,10 @@ func shallow(data []byte, depth int) bool {
 	return false
 }
 
-// Place is where a node stands: file:line:column.
+// Place returns the place of a node: file:line:column.
 func (f File) Place(n Node) string {
-	for { // the token of a mapping is its first colon, or brace: its first key is what a reader sees
+	// A mapping's token is its first colon or brace, but readers see its first key.
+	for {
 		m, ok := n.(*ast.MappingNode)
 		if !ok || m.IsFlowStyle || len(m.Values) == 0 {
 			break
@@ -113,18 +115,18 @@ func (f File) Place(n Node) string {
 	return string(f)
 }
 
-// Fail is an error about a node.
+// Fail returns an error about a node.
 func (f File) Fail(n Node, hint, format string, args ...any) error {
 	return fault.New(fault.Usage, f.Place(n), hint, format, args...)
 }
 
-// IsMapping reports whether a node is keys with values.
+// IsMapping reports whether a node is a mapping.
 func IsMapping(n Node) bool {
 	_, is := n.(*ast.MappingNode)
 	return is
 }
 
-// Each visits the entries of a mapping, which messages call what.
+// Each calls visit with each entry of a mapping. Errors name the mapping by what.
 func (f File) Each(n Node, what string, visit func(key string, at, value Node) error) error {
 	m, ok := n.(*ast.MappingNode)
 	if !ok {
@@ -142,7 +144,7 @@ func (f File) Each(n Node, what string, visit func(key string, at, value Node) e
 	return nil
 }
 
-// List gives the texts of a list, each with its node; false where the node is none.
+// List returns the texts of a list, each with its node. It reports whether the node is a list.
 func (f File) List(n Node, key string) (items []Item, ok bool, err error) {
 	list, ok := n.(*ast.SequenceNode)
 	if !ok {
@@ -169,13 +171,13 @@ func Texts(items []Item) []string {
 	return lists.Map(items, func(item Item) string { return item.Text })
 }
 
-// Unknown is the error of a key that there is not in what.
+// Unknown returns the error for an unknown key in what.
 func (f File) Unknown(at Node, key, what string, known []string) error {
 	return f.Fail(at, "the keys of "+what+" are "+strings.Join(known, ", "), "there is no key %q in %s%s",
 		text.Clip(key), what, text.DidYouMean(key, known))
 }
 
-// Scalar is the text of a single value.
+// Scalar returns the text of a single value.
 func (f File) Scalar(n Node, key string) (string, error) {
 	switch n := n.(type) {
 	case *ast.StringNode:
@@ -188,7 +190,7 @@ func (f File) Scalar(n Node, key string) (string, error) {
 	return "", f.Fail(n, "", "%q must be a single value, not %s", key, Describe(n))
 }
 
-// Text is the text of a value that must not be empty.
+// Text returns the text of a value that must not be empty.
 func (f File) Text(n Node, key string) (string, error) {
 	s, err := f.Scalar(n, key)
 	if err == nil && strings.TrimSpace(s) == "" {
@@ -197,7 +199,7 @@ func (f File) Text(n Node, key string) (string, error) {
 	return s, err
 }
 
-// Setting reads the value of one setting into o, in its canonical form.
+// Setting parses the value of a setting and stores it in o, in canonical form.
 func (f File) Setting(n Node, s param.Setting, o param.Values) error {
 	text, err := f.Scalar(n, s.Name)
 	if err != nil {
@@ -209,7 +211,7 @@ func (f File) Setting(n Node, s param.Setting, o param.Values) error {
 	return nil
 }
 
-// Settings reads a mapping that holds only settings.
+// Settings parses a mapping that holds only settings.
 func (f File) Settings(n Node, what string, settings []param.Setting, o param.Values) error {
 	return f.Each(n, what, func(key string, at, value Node) error {
 		s, known := param.Find(settings, key)
@@ -220,7 +222,7 @@ func (f File) Settings(n Node, what string, settings []param.Setting, o param.Va
 	})
 }
 
-// Describe says what a node is.
+// Describe returns a description of the kind of a node.
 func Describe(n Node) string {
 	switch n.(type) {
 	case *ast.MappingNode, *ast.MappingValueNode:

@@ -11,19 +11,20 @@ import (
 	"github.com/goccy/go-yaml/token"
 )
 
-// What Guard lets YAML be. Both are far more than a person writes.
+// Limits of Guard. All are far above anything that a person writes.
 const (
-	MaxDepth = 100 // levels of nesting. The YAML parser takes time by the square of the depth
-	// MaxAliased is how many values, and pieces of 64 bytes of long ones, a document may have once each alias is
-	// replaced by what it stands for, where that is more than MaxRepeat times what is written. A decoder takes some 100
+	// MaxDepth is the deepest nesting. The YAML parser takes time that grows with the square of the depth.
+	MaxDepth = 100
+	// MaxAliased is the most values that a document may have after aliases are expanded, unless they are no more than
+	// MaxRepeat times the values as written. A long value counts once more for every 64 bytes. A decoder takes about 100
 	// bytes and 1 µs for each.
 	MaxAliased = 1 << 16
 	MaxRepeat  = 4
 )
 
-// Plain is YAML without what some editors and generators begin it with: the byte order mark of UTF-8, and the directive
-// %YAML, which may stand before the first document, below comments (section 6.8.1 of YAML 1.2.2). Lines keep their
-// numbers.
+// Plain returns YAML without the beginnings that some editors and generators add: the byte order mark of UTF-8, and
+// the directive %YAML, which may come before the first document and after comments (section 6.8.1 of YAML 1.2.2). Line
+// numbers do not change.
 func Plain(data []byte) []byte {
 	data = bytes.TrimPrefix(data, []byte("\ufeff"))
 	for rest := data; len(rest) > 0; {
@@ -40,9 +41,10 @@ func Plain(data []byte) []byte {
 	return data
 }
 
-// Guard says what of data could cost a YAML parser or decoder far more than its length, and in which line, 0 where that
-// is not known: deep nesting, and aliases of aliases. It refuses UTF-16, which would be one text. Everything that reads
-// YAML calls it first. It takes time by the length of data alone, and says nothing of other mistakes.
+// Guard returns an error if a YAML parser or decoder could take far more time or memory for data than its length
+// suggests: for deep nesting, and for aliases of aliases. It also returns the line, or 0 if that is unknown. It
+// rejects UTF-16, which would be parsed as a single text. Everything that reads YAML calls it first. Its time depends
+// only on the length of data, and it does not report other mistakes.
 func Guard(data []byte) (line int, err error) {
 	if bytes.HasPrefix(data, []byte("\xff\xfe")) || bytes.HasPrefix(data, []byte("\xfe\xff")) {
 		return 1, errors.New("it is written in UTF-16; write it in UTF-8")
@@ -54,7 +56,7 @@ func Guard(data []byte) (line int, err error) {
 		return 0, nil
 	}
 	tokens := lexer.Tokenize(string(data))
-	alias := 0 // line of the first
+	alias := 0 // line of the first alias
 	for _, t := range tokens {
 		if t.Type == token.AliasType {
 			alias = t.Position.Line
@@ -66,7 +68,7 @@ func Guard(data []byte) (line int, err error) {
 	}
 	tree, err := parser.Parse(tokens, 0)
 	if err != nil {
-		return 0, nil //nolint:nilerr // whoever decodes it finds the same, and says it better
+		return 0, nil //nolint:nilerr // the decoder fails as well, with a better message
 	}
 	for _, d := range tree.Docs {
 		w := weigher{anchors: map[string]int{}}
@@ -79,15 +81,15 @@ func Guard(data []byte) (line int, err error) {
 
 // weigher counts the values of a document.
 type weigher struct {
-	anchors map[string]int // values that each stands for
-	written int            // without what aliases stand for
+	anchors map[string]int // by anchor: the number of its values
+	written int            // number of values without expanding aliases
 }
 
 // most bounds a count, so that sums do not overflow.
 const most = 1 << 40
 
-// weigh is how many values there are in a node once aliases are replaced. An alias within its own anchor stands for
-// nothing, as it does for the decoder.
+// weigh returns the number of values in a node after aliases are expanded. An alias within its own anchor expands to
+// nothing, as in the decoder.
 func (w *weigher) weigh(n ast.Node) (total int) {
 	add := func(n ast.Node) { total = min(total+w.weigh(n), most) }
 	switch n := n.(type) {
@@ -132,10 +134,10 @@ func (w *weigher) weigh(n ast.Node) (total int) {
 
 // tooDeep returns the line at which data nests deeper than MaxDepth, or 0. It counts brackets, the tokens that can
 // stand before a value on its line ("- ", "? ", anchors and tags), and indentation. It also counts brackets in quotes
-// and comments, which come in pairs in an honest file.
+// and comments, which normally come in pairs.
 func tooDeep(data []byte) int {
 	brackets := 0
-	var columns []int // of the lines that the present one is indented below
+	var columns []int // indentations of the lines that enclose the current one
 	for line := 1; len(data) > 0; line++ {
 		var text []byte
 		text, data, _ = bytes.Cut(data, []byte{'\n'})
@@ -163,7 +165,8 @@ func tooDeep(data []byte) int {
 	return 0
 }
 
-// before is how many dashes, question marks, anchors and tags stand before a value, up to more than MaxDepth.
+// before returns the number of dashes, question marks, anchors and tags before a value. It stops counting above
+// MaxDepth.
 func before(text []byte) (n int) {
 	for ; n <= MaxDepth; n++ {
 		text = bytes.TrimLeft(text, " \t\r")

@@ -1,6 +1,6 @@
-// Package fault gives errors the three things a person needs to act on them: what was wrong, where, and the hint. It
-// also carries the exit code, so that a failure deep in the house ends the process with the code that DESIGN.md
-// promises, while only the command line decides to exit.
+// Package fault gives errors the three things that a user needs to act on them: what was wrong, where, and a hint. It
+// also carries the exit code, so a failure anywhere ends the process with the code that DESIGN.md specifies, while
+// only the command line exits.
 package fault
 
 import (
@@ -23,13 +23,13 @@ const (
 	Exceeded Code = 5 // a budget of the spec is exceeded, or calibration is out of tolerance
 )
 
-// Error is a failure with its hint. What is required; Where (a file:line, a path, a flag) and Hint may be empty.
+// Error is a failure with a hint. What is required; Where and Hint may be empty.
 type Error struct {
 	Code  Code
 	What  string // what was wrong, in one sentence without a full stop
-	Where string // file:line, path, flag or process it concerns
-	Hint  string // what the reader can do about it
-	Err   error  // the cause, if another error was
+	Where string // file:line, path, flag or process
+	Hint  string // what the user can do about it
+	Err   error  // the cause, if there is one
 }
 
 func (e *Error) Error() string {
@@ -45,12 +45,12 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// New makes an Error without a cause. Use Wrap where there is one.
+// New returns an Error without a cause. Use Wrap if there is one.
 func New(code Code, where, hint, format string, args ...any) *Error {
 	return &Error{Code: code, What: fmt.Sprintf(format, args...), Where: where, Hint: hint}
 }
 
-// Wrap gives err a code, a place and a hint. It returns nil when err is nil.
+// Wrap adds a code, a place and a hint to err. It returns nil if err is nil.
 func Wrap(err error, code Code, where, hint, format string, args ...any) error {
 	if err == nil {
 		return nil
@@ -58,8 +58,9 @@ func Wrap(err error, code Code, where, hint, format string, args ...any) error {
 	return &Error{Code: code, What: fmt.Sprintf(format, args...), Where: where, Hint: hint, Err: err}
 }
 
-// CodeOf is the exit code for err: OK for nil, that of the outermost Error in the chain, else Machine for what the
-// kernel refuses for want of rights or resources, or because a device failed, and Internal for everything else.
+// CodeOf returns the exit code for err: OK for nil, or else that of the outermost Error in the chain. Without such an
+// Error it returns Machine if the kernel refused something for lack of permissions or resources, or because a device
+// failed, and otherwise Internal.
 func CodeOf(err error) Code {
 	if err == nil {
 		return OK
@@ -74,14 +75,14 @@ func CodeOf(err error) Code {
 	return Internal
 }
 
-// refusals are answers of the kernel that tell of the state of the machine, not of a call that is wrong.
+// refusals are error numbers that are caused by the state of the machine and not by a wrong call.
 var refusals = []syscall.Errno{
 	syscall.EPERM, syscall.EACCES, syscall.EROFS, syscall.ENOSPC, syscall.EDQUOT, syscall.EIO, syscall.ENOMEM,
 	syscall.EMFILE, syscall.ENFILE, syscall.EAGAIN, syscall.EBUSY, syscall.ENODEV,
 }
 
-// HintOf is the hint of the outermost Error in the chain that has one. Whatever wants to open a file can find that
-// there are too many: then only one thing helps, whatever else the place that found it would advise.
+// HintOf returns the hint of the outermost Error in the chain that has one. For too many open files it always returns
+// the remedy for that, because any operation can fail this way and no other hint would help.
 func HintOf(err error) string {
 	switch {
 	case errors.Is(err, syscall.EMFILE):

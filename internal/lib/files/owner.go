@@ -1,7 +1,7 @@
 // Package files opens, checks and writes files safely in directories where other users may write too. It has six
 // parts: checks of who may change a path (owner.go), opening only regular files (regular.go), opening only files below
-// a directory that stands for the root (tree.go), replacing a file completely or not at all (replace.go), temporary
-// directories that "tare clean" can find and remove (scratch.go), and closing descriptors at little cost (raw.go).
+// a directory that acts as the root (tree.go), replacing a file completely or not at all (replace.go), temporary
+// directories that "tare clean" can find and remove (scratch.go), and closing descriptors cheaply (raw.go).
 package files
 
 import (
@@ -20,8 +20,8 @@ const (
 	OthersAny   fs.FileMode = 0o077
 )
 
-// CheckPrivate says why a file or a directory is not this user's and root's alone: it belongs to another user, or its
-// mode has some of the bits of mask.
+// CheckPrivate returns an error if a file or directory does not belong to this user or root, or if its mode has bits
+// of mask.
 func CheckPrivate(info fs.FileInfo, mask fs.FileMode) error {
 	if err := checkOwner(info); err != nil {
 		return err
@@ -60,8 +60,8 @@ func ownerOf(info fs.FileInfo) (uid uint32, known bool) {
 	return s.Uid, true
 }
 
-// CheckShared returns an error if another user could remove or replace files in a directory. It is CheckPrivate,
-// except that all may write to a directory with the sticky bit, such as /tmp.
+// CheckShared returns an error if another user could remove or replace files in a directory. It is like CheckPrivate,
+// but accepts a directory with the sticky bit, such as /tmp, to which all may write.
 func CheckShared(info fs.FileInfo) error {
 	mask := OthersWrite
 	if info.Mode()&fs.ModeSticky != 0 {
@@ -70,12 +70,12 @@ func CheckShared(info fs.FileInfo) error {
 	return CheckPrivate(info, mask)
 }
 
-// maxLinks is how many links a path may lead through, as in the kernel.
+// maxLinks is the most symbolic links in a path, as in the kernel.
 const maxLinks = 40
 
-// CheckPath returns an error if another user could replace the directory at a path: others can remove files in a
-// directory on the way there (CheckShared), or a link on the way is another user's. What does not exist yet, and all
-// below it, passes.
+// CheckPath returns an error if another user could replace the directory at a path: because others can remove files in
+// a directory on the way (CheckShared), or because a link on the way belongs to another user. It accepts paths that do
+// not exist yet.
 func CheckPath(path string) error {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -86,7 +86,7 @@ func CheckPath(path string) error {
 		name := rest[0]
 		rest = rest[1:]
 		switch name {
-		case "..": // of a link, for Abs leaves none
+		case "..": // from a link, because Abs leaves none
 			at = filepath.Dir(at)
 			continue
 		case ".":

@@ -11,18 +11,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNotRegular is the error of what is no regular file: a directory, a pipe, a device, and what looks like a file in a
-// file system of the kernel's, where reading waits or takes something away (/proc/kmsg).
+// ErrNotRegular is the error for anything but a regular file: a directory, a pipe, a device, or a file of a kernel
+// file system, where reading may block or have side effects (/proc/kmsg).
 var ErrNotRegular = errors.New("it is not a file")
 
-// kernels are the file systems in which the kernel tells of itself, by their magic numbers.
+// kernels are the magic numbers of file systems through which the kernel exposes its state.
 var kernels = []int64{
 	unix.PROC_SUPER_MAGIC, unix.SYSFS_MAGIC, unix.TRACEFS_MAGIC, unix.DEBUGFS_MAGIC, unix.SECURITYFS_MAGIC,
 	unix.CGROUP_SUPER_MAGIC, unix.CGROUP2_SUPER_MAGIC, unix.BPF_FS_MAGIC, unix.PSTOREFS_MAGIC, unix.EFIVARFS_MAGIC,
 }
 
-// Open opens a regular file for reading without blocking. Pipes, devices and files of kernel file systems are not
-// opened: a pipe could block its reader for ever, and opening a device can have side effects. The error is then a
+// Open opens a regular file for reading without blocking. It does not open pipes, devices and files of kernel file
+// systems, because a pipe could block forever, and opening a device can have side effects. The error is then a
 // *fs.PathError that wraps ErrNotRegular.
 func Open(path string) (*os.File, error) {
 	refused := func(err error) (*os.File, error) { return nil, &fs.PathError{Op: "open", Path: path, Err: err} }
@@ -38,7 +38,7 @@ func Open(path string) (*os.File, error) {
 	return f, nil
 }
 
-// openPlace opens the file that a descriptor of O_PATH stands for, if it is a regular one.
+// openPlace opens the file of an O_PATH descriptor for reading, if it is a regular file.
 func openPlace(place int, path string) (*os.File, error) {
 	var st unix.Stat_t
 	var of unix.Statfs_t
@@ -58,7 +58,8 @@ func openPlace(place int, path string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// Read reads a regular file of at most most bytes, with Open. most is at least 1 KiB.
+// Read opens a regular file with Open and reads it. A file of more than most bytes is an error; most must be at least
+// 1 KiB.
 func Read(path string, most int64) ([]byte, error) {
 	f, err := Open(path)
 	if err != nil {
@@ -68,7 +69,7 @@ func Read(path string, most int64) ([]byte, error) {
 	return readBounded(f, most)
 }
 
-// readBounded reads all of a file of at most most bytes.
+// readBounded reads a whole file, which must have at most most bytes.
 func readBounded(f *os.File, most int64) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(f, most+1))
 	if err != nil || int64(len(data)) <= most {

@@ -9,12 +9,12 @@ import (
 	"strings"
 )
 
-// partSuffix ends the names of files that are being written. They begin with a dot and the name that they will have.
+// partSuffix is the end of the names of files that are being written. These names begin with a dot and the final name.
 const partSuffix = ".part"
 
 // Replace creates or replaces the file at path, completely or not at all: it writes a new file in the same directory,
 // with the mode that the umask leaves, syncs it, and renames it. A symbolic link at path is replaced, not followed, so
-// that another user with write access to the directory cannot redirect the write.
+// another user with write access to the directory cannot redirect the write.
 func Replace(path string, data []byte, mode fs.FileMode) error {
 	root, err := os.OpenRoot(filepath.Dir(path))
 	if err != nil {
@@ -23,7 +23,7 @@ func Replace(path string, data []byte, mode fs.FileMode) error {
 	return errors.Join(ReplaceIn(root, filepath.Base(path), data, mode), root.Close())
 }
 
-// ReplaceIn is Replace in an open directory.
+// ReplaceIn is like Replace, in an open directory.
 func ReplaceIn(root *os.Root, name string, data []byte, mode fs.FileMode) error {
 	part := partPrefix(name) + rand.Text() + partSuffix
 	f, err := root.OpenFile(part, os.O_CREATE|os.O_WRONLY|os.O_EXCL, mode)
@@ -38,12 +38,12 @@ func ReplaceIn(root *os.Root, name string, data []byte, mode fs.FileMode) error 
 		err = root.Rename(part, name)
 	}
 	if err != nil {
-		_ = root.Remove(part) // what could not be written can most often be removed
+		_ = root.Remove(part) // usually possible, even if the file could not be written
 	}
 	return err
 }
 
-// SweepParts removes the partial files that killed writers of name left. No other writer may be active.
+// SweepParts removes the partial files that killed writers of name left behind. No other writer may be active.
 func SweepParts(root *os.Root, name string) error {
 	entries, err := fs.ReadDir(root.FS(), ".")
 	for _, e := range entries {

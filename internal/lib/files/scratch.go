@@ -14,18 +14,18 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// scratchPrefix begins the names of the directories.
+// scratchPrefix begins the names of scratch directories.
 const scratchPrefix = "tare-scratch-"
 
 // Scratch is a private temporary directory, locked while it is open. Only its owner can list it, but processes of
 // other users can open a file in it whose name they know.
 type Scratch struct {
 	path string
-	fd   int // -1: it was closed
+	fd   int // -1 after Close
 }
 
-// LargeTemp is the system's place for temporary files that are large: TMPDIR if it is set, else /var/tmp (file-
-// hierarchy(7)), because /tmp may be in memory, which is charged to the first process that writes there.
+// LargeTemp returns the directory for large temporary files: TMPDIR if it is set, else /var/tmp (file-hierarchy(7)),
+// because /tmp may be in memory, which is charged to the first process that writes there.
 func LargeTemp() string {
 	const disk = "/var/tmp"
 	if info, err := os.Stat(disk); os.Getenv("TMPDIR") != "" || err != nil || !info.IsDir() {
@@ -34,12 +34,12 @@ func LargeTemp() string {
 	return disk
 }
 
-// NewScratch makes a directory below parent, or below the system's directory for temporary files if parent is empty.
-// It removes what killed processes have left there, unless another user could have given any directory such a name.
-// The purpose, a word, is part of its name.
+// NewScratch creates a directory below parent, or below the system's directory for temporary files if parent is empty.
+// It removes what killed processes have left there, unless another user could have renamed directories there. The
+// purpose, a word, is part of the directory's name.
 //
-// A system directory must not let another user replace what NewScratch makes, because other processes receive names of
-// files in it. A caller that passes another parent should use FD.
+// NewScratch fails in a system directory in which another user could replace what it creates, because other processes
+// receive names of files in it. A caller that passes another parent should use FD.
 func NewScratch(parent, purpose string) (*Scratch, error) {
 	parent = cmp.Or(parent, os.TempDir())
 	if parent == os.TempDir() || parent == LargeTemp() {
@@ -48,7 +48,8 @@ func NewScratch(parent, purpose string) (*Scratch, error) {
 				"temporary files are not safe here")
 		}
 	}
-	_, _ = cleanScratch(parent, false) // what cannot be removed is no obstacle; a directory that is not there shows below
+	// Ignore leftovers that cannot be removed. If parent does not exist, MkdirTemp fails below.
+	_, _ = cleanScratch(parent, false)
 	for {
 		path, err := os.MkdirTemp(parent, scratchPrefix+purpose+"-")
 		if err != nil {
@@ -56,14 +57,14 @@ func NewScratch(parent, purpose string) (*Scratch, error) {
 		}
 		fd, err := openScratch(path, unix.LOCK_SH)
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // another process that cleaned up removed it before it was locked
+			continue // another process removed it before it was locked
 		}
 		if err == nil {
 			err = unix.Fchmod(fd, 0o711)
 		}
 		if err != nil {
 			if fd >= 0 {
-				_ = unix.Close(fd) // it was only locked
+				_ = unix.Close(fd) // the descriptor was only used for the lock
 			}
 			return nil, errors.Join(cannotMake(err, path), os.Remove(path))
 		}
@@ -76,7 +77,7 @@ func cannotMake(err error, path string) error {
 		"no directory for files can be made")
 }
 
-// Path is where the directory is; empty of nil.
+// Path returns the path of the directory; empty if d is nil.
 func (d *Scratch) Path() string {
 	if d == nil {
 		return ""
@@ -84,10 +85,10 @@ func (d *Scratch) Path() string {
 	return d.path
 }
 
-// FD is the open directory, until Close.
+// FD returns the descriptor of the directory, which is open until Close.
 func (d *Scratch) FD() int { return d.fd }
 
-// Close removes the directory with everything in it. A second Close does nothing, nor does one of nil.
+// Close removes the directory and everything in it. It does nothing if it was called before, or if d is nil.
 func (d *Scratch) Close() error {
 	if d == nil || d.fd < 0 {
 		return nil
@@ -97,9 +98,9 @@ func (d *Scratch) Close() error {
 	return remove(d.path, fd)
 }
 
-// CleanScratch removes what processes that have ended left behind in the system's directories for temporary files, and
-// gives the paths that it removed. A directory that a living process holds is left alone, and so is everything that is
-// not of this user and not named as NewScratch names it. A dry run removes nothing, and gives what it would remove.
+// CleanScratch removes what processes that have ended left in the system's directories for temporary files, and
+// returns the removed paths. It leaves alone directories in use by a living process, those of other users, and
+// everything without a name from NewScratch. A dry run removes nothing, and returns what it would remove.
 func CleanScratch(dryRun bool) (removed []string, err error) {
 	removed, err = cleanScratch(os.TempDir(), dryRun)
 	if large := LargeTemp(); large != os.TempDir() {
@@ -109,8 +110,8 @@ func CleanScratch(dryRun bool) (removed []string, err error) {
 	return removed, err
 }
 
-// cleanScratch is CleanScratch in one directory. It removes nothing if other users may rename files there, because
-// they could give any of this user's directories such a name.
+// cleanScratch is CleanScratch for one directory. It removes nothing if other users may rename files there, because
+// they could give any directory of this user such a name.
 func cleanScratch(parent string, dryRun bool) (removed []string, err error) {
 	if CheckPath(parent) != nil {
 		return nil, nil
@@ -127,10 +128,10 @@ func cleanScratch(parent string, dryRun bool) (removed []string, err error) {
 		path := filepath.Join(parent, e.Name())
 		fd, err := openScratch(path, unix.LOCK_EX|unix.LOCK_NB)
 		if err != nil {
-			continue // it is in use, belongs to another user, or has gone
+			continue // it is in use, belongs to another user, or is gone
 		}
 		if dryRun {
-			_ = unix.Close(fd) // it was only looked at
+			_ = unix.Close(fd) // nothing was changed
 		} else if err := remove(path, fd); err != nil {
 			errs = append(errs, err)
 			continue
@@ -140,14 +141,15 @@ func cleanScratch(parent string, dryRun bool) (removed []string, err error) {
 	return removed, errors.Join(errs...)
 }
 
-// openScratch opens and locks the directory at a path. It is fs.ErrNotExist where the directory was removed meanwhile.
+// openScratch opens and locks the directory at a path. It returns fs.ErrNotExist if the directory was removed
+// meanwhile.
 func openScratch(path string, lock int) (fd int, err error) {
 	fd, err = unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return -1, &fs.PathError{Op: "open", Path: path, Err: err}
 	}
 	var mine, there unix.Stat_t
-	for err = unix.EINTR; err == unix.EINTR; { // by a signal of the Go runtime's own
+	for err = unix.EINTR; err == unix.EINTR; { // interrupted by a signal of the Go runtime
 		err = unix.Flock(fd, lock)
 	}
 	if err == nil {
@@ -155,20 +157,20 @@ func openScratch(path string, lock int) (fd int, err error) {
 	}
 	switch {
 	case err == nil && (mine.Dev != there.Dev || mine.Ino != there.Ino):
-		err = fs.ErrNotExist // another is in its place
+		err = fs.ErrNotExist // another directory has taken its place
 	case err == nil && mine.Uid != uint32(os.Geteuid()):
-		err = fs.ErrPermission // a directory of another user is left alone
+		err = fs.ErrPermission // directories of other users are left alone
 	}
 	if err != nil {
-		_ = unix.Close(fd) // it was only looked at
+		_ = unix.Close(fd) // nothing was changed
 		return -1, fmt.Errorf("locking %s: %w", path, err)
 	}
 	return fd, nil
 }
 
 // remove empties the directory open at fd, removes it from its path, and closes it. The lock is held until the
-// directory has gone: otherwise a process that waits for the lock of a directory that it has just made would find it
-// still there.
+// directory is gone: otherwise a process waiting for the lock of a directory that it has just created would still find
+// it there.
 func remove(path string, fd int) error {
 	dir := os.NewFile(uintptr(fd), path)
 	err := empty(dir)
@@ -179,8 +181,8 @@ func remove(path string, fd int) error {
 	return fault.Wrap(err, fault.Machine, path, "run 'tare clean'", "a temporary directory cannot be removed")
 }
 
-// empty removes everything in an open directory. It follows no link and enters no mount, because what is mounted there
-// was not made here. A missing file is not an error.
+// empty removes everything in an open directory. It follows no links and enters no mounts, because mounted files were
+// not created here. A missing file is not an error.
 func empty(dir *os.File) error {
 	names, err := dir.Readdirnames(-1)
 	errs := []error{gone(err)}
@@ -190,7 +192,7 @@ func empty(dir *os.File) error {
 	return errors.Join(errs...)
 }
 
-// removeEntry removes what goes by a name in the directory open at fd.
+// removeEntry removes the entry with a name from the directory open at fd.
 func removeEntry(path string, fd int, name string) error {
 	err := gone(unix.Unlinkat(fd, name, 0))
 	if err != unix.EISDIR {
@@ -220,7 +222,7 @@ func pathError(path string, err error) error {
 	return fmt.Errorf("%s: %w", path, err)
 }
 
-// gone leaves out the error that something is not there.
+// gone returns nil for the error that a file does not exist.
 func gone(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

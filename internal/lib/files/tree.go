@@ -13,16 +13,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Tree is a directory that stands for the root of a machine, such as /host in a container or a tree of test files.
-// Links below it, absolute ones too, are followed as if it were the root, so that none leads out of it.
+// Tree is a directory that acts as the root of a machine, such as /host in a container or a directory of test files.
+// Links below it, including absolute ones, are resolved as if it were the root, so none leads out of it.
 type Tree struct {
 	Root string // empty: /
-	// Below is a directory of the tree in which another user may make links: paths begin there, and no link on them is
-	// followed, nor anything that is mounted below it.
+	// Below is a directory of the tree in which another user may create links. Paths then begin there, and are not
+	// resolved through links or into mounts below it.
 	Below string
 }
 
-// open opens the file at a path of the tree. The flags are those of open(2).
+// open opens the file at a path of the tree. flags are those of open(2).
 func (t Tree) open(path string, flags int) (int, error) {
 	root := t.Root
 	if root == "" {
@@ -46,7 +46,7 @@ func (t Tree) open(path string, flags int) (int, error) {
 	return openHow(dir, path, flags, resolve)
 }
 
-// openHow is openat2(2), which Linux 5.6 brought. It fails with EAGAIN where something was renamed meanwhile.
+// openHow calls openat2(2), available since Linux 5.6, which fails with EAGAIN if something is renamed meanwhile.
 func openHow(dir int, path string, flags int, resolve uint64) (int, error) {
 	const tries = 100
 	for i := 0; ; i++ {
@@ -57,7 +57,8 @@ func openHow(dir int, path string, flags int, resolve uint64) (int, error) {
 	}
 }
 
-// Read is Read of a file in the tree. accept sees what the file is before it is read; its error is returned.
+// Read is like the function Read, for a file in the tree. It calls accept with the file's info before reading it, and
+// returns its error.
 func (t Tree) Read(path string, most int64, accept func(fs.FileInfo) error) ([]byte, error) {
 	refused := func(err error) ([]byte, error) { return nil, t.pathError("open", path, err) }
 	place, err := t.open(path, unix.O_PATH)
@@ -80,7 +81,7 @@ func (t Tree) Read(path string, most int64, accept func(fs.FileInfo) error) ([]b
 	return readBounded(f, most)
 }
 
-// Names lists a directory of the tree, in the order of names, and no more of it than most entries.
+// Names returns the names of at most most entries of a directory of the tree, in order.
 func (t Tree) Names(path string, most int) ([]string, error) {
 	fd, err := t.open(path, unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
@@ -96,7 +97,7 @@ func (t Tree) Names(path string, most int) ([]string, error) {
 	return names, err
 }
 
-// Check returns why nothing can be found at a path of the tree: a *fs.PathError.
+// Check returns the error, a *fs.PathError, if nothing can be found at a path of the tree.
 func (t Tree) Check(path string) error {
 	fd, err := t.open(path, unix.O_PATH)
 	if err != nil {
@@ -106,14 +107,14 @@ func (t Tree) Check(path string) error {
 	return nil
 }
 
-// path is where a path of the tree is for its reader, apart from links.
+// path returns the path by which the caller sees a path of the tree, without resolving links.
 func (t Tree) path(path string) string { return filepath.Join("/", t.Root, t.Below, path) }
 
 func (t Tree) pathError(op, path string, err error) error {
 	return &fs.PathError{Op: op, Path: t.path(path), Err: err}
 }
 
-// OwnedBy accepts files that belong to a user and that no other user may write to.
+// OwnedBy returns a function that accepts only files that belong to a user and to which no other user may write.
 func OwnedBy(user uint32) func(fs.FileInfo) error {
 	return func(info fs.FileInfo) error {
 		switch owner, known := ownerOf(info); {

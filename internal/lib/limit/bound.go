@@ -10,24 +10,24 @@ import (
 	"time"
 )
 
-// saysEvery is the shortest time between two reports of a bounded listener that it rejects connections.
+// saysEvery is the shortest time between two reports of a bounded listener about closed connections.
 const saysEvery = 10 * time.Second
 
 // AtMost returns a listener that keeps at most most connections open. It accepts and closes each further one, because
-// the peer would otherwise wait in the kernel's queue without an error. It calls turned at the first, and then at most
-// every 10 s, with how many it closed since the call before.
+// the peer would otherwise wait in the kernel's queue without an error. It calls turned for the first one, and then at
+// most every 10 s, with the number closed since the previous call.
 func AtMost(l net.Listener, most int, turned func(connections int)) net.Listener {
 	return &bounded{Listener: l, most: most, turned: turned}
 }
 
-// AtMostKnown is AtMost for peers that are unknown until Settle is called with their connections, for example after a
-// handshake. At the limit, the oldest connection of an unknown peer is closed for a new one, so that silent peers do
-// not keep others out.
+// AtMostKnown is like AtMost, for peers that are unknown until Settle is called with their connections, for example
+// after a handshake. At the limit, the oldest connection of an unknown peer is closed for a new one, so silent peers
+// cannot keep others out.
 func AtMostKnown(l net.Listener, most int, turned func(connections int)) net.Listener {
 	return &bounded{Listener: l, most: most, turned: turned, unknown: list.New()}
 }
 
-// Settle says that the peer of a connection is known, if a listener of AtMostKnown accepted it.
+// Settle marks the peer of a connection as known, if a listener of AtMostKnown accepted the connection.
 func Settle(c net.Conn) {
 	if a, is := c.(*admitted); is {
 		a.by.mu.Lock()
@@ -36,9 +36,9 @@ func Settle(c net.Conn) {
 	}
 }
 
-// AtMostIdle is AtMost for a server of HTTP: for a further connection it closes the one that has had no request in
-// progress for longest. If newcomers were turned away instead, connections that send nothing would keep others out
-// until their deadlines. It must be called before the server serves, on the listener below TLS.
+// AtMostIdle is like AtMost, for an HTTP server: for a new connection it closes the one that has had no request in
+// progress for the longest time. If new connections were rejected instead, idle ones would keep others out until their
+// deadlines. It must be called before the server serves, with the listener below TLS.
 func AtMostIdle(l net.Listener, most int, s *http.Server) net.Listener {
 	s.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
 		if t, is := c.(*tls.Conn); is {
@@ -57,7 +57,7 @@ func AtMostIdle(l net.Listener, most int, s *http.Server) net.Listener {
 	return AtMostKnown(l, most, func(int) {})
 }
 
-// connKey is the key of a request's connection in its context.
+// connKey is the context key of a request's connection.
 type connKey struct{}
 
 type bounded struct {
@@ -67,8 +67,8 @@ type bounded struct {
 
 	mu      sync.Mutex
 	open    int
-	unknown *list.List // of *admitted that have not settled, oldest first; nil: they need not settle
-	away    int        // turned away or closed since said
+	unknown *list.List // of *admitted that are not settled, the oldest first; nil for AtMost
+	away    int        // closed since said
 	said    time.Time
 }
 
@@ -81,7 +81,7 @@ func (b *bounded) Accept() (net.Conn, error) {
 		}
 		a, instead := b.admit(c)
 		if instead != nil {
-			_ = instead.Close() // its peer learns by the end of the connection
+			_ = instead.Close() // its peer sees that the connection ends
 		}
 		if a != nil {
 			return a, nil
@@ -89,7 +89,7 @@ func (b *bounded) Accept() (net.Conn, error) {
 	}
 }
 
-// admit counts one more connection, and gives the one that has to be closed for it: itself, where nil is admitted.
+// admit counts a new connection, and returns the one to be closed for it, if any. That is c itself if a is nil.
 func (b *bounded) admit(c net.Conn) (a *admitted, instead net.Conn) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -118,9 +118,9 @@ type admitted struct {
 	net.Conn
 	by *bounded
 
-	// Of the listener's mutex:
-	place    *list.Element // among the unknown; nil: it is none of them
-	left     bool          // it counts no longer
+	// Guarded by the listener's mutex:
+	place    *list.Element // in the list of unknown; nil if it is not there
+	left     bool          // it is no longer counted
 	requests int           // in progress
 }
 
@@ -140,8 +140,8 @@ func (a *admitted) leave() {
 	}
 }
 
-// use notes that requests begin or end. With some in progress the connection is none of the unknown; without any it is
-// the last of them.
+// use records that requests begin or end. With requests in progress the connection is not in the list of unknown;
+// without any it is at the end of the list.
 func (a *admitted) use(requests int) {
 	a.by.mu.Lock()
 	defer a.by.mu.Unlock()
@@ -151,7 +151,7 @@ func (a *admitted) use(requests int) {
 	}
 }
 
-// CloseWrite is what net/http calls to end connections whose peers still send.
+// CloseWrite is called by net/http to end connections whose peers still send.
 func (a *admitted) CloseWrite() error {
 	if c, can := a.Conn.(interface{ CloseWrite() error }); can {
 		return c.CloseWrite()

@@ -11,18 +11,19 @@ import (
 )
 
 const (
-	// MaxCertificates is how many certificates a peer may show: its own and those between it and a root, or the root
-	// too. Tare's authorities sign leaves only; other control planes may have one or two between.
+	// MaxCertificates is the most certificates that a peer may present: its own, intermediates, and possibly the root.
+	// Tare's authorities sign only leaves; other control planes may have one or two intermediates.
 	MaxCertificates = 4
 	// MaxRSA is the longest modulus of an RSA key in a chain, in bits.
 	MaxRSA = 4096
 )
 
-// ErrNoCertificate is that a peer has shown no certificate.
+// ErrNoCertificate means that a peer has not presented a certificate.
 var ErrNoCertificate = errors.New("the peer has shown no certificate")
 
-// CheckCertificates reports whether the certificates that a peer has shown can be verified at a bounded cost: at most
-// MaxCertificates, with keys of ECDSA on P-256 or P-384, or of RSA with at most MaxRSA bits. It verifies nothing.
+// CheckCertificates returns an error unless the certificates that a peer has presented can be verified at a bounded
+// cost: at most MaxCertificates, with ECDSA keys on P-256 or P-384, or RSA keys of at most MaxRSA bits. It does not
+// verify them.
 func CheckCertificates(shown []*x509.Certificate) error {
 	if len(shown) > MaxCertificates {
 		return fmt.Errorf("the peer has shown %d certificates; at most %d are verified", len(shown), MaxCertificates)
@@ -44,15 +45,15 @@ func CheckCertificates(shown []*x509.Certificate) error {
 	return nil
 }
 
-// VerifyCertificates verifies the certificates that a peer has shown, its own first, at a time and for a use (server or
-// client), and returns the chains to roots. It refuses what CheckCertificates refuses.
+// VerifyCertificates verifies the certificates that a peer has presented, its own first, at a time and for a use
+// (server or client), and returns the chains to roots. It rejects what CheckCertificates rejects.
 //
-// A peer makes others verify its certificates before it has proved that it holds any key. crypto/x509 tries up to 100
-// signatures for a chain, each with a key that the peer has chosen, which can take 150 ms of CPU time for one
-// connection. So long chains and slow keys are refused before the first signature is checked.
+// A peer makes others verify its certificates before it has proved that it holds any key. For one chain crypto/x509
+// tries up to 100 signatures, with keys that the peer has chosen, which can take 150 ms of CPU time per connection. So
+// long chains and slow keys are rejected before the first signature is checked.
 //
-// crypto/tls has no hook before its own verification of a client. Servers let it ask for a certificate only, and verify
-// it themselves, also in resumed sessions:
+// crypto/tls has no hook before its own verification of a client. Servers must therefore only request a certificate,
+// and verify it themselves, in resumed sessions too:
 //
 //	config.ClientAuth = tls.RequireAnyClientCert // or tls.RequestClientCert
 //	config.ClientCAs = roots                     // which are named to clients

@@ -7,25 +7,25 @@ import (
 )
 
 // Latest limits how many connections of a kind are open: at the limit, a new connection closes the oldest. It is for
-// unknown peers: if it rejected new connections instead, the first peers could keep out all others.
+// unknown peers. If it rejected new connections instead, the first peers could keep out all others.
 type Latest struct {
 	most int
 
 	mu   sync.Mutex
-	open []*latest // in the order in which they came
+	open []*latest // the oldest first
 }
 
 // NewLatest limits connections to most, at least 1.
 func NewLatest(most int) *Latest { return &Latest{most: max(1, most)} }
 
-// Add counts a connection until the one that it returns is closed. raw is the connection below c, which c encrypts for
-// example: it is closed where c has to go, because c itself might say something first, and wait for its peer.
+// Add counts a connection until the returned one is closed. raw is the connection below c, for example below its
+// encryption. At the limit raw is closed, because closing c might first send something and wait for the peer.
 func (l *Latest) Add(c, raw net.Conn) net.Conn {
 	own := &latest{Conn: c, raw: raw, of: l}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.open) == l.most {
-		_ = l.open[0].raw.Close() // its reader closes the rest
+		_ = l.open[0].raw.Close() // the reader of the connection then closes it
 		l.open = slices.Delete(l.open, 0, 1)
 	}
 	l.open = append(l.open, own)

@@ -13,8 +13,8 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// TCP listens at host:port; port 0 takes a free one. Its error is a fault about the address: with code Usage where that
-// cannot be one, with code Machine where this machine does not give it to this process.
+// TCP listens at host:port; port 0 selects a free port. Its error is a fault about the address, with code Machine if
+// this machine or process cannot use the address, and code Usage if the address is invalid.
 func TCP(ctx context.Context, address string) (net.Listener, error) {
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
 	if err == nil {

@@ -8,7 +8,7 @@ import (
 	"net/http"
 )
 
-// Serve has a server answer at l until ctx ends, over TLS where it has a configuration of that. It closes l.
+// Serve runs a server on l until ctx ends, over TLS if the server has a TLSConfig. It closes l.
 func Serve(ctx context.Context, l net.Listener, s *http.Server) error {
 	stop := context.AfterFunc(ctx, func() { _ = s.Close() })
 	defer stop()

@@ -7,13 +7,13 @@ import (
 	"slices"
 )
 
-// Groups are values by key, in the order in which keys and values were added. The zero value has none.
+// Groups holds values by key, in the order in which keys and values were added. The zero value is empty.
 type Groups[K comparable, V any] struct {
 	keys []K
 	of   map[K][]V
 }
 
-// Add adds a value to those of a key.
+// Add adds a value to a key.
 func (g *Groups[K, V]) Add(key K, value V) {
 	if g.of == nil {
 		g.of = map[K][]V{}

@@ -1,9 +1,9 @@
-// Package lists has what package slices of the standard library lacks.
+// Package lists adds to package slices of the standard library.
 package lists
 
 import "slices"
 
-// Map returns what a function makes of each value, in the same order; nil where there are none.
+// Map returns the results of a function for each value, in the same order; nil if there are no values.
 func Map[T, U any](all []T, of func(T) U) []U {
 	if len(all) == 0 {
 		return nil
@@ -15,7 +15,7 @@ func Map[T, U any](all []T, of func(T) U) []U {
 	return mapped
 }
 
-// Keyed returns a map of what a function makes of each value; of values with the same key the last counts.
+// Keyed returns a map of the results of a function for each value. If several have the same key, the last one counts.
 func Keyed[T any, K comparable, V any](all []T, of func(T) (K, V)) map[K]V {
 	m := make(map[K]V, len(all))
 	for _, v := range all {
@@ -25,7 +25,7 @@ func Keyed[T any, K comparable, V any](all []T, of func(T) (K, V)) map[K]V {
 	return m
 }
 
-// Include appends the values that a list does not have yet.
+// Include appends the values that are not yet in a list.
 func Include[T comparable](list []T, values ...T) []T {
 	for _, v := range values {
 		if !slices.Contains(list, v) {
@@ -35,7 +35,7 @@ func Include[T comparable](list []T, values ...T) []T {
 	return list
 }
 
-// Find returns the first element that satisfies a condition; nil where none does.
+// Find returns the first element that satisfies a condition; nil if there is none.
 func Find[T any](list []T, satisfies func(*T) bool) *T {
 	for i := range list {
 		if satisfies(&list[i]) {

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ProcessCPU returns the CPU time, in seconds, that this process without its children uses between two times of Now.
-// It returns after the second.
+// ProcessCPU returns the CPU time, in seconds, that this process, without its children, uses between two times of Now.
+// It returns after the second time.
 func ProcessCPU(ctx context.Context, begin, end int64) (float64, error) {
 	thread, err := LockThread(0)
 	if err != nil {
@@ -28,7 +28,7 @@ func ProcessCPU(ctx context.Context, begin, end int64) (float64, error) {
 	return used[1] - used[0], nil
 }
 
-// CPUTime returns the CPU time, in seconds, that this process without its children has used.
+// CPUTime returns the CPU time, in seconds, that this process, without its children, has used.
 func CPUTime() (float64, error) {
 	var u unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
@@ -37,7 +37,7 @@ func CPUTime() (float64, error) {
 	return float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9, nil
 }
 
-// CPUs is the number of CPUs that this process may run on.
+// CPUs returns the number of CPUs on which this process may run.
 func CPUs() int {
 	cpus, err := AllowedCPUs()
 	if err != nil {
@@ -46,7 +46,7 @@ func CPUs() int {
 	return max(len(cpus), 1)
 }
 
-// AllowedCPUs are the CPUs that the calling thread may run on, by number.
+// AllowedCPUs returns the numbers of the CPUs on which the calling thread may run.
 func AllowedCPUs() (cpus []int, err error) {
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &set); err != nil {
@@ -60,7 +60,7 @@ func AllowedCPUs() (cpus []int, err error) {
 	return cpus, nil
 }
 
-// RunOn has the calling thread, to which its goroutine is locked, run on these CPUs alone.
+// RunOn restricts the calling thread to these CPUs. The goroutine must be locked to the thread.
 func RunOn(cpus ...int) error {
 	var set unix.CPUSet
 	for _, cpu := range cpus {

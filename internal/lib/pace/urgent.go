@@ -12,23 +12,24 @@ import (
 
 // A storm of execs can keep all tasks outside its control group off the CPU for more than a second: the kernel's fair
 // scheduler lets a group that is always runnable, but never with the same task for long, exceed its share by far (seen
-// on 6.18 with v1 groups, whatever their weights; a shell loop does it too). A delayed scale could not read counters
-// at the edges of a window. It needs little CPU time, so it runs before all others meanwhile. Its cost is reported as
-// usual.
+// on 6.18 with v1 groups, whatever their weights; a shell loop does it too). A scale that is delayed like this cannot
+// read counters at the edges of a window. It needs little CPU time, so it runs before all other tasks then. Its cost
+// is reported as usual.
 
 // schedParam is struct sched_param of sched_setscheduler(2).
 type schedParam struct{ priority int32 }
 
 // RunFirst makes all threads of this process run before those of the fair scheduler (SCHED_RR), or ends that. Threads
-// and processes that begin meanwhile are ordinary ones (SCHED_RESET_ON_FORK): otherwise the processes that this one
-// starts would be weighed under another scheduler than their own. That includes new threads of the Go runtime.
+// and processes that begin meanwhile have the normal scheduler (SCHED_RESET_ON_FORK): otherwise the processes that
+// this one starts would be weighed under another scheduler than their own. This includes new threads of the Go
+// runtime.
 func RunFirst(on bool) error {
 	set := func(tid int) error { return setScheduler(tid, unix.SCHED_RR|unix.SCHED_RESET_ON_FORK, 1) }
 	if !on {
 		set = func(tid int) error {
 			err := setScheduler(tid, unix.SCHED_NORMAL, 0)
 			if errors.Is(err, unix.EPERM) {
-				// Only CAP_SYS_NICE may clear the flag, where RLIMIT_RTPRIO was enough to set it.
+				// Only CAP_SYS_NICE may clear the flag, although RLIMIT_RTPRIO is enough to set it.
 				err = setScheduler(tid, unix.SCHED_NORMAL|unix.SCHED_RESET_ON_FORK, 0)
 			}
 			return err
@@ -38,7 +39,7 @@ func RunFirst(on bool) error {
 	if err != nil {
 		return fmt.Errorf("listing the threads of this process: %w", err)
 	}
-	var failed error // of one thread; the other threads are set all the same
+	var failed error // for one thread; the others are set nevertheless
 	for _, e := range entries {
 		tid, err := strconv.Atoi(e.Name())
 		if err != nil {

@@ -6,12 +6,12 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Flags adds a flag for each setting. It returns the values: the defaults, and what the command line gives once it has
-// been parsed.
+// Flags adds a flag for each setting. It returns the defaults, into which parsing stores the values of the command
+// line.
 func Flags(fs *pflag.FlagSet, settings ...Setting) Values {
 	v := Defaults(settings)
 	for _, s := range settings {
-		usage := strings.ReplaceAll(s.Doc, "`", "'") // pflag takes a word in backquotes for the name of the value
+		usage := strings.ReplaceAll(s.Doc, "`", "'") // pflag takes a word in backquotes as the name of the value
 		if r := s.Range(); r != "" {
 			usage += "; " + r
 		}
@@ -32,7 +32,7 @@ type Flag struct {
 	values Values
 }
 
-// Set checks and takes a value; its error is that of a spec.
+// Set checks and stores a value. Its error is the same as for a value in a spec.
 func (f Flag) Set(text string) error {
 	c, err := f.Canonical(text)
 	if err != nil {
@@ -47,11 +47,11 @@ func (f Flag) Set(text string) error {
 
 func (f Flag) String() string { return f.values[f.Name] }
 
-// Type is what help shows as the value.
+// Type returns the name of the value in the help.
 func (f Flag) Type() string {
 	switch f.Setting.Type {
 	case TypeSwitch:
-		return "bool" // to pflag this is a flag that needs no value
+		return "bool" // the type of pflag's flags without a value
 	case TypeWord:
 		return strings.Join(f.Words, "|")
 	}

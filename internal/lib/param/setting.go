@@ -1,6 +1,6 @@
 // Package param declares settings as data. Each guest (an application, a load, a subject) declares its settings once,
-// in its own folder; the key in a spec, the flag on the command line, the default, the range, the errors and the
-// documentation are all made from that declaration.
+// in its own package. The key in a spec, the flag on the command line, the default, the range, the errors and the
+// documentation are all derived from that declaration.
 package param
 
 import (
@@ -29,45 +29,44 @@ const (
 	TypeText     Type = "text"     // free text on one line
 )
 
-// Reach is how much the author of a text can make a machine do. A spec from another machine, as at a node, may do only
-// what was allowed.
+// Reach is how much the author of a text can make a machine do. On a node, for example, a spec from another machine
+// may do only what was allowed.
 type Reach string
 
-// The reaches. Numbers, switches and words have none: their values are the guest's own.
+// The reaches. Numbers, switches and words have no reach: the guest defines what their values do.
 const (
-	ReachNothing Reach = "nothing" // it chooses among what the guest has, or is compared or passed on as text
-	ReachCommand Reach = "command" // it is run, is part of what is run, or says where what is run comes from
-	ReachFile    Reach = "file"    // it is the path of something that is read, written or waited for
-	ReachAddress Reach = "address" // it is an address that is connected to
-	ReachProcess Reach = "process" // it names what runs already, which is looked into
+	ReachNothing Reach = "nothing" // it selects among the guest's own options, or is compared or passed on as text
+	ReachCommand Reach = "command" // it is run, is part of what is run, or defines where that comes from
+	ReachFile    Reach = "file"    // it is the path of a file that is read, written or waited for
+	ReachAddress Reach = "address" // it is an address to connect to
+	ReachProcess Reach = "process" // it names a running process that is inspected
 )
 
 // Setting is one setting of a guest or of an experiment.
 type Setting struct {
 	Name    string   `json:"name"`
 	Type    Type     `json:"type"`
-	Default string   `json:"default,omitempty"` // canonical; empty: only passed on when given
+	Default string   `json:"default,omitempty"` // canonical; if empty, the setting is passed on only if it is given
 	Words   []string `json:"words,omitempty"`   // the values of a word; a number may be one of these instead
-	Min     float64  `json:"min"`               // of counts, numbers, bytes, parts and (in seconds) durations
-	Max     float64  `json:"max,omitempty"`     // likewise; 0 is no limit
+	Min     float64  `json:"min"`               // for counts, numbers, bytes, parts and (in seconds) durations
+	Max     float64  `json:"max,omitempty"`     // likewise; 0 means no limit
 	Doc     string   `json:"doc"`
 
-	// Reach is required for texts: what their author can make the machine do. Known are values that reach no further
+	// Reach is required for texts: what their author can make the machine do. Known lists values that reach no further
 	// than the default, such as names of programs that Tare itself looks for.
 	Reach Reach    `json:"reach,omitempty"`
 	Known []string `json:"known,omitempty"`
 
-	// Phrase is how its levels read in a sentence where it is a factor, by value; of "": any other, which stands in
-	// the place of {}. Nil: they are given by name.
+	// Phrase has the words for the levels of a factor in a sentence, by value. The entry for "" is for all other values,
+	// which replace {}. If Phrase is nil, levels are named by the setting.
 	Phrase map[string]string `json:"phrase,omitempty"`
 
-	// Many says that the flag of a text may be repeated: Values.Texts are all that were given. Specs have no such
-	// settings.
+	// Many allows the flag of a text to be repeated: Values.Texts returns all values. Specs have no such settings.
 	Many bool `json:"-"`
 }
 
-// Canonical checks a value as a person wrote it and gives its canonical form. The error reads on after the name of the
-// setting.
+// Canonical checks a value as a user wrote it and returns its canonical form. The error continues a sentence that
+// begins with the name of the setting.
 func (s Setting) Canonical(raw string) (string, error) {
 	raw = strings.TrimSpace(raw)
 	switch s.Type {
@@ -105,7 +104,7 @@ func (s Setting) Canonical(raw string) (string, error) {
 		if !percent {
 			f *= 100
 		}
-		f = math.Round(1e9*f) / 1e9 // 0.07 is 7%, not 7.000000000000001%
+		f = math.Round(1e9*f) / 1e9 // so that 0.07 is 7%, not 7.000000000000001%
 		return Number(f) + "%", s.inRange(f/100, raw, "")
 	case TypeBytes:
 		n, err := parseBytes(raw)
@@ -142,8 +141,7 @@ func (s Setting) inRange(v float64, raw, unit string) error {
 	return nil
 }
 
-// Reaches returns what a value of the setting lets its author make the machine do: ReachNothing, or more. A text whose
-// reach is not declared is taken for a command.
+// Reaches returns how far a value of the setting reaches. A text without a declared reach is treated as a command.
 func (s Setting) Reaches(value string) Reach {
 	switch {
 	case s.Type != TypeText || value == "" || value == s.Default || slices.Contains(s.Known, value):
@@ -154,7 +152,7 @@ func (s Setting) Reaches(value string) Reach {
 	return s.Reach
 }
 
-// show is a bound as a person writes it, without the unit of durations.
+// show formats a bound as a user would write it, without the unit of durations.
 func (s Setting) show(bound float64) string {
 	switch s.Type {
 	case TypeBytes:
@@ -165,7 +163,7 @@ func (s Setting) show(bound float64) string {
 	return Number(bound)
 }
 
-// Accepts says which values are allowed, without their range: a type, or words.
+// Accepts describes the allowed values without their range: by a type, or by words.
 func (s Setting) Accepts() string {
 	switch {
 	case s.Type == TypeWord:
@@ -176,7 +174,7 @@ func (s Setting) Accepts() string {
 	return string(s.Type)
 }
 
-// Range is the bounds of the value; empty where it has none.
+// Range describes the bounds of the value; empty if it has none.
 func (s Setting) Range() string {
 	unit := ""
 	switch s.Type {
@@ -192,7 +190,7 @@ func (s Setting) Range() string {
 	return s.show(s.Min) + unit + " to " + s.show(s.Max) + unit
 }
 
-// Hint says what the setting is and which values are allowed, for a user who gave a wrong value.
+// Hint describes the setting and its allowed values, for a user who gave an invalid one.
 func (s Setting) Hint() string {
 	text := fmt.Sprintf("%q is %s", s.Name, s.Doc)
 	if s.Type != TypeWord && len(s.Words) > 0 {
@@ -204,7 +202,7 @@ func (s Setting) Hint() string {
 	return text
 }
 
-// showBytes is a number of bytes as a spec writes it.
+// showBytes formats a number of bytes as a spec would write it.
 func showBytes(n float64) string {
 	for _, u := range []struct {
 		suffix string
@@ -217,13 +215,13 @@ func showBytes(n float64) string {
 	return Number(n)
 }
 
-// Part is a fraction as a percentage.
+// Part formats a fraction as a percentage.
 func Part(f float64) string { return Number(100*f) + "%" }
 
-// Number is a number with as many digits as it needs.
+// Number formats a number with as many digits as it needs.
 func Number(f float64) string { return strconv.FormatFloat(f, 'f', -1, 64) }
 
-// byteUnits are decimal and binary multiples; a spec says which it means.
+// byteUnits are decimal and binary multiples; a spec chooses between them.
 var byteUnits = []struct {
 	suffix string
 	bytes  float64

@@ -12,8 +12,8 @@ import (
 	"tare/internal/lib/lists"
 )
 
-// Values are the values of settings by name, in canonical form: durations as Go prints them, bytes as a plain number.
-// A setting without a default is absent unless it was given.
+// Values holds the values of settings by name, in canonical form: durations in Go's format, bytes as a plain number. A
+// setting without a default is absent unless it was given.
 type Values map[string]string
 
 // Defaults returns the default values of settings.
@@ -27,14 +27,14 @@ func Defaults(settings []Setting) Values {
 	return v
 }
 
-// Find is the setting of a name.
+// Find returns the setting with a name, and reports whether there is one.
 func Find(settings []Setting, name string) (Setting, bool) {
 	s := lists.Find(settings, func(s *Setting) bool { return s.Name == name })
 	return known.Or(s, Setting{}), s != nil
 }
 
-// FirstOf is the name of the first of some settings that has another value than its default, save those that are
-// allowed; empty where all have their defaults.
+// FirstOf returns the name of the first setting, apart from the allowed ones, whose value differs from its default;
+// empty if there is none.
 func (v Values) FirstOf(settings []Setting, allowed ...string) string {
 	for _, s := range settings {
 		if text, given := v[s.Name]; given && text != s.Default && !slices.Contains(allowed, s.Name) {
@@ -44,8 +44,7 @@ func (v Values) FirstOf(settings []Setting, allowed ...string) string {
 	return ""
 }
 
-// Check checks the values that are set, if they came neither from a spec nor from a flag. Its error has the code
-// fault.Usage.
+// Check checks values that came neither from a spec nor from a flag. Its error has the code fault.Usage.
 func (v Values) Check(settings []Setting) error {
 	for _, s := range settings {
 		if text, ok := v[s.Name]; ok {
@@ -57,19 +56,19 @@ func (v Values) Check(settings []Setting) error {
 	return nil
 }
 
-// Names are the names of settings, in their order.
+// Names returns the names of settings, in their order.
 func Names(settings []Setting) []string {
 	return lists.Map(settings, func(s Setting) string { return s.Name })
 }
 
-// Clone is a copy, never nil.
+// Clone returns a copy, which is never nil.
 func (v Values) Clone() Values {
 	c := make(Values, len(v))
 	maps.Copy(c, v)
 	return c
 }
 
-// Args are the values as flags, in the order of the settings.
+// Args returns the values as flags, in the order of the settings.
 func (v Values) Args(settings []Setting) []string {
 	var args []string
 	for _, s := range settings {
@@ -83,27 +82,27 @@ func (v Values) Args(settings []Setting) []string {
 	return args
 }
 
-// The typed values below are zero when the setting is not given. Values are canonical, so nothing else fails to parse.
+// The typed accessors below return zero if the setting is not given. Given values are canonical and always parse.
 
-// Float is the value of a number, a count or of bytes.
+// Float returns the value of a number, of a count or of bytes.
 func (v Values) Float(name string) float64 {
 	f, _ := strconv.ParseFloat(v[name], 64)
 	return f
 }
 
-// Int is the value of a count or of bytes.
+// Int returns the value of a count or of bytes.
 func (v Values) Int(name string) int {
 	n, _ := strconv.Atoi(v[name])
 	return n
 }
 
-// Uint is the value of a count that may be larger than an int, such as a seed.
+// Uint returns the value of a count that may be larger than an int, such as a seed.
 func (v Values) Uint(name string) uint64 {
 	n, _ := strconv.ParseUint(v[name], 10, 64)
 	return n
 }
 
-// Texts are the values of a text that may be given many times, in their order; none where it was not given.
+// Texts returns the values of a text that may be repeated, in their order; nil if it was not given.
 func (v Values) Texts(name string) []string {
 	text, ok := v[name]
 	if !ok {
@@ -112,20 +111,20 @@ func (v Values) Texts(name string) []string {
 	return strings.Split(text, separator)
 }
 
-// separator stands between the values of a setting that may be given many times. No text has it (Setting.Canonical).
+// separator separates the values of a setting that may be repeated. It cannot occur in a text (Setting.Canonical).
 const separator = "\n"
 
-// Part is the value of a part, as a fraction.
+// Part returns the value of a part, as a fraction.
 func (v Values) Part(name string) float64 {
 	f, _ := strconv.ParseFloat(strings.TrimSuffix(v[name], "%"), 64)
 	return f / 100
 }
 
-// Duration is the value of a duration.
+// Duration returns the value of a duration.
 func (v Values) Duration(name string) time.Duration {
 	d, _ := time.ParseDuration(v[name])
 	return d
 }
 
-// On is the value of a switch.
+// On returns the value of a switch.
 func (v Values) On(name string) bool { return v[name] == "true" }

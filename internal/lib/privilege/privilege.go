@@ -1,6 +1,6 @@
 // Package privilege drops the capabilities that a process does not need. Tare runs as root. Its servers and load
-// generators are separate processes that need none after their setup, and a process that only reads the machine needs
-// few.
+// generators are separate processes that need no capabilities after their setup, and a process that only reads the
+// state of the machine needs few.
 package privilege
 
 import (
@@ -10,17 +10,17 @@ import (
 	"kernel.org/pub/linux/libs/security/libcap/cap"
 )
 
-// Drop gives up all capabilities of all threads of this process for good, its own and those that it could regain by
-// executing a program: neither root's user ID nor a set-user-ID file brings any back. It keeps its user ID, and with it
-// access to that user's files: a process of root can still write what belongs to root, settings below /proc/sys among
-// it.
+// Drop permanently gives up all capabilities of all threads of this process, including those that it could regain by
+// executing a program: neither root's user ID nor a set-user-ID file brings any back. The process keeps its user ID
+// and thus access to that user's files: a process of root can still write root's files, including settings below
+// /proc/sys.
 func Drop() error { return Keep() }
 
-// Keep gives up all capabilities of all threads of this process but some, for good: of these it keeps those that it
-// has. It sets no_new_privs, with which a program that is executed has no capability that the process did not have
-// (cap_bprm_creds_from_file in the kernel's security/commoncap.c). The bounding set then limits nothing more, and stays
-// as it is: to take its 41 capabilities out of all threads, Go's runtime would stop the process 41 times. The ambient
-// set is emptied by the kernel, as it holds nothing that is not inheritable (cap_capset).
+// Keep permanently gives up all capabilities of all threads of this process except some, of which it keeps those that
+// the process has. It sets no_new_privs, so an executed program has no capability that the process did not have
+// (cap_bprm_creds_from_file in the kernel's security/commoncap.c). The bounding set then has no further effect and
+// stays as it is: to remove its 41 capabilities from all threads, Go's runtime would have to stop the process 41
+// times. The kernel empties the ambient set, because it can only hold inheritable capabilities (cap_capset).
 func Keep(some ...cap.Value) error {
 	now, err := cap.GetPID(0)
 	if err != nil {
@@ -53,14 +53,15 @@ func Keep(some ...cap.Value) error {
 
 const prSetNoNewPrivs = 38 // PR_SET_NO_NEW_PRIVS, prctl(2)
 
-// watched has the runtime's monitor look after stops of this process until the function that it returns is called.
-// Without that one stop in some million takes one or two minutes.
+// watched makes the runtime's monitor watch for stops of this process until the returned function is called. Without
+// it, about one stop in a million takes one or two minutes.
 //
-// Since Go 1.26 (and still in 1.27) a thread that enters a system call looks whether the process is being stopped first
-// (runtime.reentersyscall), and only then says that it is in the call. A stop that begins in between finds it running
-// and waits for it, while it blocks in the call. The monitor (runtime.sysmon) ends that, at its second look; but during
-// a stop it sleeps until a timer is due, or for a minute where there is none. So some are pending here: it sleeps until
-// the first that has not run when the process is stopped, and stays awake then, as nothing runs that.
+// Since Go 1.26 (and still in 1.27) a thread that enters a system call first checks whether the process is being
+// stopped (runtime.reentersyscall), and only then marks itself as in the call. A stop that begins in between sees the
+// thread as running and waits for it while it blocks in the call. The monitor (runtime.sysmon) resolves this at its
+// second check; but during a stop it sleeps until the next timer is due, or for a minute if there is none. So some
+// timers are pending here. The monitor sleeps until the first of them that has not fired when the process is stopped,
+// and then stays awake, because nothing runs that timer.
 func watched() (end func()) {
 	var timers []*time.Timer
 	for after := 10 * time.Millisecond; after <= 10*time.Second; after *= 10 {

@@ -1,6 +1,5 @@
-// Package quantity writes measured values for people. How many digits a value deserves is decided by its interval:
-// digits that the interval makes meaningless are left out, so that what is printed claims no more than what was
-// measured.
+// Package quantity formats measured values for people. The interval of a value decides how many digits are printed:
+// digits that the interval makes meaningless are left out, so the output does not claim more than was measured.
 package quantity
 
 import (
@@ -11,18 +10,18 @@ import (
 	"time"
 )
 
-// The units that the names of metrics end in. Others follow from these, as in "seconds per connection".
+// The units in which the names of metrics end. Others are derived from these, such as "seconds per connection".
 const (
 	Seconds   = "seconds"
 	Bytes     = "bytes"
 	PerSecond = "per second"
-	Part      = "part" // of a whole: 0.71 is 71 %
+	Part      = "part" // fraction of a whole: 0.71 is 71 %
 	CPUs      = "CPUs"
 	Count     = "count"
 )
 
-// UnitOf gives the unit of a metric from its name, which by convention ends in it: latency_p50_seconds, map_bytes,
-// throughput_per_second, bpf_seconds_per_connection, bpf_client_share. Anything else counts.
+// UnitOf returns the unit of a metric, in which its name ends by convention: latency_p50_seconds, map_bytes,
+// throughput_per_second, bpf_seconds_per_connection, bpf_client_share. Any other name is a count.
 func UnitOf(metric string) string {
 	if base, per, ok := strings.Cut(metric, "_per_"); ok {
 		per = strings.ReplaceAll(per, "_", " ")
@@ -46,7 +45,7 @@ func UnitOf(metric string) string {
 	return Count
 }
 
-// Label is a metric's name for a table in which the values show their unit: "latency p50", "eBPF per connection", "map
+// Label returns a metric's name for a table whose values have units: "latency p50", "eBPF per connection", "map
 // bytes".
 func Label(metric string) string {
 	words := strings.Split(metric, "_")
@@ -72,25 +71,25 @@ func Label(metric string) string {
 	return strings.Join(kept, " ")
 }
 
-// Value writes one value with three significant digits and its unit: "3.10 us", "1.20 MB", "71 %".
+// Value formats one value with three significant digits and its unit: "3.10 us", "1.20 MB", "71 %".
 func Value(v float64, unit string) string {
 	s := scaleFor(unit, v)
 	return s.number(v, s.digits(v), false) + s.suffix
 }
 
-// Rough is Value with two significant digits: for what is itself a bound, or is named in passing.
+// Rough is like Value with two significant digits, for values that are bounds or are mentioned in passing.
 func Rough(v float64, unit string) string {
 	s := scaleFor(unit, v)
 	return s.number(v, s.atMost(2-1-magnitude(v/s.factor), v), false) + s.suffix
 }
 
-// Interval writes a value with its interval: "3.1 us [2.8, 3.4]".
+// Interval formats a value with its interval: "3.1 us [2.8, 3.4]".
 func Interval(v, lo, hi float64, unit string) string { return interval(v, lo, hi, unit, false) }
 
-// Delta is Interval for a difference: every number has its sign.
+// Delta is like Interval for a difference: every number has a sign.
 func Delta(v, lo, hi float64, unit string) string { return interval(v, lo, hi, unit, true) }
 
-// DeltaValue is Value for a difference.
+// DeltaValue is like Value for a difference.
 func DeltaValue(v float64, unit string) string {
 	s := scaleFor(unit, v)
 	return s.number(v, s.digits(v), true) + s.suffix
@@ -103,11 +102,11 @@ func interval(v, lo, hi float64, unit string, signed bool) string {
 		" [" + s.number(lo, decimals, signed) + ", " + s.number(hi, decimals, signed) + "]"
 }
 
-// scale is a unit as it is printed: the value is divided by the factor.
+// scale is a unit for output. Values are divided by factor.
 type scale struct {
 	factor float64
 	suffix string
-	whole  bool // has no fractions
+	whole  bool // without decimals
 }
 
 var (
@@ -116,7 +115,7 @@ var (
 		{1e12, " TB", false}}
 )
 
-// scaleFor picks the largest scale in which the largest of the values is at least 1.
+// scaleFor returns the largest scale in which the largest of the values is at least 1.
 func scaleFor(unit string, values ...float64) scale {
 	base, _, _ := strings.Cut(unit, " ")
 	var scales []scale
@@ -139,11 +138,11 @@ func scaleFor(unit string, values ...float64) scale {
 		largest = max(largest, math.Abs(v))
 	}
 	if largest == 0 {
-		return scale{1, map[string]string{Seconds: " s", Bytes: " B"}[base], true} // nothing has no scale
+		return scale{1, map[string]string{Seconds: " s", Bytes: " B"}[base], true} // zero fits every scale
 	}
 	chosen := scales[0]
 	for _, s := range scales[1:] {
-		if largest >= s.factor*0.9995 { // else 999.6 ns would be printed as 1000 ns
+		if largest >= s.factor*0.9995 { // 0.9995, so that 999.6 ns is not printed as 1000 ns
 			chosen = s
 		}
 	}
@@ -153,14 +152,14 @@ func scaleFor(unit string, values ...float64) scale {
 	return chosen
 }
 
-// maxDigits is how many significant digits a value may have, however narrow its interval.
+// maxDigits is the most significant digits of a value, however narrow its interval.
 const maxDigits = 4
 
-// digits is how many decimals show three significant digits.
+// digits returns the number of decimals for three significant digits.
 func (s scale) digits(v float64) int { return s.atMost(3-1-magnitude(v/s.factor), v) }
 
-// decimals is how many decimals the interval leaves meaning: to the leading digit of its half-width. An end that is not
-// 0 is never rounded to 0, for then an interval that excludes 0 would look as if it held it.
+// decimals returns the number of decimals that are meaningful: up to the leading digit of the interval's half-width.
+// If the interval excludes 0, its ends are not rounded to 0, which would make it seem to include 0.
 func (s scale) decimals(v, lo, hi float64) int {
 	half := (hi - lo) / 2 / s.factor
 	if !(half > 0) {
@@ -186,7 +185,7 @@ func (s scale) atMost(decimals int, v float64) int {
 func (s scale) number(v float64, decimals int, signed bool) string {
 	text := strconv.FormatFloat(v/s.factor, 'f', decimals, 64)
 	if strings.Trim(text, "-0.") == "" {
-		return strings.TrimPrefix(text, "-") // no minus or plus nothing
+		return strings.TrimPrefix(text, "-") // zero has no sign
 	}
 	if signed && v > 0 {
 		text = "+" + text
@@ -194,7 +193,7 @@ func (s scale) number(v float64, decimals int, signed bool) string {
 	return text
 }
 
-// magnitude is the power of ten of the leading digit; 0 for 0.
+// magnitude returns the power of ten of the leading digit; 0 for 0.
 func magnitude(v float64) int {
 	if v == 0 || math.IsNaN(v) || math.IsInf(v, 0) {
 		return 0
@@ -202,7 +201,7 @@ func magnitude(v float64) int {
 	return int(math.Floor(math.Log10(math.Abs(v)) + 1e-9))
 }
 
-// Thousands is a whole number with its thousands apart.
+// Thousands formats a whole number with separators between thousands.
 func Thousands(n int) string {
 	text := strconv.Itoa(n)
 	for i := len(text) - 3; i > 0 && text[i-1] != '-'; i -= 3 {
@@ -211,7 +210,7 @@ func Thousands(n int) string {
 	return text
 }
 
-// Counted is a number of things in words: 1 block, 2 blocks, 3 processes.
+// Counted formats a number of things: 1 block, 2 blocks, 3 processes.
 func Counted(n int, thing string) string {
 	switch {
 	case n == 1:
@@ -223,7 +222,7 @@ func Counted(n int, thing string) string {
 	return strconv.Itoa(n) + " " + thing
 }
 
-// Wait words d for a person who waits: "40 s", "3 min 05 s", "4 h 30 min".
+// Wait formats a waiting time: "40 s", "3 min 05 s", "4 h 30 min".
 func Wait(d time.Duration) string {
 	if d < time.Minute {
 		return fmt.Sprintf("%d s", int(d.Round(time.Second).Seconds()))

@@ -1,5 +1,5 @@
-// Package self describes the running binary: its path, as it was when the run began, so that a binary replaced during a
-// run starts no process of that run, and its version.
+// Package self describes the running binary: its version, and a path to it that stays valid if the file is replaced,
+// so that all processes of a run are of the same build.
 package self
 
 import (
@@ -8,8 +8,8 @@ import (
 	"path/filepath"
 )
 
-// Path is a path of this process's own binary. A process that was started by a path that Link made has that for its
-// first argument, and goes on using it.
+// Path returns a path of this process's own binary. A process that was started by a path from Link has that path as
+// its first argument, and continues to use it.
 func Path() (string, error) {
 	if given := os.Args[0]; filepath.IsAbs(given) && isOwn(given) {
 		return given, nil
@@ -21,7 +21,7 @@ func Path() (string, error) {
 	return path, nil
 }
 
-// isOwn says whether a path leads to the binary of this process.
+// isOwn reports whether a path leads to the binary of this process.
 func isOwn(path string) bool {
 	own, err := os.Stat("/proc/self/exe")
 	if err != nil {
@@ -31,9 +31,9 @@ func isOwn(path string) bool {
 	return err == nil && os.SameFile(own, at)
 }
 
-// Link makes a path in dir that leads to the binary of this process, as long as this process lives and whatever is put
-// in the place of the file. Processes that are started by it are called as others of tare are. Those of other users
-// cannot follow it.
+// Link creates a path in dir that leads to the binary of this process while this process lives, even if the file is
+// replaced. Processes that are started by it have the same name as others of tare. Processes of other users cannot
+// follow it.
 func Link(dir string) (string, error) {
 	path := filepath.Join(dir, "tare")
 	if err := os.Symlink(fmt.Sprintf("/proc/%d/exe", os.Getpid()), path); err != nil {

@@ -2,11 +2,11 @@ package self
 
 import "runtime/debug"
 
-// Version of Tare; releases set it with -ldflags -X.
+// Version is the version of Tare. Releases set it with -ldflags -X.
 var Version = "0.1.0-dev"
 
-// Commit is the revision that the build recorded, empty where it recorded none, and whether the source differed from
-// it.
+// Commit returns the revision that the build recorded, or "" if there is none, and reports whether the source differed
+// from it.
 func Commit() (revision string, modified bool) {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
@@ -23,7 +23,7 @@ func Commit() (revision string, modified bool) {
 	return revision, modified
 }
 
-// Build is the Go version and, where the build recorded it, the revision.
+// Build returns the Go version and, if the build recorded it, the revision.
 func Build() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {

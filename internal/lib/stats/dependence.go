@@ -7,24 +7,25 @@ import (
 	"gonum.org/v1/gonum/stat/distuv"
 )
 
-// minDependence is how many values, over all series, must speak of the dependence between blocks for intervals to be
-// widened by it. Fewer cannot tell dependent blocks from independent ones: six blocks would be widened by 1.6 on
-// average whether they depend on each other or not (docs/statistics.md).
+// minDependence is how many values, over all series, are needed to learn the dependence between blocks and to widen
+// intervals by it. Fewer values cannot distinguish dependent blocks from independent ones: intervals of six blocks
+// would be widened by 1.6 on average whether or not the blocks are dependent (docs/statistics.md).
 const minDependence = 24
 
-// MinOwn is how many values of one arm it takes to learn the dependence of its differences.
+// MinOwn is how many values of one arm are needed to learn the dependence of its differences.
 const MinOwn = 18
 
-// correlation is that of blocks under a state that follows a first-order autoregression, with a share of the variance;
-// the rest of it is white noise, which would hide a slow state from the lag-1 autocorrelation.
+// correlation is the correlation between blocks caused by a state that follows a first-order autoregression and has a
+// share of the variance. The rest of the variance is white noise, which would hide a slow state from the lag-1
+// autocorrelation.
 type correlation struct{ lag1, share float64 }
 
-// autocorrelations are what the differences of all arms are held against: half of the prior weight is on 0, since order
-// within blocks is random, and the rest is spread evenly. What real runs showed lay between 0.2 and 0.76.
+// autocorrelations are the models fitted to the differences of all arms. Half of the prior weight is on 0, since the
+// order within blocks is random, and the rest is spread evenly. Real runs had between 0.2 and 0.76.
 var autocorrelations = correlations([]float64{0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95}, []float64{1})
 
-// states are what one arm's own differences are held against, and where there are enough of them those of all arms:
-// slow ones, beside the autocorrelations above, and to 0.98, as a state slower than the run looks like an effect.
+// states are the models fitted to one arm's own differences and, if there are enough values, to those of all arms.
+// They are slow states, up to 0.98, because a state slower than the run looks like an effect.
 var states = correlations([]float64{0.7, 0.8, 0.9, 0.95, 0.98}, []float64{0.25, 0.5, 0.75, 1})
 
 func correlations(lags, shares []float64) []correlation {
@@ -37,39 +38,40 @@ func correlations(lags, shares []float64) []correlation {
 	return all
 }
 
-// The prior weights: of independence, and against that of a state of the arm alone, and of one of all arms.
+// The prior weights of independence, and of each alternative to it: a state of the arm alone, and a state of all arms.
 const (
 	priorOfIndependence = 0.5
 	priorOfState        = 0.32
 )
 
-// Dependence is how much neighbouring blocks of a run resemble each other. A busy neighbour outlasts a block, so the
-// differences of one block predict those of the next, and n blocks are worth fewer than n independent ones.
+// Dependence is how much neighbouring blocks of a run resemble each other. A noisy neighbour's activity outlasts a
+// block, so the differences of one block predict those of the next, and n blocks are worth fewer than n independent
+// ones.
 type Dependence struct {
-	Values  int     // that it was learned from
+	Values  int     // from which it was learned
 	Lag1    float64 // lag-1 autocorrelation: mean of the posterior distribution
 	models  []correlation
 	weights []float64
-	slow    *Dependence // the same series held against states
-	own     *Dependence // the series of the arm itself
+	slow    *Dependence // states fitted to the same series
+	own     *Dependence // states fitted to the series of the arm itself
 }
 
-// Known reports whether there were enough values to learn from. If not, Widen leaves intervals as they are.
+// Known reports whether there were enough values to learn from. If not, Widen leaves intervals unchanged.
 func (d Dependence) Known() bool { return d.Values >= minDependence }
 
-// LearnDependence learns the lag-1 autocorrelation from series of values in the order of blocks, all of one metric: the
-// differences of the twins and of the arms, at each level. The likelihood is that of a first-order autoregression with
-// unknown mean and variance, on the normal scores of the values, so that a few wild values do not hide it. A constant
-// series says nothing. The mean of the twins is known to be 0: a state slower than the run, which no series shows to
-// vary, moves them apart as a whole.
+// LearnDependence learns the lag-1 autocorrelation from series of values in the order of blocks, all of one metric:
+// the differences of the twins and of the arms, at each level. The likelihood is that of a first-order autoregression
+// with unknown mean and variance, applied to the normal scores of the values, so that a few outliers do not hide it.
+// Constant series have no information. The mean of the twins is known to be 0: a state slower than the run, which does
+// not vary within any series, shifts the twins as a whole.
 func LearnDependence(twins, arms [][]float64) Dependence {
 	d, slow := learn(autocorrelations, nil, slices.Concat(twins, arms)), learn(states, twins, arms)
 	d.slow = &slow
 	return d
 }
 
-// WithOwn adds what the series of one arm show. What varies in one arm alone does not show in its twins, and their
-// white noise would outvote it.
+// WithOwn adds the series of one arm. What varies in one arm alone is not visible in its twins, and their white noise
+// would outweigh it.
 func (d Dependence) WithOwn(series ...[]float64) Dependence {
 	own := learn(states, nil, series)
 	d.own = &own
@@ -82,7 +84,7 @@ func LearnOwn(xs []float64) Dependence { return Dependence{}.WithOwn(xs) }
 // OwnKnown reports whether there were enough values of the arm itself.
 func (d Dependence) OwnKnown() bool { return d.own != nil && d.own.Values >= MinOwn }
 
-// learn fits models to series, about any mean that these have, and to aboutZero, about a mean of 0.
+// learn fits models to series, with an unknown mean, and to aboutZero, with a mean of 0.
 func learn(models []correlation, aboutZero, series [][]float64) Dependence {
 	d := Dependence{models: models}
 	logs := make([]float64, len(models))
@@ -118,22 +120,22 @@ func learn(models []correlation, aboutZero, series [][]float64) Dependence {
 	return d
 }
 
-// Series is one series of values under a dependence. Its values are fitted once, when that is first needed. It is for
-// one goroutine at a time.
+// Series is one series of values under a dependence. Its values are fitted once, when this is first needed. It is not
+// safe for concurrent use.
 type Series struct {
 	dependence Dependence
 	values     []float64
-	variance   float64  // as inflation gives it; 0 before
+	variance   float64  // cached result of inflation; 0 before
 	states     []fitted // nil before
 }
 
-// Of is a series of values, in the order of blocks, under this dependence.
+// Of returns a series of values, in the order of blocks, under this dependence.
 func (d Dependence) Of(xs []float64) *Series { return &Series{dependence: d, values: xs} }
 
-// Widen widens the interval of an estimate from xs, in the order of blocks, by what their dependence takes from it.
+// Widen widens the interval of an estimate from xs, in the order of blocks, to allow for their dependence.
 func (d Dependence) Widen(e Estimate, xs []float64) Estimate { return d.Of(xs).Widen(e) }
 
-// Widen widens the interval of an estimate from the series by what the dependence of its values takes from it.
+// Widen widens the interval of an estimate from the series to allow for the dependence of its values.
 func (s *Series) Widen(e Estimate) Estimate {
 	inflation := s.inflation()
 	e.Effective = float64(e.N) / inflation
@@ -145,11 +147,11 @@ func (s *Series) Widen(e Estimate) Estimate {
 
 func widen(value, end, inflation float64) float64 { return value - math.Sqrt(inflation)*(value-end) }
 
-// vary reports whether a series says anything of its dependence.
+// vary reports whether a series has information about its dependence.
 func vary(xs []float64) bool { return len(xs) >= 3 && slices.Min(xs) < slices.Max(xs) }
 
-// inflation is by how much dependence multiplies the variance of the mean of the series: the mean over what the
-// correlation may be.
+// inflation returns the factor by which dependence multiplies the variance of the mean of the series, averaged over
+// the posterior distribution of the correlation.
 func (s *Series) inflation() float64 {
 	if s.variance == 0 {
 		s.variance = s.inflate()
@@ -166,7 +168,7 @@ func (s *Series) inflate() float64 {
 		inflation = s.dependence.over(s.values)
 	}
 	if s.dependence.OwnKnown() {
-		// a weight of independence that only grew would widen what shows no dependence
+		// Data without dependence still leave some weight on dependent states, which must not widen the interval.
 		if independent, by := s.state(); independent < widensBelow {
 			inflation = max(inflation, by)
 		}
@@ -174,8 +176,8 @@ func (s *Series) inflate() float64 {
 	return max(1, inflation)
 }
 
-// state is the weight of independence, against a state of the arm alone and one of all arms, and by how much the three
-// together multiply the variance of the mean of the series.
+// state returns the weight of independence, compared with a state of the arm alone and one of all arms, and the factor
+// by which the three together multiply the variance of the mean of the series.
 func (s *Series) state() (independent, inflation float64) {
 	if s.states == nil {
 		s.states = fitAll(states, normalScores(s.values))
@@ -202,19 +204,19 @@ func (d Dependence) over(xs []float64) (inflation float64) {
 	return inflation
 }
 
-// The factors by which an interval that may be too narrow is made wider for what lies outside of it to be claimed.
+// The factors by which an interval that may be too narrow is widened before a value outside of it counts as outside.
 const (
 	StrongTimes = 5 // neighbouring blocks resemble each other strongly
-	UnevenTimes = 3 // trials are uneven: covers 95 % in the worst of the simulated settings
+	UnevenTimes = 3 // trials are uneven; covers 95 % in the worst simulated setting
 )
 
-// Beyond reports whether a value lies outside of the interval made wider by a factor.
+// Beyond reports whether a value lies outside of the interval after it is widened by a factor.
 func (e Estimate) Beyond(v, times float64) bool {
 	return e.HasInterval && (v < e.Value-times*(e.Value-e.Lo) || v > e.Value+times*(e.Hi-e.Value))
 }
 
-// Strong reports whether the arm, or all arms together, show dependence of such strength that the widened interval of
-// the series may still be too narrow. Of independent blocks, 2 to 5 % do in simulations.
+// Strong reports whether the arm, or all arms together, show such strong dependence that the widened interval of the
+// series may still be too narrow. In simulations this is so for 2 to 5 % of independent series.
 func (s *Series) Strong() bool {
 	if !vary(s.values) {
 		return false
@@ -223,21 +225,22 @@ func (s *Series) Strong() bool {
 	return independent < shownBelow && inflation > strongInflation
 }
 
-// The weights of independence below which states widen intervals, and are taken as shown; and the factor on a variance
-// from which widened intervals may still be too narrow.
+// The weights of independence below which states widen intervals, and below which states count as shown; and the
+// factor on a variance from which widened intervals may still be too narrow.
 const (
 	widensBelow     = 0.72
 	shownBelow      = 0.25
 	strongInflation = 8
 )
 
-// Difference is Difference with its interval widened. Pairs are in the order of blocks.
+// Difference is like the function Difference, with the interval widened. Pairs are in the order of blocks.
 func (d Dependence) Difference(pairs []Pair, seed uint64) Estimate {
 	return d.Widen(Difference(pairs, seed), Differences(pairs))
 }
 
-// At is the estimate of values in the order of blocks with an interval of a confidence, widened; lost further values at
-// minus and plus infinity widen it to WorstLo and WorstHi, which are infinite where there is no bound.
+// At returns the estimate of values in the order of blocks with a widened interval of the given confidence. worstLo
+// and worstHi are the ends of the interval if lost further values were at minus or plus infinity; an end without a
+// bound is infinite.
 func (d Dependence) At(xs []float64, lost int, confidence float64, seed uint64) (e Estimate, worstLo, worstHi float64) {
 	s := d.Of(xs)
 	e = s.Widen(PseudoMedianAt(xs, confidence, seed))
@@ -252,14 +255,15 @@ func (d Dependence) At(xs []float64, lost int, confidence float64, seed uint64) 
 	return e, widen(e.Value, lo, inflation), widen(e.Value, hi, inflation)
 }
 
-// WorstCase is WorstCaseAt of the differences of pairs, with its interval widened. Pairs are in the order of blocks.
+// WorstCase is like WorstCaseAt for the differences of pairs, with the interval widened. Pairs are in the order of
+// blocks.
 func (d Dependence) WorstCase(pairs []Pair, lost int, seed uint64) (lo, hi float64, ok bool) {
 	e, lo, hi := d.At(Differences(pairs), lost, Confidence, seed)
 	return lo, hi, e.HasInterval
 }
 
-// Ratio estimates arm over baseline: Difference on the logarithms. Pairs are in the order of blocks. It is false when a
-// value is not above 0, since there is no ratio then.
+// Ratio estimates arm over baseline, as the Difference of the logarithms. Pairs are in the order of blocks. It returns
+// false if a value is not above 0, since there is no ratio then.
 func (d Dependence) Ratio(pairs []Pair, seed uint64) (Estimate, bool) {
 	logs, ok := LogRatios(pairs)
 	if !ok {
@@ -268,18 +272,18 @@ func (d Dependence) Ratio(pairs []Pair, seed uint64) (Estimate, bool) {
 	return exponentiated(d.Widen(PseudoMedian(logs, seed), logs)), true
 }
 
-// fitted is a correlation fitted to a series: the logs of the likelihood, with mean and variance integrated out, and
-// with a mean of 0; and the estimated variance of the mean.
+// fitted is a correlation fitted to a series: the logarithms of the likelihood, first with mean and variance
+// integrated out and then with a mean of 0, and the estimated variance of the mean.
 type fitted struct{ logLikelihood, aboutZero, variance float64 }
 
-// fitAll fits each of the correlations by the Kalman filter of the state, run on the series and on ones: with R the
-// correlation matrix of the series, it gives |R|, 1'R^-1 1, 1'R^-1 y and y'R^-1 y.
+// fitAll fits each of the correlations with the Kalman filter of the state, run on the series y and on ones. If R is
+// the correlation matrix of the series, this gives |R|, 1'R^-1 1, 1'R^-1 y and y'R^-1 y.
 func fitAll(models []correlation, ys []float64) []fitted {
 	fits := make([]fitted, len(models))
 	n := float64(len(ys))
 	for i, m := range models {
 		var logDeterminant, ones, cross, square float64
-		var state, unit float64 // as predicted from the values before
+		var state, unit float64 // predicted from the previous values
 		variance := m.share
 		for _, y := range ys {
 			total := variance + 1 - m.share
@@ -300,7 +304,7 @@ func fitAll(models []correlation, ys []float64) []fitted {
 	return fits
 }
 
-// signedScores are normal scores about 0: those of the values among themselves and their opposites.
+// signedScores returns normal scores about 0: those of the values among themselves and their negatives.
 func signedScores(xs []float64) []float64 {
 	both := slices.Clone(xs)
 	for _, x := range xs {

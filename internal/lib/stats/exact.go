@@ -7,7 +7,7 @@ import (
 	"gonum.org/v1/gonum/stat/distuv"
 )
 
-// SignTest is the two-sided p-value of as many values above as below, if either were equally likely.
+// SignTest returns the two-sided p-value of the numbers of values above and below, if both sides are equally likely.
 func SignTest(above, below int) float64 {
 	n := above + below
 	if n == 0 {
@@ -17,8 +17,8 @@ func SignTest(above, below int) float64 {
 	return min(1, 2*binomial.CDF(float64(min(above, below))))
 }
 
-// MoreOften is the probability that at least a of n would be the ones lost, against b of m, if all were equally likely
-// to be: Fisher's exact test, one-sided.
+// MoreOften returns the probability that at least a of n are among the lost ones, with b of m lost on the other side,
+// if all were equally likely to be lost: Fisher's exact test, one-sided.
 func MoreOften(a, n, b, m int) float64 {
 	choose := func(n, k int) float64 { return combin.LogGeneralizedBinomial(float64(n), float64(k)) }
 	var p float64

@@ -13,43 +13,44 @@ import (
 
 // Limits of the test of straightness.
 const (
-	// significance below which a departure from the line is not chance.
+	// significance is the p-value below which a departure from the line is not attributed to chance.
 	significance = 0.05
-	// material is the departure, as a fraction of the largest value, below which plans do not change. Counters are
-	// often so steady that a test finds departures of no consequence.
+	// material is the departure, as a fraction of the largest value, below which plans do not change. Counters are often
+	// so steady that a test finds departures of no consequence.
 	material = 0.02
-	// slopeTolerance is how far the slope between two neighbouring levels may lie from that of the line, as a part of
-	// it.
+	// slopeTolerance is how far the slope between two neighbouring levels may differ from that of the line, as a fraction
+	// of the latter.
 	slopeTolerance = 1.0 / 3
-	// MaxHeldOut is the largest error on held-out levels, as a part of the mean value, with which a line is called one.
-	// A line that misses a level by more predicts nothing, whether for want of straightness or of data.
+	// MaxHeldOut is the largest error on held-out levels, as a fraction of the mean value, of a line that counts as
+	// straight. A line with a larger error is useless for prediction, whether because it is not straight or for lack of
+	// data.
 	MaxHeldOut = 0.25
 )
 
-// ErrTooFew is returned when there are not more observations, or not enough distinct levels, for the terms of a line.
+// ErrTooFew is returned if there are too few observations or distinct levels for the terms of a line.
 var ErrTooFew = errors.New("too few levels to fit a line")
 
-// ErrCollinear is returned when two factors moved together, so that their costs cannot be separated.
+// ErrCollinear is returned if two factors varied together, so that their costs cannot be separated.
 var ErrCollinear = errors.New("the factors move together: their slopes cannot be told apart")
 
-// Observation is one trial: its block, the levels of its factors, in one order for all, and what was measured.
+// Observation is one trial: the levels of its factors, in the same order in all observations, the measured value, and
+// the block.
 type Observation struct {
 	X     []float64
 	Y     float64
 	Block int
 }
 
-// How the intervals of a line's coefficients were made.
+// The methods by which the intervals of a line's coefficients are computed.
 const (
 	// ByBlock fits a line to each block separately, and takes Student's t over the blocks.
 	ByBlock Method = "least squares by block, t over blocks"
-	// Together is for a single block, or for blocks of which fewer than two have enough levels. It gives no intervals:
-	// noise grows with the level, and an interval from the residuals of one block would cover its slope in only 10 to
-	// 76 % of runs.
+	// Together is for a single block, or if fewer than two blocks have enough levels. It gives no intervals: noise grows
+	// with the level, and an interval from the residuals of one block would cover its slope in only 10 to 76 % of runs.
 	Together Method = "least squares of all trials together, without intervals"
 )
 
-// Coefficient is one term of a line with its 95 % interval, which is infinite where there is none.
+// Coefficient is one term of a line with its 95 % interval, which is infinite if there is none.
 type Coefficient struct{ Value, Lo, Hi float64 }
 
 // Line is y = fixed + sum of slope x level, fitted by least squares.
@@ -57,42 +58,42 @@ type Line struct {
 	Coefficients []Coefficient // the fixed part first, then one slope for each factor
 	R2           float64
 	Method       Method
-	Blocks       int          // that were fitted; others had too few levels
-	Range        [][2]float64 // of each factor: where the line holds
+	Blocks       int          // blocks that were fitted; others had too few levels
+	Range        [][2]float64 // by factor: where the line holds
 
-	// Effective is how many independent blocks those of the line are worth, of the coefficient that depends most; 0
-	// where there are too few to tell. Strong: its intervals may still be too narrow.
+	// Effective is the number of independent blocks that the blocks of the line are worth, for the coefficient with the
+	// strongest dependence; 0 if there are too few to tell. If Strong is set, the intervals may still be too narrow.
 	Effective float64
 	Strong    bool
 
-	// HeldOut is the root of the mean square error of predicting the mean of each level from a line fitted without that
-	// level, as a part of the mean size of all values. The outermost levels are extrapolated. False: too few levels to
-	// hold one out.
+	// HeldOut is the root mean square error of predicting the mean of each level from a line fitted without that level,
+	// as a fraction of the mean absolute value. The outermost levels are extrapolated. HasHeldOut is false if there are
+	// too few levels to hold one out.
 	HeldOut    float64
 	HasHeldOut bool
 
-	Straight bool   // no departure from the line was shown
-	Test     string // by which test, and what it said against the line
+	Straight bool   // no departure from the line was found
+	Test     string // the test, or the finding, that decided this
 	P        float64
 
-	spread      *spread // for Predict; nil: see unpredicted
+	spread      *spread // for Predict; if nil, unpredicted is the reason
 	unpredicted error
 }
 
-// FitLine fits a line to each block by itself and takes the mean of its coefficients over blocks, with Student's t on
-// what they differ by. Noise may so grow with the level and be shared by the trials of a block, which a fit of all
-// trials together takes for independent noise of one size. Blocks that miss a level are used only where fewer than
-// MinBlocks have all, and then only those with more levels than terms. Observations of a single block are fitted
-// together, without intervals.
+// FitLine fits a line to each block separately. The coefficients are means over blocks, with intervals by Student's t.
+// Noise may then grow with the level and be shared by the trials of a block, while a single fit of all trials would
+// assume independent noise of one size. Blocks without all levels are used only if fewer than MinBlocks have all of
+// them, and then only those with more levels than terms. Observations of a single block are fitted together, without
+// intervals.
 //
-// It then tests whether the data are a line at all. With blocks, by the residuals of each level about the line of its
-// block: t over blocks, Bonferroni's correction over levels. Within one block, where levels have replicates, by the
-// lack-of-fit F test: do the means of the levels stray from the line further than replicates of a level stray from
-// their mean? Where they have none, two things speak against a line: squares of the factors that improve the fit
-// significantly and, for one factor, a local slope between neighbouring levels that is more than a third off. The last
-// is no test of significance, which a handful of points cannot give, but what would mislead a planner. Any departure
-// must also be material: 2 % of the largest value. And what predicts held-out levels with an error of more than
-// MaxHeldOut is not called a line, whatever the tests say.
+// It then tests whether the data are on a line at all. With several blocks, it tests the residuals of each level from
+// the line of its block: t over blocks, with Bonferroni's correction for the number of levels. Within one block whose
+// levels have replicates, it uses the lack-of-fit F test, which compares the deviations of the level means from the
+// line with those of replicates from their mean. Without replicates, two findings reject a line: squares of the
+// factors that improve the fit significantly and, for one factor, a local slope between neighbouring levels that
+// differs by more than a third. The last is not a test of significance, for which there are too few points, but such a
+// slope would mislead a planner. Any departure must also be material: 2 % of the largest value. And a line that
+// predicts held-out levels with an error of more than MaxHeldOut is never called straight.
 func FitLine(observations []Observation) (*Line, error) {
 	if len(observations) == 0 {
 		return nil, ErrTooFew
@@ -144,8 +145,8 @@ type blockFit struct {
 	*fit
 }
 
-// fitBlocks fits a line to each block that has levels enough. It gives nothing where there is a single block, or no two
-// of them have enough: then all are to be fitted together.
+// fitBlocks fits a line to each block with enough levels. It returns nil if fewer than two blocks have enough: all
+// observations are then to be fitted together.
 func fitBlocks(observations []Observation, levels, terms int) ([]blockFit, error) {
 	sorted := slices.Clone(observations)
 	slices.SortStableFunc(sorted, func(a, b Observation) int { return cmp.Compare(a.Block, b.Block) })
@@ -175,7 +176,7 @@ func fitBlocks(observations []Observation, levels, terms int) ([]blockFit, error
 		case err == nil:
 			fits = append(fits, blockFit{block, byLevel(block), f})
 		case len(enough) == len(whole):
-			return nil, err // the whole of the levels moves together
+			return nil, err // the factors vary together even with all levels
 		}
 	}
 	if len(fits) < 2 {
@@ -205,7 +206,7 @@ func (l *Line) coefficientsByBlock(blocks []blockFit) {
 	}
 }
 
-// meanWithT is the mean of two values or more, and the half-width of its interval by Student's t.
+// meanWithT returns the mean of two or more values, and the half-width of its interval by Student's t.
 func meanWithT(xs []float64, confidence float64) (mean, half float64) {
 	n := float64(len(xs))
 	mean, deviation := stat.MeanStdDev(xs, nil)
@@ -233,7 +234,7 @@ func (l *Line) At(x []float64) float64 {
 	return y
 }
 
-// level is the observations that share all factors.
+// level summarizes the observations with the same levels of all factors.
 type level struct {
 	x    []float64
 	mean float64
@@ -255,7 +256,7 @@ func byLevel(observations []Observation) []level {
 	return levels
 }
 
-// find is the place of a level among levels.
+// find returns the index of a level, and reports whether it is there.
 func find(levels []level, x []float64) (int, bool) {
 	return slices.BinarySearchFunc(levels, x, func(v level, x []float64) int { return slices.Compare(v.x, x) })
 }
@@ -296,7 +297,7 @@ func (l *Line) holdOut(observations []Observation, levels []level) {
 			func(o Observation) bool { return slices.Compare(o.X, left.x) == 0 })
 		f, err := leastSquares(rest, linear)
 		if err != nil {
-			return // without this level the factors move together: nothing to predict from
+			return // without this level the factors vary together, and nothing can be predicted
 		}
 		miss := left.mean - f.at(linear(left.x))
 		square += miss * miss / float64(len(levels))
@@ -340,9 +341,9 @@ func (l *Line) testStraightness(observations []Observation, levels []level, bloc
 	return nil
 }
 
-// lackOfFitByBlock is the p-value of the largest departure of any level from the lines of its blocks: t over blocks on
-// the residuals at each level, times the number of levels (Bonferroni; with one more level than terms all residuals say
-// the same, and nothing is multiplied).
+// lackOfFitByBlock returns the p-value of the largest departure of a level from the lines of its blocks: t over blocks
+// of the residuals at each level, times the number of levels (Bonferroni). With one more level than terms, all
+// residuals are equivalent, and the p-value is not multiplied.
 func lackOfFitByBlock(levels []level, blocks []blockFit, terms int) float64 {
 	p, tests := 1.0, 0
 	for _, v := range levels {
@@ -364,7 +365,7 @@ func lackOfFitByBlock(levels []level, blocks []blockFit, terms int) float64 {
 	return min(1, p*float64(tests))
 }
 
-// tTest is the two-sided p-value of the mean of xs against 0.
+// tTest returns the two-sided p-value for the mean of xs being 0.
 func tTest(xs []float64) float64 {
 	n := float64(len(xs))
 	mean, deviation := stat.MeanStdDev(xs, nil)
@@ -377,7 +378,8 @@ func tTest(xs []float64) float64 {
 	return 2 * distuv.StudentsT{Mu: 0, Sigma: 1, Nu: n - 1}.Survival(math.Abs(mean)/deviation*math.Sqrt(n))
 }
 
-// lackOfFit is the p-value of the F test of level means about the line against replicates about their level mean.
+// lackOfFit returns the p-value of the F test that compares the deviations of level means from the line with those of
+// replicates from their level mean.
 func lackOfFit(observations []Observation, levels []level, f *fit, terms int) float64 {
 	var pure, lack float64
 	for _, o := range observations {
@@ -392,8 +394,8 @@ func lackOfFit(observations []Observation, levels []level, f *fit, terms int) fl
 	return fTest(lack, float64(len(levels)-terms), pure, float64(len(observations)-len(levels)))
 }
 
-// squares is the p-value of the F test of what the squares of the factors add to the fit; 1 where too few points are
-// left to tell.
+// squares returns the p-value of the F test for adding the squares of the factors to the fit; 1 if there are too few
+// points.
 func squares(observations []Observation, f *fit) float64 {
 	wider, err := leastSquares(observations, quadratic)
 	if err != nil {
@@ -413,8 +415,8 @@ func fTest(explained, explainedFree, rest, restFree float64) float64 {
 	return distuv.F{D1: explainedFree, D2: restFree}.Survival((explained / explainedFree) / (rest / restFree))
 }
 
-// strayingSlope reports whether the slope between two neighbouring levels of the one factor is off by more than the
-// tolerance, and that by something material.
+// strayingSlope reports whether the slope between two neighbouring levels of the only factor differs by more than the
+// tolerance, with a material effect.
 func strayingSlope(levels []level, slope, materially float64) bool {
 	for i := 1; i < len(levels); i++ {
 		run := levels[i].x[0] - levels[i-1].x[0]
@@ -440,7 +442,7 @@ func (f *fit) at(row []float64) float64 {
 	return y
 }
 
-// linear and quadratic make the row of the design matrix for one observation.
+// linear and quadratic return the row of the design matrix for one observation.
 func linear(x []float64) []float64 { return append([]float64{1}, x...) }
 
 func quadratic(x []float64) []float64 {
@@ -451,8 +453,8 @@ func quadratic(x []float64) []float64 {
 	return row
 }
 
-// leastSquares solves by QR. Columns are scaled to 1 first: rates in thousands next to connections in tens would look
-// singular.
+// leastSquares solves by QR. It first scales columns to 1, because a matrix with rates in the thousands and
+// connections in the tens would look singular.
 func leastSquares(observations []Observation, row func([]float64) []float64) (*fit, error) {
 	n, p := len(observations), len(row(observations[0].X))
 	if n < p {

@@ -9,29 +9,29 @@ import (
 	"gonum.org/v1/gonum/stat/distuv"
 )
 
-// maxExact is the most values that get the exact signed-rank interval. It asks for differences that are symmetric about
-// their centre; with more blocks than this the bootstrap does as well without asking.
+// maxExact is the most values for which the exact signed-rank interval is used. It assumes that differences are
+// symmetric about their centre; with more blocks the bootstrap does as well without this assumption.
 const maxExact = 50
 
-// maxBootstrap is the most values that are averaged in pairs; the work grows with the square. Beyond it the median and
-// its exact interval stand in, which are the same quantity where the differences are symmetric.
+// maxBootstrap is the most values that are averaged in pairs, because the work grows with the square. Above it the
+// median and its exact interval are used, which estimate the same quantity if the differences are symmetric.
 const maxBootstrap = 300
 
-// resamples of the bootstrap: enough that the 2.5 % quantile moves by less than a tenth of the interval from seed to
-// seed.
+// resamples is the number of resamples of the bootstrap. With it, the 2.5 % quantile varies by less than a tenth of
+// the interval from seed to seed.
 const resamples = 2000
 
 // Pair holds the values of two arms in one block.
 type Pair struct{ Base, Arm float64 }
 
 // Difference estimates how far the arm lies above its baseline: the Hodges-Lehmann estimate (pseudo-median) of the
-// differences within blocks, so what a block adds to both arms cancels. The two arms of a block differ in what was
-// weighed and in noise; if the noise is exchangeable between them, the differences are symmetric about the shift
-// whatever the noise itself looks like, which is what the signed-rank interval needs. The seed is used only by the
-// bootstrap.
+// differences within blocks, so effects of a block on both arms cancel. The two arms of a block differ in what was
+// weighed and in noise. If the noise is exchangeable between them, the differences are symmetric about the shift,
+// whatever the distribution of the noise, and this is what the signed-rank interval requires. Only the bootstrap uses
+// the seed.
 func Difference(pairs []Pair, seed uint64) Estimate { return PseudoMedian(Differences(pairs), seed) }
 
-// Differences are arm less baseline of each pair.
+// Differences returns arm minus baseline for each pair.
 func Differences(pairs []Pair) []float64 {
 	ds := make([]float64, len(pairs))
 	for i, p := range pairs {
@@ -40,8 +40,8 @@ func Differences(pairs []Pair) []float64 {
 	return ds
 }
 
-// LogRatios are the logarithms of arm over baseline of each pair. It is false where a value is not above 0, or there is
-// no pair.
+// LogRatios returns the logarithm of arm over baseline for each pair. It returns false if a value is not above 0, or
+// if there are no pairs.
 func LogRatios(pairs []Pair) ([]float64, bool) {
 	logs := make([]float64, len(pairs))
 	for i, p := range pairs {
@@ -61,14 +61,14 @@ func exponentiated(e Estimate) Estimate {
 	return e
 }
 
-// PseudoMedian is the Hodges-Lehmann estimate: the median of the averages of all pairs of values, each with itself
-// included. Its interval is the exact signed-rank one up to 50 values and a seeded bootstrap above, to 300. The
-// signed-rank interval is closed and read off the sorted averages, so tied values and zeros need no correction: they
-// can only make it cover more than it says.
+// PseudoMedian returns the Hodges-Lehmann estimate: the median of the averages of all pairs of values, including each
+// value with itself. Its interval is the exact signed-rank interval for up to 50 values, and from a seeded bootstrap
+// for up to 300. The signed-rank interval is closed and read off the sorted averages, so tied values and zeros need no
+// correction: they can only increase its coverage.
 func PseudoMedian(xs []float64, seed uint64) Estimate { return PseudoMedianAt(xs, Confidence, seed) }
 
-// Resampled returns the cost of the interval of the given number of values, in pairs of values that are resampled; 0
-// if it is not found by resampling.
+// Resampled returns the cost of the interval for the given number of values, in pairs of values per resample; 0 if it
+// is not found by resampling.
 func Resampled(values int) int {
 	if values <= maxExact || values > maxBootstrap {
 		return 0
@@ -76,7 +76,8 @@ func Resampled(values int) int {
 	return values * values
 }
 
-// PseudoMedianAt is PseudoMedian with an interval of another confidence. There is none below MinBlocksAt blocks.
+// PseudoMedianAt is like PseudoMedian with an interval of another confidence. There is no interval for fewer than
+// MinBlocksAt blocks.
 func PseudoMedianAt(xs []float64, confidence float64, seed uint64) Estimate {
 	e := Estimate{N: len(xs), Method: None}
 	if len(xs) == 0 || len(xs) > maxBootstrap {
@@ -97,11 +98,12 @@ func PseudoMedianAt(xs []float64, confidence float64, seed uint64) Estimate {
 	return e
 }
 
-// Median is the middle value, with the exact interval between two order statistics (the sign test). It asks nothing of
-// the shape of the values, so it suits the values of one arm, which are seldom symmetric.
+// Median returns the middle value, with the exact interval between two order statistics (the sign test). It assumes
+// nothing about the distribution of the values, so it suits the values of one arm, which are seldom symmetric.
 func Median(xs []float64) Estimate { return MedianAt(xs, Confidence) }
 
-// MedianAt is Median with an interval of another confidence. There is none below MinBlocksAt blocks.
+// MedianAt is like Median with an interval of another confidence. There is no interval for fewer than MinBlocksAt
+// blocks.
 func MedianAt(xs []float64, confidence float64) Estimate {
 	e := Estimate{N: len(xs), Method: None}
 	if len(xs) == 0 {
@@ -127,10 +129,10 @@ func MedianAt(xs []float64, confidence float64) Estimate {
 	return e
 }
 
-// WorstCaseAt is the interval of differences when each of lost further pairs is taken at minus infinity, for the low
-// end, and at plus infinity, for the high end. Whatever the values of these pairs, the interval of all of them lies
-// within. That holds for losses that are counted: a repeated trial whose first attempt does not count is a selection.
-// An end without a bound is infinite. There is no interval where PseudoMedianAt has none.
+// WorstCaseAt returns the interval of differences if each of lost further pairs were at minus infinity, for the low
+// end, and at plus infinity, for the high end. Whatever the values of these pairs, the interval of all pairs lies
+// within it. This holds only if losses are counted: repeating a trial and ignoring the first attempt is a selection.
+// An end without a bound is infinite. There is no interval if PseudoMedianAt has none.
 func WorstCaseAt(ds []float64, lost int, confidence float64, seed uint64) (lo, hi float64, ok bool) {
 	least := PseudoMedianAt(ds, confidence, seed)
 	if !least.HasInterval || lost <= 0 {
@@ -146,8 +148,9 @@ func WorstCaseAt(ds []float64, lost int, confidence float64, seed uint64) (lo, h
 	return with(math.Inf(-1)).Lo, with(math.Inf(1)).Hi, true
 }
 
-// FarEnd is the largest difference that pairs of identical arms do not rule out: the far end of the interval of their
-// difference or, with too few pairs for one, the largest difference seen. It is false without pairs.
+// FarEnd returns the largest difference that pairs of identical arms do not rule out: the far end of the interval of
+// their difference or, with too few pairs for an interval, the largest difference seen. It returns false without
+// pairs.
 func FarEnd(pairs []Pair, seed uint64) (float64, bool) {
 	if e := Difference(pairs, seed); e.HasInterval {
 		return SmallestVisible(e)
@@ -159,20 +162,21 @@ func FarEnd(pairs []Pair, seed uint64) (float64, bool) {
 	return far, len(pairs) > 0
 }
 
-// SmallestVisible is the smallest difference that the A/A twins of a run let it see, from the interval of the
-// difference between them: the largest difference between two identical arms that the run itself does not rule out. It
-// is false when the twins have no interval.
+// SmallestVisible returns the smallest difference that a run can detect, from the interval of the difference between
+// its A/A twins: the largest difference between two identical arms that the run does not rule out. It returns false if
+// the twins have no interval.
 func SmallestVisible(twins Estimate) (float64, bool) {
 	return max(math.Abs(twins.Lo), math.Abs(twins.Hi)), twins.HasInterval
 }
 
-// Visible is the smallest difference that a run can see in an arm whose difference is d: the larger of what the twins
-// let it see and of half the width of d's interval, since an arm may be noisier than the twins.
+// Visible returns the smallest difference that a run can detect in an arm whose difference is d: the larger of the
+// twins' smallest visible difference and half the width of d's interval, since an arm may be noisier than the twins.
 func Visible(twins float64, d Estimate) float64 { return max(twins, (d.Hi-d.Lo)/2) }
 
-// Found is the effect that 80 % of runs like this one resolve. A run resolves an effect that is exactly the smallest
-// visible one about every second time. Added to that is the 80 % quantile of the error of a difference, and of what
-// half-widths of so few blocks differ by from run to run, 1 / (2 (n-1)) of their square in this run and in the next.
+// Found returns the effect that 80 % of runs like this one resolve. A run resolves an effect that equals the smallest
+// visible one about every second time. Added to that is the 80 % quantile of the error of a difference and of the
+// variation of half-widths between runs with so few blocks, which is 1 / (2 (n-1)) of their square in this run and in
+// the next.
 func Found(visible float64, d Estimate) float64 {
 	blocks := max(d.N, 2)
 	half, free := (d.Hi-d.Lo)/2, float64(blocks-1)
@@ -180,8 +184,8 @@ func Found(visible float64, d Estimate) float64 {
 	return visible + t.Quantile(0.8)*math.Hypot(standardError(half, blocks), half/math.Sqrt(free))
 }
 
-// Resolved is the rule for claiming a difference: its interval excludes 0, and it is larger than the smallest one
-// visible.
+// Resolved reports whether a difference may be claimed: its interval excludes 0, and it is larger than the smallest
+// visible one.
 func Resolved(difference Estimate, smallestVisible float64) bool {
 	return difference.Excludes(0) && math.Abs(difference.Value) > smallestVisible
 }
@@ -203,9 +207,9 @@ func walshAverages(xs []float64) []walshAverage {
 	return ws
 }
 
-// signedRankDepth is how many averages to cut from each end so that the rest still covers at a confidence, and what it
-// covers: 1 - 2 P(W <= depth), with W the signed-rank statistic of n >= MinBlocksAt values, whose distribution is
-// counted out.
+// signedRankDepth returns how many averages may be cut from each end for the rest to cover at a confidence, and the
+// coverage reached: 1 - 2 P(W <= depth), where W is the signed-rank statistic of n >= MinBlocksAt values, whose
+// distribution is computed exactly.
 func signedRankDepth(n int, confidence float64) (depth int, reached float64) {
 	// p[w] is P(W = w): each rank r goes to W or not, with equal chance.
 	p := make([]float64, n*(n+1)/2+1)
@@ -226,8 +230,9 @@ func signedRankDepth(n int, confidence float64) (depth int, reached float64) {
 	return depth, 1 - 2*tail
 }
 
-// bootstrap resamples blocks and gives the middle of the pseudo-medians, the part that the confidence says. A resample
-// only changes how often each block, and so each pair of blocks, counts: the sorted averages serve all of them.
+// bootstrap resamples blocks and returns the ends of the central part of the pseudo-medians that corresponds to the
+// confidence. A resample changes only how often each block, and so each pair of blocks, counts, so all resamples use
+// the same sorted averages.
 func bootstrap(walsh []walshAverage, n int, confidence float64, seed uint64) (lo, hi float64) {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	counts := make([]int, n)
@@ -256,7 +261,7 @@ func bootstrap(walsh []walshAverage, n int, confidence float64, seed uint64) (lo
 	return centres[cut], centres[resamples-1-cut]
 }
 
-// middle is the median of what is already sorted by value.
+// middle returns the median of values that are sorted.
 func middle[T any](sorted []T, value func(T) float64) float64 {
 	n := len(sorted)
 	if n%2 == 1 {

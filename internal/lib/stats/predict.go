@@ -10,7 +10,7 @@ import (
 	"gonum.org/v1/gonum/stat/distuv"
 )
 
-// Why a line predicts nothing.
+// The reasons why a line has no predictions.
 var (
 	errFewBlocks   = errors.New("fewer than 6 blocks have a trial at every level")
 	errNoResidual  = errors.New("it has as many terms as levels, so nothing shows how far a level lies from the line")
@@ -19,17 +19,17 @@ var (
 	errWrongLevels = errors.New("a level is needed for each factor")
 )
 
-// spread is how far trials lie from a line that was fitted by block, in blocks that all have the same levels.
+// spread describes how far trials lie from a line that was fitted by block, in blocks that all have the same levels.
 type spread struct {
 	levels    [][]float64 // rows of the design: 1, then the factors
 	blocks    [][]float64 // coefficients of each block
 	between   []float64   // variance over blocks of the trials at each level
 	size      []float64   // the line's value at each level
-	correlate float64     // correlation of what two trials of one block are off by
-	misfit    float64     // variance of levels about the line, 0 unless it was shown that they stray
+	correlate float64     // correlation of the deviations of two trials of one block
+	misfit    float64     // variance of levels about the line; 0 unless the test showed that they stray
 }
 
-// newSpread needs blocks that all have the same levels.
+// newSpread returns the spread of blocks, which must all have the same levels.
 func (l *Line) newSpread(levels []level, blocks []blockFit) (*spread, error) {
 	terms := len(l.Coefficients)
 	switch {
@@ -40,7 +40,7 @@ func (l *Line) newSpread(levels []level, blocks []blockFit) (*spread, error) {
 	}
 	n := len(blocks)
 	s := &spread{}
-	off := make([][]float64, n) // by block: how far each trial is from the mean of its level, in standard deviations
+	off := make([][]float64, n) // by block: deviation of each trial from the mean of its level, in standard deviations
 	for _, b := range blocks {
 		switch {
 		case len(b.levels) != len(levels):
@@ -76,8 +76,8 @@ func (l *Line) newSpread(levels []level, blocks []blockFit) (*spread, error) {
 	return s, nil
 }
 
-// withinBlocks is the correlation of two values of a block, of values with mean 0 and variance 1 over blocks: their
-// mean product over all pairs of levels, 0 where it is negative.
+// withinBlocks returns the correlation of two values of a block, given values with mean 0 and variance 1 over blocks:
+// their mean product over all pairs of levels, or 0 if it is negative.
 func withinBlocks(off [][]float64) float64 {
 	var product, pairs float64
 	for _, zs := range off {
@@ -92,25 +92,26 @@ func withinBlocks(off [][]float64) float64 {
 	return min(1, max(0, product/pairs))
 }
 
-// Predict gives the value of the line at the given levels, one for each factor, and the interval in which the trial of
-// one new block at those levels lies with a probability of 95 %: a block of the same run on the same machine, with
-// whatever the trials of a block share. It is no interval of the mean, which is narrower, and knows nothing of how
-// runs or machines differ. It holds beyond the range of the levels only if the line does.
+// Predict returns the value of the line at the given levels, one for each factor, and the interval that contains the
+// trial of one new block at those levels with a probability of 95 %: a block of the same run on the same machine,
+// including whatever the trials of a block share. It is not an interval of the mean, which is narrower, and it does
+// not cover differences between runs or machines. Beyond the range of the levels it holds only if the line does.
 //
-// With p(b) the prediction at x from the line of block b alone and v(x) the variance of trials at x over blocks, a new
-// trial misses the mean of the n predictions by a variance of
+// Let p(b) be the prediction at x from the line of block b alone, and v(x) the variance of trials at x over blocks. A
+// new trial differs from the mean of the n predictions with a variance of
 //
 //	v(x) + var(p)/n + m (1 + h'h)
 //
-// because the trial is independent of the blocks that were measured (Seber and Lee, Linear Regression Analysis, 2nd
-// edition, section 5.3.1; here var(p) is taken from the blocks instead of from residuals, since trials of a block share
-// noise, and noise grows with the level). v grows with the line's value y: a + b y, a + b y^2 or a y + b y^2, whichever
+// because the trial is independent of the measured blocks (Seber and Lee, Linear Regression Analysis, 2nd edition,
+// section 5.3.1; here var(p) is taken from the blocks instead of from residuals, since trials of a block share noise,
+// and noise grows with the level). v grows with the line's value y: as a + b y, a + b y^2 or a y + b y^2, whichever
 // fits the variances of the measured levels best by weighted least squares with a and b of at least 0. var(p)/n is
-// multiplied by what dependence between blocks adds, as for coefficients. m is 0 unless the test of straightness showed
-// that levels stray from the line, by less than matters: then it is the mean square of that (h: the weights of the
-// levels in the prediction). Student's t has the degrees of freedom of the sum by Satterthwaite (Biometrics Bulletin 2,
-// 1946), where v counts for as many independent levels as the correlation within blocks leaves; at least 2, or 1 with
-// only one level more than terms, below which the approximation says nothing.
+// multiplied by the inflation from dependence between blocks, as for coefficients. m is 0 unless the test of
+// straightness showed that levels stray from the line, by an immaterial amount; then m is the mean square of that, and
+// h has the weights of the levels in the prediction. Student's t has the degrees of freedom of the sum by
+// Satterthwaite (Biometrics Bulletin 2, 1946). v counts as many independent levels as the correlation within blocks
+// leaves. The degrees of freedom are at least 2, or 1 with only one level more than terms, because the approximation
+// is meaningless below that.
 //
 // TestPredictionsBySimulation shows the coverage.
 func (l *Line) Predict(x []float64) (Coefficient, error) {
@@ -145,7 +146,7 @@ func (l *Line) Predict(x []float64) (Coefficient, error) {
 	if total == 0 {
 		return Coefficient{y, y, y}, nil
 	}
-	// own and mean come from the same blocks, so their errors add up; those of the levels about the line are others
+	// own and mean come from the same blocks, so their errors add up. The error of bend is independent of them.
 	levels := float64(len(s.levels) - len(row))
 	relative := math.Hypot(own*ownRelative+mean/math.Sqrt(n-1), bend/math.Sqrt(levels)) / total
 	free := max(min(fewestFree, levels), 1/(relative*relative))
@@ -153,33 +154,35 @@ func (l *Line) Predict(x []float64) (Coefficient, error) {
 	return Coefficient{y, y - half, y + half}, nil
 }
 
-// fewestFree are the degrees of freedom below which Satterthwaite's approximation is not followed: simulated intervals
-// were up to 1e5 times as wide as the value there, and covered 98 to 99 %.
+// fewestFree is the least number of degrees of freedom taken from Satterthwaite's approximation. With fewer, simulated
+// intervals were up to 1e5 times as wide as the predicted value, and covered 98 to 99 %.
 const fewestFree = 2
 
-// passes is how often weighted least squares are repeated at most, until no variance changes by more than settled.
+// passes is the most repetitions of weighted least squares, which end when no variance changes by more than settled.
 const (
 	passes  = 20
 	settled = 1e-6
 )
 
-// growth is how a variance may grow with the size of what is measured.
+// growth is how a variance may grow with the measured value.
 type growth func(y float64) float64
 
-// growths are the sums that are fitted to variances over blocks, each part times a factor of at least 0: noise of one
-// size, as counts have it, and in proportion.
+// growths are the sums that are fitted to variances over blocks, each term with a factor of at least 0: constant
+// noise, noise as of counts, and proportional noise.
 var growths = func() [][]growth {
 	one, count, part := func(float64) float64 { return 1 }, math.Abs, func(y float64) float64 { return y * y }
 	return [][]growth{{one}, {count}, {part}, {one, count}, {one, part}, {count, part}}
 }()
 
-// variance is that of trials over blocks where the line is y, and 1 over the root of its degrees of freedom.
+// variance returns the variance of trials over blocks where the line has the value y, and 1 over the square root of
+// its degrees of freedom.
 func (s *spread) variance(y float64) (v, relative float64) {
 	most := slices.Max(s.between)
 	if most == 0 {
 		return 0, 0
 	}
-	// The variance of a variance is as its square, so each pass weighs levels by what the one before it gave.
+	// The variance of a variance is proportional to its square, so each pass weights levels by the variances that the
+	// previous pass fitted.
 	thought, weighed := slices.Repeat([]float64{most}, len(s.between)), []float64(nil)
 	var best []growth
 	for range passes {
@@ -207,7 +210,7 @@ func (s *spread) variance(y float64) (v, relative float64) {
 			break
 		}
 	}
-	share := make([]float64, len(s.between)) // of the variance of each level in v
+	share := make([]float64, len(s.between)) // weight of each level's variance in v
 	for j, between := range s.between {
 		alone := make([]float64, len(s.between))
 		alone[j] = 1
@@ -230,8 +233,8 @@ func (s *spread) variance(y float64) (v, relative float64) {
 	return v, math.Sqrt(max(0, square)/float64(len(s.blocks)-1)) / v
 }
 
-// grow fits the factors of growths to variances, each weighed by the inverse square of what it is thought to be; nil
-// where their factors are not determined.
+// grow fits the factors of growths to variances, each weighted by the inverse square of its supposed value. It returns
+// nil if the factors are not determined.
 func (s *spread) grow(gs []growth, variances, thought []float64) []float64 {
 	var all []Observation
 	for j, v := range variances {
@@ -256,7 +259,7 @@ func sumOf(gs []growth, factors []float64, y float64) (sum float64) {
 	return sum
 }
 
-// weights is the sum of the squares of the weights that levels have in the prediction for a row of the design.
+// weights returns the sum of the squares of the levels' weights in the prediction for a row of the design.
 func (s *spread) weights(row []float64) (square float64, err error) {
 	design, scaled := mat.NewDense(len(s.levels), len(row), nil), mat.NewVecDense(len(row), nil)
 	for i, v := range row {
@@ -271,7 +274,7 @@ func (s *spread) weights(row []float64) (square float64, err error) {
 	}
 	var qr mat.QR
 	qr.Factorize(design)
-	var h mat.VecDense // of all that give the row as their sum of levels, the shortest
+	var h mat.VecDense // the shortest of all weights with which the levels add up to row
 	if err := qr.SolveVecTo(&h, true, scaled); err != nil {
 		return 0, ErrCollinear
 	}

@@ -13,20 +13,20 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// maxCount is the most samples a histogram may hold: up to here a count is exact in a float64, and no sum of a few
-// overflows.
+// maxCount is the most samples a histogram may hold. Up to here a count is exact in a float64, and sums of a few
+// counts do not overflow.
 const maxCount = 1 << 50
 
-// The geometry of a histogram decides what it takes in memory, and a few bytes of text can ask for any. Tare's own have
-// 3 digits and end at 600 s in ns; these bounds let one take 256 KiB at most.
+// The geometry of a histogram decides how much memory it takes, and a few bytes of text can request any amount. Tare's
+// own histograms have 3 digits and end at 600 s in ns; with these bounds one takes at most 256 KiB.
 const (
 	maxDigits    = 3
 	maxTrackable = 1 << 41   // 37 minutes in ns
-	maxEncoded   = 512 << 10 // characters; each of the 32,768 counters full to the brim takes less
+	maxEncoded   = 512 << 10 // characters; even 32,768 full counters take less
 )
 
-// DecodeHistogram reads an HDR histogram in the V2 compressed form, base64 encoded, as load.Result carries it. The text
-// may come from anywhere: one that would take more than 256 KiB of memory is an error, found before any is taken.
+// DecodeHistogram decodes an HDR histogram in the V2 compressed form, base64 encoded, as in load.Result. The text may
+// be untrusted: one that would take more than 256 KiB of memory is rejected before any is allocated.
 func DecodeHistogram(encoded string) (*hdrhistogram.Histogram, error) {
 	if err := checkGeometry(encoded); err != nil {
 		return nil, fmt.Errorf("decoding a histogram of %d characters: %w", len(encoded), err)
@@ -41,13 +41,13 @@ func DecodeHistogram(encoded string) (*hdrhistogram.Histogram, error) {
 	return h, nil
 }
 
-// checkGeometry reads no more than the head of an encoded histogram. What else can be wrong with it, decoding finds.
+// checkGeometry reads only the header of an encoded histogram. Decoding finds all other errors.
 func checkGeometry(encoded string) error {
 	if len(encoded) > maxEncoded {
 		return fmt.Errorf("more than %d KiB", maxEncoded>>10)
 	}
 	text := base64.NewDecoder(base64.StdEncoding, strings.NewReader(encoded))
-	if _, err := io.CopyN(io.Discard, text, 8); err != nil { // the kind, and the length of the rest
+	if _, err := io.CopyN(io.Discard, text, 8); err != nil { // skip the kind, and the length of the rest
 		return errors.New("it ends in its head")
 	}
 	z, err := zlib.NewReader(text)
@@ -68,8 +68,8 @@ func checkGeometry(encoded string) error {
 	return nil
 }
 
-// MergeHistograms adds histograms of the same quantity into a new one. That, and never an average of quantiles, is how
-// several loads of one trial become one distribution.
+// MergeHistograms adds histograms of the same quantity into a new one. This, and never an average of quantiles,
+// combines several loads of one trial into one distribution.
 func MergeHistograms(hs ...*hdrhistogram.Histogram) (*hdrhistogram.Histogram, error) {
 	if len(hs) == 0 {
 		return nil, fmt.Errorf("merging histograms: there are none")
@@ -96,10 +96,10 @@ func MergeHistograms(hs ...*hdrhistogram.Histogram) (*hdrhistogram.Histogram, er
 	return sum, nil
 }
 
-// MinBeyond is how many samples of one trial must lie beyond its q-quantile for Tare to give it. Above p99 it is 100,
-// so that the quantile of a trial does not hang on a handful of stalls (10 % standard error of the number beyond). Up
-// to p99 it is 10, since the interval over blocks shows what noise is left; below that the value is hardly more than a
-// maximum, and biased.
+// MinBeyond returns how many samples of one trial must lie beyond its q-quantile for Tare to report it. Above p99 it
+// is 100, so that the quantile of a trial does not depend on a handful of stalls (10 % standard error of the number
+// beyond). Up to p99 it is 10, since the interval over blocks shows the remaining noise. With fewer, the value is
+// hardly more than a maximum, and biased.
 func MinBeyond(q float64) float64 {
 	if q > 0.99 {
 		return 100
@@ -107,21 +107,21 @@ func MinBeyond(q float64) float64 {
 	return 10
 }
 
-// Quantile is the q-quantile, 0 < q < 1, in the unit of the histogram: the smallest value at or below which at least
-// the part q of its samples lies (nearest rank). The rank is rounded up, not to the nearest as the histogram's own
-// methods do. It is false when the samples cannot carry it (MinBeyond).
+// Quantile returns the q-quantile, 0 < q < 1, in the unit of the histogram: the smallest value such that at least a
+// fraction q of the samples is at or below it (nearest rank). The rank is rounded up, not to the nearest integer as in
+// the histogram's own methods. It returns false if there are too few samples (MinBeyond).
 func Quantile(h *hdrhistogram.Histogram, q float64) (float64, bool) {
-	const rounding = 1e-9 // 1 - 0.999 is a little less than a thousandth
+	const rounding = 1e-9 // because 1 - 0.999 is a little less than a thousandth
 	n := float64(h.TotalCount())
 	if q <= 0 || q >= 1 || n*(1-q)*(1+rounding) < MinBeyond(q) {
 		return 0, false
 	}
-	rank := math.Ceil(q*n - max(rounding, 1e-15*n))         // 0.99 x 1000 may come to a little more than 990
-	return float64(h.ValueAtQuantile(100 * rank / n)), true // a whole rank rounds to itself: n is at most maxCount
+	rank := math.Ceil(q*n - max(rounding, 1e-15*n))         // because 0.99 x 1000 may be a little more than 990
+	return float64(h.ValueAtQuantile(100 * rank / n)), true // a whole rank is exact, because n is at most maxCount
 }
 
-// MergeEncoded decodes histograms of the same quantity and adds them; nil when there are none. It holds two of them
-// decoded at a time, however many there are.
+// MergeEncoded decodes and adds histograms of the same quantity; nil if there are none. At any time it holds at most
+// two decoded histograms.
 func MergeEncoded(encoded ...string) (sum *hdrhistogram.Histogram, err error) {
 	for _, e := range encoded {
 		h, err := DecodeHistogram(e)

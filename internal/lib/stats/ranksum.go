@@ -6,10 +6,10 @@ import (
 	"slices"
 )
 
-// RankSum is the probability that two samples of one population lie at least as far apart, in either direction, as
-// these two do: the exact rank-sum test of Wilcoxon, Mann and Whitney. It assumes nothing about the distribution of
+// RankSum returns the probability that two samples of one population lie at least as far apart, in either direction,
+// as these two: the exact rank-sum test of Wilcoxon, Mann and Whitney. It assumes nothing about the distribution of
 // the values. Ties get the mean of their ranks, and the test uses the distribution of these ranks, so it is exact with
-// ties, too. The work grows with the third power of the number of values, so it is meant for up to a hundred. The
+// ties, too. The work grows with the third power of the number of values, so it is meant for at most a hundred. The
 // result is 1 if a sample is empty.
 func RankSum(a, b []float64) float64 {
 	if len(a) == 0 || len(b) == 0 {
@@ -20,9 +20,9 @@ func RankSum(a, b []float64) float64 {
 	for _, r := range ranks[:len(a)] {
 		seen += r
 	}
-	slices.Sort(ranks) // counts beyond 2^53 are rounded, the same in whatever order the values come
+	slices.Sort(ranks) // counts above 2^53 are rounded; sorted, the result does not depend on the order of values
 
-	// ways[k][s]: how many choices of k values have ranks that sum to s.
+	// ways[k][s] is the number of choices of k values whose ranks sum to s.
 	largest := n * (n + 1)
 	ways := make([][]float64, len(a)+1)
 	for k := range ways {
@@ -47,7 +47,8 @@ func RankSum(a, b []float64) float64 {
 	return far / total
 }
 
-// doubledRanks are twice the ranks of values from 1, so that they are whole: equal ones share the mean of theirs.
+// doubledRanks returns twice the ranks of values, starting at 1. Doubled ranks are whole numbers: equal values share
+// the mean of their ranks.
 func doubledRanks(xs []float64) []int {
 	order := make([]int, len(xs))
 	for i := range order {

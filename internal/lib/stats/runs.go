@@ -7,11 +7,12 @@ import (
 	"gonum.org/v1/gonum/stat/distuv"
 )
 
-// Effect is the difference between an arm and its own baseline in one run, with the standard error by the blocks of
+// Effect is the difference between an arm and its own baseline in one run, with its standard error over the blocks of
 // that run.
 type Effect struct{ Value, Error float64 }
 
-// EffectOf is the effect of an estimate with its interval. It is false where there is no interval, or it has no end.
+// EffectOf returns the effect of an estimate with its interval. It returns false if the interval is missing or
+// unbounded.
 func EffectOf(value, lo, hi float64, blocks int) (Effect, bool) {
 	if blocks < MinBlocks || !(hi >= lo) || math.IsInf(hi-lo, 0) || math.IsInf(value, 0) || math.IsNaN(value) {
 		return Effect{}, false
@@ -19,18 +20,18 @@ func EffectOf(value, lo, hi float64, blocks int) (Effect, bool) {
 	return Effect{Value: value, Error: standardError((hi-lo)/2, blocks)}, true
 }
 
-// Spread is by how much the effects of one thing differ from run to run for no reason.
+// Spread is how much an effect varies from run to run without any change.
 type Spread struct {
-	Variance float64 // of the effect of one run: the noise within it, and what differs from run to run
-	Within   float64 // the part of it that noise within the runs explains that it is known from, the mean
+	Variance float64 // of the effect in one run: noise within the run, and variation between runs
+	Within   float64 // mean noise within the runs from which Variance is known; a part of it
 	Freedom  float64 // degrees of freedom of Variance
 }
 
-// rounding is the part of a value below which a deviation is one of floating-point sums.
+// rounding is the relative size below which a deviation is a rounding error of floating-point sums.
 const rounding = 1e-9
 
-// newSpread is the spread of effects with a variance that was seen. Runs cannot lie closer together than the noise
-// within them, so that is the least. It is false where nothing varies, for then it is not known what could.
+// newSpread returns the spread of effects with an observed variance. The noise within runs is a lower bound, because
+// runs cannot vary less than that. It returns false if nothing varies, because the variation is then unknown.
 func newSpread(seen, freedom float64, effects []Effect) (Spread, bool) {
 	within, largest := 0.0, 0.0
 	for _, e := range effects {
@@ -41,8 +42,8 @@ func newSpread(seen, freedom float64, effects []Effect) (Spread, bool) {
 	return s, freedom >= 1 && s.Variance > rounding*rounding*largest*largest
 }
 
-// SpreadOfRepeats is the spread of runs of which those of a group were repeated without any change: the variance within
-// groups. It is false where no group has two.
+// SpreadOfRepeats returns the spread of groups of runs that were repeated without any change: the variance within
+// groups. It returns false if no group has two runs.
 func SpreadOfRepeats(groups ...[]Effect) (Spread, bool) {
 	squares, freedom := 0.0, 0.0
 	var repeated []Effect
@@ -57,15 +58,15 @@ func SpreadOfRepeats(groups ...[]Effect) (Spread, bool) {
 	return newSpread(squares/max(freedom, 1), freedom, repeated)
 }
 
-// SpreadOfTwins is the spread by the A/A twins of runs, whose effect is known: it is 0. Each run adds a degree of
+// SpreadOfTwins returns the spread of the A/A twins of runs, whose effect is known to be 0. Each run adds a degree of
 // freedom.
 func SpreadOfTwins(twins []Effect) (Spread, bool) {
 	return newSpread(squaresAbout(0, twins)/max(float64(len(twins)), 1), float64(len(twins)), twins)
 }
 
-// SpreadOfHistory is the spread of the runs of a series, in order of time: by their successive differences, which a
-// shift of the level hardly enters (von Neumann et al. 1941), or by the variance about the level between shifts, where
-// that is larger, as of runs that drift. With normal noise the former have the degrees of freedom 2 (n-1)^2 / (3n-4).
+// SpreadOfHistory returns the spread of a series of runs, in order of time: from their successive differences, which a
+// shift of the level hardly affects (von Neumann et al. 1941), or from the variance about the level between shifts if
+// that is larger, as for runs that drift. With normal noise the former have 2 (n-1)^2 / (3n-4) degrees of freedom.
 func SpreadOfHistory(series []Effect, seed uint64) (Spread, bool) {
 	n := float64(len(series))
 	if n < 3 {
@@ -106,9 +107,9 @@ func meanEffect(effects []Effect) float64 {
 	return sum / float64(len(effects))
 }
 
-// Change is how far the mean effect of some runs lies above that of others, with an interval by Student's t that holds
-// the variance between runs. What the noise within each of these runs exceeds that of the runs by which the spread is
-// known is added.
+// Change returns how far the mean effect of the new runs lies above that of the old ones, with an interval by
+// Student's t that includes the variance between runs. If one of these runs is noisier than the runs from which the
+// spread is known, its additional noise is added.
 func (s Spread) Change(old, new []Effect) Estimate {
 	if len(old) == 0 || len(new) == 0 {
 		return Estimate{}
@@ -130,16 +131,16 @@ func (s Spread) Change(old, new []Effect) Estimate {
 
 const (
 	minSegment    = 3     // runs between change points
-	permutations  = 1999  // of each test
-	changeLevel   = 0.01  // at which a test finds one
-	maxChangeRuns = 1_000 // of a series; of longer ones the last
+	permutations  = 1999  // for each test
+	changeLevel   = 0.01  // significance level of a test
+	maxChangeRuns = 1_000 // analysed runs of a series, which are its last ones
 )
 
-// ChangePoints are the places in a series at which its level shifts: the index of the first value of each new level,
-// in order. The place that parts the ranks of a segment most, in proportion to what chance does (CUSUM), is one if at
-// most 1 % of 1,999 random orders part them as far; both sides are then looked at in turn. The values of a level must
-// be independent of their order: a drift is found as one or several shifts. A shift has at least 3 values on both
-// sides, and 10 values in all are the fewest in which one can be found.
+// ChangePoints returns the places in a series at which its level shifts: the index of the first value of each new
+// level, in order. The candidate is the place that separates the ranks of a segment most, in units of chance (CUSUM).
+// It counts if at most 1 % of 1,999 random orders separate them as much; both sides are then examined in turn. The
+// values of a level must be independent of their order: a drift is found as one or several shifts. A shift has at
+// least 3 values on each side, and none can be found in fewer than 10 values in all.
 func ChangePoints(series []float64, seed uint64) []int {
 	skipped := max(0, len(series)-maxChangeRuns)
 	rng := rand.New(rand.NewPCG(seed, 0x6368616e6765))
@@ -172,7 +173,8 @@ func ChangePoints(series []float64, seed uint64) []int {
 	return found
 }
 
-// parting is where the mean of values parts most from that of those before, in standard errors but for a constant.
+// parting returns the place where the mean of the values differs most from that of the values before it, and by how
+// much, in standard errors up to a constant factor.
 func parting(xs []float64) (at int, by float64) {
 	n := float64(len(xs))
 	total, sum := 0.0, 0.0

@@ -12,52 +12,54 @@ import (
 // Count is how many of the samples of one trial were in a part.
 type Count struct{ In, Of int }
 
-// Share is a part of the samples of several trials together.
+// Share is the share of a part in the samples of several trials together.
 type Share struct {
 	Value       float64
 	Lo, Hi      float64
-	HasInterval bool // with two trials or more
+	HasInterval bool // there are at least two trials
 	Samples, In int
 	Trials      int
-	Some        int // trials that had any
+	Some        int // trials with any samples in the part
 
 	Fewest, Most int // samples of a trial
-	// DesignEffect is how many times larger the variance is than that of independent samples, estimated between trials:
-	// 1 or more. NaN where nothing, or everything, was in the part: there is no variance to compare.
+	// DesignEffect is the ratio of the variance, estimated between trials, to that of independent samples: 1 or more. It
+	// is NaN if nothing, or everything, was in the part, because there is then no variance to compare.
 	DesignEffect float64
-	// Uneven says that trials differ so much, in size or in their shares, that the interval may be too narrow: few trials
-	// rarely hold those that weigh most. It is not said of bounds, where nothing, or everything, was in the part.
+	// Uneven reports whether trials differ so much, in size or in their shares, that the interval may be too narrow: a
+	// few trials rarely include those with the largest weight. It is false for bounds, when nothing, or everything, was
+	// in the part.
 	Uneven bool
 }
 
-// Trials are uneven whose sizes differ more than twofold, and more than chance makes of counts; or whose shares come in
-// bursts and have a standard deviation, less that of independent samples, of more than a part of the share: that which
-// ten equal bursts in each trial give, by a one-sided chi-squared test at 5 %. Neither the skewness of the residuals
-// nor the weight of the largest trial tells more: the runs that miss saw no large burst, and look as if none came.
+// Trials are uneven if their sizes differ more than twofold and by more than counts do by chance. They are also uneven
+// if their shares come in bursts and have a standard deviation, less that of independent samples, above a fraction of
+// the share. This fraction is the one caused by ten equal bursts in each trial, by a one-sided chi-squared test at 5
+// %. Neither the skewness of the residuals nor the weight of the largest trial adds information: the runs whose
+// intervals miss saw no large burst, and look as if there were none.
 const (
 	unevenSizes  = 2
 	unevenShares = 0.316 // 1 / sqrt(10)
 	unevenBursts = 4     // design effect
 )
 
-// ClusteredShare is a share out of samples that are independent between trials, but not within one. Its interval is
-// Wilson's score interval for as many samples as are left after division by the design effect, with Student's t on the
-// trials instead of the normal quantile, as surveys do with clusters (Korn and Graubard 1998; Dean and Pagano 2015).
-// Where few trials had any, they alone say how unequal trials are: t then has one degree of freedom more than they are.
-// The variance is that of the jackknife, which leaves out one trial at a time, because a large trial pulls the share
-// towards itself. Few trials that make most of the variance have as few degrees of freedom: 3 (sum d^2)^2 / sum d^4 - 2
-// of the residuals, which is the number of trials less 2 where they are normal and alike, and 1 where one outweighs the
-// others.
+// ClusteredShare returns a share of samples that are independent between trials, but not within one. Its interval is
+// Wilson's score interval for the number of samples divided by the design effect, with Student's t over the trials
+// instead of the normal quantile, as surveys do with clusters (Korn and Graubard 1998; Dean and Pagano 2015). If only
+// a few trials had any, only these show how unequal trials are: t then has one degree of freedom more than their
+// number. The variance is that of the jackknife, which leaves out one trial at a time, because a large trial pulls the
+// share towards itself. If a few trials make up most of the variance, there are as few degrees of freedom: 3 (sum
+// d^2)^2 / sum d^4 - 2 of the residuals, which is the number of trials less 2 if they are normal and alike, and 1 if
+// one outweighs the others.
 //
-// Where no trial had any, the samples say nothing of how many would have come together: that is what bursts, the design
-// effect seen where there were some, is for. The bound is that of as many samples as are left after division by it, and
-// never of fewer than there are trials: an infinite design effect assumes nothing, and bounds how many trials may have
-// any at all. The same from above where everything was in the part.
+// If no trial had any, the samples do not show how many would have come together. This is given by bursts, the design
+// effect seen when there were some. The bound is that for the number of samples divided by it, but for at least as
+// many as there are trials: an infinite design effect assumes nothing, and bounds how many trials may have any at all.
+// The same holds from above if everything was in the part.
 func ClusteredShare(counts []Count, bursts float64) Share {
 	return ClusteredShareAt(counts, bursts, Confidence)
 }
 
-// ClusteredShareAt is ClusteredShare with an interval of another confidence.
+// ClusteredShareAt is like ClusteredShare with an interval of another confidence.
 func ClusteredShareAt(counts []Count, bursts, confidence float64) Share {
 	s := Share{DesignEffect: math.NaN()}
 	for _, c := range counts {
@@ -111,33 +113,34 @@ func ClusteredShareAt(counts []Count, bursts, confidence float64) Share {
 		chance := math.Sqrt(distuv.ChiSquared{K: trials - 1}.Quantile(Confidence) / (trials - 1))
 		fewest, most := float64(s.Fewest), float64(s.Most)
 		s.Uneven = s.DesignEffect > unevenBursts && between > unevenShares*chance ||
-			most > unevenSizes*fewest && math.Sqrt(most)-math.Sqrt(fewest) > 2 // square roots vary by 0.5 by chance
+			most > unevenSizes*fewest && math.Sqrt(most)-math.Sqrt(fewest) > 2 // a square root varies by 0.5 by chance
 	}
 	return s
 }
 
-// NoneBound is the upper bound, at 95 %, on the fraction of trials that have a property when none of the given number
-// had it.
+// NoneBound returns the upper bound, at 95 %, on the fraction of trials that have a property if none of the given
+// number had it.
 func NoneBound(trials int) float64 { return noneBound(float64(trials), Confidence) }
 
-// noneBound is the largest probability at which none of n is seen in as many cases as the confidence leaves: 5 %.
+// noneBound returns the largest probability at which none in n is still seen with a probability of 1 - confidence: 5 %
+// for 95 %.
 func noneBound(n, confidence float64) float64 { return 1 - math.Pow(1-confidence, 1/n) }
 
-// Bursts is the largest design effect of shares of one metric that had any in at least three trials: how many of what
-// the metric counts may come together. It is infinite if no share did, because nothing is known then.
+// Bursts returns the largest design effect among shares of one metric that had any in at least three trials: how many
+// of the metric's events may come together. It is infinite if there is no such share, because nothing is known then.
 func Bursts(shares ...Share) float64 {
 	largest := 0.0
 	for _, s := range shares {
-		if s.Some >= 3 && s.DesignEffect > largest { // false where it is NaN
+		if s.Some >= 3 && s.DesignEffect > largest { // false for NaN
 			largest = s.DesignEffect
 		}
 	}
 	return cmp.Or(largest, math.Inf(1))
 }
 
-// ShareDifference is the difference of two shares, arm less base, with the interval that follows from theirs
-// (Newcombe's hybrid score interval, 1998; Zou and Donner 2008). It takes them as independent, so what a block does to
-// both makes it too wide.
+// ShareDifference returns the difference of two shares, arm minus base, with the interval that follows from theirs
+// (Newcombe's hybrid score interval, 1998; Zou and Donner 2008). It treats them as independent, so a block's effects
+// on both make it too wide.
 func ShareDifference(base, arm Share) Estimate {
 	d := Estimate{Value: arm.Value - base.Value, N: min(base.Trials, arm.Trials), Method: None}
 	if base.HasInterval && arm.HasInterval {

@@ -1,5 +1,5 @@
-// Package terminal writes texts to terminals of which others chose parts. A record, a node or a weighed process must
-// not be able to control the terminal or to hide what the text says.
+// Package terminal writes to terminals texts that are partly chosen by others. A record, a node or a weighed process
+// must not be able to control the terminal or to hide what the text says.
 package terminal
 
 import (
@@ -10,17 +10,18 @@ import (
 	"tare/internal/lib/text"
 )
 
-// Styles are the controls that Tare itself writes to standard output: bold, faint, and the end of both.
+// Styles are the control sequences that Tare itself writes to standard output: bold, faint, and the end of both.
 var Styles = []string{"\x1b[1m", "\x1b[2m", "\x1b[0m"}
 
-// Guard returns a writer to a terminal that escapes all controls except line feeds, tabs and those in own.
+// Guard returns a writer to a terminal that escapes all control characters except line feeds, tabs and the sequences
+// in own.
 func Guard(w io.Writer, own ...string) io.Writer { return &guarded{w: w, own: own} }
 
-// guarded is the writer of Guard.
+// guarded implements Guard.
 type guarded struct {
 	w    io.Writer
 	own  []string
-	rest string // an incomplete character, or control in own, at the end of the last write
+	rest string // an incomplete character, or sequence of own, at the end of the last write
 }
 
 func (g *guarded) Write(p []byte) (int, error) {
@@ -33,7 +34,7 @@ func (g *guarded) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// begun is how many bytes at the end of text may be the beginning of something that is written in several pieces.
+// begun returns how many bytes at the end of text may be the beginning of a character or of a sequence of own.
 func (g *guarded) begun(text string) int {
 	for n := min(len(text), utf8.UTFMax-1); n > 0; n-- {
 		if tail := text[len(text)-n:]; utf8.RuneStart(tail[0]) {
@@ -53,7 +54,7 @@ func (g *guarded) begun(text string) int {
 	return 0
 }
 
-// safe escapes all controls in a text except line feeds, tabs and those in own.
+// safe escapes all control characters in a text except line feeds, tabs and the sequences in own.
 func safe(raw string, own []string) string {
 	for _, control := range own {
 		if before, after, found := strings.Cut(raw, control); found {

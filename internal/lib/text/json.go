@@ -8,8 +8,8 @@ import (
 	"unicode/utf8"
 )
 
-// JSON is a JSON document with a ? for each character of its strings that Text would escape, in names of fields too.
-// What is no JSON stays none.
+// JSON returns a JSON document with a ? for each character of its strings, including names of fields, that Lines would
+// escape. Invalid JSON stays invalid.
 func JSON(data []byte) []byte {
 	var b bytes.Buffer
 	b.Grow(len(data))
@@ -33,7 +33,7 @@ func JSON(data []byte) []byte {
 		case c >= utf8.RuneSelf:
 			r, n := utf8.DecodeRune(data[i:])
 			if r == utf8.RuneError && n == 1 {
-				r = 0 // not what a valid U+FFFD is
+				r = 0 // an invalid byte, unlike a valid U+FFFD
 			}
 			b.WriteRune(shown(r))
 			i += n
@@ -47,8 +47,8 @@ func JSON(data []byte) []byte {
 	return b.Bytes()
 }
 
-// escaped is the character of an escape by its number at the beginning of data, and how many bytes that has; 0 of
-// others.
+// escaped returns the character of an escape sequence at the beginning of data, and the sequence's length in bytes.
+// The length is 0 for sequences that are always safe.
 func escaped(data []byte) (rune, int) {
 	const length = 6 // \u001b
 	number := func(at int) (rune, bool) {
@@ -72,12 +72,12 @@ func escaped(data []byte) (rune, int) {
 				return r, 2 * length
 			}
 		}
-		return 0, length // half a character
+		return 0, length // half of a surrogate pair
 	}
 	return first, length
 }
 
-// shown is r, or a ? if it cannot be shown.
+// shown returns r, or ? if r is not safe to print.
 func shown(r rune) rune {
 	if safe(r, utf8.RuneLen(r), true) {
 		return r

@@ -8,23 +8,23 @@ import (
 	"unicode/utf8"
 )
 
-// Line returns s as one line that is safe to print: control characters, line separators and marks that change the
-// direction of text become Go escape sequences (\x1b, \n, \u202e), because they could steer a terminal, hide part of a
-// line or forge a log line. Text that needs no escape is returned unchanged.
+// Line returns s as one line that is safe to print. Control characters, line separators and marks that change the
+// direction of text become Go escape sequences (\x1b, \n, \u202e), because they could control a terminal, hide part of
+// a line or forge a log line. Text without such characters is returned unchanged.
 func Line(s string) string { return escape(s, false) }
 
-// Lines is Line for text of several lines: line feeds and tabs stay.
+// Lines is like Line for text of several lines: it keeps line feeds and tabs.
 func Lines(s string) string { return escape(s, true) }
 
-// ClipLine returns the first bytes of Line(s), at most most of them, and "..." where that is not all. It takes no more
-// time than for as many bytes of s.
+// ClipLine returns at most the first most bytes of Line(s), followed by "..." if that is not all of it. Its time
+// depends on most and not on the length of s.
 func ClipLine(s string, most int) string {
 	if len(s) <= most {
 		if line := Line(s); len(line) <= most {
 			return line
 		}
 	}
-	n := 0 // bytes of what is shown
+	n := 0 // bytes of output
 	for i := 0; i < len(s); {
 		_, size := utf8.DecodeRuneInString(s[i:])
 		if n += len(Line(s[i : i+size])); n > most {
@@ -62,9 +62,9 @@ func escape(s string, lines bool) string {
 	return b.String()
 }
 
-// safe says whether a character of size bytes can be shown. Besides what is no character, unicode.IsGraphic leaves out
-// controls and the marks that change the direction of text; unusual spaces stay, because they are harmless. A line
-// separator (Zl, Zp) begins another line where it is heeded.
+// safe reports whether a character of size bytes can be printed. unicode.IsGraphic excludes invalid characters,
+// control characters and marks that change the direction of text; unusual spaces are harmless. Line separators (Zl,
+// Zp) are excluded because some programs treat them as line feeds.
 func safe(r rune, size int, lines bool) bool {
 	switch {
 	case r == '\n' || r == '\t':
@@ -77,7 +77,7 @@ func safe(r rune, size int, lines bool) bool {
 	return unicode.IsGraphic(r)
 }
 
-// Plain is s without control characters and what is not UTF-8.
+// Plain returns s without control characters and invalid UTF-8.
 func Plain(s string) string {
 	return strings.Map(func(r rune) rune {
 		if r < ' ' || r == 0x7f || r == utf8.RuneError {
@@ -87,7 +87,7 @@ func Plain(s string) string {
 	}, strings.ToValidUTF8(s, ""))
 }
 
-// OfC is the text before the first zero byte, which ends a text in C, with "?" for bytes that are not UTF-8.
+// OfC returns the text before the first zero byte, as in C, with "?" for invalid UTF-8.
 func OfC(b []byte) string {
 	b, _, _ = bytes.Cut(b, []byte{0})
 	return strings.ToValidUTF8(string(b), "?")

@@ -33,8 +33,8 @@ func Suggest(name string, candidates []string) string {
 	return "there is " + strings.Join(candidates, ", ")
 }
 
-// distance is the number of bytes to insert, delete, replace or swap with their neighbour to make b of a (optimal
-// string alignment).
+// distance returns the number of bytes to insert, delete, replace or swap with their neighbour to turn a into b
+// (optimal string alignment).
 func distance(a, b string) int {
 	before, last, row := make([]int, len(b)+1), make([]int, len(b)+1), make([]int, len(b)+1)
 	for j := range last {

@@ -9,8 +9,8 @@ import (
 	"github.com/mattn/go-runewidth"
 )
 
-// Clean keeps text that came from elsewhere from steering the terminal, or from showing as other text than it is: a
-// character that is not shown as itself becomes a space.
+// Clean makes untrusted text safe for a terminal, and keeps it from looking like other text: characters that are not
+// graphic become spaces.
 func Clean(s string) string {
 	return strings.Map(func(r rune) rune {
 		if !unicode.IsGraphic(r) || r == utf8.RuneError || unicode.In(r, unicode.Zl, unicode.Zp) {
@@ -20,7 +20,7 @@ func Clean(s string) string {
 	}, s)
 }
 
-// Wrap folds prose between words to lines of a width; those after the first stand under its beginning.
+// Wrap wraps prose to lines of a width. The first line begins with lead, and the others are indented by its width.
 func Wrap(width int, lead, prose string) string {
 	var b strings.Builder
 	line, empty := lead, true
@@ -39,7 +39,7 @@ func Wrap(width int, lead, prose string) string {
 	return b.String()
 }
 
-// words are what a line can be broken between: a number and its per cent sign stay together.
+// words splits prose where lines may be broken. A number and its per cent sign stay together.
 func words(prose string) (all []string) {
 	for _, word := range strings.Fields(prose) {
 		if n := len(all); n > 0 && strings.HasPrefix(word, "%") {
@@ -51,7 +51,7 @@ func words(prose string) (all []string) {
 	return all
 }
 
-// Widths are the widths of the columns of rows of text.
+// Widths returns the widths of the columns of rows of text.
 func Widths(rows [][]string) (widths []int) {
 	for _, r := range rows {
 		for i, c := range r {
@@ -64,7 +64,7 @@ func Widths(rows [][]string) (widths []int) {
 	return widths
 }
 
-// Aligned is a row of text in columns that are to the left, or all but the first to the right.
+// Aligned formats a row of text. Columns are aligned to the left or, if right is set, all but the first to the right.
 func Aligned(cells []string, widths []int, right bool) string {
 	padded := make([]string, len(cells))
 	for i, c := range cells {
@@ -77,8 +77,8 @@ func Aligned(cells []string, widths []int, right bool) string {
 	return strings.TrimRight(strings.Join(padded, "  "), " ")
 }
 
-// MarkdownTable writes rows of text, of which the first is the head. The first left columns are aligned to the left,
-// the others to the right.
+// MarkdownTable formats rows of text, the first of which is the header. The first left columns are aligned to the
+// left, the others to the right.
 func MarkdownTable(rows [][]string, left int) string {
 	var b strings.Builder
 	for i, row := range rows {
@@ -96,10 +96,10 @@ func MarkdownTable(rows [][]string, left int) string {
 var markdown = strings.NewReplacer(`\`, `\\`, "|", `\|`, "*", `\*`, "_", `\_`, "`", "\\`", "<", "&lt;", "[", `\[`, "]",
 	`\]`, "#", `\#`)
 
-// Markdown keeps text that came from elsewhere from being read as Markdown or HTML.
+// Markdown escapes untrusted text so that it is not read as Markdown or HTML.
 func Markdown(s string) string { return markdown.Replace(Clean(s)) }
 
-// Cell is text for a cell of CSV. What a spreadsheet would take for a formula has an apostrophe before it.
+// Cell returns text for a CSV cell. It puts an apostrophe before text that a spreadsheet would take for a formula.
 func Cell(text string) string {
 	text = Clean(text)
 	if text == "" || !strings.ContainsRune("=+-@", rune(text[0])) {

@@ -1,4 +1,4 @@
-// Package usage says what is wrong with a command line, in the same words for each program.
+// Package usage reports errors in a command line, in the same words for each program.
 package usage
 
 import (
@@ -14,10 +14,10 @@ import (
 	"tare/internal/lib/text"
 )
 
-// SeeHelp is the hint that names the help of a command.
+// SeeHelp returns a hint that refers to the help of a command.
 func SeeHelp(cmd *cobra.Command) string { return fmt.Sprintf("see '%s --help'", cmd.CommandPath()) }
 
-// NoArgs is the Args of a command that takes none.
+// NoArgs is the Args of a command without arguments.
 func NoArgs(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
 		return fault.New(fault.Usage, cmd.CommandPath()+" "+text.Clip(args[0]), SeeHelp(cmd), "unexpected argument")
@@ -25,7 +25,7 @@ func NoArgs(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// FlagError says what is wrong with a flag in words, not in those of the functions that read numbers.
+// FlagError describes an error in a flag in plain words instead of those of the functions that parse numbers.
 func FlagError(cmd *cobra.Command, err error) error {
 	help := SeeHelp(cmd)
 	var wrong *pflag.InvalidValueError
