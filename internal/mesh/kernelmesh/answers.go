@@ -16,7 +16,7 @@ func init() {
 	analysis.Register(analysis.Family{Metrics: []string{"map_by_program_bytes"}, Answer: memoryAnswers, General: true})
 }
 
-// prose words this package's answers.
+// prose writes this package's answers.
 type prose struct{ analysis.Prose }
 
 // memoryAnswers says for each way of sizing the maps what is fixed, what a service adds, what other ways of counting
@@ -40,7 +40,7 @@ func memoryAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
 	return all
 }
 
-// mapModel words the fixed size of the maps and what a service adds, counting each map once.
+// mapModel describes the fixed size of the maps and what a service adds, counting each map once.
 func (p *prose) mapModel() {
 	for _, m := range p.Summary.Models {
 		if m.Metric != "map_bytes" || m.Arm != p.Arm || len(m.Terms) != 2 {
@@ -65,7 +65,7 @@ func (p *prose) mapModel() {
 	p.Add("%s: the maps take %s%s, each counted once.", p.Arm, p.Say("map_bytes"), p.Here())
 }
 
-// otherCounts words what lists of programs with the memory of their maps add up to.
+// otherCounts describes the total that a list of programs with the memory of their maps would add up to.
 func (p *prose) otherCounts(t *analysis.Table) {
 	var once, often, real []float64
 	for _, at := range t.Levels {
@@ -95,7 +95,7 @@ func (p *prose) otherCounts(t *analysis.Table) {
 		span(once), span(often), often[last]/real[last])
 }
 
-// charged words which control group the maps are charged to.
+// charged describes which control group the maps are charged to.
 func (p *prose) charged() {
 	share, kernel, hard := p.Find("map_charged_share"), p.Find("memory_kernel_bytes"), p.Find("memory_hard_bytes")
 	if share == nil {
@@ -111,7 +111,7 @@ func (p *prose) charged() {
 	}
 }
 
-// downAgain words what load adds, and what is left when all services but a few have been removed.
+// downAgain describes what load adds, and what is left when all services but a few have been removed.
 func (p *prose) downAgain(t *analysis.Table) {
 	before, loaded, after := p.Find("map_before_bytes"), p.Find("map_bytes"), p.Find("map_after_bytes")
 	if before == nil || loaded == nil || after == nil {

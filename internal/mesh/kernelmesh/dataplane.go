@@ -1,8 +1,8 @@
 // Package kernelmesh is a small service mesh data plane in the kernel: eBPF programs on the socket calls of one
-// control group replace the address of a service by that of one of its endpoints, by weight, and count the
+// control group replace the address of a service with that of one of its endpoints, chosen by weight, and count the
 // connections. Its configuration, from a file or from a control plane, is in a store of any design (package store). It
 // is real - applications use it unchanged - and small enough that its cost can be predicted, so it is the reference
-// subject of Tare. docs/kernelmesh.md has the programs, the maps and the limits.
+// subject of Tare. docs/kernelmesh.md describes the programs, the maps and the limits.
 package kernelmesh
 
 import (
@@ -33,7 +33,7 @@ import (
 // Version is the version of the data plane; it changes when its programs or maps do.
 const Version = "2"
 
-// Defaults of the sizes of the maps.
+// Default sizes of the maps.
 const (
 	DefaultMaxServices  = 1024
 	DefaultMaxEndpoints = 16384
@@ -70,9 +70,9 @@ var (
 
 // Options configures a data plane.
 type Options struct {
-	ServicesFile string // YAML file of services; or
+	ServicesFile string // YAML file of services; empty if XDS is set
 	XDS          string // address of a control plane: host:port, or unix:PATH
-	Node         Node   // the data plane's node for the control plane
+	Node         Node   // identifies the data plane to the control plane
 	// StateOfTheWorld uses that variant of xDS instead of deltas.
 	StateOfTheWorld bool
 	CgroupDir       string // a cgroup v2 directory; the programs apply to processes in it and below it
@@ -81,8 +81,8 @@ type Options struct {
 	Fail            string // FailOpen or FailClosed; empty: FailOpen
 	Peer            string // PeerService or PeerEndpoint; empty: PeerService
 	Work            string // the process's own work after the start message, one of Works; empty: none
-	// Sources are the addresses, at most one of each family, that rules use as the source of sockets that are not
-	// bound. Without one for a family the source is unknown, and rules with a condition on it do not match.
+	// Sources are the addresses, at most one of each family, that rules use as the source of unbound sockets. Without
+	// one for a family the source is unknown, and rules with a condition on it do not match.
 	Sources      []netip.Addr
 	Steps        uint32 // extra steps of work in every run of the connect programs
 	SockopsSteps uint32 // extra steps in every run of the sockops program
@@ -109,7 +109,7 @@ func (o *Options) check() error {
 	return nil
 }
 
-// Outward returns the addresses from which this process would connect to the world, by the current routes of its
+// Outward returns the addresses from which this process would connect to the Internet, by the current routes of its
 // network namespace. Nothing is sent.
 func Outward() (sources []netip.Addr) {
 	// Addresses for documentation (RFC 5737, RFC 3849), which take the default route.
@@ -132,7 +132,7 @@ type DataPlane struct {
 	maps     map[string]*ebpf.Map // of the programs; those of the store are copies, with separate descriptors
 	links    []attached
 	shared   shared
-	onEvent  func(xds.Event) // called for every response of the control plane; set when works are made
+	onEvent  func(xds.Event) // called for every response of the control plane; set when the worker is made
 
 	mu       sync.Mutex // guards the fields below
 	store    store.Store
@@ -151,8 +151,8 @@ type hook struct {
 	attach  ebpf.AttachType
 }
 
-// hooks are in the order of attachment: first the programs that translate back and count rewritten connections, then
-// those that rewrite.
+// hooks are in the order of attachment: first the programs that translate addresses back and count rewritten
+// connections, then those that rewrite.
 var hooks = []hook{
 	{snapshotProgKmSockops, ebpf.AttachCGroupSockOps},
 	{snapshotProgKmGetpeername4, ebpf.AttachCgroupInet4GetPeername},
@@ -202,7 +202,7 @@ func Load(o Options) (_ *DataPlane, err error) {
 }
 
 // Apply makes a change of the configuration while programs run; see store.Store for its guarantees. Concurrent calls
-// run one after the other.
+// run in turn.
 func (d *DataPlane) Apply(ctx context.Context, change mesh.Change) (store.Work, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -248,7 +248,7 @@ func (d *DataPlane) Attach(dir string, allowRoot bool) error {
 		if program == nil {
 			continue // left out
 		}
-		// Not link.AttachCgroup: where links are missing it attaches without one, and that would outlive the process.
+		// Not link.AttachCgroup: on kernels without links it attaches without one, which would outlive the process.
 		l, err := link.AttachRawLink(link.RawLinkOptions{Target: int(cgroup.Fd()), Program: program, Attach: h.attach})
 		if err != nil {
 			return explain(err, "attaching "+h.program+" to "+dir)
@@ -310,7 +310,7 @@ func checkCgroup(dir string, allowRoot bool) error {
 	return nil
 }
 
-// cgroup2Mount is where the cgroup v2 hierarchy is mounted, "" if nowhere; for messages.
+// cgroup2Mount returns where the cgroup v2 hierarchy is mounted, or "" if it is not; for messages.
 func cgroup2Mount() string {
 	mounts, err := mount.Read("")
 	if err != nil {
@@ -331,7 +331,7 @@ func explain(err error, doing string) error {
 	switch {
 	case errors.As(err, &known):
 		return err
-	// Without privileges the verifier refuses what would otherwise be allowed: then privileges are the cause.
+	// Without privileges the verifier refuses what would otherwise be allowed: then missing privileges are the cause.
 	case errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) && !hasRights():
 		hint := "run as root, or with CAP_SYS_ADMIN"
 		if hasRights() {

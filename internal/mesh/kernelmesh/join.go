@@ -33,18 +33,18 @@ type joined struct {
 	name    string
 	part    *kind.Part
 	process kind.Process // nil before Start
-	control string       // address of the control plane that was started for it; empty: none
-	said    []string     // the lines of its log so far, without those of the evidence
+	control string       // address of the control plane that was started for it, if any
+	said    []string     // lines of its log until it served the control plane's first configuration
 }
 
-// Evidence is what the data plane logged about its control plane's configuration, line by line; the latest lines if
+// Evidence holds what the data plane logged about its control plane's configuration, line by line; the latest lines if
 // there were many.
 type Evidence struct {
-	Warnings []string `json:"warnings"` // resources that were accepted with another meaning than they have
+	Warnings []string `json:"warnings"` // resources that were accepted with a different meaning
 	Refused  []string `json:"refused"`
 }
 
-// The interfaces that the engine and the load connect look for.
+// The interfaces that the engine and the load "connect" look for.
 var _ interface {
 	kind.Starter
 	kind.Addresser
@@ -65,7 +65,7 @@ const (
 	// servicesFile is the services file of the trial.
 	servicesFile = "services.yaml"
 
-	// settle is how long the kernel gets to free what was deleted: elements of hash maps wait for RCU grace periods.
+	// settle is how long the kernel gets to free deleted memory: elements of hash maps wait for RCU grace periods.
 	settle = 200 * time.Millisecond
 
 	// reloadTimeout is how long the process may take to read its services again.
@@ -77,7 +77,7 @@ func (j *joined) file() string { return filepath.Join(j.trial.Dir(), servicesFil
 // applications returns the names of the served applications, in the order of their services.
 func (j *joined) applications() []string { return slices.Sorted(maps.Keys(j.trial.Applications())) }
 
-// count returns the number of services that a setting asks for, but at least one for each application.
+// count returns the number of services in a setting, but at least one for each application.
 func (j *joined) count(key string) int {
 	return max(j.part.Options.Int(key), len(j.trial.Applications()))
 }
@@ -159,7 +159,7 @@ func (j *joined) startControl(ctx context.Context) error {
 	return nil
 }
 
-// placedTimeout is how long the first configuration may take, also on a busy machine.
+// placedTimeout is how long the first configuration may take, even on a busy machine.
 const placedTimeout = time.Minute
 
 // placed waits until the data plane serves the control plane's configuration.
@@ -175,8 +175,8 @@ func (j *joined) placed(ctx context.Context) error {
 	})
 }
 
-// await reads the process's log until done accepts a line. If the process ends before, the error contains meanwhile;
-// if it takes too long, the error is late's.
+// await reads the process's log until done accepts a line. If the process ends first, the error contains meanwhile; if
+// it takes too long, the error is late's.
 func (j *joined) await(ctx context.Context, within time.Duration, meanwhile string,
 	done func(line string) (bool, error), late func() error) error {
 	timeout := time.NewTimer(within)
@@ -197,7 +197,7 @@ func (j *joined) await(ctx context.Context, within time.Duration, meanwhile stri
 	}
 }
 
-// argv returns the command line that serves the group of the applications and the loads.
+// argv returns the command line of the process, which serves the control group of the applications and the loads.
 func (j *joined) argv() ([]string, error) {
 	dir := j.trial.WorkDir()
 	if dir == "" {
@@ -247,7 +247,7 @@ func (j *joined) Services() connect.Services {
 	return s
 }
 
-// Evidence returns what was logged about a control plane's configuration; nil if all of it was accepted as it is.
+// Evidence returns what was logged about a control plane's configuration, or nil if all of it was accepted as it is.
 func (j *joined) Evidence() any {
 	if _, ok := j.part.Options[xdsKey]; !ok && j.control == "" || j.process == nil {
 		return nil
@@ -322,7 +322,7 @@ func (j *joined) reloaded(ctx context.Context) error {
 // Close removes the services file.
 func (j *joined) Close() error {
 	if err := os.Remove(j.file()); !errors.Is(err, fs.ErrNotExist) {
-		return err // nil where it was there
+		return err // nil if the file existed
 	}
 	return nil
 }

@@ -57,7 +57,7 @@ func anySubject(s *kind.Setup, key string) bool {
 	})
 }
 
-// asked returns a value only if an arm sets the number of services.
+// asked wraps value, which is then reported only if an arm sets the number of services.
 func asked(value func(*measured.Measured) (float64, bool)) func(*measured.Measured) (float64, bool) {
 	return func(m *measured.Measured) (float64, bool) {
 		if !anySubject(m.Setup, servicesKey) {
@@ -67,10 +67,10 @@ func asked(value func(*measured.Measured) (float64, bool)) func(*measured.Measur
 	}
 }
 
-// ifAsked ends the description of what asked returns.
+// ifAsked ends the descriptions of metrics whose value asked wraps.
 const ifAsked = " Only in experiments in which an arm has `services`."
 
-// left is when the readings after the load are taken.
+// left describes when the readings after the load are taken.
 const left = " after the load, with `then-services` services left"
 
 // before returns a metric like another, but for the reading before the load.
@@ -109,7 +109,8 @@ func further(family, name, reading, what string, value func(*measured.Measured) 
 	}
 }
 
-// mapCharged returns false if the kernel does not report the control group of one of the maps.
+// mapCharged returns the share of the maps' bytes that is charged to the subject, or false if the kernel does not
+// report the size or the control group of one of the maps.
 func mapCharged(m *measured.Measured) (float64, bool) {
 	ids := m.SubjectMaps()
 	own, all := 0.0, 0.0
@@ -128,8 +129,8 @@ func mapCharged(m *measured.Measured) (float64, bool) {
 	return own / all, all > 0
 }
 
-// mapDeclared sums the declared sizes of the subject's maps, each once, or once for each of the subject's programs
-// that use it.
+// mapDeclared sums the declared sizes of the subject's maps: each once, or, if byProgram, once for each of the
+// subject's programs that use it. It returns false if a map or the programs are unknown.
 func mapDeclared(m *measured.Measured, byProgram bool) (float64, bool) {
 	ids := m.SubjectMaps()
 	programs, ok := m.Programs()

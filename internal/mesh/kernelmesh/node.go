@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// The settings of the data plane's node for its control plane.
+// The settings about how the data plane identifies itself to its control plane, and how they communicate.
 const (
 	nodeKey     = "node"
 	metadataKey = "metadata"
@@ -24,11 +24,11 @@ const (
 // Variants are the values of the setting.
 var Variants = []string{VariantDeltas, VariantWorld}
 
-// instanceIPs is the metadata of Istio's proxies with all addresses of the workload, separated by commas (NodeMetadata
-// of istio.io/istio/pkg/model).
+// instanceIPs is the name of the metadata in which Istio's proxies send all addresses of the workload, separated by
+// commas (NodeMetadata of istio.io/istio/pkg/model).
 const instanceIPs = "INSTANCE_IPS"
 
-// Node is the data plane's node for a control plane.
+// Node identifies the data plane to a control plane.
 type Node struct {
 	ID       string            `json:"id"`       // empty: the client's default
 	Metadata map[string]string `json:"metadata"` // further information, by name

@@ -18,7 +18,7 @@ import (
 	"tare/internal/lib/text"
 )
 
-// maxFileBytes is the limit of a services file, enough for some 500,000 endpoints.
+// maxFileBytes is the maximum size of a services file, enough for about 500,000 endpoints.
 const maxFileBytes = 32 << 20
 
 // example is the hint for a file of the wrong shape.
@@ -42,7 +42,7 @@ func ReadFile(path string) ([]Service, error) {
 	return Parse(path, data)
 }
 
-// Parse parses services in YAML; name is the file's, for errors.
+// Parse parses services in YAML; name is the file's name, for errors.
 //
 //	services:
 //	  - address: 10.96.0.1:80      # or "[fd00::1]:80"
@@ -51,7 +51,7 @@ func ReadFile(path string) ([]Service, error) {
 //	      - {address: 127.0.0.1:8080, weight: 3}
 //	      - {address: 127.0.0.1:8081}          # weight 1
 //
-// It is strict: anything unknown is a *fault.Error of code Usage with its place.
+// It is strict: anything unknown is a *fault.Error of code Usage, with its position.
 func Parse(name string, data []byte) ([]Service, error) {
 	p := reader{document.File(name)}
 	if len(data) > maxFileBytes {

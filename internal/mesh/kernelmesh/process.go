@@ -97,6 +97,6 @@ func serving(_ param.Values, r Ready) string {
 	for _, m := range r.Maps {
 		fmt.Fprintf(t, "%s\t%d\t%s\t%d\n", m.Name, m.ID, m.Type, m.MaxEntries)
 	}
-	_ = t.Flush() // into memory
+	_ = t.Flush() // cannot fail: it writes to memory
 	return strings.TrimSuffix(b.String(), "\n")
 }

@@ -33,7 +33,7 @@ func (guest) About() kind.About {
 			"--services services.yaml --cgroup /sys/fs/cgroup/mygroup",
 			"--xds 127.0.0.1:18000 --fail closed --cgroup /sys/fs/cgroup/mygroup",
 		}},
-		// The process replaces its configuration, or times changes; this work shows only in connections.
+		// The process replaces its configuration, or times changes; both need a load that makes connections.
 		Works:       func(o param.Values) bool { return o["work"] != "" },
 		TakesLonger: attaching,
 		Trait:       func(o param.Values) string { return store.Trait(o["store"]) },
@@ -204,7 +204,7 @@ func processOptions(o param.Values, services int) param.Values {
 	}
 	if o.On(fitKey) {
 		own["max-services"] = strconv.Itoa(services)
-		own["max-endpoints"] = strconv.Itoa(services * fillerOf(o).each) // applications' services have one
+		own["max-endpoints"] = strconv.Itoa(services * fillerOf(o).each) // an application's service has one endpoint
 	}
 	return own
 }

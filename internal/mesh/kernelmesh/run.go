@@ -35,12 +35,12 @@ type Ready struct {
 	Services     int           `json:"services"` // in the file
 	Endpoints    int           `json:"endpoints"`
 	XDS          string        `json:"xds,omitempty"`  // address of the control plane
-	Node         string        `json:"node,omitempty"` // its node for the control plane, if one was given
+	Node         string        `json:"node,omitempty"` // its node ID for the control plane, if one was given
 	Store        string        `json:"store"`
 	Atomic       string        `json:"atomic"` // how much of a change programs see at once
 	Fail         string        `json:"fail"`
 	Peer         string        `json:"peer"`
-	Sources      []netip.Addr  `json:"sources"` // sources that rules assume for sockets that are not bound
+	Sources      []netip.Addr  `json:"sources"` // source addresses that rules assume for unbound sockets
 	Programs     []ProgramInfo `json:"programs"`
 	Maps         []MapInfo     `json:"maps"`
 	Links        []LinkInfo    `json:"links"`
@@ -149,7 +149,7 @@ func (r *running) serve(ctx context.Context, hup <-chan os.Signal) (err error) {
 			err = errors.Join(err, <-client)
 		}
 		if work != nil {
-			<-work // after it was stopped, its result is not sent
+			<-work // it was stopped, so its result is not sent
 		}
 	}()
 	for {
@@ -213,8 +213,8 @@ func listen(conn *role.Conn, started chan<- role.Schedule) error {
 	}
 }
 
-// client runs a client that follows the control plane, until ctx ends, and then sends its error. Without a control
-// plane the result is nil.
+// client runs a client that follows the control plane until ctx ends, and then sends its error on the channel. Without
+// a control plane the channel is nil.
 func (r *running) client(ctx context.Context) (chan error, error) {
 	if r.o.XDS == "" {
 		return nil, nil
@@ -291,7 +291,7 @@ type gate struct {
 // (initial_fetch_timeout).
 const routesTimeout = 15 * time.Second
 
-// hears records clusters and listeners, and says whether both have been received.
+// hears records clusters and listeners, and reports whether both have been received.
 func (g *gate) hears(e xds.Event) bool {
 	switch e.Kind {
 	case xds.Clusters:
@@ -304,7 +304,7 @@ func (g *gate) hears(e xds.Event) bool {
 
 func (g *gate) both() bool { return g.heard[0].Load() && g.heard[1].Load() }
 
-// look opens the gate when its conditions hold.
+// look opens the gate if its conditions hold.
 func (g *gate) look(c *xds.Client, s *shared) {
 	if g.open.Load() || !g.both() {
 		return
@@ -317,8 +317,8 @@ func (g *gate) look(c *xds.Client, s *shared) {
 	}
 }
 
-// watch looks from time to time until the gate is open or ctx ends, because a cluster can stop waiting without a
-// response, when its time is over.
+// watch calls look periodically until the gate is open or ctx ends, because a cluster can stop waiting without a
+// response, when it times out.
 func (g *gate) watch(ctx context.Context, c *xds.Client, s *shared) {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
@@ -366,13 +366,13 @@ func inFile(err error, file string) error {
 		return err
 	}
 	hint := ""
-	if f.Where != "" { // a service's name, by a store
+	if f.Where != "" { // a store has set it to a service's name
 		hint = "raise --max-services and --max-endpoints, or choose another --store"
 	}
 	return fault.Wrap(err, f.Code, file, hint, "the services cannot be applied")
 }
 
-// logTotals logs at the end what each program did. It is no failure of the data plane if the reader has gone.
+// logTotals logs at the end what each program did. It ignores errors of sending, because the reader may have gone.
 func (r *running) logTotals() error {
 	programs, err := r.Stats()
 	if err != nil {

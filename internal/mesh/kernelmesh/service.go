@@ -20,7 +20,7 @@ const (
 type Service struct {
 	Address   netip.AddrPort
 	Protocol  Protocol
-	Endpoints []Endpoint // none: connections to the service are refused
+	Endpoints []Endpoint // if empty, connections to the service are refused
 }
 
 // String returns the protocol and the address in canonical form, so that equal services have the same name.
@@ -29,7 +29,7 @@ func (s Service) String() string { return s.Protocol.String() + " " + canonical(
 // Endpoint is an address that serves a service.
 type Endpoint struct {
 	Address netip.AddrPort
-	Weight  uint32 // its share of new connections, relative to the sum of the service's weights; 0: none
+	Weight  uint32 // its share of new connections, relative to the sum of the service's weights
 }
 
 // Limits of one service. Some stores have lower ones.

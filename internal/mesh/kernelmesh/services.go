@@ -43,7 +43,7 @@ var servicesSettings = []param.Setting{
 	},
 }
 
-// serviceIP returns the address of the n-th service, from 1, in 10.96.0.0/12, the range that clusters use for theirs.
+// serviceIP returns the address of the n-th service, from 1, in 10.96.0.0/12, the usual range of Kubernetes services.
 // It has a meaning only inside the trial's control group.
 func serviceIP(n int) string {
 	return fmt.Sprintf("10.%d.%d.%d:80", 96+n>>16, n>>8&0xff, n&0xff)

@@ -35,7 +35,7 @@ func (s *shared) close() error {
 	return err
 }
 
-// changed tells programs that the configuration has changed, so that they discard remembered answers.
+// changed makes programs discard remembered answers, after the configuration has changed.
 func (s *shared) changed() {
 	if atomic.AddUint32(&s.state.Generation, 1) == 0 {
 		atomic.StoreUint32(&s.state.Generation, 1)

@@ -22,7 +22,7 @@ func NewSource(apply func(context.Context, mesh.Change) (store.Work, error)) *So
 	return &Source{apply: apply, services: map[string]Service{}}
 }
 
-// Changes is what Set did.
+// Changes counts what Set did.
 type Changes struct {
 	Added     int `json:"added"`
 	Changed   int `json:"changed"`
@@ -35,8 +35,8 @@ func (c Changes) String() string {
 		c.Unchanged)
 }
 
-// Set replaces the configuration by these services, in one change with the differences. If services are invalid or do
-// not fit, the error is a *fault.Error of code Usage, and nothing changes.
+// Set replaces the configuration with these services, by one change that has only the differences. If services are
+// invalid or do not fit, the error is a *fault.Error of code Usage, and nothing changes.
 func (s *Source) Set(ctx context.Context, services []Service) (Changes, error) {
 	var done Changes
 	var change mesh.Change

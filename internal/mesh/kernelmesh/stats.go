@@ -2,7 +2,7 @@ package kernelmesh
 
 import "fmt"
 
-// ProgramStats are the runs of one program by outcome. Every run has one outcome.
+// ProgramStats counts the runs of one program by outcome. Every run has one outcome.
 type ProgramStats struct {
 	Name         string
 	Matched      uint64 // acted: rewrote an address, counted a connection
@@ -20,14 +20,14 @@ func (p ProgramStats) runs() uint64 {
 
 func (p ProgramStats) refused() uint64 { return p.NoEndpoint + p.Denied + p.Overflow + p.Unconfigured }
 
-// counterOrder is enum program of bpf/kernelmesh.c.
+// counterOrder lists the programs in the order of enum program in bpf/kernelmesh.c.
 var counterOrder = []string{
 	snapshotProgKmConnect4, snapshotProgKmConnect6, snapshotProgKmSendmsg4, snapshotProgKmSendmsg6, snapshotProgKmRecvmsg4,
 	snapshotProgKmRecvmsg6, snapshotProgKmGetpeername4, snapshotProgKmGetpeername6, snapshotProgKmSockops,
 }
 
-// Stats returns the programs' counters since they were loaded. The programs continue meanwhile: numbers of different
-// programs may differ by what happened between the reads.
+// Stats returns the programs' counters since they were loaded. Programs keep running while they are read, so numbers
+// of different programs may differ by what happened between the reads.
 func (d *DataPlane) Stats() ([]ProgramStats, error) {
 	var all []ProgramStats
 	for i, name := range counterOrder {

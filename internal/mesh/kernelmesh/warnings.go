@@ -9,8 +9,8 @@ import (
 	"tare/internal/mesh/xds/translate"
 )
 
-// maxSeen is the limit of remembered warnings and refusals. A remembered one is logged once; others may be logged
-// again.
+// maxSeen is the maximum number of remembered warnings and refusals. A remembered one is not logged again; others may
+// be.
 const maxSeen = 10_000
 
 // Prefixes of lines in the log.
@@ -19,15 +19,15 @@ const (
 	refusedPrefix = "refused: "
 )
 
-// warnings logs resources of the control plane that are accepted with another meaning, or refused: each warning once,
-// and the same warning about many resources of a kind in one line.
+// warnings logs resources of the control plane that are refused, or accepted with a different meaning: each warning
+// once, and the same warning about many resources of a kind in one line.
 type warnings struct {
 	seen map[string]bool
 }
 
 func newWarnings() *warnings { return &warnings{seen: map[string]bool{}} }
 
-// first says whether a text is new.
+// first reports whether a text is new, and remembers it.
 func (w *warnings) first(text string) bool {
 	if w.seen[text] {
 		return false

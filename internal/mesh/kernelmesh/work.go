@@ -9,19 +9,19 @@ import (
 	"tare/internal/experiment/role"
 )
 
-// Worker does measured work in the data plane's process, between the edges of a schedule.
+// Worker does measured work in the data plane's process, by a schedule.
 type Worker interface {
 	Run(ctx context.Context, s role.Schedule) (*load.Result, error)
 }
 
-// works are the kinds of work by name. Work is made when the data plane has been loaded, before a control plane is
-// connected, and runs when it is attached.
+// works has a constructor for each kind of work, by name. A worker is made when the data plane has been loaded, before
+// a control plane is connected, and runs when the data plane is attached.
 var works = map[string]func(*DataPlane, Options) (Worker, error){WorkPush: newPushWork, WorkReplace: newReplacer}
 
 // Works returns the names of all kinds of work, sorted.
 func Works() []string { return slices.Sorted(maps.Keys(works)) }
 
-// newWorker makes the work that o selects; nil if it selects none.
+// newWorker returns the worker that o selects, or nil if it selects none.
 func (d *DataPlane) newWorker(o Options) (Worker, error) {
 	if o.Work == "" {
 		return nil, nil

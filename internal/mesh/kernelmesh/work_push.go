@@ -16,9 +16,9 @@ import (
 // WorkPush is the work that times the changes that a control plane pushes.
 const WorkPush = "push"
 
-// pushWork is the work of a data plane whose control plane pushes changes: it measures how long after each was sent it
-// was received, decoded, visible to programs and acknowledged. The control plane must stamp its responses (application
-// mesh), and the load "push" must run.
+// pushWork is the work of a data plane whose control plane pushes changes: it measures how long after it was sent each
+// change was received, decoded, visible to programs and acknowledged. The control plane must stamp its responses
+// (application mesh), and the load "push" must run.
 type pushWork struct {
 	mu     sync.Mutex
 	events []xds.Event
@@ -67,7 +67,7 @@ func (w *pushWork) heard(ctx context.Context) ([]xds.Event, error) {
 	}
 }
 
-// Run times the changes that are sent in the window, whenever they are made, and one in any case. It ends with the
+// Run times the changes that are sent in the window, whenever they are applied, and at least one. It ends with the
 // first that is sent after the window; the load makes one more for this purpose.
 func (w *pushWork) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	begin, end, err := s.Window()
@@ -87,7 +87,7 @@ func (w *pushWork) Run(ctx context.Context, s role.Schedule) (*load.Result, erro
 	return r, r.SetHistograms(times)
 }
 
-// count counts and times what was sent between begin and end.
+// count counts and times the changes that were sent between begin and end.
 func (w *pushWork) count(ctx context.Context, begin, end int64, r *load.Result, times push.Times) error {
 	for more := true; more; {
 		events, err := w.heard(ctx)

@@ -17,8 +17,8 @@ import (
 // WorkReplace is the work that replaces configuration as fast as it can.
 const WorkReplace = "replace"
 
-// replacer makes one change after the other to two generated services (package generation): each gives the cluster of
-// the first new endpoints, makes the listener of the second use a new cluster, and removes that cluster's predecessor.
+// replacer repeatedly changes two generated services (package generation): each change gives the cluster of the first
+// new endpoints, makes the listener of the second use a new cluster, and removes that cluster's predecessor.
 // The page of generations records when each change begins and returns, so that a load that connects meanwhile (package
 // connect) can judge what it finds.
 type replacer struct {
@@ -88,7 +88,7 @@ func (r *replacer) listener(service int, g uint64) *mesh.Listener {
 }
 
 // Run replaces by the schedule, in closed loop, and returns the result. A change that begins in the window counts,
-// whenever it ends; one counts in any case, even if the window is too short for the store.
+// whenever it ends; at least one counts, even if the window is too short for the store.
 func (r *replacer) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	defer r.page.Close()
 	begin, end, err := s.Window()
@@ -136,7 +136,7 @@ func (r *replacer) loop(ctx context.Context, t *replaced) error {
 	return context.Cause(ctx)
 }
 
-// replaced is the counts of a run.
+// replaced counts the changes of a run.
 type replaced struct {
 	load.Tally
 	begin, end int64

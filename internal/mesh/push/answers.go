@@ -16,7 +16,7 @@ func init() {
 	})
 }
 
-// prose words this package's answers.
+// prose writes this package's answers.
 type prose struct{ analysis.Prose }
 
 // pushAnswers says for each arm and level how long a change takes until connections show it, and how that time is
@@ -34,8 +34,8 @@ func pushAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
 	return all
 }
 
-// taken words a time of changes: its median and 99th percentile, if the trials have enough changes for them; otherwise
-// its mean.
+// taken describes a time of changes: its median and 99th percentile, if the trials have enough changes for them;
+// otherwise its mean.
 func (p *prose) taken(metric string) string {
 	mid, high := p.Find(metric+"_p50_seconds"), p.Find(metric+"_p99_seconds")
 	mean := p.Summary.Find(metric+"_seconds", p.Arm, p.At)
@@ -54,7 +54,7 @@ func (p *prose) taken(metric string) string {
 func (p *prose) pushed(t *analysis.Table) {
 	whole, since := "push_usable", "the control plane sent it"
 	usable := p.taken(whole)
-	if usable == "" { // a control plane that does not say when it sent it
+	if usable == "" { // the control plane does not report when it sent the change
 		whole, since = "push", "the control plane was told"
 		usable = p.taken(whole)
 	}

@@ -13,14 +13,14 @@ import (
 	"tare/internal/lib/stats"
 )
 
-// The ends of what is timed, as worded in metrics.
+// Where timed intervals begin and end, for the descriptions of metrics.
 const (
 	inMaps      = "until programs find all of it in the maps"
 	inProgram   = "until a new connection to each changed service gets an endpoint that came with it"
 	fromSending = "From the end of `push_sent` until the data plane (`work: push`) "
 )
 
-// metrics are the metrics of changes from a control plane, of the load and of a subject that times them.
+// metrics are the metrics of changes from a control plane, from the load and from a subject that times them.
 var metrics = slices.Concat(
 	pushed(Whole, "From when the control plane gets a change of one service, or of all at once, "+
 		inProgram),
@@ -39,7 +39,7 @@ var metrics = slices.Concat(
 	},
 )
 
-// tried is the share of the tried connections that are in one of the loads' counts.
+// tried returns the metric of one of the loads' counts, as a share of the tried connections.
 func tried(name, count, how string) measured.Metric {
 	return measured.Metric{
 		Definition: metric.Definition{
@@ -56,7 +56,7 @@ func tried(name, count, how string) measured.Metric {
 	}
 }
 
-// histogramOf returns a histogram by name: that of a subject whose work is to time changes, or else of the loads.
+// histogramOf returns a histogram by name, from a subject whose work is to time changes, or else from the loads.
 func histogramOf(m *measured.Measured, name string) (*hdrhistogram.Histogram, bool) {
 	if m.Work != nil && m.Work.Generator == Generator {
 		if h, err := m.Work.Histogram(name); err == nil && h != nil {
@@ -66,8 +66,8 @@ func histogramOf(m *measured.Measured, name string) (*hdrhistogram.Histogram, bo
 	return m.Histogram(name)
 }
 
-// pushed makes the metrics of one histogram. A trial has few changes of a large mesh: then there is a mean and a
-// maximum, and no quantile.
+// pushed makes the metrics of one histogram. A trial with a large mesh may have too few changes for quantiles; then
+// there are only a mean and a maximum.
 func pushed(histogram, how string) []measured.Metric {
 	of := func(name, how string, value func(*hdrhistogram.Histogram) (float64, bool)) measured.Metric {
 		return measured.Metric{

@@ -6,17 +6,17 @@ import (
 	"tare/internal/lib/lists"
 )
 
-// Generator is the generator in results of this package, and of a data plane that works with it.
+// Generator is the generator in the results of this package, and of a data plane that times the load's changes.
 const Generator = "push"
 
 // The names of the load's histograms, with one value for each change.
 const (
-	// Sent: from when the control plane got the change until its response was about to be handed to the transport.
+	// Sent is from when the control plane got the change until its response was about to be handed to the transport.
 	Sent   = "push_sent"
 	Usable = "push_usable" // from then until a new connection to each changed service shows it
 	Whole  = "push"        // the sum: from when the control plane got the change until connections show it
-	// Gap: from the try before the last, which did not show the change, until connections showed it. Usable can be too
-	// long by this.
+	// Gap is from the last try that did not show the change until connections showed it. Usable can be too long by
+	// this.
 	Gap = "push_gap"
 )
 
@@ -24,7 +24,7 @@ const (
 const (
 	Tries   = "tries"
 	Refused = "refused" // of Tries
-	Wrong   = "wrong"   // of Tries: with a peer that is no endpoint of their service
+	Wrong   = "wrong"   // of Tries: with a peer that is not an endpoint of the service
 )
 
 // The names of the data plane's histograms, all from when the response was about to be handed to the transport (work
@@ -50,5 +50,5 @@ func NewTimes(names ...string) Times {
 
 // Add adds a time in ns. A time below 1 counts as 1.
 func (t Times) Add(name string, ns int64) {
-	_ = t[name].RecordValue(min(max(ns, 1), longest)) // within its bounds
+	_ = t[name].RecordValue(min(max(ns, 1), longest)) // cannot fail: the value is within bounds
 }

@@ -1,12 +1,12 @@
-// Package push is the load that changes a mesh's configuration and makes connections until they show the change: the
-// time from a control plane to the next connection. It runs as a separate process (tare load push) in a control group
-// that the data plane serves, and asks an application of kind mesh (package services) for one change after the other,
-// in closed loop.
+// Package push is the load that changes a mesh's configuration and makes connections until they show the change: it
+// measures the time from a control plane to the next connection. It runs as a separate process (tare load push) in a
+// control group that the data plane serves, and requests changes of an application of kind mesh (package services), in
+// closed loop.
 //
 // A connection here is a UDP socket's connect(), which sends nothing. Its peer is the endpoint that the data plane has
-// chosen, whose address encodes the change that it belongs to. If the mesh's services are of TCP, it is a TCP
-// connection, which is reset at once. Between two tries the load sleeps, so as not to use the CPU that the data plane
-// needs; a time is thus too long by up to one such gap, which is measured too.
+// chosen, whose address encodes the change that it belongs to. If the mesh's services use TCP, it is a TCP connection,
+// which is reset at once. Between two tries the load sleeps, so as not to use the CPU that the data plane needs; a
+// time is thus too long by up to one such gap, which is measured too.
 package push
 
 import (
@@ -29,7 +29,7 @@ import (
 	"tare/internal/mesh/services"
 )
 
-// What a change is of.
+// What a change affects.
 const (
 	One = "one" // one random service
 	All = "all" // every service at once
@@ -50,16 +50,16 @@ const (
 	MaxInterval = 100 * time.Millisecond
 )
 
-// Options says where the mesh is, and what to change how often.
+// Options says where the mesh is, what to change and how often.
 type Options struct {
 	Mesh string // host:port, where it accepts changes
 	What string // One or All
-	// Interval is the time between tries while a change is not seen yet; a fiftieth of the time since it was asked
-	// for, if that is more.
+	// Interval is the time between tries while a change is not seen yet, or a fiftieth of the time since the change was
+	// requested, if that is longer.
 	Interval time.Duration
 	Pause    time.Duration // between changes; each is half to one and a half times as long, at random
 	Seed     uint64
-	Patience time.Duration // after which a change that is not seen is a failure; default 20 s
+	Patience time.Duration // how long a change may take to be seen; default 20 s
 }
 
 // Ready is the load's ready message.
@@ -140,7 +140,7 @@ func (p *Push) wait(ctx context.Context) error {
 
 func (p *Push) sleep(ctx context.Context, until int64) error {
 	if err := ctx.Err(); err != nil {
-		return err // Until looks only before long waits
+		return err // Until checks the context only before long waits
 	}
 	_, err := p.thread.Until(ctx, until)
 	return err
@@ -217,15 +217,15 @@ func connected(fd int) error {
 }
 
 // Run makes changes by the schedule, in closed loop, and returns how long they took. A change that begins in the
-// window counts, whenever it is seen; one counts in any case, even if it takes longer than the window. After the
-// window there is one more change, which does not count: when it arrives, the data plane knows that it has received
-// all before it.
+// window counts, whenever it is seen; at least one counts, even if it takes longer than the window. After the window
+// there is one more change, which does not count: when it arrives, the data plane knows that it has received all
+// earlier ones.
 func (p *Push) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	begin, end, err := s.Window()
 	if err != nil {
 		return nil, err
 	}
-	// Garbage is collected between changes only: during a change it would look like a slow data plane.
+	// Garbage is collected only between changes: during a change it would look like a slow data plane.
 	runtime.GC()
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	w := &window{begin: begin, end: end, times: NewTimes(Sent, Usable, Whole, Gap), errors: map[string]int64{}}
@@ -246,10 +246,10 @@ func (p *Push) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	return w.result(cpu)
 }
 
-// enoughTries is after how many tries garbage is collected. Each leaves some 200 bytes.
+// enoughTries is the number of tries after which garbage is collected. Each leaves about 200 bytes.
 const enoughTries = 200_000
 
-// what returns what to change next.
+// what returns the next service to change, or services.All.
 func (p *Push) what() int {
 	if p.o.What == All {
 		return services.All
@@ -292,8 +292,9 @@ func (p *Push) turn(ctx context.Context, w *window, service int, counts bool) er
 	return nil
 }
 
-// notYet says whether a connection failed as it does while the data plane has no configuration, or no endpoint yet: it
-// is refused, or left unchanged, and there may be no route to the service's address, or no answer in time.
+// notYet reports whether a connection failed in a way that is expected while the data plane has no configuration or no
+// endpoint: it is refused, or it goes to the service's own address, to which there may be no route, or from which no
+// answer may come in time.
 func notYet(err error) bool {
 	for _, e := range []error{unix.ECONNREFUSED, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EINPROGRESS} {
 		if errors.Is(err, e) {
@@ -304,7 +305,7 @@ func notYet(err error) bool {
 }
 
 // lastFirst returns all services in the order in which they are checked. Stores that make changes one by one go by
-// name, so that the last service is the last to change; the first is next, for stores that go the other way.
+// name, so the last service is the last to change. The first is checked next, for stores that go the other way.
 func lastFirst(n int) []int {
 	order := []int{n - 1}
 	for i := range n - 1 {
@@ -319,8 +320,9 @@ type sight struct {
 	gap int64 // the time since the try before began, which did not show it
 }
 
-// watch makes connections until all of the services have shown a change that they did not show before. The result is
-// the sight of the last service that was seen without the change; the others had changed before they were first tried.
+// watch makes connections until all of the services have shown a change that they did not show before. It returns the
+// sight of the last service whose first try did not show the change, or of the first service if there was none: the
+// others had changed before they were first tried.
 func (p *Push) watch(ctx context.Context, services []int, w *window, counts bool) (seen sight, err error) {
 	asked := pace.Now()
 	late := asked + int64(p.o.Patience)
@@ -331,8 +333,8 @@ func (p *Push) watch(ctx context.Context, services []int, w *window, counts bool
 		peer, err := p.connect(i)
 		now := pace.Now()
 		p.tries++
-		// A store that makes a change piece by piece has moments without endpoints, with half of one, and without the
-		// service.
+		// A store that makes a change piece by piece has moments without endpoints, with half an endpoint, and without
+		// the service.
 		refused := errors.Is(err, unix.ECONNREFUSED)
 		if err != nil && !notYet(err) {
 			return seen, fmt.Errorf("connecting to service %d: %w", i, err)
@@ -373,10 +375,10 @@ func (p *Push) watch(ctx context.Context, services []int, w *window, counts bool
 	return seen, nil
 }
 
-// another counts services whose connections showed another change than the one that was made.
+// another counts services whose connections showed a different change from the one that was made.
 const another = "another-change"
 
-// window collects what is measured.
+// window collects the measurements.
 type window struct {
 	begin, end int64
 	times      Times

@@ -35,10 +35,10 @@ func (guest) About() kind.About {
 	}
 }
 
-// At implements kind.Sited: the address at which the application accepts changes.
+// At implements kind.Sited. It returns the address at which the application accepts changes.
 func (guest) At(at kind.Site) param.Values {
 	var app services.Ready
-	_ = json.Unmarshal(at.Ready, &app) // another application's message has no such address, so that dialling fails
+	_ = json.Unmarshal(at.Ready, &app) // another application's message has no such address, so dialling fails
 	return param.Values{meshKey: app.Control}
 }
 
@@ -47,7 +47,7 @@ func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
 	return Run(ctx, optionsOf(v), conn)
 }
 
-// CheckSetup refuses an application that is not a mesh: no other accepts changes.
+// CheckSetup refuses an application that is not a mesh, because no other kind accepts changes.
 func (guest) CheckSetup(s *kind.Setup, _ string, part *kind.Part) error {
 	if a := s.Applications[part.To]; a != nil && a.Kind.About().Protocol != services.Protocol {
 		return fmt.Errorf("a load of kind push cannot go to an application of kind %s", a.Name())

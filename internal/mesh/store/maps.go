@@ -10,7 +10,7 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// OpenMaps makes maps of a design's program (Design.Ask), by their names, with the number of entries of each.
+// OpenMaps creates maps of a design's program (Design.Ask): those named in entries, with that number of entries each.
 func OpenMaps(ask func() (*ebpf.CollectionSpec, error), entries map[string]uint32) (map[string]*ebpf.Map, error) {
 	spec, err := ask()
 	if err != nil {
@@ -27,7 +27,7 @@ func OpenMaps(ask func() (*ebpf.CollectionSpec, error), entries map[string]uint3
 	return all, nil
 }
 
-// NewMap makes a map. Its error says what to do.
+// NewMap creates a map. Its error includes a hint.
 func NewMap(spec *ebpf.MapSpec) (*ebpf.Map, error) {
 	m, err := ebpf.NewMap(spec)
 	if err != nil {
@@ -36,7 +36,7 @@ func NewMap(spec *ebpf.MapSpec) (*ebpf.Map, error) {
 	return m, nil
 }
 
-// CloseMaps closes what OpenMaps made.
+// CloseMaps closes the maps that OpenMaps returned.
 func CloseMaps(all map[string]*ebpf.Map) (err error) {
 	for _, m := range all {
 		err = errors.Join(err, m.Close())

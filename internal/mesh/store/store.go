@@ -1,5 +1,5 @@
-// Package store defines what a store is: it keeps a mesh configuration in BPF maps, where programs find it, and
-// changes it while they run. Each design is a package below this one.
+// Package store defines the interface of stores. A store keeps a mesh configuration in BPF maps for programs to read,
+// and changes it while they run. Each design is a package below this one.
 package store
 
 import (
@@ -20,31 +20,31 @@ import (
 type Store interface {
 	// Apply makes a change. How much of it programs see at once depends on the design (Design.Atomic). If a change is
 	// invalid for this store or does not fit, the error is a *fault.Error of code Usage, whose Where is the resource's
-	// name, and nothing is applied. Room and addresses that a change frees can be used by the same change. Removing a
-	// name that does not exist is no error; a name that is both given and removed is removed.
+	// name, and nothing is applied. A change can use the room and addresses that it frees. Removing a name that does
+	// not exist is not an error; a name that is both added and removed is removed.
 	Apply(ctx context.Context, change mesh.Change) (Work, error)
-	// Maps returns the maps that the store's programs use, by their names in the design's header. The store keeps
-	// owning them.
+	// Maps returns the maps that the store's programs use, by their names in the design's header. The store still owns
+	// them.
 	Maps() map[string]*ebpf.Map
-	// Cluster returns the number of a cluster in programs and counters, which does not change while the cluster
-	// exists. Numbers are below Options.ClusterNumbers. A number that a change frees is not reused before the next
-	// change.
+	// Cluster returns the number that programs and counters use for a cluster; ok is false if there is no such cluster.
+	// The number does not change while the cluster exists, and is below Options.ClusterNumbers. A number that a change
+	// frees is not reused before the next change.
 	Cluster(name string) (id uint32, ok bool)
-	// Close gives everything back.
+	// Close releases the maps and everything else that the store holds.
 	Close() error
 }
 
 // Work is the cost of a change, counted while it was made.
 type Work struct {
-	Records      int // that were written
-	Updates      int // elements of maps that system calls wrote
-	Deletes      int // elements of maps that system calls deleted
-	Syscalls     int // bpf() and others, also those that failed or only read
+	Records      int // records written
+	Updates      int // map elements that system calls wrote
+	Deletes      int // map elements that system calls deleted
+	Syscalls     int // bpf() and others, including those that failed or only read
 	Bytes        int // of keys and values, given to the kernel or written into mapped memory
 	GracePeriods int // waits for readers that blocked the writer
 }
 
-// Add counts other too.
+// Add adds other to w.
 func (w *Work) Add(other Work) {
 	w.Records += other.Records
 	w.Updates += other.Updates
@@ -59,21 +59,21 @@ type Options struct {
 	MaxClusters  uint32 // default DefaultMaxClusters
 	MaxListeners uint32 // default DefaultMaxListeners
 	MaxEndpoints uint32 // of all clusters together; default DefaultMaxEndpoints
-	// Variant is one of the design's; empty for its first.
+	// Variant is one of Design.Variants; empty means the first.
 	Variant string
 }
 
-// NoCluster is the number that programs get if no cluster was chosen, or one that does not exist.
+// NoCluster is the number that programs get if no cluster was chosen, or if the chosen one does not exist.
 const NoCluster = 1<<32 - 1
 
-// Defaults of the sizes.
+// Default sizes.
 const (
 	DefaultMaxClusters  = 8192
 	DefaultMaxListeners = 8192
 	DefaultMaxEndpoints = 1 << 17
 )
 
-// WithDefaults fills in what is not given.
+// WithDefaults returns o with the default for each size that is 0.
 func (o Options) WithDefaults() Options {
 	o.MaxClusters = cmp.Or(o.MaxClusters, DefaultMaxClusters)
 	o.MaxListeners = cmp.Or(o.MaxListeners, DefaultMaxListeners)
@@ -81,13 +81,13 @@ func (o Options) WithDefaults() Options {
 	return o
 }
 
-// ClusterNumbers is above all numbers of clusters: the number of rows of a table by cluster.
+// ClusterNumbers returns how many rows a table by cluster number needs: all numbers are below it.
 func (o Options) ClusterNumbers() uint32 { return 2*o.WithDefaults().MaxClusters + 1 }
 
 // Atomic is how much of a change programs see at once.
 type Atomic uint8
 
-// The promises, from weak to strong.
+// The guarantees, from weak to strong.
 const (
 	PerRecord   Atomic = iota // parts of a resource, old and new, can be seen together
 	PerResource               // a cluster or listener is seen whole, old or new
@@ -101,10 +101,10 @@ func (a Atomic) String() string {
 // Design is one way to build a store.
 type Design struct {
 	Name     string
-	Variants []string // the first is the default; none: there are no variants
+	Variants []string // the first is the default; empty if the design has none
 	Atomic   Atomic
 	Open     func(Options) (Store, error)
-	// Ask is the program "ask" (see bpf/ask.c), to be loaded with the store's maps.
+	// Ask returns the program "ask" (see bpf/ask.c), to be loaded with the store's maps.
 	Ask func() (*ebpf.CollectionSpec, error)
 }
 
@@ -118,7 +118,7 @@ func Register(d Design) {
 	designs[d.Name] = d
 }
 
-// Designs are all that are registered, by name.
+// Designs returns all registered designs, sorted by name.
 func Designs() []Design {
 	var all []Design
 	for _, name := range slices.Sorted(maps.Keys(designs)) {
@@ -155,7 +155,7 @@ func Trait(text string) string {
 	return "whole " + d.Atomic.String()
 }
 
-// TooLarge is the error for a resource that a design cannot hold.
+// TooLarge returns the error for a resource that a design cannot hold.
 func TooLarge(name, format string, args ...any) error {
 	return fault.New(fault.Usage, name, "make it smaller, or use another store", "%s", fmt.Sprintf(format, args...))
 }

@@ -15,7 +15,7 @@ func init() {
 	analysis.Register(analysis.Family{Metrics: []string{"lookup_seconds"}, Answer: scaleAnswers})
 }
 
-// prose words this package's answers.
+// prose writes this package's answers.
 type prose struct{ analysis.Prose }
 
 // flushAnswers says which store is fastest and how the others compare with the baseline over all levels, and then each
@@ -44,7 +44,7 @@ func flushAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
 	return append([]analysis.Answer{flushVerdict(s, t)}, all...)
 }
 
-// flush words the time of one arm at a level, and its parts.
+// flush describes the time of one arm's flush at a level, and what the flush consists of.
 func (p *prose) flush(arm string) string {
 	e := p.Of("flush_seconds", arm)
 	text := fmt.Sprintf("%s takes %s for a flush", p.Summary.ArmName(arm), analysis.Said(e))
@@ -78,7 +78,7 @@ func (p *prose) flush(arm string) string {
 	return text
 }
 
-// span is the minimum and the maximum of a ratio to the baseline over levels.
+// span holds the minimum and the maximum of a ratio to the baseline over levels.
 type span struct {
 	lo, hi   float64
 	n        int
@@ -110,7 +110,7 @@ func (v *span) String() string {
 	return fmt.Sprintf("%.2g to %.2g times as long", v.lo, v.hi)
 }
 
-// flushVerdict is the answer over all levels.
+// flushVerdict returns the answer over all levels.
 func flushVerdict(s *analysis.Summary, t *analysis.Table) analysis.Answer {
 	p := &prose{analysis.Prose{Summary: s}}
 	fastest, counted := map[string]int{}, 0
@@ -181,7 +181,7 @@ func scaleAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
 	return all
 }
 
-// lookups words lookups at the first and the last level, and whether they are slower than the baseline's anywhere.
+// lookups describes lookups at the first and the last level, and whether they are slower than the baseline's anywhere.
 func (p *prose) lookups(t *analysis.Table) {
 	name := p.Summary.ArmName(p.Arm)
 	ends, verdict := p.Against(t, "lookup_seconds")
@@ -194,7 +194,7 @@ func (p *prose) lookups(t *analysis.Table) {
 	}
 }
 
-// holds words memory and start-up at the last level, and what a service adds.
+// holds describes memory and start-up at the last level, and what a service adds.
 func (p *prose) holds() {
 	text := strings.TrimSpace(p.Here() + " its maps have " + p.Say("map_bytes"))
 	for _, m := range p.Summary.Models {

@@ -25,10 +25,10 @@ const Generator = "store"
 
 // The names of histograms.
 const (
-	// FlushTime: of one change, from when it is given to the store until programs find it and the store is ready for
-	// the next
+	// FlushTime is the time of one change, from when the store gets it until programs find it and the store is ready
+	// for the next.
 	FlushTime  = "flush"
-	LookupTime = "lookup" // of one query: the mean of one call in which the kernel makes repeat queries
+	LookupTime = "lookup" // time of one query: the mean of the repeat queries of one call into the kernel
 )
 
 // The names of counts in the result, all in the measured window. Times are in seconds.
@@ -42,21 +42,22 @@ const (
 	GracePeriods = "grace_periods"
 	WorkBytes    = "bytes"
 	Lookups      = "lookups"
-	// LookupMiddle: of one query, as the mean of the middle half of the calls, so that interrupted calls do not count
+	// LookupMiddle is the time of one query: the mean of the middle half of the calls, so that interrupted calls do
+	// not count.
 	LookupMiddle = "lookup_seconds"
-	// LookupFirst: the same for the first query for a service after others, with the overhead of the kernel's call
+	// LookupFirst is the same for the first query for a service after others, including the call into the kernel.
 	LookupFirst = "lookup_first_seconds"
-	OpenSeconds = "open_seconds" // time to open the store, empty
+	OpenSeconds = "open_seconds" // time to open the empty store
 	FillSeconds = "fill_seconds" // time to add the services, as one change
 )
 
 const (
 	// resident is the maximum number of flushed resources in the store. A design that takes a quarter of a second for
-	// each would need too long for these: after enough time it goes on with the resources that it has, at least one.
+	// each would take too long to add that many, so preparation stops after the time enough, with at least one.
 	resident = 64
 	enough   = 20 * time.Millisecond
 
-	repeat = 1000 // queries in one call of the kernel's: for one service, in use
+	repeat = 1000 // queries in one call into the kernel, all for the same service
 )
 
 // Bench is a store that is ready to be measured, once.
@@ -108,7 +109,7 @@ func New(ctx context.Context, o Options) (b *Bench, err error) {
 	return b, nil
 }
 
-// Close gives everything back.
+// Close closes the store and unloads the program.
 func (b *Bench) Close() error {
 	var err error
 	if b.ask != nil {
@@ -117,7 +118,7 @@ func (b *Bench) Close() error {
 	return errors.Join(err, b.store.Close())
 }
 
-// prepareLookups loads the program, and checks the store's answers before their time is measured.
+// prepareLookups loads the program, and checks the store's answers before lookups are timed.
 func (b *Bench) prepareLookups() (err error) {
 	if b.ask, err = storeload.LoadAsk(b.design, b.store.Maps()); err != nil {
 		return err
@@ -134,8 +135,8 @@ func question(i int) mesh.Question {
 	return mesh.Question{To: storeload.ServiceOf(i), Protocol: mesh.TCP}
 }
 
-// Run works by the schedule, in closed loop, and returns the result. What begins in the window counts, whenever it
-// ends; one counts in any case, even if the window is too short for the store.
+// Run works by the schedule, in closed loop, and returns the result. Operations that begin in the window count,
+// whenever they end; at least one counts, even if the window is too short for the store.
 func (b *Bench) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	begin, end, err := s.Window()
 	if err != nil {
@@ -159,7 +160,8 @@ func (b *Bench) Run(ctx context.Context, s role.Schedule) (*load.Result, error) 
 	return w.result(b, cpu)
 }
 
-// flush makes one change, which counts unless it begins in the warm-up. It says whether there is time for another.
+// flush makes one change. If measured, it counts unless it begins in the warm-up. more is false if the change was not
+// made, because of an error or because the time is over.
 func (b *Bench) flush(ctx context.Context, w *window, kind func(int) (mesh.Change, error), i int,
 	measured bool) (more bool, err error) {
 	began := pace.Now()
@@ -180,7 +182,7 @@ func (b *Bench) flush(ctx context.Context, w *window, kind func(int) (mesh.Chang
 	return true, nil
 }
 
-// each makes a change of one kind to each resource from 0 to n.
+// each makes a change of one kind to each of the first n resources.
 func (b *Bench) each(ctx context.Context, w *window, kind func(int) (mesh.Change, error), n int,
 	measured bool) (more bool, err error) {
 	for i := range n {
@@ -191,7 +193,7 @@ func (b *Bench) each(ctx context.Context, w *window, kind func(int) (mesh.Change
 	return true, nil
 }
 
-// prepare adds resources, and returns how many.
+// prepare adds resources without measuring, and returns how many. more is false as in flush.
 func (b *Bench) prepare(ctx context.Context, w *window) (n int, more bool, err error) {
 	for enough := pace.Now() + int64(enough); n < resident; n++ {
 		if n > 0 && pace.Now() >= enough {
@@ -232,7 +234,7 @@ func (b *Bench) replaces(ctx context.Context, w *window) error {
 	return err
 }
 
-// lookups queries one random service after the other.
+// lookups queries random services until the window ends.
 func (b *Bench) lookups(ctx context.Context, w *window) error {
 	random := rand.New(rand.NewPCG(1, 2)) // the same for every design
 	for {
@@ -249,12 +251,12 @@ func (b *Bench) lookups(ctx context.Context, w *window) error {
 	}
 }
 
-// window collects what is measured.
+// window collects the measurements.
 type window struct {
 	load.Tally
 	begin, end int64
 	times      *hdrhistogram.Histogram
-	first      *hdrhistogram.Histogram // of lookups; not in the result
+	first      *hdrhistogram.Histogram // first lookups of a service; not in the result
 	spent      int64                   // ns in flushes
 	work       store.Work
 }
@@ -265,7 +267,7 @@ func newWindow(begin, end int64, times string) *window {
 	return w
 }
 
-// over says whether no further change may begin.
+// over reports whether no further change may begin.
 func (w *window) over(now int64) bool { return now >= w.end && w.Done > 0 }
 
 func (w *window) add(began, ended int64, work store.Work) {
@@ -300,7 +302,7 @@ func (w *window) result(b *Bench, cpu float64) (*load.Result, error) {
 	case w.Done == 0:
 	case b.o.Operation == Lookup:
 		r.Counts[Lookups] = float64(w.Done) * repeat
-		r.Counts[LookupMiddle] = (middle(w.times) + 0.5) / 1e9 // the mean truncates half a nanosecond
+		r.Counts[LookupMiddle] = (middle(w.times) + 0.5) / 1e9 // the kernel rounds down, by half a nanosecond on average
 		r.Counts[LookupFirst] = middle(w.first) / 1e9
 	default:
 		maps.Copy(r.Counts, map[string]float64{

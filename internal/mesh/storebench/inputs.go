@@ -19,8 +19,8 @@ import (
 	"tare/internal/mesh/xds/translate"
 )
 
-// inputs are the changes to flush, all made beforehand: in decoded form as changes, so that only the store's work is
-// measured, and in bytes as on the wire. A removal is a name in both.
+// inputs are the changes to flush, all made beforehand, so that only the store's work is measured: as decoded changes,
+// and as bytes on the wire. A removal is a name in both forms.
 type inputs struct {
 	sets    [2][resident]mesh.Change // two contents for each name
 	wire    [2][resident][]byte      // the same as xDS resources; unused for decoded form
@@ -85,7 +85,8 @@ func decodeListener(b []byte) (change mesh.Change, err error) {
 	return mesh.Change{Listeners: []*mesh.Listener{l}}, nil
 }
 
-// set adds a resource, other replaces it by another content, and remove removes it.
+// set returns the change that adds a resource, other the one that replaces its content, and remove the one that
+// removes it.
 func (in *inputs) set(i int) (mesh.Change, error)    { return in.content(0, i) }
 func (in *inputs) other(i int) (mesh.Change, error)  { return in.content(1, i) }
 func (in *inputs) remove(i int) (mesh.Change, error) { return in.removes[i], nil }

@@ -56,7 +56,7 @@ var metrics = []measured.Metric{
 	}, fillSeconds),
 }
 
-// timed is a time that a trial measures once.
+// timed returns the metric of a time that a trial measures once.
 func timed(d metric.Definition, value func(*measured.Measured) (float64, bool)) measured.Metric {
 	d.Unit, d.Pool, d.Cost, d.Better, d.Needs = quantity.Seconds, metric.Mean, true, metric.Lower, measured.NeedSeen
 	return measured.Metric{Definition: d, Value: value}
@@ -71,7 +71,7 @@ func perFlush(count string) func(*measured.Measured) (float64, bool) {
 	return measured.Per(measured.WorkCount(count), measured.WorkCount(Flushes))
 }
 
-// counted is a count of the parts of a flush.
+// counted returns the metric of a count per flush.
 func counted(name, unit string, better metric.Direction, count, how string) measured.Metric {
 	return measured.Metric{
 		Definition: metric.Definition{

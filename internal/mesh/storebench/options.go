@@ -1,6 +1,6 @@
-// Package storebench is the subject that is a store: one design of internal/mesh/store, opened in a separate process
-// and control group, which flushes the same changes as every other design, as fast as it can, and counts what that
-// takes. What a store costs is what a data plane built on it pays for each change.
+// Package storebench is the subject "store": one design of internal/mesh/store, in a separate process and control
+// group. It flushes the same changes as every other design, as fast as it can, and counts what that takes. A data
+// plane built on the store pays these costs for each change.
 package storebench
 
 import "tare/internal/mesh/store"
@@ -32,13 +32,13 @@ var (
 	Forms      = []string{Struct, Bytes}
 )
 
-// Options says which store to measure, and with which work.
+// Options selects the store and the work to measure.
 type Options struct {
 	Store     string // design or design:variant
 	Resource  string
 	Operation string
 	From      string
-	Services  int // in the store besides what is flushed
+	Services  int // in the store, besides the flushed resources
 	Endpoints int // of each of them
 	Max       store.Options
 }

@@ -22,7 +22,7 @@ type probe struct {
 	Reason string `json:"reason"`
 }
 
-// probeFile holds the probe. It is a fact about the machine, and is not removed with sandboxes.
+// probeFile holds the probe. It is a fact about the machine, so it is not removed with sandboxes.
 const probeFile = sandboxDir + "/.kvm-probe.json"
 
 // chooseAccel returns the accelerator to use, and the reason. To find out, it boots the kernel under KVM, once for
@@ -34,7 +34,7 @@ func chooseAccel(ctx context.Context, wanted, qemu string, k Kernel) (accel, rea
 	if _, err := os.Stat("/dev/kvm"); err != nil {
 		return AccelTCG, "there is no /dev/kvm", nil
 	}
-	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // if it fails, the id is the same each time
+	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // on an error the id is empty, each time
 	now := probe{Boot: strings.TrimSpace(string(boot)), Kernel: k.Image}
 	var kept probe
 	if b, err := readBounded(probeFile, 64<<10); err == nil && json.Unmarshal(b, &kept) == nil &&

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Types of messages on the control port: c/init.c.
+// Types of messages on the control port (c/init.c).
 const (
 	msgPlan   = 1
 	msgSpawn  = 2
@@ -27,7 +27,7 @@ const (
 	agentVersion = 1
 	// planMax is the guest's limit for a message (MESSAGE_MAX in c/init.c).
 	planMax = 4 << 20
-	// frameMax limits a frame of a stream and a message from the guest, also from a compromised one. The guest's first
+	// frameMax limits a frame of a stream and a message from the guest, even from a compromised one. The guest's first
 	// process sends frames of at most 32764 bytes.
 	frameMax = 64 << 10
 )
@@ -176,9 +176,9 @@ func (a *agent) signal(s unix.Signal, all bool) error {
 }
 
 // A stream on a port consists of frames: a length of four bytes and that many bytes. Length 0 is the end. The reading
-// side sends such an end back when it stops reading.
+// side also sends length 0 when it stops reading.
 
-// sendFrames sends the content of r, and the end.
+// sendFrames sends the content of r as frames, and then the end.
 func sendFrames(port io.Writer, r io.Reader) error {
 	b := make([]byte, 4+32<<10)
 	for {

@@ -24,18 +24,18 @@ import (
 // Where Kata places processes, in its Go runtime without systemd (src/runtime/pkg/resourcecontrol/cgroups.go
 // and virtcontainers/sandbox.go):
 //
-//   - The sandbox's group is <parent>/kata_<name> where the bundle says <parent>/<name>.
+//   - The sandbox's group is <parent>/kata_<name> if the bundle says <parent>/<name>.
 //   - With sandbox_cgroup_only the shim enters it before it starts anything, so everything is in it.
-//   - Without, the shim enters /kata_overhead/<id> before it starts anything. When the machine has booted, each of its
-//     virtual CPUs is added to the sandbox's group. On v1 that moves one thread, and memory stays charged to the group
-//     of the thread group's leader. On v2 the id of a thread is written to cgroup.procs, which moves its whole process,
-//     and the pages that it touched before stay behind.
+//   - Without it, the shim enters /kata_overhead/<id> before it starts anything. When the machine has booted, each of
+//     its virtual CPUs is added to the sandbox's group. On v1 that moves one thread, and memory stays charged to the
+//     group of the thread group's leader. On v2 the id of a thread is written to cgroup.procs, which moves its whole
+//     process; the pages that it touched before stay charged to the old group.
 
 // groupControllers are the v1 controllers in whose hierarchies a sandbox has groups.
 var groupControllers = []string{"cpu", "cpuacct", "memory", "pids", "blkio"}
 
-// groupHierarchies returns the hierarchies in which a sandbox has groups: those of v1 if the memory controller is
-// there, as on a hybrid machine, else v2.
+// groupHierarchies returns the hierarchies in which a sandbox has groups: v1 ones if the memory controller is in v1,
+// as on a hybrid machine, else v2.
 func groupHierarchies(l *cgroup.Layout) []*cgroup.Hierarchy {
 	var hs []*cgroup.Hierarchy
 	memory, _ := l.Controller("memory")
@@ -50,7 +50,7 @@ func groupHierarchies(l *cgroup.Layout) []*cgroup.Hierarchy {
 
 // sandboxGroup returns the group of a sandbox, relative to the mounts.
 func sandboxGroup(o Options, cgroupsPath, id string) string {
-	p := path.Join(o.CgroupRoot, "/", cmp.Or(cgroupsPath, "/vc/"+id)) // which is Kata's default
+	p := path.Join(o.CgroupRoot, "/", cmp.Or(cgroupsPath, "/vc/"+id)) // Kata's default is /vc/<id>
 	return path.Join(path.Dir(p), "kata_"+path.Base(p))
 }
 

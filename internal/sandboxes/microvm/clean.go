@@ -27,7 +27,7 @@ func newName(creator process, id string) string {
 
 var newPattern = text.LazyRegexp(`^,new-(?:n([0-9]{10})-)?([0-9]{1,10})-([0-9]{1,20})-(.*)$`)
 
-// parseNewName parses a name of newName; false for every other name.
+// parseNewName parses a name that newName returned; ok is false for any other name.
 func parseNewName(name string) (creator process, id string, ok bool) {
 	m := newPattern().FindStringSubmatch(name)
 	if m == nil {
@@ -101,8 +101,8 @@ func (box *sandbox) killMarked() error {
 	return errors.Join(errs...)
 }
 
-// left says whether nothing will delete the sandbox any more: it belongs to a run of Tare that has ended, or its shim
-// or its creator was killed.
+// left reports whether nobody will delete the sandbox any more: it belongs to a run of Tare that has ended, or its
+// shim or its creator was killed.
 func (box *sandbox) left(o kind.Owners) bool {
 	what := "the sandbox " + box.ID
 	if box.Run != "" && o.Ended(box.Run, what) {
@@ -114,7 +114,7 @@ func (box *sandbox) left(o kind.Owners) bool {
 	return box.Status != specs.StateStopped || box.Failure != "" || box.VMM.PID == 0
 }
 
-// alive is process.alive, and reports what is left alone if it cannot be known.
+// alive is process.alive. If the answer is unknown, it also reports to o that the sandbox is left alone.
 func alive(p process, o kind.Owners, run, what string) bool {
 	_, fate := p.find()
 	if fate == proc.Unknown {
@@ -151,7 +151,7 @@ func Clean(o kind.Owners) (removed []string, err error) {
 		}
 	}
 	if !o.Dry() {
-		_ = os.Remove(sandboxDir) // if it is empty
+		_ = os.Remove(sandboxDir) // it may not be empty
 	}
 	return removed, errors.Join(errs...)
 }

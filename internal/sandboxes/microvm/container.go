@@ -77,7 +77,7 @@ var mountFlags = map[string]struct {
 	"private": {}, "rprivate": {}, "slave": {}, "rslave": {},
 }
 
-// mountOption is the parsed options of a mount.
+// mountOption holds the parsed options of a mount.
 type mountOption struct {
 	flags uintptr
 	data  string
@@ -140,7 +140,7 @@ const namespaces = unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWUTS | un
 
 const guestCgroups = "/cgroups"
 
-// machinePlan prepares the guest for the container: shared files and control groups.
+// machinePlan returns the plan that prepares the guest for the container: shared files and control groups.
 func machinePlan(s *specs.Spec, shared bool) *plan {
 	p := &plan{}
 	// While it boots, the kernel logs harmless messages as errors. From now on it reports the processes that it kills:
@@ -176,7 +176,7 @@ func machinePlan(s *specs.Spec, shared bool) *plan {
 	return p
 }
 
-// containerPlan is what the container's first process does before its program. env is its environment.
+// containerPlan returns the plan of the container's first process, which ends in its program. env is its environment.
 func containerPlan(s *specs.Spec, list []bind, env []string) (*plan, error) {
 	p := &plan{}
 	if v := s.Process.OOMScoreAdj; v != nil {
@@ -273,7 +273,7 @@ func (p *plan) mounts(s *specs.Spec, list []bind) error {
 		case "cgroup", "cgroup2":
 			p.mount("cgroup2", to, "cgroup2", o.flags, "")
 		case "tmpfs":
-			// A read-only mount is first filled: with the devices, if it is /dev.
+			// A read-only mount is filled first: with the devices, if it is /dev.
 			p.mount(m.Source, to, m.Type, o.flags&^unix.MS_RDONLY, o.data)
 		default:
 			p.mount(m.Source, to, m.Type, o.flags, o.data)
@@ -358,7 +358,7 @@ func (p *plan) credentials(proc *specs.Process) {
 	p.add("setting the groups", sysSetgroups, len(proc.User.AdditionalGids), groups)
 	gid, uid := int(proc.User.GID), int(proc.User.UID)
 	for fd := range 3 {
-		p.add("giving the streams to the user", sysFchown, fd, uid, gid) // for who opens /dev/stdout
+		p.add("giving the streams to the user", sysFchown, fd, uid, gid) // for programs that open /dev/stdout
 	}
 	p.add("setting the group", sysSetresgid, gid, gid, gid)
 	p.add("keeping capabilities", sysPrctl, unix.PR_SET_KEEPCAPS, 1)
@@ -451,7 +451,7 @@ func homeOf(rootfs string, uid uint32) string {
 	}
 	defer f.Close()
 	b := make([]byte, passwdMax)
-	n, _ := f.Read(b) // without an error check: an unreadable file sets no HOME
+	n, _ := f.Read(b) // an unreadable file counts as empty
 	for line := range strings.Lines(string(b[:n])) {
 		fields := strings.Split(strings.TrimSpace(line), ":")
 		if len(fields) == 7 && fields[2] == strconv.FormatUint(uint64(uid), 10) && path.IsAbs(fields[5]) {

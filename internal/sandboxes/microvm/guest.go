@@ -24,7 +24,7 @@ const (
 	planPath   = "/plan"
 )
 
-// firstFS is the guest's first file system, without a container's root.
+// firstFS returns the guest's first file system, without a container's root.
 func firstFS(k Kernel, p *plan) (*cpio.Archive, error) {
 	a := &cpio.Archive{}
 	for _, d := range []string{"dev", "proc", "sys", guestShare, guestRoot, "modules"} {
@@ -50,9 +50,9 @@ func firstFS(k Kernel, p *plan) (*cpio.Archive, error) {
 	return a, nil
 }
 
-// openPorts opens the ports at the descriptors that c/init.c expects. A device's name contains the number that the
-// kernel assigned when it found it; the console is the only device with ports. The kernel creates them asynchronously:
-// wait limits how long the guest waits for them, by its own clock.
+// openPorts returns a plan that opens the ports at the descriptors that c/init.c expects. A device's name contains the
+// number that the kernel assigned when it found it; the console is the only device with ports. The kernel creates them
+// asynchronously: wait limits how long the guest waits for them, by its own clock.
 func openPorts(wait time.Duration) *plan {
 	p := &plan{}
 	for r := controlPort; r <= stderrPort; r++ {

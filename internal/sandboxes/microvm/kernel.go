@@ -16,7 +16,7 @@ import (
 	"tare/internal/lib/files"
 )
 
-// Kernel is the guest's kernel: of Debian's package linux-image-cloud-amd64, installed or just unpacked.
+// Kernel is the guest's kernel, from Debian's package linux-image-cloud-amd64, installed or just unpacked.
 type Kernel struct {
 	Image   string // path of vmlinuz-<version>
 	Modules string // path of lib/modules/<version>
@@ -81,8 +81,8 @@ type Module struct {
 // moduleMax is the limit of a module's size in bytes; Debian's largest has 5 MB.
 const moduleMax = 16 << 20
 
-// ReadModules reads modules and their dependencies, dependencies first. It skips modules without a file, because they
-// are built into the kernel. The names are those of files: virtiofs.ko, for example, has the alias virtio_fs.
+// ReadModules reads modules and their dependencies, dependencies first. It skips modules that are built into the
+// kernel. Names are of files, not aliases: virtiofs.ko, for example, has the alias virtio_fs.
 func (k Kernel) ReadModules(names []string) ([]Module, error) {
 	paths := map[string]string{}
 	err := filepath.WalkDir(filepath.Join(k.Modules, "kernel"), func(path string, d fs.DirEntry, err error) error {

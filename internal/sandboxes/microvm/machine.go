@@ -83,7 +83,7 @@ type machine struct {
 	console   *os.File
 	qmp       *os.File
 	ports     [4]*os.File // control, standard input, output, error; QEMU's ends
-	fsSocket  string      // of virtiofsd; empty: none
+	fsSocket  string      // virtiofsd's socket; empty if there is none
 	nic       *nic
 	killed    func(cgroup bool, process string) // called for each OOM kill in the guest; may be nil
 }
@@ -94,9 +94,9 @@ var portNames = [4]string{"tare.control", "tare.stdin", "tare.stdout", "tare.std
 // shareTag is the tag of the shared file system, which the guest mounts.
 const shareTag = "shared"
 
-// command makes QEMU's command. QEMU inherits m's descriptors.
+// command returns QEMU's command. QEMU inherits m's descriptors.
 //
-// The name and debug-threads are as in Kata (virtcontainers/qemu.go in kata-containers), so that tools which look for
+// The name and debug-threads are as in Kata (virtcontainers/qemu.go in kata-containers), so that tools that look for
 // sandboxes find the id in "-name sandbox-<id>" and virtual CPUs by the names of their threads.
 func (m *machine) command(qemu string) (cmd child.Command) {
 	fd := func(f *os.File) string {

@@ -34,8 +34,8 @@ type link struct {
 // descriptor, which QEMU has.
 const tapName = "tap0_tare"
 
-// thread is an operating system thread that runs functions one after the other. Only it enters namespaces, and its
-// children die when it ends, which is when this process does.
+// thread is an operating system thread that runs functions in turn. It can enter namespaces without affecting other
+// threads. Its children die when it ends, which is when this process does.
 type thread chan func()
 
 func newThread() thread {
@@ -84,7 +84,7 @@ func joinNetwork(path string) (uint64, error) {
 	return st.Ino, nil
 }
 
-// findLink finds the interface with addresses in this thread's network namespace; nil: there is none.
+// findLink returns the interface with addresses in this thread's network namespace, or nil if there is none.
 func findLink(namespace uint64) (*link, error) {
 	all, err := netlink.LinkList()
 	if err != nil {
@@ -202,7 +202,7 @@ const (
 	guestNIC      = 2
 )
 
-// networkPlan sets up the guest's network; l is nil for loopback only.
+// networkPlan returns the plan that sets up the guest's network; l is nil for loopback only.
 func networkPlan(l *link) *plan {
 	p := &plan{}
 	p.add("making a netlink socket", sysSocket, unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC,
@@ -228,7 +228,7 @@ func networkPlan(l *link) *plan {
 		for _, a := range l.addresses {
 			send("giving the guest the address "+a.IPNet.String(), addressRequest(a))
 		}
-		// Routes to gateways come first.
+		// Routes by which gateways are reached come first.
 		for _, gateways := range []bool{false, true} {
 			for _, r := range l.routes {
 				if (r.Gw != nil) == gateways {

@@ -11,8 +11,8 @@ import (
 	"tare/internal/lib/text"
 )
 
-// OutOfMemory is the annotation of a state with the processes that the guest's kernel killed because memory was short:
-// Kills as JSON.
+// OutOfMemory is the annotation of a state that lists the processes that the guest's kernel killed because memory was
+// short: Kills as JSON.
 const OutOfMemory = Annotation + "out_of_memory"
 
 // Kill is a process that the guest's kernel killed because memory was short.
@@ -24,9 +24,9 @@ type Kill struct {
 // maxKills is how many kills are recorded: the first ones.
 const maxKills = 16
 
-// killLine is what the kernel prints for each victim, whose name a program chooses itself (__oom_kill_process in
-// mm/oom_kill.c): pr_err, which reaches the console once machinePlan has let errors through. The first words are those
-// of oom_kill_process's callers: "Memory cgroup out of memory" where a group's limit was reached, else "Out of memory".
+// killLine matches what the kernel prints for each victim (__oom_kill_process in mm/oom_kill.c): by pr_err, which
+// reaches the console once machinePlan has let errors through. A program can choose its own name. The first words are
+// from oom_kill_process's callers: "Memory cgroup out of memory" if a group's limit was reached, else "Out of memory".
 var killLine = text.LazyRegexp(`(Memory cgroup out of memory|Out of memory)[^:]*: Killed process ([0-9]{1,10}) \((.{0,16})\)` +
 	` total-vm:`)
 
@@ -65,7 +65,7 @@ func printable(r rune) rune {
 	return r
 }
 
-// killed records a victim of the guest's kernel.
+// killed returns a function that records a victim of the guest's kernel.
 func (s *shim) killed(memoryMiB int) func(cgroup bool, process string) {
 	return func(cgroup bool, process string) {
 		why := fmt.Sprintf("the guest has %s in all", quantity.Value(float64(memoryMiB)*(1<<20), quantity.Bytes))
@@ -82,7 +82,7 @@ func (s *shim) killed(memoryMiB int) func(cgroup bool, process string) {
 	}
 }
 
-// memoryLimit returns the memory limit of a bundle, in bytes; 0: none.
+// memoryLimit returns the memory limit of a bundle, in bytes, or 0 if it has none.
 func memoryLimit(s *specs.Spec) int64 {
 	if r := s.Linux.Resources; r != nil && r.Memory != nil && r.Memory.Limit != nil {
 		return max(0, *r.Memory.Limit)

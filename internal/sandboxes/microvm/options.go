@@ -20,8 +20,8 @@ type Options struct {
 	MemoryMiB         int    // of the guest, in addition to the container's limit
 	CPUs              int    // 0: as many as the container's CPU quota, at least 1
 	SandboxCgroupOnly bool
-	CgroupRoot        string // group below which all others are
-	OverheadParent    string // group, below CgroupRoot, with the overhead groups
+	CgroupRoot        string // the group that contains all others
+	OverheadParent    string // the group, below CgroupRoot, that contains the overhead groups
 	BootTimeout       time.Duration
 	KernelParams      string // added to the guest kernel's command line
 }
@@ -36,7 +36,7 @@ const (
 // Annotation is the prefix of annotations, as in io.tare.microvm.memory.
 const Annotation = "io.tare.microvm."
 
-// Option describes one of Options as flag, environment variable and annotation.
+// Option describes one of the Options as a flag, an environment variable and an annotation.
 type Option struct {
 	Name string // with underscores; flags have hyphens instead, environment variables are TARE_MICROVM_<NAME>
 	Doc  string

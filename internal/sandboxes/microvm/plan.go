@@ -26,7 +26,7 @@ type call struct {
 	what   string // a description for errors
 }
 
-// errnos has as many error numbers as an instruction has room for (struct instruction in c/init.c).
+// errnos holds as many error numbers as an instruction has room for (struct instruction in c/init.c).
 type errnos [3]unix.Errno
 
 // register holds the result of a call for later ones. The registers of the ports are fixed in c/init.c.
@@ -54,7 +54,7 @@ func (p *plan) add(what string, number uint32, args ...any) *call {
 	return &p.calls[len(p.calls)-1]
 }
 
-// saying returns the error for the guest's answer: the index of a call and an errno.
+// saying returns the error for the guest's answer, which is the index of a call and an errno, or nil if it succeeded.
 func (p *plan) saying(index, errno int32) error {
 	if index < 0 && errno == 0 {
 		return nil
@@ -73,7 +73,7 @@ func (p *plan) put(b []byte) int {
 	return at
 }
 
-// instructionSize is that of struct instruction in c/init.c.
+// instructionSize is the size of struct instruction in c/init.c.
 const instructionSize = 72
 
 // encode returns the plan's wire format.
@@ -161,7 +161,7 @@ func (p *plan) vector(list []string) int {
 	return begin
 }
 
-// Frequent calls.
+// The methods below add frequent calls.
 
 func (p *plan) mkdir(path string, mode int) {
 	p.add("making the directory "+path, sysMkdir, path, mode).ignore = errnos{unix.EEXIST}
@@ -172,7 +172,7 @@ func (p *plan) mount(source, target, kind string, flags uintptr, data string) *c
 		data)
 }
 
-// write writes a value to a file that exists.
+// write writes a value to an existing file.
 func (p *plan) write(path, value string) {
 	p.add("opening "+path, sysOpen, path, unix.O_WRONLY|unix.O_CLOEXEC, 0).into = scratch
 	p.add(fmt.Sprintf("writing %q to %s", value, path), sysWrite, scratch, []byte(value), len(value))

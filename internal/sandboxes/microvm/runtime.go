@@ -29,10 +29,10 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// Runtime is the containers that were created with one root.
+// Runtime manages the containers that were created with one root.
 type Runtime struct{ root string }
 
-// New makes a runtime for a root directory; empty: DefaultRoot.
+// New makes a runtime for a root directory; empty means DefaultRoot.
 func New(root string) (*Runtime, error) {
 	root, err := filepath.Abs(cmp.Or(root, DefaultRoot))
 	return &Runtime{root}, fault.Wrap(err, fault.Usage, "--root", "", "not a directory")
@@ -41,7 +41,7 @@ func New(root string) (*Runtime, error) {
 // Creation is the input of Create.
 type Creation struct {
 	ID, Bundle string
-	PIDFile    string // gets the pid of the virtual machine; empty: none
+	PIDFile    string // gets the pid of the virtual machine, unless empty
 	Options    Options
 	// The container's streams; the shim keeps them open.
 	Stdin, Stdout, Stderr *os.File
@@ -120,7 +120,7 @@ func (r *Runtime) Create(ctx context.Context, c Creation) (err error) {
 }
 
 // settle makes the sandbox's directory with its state and the bundle's configuration atomically: if this process is
-// killed meanwhile, the directory that is left has its name in it (newName).
+// killed meanwhile, the name of the directory that is left identifies the process (newName).
 func (box *sandbox) settle(config []byte) (err error) {
 	dir := box.dir
 	box.dir = filepath.Join(filepath.Dir(dir), newName(box.Creator, box.ID))
@@ -162,7 +162,7 @@ func canRun(o Options) error {
 	return err
 }
 
-// startShim starts the shim and waits until the sandbox was created.
+// startShim starts the shim and waits until the sandbox has been created.
 func (r *Runtime) startShim(ctx context.Context, c Creation, box *sandbox) error {
 	exe, err := self.Path()
 	if err != nil {
@@ -258,7 +258,7 @@ func (r *Runtime) Start(id string) error {
 	return runHooks(spec.Hooks.Poststart, state)
 }
 
-// State is the state of a container.
+// State returns the state of a container.
 func (r *Runtime) State(id string) (specs.State, error) {
 	box, err := r.find(id)
 	if err != nil {
@@ -296,7 +296,7 @@ func ParseSignal(s string) (unix.Signal, error) {
 }
 
 // Delete removes a container that has stopped or was not started. With force it also removes a running one, and a
-// missing one is no error.
+// missing one is not an error.
 func (r *Runtime) Delete(id string, force bool) error {
 	box, err := r.find(id)
 	if err != nil {
@@ -381,8 +381,8 @@ func sandboxes() ([]*sandbox, error) {
 	return list, nil
 }
 
-// Features returns the output of 'features': that of the runtime specification (features.md), and what sandboxes
-// consist of here as annotations. It boots a kernel to find out about KVM.
+// Features returns the output of 'features': that of the runtime specification (features.md), with the programs and
+// the kernel that sandboxes use here as annotations. It may boot a kernel to find out whether KVM works.
 func (r *Runtime) Features(ctx context.Context, o Options) (map[string]any, error) {
 	notes := map[string]string{}
 	features := map[string]any{

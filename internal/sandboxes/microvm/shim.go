@@ -25,8 +25,8 @@ import (
 	"tare/internal/scale/host/cgroup"
 )
 
-// BootTimeout is the default time limit of a guest's boot, and bootTries how often it is tried. On a busy machine an
-// emulated guest takes many times its usual two seconds.
+// BootTimeout is the default time limit of a guest's boot, and bootTries is how often it is tried. On a busy machine
+// an emulated guest takes many times its usual two seconds.
 const (
 	BootTimeout = time.Minute
 	bootTries   = 3
@@ -95,7 +95,7 @@ func Shim(args []string) error {
 	if err != nil {
 		return err
 	}
-	// The shim must survive the end of a terminal, and that of a reader of the container's output.
+	// The shim must survive the end of a terminal, and the end of a reader of the container's output.
 	signal.Ignore(unix.SIGHUP)
 	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE)
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
@@ -116,7 +116,7 @@ func Shim(args []string) error {
 
 	creating, abandon := context.WithCancel(ctx)
 	defer abandon()
-	go func() { // a creator that dies no longer wants the sandbox
+	go func() { // if the creator dies, nobody wants the sandbox any more
 		_, _ = creator.Read(make([]byte, 1))
 		abandon()
 	}()
@@ -383,7 +383,7 @@ func (s *shim) share(list []bind, env []string) error {
 		return err
 	}
 	shared := filepath.Join(s.box.dir, sharedName)
-	if s.fs == nil { // else it is running already
+	if s.fs == nil { // otherwise an earlier try has mounted it
 		if err := s.mountShared(shared, append([]bind{s.root(list)}, list...)); err != nil {
 			return err
 		}
@@ -398,8 +398,8 @@ func (s *shim) share(list []bind, env []string) error {
 	return s.set(func(b *sandbox) { b.Virtiofsd = daemon })
 }
 
-// root returns the mount of the root. Mounts in it need mountpoints, which the guest would otherwise create. If one
-// cannot be created here, because it is behind a link that leads out of the root, the root stays writable.
+// root returns the bind mount of the container's root. Mounts in it need mountpoints, which the guest would otherwise
+// create. If one cannot be created here, because a link leads out of the root, the root stays writable.
 func (s *shim) root(list []bind) bind {
 	all := bind{source: s.box.Root, name: "rootfs", dir: true}
 	if !s.spec.Root.Readonly {
@@ -492,8 +492,8 @@ func (s *shim) mountShared(shared string, all []bind) error {
 	})
 }
 
-// connect gives the machine a network interface for the one in the bundle's network namespace, in which its process
-// will run. A new namespace without a path means the guest's own.
+// connect gives the machine a network interface for the one in the bundle's network namespace, in which QEMU will run.
+// A new namespace without a path means the guest's own.
 func (s *shim) connect(m *machine) (l *link, err error) {
 	path := networkPath(s.spec)
 	if path == "" {
@@ -517,7 +517,7 @@ func (s *shim) connect(m *machine) (l *link, err error) {
 	return l, s.set(func(b *sandbox) { b.Network, b.Links = path, []link{*l} })
 }
 
-// container prepares the guest, and the container up to its program.
+// container prepares the guest, and then the container up to its program.
 func (s *shim) container(list []bind, l *link) error {
 	a := s.vm.agent
 	if err := a.run(networkPlan(l)); err != nil {
@@ -547,8 +547,8 @@ func (s *shim) carry() {
 	port := s.vm.streams[0]
 	go func() { _ = sendFrames(port, os.Stdin) }() // ends with the shim
 	go func() {
-		// The only message here is that reading has stopped. The writer to the container must find out: its next write
-		// fails once the current read has ended.
+		// The only message on this port is that reading has stopped. The writer to the container must find out: its next
+		// write fails once the current read has ended.
 		if _, err := io.ReadFull(port, make([]byte, 4)); err != nil {
 			return
 		}
@@ -616,7 +616,7 @@ func (s *shim) wait(ctx context.Context) {
 	case <-s.vm.Ended():
 		s.end(nil, s.whyEnded())
 	case <-s.vm.agent.gone:
-		select { // it may have ended with QEMU
+		select { // it may have ended because QEMU has
 		case <-s.vm.Ended():
 			s.end(nil, s.whyEnded())
 		case <-time.After(endGrace):
@@ -643,7 +643,7 @@ func (s *shim) whyEnded() error {
 	return fmt.Errorf("QEMU ended%s%s", how, s.vm.words())
 }
 
-// failedCode is the exit code of a container whose machine ended without it.
+// failedCode is the exit code of a container whose machine ended without reporting one.
 const failedCode = 255
 
 // end takes the sandbox down except for its state, its groups and its directory, which Delete removes, and records how

@@ -161,7 +161,7 @@ func checkNamespaces(list []specs.LinuxNamespace) error {
 	return nil
 }
 
-// checkResources refuses limits that are not enforced. Memory, CPU and number of processes are.
+// checkResources refuses limits that are not enforced. Limits of memory, CPU and the number of processes are.
 func checkResources(r *specs.LinuxResources) error {
 	if r == nil {
 		return nil
@@ -229,7 +229,7 @@ func rootOf(s *specs.Spec, bundle string) string {
 	return filepath.Join(bundle, s.Root.Path)
 }
 
-// networkPath returns the network namespace that the sandbox joins; empty: a new one, without a network.
+// networkPath returns the network namespace that the sandbox joins; empty means a new one, without a network.
 func networkPath(s *specs.Spec) string {
 	for _, n := range s.Linux.Namespaces {
 		if n.Type == specs.NetworkNamespace {

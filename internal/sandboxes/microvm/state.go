@@ -23,7 +23,7 @@ import (
 // sandbox's processes and control groups are named after it. The state says which runtime root a container belongs to.
 const sandboxDir = "/run/tare-microvm"
 
-// DefaultRoot is the root of a runtime without another.
+// DefaultRoot is the root of a runtime if no other is given.
 const DefaultRoot = sandboxDir
 
 // process identifies a process uniquely: proc.Identity as JSON. Older versions of Tare recorded no Namespace.
@@ -50,17 +50,17 @@ func (p process) find() (pid int, fate proc.Fate) {
 	return proc.FS{}.Find(proc.Identity(p))
 }
 
-// alive returns true also if it cannot be known.
+// alive reports whether the process runs. If that is unknown, it returns true.
 func (p process) alive() bool {
 	_, fate := p.find()
 	return fate != proc.Ended
 }
 
-// sandbox is the content of state.json in a sandbox's directory. The shim writes it, and before there is a shim the
-// process that creates the sandbox.
+// sandbox is the content of state.json in a sandbox's directory. The process that creates the sandbox writes it until
+// there is a shim, and from then on the shim.
 type sandbox struct {
 	ID          string               `json:"id"`
-	RuntimeRoot string               `json:"runtime_root"` // of the runtime that it is a container of
+	RuntimeRoot string               `json:"runtime_root"` // the root of its Runtime
 	Bundle      string               `json:"bundle"`
 	OCIVersion  string               `json:"oci_version"`
 	Annotations map[string]string    `json:"annotations,omitempty"`
@@ -80,7 +80,7 @@ type sandbox struct {
 	RootfsBy      string   `json:"rootfs_by,omitempty"`
 	Groups        []string `json:"groups,omitempty"`  // directories of the control groups that we made, parents first
 	SandboxGroup  string   `json:"sandbox_group"`     // relative to the hierarchies' mounts
-	OverheadGroup string   `json:"overhead_group"`    // empty: none
+	OverheadGroup string   `json:"overhead_group"`    // empty if there is none
 	Network       string   `json:"network,omitempty"` // path of the network namespace
 	Links         []link   `json:"links,omitempty"`   // interfaces there that are connected to the guest
 	Run           string   `json:"run,omitempty"`     // the run of Tare that it belongs to (child.Mark)
@@ -117,7 +117,7 @@ func dirOf(id string) (string, error) {
 
 const stateMax = 4 << 20
 
-// readSandbox reads a sandbox's state; the error matches fs.ErrNotExist where there is none.
+// readSandbox reads a sandbox's state; the error matches fs.ErrNotExist if there is none.
 func readSandbox(dir string) (*sandbox, error) {
 	return settle(func() (*sandbox, error) {
 		b, err := readBounded(filepath.Join(dir, stateName), stateMax)
@@ -156,7 +156,7 @@ func (s *sandbox) write() error {
 	return os.Rename(name+".new", name)
 }
 
-// status returns the status in the state, unless the processes that would update it are dead.
+// status returns the status in the state, or stopped if the processes that would update it have ended.
 func (s *sandbox) status() specs.ContainerState {
 	if s.Status == specs.StateStopped {
 		return s.Status
@@ -249,8 +249,8 @@ func (s *sandbox) removeShared() error {
 	return os.Remove(dir)
 }
 
-// removeSockets removes what a sandbox needs only while it runs. virtiofsd leaves a file with its pid, named after its
-// socket (fv_socket_lock in tools/virtiofsd/fuse_virtio.c of QEMU 7).
+// removeSockets removes files that a sandbox needs only while it runs. virtiofsd leaves a file with its pid, named
+// after its socket (fv_socket_lock in tools/virtiofsd/fuse_virtio.c of QEMU 7).
 func (s *sandbox) removeSockets() {
 	for _, path := range []string{
 		filepath.Join(s.dir, shimSocket), filepath.Join(s.dir, fsSocket),
@@ -260,5 +260,5 @@ func (s *sandbox) removeSockets() {
 	}
 }
 
-// runMark returns the run of Tare that this process belongs to; empty: none.
+// runMark returns the run of Tare that this process belongs to, or "" if there is none.
 func runMark() string { return os.Getenv(child.Mark) }

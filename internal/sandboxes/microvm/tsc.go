@@ -7,10 +7,10 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// tscGap is the time over which the counter's rate is measured, with an error of some millionths.
+// tscGap is the time over which the counter's rate is measured, with an error of a few millionths.
 const tscGap = 20 * time.Millisecond
 
-// tscKHz returns the rate of the time stamp counter in kHz, measured against CLOCK_MONOTONIC; 0 if that fails.
+// tscKHz returns the rate of the time stamp counter in kHz, measured against CLOCK_MONOTONIC, or 0 if that fails.
 func tscKHz() uint64 {
 	ticks, at := tscNow()
 	time.Sleep(tscGap)

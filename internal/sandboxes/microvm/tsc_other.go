@@ -2,5 +2,5 @@
 
 package microvm
 
-// readTSC has nothing to read on other processors than x86-64.
+// readTSC returns 0: only x86-64 processors have the counter.
 func readTSC() uint64 { return 0 }

@@ -30,7 +30,7 @@ type vm struct {
 	monitor       net.Conn
 	control       net.Conn
 	streams       [3]net.Conn // standard input, output, error
-	console       child.Tail  // the kernel's last words
+	console       child.Tail  // the kernel's last output
 
 	unserved atomic.Bool // it was killed because its virtiofsd ended
 }
@@ -50,7 +50,7 @@ func socketPair() (theirs *os.File, ours net.Conn, err error) {
 	return theirs, ours, nil
 }
 
-// memoryFile makes a file in memory with those contents.
+// memoryFile makes a file in memory with the given contents.
 func memoryFile(name string, b []byte) (*os.File, error) {
 	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
 	if err != nil {
@@ -143,13 +143,13 @@ func (v *vm) hello(ctx context.Context, patience time.Duration) (err error) {
 // endGrace is how long QEMU may take to end after its ports and sockets have closed.
 const endGrace = 5 * time.Second
 
-// killed says whether a signal ended QEMU.
+// killed reports whether a signal ended QEMU.
 func (v *vm) killed() bool {
 	status, ok := v.exit()
 	return ok && status.Signaled()
 }
 
-// exit returns how QEMU ended; false while it runs.
+// exit waits up to endGrace for QEMU to end, and returns how it ended, or false if it still runs.
 func (v *vm) exit() (syscall.WaitStatus, bool) {
 	select {
 	case <-v.Ended():

@@ -24,10 +24,10 @@ import (
 )
 
 // StateDir has the state of all containers, in a directory named after each run's tree of control groups. Its content
-// decides which programs are run to remove a container, so that no other user may be able to write there.
+// decides which programs are run to remove a container, so other users must not be able to write there.
 const StateDir = "/run/tare"
 
-// NewState makes the directory for the containers of a tree of control groups, or finds it.
+// NewState returns the directory for the containers of a tree of control groups, and makes it if necessary.
 func NewState(tree string) (string, error) { return newState(StateDir, tree) }
 
 func newState(base, tree string) (string, error) {
@@ -52,7 +52,7 @@ func RemoveState(ctx context.Context, tree string) (left []string, err error) {
 	return left, err
 }
 
-// removeState is RemoveState below another directory than StateDir.
+// removeState is RemoveState below base instead of StateDir.
 func removeState(ctx context.Context, base, tree string) (left []string, err error) {
 	dir := filepath.Join(base, tree)
 	for _, d := range []string{base, dir} {
@@ -68,7 +68,7 @@ func removeState(ctx context.Context, base, tree string) (left []string, err err
 	for _, e := range entries {
 		j, err := readJob(filepath.Join(dir, e.Name()))
 		if err != nil {
-			continue // it got no further
+			continue // without a job there is no container yet
 		}
 		if _, err := j.Container.State(ctx); err == nil {
 			left = append(left, "the container "+j.Container.ID+" of "+j.Container.Runtime.Name)
@@ -87,8 +87,9 @@ func removeState(ctx context.Context, base, tree string) (left []string, err err
 	return left, removeGroups(tree)
 }
 
-// Clean removes what is left of the containers of runs that have ended, and returns the names of their trees. Call it
-// before the processes in their control groups are ended: deleting by the runtime removes more than processes.
+// Clean removes what is left of the containers of runs that have ended, and returns the directories of their state. It
+// must be called before the processes in their control groups are ended: the runtime's delete removes more than
+// processes.
 func Clean(o kind.Owners) (removed []string, err error) {
 	var errs []error
 	entries, err := os.ReadDir(StateDir)
@@ -121,8 +122,8 @@ func Clean(o kind.Owners) (removed []string, err error) {
 	return removed, errors.Join(errs...)
 }
 
-// CleanGroups removes control groups of ended runs in hierarchies where only runtimes make groups, not Tare. Call it
-// when the processes in them have ended.
+// CleanGroups removes control groups of ended runs in hierarchies where only runtimes make groups, not Tare. It must
+// be called after the processes in them have ended.
 func CleanGroups(l *cgroup.Layout, o kind.Owners) error {
 	trees := map[string]bool{}
 	for i := range l.Hierarchies {
@@ -143,8 +144,8 @@ func CleanGroups(l *cgroup.Layout, o kind.Owners) error {
 	return errors.Join(errs...)
 }
 
-// own returns an error if the file at a path is not of a type (fs.ModeDir; 0: a regular file), or if other users than
-// this one and root can write to it: only then its content can be trusted.
+// own returns an error unless the file at a path is of a type (fs.ModeDir; 0: a regular file), and only this user and
+// root can write to it, so that its content can be trusted.
 func own(path string, of fs.FileMode) error {
 	info, err := os.Lstat(path)
 	if err == nil && info.Mode().Type() != of {
@@ -159,9 +160,9 @@ func own(path string, of fs.FileMode) error {
 	return nil
 }
 
-// readJob reads the job in a directory, whose parent no other user can write to. Tare's own runtimes are found by a
-// link to a run's binary. After the run was killed, the link may be dangling or lead to another program: then this
-// process's binary removes what is left.
+// readJob reads the job in a directory, whose parent no other user can write to. A job names Tare's own runtimes by a
+// link to the run's binary. After the run was killed, the link may be dangling or lead to another program, so this
+// process's binary is used instead.
 func readJob(dir string) (j Job, err error) {
 	path := filepath.Join(dir, jobFile)
 	if err := errors.Join(own(dir, fs.ModeDir), own(path, 0)); err != nil {

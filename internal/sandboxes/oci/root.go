@@ -28,7 +28,7 @@ const (
 )
 
 // Root is a root file system of a container: the tare binary, busybox, and added programs at their paths on this
-// machine. Files are hard links where they are on the same file system, and copies otherwise. Its methods may be used
+// machine. Files are hard links if they are on the same file system, and copies otherwise. Its methods may be used
 // concurrently.
 type Root struct {
 	Dir string // absolute
@@ -37,7 +37,7 @@ type Root struct {
 	have map[string]bool // files by path
 }
 
-// NewRoot makes a root file system in a new directory, with the tare binary that self names.
+// NewRoot makes a root file system in a new directory, with the tare binary at path self.
 func NewRoot(dir, self string) (*Root, error) {
 	r := &Root{Dir: dir, have: map[string]bool{}}
 	for _, d := range []string{"bin", "dev", "dev/shm", "etc", "proc", "sys", "tmp"} {
@@ -81,7 +81,7 @@ func (r *Root) Add(program string) error {
 	return nil
 }
 
-// addLibraries adds those of a program.
+// addLibraries adds the libraries of a program.
 func (r *Root) addLibraries(program string) error {
 	files, err := closure(program)
 	if err != nil {
@@ -106,10 +106,10 @@ func (r *Root) Mountpoint(dir string) error {
 	return nil
 }
 
-// file puts a file of this machine at a path, replacing what was there.
+// file puts a file of this machine at a path in the root: a hard link, or a copy if that is impossible.
 func (r *Root) file(at, from string) error {
 	real, err := filepath.EvalSymlinks(from)
-	if err != nil || !same(real, from) { // another file is now at its path
+	if err != nil || !same(real, from) { // the path now leads to another file
 		real = ""
 	}
 	to := filepath.Join(r.Dir, at)
@@ -131,7 +131,7 @@ func (r *Root) file(at, from string) error {
 	return err
 }
 
-// same says whether two paths lead to the same file.
+// same reports whether two paths lead to the same file.
 func same(a, b string) bool {
 	x, err1 := os.Stat(a)
 	y, err2 := os.Stat(b)

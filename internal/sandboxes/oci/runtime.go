@@ -33,15 +33,15 @@ type Runtime struct {
 	Argv []string `json:"argv"` // its program, and the arguments before those of each command
 }
 
-// Find finds a runtime, with its settings as arguments, by its name on the PATH or beside the tare binary, which self
-// names, or by its path. If it is not installed, the error is of code fault.Machine.
+// Find finds a runtime by its path, or by its name on the PATH or next to the tare binary, whose path is self. Its
+// settings become arguments. If it is not installed, the error has code fault.Machine.
 func Find(name, self string, v param.Values) (Runtime, error) {
 	launch := sandbox.LaunchOf(name)
 	if launch.Own {
 		return Runtime{Name: name, Argv: []string{self, name}}, nil
 	}
 	if real, err := filepath.EvalSymlinks(self); err == nil {
-		self = real // self may be a link, with nothing beside it
+		self = real // self may be a link, with nothing next to it
 	}
 	program, err := child.Find(name, filepath.Dir(self))
 	if err != nil {
@@ -57,7 +57,7 @@ func Find(name, self string, v param.Values) (Runtime, error) {
 	return Runtime{Name: name, Argv: append([]string{program}, launch.Config(v, "").Args...)}, nil
 }
 
-// command is one command of the runtime.
+// command returns the command line of one of the runtime's commands.
 func (r Runtime) command(root string, args ...string) []string {
 	if root != "" {
 		args = slices.Concat([]string{"--root", root}, args)
@@ -65,12 +65,12 @@ func (r Runtime) command(root string, args ...string) []string {
 	return slices.Concat(r.Argv, args)
 }
 
-// commandTime is the time limit of a runtime's command unless the caller sets another. They take milliseconds; one
+// commandTime is the time limit of a runtime's command unless the caller sets another. Commands take milliseconds; one
 // that hangs must not block the end of a run.
-var commandTime = 20 * time.Second // tests set less
+var commandTime = 20 * time.Second // tests set a shorter one
 
-// run runs a command of the runtime, until the context ends, or for commandTime if it has no deadline. Its error, of
-// code fault.Machine, has the runtime's message.
+// run runs a command of the runtime, until the context ends, or for at most commandTime if that has no deadline. Its
+// error, of code fault.Machine, has the runtime's message.
 func (r Runtime) run(ctx context.Context, root string, args ...string) ([]byte, error) {
 	within := time.Duration(0)
 	if _, bounded := ctx.Deadline(); !bounded {
@@ -82,7 +82,7 @@ func (r Runtime) run(ctx context.Context, root string, args ...string) ([]byte, 
 	argv := r.command(root, args...)
 	var out, said bytes.Buffer
 	cmd := child.Command{Argv: argv, Stdout: &out, Stderr: &said}
-	// What it has started may keep its streams open.
+	// Processes that the command started may keep its streams open.
 	if err := child.Run(ctx, cmd, child.Options{Name: r.Name, Linger: time.Second}); err != nil {
 		why := cmp.Or(strings.TrimSpace(said.String()), strings.TrimSpace(out.String()), err.Error())
 		if within > 0 && errors.Is(ctx.Err(), context.DeadlineExceeded) {
@@ -122,7 +122,7 @@ func clean(said string) string {
 	return text
 }
 
-// Version returns the first line of the runtime's version output; empty: there is none.
+// Version returns the runtime's version, from the first line of its output, or "" if there is none.
 func (r Runtime) Version(ctx context.Context) string {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -141,7 +141,7 @@ func (r Runtime) Version(ctx context.Context) string {
 	return line
 }
 
-// noVersion is gVisor's version if it was built from its Go module, whose version is then used.
+// noVersion is what gVisor prints if it was built from its Go module; the module's version is then used.
 const noVersion = "VERSION_MISSING"
 
 // Container is a container of a runtime.
@@ -189,11 +189,11 @@ func (c Container) Delete(ctx context.Context) error {
 // pidFile is the file to which the runtime writes the container's pid.
 func (c Container) pidFile() string { return filepath.Join(c.Bundle, "pid") }
 
-// probeTime is how long a runtime may take to run an empty container: a runtime that boots a kernel on an emulated
-// processor takes seconds.
+// probeTime is how long, at least, a runtime may take to run an empty container: a runtime that boots a kernel on an
+// emulated processor takes seconds.
 const probeTime = 60 * time.Second
 
-// Probe has a runtime run an empty container, with annotations in its bundle, within the given time, or a minute if
+// Probe runs an empty container on a runtime, with annotations in its bundle, within the given time, or a minute if
 // that is longer. Its error, of code fault.Machine, has the runtime's message.
 func Probe(ctx context.Context, r Runtime, self string, within time.Duration,
 	annotations map[string]string) (err error) {

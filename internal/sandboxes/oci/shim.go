@@ -32,22 +32,22 @@ const ShimCommand = "_shim"
 // to.
 const idFlag = "-id"
 
-// Args returns the arguments of the tare binary that start the shim of a job, which was written to a path.
+// Args returns the arguments of the tare binary that start the shim of a job that was written to path.
 func (j Job) Args(path string) []string { return []string{ShimCommand, idFlag, j.Container.ID, path} }
 
 // Job describes a shim's work: it creates and starts a container with its own standard streams, waits for its end, and
-// deletes it. It forwards signals to the container. When the parent has closed standard input and the container does
-// not end because of that, the shim kills it.
+// deletes it. It forwards signals to the container. If the container does not end after the parent has closed standard
+// input, the shim kills it.
 type Job struct {
 	Container Container `json:"container"`
 
-	// Own means that the shim has a separate network namespace, which it must set up; Address is then the address of
-	// the far end of its link, if it gets one.
+	// Own means that the shim has a separate network namespace, which it must set up. If it has a link, Address is the
+	// address of the far end.
 	Own     bool         `json:"own_network"`
 	Address netip.Prefix `json:"address,omitzero"`
 }
 
-// Times are the times of events of a container, by CLOCK_MONOTONIC in nanoseconds; 0: not happened.
+// Times are the times of events of a container, by CLOCK_MONOTONIC in nanoseconds; 0 if they have not happened.
 type Times struct {
 	Create  int64 `json:"create_ns"`  // when the runtime's create was called
 	Created int64 `json:"created_ns"` // when the runtime's create had ended
@@ -143,7 +143,7 @@ func Shim(args []string) (status int, err error) {
 	return s.run()
 }
 
-// network sets up the namespace, in which the link already is.
+// network sets up the network namespace, which already has the link.
 func (s *shim) network() error {
 	if !s.Own {
 		return nil
@@ -189,9 +189,9 @@ func (s *shim) run() (int, error) {
 	return ws.ExitStatus(), nil
 }
 
-// isChild reports whether a process is this one's child. What a runtime leaves behind is, unless the runtime keeps a
-// process running that waits for it, as for a virtual machine. A process that has ended was one if it was waited for
-// here.
+// isChild reports whether a process is this one's child. Processes that a runtime leaves behind are, unless the
+// runtime keeps a parent running that waits for them, as for a virtual machine. A process that has ended was a child
+// if the reaper waited for it.
 func (r *reaper) isChild(pid int) bool {
 	if p, err := (proc.FS{}).Process(pid); err == nil {
 		return p.PPID == os.Getpid()
@@ -202,7 +202,7 @@ func (r *reaper) isChild(pid int) bool {
 	return known
 }
 
-// endOf returns a channel that is closed when a process has ended that another process waits for.
+// endOf returns a channel that is closed when a process that is not a child has ended.
 func endOf(pid int) <-chan struct{} {
 	ended := make(chan struct{})
 	go func() {
@@ -212,7 +212,7 @@ func endOf(pid int) <-chan struct{} {
 	return ended
 }
 
-// A runtime reports a moment after the end that the container has stopped.
+// A runtime may report a container as stopped only a moment after its end.
 const (
 	stopStep  = 20 * time.Millisecond
 	stopSteps = 50
@@ -271,7 +271,7 @@ func (s *shim) note(set func(*Times)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	set(&s.times)
-	_ = writeJSON(filepath.Join(s.dir, timesFile), s.times) // without them, the evidence lacks the times
+	_ = writeJSON(filepath.Join(s.dir, timesFile), s.times) // on an error, the evidence lacks the times
 }
 
 // forward forwards signals to the container.
@@ -296,9 +296,9 @@ func (s *shim) told() {
 	})
 }
 
-// watchInput kills the container if it goes on when its input has ended.
+// watchInput kills the container if it keeps running after its input has ended.
 func (s *shim) watchInput(ended <-chan struct{}) {
-	fds := []unix.PollFd{{Fd: 0}} // POLLHUP is always reported: all writers have closed
+	fds := []unix.PollFd{{Fd: 0}} // POLLHUP, which is always reported, means that all writers have closed
 	for {
 		if _, err := unix.Poll(fds, -1); !errors.Is(err, unix.EINTR) {
 			break
@@ -396,10 +396,10 @@ func (r *reaper) run(argv []string) (unix.WaitStatus, error) { return r.runTo(1,
 
 // runTo runs a program with standard output redirected.
 func (r *reaper) runTo(out uintptr, argv []string) (unix.WaitStatus, error) {
-	r.mu.Lock() // so that it is registered before it can be reaped
+	r.mu.Lock() // so that it is not reaped before an older entry with its pid is deleted
 	pid, err := syscall.ForkExec(argv[0], argv, &syscall.ProcAttr{Env: os.Environ(), Files: []uintptr{0, out, 2}})
 	if err == nil {
-		delete(r.known, pid) // an entry of an earlier child
+		delete(r.known, pid) // of an earlier child
 	}
 	r.mu.Unlock()
 	if err != nil {
@@ -409,7 +409,7 @@ func (r *reaper) runTo(out uintptr, argv []string) (unix.WaitStatus, error) {
 	return r.status(pid), nil
 }
 
-// Abandon deletes the container of a job whose shim has ended; it is no error if there is none.
+// Abandon deletes the container of a job whose shim has ended, if there is one.
 func (j Job) Abandon(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, commandTime)
 	defer cancel()

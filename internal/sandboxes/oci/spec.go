@@ -13,26 +13,26 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// Spec is a container's program and environment.
+// Spec describes a container: its program and the environment that it runs in.
 type Spec struct {
 	Args   []string
 	Env    []string
 	Root   string   // root file system, which is mounted read-only
-	Dirs   []string // of this machine, which the container can write to at the same paths
+	Dirs   []string // directories of this machine that the container can write to, at the same paths
 	Cgroup string   // cgroupsPath: relative to the root of every hierarchy
 
-	// NetNS is the path of its network namespace; empty: a new one. HostNetwork means this machine's.
+	// NetNS is the path of its network namespace; empty means a new one. HostNetwork means this machine's.
 	NetNS       string
 	HostNetwork bool
 
-	Memory      uint64 // limit in bytes; for a sandbox with a separate kernel, its size; 0: none
+	Memory      uint64 // limit in bytes, or the memory size of a sandbox with a separate kernel; 0 means no limit
 	Annotations map[string]string
 }
 
 // version is the version of the specification that bundles are written for; all later versions support it.
 const version = "1.0.2"
 
-// capabilities are those that Docker gives a container by default (oci/caps/defaults.go of moby).
+// capabilities are the ones that Docker gives a container by default (oci/caps/defaults.go of moby).
 var capabilities = []string{
 	"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FSETID", "CAP_FOWNER", "CAP_MKNOD", "CAP_NET_RAW", "CAP_SETGID", "CAP_SETUID",
 	"CAP_SETFCAP", "CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT", "CAP_KILL", "CAP_AUDIT_WRITE",

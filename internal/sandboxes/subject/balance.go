@@ -25,15 +25,15 @@ import (
 type Balance struct {
 	Lost int64 `json:"lost"` // of MemAvailable
 	// Kept is the growth of the CPUs' lists of free pages, which MemAvailable leaves out: a difference of the
-	// machine's counters. It is negative if what was started took pages that the trial before had freed.
+	// machine's counters. It is negative if the trial took pages that the previous trial had freed.
 	Kept int64 `json:"kept_by_cpus"`
-	// Beside is what the trial's loads and its other groups are charged besides the sandboxes', and the growth of this
-	// process.
+	// Beside is what the trial's groups other than the sandboxes' are charged, such as its loads', and the growth of
+	// this process.
 	Beside int64 `json:"beside"`
 	// Neighbours is the growth of anonymous and shared memory on the rest of the machine: the difference of the
 	// machine's counters, less the part of the trial's groups and of this process.
 	Neighbours int64 `json:"neighbours"`
-	// Taken is the rest of the loss: the sandboxes'.
+	// Taken is the rest of the loss, which the sandboxes took.
 	Taken int64 `json:"taken"`
 
 	Charged int64 `json:"charged"` // hard memory of all groups of the sandboxes
@@ -51,7 +51,7 @@ type Balance struct {
 // held is what control groups are charged, in bytes.
 type held struct {
 	users  int64 // anonymous and shared memory
-	kernel int64 // that cannot be freed; if told is false, also that which can
+	kernel int64 // kernel memory that cannot be freed; if told is false, reclaimable slab too
 	told   bool  // whether the kernel distinguishes reclaimable slab
 }
 
@@ -65,7 +65,7 @@ func (h *held) add(m cgroup.Memory) bool {
 	return m.Anon.OK && m.Shmem.OK && m.Kernel.OK
 }
 
-// weighed is what the trial's groups are charged, and the sandboxes' part of it, when the machine was read.
+// weighed holds the machine's memory, and what all of the trial's groups and the sandboxes' are charged at that time.
 type weighed struct {
 	machine        proc.Memory
 	all, sandboxes held
@@ -197,7 +197,7 @@ const (
 	weighing = 30 * time.Millisecond // before the end of the window, when the machine's memory is read
 )
 
-// settledMemory returns the machine's memory once no more is freed, or after a second.
+// settledMemory returns the machine's memory once no more is freed, or after about a second.
 func settledMemory() (proc.Memory, error) {
 	free := func(m proc.Memory) uint64 { return m.Available + m.Kept }
 	last, err := proc.FS{}.MedianMemory()

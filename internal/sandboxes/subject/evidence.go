@@ -17,7 +17,7 @@ import (
 	"tare/internal/scale/host/sandbox"
 )
 
-// Evidence is what is known of the sandboxes of a trial.
+// Evidence holds what is known about the sandboxes of a trial.
 type Evidence struct {
 	Runtime string `json:"runtime"`
 
@@ -36,12 +36,11 @@ type Evidence struct {
 
 	Sandboxes []Sandbox `json:"sandboxes"`
 
-	// Pictured is the memory from the loads' start message until the end of the window, and the groups that are
-	// charged.
+	// Pictured has the memory from the loads' start message until the end of the window, and where it was charged.
 	record.Pictured
 }
 
-// Sandbox is one application or load and what runs it.
+// Sandbox is one application or load, and the processes that run it.
 type Sandbox struct {
 	Name      string    `json:"name"`             // of the application or load
 	Cgroup    string    `json:"cgroup"`           // the group of what runs it, like a pod's
@@ -56,27 +55,27 @@ type Process struct {
 	Component string `json:"component"`
 	Comm      string `json:"comm"`
 	Threads   int    `json:"threads"`
-	// MemoryCgroup and CPUCgroup are the groups that are charged for it: the group of its first thread, which owns its
-	// memory, and the group that counts its CPU time.
+	// MemoryCgroup and CPUCgroup are the groups that are charged for the process: the group of its first thread, which
+	// owns its memory, and the group that counts its CPU time.
 	MemoryCgroup string `json:"memory_cgroup"`
 	CPUCgroup    string `json:"cpu_cgroup"`
-	// ThreadCgroups is how many threads of a virtual machine are charged to other groups for their CPU time, by group:
+	// ThreadCgroups counts the threads of a virtual machine whose CPU time is charged to other groups, by group:
 	// version 1 of control groups can move single threads.
 	ThreadCgroups map[string]int `json:"thread_cgroups,omitempty"`
 	CPUSeconds    *float64       `json:"cpu_seconds"` // in the window; nil if it was not read
-	// CPUElsewhere is the part of CPUSeconds by threads that are charged to other groups than CPUCgroup, by group: a
-	// runtime of virtual machines can move the threads of virtual CPUs.
+	// CPUElsewhere is the share of CPUSeconds that is charged to groups other than CPUCgroup, by group: a runtime of
+	// virtual machines can move the threads of virtual CPUs.
 	CPUElsewhere map[string]float64 `json:"cpu_elsewhere_seconds,omitempty"`
 	Resident
-	// SameMemoryAs is another process with the same address space, whose memory counts there: gVisor runs the threads
-	// of an application as processes that share it. 0: none.
+	// SameMemoryAs is the pid of another process with the same address space, to which the memory is attributed: gVisor
+	// runs the threads of an application as processes that share it. 0 means that there is none.
 	SameMemoryAs int `json:"same_memory_as,omitempty"`
 }
 
 // The components, with the names that a census of the machine uses.
 const (
 	Workload  = string(sandbox.Workload)  // the application's own code; of gVisor, the stubs in which it runs
-	Shim      = string(sandbox.Shim)      // stays beside a container, for its streams and its end
+	Shim      = string(sandbox.Shim)      // stays with a container, for its streams and its exit
 	Sentry    = string(sandbox.Sentry)    // gVisor's kernel
 	Gofer     = string(sandbox.Gofer)     // serves files to the sentry
 	VMM       = string(sandbox.VMM)       // runs a virtual machine, with the application in it
@@ -87,8 +86,8 @@ const (
 // Components are all components.
 var Components = []string{Workload, Shim, Sentry, Gofer, VMM, Virtiofsd, Monitor}
 
-// componentOf returns what a process of a sandbox is: by its command line, else by whether it is in the pod's group. A
-// process that is about to execute the application counts as the application.
+// componentOf returns the component of a process of a sandbox: by its command line, or else by whether it is in the
+// pod's group. A process that is about to execute the application counts as the application.
 func componentOf(comm string, cmdline []string, inPod bool) string {
 	c := sandbox.ComponentOf(comm, cmdline)
 	switch {
@@ -100,7 +99,7 @@ func componentOf(comm string, cmdline []string, inPod bool) string {
 	return Monitor
 }
 
-// find finds the processes of a sandbox: those in its groups, and what the shim has started elsewhere.
+// find finds the processes of each sandbox: those in its groups, and those that the shim has started elsewhere.
 func (j *joined) find() map[*sandboxed][]int {
 	children := map[int][]int{}
 	if !j.plain() {
@@ -149,8 +148,8 @@ func cpuSince(found map[*sandboxed][]int, before map[int]time.Duration) map[int]
 	return used
 }
 
-// describe records each process, and leaves out one that ends meanwhile. used is CPU seconds in the window by process,
-// threads the CPU time before it of the threads that may be charged elsewhere. It returns the processes of all
+// describe records each process that does not end meanwhile. used is the CPU seconds in the window by process; threads
+// is the CPU time, before the window, of threads that may be charged elsewhere. It returns the processes of all
 // sandboxes.
 func (j *joined) describe(found map[*sandboxed][]int, used map[int]float64, threads map[int]map[int]time.Duration) (
 	all []Process) {
@@ -233,7 +232,7 @@ func processOf(r *cgroup.Resolver, pid int, inPod bool) (p Process, err error) {
 			if err != nil {
 				continue
 			}
-			if group, err := r.Path(tid); err == nil && group != p.CPUCgroup { // else it has ended
+			if group, err := r.Path(tid); err == nil && group != p.CPUCgroup { // an error means that it has ended
 				if p.ThreadCgroups == nil {
 					p.ThreadCgroups = map[string]int{}
 				}
@@ -248,7 +247,7 @@ func processOf(r *cgroup.Resolver, pid int, inPod bool) (p Process, err error) {
 	return p, nil
 }
 
-// Resident is the resident memory of a process in bytes. RSS counts a page that several processes map in full; the
+// Resident is the resident memory of a process in bytes. RSS counts all of a page that several processes map; the
 // others count the process's share.
 type Resident struct {
 	RSS   uint64 `json:"rss_bytes"`

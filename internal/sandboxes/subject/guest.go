@@ -38,7 +38,7 @@ const (
 	settingReady    = "ready-timeout"
 )
 
-// none is the runtime that stands for no sandbox.
+// none is the name of the runtime that runs applications without a sandbox.
 const none = "none"
 
 const (
@@ -94,13 +94,13 @@ func (guest) About() kind.About {
 	}
 }
 
-// tried are the results of Installed by runtime, each of which is tried once.
+// tried holds the results of Installed by runtime; each runtime is tried once.
 var tried struct {
 	sync.Mutex
 	errs map[string]error
 }
 
-// Installed has the runtime run an empty container, so that a runtime that refuses this machine reports that itself.
+// Installed runs an empty container on the runtime, so that a runtime that does not work here gives the reason itself.
 func (guest) Installed(ctx context.Context, o param.Values) error {
 	if o[settingRuntime] == none {
 		return nil
@@ -137,7 +137,7 @@ func (guest) Installed(ctx context.Context, o param.Values) error {
 		err = fault.Wrap(err, fault.Machine, o[settingRuntime], hint, "does not work on this machine")
 	}
 	if ctx.Err() != nil {
-		return err // it is not about the runtime
+		return err // the error may not be about the runtime
 	}
 	if tried.errs == nil {
 		tried.errs = map[string]error{}
@@ -157,7 +157,7 @@ func booted(o param.Values) time.Duration {
 
 func (guest) Optional(o param.Values) bool { return o.On(settingOptional) }
 
-// Version returns the runtime's version, by its name.
+// Version returns the runtime's name and its version.
 func (guest) Version(ctx context.Context, o param.Values, own string) (string, string) {
 	runtime := o[settingRuntime]
 	if runtime == none {
@@ -177,7 +177,7 @@ func (guest) Version(ctx context.Context, o param.Values, own string) (string, s
 	return filepath.Base(r.Name), r.Version(ctx)
 }
 
-// rootDir is the root file system in the directory of a run.
+// rootDir is the directory of the root file system in the directory of a run.
 const rootDir = "rootfs"
 
 // Prepare builds the root file system of all sandboxes of a run.

@@ -26,7 +26,7 @@ import (
 	"tare/internal/scale/host/sandbox"
 )
 
-// joined is the sandboxes of a trial.
+// joined holds the sandboxes of a trial.
 type joined struct {
 	trial   kind.Trial
 	part    *kind.Part
@@ -37,12 +37,12 @@ type joined struct {
 	tree      string // name of the trial's tree of groups, once something was launched
 	sandboxes map[string]*sandboxed
 	links     map[string]int // number of an application's pair of interfaces, by application
-	network   netip.Prefix   // of these
+	network   netip.Prefix   // of these interfaces
 	begun     int64          // when the first sandbox was launched, CLOCK_MONOTONIC in ns
 
 	watch     sync.WaitGroup
 	stopWatch context.CancelFunc
-	charged   *course // written by the watching goroutine, and read when that has ended
+	charged   *course // written by a watching goroutine, and read when that has ended
 	resident  *course
 	evidence  Evidence
 
@@ -52,15 +52,15 @@ type joined struct {
 // sandboxed is one application or load in a sandbox.
 type sandboxed struct {
 	name  string
-	dir   string // of its job; empty: it runs without a sandbox
+	dir   string // of its job; empty if it runs without a sandbox
 	group kind.Group
-	shim  kind.Group      // nil: it runs without a sandbox
+	shim  kind.Group      // nil if it runs without a sandbox
 	pid   int             // of the shim, or of the application itself
-	link  string          // name of this machine's end of its link; empty: none
-	space *link.Namespace // of the shim, if it has a network of its own; open until the sandbox has ended
+	link  string          // name of this machine's end of its link, if it has one
+	space *link.Namespace // of the shim, if it has a separate network; open until the sandbox has ended
 	job   oci.Job
 
-	asked  bool           // whether the runtime reported its state while it ran
+	asked  bool           // whether the runtime reported its state after the window
 	killed []microvm.Kill // processes killed inside, until then
 }
 
@@ -68,7 +68,8 @@ func (j *joined) plain() bool { return j.part.Options[settingRuntime] == none }
 
 func (j *joined) ownNetwork() bool { return j.part.Options[settingNetwork] == ownNetwork }
 
-// Host returns the address of the far end of an application's link. An application that no load uses has none.
+// Host returns the address of the far end of an application's link. An application without a link, such as one that no
+// load uses, has the loopback address.
 func (j *joined) Host(app string) (string, error) {
 	served := false
 	for _, l := range j.trial.Setup().Loads {
@@ -95,8 +96,8 @@ func (j *joined) Host(app string) (string, error) {
 	return there.Addr().String(), nil
 }
 
-// Launch starts an application in a sandbox: its command becomes the shim, which stays beside the container and passes
-// its own streams on.
+// Launch starts an application in a sandbox: it runs the shim instead, which stays with the container and passes its
+// own streams on.
 func (j *joined) Launch(ctx context.Context, l kind.Launch) error {
 	s := &sandboxed{name: l.Name, group: l.Group}
 	j.mu.Lock()
@@ -198,12 +199,12 @@ func (j *joined) bundle(s *sandboxed, l kind.Launch) (string, error) {
 	return s.job.Write(s.dir)
 }
 
-// overheadComponent is the component of groups in which runtimes start what they move into the pod later, or leave
-// there.
+// overheadComponent is the component of groups in which runtimes start processes that they later move into the pod, or
+// leave there.
 const overheadComponent = "overhead"
 
 // annotations returns the annotations that the runtime needs in its bundle. An overhead group belongs to the trial, so
-// that its charges are reported, and it is removed with the trial.
+// its charges are reported and it is removed with the trial.
 func (j *joined) annotations(s *sandboxed) (map[string]string, error) {
 	launch := sandbox.LaunchOf(j.runtime.Name)
 	if launch.Main != sandbox.VMM || j.part.Options.On(settingOnly) {
@@ -225,7 +226,7 @@ func added(env []string) []string {
 // Patience returns how long a sandbox may take until its application is ready.
 func (j *joined) Patience() time.Duration { return j.part.Options.Duration(settingReady) }
 
-// Start is called when all applications are ready: it starts nothing.
+// Start only records the time: it is called when all applications are ready.
 func (j *joined) Start(context.Context) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -235,7 +236,8 @@ func (j *joined) Start(context.Context) error {
 	return nil
 }
 
-// Begun has the CPU time of processes, and the machine's available memory, read at the edges of the window.
+// Begun starts goroutines that follow memory until the end of the window, and read the CPU time of processes at its
+// edges and the machine's memory just before its end.
 func (j *joined) Begun(ctx context.Context, s role.Schedule) error {
 	ctx, j.stopWatch = context.WithCancel(ctx)
 	from, to := s.Begin+s.Warmup, s.Begin+s.Warmup+s.Duration
@@ -266,7 +268,7 @@ func (j *joined) Begun(ctx context.Context, s role.Schedule) error {
 			return
 		}
 		found := j.find()
-		all := j.describe(found, cpuSince(found, before), threads) // now, because what works inside ends soon
+		all := j.describe(found, cpuSince(found, before), threads) // now, because loads inside end soon
 		<-followed
 		j.resident.moment(to - from)
 		j.resident.addResident(all)
@@ -307,7 +309,7 @@ func (j *joined) note(name string, add func(*Sandbox)) {
 	}
 }
 
-// Evidence returns what was found of the sandboxes. The times of their ends are added later.
+// Evidence returns what was found out about the sandboxes. The times of their ends are added later.
 func (j *joined) Evidence() any { return &j.evidence }
 
 // inOrder returns the sandboxes by name.
@@ -384,9 +386,9 @@ func (j *joined) look() error {
 	return j.trial.Read(ctx, readingReclaimed)
 }
 
-// reclaim has the kernel reclaim what it can of the memory of a group of the trial: force_empty of v1, reclaim of v2
-// (Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst). It is no error if some memory cannot be
-// reclaimed.
+// reclaim makes the kernel reclaim what it can of the memory of a group of the trial: force_empty of v1, reclaim of v2
+// (Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst). Some memory may not be reclaimable, so errors
+// are ignored.
 func (j *joined) reclaim(g kind.Group) {
 	h, ok := j.trial.Cgroups().Controller("memory")
 	if !ok {

@@ -22,7 +22,7 @@ const (
 	outsideCPUMetric = "sandbox_outside_cpus"
 )
 
-// excess is what sandboxes of one arm took beyond the baseline of their block, in each trial, sorted.
+// excess is what a sandbox of one arm took beyond the baseline of its block, in each trial, sorted.
 type excess struct {
 	runtime string
 	memory  []float64 // bytes for each sandbox
@@ -50,7 +50,8 @@ func (guest) Produce(run record.Run, trials []record.Trial) []measured.Product {
 	return all
 }
 
-// excesses returns them by arm, from trials without factors that have the metrics. Trials are compared within a block.
+// excesses returns the excess of each arm, from trials without factors that have the metrics. Trials are compared
+// within a block.
 func excesses(trials []record.Trial) map[string]*excess {
 	type pair struct{ memory, cpus float64 }
 	value := func(t *record.Trial, metric string) (float64, bool) {
@@ -108,9 +109,9 @@ func isBaseline(arm string) bool { return arm == record.Direct || arm == record.
 // confidence is the confidence that the percentile of an overhead is at most the declared value.
 const confidence = 0.95
 
-// bound returns the largest part of a distribution for which the largest of n measurements is an upper bound at that
-// confidence: the part p of a distribution lies below the largest of n with the probability 1 - p^n, whatever the
-// distribution is (Wilks, Annals of Mathematical Statistics 12, 1941). It is 0 if there are too few for one half.
+// bound returns the largest fraction of a distribution for which the largest of n measurements is an upper bound at
+// that confidence: a fraction p lies below the largest of n with probability 1 - p^n, whatever the distribution
+// (Wilks, Annals of Mathematical Statistics 12, 1941). It is 0 if n is too small even for one half.
 func bound(n int) (part float64, percentile string) {
 	for _, p := range []float64{0.95, 0.9, 0.75, 0.5} {
 		if 1-math.Pow(p, float64(n)) >= confidence {

@@ -13,7 +13,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// seen makes a value of a trial's evidence.
+// seen makes a metric's value from a function of the trial's evidence.
 func seen(of func(*Evidence, *measured.Measured) (float64, bool)) func(*measured.Measured) (float64, bool) {
 	return func(m *measured.Measured) (float64, bool) {
 		e, ok := m.Evidence[name].(*Evidence)
@@ -33,7 +33,7 @@ func (guest) Metrics() []measured.Metric {
 	return all
 }
 
-// between is the mean time between two events of a sandbox.
+// between returns the mean time, over all sandboxes, between two events.
 func between(from, to func(oci.Times) int64) func(*measured.Measured) (float64, bool) {
 	return seen(func(e *Evidence, _ *measured.Measured) (total float64, ok bool) {
 		for _, s := range e.Sandboxes {
@@ -82,8 +82,8 @@ var startAndStop = []measured.Metric{{
 	Value: between(func(t oci.Times) int64 { return t.Told }, func(t oci.Times) int64 { return t.Deleted }),
 }}
 
-// charged sums a part of the memory of all groups of the sandboxes in a reading: the groups of what runs the
-// applications, and the subject's other groups.
+// charged sums a part of the memory that groups are charged in a reading: the pods' groups if inPod, and the subject's
+// other groups if outside.
 func charged(l *ledger.Ledger, e *Evidence, inPod, outside bool, part func(*ledger.Memory) *int64) (float64, bool) {
 	return ofGroups(l, e, inPod, outside, func(g *ledger.Cgroup) *float64 {
 		if g.Memory == nil {
@@ -149,7 +149,7 @@ func attributed(e *Evidence, m *measured.Measured) (float64, bool) {
 	return charged(m.Ledger, e, true, true, hard)
 }
 
-// own returns a process without memory that counts for another.
+// own returns the process, without its memory if that is attributed to another process.
 func (p Process) own() Process {
 	if p.SameMemoryAs != 0 {
 		p.Resident = Resident{}
@@ -160,7 +160,7 @@ func (p Process) own() Process {
 // memoryFamily is the family of all memory metrics of a subject: an answer names those that the experiment is about.
 const memoryFamily = "memory"
 
-// inMemory is a memory metric of a trial. Several that count the same memory in different ways are of one family.
+// inMemory returns a memory metric of a trial. Metrics that count the same memory in different ways share a family.
 func inMemory(name, family, clause, how string,
 	value func(*Evidence, *measured.Measured) (float64, bool)) measured.Metric {
 	return measured.Metric{
@@ -172,7 +172,7 @@ func inMemory(name, family, clause, how string,
 	}
 }
 
-// planPods is what plans call the sandboxes, beside what their runtime has outside of them, which is the subject's own.
+// planPods is the name of the sandboxes in plans. What their runtime has outside of them is the subject's own.
 const planPods = "pods, with their applications"
 
 func planned(m measured.Metric) measured.Metric {
@@ -192,7 +192,7 @@ func balanceMetrics() []measured.Metric {
 			return float64(of(e.Balance)), true
 		})
 	}
-	// What others took is neither better nor worse, and no cost of the sandboxes.
+	// What others took is neither better nor worse, and not a cost of the sandboxes.
 	other := func(name, family, clause, how string, of func(*Balance) int64) measured.Metric {
 		m := line(name, family, clause, how, of)
 		m.Cost, m.Better = false, metric.Neither
@@ -345,7 +345,7 @@ func counted(name, what, how string, of func(Process) int) measured.Metric {
 	}
 }
 
-// cpus is CPU time by control group.
+// cpus returns a metric of CPU time by control group.
 func cpus(name, clause string, inPod bool, how string) measured.Metric {
 	plan := "" // what is outside of the pods is the subject's own
 	if inPod {

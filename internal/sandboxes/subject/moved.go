@@ -10,10 +10,11 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// A runtime that starts a virtual machine in an overhead group moves it into the pod's when it runs. What is moved
-// depends on the version of control groups. In version 1 it is threads, and no memory, because memory is charged to
-// the group of the thread group's leader. In version 2 it is the whole process, but no page that was charged before.
-// (mem_cgroup of mm->owner, mm/memcontrol.c; "Memory Ownership" in Documentation/admin-guide/cgroup-v2.rst.)
+// A runtime that starts a virtual machine in an overhead group moves it into the pod's group when it runs. What moves
+// depends on the version of control groups. In version 1 only threads move, and no memory, because memory is charged
+// to the group of the thread group's leader. In version 2 the whole process moves, but none of the pages that were
+// charged before. (mem_cgroup of mm->owner, mm/memcontrol.c; "Memory Ownership" in
+// Documentation/admin-guide/cgroup-v2.rst.)
 
 // inPod reports whether a group is the pod's, or below it.
 func (s Sandbox) inPod(group string) bool { return cgroup.Within(group, s.Cgroup) }
@@ -24,13 +25,13 @@ func (s Sandbox) apart(p Process) bool {
 		slices.ContainsFunc(slices.Collect(maps.Keys(p.ThreadCgroups)), s.inPod)
 }
 
-// apartBytes is the hard memory of the groups that are charged for virtual machines of which only threads are in pods.
+// apartBytes returns the hard memory of the groups that are charged for virtual machines with only threads in pods.
 func apartBytes(e *Evidence, m *measured.Measured) (float64, bool) {
 	return overhead(e, m, func(s Sandbox) bool { return slices.ContainsFunc(s.Processes, s.apart) }, nil)
 }
 
-// stayedBytes is what overhead groups are charged for virtual machines that are in pods: anonymous and shared memory,
-// less that of processes which are still in the overhead groups.
+// stayedBytes returns what overhead groups are charged for virtual machines that are in pods: anonymous and shared
+// memory, less that of processes that are still in the overhead groups.
 func stayedBytes(e *Evidence, m *measured.Measured) (float64, bool) {
 	return overhead(e, m,
 		func(s Sandbox) bool {
@@ -41,9 +42,9 @@ func stayedBytes(e *Evidence, m *measured.Measured) (float64, bool) {
 		func(p Process) uint64 { return p.own().Anon + p.own().Shmem })
 }
 
-// overhead sums what the overhead groups are charged, for a trial whose sandboxes all satisfy is. Without accounted it
-// is their hard memory, with it their anonymous and shared memory less accounted of each process which is charged to
-// them. False if there is no such group.
+// overhead sums what the overhead groups are charged, for a trial whose sandboxes all satisfy is: without accounted,
+// their hard memory; with it, their anonymous and shared memory less accounted of each process that is charged to
+// them. It returns false if there is no such group.
 func overhead(e *Evidence, m *measured.Measured, is func(Sandbox) bool,
 	accounted func(Process) uint64) (float64, bool) {
 	if m.Ledger == nil || slices.ContainsFunc(e.Sandboxes, func(s Sandbox) bool { return !is(s) }) {

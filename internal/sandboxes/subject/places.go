@@ -22,7 +22,7 @@ import (
 const (
 	placePod      = "pod"      // the groups of what runs the applications
 	placeOverhead = "overhead" // what a runtime keeps outside the pod, by its setting
-	placeOutside  = "outside"  // shims, and what else a runtime puts elsewhere
+	placeOutside  = "outside"  // shims, and anything else that a runtime puts elsewhere
 	placeLoad     = "load"     // the load, if it is not in a sandbox itself
 )
 
@@ -136,7 +136,7 @@ func perSecond(cpu *float64, seconds float64) *float64 {
 	return known.As(cpu, func(v float64) float64 { return v / seconds })
 }
 
-// total is what some groups are charged: bytes and CPU seconds, each nil if one of the groups does not report it.
+// total sums what some groups are charged: bytes and CPU seconds, each nil if one of the groups does not report it.
 type total struct{ hard, soft, working, cpu *float64 }
 
 func newTotal() *total { return &total{new(float64), new(float64), new(float64), new(float64)} }
@@ -150,7 +150,7 @@ func (t *total) add(g *ledger.Cgroup) {
 	t.cpu = known.Sum(t.cpu, g.CPUSeconds)
 }
 
-// less subtracts what a part of the groups is charged.
+// less subtracts what some of the groups are charged.
 func (t *total) less(part *total) {
 	less := func(all, part *float64) *float64 {
 		return known.As(known.Sum(all, known.Minus(part)), func(v float64) float64 { return max(0, v) })
@@ -177,8 +177,8 @@ func threadTimes(pid int) map[int]time.Duration {
 }
 
 // threads returns the CPU times of all processes' threads, by process, if the runtime may put threads of one process
-// into several groups, as a runtime of virtual machines with such an option. Otherwise it returns nil, because it
-// takes a read for each thread.
+// into several groups, as a runtime of virtual machines may with its option for that. Otherwise it returns nil,
+// because it takes a read for each thread.
 func (j *joined) threads(found map[*sandboxed][]int) map[int]map[int]time.Duration {
 	if j.plain() || j.part.Options.On(settingOnly) {
 		return nil

@@ -20,7 +20,7 @@ const (
 	residentSeries = "resident memory (PSS), by component and kind of page"
 )
 
-// kinds is memory in bytes by kind of page; nil if the kernel does not report it.
+// kinds holds memory in bytes by kind of page; nil if the kernel does not report it.
 type kinds struct{ anon, cache, shmem, kernel *float64 }
 
 // add adds what a group is charged, times the sign.
@@ -110,7 +110,7 @@ const (
 	apart       = 50 * time.Millisecond
 )
 
-// follow reads repeatedly what the groups of the sandboxes are charged, from now until the context ends. from and to
+// follow repeatedly reads what the groups of the sandboxes are charged, from now until the context ends. from and to
 // are the edges of the window, by CLOCK_MONOTONIC in nanoseconds.
 func (j *joined) follow(ctx context.Context, from, to int64) (*course, error) {
 	pods, tree, err := j.pods()
@@ -146,7 +146,7 @@ func (j *joined) follow(ctx context.Context, from, to int64) (*course, error) {
 				outside.add(g.Memory, 1)
 			}
 		}
-		for _, g := range r.Groups() { // below the subject's, which includes it
+		for _, g := range r.Groups() { // the subject's group includes the overhead groups
 			if subject != "" && !g.Vanished && path.Dir(g.Path) == path.Join(subject, overheadComponent) {
 				overhead.add(g.Memory, 1)
 				outside.add(g.Memory, -1)
@@ -164,8 +164,8 @@ func (j *joined) follow(ctx context.Context, from, to int64) (*course, error) {
 	return c, nil
 }
 
-// sparing is the pause after reading resident memory, as a multiple of the time that the reading took: the kernel
-// walks page tables for it, so that it costs at most 2 % of a CPU.
+// sparing is the pause after reading resident memory, as a multiple of the time that the reading took. The kernel
+// walks page tables for it; with the pause it costs at most 2 % of a CPU.
 const sparing = 50
 
 // followProcesses reads the resident memory of the sandboxes' processes repeatedly, with pauses, from now until the
@@ -187,8 +187,8 @@ func (j *joined) followProcesses(ctx context.Context, from int64) *course {
 	return c
 }
 
-// pods returns the groups of everything that runs in sandboxes, or will: a load may be launched just before the
-// window.
+// pods returns the groups of everything that runs in sandboxes, or will (a load may be launched just before the
+// window), and the name of the trial's tree of groups.
 func (j *joined) pods() (paths map[string]bool, tree string, err error) {
 	setup := j.trial.Setup()
 	names := slices.Collect(maps.Keys(setup.Applications))

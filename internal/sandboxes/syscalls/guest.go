@@ -1,6 +1,6 @@
-// Package syscalls is a load that makes system calls, one after the other, and times each kind: a ladder from the
-// cheapest call to starting a program. If the subject is a sandbox the load runs inside it, and shows what crossing
-// the boundary costs.
+// Package syscalls is a load that makes batches of system calls and times each kind: a ladder from the cheapest call
+// to starting a program. If the subject is a sandbox, the load runs inside it and shows what crossing the boundary
+// costs.
 package syscalls
 
 import (
@@ -54,7 +54,7 @@ func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
 		func(ctx context.Context, s role.Schedule) (*load.Result, error) { return l.run(ctx, s) })
 }
 
-// Judge rejects a load that made no call in the window.
+// Judge rejects a load that did not make every kind of call in the window.
 func (guest) Judge(m *measured.Measured, name string) []measured.Trip {
 	if len(m.Loads[name].Counts) == len(calls) {
 		return nil

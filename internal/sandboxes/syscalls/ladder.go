@@ -172,14 +172,14 @@ func wait(pid int) error {
 	}
 }
 
-// most limits the batch times that are kept of one call: enough for minutes.
+// most is the maximum number of batch times that are kept of one call: enough for minutes.
 const most = 1 << 20
 
 // run makes batches of calls until the window ends. The next batch is always of the kind with the least time so far:
 // if starting a program takes a hundred thousand times as long as the cheapest call, as on an emulated processor,
-// taking turns would leave hardly any time for the cheapest. Batches count that lie inside the window and last about
-// as long as they should: the first few of a kind have a call or two, whose time the clock and a cold cache distort.
-// Calls are not counted as requests, because their rate over all kinds has no meaning.
+// taking turns would leave hardly any time for the cheapest. A batch counts if it lies inside the window and lasts
+// about as long as it should: the first few of a kind have only a call or two, whose time the clock and a cold cache
+// distort. Calls are not counted as requests, because their rate over all kinds has no meaning.
 func (l *ladder) run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -244,7 +244,7 @@ func least(all []int64) int {
 	return first
 }
 
-// next returns the number of calls for the duration of a batch, from how long n took. It at most doubles, because a
+// next returns the number of calls in the next batch, from how long n calls took. It at most doubles n, because the
 // batch may have been interrupted.
 func next(n int, took int64, batch time.Duration) int {
 	each := max(1, took/int64(n))

@@ -1,8 +1,8 @@
 // Package alias makes alias tables: an entry is chosen by weight with one random number and one comparison.
 package alias
 
-// Table is an alias table after Walker and Vose. One of its n entries is chosen uniformly; below its threshold of 2^32
-// it is itself the result, and above it another entry. A Table can be reused.
+// Table is an alias table after Walker and Vose. One of its n entries is chosen uniformly. If a random 32-bit number
+// is below the entry's Threshold, the entry itself is the result, otherwise its Other. A Table can be reused.
 type Table struct {
 	Threshold, Other []uint32
 	scaled           []uint64

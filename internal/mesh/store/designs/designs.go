@@ -1,4 +1,4 @@
-// Package designs registers all designs of stores; import it for that.
+// Package designs registers all store designs when it is imported.
 package designs
 
 import (

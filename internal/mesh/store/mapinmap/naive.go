@@ -14,10 +14,9 @@ import (
 	"tare/internal/mesh/store/records/keep"
 )
 
-// Naive is the design of that name: a record's map is made with the record, and removed with it. A bitmap in record 0
-// says which keys are free; it is read from the kernel and written back for each record. A map is found by its number
-// in the map of maps, and opened and closed for each use. The writer waits for readers whenever it changes the map of
-// maps.
+// Naive makes a record's map with the record, and removes it with the record. A bitmap in record 0 marks the free
+// keys; it is read from the kernel and written back for each record. A map is found by its number in the map of maps,
+// and opened and closed for each use. The writer waits for readers whenever it changes the map of maps.
 var Naive = store.Design{
 	Name:   "naive",
 	Atomic: store.PerRecord,
@@ -68,7 +67,7 @@ func (n *naive) Hint() string {
 	return fmt.Sprintf("use another store: this one has room for %d records", bitmapBits-1)
 }
 
-// change reads record 0, has f change it, and writes it back.
+// change reads record 0, calls f to change it, and writes it back.
 func (n *naive) change(f func() error) error {
 	k := n.kernel
 	fd, err := k.Get(n.outer, 0)
@@ -143,7 +142,7 @@ func (n *naive) close(key uint32) {
 	}
 }
 
-// Free reads the record first, as a writer must that finds the tree in the maps, and removes it.
+// Free reads the record, as a writer must that learns the tree from the maps, and then removes it.
 func (n *naive) Free(key uint32) error {
 	n.close(key)
 	k := n.kernel

@@ -25,9 +25,9 @@ const (
 	onDemand   = "ondemand"
 )
 
-// Pooled is the design of that name: the maps of records are made beforehand, in parallel, and reused; a list in
-// memory says which are free. A change does not wait for readers. Every map of the pool is an open file of the writer,
-// so that the limit of open files limits the pool.
+// Pooled makes the maps of records beforehand, in parallel, and reuses them; a list in memory holds the free ones. A
+// change does not wait for readers. Every map of the pool is an open file of the writer, so the limit of open files
+// limits the pool.
 //
 // It differs from Kmesh's in three ways. A free record is found at once, not by a search from the first. The records
 // of a resource are remembered, not read back to free them. The pool grows to twice what is used and shrinks to it, in
@@ -42,12 +42,12 @@ var Pooled = store.Design{
 
 const (
 	defaultPool = 32768 // as in Kmesh
-	smallPool   = 256   // the pool at the start with on demand
+	smallPool   = 256   // initial size with onDemand
 	growAt      = 0.7   // share of the pool in use
 	shrinkAt    = 0.3
 	chunk       = 512 // records that one thread makes in sequence
 	threads     = 64
-	otherFiles  = 1024 // that the process may open besides
+	otherFiles  = 1024 // files that the process may open besides
 )
 
 func openPooled(o store.Options) (store.Store, error) {
@@ -73,8 +73,8 @@ func openPooled(o store.Options) (store.Store, error) {
 	return open(o, room, p.start)
 }
 
-// pooled keeps records in a pool of maps. One goroutine uses it. The background changes of the pool's size take
-// indexes from it and return them through done.
+// pooled keeps records in a pool of maps. One goroutine uses it. Changes of the pool's size in the background get keys
+// from that goroutine and return them through running.
 type pooled struct {
 	kernel  *keep.Kernel
 	outer   int
@@ -114,7 +114,7 @@ func (p *pooled) start(k *keep.Kernel, outer *ebpf.Map) (keep.Records, error) {
 	return p, p.fill()
 }
 
-// fill makes the first part of the pool, and has the rest made.
+// fill makes the first part of the pool, and starts making the rest in the background.
 func (p *pooled) fill() error {
 	if n := min(p.first, p.limit) - p.size; n > 0 {
 		r := p.make(p.take(n))
@@ -129,7 +129,7 @@ func (p *pooled) fill() error {
 	return nil
 }
 
-// take takes keys to make maps for.
+// take allocates up to n keys without maps.
 func (p *pooled) take(n int) []uint32 {
 	keys := make([]uint32, min(n, p.missing.Left()))
 	for i := range keys {
@@ -176,7 +176,7 @@ func (p *pooled) make(keys []uint32) (all resized) {
 		r.with, r.without = keys[:done], append(r.without, keys[done:]...)
 		return r
 	})
-	// Waits of several threads overlap, while one thread would make them one after the other.
+	// Waits of different threads overlap; those of one thread do not.
 	chunks := (n + chunk - 1) / chunk
 	rounds := (chunks + threads - 1) / threads
 	all.work = store.Work{Updates: n, Syscalls: n + chunks, Bytes: 8 * n, GracePeriods: rounds}
@@ -249,7 +249,7 @@ func (p *pooled) resize(size int) {
 	go func() { done <- p.unmake(keys) }()
 }
 
-// settled takes the result of a change of the pool's size; wait says whether to wait for it.
+// settled takes the result of a change of the pool's size, if there is one, and waits for it if wait is set.
 func (p *pooled) settled(wait bool) {
 	if p.running == nil || !wait && len(p.running) == 0 {
 		return
@@ -323,13 +323,13 @@ func (p *pooled) Close() error {
 	return nil
 }
 
-// files raises the process's limit of open files to n, or as far as allowed, and returns it.
+// files raises the process's limit of open files to n, or as far as allowed, and returns how many of n it allows.
 func files(n int) (int, error) {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 		return 0, fmt.Errorf("reading the limit of open files: %w", err)
 	}
-	for _, hard := range []uint64{max(limit.Max, uint64(n)), limit.Max} { // the first is for the privileged
+	for _, hard := range []uint64{max(limit.Max, uint64(n)), limit.Max} { // the first needs privileges
 		if uint64(n) <= limit.Cur {
 			return n, nil
 		}

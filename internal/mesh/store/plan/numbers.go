@@ -7,10 +7,10 @@ type Numbers struct {
 	head      int
 }
 
-// NewNumbers has all numbers from first to below end.
+// NewNumbers returns the numbers from first to end-1.
 func NewNumbers(first, end uint32) Numbers { return Numbers{next: first, end: end} }
 
-// Except has the numbers whose index is false in used.
+// Except returns the numbers that are indexes of used where it is false.
 func Except(used []bool) Numbers {
 	n := Numbers{end: uint32(len(used))}
 	for i, is := range used {
@@ -24,8 +24,8 @@ func Except(used []bool) Numbers {
 	return n
 }
 
-// Oldest allocates a number that was never allocated, or else the one returned first: for numbers with which programs
-// may still look for the previous owner.
+// Oldest allocates a number that was never allocated, or else the one returned first. It is for numbers by which
+// programs may still look for the previous owner.
 func (n *Numbers) Oldest() (number uint32, ok bool) {
 	if n.next < n.end || n.head == len(n.free) {
 		return n.fresh()
@@ -56,7 +56,7 @@ func (n *Numbers) fresh() (uint32, bool) {
 	return n.next - 1, true
 }
 
-// Give takes a number back.
+// Give returns a number, which can then be allocated again.
 func (n *Numbers) Give(number uint32) { n.free = append(n.free, number) }
 
 // Left returns how many numbers can be allocated.

@@ -1,4 +1,4 @@
-// Package plan is the bookkeeping of all stores, wherever they keep the configuration: which clusters and listeners
+// Package plan does the bookkeeping of all stores, wherever they keep the configuration: which clusters and listeners
 // there are, by name and address, and how many. It checks a change before any of it is made, and determines what has
 // to be done. Start at Config.Plan.
 package plan
@@ -12,7 +12,7 @@ import (
 	"tare/internal/mesh/store"
 )
 
-// Config is the bookkeeping of a store. C and L are what the store adds for a cluster and for a listener.
+// Config is the bookkeeping of a store. C and L hold the store's own data for a cluster and for a listener.
 type Config[C, L any] struct {
 	Clusters  map[string]*Cluster[C]
 	Listeners map[string]*Listener[L]
@@ -37,28 +37,28 @@ type Listener[L any] struct {
 	Address Address
 	Own     L
 
-	leaves bool // it leaves its address, by the change that is being checked
+	leaves bool // the change that is being checked removes it from its address
 }
 
-// Address is where a listener takes connections.
+// Address is where a listener accepts connections.
 type Address struct {
 	IP       [16]byte // IPv4 as IPv4-mapped IPv6
 	Port     uint16
 	Protocol uint16
 }
 
-// AddressOf is the address of a listener.
+// AddressOf returns the address of a listener.
 func AddressOf(l *mesh.Listener) Address {
 	return Address{l.Address.Addr().As16(), l.Address.Port(), uint16(l.Protocol)}
 }
 
-// New is an empty configuration.
+// New returns an empty configuration.
 func New[C, L any](o store.Options) Config[C, L] {
 	return Config[C, L]{Clusters: map[string]*Cluster[C]{}, Listeners: map[string]*Listener[L]{},
 		Addresses: map[Address]*Listener[L]{}, options: o.WithDefaults()}
 }
 
-// AllEndpoints is how many endpoints a cluster has.
+// AllEndpoints returns how many endpoints a cluster has.
 func AllEndpoints(c *mesh.Cluster) (n int) {
 	for i := range c.Localities {
 		n += len(c.Localities[i].Endpoints)
@@ -66,7 +66,7 @@ func AllEndpoints(c *mesh.Cluster) (n int) {
 	return n
 }
 
-// UsableEndpoints is how many endpoints of a cluster may take connections.
+// UsableEndpoints returns how many endpoints of a cluster can get connections.
 func UsableEndpoints(c *mesh.Cluster) (n int) {
 	for i := range c.Localities {
 		for j := range c.Localities[i].Endpoints {
@@ -78,17 +78,17 @@ func UsableEndpoints(c *mesh.Cluster) (n int) {
 	return n
 }
 
-// Plan is what a change requires. No name is in it twice.
+// Plan lists what a change adds, replaces and removes. No name is in it twice.
 type Plan[C, L any] struct {
 	Clusters      []ClusterPlan[C]
 	Listeners     []ListenerPlan[L]
 	GoneClusters  []*Cluster[C]
 	GoneListeners []*Listener[L]
 
-	taken map[Address]string // the addresses of Listeners and their names; nil if there is at most one
+	taken map[Address]string // names of Listeners by address; nil if there is at most one listener
 }
 
-// Takes says whether a listener of the plan has the address.
+// Takes reports whether a listener of the plan has the address.
 func (p *Plan[C, L]) Takes(at Address) bool {
 	if p.taken == nil {
 		return len(p.Listeners) > 0 && p.Listeners[0].At == at
@@ -97,7 +97,7 @@ func (p *Plan[C, L]) Takes(at Address) bool {
 	return ok
 }
 
-// Last is the name of what is added or replaced last.
+// Last returns the name of the resource that is added or replaced last, or "" if there is none.
 func (p *Plan[C, L]) Last() string {
 	if n := len(p.Listeners); n > 0 {
 		return p.Listeners[n-1].Name
@@ -111,25 +111,24 @@ func (p *Plan[C, L]) Last() string {
 // ClusterPlan is a cluster to add or replace.
 type ClusterPlan[C any] struct {
 	*mesh.Cluster
-	Old       *Cluster[C] // nil: the name is new
+	Old       *Cluster[C] // nil if the name is new
 	Endpoints int
 }
 
 // ListenerPlan is a listener to add or replace.
 type ListenerPlan[L any] struct {
 	*mesh.Listener
-	Entry *Listener[L] // what it replaces, or an empty one, which Config.Put adds
+	Entry *Listener[L] // the one that it replaces, or an empty one, which Config.Put adds
 	New   bool
 	At    Address
 	Rules []mesh.Rule
 }
 
-// Moves says whether the listener has had another address.
+// Moves reports whether the listener exists at another address.
 func (p *ListenerPlan[L]) Moves() bool { return !p.New && p.Entry.Address != p.At }
 
-// Plan checks a change and writes its plan to p, which must not contain another. endpoints returns how many endpoints
-// of a cluster count. The error is as described for store.Store.Apply. Reset p when the change has been made or
-// refused.
+// Plan checks a change and writes its plan to p. endpoints returns how many endpoints of a cluster count. The error is
+// as described for store.Store.Apply. The caller must reset p when the change has been made or refused.
 func (c *Config[C, L]) Plan(p *Plan[C, L], change mesh.Change, endpoints func(*mesh.Cluster) int) error {
 	p.Reset()
 	change = distinct(change)
@@ -240,7 +239,7 @@ func (c *Config[C, L]) addresses(p *Plan[C, L]) error {
 	return nil
 }
 
-// leave marks the listeners that the plan takes off their addresses.
+// leave sets leaves for the listeners that the plan removes from their addresses.
 func (p *Plan[C, L]) leave(leaves bool) {
 	for _, l := range p.GoneListeners {
 		l.leaves = leaves
@@ -252,8 +251,8 @@ func (p *Plan[C, L]) leave(leaves bool) {
 	}
 }
 
-// distinct returns a change with each name once: a removed name is only removed, and of several resources with one
-// name the last counts.
+// distinct returns a change with each name once: a removed name is only removed, and the last of several resources
+// with one name counts.
 func distinct(change mesh.Change) mesh.Change {
 	if len(change.Clusters)+len(change.Listeners)+len(change.RemovedClusters)+len(change.RemovedListeners) < 2 {
 		return change
@@ -286,7 +285,7 @@ func once[T any](removed []string, given []T, name func(T) string) (gone []strin
 	return gone, last
 }
 
-// Name is the cluster of a name; it is not there if it was not known.
+// Name returns the cluster of a name. An unknown name is added, as a cluster that does not exist.
 func (c *Config[C, L]) Name(name string) *Cluster[C] {
 	x := c.Clusters[name]
 	if x == nil {
@@ -313,7 +312,7 @@ func (c *Config[C, L]) Put(l *Listener[L], at Address) {
 	c.Listeners[l.Name], c.Addresses[at] = l, l
 }
 
-// Leave takes a listener off its address, and says whether it had it.
+// Leave removes a listener from its address, and reports whether it held it.
 func (c *Config[C, L]) Leave(l *Listener[L]) bool {
 	if c.Addresses[l.Address] != l {
 		return false

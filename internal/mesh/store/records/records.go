@@ -1,12 +1,12 @@
 // Package records turns a mesh configuration into trees of records, as Kmesh does: each message of its configuration
 // is a record as large as its protobuf-c struct, each string one of 192 bytes, each repeated field an array of
-// pointers. Pointers are replaced by the keys of the records that they pointed to. The package determines which writes
-// in which order put a tree into maps, and reads trees back. It is pure; stores do the writes. What is written and how
-// often is the same as in Kmesh. The layout is Tare's own (bpf/records.h), with zero for what is not known yet where
-// Kmesh writes the addresses of its daemon's memory.
+// pointers. Pointers are replaced by the keys of the records that they pointed to. The package determines the order of
+// the writes that put a tree into maps. It is pure; stores do the writes. What is written and how often is the same as
+// in Kmesh. The layout is Tare's own (bpf/records.h), with zero for what is not known yet where Kmesh writes the
+// addresses of its daemon's memory.
 //
-// Three things are added to Kmesh's records: sums of effective weights beside the keys of localities, endpoints and
-// weighted clusters, so that programs choose by weight; a cluster's number in its own record; and the rules that
+// Three things are added to Kmesh's records: sums of effective weights next to the keys of localities, endpoints and
+// weighted clusters, so that programs can choose by weight; a cluster's number in its own record; and the rules that
 // select filter chains, as separate records (struct rec_rule), if there are any.
 package records
 
@@ -33,7 +33,7 @@ const (
 	Classes  = 4
 )
 
-// Layout is how large the records of each class are.
+// Layout is the size of the records of each class, in bytes.
 type Layout [Classes]int
 
 // The layouts: sizes by class, as in Kmesh now, and one size for all, as when its records were maps.
@@ -42,11 +42,12 @@ var (
 	Single = Layout{1300, 1300, 1300, 1300}
 )
 
-// Slots is how many elements a repeated field can have.
+// Slots returns how many elements a repeated field can have.
 func (l Layout) Slots() int { return l[Repeated] / 8 }
 
-// TopSize is the size of the values of listeners and clusters, in which trees begin; AddressSize and NameSize of their
-// keys. The top is written whenever one of its pointers is set, like any other record.
+// A tree begins in the value of its listener or cluster, the top. TopSize is the size of that value; AddressSize and
+// NameSize are the sizes of the keys of listeners and clusters. The top is written whenever one of its pointers is
+// set, like any other record.
 const (
 	TopSize     = 64
 	AddressSize = 40
@@ -56,14 +57,14 @@ const (
 // Counts are numbers of records by class.
 type Counts [Classes]int
 
-// Sum is all of them.
+// Sum returns the number of records of all classes.
 func (c Counts) Sum() int { return c[Message] + c[String] + c[Large] + c[Repeated] }
 
-// Step is one step in making a tree visible to programs: a key for Child is put into Record, and then Record is
-// written.
+// Step is one step in making a tree visible to programs: the key of Child is put into Record, and then Record is
+// written if Write is set.
 type Step struct {
 	Record int32 // 0 is the top
-	Child  int32 // 0: none
+	Child  int32 // 0 if there is none
 	At     int32 // position of Child's key in Record
 	Write  bool
 	Last   bool // Record is complete
@@ -86,10 +87,10 @@ type record struct {
 	class Class
 }
 
-// Len is the number of records, with the top.
+// Len returns the number of records, including the top.
 func (t *Tree) Len() int { return len(t.records) }
 
-// Class is that of a record other than the top.
+// Class returns the class of a record, which must not be the top.
 func (t *Tree) Class(record int32) Class { return t.records[record].class }
 
 // Bytes returns a record in its current state.
@@ -174,7 +175,7 @@ const (
 	addressIPv4     = 32
 )
 
-// Flags of the source of a rule. Those of the destination are twice as much.
+// Flags of a rule's source. The flags of its destination are one bit higher.
 const (
 	sourceGiven = 1
 	sourceIPv6  = 4
@@ -196,7 +197,7 @@ func (t *Tree) grow(size int, class Class) int32 {
 	return int32(len(t.records) - 1)
 }
 
-// child makes a record that parent points to at an offset: parent is written with its key before the child is.
+// child makes a record that parent points to at an offset. parent is written, with the child's key, before the child.
 func (t *Tree) child(parent int32, at int, class Class) int32 {
 	r := t.grow(t.Layout[class], class)
 	t.Counts[class]++
@@ -204,7 +205,7 @@ func (t *Tree) child(parent int32, at int, class Class) int32 {
 	return r
 }
 
-// element makes a record that a repeated field points to: the field is written when all of its elements are.
+// element makes a record that a repeated field points to. The field is written after all of its elements.
 func (t *Tree) element(array int32, i int) int32 {
 	r := t.grow(t.Layout[Message], Message)
 	t.Counts[Message]++
@@ -212,10 +213,10 @@ func (t *Tree) element(array int32, i int) int32 {
 	return r
 }
 
-// upto sets the value beside the key of an element: the sum of weights.
+// upto sets the sum of weights, up to and including those of element i, next to the element's key.
 func (t *Tree) upto(array int32, i int, sum uint32) { put(t.Bytes(array)[8*i+4:], sum) }
 
-// repeated makes the array of a repeated field of n elements; one without has none, and i is 0.
+// repeated makes the array of a repeated field of n elements. A field without elements has no array: it returns 0.
 func (t *Tree) repeated(parent int32, count, at, n int, what string) (array int32, err error) {
 	if n == 0 {
 		return 0, nil
@@ -227,7 +228,7 @@ func (t *Tree) repeated(parent int32, count, at, n int, what string) (array int3
 	return t.child(parent, at, Repeated), nil
 }
 
-// whole writes a complete record.
+// whole adds the step that writes a complete record.
 func (t *Tree) whole(record int32) {
 	t.Steps = append(t.Steps, Step{Record: record, Write: true, Last: true})
 }
@@ -305,8 +306,8 @@ func (t *Tree) assignment(top int32, c *mesh.Cluster) error {
 		}
 		within := uint32(0)
 		for j := range l.Endpoints {
-			// Targets are a subsequence of the endpoints. If an endpoint is in two localities, of which one gets no
-			// connections, the first may get the weight of the other: the endpoint's share is the same.
+			// Targets are a subsequence of the endpoints. If an endpoint is in two localities and one of them gets no
+			// connections, the first may get the weight of the other; the endpoint's share stays the same.
 			if next < len(t.targets) && t.targets[next].Address == l.Endpoints[j].Address && l.Endpoints[j].Usable() {
 				within += t.weights[next]
 				next++
@@ -427,7 +428,7 @@ func (t *Tree) rules(top int32, rules []mesh.Rule) error {
 	return nil
 }
 
-// putPrefix writes a prefix, with IPv4 mapped into IPv6, and its length, and returns its flags as a source.
+// putPrefix writes a prefix, with IPv4 mapped into IPv6, and its length. It returns the flags for a source.
 func putPrefix(to []byte, bits *byte, p netip.Prefix) (flags byte) {
 	if !p.IsValid() {
 		return 0

@@ -1,5 +1,5 @@
-// Package sized is Kmesh's current store: records in four flat hash maps, by size class. A change of a resource
-// removes its old records, then writes the new ones, each parent before each of its children.
+// Package sized is Kmesh's current store: records in four flat hash maps, by size class. Changing a resource removes
+// its old records, then writes the new ones, each parent before each of its children.
 //
 // It differs from Kmesh's in three ways. Free keys are kept in lists, not found by searching a bitmap. The records of
 // a resource are remembered, not read back to remove them. Maps are as large as the options require, not a million
@@ -30,7 +30,7 @@ var Design = store.Design{
 	Ask:      loadAsk,
 }
 
-// names are those of the classes' maps, in order.
+// names are the names of the classes' maps, in order.
 var names = [records.Classes]string{"sized_small", "sized_strings", "sized_large", "sized_arrays"}
 
 // maxIndex is the largest index that fits into a key, besides its class.
@@ -74,12 +74,12 @@ func capacity(o store.Options) (n [records.Classes]uint32) {
 type hashes struct {
 	kernel *keep.Kernel
 	class  [records.Classes]pool
-	// fifo: the key that was freed first is used first, so that a program which still looks for a removed record does
-	// not find another. Otherwise the last one is, whose memory is in the cache.
+	// fifo means that the key freed first is used first, so that a program that still looks for a removed record does
+	// not find another. Otherwise the key freed last is used, whose memory is in the cache.
 	fifo bool
 }
 
-// pool is the keys of one class. Indexes begin at 1: key 0 is no record.
+// pool holds the keys of one class. Indexes begin at 1, because key 0 means no record.
 type pool struct {
 	fd      int
 	indexes plan.Numbers

@@ -13,7 +13,7 @@ import (
 	"tare/internal/mesh/store/plan"
 )
 
-// checkNames finds names that are too long to be written.
+// checkNames returns an error if a name is too long.
 func (s *Store) checkNames() error {
 	for _, c := range s.plan.Clusters {
 		if err := checkName(c.Name); err != nil {
@@ -53,7 +53,7 @@ func (s *Store) make() error {
 			return s.at(p.Clusters[i].Name, err)
 		}
 	}
-	// Listeners may trade addresses: all leave theirs before any takes one.
+	// Listeners may swap addresses, so all that move leave theirs before any takes one.
 	for i := range p.Listeners {
 		if l := &p.Listeners[i]; l.Moves() {
 			if err := s.leave(l.Entry); err != nil {
@@ -69,7 +69,7 @@ func (s *Store) make() error {
 	return nil
 }
 
-// at adds a resource to an error.
+// at adds a resource's name to errFull.
 func (s *Store) at(name string, err error) error {
 	if errors.Is(err, errFull) {
 		return store.TooLarge(name, "%s", err)
@@ -115,7 +115,7 @@ func (s *Store) writable(n *node, lines uint32) (words, error) {
 	return w, nil
 }
 
-// setSlot makes a slot refer to another line; 0: none.
+// setSlot sets the line of a slot's cluster; 0 frees the slot.
 func (s *Store) setSlot(slot, line uint32) error {
 	w, err := s.leaf(&s.slotTree, slot/slotsPerLeaf)
 	if err != nil {
@@ -139,7 +139,7 @@ func (s *Store) writeName(name string) (piece, error) {
 	return piece{line, n}, nil
 }
 
-// newCluster gives a name a slot; nothing is written yet.
+// newCluster gives a name a slot, and writes the name but not the slot.
 func (s *Store) newCluster(name string) (*known, error) {
 	slot, ok := s.slots.Latest()
 	if !ok {
@@ -155,7 +155,7 @@ func (s *Store) newCluster(name string) (*known, error) {
 	return c, nil
 }
 
-// replace gives a cluster new lines, and returns the first of them to be filled in.
+// replace gives a cluster new lines, and returns them with the number, length and name filled in.
 func (s *Store) replace(c *cluster, lines uint32) (words, error) {
 	line, err := s.take(lines)
 	if err != nil {
@@ -180,7 +180,7 @@ func (s *Store) setCluster(x *plan.ClusterPlan[cluster]) (err error) {
 		}
 	}
 	if !c.There {
-		c.Own.id, _ = s.ids.Oldest() // there are more than clusters
+		c.Own.id, _ = s.ids.Oldest() // there are more numbers than clusters
 	}
 	s.targets = x.Targets(s.targets[:0])
 	s.weights = s.weights[:0]
@@ -224,7 +224,7 @@ func (s *Store) writeIPv4(w words) {
 	}
 }
 
-// four is an IPv4 address in network byte order.
+// four returns an IPv4 address in network byte order.
 func four(a netip.Addr) uint32 {
 	ip := a.As4()
 	return binary.LittleEndian.Uint32(ip[:])
@@ -274,7 +274,7 @@ func (s *Store) forget(c *known) error {
 	return nil
 }
 
-// use finds the cluster that a listener names.
+// use returns the cluster that a listener names, and adds it to s.uses. A new name becomes an absent cluster.
 func (s *Store) use(name string) (*known, error) {
 	c := s.config.Clusters[name]
 	if c == nil {
@@ -306,7 +306,7 @@ func (s *Store) unuse(clusters []*known) error {
 	return nil
 }
 
-// leave takes a listener off its address.
+// leave removes a listener from its address.
 func (s *Store) leave(l *plan.Listener[listener]) error {
 	if !s.config.Leave(l) {
 		return nil
@@ -353,11 +353,11 @@ func (s *Store) setListener(x *plan.ListenerPlan[listener]) (err error) {
 	return s.unuse(s.uses)
 }
 
-// writeListener writes a listener's lines; s.uses must have the clusters that it names.
+// writeListener writes a listener's lines, and sets s.uses to the clusters that it names.
 func (s *Store) writeListener(x *plan.ListenerPlan[listener], k *key, name uint32) (at piece, err error) {
 	s.uses = s.uses[:0]
 	rules := x.Rules
-	last := mesh.Rule{Chain: -2} // what no rule matches is refused
+	last := mesh.Rule{Chain: -2} // connections that no rule matches are refused
 	n := uint32(len(rules))
 	if n > 0 && rules[n-1].MatchesAll() {
 		last = rules[n-1]
@@ -390,7 +390,7 @@ func (s *Store) writeListener(x *plan.ListenerPlan[listener], k *key, name uint3
 	return at, nil
 }
 
-// chosen are the clusters of a chain that have a weight.
+// chosen returns the number of a chain's clusters that have a weight.
 func chosen(x *mesh.Listener, chain int) (count uint32) {
 	if chain < 0 {
 		return 0
@@ -411,7 +411,8 @@ func tableLines(x *mesh.Listener, chain int) uint32 {
 	return (n*shareWords + lineWords - 1) / lineWords
 }
 
-// writeTarget writes where a chain's connections go, with a table if needed, at line free of w.
+// writeTarget writes where a chain's connections go, with a table at line free of w if needed. It returns the next
+// free line.
 func (s *Store) writeTarget(w, target words, x *mesh.Listener, chain int, free uint32) (uint32, error) {
 	if chain == mesh.Denied {
 		target[0] = denied
@@ -452,8 +453,8 @@ func writeRule(w words, r *mesh.Rule) {
 	w[ruleFamilies] = sourceFamily*sourceOfIPv6 | destinationFamily*destinationOfIPv6
 }
 
-// writePrefix writes a prefix as two numbers, upper half first. rest has how many lower bits of each do not matter;
-// of6 is 1 for an IPv6 prefix, which does not contain IPv4.
+// writePrefix writes a prefix as two numbers, upper half first. Each byte of rest is how many low bits of one of them
+// do not matter; of6 is 1 for an IPv6 prefix, which does not contain IPv4.
 func writePrefix(w words, p netip.Prefix) (rest, of6 uint32) {
 	if !p.IsValid() {
 		return 64 | 64<<8, 0
@@ -471,7 +472,7 @@ func writePrefix(w words, p netip.Prefix) (rest, of6 uint32) {
 	return 64 - upper | (64-(length-upper))<<8, of6
 }
 
-// portWord is the first port of a range, and how many more there are.
+// portWord returns the first port of a range and, in the upper half, how many more there are.
 func portWord(r mesh.PortRange) uint32 {
 	if r == (mesh.PortRange{}) {
 		r.To = 1<<16 - 1
@@ -482,7 +483,7 @@ func portWord(r mesh.PortRange) uint32 {
 // entry is one listener in a bucket.
 type entry struct{ line, tag uint32 }
 
-// setBucket replaces a listener's line in its bucket by another; 0 before adds, 0 after removes.
+// setBucket replaces a listener's line in its bucket. It adds the listener if before is 0, removes it if after is 0.
 func (s *Store) setBucket(k *key, before, after uint32) error {
 	hash := k.hash(s.seed)
 	bucket, tag := uint32(hash)&s.g.mask(), uint32(hash>>32)

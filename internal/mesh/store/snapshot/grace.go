@@ -2,11 +2,11 @@ package snapshot
 
 import "tare/internal/lib/bpf"
 
-// waiter waits for programs. Store uses it from one goroutine.
+// waiter waits for running programs to end. Store uses it from one goroutine.
 type waiter interface {
-	start()        // must not be called while it runs
+	start()        // must not be called while running
 	running() bool // started, and wait has not returned the result yet
-	over() bool    // the result is there
+	over() bool    // the result is available
 	wait() error   // returns the result
 	close() error
 }

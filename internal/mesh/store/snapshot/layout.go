@@ -9,25 +9,25 @@ import (
 	"tare/internal/mesh/store/plan"
 )
 
-// The layout of a configuration in lines of 64 bytes, as in bpf/snapshot.h, with what only the writer reads: names and
-// lengths, so that the writer can read it back after a failed change.
+// The layout of a configuration in lines of 64 bytes, as in bpf/snapshot.h, plus names and lengths: only the writer
+// reads those, to rebuild its bookkeeping after a failed change.
 //
 //	line 0    the root word, the seed of the hash, and two sizes
 //	root      a line with the generation, then a directory of branches of slots, then one of branches of buckets
 //	branch    two lines: 32 leaves
-//	leaf      a line: of slots 16, which name the line of a cluster each; of buckets one, which names up to 7 listeners, and the line of more
+//	leaf      a line: 16 slots, each the line of a cluster, or a bucket of up to 7 listeners and the line of more
 //	cluster   half a line, then its endpoints as an alias table; the line of its name
 //	listener  a line, one for each rule, and alias tables of weighted clusters; the line of its name
 //	name      length, bytes
 //
-// Directories, branches and leaves name line 0 where there is nothing. They are narrow because a change copies one of
-// each: what it copies is what programs must be waited for, and what it costs.
+// In directories, branches and leaves, line 0 means none. They are narrow because a change copies one of each: that is
+// its cost, and the old ones cannot be reused until programs have left them.
 //
-// A cluster that listeners name and that does not exist has a slot too, with a cluster of no endpoints and no number.
+// A cluster that listeners name but that does not exist has a slot too, with a cluster without endpoints or a number.
 const (
 	lineBytes = 64
 	lineWords = 16
-	maxLines  = 1 << 24 // as many as a root word can name
+	maxLines  = 1 << 24 // a root word has 24 bits for a line
 
 	branchLeaves  = 32
 	branchLines   = branchLeaves / lineWords
@@ -37,9 +37,9 @@ const (
 
 	denied  = 1<<32 - 1 // a target
 	noID    = store.NoCluster
-	any4    = 1 << 24 // of the root word
+	any4    = 1 << 24 // flags of the root word
 	any6    = 1 << 25
-	genBits = 26 // where the generation begins
+	genBits = 26 // where the generation begins in the root word
 
 	maxName = 1 << 16 // bytes
 )
@@ -52,7 +52,7 @@ const (
 	superListeners = 5
 )
 
-// rootGeneration is the word of a root's first line that has anything.
+// rootGeneration is where the generation is in a root's first line, which holds nothing else.
 const rootGeneration = 0
 
 // Words of a cluster.
@@ -92,7 +92,7 @@ const (
 	nameText   = 1
 )
 
-// words is memory of lines.
+// words is the memory of lines, as 32-bit words.
 type words []uint32
 
 func wordsOf(mem []byte) words { return unsafe.Slice((*uint32)(unsafe.Pointer(&mem[0])), len(mem)/4) }
@@ -110,11 +110,11 @@ func (w words) at(line, lines uint32) words {
 func (w words) get64(i int) uint64    { return uint64(w[i]) | uint64(w[i+1])<<32 }
 func (w words) put64(i int, v uint64) { w[i], w[i+1] = uint32(v), uint32(v>>32) }
 
-// geometry is the division of the map.
+// geometry holds the sizes of the map's parts.
 type geometry struct {
 	options store.Options
 	lines   uint32 // in all
-	// Leaves are whole branches of them.
+	// Numbers of leaves, in whole branches.
 	slotLeaves, bucketLeaves uint32
 }
 
@@ -136,10 +136,10 @@ func newGeometry(o store.Options) geometry {
 	return g
 }
 
-// Directories start on separate lines.
+// Each directory starts on a new line.
 func (g *geometry) slotLines() uint32 { return directoryLines(g.slotLeaves) }
 func (g *geometry) rootLines() uint32 { return g.listeners() + directoryLines(g.bucketLeaves) }
-func (g *geometry) listeners() uint32 { return 1 + g.slotLines() } // from the root
+func (g *geometry) listeners() uint32 { return 1 + g.slotLines() } // line of the directory of buckets in a root
 func (g *geometry) ids() uint32       { return 2 * g.options.MaxClusters }
 func (g *geometry) slots() uint32     { return g.slotLeaves * slotsPerLeaf }
 func (g *geometry) mask() uint32      { return g.bucketLeaves - 1 } // of buckets
@@ -160,7 +160,7 @@ func keyOf(a plan.Address) (k key) {
 	return k
 }
 
-// address is what keyOf was given.
+// address returns the address that keyOf encoded.
 func (k *key) address() (a plan.Address) {
 	for i, word := range k.ip {
 		binary.LittleEndian.PutUint32(a.IP[4*i:], word)
@@ -171,7 +171,7 @@ func (k *key) address() (a plan.Address) {
 
 const mapped = 0xffff0000 // the third word of an IPv4-mapped address, in network byte order
 
-// any returns the flag of the root word for a listener at any address; 0 for other listeners.
+// any returns the root word's flag if a listener at k accepts connections to any address, or else 0.
 func (k *key) any() uint64 {
 	switch k.ip {
 	case [4]uint32{0, 0, mapped, 0}:
@@ -182,7 +182,7 @@ func (k *key) any() uint64 {
 	return 0
 }
 
-// hash gives the place of a listener; it is ss_search's.
+// hash returns the hash that ss_search finds a listener by.
 func (k *key) hash(seed uint64) uint64 {
 	h := stir(seed, uint64(k.ip[0])|uint64(k.ip[1])<<32)
 	h = stir(h, uint64(k.ip[2])|uint64(k.ip[3])<<32)

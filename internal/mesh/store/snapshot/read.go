@@ -24,7 +24,7 @@ func (s *Store) read() (h held, taken []bool) {
 	return h, r.taken
 }
 
-// reader fills in what is held.
+// reader fills in a held from the map.
 type reader struct {
 	*held
 	m     words
@@ -40,7 +40,7 @@ func (r *reader) claim(p piece) words {
 	return r.m.at(p.line, p.lines)
 }
 
-// sized claims an object whose first line has its number of lines in a word.
+// sized claims an object whose number of lines is in the word length of its first line.
 func (r *reader) sized(line, length uint32) (piece, words) {
 	p := piece{line, r.m[line*lineWords+length]}
 	return p, r.claim(p)
@@ -59,7 +59,7 @@ func (r *reader) tree(t *tree, directory words) {
 	}
 }
 
-// clusters reads those of all slots, and finds the slots and the numbers below ids that are free.
+// clusters reads the clusters of all slots, and finds the free slots and the free numbers below ids.
 func (r *reader) clusters(ids uint32) {
 	usedIDs, usedSlots := make([]bool, ids), make([]bool, len(r.slots))
 	for i, leaf := range r.slotTree.leaves {
@@ -84,7 +84,7 @@ func (r *reader) clusters(ids uint32) {
 	r.held.slots, r.ids = plan.Except(usedSlots), plan.Except(usedIDs)
 }
 
-// listeners reads those of all buckets.
+// listeners reads the listeners of all buckets.
 func (r *reader) listeners() {
 	for _, leaf := range r.bucketTree.leaves {
 		for line := leaf.line; line != 0; {
@@ -110,7 +110,7 @@ func (r *reader) listener(line uint32) {
 	r.count(&k, 1)
 }
 
-// target reads which clusters connections go to, by a target of the listener whose lines are w.
+// target adds the clusters that a target sends connections to; w is the listener's lines.
 func (r *reader) target(l *listener, w, target words) {
 	use := func(slot uint32) {
 		l.uses = append(l.uses, r.slots[slot])

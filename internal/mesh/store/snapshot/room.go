@@ -2,22 +2,22 @@ package snapshot
 
 import "math/bits"
 
-// room allocates runs of adjacent lines in constant time: free runs are in lists by size, eight sizes for each power
+// room allocates runs of adjacent lines in constant time: free runs are in lists by size, eight lists for each power
 // of two, and are merged with their neighbours when they are freed (two-level segregated fit). It knows lines only by
 // number and never accesses them.
 type room struct {
 	runs  []run // by line
 	lists [26 * 8]uint32
-	used  [4]uint64 // which lists have any
+	used  [4]uint64 // a bit for each list that is not empty
 	free  uint32    // lines
 }
 
-// run is the state of a line: for the first line of a free run its size and its neighbours in the list, for the last
-// one its size. A taken run has no size here; if it is in a chain, its first line has the next run, and its size in
-// prev.
+// run is the state of a line. The first line of a free run has the run's size and its neighbours in the list; the last
+// line has the size too, in back. A taken run has size 0; if it is in a chain, its first line has the next run in
+// next, and the run's size in prev.
 type run struct{ size, next, prev, back uint32 }
 
-// chain is a list of taken runs, in the order in which they were added. It needs no memory.
+// chain is a list of taken runs, in the order in which they were added. Its links are in room.runs.
 type chain struct{ first, last, lines uint32 }
 
 // hang appends a run of n lines to a chain.
@@ -54,10 +54,10 @@ func (r *room) unhang(c *chain, n int) {
 	}
 }
 
-// newRoom is room for lines below the given one; line 0 is never free. All are taken at first.
+// newRoom returns a room for lines below the given one; line 0 is never free. All lines are taken at first.
 func newRoom(lines uint32) *room { return &room{runs: make([]run, lines+1)} }
 
-// list is the list that a run of n lines is in.
+// list returns the index of the list for runs of n lines.
 func list(n uint32) int {
 	if n < 16 {
 		return int(n)
@@ -66,9 +66,9 @@ func list(n uint32) int {
 	return (e-2)*8 + int(n>>(e-3)&7)
 }
 
-// take finds n lines.
+// take allocates n adjacent lines; ok is false if no free run is long enough.
 func (r *room) take(n uint32) (line uint32, ok bool) {
-	// In the list of n itself runs may be too short; from the next list on all are long enough.
+	// Runs in the list of n itself may be too short; those in later lists are all long enough.
 	from := list(n)
 	if n >= 16 && n&(1<<(bits.Len32(n)-4)-1) != 0 {
 		from++
@@ -90,7 +90,7 @@ func (r *room) take(n uint32) (line uint32, ok bool) {
 	return line, true
 }
 
-// first is the first list at or after one that has any, below 0 where none has.
+// first returns the first list, beginning at from, that is not empty, or -1.
 func (r *room) first(from int) int {
 	for i := from / 64; i < len(r.used); i++ {
 		w := r.used[i]
@@ -104,7 +104,7 @@ func (r *room) first(from int) int {
 	return -1
 }
 
-// long is a run of the list with n lines or more, 0 if there is none.
+// long returns a run of at least n lines from the list, or 0 if there is none.
 func (r *room) long(list int, n uint32) uint32 {
 	for line := r.lists[list]; line != 0; line = r.runs[line].next {
 		if r.runs[line].size >= n {
@@ -114,7 +114,7 @@ func (r *room) long(list int, n uint32) uint32 {
 	return 0
 }
 
-// give takes n lines back.
+// give frees n lines.
 func (r *room) give(line, n uint32) {
 	r.free += n
 	if after := r.runs[line+n].size; after > 0 {

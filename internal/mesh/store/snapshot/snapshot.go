@@ -1,7 +1,7 @@
-// Package snapshot is a store that keeps a whole configuration as a tree which programs reach from one root word. A
-// change builds what is new in memory that is mapped from the kernel, and becomes the configuration by one atomic
-// write: without a system call, and never seen in part, however many resources it has. bpf/snapshot.h has the tree as
-// programs read it, layout.go as it is written.
+// Package snapshot is a store that keeps a whole configuration as a tree that programs reach from one root word. A
+// change builds its new parts in memory mapped from the kernel, and becomes the configuration by one atomic write:
+// without a system call, and never seen in part, however many resources it has. bpf/snapshot.h describes the tree as
+// programs read it, layout.go as the store writes it.
 package snapshot
 
 import (
@@ -30,7 +30,7 @@ func init() {
 	store.Register(Design)
 }
 
-// Design is what the package adds to the stores.
+// Design is the store's entry in the registry.
 var Design = store.Design{
 	Name:   "snapshot",
 	Atomic: store.PerChange,
@@ -38,13 +38,12 @@ var Design = store.Design{
 	Ask:    loadAsk,
 }
 
-// mapName is the map's in bpf/snapshot.h.
+// mapName is the map's name in bpf/snapshot.h.
 const mapName = askMapSsLines
 
-// Store is the writer of one map. It remembers names and places of the configuration; the configuration itself is only
-// in the map.
+// Store writes one map. It remembers the names and places of resources; the configuration itself is only in the map.
 type Store struct {
-	mu     sync.Mutex // Close may come at any time
+	mu     sync.Mutex // Close may be called at any time
 	lines  *ebpf.Map
 	mem    []byte
 	m      words
@@ -57,8 +56,8 @@ type Store struct {
 	held
 	room *room
 
-	// Lines of trees that programs may still see. What a change drops becomes old when the change is made; a grace
-	// period later it is ready to be freed.
+	// Lines that programs may still see. Those that a change drops become old when the change is made, are sealed
+	// during a grace period, and are then ready to be freed.
 	dropped, old, sealed, ready chain
 
 	stamp uint64     // of the change that is being made
@@ -94,12 +93,12 @@ type (
 	known  = plan.Cluster[cluster]
 )
 
-// tree is one of the two that the root has.
+// tree is one of the root's two trees.
 type tree struct{ branches, leaves []node }
 
 type node struct {
 	line  uint32
-	stamp uint64 // the change that made it: that change may write into it
+	stamp uint64 // the change that made it, and may write to it
 }
 
 func newTree(leaves uint32) tree {
@@ -107,9 +106,9 @@ func newTree(leaves uint32) tree {
 }
 
 type cluster struct {
-	slot, id uint32 // id is noID where it is not there
+	slot, id uint32 // id is noID if the cluster does not exist
 	at, text piece
-	uses     uint32 // by listeners
+	uses     uint32 // how often listeners name it
 }
 
 type listener struct {
@@ -151,7 +150,7 @@ func (s *Store) open() (err error) {
 	return s.load()
 }
 
-// begin writes the line 0 of an empty configuration.
+// begin writes line 0 of an empty configuration.
 func (s *Store) begin() {
 	var seed [8]byte
 	_, _ = rand.Read(seed[:]) // never fails
@@ -160,8 +159,8 @@ func (s *Store) begin() {
 	super[superMask], super[superListeners] = s.g.mask(), s.g.listeners()
 }
 
-// load reads the bookkeeping from the map, that is from the state before a failed change. Lines in no tree become free
-// once no program can still reach them.
+// load rebuilds the bookkeeping from the map, which holds the state before a failed change. Lines in no tree become
+// free once no program can still reach them.
 func (s *Store) load() error {
 	if s.grace.running() {
 		_ = s.grace.wait()
@@ -190,7 +189,7 @@ func (s *Store) load() error {
 	return nil
 }
 
-// count keeps count of the listeners at any address.
+// count adds by to the number of listeners for any address, if k is such an address.
 func (h *held) count(k *key, by int32) {
 	switch k.any() {
 	case any4:
@@ -258,7 +257,7 @@ func (s *Store) Apply(ctx context.Context, change mesh.Change) (store.Work, erro
 		err = s.commit()
 	}
 	if err != nil {
-		// Nothing that programs can see has changed: what is in the map is the configuration.
+		// Nothing that programs can see has changed: the map still holds the old configuration.
 		return store.Work{}, errors.Join(err, s.load())
 	}
 	return s.work, nil
@@ -287,7 +286,7 @@ func (s *Store) commit() error {
 	}
 	atomic.StoreUint64(s.root, word)
 	s.work.Bytes += 8
-	s.drop(piece{s.record, n}) // may be seen until now
+	s.drop(piece{s.record, n}) // programs could see it until now
 	s.record, s.generation = line, generation
 	s.room.join(&s.old, &s.dropped)
 	if !s.grace.running() && s.old.lines >= s.g.lines/16 {
@@ -329,14 +328,14 @@ func (s *Store) take(n uint32) (uint32, error) {
 
 var errFull = errors.New("it does not fit into the map beside what is there")
 
-// drop releases lines that programs may see. They can be allocated again when no program can.
+// drop releases lines that programs may see. They can be allocated again once no program can see them.
 func (s *Store) drop(p piece) {
 	if p.lines > 0 && p.line > 0 {
 		s.room.hang(&s.dropped, p.line, p.lines)
 	}
 }
 
-// seal begins to wait for all programs that may see what is old.
+// seal begins to wait for all programs that may see old lines.
 func (s *Store) seal() {
 	s.room.join(&s.sealed, &s.old)
 	s.work.Syscalls++
@@ -350,7 +349,8 @@ func (s *Store) unseal() {
 	}
 }
 
-// recycle frees some of the ready lines: more than a small change drops, so that no change pays for many before it.
+// recycle frees some of the ready lines: more than a small change drops, so that they do not pile up for a later
+// change to free.
 func (s *Store) recycle() {
 	if s.grace.over() {
 		s.unseal()

@@ -31,7 +31,7 @@ type Asker struct {
 	packet  packet
 }
 
-// address, question and answer are those of bpf/store.h.
+// address, question and answer have the layouts of bpf/store.h.
 type address struct {
 	ip   [16]byte
 	port [2]byte
@@ -53,7 +53,7 @@ type answer struct {
 	generation     uint64
 }
 
-// packet is an Ethernet header with a question and room for an answer; the padding makes the question aligned here.
+// packet is an Ethernet header with a question and room for an answer; the padding aligns the question.
 type packet struct {
 	_        [2]byte
 	ethernet [14]byte
@@ -83,7 +83,7 @@ func LoadAsk(d store.Design, maps map[string]*ebpf.Map) (*Asker, error) {
 	replace := map[string]*ebpf.Map{}
 	for name, m := range maps {
 		if s := spec.Maps[name]; s != nil {
-			s.MaxEntries = m.MaxEntries() // given at run time
+			s.MaxEntries = m.MaxEntries() // set at run time
 			replace[name] = m
 		}
 	}
@@ -105,12 +105,12 @@ func newAsker(program *ebpf.Program) *Asker {
 	return a
 }
 
-// Another returns another Asker for the same program, for another goroutine. It must not be used after a is closed,
-// nor be closed.
+// Another returns another Asker for the same program, for another goroutine. It must not be closed, and must not be
+// used after a is closed.
 func (a *Asker) Another() *Asker { return newAsker(a.program) }
 
 // Verified returns how many instructions the kernel's verifier processed for the program, over all paths. Kernels
-// before 5.16 do not report it: then ok is false.
+// before 5.16 do not report it, and ok is false.
 func (a *Asker) Verified() (n uint32, ok bool) {
 	info, err := a.program.Info()
 	if err != nil {
@@ -148,7 +148,7 @@ func (a *Asker) set(q mesh.Question, random uint64) {
 	a.packet.answer = answer{}
 }
 
-// kernel runs the program without cilium/ebpf, which allocates for every run: readers must be fast to coincide with a
+// kernel runs the program without cilium/ebpf, which allocates for every run: readers must be fast to overlap with a
 // writer.
 func (a *Asker) kernel(repeat uint32) {
 	data := uint64(uintptr(unsafe.Pointer(&a.packet.ethernet)))

@@ -1,5 +1,5 @@
-// Package storeload is the work that all stores are measured with: the two resources of the benchmarks in Kmesh's map
-// update proposal, services as in a mesh, and queries in the kernel.
+// Package storeload provides the load that all stores are measured with: the two resources of the benchmarks in
+// Kmesh's map update proposal, services as in a mesh, and queries in the kernel.
 package storeload
 
 import (
@@ -22,7 +22,7 @@ func ClusterName(i int) string {
 }
 
 // ClusterLoad returns a cluster as in the cluster benchmark of Kmesh's map update proposal: ten localities of one
-// endpoint each, a connect timeout and four circuit breakers. Every i gives another name and other endpoints.
+// endpoint each, a connect timeout and four circuit breakers. Each i has a different name and different endpoints.
 func ClusterLoad(i int) *mesh.Cluster {
 	c := &mesh.Cluster{
 		Name:           ClusterName(i),
@@ -41,8 +41,8 @@ func ClusterLoad(i int) *mesh.Cluster {
 }
 
 // ListenerLoad returns a listener as in the listener benchmark of the same proposal: five filter chains with one TCP
-// proxy each and no match, so that only the first can be chosen. That one goes to the cluster of the same i. Number 0
-// has the proposal's address, every other i another.
+// proxy each and no match, so only the first can be chosen. It goes to the cluster of the same i. Listener 0 has the
+// proposal's address, and every other i a different one.
 func ListenerLoad(i int) *mesh.Listener {
 	l := &mesh.Listener{
 		Name:     fmt.Sprintf("listener-%d", i),
@@ -63,12 +63,12 @@ func ListenerLoad(i int) *mesh.Listener {
 	return l
 }
 
-// ServiceAddress is the address of ListenerLoad(i).
+// ServiceAddress returns the address of ListenerLoad(i).
 func ServiceAddress(i int) netip.AddrPort {
 	return netip.AddrPortFrom(nth(192<<24|168<<16|127<<8|244, i), 80)
 }
 
-// nth is the i-th IPv4 address from a first one.
+// nth returns the IPv4 address i after first.
 func nth(first uint32, i int) netip.Addr {
 	var b [4]byte
 	binary.BigEndian.PutUint32(b[:], first+uint32(i))
@@ -97,5 +97,5 @@ func Services(n, endpoints int) (change mesh.Change) {
 	return change
 }
 
-// ServiceOf returns the address of the i-th of Services, in 10.96.0.0/12, the range that clusters use for theirs.
+// ServiceOf returns the address of the i-th of Services, in 10.96.0.0/12, the usual range of Kubernetes services.
 func ServiceOf(i int) netip.AddrPort { return netip.AddrPortFrom(nth(10<<24|96<<16|1, i), 80) }

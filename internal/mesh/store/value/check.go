@@ -6,18 +6,18 @@ import (
 	"tare/internal/mesh/store/plan"
 )
 
-// room is how many slots of each class a change takes, less those that it frees, and how many of these it frees by
-// removals.
+// room counts slots by class: takes is how many a change takes, less those that it frees; late is how many of the
+// freed ones it frees by removals.
 type room struct{ takes, late [nClasses]int }
 
-// goes counts a slot that a change frees by a removal.
+// goes counts a slot that a removal frees.
 func (r *room) goes(class int) {
 	r.takes[class]--
 	r.late[class]++
 }
 
 // check finds a class for everything that a change writes, or returns what is wrong with it. It does not change the
-// store. goFirst says that removals must come first to make room.
+// store. goFirst reports whether removals must come first to make room.
 func (s *values) check(p *change) (goFirst bool, err error) {
 	var r room
 	s.fit = s.fit[:0]
@@ -41,7 +41,7 @@ func (s *values) check(p *change) (goFirst bool, err error) {
 	return goFirst, nil
 }
 
-// has says whether a class has room for n more, with one slot left.
+// has reports whether a class has room for n more, with one slot left over.
 func (s *values) has(class, n int) bool { return n < s.classes[class].slots.Left() }
 
 func (s *values) checkClusters(p *change, r *room) error {

@@ -1,8 +1,9 @@
 // Package value is the store that keeps each cluster and each listener in one map value, written by one system call:
-// the simple design for comparison. bpf/value.h has the maps, and why they are arrays with a lock in each value.
+// the simple design for comparison. bpf/value.h defines the maps, and explains why they are arrays with a lock in each
+// value.
 //
 // A replacement is one update in place. A resource that is new, or whose size class changes, is written into a free
-// slot first, and then the word that says where it is changes. Clusters are changed before listeners, and removals
+// slot first, and then the word that holds its location changes. Clusters are changed before listeners, and removals
 // come last, so that a listener never names a missing cluster.
 package value
 
@@ -28,7 +29,7 @@ import (
 
 // The limits of one resource, as in bpf/value.h.
 const (
-	MaxEndpoints = 1024 // of a cluster, counting those that get connections
+	MaxEndpoints = 1024 // of a cluster, counting only those that get connections
 	MaxChoices   = 64   // weighted clusters of a listener, over all reachable chains
 )
 
@@ -41,7 +42,7 @@ func init() {
 	})
 }
 
-// classes of size, of clusters and of listeners.
+// Size classes: three for clusters, two for listeners.
 const (
 	small = iota
 	medium
@@ -51,11 +52,11 @@ const (
 	nClasses
 )
 
-// class is the slots of one size.
+// class holds the slots of one size.
 type class struct {
 	m        *ebpf.Map
-	holds    int // number of endpoints of a cluster
-	capacity int // one slot less than exist: see Apply
+	holds    int // endpoints that fit into a cluster
+	capacity int // one less than the number of slots: see Apply
 	slots    plan.Numbers
 }
 
@@ -68,15 +69,15 @@ type values struct {
 	config   plan.Config[cluster, listener]
 	keys     map[plan.Address]*place // where listeners are; a place stays with its address, whichever listener has it
 	anywhere uint64
-	// Numbers of clusters: of those that exist, and of those that listeners name. The number that was freed first is
-	// reused first, so that its epoch wraps around as late as possible.
+	// Numbers of clusters that exist or that listeners name. The number freed first is reused first, so that its epoch
+	// wraps around as late as possible.
 	ids    plan.Numbers
-	epochs []uint32 // by number of a cluster
+	epochs []uint32 // by cluster number
 
 	// Buffers of Apply.
 	plan     change
 	fit      []int           // classes of the change's clusters, then of its listeners
-	names    map[string]bool // of clusters, that are new
+	names    map[string]bool // new names of clusters
 	targets  []mesh.Target
 	cluster_ askValueOfLarge
 	short_   askValueOfShort
@@ -86,20 +87,20 @@ type values struct {
 	work     store.Work
 }
 
-// place is a slot; the class says of which map.
+// place is a slot in the map of a class.
 type place struct {
 	class int
 	slot  uint32
 }
 
-// cluster is what has a number: a cluster that exists, or one that a listener names.
+// cluster is a cluster with a number: it exists, or a listener names it.
 type cluster struct {
 	id    uint32
-	place *place // nil: it has no endpoint that gets connections
-	named int    // number of choices of listeners that name it
+	place *place // nil if it has no endpoint that gets connections
+	named int    // how many choices of listeners name it
 }
 
-// listener is the clusters of a listener's choices.
+// listener holds the clusters of a listener's choices.
 type listener []*known
 
 type (
@@ -118,7 +119,8 @@ func open(o store.Options) (store.Store, error) {
 		capacity uint32
 		holds    int
 	}{
-		// Enough slots of each size for all, except for the largest: more of those would multiply the memory.
+		// small, medium and short have enough slots for any configuration. Enough large and long ones would multiply
+		// the memory.
 		small:  {"value_small", o.MaxClusters, len(askValueOfSmall{}.Endpoints)},
 		medium: {"value_medium", min(o.MaxClusters, max(1, o.MaxEndpoints/17)), len(askValueOfMedium{}.Endpoints)},
 		large:  {"value_large", min(o.MaxClusters, max(1, o.MaxEndpoints/512)), MaxEndpoints},
@@ -178,7 +180,8 @@ func (s *values) Apply(ctx context.Context, change mesh.Change) (store.Work, err
 	return s.work, err
 }
 
-// write makes a change. Removals come last, so that nothing is missing meanwhile, or first if their room is needed.
+// write makes a change. Removals come last, so that nothing is missing in the meantime, or first if the change needs
+// their room.
 func (s *values) write(p *change, goFirst bool) error {
 	if goFirst {
 		if err := s.remove(p); err != nil {
@@ -218,8 +221,7 @@ func (s *values) remove(p *change) error {
 	return nil
 }
 
-// until does n things, in order except for those that find no room yet, which are tried again when others have made
-// some.
+// until calls do for 0 to n-1. Calls that find no room yet are repeated after the others, which may free some.
 func until(n int, do func(i int) (done bool, err error)) error {
 	var waiting []int
 	for i := range n {
@@ -240,7 +242,8 @@ func until(n int, do func(i int) (done bool, err error)) error {
 	return until(len(waiting), func(i int) (bool, error) { return do(waiting[i]) })
 }
 
-// slot returns where to write a resource of a class: where it was, or in a free slot of the class, if there is one.
+// slot returns where to write a resource of a class: its old place if it has the same class, or else a free slot.
+// moves reports the latter; ok is false if no slot is free.
 func (s *values) slot(old *place, class int) (at place, moves, ok bool) {
 	if old != nil && old.class == class {
 		return *old, false, true
@@ -304,10 +307,10 @@ func (s *values) encodeCluster(c *mesh.Cluster, id uint32) {
 	}
 }
 
-// noEndpoints is the word of a cluster that exists without endpoints.
+// noEndpoints is the word in value_places of a cluster that exists without endpoints.
 const noEndpoints = 1
 
-// empty removes a cluster's endpoints, and sets its word.
+// empty removes a cluster's endpoints, and sets its word in value_places.
 func (s *values) empty(c *known, word uint64) {
 	s.locate(c.Own.id, word)
 	if c.Own.place != nil {
@@ -319,11 +322,11 @@ func (s *values) empty(c *known, word uint64) {
 // name gives a number to a cluster.
 func (s *values) name(name string) *known {
 	c := s.config.Name(name)
-	c.Own.id, _ = s.ids.Oldest() // check has counted them
+	c.Own.id, _ = s.ids.Oldest() // check made sure that there are enough
 	return c
 }
 
-// release frees a cluster's number, when the cluster is removed and no listener names it.
+// release frees the number of a cluster if it does not exist and no listener names it.
 func (s *values) release(c *known) {
 	if c.There || c.Own.named > 0 {
 		return
@@ -340,7 +343,7 @@ func (s *values) forget(names listener) {
 	}
 }
 
-// locate sets where a cluster is.
+// locate sets a cluster's word in value_places.
 func (s *values) locate(id uint32, word uint64) {
 	atomic.StoreUint64(&s.places[id], word)
 	s.work.Records++
@@ -357,7 +360,7 @@ func (s *values) writeListener(c *change, p *plan.ListenerPlan[listener], class 
 	if class == long {
 		value, rules, choices = unsafe.Pointer(&s.long_), s.long_.Rules[:], s.long_.Choices[:]
 	}
-	head := (*askValueOfShort)(value) // rules come after it in both
+	head := (*askValueOfShort)(value) // before the rules, both sizes have the same fields
 	head.Key, head.Count = keyOf(p.At), uint32(len(p.Rules))
 	names := s.encode(p, rules, choices)
 	if err := s.update(at, value); err != nil {
@@ -391,7 +394,7 @@ func (s *values) writeListener(c *change, p *plan.ListenerPlan[listener], class 
 	return true, nil
 }
 
-// writeKey sets where a listener is.
+// writeKey sets the place of a listener's address.
 func (s *values) writeKey(key *askValueKey, old *place, at place) error {
 	added := old == nil && anywhere(key)
 	if added {
@@ -409,7 +412,7 @@ func (s *values) writeKey(key *askValueKey, old *place, at place) error {
 	return err
 }
 
-// encode encodes rules and choices of a listener, and returns the clusters of the choices.
+// encode encodes the rules and choices of a listener, and returns the clusters of the choices.
 func (s *values) encode(p *plan.ListenerPlan[listener], rules []askValueRule,
 	choices []askValueChoice) (names listener) {
 	for i := range p.Rules {
@@ -458,7 +461,7 @@ func (s *values) encode(p *plan.ListenerPlan[listener], rules []askValueRule,
 	return names
 }
 
-// prefix writes a prefix and its mask. It says whether the prefix is of IPv6, which does not hold IPv4-mapped
+// prefix writes a prefix and its mask. It reports whether it is an IPv6 prefix, which does not match IPv4-mapped
 // addresses.
 func prefix(p netip.Prefix, ip, mask *[4]uint32) (six bool) {
 	*ip, *mask = [4]uint32{}, [4]uint32{}
@@ -521,7 +524,7 @@ func (s *values) update(at place, value unsafe.Pointer) error {
 	return c.m.Update(unsafe.Pointer(&at.slot), value, ebpf.UpdateLock)
 }
 
-// keyOf is the address of a listener as programs look for it.
+// keyOf returns the key by which programs look up a listener's address.
 func keyOf(at plan.Address) (key askValueKey) {
 	key.Address.Ip = *(*[4]uint32)(unsafe.Pointer(&at.IP))
 	key.Address.Port = bits.ReverseBytes16(at.Port)
@@ -529,7 +532,7 @@ func keyOf(at plan.Address) (key askValueKey) {
 	return key
 }
 
-// anywhere says whether the address stands for every address of its family.
+// anywhere reports whether the address stands for every address of its family.
 func anywhere(key *askValueKey) bool {
 	ip := &key.Address.Ip
 	return ip[0]|ip[1]|ip[3] == 0 && (ip[2] == 0 || ip[2] == 0xffff0000)

@@ -1,4 +1,4 @@
-// Package keep is what the stores share that keep records: it turns changes into trees, puts them into maps step by
+// Package keep is shared by the stores that keep records: it turns changes into trees, puts them into maps step by
 // step in Kmesh's order, and remembers what is where. The store decides where records go.
 package keep
 
@@ -19,9 +19,9 @@ import (
 	"tare/internal/mesh/store/records"
 )
 
-// Records is where a store keeps its records. Keys are never 0.
+// Records holds the records of a store. Keys are never 0.
 type Records interface {
-	// Room says whether need more records fit. It may make room first.
+	// Room reports whether need fits in addition to the existing records. It may make room first.
 	Room(need records.Counts) bool
 	// Hint returns what to do if there is no room.
 	Hint() string
@@ -29,7 +29,7 @@ type Records interface {
 	Alloc(class records.Class) (key uint32, err error)
 	// Write writes a record; last means that the record is complete.
 	Write(key uint32, class records.Class, value []byte, last bool) error
-	// Free gives back a record.
+	// Free frees a record and its key.
 	Free(key uint32) error
 	// Settle is called after each change.
 	Settle()
@@ -46,8 +46,8 @@ type Store struct {
 	kernel  *Kernel
 	records Records
 	tops    Tops
-	// ordered: a resource's new records are written first, then its value, and the old records are removed last.
-	// Otherwise the old ones are removed first, as in Kmesh.
+	// ordered means that a resource's new records are written first, then its value, and the old records are removed
+	// last. Otherwise the old ones are removed first, as in Kmesh.
 	ordered bool
 	maps    map[string]*ebpf.Map
 
@@ -73,7 +73,7 @@ type kept struct {
 	present bool
 }
 
-// New makes a store of maps that are empty. It owns the maps and records from then on.
+// New makes a store of empty maps. The store then owns the maps and r.
 func New(k *Kernel, r Records, tops Tops, layout records.Layout, maps map[string]*ebpf.Map, o store.Options,
 	ordered bool) *Store {
 	s := &Store{
@@ -87,7 +87,7 @@ func New(k *Kernel, r Records, tops Tops, layout records.Layout, maps map[string
 // Maps implements store.Store.
 func (s *Store) Maps() map[string]*ebpf.Map { return s.maps }
 
-// Records is what it was made with, for tests.
+// Records returns the Records that s was made with, for tests.
 func (s *Store) Records() Records { return s.records }
 
 // Cluster implements store.Store.
@@ -131,7 +131,7 @@ func (s *Store) Apply(ctx context.Context, change mesh.Change) (store.Work, erro
 	if err := s.count(p); err != nil {
 		return s.kernel.Work, err
 	}
-	// Clusters are removed last, so that listeners do not name missing ones meanwhile, unless their room is needed.
+	// Clusters are removed last, so that no listener names a missing one in the meantime, unless their room is needed.
 	goFirst := !s.fits(p, false)
 	if goFirst && (len(p.GoneClusters) == 0 || !s.fits(p, true)) {
 		return s.kernel.Work, s.full(p)
@@ -144,7 +144,7 @@ func (s *Store) Apply(ctx context.Context, change mesh.Change) (store.Work, erro
 	return s.kernel.Work, err
 }
 
-// count makes the trees of a change, to see how many records each has. The last one stays.
+// count makes the trees of a change, to see how many records each has. The last tree stays in s.tree.
 func (s *Store) count(p *change) error {
 	s.counts = s.counts[:0]
 	for _, c := range p.Clusters {
@@ -162,7 +162,7 @@ func (s *Store) count(p *change) error {
 	return nil
 }
 
-// fits says whether there is room for a change at each of its steps.
+// fits reports whether there is room for each step of a change.
 func (s *Store) fits(p *change, goFirst bool) bool {
 	n := need{ordered: s.ordered}
 	for _, l := range p.GoneListeners {
@@ -190,16 +190,16 @@ func (s *Store) fits(p *change, goFirst bool) bool {
 	return clusters <= int(s.tops.Clusters.MaxEntries()) && (n.most.Sum() == 0 || s.records.Room(n.most))
 }
 
-// need is how many records a change needs in addition to the existing ones: after a step, and at most.
+// need counts the records that a change needs in addition to the existing ones: after the latest step, and at most.
 type need struct {
 	ordered   bool
 	now, most records.Counts
 }
 
-// step makes records and frees others.
+// step counts a step that makes some records and frees others.
 func (n *need) step(counts, freed records.Counts) {
 	for i := range counts {
-		if n.ordered { // both are there for a time
+		if n.ordered { // both exist for a time
 			n.most[i] = max(n.most[i], n.now[i]+counts[i])
 		}
 		n.now[i] += counts[i] - freed[i]
@@ -222,7 +222,7 @@ func (s *Store) full(p *change) error {
 // execute carries the change out.
 func (s *Store) execute(p *change, goFirst bool) error {
 	for i := range p.Listeners {
-		// Addresses that move are free before others take them.
+		// Listeners leave their old addresses before others take them.
 		if l := &p.Listeners[i]; l.Moves() {
 			if err := s.removeListener(l.Entry); err != nil {
 				return err
@@ -240,7 +240,7 @@ func (s *Store) execute(p *change, goFirst bool) error {
 			return err
 		}
 	}
-	again := len(s.counts) > 1 // the tree that was counted last has been overwritten
+	again := len(s.counts) > 1 // count has kept only the last tree
 	for i := range p.Clusters {
 		if err := s.setCluster(&p.Clusters[i], again); err != nil {
 			return fmt.Errorf("writing cluster %s: %w", p.Clusters[i].Name, err)
@@ -261,7 +261,7 @@ func (s *Store) setCluster(p *plan.ClusterPlan[kept], again bool) error {
 	c := p.Old
 	if c == nil {
 		c = s.config.Name(p.Name)
-		c.Own.id, _ = s.numbers.Oldest() // there are more than clusters
+		c.Own.id, _ = s.numbers.Oldest() // there are more numbers than clusters
 	}
 	if again {
 		if err := s.tree.Cluster(p.Cluster, c.Own.id); err != nil {
@@ -285,7 +285,7 @@ func (s *Store) setListener(p *plan.ListenerPlan[kept], again bool) error {
 	return s.replace(&l.Own, s.topOfListener(p.At))
 }
 
-// top is the element that a tree begins in.
+// top is the map element that a tree begins in.
 type top struct {
 	fd  int
 	key []byte
@@ -301,7 +301,7 @@ func (s *Store) topOfListener(at plan.Address) top {
 	return top{s.tops.Listeners.FD(), s.key[:records.AddressSize]}
 }
 
-// replace puts the tree where r is.
+// replace replaces r with s.tree.
 func (s *Store) replace(r *kept, at top) error {
 	if s.ordered {
 		s.old = append(s.old[:0], r.keys...)
@@ -329,7 +329,7 @@ func (s *Store) insert(r *kept, at top) (err error) {
 	t := &s.tree
 	r.counts = t.Counts
 	r.keys = slices.Grow(r.keys[:0], t.Len()-1)[:t.Len()-1]
-	done := 0 // records are made in order
+	done := 0 // records allocated so far, in order
 	for i := range t.Steps {
 		step := &t.Steps[i]
 		if step.Child != 0 {
@@ -362,7 +362,7 @@ func (s *Store) insert(r *kept, at top) (err error) {
 	}
 	errs := []error{err, s.free(r.keys[:done])}
 	r.keys, r.counts = r.keys[:0], records.Counts{}
-	if r.present && !s.ordered { // ordered, the value is what is written last
+	if r.present && !s.ordered { // if ordered, the value is written last, so it is still the old one
 		r.present = false
 		errs = append(errs, s.kernel.Delete(at.fd, at.key))
 	}
@@ -417,7 +417,7 @@ func (s *Store) forget(c *plan.Cluster[kept]) {
 	s.numbers.Give(c.Own.id)
 }
 
-// forgetAbsent removes from the bookkeeping what a failed change has left out of the maps.
+// forgetAbsent removes resources that are missing in the maps from the bookkeeping, after a failed change.
 func (s *Store) forgetAbsent() {
 	for _, c := range s.config.Clusters {
 		if !c.Own.present {

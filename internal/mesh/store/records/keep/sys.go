@@ -15,16 +15,16 @@ import (
 )
 
 // Kernel accesses maps, and counts operations. It makes system calls itself: cilium/ebpf allocates and uses reflection
-// for each, and a change here consists of a hundred.
+// for each, and a change here takes about a hundred.
 type Kernel struct {
 	Work store.Work
 	attr element
-	// Room on the heap.
+	// Buffers on the heap.
 	key   [4]byte
 	value uint32
 }
 
-// element is what union bpf_attr has for BPF_MAP_*_ELEM.
+// element is the member of union bpf_attr for BPF_MAP_*_ELEM.
 type element struct {
 	fd    uint32
 	_     uint32
@@ -33,14 +33,14 @@ type element struct {
 	flags uint64
 }
 
-// NewKernel makes a Kernel for one goroutine. It must not be inlined: the kernel gets addresses inside, which would
+// NewKernel makes a Kernel for one goroutine. It must not be inlined: the kernel gets addresses of fields, which would
 // move with a stack.
 //
 //go:noinline
 func NewKernel() *Kernel { return &Kernel{} }
 
-// call makes a system call for an element. Most take a microsecond, a tenth of which informing Go's scheduler would
-// add; those that wait for readers take milliseconds, and must let other goroutines run.
+// call makes a system call for an element. Most take a microsecond, and informing Go's scheduler would add a tenth of
+// that; those that wait for readers take milliseconds, and must let other goroutines run.
 func (k *Kernel) call(wait bool, command uintptr, fd int, key, value unsafe.Pointer) error {
 	k.attr = element{fd: uint32(fd), key: uint64(uintptr(key)), value: uint64(uintptr(value))}
 	k.Work.Syscalls++
@@ -96,7 +96,7 @@ func (k *Kernel) number(key uint32) []byte {
 }
 
 // The three methods below are for maps of maps, where the kernel waits for readers before it returns: after an update
-// or a deletion that changed something, and before Linux 6.8 after each of them, and after a lookup too
+// or a deletion that changed something; before Linux 6.8, after every update, deletion and lookup
 // (maybe_wait_bpf_programs in kernel/bpf/syscall.c).
 
 // Set puts a map into a map of maps.
@@ -135,19 +135,19 @@ func (k *Kernel) Get(outer int, index uint32) (fd int, err error) {
 	return k.ByID(k.value)
 }
 
-// LookupsWait says whether a lookup in a map of maps waits for readers here.
+// LookupsWait reports whether a lookup in a map of maps waits for readers on this kernel.
 var LookupsWait = sync.OnceValue(func() bool {
 	version, err := features.LinuxVersionCode()
 	return err == nil && version < 6<<16|8<<8
 })
 
-// CloseFD closes a descriptor of ByID or Create.
+// CloseFD closes a descriptor from Get, ByID or Create.
 func (k *Kernel) CloseFD(fd int) {
 	k.Work.Syscalls++
 	files.CloseRaw(fd)
 }
 
-// ByID opens a map by its number in the kernel.
+// ByID opens a map by its kernel ID.
 func (k *Kernel) ByID(id uint32) (fd int, err error) {
 	k.Work.Syscalls++
 	attr := struct{ id, next, flags uint32 }{id: id}
@@ -179,18 +179,18 @@ func CreateMap(spec *ebpf.MapSpec) (fd int, err error) {
 	return open(unix.BPF_MAP_CREATE, unsafe.Pointer(&attr), unsafe.Sizeof(attr))
 }
 
-// batch is what union bpf_attr has for BPF_MAP_*_BATCH.
+// batch is the member of union bpf_attr for BPF_MAP_*_BATCH.
 type batch struct {
 	in, out, keys, values uint64
 	count, fd             uint32
 	elementFlags, flags   uint64
 }
 
-// enotsupp is the kernel's ENOTSUPP, which has no number outside it: a map without batches.
+// enotsupp is the kernel's internal ENOTSUPP, which user-space headers lack: the map does not support batches.
 const enotsupp = syscall.Errno(524)
 
-// SetAll puts maps into a map of maps, and returns how many. It does not count, and may be used by any goroutine. From
-// Linux 6.8 on it waits for readers once, before that for each map.
+// SetAll puts maps into a map of maps, and returns how many. It does not count operations, and any goroutine may call
+// it. It waits for readers once from Linux 6.8 on, and once for each map before.
 func SetAll(outer int, indexes, fds []uint32) (n int, err error) {
 	if len(indexes) == 0 {
 		return 0, nil
@@ -206,7 +206,7 @@ func SetAll(outer int, indexes, fds []uint32) (n int, err error) {
 			return len(fds), nil
 		}
 		if errno != unix.EINVAL && errno != enotsupp {
-			return 0, errno // a retry repeats what was done
+			return 0, errno // a retry repeats the updates that were made
 		}
 	}
 	k := NewKernel()
