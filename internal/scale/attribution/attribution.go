@@ -1,5 +1,6 @@
-// Package attribution splits a program's exact run time by where samples saw it run: totals times samples gives shares
-// with intervals. It is pure. What the samples cannot carry is said and not made up.
+// Package attribution splits a program's exact run time by where samples saw it run: the total times the fraction of
+// samples gives shares with intervals. It does no input or output. If samples are too few it says so instead of
+// guessing.
 package attribution
 
 import (
@@ -18,18 +19,18 @@ import (
 const (
 	// Confidence of every interval of this package.
 	Confidence = 0.95
-	// MinSamples is how many samples of a program it takes to split its time at all: below it the relative standard
-	// error of even an even split is over 20 %.
+	// MinSamples is how many samples of a program are needed to split its time. With fewer, the relative standard error
+	// of even an even split exceeds 20 %.
 	MinSamples = 25
-	// MinShare is how many samples a place needs for a separate share; the places below it are reported together.
+	// MinShare is how many samples a place needs for a separate share; places with fewer are reported together.
 	MinShare = 5
 )
 
-// Idle stands in place of a group for interrupts that ran while a CPU was idle: no group's task was there.
+// Idle takes the place of a group for interrupts on an idle CPU, which interrupt no group's task.
 const Idle = "(idle)"
 
 // Place is where a sample saw a program: the group of the task on the CPU, and the context that the program itself ran
-// in. Group is empty where the thread ended before its group could be read.
+// in. Group is empty if the thread ended before its group could be read.
 type Place struct {
 	Group   string
 	Context ledger.Context
@@ -39,14 +40,14 @@ type Place struct {
 type Evidence struct {
 	RunNs   uint64        // its run time by the kernel's statistics, nanoseconds
 	Samples map[Place]int // how many samples saw it in each place
-	Sole    *Place        // the only place it can have run in, by how it is attached; nil when there may be others
+	Sole    *Place        // the only place where it can have run, from how it is attached; nil if there may be others
 
-	// Hz is how many samples each CPU gave in a second, and Seconds how long they were taken: together they tell
-	// which rate or which window would have been enough. Hz is 0 where no samples were taken, or by no clock.
+	// Hz is the number of samples per second on each CPU, and Seconds how long they were taken, to suggest a sufficient
+	// rate or window. Hz is 0 if no samples were taken, or if they were not taken by a clock.
 	Hz, Seconds float64
 }
 
-// Split gives the shares of a program. Their seconds sum to RunNs to the nanosecond: whole nanoseconds are dealt out by
+// Split returns the shares of a program. Their seconds add up to RunNs exactly: whole nanoseconds are distributed by
 // largest remainder. A program that did not run has no shares.
 func Split(e Evidence) []ledger.Share {
 	if e.RunNs == 0 {
@@ -112,16 +113,16 @@ func Split(e Evidence) []ledger.Share {
 }
 
 const (
-	// enough is how many samples a hint aims at: a Poisson count with this mean is below MinSamples in 1 of 100
-	// windows.
+	// enough is the number of samples that a hint aims for: a Poisson count with this mean is below MinSamples in 1 of
+	// 100 windows.
 	enough = 38
-	// fastest is the highest rate that a hint names: ten times the default.
+	// fastest is the highest rate that a hint suggests: ten times the default.
 	fastest = 4999
-	// longest is the longest window that a hint names, in seconds.
+	// longest is the longest window that a hint suggests, in seconds.
 	longest = 3600
 )
 
-// tooFew says why n samples do not split the run time, and which option would have made enough of them.
+// tooFew explains why n samples do not split the run time, and which option would have produced enough.
 func (e Evidence) tooFew(n int) string {
 	if e.Hz == 0 {
 		return fmt.Sprintf("not split: %d samples, %d are needed", n, MinSamples)
@@ -146,15 +147,15 @@ func (e Evidence) tooFew(n int) string {
 	return short + "; use " + strings.Join(options, " or ")
 }
 
-// primeFrom is the smallest prime that is no less than n: samples at a prime rate do not keep step with timers of
-// round ones.
+// primeFrom returns the smallest prime that is not below n: a prime rate does not stay in step with timers at round
+// rates.
 func primeFrom(n int) int {
-	for n = max(n, 2); !big.NewInt(int64(n)).ProbablyPrime(0); n++ { // it is exact below 2^64
+	for n = max(n, 2); !big.NewInt(int64(n)).ProbablyPrime(0); n++ { // exact below 2^64
 	}
 	return n
 }
 
-// Apportion deals total out in proportion to counts, which sum to n, by largest remainder.
+// Apportion distributes total in proportion to counts, which add up to n, by largest remainder.
 func Apportion(total uint64, counts []int, n int) []uint64 {
 	out := make([]uint64, len(counts))
 	remainder := make([]float64, len(counts))
@@ -170,8 +171,7 @@ func Apportion(total uint64, counts []int, n int) []uint64 {
 		order[i] = i
 	}
 	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(remainder[b], remainder[a]) })
-	// Beyond 2^53 ns (104 days of run time) a float no longer holds single nanoseconds and more than one each may be
-	// left.
+	// Above 2^53 ns (104 days of run time) floats cannot represent single nanoseconds, and left may exceed len(counts).
 	each := left / uint64(len(counts))
 	for i := range out {
 		out[i] += each
@@ -182,9 +182,9 @@ func Apportion(total uint64, counts []int, n int) []uint64 {
 	return out
 }
 
-// SampledSeconds is a program's run time by the sampler alone: samples times period, with the interval of a Poisson
-// count. It checks the kernel's statistics, which count wall time (preemption, sleep and steal included) where samples
-// count CPU time.
+// SampledSeconds returns a program's run time by the sampler alone: samples times period, with the interval of a
+// Poisson count. It is a check on the kernel's statistics, which count wall time (including preemption, sleep and
+// steal), whereas samples count CPU time.
 func SampledSeconds(samples int, periodSeconds float64) ledger.Interval {
 	lo, hi := interval.Poisson(samples, Confidence)
 	return ledger.Interval{Value: float64(samples) * periodSeconds, Lo: lo * periodSeconds, Hi: hi * periodSeconds}

@@ -9,20 +9,20 @@ import (
 
 // Run is one program that was running when a sample was taken, and the context that it ran in.
 type Run struct {
-	Program int // as given by Frame.Program
+	Program int // as in Frame.Program
 	Context ledger.Context
 }
 
 // Frame is what is known about one frame of a kernel call chain.
 type Frame struct {
 	Program int            // index of the BPF program whose text it is; -1 for anything else
-	Entry   ledger.Context // Softirq or Hardirq where the frame is the kernel's entry into that context, else empty
+	Entry   ledger.Context // Softirq or Hardirq if the frame is the kernel's entry into that context, else empty
 }
 
-// Runs finds the programs in a call chain, innermost frame first, and appends them to into. A program's context is that
-// of the first entry outside its own frame. A program that was interrupted, and whose interrupt runs another, is in the
-// chain with that other one: both clocks run (the kernel's statistics count wall time), so both are found. One program
-// in one context counts once, however many of its subprograms and callbacks are in the chain.
+// Runs finds the programs in a call chain, innermost frame first, and appends them to into. A program's context is
+// that of the first entry outside its own frame. If a program was interrupted and the interrupt runs another one, both
+// are in the chain and both are returned, because the kernel's statistics count wall time for both. One program in one
+// context counts once, however many of its subprograms and callbacks are in the chain.
 func Runs(chain []Frame, into []Run) []Run {
 	first := len(into)
 	waiting := first // runs from here on have no context yet
@@ -49,7 +49,7 @@ func has(runs []Run, program int) bool {
 	return slices.ContainsFunc(runs, func(r Run) bool { return r.Program == program })
 }
 
-// dedupe drops from runs[waiting:] what stands in runs[first:waiting] already.
+// dedupe drops from runs[waiting:] what is also in runs[first:waiting].
 func dedupe(runs []Run, first, waiting int) []Run {
 	kept := runs[:waiting]
 	for _, r := range runs[waiting:] {
@@ -64,7 +64,7 @@ func dedupe(runs []Run, first, waiting int) []Run {
 	return kept
 }
 
-// ChainContext is the context of the innermost frame: where the CPU itself was.
+// ChainContext returns the context of the innermost frame: what the CPU itself was running in.
 func ChainContext(chain []Frame) ledger.Context {
 	for _, f := range chain {
 		if f.Entry != "" {
@@ -74,15 +74,15 @@ func ChainContext(chain []Frame) ledger.Context {
 	return ledger.Task
 }
 
-// Entry says which context a kernel function enters, by its name; empty for any other function. Exceptions (page
-// faults, system calls) are not interrupts: they belong to the task.
+// Entry returns the context that a kernel function enters, given its name; empty for any other function. Exceptions
+// (page faults, system calls) are not interrupts: they belong to the task.
 //
 // Softirq: __do_softirq, and handle_softirqs since Linux 6.10 (kernel/softirq.c). Hardirq on x86: the entry stubs of
 // arch/x86/entry (asm_sysvec_*, asm_common_interrupt, asm_exc_nmi) and their C halves (sysvec_*, common_interrupt).
-// With FRED (Linux 6.9, arch/x86/entry/entry_fred.c) fred_extint, fred_sysvec_* and fred_exc_nmi; what stands before
-// them, asm_fred_entrypoint_*, is entered by system calls and exceptions as well. In a paravirtual guest of Xen
-// asm_exc_xen_hypervisor_callback and xen_pv_evtchn_do_upcall. On arm64 el{0,1}_interrupt and the vectors
-// el{0t,1h,1t}_64_{irq,fiq,error} (arch/arm64/kernel/entry-common.c). Kernels before 5.8 on x86: do_IRQ,
+// With FRED (Linux 6.9, arch/x86/entry/entry_fred.c): fred_extint, fred_sysvec_* and fred_exc_nmi; the
+// asm_fred_entrypoint_* before them are not used, because system calls and exceptions enter there too. In a
+// paravirtual guest of Xen: asm_exc_xen_hypervisor_callback and xen_pv_evtchn_do_upcall. On arm64: el{0,1}_interrupt
+// and the vectors el{0t,1h,1t}_64_{irq,fiq,error} (arch/arm64/kernel/entry-common.c). Before Linux 5.8 on x86: do_IRQ,
 // smp_*_interrupt, *_interrupt.
 func Entry(name string) ledger.Context {
 	switch name {

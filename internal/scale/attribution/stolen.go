@@ -5,11 +5,11 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Hit is a stall that was found to have ended inside a program: the sample that was taken as the CPU came back has it
-// in its call chain.
+// Hit is a stall that ended inside a program: the sample taken when the CPU came back has the program in its call
+// chain.
 type Hit struct {
 	Stolen float64 // seconds
-	Late   float64 // seconds that the sample came after it was due; so long at least the program was held up
+	Late   float64 // seconds that the sample came late; the program was held up for at least as long
 }
 
 // Stalled is what is known about stalls inside one program.
@@ -24,12 +24,12 @@ type Stalled struct {
 
 // Stolen estimates the part of a program's run time in which its CPU was taken away.
 //
-// A stall of at least one period always covers a time at which a sample is due, so each that hit the program is a Hit
-// and counts in full. A shorter one covers such a time with a probability of its length over the period: those that are
-// hits stand for all, and each counts as one period. Their number is a Poisson count.
+// A stall of at least one period always covers a time at which a sample is due, so each one that hit the program is a
+// Hit and counts in full. A shorter one covers such a time with a probability of its length over the period; the hits
+// represent all of them, and each counts as one period. Their number is a Poisson count.
 //
-// What samples do not see of the program, for it ran with interrupts off, may have been hit by stalls as often as
-// everything else that ran, but nobody saw it: between none of it and all of it was stolen.
+// Samples may miss part of the program because it runs with interrupts off. That part may have been hit by stalls as
+// often as everything else that ran, but nothing saw it: the stolen part is between none and all of it.
 func Stolen(s Stalled) (ledger.Interval, string) {
 	var v ledger.Interval
 	short := 0
@@ -46,7 +46,7 @@ func Stolen(s Stalled) (ledger.Interval, string) {
 		lo, hi := interval.Poisson(short, Confidence)
 		v.Value += float64(short) * s.Period
 		v.Lo += lo * s.Period
-		// There were only so many short stalls in all.
+		// All short stalls together are no longer than this.
 		v.Hi += max(min(hi*s.Period, s.BusyStolen-v.Hi), float64(short)*s.Period)
 	}
 	method := ledger.StolenWitnessed

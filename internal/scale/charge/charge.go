@@ -1,9 +1,9 @@
-// Package charge assigns the groups, programs and maps of a ledger to workloads and infrastructure, by rules that
-// people write: on a machine that Tare did not set up.
+// Package charge assigns the groups, programs and maps of a ledger to workloads and infrastructure, by user-written
+// rules, on a machine that Tare did not set up.
 //
-// The most specific rule counts: one that matches a group itself comes before one that matches a group above it,
-// and one that names a program, a map or the process that holds it comes before those of that process's group. Of
-// rules that match the same thing the first one counts.
+// The most specific rule applies: a rule that matches a group itself precedes one that matches a group above it, and a
+// rule that names a program, a map or the process that holds it precedes the rules of that process's group. Of several
+// rules that match the same object the first applies.
 package charge
 
 import (
@@ -17,7 +17,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Process is a process that runs at the end of the window.
+// Process is a process that was running at the end of the window.
 type Process struct {
 	PID    int
 	Comm   string
@@ -25,13 +25,13 @@ type Process struct {
 }
 
 // Apply charges the groups, programs and maps of l by the rules, settles the ledger, and adds warnings about rules
-// that do not do what they seem to say. What is charged already, as the scale's own programs are, stays as it is.
+// with unexpected effects. Existing charges, such as those of the scale's own programs, are kept.
 func Apply(rules []Rule, l *ledger.Ledger, running []Process) {
 	a := &application{l: l, rules: rules, matched: make([]int, len(rules)), counted: make([]int, len(rules)),
 		names:   lists.Map(rules, func(r Rule) string { return r.name() }),
 		groupOf: lists.Keyed(running, func(p Process) (int, string) { return p.PID, p.Cgroup })}
 	a.groups(running)
-	l.Settle() // spreads the charges of groups to those below them
+	l.Settle() // passes the charges of groups on to their descendants
 	a.index()
 	a.first(running)
 	a.programs()
@@ -46,17 +46,17 @@ type application struct {
 	names   []string        // of the rules
 	groupOf map[int]string  // of processes
 	sides   map[string]side // of the listed groups
-	matched []int           // by rule: things that match
-	counted []int           // by rule: things that it charges
-	shared  []string        // what belongs to several
+	matched []int           // by rule: number of objects that match
+	counted []int           // by rule: number of objects that it charges
+	shared  []string        // objects that belong to several sides
 }
 
 func (a *application) warn(code, format string, args ...any) {
 	a.l.Warnings = append(a.l.Warnings, ledger.Warning{Code: code, Message: fmt.Sprintf(format, args...)})
 }
 
-// charge gives c the charge of the first rule that matches, unless it has one, and says which rule that is. The name is
-// that of a group.
+// charge sets c to the charge of the first rule that matches, unless c has one, and sets rule to that rule's name.
+// name is that of a group.
 func (a *application) charge(c *ledger.Charged, rule *string, name *ledger.Name, matches func(i int, r *Rule) bool) {
 	taken := c.Charge != ""
 	for i := range a.rules {
@@ -71,11 +71,11 @@ func (a *application) charge(c *ledger.Charged, rule *string, name *ledger.Name,
 	}
 }
 
-// tally is how many processes of a group there are, and how many of them have a name that a rule wants.
+// tally is the number of processes in a group, and how many of them have the name that a rule selects.
 type tally struct{ all, named int }
 
-// numbers are how many processes there are by group.
-type numbers struct{ whole, direct map[string]int } // with those of the groups below it, and without
+// numbers holds the number of processes by group.
+type numbers struct{ whole, direct map[string]int } // with those of its descendants, and without
 
 // number counts the processes that match.
 func number(running []Process, matches func(comm string) bool) (n numbers) {
@@ -118,7 +118,7 @@ func (a *application) groups(running []Process) {
 	}
 }
 
-// partly warns of groups in which only some processes have the name that a rule wants.
+// partly warns of groups in which only some processes have the name that a rule selects.
 func (a *application) partly(i int, all, named map[string]int) {
 	var groups []string
 	for path, n := range named {
@@ -140,8 +140,8 @@ func (a *application) partly(i int, all, named map[string]int) {
 		a.rules[i].Where, named[groups[0]], all[groups[0]], groups[0], more, groups[0])
 }
 
-// first warns of a rule for the group of the first process where others are in it as well: on a machine or in a
-// container without a manager of services, everything is.
+// first warns of a rule for the group of PID 1 if other processes are in it as well, as on a machine or in a container
+// without a service manager, where everything is.
 func (a *application) first(running []Process) {
 	at := slices.IndexFunc(running, func(p Process) bool { return p.PID == 1 })
 	if at < 0 {
@@ -205,13 +205,13 @@ func heldBy(r *Rule, holders []ledger.Owner) bool {
 	return slices.ContainsFunc(holders, func(o ledger.Owner) bool { return r.holds(o.Comm) })
 }
 
-// side is a charge, and the rule that it is from.
+// side is a charge and the rule that it comes from.
 type side struct {
 	ledger.Charged
 	rule string
 }
 
-// index notes the sides of the listed groups, of which one that was removed and made again stands twice.
+// index records the sides of the listed groups. A group that was removed and created again is listed twice.
 func (a *application) index() {
 	a.sides = make(map[string]side, len(a.l.Cgroups))
 	for i := range a.l.Cgroups {
@@ -222,7 +222,7 @@ func (a *application) index() {
 	}
 }
 
-// ofGroups are the charges of the groups that processes are in.
+// ofGroups returns the charges of the groups that the holders are in.
 func (a *application) ofGroups(holders []ledger.Owner) (of []side) {
 	for _, o := range holders {
 		if path, known := a.groupOf[o.PID]; known {
@@ -232,11 +232,11 @@ func (a *application) ofGroups(holders []ledger.Owner) (of []side) {
 	return of
 }
 
-// belongs says whether a charge makes its owner the owner of what it holds. The scale holds what it looks at.
+// belongs reports whether objects belong to the side of their holder. The scale also holds the objects that it reads.
 func belongs(c side) bool { return c.Charge != "" && c.Charge != ledger.ChargeSelf }
 
-// agreed is the charge of something by those of its owners, if they agree. Components may differ: then it belongs
-// to none. The rule is that of the first.
+// agreed returns the charge of an object if all of its owners have the same. If only their components differ, the
+// result has none. The rule is that of the first owner.
 func (a *application) agreed(what string, of []side) (c ledger.Charged, rule string) {
 	for _, o := range of {
 		switch {
@@ -281,7 +281,7 @@ func (a *application) unused() {
 	}
 }
 
-// unknown counts the containers without a name, and says whether there are containers and none has labels.
+// unknown returns the number of containers without a name, and whether there are containers but none has labels.
 func (a *application) unknown() (nameless int, unlabelled bool) {
 	containers, labelled := 0, 0
 	for i := range a.l.Cgroups {
@@ -300,7 +300,7 @@ func (a *application) unknown() (nameless int, unlabelled bool) {
 	return nameless, containers > 0 && labelled == 0
 }
 
-// things are what a rule selects, in words.
+// things describes what a rule selects.
 func (r *Rule) things() string {
 	switch long := literals(r.Program+r.Map) > kernelName; {
 	case r.Comm != "":

@@ -6,21 +6,21 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Patterns: * is any characters, ? one character; in the path of a group neither is a slash, and a part ** is any
-// number of parts. A backslash before *, ?, a comma or a backslash takes its meaning away; before anything else it
-// is itself, as in the names that systemd makes (dev-disk\x2dby).
+// Patterns: * matches any characters, ? one character; in the path of a group neither matches a slash, and ** as a
+// path component matches any number of components. A backslash before *, ?, a comma or a backslash makes it literal;
+// elsewhere a backslash is itself literal, as in names that systemd makes (dev-disk\x2dby).
 
-// Within says whether a pattern matches a group's path or that of a group above it.
+// Within reports whether a pattern matches a group's path or that of a group above it.
 func Within(pattern, path string) (within bool) {
 	ledger.Ancestors(path, func(above string) { within = within || matchPath(pattern, above) })
 	return within
 }
 
-// matchPath says whether a group's path matches a pattern.
+// matchPath reports whether a group's path matches a pattern.
 func matchPath(pattern, path string) bool {
 	want, have := parts(pattern), parts(path)
-	// The last ** that was passed takes one part more whenever what follows it does not match: no others need to be
-	// tried again.
+	// Whenever what follows the last ** does not match, that ** takes one more component. Earlier ones need not be
+	// retried.
 	w, h, star, from := 0, 0, -1, 0
 	for h < len(have) {
 		switch {
@@ -42,7 +42,7 @@ func matchPath(pattern, path string) bool {
 	return w == len(want)
 }
 
-// parts are those of a path; the root has none.
+// parts returns the components of a path; the root has none.
 func parts(path string) []string {
 	return strings.FieldsFunc(path, func(r rune) bool { return r == '/' })
 }
@@ -52,7 +52,7 @@ func matchProgram(pattern, name string) bool {
 	return matchName(pattern, name) || len(name) > kernelName && matchName(pattern, name[:kernelName])
 }
 
-// matchName says whether a name matches a pattern, byte by byte.
+// matchName reports whether a name matches a pattern, byte by byte.
 func matchName(pattern, name string) bool {
 	p, n, star, from := 0, 0, -1, 0
 	for n < len(name) {
@@ -80,7 +80,7 @@ func matchName(pattern, name string) bool {
 	return true
 }
 
-// at is the byte of a pattern at i, whether it stands for itself alone, and where the next begins.
+// at returns the byte of a pattern at i, whether it is literal, and the index of the next one.
 func at(pattern string, i int) (c byte, literal bool, next int) {
 	if i >= len(pattern) {
 		return 0, false, i
@@ -91,7 +91,7 @@ func at(pattern string, i int) (c byte, literal bool, next int) {
 	return pattern[i], pattern[i] != '*' && pattern[i] != '?', i + 1
 }
 
-// literals is how many bytes of a name a pattern needs.
+// literals returns the minimum length in bytes of a name that matches a pattern.
 func literals(pattern string) (n int) {
 	for i := 0; i < len(pattern); {
 		c, literal, next := at(pattern, i)
@@ -103,7 +103,7 @@ func literals(pattern string) (n int) {
 	return n
 }
 
-// escaped has a backslash before each comma that has none.
+// escaped returns pattern with a backslash before each comma that has none.
 func escaped(pattern string) string {
 	var b strings.Builder
 	for i := 0; i < len(pattern); {

@@ -17,23 +17,24 @@ const (
 	maxFileBytes = 64 << 10
 	maxPattern   = 4096 // PATH_MAX
 	maxName      = 64   // of workloads and components
-	// The kernel's names of processes (TASK_COMM_LEN), eBPF programs and maps (BPF_OBJ_NAME_LEN), without the final 0.
+	// Linux limits names of processes (TASK_COMM_LEN), eBPF programs and maps (BPF_OBJ_NAME_LEN) to this, without the
+	// final 0.
 	kernelName = 15
 )
 
-// Charges are those that a rule can give: what the scale itself costs needs none.
+// charges are those that a rule can assign. What the scale itself costs needs no rule.
 var charges = []string{string(ledger.ChargeWorkload), string(ledger.ChargeTare), string(ledger.ChargeLoad)}
 
-// The keys that a rule can have beside its selector.
+// The keys of a rule apart from selectors.
 const (
 	keyCharge    = "charge"
 	keyWorkload  = "workload"
 	keyComponent = "component"
 )
 
-// ParseFlag reads the value of --workload (NAME=/PATH or NAME=SELECTOR=PATTERN), --tare or --load
-// (SELECTOR=PATTERN), with further selectors, ,component=NAME and, for tare, ,workload=NAME behind it. Its errors are
-// faults with code Usage.
+// ParseFlag parses the value of --workload (NAME=/PATH or NAME=SELECTOR=PATTERN), --tare or --load (SELECTOR=PATTERN).
+// Further selectors may follow, and ,component=NAME and, for tare, ,workload=NAME. Its errors are faults with code
+// Usage.
 func ParseFlag(charge ledger.Charge, text string) (Rule, error) {
 	r := Rule{Charged: ledger.Charged{Charge: charge}, Where: fmt.Sprintf("--%s '%s'", charge, clip(text))}
 	example := map[ledger.Charge]string{
@@ -100,10 +101,10 @@ func ParseFlag(charge ledger.Charge, text string) (Rule, error) {
 	})
 }
 
-// owners are the objects of Kubernetes that pods belong to. Only its API knows of which one a pod is.
+// owners are the Kubernetes objects that pods belong to. Only the API knows which pod belongs to which.
 var owners = []string{"owner", "deployment", "daemonset", "statefulset", "replicaset", "job", "cronjob", "node"}
 
-// hintFor says what may be meant by a key.
+// hintFor explains an unknown key.
 func hintFor(key string, known []string, hint string) string {
 	if slices.Contains(owners, strings.ToLower(key)) {
 		return fmt.Sprintf("only Kubernetes' API knows which pods belong to which %s, and it is not asked: name the pods, "+
@@ -112,7 +113,7 @@ func hintFor(key string, known []string, hint string) string {
 	return withGuess(key, known, hint)
 }
 
-// split cuts at commas but those behind a backslash.
+// split splits at commas that are not escaped by a backslash.
 func split(text string) (pieces []string) {
 	from := 0
 	for i := 0; i < len(text); {
@@ -133,10 +134,10 @@ func withGuess(name string, known []string, hint string) string {
 	return hint
 }
 
-// clip keeps what others wrote short in messages, and leaves room for a path.
+// clip shortens user input for messages. It leaves room for a path.
 func clip(s string) string { return text.ClipTo(s, 80) }
 
-// check finds what is wrong with the values of a rule.
+// check returns an error if a value of the rule is invalid.
 func (r *Rule) check(fail func(hint, format string, args ...any) error) error {
 	given := r.given()
 	object := r.Program != "" || r.Map != ""
@@ -203,8 +204,8 @@ func checkPattern(selector, pattern string, fail func(hint, format string, args 
 	return nil
 }
 
-// Complete adds the rules of a profile, unless its name is empty, and finds what is wrong with all of them as a whole.
-// where is what named the profile, such as a flag, for the error.
+// Complete appends the rules of a profile, unless its name is empty, and checks all rules as a whole. where is the
+// source of the profile's name, such as a flag, for the error.
 func Complete(rules []Rule, profile, where string) ([]Rule, error) {
 	if profile != "" {
 		more, err := Profile(profile, where)
@@ -216,7 +217,7 @@ func Complete(rules []Rule, profile, where string) ([]Rule, error) {
 	return rules, check(rules)
 }
 
-// check finds what is wrong with rules as a whole.
+// check returns an error if rules contradict each other.
 func check(rules []Rule) error {
 	var names []string
 	for _, r := range rules {
@@ -224,7 +225,7 @@ func check(rules []Rule) error {
 			names = append(names, r.Workload)
 		}
 		if r.template() {
-			return nil // which workloads there are is known with the ledger
+			return nil // the workloads are known only with a ledger
 		}
 	}
 	for _, r := range rules {
@@ -237,12 +238,13 @@ func check(rules []Rule) error {
 	return nil
 }
 
-// ParseFile reads a file of rules. Its errors are faults with code Usage and the place as file:line:column.
+// ParseFile parses a file of rules. Its errors are faults with code Usage and the position as file:line:column.
 func ParseFile(file string, data []byte) ([]Rule, error) {
 	return rulesFile{document.File(file), selectors}.parse(data)
 }
 
-// ParseClusterFile is ParseFile for rules that select pods by what Kubernetes' API knows of them, owners among it.
+// ParseClusterFile is ParseFile for rules that select pods by what the Kubernetes API knows about them, including
+// owners.
 func ParseClusterFile(file string, data []byte) ([]Rule, error) {
 	return rulesFile{document.File(file), clusterSelectors}.parse(data)
 }
@@ -279,7 +281,7 @@ func (f rulesFile) parse(data []byte) ([]Rule, error) {
 	return rules, nil
 }
 
-// ParseList reads the rules of a list in a file, with the errors of ParseFile.
+// ParseList parses a list of rules in a file. Its errors are like those of ParseFile.
 func ParseList(file document.File, list *ast.SequenceNode) (rules []Rule, err error) {
 	return rulesFile{file, selectors}.list(list)
 }
@@ -297,10 +299,10 @@ func (f rulesFile) list(list *ast.SequenceNode) (rules []Rule, err error) {
 
 type rulesFile struct {
 	document.File
-	selectors []string // that its rules may have
+	selectors []string // that its rules may use
 }
 
-// rules reads an element of the list: one rule, or where a selector has a list of patterns one for each.
+// rules parses an element of the list. It is one rule, or several if a selector has a list of patterns.
 func (f rulesFile) rules(n ast.Node) ([]Rule, error) {
 	keys := append([]string{keyCharge, keyWorkload, keyComponent}, f.selectors...)
 	known := "a rule has charge, some of " + strings.Join(f.selectors, ", ") + ", and may have workload and component"
@@ -339,7 +341,7 @@ func (f rulesFile) rules(n ast.Node) ([]Rule, error) {
 	}
 	for i := range rules {
 		if r := &rules[i]; r.Charge == ledger.ChargeWorkload && r.Workload == "" && slices.Contains(keys, selectOwner) {
-			r.Workload = string(ledger.ChargeWorkload) // the cluster has its name
+			r.Workload = string(ledger.ChargeWorkload) // the cluster's configuration has its name
 		}
 		err := rules[i].check(func(hint, format string, args ...any) error { return f.Fail(n, hint, format, args...) })
 		if err != nil {
@@ -349,10 +351,10 @@ func (f rulesFile) rules(n ast.Node) ([]Rule, error) {
 	return rules, nil
 }
 
-// maxRules bounds what the lists of one rule make.
+// maxRules bounds the number of rules that the lists of one rule expand to.
 const maxRules = 256
 
-// each makes a rule with each value of a key out of each rule.
+// each returns a copy of each rule for each value, with key set to it.
 func each(rules []Rule, key string, values []string) (all []Rule) {
 	for _, r := range rules {
 		for _, v := range values {
@@ -363,7 +365,7 @@ func each(rules []Rule, key string, values []string) (all []Rule) {
 	return all
 }
 
-// values are those of a key: one, or those of a selector's list.
+// values returns the value of a key, or all values if a selector has a list.
 func (f rulesFile) values(key string, n ast.Node) (values []string, err error) {
 	items := []ast.Node{n}
 	if s, is := n.(*ast.SequenceNode); is && slices.Contains(f.selectors, key) && len(s.Values) > 0 {

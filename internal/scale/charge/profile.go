@@ -16,17 +16,17 @@ var profiles embed.FS
 
 const profileDir, profileSuffix = "profiles", ".yaml"
 
-// Profiles are the names of the profiles, which are files of rules within this program.
+// Profiles returns the names of the profiles, which are files of rules embedded in this program.
 func Profiles() []string {
 	entries, err := profiles.ReadDir(profileDir)
 	if err != nil {
-		panic(err) // it is embedded
+		panic(err) // cannot happen: it is embedded
 	}
 	return lists.Map(entries, func(e fs.DirEntry) string { return strings.TrimSuffix(e.Name(), profileSuffix) })
 }
 
-// Profile reads the rules of a profile. They come after those that people give, so that those count before them. where
-// is what named the profile, such as a flag, for the error.
+// Profile returns the rules of a profile. They must come after user-written rules, so that the latter apply first.
+// where is the source of the profile's name, such as a flag, for the error.
 func Profile(name, where string) ([]Rule, error) {
 	file := path.Join(profileDir, name+profileSuffix)
 	data, err := profiles.ReadFile(file)

@@ -7,7 +7,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// The selectors whose patterns must have a certain form.
+// The selectors that are referred to elsewhere in this package.
 const (
 	selectCgroup                                = "cgroup"
 	selectLabel                                 = "label"
@@ -16,7 +16,7 @@ const (
 	selectOwner                                 = "owner" // only in rules for a cluster
 )
 
-// selecting are the selectors, which are also keys of a rule in a file, with their patterns.
+// selecting lists the selectors, which are also keys of a rule in a file, and where Patterns keeps them.
 var selecting = []struct {
 	name string
 	of   func(p *Patterns) *string
@@ -33,7 +33,7 @@ var selecting = []struct {
 	{selectOwner, func(p *Patterns) *string { return &p.Owner }}, // of pods: NAME or KIND/NAME
 }
 
-// selectors are the names of those for a node, and clusterSelectors of those for what Kubernetes' API knows.
+// selectors are the selectors of rules for a node, and clusterSelectors those of rules for a cluster.
 var (
 	selectors = func() (names []string) {
 		for _, s := range selecting {
@@ -46,20 +46,21 @@ var (
 	clusterSelectors = []string{selectNamespace, selectPod, selectContainer, selectLabel, selectOwner}
 )
 
-// Rule charges what matches all of its patterns.
+// Rule charges whatever matches all of its patterns.
 type Rule struct {
-	// Charged is what matches gets. Its workload may have {namespace}, {pod}, {container} and {unit}, which stand for what
-	// the group is called: one rule then makes a workload of each. A group that lacks one of them does not match.
+	// Charged is assigned to what matches. Its workload may contain {namespace}, {pod}, {container} and {unit}, which are
+	// replaced by the names of the group, so that one rule makes several workloads. A group without one of these names
+	// does not match.
 	ledger.Charged
 	Patterns
-	Where   string // the flag or the place in a file that it is from, for messages
+	Where   string // the flag or file position of the rule, for messages
 	Profile bool   // it is from a profile, whose rules need not match anything
 }
 
-// Patterns are what a rule selects. Empty ones select nothing.
+// Patterns holds the patterns of a rule by selector. Empty ones are unused.
 type Patterns struct{ Cgroup, Namespace, Pod, Container, Label, Unit, Comm, Program, Map, Owner string }
 
-// at is the pattern of a selector; nil where there is no such selector.
+// at returns the pattern of a selector; nil if there is no such selector.
 func (p *Patterns) at(selector string) *string {
 	for _, s := range selecting {
 		if s.name == selector {
@@ -69,7 +70,7 @@ func (p *Patterns) at(selector string) *string {
 	return nil
 }
 
-// key is what a rule has for a key; nil where there is no such key.
+// key returns the value of a key in the rule; nil if there is no such key.
 func (r *Rule) key(name string) *string {
 	switch name {
 	case keyCharge:
@@ -82,7 +83,7 @@ func (r *Rule) key(name string) *string {
 	return r.at(name)
 }
 
-// given are the selectors that have a pattern.
+// given returns the selectors that have a pattern.
 func (p *Patterns) given() (given []string) {
 	for _, s := range selecting {
 		if *s.of(p) != "" {
@@ -92,14 +93,14 @@ func (p *Patterns) given() (given []string) {
 	return given
 }
 
-// MatchesPod says whether a rule for a cluster matches a pod's container: by the names and labels that the cluster has
-// for them, and by the owner, such as Deployment and web.
+// MatchesPod reports whether a rule for a cluster matches a pod's container, given its names and labels, and the kind
+// and name of the pod's owner, such as Deployment and web.
 func (r *Rule) MatchesPod(n *ledger.Name, kind, owner string) bool {
 	return r.matchesName(n) && (r.Owner == "" || MatchOwner(r.Owner, kind, owner))
 }
 
-// MatchOwner says whether a pattern, of the form NAME or KIND/NAME, matches an owner of pods. Kinds have no case, as in
-// kubectl.
+// MatchOwner reports whether a pattern of the form NAME or KIND/NAME matches an owner of pods. Kinds are
+// case-insensitive, as in kubectl.
 func MatchOwner(pattern, kind, owner string) bool {
 	if of, name, found := strings.Cut(pattern, "/"); found {
 		return matchName(strings.ToLower(of), strings.ToLower(kind)) && matchName(name, owner)
@@ -107,28 +108,28 @@ func MatchOwner(pattern, kind, owner string) bool {
 	return matchName(pattern, owner)
 }
 
-// byName says whether names of groups are selected.
+// byName reports whether the patterns select groups by name.
 func (p *Patterns) byName() bool {
 	return p.Namespace != "" || p.Pod != "" || p.Container != "" || p.Label != "" || p.Unit != ""
 }
 
-// String is the patterns as a flag has them.
+// String returns the patterns in the syntax of flags.
 func (p *Patterns) String() string {
 	pieces := lists.Map(p.given(), func(s string) string { return s + "=" + escaped(*p.at(s)) })
 	return strings.Join(pieces, ",")
 }
 
-// name is where a rule stands, and what it selects, as the ledger names it.
+// name returns where a rule is written and what it selects, for Cgroup.Rule in the ledger.
 func (r *Rule) name() string {
-	if strings.HasPrefix(r.Where, "--") { // a flag, which says it
+	if strings.HasPrefix(r.Where, "--") { // a flag, which includes the patterns
 		return r.Where
 	}
 	return r.Where + " " + r.Patterns.String()
 }
 
-// matchesGroup says whether the rule names a group, and not only one above it: with cgroup= the one at that path,
-// otherwise the topmost ones that have the names. over is the name of the group above, and processes are those in the
-// group by their names.
+// matchesGroup reports whether the rule names this group and not only one above it: with cgroup= the group at that
+// path, otherwise the topmost groups with the names. over is the name of the group above, and processes counts those
+// in the group.
 func (r *Rule) matchesGroup(g *ledger.Cgroup, over *ledger.Name, processes tally) bool {
 	switch {
 	case r.Comm != "" && (g.Vanished || processes.named == 0 || processes.named < processes.all):
@@ -138,30 +139,30 @@ func (r *Rule) matchesGroup(g *ledger.Cgroup, over *ledger.Name, processes tally
 	case r.byName():
 		return r.matchesName(g.Name) && r.has(g.Name) && !r.matchesName(over)
 	case r.Comm != "":
-		// Processes in a container call themselves what they like: a profile does not go by that.
+		// Processes in a container can choose their names, so a profile ignores these.
 		return !r.Profile || g.Name == nil || g.Name.ContainerID == "" && g.Name.PodUID == ""
 	}
 	return false
 }
 
-// IsContainer says whether the rule's pattern of containers matches a name.
+// IsContainer reports whether the rule has a pattern for containers and it matches name.
 func (r *Rule) IsContainer(name string) bool {
 	return r.Container != "" && matchKnown(r.Container, name)
 }
 
-// holds says whether the rule names a process that holds programs and maps. One that selects groups as well names what
-// belongs to these.
+// holds reports whether the rule charges what a process with that name holds. It is false for a rule that also selects
+// groups, which charges what belongs to these.
 func (r *Rule) holds(comm string) bool {
 	return r.Comm != "" && r.Cgroup == "" && !r.byName() && matchName(r.Comm, comm)
 }
 
-// matchesName says whether a name matches all patterns that select by names.
+// matchesName reports whether a name matches all patterns that select by name.
 func (r *Rule) matchesName(n *ledger.Name) bool {
 	return n != nil && matchKnown(r.Namespace, n.Namespace) && matchKnown(r.Pod, n.Pod) &&
 		matchKnown(r.Container, n.Container) && matchKnown(r.Unit, n.Unit) && (r.Label == "" || r.matchesLabel(n.Labels))
 }
 
-// matchKnown matches a name that is not known only where nothing is asked of it.
+// matchKnown reports whether name matches. An unknown name matches only an empty pattern.
 func matchKnown(pattern, name string) bool {
 	return pattern == "" || name != "" && matchName(pattern, name)
 }
@@ -172,7 +173,7 @@ func (r *Rule) matchesLabel(labels map[string]string) bool {
 	return has && matchName(pattern, value)
 }
 
-// places are what the workload of a rule can have in braces.
+// places are the placeholders that a rule's workload can contain.
 var places = []struct {
 	place string
 	of    func(n *ledger.Name) string
@@ -183,7 +184,7 @@ var places = []struct {
 	{"{unit}", func(n *ledger.Name) string { return n.Unit }},
 }
 
-// has says whether a name has all that the workload of the rule is called after.
+// has reports whether n has all names that the rule's workload refers to.
 func (r *Rule) has(n *ledger.Name) bool {
 	if !r.template() {
 		return true
@@ -196,10 +197,10 @@ func (r *Rule) has(n *ledger.Name) bool {
 	return true
 }
 
-// template says whether the workload is called after what the rule matches.
+// template reports whether the workload contains placeholders.
 func (r *Rule) template() bool { return strings.Contains(r.Workload, "{") }
 
-// charged is what a group with a name gets.
+// charged returns what the rule assigns to a group with the name n.
 func (r *Rule) charged(n *ledger.Name) ledger.Charged {
 	c := r.Charged
 	if r.template() && n != nil {

@@ -5,7 +5,7 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// Running lists the processes of this machine. Those that end meanwhile are left out.
+// Running lists the processes of this machine. Those that end in the meantime are left out.
 func Running(l *cgroup.Layout) ([]Process, error) {
 	var fs proc.FS
 	pids, err := fs.PIDs()

@@ -7,33 +7,34 @@ import (
 	"tare/internal/lib/known"
 )
 
-// Usage is what the CPU budget is made of, in seconds over one window.
+// Usage holds the measured parts of the CPU budget, in seconds over one window.
 type Usage struct {
 	Capacity, Idle, User, System, Softirq, IRQ, Steal float64
 
-	// IdleStolen is the part of Steal that is in Idle as well, and by how much that may be off; nil without a witness.
+	// IdleStolen is the part of Steal that is in Idle as well, and IdleStolenError how far off it may be; nil without a
+	// witness.
 	IdleStolen, IdleStolenError *float64
 
 	Groups float64 // CPU time of every group below the root
 	Root   float64 // of processes in the root group
 	Kernel float64 // of kernel threads, which are in the root group
-	// Ksoftirqd is the part of Kernel in the ksoftirqd threads. With IRQTime the kernel counts it as Softirq as well
-	// (irqtime_account_process_tick in kernel/sched/cputime.c); here it stays with the threads.
+	// Ksoftirqd is the part of Kernel in ksoftirqd threads. With IRQTime the kernel counts it as Softirq as well
+	// (irqtime_account_process_tick in kernel/sched/cputime.c); Budget leaves it with the threads.
 	Ksoftirqd float64
-	Self      float64 // of this process, contained in Groups or Root
+	Self      float64 // of this process, contained in Groups or Root: see InGroup
 	InGroup   bool    // this process is in a group below the root
 
-	// IRQTime says whether the kernel takes interrupts out of tasks' CPU time (CONFIG_IRQ_TIME_ACCOUNTING). If it does,
-	// interrupts are Softirq and IRQ. If not, interrupts above a task are in that task's time, and only those above an
-	// idle CPU stand alone: IdleInterrupts, by samples; nil without samples.
+	// IRQTime reports whether the kernel keeps interrupts out of tasks' CPU time (CONFIG_IRQ_TIME_ACCOUNTING). If so,
+	// interrupts are Softirq and IRQ. Otherwise an interrupt on top of a task is in that task's time, and only those on
+	// idle CPUs are separate: IdleInterrupts, by samples; nil without samples.
 	IRQTime        bool
 	IdleInterrupts *float64
 
 	BPF []BPFTime
-	// NotSplit is run time that samples could not place: it ran inside some of the other parts, and nobody knows which.
+	// NotSplit is run time that samples could not place. It ran inside the other parts, in unknown proportions.
 	NotSplit float64
-	// NoBPF, NoRoot and NoKernel say that a part is not known. It has no line then: eBPF time stays on the lines that
-	// it ran in, and the CPU time of the root group or of kernel threads is unexplained, or on the other's line.
+	// NoBPF, NoRoot and NoKernel mark a part as unknown. It then has no line: eBPF time stays on the lines that it ran
+	// in, and the CPU time of the root group or of kernel threads is unexplained, or on the other's line.
 	NoBPF, NoRoot, NoKernel bool
 }
 
@@ -50,8 +51,8 @@ type Where int
 // The parts.
 const (
 	InGroups Where = iota // a group below the root
-	InRoot                // the root group, kernel threads among it
-	InIdle                // nobody: an interrupt above an idle CPU
+	InRoot                // the root group, including kernel threads
+	InIdle                // an interrupt on an idle CPU
 )
 
 // The names of the budget's lines.
@@ -72,8 +73,8 @@ const (
 	MethodNone    = "not split" // of eBPF: its seconds are on the lines that they ran in, and are not 0
 )
 
-// Budget closes the CPU budget: each second of CPU time on one line. eBPF time that could be split is taken out of the
-// line that it ran in; what could not be split stays there.
+// Budget closes the CPU budget: each second of CPU time is on one line. eBPF time that could be split is moved from
+// the line that it ran in to the ebpf line; the rest stays there.
 func Budget(u Usage) CPU {
 	groups, root, kernel := u.Groups, u.Root, u.Kernel
 	interrupts, method := 0.0, MethodCounted
@@ -88,7 +89,7 @@ func Budget(u Usage) CPU {
 		root -= u.Self
 	}
 
-	// A line never gives more than it has: run time is wall time and can exceed the CPU time around it.
+	// No line goes below 0: run time is wall time and can exceed the CPU time around it.
 	bpf := 0.0
 	take := func(want float64, from ...*float64) {
 		for _, line := range from {
@@ -142,18 +143,18 @@ func Budget(u Usage) CPU {
 	return c
 }
 
-// Waited is for how long the CPUs were there and idle: idle time without the part that was stolen.
+// Waited returns how long the CPUs were available and idle: idle time without the stolen part.
 func (c CPU) Waited() float64 {
 	return c.Idle - known.Or(c.IdleStolen, 0)
 }
 
-// Closes says whether the parts sum to the capacity, up to rounding of floats.
+// Closes reports whether the parts add up to the capacity, within floating-point rounding.
 func (c CPU) Closes() bool {
 	return math.Abs(c.Waited()+c.Steal+c.Attributed+c.Unexplained-c.Capacity) <= 1e-9*max(c.Capacity, 1)
 }
 
-// Derive fills what follows from the other fields: Hard, Soft and WorkingSet. slab_reclaimable, which cgroup v1 lacks,
-// counts as part of hard then: the kernel does not tell it apart.
+// Derive computes Hard, Soft and WorkingSet from the other fields. cgroup v1 lacks slab_reclaimable, which then counts
+// as part of Hard because the kernel does not separate it.
 func (m *Memory) Derive() {
 	slab := int64(known.Or(m.SlabReclaimable, 0))
 	if m.Anon != nil && m.Shmem != nil && m.Kernel != nil {
@@ -180,8 +181,8 @@ func Ancestors(path string, f func(string)) {
 	f("/")
 }
 
-// MapBytes is the memory of all maps whose size is known, each counted once, and how many are of unknown size. It is
-// nothing where maps could not be read, which Maps says.
+// MapBytes returns the memory of all maps of known size, each counted once, and the number of maps of unknown size.
+// Both are 0 if maps could not be read (Maps is nil).
 func (l *Ledger) MapBytes() (bytes uint64, unknown int) {
 	for _, m := range l.Maps {
 		if m.Bytes == nil {

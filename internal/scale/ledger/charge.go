@@ -12,43 +12,43 @@ import (
 	"tare/internal/lib/quantity"
 )
 
-// Charge is the side that a control group, program or map belongs to; empty: unknown.
+// Charge is the side that a control group, program or map is accounted to. Empty means unknown.
 type Charge string
 
 // The charges.
 const (
-	ChargeWorkload Charge = "workload" // an application, whose gross, tare and net are told apart
+	ChargeWorkload Charge = "workload" // an application, for which gross, tare and net are distinguished
 	ChargeTare     Charge = "tare"     // infrastructure that serves workloads
-	ChargeLoad     Charge = "load"     // what puts a workload to work
+	ChargeLoad     Charge = "load"     // what generates load for a workload
 	ChargeSelf     Charge = "self"     // the scale itself
 )
 
-// Charged says whose something is.
+// Charged is a charge with the workload and component that it is for.
 type Charged struct {
 	Charge Charge `json:"charge"`
-	// Workload names the workload; with the charge tare, the one workload that this serves. Empty with tare: it
-	// serves all.
+	// Workload is the workload's name. With ChargeTare it is the one workload served, or empty for infrastructure that
+	// serves all workloads.
 	Workload  string `json:"workload"`
-	Component string `json:"component,omitempty"` // a named part of what is weighed, such as proxy.client
+	Component string `json:"component,omitempty"` // a named part of the subject, such as proxy.client
 }
 
-// Workload is what one workload used, and what infrastructure used on its behalf: gross = net + tare, to the
-// nanosecond and the byte, wherever the three are known. A part that needs a counter which this kernel lacks is
-// nil, and Notes say why.
+// Workload is what one workload used, and what infrastructure used on its behalf. gross = net + tare holds to the
+// nanosecond and the byte whenever all three are known. A part is nil if this kernel lacks a counter for it, and Notes
+// say why.
 //
 // Memory is hard memory (Memory.Hard) at the end of the window.
 type Workload struct {
 	Name    string   `json:"name"`
-	Cgroups []string `json:"cgroups"` // the topmost groups that are charged to it
+	Cgroups []string `json:"cgroups"` // the topmost groups charged to it
 
 	GrossCPU *float64 `json:"gross_cpu_seconds"`
 	NetCPU   *float64 `json:"net_cpu_seconds"`
 	TareCPU  *float64 `json:"tare_cpu_seconds"`
-	// TareBPF is the part of TareCPU that tare's eBPF programs ran above the workload's own tasks, by their shares.
-	// What samples could not place (Tare.BPFUnsplit) may be more of it: Hi contains all of that, and Value none.
+	// TareBPF is the part of TareCPU in which tare's eBPF programs ran on top of the workload's own tasks, by their
+	// shares. Time that samples could not place (Tare.BPFUnsplit) may belong here too: Hi includes all of it, Value none.
 	TareBPF *Interval `json:"tare_bpf_seconds"`
-	// TareCgroupsCPU is the rest of TareCPU: control groups that serve this workload, and its own programs of tare
-	// elsewhere.
+	// TareCgroupsCPU is the rest of TareCPU: control groups that serve this workload, and eBPF programs that serve it but
+	// ran in neither its groups nor tare's.
 	TareCgroupsCPU *float64 `json:"tare_cgroups_cpu_seconds"`
 
 	GrossMemory *int64 `json:"gross_memory_hard_bytes"`
@@ -58,31 +58,31 @@ type Workload struct {
 	TareMaps          *int64 `json:"tare_map_bytes"`
 	TareCgroupsMemory *int64 `json:"tare_cgroups_memory_hard_bytes"` // the rest of TareMemory
 
-	Notes []string `json:"notes"` // why something is not known, or is a bound
+	Notes []string `json:"notes"` // why something is unknown or only a bound
 }
 
-// Tare is all that infrastructure used, on whosever behalf.
+// Tare is what all infrastructure used, for any workload.
 type Tare struct {
-	CPU        *float64 `json:"cpu_seconds"`         // CgroupsCPU + BPF + BPFUnsplit: all that counters say
-	CgroupsCPU *float64 `json:"cgroups_cpu_seconds"` // its control groups
-	// BPF is run time of its programs outside of its control groups, as far as samples placed it; nil where they placed
-	// nothing of what ran.
+	CPU        *float64 `json:"cpu_seconds"`         // CgroupsCPU + BPF + BPFUnsplit
+	CgroupsCPU *float64 `json:"cgroups_cpu_seconds"` // of its control groups
+	// BPF is the run time of tare's programs outside tare's control groups, as far as samples placed it; nil if samples
+	// placed none of it.
 	BPF *float64 `json:"bpf_seconds"`
-	// BPFUnsplit is run time of its programs that samples could not place.
+	// BPFUnsplit is the run time of tare's programs that samples could not place.
 	BPFUnsplit *float64 `json:"bpf_unsplit_seconds"`
-	// CPUTwice is how much of CPU may be counted twice, at most: the part of BPFUnsplit that ran in its control groups
-	// is in CgroupsCPU as well.
+	// CPUTwice bounds how much of CPU is counted twice: the part of BPFUnsplit that ran in tare's control groups is in
+	// CgroupsCPU as well.
 	CPUTwice *float64 `json:"cpu_twice_at_most_seconds"`
-	// UnassignedCPU is CPU without BPFUnsplit and what is in the workloads' gross.
+	// UnassignedCPU is CPU without BPFUnsplit and without the workloads' TareCPU.
 	UnassignedCPU *float64 `json:"unassigned_cpu_seconds"`
 
 	Memory           *int64 `json:"memory_hard_bytes"`
 	UnassignedMemory *int64 `json:"unassigned_memory_hard_bytes"`
 }
 
-// Settle derives Workloads and Tare from the charges of groups, programs and maps. A group without a charge gets
-// that of the nearest group above it that has one, and tare inside a workload's group serves that workload unless
-// it names another. Settle may be called again after charges have changed.
+// Settle derives Workloads and Tare from the charges of groups, programs and maps. A group without a charge inherits
+// that of the nearest group above it that has one, and tare inside a workload's group serves that workload unless it
+// names another. Settle may be called again after charges have changed.
 func (l *Ledger) Settle() {
 	l.Workloads, l.Tare = []Workload{}, nil
 	l.spread()
@@ -96,7 +96,7 @@ func (l *Ledger) Settle() {
 	l.Tare = s.tare()
 }
 
-// charged says whether anything is a workload's, or tare.
+// charged reports whether anything is charged to a workload or to tare.
 func (l *Ledger) charged() bool {
 	on := func(c Charged) bool { return c.Charge == ChargeWorkload || c.Charge == ChargeTare }
 	return slices.ContainsFunc(l.Cgroups, func(g Cgroup) bool { return on(g.Charged) }) ||
@@ -104,10 +104,10 @@ func (l *Ledger) charged() bool {
 		slices.ContainsFunc(l.Maps, func(m Map) bool { return on(m.Charged) })
 }
 
-// irqApart says whether the kernel takes interrupts out of tasks' and groups' CPU time.
+// irqApart reports whether the kernel keeps interrupts out of the CPU time of tasks and groups.
 func (l *Ledger) irqApart() bool { return l.Host.IRQTime != nil && *l.Host.IRQTime }
 
-// newSettlement sums what groups used by charge.
+// newSettlement adds up by charge what groups used.
 func newSettlement(l *Ledger) *settlement {
 	s := &settlement{l: l, index: groupIndex(l.Cgroups), cpu: map[Charged]*sum{}, memory: map[Charged]*sum{},
 		tops: map[Charged][]string{}, noPrograms: l.Programs == nil, noMaps: l.Programs == nil || l.Maps == nil}
@@ -117,20 +117,21 @@ func newSettlement(l *Ledger) *settlement {
 	return s
 }
 
-// groupIndex is the charge of each listed group by path.
+// groupIndex returns the charge of each listed group by path.
 func groupIndex(groups []Cgroup) map[string]Charged {
 	index := make(map[string]Charged, len(groups))
 	for i := range groups {
 		g := &groups[i]
 		if old, twice := index[g.Path]; !twice ||
-			old.Charge == "" { // a group that was removed and made again stands twice
+			// A group that was removed and made again is listed twice.
+			old.Charge == "" {
 			index[g.Path] = g.Charged
 		}
 	}
 	return index
 }
 
-// At returns what an index by path has for the group at path, or else for the nearest listed group above it.
+// At returns the index's entry for path, or else for the nearest listed group above it.
 func At[T any](index map[string]T, path string) T {
 	if at, listed := index[path]; listed {
 		return at
@@ -138,7 +139,7 @@ func At[T any](index map[string]T, path string) T {
 	return Above(index, path)
 }
 
-// Above returns what an index by path has for the nearest listed group above path.
+// Above returns the index's entry for the nearest listed group above path, or the zero value.
 func Above[T any](index map[string]T, path string) (c T) {
 	found := path == "/"
 	Ancestors(path, func(p string) {
@@ -149,7 +150,7 @@ func Above[T any](index map[string]T, path string) (c T) {
 	return c
 }
 
-// spread gives the groups without a charge that of the nearest group above them.
+// spread charges each group without a charge like the nearest group above it.
 func (l *Ledger) spread() {
 	if !slices.ContainsFunc(l.Cgroups, func(g Cgroup) bool { return g.Charged != Charged{} || g.Rule != "" }) {
 		return
@@ -182,10 +183,10 @@ func (l *Ledger) spread() {
 	}
 }
 
-// sum is a sum of whole nanoseconds or bytes, of which some may not be known.
+// sum adds up whole nanoseconds or bytes, some of which may be unknown.
 type sum struct {
 	n       int64
-	unknown []string // groups whose part is not known
+	unknown []string // groups whose part is unknown
 }
 
 func (s *sum) add(sign int64, n *int64, group string) {
@@ -196,7 +197,8 @@ func (s *sum) add(sign int64, n *int64, group string) {
 	s.n += sign * *n
 }
 
-// value is the sum, never below 0: two counters are not read at quite the same time.
+// value returns the sum, or nil if a part is unknown. It is never below 0, although counters are not read at the same
+// instant.
 func (s *sum) value() *int64 {
 	switch {
 	case s == nil:
@@ -207,28 +209,30 @@ func (s *sum) value() *int64 {
 	return new(max(s.n, 0))
 }
 
-// settlement is the work of Settle. Times are whole nanoseconds, so that parts sum exactly.
+// settlement holds the working state of Settle. Times are whole nanoseconds, so parts add up exactly.
 type settlement struct {
 	l           *Ledger
 	index       map[string]Charged
-	cpu, memory map[Charged]*sum // of groups, each group's time and memory once
+	cpu, memory map[Charged]*sum // by charge; each group's time and memory counted once
 	tops        map[Charged][]string
 	names       []string             // of the workloads, sorted
-	own         map[string][]Charged // by workload: of its groups
-	serving     map[string][]Charged // by workload: of tare that serves it
-	tares       []Charged            // all of tare
+	own         map[string][]Charged // by workload: the charges of its groups
+	serving     map[string][]Charged // by workload: the charges of tare that serves it
+	tares       []Charged            // all charges of tare
 
-	unsplit, placed int64            // run time of tare's programs
-	bpfUnknown      string           // why the run time of tare's programs is not known; empty where it is
-	inside, apart   map[string]int64 // by workload: above its tasks, within its groups' CPU time and not
-	bounds          map[string]Interval
-	tareApart       map[Charged]int64 // above the tasks of tare's own groups, and not in their CPU time
-	elsewhere       map[string]int64  // in neither, by the workload that the programs serve; "" for none in particular
+	unsplit, placed int64  // run time of tare's programs that samples could not place, and could
+	bpfUnknown      string // why the run time of tare's programs is unknown; empty if it is known
+	// By workload, run time of tare's programs in its groups: inside is contained in their CPU time, apart is not.
+	inside, apart map[string]int64
+	bounds        map[string]Interval
+	tareApart     map[Charged]int64 // run time in tare's own groups that is not in their CPU time
+	elsewhere     map[string]int64  // run time in neither, by workload served; "" for no particular one
 
-	maps          map[string]*sum // bytes of tare's maps charged to a workload's groups
-	mapsElsewhere map[string]*sum // in neither a workload's groups nor tare's
-	mapsUnplaced  bool            // the kernel does not tell where some are charged
-	// Programs, or programs or maps, could not be read: which maps are tare's rests on the programs that use them.
+	maps          map[string]*sum // by workload: bytes of tare's maps charged to its groups
+	mapsElsewhere map[string]*sum // bytes charged to neither a workload's groups nor tare's
+	mapsUnplaced  bool            // the kernel does not expose where some are charged
+	// noPrograms: programs could not be read. noMaps: programs or maps could not be read; which maps are tare's follows
+	// from the programs that use them.
 	noPrograms, noMaps bool
 }
 
@@ -240,8 +244,8 @@ func seconds(ns *int64) *float64 {
 	return known.As(ns, func(ns int64) float64 { return float64(ns) / 1e9 })
 }
 
-// addGroups sums CPU time and memory by charge. A group's counters hold those of the groups below it: where a
-// charge begins inside another, its top group is added to the one and taken from the other.
+// addGroups adds up CPU time and memory by charge. A group's counters include its descendants. If one charge begins
+// inside another, its top group is therefore added to the inner charge and subtracted from the outer.
 func (s *settlement) addGroups() {
 	for _, g := range s.l.Cgroups {
 		over := Above(s.index, g.Path)
@@ -249,7 +253,7 @@ func (s *settlement) addGroups() {
 			continue
 		}
 		s.tops[g.Charged] = append(s.tops[g.Charged], g.Path)
-		hard := new(int64) // what has gone holds nothing
+		hard := new(int64) // a vanished group holds nothing
 		if !g.Vanished {
 			hard = nil
 			if g.Memory != nil {
@@ -267,7 +271,7 @@ func (s *settlement) addGroups() {
 	}
 }
 
-// sumOf is the sum of a key, which is made where there is none.
+// sumOf returns the sum for key, and makes it if necessary.
 func sumOf[K comparable](sums map[K]*sum, key K) *sum {
 	if sums[key] == nil {
 		sums[key] = &sum{}
@@ -275,7 +279,7 @@ func sumOf[K comparable](sums map[K]*sum, key K) *sum {
 	return sums[key]
 }
 
-// takeSelf takes the scale's own CPU time out of the group that it was started in, if that is charged to somebody.
+// takeSelf subtracts the scale's own CPU time from the charge of the group that it was started in, if any.
 func (s *settlement) takeSelf() {
 	if s.l.Self.Cgroup == nil {
 		return
@@ -289,7 +293,7 @@ func (s *settlement) takeSelf() {
 	}
 }
 
-// chargeOf is the charge of the group at path, or of the nearest listed group above it.
+// chargeOf returns the charge of the group at path, or of the nearest listed group above it.
 func (s *settlement) chargeOf(path string) Charged { return At(s.index, path) }
 
 func (s *settlement) findWorkloads() {
@@ -313,13 +317,14 @@ func (s *settlement) findWorkloads() {
 	}
 }
 
-// has says whether there is a workload of that name.
+// has reports whether there is a workload of that name.
 func (s *settlement) has(name string) bool {
 	_, found := slices.BinarySearch(s.names, name)
 	return found
 }
 
-// serves is the workload on whose behalf tare with the charge c works, where that can be told.
+// serves returns the workload that tare with the charge c serves. It returns false if that is ambiguous or the
+// workload has no groups.
 func (s *settlement) serves(c Charged) (string, bool) {
 	if c.Workload != "" {
 		return c.Workload, s.has(c.Workload)
@@ -330,7 +335,7 @@ func (s *settlement) serves(c Charged) (string, bool) {
 	return "", false
 }
 
-// addPrograms places the run time of tare's programs, without what was stolen inside of it.
+// addPrograms places the run time of tare's programs, without stolen time.
 func (s *settlement) addPrograms() {
 	s.inside, s.apart, s.elsewhere, s.tareApart = map[string]int64{}, map[string]int64{}, map[string]int64{},
 		map[Charged]int64{}
@@ -376,7 +381,8 @@ func (s *settlement) addPrograms() {
 	}
 }
 
-// outside is the run time of tare's programs that samples placed and that is not in the CPU time of tare's own groups.
+// outside returns the run time of tare's programs that samples placed and that is not in the CPU time of tare's own
+// groups.
 func (s *settlement) outside() (ns int64) {
 	for _, by := range []map[string]int64{s.inside, s.apart, s.elsewhere} {
 		for _, n := range by {
@@ -389,13 +395,14 @@ func (s *settlement) outside() (ns int64) {
 	return ns
 }
 
-// lost says whether samples placed nothing of what tare's programs ran, and it is more than a thousandth of what it
-// may be a part of.
+// lost reports whether samples placed none of the run time of tare's programs, and that run time exceeds a thousandth
+// of the time that may contain it.
 func (s *settlement) lost(of *int64) bool {
 	return s.placed == 0 && s.unsplit > 0 && (of == nil || s.unsplit > *of/1000)
 }
 
-// servedBy is the workload that a program or map names as the one it serves, if the ledger has it.
+// servedBy returns the workload that a program or map names as the one it serves, or "" if the ledger does not have
+// it.
 func (s *settlement) servedBy(c Charged) string {
 	if s.has(c.Workload) {
 		return c.Workload
@@ -418,19 +425,19 @@ func (s *settlement) addMaps() {
 		switch c := s.chargeOf(*m.ChargedTo); c.Charge {
 		case ChargeWorkload:
 			sumOf(s.maps, c.Workload).add(1, bytes, *m.ChargedTo)
-		case ChargeTare: // it is in the memory of that group
+		case ChargeTare: // already in the memory of that group
 		default:
 			sumOf(s.mapsElsewhere, s.servedBy(m.Charged)).add(1, bytes, *m.ChargedTo)
 		}
 	}
 }
 
-// size is the memory of a map; nil where it is not known.
+// size returns the memory of a map; nil if unknown.
 func (m *Map) size() *int64 {
 	return known.As(m.Bytes, func(n uint64) int64 { return int64(n) })
 }
 
-// self is the CPU time of the scale itself, in nanoseconds; nil where no line has it.
+// self returns the CPU time of the scale itself in nanoseconds; nil if no line has it.
 func (c *CPU) self() *int64 {
 	for _, line := range c.Lines {
 		if line.Name == LineSelf {
@@ -440,7 +447,7 @@ func (c *CPU) self() *int64 {
 	return nil
 }
 
-// total is the sum over some charges.
+// total returns the sum over some charges, nil if a part is unknown, and the groups whose part is unknown.
 func total(sums map[Charged]*sum, of []Charged) (all *int64, unknown []string) {
 	all = new(int64)
 	for _, c := range of {
@@ -474,7 +481,7 @@ func (s *settlement) workload(name string) Workload {
 	if ns := s.elsewhere[name]; ns > 0 {
 		groups = known.Sum(groups, &ns)
 	}
-	if s.noPrograms { // they may have run elsewhere
+	if s.noPrograms { // tare's programs may have run elsewhere
 		groups = nil
 	}
 	inside := s.inside[name]
@@ -510,7 +517,8 @@ func (s *settlement) workload(name string) Workload {
 		w.GrossCPU = seconds(known.Sum(cpu, &apart, groups))
 	}
 	if w.TareBPF == nil && !s.l.irqApart() {
-		w.GrossCPU = seconds(known.Sum(cpu, groups)) // wherever programs ran, it is in the groups' CPU time
+		// Wherever tare's programs ran, their time is in the groups' CPU time.
+		w.GrossCPU = seconds(known.Sum(cpu, groups))
 	}
 	w.TareCgroupsCPU = seconds(groups)
 	s.weighMemory(&w, own, serving, note)
@@ -545,7 +553,7 @@ func (s *settlement) weighMemory(w *Workload, own, serving []Charged, note func(
 	w.TareMemory = known.Sum(inside, groups)
 }
 
-// some names the first few of a list.
+// some abbreviates a list to its first element and the number of others.
 func some(list []string) string {
 	if len(list) == 1 {
 		return list[0]

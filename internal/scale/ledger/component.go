@@ -7,33 +7,34 @@ import (
 	"tare/internal/lib/known"
 )
 
-// Component is what one named part of the machine used, by the charges: a component of a workload or of tare, the
-// load, the scale itself, or with an empty charge all that no rule names. Each second of CPU time is in one of them:
-// together they have CPU.Attributed, to the nanosecond.
+// Component is what one named part of the machine used, by charge: a component of a workload or of tare, the load, the
+// scale itself, or, with an empty charge, everything that no rule names. Each second of CPU time is in exactly one
+// component, and together they make up CPU.Attributed to the nanosecond.
 type Component struct {
 	Charged
-	// CPUSeconds is of its groups, each once, with the eBPF programs of others that ran there; the scale's own CPU time
-	// is in the component of the charge self alone. Of the empty charge it is what the others leave of CPU.Attributed.
+	// CPUSeconds is the CPU time of its groups, each counted once, including eBPF programs of others that ran there. The
+	// scale's own CPU time is only in the component with ChargeSelf. For the empty charge it is what the others leave of
+	// CPU.Attributed.
 	CPUSeconds *float64 `json:"cpu_seconds"`
-	// BPFSeconds is run time of its eBPF programs wherever they ran, without what was stolen, as the kernel counts it. It
-	// is nil, as all of eBPF below, where the machine's programs could not be read.
+	// BPFSeconds is the run time of its eBPF programs as the kernel counts it, wherever they ran, without stolen time.
+	// All eBPF fields are nil if the machine's programs could not be read.
 	BPFSeconds *float64 `json:"bpf_seconds"`
-	// BPFOthersSeconds is the part of BPFSeconds that ran in groups of others, or above idle CPUs. It is in the
-	// CPUSeconds of others, save on idle CPUs and where interrupts are counted apart.
+	// BPFOthersSeconds is the part of BPFSeconds that ran in groups of others or on idle CPUs. It is contained in the
+	// CPUSeconds of others, except on idle CPUs and where interrupts are counted separately.
 	BPFOthersSeconds *float64 `json:"bpf_others_seconds"`
-	// BPFUnsplitSeconds is the part of BPFSeconds that samples could not place: any of it may have run in groups of
+	// BPFUnsplitSeconds is the part of BPFSeconds that samples could not place. Any of it may have run in groups of
 	// others.
 	BPFUnsplitSeconds *float64 `json:"bpf_unsplit_seconds"`
-	// MemoryHardBytes is hard memory of its groups at the end of the window, each once; nil for the scale itself, whose
-	// memory is in the group that it was started in.
+	// MemoryHardBytes is the hard memory of its groups at the end of the window, each counted once; nil for the scale
+	// itself, whose memory is in the group that it was started in.
 	MemoryHardBytes *int64 `json:"memory_hard_bytes"`
 	MapBytes        *int64 `json:"map_bytes"` // of its eBPF maps, whichever group is charged for them
 }
 
-// chargeOrder is the order of components.
+// chargeOrder is the order of components by charge.
 var chargeOrder = []Charge{ChargeWorkload, ChargeTare, ChargeLoad, ChargeSelf, ""}
 
-// AddComponents sets Components of a settled ledger, in the order of charges and names.
+// AddComponents sets Components of a settled ledger, ordered by charge and name.
 func (l *Ledger) AddComponents() {
 	s := newSettlement(l)
 	found := map[Charged]*componentSum{}
@@ -87,7 +88,7 @@ type componentSum struct {
 	ran, others, unsplit, maps sum
 }
 
-// forget makes unknown what rests on programs and maps, where these could not be read.
+// forget marks as unknown what depends on programs or maps that could not be read.
 func (c *componentSum) forget(s *settlement) {
 	if s.noPrograms {
 		for _, part := range []*sum{&c.ran, &c.others, &c.unsplit} {
@@ -118,7 +119,7 @@ func (s *settlement) addProgram(to *componentSum, p *Program) {
 	}
 }
 
-// allMemory is the hard memory of all groups; nil where that of a topmost one is not known.
+// allMemory returns the hard memory of all groups; nil if that of a topmost one is unknown.
 func (s *settlement) allMemory() *int64 {
 	all := new(int64)
 	for _, g := range s.l.Cgroups {

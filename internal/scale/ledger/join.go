@@ -8,22 +8,23 @@ import (
 	"tare/internal/lib/lists"
 )
 
-// View is what one machine says of a window that several took.
+// View is one machine's ledger of a window that several machines measured.
 type View struct {
 	Name   string // of the machine, without slashes
 	Ledger *Ledger
 }
 
-// Join makes one ledger of those of several machines over the same window, as if they were one machine: capacities and
-// CPU times add up, and the budget still closes. Each machine's groups are below one that has its name: its root group
-// is /NAME. Programs and maps get new ids, because those of two machines mean different things. A sum of which a
-// machine lacks a part is not known.
+// Join merges the ledgers of several machines over the same window as if they were one machine: capacities and CPU
+// times add up, and the budget still closes. Each machine's root group becomes /NAME, with its other groups below.
+// Programs and maps get new ids, because ids of two machines are unrelated. A sum is unknown if one machine lacks its
+// part.
 //
-// The window begins with the first and ends with the last, and lasts as long as theirs on average: rates are then right
-// to the part by which their lengths differ. What each machine derives for itself (workloads, tare, components,
-// sandboxes), and noise, whose times are of each machine's own clock, is left out: Settle derives the former.
+// The window runs from the earliest start to the latest end, and its length is the mean of theirs, so rates are off by
+// at most the relative difference of these lengths. Noise is left out because its times are on each machine's own
+// clock, and so is what each machine derives (workloads, tare, components, sandboxes). Settle derives workloads and
+// tare again.
 //
-// The parts of the result that are not rewritten are shared with the views, which must not be used any more.
+// The result shares memory with the views, which must not be used afterwards.
 func Join(views []View) *Ledger {
 	out := &Ledger{Schema: Schema, Cgroups: []Cgroup{}, Warnings: []Warning{}, Workloads: []Workload{},
 		Programs: []Program{}, Maps: []Map{}}
@@ -53,7 +54,7 @@ func Join(views []View) *Ledger {
 			v.bpfMap(&l.Maps[j], &ids)
 		}
 		out.Cgroups = append(out.Cgroups, l.Cgroups...)
-		// What one machine could not read is not known of all.
+		// What one machine could not read is unknown for all.
 		if out.Programs = append(out.Programs, l.Programs...); l.Programs == nil {
 			ids.noPrograms = true
 		}
@@ -75,7 +76,7 @@ func Join(views []View) *Ledger {
 	return out
 }
 
-// together is a text that all views have, or the different ones of them.
+// together returns the distinct texts of all views, separated by commas.
 func together(views []View, text func(*Ledger) string) string {
 	var all []string
 	for i := range views {
@@ -121,7 +122,7 @@ func (l *Ledger) join(m *Ledger, first bool) {
 	addTo(o.SmapsSeconds, &s.SmapsSeconds)
 }
 
-// join adds the budget of one more machine. A line that a machine lacks is in what is unexplained there.
+// join adds the budget of one more machine. If a machine lacks a line, that time is in its unexplained time.
 func (c *CPU) join(o *CPU) {
 	for to, of := range map[*float64]float64{&c.Capacity: o.Capacity, &c.Idle: o.Idle, &c.User: o.User,
 		&c.System: o.System, &c.Softirq: o.Softirq, &c.IRQ: o.IRQ, &c.Steal: o.Steal, &c.Attributed: o.Attributed,
@@ -129,7 +130,7 @@ func (c *CPU) join(o *CPU) {
 		*to += of
 	}
 	if (c.IdleStolen == nil) != (o.IdleStolen == nil) {
-		// The budget of a machine that does not know it counts it as idle: it closes with what the other knows.
+		// A machine that does not know its stolen idle time counts it as idle, so the sum still closes with 0 for it.
 		c.IdleStolen = new(known.Or(c.IdleStolen, 0) + known.Or(o.IdleStolen, 0))
 	} else {
 		addTo(o.IdleStolen, &c.IdleStolen)
@@ -152,10 +153,10 @@ func (c *CPU) join(o *CPU) {
 	}
 }
 
-// addTo adds to a sum, which is not known without one of its parts.
+// addTo adds n to a sum, which becomes unknown (nil) if n is nil.
 func addTo[N known.Number](n *N, sum **N) { *sum = known.Sum(*sum, n) }
 
-// same is what two say, or nil where they differ.
+// same returns the common value of a and b, or nil if they differ or one is nil.
 func same[T comparable](a, b *T) *T {
 	if a == nil || b == nil || *a != *b {
 		return nil
@@ -163,10 +164,10 @@ func same[T comparable](a, b *T) *T {
 	return a
 }
 
-// path is a group's path below the view's own group.
+// path returns a group's path below the view's own group.
 func (v *View) path(group string) string { return "/" + v.Name + strings.TrimSuffix(group, "/") }
 
-// rewrite rewrites a path that may not be known.
+// rewrite prefixes a path, which may be nil.
 func (v *View) rewrite(group **string) {
 	if *group != nil {
 		*group = new(v.path(**group))
@@ -208,9 +209,9 @@ func (v *View) bpfMap(m *Map, ids *ids) {
 	m.Inner, m.UsedBy = lists.Map(m.Inner, ids.bpfMap), lists.Map(m.UsedBy, ids.program)
 }
 
-// ids gives the programs and maps of several machines new ids, from 1.
+// ids assigns new ids, from 1, to the programs and maps of several machines.
 type ids struct {
-	programs, maps       map[uint32]uint32 // of the machine at hand, by its own
+	programs, maps       map[uint32]uint32 // of the current machine: new ids by old ids
 	lastProgram, lastMap uint32
 	noPrograms, noMaps   bool
 }

@@ -1,7 +1,8 @@
-// Package ledger is the account of one machine over one window: who used what, and the remainder that nobody explains.
-// It holds types and arithmetic only. Its JSON form is a contract (schema tare.ledger/v1): other tools parse it.
+// Package ledger accounts for one machine over one window: who used what, and what remains unexplained. It holds types
+// and arithmetic only. Its JSON form is a contract (schema tare.ledger/v1) that other tools parse.
 //
-// Units are seconds and bytes. A pointer field is null where this kernel lacks the counter; null is not zero.
+// Units are seconds and bytes. A pointer field is nil, and null in JSON, if this kernel lacks the counter; nil does
+// not mean 0.
 package ledger
 
 import (
@@ -15,30 +16,30 @@ import (
 // Schema names the JSON form.
 const Schema = "tare.ledger/v1"
 
-// Ledger is the account.
+// Ledger accounts for one machine over one window.
 type Ledger struct {
 	Schema string `json:"schema"`
 	Host   Host   `json:"host"`
 	Window Window `json:"window"`
 	CPU    CPU    `json:"cpu"`
-	// Programs and Maps are nil where they could not be read, and empty where there are none.
+	// Programs and Maps are nil if they could not be read, and empty if there are none.
 	Programs []Program `json:"programs"`
 	Maps     []Map     `json:"maps"`
 	Cgroups  []Cgroup  `json:"cgroups"`
-	// Workloads are what has been charged to workloads, with the tare on their behalf; empty where nothing has. Settle
-	// makes them.
+	// Workloads holds what has been charged to each workload, and tare on its behalf; empty if nothing is charged. Settle
+	// fills it.
 	Workloads []Workload `json:"workloads"`
-	Tare      *Tare      `json:"tare"` // nil where nothing is charged to a workload or to tare
-	// Components are what each component used; nil, and left out, where AddComponents was not called.
+	Tare      *Tare      `json:"tare"` // nil if nothing is charged to a workload or to tare
+	// Components holds what each component used; nil, and left out, if AddComponents was not called.
 	Components []Component `json:"components,omitzero"`
-	// Sandboxes are the containers, pods and virtual machines of the machine; nil, and left out, where nobody looked.
+	// Sandboxes holds the machine's containers, pods and virtual machines; nil, and left out, if they were not measured.
 	Sandboxes []Sandbox `json:"sandboxes,omitzero"`
-	Noise     *Noise    `json:"noise"` // null where there was no witness
+	Noise     *Noise    `json:"noise"` // nil without a witness
 	Self      Self      `json:"self"`
 	Warnings  []Warning `json:"warnings"`
 }
 
-// Host says which machine, and with what it was measured.
+// Host describes the machine and the means of measurement.
 type Host struct {
 	Hostname      string   `json:"hostname"`
 	Kernel        string   `json:"kernel"`
@@ -46,21 +47,21 @@ type Host struct {
 	CPUModel      string   `json:"cpu_model"`
 	CgroupMode    string   `json:"cgroup_mode"` // v1, v2 or hybrid
 	Clocksource   string   `json:"clocksource"`
-	Sampler       string   `json:"sampler"`                // cycles, cpu-clock; empty when there were no samples
+	Sampler       string   `json:"sampler"`                // cycles or cpu-clock; empty without samples
 	SamplerPeriod *float64 `json:"sampler_period_seconds"` // time between two samples of one CPU
-	// whether interrupts are taken out of tasks' and cgroups' CPU time; null where that cannot be known
+	// IRQTime reports whether the kernel keeps interrupts out of the CPU time of tasks and cgroups; nil if unknown.
 	IRQTime *bool  `json:"irq_time_accounting"`
 	Tare    string `json:"tare"` // version of the scale
 }
 
-// Window is the span of time; every counter was read at its two edges.
+// Window is the measured span of time. Every counter was read at its start and at its end.
 type Window struct {
 	Start   time.Time `json:"start"`
 	End     time.Time `json:"end"`
 	Seconds float64   `json:"seconds"` // by CLOCK_MONOTONIC
 
-	// EdgeSeconds is how long it took to read the counters of an edge, of the slower one: they are of times that far
-	// apart, so what is unexplained may be off by it on every CPU. 0 in ledgers that do not say.
+	// EdgeSeconds is how long the slower of the two readings of all counters took. Counters of one edge are up to this
+	// far apart in time, so the unexplained time may be off by it on every CPU. 0 in ledgers without the field.
 	EdgeSeconds float64 `json:"edge_seconds,omitempty"`
 }
 
@@ -69,8 +70,7 @@ type Window struct {
 //	idle - idle_stolen + steal + attributed + unexplained = capacity                               (who)
 //	idle - idle_stolen + steal + user + system + softirq + irq ~ capacity, by the kernel's tick    (mode)
 //
-// The first is exact by construction and is the one that closes; unexplained may be negative, by the grain of the
-// counters.
+// The first is exact by construction. Unexplained may be negative because counters are coarse.
 type CPU struct {
 	Capacity    float64   `json:"capacity_seconds"`
 	Idle        float64   `json:"idle_seconds"` // idle and iowait
@@ -78,39 +78,39 @@ type CPU struct {
 	System      float64   `json:"system_seconds"`
 	Softirq     float64   `json:"softirq_seconds"`
 	IRQ         float64   `json:"irq_seconds"`
-	Steal       float64   `json:"steal_seconds"`       // by the witness where there is one, else by the kernel's counter
-	Attributed  float64   `json:"attributed_seconds"`  // on a line of Lines
+	Steal       float64   `json:"steal_seconds"`       // from the witness if there is one, else from the kernel's counter
+	Attributed  float64   `json:"attributed_seconds"`  // the sum of Lines
 	Unexplained float64   `json:"unexplained_seconds"` // capacity - (idle - idle_stolen) - steal - attributed
-	Lines       []CPULine `json:"lines"`               // the parts of attributed
-	// BPFUnsplit is run time of eBPF programs that could not be split. It ran inside the other lines (groups, root,
-	// kernel threads, interrupts), nobody knows in which, so it stands there and is no summand of its own: the ebpf
-	// line does not hold it. The scale's own programs are not in it. null where run time was not counted.
+	Lines       []CPULine `json:"lines"`
+	// BPFUnsplit is run time of eBPF programs that could not be split. It is contained in the other lines (groups, root,
+	// kernel threads, interrupts), in unknown proportions, so it must not be added to them. The ebpf line does not
+	// contain it, and it leaves out the scale's own programs. nil if run time was not counted.
 	BPFUnsplit *float64 `json:"bpf_unsplit_seconds"`
-	// IdleStolen is the part of steal that the kernel counts as idle as well: the CPU was idle when it was taken away.
-	// It is the middle of what is possible, and off by at most IdleStolenError. Null without a witness: it is then not
-	// known, and unexplained is too low by it.
+	// IdleStolen is the part of Steal that the kernel also counts as idle: the CPU was idle when it was taken away. It is
+	// the middle of the possible range, and off by at most IdleStolenError. Without a witness it is nil, and Unexplained
+	// is too low by it.
 	IdleStolen      *float64 `json:"idle_stolen_seconds"`
 	IdleStolenError *float64 `json:"idle_stolen_error_seconds"`
-	// ChargedStolen is the most of a negative remainder that stolen time can be which the kernel charged to tasks as
-	// well: since Linux 6.14 (5.15.179 of the stable kernels) the clock of tasks forgets stolen time that it sees late
+	// ChargedStolen bounds how much of a negative remainder can be stolen time that the kernel also charged to tasks.
+	// Since Linux 6.14 (5.15.179 of the stable kernels) the clock of tasks forgets stolen time that it sees late
 	// (update_rq_clock_task in kernel/sched/core.c). The kernel's ticks do not (account_steal_time in
-	// kernel/sched/cputime.c), so it is at most what attributed exceeds them by, and what was stolen from busy CPUs.
-	// Ticks are coarse, so that this is a bound and no measurement: it is no summand. Null without a witness.
+	// kernel/sched/cputime.c), so it is at most the excess of Attributed over the ticks, and at most the time stolen from
+	// busy CPUs. Ticks are coarse, so this is a bound and not a summand. nil without a witness.
 	ChargedStolen *float64 `json:"charged_stolen_seconds"`
-	// Part is what the control groups that can be seen used together, where they are only a part of the machine's, as in
-	// a node that is a container. What ran outside of them is unexplained. Nil where they are all, and where not known.
+	// Part is the CPU time of all visible control groups, if those are only some of the machine's, as in a node that is a
+	// container. What ran outside them is unexplained. nil if all are visible, or if this is unknown.
 	Part *float64 `json:"part_seconds,omitempty"`
 }
 
-// CPULine is one part of the attributed CPU time. No second stands on two lines. What could not be read has no line,
-// and is in what is unexplained.
+// CPULine is one part of the attributed CPU time. No second is on two lines. What could not be read has no line and is
+// unexplained.
 type CPULine struct {
-	Name    string  `json:"name"` // application, bpf, kernel threads, interrupts, self, ...
+	Name    string  `json:"name"` // LineGroups, LineRoot, ...
 	Seconds float64 `json:"seconds"`
-	Method  string  `json:"method"` // counted (a kernel counter) or sampled
+	Method  string  `json:"method"` // MethodCounted, MethodSampled, ...
 }
 
-// Context is where a program ran.
+// Context is the kernel context in which a program ran.
 type Context string
 
 // The contexts.
@@ -120,30 +120,30 @@ const (
 	Hardirq Context = "hardirq"
 )
 
-// Method is how a share was got.
+// Method is how a share was determined.
 type Method string
 
-// The methods. Exact is for trampolines around a program (later).
+// The methods. Exact is reserved for trampolines around a program.
 const (
 	Sole    Method = "sole"    // the program can only have run there
-	Sampled Method = "sampled" // total x part of the samples
+	Sampled Method = "sampled" // total run time x fraction of the samples
 	Exact   Method = "exact"
 )
 
 // The methods of a program's stolen time.
 const (
-	// StolenWitnessed: by the samples that were taken as the CPU came back and found the program running.
+	// StolenWitnessed: from the samples taken when the CPU came back, which found the program running.
 	StolenWitnessed = "witnessed"
-	// StolenProportion: samples see the program too seldom, for it runs with interrupts off. What they do not see was
-	// hit by stalls as often as everything else that ran.
+	// StolenProportion: samples rarely see the program because it runs with interrupts off. Stalls are assumed to hit the
+	// unseen part as often as everything else that ran.
 	StolenProportion = "proportion"
 )
 
-// Program is one eBPF program that was loaded during the window. Times are wall-clock time inside the program,
-// interrupts and stolen time included, as the kernel's statistics count it; RanSeconds is without what was stolen.
+// Program is one eBPF program that was loaded during the window. Times are wall-clock time inside the program as the
+// kernel's statistics count it, including interrupts and stolen time; RanSeconds excludes stolen time.
 type Program struct {
-	Charged                    // its owner's, wherever it runs
-	Rule            string     `json:"rule,omitempty"` // as of Cgroup
+	Charged                    // its owner's, wherever the program runs
+	Rule            string     `json:"rule,omitempty"` // as in Cgroup
 	ID              uint32     `json:"id"`
 	Name            string     `json:"name"` // empty where the loader gave none
 	Type            string     `json:"type"`
@@ -156,18 +156,18 @@ type Program struct {
 	NsPerRun        *float64   `json:"ns_per_run"`
 	RecursionMisses *uint64    `json:"recursion_misses"`
 	MemoryBytes     *uint64    `json:"memory_bytes"`
-	// sum to run_seconds; one share without cgroup is what could not be split
+	// Shares add up to RunSeconds. A share without a cgroup is the part that could not be split.
 	Shares []Share `json:"shares"`
-	// raw counts of samples by place, however few: to be pooled over windows
+	// Seen holds raw counts of samples by place, however few, to be pooled over windows.
 	Seen           []Seen    `json:"seen"`
-	SampledSeconds *Interval `json:"sampled_seconds"` // its run time by the sampler alone: a check on run_seconds
-	// StolenSeconds is the part of run_seconds in which the CPU was taken away, estimated with its 95 % interval. Null
-	// where run_seconds is, and without a witness or samples.
+	SampledSeconds *Interval `json:"sampled_seconds"` // run time by the sampler alone: a check on RunSeconds
+	// StolenSeconds is the estimated part of RunSeconds during which the CPU was taken away, with its 95 % interval. nil
+	// if RunSeconds is nil, and without a witness or samples.
 	StolenSeconds *Interval `json:"stolen_seconds"`
-	StolenMethod  string    `json:"stolen_method"` // of it, empty where it is null: see the constants
+	StolenMethod  string    `json:"stolen_method"` // StolenWitnessed or StolenProportion; empty if StolenSeconds is nil
 	MapIDs        []uint32  `json:"map_ids"`
-	Own           bool      `json:"own"` // it is the scale's own; what it costs is in self
-	// it went away during the window; run_count and run_seconds are null where they could not be read after the start
+	Own           bool      `json:"own"` // it belongs to the scale, and its cost is in Self
+	// Unloaded: it went away during the window. RunCount and RunSeconds are nil if they were read only at the start.
 	Unloaded bool `json:"unloaded"`
 }
 
@@ -184,8 +184,8 @@ type Owner struct {
 	Comm string `json:"comm"`
 }
 
-// Share is the part of a program's run time that ran in one cgroup and one context, with a 95 % interval. Cgroup is
-// null for the part that could not be split: too few samples, or none.
+// Share is the part of a program's run time in one cgroup and one context, with a 95 % interval. Cgroup is nil for the
+// part that could not be split; Note says why.
 type Share struct {
 	Cgroup  *string `json:"cgroup"`
 	Context Context `json:"context,omitempty"`
@@ -194,11 +194,11 @@ type Share struct {
 	Hi      float64 `json:"hi"`
 	Samples int     `json:"samples"`
 	Method  Method  `json:"method"`
-	Note    string  `json:"note,omitempty"` // why it could not be split
+	Note    string  `json:"note,omitempty"` // why it could not be split; empty otherwise
 }
 
-// split gives the run time of the program, and calls with each share of it, in nanoseconds and without what was
-// stolen. It is false where the run time is not known.
+// split returns the run time of the program in nanoseconds, without stolen time, and calls part with each share,
+// scaled likewise. known is false if the run time is unknown.
 func (p *Program) split(part func(s Share, ns int64)) (ran int64, known bool) {
 	seconds, known := p.RanSeconds()
 	if !known {
@@ -215,8 +215,8 @@ func (p *Program) split(part func(s Share, ns int64)) (ran int64, known bool) {
 	return *nanoseconds(&seconds), true
 }
 
-// RanSeconds is for how long the program ran on a CPU: its run time without what was stolen inside of it, if that is
-// known. It is false where the run time is not known.
+// RanSeconds returns how long the program ran on a CPU: its run time minus stolen time, if that is known. The second
+// result is false if the run time is unknown.
 func (p *Program) RanSeconds() (float64, bool) {
 	if p.RunSeconds == nil {
 		return 0, false
@@ -227,7 +227,7 @@ func (p *Program) RanSeconds() (float64, bool) {
 	return max(*p.RunSeconds-p.StolenSeconds.Value, 0), true
 }
 
-// Seen is how many samples saw a program in one place. Cgroup is null where the thread ended before its group could be
+// Seen is how many samples saw a program in one place. Cgroup is nil if the thread ended before its group could be
 // read.
 type Seen struct {
 	Cgroup  *string `json:"cgroup"`
@@ -237,8 +237,8 @@ type Seen struct {
 
 // Map is one eBPF map.
 type Map struct {
-	Charged              // its owner's, whoever pays for it
-	Rule        string   `json:"rule,omitempty"` // as of Cgroup
+	Charged              // its owner's, whichever group the memory is charged to
+	Rule        string   `json:"rule,omitempty"` // as in Cgroup
 	ID          uint32   `json:"id"`
 	Name        string   `json:"name"`
 	Type        string   `json:"type"`
@@ -246,60 +246,58 @@ type Map struct {
 	ValueBytes  uint32   `json:"value_bytes"`
 	MaxEntries  uint32   `json:"max_entries"`
 	Bytes       *uint64  `json:"bytes"`
-	BytesMethod string   `json:"bytes_method"` // exact (kernel 6.4), estimate (5.11), charged-pages (before)
-	ChargedTo   *string  `json:"charged_to"`   // cgroup path; null where the kernel does not tell
+	BytesMethod string   `json:"bytes_method"` // exact (since Linux 6.4), estimate (since 5.11) or charged-pages (older)
+	ChargedTo   *string  `json:"charged_to"`   // path of a cgroup; nil if the kernel does not expose it
 	HeldBy      []Owner  `json:"held_by"`
-	Inner       []uint32 `json:"inner"`   // ids of the maps inside, for a map of maps
+	Inner       []uint32 `json:"inner"`   // ids of the maps inside a map of maps
 	UsedBy      []uint32 `json:"used_by"` // program ids
 }
 
-// Cgroup is one control group. CPU and memory are of the group with all its descendants, as the kernel counts them.
+// Cgroup is one control group. CPU and memory include all its descendants, as the kernel counts them.
 type Cgroup struct {
 	Path    string `json:"path"`
-	Name    *Name  `json:"name,omitempty"` // what people call it; nil, and left out, where nothing is known
-	Charged        // of the group and what is below it, down to groups that have another
-	// Rule is the rule that charged the group or the one above it whose charge it has: where the rule stands, and what it
-	// selects. It is empty, and left out, where no rule did, as in experiments.
+	Name    *Name  `json:"name,omitempty"` // nil, and left out, if nothing is known
+	Charged        // of the group and its descendants, except those with a charge of their own
+	// Rule names the rule that charged the group, or the ancestor whose charge it inherits: where the rule stands and
+	// what it selects. Empty, and left out, if no rule did, as in experiments.
 	Rule string `json:"rule,omitempty"`
 
 	Role       string   `json:"role"` // app, load, subject, self, or empty
 	CPUSeconds *float64 `json:"cpu_seconds"`
-	// CPUReset: its CPU counter was set back inside the window, so cpu_seconds is not known.
+	// CPUReset: the group's CPU counter went backwards during the window, so CPUSeconds is nil.
 	CPUReset bool `json:"cpu_reset,omitempty"`
-	// BPFSeconds is eBPF run time of its tasks in every context, descendants included, as far as it could be split:
-	// at least that, and at most cpu.bpf_unsplit_seconds more. null where programs ran and no second of theirs
-	// could be split.
+	// BPFSeconds is eBPF run time in this group and its descendants, in every context, as far as it could be split. The
+	// true value is at most CPU.BPFUnsplit higher. nil if programs ran and none of their time could be split.
 	BPFSeconds       *float64 `json:"bpf_seconds"`
-	BPFInsideSeconds *float64 `json:"bpf_inside_seconds"` // the part of bpf_seconds that cpu_seconds contains
+	BPFInsideSeconds *float64 `json:"bpf_inside_seconds"` // the part of BPFSeconds that CPUSeconds contains
 	ThrottledSeconds *float64 `json:"throttled_seconds"`
 	ThrottledPeriods *uint64  `json:"throttled_periods"`
 	Periods          *uint64  `json:"periods"`
 	Memory           *Memory  `json:"memory"`
-	// it went away during the window; counters are null where they could not be read after its start
+	// Vanished: it went away during the window. Counters are nil if they were read only at the start.
 	Vanished bool `json:"vanished,omitempty"`
-	// Began is when in the window it was made, in seconds and at the latest; null where it is older than the window.
+	// Began is the latest time at which the group can have been created, in seconds from the start of the window; nil if
+	// it is older than the window.
 	Began *float64 `json:"began"`
 }
 
-// Name is what people call a control group: the pod and the container, or the unit of systemd, that it belongs to. The
-// files of container runtimes and the path of the group have it; Kubernetes' API was not asked. What is not known is
-// empty, and left out.
+// Name identifies what a control group belongs to: a pod and container, or a systemd unit. It comes from the files of
+// container runtimes and from the group's path, not from the Kubernetes API. Unknown parts are empty, and left out.
 type Name struct {
 	Namespace   string            `json:"namespace,omitempty"` // of Kubernetes
 	Pod         string            `json:"pod,omitempty"`
 	PodUID      string            `json:"pod_uid,omitempty"`
-	Container   string            `json:"container,omitempty"` // "(sandbox)" for what holds a pod open
+	Container   string            `json:"container,omitempty"` // "(sandbox)" for the one that holds a pod open
 	ContainerID string            `json:"container_id,omitempty"`
 	Unit        string            `json:"unit,omitempty"` // of systemd
 	Image       string            `json:"image,omitempty"`
-	Labels      map[string]string `json:"labels,omitempty"` // of the container and its pod, where the runtime keeps them
-	// Top is the path of the group of the whole container, pod or unit: of this group or of one above it.
+	Labels      map[string]string `json:"labels,omitempty"` // of the container and its pod, if the runtime keeps them
+	// Top is the path of the group of the whole container, pod or unit: this group or one above it.
 	Top string `json:"top"`
 }
 
-// Title is what people call the group: namespace/pod/container and the path below the container, or what of that is
-// known. It is the path of a group outside of pods and containers, of which the path says best what it is, and of one
-// whose name is not known.
+// Title returns the display name of the group: namespace/pod/container followed by the path below the container, as
+// far as known. It returns the path for groups outside pods and containers, and for groups without a name.
 func (g *Cgroup) Title() string {
 	n := g.Name
 	if n == nil || n.Pod == "" && n.Container == "" || n.Unit != "" || !strings.HasPrefix(g.Path, n.Top) {
@@ -313,10 +311,10 @@ func (g *Cgroup) Title() string {
 	return strings.Join(parts, "/") + g.Path[len(n.Top):]
 }
 
-// shortID is how many digits of an id engines print.
+// shortID is the length of the abbreviated id that container engines print.
 const shortID = 12
 
-// Titles are what people call groups, by path, of those that are not called by their paths.
+// Titles maps the path of a group to its title. Groups whose title is their path are left out.
 type Titles map[string]string
 
 // Of returns the title of the group at path.
@@ -334,7 +332,7 @@ func (l *Ledger) Titles() Titles {
 	return titles
 }
 
-// Memory is what a cgroup holds at the end of the window. Memory is never one number:
+// Memory is what a cgroup holds at the end of the window. It has no single total:
 //
 //	hard = anon + shmem + kernel - slab_reclaimable     soft = file - shmem + slab_reclaimable
 type Memory struct {
@@ -352,33 +350,34 @@ type Memory struct {
 	WorkingSet      *uint64 `json:"working_set"` // current - inactive_file, as the kubelet reports it
 }
 
-// Self is what the scale cost.
+// Self is what the measurement itself cost.
 type Self struct {
-	Cgroup     *string  `json:"cgroup"`      // the group that the scale runs in; nil where it is not known
+	Cgroup     *string  `json:"cgroup"`      // the group that the scale runs in; nil if unknown
 	CPUSeconds float64  `json:"cpu_seconds"` // user and system time of this process in the window
 	RSSBytes   uint64   `json:"rss_bytes"`
-	BPFSeconds *float64 `json:"bpf_seconds"` // programs of the scale's own (iterators)
+	BPFSeconds *float64 `json:"bpf_seconds"` // of the scale's own programs (iterators)
 	BPFBytes   *uint64  `json:"bpf_bytes"`
-	// estimate: what the kernel's run statistics cost the machine: runs x calibrated cost
-	StatsSeconds   *float64 `json:"stats_seconds"`
-	SamplerSeconds *float64 `json:"sampler_seconds"` // estimate: what taking the samples cost: samples x calibrated cost
-	// estimate: what the witness cost: looks x calibrated cost, its program's run time included
+	// StatsSeconds estimates what the kernel's run statistics cost the machine: runs x calibrated cost.
+	StatsSeconds *float64 `json:"stats_seconds"`
+	// SamplerSeconds estimates the cost of taking samples: samples x calibrated cost.
+	SamplerSeconds *float64 `json:"sampler_seconds"`
+	// WitnessSeconds estimates the cost of the witness, including its program's run time: looks x calibrated cost.
 	WitnessSeconds *float64 `json:"witness_seconds"`
-	// SandboxSeconds is CPU time of finding and reading sandboxes, a part of CPUSeconds; SmapsSeconds the part of it in
-	// which the kernel walked their page tables. nil, and left out, where nobody looked.
+	// SandboxSeconds is the part of CPUSeconds spent on finding and reading sandboxes, and SmapsSeconds the part of that
+	// in which the kernel walked their page tables. Both are nil, and left out, if sandboxes were not measured.
 	SandboxSeconds *float64 `json:"sandbox_seconds,omitempty"`
 	SmapsSeconds   *float64 `json:"smaps_seconds,omitempty"`
-	Samples        int      `json:"samples"` // of kernel mode: no program runs in user mode
+	Samples        int      `json:"samples"` // in kernel mode: no eBPF program runs in user mode
 	SamplesLost    uint64   `json:"samples_lost"`
 }
 
-// Warning is something the reader of the ledger must know before quoting it.
+// Warning is something to know before quoting the ledger.
 type Warning struct {
 	Code    string `json:"code"` // short and stable, e.g. "samples-lost"
 	Message string `json:"message"`
 }
 
-// CounterReset is the code of the warning that the CPU counter of a control group was set back inside the window.
+// CounterReset is the code of the warning that a control group's CPU counter went backwards during the window.
 const CounterReset = "counter-reset"
 
 // Warn adds a warning.

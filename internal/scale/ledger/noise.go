@@ -5,71 +5,73 @@ import (
 	"strings"
 )
 
-// Noise is what disturbed the machine during a window, as the witness saw it: when each CPU stood still because the
-// hypervisor ran somebody else, and which tasks held a CPU for long.
+// Noise is what disturbed the machine during a window, as seen by the witness: when each CPU stood still because the
+// hypervisor ran something else, and which tasks held a CPU for long.
 //
-// Times are CLOCK_MONOTONIC in nanoseconds, the clock of role.Schedule and of the sampler, so that a stall can be laid
-// over requests and samples.
+// Times are CLOCK_MONOTONIC in nanoseconds, the clock of role.Schedule and of the sampler, so stalls can be matched
+// with requests and samples.
 type Noise struct {
-	// steal-clock (exact to the nanosecond), steal-ticks (the kernel's counter)
+	// Witness is steal-clock (exact to the nanosecond) or steal-ticks (the kernel's counter).
 	Witness       string  `json:"witness"`
 	PeriodSeconds float64 `json:"period_seconds"` // time between two looks of the witness at one CPU
-	// by the steal clock, over all CPUs; may exceed what /proc/stat has counted yet
+	// StolenSeconds is by the steal clock, over all CPUs; it may exceed what /proc/stat has counted so far.
 	StolenSeconds  float64    `json:"stolen_seconds"`
 	LongestSeconds float64    `json:"longest_stall_seconds"`
-	Stalls         []Stall    `json:"stalls"`         // the longest MaxStalls, by time
+	Stalls         []Stall    `json:"stalls"`         // the longest MaxStalls, in order of time
 	StallsOmitted  int        `json:"stalls_omitted"` // shorter ones that are not listed
-	Occupied       []Stall    `json:"occupied"`       // a task held a CPU without a break; bounded likewise
+	Occupied       []Stall    `json:"occupied"`       // times when a task held a CPU without a break; bounded likewise
 	OccupiedMissed int        `json:"occupied_omitted"`
-	Busiest        []Occupant `json:"busiest"` // by CPU time seen at the witness's looks, the largest first
-	// looks that came late although nothing was stolen: interrupts were off
+	Busiest        []Occupant `json:"busiest"` // by CPU time seen at the witness's looks, largest first
+	// Late counts looks that came late although nothing was stolen: interrupts were off.
 	Late int `json:"late_looks"`
-	// of them, at most; never taken for noise, for the subject may be the cause
+	// LongestLate is the longest delay of these, in seconds, as an upper bound. It is never taken for noise, because the
+	// subject may be the cause.
 	LongestLate float64 `json:"longest_late_seconds"`
 }
 
 // MaxStalls bounds Noise.Stalls and Noise.Occupied, each.
 const MaxStalls = 4096
 
-// Stall is a stretch of time on one CPU in which those who wanted to run there could not.
+// Stall is a stretch of time on one CPU during which tasks that wanted to run there could not.
 type Stall struct {
 	CPU int `json:"cpu"`
-	// the stall lies between From and To; these are the looks of the witness on either side
-	From    int64   `json:"from_ns"`
-	To      int64   `json:"to_ns"`   // for an occupant: the looks before the first and after the last that saw it
-	Seconds float64 `json:"seconds"` // of it, how long the CPU was away; at most To - From
+	// The stall lies between From and To, the looks of the witness before and after it.
+	From int64 `json:"from_ns"`
+	// For an occupant, From and To are the looks before the first and after the last that saw it.
+	To      int64   `json:"to_ns"`
+	Seconds float64 `json:"seconds"` // how long the CPU was away in that time, at most To - From
 	Cause   Cause   `json:"cause"`
-	// the CPU was idle when it was taken away, so the kernel counts the time as idle as well
+	// Idle: the CPU was idle when it was taken away, so the kernel counts the time as idle as well.
 	Idle   bool   `json:"idle"`
 	PID    int    `json:"pid,omitempty"`    // of an occupant
 	Comm   string `json:"comm,omitempty"`   // of an occupant
-	Cgroup string `json:"cgroup,omitempty"` // of an occupant; empty where it could not be read
+	Cgroup string `json:"cgroup,omitempty"` // of an occupant; empty if it could not be read
 }
 
-// Occupant is who was seen running: the processes of one name in one control group.
+// Occupant is what was seen running: the processes of one name in one control group.
 type Occupant struct {
 	PID       int     `json:"pid"` // of the busiest of them
 	Comm      string  `json:"comm"`
-	Cgroup    string  `json:"cgroup"`    // empty where it could not be read
-	Processes int     `json:"processes"` // how many they are
+	Cgroup    string  `json:"cgroup"`    // empty if it could not be read
+	Processes int     `json:"processes"` // how many there are
 	Seconds   float64 `json:"seconds"`   // looks x period
 }
 
-// Cause is who disturbed a measurement.
+// Cause is what disturbed a measurement.
 type Cause string
 
 // The causes.
 const (
 	Hypervisor Cause = "hypervisor" // CPU time was stolen
 	Neighbour  Cause = "neighbour"  // another tenant's process held the CPU
-	Generator  Cause = "generator"  // the load generator itself was late or out of CPU
-	Subject    Cause = "subject"    // what is weighed was too slow: a result, never an exclusion
+	Generator  Cause = "generator"  // the load generator itself was late or short of CPU
+	Subject    Cause = "subject"    // what is being weighed was too slow: a result, never grounds for exclusion
 	Unknown    Cause = "unknown"
 )
 
-// Spans are the stretches, from and to, of the stalls that count and of those in which a task that counts held a CPU:
-// disjoint and in order. CPUs often stand still together, and thousands of stalls are then a few hundred spans. It is
-// for whoever has seen that none was omitted.
+// Spans returns the disjoint, ordered stretches [from, to] covered by the stalls and occupied times that counts
+// accepts. CPUs often stand still together, so thousands of stalls become a few hundred spans. The spans are complete
+// only if no stall was omitted.
 func (n *Noise) Spans(counts func(Stall) bool) [][2]int64 {
 	all := [][2]int64{}
 	for _, s := range slices.Concat(n.Stalls, n.Occupied) {
@@ -89,8 +91,8 @@ func (n *Noise) Spans(counts func(Stall) bool) [][2]int64 {
 	return spans
 }
 
-// KernelThread says whether a task of a name is a thread of the kernel that works for others: softirq, deferred work,
-// callbacks of RCU.
+// KernelThread reports whether comm names a kernel thread that works on behalf of others: softirq, deferred work, RCU
+// callbacks.
 func KernelThread(comm string) bool {
 	name, _, _ := strings.Cut(comm, "/")
 	threads := []string{"ksoftirqd", "kworker", "rcu_preempt", "rcu_sched", "rcuc", "rcuog", "rcuos", "migration", "irq"}

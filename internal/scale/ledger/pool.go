@@ -6,13 +6,13 @@ import (
 	"tare/internal/lib/known"
 )
 
-// minPooled is how many samples of tare's programs say where these ran: attribution.MinSamples, of which it is the
-// mirror.
+// minPooled is how many samples of tare's programs are needed to say where they ran. It mirrors
+// attribution.MinSamples.
 const minPooled = 25
 
-// Pool is the account of each workload over several windows, as the mean of one. A single window may have too few
-// samples to say where tare's programs ran; in all together their run time is placed by all of their samples. Notes
-// and bounds are those of single windows and left out. Workloads that are not in every window are left out too.
+// Pool returns each workload's account as the mean over several windows. A single window may have too few samples to
+// say where tare's programs ran; pooled, their run time is placed by the samples of all windows. Notes and bounds,
+// which belong to single windows, are left out, and so are workloads that are missing from a window.
 func Pool(windows []*Ledger) []Workload {
 	if len(windows) == 0 {
 		return nil
@@ -30,17 +30,17 @@ func Pool(windows []*Ledger) []Workload {
 	return all
 }
 
-// pool is what several windows hold together.
+// pool holds the totals of several windows.
 type pool struct {
 	n         int64  // windows
-	ran       *int64 // ns that tare's programs ran; nil where that is not known
-	samples   int64  // of them
+	ran       *int64 // ns that tare's programs ran; nil if unknown
+	samples   int64  // of tare's programs
 	irqApart  bool
 	names     []string
 	workloads map[string]*pooled
 }
 
-// pooled is what they hold of one workload.
+// pooled holds the totals of one workload.
 type pooled struct {
 	name                     string
 	windows                  int64
@@ -98,7 +98,7 @@ func (p *pool) add(l *Ledger) {
 	}
 }
 
-// mean is the account of one window. Net and tare are rounded, and gross is their sum.
+// mean returns the account of an average window. Net and tare are rounded, and gross is their sum.
 func (p *pool) mean(w *pooled) Workload {
 	each := func(n *int64) *int64 {
 		return known.As(n, func(n int64) int64 { return int64(math.Round(float64(n) / float64(p.n))) })
@@ -121,7 +121,8 @@ func (p *pool) mean(w *pooled) Workload {
 	return out
 }
 
-// placed is the run time of tare's programs in all windows that so many of their samples stand for.
+// placed returns the share of the run time of tare's programs, over all windows, that the given number of their
+// samples stands for; nil if the run time is unknown or samples are too few.
 func (p *pool) placed(samples int64) *int64 {
 	switch {
 	case p.ran == nil || *p.ran > 0 && p.samples < minPooled:

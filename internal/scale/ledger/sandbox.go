@@ -2,31 +2,32 @@ package ledger
 
 import "tare/internal/lib/known"
 
-// Sandbox is a container, a pod, or a virtual machine that stands for one: what its processes use, to which groups the
-// kernel charges it, and what was declared for it.
+// Sandbox is a container, a pod, or a virtual machine that stands for one: what its processes use, the groups that the
+// kernel charges, and its declared overhead.
 //
-// It has two accounts of memory, which are never added up. Components say what processes have resident, by PSS: a page
-// that several share is divided among them, so that sums count it once. Groups say what the kernel charges: page cache
-// and kernel memory included, and whoever touched a page first pays for it. gross = net + tare holds in the first.
+// It has two accounts of memory, which must not be added up. Components hold resident memory of processes as PSS: a
+// page that several share is divided among them, so sums count it once. Groups hold what the kernel charges: page
+// cache and kernel memory are included, and whoever touched a page first pays for it. gross = net + tare holds for
+// PSS.
 type Sandbox struct {
 	ID          string      `json:"id"`
 	Pod         *SandboxPod `json:"pod"`            // nil outside Kubernetes
-	Name        string      `json:"name,omitempty"` // of the container, outside Kubernetes; empty where it is not known
+	Name        string      `json:"name,omitempty"` // of the container, outside Kubernetes; empty if unknown
 	Runtime     string      `json:"runtime"`
 	Engine      string      `json:"engine"`
 	Driver      string      `json:"driver"`
 	VM          bool        `json:"vm"`          // the application is inside a virtual machine
-	Arrangement string      `json:"arrangement"` // name of a row of docs/weigh-sandboxes.md; empty where none fits
+	Arrangement string      `json:"arrangement"` // name of a row of docs/weigh-sandboxes.md; empty if none fits
 	Title       string      `json:"title"`       // of the arrangement
 	Containers  []string    `json:"containers"`  // ids
 
 	Components []SandboxComponent `json:"components"`
-	// ByContainer is the same split by container, in the order of Containers. What serves the sandbox outside of its
-	// containers, such as a shim, is in none of them.
+	// ByContainer is the same split by container, in the order of Containers. It leaves out what serves the sandbox from
+	// outside its containers, such as a shim.
 	ByContainer []SandboxContainer `json:"by_container"`
 
-	// Net is the application, Tare what serves it. Of a virtual machine Net is the whole guest, its kernel and its
-	// page cache included, for the host cannot tell them apart: Notes say so.
+	// Net is the application, Tare what serves it. For a virtual machine Net is the whole guest, including its kernel and
+	// page cache, because the host cannot distinguish them; Notes say so.
 	GrossCPU    *float64 `json:"gross_cpu_seconds"`
 	NetCPU      *float64 `json:"net_cpu_seconds"`
 	TareCPU     *float64 `json:"tare_cpu_seconds"`
@@ -35,18 +36,18 @@ type Sandbox struct {
 	TareMemory  *uint64  `json:"tare_memory_pss_bytes"`
 
 	Groups []SandboxGroup `json:"groups"`
-	// ChargedInside and ChargedOutside are hard memory of the groups that are the sandbox's alone, inside its pod (or
-	// its own groups, where there is no pod) and outside of it. nil where there is none, or it is not known.
+	// ChargedInside and ChargedOutside are hard memory of the groups that belong to this sandbox alone, inside and
+	// outside its pod (or its own groups, if there is no pod). nil if there are none, or if unknown.
 	ChargedInside  *int64 `json:"charged_inside_hard_bytes"`
 	ChargedOutside *int64 `json:"charged_outside_hard_bytes"`
 
-	Declared *SandboxOverhead `json:"declared_overhead"` // nil where this machine does not know it
-	// MeasuredOverhead is memory of tare that cannot be reclaimed: anonymous and shared memory by PSS, and page tables.
+	Declared *SandboxOverhead `json:"declared_overhead"` // nil if this machine does not know it
+	// MeasuredOverhead is tare's memory that cannot be reclaimed: anonymous and shared memory by PSS, and page tables.
 	MeasuredOverhead *uint64 `json:"measured_overhead_bytes"`
 
 	Findings  []SandboxFinding `json:"findings"`
 	Processes []SandboxProcess `json:"processes"`
-	Notes     []string         `json:"notes"` // why something is not known, or what it holds
+	Notes     []string         `json:"notes"` // why something is unknown, or what a value includes
 }
 
 // SandboxPod names a pod.
@@ -56,51 +57,51 @@ type SandboxPod struct {
 	Name      string `json:"name,omitempty"`
 }
 
-// SandboxOverhead is what was declared for a sandbox: podFixed of its RuntimeClass.
+// SandboxOverhead is the declared overhead of a sandbox: podFixed of its RuntimeClass.
 type SandboxOverhead struct {
 	MemoryBytes uint64 `json:"memory_bytes"`
 	Source      string `json:"source"` // where it was read
 }
 
-// SandboxFinding is something about a sandbox that is worth saying.
+// SandboxFinding is a noteworthy property of a sandbox.
 type SandboxFinding struct {
 	Code    string `json:"code"`
 	Message string `json:"message"`
 }
 
-// ComponentGuest is the memory of a guest, or of the applications of a kernel in user space, which its VMM or sentry
+// ComponentGuest is the memory of a guest, or of the applications of a user-space kernel, which its VMM or sentry
 // holds as shared memory.
 const ComponentGuest = "guest"
 
-// SandboxComponent is the part that processes and threads of one kind have in a sandbox.
+// SandboxComponent is what the processes and threads of one kind use in a sandbox.
 type SandboxComponent struct {
 	Component string         `json:"component"`
 	Charge    Charge         `json:"charge"` // ChargeWorkload: in net; ChargeTare: in tare
 	Processes int            `json:"processes"`
-	Threads   int            `json:"threads"`     // of processes of another component
-	CPU       *float64       `json:"cpu_seconds"` // nil where it is not known
-	Memory    *SandboxMemory `json:"memory"`      // nil where it was not read, and for threads, which have none
+	Threads   int            `json:"threads"`     // threads in processes of another component
+	CPU       *float64       `json:"cpu_seconds"` // nil if unknown
+	Memory    *SandboxMemory `json:"memory"`      // nil if it was not read, and for threads, which have none of their own
 }
 
 // SandboxContainer is what one container of a sandbox uses.
 type SandboxContainer struct {
 	ID        string `json:"id"`
-	Name      string `json:"name,omitempty"` // as of Name.Container; empty where it is not known
-	Processes int    `json:"processes"`      // at the end of the window, in its group
-	// CPU and MemoryHard are of its group, as Cgroup has them; nil where it has none that is listed.
+	Name      string `json:"name,omitempty"` // as in Name.Container; empty if unknown
+	Processes int    `json:"processes"`      // in its group, at the end of the window
+	// CPU and MemoryHard are those of its group, as in Cgroup; nil if its group is not listed.
 	CPU        *float64       `json:"cpu_seconds"`
 	MemoryHard *int64         `json:"memory_hard_bytes"`
-	Memory     *SandboxMemory `json:"memory"` // resident memory of its processes; nil where that of one was not read
+	Memory     *SandboxMemory `json:"memory"` // resident memory of its processes; nil if one of them could not be read
 }
 
-// SandboxMemory is resident memory by kind of page, as PSS. Anon, File and Shmem are nil where the kernel tells only
+// SandboxMemory is resident memory by kind of page, as PSS. Anon, File and Shmem are nil if the kernel exposes only
 // their sum.
 type SandboxMemory struct {
 	PSS        uint64  `json:"pss"`
 	Anon       *uint64 `json:"anon"`
 	File       *uint64 `json:"file"`
 	Shmem      *uint64 `json:"shmem"`
-	Swap       uint64  `json:"swap_pss"`    // not resident, in no sum
+	Swap       uint64  `json:"swap_pss"`    // not resident, and in no sum
 	PageTables uint64  `json:"page_tables"` // kernel memory, not in PSS
 }
 
@@ -110,12 +111,12 @@ func (m *SandboxMemory) Add(o *SandboxMemory) {
 	m.Anon, m.File, m.Shmem = known.Sum(m.Anon, o.Anon), known.Sum(m.File, o.File), known.Sum(m.Shmem, o.Shmem)
 }
 
-// SandboxGroup is a control group that a part of a sandbox is charged to. CPU and Memory are nil where the group is not
-// the sandbox's alone, or is within another that is listed.
+// SandboxGroup is a control group that some of a sandbox is charged to. CPU and Memory are nil if the group does not
+// belong to this sandbox alone, or is within another listed group.
 type SandboxGroup struct {
 	Path      string   `json:"path"`
 	Place     string   `json:"place"`
-	Inside    bool     `json:"inside"` // the sandbox's pod, or its own group where there is no pod
+	Inside    bool     `json:"inside"` // within the sandbox's pod, or its own group if there is no pod
 	Within    string   `json:"within,omitempty"`
 	Processes int      `json:"processes"`
 	CPU       *float64 `json:"cpu_seconds"`
@@ -129,7 +130,7 @@ type SandboxProcess struct {
 	Program      string          `json:"program"`
 	Component    string          `json:"component"`
 	Container    string          `json:"container,omitempty"`
-	KnownBy      []string        `json:"known_by"` // the signs that this rests on
+	KnownBy      []string        `json:"known_by"` // the evidence for Component
 	CPUCgroup    string          `json:"cpu_cgroup"`
 	MemoryCgroup string          `json:"memory_cgroup"`
 	CPU          *float64        `json:"cpu_seconds"` // threads included
@@ -137,7 +138,7 @@ type SandboxProcess struct {
 	Threads      []SandboxThread `json:"threads,omitempty"`
 }
 
-// SandboxThread is a thread whose component or group is not that of its process.
+// SandboxThread is a thread whose component or group differs from that of its process.
 type SandboxThread struct {
 	TID       int      `json:"tid"`
 	Comm      string   `json:"comm"`

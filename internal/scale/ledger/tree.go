@@ -6,16 +6,17 @@ import (
 	"tare/internal/lib/known"
 )
 
-// Tree is the groups of a ledger with the nearest listed one above each.
+// Tree links each group of a ledger to the nearest listed group above it.
 //
-// The kernel counts a group with all groups below it, so a list of its counters repeats itself: the root holds what a
-// service used, and so does each group in between. Own gives each group what it used in itself, and these add up.
+// The kernel counts a group together with its descendants, so a list of its counters repeats itself: the root includes
+// what a service used, and so does each group in between. Own reduces each group to what it used itself, and these
+// values add up.
 type Tree struct {
 	groups []Cgroup
 	above  []int // -1 at the top
 }
 
-// NewTree finds the group above each.
+// NewTree finds the nearest listed group above each group.
 func NewTree(groups []Cgroup) *Tree {
 	t := &Tree{groups: groups, above: make([]int, len(groups))}
 	at := map[string]int{}
@@ -35,18 +36,18 @@ func NewTree(groups []Cgroup) *Tree {
 	return t
 }
 
-// Above is the index of the nearest listed group above the one at index i; -1 where there is none.
+// Above returns the index of the nearest listed group above the one at index i; -1 if there is none.
 func (t *Tree) Above(i int) int { return t.above[i] }
 
-// Nearest is the nearest group above the one at index i that matches; -1 where there is none.
+// Nearest returns the index of the nearest group above the one at index i that matches; -1 if there is none.
 func (t *Tree) Nearest(i int, matches func(int) bool) int {
 	for i = t.above[i]; i >= 0 && !matches(i); i = t.above[i] {
 	}
 	return i
 }
 
-// Own gives of each group the value of a counter without those of the groups listed below it. A counter that is not
-// known is nil, and stays in that of the group above.
+// Own returns each group's value of a counter minus the values of the groups listed below it. An unknown value is nil,
+// and remains part of the group above.
 func (t *Tree) Own(counter func(*Cgroup) *int64) []*int64 {
 	all, own := make([]*int64, len(t.groups)), make([]*int64, len(t.groups))
 	for i := range t.groups {
@@ -64,10 +65,10 @@ func (t *Tree) Own(counter func(*Cgroup) *int64) []*int64 {
 	return own
 }
 
-// CPUNanoseconds is the CPU time of the group and what is below it, in nanoseconds; nil where it is not known.
+// CPUNanoseconds returns the CPU time of the group and its descendants in nanoseconds; nil if unknown.
 func (g *Cgroup) CPUNanoseconds() *int64 { return Nanoseconds(g.CPUSeconds) }
 
-// Nanoseconds are whole nanoseconds, which add up as seconds in floating point do not; nil of nil.
+// Nanoseconds returns whole nanoseconds, which add up exactly, unlike seconds in floating point; nil for nil.
 func Nanoseconds(seconds *float64) *int64 {
 	return known.As(seconds, func(s float64) int64 { return int64(math.Round(s * 1e9)) })
 }

@@ -5,21 +5,21 @@ import (
 	"maps"
 )
 
-// Counts holds whole numbers, such as runs, beside the totals of a Ranked: a key has a number here while it has a total
-// there, and all other keys have one together. As with totals, the sum of the keys, the rest and those that are gone
-// never falls.
+// Counts holds whole numbers, such as runs, for the keys of a Ranked: a key has a separate number as long as it has a
+// separate total there, and all other keys share one. As with totals, the sum of the keys, the rest and the ended ones
+// never decreases.
 type Counts[K comparable] struct {
 	beside     *Ranked[K]
 	rows       map[K]uint64
 	rest, gone uint64
 }
 
-// NewCounts goes with a Ranked.
+// NewCounts returns Counts for the keys of a Ranked.
 func NewCounts[K comparable](beside *Ranked[K]) *Counts[K] {
 	return &Counts[K]{beside: beside, rows: map[K]uint64{}}
 }
 
-// Tick adds what each key counted. The Ranked has ticked.
+// Tick adds what each key counted. It must be called after Tick of the Ranked.
 func (c *Counts[K]) Tick(counted map[K]uint64) {
 	for key, n := range c.rows {
 		if !c.beside.Has(key) {
@@ -39,14 +39,14 @@ func (c *Counts[K]) Tick(counted map[K]uint64) {
 	}
 }
 
-// All gives each key that has a number, with it.
+// All iterates over the keys that have a number, and their numbers.
 func (c *Counts[K]) All() iter.Seq2[K, uint64] { return maps.All(c.rows) }
 
-// Rest is the number of all other keys; false where no key was ever without a total.
+// Rest returns the number of all other keys. any is false if no key was ever without a total.
 func (c *Counts[K]) Rest() (n uint64, any bool) {
 	_, _, any = c.beside.Rest()
 	return c.rest, any
 }
 
-// Gone is what keys had when their totals ended.
+// Gone returns the sum of the numbers whose keys ended.
 func (c *Counts[K]) Gone() uint64 { return c.gone }

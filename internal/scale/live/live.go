@@ -1,5 +1,5 @@
-// Package live weighs a machine continuously: windows that follow each other without a gap, each with a ledger (Scale),
-// and their sums (Totals). Start reading at Scale.Tick.
+// Package live weighs a machine continuously: consecutive windows without gaps, each with a ledger (Scale), and their
+// sums (Totals). Start reading at Scale.Tick.
 package live
 
 import (
@@ -14,27 +14,27 @@ import (
 	"tare/internal/scale/meter"
 )
 
-// Scale makes one ledger after another. It is for one goroutine.
+// Scale makes one ledger after another. It is not safe for concurrent use.
 type Scale struct {
 	o     meter.Options
 	duty  Duty
 	m     *meter.Meter
-	w     *meter.Window // nil where sampling failed: the next Tick opens one
+	w     *meter.Window // nil if sampling failed: the next Tick opens one
 	read  time.Time     // when everything was last read
-	parts []meter.Part  // of the last ledger
+	parts []meter.Part  // read for the last ledger
 
-	cycle   time.Time // when the cycle of the duty began
-	toggle  time.Time // when statistics are switched on, or off, next
-	counts  bool      // they are on
-	since   time.Time // when they were switched on last
-	skipped int       // cycles of the duty
+	cycle   time.Time // when the current cycle of the duty began
+	toggle  time.Time // when statistics are next switched on or off
+	counts  bool      // statistics are on
+	since   time.Time // when they were last switched on
+	skipped int       // number of cycles without statistics
 }
 
-// Duty says when the kernel's run statistics are on: for On in each Every, at a random time in it, so that what happens
-// at regular times is neither always missed nor always seen. The zero value means always.
+// Duty is when the kernel's run statistics are on: for On in each Every, at a random time, so that periodic events are
+// neither always missed nor always seen. The zero value means always.
 type Duty struct{ On, Every time.Duration }
 
-// Factor is the whole time divided by the time with statistics.
+// Factor returns the total time divided by the time with statistics.
 func (d Duty) Factor() float64 {
 	if d.On == 0 {
 		return 1
@@ -43,11 +43,11 @@ func (d Duty) Factor() float64 {
 }
 
 // next returns when the next cycle begins, and when statistics are switched on in it; they were on from since until
-// now. Every time of the cycle is as likely as any other, also the last ones, from which they stay on into the cycle
-// after it: otherwise what happens once in each cycle, such as a job every minute, would be seen more or less often
-// than it is counted for.
+// now. All times of the cycle are equally likely, including the last ones, from which they stay on into the following
+// cycle. Otherwise what happens once per cycle, such as a job every minute, would be seen too often or too seldom.
 //
-// A process that was stopped for longer than a cycle skips cycles. Those in which statistics stayed on were counted.
+// A process that was stopped for longer than a cycle skips cycles. Cycles during which statistics stayed on do not
+// count as skipped.
 func (d Duty) next(cycle, since, now time.Time, draw func(time.Duration) time.Duration) (
 	begins, on time.Time, skipped int) {
 	cycle = cycle.Add(d.Every)
@@ -57,25 +57,25 @@ func (d Duty) next(cycle, since, now time.Time, draw func(time.Duration) time.Du
 	}
 	skipped = max(skipped-int(now.Sub(since)/d.Every), 0)
 	on = cycle.Add(draw(d.Every))
-	if on.Before(now) { // they still were on then
+	if on.Before(now) { // they were still on then
 		on = now
 	}
 	return cycle, on, skipped
 }
 
-// allEvery is how often new groups are looked for, and memory, programs and maps are listed. It costs several times
-// what the counters of CPU time cost.
+// allEvery is how often new groups are looked for, and memory, programs and maps are read. That costs several times as
+// much as reading the counters of CPU time.
 const allEvery = 10 * time.Second
 
-// retryAfter is when statistics that could not be switched are tried again.
+// retryAfter is the time until another attempt if statistics could not be switched.
 const retryAfter = 5 * time.Second
 
-// drainEvery is how often samples are taken out of their rings, unless these fill sooner: seldom, to keep what runs all
-// day cheap. Each time costs a waking of the process too. The end of a window empties them as well, so that it is a
-// little more than the second between two readings.
+// drainEvery is how often samples are taken out of their rings, unless these fill up sooner: seldom, to keep
+// continuous operation cheap, as each drain also wakes the process. The end of a window drains them as well, so it is
+// a little longer than the usual second between two readings.
 const drainEvery = 1250 * time.Millisecond
 
-// Open begins the first window. Close the Scale.
+// Open begins the first window. The caller must close the Scale.
 func Open(ctx context.Context, o meter.Options, d Duty) (*Scale, error) {
 	s := &Scale{o: o, duty: d}
 	s.o.DrainEvery = cmp.Or(o.DrainEvery, drainEvery)
@@ -97,24 +97,24 @@ func (s *Scale) open(ctx context.Context) (err error) {
 	s.read = time.Time{}
 	switch {
 	case s.duty.On == 0:
-	case s.cycle.IsZero(): // the first cycle begins with statistics on: there is something to see early
+	case s.cycle.IsZero(): // start with statistics on, to have results early
 		s.counts, s.cycle = true, time.Now()
 		s.since, s.toggle = s.cycle, s.cycle.Add(s.duty.On)
-	default: // the duty goes on where it was
+	default: // the duty continues where it was
 		return s.m.Count(s.counts)
 	}
 	return nil
 }
 
-// Due is when Tick must be called at the latest, to switch the kernel's run statistics on or off. It is the zero time
-// where they are never switched.
+// Due returns the latest time for the next call of Tick, so that the kernel's run statistics are switched in time. It
+// is the zero time if they are never switched.
 func (s *Scale) Due() time.Time { return s.toggle }
 
-// Skipped is how many cycles of the duty passed without statistics, because the process was stopped. What eBPF programs
-// ran in them is in no total.
+// Skipped returns how many cycles of the duty passed without statistics because the process was stopped. What eBPF
+// programs ran in them is in no total.
 func (s *Scale) Skipped() int { return s.skipped }
 
-// switchStatistics does that if it is due. A window has just begun.
+// switchStatistics switches statistics on or off if that is due. A window has just begun.
 func (s *Scale) switchStatistics() error {
 	now := time.Now()
 	if s.duty.On == 0 || now.Before(s.toggle) {
@@ -134,12 +134,13 @@ func (s *Scale) switchStatistics() error {
 	return nil
 }
 
-// Parts are what the last ledger was made from, and what reading it cost. A part that was not read again is left out.
+// Parts returns what was read for the last ledger, and what reading it cost. It leaves out parts that were not read
+// again.
 func (s *Scale) Parts() []meter.Part { return s.parts }
 
-// Tick ends the window now and begins the next one at the same edge, so that each second is in exactly one of them.
-// After an error the next ledger has what was used meanwhile, unless sampling failed: then its window begins later, as
-// its start says.
+// Tick ends the window now and begins the next one at the same edge, so each second is in exactly one of them. After
+// an error, the next ledger includes what was used meanwhile. If sampling failed, its window begins later instead, as
+// its Start shows.
 func (s *Scale) Tick(ctx context.Context) (*ledger.Ledger, error) {
 	if s.w == nil {
 		if err := s.open(ctx); err != nil {
@@ -162,7 +163,7 @@ func (s *Scale) Tick(ctx context.Context) (*ledger.Ledger, error) {
 		s.read = now
 	}
 	if slices.ContainsFunc(l.Warnings, func(w ledger.Warning) bool { return w.Code == meter.NotSampled }) {
-		// A CPU came online, which has no sampler. A new meter has. Until it is open nothing is counted.
+		// A CPU came online and has no sampler; a new meter has one. Until that is open nothing is counted.
 		if err := errors.Join(s.Close(), s.open(ctx)); err != nil {
 			l.Warn("sampler", "sampling could not begin again: %v", err)
 		}
@@ -181,7 +182,7 @@ func (s *Scale) Next(ctx context.Context, d time.Duration) (*ledger.Ledger, erro
 	return s.Tick(ctx)
 }
 
-// Close releases everything.
+// Close releases all resources.
 func (s *Scale) Close() error {
 	if s.m == nil {
 		return nil

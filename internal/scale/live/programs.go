@@ -9,42 +9,42 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// ProgramKey identifies an eBPF program. The kernel gives ids out in turn, and reuses one only after 2^31 others.
+// ProgramKey identifies an eBPF program. The kernel assigns ids in sequence, and reuses one only after 2^31 others.
 type ProgramKey struct {
 	ID  uint32
 	Tag string
 }
 
-// Payer is a place that runs an eBPF program, and so pays for it.
+// Payer is a program and a place that runs it, and so pays for it.
 type Payer struct {
 	Program ProgramKey
 	Place   Place
 }
 
-// Idle is the place of programs that ran in interrupts above an idle CPU.
+// Idle is the place of programs that ran in interrupts on an idle CPU.
 var Idle = Place{Top: attribution.Idle}
 
 // unplaced is the place of threads that ended before their group could be read.
 var unplaced = Place{}
 
-// program is what is known of one eBPF program over time. Its run time is split when there are enough samples, however
-// many windows that takes.
+// program is what is known about one eBPF program over time. Its run time is split once there are enough samples,
+// however many windows that takes.
 type program struct {
 	last ledger.Program
 
-	pending int64         // run time in ns that is not split yet
-	seen    map[Place]int // samples of the program since then, by place
+	pending int64         // run time in ns that has not been split yet
+	seen    map[Place]int // by place: samples of the program while pending has accumulated
 	since   time.Time     // when pending was 0
 
-	payers map[Place]*payer // of what was split
-	gone   bool             // it was unloaded in the last ledger, which still has it
+	payers map[Place]*payer // places that run time was split to
+	gone   bool             // it was unloaded in the last ledger, which still lists it
 	phases phases
 }
 
-// phases are what a program ran while statistics were on. Each phase stands for a cycle of the duty.
+// phases holds what a program ran while statistics were on. Each phase represents one cycle of the Duty.
 type phases struct {
 	n         int
-	now, last float64 // seconds, in this phase and in the one before
+	now, last float64 // seconds, in this phase and in the previous one
 	squares   float64 // sum over phases of (this - last)^2
 }
 
@@ -57,10 +57,10 @@ func (p *phases) end() {
 	p.n++
 }
 
-// scalingError is half the 95 % interval of the sum of phases as an estimate of all time, in seconds; false for fewer
-// than four phases. Each phase is a random part of its cycle, so that the variance is that of stratified sampling with
-// one draw in each stratum, by differences of neighbours (Cochran, Sampling Techniques, 1977, 5A.12): they also have
-// what changes between cycles, so that the interval is no narrower than it should be.
+// scalingError returns half the width of the 95 % interval, in seconds, of the sum of phases as an estimate for all
+// time; false for fewer than four phases. Each phase is a random part of its cycle, so the variance is that of
+// stratified sampling with one draw per stratum, estimated from differences of neighbours (Cochran, Sampling
+// Techniques, 1977, 5A.12). Those include changes between cycles, so the interval is not too narrow.
 func (p *phases) scalingError(d Duty) (float64, bool) {
 	const least = 4
 	if d.On == 0 || p.n < least {
@@ -68,18 +68,19 @@ func (p *phases) scalingError(d Duty) (float64, bool) {
 	}
 	f := d.Factor()
 	variance := float64(p.n) * f * f * (1 - 1/f) * p.squares / float64(2*(p.n-1))
-	// Differences of neighbours overlap, so that they have two thirds of the degrees of freedom of as many draws.
+	// Neighbouring differences overlap, so they have two thirds of the degrees of freedom of as many independent draws.
 	sampled := interval.Student(2*float64(p.n-1)/3, attribution.Confidence) * math.Sqrt(variance)
-	return sampled + f*max(p.now, p.last), true // of the cycle under way the sum has all or nothing
+	return sampled + f*max(p.now, p.last), true // the sum includes all or nothing of the current cycle
 }
 
-// payer is what one place has to pay for a program. It is added to Payers once MinShare samples saw the program there.
+// payer is what one place has to pay for a program. It moves to Totals.Payers once MinShare samples saw the program
+// there.
 type payer struct {
-	ns      int64 // not added yet
+	ns      int64 // not yet in Totals.Payers
 	samples int   // since the program was first seen
 }
 
-// patience is how long run time waits for enough samples to be split.
+// patience is how long run time waits for enough samples before it is given up as unsplit.
 const patience = 10 * time.Minute
 
 func (t *Totals) addPrograms(l *ledger.Ledger) {
@@ -91,7 +92,7 @@ func (t *Totals) addPrograms(l *ledger.Ledger) {
 	t.missed(l)
 	alive := make(map[ProgramKey]bool, len(l.Programs))
 	factor := t.factor(l)
-	ended := t.counted && l.CPU.BPFUnsplit == nil // a time with statistics has ended
+	ended := t.counted && l.CPU.BPFUnsplit == nil // a phase with statistics has ended
 	t.counted = l.CPU.BPFUnsplit != nil
 	for i := range l.Programs {
 		lp := &l.Programs[i]
@@ -112,7 +113,7 @@ func (t *Totals) addPrograms(l *ledger.Ledger) {
 		}
 		ran := ns(*lp.RunSeconds * factor)
 		used[key] = ran
-		unsplit[key] += 0 // a counter begins at 0
+		unsplit[key] += 0 // a counter starts at 0
 		runs[key] = uint64(math.Round(float64(*lp.RunCount) * factor))
 		p.phases.now += *lp.RunSeconds * factor / t.o.Duty.Factor()
 		samples[key] += t.split(p, lp, ran, l.Window.End, func(place Place, ns int64) {
@@ -152,15 +153,15 @@ func (t *Totals) addPrograms(l *ledger.Ledger) {
 	t.Payers.Tick(paid, func(p Payer) bool { return alive[p.Program] && isThere(p.Place) })
 }
 
-// Missed are eBPF programs of which run time is in no total, because it went with them: the kernel's statistics of a
-// program end when it is unloaded.
+// Missed counts eBPF programs with run time that is in no total: the kernel drops a program's statistics when it is
+// unloaded.
 type Missed struct {
-	// Unloaded were known, and ran for an unknown time after the reading before they were unloaded, which is at most the
-	// time between two readings on each CPU.
+	// Unloaded counts known programs that were unloaded. The run time since the last reading before that is unknown, at
+	// most the time between two readings on each CPU.
 	Unloaded uint64
-	// Unseen came and went between two readings. The kernel gives ids out in turn (bpf_prog_alloc_id in
-	// kernel/bpf/syscall.c), so that each id that no reading saw is one of them. Those after the newest program that was
-	// seen are counted when a newer one is seen.
+	// Unseen counts programs that were loaded and unloaded between two readings. The kernel assigns ids in sequence
+	// (bpf_prog_alloc_id in kernel/bpf/syscall.c), so each id that no reading saw is one of them. Ids above the newest
+	// program seen are counted once a newer one is seen.
 	Unseen uint64
 }
 
@@ -182,8 +183,8 @@ func (t *Totals) missed(l *ledger.Ledger) {
 	t.newest = newest
 }
 
-// factor is what the run time of a ledger is multiplied by. A phase with statistics stands for one cycle, also if it
-// was longer than intended because the process was stopped. If it was longer than a cycle, it stands for itself.
+// factor returns what the run time of a ledger is multiplied by. A phase with statistics represents one cycle, even if
+// it was longer than intended because the process was stopped. If it was longer than a cycle, it represents itself.
 func (t *Totals) factor(l *ledger.Ledger) float64 {
 	d := t.o.Duty
 	if d.On == 0 || l.CPU.BPFUnsplit == nil {
@@ -198,14 +199,14 @@ func (t *Totals) factor(l *ledger.Ledger) float64 {
 	return max(d.Factor()*left/l.Window.Seconds, 1)
 }
 
-// split adds run time, and deals out what can be split: it calls to with each place and its part, and with unplaced for
-// the part that no place will have. It returns the number of samples that it went by.
+// split adds run time and distributes what can be split: it calls to with each place and its part, or with unplaced
+// for a part that no place will get. It returns the number of samples that the split was based on.
 func (t *Totals) split(p *program, lp *ledger.Program, ran int64, now time.Time, to func(Place, int64)) uint64 {
 	if len(lp.Shares) == 1 && lp.Shares[0].Method == ledger.Sole {
 		to(t.placeOf(lp.Shares[0].Cgroup), ran)
 		return 0
 	}
-	if t.Last.Host.Sampler == "" { // nothing saw where it ran: the samples of later windows do not say
+	if t.Last.Host.Sampler == "" { // nothing saw where it ran, and samples of later windows do not show it
 		to(unplaced, ran)
 		return 0
 	}
@@ -235,8 +236,8 @@ func (t *Totals) split(p *program, lp *ledger.Program, ran int64, now time.Time,
 	return uint64(dealt)
 }
 
-// deal splits what is pending in proportion to n samples. All of it goes to places, and what the samples could not
-// place to none; what a place has is held back until the place has been seen often enough to be named.
+// deal splits the pending time in proportion to n samples. The part of samples without a place goes to unplaced. The
+// part of a place is held back until the place has been seen often enough to be named.
 func (p *program) deal(n int, to func(Place, int64)) {
 	places := make([]Place, 0, len(p.seen))
 	counts := make([]int, 0, len(p.seen))
@@ -263,7 +264,7 @@ func (p *program) deal(n int, to func(Place, int64)) {
 	}
 }
 
-// waiting is run time in ns that is not in Payers or Unsplit yet.
+// waiting returns the run time in ns that is in neither Payers nor Unsplit yet.
 func (p *program) waiting() int64 {
 	sum := p.pending
 	for _, held := range p.payers {
@@ -286,9 +287,9 @@ func (t *Totals) placeOf(group *string) Place {
 // Program is one eBPF program as of the last ledger.
 type Program struct {
 	*ledger.Program
-	Pending float64 // run time in seconds that is not split yet: the rest is in Payers or Unsplit
-	// ScalingError is half the 95 % interval of the run time, in seconds, that is due to statistics being on for a part of
-	// the time; nil where they are on always, and for the first cycles.
+	Pending float64 // run time in seconds that is not split yet; the rest is in Payers or Unsplit
+	// ScalingError is half the width of the 95 % interval of the run time, in seconds, as far as it is due to statistics
+	// being on for only part of the time. nil if they are always on, and for the first cycles.
 	ScalingError *float64
 }
 

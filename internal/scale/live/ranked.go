@@ -7,8 +7,9 @@ import (
 	"slices"
 )
 
-// count is a running total in nanoseconds that never falls. What is added is now and then negative, because the
-// kernel's counters are read one after another: the total then stays as it is until later time has made up for it.
+// count is a running total in nanoseconds that never decreases. Amounts are occasionally negative, because the
+// kernel's counters are not read at the same instant; the total then stays as it is until later amounts have made up
+// for it.
 type count struct{ sum, shown int64 }
 
 func (c *count) add(ns int64) {
@@ -23,8 +24,8 @@ func (c *count) take(o count) {
 }
 
 // Ranked holds a running total for each of the biggest keys, and one for all others. When a key is gone, or a bigger
-// one takes its place, its total moves to the total of those that are gone. Added to the others, it would look as if
-// they had used all of it at once. The sum of the three never falls.
+// one takes its place, its total moves to a third one, of keys that are gone. Added to that of the others, it would
+// look as if they had used all of it at once. The sum of all totals never decreases.
 type Ranked[K comparable] struct {
 	most    int // keys with a separate total; 0 is no limit
 	rows    map[K]*ranked
@@ -36,20 +37,20 @@ type Ranked[K comparable] struct {
 
 type ranked struct {
 	count
-	recent float64 // ns, older ones fading: it decides which keys are the biggest
+	recent float64 // ns, with older time fading: decides which keys are the biggest
 }
 
-// NewRanked keeps totals for at most that many keys; 0 is no limit.
+// NewRanked returns a Ranked that keeps at most that many totals; 0 is no limit.
 func NewRanked[K comparable](most int) *Ranked[K] {
 	return &Ranked[K]{most: most, rows: map[K]*ranked{}}
 }
 
 const (
-	fading  = 0.9 // of recent, in each tick
-	usurper = 2   // a key replaces one that is smaller by this factor: two of the same size do not take turns
+	fading  = 0.9 // factor for recent in each tick
+	usurper = 2   // a key replaces one that is smaller by this factor, so two of about the same size do not alternate
 )
 
-// Tick adds what each key has used, in nanoseconds. Keys that are neither in used nor alive are gone.
+// Tick adds what each key has used, in nanoseconds. The totals of keys that are neither in used nor alive end.
 func (r *Ranked[K]) Tick(used map[K]int64, alive func(K) bool) {
 	for key, row := range r.rows {
 		row.recent *= fading
@@ -69,7 +70,7 @@ func (r *Ranked[K]) Tick(used map[K]int64, alive func(K) bool) {
 	}
 	slices.SortFunc(waiting, func(a, b K) int { return cmp.Compare(used[b], used[a]) })
 	r.omitted = 0
-	var smallest []K // of those that have a total, the smallest first; made when it is needed
+	var smallest []K // keys with a total, smallest first; sorted when needed
 	for _, key := range waiting {
 		ns := used[key]
 		if r.most > 0 && len(r.rows) >= r.most {
@@ -96,7 +97,7 @@ func (r *Ranked[K]) Tick(used map[K]int64, alive func(K) bool) {
 	}
 }
 
-// renewed says whether the last tick has made the rows anew: see renewal.
+// renewed reports whether the last tick replaced the rows: see renewal.
 func (r *Ranked[K]) renewed() bool { return r.ticks%renewal == 0 }
 
 func (r *Ranked[K]) drop(key K) {
@@ -104,7 +105,7 @@ func (r *Ranked[K]) drop(key K) {
 	delete(r.rows, key)
 }
 
-// All gives each key that has a total, with it in seconds.
+// All iterates over the keys that have a total, and their totals in seconds.
 func (r *Ranked[K]) All() iter.Seq2[K, float64] {
 	return func(yield func(K, float64) bool) {
 		for key, row := range r.rows {
@@ -115,19 +116,19 @@ func (r *Ranked[K]) All() iter.Seq2[K, float64] {
 	}
 }
 
-// Has says whether a key has a total.
+// Has reports whether a key has a total.
 func (r *Ranked[K]) Has(key K) bool { return r.rows[key] != nil }
 
-// Rest is what all other keys used while they had no total, in seconds, and how many of them were in the last Tick. any
-// is false if there never was one.
+// Rest returns what all other keys used while they had no total, in seconds, and how many of them were in the last
+// Tick. any is false if no key was ever without a total.
 func (r *Ranked[K]) Rest() (total float64, omitted int, any bool) {
 	return seconds(r.rest.shown), r.omitted, r.omitted > 0 || r.rest != count{}
 }
 
-// Gone is the sum, in seconds, of the totals that ended: their keys are gone, or bigger ones took their place.
+// Gone returns the sum, in seconds, of the totals that ended: their keys are gone, or bigger ones took their place.
 func (r *Ranked[K]) Gone() float64 { return seconds(r.gone.shown) }
 
-// Sum is the total of all keys, in seconds.
+// Sum returns the total of all keys, in seconds.
 func (r *Ranked[K]) Sum() float64 {
 	sum := r.rest.shown + r.gone.shown
 	for _, row := range r.rows {

@@ -13,62 +13,63 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Place is a control group with a name that people use, and the groups in it: a container, else a pod, else a unit of
-// systemd. A group without such a name is a place by itself. Top is the path of the group. A field is empty where it
-// is unknown or does not apply.
+// Place is a control group with a name that people use, and the groups in it: a container, else a pod, else a systemd
+// unit. A group outside of these is its own place. Top is the path of the place's topmost group. A field is empty if
+// it is unknown or does not apply.
 type Place struct {
 	Namespace, Pod, Container string
 	Unit                      string
 	Top                       string
 }
 
-// Options of Totals. The zero value names no group and has no limit.
+// Options configures Totals. The zero value names no groups and has no limit.
 type Options struct {
-	// Name finds the place that a control group is in; nil: each group is one.
+	// Name returns the place of a control group; nil: each group is one.
 	Name func(path string) Place
 	// Most limits the series of each kind of total: the biggest have one each, and all others share one. 0 is no limit.
 	Most int
-	// Duty is that of the scale. Run time of eBPF programs is scaled up by it.
+	// Duty is that of the Scale. Run time of eBPF programs is scaled up by its factor.
 	Duty Duty
 }
 
-// Totals are sums over the ledgers of a Scale. They never fall. They do no input or output; make them with NewTotals.
+// Totals holds sums over the ledgers of a Scale, which never decrease. It does no input or output; create it with
+// NewTotals.
 type Totals struct {
 	o Options
 
 	Capacity time.Duration  // of CPU time
-	Part     *time.Duration // ledger.CPU.Part; nil where the whole machine can be seen
+	Part     *time.Duration // sum of ledger.CPU.Part; nil if the whole machine is visible
 	lines    map[string]*count
-	twice    int64 // ns that are on more than one line
+	twice    int64 // ns that are on more than one line: see CountedTwice
 	ahead    int64 // ns: see Ahead
 
 	Components    *Ranked[ledger.Charged] // CPU time
 	ComponentsBPF *Ranked[ledger.Charged] // run time of eBPF programs
 	Places        *Ranked[Place]          // CPU time
-	Namespaces    *Ranked[string]         // CPU time; those that are gone are kept
+	Namespaces    *Ranked[string]         // CPU time; namespaces that are gone are kept
 	Programs      *Ranked[ProgramKey]     // run time
-	Payers        *Ranked[Payer]          // run time, of what could be split
-	Unsplit       *Ranked[ProgramKey]     // run time that could not be
+	Payers        *Ranked[Payer]          // run time that could be split
+	Unsplit       *Ranked[ProgramKey]     // run time that could not be split
 	Runs          *Counts[ProgramKey]
-	Samples       *Counts[ProgramKey] // that saw a program, of the run time that was split
+	Samples       *Counts[ProgramKey] // samples that the split of run time was based on
 	Missed        Missed
 
 	programs map[ProgramKey]*program
 	counted  bool    // the last ledger has the run time of programs
 	on       float64 // seconds for which statistics have been on without a break
 	places   placed  // of the groups of the last ledger
-	before   placed  // of those of the one before
+	before   placed  // of the groups of the ledger before it
 	begun    []begun // by index of the groups of the last ledger
 	work     groupWork
-	newest   uint32         // id of an eBPF program; 0 before the first ledger
+	newest   uint32         // highest id of an eBPF program so far; 0 before the first ledger
 	Last     *ledger.Ledger // nil before the first
-	Gap      time.Duration  // between ledgers: windows that do not begin where the one before ended
+	Gap      time.Duration  // sum of the times between windows that do not follow each other directly
 	Ticks    int
 	Self     Self
 	stalls   []stall
 }
 
-// Self is what the scale has cost since the totals began. A nil field was never known.
+// Self is what the scale has cost since the totals began. A field is nil if it was never known.
 type Self struct {
 	CPU                 time.Duration
 	BPF, Stats, Witness *time.Duration
@@ -80,14 +81,14 @@ type stall struct {
 	seconds float64
 }
 
-// The lines of the budget, beside those of ledger.CPU.
+// Lines of the budget, in addition to those of ledger.CPU.
 const (
 	LineIdle        = "idle"
 	LineSteal       = "steal"
 	LineUnexplained = "unexplained"
 )
 
-// NewTotals makes totals that are all 0.
+// NewTotals returns totals that are all 0.
 func NewTotals(o Options) *Totals {
 	if o.Name == nil {
 		o.Name = func(path string) Place { return Place{Top: path} }
@@ -122,14 +123,14 @@ func (t *Totals) Add(l *ledger.Ledger) {
 	}
 }
 
-// Most is the limit of series that the totals were made with.
+// Most returns the limit of series.
 func (t *Totals) Most() int { return t.o.Most }
 
 // stallWindow is how far back LongestStall looks.
 const stallWindow = time.Minute
 
-// LongestStall is the longest time in seconds for which a CPU was taken away, in the windows that ended in the last
-// minute; false where there was no witness.
+// LongestStall returns the longest time in seconds for which a CPU was taken away, in windows that ended in the last
+// minute; false if there was no witness.
 func (t *Totals) LongestStall() (longest float64, known bool) {
 	for _, s := range t.stalls {
 		longest = max(longest, s.seconds)
@@ -137,15 +138,16 @@ func (t *Totals) LongestStall() (longest float64, known bool) {
 	return longest, len(t.stalls) > 0
 }
 
-// grain is how far the lines may be ahead of the capacity, per CPU, by the resolution of the counters: two ticks of the
-// slowest clock in use (/proc/stat counts in hundredths of a second).
+// grain is how far the lines may be ahead of the capacity, per CPU, because of the resolution of the counters: two
+// ticks of the slowest clock in use (/proc/stat counts in hundredths of a second).
 const grain = 20 * time.Millisecond
 
-// budget adds the lines. Their sum, less what is counted twice and what they are ahead, is the capacity.
+// budget adds the lines. Their sum, minus what is counted twice and minus what they are ahead, is the capacity.
 //
-// The counters of an edge are read one after another, by a process that may be held up between two of them. A line then
-// has what belongs to the next window, and as no line falls, their sum is ahead of the capacity until that window makes
-// up for it. What they are ahead by more than the readings were apart is on more than one line for good.
+// The counters of an edge are not read at the same instant, and the process may be held up between two of them. A line
+// may then include time of the next window, and because lines never decrease, their sum is ahead of the capacity until
+// that window makes up for it. If they are ahead by more than the time between the readings explains, the excess is on
+// more than one line for good.
 func (t *Totals) budget(l *ledger.Ledger) {
 	c := &l.CPU
 	t.Capacity += duration(c.Capacity)
@@ -181,7 +183,7 @@ func (t *Totals) budget(l *ledger.Ledger) {
 	}
 }
 
-// Lines are the lines of the CPU budget in seconds, by name.
+// Lines returns the lines of the CPU budget in seconds, by name.
 func (t *Totals) Lines() map[string]float64 {
 	lines := make(map[string]float64, len(t.lines))
 	for name, c := range t.lines {
@@ -190,13 +192,13 @@ func (t *Totals) Lines() map[string]float64 {
 	return lines
 }
 
-// CountedTwice is CPU time in seconds that is on more than one line, because the kernel's counters overlap. The sum of
-// the lines exceeds the capacity by it, and by Ahead.
+// CountedTwice returns CPU time in seconds that is on more than one line because the kernel's counters overlap. The
+// sum of the lines exceeds the capacity by CountedTwice + Ahead.
 func (t *Totals) CountedTwice() float64 { return seconds(t.twice) }
 
-// Ahead is CPU time in seconds that the lines have already and the capacity has not yet, because the kernel's counters
-// are coarse and are read one after another. It is at most 20 ms for each CPU, and what the last two readings of all
-// counters took.
+// Ahead returns CPU time in seconds that is already in the lines but not yet in the capacity, because the kernel's
+// counters are coarse and not read at the same instant. It is at most 20 ms for each CPU plus the time that the last
+// two readings of all counters took.
 func (t *Totals) Ahead() float64 { return seconds(t.ahead) }
 
 func (t *Totals) components(l *ledger.Ledger) {
@@ -214,7 +216,7 @@ func (t *Totals) components(l *ledger.Ledger) {
 	t.ComponentsBPF.Tick(run, always)
 }
 
-// placed has the places of control groups. What is needed of a place is kept by its number: places are large keys.
+// placed maps control groups to places. Places are large keys, so other data refers to them by number.
 type placed struct {
 	all    []Place
 	number map[Place]int
@@ -241,8 +243,8 @@ func (p *placed) of(place Place) int {
 	return n
 }
 
-// find returns the number of the place of a control group, or of the nearest one above it that has one; false if none
-// has.
+// find returns the number of the place of a control group, or of its nearest ancestor that has one; false if there is
+// none.
 func (p *placed) find(path string) (n int, found bool) {
 	for above := path; ; above = above[:strings.LastIndexByte(above, '/')] {
 		if n, known := p.byPath[above]; known {
@@ -254,26 +256,26 @@ func (p *placed) find(path string) (n int, found bool) {
 	}
 }
 
-// renewal is after how many ticks maps and slices that are used again and again are made anew. They keep the room for
-// the most entries that they ever had: a machine that once had thousands of groups would cost memory for good.
+// renewal is the number of ticks after which reused maps and slices are replaced. They keep room for the most entries
+// that they ever had, so a machine that once had thousands of groups would cost memory for good.
 const renewal = 64
 
-// groupWork is what groups and Memory work with, which is used again in the next tick.
+// groupWork is the working memory of groups and Memory, reused in the next tick.
 type groupWork struct {
 	order            []int
-	used             []int64 // this and the rest by number of a place
+	used             []int64 // this and the following fields are by number of a place
 	counted, unknown []bool
-	listed           []bool // it has a total
+	listed           []bool // the place has a total
 	bytes            []int64
 	byPlace          map[Place]int64
 	spaces           map[string]int64
 
-	held      []held // what Memory goes by, by path
+	held      []held // what Memory depends on, by path
 	rest      bool
-	different uint64 // times that it was different from the time before
+	different uint64 // number of changes of held
 }
 
-// held is what Memory goes by in one group.
+// held is what Memory depends on for one group.
 type held struct {
 	path     string
 	place    Place
@@ -282,15 +284,15 @@ type held struct {
 	listed   bool
 }
 
-// fit returns a slice of n zero values, in the room of another.
+// fit returns a slice of n zero values, reusing the memory of s.
 func fit[T any](s []T, n int) []T {
 	s = slices.Grow(s[:0], n)[:n]
 	clear(s)
 	return s
 }
 
-// PlaceOf is the place of a control group. A group that is not in the last ledger is newer than the last search for
-// groups, or is gone: its place is that of the group around it, where its CPU time is counted too.
+// PlaceOf returns the place of a control group. A group that is not in the last ledger appeared after the last search
+// for groups, or is gone: its place is that of its nearest ancestor, where its CPU time is counted too.
 func (t *Totals) PlaceOf(path string) Place {
 	if n, found := t.places.find(path); found {
 		return t.places.all[n]
@@ -298,16 +300,16 @@ func (t *Totals) PlaceOf(path string) Place {
 	return t.o.Name(path)
 }
 
-// groups adds what the groups have used, each second to one place: the counter of a group has what the groups in it
-// used, so where a place begins inside another its topmost group is added to the one and taken from the other.
+// groups adds what the groups have used, each second to one place. The counter of a group includes its descendants, so
+// if a place begins inside another, its topmost group is added to the inner place and subtracted from the outer.
 //
-// A group may be found windows after it came, and its counter then has what it used in all of them. What earlier
-// windows have counted in the place around it stays there: the groups that are found late in a place share what that
-// place has left in this window, in proportion to their counters, and none gets more than its counter says.
+// A group may be found several windows after its creation, and its counter then includes all of them. What earlier
+// windows counted for the place around it stays there: late groups share what that place has left in this window, in
+// proportion to their counters, and none gets more than its counter.
 func (t *Totals) groups(l *ledger.Ledger) {
 	t.places, t.before = t.before, t.places
 	places, w := &t.places, &t.work
-	if t.Ticks%renewal < 2 { // one tick for each of the two that take turns
+	if t.Ticks%renewal < 2 { // one tick for each of the two that alternate
 		*places = newPlaced()
 		t.begun, *w = nil, groupWork{different: w.different}
 	} else {
@@ -318,7 +320,7 @@ func (t *Totals) groups(l *ledger.Ledger) {
 		places.byPath[path] = places.of(t.o.Name(path))
 	}
 	t.begun, w.order = t.begun[:0], fit(w.order, len(l.Cgroups))
-	var replaced map[string]bool // a group was made where one had been removed
+	var replaced map[string]bool // paths where a group was removed, and may have been created again
 	for i := range l.Cgroups {
 		g := &l.Cgroups[i]
 		w.order[i] = i
@@ -334,7 +336,7 @@ func (t *Totals) groups(l *ledger.Ledger) {
 	n := len(places.all)
 	w.used, w.counted, w.listed = fit(w.used, n), fit(w.counted, n), fit(w.listed, n)
 	var late []lateGroup
-	for _, i := range w.order { // those around others come first
+	for _, i := range w.order { // ancestors come first
 		g := &l.Cgroups[i]
 		if g.Path == "/" {
 			continue // the root group has its line in the budget
@@ -379,8 +381,7 @@ func (t *Totals) groups(l *ledger.Ledger) {
 	t.hold(l)
 }
 
-// hold finds out whether what Memory goes by is different from the last time. Of ledgers that were made between two
-// readings of memory it is not.
+// hold finds out whether what Memory depends on has changed. It has not between two readings of memory.
 func (t *Totals) hold(l *ledger.Ledger) {
 	w := &t.work
 	_, omitted, _ := t.Places.Rest()
@@ -399,16 +400,16 @@ func (t *Totals) hold(l *ledger.Ledger) {
 	}
 }
 
-// MemoryVersion is another number whenever Memory may say something else than before.
+// MemoryVersion returns a number that changes whenever the result of Memory may have changed.
 func (t *Totals) MemoryVersion() uint64 { return t.work.different }
 
-// lateGroup is a group that may have been there for windows before it was found.
+// lateGroup is a group that may have existed for several windows before it was found.
 type lateGroup struct {
 	place, around int   // by number
-	ns            int64 // that its counter has, of all of them
+	ns            int64 // its counter, which includes earlier windows
 }
 
-// share gives groups that were found late what they have used in this window. Those around others come first.
+// share assigns to groups that were found late what they have used in this window. Ancestors come first in late.
 func share(late []lateGroup, used []int64) {
 	in := map[int][]lateGroup{}
 	var places []int
@@ -436,8 +437,8 @@ func share(late []lateGroup, used []int64) {
 	}
 }
 
-// begun is the place of a group and, where the group is the topmost of it, the place around that, by number; -1 where
-// no group of the ledger is around it.
+// begun holds, by number, the place of a group and, if the group is the place's topmost, the place around it. around
+// is -1 if the ledger has no group around it.
 type begun struct {
 	place, around int
 	isTop         bool
@@ -454,9 +455,9 @@ func (t *Totals) begins(path string) begun {
 	return b
 }
 
-// Memory is the memory in bytes, at the end of the last ledger, of each place that has a total, and of all others
-// together (rest). of selects the kind of memory of a group, or returns nil if it is unknown. The memory of a place is
-// without that of the places in it. The places are valid until the next call of a method.
+// Memory returns the memory in bytes, at the end of the last ledger, of each place that has a total, and of all others
+// together (rest). of selects the kind of memory of a group, or returns nil if it is unknown. The memory of a place
+// excludes places inside it. The iterator is valid until the next method call.
 func (t *Totals) Memory(of func(*ledger.Memory) *int64) (byPlace iter.Seq2[Place, int64], rest int64) {
 	w, n := &t.work, len(t.places.all)
 	w.bytes, w.counted, w.unknown = fit(w.bytes, n), fit(w.counted, n), fit(w.unknown, n)
@@ -489,7 +490,7 @@ func (t *Totals) Memory(of func(*ledger.Memory) *int64) (byPlace iter.Seq2[Place
 	}
 	return func(yield func(Place, int64) bool) {
 		for n, place := range t.places.all {
-			// Groups are read one after another, so that it may be below 0.
+			// Groups are not read at the same instant, so it may be below 0.
 			if w.counted[n] && !w.unknown[n] && w.listed[n] && !yield(place, max(w.bytes[n], 0)) {
 				return
 			}

@@ -31,8 +31,8 @@ type account struct {
 	programs []bpf.Program
 	found    *findings        // nil without sampling
 	seen     *witness.Account // nil without a witness
-	snapshot *bpf.Snapshot    // nil where programs could not be read
-	passed   *proc.Elapsed    // see elapsed
+	snapshot *bpf.Snapshot    // nil if programs could not be read
+	passed   *proc.Elapsed    // cached by elapsed
 
 	warnings []ledger.Warning
 }
@@ -41,7 +41,7 @@ func (a *account) warn(code, format string, args ...any) {
 	a.warnings = append(a.warnings, ledger.Warning{Code: code, Message: fmt.Sprintf(format, args...)})
 }
 
-// unread names groups that could not be read: what they used is on no line, save that of the groups that they are in.
+// unread warns of groups that could not be read. What they used is on no line except those of their ancestors.
 func (a *account) unread() {
 	const named = 3
 	all := a.m.groups.Unread()
@@ -133,8 +133,7 @@ func (a *account) ledger() *ledger.Ledger {
 	return l
 }
 
-// partial warns that the ledger is of a part of the machine, such as a node that is a container, and says how large it
-// is.
+// partial warns that the ledger covers only some of the machine, such as a node that is a container, and how much.
 func (a *account) partial(c *ledger.CPU) {
 	used := "their CPU time is not known"
 	if c.Part != nil {
@@ -145,10 +144,10 @@ func (a *account) partial(c *ledger.CPU) {
 		"unexplained; run in the machine's control group namespace, with its control groups mounted", used)
 }
 
-// knowsPrograms says whether programs and their counters at both edges were read.
+// knowsPrograms reports whether programs and their counters at both edges were read.
 func (a *account) knowsPrograms() bool { return a.snapshot != nil && a.w.parts.programs.Err == nil }
 
-// bpfPrograms are the programs that were there in the window, the busiest first; nil where that is not known.
+// bpfPrograms returns the programs that existed in the window, busiest first; nil if they are unknown.
 func (a *account) bpfPrograms() []ledger.Program {
 	if !a.knowsPrograms() {
 		return nil
@@ -180,10 +179,10 @@ func (a *account) bpfPrograms() []ledger.Program {
 	return out
 }
 
-// ran is a program's run time; what is not known comes last.
+// ran returns a program's run time, or -1 if it is unknown, to sort it last.
 func ran(p ledger.Program) float64 { return known.Or(p.RunSeconds, -1) }
 
-// unloaded warns of the programs that went away inside the window.
+// unloaded warns of programs that were unloaded during the window.
 func (a *account) unloaded(programs []ledger.Program) {
 	var who []string
 	for _, p := range programs {
@@ -197,7 +196,8 @@ func (a *account) unloaded(programs []ledger.Program) {
 	}
 }
 
-// missed warns of the programs that came and went inside the window: one warning, for a machine may load thousands.
+// missed warns of programs that were loaded and unloaded during the window: one warning, because a machine may load
+// thousands.
 func (a *account) missed(known map[uint32]bool) {
 	if a.found == nil {
 		return
@@ -216,7 +216,8 @@ func (a *account) missed(known map[uint32]bool) {
 	some := slices.Sorted(maps.Keys(ids))
 	some = some[:min(len(some), 5)]
 	bound := ""
-	if a.m != nil && a.m.sampler != nil && a.m.sampler.Source() == perf.CPUClock { // a period of cycles is no time
+	// a period of cycles has no fixed duration
+	if a.m != nil && a.m.sampler != nil && a.m.sampler.Source() == perf.CPUClock {
 		n := 0
 		for id := range ids {
 			for _, k := range a.found.places[id] {
@@ -230,7 +231,7 @@ func (a *account) missed(known map[uint32]bool) {
 		"not be read%s", len(ids), some, bound)
 }
 
-// unsure warns of the programs whose samples may be of others.
+// unsure warns of programs whose samples may belong to others.
 func (a *account) unsure(known map[uint32]bool) {
 	if a.found == nil {
 		return
@@ -251,7 +252,7 @@ func (a *account) unsure(known map[uint32]bool) {
 func (a *account) program(p *bpf.Program, before bpf.Counters) ledger.Program {
 	runs, ns := p.RunCount-before.RunCount, p.RunNs-before.RunNs
 	if a.m.uncounted {
-		runs, ns = 0, 0 // of others who count, and only as long as they do
+		runs, ns = 0, 0 // others may have enabled statistics, but for an unknown part of the window
 	}
 	seconds := float64(ns) / 1e9
 	memory := p.MemoryBytes()
@@ -263,8 +264,8 @@ func (a *account) program(p *bpf.Program, before bpf.Counters) ledger.Program {
 		Own: p.Own,
 	}
 	out.Charged = ownCharge(p.Own)
-	// The counters of a program that went away inside the window were last read at its start: what it ran since is not
-	// known.
+	// The counters of a program that was unloaded during the window were last read at its start, so what it ran since is
+	// unknown.
 	counted := !a.m.uncounted && (!p.Vanished || runs > 0)
 	if counted {
 		out.RunCount, out.RunSeconds = &runs, &seconds
@@ -279,7 +280,8 @@ func (a *account) program(p *bpf.Program, before bpf.Counters) ledger.Program {
 	e := attribution.Evidence{RunNs: ns, Sole: a.sole(p)}
 	n := 0
 	if a.found != nil && !a.found.unsure[p.ID] {
-		if a.m.sampler.Source() == perf.CPUClock { // cycles stop with the CPU's clock: how many make a second is not known
+		// Cycles stop with the CPU's clock, so how many make a second is unknown.
+		if a.m.sampler.Source() == perf.CPUClock {
 			e.Hz, e.Seconds = 1/a.m.sampler.Period().Seconds(), a.seconds()
 		}
 		e.Samples = a.found.places[p.ID]
@@ -294,7 +296,7 @@ func (a *account) program(p *bpf.Program, before bpf.Counters) ledger.Program {
 		slices.SortFunc(out.Seen, func(x, y ledger.Seen) int {
 			return cmp.Or(y.Samples-x.Samples, cmp.Compare(x.Context, y.Context))
 		})
-		if a.m.sampler.Source() == perf.CPUClock { // a period of cycles is no time
+		if a.m.sampler.Source() == perf.CPUClock { // a period of cycles has no fixed duration
 			sampled := attribution.SampledSeconds(n, a.m.sampler.Period().Seconds())
 			out.SampledSeconds = &sampled
 			if counted {
@@ -308,7 +310,7 @@ func (a *account) program(p *bpf.Program, before bpf.Counters) ledger.Program {
 	return out
 }
 
-// stolen estimates what of a program's run time was stolen.
+// stolen estimates how much of a program's run time was stolen.
 func (a *account) stolen(p *ledger.Program, samples int) {
 	if a.seen == nil {
 		return
@@ -322,8 +324,8 @@ func (a *account) stolen(p *ledger.Program, samples int) {
 	p.StolenSeconds, p.StolenMethod = &v, method
 }
 
-// compare warns where the sampler and the statistics disagree beyond chance: then shares rest on samples that miss a
-// part, or run time holds time in which the program did not run.
+// compare warns if the sampler and the statistics disagree by more than chance. Either samples miss part of the run
+// time, so shares rest on a biased sample, or run time includes time in which the program did not run.
 func (a *account) compare(p *bpf.Program, seconds float64, n int, sampled ledger.Interval) {
 	who := fmt.Sprintf("program %d (%s)", p.ID, cmp.Or(p.Name, "no name"))
 	expected := seconds / a.m.sampler.Period().Seconds()
@@ -340,14 +342,15 @@ func (a *account) compare(p *bpf.Program, seconds float64, n int, sampled ledger
 	}
 }
 
-// taskOnly are the types of programs that a task runs in its own system calls (kernel/bpf/cgroup.c,
+// taskOnly holds the program types that a task runs only in its own system calls (kernel/bpf/cgroup.c,
 // net/ipv4/af_inet.c).
 var taskOnly = map[string]bool{"cgroup_sock_addr": true, "cgroup_sock": true, "cgroup_sockopt": true,
 	"cgroup_sysctl": true}
 
-// sole is the only place that a program can have run in, by how it is attached: to one v2 group without groups below
-// it, by hooks in system calls of tasks in that group. It is told on pure v2 alone: elsewhere the tasks of one v2
-// group may be charged to several. Samples that say otherwise (a socket handed to another group's process) win.
+// sole returns the only place where a program can have run, from how it is attached: to one v2 group without
+// descendants, by hooks in system calls of that group's tasks. It returns nil if there is no such place, and always
+// except on pure v2, because elsewhere the tasks of one v2 group may be charged to several groups. It also returns nil
+// if samples contradict it, as when a socket was handed to a process of another group.
 func (a *account) sole(p *bpf.Program) *attribution.Place {
 	path := soleGroup(p)
 	if a.m.layout.Mode != cgroup.ModeV2 || path == "" {
@@ -374,8 +377,8 @@ func (a *account) sole(p *bpf.Program) *attribution.Place {
 	return &place
 }
 
-// soleGroup is the path of the v2 group in whose tasks' system calls alone a program runs; empty where it may run
-// elsewhere. Groups below that one are not looked at.
+// soleGroup returns the path of the v2 group if a program runs only in system calls of that group's tasks; otherwise
+// "". It does not check for groups below that one.
 func soleGroup(p *bpf.Program) string {
 	if !taskOnly[p.Type] {
 		return ""
@@ -384,7 +387,7 @@ func soleGroup(p *bpf.Program) string {
 	for _, t := range p.Attached {
 		target, ok := strings.CutPrefix(t, "cgroup:")
 		at, hook, found := strings.Cut(target, " ")
-		// A worker of the kernel may close the last descriptor of a socket (fput in fs/file_table.c).
+		// A kernel worker may close the last descriptor of a socket (fput in fs/file_table.c).
 		if !ok || !found || path != "" && at != path || strings.HasPrefix(hook, "sock_release") {
 			return ""
 		}
@@ -399,7 +402,7 @@ func owners(hs []bpf.Holder) []ledger.Owner {
 	return out
 }
 
-// ownCharge is the charge of what may be the scale's own. Whose the rest is, nobody has said yet.
+// ownCharge returns ChargeSelf for the scale's own objects. The others have no charge yet.
 func ownCharge(yes bool) ledger.Charged {
 	if yes {
 		return ledger.Charged{Charge: ledger.ChargeSelf}
@@ -407,7 +410,7 @@ func ownCharge(yes bool) ledger.Charged {
 	return ledger.Charged{}
 }
 
-// bpfMaps are the maps at the end of the window, the largest first; nil where they could not be read.
+// bpfMaps returns the maps at the end of the window, largest first; nil if they could not be read.
 func (a *account) bpfMaps() []ledger.Map {
 	if a.snapshot == nil || a.snapshot.MapsErr != nil {
 		return nil
@@ -429,10 +432,10 @@ func (a *account) bpfMaps() []ledger.Map {
 	return out
 }
 
-// irqInTasks says whether interrupts that run above a task are in that task's CPU time.
+// irqInTasks reports whether a task's CPU time includes interrupts that run on top of it.
 func (a *account) irqInTasks() bool { return a.m.host.IRQTime == nil || !*a.m.host.IRQTime }
 
-// cgroups are the groups with what they used, the busiest first.
+// cgroups returns the groups with what they used, busiest first.
 func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 	split, unsplit := a.splitTime(programs)
 	type bpfTime struct{ all, inside float64 }
@@ -468,8 +471,7 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 		if !wasThere && g.Made.After(a.w.first.wall) {
 			c.Began = new(min(g.Made.Sub(a.w.first.wall).Seconds(), a.seconds()))
 		}
-		// One that was removed before the second edge still has the counters of the first: what it used since is not
-		// known.
+		// A group removed before the second edge still has the counters of the first: what it used since is unknown.
 		if !g.Vanished || now != before {
 			if now.Resets == before.Resets {
 				c.CPUSeconds = scaled(now.UsageNs, before.UsageNs, wasThere)
@@ -479,8 +481,8 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 			c.Periods = counted(now.Periods, before.Periods, wasThere)
 		}
 		c.CPUReset = now.UsageNs.OK && (now.Resets != before.Resets || wasThere && now.UsageNs.N < before.UsageNs.N)
-		// A group that no hierarchy counts CPU time of is nobody's identity: its tasks' programs stand with another
-		// group. Where programs ran and none could be split, nobody knows whether it was here: that is not 0.
+		// If no hierarchy counts CPU time for a group, samples are never located there: its tasks' programs count for
+		// another group. If programs ran and none could be split, any of that time may have been here, so it is not 0.
 		if a.found != nil && !a.m.uncounted && a.knowsPrograms() && now.UsageNs.OK && (split > 0 || unsplit == 0) {
 			t := run[g.Path]
 			if c.CPUSeconds != nil { // run time is wall time and can exceed the CPU time around it
@@ -501,8 +503,8 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 	return out
 }
 
-// memoryOf is the memory of a group for a ledger. Ledgers share it as long as it is the same: memory is not read in
-// every window.
+// memoryOf returns the memory of a group for a ledger. Ledgers share it until it changes, because memory is not read
+// in every window.
 func (m *Meter) memoryOf(g *cgroup.Group) *ledger.Memory {
 	last, is := m.memory[g]
 	if !is || last.read != g.Memory {
@@ -515,7 +517,7 @@ func (m *Meter) memoryOf(g *cgroup.Group) *ledger.Memory {
 	return last.shown
 }
 
-// knownMemory is the memory of a group, as it was read and as it is in ledgers.
+// knownMemory is the memory of a group, as read and as shown in ledgers.
 type knownMemory struct {
 	read  cgroup.Memory
 	shown *ledger.Memory
@@ -531,10 +533,10 @@ func (m *Meter) forgetGroups() {
 	}
 }
 
-// busiestFirst sorts groups. A group is large, so that each is moved once, when its place is known.
+// busiestFirst sorts groups in place. A Cgroup is large, so each is moved only once.
 func busiestFirst(groups []ledger.Cgroup) {
 	used := func(i int) float64 { return known.Or(groups[i].CPUSeconds, 0) }
-	order := make([]int, len(groups)) // by place: the group that belongs there
+	order := make([]int, len(groups)) // order[i] is the index of the group that belongs at i
 	for i := range order {
 		order[i] = i
 	}
@@ -556,10 +558,10 @@ func busiestFirst(groups []ledger.Cgroup) {
 	}
 }
 
-// wereReset warns of groups whose CPU counters were set back inside the window: cpuacct.usage of v1 can be written.
+// wereReset warns of groups whose CPU counters went backwards during the window: cpuacct.usage of v1 is writable.
 func (a *account) wereReset(groups []ledger.Cgroup) {
 	const named = 3
-	n := -named // how many more
+	n := -named // becomes the number of groups that are not named
 	for i := range groups {
 		if !groups[i].CPUReset {
 			continue
@@ -578,7 +580,7 @@ func (a *account) wereReset(groups []ledger.Cgroup) {
 	}
 }
 
-// madeAgain warns of groups that were removed and made again inside the window: their counters began anew.
+// madeAgain warns of groups that were removed and created again during the window: their counters started from 0.
 func (a *account) madeAgain(groups []ledger.Cgroup) {
 	const named = 3
 	old := map[string]bool{}
@@ -602,11 +604,11 @@ func (a *account) madeAgain(groups []ledger.Cgroup) {
 	}
 }
 
-// splitTime is the run time of programs in seconds that could be split by where it ran, and that could not.
-// Programs of the scale's own are left out: what they took is a line of its own in self.
+// splitTime returns the run time in seconds that could be split by place, and that could not. It excludes the scale's
+// own programs, which are accounted for in self.
 func (a *account) splitTime(programs []ledger.Program) (split, unsplit float64) {
 	own := map[uint32]bool{}
-	if a.snapshot != nil { // an account of CPU time alone has none
+	if a.snapshot != nil { // nil if programs could not be read
 		for i := range a.snapshot.Programs {
 			if p := &a.snapshot.Programs[i]; p.Own {
 				own[p.ID] = true
@@ -628,8 +630,8 @@ func (a *account) splitTime(programs []ledger.Program) (split, unsplit float64) 
 	return split, unsplit
 }
 
-// counted is the growth of a counter; a group that came during the window began at 0. nil where the kernel lacks it,
-// or where it went back.
+// counted returns the growth of a counter, which starts at 0 for a group that appeared during the window. It is nil if
+// the kernel lacks the counter, or if it went backwards.
 func counted(now, before cgroup.Value, wasThere bool) *uint64 {
 	if !now.OK || wasThere && !before.OK || now.N < before.N {
 		return nil
@@ -637,7 +639,7 @@ func counted(now, before cgroup.Value, wasThere bool) *uint64 {
 	return new(now.N - before.N)
 }
 
-// scaled is counted in seconds, for counters of nanoseconds.
+// scaled is counted for counters in nanoseconds, and returns seconds.
 func scaled(now, before cgroup.Value, wasThere bool) *float64 {
 	return known.As(counted(now, before, wasThere), func(ns uint64) float64 { return float64(ns) / 1e9 })
 }
@@ -655,7 +657,7 @@ func memory(m cgroup.Memory) *ledger.Memory {
 	return out
 }
 
-// elapsed is what the CPUs did in the window.
+// elapsed returns what the CPUs did in the window.
 func (a *account) elapsed() *proc.Elapsed {
 	if a.passed == nil {
 		a.passed = new(a.last.stat.Since(a.w.first.stat, a.seconds()))
@@ -686,12 +688,13 @@ func (a *account) budget(l *ledger.Ledger) ledger.CPU {
 			u.Ksoftirqd += used
 		}
 	}
-	var total *float64 // of all tasks: the root of the cpuacct hierarchy
+	var total *float64 // CPU time of all tasks: the root of the cpuacct hierarchy
 	unread := map[string]bool{}
 	for _, g := range a.m.groups.Unread() {
 		unread[g.Path] = true
 	}
-	someUnread := false // of the groups at the top: what they used is in total
+	// Whether the CPU time of a top-level group could not be read, which total nevertheless includes.
+	someUnread := false
 	for _, c := range l.Cgroups {
 		someUnread = someUnread || strings.LastIndexByte(c.Path, '/') == 0 && c.CPUSeconds == nil &&
 			(c.CPUReset || unread[c.Path])
@@ -714,7 +717,7 @@ func (a *account) budget(l *ledger.Ledger) ledger.CPU {
 			"could not be read, or whose counters were reset: it is part of what is unexplained")
 	case total != nil:
 		u.Root = *total - u.Groups - u.Kernel
-		// Below 0 is also what the counters of an edge differ by, because they are read one after another.
+		// It is also negative by up to the time between readings of an edge's counters.
 		if apart := (a.w.first.took + a.last.took).Seconds(); u.Root < -max(0.01*u.Capacity, apart*float64(l.Host.CPUs)) {
 			a.warn("hierarchies-overlap", "the control groups together show %.3g s more CPU time than the tasks in them used: "+
 				"some are in one group of the v1 hierarchy and in another of v2, and count in both; the budget counts them once",
@@ -744,8 +747,8 @@ func (a *account) budget(l *ledger.Ledger) ledger.CPU {
 	return c
 }
 
-// bpfTimes are the shares that could be split, by the part of the budget they ran in. Run time is wall time and can
-// exceed the CPU time of the group around it: then it is taken as what that group used, so that no group pays for
+// bpfTimes returns the shares that could be split, by the part of the budget that they ran in. Run time is wall time
+// and can exceed the CPU time of the group around it. It is then limited to the latter, so that no group pays for
 // another.
 func (a *account) bpfTimes(l *ledger.Ledger) []ledger.BPFTime {
 	ran := map[string]bool{}
@@ -764,7 +767,7 @@ func (a *account) bpfTimes(l *ledger.Ledger) []ledger.BPFTime {
 	}
 	var times []ledger.BPFTime
 	for _, p := range l.Programs {
-		ran := 1.0 // the part of the run time that was not stolen: stolen time has a line of its own
+		ran := 1.0 // fraction of the run time that was not stolen: stolen time has its own line
 		if s, ok := p.RanSeconds(); ok && *p.RunSeconds > 0 {
 			ran = s / *p.RunSeconds
 		}
@@ -790,8 +793,8 @@ func (a *account) bpfTimes(l *ledger.Ledger) []ledger.BPFTime {
 	return times
 }
 
-// rootUsage is the CPU time of the processes in the root group of a v2 machine. One that was moved there inside the
-// window brought along what it had used before, and what of it is the window's is not known.
+// rootUsage returns the CPU time of processes in the root group of a v2 machine. It leaves out processes that were
+// moved there during the window: their counters include earlier use, and the part within the window is unknown.
 func (a *account) rootUsage() float64 {
 	var sum time.Duration
 	moved := 0
@@ -799,7 +802,7 @@ func (a *account) rootUsage() float64 {
 	for pid, t := range a.last.root {
 		before, wasThere := a.w.first.root[pid]
 		if !wasThere && t > 0 {
-			// starts are in ticks; of a process that is hidden nothing says that it is new
+			// Start times are in ticks. If processes are hidden, nothing shows that one is new.
 			age, err := a.m.fs.Age(pid)
 			if err == nil && age > time.Duration(monotonic()-a.w.first.at)+20*time.Millisecond || err != nil && hidden {
 				moved++
@@ -819,7 +822,7 @@ func (a *account) rootUsage() float64 {
 	return sum.Seconds()
 }
 
-// self is what the scale cost since the ledger before this one, set-up included.
+// self returns what the scale has cost since the previous ledger; the first ledger includes set-up.
 func (a *account) self() ledger.Self {
 	now := selfTime()
 	s := ledger.Self{CPUSeconds: (now - a.m.reported).Seconds()}
@@ -844,7 +847,7 @@ func (a *account) self() ledger.Self {
 	return s
 }
 
-// selfBPF adds what the scale's own programs and maps cost, and the kernel's run statistics.
+// selfBPF adds the cost of the scale's own programs and maps, and of the kernel's run statistics.
 func (a *account) selfBPF(s *ledger.Self) {
 	var bpfSeconds float64
 	var bpfBytes uint64

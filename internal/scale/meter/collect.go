@@ -16,15 +16,15 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// drainEvery is how often the rings are emptied: often enough that a thread seen in a sample is mostly still there to
-// be asked for its group, seldom enough to cost little.
+// drainEvery is how often the rings are drained: often enough that a thread seen in a sample usually still exists when
+// its group is looked up, and seldom enough to cost little.
 const drainEvery = 200 * time.Millisecond
 
-// drainPause is how long the rings are left alone after they were emptied, however full they are: a storm of execs was
-// seen to fill one in 80 ms.
+// drainPause is the minimum time between two drains, however full the rings are: a storm of execs can fill one in 80
+// ms.
 const drainPause = 20 * time.Millisecond
 
-// maxStacks bounds the call chains that are kept apart in a window.
+// maxStacks bounds the distinct call chains of a window.
 const maxStacks = 1 << 15
 
 // collector folds samples into counts of (call chain, group) while a window is open. Names are looked up once, at its
@@ -35,8 +35,8 @@ type collector struct {
 	names   *groupNames
 	locator *locator
 
-	from, to int64 // CLOCK_MONOTONIC ns: samples outside are not of this window
-	listed   int64 // when the programs that were there at its beginning were listed
+	from, to int64 // CLOCK_MONOTONIC ns: samples outside are not part of this window
+	listed   int64 // when the programs that existed at its beginning were listed
 	stacks   []stack
 	index    map[uint64]int32
 	cells    map[cell]int
@@ -44,21 +44,22 @@ type collector struct {
 	hidden   bool            // tasks of other PID namespaces look like the idle task
 	loaded   map[uint32]bool // programs that were loaded while the window was open
 	samples  int
-	dropped  int // samples whose chain was one too many
+	dropped  int // samples dropped because of maxStacks
 
-	before, in losses // before the window, and in it
+	before, in losses // before the window, and during it
 
+	// Of the sampler: how often it had been throttled before the window, and the CPUs that it did not sample throughout.
 	slowed uint64
 	blind  []int
 
-	next *collector // what begins at to; nil where nothing does
+	next *collector // starts at to; nil if there is none
 
-	recent  map[uint32][]moment // by CPU: the last samples that may hold a program
-	stalls  []witness.Look      // that no sample was looked for yet
+	recent  map[uint32][]moment // by CPU: the latest samples that may contain a program
+	stalls  []witness.Look      // not yet matched with samples
 	stalled []stalledStack
 }
 
-// losses are what the sampler had no room for.
+// losses counts what the sampler had no room for.
 type losses struct{ samples, records uint64 }
 
 func (c *collector) losses() (l losses, err error) {
@@ -72,7 +73,7 @@ type moment struct {
 	stack int32
 }
 
-// stalledStack is a stall and what ran as it ended.
+// stalledStack is a stall and the stack that was running as it ended.
 type stalledStack struct {
 	stack int32
 	look  witness.Look
@@ -100,7 +101,7 @@ func collectorWith(s *perf.Sampler, locator *locator) *collector {
 	}
 }
 
-// addText takes note of where the machine code of programs is.
+// addText records where the machine code of programs is.
 func (c *collector) addText(programs []bpf.Program) {
 	for i := range programs {
 		for _, r := range programs[i].JITed {
@@ -111,31 +112,33 @@ func (c *collector) addText(programs []bpf.Program) {
 	}
 }
 
-// start begins sampling; run empties the rings until finish. No sample is of the window before from is set.
+// start begins sampling; Window.run empties the rings until finish. Samples do not count until from is set.
 func (c *collector) start() error {
 	c.from = forever
 	return c.sampler.Enable()
 }
 
-// begin forgets what was lost before the window.
+// begin records what was lost before the window, to subtract it.
 func (c *collector) begin() (err error) {
 	c.before, err = c.losses()
 	c.slowed = c.sampler.Throttled()
 	return err
 }
 
-// finish ends sampling and drains what is left of the time before to. Nobody else drains any more.
+// finish ends sampling and drains what remains of the time before to. It must not run concurrently with other drains.
 func (c *collector) finish(to int64) error {
 	c.to = to
 	return errors.Join(c.sampler.Disable(), c.drain(), c.sum())
 }
 
-// cut ends the collector's time at to, and begins that of another, which it returns. Sampling goes on. Records of
-// programs since the time listed are for both: of programs that were there then, addText knows. What is in the rings is
-// yet to be drained, by the collector that ends, which hands on what belongs to the next; sum follows.
+// cut ends the collector's time at to and returns the collector for the time after it. Sampling continues. Load and
+// unload records since listed count for both collectors; the caller must pass older programs to addText. The rings
+// still hold undrained records: the old collector drains them and passes on what belongs to the next. sum comes after
+// that.
 func (c *collector) cut(to, listed int64) *collector {
 	locator := c.locator
-	if len(c.names.names) > maxGroupNames || len(locator.threads) > maxThreads { // of what has gone, mostly
+	// Most of these have gone by now, so start afresh.
+	if len(c.names.names) > maxGroupNames || len(locator.threads) > maxThreads {
 		hidden := locator.hidden
 		locator = newLocator(locator.layout, newGroupNames(), c.sampler.HasCgroup())
 		locator.hidden = hidden
@@ -150,7 +153,7 @@ const (
 	maxThreads    = 1 << 14
 )
 
-// sum adds up what the sampler had no room for in the collector's time, when all of that is drained.
+// sum computes the losses during the collector's time, after all of it has been drained.
 func (c *collector) sum() (err error) {
 	var berr error
 	c.blind, berr = c.sampler.Blind()
@@ -219,7 +222,7 @@ func (c *collector) sample(s *perf.Sample) {
 	}
 }
 
-// stall takes note of a stall, for join.
+// stall stores a stall for join.
 func (c *collector) stall(l witness.Look) {
 	if c.next != nil && l.Now >= c.to {
 		c = c.next
@@ -227,12 +230,12 @@ func (c *collector) stall(l witness.Look) {
 	c.stalls = append(c.stalls, l)
 }
 
-// sameInterrupt is how far the witness's look and the sample of one interrupt are apart at most, in nanoseconds: a few
-// microseconds, and more where the call chain is deep.
+// sameInterrupt is the maximum time between the witness's look and the sample of one interrupt, in nanoseconds:
+// normally a few microseconds, more if the call chain is deep.
 const sameInterrupt = 100_000
 
-// join finds what ran as stalls ended, by the samples that were taken with the looks. All samples up to a time are
-// known.
+// join finds what ran as stalls ended, from the samples that were taken together with the looks. All samples until
+// upTo have been drained.
 func (c *collector) join(upTo int64) {
 	waiting := c.stalls[:0]
 	for _, l := range c.stalls {
@@ -262,7 +265,7 @@ func (c *collector) join(upTo int64) {
 	}
 }
 
-// mayRun is a quick test whether a chain may hold a program.
+// mayRun reports whether a chain may contain a program. It is a quick test.
 func (c *collector) mayRun(chain []uint64) bool {
 	return slices.ContainsFunc(chain, c.text.mayHold)
 }
@@ -285,21 +288,21 @@ func (c *collector) stackOf(chain []uint64, epoch int32) (int32, bool) {
 	return at, true
 }
 
-// findings are what the samples of a window say.
+// findings is what the samples of a window show.
 type findings struct {
 	places         map[uint32]map[attribution.Place]int // by program id
-	idleInterrupts int                                  // samples of interrupts above an idle CPU
+	idleInterrupts int                                  // samples of interrupts on an idle CPU
 	loaded         map[uint32]bool
 	samples        int
 	lost           losses
-	slowed         uint64 // times that the kernel held the sampler back
+	slowed         uint64 // times that the kernel throttled the sampler
 	dropped        int
-	unsure         map[uint32]bool              // programs whose samples may be of others
-	blind          []int                        // CPUs that were not sampled all the time
-	hits           map[uint32][]attribution.Hit // by program id: stalls that it was found in
+	unsure         map[uint32]bool              // programs whose samples may belong to others
+	blind          []int                        // CPUs that were not sampled throughout
+	hits           map[uint32][]attribution.Hit // by program id: stalls during which it was running
 }
 
-// findings reads the chains. entries gives the kernel's entry into a context for each address that is one.
+// findings analyses the chains. entries returns the context that each address enters, if any.
 func (c *collector) findings(entries func(addrs []uint64) (map[uint64]ledger.Context, error)) (findings, error) {
 	f := findings{
 		places: map[uint32]map[attribution.Place]int{}, loaded: c.loaded, blind: c.blind, unsure: c.text.unsure(),
@@ -320,11 +323,11 @@ func (c *collector) findings(entries func(addrs []uint64) (map[uint64]ledger.Con
 		return f, err
 	}
 
-	// Stacks are read in the order of epochs, so that one view is kept and not one for each epoch: programs may come
-	// and go all the time.
+	// Stacks are processed in order of epoch, so only one view at a time is kept. There may be many epochs, because
+	// programs may come and go all the time.
 	var view []span
 	viewed := int32(-1)
-	programs := map[uint32]int{} // id -> number for attribution, and back
+	programs := map[uint32]int{} // id to number for attribution
 	var ids []uint32
 	frames := func(s stack, into []attribution.Frame) []attribution.Frame {
 		if s.epoch != viewed {

@@ -10,9 +10,9 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// lookElsewhere finds the groups that lack the memory of a process whose CPU time they have, and says for each which
-// process that is. Only where the two are counted in different hierarchies, of which one is v1, are there any. It takes
-// 25 us for each process of the machine, so it is not done again before lookEvery has passed.
+// lookElsewhere finds the groups that have the CPU time of a process but not its memory, and records for each which
+// process that is. This is possible only if CPU time and memory are counted in different hierarchies, one of which is
+// v1. It takes 25 us for each process of the machine, so it runs at most once per lookEvery.
 func (m *Meter) lookElsewhere() error {
 	if time.Since(m.looked) < m.lookEvery {
 		return nil
@@ -27,18 +27,19 @@ func (m *Meter) lookElsewhere() error {
 	if err != nil {
 		return fmt.Errorf("listing processes: %w", err)
 	}
-	kernel := m.kernelThreads() // they are in the root groups
+	kernel := m.kernelThreads() // kernel threads are in the root groups
 	groups := m.layout.NewResolver()
-	// One that cannot be read has ended, or is hidden.
+	// A process that cannot be read has ended, or is hidden.
 	apart := func(pid int) bool { c, err := groups.ChargedOf(pid); return err == nil && c.CPU != c.Memory }
 	pids = slices.DeleteFunc(pids, func(pid int) bool { return kernel[pid] || !apart(pid) })
-	for _, pid := range pids { // once more, for who moves a process does so in one hierarchy after the other
+	// Check again: a process is moved in one hierarchy at a time, so this may have been in between.
+	for _, pid := range pids {
 		c, err := groups.ChargedOf(pid)
 		if err != nil || c.CPU == c.Memory {
 			continue
 		}
 		p, err := m.fs.Process(pid)
-		if err != nil || p.Exiting() { // v1 has it in its root groups then
+		if err != nil || p.Exiting() { // v1 has then moved it to its root groups
 			continue
 		}
 		ledger.Ancestors(c.CPU, func(path string) {
@@ -54,7 +55,7 @@ func (m *Meter) lookElsewhere() error {
 	return nil
 }
 
-// lacksMemory warns of groups that lack the memory of processes whose CPU time they have.
+// lacksMemory warns of groups that have the CPU time of processes but not their memory.
 func (a *account) lacksMemory(groups []string) {
 	const named = 3
 	slices.Sort(groups)

@@ -18,11 +18,11 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// maxEntries bounds the addresses that are remembered: trampolines come and go for as long as a meter lives.
+// maxEntries bounds the cached addresses: trampolines come and go as long as a meter lives.
 const maxEntries = 1 << 15
 
-// lookUp says which addresses are entries into an interrupt context. Known answers are kept: the kernel's text does not
-// move.
+// lookUp returns, for each address, the interrupt context that the function there enters, if any. Answers are cached:
+// the kernel's text does not move.
 func (m *Meter) lookUp(addrs []uint64) (map[uint64]ledger.Context, error) {
 	if len(m.entries) > maxEntries {
 		clear(m.entries)
@@ -41,19 +41,20 @@ func (m *Meter) lookUp(addrs []uint64) (map[uint64]ledger.Context, error) {
 	return m.entries, nil
 }
 
-// initialNamespace is false where this process is known to be in another namespace than the machine's own.
+// initialNamespace reports whether this process is in the machine's initial namespace of that kind, or whether that is
+// unknown.
 func initialNamespace(kind string, inode uint64) bool {
 	var st unix.Stat_t
 	return unix.Stat("/proc/self/ns/"+kind, &st) != nil || st.Ino == inode
 }
 
-// kernelThreads says of the threads of the kernel by their number whether they are still there.
+// kernelThreads returns the known kernel threads by PID, with false for those that have gone.
 func (m *Meter) kernelThreads() map[int]bool {
 	return lists.Keyed(m.kernel.Threads(), func(t proc.KernelThread) (int, bool) { return t.PID, !t.Gone })
 }
 
-// readRoot reads the CPU time of the processes in the root group of a v2 machine, kernel threads aside: v2 has no
-// counter for them.
+// readRoot returns the CPU time of each process in the root group of a v2 machine, except kernel threads: v2 has no
+// counter for them. It is nil on other machines.
 func (m *Meter) readRoot() (map[int]time.Duration, error) {
 	h, ok := m.layout.V2()
 	if !ok || m.layout.Mode != cgroup.ModeV2 || m.rootError != nil {

@@ -15,25 +15,25 @@ import (
 // LightWarning is the code of the warning in every ledger of a light meter.
 const LightWarning = "light"
 
-// Light weighs a part of a machine: trees of control groups that its caller names, and the eBPF programs that processes
-// in them hold. It is for one of many scales on one machine, which would disturb what they weigh if each read all of
-// it: there are no samples, so no shares, and no budget of the machine's CPU time; what a Meter has of those is absent.
-// The caller switches the kernel's run statistics on. It is for one goroutine.
+// Light weighs only some of a machine: trees of control groups named by the caller, and the eBPF programs held by
+// processes in them. It is for one of many scales on a machine, which would disturb the subject if each read
+// everything. It takes no samples, so there are no shares, and the ledger has no CPU budget of the machine. The caller
+// switches the kernel's run statistics on. A Light is not safe for concurrent use.
 type Light struct {
-	m      *Meter // as an account wants it, without kernel threads
+	m      *Meter // without kernel threads and samples
 	window *LightWindow
 }
 
-// LightWindow is a window of a light meter: what Prepare finds, and what both edges read.
+// LightWindow is a window of a light meter: what Prepare found, and the counters of the first edge.
 type LightWindow struct {
 	m        *Meter
 	first    edge
-	snapshot *bpf.Snapshot // of the programs and maps that are weighed
+	snapshot *bpf.Snapshot // of the programs and maps being weighed
 	programs map[bpf.Key]bpf.Counters
 	known    map[bpf.Key]bool
 }
 
-// NewLight opens a light meter. Of the options those about samples have no meaning. Close it.
+// NewLight opens a light meter. It ignores options about samples. The caller must close it.
 func NewLight(o Options) (l *Light, err error) {
 	l = &Light{m: &Meter{uncounted: o.NoStatistics, whole: true}}
 	if l.m.layout, err = cgroup.Discover(cgroup.Roots{}); err != nil {
@@ -48,12 +48,12 @@ func NewLight(o Options) (l *Light, err error) {
 	return l, nil
 }
 
-// Close gives everything back.
+// Close releases all resources.
 func (l *Light) Close() error { return l.m.Close() }
 
-// Prepare finds the groups in trees, which are names of groups at the top of the hierarchies, and the programs and maps
-// that their processes hold: what is slow, and can be done before the window. Those that come later are not weighed. It
-// must be called before each Open.
+// Prepare finds the groups in trees, which names groups at the top of the hierarchies, and the programs and maps that
+// their processes hold. This is slow, and is therefore done before the window. What appears later is not weighed.
+// Prepare must be called before each Open.
 func (l *Light) Prepare(trees ...string) (err error) {
 	if l.m.groups != nil {
 		l.m.groups.Close()
@@ -105,7 +105,7 @@ func (l *Light) Open() (*LightWindow, error) {
 	return w, nil
 }
 
-// OpenAt is Open at a time by CLOCK_MONOTONIC, in nanoseconds. When the context ends before, the error is its cause.
+// OpenAt is Open at the given CLOCK_MONOTONIC time in nanoseconds. If the context ends first, the error is its cause.
 func (l *Light) OpenAt(ctx context.Context, at int64) (*LightWindow, error) {
 	if err := pace.SleepUntil(ctx, at); err != nil {
 		return nil, err
@@ -113,14 +113,14 @@ func (l *Light) OpenAt(ctx context.Context, at int64) (*LightWindow, error) {
 	return l.Open()
 }
 
-// readPrograms reads the counters of the programs that are weighed.
+// readPrograms reads the counters of the programs being weighed.
 func (w *LightWindow) readPrograms() ([]bpf.Program, error) {
 	all, err := w.m.bpf.ReadCounters()
 	return slices.DeleteFunc(all, func(p bpf.Program) bool { return !w.known[p.Key()] }), err
 }
 
-// CloseAt is Close at a time by CLOCK_MONOTONIC, in nanoseconds. When the context ends it closes at once, and the error
-// is its cause.
+// CloseAt is Close at the given CLOCK_MONOTONIC time in nanoseconds. If the context ends first, it closes at once, and
+// the error is its cause.
 func (w *LightWindow) CloseAt(ctx context.Context, at int64) (*ledger.Ledger, error) {
 	ended := pace.SleepUntil(ctx, at)
 	l, err := w.Close()
@@ -130,7 +130,7 @@ func (w *LightWindow) CloseAt(ctx context.Context, at int64) (*ledger.Ledger, er
 	return l, nil
 }
 
-// Close reads the counters again and makes the account. Maps are as Prepare found them.
+// Close reads the counters again and returns the ledger. Maps are as Prepare found them.
 func (w *LightWindow) Close() (*ledger.Ledger, error) {
 	m := w.m
 	last, err := m.readEdge()

@@ -1,5 +1,6 @@
-// Package meter opens a window on the machine, closes it, and returns the ledger. It reads the kernel's counters at
-// both edges by one clock, in one order, and samples in between; attribution and ledger do the arithmetic.
+// Package meter opens a window on the machine, closes it, and returns the ledger. At both edges it reads the kernel's
+// counters by one clock and in one order, and in between it takes samples; packages attribution and ledger do the
+// arithmetic.
 package meter
 
 import (
@@ -26,31 +27,32 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Options of a meter. The zero value has sensible defaults.
+// Options configures a meter. The zero value has sensible defaults.
 type Options struct {
-	SampleHz int // samples per second and CPU; 0 is perf.DefaultHz, negative is none
-	// NoStatistics leaves the kernel's run statistics off: nothing is known then of how often and how long programs
-	// run, and no run is slower for being counted.
+	SampleHz int // samples per second and CPU; 0 is perf.DefaultHz, negative disables sampling
+	// NoStatistics leaves the kernel's run statistics off. How often and how long programs run is then unknown, and runs
+	// are not slowed down by counting.
 	NoStatistics bool
-	NoWitness    bool // do not look for stolen time and for who holds the CPUs
-	// DrainEvery is how often samples are taken out of their rings, which hold about a second of them; 0 is 200 ms. Each
-	// time costs some 50 us of CPU time, whatever there is. Where a sample does not say which group it is from, threads
-	// that have ended by then are taken to be in the group of the thread that made them.
+	NoWitness    bool // do not observe stolen time and which tasks hold the CPUs
+	// DrainEvery is how often samples are taken out of their rings, which hold about a second's worth; 0 is 200 ms. Each
+	// drain costs about 50 us of CPU time, even if the rings are empty. If samples do not contain their group, threads
+	// that have ended by the time of the drain are assumed to be in the group of the thread that created them.
 	DrainEvery time.Duration
-	// Lean leaves out of ledgers the throttling of groups where that takes another file (v1), their peaks of memory and
-	// their TCP memory, on v1 half of what reading costs, and which processes held the CPUs. That memory of a process is
-	// counted in another group than its CPU time (v1) is known up to a minute late.
+	// Lean makes ledgers cheaper by leaving out the throttling of groups if that takes another file (v1), their peak
+	// memory and TCP memory, which is half of the cost of reading on v1, and which processes held the CPUs. That the
+	// memory of a process is counted in another group than its CPU time (v1) is noticed up to a minute late.
 	Lean bool
-	// Whole makes it an error, of New or of a window, that programs, maps, run statistics or control groups cannot be
-	// read. Without, a ledger lacks them, with a warning. Only samples and the witness, where the machine has no such
-	// feature, may be missing in any case.
+	// Whole makes New and windows fail if programs, maps, run statistics or control groups cannot be read. Otherwise the
+	// ledger omits them and has a warning. Samples and the witness may be missing in either case if the machine lacks the
+	// feature.
 	Whole    bool
-	DropRing bool // a fault for calibration to find: see perf.Options
+	DropRing bool // a fault that calibration must detect: see perf.Options
 	// Shared is what several meters of a process have in common. nil: the meter shares nothing.
 	Shared *Shared
 }
 
-// Meter holds what is opened once: readers, the kernel's run statistics, the sampler. It is for one goroutine.
+// Meter holds what is opened once: readers, the kernel's run statistics, the sampler. It is not safe for concurrent
+// use.
 type Meter struct {
 	fs        proc.FS
 	host      ledger.Host
@@ -58,48 +60,48 @@ type Meter struct {
 	groups    *cgroup.Reader
 	kernel    *proc.KernelThreads
 	shared    *Shared
-	sharing   bool // shared is others' as well
+	sharing   bool // shared also belongs to other meters
 	bpf       *bpf.Inventory
 	symbols   *ksym.Table
 	stats     io.Closer
 	sampler   *perf.Sampler    // nil without sampling
 	witness   *witness.Witness // nil without one
-	lookCost  *float64         // seconds that one look of the witness costs; nil where unknown
-	uncounted bool             // the kernel's run statistics are off: runs and run time of programs are not known
-	countable bool             // they can be switched on
+	lookCost  *float64         // seconds that one look of the witness costs; nil if unknown
+	uncounted bool             // the kernel's run statistics are off: runs and run time of programs are unknown
+	countable bool             // run statistics can be switched on
 	whole     bool             // see Options
-	parts     windowParts      // that are asked for, with the errors of those that this machine lacks
+	parts     windowParts      // the enabled parts, with the errors of those that this machine lacks
 	noKernel  bool             // kernel threads are hidden from this process
 	rootError error            // why the processes in the root group cannot be listed
 
 	drainEvery time.Duration
 	entries    map[uint64]ledger.Context // kernel addresses that were looked up
-	statsCost  *float64                  // seconds that run statistics cost one run of a program; nil where unknown
-	warnings   []ledger.Warning          // of set-up: they hold for every window
-	reported   time.Duration             // CPU time of this process that an earlier ledger has named
+	statsCost  *float64                  // seconds that run statistics add to one run of a program; nil if unknown
+	warnings   []ledger.Warning          // from New; they hold for every window
+	reported   time.Duration             // CPU time of this process that earlier ledgers have reported
 	open       bool
 	preparing  time.Duration     // what the last prepare took
 	switching  time.Duration     // what the last switchOn took
-	fastest    time.Duration     // of all readings of an edge
-	hidden     bool              // this process does not see all of the machine's processes
-	part       bool              // only a part of the machine's control groups can be seen
-	snapshot   *bpf.Snapshot     // the last
-	elsewhere  map[string]string // why the memory of groups is not known, by path: see lookElsewhere
-	looked     time.Time         // for that
-	lookEvery  time.Duration     // at most
+	fastest    time.Duration     // reading of an edge so far
+	hidden     bool              // some of the machine's processes are invisible to this process
+	part       bool              // only some of the machine's control groups are visible
+	snapshot   *bpf.Snapshot     // the latest
+	elsewhere  map[string]string // why the memory of a group is unknown, by path: see lookElsewhere
+	looked     time.Time         // when lookElsewhere last ran
+	lookEvery  time.Duration     // minimum time between runs of lookElsewhere
 	list       func() (*bpf.Snapshot, error)
-	memory     map[*cgroup.Group]knownMemory // of ledgers
-	spare      map[*cgroup.Group]cgroup.CPU  // of an edge that is not needed any more
-	edges      int                           // that were read
+	memory     map[*cgroup.Group]knownMemory // as shown in ledgers
+	spare      map[*cgroup.Group]cgroup.CPU  // from an edge that is no longer needed, for reuse
+	edges      int                           // number of edges read
 }
 
-// renewal is after how many edges what is used again and again is made anew: a map keeps the room for the most entries
-// that it ever had, and thousands of groups may have come and gone.
+// renewal is the number of edges after which reused maps are replaced. A map keeps room for the most entries that it
+// ever had, and thousands of groups may have come and gone.
 const renewal = 64
 
-// New opens everything, or with Options.Whole unset what this machine and the rights of this process allow: each
-// ledger warns of what is missing. Close it. The error is a *fault.Error with code Machine where the machine cannot be
-// weighed.
+// New opens everything, or, without Options.Whole, as much as this machine and the rights of this process allow; each
+// ledger then warns of what is missing. The caller must close the meter. The error is a *fault.Error with code Machine
+// if the machine cannot be weighed.
 func New(_ context.Context, o Options) (m *Meter, err error) {
 	shared := cmp.Or(o.Shared, &Shared{})
 	shared.mu.Lock()
@@ -163,7 +165,7 @@ func New(_ context.Context, o Options) (m *Meter, err error) {
 	return m, nil
 }
 
-// openWitness opens the witness. It joins a sampler that is driven by the same clock, so that both wake an idle CPU
+// openWitness opens the witness. It joins a sampler driven by the same clock, so that the two wake an idle CPU only
 // once.
 func (m *Meter) openWitness(o Options, types *btf.Cache) (err error) {
 	of := witness.Options{Types: types, Program: &m.shared.witness, NoOccupants: o.Lean}
@@ -184,7 +186,7 @@ func (m *Meter) openWitness(o Options, types *btf.Cache) (err error) {
 	return nil
 }
 
-// enableStatistics switches the kernel's run statistics on. What they cost is measured before they are.
+// enableStatistics switches the kernel's run statistics on, after measuring what they cost.
 func (m *Meter) enableStatistics() (err error) {
 	cost, costErr := m.shared.statsCost.measure(bpf.MeasureStatsCost)
 	if m.stats, err = bpf.EnableStats(); err != nil {
@@ -219,10 +221,10 @@ func (m *Meter) warn(code, format string, args ...any) {
 	m.warnings = append(m.warnings, ledger.Warning{Code: code, Message: fmt.Sprintf(format, args...)})
 }
 
-// Close turns statistics off and gives everything back.
+// Close turns run statistics off and releases all resources.
 func (m *Meter) Close() error {
 	var errs []error
-	if m.witness != nil { // its events hang on those of the sampler
+	if m.witness != nil { // its events are attached to those of the sampler
 		errs = append(errs, m.witness.Close())
 	}
 	if m.sampler != nil {
@@ -247,10 +249,10 @@ func (m *Meter) Close() error {
 	return errors.Join(errs...)
 }
 
-// edge is every counter at one time.
+// edge holds all counters at one time.
 type edge struct {
 	at     int64         // CLOCK_MONOTONIC, ns
-	took   time.Duration // to read them all, from at on
+	took   time.Duration // time to read them all, starting at at
 	wall   time.Time
 	stat   proc.Stat
 	groups map[*cgroup.Group]cgroup.CPU
@@ -259,15 +261,15 @@ type edge struct {
 	self   time.Duration
 }
 
-// readEdge reads the counters of CPU time. What is slow and can wait, such as finding new groups, is done by prepare
-// before it, so that the counters are read close together.
+// readEdge reads the counters of CPU time. What is slow and can be done earlier, such as finding new groups, is left
+// to prepare, so the counters are read close together.
 //
-// On a busy machine the scale itself may be held up in between, and the counters then be of different times: it reads
-// again, a few times. The ledger says how long the last reading took; it is the one that counts, for what is read next
-// must follow it closely.
+// On a busy machine the scale itself may be preempted in between, and the counters would then be from different times,
+// so it retries a few times. The last reading counts, because what is read next must follow it closely, and the ledger
+// says how long it took.
 func (m *Meter) readEdge() (edge, error) { return m.readClosely(m.readEdgeOnce) }
 
-// readClosely is what readEdge does, with a reading of the caller's.
+// readClosely implements readEdge with the given reading function.
 func (m *Meter) readClosely(once func() (edge, error)) (e edge, err error) {
 	for range edgeTries {
 		if e, err = once(); err != nil {
@@ -277,7 +279,7 @@ func (m *Meter) readClosely(once func() (edge, error)) (e edge, err error) {
 		if fastest == 0 || e.took < fastest {
 			m.fastest = e.took
 		}
-		if e.took < edgeTime || e.took < 2*fastest && 2*e.took > fastest { // else one of the two was held up
+		if e.took < edgeTime || e.took < 2*fastest && 2*e.took > fastest { // otherwise one of the two was held up
 			break
 		}
 	}
@@ -286,11 +288,11 @@ func (m *Meter) readClosely(once func() (edge, error)) (e edge, err error) {
 
 const (
 	edgeTries = 4
-	edgeTime  = 8 * time.Millisecond // 300 groups take 1 to 3 ms, 3000 of them 15
+	edgeTime  = 8 * time.Millisecond // 300 groups take 1 to 3 ms, 3000 groups 15 ms
 )
 
 func (m *Meter) readEdgeOnce() (e edge, err error) {
-	whole := m.kernel != nil // and not the part of a machine that a light meter weighs
+	whole := m.kernel != nil // false for a light meter, which weighs only some of the machine
 	e.at, e.wall = monotonic(), time.Now()
 	if whole {
 		if e.stat, err = m.fs.Stat(); err != nil {
@@ -311,7 +313,7 @@ func (m *Meter) readEdgeOnce() (e edge, err error) {
 	e.self = selfTime()
 	e.took = time.Duration(monotonic() - e.at)
 	groups := m.groups.Groups()
-	if m.edges++; m.edges%renewal < 2 { // one edge for each of the two maps that take turns
+	if m.edges++; m.edges%renewal < 2 { // once for each of the two maps that alternate
 		m.spare = nil
 	}
 	if m.edges%renewal == 0 {
@@ -332,8 +334,8 @@ func (m *Meter) readEdgeOnce() (e edge, err error) {
 	return e, nil
 }
 
-// unlessNamed lets the error of a group that could not be read pass: the ledger names the group (account.unread), and
-// what it used is unknown. Missing rights are an error where the ledger must be whole.
+// unlessNamed drops the error of a group that could not be read: the ledger names the group (account.unread), and what
+// it used is unknown. Missing rights remain an error if the ledger must be whole.
 func (m *Meter) unlessNamed(err error) error {
 	if m.whole && errors.Is(err, unix.EACCES) {
 		return err
@@ -350,8 +352,9 @@ func (m *Meter) prepare() error {
 	return m.kernel.Refresh()
 }
 
-// prepareTop finds what is new at the top alone: groups that no other group contains, and kernel threads. What they
-// use is in no other counter that the budget adds up. (Groups below are counted in those around them until prepare.)
+// prepareTop finds only what is new at the top: groups that no other group contains, and kernel threads. No other
+// counter in the budget contains what these use. (New groups below the top are counted in their ancestors until the
+// next prepare.)
 func (m *Meter) prepareTop() error {
 	if err := m.groups.RefreshTop(); err != nil {
 		return err
@@ -366,37 +369,38 @@ type Window struct {
 	opening   time.Duration // to read the first edge and the programs' counters
 	programs  map[bpf.Key]bpf.Counters
 	collector *collector    // nil without sampling
-	watching  bool          // the witness looks
-	parts     windowParts   // what each took so far, and how it failed
-	unwatched time.Duration // after the first edge: neither samples nor the witness saw it
+	watching  bool          // the witness is watching
+	parts     windowParts   // with time taken and errors so far
+	unwatched time.Duration // time after the first edge that neither samples nor the witness cover
 	unlisted  error         // why programs and maps could not be listed again
 	stop      chan struct{}
-	done      chan error // of the goroutine that drains; it has ended when it has sent
+	done      chan error // of the draining goroutine, which ends after sending
 }
 
 func newWindow(m *Meter) *Window {
 	return &Window{m: m, parts: m.parts, stop: make(chan struct{}), done: make(chan error, 1)}
 }
 
-// Open reads every counter: the first edge. Only one window of a meter is open at a time.
+// Open reads all counters, which is the first edge. Only one window of a meter can be open at a time.
 func (m *Meter) Open() (*Window, error) { return m.OpenAt(context.Background(), 0) }
 
-// How long before its first edge a window is made ready, in two steps: sampling and looking begin, and then what is
-// new on the machine is found, as late as can be, for what comes after that is charged with all that it has used. Each
-// gets twice the time that it took before, so much at least, and no more than mostAhead, for rings fill meanwhile.
+// A window is prepared before its first edge in two steps. First sampling and the witness start. Then, as late as
+// possible, new groups and kernel threads are found, because one that appears after that is charged with all its use
+// so far. Each step is allowed twice the time that it took before, but at least the time here, and at most mostAhead,
+// because rings fill up in the meantime.
 const (
 	switchAhead  = 60 * time.Millisecond // it takes less than 1 ms, and 10 to 45 the first time
 	prepareAhead = 10 * time.Millisecond
 	mostAhead    = 500 * time.Millisecond
 )
 
-// ahead is how long before it is due a step begins that took so long the last time.
+// ahead returns how long before its deadline a step must start, in nanoseconds, given how long it took last time.
 func ahead(took, least time.Duration) int64 { return int64(min(max(2*took, least), mostAhead)) }
 
-// OpenAt is Open with the first edge at a time by CLOCK_MONOTONIC, in nanoseconds. All that can be done before is: it
-// takes tenths of a second on a machine with thousands of control groups, and begun at that time, the window would
-// miss the beginning of what it is to measure. The edge is late where the time is too near. When the context ends
-// before, the error is its cause.
+// OpenAt is Open with the first edge at the given CLOCK_MONOTONIC time in nanoseconds. All possible work is done
+// before that: it takes tenths of a second on a machine with thousands of control groups, and a window that started it
+// only then would miss the beginning of what it measures. The edge is late if the time is too near. If the context
+// ends first, the error is its cause.
 func (m *Meter) OpenAt(ctx context.Context, at int64) (w *Window, err error) {
 	if m.open {
 		return nil, errors.New("opening a window: the one before is still open")
@@ -406,7 +410,7 @@ func (m *Meter) OpenAt(ctx context.Context, at int64) (w *Window, err error) {
 		return nil, err
 	}
 	w = newWindow(m)
-	opened := w // a return of nil clears w
+	opened := w // returning nil clears w
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, opened.switchOff())
@@ -420,11 +424,11 @@ func (m *Meter) OpenAt(ctx context.Context, at int64) (w *Window, err error) {
 	if err := pace.SleepUntil(ctx, prepare); err != nil {
 		return nil, err
 	}
-	// what has come since New would else be taken for new in the window, with all that it has used before
+	// Otherwise what has appeared since New would count as new in the window, with all that it used before.
 	if err := w.parts.cpu.read(m.prepare); err != nil {
 		return nil, err
 	}
-	m.forgetGroups() // groups come and go for as long as the meter lives
+	m.forgetGroups() // groups come and go as long as the meter lives
 	if err := w.drain(); err != nil {
 		return nil, err
 	}
@@ -460,7 +464,7 @@ func (m *Meter) OpenAt(ctx context.Context, at int64) (w *Window, err error) {
 	return w, nil
 }
 
-// switchOn begins to sample and to look.
+// switchOn starts sampling and the witness.
 func (w *Window) switchOn() error {
 	m := w.m
 	if m.witness != nil {
@@ -481,7 +485,7 @@ func (w *Window) switchOn() error {
 	return w.try(&w.parts.witness, m.witness.Enable)
 }
 
-// switchOff ends both where the window comes to nothing.
+// switchOff stops both if the window could not be opened or continued.
 func (w *Window) switchOff() error {
 	var errs []error
 	if w.m.sampler != nil {
@@ -512,19 +516,19 @@ func (w *Window) run() {
 	w.done <- nil
 }
 
-// wait waits until the rings want to be drained, or for d, or for the end of the window.
+// wait waits until the rings need draining, for d, or for the end of the window, whichever comes first.
 func (w *Window) wait(d time.Duration) error {
 	if w.collector == nil || w.parts.samples.Err != nil {
 		w.stopped(d)
 		return nil
 	}
-	if err := w.m.sampler.Wait(d); err != nil { // which takes none of the part's time
+	if err := w.m.sampler.Wait(d); err != nil { // not counted as time taken by the part
 		return w.try(&w.parts.samples, func() error { return err })
 	}
 	return nil
 }
 
-// stopped waits for the end of the window, but no longer than d, and says whether that has come.
+// stopped waits for the end of the window, but no longer than d, and reports whether it has come.
 func (w *Window) stopped(d time.Duration) bool {
 	if d > 0 {
 		select {
@@ -540,8 +544,8 @@ func (w *Window) stopped(d time.Duration) bool {
 	}
 }
 
-// drain empties the sampler's rings, and then the witness's, so that each stall finds the sample that was taken as it
-// ended.
+// drain empties the sampler's rings and then the witness's, so that each stall can be matched with the sample taken as
+// it ended.
 func (w *Window) drain() error {
 	now := monotonic()
 	if w.collector != nil {
@@ -562,7 +566,7 @@ func (w *Window) drain() error {
 	})
 }
 
-// halt ends the draining that run does.
+// halt stops the draining goroutine.
 func (w *Window) halt() error {
 	close(w.stop)
 	if w.collector != nil {
@@ -571,8 +575,8 @@ func (w *Window) halt() error {
 	return <-w.done
 }
 
-// finish ends sampling and looking. The account of the witness is of the time between the edges; it is nil without
-// one.
+// finish ends sampling and the witness. It returns the witness's account of the time between the edges, or nil without
+// a witness.
 func (w *Window) finish(last edge) (seen *witness.Account, err error) {
 	m := w.m
 	err = w.halt()
@@ -582,7 +586,7 @@ func (w *Window) finish(last edge) (seen *witness.Account, err error) {
 	if w.watching {
 		err = errors.Join(err, w.must(&w.parts.witness, m.witness.Disable))
 	}
-	if w.collector != nil { // whatever failed, sampling ends
+	if w.collector != nil { // whatever failed, sampling must end
 		err = errors.Join(err, w.must(&w.parts.samples, func() error { return w.collector.finish(monotonic()) }))
 	}
 	if err != nil || !w.watching {
@@ -604,16 +608,16 @@ func (w *Window) finish(last edge) (seen *witness.Account, err error) {
 	return seen, err
 }
 
-// Close reads every counter again and makes the account.
+// Close reads all counters again and returns the ledger.
 func (w *Window) Close() (*ledger.Ledger, error) { return w.close(w.parts.cpu.read(w.m.prepare)) }
 
-// CloseAt is Close with the second edge at a time by CLOCK_MONOTONIC, in nanoseconds. On a machine with thousands of
-// control groups it takes tenths of a second to find new ones and to read all; begun at that time, the window would
-// go on after what it is to measure has ended. What can be done before is, for which the first edge says how long it
-// takes. When the context ends the window is closed at once, and the error is its cause.
+// CloseAt is Close with the second edge at the given CLOCK_MONOTONIC time in nanoseconds. On a machine with thousands
+// of control groups it takes tenths of a second to find new ones and to read all; if that started only then, the
+// window would extend past what it measures. All possible work is therefore done before; the first edge shows how long
+// that takes. If the context ends, the window is closed at once, and the error is its cause.
 func (w *Window) CloseAt(ctx context.Context, at int64) (*ledger.Ledger, error) {
 	at -= int64(w.opening)
-	ended := pace.SleepUntil(ctx, at-2*int64(w.m.preparing)) // it may take longer than the last time
+	ended := pace.SleepUntil(ctx, at-2*int64(w.m.preparing)) // it may take longer than last time
 	err := w.parts.cpu.read(w.m.prepare)
 	if ended == nil {
 		ended = pace.SleepUntil(ctx, at)
@@ -625,7 +629,7 @@ func (w *Window) CloseAt(ctx context.Context, at int64) (*ledger.Ledger, error) 
 	return l, nil
 }
 
-// close reads every counter again if nothing has gone wrong before, and ends the window in any case.
+// close reads all counters again unless err is set, and ends the window in any case.
 func (w *Window) close(err error) (*ledger.Ledger, error) {
 	m := w.m
 	m.open = false
@@ -647,7 +651,7 @@ func (w *Window) close(err error) (*ledger.Ledger, error) {
 	return w.account(last, programs, seen)
 }
 
-// readSlow reads what an edge does not wait for: memory, and what programs and maps there are.
+// readSlow reads what the edge does not wait for: memory, and the list of programs and maps.
 func (w *Window) readSlow() (err error) {
 	if err := w.readMemory(); err != nil {
 		return err
@@ -660,7 +664,7 @@ func (w *Window) account(last edge, programs []bpf.Program, seen *witness.Accoun
 	w.parts.cpu.Err = w.unreadGroups()
 	a := account{m: w.m, w: w, last: last, programs: programs, seen: seen, snapshot: w.listed(programs)}
 	if w.collector != nil {
-		w.collector.addText(programs) // names code whose load was seen only in part
+		w.collector.addText(programs) // gives names to code whose loading was only partly seen
 		var err error
 		if a.found, err = w.findings(); err != nil {
 			return nil, err
@@ -671,5 +675,5 @@ func (w *Window) account(last edge, programs []bpf.Program, seen *witness.Accoun
 
 func monotonic() int64 { return pace.Clock(unix.CLOCK_MONOTONIC) }
 
-// selfTime is the CPU time of this process.
+// selfTime returns the CPU time of this process.
 func selfTime() time.Duration { return time.Duration(pace.Clock(unix.CLOCK_PROCESS_CPUTIME_ID)) }

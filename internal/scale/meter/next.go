@@ -11,16 +11,17 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Next closes the window and opens the next one at the same edge: the last counters of the one are the first of the
-// other, so that all CPU time and each run of a program is in exactly one of them. Sampling goes on.
+// Next closes the window and opens the next one at the same edge: the last counters of one are the first of the other,
+// so all CPU time and each run of a program is in exactly one of them. Sampling continues.
 //
-// With all it finds new groups, and reads memory and what programs and maps there are. Without, the ledger has those as
-// they were read last, and a window costs a fraction. New groups at the top of the hierarchies and new kernel threads
-// are found in any case, for nothing else counts their time. A new group below the top is in the groups around it until
-// the next window with all, which then has what the group used since it was made.
+// If all is true, it finds new groups, and reads memory and the list of programs and maps. Otherwise the ledger has
+// those from the last such reading, and a window costs a fraction. New groups at the top of the hierarchies and new
+// kernel threads are found in any case, because no other counter contains their time. A new group below the top is
+// counted in its ancestors until the next window with all set, which then has all that the group used since its
+// creation.
 //
-// After an error, a window that is returned is open, and its ledger will have what was used meanwhile. Without one, the
-// meter must be whole and its sampling has failed: Open another window. A meter that need not be whole begins to sample
+// After an error, the returned window, if any, is open, and its ledger will include what was used in the meantime. If
+// none is returned, sampling failed in a meter that must be whole: Open another window. Other meters start sampling
 // again in the next window.
 func (w *Window) Next(all bool) (*ledger.Ledger, *Window, error) {
 	m := w.m
@@ -42,7 +43,7 @@ func (w *Window) Next(all bool) (*ledger.Ledger, *Window, error) {
 
 	next := newWindow(m)
 	next.first, next.programs, next.watching, next.opening = last, countersOf(programs), w.watching, w.opening
-	if programs == nil { // they are the first of the next window as well
+	if programs == nil { // they are also the first counters of the next window
 		next.parts.programs.Err = w.parts.programs.Err
 	}
 	if w.collector != nil {
@@ -73,8 +74,8 @@ func (w *Window) Next(all bool) (*ledger.Ledger, *Window, error) {
 	return l, next, nil
 }
 
-// Count switches the kernel's run statistics on or off for the window that Next has just opened. Without them, the
-// ledger of that window does not say how often and how long programs ran. It does nothing where the meter has none.
+// Count switches the kernel's run statistics on or off for the window that Next has just opened. Without them, its
+// ledger does not say how often and how long programs ran. Count does nothing if the meter never had statistics.
 func (m *Meter) Count(on bool) (err error) {
 	switch {
 	case !m.countable || on != m.uncounted:
@@ -90,7 +91,7 @@ func (m *Meter) Count(on bool) (err error) {
 	return err
 }
 
-// begin turns the last edge of the window before into the first of this one: it drops what has gone.
+// begin turns the last edge of the previous window into the first of this one: it drops what has gone.
 func (w *Window) begin() {
 	m := w.m
 	m.forgetGroups()
@@ -99,16 +100,16 @@ func (w *Window) begin() {
 	w.first.kernel = lists.Map(m.kernel.Threads(), func(t proc.KernelThread) time.Duration { return t.Runtime })
 }
 
-// Discard ends the window without an account of it.
+// Discard ends the window without a ledger.
 func (w *Window) Discard() error { return w.giveUp(w.halt()) }
 
-// giveUp ends a window that cannot go on.
+// giveUp ends a window that cannot continue.
 func (w *Window) giveUp(err error) error {
 	w.m.open = false
 	return errors.Join(err, w.switchOff())
 }
 
-// readNow reads an edge, and the programs' counters, which it began to list at the time listed.
+// readNow reads an edge and then the programs' counters. listed is when it began to list the programs.
 func (w *Window) readNow() (last edge, programs []bpf.Program, listed int64, err error) {
 	if last, err = w.readEdge(); err != nil {
 		return last, nil, 0, err
@@ -118,14 +119,14 @@ func (w *Window) readNow() (last edge, programs []bpf.Program, listed int64, err
 	return last, programs, listed, err
 }
 
-// resume drains again after halt.
+// resume restarts draining after halt.
 func (w *Window) resume() {
 	w.stop, w.done = make(chan struct{}), make(chan error, 1)
 	go w.run()
 }
 
-// roll hands sampling and looking over to the next window, whose first edge is there. The account of the witness is of
-// the time between the edges; it is nil without one.
+// roll hands sampling and the witness over to the next window, whose first edge has been read. It returns the
+// witness's account of the time between the edges, or nil without a witness.
 func (w *Window) roll(next *Window) (seen *witness.Account, err error) {
 	if w.watching {
 		settle := func() error { return w.m.witness.Settle(next.first.at) }
@@ -155,8 +156,8 @@ func (w *Window) roll(next *Window) (seen *witness.Account, err error) {
 	return seen, err
 }
 
-// restart begins to sample and to look anew, in a window whose edge was read, because one of the two failed in the
-// window before.
+// restart starts sampling and the witness anew in a window whose first edge has been read, because one of them failed
+// in the previous window.
 func (w *Window) restart(before *Window, programs []bpf.Program) error {
 	_ = before.switchOff() // what has failed may fail again
 	if err := w.switchOn(); err != nil {
@@ -178,7 +179,7 @@ func (w *Window) restart(before *Window, programs []bpf.Program) error {
 	return nil
 }
 
-// countersOf are the counters of the programs that are there.
+// countersOf returns the counters of the programs that still exist.
 func countersOf(programs []bpf.Program) map[bpf.Key]bpf.Counters {
 	counters := make(map[bpf.Key]bpf.Counters, len(programs))
 	for i := range programs {
@@ -189,7 +190,7 @@ func countersOf(programs []bpf.Program) map[bpf.Key]bpf.Counters {
 	return counters
 }
 
-// forget drops the groups that have vanished before the window that the edge begins.
+// forget drops the groups that vanished before the window that starts at this edge.
 func (e *edge) forget() {
 	for g := range e.groups {
 		if g.Vanished {
@@ -198,6 +199,6 @@ func (e *edge) forget() {
 	}
 }
 
-// NotSampled is the code of the warning that CPUs went offline or came online. A CPU that came online has no sampler
-// until there is a new meter.
+// NotSampled is the code of the warning that CPUs went offline or came online. A CPU that came online is not sampled
+// by existing meters.
 const NotSampled = "cpus-not-sampled"

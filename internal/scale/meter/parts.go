@@ -17,8 +17,8 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Part is one of the things that a window reads, with what reading it took. If a part fails, the ledger lacks its lines
-// and no others. The exception is CPU time: without its counters at both edges there is no ledger.
+// Part is one of the things that a window reads, with what reading it took. If a part fails, the ledger lacks its
+// lines and no others. The exception is CPU time: without its counters at both edges there is no ledger.
 type Part struct {
 	Name string
 	Took time.Duration // wall time of all its readings in the window
@@ -169,8 +169,8 @@ func (m *Meter) openStatistics() error {
 	return nil
 }
 
-// openGroups opens the reader of control groups. A meter that need not be whole omits groups without permission to read
-// them, and each ledger names these.
+// openGroups opens the reader of control groups. A meter that need not be whole omits groups without permission to
+// read them, and each ledger names these.
 func (m *Meter) openGroups() (err error) {
 	open := cgroup.NewReaderOfReadable
 	if m.whole {
@@ -217,7 +217,8 @@ func (m *Meter) openSampler(o Options) (err error) {
 	return nil
 }
 
-// mayLack is lack for a feature: even a meter that must be whole may lack one that this machine does not have.
+// mayLack is lack for an optional feature: a meter that must be whole fails only if the error is not
+// feature.ErrMissing.
 func (m *Meter) mayLack(what ledger.Warning, err error, of *Part) error {
 	if m.whole && !errors.Is(err, feature.ErrMissing) {
 		return err
@@ -299,9 +300,9 @@ func (w *Window) readInventory() (s *bpf.Snapshot, err error) {
 	return s, nil
 }
 
-// listed is what an account has for a list of programs and maps, given the programs with their counters. Where they
-// have never been listed, but were counted, it is these programs, with nobody who holds them. The meter does not keep
-// that, so that the next window lists them whether or not it is asked to.
+// listed returns the programs and maps for an account, given the counted programs. If they have never been listed, but
+// were counted, the result is the counted programs, without holders. The meter does not store that result, so the next
+// window lists them in any case.
 func (w *Window) listed(counted []bpf.Program) *bpf.Snapshot {
 	if w.m.snapshot == nil && w.unlisted != nil {
 		return &bpf.Snapshot{Programs: counted, MapsErr: w.unlisted}
@@ -309,8 +310,8 @@ func (w *Window) listed(counted []bpf.Program) *bpf.Snapshot {
 	return w.m.snapshot
 }
 
-// failed warns of the parts that failed in this window. The meter warns of what the machine lacks, and unread of groups
-// that could not be read.
+// failed warns of the parts that failed in this window. What the machine lacks is in the meter's warnings, and unread
+// warns of groups that could not be read.
 func (a *account) failed() {
 	had, has := &a.m.parts, &a.w.parts
 	if a.snapshot != nil {

@@ -17,31 +17,31 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Sandboxes adds to a ledger what the sandboxes of the machine used in its window. It reads at separate edges, around
-// those of the window: what it costs is not in the window's budget, and stands in the ledger's self.
+// Sandboxes adds to a ledger what the machine's sandboxes used in its window. It reads at separate edges, around those
+// of the window, so its cost is not in the window's budget but in the ledger's Self.
 type Sandboxes struct {
 	reader *sandbox.Reader
 	fs     proc.FS
 	first  map[task]uint64 // CPU time at the first edge, ns: of all processes, and of threads in sandboxes
-	began  uint64          // of the first edge, as proc.Process.Start
-	cost   time.Duration   // of the whole, CPU time of this process
-	smaps  time.Duration   // of reading resident memory, a part of it
+	began  uint64          // time of the first edge, in the unit of proc.Process.Start
+	cost   time.Duration   // CPU time of this process for all of it
+	smaps  time.Duration   // the part of cost for reading resident memory
 }
 
-// task is a process or a thread for good.
+// task identifies a process or a thread even if its number is reused.
 type task struct {
 	pid, tid int
 	start    uint64
 }
 
-// How much CPU time reading resident memory may take: the kernel walks the page tables of each process for it.
+// Limits of the CPU time for reading resident memory, for which the kernel walks the page tables of each process.
 const (
-	smapsPart  = 0.02 // of the window
+	smapsPart  = 0.02 // fraction of the window
 	smapsLeast = 100 * time.Millisecond
 	smapsMost  = 2 * time.Second
 )
 
-// OpenSandboxes reads the first edge. Close it.
+// OpenSandboxes reads the first edge. The caller must close the result.
 func OpenSandboxes(o sandbox.Options) (*Sandboxes, error) {
 	began := selfTime()
 	r, err := sandbox.New(o)
@@ -60,7 +60,7 @@ func OpenSandboxes(o sandbox.Options) (*Sandboxes, error) {
 	return s, nil
 }
 
-// times is the CPU time of all processes, and of threads in sandboxes, as the census that was just taken has it.
+// times returns the CPU time of all processes, and of threads in sandboxes, from the census that was just taken.
 func (s *Sandboxes) times(c *sandbox.Census) map[task]uint64 {
 	all := map[task]uint64{}
 	s.reader.Times(func(pid int, start, ns uint64) { all[task{pid, pid, start}] = ns })
@@ -76,11 +76,11 @@ func (s *Sandboxes) times(c *sandbox.Census) map[task]uint64 {
 	return all
 }
 
-// Close closes what is open.
+// Close releases all resources.
 func (s *Sandboxes) Close() { s.reader.Close() }
 
-// AddTo reads the second edge, and the resident memory of all processes one after the other, and adds the sandboxes to
-// the ledger of a window that is the last one.
+// AddTo reads the second edge, and the resident memory of all processes of sandboxes in turn, and adds the sandboxes
+// to the ledger of the last window.
 func (s *Sandboxes) AddTo(l *ledger.Ledger) error {
 	began := selfTime()
 	if _, err := s.add(l); err != nil {
@@ -90,15 +90,15 @@ func (s *Sandboxes) AddTo(l *ledger.Ledger) error {
 	s.cost += second
 	total, smaps := s.cost.Seconds(), s.smaps.Seconds()
 	l.Self.SandboxSeconds, l.Self.SmapsSeconds = &total, &smaps
-	l.Self.CPUSeconds += second.Seconds() // the first edge is a part of set-up, which is in it
+	l.Self.CPUSeconds += second.Seconds() // Self already includes the first edge, as part of set-up
 	return nil
 }
 
-// Tick is AddTo for a window that another one follows without a gap: the edge that it reads is the first one of that
-// window, in which what reading it cost is therefore counted. After an error, open the sandboxes anew.
+// Tick is AddTo for a window that is followed by another without a gap. The edge that it reads is also the first of
+// the next window, which is charged with its cost. After an error, the sandboxes must be opened anew.
 func (s *Sandboxes) Tick(l *ledger.Ledger) error {
 	began := selfTime()
-	total, smaps := s.cost.Seconds(), s.smaps.Seconds() // of the edge before
+	total, smaps := s.cost.Seconds(), s.smaps.Seconds() // of the previous edge
 	now, err := s.fs.Now()
 	if err != nil {
 		return err
@@ -126,7 +126,7 @@ func (s *Sandboxes) add(l *ledger.Ledger) (*sandbox.Census, error) {
 			"took %v of CPU time: it is unknown, and so are sums that it belongs to; a longer --for reads more",
 			unread, s.smaps)
 	}
-	if c.Hidden > 0 && !proc.Capable(unix.CAP_SYS_PTRACE) { // a security module may hide some from root as well
+	if c.Hidden > 0 && !proc.Capable(unix.CAP_SYS_PTRACE) { // a security module may hide some even from root
 		l.Warn("programs-hidden", "what %d processes run may not be read: sandboxes that only the program shows are "+
 			"missing; run as root, or with CAP_SYS_PTRACE", c.Hidden)
 	}
@@ -146,8 +146,8 @@ func (s *Sandboxes) add(l *ledger.Ledger) (*sandbox.Census, error) {
 	return c, nil
 }
 
-// memories is the resident memory of processes, or why it could not be read. There was no time for those that are not
-// in it.
+// memories is the resident memory of processes, or why it could not be read. Processes for which there was no time are
+// absent.
 type memories map[*sandbox.Process]memoryReading
 
 type memoryReading struct {
@@ -155,8 +155,8 @@ type memoryReading struct {
 	err    error
 }
 
-// resident reads the resident memory of all processes of sandboxes, the VMMs and sentries first, until that has taken
-// so much CPU time; and says how many were left out.
+// resident reads the resident memory of all processes of sandboxes, VMMs and sentries first, until that has used up
+// the budget of CPU time. It also returns how many were left out.
 func (s *Sandboxes) resident(c *sandbox.Census, budget time.Duration) (memories, int) {
 	var all []*sandbox.Process
 	for _, b := range c.Sandboxes {
@@ -186,8 +186,8 @@ func (s *Sandboxes) resident(c *sandbox.Census, budget time.Duration) (memories,
 	return memory, 0
 }
 
-// memoryOf is the resident memory of one process. One that has ended since the census has none, also where another has
-// its number by now.
+// memoryOf returns the resident memory of one process. It is 0 for a process that has ended since the census, even if
+// its PID has been reused.
 func (s *Sandboxes) memoryOf(p *sandbox.Process) (*ledger.SandboxMemory, error) {
 	r, err := s.fs.Rollup(p.PID)
 	m := &ledger.SandboxMemory{PSS: r.PSS, Anon: r.Anon, File: r.File, Shmem: r.Shmem, Swap: r.Swap}
@@ -204,7 +204,7 @@ func (s *Sandboxes) memoryOf(p *sandbox.Process) (*ledger.SandboxMemory, error) 
 	return m, nil
 }
 
-// entry makes one sandbox of the ledger.
+// entry builds the ledger's entry for one sandbox.
 type entry struct {
 	s       *Sandboxes
 	c       *sandbox.Census
@@ -245,8 +245,8 @@ func (e *entry) sandbox() ledger.Sandbox {
 	return out
 }
 
-// used is the CPU time that a task has used between the edges; one that started in between began at 0. nil where it is
-// not known: a task that was read at the second edge alone, but that is older than the first.
+// used returns the CPU time that a task used between the edges; a task that started in between began at 0. It is nil
+// if unknown, as for a task that was read only at the second edge but is older than the first.
 func (e *entry) used(t task, ns *uint64) *float64 {
 	_, listed := e.s.first[t]
 	if ns == nil || !listed && e.s.olderThanWindow(t) {
@@ -255,13 +255,13 @@ func (e *entry) used(t task, ns *uint64) *float64 {
 	return new(float64(*ns-min(*ns, e.s.first[t])) / 1e9)
 }
 
-// olderThanWindow says whether a task was there at the first edge, or may have been. As all processes are listed there,
-// one that was not and that started in the tick of the edge is taken for newer: it has used less than a tick before.
+// olderThanWindow reports whether a task existed at the first edge, or may have. A process that was not listed there
+// but started in the tick of the edge counts as newer: it used less than a tick before.
 func (s *Sandboxes) olderThanWindow(t task) bool {
 	if t.tid == t.pid {
 		return t.start < s.began
 	}
-	p, err := s.fs.Process(t.tid) // the kernel shows each thread below its own number too, if it is asked for
+	p, err := s.fs.Process(t.tid) // the kernel exposes each thread as /proc/TID too, although it does not list it
 	return err != nil || p.Start <= s.began
 }
 
@@ -282,7 +282,7 @@ func (e *entry) processes(out *ledger.Sandbox) {
 	}
 }
 
-// parts gathers components in their order.
+// parts collects components by name.
 type parts map[string]*ledger.SandboxComponent
 
 func (ps parts) part(name string, charge ledger.Charge) *ledger.SandboxComponent {
@@ -294,9 +294,9 @@ func (ps parts) part(name string, charge ledger.Charge) *ledger.SandboxComponent
 	return p
 }
 
-// counters are the groups that are the sandbox's alone and hold its application, by path, with the CPU time that the
-// kernel counted in each: the same number that the ledger's own list of groups has, also of processes that have ended.
-// Of a virtual machine there are none, as its threads may be in other groups than their process.
+// counters returns the CPU time of the groups that belong to this sandbox alone and contain its application, by path.
+// It is the value in the ledger's own list of groups, and includes processes that have ended. For a virtual machine
+// there are none, as its threads may be in other groups than their process.
 func (e *entry) counters() map[string]*float64 {
 	all := map[string]*float64{}
 	for _, g := range e.b.Groups {
@@ -314,8 +314,8 @@ func (e *entry) counters() map[string]*float64 {
 	return all
 }
 
-// components splits what the sandbox used. Of groups that count its application, other processes have their own CPU
-// time, and the application the rest. CPU time of threads that have a component of their own is taken from their
+// components splits what the sandbox used. In a group that counts its application, other processes have their own CPU
+// time, and the application has the rest. CPU time of threads that are another component is subtracted from their
 // process's, and the memory of the guest from that of the processes that hold it.
 func (e *entry) components() []ledger.SandboxComponent {
 	ps, counters := parts{}, e.counters()
@@ -344,7 +344,7 @@ func (e *entry) components() []ledger.SandboxComponent {
 			}
 			other.CPU = known.Sum(other.CPU, used)
 			if own = known.Sum(own, known.Minus(used)); own != nil {
-				*own = max(*own, 0) // the two were read one after the other
+				*own = max(*own, 0) // process and thread were not read at the same time
 			}
 		}
 		part.CPU = known.Sum(part.CPU, own)
@@ -352,7 +352,7 @@ func (e *entry) components() []ledger.SandboxComponent {
 	}
 	for _, rest := range counters {
 		if rest != nil {
-			*rest = max(*rest, 0) // the clocks of processes are read around the window
+			*rest = max(*rest, 0) // the clocks of processes are read outside the window's edges
 		}
 		part := ps.part(string(sandbox.Workload), ledger.ChargeWorkload)
 		part.CPU = known.Sum(part.CPU, rest)
@@ -368,7 +368,7 @@ func (e *entry) components() []ledger.SandboxComponent {
 	return out
 }
 
-// byContainer is what each container uses: its group, and the resident memory of the processes in it.
+// byContainer returns what each container uses: the counters of its group, and the resident memory of its processes.
 func (e *entry) byContainer() []ledger.SandboxContainer {
 	out := make([]ledger.SandboxContainer, 0, len(e.b.Containers))
 	for _, id := range e.b.Containers {
@@ -400,7 +400,7 @@ func (e *entry) byContainer() []ledger.SandboxContainer {
 	return out
 }
 
-// counterOf is the group among those that are counted which a group is in.
+// counterOf returns the counted group that contains a group, and whether there is one.
 func counterOf(counters map[string]*float64, group string) (top string, counted bool) {
 	for top := range counters {
 		if cgroup.Within(group, top) {
@@ -417,7 +417,7 @@ func chargeOf(c sandbox.Component) ledger.Charge {
 	return ledger.ChargeWorkload
 }
 
-// addMemory adds the memory of a process to its component, without what of it is the guest's.
+// addMemory adds the memory of a process to its component, and the guest's share of it to ComponentGuest.
 func (e *entry) addMemory(ps parts, part *ledger.SandboxComponent, p *sandbox.Process) {
 	m := e.memory[p].memory
 	if m == nil {
@@ -441,7 +441,7 @@ func addTo(sum **ledger.SandboxMemory, m *ledger.SandboxMemory) {
 	(*sum).Add(m)
 }
 
-// sums are gross, net and tare, and the overhead that was measured.
+// sums sets gross, net and tare, and the measured overhead.
 func (e *entry) sums(out *ledger.Sandbox) {
 	cpu := map[ledger.Charge]*float64{ledger.ChargeWorkload: new(float64), ledger.ChargeTare: new(float64)}
 	pss := map[ledger.Charge]uint64{}
@@ -492,7 +492,7 @@ func (e *entry) sums(out *ledger.Sandbox) {
 	e.explain(out)
 }
 
-// explain says what net holds, and where that is not known.
+// explain notes what net includes, and removes values that cannot be separated.
 func (e *entry) explain(out *ledger.Sandbox) {
 	has := func(name string) bool {
 		return slices.ContainsFunc(out.Components, func(c ledger.SandboxComponent) bool { return c.Component == name })
@@ -517,8 +517,9 @@ func (e *entry) explain(out *ledger.Sandbox) {
 	}
 }
 
-// groups lists where the sandbox is charged. CPU time and memory are those of the ledger's list of groups, so that one
-// group has one answer. Memory of a group that the list lacks was read with the sandboxes, after the window.
+// groups lists the groups that the sandbox is charged to. CPU time and memory are those of the ledger's list of
+// groups, so that each group has one value. Memory of groups that are not in that list was read with the sandboxes,
+// after the window.
 func (e *entry) groups(out *ledger.Sandbox) {
 	for _, g := range e.b.Groups {
 		x := ledger.SandboxGroup{Path: g.Path, Place: string(g.Place), Inside: g.Inside, Within: g.Within,

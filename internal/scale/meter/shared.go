@@ -8,9 +8,9 @@ import (
 	"tare/internal/scale/host/witness"
 )
 
-// Shared holds what the meters of one process have in common: programs that are fitted to this kernel, which takes
-// megabytes of memory for a moment, and what looks and run statistics cost here. The first meter that needs a part
-// makes it. The zero value is ready. Close it after the meters.
+// Shared holds what the meters of one process have in common: programs adapted to this kernel, whose loading
+// temporarily takes megabytes of memory, and the measured costs of looks and of run statistics. The first meter that
+// needs a part creates it. The zero value is ready to use. The caller must close it after the meters.
 type Shared struct {
 	mu        sync.Mutex // held while a meter is opened
 	iterators bpf.Iterators
@@ -27,7 +27,7 @@ func (s *Shared) Close() { s.iterators.Close() }
 // cost is a cost that is measured once.
 type cost struct{ seconds *float64 } // nil until it is known
 
-// measure returns the cost in seconds, which it measures unless it is known. It is nil with an error.
+// measure returns the cost in seconds, and measures it first if it is unknown. It is nil on error.
 func (c *cost) measure(how func() (time.Duration, error)) (*float64, error) {
 	if c.seconds == nil {
 		d, err := how()

@@ -8,19 +8,19 @@ import (
 	"tare/internal/scale/host/perf"
 )
 
-// text is the machine code of BPF programs, and when it was where. Addresses are given out again when a program goes
-// away, so time is cut into epochs: within one, an address means one program.
+// text is where and when the machine code of BPF programs was in memory. Addresses are reused after a program is
+// freed, so time is divided into epochs: within one, an address means one program.
 type text struct {
 	spans  []span
 	epochs []int64 // times at which the epochs after the first begin, ascending
-	lo, hi uint64  // every span lies in [lo, hi): a quick test for what is not BPF
+	lo, hi uint64  // every span lies in [lo, hi): a quick test for addresses outside BPF code
 }
 
-// span is one stretch of code. It held its program from time from until time to.
+// span is one stretch of code, which held its program from time from until time to.
 type span struct {
 	start, end uint64
 	from, to   int64
-	program    uint32 // id; 0 until the kernel has said which
+	program    uint32 // id; 0 until the kernel has reported it
 }
 
 const (
@@ -30,8 +30,8 @@ const (
 
 func newText() *text { return &text{lo: math.MaxUint64} }
 
-// add records the code of a program that is there now. Code that is known at that place and has not gone is left as it
-// is, but for its program.
+// add records the code of a program that exists now. Code that is already known at that place and still exists only
+// gets its program id.
 func (x *text) add(start, length uint64, program uint32) {
 	if length == 0 {
 		return
@@ -50,7 +50,7 @@ func (x *text) keep(s span) {
 	x.lo, x.hi = min(x.lo, s.start), max(x.hi, s.end)
 }
 
-// symbol follows a program's code that comes or goes. What happened on several CPUs may come in any order.
+// symbol follows program code that appears or disappears. Events of different CPUs may arrive in any order.
 func (x *text) symbol(s perf.Symbol) {
 	if s.Removed {
 		for i := range x.spans {
@@ -65,14 +65,14 @@ func (x *text) symbol(s perf.Symbol) {
 	x.epochs = slices.Insert(x.epochs, i, s.Time)
 }
 
-// isProgram tells a program from a trampoline or dispatcher (bpf_get_prog_name in kernel/bpf/core.c).
+// isProgram distinguishes a program from a trampoline or dispatcher (bpf_get_prog_name in kernel/bpf/core.c).
 func isProgram(symbol string) bool {
 	const prefix = "bpf_prog_"
 	return len(symbol) > len(prefix) && symbol[:len(prefix)] == prefix
 }
 
-// name says which program the code of a load event belongs to. Where that was known already, for the program was found
-// before its event was, the code is not new.
+// name records which program the code of a load event belongs to. If add has recorded that code with its program
+// already, the duplicate span is removed.
 func (x *text) name(id uint32, symbols []perf.Symbol) {
 	for _, s := range symbols {
 		at := slices.IndexFunc(x.spans, func(p span) bool { return p.start == s.Start && p.from == s.Time && p.program == 0 })
@@ -88,7 +88,7 @@ func (x *text) name(id uint32, symbols []perf.Symbol) {
 	}
 }
 
-// epoch is the number of the epoch that a time is in.
+// epoch returns the number of the epoch that contains a time.
 func (x *text) epoch(t int64) int32 {
 	if len(x.epochs) == 0 || t < x.epochs[0] {
 		return 0
@@ -100,10 +100,10 @@ func (x *text) epoch(t int64) int32 {
 	return int32(i)
 }
 
-// mayHold is a quick test: false means that the address is no BPF program's.
+// mayHold reports whether addr may be in a BPF program. It is a quick test.
 func (x *text) mayHold(addr uint64) bool { return addr >= x.lo && addr < x.hi }
 
-// view is the code as it was in one epoch, sorted.
+// view returns the code as it was in one epoch, sorted by address.
 func (x *text) view(epoch int32) []span {
 	at := int64(always)
 	if epoch > 0 {
@@ -119,8 +119,8 @@ func (x *text) view(epoch int32) []span {
 	return v
 }
 
-// unsure are the programs whose code lies where another program's does, at the same time: that one came, or the other
-// went, unseen, for a record of it was lost. Nobody knows which of them the samples there saw.
+// unsure returns the programs whose code overlaps another's at the same time. A record of a load or unload was lost,
+// and samples there may belong to either program.
 func (x *text) unsure() map[uint32]bool {
 	sorted := slices.SortedFunc(slices.Values(x.spans), func(a, b span) int { return cmp.Compare(a.start, b.start) })
 	found := map[uint32]bool{}
@@ -138,7 +138,7 @@ func (x *text) unsure() map[uint32]bool {
 	return found
 }
 
-// find is the program whose code holds addr.
+// find returns the program whose code contains addr.
 func find(view []span, addr uint64) (program uint32, ok bool) {
 	i, _ := slices.BinarySearchFunc(view, addr, func(s span, a uint64) int {
 		if s.end <= a {

@@ -15,7 +15,7 @@ type groupNames struct {
 	index map[string]int32
 }
 
-// The first numbers are set.
+// The first numbers are fixed.
 const (
 	groupUnknown int32 = iota // the thread ended before its group could be read
 	groupIdle                 // no task: the CPU was idle
@@ -36,33 +36,34 @@ func (g *groupNames) number(name string) int32 {
 	return n
 }
 
-// locator says which group a sample's task was in. On pure v2 the sample itself says it. On v1 and hybrid machines CPU
+// locator finds the group of a sample's task. On pure v2 the sample itself contains it. On v1 and hybrid machines CPU
 // time is charged by another hierarchy than the one whose id is in the sample, so the thread's group is read from
-// /proc, soon after the sample; a thread that is gone by then has the group of the thread that made it.
+// /proc soon after the sample; a thread that is gone by then is assumed to be in the group of the thread that created
+// it.
 type locator struct {
 	names   *groupNames
-	byID    bool // the sample's id is the group whose CPU time is charged
-	hidden  bool // a task of another PID namespace has no PID here, as the idle task
+	byID    bool // the sample's id is that of the group whose CPU time is charged
+	hidden  bool // a task of another PID namespace has PID 0 here, like the idle task
 	layout  *cgroup.Layout
 	ids     map[uint64]int32
-	stale   bool // ids were looked up again in this drain
+	stale   bool // ids have not been read in this drain
 	threads map[uint32]thread
 	read    func(tid int) (string, error)
 	exited  []uint32
-	budget  int   // reads of /proc that this drain may still make
-	drained int64 // when the drain before began, ns by CLOCK_MONOTONIC
+	budget  int   // reads of /proc that this drain may still do
+	drained int64 // when the latest drain began, ns by CLOCK_MONOTONIC
 }
 
 type thread struct {
 	group  int32
-	maker  uint32 // thread that made it, as long as its own group was not read; 0 else
+	maker  uint32 // the thread that created it, until its own group is read; otherwise 0
 	readAt int64  // when group was read; 0 if inherited
 }
 
 const (
-	rereadAfter   = int64(500e6) // ns: how long a thread's group is believed; threads are moved seldom
-	readsPerDrain = 200          // at most; it bounds what a storm of new threads can cost: about 2 ms of CPU time
-	maxMakers     = 64           // how far up a chain of makers is followed
+	rereadAfter   = int64(500e6) // ns: how long a thread's group is cached; threads are rarely moved
+	readsPerDrain = 200          // bounds the cost of a storm of new threads: about 2 ms of CPU time
+	maxMakers     = 64           // how far up a chain of creators to search
 )
 
 func newLocator(layout *cgroup.Layout, names *groupNames, sampleHasID bool) *locator {
@@ -76,7 +77,7 @@ func newLocator(layout *cgroup.Layout, names *groupNames, sampleHasID bool) *loc
 	return l
 }
 
-// sampleNames says whether samples that have the id of a group say by it whose CPU time it is.
+// sampleNames reports whether a sample's group id identifies the group whose CPU time is charged.
 func sampleNames(layout *cgroup.Layout, sampleHasID bool) bool {
 	return sampleHasID && layout.Mode == cgroup.ModeV2
 }
@@ -85,7 +86,7 @@ func (l *locator) refreshIDs() {
 	l.stale = false
 	ids, err := l.layout.IDs()
 	if err != nil {
-		return // samples of groups without a name count as unknown
+		return // samples of unknown ids count as groupUnknown
 	}
 	if l.ids == nil {
 		l.ids = make(map[uint64]int32, len(ids))
@@ -95,7 +96,7 @@ func (l *locator) refreshIDs() {
 	}
 }
 
-// begin starts a drain. Those that follow each other faster than usual may read as much together.
+// begin starts a drain. Drains in quick succession share the budget of one interval.
 func (l *locator) begin() {
 	now := monotonic()
 	passed := min(now-l.drained, int64(drainEvery))
@@ -103,7 +104,7 @@ func (l *locator) begin() {
 	l.drained, l.stale = now, true
 }
 
-// task follows births and ends of threads.
+// task follows the creation and exit of threads.
 func (l *locator) task(t perf.Task) {
 	if l.byID {
 		return
@@ -119,7 +120,7 @@ func (l *locator) task(t perf.Task) {
 	l.threads[t.TID] = child
 }
 
-// end forgets the threads that ended, after the samples of this drain were placed.
+// end forgets the threads that exited, once the samples of this drain have been located.
 func (l *locator) end() {
 	for _, tid := range l.exited {
 		delete(l.threads, tid)
@@ -127,7 +128,7 @@ func (l *locator) end() {
 	l.exited = l.exited[:0]
 }
 
-// group is the number of the group that a sample's task was in.
+// group returns the number of the group that a sample's task was in.
 func (l *locator) group(s *perf.Sample) int32 {
 	if s.PID == 0 && !l.hidden {
 		return groupIdle
@@ -156,13 +157,13 @@ func (l *locator) group(s *perf.Sample) int32 {
 		t.group = l.inherited(t.maker)
 		t.readAt = s.Time
 	default:
-		t.readAt = s.Time // gone since: its last group stays
+		t.readAt = s.Time // gone since: it keeps its last group
 	}
 	l.threads[s.TID] = t
 	return t.group
 }
 
-// inherited is the group of the nearest maker that is known or alive.
+// inherited returns the group of the nearest creator that is known or alive.
 func (l *locator) inherited(maker uint32) int32 {
 	for range maxMakers {
 		if maker == 0 {

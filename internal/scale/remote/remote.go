@@ -1,4 +1,4 @@
-// Package remote reads ledgers of another machine from the tare-agent that runs there. Start reading at Agent.Next.
+// Package remote reads ledgers of another machine from the tare-agent running there. Start reading at Agent.Next.
 package remote
 
 import (
@@ -23,25 +23,25 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Options say how to reach an agent, and with which credentials.
+// Options holds an agent's address and credentials.
 type Options struct {
 	Address      string // HOST:PORT
-	TLS          bool   // HTTPS, with the authorities that this machine trusts
-	CAFile       string // HTTPS, with the authorities in this file (PEM) instead
-	ServerName   string // of the agent's certificate; empty: the host of the address
+	TLS          bool   // HTTPS, with the system's certificate authorities
+	CAFile       string // HTTPS, with the certificate authorities in this file (PEM) instead
+	ServerName   string // expected in the agent's certificate; empty: the host of Address
 	User         string // with PasswordFile
 	PasswordFile string
 	TokenFile    string // holds a bearer token
-	// Prefix is that of the flags which give these, for errors: "agents-" where they are --agents-ca, and so on.
+	// Prefix is the prefix of the flags that set these options, for errors: "agents-" for --agents-ca and so on.
 	Prefix string
-	// Dial connects to the agent in another way than by TCP; nil: by TCP.
+	// Dial connects to the agent by other means than TCP; nil: by TCP.
 	Dial func(ctx context.Context) (net.Conn, error)
-	// Reading has a place for each ledger that may be in memory, of all agents that share it; nil: any number. An agent
-	// takes a place once its answer comes, and gives it back when it is closed.
+	// Reading is a semaphore that all agents share, to bound the number of ledgers in memory; nil: no bound. An agent
+	// acquires it when its answer begins to arrive, and releases it in Close.
 	Reading chan struct{}
 }
 
-// Agent is a client of a tare-agent, for one goroutine.
+// Agent is a client of a tare-agent. It is not safe for concurrent use.
 type Agent struct {
 	address string
 	scheme  string
@@ -49,22 +49,22 @@ type Agent struct {
 	user    string
 	secret  string // a password with a user, else a bearer token; empty: none
 	reading chan struct{}
-	placed  bool // it holds a place in reading
+	placed  bool // it has acquired reading
 }
 
-// The shortest window to ask for, and bounds on what an agent can cost its client.
+// The shortest window to request, and bounds on what an agent can cost its client.
 const (
 	maxBytes   = 64 << 20
-	maxValues  = 500_000  // objects and nulls: a small document can make a large ledger
+	maxValues  = 500_000  // objects and nulls: a small document can expand to a large ledger
 	maxPath    = 4096     // bytes of a control group's path, as in the kernel
 	maxSecret  = 64 << 10 // bytes of a file
 	shortest   = 100 * time.Millisecond
-	patience   = 75 * time.Second // beyond the window's length: other windows may take a minute before it
+	patience   = 75 * time.Second // in addition to the window: other windows may take a minute before it
 	maxComment = 200              // bytes of an error message from an agent
 )
 
-// Bounds on an answer that comes slowly, because it would keep others from being read: it gets no place in
-// Options.Reading before its first bytes are there, and must then come in slowest, and perMiB more for each megabyte.
+// A slow answer keeps others from being read, so it is bounded: it acquires Options.Reading only after its first
+// bytes, and the rest must arrive within slowest, plus perMiB for each MiB.
 const (
 	firstBytes = 16 << 10
 	slowest    = 2 * time.Second
@@ -73,7 +73,7 @@ const (
 
 var errSlow = errors.New("its answer comes too slowly")
 
-// New reads the files that the options name. It sends nothing.
+// New reads the files named by the options. It sends nothing.
 func New(o Options) (*Agent, error) {
 	host, _, err := net.SplitHostPort(o.Address)
 	if err != nil || host == "" || strings.ContainsAny(o.Address, "/@?# ") {
@@ -121,7 +121,7 @@ func New(o Options) (*Agent, error) {
 			"a password or token would be sent to another machine in plain text")
 	}
 	a.client = &http.Client{Transport: t, CheckRedirect: func(*http.Request, []*http.Request) error {
-		return http.ErrUseLastResponse // the secret is for this address
+		return http.ErrUseLastResponse // the secret is only for this address
 	}}
 	return a, nil
 }
@@ -140,8 +140,8 @@ func secretFile(flag, path string) (string, error) {
 	return secret, fault.Wrap(err, fault.Usage, flag+" "+path, "name a file that you may read", "cannot use the file")
 }
 
-// Next requests a window that begins now and lasts d, and returns its ledger. An agent's windows do not share their
-// edges: no window has the time that a ledger takes to arrive. A window lasts whole milliseconds, and at least 100.
+// Next requests a window that starts now and lasts d, and returns its ledger. An agent's windows do not share edges:
+// the time that a ledger takes to arrive is in no window. A window lasts whole milliseconds, and at least 100.
 func (a *Agent) Next(ctx context.Context, d time.Duration) (*ledger.Ledger, error) {
 	d = max(d.Round(time.Millisecond), shortest)
 	ctx, cancel := context.WithTimeout(ctx, d+patience)
@@ -149,7 +149,7 @@ func (a *Agent) Next(ctx context.Context, d time.Duration) (*ledger.Ledger, erro
 	return a.window(ctx, url.Values{"for": {d.String()}})
 }
 
-// At is Next with a window that begins at a time of the agent's clock, at most a minute from now.
+// At is Next with a window that starts at the given time of the agent's clock, at most a minute from now.
 func (a *Agent) At(ctx context.Context, at time.Time, d time.Duration) (*ledger.Ledger, error) {
 	return a.window(ctx, url.Values{"for": {max(d.Round(time.Millisecond), shortest).String()},
 		"at": {at.UTC().Format(time.RFC3339Nano)}})
@@ -167,8 +167,8 @@ func (a *Agent) window(ctx context.Context, query url.Values) (*ledger.Ledger, e
 	return l, nil
 }
 
-// Clock asks for the agent's time. It returns how far that is ahead of this machine's, and half the time that the
-// answer took, by which it may be off.
+// Clock requests the agent's time. It returns how far that is ahead of this machine's, and half the duration of the
+// request, by which it may be off.
 func (a *Agent) Clock(ctx context.Context) (offset, uncertainty time.Duration, err error) {
 	asked := time.Now()
 	data, err := a.get(ctx, "/v1/clock", nil, maxComment)
@@ -218,7 +218,7 @@ func (a *Agent) get(ctx context.Context, path string, query url.Values, most int
 	return data, nil
 }
 
-// read reads an answer. A ledger is read in a place of Options.Reading; cancel ends the request.
+// read reads an answer, and a ledger only while holding Options.Reading. cancel ends the request.
 func (a *Agent) read(ctx context.Context, cancel context.CancelCauseFunc, body io.Reader,
 	isLedger bool,
 ) ([]byte, error) {
@@ -256,7 +256,7 @@ func (a *Agent) read(ctx context.Context, cancel context.CancelCauseFunc, body i
 	return nil, err
 }
 
-// Close closes the connection, and gives back the place of the ledger that the agent sent.
+// Close closes the connection, and releases Options.Reading for the next ledger.
 func (a *Agent) Close() error {
 	a.client.CloseIdleConnections()
 	if a.placed {
@@ -266,7 +266,7 @@ func (a *Agent) Close() error {
 	return nil
 }
 
-// failed is an error with the agent's address at the start and nowhere else: it must fit on a line of a screen.
+// failed returns an error that starts with the agent's address and does not repeat it, so that it fits on one line.
 func (a *Agent) failed(hint string, err error) error {
 	if of, is := errors.AsType[*url.Error](err); is {
 		err = of.Err
@@ -277,7 +277,7 @@ func (a *Agent) failed(hint string, err error) error {
 	return fault.Wrap(err, fault.Machine, a.address, hint, "no ledger")
 }
 
-// refused is the error for an answer with another status than 200.
+// refused returns the error for an answer with a status other than 200.
 func (a *Agent) refused(status int, says []byte) error {
 	hint := "see the agent's log"
 	switch status {
@@ -294,17 +294,17 @@ func (a *Agent) refused(status int, says []byte) error {
 	return a.failed(hint, &Refusal{status, why})
 }
 
-// Refusal is an answer with another status than 200.
+// Refusal is an answer with a status other than 200.
 type Refusal struct {
 	Status int
-	Says   string // in a line
+	Says   string // one line
 }
 
 func (r *Refusal) Error() string {
 	return fmt.Sprintf("%d %s: %s", r.Status, http.StatusText(r.Status), r.Says)
 }
 
-// Denied reports whether the agent wants HTTPS or credentials that it did not get.
+// Denied reports whether the agent requires HTTPS or credentials that it did not get.
 func (r *Refusal) Denied() bool {
 	return r.Status == http.StatusUnauthorized || r.Status == http.StatusForbidden ||
 		r.Status == http.StatusBadRequest && strings.Contains(r.Says, "HTTPS") // net/http's own answer

@@ -16,16 +16,16 @@ import (
 	"tare/internal/scale/host/mount"
 )
 
-// Attachments that are no links: programs attached by BPF_PROG_ATTACH to control groups and to maps of sockets, and to
-// perf events by ioctl. Those to interfaces and network namespaces are in network.go. Each is looked for only while the
-// machine has a program that needs it: of that type, and on no link.
+// Attachments without a link: programs attached by BPF_PROG_ATTACH to control groups and to maps of sockets, and to
+// perf events by ioctl. Those to interfaces and network namespaces are in network.go. Each kind is searched only if
+// the machine has a program of a matching type without a link.
 //
-// The kernel lists no attachments of programs on sockets (SO_ATTACH_BPF, SO_ATTACH_REUSEPORT_EBPF), routes (lwt_*),
-// hardware and software counters (by ioctl), in iptables' xt_bpf and in struct_ops maps without a link. Those of LIRC
-// devices and of cgroups' LSM hooks are not asked for.
+// The kernel does not list attachments of programs on sockets (SO_ATTACH_BPF, SO_ATTACH_REUSEPORT_EBPF), routes
+// (lwt_*), hardware and software counters (by ioctl), in iptables' xt_bpf and in struct_ops maps without a link. LIRC
+// devices and LSM hooks of cgroups are not searched.
 
-// programsOn lists what is attached to a target (a descriptor of a cgroup, network namespace or map, or the index of an
-// interface) at one hook. An error of EINVAL is that this kernel has no such hook, or does not list it.
+// programsOn returns what is attached to a target (a descriptor of a cgroup, network namespace or map, or the index of
+// an interface) at one hook. EINVAL means that this kernel does not have the hook, or does not list it.
 func programsOn(target int, attachType uint32) ([]uint32, error) {
 	var ids [64]uint32 // the kernel allows 64 programs at one hook
 	attr := struct {
@@ -37,19 +37,20 @@ func programsOn(target int, attachType uint32) ([]uint32, error) {
 	if _, err := bpf(cmdProgQuery, unsafe.Pointer(&attr), unsafe.Sizeof(attr)); err != nil && err != unix.ENOSPC {
 		return nil, err
 	}
-	// After ENOSPC the first ones are there.
+	// After ENOSPC the buffer holds the first ones.
 	return slices.Clone(ids[:min(int(attr.count), len(ids))]), nil
 }
 
-// noHook reports that a target has no programs at a hook because it is gone, or has no such hook here.
+// noHook reports whether err means that a target has no programs at a hook because the target is gone, or the hook
+// does not exist here.
 func noHook(err error) bool {
 	return slices.ContainsFunc([]error{unix.EINVAL, unix.EOPNOTSUPP, unix.ENXIO, unix.ENOENT, unix.ENODEV},
 		func(is error) bool { return errors.Is(err, is) })
 }
 
-// cgroupAttachments finds programs that were attached to control groups without a link (systemd does so). It asks every
-// group of the v2 hierarchy, at the hooks that programs of these types can have: 1 us a question. The error is of
-// the first group that could not be asked.
+// cgroupAttachments finds programs attached to control groups without a link, as systemd does. It queries every group
+// of the v2 hierarchy at the hooks for programs of these types, at 1 us per query. The error is that of the first
+// group that could not be queried.
 func (v *Inventory) cgroupAttachments(types map[uint32]bool, found func(program uint32, target string)) error {
 	var hooks []uint32
 	for typ := range types {
@@ -79,8 +80,8 @@ func (v *Inventory) cgroupAttachments(types map[uint32]bool, found func(program 
 	return nil
 }
 
-// firstOf is the first error, with how many there are besides: errors about groups or interfaces of which a machine has
-// thousands.
+// firstOf returns the first error and the number of others, for errors about groups or interfaces, of which a machine
+// may have thousands.
 func firstOf(errs []error) error {
 	errs = slices.DeleteFunc(errs, func(err error) bool { return err == nil })
 	switch len(errs) {
@@ -92,7 +93,7 @@ func firstOf(errs []error) error {
 	return fmt.Errorf("%w (and %d more errors like this)", errs[0], len(errs)-1)
 }
 
-// sockmapAttachments finds the parsers and verdicts that were attached to maps of sockets without a link.
+// sockmapAttachments finds parsers and verdicts attached to maps of sockets without a link.
 func sockmapAttachments(maps []Map, found func(program uint32, target string)) error {
 	var errs []error
 	for _, m := range maps {
@@ -105,7 +106,7 @@ func sockmapAttachments(maps []Map, found func(program uint32, target string)) e
 				if err == unix.EINVAL {
 					return errOldSockmap
 				}
-				// EBUSY: the map has the other of its two kinds of verdict on sk_skb, which exclude each other.
+				// EBUSY: the map has the other of the two mutually exclusive kinds of sk_skb verdict.
 				if err != nil && err != unix.EBUSY && !noHook(err) {
 					return fmt.Errorf("looking for programs on map %d: %w", m.ID, err)
 				}
@@ -125,8 +126,8 @@ func sockmapAttachments(maps []Map, found func(program uint32, target string)) e
 
 var errOldSockmap = errors.New("this kernel does not list the programs on maps of sockets (Linux 5.18 does)")
 
-// perfAttachment asks what hangs on a perf event of some process. Of programs on hardware and software counters the
-// kernel does not tell.
+// perfAttachment returns the program attached to a perf event of a process, and the event's target. ok is false if
+// there is none; the kernel does not report programs on hardware and software counters.
 func (v *Inventory) perfAttachment(pid int, fd uint32) (program uint32, target string, ok bool) {
 	if v.name == nil {
 		v.name = make([]byte, nameSize)
@@ -150,10 +151,10 @@ func (v *Inventory) perfAttachment(pid int, fd uint32) (program uint32, target s
 	return attr.prog, target, attr.prog != 0
 }
 
-// cgroupMounts are where control groups are mounted; empty where they are not.
+// cgroupMounts holds where control groups are mounted; empty if they are not.
 type cgroupMounts struct {
 	v2     string // targets of cgroup links
-	memory string // the hierarchy of the memory controller: v1's own, else v2
+	memory string // the hierarchy of the memory controller: that of v1 if mounted, else v2
 }
 
 func findCgroupMounts(proc string) (cgroupMounts, error) {
@@ -164,7 +165,7 @@ func findCgroupMounts(proc string) (cgroupMounts, error) {
 	return pickCgroupMounts(all), nil
 }
 
-// pickCgroupMounts takes the first mount of each.
+// pickCgroupMounts returns the first mount of each.
 func pickCgroupMounts(all []mount.Mount) (m cgroupMounts) {
 	for i := range all {
 		switch a := &all[i]; {
@@ -178,7 +179,7 @@ func pickCgroupMounts(all []mount.Mount) (m cgroupMounts) {
 	return m
 }
 
-// relative is a group's path within its hierarchy: "/" or "/a/b".
+// relative returns a group's path within its hierarchy: "/" or "/a/b".
 func relative(mount, path string) string {
 	rest, ok := strings.CutPrefix(path, mount)
 	if !ok || rest != "" && rest[0] != '/' && mount != "/" {
@@ -190,8 +191,8 @@ func relative(mount, path string) string {
 	return "/" + strings.TrimPrefix(rest, "/")
 }
 
-// cgroupNames turns ids of control groups into paths. An id is the kernfs node's, which is also the handle of its
-// directory (fs/kernfs/mount.c), so that one system call finds it: no walk.
+// cgroupNames resolves ids of control groups to paths. An id is that of the kernfs node, which is also the file handle
+// of its directory (fs/kernfs/mount.c), so one system call finds it without a walk.
 type cgroupNames struct {
 	mount string
 	fd    int
@@ -216,7 +217,7 @@ func (n *cgroupNames) close() {
 
 const fileIDKernfs = 0xfe // FILEID_KERNFS, include/linux/exportfs.h
 
-// path is empty for a group that is gone, or outside of what this process can see.
+// path returns the path of a group; empty if it is gone, or not visible to this process.
 func (n *cgroupNames) path(id uint64) string {
 	if name, ok := n.names[id]; ok || n.fd < 0 {
 		return name

@@ -10,14 +10,14 @@ import (
 )
 
 const (
-	costRuns            = 2000 // runs of one go: 40 us without statistics
-	costGoes            = 5    // the fastest counts: what slows a go down is not the program
-	smallestEthernetHdr = 14   // bpf_prog_test_run_skb refuses less
+	costRuns            = 2000 // runs in one round: 40 us without statistics
+	costGoes            = 5    // only the fastest counts: what slows a round down is not the program
+	smallestEthernetHdr = 14   // bpf_prog_test_run_skb rejects shorter packets
 )
 
-// MeasureStatsCost measures what the kernel's run statistics add to one run of a program, on this machine: an empty
-// program is run many times without and with them, by BPF_PROG_TEST_RUN. It takes about 1 ms of CPU, and fails where
-// somebody else has statistics on already.
+// MeasureStatsCost measures what the kernel's run statistics add to one run of a program on this machine: an empty
+// program is run many times without and with them, by BPF_PROG_TEST_RUN. It takes about 1 ms of CPU, and fails if
+// someone else has already enabled statistics.
 func MeasureStatsCost() (time.Duration, error) {
 	prog, err := ebpf.NewProgram(nothing("tare_cost", nil))
 	if err != nil {
@@ -47,7 +47,7 @@ func MeasureStatsCost() (time.Duration, error) {
 	return max(with-without, 0) / costRuns, nil
 }
 
-// fastest is the time of costRuns runs, at best.
+// fastest returns the shortest time of costRuns runs.
 func fastest(prog *ebpf.Program) (time.Duration, error) {
 	packet := make([]byte, smallestEthernetHdr)
 	best := time.Duration(1<<63 - 1)

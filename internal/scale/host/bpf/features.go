@@ -16,7 +16,7 @@ import (
 	"tare/internal/scale/host/feature"
 )
 
-// Features are the probes of what this package can read on this machine. Each runs once, when first asked.
+// Features returns the probes of what this package can read on this machine. Each runs once, on first use.
 func Features() []*feature.Probe {
 	own := sync.OnceValue(loadOwn)
 	return []*feature.Probe{
@@ -96,7 +96,7 @@ func btfFeature() *feature.Probe {
 	})
 }
 
-// loadOwn tries the package's iterators out and unloads them again.
+// loadOwn tries to load the package's iterators, and unloads them again.
 func loadOwn() *Iterators {
 	var it Iterators
 	it.load(nil)
@@ -194,7 +194,7 @@ func trampolinesFeature() *feature.Probe {
 		spec := nothing("tare_fentry", nil)
 		spec.Type, spec.AttachType, spec.AttachTarget, spec.AttachTo = ebpf.Tracing, ebpf.AttachTraceFEntry, p, "tare_target"
 		entry, err := ebpf.NewProgram(spec)
-		if errors.Is(err, unix.EPERM) { // of a privileged process: lockdown, whatever it is called here
+		if errors.Is(err, unix.EPERM) { // for a privileged process this means lockdown
 			return "", fmt.Errorf("the kernel refuses to trace programs: %w", unix.EPERM)
 		}
 		if err != nil {
@@ -209,7 +209,7 @@ func trampolinesFeature() *feature.Probe {
 	})
 }
 
-// nothing is a program that returns 0; with type information when fn is given.
+// nothing returns a program that returns 0, with type information if fn is given.
 func nothing(name string, fn *btf.Func) *ebpf.ProgramSpec {
 	first := asm.Mov.Imm(asm.R0, 0)
 	if fn != nil {

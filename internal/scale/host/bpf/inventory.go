@@ -1,12 +1,13 @@
-// Package bpf reads the eBPF programs, maps and links of the whole machine: what they are, what they have run, what
-// memory they take, who holds them, what they hang on, and to whom the kernel charges them. It interprets nothing.
+// Package bpf reads the eBPF programs, maps and links of the whole machine: what they are, how long they have run,
+// what memory they take, who holds them, what they are attached to, and which group the kernel charges them to. It
+// interprets nothing.
 //
-// Objects are read by id, one descriptor at a time that is closed at once, so that reading never changes how long an
-// object lives. Two small BPF iterators tell what nothing else does (see bpf/iterators.bpf.c); nothing is ever pinned.
+// Objects are read by id, one descriptor at a time that is closed at once, so reading never extends the life of an
+// object. Two small BPF iterators provide what nothing else does (see bpf/iterators.bpf.c); nothing is ever pinned.
 //
 // Measured with 50 programs and 100 maps: opening takes 4.7 ms of CPU, half of it for the kernel's type information; a
-// snapshot 3 ms; reading all counters again 0.3 ms. That is why counters are read by id: one system call instead of two
-// hundred would not pay for loading a third iterator, 0.6 ms.
+// snapshot 3 ms; reading all counters again 0.3 ms. That is why counters are read by id: one system call instead of
+// two hundred would not be worth loading a third iterator, which takes 0.6 ms.
 package bpf
 
 import (
@@ -27,31 +28,31 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// Options change how an Inventory reads. The zero value is right for production.
+// Options configures an Inventory. The zero value is right for production.
 type Options struct {
 	// WithoutIterators reads as on a kernel without BTF: holders from /proc, and no ChargedTo.
 	WithoutIterators bool
-	// Proc is where procfs is mounted; /proc when empty. Holders and mounts are read from there.
+	// Proc is where procfs is mounted; /proc if empty. Holders and mounts are read from there.
 	Proc string
-	// Types are the kernel's, which others need as well: reading them takes 27 ms of CPU each time. nil: they are read.
+	// Types are the kernel's, if already read: reading them takes 27 ms of CPU each time. nil: Open reads them.
 	Types *btf.Cache
-	// Iterators are shared with other inventories, and outlive this one. nil: it has its own.
+	// Iterators are shared with other inventories, and outlive this one. nil: the inventory has its own.
 	Iterators *Iterators
 }
 
-// Inventory reads the machine. It is for one goroutine at a time.
+// Inventory reads the machine's eBPF objects. It is not safe for concurrent use.
 type Inventory struct {
 	proc        string
-	iterators   *Iterators // nil without
-	shared      bool       // the iterators
+	iterators   *Iterators // nil if disabled
+	shared      bool       // iterators belongs to the caller
 	own         map[uint32]bool
 	bytesMethod BytesMethod
 	mounts      cgroupMounts
 	charged     bool // the kernel charges BPF memory to control groups
 
 	known    map[Key]*Program // every program since the last snapshot
-	names    map[Key]string   // of programs whose name the kernel cuts
-	warnings []Warning        // of the snapshot that is being taken
+	names    map[Key]string   // of programs whose name the kernel truncates
+	warnings []Warning        // of the snapshot being taken
 
 	scratch programScratch
 	path    []byte
@@ -61,25 +62,26 @@ type Inventory struct {
 	name    []byte
 }
 
-// Warning is something that the reader of a snapshot must know.
+// Warning is something to know when using a snapshot.
 type Warning struct {
 	Code    string // short and stable
 	Message string
 }
 
-// Snapshot is everything at one time. Lists are in the order of ids.
+// Snapshot is everything at one time. Lists are ordered by id.
 type Snapshot struct {
 	Programs []Program
 	Maps     []Map
 	Links    []Link
 	Warnings []Warning
 
-	MapsErr  error         // why Maps could not be read; they are empty then
-	MapsTook time.Duration // of the reading, the part that maps took
+	MapsErr  error         // why Maps could not be read; Maps is then empty
+	MapsTook time.Duration // the part of the reading time spent on maps
 }
 
-// Open makes an Inventory and loads what it needs into the kernel. Close it. Without the privilege to list BPF objects
-// (CAP_SYS_ADMIN) the error is a *fault.Error with code Machine that wraps a *feature.MissingError.
+// Open returns an Inventory and loads what it needs into the kernel. The caller must close it. Without the privilege
+// to list BPF objects (CAP_SYS_ADMIN), the error is a *fault.Error with code Machine that wraps a
+// *feature.MissingError.
 func Open(o Options) (*Inventory, error) {
 	if err := syscallFeature().Err(); err != nil {
 		return nil, fault.Wrap(err, fault.Machine, "", "run as root, or with CAP_SYS_ADMIN", "eBPF programs cannot be listed")
@@ -124,8 +126,8 @@ func (v *Inventory) warn(code, format string, args ...any) {
 	v.warnings = append(v.warnings, Warning{code, fmt.Sprintf(format, args...)})
 }
 
-// Snapshot reads everything, and is what later calls of ReadCounters start from. An object that goes away meanwhile is
-// not in it, and is no error. Maps that cannot be read are an error of MapsErr alone.
+// Snapshot reads everything, and is the basis of later calls of ReadCounters. An object that goes away in the meantime
+// is left out, without an error. If maps cannot be read, only MapsErr is set.
 func (v *Inventory) Snapshot() (*Snapshot, error) {
 	v.warnings = nil
 	programs, err := v.readPrograms()
@@ -135,7 +137,7 @@ func (v *Inventory) Snapshot() (*Snapshot, error) {
 	s := &Snapshot{Programs: programs}
 	began := time.Now()
 	if s.Maps, s.MapsErr = v.readMaps(); s.MapsErr != nil {
-		s.Maps = nil // some would pass for all
+		s.Maps = nil // an incomplete list would look complete
 	}
 	s.MapsTook = time.Since(began)
 	if s.Links, err = v.readLinks(); err != nil {
@@ -190,9 +192,9 @@ func (v *Inventory) readPrograms() ([]Program, error) {
 	return out, err
 }
 
-// ReadCounters reads the counters of every program again: of those known, of those that are new, and as they were last
-// read of those that have gone since the last Snapshot (Vanished). Owners and Attached stay as that Snapshot found
-// them, so that a new program has none. A program that came and went between two calls was never seen.
+// ReadCounters reads the counters of every program again, including new ones. For programs that have gone since the
+// last Snapshot (Vanished) it returns the last values. Owners and Attached are those of that Snapshot, so a new
+// program has none. A program that came and went between two calls is not seen.
 func (v *Inventory) ReadCounters() ([]Program, error) {
 	boot, err := bootTime()
 	if err != nil {
@@ -237,10 +239,10 @@ func (v *Inventory) ReadCounters() ([]Program, error) {
 	return out, nil
 }
 
-// readMaps opens every map once. The kernel has a flaw here that no reader by id escapes, bpftool neither: a program
-// array that is opened in the instant between its maker's last close and the work that clears it (prog_array_map_clear)
-// is never freed. Seen on 6.1 and 6.18, only where program arrays are made and closed in a loop; a descriptor is the
-// only way to a map's size.
+// readMaps opens every map once. This exposes a kernel bug that affects every reader by id, including bpftool: a
+// program array that is opened in the instant between its creator's last close and the work that clears it
+// (prog_array_map_clear) is never freed. Observed on 6.1 and 6.18, only if program arrays are created and closed in a
+// loop. A descriptor is the only way to a map's size.
 func (v *Inventory) readMaps() ([]Map, error) {
 	var out []Map
 	err := v.eachObject("map", cmdMapGetNextID, cmdMapGetFDByID, openReadOnly, func(_ uint32, fd int) error {
@@ -270,12 +272,12 @@ func (v *Inventory) readLinks() ([]Link, error) {
 	return out, err
 }
 
-// nameTargets completes the targets of links, finds attachments without links, and writes both down with the programs.
+// nameTargets completes the targets of links, finds attachments without links, and adds both to the programs.
 func (v *Inventory) nameTargets(s *Snapshot) error {
 	cgroups := openCgroupNames(v.mounts.v2)
 	defer cgroups.close()
 	program := make(map[uint32]*Program, len(s.Programs))
-	unlinked := map[uint32]bool{} // types of programs that no link accounts for
+	unlinked := map[uint32]bool{} // types of programs without a link
 	linked := map[uint32]bool{}
 	onDevice := false
 	for i := range s.Programs {
@@ -334,8 +336,8 @@ func (v *Inventory) nameTargets(s *Snapshot) error {
 	return errors.Join(append(errs, v.cgroupAttachments(unlinked, attached))...)
 }
 
-// interfaceOf names the interface of a link. A link does not tell the network namespace of its index, so the name is
-// given only where the interface of that index here does carry the link's program.
+// interfaceOf returns the interface name of a link. A link does not contain the network namespace of its index, so the
+// name is used only if the interface with that index here has the link's program.
 func interfaceOf(l *Link, ifaces map[uint32]device) string {
 	d, ok := ifaces[l.ifindex]
 	if ok && l.typ == linkXDP {
@@ -350,15 +352,15 @@ func interfaceOf(l *Link, ifaces map[uint32]device) string {
 	return d.name
 }
 
-// isAttached reports whether a target is written down already, by a link or without.
+// isAttached reports whether a target is already recorded, with or without a link.
 func isAttached(p *Program, target string) bool {
 	return slices.ContainsFunc(p.Attached, func(have string) bool {
 		return have == target || strings.HasPrefix(have, target+" (link ")
 	})
 }
 
-// addHolders finds the processes behind programs, maps and links. Whoever holds a link, or a perf event that a program
-// hangs on, keeps the program alive and is an owner of it.
+// addHolders finds the processes that hold programs, maps and links. A process that holds a link, or a perf event that
+// a program is attached to, keeps the program alive and counts as its owner.
 func (v *Inventory) addHolders(s *Snapshot) error {
 	held, err := v.descriptors()
 	if err != nil && len(held) == 0 {
@@ -400,7 +402,7 @@ func (v *Inventory) addHolders(s *Snapshot) error {
 				continue
 			}
 			if p := own(program, d.Holder); p != nil {
-				// Before Linux 6.6 the event's link does not say what the event is on.
+				// Before Linux 6.6 the event's link does not show what the event is on.
 				complete(p, "perf_event", target)
 			}
 		}
@@ -408,7 +410,7 @@ func (v *Inventory) addHolders(s *Snapshot) error {
 	return err
 }
 
-// complete writes down what a program is attached to. Where a link is known by a vaguer name, that link it is.
+// complete records what a program is attached to. If a link is recorded with a vaguer name, it replaces that name.
 func complete(p *Program, vague, target string) {
 	for i, have := range p.Attached {
 		if rest, ok := strings.CutPrefix(have, vague+" (link "); ok {
@@ -421,10 +423,10 @@ func complete(p *Program, vague, target string) {
 	}
 }
 
-// addCharges finds the control groups that pay for maps.
+// addCharges finds the control groups that maps are charged to.
 func (v *Inventory) addCharges(s *Snapshot) error {
 	if !v.charged || v.iterators == nil || v.iterators.maps == nil {
-		return nil // a missing feature, which Features tells
+		return nil // a missing feature, which Features reports
 	}
 	raw, err := v.iterators.maps.read(v.buf[:0])
 	v.buf = raw
@@ -455,8 +457,8 @@ func (v *Inventory) addCharges(s *Snapshot) error {
 	return nil
 }
 
-// chargesBPF is false where the kernel was started with control groups not paying for BPF or kernel memory. A map
-// without a charged group is then nobody's, and not the root's.
+// chargesBPF reports whether the kernel charges BPF memory to control groups. It is false if it was booted with that,
+// or kernel memory accounting, disabled. A map without a charged group is then charged to none, and not to the root.
 func chargesBPF(proc string) bool {
 	cmdline, _ := os.ReadFile(proc + "/cmdline")
 	for _, word := range strings.Fields(string(cmdline)) {
@@ -471,7 +473,7 @@ func chargesBPF(proc string) bool {
 	return true
 }
 
-// addUsers writes down which programs use a map. Who uses a map of maps uses the maps inside.
+// addUsers records which programs use a map. A program that uses a map of maps uses the maps inside.
 func addUsers(s *Snapshot) {
 	maps := make(map[uint32]*Map, len(s.Maps))
 	for i := range s.Maps {
@@ -495,8 +497,9 @@ func addUsers(s *Snapshot) {
 	}
 }
 
-// markOwn marks what belongs to the scale: what this process, or what it alone holds, alone holds. Programs that Tare
-// loads elsewhere, such as its reference subjects, are held by other processes and are weighed like any other.
+// markOwn marks the scale's own objects: those held only by this process, or only by other objects of the scale.
+// Programs that Tare loads elsewhere, such as its reference subjects, are held by other processes and weighed like any
+// other.
 func (v *Inventory) markOwn(s *Snapshot) {
 	self := os.Getpid()
 	mine := func(holders []Holder) bool { return len(holders) == 1 && holders[0].PID == self }
@@ -509,16 +512,16 @@ func (v *Inventory) markOwn(s *Snapshot) {
 	}
 	for i := range s.Maps {
 		m := &s.Maps[i]
-		// A program's constants and variables are held by the program alone.
+		// A program's constants and variables are held only by the program.
 		users := len(m.HeldBy) == 0 && len(m.UsedBy) > 0
 		m.Own = mine(m.HeldBy) ||
 			users && !slices.ContainsFunc(m.UsedBy, func(id uint32) bool { return !v.own[id] })
 	}
 }
 
-// EnableStats makes the kernel count runs and run time of every program until the result is closed, or this process
-// ends: by BPF_ENABLE_STATS, never by the sysctl, which would stay on. It costs the machine about 20 to 50 ns for each
-// run of each program.
+// EnableStats makes the kernel count runs and run time of every program until the result is closed or this process
+// ends. It uses BPF_ENABLE_STATS and never the sysctl, which would stay on. It costs the machine about 20 to 50 ns for
+// each run of each program.
 func EnableStats() (io.Closer, error) {
 	stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
 	if err != nil {
@@ -528,8 +531,8 @@ func EnableStats() (io.Closer, error) {
 	return stats, nil
 }
 
-// StatsAlwaysOn reports whether somebody has turned run statistics on by the sysctl kernel.bpf_stats_enabled. Others
-// that hold them on by descriptor cannot be seen: the sysctl does not show them.
+// StatsAlwaysOn reports whether run statistics are enabled by the sysctl kernel.bpf_stats_enabled. The sysctl does not
+// show processes that enable them by descriptor.
 func StatsAlwaysOn() (bool, error) {
 	b, err := os.ReadFile("/proc/sys/kernel/bpf_stats_enabled")
 	if err != nil {

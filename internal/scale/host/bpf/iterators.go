@@ -18,31 +18,31 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// none is the number of no descriptor.
+// none stands for a missing descriptor.
 const none = 0xffffffff
 
-// An iterator is one loaded BPF iterator program with the link that makes it readable. It costs nothing until it is
-// read.
+// iterator is a loaded BPF iterator program with the link that makes it readable. It costs nothing until it is read.
 type iterator struct {
 	program *ebpf.Program
 	link    *link.Iter
 }
 
-// Iterators are this package's own BPF programs. Inventories can share them: loading takes the types of the kernel,
+// Iterators are this package's own BPF programs. Inventories can share them, because loading needs the kernel's types,
 // which take megabytes of memory while they are read. The zero value is loaded when an inventory is opened with it.
-// Close it after the inventories.
+// The caller must close it after the inventories.
 //
-// A program that does not load is no error: its field says why.
+// A program that cannot be loaded is not an error: its error field has the reason.
 type Iterators struct {
 	loaded   bool
-	maps     *iterator // nil: this kernel does not tell to whom a map is charged; mapsErr says why
+	maps     *iterator // nil: this kernel cannot show which group a map is charged to; mapsErr says why
 	mapsErr  error
 	files    *iterator // nil: holders are read from /proc; filesErr says why
 	filesErr error
-	shared   *ebpf.Map // samples and operations, of files
+	shared   *ebpf.Map // samples and operations, for files
 }
 
-// load loads whatever of the two works here, unless that was done before. types are the kernel's; nil: they are read.
+// load loads whichever of the two programs work here, unless that has been done. types are the kernel's; nil: load
+// reads them.
 func (it *Iterators) load(types *btf.Cache) {
 	if it.loaded {
 		return
@@ -55,8 +55,8 @@ func (it *Iterators) load(types *btf.Cache) {
 		return
 	}
 	options := ebpf.CollectionOptions{Cache: cmp.Or(types, btf.NewCache())}
-	// Programs are fitted to the types of the kernel proper. By default those of all modules, which none of the
-	// programs uses, would be read as well.
+	// Programs are adapted to the types of the kernel proper. By default, those of all modules would be read too, which
+	// none of the programs uses.
 	if options.Programs.KernelTypes, err = options.Cache.Kernel(); err != nil {
 		it.mapsErr, it.filesErr = err, err
 		return
@@ -84,7 +84,7 @@ func (it *Iterators) load(types *btf.Cache) {
 	}
 }
 
-// start links a program, which is closed where that fails.
+// start links a program, and closes it if that fails.
 func start(program *ebpf.Program) (*iterator, error) {
 	l, err := link.AttachIter(link.IterOptions{Program: program})
 	if err != nil {
@@ -94,7 +94,7 @@ func start(program *ebpf.Program) (*iterator, error) {
 	return &iterator{program, l}, nil
 }
 
-// learn teaches the holders iterator the kinds of files, from one descriptor of each kind.
+// learn teaches the holders iterator the kinds of files, using one descriptor of each kind.
 func (it *Iterators) learn() error {
 	var state iteratorsState
 	state.Samples.Tgid = uint32(os.Getpid())
@@ -124,7 +124,7 @@ func (it *Iterators) learn() error {
 	return nil
 }
 
-// Close unloads the programs. It may be called on what did not load.
+// Close unloads the programs. It may also be called if loading failed.
 func (it *Iterators) Close() {
 	it.maps.close()
 	it.files.close()
@@ -157,14 +157,14 @@ func (i *iterator) read(buf []byte) ([]byte, error) {
 		switch {
 		case errors.Is(err, io.EOF):
 			return buf, nil
-		case errors.Is(err, unix.EAGAIN): // a million objects without output; reading goes on where it stopped
+		case errors.Is(err, unix.EAGAIN): // a million objects without output; reading continues where it stopped
 		case err != nil:
 			return buf, fmt.Errorf("reading a BPF iterator: %w", err)
 		}
 	}
 }
 
-// records cuts an iterator's output into values of T.
+// records splits an iterator's output into values of T.
 func records[T any](b []byte) ([]T, error) {
 	var v T
 	size := binary.Size(v)

@@ -12,7 +12,7 @@ import (
 type Link struct {
 	ID        uint32
 	Type      string // as bpftool prints it
-	ProgramID uint32 // 0 for a link without a program of its own (struct_ops)
+	ProgramID uint32 // 0 for a link without a program (struct_ops)
 	Target    string // what the program is attached to: "cgroup:/web connect4", "xdp:lo", "raw_tracepoint:sched_switch"
 	HeldBy    []Holder
 
@@ -21,10 +21,10 @@ type Link struct {
 	ifindex         uint32
 }
 
-// nameSize is room for the name of a tracepoint, function or file; a longer one is cut.
+// nameSize is the room for the name of a tracepoint, function or file; a longer one is truncated.
 const nameSize = 256
 
-// readLink reads all that one descriptor tells. Targets that need another reader's help (control groups, interfaces)
+// readLink reads everything that one descriptor provides. Targets that need other readers (control groups, interfaces)
 // are named later.
 func (v *Inventory) readLink(fd int) (Link, error) {
 	if v.link == nil {
@@ -35,7 +35,7 @@ func (v *Inventory) readLink(fd int) (Link, error) {
 	if _, err := objInfo(fd, unsafe.Pointer(info), unsafe.Sizeof(*info)); err != nil {
 		return Link{}, err
 	}
-	// The kernel wants room for names beforehand, in a place that depends on the type; so that it is asked twice.
+	// The kernel needs a buffer for names, in a place that depends on the type, so it is called twice.
 	if at, ok := nameField(info.Type); ok {
 		*info = linkInfo{}
 		clear(v.name)
@@ -43,7 +43,7 @@ func (v *Inventory) readLink(fd int) (Link, error) {
 		// v.name is on the heap, which does not move, and lives as long as v.
 		le.PutUint64(info.Union[at:], uint64(uintptr(unsafe.Pointer(&v.name[0]))))
 		le.PutUint32(info.Union[at+8:], nameSize)
-		// ENOSPC: cut
+		// ENOSPC: truncated
 		if _, err := objInfo(fd, unsafe.Pointer(info), unsafe.Sizeof(*info)); err != nil && err != unix.ENOSPC {
 			return Link{}, err
 		}
@@ -51,7 +51,7 @@ func (v *Inventory) readLink(fd int) (Link, error) {
 	return parseLink(info, cString(v.name)), nil
 }
 
-// nameField is where in the union of link info the address of a name goes, with its length behind.
+// nameField returns the offset in the union of link info of the pointer to a name, which is followed by its length.
 func nameField(typ uint32) (offset int, ok bool) {
 	switch typ {
 	case linkRawTracepoint, linkIter:
@@ -62,7 +62,7 @@ func nameField(typ uint32) (offset int, ok bool) {
 	return 0, false
 }
 
-// parseLink reads the union of link info.
+// parseLink parses the union of link info.
 func parseLink(info *linkInfo, name string) Link {
 	le := binary.LittleEndian
 	word := func(at int) uint32 { return le.Uint32(info.Union[at:]) }
@@ -72,7 +72,7 @@ func parseLink(info *linkInfo, name string) Link {
 	case linkRawTracepoint:
 		l.Target = "raw_tracepoint:" + name
 	case linkTracing:
-		// The object is the BTF of the kernel or a module, or the program that is traced.
+		// The object is the BTF of the kernel or a module, or the program being traced.
 		l.Target = fmt.Sprintf("%s:btf %d/%d", typeName(attachTypes, word(0)), word(4), word(8))
 	case linkCgroup:
 		l.cgroup, l.attachType = le.Uint64(info.Union[:]), word(8)
@@ -100,7 +100,8 @@ func parseLink(info *linkInfo, name string) Link {
 	return l
 }
 
-// perfTarget names what a perf event link (since Linux 6.6 it tells) hangs on; enum bpf_perf_event_type.
+// perfTarget returns what a perf event link is attached to, which the kernel provides since Linux 6.6; typ is of enum
+// bpf_perf_event_type.
 func perfTarget(typ uint32, name string) string {
 	families := []string{"", "uprobe", "uretprobe", "kprobe", "kretprobe", "tracepoint", "perf_event"}
 	if typ == 0 || int64(typ) >= int64(len(families)) {

@@ -16,53 +16,55 @@ import (
 // Map is one eBPF map.
 type Map struct {
 	ID         uint32
-	Name       string // empty where the maker gave none
+	Name       string // empty if the creator gave none
 	Type       string // as bpftool prints it
 	KeySize    uint32 // bytes
 	ValueSize  uint32 // bytes
 	MaxEntries uint32
 
-	// Bytes is memlock of the map's fdinfo, which is what bpftool prints; nil where it could not be read. BytesMethod
-	// says what the kernel means by it. Values of inner maps are not in it: those are maps of their own.
+	// Bytes is memlock in the map's fdinfo, which bpftool prints; nil if it could not be read. BytesMethod says what it
+	// means on this kernel. It does not include inner maps, which are separate maps.
 	Bytes       *uint64
 	BytesMethod BytesMethod
 
-	// path of the control group that pays for it, in the memory controller's hierarchy; nil where the kernel does not tell
+	// ChargedTo is the path of the control group charged for it, in the memory controller's hierarchy; nil if the kernel
+	// does not expose it.
 	ChargedTo *string
 	Inner     []uint32 // ids of the maps inside a map of maps
 	UsedBy    []uint32 // ids of the programs that use it, directly or through a map of maps
-	HeldBy    []Holder // processes with a descriptor of it; a pin in bpffs is no process
-	Own       bool     // it is the scale's own
+	HeldBy    []Holder // processes with a descriptor of it; a pin in bpffs has no process
+	Own       bool     // it belongs to the scale
 
 	typ uint32
 }
 
-// BytesMethod is what the kernel means by the size of a map.
+// BytesMethod is the kernel's definition of the size of a map.
 type BytesMethod string
 
-// The methods. Kernels are told apart by what they do, never by their version: distributions carry patches back.
+// The methods. They are detected by the kernel's behaviour and never by its version, because distributions backport
+// patches.
 const (
 	BytesExact BytesMethod = "exact" // since 6.4 the map counts its own memory (bpf_map_ops.map_mem_usage)
-	// 5.11 to 6.3: entries x (key + value), rounded up to pages; 0 for a ring buffer
+	// BytesEstimate: Linux 5.11 to 6.3, entries x (key + value), rounded up to pages; 0 for a ring buffer.
 	BytesEstimate BytesMethod = "estimate"
-	// before 5.11: the pages charged to the locked-memory limit of the maker
+	// BytesChargedPages: before Linux 5.11, the pages charged to the creator's locked-memory limit.
 	BytesChargedPages BytesMethod = "charged-pages"
 )
 
-// maxInner is how many entries of one map of maps are looked at. A service mesh has thousands of inner maps at most; a
-// map of a million entries would cost a second to walk.
+// maxInner is how many entries of a map of maps are read. A service mesh has thousands of inner maps at most; a map
+// with a million entries would take a second to walk.
 const maxInner = 16384
 
-// maxInnerTime bounds the same by time: before Linux 6.8 each look-up in a map of maps waits for an RCU grace period of
-// some milliseconds (maybe_wait_bpf_programs in kernel/bpf/syscall.c), and a ledger must not.
+// maxInnerTime limits the same by time: before Linux 6.8 each look-up in a map of maps waits some milliseconds for an
+// RCU grace period (maybe_wait_bpf_programs in kernel/bpf/syscall.c), which would delay a ledger.
 const maxInnerTime = 200 * time.Millisecond
 
-// errSlow is that the time was up before the end of the map.
+// errSlow means that time was up before the end of the map.
 var errSlow = errors.New("this kernel takes long over each look-up in a map of maps: the rest was not looked at")
 
 const openReadOnly = 1 << 3 // BPF_F_RDONLY
 
-// readMap reads all that one descriptor tells.
+// readMap reads everything that one descriptor provides.
 func (v *Inventory) readMap(fd int) (Map, error) {
 	var info mapInfo
 	if _, err := objInfo(fd, unsafe.Pointer(&info), unsafe.Sizeof(info)); err != nil {
@@ -92,7 +94,7 @@ func (v *Inventory) readMap(fd int) (Map, error) {
 	return m, nil
 }
 
-// memlock reads the size of a map or program from the fdinfo of a descriptor of it.
+// memlock reads the size of a map or program from the fdinfo of its descriptor.
 func (v *Inventory) memlock(fd int) (uint64, bool) {
 	path := strconv.AppendInt(append(v.path[:0], "/proc/self/fdinfo/"...), int64(fd), 10)
 	path = append(path, 0)
@@ -112,7 +114,7 @@ func (v *Inventory) memlock(fd int) (uint64, bool) {
 	return fdinfoField(v.text[:n], "memlock")
 }
 
-// openatRaw opens a path that ends in NUL, without the copy that the string form makes.
+// openatRaw opens a path that ends in NUL, without the copy that a string needs.
 func openatRaw(path []byte) (int, error) {
 	dir := unix.AT_FDCWD
 	r, _, errno := unix.Syscall6(unix.SYS_OPENAT, uintptr(dir), uintptr(unsafe.Pointer(&path[0])),
@@ -134,8 +136,8 @@ func fdinfoField(text []byte, name string) (uint64, bool) {
 	return 0, false
 }
 
-// innerMaps lists the maps inside a map of maps. Looking an entry up from user space gives the inner map's id. There is
-// one level: the kernel refuses maps of maps of maps.
+// innerMaps returns the maps inside a map of maps. A look-up from user space returns the inner map's id. There is only
+// one level: the kernel rejects deeper nesting.
 func innerMaps(fd int, m *Map) ([]uint32, error) {
 	if m.ValueSize != 4 {
 		return nil, fmt.Errorf("its values are %d bytes, not ids", m.ValueSize)
@@ -181,7 +183,7 @@ func innerMaps(fd int, m *Map) ([]uint32, error) {
 	return ids, nil
 }
 
-// mapElement is BPF_MAP_LOOKUP_ELEM and BPF_MAP_GET_NEXT_KEY, which share their layout.
+// mapElement is BPF_MAP_LOOKUP_ELEM or BPF_MAP_GET_NEXT_KEY, which have the same layout.
 func mapElement(cmd, fd int, key, out []byte) error {
 	attr := struct {
 		fd, _ uint32
@@ -196,9 +198,9 @@ func mapElement(cmd, fd int, key, out []byte) error {
 	return err
 }
 
-// probeBytesMethod finds out what memlock means here, from two small maps. A kernel whose maps count their own memory
-// gives an array a size that is no multiple of a page, since its header is in it; one that estimates gives a ring
-// buffer, which has neither keys nor values, nothing.
+// probeBytesMethod finds out what memlock means here, from two small maps. If maps count their own memory, the size of
+// an array is not a multiple of a page, because it includes the header. If the kernel estimates, a ring buffer, which
+// has neither keys nor values, has size 0.
 func (v *Inventory) probeBytesMethod() (BytesMethod, error) {
 	array, err := v.probeMap(ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
 	if err != nil {

@@ -2,7 +2,7 @@ package bpf
 
 import "fmt"
 
-// The kernel's names of its types, as bpftool prints them. A type that is newer than this table prints as its number.
+// The kernel's names of its types, as bpftool prints them. A type newer than these tables is printed as its number.
 
 var programTypes = []string{
 	"unspec", "socket_filter", "kprobe", "sched_cls", "sched_act", "tracepoint", "xdp", "perf_event", "cgroup_skb",
@@ -49,7 +49,7 @@ const (
 	linkSockmap
 )
 
-// attachTypes are the hooks, without the family that the target already tells: "cgroup:/web connect4".
+// attachTypes are the hooks, without the family that is already in the target: "cgroup:/web connect4".
 var attachTypes = []string{
 	"ingress", "egress", "sock_create", "sock_ops", "stream_parser", "stream_verdict", "device", "msg_verdict", "bind4",
 	"bind6", "connect4", "connect6", "post_bind4", "post_bind6", "sendmsg4", "sendmsg6", "lirc_mode2", "flow_dissector",
@@ -60,8 +60,8 @@ var attachTypes = []string{
 	"getpeername_unix", "getsockname_unix", "primary", "peer", "kprobe_session", "uprobe_session",
 }
 
-// cgroupAttachTypes are the hooks that programs of a type can have in a cgroup, by number of the program type and of
-// the hook.
+// cgroupAttachTypes are the hooks for programs of a type in a cgroup: by number of the program type, the numbers of
+// its hooks.
 var cgroupAttachTypes = map[uint32][]uint32{
 	8:  {0, 1},                                                             // cgroup_skb
 	9:  {2, 12, 13, 34},                                                    // cgroup_sock
@@ -72,15 +72,15 @@ var cgroupAttachTypes = map[uint32][]uint32{
 	25: {21, 22},                                                           // cgroup_sockopt
 }
 
-// sockmapAttachTypes are the hooks of maps of sockets.
+// sockmapAttachTypes are the hooks of socket maps.
 var sockmapAttachTypes = []uint32{4, 5, 7, 38}
 
-// deviceAttachTypes are the hooks of interfaces that BPF_PROG_ATTACH knows, by the type of link that has the same.
+// deviceAttachTypes are the hooks of interfaces for BPF_PROG_ATTACH, by the link type with the same hooks.
 var deviceAttachTypes = map[uint32][]uint32{linkTCX: {46, 47}, linkNetkit: {54, 55}}
 
 const attachFlowDissector = 17
 
-// Types of programs that can be attached without a link elsewhere than to a control group.
+// Program types that can be attached without a link to something other than a control group.
 const (
 	progTypeSchedCLS      = 3
 	progTypeSchedACT      = 4

@@ -17,10 +17,11 @@ import (
 	"tare/internal/scale/host/mount"
 )
 
-// Attachments that are no links of programs on packets: by rtnetlink (XDP, tc) or BPF_PROG_ATTACH (tcx, netkit, flow
-// dissector). Each belongs to a network namespace, and the kernel lists only those of the asking thread's.
+// Attachments of packet programs without a link: by rtnetlink (XDP, tc) or BPF_PROG_ATTACH (tcx, netkit, flow
+// dissector). Each belongs to a network namespace, and the kernel lists only those in the namespace of the calling
+// thread.
 
-// A netAttachment is one of them.
+// netAttachment is one such attachment.
 type netAttachment struct {
 	program uint32
 	kind    string // "xdp", "tc", "tcx", "netkit"
@@ -29,23 +30,23 @@ type netAttachment struct {
 	hook    string // may be empty
 }
 
-// target names the attachment at an interface of that name.
+// target describes the attachment at an interface with the given name.
 func (a *netAttachment) target(device string) string {
 	return strings.TrimSuffix(a.kind+":"+device+" "+a.hook, " ")
 }
 
-// unnamed is an interface whose name is not known: a link does not tell the namespace of its index.
+// unnamed describes an interface with an unknown name: a link does not contain the namespace of its index.
 func unnamed(ifindex uint32) string {
 	return fmt.Sprintf("index %d of another network namespace", ifindex)
 }
 
-// onNetwork reports whether programs of these types may be attached as this file knows.
+// onNetwork reports whether programs of some of these types can have the attachments in this file.
 func onNetwork(types map[uint32]bool) bool {
 	return types[progTypeXDP] || types[progTypeSchedCLS] || types[progTypeSchedACT] || types[progTypeFlowDissector]
 }
 
-// netAttachments finds what programs of these types are attached to at the interfaces of the calling thread's network
-// namespace. With an error it has found what it could.
+// netAttachments finds attachments of programs of these types at the interfaces of the calling thread's network
+// namespace. After an error, it has found what it could.
 func netAttachments(ifaces map[uint32]device, types map[uint32]bool, found func(netAttachment)) error {
 	var errs []error
 	for index, d := range ifaces {
@@ -96,7 +97,7 @@ func flowDissectors(namespace int, inode uint64, found func(program uint32, targ
 
 const threadNamespace = "/proc/thread-self/ns/net"
 
-// ownFlowDissectors finds that of the calling thread's network namespace.
+// ownFlowDissectors finds the flow dissector of the calling thread's network namespace.
 func ownFlowDissectors(found func(program uint32, target string)) error {
 	fd, err := unix.Open(threadNamespace, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -110,21 +111,21 @@ func ownFlowDissectors(found func(program uint32, target string)) error {
 	return flowDissectors(fd, st.Ino, found)
 }
 
-// Bounds of what is looked at in network namespaces other than Tare's. A node has one for each of its pods, 110 by
-// default, and each takes 0.1 ms.
+// Limits for visiting other network namespaces. A node has one for each of its pods, 110 by default, and each takes
+// 0.1 ms.
 const (
 	maxNamespaces     = 512
 	maxNamespacesTime = 200 * time.Millisecond
 )
 
-// A namespace is a network namespace, and a file by which to open it.
+// namespace is a network namespace, and a file to open it with.
 type namespace struct {
 	path  string
 	inode uint64
 }
 
-// attachmentsElsewhere finds what programs of these types are attached to in the network namespaces other than that of
-// the calling thread: those of the processes of this PID namespace, and those that this mount namespace has mounted.
+// attachmentsElsewhere finds attachments of programs of these types in network namespaces other than the calling
+// thread's: those of the processes in this PID namespace, and those mounted in this mount namespace.
 func (v *Inventory) attachmentsElsewhere(types map[uint32]bool, program map[uint32]*Program) error {
 	list, failed := v.namespaces()
 	if len(list) == 0 {
@@ -143,8 +144,9 @@ func (v *Inventory) attachmentsElsewhere(types map[uint32]bool, program map[uint
 	}))
 }
 
-// eachNamespace visits network namespaces on a thread that is in them meanwhile: at most maxNamespaces, and none after
-// most has passed. fd is of the namespace. The errors are the first of a visit, and what was left out.
+// eachNamespace calls visit in each network namespace, on a thread that has entered it, with a descriptor of it. It
+// visits at most maxNamespaces, and none after most has passed. It returns the first error of a visit, and an error
+// about what was left out.
 func eachNamespace(list []namespace, most time.Duration, visit func(n namespace, fd int) error) error {
 	var errs []error
 	var left error
@@ -152,7 +154,7 @@ func eachNamespace(list []namespace, most time.Duration, visit func(n namespace,
 	go func() {
 		defer close(ended)
 		runtime.LockOSThread()
-		// A thread that stays in another namespace would keep that alive, and the main thread would show it as Tare's.
+		// A thread left in another namespace would keep that alive, and if it is the main thread, show it as Tare's.
 		back, err := unix.Open(threadNamespace, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		if err != nil {
 			left = fmt.Errorf("opening %s: %w", threadNamespace, err)
@@ -181,8 +183,8 @@ func eachNamespace(list []namespace, most time.Duration, visit func(n namespace,
 	return errors.Join(firstOf(errs), left)
 }
 
-// inNamespace moves the calling thread into a network namespace. One that has gone, or is another by now, is passed
-// over.
+// inNamespace moves the calling thread into a network namespace. It skips one that is gone, or whose path now refers
+// to another.
 func inNamespace(n namespace, visit func(fd int) error) error {
 	fd, err := unix.Open(n.path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) {
@@ -202,7 +204,7 @@ func inNamespace(n namespace, visit func(fd int) error) error {
 	return visit(fd)
 }
 
-// namespaces lists the network namespaces but that of the calling thread. The error says which may be missing.
+// namespaces returns the network namespaces other than the calling thread's. The error says which may be missing.
 func (v *Inventory) namespaces() ([]namespace, error) {
 	inode := func(path string) (uint64, error) {
 		var st unix.Stat_t
@@ -231,14 +233,14 @@ func (v *Inventory) namespaces() ([]namespace, error) {
 		case err == nil && !seen[n]:
 			seen[n] = true
 			out = append(out, namespace{path, n})
-		case err == nil, errors.Is(err, unix.ENOENT), errors.Is(err, unix.ESRCH): // it has gone
+		case err == nil, errors.Is(err, unix.ENOENT), errors.Is(err, unix.ESRCH): // it is gone
 		default:
 			first = cmp.Or(first, err)
 			hidden = append(hidden, dir)
 		}
 	}
-	// The kernel shows the namespaces of a process to those who may trace it only, but its network devices to all: each
-	// namespace has a file of devices with a separate inode (fs/proc/proc_net.c).
+	// The kernel shows the namespaces of a process only to those who may trace it, but its network devices to all. The
+	// file of devices has a different inode in each namespace (fs/proc/proc_net.c).
 	devices := map[uint64]bool{}
 	note := func(dir string) {
 		if n, err := inode(dir + "/net/dev"); err == nil {

@@ -11,8 +11,8 @@ import (
 	"tare/internal/scale/host/mount"
 )
 
-// PinsSince are the paths of programs, maps and links that were pinned at that time or later, in the BPF file systems
-// that this process sees. The kernel does not tell by whom.
+// PinsSince returns the paths of programs, maps and links pinned at that time or later, in the BPF file systems
+// visible to this process. The kernel does not expose who pinned them.
 func PinsSince(since time.Time) (paths []string, err error) {
 	mounts, err := mount.Read("")
 	if err != nil {
@@ -31,7 +31,7 @@ func PinsSince(since time.Time) (paths []string, err error) {
 		seen[part{m.Dev, m.Root}] = true
 		errs = append(errs, filepath.WalkDir(m.Point, func(path string, d fs.DirEntry, err error) error {
 			if errors.Is(err, fs.ErrNotExist) {
-				return nil // it was unpinned meanwhile
+				return nil // it was unpinned in the meantime
 			}
 			if err != nil {
 				return fmt.Errorf("looking for pins: %w", err)

@@ -14,19 +14,19 @@ import (
 	"tare/internal/lib/files"
 )
 
-// Key tells programs apart for good: the kernel gives ids out again after 2^31 of them, and two loads never share the
+// Key identifies a program uniquely: the kernel reuses ids after 2^31 of them, but two loads never share the
 // nanosecond.
 type Key struct {
 	ID       uint32
 	LoadTime time.Duration // since boot, as CLOCK_BOOTTIME counts
 }
 
-// Counters are what the kernel counts of a program since it was loaded, on all CPUs. RunCount and RunNs stand still
-// while nobody has enabled the kernel's run statistics.
+// Counters are what the kernel has counted for a program since it was loaded, on all CPUs. RunCount and RunNs do not
+// change while run statistics are off.
 type Counters struct {
 	RunCount        uint64
-	RunNs           uint64  // wall-clock nanoseconds inside the program, interrupts included
-	RecursionMisses *uint64 // runs left out because the program was running already; nil before Linux 5.12
+	RunNs           uint64  // wall-clock nanoseconds inside the program, including interrupts
+	RecursionMisses *uint64 // runs skipped because the program was already running; nil before Linux 5.12
 }
 
 // Range is a stretch of kernel text.
@@ -38,42 +38,42 @@ type Range struct {
 // Program is one eBPF program.
 type Program struct {
 	ID       uint32
-	Name     string // empty where the loader gave none; 15 bytes of it where the rest is not known
+	Name     string // empty if the loader gave none; only 15 bytes if the rest is unknown
 	Type     string // as bpftool prints it
 	Tag      string // hash of the instructions, hexadecimal
 	LoadTime time.Duration
-	// LoadedAt is LoadTime on the wall clock: the difference of CLOCK_REALTIME and CLOCK_BOOTTIME now, plus LoadTime.
-	// Setting the clock moves it; LoadTime never moves.
+	// LoadedAt is LoadTime on the wall clock: the current difference between CLOCK_REALTIME and CLOCK_BOOTTIME, plus
+	// LoadTime. It changes when the clock is set; LoadTime never does.
 	LoadedAt time.Time
 	Counters
 
-	// JITed are the ranges of machine code, one for each subprogram. Empty where the program is interpreted or
-	// addresses are hidden.
+	// JITed are the ranges of machine code, one for each subprogram. Empty if the program is interpreted or addresses are
+	// hidden.
 	JITed       []Range
 	JITedBytes  uint64 // machine code
-	XlatedBytes uint64 // verified instructions, which the kernel keeps beside the machine code
+	XlatedBytes uint64 // verified instructions, which the kernel keeps in addition
 	MapIDs      []uint32
 	BTFID       uint32 // 0 without type information
 
-	Owners []Holder // processes that hold it, or a link or perf event that it is attached by
-	// "cgroup:/web connect4 (link 7)", "xdp:lo", "tracepoint:sched_switch". Empty does not mean that it is attached to
-	// nothing: see attach.go for what the kernel does not list.
+	Owners []Holder // processes that hold it, or a link or perf event that attaches it
+	// Attached lists targets such as "cgroup:/web connect4 (link 7)", "xdp:lo" or "tracepoint:sched_switch". An attached
+	// program may have none: see attach.go for what the kernel does not list.
 	Attached []string
-	Own      bool // it is the scale's own
-	Vanished bool // it was unloaded; counters are what was last read
+	Own      bool // it belongs to the scale
+	Vanished bool // it was unloaded; counters are the last values read
 
 	typ uint32
 }
 
-// Key tells the program from an earlier or later one with the same id.
+// Key distinguishes the program from others with the same id.
 func (p *Program) Key() Key { return Key{p.ID, p.LoadTime} }
 
-// MemoryBytes is machine code and instructions together. The verifier's records, BTF and the padding of pages are not
-// in it: no counter has them.
+// MemoryBytes returns the size of machine code and instructions. The verifier's records, BTF and page padding are not
+// included, because nothing counts them.
 func (p *Program) MemoryBytes() uint64 { return p.JITedBytes + p.XlatedBytes }
 
-// infoWithMisses is the size of struct bpf_prog_info from Linux 5.12 on: where the kernel's ends tells which counters
-// it has.
+// infoWithMisses is the size of struct bpf_prog_info since Linux 5.12. The size that the kernel reports shows which
+// counters it has.
 const infoWithMisses = unsafe.Offsetof(progInfo{}.RecursionMisses) + 8
 
 func countersOf(info *progInfo, known uintptr) Counters {
@@ -84,11 +84,11 @@ func countersOf(info *progInfo, known uintptr) Counters {
 	return c
 }
 
-// cutName is how many bytes of a name the kernel keeps of a program (BPF_OBJ_NAME_LEN of bpf.h, less the final 0).
+// cutName is the length to which the kernel truncates a program's name (BPF_OBJ_NAME_LEN of bpf.h, minus the final 0).
 const cutName = 15
 
-// fullName gives a program whose name may have been cut that of its function, where its type information has it, as
-// bpftool does (get_prog_full_name in its common.c).
+// fullName replaces a name that may have been truncated with that of the program's function, if type information has
+// it, as bpftool does (get_prog_full_name in its common.c).
 func (v *Inventory) fullName(p *Program) {
 	if len(p.Name) != cutName || p.BTFID == 0 {
 		return
@@ -99,7 +99,7 @@ func (v *Inventory) fullName(p *Program) {
 	}
 	program, err := ebpf.NewProgramFromID(ebpf.ProgramID(p.ID))
 	if err != nil {
-		return // it has gone
+		return // it is gone
 	}
 	defer program.Close()
 	info, err := program.Info()
@@ -112,15 +112,15 @@ func (v *Inventory) fullName(p *Program) {
 	}
 }
 
-// programScratch is room for the lists of one program; it grows to the largest program of the machine.
+// programScratch is scratch space for the lists of one program; it grows to the largest program of the machine.
 type programScratch struct {
 	mapIDs []uint32
 	ksyms  []uint64
 	lens   []uint32
 }
 
-// readProgram reads all that one descriptor tells. hidden is true where the kernel keeps the addresses of machine code
-// to itself.
+// readProgram reads everything that one descriptor provides. hidden is true if the kernel hides the addresses of
+// machine code.
 func (s *programScratch) readProgram(fd int, boot time.Time) (p Program, hidden bool, err error) {
 	if s.mapIDs == nil {
 		s.mapIDs, s.ksyms, s.lens = make([]uint32, 64), make([]uint64, 64), make([]uint32, 64)
@@ -135,7 +135,7 @@ func (s *programScratch) readProgram(fd int, boot time.Time) (p Program, hidden 
 		if err != nil {
 			return Program{}, false, err
 		}
-		// The kernel writes as much as there is room for and says how much there is.
+		// The kernel writes as much as fits and returns the full length.
 		if n := int(info.NrMapIDs); n > len(s.mapIDs) {
 			s.mapIDs = make([]uint32, 2*n)
 			continue
@@ -165,13 +165,13 @@ func (s *programScratch) readProgram(fd int, boot time.Time) (p Program, hidden 
 	}
 }
 
-// eachProgram opens every program of the machine in turn. A program that goes away meanwhile is left out.
+// eachProgram opens every program of the machine in turn. A program that goes away in the meantime is left out.
 func (v *Inventory) eachProgram(visit func(id uint32, fd int) error) error {
 	return v.eachObject("program", cmdProgGetNextID, cmdProgGetFDByID, 0, visit)
 }
 
-// eachObject opens every object of a kind in turn. One that the kernel refuses to a process that may list it is left
-// out, with a warning: a security module can refuse single objects (security_bpf_prog, security_bpf_map).
+// eachObject opens every object of a kind in turn. An object that the kernel refuses to open is left out with a
+// warning: a security module can deny single objects (security_bpf_prog, security_bpf_map).
 func (v *Inventory) eachObject(what string, nextCmd, openCmd int, flags uint32,
 	visit func(id uint32, fd int) error,
 ) error {
@@ -201,8 +201,7 @@ func (v *Inventory) eachObject(what string, nextCmd, openCmd int, flags uint32,
 	}
 }
 
-// withObject opens an object for as long as visit runs. One that is gone, or not quite there yet (EAGAIN, of a link),
-// is not visited.
+// withObject opens an object while visit runs. It skips an object that is gone, or not yet ready (EAGAIN, for a link).
 func withObject(openCmd int, id, flags uint32, visit func(fd int) error) error {
 	fd, err := fdByID(openCmd, id, flags)
 	if isGone(err) || errors.Is(err, unix.EAGAIN) {
@@ -215,7 +214,7 @@ func withObject(openCmd int, id, flags uint32, visit func(fd int) error) error {
 	return visit(fd)
 }
 
-// bootTime is when CLOCK_BOOTTIME was zero, on the wall clock of now.
+// bootTime returns when CLOCK_BOOTTIME was zero, by the current wall clock.
 func bootTime() (time.Time, error) {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {

@@ -11,18 +11,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Interfaces and what rtnetlink says is attached to them, in the network namespace of the calling thread.
+// Interfaces and their attachments according to rtnetlink, in the network namespace of the calling thread.
 
-// A device is one network interface.
+// device is one network interface.
 type device struct {
 	name string
 	xdp  []uint32 // program ids
 }
 
-// devices lists the interfaces by index; with an error, those that could be listed.
+// devices returns the interfaces by index; after an error, those that could be listed.
 //
-// The attributes are read here and not by the library's LinkList, which parses everything that hangs on every interface
-// and knows one XDP program of each: an interface may have one for each mode.
+// It parses attributes itself and does not use the library's LinkList, which parses everything attached to every
+// interface but returns only one XDP program for each: an interface may have one for each mode.
 func devices() (map[uint32]device, error) {
 	messages, err := dump(unix.RTM_GETLINK, unix.RTM_NEWLINK, nl.NewIfInfomsg(unix.AF_UNSPEC))
 	out := map[uint32]device{}
@@ -37,7 +37,7 @@ func devices() (map[uint32]device, error) {
 	return out, nil
 }
 
-// parseDevice reads a message of type RTM_NEWLINK.
+// parseDevice parses a message of type RTM_NEWLINK.
 func parseDevice(body []byte) (index uint32, d device, ok bool) {
 	if len(body) < unix.SizeofIfInfomsg {
 		return 0, device{}, false
@@ -48,7 +48,7 @@ func parseDevice(body []byte) (index uint32, d device, ok bool) {
 			d.name = cString(value)
 		case unix.IFLA_XDP:
 			for typ, value := range attributes(value) {
-				// IFLA_XDP_PROG_ID, and by mode: driver, generic, hardware.
+				// IFLA_XDP_PROG_ID, and one for each mode: driver, generic, hardware.
 				if typ < nl.IFLA_XDP_PROG_ID || typ > nl.IFLA_XDP_PROG_ID+3 || len(value) < 4 {
 					continue
 				}
@@ -61,11 +61,11 @@ func parseDevice(body []byte) (index uint32, d device, ok bool) {
 	return uint32(nl.DeserializeIfInfomsg(body).Index), d, true
 }
 
-// maxClasses bounds the classes of traffic of one network namespace whose filters are listed: a request for each.
+// maxClasses bounds the traffic classes in one network namespace whose filters are listed, with one request for each.
 const maxClasses = 4096
 
 // tcAttachments finds BPF classifiers: in the ingress and egress of interfaces (clsact, ingress), and on the root and
-// the classes of their other queueing disciplines. The place is as tc(8) takes it: "ingress", "parent 1:10".
+// the classes of other queueing disciplines. place is in the notation of tc(8): "ingress", "parent 1:10".
 func tcAttachments(found func(ifindex, program uint32, place string)) error {
 	qdiscs, err := dump(unix.RTM_GETQDISC, unix.RTM_NEWQDISC, &nl.TcMsg{})
 	var errs []error
@@ -98,7 +98,7 @@ func tcAttachments(found func(ifindex, program uint32, place string)) error {
 			filters(q.Ifindex, netlink.HANDLE_MIN_INGRESS, "ingress")
 			continue
 		}
-		if q.Handle == 0 { // The kernel chose it. At the root, its filters are listed without a handle.
+		if q.Handle == 0 { // Created by the kernel by default. At the root, its filters are listed without a handle.
 			if q.Parent == netlink.HANDLE_ROOT {
 				filters(q.Ifindex, 0, "root")
 			}
@@ -125,7 +125,7 @@ func tcAttachments(found func(ifindex, program uint32, place string)) error {
 	return firstOf(errs)
 }
 
-// parentName writes a handle as tc(8) does.
+// parentName formats a handle like tc(8).
 func parentName(handle uint32) string {
 	if minor := handle & 0xffff; minor != 0 {
 		return fmt.Sprintf("parent %x:%x", handle>>16, minor)
@@ -133,7 +133,7 @@ func parentName(handle uint32) string {
 	return fmt.Sprintf("parent %x:", handle>>16)
 }
 
-// kindOf reads the kind of a message of type RTM_NEWQDISC, RTM_NEWTCLASS or RTM_NEWTFILTER.
+// kindOf returns the kind in a message of type RTM_NEWQDISC, RTM_NEWTCLASS or RTM_NEWTFILTER.
 func kindOf(body []byte) (kind string, ok bool) {
 	if len(body) < nl.SizeofTcMsg {
 		return "", false
@@ -147,10 +147,10 @@ const (
 	actBPFID    = 9 // TCA_ACT_BPF_ID
 )
 
-// An action is a BPF program that filters call.
+// action is a BPF program called by filters.
 type action struct{ index, program uint32 }
 
-// actions lists the actions of kind bpf that a filter has.
+// actions returns the actions of kind bpf that are used by a filter.
 func actions() ([]action, error) {
 	one := nl.NewRtAttr(1, nil)
 	one.AddRtAttr(nl.TCA_ACT_KIND, nl.ZeroTerminated("bpf"))
@@ -167,7 +167,7 @@ func actions() ([]action, error) {
 	return out, nil
 }
 
-// parseActions reads an answer to RTM_GETACTION.
+// parseActions parses an answer to RTM_GETACTION.
 func parseActions(body []byte) (out []action) {
 	if len(body) < nl.SizeofTcActionMsg {
 		return nil
@@ -186,7 +186,7 @@ func parseActions(body []byte) (out []action) {
 	return out
 }
 
-// classifier reads a message of type RTM_NEWTFILTER: the id of the program, if it is of a BPF classifier.
+// classifier parses a message of type RTM_NEWTFILTER: it returns the program's id if the filter is a BPF classifier.
 func classifier(body []byte) (program uint32, ok bool) {
 	if len(body) < nl.SizeofTcMsg {
 		return 0, false
@@ -199,7 +199,7 @@ func classifier(body []byte) (program uint32, ok bool) {
 	return binary.NativeEndian.Uint32(id), true
 }
 
-// firstAttribute is the first attribute of a type in a list; nil where there is none.
+// firstAttribute returns the first attribute of a type in a list; nil if there is none.
 func firstAttribute(list []byte, typ int) []byte {
 	for t, value := range attributes(list) {
 		if t == typ {
@@ -209,7 +209,7 @@ func firstAttribute(list []byte, typ int) []byte {
 	return nil
 }
 
-// attributes walks a list of rtnetlink attributes. A list that is cut off is left out.
+// attributes iterates over a list of rtnetlink attributes. It yields nothing if the list is truncated.
 func attributes(b []byte) iter.Seq2[int, []byte] {
 	return func(yield func(int, []byte) bool) {
 		// Attributes are padded to four bytes, and the library relies on it.
@@ -225,7 +225,7 @@ func attributes(b []byte) iter.Seq2[int, []byte] {
 	}
 }
 
-// dump makes one rtnetlink request for a list, and gives the bodies of the answers: with an error, those that came.
+// dump makes one rtnetlink request for a list, and returns the bodies of the answers; after an error, those received.
 func dump(request int, answer uint16, body ...nl.NetlinkRequestData) ([][]byte, error) {
 	const attempts = 3
 	for i := 1; ; i++ {

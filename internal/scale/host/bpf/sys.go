@@ -8,9 +8,8 @@ import (
 )
 
 // The bpf(2) calls that this package makes itself. cilium/ebpf has all of them, but its Info reads every instruction,
-// line and function record of a program and scans fdinfo by reflection: right for a loader, and 15 times dearer than
-// the counters that are wanted here. Layouts: include/uapi/linux/bpf.h; attributes and infos only ever grow at their
-// end.
+// line and function record of a program and parses fdinfo by reflection: right for a loader, but 15 times as expensive
+// as the counters needed here. Layouts: include/uapi/linux/bpf.h; attributes and infos only ever grow at their end.
 
 // Commands of bpf(2).
 const (
@@ -27,8 +26,9 @@ const (
 	cmdLinkGetNextID = 31
 )
 
-// bpf makes the call again after a signal, which EAGAIN can mean too. It takes microseconds and does not block, so it
-// bypasses Go's scheduler. Addresses inside attr are unsafe.Pointer and never integers: a stack can move.
+// bpf repeats the call after a signal, which may also be reported as EAGAIN. The call takes microseconds and does not
+// block, so it bypasses Go's scheduler. Addresses inside attr are unsafe.Pointer and never integers, because a stack
+// can move.
 func bpf(cmd int, attr unsafe.Pointer, size uintptr) (int, error) {
 	for tries := 0; ; tries++ {
 		r, _, errno := unix.RawSyscall(unix.SYS_BPF, uintptr(cmd), uintptr(attr), size)
@@ -42,10 +42,10 @@ func bpf(cmd int, attr unsafe.Pointer, size uintptr) (int, error) {
 	}
 }
 
-// isGone reports that an object went away between being listed and being read.
+// isGone reports whether an object went away between being listed and being read.
 func isGone(err error) bool { return errors.Is(err, unix.ENOENT) }
 
-// nextID is the id after id of the kind of object that cmd lists; ok is false at the end.
+// nextID returns the id after id of the kind of object that cmd lists; ok is false at the end.
 func nextID(cmd int, id uint32) (next uint32, ok bool, err error) {
 	attr := struct{ start, next, flags uint32 }{start: id}
 	_, err = bpf(cmd, unsafe.Pointer(&attr), unsafe.Sizeof(attr))
@@ -55,13 +55,13 @@ func nextID(cmd int, id uint32) (next uint32, ok bool, err error) {
 	return attr.next, err == nil, err
 }
 
-// fdByID opens an object. A descriptor keeps its object alive, so every caller closes it at once.
+// fdByID opens an object. A descriptor keeps its object alive, so every caller must close it at once.
 func fdByID(cmd int, id, flags uint32) (int, error) {
 	attr := struct{ id, next, flags uint32 }{id: id, flags: flags}
 	return bpf(cmd, unsafe.Pointer(&attr), unsafe.Sizeof(attr))
 }
 
-// objInfo fills info, of which size bytes are known here, and returns how many of them the kernel knows.
+// objInfo fills info, of size bytes, and returns how many of them the kernel knows.
 func objInfo(fd int, info unsafe.Pointer, size uintptr) (known uintptr, err error) {
 	attr := struct {
 		fd, len uint32
@@ -109,11 +109,11 @@ type mapInfo struct {
 	Extra                                           uint64
 }
 
-// linkInfo is struct bpf_link_info; Union is read by the type of link.
+// linkInfo is struct bpf_link_info; the layout of Union depends on the type of link.
 type linkInfo struct {
 	Type, ID, ProgID, _ uint32
 	Union               [48]byte
 }
 
-// cString is the text before the first NUL.
+// cString returns the text before the first NUL.
 func cString(b []byte) string { return unix.ByteSliceToString(b) }

@@ -13,7 +13,7 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// Mount and MountV2 are hints for a machine, or a container, without control groups or without those of v2.
+// Mount and MountV2 are hints for a machine, or a container, without control groups or without v2.
 const (
 	Mount   = "mount them: mount -t cgroup2 none /sys/fs/cgroup" + mountInside
 	MountV2 = "mount a v2 hierarchy: mkdir -p /sys/fs/cgroup/unified && mount -t cgroup2 none /sys/fs/cgroup/unified" +
@@ -22,7 +22,7 @@ const (
 	mountInside = "; in a container, mount the machine's /sys/fs/cgroup there (in Kubernetes a hostPath volume)"
 )
 
-// Features says what of this machine's control groups can be read and made.
+// Features probes what can be read and created among this machine's control groups.
 func Features() []*feature.Probe {
 	discover := sync.OnceValues(func() (*Layout, error) { return Discover(Roots{}) })
 	probe := func(s feature.Status, f func(*Layout) (string, error)) *feature.Probe {
@@ -82,7 +82,7 @@ func probeCPU(l *Layout) (string, error) {
 	return fmt.Sprintf("%s; CPU time from %s at %s", l.Mode, file, h.Mount), err
 }
 
-// probeController looks whether groups below the root can have the controller.
+// probeController checks whether groups below the root can have the controller.
 func probeController(l *Layout, name string) (string, error) {
 	h, ok := l.Controller(name)
 	if !ok {
@@ -110,7 +110,7 @@ func probePeak(l *Layout) (string, error) {
 		_, err := os.Stat(filepath.Join(h.Mount, "memory.max_usage_in_bytes"))
 		return "memory.max_usage_in_bytes", err
 	}
-	// The root of v2 has no such file, so it is looked for in a group made for that, else in those that there are.
+	// The root of v2 has no such file, so a group is created for the probe; otherwise existing groups are checked.
 	name, err := probeName("probe-peak")
 	if err != nil {
 		return "", err
@@ -128,8 +128,8 @@ func probePeak(l *Layout) (string, error) {
 	return "memory.peak", err
 }
 
-// probeName names a group of this process as a run's tree of groups is named, so that 'tare clean' and later runs know
-// and remove one whose process was killed.
+// probeName returns a group name like those of runs, so that 'tare clean' and later runs remove the group if this
+// process is killed.
 func probeName(id string) (string, error) {
 	self, err := proc.FS{}.Identify()
 	if err != nil {
@@ -138,7 +138,7 @@ func probeName(id string) (string, error) {
 	return "tare-" + id + "-" + self.String(), nil
 }
 
-// probeCreate makes a group in each hierarchy that experiments use, and removes it.
+// probeCreate creates a group in each hierarchy that experiments use, and removes it.
 func probeCreate(l *Layout) (string, error) {
 	name, err := probeName("probe")
 	if err != nil {

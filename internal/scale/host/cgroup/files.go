@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Write writes a value into a file of a group, such as cgroup.procs. The file must be there. It makes the system calls
-// itself: the kernel answers a write to memory.reclaim with EAGAIN where it could not take back all, and as such files
-// can be polled, package os would wait for ever until it can be written.
+// Write writes a value to an existing file of a group, such as cgroup.procs. It makes the system calls itself: the
+// kernel answers a write to memory.reclaim with EAGAIN if it could not reclaim everything, and because such files can
+// be polled, package os would wait forever for the file to become writable.
 func Write(file, value string) error {
 	fd, err := unix.Open(file, unix.O_WRONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -31,21 +31,21 @@ func Write(file, value string) error {
 	return errors.Join(err, unix.Close(fd))
 }
 
-// Below lists a group's directory and those below it, each after the one that it is in. It is empty where there is no
-// such group.
+// Below returns a group's directory and those of its descendants, parents first. It is empty if there is no such
+// group.
 func Below(dir string) []string {
 	var dirs []string
 	_ = filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {
 		if err == nil && d.IsDir() {
 			dirs = append(dirs, p)
 		}
-		return nil // what cannot be read has gone
+		return nil // what cannot be read is gone
 	})
 	return dirs
 }
 
-// Members lists the processes in the groups at the top of the hierarchies that have one of these names, and in all
-// groups below them, in order.
+// Members returns the processes in the top-level groups with these names, in all hierarchies, and in their
+// descendants, in ascending order.
 func (l *Layout) Members(names []string) []int {
 	var dirs []string
 	for i := range l.Hierarchies {
@@ -56,8 +56,8 @@ func (l *Layout) Members(names []string) []int {
 	return Members(dirs)
 }
 
-// Members lists the processes in groups, whose directories are given, and in all groups below them, in order, however
-// long the paths of those are. A group that cannot be read has gone.
+// Members returns the processes in the groups with these directories and in their descendants, in ascending order.
+// Paths may be of any length. A group that cannot be read is skipped.
 func Members(dirs []string) []int {
 	var pids []int
 	for _, dir := range dirs {

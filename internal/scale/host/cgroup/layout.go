@@ -1,6 +1,6 @@
 // Package cgroup reads control groups: where this machine keeps them (v1, v2 or both), which group a thread runs in,
-// and what each group has used. It reads raw counters and interprets nothing. Where the hierarchies are is always taken
-// from mountinfo and /proc/self/cgroup, never assumed.
+// and what each group has used. It reads raw counters and interprets nothing. The location of hierarchies always comes
+// from mountinfo and /proc/self/cgroup and is never assumed.
 //
 // A group's identity is its path below the root of its hierarchy ("/system.slice/cron.service"). On v1 and hybrid
 // machines the same path in several hierarchies is the same group.
@@ -31,10 +31,10 @@ const (
 	ModeHybrid = "hybrid" // both
 )
 
-// Roots says where to look. The zero value is the machine that we run on.
+// Roots configures where to look. The zero value is the machine that we run on.
 type Roots struct {
 	Proc   string // where proc is mounted; "/proc" if empty
-	Prefix string // put before every mount point that mountinfo names; for trees of test files
+	Prefix string // prepended to every mount point in mountinfo; for trees of test files
 }
 
 func (r Roots) proc() string {
@@ -53,29 +53,30 @@ type Hierarchy struct {
 	Controllers []string // v1: those of the hierarchy; v2: those available at the root of the mount
 	Name        string   // of a v1 hierarchy without controllers, e.g. "systemd"
 	Mount       string   // absolute directory
-	Root        string   // identity path of the group that is mounted: "/" unless only a part of the tree is
+	Root        string   // identity path of the group that is mounted: "/" unless only a subtree is
 	V2          bool
 
-	// base is the root of our cgroup namespace below the mount, when the mount reaches above the namespace; else empty.
-	// The kernel gives paths in /proc/<pid>/cgroup relative to the namespace.
+	// base is the root of our cgroup namespace below the mount, if the mount includes groups above the namespace; else
+	// empty. Paths in /proc/<pid>/cgroup are relative to the namespace.
 	base string
 }
 
-// Has says whether the hierarchy has the controller.
+// Has reports whether the hierarchy has the controller.
 func (h *Hierarchy) Has(controller string) bool { return slices.Contains(h.Controllers, controller) }
 
-// Within says whether the group with the identity path is group or below it.
+// Within reports whether the group with the identity path is group or below it.
 func Within(path, group string) bool {
 	return path == group || strings.HasPrefix(path, strings.TrimSuffix(group, "/")+"/")
 }
 
-// Dir is the directory of the group with the given identity; false where the mount does not reach it.
+// Dir returns the directory of the group with the given identity; false if it is outside the mount.
 func (h *Hierarchy) Dir(identity string) (string, bool) {
 	rel, ok := h.rel(identity)
 	return h.Mount + rel, ok
 }
 
-// rel is identity below the mount: "" for the mount itself, else with a leading slash.
+// rel returns the path below the mount: "" for the mount itself, else with a leading slash. It is false if identity is
+// outside the mount.
 func (h *Hierarchy) rel(identity string) (string, bool) {
 	rest := identity
 	if h.Root != "/" {
@@ -90,7 +91,8 @@ func (h *Hierarchy) rel(identity string) (string, bool) {
 	return rest, !slices.Contains(strings.Split(rest, "/"), "..")
 }
 
-// Identity is the identity of the group at rel below the mount ("" is the mount itself, else with a leading slash).
+// Identity returns the identity of the group at rel below the mount ("" is the mount itself, else with a leading
+// slash).
 func (h *Hierarchy) Identity(rel string) string {
 	switch {
 	case rel == "":
@@ -101,7 +103,7 @@ func (h *Hierarchy) Identity(rel string) string {
 	return h.Root + rel
 }
 
-// fromProc is the identity of a group that /proc/<pid>/cgroup names.
+// fromProc returns the identity of a group given its path in /proc/<pid>/cgroup.
 func (h *Hierarchy) fromProc(p string) string {
 	if h.base == "" {
 		return p
@@ -109,7 +111,7 @@ func (h *Hierarchy) fromProc(p string) string {
 	return path.Join(h.base, p)
 }
 
-// Controller finds the hierarchy that has the controller: the v1 one where it is mounted, else v2.
+// Controller returns the hierarchy that has the controller: that of v1 if mounted, else v2.
 func (l *Layout) Controller(name string) (*Hierarchy, bool) {
 	for i := range l.Hierarchies {
 		if h := &l.Hierarchies[i]; !h.V2 && h.Has(name) {
@@ -122,7 +124,7 @@ func (l *Layout) Controller(name string) (*Hierarchy, bool) {
 	return nil, false
 }
 
-// V2 finds the v2 hierarchy.
+// V2 returns the v2 hierarchy.
 func (l *Layout) V2() (*Hierarchy, bool) {
 	for i := range l.Hierarchies {
 		if h := &l.Hierarchies[i]; h.V2 {
@@ -132,7 +134,8 @@ func (l *Layout) V2() (*Hierarchy, bool) {
 	return nil, false
 }
 
-// V2Path is the path below the mount of v2, from /, of a directory there; empty where there is no v2 hierarchy.
+// V2Path returns the path of a directory below the mount of v2, with a leading slash; empty if there is no v2
+// hierarchy.
 func (l *Layout) V2Path(dir string) string {
 	h, ok := l.V2()
 	if !ok {
@@ -141,8 +144,7 @@ func (l *Layout) V2Path(dir string) string {
 	return path.Join("/", strings.TrimPrefix(dir, h.Mount))
 }
 
-// MemoryPeak is the most memory in bytes that the group of an identity has had (MemoryPeak of its directory); nil where
-// the kernel does not tell.
+// MemoryPeak returns MemoryPeak of the group's directory; nil if the kernel does not expose it.
 func (l *Layout) MemoryPeak(identity string) *uint64 {
 	h, ok := l.Controller("memory")
 	if !ok {
@@ -155,8 +157,8 @@ func (l *Layout) MemoryPeak(identity string) *uint64 {
 	return MemoryPeak(dir).Ptr()
 }
 
-// CPU finds the hierarchy that gives groups their identity and their CPU time: v1 cpuacct where it is mounted, else v2,
-// which counts CPU time without any controller (cgroup_base_stat_cputime_show in kernel/cgroup/rstat.c).
+// CPU returns the hierarchy that gives groups their identity and their CPU time: v1 cpuacct if mounted, else v2, which
+// counts CPU time without any controller (cgroup_base_stat_cputime_show in kernel/cgroup/rstat.c).
 func (l *Layout) CPU() (*Hierarchy, bool) {
 	if h, ok := l.Controller("cpuacct"); ok {
 		return h, true
@@ -168,8 +170,8 @@ func (l *Layout) CPU() (*Hierarchy, bool) {
 // (include/linux/proc_ns.h).
 const initialNamespace = 0xEFFFFFFB
 
-// Whole is false where the hierarchy that counts CPU time shows only a part of the machine's groups: a part of it is
-// mounted, or it was mounted from within a namespace.
+// Whole reports whether the hierarchy that counts CPU time shows all of the machine's groups. It is false if only a
+// subtree is mounted, or if it was mounted from within a namespace.
 func (l *Layout) Whole() bool {
 	h, ok := l.CPU()
 	if !ok || h.base != "" {
@@ -233,13 +235,13 @@ func Discover(r Roots) (*Layout, error) {
 	return l, nil
 }
 
-// mounted is a mount of control groups.
+// mounted is a mount of a cgroup hierarchy.
 type mounted struct {
 	mount.Mount
 	v2 bool
 }
 
-// cgroupMounts picks the mounts of control groups out of all.
+// cgroupMounts returns the mounts of cgroup hierarchies.
 func cgroupMounts(all []mount.Mount) (found []mounted) {
 	for _, m := range all {
 		if v2 := m.Type == "cgroup2"; (v2 || m.Type == "cgroup") && strings.HasPrefix(m.Root, "/") {
@@ -249,16 +251,16 @@ func cgroupMounts(all []mount.Mount) (found []mounted) {
 	return found
 }
 
-// visible says whether the mount is what its mount point shows: another may be mounted over it.
+// visible reports whether the mount is what its mount point shows: another may be mounted over it.
 func (m *mounted) visible() bool {
 	var st unix.Stat_t
 	return unix.Stat(m.Point, &st) == nil && st.Dev == m.Dev
 }
 
-// up counts how far the mount's root lies above the root of our cgroup namespace.
+// up returns how many levels the mount's root is above the root of our cgroup namespace.
 func (m *mounted) up() int { return strings.Count(m.Root, "/..") }
 
-// better says whether m is the better mount of the same hierarchy than o: it shows more of the tree, or can be written.
+// better reports whether m is a better mount of the same hierarchy than o: it shows more of the tree, or is writable.
 func (m *mounted) better(o *mounted) bool {
 	if a, b := m.up(), o.up(); a != b {
 		return a > b
@@ -303,8 +305,8 @@ func pick(m membership, mounts []mounted, r Roots) (Hierarchy, bool) {
 		}
 		h := Hierarchy{Controllers: m.controllers, Name: m.name, Mount: mt.Point, Root: mt.Root, V2: mt.v2}
 		if n := mt.up(); n > 0 {
-			// The names between the mount's root and our namespace are hidden, so the namespace is found by the process
-			// in it.
+			// The names between the mount's root and our namespace are hidden, so search for the directory that contains this
+			// process.
 			base, ok := locate(r, mt, n, m.path)
 			if !ok {
 				continue
@@ -320,7 +322,7 @@ func pick(m membership, mounts []mounted, r Roots) (Hierarchy, bool) {
 // it.
 func locate(r Roots, m *mounted, depth int, own string) (string, bool) {
 	if strings.Trim(m.Root, "./") != "" {
-		return "", false // a mount of some group beside ours
+		return "", false // a mount of a group outside ours
 	}
 	self, err := os.Readlink(filepath.Join(r.proc(), "self"))
 	if err != nil {
@@ -330,7 +332,7 @@ func locate(r Roots, m *mounted, depth int, own string) (string, bool) {
 	for range depth {
 		var below []string
 		for _, dir := range dirs {
-			entries, _ := os.ReadDir(dir) // a group may vanish; the one we look for cannot
+			entries, _ := os.ReadDir(dir) // a group may vanish, but not the one that we look for
 			for _, e := range entries {
 				if e.IsDir() {
 					below = append(below, filepath.Join(dir, e.Name()))

@@ -5,9 +5,9 @@ import (
 	"path/filepath"
 )
 
-// CPUTime is the CPU time in nanoseconds that the group of that directory, with those below it, has used since it was
-// made (cpuacct.usage of v1, cpu.stat of v2). It is not OK where the kernel does not tell, or the group has gone. It is
-// for few groups, and few readings: a Reader is for many.
+// CPUTime returns the CPU time in nanoseconds that the group with that directory and its descendants have used since
+// its creation (cpuacct.usage of v1, cpu.stat of v2). It is not OK if the kernel does not expose it or the group is
+// gone. It is for occasional use; use a Reader for many groups.
 func CPUTime(dir string) Value {
 	return once(dir, source{usageV1, parseUint}, source{"cpu.stat", func(b []byte) Value {
 		var g Group
@@ -16,22 +16,22 @@ func CPUTime(dir string) Value {
 	}})
 }
 
-// MemoryPeak is the most memory in bytes that the kernel has charged to the group of that directory, and those below
-// it, at any time (memory.peak of v2, since Linux 5.19; memory.max_usage_in_bytes of v1). It is not OK where the kernel
-// does not tell, or the group has gone.
+// MemoryPeak returns the most memory in bytes that the kernel has ever charged to the group with that directory and
+// its descendants (memory.peak of v2, since Linux 5.19; memory.max_usage_in_bytes of v1). It is not OK if the kernel
+// does not expose it or the group is gone.
 func MemoryPeak(dir string) Value {
 	return once(dir, source{"memory.peak", parseUint}, source{"memory.max_usage_in_bytes", parseUint})
 }
 
-// MemoryLimit is the most memory in bytes that the group of that directory may have (memory.max of v2,
-// memory.limit_in_bytes of v1). It is not OK where it may have any, where the kernel does not tell, or the group has
+// MemoryLimit returns the memory limit in bytes of the group with that directory (memory.max of v2,
+// memory.limit_in_bytes of v1). It is not OK if there is no limit, the kernel does not expose it, or the group is
 // gone.
 func MemoryLimit(dir string) Value {
 	return once(dir, source{"memory.max", parseLimit}, source{"memory.limit_in_bytes", parseLimit})
 }
 
-// parseLimit reads a limit. V1 says the largest number of pages that fits in a long where there is none
-// (PAGE_COUNTER_MAX), and v2 a word.
+// parseLimit parses a limit. Without one, v1 shows the largest number of pages that fits in a long (PAGE_COUNTER_MAX),
+// and v2 a word.
 func parseLimit(b []byte) Value {
 	if v := parseUint(b); v.N < 1<<62 {
 		return v
@@ -39,10 +39,9 @@ func parseLimit(b []byte) Value {
 	return Value{}
 }
 
-// OOMKills is how many processes of a group itself, without those below it, the kernel has killed because memory was
-// short since the group was made, by its directory in the hierarchy of the memory controller (memory.events.local of
-// v2, since Linux 5.2; memory.oom_control of v1, since Linux 4.13). It is not OK where the kernel does not tell, or the
-// group has gone.
+// OOMKills returns how many processes of the group itself, without its descendants, the OOM killer has killed since
+// the group was created. dir is in the hierarchy of the memory controller (memory.events.local of v2, since Linux 5.2;
+// memory.oom_control of v1, since Linux 4.13). It is not OK if the kernel does not expose it or the group is gone.
 func OOMKills(dir string) Value {
 	return once(dir, source{"memory.events.local", parseKills}, source{"memory.oom_control", parseKills})
 }
@@ -52,13 +51,13 @@ func parseKills(b []byte) (v Value) {
 	return v
 }
 
-// source is a file that has a counter.
+// source is a file that contains a counter.
 type source struct {
 	name  string
 	parse func([]byte) Value
 }
 
-// once takes a counter from the first of the files that has it.
+// once returns a counter from the first file that has it.
 func once(dir string, from ...source) Value {
 	for _, s := range from {
 		b, err := os.ReadFile(filepath.Join(dir, s.name))

@@ -21,9 +21,9 @@ type Membership struct {
 	Identity  string
 }
 
-// Outside are the groups of the threads of a process that are not within, once for each hierarchy. A thread can be in
-// another group than its process, by the file tasks of v1 or in a threaded group of v2, and in different groups of
-// different hierarchies. Threads that have ended, or are about to, are passed over.
+// Outside returns the groups that threads of a process are in and that within rejects, at most one for each hierarchy.
+// A thread can be in another group than its process, by the file tasks of v1 or in a threaded group of v2, and in
+// different groups of different hierarchies. Threads that have ended, or are about to, are skipped.
 func (l *Layout) Outside(pid int, within func(Membership) bool) ([]Membership, error) {
 	ended := func(err error) bool {
 		return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) || errors.Is(err, proc.ErrGone)
@@ -69,7 +69,7 @@ func (l *Layout) Outside(pid int, within func(Membership) bool) ([]Membership, e
 	return all, nil
 }
 
-// of is the hierarchy of a membership; nil where it is not mounted.
+// of returns the hierarchy of a membership; nil if it is not mounted.
 func (l *Layout) of(m membership) *Hierarchy {
 	return lists.Find(l.Hierarchies, func(h *Hierarchy) bool {
 		return h.V2 == m.v2 && h.Name == m.name && (m.v2 || slices.Equal(h.Controllers, m.controllers))

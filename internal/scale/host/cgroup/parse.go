@@ -2,13 +2,13 @@ package cgroup
 
 import "bytes"
 
-// Value is a counter that the kernel may lack.
+// Value is a counter that this kernel may lack.
 type Value struct {
 	N  uint64
-	OK bool // the kernel has it and it was read
+	OK bool // the kernel has the counter and it was read
 }
 
-// Ptr is the counter, nil where the kernel lacks it.
+// Ptr returns the counter; nil if it is not OK.
 func (v Value) Ptr() *uint64 {
 	if !v.OK {
 		return nil
@@ -16,24 +16,24 @@ func (v Value) Ptr() *uint64 {
 	return new(v.N)
 }
 
-// CPU is what a group, with all its descendants, has used since it was made.
+// CPU is what a group, with all its descendants, has used since it was created.
 type CPU struct {
 	UsageNs          Value // nanoseconds of CPU time
-	ThrottledNs      Value // nanoseconds that runnable CPUs of the group itself were held back by its quota
+	ThrottledNs      Value // nanoseconds for which runnable CPUs of the group itself were held back by its quota
 	Periods          Value // quota periods in which the group itself wanted to run
-	ThrottledPeriods Value // those of them in which it used up its quota
+	ThrottledPeriods Value // periods in which it used up its quota
 
-	// Resets is how often UsageNs was seen to be set back to 0 since the group was first read: on v1 it can be written.
+	// Resets is how often UsageNs was seen to be reset to 0 since the group was first read: on v1 it is writable.
 	Resets int
 }
 
-// Memory is what a group, with all its descendants, holds, in bytes. On v1 there is no SlabReclaimable, and Sock is TCP
-// only and not a part of Current.
+// Memory is what a group, with all its descendants, holds, in bytes. v1 has no SlabReclaimable, and its Sock is only
+// TCP and not included in Current.
 type Memory struct {
 	Current         Value // memory.current, memory.usage_in_bytes
 	Peak            Value // memory.peak (Linux 5.19), memory.max_usage_in_bytes
 	Anon            Value
-	File            Value // page cache, with shmem
+	File            Value // page cache, including shmem
 	Shmem           Value
 	Kernel          Value // memory.stat kernel (Linux 5.18), memory.kmem.usage_in_bytes
 	SlabReclaimable Value
@@ -41,7 +41,7 @@ type Memory struct {
 	InactiveFile    Value
 }
 
-// parseUint reads the decimal number that is all of b but surrounding white space.
+// parseUint parses a decimal number, ignoring surrounding white space.
 func parseUint(b []byte) (v Value) {
 	b = bytes.TrimSpace(b)
 	for _, c := range b {
@@ -64,14 +64,14 @@ func (v Value) times(k uint64) Value {
 	return v
 }
 
-// field is a line "key value" of a file, and where its value goes.
+// field is a line "key value" of a file and the destination of its value.
 type field struct {
 	key  string
 	to   *Value
-	unit uint64 // of the value, in that of the counter
+	unit uint64 // of the value, in units of the counter
 }
 
-// set reads the fields that the file has, and leaves the others alone.
+// set parses the fields that the file has, and does not change the others.
 func set(b []byte, fields ...field) {
 	for len(b) > 0 {
 		var line []byte
@@ -85,7 +85,7 @@ func set(b []byte, fields ...field) {
 	}
 }
 
-// The parsers below read one file each into a group. They leave alone what the file does not have.
+// Each parser below parses one file into a group, and does not change what the file lacks.
 
 func parseUsage(g *Group, b []byte) { g.CPU.UsageNs, g.CPU.Resets = parseUint(b), g.resets }
 
@@ -107,7 +107,7 @@ func parsePeak(g *Group, b []byte)    { g.Memory.Peak = parseUint(b) }
 func parseKernel(g *Group, b []byte)  { g.Memory.Kernel = parseUint(b) }
 func parseSock(g *Group, b []byte)    { g.Memory.Sock = parseUint(b) }
 
-// parseMemoryStat1 reads memory.stat of v1, whose hierarchical numbers are called total_* (memcg1_stat_format in
+// parseMemoryStat1 parses memory.stat of v1, where hierarchical values are called total_* (memcg1_stat_format in
 // mm/memcontrol-v1.c).
 func parseMemoryStat1(g *Group, b []byte) {
 	m := &g.Memory

@@ -15,13 +15,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Group is one control group and what it was last seen to have used.
+// Group is one control group and its latest counters.
 type Group struct {
 	Path     string // identity
 	CPU      CPU    // as of the last ReadCPU
 	Memory   Memory // as of the last ReadMemory
-	Vanished bool   // it does not exist any more; CPU and Memory are what was last read
-	// Made is when it was made, at the latest, of a group that a later Refresh than the first found; else zero.
+	Vanished bool   // it no longer exists; CPU and Memory are the last values read
+	// Made is the latest time at which the group can have been created, if a Refresh other than the first found it; else
+	// zero.
 	Made time.Time
 
 	nodes       []*node
@@ -33,23 +34,23 @@ type Group struct {
 type node struct {
 	tree  *tree
 	group *Group
-	rel   string // below the mount, in the form of Hierarchy.Identity
+	rel   string // below the mount, as in Hierarchy.Identity
 	ino   uint64
-	dir   int    // descriptor (O_PATH); -1 where it is not open
+	dir   int    // descriptor (O_PATH); -1 if not open
 	pass  uint64 // the Refresh that last saw it
 	read  bool   // some file in it is read
 	gone  bool
-	watch int // of its CPU counter, as inotify numbers them from 1; 0: none
+	watch int // inotify watch descriptor of its CPU counter, from 1; 0: none
 }
 
-// tree is what a Reader knows of one hierarchy.
+// tree is what a Reader knows about one hierarchy.
 type tree struct {
 	*Hierarchy
 	dir   int // descriptor of the mount
 	nodes map[string]*node
-	usage bool // its groups get their CPU time here (v1)
-	quota bool // their throttling (v1)
-	bytes bool // their memory
+	usage bool // CPU time of groups is read here (v1)
+	quota bool // their throttling is read here (v1)
+	bytes bool // their memory is read here
 }
 
 // file is one file of one group.
@@ -61,10 +62,10 @@ type file struct {
 	absent bool // this kernel has no such file, or its controller is not enabled here
 }
 
-// Reader reads the counters of all groups of a machine. It finds them once and opens what it reads often once, so that
-// the two edges of a window cost little. Files of CPU time stay open, as long as the limit on descriptors allows; those
-// of memory are opened for each reading, for every open one holds a page of kernel memory. The directories that these
-// are in stay open. A Reader is for one goroutine.
+// Reader reads the counters of all groups of a machine. It finds the groups once and keeps open what it reads often,
+// so the two edges of a window are cheap. Files of CPU time stay open as far as the limit on descriptors allows. Files
+// of memory are opened for each reading, because each open one holds a page of kernel memory; their directories stay
+// open. A Reader is not safe for concurrent use.
 type Reader struct {
 	trees  []*tree
 	groups []*Group
@@ -73,17 +74,17 @@ type Reader struct {
 	name   []byte
 	budget int // descriptors that may still be kept open
 	pass   uint64
-	forgot uint64   // calls of Forget
-	tops   []string // below the mounts: only these and what is in them is read
+	forgot uint64   // number of calls of Forget
+	tops   []string // below the mounts: only these and their descendants are read
 	unread []Unread // since Refresh
-	// readable: groups that may not be looked at are among unread; otherwise they are an error of Refresh
+	// readable: groups without permission are added to unread; otherwise they make Refresh fail
 	readable bool
 	lean     bool // see Lean
 
-	noting  bool // by the descriptor inotify, who writes CPU counters of v1
+	noting  bool // inotify is open, to notice writes to CPU counters of v1
 	inotify int
-	watched map[int]*node // by watch
-	unnoted error         // why writes to some counters are not noted
+	watched map[int]*node // by watch descriptor
+	unnoted error         // why writes to some counters go unnoticed
 }
 
 // Unread is a group that could not be read, and why.
@@ -92,11 +93,11 @@ type Unread struct {
 	Err  error
 }
 
-// maxUnread bounds what is kept of groups that cannot be read.
+// maxUnread bounds the list of groups that cannot be read.
 const maxUnread = 1000
 
-// Unread lists the groups that could not be read since the last Refresh. What was to be read of them is not known; of
-// one that Refresh could not look at, neither it nor those below it are among Groups.
+// Unread returns the groups that could not be read since the last Refresh. Their values are unknown. If Refresh could
+// not read a group's directory, neither it nor its descendants are among Groups.
 func (r *Reader) Unread() []Unread { return r.unread }
 
 func (r *Reader) fail(path string, err error) {
@@ -106,17 +107,17 @@ func (r *Reader) fail(path string, err error) {
 	}
 }
 
-// NewReader finds all groups. Close it after use. It is an error that one may not be looked at.
+// NewReader finds all groups. It fails if one may not be read. The caller must close the Reader.
 func NewReader(l *Layout) (*Reader, error) { return newReader(l, []string{""}, false) }
 
-// NewReaderOfReadable finds all groups that may be looked at. The others are Unread.
+// NewReaderOfReadable finds all groups that may be read. The others are Unread.
 func NewReaderOfReadable(l *Layout) (*Reader, error) { return newReader(l, []string{""}, true) }
 
-// NewReaderOfSome reads no group but those that Add names.
+// NewReaderOfSome reads only groups passed to Add.
 func NewReaderOfSome(l *Layout) (*Reader, error) { return newReader(l, nil, false) }
 
-// Add has a group read that exists now, without those below it; nil where no hierarchy that is read has it. It is for
-// a reader that NewReaderOfSome made.
+// Add starts reading an existing group, without its descendants; nil if it is in none of the hierarchies that are
+// read. It requires a Reader made by NewReaderOfSome.
 func (r *Reader) Add(identity string) *Group {
 	if g := r.live[identity]; g != nil && !g.Vanished {
 		return g
@@ -137,7 +138,7 @@ func (r *Reader) Add(identity string) *Group {
 	return added
 }
 
-// Remove ends the reading of a group that Add added. What was read stays.
+// Remove stops reading a group that Add added. Values already read remain.
 func (r *Reader) Remove(g *Group) {
 	r.release(g.cpu, nil)
 	for _, n := range g.nodes {
@@ -152,8 +153,8 @@ func (r *Reader) Remove(g *Group) {
 	r.groups = slices.DeleteFunc(r.groups, func(o *Group) bool { return o == g })
 }
 
-// ReadCPUOf reads the CPU time of one group, which with an error is not known. A group that has vanished is no error,
-// and keeps what was last read.
+// ReadCPUOf reads the CPU time of one group, which is unknown after an error. A group that has vanished is not an
+// error, and keeps the last values.
 func (r *Reader) ReadCPUOf(g *Group) error {
 	r.noteResets()
 	return r.readCPU(g)
@@ -167,7 +168,7 @@ func (r *Reader) readCPU(g *Group) error {
 	return err
 }
 
-// ReadMemoryOf reads the memory of one group, as ReadCPUOf does its CPU time.
+// ReadMemoryOf reads the memory of one group in the same way.
 func (r *Reader) ReadMemoryOf(g *Group) error {
 	err := r.read(g, g.memory, false)
 	if err != nil {
@@ -176,8 +177,8 @@ func (r *Reader) ReadMemoryOf(g *Group) error {
 	return err
 }
 
-// NewReaderOf finds the groups of those names at the top of the hierarchies, and those in them. All other groups are
-// none of its concern.
+// NewReaderOf finds the groups with these names at the top of the hierarchies, and their descendants. It ignores all
+// other groups.
 func NewReaderOf(l *Layout, names []string) (*Reader, error) {
 	tops := lists.Map(names, func(n string) string { return "/" + n })
 	return newReader(l, tops, false)
@@ -196,8 +197,8 @@ func newReader(l *Layout, tops []string, readable bool) (*Reader, error) {
 	cpu, _ := l.Controller("cpu")
 	memory, _ := l.Controller("memory")
 	v2, _ := l.V2()
-	// The order matters where one group is in several hierarchies: cpuacct comes before v2, which is asked for usage
-	// only without it.
+	// The order matters for a group in several hierarchies: cpuacct comes before v2, which provides usage only if cpuacct
+	// does not.
 	for _, h := range []*Hierarchy{cpuacct, cpu, memory, v2} {
 		if h == nil || r.has(h) {
 			continue
@@ -225,7 +226,7 @@ func (r *Reader) has(h *Hierarchy) bool {
 	return slices.ContainsFunc(r.trees, func(t *tree) bool { return t.Hierarchy == h })
 }
 
-// Close closes the descriptors. What was read stays.
+// Close closes all descriptors. Values already read remain.
 func (r *Reader) Close() {
 	for _, g := range r.groups {
 		r.release(g.cpu, nil)
@@ -243,12 +244,12 @@ func (r *Reader) Close() {
 	r.noting = false
 }
 
-// openDir opens the directory of a node, if it is not open and that is within the budget.
+// openDir opens the directory of a node, unless it is open or the budget is used up.
 func (r *Reader) openDir(n *node) {
 	if n.dir >= 0 || n.rel == "" || r.budget == 0 {
 		return
 	}
-	if fd, err := openDir(n.tree.dir, n.rel[1:]); err == nil { // an error comes again where the file is opened
+	if fd, err := openDir(n.tree.dir, n.rel[1:]); err == nil { // an error recurs where the file is opened
 		n.dir = fd
 		r.budget--
 	}
@@ -262,7 +263,7 @@ func (r *Reader) closeDir(n *node) {
 	}
 }
 
-// release closes the files of a node; nil means of every node.
+// release closes the files of a node, or of all nodes if of is nil.
 func (r *Reader) release(files []file, of *node) {
 	for i := range files {
 		if f := &files[i]; f.fd >= 0 && (of == nil || f.node == of) {
@@ -276,9 +277,9 @@ func (r *Reader) release(files []file, of *node) {
 	}
 }
 
-// Lean has less read from now on: no throttling where that takes another file (v1), and no peaks and TCP memory, which
-// take a file each. On v1 reading then costs half. It is for readers that never stop. A hierarchy with nothing else to
-// read is left out altogether.
+// Lean reduces what is read from now on: no throttling if that takes another file (v1), and no peaks and TCP memory,
+// which take a file each. This halves the cost on v1. It is for continuous operation. A hierarchy with nothing else to
+// read is dropped.
 func (r *Reader) Lean() {
 	r.lean = true
 	r.trees = slices.DeleteFunc(r.trees, func(t *tree) bool {
@@ -298,7 +299,7 @@ func (r *Reader) Lean() {
 	}
 }
 
-// isExtra says whether a lean reader goes without the file.
+// isExtra reports whether a lean reader skips the file.
 func (f file) isExtra() bool {
 	switch f.name {
 	case "cpu.stat":
@@ -309,12 +310,12 @@ func (f file) isExtra() bool {
 	return false
 }
 
-// Groups lists every group that was ever seen and is not forgotten, vanished ones as well. A group that was removed and
-// made again is two groups.
+// Groups returns every group seen and not forgotten, including vanished ones. A group that was removed and created
+// again is two groups.
 func (r *Reader) Groups() []*Group { return r.groups }
 
-// Forget drops the groups that have vanished, so that a reader takes no more memory and time than the groups that there
-// are, however many there have been. What was read of them stays with whoever has them.
+// Forget drops the groups that have vanished, so the reader's cost depends on the groups that exist, however many
+// there have been. Callers may keep dropped groups and their values.
 func (r *Reader) Forget() {
 	r.groups = slices.DeleteFunc(r.groups, func(g *Group) bool {
 		if !g.Vanished {
@@ -335,11 +336,11 @@ func (r *Reader) Forget() {
 	}
 }
 
-// renewal is after how many calls of Forget the maps are made anew: a map keeps the room for the most entries that it
-// ever had.
+// renewal is the number of calls of Forget after which the maps are replaced: a map keeps room for the most entries
+// that it ever had.
 const renewal = 16
 
-// Refresh finds groups that are new and marks those that have vanished.
+// Refresh finds new groups and marks those that have vanished.
 func (r *Reader) Refresh() error {
 	r.pass++
 	r.unread = nil
@@ -358,8 +359,8 @@ func (r *Reader) Refresh() error {
 	return nil
 }
 
-// RefreshTop finds new groups at the top of the hierarchies, for the price of one listing of each. What such a group
-// uses is in no other group, so that it must be found before its first reading is due.
+// RefreshTop finds new groups at the top of the hierarchies, by listing one directory in each. What such a group uses
+// is in no other group, so it must be found before its first reading is due.
 func (r *Reader) RefreshTop() error {
 	for _, t := range r.trees {
 		if err := r.walk(t, "", true); err != nil {
@@ -369,7 +370,7 @@ func (r *Reader) RefreshTop() error {
 	return nil
 }
 
-// walk sees the groups of a tree from top on.
+// walk visits the groups of a tree from top down.
 func (r *Reader) walk(t *tree, top string, shallow bool) error {
 	w := walker{buf: r.buf, visit: func(rel string, ino uint64) { r.see(t, rel, ino) },
 		unread:    func(rel string, err error) { r.fail(t.Identity(rel), err) },
@@ -377,7 +378,7 @@ func (r *Reader) walk(t *tree, top string, shallow bool) error {
 	return w.walk(t.dir, "", top)
 }
 
-// see takes note of a group's directory.
+// see records the directory of a group.
 func (r *Reader) see(t *tree, rel string, ino uint64) {
 	if n := t.nodes[rel]; n != nil {
 		if n.ino == ino && !n.gone {
@@ -390,7 +391,7 @@ func (r *Reader) see(t *tree, rel string, ino uint64) {
 	g := r.live[id]
 	if g == nil || g.Vanished || g.in(t) {
 		if g != nil {
-			g.Vanished = true // made again under the same name
+			g.Vanished = true // created again under the same name
 		}
 		g = &Group{Path: id}
 		if r.pass > 1 {
@@ -405,8 +406,8 @@ func (r *Reader) see(t *tree, rel string, ino uint64) {
 	r.equip(g, n)
 }
 
-// made is when a directory was made, at the latest: kernfs dates an inode when it is first looked up
-// (kernfs_init_inode in fs/kernfs/inode.c), which the maker of a group does as it uses it.
+// made returns the latest time at which a directory can have been created: kernfs dates an inode at its first lookup
+// (kernfs_init_inode in fs/kernfs/inode.c), which is usually by the creator of the group.
 func made(dir int, rel string) time.Time {
 	first := time.Now()
 	var st unix.Stat_t
@@ -420,12 +421,12 @@ func made(dir int, rel string) time.Time {
 	return first
 }
 
-// in says whether the group has, or had, a directory in the tree.
+// in reports whether the group has, or had, a directory in the tree.
 func (g *Group) in(t *tree) bool {
 	return slices.ContainsFunc(g.nodes, func(n *node) bool { return n.tree == t })
 }
 
-// equip gives the group the files that its directory n has for it.
+// equip adds to the group the files to read in its directory n.
 func (r *Reader) equip(g *Group, n *node) {
 	t := n.tree
 	add := func(to *[]file, name string, parse func(*Group, []byte)) {
@@ -466,8 +467,8 @@ func (r *Reader) equip(g *Group, n *node) {
 	}
 }
 
-// lose takes note that a directory is gone. A group has vanished with the last directory that there is something to
-// read in.
+// lose marks a directory as gone. A group has vanished once the last of its directories with something to read is
+// gone.
 func (r *Reader) lose(n *node) {
 	if n.gone {
 		return
@@ -482,15 +483,15 @@ func (r *Reader) lose(n *node) {
 	n.group.Vanished = n.group.Vanished || !slices.ContainsFunc(n.group.nodes, left)
 }
 
-// ReadCPU reads the CPU time of all groups. A group that has vanished is no error. One that cannot be read does not
-// keep the others from being read: its CPU is not known then (Unread), and the first such error is returned, before
-// others one that the group may not be read.
+// ReadCPU reads the CPU time of all groups. A group that has vanished is not an error. If a group cannot be read, its
+// CPU is unknown (see Unread) and the others are still read. ReadCPU returns the first such error, but prefers one
+// about missing permission.
 func (r *Reader) ReadCPU() error {
 	r.noteResets()
 	return r.readAll("CPU time", r.readCPU)
 }
 
-// ReadMemory reads the memory of all groups, with the same forbearance as ReadCPU.
+// ReadMemory reads the memory of all groups, and treats errors like ReadCPU.
 func (r *Reader) ReadMemory() error { return r.readAll("memory", r.ReadMemoryOf) }
 
 func (r *Reader) readAll(what string, read func(*Group) error) (first error) {
@@ -523,7 +524,7 @@ func (r *Reader) read(g *Group, files []file, keep bool) error {
 		case gone(err):
 			r.lose(f.node)
 		case errors.Is(err, unix.EOPNOTSUPP):
-			f.absent = true // an accounting that is compiled in but switched off at boot
+			f.absent = true // accounting is compiled in but was switched off at boot
 		case first == nil:
 			first = fmt.Errorf("%s: %w", f.name, err)
 		}
@@ -531,7 +532,7 @@ func (r *Reader) read(g *Group, files []file, keep bool) error {
 	return first
 }
 
-// content reads a file, opening it if it is not open, and leaving it open if that is wanted and within the budget.
+// content reads a file, and opens it if necessary. If keep is set it leaves the file open, within the budget.
 func (r *Reader) content(f *file, keep bool) ([]byte, error) {
 	fd := f.fd
 	if fd < 0 {
@@ -571,13 +572,13 @@ func (r *Reader) content(f *file, keep bool) ([]byte, error) {
 	return pread(fd, &r.buf)
 }
 
-// exists says whether the directory still exists and is the same.
+// exists reports whether the directory still exists and is the same.
 func (r *Reader) exists(n *node) bool {
 	var st unix.Stat_t
 	return stat(n.tree.dir, n.rel, &st) == nil && st.Ino == n.ino
 }
 
-// stat looks at the directory of a group below a mount.
+// stat returns the attributes of a group's directory below a mount.
 func stat(dir int, rel string, st *unix.Stat_t) error {
 	name := cmp.Or(strings.TrimPrefix(rel, "/"), ".")
 	if len(name) > near {

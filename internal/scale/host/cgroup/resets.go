@@ -8,13 +8,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// usageV1 is the file of a group's CPU time on v1. A write sets it back to 0, and with it all that the kernel counts of
-// the group's CPU time (cpuusage_write in kernel/sched/cpuacct.c): where it has grown past what it was since, only the
-// write itself tells.
+// usageV1 is the file of a group's CPU time on v1. A write resets it to 0, with all that the kernel counts of the
+// group's CPU time (cpuusage_write in kernel/sched/cpuacct.c). If the counter has since grown past its earlier value,
+// only the write itself reveals the reset.
 const usageV1 = "cpuacct.usage"
 
-// watch has it noted once that somebody writes to a file of a node, which is open. A watch keeps the file's inode until
-// it ends.
+// watch asks inotify to report the next write to an open file of a node. A watch pins the file's inode until it ends.
 func (r *Reader) watch(n *node, fd int) {
 	if !r.noting || n.watch != 0 {
 		return
@@ -38,7 +37,7 @@ func (r *Reader) unwatch(n *node) {
 	n.watch = 0
 }
 
-// noteResets counts the groups whose CPU counters were written since it was called before. The next reading watches
+// noteResets counts writes to CPU counters since the previous call. The next reading of these groups starts to watch
 // them again, before it reads.
 func (r *Reader) noteResets() {
 	for r.noting {
@@ -53,7 +52,7 @@ func (r *Reader) noteResets() {
 		for b := r.buf[:n]; len(b) >= unix.SizeofInotifyEvent; {
 			w, mask := int(int32(binary.NativeEndian.Uint32(b))), binary.NativeEndian.Uint32(b[4:])
 			b = b[min(unix.SizeofInotifyEvent+int(binary.NativeEndian.Uint32(b[12:])), len(b)):]
-			if mask&unix.IN_Q_OVERFLOW != 0 { // it may be any
+			if mask&unix.IN_Q_OVERFLOW != 0 { // any group may have been reset
 				for _, g := range r.groups {
 					g.resets++
 				}
@@ -67,5 +66,5 @@ func (r *Reader) noteResets() {
 	}
 }
 
-// Unnoted is why it may not be seen that somebody sets the CPU time of a group back (CPU.Resets); nil where it is.
+// Unnoted returns why resets of some groups' CPU time (CPU.Resets) may go unnoticed; nil if none do.
 func (r *Reader) Unnoted() error { return r.unnoted }

@@ -12,21 +12,21 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// Resolver answers which group a thread runs in. It is made for being asked often: it reuses its buffer and its
-// strings, and allocates only for a group that it has not seen. It is for one goroutine.
+// Resolver finds the group that a thread runs in. It is made for frequent use: it reuses its buffer and its strings,
+// and allocates only for a group that it has not seen. It is not safe for concurrent use.
 type Resolver struct {
 	proc   string
-	v1, v2 *Hierarchy // v1: with cpuacct, which gives the identity there; nil where not mounted
-	memory *Hierarchy // that counts memory; nil where none does
+	v1, v2 *Hierarchy // v1: with cpuacct, which gives the identity there; nil if not mounted
+	memory *Hierarchy // the one that counts memory; nil if none does
 	name   []byte
 	buf    []byte
-	seen   [3]map[string]string // by v1, v2 and memory path as the kernel writes it: the identity
+	seen   [3]map[string]string // identities by v1, v2 and memory path as the kernel writes it
 }
 
 // maxSeen bounds the strings that a Resolver keeps while groups come and go.
 const maxSeen = 1 << 14
 
-// NewResolver makes a Resolver.
+// NewResolver returns a Resolver.
 func (l *Layout) NewResolver() *Resolver {
 	r := &Resolver{proc: l.roots.proc(), buf: make([]byte, 4096)}
 	if h, ok := l.Controller("cpuacct"); ok && !h.V2 {
@@ -40,12 +40,12 @@ func (l *Layout) NewResolver() *Resolver {
 	return r
 }
 
-// Charged is the identities of the groups that a thread is charged to. Memory is charged to the group of the thread
-// group's leader, whatever group the thread is in (mem_cgroup_from_task(mm->owner) in mm/memcontrol.c), so Memory says
-// something of a leader only. Both are empty where no hierarchy counts the one or the other.
+// Charged holds the identities of the groups that a thread is charged to. Memory is charged to the group of the thread
+// group's leader, whatever group the thread is in (mem_cgroup_from_task(mm->owner) in mm/memcontrol.c), so Memory is
+// meaningful only for a leader. Either is empty if no hierarchy counts it.
 type Charged struct{ CPU, Memory string }
 
-// Charged is what the content of /proc/<pid>/cgroup says, as Path is for CPU time.
+// Charged returns the groups given the content of /proc/<pid>/cgroup, with CPU as in Path.
 func (r *Resolver) Charged(content []byte) Charged {
 	_, v2, memory := r.paths(content)
 	c := Charged{CPU: r.identity(content)}
@@ -58,9 +58,9 @@ func (r *Resolver) Charged(content []byte) Charged {
 	return c
 }
 
-// Path is the identity of the group to which the kernel charges the CPU time of a thread (or of a process: its first
-// thread): its cpuacct group; where that is the root and its v2 group is not, its v2 group. It is empty on a machine
-// without control groups. The error is proc.ErrGone when the thread does not exist any more.
+// Path returns the identity of the group to which the kernel charges the CPU time of a thread (or of a process: its
+// first thread). That is its cpuacct group, or its v2 group if the former is the root. It is empty on a machine
+// without control groups. The error is proc.ErrGone if the thread no longer exists.
 func (r *Resolver) Path(tid int) (string, error) {
 	b, err := r.content(tid)
 	if err != nil {
@@ -69,7 +69,7 @@ func (r *Resolver) Path(tid int) (string, error) {
 	return r.identity(b), nil
 }
 
-// ChargedOf is Charged of a process, with the error of Path.
+// ChargedOf is Charged for a process, with the error of Path.
 func (r *Resolver) ChargedOf(pid int) (Charged, error) {
 	b, err := r.content(pid)
 	if err != nil {
@@ -78,7 +78,7 @@ func (r *Resolver) ChargedOf(pid int) (Charged, error) {
 	return r.Charged(b), nil
 }
 
-// content is that of /proc/<tid>/cgroup, until the next one is read.
+// content returns /proc/<tid>/cgroup; it is valid until the next call.
 func (r *Resolver) content(tid int) ([]byte, error) {
 	// /proc/<tid> exists for every thread, though only processes are listed.
 	r.name = append(append(r.name[:0], r.proc...), '/')
@@ -93,10 +93,10 @@ func (r *Resolver) content(tid int) ([]byte, error) {
 	return b, nil
 }
 
-// PathOf is Resolver.Path for a single question.
+// PathOf is Resolver.Path for a single query.
 func (l *Layout) PathOf(tid int) (string, error) { return l.NewResolver().Path(tid) }
 
-// read reads the file called r.name. Its size is known only at its end: it holds one path for each hierarchy.
+// read reads the file r.name. The size, one path for each hierarchy, is known only at its end.
 func (r *Resolver) read() ([]byte, error) {
 	fd, err := openat(unix.AT_FDCWD, r.name)
 	if err != nil {
@@ -123,8 +123,8 @@ func (r *Resolver) read() ([]byte, error) {
 	}
 }
 
-// paths picks the paths in the hierarchies of v1 that count CPU time and memory, and in v2, out of the content of
-// /proc/<pid>/cgroup, which has lines of "id:controllers:path" (cgroups(7)). Those that it does not have are nil.
+// paths finds the paths in the hierarchies of v1 that count CPU time and memory, and in v2, in the content of
+// /proc/<pid>/cgroup, which has lines of "id:controllers:path" (cgroups(7)). Missing ones are nil.
 func (r *Resolver) paths(b []byte) (v1, v2, memory []byte) {
 	for len(b) > 0 {
 		var line []byte
@@ -148,7 +148,7 @@ func (r *Resolver) paths(b []byte) (v1, v2, memory []byte) {
 	return v1, v2, memory
 }
 
-// identity is the identity of the group that CPU time is charged to.
+// identity returns the identity of the group that CPU time is charged to.
 func (r *Resolver) identity(content []byte) (id string) {
 	v1, v2, _ := r.paths(content)
 	if v1 != nil {
@@ -160,7 +160,7 @@ func (r *Resolver) identity(content []byte) (id string) {
 	return id
 }
 
-// hasController looks for name in a comma-separated list.
+// hasController reports whether name is in a comma-separated list.
 func hasController(list []byte, name string) bool {
 	for len(list) > 0 {
 		var one []byte
@@ -184,8 +184,8 @@ func intern(seen map[string]string, h *Hierarchy, path []byte) string {
 	return id
 }
 
-// IDs lists the v2 groups by cgroup id, the number that eBPF programs get from bpf_get_current_cgroup_id. It is empty
-// where v2 is not mounted.
+// IDs returns the v2 groups by cgroup id, the number that eBPF programs get from bpf_get_current_cgroup_id. It is
+// empty if v2 is not mounted.
 func (l *Layout) IDs() (map[uint64]string, error) {
 	h, ok := l.V2()
 	if !ok {
@@ -194,8 +194,8 @@ func (l *Layout) IDs() (map[uint64]string, error) {
 	return h.IDs()
 }
 
-// IDs lists the groups of a hierarchy by cgroup id. The id is the group's inode number on a 64-bit machine (kernfs_id
-// in include/linux/kernfs.h).
+// IDs returns the groups of a hierarchy by cgroup id. The id is the group's inode number on a 64-bit machine
+// (kernfs_id in include/linux/kernfs.h).
 func (h *Hierarchy) IDs() (map[uint64]string, error) {
 	ids := map[uint64]string{}
 	fd, err := unix.Open(h.Mount, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -206,7 +206,7 @@ func (h *Hierarchy) IDs() (map[uint64]string, error) {
 	return ids, newWalker(func(rel string, ino uint64) { ids[ino] = h.Identity(rel) }).walk(fd, "", "")
 }
 
-// ID is the cgroup id of a directory, asked of the kernel itself.
+// ID returns the cgroup id of a directory, from the kernel itself.
 func ID(dir string) (uint64, error) {
 	h, _, err := unix.NameToHandleAt(unix.AT_FDCWD, dir, 0)
 	if err != nil {

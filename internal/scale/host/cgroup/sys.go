@@ -14,8 +14,8 @@ import (
 )
 
 // The calls that a reading makes for each group take microseconds and do not block, so they bypass Go's scheduler: its
-// monitor thread takes the processor away from a call that it sees twice, 20 us apart, and goes on looking every 20 us
-// (retake in runtime/proc.go).
+// monitor thread takes the processor away from a call that it sees twice, 20 us apart, and then keeps polling every 20
+// us (retake in runtime/proc.go).
 
 // openat opens a file for reading without allocating; name must end in a zero byte.
 func openat(dir int, name []byte) (int, error) {
@@ -44,21 +44,21 @@ func pread(fd int, buf *[]byte) ([]byte, error) {
 		case n < len(*buf):
 			return (*buf)[:n], nil
 		case n >= 1<<20:
-			return nil, unix.EFBIG // no file of control groups is near this size
+			return nil, unix.EFBIG // files of control groups are much smaller
 		default:
 			*buf = make([]byte, 2*len(*buf))
 		}
 	}
 }
 
-// gone says whether err means that the group does not exist any more: its directory is not there (ENOENT), or it was
-// removed while a file in it was open (ENODEV, from kernfs).
+// gone reports whether err means that the group no longer exists: its directory is missing (ENOENT), or it was removed
+// while a file in it was open (ENODEV, from kernfs).
 func gone(err error) bool { return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) }
 
-// Walk visits every group below the directory mount, itself first, by its path below it ("" for itself, else "/a/b")
-// and a descriptor of its directory (O_PATH), which is closed after the visit. It reads the names of directories only,
-// where it can tell that there are any: a tenth of what walking all files costs. A group that cannot be looked at goes
-// to unread, and those below it are not visited.
+// Walk visits every group below the directory mount, starting with mount itself. visit gets the path below mount (""
+// for mount itself, else "/a/b") and a descriptor of the directory (O_PATH), which is closed after the visit. Walk
+// lists a directory only if link counts show that it may have subdirectories, which costs a tenth of walking all
+// files. A group that cannot be read is passed to unread, and its descendants are not visited.
 func Walk(mount string, visit func(rel string, dir int), unread func(rel string, err error)) error {
 	fd, err := unix.Open(mount, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -79,16 +79,17 @@ func Walk(mount string, visit func(rel string, dir int), unread func(rel string,
 	return w.walk(fd, "", "")
 }
 
-// maxRel bounds the path of a group: anyone who may make groups can nest them without end, and each costs its reader
-// the whole path. What is in those below it is counted in the groups above.
+// maxRel bounds the path of a group: anyone who may create groups can nest them without limit, and the kernel resolves
+// the whole path for each. Groups above include the counters of those omitted.
 const maxRel = 16 << 10
 
 // walker walks the groups of a hierarchy.
 type walker struct {
-	buf    []byte
-	visit  func(rel string, ino uint64)
-	unread func(rel string, err error) // of a group that could not be looked at, with all below it; may be nil
-	// a group that may not be looked at goes to unread too
+	buf   []byte
+	visit func(rel string, ino uint64)
+	// for a group that could not be read, which stands for its descendants too; may be nil
+	unread func(rel string, err error)
+	// groups without permission are passed to unread too
 	forbidden bool
 	shallow   bool // only the first group and those directly below it
 }
@@ -97,9 +98,9 @@ func newWalker(visit func(rel string, ino uint64)) *walker {
 	return &walker{buf: make([]byte, 32<<10), visit: visit}
 }
 
-// walk visits the group at rel (in the form of Hierarchy.Identity) and all its descendants, parents first. dir is the
-// directory of the group at base, which is rel or above it. A group that vanishes meanwhile is passed over; one that
-// cannot be looked at goes to unread, save for want of rights, which is an error unless forbidden is set.
+// walk visits the group at rel (as in Hierarchy.Identity) and all its descendants, parents first. dir is the directory
+// of the group at base, which is rel or above it. A group that vanishes in the meantime is skipped. One that cannot be
+// read is passed to unread, but missing permission is an error unless forbidden is set.
 func (w *walker) walk(dir int, base, rel string) error {
 	name := cmp.Or(strings.TrimPrefix(rel[len(base):], "/"), ".")
 	if len(rel) > maxRel {
@@ -121,12 +122,12 @@ func (w *walker) walk(dir int, base, rel string) error {
 	return w.below(dir, base, rel, name, uint64(st.Nlink))
 }
 
-// below visits the groups in one that was visited, which has that number of links, and all their descendants. name is
-// that of the group at rel as seen from dir.
+// below visits the descendants of a group that was visited and has that number of links. name is the path of the group
+// at rel as seen from dir.
 func (w *walker) below(dir int, base, rel, name string, links uint64) error {
-	// A directory has one link from its parent, one from itself and one from each directory in it (kernfs keeps to
-	// that: kernfs_refresh_inode in fs/kernfs/inode.c; a file system that does not says 1). So most groups, the leaves,
-	// need no listing.
+	// A directory has one link from its parent, one from itself and one from each subdirectory. kernfs follows this
+	// (kernfs_refresh_inode in fs/kernfs/inode.c), and file systems that do not report 1. So most groups, the leaves,
+	// need not be listed.
 	if links == 2 || w.shallow && name != "." {
 		return nil
 	}
@@ -155,7 +156,7 @@ func (w *walker) below(dir int, base, rel, name string, links uint64) error {
 
 var errLong = fmt.Errorf("its path is longer than %d bytes", maxRel)
 
-// failed says what becomes of a group that could not be looked at.
+// failed handles a group that could not be read.
 func (w *walker) failed(name, rel string, err error) error {
 	switch {
 	case gone(err):
@@ -167,11 +168,11 @@ func (w *walker) failed(name, rel string, err error) error {
 	return nil
 }
 
-// near is how long a path may get before a directory on it is opened, so that all paths that the kernel sees are
-// shorter than PATH_MAX: the longest name has 255 bytes, and a file's follows it.
+// near is the length of a path beyond which a directory on it is opened, so that all paths passed to the kernel are
+// shorter than PATH_MAX: a group's name has at most 255 bytes, and a file name follows it.
 const near = unix.PathMax - 600
 
-// openDir opens a directory by a path of any length.
+// openDir opens a directory by a path of any length, below dir.
 func openDir(dir int, name string) (int, error) {
 	const how = unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC
 	own := -1 // the directory reached so far, if it was opened here
@@ -196,8 +197,8 @@ func openDir(dir int, name string) (int, error) {
 	return fd, err
 }
 
-// forbidden gives the error of a group that may not be read its hint: whoever made the group did so with a strict
-// umask. Other errors stay as they are.
+// forbidden adds a hint to the error of a group without permission, which was created with a strict umask. Other
+// errors are unchanged.
 func forbidden(err error) error {
 	if !errors.Is(err, unix.EACCES) {
 		return err
@@ -206,16 +207,16 @@ func forbidden(err error) error {
 		"the control groups of this machine may not all be read")
 }
 
-// subdir is a directory in another, and what looking at it said.
+// subdir is a subdirectory with its attributes, or why these could not be read.
 type subdir struct {
 	name       string
 	ino, links uint64
 	err        error
 }
 
-// subdirs lists the directories in a directory, and looks at each, while the directory is open: the shorter the path,
-// the less the kernel has to do. It reads the kernel's records itself since a v1 group holds some thirty files for each
-// directory, and their names are not wanted.
+// subdirs returns the subdirectories of a directory with their attributes, which it reads while the directory is open,
+// because short paths are cheaper for the kernel. It parses the kernel's records itself, because a v1 group has some
+// thirty files for each directory, whose names are not needed.
 func subdirs(dir int, name string, buf []byte) ([]subdir, error) {
 	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -1,6 +1,6 @@
-// Package feature describes what this machine can measure. Every reader of the kernel probes what it needs once, caches
-// the answer, and says in the same breath what is lost without it and what would change that; `tare doctor` prints
-// exactly these.
+// Package feature describes what this machine can measure. Every reader of the kernel probes what it needs once,
+// caches the answer, and states what is lost without it and what would fix that; `tare doctor` prints exactly these
+// statements.
 package feature
 
 import (
@@ -17,22 +17,22 @@ import (
 
 // Status is the outcome of one probe.
 type Status struct {
-	Name      string `json:"name"`      // short and stable, e.g. "bpf-stats"
-	Available bool   `json:"available"` //
-	Detail    string `json:"detail"`    // what was found: "v2 at /sys/fs/cgroup"
-	Needs     string `json:"needs"`     // what it needs: "Linux 5.8, CAP_SYS_ADMIN"
-	Lost      string `json:"lost"`      // what is lost without it: "BPF run time"
-	Hint      string `json:"mend"`      // what would change it; empty when available
-	Required  bool   `json:"required"`  // without it `tare weigh` refuses (exit 3)
-	// Leaves is what the probe may leave on the machine, such as modules that the kernel loads; empty: nothing.
+	Name      string `json:"name"` // short and stable, e.g. "bpf-stats"
+	Available bool   `json:"available"`
+	Detail    string `json:"detail"`   // what was found: "v2 at /sys/fs/cgroup"
+	Needs     string `json:"needs"`    // what it needs: "Linux 5.8, CAP_SYS_ADMIN"
+	Lost      string `json:"lost"`     // what cannot be measured without it: "BPF run time"
+	Hint      string `json:"mend"`     // what would fix it; empty if available
+	Required  bool   `json:"required"` // without it `tare weigh` refuses (exit 3)
+	// Leaves is what the probe may leave behind on the machine, such as modules that the kernel loads; empty: nothing.
 	Leaves  string `json:"leaves,omitempty"`
-	Untried bool   `json:"untried,omitempty"` // it was not probed: whether it is available is not known
+	Untried bool   `json:"untried,omitempty"` // it was not probed, so whether it is available is unknown
 }
 
 // LeastKernel is the oldest Linux on which Tare measures anything.
 const LeastKernel = "5.8"
 
-// ErrMissing is matched (errors.Is) by every error that a missing feature causes.
+// ErrMissing matches (errors.Is) every error caused by a missing feature.
 var ErrMissing = errors.New("feature missing")
 
 // MissingError says which feature is missing and why.
@@ -54,7 +54,7 @@ func (e *MissingError) Is(target error) bool { return target == ErrMissing }
 
 func (e *MissingError) Unwrap() error { return e.Cause }
 
-// Probe is a cached probe of one feature. The zero value is not usable; make it with New.
+// Probe is a cached probe of one feature. The zero value is not usable; create one with New.
 type Probe struct {
 	once   sync.Once
 	probe  func() (detail string, err error)
@@ -62,13 +62,14 @@ type Probe struct {
 	err    error
 }
 
-// New makes a probe. The function runs once, at the first question; its error means that the feature is missing.
+// New returns a probe. The function runs once, when the status is first needed; its error means that the feature is
+// missing.
 func New(s Status, probe func() (detail string, err error)) *Probe {
 	return &Probe{status: s, probe: probe}
 }
 
-// Declared is what the probe says of the feature without looking: its name, what it needs, what is lost without it, and
-// whether it is required.
+// Declared returns what is known about the feature without probing: its name, what it needs, what is lost without it,
+// and whether it is required.
 func (p *Probe) Declared() Status {
 	return Status{Name: p.status.Name, Needs: p.status.Needs, Lost: p.status.Lost, Required: p.status.Required}
 }
@@ -78,7 +79,7 @@ func (p *Probe) run() {
 		detail, err := p.probe()
 		p.status.Detail = detail
 		if err != nil {
-			// Whoever lacks rights is refused what the kernel may well have.
+			// Without sufficient rights, the kernel may refuse a feature that it has.
 			if errors.Is(err, fs.ErrPermission) && !proc.Capable(unix.CAP_SYS_ADMIN) &&
 				!strings.Contains(p.status.Hint, "root") {
 				p.status.Hint = "run as root, or with CAP_SYS_ADMIN; if that does not help, " + p.status.Hint
@@ -94,18 +95,19 @@ func (p *Probe) run() {
 	})
 }
 
-// Name is the feature's name. It asks nothing of the machine.
+// Name returns the feature's name, without probing.
 func (p *Probe) Name() string { return p.status.Name }
 
-// Untried is the status of a probe that leaves something on the machine and was not tried; false for others.
+// Untried returns the status of a probe that was skipped because it may leave something on the machine; false for
+// probes that leave nothing.
 func (p *Probe) Untried() (s Status, is bool) {
 	s = p.status
 	s.Untried, s.Detail = true, "not tried: it may leave "+s.Leaves
 	return s, s.Leaves != ""
 }
 
-// Status answers the probe in full.
+// Status returns the result of the probe.
 func (p *Probe) Status() Status { p.run(); return p.status }
 
-// Err is nil when the feature is there, else a *MissingError.
+// Err returns nil if the feature is available, else a *MissingError.
 func (p *Probe) Err() error { p.run(); return p.err }

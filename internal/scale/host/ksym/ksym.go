@@ -1,9 +1,8 @@
-// Package ksym gives kernel addresses their names. Samples of the machine hold a few thousand different addresses, each
-// of which is asked for once.
+// Package ksym resolves kernel addresses to names. A machine's samples contain a few thousand distinct addresses, each
+// of which is resolved once.
 //
-// Measured on a kernel with 122,000 symbols: 2,000 addresses take 2.6 ms of CPU by a BPF program that asks the kernel
-// (Linux 5.14), loading and unloading it included, and 47 ms by reading /proc/kallsyms, which is the way on older
-// kernels.
+// Measured on a kernel with 122,000 symbols: 2,000 addresses take 2.6 ms of CPU with a BPF program that queries the
+// kernel (Linux 5.14), including loading and unloading, and 47 ms by reading /proc/kallsyms, which older kernels need.
 package ksym
 
 //go:generate go run github.com/cilium/ebpf/cmd/bpf2go -target bpfel -cc clang -cflags "-O2 -g -Wall -Werror" ksym bpf/ksym.bpf.c
@@ -25,25 +24,25 @@ import (
 	"tare/internal/scale/host/feature"
 )
 
-// ErrHidden means that the kernel shows no addresses: kernel.kptr_restrict, or too few privileges.
+// ErrHidden means that the kernel hides addresses: kernel.kptr_restrict, or missing privileges.
 var ErrHidden = errors.New("the kernel hides the addresses of its symbols")
 
-// Table answers. It is for one goroutine at a time.
+// Table resolves addresses. It is not safe for concurrent use.
 type Table struct {
 	objects  ksymObjects
 	byKernel bool
-	reason   error // why the kernel is not asked
+	reason   error // why the program cannot be used
 	kallsyms string
 	text     [batch][textSize]byte
 }
 
-// batch is how many addresses the program takes at once; textSize how many bytes it has for each.
+// batch is how many addresses the program takes at once, and textSize the bytes for each answer.
 const (
 	batch    = len(ksymQuestions{}.Addresses)
 	textSize = len(ksymAnswers{}.Text[0])
 )
 
-// Open loads the program, or settles on /proc/kallsyms where it does not load. Close it.
+// Open loads the program, or falls back to /proc/kallsyms if it cannot. The caller must close the Table.
 func Open() *Table {
 	t := &Table{kallsyms: "/proc/kallsyms"}
 	if err := loadKsymObjects(&t.objects, nil); err != nil {
@@ -63,8 +62,8 @@ func (t *Table) Close() error {
 	return t.objects.Close()
 }
 
-// Resolve gives the names of the functions around addresses, in their order; empty where the kernel knows none.
-// Addresses are taken as they are: for a return address, pass the one before it.
+// Resolve returns the names of the functions that contain the addresses, in the same order; empty if unknown.
+// Addresses are used as they are: for a return address, pass the one before it.
 func (t *Table) Resolve(addrs []uint64) ([]string, error) {
 	if !t.byKernel {
 		f, err := os.Open(t.kallsyms)
@@ -102,8 +101,8 @@ func (t *Table) ask(addrs []uint64, out []string) error {
 	return nil
 }
 
-// nameIn is the name in "name+0x12/0x345 [module]"; the kernel writes an address that it does not know as "0xffff...".
-// A name that did not fit is kept as far as it goes.
+// nameIn returns the name in "name+0x12/0x345 [module]"; the kernel writes an unknown address as "0xffff...". A
+// truncated name is kept as far as it goes.
 func nameIn(text string) string {
 	if strings.HasPrefix(text, "0x") {
 		return ""
@@ -115,8 +114,8 @@ func nameIn(text string) string {
 	return text
 }
 
-// search names addresses from the text of /proc/kallsyms, in one pass and any order: each symbol is noted with the
-// address above it, and afterwards the nearest symbol below is carried up.
+// search resolves addresses from the text of /proc/kallsyms, which may be in any order, in one pass. Each symbol is
+// stored with the nearest address above it; afterwards each address without a symbol takes that of the address below.
 func search(r io.Reader, addrs []uint64) ([]string, error) {
 	type symbol struct {
 		start uint64
@@ -158,7 +157,7 @@ func search(r io.Reader, addrs []uint64) ([]string, error) {
 	return out, nil
 }
 
-// parseLine reads "ffffffff81000000 T name\t[module]" and is false for what is no function.
+// parseLine parses "ffffffff81000000 T name\t[module]"; ok is false for anything but functions.
 func parseLine(line []byte) (start uint64, name []byte, ok bool) {
 	digits, rest, _ := bytes.Cut(line, []byte(" "))
 	kind, rest, _ := bytes.Cut(rest, []byte(" "))
@@ -170,7 +169,7 @@ func parseLine(line []byte) (start uint64, name []byte, ok bool) {
 	return start, name, len(name) > 0
 }
 
-// Features are the probes of this package.
+// Features returns the probes of this package.
 func Features() []*feature.Probe {
 	return []*feature.Probe{feature.New(feature.Status{
 		Name:  "kernel-symbols",

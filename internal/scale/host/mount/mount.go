@@ -1,4 +1,4 @@
-// Package mount reads what is mounted where.
+// Package mount reads the mount table.
 package mount
 
 import (
@@ -16,15 +16,15 @@ import (
 
 // Mount is one line of mountinfo.
 type Mount struct {
-	Root     string   // what of the file system is mounted: a directory of it, or for namespaces their name
-	Point    string   // where, as the process sees it
+	Root     string   // what is mounted: a directory of the file system, or for namespaces their name
+	Point    string   // mount point, as the process sees it
 	Type     string   // of the file system
-	Options  []string // of the file system, not of this mount of it: on cgroup v1 they name the controllers
-	Dev      uint64   // as stat(2) has it
-	ReadOnly bool     // this mount of it
+	Options  []string // of the file system, not of this mount: on cgroup v1 they name the controllers
+	Dev      uint64   // as in stat(2)
+	ReadOnly bool     // applies to this mount
 }
 
-// Read reads what the reading process has mounted, in the order in which it was. proc is where /proc is; empty: there.
+// Read returns the mounts of this process in the order of mountinfo. proc is where procfs is mounted; empty: /proc.
 func Read(proc string) ([]Mount, error) {
 	text, err := os.ReadFile(filepath.Join(cmp.Or(proc, "/proc"), "self/mountinfo"))
 	if err != nil {
@@ -33,8 +33,7 @@ func Read(proc string) ([]Mount, error) {
 	return Parse(text), nil
 }
 
-// Parse reads the text of /proc/<pid>/mountinfo: proc_pid_mountinfo(5), fs/proc_namespace.c. Lines that are not of that
-// form are passed over.
+// Parse parses the text of /proc/<pid>/mountinfo: proc_pid_mountinfo(5), fs/proc_namespace.c. Other lines are skipped.
 func Parse(text []byte) []Mount {
 	var all []Mount
 	for line := range bytes.Lines(text) {
@@ -45,7 +44,7 @@ func Parse(text []byte) []Mount {
 	return all
 }
 
-// The fields of a line before the optional ones, of which there may be any number. A dash ends those.
+// The fields of a line before the optional ones, which may be any number and end at a dash.
 const (
 	fieldDev     = 2
 	fieldRoot    = 3
@@ -54,8 +53,8 @@ const (
 	optional     = 6
 )
 
-// parse reads one line. Blanks within fields are escaped, and nothing but a blank separates them: names may well have
-// other characters that Unicode takes for space.
+// parse parses one line. Only a blank separates fields, and blanks within fields are escaped. Names may contain other
+// characters that Unicode considers white space.
 func parse(line string) (m Mount, ok bool) {
 	fields := strings.Split(line, " ")
 	if len(fields) <= optional {
@@ -78,7 +77,7 @@ func parse(line string) (m Mount, ok bool) {
 	}, true
 }
 
-// unescape resolves the octal escapes of blank, tab, newline, backslash and # (seq_escape in fs/seq_file.c).
+// unescape replaces the octal escapes of blank, tab, newline, backslash and # (seq_escape in fs/seq_file.c).
 func unescape(s string) string {
 	if !strings.Contains(s, `\`) {
 		return s

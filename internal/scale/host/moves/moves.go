@@ -1,5 +1,5 @@
-// Package moves tells which processes leave control groups, also those that have ended elsewhere since, which nothing
-// else remembers.
+// Package moves reports which processes leave control groups, including those that have since ended elsewhere, which
+// no other source remembers.
 package moves
 
 //go:generate go run github.com/cilium/ebpf/cmd/bpf2go -target bpfel -cc clang -cflags "-O2 -g -Wall -Werror" moves bpf/moves.bpf.c
@@ -28,19 +28,21 @@ const (
 	maxLeft  = 4096
 )
 
-// Left is a process that is or was in none of the groups below the one that it left.
+// Left is a process that left a group, and is or was in none of the groups below it.
 type Left struct {
-	PID   int
-	Comm  string
-	Home  string // the directory that was given to Open
-	Group string // where it is, or was when it ended: the identity of the group, or of one that was removed the last part
+	PID  int
+	Comm string
+	Home string // the directory passed to Open
+	// Group is where the process is, or was when it ended: the identity of the group, or only its last element if the
+	// group was removed.
+	Group string
 	Ended bool
-	// Used is the CPU time of its threads that have ended since it left, at most: the kernel's clocks of tasks that run
+	// Used bounds the CPU time that its threads which have ended used since it left: the kernel's clocks of running tasks
 	// are as old as the last tick.
 	Used time.Duration
 }
 
-// Watch notes processes until Close. It is for one goroutine at a time.
+// Watch records processes until Close. It is not safe for concurrent use.
 type Watch struct {
 	objects movesObjects
 	links   []io.Closer
@@ -48,13 +50,13 @@ type Watch struct {
 	homes   map[uint64]string // directories, by id
 }
 
-// Open begins to note processes that leave groups, given by their directories in the hierarchy that counts CPU time.
-// Where one is below another, what moves between the two has left. An error has code fault.Machine: this machine
-// cannot, or this process may not.
+// Open starts recording processes that leave groups, given by their directories in the hierarchy that counts CPU time.
+// If one is below another, a process that moves between the two has left. An error has code fault.Machine: this
+// machine, or this process's rights, do not allow it.
 func Open(cpu *cgroup.Hierarchy, homes []string) (w *Watch, err error) {
 	const hint = "run as root on Linux 5.8 or newer, with CONFIG_DEBUG_INFO_BTF"
 	w = &Watch{cpu: cpu, homes: map[uint64]string{}}
-	opened := w // a return of nil clears w
+	opened := w // returning nil clears w
 	defer func() {
 		if err != nil {
 			err = fault.Wrap(errors.Join(err, opened.Close()), fault.Machine, "", hint,
@@ -91,7 +93,7 @@ func Open(cpu *cgroup.Hierarchy, homes []string) (w *Watch, err error) {
 		}
 		w.homes[id] = dir
 	}
-	// The end of a process before its beginning, so that none is taken to live that has ended.
+	// Attach to exits before forks, so that no ended process is taken to be alive.
 	for _, p := range []*ebpf.Program{w.objects.TareExit, w.objects.TareFork, w.objects.TareAttach} {
 		l, err := link.AttachTracing(link.TracingOptions{Program: p})
 		if err != nil {
@@ -102,8 +104,8 @@ func Open(cpu *cgroup.Hierarchy, homes []string) (w *Watch, err error) {
 	return w, w.list()
 }
 
-// list makes the processes known that there are: those of a group that is below another first, because they belong to
-// it alone. Those made from now on are known by their parents.
+// list records the existing processes, starting with the deepest groups, because a process belongs only to its
+// innermost group. Later processes are known by their parents.
 func (w *Watch) list() error {
 	ids := slices.SortedFunc(maps.Keys(w.homes), func(a, b uint64) int { return len(w.homes[b]) - len(w.homes[a]) })
 	for _, id := range ids {
@@ -117,7 +119,7 @@ func (w *Watch) list() error {
 	return nil
 }
 
-// Close ends it.
+// Close stops recording.
 func (w *Watch) Close() error {
 	errs := lists.Map(w.links, io.Closer.Close)
 	w.links = nil
@@ -132,8 +134,8 @@ type left struct {
 	Name                       [64]byte
 }
 
-// Left are the processes that have left, in order of their numbers, and how many more there was no room for. With an
-// error there may be more.
+// Left returns the processes that have left, ordered by PID, and how many more there was no room for. After an error
+// the list may be incomplete.
 func (w *Watch) Left() (all []Left, lost uint64, err error) {
 	if err := w.objects.TareLost.Lookup(uint32(0), &lost); err != nil {
 		return nil, 0, fmt.Errorf("reading how many processes that left control groups are not known: %w", err)

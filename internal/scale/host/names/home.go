@@ -11,7 +11,7 @@ import (
 // maxPasswd bounds /etc/passwd, in bytes.
 const maxPasswd = 1 << 20
 
-// home is the home of a user, by /etc/passwd of the machine; empty where it is not known.
+// home returns the home of a user, from the machine's /etc/passwd; empty if unknown.
 func (r *Resolver) home(uid uint32) string {
 	passwd, err := r.tree.Read("/etc/passwd", maxPasswd, files.OwnedBy(0))
 	if err != nil {

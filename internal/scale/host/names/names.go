@@ -1,13 +1,13 @@
-// Package names finds what people call a control group: the pod and the container, or the unit of systemd, that it
-// belongs to.
+// Package names finds what people call a control group: the pod and container, or the systemd unit, that it belongs
+// to.
 //
-// It asks neither Kubernetes' API nor a runtime's socket. The path of a group says which container or unit it belongs
-// to (internal/scale/host/sandbox has the table), and the files that runtimes keep for themselves have the names. Start
-// reading at Resolver.Of.
+// It uses neither the Kubernetes API nor a runtime's socket. The path of a group shows which container or unit it
+// belongs to (internal/scale/host/sandbox has the table), and the files that runtimes keep for themselves contain the
+// names. Start reading at Resolver.Of.
 //
-// Anyone who may make groups or files could give theirs the names of others. So the files must belong to root. For
-// groups below user@UID.service, which that user makes, only that user's files are read. Inside a container that has a
-// name no other is looked for, because the groups there are made within it.
+// Anyone who may create groups or files could claim names of others. Therefore the files must belong to root. For
+// groups below user@UID.service, which that user creates, only that user's files are read. Inside a container that has
+// a name no further names are looked up, because the groups there were created within it.
 package names
 
 import (
@@ -24,71 +24,71 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Sandbox is the name of the container that holds a pod open, the pause container, or of the virtual machine that
+// Sandbox is the name of the container that holds a pod open (the pause container), or of the virtual machine that
 // stands for the pod.
 const Sandbox = "(sandbox)"
 
-// Bounds of what a name can have; a longer text ends with "...".
+// Limits of a name; longer text is cut and ends with "...".
 const (
 	maxText   = 256 // bytes of each text
-	maxLabels = 32  // the first by their keys
+	maxLabels = 32  // the first ones, ordered by key
 )
 
-// Options of a Resolver. The zero value is the machine that we run on.
+// Options configures a Resolver. The zero value is the machine that we run on.
 type Options struct {
-	Root string // where the machine's files are: empty for /, the mount of a container (/host), a tree of test files
+	Root string // where the machine's files are: empty for /, else a mount in a container (/host) or a tree of test files
 }
 
-// Resolver finds names and remembers them. It is for many goroutines.
+// Resolver finds names and caches them. It is safe for concurrent use.
 type Resolver struct {
 	mu     sync.Mutex
 	tree   files.Tree
 	known  map[string]*entry          // by path
-	gone   int                        // deleted from known since it was made
+	gone   int                        // entries deleted from known since that map was created
 	pods   map[string]pod             // by uid
-	places map[uint32]*sandbox.Places // by the user who runs an engine; nil where the home is not known
+	places map[uint32]*sandbox.Places // by the user who runs an engine; nil if the user's home is unknown
 	fresh  time.Time                  // when places were last refreshed
 	now    func() time.Time
 }
 
-// entry is what is known of one path.
+// entry is what is known about one path.
 type entry struct {
 	name    ledger.Name
 	shared  *ledger.Name // a copy of name for ledgers, once it is settled
 	whose   sandbox.Whose
-	user    uint32 // who makes the groups
-	outer   string // path of the container that it is inside; empty where there is none
-	settled bool   // the name is all that there will be
+	user    uint32 // the user who creates the groups
+	outer   string // path of the container around it; empty if there is none
+	settled bool   // the name is final
 	retry   time.Time
-	wait    time.Duration     // from one try to the next
-	why     *sandbox.NotFound // why the last try failed; nil before the first
+	wait    time.Duration     // time from one attempt to the next
+	why     *sandbox.NotFound // why the last attempt failed; nil before the first
 }
 
-// pod is what the containers of a pod say of it.
+// pod is what the containers of a pod show about it.
 type pod struct {
 	namespace, name string
-	labels          map[string]string // of its sandbox
+	labels          map[string]string // of the pod's sandbox
 }
 
-// How long until a container without a name is looked for again: at first, and at most. Its files may be written after
-// the group was made, and the directory may be mounted later.
+// Time until a container without a name is looked up again, initially and at most. Its files may be written after the
+// group was created, and their directory may be mounted later.
 const (
 	firstWait = 2 * time.Second
 	lastWait  = time.Minute
 )
 
-// maxKnown bounds the paths that are remembered: what callers do not forget.
+// maxKnown bounds the cached paths, if callers do not forget any.
 const maxKnown = 1 << 16
 
-// Open makes a Resolver. It opens nothing that stays open.
+// Open returns a Resolver. It keeps nothing open.
 func Open(o Options) *Resolver {
 	return &Resolver{tree: files.Tree{Root: o.Root}, known: map[string]*entry{}, pods: map[string]pod{},
 		places: map[uint32]*sandbox.Places{}, now: time.Now}
 }
 
-// Of returns the name of a group, by its path as in the ledger. It reads files when it first sees a container, and
-// from time to time until it has found the name. A pod's own group has the name that its containers say, so ask for all
-// groups of a tick before the names are used. The labels are not to be changed.
+// Of returns the name of a group, given its path as in the ledger. It reads files when it first sees a container, and
+// repeatedly until it has found the name. A pod's own group gets the name that its containers show, so call Of for all
+// groups of a tick before using the names. The caller must not modify the labels.
 func (r *Resolver) Of(group string) ledger.Name {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -106,9 +106,9 @@ func (r *Resolver) of(group string) *entry {
 	return e
 }
 
-// Fill gives all groups and sandboxes of a ledger their names, forgets what the ledger does not list, and warns of
-// containers without a name. Call it before the rules are applied, which may go by names. The names are not to be
-// changed: ledgers share them.
+// Fill sets the names of all groups and sandboxes of a ledger, forgets groups that the ledger does not list, and warns
+// of containers without a name. It must be called before rules are applied, which may select by name. The caller must
+// not modify the names: ledgers share them.
 func (r *Resolver) Fill(l *ledger.Ledger) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -126,7 +126,7 @@ func (r *Resolver) Fill(l *ledger.Ledger) {
 	l.Warnings = append(l.Warnings, r.warnings()...)
 }
 
-// fillSandboxes names the containers of the sandboxes, and their pods where their own files do not.
+// fillSandboxes sets the names of the sandboxes' containers, and of pods without a name.
 func (r *Resolver) fillSandboxes(l *ledger.Ledger) {
 	if len(l.Sandboxes) == 0 {
 		return
@@ -150,7 +150,7 @@ func (r *Resolver) fillSandboxes(l *ledger.Ledger) {
 	}
 }
 
-// share is the name for a ledger; nil where nothing is known.
+// share returns the name for a ledger; nil if nothing is known.
 func (e *entry) share() *ledger.Name {
 	n := &e.name
 	switch {
@@ -166,7 +166,7 @@ func (e *entry) share() *ledger.Name {
 	return &shared
 }
 
-// forget drops what is known of groups that live says are gone, and of pods that have no more groups.
+// forget drops groups for which live returns false, and pods and users without remaining groups.
 func (r *Resolver) forget(live func(path string) bool) {
 	pods, users := map[string]bool{}, map[uint32]bool{}
 	for path, e := range r.known {
@@ -177,7 +177,7 @@ func (r *Resolver) forget(live func(path string) bool) {
 		}
 		pods[e.whose.Pod], users[e.user] = true, true
 	}
-	// A map keeps the room for the most entries that it ever had.
+	// A map keeps room for the most entries that it ever had.
 	if r.gone > len(r.known) {
 		r.known, r.gone = maps.Collect(maps.All(r.known)), 0
 	}
@@ -185,7 +185,7 @@ func (r *Resolver) forget(live func(path string) bool) {
 	maps.DeleteFunc(r.places, func(uid uint32, _ *sandbox.Places) bool { return !users[uid] })
 }
 
-// enter reads a path that was not seen before.
+// enter creates the entry of a path that was not seen before.
 func (r *Resolver) enter(group string) *entry {
 	if len(r.known) >= maxKnown {
 		clear(r.known)
@@ -208,7 +208,7 @@ func (r *Resolver) enter(group string) *entry {
 		}
 	case w.Place == sandbox.PlacePod:
 		e.name.Top = w.PodPath
-	default: // also of what a runtime has beside a container
+	default: // including what a runtime places beside a container
 		if unit, top := unitOf(group); unit != "" {
 			e.name.Unit, e.name.Top = unit, top
 		}
@@ -218,17 +218,17 @@ func (r *Resolver) enter(group string) *entry {
 	return e
 }
 
-// generated says whether an id is one that engines make. Others become no part of a file's name.
+// generated reports whether an id is one that engines generate. Others must not be used in file names.
 func generated(id string) bool {
 	const length = 64
 	return len(id) == length && strings.Trim(id, "0123456789abcdef") == ""
 }
 
-// beside says whether a group holds what a runtime keeps beside a container: it belongs to the pod, not to the
-// container.
+// beside reports whether a group holds what a runtime places beside a container, which belongs to the pod and not to
+// the container.
 func beside(p sandbox.Place) bool { return p == sandbox.PlaceHelper || p == sandbox.PlaceOverhead }
 
-// outside is the group of the container that encloses a container or a pod: a node of a cluster may be a container.
+// outside returns the group of the container around a container or pod: a node of a cluster may be a container.
 func outside(w *sandbox.Whose) string {
 	top := w.IDGroup
 	if w.PodPath != "" {
@@ -277,7 +277,7 @@ func (r *Resolver) look(e *entry) {
 	r.settle(e, about)
 }
 
-// settle makes the name from what was found.
+// settle completes the name from what was found.
 func (r *Resolver) settle(e *entry, about sandbox.About) {
 	w, n := &e.whose, &e.name
 	e.settled = true
@@ -298,7 +298,7 @@ func (r *Resolver) settle(e *entry, about sandbox.About) {
 	}
 }
 
-// podOf is the pod of a container. The first container that is found says how it is called.
+// podOf returns the pod of a container. The first container that is found determines the pod's name.
 func (r *Resolver) podOf(e *entry, about sandbox.About) pod {
 	if about.Pod.Name == "" {
 		return pod{}
@@ -311,7 +311,7 @@ func (r *Resolver) podOf(e *entry, about sandbox.About) pod {
 	switch {
 	case about.IsSandbox:
 		p.labels = bounded(labels(about.Labels), nil)
-	case about.Labels != nil && generated(about.Sandbox): // an engine that keeps labels has the pod's with its sandbox
+	case about.Labels != nil && generated(about.Sandbox): // an engine that keeps labels keeps the pod's with the sandbox
 		if s, why := r.about(e, about.Sandbox, e.whose.Engine); why == nil {
 			p.labels = bounded(labels(s.Labels), nil)
 		}
@@ -322,7 +322,7 @@ func (r *Resolver) podOf(e *entry, about sandbox.About) pod {
 	return p
 }
 
-// about reads the files of the engine that a group is of.
+// about reads the files of the group's engine.
 func (r *Resolver) about(e *entry, id, engine string) (sandbox.About, *sandbox.NotFound) {
 	places, known := r.places[e.user]
 	if !known {
@@ -335,7 +335,7 @@ func (r *Resolver) about(e *entry, id, engine string) (sandbox.About, *sandbox.N
 	return places.About(id, engine)
 }
 
-// placesOf is where the engines of a user have their files.
+// placesOf returns where the engines of a user keep their files; nil if the user's home is unknown.
 func (r *Resolver) placesOf(user uint32) *sandbox.Places {
 	places := &sandbox.Places{Tree: r.tree, User: user}
 	if user != 0 {
@@ -346,10 +346,10 @@ func (r *Resolver) placesOf(user uint32) *sandbox.Places {
 	return places
 }
 
-// internal are the beginnings of the keys of labels that repeat what a name has, or are annotations of Kubernetes.
+// internal are prefixes of label keys that repeat what is in the name, or that hold Kubernetes annotations.
 var internal = []string{"io.kubernetes.", "annotation."}
 
-// labels are those that people gave.
+// labels returns the labels that users set.
 func labels(all map[string]string) map[string]string {
 	own := map[string]string{}
 	for k, v := range all {
@@ -360,7 +360,7 @@ func labels(all map[string]string) map[string]string {
 	return own
 }
 
-// bounded joins labels; where both have a key, the value of the first counts.
+// bounded merges labels, with those of first taking precedence, and applies the limits.
 func bounded(first, second map[string]string) map[string]string {
 	joined := maps.Clone(second)
 	if joined == nil {
@@ -382,5 +382,5 @@ func bounded(first, second map[string]string) map[string]string {
 	return out
 }
 
-// clip makes a text safe to show, with at most maxText bytes.
+// clip makes text safe to display, with at most maxText bytes.
 func clip(s string) string { return text.ClipLine(s, maxText-len("...")) }

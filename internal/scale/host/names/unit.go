@@ -6,14 +6,14 @@ import (
 	"strings"
 )
 
-// unitTypes are the types of systemd's units that have groups.
+// unitTypes are the types of systemd units that have groups.
 var unitTypes = []string{".service", ".scope", ".slice", ".socket", ".mount", ".swap"}
 
-// maxUnit is how long the name of a unit can be (UNIT_NAME_MAX in systemd).
+// maxUnit bounds the name of a unit (UNIT_NAME_MAX in systemd).
 const maxUnit = 256
 
-// unitOf is the unit that a group belongs to, and the path of the unit's group: the deepest that is not a slice. A
-// slice itself is a unit too, but what is below it and in no other unit is not systemd's.
+// unitOf returns the unit that a group belongs to, and the path of the unit's group: the deepest that is not a slice.
+// A slice's own group is a unit too, but groups below it that are in no other unit were not created by systemd.
 func unitOf(group string) (unit, top string) {
 	for at := 0; at < len(group); {
 		element, _, _ := strings.Cut(group[at+1:], "/")
@@ -26,9 +26,9 @@ func unitOf(group string) (unit, top string) {
 	return clip(unit), top
 }
 
-// unitName returns the name of the unit that a group is called after, as people write it, and whether it is one.
-// Systemd puts an underscore before names that a file of the kernel could have (cg_escape in src/basic/cgroup-util.c),
-// and writes special characters as \xHH (unit_name_escape in src/basic/unit-name.c).
+// unitName returns the name of the unit for a path element, as people write it, and whether there is one. systemd puts
+// an underscore before names that could clash with a kernel file (cg_escape in src/basic/cgroup-util.c), and escapes
+// special characters as \xHH (unit_name_escape in src/basic/unit-name.c).
 func unitName(element string) (string, bool) {
 	element = strings.TrimPrefix(element, "_")
 	dot := strings.LastIndexByte(element, '.')
@@ -45,7 +45,7 @@ func unitName(element string) (string, bool) {
 	return unescape(element), true
 }
 
-// unescape replaces each \xHH by the byte that it stands for.
+// unescape replaces each \xHH with the byte that it represents.
 func unescape(s string) string {
 	if !strings.Contains(s, `\x`) {
 		return s
@@ -64,7 +64,8 @@ func unescape(s string) string {
 	return b.String()
 }
 
-// userOf is the user whose manager a group is below, and who may therefore make groups there; 0 for root.
+// userOf returns the user whose systemd manager a group is below, and who may therefore create groups there; 0 for
+// root.
 func userOf(group string) uint32 {
 	rest, ok := strings.CutPrefix(group, "/user.slice/user-")
 	if !ok {

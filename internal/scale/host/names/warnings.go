@@ -18,8 +18,8 @@ const (
 	codeDenied = "names-denied"
 )
 
-// warnings says why containers have no names at present: one warning for each reason. There is none for a container
-// that alone has no files, because it may have ended.
+// warnings explains why containers currently have no names: one warning for each reason. There is none if only a
+// container's own files are missing, because it may have ended.
 func (r *Resolver) warnings() []ledger.Warning {
 	absent, denied, example := map[string]int{}, 0, error(nil)
 	for _, e := range r.known {
@@ -47,11 +47,11 @@ func (r *Resolver) warnings() []ledger.Warning {
 	return all
 }
 
-// path is where a path of the machine is for Tare.
+// path returns where this process finds a path of the machine.
 func (r *Resolver) path(p string) string { return path.Join("/", r.tree.Root, p) }
 
-// volumeOf is what to mount where a directory is missing: /run as a whole, because a directory below it that is mounted
-// alone is another one after a restart of its engine.
+// volumeOf returns what to mount if a directory is missing: all of /run, because a directory below it is replaced when
+// its engine restarts, and a mount of it alone would become stale.
 func volumeOf(dir string) string {
 	if strings.HasPrefix(dir, "/run/") {
 		return "/run"

@@ -1,4 +1,4 @@
-// Package oom tells which processes the kernel kills because memory is short.
+// Package oom reports which processes the kernel kills because memory is short.
 package oom
 
 //go:generate go run github.com/cilium/ebpf/cmd/bpf2go -target bpfel -cc clang -cflags "-O2 -g -Wall -Werror" oom bpf/oom.bpf.c
@@ -15,32 +15,32 @@ import (
 	"tare/internal/lib/text"
 )
 
-// maxVictims is how many are kept until they are read: the first ones.
+// maxVictims is how many victims are kept until they are read: the first ones.
 const maxVictims = 64
 
-// Victim is a process that the kernel killed. Before Linux 6.8 all but its PID is known only of one that asked for the
-// memory itself.
+// Victim is a process that the kernel killed. Before Linux 6.8 only the PID is known, unless the victim is the process
+// that asked for the memory.
 type Victim struct {
 	PID       int
 	Comm      string // name of its first thread
-	Program   string // base name of the file that it runs, at most 31 bytes
-	Group     uint64 // id of the control group that its memory is charged to (cgroup.ID); 0: not known
+	Program   string // base name of its executable, at most 31 bytes
+	Group     uint64 // id of the control group that its memory is charged to (cgroup.ID); 0: unknown
 	GroupName string // last part of that group's path
 
-	// Limit is what a control group may have, in bytes, that had used all of it: the nearest one from the victim's own up.
-	// 0: not known, or the machine's own memory was short. Limited is the id of that group.
+	// Limit is the memory limit in bytes that was reached, of the victim's own group or the nearest group above it. 0:
+	// unknown, or the machine's own memory was short. Limited is the id of that group.
 	Limit   uint64
 	Limited uint64
 }
 
-// Watch notes victims, of the whole machine, until Close. It is for one goroutine at a time.
+// Watch records victims on the whole machine until Close. It is not safe for concurrent use.
 type Watch struct {
 	objects oomObjects
 	link    link.Link
 }
 
-// Open begins to note victims. An error has code fault.Machine: this machine cannot, or this process may not. It needs
-// BTF of the kernel, which is read anew.
+// Open starts recording victims. An error has code fault.Machine: this machine, or this process's rights, do not allow
+// it. It needs the kernel's BTF, which it reads again.
 func Open() (w *Watch, err error) {
 	const hint = "run as root on Linux 5.8 or newer, with CONFIG_DEBUG_INFO_BTF"
 	w = &Watch{}
@@ -57,7 +57,7 @@ func Open() (w *Watch, err error) {
 	return w, nil
 }
 
-// Close ends it.
+// Close stops recording.
 func (w *Watch) Close() error {
 	var err error
 	if w.link != nil {
@@ -78,7 +78,7 @@ type victim struct {
 	GroupName [132]byte
 }
 
-// Victims are those since the last call, in order.
+// Victims returns the victims since the last call, in order.
 func (w *Watch) Victims() (all []Victim, err error) {
 	for range maxVictims {
 		var v victim

@@ -12,17 +12,19 @@ import (
 	"tare/internal/scale/host/sandbox"
 )
 
-// Naming says whose control groups and processes are.
+// Naming describes the owners of control groups and processes.
 type Naming struct {
-	Owner func(group string) string             // of a group, by its path, in words
-	Named func(name string) (who, group string) // an application or load by its name: in words, and its group
-	// Component is what a process was, by its PID; empty or nil: not known.
+	// Owner describes the owner of a group, by the group's path.
+	Owner func(group string) string
+	// Named describes an application or load, by its name, and returns its group.
+	Named func(name string) (who, group string)
+	// Component returns what a process was, by its PID; empty if unknown. It may be nil.
 	Component func(pid int) string
 }
 
-// Say tells in words of the processes in a tree of control groups that were killed since the last call; it is empty
-// where none was. Kills that the watch does not know, all of them where there is no watch (nil), are told by the
-// kernel's counters of the groups that are still there.
+// Say describes the processes in a tree of control groups that were killed since the last call; it is empty if there
+// were none. Kills that the watch did not record (all of them if w is nil) are taken from the kernel's counters of the
+// groups that still exist.
 func (w *Watch) Say(l *cgroup.Layout, tree string, as Naming) string {
 	h, ok := l.Controller("memory")
 	if !ok {
@@ -42,7 +44,7 @@ func (w *Watch) Say(l *cgroup.Layout, tree string, as Naming) string {
 	}
 	var victims []Victim
 	if w != nil {
-		victims, _ = w.Victims() // with an error it is those that could be read
+		victims, _ = w.Victims() // after an error, those that could be read
 	}
 	var said []string
 	for _, v := range victims {
@@ -51,10 +53,11 @@ func (w *Watch) Say(l *cgroup.Layout, tree string, as Naming) string {
 		if there {
 			owner = as.Owner(group)
 		} else {
-			// A container's own group has gone with it. Its name ends in that of its container, which begins as the tree's.
+			// A container's own group is gone with it. Its name ends in that of its container, which has the tree's name as a
+			// prefix.
 			_, name, own := strings.Cut(v.GroupName, path.Base(tree)+"-")
 			if !own {
-				continue // it is somebody else's
+				continue // it belongs to someone else
 			}
 			owner, parts = as.Named(name)
 			group = path.Join(parts, v.GroupName)
@@ -71,7 +74,7 @@ func (w *Watch) Say(l *cgroup.Layout, tree string, as Naming) string {
 	return strings.Join(said, "; ")
 }
 
-// limitOf is the limit that was reached, in words: of the victim's group, of one above it, or the machine's memory.
+// limitOf describes the limit that was reached: of the victim's group, of one above it, or the machine's memory.
 func (v Victim) limitOf(h *cgroup.Hierarchy, groups map[uint64]string, group string) string {
 	if v.Limit == 0 {
 		return ", while this machine's own memory was short"
@@ -93,7 +96,7 @@ func (v Victim) limitOf(h *cgroup.Hierarchy, groups map[uint64]string, group str
 	return text + " with all in " + limited
 }
 
-// name is what is known of a victim, in words.
+// name describes a victim.
 func (v Victim) name(component func(int) string) string {
 	name := fmt.Sprintf("process %d", v.PID)
 	if v.Comm == "" {

@@ -1,11 +1,11 @@
-// Package perf samples what every CPU is doing in the kernel: a plain perf ring for each CPU, with call chains, threads
-// and control groups. User code is left out: no program runs there. It is not a BPF program on purpose: the kernel
-// refuses to run one such program inside another of the tracing kind (bpf_prog_active), so samples would vanish inside
-// just the programs that are to be weighed.
+// Package perf samples what every CPU is doing in the kernel: with a plain perf ring for each CPU, with call chains,
+// threads and control groups. User code is left out, because no program runs there. The sampler is deliberately not a
+// BPF program: the kernel refuses to run one tracing program inside another (bpf_prog_active), so samples would be
+// lost inside exactly the programs that are being weighed.
 //
-// With a hardware cycle counter samples come by NMI and see everything. Without one (most virtual machines) they come
-// from an hrtimer (cpu-clock), which cannot fire while interrupts are off: code there is seen late or not at all.
-// Source tells which.
+// With a hardware cycle counter, samples come by NMI and see everything. Without one (most virtual machines) they come
+// from an hrtimer (cpu-clock), which cannot fire while interrupts are off, so code there is seen late or not at all.
+// Source says which is in use.
 package perf
 
 import (
@@ -35,24 +35,24 @@ const (
 	CPUClock Source = "cpu-clock"
 )
 
-// DefaultHz is prime, so that samples do not keep step with timers of round frequencies. It is also what an idle
-// machine can bear: a sample wakes an idle CPU, which costs it some 5 us, and 25 to 40 us were seen in a virtual
-// machine.
+// DefaultHz is prime, so that samples do not stay in step with timers at round frequencies. It is also bearable for an
+// idle machine: a sample wakes an idle CPU, which costs it about 5 us, and 25 to 40 us in one virtual machine.
 const DefaultHz = 449
 
-// MaxHz is the highest rate. Interrupts of virtual machines were seen to take 40 us: where the next one is due before
-// one has ended, its CPU gets to nothing else, so there is room for five times that.
+// MaxHz is the highest rate. Interrupts of virtual machines can take 40 us. If the next one is due before one has
+// ended, its CPU does nothing else; this rate leaves a margin of a factor of five.
 const MaxHz = 5000
 
-// Options of a sampler. The zero value has sensible defaults.
+// Options configures a sampler. The zero value has sensible defaults.
 type Options struct {
-	NoTasks bool // no records of threads that begin and end, of which a storm of execs makes more than a ring holds
-	User    bool // samples of user code as well, with its call chains, and none of the idle task
+	NoTasks bool // no records of threads that start and exit; a storm of execs makes more of them than a ring holds
+	User    bool // also sample user code, with its call chains, and do not sample the idle task
 	Hz      int  // samples per second and CPU; 0 is DefaultHz
-	// memory of one CPU's ring, rounded up to a power of two of pages; 0 holds about a second of deep chains
+	// RingBytes is the size of one CPU's ring, rounded up to a power of two of pages; 0 holds about a second of deep
+	// chains.
 	RingBytes int
 	NoCycles  bool // use cpu-clock even where there is a hardware counter
-	DropRing  bool // leave out one CPU and say nothing: a fault that calibration must find
+	DropRing  bool // silently leave out one CPU: a fault that calibration must detect
 }
 
 // Sampler samples all CPUs. It is not safe for concurrent use, except for Wake.
@@ -62,17 +62,17 @@ type Sampler struct {
 	period  time.Duration
 	cgroup  bool
 	chain   []uint64
-	pending []Symbol // symbols of a program whose load event has not come yet
+	pending []Symbol // symbols of a program whose load event has not arrived yet
 	heads   []uint64
-	wake    int      // an eventfd, which ends Wait
-	wakes   *os.File // an epoll of the rings and wake
-	exact   bool     // the kernel counts what rings have no room for; otherwise records of theirs are added up
-	lost    uint64   // by records
-	slowed  uint64   // records of throttling: the kernel thought that sampling took too long
+	wake    int      // eventfd that ends Wait
+	wakes   *os.File // epoll of the rings and wake
+	exact   bool     // the kernel counts what rings have no room for; otherwise lost adds up records of losses
+	lost    uint64   // samples, by records of losses
+	slowed  uint64   // number of throttling records: the kernel found that sampling took too long
 }
 
-// Handler receives what a drain finds. Symbols, programs and tasks of a drain come first, then the samples, so that a
-// sample is never seen before the program that it hit. A nil field is skipped.
+// Handler receives the results of a drain. A drain delivers symbols, programs and tasks before samples, so a sample
+// never precedes the program that it hit. A nil field is skipped.
 type Handler struct {
 	Symbol  func(Symbol)
 	Program func(ProgramEvent, []Symbol) // with the symbols that belong to it
@@ -80,7 +80,8 @@ type Handler struct {
 	Sample  func(*Sample)
 }
 
-// Open makes a sampler; it is off until Enable. The error is a *feature.MissingError when this machine has no sampling.
+// Open returns a sampler, which is off until Enable. The error is a *feature.MissingError if this machine cannot
+// sample.
 func Open(o Options) (*Sampler, error) {
 	if err := Sampling.Err(); err != nil {
 		return nil, err
@@ -119,7 +120,7 @@ func Open(o Options) (*Sampler, error) {
 		}
 		r, err := openRing(samples, sideAttr(samples, !o.NoTasks), cpu, pages)
 		if errors.Is(err, unix.ENODEV) {
-			continue // went offline since
+			continue // it has gone offline
 		}
 		if err != nil {
 			return nil, errors.Join(err, s.Close())
@@ -142,14 +143,14 @@ func Open(o Options) (*Sampler, error) {
 	return s, nil
 }
 
-// epoll makes a descriptor that Go's own poller can wait for: a thread that waited in a system call would hold a place
-// among the running ones, at which Go's runtime looks every 20 us for a while.
+// epoll returns a descriptor that Go's own poller can wait for. A thread waiting in a system call would occupy a slot
+// of Go's scheduler, whose monitor would then poll every 20 us for a while.
 func (s *Sampler) epoll() (*os.File, error) {
 	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
 		return nil, fmt.Errorf("making an epoll for the sampling rings: %w", err)
 	}
-	err = unix.SetNonblock(fd, true) // by which os.NewFile knows that it can be waited for
+	err = unix.SetNonblock(fd, true) // tells os.NewFile that it can be polled
 	fds := []int{s.wake}
 	for _, r := range s.rings {
 		fds = append(fds, r.fd)
@@ -163,7 +164,7 @@ func (s *Sampler) epoll() (*os.File, error) {
 	return os.NewFile(uintptr(fd), "sampling rings"), nil
 }
 
-// cyclesPerSecond of a busy CPU, roughly: the rate of samples need not be exact, only the same everywhere.
+// cyclesPerSecond is a rough value for a busy CPU: the sampling rate need not be exact, only equal everywhere.
 const cyclesPerSecond = 2_500_000_000
 
 const sampleType = unix.PERF_SAMPLE_IP | unix.PERF_SAMPLE_TID | unix.PERF_SAMPLE_TIME | unix.PERF_SAMPLE_CPU |
@@ -186,8 +187,8 @@ func newAttr(source Source, hz int, cgroup, losses bool) *unix.PerfEventAttr {
 	}
 	if source == Cycles {
 		a.Type, a.Config = unix.PERF_TYPE_HARDWARE, unix.PERF_COUNT_HW_CPU_CYCLES
-		// A fixed number of cycles, so that every sample weighs the same. By frequency the kernel would adapt the
-		// period of each CPU to how busy it is, and a CPU with little to show would have as many samples as a full one.
+		// A fixed number of cycles, so that every sample has the same weight. Given a frequency, the kernel would adapt the
+		// period of each CPU to its load, and a nearly idle CPU would have as many samples as a busy one.
 		a.Sample = cyclesPerSecond / uint64(hz)
 	}
 	if losses {
@@ -199,8 +200,8 @@ func newAttr(source Source, hz int, cgroup, losses bool) *unix.PerfEventAttr {
 	return a
 }
 
-// sideAttr is that of the event beside one that makes samples, which makes records of programs and of threads. It ends
-// them in the same way.
+// sideAttr returns the attributes of the event that makes records of programs and threads, given those of the sampling
+// event. Both kinds of records have the same trailer.
 func sideAttr(of *unix.PerfEventAttr, tasks bool) *unix.PerfEventAttr {
 	a := *of
 	a.Type, a.Config, a.Sample = unix.PERF_TYPE_SOFTWARE, unix.PERF_COUNT_SW_DUMMY, 0
@@ -210,19 +211,19 @@ func sideAttr(of *unix.PerfEventAttr, tasks bool) *unix.PerfEventAttr {
 	return &a
 }
 
-// Source is the event that makes the samples.
+// Source returns the event that makes the samples.
 func (s *Sampler) Source() Source { return s.source }
 
-// Period is the time between two samples of one CPU: wall time for cpu-clock; for cycles about as much busy kernel
-// time, and no measure.
+// Period returns the time between two samples of one CPU. It is wall time for cpu-clock. For cycles it is only roughly
+// the busy kernel time, and must not be used for measurement.
 func (s *Sampler) Period() time.Duration { return s.period }
 
-// HasCgroup says whether samples carry a cgroup id.
+// HasCgroup reports whether samples contain a cgroup id.
 func (s *Sampler) HasCgroup() bool { return s.cgroup }
 
-// Lost is how many samples the kernel had to drop since Open because a ring was full, or because the hardware took them
-// faster than it could hand them over, and how many other records. Where ExactLost is false it is no more than what has
-// been announced by the records that were drained, and all count as samples.
+// Lost returns how many samples the kernel has dropped since Open, because a ring was full or the hardware took them
+// faster than it could deliver them, and how many other records. If ExactLost is false it includes only losses
+// reported by drained records, and all count as samples.
 func (s *Sampler) Lost() (samples, others uint64, err error) {
 	samples = s.lost
 	for _, r := range s.rings {
@@ -241,7 +242,7 @@ func (s *Sampler) Lost() (samples, others uint64, err error) {
 	return samples, others, nil
 }
 
-// Wait waits until a ring is half full, but no longer than d, and not after Wake.
+// Wait waits until a ring is half full, Wake is called, or d has passed.
 func (s *Sampler) Wait(d time.Duration) error {
 	conn, err := s.wakes.SyscallConn()
 	if err == nil {
@@ -250,7 +251,7 @@ func (s *Sampler) Wait(d time.Duration) error {
 	if err != nil {
 		return fmt.Errorf("waiting for the sampling rings: %w", err)
 	}
-	// What came before is looked at here: only what comes while it waits wakes it.
+	// Check for earlier events here: the poller reports only what happens while it waits.
 	first := true
 	err = conn.Read(func(uintptr) (ready bool) {
 		ready = !first || s.woken() || slices.ContainsFunc(s.rings, (*ring).halfFull)
@@ -264,27 +265,26 @@ func (s *Sampler) Wait(d time.Duration) error {
 	return nil
 }
 
-// woken says whether Wake was called since the last time.
+// woken reports whether Wake was called since the last call of woken.
 func (s *Sampler) woken() bool {
 	var b [8]byte
 	n, _ := unix.Read(s.wake, b[:])
 	return n > 0
 }
 
-// Wake ends a Wait that is under way, or else the next.
+// Wake ends the current Wait, or else the next one.
 func (s *Sampler) Wake() {
 	var b [8]byte
 	binary.NativeEndian.PutUint64(b[:], 1)
-	_, _ = unix.Write(s.wake, b[:]) // it fails only where it was called as often as there are numbers
+	_, _ = unix.Write(s.wake, b[:]) // fails only if the counter overflows
 }
 
-// ExactLost says whether the kernel counts what it drops as it drops it. Before Linux 6.0 it does not: a ring says what
-// it lost with the next record that it has room for (PERF_RECORD_LOST, __perf_output_begin in
-// kernel/events/ring_buffer.c), so that what is lost before sampling ends is announced when it has begun again, or
-// never.
+// ExactLost reports whether the kernel counts what it drops immediately. Before Linux 6.0 it does not: a ring reports
+// losses with the next record that fits (PERF_RECORD_LOST, __perf_output_begin in kernel/events/ring_buffer.c), so
+// losses shortly before sampling stops are reported after it has started again, or never.
 func (s *Sampler) ExactLost() bool { return s.exact }
 
-// Throttled is how often the kernel slowed the sampler down since Open.
+// Throttled returns how often the kernel has throttled the sampler since Open.
 func (s *Sampler) Throttled() uint64 { return s.slowed }
 
 // Enable starts sampling.
@@ -297,7 +297,7 @@ func (s *Sampler) Enable() error {
 	return nil
 }
 
-// Disable stops sampling; what is in the rings can still be drained.
+// Disable stops sampling. The rings can still be drained.
 func (s *Sampler) Disable() error {
 	for _, r := range s.rings {
 		if err := r.disable(); err != nil {
@@ -307,12 +307,12 @@ func (s *Sampler) Disable() error {
 	return nil
 }
 
-// Blind is the CPUs that were not sampled for all the time since the last Enable or Blind, sampling that has been
-// disabled since left out. The kernel takes the event of a CPU that goes offline away for good, without an error, and a
-// CPU that comes online later has none.
+// Blind returns the CPUs that were not sampled all the time since the last Enable or Blind, not counting time while
+// sampling was disabled. When a CPU goes offline, the kernel removes its event for good, without an error, and a CPU
+// that comes online later has none.
 func (s *Sampler) Blind() ([]int, error) { return s.blind(func() {}) }
 
-// blind is Blind with something that happens between two rings, such as that this process gets no CPU time.
+// blind is Blind with a hook that runs between rings, for example to simulate that this process gets no CPU time.
 func (s *Sampler) blind(between func()) ([]int, error) {
 	online, err := OnlineCPUs()
 	if err != nil {
@@ -331,8 +331,8 @@ func (s *Sampler) blind(between func()) ([]int, error) {
 		if i := slices.Index(online, r.cpu); i >= 0 {
 			online = slices.Delete(online, i, i+1)
 		}
-		// They are enabled and read one after another: what is short by that is no gap. Nor is it one where the clock by
-		// which the kernel counts this is slow, as it is for all of them.
+		// Rings are enabled and read one after another, so a small difference is not a gap. Comparing with the longest also
+		// allows for the kernel's clock being slow, which affects all rings.
 		if short := min(longest, r.must) - r.on; short > longest/20+50*time.Millisecond {
 			blind = append(blind, r.cpu)
 		}
@@ -341,11 +341,11 @@ func (s *Sampler) blind(between func()) ([]int, error) {
 	return slices.Sorted(slices.Values(append(blind, online...))), nil
 }
 
-// Drain hands everything in the rings to h and empties them. Call it several times a second, and after Wait.
+// Drain passes everything in the rings to h and empties them. Call it several times a second, and after Wait.
 func (s *Sampler) Drain(h *Handler) error {
-	// Heads for the samples are taken before heads for the rest: whatever happened before a sample that is handed out,
-	// on whichever CPU, is then in the part of the rings that the first pass reads. Samples behind their head wait for
-	// the next drain.
+	// Heads for samples are read before heads for the rest. Whatever happened on any CPU before a delivered sample is
+	// therefore within the part of the rings that the first pass reads. Samples beyond their head wait for the next
+	// drain.
 	n := len(s.rings)
 	for i, r := range s.rings {
 		s.heads[i] = r.head()
@@ -381,7 +381,7 @@ func (s *Sampler) Drain(h *Handler) error {
 	return nil
 }
 
-// event handles a record that is not a sample.
+// event handles a record other than a sample.
 func (s *Sampler) event(typ uint32, b []byte, h *Handler) error {
 	switch typ {
 	case recordLost: // u64 id, u64 lost
@@ -424,7 +424,7 @@ func (s *Sampler) event(typ uint32, b []byte, h *Handler) error {
 	return nil
 }
 
-// Close ends sampling and frees the rings.
+// Close stops sampling and frees the rings.
 func (s *Sampler) Close() error {
 	errs := []error{unix.Close(s.wake)}
 	if s.wakes != nil {
@@ -437,11 +437,11 @@ func (s *Sampler) Close() error {
 	return errors.Join(errs...)
 }
 
-// OnlineCPUs is the numbers of the CPUs that are online.
+// OnlineCPUs returns the numbers of the CPUs that are online.
 func OnlineCPUs() ([]int, error) { return onlineCPUs("/sys/devices/system/cpu/online") }
 
-// Leaders are the descriptors of the sampler's events, by CPU: an event that is opened with one of them as its leader
-// is switched on and off with it. Close such events before the sampler.
+// Leaders returns the descriptors of the sampler's events, by CPU. An event opened with one of them as its leader is
+// switched on and off with it. Such events must be closed before the sampler.
 func (s *Sampler) Leaders() map[int]int {
 	return lists.Keyed(s.rings, func(r *ring) (cpu, fd int) { return r.cpu, r.fd })
 }
@@ -459,7 +459,7 @@ func onlineCPUs(path string) ([]int, error) {
 	return cpus, nil
 }
 
-const maxCPUs = 8192 // NR_CPUS of the largest kernels: a bound for what a list may say
+const maxCPUs = 8192 // NR_CPUS of the largest kernels
 
 func parseCPUList(s string) ([]int, error) {
 	var cpus []int
@@ -485,7 +485,7 @@ func parseCPUList(s string) ([]int, error) {
 	return cpus, nil
 }
 
-// opens is a probe of whether such a sampling event can be opened, which then says what was found.
+// opens returns a probe for whether such a sampling event can be opened; found is its result on success.
 func opens(source Source, cgroup, losses bool, found string) func() (string, error) {
 	return func() (string, error) {
 		fd, err := unix.PerfEventOpen(newAttr(source, DefaultHz, cgroup, losses), -1, 0, -1, unix.PERF_FLAG_FD_CLOEXEC)
@@ -499,8 +499,8 @@ func opens(source Source, cgroup, losses bool, found string) func() (string, err
 	}
 }
 
-// paranoid names the setting by which the kernel refuses an event to those without CAP_PERFMON (EACCES of
-// perf_allow_kernel and perf_allow_cpu in include/linux/perf_event.h); it is empty where err has another reason.
+// paranoid names the setting because of which the kernel denies events without CAP_PERFMON (EACCES of
+// perf_allow_kernel and perf_allow_cpu in include/linux/perf_event.h); it is empty if err has another cause.
 func paranoid(err error) string {
 	level, unread := os.ReadFile("/proc/sys/kernel/perf_event_paranoid")
 	if !errors.Is(err, unix.EACCES) || unread != nil {
@@ -539,5 +539,5 @@ var (
 	}, opens(CPUClock, false, true, "lost samples are counted as they are lost"))
 )
 
-// Features are the probes of this package.
+// Features returns the probes of this package.
 func Features() []*feature.Probe { return []*feature.Probe{Sampling, HardwareCycles, Cgroups, Losses} }

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The record types that the sampler asks for (include/uapi/linux/perf_event.h, enum perf_event_type).
+// The record types that the sampler requests (include/uapi/linux/perf_event.h, enum perf_event_type).
 const (
 	recordLost        = 2
 	recordExit        = 4
@@ -29,35 +29,35 @@ const (
 	bpfEventLoad   = 1 // PERF_BPF_EVENT_PROG_LOAD
 	bpfEventUnload = 2 // PERF_BPF_EVENT_PROG_UNLOAD
 
-	// Call chains are split by markers (enum perf_callchain_context), the largest of which is PERF_CONTEXT_MAX = -4095.
+	// Call chains contain markers (enum perf_callchain_context), the largest of which is PERF_CONTEXT_MAX = -4095.
 	contextMax  = ^uint64(4095) + 1
 	contextUser = ^uint64(512) + 1 // PERF_CONTEXT_USER: what follows is user code
 )
 
 var errTruncated = errors.New("truncated perf record")
 
-// Sample is one sample. Chain aliases the sampler's buffer: it is valid until the callback returns.
+// Sample is one sample. Chain aliases the sampler's buffer and is valid only until the callback returns.
 type Sample struct {
 	Time int64  // CLOCK_MONOTONIC, nanoseconds
 	PID  uint32 // thread group; 0 is the idle task
-	TID  uint32 //
-	CPU  uint32 //
-	// id of the group in the hierarchy that the perf_event controller is on; 0 where the kernel does not tell
+	TID  uint32
+	CPU  uint32
+	// Cgroup is the id of the group in the hierarchy of the perf_event controller; 0 if the kernel does not provide it.
 	Cgroup uint64
 	Chain  []uint64 // kernel call chain, innermost first, without markers; Chain[0] is the sampled instruction
-	// User is the call chain of user code by frame pointers, innermost first; empty without Options.User. Where a sample
+	// User is the call chain of user code by frame pointers, innermost first; empty without Options.User. If the sample
 	// is of user code, Chain is empty.
 	User []uint64
 }
 
-// Task is the birth or the end of a thread.
+// Task is the start or exit of a thread.
 type Task struct {
 	Exit                 bool
-	PID, TID, PPID, PTID uint32 // PTID is the thread that made it
+	PID, TID, PPID, PTID uint32 // PTID is the thread that created it
 	Time                 int64
 }
 
-// Symbol is a change of a BPF symbol: a program's text came or went.
+// Symbol is a change of a BPF symbol: a program's text appeared or disappeared.
 type Symbol struct {
 	Time    int64
 	Start   uint64
@@ -66,14 +66,14 @@ type Symbol struct {
 	Name    string // bpf_prog_<tag>_<function>, bpf_trampoline_<key>, ...
 }
 
-// ProgramEvent says that a BPF program was loaded or unloaded. Its symbols precede it on the same CPU.
+// ProgramEvent is the load or unload of a BPF program. Its symbols precede it on the same CPU.
 type ProgramEvent struct {
 	Time     int64
 	ID       uint32
 	Unloaded bool
 }
 
-// decodeSample decodes the body of a PERF_RECORD_SAMPLE with the sample type of this package. chain is reused.
+// decodeSample decodes the body of a PERF_RECORD_SAMPLE with the sample type of this package. It reuses chain.
 func decodeSample(b []byte, withCgroup bool, chain []uint64) (Sample, []uint64, error) {
 	// IP, PID/TID, TIME, CPU/res, nr of CALLCHAIN: in the order of the sample format in perf_event.h.
 	const fixed = 8 + 8 + 8 + 8 + 8
@@ -96,7 +96,7 @@ func decodeSample(b []byte, withCgroup bool, chain []uint64) (Sample, []uint64, 
 	user := -1
 	for i := range nr {
 		switch ip := ne.Uint64(rest[i*8:]); {
-		case user >= 0 && ip>>63 != 0: // no address of user code: a process can write any into its stack
+		case user >= 0 && ip>>63 != 0: // not an address of user code: a process can write anything to its stack
 		case ip < contextMax:
 			chain = append(chain, ip)
 		case ip == contextUser:
@@ -104,7 +104,7 @@ func decodeSample(b []byte, withCgroup bool, chain []uint64) (Sample, []uint64, 
 		}
 	}
 	if len(chain) == 0 {
-		chain = append(chain, ne.Uint64(b)) // no chain could be taken: the instruction alone
+		chain = append(chain, ne.Uint64(b)) // no chain was taken: only the instruction
 	}
 	s.Chain = chain
 	if user >= 0 {
@@ -132,7 +132,7 @@ func decodeTask(exit bool, b []byte) (Task, error) {
 	}, nil
 }
 
-// decodeSymbol decodes PERF_RECORD_KSYMBOL; ok is false for a symbol that is not BPF. The time stands in the sample_id
+// decodeSymbol decodes PERF_RECORD_KSYMBOL; ok is false for a symbol that is not BPF. The time is in the sample_id
 // trailer.
 func decodeSymbol(b []byte, trailer int) (s Symbol, ok bool, err error) {
 	if len(b) < 16+trailer {
@@ -165,15 +165,15 @@ func decodeProgram(b []byte, trailer int) (p ProgramEvent, ok bool, err error) {
 	return ProgramEvent{Time: trailerTime(b), ID: ne.Uint32(b[4:]), Unloaded: kind == bpfEventUnload}, true, nil
 }
 
-// sampleIDSize is the trailer that sample_id_all adds to every record that is not a sample: TID, TIME, CPU of the
-// sample type.
+// sampleIDSize is the size of the trailer that sample_id_all adds to every record other than samples: TID, TIME and
+// CPU of the sample type.
 const sampleIDSize = 8 + 8 + 8
 
 func trailerTime(b []byte) int64 {
 	return int64(binary.NativeEndian.Uint64(b[len(b)-sampleIDSize+8:]))
 }
 
-// records walks the records in data, calling f with type and body. It stops at the first error.
+// records calls f with type and body of each record in data. It stops at the first error.
 func records(data []byte, f func(typ uint32, body []byte) error) error {
 	ne := binary.NativeEndian
 	for len(data) > 0 {

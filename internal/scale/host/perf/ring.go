@@ -14,23 +14,23 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// ring is the memory that the kernel shares for the events of one CPU: a control page and a power of two of data pages.
-// One event makes the samples. The other, which counts nothing, makes everything else, so that what was lost of samples
-// is known for itself.
+// ring is the memory that the kernel shares for the events of one CPU: a control page and a power of two of data
+// pages. One event makes the samples. A second one, which counts nothing, makes all other records, so lost samples are
+// counted separately.
 type ring struct {
-	fd   int // of the event that makes samples
-	side int // of the other
+	fd   int // of the sampling event
+	side int // of the second event
 	cpu  int
 	mem  []byte
 	data []byte
 	meta *unix.PerfEventMmapPage
-	seen uint64 // how far records other than samples were handled
+	seen uint64 // records other than samples have been handled up to here
 	buf  []byte // records of one drain, unwrapped; reused
 
-	before   uint64        // nanoseconds that the event had been enabled at the last Enable or Blind
-	on, must time.Duration // that it has been since then, and that it must have been, by another clock
-	since    time.Time     // from when on the last part of must is; zero while it is disabled
-	lost     uint64        // samples that found no room since Open, by the last read; 0 where the kernel counts none
+	before   uint64        // nanoseconds that the event had been enabled, at the last Enable or Blind
+	on, must time.Duration // how long it has been enabled since then, and how long it should have been by another clock
+	since    time.Time     // when the current part of must began; zero while it is disabled
+	lost     uint64        // samples lost since Open, as of the last read; 0 if the kernel does not count them
 }
 
 func openRing(samples, others *unix.PerfEventAttr, cpu, pages int) (_ *ring, err error) {
@@ -67,16 +67,16 @@ func openRing(samples, others *unix.PerfEventAttr, cpu, pages int) (_ *ring, err
 	return r, nil
 }
 
-// head is how far the kernel has written.
+// head returns the position up to which the kernel has written.
 func (r *ring) head() uint64 { return atomic.LoadUint64(&r.meta.Data_head) }
 
-// halfFull says whether half of the ring's memory is taken.
+// halfFull reports whether half of the ring is in use.
 func (r *ring) halfFull() bool { return r.head()-r.meta.Data_tail >= uint64(len(r.data)/2) }
 
-// peek copies the records up to head into r.buf, in order. The ring is released by release.
+// peek copies the records up to head into r.buf, in order. It does not free their space; see release.
 func (r *ring) peek(head uint64) []byte {
 	tail := r.meta.Data_tail
-	n := head - tail // at most the size: the kernel drops records rather than overtake the tail
+	n := head - tail // at most the ring's size: the kernel drops records rather than overwrite unread ones
 	size := uint64(len(r.data))
 	r.buf = r.buf[:0]
 	at := tail & (size - 1)
@@ -86,7 +86,7 @@ func (r *ring) peek(head uint64) []byte {
 	return r.buf
 }
 
-// release tells the kernel that everything up to head has been read.
+// release returns the space up to head to the kernel.
 func (r *ring) release(head uint64) { atomic.StoreUint64(&r.meta.Data_tail, head) }
 
 func (r *ring) ioctl(req uint, what string) error {
@@ -98,7 +98,7 @@ func (r *ring) ioctl(req uint, what string) error {
 	return nil
 }
 
-// enable begins to sample.
+// enable starts sampling.
 func (r *ring) enable() (err error) {
 	if r.before, err = r.enabled(); err == nil {
 		err = r.ioctl(unix.PERF_EVENT_IOC_ENABLE, "enabling")
@@ -107,21 +107,21 @@ func (r *ring) enable() (err error) {
 	return err
 }
 
-// disable ends that.
+// disable stops sampling.
 func (r *ring) disable() error {
 	r.rely(time.Now())
 	r.since = time.Time{}
 	return r.ioctl(unix.PERF_EVENT_IOC_DISABLE, "disabling")
 }
 
-// rely adds the time until now to that for which the event must have been enabled.
+// rely adds the time until now to must.
 func (r *ring) rely(now time.Time) {
 	if !r.since.IsZero() {
 		r.must += now.Sub(r.since)
 	}
 }
 
-// look finds out for how long the event has been enabled, and must have been.
+// look updates how long the event has been enabled, and should have been.
 func (r *ring) look() error {
 	r.rely(time.Now())
 	now, err := r.enabled()
@@ -132,18 +132,18 @@ func (r *ring) look() error {
 	return err
 }
 
-// enabled reads the event that makes samples. It is for how long that has been enabled in all, in nanoseconds.
+// enabled reads the sampling event, and returns its total enabled time in nanoseconds.
 func (r *ring) enabled() (uint64, error) {
 	on, lost, err := r.read(r.fd)
 	r.lost = max(r.lost, lost)
 	return on, err
 }
 
-// read reads an event: for how long it has been enabled in all, in nanoseconds, and how many of its records found no
-// room since Open, 0 where the kernel does not count them.
+// read reads an event: its total enabled time in nanoseconds, and how many of its records have been lost since Open,
+// or 0 if the kernel does not count them.
 func (r *ring) read(fd int) (on, lost uint64, err error) {
-	var b [24]byte                // the count, the time, and what was lost where that was asked for
-	n, err := unix.Read(fd, b[:]) // the kernel reads nothing of an event that it gave up: zero
+	var b [24]byte                // the count, the time, and lost records if requested
+	n, err := unix.Read(fd, b[:]) // if the kernel has removed the event it reads no bytes, which leaves zeros
 	if err != nil {
 		return 0, 0, fmt.Errorf("reading the sampling events on CPU %d: %w", r.cpu, err)
 	}

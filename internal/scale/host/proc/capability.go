@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Capable reports whether this thread has a capability (unix.CAP_SYS_PTRACE), in its own user namespace.
+// Capable reports whether this thread has a capability (such as unix.CAP_SYS_PTRACE) in its user namespace.
 func Capable(capability uint) bool {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData

@@ -10,12 +10,12 @@ import (
 	"strings"
 )
 
-// mostDoing is how many processes Doing tells of, and how many places of each.
+// mostDoing is the maximum number of processes that Doing describes, and of places for each.
 const mostDoing = 8
 
-// Doing says in words what a process and its descendants are doing, for an error about one that does not do what it
-// should: whether each runs, and else the kernel's functions in which its threads wait (/proc/<pid>/task/*/wchan, which
-// takes CAP_SYS_PTRACE of others' processes). It is empty where nothing is known. Descendants need
+// Doing describes what a process and its descendants are doing, for an error about one that does not do what it
+// should: whether each runs, or else the kernel functions in which its threads wait (/proc/<pid>/task/*/wchan, which
+// takes CAP_SYS_PTRACE for processes of others). It is empty if nothing is known. Descendants need
 // CONFIG_PROC_CHILDREN.
 func (f FS) Doing(pid int) string {
 	var said []string
@@ -30,7 +30,7 @@ func (f FS) Doing(pid int) string {
 	return strings.Join(said, ", ")
 }
 
-// state is what a process does, as a predicate.
+// state describes what a process does, as a predicate.
 func (f FS) state(p Process) string {
 	if !p.Alive() {
 		return "has ended"
@@ -45,7 +45,8 @@ func (f FS) state(p Process) string {
 			running = true
 			continue
 		}
-		if b, err = os.ReadFile(filepath.Join(filepath.Dir(task), "wchan")); err == nil && len(b) > 1 { // else "0": not known
+		// The content "0" means unknown.
+		if b, err = os.ReadFile(filepath.Join(filepath.Dir(task), "wchan")); err == nil && len(b) > 1 {
 			in = append(in, string(bytes.TrimSpace(b)))
 		}
 	}
@@ -66,15 +67,15 @@ func (f FS) state(p Process) string {
 	return what + " in " + strings.Join(in[:min(len(in), mostDoing)], " and ")
 }
 
-// children are the processes that a process has started and that live.
+// children returns the live children of a process.
 func (f FS) children(pid int) (pids []int) { return f.childrenOf(f.tasks(pid, "children")...) }
 
-// childrenOf are the processes that threads have started and that live, by the threads' files children.
+// childrenOf returns the live children of threads, given the threads' children files.
 func (f FS) childrenOf(files ...string) (pids []int) {
 	for _, path := range files {
 		b, err := os.ReadFile(path)
 		if err != nil {
-			continue // the thread has ended, or the kernel does not say
+			continue // the thread has ended, or the kernel has no such file
 		}
 		for _, word := range strings.Fields(string(b)) {
 			if child, err := strconv.Atoi(word); err == nil {
@@ -85,8 +86,8 @@ func (f FS) childrenOf(files ...string) (pids []int) {
 	return pids
 }
 
-// tasks are the files of that name of the threads of a process.
+// tasks returns the paths of a file in the directories of a process's threads.
 func (f FS) tasks(pid int, name string) []string {
-	paths, _ := filepath.Glob(f.path("proc", strconv.Itoa(pid), "task", "*", name)) // the pattern is sound
+	paths, _ := filepath.Glob(f.path("proc", strconv.Itoa(pid), "task", "*", name)) // the pattern is valid
 	return paths
 }

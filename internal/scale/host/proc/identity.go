@@ -9,24 +9,24 @@ import (
 	"strings"
 )
 
-// InitialPIDNamespace is the inode number of the PID namespace that the machine starts with, in which every process has
-// a pid (PROC_PID_INIT_INO in include/linux/proc_ns.h, since Linux 3.8; in include/uapi/linux/nsfs.h since 6.18).
+// InitialPIDNamespace is the inode number of the machine's initial PID namespace, in which every process has a PID
+// (PROC_PID_INIT_INO in include/linux/proc_ns.h, since Linux 3.8; in include/uapi/linux/nsfs.h since 6.18).
 const InitialPIDNamespace = 0xEFFFFFFC
 
-// initialTimeNamespace is likewise that of the time namespace, in which process 1 is (PROC_TIME_INIT_INO).
+// initialTimeNamespace is the same for the initial time namespace, which process 1 is in (PROC_TIME_INIT_INO).
 const initialTimeNamespace = 0xEFFFFFFA
 
-// Identity names a process for good, to whoever sees it from any PID namespace of this machine: a pid means something
-// only in its own. Namespaces that exist at the same time have different inode numbers; once one has gone, another can
-// have its number, but not a process that started when the first one's did and has its pid.
+// Identity identifies a process uniquely for observers in any PID namespace of this machine, because a PID means
+// something only in its own namespace. Namespaces that exist at the same time have different inode numbers. A later
+// namespace can reuse the number, but a process in it cannot have both the same PID and the same start time.
 type Identity struct {
 	PID       int    // in its own PID namespace
 	Start     uint64 // as Process.Start, and as a process in the same time namespace reads it
-	Namespace uint64 // inode number of its PID namespace; 0 where that was not recorded
+	Namespace uint64 // inode number of its PID namespace; 0 if that was not recorded
 }
 
-// String is n<namespace>-p<pid>-t<start>, without the namespace where it was not recorded and where it is the one that
-// the machine started with.
+// String returns n<namespace>-p<pid>-t<start>, without the namespace if that was not recorded or is the machine's
+// initial one.
 func (id Identity) String() string {
 	if id.Namespace == 0 || id.Namespace == InitialPIDNamespace {
 		return fmt.Sprintf("p%d-t%d", id.PID, id.Start)
@@ -34,10 +34,10 @@ func (id Identity) String() string {
 	return fmt.Sprintf("n%d-p%d-t%d", id.Namespace, id.PID, id.Start)
 }
 
-// Identify names this process.
+// Identify returns the identity of this process.
 func (f FS) Identify() (Identity, error) {
 	pid := os.Getpid()
-	b, err := os.ReadFile(f.path("proc/self/stat")) // /proc may be of another PID namespace, where we have another pid
+	b, err := os.ReadFile(f.path("proc/self/stat")) // /proc may be of another PID namespace, where we have another PID
 	if err != nil {
 		return Identity{}, about(pid, "stat", err)
 	}
@@ -52,27 +52,28 @@ func (f FS) Identify() (Identity, error) {
 	return Identity{PID: pid, Start: p.Start, Namespace: namespace}, nil
 }
 
-// Fate is what is known of a process that was identified.
+// Fate is what is known about an identified process.
 type Fate int
 
-// The fates. A process that cannot be seen from here may be alive.
+// The fates. A process that is not visible from here is Unknown, because it may be alive.
 const (
 	Unknown Fate = iota
 	Running
 	Ended
 )
 
-// Find looks for a process, and gives the pid that it has here where it is Running. Ended is proven: every process of
-// its PID namespace is seen from here, and it is not among them, or it is dead and only not waited for.
+// Find looks for a process, and returns its PID here if it is Running. Ended is certain: every process of its PID
+// namespace is visible from here, and it is not among them, or it is dead and only not waited for.
 //
-// A process is seen from its own PID namespace and those above it, up to the machine's first one (pid_namespaces(7)).
+// A process is visible from its own PID namespace and those above it, up to the machine's initial one
+// (pid_namespaces(7)).
 func (f FS) Find(id Identity) (pid int, fate Fate) {
 	view, whole := f.view()
 	if id.Namespace != 0 && id.Namespace == view {
 		return id.PID, f.fate(id.PID, id)
 	}
 	if whole && id.Namespace == 0 && f.fate(id.PID, id) == Running {
-		return id.PID, Running // most are of the first namespace
+		return id.PID, Running // most processes are in the initial namespace
 	}
 	pids, err := f.PIDs()
 	if err != nil {
@@ -96,7 +97,7 @@ func (f FS) Find(id Identity) (pid int, fate Fate) {
 			if err == nil && namespace != id.Namespace {
 				continue
 			}
-			complete = complete || err == nil // where one process of a namespace is seen, all are
+			complete = complete || err == nil // if one process of a namespace is visible, all are
 		}
 		if levels[len(levels)-1] != strconv.Itoa(id.PID) {
 			continue
@@ -114,12 +115,12 @@ func (f FS) Find(id Identity) (pid int, fate Fate) {
 	return 0, fate
 }
 
-// view is the PID namespace whose processes /proc shows, 0 where that cannot be known, and whether it is the one in
-// which every process of the machine has a pid.
+// view returns the PID namespace whose processes /proc shows, or 0 if unknown, and whether it is the initial one, in
+// which every process of the machine has a PID.
 func (f FS) view() (namespace uint64, whole bool) {
 	if b, err := os.ReadFile(f.path("proc/self/status")); err == nil && len(levelsIn(b)) == 1 {
 		namespace, _ = f.namespace("self", "pid")
-	} else { // /proc is of a namespace above ours, or of another that we are not in
+	} else { // /proc is of a namespace above ours, or of one that we are not in
 		pids, _ := f.PIDs()
 		for _, pid := range pids {
 			if levels, err := f.pidLevels(pid); err == nil && len(levels) == 1 {
@@ -129,12 +130,12 @@ func (f FS) view() (namespace uint64, whole bool) {
 			}
 		}
 	}
-	// A /proc that hides the processes of others (hidepid) from us hides this one as well.
+	// If /proc hides processes of others (hidepid) from us, it hides process 1 as well.
 	_, err := f.pidLevels(1)
 	return namespace, err == nil && namespace == InitialPIDNamespace
 }
 
-// fate is that of a process which has a pid here, if it is the one that is meant.
+// fate returns the fate of id, given the PID that it would have here.
 func (f FS) fate(pid int, id Identity) Fate {
 	p, err := f.Process(pid)
 	switch {
@@ -147,13 +148,13 @@ func (f FS) fate(pid int, id Identity) Fate {
 	case p.Start == id.Start:
 		return Running
 	}
-	// In a time namespace the machine may seem to have started at another time (time_namespaces(7)).
+	// In a time namespace, the machine may appear to have booted at another time (time_namespaces(7)).
 	own, err := f.namespace("self", "time")
 	if errors.Is(err, os.ErrNotExist) && f.has("proc/self/ns") {
-		return Ended // before Linux 5.6 there are none
+		return Ended // before Linux 5.6 there are no time namespaces
 	}
 	its, err2 := f.namespace(strconv.Itoa(pid), "time")
-	if _, whole := f.view(); pid == 1 && whole { // which may have rights that we lack, and then does not show its own
+	if _, whole := f.view(); pid == 1 && whole { // process 1 may not let us read its namespace
 		its, err2 = initialTimeNamespace, nil
 	}
 	if err != nil || err2 != nil || own != its {
@@ -162,7 +163,7 @@ func (f FS) fate(pid int, id Identity) Fate {
 	return Ended
 }
 
-// namespace is the inode number of a namespace of a process, from a link such as "pid:[4026531836]".
+// namespace returns the inode number of a namespace of a process, from a link such as "pid:[4026531836]".
 func (f FS) namespace(process, kind string) (uint64, error) {
 	to, err := os.Readlink(f.path("proc", process, "ns", kind))
 	if err != nil {
@@ -175,7 +176,7 @@ func (f FS) namespace(process, kind string) (uint64, error) {
 	return strconv.ParseUint(number, 10, 64)
 }
 
-// pidLevels are the pids that a process has, at least one: in the PID namespace of /proc, in those below it, and last
+// pidLevels returns the PIDs of a process, at least one: in the PID namespace of /proc, in each one below it, and last
 // in its own (NSpid in proc_pid_status(5)).
 func (f FS) pidLevels(pid int) ([]string, error) {
 	b, err := f.read(pid, "status")

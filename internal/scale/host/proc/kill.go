@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Kill kills a process if meant still says that it is the one meant, once its pid cannot be another's any more
-// (pidfd_open(2)). A process that has ended is no error.
+// Kill kills a process if meant confirms its identity, called when the PID can no longer be reused (pidfd_open(2)). A
+// process that has already ended is not an error.
 func Kill(pid int, meant func() bool) error {
 	fd, err := hold(pid)
 	if fd < 0 {
@@ -25,8 +25,8 @@ func Kill(pid int, meant func() bool) error {
 	return nil
 }
 
-// Await waits until a process has ended if meant still says that it is the one meant, and reports whether it has; for
-// ever where atMost is negative.
+// Await waits until a process has ended if meant confirms its identity, and reports whether it has; without limit if
+// atMost is negative. Like Kill it calls meant when the PID can no longer be reused.
 func Await(pid int, meant func() bool, atMost time.Duration) (ended bool, err error) {
 	fd, err := hold(pid)
 	if fd < 0 {
@@ -52,8 +52,8 @@ func Await(pid int, meant func() bool, atMost time.Duration) (ended bool, err er
 	}
 }
 
-// hold is a descriptor of a process; -1 and no error where there is none. Linux 6.1 was seen to call the number of a
-// process that had gone invalid: so pidfd_create() in kernel/pid.c does where it is still that of a process group.
+// hold returns a descriptor of a process, or -1 and no error if there is none. Linux 6.1 returned EINVAL for the PID
+// of a process that was gone: pidfd_create() in kernel/pid.c does that if the number is still that of a process group.
 func hold(pid int) (fd int, err error) {
 	fd, err = unix.PidfdOpen(pid, 0)
 	switch {

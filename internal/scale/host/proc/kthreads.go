@@ -7,25 +7,25 @@ import (
 	"time"
 )
 
-// KernelThread is a thread of the kernel itself. In a PID namespace of a container there are none to be seen, nor where
-// procfs is mounted with hidepid.
+// KernelThread is a thread of the kernel itself. None are visible in a container's PID namespace, or if procfs is
+// mounted with hidepid.
 type KernelThread struct {
 	PID     int
 	Comm    string
 	Runtime time.Duration // CPU time since it was started, as of the last Read
-	New     bool          // found by Refresh: all that it has used it has used since
-	Gone    bool          // it has ended; Runtime is what was last read
+	New     bool          // found by Refresh after the first one: it has used all of Runtime since then
+	Gone    bool          // it has ended; Runtime is the last value read
 }
 
-// KernelThreads reads the CPU time of the kernel's threads. They are found once, by looking at every process, and then
-// read with one system call each. It is for one goroutine.
+// KernelThreads reads the CPU time of kernel threads. It finds them once, by checking every process, and then reads
+// each with one system call. It is not safe for concurrent use.
 type KernelThreads struct {
 	fs      FS
-	known   map[int]bool // processes that were looked at
+	known   map[int]bool // processes that were checked
 	threads []KernelThread
 }
 
-// KernelThreads finds the kernel's threads.
+// KernelThreads finds the kernel threads.
 func (f FS) KernelThreads() (*KernelThreads, error) {
 	k := &KernelThreads{fs: f}
 	if err := k.Refresh(); err != nil {
@@ -37,10 +37,10 @@ func (f FS) KernelThreads() (*KernelThreads, error) {
 	return k, nil
 }
 
-// Threads lists every kernel thread that was ever seen and is not forgotten; until Forget a thread keeps its index.
+// Threads returns every kernel thread seen and not forgotten; a thread keeps its index until Forget.
 func (k *KernelThreads) Threads() []KernelThread { return k.threads }
 
-// Forget drops the threads that have ended. Those that are left are not New.
+// Forget drops the threads that have ended. The remaining ones are no longer New.
 func (k *KernelThreads) Forget() {
 	k.threads = slices.DeleteFunc(k.threads, func(t KernelThread) bool { return t.Gone })
 	for i := range k.threads {
@@ -48,7 +48,7 @@ func (k *KernelThreads) Forget() {
 	}
 }
 
-// Refresh finds new threads. It looks only at processes that it has not seen.
+// Refresh finds new threads. It checks only processes that it has not seen.
 func (k *KernelThreads) Refresh() error {
 	pids, err := k.fs.PIDs()
 	if err != nil {
@@ -69,13 +69,14 @@ func (k *KernelThreads) Refresh() error {
 	return nil
 }
 
-// look adds a process that it has not looked at before, if it is a thread of the kernel.
+// look adds a process that it has not checked before, if it is a kernel thread.
 func (k *KernelThreads) look(pid int) error {
 	if k.known[pid] {
 		return nil
 	}
 	p, err := k.fs.Process(pid)
-	if errors.Is(err, ErrGone) || errors.Is(err, fs.ErrPermission) { // with hidepid=1 it is listed and hidden
+	// hidepid=1 lists processes but does not let us read them
+	if errors.Is(err, ErrGone) || errors.Is(err, fs.ErrPermission) {
 		return nil
 	}
 	if err != nil {
@@ -91,8 +92,8 @@ func (k *KernelThreads) look(pid int) error {
 	return nil
 }
 
-// RefreshNew finds new threads by the list of children of the thread that starts them all (kthreadd): one
-// file, where Refresh lists every process. It finds none where the kernel has no such list (CONFIG_PROC_CHILDREN).
+// RefreshNew finds new threads in the list of children of kthreadd, the thread that starts them all. That is one file,
+// whereas Refresh lists every process. It finds none if the kernel has no such list (CONFIG_PROC_CHILDREN).
 func (k *KernelThreads) RefreshNew() error {
 	for _, pid := range k.fs.childrenOf(k.fs.path("proc", kthreadd, "task", kthreadd, "children")) {
 		if err := k.look(pid); err != nil {
@@ -102,11 +103,11 @@ func (k *KernelThreads) RefreshNew() error {
 	return nil
 }
 
-// kthreadd is the PID of the thread that starts all others (rest_init in init/main.c). In another PID namespace it is
-// that of any process, whose children are looked at in vain. It is one thread.
+// kthreadd is the PID of the thread that starts all others (rest_init in init/main.c). It has only one thread. In
+// another PID namespace the number may be that of any process, and checking its children finds nothing.
 const kthreadd = "2"
 
-// Read reads the threads' CPU time.
+// Read reads the CPU time of each thread.
 func (k *KernelThreads) Read() error {
 	for i := range k.threads {
 		t := &k.threads[i]

@@ -12,7 +12,8 @@ import (
 	"strings"
 )
 
-// Machine is what of the machine could change a measurement. A field that could not be read is empty or 0.
+// Machine holds the properties of the machine that could affect a measurement. A field that could not be read is empty
+// or 0.
 type Machine struct {
 	Hostname    string
 	Kernel      string // release
@@ -22,15 +23,15 @@ type Machine struct {
 	CPUs        int    // online
 	MemoryBytes uint64 // usable by the kernel
 	SwapBytes   uint64
-	Governor    string // of CPU frequency; several with commas where the CPUs differ; empty where none is in charge
+	Governor    string // of CPU frequency; separated by commas if CPUs differ; empty if there is none
 	Clocksource string
-	// none, integrity or confidentiality; "integrity (configured)" where only the configuration could be read
+	// none, integrity or confidentiality; "integrity (configured)" if only the configuration could be read
 	Lockdown string
 	Virtual  string // none, container, the machine's product name, or vm
-	IRQTime  *bool  // whether interrupts are taken out of tasks' CPU time; nil where that cannot be known
+	IRQTime  *bool  // whether the kernel keeps interrupts out of tasks' CPU time; nil if unknown
 }
 
-// Machine reads all of it.
+// Machine reads the properties of the machine.
 func (f FS) Machine() Machine {
 	m := Machine{
 		Hostname:    f.text("proc/sys/kernel/hostname"),
@@ -79,7 +80,7 @@ func (f FS) governor() string {
 	return strings.Join(slices.Compact(all), ",")
 }
 
-// cpuField finds the first of the names in /proc/cpuinfo, whose fields differ by architecture.
+// cpuField returns the first of the named fields that exists in /proc/cpuinfo; names differ by architecture.
 func cpuField(cpuinfo string, names ...string) string {
 	for _, name := range names {
 		for line := range strings.Lines(cpuinfo) {
@@ -95,7 +96,7 @@ func (f FS) virtual(cpuinfo string) string {
 	product := strings.TrimSpace(f.text("sys/class/dmi/id/sys_vendor") + " " + f.text("sys/class/dmi/id/product_name"))
 	flags := cpuField(cpuinfo, "flags")
 	marked := f.text("run/systemd/container") != "" || f.has(".dockerenv") || f.has("run/.containerenv")
-	// A machine may be booted from a container's image, marks and all. There process 2 is kthreadd.
+	// A machine may be booted from a container image that contains these marks. Process 2 is then kthreadd.
 	p, _ := f.Process(2)
 	switch {
 	case marked && !p.Kernel:
@@ -105,12 +106,13 @@ func (f FS) virtual(cpuinfo string) string {
 	case slices.Contains(strings.Fields(flags), "hypervisor"):
 		return "vm"
 	case flags != "":
-		return "none" // x86 sets the flag in every guest
+		return "none" // x86 sets the hypervisor flag in every guest
 	}
 	return product
 }
 
-// kernelConfig is the options that the kernel was built with, "CONFIG_X" to its value; nil where it cannot be read.
+// kernelConfig returns the options that the kernel was built with, such as "CONFIG_X", with their values; nil if
+// unreadable.
 func (f FS) kernelConfig() map[string]string {
 	file, err := os.Open(f.path("proc/config.gz"))
 	if err == nil {
@@ -143,7 +145,8 @@ func parseConfig(r io.Reader) map[string]string {
 	return options
 }
 
-// irqTime says whether CONFIG_IRQ_TIME_ACCOUNTING is at work: on x86 it is switched off by tsc=noirqtime.
+// irqTime reports whether CONFIG_IRQ_TIME_ACCOUNTING is in effect: on x86 tsc=noirqtime switches it off. nil if
+// unknown.
 func irqTime(config map[string]string, cmdline []string) *bool {
 	if config == nil {
 		return nil
@@ -157,7 +160,7 @@ func (f FS) lockdown(config map[string]string, cmdline []string) string {
 	if m := bracketed.FindStringSubmatch(f.text("sys/kernel/security/lockdown")); m != nil {
 		return m[1]
 	}
-	// Without securityfs there is only what was asked for.
+	// Without securityfs only the requested mode is known.
 	for _, arg := range cmdline {
 		if mode, ok := strings.CutPrefix(arg, "lockdown="); ok {
 			return mode + " (configured)"

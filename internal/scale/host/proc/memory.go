@@ -10,36 +10,36 @@ import (
 	"time"
 )
 
-// Memory is what the kernel says of the machine's memory as a whole, in bytes (/proc/meminfo and /proc/zoneinfo). What
-// a kernel does not tell is 0.
+// Memory is the memory of the machine as a whole, in bytes (/proc/meminfo and /proc/zoneinfo). What the kernel does
+// not expose is 0.
 type Memory struct {
 	Available uint64 `json:"available_bytes"` // MemAvailable
 	Free      uint64 `json:"free_bytes"`      // MemFree
-	// Kept is free pages that CPUs keep at hand for themselves: the lists by CPU in /proc/zoneinfo (pagesets). They are
-	// in neither Free nor Available, for they are not in NR_FREE_PAGES (si_mem_available in mm/show_mem.c). A CPU may
-	// keep up to an eighth of a zone divided by the number of CPUs, and gives back slowly (mm/page_alloc.c, Linux 6.7).
+	// Kept is free pages on the per-CPU lists in /proc/zoneinfo (pagesets). They are in neither Free nor Available,
+	// because they are not in NR_FREE_PAGES (si_mem_available in mm/show_mem.c). A CPU may keep up to an eighth of a zone
+	// divided by the number of CPUs, and returns pages slowly (mm/page_alloc.c, Linux 6.7).
 	Kept  uint64 `json:"kept_by_cpus_bytes"`
 	Anon  uint64 `json:"anon_bytes"`
 	Shmem uint64 `json:"shmem_bytes"`
-	// Cache is page cache that Available has: pages of files that are not mlocked.
+	// Cache is page cache that is part of Available: pages of files that are not mlocked.
 	Cache uint64 `json:"page_cache_bytes"`
-	// Reclaimable is memory of the kernel that Available has, for it can be freed at need.
+	// Reclaimable is kernel memory that is part of Available, because it can be freed on demand.
 	Reclaimable uint64 `json:"kernel_reclaimable_bytes"`
 
-	// What the kernel has for itself and cannot free, by kind.
+	// Kernel memory that cannot be freed, by kind.
 	Slab        uint64 `json:"slab_unreclaimable_bytes"`
 	Stacks      uint64 `json:"kernel_stack_bytes"`
 	PageTables  uint64 `json:"page_tables_bytes"`
 	GuestTables uint64 `json:"secondary_page_tables_bytes"` // of virtual machines
-	PerCPU      uint64 `json:"percpu_bytes"`                // counters of control groups, mostly
+	PerCPU      uint64 `json:"percpu_bytes"`                // mostly counters of control groups
 }
 
-// Kernel is what the kernel has for itself and cannot free, in bytes. It does not name all of it: buffers of pipes and
-// sockets and pages of drivers are missing.
+// Kernel returns kernel memory that cannot be freed, in bytes. It is incomplete: the kernel does not report buffers of
+// pipes and sockets or pages of drivers.
 func (m Memory) Kernel() uint64 { return m.Slab + m.Stacks + m.PageTables + m.GuestTables + m.PerCPU }
 
-// Memory reads it. Counters are of the moment where this process may tell the kernel to add up what each CPU has
-// counted (vm.stat_refresh, Documentation/admin-guide/sysctl/vm.rst), else as old as a second.
+// Memory reads the machine's memory. Counters are current if this process may make the kernel add up what each CPU has
+// counted (vm.stat_refresh, Documentation/admin-guide/sysctl/vm.rst), else up to a second old.
 func (f FS) Memory() (m Memory, err error) {
 	_ = f.text("proc/sys/vm/stat_refresh")
 	text := []byte(f.text("proc/meminfo"))
@@ -65,14 +65,14 @@ func (f FS) Memory() (m Memory, err error) {
 	return m, nil
 }
 
-// Readings of MedianMemory.
+// Number and spacing of the readings of MedianMemory.
 const (
 	memoryReadings = 9
 	memoryApart    = time.Millisecond
 )
 
-// MedianMemory is one of several readings within some milliseconds: that with the median of all that is counted. The
-// files are not of one moment, and a process that ends in between is counted in none or in two of them.
+// MedianMemory takes several readings within some milliseconds and returns the one with the median total. The files
+// are not read at the same instant, so a process that ends in between is counted in none or in two of them.
 func (f FS) MedianMemory() (Memory, error) {
 	all := make([]Memory, 0, memoryReadings)
 	for range memoryReadings {

@@ -1,6 +1,6 @@
-// Package proc reads what the kernel tells of the machine and its processes under /proc and /sys: counters and names as
-// they are, nothing interpreted. Processes come and go while they are read: a process that has gone is ErrGone, to be
-// told apart from a failure.
+// Package proc reads what the kernel exposes about the machine and its processes under /proc and /sys: raw counters
+// and names without interpretation. Processes come and go while they are read; ErrGone distinguishes a process that is
+// gone from a failure.
 package proc
 
 import (
@@ -14,19 +14,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrGone is matched (errors.Is) by the error about a process or thread that does not exist any more.
+// ErrGone matches (errors.Is) errors about a process or thread that no longer exists.
 var ErrGone = errors.New("the process does not exist any more")
 
 // FS reads the files below a root. The zero value reads those of the machine that we run on.
 type FS struct {
-	Root string // put before /proc, /sys, /etc and /boot; for trees of test files
+	Root string // prepended to /proc, /sys, /etc and /boot; for trees of test files
 }
 
 func (f FS) path(elem ...string) string {
 	return filepath.Join(append([]string{f.Root, "/"}, elem...)...)
 }
 
-// text is the content of a file without surrounding white space; empty where it cannot be read.
+// text returns the content of a file without surrounding white space; empty if it cannot be read.
 func (f FS) text(elem ...string) string {
 	b, err := os.ReadFile(f.path(elem...))
 	if err != nil {
@@ -40,8 +40,8 @@ func (f FS) has(name string) bool {
 	return err == nil
 }
 
-// ticksPerSecond is USER_HZ, the unit of times in /proc, as the kernel tells each process (AT_CLKTCK, type 17, in its
-// auxiliary vector).
+// ticksPerSecond is USER_HZ, the unit of times in /proc, which each process gets from the kernel (AT_CLKTCK, type 17,
+// in its auxiliary vector).
 var ticksPerSecond = sync.OnceValue(func() float64 {
 	const clktck, usual = 17, 100
 	vector, err := unix.Auxv()
@@ -56,7 +56,7 @@ var ticksPerSecond = sync.OnceValue(func() float64 {
 	return usual
 })
 
-// gone turns the errors by which the kernel says that a process does not exist into ErrGone.
+// gone replaces errors that mean that a process does not exist by ErrGone.
 func gone(err error) error {
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) {
 		return ErrGone

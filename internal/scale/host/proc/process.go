@@ -17,28 +17,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Process is what /proc/<pid>/stat tells of a process (proc_pid_stat(5)).
+// Process is a process as described by /proc/<pid>/stat (proc_pid_stat(5)).
 type Process struct {
 	PID   int
 	Comm  string
-	State byte // R, S, D, Z (dead, not yet waited for), ...
+	State byte // R, S, D, Z (dead, but not yet waited for), ...
 	PPID  int
-	// Session is the process that leads its session; 0 where that is in another PID namespace.
+	// Session is the leader of its session; 0 if that is in another PID namespace.
 	Session int
-	// Start is when it started, in ticks of USER_HZ since the machine did. With the PID it names a process for good,
-	// unless the PID comes round again within one tick.
+	// Start is when it started, in ticks of USER_HZ since boot. It makes the PID unique, unless the PID is reused within
+	// one tick.
 	Start   uint64
-	Threads int  // of the process that are left, its first one too while nobody has waited for it
+	Threads int  // of those left, including a dead first thread until it has been waited for
 	Kernel  bool // a kernel thread
 	Forked  bool // it has not executed a program since fork(2)
-	// Ticks is the CPU time of its threads, those that have ended too, and ChildTicks that of the children that it has
-	// waited for, with theirs: in ticks of USER_HZ, rounded down twice each.
+	// Ticks is the CPU time of its threads, including those that have ended, and ChildTicks that of the children that it
+	// has waited for, and theirs: in ticks of USER_HZ, each the sum of two values rounded down.
 	Ticks, ChildTicks uint64
 
 	exiting bool // it is about to end
 }
 
-// Age is how long ago a process started, to a tick of USER_HZ.
+// Age returns how long ago a process started, with the resolution of USER_HZ.
 func (f FS) Age(pid int) (time.Duration, error) {
 	p, err := f.Process(pid)
 	if err != nil {
@@ -47,13 +47,13 @@ func (f FS) Age(pid int) (time.Duration, error) {
 	return f.Since(p.Start)
 }
 
-// Since is how long ago a time is that is given as Process.Start is.
+// Since returns the time since start, which is in the unit of Process.Start.
 func (FS) Since(start uint64) (time.Duration, error) {
 	now, err := sinceBoot()
 	return now - time.Duration(float64(start)/ticksPerSecond()*1e9), err
 }
 
-// Now is the time as Process.Start gives it: the start of one that starts now.
+// Now returns the current time in the unit of Process.Start.
 func (FS) Now() (uint64, error) {
 	now, err := sinceBoot()
 	return uint64(now.Seconds() * ticksPerSecond()), err
@@ -67,7 +67,7 @@ func sinceBoot() (time.Duration, error) {
 	return time.Duration(now.Nano()), nil
 }
 
-// Seconds is a time that is given in ticks of USER_HZ.
+// Seconds converts ticks of USER_HZ to seconds.
 func (FS) Seconds(ticks uint64) float64 { return float64(ticks) / ticksPerSecond() }
 
 // PF_KTHREAD, PF_EXITING and PF_FORKNOEXEC of include/linux/sched.h.
@@ -77,19 +77,19 @@ const (
 	pfForkNoExec = 0x00000040
 )
 
-// Alive says whether the process can still run. The state is that of its first thread, which may have ended before
-// others: one that calls execve kills all of them and waits until the first is dead (de_thread in fs/exec.c), which to
-// a reader of /proc is a zombie until its place is taken.
+// Alive reports whether the process can still run. State is that of its first thread, which may have ended before
+// others: a thread that calls execve kills all others and waits until the first is dead (de_thread in fs/exec.c), and
+// until its place is taken the first appears as a zombie in /proc.
 func (p Process) Alive() bool { return !p.firstDead() || p.Threads > 1 }
 
-// Exiting says whether the first thread has ended or is about to; given the number of a thread, whether that one has.
-// Then v1 control groups have it in the root group (proc_cgroup_show in kernel/cgroup/cgroup.c).
+// Exiting reports whether the first thread has ended or is about to; if read by the id of another thread, whether that
+// one is. v1 control groups then show it in the root group (proc_cgroup_show in kernel/cgroup/cgroup.c).
 func (p Process) Exiting() bool { return p.exiting || p.firstDead() }
 
 func (p Process) firstDead() bool { return p.State == 'Z' || p.State == 'X' || p.State == 'x' }
 
-// Ending says whether a living process is sure to end: SIGKILL is pending, or each of its threads is ending or killed.
-// It may be seen for seconds yet, while it waits in the kernel or gives its memory back.
+// Ending reports whether a living process is sure to end: SIGKILL is pending, or each of its threads is exiting or
+// killed. It may remain visible for seconds while it waits in the kernel or frees its memory.
 func (f FS) Ending(pid int) bool {
 	if p, err := f.Process(pid); err != nil || !p.Alive() {
 		return false
@@ -97,8 +97,8 @@ func (f FS) Ending(pid int) bool {
 	if sigkillPending(f.path("proc", strconv.Itoa(pid), "status"), "ShdPnd:") {
 		return true
 	}
-	// One that exits kills its other threads one by one (zap_other_threads in kernel/signal.c), as one does that calls
-	// execve(2) and lives on.
+	// A process that exits kills its other threads one by one (zap_other_threads in kernel/signal.c), but so does one
+	// that calls execve(2) and continues to live.
 	tasks := f.tasks(pid, "stat")
 	for _, task := range tasks {
 		b, err := os.ReadFile(task)
@@ -113,9 +113,9 @@ func (f FS) Ending(pid int) bool {
 	return len(tasks) > 0
 }
 
-// sigkillPending reads one of the sets of pending signals in a file status (proc_pid_status(5)).
+// sigkillPending reports whether a set of pending signals in a status file contains SIGKILL (proc_pid_status(5)).
 func sigkillPending(path, set string) bool {
-	b, _ := os.ReadFile(path) // what has ended has none
+	b, _ := os.ReadFile(path) // a process that has ended has none
 	for line := range bytes.Lines(b) {
 		if value, ok := bytes.CutPrefix(line, []byte(set)); ok {
 			signals, err := strconv.ParseUint(string(bytes.TrimSpace(value)), 16, 64)
@@ -127,7 +127,7 @@ func sigkillPending(path, set string) bool {
 
 // Process reads /proc/<pid>/stat.
 func (f FS) Process(pid int) (p Process, err error) {
-	const most = 16 // looks; two were never seen
+	const most = 16 // attempts; two failures in a row were never observed
 	for range most {
 		var b []byte
 		if b, err = f.read(pid, "stat"); err != nil {
@@ -136,8 +136,8 @@ func (f FS) Process(pid int) (p Process, err error) {
 		if p, err = parseProcess(b); err != nil {
 			return Process{}, about(pid, "stat", err)
 		}
-		// The kernel counts no threads where the one it found has been waited for meanwhile (do_task_stat in
-		// fs/proc/array.c). The process is gone then, or another thread has taken its place.
+		// The kernel reports no threads if the one that it found has been waited for in the meantime (do_task_stat in
+		// fs/proc/array.c). The process is then gone, or another thread has taken its place.
 		if p.Threads > 0 {
 			break
 		}
@@ -146,7 +146,7 @@ func (f FS) Process(pid int) (p Process, err error) {
 }
 
 func parseProcess(b []byte) (Process, error) {
-	// The name may hold anything, brackets and spaces too, so its end is the last bracket.
+	// The name may contain anything, including parentheses and spaces, so it ends at the last parenthesis.
 	open, shut := bytes.IndexByte(b, '('), bytes.LastIndexByte(b, ')')
 	if open < 1 || shut < open {
 		return Process{}, errors.New("no name in brackets")
@@ -174,7 +174,7 @@ func parseProcess(b []byte) (Process, error) {
 	return p, errors.Join(errs[:]...)
 }
 
-// read reads a file of a process; its error matches ErrGone where the process does not exist.
+// read reads a file of a process. Its error matches ErrGone if the process does not exist.
 func (f FS) read(pid int, name string) ([]byte, error) {
 	b, err := os.ReadFile(f.path("proc", strconv.Itoa(pid), name))
 	if err != nil {
@@ -183,15 +183,15 @@ func (f FS) read(pid int, name string) ([]byte, error) {
 	return b, nil
 }
 
-// Entry is a process in the list of all. Inode is that of its directory: while the process lives and the kernel keeps
-// the directory cached it does not change, and no other process has it, so that a list of entries tells for nothing
-// which processes are new (proc_pid_make_inode in fs/proc/base.c gives each a number of its own).
+// Entry is a process in the list of all. Inode is that of its directory: it does not change while the process lives
+// and the kernel keeps the directory cached, and no other process has it. A list of entries therefore shows at no
+// extra cost which processes are new (proc_pid_make_inode in fs/proc/base.c assigns each a unique number).
 type Entry struct {
 	PID   int
 	Inode uint64
 }
 
-// Entries lists the processes, appending to all. The buffer is used for what the kernel writes.
+// Entries appends all processes to all. buffer is scratch space for the system calls.
 func (f FS) Entries(all []Entry, buffer []byte) ([]Entry, error) {
 	fd, err := unix.Open(f.path("proc"), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -210,7 +210,7 @@ func (f FS) Entries(all []Entry, buffer []byte) ([]Entry, error) {
 }
 
 // EachDirent visits the entries of an open directory, with their types (unix.DT_DIR) and names, which end in a zero
-// byte. The buffer is used for what the kernel writes.
+// byte. buffer is scratch space for the system calls.
 func EachDirent(fd int, buffer []byte, visit func(inode uint64, kind byte, name []byte)) error {
 	for {
 		n, err := unix.ReadDirent(fd, buffer)
@@ -230,7 +230,7 @@ func EachDirent(fd int, buffer []byte, visit func(inode uint64, kind byte, name 
 	}
 }
 
-// entryPID reads a name that ends in a zero byte; 0 for what is no pid.
+// entryPID parses a name that ends in a zero byte; 0 if it is not a PID.
 func entryPID(name []byte) int {
 	pid := 0
 	for _, c := range name {
@@ -245,7 +245,7 @@ func entryPID(name []byte) int {
 	return pid
 }
 
-// PIDs lists the processes.
+// PIDs returns all processes.
 func (f FS) PIDs() ([]int, error) {
 	entries, err := f.Entries(nil, make([]byte, 32<<10))
 	if err != nil {
@@ -254,7 +254,8 @@ func (f FS) PIDs() ([]int, error) {
 	return lists.Map(entries, func(e Entry) int { return e.PID }), nil
 }
 
-// Processes reads all processes, by pid. One that cannot be read, such as one that ends meanwhile, is left out.
+// Processes reads all processes, by PID. Those that cannot be read, for example because they end in the meantime, are
+// left out.
 func (f FS) Processes() (map[int]Process, error) {
 	pids, err := f.PIDs()
 	if err != nil {
@@ -269,14 +270,14 @@ func (f FS) Processes() (map[int]Process, error) {
 	return all, nil
 }
 
-// Comm is the name of a process, at most 15 bytes; a process may set it as it likes.
+// Comm returns the name of a process, at most 15 bytes; a process may set it to anything.
 func (f FS) Comm(pid int) (string, error) {
 	b, err := f.read(pid, "comm")
 	return strings.TrimSuffix(string(b), "\n"), err
 }
 
-// Exe is the file that a process runs; with " (deleted)" behind it where that was replaced. A kernel thread has none:
-// empty.
+// Exe returns the file that a process runs, with the suffix " (deleted)" if it was replaced. It is empty for a kernel
+// thread.
 func (f FS) Exe(pid int) (string, error) {
 	exe, err := os.Readlink(f.path("proc", strconv.Itoa(pid), "exe"))
 	if err == nil {
@@ -290,27 +291,28 @@ func (f FS) Exe(pid int) (string, error) {
 
 func (f FS) exists(pid int) bool { return f.has("proc/" + strconv.Itoa(pid)) }
 
-// maxStrings is how much of the arguments or of the environment of a process is read, in bytes: as much as the kernel
-// lets a program start with (execve(2)). A process may say that they are somewhere else, where there are gigabytes
-// (PR_SET_MM of prctl(2)).
+// maxStrings is how many bytes of a process's arguments or environment are read: as much as the kernel lets a program
+// start with (execve(2)). A process may point these elsewhere, to gigabytes (PR_SET_MM of prctl(2)).
 const maxStrings = 6 << 20
 
-// Cmdline is the arguments of a process; none for a kernel thread or a zombie.
+// Cmdline returns the arguments of a process; none for a kernel thread or a zombie.
 func (f FS) Cmdline(pid int) ([]string, error) {
 	b, err := f.readAtOnce(pid, "cmdline")
 	return list(b), err
 }
 
-// Getenv is the value of a variable in the environment that a process was started with; false: it has none. A kernel
-// thread and a process that has ended or is about to have no environment, or are ErrGone, as the kernel has it. One
-// that calls execve has none for a moment, and Getenv waits for it, a second at most and no longer than the patience
-// that is left, from which it takes what it waited: after that its error says so. Any process can look as if it did.
+// Getenv returns the value of a variable in the environment that a process was started with, or has = false if there
+// is none. A kernel thread, and a process that has ended or is about to, has no environment or is ErrGone, depending
+// on the kernel. A process that calls execve has none for a moment. Getenv waits for it, for a second at most and no
+// longer than patience, from which it subtracts the time waited; after that it returns an error. Any process can
+// appear to be in this state.
 //
-// Of the time between two looks, 10 ms count: where the whole machine stood still, as virtual ones do for seconds, the
-// process has not had that time either.
+// At most 10 ms between two attempts count as waited: if the whole machine stood still, as virtual ones do for
+// seconds, the process had no time to run either.
 func (f FS) Getenv(pid int, name string, patience *time.Duration) (value string, has bool, err error) {
 	const most, mostUnsure, mostOfALook = time.Second, 50 * time.Millisecond, 10 * time.Millisecond
-	var waited, sure time.Duration // sure: what it had waited when it last saw the process becoming another program
+	// sure is how long it had waited when it was last certain that the process was becoming another program.
+	var waited, sure time.Duration
 	for last := time.Now(); ; time.Sleep(time.Millisecond) {
 		b, err := f.readAtOnce(pid, "environ")
 		if err != nil {
@@ -352,8 +354,8 @@ func variable(environment []byte, name string) (value string, has bool) {
 	return "", false
 }
 
-// readAtOnce is read by a single call, of maxStrings at most. Of a file that is of the process's memory, a second one
-// finds nothing more where the process has become another program since the first.
+// readAtOnce reads a file of a process with a single call, up to maxStrings. If the file shows the process's memory, a
+// second call would find nothing more if the process has executed another program in between.
 func (f FS) readAtOnce(pid int, name string) ([]byte, error) {
 	for size := 32 << 10; ; size = min(2*size, maxStrings) {
 		file, err := os.Open(f.path("proc", strconv.Itoa(pid), name))
@@ -379,13 +381,13 @@ const (
 	another
 )
 
-// becoming says, by its stat, what a process is becoming that gave an empty environment. The memory of another program
-// is new, and says where the environment is only once that is there: first the begin, as begin and as end, and then the
-// end (create_elf_tables in fs/binfmt_elf.c; environ_read in fs/proc/base.c gives nothing before). Where it has both by
-// now, the file that was read was opened on the memory before.
+// becoming returns what a process with an empty environment is becoming, from its stat. The memory of a new program
+// shows where the environment is only once the environment is there: first its start is set, as both start and end,
+// and then its end (create_elf_tables in fs/binfmt_elf.c; environ_read in fs/proc/base.c returns nothing before). If
+// both are set by now, the environ file was opened on the previous memory.
 //
-// A thread that calls execve waits until the first one is dead (de_thread in fs/exec.c). That looks as if the first one
-// had ended by itself.
+// A thread that calls execve waits until the first one is dead (de_thread in fs/exec.c). That looks as if the first
+// one had ended by itself.
 func becoming(stat []byte) int {
 	p, err := parseProcess(stat)
 	rest := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:])) // from field 3
@@ -405,7 +407,7 @@ func becoming(stat []byte) int {
 	return another
 }
 
-// list splits strings that each end in a zero byte.
+// list splits a sequence of zero-terminated strings.
 func list(b []byte) []string {
 	if len(b) == 0 {
 		return nil
@@ -413,9 +415,8 @@ func list(b []byte) []string {
 	return strings.Split(strings.TrimSuffix(string(b), "\x00"), "\x00")
 }
 
-// Resident is the resident memory of a process in bytes, pages that it shares with others counted in full, and the most
-// that it has had so far (VmRSS and VmHWM of proc_pid_status(5)). A process without memory, such as a kernel thread or
-// a zombie, has 0.
+// Resident returns the resident memory of a process in bytes, with shared pages counted in full, and its peak so far
+// (VmRSS and VmHWM of proc_pid_status(5)). A process without memory, such as a kernel thread or a zombie, has 0.
 func (f FS) Resident(pid int) (now, peak uint64, err error) {
 	b, err := f.read(pid, "status")
 	now, _ = parseKB(b, "VmRSS") // without memory there are no such lines
@@ -423,7 +424,7 @@ func (f FS) Resident(pid int) (now, peak uint64, err error) {
 	return now, peak, err
 }
 
-// ResidentNow is Resident without the peak, for a third of what reading that takes (proc_pid_statm(5)).
+// ResidentNow is Resident without the peak, at a third of the cost (proc_pid_statm(5)).
 func (f FS) ResidentNow(pid int) (uint64, error) {
 	b, err := f.read(pid, "statm")
 	if err != nil {
@@ -436,20 +437,19 @@ func (f FS) ResidentNow(pid int) (uint64, error) {
 	return resident * uint64(os.Getpagesize()), nil
 }
 
-// Rollup is the resident memory of a process by kind of page, in bytes, each page divided by the
-// number of processes that share it, so that sums over processes count it once. Anon, File and Shmem are nil where the
-// kernel tells only their sum (Documentation/ABI/testing/procfs-smaps_rollup: they came in Linux 5.9).
+// Rollup is the resident memory of a process by kind of page, in bytes. Each page is divided by the number of
+// processes that share it, so sums over processes count it once. Anon, File and Shmem are nil if the kernel exposes
+// only their sum (before Linux 5.9: Documentation/ABI/testing/procfs-smaps_rollup).
 type Rollup struct {
 	PSS               uint64
 	Anon, File, Shmem *uint64
 	Swap              uint64 // SwapPss: not resident
-	RSS               uint64 // pages that are shared are counted in full: never to be added up
+	RSS               uint64 // shared pages are counted in full, so it must not be added up
 }
 
-// Rollup reads /proc/<pid>/smaps_rollup, which costs what PSS costs. A kernel thread and a process that has ended and
-// that nobody has waited for yet (a zombie) have 0 of each kind. Of one whose first thread alone has ended, the kernel
-// shows no memory there (proc_mem_open in fs/proc/base.c looks at that thread), though the others have it: that is an
-// error.
+// Rollup reads /proc/<pid>/smaps_rollup, for which the kernel walks the page tables. A kernel thread and a zombie have
+// 0 of each kind. If only the first thread of a process has ended, the kernel shows no memory (proc_mem_open in
+// fs/proc/base.c checks that thread), although the others have it: that is an error.
 func (f FS) Rollup(pid int) (Rollup, error) {
 	b, err := f.read(pid, "smaps_rollup")
 	if errors.Is(err, ErrGone) {
@@ -471,7 +471,7 @@ func (f FS) Rollup(pid int) (Rollup, error) {
 	return r, nil
 }
 
-// parseRollup reads lines of "Name:   123 kB" after the first.
+// parseRollup parses lines of "Name:   123 kB" after the first.
 func parseRollup(b []byte) (r Rollup, ok bool) {
 	kind := func(name string) *uint64 {
 		if n, told := parseKB(b, name); told {
@@ -486,26 +486,26 @@ func parseRollup(b []byte) (r Rollup, ok bool) {
 	return r, ok
 }
 
-// PageTables is what the page tables of a process take, in bytes (VmPTE of proc_pid_status(5)): kernel memory that is
-// charged to its group. A process without memory of its own has 0.
+// PageTables returns the size of a process's page tables in bytes (VmPTE of proc_pid_status(5)): kernel memory that is
+// charged to its group. A process without memory has 0.
 func (f FS) PageTables(pid int) (uint64, error) {
 	return f.statusBytes(pid, "VmPTE")
 }
 
-// Anon is the anonymous memory of a process that is resident, in bytes (RssAnon of proc_pid_status(5), Linux 4.5). A
-// process without memory of its own has 0.
+// Anon returns the resident anonymous memory of a process in bytes (RssAnon of proc_pid_status(5), since Linux 4.5). A
+// process without memory has 0.
 func (f FS) Anon(pid int) (uint64, error) {
 	return f.statusBytes(pid, "RssAnon")
 }
 
-// statusBytes is a line of a process's status in bytes; 0 where it has none.
+// statusBytes returns a line of a process's status in bytes; 0 if there is no such line.
 func (f FS) statusBytes(pid int, name string) (uint64, error) {
 	b, err := f.read(pid, "status")
 	n, _ := parseKB(b, name)
 	return n, err
 }
 
-// parseKB finds a line "name:   123 kB" and gives it in bytes.
+// parseKB finds a line "name:   123 kB" and returns its value in bytes.
 func parseKB(b []byte, name string) (uint64, bool) {
 	for line := range bytes.Lines(b) {
 		key, value, ok := bytes.Cut(line, []byte(":"))
@@ -518,10 +518,10 @@ func parseKB(b []byte, name string) (uint64, bool) {
 	return 0, false
 }
 
-// Leader is the process that a thread is of, by the number that /proc has for either: a process's is its own. It is 0
-// where the kernel does not say.
+// Leader returns the PID of the process that a thread belongs to; for a PID, the same number. It is 0 if the kernel
+// does not expose it.
 func (f FS) Leader(tid int) int {
-	b, _ := f.read(tid, "status") // what has ended is found to have
+	b, _ := f.read(tid, "status") // empty if the thread has ended
 	for line := range bytes.Lines(b) {
 		if value, ok := bytes.CutPrefix(line, []byte("Tgid:")); ok {
 			pid, _ := strconv.Atoi(string(bytes.TrimSpace(value)))
@@ -531,17 +531,17 @@ func (f FS) Leader(tid int) int {
 	return 0
 }
 
-// Runtime is the CPU time that a process of this machine has used, its ended threads included, to the nanosecond. What
-// runs at this moment is counted up to the last tick. It works for kernel threads as well.
+// Runtime returns the CPU time that a process of this machine has used, including its ended threads, in nanoseconds.
+// Threads running at this moment are counted up to the last tick. It also works for kernel threads.
 //
-// It is the process's CPU clock (CPUCLOCK_SCHED in include/linux/posix-timers.h, which any process may read): the sum
-// of what /proc/<pid>/task/*/schedstat says, for one system call.
+// It reads the process's CPU clock (CPUCLOCK_SCHED in include/linux/posix-timers.h, which any process may read), which
+// is the sum of /proc/<pid>/task/*/schedstat at the cost of one system call.
 func Runtime(pid int) (time.Duration, error) {
 	const cpuclockSched = 2
 	var ts unix.Timespec
 	if err := unix.ClockGettime(int32(^pid<<3|cpuclockSched), &ts); err != nil {
 		if errors.Is(err, unix.EINVAL) {
-			err = ErrGone // the kernel knows no such process
+			err = ErrGone // there is no such process
 		}
 		return 0, about(pid, "the CPU clock", err)
 	}

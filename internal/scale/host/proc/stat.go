@@ -10,43 +10,43 @@ import (
 	"strings"
 )
 
-// Stat is the CPU time of the whole machine since it was started, in seconds, from /proc/stat. Each mode is summed
-// over all CPUs, those that are offline among them (the line "cpu"); the grain is one tick of USER_HZ (10 ms). User
-// contains Guest, Nice contains GuestNice. Use Since for what passed between two of them.
+// Stat is the CPU time of the whole machine since boot, in seconds, from /proc/stat. Each mode is the sum over all
+// CPUs, including those that are offline (the line "cpu"), with a resolution of one tick of USER_HZ (10 ms). User
+// contains Guest, and Nice contains GuestNice. Use Since for the difference between two readings.
 type Stat struct {
 	User, Nice, System, Idle, IOWait, IRQ, Softirq, Steal, Guest, GuestNice float64
 
 	Online []CPUTime // the CPUs that are online
 }
 
-// CPUTime is the time of one CPU since the machine was started, in seconds.
+// CPUTime is the time of one CPU since boot, in seconds.
 type CPUTime struct {
 	CPU           int // its number
 	Waiting, Busy float64
 }
 
-// Busy is the time in which the CPUs ran something or were stolen.
+// Busy returns the time during which the CPUs ran something or were stolen.
 func (s Stat) Busy() float64 { return s.User + s.Nice + s.System + s.IRQ + s.Softirq + s.Steal }
 
-// Waiting is the time in which the CPUs were idle or waited for a disk.
+// Waiting returns the time during which the CPUs were idle or waited for a disk.
 func (s Stat) Waiting() float64 { return s.Idle + s.IOWait }
 
 // Elapsed is what the CPUs did between two readings, in seconds.
 type Elapsed struct {
 	User, System, IRQ, Softirq, Steal float64 // of all CPUs; User contains nice
-	Idle                              float64 // of the CPUs that were online at both readings, waiting for disks included
-	// Capacity is the time that the CPUs had: all of it for a CPU that was online at both readings. Of one in Moved it is
-	// the time that was used, for how long it was online beside that is not known.
+	Idle                              float64 // of the CPUs that were online at both readings, including iowait
+	// Capacity is the time that the CPUs had. A CPU that was online at both readings contributes all of it. One in Moved
+	// contributes the time that it used, because how long it was online is unknown.
 	Capacity float64
 	Moved    []int // the CPUs that went offline or came online, by number
 }
 
-// Since is what passed between an earlier reading and this one, which are the given number of seconds apart.
+// Since returns what passed between an earlier reading and this one, which are the given number of seconds apart.
 //
-// The kernel's totals of busy time hold when a CPU goes offline or comes back. Its total of idle time does not: it
-// takes that of a CPU that is online from one clock, and of one that is offline from another (get_idle_time in
-// fs/proc/stat.c), minutes or hours apart. Where CPUs moved, idle time is therefore added up over those that stayed. A
-// CPU that went and came back between the readings is not seen.
+// The kernel's totals of busy time stay valid when a CPU goes offline or comes back. Its total of idle time does not:
+// for a CPU that is online it comes from one clock, and for one that is offline from another (get_idle_time in
+// fs/proc/stat.c), and these differ by minutes or hours. If CPUs moved, idle time is therefore added up over those
+// that stayed. A CPU that went and came back between the readings goes unnoticed.
 func (s Stat) Since(first Stat, seconds float64) Elapsed {
 	e := Elapsed{
 		User: s.User + s.Nice - first.User - first.Nice, System: s.System - first.System, IRQ: s.IRQ - first.IRQ,
@@ -74,7 +74,7 @@ func (s Stat) Since(first Stat, seconds float64) Elapsed {
 	slices.Sort(e.Moved)
 	e.Capacity = seconds * stayed
 	if len(e.Moved) == 0 {
-		e.Idle = s.Waiting() - first.Waiting() // one rounding, and not one for each CPU
+		e.Idle = s.Waiting() - first.Waiting() // rounded once instead of once per CPU
 		return e
 	}
 	e.Idle = waiting
@@ -125,7 +125,7 @@ func parseStat(b []byte, hz float64) (Stat, error) {
 	return s, nil
 }
 
-// parseModes reads the times of one line, after its first word's "cpu".
+// parseModes parses the times of one line, given without the prefix "cpu".
 func parseModes(line string, hz float64) (Stat, error) {
 	var s Stat
 	name, _, _ := strings.Cut(line, " ")

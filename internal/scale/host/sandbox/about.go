@@ -11,55 +11,56 @@ import (
 	"tare/internal/lib/lists"
 )
 
-// Whose is what the path of a control group says about its owner.
+// Whose is what the path of a control group shows about its owner.
 type Whose struct {
-	ID      string // of a container or sandbox, by validID; empty where the path names none
-	IDGroup string // path of the group that has the id
+	ID      string // of a container or sandbox, checked by validID; empty if the path contains none
+	IDGroup string // path of the group with the id
 	Pod     string // uid of a pod, with dashes
-	PodPath string // path of the pod's group; empty where the path does not have it
+	PodPath string // path of the pod's group; empty if the path does not contain it
 	Place   Place
-	Engine  string // empty where the path does not say it
+	Engine  string // empty if the path does not show it
 }
 
-// WhoseIs reads the path of a control group. The deepest container or pod in it counts.
+// WhoseIs interprets the path of a control group. The deepest container or pod in it counts.
 func WhoseIs(group string) Whose {
 	w := builtin().locate(group)
 	return Whose{ID: w.id, IDGroup: w.idPath, Pod: w.pod, PodPath: w.podPath, Place: w.place, Engine: w.engine}
 }
 
-// About is what the files of runtimes and engines say about a container, as it is there: others may have written it.
+// About is what the files of runtimes and engines say about a container, unmodified: others may have written it.
 type About struct {
 	Sandbox   string // id of the container that holds its pod open
 	IsSandbox bool   // it is that container, or the virtual machine that stands for a pod
 	Pod       Pod
 	Container string // its name
 	Image     string
-	Labels    map[string]string // of the container, of the pod where it is the sandbox; nil where no file has them
+	// Labels are those of the container, or of its pod if it is the sandbox; nil if no file has them.
+	Labels map[string]string
 }
 
-// Places is where the files of runtimes and engines are. It is for one goroutine.
+// Places finds the files of runtimes and engines. It is not safe for concurrent use.
 type Places struct {
-	Tree files.Tree // with Below, the home of a user who runs an engine without root
-	User uint32     // the owner of the files
+	Tree files.Tree // with Below set to the home of a user who runs an engine without root
+	User uint32     // owner of the files
 
-	exists map[string]bool // directories that were looked for
+	exists map[string]bool // cached results of has
 }
 
-// NotFound says why no file has the name of a container.
+// NotFound explains why no file has the name of a container.
 type NotFound struct {
-	// Absent are directories of its engine, or of all where it is not known, of which none exists: what no one mounted
-	// where Tare is in a container. Empty where one exists.
+	// Absent lists the directories of its engine (of all engines, if it is unknown) when none of them exists. If Tare is
+	// in a container, they are not mounted there. Empty if one exists.
 	Absent []string
-	Denied error // a file or a directory may not be read; nil where all may
+	Denied error // a file or directory without permission; nil if there is none
 }
 
-// maxNamespaces bounds the directories that a wildcard stands for, such as containerd's namespaces.
+// maxNamespaces bounds the directories that match a wildcard, such as containerd's namespaces.
 const maxNamespaces = 64
 
-// Refresh has directories looked for again. Until then one that does not exist costs nothing more.
+// Refresh drops cached results, so that missing directories are looked for again.
 func (p *Places) Refresh() { clear(p.exists) }
 
-// About reads what is known of a container. engine is its engine where the path of its group says so, else empty.
+// About reads what is known about a container. engine is its engine if the path of its group shows it, else empty.
 func (p *Places) About(id, engine string) (About, *NotFound) {
 	rules := builtin().States
 	if p.Tree.Below != "" {
@@ -73,7 +74,8 @@ func (p *Places) About(id, engine string) (About, *NotFound) {
 		if !r.bundle || engine != "" && r.Engine != "" && r.Engine != engine {
 			continue
 		}
-		counts := !ofEngine || r.Engine == engine // what several engines use says nothing of one that has a place
+		// If an engine has directories of its own, those shared by several engines are not evidence for it.
+		counts := !ofEngine || r.Engine == engine
 		if !p.has(r.fixed) {
 			if counts {
 				why.Absent = lists.Include(why.Absent, r.fixed)
@@ -98,7 +100,7 @@ func (p *Places) About(id, engine string) (About, *NotFound) {
 	return About{}, why
 }
 
-// has says whether a directory exists, or may.
+// has reports whether a directory exists, or may exist.
 func (p *Places) has(dir string) bool {
 	exists, known := p.exists[dir]
 	if !known {
@@ -111,7 +113,7 @@ func (p *Places) has(dir string) bool {
 	return exists
 }
 
-// read reads what the files of one rule say. It is nil without an error where they say nothing.
+// read parses the files of one rule. It returns nil without an error if they say nothing.
 func (p *Places) read(r *stateRule, id string) (*state, error) {
 	if !validID(id) {
 		return nil, nil
@@ -129,7 +131,7 @@ func (p *Places) read(r *stateRule, id string) (*state, error) {
 	return nil, err
 }
 
-// expand puts the names of directories in for a wildcard, which stands for a whole element of a path.
+// expand replaces a wildcard, which stands for a whole path element, with the names of directories.
 func (p *Places) expand(pattern string) ([]string, error) {
 	above, below, wild := strings.Cut(pattern, "/*/")
 	if !wild {
@@ -145,8 +147,8 @@ func (p *Places) expand(pattern string) ([]string, error) {
 	return names, err
 }
 
-// fixedPart is what must exist of a directory that may have wildcards. Below /run it is that of the engine, because
-// others in it are made when they are first needed.
+// fixedPart returns the directory that must exist, given one that may have wildcards. Below /run it is the engine's
+// top directory, because others in it are created on first use.
 func fixedPart(dir string) string {
 	elements := strings.Split(dir, "/")
 	if i := slices.IndexFunc(elements, func(e string) bool { return strings.ContainsAny(e, `*?[\{`) }); i >= 0 {

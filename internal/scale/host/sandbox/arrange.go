@@ -10,7 +10,7 @@ import (
 	"tare/internal/scale/host/cgroup"
 )
 
-// arrange finds the row of the table that says how a sandbox is arranged. hierarchy is the one that counts memory.
+// arrange finds the row of the table that describes the sandbox. hierarchy is the one that counts memory.
 func (t *table) arrange(s *Sandbox, hierarchy string) {
 	for i := range t.Rows {
 		if r := &t.Rows[i]; r.holds(t, s, hierarchy) {
@@ -46,7 +46,7 @@ func (r *row) holds(t *table, s *Sandbox, hierarchy string) bool {
 		s.chargedTo(r.Memory, func(p part) Place { return p.memory.Place })
 }
 
-// chargedTo says whether all components are there, and all parts of each at one of its places.
+// chargedTo reports whether all components exist, and every part of each is at one of its places.
 func (s *Sandbox) chargedTo(where charged, at func(part) Place) bool {
 	for c, places := range where {
 		parts := s.parts(c)
@@ -57,14 +57,14 @@ func (s *Sandbox) chargedTo(where charged, at func(part) Place) bool {
 	return true
 }
 
-// part is a process, or a thread with a component of its own.
+// part is a process, or a thread with a different component.
 type part struct {
 	process     *Process
 	thread      bool
 	cpu, memory Location
 }
 
-// parts are the processes and threads of a component; threads of the kernel have no memory and are left out.
+// parts returns the processes and threads of a component. Kernel threads have no memory and are left out.
 func (s *Sandbox) parts(c Component) (all []part) {
 	for _, p := range s.Processes {
 		if p.Kernel {
@@ -82,13 +82,13 @@ func (s *Sandbox) parts(c Component) (all []part) {
 	return all
 }
 
-// among says whether a place is one of some; nil is any.
+// among reports whether a place is in some; nil contains every place.
 func among(some []Place, p Place) bool { return some == nil || slices.Contains(some, p) }
 
-// Sizes tell what is resident of a process, in bytes, and by which definition ("PSS"); false where it is not known.
+// Sizes returns the resident memory of a process in bytes, and its definition ("PSS"); false if it is unknown.
 type Sizes func(*Process) (bytes uint64, definition string, known bool)
 
-// Findings are what is worth saying about a sandbox, in the order of the table; each code and component once.
+// Findings returns the findings about a sandbox in the order of the table, one for each code and component.
 func (c *Census) Findings(s *Sandbox, sizes Sizes) []Finding {
 	t := builtin()
 	var found []Finding
@@ -121,14 +121,14 @@ func (c *Census) Findings(s *Sandbox, sizes Sizes) []Finding {
 	return found
 }
 
-// runsApplication says whether the application was found, or what runs it.
+// runsApplication reports whether the application, or what runs it, was found.
 func (s *Sandbox) runsApplication() bool {
 	return slices.ContainsFunc(s.Processes, func(p *Process) bool {
 		return p.Component == Workload || p.Component == VMM || p.Component == Sentry
 	})
 }
 
-// concerns says whether a part is charged where the rule says.
+// concerns reports whether a part is charged as the rule requires.
 func (r *findingRule) concerns(p part) bool {
 	if r.Any != nil && !slices.Contains(r.Any, p.cpu.Place) && !slices.Contains(r.Any, p.memory.Place) {
 		return false
@@ -139,7 +139,7 @@ func (r *findingRule) concerns(p part) bool {
 	return among(r.CPU, p.cpu.Place) && among(r.Memory, p.memory.Place) && among(r.LeaderMemory, p.process.Memory.Place)
 }
 
-// words are what the names in a finding's words stand for.
+// words returns the replacements for the {names} in a finding's text.
 func (s *Sandbox) words(c Component, parts []part, sizes Sizes) []string {
 	var sum uint64
 	size, definition := "size not read", ""
@@ -169,7 +169,7 @@ func (s *Sandbox) words(c Component, parts []part, sizes Sizes) []string {
 
 func bytesOf(n uint64) string { return quantity.Value(float64(n), quantity.Bytes) }
 
-// inWords names a group as people do: the pod, the overhead group, the service.
+// inWords returns a readable name of a group: the pod, the overhead group, the service.
 func (l Location) inWords(s *Sandbox) string {
 	base := l.Path[strings.LastIndexByte(l.Path, '/')+1:]
 	switch l.Place {
@@ -191,7 +191,7 @@ func (l Location) inWords(s *Sandbox) string {
 	return shorten(l.Path)
 }
 
-// label is an id as people can read it: short, with the name of the pod or the container where it is known.
+// label returns a readable id: short, with the name of the pod or container if known.
 func (s *Sandbox) label() string {
 	switch {
 	case s.Pod.Name != "":
@@ -202,7 +202,7 @@ func (s *Sandbox) label() string {
 	return shorten(s.ID)
 }
 
-// shorten keeps the first 12 digits of an id, as engines print them, wherever it stands in a name.
+// shorten reduces a full id anywhere in a name to its first 12 digits, as engines print it.
 func shorten(name string) string {
 	const long, short = 64, 12
 	run := 0
@@ -220,7 +220,7 @@ func shorten(name string) string {
 	return name
 }
 
-// ComponentName is how a component is called in sentences.
+// ComponentName returns the name of a component for use in sentences.
 func ComponentName(c Component) string {
 	switch c {
 	case VMM:
@@ -233,11 +233,12 @@ func ComponentName(c Component) string {
 	return string(c)
 }
 
-// leftoverBytes is from when on a group holds noticeably more than its processes: page tables and kernel memory of
-// small processes are below it.
+// leftoverBytes is the threshold from which a group holds noticeably more than its processes: page tables and kernel
+// memory of small processes are below it.
 const leftoverBytes = 8 << 20
 
-// leftover finds a group of a kind that holds more anonymous and shared memory than its processes have, and how much.
+// leftover finds a group of a kind that holds more anonymous and shared memory than its processes, and returns the
+// excess.
 func (s *Sandbox) leftover(kind Place, sizes Sizes) (*Group, uint64) {
 	for _, g := range s.Groups {
 		if g.Place != kind || g.Reading == nil {
@@ -254,7 +255,7 @@ func (s *Sandbox) leftover(kind Place, sizes Sizes) (*Group, uint64) {
 			}
 			bytes, _, known := sizes(p)
 			if !known {
-				return nil, 0 // it is not known
+				return nil, 0 // unknown
 			}
 			accounted += bytes
 		}

@@ -9,7 +9,7 @@ func init() {
 		States: []stateFiles{{
 			Dirs: []string{
 				"/run/containerd/io.containerd.runtime.v2.task/*",
-				"/run/k3s/containerd/io.containerd.runtime.v2.task/*", // and of RKE2
+				"/run/k3s/containerd/io.containerd.runtime.v2.task/*", // also of RKE2
 				"/run/k0s/containerd/io.containerd.runtime.v2.task/*",
 				"/var/snap/microk8s/common/run/containerd/io.containerd.runtime.v2.task/*",
 			},

@@ -29,8 +29,8 @@ func init() {
 	})
 }
 
-// parseDocker reads config.v2.json of a container (container.Container in moby). Where cri-dockerd made it, its labels
-// are those of Kubernetes, with annotations among them.
+// parseDocker parses config.v2.json of a container (container.Container in moby). If cri-dockerd created it, its
+// labels are those of Kubernetes and include annotations.
 func parseDocker(s *state, _ string, text []byte) error {
 	var f struct {
 		Name   string

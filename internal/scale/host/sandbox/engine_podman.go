@@ -5,7 +5,7 @@ import (
 	"errors"
 )
 
-// podmanStorage are the directories of containers in a storage, by its driver.
+// podmanStorage are the directories that hold containers, by storage driver.
 var podmanStorage = []string{"overlay-containers", "vfs-containers", "btrfs-containers", "zfs-containers"}
 
 func init() {
@@ -21,12 +21,12 @@ func init() {
 			{Match: expr("libpod-conmon-(?P<id>{hex})"), Place: PlaceHelper, Driver: "cgroupfs"},
 			{Match: expr(`libpod-(?P<id>{hex})\.scope`), Place: PlaceContainer, Driver: "systemd"},
 			{Match: expr("libpod-(?P<id>{hex})"), Place: PlaceContainer, Driver: "cgroupfs"},
-			// Of --cgroups=split, as Quadlet has it.
+			// With --cgroups=split, as used by Quadlet.
 			{Match: expr("libpod-payload-(?P<id>{hex})"), Place: PlaceContainer, Driver: "cgroupfs"},
 		},
 		States: []stateFiles{
 			{Dirs: dirs, Home: home, File: "containers.json", Parse: parseStorage},
-			{Dirs: dirs, Home: home, File: "volatile-containers.json", Parse: parseStorage}, // of podman run --rm
+			{Dirs: dirs, Home: home, File: "volatile-containers.json", Parse: parseStorage}, // with podman run --rm
 		},
 		Rows: []row{
 			{
@@ -43,8 +43,9 @@ func init() {
 
 var errNotListed = errors.New("the container is not in the list")
 
-// parseStorage reads the list of containers of a storage (Container in containers/storage), in whose metadata podman
-// has the name of the image. The configuration of a container names neither, and labels are in podman's database alone.
+// parseStorage parses a storage's list of containers (Container in containers/storage), whose metadata, written by
+// podman, contains the name of the image. The configuration of a container has neither name, and labels are only in
+// podman's database.
 func parseStorage(s *state, _ string, text []byte) error {
 	var all []struct {
 		ID       string   `json:"id"`

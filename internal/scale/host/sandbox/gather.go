@@ -13,26 +13,26 @@ import (
 	"tare/internal/scale/host/cgroup"
 )
 
-// gathering puts processes together to sandboxes.
+// gathering sorts processes into sandboxes.
 //
-// Names (of containers, sandboxes, pods) that belong to the same sandbox are united, by what cannot be made up from
-// within a container: the paths of groups and the state of runtimes. What command lines say comes after that, and only
-// where it does not contradict: an application may call itself what it likes.
+// Names (of containers, sandboxes, pods) that belong to the same sandbox are united, based on what cannot be forged
+// from within a container: the paths of groups and the state of runtimes. Command lines are used after that, and only
+// if they do not contradict it, because an application may call itself anything.
 type gathering struct {
 	r      *Reader
 	parent map[string]string   // of names: union-find
 	pods   map[string]bool     // uids
-	nested map[string][]string // by id: paths of groups that have it
-	names  map[string]string   // of paths of groups that only state knows: the name of what is in them
-	byPID  map[int]string      // by process: the name that state gives it
+	nested map[string][]string // by id: paths of groups with that id
+	names  map[string]string   // paths of groups known only from state: the name of what is in them
+	byPID  map[int]string      // by PID: the name given by state
 	role   map[int]role
-	of     map[*known]string // the name of what a process belongs to
+	of     map[*known]string // the name of what the process belongs to
 	signs  map[*known][]Sign
-	mute   map[*known]bool // its command line contradicts its group, and does not count
+	mute   map[*known]bool // its command line contradicts its group and is ignored
 	late   []*known
 }
 
-// gather makes the census of what is known.
+// gather makes the census from what is known.
 func (r *Reader) gather() {
 	g := &gathering{r: r, parent: map[string]string{}, pods: map[string]bool{}, nested: map[string][]string{},
 		names: map[string]string{}, byPID: map[int]string{},
@@ -72,11 +72,11 @@ func (g *gathering) find(name string) string {
 
 func (g *gathering) union(a, b string) {
 	if a, b = g.find(a), g.find(b); a != b {
-		g.parent[max(a, b)] = min(a, b) // "id:" comes before "pod:"
+		g.parent[max(a, b)] = min(a, b) // "id:" sorts before "pod:"
 	}
 }
 
-// unite takes names together by groups and state.
+// unite unites names using groups and state.
 func (g *gathering) unite(all []*known) {
 	ids := map[string]bool{}
 	for _, k := range all {
@@ -100,7 +100,7 @@ func (g *gathering) unite(all []*known) {
 	for _, id := range g.r.table.listed(g.r.root) {
 		ids[id] = true
 	}
-	ends := map[string][]string{} // of paths of which state has no more: names
+	ends := map[string][]string{} // names by path suffix, if state has only that
 	for _, id := range slices.Sorted(maps.Keys(ids)) {
 		s := g.r.state(id)
 		if s == nil {
@@ -120,7 +120,7 @@ func (g *gathering) unite(all []*known) {
 				g.union(idKey(id), podKey(w.pod))
 			}
 			if w.id != "" {
-				g.union(idKey(id), idKey(w.id)) // a sandbox's group may be called after something else
+				g.union(idKey(id), idKey(w.id)) // a sandbox's group may be named after something else
 			}
 			if w.key() == "" && w.path != "/" {
 				g.names[w.path] = idKey(id)
@@ -144,9 +144,9 @@ func (g *gathering) unite(all []*known) {
 	g.nameByEnd(all, ends)
 }
 
-// endOf is how the path of a group ends that state gives without what is above it; empty where it gives a whole path.
-// A relative path is below the group of the runtime itself. Systemd's notation SLICE:PREFIX:NAME is PREFIX-NAME.scope
-// below the slice, or NAME where that is a slice itself (libcontainer/cgroups/systemd in runc).
+// endOf returns the suffix of a group's path, if state has only that; empty if state has the whole path. A relative
+// path is below the runtime's own group. systemd's notation SLICE:PREFIX:NAME means PREFIX-NAME.scope below the slice,
+// or NAME if that is itself a slice (libcontainer/cgroups/systemd in runc).
 func endOf(p string) string {
 	if parts := strings.Split(p, ":"); len(parts) == 3 && !strings.Contains(p, "/") {
 		switch prefix, name := parts[1], parts[2]; {
@@ -166,13 +166,13 @@ func endOf(p string) string {
 	return path.Clean("/" + p)
 }
 
-// nameByEnd names groups of processes that nothing else names after the state that gives the end of their path, where
-// only one group ends so, and one state says so.
+// nameByEnd names groups that have no other name, using state that has only the suffix of their path, if exactly one
+// group and one state have that suffix.
 func (g *gathering) nameByEnd(all []*known, ends map[string][]string) {
 	if len(ends) == 0 {
 		return
 	}
-	found := map[string]map[string]bool{} // by end: paths
+	found := map[string]map[string]bool{} // by suffix: paths
 	for _, k := range all {
 		for _, charged := range []string{k.charged.Memory, k.charged.CPU} {
 			if g.r.where(charged).key() != "" || strings.Count(charged, "/") > maxElements {
@@ -199,7 +199,7 @@ func (g *gathering) nameByEnd(all []*known, ends map[string][]string) {
 	}
 }
 
-// identity is the identity of a group that state names: a directory, or an identity, or systemd's notation.
+// identity returns the identity of a group named by state: a directory, an identity, or systemd's notation.
 func (g *gathering) identity(p string) string {
 	for i := range g.r.layout.Hierarchies {
 		h := &g.r.layout.Hierarchies[i]
@@ -214,7 +214,7 @@ func (g *gathering) identity(p string) string {
 	return path.Clean(p)
 }
 
-// locations are the groups of a process and its threads, without those that it has twice.
+// locations returns the distinct groups of a process and its threads.
 func (g *gathering) locations(k *known) []*where {
 	all := []*where{g.r.where(k.charged.Memory)}
 	all = lists.Include(all, g.r.where(k.charged.CPU))
@@ -224,7 +224,8 @@ func (g *gathering) locations(k *known) []*where {
 	return all
 }
 
-// located is the name that the groups of a process give it.
+// located returns the name that a process gets from its groups, and the group that decided; without a name, the group
+// of its memory.
 func (g *gathering) located(k *known) (name string, w *where) {
 	for _, p := range []string{k.charged.Memory, k.charged.CPU} {
 		w := g.r.where(p)
@@ -240,7 +241,7 @@ func (g *gathering) located(k *known) (name string, w *where) {
 	return "", g.r.where(k.charged.Memory)
 }
 
-// assign says what a process belongs to, as far as it can be told from the process alone.
+// assign determines what a process belongs to, as far as the process alone shows it.
 func (g *gathering) assign(k *known) {
 	name, w := g.located(k)
 	if name != "" {
@@ -255,7 +256,7 @@ func (g *gathering) assign(k *known) {
 			g.signs[k] = append(g.signs[k], SignCommand)
 		case g.find(name) == g.find(claimed):
 			g.signs[k] = append(g.signs[k], SignCommand)
-		// Only what sandbox runtimes start is in a group that they alone make.
+		// A group with this place is created only by sandbox runtimes, and only they start processes in it.
 		case w.place == PlaceSandbox, w.id == "" && g.podOf(claimed) == "":
 			g.union(name, claimed)
 			g.signs[k] = append(g.signs[k], SignCommand)
@@ -266,7 +267,7 @@ func (g *gathering) assign(k *known) {
 		}
 	}
 	if of, ok := g.byPID[k.PID]; ok {
-		// Without a start time the pid alone may be another's by now.
+		// Without a start time, the PID may have been reused.
 		if role := g.role[k.PID]; g.of[k] == "" && (role.start != 0 || role.component == k.claim.component()) {
 			g.of[k] = of
 		}
@@ -276,15 +277,15 @@ func (g *gathering) assign(k *known) {
 	}
 }
 
-// encloses says whether the container with the id is inside the one whose group w is: a node of a cluster may be a
-// container, and has the shims of its pods in its own group.
+// encloses reports whether the container with the id is inside the one whose group is w: a node of a cluster may be a
+// container, and then has the shims of its pods in its own group.
 func (g *gathering) encloses(w *where, id string) bool {
 	return w.idPath != "" && slices.ContainsFunc(g.nested[id], func(p string) bool {
 		return strings.HasPrefix(p, w.idPath+"/")
 	})
 }
 
-// podOf is the pod that a name has been united with; empty where it is none.
+// podOf returns the pod that a name has been united with; empty if there is none.
 func (g *gathering) podOf(name string) string {
 	root := g.find(name)
 	for uid := range g.pods {
@@ -295,9 +296,9 @@ func (g *gathering) podOf(name string) string {
 	return ""
 }
 
-// settle decides about a process in the group of one container whose command line names another: it is of the sandbox
-// whose group it is in. What it does there is what its command line says only where that sandbox has processes of the
-// same runtime, as a gofer has that serves the second container of a pod.
+// settle handles a process in the group of one container whose command line names another. It belongs to the sandbox
+// of its group. Its command line counts only if that sandbox has processes of the same runtime, as for a gofer that
+// serves the second container of a pod.
 func (g *gathering) settle(k *known) {
 	for o := range g.of {
 		if o != k && !g.mute[o] && o.claim.rule != nil && o.claim.runtime == k.claim.runtime && k.claim.runtime != "" &&
@@ -309,7 +310,7 @@ func (g *gathering) settle(k *known) {
 	g.mute[k] = true
 }
 
-// inherit gives processes without a name of their own that of the process that they work for.
+// inherit gives processes without their own name that of the process that they work for.
 func (g *gathering) inherit(all []*known) {
 	for _, k := range all {
 		rule := k.claim.rule
@@ -332,8 +333,8 @@ func (g *gathering) inherit(all []*known) {
 	}
 }
 
-// ancestor is the process of a sandbox that a process without a name of its own comes from, if what that starts is of
-// the same sandbox; the stubs of a sentry start stubs.
+// ancestor returns the process of a sandbox that a process without its own name descends from, if that one's children
+// belong to its sandbox. The stubs of a sentry start stubs.
 func (g *gathering) ancestor(k *known) *known {
 	for p, n := g.r.known[k.PPID], 0; p != nil && n < maxElements; p, n = g.r.known[p.PPID], n+1 {
 		switch {
@@ -346,13 +347,13 @@ func (g *gathering) ancestor(k *known) *known {
 	return nil
 }
 
-// serves says whether what a process starts is of the same sandbox: what a sentry or a VMM starts is, and a shim starts
-// processes of its sandbox alone.
+// serves reports whether children of a process belong to its sandbox. Those of a sentry or VMM do, and a shim starts
+// only processes of its sandbox.
 func (g *gathering) serves(k *known) bool {
 	return k.claim.rule != nil && !g.mute[k] && k.claim.id != "" && !k.claim.rule.Shared
 }
 
-// descends says what a process is by those that it comes from: the stubs of a sentry run the application.
+// descends returns the component that a process gets from its ancestors: the stubs of a sentry run the application.
 func (g *gathering) descends(k *known) Component {
 	for p, n := g.r.known[k.PPID], 0; p != nil && n < maxElements; p, n = g.r.known[p.PPID], n+1 {
 		if g.of[p] == "" || g.find(g.of[p]) != g.find(g.of[k]) {
@@ -398,16 +399,16 @@ func (g *gathering) census(all []*known) *Census {
 	return c
 }
 
-// process is a process without what its sandbox says of it.
+// process returns a Process without what depends on its sandbox.
 func (g *gathering) process(k *known) *Process {
 	return &Process{PID: k.PID, PPID: k.PPID, Start: k.Start, Comm: k.Comm, Program: k.claim.program, Kernel: k.Kernel,
 		CPU: Location{Path: k.charged.CPU}, Memory: Location{Path: k.charged.Memory}}
 }
 
-// shared is the owner of a group that several sandboxes, or a sandbox and others, are in.
+// shared is the owner of a group that several sandboxes, or a sandbox and other processes, are in.
 const shared = "\x00"
 
-// owners is whose the processes in each group and below it are.
+// owners returns who owns the processes in each group and its descendants.
 func (g *gathering) owners(all []*known) map[string]string {
 	owners := map[string]string{}
 	add := func(p, owner string) {
@@ -436,7 +437,7 @@ func (g *gathering) owners(all []*known) map[string]string {
 	return owners
 }
 
-// assembly makes one sandbox.
+// assembly builds one sandbox.
 type assembly struct {
 	g       *gathering
 	s       *Sandbox
@@ -454,7 +455,7 @@ func (a *assembly) assemble() {
 	a.empty()
 }
 
-// describe finds what is known of the sandbox as a whole.
+// describe determines the properties of the sandbox as a whole.
 func (a *assembly) describe() {
 	s := a.s
 	ids, claimed, containers, literal := map[string]bool{}, map[string]bool{}, map[string]bool{}, map[string]bool{}
@@ -518,7 +519,7 @@ func (a *assembly) describe() {
 		s.Declared = &Overhead{MemoryBytes: *st.overhead, Source: "annotation " + st.overheadKey}
 	}
 	if s.Pod == (Pod{}) {
-		s.Name = st.Container // else of one container of it
+		s.Name = st.Container // otherwise it is the name of only one of its containers
 	}
 	s.Runtime = cmp.Or(runtimes[0], runtimes[1], st.runtime)
 	s.Engine, s.Driver = cmp.Or(engineOf, st.engine), driverOf
@@ -532,7 +533,8 @@ func (a *assembly) describe() {
 	s.ID = a.name(st.Sandbox, ids, claimed)
 	if s.VM {
 		delete(containers, s.ID)
-	} else { // such a directory is of the sandbox for virtual machines alone
+	} else {
+		// With a virtual machine, a directory in systemd's notation belongs to the sandbox; here it is a container's.
 		s.Flavour = ""
 		maps.Copy(containers, literal)
 	}
@@ -542,8 +544,8 @@ func (a *assembly) describe() {
 	}
 }
 
-// name chooses the id: what the state calls the sandbox, what its shim, VMM or sentry does, the pause container, the
-// only id that there is, the pod.
+// name chooses the id, in this order: the sandbox's name in state, the id in the command line of its shim, VMM or
+// sentry, the pause container, the only id, the pod.
 func (a *assembly) name(sandbox string, ids, claimed map[string]bool) string {
 	if sandbox != "" {
 		return sandbox
@@ -570,14 +572,14 @@ func (a *assembly) name(sandbox string, ids, claimed map[string]bool) string {
 	return id
 }
 
-// holds says whether one of the processes is in a group or below it.
+// holds reports whether one of the processes is in a group or its descendants.
 func holds(members []*known, group string) bool {
 	return slices.ContainsFunc(members, func(k *known) bool {
 		return cgroup.Within(k.charged.CPU, group) || cgroup.Within(k.charged.Memory, group)
 	})
 }
 
-// fromLimit is the declared overhead as what the limit of the pod's group leaves over the sum of its containers: the
+// fromLimit derives the declared overhead from the limit of the pod's group minus the sum over its containers: the
 // kubelet adds podFixed to that sum (ResourceConfigForPod in pkg/kubelet/cm/helpers_linux.go).
 func (a *assembly) fromLimit(containers uint64) *Overhead {
 	h, ok := a.g.r.layout.Controller("memory")
@@ -604,7 +606,7 @@ func (a *assembly) fromLimit(containers uint64) *Overhead {
 	return nil
 }
 
-// add makes a process of the sandbox.
+// add adds a process to the sandbox.
 func (a *assembly) add(k *known) {
 	p := a.g.process(k)
 	p.Sandbox, p.Signs = a.s.ID, a.g.signs[k]
@@ -632,7 +634,7 @@ func (a *assembly) add(k *known) {
 		p.Threads = append(p.Threads, thread)
 	}
 	slices.SortFunc(p.Threads, func(x, y Thread) int { return cmp.Compare(x.TID, y.TID) })
-	for i := range p.Threads { // where a thread has said what the process is
+	for i := range p.Threads { // in case a thread determined what the process is
 		if p.Threads[i].Component == Shim && p.Component == VMM {
 			p.Threads[i].Component = VMM
 		}
@@ -642,7 +644,7 @@ func (a *assembly) add(k *known) {
 	a.s.Processes = append(a.s.Processes, p)
 }
 
-// component says what a process does.
+// component returns what a process does.
 func (a *assembly) component(k *known, p *Process) Component {
 	if c := a.g.descends(k); c != "" {
 		return c
@@ -665,7 +667,7 @@ func (a *assembly) component(k *known, p *Process) Component {
 	return Other
 }
 
-// location says what a group is to the sandbox.
+// location describes a group from the point of view of the sandbox.
 func (a *assembly) location(group string) Location {
 	w := a.g.r.where(group)
 	l := Location{Path: group, Place: w.place}
@@ -683,8 +685,8 @@ func (a *assembly) location(group string) Location {
 	case w.id != "":
 		l.Inside = a.s.Pod.UID == "" && w.place != PlaceHelper
 	case w.place == PlaceOther || w.place == PlaceService:
-		// A group without a name that we know is the sandbox's if nothing else is in it. What a service holds is the
-		// service's: it is what the machine restarts as one.
+		// A group with an unknown name belongs to the sandbox if nothing else is in it. The group of a service never does,
+		// because the machine restarts a service as a whole.
 		if w.place == PlaceOther && a.owners[group] == a.root {
 			l.Place, l.Inside = PlaceOwn, a.s.Pod.UID == ""
 		}
@@ -692,7 +694,8 @@ func (a *assembly) location(group string) Location {
 	return l
 }
 
-// groups lists what the sandbox is charged to. Those that are its alone and below none of the others have counters.
+// groups lists the groups that the sandbox is charged to. Those that belong to it alone and are not below another one
+// have counters.
 func (a *assembly) groups() {
 	byPath := map[string]*Group{}
 	add := func(l Location) *Group {
@@ -723,7 +726,7 @@ func (a *assembly) groups() {
 			add(p.Threads[i].CPU)
 		}
 	}
-	for _, p := range slices.Sorted(maps.Keys(byPath)) { // what is above comes first
+	for _, p := range slices.Sorted(maps.Keys(byPath)) { // parents come first
 		g := byPath[p]
 		g.alone = a.alone(g)
 		for above := path.Dir(p); len(above) > 1; above = path.Dir(above) {
@@ -735,7 +738,7 @@ func (a *assembly) groups() {
 	}
 }
 
-// alone says whether a group is the sandbox's and nobody else's.
+// alone reports whether a group belongs to this sandbox only.
 func (a *assembly) alone(g *Group) bool {
 	switch g.Place {
 	case PlaceRoot, PlaceService, PlaceOther, PlaceHelper:
@@ -745,7 +748,7 @@ func (a *assembly) alone(g *Group) bool {
 	return g.Place == PlacePod || !ok || owner == a.root
 }
 
-// empty finds groups of containers below the pod that have no process: gVisor makes them for cAdvisor.
+// empty finds groups of containers below the pod without processes: gVisor creates them for cAdvisor.
 func (a *assembly) empty() {
 	if a.s.Pod.UID == "" || !slices.ContainsFunc(a.s.Processes, func(p *Process) bool { return p.Component == Sentry }) {
 		return
@@ -775,7 +778,7 @@ func (a *assembly) empty() {
 	}
 }
 
-// watch reads the counters of the groups that are some sandbox's alone.
+// watch starts reading the counters of groups that belong to one sandbox alone.
 func (r *Reader) watch() {
 	wanted := map[string]bool{}
 	r.measured = r.measured[:0]

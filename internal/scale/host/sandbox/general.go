@@ -1,14 +1,14 @@
 package sandbox
 
-// podPaths are Kubernetes'.
+// podPaths are the paths of Kubernetes pods.
 var podPaths = []pathRule{
 	{
 		Match: expr(`(?:.*-)?kubepods(?:-burstable|-besteffort|-guaranteed)?-pod(?P<pod>{uid})\.slice`),
 		Place: PlacePod, Driver: "systemd",
 	},
 	{Match: expr("pod(?P<pod>{uid})"), Place: PlacePod, Driver: "cgroupfs"},
-	// A runtime that was given systemd's notation and made a directory of that name: runc where the kubelet has the
-	// systemd driver and containerd has not, and Kata's Go runtime (kata-containers#11325).
+	// Some runtimes use systemd's notation as the name of a directory: runc if the kubelet has the systemd driver and
+	// containerd does not, and Kata's Go runtime (kata-containers#11325).
 	{
 		Match: expr(`(?:.*-)?kubepods(?:-burstable|-besteffort|-guaranteed)?-pod(?P<pod>{uid})\.slice:` +
 			"[^/:]*:(?P<id>{id})"),
@@ -18,19 +18,19 @@ var podPaths = []pathRule{
 
 // otherPaths are tried after those of engines and runtimes.
 var otherPaths = []pathRule{
-	// systemd's notation of a group, which was taken for the name of a directory
+	// systemd's notation of a group, used as the name of a directory
 	{Match: expr(`[^/]*\.slice:[^/:]*:(?P<id>{id})`), Place: PlaceLiteral, Driver: "systemd"},
 	{Match: expr("(?P<id>{hex})"), Place: PlaceContainer, Driver: "cgroupfs"},
-	// Whatever an engine that is not known here puts before the id, also without a mark between the two.
+	// Whatever an unknown engine puts before the id, even without a separator.
 	{Match: expr(`.*[^0-9a-f](?P<id>{hex})\.scope`), Not: expr(".*conmon-.*"), Place: PlaceContainer, Driver: "systemd"},
 	{Match: expr(`.*[^0-9a-f](?P<id>{hex})`), Not: expr(".*conmon-.*"), Place: PlaceContainer, Driver: "cgroupfs"},
-	// Tare's own runs: what a part of a trial runs in is called after the trial and the part (internal/sandboxes/subject).
+	// Tare's own runs: the container of a trial is named after the trial and its part (internal/sandboxes/subject).
 	{Match: expr("(?P<id>tare-[a-z0-9-]+-p[0-9]+-t[0-9]+-{id})"), Place: PlaceContainer, Driver: "cgroupfs"},
 	{Match: expr(`user@[0-9]+\.service`), Place: PlaceOther},
 	{Match: expr(`[^/]+\.service`), Place: PlaceService},
 }
 
-// bundles are configurations of containers in a place that several engines use.
+// bundles are configurations of containers in a place shared by several engines.
 var bundles = []stateFiles{{
 	Dirs: []string{"/run/containers/storage/overlay-containers"}, File: "{id}/userdata/config.json", Parse: parseOCI,
 }}
@@ -42,7 +42,7 @@ const (
 	virtiofsd       = "(?:virtiofsd|nydusd)"
 )
 
-// otherVM stands for the runtime of a virtual machine whose VMM is all that is known.
+// otherVM stands for the runtime of a virtual machine if only the VMM is known.
 var otherVM = runtime{Name: "other vm", VM: true, GuestMemory: []Component{VMM, Virtiofsd}}
 
 // otherProcesses are tried after those of runtimes.
@@ -51,7 +51,7 @@ var otherProcesses = []processRule{
 		Program: expr("containerd-shim-[a-z0-9-]+"), Component: Shim, Required: true,
 		ID: []idSource{{Flag: "-id"}},
 	},
-	// Tare's own runs: what stands beside a container of any runtime (internal/sandboxes/oci).
+	// Tare's own runs: the process beside a container of any runtime (internal/sandboxes/oci).
 	{
 		Program: expr("tare(?:-[a-z0-9-]+)?"), Args: expr("[^ ]+ _shim(?: .*)?"), Component: Shim,
 		Required: true, ID: []idSource{{Flag: "-id"}},
@@ -65,11 +65,11 @@ var otherProcesses = []processRule{
 		ID: []idSource{{Flag: "-c"}, {Flag: "--cid"}},
 	},
 	{Program: expr("(?:containerd|crio|dockerd|podman|k3s|kubelet)"), Component: Engine, Shared: true},
-	// Kernel threads that work for one process, whose pid is in their names (drivers/vhost/vhost.c, arch/x86/kvm).
+	// Kernel threads that work for one process, with its PID in their names (drivers/vhost/vhost.c, arch/x86/kvm).
 	{Comm: expr("vhost-(?P<pid>[0-9]+)"), Component: IO, Kernel: true},
 	{Comm: expr("kvm-pit/(?P<pid>[0-9]+)"), Component: VMM, Kernel: true},
 	{Comm: expr("kvm-nx-lpage-re(?:covery-(?P<pid>[0-9]+))?"), Component: VMM, Kernel: true},
-	// What holds a sandbox open, or begins a container, is not its application.
+	// A process that holds a sandbox open, or starts a container, is not its application.
 	{Program: expr("pause"), Component: Init, Inside: true},
 	{
 		Program: expr("(?:catatonit|tini|tini-static|docker-init|dumb-init|podman-init)"), Component: Init,
@@ -78,7 +78,8 @@ var otherProcesses = []processRule{
 	{Program: expr("pod"), Args: expr("/usr/bin/pod"), Component: Init, Inside: true},
 }
 
-// vmThreads are those of QEMU (with -name ...,debug-threads=on, or one thread for all CPUs) and Cloud Hypervisor.
+// vmThreads are the threads of QEMU (with -name ...,debug-threads=on, or one thread for all CPUs) and Cloud
+// Hypervisor.
 var vmThreads = []threadRule{
 	{Comm: expr("CPU [0-9]+/(?:KVM|TCG|HVF)"), Component: VCPU},
 	{Comm: expr("ALL CPUs/TCG"), Component: VCPU},
@@ -87,20 +88,20 @@ var vmThreads = []threadRule{
 	{Comm: expr("_?(?:disk|net|fs|vsock|pmem|console|balloon|watchdog|rng)[0-9_].*"), Component: IO},
 }
 
-// annotations are the keys of an OCI configuration, or of Docker's labels, that say whose container it is, how it is
-// called and what was declared for it, in the order in which they are looked for: of containerd
-// (internal/cri/annotations), CRI-O (pkg/annotations of podman, and the kubelet's labels), cri-dockerd and nerdctl.
+// annotations are the keys of an OCI configuration, or of Docker's labels, for a container's owner, name and declared
+// overhead, in the order of precedence: of containerd (internal/cri/annotations), CRI-O (pkg/annotations of podman,
+// and the kubelet's labels), cri-dockerd and nerdctl.
 var annotations = struct {
 	Sandbox, PodUID, PodName, PodNamespace []string
 
 	Container    []string // its name
 	Image        []string
 	Type         []string // what kind of container it is
-	SandboxTypes []string // values of Type: it holds a pod open, or is the virtual machine that stands for one
+	SandboxTypes []string // values of Type for a container that holds a pod open, or for the virtual machine of a pod
 	Labels       []string // JSON, an object of strings
 
 	Overhead      []string // JSON, memory_limit_in_bytes
-	SandboxMemory []string // bytes: the sum of its containers, without overhead
+	SandboxMemory []string // bytes: the sum over its containers, without overhead
 }{
 	Sandbox: []string{"io.kubernetes.cri.sandbox-id", "io.kubernetes.cri-o.SandboxID", "io.kubernetes.sandbox.id"},
 	PodUID:  []string{"io.kubernetes.cri.sandbox-uid", "io.kubernetes.pod.uid"},
@@ -122,7 +123,7 @@ var annotations = struct {
 	SandboxMemory: []string{"io.kubernetes.cri.sandbox-memory"},
 }
 
-// otherRows are arrangements that show no runtime or engine. They are tried after those of runtimes and engines.
+// otherRows are arrangements without a specific runtime or engine. They are tried after those of runtimes and engines.
 var otherRows = []row{
 	{
 		Name: "containerd-cgroupfs", Title: "containerd, cgroupfs driver: <pod>/<id>", Driver: "cgroupfs",
@@ -139,7 +140,7 @@ var otherRows = []row{
 	},
 }
 
-// commonFindings are those of components that several runtimes have.
+// commonFindings are about components that several runtimes have.
 var commonFindings = []findingRule{
 	{
 		Code: "application-not-found", Components: []Component{Shim, Monitor}, Alone: true,

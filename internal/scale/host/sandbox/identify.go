@@ -9,20 +9,20 @@ import (
 	"tare/internal/lib/lists"
 )
 
-// Bounds of what others write.
+// Limits for input that others control.
 const (
-	maxPath     = 4096     // bytes of the path of a group
-	maxElements = 64       // of such a path
+	maxPath     = 4096     // bytes of a group's path
+	maxElements = 64       // elements of such a path
 	maxCommand  = 32 << 10 // bytes of a command line
 	maxArgs     = 1024
-	maxState    = 1 << 20 // bytes of a file of a runtime's state
+	maxState    = 1 << 20 // bytes of a state file of a runtime
 )
 
-// where is what the path of a group says by itself.
+// where is what the path of a group shows by itself.
 type where struct {
 	path    string
-	podPath string // path of the pod's group; empty where it is in none
-	idPath  string // path of the group that has the id
+	podPath string // path of the pod's group; empty if there is none
+	idPath  string // path of the group with the id
 	pod     string // uid, with dashes
 	id      string // of a container or sandbox
 	place   Place
@@ -30,7 +30,7 @@ type where struct {
 	engine, runtime, flavour, driver string
 }
 
-// key is what a location says of whose it is: the most precise name that it has; empty where it says nothing.
+// key returns the most precise name of the owner that a path shows; empty if it shows none.
 func (w *where) key() string {
 	switch {
 	case w.id != "":
@@ -44,10 +44,10 @@ func (w *where) key() string {
 func idKey(id string) string   { return "id:" + id }
 func podKey(uid string) string { return "pod:" + uid }
 
-// podUID writes a pod's uid in one form: systemd's names have underscores in place of dashes.
+// podUID normalizes the uid of a pod: systemd's names have underscores instead of dashes.
 func podUID(uid string) string { return strings.ReplaceAll(uid, "_", "-") }
 
-// locate reads the path of a group.
+// locate interprets the path of a group.
 func (t *table) locate(group string) *where {
 	w := &where{path: group, place: PlaceOther}
 	if group == "/" || group == "" {
@@ -70,8 +70,8 @@ func (t *table) locate(group string) *where {
 	return w
 }
 
-// ContainerOf is the id of the container or sandbox whose group has a name, as a census finds it; empty where the name
-// is not that of one, or of a helper beside one.
+// ContainerOf returns the id of the container or sandbox whose group has the given name, as a census would find it;
+// empty for other names, and for helpers beside a container.
 func ContainerOf(name string) string {
 	switch w := builtin().locate("/" + name); w.place {
 	case PlaceContainer, PlaceSandbox, PlaceLiteral:
@@ -90,8 +90,8 @@ func (t *table) pathRule(element, above string) *pathRule {
 	return nil
 }
 
-// apply takes over what a rule says of an element. What a container keeps below itself stays the container's, but for
-// another container: a node of a cluster may be one.
+// apply updates w with the match of a rule. Groups below a container's belong to the container, unless they are
+// another container's: a node of a cluster may be a container.
 func (w *where) apply(r *pathRule, element, upTo string) {
 	pod, id := podUID(r.Match.capture(element, "pod")), r.Match.capture(element, "id")
 	if id != "" && !validID(id) {
@@ -118,24 +118,24 @@ func (w *where) apply(r *pathRule, element, upTo string) {
 	w.flavour, w.driver = cmp.Or(r.Flavour, w.flavour), cmp.Or(r.Driver, w.driver)
 }
 
-// command is what a process was started as.
+// command is how a process was started.
 type command struct {
 	comm, exe string
 	args      []string
 	kernel    bool
 }
 
-// claim is what a command line says of its process. The zero value says nothing.
+// claim is what a command line says about its process. The zero value says nothing.
 type claim struct {
 	rule      *processRule
 	id        string // of a sandbox, or of a container of one
 	container bool
 	runtime   string
-	owner     int // the process that a thread of the kernel works for
+	owner     int // the process that a kernel thread works for
 	program   string
 }
 
-// component is what the process says that it is.
+// component returns the component that the process claims to be.
 func (c *claim) component() Component {
 	if c.rule == nil {
 		return ""
@@ -143,18 +143,19 @@ func (c *claim) component() Component {
 	return c.rule.Component
 }
 
-// ComponentOf says what a process is of which it is known that it is of a sandbox, by its command line: other than for
-// a census, it need not name that sandbox. It is empty where the table does not know it, as it does no application.
+// ComponentOf returns the component of a process that is known to belong to a sandbox, by its command line, which need
+// not name the sandbox as it must for a census. It is empty if the table does not know the process, as for any
+// application.
 func ComponentOf(comm string, args []string) Component {
 	c := builtin().match(command{comm: comm, args: args}, true)
 	return c.component()
 }
 
-// identify reads a command line.
+// identify interprets a command line.
 func (t *table) identify(c command) claim { return t.match(c, false) }
 
-// match finds the first rule that a command line fits. Those that need an id fit without one where known is true: that
-// it is of a sandbox.
+// match finds the first rule that matches a command line. Rules that need an id match without one only if known is
+// true: the process is known to belong to a sandbox.
 func (t *table) match(c command, known bool) claim {
 	names := make([]string, 0, 2)
 	if len(c.args) > 0 {
@@ -197,7 +198,7 @@ func (t *table) match(c command, known bool) claim {
 	return claim{program: c.comm}
 }
 
-// identifyKernel reads the name of a thread of the kernel.
+// identifyKernel interprets the name of a kernel thread.
 func (t *table) identifyKernel(comm string) claim {
 	for i := range t.Processes {
 		r := &t.Processes[i]
@@ -211,7 +212,7 @@ func (t *table) identifyKernel(comm string) claim {
 	return claim{program: comm}
 }
 
-// number reads a pid; 0 for what is none.
+// number parses a PID; 0 if it is not one.
 func number(s string) int {
 	n, err := strconv.ParseUint(s, 10, 23) // PID_MAX_LIMIT is 1<<22
 	if err != nil {
@@ -247,7 +248,7 @@ func nameSandbox(c *claim, args []string) {
 	}
 }
 
-// flagValues are the values of a flag, with one dash or two, in the argument itself or the next.
+// flagValues returns the values of a flag, with one or two dashes, in the same argument or the next.
 func flagValues(args []string, flag string) (values []string) {
 	want := strings.TrimLeft(flag, "-")
 	for i, a := range args {
@@ -266,7 +267,7 @@ func flagValues(args []string, flag string) (values []string) {
 	return values
 }
 
-// validID says whether a string can be the id of a container: it may become part of a path, and is shown to people.
+// validID reports whether a string can be the id of a container. It may become part of a path, and is shown to users.
 func validID(id string) bool {
 	if len(id) == 0 || len(id) > 128 || id == "." || id == ".." {
 		return false
@@ -281,7 +282,8 @@ func validID(id string) bool {
 	return true
 }
 
-// thread is what a thread of a process that has them does: its process's component where nothing is known.
+// thread returns the rule for a thread by its name; nil if there is none, and the thread then has its process's
+// component.
 func (t *table) thread(comm string) *threadRule {
 	return lists.Find(t.Threads, func(r *threadRule) bool { return r.Comm.matches(comm) })
 }

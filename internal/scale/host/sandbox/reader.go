@@ -17,16 +17,17 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// Options of a Reader. The zero value is the machine that we run on.
+// Options configures a Reader. The zero value is the machine that we run on.
 type Options struct {
-	Root string // put before /proc, /sys and /run; for trees of test files
-	// RuntimeRoots are directories that a runtime was given as --root, beside the usual ones. A container of runc or crun
-	// without an engine is known by nothing but its state there.
+	Root string // prepended to /proc, /sys and /run; for trees of test files
+	// RuntimeRoots are directories passed to a runtime as --root, in addition to the usual ones. A container of runc or
+	// crun without an engine is known only from its state there.
 	RuntimeRoots []string
 }
 
-// Reader takes a census again and again. What cannot change is read once: a process is known by its pid and the inode
-// of its directory, and then only its counters are read. What changes seldom is read in turns. It is for one goroutine.
+// Reader takes censuses repeatedly. What cannot change is read once: a process is identified by its PID and the inode
+// of its directory, and afterwards only its counters are read. What changes seldom is read in turns. A Reader is not
+// safe for concurrent use.
 type Reader struct {
 	fs       proc.FS
 	root     string
@@ -40,38 +41,38 @@ type Reader struct {
 	buf      []byte
 	pass     uint64
 	paths    map[string]*where
-	examples map[cgroup.Charged]*known // a process of an application in each group, as of the last gathering
-	states   map[string]*state         // by id; nil where there is none
-	dirs     []stateDir                // places of state that command lines have named
+	examples map[cgroup.Charged]*known // a process of an application in each group, as of the last gather
+	states   map[string]*state         // by id; nil if there is none
+	dirs     []stateDir                // directories of state named by command lines
 	census   *Census
-	measured []*Group // with a Reading
+	measured []*Group // those with a Reading
 	cost     time.Duration
-	budget   int // descriptors that may still be kept open for the clocks of threads
+	budget   int // descriptors that may still be kept open for threads' schedstat
 }
 
-// In turns of so many readings: what changes seldom.
+// Things that change seldom are read once in this many readings.
 const (
 	membershipTurns = 8  // the groups that a process of a sandbox is in
-	threadTurns     = 32 // which threads it has, and the groups that they are in; a multiple of membershipTurns
-	strangerTurns   = 32 // whether another process has become one of a sandbox
+	threadTurns     = 32 // which threads it has, and their groups; a multiple of membershipTurns
+	strangerTurns   = 32 // whether another process has become part of a sandbox
 	memoryTurns     = 16 // the memory of a group
-	settling        = 2  // readings after the first in which a process may still become another by exec
+	settling        = 2  // readings after the first in which a process may still become another one by exec
 	maxThreads      = 4096
-	maxWhere        = 1 << 14 // paths that are remembered
+	maxWhere        = 1 << 14 // cached paths
 	maxProcesses    = 1 << 18
 )
 
-// known is what is known of one process.
+// known is what is known about one process.
 type known struct {
 	proc.Process
 	inode    uint64
-	pass     uint64 // that last saw it
+	pass     uint64 // the last one that saw it
 	settling int
 	claim    claim
-	hidden   bool // what it runs may not be read, and its command line says nothing
+	hidden   bool // its executable is unreadable, and its command line is inconclusive
 	charged  cgroup.Charged
 	threads  []knownThread
-	sandbox  *Sandbox // as of the last gathering
+	sandbox  *Sandbox // as of the last gather
 	process  *Process
 	clocks   map[int]int // by thread: the descriptor of its schedstat
 }
@@ -83,7 +84,7 @@ type knownThread struct {
 	charged cgroup.Charged
 }
 
-// New makes a Reader. Close it. The error is a fault with code Machine where /proc is not mounted.
+// New returns a Reader. The caller must close it. The error is a fault with code Machine if /proc is not mounted.
 func New(o Options) (_ *Reader, err error) {
 	t := builtin()
 	r := &Reader{fs: proc.FS{Root: o.Root}, root: filepath.Join("/", o.Root), table: t, known: map[int]*known{},
@@ -114,7 +115,7 @@ func New(o Options) (_ *Reader, err error) {
 	return r, nil
 }
 
-// Close closes the files that are open. A census that was taken stays.
+// Close closes all files. Censuses remain valid.
 func (r *Reader) Close() {
 	for _, k := range r.known {
 		r.forget(k)
@@ -131,8 +132,8 @@ func (r *Reader) forget(k *known) {
 	k.clocks = nil
 }
 
-// Read takes a census: every process is looked at anew where full is true, and in turns else. The result is the same
-// value, with new counters, as long as no process came, went or moved; so it holds until the next Read only.
+// Read takes a census. If full is true it checks every process again, otherwise in turns. The result is the same value
+// with new counters as long as no process came, went or moved, so it is valid only until the next Read.
 func (r *Reader) Read(full bool) (*Census, error) {
 	began := ownTime()
 	defer func() { r.cost += ownTime() - began }()
@@ -174,7 +175,7 @@ func (r *Reader) Read(full bool) (*Census, error) {
 	return r.census, nil
 }
 
-// look sees one process, and says whether something about it has changed.
+// look checks one process, and reports whether something about it has changed.
 func (r *Reader) look(e proc.Entry, full bool) bool {
 	k := r.known[e.PID]
 	if k == nil || k.inode != e.Inode {
@@ -216,9 +217,9 @@ func (r *Reader) look(e proc.Entry, full bool) bool {
 	return !same && (ours || r.concerns(k))
 }
 
-// join adds a new process to the sandbox whose application has another in the same groups, where nothing else is to be
-// known of it: applications start processes all the time, and putting everything together anew takes ten times as long
-// as a reading.
+// join adds a new process to the sandbox of an application that has another process in the same groups, if nothing
+// else is known about it. Applications start processes all the time, and gathering everything again takes ten times as
+// long as a reading.
 func (r *Reader) join(k *known) bool {
 	like := r.examples[k.charged]
 	if like == nil || like.process == nil || k.claim.rule != nil || k.Kernel {
@@ -233,8 +234,8 @@ func (r *Reader) join(k *known) bool {
 	return true
 }
 
-// leave takes a process of an application that has ended out of its sandbox, unless it was the one that others are
-// compared with.
+// leave removes an ended process of an application from its sandbox, unless it was the example that join uses. It
+// reports whether it did.
 func (r *Reader) leave(k *known) bool {
 	if k.sandbox == nil || k.claim.rule != nil || k.process.Component != Workload || r.examples[k.charged] == k {
 		return false
@@ -244,7 +245,7 @@ func (r *Reader) leave(k *known) bool {
 	return true
 }
 
-// tally counts a process in the groups that it is charged to.
+// tally adds n to the process counts of the groups that a process is charged to.
 func (s *Sandbox) tally(p *Process, n int) {
 	for _, g := range s.Groups {
 		if g.Path == p.CPU.Path || g.Path == p.Memory.Path {
@@ -255,7 +256,7 @@ func (s *Sandbox) tally(p *Process, n int) {
 
 func (c *claim) unsettled() bool { return c.rule != nil && c.rule.Unsettled }
 
-// concerns says whether a process may be one of a sandbox.
+// concerns reports whether a process may belong to a sandbox.
 func (r *Reader) concerns(k *known) bool {
 	if k.claim.rule != nil || r.where(k.charged.CPU).key() != "" || r.where(k.charged.Memory).key() != "" {
 		return true
@@ -263,7 +264,7 @@ func (r *Reader) concerns(k *known) bool {
 	return r.known[k.PPID] != nil && r.known[k.PPID].process != nil
 }
 
-// identify reads all that is to be known of a process; false where it has gone.
+// identify reads everything about a process; false if it is gone.
 func (r *Reader) identify(k *known, pid int) bool {
 	p, err := r.fs.Process(pid)
 	if err != nil || !p.Alive() {
@@ -286,7 +287,7 @@ func (r *Reader) identify(k *known, pid int) bool {
 		k.hidden = errors.Is(err, fs.ErrPermission)
 	}
 	if p.Kernel && k.claim.rule == nil {
-		return true // in no sandbox
+		return true // belongs to no sandbox
 	}
 	content, err := r.read(pid, "cgroup")
 	if err != nil {
@@ -304,7 +305,7 @@ func (r *Reader) identify(k *known, pid int) bool {
 	return true
 }
 
-// note takes up a directory of state that a command line names.
+// note records directories of state named by a command line.
 func (r *Reader) note(rule *processRule, args []string) {
 	for _, dir := range flagValues(args, rule.StateFlag) {
 		d := stateDir{dir: dir, runtime: rule.Runtime}
@@ -318,7 +319,7 @@ func (r *Reader) note(rule *processRule, args []string) {
 	}
 }
 
-// moved reads the groups of a process and its threads again.
+// moved reads the groups of a process and its threads again, and reports whether they have changed.
 func (r *Reader) moved(k *known) bool {
 	content, err := r.read(k.PID, "cgroup")
 	if err != nil {
@@ -335,7 +336,7 @@ func (r *Reader) moved(k *known) bool {
 	return changed
 }
 
-// threads reads the threads of a process but its first.
+// threads reads the threads of a process except the first.
 func (r *Reader) threads(pid int) (all []knownThread) {
 	task := filepath.Join(r.root, "proc", strconv.Itoa(pid), "task")
 	dir, err := os.Open(task)
@@ -369,7 +370,7 @@ func (r *Reader) threads(pid int) (all []knownThread) {
 	return all
 }
 
-// arguments splits a command line; it may be cut off anywhere.
+// arguments splits a command line, which may be truncated.
 func arguments(text []byte) []string {
 	if len(text) == 0 {
 		return nil
@@ -378,12 +379,12 @@ func arguments(text []byte) []string {
 	return args[:min(len(args), maxArgs)]
 }
 
-// read reads the beginning of a file of a process, into a buffer that the next read uses again.
+// read reads the beginning of a file of a process, into a buffer that the next call reuses.
 func (r *Reader) read(pid int, name string) ([]byte, error) {
 	return r.readFile(filepath.Join(r.root, "proc", strconv.Itoa(pid), name))
 }
 
-// where is what a path says, which is looked up once.
+// where returns what a path shows, and caches it.
 func (r *Reader) where(path string) *where {
 	w := r.paths[path]
 	if w == nil {
@@ -396,7 +397,7 @@ func (r *Reader) where(path string) *where {
 	return w
 }
 
-// state is what runtimes keep about an id, which is looked up once until the next full reading.
+// state returns what runtimes keep about an id, and caches it until the next full reading.
 func (r *Reader) state(id string) *state {
 	s, ok := r.states[id]
 	if !ok {
@@ -406,7 +407,7 @@ func (r *Reader) state(id string) *state {
 	return s
 }
 
-// count reads the counters of what is in the census.
+// count reads the counters in the census.
 func (r *Reader) count(full bool) {
 	for _, k := range r.known {
 		if p := k.process; p != nil {
@@ -419,7 +420,7 @@ func (r *Reader) count(full bool) {
 		}
 	}
 	for i, g := range r.measured {
-		// What cannot be read stays as it was; a group that has gone is not in the next census.
+		// What cannot be read keeps its old values; a group that is gone is not in the next census.
 		_ = r.groups.ReadCPUOf(g.Reading)
 		if full || g.Reading.Memory == (cgroup.Memory{}) || (r.pass+uint64(i))%memoryTurns == 0 {
 			_ = r.groups.ReadMemoryOf(g.Reading)
@@ -427,8 +428,8 @@ func (r *Reader) count(full bool) {
 	}
 }
 
-// Times gives the CPU time that every process of the last reading has used until now, in nanoseconds, whether it is in
-// a sandbox or not: one system call for each. In a tree of test files there are none.
+// Times calls f with the CPU time in nanoseconds that each process of the last reading has used so far, whether it is
+// in a sandbox or not, with one system call each. It makes no calls in a tree of test files.
 func (r *Reader) Times(f func(pid int, start, ns uint64)) {
 	for _, k := range r.known {
 		if ns := r.processTime(k.PID); ns != nil {
@@ -437,7 +438,7 @@ func (r *Reader) Times(f func(pid int, start, ns uint64)) {
 	}
 }
 
-// processTime is the CPU time of a process; nil in a tree of test files, whose processes do not exist.
+// processTime returns the CPU time of a process; nil in a tree of test files, whose processes do not exist.
 func (r *Reader) processTime(pid int) *uint64 {
 	if r.root != "/" {
 		return nil
@@ -449,7 +450,8 @@ func (r *Reader) processTime(pid int) *uint64 {
 	return new(uint64(d))
 }
 
-// threadTime is the CPU time of a thread: the first field of its schedstat (Documentation/scheduler/sched-stats.rst).
+// threadTime returns the CPU time of a thread: the first field of its schedstat
+// (Documentation/scheduler/sched-stats.rst).
 func (r *Reader) threadTime(k *known, tid int) *uint64 {
 	fd, open := k.clocks[tid]
 	if !open {

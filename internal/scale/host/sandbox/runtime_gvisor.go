@@ -19,7 +19,7 @@ func init() {
 				Doc: "of `runsc`: how it intercepts system calls",
 			}},
 			configure: func(v param.Values, _ string) Config {
-				// Without its overlay the root file system is what the bundle says, as with other runtimes.
+				// Without its overlay, the root file system is as in the bundle, like with other runtimes.
 				args := []string{"--platform=" + v["platform"], "--overlay2=none"}
 				if v["network"] == "host" {
 					args = append(args, "--network=host")
@@ -31,7 +31,7 @@ func init() {
 		GuestMemory: []Component{Sentry},
 		Processes: []processRule{
 			{Program: expr("containerd-shim-runsc-v1"), Component: Shim, ID: []idSource{{Flag: "-id"}}},
-			// runsc starts itself again by /proc/self/exe and sets argv[0] (runsc/sandbox, runsc/container).
+			// runsc starts itself again as /proc/self/exe and sets argv[0] (runsc/sandbox, runsc/container).
 			{
 				Program: expr("runsc-sandbox"), Component: Sentry, Children: Workload, StateFlag: "--root",
 				ID: []idSource{{Last: true, Match: expr("(?P<id>{id})")}},
@@ -93,7 +93,7 @@ func init() {
 	})
 }
 
-// parseRunsc reads a state file of runsc. Pids were 32-bit numbers, and are objects in newer versions.
+// parseRunsc parses a state file of runsc. PIDs were 32-bit numbers, and are objects in newer versions.
 func parseRunsc(s *state, file string, text []byte) error {
 	if _, name, ok := strings.Cut(filepath.Base(file), "_sandbox:"); ok {
 		if name = strings.TrimSuffix(name, ".state"); validID(name) {
@@ -118,7 +118,7 @@ func parseRunsc(s *state, file string, text []byte) error {
 	return nil
 }
 
-// pidOf reads a pid that is a number, or the one number of an object.
+// pidOf parses a PID that is a number, or an object with one number.
 func pidOf(raw json.RawMessage) int {
 	var n float64
 	if json.Unmarshal(raw, &n) != nil {

@@ -48,7 +48,7 @@ func init() {
 			{Program: expr("kata-monitor"), Component: Monitor, Shared: true},
 		},
 		Threads: []threadRule{
-			// Dragonball: the VMM is inside the shim (vcpu_impl.rs).
+			// Dragonball has the VMM inside the shim (vcpu_impl.rs).
 			{Comm: expr("db_vcpu[0-9]+"), Component: VCPU, Process: VMM},
 			{Comm: expr("db_(?:blk|net|fs|vsock).*"), Component: IO},
 		},
@@ -56,7 +56,7 @@ func init() {
 			{Dirs: []string{"/run/vc/sbs"}, File: "{id}", Flavour: "go"},
 			{Dirs: []string{"/run/kata"}, File: "{id}", Flavour: "rs"},
 		},
-		// The first that holds.
+		// The first row that matches counts.
 		Rows: []row{
 			{
 				Name: "kata-dragonball", Title: "Kata runtime-rs with Dragonball: the VMM lives inside the shim",

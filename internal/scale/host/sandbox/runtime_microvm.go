@@ -60,7 +60,7 @@ func init() {
 	})
 }
 
-// parseMicrovm reads state.json of Tare's microvm (package microvm).
+// parseMicrovm parses state.json of Tare's microvm (package microvm).
 func parseMicrovm(s *state, _ string, text []byte) error {
 	type process struct {
 		PID   int    `json:"pid"`

@@ -25,8 +25,8 @@ func init() {
 	})
 }
 
-// parseRunc reads state.json of runc and youki, or status of crun, which have the fields that matter under names of
-// their own (libcontainer's BaseState; crun's libcrun_container_status_s).
+// parseRunc parses state.json of runc and youki, or status of crun. These have the same information in different
+// fields (libcontainer's BaseState; crun's libcrun_container_status_s).
 func parseRunc(s *state, _ string, text []byte) error {
 	var f struct {
 		PID       int               `json:"pid"`

@@ -16,24 +16,25 @@ import (
 // state is what runtimes keep about one container or sandbox.
 type state struct {
 	About
-	id                       string // of the container that it is about
+	id                       string // of its container
 	runtime, flavour, engine string
-	groups                   []string // paths of its control groups, as the runtime names them
+	groups                   []string // paths of its control groups, in the runtime's notation
 	pids                     map[int]role
-	overhead, memory         *uint64 // declared: podFixed; the sum of the containers without it
+	overhead, memory         *uint64 // declared: podFixed; the sum over the containers without it
 	overheadKey              string
 }
 
-// role is what state says of a process. A process by another start time has the pid by chance; 0 where state has none.
+// role is what state says about a process. A process with another start time has reused the PID; 0 if state does not
+// have it.
 type role struct {
 	component Component
 	start     uint64
 }
 
-// take sets what nothing has been said of yet.
+// take sets a value that is still empty.
 func take(to *string, v string) { *to = cmp.Or(*to, v) }
 
-// merge adds what another file says of the same container.
+// merge adds what another file says about the same container.
 func (s *state) merge(o *state) {
 	take(&s.Sandbox, o.Sandbox)
 	take(&s.Pod.UID, o.Pod.UID)
@@ -58,10 +59,10 @@ func (s *state) merge(o *state) {
 	}
 }
 
-// stateDir is a place that a command line named.
+// stateDir is a directory named by a command line.
 type stateDir struct{ dir, runtime string }
 
-// states reads what runtimes keep below the root about an id. It is nil where they keep nothing.
+// states reads what runtimes keep below root about an id. It is nil if they keep nothing.
 func (t *table) states(root, id string, further []stateDir) *state {
 	var found *state
 	add := func(s *state) {
@@ -86,7 +87,7 @@ func (t *table) states(root, id string, further []stateDir) *state {
 		pattern := strings.NewReplacer("{id}", escapeGlob(id), "{sandbox}", "*").Replace(r.Path)
 		files, err := filepath.Glob(filepath.Join(root, pattern))
 		if err != nil {
-			continue // a directory that a command line named may be any string
+			continue // a directory named by a command line may be any string
 		}
 		for _, file := range files[:min(len(files), maxStates)] {
 			add(r.read(id, file))
@@ -95,11 +96,11 @@ func (t *table) states(root, id string, further []stateDir) *state {
 	return found
 }
 
-// maxStates bounds the files that are read for one id, and the ids that are taken from directories of states.
+// maxStates bounds the files read for one id, and the ids taken from directories of state.
 const maxStates = 4096
 
-// listed are the ids of containers that runtimes keep state for, where nothing else may name them: those of runtimes
-// without an engine.
+// listed returns the ids of containers that runtimes keep state for, in case nothing else names them: those of
+// runtimes without an engine.
 func (t *table) listed(root string) (ids []string) {
 	for i := range t.States {
 		r := &t.States[i]
@@ -130,7 +131,7 @@ func escapeGlob(s string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(s)
 }
 
-// read reads one file; nil where it cannot be read or is not what it should be: a container may go at any time.
+// read reads one file; nil if it cannot be read or parsed: a container may disappear at any time.
 func (r *stateRule) read(id, file string) *state {
 	s := r.about(id)
 	if r.parse == nil {
@@ -147,19 +148,19 @@ func (r *stateRule) read(id, file string) *state {
 		return nil
 	}
 	if r.named {
-		// A container may name a directory of its own making. So what is in it cannot unite sandboxes, nor give one to
-		// a process that its command line does not say the same of (gathering.assign).
+		// A container may name a directory that it created itself. Its content must therefore not unite sandboxes, nor
+		// assign a process whose command line does not name the same sandbox (gathering.assign).
 		return &state{runtime: r.Runtime, pids: s.pids}
 	}
 	return s
 }
 
-// about is what a rule says by itself of a container for which there is a file.
+// about returns what a rule by itself implies for a container that has a file.
 func (r *stateRule) about(id string) *state {
 	return &state{id: id, runtime: r.Runtime, flavour: r.Flavour, engine: r.Engine, pids: map[int]role{}}
 }
 
-// parseOCI reads the config.json of an OCI bundle.
+// parseOCI parses the config.json of an OCI bundle.
 func parseOCI(s *state, _ string, text []byte) error {
 	var config struct {
 		Annotations map[string]string `json:"annotations"`
@@ -177,7 +178,7 @@ func parseOCI(s *state, _ string, text []byte) error {
 	return nil
 }
 
-// annotate takes what annotations of an OCI configuration say.
+// annotate applies the annotations of an OCI configuration.
 func (s *state) annotate(found map[string]string) {
 	value := func(keys []string) (string, string) {
 		for _, k := range keys {

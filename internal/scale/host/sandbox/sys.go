@@ -9,7 +9,7 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// ownTime is the CPU time of this process: nothing else of Tare is busy while a reading is made.
+// ownTime returns the CPU time of this process: Tare does nothing else during a reading.
 func ownTime() time.Duration { return time.Duration(pace.Clock(unix.CLOCK_PROCESS_CPUTIME_ID)) }
 
 // readFile reads the beginning of a file into the reader's buffer.

@@ -8,17 +8,18 @@ import (
 	"sync"
 )
 
-// runtime is what is known of a runtime of containers or virtual machines. Each is a file that registers it.
+// runtime holds what is known about a runtime of containers or virtual machines. Each has a file that registers it.
 type runtime struct {
 	Name string
 
-	// VM says that the application is inside a virtual machine, so that no process of the host is it.
+	// VM: the application is inside a virtual machine, so it is not a process of the host.
 	VM bool
-	// Plain says that applications are processes of the host in a group of their container, which the runtime's state
-	// names where no engine does.
+	// Plain: applications are processes of the host in a group of their container, which the runtime's state names if no
+	// engine does.
 	Plain bool
 	// GuestMemory are the components whose shared memory is the application's: that of a guest (memory-backend-memfd or
-	// -file with share=on; Cloud Hypervisor's memfd), which virtiofsd maps as well, or what a sentry keeps for it.
+	// -file with share=on; Cloud Hypervisor's memfd), which virtiofsd maps as well, or what a sentry keeps for the
+	// application.
 	GuestMemory []Component
 
 	Paths     []pathRule
@@ -32,7 +33,7 @@ type runtime struct {
 	Launch *Launch // nil: Tare itself runs no containers in it
 }
 
-// engine is what is known of an engine, which starts runtimes. Each is a file that registers it.
+// engine holds what is known about an engine, which starts runtimes. Each has a file that registers it.
 type engine struct {
 	Name   string
 	Paths  []pathRule
@@ -40,25 +41,25 @@ type engine struct {
 	Rows   []row
 }
 
-// The registries, in the order of names.
+// The registries, ordered by name.
 var (
 	runtimes []*runtime
 	engines  []*engine
 )
 
-// registerRuntime adds a runtime. It is called from init functions only.
+// registerRuntime adds a runtime. It must be called only from init functions.
 func registerRuntime(r *runtime) {
 	runtimes = append(runtimes, r)
 	slices.SortFunc(runtimes, func(a, b *runtime) int { return cmp.Compare(a.Name, b.Name) })
 }
 
-// registerEngine adds an engine. It is called from init functions only.
+// registerEngine adds an engine. It must be called only from init functions.
 func registerEngine(e *engine) {
 	engines = append(engines, e)
 	slices.SortFunc(engines, func(a, b *engine) int { return cmp.Compare(a.Name, b.Name) })
 }
 
-// table is what is known of all runtimes and engines. The first rule that fits counts.
+// table holds the rules of all runtimes and engines. The first rule that matches applies.
 type table struct {
 	Paths     []pathRule
 	Processes []processRule
@@ -70,10 +71,10 @@ type table struct {
 	Findings  []findingRule
 }
 
-// builtin is the table of all that is registered.
+// builtin returns the table of everything registered.
 var builtin = sync.OnceValue(newTable)
 
-// newTable puts together what is registered, and what belongs to no runtime and no engine.
+// newTable combines everything registered with the rules that belong to no runtime or engine.
 func newTable() *table {
 	t := &table{Runtimes: runtimes, Paths: slices.Clone(podPaths), Findings: slices.Clone(commonFindings)}
 	for _, f := range bundles {
@@ -108,7 +109,7 @@ func newTable() *table {
 	return t
 }
 
-// each gives copies of rules to which set has added whose they are.
+// each returns copies of rules, after calling set on each to record its owner.
 func each[T any](rules []T, set func(*T)) []T {
 	rules = slices.Clone(rules)
 	for i := range rules {
@@ -117,7 +118,7 @@ func each[T any](rules []T, set func(*T)) []T {
 	return rules
 }
 
-// addStates adds the rules of some files, which have in common what rule says.
+// addStates adds a copy of rule for each place of the files.
 func (t *table) addStates(f stateFiles, rule stateRule) {
 	rule.Flavour, rule.parse = f.Flavour, f.Parse
 	for _, dir := range f.Dirs {
@@ -130,7 +131,7 @@ func (t *table) addStates(f stateFiles, rule stateRule) {
 	}
 }
 
-// below adds what runtimes keep in a directory that they were given as --root, as far as they can be given one.
+// below adds what runtimes keep in a directory passed to them as --root, for those that have such an option.
 func (t *table) below(dir string) {
 	for _, r := range t.Runtimes {
 		for _, f := range r.States {
@@ -142,16 +143,16 @@ func (t *table) below(dir string) {
 	}
 }
 
-// expression is a regular expression that must match the whole of a string. nil matches everything.
+// expression is a regular expression that must match an entire string. nil matches everything.
 type expression func() *regexp.Regexp
 
-// expr is an expression, which is compiled when it is first needed. {uid}, {hex} and {id} are kinds of ids. Tests
-// compile them all, so that none can be wrong.
+// expr returns an expression that is compiled on first use. {uid}, {hex} and {id} are kinds of ids. Tests compile all
+// expressions, so none can be invalid at run time.
 func expr(text string) expression {
 	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile("^(?:" + idKinds.Replace(text) + ")$") })
 }
 
-// idKinds are what {name} stands for in expressions.
+// idKinds replaces {name} in expressions.
 var idKinds = strings.NewReplacer(
 	"{uid}", "[0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32}",
 	"{hex}", "[0-9a-f]{64}",
@@ -160,7 +161,7 @@ var idKinds = strings.NewReplacer(
 
 func (e expression) matches(s string) bool { return e == nil || e().MatchString(s) }
 
-// capture is what a group of the given name matched; empty where the expression does not match or has none.
+// capture returns what the named group matched; empty if the expression does not match or has no such group.
 func (e expression) capture(s, name string) string {
 	if e == nil {
 		return ""
@@ -172,8 +173,8 @@ func (e expression) capture(s, name string) string {
 	return match[i]
 }
 
-// pathRule is for one element of the path of a control group, from the root down. The deepest that matches says what
-// the group is; the pod is that of the deepest pod.
+// pathRule matches one element of the path of a control group. Elements are tried from the root down, and the deepest
+// match determines what the group is; the pod is that of the deepest pod.
 type pathRule struct {
 	Match   expression // with groups pod and id
 	Under   expression // the element above it
@@ -185,8 +186,8 @@ type pathRule struct {
 	Driver  string
 }
 
-// processRule is for a process, by the base name of its command (argv[0], else the executable's), and for a thread of
-// the kernel by its name.
+// processRule matches a process, by the base name of its command (argv[0], else the executable's), or a kernel thread,
+// by its name.
 type processRule struct {
 	Program   expression // base name of its command
 	Comm      expression
@@ -194,73 +195,75 @@ type processRule struct {
 	Component Component
 	Runtime   string
 	ID        []idSource
-	Required  bool      // it is no match without an id
-	Threads   bool      // look at its threads
+	Required  bool      // it does not match without an id
+	Threads   bool      // its threads must be checked
 	Shared    bool      // it serves all sandboxes
-	Kernel    bool      // a thread of the kernel, that Comm's pid says who it works for
-	Inside    bool      // only in the group of a container
-	Unsettled bool      // it will become something else: look again
-	Children  Component // of all that descends from it in the same sandbox
-	StateFlag string    // says where the runtime keeps its state
+	Kernel    bool      // a kernel thread, and the group pid in Comm is the process that it works for
+	Inside    bool      // it matches only in the group of a container
+	Unsettled bool      // it will become something else, so it must be checked again
+	Children  Component // the component of all its descendants in the same sandbox
+	StateFlag string    // the flag for the directory of the runtime's state
 }
 
-// idSource is where a command line names a sandbox.
+// idSource is a place in a command line that names a sandbox.
 type idSource struct {
 	Flag      string     // the value of this flag ("-id X", "--id=X"); else any argument
 	Last      bool       // the last argument
-	Match     expression // that the value must match, with a group id; else the value is the id
+	Match     expression // the value must match it, and its group id is the id; else the value is the id
 	Container bool       // it names a container of the sandbox
 }
 
-// threadRule is for a thread of a process whose rule has Threads, by its name.
+// threadRule matches a thread, by its name, of a process whose rule has Threads.
 type threadRule struct {
 	Comm      expression
 	Component Component
-	Process   Component // what its process then is
+	Process   Component // what its process is if there is such a thread
 }
 
-// stateFiles are files that a runtime or an engine keeps for each container or sandbox; see state.go.
+// stateFiles are files that a runtime or engine keeps for each container or sandbox; see state.go.
 type stateFiles struct {
-	Dirs     []string // may have wildcards
-	Home     []string // below the home of a user who runs the engine without root; an engine's only
-	File     string   // below each, with {id}, and {sandbox} for the name of a sandbox; without {id} it is of them all
-	Anywhere bool     // a runtime may have been given another directory
+	Dirs []string // may have wildcards
+	Home []string // below the home of a user who runs the engine without root; only for engines
+	// File is below each directory. It contains {id}, and {sandbox} for the name of a sandbox; without {id} it is one
+	// file for all.
+	File     string
+	Anywhere bool // the runtime has a flag for another directory
 	Flavour  string
-	Parse    parseState // nil: that the file is there says something
+	Parse    parseState // nil: only the file's existence matters
 }
 
-// parseState reads a file.
+// parseState parses a file into s.
 type parseState func(s *state, file string, text []byte) error
 
-// stateRule is one of these places.
+// stateRule is one path of stateFiles.
 type stateRule struct {
 	Path    string
 	Runtime string
 	Flavour string
 	Engine  string
 
-	fixed  string // the directory that exists where its files can
+	fixed  string // the directory that exists if its files can exist
 	parse  parseState
-	bundle bool // the configuration of a container, which names no process
-	named  bool // by a command line, so that it may be anybody's
+	bundle bool // it is the configuration of a container, which names no process
+	named  bool // from a command line, so anyone may have created it
 }
 
-// charged are the places of which all of a component must be charged to one, by component.
+// charged lists, by component, the places where all of a component must be charged.
 type charged map[Component][]Place
 
-// row is one way in which a sandbox can be arranged. The first that holds counts: each component of CPU and of Memory
-// must be there, and all of its CPU time or memory charged to the places that are named.
+// row is one way in which a sandbox can be arranged. The first row that matches counts: each component in CPU and
+// Memory must exist, and all of its CPU time or memory must be charged to the places listed.
 type row struct {
 	Name           string
 	Title          string
 	Runtime        string
-	Plain          bool // of a runtime that is plain
+	Plain          bool // only for runtimes that are Plain
 	Flavour        string
 	Engine         string
 	EngineNot      []string
 	Driver         string
 	OverheadDriver string
-	Hierarchy      string // that counts memory: v1 or v2
+	Hierarchy      string // the one that counts memory: v1 or v2
 	Pod            *bool
 	Program        string // of the VMM
 	Has            []Component
@@ -268,8 +271,8 @@ type row struct {
 	CPU, Memory    charged
 }
 
-// findingRule is something that is worth saying of a sandbox, of each of some components, by where its processes and
-// threads are charged. docs/weigh-sandboxes.md lists the {names} in the words.
+// findingRule is a rule for a Finding about each of some components, by where its processes and threads are charged.
+// docs/weigh-sandboxes.md lists the {names} in Says.
 type findingRule struct {
 	Code         string
 	Row          string
@@ -280,13 +283,13 @@ type findingRule struct {
 	Memory       []Place
 	LeaderMemory []Place // of the process that a thread belongs to
 	Any          []Place // its CPU time or its memory
-	Left         Place   // a group of that kind holds more than its processes
+	Left         Place   // a group of that kind holds more memory than its processes account for
 	EmptyGroups  bool
-	Alone        bool // nothing is known that runs the application
+	Alone        bool // no process that runs the application is known
 	Says         string
 }
 
-// runtime is what is known of a runtime; the zero value where nothing is.
+// runtime returns a runtime by name; the zero value if it is unknown.
 func (t *table) runtime(name string) *runtime {
 	i := slices.IndexFunc(t.Runtimes, func(r *runtime) bool { return r.Name == name })
 	if i < 0 {

@@ -15,20 +15,20 @@ import (
 // nanoseconds.
 type Look struct {
 	CPU       int
-	Last, Now int64 // the look before, and this one
+	Last, Now int64 // the previous look, and this one
 	Stolen    int64 // of the interval
-	// how long the CPU was idle in the interval, by the kernel's clock, which runs on while the CPU is stolen
+	// Idle is how long the CPU was idle in the interval by the kernel's clock, which continues while the CPU is stolen.
 	Idle int64
-	Late int64 // how long after it was due the look at Now came
+	Late int64 // delay of the look at Now
 }
 
-// AtEnd says whether the stall ended with the look: a look that was due while the CPU was away comes as soon as it is
-// back. Looks are late for other reasons too, but not often by as much.
+// AtEnd reports whether the stall ended with the look: a look that was due while the CPU was away happens as soon as
+// the CPU is back. Looks are also late for other reasons, but rarely by as much.
 func (l Look) AtEnd() bool { return l.Late >= lateByStall || 2*l.Late >= l.Stolen }
 
-const lateByStall = 50_000 // ns; timers of an undisturbed virtual machine were seen to be late by up to 30 us
+const lateByStall = 50_000 // ns; timers of an undisturbed virtual machine were late by up to 30 us
 
-// place is where the stall was: up to the look if it is known to have ended there, else anywhere in the interval.
+// place returns where the stall was: up to the look if it is known to have ended there, else anywhere in the interval.
 func (l Look) place() (from, to int64) {
 	if l.AtEnd() {
 		return max(l.Last, l.Now-l.Stolen), l.Now
@@ -36,13 +36,13 @@ func (l Look) place() (from, to int64) {
 	return l.Last, l.Now
 }
 
-// part is the part of the stall that lies in a window.
+// part returns the fraction of the stall that lies in a window.
 func (l Look) part(from, to int64) float64 {
 	a, b := l.place()
 	return partOf(a, b, from, to)
 }
 
-// partOf is the part of the time from a to b that lies in a window; 0 where that time has no length.
+// partOf returns the fraction of the time from a to b that lies in a window; 0 if that time has no length.
 func partOf(a, b, from, to int64) float64 {
 	if b <= a {
 		return 0
@@ -50,8 +50,8 @@ func partOf(a, b, from, to int64) float64 {
 	return float64(max(min(b, to)-max(a, from), 0)) / float64(b-a)
 }
 
-// idleStolen bounds how much of the stolen time the kernel counts as idle time as well. Both lie in one interval: they
-// overlap at least by what they exceed it together, and at most by the shorter of the two.
+// idleStolen bounds how much of the stolen time the kernel also counts as idle. Both lie in the same interval, so they
+// overlap by at least the excess of their sum over it, and by at most the shorter of the two.
 func (l Look) idleStolen() (lo, hi int64) {
 	hi = min(l.Stolen, l.Idle)
 	lo = min(max(l.Stolen+l.Idle-(l.Now-l.Last), 0), hi)
@@ -61,40 +61,40 @@ func (l Look) idleStolen() (lo, hi int64) {
 // span is a stretch in which one task held a CPU.
 type span struct {
 	cpu         int
-	before      int64 // the look before the first that saw it
-	first, last int64 // looks that saw it
-	after       int64 // the first look that did not
+	before      int64 // the look before the first one that saw it
+	first, last int64 // first and last look that saw it
+	after       int64 // the first look that did not see it
 	stolen      int64
 	pid         int // of the process
 	comm        string
 }
 
-// folded are the sums over looks that were forgotten because there were too many.
+// folded holds the sums over looks that were dropped because there were too many.
 type folded struct {
 	n              int
 	stolen, lo, hi int64
 	spans          int
 }
 
-// maxKept bounds the intervals, and the spans, that are kept one by one while a window is open.
+// maxKept bounds the intervals, and the spans, that are kept individually while a window is open.
 const maxKept = 4 * ledger.MaxStalls
 
-// Account is what a witness saw of a window.
+// Account is what a witness saw in a window.
 type Account struct {
 	Noise  ledger.Noise
-	Stolen float64 // seconds, of all CPUs, exactly in the window
-	// IdleStolen is the part of Stolen that the kernel counts as idle time as well, in seconds: the middle of what is
-	// possible. It is off by at most IdleStolenError.
+	Stolen float64 // seconds, over all CPUs, exactly within the window
+	// IdleStolen is the part of Stolen that the kernel also counts as idle, in seconds: the middle of the possible range,
+	// off by at most IdleStolenError.
 	IdleStolen, IdleStolenError float64
-	// records that found no room: their time is in the sums, and they are not in the lists
+	// Lost counts records that did not fit into the ring: their time is in the sums, but they are not in the lists.
 	Lost  uint64
 	Looks uint64
 }
 
-// stale is how many periods old the last look at a CPU is at most when a window begins.
+// stale is the maximum age, in periods, of the last look at a CPU when a window begins.
 const stale = 4
 
-// Begin marks the start of a window: what was seen before it is forgotten.
+// Begin marks the start of a window and forgets what was seen before it.
 func (w *Witness) Begin() (err error) {
 	if err := w.Settle(monotonic() - int64(stale*w.period)); err != nil {
 		return err
@@ -107,13 +107,13 @@ func (w *Witness) Begin() (err error) {
 	return err
 }
 
-// past says whether a look was before the window.
+// past reports whether a look was before the window.
 func (w *Witness) past(cpu int, at int64) bool {
 	return cpu < len(w.begin) && at <= int64(w.begin[cpu].Last)
 }
 
-// Drain takes over what the program has recorded. Call it several times a second. Each interval is handed to seen,
-// which may be nil, in the order of time for each CPU.
+// Drain reads what the program has recorded. Call it several times a second. It passes each interval to seen, which
+// may be nil, in order of time for each CPU.
 func (w *Witness) Drain(seen func(Look)) error {
 	err := w.drain(func(r *record) {
 		switch r.Kind {
@@ -147,8 +147,8 @@ func (w *Witness) Drain(seen func(Look)) error {
 
 func text(b []byte) string { return unix.ByteSliceToString(b) }
 
-// compact forgets the shortest of too many intervals and spans, and none of the last second, in which a window may yet
-// end.
+// compact drops the shortest intervals and spans if there are too many, but none of the last second, in which a window
+// may still end.
 func (w *Witness) compact() {
 	if len(w.looks) > maxKept {
 		recent := w.looks[len(w.looks)-1].Now - int64(time.Second)
@@ -170,7 +170,7 @@ func (w *Witness) compact() {
 	}
 }
 
-// forget keeps the half with the largest weight, in the order that they had.
+// forget keeps the half with the largest weights, in their original order.
 func forget[T any](all []T, weight func(T) int64, forgotten func(T)) []T {
 	weights := make([]int64, len(all))
 	for i, v := range all {
@@ -189,18 +189,18 @@ func forget[T any](all []T, weight func(T) int64, forgotten func(T)) []T {
 	return kept
 }
 
-// held is for how long, in nanoseconds without what was stolen: from the middle between the looks around its begin to
-// that around its end.
+// held returns for how long the task held the CPU, in nanoseconds without stolen time: from the midpoint between the
+// looks around its beginning to that around its end.
 func (s span) held() int64 { return max((s.last+s.after-s.first-s.before)/2-s.stolen, 0) }
 
-// End makes the account of a window, whose edges lie between Begin and now. Nothing is looked at any more.
+// End returns the account of a window, whose edges lie between Begin and now. Looking must have ended.
 func (w *Witness) End(from, to int64) (*Account, error) {
 	a, _, err := w.end(from, to)
 	return a, err
 }
 
-// Roll is End of a window that another one follows: what was seen of the time after to is kept for that. Looking goes
-// on.
+// Roll is End for a window that is followed by another: what was seen after to is kept for that one. Looking
+// continues.
 func (w *Witness) Roll(from, to int64) (*Account, error) {
 	a, states, err := w.end(from, to)
 	if err != nil {
@@ -212,7 +212,7 @@ func (w *Witness) Roll(from, to int64) (*Account, error) {
 	return a, w.clearProcesses()
 }
 
-// end makes the account, with the states of the CPUs that it goes up to.
+// end returns the account, and the states of the CPUs that it is based on.
 func (w *Witness) end(from, to int64) (*Account, []state, error) {
 	states, err := w.states()
 	if err != nil {
@@ -235,7 +235,7 @@ func (w *Witness) end(from, to int64) (*Account, []state, error) {
 	return a, states, err
 }
 
-// holding are the tasks that hold a CPU now: of those there is no record before they leave it.
+// holding returns the tasks that hold a CPU now, which have no record until they leave it.
 func holding(states []state) (now []span) {
 	for cpu, s := range states {
 		if s.PID != 0 && s.Held > 0 {
@@ -248,7 +248,7 @@ func holding(states []state) (now []span) {
 	return now
 }
 
-// account sums up.
+// account computes the account.
 func (w *Witness) account(states []state, from, to int64) *Account {
 	a := &Account{Noise: ledger.Noise{Witness: string(w.source), PeriodSeconds: w.period.Seconds()}}
 	var stolen, lo, hi float64 // ns
@@ -281,12 +281,12 @@ func (w *Witness) account(states []state, from, to int64) *Account {
 		hi += float64(s.SmallHi - b.SmallHi)
 		a.Lost += s.Lost - b.Lost
 		a.Looks += s.Looks - b.Looks
-		if s.Late > b.Late { // the latest of them, or no later than the latest before the window
+		if s.Late > b.Late { // s.Longest may be from before the window, and is then an upper bound
 			a.Noise.Late += int(s.Late - b.Late)
 			a.Noise.LongestLate = max(a.Noise.LongestLate, float64(s.Longest)/1e9)
 		}
 	}
-	if a.Lost > 0 { // in the sums of the program, and in no record
+	if a.Lost > 0 { // included in the program's sums but in no record
 		lost := float64(max(all-small-recorded, 0))
 		stolen += lost
 		hi += lost
@@ -310,7 +310,7 @@ func (w *Witness) account(states []state, from, to int64) *Account {
 	return a
 }
 
-// longest keeps the longest, in the order of time, and says how many it left out.
+// longest keeps the longest stalls, in order of time, and returns how many it left out.
 func longest(all []ledger.Stall) (kept []ledger.Stall, omitted int) {
 	if len(all) > ledger.MaxStalls {
 		slices.SortStableFunc(all, func(a, b ledger.Stall) int { return cmp.Compare(b.Seconds, a.Seconds) })

@@ -18,24 +18,25 @@ import (
 
 const (
 	costPeriod = 20 * time.Microsecond // between looks while their cost is measured
-	// costLooks is after how many looks the kernel ends them. Where an interrupt takes longer than costPeriod, as on
-	// virtual machines it can, the next one is due when it ends, and its CPU gets to nothing else until then.
+	// costLooks is the number of looks after which the kernel stops them. If an interrupt takes longer than costPeriod,
+	// as it can on virtual machines, the next one is due when it ends, and until the end of the series its CPU does
+	// nothing else.
 	costLooks = 8
 	costSpin  = 200 * time.Microsecond
-	costGoes  = 24 // at least; the fastest counts: what slows a go down is not the witness
+	costGoes  = 24 // at least; only the fastest counts: what slows a round down is not the witness
 	costMost  = 240
 )
 
-// maxSampleRate is the file with the rate beyond which the kernel throttles events, in samples per second. It lowers
-// that by itself where interrupts take long (perf_sample_event_took in kernel/events/core.c).
+// maxSampleRate is the file with the rate, in samples per second, above which the kernel throttles events. The kernel
+// lowers it if interrupts take long (perf_sample_event_took in kernel/events/core.c).
 const maxSampleRate = "/proc/sys/kernel/perf_event_max_sample_rate"
 
-// MeasureCost measures what one look costs a busy CPU: a fixed amount of work is done many times without and with a
-// witness that looks at this thread a few times, every 20 us. Of a witness that has joined a sampler it is what a look
-// adds to an interrupt that comes anyway, of one that stands alone the interrupt is part of it. It takes about 20 ms of
-// CPU, ten times that where the machine is so restless that the fastest go with the witness is no slower than the
-// fastest without; where it still is not, the cost is unknown, which is an error. Call it while no look is taken; Reset
-// forgets what it did.
+// MeasureCost measures what one look costs a busy CPU: a fixed amount of work is repeated without and with a witness
+// that looks at this thread a few times, every 20 us. For a witness that has joined a sampler, this is what a look
+// adds to an interrupt that happens anyway; for a separate one it includes the interrupt. It takes about 20 ms of CPU.
+// On a restless machine it retries up to ten times as long, until the fastest round with the witness is slower than
+// the fastest without; if none is, the cost is unknown, which is an error. It must not be called while the witness is
+// enabled; Reset discards its traces.
 func (w *Witness) MeasureCost() (time.Duration, error) {
 	if err := mayLookSoOften(); err != nil {
 		return 0, err
@@ -80,7 +81,7 @@ func (w *Witness) MeasureCost() (time.Duration, error) {
 	return cost, nil
 }
 
-// mayLookSoOften is an error where the kernel would throttle the event that MeasureCost opens.
+// mayLookSoOften returns an error if the kernel would throttle the event that MeasureCost opens.
 func mayLookSoOften() error {
 	text, err := os.ReadFile(maxSampleRate)
 	if err != nil {
@@ -101,7 +102,7 @@ func (w *Witness) hasJoined() bool {
 	return slices.ContainsFunc(w.events, func(e event) bool { return e.joined })
 }
 
-// spinUnwatched spins with all that there is without a witness.
+// spinUnwatched spins under the same conditions but without a witness.
 func (w *Witness) spinUnwatched(steps int) (time.Duration, error) {
 	if !w.hasJoined() {
 		return spin(steps), nil
@@ -109,9 +110,9 @@ func (w *Witness) spinUnwatched(steps int) (time.Duration, error) {
 	return w.spinUnder(steps, false)
 }
 
-// spinUnder spins under an event of this thread, which the witness follows if it is to watch. The kernel disables the
-// event after costLooks interrupts, whatever becomes of this thread: the event has no program of its own, for with one
-// it would not count (__perf_event_overflow in kernel/events/core.c).
+// spinUnder spins under an event of this thread, and under the witness if watched is set. The kernel disables the
+// event after costLooks interrupts, whatever happens to this thread. The event must not have a program itself, because
+// it would then not be counted (__perf_event_overflow in kernel/events/core.c).
 func (w *Witness) spinUnder(steps int, watched bool) (time.Duration, error) {
 	leader, err := costEvent(-1)
 	if err != nil {
@@ -138,7 +139,7 @@ func (w *Witness) spinUnder(steps int, watched bool) (time.Duration, error) {
 	return took, nil
 }
 
-// costEvent opens an event of this thread, disabled unless it has a leader.
+// costEvent opens an event for this thread, disabled unless it has a leader.
 func costEvent(leader int) (int, error) {
 	attr := unix.PerfEventAttr{
 		Type: unix.PERF_TYPE_SOFTWARE, Config: unix.PERF_COUNT_SW_CPU_CLOCK,
@@ -155,8 +156,8 @@ func costEvent(leader int) (int, error) {
 	return fd, nil
 }
 
-// spin does a fixed amount of work and says how much CPU time that took: interrupts are in it, and time that was stolen
-// or that others ran is not.
+// spin does a fixed amount of work and returns the CPU time that it took. This includes interrupts, but not stolen
+// time or time of other tasks.
 func spin(steps int) time.Duration {
 	start := threadTime()
 	x := uint64(steps)

@@ -14,19 +14,19 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// names are the control groups of processes, asked for while they are there.
+// names caches the control groups of processes, looked up while the processes exist.
 type names struct {
-	looked   bool             // for a resolver
-	resolver *cgroup.Resolver // nil where no control groups are mounted
+	looked   bool             // a resolver was created if possible
+	resolver *cgroup.Resolver // nil if no control groups are mounted
 	groups   map[int]string
-	next     time.Time // when processes are looked at again
+	next     time.Time // when to look up processes again
 }
 
 const (
 	processesEvery = time.Second
 	maxBusiest     = 16
 	maxNames       = 1 << 14
-	processesBatch = 512 // that are read by one system call
+	processesBatch = 512 // processes read by one system call
 )
 
 func (n *names) resolve(pid int) {
@@ -49,10 +49,10 @@ func (n *names) resolve(pid int) {
 	n.groups[pid] = path
 }
 
-// cgroup is the group of a process; empty where it is not known.
+// cgroup returns the group of a process; empty if unknown.
 func (n *names) cgroup(pid int) string { return n.groups[pid] }
 
-// lookAtProcesses asks for the groups of the processes that were seen running, once a second.
+// lookAtProcesses looks up the groups of the processes that were seen running, once a second or if now is set.
 func (w *Witness) lookAtProcesses(now bool) error {
 	if !now && time.Now().Before(w.names.next) {
 		return nil
@@ -61,7 +61,7 @@ func (w *Witness) lookAtProcesses(now bool) error {
 	return w.processes(func(pid uint32, _ process) { w.names.resolve(int(pid)) })
 }
 
-// processes hands out the processes that were seen running.
+// processes calls f with each process that was seen running.
 func (w *Witness) processes(f func(pid uint32, p process)) error {
 	if w.without {
 		return nil
@@ -78,7 +78,7 @@ func (w *Witness) processes(f func(pid uint32, p process)) error {
 		for i := range n {
 			f(w.pids[i], w.values[i])
 		}
-		if err != nil { // these were the last
+		if err != nil { // no more entries
 			return nil
 		}
 	}
@@ -94,13 +94,13 @@ func (w *Witness) clearProcesses() error {
 			return fmt.Errorf("clearing the processes that were seen running: %w", err)
 		}
 	}
-	w.names.groups = nil // process ids are used again
+	w.names.groups = nil // PIDs are reused
 	w.names.next = time.Time{}
 	return nil
 }
 
-// busiest are the processes that were seen most. Those of one name in one group are one occupant: a build is a thousand
-// short processes.
+// busiest returns the processes that were seen most. Those with the same name in the same group are one occupant: a
+// build consists of a thousand short processes.
 func (w *Witness) busiest() ([]ledger.Occupant, error) {
 	type who struct{ comm, cgroup string }
 	sums := map[who]*ledger.Occupant{}

@@ -9,14 +9,15 @@ import (
 	"github.com/cilium/ebpf/btf"
 )
 
-// Program is the program of witnesses, fitted to the kernel at hand, which takes the kernel's types: megabytes of
-// memory while they are read. Witnesses can share it. The zero value is fitted when a witness is opened with it.
+// Program is the BPF program of witnesses, adapted to this kernel. That needs the kernel's types, which take megabytes
+// of memory while they are read, so witnesses can share a Program. The zero value is adapted when a witness is opened
+// with it.
 type Program struct {
-	spec   *ebpf.CollectionSpec // nil until it is fitted
+	spec   *ebpf.CollectionSpec // nil until it is adapted
 	places map[string]int64     // of the kernel's variables
 }
 
-// fit reads the program and fits it, unless that was done before.
+// fit reads the program and adapts it, unless that has been done.
 func (p *Program) fit(types *btf.Cache) error {
 	if p.spec != nil {
 		return nil
@@ -41,7 +42,7 @@ func (p *Program) fit(types *btf.Cache) error {
 	return nil
 }
 
-// relocate does what loading would do each time: it makes instructions access fields where this kernel has them.
+// relocate does once what each load would do: it adjusts instructions to where this kernel has its fields.
 func relocate(instructions asm.Instructions, spec *ebpf.CollectionSpec, kernel *btf.Spec) error {
 	var of []*asm.Instruction
 	var relocations []*btf.CORERelocation
@@ -61,7 +62,7 @@ func relocate(instructions asm.Instructions, spec *ebpf.CollectionSpec, kernel *
 		if err := fixup.Apply(of[i]); err != nil {
 			return err
 		}
-		*of[i] = btf.WithCORERelocationMetadata(*of[i], nil) // it is done
+		*of[i] = btf.WithCORERelocationMetadata(*of[i], nil) // applied
 	}
 	return nil
 }

@@ -10,10 +10,10 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// drainEvery is how often the ring of a running witness is emptied.
+// drainEvery is how often the ring of a running witness is drained.
 const drainEvery = 200 * time.Millisecond
 
-// Running is a witness that stands alone, from Start to Stop.
+// Running is an independent witness between Start and Stop.
 type Running struct {
 	w    *Witness
 	from int64
@@ -21,7 +21,8 @@ type Running struct {
 	done chan error
 }
 
-// Start begins to witness. End it with Stop. The error is a *feature.MissingError where this machine has no witness.
+// Start starts a witness. The caller must call Stop. The error is a *feature.MissingError if this machine does not
+// support one.
 func Start(o Options) (*Running, error) {
 	w, err := Open(o)
 	if err != nil {
@@ -55,7 +56,7 @@ func (r *Running) drain() {
 	}
 }
 
-// Stop ends the witness and says what disturbed the machine since Start.
+// Stop ends the witness and returns what disturbed the machine since Start.
 func (r *Running) Stop() (*ledger.Noise, error) {
 	to := monotonic()
 	close(r.stop)

@@ -1,12 +1,12 @@
-// Package witness looks at every CPU, some 500 times a second, and says what disturbed the machine: when a CPU stood
-// still because the hypervisor ran somebody else, which tasks held a CPU for long, and which processes were seen
+// Package witness looks at every CPU about 500 times a second and reports what disturbed the machine: when a CPU stood
+// still because the hypervisor ran something else, which tasks held a CPU for long, and which processes were seen
 // running.
 //
 // A look is a run of a small BPF program in a timer interrupt of its CPU. It reads the steal clock, which the
-// hypervisor keeps to the nanosecond (struct kvm_steal_time in arch/x86/include/uapi/asm/kvm_para.h), and the kernel's
-// own account of idle time. After a stall the look comes late and is the first thing that runs, so the stall ended
-// there. A look that comes late although nothing was stolen is told apart: interrupts were off, or a tracing program
-// was running. That is never noise, for whoever is weighed may be the cause.
+// hypervisor maintains in nanoseconds (struct kvm_steal_time in arch/x86/include/uapi/asm/kvm_para.h), and the
+// kernel's own account of idle time. After a stall, the look comes late and is the first thing that runs, so the stall
+// ended there. A look that comes late although nothing was stolen is counted separately: interrupts were off, or a
+// tracing program was running. That never counts as noise, because the subject may be the cause.
 package witness
 
 //go:generate go run github.com/cilium/ebpf/cmd/bpf2go -target bpfel -cc clang -cflags "-O2 -g -Wall -Werror" witness bpf/witness.bpf.c
@@ -39,29 +39,30 @@ type Source string
 
 // The sources.
 const (
-	Clock Source = "steal-clock" // the hypervisor's own, of this moment
-	Ticks Source = "steal-ticks" // the kernel's counter, which it brings up to date at its ticks
+	Clock Source = "steal-clock" // the hypervisor's own, up to date
+	Ticks Source = "steal-ticks" // the kernel's counter, updated at its ticks
 )
 
-// DefaultHz is the looks per second and CPU: as many as the sampler takes samples, so that both share an interrupt.
+// DefaultHz is the number of looks per second and CPU. It equals the sampler's default, so that both share an
+// interrupt.
 const DefaultHz = perf.DefaultHz
 
-// Options of a witness. The zero value has sensible defaults.
+// Options configures a witness. The zero value has sensible defaults.
 type Options struct {
 	// Leaders are the events of a sampler, by CPU. The witness joins them: it is switched on and off with them, and its
-	// looks fall into the same interrupts, so that an idle CPU is woken once. Empty: the witness stands alone.
+	// looks happen in the same interrupts, so an idle CPU is woken only once. Empty: the witness is independent.
 	Leaders map[int]int
-	// LeaderPeriod is the time between two samples of the leaders. The witness looks at each, or at every second,
-	// third, ... of fast ones.
+	// LeaderPeriod is the time between two samples of the leaders. The witness looks at each sample, or at every second,
+	// third, ... if they are frequent.
 	LeaderPeriod time.Duration
-	Types        *btf.Cache // the kernel's types, which others need as well; nil: they are read
+	Types        *btf.Cache // the kernel's types, if already read; nil: Open reads them
 	Program      *Program   // shared with other witnesses; nil: the witness has its own
-	// NoOccupants leaves out who held the CPUs, which takes most of the work: a seventh of what an agent that is scraped
-	// every 15 s used.
+	// NoOccupants leaves out who held the CPUs, which is most of the work: a seventh of the CPU time of an agent that is
+	// scraped every 15 s.
 	NoOccupants bool
 }
 
-// Witness looks while it is enabled. It is for one goroutine at a time.
+// Witness looks at the CPUs while it is enabled. It is not safe for concurrent use.
 type Witness struct {
 	objects witnessObjects
 	reader  *ringbuf.Reader
@@ -70,17 +71,17 @@ type Witness struct {
 	source  Source
 	period  time.Duration
 	id      uint32
-	without bool // occupants: see Options
+	without bool // Options.NoOccupants
 
-	silent bool      // there is a CPU that calls no timer while it is idle
-	wakes  link.Link // the look at CPUs that leave idle; nil unless enabled, and needed
+	silent bool      // some CPU runs no timer while it is idle
+	wakes  link.Link // runs a look when a CPU leaves idle; nil unless enabled and needed
 
 	looks  []Look // intervals in which something was stolen, since Begin
 	spans  []span // of occupants, since Begin
 	begin  []state
 	names  names
 	folded folded
-	pids   []uint32 // of the last batch of processes
+	pids   []uint32 // scratch space for a batch of processes
 	values []process
 }
 
@@ -134,12 +135,12 @@ const (
 	sourceTicks uint32 = 2
 )
 
-// Open loads the program and makes the events; no look is taken until Enable, or until the leaders are enabled. The
-// error is a *feature.MissingError where this machine has no witness.
+// Open loads the program and creates the events; no look is taken until Enable, or until the leaders are enabled. The
+// error is a *feature.MissingError if this machine does not support a witness.
 func Open(o Options) (*Witness, error) {
 	w, err := open(o)
 	if err != nil {
-		if missing := Witnessing.Err(); missing != nil { // asked now only: the probe opens one too
+		if missing := Witnessing.Err(); missing != nil { // only checked now, because the probe opens a witness too
 			return nil, missing
 		}
 	}
@@ -150,7 +151,7 @@ func Open(o Options) (*Witness, error) {
 func open(o Options) (w *Witness, err error) {
 	w = &Witness{period: time.Second / DefaultHz, without: o.NoOccupants}
 	if len(o.Leaders) > 0 {
-		// The longest whole number of the leaders' periods that is not longer than the witness's own.
+		// Use the longest multiple of the leaders' period that does not exceed the witness's own.
 		w.period = o.LeaderPeriod * max(w.period/o.LeaderPeriod, 1)
 	}
 	defer func() {
@@ -179,7 +180,7 @@ func open(o Options) (w *Witness, err error) {
 		}
 		err := w.openEvent(cpu, leader)
 		if errors.Is(err, unix.ENODEV) {
-			continue // went offline since
+			continue // it has gone offline
 		}
 		if err != nil {
 			return w, err
@@ -188,7 +189,7 @@ func open(o Options) (w *Witness, err error) {
 	return w, nil
 }
 
-// load loads the program with what this kernel has: the steal clock where the hypervisor keeps one, else the kernel's
+// load loads the program for this kernel: with the steal clock if the hypervisor maintains one, else with the kernel's
 // counter.
 func (w *Witness) load(p *Program, types *btf.Cache) error {
 	if err := p.fit(types); err != nil {
@@ -222,9 +223,9 @@ func (w *Witness) load(p *Program, types *btf.Cache) error {
 	return w.loadWith(p, sourceTicks)
 }
 
-// findQueues shows the program the run queue of every CPU: a task that runs on a CPU is linked to its queue, while the
-// idle task may be linked to another's. Of a CPU that this process may not use, the first task that a look sees there
-// shows it.
+// findQueues shows the program the run queue of every CPU: a running task is linked to its CPU's queue, whereas the
+// idle task may be linked to another's. For CPUs that this process may not use, the first task seen by a look provides
+// the queue.
 func (w *Witness) findQueues(cpus []int) (err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -241,14 +242,14 @@ func (w *Witness) findQueues(cpus []int) (err error) {
 			return fmt.Errorf("finding the run queue of CPU %d: %w", cpu, err)
 		}
 	}
-	if err := w.objects.TareClock.Close(); err != nil { // it has answered
+	if err := w.objects.TareClock.Close(); err != nil { // it is no longer needed
 		return fmt.Errorf("unloading the program that found the run queues: %w", err)
 	}
 	return nil
 }
 
-// kernelVariables are the places of the variables in the section of per-CPU variables, by name: of those that this
-// kernel has and tells.
+// kernelVariables returns the offsets of the variables in the section of per-CPU variables, by name, as far as this
+// kernel has and exposes them.
 func kernelVariables(kernel *btf.Spec) (map[string]int64, error) {
 	var section *btf.Datasec
 	if err := kernel.TypeByName(".data..percpu", &section); err != nil {
@@ -300,8 +301,8 @@ func (w *Witness) loadWith(p *Program, source uint32) error {
 	return nil
 }
 
-// ringBytes is the memory of the ring. A record takes 96 bytes with its header, a busy CPU changes hands some 250 times
-// a second, and the ring is emptied five times a second.
+// ringBytes returns the size of the ring. A record takes 96 bytes with its header, a busy CPU switches tasks about 250
+// times a second, and the ring is drained five times a second.
 func ringBytes(cpus int) uint32 {
 	n := uint32(1 << 17)
 	for n < uint32(cpus)*(16<<10) && n < 1<<23 {
@@ -316,7 +317,7 @@ func (w *Witness) openEvent(cpu, leader int) error {
 		Config:  unix.PERF_COUNT_SW_CPU_CLOCK,
 		Size:    uint32(unsafe.Sizeof(unix.PerfEventAttr{})),
 		Sample:  uint64(w.period),
-		Bits:    unix.PerfBitUseClockID, // the events of a group have one clock
+		Bits:    unix.PerfBitUseClockID, // the events of a group must use the same clock
 		Clockid: unix.CLOCK_MONOTONIC,
 	}
 	if leader < 0 {
@@ -333,10 +334,10 @@ func (w *Witness) openEvent(cpu, leader int) error {
 	return nil
 }
 
-// Program is the id of the program that looks.
+// Program returns the id of the program that looks.
 func (w *Witness) Program() uint32 { return w.id }
 
-// Reset forgets everything; call it while no look is taken.
+// Reset forgets everything. It must not be called while looks are taken.
 func (w *Witness) Reset() error {
 	for cpu := range w.cpus() {
 		var before state
@@ -359,8 +360,8 @@ func (w *Witness) Reset() error {
 
 func (w *Witness) cpus() uint32 { return w.objects.TareLooks.MaxEntries() }
 
-// Enable begins to look; a witness that has joined a sampler begins with it, and is enabled after it. It takes a few
-// periods.
+// Enable starts looking. A witness that has joined a sampler starts with it, and must be enabled after it. Enable
+// takes a few periods.
 func (w *Witness) Enable() error {
 	if err := w.ioctl(unix.PERF_EVENT_IOC_ENABLE, "enabling"); err != nil {
 		return err
@@ -368,7 +369,7 @@ func (w *Witness) Enable() error {
 	return w.watchSilent()
 }
 
-// Disable ends it; what has been seen can still be drained.
+// Disable stops looking. What has been seen can still be drained.
 func (w *Witness) Disable() error {
 	err := w.ioctl(unix.PERF_EVENT_IOC_DISABLE, "disabling")
 	if w.wakes != nil {
@@ -390,8 +391,8 @@ func (w *Witness) ioctl(req uint, what string) error {
 	return nil
 }
 
-// Settle has every CPU looked at that was not since the time after (CLOCK_MONOTONIC, ns), so that a stall of that time
-// is known in full. It waits for the end of a stall that is under way.
+// Settle looks at every CPU without a look since after (CLOCK_MONOTONIC, ns), so that stalls until then are known in
+// full. It waits for the end of a stall in progress.
 func (w *Witness) Settle(after int64) error {
 	states, err := w.states()
 	if err != nil {
@@ -403,11 +404,11 @@ func (w *Witness) Settle(after int64) error {
 		}
 		// The kernel runs the program on that CPU by an interrupt (bpf_prog_test_run_raw_tp in net/bpf/test_run.c).
 		_, err := w.objects.TareAsked.Run(&ebpf.RunOptions{CPU: uint32(e.cpu), Flags: unix.BPF_F_TEST_RUN_ON_CPU})
-		if err != nil && !errors.Is(err, unix.ENXIO) { // it went offline
+		if err != nil && !errors.Is(err, unix.ENXIO) { // it has gone offline
 			return fmt.Errorf("looking at CPU %d: %w", e.cpu, err)
 		}
 	}
-	if len(w.begin) == len(states) { // what a busy CPU hid at the beginning of this window shows at its end
+	if len(w.begin) == len(states) { // a CPU that was busy at the beginning may have turned out to be silent
 		if states, err = w.states(); err != nil {
 			return err
 		}
@@ -416,11 +417,11 @@ func (w *Witness) Settle(after int64) error {
 	return nil
 }
 
-// silentAfter is in how many periods a CPU whose timer fires is looked at.
+// silentAfter is the number of periods within which every CPU with a working timer gets a look.
 const silentAfter = 4
 
-// watchSilent attaches the look at CPUs that leave idle, if there is one that the timer does not look at. Finding out
-// takes a few periods.
+// watchSilent attaches a look at CPUs that leave idle, if the timer of some CPU does not fire. Finding out takes a few
+// periods.
 func (w *Witness) watchSilent() (err error) {
 	if w.wakes != nil {
 		return nil
@@ -447,7 +448,7 @@ func (w *Witness) watchSilent() (err error) {
 	return nil
 }
 
-// isSilent reports whether a CPU was looked at much less often than its timer should have fired.
+// isSilent reports whether some CPU had far fewer looks than its timer should have caused.
 func (w *Witness) isSilent(before, after []state) bool {
 	return slices.ContainsFunc(w.events, func(e event) bool {
 		b, a := before[e.cpu], after[e.cpu]
@@ -456,7 +457,7 @@ func (w *Witness) isSilent(before, after []state) bool {
 	})
 }
 
-// states reads what the program knows of each CPU, by its number.
+// states returns what the program has recorded about each CPU, by CPU number.
 func (w *Witness) states() ([]state, error) {
 	out := make([]state, w.cpus())
 	for cpu := range out {
@@ -467,9 +468,9 @@ func (w *Witness) states() ([]state, error) {
 	return out, nil
 }
 
-// drain hands out every record in the ring.
+// drain passes every record in the ring to handle.
 func (w *Witness) drain(handle func(*record)) error {
-	w.reader.SetDeadline(time.Unix(1, 0)) // do not wait: records come without a wake-up
+	w.reader.SetDeadline(time.Unix(1, 0)) // do not wait: records arrive without a wake-up
 	for {
 		err := w.reader.ReadInto(&w.record)
 		if errors.Is(err, os.ErrDeadlineExceeded) {
@@ -485,7 +486,7 @@ func (w *Witness) drain(handle func(*record)) error {
 	}
 }
 
-// Close ends looking and frees everything. A witness that has joined a sampler is closed before it.
+// Close stops looking and releases all resources. A witness that has joined a sampler must be closed before it.
 func (w *Witness) Close() error {
 	var errs []error
 	if w.wakes != nil {
@@ -503,7 +504,7 @@ func (w *Witness) Close() error {
 	return errors.Join(append(errs, w.objects.Close())...)
 }
 
-// Witnessing is the feature that this package needs.
+// Witnessing is the feature required by this package.
 var Witnessing = feature.New(feature.Status{
 	Name: "witness",
 	Needs: "perf_event_open for all CPUs and BPF programs on perf events with the kernel's types: CAP_BPF and " +
@@ -523,5 +524,5 @@ var Witnessing = feature.New(feature.Status{
 	return strconv.Itoa(DefaultHz) + " looks per second and CPU, stolen time from the " + string(source), nil
 })
 
-// Features are the probes of this package.
+// Features returns the probes of this package.
 func Features() []*feature.Probe { return []*feature.Probe{Witnessing} }
