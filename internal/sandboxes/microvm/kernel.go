@@ -14,6 +14,7 @@ import (
 
 	"tare/internal/lib/fault"
 	"tare/internal/lib/files"
+	"tare/internal/lib/text"
 )
 
 // Kernel is the guest's kernel, from Debian's package linux-image-cloud-amd64, installed or just unpacked.
@@ -32,7 +33,7 @@ func FindKernel(named string) (Kernel, error) {
 	images := []string{named}
 	if named == "" {
 		images, _ = filepath.Glob("/boot/vmlinuz-*-cloud-amd64") // cannot fail: the pattern is well-formed
-		slices.Reverse(images)
+		newestFirst(images)
 		if len(images) == 0 {
 			return Kernel{}, fault.New(fault.Machine, "/boot", kernelHint, "no kernel for a virtual machine")
 		}
@@ -46,6 +47,16 @@ func FindKernel(named string) (Kernel, error) {
 		errs = append(errs, err)
 	}
 	return Kernel{}, errors.Join(errs...)
+}
+
+var digits = text.LazyRegexp(`[0-9]+`)
+
+// newestFirst sorts names by the numbers in them: 6.1.0-10 before 6.1.0-9.
+func newestFirst(names []string) {
+	sortable := func(name string) string {
+		return digits().ReplaceAllStringFunc(name, func(n string) string { return fmt.Sprintf("%12s", n) })
+	}
+	slices.SortFunc(names, func(a, b string) int { return strings.Compare(sortable(b), sortable(a)) })
 }
 
 func kernelAt(image string) (Kernel, error) {
