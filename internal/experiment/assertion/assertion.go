@@ -1,5 +1,5 @@
-// Package assertion reads budgets: what a metric of an arm may be, as "assert" in a spec and --assert on the command
-// line state it. Whether a run keeps them, package analysis says.
+// Package assertion reads budgets: bounds on a metric of an arm, as in "assert" of a spec and --assert on the command
+// line. Package analysis checks whether a run keeps them.
 package assertion
 
 import (
@@ -19,7 +19,7 @@ import (
 	"tare/internal/lib/text"
 )
 
-// Op is how a value is compared with a bound.
+// Op compares a value with a bound.
 type Op string
 
 // The operators.
@@ -31,41 +31,41 @@ const (
 	Equal   Op = "=="
 )
 
-// Upper reports whether the bound is one from above.
+// Upper reports whether the bound is an upper bound.
 func (o Op) Upper() bool { return o == AtMost || o == Below }
 
-// Against is what a bound is measured from.
+// Against is the reference of a bound.
 type Against string
 
-// What bounds are measured from.
+// The references.
 const (
 	Value      Against = "value"      // from 0, in the unit of the metric: 50MB
 	Difference Against = "difference" // from the baseline, in the unit of the metric: +200us
-	Change     Against = "change"     // from the baseline, as a part of it: +10% is 0.1
+	Change     Against = "change"     // from the baseline, as a fraction of its value: +10% is 0.1
 )
 
 // Assertion is one budget.
 type Assertion struct {
 	Metric    string
-	Arm       string            // empty: every arm but the baseline and its twin
-	Component string            // of the arm's subject; empty: the whole of it
-	Level     map[string]string // of the factors it names; it is of every level that has these
+	Arm       string            // empty: every arm except the baseline and its twin
+	Component string            // of the arm's subject; empty: the whole subject
+	Level     map[string]string // of some factors; the assertion applies to every level that has these values
 	Op        Op
 	Against   Against
-	Bound     float64 // in the unit of the metric; a Change is a part: 0.1
+	Bound     float64 // in the unit of the metric; a Change is a fraction: 0.1
 	written   string  // the bound as it was written
 }
 
-// MostText is the length in bytes of the longest assertion that Parse takes.
+// MostText is the length in bytes of the longest assertion that Parse accepts.
 const MostText = 1000
 
 // Most is how many assertions a run may have.
 const Most = 100
 
-// MostChecks is how many checks the assertions of a run may make: each is made for arms at levels.
+// MostChecks is how many checks the assertions of a run may make: each is checked for arms at levels.
 const MostChecks = 10_000
 
-// The labels that are no factors.
+// The labels that are not factors.
 const (
 	armLabel       = "arm"
 	componentLabel = "component"
@@ -76,17 +76,17 @@ var (
 	number = regexp.MustCompile(`^([+-]?)([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\s*([A-Za-zµμ%]*)$`)
 )
 
-// Hint says how assertions are written.
+// Hint describes the syntax of assertions.
 const Hint = "write METRIC <= BOUND, such as 'memory_hard_bytes <= 50MB', 'latency_p99_seconds <= +200us' or " +
 	"'cpu_seconds_per_request{arm=new} <= +10%'; a sign makes the bound a difference to the baseline"
 
-// Parse reads an assertion. Its error reads on after the text and says what is wrong; Hint says what is right. With an
-// error, Metric is set where there is one.
+// Parse reads an assertion. Its error continues a sentence that begins with the text and says what is wrong; Hint
+// shows the right syntax. On an error, Metric is set if the text has one.
 //
 //	METRIC [{arm=NAME, component=NAME, FACTOR=LEVEL}] OPERATOR BOUND
 //
-// A bound without a sign is one of the value itself. With a sign it is one of the difference to the baseline: in the
-// unit of the metric, or in per cent of the baseline's value.
+// A bound without a sign applies to the value itself. With a sign it applies to the difference from the baseline: in
+// the unit of the metric, or in per cent of the baseline's value.
 func Parse(text string) (Assertion, error) {
 	if len(text) > MostText {
 		return Assertion{}, fmt.Errorf("is %d bytes long, and the longest allowed has %d", len(text), MostText)
@@ -102,7 +102,7 @@ func Parse(text string) (Assertion, error) {
 	return a, a.bound(m[4])
 }
 
-// labels reads what stands in braces.
+// labels reads the labels in braces.
 func (a *Assertion) labels(raw string) error {
 	if strings.TrimSpace(raw) == "" {
 		return nil
@@ -134,7 +134,7 @@ func (a *Assertion) labels(raw string) error {
 
 func quoteOrSpace(r rune) bool { return r == '"' || unicode.IsSpace(r) }
 
-// The units of bounds, by what the metric counts in. The factor of a unit is that to seconds or bytes.
+// The units of bounds, by the unit of the metric, each with its factor to seconds, bytes, a fraction or CPUs.
 var units = map[string]map[string]float64{
 	quantity.Seconds: {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1, "min": 60},
 	quantity.Bytes: {
@@ -144,10 +144,9 @@ var units = map[string]map[string]float64{
 	quantity.CPUs: {"": 1, "CPU": 1, "CPUs": 1},
 }
 
-// noUnit is of metrics that count.
+// noUnit is for metrics that are counts.
 var noUnit = map[string]float64{"": 1}
 
-// bound reads the bound.
 func (a *Assertion) bound(raw string) error {
 	m := number.FindStringSubmatch(strings.TrimSpace(raw))
 	if m == nil {
@@ -174,7 +173,7 @@ func (a *Assertion) bound(raw string) error {
 	case m[3] == "%" && !is:
 		return fmt.Errorf("has the bound %s, and %s is no part; for a change from the baseline, write +%s",
 			a.written, a.Metric, a.written)
-	case m[3] == "" && v == 0: // nothing has no unit
+	case m[3] == "" && v == 0: // 0 needs no unit
 	case !is && m[3] == "":
 		return fmt.Errorf("has the bound %s without a unit; %s is in %s", a.written, a.Metric, namesOf(known))
 	case !is:
@@ -193,7 +192,7 @@ func (a *Assertion) bound(raw string) error {
 	return nil
 }
 
-// namesOf are the units that there are, the smallest first.
+// namesOf lists the units, the smallest first.
 func namesOf(known map[string]float64) string {
 	names := slices.DeleteFunc(slices.Sorted(maps.Keys(known)), func(n string) bool { return n == "" || n > "~" })
 	if len(names) == 0 {
@@ -203,10 +202,10 @@ func namesOf(known map[string]float64) string {
 	return strings.Join(names, ", ")
 }
 
-// String is the assertion in its canonical form, which Parse reads as the same.
+// String returns the assertion in canonical form, which Parse reads as the same assertion.
 func (a Assertion) String() string { return a.of() + " " + string(a.Op) + " " + a.written }
 
-// of is the metric, and in braces which arm, component and level.
+// of returns the metric, with the arm, component and level in braces.
 func (a Assertion) of() string {
 	var labels []string
 	if a.Arm != "" {
@@ -224,7 +223,7 @@ func (a Assertion) of() string {
 	return a.Metric + "{" + strings.Join(labels, ",") + "}"
 }
 
-// Bounded is the bound as it was written: "+10%".
+// Bounded returns the bound as it was written: "+10%".
 func (a Assertion) Bounded() string { return a.written }
 
 // Keeps reports whether a value, difference or change keeps the bound.

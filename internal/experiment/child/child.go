@@ -1,6 +1,6 @@
 // Package child starts processes, watches them and ends them. Whatever Tare starts and leaves running is a Process:
 // Start starts it, Await waits until it is ready, Stop asks it to end and kills its process group if it does not, and
-// Failure says how it ended and what it wrote last. Process.run is its life from top to bottom.
+// Failure says how it ended, with its last output. Process.run is its life from top to bottom.
 package child
 
 import (
@@ -19,23 +19,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Options say how a process is started, read and ended. All but Name may be left out.
+// Options configure how a process is started, read and ended. Only Name is required.
 type Options struct {
 	Name string // in messages
 
-	// Begin starts the command where it belongs. Without it, the process runs beside this one, and dies with it unless
-	// it Outlives it.
+	// Begin starts the command in the right place. Without it, the process starts as usual, and dies with this process
+	// unless Outlives is true.
 	Begin    Starter
 	Outlives bool
 
-	// Output polls both streams. Without it, those that the command does not direct elsewhere are read as they come, and
-	// Log gets a copy.
+	// Output polls both streams. Without it, streams that the command does not direct elsewhere are read as output
+	// arrives, and Log gets a copy.
 	Output *Output
 	Log    io.Writer
 
-	Stop   syscall.Signal // by which Stop asks the process group to end; 0: Ending asks it
-	Grace  time.Duration  // from then until the group is killed
-	Linger time.Duration  // how long output that others hold open is read after the process has exited
+	Stop   syscall.Signal // with which Stop asks the process group to end; 0: Ending asks it
+	Grace  time.Duration  // after that until the group is killed
+	Linger time.Duration  // how long output that other processes hold open is read after the process has exited
 
 	// Ending is called by Stop and Kill before they send their signal.
 	Ending func(kill bool)
@@ -46,25 +46,25 @@ type Options struct {
 	OnEnd func()
 }
 
-// Process is a process that this one has started, the leader of a process group. Start starts it; Stop or Kill must end
-// it, whatever happened. Its methods may be used concurrently.
+// Process is a child process that leads a process group. Start starts it, and Stop or Kill must end it, even after an
+// error. Its methods may be used concurrently.
 type Process struct {
 	o     Options
 	cmd   *exec.Cmd
-	tails [2]Tail // of standard output and of standard error; without Options.Output of both in the second
+	tails [2]Tail // of standard output and of standard error; without Options.Output the second has both
 	begun time.Time
 	done  time.Time // when it was waited for
 
 	mu     sync.Mutex
-	reaped bool // or about to be: its pid may be another's
+	reaped bool // it was waited for, or is about to be: its pid may be reused
 
 	asked chan struct{} // closed by Stop and Kill
 	ask   sync.Once
-	ended chan struct{} // closed when it has exited, its output is read, and why is set
+	ended chan struct{} // closed when it has exited, its output has been read, and why is set
 	why   error
 }
 
-// Start starts a command as p. A process that could not be started may be stopped all the same.
+// Start starts a command as p. Stop may be called even if Start fails.
 func Start(p *Process, c Command, o Options) error {
 	cmd := c.cmd()
 	p.o, p.cmd = o, cmd
@@ -89,7 +89,7 @@ func Start(p *Process, c Command, o Options) error {
 	return <-started
 }
 
-// run starts the process, waits until it has exited and its output is read, and says so.
+// run starts the process, waits until it has exited and its output has been read, and closes p.ended.
 func (p *Process) run(started chan<- error) {
 	begin := p.o.Begin
 	switch {
@@ -133,8 +133,8 @@ func (p *Process) run(started chan<- error) {
 	}
 }
 
-// Await waits until a child of this process has exited, and leaves it to be waited for. It holds no thread where the
-// kernel has descriptors of processes that do not block (Linux 5.10).
+// Await waits until a child of this process has exited, without reaping it. It blocks no thread if the kernel has
+// non-blocking pidfds (Linux 5.10).
 func Await(pid int) {
 	if fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK); err == nil {
 		f := os.NewFile(uintptr(fd), "pidfd")
@@ -153,7 +153,7 @@ func Await(pid int) {
 	}
 }
 
-// reap waits for a process that has exited. The number of its group may be another's from then on.
+// reap waits for a process that has exited. From then on, its pid, and so its group's number, may be reused.
 func (p *Process) reap() error {
 	p.mu.Lock()
 	p.reaped = true
@@ -161,16 +161,16 @@ func (p *Process) reap() error {
 	return p.cmd.Wait()
 }
 
-// PID is that of the process.
+// PID returns the pid of the process.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
-// Name is what the process is called in messages.
+// Name returns the name of the process in messages.
 func (p *Process) Name() string { return p.o.Name }
 
 // Signal sends the process a signal.
 func (p *Process) Signal(s os.Signal) error { return p.cmd.Process.Signal(s) }
 
-// Exited reports whether the process has exited, by what the kernel says now. Ended follows.
+// Exited reports whether the process has exited, from the kernel's present state; Ended follows.
 func (p *Process) Exited() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -181,29 +181,29 @@ func (p *Process) Exited() bool {
 	for {
 		err := unix.Waitid(unix.P_PID, p.PID(), &info, unix.WEXITED|unix.WNOWAIT|unix.WNOHANG, nil)
 		if !errors.Is(err, unix.EINTR) {
-			return err == nil && info.Signo != 0 // of a process that runs, nothing is filled in
+			return err == nil && info.Signo != 0 // for a running process, info is not filled in
 		}
 	}
 }
 
-// Ended is closed when the process has exited and what it wrote is read.
+// Ended returns a channel that is closed when the process has exited and its output has been read.
 func (p *Process) Ended() <-chan struct{} { return p.ended }
 
 // Asked reports whether Stop or Kill was called.
 func (p *Process) Asked() bool { return closed(p.asked) }
 
-// Err waits for the end of the process and says how it ended: nil for status 0, an *exec.ExitError for another.
+// Err waits for the end of the process. It returns nil for status 0, and else an *exec.ExitError.
 func (p *Process) Err() error {
 	<-p.ended
 	return p.why
 }
 
-// Status is how the process ended, once it has.
+// Status returns how the process ended. The process must have ended.
 func (p *Process) Status() syscall.WaitStatus {
-	return p.cmd.ProcessState.Sys().(syscall.WaitStatus) // of every process on Linux
+	return p.cmd.ProcessState.Sys().(syscall.WaitStatus) // the type is the same for every process on Linux
 }
 
-// Ran is how long the process has run, or did until its end.
+// Ran returns how long the process has run, until now or its end.
 func (p *Process) Ran() time.Duration {
 	if closed(p.ended) {
 		return p.done.Sub(p.begun)
@@ -220,18 +220,18 @@ func closed(c chan struct{}) bool {
 	}
 }
 
-// Await calls ready, with a pause between two calls, until it returns true. Its error is Failure's where the process
-// ends before, and the context's cause where that ends first.
+// Await calls ready, with pauses, until it returns true. Its error is Failure's if the process ends first, and the
+// context's cause if that ends first.
 func (p *Process) Await(ctx context.Context, pause time.Duration, ready func() bool) error {
 	for !ready() {
 		select {
 		case <-p.ended:
 			return p.Failure("before it was ready")
 		case <-ctx.Done():
-			if closed(p.ended) && !p.Asked() { // OnEnd may be what ended the context
+			if closed(p.ended) && !p.Asked() { // OnEnd may have ended the context
 				return p.Failure("before it was ready")
 			}
-			if ready() { // both are true where the machine stood still
+			if ready() { // after a stall of the machine, both may be true
 				return nil
 			}
 			return context.Cause(ctx)
@@ -241,13 +241,13 @@ func (p *Process) Await(ctx context.Context, pause time.Duration, ready func() b
 	return nil
 }
 
-// Stop asks the process group to end, waits until the process has, and kills the group after Options.Grace: killed is
-// then true.
+// Stop asks the process group to end, waits for the process, and kills the group after Options.Grace. It reports
+// whether it killed the group.
 func (p *Process) Stop() (killed bool) {
 	return p.end(p.o.Stop, false) && p.killAfterGrace()
 }
 
-// killAfterGrace waits for the end of the process, and kills its group after Options.Grace: killed is then true.
+// killAfterGrace waits for the process, and kills its group after Options.Grace. It reports whether it did.
 func (p *Process) killAfterGrace() (killed bool) {
 	timer := time.NewTimer(p.o.Grace)
 	defer timer.Stop()
@@ -260,12 +260,12 @@ func (p *Process) killAfterGrace() (killed bool) {
 	return true
 }
 
-// Quit ends a process that hangs by SIGQUIT, by which a Go program says where its goroutines are: Tail has it then.
-// After Options.Grace the group is killed. Other programs leave no core file.
+// Quit ends a process that hangs by SIGQUIT, on which a Go program prints the stacks of its goroutines, to be read
+// from Tail. After Options.Grace it kills the group. No core file is written.
 func (p *Process) Quit() {
 	p.ask.Do(func() { close(p.asked) })
 	_ = unix.Prlimit(p.PID(), unix.RLIMIT_CORE, &unix.Rlimit{}, nil)
-	_ = p.Signal(unix.SIGQUIT) // it may have ended by now
+	_ = p.Signal(unix.SIGQUIT) // it may have ended already
 	p.killAfterGrace()
 }
 
@@ -276,7 +276,7 @@ func (p *Process) Kill() {
 	}
 }
 
-// end sends a signal to the process group. It is false where there is nothing to end.
+// end sends a signal to the process group. It returns false if there is nothing to end.
 func (p *Process) end(s syscall.Signal, kill bool) bool {
 	if p.ended == nil { // never started
 		return false
@@ -291,12 +291,12 @@ func (p *Process) end(s syscall.Signal, kill bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.reaped && s != 0 {
-		_ = unix.Kill(-p.PID(), s) // it may have ended by now
+		_ = unix.Kill(-p.PID(), s) // it may have ended already
 	}
 	return true
 }
 
-// Failure waits for the end of the process and says how it ended, with its last words. when reads on after "ended".
+// Failure waits for the end of the process and returns how it ended, with its last output. when continues "ended".
 func (p *Process) Failure(when string) error {
 	err := p.Err()
 	if err == nil {
@@ -305,7 +305,7 @@ func (p *Process) Failure(when string) error {
 	return p.WithLastWords(fmt.Errorf("%s ended %s: %w", p.o.Name, when, err))
 }
 
-// WithLastWords adds the last words of the process to an error.
+// WithLastWords adds the last output of the process to an error.
 func (p *Process) WithLastWords(err error) error {
 	if words := p.LastWords(); words != "" {
 		return fmt.Errorf("%w; its last words: %s", err, words)
@@ -313,7 +313,7 @@ func (p *Process) WithLastWords(err error) error {
 	return err
 }
 
-// LastWords is what the process wrote last, on one line: to standard error, or else to standard output.
+// LastWords returns the end of the process's output on one line: of standard error, or else of standard output.
 func (p *Process) LastWords() string {
 	for _, i := range []int{1, 0} {
 		if words := lastLines(p.tails[i].Text()); words != "" {
@@ -323,10 +323,10 @@ func (p *Process) LastWords() string {
 	return ""
 }
 
-// Note adds a line to what the process wrote to standard error, where it says such lines by other means.
+// Note adds a line to the process's standard error, for a process that reports such lines by other means.
 func (p *Process) Note(line string) { fmt.Fprintln(&p.tails[1], line) }
 
-// Tail is the end of what the process wrote to standard error, and then of what it wrote to standard output.
+// Tail returns the end of the process's standard error, followed by the end of its standard output.
 func (p *Process) Tail() string {
 	return strings.TrimSpace(p.tails[1].Text() + "\n" + p.tails[0].Text())
 }

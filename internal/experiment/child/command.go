@@ -12,28 +12,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Mark is the environment variable that names the tree to which a process belongs. Children inherit it, as they do an
-// open file of that name, which remains where a program writes over its environment.
+// Mark is the environment variable that names the tree to which a process belongs. Children inherit it. They also
+// inherit an open file of that name, which remains if a program overwrites its environment.
 const Mark = "TARE_RUN"
 
 // Command is a program to start.
 type Command struct {
 	Argv    []string   // the program, by its path or its name on the PATH, and its arguments
-	Path    string     // of the program, where Argv[0] is only what it is called
-	Env     []string   // variables beside those of this process
-	OnlyEnv bool       // none but those in Env
+	Path    string     // of the program, if Argv[0] is only its name
+	Env     []string   // variables added to those of this process
+	OnlyEnv bool       // the process gets only the variables in Env
 	Dir     string     // empty: this process's
 	Files   []*os.File // its descriptors from 3 on
-	Session bool       // it leads a session, which has no terminal
+	Session bool       // it leads a new session, which has no terminal
 
 	Stdin          io.Reader // nil: it has no input
-	Stdout, Stderr io.Writer // nil: as Options say
+	Stdout, Stderr io.Writer // nil: as Options specify
 }
 
-// Starter starts a command where it belongs, such as in a control group.
+// Starter starts a command in the right place, such as a control group.
 type Starter func(*exec.Cmd) error
 
-// On starts commands by do, which calls a function on a thread: they inherit its namespaces, and die with it.
+// On returns a Starter that calls do with a function to start the command on some thread. The process inherits the
+// thread's namespaces, and dies with the thread.
 func On(do func(start func() error) error) Starter {
 	return func(cmd *exec.Cmd) error {
 		cmd.SysProcAttr.Pdeathsig = unix.SIGKILL
@@ -41,7 +42,7 @@ func On(do func(start func() error) error) Starter {
 	}
 }
 
-// outliving is the Starter of processes that go on after this one.
+// outliving is the Starter of processes that may outlive this one.
 func outliving(cmd *exec.Cmd) error { return cmd.Start() }
 
 func (c *Command) cmd() *exec.Cmd {
@@ -61,8 +62,8 @@ func (c *Command) cmd() *exec.Cmd {
 	return cmd
 }
 
-// Run runs a command to its end. Once ctx ends, it ends the process group, by Options.Stop if that is set, or kills it.
-// The error says how the process ended, as that of Process.Err.
+// Run runs a command to its end. When ctx ends, it ends the process group, by Options.Stop if that is set, or kills
+// it. The error is as in Process.Err.
 func Run(ctx context.Context, c Command, o Options) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -81,11 +82,11 @@ func Run(ctx context.Context, c Command, o Options) error {
 	return p.Err()
 }
 
-// ErrNotFound is the error, in those of Find and Start, of a program that is not there.
+// ErrNotFound matches the errors of Find and Start for a program that does not exist.
 var ErrNotFound = exec.ErrNotFound
 
-// Find returns the path of a program that may be executed: of one that is given by its path, else of the first with its
-// name on the PATH and then in dirs. It does not look in the working directory, which may be another user's.
+// Find returns the path of an executable program. A name with a slash is a path; any other is looked up in the PATH
+// and then in dirs. It does not look in the working directory, which may be another user's.
 func Find(name string, dirs ...string) (string, error) {
 	path, err := exec.LookPath(name)
 	if err == nil || strings.Contains(name, "/") {

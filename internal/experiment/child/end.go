@@ -13,7 +13,8 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// Kill kills a process if ours still says that it is the one meant, once it cannot be another any more.
+// Kill kills a process. It calls ours once the pid can no longer be reused, and kills the process only if that is
+// true.
 func Kill(pid int, ours func() bool) error {
 	if pid == os.Getpid() {
 		return nil
@@ -25,7 +26,7 @@ func Kill(pid int, ours func() bool) error {
 	return err
 }
 
-// EndAll kills processes that still are those meant, and waits at most so long until they have ended.
+// EndAll kills processes, each only if meant is true for it, and waits up to atMost until they have ended.
 func EndAll(pids []int, meant func(pid int) bool, atMost time.Duration) error {
 	for _, pid := range pids {
 		if err := Kill(pid, func() bool { return meant(pid) }); err != nil {
@@ -57,5 +58,5 @@ func Comm(pid int) string {
 	}, name)
 }
 
-// Named is how messages name a process.
+// Named describes a process in messages.
 func Named(pid int) string { return fmt.Sprintf("process %d (%s)", pid, Comm(pid)) }

@@ -11,18 +11,18 @@ import (
 )
 
 const (
-	pause     = 5 * time.Millisecond // between two looks, unless Output.Pause says otherwise
-	pipeBytes = 1 << 20              // 200 MB/s between two looks; what any user may have (/proc/sys/fs/pipe-max-size)
-	readBytes = 256 << 10            // at once
-	rounds    = 16                   // of reads of one pipe in one look
+	pause     = 5 * time.Millisecond // between two reads, unless Output.Pause is set
+	pipeBytes = 1 << 20              // enough for 200 MB/s; the limit for any user (/proc/sys/fs/pipe-max-size)
+	readBytes = 256 << 10            // of one read(2)
+	rounds    = 16                   // most reads of one pipe in a row
 )
 
-// Output polls what a process writes: its pipes are read every few milliseconds. So neither does the process pay for
-// waking a reader with every line, nor the machine for the reader's running.
+// Output polls a process's output: its pipes are read every few milliseconds. This way the process does not pay for
+// waking a reader with every line, and the machine does not pay for running that reader.
 type Output struct {
-	// Take gets each piece of a stream, 0 for standard output and 1 for standard error, and nil at the stream's end.
+	// Take receives each piece of a stream, 0 for standard output and 1 for standard error, and nil at the stream's end.
 	Take func(stream int, piece []byte)
-	// Pause is the time to the next look after one that found n bytes; nil: 5 ms.
+	// Pause returns the time until the next read after one of n bytes; nil: 5 ms.
 	Pause func(n int) time.Duration
 
 	sync.Mutex // held during Take and Pause
@@ -53,7 +53,7 @@ func (o *Output) open(cmd *exec.Cmd, tails *[2]Tail) error {
 			o.close()
 			return err
 		}
-		_, _ = unix.FcntlInt(uintptr(fds[0]), unix.F_SETPIPE_SZ, pipeBytes) // a smaller one does as well
+		_, _ = unix.FcntlInt(uintptr(fds[0]), unix.F_SETPIPE_SZ, pipeBytes) // without it the pipe is only smaller
 	}
 	cmd.Stdout, cmd.Stderr = o.pipes[0].writer, o.pipes[1].writer
 	return nil
@@ -63,23 +63,23 @@ func (o *Output) open(cmd *exec.Cmd, tails *[2]Tail) error {
 func (o *Output) close() {
 	for _, p := range o.pipes {
 		if p != nil {
-			_ = p.writer.Close() // a second time is harmless
+			_ = p.writer.Close() // closing twice is harmless
 			if p.open {
 				p.open = false
-				_ = unix.Close(p.fd) // nothing was written
+				_ = unix.Close(p.fd) // it was only read
 			}
 		}
 	}
 }
 
-// begin begins to read, once the process has its ends of the pipes.
+// begin starts reading, once the process has its ends of the pipes.
 func (o *Output) begin(started bool) {
 	if !started {
 		o.close()
 		return
 	}
 	for _, p := range o.pipes {
-		_ = p.writer.Close() // the process has its own
+		_ = p.writer.Close() // the process has its own copy
 	}
 	o.buf = make([]byte, readBytes)
 	o.looked.Go(func() {
@@ -93,7 +93,7 @@ func (o *Output) begin(started bool) {
 	})
 }
 
-// end reads what is left, as long as others hold the pipes open but at most so long.
+// end reads the rest, while other processes hold the pipes open, but for no longer than linger.
 func (o *Output) end(linger time.Duration) {
 	for deadline := time.Now().Add(linger); o.Read() && time.Now().Before(deadline); {
 		time.Sleep(pause)
@@ -104,7 +104,7 @@ func (o *Output) end(linger time.Duration) {
 	o.looked.Wait()
 }
 
-// Read takes what is in the pipes now. It is false when both have ended.
+// Read reads what is in the pipes now. It returns false when both have ended.
 func (o *Output) Read() bool {
 	_, open := o.read()
 	return open
@@ -129,9 +129,9 @@ func (o *Output) read() (wait time.Duration, open bool) {
 			case err != nil || got == 0:
 				p.open = false
 				o.Take(i, nil)
-				_ = unix.Close(p.fd) // nothing was written
+				_ = unix.Close(p.fd) // it was only read
 			case got < len(o.buf)/2:
-				n = rounds // that was all
+				n = rounds // the pipe was empty
 			}
 		}
 		open = open || p.open

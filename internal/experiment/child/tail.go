@@ -8,15 +8,15 @@ import (
 	"tare/internal/lib/text"
 )
 
-// Tail keeps the end of what a process writes. It is safe for concurrent use.
+// Tail keeps the end of a process's output. It is safe for concurrent use.
 type Tail struct {
 	mu  sync.Mutex
 	buf []byte
 }
 
-const tailBytes = 16 << 10 // the stacks of a small Go program have room
+const tailBytes = 16 << 10 // enough for the stacks of a small Go program
 
-// Write takes p, and never fails.
+// Write accepts p, and never fails.
 func (t *Tail) Write(p []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -28,14 +28,14 @@ func (t *Tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Text is what it has kept.
+// Text returns the output that it has kept.
 func (t *Tail) Text() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return strings.ToValidUTF8(strings.TrimSpace(string(t.buf)), "")
 }
 
-// lastLines puts the last lines of a text on one, as many as are worth a message.
+// lastLines joins the last lines of a text into one, up to a length that suits a message.
 func lastLines(all string) string {
 	const most = 1000 // bytes
 	var lines []string

@@ -30,20 +30,20 @@ type Agent struct {
 	Credentials Credentials
 	Patience    time.Duration      // how long it tries to join, at first and after the connection breaks; 1 min
 	Silence     time.Duration      // after which a silent coordinator is considered gone; 6 s
-	Said        func(event string) // for people; may be nil
+	Said        func(event string) // called with events for people; may be nil
 
-	now func() int64 // this machine's clock, ns; tests have another
+	now func() int64 // this machine's clock, ns; tests use another
 }
 
-// Barrier waits until every node has set up its part, and gives the begin by this machine's CLOCK_MONOTONIC in
+// Barrier waits until every node has set up its part, and returns the begin by this machine's CLOCK_MONOTONIC in
 // nanoseconds.
 type Barrier = func(context.Context) (begin int64, err error)
 
-// Runner runs one trial. It calls the barrier when everything is set up. Whatever happens, nothing of the trial is left
-// when it returns. A record may come with an error, of a trial that failed.
+// Runner runs one trial. It calls the barrier when everything is set up. Nothing of the trial is left when it returns,
+// even after an error. A failed trial may return a record with the error.
 type Runner func(ctx context.Context, job Job, barrier Barrier) (record json.RawMessage, err error)
 
-// ErrAbandoned ends a trial that the coordinator does not wait for any more.
+// ErrAbandoned ends a trial that the coordinator no longer waits for.
 var ErrAbandoned = errors.New("the coordinator has abandoned the trial")
 
 // errLost ends a trial whose coordinator cannot be reached.
@@ -56,15 +56,15 @@ const (
 	joinPause   = 200 * time.Millisecond // between two attempts to join, at first
 	joinPauseTo = 2 * time.Second
 	dialTimeout = 5 * time.Second
-	// maxLead is how far ahead a begin can be announced: it takes 2 ms for each node to tell them. maxQuiet is longer
+	// maxLead is how far ahead a begin can be announced; the coordinator takes 2 ms for each node. maxQuiet is longer
 	// than any trial's warm-up and window.
 	maxLead  = time.Minute
 	maxQuiet = 2 * time.Hour
 )
 
-// Join runs the trials of one run: from when the coordinator can be reached until it says that the run is over. When
-// the connection breaks it takes the trial under way down and joins again. The error is of code fault.Usage where the
-// coordinator refuses this agent, and fault.Machine where it could not be reached for as long as patience lasts.
+// Join runs the trials of one run, from when the coordinator can be reached until it says that the run is over. When
+// the connection breaks, it takes down the current trial and joins again. The error has the code fault.Usage if the
+// coordinator refuses this agent, and fault.Machine if it could not be reached within Patience.
 func (a Agent) Join(ctx context.Context, run Runner) error {
 	config, err := a.Credentials.client()
 	if err != nil {
@@ -119,12 +119,12 @@ func (a Agent) Join(ctx context.Context, run Runner) error {
 	}
 }
 
-// refused says whether trying again is no use.
+// refused reports whether a retry would be useless.
 func refused(err error) bool {
 	switch status.Code(err) {
 	case codes.FailedPrecondition, codes.PermissionDenied, codes.InvalidArgument, codes.Unimplemented:
 		return true
-	case codes.Unavailable: // what TLS says comes as text only
+	case codes.Unavailable: // TLS errors are available only as text
 		return strings.Contains(err.Error(), "tls: ") || strings.Contains(err.Error(), "x509: ")
 	}
 	return false
@@ -143,7 +143,7 @@ func refusalHint(err error) string {
 	return "both sides need keys of one authority, which are valid at both clocks: 'tare node keys' makes them"
 }
 
-// words is err without the wrapping of gRPC.
+// words returns err without the wrapping of gRPC.
 func words(err error) error {
 	if s, ok := status.FromError(err); ok && s.Message() != "" {
 		return errors.New(s.Message())
@@ -155,13 +155,13 @@ func words(err error) error {
 type session struct {
 	a      *Agent
 	stream grpc.ClientStream
-	cancel context.CancelCauseFunc // ends it
+	cancel context.CancelCauseFunc // ends the session
 	heard  atomic.Int64
-	quiet  atomic.Int64 // until then the coordinator says nothing, ns by the agent's clock
+	quiet  atomic.Int64 // until then the coordinator sends nothing, ns by the agent's clock
 	sendMu sync.Mutex
 
 	run   Runner
-	trial *agentTrial // under way, or ended
+	trial *agentTrial // the current or last trial
 }
 
 // agentTrial is a trial at this node.
@@ -172,8 +172,8 @@ type agentTrial struct {
 	done   chan struct{}
 }
 
-// once is one connection, from its attempt to its end; nil when the run is over. joined says whether the coordinator
-// had taken the agent in.
+// once makes one connection and serves it to its end. err is nil when the run is over. joined reports whether the
+// coordinator had accepted the agent.
 func (a *Agent) once(ctx context.Context, options []grpc.DialOption, run Runner) (joined bool, err error) {
 	cc, err := grpc.NewClient("passthrough:///"+a.Address, options...)
 	if err != nil {
@@ -216,7 +216,7 @@ func (a *Agent) once(ctx context.Context, options []grpc.DialOption, run Runner)
 	}
 }
 
-// lostOr is why the session was ended from this side, or err.
+// lostOr returns the reason if this side ended the session because the coordinator was lost, and else err.
 func lostOr(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); errors.Is(cause, errLost) {
 		return cause
@@ -224,7 +224,7 @@ func lostOr(ctx context.Context, err error) error {
 	return err
 }
 
-// ended is why the stream cannot be written to: only reading from it tells.
+// ended returns why the stream can no longer be written to, which only reading from it reveals.
 func (s *session) ended(err error) error {
 	if errors.Is(err, io.EOF) {
 		for err = nil; err == nil; {
@@ -240,7 +240,7 @@ func (s *session) send(m *message) error {
 	if m.Pong != nil {
 		m.Pong.Sent = s.a.now()
 	}
-	// A coordinator that reads nothing would stop the agent without end, whatever else it does.
+	// A coordinator that reads nothing would block the agent forever, even if it sends pings.
 	timer := time.AfterFunc(s.a.Silence, func() {
 		s.cancel(fmt.Errorf("%w: it has not read what it is told for %v", errLost, s.a.Silence))
 	})
@@ -269,13 +269,13 @@ func (s *session) watch(ctx context.Context, cancel context.CancelCauseFunc) {
 		time.Duration(pace.Now()-heard).Round(100*time.Millisecond)))
 }
 
-// handle does what the coordinator says. received is when it came.
+// handle processes a message of the coordinator. received is when it arrived.
 func (s *session) handle(ctx context.Context, m *message, received int64) error {
 	switch {
 	case m.Ping != nil:
 		return s.send(&message{Pong: &pong{Ping: *m.Ping, Received: received}})
 	case m.Prepare != nil:
-		s.abandon(ErrAbandoned) // there is none, but for a coordinator that has given it up
+		s.abandon(ErrAbandoned) // there is none, unless the coordinator has abandoned it
 		s.start(ctx, *m.Prepare)
 	case m.Begin != nil && s.trial != nil && s.trial.id == m.Begin.ID:
 		if lead := m.Begin.At - s.a.now(); m.Begin.At < -farthest || m.Begin.At > farthest || lead > int64(maxLead) ||
@@ -289,7 +289,7 @@ func (s *session) handle(ctx context.Context, m *message, received int64) error 
 		default: // it has the begin already
 		}
 	case m.Abandon != nil && s.trial != nil && s.trial.id == m.Abandon.ID:
-		s.trial.cancel(ErrAbandoned) // its record says that it is down
+		s.trial.cancel(ErrAbandoned) // its record will report that it is down
 	}
 	return nil
 }
@@ -321,7 +321,7 @@ func (s *session) start(ctx context.Context, job Job) {
 			r.Error = err.Error()
 			s.a.Said("the trial failed: " + r.Error)
 		}
-		_ = s.send(&message{Record: r}) // if it cannot be sent the stream has ended, which shows there
+		_ = s.send(&message{Record: r}) // if it cannot be sent, the stream has ended, which the reader notices
 	}()
 }
 

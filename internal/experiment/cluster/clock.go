@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// ping and pong are a question for the time, and the answer. Times are CLOCK_MONOTONIC in nanoseconds, each of the
-// machine that took it.
+// ping is a request for the time, and pong the answer. Times are CLOCK_MONOTONIC in nanoseconds, each by the machine
+// that read it.
 type ping struct {
 	Number uint64 `json:"number"`
 	Sent   int64  `json:"sent_ns"`
@@ -18,17 +18,17 @@ type pong struct {
 	Sent     int64 `json:"sent_ns"`
 }
 
-// reading is one pong with the time at which it came, by the clock of who had asked.
+// reading is a pong with the time of its arrival, by the clock of the side that asked.
 type reading struct {
 	pong
 	got int64
 }
 
-// farthest is how far from 0 a clock of this kind can be, in ns: 73 years. Sums of such times do not overflow.
+// farthest is the largest plausible magnitude of such a clock, in ns: 73 years. Sums of such times do not overflow.
 const farthest = 1 << 61
 
-// check says whether the reading can be true: the answer took some time, and less than both ways with it. Clocks of two
-// machines differ in speed by a thousandth at most.
+// check returns an error if the reading is implausible: the time to answer must not be negative, nor longer than the
+// whole exchange. The clocks of two machines differ in speed by a thousandth at most.
 func (r reading) check() error {
 	for _, t := range []int64{r.Received, r.Sent} {
 		if t < -farthest || t > farthest {
@@ -43,24 +43,24 @@ func (r reading) check() error {
 	return nil
 }
 
-// roundTrip is the time that both ways took together, without what the other side took to answer.
+// roundTrip returns the time for both ways together, without the time that the other side took to answer.
 func (r reading) roundTrip() int64 { return (r.got - r.Ping.Sent) - (r.Sent - r.Received) }
 
 // Offset is how far a node's clock is ahead of the coordinator's.
 type Offset struct {
 	Ahead time.Duration
-	// the true value is no further from Ahead than this: half of the round trip, were one way to take all of it
+	// bound on the error of Ahead: half of the round trip, since one way may have taken all of it
 	Error time.Duration
 }
 
-// offset is that of RFC 5905, section 8: exact where both ways take as long.
+// offset computes the offset as in RFC 5905, section 8: it is exact if both ways take the same time.
 func (r reading) offset() Offset {
 	return Offset{Ahead: time.Duration(((r.Received - r.Ping.Sent) + (r.Sent - r.got)) / 2),
 		Error: time.Duration(max(r.roundTrip()+1, 0) / 2)}
 }
 
-// best is the offset by the reading with the least round trip, which has waited the least in queues and whose error is
-// the smallest.
+// best returns the offset from the reading with the shortest round trip, which waited the least in queues and has the
+// smallest error bound.
 func best(readings []reading) Offset {
 	least := readings[0]
 	for _, r := range readings[1:] {

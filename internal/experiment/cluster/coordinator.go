@@ -26,17 +26,17 @@ import (
 	"tare/internal/lib/text"
 )
 
-// Options of a coordinator. Times that are 0 have the values that are named.
+// Options configures a coordinator. A duration of 0 selects the default given beside it.
 type Options struct {
-	Version     string // of tare with its build; an agent of another is refused
+	Version     string // of tare, with its build; an agent with another is refused
 	Credentials Credentials
 
-	Heartbeat time.Duration // between two questions to an agent whether it is there, but while a trial is measured; 1 s
+	Heartbeat time.Duration // between two pings of an agent, except while a trial is measured; 1 s
 	Silence   time.Duration // after which a silent agent is considered gone; 3 s
 	Prepare   time.Duration // for a trial to be set up; 90 s
 	Record    time.Duration // from the end of a trial's time to its record; 90 s
 	Send      time.Duration // for an agent to read a message; 10 s
-	Lead      time.Duration // between the announcement of a begin and the begin, beside 2 ms for each node; 150 ms
+	Lead      time.Duration // from the announcement of a begin until the begin, plus 2 ms for each node; 150 ms
 }
 
 func (o Options) withDefaults() Options {
@@ -50,31 +50,31 @@ func (o Options) withDefaults() Options {
 }
 
 const (
-	helloTimeout   = 5 * time.Second        // from the connection to the agent's hello
-	abandonTimeout = 15 * time.Second       // for an agent to take down a trial that was abandoned
-	leadPerNode    = 2 * time.Millisecond   // to tell one more agent of the begin
+	helloTimeout   = 5 * time.Second        // from the connection until the agent's hello
+	abandonTimeout = 15 * time.Second       // for an agent to take down an abandoned trial
+	leadPerNode    = 2 * time.Millisecond   // to send the begin to one more agent
 	clockReadings  = 8                      // of each node's clock before each trial
 	clockTimeout   = 500 * time.Millisecond // for one reading; a busy machine takes a few milliseconds
 	idleTimeout    = 2 * helloTimeout       // of a connection without a stream
 	maxWords       = 4 << 10                // bytes of a reason
 )
 
-// MaxNodes is how many agents a coordinator takes in.
+// MaxNodes is how many agents a coordinator accepts.
 const MaxNodes = 10_000
 
-// Coordinator has the agents of one run. Its methods may be used concurrently, but for Run: one trial is under way at a
+// Coordinator manages the agents of one run. Its methods may be used concurrently, except Run: there is one trial at a
 // time.
 type Coordinator struct {
 	o      Options
 	server *grpc.Server
 	door   *door
-	quiet  atomic.Int64   // until then agents are not asked whether they are there, ns by pace.Now
-	wg     sync.WaitGroup // of what serves and reads
+	quiet  atomic.Int64   // until then agents are not pinged, ns by pace.Now
+	wg     sync.WaitGroup // for the goroutines that serve and read
 	trials uint64
 
 	mu      sync.Mutex
 	nodes   map[string]*node
-	lost    map[string]error // why a node that was there has gone
+	lost    map[string]error // why a node that had joined is gone
 	changed chan struct{}    // closed at the next change of nodes
 	closing bool
 }
@@ -93,26 +93,25 @@ func NewCoordinator(o Options) (*Coordinator, error) {
 		grpc.ConnectionTimeout(helloTimeout), grpc.MaxConcurrentStreams(1), grpc.MaxHeaderListSize(16<<10),
 		grpc.InTapHandle(boundStreams),
 		grpc.WaitForHandlers(true),
-		// For connections that have no agent behind them.
+		// For connections without an agent.
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 5 * time.Second,
 			MaxConnectionIdle: idleTimeout}))
 	c.server.RegisterService(&service, c)
 	return c, nil
 }
 
-// Listen has agents join at the address, host:port, beside those listened at before, and gives the address with its
-// port.
+// Listen accepts agents at another address, host:port, and returns the address with its port.
 func (c *Coordinator) Listen(address string) (net.Addr, error) {
 	l, err := limit.TCP(context.Background(), address)
 	if err != nil {
 		return nil, fmt.Errorf("nodes cannot join: %w", err)
 	}
-	// it ends with the server, or its interface, and agents that cannot join show
+	// Serve ends with the server. If it ends because of its interface, agents fail to join, which is reported.
 	c.wg.Go(func() { _ = c.server.Serve(c.door.at(l)) })
 	return l.Addr(), nil
 }
 
-// Close tells the agents that the run is over and ends all streams.
+// Close tells the agents that the run is over, and ends all streams.
 func (c *Coordinator) Close() {
 	c.mu.Lock()
 	c.closing = true
@@ -124,21 +123,21 @@ func (c *Coordinator) Close() {
 	go func() { c.server.GracefulStop(); close(done) }()
 	select {
 	case <-done:
-	case <-time.After(c.o.Silence): // an agent that does not hang up
+	case <-time.After(c.o.Silence): // an agent does not close its stream
 	}
 	c.server.Stop()
 	<-done
 	c.wg.Wait()
 }
 
-// Nodes are the agents that are there, in order of name.
+// Nodes returns the agents that are present, in order of name.
 func (c *Coordinator) Nodes() []Hello {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return hellos(c.nodes)
 }
 
-// hellos are of the nodes that are there. A node whose stream is about to end is not.
+// hellos returns the hellos of the nodes that are present, without those whose stream is about to end.
 func hellos(nodes map[string]*node) (there []Hello) {
 	for _, n := range lists.ByKey(nodes) {
 		if !n.isGone() {
@@ -148,9 +147,9 @@ func hellos(nodes map[string]*node) (there []Hello) {
 	return there
 }
 
-// Wait waits until count agents are there, at most for timeout, and gives that many, in order of name, as they were
-// then; joined is called whenever their number changes. The error is of code fault.Machine and names those that are
-// there.
+// Wait waits up to timeout until count agents are present, and returns that many, in order of name. joined is called
+// with their number whenever it may have changed. The error has the code fault.Machine and names those that are
+// present.
 func (c *Coordinator) Wait(ctx context.Context, count int, timeout time.Duration,
 	joined func(int)) (there []Hello, err error) {
 	err = c.wait(ctx, timeout, func(nodes map[string]*node) error {
@@ -199,13 +198,13 @@ func (c *Coordinator) wait(ctx context.Context, timeout time.Duration, missing f
 	}
 }
 
-// Gone says why the node of that name is not there; nil when it is.
+// Gone returns why the node of that name is absent, or nil if it is present.
 func (c *Coordinator) Gone(name string) error {
 	_, why := c.node(name)
 	return why
 }
 
-// node is the node of that name, or why it is not there.
+// node returns the node of that name, or why it is absent.
 func (c *Coordinator) node(name string) (*node, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -222,7 +221,7 @@ func (c *Coordinator) node(name string) (*node, error) {
 	return n, nil
 }
 
-// Drop takes a node for gone, or not come at all, for a reason that no stream shows.
+// Drop marks a node as gone, or as never joined, for a reason that its stream does not show.
 func (c *Coordinator) Drop(name string, why error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -233,7 +232,7 @@ func (c *Coordinator) Drop(name string, why error) {
 	c.lost[name] = why
 }
 
-// join is the life of one agent's stream. This goroutine alone writes to it, another alone reads.
+// join serves one agent's stream. Only this goroutine writes to it, and only one other reads.
 func (c *Coordinator) join(stream grpc.ServerStream) error {
 	n := newNode()
 	name, hangUp := "", func() {}
@@ -263,8 +262,8 @@ func (c *Coordinator) join(stream grpc.ServerStream) error {
 	return n.serve(stream, c)
 }
 
-// admit takes an agent in. What it refuses, trying again would not fix, but for a name whose former agent is not known
-// to be gone yet.
+// admit registers an agent. A retry would not help against its errors, except for a name whose former agent is not yet
+// known to be gone.
 func (c *Coordinator) admit(name string, n *node) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -301,23 +300,23 @@ func (c *Coordinator) hasChanged() {
 	c.changed = make(chan struct{})
 }
 
-// clip keeps what a peer says from filling a message.
+// clip bounds how much of a message a peer's text takes.
 func clip(s string) string { return text.ClipLine(s, 80) }
 
 // Outcome is one node's result of a trial.
 type Outcome struct {
 	Name   string
 	Clock  *Offset         // of the node, just before the begin; nil: it was not read
-	Begin  int64           // as announced, by the node's clock; 0: it was not
+	Begin  int64           // as announced, by the node's clock; 0: it was not announced
 	Record json.RawMessage // nil: none arrived
-	Failed error           // why there is none, or none of a whole trial
+	Failed error           // why there is no record of a whole trial
 }
 
 // Run runs a trial on the named nodes and returns their outcomes in the order of names. The trial takes length from
 // its begin to the end of its loads, and at most tail from there to its end. Nodes that are absent or fail before the
-// begin do not stop the others. When all that can be prepared are, begun is called with the time of the begin by this
-// machine's CLOCK_MONOTONIC (nanoseconds); it may take as long as the trial. It is not called when no node is
-// prepared. When the context ends, trials under way are abandoned.
+// begin do not stop the others. Once every node is prepared or has failed, Run calls begun with the time of the begin
+// by this machine's CLOCK_MONOTONIC (nanoseconds), unless no node is prepared; begun may take as long as the trial.
+// When the context ends, the trial is abandoned at all nodes.
 func (c *Coordinator) Run(ctx context.Context, names []string, share Share, data json.RawMessage, length,
 	tail time.Duration, begun func(at int64)) []Outcome {
 	c.trials++
@@ -348,7 +347,7 @@ func (c *Coordinator) Run(ctx context.Context, names []string, share Share, data
 	return lists.Map(parts, func(p *part) Outcome { return p.Outcome })
 }
 
-// each does something with all parts of a trial that are still to be done, side by side.
+// each calls do concurrently for all parts of a trial that are not over.
 func each(parts []*part, do func(*part)) {
 	var wg sync.WaitGroup
 	for _, p := range parts {
@@ -359,25 +358,25 @@ func each(parts []*part, do func(*part)) {
 	wg.Wait()
 }
 
-// part is a trial at one node, under way.
+// part is a trial at one node.
 type part struct {
 	Outcome
 	c        *Coordinator
 	job      *Job
 	node     *node
 	prepared bool
-	ends     int64 // before which no record of a whole trial can come, ns by pace.Now; 0: it has not begun
+	ends     int64 // earliest time for the record of a whole trial, ns by pace.Now; 0: it has not begun
 }
 
 func (p *part) over() bool { return p.Failed != nil || p.Record != nil }
 
-// prepare ends when the node waits for the begin, or the trial is over for it.
+// prepare waits until the node is ready to begin, or its trial is over.
 func (p *part) prepare(ctx context.Context) {
 	p.node.send(&message{Prepare: p.job})
 	p.await(ctx, "set the trial up", p.c.o.Prepare)
 }
 
-// await takes the node's next message about the trial.
+// await waits for the node's next message about the trial.
 func (p *part) await(ctx context.Context, to string, timeout time.Duration) {
 	timer := time.NewTimer(timeout)
 	defer timer.Stop()
@@ -401,8 +400,8 @@ func (p *part) await(ctx context.Context, to string, timeout time.Duration) {
 	}
 }
 
-// take says whether m is what was awaited, or ends the trial. What belongs to a trial before, which was given up, comes
-// late and is nothing.
+// take reports whether m is the awaited message, or ends the trial. Late messages about an earlier, abandoned trial
+// are ignored.
 func (p *part) take(m *message) bool {
 	switch {
 	case m.Prepared != nil && m.Prepared.ID == p.job.ID && !p.prepared:
@@ -429,7 +428,7 @@ func (p *part) take(m *message) bool {
 	return true
 }
 
-// lastWords takes what the node had said before it went.
+// lastWords processes what the node had sent before it was gone.
 func (p *part) lastWords() {
 	for {
 		select {
@@ -445,8 +444,7 @@ func (p *part) lastWords() {
 	}
 }
 
-// abandon has the node take the trial down, and waits for that, so that the next trial finds the machine as this one
-// did.
+// abandon tells the node to take the trial down, and waits until it has, so that the next trial finds a clean machine.
 func (p *part) abandon() {
 	p.node.send(&message{Abandon: &trialID{p.job.ID}})
 	timer := time.NewTimer(abandonTimeout)
@@ -455,7 +453,7 @@ func (p *part) abandon() {
 		select {
 		case m := <-p.node.said:
 			if m.Record != nil && m.Record.ID == p.job.ID {
-				p.Record = m.Record.Record // of a trial that was cut short, and says so
+				p.Record = m.Record.Record // its Error says that the trial was cut short
 				return
 			}
 		case <-p.node.gone:
@@ -467,7 +465,7 @@ func (p *part) abandon() {
 	}
 }
 
-// readClock asks the node for its time, some times over.
+// readClock asks the node for its time, several times.
 func (p *part) readClock(ctx context.Context) {
 	var readings []reading
 	for range clockReadings {
@@ -493,7 +491,7 @@ func (p *part) readClock(ctx context.Context) {
 
 func (p *part) begin(at int64, length time.Duration) {
 	p.Begin = at + int64(p.Clock.Ahead)
-	p.ends = at + int64(length-length/1000-p.Clock.Error) // by a clock that may be a little faster
+	p.ends = at + int64(length-length/1000-p.Clock.Error) // the node's clock may be a little faster
 	p.node.send(&message{Begin: &begin{p.job.ID, p.Begin, int64(length)}})
 }
 

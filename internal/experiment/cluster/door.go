@@ -20,23 +20,23 @@ import (
 
 // Limits on what peers may use. A peer is a stranger until TLS has verified its certificate against the authority.
 const (
-	maxStrangers = 256 // connections at once before that; of more, the oldest is closed
-	maxOfOneName = 4   // connections at once of one certificate
-	// strangersPerSecond bounds what handshakes cost. Each takes 200 us to 1 ms of CPU time, because a stranger may
-	// send no more than maxStrangerBytes (a node sends some 3 KiB) and show only one certificate (verifyPeer).
+	maxStrangers = 256 // connections at once before that; if there are more, the oldest is closed
+	maxOfOneName = 4   // connections at once with one certificate
+	// strangersPerSecond bounds the cost of handshakes. Each takes 200 us to 1 ms of CPU time, since a stranger may send
+	// no more than maxStrangerBytes (a node sends some 3 KiB) and show only one certificate (verifyPeer).
 	strangersPerSecond = 500
 	maxStrangerBytes   = 16 << 10
-	// A peer's bytes are read this fast on average. Records have some 100 KB and come once in a trial; tiny frames cost
-	// most, and a thousand bytes hold a hundred.
+	// A peer's bytes are read at this average rate. Records have some 100 KB and are sent once in a trial. Small frames
+	// are the most expensive: a hundred fit into a thousand bytes.
 	bytesPerSecond = 1 << 20
 	bytesAtOnce    = 1 << 20
-	// An agent has one stream, and another one on the same connection only when it tries again. Each costs a goroutine
-	// and 60 us of CPU time, also one that is reset at once, which no limit of open streams sees (CVE-2023-44487).
+	// An agent has one stream, and opens another on the same connection only when it tries again. Each costs a goroutine
+	// and 60 us of CPU time, even one that is reset at once, which limits of open streams do not count (CVE-2023-44487).
 	streamsPerSecond = 1
 	streamsAtOnce    = 16
 )
 
-// bucket is a pace.Bucket for several goroutines.
+// bucket is a pace.Bucket that several goroutines can use.
 type bucket struct {
 	mu sync.Mutex
 	pace.Bucket
@@ -46,21 +46,21 @@ func newBucket(rate, most float64) *bucket {
 	return &bucket{Bucket: pace.NewBucket(rate, most, pace.Now())}
 }
 
-// take takes n and says how long to wait before more may be taken.
+// take takes n and returns how long to wait before more may be taken.
 func (b *bucket) take(n float64) time.Duration {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.Take(n, pace.Now())
 }
 
-// tryTake takes 1 if there is as much, and says whether there was.
+// tryTake takes 1 if there is that much, and reports whether it did.
 func (b *bucket) tryTake() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.TryTake(pace.Now())
 }
 
-// paced is a connection whose bytes are read no faster than a bucket lets them through.
+// paced is a connection that is read no faster than a bucket allows.
 type paced struct {
 	net.Conn
 	bucket *bucket
@@ -71,12 +71,12 @@ func slowed(c net.Conn) net.Conn { return &paced{c, newBucket(bytesPerSecond, by
 func (c *paced) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if wait := c.bucket.take(float64(n)); wait > 0 {
-		time.Sleep(wait) // at most what one read of 32 KiB takes
+		time.Sleep(wait) // at most for the 32 KiB of one read
 	}
 	return n, err
 }
 
-// pacedCredentials are credentials whose connections are paced once they are made. They are for the side that connects.
+// pacedCredentials pace each connection once it is made. They are for the side that connects.
 type pacedCredentials struct {
 	credentials.TransportCredentials
 }
@@ -94,13 +94,12 @@ func (c pacedCredentials) Clone() credentials.TransportCredentials {
 	return pacedCredentials{c.TransportCredentials.Clone()}
 }
 
-// door lets agents in: it bounds how many connections there are whose other side is not known, and how many each agent
-// has.
+// door admits agents: it bounds the number of connections whose peer is unknown, and the number of each agent.
 type door struct {
 	accepts *bucket
 
 	mu        sync.Mutex
-	strangers []*visitor     // in the order in which they came
+	strangers []*visitor     // in order of arrival
 	known     map[string]int // connections by the name in their certificates
 }
 
@@ -108,7 +107,7 @@ func newDoor() *door {
 	return &door{accepts: newBucket(strangersPerSecond, maxStrangers), known: map[string]int{}}
 }
 
-// at is a listener whose connections come through the door.
+// at returns a listener whose connections come through the door.
 func (d *door) at(l net.Listener) net.Listener { return doorListener{l, d} }
 
 type doorListener struct {
@@ -116,7 +115,7 @@ type doorListener struct {
 	door *door
 }
 
-// Accept waits where too many come. They wait in the kernel then, which turns away those that are too many.
+// Accept waits if connections arrive too fast. The others then wait in the kernel, which rejects any excess.
 func (l doorListener) Accept() (net.Conn, error) {
 	time.Sleep(l.door.accepts.take(1))
 	c, err := l.Listener.Accept()
@@ -130,7 +129,7 @@ func (l doorListener) Accept() (net.Conn, error) {
 	return v, nil
 }
 
-// enter adds a stranger, and gives the one that has to go for it.
+// enter adds a stranger, and returns the one that must be closed to make room, or nil.
 func (d *door) enter(v *visitor) (oldest *visitor) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -148,9 +147,9 @@ type visitor struct {
 	once    sync.Once
 	streams *bucket
 
-	// Of the door's mutex:
-	name string // in its certificate; empty: it is a stranger
-	read int    // bytes, while it was a stranger
+	// Guarded by door.mu:
+	name string // in its certificate; empty: a stranger
+	read int    // bytes that it sent as a stranger
 }
 
 func (v *visitor) Read(p []byte) (int, error) {
@@ -161,7 +160,7 @@ func (v *visitor) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// count counts bytes that a visitor has sent. The error is of a stranger that sends too many.
+// count counts bytes that a visitor has sent. It returns an error for a stranger that sends too many.
 func (d *door) count(v *visitor, bytes int) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -190,7 +189,7 @@ func (d *door) leave(v *visitor) {
 	}
 }
 
-// recognise takes a visitor for what its certificate says.
+// recognise gives a stranger the name in its certificate.
 func (d *door) recognise(v *visitor, name string) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -209,13 +208,13 @@ func (d *door) recognise(v *visitor, name string) error {
 	return nil
 }
 
-// doorCredentials are TLS of the side that listens behind a door.
+// doorCredentials are TLS credentials of the side that listens, with a door.
 type doorCredentials struct {
 	credentials.TransportCredentials
 	door *door
 }
 
-// agentInfo is what is known of an agent's connection.
+// agentInfo describes an agent's connection.
 type agentInfo struct {
 	credentials.TLSInfo
 	visitor *visitor
@@ -241,7 +240,7 @@ func (c doorCredentials) Clone() credentials.TransportCredentials {
 	return doorCredentials{c.TransportCredentials.Clone(), c.door}
 }
 
-// visitorOf is who is at the other end of a stream.
+// visitorOf returns the connection of a stream, and false if it did not come through a door.
 func visitorOf(ctx context.Context) (agentInfo, bool) {
 	p, _ := peer.FromContext(ctx)
 	if p == nil {
@@ -251,7 +250,7 @@ func visitorOf(ctx context.Context) (agentInfo, bool) {
 	return info, ok
 }
 
-// boundStreams ends a connection whose other side opens streams faster than any agent does. gRPC calls it for each.
+// boundStreams closes a connection whose peer opens streams faster than any agent does. gRPC calls it for each stream.
 func boundStreams(ctx context.Context, _ *tap.Info) (context.Context, error) {
 	info, ok := visitorOf(ctx)
 	if !ok || info.visitor.streams.tryTake() {

@@ -23,13 +23,13 @@ import (
 	"tare/internal/lib/files"
 )
 
-// coordinatorName is the name in the coordinator's certificate. Agents ask for it, and not for the host that they
-// connect to: the coordinator runs wherever 'tare run' is typed.
+// coordinatorName is the name in the coordinator's certificate. Agents verify it instead of a host name, because the
+// coordinator runs wherever 'tare run' is started.
 const coordinatorName = "coordinator"
 
 var nodeName = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$`)
 
-// CheckName checks the name of a node, which stands in certificates, in names of files and in records.
+// CheckName checks the name of a node, which is used in certificates, file names and records.
 func CheckName(name string) error {
 	switch {
 	case !nodeName.MatchString(name):
@@ -40,24 +40,24 @@ func CheckName(name string) error {
 	return nil
 }
 
-// Credentials are what one side shows and trusts, as PEM.
+// Credentials are what one side shows and trusts, in PEM.
 type Credentials struct {
-	Authority   []byte `json:"authority"`   // certificate of the authority that the other side's must be from
-	Certificate []byte `json:"certificate"` // one's own
+	Authority   []byte `json:"authority"`   // certificate of the authority that must have issued the other side's
+	Certificate []byte `json:"certificate"` // this side's own
 	Key         []byte `json:"key"`
 }
 
-// Authority issues the certificates of one cluster. ECDSA on P-256 throughout.
+// Authority issues the certificates of one cluster. All keys are ECDSA on P-256.
 type Authority struct {
 	certificate *x509.Certificate
 	key         *ecdsa.PrivateKey
 	pem         []byte
 }
 
-// clockSkew is how far behind a node's clock may be and still take a fresh certificate.
+// clockSkew is how far behind a node's clock may be so that it still accepts a new certificate.
 const clockSkew = time.Hour
 
-// NewAuthority makes an authority. It and all that it issues end after life.
+// NewAuthority makes an authority. It and all that it issues expire after life.
 func NewAuthority(life time.Duration) (*Authority, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -109,7 +109,7 @@ func (a *Authority) Coordinator() (Credentials, error) {
 	return a.issue(coordinatorName, x509.ExtKeyUsageServerAuth)
 }
 
-// issue makes a certificate for one use: a node's does not pass for the coordinator's.
+// issue makes a certificate for one use, so a node cannot pose as the coordinator.
 func (a *Authority) issue(name string, use x509.ExtKeyUsage) (Credentials, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -140,7 +140,7 @@ func keyPEM(key *ecdsa.PrivateKey) ([]byte, error) {
 	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), nil
 }
 
-// config is what both sides have in common: TLS 1.3 and nothing below.
+// config returns what both sides have in common: TLS 1.3 as the minimum, the certificate, and the authority.
 func (c Credentials) config() (*tls.Config, *x509.CertPool, error) {
 	pair, err := tls.X509KeyPair(c.Certificate, c.Key)
 	if err != nil {
@@ -157,20 +157,20 @@ func (c Credentials) config() (*tls.Config, *x509.CertPool, error) {
 	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{pair}}, pool, nil
 }
 
-// warnBefore is how long before their end certificates are warned about.
+// warnBefore is how long before expiry there is a warning about a certificate.
 const warnBefore = 30 * 24 * time.Hour
 
-// renewHint is what to do about certificates that end.
+// renewHint is the hint for certificates that expire.
 const renewHint = "renew all certificates with 'tare node keys --dir DIR --renew' where the authority's key " +
 	"is, and copy authority.pem and each node's own to the nodes; keys stay as they are"
 
-// Expires gives a warning where a certificate ends soon, by what the time is now. The error is of code fault.Usage, of
-// one that has ended or is not valid yet.
+// Expires returns a warning if a certificate will soon expire, as of now. The error has the code fault.Usage, for a
+// certificate that has expired or is not yet valid.
 func (c Credentials) Expires(now time.Time) (warning string, err error) {
 	for _, text := range [][]byte{c.Authority, c.Certificate} {
 		block, _ := pem.Decode(text)
 		if block == nil {
-			continue // who uses it says so
+			continue // config reports it
 		}
 		certificate, err := x509.ParseCertificate(block.Bytes)
 		if err != nil {
@@ -197,8 +197,8 @@ func (c Credentials) server() (*tls.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	config.ClientAuth, config.ClientCAs = tls.RequireAnyClientCert, pool // verified by VerifyConnection
-	config.SessionTicketsDisabled = true                                 // each connection shows its certificate
+	config.ClientAuth, config.ClientCAs = tls.RequireAnyClientCert, pool // verified in VerifyConnection
+	config.SessionTicketsDisabled = true                                 // so that each connection shows its certificate
 	config.VerifyConnection = verifyPeer(pool, x509.ExtKeyUsageClientAuth, "")
 	return config, nil
 }
@@ -208,15 +208,16 @@ func (c Credentials) client() (*tls.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	config.ServerName, config.InsecureSkipVerify = coordinatorName, true // verified by VerifyConnection
+	config.ServerName, config.InsecureSkipVerify = coordinatorName, true // verified in VerifyConnection
 	config.VerifyConnection = verifyPeer(pool, x509.ExtKeyUsageServerAuth, coordinatorName)
 	return config, nil
 }
 
-// verifyPeer verifies the certificate of the other side: it must be of the authority, for this use and, unless that is
-// empty, for this name. The authority issues no further authorities, and all keys are on P-256, so a peer that shows
-// more than one certificate or another key is refused first. crypto/tls by itself would build chains of what a stranger
-// sends: up to 100 signatures by keys of the stranger's choice, before it has proved that it has any key.
+// verifyPeer returns a function that verifies the other side's certificate: the authority must have issued it, for
+// this use and, unless name is empty, for this name. There are no intermediate authorities, and all keys are on P-256,
+// so a peer that shows more than one certificate or another kind of key is refused first. Otherwise crypto/tls would
+// try to build chains from what a stranger sends: up to 100 signatures by keys of the stranger's choice, before it has
+// proved that it has any key.
 func verifyPeer(authority *x509.CertPool, use x509.ExtKeyUsage, name string) func(tls.ConnectionState) error {
 	return func(s tls.ConnectionState) error {
 		if n := len(s.PeerCertificates); n != 1 {
@@ -242,12 +243,12 @@ const (
 	keysLife        = 365 * 24 * time.Hour
 )
 
-// MakeKeys writes into dir the credentials of an authority and of the coordinator, unless they are there, and those of
-// the nodes. It never overwrites: a node that has a certificate is an error with code fault.Usage, and nothing is
-// written. It gives the names of the files that it wrote.
+// MakeKeys writes into dir the credentials of an authority and of the coordinator, unless they exist, and those of the
+// nodes. It never overwrites: if a node has a certificate, that is an error with the code fault.Usage, and nothing is
+// written. It returns the names of the files that it wrote.
 //
-// A key is written before its certificate, each completely or not at all, so that a pair always fits: one whose
-// certificate is missing, because the writing of the two was cut off, gets it the next time.
+// A key is written before its certificate, and each file completely or not at all, so a pair always fits. If the two
+// writes are interrupted, the next call makes the missing certificate.
 func MakeKeys(dir string, nodes []string) (wrote []string, err error) {
 	for i, n := range nodes {
 		if err := CheckName(n); err != nil {
@@ -273,8 +274,8 @@ func MakeKeys(dir string, nodes []string) (wrote []string, err error) {
 	return k.wrote, err
 }
 
-// RenewKeys gives the authority of a directory of MakeKeys, the coordinator and all nodes new certificates for the keys
-// that they have, as long as fresh ones. It gives the names of the files that it wrote.
+// RenewKeys makes new certificates for the existing keys of a directory of MakeKeys: the authority's, the
+// coordinator's and those of all nodes, valid as long as new ones. It returns the names of the files that it wrote.
 func RenewKeys(dir string) (wrote []string, err error) {
 	k, err := openKeys(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -301,8 +302,7 @@ func RenewKeys(dir string) (wrote []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	// The authority's comes last: certificates that it has not issued yet are worth nothing, and the old ones are still
-	// good, as the key is the same.
+	// The authority's comes last. If this is interrupted, old certificates stay valid, because the key is the same.
 	for _, n := range names {
 		if err := k.issue(a, n); err != nil {
 			return k.wrote, err
@@ -313,16 +313,16 @@ func RenewKeys(dir string) (wrote []string, err error) {
 	return k.wrote, err
 }
 
-// authorityHint is what to do where an authority lacks its key.
+// authorityHint is the hint for an authority without its key.
 const authorityHint = "run this where the authority's key is, or name another directory"
 
-// keysDir is a directory of keys that is open.
+// keysDir is an open directory of keys.
 type keysDir struct {
 	path  string
 	root  *os.Root
-	life  time.Duration // of a new authority, and of what it issues
+	life  time.Duration // of a new authority and of what it issues
 	wrote []string
-	stop  func() bool // tests: no file is written any more
+	stop  func() bool // for tests: fail the next write
 }
 
 func openKeys(dir string) (*keysDir, error) {
@@ -342,7 +342,7 @@ func openKeys(dir string) (*keysDir, error) {
 	return &keysDir{path: dir, root: root, life: keysLife, stop: func() bool { return false }}, nil
 }
 
-// make makes what is missing of an authority, the coordinator and nodes.
+// make makes what is missing for an authority, the coordinator and nodes.
 func (k *keysDir) make(nodes []string) error {
 	a, err := k.authority()
 	if err != nil {
@@ -361,7 +361,7 @@ func (k *keysDir) make(nodes []string) error {
 	return nil
 }
 
-// names are those with a certificate and a key, but for the authority.
+// names returns those that have a certificate and a key, except the authority.
 func (k *keysDir) names() (names []string, err error) {
 	entries, err := fs.ReadDir(k.root.FS(), ".")
 	if err != nil {
@@ -379,7 +379,7 @@ func (k *keysDir) names() (names []string, err error) {
 	return names, nil
 }
 
-// authority is that of the directory, made where there is none.
+// authority returns the authority of the directory, and makes it if there is none.
 func (k *keysDir) authority() (*Authority, error) {
 	_, err := k.root.Lstat(authorityName + certificateFile)
 	if err == nil {
@@ -396,7 +396,7 @@ func (k *keysDir) authority() (*Authority, error) {
 	return a, k.write(authorityName+certificateFile, a.pem)
 }
 
-// issue writes a certificate for the key of a name, which is made where there is none.
+// issue writes a certificate for the key of a name, and makes the key if there is none.
 func (k *keysDir) issue(a *Authority, name string) error {
 	key, err := k.keyOrNew(name)
 	if err != nil {
@@ -413,7 +413,7 @@ func (k *keysDir) issue(a *Authority, name string) error {
 	return k.write(name+certificateFile, c.Certificate)
 }
 
-// key reads the key of a name; nil where there is none.
+// key reads the key of a name, or returns nil if there is none.
 func (k *keysDir) key(name string) (*ecdsa.PrivateKey, error) {
 	path := filepath.Join(k.path, name+keyFile)
 	info, err := k.root.Lstat(name + keyFile)
@@ -456,8 +456,8 @@ func (k *keysDir) keyOrNew(name string) (*ecdsa.PrivateKey, error) {
 	return key, k.write(name+keyFile, text)
 }
 
-// write writes a file that only its owner can read, completely or not at all. A link at its place is replaced, not
-// followed.
+// write writes a file that only its owner can read, completely or not at all. It replaces a symbolic link instead of
+// following it.
 func (k *keysDir) write(name string, text []byte) error {
 	if k.stop() {
 		return errors.New("stopped")
@@ -512,7 +512,7 @@ func readCredential(path string) ([]byte, error) {
 	return text, cannotReadKeys(err, path)
 }
 
-// ReadCredentials reads those of one side from files.
+// ReadCredentials reads the credentials of one side from files.
 func ReadCredentials(authority, certificate, key string) (c Credentials, err error) {
 	c.Authority, err = readCredential(authority)
 	if err == nil {

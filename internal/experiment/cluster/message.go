@@ -1,17 +1,17 @@
-// Package cluster has many machines run the same trial at the same time. One coordinator, the process of 'tare run',
-// tells them what to run and when to begin; an agent on each, 'tare node', runs it there as tare would alone, reads
-// that machine's counters at both edges by that machine's clock, and sends one record. Nothing of Tare's runs in a
-// group that is weighed.
+// Package cluster runs the same trial on many machines at the same time. One coordinator, in the process of 'tare
+// run', tells them what to run and when to begin. An agent on each machine, 'tare node', runs the trial as tare would
+// alone, reads the machine's counters at both edges by the machine's clock, and sends one record. No process of Tare
+// runs in a group that is weighed.
 //
-// An agent has one stream of gRPC to the coordinator, which it opens itself, so that only the coordinator needs an
-// address. Both sides show certificates of one authority (keys.go). The messages are JSON: what they carry, specs and
-// records, is JSON already, and both sides must be of the same build, so that a second description of the same types
-// would only be one more thing to differ.
+// An agent has one gRPC stream to the coordinator, which the agent opens, so only the coordinator needs an address.
+// Both sides show certificates of one authority (keys.go). The messages are JSON. Specs and records are JSON already,
+// and both sides must be the same build, so a second description of the same types would only be one more source of
+// differences.
 //
 //	agent:       hello                     who it is
-//	coordinator: ping / agent: pong        four times of two clocks: both ways to see that the other is there, and how far the clocks are apart
+//	coordinator: ping / agent: pong        shows that both sides are alive, and how far their clocks are apart
 //	coordinator: prepare                   a trial: set it up
-//	agent:       prepared                  everything waits for the begin; or a record at once, of a trial that failed before
+//	agent:       prepared                  everything waits for the begin; or at once a record, of a failed trial
 //	coordinator: begin                     when, by the agent's clock
 //	agent:       record                    all that was measured
 //	coordinator: abandon                   take the trial under way down
@@ -42,27 +42,27 @@ type message struct {
 	Bye      *bye     `json:"bye,omitempty"`
 }
 
-// Hello says who an agent is.
+// Hello is how an agent introduces itself.
 type Hello struct {
 	record.Node
 	Version string `json:"version"` // of tare, with its build
 	PID     int    `json:"pid"`     // of the agent
 
-	// AllowCommands is whether it runs specs that name commands, files and addresses.
+	// AllowCommands reports whether it runs specs that name commands, files and addresses.
 	AllowCommands bool `json:"allow_commands,omitempty"`
 }
 
-// Job is a trial for every node that takes part.
+// Job is a trial, the same for every node that takes part.
 type Job struct {
 	ID    uint64          `json:"id"` // counts the trials of this coordinator, from 1
 	Share Share           `json:"share"`
-	Data  json.RawMessage `json:"data"` // what to run: package experiment knows
+	Data  json.RawMessage `json:"data"` // what to run, in package engine's format
 }
 
-// Share is what of a node's machine the groups of a trial may have together.
+// Share limits the groups of a trial on a node's machine.
 type Share struct {
-	CPUs   float64 `json:"cpus,omitempty"`   // no more than this; 0: no limit
-	Weight float64 `json:"weight,omitempty"` // where CPU time is short, beside other groups of weight 1; 0: as others
+	CPUs   float64 `json:"cpus,omitempty"`   // for all together; 0: no limit
+	Weight float64 `json:"weight,omitempty"` // if CPU time is short, relative to other groups of weight 1; 0: the default
 }
 
 // The bounds of a Hello.
@@ -71,7 +71,7 @@ const (
 	maxCPUs      = 1 << 20
 )
 
-// clean bounds what an agent says of itself.
+// clean bounds the values in an agent's hello.
 func (h Hello) clean() Hello {
 	for _, raw := range []*string{&h.Hostname, &h.Kernel, &h.BootID} {
 		*raw = text.ClipLine(*raw, maxHelloText)
@@ -87,11 +87,11 @@ type trialID struct {
 type begin struct {
 	ID uint64 `json:"id"`
 	At int64  `json:"at_ns"` // CLOCK_MONOTONIC of the agent's machine
-	// how long neither side sends requests from then on: they cost CPU time, which is being measured
+	// how long both sides send no requests from then on: these take CPU time, which is being measured
 	Quiet int64 `json:"quiet_ns"`
 }
 
-// result is the result of a trial: a record, or why there is none.
+// result is the result of a trial: its record, an error, or both.
 type result struct {
 	ID     uint64          `json:"id"`
 	Record json.RawMessage `json:"record,omitempty"`
@@ -100,7 +100,7 @@ type result struct {
 
 type bye struct{}
 
-// The service, as protoc would have it: one call, a stream both ways.
+// The service, as protoc would generate it: one call with a stream in each direction.
 const (
 	serviceName = "tare.Cluster"
 	joinName    = "Join"
@@ -118,17 +118,17 @@ type joiner interface {
 var service = grpc.ServiceDesc{ServiceName: serviceName, HandlerType: (*joiner)(nil),
 	Streams: []grpc.StreamDesc{joinStream}}
 
-// The longest messages that are taken, in bytes. Records of a trial have some 100 KB, all others a few hundred bytes. A
-// spec has at most 1 MiB.
+// The longest accepted messages, in bytes. Records of a trial have some 100 KB, all others a few hundred bytes. A spec
+// has at most 1 MiB.
 const (
 	maxFromAgent       = 8 << 20
 	maxFromCoordinator = 2 << 20
-	maxShort           = 64 << 10 // of all that carry neither a record nor a spec
+	maxShort           = 64 << 10 // for messages with neither a record nor a spec
 )
 
-// codec is JSON on the wire.
+// codec encodes messages as JSON.
 type codec struct {
-	clean bool // all texts that come are made safe to print and to keep
+	clean bool // sanitize all received texts, so that they are safe to print and to store
 }
 
 func (codec) Name() string                  { return "json" }
@@ -147,7 +147,7 @@ func (c codec) Unmarshal(data []byte, v any) error {
 	return nil
 }
 
-// check reports what is wrong with a message of length bytes.
+// check returns an error for an invalid message of length bytes.
 func (m *message) check(length int) error {
 	set := 0
 	for _, is := range []bool{m.Hello != nil, m.Ping != nil, m.Pong != nil, m.Prepare != nil, m.Prepared != nil,

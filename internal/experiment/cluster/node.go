@@ -19,26 +19,26 @@ import (
 	"tare/internal/lib/text"
 )
 
-// node is an agent as the coordinator sees it.
+// node is an agent, as the coordinator sees it.
 type node struct {
 	hello Hello
 	out   chan *message // to be sent
-	said  chan *message // what it says of itself and of trials
-	times chan reading  // of its clock
-	heard atomic.Int64  // when anything came from it, ns by pace.Now
+	said  chan *message // its messages about itself and trials
+	times chan reading  // readings of its clock
+	heard atomic.Int64  // when it last sent anything, ns by pace.Now
 	pings atomic.Uint64
 
 	askedMu sync.Mutex
-	asked   map[uint64]int64 // when questions were sent that have no answer yet, by number
+	asked   map[uint64]int64 // when unanswered pings were sent, by number
 
 	hangUp func() // closes its connection
 	once   sync.Once
-	gone   chan struct{} // closed when it is not there any more, and why is set
+	gone   chan struct{} // closed when it is gone, and why is set
 	why    error
 }
 
 // Capacities of the queues of received messages. An agent sends two messages in each trial, one of them large, so an
-// agent that overflows the queue is broken. Requests for the time pile up when the network is slow.
+// agent that overflows the queue is broken. Pongs pile up when the network is slow.
 const (
 	roomForWords = 3
 	roomForTimes = 16
@@ -53,7 +53,7 @@ func newNode() *node {
 	return n
 }
 
-// end takes the node for gone. The first reason stays.
+// end marks the node as gone. Only the first reason counts.
 func (n *node) end(why error) {
 	n.once.Do(func() {
 		n.why = why
@@ -70,7 +70,7 @@ func (n *node) isGone() bool {
 	}
 }
 
-// send has the stream's writer send m, unless the node is gone.
+// send queues m for the stream's writer, unless the node is gone.
 func (n *node) send(m *message) {
 	select {
 	case n.out <- m:
@@ -78,7 +78,7 @@ func (n *node) send(m *message) {
 	}
 }
 
-// leave has it end in order.
+// leave tells it that the run is over.
 func (n *node) leave() {
 	select {
 	case n.out <- &message{Bye: &bye{}}:
@@ -87,7 +87,7 @@ func (n *node) leave() {
 	}
 }
 
-// read takes what the agent says until the stream ends.
+// read receives the agent's messages until the stream ends.
 func (n *node) read(stream grpc.ServerStream) {
 	for {
 		m := new(message)
@@ -98,7 +98,7 @@ func (n *node) read(stream grpc.ServerStream) {
 			n.end(errors.New("it hung up"))
 			return
 		case status.Code(err) == codes.Canceled:
-			n.end(errors.New("its connection broke")) // the process has ended, mostly
+			n.end(errors.New("its connection broke")) // usually because the process has ended
 			return
 		case err != nil:
 			n.end(fmt.Errorf("what it says cannot be read: %s", text.ClipLine(words(err).Error(), maxWords)))
@@ -113,7 +113,7 @@ func (n *node) read(stream grpc.ServerStream) {
 			n.heard.Store(got)
 			select {
 			case n.times <- r:
-			default: // no one is waiting for the time
+			default: // nobody is waiting for the time
 			}
 			continue
 		}
@@ -127,7 +127,7 @@ func (n *node) read(stream grpc.ServerStream) {
 	}
 }
 
-// ask notes that a question is sent now, and when that is. Of too many without an answer the oldest is forgotten.
+// ask records that a ping is sent now, with its time. If too many are unanswered, it forgets the oldest.
 func (n *node) ask(p *ping) {
 	n.askedMu.Lock()
 	defer n.askedMu.Unlock()
@@ -141,7 +141,7 @@ func (n *node) ask(p *ping) {
 	n.asked[p.Number] = p.Sent
 }
 
-// answered is the reading that an answer makes, by when this side knows that it asked.
+// answered makes a reading from an answer, with this side's own record of when it asked.
 func (n *node) answered(p pong, got int64) (reading, error) {
 	n.askedMu.Lock()
 	sent, ok := n.asked[p.Ping.Number]
@@ -155,9 +155,9 @@ func (n *node) answered(p pong, got int64) (reading, error) {
 	return r, r.check()
 }
 
-// serve writes to the agent and watches that it is there, until it is gone or the run is over. It counts unanswered
-// requests, not time alone: a coordinator that was itself delayed for seconds on a busy machine has sent none
-// meanwhile.
+// serve writes to the agent and checks that it is alive, until it is gone or the run is over. It counts unanswered
+// pings, not only time: a coordinator that was itself delayed for seconds on a busy machine has sent none in that
+// time.
 func (n *node) serve(stream grpc.ServerStream, c *Coordinator) error {
 	tick := time.NewTicker(c.o.Heartbeat)
 	defer tick.Stop()
@@ -196,7 +196,7 @@ func (n *node) serve(stream grpc.ServerStream, c *Coordinator) error {
 	}
 }
 
-// write sends a message. A peer that reads nothing stops that without end, whatever else it does: it is hung up on.
+// write sends a message. A peer that reads nothing would block it forever, so its connection is closed after patience.
 func (n *node) write(stream grpc.ServerStream, m *message, patience time.Duration) error {
 	timer := time.AfterFunc(patience, func() {
 		n.end(fmt.Errorf("it has not read what it is told for %v", patience))

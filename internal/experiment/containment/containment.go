@@ -1,9 +1,9 @@
-// Package containment checks whether processes stay in the control groups by whose counters they are weighed. Those
-// counters lack what a process uses elsewhere, even for a time or with one of its threads.
+// Package containment checks whether processes stay in the control groups whose counters measure them. Those counters
+// lack what a process uses in other groups, even briefly or with only one of its threads.
 //
-// It looks at both edges of a window, has those noted that leave in between, and compares what the processes used, by
-// their own clocks, with what their groups counted: so it finds what has left and come back, and what has left and
-// ended. What is not seen is in docs/bias.md.
+// It lists the processes at both edges of a window, records those that leave in between, and compares what the
+// processes used, by their own clocks, with what their groups counted. So it also finds processes that left and came
+// back, or left and ended. docs/bias.md says what it cannot see.
 package containment
 
 import (
@@ -21,13 +21,13 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// Home is the control group in which processes must be.
+// Home is a control group in which processes must be.
 type Home struct {
-	Path string // its identity, as package cgroup gives it
-	// Dir is its directory in the hierarchy that counts CPU time. Empty: processes may move between it and others that
-	// are within, so that their clocks say nothing.
+	Path string // its identity, as in package cgroup
+	// Dir is its directory in the hierarchy that counts CPU time. Empty: processes may move between groups that are
+	// within the home, so their clocks cannot be compared with a counter.
 	Dir string
-	// Within reports whether a group is the home, is below it, or does not matter.
+	// Within reports whether a group is the home, is below it, or is in a hierarchy that does not matter.
 	Within func(cgroup.Membership) bool
 }
 
@@ -35,7 +35,7 @@ type Home struct {
 type Member struct {
 	proc.Process
 	Home *Home
-	// Entered is of a process that began elsewhere and was put into the group: its clock began before it was there.
+	// Entered is true for a process that was started elsewhere and put into the group: its clock began earlier.
 	Entered bool
 }
 
@@ -43,34 +43,35 @@ type Member struct {
 type Stray struct {
 	PID   int
 	Comm  string
-	Group string // where a thread of it is, or was at the first edge
-	What  string // of a group that does not count CPU time: the controllers of its hierarchy
-	Back  bool   // it was there at the first edge alone, and is back, or has ended
-	// Lacking is the CPU time in seconds that Group, its own, did not count of it, its children and others of that
-	// group, which were elsewhere between the edges; 0 of one that is elsewhere at an edge.
+	Group string // that a thread of it is in, or was in at the first edge
+	What  string // for a group that does not count CPU time: the controllers of its hierarchy
+	Back  bool   // it was there only at the first edge, and has come back or ended
+	// Lacking is the CPU time, in seconds, of the process, its children and others of its group (Group) that the group
+	// did not count, because they were elsewhere between the edges; 0 for one that is elsewhere at an edge.
 	Lacking float64
-	// Left is the group that it left between the edges to end in Group, and Used its CPU time since in seconds, at most.
+	// Left is the group that it left between the edges before it ended in Group, and Used its CPU time since then, in
+	// seconds, at most.
 	Left string
 	Used float64
 }
 
-// Watch is a window over processes. Close it.
+// Watch observes processes over a window. The caller must close it.
 type Watch struct {
-	moves   *moves.Watch      // nil: who leaves is not noted
-	unseen  error             // why not
+	moves   *moves.Watch      // nil: processes that leave are not recorded
+	unseen  error             // why moves are not recorded
 	paths   map[string]string // of homes, by their directories
 	layout  *cgroup.Layout
 	fs      proc.FS
 	list    func() ([]Member, error)
 	cpus    int                // online, at the first edge
 	took    time.Duration      // from before the list at the first edge until the last clock there was read
-	at      uint64             // when the youngest process at the first edge began, as proc.Process.Start
+	at      uint64             // when the youngest process at the first edge began (proc.Process.Start)
 	clocks  map[int]Member     // at the first edge, by pid
 	counted map[string]float64 // seconds, by directory of home
 	strays  []Stray            // at the first edge
 }
 
-// Begin looks at the processes at the first edge. List gives those that there are at an edge; paths are the groups that
+// Begin examines the processes at the first edge. list returns those that exist at an edge; paths are the groups that
 // they must not leave, by their directories in the hierarchy that counts CPU time.
 func Begin(l *cgroup.Layout, f proc.FS, paths map[string]string, list func() ([]Member, error)) (w *Watch, err error) {
 	machine, err := f.Stat()
@@ -98,7 +99,7 @@ func Begin(l *cgroup.Layout, f proc.FS, paths map[string]string, list func() ([]
 	if w.strays, err = w.elsewhere(members); err != nil {
 		return nil, err
 	}
-	for _, m := range members { // before the clocks, so that what these count is counted
+	for _, m := range members { // before the clocks, so the counters include no more than these
 		if _, known := w.counted[m.Home.Dir]; m.Home.Dir != "" && !known {
 			if v := cgroup.CPUTime(m.Home.Dir); v.OK {
 				w.counted[m.Home.Dir] = float64(v.N) / 1e9
@@ -126,7 +127,7 @@ func (w *Watch) Knows(p proc.Process) bool {
 	return known && before.Start == p.Start
 }
 
-// Close ends it. A nil Watch has ended.
+// Close ends the watch. The Watch may be nil.
 func (w *Watch) Close() error {
 	if w == nil || w.moves == nil {
 		return nil
@@ -136,18 +137,18 @@ func (w *Watch) Close() error {
 	return err
 }
 
-// MayBeMissing says of what may have left its groups unseen, and why, that it may be missing.
+// MayBeMissing says that processes of something may have left its groups unseen, and why.
 func MayBeMissing(whose, why string) string {
 	return fmt.Sprintf("processes of %s that left its control groups inside the window and ended elsewhere may not be "+
 		"known, and what they used is counted nowhere then: %s", whose, why)
 }
 
-// Unseen is why processes that left their groups inside the window and ended elsewhere may not be among the strays of
-// End; nil where they are.
+// Unseen returns why the result of End may lack processes that left their groups inside the window and ended
+// elsewhere, or nil if it is complete.
 func (w *Watch) Unseen() error { return w.unseen }
 
-// End looks at the processes at the second edge, and gives all that were not in their groups at one of the edges or in
-// between, each once.
+// End examines the processes at the second edge, and returns all that were not in their groups at one of the edges or
+// in between, once each.
 func (w *Watch) End() ([]Stray, error) {
 	members, err := w.list()
 	if err != nil {
@@ -159,7 +160,8 @@ func (w *Watch) End() ([]Stray, error) {
 		return nil, err
 	}
 	for _, s := range w.left() {
-		lacking = slices.DeleteFunc(lacking, func(o Stray) bool { return o.Group == s.Left }) // it is among what s used
+		// its lack is part of what s used
+		lacking = slices.DeleteFunc(lacking, func(o Stray) bool { return o.Group == s.Left })
 		if !slices.ContainsFunc(strays, func(o Stray) bool { return o.PID == s.PID }) {
 			strays = append(strays, s)
 		}
@@ -173,10 +175,10 @@ func (w *Watch) End() ([]Stray, error) {
 	return strays, nil
 }
 
-// little is the CPU time in seconds that processes may use elsewhere, all together, before they are strays.
+// little is the CPU time, in seconds, that processes may use elsewhere, all together, before they count as strays.
 const little = 0.001
 
-// left are those that left their groups since the first edge and did not come back, what used most first.
+// left returns those that left their groups since the first edge and did not come back, by descending CPU time.
 func (w *Watch) left() (strays []Stray) {
 	if w.moves == nil {
 		return nil
@@ -202,7 +204,7 @@ func (w *Watch) left() (strays []Stray) {
 	return strays
 }
 
-// elsewhere are those that are not in their groups now.
+// elsewhere returns those that are not in their groups now.
 func (w *Watch) elsewhere(members []Member) (strays []Stray, err error) {
 	cpu, _ := w.layout.CPU()
 	for _, m := range members {
@@ -227,11 +229,11 @@ func (w *Watch) elsewhere(members []Member) (strays []Stray, err error) {
 	return strays, nil
 }
 
-// grain is by how much the difference of two readings of a process's clocks can be too high: each rounds four times
-// down to ticks.
+// grain is how many ticks the difference of two readings of a process's clocks can be too high: each reading rounds
+// four times down to ticks.
 const grain = 4
 
-// lacking are the processes that used most of the CPU time which their groups did not count, one for each home.
+// lacking returns, for each home whose processes used CPU time that it did not count, the process that used most.
 func (w *Watch) lacking(members []Member) (strays []Stray) {
 	type use struct {
 		ticks, most int64
@@ -260,14 +262,14 @@ func (w *Watch) lacking(members []Member) (strays []Stray) {
 			since -= int64(before.Ticks + before.ChildTicks)
 			delete(ended, m.PID)
 		} else if m.Entered || m.Start <= w.at {
-			continue // what it used before it was seen may be of other places
+			continue // it may have used CPU time before it was in the group
 		}
 		u.n++
 		if u.ticks += since; since > u.most {
 			u.most, u.of = since, m
 		}
 	}
-	for _, m := range ended { // what it had used before is among what its parent has waited for since
+	for _, m := range ended { // a parent has waited for it since, and its ChildTicks include its earlier use
 		uses[m.Home.Dir].ticks -= int64(m.Ticks + m.ChildTicks)
 	}
 	for dir, u := range uses {
@@ -277,11 +279,11 @@ func (w *Watch) lacking(members []Member) (strays []Stray) {
 			continue
 		}
 		if float64(now.N)/1e9 < before {
-			continue // the ledger says that it was reset
+			continue // it was reset, which the ledger reports
 		}
 		used, counted := w.fs.Seconds(uint64(u.ticks)), float64(now.N)/1e9-before
-		// A child that began after the list at the first edge has used what nothing was subtracted for: where the machine
-		// stood still meanwhile, all of that time.
+		// A child that began after the list at the first edge counts in full, because nothing was subtracted for it. If the
+		// machine stalled meanwhile, that can be all of the time.
 		unlisted := w.took.Seconds() * float64(min(u.before, w.cpus))
 		if used-counted > w.fs.Seconds(grain*u.n)+0.02*used+unlisted {
 			strays = append(strays, Stray{PID: u.of.PID, Comm: u.of.Comm, Group: u.of.Home.Path, Lacking: used - counted})
@@ -291,7 +293,8 @@ func (w *Watch) lacking(members []Member) (strays []Stray) {
 	return strays
 }
 
-// Describe says in a sentence where the first of some processes is, and what it is a part of; empty without any.
+// Describe says in a sentence where the first of some strays is, and how many others there are, or returns "". of
+// names what they belong to.
 func Describe(strays []Stray, of string) string {
 	if len(strays) == 0 {
 		return ""

@@ -12,8 +12,8 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// groupPaths are the control groups that there are, of the hierarchy that counts CPU time. It is nil, with a warning,
-// where they cannot be listed.
+// groupPaths returns the control groups in the hierarchy that counts CPU time, or nil, with a warning, if they cannot
+// be listed.
 func (x *trial) groupPaths() map[string]bool {
 	h, ok := x.machine.Cgroups.CPU()
 	if !ok {
@@ -31,10 +31,10 @@ func (x *trial) groupPaths() map[string]bool {
 	return paths
 }
 
-// warnOfBeside warns of control groups that were made outside of the trial since before: another program may have made
-// them for a command of the trial, such as an engine of containers or a manager of services.
+// warnOfBeside warns of control groups outside the trial that did not exist before: another program, such as a
+// container engine or a service manager, may have made them for a command of the trial.
 func (x *trial) warnOfBeside(before map[string]bool) {
-	if _, launches := x.own.(kind.Launcher); before == nil || launches { // a runtime makes groups wherever it likes
+	if _, launches := x.own.(kind.Launcher); before == nil || launches { // a runtime makes groups anywhere
 		return
 	}
 	own := []string{x.treePath()}
@@ -46,8 +46,8 @@ func (x *trial) warnOfBeside(before map[string]bool) {
 	}
 }
 
-// besides are the topmost control groups of a ledger that used CPU time, were not there before and are in none of the
-// trial's own or of another run of tare, each with what it used, the most first.
+// besides describes the topmost control groups of a ledger that used CPU time, are not in before, and are outside own
+// and any run of tare. It returns at most three, those that used the most first.
 func besides(l *ledger.Ledger, before map[string]bool, own []string) (found []string) {
 	const named, little = 3, 0.001 // seconds
 	var groups []ledger.Cgroup
@@ -58,7 +58,7 @@ func besides(l *ledger.Ledger, before map[string]bool, own []string) (found []st
 		}
 		groups = append(groups, g)
 	}
-	for _, g := range groups { // a ledger has those first that used the most
+	for _, g := range groups { // sorted by CPU time in a ledger, largest first
 		inside := slices.ContainsFunc(groups, func(o ledger.Cgroup) bool {
 			return o.Path != g.Path && cgroup.Within(g.Path, o.Path)
 		})

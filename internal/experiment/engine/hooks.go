@@ -22,7 +22,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// What guests' hooks see of a trial: trial is a kind.Trial.
+// trial implements kind.Trial for the hooks of guests.
 var _ kind.Trial = (*trial)(nil)
 
 func (x *trial) Self() string                   { return x.machine.Self }
@@ -53,7 +53,7 @@ func (x *trial) Process(name string) kind.Process {
 	return nil
 }
 
-// part is an application or a load of the trial.
+// part returns an application or a load of the trial.
 func (x *trial) part(name string) (*kind.Part, kind.Role) {
 	if part := x.spec.Loads[name]; part != nil {
 		return part, kind.Load
@@ -91,7 +91,7 @@ func (x *trial) Begin(ctx context.Context, name string, dirs ...string) (child.S
 	}, nil
 }
 
-// starter gives how a process is started in a group, and in the network that the subject has for it.
+// starter returns a function that starts a process in a group, and in the subject's network for it, if there is one.
 func (x *trial) starter(g kind.Group, as kind.Role, name string) (child.Starter, error) {
 	network, err := x.network(as, name)
 	if err != nil {
@@ -100,7 +100,7 @@ func (x *trial) starter(g kind.Group, as kind.Role, name string) (child.Starter,
 	return g.In(network), nil
 }
 
-// network is the path of the network that the subject has for something by its name; empty: this machine's.
+// network returns the path of the network namespace in which the subject runs something; empty: this machine's.
 func (x *trial) network(as kind.Role, name string) (string, error) {
 	if n, ok := x.own.(kind.Networked); ok {
 		return n.Network(as, name)
@@ -130,12 +130,12 @@ func (x *trial) ServingGroup(component, app string, limits param.Values) (kind.G
 	return x.subjectGroup(path.Join(component, app), as, limits)
 }
 
-// subjectGroup makes a group of the subject, where its name is not empty inside the one that has the subject's limits.
-// Names of groups have no dots, which those of components may have.
+// subjectGroup makes a group of the subject: for a name, inside the group with the subject's limits. Names of groups
+// have no dots, which names of components may have.
 func (x *trial) subjectGroup(name string, as measured.GroupRole, limits param.Values) (kind.Group, error) {
 	name = strings.ReplaceAll(name, ".", "-")
 	if name == "" && limits == nil && x.subject != nil {
-		limits = x.subject.Limits // who asks for the group first need not know them
+		limits = x.subject.Limits // the first caller need not know them
 	}
 	if name == "" || x.subject == nil {
 		return x.group(path.Join(kind.SubjectGroup, name), as, limits)
@@ -143,7 +143,7 @@ func (x *trial) subjectGroup(name string, as measured.GroupRole, limits param.Va
 	if _, err := x.group(kind.SubjectGroup, measured.NewRole(kind.Subject, ""), x.subject.Limits); err != nil {
 		return nil, err
 	}
-	const pin = "pin" // of processes, and not of what is in a group
+	const pin = "pin" // applies to processes, so the outer group does not pass it on
 	if all, set := x.subject.Limits[pin]; set && limits[pin] == "" {
 		limits = maps.Clone(limits)
 		if limits == nil {
@@ -192,7 +192,7 @@ func (x *trial) StartSubject(
 
 func (x *trial) SetSubject(o kind.Objects, raw json.RawMessage) { x.objects, x.subjectRaw = &o, raw }
 
-// Read opens a window only to close it: memory is what it is at the second edge.
+// Read opens and closes a window at once, because memory is read at the second edge.
 func (x *trial) Read(ctx context.Context, name string) error {
 	l, err := x.machine.read(ctx)
 	if err != nil {
@@ -213,7 +213,7 @@ func (x *trial) Warn(code, format string, args ...any) {
 	x.record.Warnings = append(x.record.Warnings, ledger.Warning{Code: code, Message: fmt.Sprintf(format, args...)})
 }
 
-// group makes a group, if it is not there yet.
+// group makes a group unless it exists.
 func (x *trial) group(name string, as measured.GroupRole, limits param.Values) (kind.Group, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -231,7 +231,7 @@ func (x *trial) group(name string, as measured.GroupRole, limits param.Values) (
 	return g, nil
 }
 
-// start starts one process where begin puts it.
+// start starts a process by begin.
 func (x *trial) start(name string, argv []string, begin child.Starter) (*role.Child, error) {
 	p, err := role.Launch(name, argv, begin, x.cancel)
 	if err != nil {
@@ -243,7 +243,7 @@ func (x *trial) start(name string, argv []string, begin child.Starter) (*role.Ch
 	return p, nil
 }
 
-// processesByComponent are the processes of the subject's components, as far as they are in their groups.
+// processesByComponent returns the processes in the groups of the subject's components.
 func (x *trial) processesByComponent() map[string][]int {
 	x.mu.Lock()
 	defer x.mu.Unlock()

@@ -12,15 +12,15 @@ import (
 )
 
 // watchMemory starts recording the processes that the kernel kills at a memory limit, if a part of the trial has one.
-// Where the machine does not support this, only the kernel's counters remain, and they do not name the process.
+// Some machines do not support this; then there are only the kernel's counters, which do not name the process.
 func (x *trial) watchMemory() {
 	if x.spec.BoundsMemory() {
 		x.killed, _ = oom.Open()
 	}
 }
 
-// outOfMemory says which processes of the trial were killed because memory was short, by this machine's kernel or by
-// that of a guest; empty: none.
+// outOfMemory describes the processes of the trial that were killed because memory was short, by this machine's kernel
+// or a guest's, or returns "".
 func (x *trial) outOfMemory() string {
 	if x.tree == nil {
 		return ""
@@ -45,7 +45,7 @@ func (x *trial) outOfMemory() string {
 	return strings.Join(said, "; ")
 }
 
-// partOf is whose a group is, in words.
+// partOf describes the part to which a group belongs.
 func (x *trial) partOf(group string) string {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -57,7 +57,7 @@ func (x *trial) partOf(group string) string {
 	return "the trial"
 }
 
-// partNamed is an application or a load in words, and the path of its group; empty where it has none.
+// partNamed describes an application or a load, and returns the path of its group, or "" if it has none.
 func (x *trial) partNamed(name string) (who, group string) {
 	_, role := x.part(name)
 	x.mu.Lock()

@@ -26,37 +26,37 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Trials on many machines. With nodes, a trial is run whole by an agent at each node (NodeAgent), all with the same
-// begin, and its record is made from theirs: loads are merged, metrics are of all nodes together, and each node's own
-// record stands in Trial.Nodes. A node-trial that failed is kept and named, and is in no metric; sums over nodes, which
-// would be of too few, are then not given.
+// Trials on many machines. With nodes, an agent at each node (NodeAgent) runs the whole trial, all with the same
+// begin. The trial's record is made from theirs: loads are merged, metrics cover all nodes together, and Trial.Nodes
+// has the record of each. A node whose trial failed is recorded and named, and left out of the metrics; sums over
+// nodes are then left out too, because they would be incomplete.
 
-// Nodes are where trials on nodes run: internal/experiment/cluster has them.
+// Nodes runs trials on nodes. Package internal/experiment/cluster implements it.
 type Nodes interface {
-	// Names are the names of all nodes, in the order in which trials take them.
+	// Names returns the names of all nodes, in the order in which trials use them.
 	Names() []string
-	// Ensure has nodes that have gone join again, where that can be done. That one does not is no error: Run tells.
+	// Ensure tries to get lost nodes to join again. A node that does not join is not an error here, but in Run.
 	Ensure(ctx context.Context, names []string) error
-	// Run is cluster.Coordinator's.
+	// Run is as in cluster.Coordinator.
 	Run(ctx context.Context, names []string, share cluster.Share, data json.RawMessage, length, tail time.Duration,
 		begun func(at int64)) []cluster.Outcome
-	// Why says more of why a node went; empty where nothing more is known.
+	// Why returns more about why a node was lost, or "".
 	Why(name string) string
-	// PIDs are the processes of nodes on this machine, and Group is the path of their group; nil and empty where each
-	// node is a separate machine.
+	// PIDs returns the processes of nodes on this machine, and Group the path of their group; nil and "" if each node is
+	// a separate machine.
 	PIDs() []int
 	Group() string
 }
 
-// nodeJob is the trial that a node runs.
+// nodeJob describes the trial that a node runs.
 type nodeJob struct {
 	Spec    json.RawMessage     `json:"spec"` // resolved, at the trial's level
 	Planned record.PlannedTrial `json:"planned"`
 	Attempt int                 `json:"attempt,omitempty"`
-	Seed    uint64              `json:"seed"` // of the trial's arrivals; each node takes its own from it
+	Seed    uint64              `json:"seed"` // of the trial's arrivals, from which each node derives its own
 }
 
-// nodeRecord is what a node sends back.
+// nodeRecord is the record that a node sends.
 type nodeRecord struct {
 	Trial  record.Trial `json:"trial"`
 	Late   int64        `json:"late_ns"` // these three: see record.NodeTrial
@@ -69,19 +69,19 @@ type nodeRecord struct {
 const (
 	lateAllowed = 5 * time.Millisecond
 	edgePart    = 0.2
-	leastEdge   = 20 * time.Millisecond // of short windows
+	leastEdge   = 20 * time.Millisecond // edgePart is at least this, for short windows
 )
 
-// maxFailedNamed is how many nodes the reason of a trial names that failed at all of them. One would hide that they
-// failed for different reasons.
+// maxFailedNamed is how many failed nodes are named if a trial failed at all nodes. They may have failed for different
+// reasons, so one would not do.
 const maxFailedNamed = 3
 
-// nodesTrial is a trial on nodes, as the coordinator has it.
+// nodesTrial is a trial on nodes, as the coordinator runs it.
 type nodesTrial struct {
 	machine Machine
 	spec    *spec.Spec // at the trial's level, without copies
 	seed    uint64
-	late    time.Duration // how long after an edge of the window the coordinator's own counters were read
+	late    time.Duration // how long after an edge of the window the coordinator's counters were read
 
 	recorded int // bytes of the nodes' records
 }
@@ -91,14 +91,14 @@ func (x *nodesTrial) edgeAllowed() time.Duration {
 	return max(time.Duration(edgePart*float64(x.spec.Duration)), leastEdge)
 }
 
-// run runs the trial into t. The error is why it failed, as t.Validity says too.
+// run runs the trial and records it in t. The error is why it failed, as in t.Validity.
 func (x *nodesTrial) run(ctx context.Context, t *record.Trial) error {
 	t.Started, t.Clocks, t.Loads = time.Now(), map[string]time.Duration{}, map[string]load.Result{}
 	err := x.measure(ctx, t)
 	t.Ended = time.Now()
 	if err != nil {
 		t.Validity.Failed = Failure(ctx, err)
-		if n := x.machine.Nodes; n != nil && n.Group() != "" { // of nodes elsewhere this machine says nothing
+		if n := x.machine.Nodes; n != nil && n.Group() != "" { // says nothing about nodes on other machines
 			t.Validity.Cause = measured.FailedBy(t.Ledger, n.Group())
 		}
 		return err
@@ -146,7 +146,7 @@ func (x *nodesTrial) measure(ctx context.Context, t *record.Trial) error {
 	lap("drain")
 	for i := range outcomes {
 		t.Nodes = append(t.Nodes, x.nodeTrial(outcomes[i], t.PlannedTrial, t.Attempt))
-		outcomes[i].Record = nil // it is decoded
+		outcomes[i].Record = nil // it was decoded
 	}
 	if err := ctx.Err(); err != nil {
 		return context.Cause(ctx)
@@ -163,7 +163,7 @@ func (x *nodesTrial) measure(ctx context.Context, t *record.Trial) error {
 	return nil
 }
 
-// tail is the longest that a trial may take from the end of its loads to the end of what is waited for.
+// tail returns the longest time from the end of a trial's loads until its results are complete.
 func (x *nodesTrial) tail(arm string) time.Duration {
 	longest := time.Duration(0)
 	for _, p := range x.spec.Loads {
@@ -175,7 +175,7 @@ func (x *nodesTrial) tail(arm string) time.Duration {
 	return longest
 }
 
-// job is the trial as a spec without factors, which a node can run.
+// job encodes the trial for a node, with a spec without factors.
 func (x *nodesTrial) job(p record.PlannedTrial, attempt int) (json.RawMessage, error) {
 	one, err := json.Marshal(x.spec.OneTrial())
 	if err != nil {
@@ -188,7 +188,7 @@ func (x *nodesTrial) job(p record.PlannedTrial, attempt int) (json.RawMessage, e
 	return data, nil
 }
 
-// window measures the coordinator's machine between the same two edges. Where nodes are separate machines, the ledger
+// window measures the coordinator's machine between the same two edges. If nodes are separate machines, its ledger
 // shows the coordinator's cost.
 func (x *nodesTrial) window(ctx context.Context, from int64) (l *ledger.Ledger, err error) {
 	if x.spec.EventLoad() != "" {
@@ -207,13 +207,14 @@ func (x *nodesTrial) window(ctx context.Context, from int64) (l *ledger.Ledger, 
 	return l, nil
 }
 
-// edgesLate is how long after the edges of a window of a length, which was to open at from, its counters were read, ns.
+// edgesLate returns how long after the edges of a window its counters were read, in ns. The window was to open at
+// from.
 func edgesLate(l *ledger.Ledger, from int64, length time.Duration) (opened, closed int64) {
 	opened, closed = measured.MonotonicOf(l.Window.Start)-from, measured.MonotonicOf(l.Window.End)-from-int64(length)
 	return max(0, opened), max(0, closed)
 }
 
-// nodeTrial makes the record of one node's part from its outcome. It rejects an incomplete record and that of another
+// nodeTrial makes the record of one node from its outcome. It rejects an incomplete record, or the record of another
 // trial.
 func (x *nodesTrial) nodeTrial(o cluster.Outcome, planned record.PlannedTrial, attempt int) record.NodeTrial {
 	n := record.NodeTrial{Name: o.Name}
@@ -243,7 +244,7 @@ func (x *nodesTrial) nodeTrial(o cluster.Outcome, planned record.PlannedTrial, a
 	}
 	n.Trial = &r.Trial
 	switch {
-	case r.Trial.Validity.Failed == record.Interrupted && n.Failed != "": // asked to end; n.Failed says why
+	case r.Trial.Validity.Failed == record.Interrupted && n.Failed != "": // it was asked to end, and n.Failed says why
 	case r.Trial.Validity.Failed != "":
 		n.Failed = r.Trial.Validity.Failed
 	}
@@ -262,8 +263,8 @@ func (x *nodesTrial) nodeTrial(o cluster.Outcome, planned record.PlannedTrial, a
 	return n
 }
 
-// What records of nodes may take, before they are decoded and after. One has some 100 KB and 2000 values; two bytes of
-// JSON can become hundreds of memory and of the file of trials, whose readers take lines of up to 64 MiB.
+// Limits of the records of nodes, before and after decoding. A record has some 100 KB and 2000 values. Two bytes of
+// JSON can become hundreds in memory and in the file of trials, whose readers accept lines of up to 64 MiB.
 const (
 	maxRecordValues = 100_000
 	maxNodeRecord   = 8 << 20  // bytes
@@ -284,7 +285,7 @@ func decodeNodeRecord(text json.RawMessage) (r nodeRecord, err error) {
 	return r, nil
 }
 
-// makeRoom sees that a node's record can be written beside those of others.
+// makeRoom checks that a node's record fits into the trial's record together with those of other nodes.
 func (x *nodesTrial) makeRoom(t *record.Trial) error {
 	text, err := json.Marshal(t)
 	if err != nil {
@@ -330,23 +331,25 @@ func checkNodeRecord(r nodeRecord, planned record.PlannedTrial, attempt int) err
 	return nil
 }
 
-// NodeAgent runs the trials that a coordinator tells a node to.
+// NodeAgent runs trials for a coordinator.
 type NodeAgent struct {
-	Name     string
-	Dir      string                              // for files that processes of a trial read, and the record of the last
-	Features []string                            // by which specs may name what they need
-	Machine  func(s *spec.Spec) (Machine, error) // that this machine can do it, and what trials need of it
+	Name string
+	// for files that processes of a trial read, and the record of the last trial
+	Dir      string
+	Features []string // the names that specs may use in "needs"
+	// checks that this machine can run a spec, and returns what trials need of it
+	Machine func(s *spec.Spec) (Machine, error)
 	// called when a trial is set up, before the coordinator is notified; may be nil
 	Ready func() error
 
-	// AllowCommands is whether specs may name commands, files and addresses (Spec.CheckReach).
+	// AllowCommands allows specs to name commands, files and addresses (Spec.CheckReach).
 	AllowCommands bool
 }
 
-// nodeRecordFile is, in the directory of a node, the record of its last trial.
+// nodeRecordFile is the record of a node's last trial, in the node's directory.
 const nodeRecordFile = "trial.json"
 
-// Run is a cluster.Runner.
+// Run implements cluster.Runner.
 func (a NodeAgent) Run(
 	ctx context.Context, job cluster.Job, barrier cluster.Barrier,
 ) (sent json.RawMessage, err error) {
@@ -398,7 +401,7 @@ func (a NodeAgent) Run(
 	if err != nil {
 		return nil, fmt.Errorf("encoding the record: %w", err)
 	}
-	// What was measured stays here until the next trial, whatever becomes of the connection.
+	// The results stay here until the next trial, even if the connection fails.
 	if err := files.Replace(filepath.Join(a.Dir, nodeRecordFile), text, 0o644); err != nil && failure == nil {
 		failure = fault.Wrap(err, fault.Machine, a.Dir, "make room there", "the node's record cannot be written")
 	}
@@ -408,8 +411,8 @@ func (a NodeAgent) Run(
 // maxShare is more CPUs than any machine has.
 const maxShare = 1 << 20
 
-// check refuses a trial that no coordinator of ours makes, or that this node does not allow. Nothing has been done for
-// it by then.
+// check refuses a trial that a coordinator of ours would not make, or that this node does not allow, before anything
+// has been started for it.
 func (a NodeAgent) check(s *spec.Spec, planned record.PlannedTrial, share cluster.Share) error {
 	switch {
 	case len(s.Factors) > 0 || s.Nodes() > 0:
@@ -426,7 +429,7 @@ func (a NodeAgent) check(s *spec.Spec, planned record.PlannedTrial, share cluste
 	return s.CheckReach(a.Name)
 }
 
-// seed is this node's of the trial's: nodes in step would be one load, not many.
+// seed derives this node's seed from the trial's: nodes with the same arrivals would not be independent loads.
 func (a NodeAgent) seed(seed uint64) uint64 {
 	h := fnv.New64a()
 	fmt.Fprint(h, seed, a.Name)

@@ -30,18 +30,18 @@ func Plan(s *spec.Spec, seed uint64) []record.PlannedTrial {
 	return plan
 }
 
-// typicalOverhead is what a trial takes beside warm-up and window: starting and stopping processes.
+// typicalOverhead is the time of a trial besides warm-up and window, for starting and stopping processes.
 const typicalOverhead = 200 * time.Millisecond
 
-// mostLevelsTimed bounds the levels that an estimate looks at one by one. Of more it takes these as typical.
+// mostLevelsTimed is how many levels an estimate examines. With more, it takes a random sample.
 const mostLevelsTimed = 256
 
-// Estimate estimates how long the whole plan will take, before any trial was timed.
+// Estimate estimates how long the whole plan will take, before any trial has been timed.
 func Estimate(s *spec.Spec) time.Duration {
 	levels := s.Levels()
 	timed := levels
 	if len(timed) > mostLevelsTimed {
-		rng := rand.New(rand.NewPCG(1, 0)) // the order of levels is by value
+		rng := rand.New(rand.NewPCG(1, 0)) // levels are sorted by value
 		timed = nil
 		for _, i := range rng.Perm(len(levels))[:mostLevelsTimed] {
 			timed = append(timed, levels[i])
@@ -57,17 +57,17 @@ func Estimate(s *spec.Spec) time.Duration {
 	return time.Duration(float64(s.Blocks) * float64(block) * float64(len(levels)) / float64(len(timed)))
 }
 
-// Estimate is how long the whole plan will take where its trials run.
+// Estimate returns how long the whole plan will take on the runner's machines.
 func (r *Runner) Estimate() time.Duration {
 	return Estimate(r.Spec) + time.Duration(trialsOf(r.Spec))*r.Longer
 }
 
 func trialsOf(s *spec.Spec) int { return s.Blocks * len(s.Levels()) * len(s.AllArms()) }
 
-// eachNode is how much longer a trial takes for each node that joins it, on the project's machine.
+// eachNode is how much longer a trial takes for each node, on the project's machine.
 const eachNode = 60 * time.Millisecond
 
-// extra is what the guests say that a trial of this arm takes longer than usual. Copies of a part start side by side.
+// extra returns by how much a trial of this arm takes longer than usual. Copies of a part start concurrently.
 func extra(s *spec.Spec, arm string) time.Duration {
 	extra := time.Duration(s.Nodes()) * eachNode
 	add := func(p *kind.Part) { extra += p.Kind.About().TakesLonger.With(p.Options) }

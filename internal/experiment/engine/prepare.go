@@ -14,19 +14,19 @@ import (
 	"tare/internal/lib/files"
 )
 
-// prepared is what guests have prepared below a directory.
+// prepared is what guests prepared for a run, below a directory.
 type prepared struct {
-	dir   *files.Scratch          // nil until they are to prepare
-	parts map[string][]*kind.Part // of guests that prepare, by their directories below it
+	dir   *files.Scratch          // nil before prepare, or if nothing is to be prepared
+	parts map[string][]*kind.Part // of guests that prepare, by their subdirectories
 }
 
-// guestDir is the directory of a guest below that of all that was prepared.
+// guestDir returns the subdirectory of a guest.
 func guestDir(r kind.Role, guest string) string { return filepath.Join(string(r), guest) }
 
-// newPrepared looks for the guests that prepare among those of some trials.
+// newPrepared returns a prepared without parts; addTrial adds those of trials.
 func newPrepared() *prepared { return &prepared{parts: map[string][]*kind.Part{}} }
 
-// addTrial adds the parts of the trials of an arm at a level.
+// addTrial adds the parts of an arm's trials at a level whose guests prepare something.
 func (p *prepared) addTrial(level *spec.Spec, arm string) {
 	s := level.As(arm)
 	for _, part := range s.Applications {
@@ -50,7 +50,7 @@ func (p *prepared) add(r kind.Role, part *kind.Part) {
 	}
 }
 
-// prepare has the guests prepare, in order of their directories. What they made must be removed, also after an error.
+// prepare calls the guests in the order of their directories. The caller must call remove, even after an error.
 func (p *prepared) prepare(ctx context.Context, self string) (err error) {
 	if len(p.parts) == 0 {
 		return nil
@@ -82,7 +82,7 @@ func (p *prepared) remove() error {
 	return nil
 }
 
-// of is the directory of a guest; empty where it prepares nothing.
+// of returns the directory of a guest, or "" if it prepares nothing.
 func (p *prepared) of(r kind.Role, guest string) string {
 	if p == nil || p.dir == nil || p.parts[guestDir(r, guest)] == nil {
 		return ""
@@ -90,7 +90,7 @@ func (p *prepared) of(r kind.Role, guest string) string {
 	return filepath.Join(p.dir.Path(), guestDir(r, guest))
 }
 
-// prepareRun has guests prepare for all trials of a run that are not on nodes.
+// prepareRun calls the guests for all trials of a run that are not on nodes.
 func prepareRun(ctx context.Context, s *spec.Spec, self string) (*prepared, error) {
 	p := newPrepared()
 	for _, l := range s.Levels() {

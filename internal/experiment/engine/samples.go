@@ -19,20 +19,20 @@ import (
 	"tare/internal/lib/stats"
 )
 
-// spare is by how much longer than the bare need a window is advised to be: arrivals at random are sometimes fewer.
+// spare is a factor on the recommended window, because random arrivals are sometimes fewer than on average.
 const spare = 1.05
 
-// mostNamed is how many levels a line names.
+// mostNamed is how many levels a message names.
 const mostNamed = 4
 
-// TooShort says which quantiles of latency the windows of a run can never have, because at the rates of its loads they
-// have too few requests, and which duration would give them. It looks at the quantiles that a report begins with and at
-// those that are asserted or decide when the run ends. It is silent where a rate is not known before the run.
+// TooShort describes quantiles of latency for which the windows of a run have too few requests at the rates of its
+// loads, each with a duration that would do. It considers the quantiles at the beginning of a report, and those that
+// are asserted or decide when the run ends. It ignores levels with an unknown rate.
 func TooShort(s *spec.Spec) (all []string) {
 	for _, d := range quantiles(s) {
 		need := stats.MinBeyond(d.Quantile) / (1 - d.Quantile)
 		var levels []string
-		least := math.Inf(1) // rate
+		least := math.Inf(1) // the lowest rate
 		for _, l := range s.Levels() {
 			here := s.At(l)
 			rate := requestRate(here) * float64(max(1, here.Nodes()))
@@ -59,7 +59,7 @@ func TooShort(s *spec.Spec) (all []string) {
 	return all
 }
 
-// quantiles are the quantiles of latency that readers of the run will look for, the lowest first.
+// quantiles returns the quantiles of latency that readers of the run will look for, the lowest first.
 func quantiles(s *spec.Spec) []metric.Definition {
 	asked := lists.Keyed(s.Assert, func(a assertion.Assertion) (string, bool) { return a.Metric, true })
 	if s.Precision != nil {
@@ -78,7 +78,7 @@ func quantiles(s *spec.Spec) []metric.Definition {
 	return all
 }
 
-// requestRate is that of all loads at a level; 0 where one of them does not know its own.
+// requestRate returns the rate of all loads at a level, or 0 if one is unknown.
 func requestRate(s *spec.Spec) (total float64) {
 	for _, p := range s.Loads {
 		rate := p.Kind.About().Rate

@@ -12,12 +12,12 @@ import (
 // maxCopies bounds the count of a part: each copy is a process.
 const maxCopies = 256
 
-// CopySettings are what applications and loads have beside the settings of their kind.
+// CopySettings are settings that applications and loads have in addition to those of their kind.
 var CopySettings = []param.Setting{{Name: CountSetting, Type: param.TypeCount, Default: "1", Max: maxCopies,
 	Doc: "copies, each in its own control group, that divide rate, connections and limits evenly; 0, in a level of a " +
 		"factor: the part does not run"}}
 
-// LimitSettings are those of the limits that every part can have.
+// LimitSettings are the limits that every part can have.
 var LimitSettings = []param.Setting{
 	{Name: "cpus", Type: param.TypeNumber, Min: 0.01, Max: 4096,
 		Doc: "CPUs that the group may use; 1 is one whole CPU"},
@@ -26,7 +26,7 @@ var LimitSettings = []param.Setting{
 		Doc: "the one CPU that its process runs on, from 1; wraps around on a machine with fewer"},
 }
 
-// LimitKeys are these settings by their keys below a part: limits.cpus.
+// LimitKeys returns LimitSettings with their keys below a part, such as limits.cpus.
 func LimitKeys() []param.Setting {
 	settings := slices.Clone(LimitSettings)
 	for i := range settings {
@@ -35,7 +35,7 @@ func LimitKeys() []param.Setting {
 	return settings
 }
 
-// shared are the options that copies of a part have together, by whether a copy can have a fraction of one.
+// shared holds the options that the copies of a part divide among them; true: a copy can have a fraction of one.
 var shared = map[string]bool{"rate": true, "connections": false}
 
 // CopyName returns the name of one copy, counted from 1. It contains an underscore, so that no part of a spec can have
@@ -47,8 +47,8 @@ func CopyName(name string, i, of int) string {
 	return name + "_" + strconv.Itoa(i)
 }
 
-// CheckCopies checks that what the copies of a part have together is enough for each, and that no copy of an
-// application is idle.
+// CheckCopies checks that each copy of a part gets enough of what the copies share, and that every copy of an
+// application gets load.
 func (s *Setup) CheckCopies(p *Part) error {
 	n := p.Count()
 	for _, k := range p.Settings() {
@@ -70,8 +70,8 @@ func (s *Setup) CheckCopies(p *Part) error {
 	return nil
 }
 
-// Copies is the setup with every part of a count above one replaced by its copies. Copy i of a load goes to copy i of
-// its application, round again where there are more loads.
+// Copies returns the setup with every part of a count above one replaced by its copies. Copy i of a load goes to copy
+// i of its application, starting over if there are more loads.
 func (s *Setup) Copies() Setup {
 	c := *s
 	c.Applications, c.Loads = map[string]*Part{}, map[string]*Part{}
@@ -92,7 +92,7 @@ func (s *Setup) Copies() Setup {
 	return c
 }
 
-// copyOf is copy i, counted from 0, of n: it has an even part of what they share.
+// copyOf returns copy i, counted from 0, of n. It has an even share of what the copies divide.
 func copyOf(p *Part, i, n int) *Part {
 	q := p.Clone()
 	if n == 1 {

@@ -1,6 +1,7 @@
-// Package kind is what the engine knows of its guests. A guest is an application, a load or a subject: one folder,
-// which declares it here and whatever else of it the engine is to know. The engine names no guest; a guest that needs
-// more than to be started implements one of the small interfaces of this package, as with io.ReaderFrom.
+// Package kind defines guests as the engine sees them. A guest is an application, a load or a subject. It is one
+// folder, which declares the guest here with all that the engine needs to know of it. The engine names no guest; a
+// guest that needs more than to be started implements one of the small interfaces of this package, as with
+// io.ReaderFrom.
 package kind
 
 import (
@@ -16,10 +17,10 @@ import (
 	"tare/internal/scale/host/feature"
 )
 
-// Role is what a guest is in an experiment.
+// Role is the role of a guest in an experiment.
 type Role string
 
-// The roles. The last is that of the scale itself, which is no guest's.
+// The roles. Self is the role of the scale itself, which no guest has.
 const (
 	Application Role = "app"
 	Load        Role = "load"
@@ -27,111 +28,111 @@ const (
 	Self        Role = "self"
 )
 
-// About is what every guest says of itself.
+// About is what every guest declares of itself.
 type About struct {
-	Name     string // as a spec and the command line have it
+	Name     string // in specs and on the command line
 	Summary  string // one line, for lists
 	Settings []param.Setting
 
-	// Protocol is what an application serves and a load speaks. A load connects to applications of the same protocol,
-	// or of AnyProtocol. An application without one serves no load, and a load without one connects to none.
+	// Protocol is what an application serves and a load speaks. A load connects to applications of the same protocol, or
+	// of AnyProtocol. An application without a protocol serves no load, and a load without one connects to none.
 	Protocol string
 
 	// Label is the setting that distinguishes subjects of one kind. Empty: they go by Name.
 	Label string
 
-	// Process are all settings of the guest's process, where it has others than a spec: where it goes, where it listens.
-	// An experiment provides them (Sited), a person by flags. Nil: they are Settings.
+	// Process holds all settings of the guest's process, if they are not just those of a spec: where it connects, where
+	// it listens. An experiment provides them (Sited), a person by flags. Nil: they are Settings.
 	Process []param.Setting
 
-	// InPods is of applications and loads whose process needs nothing of its machine but the network: it can run
-	// alone in a pod, without rights or files.
+	// InPods is true for applications and loads whose process needs nothing of its machine but the network, so it can run
+	// alone in a pod, without privileges or files.
 	InPods bool
 
-	// AppProtocol is of applications that serve in pods: the appProtocol of their Service's port, by which a mesh learns
-	// what it carries. Nil: the Service does not say.
+	// AppProtocol is for applications that serve in pods: it returns the appProtocol of their Service's port, which tells
+	// a mesh the protocol. Nil: the Service has none.
 	AppProtocol func(param.Values) string
 
-	// Alone is how a person runs the guest by itself. Nil: it runs in experiments only.
+	// Alone describes how a person runs the guest by itself. Nil: it runs in experiments only.
 	Alone *Alone
 
 	// Loads
 
-	StandsAlone bool // it can go to an application, and does without one where a spec names none
+	StandsAlone bool // it can connect to an application, but runs without one if a spec names none
 
-	// MakesEvents: its pieces of work are events, which something else is to deliver, and no requests. It makes processes
-	// by the thousand: the groups of its trials are one for the scheduler where they can be, and counters are read at a
+	// MakesEvents: its pieces of work are not requests but events, which something else must deliver. It starts thousands
+	// of processes, so the groups of its trials are one for the scheduler if possible, and counters are read at a
 	// real-time priority.
 	MakesEvents bool
 
-	// MakesPieces: its pieces of work are no requests, such as changes that something else brings about. It has metrics of
-	// its own for what one costs; those by the request, and throughput, are not of it.
+	// MakesPieces: its pieces of work are not requests, but for example changes that something else brings about. It has
+	// its own metrics for the cost of one; metrics per request, and throughput, do not apply.
 	MakesPieces bool
 
-	// HoldsConnections says whether it means to have all its connections open at once. Nil: it has none to hold.
+	// HoldsConnections reports whether it should have all its connections open at once. Nil: it holds none.
 	HoldsConnections Holds
 
-	// RunsInside says whether it does its work where applications run: in what the subject launches (Launcher), where the
-	// arm has such a subject. Its process may have another clock than this machine's, which it sends in role.Wants.
+	// RunsInside reports whether it runs where applications run, if the arm's subject launches them (Launcher). Its
+	// process may have another clock than this machine's, which it sends in role.Wants.
 	RunsInside Holds
 
-	// Rate is how many requests or events a second it makes, each of which has a latency. 0: that is not known before it
-	// runs. Nil: it never is.
+	// Rate is how many requests or events with a latency it makes per second. 0: unknown before it runs. Nil: it is never
+	// known.
 	Rate func(param.Values) float64
 
-	Saturates Holds // it is as fast as it goes: then what it takes of the machine is a result
+	Saturates Holds // it runs as fast as it can, so its use of the machine is a result
 
 	// Subjects
 
-	// InPath says whether its processes stand in the path of requests, as proxies do. In experiments with one, all arms
-	// say who takes the CPU time of a request, so that what the subject adds can be added up.
+	// InPath reports whether its processes are in the path of requests, as proxies are. In an experiment with such a
+	// subject, all arms report who uses the CPU time of a request, so that the subject's share can be added up.
 	InPath Holds
 
-	// Works says whether it does measured work itself, between the same edges as loads do, and reports it as they do
-	// (package role). WorksAlone: without any load, whatever its options; where every arm has such a subject, an
+	// Works reports whether it does measured work itself, between the same edges as loads, and reports it as they do
+	// (package role). WorksAlone: it does so without any load, whatever its options; if every arm has such a subject, an
 	// experiment needs no loads.
 	Works      Holds
 	WorksAlone bool
 
-	BoundsMemory Holds // it bounds the memory of what it runs by other means than limits of its control group
+	BoundsMemory Holds // it limits the memory of what it runs by other means than its control group
 
-	// Trait says what to know of the subject with these options wherever an arm of it is named; nil or empty: nothing.
+	// Trait returns a remark that accompanies the name of an arm with these options; nil or "": none.
 	Trait func(param.Values) string
 
-	// Lacks says what it does not do of what others in a setup do, as a sentence goes on after
-	// "is not the same service: "; nil or empty: nothing.
+	// Lacks returns what it does not do that others in a setup do, as the end of a sentence that begins with "is not the
+	// same service: "; nil or "": nothing.
 	Lacks func(*Setup) string
 
 	// All guests
 
-	// ReadyWithin is how long an application or a load may take until it is ready, where that is longer than usual.
+	// ReadyWithin is how long an application or a load may take to be ready, if that is longer than usual.
 	ReadyWithin Takes
 
 	Tail Takes // time that a subject takes after the window, at most
 
-	// TakesLonger is by how much a trial with the guest takes longer than usual: it starts slowly, settles before the
-	// window, or finishes something after it, as measured on the project's machine (go run ./test/bench/estimates -v).
-	// Estimates of how long a run will take add it up.
+	// TakesLonger is how much longer than usual a trial with the guest takes, because it starts slowly, settles before
+	// the window, or finishes something after it. It was measured on the project's machine (go run ./test/bench/estimates
+	// -v). Estimates of the length of a run add it up.
 	TakesLonger Takes
 
-	// Probes are of the programs that it needs, for 'tare doctor', each with what is lost without it and how to get it.
-	// They start nothing but what prints a version.
+	// Probes returns probes of the programs that it needs, for 'tare doctor'. Each says what is lost without the program
+	// and how to get it. Probes start only commands that print a version.
 	Probes func() []*feature.Probe
 }
 
-// Holds says whether something is so with these options. Nil: it never is.
+// Holds reports whether something is true with these options. Nil: it never is.
 type Holds func(param.Values) bool
 
-// With evaluates it.
+// With evaluates h, which may be nil.
 func (h Holds) With(o param.Values) bool { return h != nil && h(o) }
 
-// Always is what holds with any options.
+// Always is a Holds that is always true.
 func Always(param.Values) bool { return true }
 
-// Takes is how long something takes with these options. Nil: no time.
+// Takes returns how long something takes with these options. Nil: no time.
 type Takes func(param.Values) time.Duration
 
-// With evaluates it.
+// With evaluates t, which may be nil.
 func (t Takes) With(o param.Values) time.Duration {
 	if t == nil {
 		return 0
@@ -139,7 +140,7 @@ func (t Takes) With(o param.Values) time.Duration {
 	return t(o)
 }
 
-// ProcessSettings are the settings of the guest's process.
+// ProcessSettings returns the settings of the guest's process.
 func (a About) ProcessSettings() []param.Setting {
 	if a.Process != nil {
 		return a.Process
@@ -147,11 +148,11 @@ func (a About) ProcessSettings() []param.Setting {
 	return a.Settings
 }
 
-// AnyProtocol is the Protocol of applications and loads that are arbitrary programs: what they speak is unknown, and
-// whether two of them are compatible shows when they run.
+// AnyProtocol is the Protocol of applications and loads that are arbitrary programs. Whether two of them are
+// compatible shows only when they run.
 const AnyProtocol = "any"
 
-// Reaches reports whether a load can go to an application, by what the two speak.
+// Reaches reports whether a load can connect to an application, by their protocols.
 func Reaches(load, application About) bool {
 	if load.Protocol == "" || application.Protocol == "" {
 		return false
@@ -164,34 +165,35 @@ type Guest interface {
 	About() About
 }
 
-// Player is a guest whose process is the tare binary: Play is all that the process does. It speaks the protocol of
+// Player is a guest whose process is the tare binary, and Play is all that the process does. It speaks the protocol of
 // package role on conn (role.Play for an application, role.Work for a load and for a subject that works) and returns
 // when the parent has closed its end. The values are those of the settings of its process (About.ProcessSettings).
 type Player interface {
 	Play(ctx context.Context, conn *role.Conn, v param.Values) error
 }
 
-// Sited is a Player whose process must know its surroundings in a trial. At gives them as values of the settings that
-// its process has beside those of a spec. It is called in the process that runs the trial.
+// Sited is a Player whose process must know its surroundings in a trial. At returns them as values of the process's
+// settings that a spec does not have. It is called in the process that runs the trial.
 type Sited interface {
 	At(Site) param.Values
 }
 
-// Site is the surroundings of a guest's process in a trial.
+// Site describes the surroundings of a guest's process in a trial.
 type Site struct {
-	Address      string // of loads: where to go, host:port
-	Served       bool   // of loads: the subject serves that address, and takes it to this machine
-	Ready        []byte // of loads: what the application said of itself when it was ready, JSON
+	Address string // of loads: where to connect, host:port
+	// of loads: the subject serves Address in this machine's network, so connections end on this machine
+	Served       bool
+	Ready        []byte // of loads: the ready message of the application, JSON
 	Seed         uint64 // of loads: for their arrivals
-	Host         string // of applications: the IP address to listen at
-	Port         int    // of applications: the port to listen at; 0: any that is free
-	Subject      any    // of loads: what the subject's Join gave; nil where the arm has none
-	SubjectReady []byte // of loads: what the subject said of itself when it was ready (Trial.SetSubject), JSON
+	Host         string // of applications: the IP address on which to listen
+	Port         int    // of applications: the port on which to listen; 0: any free port
+	Subject      any    // of loads: the value that the subject's Join returned; nil if the arm has no subject
+	SubjectReady []byte // of loads: the ready message of the subject (Trial.SetSubject), JSON
 }
 
-// Preparer is a guest that needs something once for a run, before its first trial: a root file system, certificates.
-// Prepare is called once for each such guest that takes part in a trial of the run, and its error ends the run. Trials
-// on nodes are prepared at each node, each by itself.
+// Preparer is a guest that prepares something once for a run, before its first trial: a root file system,
+// certificates. Prepare is called once for each such guest that takes part in a trial of the run, and its error ends
+// the run. For trials on nodes, each node prepares for itself.
 type Preparer interface {
 	Prepare(context.Context, Preparation) error
 }
@@ -199,22 +201,22 @@ type Preparer interface {
 // Preparation holds the arguments of a guest that prepares a run.
 type Preparation struct {
 	Self  string  // path of the tare binary
-	Dir   string  // absolute; empty, and the guest's own until the run ends, when it is removed with all that is in it
-	Parts []*Part // of this guest, as the trials have them: those that differ in their options, each once
+	Dir   string  // absolute, empty, and for this guest alone; removed with its contents when the run ends
+	Parts []*Part // parts of this guest in the trials, without duplicates
 }
 
-// Checker checks the options of a guest together. Its error reads on after the part's place in the spec.
+// Checker checks the options of a guest together. Its error continues a sentence that begins with the part's place.
 type Checker interface {
 	Check(param.Values) error
 }
 
-// SetupChecker checks a part of this guest against the rest of the experiment, at one level. Its error is of that part,
-// or of the part at another path, by an *ElsewhereError.
+// SetupChecker checks a part of this guest against the rest of the experiment, at one level. Its error is about that
+// part, or, as an *ElsewhereError, about another.
 type SetupChecker interface {
 	CheckSetup(s *Setup, path string, part *Part) error
 }
 
-// ElsewhereError is an error of another part than the one that was checked.
+// ElsewhereError is an error about another part than the one that was checked.
 type ElsewhereError struct {
 	Path string // loads.client
 	Err  error
@@ -223,14 +225,14 @@ type ElsewhereError struct {
 func (e *ElsewhereError) Error() string { return e.Path + ": " + e.Err.Error() }
 func (e *ElsewhereError) Unwrap() error { return e.Err }
 
-// Variant is a subject that is none: the baseline with other settings of its applications or loads. Sets gives what it
-// sets, as assignments ("server.delay=50us").
+// Variant is a subject that stands for the baseline with other settings of its applications or loads. Sets returns
+// those settings, as assignments ("server.delay=50us").
 type Variant interface {
 	Sets(param.Values) []string
 }
 
-// Installed is a subject whose program must already be installed. Installed returns a *fault.Error of code Machine
-// that says what is missing. Optional reports whether a run may go on without the arm.
+// Installed is a subject whose program must already be installed. Installed returns an error with the code
+// fault.Machine that says what is missing. Optional reports whether a run may go on without the arm.
 type Installed interface {
 	Installed(context.Context, param.Values) error
 	Optional(param.Values) bool
@@ -243,7 +245,7 @@ type Versioned interface {
 
 var registry = map[Role]map[string]Guest{Application: {}, Load: {}, Subject: {}}
 
-// Register adds a guest; for init functions. A name that is taken is a defect, and panics.
+// Register adds a guest; it is called from init functions. It panics if the name is taken.
 func Register(r Role, g Guest) {
 	name := g.About().Name
 	if _, taken := registry[r][name]; taken {
@@ -252,13 +254,13 @@ func Register(r Role, g Guest) {
 	registry[r][name] = g
 }
 
-// All is every guest of a role, in the order of their names.
+// All returns every guest of a role, in the order of their names.
 func All(r Role) []Guest {
 	return lists.Map(Names(r), func(name string) Guest { return registry[r][name] })
 }
 
-// Names are those of all guests of a role, in order.
+// Names returns the names of all guests of a role, in order.
 func Names(r Role) []string { return slices.Sorted(maps.Keys(registry[r])) }
 
-// Find is the guest of a name; nil where there is none.
+// Find returns the guest of a name, or nil.
 func Find(r Role, name string) Guest { return registry[r][name] }

@@ -14,16 +14,16 @@ import (
 	"tare/internal/lib/param"
 )
 
-// PlayCommand is the hidden command as which the tare binary is the process of a Player. Its arguments are a role, the
-// guest's name, and the values of the settings of its process as flags.
+// PlayCommand is the hidden command under which the tare binary runs the process of a Player. Its arguments are a
+// role, the guest's name, and the values of the settings of its process as flags.
 const PlayCommand = "_play"
 
-// Settings that Command fills in for a load whose process has them, beside what it is given by its At (Sited).
+// Settings that Command fills in for a load whose process has them, in addition to those from Sited.At.
 var (
-	// SeedSetting is the seed of the site.
+	// SeedSetting is Site.Seed.
 	SeedSetting = param.Setting{Name: "seed", Type: param.TypeCount, Default: "1", Max: math.MaxUint64,
 		Doc: "seed of Poisson arrivals and of all other random choices"}
-	// SubjectSetting is what the subject said of itself when it was ready. SubjectReady decodes it.
+	// SubjectSetting is the subject's ready message (Site.SubjectReady). SubjectReady decodes it.
 	SubjectSetting = param.Setting{Name: "subject-ready", Type: param.TypeText, Reach: param.ReachAddress,
 		Doc: "ready message of the subject, JSON"}
 )
@@ -40,8 +40,8 @@ func SubjectReady(v param.Values, into any) error {
 	return nil
 }
 
-// Command gives the arguments of the tare binary that start a guest's process at a site; those of the settings of its
-// spec follow them. Its error is of a guest that does not play.
+// Command returns the arguments of the tare binary that start a guest's process at a site, to be followed by the flags
+// for the settings of its spec. It returns an error for a guest that is not a Player.
 func Command(r Role, g Guest, at Site) ([]string, error) {
 	about := g.About()
 	if _, ok := g.(Player); !ok {
@@ -63,8 +63,8 @@ func Command(r Role, g Guest, at Site) ([]string, error) {
 	return append([]string{PlayCommand, string(r), about.Name}, v.Args(about.ProcessSettings())...), nil
 }
 
-// Play is the body of PlayCommand: it has the guest that args name play on conn. Its errors are of code fault.Usage
-// where args are none that Command gives, and otherwise the guest's.
+// Play is the body of PlayCommand: it runs the guest that args name over conn. Its errors have the code fault.Usage if
+// args are not as Command makes them; all others are the guest's.
 func Play(ctx context.Context, conn *role.Conn, args []string) error {
 	wrong := func(format string, a ...any) error {
 		return fault.New(fault.Usage, PlayCommand, "tare calls this command itself", format, a...)
@@ -88,8 +88,8 @@ func Play(ctx context.Context, conn *role.Conn, args []string) error {
 	return player.Play(ctx, conn, values)
 }
 
-// Check has a guest check the values of the settings of its process, as far as they are those of a spec: by its
-// Checker. What else its process needs it checks itself, in Play.
+// Check checks the settings of a guest's process that a spec has too, by the guest's Checker. Play checks the others
+// itself.
 func Check(g Guest, v param.Values) error {
 	c, ok := g.(Checker)
 	if !ok {

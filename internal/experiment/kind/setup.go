@@ -11,37 +11,36 @@ import (
 	"tare/internal/lib/param"
 )
 
-// CountSetting is the name of the setting of applications and loads that says how many copies of a part run.
+// CountSetting is the setting of applications and loads for the number of copies of a part.
 const CountSetting = "count"
 
-// The groups of a trial, below the trial's group. WorkGroup holds the applications and the loads, each in a group with
-// its name.
+// The groups inside the trial's group. WorkGroup holds the applications and the loads, each in a group of its name.
 const (
 	WorkGroup    = "work"
 	SubjectGroup = "subject"
 )
 
-// Part is an application, a load or an arm's subject of an experiment.
+// Part is an application, a load or an arm's subject in an experiment.
 type Part struct {
 	Kind    Guest
-	To      string // loads: the application that it goes to
+	To      string // loads: the application to which it connects
 	Options param.Values
 	Limits  param.Values // of its control group; empty: none
 }
 
-// Name is that of its kind.
+// Name returns the name of its kind.
 func (p *Part) Name() string { return p.Kind.About().Name }
 
-// Settings are those of its kind.
+// Settings returns the settings of its kind.
 func (p *Part) Settings() []param.Setting { return p.Kind.About().Settings }
 
-// Count is how many copies of the part run.
+// Count returns how many copies of the part run.
 func (p *Part) Count() int { return max(1, int(p.Options.Float(CountSetting))) }
 
-// TakesTo reports whether the part, a load, can go to an application.
+// TakesTo reports whether the part, a load, can connect to an application.
 func (p *Part) TakesTo() bool { return p.Kind.About().Protocol != "" }
 
-// GoesTo reports whether the part, a load, goes to an application: because its spec names one, or because it must.
+// GoesTo reports whether the part, a load, connects to an application: because its spec names one, or because it must.
 func (p *Part) GoesTo() bool {
 	return p.To != "" || p.TakesTo() && !p.Kind.About().StandsAlone
 }
@@ -55,32 +54,32 @@ func (p *Part) WorksAlone() bool { return p.Kind.About().WorksAlone }
 // RunsInside reports whether the part, a load, works where applications run.
 func (p *Part) RunsInside() bool { return p.Kind.About().RunsInside.With(p.Options) }
 
-// Varies reports whether the part is the baseline with other settings, and no subject.
+// Varies reports whether the part is the baseline with other settings instead of a subject.
 func (p *Part) Varies() bool {
 	_, ok := p.Kind.(Variant)
 	return ok
 }
 
-// Clone is a copy whose options and limits can be set.
+// Clone returns a copy whose options and limits can be changed.
 func (p *Part) Clone() *Part {
 	q := *p
 	q.Options, q.Limits = p.Options.Clone(), p.Limits.Clone()
 	return &q
 }
 
-// Setup is what an experiment puts to work: its parts, and what is asked of its trials.
+// Setup holds the parts of an experiment and the settings of its trials.
 type Setup struct {
 	Applications map[string]*Part
 	Loads        map[string]*Part
-	Arms         map[string]*Part // beside record.Direct and record.AA, which every experiment has
-	Baseline     *Part            // the subject that these two run; nil: none
+	Arms         map[string]*Part // without record.Direct and record.AA, which every experiment has
+	Baseline     *Part            // the subject of record.Direct and record.AA; nil: none
 	Gates        param.Values
 	Warmup       time.Duration
 	Duration     time.Duration
 	Statistics   bool // the kernel counts runs and run time of eBPF programs
 }
 
-// Clone is a copy whose parts can be set.
+// Clone returns a copy whose parts can be changed.
 func (s *Setup) Clone() Setup {
 	c := *s
 	for _, parts := range []*map[string]*Part{&c.Applications, &c.Loads, &c.Arms} {
@@ -112,7 +111,7 @@ func (s *Setup) WorksByItself() bool {
 	return s.Baseline != nil && !slices.ContainsFunc(s.Subjects(), func(p *Part) bool { return !p.WorksAlone() })
 }
 
-// NeedsNoApplication reports whether there are loads, and none of them goes to an application.
+// NeedsNoApplication reports whether there are loads and none of them connects to an application.
 func (s *Setup) NeedsNoApplication() bool {
 	for _, p := range s.Loads {
 		if p.GoesTo() {
@@ -122,7 +121,7 @@ func (s *Setup) NeedsNoApplication() bool {
 	return len(s.Loads) > 0
 }
 
-// Of is what an arm weighs; nil where it weighs nothing.
+// Of returns the subject that an arm weighs, or nil.
 func (s *Setup) Of(arm string) *Part {
 	part := s.Arms[arm]
 	if arm == record.Direct || arm == record.AA || part != nil && part.Varies() {
@@ -131,7 +130,7 @@ func (s *Setup) Of(arm string) *Part {
 	return part
 }
 
-// Subjects are those of all arms.
+// Subjects returns the subjects of all arms, without variants.
 func (s *Setup) Subjects() []*Part {
 	all := slices.DeleteFunc(slices.Collect(maps.Values(s.Arms)), (*Part).Varies)
 	if s.Baseline != nil {
@@ -140,8 +139,9 @@ func (s *Setup) Subjects() []*Part {
 	return all
 }
 
-// CheckSubjects has a function look at what each arm weighs, but for variants, which run the baseline's subject; for
-// SetupCheckers of loads that go to the subject. Its error is of the first that is refused.
+// CheckSubjects calls check for the subject of each arm and of the baseline, without variants, which run the
+// baseline's subject. It returns the first error with the part's path. It is for SetupCheckers of loads that connect
+// to the subject.
 func (s *Setup) CheckSubjects(check func(*Part) error) error {
 	for _, sec := range s.Sections() {
 		if !sec.Weighs() {
@@ -160,8 +160,8 @@ func (s *Setup) CheckSubjects(check func(*Part) error) error {
 	return nil
 }
 
-// CheckServes checks that every arm has a subject, and that it is a T. It is for SetupCheckers of a load that goes to
-// the subject. needs and lacks word what a T is, and what others are.
+// CheckServes checks that every arm has a subject that is a T. It is for SetupCheckers of a load that connects to the
+// subject. needs says what a T does, and lacks what other subjects do not do.
 func CheckServes[T any](s *Setup, load, path, needs, lacks string) error {
 	if s.Baseline == nil {
 		return fmt.Errorf("a load of kind %s goes to the subject, and the baseline has none: give the spec a %q", load,
@@ -175,8 +175,8 @@ func CheckServes[T any](s *Setup, load, path, needs, lacks string) error {
 	})
 }
 
-// SubjectVersions are the versions of what the arms weigh, by name: own is that of subjects which are roles of this
-// binary.
+// SubjectVersions returns the versions of the programs that the arms weigh, by name. own is the version of subjects
+// that are part of this binary.
 func (s *Setup) SubjectVersions(ctx context.Context, own string) map[string]string {
 	versions := map[string]string{}
 	for _, p := range s.Subjects() {
@@ -191,7 +191,7 @@ func (s *Setup) SubjectVersions(ctx context.Context, own string) map[string]stri
 	return versions
 }
 
-// EventLoad is the name of the load that makes events; empty where there is none.
+// EventLoad returns the name of the load that makes events, or "".
 func (s *Setup) EventLoad() string {
 	for _, name := range slices.Sorted(maps.Keys(s.Loads)) {
 		if s.Loads[name].Kind.About().MakesEvents {
@@ -204,14 +204,13 @@ func (s *Setup) EventLoad() string {
 // BaselineKey is the key of the baseline's subject in a spec.
 const BaselineKey = "baseline"
 
-// Section is a group of parts, by its key in a spec. The baseline is a section of one part, without a name beside its
-// key.
+// Section is a group of parts, by its key in a spec. The baseline is a section with one part, which has no name.
 type Section struct {
 	Name  string
 	Parts map[string]*Part
 }
 
-// Path is where a part stands in a spec.
+// Path returns the place of a part in a spec.
 func (s Section) Path(name string) string {
 	if name == "" {
 		return s.Name
@@ -222,7 +221,7 @@ func (s Section) Path(name string) string {
 // Weighs reports whether the section holds subjects.
 func (s Section) Weighs() bool { return s.Name == "arms" || s.Name == BaselineKey }
 
-// Sections are all parts.
+// Sections returns all parts, by section.
 func (s *Setup) Sections() []Section {
 	all := []Section{{"applications", s.Applications}, {"loads", s.Loads}, {"arms", s.Arms}}
 	if s.Baseline != nil {

@@ -1,5 +1,5 @@
-// Package link makes pairs of virtual network interfaces into network namespaces, gives them unused addresses, and
-// removes those of runs that have ended.
+// Package link makes pairs of virtual network interfaces that reach into network namespaces, gives them unused
+// addresses, and removes those of runs that have ended.
 package link
 
 import (
@@ -17,16 +17,15 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// Inside is what the far end of a link is called in its network namespace.
+// Inside is the name of the far end of a link in its network namespace.
 const Inside = "eth0"
 
 // MakePair makes a pair of virtual interfaces: one here, and the other in a network namespace. A kernel without them,
-// and a lack of permission, are errors of code fault.Machine.
+// or a lack of permission, is an error with the code fault.Machine.
 //
-// A namespace is an open descriptor and never the number of a process in it, which the kernel also takes: when the
-// process ends, its number becomes another's, and the interface would end up there. While a process becomes another
-// program, it may also be found without namespaces (de_thread in fs/exec.c, get_net_ns_by_pid in
-// net/core/net_namespace.c).
+// The namespace is given by a descriptor, not by the pid of a process in it, which the kernel also accepts: the pid
+// may be reused after the process ends, and the interface would end up in another namespace. During execve a process
+// may also appear to have no namespaces (de_thread in fs/exec.c, get_net_ns_by_pid in net/core/net_namespace.c).
 func MakePair(name, inside string, into *Namespace) error {
 	attributes := netlink.NewLinkAttrs()
 	attributes.Name = name
@@ -35,7 +34,7 @@ func MakePair(name, inside string, into *Namespace) error {
 	return cannotPair(netlink.LinkAdd(pair), name)
 }
 
-// cannotPair explains why a pair could not be made; nil where it was.
+// cannotPair explains why a pair could not be made; it returns nil for nil.
 func cannotPair(err error, name string) error {
 	switch {
 	case err == nil:
@@ -51,7 +50,7 @@ func cannotPair(err error, name string) error {
 	return fault.Wrap(err, fault.Machine, name, "", "cannot create a pair of virtual interfaces")
 }
 
-// Configure gives the interface of that name an address and, unless it is empty, an alias, and sets it up.
+// Configure gives an interface an address and an alias, unless they are empty, and sets it up.
 func Configure(name, alias string, address netip.Prefix) error {
 	link, err := netlink.LinkByName(name)
 	if err != nil {
@@ -74,8 +73,8 @@ func Configure(name, alias string, address netip.Prefix) error {
 	return nil
 }
 
-// Remove removes the interface of that name, and with it its other end. One that has gone is no error: it goes with
-// either end's namespace.
+// Remove removes an interface, and with it its other end. It is not an error if the interface has gone, as it does
+// with either end's namespace.
 func Remove(name string) error {
 	link, err := netlink.LinkByName(name)
 	if _, gone := errors.AsType[netlink.LinkNotFoundError](err); gone {
@@ -90,11 +89,11 @@ func Remove(name string) error {
 	return nil
 }
 
-// Clean removes the interfaces of runs that have ended, which are known by their alias, and gives their names. The
-// kernel removes them by itself with the namespaces at their far ends, but takes its time over it.
+// Clean removes the interfaces of runs that have ended, which it recognizes by their alias, and returns their names.
+// The kernel also removes them with the namespaces at their far ends, but later.
 func Clean(o *placement.Owners) (removed []string, err error) {
 	all, err := netlink.LinkList()
-	// If some came or went meanwhile, those that stayed are in it.
+	// Interfaces that existed all the time are in the list even if others came or went meanwhile.
 	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
 		return nil, fmt.Errorf("looking for network interfaces left behind: %w", err)
 	}
@@ -102,7 +101,7 @@ func Clean(o *placement.Owners) (removed []string, err error) {
 	for _, link := range all {
 		a := link.Attrs()
 		if !o.Ended(a.Alias, "the network interface "+a.Name) {
-			continue // somebody else's, or of a run that goes on
+			continue // not ours, or of a run that may still go on
 		}
 		if o.DryRun {
 			removed = append(removed, a.Name)
@@ -128,8 +127,7 @@ func cannotRemove(err error, name string) error {
 	return fmt.Errorf("removing the interface %s: %w", name, err)
 }
 
-// ConfigureInside sets up the network of the namespace that this process has for itself: the loopback and the far end
-// of its link.
+// ConfigureInside sets up the network in this process's own namespace: the loopback and the far end of its link.
 func ConfigureInside(address netip.Prefix) error {
 	if err := Configure("lo", "", netip.Prefix{}); err != nil {
 		return err
@@ -137,19 +135,19 @@ func ConfigureInside(address netip.Prefix) error {
 	return Configure(Inside, "", address)
 }
 
-// The addresses for links: of the range for measurements between networks (RFC 2544), which nothing on the internet
-// has.
+// The addresses for links are from the range for benchmarks of network devices (RFC 2544), which the internet does not
+// use.
 var (
 	linkRange    = netip.MustParsePrefix("198.18.0.0/15")
-	linkNetBits  = 24                      // of all links of a run
-	linkNetCount = 1 << (linkNetBits - 15) // of those in the range
+	linkNetBits  = 24                      // for all links of a run
+	linkNetCount = 1 << (linkNetBits - 15) // such networks in the range
 )
 
-// MostPairs is how many pairs a network has addresses for: a /30 each.
+// MostPairs is how many pairs a network has addresses for: each takes a /30.
 const MostPairs = 64
 
-// FreeNet finds a network that neither an address nor a route of this machine overlaps, for MostPairs pairs. It begins
-// to look at a place of this process's own.
+// FreeNet finds a network for MostPairs pairs that no address or route of this machine overlaps. The search starts at
+// an offset that depends on the pid, so that concurrent runs differ.
 func FreeNet() (netip.Prefix, error) {
 	taken, err := takenNets()
 	if err != nil {
@@ -171,7 +169,7 @@ func FreeNet() (netip.Prefix, error) {
 		"all addresses that links could have are in use on this machine")
 }
 
-// Addresses are the two addresses of pair number i of a network, from 0: this machine's and the far end's.
+// Addresses returns the two addresses of pair i of a network, from 0: this machine's and the far end's.
 func Addresses(network netip.Prefix, i int) (here, there netip.Prefix) {
 	at := ne32(network.Addr()) + uint32(4*i)
 	return netip.PrefixFrom(addr32(at+1), 30), netip.PrefixFrom(addr32(at+2), 30)
@@ -185,7 +183,7 @@ func addr32(n uint32) netip.Addr {
 	return netip.AddrFrom4(b)
 }
 
-// takenNets are the networks of this machine's addresses and routes, the default routes apart.
+// takenNets returns the networks of this machine's addresses and routes, without the default routes.
 func takenNets() ([]netip.Prefix, error) {
 	var taken []netip.Prefix
 	addresses, err := net.InterfaceAddrs()
@@ -198,7 +196,7 @@ func takenNets() ([]netip.Prefix, error) {
 		}
 	}
 	routes, err := netlink.RouteList(nil, netlink.FAMILY_V4)
-	// If some came or went meanwhile, those that stayed are in it.
+	// Routes that existed all the time are in the list even if others came or went meanwhile.
 	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
 		return nil, fmt.Errorf("listing this machine's routes: %w", err)
 	}

@@ -17,17 +17,16 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// Namespace is a network namespace that has no name. It lives as long as this process keeps it open or a process runs
-// in it, and takes its interfaces, routes and rules along: of a run that was killed nothing is left but what the run's
-// own processes hold.
+// Namespace is a network namespace without a name. It lives as long as this process keeps it open or a process runs in
+// it, and its interfaces, routes and rules vanish with it: a killed run leaves only what its own processes hold.
 type Namespace struct{ fd netns.NsHandle }
 
-// NewNamespace makes a network namespace with nothing in it but a loopback interface that is up. A kernel without
-// namespaces, and a lack of permission, are errors of code fault.Machine.
+// NewNamespace makes a network namespace with only a loopback interface, which is up. A kernel without namespaces, or
+// a lack of permission, is an error with the code fault.Machine.
 func NewNamespace() (*Namespace, error) {
 	n := &Namespace{netns.None()}
 	err := elsewhere(func() (err error) {
-		n.fd, err = netns.New() // this thread is in it now
+		n.fd, err = netns.New() // this thread is now in it
 		return err
 	})
 	if err != nil {
@@ -43,7 +42,7 @@ func NewNamespace() (*Namespace, error) {
 	return n, nil
 }
 
-// OpenNamespace opens the namespace at a path, such as that of another's Path.
+// OpenNamespace opens the namespace at a path, such as one from Path.
 func OpenNamespace(path string) (*Namespace, error) {
 	fd, err := netns.GetFromPath(path)
 	if err != nil {
@@ -59,7 +58,7 @@ func elsewhere(do func() error) error {
 	run = func() {
 		runtime.LockOSThread()
 		if unix.Gettid() == os.Getpid() {
-			// The first thread of a process never ends, and /proc/self is where it is: it is held while another does it.
+			// The first thread of a process never ends, and /proc/self shows it: it blocks while another thread calls do.
 			other := make(chan struct{})
 			go func() {
 				defer close(other)
@@ -75,7 +74,8 @@ func elsewhere(do func() error) error {
 	return <-done
 }
 
-// Do calls do on a thread that is in the namespace. What do opens stays there; goroutines that it starts do not.
+// Do calls do on a thread in the namespace. Descriptors that do opens keep the namespace; goroutines that it starts
+// run outside.
 func (n *Namespace) Do(do func() error) error {
 	return elsewhere(func() error {
 		if err := netns.Set(n.fd); err != nil {
@@ -85,10 +85,10 @@ func (n *Namespace) Do(do func() error) error {
 	})
 }
 
-// Path is where other processes find the namespace while this one has it open.
+// Path returns the path at which other processes find the namespace while this process has it open.
 func (n *Namespace) Path() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), int(n.fd)) }
 
-// FD is the open namespace, until Close.
+// FD returns the descriptor of the namespace, which is valid until Close.
 func (n *Namespace) FD() int { return int(n.fd) }
 
 // DialContext connects from inside the namespace to an IP address.
@@ -104,7 +104,7 @@ func (n *Namespace) DialContext(ctx context.Context, network, address string) (c
 	return c, err
 }
 
-// Close lets go of the namespace. A second Close does nothing, nor does one of nil.
+// Close closes the namespace. It does nothing for a closed or nil Namespace.
 func (n *Namespace) Close() error {
 	if n == nil || !n.fd.IsOpen() {
 		return nil
@@ -112,7 +112,7 @@ func (n *Namespace) Close() error {
 	return n.fd.Close()
 }
 
-// Connect joins two namespaces by a pair of virtual interfaces, both called Inside, each with an address.
+// Connect connects two namespaces by a pair of virtual interfaces, both named Inside, each with an address.
 func Connect(a, b *Namespace, atA, atB netip.Prefix) error {
 	err := a.Do(func() error {
 		if err := MakePair(Inside, Inside, b); err != nil {
@@ -126,7 +126,7 @@ func Connect(a, b *Namespace, atA, atB netip.Prefix) error {
 	return b.Do(func() error { return Configure(Inside, "", atB) })
 }
 
-// RouteAll gives a namespace a default route through an address at the other end of its link.
+// RouteAll adds a default route to a namespace, through an address at the other end of its link.
 func (n *Namespace) RouteAll(via netip.Addr) error {
 	return n.Do(func() error {
 		link, err := netlink.LinkByName(Inside)

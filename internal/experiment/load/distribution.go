@@ -9,10 +9,11 @@ import (
 	"tare/internal/lib/stats"
 )
 
-// Distribution is a histogram of a Result in a few numbers, in seconds. A quantile is nil where the samples cannot
-// carry it: by stats.MinBeyond, and in the histograms of undisturbed requests by Running.Tells.
+// Distribution summarizes a histogram of a Result, in seconds. A quantile is nil if there are too few samples: by
+// stats.MinBeyond, and in the histograms of undisturbed requests by Running.Tells.
 type Distribution struct {
-	// Count is the number of samples; of the weighted histograms of undisturbed requests, that many of average weight.
+	// Count is the number of samples; for weighted histograms (undisturbed requests), their total weight divided by the
+	// average weight.
 	Count int64    `json:"count"`
 	Mean  float64  `json:"mean_seconds"`
 	P50   *float64 `json:"p50_seconds,omitempty"`
@@ -22,8 +23,8 @@ type Distribution struct {
 	Max   float64  `json:"max_seconds"`
 }
 
-// Distributions are the histograms of the result by name, those without samples left out. The error is of a histogram
-// that cannot be decoded.
+// Distributions returns the histograms of the result by name, without empty ones. It returns an error if a histogram
+// cannot be decoded.
 func (r *Result) Distributions() (map[string]Distribution, error) {
 	all := map[string]Distribution{}
 	for name, text := range r.Histograms {
@@ -38,13 +39,13 @@ func (r *Result) Distributions() (map[string]Distribution, error) {
 	return all, nil
 }
 
-// Quantiles are those of a histogram of requests that have a name, from the lowest.
+// Quantiles are the named quantiles of a histogram of requests, from the lowest.
 var Quantiles = []struct {
 	Name string
 	Q    float64
 }{{"p50", 0.5}, {"p90", 0.9}, {"p99", 0.99}, {"p999", 0.999}}
 
-// QuantileName is the name of one of the Quantiles; empty for any other.
+// QuantileName returns the name of one of the Quantiles, or "" for any other.
 func QuantileName(q float64) string {
 	for _, one := range Quantiles {
 		if one.Q == q {
@@ -54,7 +55,7 @@ func QuantileName(q float64) string {
 	return ""
 }
 
-// weighted are the histograms whose counts are of weights (Running.Scale).
+// weighted are the histograms that count weights (Running.Scale).
 var weighted = map[string]bool{LatencyRunning: true, ServiceRunning: true, ConnectRunning: true, OwnLagRunning: true}
 
 func (r *Result) distribution(name string, h *hdrhistogram.Histogram) Distribution {

@@ -23,7 +23,7 @@ func (r *Result) SetHistogram(name string, h *hdrhistogram.Histogram) error {
 	return nil
 }
 
-// SetHistograms puts those that have values into the result, by their names.
+// SetHistograms puts the histograms that have values into the result, by name.
 func (r *Result) SetHistograms(all map[string]*hdrhistogram.Histogram) error {
 	for name, h := range all {
 		if h.TotalCount() == 0 {
@@ -36,7 +36,7 @@ func (r *Result) SetHistograms(all map[string]*hdrhistogram.Histogram) error {
 	return nil
 }
 
-// SetSlices puts the parts of the window into the result, by the latencies of the requests of each, in ns.
+// SetSlices puts the slices of the window into the result, from the latencies of the requests of each, in ns.
 func (r *Result) SetSlices(parts []*hdrhistogram.Histogram) {
 	r.Slices = nil
 	for _, h := range parts {
@@ -48,7 +48,7 @@ func (r *Result) SetSlices(parts []*hdrhistogram.Histogram) {
 	}
 }
 
-// SetUnfinished counts what was sent and neither answered nor failed.
+// SetUnfinished counts the requests that were sent and neither answered nor failed.
 func (r *Result) SetUnfinished() {
 	r.Unfinished = r.Sent - r.Done
 	for _, n := range r.Errors {
@@ -56,7 +56,7 @@ func (r *Result) SetUnfinished() {
 	}
 }
 
-// Check says which count or time of the result is less than nothing, as none that was measured is.
+// Check returns an error if a count or time of the result is negative, which no measured one is.
 func (r *Result) Check() error {
 	counts := map[string]int64{
 		"intended": r.Intended, "sent": r.Sent, "done": r.Done, "late": r.Late,
@@ -84,7 +84,7 @@ func (r *Result) Check() error {
 	return nil
 }
 
-// Histogram is the one called name, in nanoseconds; nil without error when the result has none.
+// Histogram returns the histogram called name, in nanoseconds, or nil without error if the result has none.
 func (r *Result) Histogram(name string) (*hdrhistogram.Histogram, error) {
 	text, ok := r.Histograms[name]
 	if !ok {

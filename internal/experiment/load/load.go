@@ -9,8 +9,8 @@ const (
 	Open   = "open"   // by an absolute schedule
 	Closed = "closed" // as fast as answers come
 
-	// Outside is of a program that tells nothing of what it did between the edges of the window: it is measured from
-	// outside, and all counts and times of requests in its Result are without meaning.
+	// Outside is the mode of a program that reports nothing for the window alone: it is measured from outside, and all
+	// counts and times of requests in its Result are meaningless.
 	Outside = "outside"
 )
 
@@ -18,9 +18,9 @@ const (
 const (
 	Latency = "latency" // intended -> done
 	Service = "service" // sent -> done
-	Connect = "connect" // the handshake, where there is one
-	Lag     = "lag"     // intended -> sent: what the schedule was late by, whosever fault it was
-	OwnLag  = "own_lag" // of lag, what is the generator's fault: from when the start was due and a connection was free
+	Connect = "connect" // the handshake, if there is one
+	Lag     = "lag"     // intended -> sent: how late the request was, whatever the cause
+	OwnLag  = "own_lag" // the generator's share of lag: from when the start was due and a connection was free
 )
 
 // Slices is the number of equal parts of a window. It is even, because the halves are compared.
@@ -29,7 +29,7 @@ const Slices = 20
 // Slice is one part of a window.
 type Slice struct {
 	Done int64   `json:"done"`                // requests answered without error
-	P50  float64 `json:"latency_p50_seconds"` // of them, to 1 %; 0 where there are none
+	P50  float64 `json:"latency_p50_seconds"` // of them, to 1 %; 0 if there are none
 }
 
 // Result is what a load generator measured between the two edges of its schedule (role.Schedule). Requests count by
@@ -42,40 +42,40 @@ type Result struct {
 	Seconds        float64 `json:"seconds"`         // length of the measured window
 	TargetRate     float64 `json:"target_rate"`     // per second; 0 when closed
 	Rate           float64 `json:"rate"`            // requests done without error, per second of the window
-	Intended       int64   `json:"intended"`        // requests that the schedule held
-	Sent           int64   `json:"sent"`            // of them, started
-	Done           int64   `json:"done"`            // of them, answered without error, drain included
+	Intended       int64   `json:"intended"`        // requests in the schedule
+	Sent           int64   `json:"sent"`            // of intended, started
+	Done           int64   `json:"done"`            // of sent, answered without error, drain included
 	Late           int64   `json:"late"`            // of done, answered after the window's end (in the drain)
-	Unfinished     int64   `json:"unfinished"`      // sent, and neither done nor failed when the drain ended
-	Connections    int     `json:"connections"`     // asked for at once
-	MaxConnections int     `json:"max_connections"` // open at once, as reached
+	Unfinished     int64   `json:"unfinished"`      // sent, but neither done nor failed when the drain ended
+	Connections    int     `json:"connections"`     // requested number of concurrent connections
+	MaxConnections int     `json:"max_connections"` // the most that were open at once
 	Opened         int64   `json:"opened"`          // connections made in the window
 
-	// Streams is how many requests each connection carries at once, at most; 0 is 1.
+	// Streams is the most requests that a connection carries at once; 0 means 1.
 	Streams int `json:"streams,omitempty"`
 
 	Errors map[string]int64 `json:"errors"` // by kind: connect, read, write, status-500, timeout, ...
 
-	// Histograms are HDR histograms of nanoseconds, V2 compressed and base64 encoded, 3 significant digits, by the
-	// names below. One without values is not there. Read them with Histogram.
+	// Histograms are HDR histograms of nanoseconds, V2 compressed and base64 encoded, 3 significant digits, by the names
+	// above. Empty histograms are left out. Read them with Histogram.
 	Histograms map[string]string `json:"histograms"`
 
-	// Slices are the window in Slices equal parts, in order of time, by the intended start of requests: whether the
-	// trial was steady shows in them. Empty if the generator does not report them.
+	// Slices divide the window into Slices equal parts, in order of time, by the intended start of requests. They show
+	// whether the trial was steady. Empty if the generator does not report them.
 	Slices []Slice `json:"slices,omitempty"`
 
 	// Running describes the requests that the machine's stalls did not touch; nil if the generator received no stalls.
 	Running *Running `json:"running,omitempty"`
 
-	// Counts are what the work took, by name, from a generator that counts it (such as a store of configuration).
+	// Counts are counts of the work done, by name, from a generator that has them (such as a configuration store).
 	Counts map[string]float64 `json:"counts,omitempty"`
 
-	// Own is what only this generator reports, in a form that its folder declares; nil if there is none.
+	// Own holds results that only this generator reports, in a form that its package declares; nil if there are none.
 	Own json.RawMessage `json:"own,omitempty"`
 
 	CPUSeconds float64 `json:"cpu_seconds"` // of the generator's process in the window
-	CPUs       float64 `json:"cpus"`        // what it could have used: its limit or affinity, in CPUs
+	CPUs       float64 `json:"cpus"`        // that it could have used: its limit or affinity
 }
 
-// MostAtOnce is how many requests can be under way at once.
+// MostAtOnce returns how many requests can be in flight at once.
 func (r *Result) MostAtOnce() int { return r.Connections * max(r.Streams, 1) }

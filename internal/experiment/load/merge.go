@@ -6,8 +6,8 @@ import (
 	"tare/internal/lib/stats"
 )
 
-// Merge makes one result of those of the same load at several nodes. Slices are left out, since each node was judged by
-// its own; so is Own of several results, since only the guest knows its form.
+// Merge merges the results of the same load at several nodes. It leaves out Slices, since each node was judged by its
+// own, and Own of several results, since only the guest knows its form.
 func Merge(all []Result) Result {
 	sum := Result{
 		Generator: all[0].Generator, Mode: all[0].Mode, Arrivals: all[0].Arrivals,
@@ -50,11 +50,11 @@ func Merge(all []Result) Result {
 	sum.Running = MergeRunning(running)
 	for name, texts := range encoded {
 		if h, err := stats.MergeEncoded(texts...); err == nil && h != nil {
-			_ = sum.SetHistogram(name, h) // one that cannot be encoded is missing, and so are its quantiles
+			_ = sum.SetHistogram(name, h) // a histogram that cannot be encoded is missing, with its quantiles
 		}
 	}
 	return sum
 }
 
-// plus adds without going beyond what can be written down: a node can send any number.
+// plus adds and clips to finite numbers, which JSON can hold: a node can send any number.
 func plus(a, b float64) float64 { return max(-math.MaxFloat64, min(a+b, math.MaxFloat64)) }

@@ -13,36 +13,38 @@ const (
 	OwnLagRunning  = OwnLag + "_running"
 )
 
-// Running says how the requests of a load were divided into those that the machine's stalls touched and those they did
-// not, and which statistics the untouched requests support. Package load/running is the method.
+// Running says how the requests of a load were divided into those that a stall of the machine touched and the others,
+// and which statistics the untouched requests support. Package load/running describes the method.
 type Running struct {
-	Method         string  `json:"method,omitempty"` // busy-periods, backlog or requests: what a request is judged by
-	Level          int     `json:"level,omitempty"`  // of backlog: requests in flight when a queue has recovered
-	WatchedSeconds float64 `json:"watched_seconds"`  // of the window, in which stalls were watched for
+	Method         string  `json:"method,omitempty"` // busy-periods, backlog or requests: how a request is judged
+	Level          int     `json:"level,omitempty"`  // for backlog: requests in flight when a queue has recovered
+	WatchedSeconds float64 `json:"watched_seconds"`  // of the window, while stalls were watched
 	QuietSeconds   float64 `json:"quiet_seconds"`    // of them, without a stall
 
-	// Requests of the window that were answered, by what touched them. Unwatched are those whose history began before
-	// the watch or ended after it.
+	// Answered requests of the window, by what touched them. Unwatched are those whose history began before the watch or
+	// ended after it.
 	Undisturbed int64 `json:"undisturbed"`
 	Disturbed   int64 `json:"disturbed"`
 	Unwatched   int64 `json:"unwatched"`
 	DoneQuiet   int64 `json:"done_quiet"` // answers that came in the quiet seconds
 
-	Effective     float64 `json:"effective"`      // undisturbed requests of equal weight that would carry as much
-	LargestWeight float64 `json:"largest_weight"` // of an undisturbed request; 1 where no correction was needed
-	LostShare     float64 `json:"lost_share"`     // of all requests, estimated: none as long in the queue stayed untouched
+	// number of requests of equal weight with as much information as the undisturbed ones
+	Effective     float64 `json:"effective"`
+	LargestWeight float64 `json:"largest_weight"` // of an undisturbed request; 1 if no correction was needed
+	// estimated fraction of all requests in queues so long that none of their like stayed untouched
+	LostShare float64 `json:"lost_share"`
 
-	// Scale is what a request of average weight counts in the *_running histograms, whose counts are whole numbers.
+	// Scale is the count of a request of average weight in the *_running histograms, whose counts are integers.
 	Scale int64 `json:"scale,omitempty"`
-	// Beyond is, by histogram and quantile, how many requests of equal weight lie beyond it in effect, and Bursts how
-	// many independent histories of equal weight they come from; older records have no bursts.
+	// Beyond is, by histogram and quantile, the effective number of requests of equal weight beyond it, and Bursts the
+	// effective number of independent histories that they come from. Older records have no Bursts.
 	Beyond map[string]map[string]float64 `json:"beyond,omitempty"`
 	Bursts map[string]map[string]float64 `json:"bursts,omitempty"`
 
 	Withheld string `json:"withheld,omitempty"` // why there is no undisturbed distribution
 }
 
-// Share is the part of the watched requests that a stall touched; false where none were watched.
+// Share returns the fraction of the watched requests that a stall touched, and false if none were watched.
 func (r *Running) Share() (float64, bool) {
 	if r == nil || r.Undisturbed+r.Disturbed == 0 {
 		return 0, false
@@ -50,9 +52,9 @@ func (r *Running) Share() (float64, bool) {
 	return float64(r.Disturbed) / float64(r.Undisturbed+r.Disturbed), true
 }
 
-// Rank is the quantile of the *_running histograms that is the quantile q of all requests. Some wait in queues that
-// outlast the quiet times: none as long stayed untouched, so they lie beyond all others. It is 1 or more where q lies
-// among them.
+// Rank returns the quantile of the *_running histograms that corresponds to the quantile q of all requests. Lost
+// requests wait in queues that outlast the quiet times, and count as slower than all others. The result is 1 or more
+// if q lies among them.
 func (r *Running) Rank(q float64) float64 {
 	if r.LostShare >= 1 {
 		return 1
@@ -60,9 +62,9 @@ func (r *Running) Rank(q float64) float64 {
 	return q / (1 - r.LostShare)
 }
 
-// Tells says whether the undisturbed requests carry a quantile of one of the *_running histograms, of which at least
-// some must lie beyond it, and why they do not. Where hardly any request stayed undisturbed, those few came from
-// moments too short for a long queue to build, which a median stands better than a tail.
+// Tells reports whether the undisturbed requests support a quantile of one of the *_running histograms, and why not.
+// least is how many of them must lie beyond it. If hardly any request stayed undisturbed, those few came from moments
+// too short for a long queue to build; a median tolerates more of that than a tail.
 func (r *Running) Tells(histogram, quantile string, q, least float64) (bool, string) {
 	if r == nil {
 		return false, "the load does not tell disturbed requests apart"
@@ -89,12 +91,12 @@ func (r *Running) Tells(histogram, quantile string, q, least float64) (bool, str
 }
 
 // leastBursts is how many independent bursts of slow requests a trial must have beyond a quantile, on average. With
-// fewer, most trials miss the one that a stall hit, and the median of trials is too low: by simulation (package
-// load/running) up to 50 % at one or two, and no more than its own error at five.
+// fewer, most trials miss the bursts that stalls hit, and the median of trials is too low: in simulations (package
+// load/running) by up to 50 % at one or two, and by no more than its own error at five.
 const leastBursts = 5
 
-// mostLost is the part of all requests that may be lost on average. Lost requests wait in the longest queues, so they
-// count as slower than all others: nearly right beyond p99, and less sure beyond lower quantiles.
+// mostLost returns the fraction of all requests that may be lost on average. Lost requests wait in the longest queues,
+// so they count as slower than all others: nearly right beyond p99, and less certain beyond lower quantiles.
 func mostLost(q float64) float64 {
 	if q < 0.99 {
 		return (1 - q) / 10
@@ -102,11 +104,11 @@ func mostLost(q float64) float64 {
 	return (1 - q) / 2
 }
 
-// TellsOf says whether the trials of an arm carry a quantile of a *_running histogram, of which at least some requests
-// must lie beyond it in each, and why they do not. Trials that cannot tell are not left out by chance: a slow one loses
-// more. So no more than the part limit of them may be missing; and what depends on how slow a trial was by chance is
-// judged by the mean over all trials of the level, whatever their arm. Trials whose records
-// have no bursts are taken to carry it.
+// TellsOf reports whether the trials of an arm support a quantile of a *_running histogram, and why not. least is how
+// many requests must lie beyond it in each trial. Trials that do not support it are not missing at random, because a
+// slow trial loses more requests, so at most the fraction limit of them may be missing. Bursts and lost requests
+// depend on how slow a trial was by chance, so they are judged by their mean over all trials of the level, whatever
+// the arm. If no trial's record has bursts, the quantile counts as supported.
 func TellsOf(level, arm []*Running, histogram, quantile string, q, least, limit float64) (bool, string) {
 	var bursts, lost, n float64
 	for _, r := range level {
@@ -137,8 +139,8 @@ func TellsOf(level, arm []*Running, histogram, quantile string, q, least, limit 
 	return true, ""
 }
 
-// RunningOf is what all loads that have a *_running histogram, or would have it had there been undisturbed requests,
-// say of stalls, taken together; nil where one of them says nothing.
+// RunningOf merges Running over all loads that have a *_running histogram, or would have it with undisturbed requests.
+// It is nil if one of them has none.
 func RunningOf(loads map[string]Result, histogram string) *Running {
 	var parts []*Running
 	for _, r := range loads {
@@ -149,7 +151,7 @@ func RunningOf(loads map[string]Result, histogram string) *Running {
 	return MergeRunning(parts)
 }
 
-// MergeRunning is what the same load did at several nodes, taken together; nil unless all of them say.
+// MergeRunning merges Running of the same load at several nodes. It is nil if one of them is.
 func MergeRunning(parts []*Running) *Running {
 	sum := &Running{}
 	var lost float64

@@ -9,11 +9,11 @@ import (
 	"tare/internal/lib/param"
 )
 
-// SpinSetting is a setting of the processes of loads that specs do not have.
+// SpinSetting is a setting of load processes that specs cannot set.
 var SpinSetting = param.Setting{Name: "spin", Type: param.TypeDuration, Default: pace.DefaultSpin.String(), Max: 1,
 	Doc: "longest wait to spin through before an intended start; 0s for none"}
 
-// SpinOf is the value of SpinSetting as generators have it in their options: 0 is the default, negative none.
+// SpinOf returns the value of SpinSetting for the options of generators: 0 means the default, negative no spinning.
 func SpinOf(v param.Values) time.Duration {
 	if _, given := v[SpinSetting.Name]; !given {
 		return 0
@@ -24,7 +24,8 @@ func SpinOf(v param.Values) time.Duration {
 	return -1
 }
 
-// CheckRate refuses a setting "rate" that contradicts the setting "mode". What names pieces of work, in the plural.
+// CheckRate refuses a setting "rate" that contradicts the setting "mode". what names the pieces of work, in the
+// plural.
 func CheckRate(v param.Values, what string) error {
 	switch _, rated := v["rate"]; {
 	case v["mode"] == Open && !rated:

@@ -5,17 +5,17 @@ import "github.com/HdrHistogram/hdrhistogram-go"
 // Longest is the longest time that the histograms of a Tally distinguish, in ns; longer ones count as this.
 const Longest = 100e9
 
-// Tally counts the requests of one worker that were intended in the window. Counting allocates nothing. Merge adds what
-// another worker counted, and Into puts the sum into a result.
+// Tally counts the requests of one worker that were intended in the window. Counting allocates nothing. Merge adds the
+// counts of another worker, and Into puts the sum into a result.
 type Tally struct {
 	Intended, Sent, Done, Late    int64
 	Latency, Service, Lag, OwnLag *hdrhistogram.Histogram
 	Slices                        [Slices]*hdrhistogram.Histogram // latency, by intended start
 
-	histograms map[string]*hdrhistogram.Histogram // those of all requests and those of Histogram
+	histograms map[string]*hdrhistogram.Histogram // the four above, and those made by Histogram
 }
 
-// NewTally is a tally of nothing.
+// NewTally returns an empty tally.
 func NewTally() Tally {
 	t := Tally{histograms: map[string]*hdrhistogram.Histogram{}}
 	t.Latency, t.Service = t.Histogram(Latency), t.Histogram(Service)
@@ -26,7 +26,7 @@ func NewTally() Tally {
 	return t
 }
 
-// Histogram is the histogram of a name, which is made by the first call.
+// Histogram returns the histogram of a name, which the first call makes.
 func (t *Tally) Histogram(name string) *hdrhistogram.Histogram {
 	if t.histograms[name] == nil {
 		t.histograms[name] = hdrhistogram.New(1, Longest, 3)
@@ -39,8 +39,8 @@ func Record(h *hdrhistogram.Histogram, ns int64) {
 	_ = h.RecordValue(min(max(ns, 0), Longest)) // in range, so there is no error
 }
 
-// Began counts a request that was sent. ownLag is how late the generator itself was; negative in a closed loop, where
-// nothing is late.
+// Began counts a request that was sent. ownLag is how late the generator itself was; it is negative in a closed loop,
+// where nothing can be late.
 func (t *Tally) Began(intended, sent, ownLag int64) {
 	t.Intended++
 	t.Sent++
@@ -50,7 +50,7 @@ func (t *Tally) Began(intended, sent, ownLag int64) {
 	}
 }
 
-// Answered counts a request that was answered without error. The window is from begin to end.
+// Answered counts a request that was answered without error, in a window from begin to end.
 func (t *Tally) Answered(intended, sent, done, begin, end int64) {
 	t.Done++
 	if done >= end {
@@ -61,7 +61,7 @@ func (t *Tally) Answered(intended, sent, done, begin, end int64) {
 	Record(t.Slices[(intended-begin)*Slices/(end-begin)], done-intended)
 }
 
-// Merge adds what another worker counted.
+// Merge adds the counts of another worker.
 func (t *Tally) Merge(o *Tally) {
 	t.Intended += o.Intended
 	t.Sent += o.Sent
@@ -75,7 +75,7 @@ func (t *Tally) Merge(o *Tally) {
 	}
 }
 
-// Into puts the tally into a result, whose seconds and errors are set.
+// Into puts the tally into a result, whose seconds and errors must be set.
 func (t *Tally) Into(r *Result) error {
 	r.Intended, r.Sent, r.Done, r.Late = t.Intended, t.Sent, t.Done, t.Late
 	r.Rate = float64(r.Done) / r.Seconds

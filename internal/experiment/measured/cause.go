@@ -14,26 +14,26 @@ import (
 
 // The thresholds for blaming a gate on a cause outside the trial. They are fixed here, before any run.
 const (
-	// stolenPart is the part of the CPU time from which on the hypervisor can have tripped a gate. A generator whose
-	// CPU is away for 40 ms of a window of 2 s begins 2 % of its requests late, which trips the gate on its 99th
+	// stolenPart is the fraction of CPU time from which the hypervisor can have tripped a gate. A generator whose CPU is
+	// taken away for 40 ms of a window of 2 s begins 2 % of its requests late, which trips the gate on its 99th
 	// percentile; on a machine with two CPUs that is 1 % of the CPU time.
 	stolenPart = 0.01
 
-	// foreignPart is the same for tasks of others. The scheduler shares a CPU with them in slices of a few ms, where
-	// the hypervisor takes one away for tens: it takes more of them to do the same. Those that hold a CPU without a
-	// break are held to stolenPart.
+	// foreignPart is the same for tasks of others. The scheduler divides a CPU among tasks in slices of a few ms, while
+	// the hypervisor takes it away for tens of ms, so other tasks need more time to do the same harm. For those that hold
+	// a CPU without a break, stolenPart applies.
 	foreignPart = 0.05
 
-	// explains is how far a shortfall can exceed the part of the CPU time that others took: a machine that lost 5 % of
-	// its CPU time may for that reason answer up to 20 % of the requests too late, because a queue takes time to
+	// explains is the largest shortfall that other processes can explain, as a multiple of their fraction of CPU time. A
+	// machine that lost 5 % of its CPU time may answer up to 20 % of the requests too late, because a queue takes time to
 	// drain, but not 40 %.
 	explains = 4.0
 )
 
-// Disturbance is what others took of the machine during a window, as parts of its CPU time.
+// Disturbance is what other processes took of the machine during a window, as fractions of its CPU time.
 type Disturbance struct {
 	Stolen   float64 // by the hypervisor
-	Foreign  float64 // by tasks outside the trial's control groups that are not this process
+	Foreign  float64 // by tasks outside the trial's control groups, except this process
 	Occupied float64 // the part of Foreign in stretches in which a task held a CPU without a break
 	Culprits []string
 	// Mixed reports that processes of the trial were outside its control groups: their CPU time is in Foreign, and
@@ -41,12 +41,12 @@ type Disturbance struct {
 	Mixed bool
 }
 
-// maxCulprits is how many of those who disturbed are named.
+// maxCulprits is how many of the causes of a disturbance are named.
 const maxCulprits = 3
 
-// DisturbanceOf reads from a ledger what others took: by its witness, and where there was none, or for what it does not
-// tell, by the kernel's counters. The trial's own groups are those at and below tree; self is this process. A ledger
-// that has neither shows nothing.
+// DisturbanceOf reads from a ledger what other processes took: from the witness, or without one, or for all that it
+// does not record, from the kernel's counters. The trial's own groups are those at and below tree; self is this
+// process. Without either source the result is zero.
 func DisturbanceOf(l *ledger.Ledger, tree string, self int) Disturbance {
 	var d Disturbance
 	if l == nil || l.CPU.Capacity <= 0 {
@@ -89,7 +89,7 @@ func DisturbanceOf(l *ledger.Ledger, tree string, self int) Disturbance {
 				d.Occupied += s.Seconds / capacity
 			}
 		}
-		// A process that had ended before its group was read may be a short one of the trial's own: no more of them are
+		// A process that ended before its group was read may be a short one of the trial. Count no more of their time as
 		// others' than the kernel counted for others.
 		d.Occupied += min(nobodys, max(0, d.Foreign-d.Occupied))
 		for _, o := range n.Busiest {
@@ -106,8 +106,8 @@ func DisturbanceOf(l *ledger.Ledger, tree string, self int) Disturbance {
 	return d
 }
 
-// withoutBPF is the CPU time of a group, in seconds, without that of eBPF programs, which have a line of the budget; 0
-// where it is not known.
+// withoutBPF returns the CPU time of a group, in seconds, without that of eBPF programs, which have their own line in
+// the budget; 0 if it is unknown.
 func withoutBPF(g *ledger.Cgroup) float64 {
 	if g.CPUSeconds == nil {
 		return 0
@@ -115,7 +115,7 @@ func withoutBPF(g *ledger.Cgroup) float64 {
 	return *g.CPUSeconds - known.Or(g.BPFInsideSeconds, 0)
 }
 
-// largest are the names with the most seconds, the most first.
+// largest returns the names with the most seconds, in descending order.
 func largest(seconds map[string]float64, most int) []string {
 	var names []string
 	for name, s := range seconds {
@@ -145,9 +145,9 @@ func (d Disturbance) By() (ledger.Cause, float64) {
 	return ledger.Neighbour, d.Foreign
 }
 
-// shortfall is how much of the work was missing, by a gate that counts work; false for others. One copy of many that
-// did nothing is no measure of it: a copy with a small limit gets going slowly, and one that others delay may miss a
-// short window altogether.
+// shortfall returns the missing fraction of the work, for a gate that counts work; false for others. An idle copy of a
+// load does not measure it: a copy with a small limit starts slowly, and one that others delay may miss a short window
+// altogether.
 func (t Trip) shortfall() (float64, bool) {
 	switch t.Gate {
 	case GateRate, GateConnections, GateIdle:
@@ -158,7 +158,7 @@ func (t Trip) shortfall() (float64, bool) {
 	return 0, false
 }
 
-// cause is who tripped a gate. It looks at gates and at who had the CPUs, and never at what was measured.
+// cause returns what tripped a gate. It considers gates and the use of the CPUs, and never measured values.
 func (d Disturbance) cause(t Trip) (ledger.Cause, float64) {
 	by, part := d.By()
 	if by == ledger.Unknown || t.Gate == GateContained {
@@ -170,19 +170,19 @@ func (d Disturbance) cause(t Trip) (ledger.Cause, float64) {
 	return by, part
 }
 
-// Reasons says of each gate that was tripped who tripped it, and which of the trial's metrics it voids.
+// Reasons determines what tripped each gate, and which of the trial's metrics it voids.
 func (m *Measured) Reasons(trips []Trip, values map[string]float64, counts map[string]record.Count) []record.Reason {
 	return ReasonsOf(trips, DisturbanceOf(m.Ledger, m.Tree, os.Getpid()), values, counts)
 }
 
-// ReasonsOf is Reasons for what others took of the machine.
+// ReasonsOf is Reasons for a given disturbance.
 func ReasonsOf(trips []Trip, d Disturbance, values map[string]float64, counts map[string]record.Count) []record.Reason {
 	has := func(metric string) bool {
 		_, value := values[metric]
 		_, count := counts[metric]
 		return value || count
 	}
-	late := false // the generator, by its own fault
+	late := false // the generator was late by its own fault
 	for i := range trips {
 		t := &trips[i]
 		var part float64
@@ -197,7 +197,7 @@ func ReasonsOf(trips []Trip, d Disturbance, values map[string]float64, counts ma
 	var reasons []record.Reason
 	for _, t := range trips {
 		if late && t.Cause == ledger.Subject && t.Gate != GateContained {
-			t.Cause = ledger.Generator // what was not sent in time could not be answered in time
+			t.Cause = ledger.Generator // requests that were sent late could not be answered in time
 		}
 		t.Voids = t.Gate.Voids(t.Cause, has)
 		reasons = append(reasons, t.Reason)
@@ -214,11 +214,11 @@ func FailedBy(l *ledger.Ledger, tree string) ledger.Cause {
 	return ""
 }
 
-// Everything is what LostToOthers says of a trial that can tell nothing.
+// Everything is the result of LostToOthers for a trial without any valid metric.
 const Everything = "everything"
 
-// LostToOthers returns the metrics that justify running a trial again: those voided by a gate that something other
-// than the subject tripped, or Everything if the trial failed while others used part of the machine. It never looks at
+// LostToOthers returns the metrics that justify repeating a trial: those voided by a gate that something other than
+// the subject tripped, or Everything if the trial failed while others used much of the machine. It never looks at
 // measured values.
 func LostToOthers(t *record.Trial) (lost []string) {
 	if t.Validity.Failed != "" {
@@ -244,7 +244,7 @@ func LostToOthers(t *record.Trial) (lost []string) {
 	return slices.Compact(lost)
 }
 
-// instead reports whether a trial tells what answers in the place of a metric that it cannot tell.
+// instead reports whether a trial has a valid metric that replaces one that it lost.
 func instead(t *record.Trial, metric string) bool {
 	m, known := Find(metric)
 	if !known || m.Instead == "" {

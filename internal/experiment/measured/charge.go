@@ -8,14 +8,14 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// GroupRole is what a group of a trial was for, and to whom what it used is charged.
+// GroupRole is the role of a trial's group, and what its use is charged to.
 type GroupRole struct {
 	Role kind.Role
 	ledger.Charged
-	Limited bool // it was given a CPU limit
+	Limited bool // the spec gives it a CPU limit
 }
 
-// Words names the owner of the group called name; empty if the group has no particular owner.
+// Words describes the owner of the group called name, or returns "" if it has none.
 func (g GroupRole) Words(name string) string {
 	switch {
 	case g.Role == kind.Application:
@@ -30,8 +30,8 @@ func (g GroupRole) Words(name string) string {
 	return ""
 }
 
-// NewRole is the role of a group in which the part called name ran: of an application its workload, of a subject a
-// component of it, empty where it has none.
+// NewRole returns the role of a group. name is the workload for an application, and for a subject the component, or ""
+// without components.
 func NewRole(role kind.Role, name string) GroupRole {
 	g := GroupRole{Role: role}
 	switch role {
@@ -47,8 +47,8 @@ func NewRole(role kind.Role, name string) GroupRole {
 	return g
 }
 
-// SetRoles says in the ledgers what each group of the trial was for, charges to the subject what is its own, and
-// settles what each application used, and what was used on its behalf.
+// SetRoles sets the role of each group in the ledgers, charges the subject's programs and maps to it, and settles what
+// each application used and what was used on its behalf.
 func (m *Measured) SetRoles(roles map[string]GroupRole) {
 	m.roles = roles
 	for _, l := range m.ledgers() {
@@ -60,7 +60,7 @@ func (m *Measured) SetRoles(roles map[string]GroupRole) {
 	}
 }
 
-// MarkRoles says in a ledger what each group of a trial was for. Groups that were for nothing in it have no role.
+// MarkRoles sets the role of each group in a ledger. Groups that are not in roles have no role.
 func MarkRoles(l *ledger.Ledger, roles map[string]GroupRole) {
 	for i := range l.Cgroups {
 		g := &l.Cgroups[i]
@@ -71,8 +71,8 @@ func MarkRoles(l *ledger.Ledger, roles map[string]GroupRole) {
 	}
 }
 
-// ownGroup gives a function that reports whether a group belongs to a trial: it is one of the trial's own, at or below
-// tree, or of an application that ran before the trial and is only observed.
+// ownGroup returns a function that reports whether a group belongs to a trial: it is at or below tree, or has a role
+// in the trial but was there before and is only observed.
 func ownGroup(l *ledger.Ledger, tree string) func(group string) bool {
 	groups := []string{tree}
 	for _, g := range observed(l, tree) {
@@ -83,14 +83,14 @@ func ownGroup(l *ledger.Ledger, tree string) func(group string) bool {
 	}
 }
 
-// observed are the groups of a ledger that have a part in a trial and were not made for it, without those within
+// observed returns the groups of a ledger that have a role in a trial but were not made for it, without those inside
 // another of them.
 func observed(l *ledger.Ledger, tree string) []*ledger.Cgroup {
 	all := Topmost(l, func(g *ledger.Cgroup) bool { return g.Role != "" && !cgroup.Within(g.Path, tree) })
 	return slices.DeleteFunc(all, func(g *ledger.Cgroup) bool { return g.Role == string(kind.Self) })
 }
 
-// chargeSubject charges the subject for its programs and maps, wherever they ran and whichever group paid for them.
+// chargeSubject charges the subject for its programs and maps, wherever they ran and whichever group was charged.
 func (m *Measured) chargeSubject() {
 	if m.Subject == nil {
 		return
@@ -110,8 +110,8 @@ func (m *Measured) chargeSubject() {
 	}
 }
 
-// NodesObjects are the programs and maps that are charged in the ledgers of nodes, by id. The ids mean the same in the
-// coordinator's ledger only where the nodes share its machine.
+// NodesObjects holds the programs and maps that are charged in the ledgers of nodes, by id. The ids are valid in the
+// coordinator's ledger only if the nodes share its machine.
 type NodesObjects struct{ programs, maps map[uint32]ledger.Charged }
 
 func (o *NodesObjects) add(l *ledger.Ledger) {

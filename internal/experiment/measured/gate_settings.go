@@ -2,7 +2,7 @@ package measured
 
 import "tare/internal/lib/param"
 
-// GateSettings are how much of what each gate allows. A setting has the name of the gates that it governs.
+// GateSettings are the limits of the gates. A setting has the name of the gates that it governs.
 var GateSettings = []param.Setting{
 	{Name: "rate", Type: param.TypeNumber, Default: "0.99", Max: 1,
 		Doc: "part of the intended requests that must be answered within the window"},

@@ -17,29 +17,31 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Trip is a gate that a trial tripped. Its cause, and what it voids, are settled once all are known.
+// Trip is a gate that a trial tripped. Its cause, and the metrics that it voids, are determined once all trips are
+// known.
 type Trip struct {
 	Gate *Gate
 	record.Reason
 }
 
-// Tripped is a trip of a gate: what was seen, what is allowed, and what to change.
+// Tripped returns a trip of a gate: what was seen, what is allowed, and what to change.
 func Tripped(g *Gate, seen, allowed float64, format string, args ...any) Trip {
 	return Trip{g, record.Reason{Gate: g.Name, Seen: seen, Allowed: allowed, Message: fmt.Sprintf(format, args...)}}
 }
 
-// Judge is a load that replaces the usual gates. m.JudgeLoad(name) offers the usual ones, all together and one by one.
+// Judge is a load with its own gates in place of the usual ones. m.JudgeLoad(name) has the usual ones, together and
+// singly.
 type Judge interface {
 	Judge(m *Measured, name string) []Trip
 }
 
-// Judge holds a trial against the gates of its spec and gives those that it tripped: who tripped each, and which of the
-// metrics that the trial has it voids.
+// Judge checks a trial against the gates of its spec and returns those that it tripped, with the cause of each and the
+// metrics of the trial that it voids.
 func (m *Measured) Judge() []record.Reason {
 	return m.Reasons(m.Trips(), m.Values(), m.Counts())
 }
 
-// Trips holds a trial against the gates of its spec.
+// Trips checks a trial against the gates of its spec.
 func (m *Measured) Trips() []Trip {
 	var trips []Trip
 	for _, name := range slices.Sorted(maps.Keys(m.Loads)) {
@@ -68,14 +70,14 @@ func (m *Measured) Trips() []Trip {
 // is delayed, the rates of the two describe different times.
 const minWindow = 0.5
 
-// WindowCut reports whether the window of the counters is too short to be of the same time as that of the loads.
+// WindowCut reports whether the window of the counters is too short to describe the same time as that of the loads.
 func (m *Measured) WindowCut() bool {
 	return m.Ledger.Window.Seconds < minWindow*m.Setup.Duration.Seconds()
 }
 
-// window: the counters must have been read at the edges of the load's window.
+// window checks that the counters were read at the edges of the load's window.
 func (m *Measured) window() []Trip {
-	// Nodes that share a machine hold each other up; their counts are right all the same.
+	// Nodes that share a machine delay each other; their counts are right all the same.
 	if !m.WindowCut() || m.Shared {
 		return nil
 	}
@@ -92,7 +94,7 @@ const WarnStrays = "left-group"
 // WarnUnseen is the code of the warning that processes may have left their groups inside the window without a trace.
 const WarnUnseen = "moves-unseen"
 
-// stray is the first warning about processes of the trial in other control groups; nil without one, or a ledger.
+// stray returns the first warning about processes of the trial in other control groups, or nil.
 func stray(l *ledger.Ledger) *ledger.Warning {
 	if l == nil {
 		return nil
@@ -100,8 +102,8 @@ func stray(l *ledger.Ledger) *ledger.Warning {
 	return lists.Find(l.Warnings, func(w *ledger.Warning) bool { return w.Code == WarnStrays })
 }
 
-// contained: no process of the trial may be in other control groups, and no one may set back the CPU counters of the
-// trial's groups.
+// contained checks that no process of the trial was in another control group, and that the CPU counters of the trial's
+// groups were not reset.
 func (m *Measured) contained() (trips []Trip) {
 	if w := stray(m.Ledger); w != nil {
 		return []Trip{Tripped(GateContained, 1, 0, "%s", w.Message)}
@@ -115,7 +117,7 @@ func (m *Measured) contained() (trips []Trip) {
 	return nil
 }
 
-// Outsiders is who uses what is in none of the trial's control groups, for messages.
+// Outsiders names, for messages, those whose use is counted in none of the trial's control groups.
 func (m *Measured) Outsiders() string {
 	if stray(m.Ledger) != nil {
 		return "others, or processes of the trial that left its control groups,"
@@ -143,7 +145,7 @@ func isCopyOf(a, b string) bool {
 	return base(a) == base(b)
 }
 
-// JudgeLoad is the judge of a load, by its name.
+// JudgeLoad returns the judge of the load called name.
 func (m *Measured) JudgeLoad(name string) *LoadJudge {
 	return &LoadJudge{
 		m: m, name: name, Result: m.Loads[name], part: m.Setup.Loads[name],
@@ -151,20 +153,20 @@ func (m *Measured) JudgeLoad(name string) *LoadJudge {
 	}
 }
 
-// LoadJudge judges one load. Trips are the gates that it tripped so far.
+// LoadJudge judges one load. Trips holds the gates that it has tripped so far.
 type LoadJudge struct {
 	Result load.Result
 	Trips  []Trip
 
 	m      *Measured
 	name   string
-	part   *kind.Part  // nil where the spec has no such load
-	works  bool        // it is no load, but the work of a subject
+	part   *kind.Part  // nil if the spec has no such load
+	works  bool        // it is the work of a subject, not a load
 	copies bool        // other copies of the same load had requests answered
 	stalls role.Stalls // of the machine, in the window
 }
 
-// Trip adds a gate that was tripped.
+// Trip adds a trip of a gate.
 func (j *LoadJudge) Trip(g *Gate, seen, allowed float64, format string, args ...any) {
 	t := Tripped(g, seen, allowed, format, args...)
 	t.Message = j.name + ": " + t.Message
@@ -183,8 +185,8 @@ func (j *LoadJudge) Usual() {
 	j.Drift()
 }
 
-// rate: an open load must have its requests answered within the window, save those that were naturally under way when
-// it closed.
+// rate checks that an open load had its requests answered within the window, except those that were naturally in
+// flight when it closed.
 func (j *LoadJudge) rate() {
 	if j.Result.Mode != load.Open {
 		switch {
@@ -213,15 +215,15 @@ func (j *LoadJudge) rate() {
 	}
 }
 
-// work: a subject that works by itself must have done some. It has neither a rate to keep nor a generator beside it.
+// work checks that a subject that works by itself did some work. It has neither a rate to keep nor a generator.
 func (j *LoadJudge) work() {
 	if j.Result.Done == 0 {
 		j.Trip(GateIdle, 0, 1, "no piece of its work began in the window; lengthen the duration")
 	}
 }
 
-// underWay is how many requests are open at once when nothing queues, by Little's law: twice the rate times the median
-// time from sending to the answer, and never more than the connections carry.
+// underWay returns how many requests are in flight at once when nothing queues, by Little's law: twice the rate times
+// the median time from sending to the answer, limited to what the connections carry.
 func (j *LoadJudge) underWay() int64 {
 	h, err := j.Result.Histogram(load.Service)
 	if err != nil || h == nil || j.Result.Seconds <= 0 {
@@ -231,14 +233,14 @@ func (j *LoadJudge) underWay() int64 {
 	return min(int64(math.Ceil(n)), int64(j.Result.MostAtOnce()))
 }
 
-// heldUp is how many requests the window closed upon because the machine stood still just then: those that were due
-// since its last stall began, if the window ends in the stall or before as much time again has passed, in which the
-// queue drains. They were answered all the same, or other gates speak.
+// heldUp returns how many requests were late because a stall of the machine lasted into the end of the window: those
+// that were due since its last stall began, if the window ends in that stall or within the same length of time after
+// it, in which the queue drains. Such requests were still answered; if not, other gates trip.
 func (j *LoadJudge) heldUp() int64 {
 	if len(j.stalls.Spans) == 0 {
 		return 0
 	}
-	last := j.stalls.Spans[len(j.stalls.Spans)-1] // Spans are in order and apart
+	last := j.stalls.Spans[len(j.stalls.Spans)-1] // Spans are disjoint and in order
 	from, to := last[0], min(last[1], j.stalls.To)
 	if j.stalls.To > to+(to-from) {
 		return 0
@@ -246,7 +248,7 @@ func (j *LoadJudge) heldUp() int64 {
 	return int64(math.Ceil(j.Result.TargetRate * float64(j.stalls.To-from) / 1e9))
 }
 
-// Errors: no more of the work may fail than is allowed.
+// Errors checks that no more of the work failed than is allowed.
 func (j *LoadJudge) Errors() {
 	n := int64(0)
 	for _, c := range j.Result.Errors {
@@ -277,7 +279,7 @@ func (j *LoadJudge) drain() {
 	}
 }
 
-// Ratio is n of a total; 0 where there is none.
+// Ratio returns n as a fraction of a total, or 0 without a total.
 func Ratio(n, of int64) float64 {
 	if of <= 0 {
 		return 0
@@ -285,10 +287,10 @@ func Ratio(n, of int64) float64 {
 	return float64(n) / float64(of)
 }
 
-// Lag: the generator of an open load must begin requests when they are due.
+// Lag checks that the generator of an open load began requests when they were due.
 func (j *LoadJudge) Lag() { j.late(GateLag, load.OwnLag, 0.99, "") }
 
-// late is a gate on the quantile of a histogram of the generator's lag that is its 99th percentile.
+// late checks the generator's lag. q is the quantile of the histogram that is the 99th percentile of requests.
 func (j *LoadJudge) late(g *Gate, histogram string, q float64, while string) {
 	h, err := j.Result.Histogram(histogram)
 	if j.Result.Mode != load.Open || err != nil || h == nil {
@@ -325,8 +327,9 @@ func (j *LoadJudge) connections() {
 	}
 }
 
-// throttled: a group that was given no CPU limit must not have been held back, nor one that holds the trial, such as
-// that of the container that tare runs in: what is in it is held back with it, and does not count the time itself.
+// throttled checks that groups without a CPU limit in the spec were not throttled. It includes groups around the
+// trial, such as that of the container in which tare runs: they throttle what is in them, whose own counters do not
+// show it.
 func (m *Measured) throttled() []Trip {
 	var trips []Trip
 	for _, g := range m.Ledger.Cgroups {

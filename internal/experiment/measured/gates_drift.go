@@ -9,17 +9,17 @@ import (
 	"tare/internal/lib/stats"
 )
 
-// driftChance is how seldom chance alone may make the halves of a window look different: once in a thousand trials, so
-// that a run of some hundreds loses none by it.
+// driftChance is how rarely chance alone may make the halves of a window look different: once in a thousand trials, so
+// a run of some hundreds is unlikely to lose one.
 const driftChance = 0.001
 
-// minInSlice is how many requests a slice of the window needs for its median to mean something.
+// minInSlice is how many requests a slice of the window needs for a meaningful median.
 const minInSlice = 5
 
-// Drift: the warm-up is cut at a time fixed beforehand, so what is left must be steady. The two halves of the window
-// are held against each other slice by slice: an open load by the median latency of its slices, a closed one by how
-// many requests they hold. Both must be so: the halves differ by more than chance lets them (exact rank-sum test), and
-// by more than the gate allows.
+// Drift checks that the window was steady, because the warm-up ends at a time fixed beforehand. It compares the slices
+// of the two halves of the window: for an open load their median latencies, for a closed load their counts of
+// requests. The gate trips if the halves differ by more than chance explains (exact rank-sum test) and by more than
+// the gate allows.
 func (j *LoadJudge) Drift() {
 	const lengthen = "lengthen the warm-up, "
 	const pin = ", or pin applications and loads to CPUs of their own"
@@ -51,8 +51,9 @@ func (j *LoadJudge) Drift() {
 	}
 }
 
-// halves compares the halves of the window: what a middle makes of the slices of each, how far apart that is as a part
-// of the smaller (of least, where that is smaller still), and whether it is too far.
+// halves compares the two halves of the window. before and after are the middle of the values of their slices, and
+// seen is their difference as a fraction of the smaller one, or of least if that is larger. trips reports whether that
+// is too far.
 func (j *LoadJudge) halves(value func(load.Slice) float64, middle func([]float64) float64,
 	least float64) (before, after, seen float64, trips bool) {
 	if len(j.Result.Slices) < 2 || j.Result.Done < minInSlice*int64(len(j.Result.Slices)) {

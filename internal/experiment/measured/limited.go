@@ -11,7 +11,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// The metrics of the groups that the spec gives a CPU limit, and of what eBPF programs take of the machine.
+// limitMetrics are about groups with a CPU limit in the spec, and about the eBPF programs' share of the machine.
 var limitMetrics = []Metric{
 	{Definition: metric.Definition{Name: "limit_cpus", Unit: quantity.CPUs, Rank: metric.RankOther, Pool: metric.Sum,
 		Cost: true, Needs: NeedNothing, How: "Sum of the CPU limits that the spec gives groups."},
@@ -110,18 +110,18 @@ var limitMetrics = []Metric{
 		Value: roleCPU(kind.Load)},
 }
 
-// limitedGroup is a group of the ledger to which the spec gives a CPU limit.
+// limitedGroup is a group of the ledger with a CPU limit in the spec.
 type limitedGroup struct {
 	*ledger.Cgroup
 	limit float64 // in CPUs
 }
 
-// limited are the groups with a CPU limit. Groups are named after the parts.
+// limited returns the groups with a CPU limit. Groups have the names of their parts.
 func (m *Measured) limited() []limitedGroup {
 	limits := map[string]float64{}
 	for _, sec := range m.Setup.Sections() {
 		if sec.Name == "arms" {
-			continue // the subject is not what is asked about
+			continue // limits of the subject are not of interest here
 		}
 		for name, p := range sec.Parts {
 			if l := p.Limits.Float("cpus"); l > 0 {
@@ -169,8 +169,8 @@ func (m *Measured) limitedBPF() (float64, bool) {
 	return m.perSecond(float64(in)**period, true)
 }
 
-// held: where the experiment is about a limit, the limit must be what held the group back, and not something else on
-// the machine.
+// held checks, in an experiment about a CPU limit, that the limit throttled its groups and nothing else on the machine
+// kept them from it.
 func (m *Measured) held() []Trip {
 	asked := m.Setup.Gates.Float("held")
 	if asked == 0 {
@@ -187,14 +187,14 @@ func (m *Measured) held() []Trip {
 
 func interrupt(c ledger.Context) bool { return c == ledger.Softirq || c == ledger.Hardirq }
 
-// inside says whether time in a context above the tasks of a group is in the CPU time of the group.
+// inside reports whether time in a context, on top of a group's tasks, is included in the group's CPU time.
 func (m *Measured) inside(g *limitedGroup, c ledger.Context) bool {
 	apart := m.Ledger.Host.IRQTime != nil && *m.Ledger.Host.IRQTime
 	return g != nil && !(interrupt(c) && apart)
 }
 
-// limitedSamples counts the samples of the subject's programs, and those of them that match, by the group with a limit
-// that a sample fell in, nil where in none, and the context. Where no group has a limit, there is nothing to count.
+// limitedSamples counts the samples of the subject's programs, and those of them that match. matches gets the group
+// with a limit in which a sample fell, or nil, and the context. Without such groups, there is nothing to count.
 func (m *Measured) limitedSamples(matches func(*limitedGroup, ledger.Context) bool) (in, of int) {
 	groups := m.limited()
 	if len(groups) == 0 {
@@ -216,16 +216,16 @@ func (m *Measured) ofCapacity(seconds float64, ok bool) (float64, bool) {
 	return seconds / c, ok && c > 0
 }
 
-// roleCPU is the CPU time of the groups of a role, as a part of the machine.
+// roleCPU returns the CPU time of the groups of a role, as a fraction of the machine.
 func roleCPU(role kind.Role) func(*Measured) (float64, bool) {
 	return func(m *Measured) (float64, bool) { return m.ofCapacity(m.RoleSeconds(role)) }
 }
 
-// RoleSeconds is the CPU time of the trial's groups of a role in the window; false where there is none, or one whose
-// time is not known.
+// RoleSeconds returns the CPU time in the window of the trial's groups of a role; false if there are none, or the time
+// of one is unknown.
 func (m *Measured) RoleSeconds(role kind.Role) (float64, bool) {
 	return cpuSeconds(m.ofRole(role))
 }
 
-// RoleRate is the CPU time per second of the groups of a role.
+// RoleRate returns the CPU time per second of the groups of a role.
 func (m *Measured) RoleRate(role kind.Role) (float64, bool) { return m.perSecond(m.RoleSeconds(role)) }

@@ -21,12 +21,12 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Metric is one value of a trial: what it is, and how a trial tells it.
+// Metric is a metric's definition with its value in a trial.
 type Metric struct {
 	metric.Definition
 
 	Value func(*Measured) (float64, bool) // false: unknown in this trial, and the metric is omitted
-	Count func(*Measured) (in, of int)    // instead of Value, for a part that is pooled over trials
+	Count func(*Measured) (in, of int)    // instead of Value, for a fraction that is pooled over trials
 
 	// Component returns the value of one named component of the subject. Nil: the metric exists for the whole subject
 	// only.
@@ -38,10 +38,10 @@ type Teller interface {
 	Metrics() []Metric
 }
 
-// Metrics are all metrics, in the order of docs/metrics.md: those that any trial may have, then those of guests.
+// Metrics returns all metrics, in the order of docs/metrics.md: those that any trial may have, then those of guests.
 func Metrics() []Metric { return all().metrics }
 
-// Gates are all gates, in that order.
+// Gates returns all gates, in that order.
 func Gates() []*Gate { return all().gates }
 
 type everything struct {
@@ -49,7 +49,7 @@ type everything struct {
 	gates   []*Gate
 }
 
-// all is called once every guest is registered.
+// all is first called after every guest is registered.
 var all = sync.OnceValue(func() everything {
 	e := everything{
 		metrics: slices.Concat(coreMetrics, requestMetrics, subjectMetrics, startMetrics, runningMetrics, limitMetrics),
@@ -82,42 +82,43 @@ func (e *everything) add(g kind.Guest) {
 	}
 }
 
-// Definitions are those of all metrics, in the order of docs/metrics.md.
+// Definitions returns the definitions of all metrics, in the order of docs/metrics.md.
 func Definitions() []metric.Definition {
 	return lists.Map(Metrics(), func(m Metric) metric.Definition { return m.Definition })
 }
 
-// Find is the metric of a name; false where there is none.
+// Find returns the metric of a name, and false if there is none.
 func Find(name string) (Metric, bool) {
 	m := lists.Find(Metrics(), func(m *Metric) bool { return m.Name == name })
 	return known.Or(m, Metric{}), m != nil
 }
 
-// Measured is what metrics and gates look at: a trial's record with its ledgers whole and their roles set, and what the
-// record does not hold, or holds encoded.
+// Measured is the input of metrics and gates: a trial's record, with complete ledgers whose groups have their roles,
+// and data that the record does not hold or holds encoded.
 type Measured struct {
 	record.Trial
 	Setup  *kind.Setup // at the trial's level
-	Tree   string      // path of the trial's group, which holds those of all its processes; Nowhere
+	Tree   string      // path of the group that contains all groups of the trial; or Nowhere
 	Shared bool        // the trial's group has a CPU limit: the node's share of the machine
 
-	Subject  *kind.Objects  // nil in the arms of a baseline that starts no subject
+	Subject  *kind.Objects  // nil for a baseline without a subject
 	Evidence map[string]any // what only a guest knows of the trial, by the guest's name
-	Start    float64        // seconds from the start of the subject's process until it was ready; 0: it was there before
+	// seconds from the start of the subject's process until it was ready; 0: it was running before
+	Start float64
 
 	Processes map[string][]int // of the subject's components at the end of the window: PIDs by component
 
 	roles map[string]GroupRole // of the trial's groups, by path: see SetRoles
 }
 
-// Nowhere is the Tree of a trial whose groups have none in common, as those of pods: all that have a role are the
-// trial's.
+// Nowhere is the Tree of a trial whose groups have no common parent, such as those of pods. Then all groups with a
+// role belong to the trial.
 const Nowhere = "nowhere"
 
 // NoSubject ends the description of a metric that is 0 without a subject.
 const NoSubject = " 0 in a baseline without a subject."
 
-// bySamples ends the description of a part that samples tell.
+// bySamples ends the description of a fraction that is measured by samples.
 const bySamples = " By samples, pooled over the trials of an arm; absent below 25 samples."
 
 var coreMetrics = slices.Concat(
@@ -130,13 +131,13 @@ var coreMetrics = slices.Concat(
 	workMetrics,
 )
 
-// What the histograms of requests time.
+// What the histograms of requests measure.
 const (
 	untilAnswered  = "from the intended start of a request until its answer was read"
 	untilConnected = "to make a connection"
 )
 
-// workMetrics are what was done, and what each piece of it cost.
+// workMetrics are the work done, and the cost of each piece of it.
 var workMetrics = []Metric{
 	{Definition: metric.Definition{Name: "throughput_per_second", Family: "throughput", Unit: quantity.PerSecond,
 		Rank: metric.RankThroughput, Pool: metric.Sum, Better: metric.Higher, Needs: NeedThroughput, Headline: true,
@@ -191,8 +192,8 @@ var startMetrics = []Metric{{
 	Value: func(m *Measured) (float64, bool) { return m.Start, m.Subject != nil && m.Start > 0 },
 }}
 
-// Into gives the record of a trial that was measured its metrics and its validity, and leaves in its ledgers what a
-// record must hold. roles are of the trial's groups, by path.
+// Into sets the metrics and the validity of a measured trial's record, and trims its ledgers to what a record must
+// hold. roles are those of the trial's groups, by path.
 func (m *Measured) Into(t *record.Trial, roles map[string]GroupRole) {
 	m.Trial = *t
 	m.SetRoles(roles)
@@ -202,7 +203,7 @@ func (m *Measured) Into(t *record.Trial, roles map[string]GroupRole) {
 	m.Trim()
 }
 
-// Values returns the metrics that are known in this trial. One whose source is nil is absent, never 0.
+// Values returns the metrics that are known in this trial. A metric whose source is nil is absent, not 0.
 func (m *Measured) Values() map[string]float64 {
 	values := map[string]float64{}
 	for _, one := range Metrics() {
@@ -216,7 +217,7 @@ func (m *Measured) Values() map[string]float64 {
 	return values
 }
 
-// Counts are what this trial adds to metrics that are pooled over trials.
+// Counts returns this trial's counts for metrics that are pooled over trials.
 func (m *Measured) Counts() map[string]record.Count {
 	counts := map[string]record.Count{}
 	for _, one := range Metrics() {
@@ -230,7 +231,7 @@ func (m *Measured) Counts() map[string]record.Count {
 	return counts
 }
 
-// orRunning are metrics of all requests that have twins of those that no stall of the machine touched (runningMetrics).
+// orRunning adds to metrics of all requests the metrics that replace them for undisturbed requests (runningMetrics).
 func orRunning(all []Metric) []Metric {
 	for i := range all {
 		all[i].Instead = strings.Replace(all[i].Name, "_p", runningSuffix+"_p", 1)
@@ -238,10 +239,10 @@ func orRunning(all []Metric) []Metric {
 	return all
 }
 
-// runningSuffix ends the name of a histogram of undisturbed requests; what stands before it names that of all requests.
+// runningSuffix ends the name of a histogram of undisturbed requests; the rest is the name of that of all requests.
 const runningSuffix = "_running"
 
-// requestTimes are metrics of how long something took, of each request: some quantiles of a histogram.
+// requestTimes makes metrics of how long something took for each request: quantiles of a histogram.
 func requestTimes(histogram string, needs []Need, what string, quantiles ...float64) []Metric {
 	return lists.Map(quantiles, func(q float64) Metric {
 		quantile, family := load.QuantileName(q), strings.TrimSuffix(histogram, runningSuffix)
@@ -260,7 +261,7 @@ func requestTimes(histogram string, needs []Need, what string, quantiles ...floa
 	})
 }
 
-// Seconds is a value of a histogram of all loads that have it, whose unit is the nanosecond, in seconds.
+// Seconds converts a value of the merged histogram of all loads that have it from nanoseconds to seconds.
 func Seconds(histogram string, value func(*hdrhistogram.Histogram) (float64, bool)) func(*Measured) (float64, bool) {
 	return func(m *Measured) (float64, bool) {
 		h, ok := m.Histogram(histogram)
@@ -272,18 +273,18 @@ func Seconds(histogram string, value func(*hdrhistogram.Histogram) (float64, boo
 	}
 }
 
-// Quantile is that of a histogram; there is none when too few values lie beyond it.
+// Quantile returns a quantile of a histogram, and false if too few values lie beyond it.
 func Quantile(q float64) func(*hdrhistogram.Histogram) (float64, bool) {
 	return func(h *hdrhistogram.Histogram) (float64, bool) { return stats.Quantile(h, q) }
 }
 
-// Mean is that of a histogram.
+// Mean returns the mean of a histogram.
 func Mean(h *hdrhistogram.Histogram) (float64, bool) { return h.Mean(), true }
 
-// Longest is the greatest value of a histogram.
+// Longest returns the largest value of a histogram.
 func Longest(h *hdrhistogram.Histogram) (float64, bool) { return float64(h.Max()), true }
 
-// latencyRank is that of a histogram of requests: what is about the generator comes last.
+// latencyRank returns the rank of a histogram of requests: those about the generator come last.
 func latencyRank(histogram string) int {
 	if histogram == load.Lag || histogram == load.OwnLag {
 		return metric.RankGenerator
@@ -303,7 +304,7 @@ func (m *Measured) Histogram(name string) (*hdrhistogram.Histogram, bool) {
 	return h, err == nil && h != nil
 }
 
-// Sum adds up something of all loads.
+// Sum adds up a value over all loads.
 func (m *Measured) Sum(of func(load.Result) float64) (total float64) {
 	for _, r := range m.Loads {
 		total += of(r)
@@ -311,10 +312,10 @@ func (m *Measured) Sum(of func(load.Result) float64) (total float64) {
 	return total
 }
 
-// failed counts the requests of a load that got no good answer.
+// failed returns how many requests of a load were not answered without error.
 func failed(r load.Result) int64 { return max(r.Intended-r.Done, 0) }
 
-// Per is one rate over another.
+// Per divides one rate by another.
 func Per(cost, work func(*Measured) (float64, bool)) func(*Measured) (float64, bool) {
 	return func(m *Measured) (float64, bool) {
 		c, ok1 := cost(m)
@@ -326,7 +327,7 @@ func Per(cost, work func(*Measured) (float64, bool)) func(*Measured) (float64, b
 	}
 }
 
-// WorkCount is a count of a subject that works by itself.
+// WorkCount returns a count of a subject that works by itself.
 func WorkCount(name string) func(*Measured) (float64, bool) {
 	return func(m *Measured) (float64, bool) {
 		if m.Work == nil {
@@ -337,8 +338,7 @@ func WorkCount(name string) func(*Measured) (float64, bool) {
 	}
 }
 
-// outside reports whether one of the loads does not tell what it did between the edges of the window: then sums over
-// the loads would be of some of them only.
+// outside reports whether a load has no counts for the window alone: sums over the loads would then be incomplete.
 func (m *Measured) outside() bool {
 	for _, r := range m.Loads {
 		if r.Mode == load.Outside {
@@ -348,12 +348,13 @@ func (m *Measured) outside() bool {
 	return false
 }
 
-// ConnectionRate is how many connections the loads opened per second; false where one of them does not tell.
+// ConnectionRate returns how many connections the loads opened per second; false if one of them does not report it.
 func (m *Measured) ConnectionRate() (float64, bool) {
 	return m.Sum(func(r load.Result) float64 { return Rate(float64(r.Opened), r.Seconds) }), !m.outside()
 }
 
-// RequestRate is false if each request opens a connection: the cost is then per connection.
+// RequestRate returns how many requests the loads completed per second. It is false if each request opens a
+// connection: the cost is then per connection.
 func (m *Measured) RequestRate() (float64, bool) {
 	if m.Events != nil || m.outside() {
 		return 0, false // an exec is not a request: its cost is per event
@@ -364,7 +365,7 @@ func (m *Measured) RequestRate() (float64, bool) {
 	return m.Sum(func(r load.Result) float64 { return Rate(float64(r.Done), r.Seconds) }), true
 }
 
-// pieces reports whether a load does pieces of work that are no requests.
+// pieces reports whether a load does pieces of work that are not requests.
 func (m *Measured) pieces() bool {
 	for name := range m.Loads {
 		if part := m.Setup.Loads[name]; part != nil && part.Kind.About().MakesPieces {
@@ -374,9 +375,9 @@ func (m *Measured) pieces() bool {
 	return false
 }
 
-// sharesConnections reports whether several requests of a load share a connection. What was asked for decides, and not
-// the counts alone: of a load that opens a connection for each request some miss theirs where the machine stands still,
-// and one trial in twenty would tell what the others leave out.
+// sharesConnections reports whether several requests of a load share a connection. The options decide first, not the
+// counts alone: if a load opens a connection for each request, some requests fail to while the machine stalls, and one
+// trial in twenty would have metrics that the others lack.
 func (m *Measured) sharesConnections(name string) bool {
 	if part := m.Setup.Loads[name]; part != nil {
 		if holds := part.Kind.About().HoldsConnections; holds != nil && !holds(part.Options) {
@@ -387,7 +388,7 @@ func (m *Measured) sharesConnections(name string) bool {
 	return float64(r.Opened) < 0.99*float64(r.Done)
 }
 
-// Rate is n per second; 0 of no time.
+// Rate returns n per second, or 0 without time.
 func Rate(n, seconds float64) float64 {
 	if seconds <= 0 {
 		return 0
@@ -395,7 +396,7 @@ func Rate(n, seconds float64) float64 {
 	return n / seconds
 }
 
-// Programs are the subject's programs; false when the ledger lacks one of them.
+// Programs returns the subject's programs; false if the ledger lacks one of them.
 func (m *Measured) Programs() ([]ledger.Program, bool) {
 	if m.Subject == nil {
 		return nil, true
@@ -411,7 +412,7 @@ func (m *Measured) Programs() ([]ledger.Program, bool) {
 	return found, true
 }
 
-// BPFRate is the run time of the subject's programs per second.
+// BPFRate returns the run time of the subject's programs per second.
 func (m *Measured) BPFRate() (float64, bool) {
 	programs, ok := m.Programs()
 	if !m.Setup.Statistics {
@@ -447,7 +448,7 @@ func (m *Measured) samplesIn(matches func(*ledger.Seen) bool) (in, of int) {
 	return in, of
 }
 
-// RoleOf is the role of the group at path, or of the nearest group above it that has one.
+// RoleOf returns the role of the group at path, or of the nearest group above it that has one.
 func (m *Measured) RoleOf(path string) kind.Role {
 	nearest, longest := "", -1
 	for _, g := range m.Ledger.Cgroups {
@@ -458,7 +459,7 @@ func (m *Measured) RoleOf(path string) kind.Role {
 	return kind.Role(nearest)
 }
 
-// CPURate is the CPU time per second of the trial's group, and of those that have a role elsewhere.
+// CPURate returns the CPU time per second of the trial's group and of groups elsewhere that have a role.
 func (m *Measured) CPURate() (float64, bool) {
 	groups := observed(m.Ledger, m.Tree)
 	if m.Tree != Nowhere {
@@ -471,13 +472,13 @@ func (m *Measured) CPURate() (float64, bool) {
 	return m.perSecond(cpuSeconds(groups))
 }
 
-// perSecond is an amount of the window by the second; false where the amount is not known or the window has no length.
+// perSecond divides an amount by the length of the window; false if the amount is unknown or the window has no length.
 func (m *Measured) perSecond(amount float64, known bool) (float64, bool) {
 	return Rate(amount, m.Ledger.Window.Seconds), known && m.Ledger.Window.Seconds > 0
 }
 
-// SubjectMaps are the ids of the subject's maps: those it names, those its programs use, and those inside them. Each
-// stands once.
+// SubjectMaps returns the ids of the subject's maps: those that it names, those that its programs use, and those
+// inside them.
 func (m *Measured) SubjectMaps() map[uint32]bool {
 	ids := map[uint32]bool{}
 	if m.Subject == nil {
@@ -507,7 +508,7 @@ func (m *Measured) SubjectMaps() map[uint32]bool {
 	return ids
 }
 
-// MapBytes are the bytes of the subject's maps, each once; false where one of them is not known.
+// MapBytes returns the bytes of the subject's maps, counted once each; false if the size of one is unknown.
 func (m *Measured) MapBytes() (float64, bool) {
 	ids := m.SubjectMaps()
 	found, total := 0, uint64(0)

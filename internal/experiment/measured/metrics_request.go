@@ -9,10 +9,10 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// requestBusy is the whole of which requestMetrics has the parts.
+// requestBusy is the metric whose parts are requestMetrics.
 const requestBusy = "busy_cpu_seconds_per_request"
 
-// requestMetrics are where the CPU time of a request goes. The parts add up to the whole in each trial.
+// requestMetrics show where the CPU time of a request goes. The parts add up to the whole in each trial.
 var requestMetrics = []Metric{
 	ofRequest(requestBusy, "",
 		"CPU time per request answered of the trial's control group, of kernel threads, of interrupts outside control "+
@@ -36,8 +36,8 @@ var requestMetrics = []Metric{
 		(*Measured).unaccounted),
 }
 
-// ofRequest is CPU time per request answered, in experiments with a subject that stands in the path of requests.
-// Without a part it is the whole.
+// ofRequest makes a metric of CPU time per answered request, for experiments with a subject in the path of requests.
+// With an empty part it is the whole.
 func ofRequest(name, part, how string, seconds func(*Measured) (float64, bool)) Metric {
 	d := metric.Definition{
 		Name: name, Family: "cpu", Unit: quantity.Seconds + " per request", Rank: metric.RankCPU, Pool: metric.PerRequest,
@@ -53,7 +53,7 @@ func ofRequest(name, part, how string, seconds func(*Measured) (float64, bool)) 
 	}}
 }
 
-// byComponent tells the CPU time of a request of each component of the subject as well.
+// byComponent adds the metric's value for each component of the subject.
 func byComponent(m Metric) Metric {
 	m.Component = func(m *Measured, component string) (float64, bool) {
 		s, ok := cpuSeconds(m.component(component))
@@ -62,7 +62,7 @@ func byComponent(m Metric) Metric {
 	return m
 }
 
-// perRequest is CPU time of the window, in seconds, for each request that was answered.
+// perRequest divides CPU time of the window, in seconds, by the number of answered requests.
 func (m *Measured) perRequest(seconds float64, ok bool) (float64, bool) {
 	requests, told := m.RequestRate()
 	window := m.Ledger.Window.Seconds
@@ -72,7 +72,7 @@ func (m *Measured) perRequest(seconds float64, ok bool) (float64, bool) {
 	return Rate(seconds, window) / requests, true
 }
 
-// subjectSeconds is the CPU time of the subject's groups; 0 of one that has none, and without a subject.
+// subjectSeconds returns the CPU time of the subject's groups; 0 without a subject or if it has no groups.
 func (m *Measured) subjectSeconds() (float64, bool) {
 	groups := m.ofRole(kind.Subject)
 	if m.Subject == nil || len(groups) == 0 {
@@ -81,7 +81,7 @@ func (m *Measured) subjectSeconds() (float64, bool) {
 	return cpuSeconds(groups)
 }
 
-// needBudget: what others did is in the kernel's threads and interrupts, too.
+// needBudget includes Alone because the work of other processes is also in the kernel's threads and interrupts.
 var needBudget = append(slices.Clone(NeedRequestCost), Alone)
 
 func (m *Measured) hasInPath() bool {
@@ -89,7 +89,7 @@ func (m *Measured) hasInPath() bool {
 		slices.ContainsFunc(m.Setup.Subjects(), func(p *kind.Part) bool { return p.Kind.About().InPath.With(p.Options) })
 }
 
-// busySeconds is the CPU time of the trial and of the kernel on its behalf, and the remainder.
+// busySeconds returns the CPU time of the trial and of the kernel on its behalf, and the unexplained remainder.
 func (m *Measured) busySeconds() (float64, bool) {
 	if m.Ledger.CPU.Part != nil {
 		return 0, false
@@ -99,9 +99,9 @@ func (m *Measured) busySeconds() (float64, bool) {
 	return own*m.Ledger.Window.Seconds + kernel + m.Ledger.CPU.Unexplained, ok1 && ok2
 }
 
-// unaccounted is the remainder and, of the trial's own CPU time, what its subject, applications and loads did not use.
-// The counter of their common group is read apart from theirs, so the two differ by some microseconds also where
-// nothing else ran in it.
+// unaccounted returns the unexplained remainder, plus the trial's own CPU time outside the groups of its subject,
+// applications and loads. The counter of their common group is read at another moment than theirs, so there is a
+// difference of some microseconds even if nothing else ran in it.
 func (m *Measured) unaccounted() (float64, bool) {
 	own, known := m.CPURate()
 	if !known || m.Ledger.CPU.Part != nil {
@@ -126,7 +126,7 @@ func (m *Measured) unaccounted() (float64, bool) {
 	return rest, true
 }
 
-// lines are some lines of the budget, added up; false where one is not there.
+// lines adds up some lines of the budget. It returns false if one is missing.
 func (m *Measured) lines(names ...string) (total float64, ok bool) {
 	for _, name := range names {
 		i := slices.IndexFunc(m.Ledger.CPU.Lines, func(l ledger.CPULine) bool { return l.Name == name })

@@ -10,7 +10,7 @@ import (
 	"tare/internal/lib/stats"
 )
 
-// runningMetrics are of the requests that no stall of the machine touched: what latency is while the machine runs. See
+// runningMetrics cover the requests that no stall of the machine touched: latency while the machine runs. See
 // docs/noise.md.
 var runningMetrics = slices.Concat(
 	whileRunning(load.LatencyRunning, NeedRunning, untilAnswered, 0.5, 0.9, 0.99, 0.999),
@@ -21,7 +21,7 @@ var runningMetrics = slices.Concat(
 
 const generatorLate = "that the generator itself was late, once the request was due and a connection free"
 
-// quietMetrics are how much a stall touched, and what was done while none did.
+// quietMetrics are the fraction of requests that a stall touched, and the throughput while none did.
 var quietMetrics = []Metric{
 	{
 		Definition: metric.Definition{Name: "disturbed_share", Unit: quantity.Part, Rank: metric.RankOther,
@@ -38,7 +38,7 @@ var quietMetrics = []Metric{
 	},
 }
 
-// whileRunning is requestTimes of the requests that no stall touched, by their weights.
+// whileRunning is requestTimes for the requests that no stall touched, by their weights.
 func whileRunning(histogram string, needs []Need, what string, quantiles ...float64) []Metric {
 	all := requestTimes(histogram, needs, what, quantiles...)
 	for i, q := range quantiles {
@@ -75,7 +75,7 @@ func (m *Measured) disturbedShare() (float64, bool) {
 	return sum.Share()
 }
 
-// leastQuiet is the part of a window that must be quiet for a rate in it.
+// leastQuiet is the fraction of a window that must be quiet for a rate in it.
 const leastQuiet = 0.1
 
 func (m *Measured) throughputWhileRunning() (total float64, ok bool) {
@@ -89,8 +89,8 @@ func (m *Measured) throughputWhileRunning() (total float64, ok bool) {
 	return total, len(m.Loads) > 0
 }
 
-// lagRunning is the gate on the generator's lag for the requests that no stall touched. If too few are left for the
-// quantile, no metric reports it either, and there is nothing to void.
+// lagRunning checks the generator's lag for the requests that no stall touched. If too few are left for the quantile,
+// no metric has it either, and there is nothing to void.
 func (j *LoadJudge) lagRunning() {
 	const q = 0.99
 	if ok, _ := j.Result.Running.Tells(load.OwnLagRunning, "p99", q, stats.MinBeyond(q)); ok {

@@ -10,10 +10,9 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// subjectMetrics are of what a subject itself uses. Every experiment has them, so those are not Headline of which a run
-// with a precision did not have to be precise before there were any: it would go on for their sake. Those with a clause
-// are none of the differences that a general answer picks, either: next to a baseline without a subject they would
-// always be the largest.
+// subjectMetrics are about what a subject itself uses. Every experiment has them, so most are not Headline: a run with
+// a precision would go on until they are precise. Metrics with a Clause are also not among the differences that a
+// general answer picks: compared with a baseline without a subject they would always be the largest.
 var subjectMetrics = []Metric{
 	{
 		Definition: metric.Definition{
@@ -60,16 +59,16 @@ var subjectMetrics = []Metric{
 		"the group", KernelMemory),
 }
 
-// planSubject is what plans call a subject that has no components.
+// planSubject is the name in plans of a subject without components.
 const planSubject = "the subject"
 
-// Speaker is a guest that is about metrics of which answers do not speak elsewhere.
+// Speaker is a guest whose answers mention metrics that are not headlines otherwise.
 type Speaker interface {
 	// Speaks names metrics that are headlines in an experiment with this setup.
 	Speaks(*kind.Setup) []string
 }
 
-// Headlines are the metrics that answers speak of in an experiment with this setup, in the order of Metrics.
+// Headlines returns the metrics in the answer of an experiment with this setup, in the order of Metrics.
 func Headlines(s *kind.Setup) []Metric {
 	spoken := map[string]bool{}
 	for _, p := range s.Subjects() {
@@ -88,7 +87,7 @@ func Headlines(s *kind.Setup) []Metric {
 	})
 }
 
-// ofMemory is a metric of what the subject's groups hold at the end of the window.
+// ofMemory makes a metric of the memory of the subject's groups at the end of the window.
 func ofMemory(name string, headline bool, what string, part func(*ledger.Memory) *int64) Metric {
 	plan := ""
 	if headline {
@@ -114,10 +113,10 @@ func signed(v *uint64) *int64 {
 	return new(int64(*v))
 }
 
-// KernelMemory is the kernel's own memory in what a group holds; nil where that is not known.
+// KernelMemory returns the kernel memory of a group, or nil if that is unknown.
 func KernelMemory(m *ledger.Memory) *int64 { return signed(m.Kernel) }
 
-// Memory is a part of the memory of the subject's groups, added up; 0 without a subject.
+// Memory returns a part of the memory of the subject's groups, added up; 0 without a subject.
 func Memory(part func(*ledger.Memory) *int64) func(*Measured) (float64, bool) {
 	return func(m *Measured) (float64, bool) {
 		if m.Subject == nil {
@@ -140,7 +139,7 @@ func cpuSeconds(groups []*ledger.Cgroup) (float64, bool) {
 	return sum(groups, func(g *ledger.Cgroup) *float64 { return g.CPUSeconds })
 }
 
-// sum adds up something of groups; false where there is none, or one of which it is not known.
+// sum adds up a value over groups; false if there are none, or the value of one is unknown.
 func sum[N int64 | float64](groups []*ledger.Cgroup, of func(*ledger.Cgroup) *N) (total float64, known bool) {
 	for _, g := range groups {
 		n := of(g)
@@ -152,7 +151,7 @@ func sum[N int64 | float64](groups []*ledger.Cgroup, of func(*ledger.Cgroup) *N)
 	return total, len(groups) > 0
 }
 
-// subjectRate is the CPU time per second of groups of the subject; 0 without a subject.
+// subjectRate returns the CPU time per second of groups of the subject; 0 without a subject.
 func (m *Measured) subjectRate(groups []*ledger.Cgroup) (float64, bool) {
 	if m.Subject == nil {
 		return 0, true
@@ -160,18 +159,18 @@ func (m *Measured) subjectRate(groups []*ledger.Cgroup) (float64, bool) {
 	return m.perSecond(cpuSeconds(groups))
 }
 
-// ofRole are the trial's groups of a role.
+// ofRole returns the trial's groups of a role.
 func (m *Measured) ofRole(role kind.Role) []*ledger.Cgroup {
 	return Topmost(m.Ledger, func(g *ledger.Cgroup) bool { return g.Role == string(role) })
 }
 
-// component are the groups of a component of the subject.
+// component returns the groups of a component of the subject.
 func (m *Measured) component(name string) []*ledger.Cgroup {
 	return Topmost(m.Ledger, func(g *ledger.Cgroup) bool { return g.Role == string(kind.Subject) && g.Component == name })
 }
 
-// Topmost are the groups of a kind, also such as are only observed, save those inside another of them: what a group
-// holds and uses is in what the kernel says of the groups above it.
+// Topmost returns the groups of a kind, observed ones too, without those inside another of them: the kernel counts the
+// memory and time of a group in the groups above it as well.
 func Topmost(l *ledger.Ledger, is func(*ledger.Cgroup) bool) []*ledger.Cgroup {
 	var all []*ledger.Cgroup
 	for i := range l.Cgroups {
@@ -186,8 +185,8 @@ func Topmost(l *ledger.Ledger, is func(*ledger.Cgroup) bool) []*ledger.Cgroup {
 	})
 }
 
-// componentMapBytes are the bytes of the maps that processes of a component hold, each once; false where no process of
-// it is known, or one of its maps.
+// componentMapBytes returns the bytes of the maps that processes of a component hold, counted once each. It is false
+// if no process of the component is known, or the size of one of its maps is unknown.
 func (m *Measured) componentMapBytes(component string) (total float64, ok bool) {
 	pids := m.Processes[component]
 	for _, mp := range m.Ledger.Maps {

@@ -10,104 +10,103 @@ import (
 // Need is metric.Need.
 type Need = metric.Need
 
-// The needs. docs/metrics.md says which metric has which.
+// The needs. docs/metrics.md says which metrics have which.
 const (
 	Whole       Need = "whole"       // enough of the trial's nodes took part
-	Worked      Need = "worked"      // the load did anything at all in the window
+	Worked      Need = "worked"      // the load did something in the window
 	Paced       Need = "paced"       // the generator began its requests on time, with CPU to spare
-	PacedAwake  Need = "paced-awake" // the same of the requests that no stall of the machine touched
-	Rated       Need = "rated"       // an open load reached the rate that was asked for
-	Complete    Need = "complete"    // no more requests failed or stayed unanswered than is allowed
-	Connected   Need = "connected"   // as many connections were open at once as was asked for
-	Steady      Need = "steady"      // latency was alike in both halves of the window
+	PacedAwake  Need = "paced-awake" // Paced, for requests that no stall of the machine touched
+	Rated       Need = "rated"       // an open load reached the requested rate
+	Complete    Need = "complete"    // no more requests failed or stayed unanswered than allowed
+	Connected   Need = "connected"   // the requested number of connections was open at once
+	Steady      Need = "steady"      // latency was similar in both halves of the window
 	SteadyRate  Need = "steady-rate" // a closed load, or a subject's own work, was as fast in both halves of the window
-	Unthrottled Need = "unthrottled" // no group was held back by a CPU limit that the spec does not have
-	Held        Need = "held"        // a CPU limit that the experiment is about was what held its groups back
+	Unthrottled Need = "unthrottled" // no group was throttled by a CPU limit that is not in the spec
+	Held        Need = "held"        // a CPU limit that the experiment is about did throttle its groups
 	Probed      Need = "probed"      // a probe was awake in the window
-	Alone       Need = "alone"       // others left the machine to the trial
+	Alone       Need = "alone"       // other processes left the machine to the trial
 	Windowed    Need = "windowed"    // the counters were read at the edges of the load's window
 	Contained   Need = "contained"   // every process of the trial stayed in the trial's control groups
-	Counted     Need = "counted"     // load and kernel agree on how many events there were
+	Counted     Need = "counted"     // load and kernel agree on the number of events
 	Read        Need = "read"        // the measurements that a program printed could be read
-	Untouched   Need = "untouched"   // others took little from loads that do not know which requests they touched
+	// other processes took little from loads that do not know which requests they touched
+	Untouched Need = "untouched"
 )
 
-// The needs of the families of metrics. A metric always declares its needs; one that nothing can void has the empty
-// list.
+// The needs of families of metrics. Every metric declares its needs; one that nothing can void has the empty list.
 var (
-	// NeedNothing is of metrics that are right whatever happened: they describe the trial itself.
+	// NeedNothing is for metrics that are valid whatever happened: they describe the trial itself.
 	NeedNothing = []Need{}
 
-	// NeedLatency: a request's time is right only when it was sent when it was due, at the rate, the connections and
-	// the steady state that it is quoted for. Requests that failed are missing from the histogram, and they are not the
-	// fast ones.
+	// NeedLatency: the time of a request is valid only if the request was sent when it was due, with the stated rate,
+	// connections and steady state. Failed requests are missing from the histogram, and they are rarely the fast ones.
 	NeedLatency = []Need{Whole, Worked, Paced, Rated, Complete, Connected, Steady, SteadyRate, Unthrottled, Held, Alone}
 
-	// NeedRunning is of the requests that no stall of the machine touched. What a stall did to the rate, to the
-	// generator and to latency in one half of the window is in the requests that are left out. What a process of the
-	// trial does from elsewhere would be left out with it.
+	// NeedRunning is for requests that no stall of the machine touched. The effect of a stall on the rate, on the
+	// generator and on the latency of one half of the window is in the requests that are left out. If a process of the
+	// trial had left its groups, its effect would be left out too.
 	NeedRunning = []Need{Whole, Worked, PacedAwake, Complete, Connected, Unthrottled, Held, Contained}
 
-	// NeedThroughput: as latency, save that the drift of an open load's latency does not touch how many requests were
+	// NeedThroughput: as for latency, except that drift of an open load's latency does not change how many requests are
 	// answered.
 	NeedThroughput = []Need{Whole, Worked, Paced, Rated, Complete, Connected, SteadyRate, Unthrottled, Held, Alone}
 
-	// NeedShare is of parts of the machine, which are proportional to the rate. A generator that is late makes bursts
-	// and not fewer requests, so pacing is not among them.
+	// NeedShare is for shares of the machine, which are proportional to the rate. A late generator makes bursts, but not
+	// fewer requests, so Paced is not included.
 	NeedShare = []Need{Whole, Worked, Rated, Complete, Connected, SteadyRate, Unthrottled, Held, Alone, Windowed,
 		Contained}
 
-	// NeedCost is of costs per piece of work. Cost and work are of the same window, so neither a missed rate nor a late
-	// generator matters; requests that fail cost and do not count.
+	// NeedCost is for costs per piece of work. Cost and work are from the same window, so neither a missed rate nor a
+	// late generator matters. Failed requests cost something but do not count as work.
 	NeedCost = []Need{Whole, Worked, Complete, Windowed, Contained}
 
-	// NeedRequestCost: how many requests are answered in one go depends on how many connections are open.
+	// NeedRequestCost: how many requests are answered in one batch depends on how many connections are open.
 	NeedRequestCost = []Need{Whole, Worked, Complete, Connected, Windowed, Contained}
 
-	// NeedEventCost is of costs per event, which is as good as the count of events.
+	// NeedEventCost is for costs per event, which are as good as the count of events.
 	NeedEventCost = []Need{Whole, Worked, Complete, Counted, Windowed, Contained}
 
-	// NeedAgentCost is the same of what is counted by itself, from before the load until after it, and not at the
-	// window's edges.
+	// NeedAgentCost is for costs per event that are counted separately, from before the load until after it, and not at
+	// the window's edges.
 	NeedAgentCost = []Need{Whole, Worked, Complete, Counted, Contained}
 
-	// NeedEvents is of counts of events: they are exact at any rate, however late.
+	// NeedEvents is for counts of events: they are exact at any rate and with any delay.
 	NeedEvents = []Need{Whole, Worked, Counted}
 
-	// NeedSamples is of parts of a program's own run time: any work will do.
+	// NeedSamples is for fractions of a program's own run time: any work will do.
 	NeedSamples = []Need{Whole, Worked, Windowed, Contained}
 
-	// NeedLimit is of what groups with a CPU limit used of it.
+	// NeedLimit is for how much of their CPU limit groups used.
 	NeedLimit = []Need{Whole, Worked, Held, Windowed, Contained}
 
-	// NeedMemory is of memory under load, which may depend on the connections but not on how fast or how evenly
-	// requests came.
+	// NeedMemory is for memory under load, which may depend on the connections but not on the rate or the pacing of
+	// requests.
 	NeedMemory = []Need{Whole, Worked, Connected, Windowed, Contained}
 
-	// NeedRest is of what does not depend on the load: start-up, and memory before the load and after it.
+	// NeedRest is for values that do not depend on the load: start-up, and memory before the load and after it.
 	NeedRest = []Need{Whole}
 
-	// NeedWork is of the time that a subject takes for its own work.
+	// NeedWork is for the time that a subject takes for its own work.
 	NeedWork = []Need{Whole, Worked, Complete, SteadyRate, Unthrottled}
 
-	// NeedWorkCount is of what a piece of that work consists of, which takes as many steps on a slow machine.
+	// NeedWorkCount is for the steps of a piece of that work, whose number does not depend on the machine's speed.
 	NeedWorkCount = []Need{Whole, Worked}
 
-	// NeedSeen is of times that are not the work's own, but seen beside it.
+	// NeedSeen is for times that are observed during that work, but are not times of the work itself.
 	NeedSeen = []Need{Whole, Worked, Unthrottled}
 
-	// NeedDelay is of how long others wait for a CPU.
+	// NeedDelay is for how long others wait for a CPU.
 	NeedDelay = []Need{Whole, Probed, Alone, Unthrottled}
 )
 
-// Gate is a condition on a trial. What it breaks is decided here, once, and not by what a trial measured.
+// Gate is a condition on a trial. The needs that it breaks are fixed here, and do not depend on what a trial measured.
 type Gate struct {
-	// as record.Reason.Gate has it; two gates may share a name where one setting governs both, or where they are one
-	// condition with different causes
+	// as in record.Reason.Gate; two gates may share a name if one setting governs both, or if they are one condition with
+	// different causes
 	Name   string
 	Breaks []Need
 	Quiet  ledger.Cause // the cause when nothing outside the trial disturbed the machine
-	Why    string       // why it breaks these and no others
+	Why    string       // why it breaks these needs and no others
 }
 
 // The gates.
@@ -150,7 +149,7 @@ var (
 		Why: "with too few nodes it is another trial"}
 )
 
-// commonGates are those of every trial; guests may have more.
+// commonGates are the gates of every trial; guests may add more.
 var commonGates = []*Gate{
 	GateIdle, GateIdleCopy, GateRate, GateErrors, GateDrain, GateLag, GateLagRunning, GateGenerator, GateConnections,
 	GateDriftLatency, GateDriftRate, GateThrottled, GateHeld, GateWindow, GateContained, GateNodes,
@@ -161,15 +160,15 @@ type Gated interface {
 	Gates() []*Gate
 }
 
-// breaks reports whether the gate takes from a metric what it needs.
+// breaks reports whether the gate breaks a need of the metric.
 func (g *Gate) breaks(m *Metric) bool {
 	return slices.ContainsFunc(m.Needs, func(n Need) bool { return slices.Contains(g.Breaks, n) })
 }
 
-// Voids are the metrics, out of those that a trial has, that it cannot tell once the gate was tripped for this cause. A
-// subject that is too slow still shows in what it did: its throughput, and the requests that failed, are results.
+// Voids returns those metrics of a trial that are invalid once the gate tripped for this cause. If the subject was too
+// slow, metrics that show that (Outcome), such as throughput and failed requests, stay valid as results.
 func (g *Gate) Voids(cause ledger.Cause, has func(metric string) bool) []string {
-	voids := []string{} // an empty list says none; null would say all
+	voids := []string{} // an empty list means none; null would mean all
 	for _, m := range Metrics() {
 		if has(m.Name) && g.breaks(&m) && !(cause == ledger.Subject && m.Outcome) {
 			voids = append(voids, m.Name)

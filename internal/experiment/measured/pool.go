@@ -16,12 +16,12 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Pool makes one trial out of those of its nodes.
+// Pool makes one trial from those of its nodes.
 type Pool struct {
 	Setup   *kind.Setup // at the trial's level, without copies
 	Trial   *record.Trial
-	Tells   bool        // the trial's ledger is of the machine that all nodes share, and of the window
-	Outside Disturbance // what others took of that machine; zero where nodes are separate machines
+	Tells   bool        // the trial's ledger covers the machine that all nodes share, over the window
+	Outside Disturbance // what other processes used of that machine; zero if nodes are separate machines
 
 	good []*record.Trial // of the nodes that did not fail
 }
@@ -50,12 +50,12 @@ func (p *Pool) Gather() {
 	p.Trial.Metrics, p.Trial.Counts, p.Trial.Components = p.values(), p.counts(), p.components()
 }
 
-// Strays reports whether processes of a node's trial were outside of its control groups.
+// Strays reports whether processes of a node's trial were outside its control groups.
 func (p *Pool) Strays() bool {
 	return slices.ContainsFunc(p.good, func(t *record.Trial) bool { return stray(t.Ledger) != nil })
 }
 
-// mergedWork is what the subjects did by themselves, where each good node has it.
+// mergedWork returns the work that the subjects did by themselves, or nil unless each good node has it.
 func (p *Pool) mergedWork() *load.Result {
 	var all []load.Result
 	for _, t := range p.good {
@@ -70,8 +70,8 @@ func (p *Pool) mergedWork() *load.Result {
 	return new(load.Merge(all))
 }
 
-// events adds up the counts of events, where every node has them. What is elsewhere for one of several nodes of one
-// machine is made at another, and counts at each.
+// events adds up the counts of events, if every node has them. With several nodes on one machine, an event that is
+// "elsewhere" for one node is made by another, and counts at each.
 func (p *Pool) events() *record.Events {
 	if !p.whole() {
 		return nil
@@ -79,15 +79,15 @@ func (p *Pool) events() *record.Events {
 	return record.MergeEvents(lists.Map(p.good, func(t *record.Trial) *record.Events { return t.Events }))
 }
 
-// measurement is of all nodes together: what their loads and the subjects' own work did, merged.
+// measurement returns the merged results of the loads and of the subjects' own work on all nodes.
 func (p *Pool) measurement() *Measured {
 	return &Measured{Setup: p.Setup, Trial: record.Trial{
 		Loads: p.Trial.Loads, Work: p.Trial.Work, Ledger: &ledger.Ledger{}, Nodes: p.Trial.Nodes,
 	}}
 }
 
-// values are the metrics of all nodes together, each pooled as its definition says. One that a good node lacks is
-// absent.
+// values returns the metrics of all nodes together, each pooled as its definition says. A metric that a good node
+// lacks is absent.
 func (p *Pool) values() map[string]float64 {
 	values := map[string]float64{}
 	m := p.measurement()
@@ -115,12 +115,12 @@ func (p *Pool) values() map[string]float64 {
 	return values
 }
 
-// Over pools a metric over the nodes; docs/nodes.md has the table.
+// Over pools a metric over the nodes; docs/nodes.md has a table.
 func (p *Pool) Over(m *Metric) (float64, bool) {
 	return p.over(m, func(t *record.Trial) map[string]float64 { return t.Metrics })
 }
 
-// components are the metrics of each component that some good node has, pooled as those of the whole subject are.
+// components returns the metrics of each component that a good node has, pooled as those of the whole subject are.
 func (p *Pool) components() map[string]map[string]float64 {
 	all := map[string]map[string]float64{}
 	for _, t := range p.good {
@@ -146,7 +146,7 @@ func (p *Pool) components() map[string]map[string]float64 {
 	return all
 }
 
-// over pools one of some values that each node has.
+// over pools a metric from the values of each good node's trial. It returns false if one of them lacks the metric.
 func (p *Pool) over(m *Metric, values func(*record.Trial) map[string]float64) (float64, bool) {
 	var of, weights []float64
 	for _, t := range p.good {
@@ -181,8 +181,8 @@ func (p *Pool) over(m *Metric, values func(*record.Trial) map[string]float64) (f
 	return total / weight, weight > 0
 }
 
-// weight is how much of the work a node did, for costs per piece of it: the sum of costs over the sum of work is then
-// the weighted mean.
+// weight returns how much of the work a node did. It weights costs per piece of work, so that the mean is the sum of
+// costs over the sum of work.
 func (p *Pool) weight(by metric.Pool, t *record.Trial) (n float64, ok bool) {
 	var of func(load.Result) int64
 	switch by {
@@ -203,7 +203,7 @@ func (p *Pool) weight(by metric.Pool, t *record.Trial) (n float64, ok bool) {
 	return n, n > 0
 }
 
-// counts are those of the good nodes added up.
+// counts adds up the counts of the good nodes.
 func (p *Pool) counts() map[string]record.Count {
 	counts := map[string]record.Count{}
 	for _, t := range p.good {
@@ -215,11 +215,11 @@ func (p *Pool) counts() map[string]record.Count {
 	return counts
 }
 
-// Judge gives what the nodes' own gates found, one line for each gate, and that too many nodes failed. What a gate
-// voids at one node it voids for all of them together.
+// Judge returns what the nodes' own gates found, one reason for each gate, and whether too many nodes failed. What a
+// gate voids at one node it voids for all nodes together.
 func (p *Pool) Judge() []record.Reason {
 	var reasons []record.Reason
-	at := map[string]int{} // of reasons, by gate
+	at := map[string]int{} // index in reasons, by gate
 	more := map[string]int{}
 	for _, n := range p.Trial.Nodes {
 		if n.Failed != "" {
@@ -230,7 +230,7 @@ func (p *Pool) Judge() []record.Reason {
 			if i, ok := at[r.Gate]; ok {
 				more[r.Gate]++
 				reasons[i].Voids = union(reasons[i].Voids, r.Voids)
-				if reasons[i].Cause == ledger.Subject { // at one node at least it was not
+				if reasons[i].Cause == ledger.Subject { // at one node at least the cause was another
 					reasons[i].Cause, reasons[i].CauseShare, reasons[i].Culprits = r.Cause, r.CauseShare, r.Culprits
 				}
 				continue
@@ -252,11 +252,12 @@ func (p *Pool) Judge() []record.Reason {
 	return reasons
 }
 
-// explained is a reason of one node as one of the trial. A node that shares its machine cannot see what others take of
-// it; the coordinator can.
+// explained turns a reason of one node into one of the trial. A node that shares its machine cannot see what other
+// processes use of it; the coordinator can.
 func (p *Pool) explained(r record.Reason) record.Reason {
 	r.Voids = p.voids(r)
-	var gate *Gate // of two with a name the later one, which breaks less: what the other breaks is void already
+	// of two gates with one name, the later, which breaks less: the needs that only the other breaks are void already
+	var gate *Gate
 	for _, g := range Gates() {
 		if g.Name == r.Gate {
 			gate = g
@@ -269,15 +270,15 @@ func (p *Pool) explained(r record.Reason) record.Reason {
 	if again.CauseShare == nil {
 		return r
 	}
-	if r.Cause == ledger.Subject { // whose gate spared what its slowness shows in
+	if r.Cause == ledger.Subject { // with the subject as the cause, the gate spared metrics with Outcome
 		r.Voids = union(r.Voids, again.Voids)
 	}
 	r.Cause, r.CauseShare, r.Culprits = again.Cause, again.CauseShare, again.Culprits
 	return r
 }
 
-// voids are the metrics of all nodes together that a reason of one node voids: those that it voids there, and what is
-// made of them here.
+// voids returns the metrics of all nodes together that a reason of one node voids: those that it voids at the node,
+// and those computed from them.
 func (p *Pool) voids(r record.Reason) []string {
 	voids := []string{}
 	for _, m := range Metrics() {
@@ -299,7 +300,7 @@ func union(a, b []string) []string {
 	return slices.Compact(all)
 }
 
-// Trim leaves out of the nodes' records what the trial's own has, and of its ledger what they have.
+// Trim removes from the nodes' records what the trial's record has, and from its ledger what they have.
 func (p *Pool) Trim(agents string) {
 	roles := map[string]GroupRole{}
 	objects := NodesObjects{programs: map[uint32]ledger.Charged{}, maps: map[uint32]ledger.Charged{}}

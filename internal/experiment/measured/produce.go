@@ -2,15 +2,15 @@ package measured
 
 import "tare/internal/experiment/record"
 
-// Producer is a guest that makes files of a whole run, such as a manifest, from what its trials tell. They are written
-// beside the report.
+// Producer is a guest that makes files from the trials of a whole run, such as a manifest. They are written next to
+// the report.
 type Producer interface {
 	Produce(run record.Run, trials []record.Trial) []Product
 }
 
-// Product is a file that a guest makes of a run.
+// Product is a file that a guest makes from a run.
 type Product struct {
 	File string // name in the run's directory
 	Text string
-	Says string // what is in it, one sentence without a full stop
+	Says string // describes its contents in one sentence without a full stop
 }

@@ -9,16 +9,15 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// MonotonicOf is when a time was by CLOCK_MONOTONIC, in nanoseconds. The time must be one that was taken in this
-// process.
+// MonotonicOf returns a time by CLOCK_MONOTONIC, in nanoseconds. The time must come from time.Now in this process.
 func MonotonicOf(at time.Time) int64 { return pace.Now() - time.Since(at).Nanoseconds() }
 
 // StallsOf returns when the machine stalled for the processes in the groups at tree: when the hypervisor took time,
-// and when a task from elsewhere held a CPU. What the trial's processes do to each other is not a stall: it is what is
-// measured. Late samples of the witness are not stalls, because the subject may have disabled interrupts. Neither is
-// the time of kernel threads, which may work for the subject, nor that of tasks whose group is unknown. On a machine
-// that other nodes of the same run share, their processes are part of the experiment, and cannot be distinguished from
-// neighbours.
+// and when a task from elsewhere held a CPU. Delays of the trial's processes by each other are not stalls but part of
+// the measurement. Late samples of the witness are not stalls, because the subject may have disabled interrupts, nor
+// is the time of kernel threads, which may work for the subject, nor that of tasks whose group is unknown. If other
+// nodes of the same run share the machine, their processes are part of the experiment, and cannot be distinguished
+// from neighbours.
 func StallsOf(l *ledger.Ledger, tree string, shared bool) role.Stalls {
 	if l == nil {
 		return role.Stalls{Unknown: "no window was measured"}

@@ -11,8 +11,8 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Trim leaves in the ledger what a trial's record must hold: the groups of the trial and those at the top, a group that
-// was observed, the programs that ran or are the subject's, and the maps that these use, without those of a large pool.
+// Trim reduces the ledgers to what a trial's record must hold: the groups of the trial and those at the top, observed
+// groups, the programs that ran or are the subject's, and the maps that these use, without most maps of a large pool.
 // A machine can have thousands of each, and a run thousands of trials.
 func (m *Measured) Trim() {
 	for _, l := range m.ledgers() {
@@ -20,7 +20,7 @@ func (m *Measured) Trim() {
 	}
 }
 
-// ledgers are that of the window and those of the further readings.
+// ledgers returns the ledgers of the window and of the further readings.
 func (m *Measured) ledgers() []*ledger.Ledger {
 	return append([]*ledger.Ledger{m.Ledger}, slices.Collect(maps.Values(m.Further))...)
 }
@@ -64,11 +64,11 @@ func (m *Measured) trimOne(l *ledger.Ledger) {
 	l.Maps = slices.DeleteFunc(l.Maps, func(mp ledger.Map) bool { return !keep[mp.ID] })
 }
 
-// maxStallsKept is how many stalls of each kind a record lists: the longest. Loads received all of them.
+// maxStallsKept is how many stalls of each kind a record lists, the longest. Loads received all of them.
 const maxStallsKept = 256
 
-// trimNoise leaves out where the trial's own processes held a CPU, which is what is measured and no noise, and all but
-// the longest stalls.
+// trimNoise removes times in which the trial's own processes held a CPU, which are not noise but the object of the
+// measurement, and all but the longest stalls.
 func trimNoise(l *ledger.Ledger, tree string) {
 	n := l.Noise
 	if n == nil {
@@ -91,5 +91,5 @@ func longest(stalls []ledger.Stall, omitted int) ([]ledger.Stall, int) {
 	return stalls, omitted + left
 }
 
-// MaxInnerKept is how many maps inside one map of maps a record lists: a pool has ten thousand, which are alike.
+// MaxInnerKept is how many maps inside one map of maps a record lists: a pool can have ten thousand, all alike.
 const MaxInnerKept = 64

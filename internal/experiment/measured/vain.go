@@ -6,20 +6,20 @@ import (
 	"tare/internal/experiment/record"
 )
 
-// Futile is how many further attempts in a row must have lost a metric as well for none to be made for its sake.
+// Futile is how many consecutive further attempts must also have lost a metric before no more are made for its sake.
 const Futile = 6
 
-// Vain counts, for each metric, the further attempts in a row, over the whole run, that lost it as well. Beside a
-// neighbour that never rests nearly all lose the same, and a run that makes them takes longer and learns nothing; what
-// is lost now and then is worth another. It goes by gates and never by what was measured.
+// Vain counts, for each metric and over the whole run, consecutive further attempts that also lost it. Next to a
+// constant disturbance nearly all attempts fail in the same way, and repeating them takes long and yields nothing; an
+// occasional loss is worth another attempt. Only gates count here, never measured values.
 type Vain map[string]int
 
-// Worth reports whether a further attempt at a trial that lost these metrics is not futile: for one of them at least.
+// Worth reports whether a further attempt at a trial that lost these metrics is worthwhile, for at least one of them.
 func (v Vain) Worth(lost []string) bool {
 	return slices.ContainsFunc(lost, func(name string) bool { return v[name] < Futile })
 }
 
-// GaveUp reports whether there is a metric for whose sake no trial is run again.
+// GaveUp reports whether there is a metric for which no trial is repeated.
 func (v Vain) GaveUp() bool {
 	for _, n := range v {
 		if n >= Futile {
@@ -29,8 +29,8 @@ func (v Vain) GaveUp() bool {
 	return false
 }
 
-// Saw counts an attempt that ended. Once it was futile for a metric, only the first attempt at another trial shows that
-// trials can tell it again.
+// Saw counts an attempt that has ended. Once repeats are futile for a metric, only a first attempt that keeps the
+// metric resets the count.
 func (v Vain) Saw(t *record.Trial) {
 	lost := LostToOthers(t)
 	if t.Attempt > 0 {
@@ -39,7 +39,7 @@ func (v Vain) Saw(t *record.Trial) {
 		}
 	}
 	if t.Validity.Failed != "" || slices.Contains(lost, Everything) {
-		return // it shows nothing
+		return // such an attempt shows nothing
 	}
 	for name, n := range v {
 		if !slices.Contains(lost, name) && (t.Attempt > 0) != (n >= Futile) {

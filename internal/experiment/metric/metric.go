@@ -1,6 +1,6 @@
-// Package metric describes metrics as data: what a value is of, which way is better, how the values of several
-// machines become one, and what of a trial it depends on. Code that pools, compares, models or shows values uses the
-// definition, and never infers a meaning from a metric's name.
+// Package metric describes metrics as data: what a value measures, which direction is better, how the values of
+// several machines become one, and what a metric depends on in a trial. Code that pools, compares, models or shows
+// values uses the definition, and never infers a meaning from a metric's name.
 package metric
 
 import (
@@ -12,11 +12,11 @@ import (
 	"tare/internal/lib/quantity"
 )
 
-// Need is something about a trial that a metric depends on. A gate that was tripped breaks needs, and so voids the
-// metrics that have them; all other metrics of the trial stand.
+// Need is something about a trial that a metric depends on. A gate that trips breaks needs, and so voids the metrics
+// that have them; all other metrics of the trial stay valid.
 type Need string
 
-// Direction is which way of a metric is better.
+// Direction is the direction in which a metric is better.
 type Direction string
 
 // The directions.
@@ -26,26 +26,26 @@ const (
 	Higher  Direction = "higher"
 )
 
-// Pool is how one value of a trial is made of those of its nodes, which each ran the whole of it.
+// Pool is how the values of a trial's nodes, which each ran the whole trial, become one value.
 type Pool string
 
-// The ways. Costs per piece of work are sums of costs over sums of work, which is the mean weighted by the work.
+// The pools. Costs per piece of work are sums of costs over sums of work, which is the mean weighted by the work.
 const (
 	// computed again from the merged histograms and counts of loads and of the subject's work: quantiles are never
 	// averaged
 	Merged        Pool = "merged"
-	Sum           Pool = "sum"            // added up; absent if a node failed, because the sum would lack its part
+	Sum           Pool = "sum"            // absent if a node failed, because the sum would lack its value
 	Largest       Pool = "largest"        // of any node
-	Mean          Pool = "mean"           // of the nodes, each for as much as any other
-	PerConnection Pool = "per connection" // the mean, by how many connections each node opened
-	PerRequest    Pool = "per request"    // the mean, by how many requests each answered
-	PerEvent      Pool = "per event"      // the mean, by how many events each made
-	Machine       Pool = "machine"        // as PerEvent; where nodes share a machine, from the whole machine's ledger
-	Counts        Pool = "counts"         // a part of counts, which are added up
-	Nodes         Pool = "nodes"          // it is of the nodes together, and none has it by itself
+	Mean          Pool = "mean"           // of the nodes, with equal weights
+	PerConnection Pool = "per connection" // the mean, weighted by the connections that each node opened
+	PerRequest    Pool = "per request"    // the mean, weighted by the requests that each node answered
+	PerEvent      Pool = "per event"      // the mean, weighted by the events that each node made
+	Machine       Pool = "machine"        // as PerEvent; if nodes share a machine, from the whole machine's ledger
+	Counts        Pool = "counts"         // a ratio of counts, each added up over the nodes
+	Nodes         Pool = "nodes"          // a value of the nodes together, which none has by itself
 )
 
-// The ranks: metrics are shown in their order, and those of one rank in the order in which they are defined.
+// The ranks: metrics are shown in this order, and within a rank in the order in which they are defined.
 const (
 	RankEvents = iota + 1
 	RankWork
@@ -55,104 +55,104 @@ const (
 	RankThroughput
 	RankMemory
 	RankOther
-	RankGenerator // how late the load generator was: of the measurement, and not of what is measured
+	RankGenerator // how late the load generator was: a quality of the measurement, not of the subject
 )
 
-// Definition is one metric as data. Records of a run keep those of the metrics that it has, so that a newer Tare can
-// read it.
+// Definition is one metric as data. The record of a run keeps the definitions of its metrics, so that later versions
+// of Tare can read it.
 type Definition struct {
 	Name   string    `json:"name"` // ends in its unit, and means the same in every experiment
-	Unit   string    `json:"unit"` // as package quantity has them: "seconds", "bytes per flush", "part"
+	Unit   string    `json:"unit"` // as in package quantity: "seconds", "bytes per flush", "part"
 	Better Direction `json:"better,omitempty"`
-	How    string    `json:"how"`  // it is got; one or more sentences
-	Rank   int       `json:"rank"` // among others that are shown with it
+	How    string    `json:"how"`  // how it is measured; one or more sentences
+	Rank   int       `json:"rank"` // order among the metrics that are shown with it
 	Pool   Pool      `json:"pool"`
 
-	// Cost says that it may be a fixed part and parts that grow with factors, so that a line through its levels means
-	// something. A quantile or a maximum is none, for queues are no sums; throughput is what was asked for; and a share
-	// has no fixed part.
+	// Cost is true if the value may be a fixed cost plus costs that grow with factors, so that a line through its levels
+	// means something. It is false for a quantile or a maximum, because queues do not add up; for throughput, which is
+	// what was asked for; and for a share, which has no fixed part.
 	Cost bool `json:"cost,omitempty"`
 
-	Needs []Need `json:"needs"` // what of a trial it depends on; empty where nothing can void it, and never null
+	Needs []Need `json:"needs"` // what it depends on in a trial; empty if nothing can void it, and never null
 
-	Headline bool `json:"headline,omitempty"` // answers speak of it, so a run that goes on until it is precise looks at it
-	Lead     bool `json:"lead,omitempty"`     // it has a column in the table that a report begins with
-	// answers speak of it only where a load is as fast as it can be: at a fixed rate it is the rate that it shows
+	Headline bool `json:"headline,omitempty"` // answers mention it, so a run that continues until it is precise checks it
+	Lead     bool `json:"lead,omitempty"`     // it has a column in the first table of a report
+	// answers mention it only if a load is as fast as it can be: at a fixed rate it shows just that rate
 	Free bool `json:"free,omitempty"`
 	Tail bool `json:"tail,omitempty"` // it describes the slowest part of the samples, whose intervals stay wide
-	// what a subject that is too slow shows in: its own slowness does not void it
+	// it shows that a subject is too slow, so the subject's slowness does not void it
 	Outcome bool `json:"outcome,omitempty"`
 
-	// Clause is how an answer speaks of it after the name of an arm, with {} in the place of the value: "holds {} of
-	// page cache". Where the baseline has it too, the difference follows. Empty: answers name it only where it differs.
-	// One that begins so ("of which {} stay") goes on with the clause of the metric before it.
+	// Clause is how an answer states it after the name of an arm, with {} for the value: "holds {} of page cache". If the
+	// baseline has it too, the difference follows. Empty: answers mention it only if it differs. A clause that begins
+	// with "of which" ("of which {} stay") continues that of the metric before it.
 	Clause string `json:"clause,omitempty"`
 
-	// Family groups metrics that describe the same thing: a sentence names one metric of a family. Empty: it is alone.
+	// Family groups metrics that describe the same thing: a sentence mentions only one of them. Empty: no group.
 	Family string `json:"family,omitempty"`
 
-	// Ladder is, of a metric that is one step of several of one thing, what they are all of them: "system calls".
-	// Tables and charts put them side by side in the order in which they are defined, and an answer speaks of all of
-	// them together. Rung is what this one is there: "getpid". Both are left out of all others.
+	// Ladder names the steps that this metric is one of: "system calls". Tables and charts put them side by side in the
+	// order in which they are defined, and an answer mentions all of them together. Rung names this step: "getpid". Both
+	// are empty for other metrics.
 	Ladder string `json:"ladder,omitempty"`
 	Rung   string `json:"rung,omitempty"`
 
-	// Limit is the largest value with which the subject counts as usable; charts draw it. 0: there is no such value.
+	// Limit is the largest value at which the subject counts as usable; charts draw it. 0: no limit.
 	Limit float64 `json:"limit,omitempty"`
 
-	// Tally is, of an exact count, what a table of the sums over all trials calls it: "delivered". TallyOf is, of one that
-	// is a part of another, that one's name.
+	// Tally is the name of an exact count in a table of sums over all trials: "delivered". TallyOf is the metric whose
+	// count includes this one.
 	Tally   string `json:"tally,omitempty"`
 	TallyOf string `json:"tally_of,omitempty"`
 
-	// Before and After are, of a metric that is another one at another time, the name of that: before the load began, and
-	// after the subject was left with less to do.
+	// Before is the metric that has the same quantity before the load began, and After the one that has it after the
+	// subject's work was reduced.
 	Before string `json:"before,omitempty"`
 	After  string `json:"after,omitempty"`
 
-	// Histogram and Quantile are of a metric that is a quantile of a histogram of the loads: the histogram's name
-	// (package load), and the quantile, such as 0.99. Both are left out of all others.
+	// Histogram and Quantile define a metric that is a quantile of a histogram of the loads: the histogram's name
+	// (package load), and the quantile, such as 0.99. Both are empty for other metrics.
 	Histogram string  `json:"histogram,omitempty"`
 	Quantile  float64 `json:"quantile,omitempty"`
 
-	// Undisturbed says that it is of what no stall of the machine touched.
+	// Undisturbed is true if it covers only requests that no stall of the machine touched.
 	Undisturbed bool `json:"undisturbed,omitempty"`
 
-	// What and Per are of a cost for each piece of work, as answers word it: "kernel time" per "connection". Of the
-	// costs of one What an answer names one. Both are left out of all others.
+	// What and Per name a cost per piece of work in answers: "kernel time" per "connection". Of the costs with one What,
+	// an answer mentions one. Both are empty for other metrics.
 	What string `json:"what,omitempty"`
 	Per  string `json:"per,omitempty"`
 
-	// Sum is, of a metric that others are the parts of, how an answer begins to add them up, with {} in the place of the
-	// value: "a request takes {} of the machine's CPU time". PartOf is, of a part, the name of that metric: in each trial
-	// the parts add up to it. Part is what the answer calls the part: "applications".
+	// Sum is how an answer begins to add up the parts of this metric, with {} for the value: "a request takes {} of the
+	// machine's CPU time". PartOf names the metric of which this one is a part: in each trial the parts add up to it.
+	// Part is the part's name in answers: "applications".
 	Sum    string `json:"sum,omitempty"`
 	PartOf string `json:"part_of,omitempty"`
 	Part   string `json:"part,omitempty"`
 
-	// Plan is, of CPUs or bytes that plans add up, what uses them, where that is no component: "eBPF programs". Of a
-	// unit, metrics that have it count different uses (but for eBPF programs in the subject's processes). Empty: plans
-	// leave the metric out.
+	// Plan is for CPUs or bytes that plans add up: what uses them, unless it is a component: "eBPF programs". Metrics of
+	// one unit with a Plan count different uses (except for eBPF programs in the subject's processes). Empty: plans leave
+	// the metric out.
 	Plan string `json:"plan,omitempty"`
 
-	// Of is, of a metric of all nodes together, the metric of each node that it is made of: what voids that voids this.
+	// Of is for a metric of all nodes together: the node's metric from which it is made. What voids that voids this.
 	Of string `json:"of,omitempty"`
 
-	// Instead is the metric that answers in the place of this one where others disturbed the machine. A trial that
-	// tells it need not be run again for this one.
+	// Instead is the metric that replaces this one in answers if other processes disturbed the machine. A trial that has
+	// it need not be repeated for this one.
 	Instead string `json:"instead,omitempty"`
 }
 
-// Set is some definitions by name.
+// Set holds definitions by name.
 type Set map[string]Definition
 
-// NewSet is the definitions of a list, of which later ones take the place of earlier ones of the same name.
+// NewSet makes a Set from a list, in which later definitions replace earlier ones of the same name.
 func NewSet(all []Definition) Set {
 	return lists.Keyed(all, func(d Definition) (string, Definition) { return d.Name, d })
 }
 
 // Of returns the definition of a name. For an undefined name, as in a record that another program wrote, only the unit
-// is known: the name must end in it.
+// is known, from the end of the name.
 func (s Set) Of(name string) Definition {
 	if d, ok := s[name]; ok {
 		return d
@@ -160,8 +160,8 @@ func (s Set) Of(name string) Definition {
 	return Definition{Name: name, Unit: quantity.UnitOf(name), Rank: RankOther, Pool: Mean, Needs: []Need{}}
 }
 
-// Counterpart is the metric that answers in the place of another where others disturbed the machine, and of such a
-// metric the other; empty where there is none.
+// Counterpart returns the metric that replaces another if other processes disturbed the machine, or the metric that is
+// replaced by this one, or "".
 func (s Set) Counterpart(name string) string {
 	if d := s.Of(name); d.Instead != "" {
 		return d.Instead
@@ -174,7 +174,7 @@ func (s Set) Counterpart(name string) string {
 	return ""
 }
 
-// Quantiles are the metrics that are quantiles of a histogram of the loads, from the lowest.
+// Quantiles returns the metrics that are quantiles of a histogram of the loads, from the lowest.
 func (s Set) Quantiles(histogram string) []Definition {
 	var all []Definition
 	for _, d := range s {
@@ -188,7 +188,7 @@ func (s Set) Quantiles(histogram string) []Definition {
 	return all
 }
 
-// QuantileOf is the metric that is a quantile of a histogram of the loads; empty where none is.
+// QuantileOf returns the metric that is a quantile of a histogram of the loads, or "".
 func (s Set) QuantileOf(histogram string, q float64) string {
 	for _, d := range s.Quantiles(histogram) {
 		if d.Quantile == q {
@@ -198,13 +198,12 @@ func (s Set) QuantileOf(histogram string, q float64) string {
 	return ""
 }
 
-// FamilyOf is the family of a metric; of one that has none, its own name.
+// FamilyOf returns the family of a metric, or its own name if it has none.
 func (s Set) FamilyOf(name string) string { return cmp.Or(s.Of(name).Family, name) }
 
-// Complete gives definitions that an earlier version wrote what they could not say of their metrics yet, from those
-// of today of the same names: Lead, Limit, Tally, TallyOf, Before, After and Plan; and Family, Histogram, Quantile,
-// Undisturbed, What and Per, of which one that says any is left as it is. Where there are no definitions, those of
-// today stand for all.
+// Complete fills in fields that the version that wrote the definitions did not have, from today's definitions of the
+// same names: Lead, Limit, Tally, TallyOf, Before, After and Plan; and, if none of them is set, Family, Histogram,
+// Quantile, Undisturbed, What and Per. If written is nil, it returns today's definitions.
 func Complete(written, today []Definition) []Definition {
 	if written == nil {
 		return slices.Clone(today)
@@ -226,5 +225,5 @@ func Complete(written, today []Definition) []Definition {
 	return all
 }
 
-// Compare orders names of metrics as they are shown. Those of one rank are equal.
+// Compare orders names of metrics as they are shown. Metrics of one rank are equal.
 func (s Set) Compare(a, b string) int { return cmp.Compare(s.Of(a).Rank, s.Of(b).Rank) }

@@ -1,12 +1,12 @@
-// Package part is an application or a load of a trial that runs in a pod, and both ends of the connection by which it
-// takes part. The pod's process listens on its loopback address (Serve); who runs the trial reaches it through the API
-// server, as kubectl port-forward does, and says what to play (Meet). From then on the two speak the protocol of
-// package role.
+// Package part runs an application or a load of a trial in a pod, and implements both ends of its connection to the
+// trial. The pod's process listens on its loopback address (Serve). The process that runs the trial reaches it through
+// the API server, as kubectl port-forward does, and sends what to play (Meet). From then on both sides speak the
+// protocol of package role.
 //
 //	trial: {"event":"play","data":{"token":"...","version":"...","args":["load","http","--url=..."]}}
 //	part:  {"event":"hello","data":{"wall_ns":...,"monotonic_ns":...}}     or an error
 //
-// The token is the run's: anything else that reaches the port, such as another container of the pod, is hung up on.
+// The token is the run's. A connection without it, such as one from another container of the pod, is closed.
 package part
 
 import (
@@ -23,10 +23,10 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// Command is the hidden command of the tare binary that is a part: its process in a pod.
+// Command is the hidden command of the tare binary that runs as a part in a pod.
 const Command = "_part"
 
-// What the process of a part has in its environment, and where it listens.
+// TokenVariable is the environment variable that holds the token; Port is where the process of a part listens.
 const (
 	TokenVariable = "TARE_PART_TOKEN"
 	Port          = 9634
@@ -37,42 +37,42 @@ const (
 	helloEvent = "hello"
 
 	helloWithin = 10 * time.Second // from the connection to the first message
-	maxPlay     = 64 << 10         // bytes of that message
+	maxPlay     = 64 << 10         // bytes of the first message
 	dialWithin  = 2 * time.Second  // for one connection to the address that a load is to reach
-	reachWithin = 20 * time.Second // for the first that is taken
+	reachWithin = 20 * time.Second // for all attempts together
 	reachPause  = 50 * time.Millisecond
-	maxSaid     = 32 << 20 // bytes of all that a part says: the histograms of a load have some 100 KB
+	maxSaid     = 32 << 20 // bytes that a part may send in all; the histograms of a load take about 100 KB
 )
 
-// play says what a part is to play.
+// play is the message that starts a part.
 type play struct {
 	Token   string   `json:"token"`
-	Version string   `json:"version"`         // of tare, with its build: both sides must be of the same
-	Reach   string   `json:"reach,omitempty"` // an address that must take connections first; empty: none
-	Args    []string `json:"args"`            // as of kind.Play
+	Version string   `json:"version"`         // of tare, with its build; both sides must have the same
+	Reach   string   `json:"reach,omitempty"` // an address that must accept connections first; empty: none
+	Args    []string `json:"args"`            // as for kind.Play
 }
 
-// To is what a part is to do.
+// To describes the work of a part.
 type To struct {
-	Reach string   // of loads: the address at which something must listen first, for routes to it take their time
-	Args  []string // what to play, as of kind.Play
+	Reach string   // for loads: the address that must accept connections first, because routes to it take time
+	Args  []string // what to play, as for kind.Play
 }
 
-// Clock is what a part's clocks showed at one moment, ns: the time of day, and CLOCK_MONOTONIC, by which it keeps to a
-// schedule.
+// Clock holds the readings of a part's clocks at one moment, in ns: the time of day, and CLOCK_MONOTONIC, which its
+// schedule follows.
 type Clock struct {
 	Wall      int64 `json:"wall_ns"`
 	Monotonic int64 `json:"monotonic_ns"`
 }
 
-// MonotonicAt is the part's CLOCK_MONOTONIC at a time of day of its machine.
+// MonotonicAt converts a time of day on the part's machine to the part's CLOCK_MONOTONIC.
 func (c Clock) MonotonicAt(wall time.Time) int64 { return wall.UnixNano() - c.Wall + c.Monotonic }
 
-// Player plays what args name on conn, as kind.Play does.
+// Player plays what args name over conn, as kind.Play does.
 type Player func(ctx context.Context, conn *role.Conn, args []string) error
 
-// Serve waits on l for the one who has the token, and plays what that says. It returns when that has ended, or with an
-// error when no one came within patience.
+// Serve waits on l for a peer that has the token, and plays what it asks for. It returns when that has ended, or with
+// an error if no such peer connects within patience.
 func Serve(ctx context.Context, l net.Listener, token, version string, patience time.Duration, player Player) error {
 	if token == "" {
 		return fault.New(fault.Usage, TokenVariable, "kubectl tare run starts this command", "there is no token")
@@ -91,7 +91,7 @@ func Serve(ctx context.Context, l net.Listener, token, version string, patience 
 			return fmt.Errorf("waiting for a connection: %w", err)
 		}
 		conn, to, err := meet(c, token, version)
-		if err != nil { // a stranger, or who runs another build: the right one may come yet
+		if err != nil { // a stranger, or another build of tare: keep waiting for the right peer
 			c.Close()
 			continue
 		}
@@ -102,13 +102,13 @@ func Serve(ctx context.Context, l net.Listener, token, version string, patience 
 			err = player(ctx, conn, to.Args)
 		}
 		if err != nil {
-			_ = conn.Fail(err) // the trial may be gone
+			_ = conn.Fail(err) // the peer may be gone
 		}
 		return err
 	}
 }
 
-// meet hears who comes, and what to play.
+// meet checks the token and the version of a peer, and reads what to play.
 func meet(c net.Conn, token, version string) (conn *role.Conn, to To, err error) {
 	if err := c.SetDeadline(time.Now().Add(helloWithin)); err != nil {
 		return nil, to, err
@@ -127,7 +127,7 @@ func meet(c net.Conn, token, version string) (conn *role.Conn, to To, err error)
 			"the image has tare %s, and kubectl-tare is %s", version, p.Version)
 		return nil, to, errors.Join(err, conn.Fail(err))
 	}
-	first.N = maxSaid // who has the token may say as much as it takes
+	first.N = maxSaid // a peer that has the token may send more
 	if err := c.SetDeadline(time.Time{}); err != nil {
 		return nil, to, err
 	}
@@ -157,8 +157,8 @@ func reach(ctx context.Context, address string) error {
 	}
 }
 
-// Meet has the part at the other end of a stream play something, and gives its session and its clock. onEnd is as of
-// role.Over. The stream is closed with the session, or on an error.
+// Meet asks the part at the other end of a stream to play something, and returns its session and its clock. onEnd is
+// as in role.Over. The stream is closed with the session, or on an error.
 func Meet(
 	ctx context.Context, name string, stream io.ReadWriteCloser, token, version string, to To, onEnd func(error),
 ) (*role.Remote, Clock, error) {

@@ -19,47 +19,48 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// Owners judges whether the owners of trees have ended, while what they left is removed. It is for one goroutine. Close
-// it when all is done.
+// Owners decides whether the owners of trees have ended, so that what they left can be removed. It is for one
+// goroutine. The caller must close it at the end.
 //
 // What a run made is removed only if its owner has provably ended: proc.FS.Find reports it, or no process holds the
-// lock on the tree. An owner may be alive if neither its PID namespace nor the control group namespace of its tree is
-// visible from here: what it made is left alone, and reported by Left. An owner that has been killed is waited for.
+// lock on the tree. If neither the owner's PID namespace nor the cgroup namespace of its tree is visible here, the
+// owner may be alive: what it made is left alone, and reported by Left. Owners waits for an owner that has been
+// killed.
 type Owners struct {
-	DryRun bool // nothing is changed, and what would be removed is given as removed
+	DryRun bool // nothing is changed, and what would be removed is reported as removed
 
 	hs       []*cgroup.Hierarchy
 	given    []string
 	found    map[string]found // by tree
-	settled  bool             // the owners of all trees have been judged since one of them was waited for
-	waitEnd  time.Time        // of waiting for owners that are ending, all together
-	wouldEnd map[int]bool     // processes that a dry run takes for ended
+	settled  bool             // the owners of all trees have been judged since the last wait for one
+	waitEnd  time.Time        // of all waits for owners that are ending
+	wouldEnd map[int]bool     // processes that a dry run treats as ended
 	locks    []*os.File       // on trees whose owners have ended, held so that no other process takes them
 	left     []Left
 }
 
-// found is what is known of an owner, and the pid by which it is known here.
+// found is what is known of an owner, and its pid here.
 type found struct {
 	pid    int
 	fate   proc.Fate
-	ending bool // it is Running and was killed, and was waited for in vain
+	ending bool // it was killed, but is still Running after a wait
 }
 
-// Left is something of a run that was left alone, because it cannot be seen from here whether the run goes on.
+// Left is something of a run that was left alone, because it is not visible here whether the run has ended.
 type Left struct {
 	What   string // such as "the network interface tare7n1"
 	Tree   string
-	Ending int // the process that owns it: it has been killed and does not end; 0 where that is not the reason
+	Ending int // the pid of its owner, which has been killed but does not end; 0: another reason
 }
 
-// NewOwners judges those of the trees that are seen from here. Of a run in ended, by the name of its tree, it is
-// believed that it has ended where that cannot be known.
+// NewOwners returns an Owners for the trees that are visible here. A run in ended, by the name of its tree, counts as
+// ended if its state is not visible.
 func NewOwners(l *cgroup.Layout, ended ...string) *Owners {
 	return &Owners{hs: hierarchies(l), given: ended, found: map[string]found{}}
 }
 
-// CheckEnded says whether a name can be one of those that NewOwners is given: its error, with code fault.Usage, is
-// about a name that no tree has, or that of a run that goes on.
+// CheckEnded returns an error with the code fault.Usage unless a name can be passed to NewOwners as ended: it must be
+// the name of a tree, and not that of a run that is still going on.
 func CheckEnded(l *cgroup.Layout, name string) error {
 	id, ok := parseTreeName(name)
 	if !ok {
@@ -73,7 +74,7 @@ func CheckEnded(l *cgroup.Layout, name string) error {
 	return nil
 }
 
-// Began is when the owner of a tree began; false for what is not the name of one.
+// Began returns when the owner of a tree began, and false if that is not known or the name is not that of a tree.
 func Began(tree string) (time.Time, bool) {
 	id, ok := parseTreeName(tree)
 	if !ok {
@@ -83,9 +84,9 @@ func Began(tree string) (time.Time, bool) {
 	return time.Now().Add(-ago), err == nil
 }
 
-// Ended says whether tree is a name that NewTree gave, to an owner that has ended. What a run makes beside control
-// groups can be marked with the name of its tree, and be removed once this is so. What that is, as Left.What, is kept
-// for Left where it cannot be known.
+// Ended reports whether tree is the name of a tree whose owner has ended. Things other than control groups can bear
+// the name of a run's tree, and may be removed once this is true. If it cannot be known, what becomes the Left.What of
+// an entry in Left.
 func (o *Owners) Ended(tree, what string) bool {
 	id, ok := parseTreeName(tree)
 	if !ok {
@@ -103,10 +104,10 @@ func (o *Owners) Ended(tree, what string) bool {
 	return false
 }
 
-// Dry is DryRun.
+// Dry returns DryRun.
 func (o *Owners) Dry() bool { return o.DryRun }
 
-// Leave records that something is left alone because it cannot be seen from here whether it is still in use.
+// Leave records that something is left alone because it is not visible here whether it is still in use.
 func (o *Owners) Leave(tree, what string) { o.leave(Left{What: what, Tree: tree}) }
 
 func (o *Owners) leave(l Left) {
@@ -115,7 +116,7 @@ func (o *Owners) leave(l Left) {
 	}
 }
 
-// trees are the names of the trees that there are, in order, with their owners.
+// trees returns the names of the existing trees, with their owners.
 func (o *Owners) trees() (map[string]proc.Identity, error) {
 	all := map[string]proc.Identity{}
 	var errs []error
@@ -133,11 +134,11 @@ func (o *Owners) trees() (map[string]proc.Identity, error) {
 	return all, errors.Join(errs...)
 }
 
-// settle waits for the owners of trees that are ending, before any is judged: what a run started, which may own trees
-// too, is killed as its owner ends, and was taken for living until then.
+// settle waits for the owners of trees that are ending, before any is judged. The processes that a run started are
+// killed as its owner ends, and until then count as living; they may own trees too.
 func (o *Owners) settle() {
 	for !o.settled {
-		o.settled = true // until an owner is waited for
+		o.settled = true // unless an owner is waited for
 		all, _ := o.trees()
 		for tree, id := range all {
 			o.await(tree, id)
@@ -145,13 +146,13 @@ func (o *Owners) settle() {
 	}
 }
 
-// forgetRunning has owners that were found to live judged again, since processes have ended.
+// forgetRunning makes owners that were found alive be judged again, since processes have ended.
 func (o *Owners) forgetRunning() {
 	maps.DeleteFunc(o.found, func(_ string, f found) bool { return f.fate == proc.Running && !f.ending })
 	o.settled = false
 }
 
-// await is find, but waits for an owner that is ending, until all together have been waited for as long as patience.
+// await is find, but waits for an owner that is ending. All waits together last no longer than patience.
 func (o *Owners) await(tree string, id proc.Identity) found {
 	f := o.find(tree, id)
 	if f.fate == proc.Running && o.wouldEnd[f.pid] {
@@ -175,10 +176,10 @@ func (o *Owners) await(tree string, id proc.Identity) found {
 	return o.find(tree, id)
 }
 
-// Left is what was asked about so far and left alone although its run may have ended.
+// Left returns what has been left alone so far, although its run may have ended.
 func (o *Owners) Left() []Left { return o.left }
 
-// Close lets go of what was locked.
+// Close releases the locks.
 func (o *Owners) Close() {
 	for _, f := range o.locks {
 		_ = f.Close() // nothing was written
@@ -201,12 +202,13 @@ func (o *Owners) find(tree string, id proc.Identity) (f found) {
 	return found{pid: pid, fate: fate}
 }
 
-// byLock is the fate of an owner that is not seen, by the lock that it holds on its tree while it lives. That it has
-// ended holds until Close: one that has made the tree and not locked it yet waits until then, and finds it gone.
+// byLock returns the fate of an owner that is not visible, by the lock that it holds on its tree while it lives. A
+// result of Ended stays true until Close: an owner that has made its tree but not locked it yet waits until then, and
+// finds the tree gone.
 func (o *Owners) byLock(tree string) proc.Fate {
 	var dirs []string
 	var taken []*os.File
-	fate := proc.Unknown // of a tree that is not seen
+	fate := proc.Unknown // if the tree is not visible here
 	for _, h := range o.hs {
 		dir := filepath.Join(h.Mount, tree)
 		f, err := lock(dir, unix.LOCK_EX)
@@ -236,11 +238,11 @@ func (o *Owners) byLock(tree string) proc.Fate {
 	return fate
 }
 
-// hidden reports whether the groups contain processes that are not visible from here, whose owner is thus unknown.
+// hidden reports whether the groups contain processes that are not visible here, so their owner is unknown.
 func hidden(dirs []string) bool {
 	return slices.ContainsFunc(dirs, func(dir string) bool {
 		if len(cgroup.Members([]string{dir})) > 0 {
-			return false // what they are is seen, and a group with others cannot be removed
+			return false // visible members can be checked, and a group that also has hidden ones cannot be removed
 		}
 		populated, _ := os.ReadFile(filepath.Join(dir, "cgroup.events")) // of v2
 		current, _ := os.ReadFile(filepath.Join(dir, "pids.current"))
@@ -249,8 +251,8 @@ func hidden(dirs []string) bool {
 	})
 }
 
-// lock locks the directory of a tree. Its error matches unix.EWOULDBLOCK where another has it, and fs.ErrNotExist where
-// the directory is not there, or was removed meanwhile.
+// lock locks the directory of a tree. Its error matches unix.EWOULDBLOCK if another process holds the lock, and
+// fs.ErrNotExist if the directory does not exist or was removed meanwhile.
 func lock(dir string, how int) (*os.File, error) {
 	f, err := os.Open(dir)
 	if err != nil {
@@ -269,14 +271,14 @@ func lock(dir string, how int) (*os.File, error) {
 		}
 	}
 	if err != nil {
-		_ = f.Close() // it was only looked at
+		_ = f.Close() // it was only opened to be locked
 		return nil, fmt.Errorf("locking %s: %w", dir, err)
 	}
 	return f, nil
 }
 
-// hold takes the lock by which an owner is known to live. It is a shared one, and who cleans up is in the way only
-// while it looks, or removes the directory.
+// hold takes the lock that shows that an owner is alive. It is a shared lock; a process that cleans up holds the
+// exclusive one only while it checks or removes the directory.
 func hold(dir string) (*os.File, error) {
 	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
 		f, err := lock(dir, unix.LOCK_SH)

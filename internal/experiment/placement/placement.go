@@ -1,12 +1,12 @@
-// Package placement makes control groups for experiments, starts processes inside them, and takes everything away
-// again. What it makes carries its owner's name, so that what a killed run leaves behind can be recognized and
+// Package placement makes control groups for experiments, starts processes inside them, and removes everything
+// afterwards. The groups carry their owner's name, so that what a killed run leaves behind can be recognized and
 // removed; nothing else on the machine is ever touched.
 //
 // A tree of groups is a directory tare-<id>-p<owner's pid>-t<owner's start time> at the top of every hierarchy that
-// Tare uses. A pid is reused, its pair with the start time is not. A pid means something only in its own PID
-// namespace, and what a run makes may be seen from another: the name of an owner in a container begins with that of
-// its namespace (tare-<id>-n<inode number>-p...), and every owner holds a lock on the directory, which the kernel
-// takes from it when it ends. See Owners.
+// Tare uses. A pid can be reused, but not its pair with the start time. A pid has a meaning only in its PID namespace,
+// while the groups of a run may be visible in others. In a container, the owner's name therefore begins with that of
+// its PID namespace (tare-<id>-n<inode number>-p...). Every owner holds a lock on the directory, which the kernel
+// releases when it ends. See Owners.
 package placement
 
 import (
@@ -36,30 +36,30 @@ var (
 	groupName = text.LazyRegexp(`^[a-z0-9][a-z0-9_-]{0,63}(/[a-z0-9][a-z0-9_-]{0,63}){0,7}$`)
 )
 
-// parseTreeName reads the owner out of the name of a tree; false for every other name.
+// parseTreeName reads the owner from the name of a tree; it returns false for every other name.
 func parseTreeName(name string) (proc.Identity, bool) {
 	m := treeName().FindStringSubmatch(name)
 	if m == nil {
 		return proc.Identity{}, false
 	}
-	namespace, _ := strconv.ParseUint(m[1], 10, 64) // 0 where there is none
+	namespace, _ := strconv.ParseUint(m[1], 10, 64) // 0 if there is none
 	pid, err1 := strconv.Atoi(m[2])
 	start, err2 := strconv.ParseUint(m[3], 10, 64)
 	return proc.Identity{PID: pid, Start: start, Namespace: namespace}, err1 == nil && err2 == nil && pid > 0
 }
 
-// treeNameOf is the name of a tree of that id whose owner is self; false where the id cannot be part of one.
+// treeNameOf returns the name of a tree whose owner is self; false if the id cannot be part of one.
 func treeNameOf(id string, self proc.Identity) (string, bool) {
 	name := "tare-" + id + "-" + self.String()
 	owner, ok := parseTreeName(name)
-	return name, ok && owner.String() == self.String() // an id may end as the name of a namespace does
+	return name, ok && owner.String() == self.String() // an id may end like the name of a namespace
 }
 
-// controllers are those that Tare uses. Others (cpuset, devices, freezer) stay as they are.
+// controllers are the controllers that Tare uses. Others (cpuset, devices, freezer) stay unchanged.
 var controllers = []string{"cpu", "cpuacct", "memory", "pids"}
 
-// hierarchies are those that Tare makes groups in: v2 where it is mounted, and on v1 those with a controller that Tare
-// uses.
+// hierarchies returns the hierarchies in which Tare makes groups: v2 if it is mounted, and those of v1 with a
+// controller that Tare uses.
 func hierarchies(l *cgroup.Layout) []*cgroup.Hierarchy {
 	var hs []*cgroup.Hierarchy
 	for i := range l.Hierarchies {
@@ -71,15 +71,15 @@ func hierarchies(l *cgroup.Layout) []*cgroup.Hierarchy {
 	return hs
 }
 
-// Limits bound what a group may use. 0 is no limit.
+// Limits bounds the use of a group. 0 means no limit.
 type Limits struct {
-	CPUs        float64 // CPU time per time, by quota over periods of 100 ms
+	CPUs        float64 // CPU time per time, by a quota per 100 ms
 	MemoryBytes uint64
-	// Weight is the group's part where CPU time is short, beside groups of weight 1, which is the kernel's default, and
-	// single processes of the root group.
+	// Weight is the group's share if CPU time is short, relative to groups of weight 1, which is the kernel's default,
+	// and to single processes of the root group.
 	Weight float64
-	// Pin names the one CPU that processes started in the group run on: the Pin-th of those allowed, counted from 1 and
-	// round again on a machine with fewer.
+	// Pin selects the only CPU for processes that are started in the group: the Pin-th of those allowed, counted from 1
+	// and wrapping around on a machine with fewer.
 	Pin int
 }
 
@@ -96,12 +96,12 @@ type Tree struct {
 	mu      sync.Mutex
 	groups  map[string]*Group
 	missing []string
-	started map[int]starting // what Start started, by pid
-	known   map[int]uint64   // when other processes of the tree that were seen began (proc.Process.Start), by pid
+	started map[int]starting // processes that Start started, by pid
+	known   map[int]uint64   // start times (proc.Process.Start) of other processes of the tree that were seen, by pid
 	closed  bool
 }
 
-// starting is of a process: when it was started (proc.Process.Start), and in which group.
+// starting is when a process was started (proc.Process.Start), and in which group.
 type starting struct {
 	at    uint64
 	group string
@@ -110,29 +110,29 @@ type starting struct {
 // Group is one control group of a Tree: a directory in each hierarchy.
 type Group struct {
 	tree *Tree
-	name string // below the tree
+	name string // path inside the tree
 
 	// Guarded by tree.mu.
-	inner bool // other groups are in it
+	inner bool // contains other groups
 	used  bool // processes were started in it
 	pin   int  // see Limits
 }
 
 // NewTree makes a tree of groups that this process owns. It starts a thread, from which all processes in the tree are
-// started. Close the tree to end them and to remove the groups.
+// started. The caller must close the tree, which ends them and removes the groups.
 //
-// An error with code fault.Usage is of a bad id (lower-case letters, digits and hyphens), with fault.Machine of a
-// machine where no groups can be made.
+// An error has the code fault.Usage for an invalid id (lower-case letters, digits and hyphens), and fault.Machine for
+// a machine on which no groups can be made.
 func NewTree(l *cgroup.Layout, id string) (*Tree, error) { return plant(l, id, false) }
 
-// NewFlatTree is NewTree, but to the kernel's scheduler all groups of the tree are one: its tasks get their parts of
-// the CPU task by task. CPU time, memory and processes are counted and limited by group all the same. On v1 a group
-// with a limit of CPU time, or a weight, is apart for the scheduler as well, and where cpu and cpuacct are one
-// hierarchy all are; on v2 no group of a flat tree can have such a limit.
+// NewFlatTree is NewTree, except that the kernel's scheduler sees all groups of the tree as one and divides the CPU
+// among their tasks. CPU time, memory and processes are still counted and limited by group. On v1 a group with a limit
+// of CPU time, or a weight, is separate for the scheduler too, and if cpu and cpuacct are one hierarchy, all groups
+// are. On v2 no group of a flat tree can have such a limit.
 //
-// It is for work that forks without end. Linux 6.18 lets a group whose tasks are many and short keep the tasks of
-// others that sleep and wake, such as a tracer's, from the CPU for a second and more, whatever the weights; among tasks
-// of one group it is fair.
+// It is for work that forks constantly. With Linux 6.18, a group with many short tasks can keep others' tasks that
+// sleep and wake, such as a tracer's, from the CPU for a second and more, whatever the weights. Among tasks of one
+// group the scheduler is fair.
 func NewFlatTree(l *cgroup.Layout, id string) (*Tree, error) { return plant(l, id, true) }
 
 func plant(l *cgroup.Layout, id string, flat bool) (*Tree, error) {
@@ -159,7 +159,7 @@ func plant(l *cgroup.Layout, id string, flat bool) (*Tree, error) {
 	for i, h := range t.hs {
 		if err := t.plantIn(t.dir(h, "")); err != nil {
 			for _, made := range t.hs[:i] {
-				_ = os.Remove(t.dir(made, "")) // it is empty; what fails is found by Clean
+				_ = os.Remove(t.dir(made, "")) // it is empty; Clean finds one that stays
 			}
 			t.release()
 			return nil, err
@@ -184,7 +184,7 @@ func (t *Tree) plantIn(dir string) error {
 			t.locks = append(t.locks, lock)
 			return nil
 		}
-		if !errors.Is(err, fs.ErrNotExist) { // else somebody who cleaned up saw it before it was locked
+		if !errors.Is(err, fs.ErrNotExist) { // else another process's cleanup removed it before it was locked
 			return errors.Join(cannotMake(err, dir), os.Remove(dir))
 		}
 	}
@@ -212,28 +212,28 @@ func cannotMake(err error, dir string) error {
 	return fault.Wrap(err, fault.Machine, dir, "see 'tare doctor'", "cannot make a control group")
 }
 
-// dir is the directory of a group ("" is the tree itself) in a hierarchy. The tree is at the top of what is mounted: in
-// a cgroup namespace that is the part which was handed to us.
+// dir returns the directory of a group in a hierarchy; "" is the tree itself. The tree is at the top of the mount: in
+// a cgroup namespace that is the root of the namespace.
 func (t *Tree) dir(h *cgroup.Hierarchy, group string) string {
 	return filepath.Join(h.Mount, t.name, group)
 }
 
-// Name is the name of the tree's directory, and the value of child.Mark in its processes.
+// Name returns the name of the tree's directory, which is the value of child.Mark in its processes.
 func (t *Tree) Name() string { return t.name }
 
-// Path is the identity of the tree's top group, in which all others are, as cgroup.Resolver and cgroup.Reader give it.
+// Path returns the identity of the tree's top group, as in cgroup.Resolver and cgroup.Reader.
 func (t *Tree) Path() string { return t.top().Path() }
 
-// Limit bounds what all groups of the tree may use together. Pin is of single groups only. A limit that this machine
-// cannot set is an error with code fault.Machine.
+// Limit bounds all groups of the tree together. Pin applies to single groups only. A limit that this machine cannot
+// set is an error with the code fault.Machine.
 func (t *Tree) Limit(l Limits) error { return t.top().limit(l) }
 
-// LimitCPUs bounds the CPU time of what is in the group from now on, in CPUs; 0 leaves it as it is.
+// LimitCPUs bounds the CPU time of the group from now on, in CPUs; 0 leaves the limit unchanged.
 func (g *Group) LimitCPUs(cpus float64) error { return g.limit(Limits{CPUs: cpus}) }
 
 func (t *Tree) top() *Group { return &Group{tree: t} }
 
-// Own are the names of the trees that this process owns.
+// Own returns the names of the trees that this process owns.
 func Own(l *cgroup.Layout) []string {
 	self, err := proc.FS{}.Identify()
 	if err != nil {
@@ -241,7 +241,7 @@ func Own(l *cgroup.Layout) []string {
 	}
 	var names []string
 	for _, h := range hierarchies(l) {
-		entries, _ := os.ReadDir(h.Mount) // what cannot be read has no trees that we could have made
+		entries, _ := os.ReadDir(h.Mount) // this process cannot have made trees in a directory that it cannot read
 		for _, e := range entries {
 			if o, ok := parseTreeName(e.Name()); ok && o.String() == self.String() && !slices.Contains(names, e.Name()) {
 				names = append(names, e.Name())
@@ -251,8 +251,8 @@ func Own(l *cgroup.Layout) []string {
 	return names
 }
 
-// Missing says what cannot be limited or counted in the groups of this tree, and the hint. Tare changes no setting of
-// groups that it has not made, the enabled controllers of the root of v2 among them.
+// Missing describes what cannot be limited or counted in the groups of this tree, with hints. Tare changes only groups
+// that it has made, and does not enable controllers in the root of v2.
 func (t *Tree) Missing() []string { return t.missing }
 
 func (t *Tree) lacks() []string {
@@ -271,13 +271,13 @@ func (t *Tree) lacks() []string {
 	return missing
 }
 
-// enabled is the controllers that a v2 group hands to its children; none where that cannot be read.
+// enabled returns the controllers that a v2 group enables for its children, or none if that cannot be read.
 func enabled(dir string) []string {
 	b, _ := os.ReadFile(filepath.Join(dir, "cgroup.subtree_control"))
 	return strings.Fields(string(b))
 }
 
-// delegate hands to the children of a group of ours, on v2, those controllers that the group was given itself.
+// delegate enables for the children of one of our v2 groups the controllers that the group itself has.
 func (t *Tree) delegate(group string) error {
 	for _, h := range t.hs {
 		if !h.V2 {
@@ -296,9 +296,9 @@ func (t *Tree) delegate(group string) error {
 	return nil
 }
 
-// Group makes a group, and those above it that its name calls for ("work/client"). Limits of a group hold for what is
-// in it together. Processes can be started only in groups without groups in them, which is the rule of v2, kept on v1
-// as well. A limit that this machine cannot set is an error with code fault.Machine.
+// Group makes a group, and its parents ("work" for "work/client"). Limits of a group apply to its contents together.
+// Processes can be started only in groups that contain no groups, which is the rule of v2, kept on v1 as well. A limit
+// that this machine cannot set is an error with the code fault.Machine.
 func (t *Tree) Group(name string, limits Limits) (*Group, error) {
 	if !groupName().MatchString(name) {
 		return nil, fault.New(fault.Usage, name,
@@ -333,7 +333,7 @@ func (t *Tree) Group(name string, limits Limits) (*Group, error) {
 	return g, g.limit(limits)
 }
 
-// inner makes the group if it does not exist, and readies it for groups in it.
+// inner makes the group if it does not exist, and prepares it for containing groups.
 func (t *Tree) inner(name string) error {
 	g := t.groups[name]
 	if g == nil {
@@ -354,13 +354,13 @@ func (t *Tree) inner(name string) error {
 	return t.delegate(name)
 }
 
-// schedules says of a hierarchy of v1 that it is for the scheduler alone.
+// schedules reports whether a hierarchy is of v1 and is for the scheduler alone.
 func schedules(h *cgroup.Hierarchy) bool {
 	return !h.V2 && h.Has("cpu") && !slices.ContainsFunc(controllers,
 		func(c string) bool { return c != "cpu" && h.Has(c) })
 }
 
-// entry is the directory of a hierarchy that processes of a group enter.
+// entry returns the directory that processes of a group enter in a hierarchy.
 func (t *Tree) entry(h *cgroup.Hierarchy, group string) string {
 	dir := t.dir(h, group)
 	if _, err := os.Lstat(dir); err != nil && t.flat && schedules(h) {
@@ -369,7 +369,7 @@ func (t *Tree) entry(h *cgroup.Hierarchy, group string) string {
 	return dir
 }
 
-// make makes a group. apart is of one that the scheduler must know.
+// make makes a group; apart, if the scheduler must treat it as separate.
 func (t *Tree) make(name string, apart bool) (*Group, error) {
 	for _, h := range t.hs {
 		if t.flat && schedules(h) {
@@ -394,7 +394,7 @@ const quotaPeriod = 100_000
 
 func (g *Group) limit(l Limits) error {
 	if l.CPUs < 0 || l.CPUs > 0 && l.CPUs < 0.01 {
-		// the kernel's least quota is 1 ms
+		// The kernel's smallest quota is 1 ms.
 		return fault.New(fault.Usage, g.name, "use at least 0.01", "%g CPUs is not a valid limit", l.CPUs)
 	}
 	if l.CPUs > 0 {
@@ -423,8 +423,8 @@ func (g *Group) limit(l Limits) error {
 	return nil
 }
 
-// limitAbove is the least CPU limit of the groups above this one, on v1, and which has it. A group of v1 cannot have a
-// higher one: tg_cfs_schedulable_down in kernel/sched/core.c. In v2 the least of all holds.
+// limitAbove returns the lowest CPU limit of the groups above this one, on v1, and the group that has it. cgroup v1
+// refuses a higher limit below it (tg_cfs_schedulable_down in kernel/sched/core.c). With v2 the lowest limit applies.
 func (g *Group) limitAbove() (group string, cpus float64, ok bool) {
 	h, has := g.tree.layout.Controller("cpu")
 	if !has || h.V2 {
@@ -452,7 +452,7 @@ func (g *Group) limitAbove() (group string, cpus float64, ok bool) {
 	return group, cpus, ok
 }
 
-// set writes a value to a file of v2, or values to files of v1, whichever has the controller.
+// set writes a value to a file of v2, or values to files of v1, depending on which has the controller.
 func (g *Group) set(controller, file2, value2 string, v1 ...string) error {
 	h, ok := g.tree.layout.Controller(controller)
 	if !ok {
@@ -476,7 +476,7 @@ func (g *Group) set(controller, file2, value2 string, v1 ...string) error {
 	return nil
 }
 
-// Path is the group's identity, as cgroup.Resolver and cgroup.Reader give it.
+// Path returns the group's identity, as in cgroup.Resolver and cgroup.Reader.
 func (g *Group) Path() string {
 	h, ok := g.tree.layout.CPU()
 	if !ok {
@@ -485,10 +485,10 @@ func (g *Group) Path() string {
 	return h.Identity("/" + path.Join(g.tree.name, g.name))
 }
 
-// TreeName is the name of the tree that the group is in.
+// TreeName returns the name of the group's tree.
 func (g *Group) TreeName() string { return g.tree.name }
 
-// V2Dir is the group's directory in the v2 hierarchy, where eBPF programs are attached; empty where v2 is not mounted.
+// V2Dir returns the group's directory in the v2 hierarchy, to which eBPF programs are attached, or "" without v2.
 func (g *Group) V2Dir() string {
 	h, ok := g.tree.layout.V2()
 	if !ok {

@@ -24,29 +24,28 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// patience is how long to wait for killed processes to end and for their groups to become free. A process in the middle
-// of a large write, or with much memory to give back, may take seconds.
+// patience is how long to wait for killed processes to end and for their groups to become free. A process in the
+// middle of a large write, or with much memory to free, may take seconds.
 const patience = 20 * time.Second
 
-// markPatience is how long to wait, all together, for processes that are becoming other programs: their marks cannot be
-// read until then.
+// markPatience is how long to wait in all for processes in execve: their marks cannot be read until then.
 const markPatience = 3 * time.Second
 
-// Close kills what still runs in the tree, waits until it has ended, and removes the groups. It may be called again,
-// and does again what failed before.
+// Close kills the processes that still run in the tree, waits until they have ended, and removes the groups. It may be
+// called again to retry what failed.
 func (t *Tree) Close() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if !t.closed {
 		t.closed = true
 		close(t.start)
-		<-t.exited // the thread's end kills its children, one that is still on its way into a group among them
+		<-t.exited // the thread's end kills its children, even one that has yet to enter a group
 	}
 	dirs := t.dirs("")
 	deadline := time.Now().Add(patience)
 	err := empty(dirs, deadline, func(dirs []string) error {
 		for _, dir := range dirs {
-			// One write for all processes, those just being started too (Linux 5.14); the others are killed one by one.
+			// One write kills all processes, even those just being started (Linux 5.14); the others are killed one by one.
 			_ = cgroup.Write(filepath.Join(dir, "cgroup.kill"), "1")
 		}
 		for _, pid := range cgroup.Members(dirs) {
@@ -57,8 +56,8 @@ func (t *Tree) Close() error {
 		return nil
 	})
 	if err == nil {
-		// One that was on its way is in no group, and may not have ended yet. It has no mark either for the moment in which
-		// it becomes another program, so it is known by when it started, as are those that left the groups.
+		// A process that had yet to enter its group is in none, and may not have ended. During its execve it has no mark
+		// either, so it is recognized by its start time, as are those that left the groups.
 		for pid, s := range t.started {
 			t.known[pid] = s.at
 		}
@@ -92,27 +91,27 @@ func empty(dirs []string, deadline time.Time, clear func(dirs []string) error) e
 	}
 }
 
-// Members are the processes in the group and in groups below it, in order.
+// Members returns the processes in the group and in groups below it, in order of pid.
 func (g *Group) Members() []int {
 	return cgroup.Members(g.tree.dirs(g.name))
 }
 
-// dirs are the directories of a group in all hierarchies.
+// dirs returns the directories of a group in all hierarchies.
 func (t *Tree) dirs(group string) []string {
 	return lists.Map(t.hs, func(h *cgroup.Hierarchy) string { return t.dir(h, group) })
 }
 
-// TreeMembers are the processes of the whole tree that the group is in.
+// TreeMembers returns the processes of the group's whole tree.
 func (g *Group) TreeMembers() []int { return g.tree.top().Members() }
 
-// inside says whether the process is in the tree, in any hierarchy.
+// inside reports whether the process is in the tree, in any hierarchy.
 func inside(l *cgroup.Layout, pid int, tree string) bool {
 	return slices.ContainsFunc(hierarchies(l), func(h *cgroup.Hierarchy) bool {
 		return slices.Contains(cgroup.Members([]string{filepath.Join(h.Mount, tree)}), pid)
 	})
 }
 
-// removeAll removes groups with all below them. Just after a process has ended its group may be busy for a moment.
+// removeAll removes groups with all below them. A group may be busy for a moment after its last process has ended.
 func removeAll(dirs []string, deadline time.Time) error {
 	var errs []error
 	for _, dir := range dirs {
@@ -144,14 +143,14 @@ type Process struct {
 	Tree string `json:"tree"`
 }
 
-// Report is what Clean did.
+// Report says what Clean did.
 type Report struct {
 	Trees  []string  `json:"trees"`  // names of trees that were removed
 	Killed []Process `json:"killed"` // processes of dead runs
-	Moved  []Process `json:"moved"`  // processes that were in such a tree but not of the run: now in the group above
+	Moved  []Process `json:"moved"`  // processes without the run's mark, moved from its tree to the group above
 }
 
-// Clean is Owners.Clean for one who cleans up nothing else.
+// Clean is Owners.Clean for a caller that cleans up nothing else.
 func Clean(l *cgroup.Layout) (Report, error) {
 	o := NewOwners(l)
 	defer o.Close()
@@ -159,9 +158,9 @@ func Clean(l *cgroup.Layout) (Report, error) {
 }
 
 // Clean removes what runs that have ended left behind: trees whose owner is dead, with their processes, and processes
-// marked as of such a run outside the trees. Processes in a tree without the mark were put there by another program:
+// outside the trees that are marked as part of such a run. Another program put processes without the mark into a tree:
 // they are moved to the group above it. This process and its ancestors are spared. Trees with a living owner are left
-// alone, and so is everything that is not named as NewTree names it.
+// alone, as is everything whose name NewTree cannot have made.
 func (o *Owners) Clean() (Report, error) {
 	c := cleaning{o: o, report: Report{Trees: []string{}, Killed: []Process{}, Moved: []Process{}}, spared: ancestors(),
 		killed: map[int]bool{}, deadline: time.Now().Add(patience)}
@@ -173,11 +172,11 @@ func (o *Owners) Clean() (Report, error) {
 		if err := c.round(); err != nil || len(c.killed) == n {
 			return c.report, err
 		}
-		o.forgetRunning() // those that were killed may own trees
+		o.forgetRunning() // killed processes may own trees
 	}
 }
 
-// cleaning is what Clean does and has done.
+// cleaning is the state of Clean.
 type cleaning struct {
 	o        *Owners
 	report   Report
@@ -186,10 +185,10 @@ type cleaning struct {
 	deadline time.Time
 }
 
-// round removes the trees whose owners are dead at this moment, and ends all processes of these runs.
+// round removes the trees whose owners are dead now, and ends all processes of these runs.
 func (c *cleaning) round() error {
 	all, err := c.o.trees()
-	errs := []error{err} // Join passes over nil
+	errs := []error{err} // Join ignores nil
 	dead := slices.DeleteFunc(slices.Sorted(maps.Keys(all)), func(tree string) bool {
 		return slices.Contains(c.report.Trees, tree) || !c.o.Ended(tree, "the control groups")
 	})
@@ -240,7 +239,7 @@ func (c *cleaning) remove(tree string, treeOf func(pid int) string) error {
 	return removeAll(dirs, c.deadline)
 }
 
-// end kills a process if it is marked as of a dead run.
+// end kills a process if it is marked as part of a dead run.
 func (c *cleaning) end(pid int, treeOf func(pid int) string) error {
 	tree := treeOf(pid)
 	if tree == "" || c.spared[pid] || !c.o.Ended(tree, child.Named(pid)) {
@@ -259,8 +258,9 @@ func (c *cleaning) end(pid int, treeOf func(pid int) string) error {
 	return err
 }
 
-// EndMarked ends all processes that are marked as of a tree, wherever they are, but this process and those that started
-// it, and waits until they have ended. It is for what must not go on while something is removed, before Clean.
+// EndMarked ends all processes that are marked as part of a tree, wherever they are, except this process and its
+// ancestors, and waits until they have ended. It is for processes that must end before something is removed, which
+// happens before Clean.
 func (*Owners) EndMarked(tree string) error {
 	spared, treeOf := ancestors(), marks([]string{tree})
 	marked := func(pid int) bool { return !spared[pid] && treeOf(pid) == tree }
@@ -279,11 +279,11 @@ func (*Owners) EndMarked(tree string) error {
 	}
 }
 
-// Watch begins to check whether the processes of a tree stay in its groups; what strays use is not in the counters of
-// these groups. Processes of a tree are those that have its mark (child.Mark, or the limit of markByLimit), those that
-// Start started, and the descendants of those and of all that is in its groups. Where apart is true, each must be in
-// the group that it was started in, and that must have counted all its CPU time; else in any group of the tree, as
-// those must that a container runtime moves between groups. Close the watch.
+// Watch begins to check whether the processes of a tree stay in its groups, because the counters of the groups leave
+// out what strays use. Processes of a tree are those that have its mark (child.Mark, or the limit of markByLimit),
+// those that Start started, those in its groups, and the descendants of all these. With apart, each must be in the
+// group in which it was started, and that group must have counted all its CPU time. Without, it may be in any group of
+// the tree, because a container runtime moves processes between groups. The caller must close the watch.
 func (t *Tree) Watch(apart bool) (*containment.Watch, error) {
 	paths := map[string]string{} // of the groups that processes must not leave, by their directories
 	if h, ok := t.layout.CPU(); ok {
@@ -304,7 +304,7 @@ func (t *Tree) Watch(apart bool) (*containment.Watch, error) {
 	return w, nil
 }
 
-// members are the living processes of the tree, wherever they are, each with the group that it must be in.
+// members returns the living processes of the tree, wherever they are, each with the group in which it must be.
 func (t *Tree) members(apart bool) ([]containment.Member, error) {
 	all, err := proc.FS{}.Processes()
 	if err != nil {
@@ -362,29 +362,29 @@ func (t *Tree) members(apart bool) ([]containment.Member, error) {
 	return members, nil
 }
 
-// onTheWay reports whether a process that Start started has yet to enter its group and become another program.
+// onTheWay reports whether a process that Start started has yet to enter its group and become the program.
 func (t *Tree) onTheWay(p proc.Process) bool {
 	args, err := proc.FS{}.Cmdline(p.PID)
 	if err != nil {
 		return false
 	}
-	// Start returns when execve(2) has closed this process's files there. On Linux 6.1 it still has this process's
-	// memory then, and its own has no arguments at first.
+	// Start returns once execve(2) has closed the child's copies of this process's files. On Linux 6.1 the child still
+	// has this process's memory then, and its new memory has no arguments at first.
 	if t.started[p.PID].at == p.Start && (p.Forked || len(args) == 0) {
 		return true
 	}
 	return len(args) > 1 && args[0] == enterArgs[0] && args[1] == enterArgs[1]
 }
 
-// home is a group, or the whole tree where its name is empty, as one that processes must be in. With counts, its
-// counter must have all their CPU time.
+// home describes a group, or with an empty name the whole tree, in which processes must be. With counts, its counter
+// must have all their CPU time.
 func (t *Tree) home(group string, counts bool) *containment.Home {
 	g := &Group{tree: t, name: group}
 	home := &containment.Home{Path: g.Path()}
 	if h, ok := t.layout.CPU(); ok && counts {
 		home.Dir = t.dir(h, group)
 	}
-	own := map[*cgroup.Hierarchy]string{} // its identity in those by which something is weighed
+	own := map[*cgroup.Hierarchy]string{} // its identity in the hierarchies that measure something
 	for _, h := range t.hs {
 		if h.V2 || h.Has("cpu") || h.Has("cpuacct") || h.Has("memory") {
 			own[h] = h.Identity(strings.TrimPrefix(t.entry(h, group), h.Mount))
@@ -397,9 +397,9 @@ func (t *Tree) home(group string, counts bool) *containment.Home {
 	return home
 }
 
-// Others are the processes, in order, that have control groups of a run at this moment: runs of tare beside this
-// process. One that is not visible from here has the pid of its own PID namespace, which may be unused here or belong
-// to another process.
+// Others returns the owners of other runs of tare that have control groups now, in order of pid. For an owner that is
+// not visible from here, it is the pid in the owner's PID namespace, which may be unused here or belong to another
+// process.
 func Others(l *cgroup.Layout) []int {
 	self, err := proc.FS{}.Identify()
 	if err != nil {
@@ -409,7 +409,7 @@ func Others(l *cgroup.Layout) []int {
 	defer o.Close()
 	var pids []int
 	for _, h := range o.hs {
-		entries, _ := os.ReadDir(h.Mount) // what cannot be read has no runs that we could know of
+		entries, _ := os.ReadDir(h.Mount) // a directory that cannot be read shows no runs
 		for _, e := range entries {
 			owner, ok := parseTreeName(e.Name())
 			if !ok || !e.IsDir() || owner.String() == self.String() {
@@ -424,7 +424,7 @@ func Others(l *cgroup.Layout) []int {
 	return pids
 }
 
-// move moves a process that is in some of the groups to the groups above them.
+// move moves a process from those of the groups that it is in to the groups above them.
 func (r *Report) move(pid int, trees []string) error {
 	p := Process{PID: pid, Comm: child.Comm(pid), Tree: filepath.Base(trees[0])}
 	meant, err := proc.FS{}.Process(pid)
@@ -453,16 +453,16 @@ func (r *Report) move(pid int, trees []string) error {
 	return nil
 }
 
-// putBack puts a process that was moved to a group back to where it was, if it is not the one meant: a group takes bare
-// numbers, and this one may have become another process's just before it was written. So young a process is where its
-// parent is.
+// putBack moves a process back that was moved to a group by mistake: groups take bare pids, and another process may
+// have taken this one just before the write. Such a young process belongs where its parent is. It returns true if it
+// was another process.
 func putBack(pid int, meant proc.Process, from string) (other bool, err error) {
 	now, err := proc.FS{}.Process(pid)
 	if err != nil || now.Start == meant.Start {
 		return false, nil //nolint:nilerr // it has ended, or is the one meant
 	}
 	for _, dir := range cgroup.Below(from) {
-		text, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs")) // one that cannot be read has gone
+		text, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs")) // a group that cannot be read has gone
 		if dir == from || !slices.Contains(strings.Fields(string(text)), strconv.Itoa(now.PPID)) {
 			continue
 		}
@@ -474,8 +474,8 @@ func putBack(pid int, meant proc.Process, from string) (other bool, err error) {
 	return true, nil
 }
 
-// markOf is the tree that a process is marked as of, by its environment or else by an open file; empty for none and
-// where it cannot be read.
+// markOf returns the tree of which a process is marked as a part, by its environment or else by an open file, or "" if
+// there is none or it cannot be read.
 func markOf(pid int, patience *time.Duration) string {
 	if tree, has, _ := (proc.FS{}).Getenv(pid, child.Mark, patience); has {
 		return tree
@@ -488,7 +488,7 @@ func markOf(pid int, patience *time.Duration) string {
 	return ""
 }
 
-// canTell says why it cannot be seen whose a process is.
+// canTell returns an error if it cannot be seen to which run a process belongs.
 func canTell(pid int) error {
 	_, _, err := proc.FS{}.Getenv(pid, child.Mark, new(time.Duration))
 	if !errors.Is(err, fs.ErrPermission) {
@@ -498,7 +498,7 @@ func canTell(pid int) error {
 		"it is in a control group left by a run that has ended, and cannot be inspected")
 }
 
-// marks is markOf that also knows processes of some trees by nothing but their limit.
+// marks returns a function that is markOf, and also recognizes processes of some trees by their limit alone.
 func marks(trees []string) func(pid int) string {
 	byLimit := lists.Keyed(trees, func(tree string) (uint64, string) { return limitMark(tree), tree })
 	left := markPatience
@@ -511,7 +511,7 @@ func marks(trees []string) func(pid int) string {
 	}
 }
 
-// ancestors is this process and those that started it: a shell in a dead run may well be what runs 'tare clean'.
+// ancestors returns this process and its ancestors: 'tare clean' may well be run from a shell in a dead run.
 func ancestors() map[int]bool {
 	all := map[int]bool{}
 	for pid := os.Getpid(); pid > 0 && !all[pid]; {

@@ -22,7 +22,7 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// EnterCommand is the hidden command as which the binary starts itself again to enter a group. Its arguments are for
+// EnterCommand is the hidden command with which the binary starts itself again to enter a group. Its arguments are for
 // Enter.
 const EnterCommand = "_enter"
 
@@ -32,12 +32,12 @@ type startRequest struct {
 	done chan error
 }
 
-// serveStarts starts processes, all from one thread that lives as long as the tree: the signal by which a process dies
-// with its parent comes when the thread that started it ends, not the process (PR_SET_PDEATHSIG(2const)).
+// serveStarts starts processes, all from one thread that lives as long as the tree. A process that is to die with its
+// parent gets the signal when the thread that started it ends, not the parent process (PR_SET_PDEATHSIG(2const)).
 func (t *Tree) serveStarts() {
 	runtime.LockOSThread()
 	if unix.Gettid() == os.Getpid() {
-		// The first thread of a process never ends, so it is held while another serves.
+		// The first thread of a process never ends, so it blocks while another thread serves.
 		go t.serveStarts()
 		<-t.exited
 		runtime.UnlockOSThread()
@@ -49,26 +49,26 @@ func (t *Tree) serveStarts() {
 	}
 }
 
-// Start starts a command inside the group: the program runs there from its first instruction. It dies when this process
-// does, however that ends. The caller prepares cmd as always (arguments, pipes, context) and waits for it; Start sets
-// what is needed for the way there: the binary starts itself again as EnterCommand, which enters the group and then
-// becomes the program. A program that cannot be run therefore shows as a process that failed, with the reason on its
-// standard error.
+// Start starts a command inside the group: the program runs there from its first instruction. It dies with this
+// process, however that ends. The caller prepares cmd as usual (arguments, pipes, context) and waits for it. The
+// binary starts itself again as EnterCommand, which enters the group and then becomes the program; Start sets the
+// arguments for that. A program that cannot be run is therefore a process that failed, with the reason on its standard
+// error.
 func (g *Group) Start(cmd *exec.Cmd) error { return g.StartIn(cmd, "") }
 
-// In is StartIn in a network.
+// In returns a function that is StartIn with a network.
 func (g *Group) In(network string) child.Starter {
 	return func(cmd *exec.Cmd) error { return g.StartIn(cmd, network) }
 }
 
-// StartIn is Start, and the program runs in a network namespace besides, by the path of that: it must stay there until
-// the program runs. Empty: in this process's.
+// StartIn starts a command like Start, but in the network namespace at a path, which must exist until the program
+// runs. Empty: this process's namespace.
 func (g *Group) StartIn(cmd *exec.Cmd, network string) error {
 	if cmd.Err != nil {
 		return fmt.Errorf("starting a process in %s: %w", g.name, cmd.Err)
 	}
 	if len(os.Args) > 1 && os.Args[1] == EnterCommand {
-		// A binary that does not serve the command would start itself again without end.
+		// A binary that does not implement the command would start itself endlessly.
 		return fmt.Errorf("starting a process in %s: this process was started as %s, and is to become another program",
 			g.name, EnterCommand)
 	}
@@ -104,17 +104,17 @@ func (g *Group) StartIn(cmd *exec.Cmd, network string) error {
 	p, err := proc.FS{}.Process(cmd.Process.Pid)
 	if err != nil {
 		_ = cmd.Process.Kill()
-		go cmd.Wait() // it may wait for others that have its output
+		go cmd.Wait() // Wait may block for other processes that have its output
 		return fmt.Errorf("starting a process in %s: %w", g.name, err)
 	}
 	t.started[p.PID] = starting{p.Start, g.name}
 	return nil
 }
 
-// enterArgs are the first arguments of a process that is on its way into a group.
+// enterArgs are the first arguments of a process that is about to enter a group.
 var enterArgs = []string{"tare", EnterCommand}
 
-// enterNetwork has this thread, and the program that it becomes, be in a network namespace.
+// enterNetwork moves this thread, and the program that it becomes, into a network namespace.
 func enterNetwork(path string) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -127,7 +127,7 @@ func enterNetwork(path string) error {
 	return nil
 }
 
-// pinTo has this process run on the n-th of the CPUs that it may run on, counted from 1 and round again.
+// pinTo restricts this process to the n-th of its allowed CPUs, counted from 1 and wrapping around.
 func pinTo(n int) error {
 	cpus, err := pace.AllowedCPUs()
 	if err != nil {
@@ -136,10 +136,9 @@ func pinTo(n int) error {
 	return pace.RunOn(cpus[(n-1)%len(cpus)])
 }
 
-// Enter is the body of EnterCommand: args are flags and directories of groups, "--", the path of a program, and its
-// arguments from its name on. It moves this process into the groups and becomes the program. It returns only with an
-// error, which has code fault.Machine where a group could not be entered and fault.Usage where the program could not
-// be run.
+// Enter is the body of EnterCommand. args are flags and directories of groups, "--", the path of a program, and its
+// argv. It moves this process into the groups and becomes the program. It returns only with an error, which has the
+// code fault.Machine if a group could not be entered and fault.Usage if the program could not be run.
 func Enter(args []string) error {
 	i := slices.Index(args, "--")
 	if i < 0 || len(args) < i+3 {
@@ -154,7 +153,7 @@ func Enter(args []string) error {
 	if err := flags.Parse(args[:i]); err != nil {
 		return fault.Wrap(err, fault.Usage, EnterCommand, "", "the arguments are not those of Group.Start")
 	}
-	// The death signal belongs to a thread, and only that of the thread which becomes the program remains.
+	// The death signal belongs to a thread, and only the thread that becomes the program survives.
 	runtime.LockOSThread()
 	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
 		return fmt.Errorf("asking to die with the parent: %w", err)
@@ -162,7 +161,7 @@ func Enter(args []string) error {
 	if o, ok := parseTreeName(os.Getenv(child.Mark)); ok && os.Getppid() != o.PID {
 		return fmt.Errorf("the run that started this process has ended")
 	}
-	markByFile(os.Getenv(child.Mark)) // here, where its cost is charged to nothing that is measured
+	markByFile(os.Getenv(child.Mark)) // here, so that its cost is charged to nothing that is measured
 	markByLimit(os.Getenv(child.Mark), *group)
 	if *pin > 0 {
 		if err := pinTo(int(*pin)); err != nil {
@@ -184,21 +183,21 @@ func Enter(args []string) error {
 	return fault.Wrap(err, fault.Usage, program, "", "cannot run %s", strings.Join(args[i+2:], " "))
 }
 
-// Descriptors that marks by file have. They are above those that programs count on, and below 64, which is what the
-// kernel's first table of descriptors of a process has room for (NR_OPEN_DEFAULT in include/linux/fdtable.h).
+// Descriptors for marks by file. They are above those that programs count on, and below 64, because the kernel's first
+// table of descriptors of a process has room for that many (NR_OPEN_DEFAULT in include/linux/fdtable.h).
 const (
 	firstMarkFD = 32
 	lastMarkFD  = 63
 )
 
-// markByFile marks this process as of a tree by an open file, as well as by the environment: what it becomes may write
-// over its environment, as servers do that show a title in ps, and may close the file, as some daemons do, but hardly
-// both. Forks inherit it. The file is empty, in memory, and has the name of the tree; no other user can open it.
-// Errors are ignored.
+// markByFile marks this process as part of a tree by an open file, in addition to the environment. The program that it
+// becomes may overwrite its environment, as servers do that show a title in ps, and may close the file, as some
+// daemons do, but hardly both. Forks inherit the file. It is empty, in memory, and has the name of the tree; no other
+// user can open it. Errors are ignored.
 func markByFile(tree string) {
-	for fd := firstMarkFD; fd <= lastMarkFD; fd++ { // this may run below another run
+	for fd := firstMarkFD; fd <= lastMarkFD; fd++ { // this run may be inside another run
 		if markOfFD(os.Getpid(), fd) != "" {
-			_ = unix.Close(fd) // it has nothing to lose
+			_ = unix.Close(fd) // nothing was written to it
 		}
 	}
 	fd, err := unix.MemfdCreate(tree, unix.MFD_CLOEXEC|unix.MFD_NOEXEC_SEAL)
@@ -209,12 +208,12 @@ func markByFile(tree string) {
 		return
 	}
 	defer unix.Close(fd)
-	_, _ = unix.FcntlInt(uintptr(fd), unix.F_DUPFD, firstMarkFD) // fails where that is above the limit of open files
+	_, _ = unix.FcntlInt(uintptr(fd), unix.F_DUPFD, firstMarkFD) // fails if that is above the limit of open files
 }
 
-// markOfFD returns the tree that a descriptor marks its process as part of; empty for none. Another process can pass
-// it a file with a name that it chose (SCM_RIGHTS of unix(7)). A file therefore marks nothing if its owner is neither
-// this user nor the process's, or if its run began after the process.
+// markOfFD returns the tree of which a descriptor marks its process as a part, or "". Another process can pass it a
+// file with a name of its choice (SCM_RIGHTS of unix(7)). A file is therefore ignored if its owner is neither this
+// user nor the process's, or if its run began after the process.
 func markOfFD(pid, fd int) string {
 	path := fmt.Sprintf("/proc/%d/fd/%d", pid, fd)
 	file, _ := os.Readlink(path) // "/memfd:NAME (deleted)" (proc_pid_fd(5))
@@ -237,12 +236,12 @@ func markOfFD(pid, fd int) string {
 	return name
 }
 
-// markByLimit marks this process as of a tree once more, by its limit of file locks (RLIMIT_LOCKS), which the kernel
-// has not enforced since Linux 2.4.25 (getrlimit(2)). What it becomes may start others with an empty environment and
-// close all files, as daemons do; they inherit the limit all the same. It is best effort.
+// markByLimit marks this process as part of a tree once more, by its limit of file locks (RLIMIT_LOCKS), which the
+// kernel has not enforced since Linux 2.4.25 (getrlimit(2)). A program may start others with an empty environment and
+// without open files, as daemons do, but they still inherit the limit. Errors are ignored.
 func markByLimit(tree, group string) {
 	if _, ok := parseTreeName(tree); ok {
-		// Raising it, in a run below another, takes root.
+		// Raising the limit, for a run inside another run, needs root.
 		_ = unix.Setrlimit(unix.RLIMIT_LOCKS, &unix.Rlimit{Cur: groupMark(tree, group), Max: limitMark(tree)})
 	}
 }
@@ -254,10 +253,10 @@ func limitMark(tree string) uint64 {
 	return 1<<62 | h.Sum64()>>2
 }
 
-// groupMark is the soft limit that marks a process as started in a group of a tree. It is below every hard one.
+// groupMark returns the soft limit that marks a process as started in a group of a tree. It is below every hard limit.
 func groupMark(tree, group string) uint64 { return limitMark(tree+"/"+group) >> 1 }
 
-// limitOf is the limit of file locks of a process; 0 where it cannot be read.
+// limitOf returns the limit of file locks of a process, or 0 if it cannot be read.
 func limitOf(pid int) (limit unix.Rlimit) {
 	if err := unix.Prlimit(pid, unix.RLIMIT_LOCKS, nil, &limit); err != nil {
 		return unix.Rlimit{}

@@ -1,9 +1,9 @@
-// Package command starts, watches and stops an external program: an application, a load or a subject that is only a
+// Package process starts, watches and stops an external program: an application, a load or a subject that is only a
 // command line. It waits until the program is ready, keeps its last output for errors, finds what belongs to it (its
-// processes, eBPF programs and maps), and leaves none of its processes behind. It also finds things that run already,
-// a process, a control group, a systemd unit or a container, which are observed and never started, moved or stopped.
+// processes, eBPF programs and maps), and leaves none of its processes behind. It also finds what is running already
+// (a process, a control group, a systemd unit or a container), to be observed and never started, moved or stopped.
 //
-// The program knows nothing of Tare. Where its time is spent is measured from outside.
+// The program knows nothing of Tare. Its time is measured from outside.
 package process
 
 import (
@@ -25,31 +25,31 @@ import (
 	"tare/internal/lib/text"
 )
 
-// Command is how a program is run. OptionsOf makes it of settings, and At puts what is known of a trial into it.
+// Command describes how to run a program. OptionsOf makes it from settings, and At fills in what is known of a trial.
 type Command struct {
 	Argv         []string // the program and its arguments
-	Env          []string // variables beside those of this process, as NAME=value
+	Env          []string // variables added to those of this process, as NAME=value
 	Dir          string   // the working directory; empty: this process's
-	Files        []File   // beside it, which At writes
+	Files        []File   // files in its directory, which At writes
 	Ready        Ready
 	ReadyTimeout time.Duration  // from the start until it must be ready
 	Stop         syscall.Signal // asks it to end
-	StopTime     time.Duration  // that it gets to end, before it is killed
-	Address      string         // host:port where it is reached; empty: where it listens
+	StopTime     time.Duration  // time to end before it is killed
+	Address      string         // host:port at which it is reached; empty: where it listens
 
-	// CgroupDir is the directory of the control group that it is started in, which must hold nothing else: whatever
-	// runs there belongs to it and ends with it. Empty: only the processes of its session, and those they started, are
+	// CgroupDir is the directory of the control group in which it is started. The group must be empty: whatever runs
+	// there belongs to the command and ends with it. Empty: only the processes of its session and their descendants are
 	// known.
 	CgroupDir string
-	// Finishes says that it ends by itself when its work is done, as a load generator does: exit status 0 is then no
-	// failure. Others, such as servers, must run until they are asked to end.
+	// Finishes is true for a command that ends by itself when its work is done, such as a load generator: exit status 0
+	// is then a success. Others, such as servers, must run until they are asked to end.
 	Finishes bool
-	// Capture is how many bytes at the end of its standard output are kept for Output; 0 is none.
+	// Capture is how many bytes at the end of its standard output are kept for Output.
 	Capture int
 }
 
-// Ready is how a program shows that it can be used. All that is given must hold; After comes last. Where nothing is
-// given, it is ready as soon as it listens on a TCP port, or has run for half a second.
+// Ready holds the conditions under which a program can be used. All that are given must hold; After comes last.
+// Without any, it is ready once it listens on a TCP port or has run for half a second.
 type Ready struct {
 	Port   string         // host:port that accepts a TCP connection
 	Line   *regexp.Regexp // matches a line of its standard output or standard error
@@ -57,9 +57,9 @@ type Ready struct {
 	File   string         // path that exists, relative to the working directory
 	Listen bool           // it listens on some TCP port, or accepts connections at Offered
 	// Offered is host:port at which it may listen, with Listen; empty: none. It is tried because the ports of a program
-	// whose kernel is not this machine's (gVisor, a virtual machine) are not to be seen from here.
+	// that runs on another kernel (gVisor, a virtual machine) are not visible here.
 	Offered string
-	After   time.Duration // has passed since
+	After   time.Duration // time since all other conditions held
 }
 
 // The defaults of the settings.
@@ -68,7 +68,7 @@ const (
 	stopTime     = 10 * time.Second
 )
 
-// Settings are what a spec says of a command, whatever it is for. Its limits are those of its control group.
+// Settings are the settings of every command. Its limits are those of its control group.
 var Settings = []param.Setting{
 	{Name: "command", Type: param.TypeText, Reach: param.ReachCommand,
 		Doc: "command line, split into words as by a shell; for a shell write `sh -c '...'`. Placeholders: " +
@@ -107,7 +107,7 @@ var (
 	}
 )
 
-// OptionsOf makes a Command of values of Settings. Its error is of code fault.Usage and names the setting.
+// OptionsOf makes a Command from values of Settings. Its error has the code fault.Usage and names the setting.
 func OptionsOf(v param.Values) (Command, error) {
 	if err := v.Check(Settings); err != nil {
 		return Command{}, err
@@ -153,7 +153,7 @@ func OptionsOf(v param.Values) (Command, error) {
 	return c, nil
 }
 
-// usage is the error of a setting; err reads on after its name.
+// usage returns the error for a setting; err continues a sentence that begins with its name.
 func usage(name string, err error) error {
 	s, _ := param.Find(Settings, name)
 	return fault.New(fault.Usage, name, s.Hint(), "%q %s", name, err)
@@ -205,7 +205,7 @@ func envOf(line string) ([]string, error) {
 	return env, nil
 }
 
-// checkPort accepts a port, host:port, and {port} in place of the port.
+// checkPort accepts a port or host:port, with placeholders.
 func checkPort(text string) error {
 	if err := checkPlaceholders(text); err != nil {
 		return err
@@ -217,7 +217,7 @@ func checkPort(text string) error {
 	return checkAddress(text)
 }
 
-// probe puts likely values in the place of placeholders, so that what is around them can be checked.
+// probe replaces placeholders by likely values, so that the text around them can be checked.
 var probe = strings.NewReplacer("{port}", "80", "{host}", "127.0.0.1", "{address}", "127.0.0.1:80")
 
 func checkAddress(raw string) error {
@@ -245,16 +245,16 @@ func checkURL(raw string) error {
 	return nil
 }
 
-// Name is what the program is called in messages.
+// Name returns the program's name in messages.
 func (c Command) Name() string { return strings.ReplaceAll(filepath.Base(c.Argv[0]), "{self}", "tare") }
 
-// Line is the command line as a shell would take it, to be tried by hand.
+// Line returns the command line, quoted for a shell, to be tried by hand.
 func (c Command) Line() string {
 	return strings.Join(lists.Map(c.Argv, quote), " ")
 }
 
-// Installed says whether the program is there and can be run. The error is of code fault.Machine for a name that is not
-// on the PATH, and of code fault.Usage for a path that is wrong. A name is looked for on this process's PATH.
+// Installed returns an error unless the program exists and can be executed. A name is looked up in this process's
+// PATH. The error has the code fault.Machine for a name that is not on the PATH, and fault.Usage for a wrong path.
 func (c Command) Installed() error {
 	for _, f := range c.Files {
 		if _, err := f.read(); err != nil {
@@ -266,7 +266,7 @@ func (c Command) Installed() error {
 	if !named && !filepath.IsAbs(path) {
 		path = filepath.Join(c.Dir, path)
 		if !filepath.IsAbs(path) {
-			path = "./" + path // else a file of this directory is looked for on the PATH
+			path = "./" + path // without a slash, it would be looked up in the PATH
 		}
 	}
 	_, err := exec.LookPath(path)

@@ -8,11 +8,11 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Found is what belongs to a command: its processes with their memory, and its eBPF programs and maps.
+// Found holds what belongs to a command: its processes with their memory, and its eBPF programs and maps.
 type Found struct {
 	Processes []Process `json:"processes"`
-	// RSS and RSSPeak are the resident memory of the processes added up, in bytes: now, and at the highest that each
-	// has had. Pages that several of them share count several times.
+	// RSS is the resident memory of the processes added up, in bytes, and RSSPeak the sum of the peaks of each. Pages
+	// that several of them share count several times.
 	RSS     uint64 `json:"rss_bytes"`
 	RSSPeak uint64 `json:"rss_peak_bytes"`
 	Objects
@@ -24,11 +24,11 @@ type Process struct {
 	PPID int    `json:"ppid"`
 	Comm string `json:"comm"`
 	RSS  uint64 `json:"rss_bytes"`
-	// Outside says that it is in another control group than the command: what that counts is without it.
+	// Outside is true if it is in another control group than the command, whose counters therefore leave it out.
 	Outside bool `json:"outside,omitempty"`
 }
 
-// Objects are eBPF programs and maps of a command.
+// Objects holds eBPF programs and maps of a command.
 type Objects struct {
 	Programs []Object `json:"programs"`
 	Maps     []Object `json:"maps"`
@@ -38,18 +38,18 @@ type Objects struct {
 type Object struct {
 	ID   uint32 `json:"id"`
 	Name string `json:"name"`
-	// Held is false for one that no process of the command holds: it was pinned, or left attached. That it is the
-	// command's is then inferred.
+	// Held is false if no process of the command holds the object: it was pinned, or left attached. That it belongs to
+	// the command is then inferred.
 	Held bool `json:"held"`
-	// Replaced is of a program that was unloaded inside the window after the command had loaded another of its name and
-	// type: who held it is inferred from that.
+	// Replaced is true for a program that was unloaded inside the window after the command had loaded another of the same
+	// name and type: that it belongs to the command is inferred from that.
 	Replaced bool `json:"replaced,omitempty"`
 }
 
-// Discover finds what belongs to a command: inside, which is what runs in its control group, and what these processes
-// started in other groups, unless whole is false: a group that was found, not made for the command, such as that of a
-// container runtime, has started much that is not its own. The programs and maps are those of the ledger, by the rule
-// of ObjectsOf.
+// Discover finds what belongs to a command. inside holds the processes in its control group. With whole, their
+// descendants in other groups belong to it too; without, as for a group that existed before, such as that of a
+// container runtime, many descendants are not its own. ObjectsOf says which programs and maps of the ledger belong to
+// it.
 func Discover(f proc.FS, inside []int, whole bool, l *ledger.Ledger, began time.Time) (Found, error) {
 	all := inside
 	if whole {
@@ -72,20 +72,20 @@ func Discover(f proc.FS, inside []int, whole bool, l *ledger.Ledger, began time.
 	return found, nil
 }
 
-// clocks is by how much the time at which the kernel says that a program was loaded may be off from the clock of the
-// day.
+// clocks is the most by which the kernel's load time of a program may differ from the wall clock.
 const clocks = 100 * time.Millisecond
 
-// ObjectsOf are the eBPF programs and maps in a ledger that belong to processes:
+// ObjectsOf returns the eBPF programs and maps in a ledger that belong to processes:
 //
-//   - what they hold, by a descriptor of the object, or of a link or a perf event;
-//   - programs that were unloaded inside the window, of which such a program, loaded in it later, has the name and type;
+//   - those that they hold, by a descriptor of the object, or of a link or a perf event;
+//   - programs that were unloaded inside the window, if one of those programs has the same name and type and was
+//     loaded later in the window;
 //   - programs that no process holds and that were loaded since began: pinned in bpffs, or attached for good;
-//   - maps that no process holds, if all their users are such programs, and maps inside a map of theirs that no other
+//   - maps that no process holds, if all their users are such programs, and maps inside such a map that no other
 //     process holds.
 //
-// A zero began leaves out what no process holds: where others load programs too, its owner is unknown. The scale's own
-// programs are never among them.
+// A zero began leaves out what no process holds: if other processes load programs too, its owner is unknown. The
+// scale's own programs are never included.
 func ObjectsOf(l *ledger.Ledger, pids []int, began time.Time) Objects {
 	o := Objects{Programs: []Object{}, Maps: []Object{}}
 	programs := map[uint32]bool{}
@@ -118,8 +118,8 @@ func ObjectsOf(l *ledger.Ledger, pids []int, began time.Time) Objects {
 	return o
 }
 
-// replaced are the programs that were unloaded inside the window of a ledger and of which one of those given, loaded in
-// it later, has the name and type.
+// replaced returns the programs that were unloaded inside the window of a ledger, if one of the given programs has the
+// same name and type and was loaded later in the window.
 func replaced(l *ledger.Ledger, programs map[uint32]bool) (old []ledger.Program) {
 	for _, p := range l.Programs {
 		by := func(q ledger.Program) bool {
@@ -137,7 +137,7 @@ func holds(pids []int, holders []ledger.Owner) bool {
 	return slices.ContainsFunc(holders, func(o ledger.Owner) bool { return slices.Contains(pids, o.PID) })
 }
 
-// used says whether all that uses a map, programs and maps that it is in, is among those of a command.
+// used reports whether every user of a map, program or outer map, belongs to the command, and there is at least one.
 func used(m ledger.Map, programs, maps map[uint32]bool, all []ledger.Map) bool {
 	users := 0
 	for _, id := range m.UsedBy {

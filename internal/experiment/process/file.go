@@ -13,20 +13,20 @@ import (
 	"tare/internal/lib/text"
 )
 
-// maxFile is how large a file with placeholders may be, in bytes, and maxFiles how many a command may have.
+// maxFile is the most bytes in a file with placeholders, and maxFiles the most files of a command.
 const (
 	maxFile  = 1 << 20
 	maxFiles = 64
 )
 
-// File is a file of the user's with placeholders in it.
+// File is a user's file with placeholders in it.
 type File struct {
-	Name string // in the command's directory: no path
-	Path string // of the user's, relative to this process's working directory
-	Sum  string // SHA-256 of the user's as At read it, in hexadecimal; empty before
+	Name string // in the command's directory; not a path
+	Path string // of the user's file, relative to this process's working directory
+	Sum  string // SHA-256 of the user's file as At read it, in hexadecimal; empty before
 }
 
-// filesOf reads the setting. Its error reads on after the setting's name.
+// filesOf parses the setting "files". Its error continues a sentence that begins with the setting's name.
 func filesOf(line string) ([]File, error) {
 	words, err := Words(line)
 	if err != nil {
@@ -54,7 +54,7 @@ func filesOf(line string) ([]File, error) {
 	return all, nil
 }
 
-// read reads the user's file, and finds placeholders that are misspelt. Its error has the code fault.Usage.
+// read reads the user's file and checks it for misspelt placeholders. Its error has the code fault.Usage.
 func (f File) read() ([]byte, error) {
 	content, err := files.Read(f.Path, maxFile)
 	if err == nil {
@@ -64,8 +64,8 @@ func (f File) read() ([]byte, error) {
 		"the file cannot be used")
 }
 
-// write writes the file into the directory of a place, with the mode of the user's, and gives the SHA-256 of the
-// user's, in hexadecimal.
+// write writes the file, with its placeholders filled in and the mode of the user's file, into the directory of a
+// place. It returns the SHA-256 of the user's file, in hexadecimal.
 func (f File) write(p Place) (sum string, err error) {
 	content, err := f.read()
 	if err != nil {

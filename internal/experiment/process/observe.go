@@ -25,21 +25,21 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Kind is what sort of thing that runs already is observed.
+// Kind is the kind of an observed target, which was running before.
 type Kind string
 
-// The kinds.
+// The kinds of targets.
 const (
 	ByPID       Kind = "pid"       // a process, with all that it has started
-	ByCgroup    Kind = "cgroup"    // a control group, by its path below the root of the hierarchy
+	ByCgroup    Kind = "cgroup"    // a control group, by its path below the root of its hierarchy
 	ByUnit      Kind = "unit"      // a systemd unit
-	ByContainer Kind = "container" // a container, by its id or the beginning of it
+	ByContainer Kind = "container" // a container, by its id or a prefix of it
 )
 
-// kinds are those of Kind, in the order of the documentation.
+// kinds holds the kinds in the order of the documentation.
 var kinds = []string{string(ByPID), string(ByCgroup), string(ByUnit), string(ByContainer)}
 
-// Target names something that runs already: pid:1234, cgroup:/system.slice/nginx.service, unit:nginx.service or
+// Target names something that is already running: pid:1234, cgroup:/system.slice/nginx.service, unit:nginx.service or
 // container:0123456789ab. It is observed, and never started, moved or stopped.
 type Target struct {
 	Kind Kind
@@ -53,13 +53,13 @@ var (
 	unitName    = text.LazyRegexp(`^[A-Za-z0-9:_.\\@-]{1,255}$`)
 )
 
-// unitSuffixes are the units that have control groups (systemd.unit(5)).
+// unitSuffixes are the suffixes of units that have control groups (systemd.unit(5)).
 var unitSuffixes = []string{".service", ".scope", ".slice", ".socket", ".mount", ".swap"}
 
-// ParseTarget reads a Target. Its error is of code fault.Usage.
+// ParseTarget reads a Target. Its error has the code fault.Usage.
 func ParseTarget(raw string) (Target, error) {
 	kind, name, ok := strings.Cut(strings.TrimLeftFunc(raw, unicode.IsSpace), ":")
-	if Kind(kind) != ByCgroup { // whose name may end with a space
+	if Kind(kind) != ByCgroup { // the name of a group may end with a space
 		name = strings.TrimSpace(name)
 	}
 	wrong := func(hint, format string, args ...any) (Target, error) {
@@ -104,29 +104,30 @@ func ParseTarget(raw string) (Target, error) {
 type Finder struct {
 	Layout *cgroup.Layout
 	Proc   proc.FS
-	Self   int // pid of the scale, which is never observed; 0: this process
+	Self   int // pid of this scale, which is never observed; 0: this process
 }
 
 // Existing is what a Target names: a control group, or a process with its descendants.
 type Existing struct {
 	Target Target
-	// Path is the identity of its control group, as package cgroup gives it. It is empty for a process that shares its
-	// group with others: then only its processes tell what it uses.
+	// Path is the identity of its control group, as in package cgroup. It is empty for a process that shares its group
+	// with others: then what it uses is known only from its processes.
 	Path string
-	Dir  string // the group's directory in the hierarchy that counts CPU time; empty where Path is
+	Dir  string // the group's directory in the hierarchy that counts CPU time; empty if Path is
 	PIDs []int  // its processes, in order
 
-	cpu    *cgroup.Hierarchy // that counts CPU time; nil: there is none, which only a process can do without
-	pid    int               // of the process, where the target is one
-	start  uint64            // of that process
-	inode  uint64            // of Dir when Watch was called; 0: not known. One that was made again has another
+	cpu   *cgroup.Hierarchy // the hierarchy that counts CPU time; nil: there is none, and the target is a process
+	pid   int               // of the process, if the target is one
+	start uint64            // of that process
+	// of Dir when Watch was called, 0 before; a group that was removed and made again has another
+	inode  uint64
 	finder Finder
 	watch  *containment.Watch // nil before Watch
-	spared []int              // of members: the processes that this one comes from
+	spared []int              // set by members: processes that started this one, with all that they started
 }
 
-// Find finds what a target names. The error is of code fault.Usage where there is no such thing, where there are
-// several, and where the scale itself is part of it; of code fault.Machine where this machine has no control groups.
+// Find finds what a target names. The error has the code fault.Usage if nothing or several things have that name, or
+// if this scale is part of it; it has the code fault.Machine if this machine has no control groups.
 func (f Finder) Find(t Target) (*Existing, error) {
 	if f.Self == 0 {
 		f.Self = os.Getpid()
@@ -190,7 +191,7 @@ func (e *Existing) findProcess() error {
 	return e.shareGroup(pid)
 }
 
-// shareGroup takes the control group of a process where that holds nothing but the target.
+// shareGroup takes the control group of a process if all members of the group belong to the target.
 func (e *Existing) shareGroup(pid int) error {
 	f := e.finder
 	if e.cpu == nil {
@@ -216,7 +217,7 @@ func (e *Existing) shareGroup(pid int) error {
 	return nil
 }
 
-// findGroup takes the group of an identity.
+// findGroup takes the group with an identity.
 func (e *Existing) findGroup(identity string) error {
 	f, h := e.finder, e.cpu
 	dir, ok := h.Dir(identity)
@@ -239,8 +240,8 @@ func (e *Existing) findGroup(identity string) error {
 	return nil
 }
 
-// isContainer says whether a control group is that of the container with the id, by the names that a census of
-// sandboxes knows, and by those of engines that shorten the id. A monitor beside a container, such as
+// isContainer reports whether name is that of the control group of the container with the id. It knows the names that
+// the census of sandboxes knows, and those of engines that shorten the id. A container's monitor, such as
 // crio-conmon-ID.scope, is not part of it.
 func isContainer(name, id string) bool {
 	if whole := sandbox.ContainerOf(name); whole != "" {
@@ -256,10 +257,10 @@ func isContainer(name, id string) bool {
 	return strings.HasPrefix(rest, id) && containerID().MatchString(rest)
 }
 
-// maxGroups is how many groups are looked through.
+// maxGroups is how many groups are searched.
 const maxGroups = 1 << 20
 
-// search takes the one topmost group whose name fits.
+// search takes the only topmost group whose name fits.
 func (e *Existing) search(fits func(name string) bool, hint string) error {
 	found := find(e.cpu.Mount, fits)
 	switch len(found) {
@@ -278,8 +279,8 @@ func (e *Existing) search(fits func(name string) bool, hint string) error {
 		strings.Join(shown, ", "))
 }
 
-// elsewhere is the path of a group that fits in a hierarchy that does not count CPU time, as systemd's own of v1; empty
-// where there is none.
+// elsewhere returns the path of a group that fits in a hierarchy that does not count CPU time, such as systemd's own
+// in v1, or "".
 func (e *Existing) elsewhere(fits func(string) bool) string {
 	for i := range e.finder.Layout.Hierarchies {
 		h := &e.finder.Layout.Hierarchies[i]
@@ -293,14 +294,14 @@ func (e *Existing) elsewhere(fits func(string) bool) string {
 	return ""
 }
 
-// find lists the groups below a mount whose names fit, in order, each with a leading slash. It does not look into
-// those.
+// find lists the groups below a mount whose names fit, in order, each with a leading slash. It does not descend into
+// groups that fit.
 func find(mount string, fits func(name string) bool) []string {
 	var found []string
 	seen := 0
 	_ = filepath.WalkDir(mount, func(p string, d fs.DirEntry, err error) error {
 		if err != nil || !d.IsDir() || p == mount {
-			return nil // what cannot be read has gone
+			return nil // unreadable directories have probably gone
 		}
 		if seen++; seen > maxGroups {
 			return fs.SkipAll
@@ -314,7 +315,7 @@ func find(mount string, fits func(name string) bool) []string {
 	return found
 }
 
-// alive are those processes that can still run.
+// alive returns the processes that can still run.
 func alive(f proc.FS, pids []int) []int {
 	return slices.DeleteFunc(pids, func(pid int) bool {
 		p, err := f.Process(pid)
@@ -351,8 +352,8 @@ func (e *Existing) Refresh() error {
 	return nil
 }
 
-// inodeOf is the number of a directory, which on machines of 64 bits no other has for as long as the control groups are
-// mounted: kernfs numbers them on (__kernfs_new_node in fs/kernfs/dir.c).
+// inodeOf returns the inode number of a directory. On 64-bit machines no other control group gets the same number
+// while the hierarchy is mounted, because kernfs counts up (__kernfs_new_node in fs/kernfs/dir.c).
 func inodeOf(dir string) (uint64, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(dir, &st); err != nil {
@@ -361,10 +362,10 @@ func inodeOf(dir string) (uint64, error) {
 	return st.Ino, nil
 }
 
-const maxAncestors = 1000 // of this process that are looked at
+const maxAncestors = 1000 // ancestors of this process that are examined
 
-// Watch begins to check whether what the target has started stays in its control group, and whether that group stays.
-// Close ends it.
+// Watch begins to check that processes that the target starts stay in its control group, and that the group is not
+// removed. Close ends it.
 func (e *Existing) Watch() (err error) {
 	if e.Path == "" {
 		return nil
@@ -380,7 +381,7 @@ func (e *Existing) Watch() (err error) {
 	return err
 }
 
-// Close ends the watch, where there is one. A nil Existing has none.
+// Close ends the watch, if there is one. The Existing may be nil.
 func (e *Existing) Close() error {
 	if e == nil {
 		return nil
@@ -388,8 +389,8 @@ func (e *Existing) Close() error {
 	return e.watch.Close()
 }
 
-// Unseen says why it may not be known which processes of the target left its control group between the edges and ended
-// elsewhere; empty where it is known, or where there is no such group.
+// Unseen says why some processes that left the target's control group between the edges of the window, and ended
+// elsewhere, may be unknown. It is empty if all are known, or if the target has no group of its own.
 func (e *Existing) Unseen() string {
 	if e.watch == nil {
 		return ""
@@ -403,8 +404,8 @@ func (e *Existing) Unseen() string {
 	return ""
 }
 
-// Strays says which processes that the target has started were in control groups that are not the target's, whose
-// counters therefore lack what they use: when Watch was called, now or in between. It is empty where there are none.
+// Strays describes processes that the target started and that were in other control groups at any time since Watch, so
+// the target's counters lack what they use. It is empty if there are none.
 func (e *Existing) Strays() (string, error) {
 	if e.Path == "" || e.watch == nil {
 		return "", nil
@@ -421,12 +422,13 @@ func (e *Existing) Strays() (string, error) {
 // invocationID is the variable by which systemd marks the processes of one start of a unit (systemd.exec(5)).
 const invocationID = "INVOCATION_ID"
 
-// invocationPatience is how long to wait, all together, for variables of processes that are becoming others.
+// invocationPatience is how long to wait in all for the variables of processes that are in execve.
 const invocationPatience = time.Second
 
-// members are the processes of the target's group and what these have started; and, whatever their parent is now, those
-// of a session that one of them leads, of the same start of a unit, and of Watch. The processes that this one comes
-// from, such as a session of a server that is observed, and all that they have started are none.
+// members returns the processes of the target's group and their descendants. Whatever their present parents, it adds
+// processes whose session is led by one of those, processes of the same start of a unit, and those that Watch knows.
+// It leaves out this process's ancestor in the group, if there is one (such as a session of an observed server), with
+// all that this ancestor has started.
 func (e *Existing) members() ([]containment.Member, error) {
 	f := e.finder
 	all, err := f.Proc.Processes()
@@ -484,8 +486,8 @@ func (e *Existing) members() ([]containment.Member, error) {
 	return members, nil
 }
 
-// counting are the hierarchies in which the target's group is weighed: of CPU time, and of memory and v2 where it is in
-// those under the same name.
+// counting returns the hierarchies in which the target's group is counted: that of CPU time, and those of memory and
+// v2 if the group has the same path there.
 func (e *Existing) counting() (all []*cgroup.Hierarchy) {
 	l := e.finder.Layout
 	memory, _ := l.Controller("memory")
@@ -508,8 +510,8 @@ func (e *Existing) ended(what string) error {
 		"%s while it was observed", what)
 }
 
-// Found is what belongs to the target now: its processes, and the eBPF programs and maps of the ledger that they hold.
-// It leaves out what no process holds: the target was running before, so the owner is unknown.
+// Found returns what belongs to the target now: its processes, and the eBPF programs and maps of the ledger that they
+// hold. Objects that no process holds are left out: the target was running before, so their owner is unknown.
 func (e *Existing) Found(l *ledger.Ledger) (Found, error) {
 	if err := e.Refresh(); err != nil {
 		return Found{}, err

@@ -24,7 +24,7 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// processes are those of the command, in order: zombies too, but never this process.
+// processes returns the processes of the command in order of pid, zombies included, but never this process.
 func (r *Running) processes() []proc.Process {
 	pid := r.PID()
 	var pids []int
@@ -36,7 +36,7 @@ func (r *Running) processes() []proc.Process {
 	return stat(proc.FS{}, pids)
 }
 
-// stat reads the processes that are there, without this one and kernel threads.
+// stat reads the processes that still exist, except this one and kernel threads.
 func stat(f proc.FS, pids []int) []proc.Process {
 	slices.Sort(pids)
 	var ps []proc.Process
@@ -63,7 +63,7 @@ func inSession(session int) []int {
 	return withDescendants(proc.FS{}, mine)
 }
 
-// withDescendants adds to processes those that they started, and so on.
+// withDescendants adds the descendants of processes.
 func withDescendants(f proc.FS, pids []int) []int {
 	all, err := f.Processes()
 	if err != nil {
@@ -72,7 +72,7 @@ func withDescendants(f proc.FS, pids []int) []int {
 	return descendants(all, pids)
 }
 
-// descendants is withDescendants where all processes of the machine have been read.
+// descendants is withDescendants for a table of all processes that was read before.
 func descendants(all map[int]proc.Process, pids []int) []int {
 	children := map[int][]int{}
 	for pid, p := range all {
@@ -88,8 +88,8 @@ func descendants(all map[int]proc.Process, pids []int) []int {
 	return slices.Sorted(maps.Keys(seen))
 }
 
-// Listening are the TCP addresses that the command listens on, as host:port that can be dialled from here: an address
-// of all interfaces reads as one of the loopback. IPv4 comes before IPv6, and lower ports before higher ones.
+// Listening returns the TCP addresses on which the command listens, as host:port that can be dialled from here: an
+// address of all interfaces becomes the loopback address. IPv4 comes before IPv6, lower ports before higher ones.
 func (r *Running) Listening() []string { return listening("/proc", r.Processes()) }
 
 func listening(root string, pids []int) []string {
@@ -130,15 +130,15 @@ func addSockets(sockets map[string]bool, root string, pid int) {
 	}
 }
 
-// ServedElsewhere says which process listens at an address of this network namespace where none of ours does, such as
-// one that an engine of containers or another manager of services has started; empty where there is none. Of several
-// sockets that share the address (SO_REUSEPORT) each must be held by one of ours.
+// ServedElsewhere describes the process that listens at an address of this network namespace if none of ours does,
+// such as one that a container engine or a service manager has started; it returns "" if there is none. If several
+// sockets share the address (SO_REUSEPORT), each must be held by one of ours.
 func ServedElsewhere(l *cgroup.Layout, address string, ours []int) (string, error) {
 	to, err := netip.ParseAddrPort(address)
 	if err != nil {
-		return "", nil // a name
+		return "", nil // a host name
 	}
-	theirs := map[string]bool{} // inodes of sockets that none of ours is seen to hold
+	theirs := map[string]bool{} // inodes of sockets that none of ours holds
 	err = eachSocket("/proc/thread-self/net", func(line string) {
 		a, inode, ok := parseListener(line)
 		if ok && a.Port() == to.Port() && (a.Addr() == to.Addr().Unmap() || a.Addr().IsUnspecified()) {
@@ -184,7 +184,7 @@ func ServedElsewhere(l *cgroup.Layout, address string, ours []int) (string, erro
 // Connection is the two ends of a TCP connection.
 type Connection struct{ Local, Remote netip.AddrPort }
 
-// Connections are the TCP connections of this network namespace that have a port at one of their ends, also those that
+// Connections returns the TCP connections of this network namespace that have the port at either end, also those that
 // are closing or were closed within the last minute (TIME_WAIT).
 func Connections(port uint16) ([]Connection, error) {
 	var all []Connection
@@ -202,7 +202,7 @@ func Connections(port uint16) ([]Connection, error) {
 	return all, err
 }
 
-// Dialled reports whether one of some processes has a TCP connection to an address now, that it has made.
+// Dialled reports whether one of some processes now has a TCP connection to an address.
 func Dialled(pids []int, to netip.AddrPort) (has bool) {
 	for _, pid := range pids { // each may be in a separate network namespace
 		sockets := map[string]bool{}
@@ -220,7 +220,7 @@ func Dialled(pids []int, to netip.AddrPort) (has bool) {
 	return has
 }
 
-// eachSocket gives the lines of the TCP sockets of a network namespace, whose directory in /proc is dir.
+// eachSocket calls line for each TCP socket of a network namespace, whose directory in /proc is dir.
 func eachSocket(dir string, line func(string)) error {
 	for _, name := range []string{"tcp", "tcp6"} {
 		f, err := os.Open(filepath.Join(dir, name))
@@ -245,7 +245,7 @@ func eachSocket(dir string, line func(string)) error {
 // stateListen is TCP_LISTEN of include/net/tcp_states.h, as the files print it.
 const stateListen = "0A"
 
-// parseListener reads a line of /proc/<pid>/net/tcp or tcp6 (get_tcp4_sock in net/ipv4/tcp_ipv4.c): it is false for a
+// parseListener reads a line of /proc/<pid>/net/tcp or tcp6 (get_tcp4_sock in net/ipv4/tcp_ipv4.c). ok is false for a
 // socket that does not listen.
 func parseListener(line string) (a netip.AddrPort, inode string, ok bool) {
 	f := strings.Fields(line)
@@ -256,7 +256,7 @@ func parseListener(line string) (a netip.AddrPort, inode string, ok bool) {
 	return a, f[9], ok
 }
 
-// parseEnd reads an address with a port, as these files have it.
+// parseEnd reads an address with a port in the format of these files.
 func parseEnd(text string) (a netip.AddrPort, ok bool) {
 	host, port, _ := strings.Cut(text, ":")
 	raw, err := hex.DecodeString(host)
@@ -272,7 +272,7 @@ func parseEnd(text string) (a netip.AddrPort, ok bool) {
 	return netip.AddrPortFrom(ip.Unmap(), uint16(n)), true
 }
 
-// dialable is the loopback in place of all interfaces.
+// dialable replaces the address of all interfaces by the loopback address.
 func dialable(a netip.AddrPort) netip.AddrPort {
 	if !a.Addr().IsUnspecified() {
 		return a
@@ -283,8 +283,8 @@ func dialable(a netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(netip.IPv6Loopback(), a.Port())
 }
 
-// ResidentOf is the resident memory of processes added up, now and at the highest that each has had, in bytes. Pages
-// that they share count for each of them. Those that have ended are passed over.
+// ResidentOf returns the resident memory of processes added up, and the sum of their peaks, in bytes. A shared page
+// counts for each of them. Processes that have ended are skipped.
 func ResidentOf(f proc.FS, pids []int) (now, peak uint64, err error) {
 	for _, pid := range pids {
 		n, p, err := f.Resident(pid)
@@ -309,7 +309,7 @@ func FreePort() (int, error) {
 	return int(at.Port()), err
 }
 
-// FreeAddresses are n addresses with such ports, host:port, which differ.
+// FreeAddresses returns n different addresses with such ports, as host:port.
 func FreeAddresses(n int) (all []string, err error) {
 	for range n {
 		l, err := net.Listen("tcp", "127.0.0.1:0")

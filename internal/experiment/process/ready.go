@@ -20,19 +20,19 @@ import (
 	"tare/internal/lib/text"
 )
 
-// settled is how long a command runs that is ready without a condition, where it listens on no port.
+// settled is how long a command without conditions that listens on no port must run to be ready.
 const settled = 500 * time.Millisecond
 
-// condition is one thing that a command must show to be ready.
+// condition is one condition under which a command is ready.
 type condition struct {
-	given bool          // it is asked for
+	given bool          // it was configured
 	what  string        // completes "within 30s, "
-	every time.Duration // between two looks
-	// holds says whether it does, or why it does not; the reason may be nil.
+	every time.Duration // between two checks
+	// holds reports whether it holds; if not, the error is the reason, or nil.
 	holds func(context.Context) (bool, error)
 }
 
-// conditions are those of the command in the order in which they are waited for.
+// conditions returns the conditions of the command in the order in which they are awaited.
 func (r *Running) conditions() []condition {
 	c := r.command.Ready
 	var since time.Time // when Ready.After began to count
@@ -68,7 +68,7 @@ func (r *Running) conditions() []condition {
 	}}}
 }
 
-// silent says that Ready.Listen did not come to hold.
+// silent describes that Ready.Listen did not hold.
 func (r *Running) silent() string {
 	if at := r.command.Ready.Offered; at != "" {
 		return "it listened on no TCP port that is seen from here, and accepted no connections at " + at
@@ -76,7 +76,7 @@ func (r *Running) silent() string {
 	return "it listened on no TCP port"
 }
 
-// file is the path of Ready.File.
+// file returns the path of Ready.File.
 func (c Command) file() string {
 	if filepath.IsAbs(c.Ready.File) {
 		return c.Ready.File
@@ -90,8 +90,8 @@ func (r *Running) sawLine(context.Context) (bool, error) {
 	return r.saw, nil
 }
 
-// beforehand refuses a working directory that is none, and conditions that hold already: then they would not be of this
-// command.
+// beforehand returns an error if the working directory is not a directory, or if a condition holds before the command
+// starts: then it would say nothing about this command.
 func (c Command) beforehand() error {
 	if c.Dir != "" {
 		if info, err := os.Stat(c.Dir); err != nil || !info.IsDir() {
@@ -119,7 +119,7 @@ func (c Command) beforehand() error {
 // attempt is how long one connection or request may take.
 const attempt = time.Second
 
-// offeredAttempt is the same for an address at which it need not listen: other signs are looked for as well.
+// offeredAttempt is the limit for an address at which the program need not listen, since other signs are checked too.
 const offeredAttempt = attempt / 10
 
 func accepts(ctx context.Context, address string) (bool, error) {
@@ -136,8 +136,8 @@ func acceptsWithin(ctx context.Context, address string, limit time.Duration) (bo
 	return true, nil
 }
 
-// prober sends one request per connection and follows no redirect, to leave the server as if it were unused. It does
-// not verify the server's certificate.
+// prober sends one request per connection and follows no redirect, so the server stays as if unused. It does not
+// verify the server's certificate.
 var prober = &http.Client{
 	Timeout:       attempt,
 	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
@@ -161,7 +161,7 @@ func answers(ctx context.Context, url string) (bool, error) {
 	return true, nil
 }
 
-// short is the innermost reason of an error of the network.
+// short returns the innermost cause of a network error.
 func short(err error) error {
 	var system interface{ Timeout() bool }
 	var errno unix.Errno
@@ -183,7 +183,7 @@ func (r *Running) await(ctx context.Context, c condition, timeout time.Duration)
 	var reason error
 	for n := 0; ; n++ {
 		select {
-		case <-r.Ended(): // before the condition: what holds may be of somebody else
+		case <-r.Ended(): // before the condition, which another process may satisfy
 			if r.command.Finishes && r.Err() == nil {
 				return nil
 			}
@@ -191,10 +191,11 @@ func (r *Running) await(ctx context.Context, c condition, timeout time.Duration)
 		default:
 		}
 		holds, err := c.holds(ctx)
+		// Once the command has exited, only processes that it left behind, which are about to end, can satisfy it.
 		if holds && !r.Exited() {
 			return nil
 		}
-		// The last attempt runs into the deadline, which says less than those before.
+		// The last attempt runs into the deadline, and its error is less specific than earlier ones.
 		if err != nil && ctx.Err() == nil && (reason == nil || !errors.Is(err, errTimeout)) {
 			reason = err
 		}
@@ -210,17 +211,17 @@ func (r *Running) await(ctx context.Context, c condition, timeout time.Duration)
 			}
 			return r.notReady(c, timeout, reason)
 		case <-r.Ended():
-		case <-tick.C: // what it left behind does not count: it is about to end
+		case <-tick.C:
 		}
 	}
 }
 
-// notReady is the error of a condition that did not come to hold.
+// notReady returns the error for a condition that did not hold in time.
 func (r *Running) notReady(c condition, timeout time.Duration, reason error) error {
 	if err := r.stopped(); err != nil {
 		return err
 	}
-	r.out.Read() // its latest words
+	r.out.Read() // its latest output
 	cause := errors.New(c.what)
 	if reason != nil {
 		cause = fmt.Errorf("%s (%w)", c.what, reason)
@@ -233,9 +234,9 @@ func (r *Running) notReady(c condition, timeout time.Duration, reason error) err
 	return r.fault(cause, hint, "was not ready within %v", timeout)
 }
 
-// stopped finds a process of the command that a signal holds. A terminal cannot have done it: without one, the kernel
-// leaves the processes of a session running (SIGTTIN and SIGTTOU of an orphaned process group, get_signal in
-// kernel/signal.c).
+// stopped returns an error if a process of the command is stopped by a signal. A terminal cannot be the cause: without
+// one, the kernel leaves the processes of a session running (SIGTTIN and SIGTTOU of an orphaned process group,
+// get_signal in kernel/signal.c).
 func (r *Running) stopped() error {
 	for _, p := range r.processes() {
 		if p.State == 'T' {
@@ -246,8 +247,8 @@ func (r *Running) stopped() error {
 	return nil
 }
 
-// terminal is what programs say that find no terminal: the words of isatty's and tcgetattr's errors (ENOTTY, and ENXIO
-// for /dev/tty), and of curses.
+// terminal matches what programs print if they find no terminal: the error texts of isatty and tcgetattr (ENOTTY, and
+// ENXIO for /dev/tty), and of curses.
 var terminal = text.LazyRegexp(`(?i)not a (tty|terminal|typewriter)|inappropriate ioctl for device|/dev/tty\b|` +
 	`no (controlling )?(tty|terminal)\b|TERM environment variable not set|error opening terminal|` +
 	`requires? an? (tty|terminal|interactive)|failed tty get|` + // the last is of procps
@@ -257,7 +258,7 @@ var terminal = text.LazyRegexp(`(?i)not a (tty|terminal|typewriter)|inappropriat
 const mountTracing = "see whether tracefs is mounted (mount -t tracefs none /sys/kernel/tracing), and whether " +
 	"this kernel has what it traces"
 
-// advice is the hint for a command that ended with an error, by its last words.
+// advice returns a hint for a command that ended with an error, from its last output.
 func (r *Running) advice() string {
 	text := strings.ToLower(r.Tail())
 	for _, a := range []struct{ words, hint string }{

@@ -20,47 +20,46 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// How often what a command writes is read.
+// How often the output of a command is read.
 const (
-	pause   = 5 * time.Millisecond  // between two looks until it is ready, and while it writes much
-	calm    = 25 * time.Millisecond // between two looks at one that writes little
-	much    = 128 << 10             // bytes in one look
-	maxLine = 64 << 10              // of a line that is held against Ready.Line
+	pause   = 5 * time.Millisecond  // between two reads until it is ready, and while it writes much
+	calm    = 25 * time.Millisecond // between two reads of one that writes little
+	much    = 128 << 10             // bytes in one read
+	maxLine = 64 << 10              // of a line that is matched with Ready.Line
 )
 
-// lingering is how long processes of a command may live on after it, where it ended by itself: its helpers that end
-// because it has.
+// lingering is how long processes of a command that ended by itself may outlive it: helpers need time to notice.
 const lingering = 250 * time.Millisecond
 
-// gone is how long killed processes are waited for. One in the middle of a large write takes seconds.
+// gone is how long to wait for killed processes. One in the middle of a large write takes seconds.
 const gone = 20 * time.Second
 
-// Running is a command under way. Its methods may be used concurrently. It has ended when all its processes have.
+// Running is a started command. Its methods may be used concurrently. It has ended when all its processes have.
 type Running struct {
 	child.Process
 	command Command
 
-	out    child.Output // its lock guards what is read
-	lines  [2][]byte    // the last line of standard output and standard error, as far as it has come
-	output []byte       // the end of standard output, up to Command.Capture bytes and as many again
-	cut    int64        // bytes of standard output before it
+	out    child.Output // its lock guards the four fields below
+	lines  [2][]byte    // the current, incomplete line of standard output and of standard error
+	output []byte       // the end of standard output, up to twice Command.Capture bytes
+	cut    int64        // bytes of standard output before output
 	saw    bool         // a line matched Ready.Line
 
-	left []proc.Process // those that had to be killed after it had ended by itself; once it has ended
+	left []proc.Process // processes that had to be killed after it ended by itself; set at its end
 
 	endMu    sync.Mutex
-	deadline time.Time      // until when it may take to end, after Stop
-	hurry    bool           // Kill: those that it leaves behind get no time
+	deadline time.Time      // for its processes to end, after Stop
+	hurry    bool           // set by Kill: processes that it leaves behind get no time
 	seen     []proc.Process // its processes before Stop or Kill: some may outlive their parents
 }
 
-// Start runs a command: begin starts it where it belongs. It gets no input and no terminal. onEnd is called once, when
-// it ends by itself: with nil where that is what it is for (Finishes), else with the reason. Stop or Kill it in the
-// end, whatever happened.
+// Start runs a command; begin starts its process in the right place. It gets no input and no terminal. onEnd is called
+// once if it ends by itself: with nil if that is its purpose (Finishes), else with the reason. The caller must call
+// Stop or Kill in the end.
 //
-// The errors are of code fault.Usage where the command or its conditions are wrong: its program is no file that can be
-// run, its address is taken by another process, or its file is there already. A program that is not installed is one of
-// code fault.Machine.
+// The errors have the code fault.Usage if the command or its conditions are wrong: the program is not executable, its
+// address is taken by another process, or its ready-file exists already. A program that is not installed has the code
+// fault.Machine.
 func Start(c Command, begin child.Starter, onEnd func(error)) (*Running, error) {
 	if err := c.beforehand(); err != nil {
 		return nil, err
@@ -93,7 +92,7 @@ func Start(c Command, begin child.Starter, onEnd func(error)) (*Running, error) 
 	return r, nil
 }
 
-// pause is the time to the next look at what the command writes.
+// pause returns the time until the next read of the output, after a read of n bytes.
 func (r *Running) pause(n int) time.Duration {
 	if (r.saw || r.command.Ready.Line == nil) && n <= much {
 		return calm
@@ -101,7 +100,7 @@ func (r *Running) pause(n int) time.Duration {
 	return pause
 }
 
-// take keeps what a stream has brought.
+// take keeps a piece of output stream i; nil means that the stream has ended.
 func (r *Running) take(i int, piece []byte) {
 	if i == 0 && r.command.Capture > 0 {
 		r.output = append(r.output, piece...)
@@ -129,7 +128,7 @@ func (r *Running) take(i int, piece []byte) {
 	}
 }
 
-// endLine holds a whole line against the pattern.
+// endLine matches a whole line with the pattern.
 func (r *Running) endLine(i int) {
 	line := r.lines[i]
 	if !r.saw && len(line) > 0 {
@@ -138,7 +137,7 @@ func (r *Running) endLine(i int) {
 	r.lines[i] = line[:0]
 }
 
-// settle waits until the processes that a command left behind have ended too, and kills those that do not.
+// settle waits until processes that the command left behind have ended too, and kills those that do not.
 func (r *Running) settle() error {
 	var left []proc.Process
 	until := time.Now().Add(lingering)
@@ -150,7 +149,7 @@ func (r *Running) settle() error {
 		r.endMu.Lock()
 		hurry := r.hurry
 		if r.deadline.After(until) {
-			until = r.deadline // it was asked to end, and they with it
+			until = r.deadline // the command was asked to end, and so were its processes
 		}
 		r.endMu.Unlock()
 		if hurry || !time.Now().Before(until) {
@@ -174,7 +173,7 @@ func (r *Running) settle() error {
 	}
 }
 
-// others are the living processes of the command without the one that was started.
+// others returns the living processes of the command except the one that was started.
 func (r *Running) others() []proc.Process {
 	r.endMu.Lock()
 	seen := r.seen
@@ -190,7 +189,7 @@ func (r *Running) others() []proc.Process {
 	return slices.DeleteFunc(all, func(p proc.Process) bool { return p.PID == r.PID() || !p.Alive() })
 }
 
-// ending notes how long the processes of the command have to end, and which they are.
+// ending records when the processes of the command must have ended, and which processes there are.
 func (r *Running) ending(kill bool) {
 	r.endMu.Lock()
 	r.deadline, r.hurry = time.Now().Add(r.command.StopTime), r.hurry || kill
@@ -204,12 +203,12 @@ func (r *Running) ending(kill bool) {
 	r.seen = append(r.seen, ps...)
 }
 
-// killAll kills processes, each only if it is still the one that was seen.
+// killAll kills processes, unless another process has taken the pid.
 func (r *Running) killAll(ps []proc.Process) {
 	if r.command.CgroupDir != "" && !slices.Contains(cgroup.Members([]string{r.command.CgroupDir}), os.Getpid()) {
-		// One write for all, those just being started too (Linux 5.14, cgroup v2).
+		// One write kills all, even those that are just being started (Linux 5.14, cgroup v2).
 		if f, err := os.OpenFile(r.command.CgroupDir+"/cgroup.kill", os.O_WRONLY, 0); err == nil {
-			_, _ = f.WriteString("1") // what is not killed is found again
+			_, _ = f.WriteString("1") // a process that survives is found again
 			_ = f.Close()
 		}
 	}
@@ -218,15 +217,15 @@ func (r *Running) killAll(ps []proc.Process) {
 	}
 }
 
-// kill kills a process if it is still the same.
+// kill kills a process, unless another process has taken the pid.
 func kill(p proc.Process) {
-	_ = proc.Kill(p.PID, func() bool { // what is not killed is found again
+	_ = proc.Kill(p.PID, func() bool { // a process that survives is found again
 		now, err := (proc.FS{}).Process(p.PID)
 		return err == nil && now.Start == p.Start
 	})
 }
 
-// Processes are the living processes of the command, the one that was started first: those of its control group where
+// Processes returns the living processes of the command, the one that was started first: those of its control group if
 // it has one, else those of its session and their descendants.
 func (r *Running) Processes() []int {
 	var pids []int
@@ -238,8 +237,8 @@ func (r *Running) Processes() []int {
 	return pids
 }
 
-// Err waits for the end of the command and says how it ended: nil where it ended with status 0 and left no process
-// behind. An *exec.ExitError in it has the status.
+// Err waits for the end of the command. It returns nil if the command ended with status 0 and left no process behind.
+// An *exec.ExitError in it has the status.
 func (r *Running) Err() error {
 	if err := r.Process.Err(); err != nil || len(r.left) == 0 {
 		return err
@@ -247,8 +246,8 @@ func (r *Running) Err() error {
 	return &daemonError{r.left}
 }
 
-// Output is the end of what the command has written to standard output, at most Command.Capture bytes, and how many
-// bytes before it were dropped.
+// Output returns the end of the command's standard output, at most Command.Capture bytes, and how many bytes before it
+// were dropped.
 func (r *Running) Output() (text []byte, cut int64) {
 	r.out.Lock()
 	defer r.out.Unlock()
@@ -259,11 +258,11 @@ func (r *Running) Output() (text []byte, cut int64) {
 	return bytes.Clone(text), cut
 }
 
-// Failure waits for the end of the command and says why it ended. when reads on after "ended". It is of code
-// fault.Usage, because a command line is the user's.
+// Failure waits for the end of the command and returns why it ended. when continues the word "ended". The error has
+// the code fault.Usage, because the user writes the command line.
 func (r *Running) Failure(when string) error {
 	err := r.Err()
-	after := "" // its start, where that is not long ago
+	after := "" // how long after its start it ended, if that is short
 	if d := r.Ran(); d < 10*time.Second {
 		after = fmt.Sprintf(", %.1f s after its start", d.Seconds())
 	}
@@ -282,19 +281,19 @@ func (r *Running) Failure(when string) error {
 	return r.fault(err, r.advice(), "ended %s%s", when, after)
 }
 
-// fault makes an error of code fault.Usage with the last words.
+// fault returns an error with the code fault.Usage and the last output.
 func (r *Running) fault(cause error, hint, format string, args ...any) error {
 	return fault.Wrap(r.WithLastWords(cause), fault.Usage, r.command.Name(), hint, format, args...)
 }
 
-// daemonError is of a command that ended with status 0 and left processes behind.
+// daemonError is the error of a command that ended with status 0 and left processes behind.
 type daemonError struct{ left []proc.Process }
 
 func (e *daemonError) Error() string {
 	return "it ended with status 0 and left " + describe(e.left) + " running, killed now"
 }
 
-// describe names processes, not too many of them.
+// describe names up to four processes.
 func describe(ps []proc.Process) string {
 	const most = 4
 	var names []string
@@ -308,25 +307,24 @@ func describe(ps []proc.Process) string {
 	return strings.Join(names, ", ")
 }
 
-// LastWords waits for the end of the command and gives what it wrote last, on one line: to standard error, or else to
-// standard output.
+// LastWords waits for the end of the command and returns the end of its output on one line: of standard error, or else
+// of standard output.
 func (r *Running) LastWords() string {
 	<-r.Ended()
 	return r.Process.LastWords()
 }
 
-// Words is what the command has written last so far, on one line, as LastWords is in the end.
+// Words returns what LastWords would if the command ended now.
 func (r *Running) Words() string {
 	r.out.Read()
 	return r.Process.LastWords()
 }
 
-// Line is the command line as a shell would take it.
+// Line returns the command line, quoted for a shell.
 func (r *Running) Line() string { return r.command.Line() }
 
-// Ready waits until the command is ready. Its error is of code fault.Usage where the command ended before, went into
-// the background, waits for a terminal, or did not become ready in its time, and that of the context where that ends
-// first.
+// Ready waits until the command is ready. Its error has the code fault.Usage if the command ended before, went into
+// the background, waits for a terminal, or was not ready in time; it is the context's error if that ends first.
 func (r *Running) Ready(ctx context.Context) error {
 	timeout := r.command.ReadyTimeout
 	if timeout <= 0 {

@@ -12,8 +12,8 @@ import (
 // versionTime is how long a program may take to print its version.
 const versionTime = 10 * time.Second
 
-// FirstLine is the first line that a program prints on either output, as most do that are asked for their version;
-// empty where it prints nothing within ten seconds. It is clipped, and has printable characters only.
+// FirstLine returns the first line that is not blank in a program's output, such as its version. It is clipped, has
+// only printable characters, and is empty if the program prints nothing within ten seconds.
 func FirstLine(ctx context.Context, argv ...string) string {
 	for line := range strings.Lines(Printed(ctx, argv...)) {
 		if line = strings.TrimSpace(line); line != "" {
@@ -33,8 +33,8 @@ func VersionOf(ctx context.Context, line string) string {
 	return FirstLine(ctx, argv...)
 }
 
-// Printed is what a program that ends by itself prints on both outputs, at most 64 KiB of it, however it ends. It is
-// killed after ten seconds.
+// Printed returns what a program prints on both outputs, at most 64 KiB, whatever its exit status. It is killed after
+// ten seconds.
 func Printed(ctx context.Context, argv ...string) string {
 	if len(argv) == 0 {
 		return ""
@@ -43,14 +43,15 @@ func Printed(ctx context.Context, argv ...string) string {
 	defer cancel()
 	var out bounded
 	c := child.Command{Argv: argv, Stdout: &out, Stderr: &out}
-	_ = child.Run(ctx, c, child.Options{Name: argv[0], Linger: time.Second}) // some exit with 1 and print it all the same
+	// some exit with 1 and print their version all the same
+	_ = child.Run(ctx, c, child.Options{Name: argv[0], Linger: time.Second})
 	return string(out)
 }
 
 // bounded keeps the beginning of what is written to it.
 type bounded []byte
 
-// Write takes all, and keeps what there is room for.
+// Write accepts all bytes, and keeps as many as there is room for.
 func (b *bounded) Write(p []byte) (int, error) {
 	const most = 64 << 10
 	*b = append(*b, p[:min(len(p), most-len(*b))]...)

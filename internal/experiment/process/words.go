@@ -20,16 +20,16 @@ type word struct {
 	quoted bool // some of it was in quotes, or escaped
 }
 
-// operators are what a shell does something else with than to pass it on.
+// operators are words that a shell acts on instead of passing them to the program.
 var operators = []string{
 	"|", "||", "|&", "&", "&&", ";", ";;", "<", ">", ">>", "<<", "<<<", "2>", "2>>", "&>", "&>>", "2>&1", "1>&2", ">&2",
 }
 
-// operator says whether a shell would not take the word for an argument.
+// operator reports whether a shell would act on the word instead of passing it as an argument.
 func (w word) operator() bool { return !w.quoted && slices.Contains(operators, w.text) }
 
-// split cuts a command line into words as a shell would: at blanks, with ' and " around what is one word, and \ before
-// what is meant as it stands. Nothing else of a shell is known here: no variables, patterns or substitutions.
+// split cuts a command line into words as a shell would: at blanks, except between ' or ", and with \ before a
+// character that stands for itself. It implements nothing else of a shell: no variables, patterns or substitutions.
 func split(line string) ([]word, error) {
 	var words []word
 	var text strings.Builder
@@ -78,7 +78,8 @@ func split(line string) ([]word, error) {
 	return words, nil
 }
 
-// Words are the words of a command line, as a shell would cut it. The error reads on after the name of the setting.
+// Words returns the words of a command line, as a shell would cut it. The error continues a sentence that begins with
+// the name of the setting.
 func Words(line string) ([]string, error) {
 	cut, err := split(line)
 	if err != nil {
@@ -89,7 +90,7 @@ func Words(line string) ([]string, error) {
 
 var plain = text.LazyRegexp(`^[A-Za-z0-9_@%+=:,./-]+$`)
 
-// quote writes a word so that a shell, and split, read it back.
+// quote quotes a word so that a shell, and split, read it back.
 func quote(word string) string {
 	if plain().MatchString(word) {
 		return word
@@ -97,22 +98,24 @@ func quote(word string) string {
 	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 }
 
-// Place is what is known where and when a command is started. What is zero is not known, and its placeholder an error.
+// Place holds what is known at the place and time at which a command is started. A zero field is not known, and its
+// placeholder is an error.
 type Place struct {
 	Self       string // path of the tare binary
-	CgroupDir  string // the directory of the control group that it is to know: its own, or one to watch
-	CgroupID   uint64 // its id, as bpf_get_current_cgroup_id gives it
-	CgroupPath string // its path below the mount of v2, from /
+	CgroupDir  string // the directory of the control group that the command may name: its own, or one to watch
+	CgroupID   uint64 // its id, as bpf_get_current_cgroup_id returns it
+	CgroupPath string // its path below the mount of v2, with a leading /
 	Dir        string // a private directory, removed after the process ends
 	Port       int    // a free TCP port to listen on
-	Address    string // host:port: where the application of a load is; where an application or subject is to listen
-	// App is where an application is, host:port, by its name, and empty for a name that is none's. Nil: none are known.
+	// host:port of the application that a load is to reach, or at which an application or subject is to listen
+	Address string
+	// App returns the address of an application, host:port, by its name, or "" for an unknown name. Nil: none are known.
 	App      func(name string) string
-	Duration time.Duration // for which a load is to run, warm-up included
-	Window   time.Duration // of it, the part that is measured: the last
+	Duration time.Duration // how long a load is to run, warm-up included
+	Window   time.Duration // the part of it that is measured: the last
 }
 
-// placeholder is a name that a command line may have in braces. Its value is empty where it is not known.
+// placeholder is a name that a command line may have in braces. value returns "" if its value is not known.
 type placeholder struct {
 	name  string
 	value func(Place) string
@@ -145,7 +148,7 @@ func bracket(host string) string {
 	return host
 }
 
-// port is that of the address, or else the free one.
+// port returns the port of the address, or else the free port.
 func (p Place) port() string {
 	if _, port, err := net.SplitHostPort(p.Address); err == nil {
 		return port
@@ -168,19 +171,19 @@ func unlessZero(n uint64) string {
 	return strconv.FormatUint(n, 10)
 }
 
-// braces are placeholders: of the place, or of an application, whose name is the first group. A shell's ${port} is not
-// one.
+// braces matches placeholders: of the place, or of an application, whose name is the first group. It also matches a
+// shell's ${port}, which is not a placeholder.
 var braces = text.LazyRegexp(`\$?\{(?:([a-z0-9-]+)\.)?([a-z_]+)\}`)
 
-// ofApps are the placeholders of an application.
+// ofApps are the placeholders that an application has.
 var ofApps = []string{"address", "host", "port"}
 
 func checkPlaceholders(raw string) error {
 	return CheckPlaceholders(raw, lists.Map(placeholders, func(h placeholder) string { return h.name }))
 }
 
-// CheckPlaceholders finds placeholders of some names that are misspelt in a command line. Braces around anything else
-// are the program's own.
+// CheckPlaceholders returns an error if a command line has a placeholder that looks like a misspelling of one of
+// names. Braces around anything else are left to the program.
 func CheckPlaceholders(raw string, names []string) error {
 	for _, m := range braces().FindAllStringSubmatch(raw, -1) {
 		app, name, of := m[1], m[2], names
@@ -194,7 +197,7 @@ func CheckPlaceholders(raw string, names []string) error {
 	return nil
 }
 
-// Apps are the applications that placeholders in a text name.
+// Apps returns the names of the applications that placeholders in a text refer to.
 func Apps(raw string) []string {
 	var apps []string
 	for _, m := range braces().FindAllStringSubmatch(raw, -1) {
@@ -205,7 +208,7 @@ func Apps(raw string) []string {
 	return apps
 }
 
-// Fill replaces the placeholders in a text. One whose value is not known is an error.
+// Fill replaces the placeholders in a text. One without a known value is an error.
 func (p Place) Fill(raw string) (string, error) {
 	var lacking error
 	filled := braces().ReplaceAllStringFunc(raw, func(in string) string {
@@ -221,7 +224,7 @@ func (p Place) Fill(raw string) (string, error) {
 	return filled, lacking
 }
 
-// value is what is put in the place of something in braces; false where it is the program's own.
+// value returns what replaces a text in braces. known is false if the text is not a placeholder.
 func (p Place) value(in string) (value string, known bool) {
 	if strings.HasPrefix(in, "$") {
 		return "", false
@@ -244,9 +247,9 @@ func (p Place) value(in string) (value string, known bool) {
 	return "", false
 }
 
-// At is the command with what is known of a place put into it, except for its own control group (Command.CgroupDir):
-// the one that a tracer watches is not its own. It writes the command's files. An error of a placeholder is of code
-// fault.Usage.
+// At returns the command with its placeholders replaced by the values of a place. It does not set Command.CgroupDir: a
+// tracer's placeholder can name a group to watch, which is not the tracer's own. At also writes the command's files.
+// An error in a placeholder has the code fault.Usage.
 func (c Command) At(p Place) (Command, error) {
 	var err error
 	put := func(setting, text string) string {

@@ -5,10 +5,10 @@ import (
 	"reflect"
 )
 
-// Records are untrusted, so the cost of reading one is bounded: before it is decoded, by what decoding would take, and
-// then by what is kept of it. Writer observes the same bounds. docs/formats.md states them.
+// Records are untrusted, so the cost of reading one is bounded: before it is decoded, by the memory that decoding
+// would take, and then by the memory that is kept. Writer observes the same bounds. docs/formats.md states them.
 const (
-	// MaxTrials is how many trials a plan may have; MaxAttempts how many lines they may make, repeated ones counted.
+	// MaxTrials is how many trials a plan may have, and MaxAttempts how many lines they may make, with repetitions.
 	MaxTrials   = 20_000
 	MaxAttempts = 30_000
 
@@ -18,25 +18,25 @@ const (
 	// MaxMetrics is how many metrics a run may define.
 	MaxMetrics = 2000
 
-	// MaxFactors is how many factors a trial may have, and maxPlaceBytes how long its arm and the names and levels of
-	// its factors may be together. A report looks up by all of that many times for each metric, and some forms of it
-	// repeat it for each.
+	// MaxFactors is how many factors a trial may have, and maxPlaceBytes how long its arm and the names and levels of its
+	// factors may be together. A report uses them as a key many times for each metric, and some formats repeat them for
+	// each.
 	MaxFactors    = 64
 	maxPlaceBytes = 4 << 10
 
 	maxRunBytes    = 16 << 20
 	maxTrialBytes  = 16 << 20
 	maxTrialsBytes = 1 << 30  // of all lines
-	maxKept        = 96 << 20 // of memory, by what a report needs of all trials
+	maxKept        = 96 << 20 // of memory, for what a report needs of all trials
 
-	// Of one document: objects and arrays with the elements of these, members of objects, and how deep it is nested.
-	// What a few bytes of text can take in memory is an element of the largest struct, about 300 bytes.
+	// Limits of one document: objects, arrays and elements of arrays; members of objects; depth of nesting. An element of
+	// the largest struct takes about 300 bytes of memory, from a few bytes of text.
 	maxElements = 100_000
 	maxMembers  = 500_000
 	maxDepth    = 64
 )
 
-// checkShape refuses a document that would take too much memory to decode. What else is wrong with it, decoding finds.
+// checkShape refuses a document that would take too much memory to decode. Decoding finds all other errors.
 func checkShape(doc []byte) error {
 	elements, members := 0, 0
 	var inArray [maxDepth]bool
@@ -81,13 +81,13 @@ func checkShape(doc []byte) error {
 	return nil
 }
 
-// SizeOf is about how many bytes of memory a value takes with all that it points to. It is for values without cycles.
+// SizeOf estimates how many bytes of memory a value takes with all that it points to. The value must not have cycles.
 func SizeOf(v any) int64 {
 	of := reflect.ValueOf(v)
 	return int64(of.Type().Size()) + behind(of)
 }
 
-// behind is what a value takes beside itself.
+// behind returns the bytes that a value points to.
 func behind(v reflect.Value) (n int64) {
 	switch v.Kind() {
 	case reflect.String:

@@ -9,14 +9,13 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// skipped is a part of a document that is read over.
+// skipped is a member of a document that is ignored.
 type skipped struct{}
 
 func (*skipped) UnmarshalJSON([]byte) error { return nil }
 
-// leanTrial decodes what a report, a comparison and a plan need of a trial, and reads over what is in the record for
-// others: single stalls, maps, sandboxes, groups that nothing is charged to, further readings, and the ledgers of
-// nodes.
+// leanTrial decodes what a report, a comparison and a plan need of a trial, and ignores the rest of the record: single
+// stalls, maps, sandboxes, groups without a role or a charge, further readings, and the ledgers of nodes.
 type leanTrial struct {
 	Trial
 	Metrics map[string]*float64 `json:"metrics"`
@@ -38,13 +37,13 @@ type leanNode struct {
 	Trial *leanNodeTrial `json:"trial"`
 }
 
-// leanNodeTrial is what is needed of a node's own record.
+// leanNodeTrial decodes what is needed of a node's own record.
 type leanNodeTrial struct {
 	PlannedTrial
 	Metrics map[string]float64 `json:"metrics"`
 }
 
-// lean decodes a line of trials.jsonl. Its error is of a line that would take too much memory, or is not JSON.
+// lean decodes a line of trials.jsonl. It returns an error for a line that would take too much memory, or is not JSON.
 func lean(line []byte, names *names) (Trial, error) {
 	if err := checkShape(line); err != nil {
 		return Trial{}, &tooLarge{err}
@@ -92,7 +91,8 @@ func lean(line []byte, names *names) (Trial, error) {
 	return t, nil
 }
 
-// values are metrics whose names are in names. One without a value would be read as 0, and no tare writes it.
+// values returns metrics with their names taken from names. It refuses null, which no tare writes and which would
+// decode to 0.
 func values(names *names, of map[string]*float64) (map[string]float64, error) {
 	if of == nil {
 		return nil, nil
@@ -107,13 +107,13 @@ func values(names *names, of map[string]*float64) (map[string]float64, error) {
 	return m, nil
 }
 
-// tooLarge is the error of a document that is beyond the bounds, and not torn.
+// tooLarge is the error of a document that exceeds the bounds, as opposed to a torn line.
 type tooLarge struct{ error }
 
-// names are the names that the trials of a run have in common, each kept once.
+// names holds one copy of each name that occurs in the trials of a run.
 type names map[string]string
 
-// maxNames is how many names are kept for others to use.
+// maxNames is how many names are shared.
 const maxNames = 10_000
 
 func (n *names) one(name string) string {
@@ -129,7 +129,7 @@ func (n *names) one(name string) string {
 	return name
 }
 
-// shared is a map whose keys are in names.
+// shared returns the map with its keys taken from names.
 func shared[V any](names *names, of map[string]V) map[string]V {
 	if of == nil {
 		return nil

@@ -15,7 +15,7 @@ func LevelName(level map[string]string) string {
 	return strings.Join(parts, ", ")
 }
 
-// FactorName is a factor as people call it: what is set in all arms ("arms.*.services") needs no path.
+// FactorName returns a factor's name as people write it: a setting of all arms ("arms.*.services") needs no path.
 func FactorName(name string) string {
 	return strings.TrimPrefix(strings.TrimPrefix(name, "arms."), "*.")
 }

@@ -1,14 +1,14 @@
 package record
 
-// Nodes is in run.json how the machines were had that a run took place on, where it did on more than the coordinator's.
+// Nodes describes, in run.json, the machines of a run that used more than the coordinator's.
 type Nodes struct {
 	// all ran on the coordinator's machine, each with a private network namespace and separate control groups
 	Local bool `json:"local"`
-	Count int  `json:"count"` // that joined
-	// local: what the groups of a trial at one node may use together; 0: no limit
+	Count int  `json:"count"` // of nodes that joined
+	// local: CPUs that the groups of a trial at one node may use together; 0: no limit
 	CPUs   float64 `json:"cpus_each,omitempty"`
-	Scaled string  `json:"scaled,omitempty"` // what of the spec was left out for want of nodes
-	Nodes  []Node  `json:"nodes,omitempty"`  // where each is a separate machine
+	Scaled string  `json:"scaled,omitempty"` // what of the spec was left out because there were too few nodes
+	Nodes  []Node  `json:"nodes,omitempty"`  // if each is a separate machine
 }
 
 // Node is one machine of a run.
@@ -17,7 +17,7 @@ type Node struct {
 	Hostname string `json:"hostname"`
 	Kernel   string `json:"kernel"`
 	CPUs     int    `json:"cpus"`
-	BootID   string `json:"boot_id"` // two nodes of one machine have the same
+	BootID   string `json:"boot_id"` // two nodes on one machine have the same
 }
 
 // NodeTrial is one node's result of a trial. A failed one is kept, but no metric of the trial includes it.
@@ -25,13 +25,13 @@ type NodeTrial struct {
 	Name string `json:"name"`
 	// the node's CLOCK_MONOTONIC less the coordinator's, just before the begin; nil: it was not read
 	ClockOffset *int64 `json:"clock_offset_ns"`
-	ClockError  *int64 `json:"clock_offset_error_ns"` // the true offset is no further from it than this
+	ClockError  *int64 `json:"clock_offset_error_ns"` // bound on the error of ClockOffset
 	// how long after the begin the loads received it, by the node's clock; 0: in time
 	StartedLateNs *int64 `json:"started_late_ns"`
-	// how long after the edges of the window the node's counters were read; nil: they were not
+	// how long after the edges of the window the node's counters were read; nil: they were not read
 	OpenedLateNs *int64 `json:"window_opened_late_ns"`
 	ClosedLateNs *int64 `json:"window_closed_late_ns"`
-	Failed       string `json:"failed,omitempty"` // why this is no whole trial
+	Failed       string `json:"failed,omitempty"` // why the node's trial failed
 	// the node's record, with a ledger of the node's groups; the enclosing trial has the histograms and slices of
 	// loads
 	Trial *Trial `json:"trial,omitempty"`

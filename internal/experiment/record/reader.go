@@ -19,17 +19,17 @@ import (
 	"tare/internal/lib/text"
 )
 
-// Contents is a run directory as read.
+// Contents is the contents of a run directory.
 type Contents struct {
 	Dir      string
 	Run      Run
 	Trials   []Trial
 	Partial  bool     // fewer trials than planned
-	Warnings []string // what the reader of a report must know about the record itself
+	Warnings []string // problems of the record itself that the reader of a report must know
 }
 
-// Read reads a run directory. A last line that was cut off, as a crash or a full disk leaves it, is left out and said
-// in Warnings; anything else that is wrong is a fault with the file and line.
+// Read reads a run directory. A last line that was cut off by a crash or a full disk is left out, with an entry in
+// Warnings; any other error is a fault with the file and line.
 func Read(dir string) (*Contents, error) {
 	return read(dir, func(line []byte) (t Trial, err error) {
 		if err := checkShape(line); err != nil {
@@ -40,7 +40,7 @@ func Read(dir string) (*Contents, error) {
 }
 
 // ReadLean reads what a report, a comparison and a plan need of a run directory. It accepts untrusted records: the
-// memory that they take is bounded, and records that a Writer wrote are within the bounds.
+// memory that it uses is bounded. Records that a Writer wrote are within the bounds.
 func ReadLean(dir string) (*Contents, error) {
 	var names names
 	kept := int64(0)
@@ -56,7 +56,7 @@ func ReadLean(dir string) (*Contents, error) {
 	})
 }
 
-// largeHint is what to do about a record that is beyond the bounds.
+// largeHint is the hint for a record that exceeds the bounds.
 const largeHint = "no tare writes such a record: docs/formats.md has the bounds"
 
 func read(dir string, decode func(line []byte) (Trial, error)) (*Contents, error) {
@@ -83,7 +83,7 @@ func read(dir string, decode func(line []byte) (Trial, error)) (*Contents, error
 			nameless++
 		}
 	}
-	if nameless > 0 && nameless < len(c.Trials) { // before 0.4 none does
+	if nameless > 0 && nameless < len(c.Trials) { // records before 0.4 have no names
 		c.Warnings = append(c.Warnings, fmt.Sprintf("%d of %d trials do not name their run: that they are of this one is "+
 			"not known", nameless, len(c.Trials)))
 	}
@@ -113,7 +113,7 @@ func (c *Contents) readRun(path string) error {
 	return fault.Wrap(c.Run.Check(), fault.Usage, path, largeHint, "this is not the record of a run")
 }
 
-// Check refuses a run that is beyond the bounds of what is read again.
+// Check refuses a run that exceeds the bounds for reading.
 func (r *Run) Check() error {
 	arms := map[string]bool{} // at levels
 	for _, p := range r.Plan[:min(len(r.Plan), MaxTrials)] {
@@ -135,7 +135,7 @@ func (r *Run) Check() error {
 	return nil
 }
 
-// checkPlace refuses a trial whose arm and factors are beyond the bounds.
+// checkPlace refuses a trial whose arm and factors exceed the bounds.
 func (p PlannedTrial) checkPlace() error {
 	bytes := len(p.Arm)
 	for name, level := range p.Factors {
@@ -153,8 +153,8 @@ func (p PlannedTrial) checkPlace() error {
 // placeOf identifies a place in a plan: an arm at a level.
 func placeOf(p PlannedTrial) string { return fmt.Sprintf("%q %s", p.Arm, LevelKey(p.Factors)) }
 
-// LevelKey returns a key that is unique to a level. It is computed many times for each metric, from untrusted text: it
-// quotes nothing, and lengths mark where names and values end.
+// LevelKey returns a key that is unique to a level. It is computed many times for each metric, from untrusted text, so
+// it marks the ends of names and values by their lengths instead of quoting them.
 func LevelKey(level map[string]string) string {
 	var b []byte
 	for _, name := range slices.Sorted(maps.Keys(level)) {
@@ -166,7 +166,7 @@ func LevelKey(level map[string]string) string {
 	return string(b)
 }
 
-// readLine reads a line with its end; what comes with io.EOF is the last.
+// readLine reads a line with its newline. With io.EOF it returns the last line.
 func readLine(br *bufio.Reader, most int) ([]byte, error) {
 	var line []byte
 	for {
@@ -181,7 +181,7 @@ func readLine(br *bufio.Reader, most int) ([]byte, error) {
 	}
 }
 
-// readTrials reads one trial from each line. A line is looked at only when the next one is known to exist or not, for
+// readTrials reads one trial from each line. It decodes a line after it has checked whether another follows, because
 // only the last may be torn.
 func (c *Contents) readTrials(f *os.File, path string, decode func(line []byte) (Trial, error)) error {
 	if info, err := f.Stat(); err == nil && info.Size() > maxTrialsBytes {
@@ -189,8 +189,8 @@ func (c *Contents) readTrials(f *os.File, path string, decode func(line []byte) 
 			int64(maxTrialsBytes)>>20)
 	}
 	places := map[string]bool{}
-	attempts := map[int]int{}                                            // so far, by the index of the trial
-	br := bufio.NewReaderSize(io.LimitReader(f, maxTrialsBytes), 64<<10) // should it grow meanwhile
+	attempts := map[int]int{}                                            // read so far, by the index of the trial
+	br := bufio.NewReaderSize(io.LimitReader(f, maxTrialsBytes), 64<<10) // limited, should the file grow meanwhile
 	for n := 1; ; n++ {
 		line, err := readLine(br, maxTrialBytes)
 		if err != nil && !errors.Is(err, io.EOF) {
@@ -241,8 +241,8 @@ func (c *Contents) readTrials(f *os.File, path string, decode func(line []byte) 
 	}
 }
 
-// owns refuses a trial that the run did not make: one of another run, one that is not in the plan, and one that is
-// there twice or whose attempt before is missing. before is how many attempts at it have been read.
+// owns refuses a trial that the run did not make: one of another run, one that is not in the plan, a duplicate, or one
+// whose previous attempt is missing. before is how many attempts at it have been read.
 func (r *Run) owns(t *Trial, before int) error {
 	planned := len(r.Plan) == 0 // as in records that tests make
 	if !planned && t.Index >= 0 && t.Index < len(r.Plan) {
@@ -272,7 +272,7 @@ func checkSchema(got, want, where string) error {
 		"the schema is %q; this tare reads %q", got, want)
 }
 
-// lineOf is the line, from 1, where decoding data failed.
+// lineOf returns the line, from 1, in which decoding data failed.
 func lineOf(data []byte, err error) int {
 	var syntax *json.SyntaxError
 	var typ *json.UnmarshalTypeError

@@ -1,5 +1,6 @@
-// Package record is the run directory: run.json says what was asked and of which machine, trials.jsonl holds one line
-// for each trial, appended as it ends. The trials are the truth; a summary can always be made from them again.
+// Package record defines the run directory: run.json describes the run and its machine, and trials.jsonl has one line
+// for each trial, appended as the trial ends. The trials are the data; a summary can always be computed from them
+// again.
 package record
 
 import (
@@ -38,36 +39,37 @@ const (
 
 // Run is run.json.
 type Run struct {
-	Schema      string          `json:"schema"`
-	ID          string          `json:"id"`
-	Experiment  string          `json:"experiment"`
-	Question    string          `json:"question"`
-	Spec        json.RawMessage `json:"spec"`               // as resolved, with every default filled in
-	Baseline    string          `json:"baseline,omitempty"` // what the arms Direct and AA run, where that is a subject
-	Seed        uint64          `json:"seed"`
-	Blocks      int             `json:"blocks"`
-	Plan        []PlannedTrial  `json:"plan"`
-	Started     time.Time       `json:"started"`
-	Version     string          `json:"version"`
-	Build       string          `json:"build"` // go version and vcs revision
-	Environment Environment     `json:"environment"`
-	// arms of the spec that did not run, for their program is not installed, and why
+	Schema     string          `json:"schema"`
+	ID         string          `json:"id"`
+	Experiment string          `json:"experiment"`
+	Question   string          `json:"question"`
+	Spec       json.RawMessage `json:"spec"` // as resolved, with every default filled in
+	// name of the subject in the arms Direct and AA, if they have one
+	Baseline    string         `json:"baseline,omitempty"`
+	Seed        uint64         `json:"seed"`
+	Blocks      int            `json:"blocks"`
+	Plan        []PlannedTrial `json:"plan"`
+	Started     time.Time      `json:"started"`
+	Version     string         `json:"version"`
+	Build       string         `json:"build"` // go version and vcs revision
+	Environment Environment    `json:"environment"`
+	// arms of the spec that did not run because their program is not installed, with the reason
 	Absent  map[string]string `json:"absent,omitempty"`
 	Command []string          `json:"command"`         // how to run it again
-	Nodes   *Nodes            `json:"nodes,omitempty"` // the machines, where it ran on more than the coordinator's
+	Nodes   *Nodes            `json:"nodes,omitempty"` // the machines, if the run used more than the coordinator's
 
-	// Headline are the metrics of the answer: the run is invalid when none of them is known.
+	// Headline lists the metrics of the answer: the run is invalid if none of them is known.
 	Headline []string `json:"headline,omitempty"`
-	// Metrics are the definitions of the metrics that trials of the run can have. Records of Tare before 0.3 have none.
+	// Metrics defines the metrics that trials of the run can have. Records of Tare before 0.3 have none.
 	Metrics []metric.Definition `json:"metrics,omitempty"`
 
-	// Phrases say how levels read in sentences, in the order in which they read. Factors without one are given by name.
+	// Phrases say how levels read in sentences, in reading order. Factors without a phrase are given by name.
 	Phrases []Phrase `json:"phrases,omitempty"`
 
-	// Traits are what to know of arms wherever they are named, by arm.
+	// Traits are remarks that accompany the names of arms.
 	Traits map[string]string `json:"traits,omitempty"`
-	// Lacks are what arms do not do of what others do that they are compared with, by arm: a sentence goes on so after
-	// "is not the same service: ".
+	// Lacks says, by arm, what the arm does not do that the arms it is compared with do. Each is the end of a sentence
+	// that begins with "is not the same service: ".
 	Lacks map[string]string `json:"lacks,omitempty"`
 
 	// Precision and Until say when a run without a fixed number of blocks ends. Plan and Blocks then cover what it has
@@ -76,20 +78,20 @@ type Run struct {
 	Until     float64    `json:"until_seconds,omitempty"`
 	Stopped   string     `json:"stopped,omitempty"`
 
-	// Assert are the assertions that the run is held against, in their canonical form.
+	// Assert lists the assertions about the run, in canonical form.
 	Assert []string `json:"assert,omitempty"`
 
-	// NotRepeated says how many spoiled trials were not run again because repeats had been futile; empty if none.
+	// NotRepeated says how many spoiled trials were not repeated because repeats had been futile; empty if none.
 	NotRepeated string `json:"not_repeated,omitempty"`
 }
 
 // Phrase is how the levels of one factor read in a sentence: "with 64 connections".
 type Phrase struct {
 	Factor string            `json:"factor"`
-	Words  map[string]string `json:"words"` // by level; of "": any other level, which stands in the place of the first {}
+	Words  map[string]string `json:"words"` // by level; the words of "" are for any other level, which replaces {}
 }
 
-// Of is the phrase of one level; empty where there is none.
+// Of returns the phrase of one level, or "".
 func (p Phrase) Of(level string) string {
 	if words, is := p.Words[level]; is {
 		return words
@@ -99,7 +101,7 @@ func (p Phrase) Of(level string) string {
 
 // Precision is how narrow the intervals of some metrics must be for a run to end.
 type Precision struct {
-	Target  float64  `json:"target"` // half-width, as a part of the value; of a difference, of the baseline's value
+	Target  float64  `json:"target"` // half-width, as a fraction of the value; for a difference, of the baseline's value
 	Metrics []string `json:"metrics"`
 }
 
@@ -126,7 +128,8 @@ type PlannedTrial struct {
 	Factors  map[string]string `json:"factors,omitempty"`
 }
 
-// Environment is what of the machine could change the answer. A field that could not be read is empty.
+// Environment holds the properties of the machine that could change the answer. A field that could not be read is
+// empty.
 type Environment struct {
 	Hostname    string            `json:"hostname"`
 	Kernel      string            `json:"kernel"`
@@ -148,37 +151,37 @@ type Trial struct {
 	Schema string `json:"schema"`
 	Run    string `json:"run,omitempty"` // the ID of its run; records of Tare before 0.4 have none
 	PlannedTrial
-	// 0 for the first; a spoiled trial is run again in its block, and every attempt is a line
+	// 0 for the first; a spoiled trial is repeated in its block, and every attempt is a line
 	Attempt int                    `json:"attempt,omitempty"`
 	Started time.Time              `json:"started"`
 	Ended   time.Time              `json:"ended"`
-	Loads   map[string]load.Result `json:"loads"`            // by the name that the spec gives the load
+	Loads   map[string]load.Result `json:"loads"`            // by the name of the load in the spec
 	Work    *load.Result           `json:"work,omitempty"`   // of a subject that works by itself
-	Events  *Events                `json:"events,omitempty"` // where the load makes events that are counted
+	Events  *Events                `json:"events,omitempty"` // if the load makes events that are counted
 	// of the measured window; nil if the trial failed before it
 	Ledger  *ledger.Ledger            `json:"ledger"`
-	Further map[string]*ledger.Ledger `json:"further,omitempty"` // readings beside the window: before, after
-	// Warnings are those of a time when there was no ledger, which has all others: see Warned.
+	Further map[string]*ledger.Ledger `json:"further,omitempty"` // further readings, by name: before, after
+	// Warnings were raised while there was no ledger, which has all others: see Warned.
 	Warnings []ledger.Warning `json:"warnings,omitempty"`
-	Subject  json.RawMessage  `json:"subject,omitempty"` // what the subject said of itself when it was ready
-	// Evidence is what only a guest knows of the trial, by the guest's name.
+	Subject  json.RawMessage  `json:"subject,omitempty"` // ready message of the subject
+	// Evidence holds what only a guest knows of the trial, by the guest's name.
 	Evidence map[string]json.RawMessage `json:"evidence,omitempty"`
 	Clocks   map[string]time.Duration   `json:"clocks_ns"` // set-up, before, warm-up, measured, drain, tear-down
 	Metrics  map[string]float64         `json:"metrics"`   // single values of this trial, by metric name
-	// counts of this trial, by metric name: to be pooled over trials
+	// counts of this trial, by metric name, to be pooled over trials
 	Counts map[string]Count `json:"counts,omitempty"`
-	// Components are values of each component of a subject that has several, by component and metric: a part of the
-	// same metric in Metrics, or what only components have. They are void where the metric is.
+	// Components holds values of each component of a subject with several, by component and metric: the component's share
+	// of the metric in Metrics, or a metric that only components have. They are void if the metric is.
 	Components map[string]map[string]float64 `json:"components,omitempty"`
 
 	Profile *Profile `json:"profile,omitempty"` // where its CPU time went, if stacks were sampled
 
 	Validity Validity `json:"validity"`
-	// Nodes are the results of each node, if the trial ran on nodes: metrics and loads are then of all nodes together.
+	// Nodes has the result of each node, if the trial ran on nodes: metrics and loads are then of all nodes together.
 	Nodes []NodeTrial `json:"nodes,omitempty"`
 }
 
-// Warned are all warnings of the trial: those before its window closed, and those of its ledger.
+// Warned returns all warnings of the trial: those from before its window closed, and those of its ledger.
 func (t *Trial) Warned() []ledger.Warning {
 	if t.Ledger == nil {
 		return t.Warnings
@@ -186,38 +189,38 @@ func (t *Trial) Warned() []ledger.Warning {
 	return slices.Concat(t.Warnings, t.Ledger.Warnings)
 }
 
-// Events are the counts of the events (execs) of one trial. The load, the kernel and the tracer count them
-// independently of each other; what the tracer says it lost is a fourth number, and never the truth. The pointers are
-// nil if there is no tracer.
+// Events holds the counts of the events (execs) of one trial. The load, the kernel and the tracer count them
+// independently. The losses that the tracer reports are a fourth count, which the others do not rely on. The pointers
+// are nil if there is no tracer.
 type Events struct {
 	Generated int64 `json:"generated"` // by the load: execs that succeeded, from its first to its last
-	Failed    int64 `json:"failed"`    // by the load: execs that did not
+	Failed    int64 `json:"failed"`    // by the load: execs that failed
 	Counted   int64 `json:"counted"`   // by the kernel, in the load's control group, since the offset was read
-	// by the kernel, outside of that group, from then until the tracer was asked to end
+	// by the kernel, outside that group, from then until the tracer was asked to end
 	Elsewhere int64 `json:"elsewhere"`
 	// runs that the kernel's counter missed (recursion); a trial with any is invalid
 	Missed int64  `json:"missed"`
-	Scope  string `json:"scope,omitempty"` // whose events the tracer delivers: group or machine
-	// what it had to deliver: counted, and elsewhere too where its scope is the machine
+	Scope  string `json:"scope,omitempty"` // which events the tracer delivers: those of the group or of the machine
+	// events to deliver: counted, and elsewhere too if its scope is the machine
 	Expected *int64 `json:"expected,omitempty"`
-	// what it can have delivered at most; where its scope is the machine, others exec while the counts are read
+	// most that it can have delivered; if its scope is the machine, others exec while the counts are read
 	AtMost    *int64 `json:"at_most,omitempty"`
-	Delivered *int64 `json:"delivered,omitempty"` // what it did, until it had ended
-	Late      *int64 `json:"late,omitempty"`      // of delivered: longer after the load's end than is in time
+	Delivered *int64 `json:"delivered,omitempty"` // events that it delivered before it ended
+	Late      *int64 `json:"late,omitempty"`      // of delivered: later after the load's end than is allowed
 	AtExit    *int64 `json:"at_exit,omitempty"`   // of delivered: after it was asked to end
 	SaidLost  *int64 `json:"said_lost,omitempty"` // as it reported; nil if it never reports
 	Offset    Offset `json:"offset"`
 }
 
-// Offset is what was counted before the load had made any event, when all was set up: the harness's own. It is taken
-// off all counts above.
+// Offset holds counts from before the load made any event, when all was set up: the harness's own events. It is
+// subtracted from all counts above.
 type Offset struct {
 	Counted   int64  `json:"counted"` // by the kernel, in the load's control group
 	Delivered *int64 `json:"delivered,omitempty"`
 }
 
-// MergeEvents adds up the events of several trials of one arm. The result is nil unless all trials have events; a count
-// is nil unless all trials have it.
+// MergeEvents adds up the events of several trials of one arm. The result is nil unless all trials have events; a
+// count is nil unless all trials have it.
 func MergeEvents(all []*Events) *Events {
 	if len(all) == 0 || slices.Contains(all, nil) {
 		return nil
@@ -242,22 +245,22 @@ func MergeEvents(all []*Events) *Events {
 	return &sum
 }
 
-// Count is how many samples were in a part, of how many. One trial may hold too few to say anything; all of them
-// together may not.
+// Count is how many samples of a total were in some part of it. A single trial may have too few samples to be useful,
+// while all trials together have enough.
 type Count struct {
 	In int `json:"in"`
 	Of int `json:"of"`
 }
 
-// Interrupted is Validity.Failed of the trial that was under way when the run was interrupted: it says nothing about
-// the machine.
+// Interrupted is Validity.Failed of the trial that was running when the run was interrupted: it says nothing about the
+// machine.
 const Interrupted = "interrupted"
 
-// OtherRun is the code of the ledger's warning that another run of tare was under way during the trial.
+// OtherRun is the code of the ledger's warning that another run of tare was active during the trial.
 const OtherRun = "other-run"
 
-// MadeBeside is the code of the ledger's warning that control groups were made outside of the trial while it was under
-// way, which its message lists.
+// MadeBeside is the code of the ledger's warning that control groups were made outside the trial while it was running.
+// Its message lists them.
 const MadeBeside = "made-beside"
 
 // NoProfile is the code of the warning that stacks could not be sampled, named or kept.
@@ -266,7 +269,7 @@ const NoProfile = "no-profile"
 // LeftBehind is the code of the ledger's warning that something of the trial is still on the machine.
 const LeftBehind = "left-behind"
 
-// Validity says whether the trial measured what it meant to.
+// Validity says whether the trial is valid, and why not.
 type Validity struct {
 	Valid  bool   `json:"valid"`
 	Failed string `json:"failed,omitempty"` // the error that ended it; such a trial has no metrics
@@ -276,7 +279,7 @@ type Validity struct {
 	Reasons []Reason     `json:"reasons,omitempty"` // gates that it tripped
 }
 
-// Reason is one gate that was tripped: what was seen, what was allowed, and what to change.
+// Reason is one gate that tripped: what was seen, what was allowed, and what to change.
 type Reason struct {
 	// rate, errors, lag, generator-cpu, throttled, connections, drift, drain, probe, outside, counts, window, contained
 	Gate    string  `json:"gate"`
@@ -284,22 +287,22 @@ type Reason struct {
 	Allowed float64 `json:"allowed"`
 	Message string  `json:"message"`
 
-	// Voids are the metrics that this trial cannot tell, for this reason. Null, in records of Tare before 0.2, means
+	// Voids lists the metrics of this trial that are invalid for this reason. Null, in records of Tare before 0.2, means
 	// all of them; an empty list means none: what was seen is a result.
 	Voids []string     `json:"voids"`
-	Cause ledger.Cause `json:"cause,omitempty"` // who tripped the gate, as far as the witness can tell
+	Cause ledger.Cause `json:"cause,omitempty"` // what tripped the gate, as far as the witness can tell
 
-	// CauseShare is the part of the machine's CPU time that a cause outside the trial took, and Culprits who that was,
-	// the largest first.
+	// CauseShare is the fraction of the machine's CPU time that a cause outside the trial took, and Culprits its
+	// processes or groups, the largest first.
 	CauseShare *float64 `json:"cause_share,omitempty"`
 	Culprits   []string `json:"culprits,omitempty"`
 }
 
-// Defined are the definitions of the run's metrics.
+// Defined returns the definitions of the run's metrics.
 func (r *Run) Defined() metric.Set { return metric.NewSet(r.Metrics) }
 
-// FailedNodes says in words at which nodes the trial failed, and why, of the first few of them, and at how many more;
-// empty where it failed at none.
+// FailedNodes lists the first few nodes at which the trial failed, with the reasons, and the number of others. It
+// returns "" if it failed at none.
 func (t *Trial) FailedNodes(most int) string {
 	var failed []string
 	for _, n := range t.Nodes {

@@ -2,8 +2,8 @@ package record
 
 import "slices"
 
-// Stands reports whether the trial can tell a metric: it did not fail, and no gate that it tripped voids the metric.
-// Whether the trial has the metric at all is another question.
+// Stands reports whether the trial's value of a metric is valid: the trial did not fail, and no gate that it tripped
+// voids the metric. It does not check whether the trial has the metric at all.
 func (v Validity) Stands(metric string) bool {
 	switch {
 	case v.Failed != "":
@@ -15,7 +15,7 @@ func (v Validity) Stands(metric string) bool {
 	return !voided && len(v.Reasons) > 0 // invalid for an unknown reason: no metric is valid
 }
 
-// VoidedBy is the first reason that voids a metric; false where there is none.
+// VoidedBy returns the first reason that voids a metric, and false if there is none.
 func (v Validity) VoidedBy(metric string) (Reason, bool) {
 	i := slices.IndexFunc(v.Reasons, func(r Reason) bool { return r.VoidsMetric(metric) })
 	if i < 0 {
@@ -24,7 +24,7 @@ func (v Validity) VoidedBy(metric string) (Reason, bool) {
 	return v.Reasons[i], true
 }
 
-// Voided is how many metrics the reasons void, and whether one of them voids all.
+// Voided returns how many metrics the reasons void, and whether one of them voids all.
 func (v Validity) Voided() (metrics int, all bool) {
 	names := map[string]bool{}
 	for _, r := range v.Reasons {
@@ -36,8 +36,7 @@ func (v Validity) Voided() (metrics int, all bool) {
 	return len(names), all
 }
 
-// VoidsMetric reports whether a trial cannot tell a metric for this reason. One without a list, of an old record, voids
-// all.
+// VoidsMetric reports whether the reason voids a metric. A reason without a list, of an old record, voids all.
 func (r Reason) VoidsMetric(metric string) bool {
 	return r.Voids == nil || slices.Contains(r.Voids, metric)
 }

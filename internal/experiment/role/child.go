@@ -13,12 +13,13 @@ import (
 )
 
 const (
-	// ReadyTimeout is from a process's start to its ready message; loading programs takes seconds on an emulated machine.
+	// ReadyTimeout is the limit from a process's start to its ready message. Loading programs takes seconds on an
+	// emulated machine.
 	ReadyTimeout = 30 * time.Second
 	stopTimeout  = 3 * time.Second // from the end of its input to its exit
 )
 
-// Child is a process that speaks the protocol, as the one that started it sees it.
+// Child is a process that speaks the protocol, seen from its parent.
 type Child struct {
 	child.Process
 	Session
@@ -26,14 +27,14 @@ type Child struct {
 	stdout io.Closer
 }
 
-// Launch starts argv by begin, which starts the command where it belongs. onEnd is called when it ends by itself
-// without having given its result. Stop it in the end, whatever happened.
+// Launch starts argv by begin, which starts the command in the right place. onEnd is called if it ends by itself
+// before it has sent its result. The caller must stop it in the end.
 func Launch(name string, argv []string, begin child.Starter, onEnd func(error)) (*Child, error) {
 	input, stdin, err := os.Pipe()
 	if err != nil {
 		return nil, fmt.Errorf("starting %s: %w", name, err)
 	}
-	defer input.Close() // the process has its own
+	defer input.Close() // the process has its own copy
 	stdout, output, err := os.Pipe()
 	if err != nil {
 		_ = stdin.Close()
@@ -64,46 +65,46 @@ func Launch(name string, argv []string, begin child.Starter, onEnd func(error)) 
 	return p, nil
 }
 
-// exited waits for the last messages, but not for long: what the process has started may hold its output open, as a
+// exited waits for the last messages, but not for long: descendants of the process may hold its output open, as a
 // container does whose shim was killed.
 func (p *Child) exited() error {
-	timer := time.AfterFunc(stopTimeout, func() { _ = p.stdout.Close() }) // listen takes that as its end
+	timer := time.AfterFunc(stopTimeout, func() { _ = p.stdout.Close() }) // which ends listen
 	defer timer.Stop()
 	<-p.heard
-	_ = p.stdout.Close() // nobody reads on
+	_ = p.stdout.Close() // there is no other reader
 	p.End()
 	return p.fault
 }
 
-// hear takes the process's messages until its output ends.
+// hear receives the process's messages until its output ends.
 func (p *Child) hear() {
 	p.listen(p.Note)
 	if p.fault != nil {
-		_ = p.Signal(os.Kill) // it may not know that it has failed, where its messages made no sense
+		_ = p.Signal(os.Kill) // a process that sends invalid messages may not know that it has failed
 	}
 }
 
 // End closes its input, which asks it to end.
-func (p *Child) End() { _ = p.stdin.Close() } // it may be gone already
+func (p *Child) End() { _ = p.stdin.Close() } // it may be closed already
 
 // Stop ends the process and waits for it.
 func (p *Child) Stop() { p.Process.Stop() }
 
-// hangs says of a process that gave no message in time what it does instead.
+// hangs adds to the error of a process that sent no message in time what it is doing instead, and ends it.
 func (p *Child) hangs(err error) error {
 	if doing := (proc.FS{}).Doing(p.PID()); doing != "" {
 		err = fmt.Errorf("%w: %s", err, doing)
 	}
 	err = p.WithLastWords(err)
-	p.Quit() // it is of no use any more, and may say where it hangs
+	p.Quit() // it is of no further use, and may print where it hangs
 	if at := stacks(p.Tail()); at != "" {
 		err = fmt.Errorf("%w; its goroutines: %s", err, at)
 	}
 	return err
 }
 
-// stacks puts what a Go program wrote at SIGQUIT on one line: of each goroutine what it waits for, and the innermost of
-// our functions that it is in.
+// stacks summarizes on one line what a Go program prints on SIGQUIT: for each goroutine what it waits for, and the
+// innermost function of this project on its stack.
 func stacks(text string) string {
 	const most = 12 // goroutines
 	var all []string

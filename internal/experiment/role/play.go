@@ -6,9 +6,9 @@ import (
 	"io"
 )
 
-// Play runs serve until it ends, the context does, or the parent closes its end of conn: the application's part in the
-// protocol, which receives no other message. Neither the parent's close nor the end of the context is an error; other
-// failures to read are.
+// Play runs serve until it ends, the context ends, or the parent closes its end of conn. It is the application's side
+// of the protocol, in which no other message arrives. Neither the parent's close nor the end of the context is an
+// error; other read failures are.
 func Play(ctx context.Context, conn *Conn, serve func(context.Context) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -16,7 +16,7 @@ func Play(ctx context.Context, conn *Conn, serve func(context.Context) error) er
 	go func() { // ends with the parent's end of the pipe
 		_, err := conn.Receive()
 		ended <- err
-		cancel() // serve ends by it, and what is sent above is there by then
+		cancel() // this ends serve; err is in the channel by then
 	}()
 	if err := serve(ctx); err != nil {
 		return err
@@ -31,15 +31,15 @@ func Play(ctx context.Context, conn *Conn, serve func(context.Context) error) er
 	return nil
 }
 
-// Work says ready, waits for the start, runs, sends the result, and stays until the parent closes its end of conn: the
-// part in the protocol of a load, and of a subject that works. If the parent closes earlier, that ends the run, and is
-// no error.
+// Work sends the ready message, waits for the start, runs, sends the result, and waits until the parent closes its end
+// of conn. It is the side of a load, and of a subject that works. If the parent closes earlier, the run ends without
+// an error.
 func Work[R any](ctx context.Context, conn *Conn, ready any, run func(context.Context, Schedule) (R, error)) error {
 	return WorkThenStalls(ctx, conn, ready, run, nil)
 }
 
-// Together runs functions side by side until ctx ends or one of them returns. It stops the others by their context and
-// by end, which it calls once, and returns the errors of all.
+// Together runs functions concurrently until ctx ends or one of them returns. It stops the others through their
+// context and by calling end once, and returns the errors of all.
 func Together(ctx context.Context, end func(), all ...func(context.Context) error) (err error) {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()

@@ -1,20 +1,21 @@
-// Package role is how Tare talks with the processes that it starts: applications, load generators and subjects, each a
-// separate process in a separate cgroup ("nothing that is weighed runs inside the scale"). The binary starts itself
-// again in such a role; any other program can take one by speaking the same few lines.
+// Package role defines how Tare communicates with the processes that it starts: applications, load generators and
+// subjects, each a separate process in a separate cgroup ("nothing that is weighed runs inside the scale"). The binary
+// starts itself again in such a role; any other program can take a role by implementing the protocol.
 //
 // The protocol is JSON lines. The child writes to standard output, the parent to the child's standard input:
 //
 //	child:  {"event":"ready","data":{...}}      set up; data says what others must know (an address, program ids)
 //	parent: {"event":"start","data":{...}}      only to loads: run now; data holds the clock (Schedule)
-//	parent: {"event":"stalls","data":{...}}     only to loads whose ready message has "stalls": true, after the window (Stalls)
+//	parent: {"event":"stalls","data":{...}}     only to loads that ask for it when ready, after the window (Stalls)
 //	child:  {"event":"result","data":{...}}     only from loads: all that was measured
 //	child:  {"event":"error","data":{"error":"...","mend":"...","code":3}}
 //	child:  {"event":"log","data":"..."}        anything worth a line in the record
 //
-// A load with another clock than the parent's tells it in its ready message, and gets its schedule by that (Wants).
+// A load with another clock than the parent's sends it in its ready message, and gets its schedule in that clock
+// (Wants).
 //
-// End of the child's standard input means "end": it stops, cleans up and exits. A role also dies with its parent
-// (PR_SET_PDEATHSIG), which what it forks does not inherit.
+// The end of the child's standard input asks it to end: it stops, cleans up and exits. A role also dies with its
+// parent (PR_SET_PDEATHSIG), which the processes that it forks do not inherit.
 package role
 
 import (
@@ -64,18 +65,18 @@ type Conn struct {
 	beforeReady func() error
 }
 
-// NewConn speaks over r and w.
+// NewConn returns a Conn over r and w.
 func NewConn(r io.Reader, w io.Writer) *Conn {
 	return &Conn{enc: json.NewEncoder(w), r: bufio.NewReaderSize(r, 64<<10)}
 }
 
-// Stdio speaks over standard input and output, as a child does. No thread waits in a system call for a pipe's next
-// message, which may never come: a stop of the process, as of the garbage collector, that meets a thread on its way
-// into such a call may wait for minutes for it (privilege.Keep says why).
+// Stdio returns a Conn over standard input and output, for a child. It reads a pipe without blocking a thread in a
+// system call for the next message, which may never come: if the runtime stops the process, as for garbage collection,
+// while a thread is entering such a call, the stop may take minutes (see watched in package privilege).
 func Stdio() *Conn {
 	in := os.Stdin
 	if info, err := in.Stat(); err == nil && info.Mode()&os.ModeNamedPipe != 0 {
-		// Opened again, as O_NONBLOCK would be for all that have this one.
+		// Opened again, because O_NONBLOCK on this one would affect every process that shares it.
 		if f, err := os.OpenFile("/proc/self/fd/0", os.O_RDONLY|unix.O_NONBLOCK, 0); err == nil {
 			in = f
 		}
@@ -83,8 +84,8 @@ func Stdio() *Conn {
 	return NewConn(in, os.Stdout)
 }
 
-// BeforeReady has f called before a ready message is sent, when the process has set up all it needs. The message is not
-// sent if f fails.
+// BeforeReady sets a function to be called before a ready message is sent, when the process has set up all it needs.
+// If it fails, the message is not sent.
 func (c *Conn) BeforeReady(f func() error) { c.beforeReady = f }
 
 // Send writes one message.
@@ -122,7 +123,7 @@ func (c *Conn) Fail(err error) error {
 	return c.Send(Error, d)
 }
 
-// Receive reads the next message; io.EOF when the other side has closed.
+// Receive reads the next message. It returns io.EOF when the other side has closed.
 func (c *Conn) Receive() (Message, error) {
 	var m Message
 	line, err := c.r.ReadBytes('\n')
@@ -138,8 +139,8 @@ func (c *Conn) Receive() (Message, error) {
 	return m, nil
 }
 
-// Expect reads until a message of the given event comes. An error message becomes an error with its code; log lines go
-// to log (which may be nil); anything else is an error.
+// Expect reads until a message of the given event arrives. An error message becomes an error with its code; log lines
+// go to log, which may be nil; any other event is an error.
 func (c *Conn) Expect(event string, data any, log func(string)) error {
 	for {
 		m, err := c.Receive()

@@ -5,7 +5,7 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// Schedule is the data of a start message: when the load begins, by CLOCK_MONOTONIC of this machine, in nanoseconds.
+// Schedule is the data of a start message: when the load begins, by this machine's CLOCK_MONOTONIC, in nanoseconds.
 // Requests intended in [Begin, Begin+Warmup) are warm-up and not counted; those intended in
 // [Begin+Warmup, Begin+Warmup+Duration) are measured. The parent opens its window at the same two edges.
 type Schedule struct {
@@ -13,12 +13,12 @@ type Schedule struct {
 	Warmup   int64 `json:"warmup_ns"`
 	Duration int64 `json:"duration_ns"`
 
-	// Stalls says that a stalls message follows when the window has closed. It is set only for loads that asked for it
-	// in their ready message; they send no result before it arrives.
+	// Stalls is true if a stalls message follows after the window. It is set only for loads that asked for it in their
+	// ready message; they wait for it before they send their result.
 	Stalls bool `json:"stalls,omitempty"`
 }
 
-// Window is when the window begins and ends. A schedule without one is an error of fault.Usage.
+// Window returns when the window begins and ends. A schedule without a window is an error with the code fault.Usage.
 func (s Schedule) Window() (begin, end int64, err error) {
 	if s.Duration <= 0 || s.Warmup < 0 {
 		return 0, 0, fault.New(fault.Usage, "duration", "give a length of time", "the duration is zero")
@@ -27,8 +27,8 @@ func (s Schedule) Window() (begin, end int64, err error) {
 	return begin, begin + s.Duration, nil
 }
 
-// CPUTime is what this process uses of the CPUs in the window, in seconds: what it used while run ran, warm-up
-// included, in proportion.
+// CPUTime returns this process's CPU time in the window, in seconds: the window's proportional part of the CPU time
+// used while run ran, which includes the warm-up.
 func (s Schedule) CPUTime(run func() error) (float64, error) {
 	before, err := pace.CPUTime()
 	if err != nil {

@@ -15,21 +15,21 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// Session is the parent's side of the protocol over any pair of streams: those of a process (Child), or a connection
-// to a role elsewhere (Remote).
+// Session is the parent's side of the protocol over a pair of streams: those of a process (Child), or a connection to
+// a role elsewhere (Remote).
 type Session struct {
 	name     string
 	conn     *Conn
 	ready    chan json.RawMessage
 	result   chan json.RawMessage
-	logs     chan string   // its latest lines of log
-	finished chan struct{} // closed when its result has come
+	logs     chan string   // its latest log lines
+	finished chan struct{} // closed when its result has arrived
 	heard    chan struct{} // closed when its messages have ended, and fault is set
-	fault    error         // what it said went wrong, or what was wrong with its messages
+	fault    error         // the error that it reported, or an error in its messages
 
-	ended   <-chan struct{}         // closed when it has ended, and failure says how
-	failure func(when string) error // when reads on after "ended"
-	silent  func(error) error       // what else is to be said of one that gave no message in time
+	ended   <-chan struct{}         // closed when it has ended, and failure has the reason
+	failure func(when string) error // when continues the word "ended"
+	silent  func(error) error       // adds details to the error of a role that sent no message in time
 }
 
 func newSession(name string, conn *Conn) Session {
@@ -37,7 +37,7 @@ func newSession(name string, conn *Conn) Session {
 		logs: make(chan string, 16), finished: make(chan struct{}), heard: make(chan struct{})}
 }
 
-// listen takes the role's messages until its output ends. note gets each line of its log.
+// listen receives the role's messages until its output ends. It passes each line of its log to note.
 func (s *Session) listen(note func(string)) {
 	defer close(s.heard)
 	finished := false
@@ -81,15 +81,15 @@ func offer[T any](c chan T, data T) {
 	}
 }
 
-// Send sends it a message.
+// Send sends a message to the role.
 func (s *Session) Send(event string, data any) error { return s.conn.Send(event, data) }
 
-// Result waits for its result, and decodes it into v.
+// Result waits for the role's result, and decodes it into v.
 func (s *Session) Result(ctx context.Context, timeout time.Duration, v any) error {
 	return s.wait(ctx, s.result, "result", timeout, v)
 }
 
-// Ready waits for its ready message.
+// Ready waits for the role's ready message.
 func (s *Session) Ready(ctx context.Context) (json.RawMessage, error) {
 	return s.ReadyWithin(ctx, ReadyTimeout)
 }
@@ -101,13 +101,13 @@ func (s *Session) ReadyWithin(ctx context.Context, timeout time.Duration) (json.
 	return raw, err
 }
 
-// Log is its latest lines.
+// Log returns a channel of the role's latest log lines.
 func (s *Session) Log() <-chan string { return s.logs }
 
-// Finished is closed when its result has come.
+// Finished returns a channel that is closed when the role's result has arrived.
 func (s *Session) Finished() <-chan struct{} { return s.finished }
 
-// wait gives the data of the next message on c, decoded into v.
+// wait waits for the next message on c, and decodes its data into v.
 func (s *Session) wait(ctx context.Context, c chan json.RawMessage, what string, timeout time.Duration, v any) error {
 	timer := time.NewTimer(timeout)
 	defer timer.Stop()
@@ -116,7 +116,7 @@ func (s *Session) wait(ctx context.Context, c chan json.RawMessage, what string,
 		return s.Decode(data, what, v)
 	case <-s.ended:
 		select {
-		case data := <-c: // it said it and left
+		case data := <-c: // the message arrived before the end
 			return s.Decode(data, what, v)
 		default:
 			return s.failure("before its " + what)
@@ -128,7 +128,7 @@ func (s *Session) wait(ctx context.Context, c chan json.RawMessage, what string,
 	}
 }
 
-// Decode decodes the data of a message that it sent; what names the message.
+// Decode decodes the data of a message from the role; what names the message.
 func (s *Session) Decode(data json.RawMessage, what string, v any) error {
 	if err := json.Unmarshal(data, v); err != nil {
 		return fmt.Errorf("decoding the %s of %s: %w", what, s.name, err)
@@ -136,15 +136,15 @@ func (s *Session) Decode(data json.RawMessage, what string, v any) error {
 	return nil
 }
 
-// Remote is a role elsewhere, as the one that is connected to it sees it.
+// Remote is a role elsewhere, seen from this end of its connection.
 type Remote struct {
 	Session
 	stream io.Closer
 	closed atomic.Bool
 }
 
-// Over speaks with a role over a connection, whose stream Close closes. onEnd is called when the connection ends
-// without that and before the role has given its result.
+// Over starts a session with a role over a connection, whose stream Close closes. onEnd is called if the connection
+// ends in another way before the role has sent its result.
 func Over(name string, conn *Conn, stream io.Closer, onEnd func(error)) *Remote {
 	r := &Remote{Session: newSession(name, conn), stream: stream}
 	r.ended = r.heard
@@ -171,5 +171,5 @@ func Over(name string, conn *Conn, stream io.Closer, onEnd func(error)) *Remote 
 // Close closes the connection, which asks the role to end.
 func (r *Remote) Close() {
 	r.closed.Store(true)
-	_ = r.stream.Close() // it may be gone already
+	_ = r.stream.Close() // it may be closed already
 }

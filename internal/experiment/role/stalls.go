@@ -9,49 +9,48 @@ import (
 	"time"
 )
 
-// Stalls is the data of a stalls message: when the machine stood still in the measured window, for those who wanted to
-// run on one of its CPUs. Times are CLOCK_MONOTONIC in nanoseconds.
+// Stalls is the data of a stalls message: when, in the measured window, a CPU of the machine stood still for those who
+// wanted to run on it. Times are CLOCK_MONOTONIC in nanoseconds.
 type Stalls struct {
-	From  int64      `json:"from_ns"` // stalls were watched for from here
+	From  int64      `json:"from_ns"` // stalls were watched from here
 	To    int64      `json:"to_ns"`   // to here
 	Spans [][2]int64 `json:"spans_ns"`
 
-	// Unknown says why nothing is known of stalls; empty where it is.
+	// Unknown says why stalls are not known; empty if they are.
 	Unknown string `json:"unknown,omitempty"`
 }
 
-// Wants is the part of a ready message that is for the parent: that it asks for a stalls message, and what its clock
-// shows.
+// Wants is the part of a ready message for the parent: whether the role asks for a stalls message, and its clock.
 type Wants struct {
 	Stalls bool `json:"stalls,omitempty"`
 
-	// Clock is CLOCK_MONOTONIC of the process as it sent the message, in nanoseconds. In a sandbox with a kernel of its
-	// own that is another clock than the parent's. 0: it has the parent's.
+	// Clock is CLOCK_MONOTONIC of the process when it sent the message, in nanoseconds. It differs from the parent's in a
+	// sandbox with its own kernel. 0: it is the parent's.
 	Clock int64 `json:"clock_ns,omitempty"`
 
 	ahead int64 // how far the parent's clock is ahead of it, ns
 }
 
-// apart is from when on two clocks are two. One message takes far less, and a kernel that boots takes longer.
+// apart is the difference from which two clocks are different ones. A message takes far less time, and a kernel takes
+// longer to boot.
 const apart = int64(time.Second)
 
-// Heard notes what the parent's clock showed when the message came. The process's clock is then known to within the
-// time that the message took.
+// Heard sets the parent's clock at the arrival of the message. The difference of the clocks is then known to within
+// the time that the message took.
 func (w *Wants) Heard(now int64) {
 	if ahead := now - w.Clock; w.Clock != 0 && (ahead > apart || ahead < -apart) {
 		w.ahead = ahead
 	}
 }
 
-// Translate gives a schedule by the clock of the process.
+// Translate converts a schedule to the clock of the process.
 func (w Wants) Translate(s Schedule) Schedule {
 	s.Begin -= w.ahead
 	return s
 }
 
-// WorkThenStalls is Work for a load that wants to know of the machine's stalls: its ready message must hold Wants.
-// When run has ended, finish completes the result with the stalls that the parent sends; nil where the parent does not
-// say them.
+// WorkThenStalls is Work for a load that needs to know the machine's stalls: its ready message must contain Wants.
+// When run has ended, finish completes the result with the stalls that the parent sends, or with nil if it sends none.
 func WorkThenStalls[R any](ctx context.Context, conn *Conn, ready any,
 	run func(context.Context, Schedule) (R, error), finish func(R, *Stalls) error) error {
 	if err := conn.Send(Ready, ready); err != nil {
@@ -116,13 +115,13 @@ func WorkThenStalls[R any](ctx context.Context, conn *Conn, ready any,
 	return nil
 }
 
-// told is a stalls message, or why it could not be read.
+// told is a stalls message, or the error in reading it.
 type told struct {
 	stalls *Stalls
 	err    error
 }
 
-// listen reads what the parent says until it goes, and passes on the first stalls message.
+// listen reads the parent's messages until the stream ends, and passes on the first stalls message.
 func listen(conn *Conn, to chan<- told) {
 	for {
 		m, err := conn.Receive()
@@ -138,7 +137,7 @@ func listen(conn *Conn, to chan<- told) {
 		}
 		select {
 		case to <- t:
-		default: // a second one says nothing new
+		default: // only the first counts
 		}
 	}
 }

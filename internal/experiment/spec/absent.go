@@ -11,8 +11,8 @@ import (
 	"tare/internal/lib/lists"
 )
 
-// LeaveOutAbsent takes those arms out of the spec whose program is not installed here and which may be missing, and
-// says why, by arm. One that may not be missing is an error of code Machine.
+// LeaveOutAbsent removes the optional arms whose program is not installed on this machine, and returns the reason for
+// each, by arm. A missing program of any other part is an error with the code Machine.
 func (s *Spec) LeaveOutAbsent(ctx context.Context) (map[string]string, error) {
 	absent := map[string]string{}
 	for _, l := range s.Levels() {
@@ -43,7 +43,7 @@ func (s *Spec) LeaveOutAbsent(ctx context.Context) (map[string]string, error) {
 	return absent, nil
 }
 
-// cannotRun is the error of a part whose program is missing and which must not be left out.
+// cannotRun returns the error for a part whose program is missing and which must not be left out.
 func cannotRun(sec kind.Section, name string, missing error) error {
 	what, hint := "part", fault.HintOf(missing)
 	if sec.Name == "arms" {
@@ -52,8 +52,8 @@ func cannotRun(sec kind.Section, name string, missing error) error {
 	return fault.Wrap(missing, fault.Machine, sec.Path(name), hint, "this machine cannot run the %s", what)
 }
 
-// dropIdleFactors leaves out factors that set nothing any more: they would repeat every trial, and be refused when the
-// resolved spec is read again.
+// dropIdleFactors removes factors that no longer set anything: they would repeat every trial, and the resolved spec
+// would be refused when it is read again.
 func (s *Spec) dropIdleFactors() {
 	for i := range s.Factors {
 		f := &s.Factors[i]

@@ -12,7 +12,7 @@ import (
 	"tare/internal/lib/text"
 )
 
-// assert adds an assertion, unless it is there already. Its error reads on after the text.
+// assert adds an assertion, unless the spec has it already. Its error continues a sentence that begins with the text.
 func (s *Spec) assert(text string) error {
 	a, err := ParseAssertion(text, measured.Definitions())
 	if err != nil {
@@ -31,7 +31,8 @@ func (s *Spec) assert(text string) error {
 	return nil
 }
 
-// checkAssertion checks that what an assertion names is in the experiment. Components are known only once it runs.
+// checkAssertion checks that the experiment has the arm and the levels that an assertion names. Components are known
+// only once it runs.
 func (s *Spec) checkAssertion(a assertion.Assertion) error {
 	if arms := s.AllArms(); a.Arm != "" && !slices.Contains(arms, a.Arm) {
 		return fmt.Errorf("names the arm %q, which does not exist%s", text.Clip(a.Arm), text.DidYouMean(a.Arm, arms))
@@ -59,13 +60,13 @@ func (s *Spec) checkAssertion(a assertion.Assertion) error {
 	return nil
 }
 
-// ParseAssertion reads an assertion of one of the metrics that are defined. Its error reads on after the text;
-// assertion.Hint goes with it.
+// ParseAssertion reads an assertion about one of the defined metrics. Its error continues a sentence that begins with
+// the text; assertion.Hint goes with it.
 func ParseAssertion(raw string, defined []metric.Definition) (assertion.Assertion, error) {
 	a, err := assertion.Parse(raw)
 	names := lists.Map(defined, func(d metric.Definition) string { return d.Name })
 	at := slices.Index(names, a.Metric)
-	if a.Metric != "" && at < 0 { // before its bound, whose unit depends on it
+	if a.Metric != "" && at < 0 { // checked before the bound, whose unit depends on the metric
 		return a, fmt.Errorf("names the metric %q, which does not exist%s; docs/metrics.md has those there are",
 			text.Clip(a.Metric), text.DidYouMean(a.Metric, names))
 	}
@@ -86,7 +87,7 @@ func ParseAssertion(raw string, defined []metric.Definition) (assertion.Assertio
 	return a, err
 }
 
-// Assertions are those of the spec in their canonical form.
+// Assertions returns the assertions of the spec in canonical form.
 func (s *Spec) Assertions() []string {
 	return lists.Map(s.Assert, assertion.Assertion.String)
 }

@@ -12,16 +12,16 @@ import (
 	"tare/internal/lib/text"
 )
 
-// Cluster is how an experiment runs in the pods of a cluster. On one machine it means nothing.
+// Cluster is how an experiment runs in the pods of a cluster. It has no effect on one machine.
 type Cluster struct {
-	Settle time.Duration    // from when all parts are ready until loads begin
-	Where  map[string]Where // parts run, by the names of applications and loads; one without runs anywhere
+	Settle time.Duration    // from the time all parts are ready until loads begin
+	Where  map[string]Where // by the name of the application or load; one without an entry runs anywhere
 }
 
-// Where is on which node of a cluster a part runs. The zero value is any.
+// Where constrains the node of a cluster on which a part runs. The zero value allows any.
 type Where struct {
-	On       string // the name of a node, or a selector of labels of nodes
-	Apart    string // on another node than this part
+	On       string // the name of a node, or a label selector for nodes
+	Apart    string // on a different node from this part
 	Together string // on the same node as this part
 }
 
@@ -35,7 +35,7 @@ var whereSettings = []param.Setting{
 	{Name: "together", Type: param.TypeText, Reach: param.ReachNothing, Doc: "a part on whose node it runs"},
 }
 
-// cluster reads the section. What it names is checked when all parts are known.
+// cluster reads the section. The names in it are checked once all parts are known.
 func (d *decoder) cluster(n document.Node) (*Cluster, error) {
 	c, times := &Cluster{Where: map[string]Where{}}, param.Defaults([]param.Setting{settleKnob})
 	err := d.Each(n, `"cluster"`, func(key string, at, value document.Node) error {
@@ -60,7 +60,7 @@ func (d *decoder) cluster(n document.Node) (*Cluster, error) {
 	return c, err
 }
 
-// Settle is the time from when all parts of a trial in pods are ready until its loads begin.
+// Settle is the time from when all parts of a trial are ready in their pods until its loads begin.
 func (s *Spec) Settle() time.Duration {
 	if s.Cluster == nil {
 		return param.Defaults([]param.Setting{settleKnob}).Duration(settleKnob.Name)
@@ -68,7 +68,7 @@ func (s *Spec) Settle() time.Duration {
 	return s.Cluster.Settle
 }
 
-// check says which part has a place that cannot be, and why.
+// check returns an error, and the part that it concerns, if a place names an unknown part or depends on itself.
 func (c *Cluster) check(s *kind.Setup) (part string, err error) {
 	var names []string
 	for _, parts := range []map[string]*kind.Part{s.Applications, s.Loads} {
@@ -97,7 +97,7 @@ func (c *Cluster) check(s *kind.Setup) (part string, err error) {
 	return "", nil
 }
 
-// json is the section as a spec has it.
+// json returns the section as it stands in a spec.
 func (c *Cluster) json() map[string]any {
 	if c == nil {
 		return nil

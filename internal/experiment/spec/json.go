@@ -9,7 +9,7 @@ import (
 	"tare/internal/lib/param"
 )
 
-// MarshalJSON gives the form that run.json keeps.
+// MarshalJSON returns the form that run.json keeps.
 func (s *Spec) MarshalJSON() ([]byte, error) {
 	type quick struct {
 		Blocks   int                 `json:"blocks"`

@@ -13,13 +13,13 @@ import (
 	"tare/internal/lib/quantity"
 )
 
-// nodesKnob is a setting of the whole experiment, which can be a factor as those of its parts can.
+// nodesKnob is a setting of the whole experiment. Like the settings of parts, it can be a factor.
 var nodesKnob = param.Setting{Name: "nodes", Type: param.TypeCount, Default: "0", Max: 10_000,
 	Phrase: map[string]string{"": "on {} nodes", "0": "on this machine alone", "1": "on one node"},
 	Doc: "machines that each run the whole of every trial, at the same time; 0: this machine alone. See " +
 		"docs/nodes.md"}
 
-// Nodes is on how many nodes trials run.
+// Nodes is the number of nodes on which trials run.
 func (s *Spec) Nodes() int { return int(s.Whole.Float(nodesKnob.Name)) }
 
 // MostNodes is the largest number of nodes of any level.
@@ -31,9 +31,9 @@ func (s *Spec) MostNodes() int {
 	return most
 }
 
-// CheckShare refuses a limit that is above the CPUs that the groups of a node may use together; 0: they have no limit.
-// It could not hold: cgroup v1 refuses it, and with v2 the part has the share in its place, whatever its name says. The
-// error is a fault with code Usage and the place of the part in the spec.
+// CheckShare refuses a part's limit that is above cpus, the CPUs that all groups of a node may use together; 0 means
+// no limit. Such a limit would have no effect: cgroup v1 refuses it, and with v2 the part gets the share instead. The
+// error is a fault with the code Usage and the place of the part in the spec.
 func (s *Spec) CheckShare(cpus float64) error {
 	if cpus == 0 {
 		return nil
@@ -57,8 +57,8 @@ func (s *Spec) CheckShare(cpus float64) error {
 	return nil
 }
 
-// ScaleNodes fits the spec to n nodes, and says what that leaves out; nothing where all is left as it was. An
-// experiment without nodes runs on all n.
+// ScaleNodes fits the spec to n nodes, and says what changed, or returns "" if nothing did. An experiment without
+// nodes runs on all n.
 func (s *Spec) ScaleNodes(n int) string {
 	at := slices.IndexFunc(s.Factors, func(f Factor) bool { return slices.Equal(f.paths, []string{nodesKnob.Name}) })
 	if at < 0 {
@@ -91,7 +91,7 @@ func (s *Spec) ScaleNodes(n int) string {
 		strings.Join(left, ", "))
 }
 
-// OneTrial is the spec of a single level, without factors and nodes: what one node can run.
+// OneTrial returns the spec of a single level, without factors and nodes: what one node can run.
 func (s *Spec) OneTrial() *Spec {
 	one := *s
 	one.Factors, one.Quick, one.Whole = nil, nil, param.Defaults([]param.Setting{nodesKnob})

@@ -15,16 +15,16 @@ import (
 	"tare/internal/lib/text"
 )
 
-// Overrides are what the command line changes in a spec.
+// Overrides holds what the command line changes in a spec.
 type Overrides struct {
 	Blocks   int      // 0: as the spec says
 	SampleHz int      // 0: as the spec says
 	Quick    bool     // the short form
-	Set      []string // factor=a,b: one value sets the knob, several sweep it
+	Set      []string // factor=a,b: one value sets the setting, several sweep it
 
 	Precision string        // as in a spec: 5%; empty: as the spec says
 	Until     time.Duration // 0: as the spec says
-	Assert    []string      // beside those of the spec
+	Assert    []string      // in addition to those of the spec
 }
 
 // Apply changes the spec. Its errors are faults with code Usage.
@@ -55,7 +55,7 @@ func (s *Spec) Apply(o Overrides) error {
 	return nil
 }
 
-// override changes how often the run samples, and when it ends.
+// override changes how often the run samples and when it ends.
 func (s *Spec) override(o Overrides) error {
 	var wrong error
 	checked := func(flag string, knob param.Setting, text string) param.Values {
@@ -155,7 +155,7 @@ func (s *Spec) set(text string) error {
 	return nil
 }
 
-// overlaps says whether f sets what another factor sets too.
+// overlaps reports whether f sets something that another factor sets too.
 func (s *Spec) overlaps(f Factor) bool {
 	return slices.ContainsFunc(s.Factors, func(g Factor) bool {
 		return slices.ContainsFunc(g.paths, func(p string) bool { return slices.Contains(f.paths, p) })

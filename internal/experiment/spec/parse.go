@@ -19,8 +19,8 @@ import (
 	"tare/internal/lib/text"
 )
 
-// What we wrote ourselves, a resolved spec, has every default filled in, a line for each, which makes it up to twenty
-// times as long as what a person writes.
+// A resolved spec, which Tare writes, has a line for every default and is up to twenty times as long as one that a
+// person writes.
 const (
 	maxSpecBytes     = 16 << 10
 	maxResolvedBytes = 1 << 20
@@ -31,8 +31,8 @@ var specLimit = document.Limit{
 	Hint: "a count or a factor says in one line what parts that are alike say in many: see docs/spec.md",
 }
 
-// Parse reads a spec. file is its name in messages; features are the names that "needs" may use, nil: any. Its error is
-// a fault with code Usage and the place as file:line:column.
+// Parse reads a spec. file is its name in messages; features are the names that "needs" may use, or nil for any. Its
+// error is a fault with the code Usage and the place as file:line:column.
 func Parse(file string, data []byte, features []string) (*Spec, error) {
 	d := &decoder{File: document.File(file), features: features, places: map[string]document.Node{}}
 	documents, err := d.Parse(data, specLimit)
@@ -66,8 +66,8 @@ var specKeys = []string{
 	"loads", "arms", kind.BaselineKey, "factors", "gates", "repeat", "precision", "until", "assert", "quick", "cluster",
 }
 
-// spec decodes the whole document. Factors and the short form come last, whatever their place in the file, because
-// they name what the others define.
+// spec decodes the whole document. Factors and the short form come last, wherever they stand in the file, because they
+// refer to what the other keys define.
 func (d *decoder) spec(root document.Node) (*Spec, error) {
 	s := &Spec{
 		Setup: kind.Setup{
@@ -175,7 +175,7 @@ func (d *decoder) assert(n document.Node, s *Spec) error {
 	return err
 }
 
-// precision reads how narrow intervals must be: a part, or that and the metrics that it is asked of.
+// precision reads how narrow intervals must be: a fraction alone, or a fraction and the metrics that it applies to.
 func (d *decoder) precision(n document.Node) (*Precision, error) {
 	o, p := param.Values{}, &Precision{}
 	if !document.IsMapping(n) {
@@ -211,7 +211,7 @@ func resolveTimes(o param.Values) (blocks int, warmup, duration time.Duration) {
 	return o.Int("blocks"), o.Duration("warmup"), o.Duration("duration")
 }
 
-// whole checks what no single key can be blamed for.
+// whole checks rules that concern several keys together.
 func (d *decoder) whole(root document.Node, found map[string]document.Node, s *Spec) error {
 	for _, key := range []string{"name", "question", "applications", "loads"} {
 		if _, ok := found[key]; ok {
@@ -265,7 +265,7 @@ func (d *decoder) needs(n document.Node) ([]string, error) {
 
 var nameForm = regexp.MustCompile(`^[a-z][a-z0-9-]{0,39}$`)
 
-// checkName checks a name that will stand in paths of files and of control groups.
+// checkName checks a name that will be used in paths of files and of control groups.
 func (d *decoder) checkName(n document.Node, what, name string) error {
 	if nameForm.MatchString(name) {
 		return nil
@@ -368,7 +368,7 @@ func (d *decoder) factors(n document.Node, s *Spec) error {
 	})
 }
 
-// factor reads one factor: a list of levels, or cases, of which each sets several settings.
+// factor reads one factor: a list of levels, or cases that each set several settings.
 func (d *decoder) factor(name string, at, value document.Node, s *Spec) (Factor, error) {
 	if document.IsMapping(value) {
 		return d.cases(name, at, value, s)
@@ -381,7 +381,7 @@ func (d *decoder) factor(name string, at, value document.Node, s *Spec) (Factor,
 	return newFactor(name, ts, levels), err
 }
 
-// cases reads a factor whose levels have names, and under each the settings that it sets.
+// cases reads a factor with named levels; below each name are the settings that it sets.
 func (d *decoder) cases(name string, at, value document.Node, s *Spec) (Factor, error) {
 	f := Factor{Name: name, cases: map[string]map[string]string{}}
 	if err := d.checkName(at, "a factor with cases", name); err != nil {
@@ -412,7 +412,7 @@ func (d *decoder) cases(name string, at, value document.Node, s *Spec) (Factor, 
 			return nil
 		})
 	})
-	slices.Sort(f.Levels) // whatever order the spec has them in, as those of a resolved one
+	slices.Sort(f.Levels) // sorted, as in a resolved spec
 	if err == nil && len(f.paths) == 0 {
 		err = d.Fail(value, "write name: {case: {setting: value}}", "the factor %q sets nothing", name)
 	}
@@ -441,7 +441,7 @@ func (d *decoder) levels(n document.Node, name string, ts []target) ([]string, e
 	return levels, nil
 }
 
-// quick reads the short form, which keeps what it does not name.
+// quick reads the short form, which keeps everything that it does not mention.
 func (d *decoder) quick(n document.Node, s *Spec, times param.Values) error {
 	times = times.Clone()
 	q := &Quick{Levels: map[string][]string{}}

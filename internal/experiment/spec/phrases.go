@@ -7,9 +7,9 @@ import (
 	"tare/internal/experiment/record"
 )
 
-// Phrases are how the levels of the spec's factors read in sentences, in the order in which the spec has the factors. A
-// factor has one where all settings that it sets read alike, and no other factor reads as it does: then names tell them
-// apart.
+// Phrases returns how the levels of the spec's factors read in sentences, in the order of the factors. A factor has a
+// phrase only if all settings that it sets have the same one and no other factor has it too; otherwise reports use the
+// factor's name.
 func (s *Spec) Phrases() []record.Phrase {
 	var all []record.Phrase
 	for _, f := range s.Factors {
@@ -24,7 +24,7 @@ func (s *Spec) Phrases() []record.Phrase {
 	})
 }
 
-// phrase is that of the settings of one factor; nil where they read otherwise than each other.
+// phrase returns the phrase that all settings of one factor share, or nil if they differ.
 func (s *Spec) phrase(f Factor) (words map[string]string) {
 	if f.cases != nil {
 		return map[string]string{"": "under {}"}
@@ -33,7 +33,7 @@ func (s *Spec) phrase(f Factor) (words map[string]string) {
 	for _, path := range f.paths {
 		t, known := s.target(path)
 		if !known {
-			continue // of an arm that the short form leaves out
+			continue // belongs to an arm that the short form leaves out
 		}
 		if read && !maps.Equal(t.knob.Phrase, words) {
 			return nil

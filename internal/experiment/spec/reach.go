@@ -8,9 +8,9 @@ import (
 	"tare/internal/lib/param"
 )
 
-// Reaches are the settings of all parts, in order of their paths, that reach further than the guests do by themselves:
-// as the spec sets them, at any level of a factor, or by an arm that is a variant. Each says how:
-// "arms.agent.command (a command)".
+// Reaches lists the settings, in order of path, that run commands, open files or connect to addresses that the guests
+// would not use by themselves. It considers the values in the spec, every level of a factor and every arm that is a
+// variant. Each entry says how it reaches further: "arms.agent.command (a command)".
 func (s *Spec) Reaches() []string {
 	reach := map[string]param.Reach{}
 	look := func(t target, value string) {
@@ -49,8 +49,8 @@ func (s *Spec) Reaches() []string {
 	return all
 }
 
-// CheckReach refuses a spec that reaches further than its guests do by themselves; where says who refuses it. Its error
-// is of code fault.Usage.
+// CheckReach refuses a spec whose settings reach further than its guests do by themselves; where names the place that
+// refuses it. Its error has the code fault.Usage.
 func (s *Spec) CheckReach(where string) error {
 	all := s.Reaches()
 	if len(all) == 0 {

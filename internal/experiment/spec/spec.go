@@ -1,6 +1,6 @@
-// Package spec is an experiment as a person writes it and as it is resolved: Parse reads the file and checks every key
-// against the settings that guests declare, Apply changes it as the command line says, At and As are the experiment at
-// one level and as one arm runs it. Nothing in it starts anything.
+// Package spec holds an experiment as a person writes it and as it is resolved. Parse reads the file and checks every
+// key against the settings that guests declare, Apply applies the command line, At returns the experiment at one level
+// and As the experiment as one arm runs it. Nothing in the package starts anything.
 package spec
 
 import (
@@ -25,8 +25,8 @@ import (
 	"tare/internal/scale/host/perf"
 )
 
-// Spec is an experiment as resolved: every default is filled in. Its JSON form is itself a spec that Parse accepts,
-// save that numbers inside the parts are strings.
+// Spec is a resolved experiment: every default is filled in. Its JSON form is itself a spec that Parse accepts, except
+// that numbers inside the parts are strings.
 type Spec struct {
 	Name     string
 	Question string
@@ -34,36 +34,36 @@ type Spec struct {
 	Blocks   int
 	kind.Setup
 	SampleHz  int          // of the sampler that splits eBPF time by control group, per CPU
-	Whole     param.Values // settings of the whole that can be factors: see nodesKnob
+	Whole     param.Values // settings of the whole experiment that can be factors: see nodesKnob
 	Factors   []Factor
-	Repeat    float64       // how long spoiled trials may be run again, as a part of the time that the plan takes
-	Precision *Precision    // how narrow intervals must be for the run to end; nil: Blocks says when
-	Until     time.Duration // how long a run without a number of blocks may take; 0: Blocks says when
+	Repeat    float64       // how long spoiled trials may be repeated, as a fraction of the planned time
+	Precision *Precision    // how narrow intervals must be for the run to end; nil: it ends after Blocks
+	Until     time.Duration // how long a run without a number of blocks may take; 0: it ends after Blocks
 	Assert    []assertion.Assertion
 	Quick     *Quick   // what --quick changes
-	Cluster   *Cluster // how it runs in pods; nil: as a cluster likes
+	Cluster   *Cluster // how it runs in pods; nil: on any nodes, with default times
 
 	places map[string]string // of the parts in the file, by path: file:line:column
 }
 
 // Precision is how narrow intervals must be for a run to end.
 type Precision struct {
-	Target  float64  // half-width as a part of the value; of a difference, as a part of the baseline's value
-	Metrics []string // that must be so; none: those that answers speak of, without quantiles above the median
+	Target  float64  // half-width as a fraction of the value; for a difference, of the baseline's value
+	Metrics []string // that must be so; none: those in the experiment's answer, without quantiles above the median
 }
 
-// Factor is what the experiment sweeps.
+// Factor is a setting, or several, that the experiment sweeps.
 type Factor struct {
-	Name   string   // as the spec calls it
+	Name   string   // as written in the spec
 	Levels []string // canonical
 	paths  []string // the settings that it sets
 
-	// cases are, where each level sets several settings, their values by level and path. Nil: a level is the value of
-	// all that the factor sets.
+	// cases holds the values of a factor whose levels each set several settings, by level and path. Nil: the level itself
+	// is the value of every setting in paths.
 	cases map[string]map[string]string
 }
 
-// sets is what the factor sets at a level, by path.
+// sets returns what the factor sets at a level, by path.
 func (f *Factor) sets(level string) map[string]string {
 	if f.cases != nil {
 		return f.cases[level]
@@ -79,11 +79,11 @@ func (f *Factor) sets(level string) map[string]string {
 type Quick struct {
 	Blocks           int
 	Warmup, Duration time.Duration
-	Levels           map[string][]string // by factor; a factor that is not named keeps its levels
-	Arms             []string            // those that run; none: all
+	Levels           map[string][]string // by factor; a factor without an entry keeps its levels
+	Arms             []string            // that run; none: all
 }
 
-// The knobs that are no part's own.
+// Settings of the whole experiment rather than of a part.
 var (
 	timeKnobs = []param.Setting{
 		{Name: "blocks", Type: param.TypeCount, Default: "10", Min: 1, Max: 10_000,
@@ -112,7 +112,7 @@ var (
 	wholeKnobs = []param.Setting{samplingKnob, statisticsKnob, repeatKnob, untilKnob}
 )
 
-// maxTrials and maxPlaces bound a plan, as what is recorded of it is bounded: days of trials are a slip of the pen.
+// maxTrials and maxPlaces bound a plan, as its record is bounded. A plan of days of trials is a mistake.
 const (
 	maxTrials = record.MaxTrials
 	maxPlaces = record.MaxPlaces // arms at levels
@@ -121,11 +121,11 @@ const (
 // Level is one value of each factor, by its name.
 type Level map[string]string
 
-// Levels are all combinations of the factors' levels, the last factor changing fastest. Without factors there is one,
-// empty.
+// Levels returns all combinations of the factors' levels; the last factor changes fastest. Without factors there is
+// one empty level.
 func (s *Spec) Levels() []Level {
 	levels := []Level{{}}
-	// By name, whatever order the spec has them in: so the resolved spec, whose factors are an object, makes the same
+	// Sorted by name, because the resolved spec keeps factors in an object, without an order, and must make the same
 	// plan.
 	byName := func(a, b Factor) int { return strings.Compare(a.Name, b.Name) }
 	for _, f := range slices.SortedFunc(slices.Values(s.Factors), byName) {
@@ -142,13 +142,13 @@ func (s *Spec) Levels() []Level {
 	return levels
 }
 
-// AllArms are the names of all arms: the baseline, its twin, then the spec's own in order of name.
+// AllArms returns the names of all arms: the baseline, its twin, then the spec's own arms in order of name.
 func (s *Spec) AllArms() []string {
 	return append([]string{record.Direct, record.AA}, slices.Sorted(maps.Keys(s.Arms))...)
 }
 
-// BaselineName is what reports call the baseline, if it is a subject: the value of the setting that distinguishes
-// subjects of its kind.
+// BaselineName is how reports name a baseline that is a subject: by the value of the setting that distinguishes
+// subjects of its kind. It is empty for other baselines.
 func (s *Spec) BaselineName() string {
 	b := s.Baseline
 	if b == nil {
@@ -158,7 +158,8 @@ func (s *Spec) BaselineName() string {
 	return cmp.Or(b.Options[about.Label], about.Name)
 }
 
-// Traits are what to know of arms wherever they are named, by arm. One that a factor changes has none.
+// Traits returns remarks that accompany an arm's name in reports, by arm. An arm whose trait a factor changes has
+// none.
 func (s *Spec) Traits() map[string]string {
 	traits := map[string]string{}
 	add := func(arm, path string, p *kind.Part) {
@@ -178,7 +179,7 @@ func (s *Spec) Traits() map[string]string {
 	return traits
 }
 
-// Lacks are what arms do not do of what others do that they are compared with, by arm.
+// Lacks returns, by arm, what an arm does not do that the arms it is compared with do.
 func (s *Spec) Lacks() map[string]string {
 	lacks := map[string]string{}
 	for name, p := range s.Arms {
@@ -190,7 +191,7 @@ func (s *Spec) Lacks() map[string]string {
 	return lacks
 }
 
-// At is the spec with every factor set to its value in l.
+// At returns a copy of the spec with every factor set to its value in l, without parts whose count is then 0.
 func (s *Spec) At(l Level) *Spec {
 	c := s.clone()
 	for _, f := range s.Factors {
@@ -211,21 +212,21 @@ func (s *Spec) assign(values map[string]string) {
 	}
 }
 
-// clone is a copy whose parts can be set.
+// clone returns a copy whose settings can be changed.
 func (s *Spec) clone() *Spec {
 	c := *s
 	c.Setup, c.Whole = s.Setup.Clone(), s.Whole.Clone()
 	return &c
 }
 
-// WithCopies is the spec with every part of a count above one replaced by its copies.
+// WithCopies returns the spec with every part of a count above one replaced by its copies.
 func (s *Spec) WithCopies() *Spec {
 	c := *s
 	c.Setup = s.Setup.Copies()
 	return &c
 }
 
-// target is one place that a factor can set.
+// target is one setting that a factor can set.
 type target struct {
 	path    string // loads.client.rate
 	knob    param.Setting
@@ -257,8 +258,9 @@ func (s *Spec) target(path string) (target, bool) {
 	return known.Or(t, target{}), t != nil
 }
 
-// find gives the targets that a factor's name means: the end of one path ("rate", "client.rate", "loads.client.rate"),
-// or several paths when the name has a * in it ("loads.*.rate"). The error reads on after the factor's name.
+// find returns the targets that a factor's name means: the end of one path ("rate", "client.rate",
+// "loads.client.rate"), or several paths if the name has a * in it ("loads.*.rate"). The error continues a sentence
+// that begins with the factor's name.
 func (s *Spec) find(name string) ([]target, error) {
 	var found []target
 	var ends []string
@@ -277,7 +279,7 @@ func (s *Spec) find(name string) ([]target, error) {
 	if len(found) > 1 && !strings.Contains(name, "*") {
 		isSet := func(t target) bool { _, ok := t.options[t.knob.Name]; return ok }
 		if i := slices.IndexFunc(found, isSet); i >= 0 && !slices.ContainsFunc(found[i+1:], isSet) {
-			found = found[i : i+1] // of a closed and an open load, only one has a rate
+			found = found[i : i+1] // of a closed and an open load, only the open one has a rate
 		}
 	}
 	switch {
@@ -300,7 +302,7 @@ func joinPaths(ts []target) string {
 	return strings.Join(pathsOf(ts), ", ")
 }
 
-// level gives the canonical form of one level for all targets.
+// level returns the canonical form of one level, which must be valid for all targets.
 func level(ts []target, text string) (string, error) {
 	for _, t := range ts[1:] {
 		if _, err := t.knob.Canonical(text); err != nil {
@@ -310,7 +312,7 @@ func level(ts []target, text string) (string, error) {
 	return ts[0].knob.Canonical(text)
 }
 
-// factor is that of a name; nil where there is none.
+// factor returns the factor of that name, or nil.
 func (s *Spec) factor(name string) *Factor {
 	return lists.Find(s.Factors, func(f *Factor) bool { return f.Name == name })
 }
@@ -354,7 +356,7 @@ func (s *Spec) checkSize() error {
 	return nil
 }
 
-// checkParts checks the options of every part together, at every level. It gives the path of the part at fault.
+// checkParts checks all options of every part at every level. It returns the path of the part at fault.
 func (s *Spec) checkParts() (path string, err error) {
 	for _, l := range s.Levels() {
 		c := s.At(l)
@@ -404,14 +406,14 @@ func (s *Spec) checkPart(path string, p *kind.Part) error {
 	return nil
 }
 
-// defaultUntil ends a run that never becomes precise.
+// defaultUntil ends a run that never reaches its precision.
 const defaultUntil = 30 * time.Minute
 
-// Open says whether the run ends by its precision or by the clock, and not after a number of blocks.
+// Open reports whether the run ends by its precision or by the clock, and not after a number of blocks.
 func (s *Spec) Open() bool { return s.Precision != nil || s.Until > 0 }
 
-// checkOpen fills in and checks what a run needs that has no number of blocks. The error reads on after the spec's
-// place.
+// checkOpen fills in and checks the settings of a run without a number of blocks. The error continues a sentence that
+// begins with the spec's place.
 func (s *Spec) checkOpen() error {
 	if s.Precision == nil {
 		return nil
@@ -431,12 +433,12 @@ func names(metrics []measured.Metric) []string {
 	return lists.Map(metrics, func(m measured.Metric) string { return m.Name })
 }
 
-// Headlines are the metrics that the answer of the experiment speaks of, where trials have them.
+// Headlines returns the names of the metrics in the experiment's answer, if trials have them.
 func (s *Spec) Headlines() []string { return names(measured.Headlines(&s.Setup)) }
 
-// PreciseMetrics are the metrics whose intervals decide when a run with a precision ends: those that the spec names, or
-// else those that answers speak of. Quantiles above the median need many times the blocks, and parts that are pooled
-// may be 0 for ever, so they are asked for by name.
+// PreciseMetrics returns the metrics whose intervals decide when a run with a precision ends: those that the spec
+// names, or else the headlines. It leaves out two kinds that a spec must name: quantiles above the median, which need
+// many times the blocks, and pooled fractions, which may stay 0 for ever.
 func (s *Spec) PreciseMetrics() []string {
 	if s.Precision == nil {
 		return nil

@@ -8,7 +8,7 @@ import (
 	"tare/internal/lib/text"
 )
 
-// variants finds what an arm sets, and to which value. The error reads on after the path of the arm.
+// variants returns what an arm sets, by path. The error continues a sentence that begins with the path of the arm.
 func (s *Spec) variants(arm string) (map[string]string, error) {
 	p := s.Arms[arm]
 	if p == nil {
@@ -45,7 +45,7 @@ func (s *Spec) variants(arm string) (map[string]string, error) {
 	return values, nil
 }
 
-// As is the spec as an arm runs it: with what the arm sets, where it is a variant of the baseline.
+// As returns the spec as an arm runs it: with what the arm sets, if it is a variant of the baseline.
 func (s *Spec) As(arm string) *Spec {
 	values, err := s.variants(arm)
 	if err != nil || len(values) == 0 { // the error was reported when the spec was read
@@ -56,8 +56,8 @@ func (s *Spec) As(arm string) *Spec {
 	return c
 }
 
-// checkVariants checks the settings of each variant by themselves and together with the rest. It gives the path of the
-// part at fault.
+// checkVariants checks the settings of each variant by themselves and together with the rest. It returns the path of
+// the arm at fault.
 func (s *Spec) checkVariants() (path string, err error) {
 	for _, arm := range s.AllArms() {
 		if _, err := s.variants(arm); err != nil {

@@ -73,7 +73,7 @@ func newCounting(t kind.Trial, load string) (*Counting, error) {
 	return c, nil
 }
 
-// Deliver sets the deliverer of the events. Call it before the trial starts anything.
+// Deliver sets the deliverer of the events. It must be called before the trial starts anything.
 func (c *Counting) Deliver(d Deliverer) { c.deliverer = d }
 
 // Group returns the load's control group: its v2 directory, and its id as bpf_get_current_cgroup_id returns it.
@@ -135,7 +135,7 @@ func (c *Counting) counted() (inside, outside int64, err error) {
 	return inside, int64(counts.All) - inside, nil
 }
 
-// expected returns how many events must be delivered between two readings, without those of other processes that came
+// expected returns how many events must be delivered between two readings. It leaves out execs of other processes
 // during the first reading, which may have been delivered before.
 func expected(s Scope, from, to reading) int64 {
 	n := to.inside - from.inside
@@ -146,12 +146,12 @@ func expected(s Scope, from, to reading) int64 {
 }
 
 // late returns how many of the load's events were delivered after the reading at its end, after which events are late.
-// delivered is how many were delivered in all, of the load and of other processes, since the deliverer began.
+// delivered is how many events, of the load and of other processes, were delivered in all since the deliverer began.
 //
-// A deliverer of the whole machine goes on with the execs of other processes. Those that were made between that
-// reading and the last one are not the load's. Nor can more of the load's events be late than were outstanding: those
-// made when the load ended, less those delivered until the reading. Nor can there be more than the load made: further
-// ones were delivered twice, or belong to other processes.
+// A deliverer of the whole machine also delivers execs of other processes. Those that were made between that reading
+// and the last one are not the load's. No more of the load's events can be late than were outstanding: those made when
+// the load ended, less those delivered until the reading. There can also be no more than the load made: any others
+// were delivered twice, or belong to other processes.
 func late(s Scope, offset, end, last reading, delivered int64) int64 {
 	since := delivered - end.said.Delivered - expected(s, end, last)
 	made := end.inside - offset.inside
@@ -162,8 +162,8 @@ func late(s Scope, offset, end, last reading, delivered int64) int64 {
 	return max(min(since, owed, made), 0)
 }
 
-// Before reads the offset: the harness's own execs before the load has made any, as counted and as delivered. It waits
-// until those since Ready have been delivered, and the deliverer's count is stable.
+// Before reads the offset: the harness's own execs, as counted and as delivered, before the load has made any. It
+// waits until those since Ready have been delivered and the deliverer's count is stable.
 func (c *Counting) Before(ctx context.Context) (err error) {
 	if c.deliverer == nil {
 		c.offset = c.read(ctx)
@@ -290,8 +290,7 @@ func (c *Counting) settle(ctx context.Context, from reading, atMost time.Duratio
 	return last, last.err
 }
 
-// writeDown writes the delivered counts into events: until the load's end, until the deliverer was stopped, and in
-// all.
+// writeDown writes the delivered counts into events: in all, late, and after the deliverer was asked to stop.
 func (c *Counting) writeDown(events *record.Events, atEnd, last reading, said Said) error {
 	if !said.Knows {
 		return c.deliverer.Unknown()

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Scope says whose execs a deliverer delivers. Records use its value.
+// Scope is the set of execs that a deliverer delivers. Records use its value.
 type Scope string
 
 // The scopes.
@@ -14,7 +14,7 @@ const (
 	ScopeMachine Scope = "machine" // those of the whole machine
 )
 
-// Said is what was delivered since the deliverer began, and what it reports as lost.
+// Said is what has been delivered since the deliverer began, and what it reports as lost.
 type Said struct {
 	Delivered int64
 	Lost      int64
@@ -25,7 +25,7 @@ type Said struct {
 // Deliverer is a subject that delivers the load's events: a tracer. It registers with the load's Counting when it
 // joins the trial (Deliver), and Counting compares what it delivers with the kernel's count.
 type Deliverer interface {
-	// Scope returns whose execs it delivers.
+	// Scope returns which execs it delivers.
 	Scope() Scope
 
 	// Said returns what it has delivered so far.

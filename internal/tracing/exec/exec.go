@@ -1,5 +1,5 @@
-// Package exec is the load that only executes programs, on an absolute schedule or as fast as it can, and knows
-// exactly how many execs it made: the events that a tracer of processes delivers are compared with that. It runs as a
+// Package exec is a load that only executes programs, on an absolute schedule or as fast as it can, and knows exactly
+// how many execs it made. The events that a tracer of processes delivers are compared with that number. It runs as a
 // separate process (tare load exec).
 //
 // The execs are made by workers, one small process for each CPU (c/worker.c), which this process starts and whose
@@ -306,8 +306,8 @@ func (l *Load) Close() error {
 	return errors.Join(errs...)
 }
 
-// Run makes execs by the schedule and returns the result. Execs that are intended in the window count. It ends early
-// with the context's error, and with one of code Invalid if a worker was killed.
+// Run makes execs by the schedule and returns the result. Execs that are intended in the window count. If the context
+// ends first, Run returns its error; if a worker was killed, the error has the code fault.Invalid.
 func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	switch {
 	case s.Duration <= 0 || s.Warmup < 0:
@@ -436,9 +436,9 @@ func errorName(kind, code int) string {
 	return "exited " + number
 }
 
-// Run runs a load by the role protocol on conn: it starts the workers, sends ready, waits for the start, executes,
-// sends the result, and stays until the parent closes its end. If the parent does so earlier, Run ends without an
-// error.
+// Run runs a load by the role protocol on conn: it starts the workers, sends the ready message, waits for the start,
+// executes, sends the result, and waits until the parent closes its end. If the parent does so earlier, Run ends
+// without an error.
 func Run(ctx context.Context, o Options, conn *role.Conn) (err error) {
 	l, err := New(o)
 	if err != nil {

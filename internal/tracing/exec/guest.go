@@ -53,7 +53,7 @@ func (asLoad) CheckSetup(s *kind.Setup, _ string, part *kind.Part) error {
 	return nil
 }
 
-// Join begins to count before anything is in the load's control group.
+// Join starts counting before anything is in the load's control group.
 func (asLoad) Join(t kind.Trial, name string, _ *kind.Part) (any, error) {
 	c, err := newCounting(t, name)
 	if err != nil {

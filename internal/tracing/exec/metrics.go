@@ -67,7 +67,7 @@ func (asLoad) Metrics() []measured.Metric {
 // machineRate returns the CPU time of the whole machine per second.
 func machineRate(m *measured.Measured) (float64, bool) {
 	c, seconds := m.Ledger.CPU, m.Ledger.Window.Seconds
-	// The ledger of a part of the machine has no total.
+	// A ledger of a part of the machine has no total.
 	return measured.Rate(c.Capacity-c.Idle-c.Steal, seconds), seconds > 0 && c.Capacity > 0
 }
 
@@ -149,8 +149,8 @@ func judgeErrors(j *measured.LoadJudge, allowed float64) {
 	}
 }
 
-// judgeEvents: a tracer cannot be judged by two counts of the same events that disagree. Losses of a tracer are no
-// fault of the trial.
+// judgeEvents checks that the load and the kernel counted the same events: otherwise a tracer cannot be judged by
+// either count. Losses of a tracer do not make a trial invalid.
 func judgeEvents(m *measured.Measured) []measured.Trip {
 	e := m.Events
 	if e == nil {

@@ -2,5 +2,5 @@
 
 package exec
 
-// There are no programs for other architectures: New returns an error.
+// workerProgram and targetProgram are empty on other architectures: New returns an error.
 var workerProgram, targetProgram []byte

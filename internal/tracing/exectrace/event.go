@@ -102,7 +102,7 @@ func plain(s []byte) bool {
 	return true
 }
 
-// The columns of the table, which appendTable fills.
+// tableHead is the heading of the columns that appendTable fills.
 const tableHead = "TIME            UID      PID      PPID     COMM             CGROUP                   COMMAND\n"
 
 // appendTable appends the event as a line for people: the arguments if there are any, else the file name.

@@ -56,7 +56,7 @@ type Options struct {
 	// Latency is how long an event may wait for others, so that they are delivered together; 0: DefaultLatency.
 	Latency time.Duration
 	For     time.Duration // when to end; 0: only when the context does
-	Lean    bool          // the process does nothing else, so that its memory can be kept small (see lean)
+	Lean    bool          // the process does nothing else, so its memory can be kept small (see lean)
 
 	Tell <-chan os.Signal `json:"-"` // each value makes it print statistics; may be nil
 }
@@ -73,8 +73,9 @@ func (o Options) withDefaults() Options {
 // Run traces until ctx ends, or o.For is over, and then delivers what is still in the ring. Events go to out; messages
 // go to log, as lines of text: that the tracer is attached ("exectrace: ready"), and statistics (see Statistics).
 //
-// An error of code fault.Usage is about the options, one of fault.Machine about a machine that does not support it, or
-// about output that cannot be written: the events lost because of that are counted, and statistics are printed.
+// An error with the code fault.Usage is about the options. One with the code fault.Machine is about a machine that
+// does not support it, or about output that cannot be written: events lost because of that are counted, and statistics
+// are printed.
 func Run(ctx context.Context, o Options, out, log io.Writer) error {
 	o = o.withDefaults()
 	layout, err := cgroup.Discover(cgroup.Roots{})
@@ -97,7 +98,7 @@ func Run(ctx context.Context, o Options, out, log io.Writer) error {
 // own time, because it wakes the thread with which the Go runtime monitors system calls.
 const batchBytes = 512 << 10
 
-// releaseEvery is after how many events their room in the ring is freed.
+// releaseEvery is the number of events after which their room in the ring is freed.
 const releaseEvery = 64
 
 // tracer is a running tracer. It belongs to one goroutine.
@@ -116,8 +117,8 @@ type tracer struct {
 	delivered  uint64
 	lostReader uint64 // invalid records
 	lostOutput uint64 // events of failed writes, and those after them
-	truncated  uint64 // events whose arguments were cut; delivered or not
-	unreadable uint64 // events of which something could not be read
+	truncated  uint64 // events whose arguments were cut, delivered or not
+	unreadable uint64 // events that could be read only in part
 	toldLost   uint64 // lost in the last statistics
 	counted    uint64 // Count: delivered as of the last line
 }
@@ -201,7 +202,7 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// drain delivers what is in the ring at this moment, and says whether there was an event.
+// drain delivers what is in the ring at this moment, and reports whether there was an event.
 func (t *tracer) drain() (some bool) {
 	r := t.kernel.ring
 	t.clock.set()
@@ -253,7 +254,7 @@ func (t *tracer) deliver(record []byte) {
 	t.events++
 }
 
-// write writes the batch. Of a write that fails part-way, the complete lines count as delivered.
+// write writes the batch. If a write fails part-way, its complete lines count as delivered.
 func (t *tracer) write() {
 	if len(t.batch) == 0 {
 		return
@@ -278,7 +279,7 @@ func (t *tracer) fail(err error) {
 	}
 }
 
-// look runs every second, and when it has become quiet.
+// look reports totals and new losses. It runs every second, and when events have stopped.
 func (t *tracer) look() {
 	if t.options.Output == Count {
 		t.count()

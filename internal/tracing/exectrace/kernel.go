@@ -90,7 +90,7 @@ func load(o Options, l *cgroup.Layout) (_ *kernel, err error) {
 	return k, err
 }
 
-// attach begins the tracing.
+// attach starts tracing.
 func (k *kernel) attach() error {
 	l, err := link.AttachTracing(link.TracingOptions{Program: k.objects.TareExectrace})
 	if err != nil {
@@ -100,8 +100,8 @@ func (k *kernel) attach() error {
 	return nil
 }
 
-// detach ends the tracing: when it returns, no program of the tracer runs any more, so that every event is in the ring
-// or counted as lost.
+// detach ends tracing. When it returns, no program of the tracer is running any more, so every event is in the ring or
+// counted as lost.
 func (k *kernel) detach() error {
 	if k.link == nil {
 		return nil

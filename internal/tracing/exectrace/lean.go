@@ -15,8 +15,8 @@ import (
 // binary is large for this task: when it starts, the initialization of its libraries touches 20 MB that a tracer never
 // uses.
 //
-//   - Garbage is collected when the heap is a fifth above what is in use, not twice as large: a running tracer makes next
-//     to no garbage.
+//   - Garbage is collected when the heap is a fifth larger than what is in use, not twice as large: a running tracer
+//     makes next to no garbage.
 //   - Pages of the binary that were only read are dropped. They are in the page cache, and the few that are needed are
 //     mapped again from there.
 //   - One thread at a time runs Go code: there is one reader, and other threads would be woken without having work.
@@ -25,7 +25,7 @@ import (
 func lean() {
 	debug.SetGCPercent(20)
 	runtime.GOMAXPROCS(1)
-	_ = dropCode() // first, for collecting garbage takes memory, too; without it there is only more in memory
+	_ = dropCode() // first, because collecting garbage takes memory too; without it, only more memory is in use
 	debug.FreeOSMemory()
 }
 

@@ -16,10 +16,10 @@ import (
 // and frees room in batches, because the reader's position is on a cache line that every writer reads.
 //
 // Layout (kernel/bpf/ringbuf.c): a page with the reader's position, a page with the writers' position, and the data,
-// mapped twice in succession, so that a record which wraps around is contiguous. Only the first of the two is mapped
-// here, because each counts as resident memory; a record that wraps around is copied together.
+// mapped twice in succession so that a record that wraps around is contiguous. Only the first data mapping is used
+// here, because each counts as resident memory; a record that wraps around is assembled in joined.
 type ring struct {
-	consumer, producer *uint64 // bytes that were ever read and written; atomic
+	consumer, producer *uint64 // bytes read and written so far; atomic
 	data               []byte
 	joined             []byte // the last record that wrapped around
 	mask               uint64

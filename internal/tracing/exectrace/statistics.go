@@ -8,7 +8,7 @@ import (
 // Statistics account for every exec that the program saw, by stage: Seen = Delivered + Lost + Pending. They are
 // numbers of events since the tracer was attached.
 type Statistics struct {
-	Event       string `json:"event,omitempty"` // "statistics", where lines of another kind may be around it
+	Event       string `json:"event,omitempty"` // "statistics", among lines of another kind
 	Seen        uint64 `json:"seen"`            // by the program, after the filter
 	Delivered   uint64 `json:"delivered"`       // written; with Count: counted
 	Lost        uint64 `json:"lost"`            // at all stages together
@@ -18,14 +18,14 @@ type Statistics struct {
 	Pending     uint64 `json:"pending"`         // not delivered yet; 0 at the end
 	Truncated   uint64 `json:"truncated"`       // arguments cut at Options.Args
 	// Unreadable: arguments or file name were not in memory; such events are delivered, and marked
-	Unreadable uint64  `json:"unreadable"`
-	Missed     *uint64 `json:"missed,omitempty"`
-	// Missed are the runs of the program that the kernel left out because it was running on that CPU already (since
-	// Linux 6.1, of a tracepoint): execs of the whole machine that nobody saw. nil where the kernel does not tell.
+	Unreadable uint64 `json:"unreadable"`
+	// Missed is how often the kernel skipped the program because it was already running on that CPU (since Linux 6.1, of
+	// a tracepoint): execs of the whole machine that were not seen. nil if the kernel does not report it.
+	Missed *uint64 `json:"missed,omitempty"`
 }
 
-// statistics returns the current statistics. What this process has done is read before what the program counts, so
-// that Delivered never exceeds Seen.
+// statistics returns the current statistics. It reads this process's counts before the program's, so that Delivered
+// never exceeds Seen.
 func (t *tracer) statistics() Statistics {
 	s := Statistics{
 		Delivered: t.delivered, LostReader: t.lostReader, LostOutput: t.lostOutput,

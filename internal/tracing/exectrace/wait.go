@@ -78,9 +78,9 @@ func (w *waiter) close() {
 	w.polling.Wait()
 }
 
-// wait sleeps, at most for a time (0: no limit), in a state that the program knows, or until one of the channels has
-// something. It may wake without a reason. It does not sleep if there is already a reason to wake: for that it looks
-// at the ring again after setting the state (see wake of the program).
+// wait sets the reader's state, which the program reads, and sleeps until it is woken, for at most a time (0: no
+// limit), or until one of the channels has something. It may wake without a reason. It does not sleep if there is
+// already a reason to wake: it checks the ring again after setting the state (see wake of the program).
 func (w *waiter) wait(state exectraceReader, atMost time.Duration,
 	ended <-chan struct{}, tell <-chan os.Signal) (end, told bool) {
 	k := w.kernel
@@ -91,7 +91,7 @@ func (w *waiter) wait(state exectraceReader, atMost time.Duration,
 	}
 	if err := unix.TimerfdSettime(w.alarm, 0, &unix.ItimerSpec{Value: unix.NsecToTimespec(int64(atMost))},
 		nil); err != nil {
-		panic(fmt.Sprintf("setting a timer: %v", err)) // the time is one, and the descriptor a timer
+		panic(fmt.Sprintf("setting a timer: %v", err)) // cannot happen: the time is valid, and the descriptor is a timer
 	}
 	select {
 	case <-ended:

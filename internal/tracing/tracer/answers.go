@@ -14,11 +14,11 @@ func init() {
 	analysis.Register(analysis.Family{Metrics: []string{"events_lost"}, Answer: traceAnswers})
 }
 
-// prose words this package's answers.
+// prose writes this package's answers.
 type prose struct{ analysis.Prose }
 
-// traceAnswers says which tracers delivered every event at every level, and then for each what it lost, from which
-// level on, what it cost and how much it slowed the load.
+// traceAnswers says which tracers delivered every event at every level. Then, for each tracer, it says what it lost,
+// from which level on, what it cost and how much it slowed the load.
 func traceAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
 	verdict := &prose{analysis.Prose{Summary: s}}
 	var whole, lossy, inventive, each = []string{}, []string{}, []string{}, []analysis.Answer{}
@@ -57,7 +57,7 @@ func traceAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
 	return append([]analysis.Answer{verdict.Answer()}, each...)
 }
 
-// loss is what a tracer did not deliver, over all its trials at one level or at all levels.
+// loss describes what a tracer did not deliver, over all its trials at one level or at all levels.
 type loss struct {
 	trials, lossy             int // number of trials, and of those that lost events
 	made, lost, extra, unsaid float64
@@ -66,7 +66,7 @@ type loss struct {
 	tells                     int     // trials in which it reports its losses
 }
 
-// losses sums levels.
+// losses adds up levels.
 func (p *prose) losses(t *analysis.Table, levels ...map[string]string) (l loss) {
 	column := func(metric string) (all []float64) {
 		for _, at := range levels {
@@ -96,7 +96,7 @@ func (p *prose) losses(t *analysis.Table, levels ...map[string]string) (l loss) 
 	return l
 }
 
-// tracer words one arm.
+// tracer writes the answer for one arm.
 func (p *prose) tracer(t *analysis.Table, all loss) {
 	switch {
 	case all.lost == 0:
@@ -138,7 +138,7 @@ func (p *prose) tracer(t *analysis.Table, all loss) {
 	p.traceCost(t)
 }
 
-// lossyAt words the levels at which events were lost, with how many.
+// lossyAt says at which levels events were lost, and how many.
 func (p *prose) lossyAt(t *analysis.Table) {
 	if len(t.Levels) < 2 {
 		return
@@ -162,7 +162,7 @@ func (p *prose) lossyAt(t *analysis.Table) {
 	p.Add("%s.", text)
 }
 
-// traceCost words a tracer's cost per 1,000 events, at each level or at the first and last of many, its effect on the
+// traceCost states a tracer's cost per 1,000 events, at each level or at the first and last of many, its effect on the
 // load at the last, and its memory.
 func (p *prose) traceCost(t *analysis.Table) {
 	ends := t.Levels
@@ -212,7 +212,7 @@ func (p *prose) traceCost(t *analysis.Table) {
 	}
 }
 
-// byNodes says for a run on many nodes whether each node's costs depend on the number of nodes, and which nodes
+// byNodes says, for a run on many nodes, whether each node's costs depend on the number of nodes, and which nodes
 // failed.
 func (p *prose) byNodes(t *analysis.Table) {
 	const factor = "nodes"
@@ -264,7 +264,7 @@ func (p *prose) byNodes(t *analysis.Table) {
 	}
 }
 
-// overLevels words the values of a metric at every level.
+// overLevels lists the values of a metric at every level.
 func (p *prose) overLevels(t *analysis.Table, metric string) string {
 	at := p.At
 	defer func() { p.At = at }()
@@ -303,7 +303,7 @@ func counted(n int, what string) string {
 	return quantity.Thousands(n) + " " + what + "s"
 }
 
-// part words x of y: as a share, or per million if it is small.
+// part writes x of y as a share, or per million if it is small.
 func part(x, of float64) string {
 	switch {
 	case of <= 0:
@@ -314,7 +314,7 @@ func part(x, of float64) string {
 	return quantity.Value(x/of, quantity.Part)
 }
 
-// changeOf words a ratio to the baseline as a change in per cent: "36 % [34, 38] less".
+// changeOf writes a ratio to the baseline as a change in per cent: "36 % [34, 38] less".
 func changeOf(r *analysis.Interval) string {
 	if r.Value < 1 {
 		return quantity.Interval(1-r.Value, 1-*r.Hi, 1-*r.Lo, quantity.Part) + " less"

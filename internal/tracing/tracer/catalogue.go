@@ -72,8 +72,8 @@ func ownTracer(o map[string]string) (*Tracer, error) {
 }
 
 // bpftraceProgram prints time, pid, parent, user, control group, name, file and arguments of an exec, as exectrace
-// does, from the only hook that has them all and needs no kprobe. A line that begins with a dash is no event: it says
-// that the probes are attached.
+// does, from the only hook that has them all and needs no kprobe. A line that begins with a dash is not an event: it
+// reports that the probes are attached.
 const bpftraceProgram = `tracepoint:sched:sched_process_exec /cgroup == {cgroup_id}/ {` +
 	` $t = (struct task_struct *)curtask; $m = $t->mm;` +
 	` printf("%llu %d %d %d %llu %s %s %r\n", nsecs, pid, $t->real_parent->tgid, uid, cgroup, comm,` +
@@ -252,7 +252,7 @@ func words(o map[string]string, name string) ([]string, error) {
 	return nil, fmt.Errorf("has a %q that %w", name, err)
 }
 
-// source returns how something is counted; nil if the settings do not say. Their names begin with prefix.
+// source returns how something is counted, from settings whose names begin with prefix; nil if they do not say.
 func source(o map[string]string, prefix string, stream Stream) (*Source, error) {
 	var given []string
 	for _, kind := range []string{"lines", "json", "prometheus"} {

@@ -11,7 +11,7 @@ import (
 	"tare/internal/workloads/subject/command"
 )
 
-// anyCommand is the subject that is any program. With a setting that says how its events are counted it is a tracer.
+// anyCommand is a subject that is any program. It is a tracer if a setting says how its events are counted.
 type anyCommand struct {
 	command.Guest           // without such a setting
 	counted       asSubject // with one

@@ -135,7 +135,7 @@ func (f *feed) write(piece []byte) {
 
 var newline = []byte{'\n'}
 
-// plain says whether only lines have to be counted.
+// plain reports whether only lines have to be counted.
 func (f *feed) plain() bool {
 	return !slices.ContainsFunc(f.tallies, func(t *tally) bool { return t.source.Lines == nil || !t.source.Lines.all })
 }

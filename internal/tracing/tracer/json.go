@@ -22,8 +22,8 @@ func parsePath(text string) ([]string, error) {
 }
 
 // lookUp finds the whole number at a path in a line of JSON. A number in a string counts too, because 64-bit numbers
-// are often written so. False: the line has no number there, or does not begin with JSON. Of a duplicate key the last
-// counts.
+// are often written as strings. It returns false if the line has no number there, or does not begin with JSON. The
+// last of duplicate keys counts.
 func lookUp(line []byte, path []string) (int64, bool) {
 	// Most lines of a storm lack the key, and need not be decoded; a key with escapes has a backslash.
 	lacks := func(key string) bool {

@@ -16,7 +16,7 @@ import (
 	execload "tare/internal/tracing/exec"
 )
 
-// pause is the time between two looks at a tracer's output.
+// pause is the time between two reads of a tracer's output.
 const pause = 5 * time.Millisecond
 
 // leftTime is how long to wait for the output of a tracer that has ended, if one of its children still holds it.
@@ -25,7 +25,7 @@ const leftTime = time.Second
 // askTime is how long a tracer may take to print its totals when it is asked.
 const askTime = 500 * time.Millisecond
 
-// probeEvery is the interval at which execs are made for a tracer to see, and lookEvery the interval of looks for
+// probeEvery is the time between execs that are made for a tracer to see, and lookEvery the time between checks for
 // them.
 const (
 	probeEvery = 50 * time.Millisecond
@@ -49,8 +49,8 @@ type Running struct {
 // streams are the output streams of a process, in the order of Running.feeds.
 var streams = [2]Stream{Stdout, Stderr}
 
-// Start starts the tracer: begin starts the command in its place. onEnd is called with the reason when the tracer ends
-// unexpectedly. Call Stop or Kill in the end in any case.
+// Start starts the tracer; begin starts the command in the right place. onEnd is called with the reason if the tracer
+// ends unexpectedly. The caller must call Stop or Kill in the end.
 func Start(t *Tracer, p cmdline.Place, begin child.Starter, onEnd func(error)) (*Running, error) {
 	var lacking error
 	fill := func(raw string) string {

@@ -16,7 +16,7 @@ import (
 	execload "tare/internal/tracing/exec"
 )
 
-// Scopes are the values for whose execs a tracer delivers.
+// Scopes are the values of Tracer.Scope.
 var Scopes = []string{string(execload.ScopeGroup), string(execload.ScopeMachine)}
 
 // Tracer describes how one tracer is run and read.
@@ -73,7 +73,7 @@ var placeholders = []string{"self", "cgroup_dir", "cgroup_id", "cgroup_path", "d
 // self is the placeholder for the tare binary.
 const self = "{self}"
 
-// Self says whether the tracer is a role of the tare binary.
+// Self reports whether the tracer is a role of the tare binary.
 func (t *Tracer) Self() bool { return t.Argv[0] == self }
 
 // Installed returns an error if the program is not installed: a *fault.Error of code Machine that says where to get

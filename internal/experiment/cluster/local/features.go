@@ -7,7 +7,7 @@ import (
 	"tare/internal/scale/host/feature"
 )
 
-// Features says whether one machine can be many nodes.
+// Features returns the probe for whether one machine can be many nodes.
 func Features() []*feature.Probe {
 	return []*feature.Probe{feature.New(feature.Status{
 		Name: "local-nodes",

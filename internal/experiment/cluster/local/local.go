@@ -1,7 +1,7 @@
 // Package local runs many nodes on one machine. Each node is an agent, the same process as on a remote machine. It has
-// a private network namespace, which a pair of virtual interfaces connects to the coordinator, and a separate control
-// group beside those that its trials make. Agents die with the coordinator, however it ends, and their namespaces and
-// interfaces go with them.
+// a private network namespace, which a pair of virtual interfaces connects to the coordinator, and a control group
+// that is separate from those of its trials. Agents die with the coordinator, however it ends, and their namespaces
+// and interfaces go with them.
 package local
 
 import (
@@ -32,7 +32,7 @@ import (
 // MostNodes is how many local nodes there can be.
 const MostNodes = link.MostPairs
 
-// Options of local nodes.
+// Options configures local nodes.
 type Options struct {
 	Self    string // path of the tare binary
 	Cgroups *cgroup.Layout
@@ -40,8 +40,8 @@ type Options struct {
 	Version string
 }
 
-// Handed is what an agent needs to know, as the coordinator hands it over: through a pipe, for keys belong neither on a
-// disk nor on a command line.
+// Handed is what the coordinator passes to an agent, through a pipe, because keys belong neither on a disk nor on a
+// command line.
 type Handed struct {
 	Name        string              `json:"name"`
 	Join        string              `json:"join"` // address of the coordinator
@@ -58,12 +58,12 @@ const (
 	joinTimeout = 60 * time.Second
 	keysLife    = 30 * 24 * time.Hour // longer than any run
 	stopTimeout = 20 * time.Second    // for an agent to take its trial down
-	// agentsWeight is that of all agents together: they do little, and what they do must not wait for what they weigh.
+	// agentsWeight is the weight of all agents together: they do little, but must not wait for what they weigh.
 	agentsWeight = 16
-	abreast      = 8 // agents that are started at once
+	abreast      = 8 // agents that are started concurrently
 )
 
-// Nodes are the local nodes of one run. Make them with Start.
+// Nodes holds the local nodes of one run. Start makes it.
 type Nodes struct {
 	*cluster.Coordinator
 	o         Options
@@ -110,7 +110,7 @@ func Start(ctx context.Context, o Options) (n *Nodes, err error) {
 	if n.files, err = files.NewScratch(files.LargeTemp(), "nodes"); err != nil {
 		return nil, errors.Join(err, n.Close())
 	}
-	// without the controller there are no weights to lose against
+	// without the controller there are no weights to compete with
 	if err = n.tree.Limit(placement.Limits{Weight: agentsWeight}); err != nil && len(n.tree.Missing()) == 0 {
 		return nil, errors.Join(err, n.Close())
 	}
@@ -125,7 +125,7 @@ func Start(ctx context.Context, o Options) (n *Nodes, err error) {
 	return n, nil
 }
 
-// Names are the names of all nodes, in order.
+// Names returns the names of all nodes, in order.
 func (n *Nodes) Names() []string {
 	var names []string
 	for i := range n.o.Count {
@@ -134,8 +134,8 @@ func (n *Nodes) Names() []string {
 	return names
 }
 
-// Ensure starts those of the nodes again that are not there, and waits until they have joined. A node that does not
-// come is no error: it will be missing from the trial, which says so.
+// Ensure restarts those of the nodes that are gone, and waits until they have joined. It is not an error if a node
+// does not join: it will be missing from the trial, which reports it.
 func (n *Nodes) Ensure(ctx context.Context, names []string) error {
 	missing := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return n.Gone(name) == nil })
 	if len(missing) == 0 {
@@ -202,7 +202,7 @@ func (n *Nodes) startOne(ctx context.Context, name string) (err error) {
 		read.Close()
 		return err
 	}
-	defer namespace.Close() // when the agent has joined, or failed to
+	defer namespace.Close() // the agent has joined by then, or failed to
 	a := &agent{link: "tare" + strconv.Itoa(os.Getpid()) + "n" + strconv.Itoa(i+1)}
 	cmd := child.Command{Argv: []string{n.o.Self, "node", "--" + HandedFlag, strconv.Itoa(handedFD)},
 		Files: []*os.File{read}}
@@ -222,7 +222,7 @@ func (n *Nodes) startOne(ctx context.Context, name string) (err error) {
 			return
 		}
 		select {
-		case <-a.Ended(): // whatever failed then failed because of that
+		case <-a.Ended(): // any other error is a consequence
 			err = fault.New(fault.Machine, "", "its last words say what this machine lacks", "%v",
 				a.Failure("before it had joined"))
 		default:
@@ -241,7 +241,7 @@ func (n *Nodes) startOne(ctx context.Context, name string) (err error) {
 		return err
 	}
 	h.Join = at.String()
-	// Of an agent that has ended already, and reads nothing, the wait below says what became of it.
+	// If the agent has already ended and reads nothing, the wait below reports why.
 	if err := json.NewEncoder(write).Encode(h); err != nil && !errors.Is(err, unix.EPIPE) {
 		return fmt.Errorf("handing the agent its credentials: %w", err)
 	}
@@ -258,7 +258,7 @@ func (n *Nodes) startOne(ctx context.Context, name string) (err error) {
 	return n.WaitFor(ctx, name, joinTimeout)
 }
 
-// end kills the agent of a node that is not there any more, if there is one.
+// end kills the agent of a node that is gone, if there is one, and reports whether there was.
 func (n *Nodes) end(name string) bool {
 	n.mu.Lock()
 	a := n.agents[name]
@@ -269,11 +269,11 @@ func (n *Nodes) end(name string) bool {
 	}
 	n.Drop(name, errors.New("it is started again"))
 	a.Kill()
-	_ = link.Remove(a.link) // it goes with the namespace, a moment later
+	_ = link.Remove(a.link) // it goes with the namespace, but only a moment later
 	return true
 }
 
-// Why says more of why a node went than its stream can: how its process ended.
+// Why returns more about why a node is gone than its stream shows: how its process ended.
 func (n *Nodes) Why(name string) string {
 	n.mu.Lock()
 	a := n.agents[name]
@@ -283,13 +283,13 @@ func (n *Nodes) Why(name string) string {
 	}
 	select {
 	case <-a.Ended():
-	case <-time.After(100 * time.Millisecond): // its stream ends with it, a little before it is waited for
+	case <-time.After(100 * time.Millisecond): // its stream ends slightly before its process is waited for
 		return ""
 	}
 	return a.Failure("unexpectedly").Error()
 }
 
-// PIDs are the agents' processes.
+// PIDs returns the pids of the agents.
 func (n *Nodes) PIDs() []int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -300,12 +300,12 @@ func (n *Nodes) PIDs() []int {
 	return pids
 }
 
-// Group is the path of the control group that holds all agents.
+// Group returns the path of the control group that holds all agents.
 func (n *Nodes) Group() string { return n.tree.Path() }
 
-// Close ends the nodes in order, and leaves nothing of them.
+// Close ends the nodes gracefully, and leaves nothing of them.
 func (n *Nodes) Close() error {
-	n.Coordinator.Close() // says bye
+	n.Coordinator.Close() // sends bye
 	n.mu.Lock()
 	agents := n.agents
 	n.agents = map[string]*agent{}
@@ -328,15 +328,15 @@ func (n *Nodes) Close() error {
 	return errors.Join(append(errs, n.files.Close())...)
 }
 
-// cleanUp ends and removes what outlives an agent that did not take its trial down: control groups with the processes
-// in them, and then directories that they used.
+// cleanUp ends and removes what is left of an agent that did not take its trial down: control groups with the
+// processes in them, and then directories that they used.
 func (n *Nodes) cleanUp() error {
 	_, err := placement.Clean(n.o.Cgroups)
 	_, err2 := files.CleanScratch(false)
 	return errors.Join(err, err2)
 }
 
-// ReadHanded reads what the coordinator hands over.
+// ReadHanded reads what the coordinator passes to an agent.
 func ReadHanded(fd int) (h Handed, err error) {
 	f := os.NewFile(uintptr(fd), "handed")
 	if f == nil {

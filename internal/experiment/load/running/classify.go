@@ -16,29 +16,29 @@ import (
 // The methods, by what makes the history of a request.
 const (
 	BusyPeriods = "busy-periods" // from the start of its busy period: exact
-	Backlog     = "backlog"      // from the last time that the requests in flight fell to their usual number
-	Requests    = "requests"     // its own: closed loop, after all that were in flight in the last stall have ended
+	Backlog     = "backlog"      // from the last time that the requests in flight fell to their usual number: approximate
+	// from its own start, if that is after the end of all that the last stall delayed: closed loop
+	Requests = "requests"
 )
 
 const (
-	// leastUntouched is the smallest probability to stay untouched that is corrected for: no request stands for more
+	// leastUntouched is the smallest probability of staying untouched that is corrected for: no request stands for more
 	// than ten.
 	leastUntouched = 0.1
-	// lostPart is the part of the requests that may be lost before another method is tried: with more, not even the
+	// lostPart is the fraction of requests that may be lost before another method is tried: with more, not even the
 	// median is known (load.Running.Tells).
 	lostPart = 0.1
-	// unsteady is by how much of itself the number of requests in flight may change in the later half of the quiet
-	// times.
+	// unsteady is the fraction by which the number of requests in flight may change in the later half of the quiet times.
 	unsteady = 0.1
-	// scale is what a request of average weight counts in a histogram.
+	// scale is the count of a request of average weight in a histogram.
 	scale = 1000
 	// longest is the longest time that the histograms resolve, in ns.
 	longest = 100e9
 )
 
 // Classify divides the requests of a load by the stalls of its window, which lasts from begin to end (CLOCK_MONOTONIC,
-// ns), and puts the undisturbed distributions and Running into r. Logs are those of all threads of the load; where one
-// has none, it was not asked for, and nothing is put into r.
+// ns), and puts the undisturbed distributions and Running into r. logs are those of all threads of the load. If one is
+// nil, no division was asked for, and r stays as it is.
 func Classify(r *load.Result, logs []*Log, stalls *role.Stalls, begin, end int64) error {
 	if slices.Contains(logs, nil) {
 		return nil
@@ -60,8 +60,8 @@ func Classify(r *load.Result, logs []*Log, stalls *role.Stalls, begin, end int64
 	return c.fill(r, c.choose(severalClosed(r)))
 }
 
-// severalClosed says whether a load has several requests at once, each followed by another as soon as it is answered:
-// it is never without one.
+// severalClosed reports whether a load keeps several requests in flight and sends another as soon as one is answered:
+// the system is then never empty.
 func severalClosed(r *load.Result) bool { return r.Mode == load.Closed && r.MostAtOnce() > 1 }
 
 // classifier holds the requests of one load and what is known of the stalls.
@@ -75,7 +75,7 @@ type classifier struct {
 // span is a stretch of time, in ns.
 type span struct{ from, to int64 }
 
-// gather puts all requests into the order in which they were due; false where some are missing.
+// gather sorts all requests by their intended start. It returns false if a log overflowed.
 func (c *classifier) gather(logs []*Log) bool {
 	n := 0
 	for _, l := range logs {
@@ -92,7 +92,7 @@ func (c *classifier) gather(logs []*Log) bool {
 	return true
 }
 
-// watch takes the stalls: those of all CPUs in one, and as if there were one before the watch and one after it.
+// watch stores the stalls of all CPUs merged. The times before and after the watch count as stalls.
 func (c *classifier) watch(s *role.Stalls) {
 	from, to := max(s.From, c.begin), min(s.To, c.end)
 	to = max(from, to)
@@ -118,23 +118,23 @@ func (c *classifier) watch(s *role.Stalls) {
 	c.run.WatchedSeconds, c.run.QuietSeconds = float64(to-from)/1e9, float64(quiet)/1e9
 }
 
-// next is the index of the first stall that ends after at: one that holds it, or the next to come. There always is
+// next returns the index of the first stall that ends after at: the one around at, or the next one. There always is
 // one.
 func (c *classifier) next(at int64) int {
 	return min(sort.Search(len(c.stalls), func(i int) bool { return c.stalls[i].to > at }), len(c.stalls)-1)
 }
 
-// history is a stretch of the load that began anew and in which requests share their fate: a cycle of a regenerative
-// process.
+// history is a stretch of the load that began anew and whose requests are disturbed together or not at all: a cycle of
+// a regenerative process.
 type history struct {
-	from, to int64 // to: of what is observed, its natural end
+	from, to int64 // to: its natural end, as far as observed
 	requests int   // requests that belong to it and were due before the next stall
-	stall    int64 // when the next stall begins, or from where it began in one
-	watched  bool  // it began in the watch, and outside of a stall
+	stall    int64 // when the next stall begins; from if it began in a stall
+	watched  bool  // it began in the watch and outside a stall
 	last     bool  // the next stall is the end of the watch
 }
 
-// take makes a request that ends at done part of the history.
+// take adds a request that ends at done to the history.
 func (h *history) take(r *Request, done int64) {
 	h.to = max(h.to, done)
 	if r.Intended < h.stall {
@@ -142,10 +142,10 @@ func (h *history) take(r *Request, done int64) {
 	}
 }
 
-// touched says whether a stall came before the history ended.
+// touched reports whether a stall began before the history ended.
 func (h *history) touched() bool { return h.stall < h.to }
 
-// begun makes the history that begins at a time.
+// begun returns a history that begins at a time.
 func (c *classifier) begun(at int64) history {
 	i := c.next(at)
 	h := history{from: at, to: at, stall: c.stalls[i].from, last: i == len(c.stalls)-1}
@@ -157,17 +157,17 @@ func (c *classifier) begun(at int64) history {
 	return h
 }
 
-// split is the requests by the histories that they belong to.
+// split assigns the requests to histories.
 type split struct {
 	method    string
 	level     int
 	histories []history
 	of        []int32 // history of each request; -1: it began before the first
 	untouched survival
-	lost      float64 // part of all requests
+	lost      float64 // fraction of all requests
 }
 
-// choose picks the method: the exact one where it loses little.
+// choose picks the method: the exact one, unless it loses too many requests and the approximate one loses fewer.
 func (c *classifier) choose(closed bool) *split {
 	if closed {
 		return c.weigh(c.byRequest())
@@ -186,7 +186,7 @@ func (c *classifier) choose(closed bool) *split {
 	return exact
 }
 
-// byBusyPeriod begins a history with each request that finds none in flight.
+// byBusyPeriod begins a history with each request that finds no other in flight.
 func (c *classifier) byBusyPeriod() *split {
 	s := &split{method: BusyPeriods, of: make([]int32, len(c.requests))}
 	until := int64(math.MinInt64)
@@ -202,7 +202,7 @@ func (c *classifier) byBusyPeriod() *split {
 	return s
 }
 
-// ends are the times at which requests ended, in order.
+// ends returns the times at which requests ended, in order.
 func (c *classifier) ends() []int64 {
 	ends := make([]int64, len(c.requests))
 	for i := range c.requests {
@@ -212,15 +212,15 @@ func (c *classifier) ends() []int64 {
 	return ends
 }
 
-// byBacklog begins a history each time that the number of requests in flight falls to level. In a queue without memory
-// that is a regeneration point as good as an empty system; in others it is one nearly.
+// byBacklog begins a history each time that the number of requests in flight falls to level. In a memoryless queue
+// that is a regeneration point, just as an empty system is; in others it nearly is.
 func (c *classifier) byBacklog(level int) *split {
 	s := &split{method: Backlog, level: level, of: make([]int32, len(c.requests))}
 	ends := c.ends()
 	ended := 0
-	finish := func(until int64) { // what ended by then
+	finish := func(until int64) { // processes the requests that ended by then
 		for ; ended < len(ends) && ends[ended] <= until; ended++ {
-			// ended+1 have ended after this one; begun are those due by now.
+			// ended+1 requests have ended after this one; begun were due by then.
 			begun := sort.Search(len(c.requests), func(i int) bool { return c.requests[i].Intended > ends[ended] })
 			if begun-(ended+1) != level {
 				continue
@@ -242,9 +242,9 @@ func (c *classifier) byBacklog(level int) *split {
 	return s
 }
 
-// byRequest judges each request separately, once all that were in flight in the last stall have ended: where
-// connections send again as soon as they are answered, the system is never empty, and a stall leaves no queue longer
-// than they are.
+// byRequest judges each request separately, once all that were in flight in the last stall have ended. It is for
+// connections that send again as soon as they are answered: the system is never empty, and a stall's queue has at most
+// one request for each of them.
 func (c *classifier) byRequest() *split {
 	s := &split{method: Requests, of: make([]int32, len(c.requests))}
 	recovered, at := make([]int64, len(c.stalls)), 0
@@ -268,9 +268,9 @@ func (c *classifier) byRequest() *split {
 	return s
 }
 
-// usual is the number of requests in flight that requests find which are due late in the quiet times, when what a
-// stall left behind should be gone: the median of the later half. It is not steady where the number still falls within
-// that half.
+// usual returns the usual number of requests in flight: the median number that a request finds in the later half of
+// the quiet times, when the effects of a stall should be over. steady is false if the number still changes within that
+// half.
 func (c *classifier) usual() (level int, steady bool) {
 	ends := c.ends()
 	type arrival struct {
@@ -302,7 +302,7 @@ func (c *classifier) usual() (level int, steady bool) {
 	return level, math.Abs(float64(before-last)) <= 1+unsteady*float64(level)
 }
 
-// fate is what became of a request.
+// fate is how stalls affected a request.
 type fate int
 
 const (
@@ -311,7 +311,7 @@ const (
 	unwatched
 )
 
-// fate of request i, which is r.
+// fate returns the fate of request i, which is r.
 func (s *split) fate(i int, r *Request) fate {
 	if s.of[i] < 0 {
 		return unwatched
@@ -339,7 +339,7 @@ func (c *classifier) weigh(s *split) *split {
 			exits = append(exits, exit{min(h.stall, h.to) - h.from, h.touched(), h.requests})
 		}
 	}
-	// At one age, ends come before stalls: what ended then was at risk no more.
+	// At the same age, ends come before stalls: a history that ended then was no longer at risk.
 	slices.SortFunc(exits, func(a, b exit) int { return cmp.Compare(a.age, b.age) })
 	g, lost := 1.0, 0.0
 	for i, e := range exits {
@@ -348,7 +348,7 @@ func (c *classifier) weigh(s *split) *split {
 		}
 		left := g * (1 - 1/float64(len(exits)-i))
 		if left < leastUntouched {
-			lost += float64(e.requests) / g // none like it stayed untouched
+			lost += float64(e.requests) / g // no request like it stayed untouched
 			continue
 		}
 		g = left
@@ -367,7 +367,7 @@ func (c *classifier) weigh(s *split) *split {
 	return s
 }
 
-// weight of request i, which is r and undisturbed.
+// weight returns the weight of request i, which is r and undisturbed.
 func (s *split) weight(i int, r *Request) float64 {
 	return 1 / s.untouched.at(r.done()-s.histories[s.of[i]].from)
 }
@@ -378,7 +378,7 @@ type survival struct {
 	g    []float64
 }
 
-// at is the probability to have come to an age, in ns.
+// at returns the probability of surviving to an age, in ns.
 func (s *survival) at(age int64) float64 {
 	i, _ := slices.BinarySearch(s.ages, age)
 	if i == 0 {
@@ -394,7 +394,7 @@ type sample struct {
 	history int32
 }
 
-// fill puts the undisturbed distributions and what they rest on into r.
+// fill puts the undisturbed distributions, and what they are based on, into r.
 func (c *classifier) fill(r *load.Result, s *split) error {
 	run := c.run
 	run.Method, run.Level, run.LostShare = s.method, s.level, s.lost
@@ -430,8 +430,8 @@ func (c *classifier) fill(r *load.Result, s *split) error {
 	}
 	run.Effective, run.Scale = sum*sum/squares, scale
 	run.Beyond, run.Bursts = map[string]map[string]float64{}, map[string]map[string]float64{}
-	// All requests of the window stand in the histogram, so that loads merge by how much they did, not by how much was
-	// quiet.
+	// The histogram's total counts all requests of the window, so that loads merge in proportion to their work, not to
+	// their quiet time.
 	count := scale * float64(run.Undisturbed+run.Disturbed+run.Unwatched) / sum
 	for name, value := range map[string]func(*Request) float32{
 		load.LatencyRunning: func(q *Request) float32 { return q.Done },
@@ -461,7 +461,7 @@ func histogram(r *load.Result, name string, samples []sample, value func(*Reques
 	beyond, bursts := map[string]float64{}, map[string]float64{}
 	for _, q := range load.Quantiles {
 		tail := h.ValueAtQuantile(100 * min(r.Running.Rank(q.Q), 1))
-		tail -= tail >> 10 // the histogram's buckets are that wide, and this was the upper end of one
+		tail -= tail >> 10 // the width of the histogram's buckets: tail was the upper end of one
 		var total, sum, squares float64
 		histories := map[int32]float64{}
 		for _, one := range samples {
@@ -473,7 +473,7 @@ func histogram(r *load.Result, name string, samples []sample, value func(*Reques
 				}
 			}
 		}
-		// The part beyond the quantile, in requests of the weight that those there have.
+		// The effective number of requests beyond the quantile: as many of equal weight would tell as much.
 		beyond[q.Name] = (1 - q.Q) * total * sum / squares
 		squares = 0
 		for _, w := range histories {

@@ -10,12 +10,12 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// Drive runs the threads of a load, which return when what they have to do by the schedule is done, and their context
-// ends early. It returns what CPU time this process used in the window, in seconds. The first error of a thread ends
-// all, and is returned.
+// Drive runs the threads of a load. Each returns when its work in the schedule is done, or when its context ends.
+// Drive returns the CPU time of this process in the window, in seconds. The first error of a thread ends all, and is
+// returned.
 //
-// Neither a collection of garbage nor a thread that waits for a scheduler slot (P) may look like a slow server. Threads
-// that allocate are garbage: that is collected then. A limit of memory stands guard against hostile servers.
+// Neither a garbage collection nor a thread that waits for a scheduler slot (P) may look like a slow server. garbage
+// keeps the collector on, for threads that allocate much. A memory limit guards against hostile servers.
 func Drive(ctx context.Context, s role.Schedule, threads int, garbage bool, thread func(context.Context, int) error,
 ) (cpu float64, err error) {
 	begin, end, err := s.Window()
@@ -27,8 +27,8 @@ func Drive(ctx context.Context, s role.Schedule, threads int, garbage bool, thre
 	if !garbage {
 		defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	}
-	// A thread coming out of a wait must find a slot free at once. With one for each thread and no more, as on a machine
-	// with one CPU, it waits up to 20 ms for that of a goroutine that sleeps in the kernel.
+	// A thread that returns from a wait must find a slot free at once. With only one slot per thread, as on a machine
+	// with one CPU, it waits up to 20 ms for the slot of a goroutine that sleeps in the kernel.
 	if slots := threads + 2; slots > runtime.GOMAXPROCS(0) {
 		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(slots))
 	}

@@ -1,20 +1,20 @@
-// Package running tells the requests that a load made while the machine was running from those that a stall of the
-// machine touched: CPU time that the hypervisor took, or a neighbour's task that held a CPU. What the load then shows
-// is the latency of the same system on a machine that never stalls.
+// Package running separates the requests of a load that a stall of the machine touched from the others. A stall is CPU
+// time that the hypervisor took, or a neighbour's task that held a CPU. The undisturbed requests show the latency of
+// the same system on a machine that never stalls.
 //
 // # Which requests a stall touches
 //
-// A stall delays the requests in flight, and through the queue that it leaves those that come after. What it does
-// lives on until the system is empty: the next request then finds it as if nothing had happened, and all that follows
-// is independent of all that came before (a regeneration point). So the history of a request begins when the busy
-// period it belongs to began, the longest stretch in which at least one request was due or in flight, and ends with
-// its answer. It is disturbed if a stall overlaps that history. Its own latency plays no part: a slow request that no
-// stall overlaps stays, and is a result.
+// A stall delays the requests in flight and, through the queue that it leaves, later ones. Its effect lasts until the
+// system is empty: the next request then finds the system as if nothing had happened, and all that follows is
+// independent of all that came before (a regeneration point). A busy period is a longest stretch in which at least one
+// request was due or in flight. The history of a request begins with its busy period and ends with its answer. The
+// request is disturbed if a stall overlaps that history. Its own latency plays no role: a slow request that no stall
+// overlaps stays, and is a result.
 //
 // # Why weights
 //
-// Dropping the disturbed ones alone biases the rest: a long history has a greater chance to be hit. Every busy period
-// that begins in quiet time runs a race between its end and the next stall. That is right-censoring, and the
+// Dropping the disturbed requests alone biases the rest: a long history is more likely to be hit. Every busy period
+// that begins in quiet time is a race between its end and the next stall. That is right-censoring, and the
 // Kaplan-Meier estimator gives the probability G(a) that no stall has come by age a, from those that were still busy
 // at each age. An undisturbed request whose history is a long gets the weight 1/G(a) (inverse probability of
 // censoring). The estimator asks only who was still busy when a stall came, so stalls that come more often while the
@@ -25,12 +25,12 @@
 // cost, and stays in.
 package running
 
-// Request is one request of a log: its three clocks, in ns, and what else its histograms hold.
+// Request is one request of a log: its times, in ns, and the other values that its histograms hold.
 type Request struct {
 	Intended int64   // CLOCK_MONOTONIC
 	Sent     float32 // after Intended
-	Done     float32 // after Intended; the end, however it ended
-	OwnLag   float32 // of the generator; negative: the schedule is not its concern (closed loop)
+	Done     float32 // after Intended; its end, successful or not
+	OwnLag   float32 // of the generator; negative: no schedule applies (closed loop)
 	Connect  float32 // the handshake; negative: there was none
 	failed   bool
 }
@@ -40,8 +40,8 @@ func (r *Request) done() int64 { return r.Intended + int64(r.Done) }
 // MostRequests bounds the log of a load.
 const MostRequests = 4 << 20
 
-// Log keeps the requests of one thread of a load. It never grows: appending is a store into memory that is there. The
-// nil Log keeps nothing.
+// Log keeps the requests of one thread of a load. It never grows: appending stores into memory allocated before. A nil
+// Log keeps nothing.
 type Log struct {
 	requests []Request
 	full     bool
@@ -50,9 +50,8 @@ type Log struct {
 // NewLog makes a log of at most n requests.
 func NewLog(n int) *Log { return &Log{requests: make([]Request, 0, min(max(n, 0), MostRequests))} }
 
-// Add appends a request that was answered, or that ended otherwise. Times are CLOCK_MONOTONIC in ns; ownLag and
-// connect are lengths, negative where there is none. Requests whose end lies before the measured window can be left
-// out.
+// Add appends a request that has ended, answered or not. Times are CLOCK_MONOTONIC in ns; ownLag and connect are
+// lengths, negative if there is none. Requests that end before the measured window can be left out.
 func (l *Log) Add(intended, sent, done, ownLag, connect int64, answered bool) {
 	if l == nil {
 		return

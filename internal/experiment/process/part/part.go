@@ -14,18 +14,18 @@ import (
 	"tare/internal/scale/host/cgroup"
 )
 
-// Part is a command in a trial. Close it in the end, whatever happened.
+// Part is a command in a trial. The caller must close it, even after an error.
 type Part struct {
 	Trial kind.Trial
 	Name  string // of the part
 
 	group   kind.Group
-	dir     string // its own, once it has one
+	dir     string // its private directory, after Place
 	running *process.Running
 }
 
-// Place makes the part's control group and its directory, and gives what a command line may say of them, with a TCP
-// port that is free.
+// Place makes the part's control group and its directory, and returns what a command line may say of them, with a free
+// TCP port.
 func (p *Part) Place() (process.Place, error) {
 	place := process.Place{Self: p.Trial.Self()}
 	var err error
@@ -48,8 +48,8 @@ func (p *Part) Place() (process.Place, error) {
 	return place, err
 }
 
-// Start starts the command in the group, which Place has made, or in what the subject launches. onEnd is that of
-// command.Start.
+// Start starts the command in the group, which Place has made, or in what the subject launches. onEnd is as in
+// process.Start.
 func (p *Part) Start(ctx context.Context, c process.Command, onEnd func(error)) (*process.Running, error) {
 	if h, ok := p.Trial.Cgroups().CPU(); ok {
 		c.CgroupDir, _ = h.Dir(p.group.Path())
@@ -62,11 +62,11 @@ func (p *Part) Start(ctx context.Context, c process.Command, onEnd func(error)) 
 	return p.running, err
 }
 
-// ServedElsewhere warns where another process than the trial's listens at an address that the part has.
+// ServedElsewhere warns if a process outside the trial listens at an address of the part.
 func (p *Part) ServedElsewhere(address string) { WarnServedElsewhere(p.Trial, p.group, address) }
 
-// WarnServedElsewhere warns where a process outside of the trial listens at the address of a part with a group: what
-// the part's command had another program start for it, such as an engine of containers, is in no group of the trial.
+// WarnServedElsewhere warns if a process outside the trial listens at the address of a part with a group. Processes
+// that another program starts for the part's command, such as a container engine, are in no group of the trial.
 func WarnServedElsewhere(t kind.Trial, g kind.Group, address string) {
 	who, err := process.ServedElsewhere(t.Cgroups(), address, g.TreeMembers())
 	switch {
@@ -77,17 +77,17 @@ func WarnServedElsewhere(t kind.Trial, g kind.Group, address string) {
 	}
 }
 
-// GroupPath is the identity of the control group, as the ledger has it.
+// GroupPath returns the identity of the part's control group, as in the ledger.
 func (p *Part) GroupPath() string { return p.group.Path() }
 
-// Stop ends the command, in the way that it asks for.
+// Stop ends the command in the way that the command specifies.
 func (p *Part) Stop() {
 	if p.running != nil {
 		p.running.Stop()
 	}
 }
 
-// Close ends the command, in the way that it asks for, and removes its directory.
+// Close ends the command as Stop does, and removes its directory.
 func (p *Part) Close() error {
 	p.Stop()
 	if p.dir == "" {

@@ -1,6 +1,6 @@
-// Command freestanding makes an executable of one C file that needs no library: it has clang compile it and puts the
-// machine code behind the shortest ELF header that Linux accepts. It uses no linker, so that any clang can make
-// programs for any architecture, always with the same result.
+// Command freestanding makes an executable from one C file that needs no library: it compiles the file with clang and
+// puts the shortest ELF header that Linux accepts in front of the machine code. It uses no linker, so any clang can
+// make programs for any architecture, always with the same result.
 //
 // The price is that the file may contain only position-independent code: a global variable, a string or a call of a
 // library leaves a relocation or another section, which is refused here.

@@ -1,5 +1,5 @@
 // Package burn is the application that keeps CPUs busy (tare app burn): a neighbour that wants the whole machine,
-// beside which the measured processes must get their share. It uses CPU time and nothing else.
+// against which the measured processes must get their share. It uses CPU time and nothing else.
 package burn
 
 import (
@@ -17,7 +17,7 @@ import (
 
 // Options configures the load on the CPUs.
 type Options struct {
-	Share float64 // of every CPU that the process may run on, in (0, 1]; 0: it only waits
+	Share float64 // of every CPU that the process may run on, from 0 to 1; 0: it only waits
 }
 
 // Ready is the data of its ready message.
@@ -28,8 +28,8 @@ type Ready struct {
 // period is the period over which the share is kept.
 const period = 10 * time.Millisecond
 
-// Serve burns until the context ends, and calls ready once it does: one thread on each CPU that this process may run
-// on.
+// Serve burns until the context ends, with one thread on each CPU that this process may run on. It calls ready when it
+// has begun.
 func Serve(ctx context.Context, o Options, ready func(Ready) error) error {
 	if err := (param.Values{"share": param.Number(o.Share)}).Check(Settings); err != nil {
 		return err
@@ -61,7 +61,7 @@ func Serve(ctx context.Context, o Options, ready func(Ready) error) error {
 	return nil
 }
 
-// burn uses a share of one CPU, by the thread's own CPU clock: if other tasks want the CPU too, it goes on trying.
+// burn uses a share of one CPU, by the thread's own CPU clock: if other tasks use the CPU too, it keeps trying.
 func burn(ctx context.Context, cpu int, share float64, pinned chan<- error) {
 	runtime.LockOSThread() // never unlocked: the thread, with its affinity, ends with the goroutine
 	err := pace.RunOn(cpu)
@@ -78,7 +78,7 @@ func burn(ctx context.Context, cpu int, share float64, pinned chan<- error) {
 	}
 }
 
-// threadTime is the CPU time of the calling thread in nanoseconds.
+// threadTime returns the CPU time of the calling thread in nanoseconds.
 func threadTime() int64 { return pace.Clock(unix.CLOCK_THREAD_CPUTIME_ID) }
 
 // Run runs the application by the role protocol on conn: it sends ready when it burns, and ends when the parent closes

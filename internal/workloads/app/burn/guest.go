@@ -25,7 +25,7 @@ func (guest) About() kind.About {
 	}
 }
 
-// burning is the ready message for people.
+// burning returns the ready message for people.
 func burning(v param.Values, r Ready) string {
 	threads := quantity.Counted(r.Threads, "thread")
 	return fmt.Sprintf("burning %s of each CPU with %s (Ctrl-C ends it)", v["share"], threads)

@@ -1,5 +1,5 @@
-// Package command is an application that is any program: a server that a spec gives as a command line, or one that
-// runs already and is observed. Loads use the address where it is reached; its protocol is not known here.
+// Package command is an application that is any program: a server that a spec gives as a command line, or one that is
+// already running and is observed. Loads use its address; its protocol is unknown.
 package command
 
 import (
@@ -14,7 +14,7 @@ import (
 
 func init() { kind.Register(kind.Application, guest{}) }
 
-// guest is the application as the engine knows it.
+// guest implements kind.Guest.
 type guest struct{}
 
 func (guest) About() kind.About {
@@ -34,8 +34,8 @@ func (guest) CheckSetup(_ *kind.Setup, _ string, part *kind.Part) error {
 	return nil
 }
 
-// Installed returns an error if the program is not installed. A name that is known only in the trial is checked when
-// it is started.
+// Installed returns an error if the program is not installed. A name with placeholders is checked only when it is
+// started.
 func (guest) Installed(_ context.Context, v param.Values) error {
 	if _, observes := v[observe]; observes {
 		return nil
@@ -50,7 +50,7 @@ func (guest) Installed(_ context.Context, v param.Values) error {
 // Optional returns false: without the application there is nothing to compare.
 func (guest) Optional(param.Values) bool { return false }
 
-// Join makes its part in a trial.
+// Join makes the application's part in a trial.
 func (guest) Join(t kind.Trial, name string, part *kind.Part) (any, error) {
 	if target, observes := part.Options[observe]; observes {
 		return newObserved(t, name, target, part.Options["address"])

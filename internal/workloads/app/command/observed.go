@@ -26,7 +26,7 @@ func newObserved(t kind.Trial, name, target, address string) (*observed, error) 
 	return &observed{trial: t, name: name, target: parsed, address: address}, err
 }
 
-// Serve finds the observed program, and charges what its control group uses to the application.
+// Serve finds the observed program, and charges its control group to the application.
 func (o *observed) Serve(context.Context) (app kind.App, err error) {
 	finder := process.Finder{Layout: o.trial.Cgroups(), Proc: proc.FS{}}
 	if o.existing, err = finder.Find(o.target); err != nil {

@@ -9,22 +9,22 @@ import (
 	"tare/internal/lib/param"
 )
 
-// observe is the setting that names what runs already.
+// observe is the setting that names a running program.
 const observe = "observe"
 
-// Settings are those of any command, and what is observed instead of started.
+// Settings are those of any command, and the setting for observing a program instead of starting one.
 var Settings = append(slices.Clone(process.Settings), param.Setting{
 	Name: observe, Type: param.TypeText, Reach: param.ReachProcess,
 	Doc: "instead of `command`: what runs already, `pid:1234`, `cgroup:/path`, `unit:NAME` or `container:ID`; never " +
 		"started, moved, limited or stopped; needs `address`",
 })
 
-// ofStarting are the settings that only a command has which is started.
+// ofStarting are the settings that apply only if a command is started.
 var ofStarting = []string{
 	"command", "env", "dir", "ready-port", "ready-line", "ready-http", "ready-file", "ready-after",
 }
 
-// check checks settings together. Its error reads on after the part's place in the spec.
+// check checks settings together. Its error continues a sentence that begins with the part's place in the spec.
 func check(v param.Values) error {
 	_, starts := v["command"]
 	_, observes := v[observe]

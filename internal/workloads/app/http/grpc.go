@@ -11,9 +11,8 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// echoService is the service that experiments call: one method, Echo, of which request and answer are a
-// google.protobuf.BytesValue, so that no code need be generated for it. As a file for other clients it is
-// testdata/echo.proto.
+// echoService is the service that experiments call. Its only method, Echo, has a google.protobuf.BytesValue as
+// argument and result, so no code need be generated. For other clients, it is described in testdata/echo.proto.
 var echoService = grpc.ServiceDesc{
 	ServiceName: "tare.Echo",
 	HandlerType: (*any)(nil),
@@ -21,7 +20,7 @@ var echoService = grpc.ServiceDesc{
 	Metadata:    "echo.proto",
 }
 
-// echo is the method as grpc-go's server calls it.
+// echo implements the method for grpc-go's server.
 func echo(srv any, ctx context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
 	answer, err := srv.(*answers).to(ctx, func() ([]byte, error) {
 		var in wrapperspb.BytesValue
@@ -34,11 +33,11 @@ func echo(srv any, ctx context.Context, decode func(any) error, _ grpc.UnaryServ
 	return wrapperspb.Bytes(answer), nil
 }
 
-// grpcServer is grpc-go's server in the shape of net/http's.
+// grpcServer gives grpc-go's server the interface of net/http's.
 type grpcServer struct{ *grpc.Server }
 
 func newGRPC(a *answers, secured *tls.Config) grpcServer {
-	const framing = 16 // bytes of a message that are not its value, at most
+	const framing = 16 // most bytes of a message besides its value
 	options := []grpc.ServerOption{grpc.MaxConcurrentStreams(maxStreams), grpc.MaxRecvMsgSize(maxEcho + framing)}
 	if secured != nil {
 		options = append(options, grpc.Creds(credentials.NewTLS(secured)))

@@ -15,7 +15,7 @@ import (
 
 func init() { kind.Register(kind.Application, guest{}) }
 
-// guest is the application as the engine knows it.
+// guest implements kind.Guest.
 type guest struct{}
 
 func (guest) About() kind.About {
@@ -34,7 +34,7 @@ func (guest) About() kind.About {
 	}
 }
 
-// serving is the ready message for people.
+// serving returns the ready message for people.
 func serving(v param.Values, r Ready) string {
 	scheme := "http"
 	switch {
@@ -46,7 +46,7 @@ func serving(v param.Values, r Ready) string {
 	return fmt.Sprintf("serving %s://%s/ (Ctrl-C ends it)", scheme, r.Address)
 }
 
-// appProtocol is a name of IANA's where there is one, and else the one by which Kubernetes and meshes know it.
+// appProtocol returns IANA's name of the protocol if there is one, and else the name in Kubernetes and meshes.
 func appProtocol(v param.Values) string {
 	p := Protocol(v["protocol"])
 	switch {
@@ -64,7 +64,7 @@ func appProtocol(v param.Values) string {
 	return "http"
 }
 
-// At is kind.Sited's.
+// At implements kind.Sited.
 func (guest) At(at kind.Site) param.Values {
 	return param.Values{listenKey: net.JoinHostPort(cmp.Or(at.Host, "127.0.0.1"), strconv.Itoa(at.Port))}
 }

@@ -2,8 +2,8 @@
 // delay, in a separate process (tare app http). It is plain net/http or grpc-go, as a real application would be; with
 // a faster server the measured subject would look more expensive than it is in practice.
 //
-// HTTP/2, with prior knowledge if there is no TLS, is served beside HTTP/1.1 only on request, because it costs a
-// separate read of 14 bytes on each new connection, with which net/http finds out the protocol.
+// HTTP/2, with prior knowledge if there is no TLS, is served together with HTTP/1.1 only on request: to detect the
+// protocol, net/http needs a separate read of 14 bytes on each new connection.
 package http
 
 import (
@@ -31,41 +31,41 @@ import (
 type Options struct {
 	Listen   string   // host:port; port 0 takes a free one
 	Protocol Protocol // default HTTP1
-	Body     int      // bytes of the answer to a request without a body; for gRPC, of the value in the message
-	Deaf     bool     // a request with a body gets the same answer, and not its echo
+	Body     int      // bytes of the response to a request without a body; for gRPC, of the value in the message
+	Deaf     bool     // a request with a body gets the same response, and not its echo
 	TLS      bool     // with a self-signed certificate for the host of Listen
 
 	delay.Options // from the request's arrival in the handler to its answer
 }
 
-// Protocol is what the server speaks.
+// Protocol is the protocol of the server.
 type Protocol string
 
 // The protocols.
 const (
 	HTTP1 Protocol = "http1"
-	HTTP2 Protocol = "http2" // with prior knowledge where there is no TLS; and HTTP/1.1 on the same port
+	HTTP2 Protocol = "http2" // and HTTP/1.1 on the same port; without TLS, with prior knowledge
 	GRPC  Protocol = "grpc"  // over HTTP/2
-	TCP   Protocol = "tcp"   // what comes is sent back: RFC 862
+	TCP   Protocol = "tcp"   // data is echoed: RFC 862
 )
 
-// maxStreams is how many requests of HTTP/2 or gRPC a connection carries at once: as many as the load http can ask for.
+// maxStreams is how many requests of HTTP/2 or gRPC a connection carries at once: as many as load http can send.
 const maxStreams = 1000
 
-// maxEcho bounds a body that is echoed, in bytes.
+// maxEcho bounds an echoed body, in bytes.
 const maxEcho = 16 << 20
 
-// Ready is what the server says when it listens.
+// Ready is the data of the server's ready message.
 type Ready = delay.Started
 
-// Serve listens, calls ready, and serves until the context ends. If it cannot listen the error is of code Machine (the
-// port is in use, the address is not this machine's) or Usage (the address is invalid).
+// Serve listens, calls ready, and serves until the context ends. If it cannot listen, the error has the code
+// fault.Machine (the port is in use, the address is not this machine's) or fault.Usage (the address is invalid).
 func Serve(ctx context.Context, o Options, ready func(Ready) error) error {
 	_, err := serveAndRecord(ctx, o, ready)
 	return err
 }
 
-// serveAndRecord is Serve, and returns what was served if that was to be recorded.
+// serveAndRecord is Serve, and returns what was served if recording is on.
 func serveAndRecord(ctx context.Context, o Options, ready func(Ready) error) (*delay.Served, error) {
 	o.Protocol = cmp.Or(o.Protocol, HTTP1)
 	values := param.Values{"body": strconv.Itoa(o.Body), "delay": o.Delay.String(), "protocol": string(o.Protocol)}
@@ -85,7 +85,7 @@ func serveAndRecord(ctx context.Context, o Options, ready func(Ready) error) (*d
 	w := delay.NewWaits(o.Options, pace.Now())
 	var secured *tls.Config
 	if o.TLS {
-		host, _, _ := net.SplitHostPort(o.Listen) // it listens there
+		host, _, _ := net.SplitHostPort(o.Listen) // already valid, since it listens there
 		if secured, err = selfSigned(host); err != nil {
 			return nil, errors.Join(err, listener.Close())
 		}
@@ -118,13 +118,13 @@ func (o *Options) check() error {
 	return nil
 }
 
-// server is a server of any protocol. Serve returns http.ErrServerClosed after Close.
+// server is a server of any protocol. Its Serve returns http.ErrServerClosed after Close.
 type server interface {
 	Serve(net.Listener) error
 	Close() error
 }
 
-// newServer makes a server; without TLS where secured is nil.
+// newServer makes a server, without TLS if secured is nil.
 func newServer(a *answers, p Protocol, secured *tls.Config) server {
 	switch p {
 	case GRPC:
@@ -161,8 +161,8 @@ func filling(size int) []byte {
 	return b
 }
 
-// to returns the answer to a body, at its time, or the context's error if the client has gone before. Reading the body
-// with receive is part of that time.
+// to returns the response to a body at its due time, or the context's error if the client has gone before. The time to
+// read the body with receive is part of the delay.
 func (a *answers) to(ctx context.Context, receive func() ([]byte, error)) ([]byte, error) {
 	arrived := pace.Now()
 	due, recorded := a.waits.Due(arrived)
@@ -184,7 +184,7 @@ func (a *answers) to(ctx context.Context, receive func() ([]byte, error)) ([]byt
 	return body, nil
 }
 
-// ServeHTTP echoes a body, or answers with a body of the configured size.
+// ServeHTTP echoes a body, or responds with a body of the configured size.
 func (a *answers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	var unread error
 	answer, err := a.to(r.Context(), func() (body []byte, err error) {
@@ -210,8 +210,8 @@ func (a *answers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 var contentType = []string{"application/octet-stream"}
 
-// waitUntil waits until time at (ns by pace.Now). Go's timers are up to 1 ms late, so the last part is slept on a
-// thread.
+// waitUntil waits until time at (ns by pace.Now). Go's timers are up to 1 ms late, so for the last part it sleeps on a
+// locked thread.
 func waitUntil(ctx context.Context, at int64) error {
 	const last = 2 * time.Millisecond
 	if coarse := time.Duration(at-pace.Now()) - last; coarse > 0 {
@@ -231,8 +231,8 @@ func waitUntil(ctx context.Context, at int64) error {
 	return errors.Join(err, thread.Close())
 }
 
-// Run runs the application by the role protocol on conn: it sends ready with the address, and serves until the parent
-// closes its end or the context ends. A server with a distribution or stalls then sends what it served.
+// Run runs the application by the role protocol on conn: it sends the ready message with the address, and serves until
+// the parent closes its end or the context ends. A server with a distribution or stalls then sends what it served.
 func Run(ctx context.Context, o Options, conn *role.Conn) error {
 	var served any
 	err := role.Play(ctx, conn, func(ctx context.Context) error {

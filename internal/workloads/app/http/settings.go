@@ -7,7 +7,7 @@ import (
 	"tare/internal/lib/param"
 )
 
-// Settings are what specs and the command line set of the server.
+// Settings are the settings of the server, in specs and on the command line.
 var Settings = []param.Setting{
 	{Name: "protocol", Type: param.TypeWord, Default: string(HTTP1),
 		Words: []string{string(HTTP1), string(HTTP2), string(GRPC), string(TCP)},
@@ -22,10 +22,10 @@ var Settings = []param.Setting{
 	{Name: "delay", Type: param.TypeDuration, Default: "0s", Max: 60, Doc: "time before each answer"},
 }
 
-// listenKey is the name of the setting that an experiment provides.
+// listenKey is the setting that an experiment sets.
 const listenKey = "listen"
 
-// processSettings are those that the process has beside the settings of specs.
+// processSettings are the settings of the process that specs do not have.
 var processSettings = []param.Setting{
 	{Name: listenKey, Type: param.TypeText, Reach: param.ReachAddress, Default: "127.0.0.1:0",
 		Doc: "address to listen on; port 0 takes a free one"},
@@ -41,7 +41,7 @@ var processSettings = []param.Setting{
 			"reports at its end"},
 }
 
-// OptionsOf are the options by their settings, those of the process or those of a spec alone.
+// OptionsOf makes options from settings, those of the process or those of a spec alone.
 func OptionsOf(v param.Values) (o Options, err error) {
 	o = Options{
 		Protocol: Protocol(v["protocol"]), Body: v.Int("body"), Deaf: !v.On("echo"), TLS: v.On("tls"), Listen: v[listenKey],

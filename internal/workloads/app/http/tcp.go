@@ -8,14 +8,14 @@ import (
 	"sync"
 )
 
-// echoBuffer is how many bytes are read and sent back at once, at most.
+// echoBuffer is the most bytes that are read and sent back at once.
 const echoBuffer = 16 << 10
 
-// echoServer sends back what comes (RFC 862), with a goroutine and a buffer for each connection as servers in Go have.
+// echoServer echoes data (RFC 862), with a goroutine and a buffer for each connection, as usual for servers in Go.
 type echoServer struct {
 	ctx     context.Context // until Close
 	close   context.CancelFunc
-	secured *tls.Config // nil: in the clear
+	secured *tls.Config // nil: cleartext
 }
 
 func newEcho(secured *tls.Config) *echoServer {
@@ -55,7 +55,7 @@ func (s *echoServer) Close() error {
 	return nil
 }
 
-// echoAll sends back what comes until the client ends.
+// echoAll sends back what it reads until the client ends.
 func echoAll(c net.Conn) {
 	buffer := make([]byte, echoBuffer)
 	for {

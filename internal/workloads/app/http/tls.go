@@ -20,7 +20,7 @@ func selfSigned(host string) (*tls.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("making a key: %w", err)
 	}
-	const slack = time.Hour // of clocks
+	const slack = time.Hour // for differences between clocks
 	now := time.Now()
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(now.UnixNano()), NotBefore: now.Add(-slack), NotAfter: now.AddDate(0, 1, 0),
@@ -39,7 +39,7 @@ func selfSigned(host string) (*tls.Config, error) {
 	return &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}}, nil
 }
 
-// encrypted is a server of HTTP with TLS.
+// encrypted is an HTTP server with TLS.
 type encrypted struct{ *http.Server }
 
 func (s encrypted) Serve(l net.Listener) error { return s.ServeTLS(l, "", "") }

@@ -1,8 +1,8 @@
-// Package command is a load that is any program: a load generator as a command line, such as wrk or fio. It is
-// measured from outside: the CPU time of its group, how long it ran, and how many TCP connections the machine opened
-// meanwhile. The output of the generators that package tool knows is recorded as well, by their own clocks. It is
-// never mixed with the measurements of Tare's own loads: those tools do not know when the window of a trial opens and
-// closes.
+// Package command is a load that runs any load generator, such as wrk or fio, by its command line. It is measured from
+// outside: the CPU time of its group, how long it ran, and how many TCP connections the machine opened meanwhile. The
+// results in the output of generators that package tool knows are recorded too, by the generators' own clocks. They
+// are never mixed with the measurements of Tare's own loads, because those generators do not know when the window of a
+// trial opens and closes.
 package command
 
 import (
@@ -13,19 +13,19 @@ import (
 	"tare/internal/lib/param"
 )
 
-// Generator is what results call the load.
+// Generator is the load's generator in results.
 const Generator = "command"
 
 func init() { kind.Register(kind.Load, guest{}) }
 
-// guest is the load as the engine knows it.
+// guest implements kind.Guest.
 type guest struct{}
 
 func (guest) About() kind.About {
 	return kind.About{
 		Name: Generator, Summary: "any load generator, as a command line, measured from outside and by what it prints",
 		Settings: Settings, Protocol: kind.AnyProtocol,
-		StandsAlone: true, // as one that reads a disk
+		StandsAlone: true, // such as one that reads a disk
 		RunsInside:  func(v param.Values) bool { return v.On(settingIn) },
 	}
 }
@@ -43,8 +43,8 @@ func (guest) CheckSetup(_ *kind.Setup, _ string, part *kind.Part) error {
 	return checkAim(o, part.To)
 }
 
-// Installed returns an error if the program is not installed. A name that is known only in the trial is checked when
-// it is started.
+// Installed returns an error if the program is not installed. A name with placeholders is checked only when it is
+// started.
 func (guest) Installed(_ context.Context, v param.Values) error {
 	o, err := optionsOf(v)
 	if err != nil || strings.Contains(o.command.Argv[0]+o.command.Dir, "{") {
@@ -56,7 +56,7 @@ func (guest) Installed(_ context.Context, v param.Values) error {
 // Optional returns false: without its load a trial would measure something else.
 func (guest) Optional(param.Values) bool { return false }
 
-// Join makes its part in a trial.
+// Join makes the load's part in a trial.
 func (guest) Join(t kind.Trial, name string, part *kind.Part) (any, error) {
 	o, err := optionsOf(part.Options)
 	if err != nil {

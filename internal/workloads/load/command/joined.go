@@ -20,15 +20,15 @@ import (
 	"tare/internal/workloads/load/command/tool"
 )
 
-// Own is what is known of a load's program: Result.Own of its results.
+// Own is what is known of a load's program, stored in Result.Own.
 type Own struct {
 	Command string `json:"command"` // its command line, as it was started
 
 	// WallSeconds is the time from the program's start until its end. It and WindowSeconds are by Tare's clock.
 	WallSeconds float64 `json:"wall_seconds"`
-	// WindowSeconds is the part of the measured window in which it ran.
+	// WindowSeconds is how much of the measured window it ran.
 	WindowSeconds float64 `json:"window_seconds"`
-	// Stopped means that it was stopped, rather than ended by itself.
+	// Stopped is true if it was stopped instead of ending by itself.
 	Stopped bool `json:"stopped,omitempty"`
 
 	// Opened is how many TCP connections any program opened in Tare's network namespace between two readings at the
@@ -36,11 +36,11 @@ type Own struct {
 	Opened        *uint64 `json:"machine_connections"`
 	OpenedSeconds float64 `json:"machine_connections_seconds"`
 
-	// Said is what the tool printed; nil if its format is unknown, or it could not be read: Unread says why.
+	// Said is the tool's parsed output; nil if its format is unknown or it could not be read: Unread says why.
 	Said   *tool.Reading `json:"said"`
 	Unread string        `json:"unread,omitempty"`
 
-	LastWords string `json:"last_words,omitempty"` // of a program that did not run over the whole window
+	LastWords string `json:"last_words,omitempty"` // if the program did not run over the whole window
 }
 
 // joined is the load in a trial: a kind.Generator.
@@ -48,7 +48,7 @@ type joined struct {
 	part.Part
 	of      *kind.Part
 	options options
-	early   bool // it is started before the schedule begins, and waits: see await
+	early   bool // it is started before the schedule begins, and waits (await)
 
 	command  process.Command // with the placeholders filled in
 	line     string          // as given, for the user to try by hand
@@ -58,7 +58,7 @@ type joined struct {
 	started  int64 // CLOCK_MONOTONIC, nanoseconds
 
 	mu    sync.Mutex
-	ended int64 // likewise; 0: it has not ended by itself
+	ended int64 // CLOCK_MONOTONIC, ns; 0: it has not ended by itself
 
 	watch     sync.WaitGroup
 	stopWatch context.CancelFunc
@@ -69,7 +69,7 @@ func newJoined(t kind.Trial, name string, of *kind.Part, o options) *joined {
 	return &joined{Part: part.Part{Trial: t, Name: name}, of: of, options: o}
 }
 
-// Aim makes the command line: the application's address is known now. It starts an early program.
+// Aim fills in the command line, since the application's address is now known. It starts an early program.
 func (j *joined) Aim(ctx context.Context, at kind.Site) error {
 	place, err := j.Place()
 	if err != nil {
@@ -110,7 +110,7 @@ func (j *joined) onEnd(err error) {
 	}
 }
 
-// Result waits for the end of a program whose output is read, and stops any other.
+// Result waits for a program whose output is read, and stops any other.
 func (j *joined) Result(ctx context.Context) (r load.Result, err error) {
 	stopped, err := j.finish(ctx)
 	if err != nil {
@@ -136,7 +136,7 @@ func (j *joined) Result(ctx context.Context) (r load.Result, err error) {
 	return r, nil
 }
 
-// finish waits until the program has ended, or stops it. Its error is why the program failed.
+// finish waits until the program has ended, or stops it. It returns an error if the program failed.
 func (j *joined) finish(ctx context.Context) (stopped bool, err error) {
 	if j.options.tool != "" {
 		if err := j.wait(ctx); err != nil {
@@ -158,9 +158,9 @@ func (j *joined) finish(ctx context.Context) (stopped bool, err error) {
 	return true, nil
 }
 
-// wait waits for the end of the program, for at most its drain.
+// wait waits for the program, until its drain is over.
 func (j *joined) wait(ctx context.Context) error {
-	asked := math.Ceil(float64(j.schedule.Warmup+j.schedule.Duration)/1e9) * 1e9 // as {seconds} says
+	asked := math.Ceil(float64(j.schedule.Warmup+j.schedule.Duration)/1e9) * 1e9 // the value of {seconds}
 	until := j.started + int64(asked) + int64(j.of.Options.Duration(settingDrain))
 	timer := time.NewTimer(time.Duration(until - pace.Now()))
 	defer timer.Stop()
@@ -180,7 +180,7 @@ func (j *joined) endedAt() int64 {
 	return cmp.Or(j.ended, pace.Now())
 }
 
-// edgesOf are when the window opens and closes.
+// edgesOf returns when the window opens and closes.
 func (j *joined) edgesOf() (from, to int64) {
 	from = j.schedule.Begin + j.schedule.Warmup
 	return from, from + j.schedule.Duration
@@ -188,13 +188,13 @@ func (j *joined) edgesOf() (from, to int64) {
 
 func (j *joined) windowSeconds() float64 { return float64(j.schedule.Duration) / 1e9 }
 
-// inWindow returns for how many seconds of the window a program ran that ended at end.
+// inWindow returns how many seconds of the window the program ran, if it ended at end.
 func (j *joined) inWindow(end int64) float64 {
 	from, to := j.edgesOf()
 	return float64(max(0, min(to, end)-max(from, j.started))) / 1e9
 }
 
-// read reads what the tool printed.
+// read parses the tool's output.
 func (j *joined) read(own *Own) {
 	if j.options.tool == "" {
 		return
@@ -219,7 +219,7 @@ func (j *joined) read(own *Own) {
 	own.Said = &reading
 }
 
-// cpuSeconds is the CPU time of the program's group in the window; 0 where the ledger does not have it.
+// cpuSeconds returns the CPU time of the program's group in the window, or 0 if the ledger does not have it.
 func (j *joined) cpuSeconds() float64 {
 	if l := j.Trial.Record().Ledger; l != nil {
 		for _, g := range l.Cgroups {
@@ -231,7 +231,7 @@ func (j *joined) cpuSeconds() float64 {
 	return 0
 }
 
-// cpus is what the program could use, in CPUs.
+// cpus returns how many CPUs the program could use.
 func (j *joined) cpus() float64 {
 	n := float64(runtime.NumCPU())
 	if j.of.Limits.Float("pin") > 0 {
@@ -243,7 +243,7 @@ func (j *joined) cpus() float64 {
 	return n
 }
 
-// Close ends the program and the watch.
+// Close ends the program and stops counting connections.
 func (j *joined) Close() error {
 	if j.stopWatch != nil {
 		j.stopWatch()

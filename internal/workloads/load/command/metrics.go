@@ -34,10 +34,10 @@ var (
 	}
 )
 
-// Gates are those that the load has.
+// Gates returns the gates of the load.
 func (guest) Gates() []*measured.Gate { return []*measured.Gate{gateWindow, gateTouched, gateOutput} }
 
-// ownOf is what is known of the program of a load; false where it is another kind of load.
+// ownOf decodes what is known of the program of a load; false for another kind of load.
 func ownOf(r load.Result) (own Own, ok bool) {
 	if r.Generator != Generator || r.Own == nil {
 		return own, false
@@ -45,7 +45,7 @@ func ownOf(r load.Result) (own Own, ok bool) {
 	return own, json.Unmarshal(r.Own, &own) == nil
 }
 
-// Judge judges the load. It has no schedule, so that nothing can be late.
+// Judge judges the load. It has no schedule, so nothing can be late.
 func (guest) Judge(m *measured.Measured, name string) []measured.Trip {
 	j := m.JudgeLoad(name)
 	own, ok := ownOf(j.Result)
@@ -75,7 +75,7 @@ func lastWords(own Own) string {
 }
 
 // judgeTime compares the duration in the tool's output with Tare's clock: a shell around a tool may wait before and
-// after it, or print an old output. The tolerance is a tenth, and a tenth of a second, for where a tool's clock starts
+// after it, or print an old output. The tolerance is a tenth, plus a tenth of a second for when a tool's clock starts
 // and stops.
 func judgeTime(j *measured.LoadJudge, own Own) {
 	seconds, whole := own.Said.Seconds, j.Result.Seconds
@@ -90,7 +90,7 @@ func judgeTime(j *measured.LoadJudge, own Own) {
 	}
 }
 
-// judgeSaid applies the gates to what the tool says of its requests.
+// judgeSaid applies the gates to the requests that the tool reports.
 func judgeSaid(j *measured.LoadJudge, said tool.Reading, allowed float64) {
 	if said.Requests != nil && *said.Requests == 0 {
 		j.Trip(measured.GateIdle, 0, 1, "not one request was answered, %s; see the errors of the trial", said.Label())
@@ -102,12 +102,13 @@ func judgeSaid(j *measured.LoadJudge, said tool.Reading, allowed float64) {
 	}
 }
 
-// mostTaken is the part of the machine's CPU time that other processes may take from a tool. It is fixed: what they
-// take lowers a closed loop's rate about in proportion, and twice as much if the load and the server have a CPU each.
+// mostTaken is the fraction of the machine's CPU time that other processes may take from a tool. It is fixed: what
+// they take lowers a closed loop's rate about in proportion, or twice as much if the load and the server have one CPU
+// each.
 const mostTaken = 0.1
 
-// judgeTouched compares the CPU time that other processes took with what a tool tolerates. On a machine that nodes of
-// the same run share, the other nodes do not count as others.
+// judgeTouched compares the CPU time that other processes took with what a tool tolerates. If nodes of the same run
+// share the machine, it judges nothing, because it cannot distinguish them from others.
 func judgeTouched(j *measured.LoadJudge, m *measured.Measured) {
 	if m.Shared {
 		return
@@ -120,8 +121,8 @@ func judgeTouched(j *measured.LoadJudge, m *measured.Measured) {
 	}
 }
 
-// errorRatio is the part of the requests that failed; false where the tool does not say. Some tools count a request
-// that failed among all requests, and some do not.
+// errorRatio returns the fraction of requests that failed; false if the tool does not report it. Some tools include
+// failed requests in their number of requests, and some do not.
 func errorRatio(said tool.Reading) (float64, bool) {
 	if said.Requests == nil || said.Errors == nil || attempts(said) == 0 {
 		return 0, false
@@ -131,20 +132,20 @@ func errorRatio(said tool.Reading) (float64, bool) {
 
 func attempts(said tool.Reading) int64 { return max(*said.Requests+said.Beside, *said.Errors) }
 
-// ownClock ends the description of what a tool says.
+// ownClock ends the description of values that a tool prints.
 const ownClock = " By the tool's clock, over its whole run, warm-up included: not comparable with Tare's own " +
 	"loads, which measure between the edges of the window. docs/commands.md says what each tool's clock measures."
 
-// oneTool ends the description of what cannot be added up.
+// oneTool ends the description of values that cannot be added up.
 const oneTool = " Absent where the tool does not print it, and where several loads or nodes do."
 
-// needs: what a tool measured is of its whole run, open or closed loop, and the part that a stall affected is unknown.
+// needs are for values of a tool, which cover its whole run, in open or closed loop, with an unknown effect of stalls.
 var needs = []measured.Need{
 	measured.Whole, measured.Worked, measured.Complete, measured.Unthrottled, measured.Held, measured.Alone, measured.Read,
 	measured.Untouched,
 }
 
-// Metrics are what is measured from outside, and what the tools say.
+// Metrics returns the metrics that are measured from outside, and those that the tools print.
 func (guest) Metrics() []measured.Metric {
 	all := []measured.Metric{{
 		Definition: metric.Definition{
@@ -177,7 +178,7 @@ func (guest) Metrics() []measured.Metric {
 	return append(all, outsideMetrics...)
 }
 
-// latency is one number of the distribution that a tool prints.
+// latency makes a metric of one number of the distribution that a tool prints.
 func latency(name, what string, headline bool, of func(tool.Reading) *float64) measured.Metric {
 	return measured.Metric{
 		Definition: metric.Definition{
@@ -211,7 +212,7 @@ var outsideMetrics = []measured.Metric{{
 	},
 }}
 
-// programs are what is known of the loads of this kind.
+// programs returns what is known of the loads of this kind.
 func programs(m *measured.Measured) (all []Own) {
 	for _, r := range m.Loads {
 		if own, ok := ownOf(r); ok {
@@ -221,11 +222,11 @@ func programs(m *measured.Measured) (all []Own) {
 	return all
 }
 
-// toolRate is the sum of the rates; false where one of those whose output is read does not print one.
+// toolRate adds up the rates; false if a load whose output is read does not print one.
 func toolRate(m *measured.Measured) (total float64, found bool) {
 	for _, own := range programs(m) {
 		switch {
-		case own.Said == nil && own.Unread == "": // nobody reads it
+		case own.Said == nil && own.Unread == "": // its output is not read
 		case own.Said == nil || own.Said.Rate == nil:
 			return 0, false
 		default:
@@ -235,7 +236,7 @@ func toolRate(m *measured.Measured) (total float64, found bool) {
 	return total, found
 }
 
-// ofTool is a value that only one of the loads may tell.
+// ofTool returns a value if exactly one of the loads has it.
 func ofTool(of func(tool.Reading) *float64) func(*measured.Measured) (float64, bool) {
 	return func(m *measured.Measured) (float64, bool) {
 		var found *float64
@@ -259,7 +260,7 @@ func ofTool(of func(tool.Reading) *float64) func(*measured.Measured) (float64, b
 	}
 }
 
-// machineConnections is the machine's, whichever of the loads read it.
+// machineConnections returns the machine's connections, from whichever of the loads counted them.
 func machineConnections(m *measured.Measured) (float64, bool) {
 	for _, own := range programs(m) {
 		if own.Opened != nil && own.OpenedSeconds > 0 {

@@ -11,14 +11,14 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// edge is a reading of how many TCP connections were ever opened.
+// edge is a reading of the number of TCP connections opened so far.
 type edge struct {
 	at     int64 // CLOCK_MONOTONIC, nanoseconds
 	opened uint64
 	err    error
 }
 
-// readAt reads at two times of CLOCK_MONOTONIC, or as soon after as it can.
+// readAt reads at two times of CLOCK_MONOTONIC, or as soon as possible after them.
 func readAt(ctx context.Context, from, to int64) (edges [2]edge) {
 	for i, at := range []int64{from, to} {
 		if edges[i].err = pace.Sleep(ctx, time.Duration(at-pace.Now())); edges[i].err == nil {
@@ -29,8 +29,8 @@ func readAt(ctx context.Context, from, to int64) (edges [2]edge) {
 	return edges
 }
 
-// opened is how many connections were opened between two readings, and the seconds between them; nil where one of the
-// two could not be read.
+// opened returns how many connections were opened between two readings, and the seconds between them; nil if one of
+// the readings failed.
 func opened(edges [2]edge) (*uint64, float64) {
 	if edges[0].err != nil || edges[1].err != nil || edges[1].opened < edges[0].opened {
 		return nil, 0

@@ -15,13 +15,13 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// This file is for loads that are one particular program: they have separate settings, from which they make a command
-// line, and are measured as any program is.
+// This file is for loads that run one particular program. They have their own settings, from which they make a command
+// line, and are measured like any other program.
 
-// Joined is the load in a trial: a kind.Generator, to be closed in the end.
+// Joined is the load in a trial: a kind.Generator. The caller must close it.
 type Joined = joined
 
-// JoinProgram makes the part in a trial of a load whose part has the options of this kind.
+// JoinProgram makes the part in a trial of a load whose options are those of kind command.
 func JoinProgram(t kind.Trial, name string, part *kind.Part) (*Joined, error) {
 	o, err := optionsOf(part.Options)
 	if err != nil {
@@ -43,14 +43,14 @@ func JoinEarly(t kind.Trial, name string, part *kind.Part) (*Joined, error) {
 // waiting is a shell command that makes a file when it runs, waits for another file, and then executes the program.
 const waiting = `: >"$0"; while [ ! -e "$1" ]; do sleep 0.01; done; shift; exec "$@"`
 
-// upTime is how long a program may take to be there: a virtual machine on an emulated processor takes seconds.
+// upTime is how long starting a program may take: a virtual machine on an emulated processor takes seconds.
 const upTime = time.Minute
 
-// await starts the program up to where it waits, and returns when it is there.
+// await starts the program's shell, which waits for the begin file, and returns when the shell runs.
 func (j *joined) await(ctx context.Context, dir string) error {
 	program, err := child.Find(j.command.Argv[0])
 	if err != nil {
-		return err // Installed has said it before
+		return err // already reported by Installed
 	}
 	up := filepath.Join(dir, "up")
 	j.begin = filepath.Join(dir, "begin")
@@ -74,5 +74,5 @@ func (j *joined) await(ctx context.Context, dir string) error {
 // Judge judges it as a load of this kind.
 func Judge(m *measured.Measured, name string) []measured.Trip { return guest{}.Judge(m, name) }
 
-// Installed says whether a program is there. Its error is that of command.Command.
+// Installed returns an error if a program is not installed, as process.Command does.
 func Installed(program string) error { return process.Command{Argv: []string{program}}.Installed() }

@@ -11,7 +11,7 @@ import (
 	"tare/internal/workloads/load/command/tool"
 )
 
-// The settings that the load has beside those of a command.
+// The settings of the load in addition to those of a command.
 const (
 	settingTool  = "tool"
 	settingDrain = "drain"
@@ -19,10 +19,10 @@ const (
 	noTool       = "none"
 )
 
-// shared are the settings of any command that have a meaning for a load: a load has no readiness, and no address.
+// shared are the settings of commands that apply to a load, which has neither readiness nor an address.
 var shared = []string{"command", "env", "dir", "stop-signal", "stop-time"}
 
-// Settings are what specs set of the load.
+// Settings are the settings of the load in specs.
 var Settings = append(fromCommand(shared),
 	param.Setting{Name: settingTool, Type: param.TypeWord, Words: append(tool.Names(), noTool),
 		Doc: "tool whose output is read; when left out, by the program's name; `none`: measured from outside only"},
@@ -43,13 +43,13 @@ func fromCommand(names []string) []param.Setting {
 	return settings
 }
 
-// options are a load as settings have it.
+// options holds the parsed settings of a load.
 type options struct {
 	command process.Command
 	tool    string // the tool whose output is read; empty: none
 }
 
-// optionsOf reads settings. Its error reads on after the part's place in the spec.
+// optionsOf reads settings. Its error continues a sentence that begins with the part's place in the spec.
 func optionsOf(v param.Values) (o options, err error) {
 	if _, ok := v["command"]; !ok {
 		return o, errors.New(`needs a "command", the command line that makes the load`)
@@ -70,10 +70,10 @@ func optionsOf(v param.Values) (o options, err error) {
 	return o, nil
 }
 
-// aimed are the placeholders for the application that a load uses.
+// aimed are the placeholders for the application to which a load connects.
 var aimed = []string{"{address}", "{host}", "{port}"}
 
-// checkAim refuses a command line with such placeholders if the load uses no application.
+// checkAim refuses a command line with such placeholders if the load connects to no application.
 func checkAim(o options, to string) error {
 	if to != "" {
 		return nil

@@ -1,6 +1,6 @@
-// Package fio is a load that writes to a disk, by Debian's fio: eight jobs that write blocks of 512 KiB at random
-// places of one file, past the page cache. Where the subject is a sandbox it runs inside. The file is never larger
-// than the machine bears, and results say how large it was.
+// Package fio is a load that writes to a disk with fio, from the Debian package. By default eight jobs write blocks of
+// 512 KiB at random offsets of one file, bypassing the page cache. In a sandbox subject it runs inside the sandbox.
+// The file is limited to what the machine can hold, and results report its size.
 package fio
 
 import (
@@ -26,7 +26,7 @@ const name = "fio"
 
 func init() { kind.Register(kind.Load, guest{}) }
 
-// guest is the load as the engine knows it.
+// guest implements kind.Guest.
 type guest struct{}
 
 // The settings.
@@ -59,28 +59,28 @@ func (guest) About() kind.About {
 	return kind.About{
 		Name: name, Summary: "writes to a disk, by Debian's fio", Settings: settings,
 		TakesLonger: starting,
-		RunsInside:  kind.Always, // what a write costs is a matter of where it is made
-		Saturates:   kind.Always, // it writes as fast as the disk lets it
+		RunsInside:  kind.Always, // the cost of a write depends on where it is made
+		Saturates:   kind.Always, // it writes as fast as the disk allows
 	}
 }
 
-// starting is what fio's start takes, and laying out its file.
+// starting is the time for starting fio and for laying out its file.
 func starting(o param.Values) time.Duration {
 	const perByte = 2 // ns
 	return 300*time.Millisecond + time.Duration(perByte*o.Float(settingSize))
 }
 
-// Installed says whether fio is there.
+// Installed returns an error if fio is not installed.
 func (guest) Installed(context.Context, param.Values) error { return command.Installed(name) }
 
-// Optional is false: without its load a trial measures something else.
+// Optional returns false: without its load a trial measures something else.
 func (guest) Optional(param.Values) bool { return false }
 
 // joined is the load in a trial.
 type joined struct {
 	*command.Joined
 	trial       kind.Trial
-	asked, size int64 // of the file, bytes
+	asked, size int64 // size of the file in bytes, as set and as bounded
 }
 
 func (guest) Join(t kind.Trial, as string, part *kind.Part) (any, error) {
@@ -97,8 +97,8 @@ func (guest) Join(t kind.Trial, as string, part *kind.Part) (any, error) {
 	return j, err
 }
 
-// commandLine returns what to run, in the notation of package command, for a duration on a file of that many bytes.
-// fio uses the kernel's clock: calibrating the CPU's, as it does by default, takes long on an emulated CPU.
+// commandLine returns the command line, in the notation of package command, for a duration and a file of size bytes.
+// fio uses the kernel's clock, because calibrating the CPU's, as it does by default, takes long on an emulated CPU.
 func commandLine(o param.Values, size int64, d time.Duration) string {
 	direct := "0"
 	if o.On(settingDirect) {
@@ -109,14 +109,14 @@ func commandLine(o param.Values, size int64, d time.Duration) string {
 		"--output-format=json", size, o[settingKind], o.Int(settingBlock), o.Int(settingJobs), direct, d.Milliseconds())
 }
 
-// The parts of what the machine has that a file may take.
+// Divisors for the share of the machine's resources that a file may take.
 const (
 	partOfDisk   = 8
 	partOfMemory = 4
 )
 
-// bounded returns a size that the disk of a directory and the memory of the machine can bear: the page cache of an
-// intermediate kernel may hold all of the file, without any limit. A full disk is an error of code fault.Machine.
+// bounded limits a size to what the disk of a directory and the memory of the machine can hold: the page cache of an
+// intermediate kernel may hold the whole file, without any limit. A full disk is an error with the code fault.Machine.
 func bounded(size int64, dir string) (int64, error) {
 	var disk unix.Statfs_t
 	if err := unix.Statfs(dir, &disk); err != nil {
@@ -135,7 +135,7 @@ func bounded(size int64, dir string) (int64, error) {
 	return size &^ (1<<20 - 1), nil
 }
 
-// Result adds how large the file was to what is known of the program.
+// Result returns the program's result with the size of the file added.
 func (j *joined) Result(ctx context.Context) (load.Result, error) {
 	r, err := j.Joined.Result(ctx)
 	if err != nil {
@@ -152,10 +152,10 @@ func (j *joined) Result(ctx context.Context) (load.Result, error) {
 
 const sizeCount = "fio_file_bytes"
 
-// Judge judges it as any program.
+// Judge judges it like any other program.
 func (guest) Judge(m *measured.Measured, name string) []measured.Trip { return command.Judge(m, name) }
 
-// Metrics are what only fio tells.
+// Metrics returns the metrics that only fio has.
 func (guest) Metrics() []measured.Metric {
 	return []measured.Metric{{
 		Definition: metric.Definition{

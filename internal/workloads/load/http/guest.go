@@ -14,7 +14,7 @@ import (
 
 func init() { kind.Register(kind.Load, guest{}) }
 
-// guest is the load as the engine knows it.
+// guest implements kind.Guest.
 type guest struct{}
 
 func (guest) About() kind.About {
@@ -38,18 +38,18 @@ func (guest) About() kind.About {
 			return v.Float("rate")
 		},
 		Saturates: func(v param.Values) bool { return v["mode"] == load.Closed },
-		// What opening and closing its connections takes.
+		// The time for opening and closing its connections.
 		TakesLonger: func(v param.Values) time.Duration {
 			return time.Duration(v.Int("connections")) * 100 * time.Microsecond
 		},
 	}
 }
 
-// At is kind.Sited's: the URL of the application, whatever the protocol.
+// At implements kind.Sited: the URL of the application, whatever the protocol.
 func (guest) At(at kind.Site) param.Values {
 	v := param.Values{urlKey: "http://" + at.Address + "/"}
 	if at.Served {
-		v[sourceKey] = string(SourceLoopback) // what a service address is rewritten to is on this machine
+		v[sourceKey] = string(SourceLoopback) // a service address is rewritten to one on this machine
 	}
 	return v
 }
@@ -68,15 +68,16 @@ func (guest) Check(v param.Values) error {
 	return err
 }
 
-// CheckSetup refuses an application of kind http that does not serve what the load speaks. What others serve shows when
-// they run.
+// CheckSetup refuses an application of kind http that does not serve the load's protocol. For other kinds, a mismatch
+// shows only when they run.
 func (guest) CheckSetup(s *kind.Setup, _ string, part *kind.Part) error {
 	app := s.Applications[part.To]
 	if app == nil || app.Name() != "http" {
 		return nil
 	}
 	speaks, serves := part.Options["protocol"], app.Options["protocol"]
-	if speaks != serves && !(speaks == string(HTTP1) && serves == string(HTTP2)) { // that one serves both
+	// an HTTP/2 application also serves HTTP/1.1
+	if speaks != serves && !(speaks == string(HTTP1) && serves == string(HTTP2)) {
 		return fmt.Errorf("it speaks %s, and %s serves %s: set the protocol of both", speaks, part.To, serves)
 	}
 	switch encrypts, wants := app.Options.On("tls"), TLS(part.Options["tls"]); {

@@ -1,49 +1,49 @@
-// Package http makes requests to servers of HTTP/1.1, HTTP/2, gRPC and plain TCP and measures how they answer. It runs
-// as a separate process (tare load http).
+// Package http sends requests to servers of HTTP/1.1, HTTP/2, gRPC and plain TCP, and measures their responses. It
+// runs as a separate process (tare load http).
 //
-// Each of its threads drives its connections through epoll, with raw system calls and no goroutine per connection: the
-// cost of a request must be that of the kernel, or the generator is weighed along with the server. In open loop
-// requests start on an absolute schedule (package pace) and latency counts from the intended start, whether or not a
-// connection was free then; in closed loop each connection sends again as soon as it is answered.
+// Each of its threads drives its connections through epoll, with raw system calls and without goroutines for
+// connections: a request must cost little more than the kernel's part, or the generator is weighed along with the
+// server. In open loop, requests start on an absolute schedule (package pace) and latency counts from the intended
+// start, whether or not a connection was free then. In closed loop, each connection sends again as soon as it is
+// answered.
 //
 // # Connections
 //
-// With keep-alive each connection lives as long as the server lets it. Without, each request opens one, says
-// "Connection: close", and its handshake is part of the latency. Connections are closed by reset (SO_LINGER of 0) once
-// the answer is complete: a close in good manners leaves the pair of ports in TIME_WAIT for a minute on the side that
-// closes first, and the 28,000 ephemeral ports of one pair of addresses then last a second or two. A server that has
-// sent its whole answer does not notice, one that reads again sees ECONNRESET. Against loopback addresses each
-// connection also takes another source address out of 127.0.0.0/8.
+// With keep-alive, each connection lives as long as the server allows. Without, each request opens one and sends
+// "Connection: close", and the handshake is part of the latency. Connections are closed by reset (SO_LINGER of 0) once
+// the response is complete: an orderly close leaves the pair of ports in TIME_WAIT for a minute on the side that
+// closes first, and the 28,000 ephemeral ports of one pair of addresses would last a second or two. A server that has
+// sent its whole response does not notice; one that reads again gets ECONNRESET. Against loopback addresses, each
+// connection also uses another source address in 127.0.0.0/8.
 //
-// With Recycle the socket outlives its connection: connect to AF_UNSPEC dissolves that, with the same reset, and the
-// next connect uses the socket again. It saves making, registering and freeing a socket, about a third of what a
-// connection costs the client, but few real clients do it: programs that watch sockets come and go (cgroup/sock_create,
-// cgroup/sock_release) see none, and what they keep by socket lives on. It is for loads that must leave the CPU to
-// others, and never the default.
+// With Recycle, the socket outlives its connection: connect to AF_UNSPEC dissolves the connection, with the same
+// reset, and the next connect uses the socket again. It saves making, registering and freeing a socket, about a third
+// of a connection's cost to the client. But few real clients do it, and programs that watch the creation and release
+// of sockets (cgroup/sock_create, cgroup/sock_release) see neither, so their state for a socket lives on. It is for
+// loads that must leave the CPU to others, and never the default.
 //
 // # HTTP/2 and gRPC
 //
-// HTTP/2 is spoken without TLS and with prior knowledge (RFC 9113, section 3.3), or over TLS. A connection carries up
-// to Streams requests at once; in open loop a start takes the stream that has been free for longest, so that requests
-// go round all connections. Frames and HPACK are those of x/net, the event loop and the sockets are the same as for
-// HTTP/1.1. Requests on one connection are alike, so that all but the first are references into the server's HPACK
-// table.
+// HTTP/2 is used without TLS, with prior knowledge (RFC 9113, section 3.3), or over TLS. A connection carries up to
+// Streams requests at once. In open loop, a start takes the stream that has been free for longest, so requests rotate
+// over all connections. Frames and HPACK are x/net's; the event loop and the sockets are the same as for HTTP/1.1.
+// Requests on one connection are alike, so all but the first are references into the server's HPACK table.
 //
-// When a server leaves (GOAWAY), requests that it says it has not looked at are sent again over a new connection, up to
-// three times, with their times unchanged; RFC 9113 allows it for any method. All others fail: a stream that is reset,
-// a connection that breaks the rules or ends. A request that times out is cancelled by RST_STREAM and its connection
-// goes on, unless nothing was heard from the server since the request was sent.
+// When a server sends GOAWAY, requests that it has not processed are sent again over a new connection, up to three
+// times, with their times unchanged; RFC 9113 allows that for any method. Other requests fail if their stream is
+// reset, or if their connection violates the protocol or ends. A request that times out is cancelled by RST_STREAM,
+// and its connection stays in use unless nothing was received from the server since the request was sent.
 //
 // gRPC calls are unary and without compression. They succeed with one message and a grpc-status of 0.
 //
 // # TLS
 //
 // TLS is crypto/tls, on the load's own threads: its CPU time is the generator's. The TLS handshake counts as part of
-// connecting, and is always a full one. Connections end by the same reset as without TLS, with no close_notify.
+// connecting, and is always a full one. Connections end by the same reset as without TLS, without close_notify.
 //
 // # TCP
 //
-// A request over TCP is some bytes that the server sends back: the echo protocol of RFC 862. Connections are those of
+// A request over TCP is some bytes that the server returns: the echo protocol of RFC 862. Connections are as for
 // HTTP/1.1, with keep-alive or without.
 package http
 
@@ -74,56 +74,56 @@ import (
 	"tare/internal/lib/param"
 )
 
-// Source says which source addresses connections take.
+// Source selects the source addresses of connections.
 type Source string
 
 // The kinds of source.
 const (
 	SourceAuto Source = "auto" // loopback if the target is a loopback IPv4 address, else none
 	SourceNone Source = "none" // the kernel's choice
-	// spread over 127.0.0.0/8, for service addresses that a data plane turns into loopback ones
+	// spread over 127.0.0.0/8, for service addresses that a data plane rewrites to loopback addresses
 	SourceLoopback Source = "loopback"
 )
 
-// Protocol is what the load speaks.
+// Protocol is the protocol of the load.
 type Protocol string
 
 // The protocols.
 const (
 	HTTP1 Protocol = "http1"
-	HTTP2 Protocol = "http2" // with prior knowledge where there is no TLS
-	GRPC  Protocol = "grpc"  // unary calls, likewise
-	TCP   Protocol = "tcp"   // bytes that come back as they were sent: RFC 862
+	HTTP2 Protocol = "http2" // with prior knowledge, unless over TLS
+	GRPC  Protocol = "grpc"  // unary calls; otherwise as HTTP2
+	TCP   Protocol = "tcp"   // bytes that the server returns: RFC 862
 )
 
-// multiplexed says whether a connection can carry several requests at once.
+// multiplexed reports whether a connection can carry several requests at once.
 func (p Protocol) multiplexed() bool { return p == HTTP2 || p == GRPC }
 
-// EchoMethod is the gRPC method that is called where a URL names none: it takes a google.protobuf.BytesValue, and its
-// answer is one (application http).
+// EchoMethod is the gRPC method that is called if a URL names none. Its argument and its result are a
+// google.protobuf.BytesValue (application http).
 const EchoMethod = "/tare.Echo/Echo"
 
-// Options configures the load. A zero field takes its default, or that of its setting.
+// Options configures the load. A zero field takes its default, or the default of its setting.
 type Options struct {
-	Targets     []string      // URLs: http[s]://host[:port][/path]; connections are dealt out among them in turn
+	Targets     []string      // URLs: http[s]://host[:port][/path]; connections use them in turn
 	TLS         TLS           // default off: as the URLs say
 	Protocol    Protocol      // default http1
-	Streams     int           // requests at once on a connection, of HTTP/2 and gRPC; default 1
+	Streams     int           // concurrent requests on a connection, for HTTP/2 and gRPC; default 1
 	Rate        float64       // requests per second in all; 0 for closed loop
-	Arrivals    pace.Arrivals // of open loop
+	Arrivals    pace.Arrivals // in open loop
 	Seed        uint64        // of Poisson arrivals
 	Connections int           // at once
 	KeepAlive   bool
 	Threads     int           // default: 1 in open loop up to 50,000/s, else 2; never more than CPUs or connections
-	Drain       time.Duration // how long to wait for answers after the window; negative for not at all
+	Drain       time.Duration // how long to wait for responses after the window; negative: not at all
 	Timeout     time.Duration // per request, from its sending
-	Method      string        // default GET, or POST where there is a body or the protocol is gRPC
-	Body        int           // bytes of request body; of gRPC, of the value in the message; of TCP, at least 1
-	Headers     []string      // further ones, "Name: value"
+	Method      string        // default GET, or POST with a body or for gRPC
+	Body        int           // bytes of request body; for gRPC, of the value in the message; for TCP, at least 1
+	Headers     []string      // additional headers, "Name: value"
 	Source      Source        // default auto
 	// without keep-alive: dissolve connections instead of closing sockets; see the package comment
 	Recycle bool
-	Spin    time.Duration // largest wait that may be spun through; default pace.DefaultSpin, negative for none
+	Spin    time.Duration // longest wait to spin through; default pace.DefaultSpin, negative: none
 }
 
 // maxBody bounds Options.Body, in bytes.
@@ -132,10 +132,10 @@ const maxBody = 64 << 20
 // maxStreams bounds Options.Streams.
 const maxStreams = 1000
 
-// oneThread is the rate up to which one thread meets an open-loop schedule with time to spare, per second.
+// oneThread is the rate per second up to which one thread easily keeps an open-loop schedule.
 const oneThread = 50_000
 
-// complete fills in defaults, and checks what the settings do not check one by one. Its errors are of code Usage.
+// complete fills in defaults, and checks options that depend on each other. Its errors have the code fault.Usage.
 func (o *Options) complete() error {
 	defaults := param.Defaults(Settings)
 	o.Drain = max(cmp.Or(o.Drain, defaults.Duration("drain")), 0)
@@ -197,7 +197,7 @@ func (o *Options) complete() error {
 	return nil
 }
 
-// streams checks the number of streams against the rest.
+// streams checks the number of streams against the other options.
 func (o *Options) streams() error {
 	switch {
 	case o.Streams <= 1:
@@ -209,19 +209,19 @@ func (o *Options) streams() error {
 	return nil
 }
 
-// target is one server with the request for it, ready to be written.
+// target is one server with the prepared request for it.
 type target struct {
 	name    string // address, for messages
 	address *address
 	spread  bool    // over source addresses
 	next    *target // in a ring
 
-	request  []byte      // of HTTP/1.1 and TCP
-	request2 *request2   // of HTTP/2
-	config   *tls.Config // nil: in the clear
+	request  []byte      // for HTTP/1.1 and TCP
+	request2 *request2   // for HTTP/2 and gRPC
+	config   *tls.Config // nil: cleartext
 }
 
-// secure is TLS over a new socket to t; nil where it is in the clear.
+// secure sets up TLS over a new socket to t, or returns nil for cleartext.
 func (t *target) secure(fd int) *secure {
 	if t.config == nil {
 		return nil
@@ -229,7 +229,7 @@ func (t *target) secure(fd int) *secure {
 	return secureOver(fd, t.config)
 }
 
-// resolve makes targets of the URLs.
+// resolve makes targets from the URLs.
 func (o *Options) resolve(ctx context.Context) ([]*target, error) {
 	var all []*target
 	for _, raw := range o.Targets {
@@ -273,7 +273,7 @@ func (o *Options) target(ctx context.Context, raw string) (*target, error) {
 				"no address is known for %s", u.Hostname())
 		}
 		ip = ips[0].Unmap()
-		for _, other := range ips { // IPv4 first: source addresses can be spread only there
+		for _, other := range ips { // prefer IPv4, because only its source addresses can be spread
 			if other.Unmap().Is4() {
 				ip = other.Unmap()
 				break
@@ -302,7 +302,7 @@ func (o *Options) target(ctx context.Context, raw string) (*target, error) {
 	return t, err
 }
 
-// request is the text of the request to u.
+// request returns the text of the request to u.
 func (o *Options) request(u *url.URL) []byte {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s %s HTTP/1.1\r\nHost: %s\r\n", o.Method, u.RequestURI(), u.Host)
@@ -319,13 +319,13 @@ func (o *Options) request(u *url.URL) []byte {
 	return append([]byte(b.String()), filling(o.Body)...)
 }
 
-// ofConnections are headers of HTTP/1.1 that HTTP/2 has no place for (RFC 9113, section 8.2.2), and those that this
+// ofConnections are headers of HTTP/1.1 that HTTP/2 does not allow (RFC 9113, section 8.2.2), and headers that this
 // load sets itself.
 var ofConnections = []string{
 	"connection", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade", "host", "content-length", "te",
 }
 
-// request2 is the request to u in HTTP/2.
+// request2 returns the request to u in HTTP/2.
 func (o *Options) request2(u *url.URL, encrypted bool) (*request2, error) {
 	path, scheme := u.RequestURI(), "http"
 	if encrypted {
@@ -368,16 +368,16 @@ func (o *Options) request2(u *url.URL, encrypted bool) (*request2, error) {
 	return r, nil
 }
 
-// Generator is a load that is ready to run: names resolved, servers found to answer, and with keep-alive all
-// connections open.
+// Generator is a load that is ready to run: names are resolved, a server has answered, and with keep-alive the
+// connections are open.
 type Generator struct {
 	o         Options
 	workers   []*worker
-	encrypted bool // some of its connections
+	encrypted bool // some connections use TLS
 }
 
-// Prepare makes a generator. It is an error of code Usage when the options make no sense, and of code Machine when no
-// server takes a connection. Close ends it.
+// Prepare makes a generator. An error has the code fault.Usage for invalid options, and fault.Machine if no server
+// accepts a connection. The caller must close the generator.
 func Prepare(ctx context.Context, o Options) (*Generator, error) {
 	if err := o.complete(); err != nil {
 		return nil, err
@@ -402,8 +402,8 @@ func Prepare(ctx context.Context, o Options) (*Generator, error) {
 	return g, nil
 }
 
-// connect tries every target once, and opens every connection if they are to be kept. An error of wrong use counts
-// before others.
+// connect tries every target once, and with keep-alive opens every connection. Errors with the code fault.Usage take
+// precedence over others.
 func (g *Generator) connect(ctx context.Context, targets []*target) error {
 	var answered int
 	var first error
@@ -429,7 +429,7 @@ func (g *Generator) connect(ctx context.Context, targets []*target) error {
 	return nil
 }
 
-// try opens a connection to a target, and closes it.
+// try opens a connection to a target and closes it.
 func (w *worker) try(ctx context.Context, t *target) error {
 	if w.mux != nil {
 		return w.mux.try(ctx, t)
@@ -440,8 +440,8 @@ func (w *worker) try(ctx context.Context, t *target) error {
 	return err
 }
 
-// openAll opens the worker's connections. It is false where it gives up, which is no error by itself: those that are
-// missing are tried again as they are needed, and their failures counted.
+// openAll opens the worker's connections. If one cannot be made it returns false, with a nil error unless ctx has
+// ended: missing connections are tried again when they are needed, and their failures counted.
 func (w *worker) openAll(ctx context.Context) (all bool, err error) {
 	if w.mux != nil {
 		for place := range w.mux.places {
@@ -463,13 +463,13 @@ func (w *worker) openAll(ctx context.Context) (all bool, err error) {
 	return true, nil
 }
 
-// startServer is what to do where no connection could be made.
+// startServer is the hint if no connection could be made.
 const startServer = "start the server, or correct the URL"
 
 // patience is how long a server may take to accept a connection before the start, in ns.
 const patience = 5e9
 
-// establish opens the slot's connection and waits until it stands.
+// establish opens the slot's connection and waits until it is established.
 func (w *worker) establish(ctx context.Context, s *slot) error {
 	errno := w.dial(s)
 	if errno != 0 {
@@ -503,7 +503,7 @@ func (w *worker) establish(ctx context.Context, s *slot) error {
 			}
 		}
 		var explained error
-		if s.tls != nil && s.tls.proceed != nil { // else there was no connection yet
+		if s.tls != nil && s.tls.proceed != nil { // otherwise there was no connection yet
 			explained = s.tls.explain(s.target.name, err)
 		}
 		w.hangUp(s)
@@ -517,7 +517,7 @@ func (w *worker) establish(ctx context.Context, s *slot) error {
 	}
 }
 
-// shake goes on with the slot's handshake of TLS, where there is one: EAGAIN while it waits for these events.
+// shake continues the slot's TLS handshake, if there is one. With EAGAIN it returns the poll events to wait for.
 func (s *slot) shake() (errno unix.Errno, awaited int16) {
 	if s.tls == nil {
 		return 0, 0
@@ -534,14 +534,14 @@ func (s *slot) shake() (errno unix.Errno, awaited int16) {
 	return errno, awaited
 }
 
-// Close ends all connections. It must not be called while the generator runs.
+// Close closes all connections. It must not be called while the generator runs.
 func (g *Generator) Close() {
 	for _, w := range g.workers {
 		w.close()
 	}
 }
 
-// Ready is what the generator says of itself before the start.
+// Ready is the data of the generator's ready message.
 type Ready struct {
 	Targets     []string `json:"targets"`
 	Threads     int      `json:"threads"`
@@ -558,8 +558,8 @@ func (g *Generator) Ready() Ready {
 	return r
 }
 
-// Run makes the load by the schedule and returns what it measured. It ends early with the context's error. A generator
-// runs once.
+// Run makes the load by the schedule and returns its result. If the context ends first, Run returns its error. A
+// generator runs only once.
 func (g *Generator) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	begin, end, err := s.Window()
 	if err != nil {
@@ -574,8 +574,8 @@ func (g *Generator) Run(ctx context.Context, s role.Schedule) (*load.Result, err
 			w.log = running.NewLog(g.logged(s))
 		}
 	}
-	// HTTP/1.1 in the clear allocates nothing. HTTP/2 and TLS allocate little where connections are kept, and some
-	// kilobytes for each that is new.
+	// HTTP/1.1 in cleartext does not allocate. HTTP/2 and TLS allocate little while connections are kept, and some
+	// kilobytes for each new one.
 	garbage := g.o.Protocol.multiplexed() || g.encrypted
 	cpu, err := running.Drive(ctx, s, len(g.workers), garbage, func(ctx context.Context, part int) error {
 		return g.workers[part].run(ctx)
@@ -597,13 +597,13 @@ func (g *Generator) logged(s role.Schedule) int {
 	return int(most)
 }
 
-// tellApart adds to the result of a run what stalls of the machine did not affect; nothing if stalls are not reported.
+// tellApart adds to a result what stalls of the machine did not affect, if stalls are reported.
 func (g *Generator) tellApart(r *load.Result, stalls *role.Stalls) error {
 	logs := lists.Map(g.workers, func(w *worker) *running.Log { return w.log })
 	return running.Classify(r, logs, stalls, g.workers[0].warm, g.workers[0].end)
 }
 
-// result merges what the workers counted.
+// result merges the counts of the workers.
 func (g *Generator) result(s role.Schedule, cpu float64) (*load.Result, error) {
 	r := &load.Result{
 		Generator:   "http",
@@ -633,8 +633,9 @@ func (g *Generator) result(s role.Schedule, cpu float64) (*load.Result, error) {
 	return r, sum.Into(r)
 }
 
-// Run runs the load by the role protocol on conn: it prepares, sends ready, waits for the start, runs, sends the
-// result, and stays until the parent closes its end. If the parent does so earlier, Run ends without an error.
+// Run runs the load by the role protocol on conn: it prepares, sends the ready message, waits for the start, runs,
+// sends the result, and waits until the parent closes its end. If the parent does so earlier, Run ends without an
+// error.
 func Run(ctx context.Context, o Options, conn *role.Conn) error {
 	g, err := Prepare(ctx, o)
 	if err != nil {

@@ -16,49 +16,49 @@ import (
 )
 
 // mux is a worker's side of HTTP/2: connections that carry several requests at once. The worker's slots are streams:
-// with n places for connections, slot i is stream i/n of the connection at place i%n, so that one after the other they
-// go round all connections.
+// with n places for connections, slot i is stream i/n of the connection at place i%n, so consecutive slots are on
+// different connections.
 //
-// Sessions only fill their output; it is written once all that is due has been put into it, by flush.
+// Sessions only fill their output; flush writes it once everything that is due has been added.
 type mux struct {
 	w       *worker
 	codec   *codec
 	streams int // of each connection
 	places  []place
-	byID    []*connection // what epoll knows them by; nil where the id is free
+	byID    []*connection // by the id that epoll reports; nil if the id is free
 	freeIDs []int32
-	dirty   []*connection // to be looked at by flush
+	dirty   []*connection // to be processed by flush
 }
 
-// place is one of the connections that the load has, whichever it is at the time.
+// place is one of the load's connections, which is replaced when it ends.
 type place struct {
 	target *target
-	now    *connection // takes requests; nil where the next one has to dial
+	now    *connection // takes requests; nil if the next one has to dial
 }
 
-// connection is an HTTP/2 connection. One that the server is leaving stays until the requests on it have ended, while
-// another has taken its place.
+// connection is an HTTP/2 connection. One on which the server sent GOAWAY stays until its requests have ended, while
+// another takes its place.
 type connection struct {
 	*session
 	mux        *mux
 	id         int32
 	place      int32
 	fd         int
-	tls        *secure // over it; nil: in the clear
-	written    int     // bytes of the session's output
+	tls        *secure // TLS on the connection; nil: cleartext
+	written    int     // bytes of the session's output that were written
 	waiting    []int32 // slots whose requests must wait for the server's limit
 	opener     int32   // slot whose request dialled; -1: none
 	dialled    int64   // ns by pace.Now
-	heard      int64   // when something last came
+	heard      int64   // when data last arrived
 	connecting bool
 	watched    bool // epoll watches it
-	writable   bool // and for room to write, too
+	writable   bool // epoll also watches for room to write
 	marked     bool // it is in mux.dirty
 	gone       bool
-	why        error // it is gone
+	why        error // why it is gone
 }
 
-// maxResends bounds how often one request is sent again, when a server has left without looking at it.
+// maxResends bounds how often a request is sent again that servers have left unprocessed.
 const maxResends = 3
 
 func newMux(w *worker, targets []*target, part, parts, connections int) *mux {
@@ -69,13 +69,13 @@ func newMux(w *worker, targets []*target, part, parts, connections int) *mux {
 	return m
 }
 
-// at is the place of slot i, and its stream there.
+// at returns the place of slot i, and its stream there.
 func (m *mux) at(i int32) (p *place, index int) {
 	n := int32(len(m.places))
 	return &m.places[i%n], int(i / n)
 }
 
-// slot is what at turns round.
+// slot is the inverse of mux.at.
 func (c *connection) slot(index int) int32 { return int32(index*len(c.mux.places)) + c.place }
 
 // start sends the request of slot i.
@@ -133,7 +133,7 @@ func (m *mux) dial(place int32, now int64) (*connection, unix.Errno) {
 	return c, 0
 }
 
-// mark has flush look at the connection.
+// mark adds the connection to those that flush processes.
 func (c *connection) mark() {
 	if !c.marked {
 		c.marked = true
@@ -141,7 +141,7 @@ func (c *connection) mark() {
 	}
 }
 
-// flush writes what is to be written, and ends connections that are through.
+// flush writes pending output, and closes connections that are finished.
 func (m *mux) flush() {
 	for len(m.dirty) > 0 {
 		last := len(m.dirty) - 1
@@ -175,7 +175,7 @@ func (m *mux) flush() {
 	}
 }
 
-// write writes the connection's output, as far as there is room.
+// write writes as much of the connection's output as there is room for.
 func (m *mux) write(c *connection) {
 	for len(c.out) > 0 || c.tls.pending() {
 		n, errno := put(c.fd, c.tls, c.out[c.written:])
@@ -201,11 +201,11 @@ func (m *mux) write(c *connection) {
 	m.watch(c)
 }
 
-// watch has epoll report what comes, and room to write where that is awaited: as long as it lasts, so that one read for
-// each report is enough and no connection holds up the others.
+// watch makes epoll report arriving data, and room to write while that is awaited. Reports are level-triggered, so one
+// read for each is enough and no connection delays the others.
 func (m *mux) watch(c *connection) {
 	full := len(c.out) > 0 || c.tls.pending()
-	if c.tls != nil && c.tls.shaking { // there would be room all the time
+	if c.tls != nil && c.tls.shaking { // otherwise epoll would report room all the time
 		full = c.tls.pending()
 	}
 	if c.watched && c.writable == full {
@@ -225,7 +225,7 @@ func (m *mux) watch(c *connection) {
 	}
 }
 
-// connected notes the end of a handshake.
+// connected records the end of a handshake.
 func (m *mux) connected(c *connection) {
 	c.connecting = false
 	w := m.w
@@ -249,7 +249,7 @@ func (m *mux) connected(c *connection) {
 	}
 }
 
-// handle takes an event of the connection of an id.
+// handle handles an event of the connection with an id.
 func (m *mux) handle(id int32, events uint32) {
 	c := m.byID[id]
 	if c == nil {
@@ -259,12 +259,12 @@ func (m *mux) handle(id int32, events uint32) {
 		m.write(c)
 	}
 	for again := true; again && !c.gone && !c.connecting; {
-		again = m.read(c) && c.tls != nil // which may hold more than the socket shows
+		again = m.read(c) && c.tls != nil // TLS may hold more data than the socket shows
 	}
 	m.flush()
 }
 
-// read takes what has come, once. It reports whether anything had.
+// read does one read and processes the data. It reports whether there was any.
 func (m *mux) read(c *connection) bool {
 	buffer := m.w.buffer
 	kept := len(c.torn)
@@ -282,7 +282,7 @@ func (m *mux) read(c *connection) bool {
 	c.heard = pace.Now()
 	all := buffer[:copy(buffer, c.torn)+n]
 	used, err := c.feed(all)
-	if c.gone { // its one request has ended
+	if c.gone { // its only request has ended
 		return true
 	}
 	if err != nil {
@@ -311,7 +311,7 @@ func (c *connection) streamEnded(index int, e ending) {
 	m.w.finish(i, pace.Now(), e.kind)
 }
 
-// release takes the request of slot i, which has ended, off its connection.
+// release removes the request of slot i, which has ended, from its connection.
 func (m *mux) release(i int32, kind failure) {
 	s := &m.w.slots[i]
 	c := s.carrier
@@ -319,21 +319,21 @@ func (m *mux) release(i int32, kind failure) {
 	if c == nil || c.gone {
 		return
 	}
-	if !m.w.o.KeepAlive { // its one request is over
+	if !m.w.o.KeepAlive { // its only request has ended
 		m.hangUp(c)
 		return
 	}
 	_, index := m.at(i)
 	if c.streams[index].id != 0 {
 		c.cancel(index, http2.ErrCodeCancel)
-		c.leaving = c.leaving || kind == requestTimeout && c.heard < s.sent // it is dead, for all that is known
+		c.leaving = c.leaving || kind == requestTimeout && c.heard < s.sent // as far as is known, the server is dead
 	} else if at := slices.Index(c.waiting, i); at >= 0 {
 		c.waiting = slices.Delete(c.waiting, at, at+1)
 	}
 	c.mark()
 }
 
-// lose gives up a connection, and the requests on it fail.
+// lose closes a connection that failed, and fails the requests on it.
 func (m *mux) lose(c *connection, kind failure, why error) {
 	if c.why = why; kind == tlsFailed {
 		c.why = c.tls.err
@@ -363,7 +363,7 @@ func (m *mux) hangUp(c *connection) {
 	}
 }
 
-// abandon closes connections that are being made.
+// abandon closes connections whose handshake is not complete.
 func (m *mux) abandon() {
 	for _, c := range m.byID {
 		if c != nil && c.connecting {
@@ -380,7 +380,7 @@ func (m *mux) close() {
 	}
 }
 
-// try opens a connection to a target, and closes it.
+// try opens a connection to a target and closes it.
 func (m *mux) try(ctx context.Context, t *target) error {
 	p := &m.places[0]
 	own := p.target

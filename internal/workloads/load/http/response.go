@@ -7,17 +7,17 @@ import (
 	"strings"
 )
 
-// The response reader is Tare's own because the socket is: bytes come when epoll says so, in whatever pieces, and a
-// reader that pulls from a stream (fasthttp's, net/http's) would need a goroutine and a buffer for each connection.
-// This one is fed, keeps nothing but a torn line, allocates nothing on whole ones, and throws the body away as it
-// passes.
+// This package has its own response reader because it has its own sockets: data arrives when epoll says so, in pieces
+// of any size. A reader that pulls from a stream (fasthttp's, net/http's) would need a goroutine and a buffer for each
+// connection. This one is fed the pieces, keeps only an incomplete line, allocates nothing for complete ones, and
+// discards the body.
 
-// maxHead bounds the status line, header and trailer of one response (interim ones included), in bytes. nginx and Go's
-// client draw the line at 8 KiB to 1 MiB.
+// maxHead bounds the status line, header and trailer of one response (interim ones included), in bytes. The limits of
+// nginx and of Go's client are between 8 KiB and 1 MiB.
 const maxHead = 64 << 10
 
-// errResponse is any breach of HTTP/1.1 by the server. One kind is enough for counting; which breach it was says the
-// message.
+// errResponse is any violation of HTTP/1.1 by the server. One kind is enough for counting; the message says which
+// violation it was.
 var errResponse = errors.New("not a valid HTTP/1.1 response")
 
 var (
@@ -57,14 +57,14 @@ type response struct {
 	http10, //
 	keep, // Connection: keep-alive
 	closing, // Connection: close
-	coded, // Transfer-Encoding was there
-	chunked, // and ends in chunked
-	sized bool // Content-Length was there
+	coded, // there was a Transfer-Encoding
+	chunked, // whose last coding is chunked
+	sized bool // there was a Content-Length
 	status  int    //
 	length  int64  // by Content-Length
-	left    int64  // bytes to come of the body or chunk
-	head    int    // bytes of head (or of this line of framing, or of the trailer) so far
-	partial []byte // of a line torn between reads
+	left    int64  // bytes of the body or chunk still to come
+	head    int    // bytes so far of the head, of this line of framing, or of the trailer
+	partial []byte // of a line that is split between reads
 }
 
 // reset makes r ready for the next response.
@@ -72,17 +72,17 @@ func (r *response) reset(bodyless bool) {
 	*r = response{bodyless: bodyless, partial: r.partial[:0]}
 }
 
-// echoOf makes r ready for as many bytes as were sent, and nothing around them.
+// echoOf prepares r for an echo: exactly as many bytes as were sent.
 func (r *response) echoOf(sent []byte) { r.phase, r.left = fixedBody, int64(len(sent)) }
 
-// reusable says whether the connection may carry another request after this (complete) response: RFC 9112, section 9.3.
-// One framed in two ways at once, by a coding and a length or by a coding that its version lacks, is not to be trusted
-// further.
+// reusable reports whether the connection may carry another request after this (complete) response (RFC 9112, section
+// 9.3). A response with ambiguous framing, by both a coding and a length or by a coding that its version lacks, makes
+// the connection untrustworthy.
 func (r *response) reusable() bool {
 	return r.phase == complete && !r.closing && (!r.http10 || r.keep) && !(r.coded && (r.sized || r.http10))
 }
 
-// feed takes the next bytes and says how many of them belong to this response, and whether it is complete.
+// feed processes the next bytes. It returns how many of them belong to this response, and whether it is complete.
 func (r *response) feed(p []byte) (n int, done bool, err error) {
 	for {
 		switch r.phase {
@@ -119,7 +119,7 @@ func (r *response) feed(p []byte) (n int, done bool, err error) {
 	}
 }
 
-// line cuts the next line (without its end) off p, with what earlier reads left of it in front.
+// line cuts the next line (without its end) off p, and puts what is left of earlier reads in front.
 func (r *response) line(p []byte) (line []byte, took int, whole bool) {
 	end := bytes.IndexByte(p, '\n')
 	if end < 0 {
@@ -141,7 +141,7 @@ func (r *response) line(p []byte) (line []byte, took int, whole bool) {
 	return line, end + 1, true
 }
 
-// take handles one whole line of the head or of the chunked framing.
+// take processes one complete line of the head or of the chunked framing.
 func (r *response) take(line []byte) error {
 	switch r.phase {
 	case statusLine:
@@ -157,7 +157,7 @@ func (r *response) take(line []byte) error {
 		if err != nil {
 			return errChunk
 		}
-		r.head = 0 // the limit holds for each line of framing and for the trailer, not for a long body
+		r.head = 0 // the limit applies to each line of framing and to the trailer, not to a long body
 		if r.left = int64(size); size == 0 {
 			r.phase = trailer
 		} else {
@@ -199,11 +199,10 @@ func (r *response) takeStatus(line []byte) error {
 	return nil
 }
 
-// takeHeader reads one field; only those that frame the message matter.
+// takeHeader reads one field. Only fields that frame the message matter.
 func (r *response) takeHeader(line []byte) error {
 	colon := bytes.IndexByte(line, ':')
-	// Space before the colon, and lines that continue the one before, are how messages get two readings: RFC 9112, 5.1
-	// and 5.2.
+	// Space before the colon, and continuation lines, make messages ambiguous: RFC 9112, sections 5.1 and 5.2.
 	if colon <= 0 || strings.IndexByte(blanks, line[0]) >= 0 || strings.IndexByte(blanks, line[colon-1]) >= 0 {
 		return errHeader
 	}
@@ -221,7 +220,7 @@ func (r *response) takeHeader(line []byte) error {
 		r.sized, r.length = true, int64(length)
 	case foldEqual(name, "transfer-encoding"):
 		r.coded = true
-		eachToken(value, func(token []byte) { r.chunked = foldEqual(token, "chunked") }) // the last one counts
+		eachToken(value, func(token []byte) { r.chunked = foldEqual(token, "chunked") }) // the last coding decides
 	}
 	return nil
 }
@@ -231,7 +230,7 @@ func (r *response) endOfHead() error {
 	switch {
 	case r.status == 101:
 		return errUpgrade
-	case r.status < 200: // interim: the real one follows
+	case r.status < 200: // interim: the final one follows
 		*r = response{bodyless: r.bodyless, head: r.head, partial: r.partial}
 	case r.bodyless || r.status == 204 || r.status == 304:
 		r.phase = complete
@@ -247,7 +246,7 @@ func (r *response) endOfHead() error {
 	return nil
 }
 
-// eof handles the server's end of the connection: nil if that is how the response ends.
+// eof handles the server's end of the connection. It returns nil if that is how the response ends.
 func (r *response) eof() error {
 	if r.phase == untilClose {
 		r.phase = complete
@@ -269,7 +268,7 @@ func eachToken(value []byte, f func([]byte)) {
 	}
 }
 
-// foldEqual compares with an ASCII word, without regard to case. Of the same length, only ASCII can be equal to it.
+// foldEqual compares b with an ASCII word, ignoring case. At the same length, only ASCII can be equal to the word.
 func foldEqual(b []byte, word string) bool {
 	return len(b) == len(word) && strings.EqualFold(string(b), word)
 }

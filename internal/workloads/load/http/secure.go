@@ -19,12 +19,12 @@ type TLS string
 
 // The modes of TLS.
 const (
-	TLSOff        TLS = "off"        // in the clear, except for https URLs
+	TLSOff        TLS = "off"        // cleartext, except for https URLs
 	TLSOn         TLS = "on"         // the certificate must name the URL's host and chain to the machine's roots
 	TLSUnverified TLS = "unverified" // any certificate is accepted
 )
 
-// config is the configuration of connections to host; nil where they are in the clear. Every handshake is a full one:
+// config returns the TLS configuration of connections to host, or nil for cleartext. Every handshake is a full one:
 // resuming a session would cost less than a new client does.
 func (o *Options) config(host string, https bool) *tls.Config {
 	if !https && (o.TLS == TLSOff || o.TLS == "") {
@@ -43,7 +43,7 @@ func (o *Options) config(host string, https bool) *tls.Config {
 	return c
 }
 
-// put writes to a socket, through TLS if t is not nil, as far as there is room.
+// put writes as much of p as there is room for to a socket, through TLS if t is not nil.
 func put(fd int, t *secure, p []byte) (int, unix.Errno) {
 	if t != nil {
 		return t.write(p)
@@ -51,7 +51,7 @@ func put(fd int, t *secure, p []byte) (int, unix.Errno) {
 	return sysWrite(fd, p)
 }
 
-// take reads what has arrived, likewise.
+// take reads what has arrived, through TLS if t is not nil.
 func take(fd int, t *secure, p []byte) (int, unix.Errno) {
 	if t != nil {
 		return t.read(p)
@@ -59,18 +59,18 @@ func take(fd int, t *secure, p []byte) (int, unix.Errno) {
 	return sysRead(fd, p)
 }
 
-// secure is TLS over a non-blocking socket. Its reads and writes do what they can at once and return EAGAIN otherwise,
+// secure is TLS over a non-blocking socket. Its reads and writes do what they can at once and otherwise return EAGAIN,
 // as those of the socket do.
 //
-// crypto/tls resumes a record after a read that found too little (an error that is Temporary), but not a handshake. So
-// the handshake is a coroutine, which is suspended where it would wait. The thread that started it must resume it: the
-// Go runtime ends the program if a coroutine of a locked thread is resumed by another.
+// crypto/tls can resume a record after a read that got too little (a Temporary error), but not a handshake. So the
+// handshake is a coroutine, which is suspended while it would wait. The thread that started it must resume it: the Go
+// runtime ends the program if another thread resumes a coroutine of a locked thread.
 type secure struct {
 	fd    int
 	conn  *tls.Conn
-	out   []byte     // records that the socket has had no room for yet
-	errno unix.Errno // of the socket, where it failed
-	err   error      // of TLS, where that failed
+	out   []byte     // records for which the socket had no room yet
+	errno unix.Errno // of the socket, if that failed
+	err   error      // of TLS, if that failed
 
 	shaking bool
 	proceed func() (struct{}, bool) // resumes the handshake until it must wait; false: it has ended
@@ -85,8 +85,8 @@ func secureOver(fd int, config *tls.Config) *secure {
 	return s
 }
 
-// shake continues the handshake. It returns EAGAIN while that must wait for the server, and EPROTO, with s.err set, if
-// TLS itself failed.
+// shake continues the handshake. It returns EAGAIN if the handshake must wait for the server, and EPROTO, with s.err
+// set, if TLS itself failed.
 func (s *secure) shake() unix.Errno {
 	if s.proceed == nil {
 		s.proceed, s.abandon = iter.Pull(func(wait func(struct{}) bool) {
@@ -101,7 +101,7 @@ func (s *secure) shake() unix.Errno {
 	return s.failed(s.err)
 }
 
-// failed turns an error of crypto/tls into a number: the socket's own, or EPROTO.
+// failed converts an error of crypto/tls to a number: the socket's error, or EPROTO.
 func (s *secure) failed(err error) unix.Errno {
 	switch {
 	case err == nil:
@@ -113,7 +113,7 @@ func (s *secure) failed(err error) unix.Errno {
 	return unix.EPROTO
 }
 
-// close gives up a handshake that has not ended. The caller closes the socket.
+// close abandons a handshake in progress. The caller closes the socket.
 func (s *secure) close() {
 	if s != nil && s.shaking && s.abandon != nil {
 		s.abandon()
@@ -121,8 +121,8 @@ func (s *secure) close() {
 	}
 }
 
-// explain describes a handshake with the named server that failed, by what TLS found or else by err; nil if it did not
-// fail.
+// explain describes a failed handshake with the named server, by the error of TLS or else by err. It returns nil if
+// neither is set.
 func (s *secure) explain(name string, err error) error {
 	if s == nil {
 		return nil
@@ -142,10 +142,10 @@ func (s *secure) explain(name string, err error) error {
 	return fault.Wrap(err, fault.Machine, name, hint, "the TLS handshake failed")
 }
 
-// pending reports whether encrypted bytes still wait to be written, which a write of nothing does.
+// pending reports whether encrypted bytes are still to be written. Writing nothing writes them.
 func (s *secure) pending() bool { return s != nil && len(s.out) > 0 }
 
-// flush writes records, as far as there is room.
+// flush writes as many records as there is room for.
 func (s *secure) flush() unix.Errno {
 	for len(s.out) > 0 {
 		n, errno := sysWrite(s.fd, s.out)
@@ -160,7 +160,7 @@ func (s *secure) flush() unix.Errno {
 // largestRecord is the most that one record holds: RFC 8446, section 5.1.
 const largestRecord = 16 << 10
 
-// write encrypts p and writes it, as far as there is room. It first completes the handshake.
+// write encrypts p and writes as much as there is room for. It first completes the handshake.
 func (s *secure) write(p []byte) (n int, errno unix.Errno) {
 	if s.shaking {
 		if errno := s.shake(); errno != 0 {
@@ -178,7 +178,8 @@ func (s *secure) write(p []byte) (n int, errno unix.Errno) {
 	return n, errno
 }
 
-// read decrypts what has arrived into p: EAGAIN if that is nothing yet, 0 bytes if the server has closed.
+// read decrypts what has arrived into p. It returns EAGAIN if that is nothing yet, and 0 bytes if the server has
+// closed.
 func (s *secure) read(p []byte) (int, unix.Errno) {
 	n, err := s.conn.Read(p)
 	switch {
@@ -220,8 +221,8 @@ func (b below) Read(p []byte) (int, error) {
 	}
 }
 
-// Write accepts everything: what the socket has no room for waits in out, and nothing more is encrypted until that is
-// written.
+// Write accepts everything. Bytes for which the socket has no room wait in out, and nothing more is encrypted until
+// they are written.
 func (b below) Write(p []byte) (int, error) {
 	b.out = append(b.out, p...)
 	if errno := b.flush(); errno != 0 && errno != unix.EAGAIN {

@@ -11,25 +11,25 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// What a session grants the server, and what it bears from it. The windows are those of Go's own client
-// (net/http: 4 MiB for a stream, 1 GiB for a connection): what comes is thrown away as it passes, so they cost nothing.
+// What a session grants the server, and what it tolerates. The windows are those of Go's own client (net/http: 4 MiB
+// for a stream, 1 GiB for a connection). They cost nothing, because data is discarded as it arrives.
 const (
-	streamCredit     = 4 << 20  // bytes that may come on a stream before the session grants more
-	connectionCredit = 1 << 30  // likewise on the connection
-	largestFrame     = 16 << 10 // bytes of payload of a frame, either way: the smallest limit that there may be
+	streamCredit     = 4 << 20  // bytes that may arrive on a stream before the session grants more
+	connectionCredit = 1 << 30  // the same for the connection
+	largestFrame     = 16 << 10 // bytes of payload of a frame, either way: the smallest permitted limit
 	largestWindow    = 1<<31 - 1
 	firstWindow      = 65535 // of either side, until SETTINGS and WINDOW_UPDATE say otherwise: RFC 9113, section 6.9.2
 	tableSize        = 4096  // of HPACK's dynamic tables: RFC 9113, section 6.5.2
-	supposedStreams  = 100   // that the server takes at once, until it says: the least that RFC 9113 recommends
+	supposedStreams  = 100   // concurrent streams until the server sets a limit: the smallest that RFC 9113 recommends
 	lastStreamID     = 1<<31 - 1
 
 	maxFragments = 64       // frames of one header block, whose bytes maxHead bounds
-	maxIdle      = 10_000   // frames in a row that bring no request further
-	maxReplies   = 64 << 10 // bytes of answers to SETTINGS and PING that the server does not read
+	maxIdle      = 10_000   // consecutive frames that advance no request
+	maxReplies   = 64 << 10 // bytes of replies to SETTINGS and PING that the server has not read
 	maxBuffered  = 256 << 10
 )
 
-// sessionError is a breach of HTTP/2 by the server that ends the connection.
+// sessionError is a violation of HTTP/2 by the server that ends the connection.
 type sessionError struct {
 	code http2.ErrCode
 	what string
@@ -44,22 +44,22 @@ func breach(code http2.ErrCode, what string) error { return &sessionError{code, 
 // owner is notified of a session's streams.
 type owner interface {
 	// streamEnded is called once for each stream that ends by itself: answered (none) or failed. The stream is free
-	// again, and the owner may send on it at once.
+	// again, and the owner may use it at once.
 	streamEnded(index int, end ending)
 }
 
 // ending is how a stream ended.
 type ending struct {
 	kind   failure
-	status int  // of the answer; 0 where there is none
-	code   int  // grpc-status; of kind badGRPC
-	unread bool // the server has not looked at the request and never will: it can be sent again elsewhere
+	status int  // of the response; 0 without one
+	code   int  // grpc-status, for kind badGRPC
+	unread bool // the server has not processed the request and never will, so it can be sent again elsewhere
 }
 
-// codec is what the sessions of one thread share: they take turns.
+// codec is shared by the sessions of one thread, which use it in turn.
 type codec struct {
 	writer *http2.Framer
-	to     *session // whose output the writer appends to
+	to     *session // the session to whose output the writer appends
 }
 
 func newCodec() *codec {
@@ -73,45 +73,45 @@ func (c *codec) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// session is the client's side of one HTTP/2 connection without its socket: bytes of the server go in by feed, bytes
-// for it come out in out. Frames are read and written by x/net's Framer and hpack; but a frame is given to the Framer
-// only once it is there, for the Framer pulls, and DATA passes by without being kept.
+// session is the client's side of one HTTP/2 connection without its socket: feed takes bytes from the server, and out
+// holds bytes for it. x/net's Framer and hpack read and write the frames. Since the Framer pulls, it gets a frame only
+// once the frame is complete; DATA is discarded without being stored.
 type session struct {
 	owner   owner
 	codec   *codec
-	request *request2 // what each stream sends
+	request *request2 // that each stream sends
 	out     []byte    // to be written
-	replies int       // bytes of answers to the server's own frames in out, at most
+	replies int       // bytes in out that reply to the server's own frames, at most
 
 	reader  *http2.Framer
 	in      bytes.Reader
-	torn    []byte            // beginning of a frame, kept by the owner until the rest is there
-	header  http2.FrameHeader // of the frame that is coming in
-	started bool              // header is there
+	torn    []byte            // beginning of a frame, kept by the owner until the rest arrives
+	header  http2.FrameHeader // of the current incoming frame
+	started bool              // header is valid
 	data    dataFrame
-	idle    int // frames in a row that brought no request further
+	idle    int // consecutive frames that advanced no request
 
 	decoder *hpack.Decoder
 	block   headerBlock
 
-	encoder  *hpack.Encoder // nil: the blocks of request are good
+	encoder  *hpack.Encoder // nil: the prepared blocks in request are valid
 	encoded  bytes.Buffer
 	requests int // sent so far
 
-	streams    []stream // free where id is 0
+	streams    []stream // a stream is free if its id is 0
 	active     int
-	sending    int    // streams with a body that is not sent yet
-	turn       int    // stream whose body is sent first
+	sending    int    // streams with part of the body still to send
+	turn       int    // stream whose body is next
 	nextID     uint32 //
 	maxStreams uint32 // that the server allows at once
-	settled    bool   // the server's SETTINGS have come
-	leaving    bool   // no more requests are to be sent: GOAWAY, or no numbers are left
-	lastID     uint32 // with GOAWAY: of the last stream that the server looks at
+	settled    bool   // the server's SETTINGS have arrived
+	leaving    bool   // no more requests may be sent, because of GOAWAY or because stream numbers are used up
+	lastID     uint32 // with GOAWAY: the last stream that the server processes
 
 	window  int64 // bytes that may be sent
 	initial int64 // window of a new stream
-	credit  int64 // bytes that may come
-	spent   int64 // of the credit, to be given again
+	credit  int64 // bytes that may arrive
+	spent   int64 // of the credit, to be granted again
 }
 
 // stream is one request.
@@ -120,7 +120,7 @@ type stream struct {
 	answer  phase2
 	status  int
 	window  int64 // bytes that may be sent
-	credit  int64 // bytes that may come
+	credit  int64 // bytes that may arrive
 	spent   int64
 	left    int // bytes of the body to be sent
 	message message
@@ -133,18 +133,18 @@ const (
 	awaitsBody
 )
 
-// dataFrame is a DATA frame that is passing by.
+// dataFrame is the DATA frame that is arriving.
 type dataFrame struct {
-	index  int // of its stream; -1: of none that is there
-	length int // of its content, to come
-	pad    int // to come, after it
+	index  int // of its stream; -1: the stream does not exist
+	length int // of its content, still to come
+	pad    int // padding after the content, still to come
 	padded bool
 	end    bool
 }
 
-// headerBlock is a header block that is coming in, in one frame or more.
+// headerBlock is a header block that is arriving, in one frame or more.
 type headerBlock struct {
-	index      int // of its stream; -1: of none that is there
+	index      int // of its stream; -1: the stream does not exist
 	end        bool
 	size       int
 	fragments  int
@@ -152,7 +152,7 @@ type headerBlock struct {
 	grpcStatus string
 }
 
-// greeting is how a client begins: RFC 9113, section 3.4.
+// greeting is what a client sends first: RFC 9113, section 3.4.
 var greeting = func() []byte {
 	s := &session{codec: newCodec()}
 	s.codec.to, s.out = s, []byte(http2.ClientPreface)
@@ -164,13 +164,13 @@ var greeting = func() []byte {
 			http2.Setting{ID: http2.SettingMaxHeaderListSize, Val: maxHead}),
 		w.WriteWindowUpdate(0, connectionCredit-firstWindow))
 	if err != nil {
-		panic(err) // it is always the same
+		panic(err) // cannot happen: the arguments are constant
 	}
 	return s.out
 }()
 
-// newSession makes the session of a fresh connection, with its greeting to be written, for at most streams requests at
-// once.
+// newSession makes the session of a new connection for at most streams requests at once, with the greeting as its
+// output.
 func newSession(o owner, c *codec, r *request2, streams int) *session {
 	s := &session{
 		owner: o, codec: c, request: r,
@@ -190,14 +190,14 @@ func newSession(o owner, c *codec, r *request2, streams int) *session {
 	return s
 }
 
-// write has the shared writer append to this session's output. Its own errors are of wrong arguments, which none of
-// ours are.
+// write directs the shared writer to this session's output and returns it. The writer fails only for invalid
+// arguments, which are not used here.
 func (s *session) write() *http2.Framer {
 	s.codec.to = s
 	return s.codec.writer
 }
 
-// open says whether a request can be sent now.
+// open reports whether a request can be sent now.
 func (s *session) open() bool {
 	return !s.leaving && s.active < len(s.streams) && uint32(s.active) < s.maxStreams
 }
@@ -224,8 +224,8 @@ func (s *session) send(index int) error {
 	return err
 }
 
-// fields is the header block of the next request. All requests of a connection are alike: the second and all after it
-// are references into the table that the first has filled.
+// fields returns the header block of the next request. All requests of a connection are alike, so all but the first
+// only refer to the table that the first has filled.
 func (s *session) fields() ([]byte, error) {
 	s.requests++
 	if s.encoder == nil {
@@ -243,21 +243,20 @@ func (s *session) fields() ([]byte, error) {
 	return s.encoded.Bytes(), nil
 }
 
-// encodeAnew takes the blocks that were made beforehand out of use: the server's table has another size than they are
-// made for.
+// encodeAnew replaces the prepared header blocks by an encoder if the server's table is smaller than they assume.
 func (s *session) encodeAnew(size uint32) {
 	if s.encoder == nil {
 		if size >= tableSize && s.request.repeats {
 			return
 		}
 		s.encoder = hpack.NewEncoder(&s.encoded)
-		s.encoder.SetMaxDynamicTableSize(0) // whatever the server's table holds, this one knows nothing of it
+		s.encoder.SetMaxDynamicTableSize(0) // this encoder does not know what the server's table holds
 	}
 	s.encoder.SetMaxDynamicTableSizeLimit(min(size, tableSize))
 	s.encoder.SetMaxDynamicTableSize(min(size, tableSize))
 }
 
-// cancel gives up a request.
+// cancel abandons a request.
 func (s *session) cancel(index int, code http2.ErrCode) {
 	st := &s.streams[index]
 	if st.id == 0 {
@@ -267,7 +266,7 @@ func (s *session) cancel(index int, code http2.ErrCode) {
 	s.release(index)
 }
 
-// release makes the stream free.
+// release marks the stream as free.
 func (s *session) release(index int) {
 	st := &s.streams[index]
 	if st.left > 0 {
@@ -289,7 +288,7 @@ func (s *session) end(index int, e ending) {
 	s.owner.streamEnded(index, e)
 }
 
-// pump sends of the bodies what the windows let through, a frame of each stream in turn.
+// pump sends as much of the bodies as the windows allow, one frame of each stream in turn.
 func (s *session) pump() {
 	for moved := true; moved && s.sending > 0 && len(s.out) < maxBuffered; {
 		moved = false
@@ -325,7 +324,7 @@ func (s *session) wrote() {
 	}
 }
 
-// find is the index of the stream of an id; -1 where it is not there (any more).
+// find returns the index of the stream with an id, or -1 if it does not exist (any more).
 func (s *session) find(id uint32) int {
 	for i := range s.streams {
 		if s.streams[i].id == id {
@@ -335,8 +334,8 @@ func (s *session) find(id uint32) int {
 	return -1
 }
 
-// feed takes bytes from the server and says how many it used: the others are the beginning of a frame that must be
-// given again, with what follows. An error is the end of the connection.
+// feed processes bytes from the server and returns how many it used. The others are the beginning of a frame, which
+// must be passed again together with what follows. An error ends the connection.
 func (s *session) feed(p []byte) (used int, err error) {
 	for err == nil {
 		if s.data.length+s.data.pad > 0 {
@@ -364,7 +363,7 @@ func (s *session) feed(p []byte) (used int, err error) {
 		length := int(s.header.Length)
 		if s.header.Type == http2.FrameData {
 			if s.header.Flags.Has(http2.FlagDataPadded) {
-				length = min(length, 1) // how much of it is padding
+				length = min(length, 1) // the length of the padding
 			} else {
 				length = 0
 			}
@@ -390,7 +389,7 @@ func (s *session) feed(p []byte) (used int, err error) {
 	return used, err
 }
 
-// broken makes errors of the Framer ours.
+// broken converts errors of the Framer to violations.
 func (s *session) broken(err error) error {
 	var connection http2.ConnectionError
 	switch {
@@ -445,7 +444,7 @@ func (s *session) dataBegun(padding []byte) error {
 	return nil
 }
 
-// pass takes the next bytes of a DATA frame.
+// pass processes the next bytes of a DATA frame.
 func (s *session) pass(p []byte) (used int) {
 	d := &s.data
 	used = min(d.length, len(p))
@@ -458,7 +457,7 @@ func (s *session) pass(p []byte) (used int) {
 	return used + more
 }
 
-// dataEnded ends the DATA frame that has passed, and grants the server what it has used up of the windows.
+// dataEnded ends a DATA frame, and renews the used part of the server's windows.
 func (s *session) dataEnded() error {
 	if s.spent >= connectionCredit/2 {
 		_ = s.write().WriteWindowUpdate(0, uint32(s.spent))
@@ -479,15 +478,15 @@ func (s *session) dataEnded() error {
 	return nil
 }
 
-// complete ends a stream whose answer is whole.
+// complete ends a stream whose response is complete.
 func (s *session) complete(index int) {
 	s.idle = 0
 	st := &s.streams[index]
 	e := ending{status: st.status}
-	if st.left > 0 { // RFC 9113, section 8.1: the server needs no more of the request
+	if st.left > 0 { // RFC 9113, section 8.1: the server does not need the rest of the request
 		_ = s.write().WriteRSTStream(st.id, http2.ErrCodeCancel)
 	}
-	if s.request.grpc { // the answer ends with a trailer: this one has none
+	if s.request.grpc { // a gRPC response must end with a trailer, and this one has none
 		e.kind = badResponse
 		if st.status != 200 {
 			e.kind = wrongStatus(st.status)
@@ -496,7 +495,7 @@ func (s *session) complete(index int) {
 	s.end(index, e)
 }
 
-// wrongStatus is the failure of a gRPC call that an HTTP status answers.
+// wrongStatus returns the failure of a gRPC call that got only an HTTP status.
 func wrongStatus(status int) failure {
 	if status >= 400 {
 		return badStatus
@@ -504,13 +503,13 @@ func wrongStatus(status int) failure {
 	return badResponse
 }
 
-// fail ends a stream on which the server broke the rules.
+// fail ends a stream on which the server violated the protocol.
 func (s *session) fail(index int, code http2.ErrCode) {
 	_ = s.write().WriteRSTStream(s.streams[index].id, code)
 	s.end(index, ending{kind: badResponse})
 }
 
-// headers takes a HEADERS or CONTINUATION frame. The Framer has seen that they come in order.
+// headers processes a HEADERS or CONTINUATION frame. The Framer has checked their order.
 func (s *session) headers(payload []byte) error {
 	h := s.header
 	fragment := payload
@@ -546,7 +545,7 @@ func (s *session) headers(payload []byte) error {
 	return nil
 }
 
-// unwrap takes padding and priority off the payload of a HEADERS frame: RFC 9113, section 6.2.
+// unwrap removes padding and priority from the payload of a HEADERS frame: RFC 9113, section 6.2.
 func unwrap(flags http2.Flags, p []byte) (fragment []byte, ok bool) {
 	pad := 0
 	if flags.Has(http2.FlagHeadersPadded) {
@@ -567,7 +566,7 @@ func unwrap(flags http2.Flags, p []byte) (fragment []byte, ok bool) {
 	return p[:len(p)-pad], true
 }
 
-// wanted says whether a field of the header block that comes in is still missed. Others are not even decoded.
+// wanted reports whether a needed field of the current header block is still missing. Others are not even decoded.
 func (s *session) wanted() bool {
 	b := &s.block
 	if b.index < 0 {
@@ -579,7 +578,7 @@ func (s *session) wanted() bool {
 	return b.end && s.request.grpc && b.grpcStatus == ""
 }
 
-// field takes one field of a header block.
+// field processes one field of a header block.
 func (s *session) field(f hpack.HeaderField) {
 	switch f.Name {
 	case ":status":
@@ -590,7 +589,7 @@ func (s *session) field(f hpack.HeaderField) {
 	s.decoder.SetEmitEnabled(s.wanted())
 }
 
-// head takes a whole header block of a stream: an answer's head, an interim one, or its trailer.
+// head processes a complete header block of a stream: the head of a response, an interim one, or the trailer.
 func (s *session) head(b headerBlock) {
 	st := &s.streams[b.index]
 	if st.answer == awaitsBody {
@@ -608,7 +607,7 @@ func (s *session) head(b headerBlock) {
 	switch {
 	case err != nil || len(b.status) != 3 || status < 100 || status == 101 || status > 599, status < 200 && b.end:
 		s.fail(b.index, http2.ErrCodeProtocol)
-	case status < 200: // interim: the real one follows
+	case status < 200: // interim: the final one follows
 	default:
 		st.status, st.answer, s.idle = status, awaitsBody, 0
 		switch {
@@ -642,7 +641,7 @@ func (s *session) trailer(b headerBlock) {
 	s.end(b.index, e)
 }
 
-// control takes a frame of any other type.
+// control processes a frame of any other type.
 func (s *session) control(payload []byte) error {
 	s.in.Reset(payload)
 	frame, err := s.reader.ReadFrameForHeader(s.header)
@@ -676,7 +675,7 @@ func (s *session) control(payload []byte) error {
 	return nil
 }
 
-// replied counts what is answered to the server's own frames: it must read that.
+// replied counts n bytes of replies to the server's own frames, and returns an error if it does not read them.
 func (s *session) replied(n int) error {
 	if s.replies += n; s.replies > maxReplies {
 		return breach(http2.ErrCodeEnhanceYourCalm, "SETTINGS and PINGs whose answers it does not read")
@@ -692,7 +691,7 @@ func (s *session) settings(f *http2.SettingsFrame) error {
 		return nil
 	}
 	if !s.settled {
-		s.settled, s.maxStreams = true, 1<<32-1 // what is not said is without a limit
+		s.settled, s.maxStreams = true, 1<<32-1 // limits that are not in SETTINGS are unlimited
 	}
 	before := s.initial
 	for i := range f.NumSettings() {
@@ -721,7 +720,7 @@ func (s *session) settings(f *http2.SettingsFrame) error {
 	return s.replied(9)
 }
 
-// granted takes a WINDOW_UPDATE.
+// granted processes a WINDOW_UPDATE.
 func (s *session) granted(id uint32, n int64) error {
 	if id == 0 {
 		if s.window += n; s.window > largestWindow {
@@ -771,8 +770,8 @@ func (s *session) goAway(f *http2.GoAwayFrame) error {
 	return nil
 }
 
-// message reads the messages of a gRPC stream, as doc/PROTOCOL-HTTP2.md of grpc/grpc has them: a byte that says whether
-// the message is compressed, four of its length, the message.
+// message reads the messages of a gRPC stream (doc/PROTOCOL-HTTP2.md of grpc/grpc): a byte for whether the message is
+// compressed, four bytes for its length, and the message.
 type message struct {
 	prefix uint8
 	size   uint32
@@ -780,7 +779,7 @@ type message struct {
 	whole  uint32 // messages so far
 }
 
-// feed takes the next bytes; false where they are no messages that this client asked for.
+// feed processes the next bytes. It returns false if they are not messages that this client asked for.
 func (m *message) feed(p []byte) bool {
 	for len(p) > 0 {
 		if m.left > 0 {
@@ -806,7 +805,7 @@ func (m *message) feed(p []byte) bool {
 	return m.whole <= 1 // a unary call has one answer
 }
 
-// one says whether one whole message has come and nothing else.
+// one reports whether exactly one complete message has arrived.
 func (m *message) one() bool { return m.whole == 1 && m.left == 0 && m.prefix == 0 }
 
 // request2 is the request of a target in HTTP/2.
@@ -814,7 +813,7 @@ type request2 struct {
 	grpc         bool
 	fields       []hpack.HeaderField
 	first, again []byte // header blocks: of a connection's first request, and of every one after it
-	repeats      bool   // again leaves the table as it is, and can be sent any number of times
+	repeats      bool   // header blocks of a connection's first request, and of every later one
 	body         []byte
 }
 
@@ -831,7 +830,8 @@ func (r *request2) encode() error {
 		}
 		*into = bytes.Clone(block.Bytes())
 	}
-	// A reference has its highest bit set: RFC 7541, section 6.1. One of 127 and more takes several bytes.
+	// In again, each byte must be a whole reference. Its highest bit is set (RFC 7541, section 6.1); indices of 127 and
+	// more take several bytes.
 	r.repeats = true
 	for _, b := range r.again {
 		r.repeats = r.repeats && b > 0x80 && b < 0xff
@@ -843,14 +843,14 @@ func (r *request2) encode() error {
 func grpcMessage(size int) []byte {
 	var m []byte
 	if size > 0 {
-		m = append(m, 1<<3|2) // field 1, of a length
+		m = append(m, 1<<3|2) // field 1, length-delimited
 		m = binary.AppendUvarint(m, uint64(size))
 	}
 	m = append(m, filling(size)...)
 	return append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(m))), m...)
 }
 
-// filling is the content of bodies.
+// filling returns the content of bodies.
 func filling(size int) []byte {
 	b := make([]byte, size)
 	for i := range b {

@@ -7,7 +7,7 @@ import (
 	"tare/internal/lib/param"
 )
 
-// Settings are what specs and the command line set of the load.
+// Settings are the settings of the load, in specs and on the command line.
 var Settings = []param.Setting{
 	{Name: "mode", Type: param.TypeWord, Default: load.Open, Words: []string{load.Open, load.Closed},
 		Doc: "open: requests start on an absolute schedule; closed: each connection or worker sends the next when " +
@@ -47,13 +47,13 @@ var Settings = []param.Setting{
 		Doc: "time after the window for what was due in it"},
 }
 
-// The names of settings that an experiment provides.
+// The settings that an experiment sets.
 const (
 	urlKey    = "url"
 	sourceKey = "source"
 )
 
-// processSettings are those that the process has beside the settings of specs.
+// processSettings are the settings of the process that specs do not have.
 var processSettings = []param.Setting{
 	{Name: urlKey, Type: param.TypeText, Reach: param.ReachAddress, Many: true,
 		Doc: "what to request, http[s]://host:port/path; several are used in turn"},
@@ -72,8 +72,8 @@ var processSettings = []param.Setting{
 	load.SpinSetting,
 }
 
-// OptionsOf are the options by their settings, those of the process or those of a spec alone. Its error is of settings
-// that contradict each other.
+// OptionsOf makes options from settings, those of the process or those of a spec alone. It returns an error if
+// settings contradict each other.
 func OptionsOf(v param.Values) (Options, error) {
 	o := Options{
 		Rate: v.Float("rate"), Arrivals: pace.Arrivals(v["arrivals"]), Connections: v.Int("connections"),
@@ -84,7 +84,7 @@ func OptionsOf(v param.Values) (Options, error) {
 		Headers: v.Texts("header"), Source: Source(v[sourceKey]), Recycle: v.On("recycle"), Spin: load.SpinOf(v),
 	}
 	if o.Drain == 0 {
-		o.Drain = -1 // to Options, 0 is the default
+		o.Drain = -1 // in Options, 0 means the default
 	}
 	if err := load.CheckRate(v, "requests"); err != nil {
 		return o, err

@@ -8,10 +8,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The calls below go straight to the kernel. None of them can block (every socket is non-blocking), so telling the Go
-// scheduler of them, as the syscall package does, would buy nothing and cost about 50 ns each.
+// The calls below go straight to the kernel. None of them can block (every socket is non-blocking), so announcing them
+// to the Go scheduler, as package syscall does, would gain nothing and cost about 50 ns each.
 
-// address is a socket address as the kernel wants it.
+// address is a socket address in the kernel's format.
 type address struct {
 	raw    unix.RawSockaddrInet6 // large enough for both families
 	size   uintptr
@@ -34,14 +34,14 @@ func newAddress(ap netip.AddrPort) *address {
 	return a
 }
 
-// noAddress, connected to, dissolves a connection: connect(2).
+// noAddress dissolves a connection when a socket is connected to it: connect(2).
 var noAddress = func() *address {
 	a := &address{family: unix.AF_UNSPEC, size: unix.SizeofSockaddrInet4}
 	a.raw.Family = unix.AF_UNSPEC
 	return a
 }()
 
-// setIPv4 changes the address of an IPv4 socket address.
+// setIPv4 sets the IP address in an IPv4 socket address.
 func (a *address) setIPv4(ip [4]byte) { (*unix.RawSockaddrInet4)(unsafe.Pointer(&a.raw)).Addr = ip }
 
 func sysSocket(family int) (int, unix.Errno) {
@@ -66,7 +66,7 @@ func sysSetsockopt(fd, level, option int, value unsafe.Pointer, size uintptr) un
 	return errno
 }
 
-// sysWrite never raises SIGPIPE.
+// sysWrite writes without raising SIGPIPE.
 func sysWrite(fd int, p []byte) (int, unix.Errno) {
 	n, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(p))),
 		uintptr(len(p)), unix.MSG_NOSIGNAL, 0, 0)
@@ -85,15 +85,15 @@ func sysEpollCtl(epoll, op, fd int, event *unix.EpollEvent) unix.Errno {
 	return errno
 }
 
-// sysPoll takes the events that are there, without waiting.
+// sysPoll returns pending events without waiting.
 func sysPoll(epoll int, events []unix.EpollEvent) (int, unix.Errno) {
 	n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(epoll),
 		uintptr(unsafe.Pointer(unsafe.SliceData(events))), uintptr(len(events)), 0, 0, 0)
 	return int(n), errno
 }
 
-// sysWait waits for events for at most ns nanoseconds: epoll_pwait2, Linux 5.11. It blocks, so it goes through the
-// scheduler.
+// sysWait waits for events for at most ns nanoseconds: epoll_pwait2, Linux 5.11. It blocks, so it announces itself to
+// the Go scheduler.
 func sysWait(epoll int, events []unix.EpollEvent, ns int64) (int, unix.Errno) {
 	timeout := unix.NsecToTimespec(ns)
 	n, _, errno := unix.Syscall6(unix.SYS_EPOLL_PWAIT2, uintptr(epoll), uintptr(unsafe.Pointer(unsafe.SliceData(events))),

@@ -20,8 +20,8 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// A worker is one thread with an epoll set, its share of the connections and its share of the schedule. It allocates
-// nothing while it runs.
+// A worker is one thread with an epoll set, its share of the connections and its share of the schedule. It does not
+// allocate while it runs.
 type worker struct {
 	o        *Options
 	schedule role.Schedule
@@ -32,14 +32,14 @@ type worker struct {
 	epoll  int
 	slots  []slot
 	free   queue // of slots without a request
-	rest   queue // of slots that wait a moment after an error (closed loop)
-	oldest int32 // request in flight, by sent; the list goes through slot.next
+	rest   queue // of slots that pause after an error (closed loop)
+	oldest int32 // request in flight, by sent; slot.next links the list
 	newest int32
 	busy   int  // requests in flight
 	open   int  // connections
-	mux    *mux // of HTTP/2, where slots are streams; nil for the others
+	mux    *mux // for HTTP/2, where slots are streams; nil for other protocols
 
-	source *address // of the next connection, where they are spread
+	source *address // of the next connection, if source addresses are spread
 	ip     [4]byte  // the last one used
 	events []unix.EpollEvent
 	buffer []byte
@@ -49,14 +49,14 @@ type worker struct {
 	log       *running.Log // nil if stalls are not reported
 }
 
-// counts is what a worker measured.
+// counts holds the counts of a worker.
 type counts struct {
 	load.Tally
 	opened   int64
 	maxOpen  int
 	connect  *hdrhistogram.Histogram
 	failures [kinds]int64
-	statuses [600]int64          // answers of 400 and above
+	statuses [600]int64          // responses with 400 and above
 	codes    [lastCode + 1]int64 // of gRPC, other than 0
 }
 
@@ -66,7 +66,7 @@ func newCounts() counts {
 	return c
 }
 
-// failure is why a request failed.
+// failure is the reason that a request failed.
 type failure uint8
 
 const (
@@ -92,7 +92,7 @@ const (
 	kinds
 )
 
-// The codes of gRPC are 0 to 16; any other is to be taken for this one (grpc/grpc, doc/statuscodes.md).
+// The codes of gRPC are 0 to 16; any other counts as unknown (grpc/grpc, doc/statuscodes.md).
 const (
 	unknownCode = 2
 	lastCode    = 16
@@ -129,18 +129,18 @@ func connectFailure(errno unix.Errno) failure {
 		return connectDescriptors
 	case unix.ETIMEDOUT:
 		return connectTimeout
-	case unix.EPROTO: // secure
+	case unix.EPROTO: // returned by secure
 		return tlsFailed
 	}
 	return connectOther
 }
 
-// readFailure is that of an established connection.
+// readFailure classifies an error of an established connection.
 func readFailure(errno unix.Errno) failure {
 	switch errno {
 	case unix.ECONNRESET, unix.EPIPE:
 		return readReset
-	case unix.EPROTO: // secure
+	case unix.EPROTO: // returned by secure
 		return tlsFailed
 	}
 	return readOther
@@ -153,7 +153,7 @@ func writeFailure(errno unix.Errno) failure {
 	return writeFailed
 }
 
-// errors adds what failed to m.
+// errors adds the failures to m, by name.
 func (c *counts) errors(m map[string]int64) {
 	for kind, n := range c.failures {
 		if n > 0 && failureNames[kind] != "" {
@@ -172,27 +172,27 @@ func (c *counts) errors(m map[string]int64) {
 	}
 }
 
-// slot is one connection, with the request that it carries; in HTTP/2, one stream.
+// slot is one connection, with its current request; in HTTP/2, one stream.
 type slot struct {
 	fd         int     // -1 when closed
-	tls        *secure // over it; nil: in the clear
+	tls        *secure // TLS on the connection; nil: cleartext
 	target     *target
 	state      state
-	dissolved  bool  // the socket is there, without a connection (Options.Recycle)
+	dissolved  bool  // the socket exists, but is not connected (Options.Recycle)
 	watched    bool  // epoll watches it
-	writable   bool  // and for room to write, too
-	written    int   // bytes of the request
+	writable   bool  // epoll also watches for room to write
+	written    int   // bytes of the request that were written
 	intended   int64 // the three clocks, ns by pace.Now
 	sent       int64
-	dialled    int64 // start of the handshake; 0 when the connection was there
-	freed      int64 // end of the request before
-	shook      int64 // length of the handshake; -1 where there was none
+	dialled    int64 // start of the handshake; 0 if the connection existed
+	freed      int64 // end of the previous request
+	shook      int64 // length of the handshake; -1 if there was none
 	prev, next int32 // neighbours in the order of sent; -1 at the ends
 	response   response
 
-	// Of HTTP/2.
-	carrier *connection // of the request; nil where there is none
-	code    int         // grpc-status of the answer
+	// For HTTP/2.
+	carrier *connection // connection of the request; nil without a request
+	code    int         // grpc-status of the response
 	resends int
 }
 
@@ -225,7 +225,7 @@ func (q *queue) pop() int32 {
 	return i
 }
 
-// newWorker makes worker number part of parts, with its connections still closed.
+// newWorker makes worker number part of parts, with its connections not yet open.
 func newWorker(o *Options, targets []*target, part, parts int) (*worker, error) {
 	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
@@ -260,7 +260,7 @@ func newWorker(o *Options, targets []*target, part, parts int) (*worker, error) 
 	return w, nil
 }
 
-// close ends the connections, with a reset as everywhere in this package, and gives up the epoll set.
+// close closes the connections, with a reset as everywhere in this package, and the epoll set.
 func (w *worker) close() {
 	for i := range w.slots {
 		w.hangUp(&w.slots[i])
@@ -271,8 +271,8 @@ func (w *worker) close() {
 	files.CloseRaw(w.epoll)
 }
 
-// run does the worker's share of the schedule and returns when all is answered, or the drain is over, or the context
-// ends.
+// run processes the worker's share of the schedule. It returns when all requests are answered, the drain is over, or
+// the context ends.
 func (w *worker) run(ctx context.Context) error {
 	defer context.AfterFunc(ctx, func() { w.stop.Store(true) })()
 	thread, err := pace.LockThread(w.o.Spin)
@@ -282,10 +282,10 @@ func (w *worker) run(ctx context.Context) error {
 	w.thread = thread
 	err = w.loop(w.end + int64(w.o.Drain))
 	now := pace.Now()
-	for i := w.oldest; i >= 0; i = w.slots[i].next { // what is still without an answer
+	for i := w.oldest; i >= 0; i = w.slots[i].next { // requests still without an answer
 		w.keep(&w.slots[i], now, false)
 	}
-	for i := range w.slots { // a handshake belongs to this thread
+	for i := range w.slots { // connections whose handshake is not complete
 		if w.slots[i].state == connecting {
 			w.hangUp(&w.slots[i])
 		}
@@ -293,7 +293,7 @@ func (w *worker) run(ctx context.Context) error {
 	if w.mux != nil {
 		w.mux.abandon()
 	}
-	for ; w.owing(); w.arrivals.Advance() { // what was never sent
+	for ; w.owing(); w.arrivals.Advance() { // requests that were never sent
 		if w.arrivals.Peek() >= w.warm {
 			w.count.Intended++
 			w.log.Add(w.arrivals.Peek(), now, now, 0, -1, false)
@@ -317,11 +317,11 @@ func (w *worker) loop(drained int64) error {
 	return nil
 }
 
-// owing says whether the schedule still holds a start.
+// owing reports whether the schedule still holds a start in the window.
 func (w *worker) owing() bool { return w.arrivals != nil && w.arrivals.Peek() < w.end }
 
-// startDue starts what is due, as far as connections are free, and returns the time. The schedule itself is the queue
-// of those that must wait: it keeps their intended starts, whole and in order.
+// startDue starts the requests that are due while connections are free, and returns the time. The schedule itself is
+// the queue of those that must wait, so their intended starts are kept completely and in order.
 func (w *worker) startDue(now int64) int64 {
 	if w.arrivals == nil {
 		if now < w.schedule.Begin || now >= w.end {
@@ -347,16 +347,16 @@ func (w *worker) startDue(now int64) int64 {
 	return now
 }
 
-// flush writes what HTTP/2 has to write; the others write at once.
+// flush writes the pending output of HTTP/2; other protocols write at once.
 func (w *worker) flush() {
 	if w.mux != nil {
 		w.mux.flush()
 	}
 }
 
-// wait takes events until the next thing is due, and handles them.
+// wait waits for events until the next thing is due, and handles them.
 func (w *worker) wait(now, drained int64) error {
-	until := min(now+50e6, drained) // a look at stop every 50 ms
+	until := min(now+50e6, drained) // check w.stop every 50 ms
 	due, precise := w.due(now)
 	if w.oldest >= 0 {
 		if expiry := w.slots[w.oldest].sent + int64(w.o.Timeout); expiry < due {
@@ -368,14 +368,14 @@ func (w *worker) wait(now, drained int64) error {
 	var n int
 	var errno unix.Errno
 	if until <= now {
-		n, errno = sysPoll(w.epoll, w.events) // spinning: the margin is short
+		n, errno = sysPoll(w.epoll, w.events) // spin, because the margin is short
 	} else {
 		n, errno = sysWait(w.epoll, w.events, until-now)
 		if precise && n == 0 && errno == 0 {
 			w.thread.Woke(until, pace.Now())
 		}
 	}
-	if errno == unix.EINTR { // the Go runtime's own signals
+	if errno == unix.EINTR { // by a signal of the Go runtime
 		return nil
 	}
 	if errno != 0 {
@@ -390,7 +390,7 @@ func (w *worker) wait(now, drained int64) error {
 	return nil
 }
 
-// due is when to look at the schedule again, and whether that must be met precisely.
+// due returns when to check the schedule again, and whether that time must be met precisely.
 func (w *worker) due(now int64) (at int64, precise bool) {
 	switch {
 	case w.owing():
@@ -405,7 +405,7 @@ func (w *worker) due(now int64) (at int64, precise bool) {
 	return math.MaxInt64, false
 }
 
-// start sends a request on slot i, which is not in the free queue any more, over a new connection if it has none.
+// start sends a request on slot i, which is no longer in the free queue, over a new connection if it has none.
 func (w *worker) start(i int32, intended, now int64) {
 	s := &w.slots[i]
 	s.intended, s.sent, s.dialled, s.written, s.shook = intended, now, 0, 0, -1
@@ -447,7 +447,7 @@ func (w *worker) start(i int32, intended, now int64) {
 	w.write(i)
 }
 
-// counted says whether the slot's request belongs to the measured window.
+// counted reports whether the slot's request belongs to the measured window.
 func (w *worker) counted(s *slot) bool { return s.intended >= w.warm && s.intended < w.end }
 
 var (
@@ -455,8 +455,8 @@ var (
 	resetOnly       = unix.Linger{Onoff: 1, Linger: 0}
 )
 
-// dial begins a connection. Over loopback the handshake is done when it returns, although connect says EINPROGRESS: the
-// kernel handles the whole exchange before it lets go of the socket. The write that follows finds out.
+// dial begins a connection. Over loopback the handshake is complete on return, although connect reports EINPROGRESS:
+// the kernel processes the whole exchange before it releases the socket. The write that follows shows whether it is.
 func (w *worker) dial(s *slot) unix.Errno {
 	if s.dissolved {
 		if errno := sysConnect(s.fd, s.target.address); errno != 0 && errno != unix.EINPROGRESS {
@@ -467,7 +467,7 @@ func (w *worker) dial(s *slot) unix.Errno {
 		w.open++
 		return 0
 	}
-	// The tail of a request must not wait for acknowledgement of its head. A short lone one never does.
+	// The tail of a request must not wait for the acknowledgement of its head. A single short write never waits.
 	fd, errno := w.socket(s.target, w.o.KeepAlive || len(s.target.request) > 1000)
 	if errno != 0 {
 		return errno
@@ -500,8 +500,8 @@ func (w *worker) socket(t *target, noDelay bool) (int, unix.Errno) {
 	return fd, 0
 }
 
-// bind gives the socket the next source address of this worker, and leaves the port to connect, which can use one port
-// for many destinations.
+// bind gives the socket the next source address of this worker. connect chooses the port, so that one port can serve
+// many destinations.
 func (w *worker) bind(fd int) unix.Errno {
 	const spread = 250 // addresses per worker; 28,000 ports each
 	w.ip[3] = w.ip[3]%spread + 1
@@ -514,7 +514,7 @@ func (w *worker) bind(fd int) unix.Errno {
 	return sysBind(fd, w.source)
 }
 
-// watch has epoll report the slot's connection: each arrival once (edge-triggered), and room to write where that is
+// watch makes epoll report each arrival on the slot's connection once (edge-triggered), and room to write if that is
 // awaited.
 func (w *worker) watch(i int32, op int, writable bool) unix.Errno {
 	s := &w.slots[i]
@@ -528,7 +528,7 @@ func (w *worker) watch(i int32, op int, writable bool) unix.Errno {
 
 const edgeTriggered = 1 << 31 // EPOLLET; the constant of package unix is negative
 
-// write sends what is left of the request, as far as there is room.
+// write writes as much of the rest of the request as there is room for.
 func (w *worker) write(i int32) {
 	s := &w.slots[i]
 	n, errno := put(s.fd, s.tls, s.target.request[s.written:])
@@ -563,7 +563,7 @@ func (w *worker) write(i int32) {
 	}
 }
 
-// connected notes the end of a handshake.
+// connected records the end of a handshake.
 func (w *worker) connected(s *slot) {
 	s.state = sending
 	w.count.maxOpen = max(w.count.maxOpen, w.open)
@@ -585,7 +585,7 @@ func (w *worker) handle(i int32, events uint32) {
 	}
 	s := &w.slots[i]
 	if s.fd < 0 || s.dissolved {
-		return // closed earlier in the same batch; or epoll tells of the end that we made ourselves
+		return // closed earlier in the same batch, or an end that this side caused
 	}
 	if s.state == connecting || s.state == sending && events&unix.EPOLLOUT != 0 {
 		if w.write(i); s.fd < 0 || s.state == connecting {
@@ -598,7 +598,7 @@ func (w *worker) handle(i int32, events uint32) {
 		if errno == unix.EAGAIN {
 			return
 		}
-		if s.state == idle { // the server gave up a connection at rest, or spoke unasked
+		if s.state == idle { // the server closed an idle connection, or sent data unasked
 			w.hangUp(s)
 			return
 		}
@@ -615,7 +615,7 @@ func (w *worker) handle(i int32, events uint32) {
 			return
 		}
 		took, done, err := s.response.feed(w.buffer[:n])
-		if err != nil || done && took < n { // bytes beyond the end: its length was a lie
+		if err != nil || done && took < n { // bytes beyond the end: the response's length was wrong
 			w.finish(i, pace.Now(), badResponse)
 			return
 		}
@@ -624,7 +624,7 @@ func (w *worker) handle(i int32, events uint32) {
 			return
 		}
 		if n < len(w.buffer) && events&ends == 0 && s.tls == nil {
-			return // drained: what comes later makes a new edge
+			return // drained: later data is a new edge
 		}
 	}
 }
@@ -671,7 +671,7 @@ func (w *worker) finish(i int32, now int64, kind failure) {
 	}
 }
 
-// restAfterError keeps a closed loop against a dead server from making errors as fast as it can, in ns.
+// restAfterError is the pause, in ns, that keeps a closed loop against a dead server from failing as fast as it can.
 const restAfterError = 10e6
 
 // tally counts a request of the measured window.
@@ -692,8 +692,8 @@ func (w *worker) tally(s *slot, now int64, kind failure) {
 	}
 }
 
-// keep logs a request that ends at now. One of the warm-up that ends in the window counts nowhere, but those after it
-// may have waited for it.
+// keep logs a request that ends at now. A request of the warm-up that ends in the window is counted nowhere, but later
+// ones may have waited for it.
 func (w *worker) keep(s *slot, now int64, answered bool) {
 	if w.log == nil || now < w.warm {
 		return
@@ -705,7 +705,7 @@ func (w *worker) keep(s *slot, now int64, answered bool) {
 	w.log.Add(s.intended, s.sent, now, lag, s.shook, answered)
 }
 
-// expire fails the requests that have waited too long for their answer.
+// expire fails the requests that have waited for their answer longer than the timeout.
 func (w *worker) expire(now int64) {
 	for w.oldest >= 0 && now-w.slots[w.oldest].sent >= int64(w.o.Timeout) {
 		kind := requestTimeout
@@ -717,9 +717,9 @@ func (w *worker) expire(now int64) {
 	w.flush()
 }
 
-// hangUp closes the slot's connection, if it has one. SO_LINGER of 0 makes it a reset: neither side keeps the pair of
-// ports in TIME_WAIT. A server that has sent its whole answer loses nothing; one that reads again sees ECONNRESET
-// instead of the end.
+// hangUp closes the slot's connection, if it has one. SO_LINGER of 0 makes it a reset, so neither side keeps the pair
+// of ports in TIME_WAIT. A server that has sent its whole answer loses nothing; if it reads again, it gets ECONNRESET
+// instead of the end of the stream.
 func (w *worker) hangUp(s *slot) {
 	if s.fd < 0 {
 		return
@@ -732,7 +732,7 @@ func (w *worker) hangUp(s *slot) {
 	s.fd, s.tls, s.dissolved = -1, nil, false
 }
 
-// dissolve ends the slot's connection with the same reset, and keeps the socket with its options and source address.
+// dissolve resets the slot's connection, but keeps the socket with its options and source address.
 func (w *worker) dissolve(s *slot) {
 	if sysConnect(s.fd, noAddress) != 0 {
 		w.hangUp(s)

@@ -13,15 +13,15 @@ func init() {
 	analysis.Register(analysis.Family{Metrics: []string{"sched_delay_max_seconds"}, Answer: stressAnswers})
 }
 
-// prose is an answer in this package's words.
+// prose writes an answer.
 type prose struct{ analysis.Prose }
 
-// usableDelay is the longest wait for a CPU up to which a machine is called usable, in seconds: a person at a terminal
-// still gets an answer, and health checks, which allow a second or more, still pass.
+// usableDelay is the longest wait for a CPU, in seconds, up to which a machine counts as usable: a person at a
+// terminal still gets an answer, and health checks, which allow a second or more, still pass.
 const usableDelay = 1.0
 
 // stressAnswers says what heavy programs do to the machine at each level, and first whether it stays usable. The
-// longest waits are those of all trials together, for "at most" of a median would promise too much.
+// longest waits are maxima over all trials: "at most" with a median would promise too much.
 func stressAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
 	if !t.SubjectHas("bpf_cpu_share") {
 		return nil
@@ -67,7 +67,7 @@ func stressAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
 	return append([]analysis.Answer{most.Answer()}, all...)
 }
 
-// longestWait is the longest wait of all trials of some arms, in seconds.
+// longestWait returns the longest wait in all trials of some arms, in seconds.
 func longestWait(t *analysis.Table, arms ...string) (longest float64) {
 	for _, at := range t.Levels {
 		for _, arm := range arms {
@@ -77,7 +77,7 @@ func longestWait(t *analysis.Table, arms ...string) (longest float64) {
 	return longest
 }
 
-// stress words one level.
+// stress writes the answer for one level.
 func (p *prose) stress(t *analysis.Table, longest float64) {
 	run := p.Find("bpf_run_seconds")
 	text := fmt.Sprintf("%sa task that wants a CPU waits %s at the median", p.Where(), p.Say("sched_delay_p50_seconds"))
@@ -85,7 +85,7 @@ func (p *prose) stress(t *analysis.Table, longest float64) {
 		text += fmt.Sprintf(", %s at the 99th percentile", analysis.Said(p99))
 	}
 	text += fmt.Sprintf(" and %s at the longest", quantity.Value(longest, quantity.Seconds))
-	if run != nil && run.Value > 0.01 { // shorter ones are lost among the time slices of other tasks
+	if run != nil && run.Value > 0.01 { // shorter runs are lost among the time slices of other tasks
 		text += fmt.Sprintf(", %.1f runs", longest/run.Value)
 	}
 	if base := t.Column(p.At, record.Direct, "sched_delay_max_seconds"); len(base) > 0 {

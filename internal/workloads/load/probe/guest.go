@@ -26,7 +26,7 @@ func (guest) About() kind.About {
 		InPods:   true,
 		Alone:    &kind.Alone{Examples: []string{"--duration 10s"}},
 
-		Saturates: kind.Always, // what the machine is busy with is what a probe is about
+		Saturates: kind.Always, // a probe is about what the machine is busy with
 	}
 }
 
@@ -47,7 +47,7 @@ var (
 			"are the trial's own"}
 )
 
-// metrics are what probes tell.
+// metrics are the metrics of probes.
 var metrics = []measured.Metric{
 	delayed(0.5, "p50"),
 	delayed(0.99, "p99"),
@@ -81,7 +81,7 @@ func longestRun(m *measured.Measured) (longest float64, ok bool) {
 	return longest, ok
 }
 
-// delayed is a quantile of the delays that the probes saw.
+// delayed makes a metric of a quantile of the delays.
 func delayed(q float64, quantile string) measured.Metric {
 	return measured.Metric{
 		Definition: metric.Definition{
@@ -95,9 +95,9 @@ func delayed(q float64, quantile string) measured.Metric {
 	}
 }
 
-// outsideLimit is the part of the machine's CPU time that other processes may take in a trial with a probe: what they
-// take looks like a delay too. The edges of a window are read by a task that waits like any other: with waits of 0.1 s
-// the part itself is only accurate to some 0.1 in a window of 1 s.
+// outsideLimit is the fraction of the machine's CPU time that other processes may take in a trial with a probe,
+// because what they take looks like a delay too. The task that reads the edges of a window waits for a CPU like any
+// other: with waits of 0.1 s, the fraction is only accurate to about 0.1 in a window of 1 s.
 const outsideLimit = 0.25
 
 // Judge rejects a probe that never ran in the window, and one on a machine that was busy with other work.
@@ -112,7 +112,7 @@ func (guest) Judge(m *measured.Measured, name string) []measured.Trip {
 	if !ok || cpu.Capacity <= 0 {
 		return nil
 	}
-	// Steal is a part of it.
+	// outside includes steal.
 	outside := (cpu.Capacity - cpu.Idle - own*m.Ledger.Window.Seconds - m.Ledger.Self.CPUSeconds) / cpu.Capacity
 	if outside <= outsideLimit {
 		return nil

@@ -3,9 +3,9 @@
 // makes no requests.
 //
 // One thread on each CPU asks to be woken at the times of an absolute schedule and records how late it was. A thread
-// that is held up for 80 ms has missed 80 wake-ups of 1 ms, and each of them counts with the delay that it would have
-// had: this measures the wait of a task that becomes ready at any moment, not of one that waits until the CPU is free
-// again.
+// that is delayed by 80 ms has missed 80 wake-ups of 1 ms, and each of them counts with the delay that it would have
+// had. So the probe measures the wait of a task that becomes ready at any moment, not of one that becomes ready only
+// when the CPU is free again.
 package probe
 
 import (
@@ -24,7 +24,7 @@ import (
 	"tare/internal/lib/param"
 )
 
-// Generator is what the results of a probe name as their generator, and Mode as its mode.
+// Generator is the generator in the results of a probe, and Mode the mode.
 const (
 	Generator = "probe"
 	Mode      = "probe"
@@ -43,12 +43,12 @@ const (
 // longest is the longest delay that the histogram distinguishes.
 const longest = 10 * time.Minute
 
-// Options of a probe.
+// Options configures a probe.
 type Options struct {
-	Interval time.Duration // between two wake-ups on one CPU; the CPUs take turns
+	Interval time.Duration // between two wake-ups on one CPU; the CPUs are staggered
 }
 
-// Ready is what a probe says of itself before the start.
+// Ready is the data of a probe's ready message.
 type Ready struct {
 	CPUs     []int   `json:"cpus"`
 	Interval float64 `json:"interval_seconds"`
@@ -60,7 +60,7 @@ type Probe struct {
 	cpus     []int
 }
 
-// New makes a probe of every CPU that this process may run on. Its errors are of code Usage.
+// New makes a probe of every CPU that this process may run on. Its errors have the code fault.Usage.
 func New(o Options) (*Probe, error) {
 	if err := (param.Values{"interval": o.Interval.String()}).Check(Settings); err != nil {
 		return nil, err
@@ -72,8 +72,8 @@ func New(o Options) (*Probe, error) {
 // Ready describes the probe.
 func (p *Probe) Ready() Ready { return Ready{CPUs: p.cpus, Interval: p.interval.Seconds()} }
 
-// Run probes by the schedule and returns the histogram of delays. Requests and connections of the result are 0: a probe
-// makes none. It ends early with the context's error.
+// Run probes by the schedule and returns the histogram of delays. The result has no requests and connections, because
+// a probe makes none. If the context ends first, Run returns its error.
 func (p *Probe) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	warm, end, err := s.Window()
 	if err != nil {
@@ -118,7 +118,7 @@ func (p *Probe) Run(ctx context.Context, s role.Schedule) (*load.Result, error) 
 	return r, r.SetHistogram(Delay, delays[0])
 }
 
-// watch is the thread on the i-th CPU. What is due from warm on counts.
+// watch is the thread on the i-th CPU. Wake-ups that are due from warm on count.
 func (p *Probe) watch(ctx context.Context, i int, begin, warm, end int64, delays *hdrhistogram.Histogram) error {
 	thread, err := pace.LockThread(0)
 	if err != nil {
@@ -132,13 +132,13 @@ func (p *Probe) watch(ctx context.Context, i int, begin, warm, end int64, delays
 	if err := pace.RunOn(p.cpus[i]); err != nil {
 		return err
 	}
-	defer func() { _ = pace.RunOn(all...) }() // what was allowed a moment ago is again, or the process ends
+	defer func() { _ = pace.RunOn(all...) }() // these CPUs were allowed before; if that fails, the process is ending
 
 	every := int64(p.interval)
-	// The CPUs take turns, so that their wake-ups do not meet.
+	// The CPUs are staggered, so that their wake-ups do not coincide.
 	for at := begin + every*int64(i)/int64(len(p.cpus)); at < end; at += every {
 		if err := ctx.Err(); err != nil {
-			return err // Until looks only before long waits, and these are short
+			return err // Until checks ctx only before long waits, and these are short
 		}
 		now, err := thread.Until(ctx, at)
 		if err != nil {
@@ -154,8 +154,8 @@ func (p *Probe) watch(ctx context.Context, i int, begin, warm, end int64, delays
 	return nil
 }
 
-// Run plays a load's part in the role protocol on conn: says ready, waits for the start, probes, sends the result, and
-// stays until the parent closes its end. If the parent does so earlier, that is the end, and no error.
+// Run plays a load's role in the protocol on conn: it sends the ready message, waits for the start, probes, sends the
+// result, and waits until the parent closes its end. If the parent does so earlier, the run ends without an error.
 func Run(ctx context.Context, o Options, conn *role.Conn) error {
 	p, err := New(o)
 	if err != nil {

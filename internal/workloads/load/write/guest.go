@@ -13,7 +13,7 @@ import (
 
 func init() { kind.Register(kind.Load, guest{}) }
 
-// guest is the load as the engine knows it. It goes to no application: the file system serves it.
+// guest implements kind.Guest. It connects to no application: the file system serves it.
 type guest struct{}
 
 func (guest) About() kind.About {
@@ -44,8 +44,8 @@ func (guest) Check(v param.Values) error {
 
 func (guest) Metrics() []measured.Metric { return metrics }
 
-// Judge judges the load as any other, save that it may use all of its CPU: what the kernel does for a write, it does in
-// the thread that writes.
+// Judge judges the load like any other, except that it may use all of its CPU: the kernel's work for a write is done
+// in the thread that writes.
 func (guest) Judge(m *measured.Measured, name string) []measured.Trip {
 	j := m.JudgeLoad(name)
 	j.Usual()

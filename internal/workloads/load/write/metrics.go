@@ -10,7 +10,7 @@ import (
 	"tare/internal/lib/stats"
 )
 
-// metrics are what the load tells beside what every load does, of itself alone where there are others.
+// metrics are the load's metrics in addition to those of every load. They cover only loads of this kind.
 var metrics = []measured.Metric{
 	{
 		Definition: metric.Definition{
@@ -36,7 +36,7 @@ func bytesPerSecond(m *measured.Measured) (total float64, ok bool) {
 	return total, ok
 }
 
-// took is a quantile of the time that writes took by themselves.
+// took makes a metric of a quantile of the service time of writes.
 func took(q float64, quantile string) measured.Metric {
 	return measured.Metric{
 		Definition: metric.Definition{

@@ -7,7 +7,7 @@ import (
 	"tare/internal/lib/param"
 )
 
-// Settings are what specs and the command line set of the load.
+// Settings are the settings of the load, in specs and on the command line.
 var Settings = []param.Setting{
 	{Name: "mode", Type: param.TypeWord, Default: load.Open, Words: []string{load.Open, load.Closed},
 		Doc: "open: requests start on an absolute schedule; closed: each connection or worker sends the next when " +
@@ -34,7 +34,7 @@ var Settings = []param.Setting{
 		Doc: "time after the window for what was due in it"},
 }
 
-// OptionsOf are the options by their settings. Its error is of settings that contradict each other.
+// OptionsOf makes options from settings. It returns an error if settings contradict each other.
 func OptionsOf(v param.Values) (Options, error) {
 	o := Options{
 		Rate: v.Float("rate"), Arrivals: pace.Arrivals(v["arrivals"]), Workers: v.Int("workers"), Size: v.Int("size"),

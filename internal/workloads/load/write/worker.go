@@ -13,13 +13,13 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// worker is one thread with its files. It allocates nothing while it runs and nothing fails.
+// worker is one thread with its files. It does not allocate while it runs without errors.
 type worker struct {
 	load  *Load
 	data  []byte
 	names [ringFiles]string
 
-	file int   // index of the one that is written
+	file int   // index of the current file
 	fd   int   // -1: none is open
 	at   int64 // bytes in it
 	room int64 // bytes that it may hold
@@ -38,14 +38,14 @@ func newWorker(l *Load, part int, data []byte) *worker {
 	return w
 }
 
-// failure is a step of a write that failed. The zero value is none.
+// failure is a failed step of a write. The zero value means success.
 type failure struct {
 	step  string // open, write, fsync, fdatasync or close
 	errno unix.Errno
 }
 
-// String is the kind of a failure, as results have it: "write ENOSPC". A write that the file system took a part of
-// only, which it does where room ends in the middle, is "write short".
+// String returns the kind of the failure in results: "write ENOSPC". A short write, which happens when the file system
+// runs out of room, is "write short".
 func (f failure) String() string {
 	if f.errno == 0 {
 		return f.step + " short"
@@ -56,19 +56,19 @@ func (f failure) String() string {
 	return fmt.Sprintf("%s %d", f.step, int(f.errno))
 }
 
-// failed makes a failure of what a system call returned; none where that is nil.
+// failed converts the error of a system call to a failure; nil is none.
 func failed(step string, err error) failure {
 	if err == nil {
 		return failure{}
 	}
 	var errno unix.Errno
 	if !errors.As(err, &errno) {
-		errno = unix.EIO // package unix returns nothing else than numbers
+		errno = unix.EIO // package unix returns only error numbers
 	}
 	return failure{step, errno}
 }
 
-// again repeats a system call that a signal interrupted: the Go runtime's own.
+// again repeats a system call that a signal of the Go runtime interrupted.
 func again(call func() error) (err error) {
 	for err = unix.EINTR; err == unix.EINTR; {
 		err = call()
@@ -76,7 +76,7 @@ func again(call func() error) (err error) {
 	return err
 }
 
-// nextFile goes on to the next file of the ring, empty.
+// nextFile opens the next file of the ring, and empties it.
 func (w *worker) nextFile() failure {
 	if err := w.close(); err != nil {
 		return failed("close", err)
@@ -90,7 +90,7 @@ func (w *worker) nextFile() failure {
 	return failed("open", err)
 }
 
-// close closes the file that is open, if there is one.
+// close closes the open file, if there is one.
 func (w *worker) close() error {
 	if w.fd < 0 {
 		return nil
@@ -103,7 +103,7 @@ func (w *worker) close() error {
 	return nil
 }
 
-// put writes once. After a failure the next write begins the next file, which gives the room of an old one back.
+// put does one write. After a failure, the next write starts the next file, which frees the room of an old one.
 func (w *worker) put() failure {
 	if w.fd < 0 || w.at+int64(len(w.data)) > w.room {
 		if f := w.nextFile(); f.step != "" {
@@ -112,12 +112,12 @@ func (w *worker) put() failure {
 	}
 	f := w.append()
 	if f.step != "" {
-		_ = w.close() // it is given up for what failed already
+		_ = w.close() // the write has already failed
 	}
 	return f
 }
 
-// append writes at the end of the file, and makes it last.
+// append writes at the end of the file, and syncs as configured.
 func (w *worker) append() failure {
 	n := 0
 	err := again(func() (err error) {
@@ -139,10 +139,11 @@ func (w *worker) append() failure {
 	return failure{}
 }
 
-// restAfterError keeps a closed loop on a file system that refuses from making errors as fast as it can, in ns.
+// restAfterError is the pause, in ns, that keeps a closed loop on a failing file system from failing as fast as it
+// can.
 const restAfterError = 10e6
 
-// run writes whatever is due until nothing of the window is, or the context ends.
+// run writes what is due until the window's writes are over or the context ends.
 func (w *worker) run(ctx context.Context) (err error) {
 	thread, err := pace.LockThread(w.load.o.Spin)
 	if err != nil {
@@ -175,12 +176,12 @@ func (w *worker) run(ctx context.Context) (err error) {
 	return nil
 }
 
-// counted says whether a write belongs to the measured window.
+// counted reports whether a write belongs to the measured window.
 func (w *worker) counted(intended int64) bool {
 	return intended >= w.load.warm && intended < w.load.end
 }
 
-// skip counts a write that was due and never begun.
+// skip counts a write that was due but never began.
 func (w *worker) skip(intended, now int64) {
 	if w.counted(intended) {
 		w.count.Intended++
@@ -188,13 +189,13 @@ func (w *worker) skip(intended, now int64) {
 	}
 }
 
-// tally counts a write. free is since when the thread had nothing else to do.
+// tally counts a write. free is the time since which the thread was idle.
 func (w *worker) tally(intended, sent, done, free int64, f failure) {
 	lag := int64(-1)
 	if w.load.arrivals != nil {
 		lag = sent - max(intended, free)
 	}
-	if done >= w.load.warm { // one of the warm-up that ends in the window may have held up those after it
+	if done >= w.load.warm { // a write of the warm-up that ends in the window may have delayed later ones
 		w.log.Add(intended, sent, done, lag, -1, f.step == "" && done <= w.load.drained)
 	}
 	if !w.counted(intended) {

@@ -1,24 +1,23 @@
-// Package write is the load that writes files and nothing else, by an absolute schedule or as fast as the file system
-// takes it: the reference workload of what makes system calls into a file system. It runs as a separate process
-// (tare load write), with threads that each have one write under way at most.
+// Package write is a load that only writes files, by an absolute schedule or as fast as the file system allows. It is
+// the reference workload for system calls on files. It runs as a separate process (tare load write), with threads that
+// each do one write at a time.
 //
-// A write is one write(2) of a fixed size at the end of a file, and the fsync(2) or fdatasync(2) after it where those
-// are asked for; it is done when the last of them has returned. Latency runs from the intended start, service time from
-// the actual one. In open loop whichever thread is free takes the next start of the schedule, so one that waits for the
-// disk holds up no other.
+// A write is one write(2) of a fixed size at the end of a file, followed by fsync(2) or fdatasync(2) if configured; it
+// is done when the last of them returns. Latency counts from the intended start, service time from the actual one. In
+// open loop, any free thread takes the next start of the schedule, so a thread that waits for the disk delays no
+// other.
 //
 // # Files
 //
-// All files are in a private directory, made below Options.Directory and removed with everything in it in the end.
-// Each thread fills one file after the other, a few of them in turn: an old file is truncated when its turn comes
-// again, so that all files together never hold more than Options.Limit. Opening and truncating is part of the write
-// that needs the next file.
+// All files are in a private directory, made below Options.Directory and removed with its contents in the end. Each
+// thread fills its files in turn. An old file is truncated when its turn comes again, so all files together never
+// exceed Options.Limit. Opening and truncating is part of the write that needs the next file.
 //
-// The directory is locked (flock(2)) while the load lives. The kernel gives the lock back however the process ends, so
-// what a killed load has left behind differs from what is in use: Clean removes it, and so does the next load.
+// The directory is locked (flock(2)) while the load lives. The kernel releases the lock however the process ends, so
+// what a killed load has left can be distinguished from what is in use: Clean removes it, and so does the next load.
 //
-// Without sync a write ends in the page cache. The kernel writes it to the disk in its own time, or never, where the
-// file is cut off before; until then it is memory of the load's control group.
+// Without sync a write ends in the page cache. The kernel writes it to the disk later, or never, if the file is
+// truncated before; until then it is memory of the load's control group.
 package write
 
 import (
@@ -39,43 +38,42 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// Name is what specs call the load, and results their generator.
+// Name is the load's kind in specs, and the generator in results.
 const Name = "write"
 
-// CountBytes is the count of a result (load.Result.Counts) that says how many bytes the writes of the window wrote that
-// succeeded.
+// CountBytes is the count in a result (load.Result.Counts) of the bytes that successful writes of the window wrote.
 const CountBytes = "written_bytes"
 
-// How a write is made to last: Options.Sync.
+// What follows a write to make it durable: Options.Sync.
 const (
 	SyncNone  = "none"
 	SyncFile  = "fsync"
 	SyncData  = "fdatasync"
-	ringFiles = 4 // that each thread fills in turn
+	ringFiles = 4 // files that each thread fills in turn
 )
 
-// Options is the load to make.
+// Options configures the load.
 type Options struct {
 	Rate      float64       // writes per second of all threads; 0 for closed loop
 	Arrivals  pace.Arrivals // of open loop
 	Seed      uint64        // of Poisson arrivals, and of what is written
-	Workers   int           // threads, and so writes at once at most; 0 for as many as CPUs that this process may use
+	Workers   int           // threads, and so the most writes at once; 0: as many as CPUs that this process may use
 	Size      int           // bytes of a write
 	Sync      string        // after each write: SyncNone, SyncFile or SyncData
-	Directory string        // where the load makes its own; empty: the system's for temporary files
+	Directory string        // where the load makes its directory; empty: the system's for temporary files
 	Limit     int64         // bytes of all files at any time
-	Drain     time.Duration // how long after the window what was due in it may still begin and end
-	Spin      time.Duration // largest wait that may be spun through; default pace.DefaultSpin, negative for none
+	Drain     time.Duration // how long after the window its writes may still begin and end
+	Spin      time.Duration // longest wait to spin through; default pace.DefaultSpin, negative: none
 }
 
-// complete fills in defaults and checks what settings by themselves cannot. Its errors are of wrong use.
+// complete fills in defaults and checks options that depend on each other. Its errors have the code fault.Usage.
 func (o *Options) complete() error {
 	o.Workers = cmp.Or(o.Workers, pace.CPUs())
 	o.Spin = max(cmp.Or(o.Spin, pace.DefaultSpin), 0)
 	return o.check()
 }
 
-// check checks the options together, as far as they were given.
+// check checks the options that are set against each other.
 func (o *Options) check() error {
 	if least := int64(max(o.Workers, 1)) * ringFiles * int64(o.Size); o.Limit < least {
 		return fault.New(fault.Usage, "limit", fmt.Sprintf("give at least %d, or fewer workers or a smaller size", least),
@@ -85,28 +83,28 @@ func (o *Options) check() error {
 	return nil
 }
 
-// Ready is what a load says of itself before the start.
+// Ready is the data of the load's ready message.
 type Ready struct {
-	Directory string `json:"directory"` // its own
+	Directory string `json:"directory"` // the load's own
 	Workers   int    `json:"workers"`
 	role.Wants
 }
 
-// Load is a load that is ready to run, once: its directory is there, and in it a file for each thread.
+// Load is a load that is ready to run, once: its directory and a file for each thread exist.
 type Load struct {
 	o       Options
 	dir     *files.Scratch
 	workers []*worker
 
-	// Of the run: the edges of its window, and until when what was due in it may end; ns by pace.Now.
+	// Of the run: the edges of its window, and the time by which its writes must end; ns by pace.Now.
 	begin, warm, end, drained int64
 
 	mu       sync.Mutex
 	arrivals *pace.Schedule // guarded by mu; nil in closed loop
 }
 
-// New makes a load. Its errors are of code fault.Usage where the options make no sense, and fault.Machine where the
-// directory or a file cannot be made. Close removes the files.
+// New makes a load. Its errors have the code fault.Usage for invalid options, and fault.Machine if the directory or a
+// file cannot be made. The caller must close the load, which removes the files.
 func New(o Options) (l *Load, err error) {
 	if err := o.complete(); err != nil {
 		return nil, err
@@ -128,7 +126,7 @@ func New(o Options) (l *Load, err error) {
 	return l, nil
 }
 
-// fill makes data that no file system can make smaller.
+// fill fills data with bytes that no file system can compress.
 func fill(data []byte, seed uint64) {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	for i := range data {
@@ -141,13 +139,13 @@ func (l *Load) Ready() Ready {
 	return Ready{Directory: l.dir.Path(), Workers: len(l.workers), Wants: role.Wants{Stalls: true}}
 }
 
-// Close removes the files and the directory. What is gone already is no error.
+// Close removes the files and the directory. It is not an error if they are gone already.
 func (l *Load) Close() error {
 	return errors.Join(append(lists.Map(l.workers, (*worker).close), l.dir.Close())...)
 }
 
-// Run writes by the schedule and gives the result. Those writes count that are intended in the window. A file
-// system that refuses is no error of the run: the result has its refusals, by kind. Run ends early with the context's
+// Run writes by the schedule and returns the result. Writes count if they are intended in the window. Errors of the
+// file system are not errors of the run: the result counts them by kind. If the context ends first, Run returns its
 // error.
 func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	var err error
@@ -173,7 +171,7 @@ func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	return l.result(s, cpu)
 }
 
-// logged is how many writes a worker may have to keep one by one: any of them may come to do nearly all.
+// logged returns how many writes a worker may have to log singly: any worker may do nearly all of them.
 func (l *Load) logged(s role.Schedule) int {
 	most := float64(running.MostRequests / len(l.workers))
 	if l.o.Rate > 0 {
@@ -182,8 +180,8 @@ func (l *Load) logged(s role.Schedule) int {
 	return int(most)
 }
 
-// next is when the next write is to begin, for a worker that is free; false when there is none in the window any more.
-// In closed loop that is at once, or when the worker has rested.
+// next returns when the next write is to begin, for a free worker, and false if none is left in the window. In closed
+// loop that is at once, or when the worker has rested.
 func (l *Load) next(rested int64) (at int64, ok bool) {
 	if l.arrivals == nil {
 		at = max(pace.Now(), l.begin, rested)
@@ -198,13 +196,13 @@ func (l *Load) next(rested int64) (at int64, ok bool) {
 	return at, true
 }
 
-// tellApart adds to the result what stalls of the machine did not affect; nothing if stalls are not reported.
+// tellApart adds to a result what stalls of the machine did not affect, if stalls are reported.
 func (l *Load) tellApart(r *load.Result, stalls *role.Stalls) error {
 	logs := lists.Map(l.workers, func(w *worker) *running.Log { return w.log })
 	return running.Classify(r, logs, stalls, l.warm, l.end)
 }
 
-// result adds up what the workers counted.
+// result adds up the counts of the workers.
 func (l *Load) result(s role.Schedule, cpu float64) (*load.Result, error) {
 	r := &load.Result{
 		Generator: Name, Mode: load.Closed, Seconds: float64(s.Duration) / 1e9, TargetRate: l.o.Rate,
@@ -226,9 +224,9 @@ func (l *Load) result(s role.Schedule, cpu float64) (*load.Result, error) {
 	return r, sum.Into(r)
 }
 
-// Run plays a load's part in the role protocol on conn: makes the directory, says ready, waits for the start, writes,
-// sends the result, and stays until the parent closes its end. If the parent does so earlier, that is the end, and no
-// error. Whatever happens, the files are removed.
+// Run plays a load's role in the protocol on conn: it makes the directory, sends the ready message, waits for the
+// start, writes, sends the result, and waits until the parent closes its end. If the parent does so earlier, the run
+// ends without an error. The files are removed in any case.
 func Run(ctx context.Context, o Options, conn *role.Conn) (err error) {
 	l, err := New(o)
 	if err != nil {

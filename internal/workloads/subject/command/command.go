@@ -1,6 +1,6 @@
-// Package command is the subject that is any program: an agent, a proxy, a tracer, started by its command line in a
-// separate control group, or one that runs already and is only observed. Its processes and its eBPF programs and maps
-// are found from outside.
+// Package command is a subject that is any program: an agent, a proxy or a tracer, started by its command line in a
+// separate control group, or one that is already running and is only observed. Its processes and its eBPF programs and
+// maps are found from outside.
 //
 // If its settings say how the events that it delivers are counted, it is a tracer. Package tracer adds that, and
 // registers the subject.
@@ -22,7 +22,7 @@ import (
 	"tare/internal/lib/param"
 )
 
-// Name is what specs call the subject.
+// Name is the subject's kind in specs.
 const Name = "command"
 
 const settingObserve = "observe"
@@ -45,14 +45,14 @@ var serves = param.Setting{Name: "serves", Type: param.TypeText, Reach: param.Re
 	Doc: "application whose loads go to the command instead, at `address` or `{address}`; when left out, the only one " +
 		"with loads, if the command has one of these"}
 
-// Settings are those of a command or of what is observed.
+// Settings are those of a command or of an observed program.
 var Settings = slices.Concat(process.Settings[:1], []param.Setting{observe, serves}, process.Settings[1:],
 	[]param.Setting{Version, Optional})
 
-// Guest is the subject as the engine knows it, less the events.
+// Guest implements kind.Guest, without counting events.
 type Guest struct{}
 
-// About is what the engine knows of it without starting it.
+// About implements kind.Guest.
 func (Guest) About() kind.About {
 	return kind.About{
 		Name: Name, Summary: "any program, as a command line; or one that runs already", Settings: Settings,
@@ -62,11 +62,10 @@ func (Guest) About() kind.About {
 	}
 }
 
-// Observes reports whether the subject is what runs already.
+// Observes reports whether the subject is a program that is already running.
 func Observes(o param.Values) bool { return o[settingObserve] != "" }
 
-// Check refuses settings of a command together with a program that runs already, and a command line that starts
-// nothing.
+// Check refuses settings of a command for an observed program, and a command line that starts nothing.
 func (Guest) Check(o param.Values) error {
 	if Observes(o) {
 		return checkObserved(o)
@@ -86,7 +85,7 @@ func checkObserved(o param.Values) error {
 	return err
 }
 
-// ObservedAnd returns the error for a setting that needs a command, given together with a program that runs already.
+// ObservedAnd returns the error for a setting that needs a command, given for an observed program.
 func ObservedAnd(setting string) error {
 	return fmt.Errorf("has %q and %q: what runs already is not started, told or counted", settingObserve, setting)
 }
@@ -111,7 +110,7 @@ func (Guest) CheckSetup(s *kind.Setup, _ string, part *kind.Part) error {
 	return err
 }
 
-// InPath reports whether a command with these options stands in the path of requests.
+// InPath reports whether a command with these options is in the path of requests.
 func InPath(o param.Values) bool {
 	return !Observes(o) && (o[serves.Name] != "" || o["address"] != "" || uses(o, "{address}") || uses(o, "{host}"))
 }
@@ -139,36 +138,36 @@ func served(s *kind.Setup, o param.Values) (string, error) {
 	return cmp.Or(name, to[0]), nil
 }
 
-// Installed says whether the program is there. What is to be observed is looked for when a trial begins.
+// Installed returns an error if the program is not installed. An observed program is looked up when a trial begins.
 func (Guest) Installed(_ context.Context, o param.Values) error {
 	if Observes(o) {
 		return nil
 	}
 	c, err := process.OptionsOf(o)
 	if err != nil || strings.Contains(c.Argv[0], "{") {
-		return err // {self} is there
+		return err // the program of {self} is always there
 	}
 	return c.Installed()
 }
 
-// Optional reports whether a run goes on without it where it is not installed.
+// Optional reports whether a run goes on without the arm if the program is not installed.
 func (Guest) Optional(o param.Values) bool { return o.On(Optional.Name) }
 
-// Version is by the name of the program.
+// Version returns the name of the program, and its version.
 func (Guest) Version(ctx context.Context, o param.Values, _ string) (name, version string) {
 	if Observes(o) {
 		return o[settingObserve], ""
 	}
 	c, err := process.OptionsOf(o)
 	if err != nil {
-		return Name, "" // Check has said why
+		return Name, "" // Check has reported the error
 	}
 	name = filepath.Base(c.Argv[0])
 	return name, strings.TrimPrefix(process.VersionOf(ctx, o[Version.Name]), name+" ")
 }
 
-// tail returns the time that it gets to end. A command that is only started is stopped when the window is closed and
-// all is read.
+// tail returns the time that a command gets to end. Without counted events, it is stopped after the window is closed
+// and everything has been read.
 func tail(o param.Values) time.Duration {
 	if Observes(o) {
 		return 0
@@ -188,7 +187,7 @@ func (Guest) Speaks(*kind.Setup) []string {
 	return []string{"subject_cpus", "subject_bpf_cpus"}
 }
 
-// Join makes the subject's part of a trial.
+// Join makes the subject's part in a trial.
 func (Guest) Join(t kind.Trial, _ string, part *kind.Part) (any, error) {
 	if target := part.Options[settingObserve]; target != "" {
 		return newObserved(t, target)
@@ -206,7 +205,7 @@ func (Guest) Join(t kind.Trial, _ string, part *kind.Part) (any, error) {
 	return s, nil
 }
 
-// target reads what a spec wants observed.
+// target parses the setting "observe".
 func target(text string) (process.Target, error) {
 	t, err := process.ParseTarget(text)
 	if err != nil {

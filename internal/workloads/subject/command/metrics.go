@@ -14,11 +14,11 @@ type Finder interface{ FindsProcesses() }
 
 // Resident is evidence with the memory of a subject's processes.
 type Resident interface {
-	Resident() (now, peak uint64) // the sum of resident sets, and of the highest that each has had, in bytes
-	GroupPeak() *uint64           // most memory that was charged to their group, in bytes; nil if unknown
+	Resident() (now, peak uint64) // the sum of resident sets, and of the peaks of each, in bytes
+	GroupPeak() *uint64           // most memory charged to their group, in bytes; nil if unknown
 }
 
-// Metrics are the memory of a subject's processes. Every subject that is an external program has them.
+// Metrics are the memory metrics of every subject that is an external program.
 var Metrics = []measured.Metric{
 	{
 		Definition: metric.Definition{
@@ -53,8 +53,8 @@ var Metrics = []measured.Metric{
 	},
 }
 
-// inBytes is a number of bytes that was found for the subject's processes; 0 for an arm without a subject, if a
-// subject of another arm has it.
+// inBytes returns a number of bytes of the subject's processes. It is 0 for an arm without a subject, if a subject of
+// another arm has the metric.
 func inBytes(of func(Resident) *uint64) func(*measured.Measured) (float64, bool) {
 	return func(m *measured.Measured) (float64, bool) {
 		if m.Subject == nil {
@@ -84,7 +84,7 @@ func residentPeak(r Resident) *uint64 {
 	return some(peak)
 }
 
-// some is a resident set; nil for 0, which is that of no process: those of the subject were not found.
+// some returns nil for 0, which means that the subject's processes were not found.
 func some(bytes uint64) *uint64 {
 	if bytes == 0 {
 		return nil

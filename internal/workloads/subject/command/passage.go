@@ -12,27 +12,27 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// lookFirst is the time until the first look for connections. It doubles after each look: a look costs CPU time in the
-// window, and a load can begin late to bypass the address.
+// lookFirst is the time until the first check for connections. It doubles after each check, because a check costs CPU
+// time in the window, while a load can begin late to bypass the address.
 const lookFirst = 100 * time.Millisecond
 
-// passage determines whether connections come to an address. It looks at this machine's sockets until it has seen one,
-// which is soon if loads use the address at all.
+// passage determines whether connections are made to an address. It checks this machine's sockets until it has seen
+// one, which is soon if loads use the address at all.
 type passage struct {
 	port   uint16
 	before map[process.Connection]bool // connections from before the loads, such as those of readiness checks
 
-	// past returns the name of a load that bypasses the address; empty: none is seen to. Nil: none can.
+	// past returns the name of a load that bypasses the address, or "" if none was seen to. Nil: none can be seen.
 	past func() string
 
 	mu     sync.Mutex
 	came   bool
-	by     string             // the load that bypasses the address
-	cancel context.CancelFunc // of the looking; nil before
+	by     string             // the load that was seen to bypass the address
+	cancel context.CancelFunc // ends the checks; nil before watch
 	done   chan struct{}
 }
 
-// newPassage begins with the connections that are there.
+// newPassage records the connections that exist now.
 func newPassage(address string) (*passage, error) {
 	_, text, err := net.SplitHostPort(address)
 	if err != nil {
@@ -56,7 +56,7 @@ func (p *passage) at(address string) bool {
 	return err == nil && port == strconv.Itoa(int(p.port))
 }
 
-// watch looks until one has come, and until the context ends for loads that go past.
+// watch checks until a connection was seen, and with past until a load was seen to bypass the address, or ctx ends.
 func (p *passage) watch(ctx context.Context) {
 	ctx, p.cancel = context.WithCancel(ctx)
 	p.done = make(chan struct{})
@@ -77,8 +77,8 @@ func (p *passage) watch(ctx context.Context) {
 	}()
 }
 
-// seen looks unless a connection was seen before, and says whether one was. Connections that were closed in the last
-// minute are seen too: the side that closes first keeps the pair (TIME_WAIT).
+// seen reports whether a connection was seen, and checks unless one was. It also sees connections that were closed in
+// the last minute: the side that closes first keeps the pair of ports (TIME_WAIT).
 func (p *passage) seen() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -86,21 +86,21 @@ func (p *passage) seen() bool {
 		return true
 	}
 	all, err := process.Connections(p.port)
-	p.came = err != nil // what cannot be read says nothing against it
+	p.came = err != nil // if sockets cannot be read, assume that there was one
 	for _, c := range all {
 		p.came = p.came || !p.before[c]
 	}
 	return p.came
 }
 
-// bypassed is the load that was seen to go past; empty for none.
+// bypassed returns the load that was seen to bypass the address, or "".
 func (p *passage) bypassed() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.by
 }
 
-// close ends the looking.
+// close ends the checks.
 func (p *passage) close() {
 	if p != nil && p.cancel != nil {
 		p.cancel()

@@ -17,28 +17,28 @@ import (
 )
 
 // How a rehearsal watches the CPU time of a command. Compiling and attaching programs, or reading a configuration,
-// shows as a burst of it.
+// shows as a burst.
 const (
 	lookEvery  = 50 * time.Millisecond
 	burstSpan  = 250 * time.Millisecond // over which a rate is taken
-	steadyTime = time.Second            // that it must have been steady for
-	mostTime   = 10 * time.Second       // that it is watched for
-	holdTime   = 500 * time.Millisecond // that it must go on running where the user said when it is ready
-	slackCPUs  = 0.05                   // of the rate, beside twice what it is in the end
-	margin     = 200 * time.Millisecond // of what a start can take longer another time
+	steadyTime = time.Second            // for which the rate must have been steady
+	mostTime   = 10 * time.Second       // after which watching ends
+	holdTime   = 500 * time.Millisecond // for which it must keep running if the user said when it is ready
+	slackCPUs  = 0.05                   // tolerance of the rate, in addition to twice the final rate
+	margin     = 200 * time.Millisecond // for starts that take longer
 )
 
-// Rehearsal is what was found of a command that was started once by itself.
+// Rehearsal is the result of starting a command once by itself.
 type Rehearsal struct {
-	// ReadyAfter is how long after its start nothing is left of its start-up; 0 where the user said when it is ready.
+	// ReadyAfter is how long after its start its start-up is over; 0 if the user said when it is ready.
 	ReadyAfter time.Duration
-	// Settled is false where its CPU time went up and down for as long as it was watched.
+	// Settled is false if its CPU time never became steady while it was watched.
 	Settled bool
 }
 
-// Rehearse starts a command once by itself, and ends it again, in control groups that groups makes by their names. It
-// finds out whether the command starts, becomes ready and goes on running, and how long its start-up takes. The error
-// is the command's.
+// Rehearse starts a command once by itself, in control groups that groups makes, and ends it again. It determines
+// whether the command starts, becomes ready and keeps running, and how long its start-up takes. The error is the
+// command's.
 func Rehearse(
 	ctx context.Context, groups func(name string) (kind.Group, error), l *cgroup.Layout, self string, o param.Values,
 ) (found Rehearsal, err error) {
@@ -109,11 +109,11 @@ func saysWhen(o param.Values) bool {
 	return slices.ContainsFunc(says, func(name string) bool { return o[name] != "" })
 }
 
-// reading is the CPU time of the command at a time after its start.
+// reading is the CPU time of the command at a time since its start.
 type reading struct{ at, cpu time.Duration }
 
-// watch reads the CPU time of a command until it has been steady for steadyTime, and gives from when on it was. After
-// mostTime it gives up: settled is then false.
+// watch reads the CPU time of a command until it has been steady for steadyTime, and returns the time since which it
+// was steady. After mostTime it gives up and returns false.
 func watch(
 	ctx context.Context, began time.Time, cpu func() time.Duration,
 ) (after time.Duration, settled bool, err error) {
@@ -134,8 +134,8 @@ func watch(
 	}
 }
 
-// steadyFrom is from when on a command took no more CPU time than twice what it takes in the end, over any burstSpan;
-// false where there is too little to say.
+// steadyFrom returns the time since which a command took no more CPU time, over any burstSpan, than twice its final
+// rate; false if there are too few readings.
 func steadyFrom(readings []reading) (time.Duration, bool) {
 	last := readings[len(readings)-1]
 	i := len(readings) - 1
@@ -159,5 +159,5 @@ func steadyFrom(readings []reading) (time.Duration, bool) {
 	return readings[0].at, true
 }
 
-// rate is the CPU time per time between two readings.
+// rate returns the CPU time per time between two readings.
 func rate(a, b reading) float64 { return float64(b.cpu-a.cpu) / float64(b.at-a.at) }

@@ -26,14 +26,14 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// Evidence is what is found of a command when the window is closed, before it is stopped.
+// Evidence is what is found of a command after the window is closed, before it is stopped.
 type Evidence struct {
 	process.Found
-	Observed string `json:"observed,omitempty"` // what runs already, as the spec names it
+	Observed string `json:"observed,omitempty"` // the observed program, as named in the spec
 	// MemoryPeakBytes is the most memory that the kernel has charged to its group; nil if it does not report that, or
 	// the group existed before the trial.
 	MemoryPeakBytes *uint64 `json:"memory_peak_bytes"`
-	// Files are the SHA-256 of the user's files that it was configured with, by name, in hexadecimal.
+	// Files has the SHA-256, in hexadecimal, of the user's files with which it was configured, by name.
 	Files map[string]string `json:"files,omitempty"`
 }
 
@@ -43,7 +43,7 @@ func (e *Evidence) Resident() (now, peak uint64) { return e.RSS, e.RSSPeak }
 // GroupPeak implements Resident.
 func (e *Evidence) GroupPeak() *uint64 { return e.MemoryPeakBytes }
 
-// tell records what the subject consists of.
+// tell records the subject's objects.
 func (e *Evidence) tell(t kind.Trial) error {
 	raw, err := json.Marshal(e)
 	if err != nil {
@@ -53,7 +53,7 @@ func (e *Evidence) tell(t kind.Trial) error {
 	return nil
 }
 
-// ForRecord is what a record has of eBPF programs and maps that were found.
+// ForRecord converts found eBPF programs and maps for a record.
 func ForRecord(found process.Objects) kind.Objects {
 	objects := kind.Objects{Programs: []kind.Object{}, Maps: []kind.Object{}}
 	for _, p := range found.Programs {
@@ -70,16 +70,16 @@ type started struct {
 	trial   kind.Trial
 	part    *kind.Part
 	command process.Command
-	files   []process.File // of the user's, that it was started with
-	serves  string         // the application that it stands in front of; empty: it is in no request's path
+	files   []process.File // the user's files with which it was started
+	serves  string         // the application in front of which it is; empty: it is in no request's path
 
 	group   kind.Group
 	running *process.Running // nil before Start
 	began   time.Time
-	own     *files.Scratch // its private directory, which Close removes; nil: it has none
+	own     *files.Scratch // its private directory, which Close removes; nil: none
 	found   *Evidence
-	address string   // where it serves; empty where it does not
-	passage *passage // of the connections that come to it; nil where it serves none
+	address string   // where it serves; empty if it does not
+	passage *passage // of the connections to address; nil without one
 }
 
 // Start starts it in the subject's group and waits until it is ready.
@@ -117,7 +117,7 @@ func (s *started) Start(ctx context.Context) error {
 	return s.inPath()
 }
 
-// inPath sees that loads which go to its address do not go to an application, past it.
+// inPath checks that loads that use its address do not reach an application directly instead.
 func (s *started) inPath() error {
 	var err error
 	if s.passage, err = newPassage(s.address); err != nil {
@@ -134,15 +134,16 @@ func (s *started) inPath() error {
 				s.trial.Arm(), name)
 		}
 	}
-	return nil // what runs in a container or a virtual machine has sockets that are not seen from here
+	return nil // the sockets of a container or a virtual machine are not visible here
 }
 
-// past looks for loads that go to the application that it serves and have a connection to that itself. Where a load
-// goes that Tare does not generate, its command line alone says; without such loads it is nil.
+// past returns a function that finds loads for the application that it serves that have a connection to the
+// application itself. Only loads that Tare does not generate can, because their command lines decide where they
+// connect; without such loads past returns nil.
 func (s *started) past() func() string {
 	app, err := netip.ParseAddrPort(s.trial.Applications()[s.serves].Address)
 	if err != nil {
-		return nil // by a name
+		return nil // a host name
 	}
 	groups := map[string]kind.Group{}
 	for name, load := range s.trial.Setup().Loads {
@@ -166,7 +167,7 @@ func (s *started) past() func() string {
 	}
 }
 
-// Address is kind.Addresser's.
+// Address implements kind.Addresser.
 func (s *started) Address(app string) (string, error) {
 	if app == s.serves {
 		return s.address, nil
@@ -174,7 +175,7 @@ func (s *started) Address(app string) (string, error) {
 	return s.trial.Applications()[app].Address, nil
 }
 
-// Begun begins to look for the connections of loads.
+// Begun starts watching the connections of loads.
 func (s *started) Begun(ctx context.Context, _ role.Schedule) error {
 	if s.passage != nil {
 		s.passage.watch(ctx)
@@ -188,8 +189,8 @@ func (s *started) ended(err error) {
 	}
 }
 
-// place is what its command line may speak of: the group of the applications and loads, which it may watch, where they
-// are, and where it is to listen if it serves one.
+// place returns values for its placeholders: the group of the applications and loads, which it may watch, their
+// addresses, and the address on which to listen if it serves an application.
 func (s *started) place() (process.Place, error) {
 	p, err := newPlace(s.trial.Self(), s.trial.WorkDir(), s.trial.Cgroups(), s.part.Options, func() (string, error) {
 		var err error
@@ -205,8 +206,8 @@ func uses(o map[string]string, placeholder string) bool {
 	return slices.ContainsFunc(slices.Collect(maps.Values(o)), holds)
 }
 
-// newPlace is the place of a command with these options that may watch the group whose v2 directory is work. What the
-// options do not ask for is not made.
+// newPlace returns values for the placeholders in a command's options. work is the v2 directory of the group that it
+// may watch. It makes only what the options use.
 func newPlace(
 	self, work string, layout *cgroup.Layout, o param.Values, dir func() (string, error),
 ) (process.Place, error) {
@@ -237,7 +238,7 @@ func newPlace(
 // ownDir makes a directory for the command's files.
 func ownDir() (*files.Scratch, error) { return files.NewScratch(files.LargeTemp(), "command") }
 
-// After finds what belongs to it.
+// After finds the objects of the command, and checks that loads went through it.
 func (s *started) After(context.Context) error {
 	if s.passage != nil && !s.passage.seen() {
 		return fault.New(fault.Usage, s.address, "see that the loads go to {address}, and that nothing else redirects them",
@@ -270,7 +271,7 @@ func (s *started) Evidence() any {
 	return s.found
 }
 
-// Close ends it and removes its files.
+// Close ends the command and removes its files.
 func (s *started) Close() error {
 	s.passage.close()
 	if s.running != nil && s.running.Stop() {
@@ -282,7 +283,7 @@ func (s *started) Close() error {
 	return nil
 }
 
-// observed is what runs already.
+// observed is a program that was running before the trial.
 type observed struct {
 	trial    kind.Trial
 	existing *process.Existing
@@ -301,21 +302,21 @@ func newObserved(t kind.Trial, text string) (*observed, error) {
 	return o, nil
 }
 
-// Start starts nothing: it says where what is observed is accounted for.
+// Start starts nothing: it charges the control group of the observed program to the subject.
 func (o *observed) Start(context.Context) error {
 	if o.existing.Path == "" {
-		return nil // After says that its CPU time and memory are not counted apart
+		return nil // After warns that its CPU time and memory are not counted separately
 	}
 	return o.trial.Observe(kind.Subject, "", o.existing.Path)
 }
 
-// Begun begins to check whether it stays in its control group.
+// Begun starts checking whether it stays in its control group.
 func (o *observed) Begun(context.Context, role.Schedule) error { return o.existing.Watch() }
 
-// Close ends that.
+// Close ends the check.
 func (o *observed) Close() error { return o.existing.Close() }
 
-// After finds what belongs to it now.
+// After finds the objects of the observed program.
 func (o *observed) After(context.Context) error {
 	if o.existing.Path == "" {
 		o.trial.Warn("group-shared", "%s shares its control group with others: only its eBPF programs, maps and "+

@@ -1,5 +1,5 @@
-// Package installed is the subject that the user has installed in a cluster: a mesh, a runtime, a tracer. Tare starts
-// nothing of it. An arm says by which marks of a pod it applies, and which of the running pods are its cost.
+// Package installed is a subject that the user has installed in a cluster: a mesh, a runtime, a tracer. Tare starts
+// nothing of it. An arm names the marks of pods to which it applies, and the running pods that are its cost.
 package installed
 
 import (
@@ -55,16 +55,16 @@ func (guest) About() kind.About {
 	}
 }
 
-// Check refuses settings that cannot be read, and an arm without a cost.
+// Check refuses settings that cannot be parsed, and an arm without a cost.
 func (g guest) Check(v param.Values) error {
 	_, err := g.Marks(v)
 	return err
 }
 
-// Version is kind.Versioned's: trials say which images they had.
+// Version implements kind.Versioned. It is empty: trials record their images.
 func (guest) Version(context.Context, param.Values, string) (name, version string) { return "", "" }
 
-// Marks is kind.Marked's.
+// Marks implements kind.Marked.
 func (guest) Marks(v param.Values) (m kind.Marks, err error) {
 	if m.Labels, err = pairs(labelsKey, v[labelsKey]); err != nil {
 		return m, err
@@ -95,7 +95,7 @@ func (guest) Marks(v param.Values) (m kind.Marks, err error) {
 	return m, nil
 }
 
-// pairs reads KEY=VALUE, KEY=VALUE.
+// pairs parses KEY=VALUE pairs, separated by semicolons if there are any, and else by commas.
 func pairs(what, list string) (map[string]string, error) {
 	separator := ","
 	if strings.Contains(list, ";") {

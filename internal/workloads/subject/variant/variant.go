@@ -1,5 +1,5 @@
-// Package variant is an arm that weighs a setting and no subject: the baseline again, with other settings of its
-// applications or loads. For example, a delay planted in the application of one arm is a known difference.
+// Package variant is an arm that weighs a setting instead of a subject: the baseline with other settings of its
+// applications or loads. For example, a delay set in the application of one arm is a known difference.
 package variant
 
 import (
@@ -14,9 +14,9 @@ func init() { kind.Register(kind.Subject, guest{}) }
 
 type guest struct{}
 
-// Settings are what specs set of a variant.
+// Settings are the settings of a variant in specs.
 var Settings = []param.Setting{{
-	Name: "set", Type: param.TypeText, Reach: param.ReachNothing, // what it sets has its own
+	Name: "set", Type: param.TypeText, Reach: param.ReachNothing, // the settings that it sets have their own Reach
 	Doc: "this arm's settings, named as by factors, with commas between: `server.delay=50us`",
 }}
 
@@ -35,7 +35,7 @@ func (guest) Check(o param.Values) error {
 	return nil
 }
 
-// Sets is what the arm sets, as assignments.
+// Sets returns the settings of the arm, as assignments.
 func (guest) Sets(o param.Values) []string {
 	if o["set"] == "" {
 		return nil

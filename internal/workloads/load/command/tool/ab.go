@@ -25,7 +25,7 @@ var (
 	abQuantile = text.LazyRegexp(`^ +([0-9]+)% +(\S+)( \(longest request\))?$`)
 	abKinds    = text.LazyRegexp(`^ +\(Connect: ([0-9]+), Receive: ([0-9]+), Length: ([0-9]+), Exceptions: ([0-9]+)\)$`)
 
-	// abUnits are what stands behind the figures that are read.
+	// abUnits are the units after the values that are read.
 	abUnits = map[string]string{"Time taken for tests": "seconds", "Complete requests": "", "Failed requests": "",
 		"Non-2xx responses": "", "Write errors": "", "Total transferred": "bytes",
 		"Requests per second": "[#/sec] (mean)", "Time per request": "[ms] (mean)"}
@@ -33,7 +33,8 @@ var (
 
 // parseAb reads the text of ab.
 func parseAb(output string, r *Reading) error {
-	kinds := make([]int64, 7) // failed requests; of these by connect, receive, length and exceptions; by status; writing
+	// failed requests; of these by connect, receive, length and exceptions; by status; write errors
+	kinds := make([]int64, 7)
 	whole := false
 	for line := range strings.Lines(output) {
 		line = strings.TrimRight(line, "\r\n ")
@@ -63,7 +64,7 @@ func parseAb(output string, r *Reading) error {
 	if r.Requests == nil || r.Rate == nil {
 		return errors.New("it has no \"Complete requests\" or no \"Requests per second\" in text: leave out -w")
 	}
-	if *r.Requests > 1 && !whole { // of a single request it gives no distribution
+	if *r.Requests > 1 && !whole { // for a single request it prints no distribution
 		return errors.New("its distribution at the end is missing: it was cut off, or leave out -d")
 	}
 	if kinds[3] > 0 {
@@ -106,7 +107,7 @@ func abTake(r *Reading, name, value, rest string, kinds []int64) (err error) {
 		kinds[0], err = count(value)
 	case "Non-2xx responses":
 		kinds[5], err = count(value)
-	case "Write errors": // which it does not count as failed (write_request in its ab.c)
+	case "Write errors": // ab does not count these as failed (write_request in its ab.c)
 		kinds[6], err = count(value)
 	case "Total transferred":
 		n, err = count(value)

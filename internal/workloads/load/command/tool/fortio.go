@@ -25,7 +25,7 @@ type fortioHistogram struct {
 	Percentiles []struct{ Percentile, Value float64 }
 }
 
-// fortioResult is what is read of fortio's JSON.
+// fortioResult is the part of fortio's JSON that is read.
 type fortioResult struct {
 	Version           string
 	ActualQPS         *float64
@@ -36,9 +36,9 @@ type fortioResult struct {
 	Sizes             *fortioHistogram
 }
 
-// fortioFailed counts the answers of a status of failure, where the codes are those of HTTP: what fortio itself takes
-// for success is 2xx and 418, which some versions of it count as failed all the same, and -1 is of a request without an
-// answer (codeIsOK in its fhttp package).
+// fortioFailed counts responses with an error status, if the codes are those of HTTP. fortio counts 2xx and 418 as
+// success, but some of its versions count 418 as failed too; -1 is a request without a response (codeIsOK in its fhttp
+// package). teapots counts those with 418.
 func fortioFailed(codes map[string]int64) (failed, teapots int64, ok bool) {
 	for code, n := range codes {
 		status, err := strconv.Atoi(code)
@@ -54,8 +54,8 @@ func fortioFailed(codes map[string]int64) (failed, teapots int64, ok bool) {
 	return failed, teapots, len(codes) > 0
 }
 
-// parseFortio reads the JSON of fortio load (HTTPRunnerResults in fortio's fhttp package, and its kin for gRPC, TCP and
-// UDP, which share all but the sizes).
+// parseFortio reads the JSON of fortio load (HTTPRunnerResults in fortio's fhttp package, and the similar results for
+// gRPC, TCP and UDP, which have all fields but the sizes).
 func parseFortio(output string, r *Reading) error {
 	f, err := object(output, func(f *fortioResult) bool {
 		return f.DurationHistogram != nil && f.DurationHistogram.Count != nil && f.ActualQPS != nil

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// The units of times and sizes, the longer suffixes before those that they end in.
+// The units of times and sizes.
 var (
 	timeUnits = []unit{
 		{"ns", 1e-9}, {"us", 1e-6}, {"µs", 1e-6}, {"μs", 1e-6}, {"ms", 1e-3}, {"sec", 1}, {"secs", 1}, {"min", 60},
@@ -60,7 +60,7 @@ func duration(text string) (float64, error) {
 	return d.Seconds(), nil
 }
 
-// number reads a decimal number that is finite and not negative.
+// number reads a finite decimal number that is not negative.
 func number(text string) (float64, error) {
 	f, err := strconv.ParseFloat(strings.TrimSpace(text), 64)
 	if err != nil || math.IsNaN(f) || math.IsInf(f, 0) || f < 0 {
@@ -69,7 +69,7 @@ func number(text string) (float64, error) {
 	return f, nil
 }
 
-// count reads a whole number that is not negative.
+// count reads an integer that is not negative.
 func count(text string) (int64, error) {
 	n, err := strconv.ParseInt(strings.TrimSpace(text), 10, 64)
 	if err != nil || n < 0 {
@@ -78,7 +78,7 @@ func count(text string) (int64, error) {
 	return n, nil
 }
 
-// bytes is a size as a whole number; nil where it is too large for one.
+// bytes rounds a size to an integer; nil if it is too large.
 func bytes(size float64) *int64 {
 	if size < 0 || size >= 1<<62 {
 		return nil
@@ -87,12 +87,12 @@ func bytes(size float64) *int64 {
 	return &n
 }
 
-// maxObjects is how many JSON objects are looked at in one output, such as lines of log.
+// maxObjects is how many JSON objects of one output are examined; lines of a log may be objects too.
 const maxObjects = 1000
 
-// object finds the JSON object in an output that is a result, and decodes it. Other lines and objects, such as those of
-// a log, may stand before and after it; each object begins a line. Two results are an error, and none is one that says
-// what lacks, where there is an object.
+// object finds the JSON object in an output for which result is true, and decodes it. Other lines and objects, such as
+// a log's, may precede and follow it; each object begins a line. Two results are an error. If there are objects but no
+// result, the error is lacks.
 func object[T any](output string, result func(*T) bool, lacks string) (*T, error) {
 	var found *T
 	err := errors.New("there is no JSON object in it")
@@ -138,13 +138,13 @@ func object[T any](output string, result func(*T) bool, lacks string) (*T, error
 	return found, nil
 }
 
-// twice is a key that an object in a valid JSON document has more than once; empty where there is none. Case does not
-// count: package json takes the last of keys that differ in it alone.
+// twice returns a key that occurs more than once in an object of a valid JSON document, or "". Keys that differ only
+// in case are the same, because package json takes the last of them.
 func twice(document string) string {
 	decoder := json.NewDecoder(strings.NewReader(document))
 	type level struct {
 		keys map[string]bool // of an object; nil of an array
-		key  bool            // the next token is one
+		key  bool            // the next token is a key
 	}
 	var levels []level
 	for {
@@ -169,7 +169,7 @@ func twice(document string) string {
 			continue
 		}
 		if top != nil && top.keys != nil {
-			top.key = true // after the value that begins here
+			top.key = true // after the value that begins with this token
 		}
 		switch token {
 		case json.Delim('{'):

@@ -28,7 +28,7 @@ var (
 	redisQuiet    = text.LazyRegexp(`^(.+): ([0-9.]+) requests per second(?:, p50=([0-9.]+) msec)?$`)
 )
 
-// parseRedis reads what redis-benchmark prints: its long text, the line for each operation that -q gives, or --csv.
+// parseRedis reads redis-benchmark's output: its long text, the lines of -q, or --csv.
 func parseRedis(output string, r *Reading) error {
 	var parts []Part
 	var err error
@@ -58,7 +58,7 @@ func parseRedis(output string, r *Reading) error {
 	return nil
 }
 
-// byName puts the rounds of each operation together, which a loop (-l, or a shell's) makes one after the other.
+// byName combines the rounds of each operation, which a loop (-l, or a shell's) runs in turn.
 func byName(parts []Part) (operations []Part) {
 	rounds := map[string][]Part{}
 	var names []string
@@ -76,14 +76,14 @@ func byName(parts []Part) (operations []Part) {
 	return operations
 }
 
-// inRounds puts parts together that ran one after the other, with as many requests in each (-n): so it is for the
-// operations of redis-benchmark, and for the rounds of a loop. Quantiles of several do not add up.
+// inRounds combines parts that ran in turn with the same number of requests each (-n): the operations of
+// redis-benchmark, or the rounds of a loop. Quantiles of several parts cannot be combined.
 func inRounds(parts []Part) Part {
 	all := together(parts, true)
 	if len(parts) == 1 {
 		return all
 	}
-	// Where the number of requests is known, several commands may have made more or fewer of them.
+	// If the numbers of requests are known, they are the weights: several commands may have made different numbers.
 	weight := func(p Part) float64 {
 		if all.Requests == nil || *all.Requests == 0 {
 			return 1 / float64(len(parts))
@@ -108,7 +108,7 @@ func inRounds(parts []Part) Part {
 	return all
 }
 
-// latest is what stands on a line last: the progress of a run overwrites itself.
+// latest returns the last text on a line, because the progress of a run overwrites itself.
 func latest(line string) string {
 	line = strings.TrimRight(line, "\r\n ")
 	return line[strings.LastIndexByte(line, '\r')+1:]
@@ -156,7 +156,7 @@ const (
 	redisLatency      = "latency summary"
 )
 
-// redisLine takes one line of the text of an operation.
+// redisLine reads one line of the text of an operation.
 func redisLine(p *Part, section, line string, r *Reading) error {
 	if m := redisDone().FindStringSubmatch(line); m != nil {
 		if p.Requests != nil {
@@ -232,7 +232,7 @@ func redisLines(output string, r *Reading) ([]Part, error) {
 }
 
 func redisCSV(output string, r *Reading) ([]Part, error) {
-	var table strings.Builder // without what else is printed
+	var table strings.Builder // without other output
 	for line := range strings.Lines(output) {
 		if strings.HasPrefix(line, `"`) {
 			table.WriteString(line)

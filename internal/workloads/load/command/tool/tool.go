@@ -1,6 +1,6 @@
-// Package tool parses the output of independent load generators such as wrk and fio. Their numbers have their own
-// meaning: each tool has its own clock, which starts and stops at moments that the tool chooses. A Reading therefore
-// names the tool and what its clock measures, and is reported beside what Tare measures from outside; it never
+// Package tool parses the output of independent load generators such as wrk and fio. Each tool has its own clock,
+// which starts and stops at moments that the tool chooses, so its numbers have their own meaning. A Reading therefore
+// names the tool and what its clock measures. It is reported next to what Tare measures from outside, and never
 // replaces that.
 //
 // What a tool does not print is absent from a Reading, never 0: a quantile that it leaves out, or one that it rounds
@@ -35,30 +35,30 @@ const (
 // Reading is the output of one run of a tool.
 type Reading struct {
 	Tool     string   `json:"tool"`              // its name, one of Names
-	Version  string   `json:"version,omitempty"` // where its output has one
+	Version  string   `json:"version,omitempty"` // if its output has one
 	Clock    string   `json:"clock"`             // what its clock measures, in a sentence
 	Part              // all parts together
-	Parts    []Part   `json:"parts,omitempty"`    // of a tool that runs several operations or jobs, more than one
+	Parts    []Part   `json:"parts,omitempty"`    // if the tool runs several operations or jobs
 	Warnings []string `json:"warnings,omitempty"` // what a reader of the numbers must know
 
-	headings map[string]bool // of quantiles, and whether one below each was read
-	zero     []string        // figures that are printed as 0
-	both     [][2]string     // latencies that are printed with two values, by part and name
-	left     int64           // requests that the tool counts in its rate, and that are no Requests
-	seen     map[string]bool // figures that an output has once
-	doubt    bool            // a line that is not known may count failures
+	headings map[string]bool // headings of quantiles, and whether a quantile below each was read
+	zero     []string        // names of values that are printed as 0
+	both     [][2]string     // latencies that are printed with different values, by part and name
+	left     int64           // requests that are in the tool's rate but not in Requests
+	seen     map[string]bool // values that an output has only once
+	doubt    bool            // an unknown line may count failures
 }
 
 // Part is the result of one operation, or of all of them. A field is nil if the tool does not print it.
 type Part struct {
 	Name     string   `json:"name,omitempty"`         // of the operation or job: SET, "job read"
-	Requests *int64   `json:"requests,omitempty"`     // that ended, those with errors included where it counts them so
-	Errors   *int64   `json:"errors,omitempty"`       // requests that failed, or were answered with a status of failure
-	Beside   int64    `json:"beside,omitempty"`       // of the errors, those that are not among Requests
-	Seconds  *float64 `json:"seconds,omitempty"`      // that it ran for
+	Requests *int64   `json:"requests,omitempty"`     // completed requests, with failed ones if the tool counts them so
+	Errors   *int64   `json:"errors,omitempty"`       // requests that failed, or got a response with an error status
+	Beside   int64    `json:"beside,omitempty"`       // of Errors, those that are not in Requests
+	Seconds  *float64 `json:"seconds,omitempty"`      // how long it ran
 	Rate     *float64 `json:"rate,omitempty"`         // requests per second
 	Bytes    *int64   `json:"bytes,omitempty"`        // transferred
-	Mean     *float64 `json:"mean_seconds,omitempty"` // of the latency by the tool's clock, as the others
+	Mean     *float64 `json:"mean_seconds,omitempty"` // of the latency by the tool's clock, as are the following
 	P50      *float64 `json:"p50_seconds,omitempty"`  //
 	P90      *float64 `json:"p90_seconds,omitempty"`  //
 	P99      *float64 `json:"p99_seconds,omitempty"`  //
@@ -66,19 +66,19 @@ type Part struct {
 	Max      *float64 `json:"max_seconds,omitempty"`  //
 }
 
-// Label says whose numbers these are, such as "by wrk's own clock".
+// Label names the clock of the numbers, such as "by wrk's own clock".
 func (r Reading) Label() string { return "by " + r.Tool + "'s own clock" }
 
-// Tool is a load generator whose output can be read. Each is a file that registers it.
+// Tool is a load generator whose output can be read. Each has a file that registers it.
 type Tool struct {
 	Name   string // of its program
-	Reads  string // which output of it can be read
-	Tested string // the versions whose output the tests have, real or written after the documentation
+	Reads  string // which of its output formats can be read
+	Tested string // versions with output in the tests, real or written from the documentation
 	Clock  string // what its clock measures
 
 	parse func(output string, r *Reading) error
 
-	// result matches what the text of one run contains at most once; nil: parse checks that.
+	// result matches a text that the output of one run contains at most once; nil: parse checks that itself.
 	result func() *regexp.Regexp
 
 	// grain is the relative amount by which quantiles are rounded up, for example by a histogram.
@@ -91,17 +91,17 @@ type Tool struct {
 	fork *fork
 }
 
-// fork says how a tool is distinguished from the one with the same program name.
+// fork describes how to distinguish a tool from the one with the same program name.
 type fork struct {
 	of       string
 	byArgs   func(args []string) bool
 	byOutput func(output string) bool
 }
 
-// tools are the registry, in the order of their names.
+// tools is the registry, in the order of names.
 var tools []Tool
 
-// register adds a tool. It is called from init functions only, and panics if the name is taken or something is missing.
+// register adds a tool. It is called from init functions only, and panics if the name is taken or a field is missing.
 func register(t Tool) {
 	at, taken := find(t.Name)
 	if taken || t.Name == "" || t.Reads == "" || t.Tested == "" || t.Clock == "" || t.parse == nil {
@@ -114,12 +114,12 @@ func find(name string) (at int, is bool) {
 	return slices.BinarySearchFunc(tools, name, func(t Tool, name string) int { return cmp.Compare(t.Name, name) })
 }
 
-// Names are the names of All.
+// Names returns the names of all tools.
 func Names() []string {
 	return lists.Map(tools, func(t Tool) string { return t.Name })
 }
 
-// forkOf is the fork of a tool for which is holds, or the tool itself.
+// forkOf returns the fork of a tool for which is returns true, or else the tool itself.
 func forkOf(name string, is func(*fork) bool) string {
 	for _, t := range tools {
 		if t.fork != nil && t.fork.of == name && is(t.fork) {
@@ -135,8 +135,8 @@ var wrappers = []string{
 	"timeout",
 }
 
-// Detect finds the tool that a command line runs, by the name of its program; empty where that is none of Names. It
-// looks through wrappers such as taskset.
+// Detect returns the tool that a command line runs, by the name of its program, or "" if the program is unknown. It
+// skips wrappers such as taskset.
 func Detect(argv []string) string {
 	for i, arg := range argv {
 		name := filepath.Base(arg)
@@ -162,7 +162,7 @@ func Parse(name string, output []byte) (Reading, error) {
 	r := Reading{Tool: t.Name, Clock: t.Clock}
 	err := fmt.Errorf("it is longer than %d bytes", MaxBytes)
 	if len(output) <= MaxBytes {
-		plain := strings.TrimPrefix(string(output), "\ufeff") // of a file that an editor or PowerShell wrote
+		plain := strings.TrimPrefix(string(output), "\ufeff") // from a file that an editor or PowerShell wrote
 		err = t.read(colours().ReplaceAllString(plain, ""), &r)
 	}
 	if err == nil {
@@ -175,8 +175,8 @@ func Parse(name string, output []byte) (Reading, error) {
 	return r, nil
 }
 
-// colours are escapes for a terminal, also such as erase a line, which some tools, such as oha 1.4, print to files as
-// well (CSI sequences of ECMA-48).
+// colours matches terminal escapes, including those that erase a line, which some tools, such as oha 1.4, also print
+// to files (CSI sequences of ECMA-48).
 var colours = text.LazyRegexp("\x1b\\[[0-?]*[ -/]*[@-~]")
 
 func (t *Tool) read(output string, r *Reading) error {
@@ -189,22 +189,22 @@ func (t *Tool) read(output string, r *Reading) error {
 	return t.parse(output, r)
 }
 
-// errSeveral means that an output has the results of several runs, none of which is the whole.
+// errSeveral means that an output has the results of several runs, none of which stands for the whole.
 var errSeveral = errors.New("it has the results of more than one run: print those of one, the measured one, " +
 	"and send those of others elsewhere, such as to /dev/null")
 
-// heading notes that the output has a heading of quantiles.
+// heading records that the output has a heading of quantiles.
 func (r *Reading) heading(name string) {
 	if r.headings == nil {
 		r.headings = map[string]bool{}
 	}
 	if !r.headings[name] {
-		r.headings[name] = false // there, and not read yet
+		r.headings[name] = false // present, but no quantile read yet
 	}
 }
 
-// latency sets a latency of a part in seconds, by its name, found below a heading; empty for none. If it is printed as
-// 0, it is below the tool's unit, or of no request.
+// latency sets a latency of a part, in seconds, by its name, below a heading ("" for none). A value of 0 is below the
+// tool's resolution, or there were no requests.
 func (r *Reading) latency(p *Part, heading, name string, seconds float64) {
 	r.heading(heading)
 	field := p.latency(name)
@@ -214,14 +214,14 @@ func (r *Reading) latency(p *Part, heading, name string, seconds float64) {
 	if old := *field; old != nil && math.Abs(*old-seconds) > 0.05*max(*old, seconds) {
 		r.both = append(r.both, [2]string{p.Name, name})
 	}
-	if r.headings[heading] = true; seconds != 0 { // check refuses those below
+	if r.headings[heading] = true; seconds != 0 { // check refuses negative values
 		*field = &seconds
 	} else {
 		r.zero = append(r.zero, strings.TrimSpace(p.Name+" "+name))
 	}
 }
 
-// quantile takes a quantile in percent, both as printed.
+// quantile sets a quantile. percent is its name as printed; value is in seconds.
 func (r *Reading) quantile(p *Part, heading, percent string, value float64, err error) error {
 	q, wrong := number(percent)
 	if err = errors.Join(wrong, err); err == nil {
@@ -230,14 +230,14 @@ func (r *Reading) quantile(p *Part, heading, percent string, value float64, err 
 	return err
 }
 
-// once adds a warning that is not there yet.
+// once adds a warning unless it exists.
 func (r *Reading) once(warning string) {
 	if !slices.Contains(r.Warnings, warning) {
 		r.Warnings = append(r.Warnings, warning)
 	}
 }
 
-// strange warns of a line below a heading that is not known, where others are.
+// strange warns of an unknown line below a known heading.
 func (r *Reading) strange(heading, line string) {
 	if len(r.Warnings) < maxStrange {
 		r.once(fmt.Sprintf("below %q the line %q is not known, so what it says is not read", heading,
@@ -245,7 +245,7 @@ func (r *Reading) strange(heading, line string) {
 	}
 }
 
-// first returns an error if a figure that an output has once, by its name, occurs again.
+// first returns an error if a value that an output has only once, by its name, occurs again.
 func (r *Reading) first(name string) error {
 	if r.seen[name] {
 		return errSeveral
@@ -257,10 +257,10 @@ func (r *Reading) first(name string) error {
 	return nil
 }
 
-// counted is a line that ends in a number of failures, by its words.
+// counted matches lines that appear to end in a number of failures.
 var counted = text.LazyRegexp(`(?i)(\b(errors?|fail\w*|timeouts?|timed out|refused|dropped|non-?\dxx)\b|\bresponses:).*[0-9]`)
 
-// differ withdraws a number of failures that the output has twice with different values.
+// differ warns if the output has a number of failures twice with different values, and then neither is used.
 func (r *Reading) differ(one, other int64, where string) {
 	if one != other {
 		r.doubt = true
@@ -283,8 +283,8 @@ func (r *Reading) missing(n int64, which string) {
 	}
 }
 
-// either sums failures of several kinds, of which one request can have more than one: the number is known if only one
-// kind occurred. Otherwise it is nil.
+// either adds up failures of several kinds, where one request may be of several kinds. The number is known only if one
+// kind occurred; otherwise the result is nil.
 func (r *Reading) either(kinds ...int64) *int64 {
 	all := sum(kinds, func(n int64) *int64 { return &n })
 	if most := slices.Max(kinds); all != nil && *all > most {
@@ -295,8 +295,8 @@ func (r *Reading) either(kinds ...int64) *int64 {
 	return all
 }
 
-// warn adds warnings that follow from the numbers: figures that contradict each other are all withdrawn, and figures
-// that are missing without a word from the tool are named.
+// warn adds warnings that follow from the numbers. It discards values that contradict each other, and names values
+// that are missing without explanation.
 func (r *Reading) warn(t *Tool) {
 	for _, name := range slices.Sorted(maps.Keys(r.headings)) {
 		if name != "" && !r.headings[name] {
@@ -342,8 +342,8 @@ func (r *Reading) warn(t *Tool) {
 	}
 }
 
-// disagreeing withdraws figures that contradict each other, and says which: falling quantiles, and a mean above the
-// maximum, by more than their grain, and a rate that does not match the number of requests.
+// disagreeing discards values that contradict each other, and says which: decreasing quantiles and a mean above the
+// maximum, by more than the tool's grain, and a rate that does not match the number of requests.
 func (p *Part) disagreeing(t *Tool, left int64) (says []string) {
 	ladder := []struct {
 		name string
@@ -357,7 +357,7 @@ func (p *Part) disagreeing(t *Tool, left int64) (says []string) {
 		}
 	}
 	if !t.paced {
-		// Tools round the two to different digits: wrk prints 999.60us and 1.00ms.
+		// Tools round the two to different precisions: wrk prints 999.60us and 1.00ms.
 		contradict("mean", "maximum", &p.Mean, &p.Max, max(t.grain, 0.01))
 	}
 	for i, low := range ladder {
@@ -366,8 +366,8 @@ func (p *Part) disagreeing(t *Tool, left int64) (says []string) {
 		}
 	}
 	if !t.paced {
-		// A part of the requests took a quantile and longer, so their mean is that part of it at least. Twice that is left
-		// to digits and to histograms.
+		// If a fraction of the requests took at least a quantile, the mean is at least that fraction of the quantile. The
+		// factor of two allows for rounding and for histograms.
 		for _, q := range []struct {
 			name   string
 			of     **float64
@@ -399,15 +399,15 @@ func (p *Part) disagreeing(t *Tool, left int64) (says []string) {
 	return says
 }
 
-// agrees reports whether the number of requests, plus left, equals rate times seconds, within ten requests, a tenth,
-// and half a hundredth of a second. Tools round, redis-benchmark to hundredths, and their clocks do not stop when the
-// last request ends.
+// agrees reports whether the number of requests, plus left, equals rate times seconds, to within ten requests, a
+// tenth, and half a hundredth of a second. Tools round times, redis-benchmark to hundredths, and their clocks do not
+// stop when the last request ends.
 func (p *Part) agrees(left int64) bool {
 	made, rated := float64(*p.Requests+left), *p.Rate**p.Seconds
 	return math.Abs(made-rated) <= 10+0.1*max(made, rated)+0.005**p.Rate
 }
 
-// check refuses impossible numbers.
+// check returns an error for impossible numbers.
 func (r *Reading) check() error {
 	if len(r.Parts) > maxParts {
 		return fmt.Errorf("it has %d parts, more than %d", len(r.Parts), maxParts)
@@ -439,20 +439,20 @@ func (p Part) check() error {
 	return nil
 }
 
-// latency gives the field of a latency by its name; nil for one that a Part does not have.
+// latency returns the field of a latency by its name, or nil if a Part does not have it.
 func (p *Part) latency(name string) **float64 {
 	return map[string]**float64{"mean": &p.Mean, "p50": &p.P50, "p90": &p.P90, "p99": &p.P99, "p99.9": &p.P999,
 		"p100": &p.Max, "max": &p.Max}[name]
 }
 
-// untimed says whether the duration is rounded to 0.
+// untimed reports whether the duration was rounded to 0.
 func (p *Part) untimed() bool {
 	return p.Seconds != nil && *p.Seconds == 0 && (p.Requests == nil || *p.Requests > 0)
 }
 
-// together sums parts into one. Parts that ran one after the other (inTurn) took the sum of their times, others the
-// longest; if one has no number of requests, all are taken to have made equally many. Quantiles of several
-// distributions cannot be combined, so they are absent.
+// together adds up parts. Parts that ran in turn (inTurn) took the sum of their times, others the longest. If one has
+// no number of requests, all are assumed to have made equally many. Quantiles of several distributions cannot be
+// combined, so they are absent.
 func together(parts []Part, inTurn bool) Part {
 	if len(parts) == 1 {
 		return parts[0]
@@ -475,7 +475,7 @@ func together(parts []Part, inTurn bool) Part {
 		}
 		return all
 	}
-	// The times are rounded more than the rates are.
+	// Computed from the rates, because the times are rounded more.
 	made, took := 0.0, 0.0
 	for _, p := range parts {
 		n := 1.0
@@ -493,7 +493,7 @@ func together(parts []Part, inTurn bool) Part {
 	return all
 }
 
-// sum adds up a figure of parts, no less than 0; nil where there are none, or one does not say.
+// sum adds up a value over parts; nil if there are none, one has no value, or the sum overflows.
 func sum[P any, N int64 | float64](parts []P, of func(P) *N) *N {
 	if len(parts) == 0 {
 		return nil
@@ -505,13 +505,13 @@ func sum[P any, N int64 | float64](parts []P, of func(P) *N) *N {
 			return nil
 		}
 		if all += *n; all < 0 && *n >= 0 {
-			return nil // more than can be counted
+			return nil // overflow
 		}
 	}
 	return &all
 }
 
-// clip keeps what a tool wrote from filling a message.
+// clip bounds how much of a message a tool's output takes.
 func clip(said string) string {
 	const most = 60
 	said = strings.ToValidUTF8(strings.Map(func(r rune) rune {

@@ -26,14 +26,14 @@ func init() {
 	})
 }
 
-// isWrk2 distinguishes wrk2's output from that of wrk, of which it is a fork: it calibrates its threads, and its
-// distribution is an HDR histogram. A short run without --latency has neither, so that only the command line shows it
+// isWrk2 distinguishes wrk2's output from that of wrk, of which it is a fork: wrk2 calibrates its threads, and its
+// distribution is an HDR histogram. A short run without --latency has neither; then only the command line reveals wrk2
 // (Detect).
 func isWrk2(output string) bool {
 	return strings.Contains(output, "Thread calibration:") || strings.Contains(output, "(HdrHistogram - ")
 }
 
-// hasRate says whether arguments set a rate, which only wrk2 has an option for.
+// hasRate reports whether arguments set a rate, an option that only wrk2 has.
 func hasRate(args []string) bool {
 	return slices.ContainsFunc(args, func(a string) bool {
 		return strings.HasPrefix(a, "-R") || a == "--rate" || strings.HasPrefix(a, "--rate=")
@@ -42,7 +42,7 @@ func hasRate(args []string) bool {
 
 var (
 	wrkThread   = text.LazyRegexp(`^ +Latency +(\S+) +\S+ +(\S+) +\S+%$`)
-	wrkOwn      = text.LazyRegexp(`^  [A-Z]`) // as it prints its totals, and scripts seldom print theirs
+	wrkOwn      = text.LazyRegexp(`^  [A-Z]`) // indented like its own totals, unlike most output of scripts
 	wrkQuantile = text.LazyRegexp(`^ *([0-9.]+)% +(\S+)$`)
 	wrkTotal    = text.LazyRegexp(`^ +([0-9]+) requests in (\S+), (\S+) read$`)
 	wrkErrors   = text.LazyRegexp(`^ +Socket errors: connect (\d+), read (\d+), write (\d+), timeout (\d+)$`)
@@ -50,7 +50,7 @@ var (
 	wrkRate     = text.LazyRegexp(`(?m)^Requests/sec: +(\S+)\s*$`)
 )
 
-// wrkDistribution is the heading of quantiles, which wrk2 goes on with the way of counting.
+// wrkDistribution is the heading of quantiles, to which wrk2 appends how it counts.
 const wrkDistribution = "Latency Distribution"
 
 // parseWrk reads the text of wrk and of wrk2.
@@ -76,15 +76,15 @@ func parseWrk(output string, r *Reading) error {
 // wrkReader is the state of reading wrk's text line by line.
 type wrkReader struct {
 	r            *Reading
-	broken       int64 // by sockets: no requests of its count
-	late, status int64 // answered, but late or with a status of failure, or both
-	quantiles    bool  // inside the distribution that counts
-	uncorrected  bool  // or in, and after, that which does not
+	broken       int64 // by socket errors: not among its requests
+	late, status int64 // answered, but late, or with an error status, or both
+	quantiles    bool  // inside the distribution that is read
+	uncorrected  bool  // inside or after the distribution that is not read
 }
 
 func (w *wrkReader) line(line string) error {
 	if strings.HasPrefix(line, "  "+wrkDistribution) {
-		// wrk2 --u_latency prints a second one, of the times since the sending.
+		// wrk2 --u_latency prints a second distribution, of times since the requests were sent.
 		w.uncorrected = strings.Contains(line, "Uncorrected")
 		if w.quantiles = !w.uncorrected; w.quantiles {
 			w.r.heading(wrkDistribution)
@@ -130,7 +130,7 @@ func (w *wrkReader) line(line string) error {
 	return nil
 }
 
-// threads takes the line of the threads' latency. It is -nan where there was no request.
+// threads reads the line of the threads' latency, which is -nan without requests.
 func (w *wrkReader) threads(mean, largest string) error {
 	if strings.Contains(mean, "nan") {
 		return nil
