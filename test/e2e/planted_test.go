@@ -13,7 +13,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unsafe"
 
+	"github.com/cilium/ebpf"
 	pprof "github.com/google/pprof/profile"
 	"golang.org/x/sys/unix"
 
@@ -32,7 +34,9 @@ type plantedWork struct {
 	rounds int    // of a loop in a function
 	sum    uint64 // what it gave
 	random []byte // to be filled by the kernel
-	pair   [2]int // sockets, of which the second one may have a filter
+	pair   [2]int // sockets, of which the second one may have the program as its filter
+
+	program *ebpf.Program
 }
 
 // plantedUser is the function.
@@ -63,18 +67,34 @@ func newPlantedWork(user, bpf, kernel float64) (*plantedWork, error) {
 	w := &plantedWork{}
 	const some = 100_000
 	w.rounds = int(user * some * float64(time.Microsecond) / float64(fastest(func() { w.sum += plantedUser(some) })))
-	buffer := make([]byte, 64<<10)
-	took := fastest(func() { _, _ = unix.Getrandom(buffer, 0) })
-	w.random = buffer[:int(kernel*float64(len(buffer))*float64(time.Microsecond)/float64(took))]
+	for n := 64; kernel > 0; n += 64 { // a call takes as long as none of its bytes would, and so much for each
+		more := make([]byte, n)
+		if fastest(func() { getrandom(more) }) > time.Duration(kernel*float64(time.Microsecond)) {
+			break
+		}
+		w.random = more
+	}
 	var err error
-	if w.pair, err = unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0); err != nil || bpf == 0 {
-		return w, err
+	if bpf > 0 {
+		w.program, err = busy.Filter("planted_bpf", bpf)
 	}
-	program, err := busy.Filter("planted_bpf", bpf)
-	if err != nil {
-		return nil, err
+	return w, err
+}
+
+// getrandom is the system call: what Go calls is in the vDSO.
+func getrandom(b []byte) {
+	_, _, _ = unix.RawSyscall(unix.SYS_GETRANDOM, uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), 0)
+}
+
+// connection is the work of one connection, which has sockets of its own.
+func (w *plantedWork) connection() (*plantedWork, error) {
+	own := *w
+	var err error
+	own.pair, err = unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err == nil && w.program != nil {
+		err = unix.SetsockoptInt(own.pair[1], unix.SOL_SOCKET, unix.SO_ATTACH_BPF, w.program.FD())
 	}
-	return w, unix.SetsockoptInt(w.pair[1], unix.SOL_SOCKET, unix.SO_ATTACH_BPF, program.FD())
+	return &own, err
 }
 
 // do does it: the sockets are written and read, whether there is a program or not.
@@ -84,7 +104,7 @@ func (w *plantedWork) do() {
 	_, _ = unix.Write(w.pair[0], one)
 	_, _ = unix.Read(w.pair[1], one)
 	if len(w.random) > 0 {
-		_, _ = unix.Getrandom(w.random, 0)
+		getrandom(w.random)
 	}
 }
 
@@ -97,6 +117,10 @@ func plantedProxy(args []string) error {
 		if us[i], err = strconv.ParseFloat(arg, 64); err != nil {
 			return err
 		}
+	}
+	work, err := newPlantedWork(us[0], us[1], us[2])
+	if err != nil {
+		return err
 	}
 	listener, err := net.Listen("tcp", args[0])
 	if err != nil {
@@ -111,7 +135,7 @@ func plantedProxy(args []string) error {
 		if err != nil {
 			return err
 		}
-		w, err := newPlantedWork(us[0], us[1], us[2])
+		w, err := work.connection()
 		if err != nil {
 			return err
 		}

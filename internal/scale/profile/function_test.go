@@ -162,3 +162,15 @@ func TestFunctionOf(t *testing.T) {
 		}
 	}
 }
+
+// TestBPFName: eBPF programs have a tag in their symbols, which functions of the kernel with such names have not.
+func TestBPFName(t *testing.T) {
+	for symbol, want := range map[string]string{
+		"bpf_prog_0123456789abcdef_my_prog": "bpf:my_prog", "bpf_prog_0123456789abcdef": "bpf:0123456789abcdef",
+		"bpf_prog_load": "", "bpf_prog_run_array": "", "bpf_prog_0123456789abcdeg_x": "", "bpf_prog_": "", "tcp_sendmsg": "",
+	} {
+		if got, is := bpfName(symbol); got != want || is != (want != "") {
+			t.Errorf("%s is %q, %v; want %q", symbol, got, is, want)
+		}
+	}
+}

@@ -105,15 +105,19 @@ type Symbols interface {
 
 // bpfPrefix begins the kernel's names of the code of eBPF programs: bpf_prog_<tag>_<name>, where a tag is 16 digits
 // (bpf_get_prog_name in kernel/bpf/core.c).
-const bpfPrefix = "bpf_prog_"
+const (
+	bpfPrefix = "bpf_prog_"
+	bpfTag    = 16 // digits
+)
 
-// bpfName is the name of an eBPF program in a kernel symbol.
+// bpfName returns the name of an eBPF program in a kernel symbol, or its tag if it has none. It reports whether the
+// symbol is one: bpf_prog_load is not.
 func bpfName(symbol string) (name string, is bool) {
 	rest, is := strings.CutPrefix(symbol, bpfPrefix)
-	if !is {
+	tag, name, _ := strings.Cut(rest, "_")
+	if !is || len(tag) != bpfTag || strings.Trim(tag, "0123456789abcdef") != "" {
 		return "", false
 	}
-	tag, name, _ := strings.Cut(rest, "_")
 	return "bpf:" + cmp.Or(name, tag), true
 }
 
