@@ -27,7 +27,7 @@ func (c *charger) charge(l *ledger.Ledger) {
 			if err == nil {
 				c.processes, c.listed = processes, now
 			} else {
-				l.Warn("processes-unread", "rules apply to the processes that were listed last: %v", err)
+				l.Warn("processes-unread", "rules use the previous list of processes: %v", err)
 			}
 		}
 		charge.Apply(c.rules, l, c.processes)

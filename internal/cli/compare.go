@@ -179,8 +179,8 @@ func (f compareFlags) side(dir string) ([]comparison.Source, error) {
 	}
 	runs := lists.Map(sources, func(s comparison.Source) record.Run { return s.Run })
 	if what := comparison.Mixed(runs); what != "" && !f.anyway {
-		return nil, fault.New(fault.Usage, dir, "put the runs of each version into a directory of its own, or give --anyway",
-			"its runs are no repeats of one thing: they differ in %s", what)
+		return nil, fault.New(fault.Usage, dir, "put the runs of each version into a separate directory, or give --anyway",
+			"its runs are not repeats of the same thing: they differ in %s", what)
 	}
 	return sources, nil
 }
@@ -211,7 +211,7 @@ func (f compareFlags) like(history []comparison.Source, s comparison.Source) []c
 		return len(comparison.Apart(s.Run, h.Run)) > 0
 	})
 	if left := len(history) - len(kept); left > 0 {
-		fmt.Fprintf(stderr, "%s: %d of %d runs are left out, for they differ from %s in more than what was weighed\n",
+		fmt.Fprintf(stderr, "%s: skipped %d of %d runs that differ from %s in more than what was weighed\n",
 			f.history, left, len(history), s.Dir)
 	}
 	return kept
@@ -260,7 +260,7 @@ func sourcesIn(dir string, skip func(error)) ([]comparison.Source, error) {
 	for _, d := range dirs {
 		s, err := sourceOf(d)
 		if kept += record.SizeOf(s); kept > maxKept {
-			return nil, fault.New(fault.Usage, dir, "put fewer there", "what its runs say takes more than %d MiB of memory",
+			return nil, fault.New(fault.Usage, dir, "compare fewer runs", "its runs need more than %d MiB of memory",
 				maxKept>>20)
 		}
 		switch {
@@ -302,8 +302,8 @@ func alike(sources []comparison.Source, anyway bool) error {
 				strings.Join(s.Summary.InvalidReasons, "; "))
 		}
 		if reasons := comparison.Apart(sources[0].Run, s.Run); len(reasons) > 0 {
-			return fault.New(fault.Usage, s.Dir, "compare runs that differ in what was weighed alone, or give --anyway",
-				"it cannot be compared with %s, from which it differs in %s", sources[0].Dir, strings.Join(reasons, "; "))
+			return fault.New(fault.Usage, s.Dir, "compare runs that differ only in what was weighed, or give --anyway",
+				"it cannot be compared with %s: they differ in %s", sources[0].Dir, strings.Join(reasons, "; "))
 		}
 	}
 	return nil

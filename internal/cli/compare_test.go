@@ -144,7 +144,7 @@ func TestCompareRefuses(t *testing.T) {
 	}
 	three := writeRuns(t, 2, 9e-6)
 	if _, err := runCompare(mixed, three); fault.CodeOf(err) != fault.Usage ||
-		!strings.Contains(err.Error(), "no repeats of one thing") {
+		!strings.Contains(err.Error(), "not repeats of the same thing") {
 		t.Errorf("two versions on one side: %v", err)
 	}
 	// A history holds any versions, and what cannot be read is left out.
@@ -227,8 +227,8 @@ func TestPowerCommand(t *testing.T) {
 		says string
 	}{
 		{[]string{}, fault.Usage, "want one run directory"},
-		{[]string{dir, "--see", "5"}, fault.Usage, `"5" is no percentage`},
-		{[]string{dir, "--power", "100%"}, fault.Usage, "is no percentage between 50 and 99.9"},
+		{[]string{dir, "--see", "5"}, fault.Usage, `"5" is not a percentage`},
+		{[]string{dir, "--power", "100%"}, fault.Usage, "is not a percentage between 50 and 99.9"},
 		{[]string{writeRun(t, 9)}, fault.Invalid, "no difference to its baseline has an interval"},
 	} {
 		if out, err := run(c.args...); fault.CodeOf(err) != c.code || !strings.Contains(err.Error(), c.says) {

@@ -33,13 +33,15 @@ func newControlplane() *cobra.Command {
 their configuration from it, as state of the world or as deltas; changes of the file are sent at once. Of a directory
 all files *.yaml are one mesh.
 
-A file with proxies tells each what concerns it. With mtls, proxies get certificates from an authority of the control
-plane, and must prove their identity by them to be told anything. --credentials has a directory written for each proxy,
-with what it connects by: Envoy starts with 'envoy -c DIR/PROXY/envoy.json'. Keys there have mode 0600, and are replaced
-before their certificates end. Without --roots a control plane that starts again is one that no proxy trusts.
+If the file lists proxies, each gets only the configuration that concerns it. With mtls, the control plane issues the
+proxies' certificates, and sends nothing to a proxy that does not authenticate with its own. With --credentials it
+writes a directory for each proxy, with all that the proxy needs to connect: Envoy starts with
+'envoy -c DIR/PROXY/envoy.json'. Keys there have mode 0600, and are replaced before their certificates expire. Without
+--roots, proxies do not trust a restarted control plane.
 
---webhook has it add proxies to the pods of a Kubernetes cluster, whose API server asks it about each new one. What pods
-get is in the file of --injection (docs/injection.md); the webhook is known by the roots of the mesh's certificates.`,
+With --webhook it injects proxies into new pods of a Kubernetes cluster, which its API server sends for review. The
+file of --injection says what is injected (docs/injection.md). API servers verify the webhook by the mesh's root
+certificates.`,
 		Example: `  tare controlplane --config mesh.yaml
   tare controlplane --config mesh.yaml --listen 127.0.0.1:18000 --admin 127.0.0.1:18001
   tare controlplane --config mesh.yaml --credentials /run/mesh --roots /var/lib/mesh
@@ -61,7 +63,8 @@ get is in the file of --injection (docs/injection.md); the webhook is known by t
 				}
 			}
 			if o.Connections < 1 {
-				return fault.New(fault.Usage, "--max-connections", "give 1 or more", "%d is too few", o.Connections)
+				return fault.New(fault.Usage, "--max-connections", "see 'tare controlplane --help'",
+					"must be at least 1, got %d", o.Connections)
 			}
 			if err := pods.complete(&o); err != nil {
 				return err
@@ -84,24 +87,24 @@ get is in the file of --injection (docs/injection.md); the webhook is known by t
 	f.IntVar(&o.Connections, "max-connections", controlplane.MaxConnections,
 		"connections that proxies may have open; more are turned away")
 	f.StringVar(&o.Credentials, "credentials", "",
-		"directory in which each proxy finds what it connects by; it must be yours alone to write")
-	f.StringVar(&o.Roots, "roots", "", "directory that keeps the roots of certificates; left out, they end with the "+
-		"control plane")
-	f.DurationVar(&o.Life, "life", 0, "life of certificates, from 1s on; 1h when left out")
+		"directory for each proxy's configuration and certificate; no other user may have write access to it")
+	f.StringVar(&o.Roots, "roots", "", "directory that keeps the root certificates; without it they are lost when "+
+		"the control plane ends")
+	f.DurationVar(&o.Life, "life", 0, "lifetime of certificates, at least 1s (default 1h)")
 	f.StringVar(&o.Admin, "admin", "", "address at which to serve /metrics for Prometheus, and /changes, the last "+
 		"changes as JSON")
 	f.StringVar(&o.Webhook.Listen, "webhook", "",
-		"address at which API servers have new pods reviewed (AdmissionReview), by TLS")
+		"address to which API servers send new pods for review (AdmissionReview), over TLS")
 	f.StringVar(&pods.injection, "injection", "", "YAML file of what pods get")
 	f.StringSliceVar(&o.Webhook.Names, "webhook-name", []string{"controlplane.tare-system.svc"},
 		"DNS names by which API servers know the webhook: SERVICE.NAMESPACE.svc")
 	f.StringVar(&pods.keys, "service-account-keys", "",
-		"file of a cluster's public keys (/openid/v1/jwks): the tokens of its "+
-			"service accounts give certificates")
+		"file of a cluster's public keys (/openid/v1/jwks), to issue certificates "+
+			"for tokens of its service accounts")
 	f.StringVar(&pods.issuer, "service-account-issuer", "https://kubernetes.default.svc.cluster.local",
 		"issuer of these tokens")
-	f.StringVar(&pods.audience, "service-account-audience", "tare", "audience that they must be for")
-	f.BoolVar(&human, "human", false, "print for people, not the role protocol; the default on a terminal")
+	f.StringVar(&pods.audience, "service-account-audience", "tare", "audience that these tokens must name")
+	f.BoolVar(&human, "human", false, "print text for people instead of the role protocol; the default on a terminal")
 	return c
 }
 
@@ -117,17 +120,17 @@ func (f ofPods) complete(o *controlplane.Settings) error {
 		if o.Webhook.Listen == "" {
 			return fault.New(fault.Usage, "--injection", "give --webhook as well", "only a webhook injects anything")
 		}
-		text, err := readFile(f.injection, "what is injected", seePods)
+		text, err := readFile(f.injection, "the injection file", seePods)
 		if err != nil {
 			return err
 		}
 		if o.Webhook.Config, err = injection.ParseConfig(text); err != nil {
-			return fault.Wrap(err, fault.Usage, f.injection, seePods, "what is injected is wrong")
+			return fault.Wrap(err, fault.Usage, f.injection, seePods, "the injection file is invalid")
 		}
 	}
 	for _, name := range o.Webhook.Names {
 		if !dnsName().MatchString(name) || len(name) > 253 {
-			return fault.New(fault.Usage, "--webhook-name", "give SERVICE.NAMESPACE.svc", "%q is no DNS name", name)
+			return fault.New(fault.Usage, "--webhook-name", "give SERVICE.NAMESPACE.svc", "%q is not a DNS name", name)
 		}
 	}
 	if f.keys != "" {
@@ -137,7 +140,7 @@ func (f ofPods) complete(o *controlplane.Settings) error {
 			return err
 		}
 		if o.Accounts, err = authority.NewServiceAccounts(text, f.issuer, f.audience); err != nil {
-			return fault.Wrap(err, fault.Usage, f.keys, hint, "these are no keys of service accounts")
+			return fault.Wrap(err, fault.Usage, f.keys, hint, "not the keys of service accounts")
 		}
 	}
 	return nil

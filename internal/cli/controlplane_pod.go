@@ -46,7 +46,7 @@ probes in $TARE_PROBES, where the webhook of 'tare controlplane --webhook' puts 
 			}
 			if o.Probes != "" {
 				if o.Table, err = probes.Parse([]byte(os.Getenv(probesVariable))); err != nil {
-					return fault.Wrap(err, fault.Usage, "$"+probesVariable, seePods, "there are no probes to answer")
+					return fault.Wrap(err, fault.Usage, "$"+probesVariable, seePods, "the probes are invalid")
 				}
 			}
 			o.Output = os.Stderr
@@ -60,6 +60,7 @@ probes in $TARE_PROBES, where the webhook of 'tare controlplane --webhook' puts 
 	f.StringVar(&o.Identity, "identity", "", "SPIFFE ID of the pod's service account")
 	f.StringVar(&o.TokenFile, "token-file", "", "token of the service account; the file is read again for each request")
 	f.StringVar(&o.Probes, "probes", "", "address at which to answer the probes in $TARE_PROBES")
-	f.StringVar(&o.ProbeHost, "probe-host", "127.0.0.1", "where the other containers are asked: the pod's IP, or loopback")
+	f.StringVar(&o.ProbeHost, "probe-host", "127.0.0.1",
+		"host at which to probe the other containers: the pod's IP, or loopback")
 	return c
 }

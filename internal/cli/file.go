@@ -30,12 +30,12 @@ func openFile(path, what string) (*os.File, error) {
 	if err == nil {
 		return f, nil
 	}
-	hint := "see that you may read it"
+	hint := "check its permissions"
 	switch {
 	case errors.Is(err, files.ErrNotRegular):
 		err, hint = files.ErrNotRegular, "name a file, not a directory, pipe or device"
 	case errors.Is(err, fs.ErrNotExist):
-		hint = "see that its name is right; it is looked for from the directory that you are in"
+		hint = "check its name; relative paths start at the current directory"
 	}
 	return nil, fault.Wrap(err, fault.Usage, path, hint, "%s cannot be read", what)
 }

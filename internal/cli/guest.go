@@ -134,7 +134,7 @@ func runner(r kind.Role, g kind.Guest, f *pflag.FlagSet, v param.Values) func(*c
 	}
 	human := true
 	if r == kind.Subject {
-		f.BoolVar(&human, "human", false, "print for people, not the role protocol; the default on a terminal")
+		f.BoolVar(&human, "human", false, "print text for people instead of the role protocol; the default on a terminal")
 	}
 	return func(cmd *cobra.Command) error {
 		ctx := cmd.Context()

@@ -28,7 +28,8 @@ func newList() *cobra.Command {
   tare list loads http`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 1 {
-				return fault.New(fault.Usage, cmd.CommandPath(), "name one experiment, or none for all", "%d names", len(args))
+				return fault.New(fault.Usage, cmd.CommandPath(), "name one experiment, or none for all",
+					"want at most one experiment, got %d", len(args))
 			}
 			return nil
 		},

@@ -34,7 +34,7 @@ type microvmFlags struct {
 }
 
 // unused is the help of flags that are accepted and ignored.
-const unused = "has no meaning here: taken because runc has it"
+const unused = "ignored: accepted for compatibility with runc"
 
 func newMicrovm() *cobra.Command {
 	f := &microvmFlags{options: map[string]*string{}}
@@ -52,7 +52,7 @@ virtio-fs, and a shim that looks after it. See docs/microvm.md.`,
 				return nil
 			}
 			return fault.New(fault.Usage, "tare microvm "+args[0], "runc's checkpoint, events, exec, pause, ps, restore, "+
-				"resume, spec and update are not there; see 'tare microvm --help'", "no such command")
+				"resume, spec and update are not supported; see 'tare microvm --help'", "no such command")
 		},
 		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		Version: self.Version,
@@ -61,7 +61,7 @@ virtio-fs, and a shim that looks after it. See docs/microvm.md.`,
 	cmd.SetVersionTemplate("tare microvm version {{.Version}}\nspec: " + specs.Version + "\n")
 	flags := cmd.PersistentFlags()
 	flags.StringVar(&f.root, "root", microvm.DefaultRoot,
-		"`name` of a set of containers, a directory with runc: ids are unique among all of them here")
+		"`name` of a set of containers (runc takes a directory); ids must be unique over all sets")
 	flags.StringVar(&f.log, "log", "", "`file` to which errors are added")
 	flags.StringVar(&f.logFormat, "log-format", "text", "text or json")
 	flags.Bool("debug", false, unused)
@@ -303,7 +303,7 @@ func (f *microvmFlags) newDelete() *cobra.Command {
 	var force bool
 	cmd := f.command("delete ID", "delete --force demo", "Delete a container that has stopped", oneID,
 		f.with(func(r *microvm.Runtime, _ *cobra.Command, args []string) error { return r.Delete(args[0], force) }))
-	cmd.Flags().BoolVarP(&force, "force", "f", false, "delete one that runs as well; one that is not there is no error")
+	cmd.Flags().BoolVarP(&force, "force", "f", false, "also delete a running container; a missing one is not an error")
 	return cmd
 }
 

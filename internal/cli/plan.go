@@ -47,7 +47,7 @@ func newPlan() *cobra.Command {
 		Short: "Predict CPUs, memory and nodes for a load, from the models of recorded runs",
 		Long: `Predict what a load that was not run needs, from recorded runs that swept it: CPUs and memory by component with
 prediction intervals, what to request, and the number of nodes of a size. Figures are from the lines that runs fit
-through their levels (see 'tare report --all'); what is no line has no figure, and is named.
+through their levels (see 'tare report --all'); a metric that fits no line is named, without a figure.
 
 A level outside of the measured range is refused unless --beyond is given. A factor that no run swept is named, with the
 command that would measure it. Of several runs that have the same cost, one is used, and the others are named.
@@ -106,7 +106,8 @@ RUN is a run directory, or a directory that holds some.`,
 	}
 	c.Flags().StringVar(&levels, "for", "", "levels of factors to plan for, such as rate=2000,services=500")
 	c.Flags().StringVar(&ask.Arm, "arm", "", "arm to plan; default: all that have a subject")
-	c.Flags().StringVar(&node, "node", "", "what a node has free, such as cpus=4,memory=16GiB: says how many it takes")
+	c.Flags().StringVar(&node, "node", "",
+		"free capacity of a node, such as cpus=4,memory=16GiB; prints how many are needed")
 	c.Flags().StringVar(&prices, "prices", "",
 		"money per hour for one CPU and one GiB of memory, such as cpu=0.03,memory=0.004")
 	c.Flags().BoolVar(&ask.Beyond, "beyond", false, "plan outside of the measured range as well")

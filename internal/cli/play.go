@@ -70,7 +70,7 @@ const partPatience = 10 * time.Minute
 func playPart(ctx context.Context, _ []string) error {
 	l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(part.Port)))
 	if err != nil {
-		return fault.Wrap(err, fault.Machine, "", "", "the trial cannot say what to play")
+		return fault.Wrap(err, fault.Machine, "", "", "cannot listen for instructions from the trial")
 	}
 	token := os.Getenv(part.TokenVariable)
 	if err := os.Unsetenv(part.TokenVariable); err != nil { // processes that a guest starts need not know it

@@ -76,7 +76,8 @@ func percentOf(flag, text string, above, below float64) (float64, error) {
 	number, is := strings.CutSuffix(strings.TrimSpace(text), "%")
 	v, err := strconv.ParseFloat(strings.TrimSpace(number), 64)
 	if !is || err != nil || !(v > above && v < below) {
-		return 0, fault.New(fault.Usage, flag, "such as 10%", "%q is no percentage between %g and %g", text, above, below)
+		return 0, fault.New(fault.Usage, flag, "such as 10%", "%q is not a percentage between %g and %g", text, above,
+			below)
 	}
 	return v / 100, nil
 }

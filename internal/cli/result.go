@@ -68,7 +68,7 @@ func allFailed(cmd *cobra.Command, r *load.Result) error {
 	if r.Done > 0 || failed == 0 {
 		return nil
 	}
-	return fault.New(fault.Exceeded, cmd.CommandPath(), "see what it is put to work on",
+	return fault.New(fault.Exceeded, cmd.CommandPath(), "check what the load is directed at",
 		"nothing worked: all %d failed, most of them by %s", failed, errorKinds(r)[0])
 }
 

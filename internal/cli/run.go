@@ -144,7 +144,7 @@ func run(ctx context.Context, s *spec.Spec, f runFlags, out io.Writer) (err erro
 		for name, part := range lists.ByKey(sec.Parts) {
 			if _, marked := part.Kind.(kind.Marked); marked {
 				return fault.New(fault.Usage, sec.Path(name), "run it with kubectl tare run",
-					"%s is about what is installed in a cluster, and this is a machine", part.Name())
+					"%s weighs what is installed in a cluster, which tare run cannot", part.Name())
 			}
 		}
 	}

@@ -65,8 +65,7 @@ func (f *nodesFlags) check(changed func(string) bool) error {
 		return fault.New(fault.Usage, "--node-cpus", fmt.Sprintf("give at least %g, or 0 for no limit", leastShare),
 			"%g CPUs is not a valid limit", f.cpus)
 	case changed("node-cpus") && f.listen != "":
-		return fault.New(fault.Usage, "--node-cpus", "leave it out",
-			"only local nodes have a limit: a machine of its own is all the node's")
+		return fault.New(fault.Usage, "--node-cpus", "omit it", "applies to local nodes only")
 	}
 	return nil
 }

@@ -46,7 +46,7 @@ func (f *scaleFlags) register(fs *pflag.FlagSet) {
 		" knows the infrastructure of a node")
 	fs.BoolVar(&f.sandboxes, "sandboxes", true, "list containers, pods and virtual machines")
 	fs.StringArrayVar(&f.roots, "runtime-root", nil,
-		"directory that runc or crun was given as --root, beside the usual ones; may be repeated")
+		"--root directory of runc or crun, in addition to the usual ones; may be repeated")
 	fs.IntVar(&f.hz, "hz", perf.DefaultHz,
 		"samples per second on each CPU; 0 takes none, and eBPF time is not split")
 }

@@ -79,7 +79,7 @@ It is an experiment like others: its directory keeps every trial, and the spec i
 			case at != 0:
 				return fault.New(fault.Usage, cmd.CommandPath()+" "+args[0],
 					"write two dashes before the command: tare try [flags] -- "+process.Command{Argv: args}.Line(),
-					"what is tried stands after two dashes, so that its flags are not taken for those of tare")
+					"the command must follow two dashes, so that its flags are not taken for those of tare")
 			}
 			return nil
 		},
@@ -95,7 +95,7 @@ It is an experiment like others: its directory keeps every trial, and the spec i
 	fs.StringVar(&f.app, "app", "", "kind of the application that HTTP loads go to, or that runs beside; default http")
 	fs.StringVar(&f.loadCommand, "load-command", "", "command line of a load of your own, instead of the workloads")
 	fs.StringVar(&f.against, "against", "",
-		"command line, such as that of the version before, that is the baseline instead of nothing")
+		"command line to use as the baseline, such as that of the previous version")
 	f.run.Register(fs)
 	f.run.registerPprof(fs)
 	fs.StringArrayVar(&f.run.Overrides.Set, "set", nil,
@@ -257,7 +257,7 @@ func armName(program string) string {
 func (f tryFlags) workloads() ([]workload, error) {
 	if f.loadCommand != "" {
 		if f.load != "" {
-			return nil, fault.New(fault.Usage, "--load-command", "leave one of them out", "there is a --load as well")
+			return nil, fault.New(fault.Usage, "--load-command", "omit one of them", "cannot be combined with --load")
 		}
 		if kind.Find(kind.Load, "command") == nil {
 			return nil, fault.New(fault.Usage, "--load-command", "'tare list loads' has those there are",

@@ -47,8 +47,8 @@ maps, control groups and memory.
 Sandboxes (containers, pods, gVisor, and virtual machines that stand for a pod) are listed with gross, net
 and tare, by component and kind of page, with the overhead that was declared next to what was measured, and
 with what is charged to other groups than it should be. Reading the resident memory of their processes makes
-the kernel walk their page tables; the ledger says what that cost. --sandboxes=false leaves them out. A container
-that runc or crun was told to keep elsewhere (--root DIR) is found by --runtime-root DIR.
+the kernel walk their page tables; the ledger says what that cost. --sandboxes=false leaves them out. Containers
+that runc or crun keeps elsewhere (--root DIR) are found with --runtime-root DIR.
 
 The kernel's eBPF run statistics are on during the window (they cost each run of a program about 20 to 50 ns;
 the ledger says how much that was), by a descriptor that ends with this process. Nothing else of the machine is

@@ -106,7 +106,7 @@ func New(config *rest.Config) (*Cluster, error) {
 }
 
 func wrong(err error) error {
-	return fault.Wrap(err, fault.Usage, "", "see kubectl config view", "the configuration of the client is wrong")
+	return fault.Wrap(err, fault.Usage, "", "see kubectl config view", "the client configuration is invalid")
 }
 
 // Core and Batch return clients of the cluster's own API.

@@ -79,8 +79,8 @@ func (c *Cluster) Install(ctx context.Context, namespace, image string, say func
 		}
 		if err != nil {
 			if apierrors.IsConflict(err) {
-				return fault.Wrap(err, fault.Usage, "", "change it by what has installed it, or remove it first",
-					"%s is somebody else's", nameOf(o))
+				return fault.Wrap(err, fault.Usage, "", "change it with the tool that installed it, or remove it first",
+					"%s is managed by another tool", nameOf(o))
 			}
 			return refused(err, "installing "+nameOf(o))
 		}

@@ -134,8 +134,8 @@ func (m *Merger) Finish() *Cluster {
 	d := &m.doc
 	for i, applied := range m.applied {
 		if !applied {
-			m.warn("rule-unused", m.o.Rules[i].Where, "these rules charge nothing: no container of the nodes that answered "+
-				"is one that they name, or rules before them have it")
+			m.warn("rule-unused", m.o.Rules[i].Where, "these rules charge nothing: they match no container of the nodes "+
+				"that answered, or earlier rules match it first")
 		}
 	}
 	for _, identity := range slices.Sorted(maps.Keys(m.machines)) {

@@ -88,7 +88,7 @@ func plausible(l *ledger.Ledger) error {
 		}
 	}
 	if !(sums[0]*1e9 <= maxFigure && sums[0]/s <= maxCPUs && sums[1] <= maxFigure) {
-		return errors.New("its ledger has figures that cannot be")
+		return errors.New("its ledger has impossible figures")
 	}
 	return nil
 }
@@ -175,8 +175,8 @@ func (w *node) window(a *NodeAccount) {
 		return
 	}
 	if w.Clock.OffsetSeconds == nil {
-		w.m.warn("clock-unknown", w.Name, "the offset of these nodes' clocks was not measured: their windows may be other "+
-			"ones than that of the cluster")
+		w.m.warn("clock-unknown", w.Name, "the offset of these nodes' clocks was not measured: their windows may "+
+			"differ from that of the cluster")
 		return
 	}
 	apart := max(start.Sub(d.Start).Abs(), end.Sub(d.End).Abs()).Seconds() + known.Or(w.Clock.UncertaintySeconds, 0)
@@ -370,8 +370,8 @@ func (w *node) perCPU(a *account) {
 // a workload are tare of that pod.
 func (w *node) programs(rest owner) {
 	if w.l.Programs == nil {
-		w.m.warn("no-ebpf", w.Name, "the eBPF programs of these nodes could not be read: what those of infrastructure ran "+
-			"above workloads is in the net of these")
+		w.m.warn("no-ebpf", w.Name, "the eBPF programs of these nodes could not be read: run time of infrastructure's "+
+			"programs above workloads counts in the net of the workloads")
 		for o, cell := range w.cells {
 			cell.mark(bpf, o.in(), true)
 		}
@@ -530,7 +530,7 @@ func (w *node) foreignWarnings() {
 		}
 	}
 	if left := known.Or(w.l.CPU.BPFUnsplit, 0); left > 0.01*w.l.CPU.Attributed {
-		w.m.warn("ebpf-unsplit", w.Name, "samples could not place more than 1 % of the CPU time of these nodes, which eBPF "+
-			"programs ran: it is in the figures of those that ran them")
+		w.m.warn("ebpf-unsplit", w.Name, "more than 1 % of the CPU time of these nodes is run time of eBPF programs that "+
+			"samples could not split: it stays in the figures of the containers and services in which they ran")
 	}
 }

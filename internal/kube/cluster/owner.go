@@ -76,8 +76,8 @@ func (w *node) pod(n *ledger.Name) (o owner, known bool) {
 		w.m.warn("pod-elsewhere", about(p.Namespace, p.Name), "the cluster says that these pods are on another node than "+
 			"the one that has their control groups; they are counted where the groups are")
 	case n.Pod != "" && n.Pod != p.Name || n.Namespace != "" && n.Namespace != p.Namespace:
-		w.m.warn("pod-renamed", about(p.Namespace, p.Name), "the nodes have other names for these pods than the "+
-			"cluster, which are those that count")
+		w.m.warn("pod-renamed", about(p.Namespace, p.Name), "the nodes and the cluster have different names for "+
+			"these pods; those of the cluster are used")
 	}
 	if w.m.o.Match != nil && !w.m.o.Match(p) {
 		return owner{namespace: OtherPods, workload: OtherPods, pod: OtherPods}, known

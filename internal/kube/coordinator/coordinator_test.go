@@ -284,7 +284,7 @@ func TestHostileCoordinator(t *testing.T) {
 	}{
 		"no JSON":      {"<html>", "", "", "gone"},
 		"endless":      {strings.Repeat(" ", maxStatus+1), "", "", "gone"},
-		"other record": {`{"begun":true}`, `[]`, "", "gives no record of a run"},
+		"other record": {`{"begun":true}`, `[]`, "", "record of the run is invalid"},
 		"no run": {`{"begun":true}`, `{"plan":[{"arm":"` + strings.Repeat("a", 1<<16) + `"}]}`, "",
 			"cannot hold the run"},
 		"short":    {`{"begun":true,"trials":100}`, `{"id":"one"}`, "x", "gone"},

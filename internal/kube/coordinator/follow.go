@@ -148,7 +148,7 @@ func (f *Followed) Follow(ctx context.Context) (ended, err error) {
 		}
 		if answered && !said && time.Since(silent) > silentAfter {
 			said = true
-			fmt.Fprintf(f.Log, "tare: the coordinator does not answer, and is asked again and again: %s\n",
+			fmt.Fprintf(f.Log, "tare: the coordinator does not answer; retrying: %s\n",
 				text.Line(err.Error()))
 		}
 		if err := pace.Sleep(ctx, again); err != nil {
@@ -201,7 +201,8 @@ func (f *Followed) copy(ctx context.Context, s *Status) error {
 		}
 		var run record.Run
 		if err := json.Unmarshal(data, &run); err != nil {
-			return local(fault.Wrap(err, fault.Invalid, record.RunFile, "", "the coordinator gives no record of a run"))
+			return local(fault.Wrap(err, fault.Invalid, record.RunFile, "",
+				"the coordinator's record of the run is invalid"))
 		}
 		if f.Copy == nil {
 			if f.Copy, err = f.Open(run); err != nil {

@@ -126,7 +126,7 @@ func (a *attachment) client() *coordinator.Client {
 func (a *attachment) command() string {
 	return "kubectl tare attach " + a.run.Name + " -n " + a.run.Namespace
 }
-func (a *attachment) hint() string { return "'" + a.command() + "' goes on" }
+func (a *attachment) hint() string { return "'" + a.command() + "' resumes it" }
 
 // follow follows the run to its end, removes it and prints its results. If the copy cannot be made, the run stays in
 // the cluster.

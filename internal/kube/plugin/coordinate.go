@@ -47,13 +47,13 @@ func coordinate(ctx context.Context, o *pods.Order) error {
 	news := coordinator.NewServer(o.Dir, cancel)
 	l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(coordinator.Port)))
 	if err != nil {
-		return fault.Wrap(err, fault.Machine, "", "", "nobody can follow the run")
+		return fault.Wrap(err, fault.Machine, "", "", "cannot listen for commands that follow the run")
 	}
 	server := http.Server{Handler: news.Handler(), ReadHeaderTimeout: 10 * time.Second}
 	go server.Serve(l) //nolint:errcheck // a follower reports that it does not answer
 	defer server.Close()
 	time.AfterFunc(o.Life, func() {
-		fmt.Fprintf(news, "tare: the run has lasted %v, which is its time: it ends\n", o.Life)
+		fmt.Fprintf(news, "tare: the run has lasted %v, its time limit: ending it\n", o.Life)
 		cancel()
 	})
 	err = runOrder(work, o, news)
@@ -75,7 +75,7 @@ func coordinate(ctx context.Context, o *pods.Order) error {
 func runOrder(ctx context.Context, o *pods.Order, news *coordinator.Server) error {
 	if own := self.Version + " " + self.Build(); own != o.Version {
 		return fault.New(fault.Usage, "", "give --image of the same build as kubectl-tare",
-			"the image has kubectl-tare %s, and this one is %s", own, o.Version)
+			"the image has kubectl-tare %s, and the run was started by %s", own, o.Version)
 	}
 	if info, err := os.Stat(filepath.Join(o.Dir, record.TrialsFile)); err == nil {
 		news.Holds(info.Size())
@@ -84,7 +84,7 @@ func runOrder(ctx context.Context, o *pods.Order, news *coordinator.Server) erro
 	}
 	config, err := rest.InClusterConfig()
 	if err != nil {
-		return fault.Wrap(err, fault.Machine, "", "", "the coordinator has no way to the API server")
+		return fault.Wrap(err, fault.Machine, "", "", "the coordinator cannot access the API server")
 	}
 	config.UserAgent = "kubectl-tare/" + self.Version
 	c, err := agents.New(config)

@@ -91,7 +91,7 @@ func TestUsage(t *testing.T) {
 		{"weigh --for x", "must be a duration with its unit"},
 		{"weigh -o xml", "no such format"},
 		{"weigh --by pod", "no such view"},
-		{"weigh --shared evenly", "no such rule"},
+		{"weigh --shared evenly", "must be apart or spread"},
 		{"weigh -l ,,", "not a selector"},
 		{"weigh --start-within 1h", "1s to 10m"},
 		{"weigh", "no cluster to weigh"},

@@ -59,7 +59,7 @@ func (s *scope) check(c *connection) (err error) {
 	case s.within < time.Second || s.within > 10*time.Minute:
 		return fault.New(fault.Usage, "--start-within "+s.within.String(), "", "it must be 1s to 10m")
 	case s.shared != "" && s.shared != sharedSpread && s.shared != sharedApart:
-		return fault.New(fault.Usage, "--shared "+text.Clip(s.shared), "choose apart or spread", "no such rule")
+		return fault.New(fault.Usage, "--shared "+text.Clip(s.shared), "", "must be apart or spread")
 	}
 	if err := s.access.Check(); err != nil {
 		return err

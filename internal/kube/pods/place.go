@@ -103,12 +103,12 @@ func Check(s *spec.Spec) error {
 			"%s %s: run this experiment on a machine, with tare run", part.Name(), why)
 	}
 	if s.MostNodes() > 0 {
-		return fault.New(fault.Usage, "nodes", "leave it out: where parts run is said by \"cluster\"",
+		return fault.New(fault.Usage, "nodes", "omit it: \"cluster\" says where parts run",
 			"an experiment on nodes that join by themselves cannot run in pods")
 	}
 	if s.Duration > longestWindow {
 		return fault.New(fault.Usage, "duration", "take a shorter one, and more blocks",
-			"an agent's windows last %v at most, and %v is asked for", longestWindow, s.Duration)
+			"must be at most %v, the longest window of an agent, got %v", longestWindow, s.Duration)
 	}
 	for _, sec := range s.Sections() {
 		for name, part := range lists.ByKey(sec.Parts) {

@@ -95,7 +95,7 @@ func TestCheck(t *testing.T) {
 			"arms.km: kernelmesh is started by Tare"},
 		{started + "loads: {c: {kind: fio}}\narms: {a: {subject: variant, set: c.size=1MiB}}\n",
 			"loads.c: fio needs more of a machine than a process"},
-		{started + "duration: 6m\n" + served, "windows last 5m0s at most, and 6m0s is asked for"},
+		{started + "duration: 6m\n" + served, "must be at most 5m0s, the longest window of an agent, got 6m0s"},
 		{started + "nodes: 2\n" + served, "nodes that join by themselves"},
 	} {
 		s, err := spec.Parse("x.yaml", []byte(c.text), nil)

@@ -137,7 +137,7 @@ func secretOf(o *Order) (*api.Secret, error) {
 		}
 		data, err := files.Read(*f.path, 1<<20)
 		if err != nil {
-			return nil, fault.Wrap(err, fault.Usage, *f.path, "", "the coordinator cannot have this file")
+			return nil, fault.Wrap(err, fault.Usage, *f.path, "", "the file cannot be sent to the coordinator")
 		}
 		secret.Data[f.key], *f.path = data, filepath.Join(ordersDir, f.key)
 	}

@@ -256,7 +256,7 @@ func (x *trial) await(ctx context.Context) error {
 			x.pods[pod.Labels[partLabel]] = pod
 			is, why, patience := stateOf(pod)
 			if lacks := x.lacks(pod); is && lacks != "" {
-				is, why, patience = false, "the subject does not apply: it gave the pod no annotation "+lacks, stuckAfter
+				is, why, patience = false, "the subject does not apply: it did not add the annotation "+lacks, stuckAfter
 			}
 			if is {
 				ready++
@@ -412,8 +412,8 @@ func (x *trial) applies() error {
 	for i := range x.marks.Components {
 		r := &x.marks.Components[i]
 		if kind.InPods(r) && !slices.ContainsFunc(others, r.IsContainer) {
-			return fault.New(fault.Machine, "arms."+x.record.Arm, "see the labels that the arm sets, and whether the webhook "+
-				"that injects is up", "the subject does not apply: no pod of the trial has a container %s; they have %s",
+			return fault.New(fault.Machine, "arms."+x.record.Arm, "check the labels that the arm sets, and that the "+
+				"injecting webhook runs", "the subject does not apply: no pod of the trial has a container %s; they have %s",
 				r.Container, cmp.Or(strings.Join(others, ", "), "none but Tare's"))
 		}
 	}
@@ -479,7 +479,8 @@ func (x *trial) begin(w *agents.Window) error {
 		}
 	}
 	if late := time.Since(w.Start.Add(-x.spec.Warmup)); late > 0 {
-		return fmt.Errorf("the loads heard %v late when to begin: the API server is slow", late.Round(time.Millisecond))
+		return fmt.Errorf("the loads received their start time %v late: the API server is slow",
+			late.Round(time.Millisecond))
 	}
 	return nil
 }

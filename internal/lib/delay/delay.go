@@ -42,7 +42,7 @@ func Parse(text string) (*Distribution, error) {
 	for i, end := range ends[:min(want, 2)] {
 		var err error
 		if *end, err = time.ParseDuration(fields[1+i]); err != nil || *end < 0 || *end > longest {
-			return nil, bad("%q is no delay from 0 to %v", fields[1+i], longest)
+			return nil, bad("%q is not a delay from 0 to %v", fields[1+i], longest)
 		}
 	}
 	switch d.kind {
@@ -51,7 +51,7 @@ func Parse(text string) (*Distribution, error) {
 	case "two-point":
 		var err error
 		if d.part, err = strconv.ParseFloat(fields[3], 64); err != nil || !(d.part >= 0 && d.part <= 1) {
-			return nil, bad("%q is no part from 0 to 1", fields[3])
+			return nil, bad("%q is not a fraction from 0 to 1", fields[3])
 		}
 	}
 	if d.hi < d.lo {

@@ -71,7 +71,7 @@ func (f File) Parse(data []byte, l Limit) ([]Node, error) {
 		case d.Body == nil, is && directive.Name.String() == "YAML":
 		case is:
 			return nil, f.Fail(directive, "take it out, and write what it stands for",
-				"the directive %%%s is not read", directive.Name)
+				"the directive %%%s is not supported", directive.Name)
 		default:
 			bodies = append(bodies, d.Body)
 		}

@@ -26,9 +26,9 @@ func TestErrorsHaveAPlace(t *testing.T) {
 		"\xfe\xff\x00r":    "a.yaml:1: it is written in UTF-16",
 		"rate: 1\nrate: 2": `a.yaml:2:1: this is not YAML: mapping key "rate" already defined`,
 
-		"%TAG ! tag:a.org,2000:\n---\nrate: 5":            "a.yaml:1:1: the directive %TAG is not read",
-		"rate: 5\n---\n%TAG ! tag:a.org,2000:\n---\na: 1": "a.yaml:3:1: the directive %TAG is not read",
-		"%YAML 1.2\n%OTHER\n---\nrate: 5":                 "a.yaml:2:1: the directive %OTHER is not read",
+		"%TAG ! tag:a.org,2000:\n---\nrate: 5":            "a.yaml:1:1: the directive %TAG is not supported",
+		"rate: 5\n---\n%TAG ! tag:a.org,2000:\n---\na: 1": "a.yaml:3:1: the directive %TAG is not supported",
+		"%YAML 1.2\n%OTHER\n---\nrate: 5":                 "a.yaml:2:1: the directive %OTHER is not supported",
 	} {
 		documents, err := file.Parse([]byte(text), Limit{Bytes: 1 << 10})
 		o := param.Values{}

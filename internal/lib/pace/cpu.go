@@ -67,7 +67,7 @@ func RunOn(cpus ...int) error {
 		set.Set(cpu)
 	}
 	if err := unix.SchedSetaffinity(0, &set); err != nil {
-		return fmt.Errorf("having a thread run on CPUs %v: %w", cpus, err)
+		return fmt.Errorf("setting the CPU affinity of a thread to %v: %w", cpus, err)
 	}
 	return nil
 }

@@ -14,7 +14,7 @@ import (
 var (
 	errFewBlocks   = errors.New("fewer than 6 blocks have a trial at every level")
 	errNoResidual  = errors.New("it has as many terms as levels, so nothing shows how far a level lies from the line")
-	errBent        = errors.New("it is no line")
+	errBent        = errors.New("it is not a line")
 	errTwice       = errors.New("blocks have several trials at one level")
 	errWrongLevels = errors.New("a level is needed for each factor")
 )

@@ -30,7 +30,7 @@ func Suggest(name string, candidates []string) string {
 	if len(candidates) == 0 {
 		return ""
 	}
-	return "there is " + strings.Join(candidates, ", ")
+	return "choose one of " + strings.Join(candidates, ", ")
 }
 
 // distance returns the number of bytes to insert, delete, replace or swap with their neighbour to turn a into b
