@@ -112,7 +112,7 @@ var coordinatorAttacks = []coordinatorAttack{
 					if err != nil {
 						return err
 					}
-				case <-time.After(500 * time.Millisecond): // it does not read, for it cannot answer
+				case <-time.After(500 * time.Millisecond): // it does not read, because it cannot answer
 					return nil
 				}
 			}

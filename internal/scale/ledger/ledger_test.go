@@ -94,8 +94,8 @@ func TestBudgetLines(t *testing.T) {
 	}
 }
 
-// Run time that could not be split is on no line of its own, for it is inside the others, and the line of eBPF does not
-// claim that there was none.
+// Run time that could not be split is on no line of its own, because it is inside the others, and the line of eBPF
+// does not claim that there was none.
 func TestBudgetNamesWhatWasNotSplit(t *testing.T) {
 	u := Usage{Capacity: 20, Idle: 10, Groups: 8, Root: 2, NotSplit: 0.127}
 	bpfLine := func(c CPU) CPULine {

@@ -6,7 +6,7 @@
 //	go run ./test/bench/faults -table
 //
 // Each run is a built-in experiment with very short windows. A seed chooses the call and what happens to it (see
-// test/faults). Several runs go on at a time, for they wait more than they work. When these have ended, tare clean
+// test/faults). Several runs go on at a time, because they wait more than they work. When these have ended, tare clean
 // must leave nothing behind, every finished trial must be readable, and exit code and error must be those of the
 // documentation. Where something is left, each is run again alone, to find out by which. Each run adds a line to the
 // state file, and an interrupted campaign continues from there.
