@@ -44,7 +44,7 @@ func TestWrongUseOfGuests(t *testing.T) {
 		"load exec --workers 1024":                          "--workers",
 		"load exec --duration 0s":                           "there is no time to measure in",
 		"load connect":                                      "there is no service to connect to",
-		"load connect nowhere":                              `"nowhere" is no address`,
+		"load connect nowhere":                              `"nowhere" is not an address`,
 		"load connect 127.64.7.1:80 127.64.7.2:80":          "unexpected argument",
 		"load connect 127.64.7.1:80 --services 0":           "--services",
 		"load connect --service 127.64.7.1:80 --replacer 1": "the services of a replacer are its own",

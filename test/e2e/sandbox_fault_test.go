@@ -71,7 +71,7 @@ func TestOutOfMemoryInside(t *testing.T) {
 		"runsc":   {"runtime: %q", fmt.Sprintf(byHost, "exe, program runsc", "sentry", name, "440"+above)},
 		"bundle":  {"runtime: %q, memory: 128MiB", fmt.Sprintf(byHost, "exe, program runsc", "sentry", name, "134 MB: ")},
 		"microvm": {"runtime: %q, memory: 1GiB", fmt.Sprintf(byHost, "qemu-system-x86", "VMM", "kata_"+name, "440"+above)},
-		"guest":   {"runtime: %q, memory: 64MiB", fmt.Sprintf(byGuest, "its container may have 67.1 MB")},
+		"guest":   {"runtime: %q, memory: 64MiB", fmt.Sprintf(byGuest, "the limit of its container is 67.1 MB")},
 	} {
 		t.Run(arm, func(t *testing.T) {
 			leavesNothing(t)

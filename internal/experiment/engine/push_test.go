@@ -37,9 +37,9 @@ func TestPushRefuses(t *testing.T) {
 		`"xds" must be the name of one application of kind mesh or istiod, and "none" is not`: {"value, xds: mesh",
 			"value, xds: none"},
 		`and "mesh" is not`: {"endpoints: 2", "endpoints: 2, count: 2"},
-		`"services" has no meaning beside "xds"`: {"snapshot, xds: mesh",
+		`"services" cannot be combined with "xds"`: {"snapshot, xds: mesh",
 			"snapshot, xds: mesh, services: 5"},
-		`"work: push" times what a control plane says`:                 {"snapshot, xds: mesh", "snapshot"},
+		`"work: push" times the changes of a control plane`:            {"snapshot, xds: mesh", "snapshot"},
 		"a load of kind push cannot go to an application of kind http": {"to: mesh", "to: web"},
 		"a load of kind http cannot go to an application of kind mesh": {"kind: push, to: mesh",
 			"kind: http, rate: 5, to: mesh"},
@@ -96,7 +96,7 @@ func TestIstiodRefuses(t *testing.T) {
 	for _, more := range []string{"services: 5", "work: replace", "xds: web"} {
 		text := strings.Replace(istiodSpec, "control-plane: istiod", "control-plane: istiod, "+more, 1)
 		if _, err := spec.Parse("test.yaml", []byte(text), testFeatures); err == nil ||
-			!strings.Contains(err.Error(), "has no meaning beside") {
+			!strings.Contains(err.Error(), "cannot be combined with") {
 			t.Errorf("%s: %v", more, err)
 		}
 	}

@@ -131,7 +131,7 @@ type (
 type KilledInside struct {
 	Part    string // its application or load
 	Process string // "process 80 (dd)", by that kernel's numbers
-	Why     string // "its container may have 67.1 MB"
+	Why     string // "the limit of its container is 67.1 MB"
 }
 
 // In describes the kill in a sentence; who names the part.

@@ -67,8 +67,8 @@ func New(o Options) (l *Load, err error) {
 			return nil, fault.New(fault.Usage, "--service", "give --service 10.96.0.1:80, or --replacer",
 				"there is no service to connect to, as an IPv4 address and a port")
 		case o.Services < 1 || o.Services > MaxServices:
-			return nil, fault.New(fault.Usage, "--services", fmt.Sprintf("give 1 to %d", MaxServices),
-				"%d services cannot be connected to", o.Services)
+			return nil, fault.New(fault.Usage, "--services", "see 'tare load connect --help'",
+				"must be 1 to %d, got %d", MaxServices, o.Services)
 		}
 	} else if o.First.IsValid() {
 		return nil, fault.New(fault.Usage, "--replacer", "leave out --service", "the services of a replacer are its own")

@@ -62,7 +62,7 @@ func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) (err err
 		Seed: v.Uint(kind.SeedSetting.Name)}
 	if text, given := v[serviceKey]; given {
 		if o.First, err = netip.ParseAddrPort(text); err != nil {
-			return fault.New(fault.Usage, "--service", "write it as 10.96.0.1:80", "%q is no address", text)
+			return fault.New(fault.Usage, "--service", "write it as 10.96.0.1:80", "%q is not an address", text)
 		}
 	}
 	return Run(ctx, o, conn)

@@ -244,7 +244,7 @@ func (p *Plane) Authority() *authority.Authority { return p.authority }
 type FilesError struct{ Err error }
 
 func (e *FilesError) Error() string {
-	return "the proxies have been told, but not all files could be written: " +
+	return "the proxies have the new configuration, but not all files could be written: " +
 		strings.ReplaceAll(e.Err.Error(), "\n", "; ") // one line of a log
 }
 
@@ -287,10 +287,9 @@ func (p *Plane) SetEndpoints(ctx context.Context, of map[string][]Endpoint) (int
 func (p *Plane) set(ctx context.Context, m *proxyconfig.Mesh) (int64, error) {
 	switch {
 	case m.Secure() != (p.authority != nil):
-		return 0, errors.New("mtls: whether there are certificates cannot change while the control plane runs: " +
-			"start it again")
+		return 0, errors.New("mtls: cannot be turned on or off while the control plane runs: restart it")
 	case p.authority != nil && m.TrustDomain() != p.authority.TrustDomain():
-		return 0, fmt.Errorf("trust_domain: it is %s as long as the control plane runs: start it again",
+		return 0, fmt.Errorf("trust_domain: must stay %s while the control plane runs: restart it to change it",
 			p.authority.TrustDomain())
 	}
 	at, files, err := p.tell(ctx, m)

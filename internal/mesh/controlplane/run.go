@@ -217,10 +217,11 @@ func (w Webhook) of(p *Plane, admin *Admin) (*injection.Webhook, error) {
 	if p.Authority() == nil {
 		return nil, fault.New(fault.Usage, "--webhook",
 			"give the mesh certificates: \"mtls: strict\" or \"mtls: permissive\"",
-			"API servers ask a webhook by TLS alone, and the mesh has no authority that could sign a certificate for it")
+			"API servers call webhooks over TLS only, and the mesh has no authority to sign the webhook's certificate")
 	}
 	if w.Config == nil {
-		return nil, fault.New(fault.Usage, "--injection", "see docs/injection.md", "the webhook is not told what pods get")
+		return nil, fault.New(fault.Usage, "--injection", "see docs/injection.md",
+			"without it the webhook does not know what to inject")
 	}
 	o := injection.Options{Authority: p.Authority()}
 	if admin != nil {
@@ -282,7 +283,7 @@ func (p *Plane) said(ctx context.Context, m role.Message, conn *role.Conn) (err 
 }
 
 // filesHint is the hint for a FilesError.
-const filesHint = "see what is in the way in the directory of --credentials: the files are tried again in a while"
+const filesHint = "check the directory of --credentials; writing the files will be tried again"
 
 // reload applies the files as they are now, and returns a line for the log.
 func (p *Plane) reload(ctx context.Context, from *Files) string {

@@ -92,8 +92,8 @@ func (proxy) Settled(ctx context.Context, p sidecar.Place) (bool, error) {
 	const own = 1 // the control plane's own cluster
 	if is[activeClusters] != float64(want.Clusters+own) || is[activeListeners] != float64(want.Listeners) ||
 		is[warmingClusters]+is[warmingListeners]+is[drainingListeners] != 0 {
-		return false, fmt.Errorf("%s has %g clusters and %g listeners at work, %g and %g that are not yet, and %g listeners "+
-			"that are going; it is told of %d and %d", p.Component, is[activeClusters]-own, is[activeListeners],
+		return false, fmt.Errorf("%s has %g clusters and %g listeners active, %g and %g warming, and %g listeners draining; "+
+			"want %d and %d active", p.Component, is[activeClusters]-own, is[activeListeners],
 			is[warmingClusters], is[warmingListeners], is[drainingListeners], want.Clusters, want.Listeners)
 	}
 	return true, nil

@@ -74,7 +74,7 @@ type Load struct {
 func Prepare(ctx context.Context, o LoadOptions, r Ready) (l *Load, err error) {
 	if r.Address == "" || r.Control == "" || r.Services == 0 {
 		return nil, fault.New(fault.Usage, "subject", "weigh one of kind controlplane",
-			"the subject is no control plane that proxies can be connected to")
+			"the subject is not a control plane that proxies can connect to")
 	}
 	if r.Proxies < o.Proxies {
 		return nil, fault.New(fault.Usage, proxiesKey, "", "the control plane has %d proxies, and %d are to connect",

@@ -43,7 +43,7 @@ func (guest) About() kind.About {
 func (guest) Check(v param.Values) error {
 	o, err := OptionsOf(v)
 	if err == nil && o.Slow+o.Refusing+o.Flooding > 0.5 {
-		err = errors.New("more than half of the proxies have bad manners: nothing could be said of the others")
+		err = errors.New("more than half of the proxies misbehave: too few are left to measure")
 	}
 	return err
 }

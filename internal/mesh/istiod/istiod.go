@@ -73,7 +73,7 @@ func Find() (string, error) {
 	if path, err := child.Find(name, beside...); err == nil {
 		return path, nil
 	}
-	return "", fault.New(fault.Machine, name, buildHint, "istiod's pilot-discovery is not here")
+	return "", fault.New(fault.Machine, name, buildHint, "istiod's pilot-discovery is not installed")
 }
 
 const buildHint = "build it with 'make istiod' (500 s of CPU time), or name one by " + variable

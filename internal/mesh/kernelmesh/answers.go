@@ -51,7 +51,7 @@ func (p *prose) mapModel() {
 		span := fmt.Sprintf("from %s to %s services", number(r[0]), number(r[1]))
 		switch {
 		case !m.Linear:
-			p.Add("%s: the maps take %s%s, each counted once; %s they grow in no straight line "+
+			p.Add("%s: the maps take %s%s, each counted once; %s they do not grow linearly "+
 				"(on average %s and %s per service).",
 				p.Arm, p.Say("map_bytes"), p.Here(), span, fixed.In(fixed.Unit), each.In(quantity.Bytes))
 		case m.Flat():
@@ -99,7 +99,7 @@ func (p *prose) otherCounts(t *analysis.Table) {
 func (p *prose) charged() {
 	share, kernel, hard := p.Find("map_charged_share"), p.Find("memory_kernel_bytes"), p.Find("memory_hard_bytes")
 	if share == nil {
-		p.Add("This kernel does not tell to whom the maps are charged.")
+		p.Add("This kernel does not report which control group the maps are charged to.")
 	} else {
 		p.Add("%s of the bytes are charged to the data plane's own control group, whoever uses them.",
 			quantity.Value(share.Value, quantity.Part))

@@ -101,7 +101,8 @@ func (o *Options) check() error {
 		o.Sources[i] = a
 		switch {
 		case !a.IsValid() || a.IsUnspecified() || a.IsMulticast() || a.Zone() != "":
-			return fault.New(fault.Usage, "--source", "give an address that connections can come from", "%s is none", a)
+			return fault.New(fault.Usage, "--source", "give an address that connections can come from",
+				"%s cannot be the source of a connection", a)
 		case slices.ContainsFunc(o.Sources[:i], func(b netip.Addr) bool { return a.Is4() == b.Is4() }):
 			return fault.New(fault.Usage, "--source", "give one of each", "there are two addresses of one family")
 		}

@@ -228,7 +228,7 @@ func (j *joined) argv() ([]string, error) {
 func (j *joined) Address(app string) (string, error) {
 	i := slices.Index(j.applications(), app)
 	if i < 0 {
-		return "", fmt.Errorf("%s does not serve %q: it is no application that serves anybody", j.name, app)
+		return "", fmt.Errorf("%s does not serve %q: it is not an application that accepts connections", j.name, app)
 	}
 	return serviceIP(1 + i), nil
 }

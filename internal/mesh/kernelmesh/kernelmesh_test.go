@@ -705,7 +705,7 @@ func TestRunRefuses(t *testing.T) {
 		{"no such variant", Options{ServicesFile: good, CgroupDir: dir, Store: "sized:xl"}, 0, fault.Usage, "no variant",
 			"ordered"},
 		{"no source", Options{ServicesFile: good, CgroupDir: dir, Sources: []netip.Addr{netip.MustParseAddr("0.0.0.0")}}, 0,
-			fault.Usage, "0.0.0.0 is none", "come from"},
+			fault.Usage, "0.0.0.0 cannot be the source", "come from"},
 		{"two sources", Options{ServicesFile: good, CgroupDir: dir, Sources: []netip.Addr{netip.MustParseAddr("10.0.0.1"),
 			netip.MustParseAddr("::ffff:10.0.0.2")}}, 0, fault.Usage, "of one family", "one of each"},
 		{"a pipe", Options{ServicesFile: pipe, CgroupDir: dir}, 0, fault.Usage, "not a file", "name a file"},

@@ -51,7 +51,7 @@ func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
 		return fault.New(fault.Usage, "--cgroup", help, "missing value")
 	case (o.ServicesFile == "") == (o.XDS == ""):
 		return fault.New(fault.Usage, "--services", "give --services or --xds; "+help,
-			"one place is needed from which the services come")
+			"the source of the services is missing")
 	}
 	if o.Sources, err = sources(v["source"]); err != nil {
 		return err
@@ -83,7 +83,7 @@ func sources(text string) (all []netip.Addr, err error) {
 func serving(_ param.Values, r Ready) string {
 	var b strings.Builder
 	if r.XDS != "" {
-		fmt.Fprintf(&b, "kernelmesh serves what %s says in %s, from store %s\n", r.XDS, r.Cgroup, r.Store)
+		fmt.Fprintf(&b, "kernelmesh serves the services of %s in %s, from store %s\n", r.XDS, r.Cgroup, r.Store)
 	} else {
 		fmt.Fprintf(&b, "kernelmesh serves %s, %s of %s in %s, from store %s\n", quantity.Counted(r.Services, "service"),
 			quantity.Counted(r.Endpoints, "endpoint"), r.ServicesFile, r.Cgroup, r.Store)

@@ -101,7 +101,7 @@ func (guest) CheckSetup(s *kind.Setup, _ string, part *kind.Part) error {
 	if o[controlKey] != "" {
 		for _, k := range append([]param.Setting{xdsSetting, {Name: "work"}}, servicesSettings...) {
 			if _, set := o[k.Name]; set {
-				return fmt.Errorf("%q has no meaning beside %q: that is told of the applications, and of nothing else",
+				return fmt.Errorf("%q cannot be combined with %q: that control plane serves the applications only",
 					k.Name, controlKey)
 			}
 		}
@@ -109,7 +109,7 @@ func (guest) CheckSetup(s *kind.Setup, _ string, part *kind.Part) error {
 	}
 	if of == "" {
 		if o["work"] == WorkPush {
-			return fmt.Errorf(`"work: %s" times what a control plane says: give one with %q`, WorkPush, xdsKey)
+			return fmt.Errorf(`"work: %s" times the changes of a control plane: name one with %q`, WorkPush, xdsKey)
 		}
 		return nil
 	}
@@ -118,7 +118,7 @@ func (guest) CheckSetup(s *kind.Setup, _ string, part *kind.Part) error {
 	}
 	for _, k := range servicesSettings {
 		if _, set := o[k.Name]; set {
-			return fmt.Errorf("%q has no meaning beside %q: the application says what the services are", k.Name, xdsKey)
+			return fmt.Errorf("%q cannot be combined with %q: the application provides the services", k.Name, xdsKey)
 		}
 	}
 	return nil
@@ -175,10 +175,10 @@ func (guest) Speaks(s *kind.Setup) []string {
 func checkSizes(o param.Values) error {
 	if o.On(fitKey) {
 		if _, sized := o["max-services"]; sized {
-			return errors.New(`"fit" makes the maps as large as there are services: "max-services" has no meaning beside it`)
+			return errors.New(`"fit" makes the maps as large as the services need: "max-services" cannot be combined with it`)
 		}
 		if o.Float(thenKey) > max(o.Float(servicesKey), 1) {
-			return fmt.Errorf(`%q is more than %q, and the maps fit no more than these`, thenKey, servicesKey)
+			return fmt.Errorf(`with "fit", %q must be at most %q`, thenKey, servicesKey)
 		}
 		return nil
 	}

@@ -35,8 +35,8 @@ func TestCheck(t *testing.T) {
 		{param.Values{"services": "5000", "max-services": "5000"}, ""},
 		{param.Values{"services": "1025"}, `1025 services are more than the 1024 that its maps hold`},
 		{param.Values{"services": "5", "then-services": "2000"}, "2000 services"},
-		{param.Values{"services": "5", "fit": "true", "max-services": "9"}, `"max-services" has no meaning`},
-		{param.Values{"services": "5", "then-services": "6", "fit": "true"}, "is more than"},
+		{param.Values{"services": "5", "fit": "true", "max-services": "9"}, `"max-services" cannot be combined`},
+		{param.Values{"services": "5", "then-services": "6", "fit": "true"}, "must be at most"},
 		{param.Values{"store": "pooled:ondemand", "fail": "closed", "peer": "endpoint"}, ""},
 		{param.Values{"store": "shelf"}, `there is no store "shelf"`},
 		{param.Values{"store": "sized:xl"}, `no variant "xl"`},
@@ -81,9 +81,9 @@ func TestCheckSetup(t *testing.T) {
 		{"nobody", func(_ *kind.Setup, o param.Values) { o["xds"] = "none" }, `and "none" is not`},
 		{"two", func(s *kind.Setup, _ param.Values) { s.Applications["mesh"].Options[kind.CountSetting] = "2" },
 			`and "mesh" is not`},
-		{"both", func(_ *kind.Setup, o param.Values) { o["services"] = "5" }, `"services" has no meaning beside "xds"`},
+		{"both", func(_ *kind.Setup, o param.Values) { o["services"] = "5" }, `"services" cannot be combined with "xds"`},
 		{"none to time", func(_ *kind.Setup, o param.Values) { delete(o, "xds") },
-			`"work: push" times what a control plane says`},
+			`"work: push" times the changes of a control plane`},
 	} {
 		s := setup()
 		c.change(s, s.Baseline.Options)

@@ -38,7 +38,7 @@ func (proxy) Check(o param.Values) error {
 			sidecar.ProtocolTCP)
 	}
 	if sidecar.Rules(o) > 0 {
-		return errors.New("nginx knows no identities of callers, which access rules are about")
+		return errors.New("nginx does not know the identities of callers, which access rules need")
 	}
 	return nil
 }

@@ -131,7 +131,7 @@ func (guest) Installed(_ context.Context, v param.Values) error {
 	if v.Int(envoysKey) > 0 {
 		if _, err := child.Find(v[envoyKey]); err != nil {
 			return fault.Wrap(err, fault.Machine, v[envoyKey], "install it, or put it on the PATH: 'make envoy' fetches one",
-				"Envoy is not here")
+				"Envoy is not installed")
 		}
 	}
 	if v[programKey] == programIstiod {

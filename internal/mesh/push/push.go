@@ -129,7 +129,7 @@ func (p *Push) wait(ctx context.Context) error {
 			const hint = "the load must be in the control group of a data plane that has its configuration from this mesh and " +
 				"shows endpoints as peers: --peer endpoint"
 			return fault.New(fault.Machine, p.mesh.Mesh.Service(i).String(), hint,
-				"a connection to service %d has the peer %s, which is no endpoint of it", i, peer)
+				"a connection to service %d has the peer %s, which is not one of its endpoints", i, peer)
 		}
 		if err := p.sleep(ctx, pace.Now()+int64(time.Millisecond)); err != nil {
 			return err

@@ -36,12 +36,12 @@ func TestPrepareRefuses(t *testing.T) {
 	control := (<-is).Control
 	good := Options{Mesh: control, What: One, Interval: DefaultInterval, Patience: time.Millisecond} // deadline under test
 	for want, change := range map[string]func(*Options){
-		"must be one of one, all":       func(o *Options) { o.What = "some" },
-		"must be at least 0.000005s":    func(o *Options) { o.Interval = time.Nanosecond },
-		"must be at least 0s, not -1ns": func(o *Options) { o.Pause = -1 },
-		"there is no mesh to ask":       func(o *Options) { o.Mesh = "127.0.0.1:1" },
-		"which is no endpoint of it":    func(*Options) {},
-		"connecting to the mesh at 127": func(o *Options) { o.Mesh = closing(t) },
+		"must be one of one, all":           func(o *Options) { o.What = "some" },
+		"must be at least 0.000005s":        func(o *Options) { o.Interval = time.Nanosecond },
+		"must be at least 0s, not -1ns":     func(o *Options) { o.Pause = -1 },
+		"there is no mesh to ask":           func(o *Options) { o.Mesh = "127.0.0.1:1" },
+		"which is not one of its endpoints": func(*Options) {},
+		"connecting to the mesh at 127":     func(o *Options) { o.Mesh = closing(t) },
 	} {
 		o := good
 		change(&o)

@@ -73,12 +73,12 @@ func CertificateLife(o param.Values) time.Duration { return o.Duration(settingLi
 // checkMesh refuses settings about the mesh that contradict others, or that the kind of proxy does not support.
 func (g Guest) checkMesh(o param.Values) error {
 	if Rules(o) > 0 && (!MTLS(o) || ProtocolOf(o) == ProtocolTCP) {
-		return fmt.Errorf("%q are about who makes a request: they need two hops, mtls, and a protocol other than %s",
+		return fmt.Errorf("%q check who makes a request, so they need two hops, mtls, and a protocol other than %s",
 			settingRules, ProtocolTCP)
 	}
 	if o[settingLife] != "" {
 		if _, driven := g.Proxy.(Driven); !driven || !MTLS(o) {
-			return fmt.Errorf("%q needs two hops, mtls, and proxies that a control plane configures, which %s is not here",
+			return fmt.Errorf("%q needs two hops, mtls, and proxies that a control plane configures, unlike %s",
 				settingLife, g.Proxy.About().Name)
 		}
 	}
@@ -86,7 +86,7 @@ func (g Guest) checkMesh(o param.Values) error {
 		return nil
 	}
 	if _, ok := g.Proxy.(Changer); !ok {
-		return fmt.Errorf("%q needs proxies that can be told of other services while they run, and %s cannot here",
+		return fmt.Errorf("%q needs proxies whose services can change while they run, unlike those of %s",
 			settingThen,
 			g.Proxy.About().Name)
 	}

@@ -296,7 +296,7 @@ func (j *joined) enter(p *one) (err error) {
 // ended returns the error for a proxy that has ended.
 func (p *one) ended(err error) error {
 	if err == nil {
-		err = errors.New("it ended by itself")
+		err = errors.New("it exited unexpectedly")
 	}
 	return death{fault.Wrap(err, fault.Machine, p.place.Component, fault.HintOf(err), "the proxy that serves %s is gone",
 		p.place.App)}
@@ -367,7 +367,7 @@ func (p *one) lost() (gone []string) {
 func (j *joined) Address(app string) (string, error) {
 	address, ok := j.entry[app]
 	if !ok {
-		return "", fmt.Errorf("%s does not serve %q: it is no application that serves anybody", j.name, app)
+		return "", fmt.Errorf("%s does not serve %q: it is not an application that accepts connections", j.name, app)
 	}
 	return address, nil
 }

@@ -205,10 +205,10 @@ func TestCheck(t *testing.T) {
 		{fake{}, param.Values{"rules": "1", "mtls": "false"}, "who makes a request"},
 		{fake{}, param.Values{"rules": "1", "hops": "1"}, "who makes a request"},
 		{fake{}, param.Values{"services": "1000", "discovery": "permissive"}, ""},
-		{fake{}, param.Values{"services": "10", "then-services": "1"}, "fake cannot here"},
+		{fake{}, param.Values{"services": "10", "then-services": "1"}, "unlike those of fake"},
 		{driven{}, param.Values{"services": "10", "then-services": "1"}, ""},
 		{driven{}, param.Values{"services": "10", "then-services": "11"}, "is more than"},
-		{fake{}, param.Values{"certificate-life": "2s"}, "fake is not here"},
+		{fake{}, param.Values{"certificate-life": "2s"}, "unlike fake"},
 		{driven{}, param.Values{"certificate-life": "2s"}, ""},
 		{driven{}, param.Values{"certificate-life": "2s", "mtls": "false"}, "mtls"},
 	} {

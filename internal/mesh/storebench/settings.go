@@ -48,7 +48,7 @@ func OptionsOf(v param.Values) (Options, error) {
 	case o.Store == "":
 		return o, errors.New(`a store needs a "store", the name of a design`)
 	case o.Operation == Lookup && o.Services == 0:
-		return o, errors.New(`to look up services there must be some: give "services"`)
+		return o, errors.New(`a lookup needs services: give "services"`)
 	}
 	_, _, err := store.Lookup(o.Store)
 	return o, err

@@ -93,7 +93,7 @@ func (a *agent) receive() {
 			select {
 			case a.results <- [2]int32{int32(le.Uint32(body)), int32(le.Uint32(body[4:]))}:
 			default:
-				a.why = errors.New("the guest answered what nobody asked")
+				a.why = errors.New("the guest sent an unexpected answer")
 				return
 			}
 		case kind == msgExit && len(body) == 4:

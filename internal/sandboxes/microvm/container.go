@@ -50,7 +50,7 @@ func capabilitySets(c *specs.LinuxCapabilities) (capabilityBits, error) {
 		for _, name := range set.names {
 			n := slices.Index(capabilities, name)
 			if n < 0 {
-				return bits, fmt.Errorf("process.capabilities: no capability is called %q", name)
+				return bits, fmt.Errorf("process.capabilities: unknown capability %q", name)
 			}
 			*set.to |= 1 << n
 		}

@@ -66,7 +66,7 @@ func TestCheck(t *testing.T) {
 		{"twice", func(s *specs.Spec) { s.Linux.Namespaces = append(s.Linux.Namespaces, s.Linux.Namespaces[1]) }},
 		{"pid namespace", func(s *specs.Spec) { s.Linux.Namespaces[1].Path = "/proc/1/ns/pid" }},
 		{"user namespace", func(s *specs.Spec) { s.Linux.Namespaces[1].Type = specs.UserNamespace }},
-		{"no namespace is called", func(s *specs.Spec) { s.Linux.Namespaces[1].Type = "moon" }},
+		{"unknown namespace", func(s *specs.Spec) { s.Linux.Namespaces[1].Type = "moon" }},
 		{"systemd", func(s *specs.Spec) { s.Linux.CgroupsPath = "a.slice:cri:x" }},
 		{"cgroupsPath", func(s *specs.Spec) { s.Linux.CgroupsPath = "/a/../../b" }},
 		{"blockIO", func(s *specs.Spec) { s.Linux.Resources = &specs.LinuxResources{BlockIO: &specs.LinuxBlockIO{}} }},

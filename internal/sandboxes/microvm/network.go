@@ -153,7 +153,7 @@ func (l *link) connect() error {
 		}}
 		if err := netlink.QdiscAdd(ingress); err != nil {
 			return fault.Wrap(err, fault.Machine, l.Name, "the kernel needs sch_ingress, cls_u32 and act_mirred",
-				"cannot redirect packets of the interface, or somebody else does")
+				"cannot redirect packets of the interface, or another program already does")
 		}
 		filter := &netlink.U32{
 			FilterAttrs: netlink.FilterAttrs{LinkIndex: way[0], Parent: netlink.MakeHandle(0xffff, 0), Protocol: unix.ETH_P_ALL,

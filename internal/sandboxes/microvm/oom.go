@@ -18,7 +18,7 @@ const OutOfMemory = Annotation + "out_of_memory"
 // Kill is a process that the guest's kernel killed because memory was short.
 type Kill struct {
 	Process string `json:"process"` // by the guest's numbers: "process 80 (dd)"
-	Why     string `json:"why"`     // "its container may have 67.1 MB"
+	Why     string `json:"why"`     // "the limit of its container is 67.1 MB"
 }
 
 // maxKills is how many kills are recorded: the first ones.
@@ -70,9 +70,9 @@ func (s *shim) killed(memoryMiB int) func(cgroup bool, process string) {
 	return func(cgroup bool, process string) {
 		why := fmt.Sprintf("the guest has %s in all", quantity.Value(float64(memoryMiB)*(1<<20), quantity.Bytes))
 		if limit := memoryLimit(s.spec); cgroup && limit > 0 {
-			why = "its container may have " + quantity.Value(float64(limit), quantity.Bytes)
+			why = "the limit of its container is " + quantity.Value(float64(limit), quantity.Bytes)
 		} else if cgroup {
-			why = "a control group of its own was full"
+			why = "a control group inside its container was full"
 		}
 		_ = s.set(func(b *sandbox) { // if it cannot be written, the end of the process is still recorded
 			if len(b.OutOfMemory) < maxKills {

@@ -89,7 +89,7 @@ type request struct {
 // Shim is the body of ShimCommand: args are -id and the id, as for Kata's shim. It returns when the sandbox has ended.
 func Shim(args []string) error {
 	if len(args) != 2 || args[0] != "-id" {
-		return fault.New(fault.Usage, ShimCommand, "", "this command is not for people")
+		return fault.New(fault.Usage, ShimCommand, "", "tare calls this command itself")
 	}
 	dir, err := dirOf(args[1])
 	if err != nil {
@@ -485,7 +485,7 @@ func (s *shim) mountShared(shared string, all []bind) error {
 				err = unix.Mount("", at, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, "")
 			}
 			if err != nil {
-				return fmt.Errorf("sharing %s for reading alone: %w", b.source, err)
+				return fmt.Errorf("sharing %s read-only: %w", b.source, err)
 			}
 		}
 		return nil
@@ -623,7 +623,7 @@ func (s *shim) wait(ctx context.Context) {
 			s.end(nil, fmt.Errorf("the guest's first process: %w", s.vm.agent.why))
 		}
 	case <-ctx.Done():
-		s.end(nil, errors.New("the shim was told to end"))
+		s.end(nil, errors.New("the shim received SIGTERM or SIGINT"))
 	}
 }
 

@@ -121,7 +121,7 @@ func check(s *specs.Spec, bundle string) error {
 	}
 	for _, r := range p.Rlimits {
 		if _, ok := rlimits[r.Type]; !ok {
-			return fmt.Errorf("process.rlimits: no limit is called %q", r.Type)
+			return fmt.Errorf("process.rlimits: unknown limit %q", r.Type)
 		}
 	}
 	for _, d := range l.Devices {
@@ -139,7 +139,7 @@ func checkNamespaces(list []specs.LinuxNamespace) error {
 	seen := map[specs.LinuxNamespaceType]bool{}
 	for _, n := range list {
 		if seen[n.Type] {
-			return fmt.Errorf("linux.namespaces: %s stands there twice", n.Type)
+			return fmt.Errorf("linux.namespaces: %s is listed twice", n.Type)
 		}
 		seen[n.Type] = true
 		switch n.Type {
@@ -152,7 +152,7 @@ func checkNamespaces(list []specs.LinuxNamespace) error {
 				return fmt.Errorf("linux.namespaces: a sandbox cannot join the %s namespace %s of the host", n.Type, n.Path)
 			}
 		default:
-			return fmt.Errorf("linux.namespaces: no namespace is called %q", n.Type)
+			return fmt.Errorf("linux.namespaces: unknown namespace %q", n.Type)
 		}
 	}
 	if !network {

@@ -110,7 +110,7 @@ func dirOf(id string) (string, error) {
 	}
 	dir := filepath.Join(sandboxDir, id)
 	if len(dir)+1+len(fsSocket) > socketPathMax {
-		return "", fault.New(fault.Usage, id, "use a shorter id", "sockets cannot have so long a path")
+		return "", fault.New(fault.Usage, id, "use a shorter id", "the path of its socket would be too long")
 	}
 	return dir, nil
 }

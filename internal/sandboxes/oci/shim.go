@@ -261,7 +261,7 @@ func (s *shim) command(args ...string) error {
 		return err
 	}
 	if ws.ExitStatus() != 0 {
-		return fault.New(fault.Machine, s.Container.Runtime.Name+" "+args[0], "its own words stand before this line",
+		return fault.New(fault.Machine, s.Container.Runtime.Name+" "+args[0], "its own messages are above this line",
 			"it failed with exit status %d", ws.ExitStatus())
 	}
 	return nil

@@ -211,7 +211,8 @@ func (c *conn) keep(bytes int64) error {
 	switch worst := c.change(0, 0, bytes); worst {
 	case nil:
 	case c:
-		return status.Error(codes.ResourceExhausted, "data planes have too much kept for them alone, and this one most")
+		return status.Error(codes.ResourceExhausted,
+			"too much memory is kept for single data planes, and most of it for this one")
 	default:
 		worst.cut()
 	}

@@ -225,7 +225,7 @@ func (s *stream) open(first *request) error {
 	if now, err := s.server.key(s.g.Context(), s.node); err != nil {
 		return err
 	} else if now != key {
-		return status.Error(codes.Unavailable, "what the data plane is told has just changed: connect again")
+		return status.Error(codes.Unavailable, "the data plane's configuration has just changed: connect again")
 	}
 	return nil
 }

@@ -32,7 +32,8 @@ func NewServiceAccounts(jwks []byte, issuer, audience string) (*ServiceAccounts,
 		return nil, fmt.Errorf("reading a set of keys: %w", err)
 	}
 	if issuer == "" || audience == "" {
-		return nil, errors.New("an issuer and an audience are needed, or any token of the keys would do")
+		return nil, errors.New("an issuer and an audience are required: without them any token signed by these keys " +
+			"would be accepted")
 	}
 	if len(s.keys.Keys) == 0 {
 		return nil, errors.New("there is no key")

@@ -87,13 +87,14 @@ func (o Options) withDefaults() (Options, error) {
 	o.MaxStrangers = cmp.Or(o.MaxStrangers, DefaultMaxStrangers)
 	switch {
 	case o.Life < time.Second || o.RootLife < o.Life:
-		return o, fault.New(fault.Usage, "", "from 1s on, and no longer than the root's",
-			"certificates of %s below a root of %s", o.Life, o.RootLife)
+		return o, fault.New(fault.Usage, "", "",
+			"certificates must live 1s to %s, the life of the root, got %s", o.RootLife, o.Life)
 	case o.RenewAfter < 0 || o.RenewAfter >= 1:
-		return o, fault.New(fault.Usage, "", "above 0 and below 1", "certificates cannot be renewed after %g of their life",
-			o.RenewAfter)
+		return o, fault.New(fault.Usage, "", "",
+			"certificates must be renewed after a part of their life above 0 and below 1, got %g", o.RenewAfter)
 	case o.MaxIdentities < 0:
-		return o, fault.New(fault.Usage, "", "above 0", "at most %d identities are too few", o.MaxIdentities)
+		return o, fault.New(fault.Usage, "", "",
+			"the largest number of identities must be above 0, got %d", o.MaxIdentities)
 	}
 	return o, CheckTrustDomain(o.TrustDomain)
 }

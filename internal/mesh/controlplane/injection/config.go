@@ -156,7 +156,7 @@ func (c Config) compile() (*compiled, error) {
 	case c.Sidecar == nil:
 		return nil, fmt.Errorf("sidecar: give the container of the proxy")
 	case c.ProbePort < 0 || c.ProbePort > 65535:
-		return nil, fmt.Errorf("probePort: %d is no port", c.ProbePort)
+		return nil, fmt.Errorf("probePort: %d is not a port", c.ProbePort)
 	}
 	for _, list := range []struct {
 		key   string
@@ -164,7 +164,7 @@ func (c Config) compile() (*compiled, error) {
 	}{{"excludeInbound", c.ExcludeInbound}, {"excludeOutbound", c.ExcludeOutbound}} {
 		for _, p := range list.ports {
 			if p < 1 || p > 65535 {
-				return nil, fmt.Errorf("%s: %d is no port", list.key, p)
+				return nil, fmt.Errorf("%s: %d is not a port", list.key, p)
 			}
 		}
 	}
@@ -215,7 +215,7 @@ func (d *compiled) parse() (err error) {
 	d.status = string(status)
 	all := slices.Concat([]object{d.sidecar}, d.before, d.volumes)
 	if d.ProbePort > 0 && !slices.ContainsFunc(all, func(o object) bool { return o.json.holds("probes") }) {
-		return errors.New("probePort: nothing holds ${probes}, so that nobody would know what to answer there")
+		return errors.New("probePort: nothing contains ${probes}, so the sidecar would not know which probes to answer")
 	}
 	return nil
 }
@@ -228,7 +228,7 @@ func parseTemplate(object map[string]any) (template, error) {
 	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
 	if err := e.Encode(object); err != nil {
-		return nil, fmt.Errorf("it cannot be told as JSON: %w", err)
+		return nil, fmt.Errorf("it cannot be encoded as JSON: %w", err)
 	}
 	var t template
 	literal := ""

@@ -116,7 +116,7 @@ func (w *Webhook) serve(to http.ResponseWriter, r *http.Request) (result, why st
 	}
 	var in review
 	if err := json.Unmarshal(body, &in); err != nil {
-		return malformed(http.StatusBadRequest, "the review is no JSON of its kind: %.200s", err)
+		return malformed(http.StatusBadRequest, "the review cannot be decoded: %.200s", err)
 	}
 	if in.APIVersion != reviewVersion || in.Kind != reviewKind {
 		return malformed(http.StatusBadRequest, "the review is of %.60q, %.60q, and not of %s, %s", in.APIVersion, in.Kind,

@@ -373,7 +373,7 @@ func TestRefused(t *testing.T) {
 		says string
 	}{
 		"port": {func(p *corev1.Pod) { p.Annotations = map[string]string{injection.ExcludeInboundKey: "80,http"} }, 422,
-			`"http" is no port`},
+			`"http" is not a port`},
 		"port 0": {func(p *corev1.Pod) { p.Annotations = map[string]string{injection.ExcludeOutboundKey: "0"} }, 422,
 			"1 to 65535"},
 		"ports": {func(p *corev1.Pod) {
@@ -472,10 +472,10 @@ func TestConfig(t *testing.T) {
 		`{redirect: cni, sidecar: {name: a, image: "${imag}"}}`:                "no variable ${imag}",
 		`{redirect: cni, sidecar: {name: a, image: "${image"}}`:                "no variable",
 		`{redirect: cni, sidecar: {name: "${pod}"}}`:                           "without variables",
-		`{redirect: cni, sidecar: {name: a}, probePort: 70000}`:                "no port",
-		`{redirect: cni, sidecar: {name: a}, excludeInbound: [0]}`:             "no port",
+		`{redirect: cni, sidecar: {name: a}, probePort: 70000}`:                "is not a port",
+		`{redirect: cni, sidecar: {name: a}, excludeInbound: [0]}`:             "is not a port",
 		`{redirect: cni, sidecar: {name: a}, volumes: [{emptyDir: {}}]}`:       "volumes[0]",
-		`{redirect: cni, sidecar: {name: a}, probePort: 1}`:                    "nothing holds",
+		`{redirect: cni, sidecar: {name: a}, probePort: 1}`:                    "nothing contains",
 		`{sidecar: {name: a}, init: {name: a}}`:                                "the sidecar has the name",
 		`{redirect: cni, sidecar: {name: a}, volumes: [{name: v}, {name: v}]}`: "two of the name",
 		"redirect: cni\nsidecar:\n  name: a\n" +

@@ -117,7 +117,7 @@ func (c *compiled) injected(p *pod) (bool, error) {
 // the mesh. There is no telling which of the two is meant, and a pod could bring another sidecar under the mesh's
 // name.
 func (c *compiled) collides(p *pod) error {
-	const hint = "give it another, or label the pod " + InjectKey + ": \"false\""
+	const hint = "rename it, or label the pod " + InjectKey + ": \"false\""
 	for _, list := range [][]container{p.Spec.Containers, p.Spec.InitContainers} {
 		for _, x := range list {
 			if x.Name == c.sidecar.name || named(c.before, x.Name) {
@@ -151,7 +151,8 @@ func portsOf(annotations map[string]string, key string, all []int) (string, erro
 		for word := range strings.SplitSeq(text, ",") {
 			p, err := strconv.ParseUint(strings.TrimSpace(word), 10, 16)
 			if err != nil || p == 0 {
-				return "", refuse("annotation %s: %.40q is no port: give numbers from 1 to 65535, separated by commas", key, word)
+				return "", refuse("annotation %s: %.40q is not a port: give numbers from 1 to 65535, separated by commas",
+					key, word)
 			}
 			ports = append(ports, int(p))
 		}

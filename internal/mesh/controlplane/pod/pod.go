@@ -105,7 +105,7 @@ func (o Options) serve(ctx context.Context, dir string) error {
 	case ctx.Err() != nil:
 		return nil
 	case err == nil:
-		err = errors.New("it ended by itself")
+		err = errors.New("it exited unexpectedly (status 0)")
 	}
 	return fault.Wrap(err, fault.Machine, o.Envoy[0], "", "Envoy has ended")
 }

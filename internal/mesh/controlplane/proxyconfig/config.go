@@ -227,7 +227,7 @@ func (f *file) decode() error {
 		return fault.New(fault.Usage, at(f.name, line), Example, "%s", err)
 	}
 	if !utf8.Valid(f.data) {
-		return fault.New(fault.Usage, f.name, Example, "this is no text in UTF-8")
+		return fault.New(fault.Usage, f.name, Example, "the file is not valid UTF-8")
 	}
 	err := yaml.UnmarshalWithOptions(f.data, &f.config, yaml.Strict())
 	if err == nil || errors.Is(err, io.EOF) {

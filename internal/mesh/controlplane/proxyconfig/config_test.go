@@ -151,7 +151,7 @@ services: [{}]
 services: [{name: a}, {name: a}]
 ---- address: "b:1" has no IP address
 services: [{name: a, address: b:1}]
----- "1.2.3.4" is no host:port
+---- "1.2.3.4" is not host:port
 services: [{name: a, address: 1.2.3.4}]
 ---- has no port from 1 to 65535
 services: [{name: a, address: 1.2.3.4:0}]
@@ -163,7 +163,7 @@ services: [{name: a, address: 1.2.3.4:1, protocol: sctp}]
 services: [{name: a, endpoints: [{address: 1.2.3.4:5, health: ill}]}]
 ---- there is no endpoint in z
 services: [{name: a, endpoints: [{address: 1.2.3.4:5}], zones: {z: 1}}]
----- "5" is no duration
+---- "5" is not a duration
 services: [{name: a, connect_timeout: 5}]
 ---- there is no service b with endpoints
 services: [{name: a, address: 1.2.3.4:1, split: {b: 1}}]
@@ -232,7 +232,7 @@ services:
   protocol: http
   routes:
   - to: {a: 0}
----- timeout: "1" is no duration
+---- timeout: "1" is not a duration
 services:
 - name: a
   protocol: http
@@ -250,7 +250,7 @@ services:
   protocol: http
   routes:
   - retries: {on: [5xx]}
----- "X-A" is no name of a header in small letters
+---- "X-A" is not a header name in lower case
 services:
 - name: a
   protocol: http
@@ -264,7 +264,7 @@ services:
 ---- access: needs proxies
 services:
 - {name: a, protocol: http, access: [{from: [a]}]}
----- access: nothing can enforce it
+---- access: cannot be enforced without mtls
 proxies: [{id: a, identity: a}]
 services:
 - {name: a, protocol: http, access: [{from: [a]}]}
@@ -320,7 +320,7 @@ proxies:
 - id: a
   outbound:
     x: 1.2.3.4:5
----- inbound: x: to: "6" is no host:port
+---- inbound: x: to: "6" is not host:port
 services: [{name: x}]
 proxies:
 - id: a
@@ -343,9 +343,9 @@ mtls: strict
 proxies: [{id: a, identity: a}]
 services: [{name: x, protocol: udp}]
 ingress: [{service: x, listen: 1.2.3.4:5, proxy: a}]
----- are for the mesh's own
+---- are reserved
 services: [{name: "inbound:x"}]
----- udp cannot serve what a, a tcp service, leads to it
+---- udp cannot serve the traffic from a, a tcp service
 services: [{name: a, address: 1.2.3.4:1, split: {b: 1}}, {name: b, protocol: udp}]
 ---- protocol: must be given
 services:
@@ -373,7 +373,7 @@ func bomb(indent string) string {
 func TestWrongLines(t *testing.T) {
 	all := strings.Split(wrongFiles, "\n---- ")[1:]
 	const deep = "c.yaml:1: brackets or lists are nested\n"
-	all = append(all, "this is no text in UTF-8\na: \xff", deep+"a: "+strings.Repeat("[", 200),
+	all = append(all, "the file is not valid UTF-8\na: \xff", deep+"a: "+strings.Repeat("[", 200),
 		deep+strings.Repeat("- ", 200)+"x", "c.yaml:4: its aliases stand for more\nresources:\n-\n"+bomb("  "))
 	if r := shared(t, ""); len(r.Clusters) > 0 {
 		t.Errorf("an empty file: %+v", r)

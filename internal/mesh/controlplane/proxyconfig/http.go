@@ -124,7 +124,7 @@ func (r *route) read() error {
 	r.headers = sorted(m.Headers)
 	for _, name := range r.headers {
 		if !httpToken.MatchString(name) || strings.ToLower(name) != name || !printable(m.Headers[name]) {
-			return in("match", in("headers", wrongAt(fmt.Errorf("%q is no name of a header in small letters, or %q no value",
+			return in("match", in("headers", wrongAt(fmt.Errorf("%q is not a header name in lower case, or %q not a value",
 				name, m.Headers[name]), name)))
 		}
 	}

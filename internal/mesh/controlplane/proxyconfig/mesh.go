@@ -172,11 +172,11 @@ func (m *Mesh) readServices() error {
 		case s.Name == "":
 			return item("services", i, wrongAt(errors.New("name is missing")))
 		case !utf8.ValidString(s.Name):
-			return item("services", i, in("name", fmt.Errorf("%q is no text in UTF-8", s.Name)))
+			return item("services", i, in("name", fmt.Errorf("%q is not valid UTF-8", s.Name)))
 		case m.names[s.Name] != nil:
 			return wrongAt(fmt.Errorf("service %s is given twice", s.Name), "services", i, "name")
 		case slices.ContainsFunc(ownPrefixes, func(p string) bool { return strings.HasPrefix(s.Name, p) }):
-			return s.where(in("name", fmt.Errorf("%s are for the mesh's own", strings.Join(ownPrefixes, " and "))))
+			return s.where(in("name", fmt.Errorf("the prefixes %s are reserved", strings.Join(ownPrefixes, " and "))))
 		}
 		m.names[s.Name] = s
 		m.services = append(m.services, s)
@@ -217,8 +217,8 @@ func (m *Mesh) checkPlace(s *service) error {
 	case !proxies && s.Access != nil:
 		return in("access", errors.New("needs proxies: only they have identities"))
 	case s.Access != nil && (m.mtls == off || s.protocol == protocolUDP) && m.config.Discovery != byPolicy:
-		return in("access", errors.New("nothing can enforce it without mtls, nor for udp; under discovery by policy it "+
-			"still decides who is told"))
+		return in("access", errors.New("cannot be enforced without mtls, or for udp; only with discovery: policy does "+
+			"it still decide which proxies get the service"))
 	}
 	if s.Identity != "" {
 		id, err := authority.Identity(m.trustDomain, s.Identity)

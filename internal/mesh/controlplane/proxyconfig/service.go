@@ -104,7 +104,7 @@ func (s *service) prepare(names map[string]*service) error {
 	if len(s.Split) > 0 {
 		if len(s.Endpoints) > 0 || s.MaxConnections > 0 || s.Policy != "" || s.ConnectTimeout != "" || len(s.Zones) > 0 ||
 			s.Identity != "" {
-			return in("split", errors.New("it has no endpoints of its own, and none of what belongs to them"))
+			return in("split", errors.New("a service with split cannot have endpoints or settings of endpoints"))
 		}
 	}
 	if len(s.Routes) > 0 && !s.protocol.http() {
@@ -152,7 +152,7 @@ func (s *service) settle() error {
 			return in("protocol", fmt.Errorf("must be given, for %s services lead to it as well as %s ones",
 				by.protocol, s.protocol))
 		case s.protocol.http() != by.protocol.http() || !s.protocol.http() && s.protocol != by.protocol:
-			return in("protocol", fmt.Errorf("%s cannot serve what %s, a %s service, leads to it", s.protocol, by.Name,
+			return in("protocol", fmt.Errorf("%s cannot serve the traffic from %s, a %s service", s.protocol, by.Name,
 				by.protocol))
 		}
 	}
@@ -172,7 +172,7 @@ func (s *service) settle() error {
 func durationOf(text string) (time.Duration, error) {
 	d, err := time.ParseDuration(text)
 	if err != nil || d <= 0 {
-		return 0, fmt.Errorf("%q is no duration such as 250ms", text)
+		return 0, fmt.Errorf("%q is not a duration such as 250ms", text)
 	}
 	return d, nil
 }
@@ -369,7 +369,7 @@ func (e *Endpoint) endpoint() (one *endpointv3.LbEndpoint, named bool, err error
 func socket(text string, p corev3.SocketAddress_Protocol) (a *corev3.Address, named bool, err error) {
 	i := strings.LastIndexByte(text, ':')
 	if i < 0 {
-		return nil, false, fmt.Errorf("%q is no host:port", text)
+		return nil, false, fmt.Errorf("%q is not host:port", text)
 	}
 	port, err := strconv.ParseUint(text[i+1:], 10, 16)
 	if err != nil || port == 0 {

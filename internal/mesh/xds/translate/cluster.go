@@ -161,7 +161,7 @@ func ParseCluster(b []byte) (*Cluster, error) {
 // but not where a connection may go.
 var unheeded = map[protoreflect.Name]string{
 	"outlier_detection":                        "endpoints that fail are not ejected",
-	"health_checks":                            "nobody checks endpoints: their health is what the control plane says",
+	"health_checks":                            "endpoints are not checked: the control plane provides their health",
 	"upstream_connection_options":              "keep-alive and other options of sockets are left to the application",
 	"upstream_bind_config":                     "connections leave from the application's own address",
 	"max_requests_per_connection":              "connections are never ended",

@@ -19,7 +19,7 @@ const (
 // rbac parses an RBAC filter; one without rules enforces nothing.
 func rbac(m *networkrbacv3.RBAC, r reader) (out mesh.RBAC, enforced bool) {
 	r.only("", m, "rules", "stat_prefix", "shadow_rules", "shadow_rules_stat_prefix")
-	r.noteIf(m.GetShadowRules() != nil, "shadow_rules", "nobody tries them: they let nothing pass, and stop nothing")
+	r.noteIf(m.GetShadowRules() != nil, "shadow_rules", "they are not evaluated, and have no effect")
 	if m.GetRules() == nil {
 		return out, false
 	}

@@ -78,7 +78,7 @@ func Parse(text []byte) (Table, error) {
 			port = a.GRPC.Port
 		}
 		if !strings.HasPrefix(path, "/probe/") || port < 1 || port > 65535 || a.Timeout < 1 {
-			return nil, fmt.Errorf("the probe at %.100q is none", path)
+			return nil, fmt.Errorf("the probe at %.100q is invalid", path)
 		}
 	}
 	return t, nil
@@ -153,7 +153,7 @@ func (s *Server) get(ctx context.Context, h *HTTP) (int, error) {
 	u.Scheme, u.Host = scheme, s.at(h.Port)
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
 	if err != nil {
-		return 0, fmt.Errorf("the probe's path is none: %w", err)
+		return 0, fmt.Errorf("the probe's path is invalid: %w", err)
 	}
 	r.Header.Set("User-Agent", "kube-probe/mesh")
 	r.Header.Set("Accept", "*/*")
