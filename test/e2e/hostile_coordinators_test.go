@@ -102,7 +102,7 @@ var coordinatorAttacks = []coordinatorAttack{
 		}
 		return nil
 	}},
-	{name: "pings whose answers nobody reads", says: "it has not read what it is told",
+	{name: "pings whose answers nobody reads", says: "it has not read its messages",
 		stream: func(s attackStream) error {
 			for end := time.Now().Add(time.Second); time.Now().Before(end); { // not a deadline: how long it sends
 				sent := make(chan error, 1)
@@ -182,15 +182,15 @@ var coordinatorAttacks = []coordinatorAttack{
 		return s.refuses(modestWith(`"server":{"kind":"http"}`, `"server":{"kind":"http"}`+
 			strings.Repeat(`,"server":{"kind":"http"}`, 40_000)), "")
 	}},
-	{name: "commands", says: "may not run, open or connect to", stream: func(s attackStream) error {
+	{name: "commands", says: "a node does not accept from a coordinator", stream: func(s attackStream) error {
 		return s.refuses(modestWith(`{"kind":"http","to":"server","rate":50}`, `{"kind":"command","command":"touch owned"}`),
 			"")
 	}},
-	{name: "a subject that is a command", says: "may not run, open or connect to", stream: func(s attackStream) error {
+	{name: "a subject that is a command", says: "a node does not accept", stream: func(s attackStream) error {
 		return s.refuses(modestWith(`"blocks":1`,
 			`"blocks":1,"arms":{"direct2":{"subject":"command","command":"touch owned"}}`), "")
 	}},
-	{name: "files of the node", says: "may not run, open or connect to", stream: func(s attackStream) error {
+	{name: "files of the node", says: "a node does not accept from a coordinator", stream: func(s attackStream) error {
 		return s.refuses(modestWith(`{"kind":"http","to":"server","rate":50}`,
 			`{"kind":"write","rate":50,"directory":"/etc"}`), "")
 	}},
@@ -221,7 +221,7 @@ var coordinatorAttacks = []coordinatorAttack{
 		_, err := s.until(func(m said) bool { return m.Prepared != nil && m.Prepared.ID == 5 })
 		return err // it hangs up, and the trial is taken down
 	}},
-	{name: "a begin that cannot be", says: "announced a begin that cannot be", stream: func(s attackStream) error {
+	{name: "a begin that cannot be", says: "announced an impossible begin", stream: func(s attackStream) error {
 		if err := s.prepare(1, modest, ""); err != nil {
 			return err
 		}

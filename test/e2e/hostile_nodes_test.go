@@ -380,14 +380,14 @@ var beforeTrials = []struct {
 	}},
 	{"answers that nobody asked for", func(t *testing.T, a *attacked) {
 		if got := a.refusedAs(a.hello(), `{"pong":{"ping":{"number":99}}}`); !strings.Contains(got,
-			"a question that it was not asked") {
+			"a question that was not asked") {
 			t.Error(got)
 		}
 	}},
 	{"results of no trial", func(t *testing.T, a *attacked) {
 		if got := a.refusedAs(a.hello(), `{"record":{"id":1,"record":{}}}`, `{"record":{"id":2,"record":{}}}`,
 			`{"record":{"id":3,"record":{}}}`,
-			`{"record":{"id":4,"record":{}}}`); !strings.Contains(got, "it says more than it is asked: the record of trial") {
+			`{"record":{"id":4,"record":{}}}`); !strings.Contains(got, "it sent an unexpected message: the record of trial") {
 			t.Error(got)
 		}
 	}},
@@ -488,9 +488,9 @@ var inTrials = []struct {
 			`":1},"validity":{"valid":false,"failed":"` + escapes + `"}`)
 	}, "?[2J?]0;owned"},
 	{"a clock in the far future", func(x *trialOf) { x.fixed = &[2]int64{1<<63 - 1, 1<<63 - 1}; x.begun(0) },
-		"which no machine has been up for"},
+		"no machine has been up for that long"},
 	{"a clock in the far past", func(x *trialOf) { x.fixed = &[2]int64{-1 << 63, -1 << 63}; x.begun(0) },
-		"which no machine has been up for"},
+		"no machine has been up for that long"},
 	{"an answer before the question", func(x *trialOf) { x.fixed = &[2]int64{1000, 0}; x.begun(0) }, "to answer"},
 	{"an answer that took for ever", func(x *trialOf) { x.fixed = &[2]int64{0, 1 << 60}; x.begun(0) }, "to answer"},
 	{"a clock that shows no number", func(x *trialOf) {
@@ -509,7 +509,7 @@ var inTrials = []struct {
 	{"negative counts", func(x *trialOf) {
 		x.begun(over)
 		x.record(goodRecord + `,"loads":{"client":{"generator":"http","mode":"open","done":-9223372036854775808,"errors":{"x":-1}}}`)
-	}, "less than nothing of the load"},
+	}, "an impossible value of the load"},
 	{"numbers beyond all bounds", func(x *trialOf) {
 		x.begun(over)
 		x.record(`,"ledger":{},"metrics":{"memory_hard_bytes":1e308,"cpu_seconds_per_request":-1e308},"validity":{"valid":true},` +
@@ -541,8 +541,8 @@ var inTrials = []struct {
 	}, "are allowed"},
 	{"half a record", func(x *trialOf) { x.begun(over); x.say(`{"record":{"id":%d,"record":{"trial"`, x.id) },
 		"cannot be read"},
-	{"vanishes", func(x *trialOf) { x.begun(50 * time.Millisecond) }, "it went away"},
-	{"hangs up as it is told to prepare", func(*trialOf) {}, "it went away"},
+	{"vanishes", func(x *trialOf) { x.begun(50 * time.Millisecond) }, "it disconnected"},
+	{"hangs up as it is told to prepare", func(*trialOf) {}, "it disconnected"},
 }
 
 // TestHostileNodes: whatever whoever can reach a coordinator does, with or without the keys of a node, the coordinator

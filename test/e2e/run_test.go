@@ -119,7 +119,7 @@ func TestRunWrongUse(t *testing.T) {
 		{"no file", []string{"run", "./nosuch.yaml"}, []string{"./nosuch.yaml: the spec cannot be read"}},
 		{"wrong spec", []string{"run", specFile(t, strings.Replace(shortSpec, "warmup", "wramup", 1))},
 			[]string{`spec.yaml:4:1: there is no key "wramup" in a spec; did you mean "warmup"?`}},
-		{"no blocks", []string{"run", "quickstart", "--blocks", "0"}, []string{"0 blocks make no run"}},
+		{"no blocks", []string{"run", "quickstart", "--blocks", "0"}, []string{"--blocks: must be at least 1, got 0"}},
 		{"wrong setting", []string{"run", "quickstart", "--set", "raet=5"}, []string{`did you mean "rate"?`}},
 		{"wrong flag", []string{"run", "quickstart", "--bocks", "5"}, []string{"unknown flag: --bocks"}},
 		{"unknown spec", []string{"list", "nosuch"}, []string{"no such experiment"}},

@@ -140,7 +140,8 @@ func TestTryFailures(t *testing.T) {
 			[]string{`no application "htpt"`}},
 		{"an application that nobody goes to", []string{"--app", "burn", "--load", "connections"},
 			[]string{"sleep", "infinity"}, 2, []string{"does not go to an application of kind burn"}},
-		{"no blocks", []string{"--blocks", "0"}, []string{"sleep", "infinity"}, 2, []string{"0 blocks make no run"}},
+		{"no blocks", []string{"--blocks", "0"}, []string{"sleep", "infinity"}, 2,
+			[]string{"--blocks: must be at least 1, got 0"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := t.TempDir()

@@ -89,7 +89,7 @@ const Hint = "write METRIC <= BOUND, such as 'memory_hard_bytes <= 50MB', 'laten
 // the unit of the metric, or in per cent of the baseline's value.
 func Parse(text string) (Assertion, error) {
 	if len(text) > MostText {
-		return Assertion{}, fmt.Errorf("is %d bytes long, and the longest allowed has %d", len(text), MostText)
+		return Assertion{}, fmt.Errorf("is %d bytes long; at most %d are allowed", len(text), MostText)
 	}
 	m := form.FindStringSubmatch(strings.TrimSpace(text))
 	if m == nil {
@@ -154,7 +154,7 @@ func (a *Assertion) bound(raw string) error {
 	}
 	v, err := strconv.ParseFloat(m[2], 64)
 	if err != nil || math.IsInf(v, 0) {
-		return fmt.Errorf("has the bound %q, which is no number", text.Clip(raw))
+		return fmt.Errorf("has the bound %q, which is not a number", text.Clip(raw))
 	}
 	a.written = strings.ReplaceAll(strings.TrimSpace(raw), " ", "")
 	a.Against = Value
@@ -171,7 +171,7 @@ func (a *Assertion) bound(raw string) error {
 	case m[1] != "" && m[3] == "%":
 		a.Against, factor = Change, 0.01
 	case m[3] == "%" && !is:
-		return fmt.Errorf("has the bound %s, and %s is no part; for a change from the baseline, write +%s",
+		return fmt.Errorf("has the bound %s, but %s is not a fraction; for a change from the baseline, write +%s",
 			a.written, a.Metric, a.written)
 	case m[3] == "" && v == 0: // 0 needs no unit
 	case !is && m[3] == "":

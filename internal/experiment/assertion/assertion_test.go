@@ -74,7 +74,7 @@ func TestParseRefuses(t *testing.T) {
 		"memory_hard_bytes <= 50%":                        "write +50%",
 		"latency_p99_seconds <= some":                     "not a number with a unit",
 		"latency_p99_seconds <= NaN":                      "not a number with a unit",
-		"latency_p99_seconds <= 1e999s":                   "no number",
+		"latency_p99_seconds <= 1e999s":                   "not a number",
 		"latency_p99_seconds <= 1e308min":                 "too large",
 		"latency_p99_seconds == +2ms":                     "exact difference",
 		"events_lost <= 3MB":                              "plain numbers",

@@ -242,7 +242,7 @@ func (s *session) send(m *message) error {
 	}
 	// A coordinator that reads nothing would block the agent forever, even if it sends pings.
 	timer := time.AfterFunc(s.a.Silence, func() {
-		s.cancel(fmt.Errorf("%w: it has not read what it is told for %v", errLost, s.a.Silence))
+		s.cancel(fmt.Errorf("%w: it has not read its messages for %v", errLost, s.a.Silence))
 	})
 	defer timer.Stop()
 	return s.stream.SendMsg(m)
@@ -280,7 +280,7 @@ func (s *session) handle(ctx context.Context, m *message, received int64) error 
 	case m.Begin != nil && s.trial != nil && s.trial.id == m.Begin.ID:
 		if lead := m.Begin.At - s.a.now(); m.Begin.At < -farthest || m.Begin.At > farthest || lead > int64(maxLead) ||
 			m.Begin.Quiet < 0 {
-			s.trial.cancel(fmt.Errorf("the coordinator announced a begin that cannot be: in %v", time.Duration(lead)))
+			s.trial.cancel(fmt.Errorf("the coordinator announced an impossible begin: in %v", time.Duration(lead)))
 			return nil
 		}
 		s.quiet.Store(m.Begin.At + min(m.Begin.Quiet, int64(maxQuiet)))

@@ -32,12 +32,12 @@ const farthest = 1 << 61
 func (r reading) check() error {
 	for _, t := range []int64{r.Received, r.Sent} {
 		if t < -farthest || t > farthest {
-			return fmt.Errorf("its clock shows %d ns, which no machine has been up for", t)
+			return fmt.Errorf("its clock shows %d ns, and no machine has been up for that long", t)
 		}
 	}
 	answering, elapsed := r.Sent-r.Received, r.got-r.Ping.Sent
 	if answering < 0 || answering > elapsed+elapsed/1000+1000 {
-		return fmt.Errorf("it says that it took %v to answer, and the answer came after %v", time.Duration(answering),
+		return fmt.Errorf("it claims that it took %v to answer, and the answer came after %v", time.Duration(answering),
 			time.Duration(elapsed))
 	}
 	return nil

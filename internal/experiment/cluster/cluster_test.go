@@ -183,7 +183,7 @@ func TestFailures(t *testing.T) {
 				<-ctx.Done()
 				return nil, ctx.Err()
 			}
-		}, "it went away: it"},
+		}, "it disconnected: it"},
 		{"dies in mid-run", func(kill func()) Runner {
 			return func(ctx context.Context, _ Job, barrier Barrier) (json.RawMessage, error) {
 				_, _ = barrier(ctx)
@@ -191,7 +191,7 @@ func TestFailures(t *testing.T) {
 				<-ctx.Done()
 				return nil, ctx.Err()
 			}
-		}, "it went away: it"},
+		}, "it disconnected: it"},
 		{"is told to end", func(kill func()) Runner {
 			return func(ctx context.Context, _ Job, barrier Barrier) (json.RawMessage, error) {
 				return nil, context.Canceled
@@ -244,7 +244,7 @@ func TestFailures(t *testing.T) {
 			g.join(b, c.run(p.close))
 			g.run(map[string]string{"a": "", "b": c.want, "c": ""})
 			if strings.HasPrefix(c.name, "dies") {
-				g.run(map[string]string{"a": "", "b": "it is not there: it", "c": ""})
+				g.run(map[string]string{"a": "", "b": "it is not connected: it", "c": ""})
 				g.join(g.agent("b"), good) // started again
 			}
 			if !strings.HasPrefix(c.name, "dies") && g.Gone("b") != nil {
@@ -300,7 +300,7 @@ func TestWrongWords(t *testing.T) {
 		{"half a record", `{"record":{"id":1,"record":{"tri`, "cannot be read"},
 		{"a record before the end", `{"record":{"id":1,"record":{}}}`, "it sent its record before the trial was over"},
 		{"two messages in one", `{"record":{"id":1,"record":{}},"pong":{}}`, "and other messages in one"},
-		{"an answer to no question", `{"pong":{"ping":{"number":77}}}`, "it answers a question that it was not asked"},
+		{"an answer to no question", `{"pong":{"ping":{"number":77}}}`, "it answered a question that was not asked"},
 		{"a long short message", `{"prepared":{"id":1},"x":"` + strings.Repeat("x", maxShort) + `"}`,
 			"bytes, and 65536 are allowed"},
 		{"a record without end", strings.Repeat(" ", maxFromAgent) + `{}`, "larger than max"},
@@ -339,7 +339,7 @@ func TestWrongWords(t *testing.T) {
 				}
 			}()
 			g.run(map[string]string{"a": "", "b": c.want})
-			g.run(map[string]string{"a": "", "b": "it is not there"})
+			g.run(map[string]string{"a": "", "b": "it is not connected"})
 		})
 	}
 }
@@ -352,7 +352,7 @@ func TestFlood(t *testing.T) {
 	for s.SendMsg(`{"prepared":{"id":1}}`) == nil {
 	}
 	if err := s.RecvMsg(new(message)); err == nil ||
-		!strings.Contains(words(drained(s, err)).Error(), "says more than it is asked") {
+		!strings.Contains(words(drained(s, err)).Error(), "sent an unexpected message") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -580,7 +580,7 @@ func TestSecondOfAName(t *testing.T) {
 	second := g.agent("a")
 	second.Patience = time.Nanosecond
 	if err := second.Join(context.Background(), good); fault.CodeOf(err) != fault.Machine ||
-		!strings.Contains(err.Error(), "a node a is there already") {
+		!strings.Contains(err.Error(), "a node a has already joined") {
 		t.Errorf("a second one: %v", err)
 	}
 	kill()
@@ -721,7 +721,7 @@ func TestPartition(t *testing.T) {
 	if err := <-ended; fault.CodeOf(err) != fault.Machine {
 		t.Errorf("the agent ended with %v", err)
 	}
-	g.run(map[string]string{"a": "", "b": "it is not there: it has said nothing for"})
+	g.run(map[string]string{"a": "", "b": "it is not connected: it has said nothing for"})
 }
 
 // TestBye: agents end without an error when the run is over; whoever comes later is told.

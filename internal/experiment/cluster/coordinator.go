@@ -279,7 +279,7 @@ func (c *Coordinator) admit(name string, n *node) error {
 	case len(c.nodes) >= MaxNodes:
 		return status.Errorf(codes.ResourceExhausted, "there are %d nodes already", MaxNodes)
 	case c.nodes[name] != nil:
-		return status.Errorf(codes.AlreadyExists, "a node %s is there already", name)
+		return status.Errorf(codes.AlreadyExists, "a node %s has already joined", name)
 	}
 	c.nodes[name] = n
 	c.hasChanged()
@@ -326,7 +326,7 @@ func (c *Coordinator) Run(ctx context.Context, names []string, share Share, data
 		n, why := c.node(name)
 		parts[i] = &part{c: c, Outcome: Outcome{Name: name}, job: &job, node: n}
 		if why != nil {
-			parts[i].Failed = fmt.Errorf("it is not there: %w", why)
+			parts[i].Failed = fmt.Errorf("it is not connected: %w", why)
 		}
 	}
 	each(parts, func(p *part) { p.prepare(ctx) })
@@ -439,7 +439,7 @@ func (p *part) lastWords() {
 			continue
 		default:
 		}
-		p.Failed = fmt.Errorf("it went away: %w", p.node.why)
+		p.Failed = fmt.Errorf("it disconnected: %w", p.node.why)
 		return
 	}
 }

@@ -149,7 +149,7 @@ func (c Credentials) config() (*tls.Config, *x509.CertPool, error) {
 	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(c.Authority) {
-		return nil, nil, fault.New(fault.Usage, "", "'tare node keys' makes one", "the authority's certificate is not one")
+		return nil, nil, fault.New(fault.Usage, "", "'tare node keys' makes one", "the authority's certificate is invalid")
 	}
 	if _, err := c.Expires(time.Now()); err != nil {
 		return nil, nil, err
@@ -423,7 +423,7 @@ func (k *keysDir) key(name string) (*ecdsa.PrivateKey, error) {
 	case err != nil:
 		return nil, cannotReadKeys(err, path)
 	case !info.Mode().IsRegular():
-		return nil, cannotReadKeys(errors.New("it is a link, or no file"), path)
+		return nil, cannotReadKeys(errors.New("it is not a regular file"), path)
 	}
 	text, err := readCredential(path)
 	if err != nil {
@@ -436,7 +436,7 @@ func (k *keysDir) key(name string) (*ecdsa.PrivateKey, error) {
 	parsed, err := x509.ParsePKCS8PrivateKey(block.Bytes)
 	key, ok := parsed.(*ecdsa.PrivateKey)
 	if !ok {
-		return nil, cannotReadKeys(errors.Join(err, errors.New("it is no key of 'tare node keys'")), path)
+		return nil, cannotReadKeys(errors.Join(err, errors.New("it is not a key that 'tare node keys' made")), path)
 	}
 	return key, nil
 }
@@ -495,7 +495,7 @@ func readAuthority(dir string) (*Authority, error) {
 	key, ok := pair.PrivateKey.(*ecdsa.PrivateKey)
 	if !ok || !pair.Leaf.IsCA {
 		return nil, fault.New(fault.Usage, files+certificateFile, "name another directory for new ones",
-			"this is not an authority of 'tare node keys'")
+			"this is not an authority that 'tare node keys' made")
 	}
 	if _, err := (Credentials{Authority: text}).Expires(time.Now()); err != nil {
 		return nil, err

@@ -95,13 +95,13 @@ func (n *node) read(stream grpc.ServerStream) {
 		got := pace.Now()
 		switch {
 		case errors.Is(err, io.EOF):
-			n.end(errors.New("it hung up"))
+			n.end(errors.New("it closed the connection"))
 			return
 		case status.Code(err) == codes.Canceled:
 			n.end(errors.New("its connection broke")) // usually because the process has ended
 			return
 		case err != nil:
-			n.end(fmt.Errorf("what it says cannot be read: %s", text.ClipLine(words(err).Error(), maxWords)))
+			n.end(fmt.Errorf("its message cannot be read: %s", text.ClipLine(words(err).Error(), maxWords)))
 			return
 		}
 		if m.Pong != nil {
@@ -121,7 +121,7 @@ func (n *node) read(stream grpc.ServerStream) {
 		select {
 		case n.said <- m:
 		default:
-			n.end(fmt.Errorf("it says more than it is asked: %s", m.what()))
+			n.end(fmt.Errorf("it sent an unexpected message: %s", m.what()))
 			return
 		}
 	}
@@ -148,7 +148,7 @@ func (n *node) answered(p pong, got int64) (reading, error) {
 	delete(n.asked, p.Ping.Number)
 	n.askedMu.Unlock()
 	if !ok {
-		return reading{}, fmt.Errorf("it answers a question that it was not asked, or asked once: number %d", p.Ping.Number)
+		return reading{}, fmt.Errorf("it answered a question that was not asked, or twice: number %d", p.Ping.Number)
 	}
 	p.Ping.Sent = sent
 	r := reading{p, got}
@@ -199,13 +199,13 @@ func (n *node) serve(stream grpc.ServerStream, c *Coordinator) error {
 // write sends a message. A peer that reads nothing would block it forever, so its connection is closed after patience.
 func (n *node) write(stream grpc.ServerStream, m *message, patience time.Duration) error {
 	timer := time.AfterFunc(patience, func() {
-		n.end(fmt.Errorf("it has not read what it is told for %v", patience))
+		n.end(fmt.Errorf("it has not read its messages for %v", patience))
 		n.hangUp()
 	})
 	defer timer.Stop()
 	err := stream.SendMsg(m)
 	if err != nil {
-		n.end(fmt.Errorf("it cannot be told anything: %s", text.ClipLine(words(err).Error(), maxWords)))
+		n.end(fmt.Errorf("no message can be sent to it: %s", text.ClipLine(words(err).Error(), maxWords)))
 	}
 	return err
 }

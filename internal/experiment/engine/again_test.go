@@ -194,9 +194,10 @@ func TestBudgetOfFurtherAttempts(t *testing.T) {
 // first attempt at a trial comes through. All that is said, and recorded.
 func TestFutileAttempts(t *testing.T) {
 	const (
-		stops   = "6 further attempts in a row lost the same as well; trials are not repeated for it until one comes through"
-		resumes = "a trial came through; spoiled trials are repeated again"
-		rest    = " not run again, for 6 further attempts in a row had lost the same as well"
+		stops = "6 further attempts in a row lost the same metrics; trials are not repeated for them until one " +
+			"measures them"
+		resumes = "a trial measured the lost metrics; spoiled trials are repeated again"
+		rest    = " not run again, because 6 further attempts in a row had lost the same metrics"
 	)
 	always := func(record.Trial) record.Validity { return spoiledBy(ledger.Neighbour) }
 	for _, c := range []struct {

@@ -294,7 +294,7 @@ func TestStartedByAnother(t *testing.T) {
 	}
 	_ = server.Process.Kill()
 	_ = server.Wait()
-	says := fmt.Sprintf("process %d (tare) in the control group %s listens at %s, and is not of the trial",
+	says := fmt.Sprintf("process %d (tare) in the control group %s listens at %s, and is not part of the trial",
 		server.Process.Pid, group.Path(), address)
 	if i := slices.IndexFunc(tr.Validity.Reasons, func(r record.Reason) bool {
 		return r.Gate == measured.GateContained.Name
@@ -349,11 +349,11 @@ func TestCommandSpec(t *testing.T) {
 		"both":             {`kind: command, command: cat, observe: pid:1`, client, "either started or runs already"},
 		"observed nowhere": {`kind: command, observe: pid:1`, client, `needs an "address"`},
 		"observed and ready": {`kind: command, observe: pid:1, address: "127.0.0.1:1", ready-after: 1s`, client,
-			`"ready-after" has no meaning`},
+			`"ready-after" cannot be combined`},
 		"observed what": {`kind: command, observe: process1, address: "127.0.0.1:1"`, client,
 			"not a process, control group"},
 		"observed and limited": {`kind: command, observe: pid:1, address: "127.0.0.1:1", limits: {cpus: 1}`, client,
-			"is not limited"},
+			"cannot be limited"},
 		"observed twice": {`kind: command, observe: pid:1, address: "127.0.0.1:1", count: 2`, client,
 			`leave out the "count"`},
 		"load of nothing": {server, "kind: command, to: server", `needs a "command"`},

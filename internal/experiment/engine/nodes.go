@@ -311,21 +311,21 @@ func checkNodeRecord(r nodeRecord, planned record.PlannedTrial, attempt int) err
 	case t.Attempt != attempt:
 		return fmt.Errorf("its record is of attempt %d at trial %d, not of %d", t.Attempt, t.Index, attempt)
 	case t.Validity.Failed == "" && (t.Ledger == nil || t.Metrics == nil):
-		return errors.New("its record is half a record: it has neither failed nor a ledger and metrics")
+		return errors.New("its record is incomplete: it has neither a failure nor a ledger with metrics")
 	case len(t.Nodes) > 0:
-		return errors.New("its record has nodes of its own")
+		return errors.New("its record contains records of other nodes")
 	case r.Late < 0 || r.Opened < 0 || r.Closed < 0:
 		return errors.New("its record was begun or its counters were read before the time")
 	}
 	for _, name := range slices.Sorted(maps.Keys(t.Loads)) {
 		l := t.Loads[name]
 		if err := l.Check(); err != nil {
-			return fmt.Errorf("its record has less than nothing of the load %q: %w", text.Clip(name), err)
+			return fmt.Errorf("its record has an impossible value of the load %q: %w", text.Clip(name), err)
 		}
 	}
 	if t.Work != nil {
 		if err := t.Work.Check(); err != nil {
-			return fmt.Errorf("its record has less than nothing of the subject's work: %w", err)
+			return fmt.Errorf("its record has an impossible value of the subject's work: %w", err)
 		}
 	}
 	return nil

@@ -223,7 +223,7 @@ func TestPooled(t *testing.T) {
 		{"no metrics", func(os []cluster.Outcome) {
 			os[2] = goodOutcome(t, "c", record.PlannedTrial{Index: 1, Arm: record.Direct}, 10, 1,
 				func(r *nodeRecord) { r.Trial.Metrics = nil })
-		}, "half a record"},
+		}, "its record is incomplete"},
 		{"another trial", func(os []cluster.Outcome) {
 			os[2] = goodOutcome(t, "c", record.PlannedTrial{Index: 2, Arm: record.Direct}, 10, 1, nil)
 		}, "its record is of trial 2 (direct), not of 1 (direct)"},
@@ -233,7 +233,7 @@ func TestPooled(t *testing.T) {
 				l.Errors = map[string]int64{"read": -5}
 				r.Trial.Loads["client"] = l
 			})
-		}, `its record has less than nothing of the load "client": errors.read is -5`},
+		}, `its record has an impossible value of the load "client": errors.read is -5`},
 		{"more values than any record", func(os []cluster.Outcome) {
 			os[2].Record = json.RawMessage(`{"trial":{"ledger":{"cgroups":[` + strings.Repeat("{},", maxRecordValues) + `{}]}}}`)
 		}, "its record has more than 100000 values"},
@@ -243,7 +243,7 @@ func TestPooled(t *testing.T) {
 		{"a record of nodes", func(os []cluster.Outcome) {
 			os[2] = goodOutcome(t, "c", record.PlannedTrial{Index: 1, Arm: record.Direct}, 10, 1,
 				func(r *nodeRecord) { r.Trial.Nodes = make([]record.NodeTrial, 2) })
-		}, "its record has nodes of its own"},
+		}, "its record contains records of other nodes"},
 		{"before its time", func(os []cluster.Outcome) {
 			os[2] = goodOutcome(t, "c", record.PlannedTrial{Index: 1, Arm: record.Direct}, 10, 1,
 				func(r *nodeRecord) { r.Late = -1 })

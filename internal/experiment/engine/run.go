@@ -180,7 +180,8 @@ func (r *Runner) extend() (bool, error) {
 	case r.Spec.Until > 0 && r.now().Add(r.timeOf(added)).After(r.deadline()):
 		stopped = fmt.Sprintf("time was up after %s", quantity.Counted(blocks, "block"))
 	case len(plan) > record.MaxTrials:
-		stopped = fmt.Sprintf("no plan has more trials, after %s", quantity.Counted(blocks, "block"))
+		stopped = fmt.Sprintf("the plan reached its limit of %d trials, after %s", record.MaxTrials,
+			quantity.Counted(blocks, "block"))
 	}
 	if stopped != "" {
 		r.Record.Stopped = stopped
@@ -238,16 +239,16 @@ func (r *Runner) level(ctx context.Context, planned []record.PlannedTrial) error
 func (r *Runner) rest() error {
 	if !r.resting {
 		r.resting = true
-		r.note = fmt.Sprintf("%d further attempts in a row lost the same as well; trials are not repeated for it "+
-			"until one comes through", measured.Futile)
+		r.note = fmt.Sprintf("%d further attempts in a row lost the same metrics; trials are not repeated for them "+
+			"until one measures them", measured.Futile)
 	}
 	r.kept++
 	were := "were"
 	if r.kept == 1 {
 		were = "was"
 	}
-	r.Record.NotRepeated = fmt.Sprintf("%s %s not run again, for %d further attempts in a row had lost the same as well",
-		quantity.Counted(r.kept, "spoiled trial"), were, measured.Futile)
+	r.Record.NotRepeated = fmt.Sprintf("%s %s not run again, because %d further attempts in a row had lost the same "+
+		"metrics", quantity.Counted(r.kept, "spoiled trial"), were, measured.Futile)
 	return r.Writer.UpdateRun(*r.Record)
 }
 
@@ -281,7 +282,7 @@ func (r *Runner) one(ctx context.Context, p record.PlannedTrial, attempt int) (*
 	r.each = r.took / time.Duration(len(r.trials))
 	r.vain.Saw(&t)
 	if r.resting && !r.vain.GaveUp() {
-		r.resting, r.note = false, "a trial came through; spoiled trials are repeated again"
+		r.resting, r.note = false, "a trial measured the lost metrics; spoiled trials are repeated again"
 	}
 	if attempt == 0 {
 		r.ended++

@@ -46,9 +46,9 @@ func TestTraceSpec(t *testing.T) {
 // TestTraceRefuses: what cannot be counted is refused before the run.
 func TestTraceRefuses(t *testing.T) {
 	for want, change := range map[string][2]string{
-		`has a "lines" that is no regular expression`:                        {`'^\{'`, `'('`},
+		`has a "lines" that is not a regular expression`:                     {`'^\{'`, `'('`},
 		`has "lines" and "json": one thing is counted in one way`:            {"lines:", "json: a, lines:"},
-		`has a "json" that is no path`:                                       {`lines: '^\{'`, "json: a..b"},
+		`has a "json" that is not a path`:                                    {`lines: '^\{'`, "json: a..b"},
 		`give one of "lines", "json" and "prometheus"`:                       {`lines: '^\{', `, ""},
 		"did you mean {cgroup_dir}?":                                         {"{cgroup_dir}", "{cgroup_dirs}"},
 		`there is no key "rings" in an arm "exectrace"; did you mean "ring"`: {"ring:", "rings:"},

@@ -45,7 +45,7 @@ func SubjectReady(v param.Values, into any) error {
 func Command(r Role, g Guest, at Site) ([]string, error) {
 	about := g.About()
 	if _, ok := g.(Player); !ok {
-		return nil, fmt.Errorf("the %s %s is no process of tare", r, about.Name)
+		return nil, fmt.Errorf("the %s %s is not a process of tare", r, about.Name)
 	}
 	v := param.Values{}
 	if s, ok := g.(Sited); ok {

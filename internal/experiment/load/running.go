@@ -67,7 +67,7 @@ func (r *Running) Rank(q float64) float64 {
 // too short for a long queue to build; a median tolerates more of that than a tail.
 func (r *Running) Tells(histogram, quantile string, q, least float64) (bool, string) {
 	if r == nil {
-		return false, "the load does not tell disturbed requests apart"
+		return false, "the load does not distinguish disturbed requests"
 	}
 	if r.Withheld != "" {
 		return false, r.Withheld
@@ -80,12 +80,12 @@ func (r *Running) Tells(histogram, quantile string, q, least float64) (bool, str
 	const rounding = 1e-9
 	switch beyond := r.Beyond[histogram][quantile]; {
 	case share > allowed:
-		return false, fmt.Sprintf("%.0f %% of the requests were disturbed, and the others are no fair sample", 100*share)
+		return false, fmt.Sprintf("%.0f %% of the requests were disturbed, and the others are not a fair sample", 100*share)
 	case r.Rank(q) >= 1:
 		return false, fmt.Sprintf("about %.2g %% of the requests wait in queues that outlast the machine's quiet times",
 			100*r.LostShare)
 	case beyond*(1+rounding) < least:
-		return false, fmt.Sprintf("%.0f undisturbed requests lie beyond it, and %g must", beyond, least)
+		return false, fmt.Sprintf("%.0f undisturbed requests lie beyond it, and %g are needed", beyond, least)
 	}
 	return true, ""
 }

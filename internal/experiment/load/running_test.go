@@ -19,8 +19,8 @@ func TestTells(t *testing.T) {
 	}{
 		"p50":                 {&good, "p50", 0.5, ""},
 		"p99":                 {&good, "p99", 0.99, ""},
-		"not there":           {&good, "p999", 0.999, "0 undisturbed requests lie beyond it, and 10 must"},
-		"nothing told apart":  {nil, "p50", 0.5, "does not tell"},
+		"not there":           {&good, "p999", 0.999, "0 undisturbed requests lie beyond it, and 10 are needed"},
+		"nothing told apart":  {nil, "p50", 0.5, "does not distinguish"},
 		"withheld":            {with(func(r *Running) { r.Withheld = "so it is" }), "p50", 0.5, "so it is"},
 		"95 % disturbed, p50": {with(func(r *Running) { r.Disturbed = 9500 }), "p50", 0.5, ""},
 		"95 % disturbed, p99": {with(func(r *Running) { r.Disturbed = 9500 }), "p99", 0.99,

@@ -31,7 +31,7 @@ func CheckRate(v param.Values, what string) error {
 	case v["mode"] == Open && !rated:
 		return fmt.Errorf(`an open load needs a "rate", in %s per second`, what)
 	case v["mode"] == Closed && rated:
-		return errors.New(`a closed load goes as fast as it can: "rate" has no meaning for it`)
+		return errors.New(`"rate" does not apply to a closed load, which goes as fast as it can`)
 	}
 	return nil
 }

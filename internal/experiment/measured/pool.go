@@ -245,8 +245,9 @@ func (p *Pool) Judge() []record.Reason {
 	}
 	failed, n := FailedNodes(p.Trial.Nodes), len(p.Trial.Nodes)
 	if seen, allowed := float64(failed)/float64(n), p.Setup.Gates.Float(GateNodes.Name); seen > allowed {
-		t := Tripped(GateNodes, seen, allowed, "%d of %d nodes failed, and %g %% may; see what the trial's nodes say", failed,
-			n, 100*allowed)
+		t := Tripped(GateNodes, seen, allowed, "%d of %d nodes failed, and %g %% may fail; see the errors "+
+			"of the trial's nodes",
+			failed, n, 100*allowed)
 		reasons = append(reasons, ReasonsOf([]Trip{t}, p.Outside, p.Trial.Metrics, p.Trial.Counts)...)
 	}
 	return reasons

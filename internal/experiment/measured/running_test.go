@@ -30,7 +30,7 @@ func TestStallsOf(t *testing.T) {
 		want    [][2]int64
 		unknown string
 	}{
-		"nobody watched":          {nil, [][2]int64{}, "nobody watched"},
+		"nobody watched":          {nil, [][2]int64{}, "were not watched for"},
 		"quiet":                   {&ledger.Noise{}, [][2]int64{}, ""},
 		"late looks are no noise": {&ledger.Noise{Late: 12, LongestLate: 0.5}, [][2]int64{}, ""},
 		"stolen, on two CPUs": {&ledger.Noise{Stalls: []ledger.Stall{hypervisor(50, 60), hypervisor(10, 20),

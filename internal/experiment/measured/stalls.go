@@ -25,7 +25,7 @@ func StallsOf(l *ledger.Ledger, tree string, shared bool) role.Stalls {
 	s := role.Stalls{From: MonotonicOf(l.Window.Start), To: MonotonicOf(l.Window.End), Spans: [][2]int64{}}
 	switch {
 	case l.Noise == nil:
-		s.Unknown = "nobody watched for stalls of the machine"
+		s.Unknown = "stalls of the machine were not watched for"
 		return s
 	case l.Noise.StallsOmitted > 0 || l.Noise.OccupiedMissed > 0:
 		s.Unknown = fmt.Sprintf("the machine stood still so often that %d stalls were not kept",

@@ -86,7 +86,7 @@ func Serve(ctx context.Context, l net.Listener, token, version string, patience 
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		case errors.Is(err, net.ErrClosed):
-			return fault.New(fault.Machine, "", "", "no one said within %v what to play", patience)
+			return fault.New(fault.Machine, "", "", "no instructions arrived within %v", patience)
 		case err != nil:
 			return fmt.Errorf("waiting for a connection: %w", err)
 		}

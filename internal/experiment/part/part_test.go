@@ -126,7 +126,7 @@ func TestNobodyComes(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := Serve(t.Context(), l, "secret", "1", time.Millisecond, nil); err == nil ||
-		!strings.Contains(err.Error(), "no one said within 1ms what to play") {
+		!strings.Contains(err.Error(), "no instructions arrived within 1ms") {
 		t.Error(err)
 	}
 }

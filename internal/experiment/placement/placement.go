@@ -146,7 +146,7 @@ func plant(l *cgroup.Layout, id string, flat bool) (*Tree, error) {
 	}
 	name, ok := treeNameOf(id, self)
 	if !ok {
-		return nil, fault.New(fault.Usage, id, "use another", "the name cannot be told from that of a PID namespace")
+		return nil, fault.New(fault.Usage, id, "use another", "the name could be mistaken for that of a PID namespace")
 	}
 	t := &Tree{
 		layout: l, hs: hierarchies(l), flat: flat, groups: map[string]*Group{}, name: name,

@@ -136,7 +136,7 @@ func OptionsOf(v param.Values) (Command, error) {
 	}
 	if text := v["ready-line"]; text != "" {
 		if c.Ready.Line, err = regexp.Compile(text); err != nil {
-			return Command{}, usage("ready-line", fmt.Errorf("is no regular expression: %w", err))
+			return Command{}, usage("ready-line", fmt.Errorf("is not a regular expression: %w", err))
 		}
 	}
 	for _, s := range []struct {
@@ -198,7 +198,7 @@ func envOf(line string) ([]string, error) {
 	var env []string
 	for _, w := range words {
 		if !assignment().MatchString(w.text) {
-			return nil, fmt.Errorf("has %q, which is no NAME=value", text.Clip(w.text))
+			return nil, fmt.Errorf("has %q, which is not NAME=value", text.Clip(w.text))
 		}
 		env = append(env, w.text)
 	}

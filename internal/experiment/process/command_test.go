@@ -39,7 +39,7 @@ func TestSplit(t *testing.T) {
 			t.Errorf("%s is split into %q (%v), want %q", line, got, err, want)
 		}
 	}
-	for line, want := range map[string]string{`a "b`: `has a " without`, `a 'b`: "has a ' without", `a b\`: `ends in \`} {
+	for line, want := range map[string]string{`a "b`: `has an unclosed "`, `a 'b`: "has an unclosed '", `a b\`: `ends in \`} {
 		if _, err := split(line); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", line, err, want)
 		}
@@ -133,18 +133,18 @@ func TestBadOptions(t *testing.T) {
 	guest.KernelFree(t)
 	for _, c := range []struct{ name, text, says string }{
 		{"command", "", `"command" names no program`},
-		{"command", `a "b`, `has a " without its other half`},
+		{"command", `a "b`, `has an unclosed "`},
 		{"command", "a | b", `has "|", which only a shell understands: write sh -c '...'`},
 		{"command", "a && b", `has "&&"`},
 		{"command", "a > /tmp/x", `has ">"`},
 		{"command", "A=1 b", `begins with the variable "A=1": put it into "env"`},
 		{"command", "a --port {prot}", "did you mean {port}?"},
-		{"env", "A=1 b", `has "b", which is no NAME=value`},
-		{"env", "1A=1", "which is no NAME=value"},
+		{"env", "A=1 b", `has "b", which is not NAME=value`},
+		{"env", "1A=1", "which is not NAME=value"},
 		{"ready-port", "http", "must have a port of 1 to 65535"},
 		{"ready-port", "0", "must have a port of 1 to 65535"},
 		{"ready-port", "a:b:c", "must be host:port"},
-		{"ready-line", "(", "is no regular expression"},
+		{"ready-line", "(", "is not a regular expression"},
 		{"ready-http", "127.0.0.1/health", "must be a URL"},
 		{"ready-after", "5", "must be a duration with its unit"},
 		{"stop-signal", "TREM", `did you mean "TERM"?`},
@@ -162,7 +162,7 @@ func TestBadOptions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const says = `"command" has {seconds}, and there is none here`
+	const says = `"command" has {seconds}, which has no value here`
 	if _, err := c.At(Place{Port: 1}); err == nil || !strings.Contains(err.Error(), says) {
 		t.Errorf("a time that is not known: %v", err)
 	}

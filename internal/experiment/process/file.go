@@ -43,7 +43,7 @@ func filesOf(line string) ([]File, error) {
 			name, path = filepath.Base(w), w
 		}
 		if name != filepath.Base(name) || name == "." || name == ".." || path == "" {
-			return nil, fmt.Errorf("has %q, which is no path of a file, and no NAME=PATH", text.Clip(w))
+			return nil, fmt.Errorf("has %q, which is neither the path of a file nor NAME=PATH", text.Clip(w))
 		}
 		if seen[name] {
 			return nil, fmt.Errorf("has two files %s: write one of them as NAME=PATH", text.Clip(name))
@@ -73,8 +73,8 @@ func (f File) write(p Place) (sum string, err error) {
 	}
 	filled, err := p.Fill(string(content))
 	if err != nil {
-		return "", fault.New(fault.Usage, f.Path, "only what is known where the command runs has a value", "the file %s",
-			err)
+		return "", fault.New(fault.Usage, f.Path, "use only placeholders whose value is known where the command runs",
+			"the file %s", err)
 	}
 	if p.Dir == "" {
 		return "", fault.New(fault.Usage, f.Path, "leave \"files\" out", "there is no directory for files here")

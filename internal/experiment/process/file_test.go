@@ -58,10 +58,10 @@ func TestBadFiles(t *testing.T) {
 	good := userFile(t, "a.cfg", "{port}")
 	for _, c := range []struct{ files, says string }{
 		{good + " " + good, "two files a.cfg"},
-		{"x/y=" + good, "which is no path of a file"},
-		{"..=" + good, "which is no path of a file"},
-		{"a=", "which is no path of a file"},
-		{"'", "without its other half"},
+		{"x/y=" + good, "which is neither the path of a file"},
+		{"..=" + good, "which is neither the path of a file"},
+		{"a=", "which is neither the path of a file"},
+		{"'", "has an unclosed '"},
 		{strings.Repeat("a ", maxFiles+1), "at most 64"},
 		{good + ".not", "no such file"},
 		{t.TempDir(), "cannot be used"},
@@ -81,8 +81,8 @@ func TestBadFiles(t *testing.T) {
 		text, says string
 		place      Place
 	}{
-		{"{address}", "has {address}, and there is none here", Place{Dir: t.TempDir()}},
-		{"{web.port}", "has {web.port}, and there is none here", Place{Dir: t.TempDir()}},
+		{"{address}", "has {address}, which has no value here", Place{Dir: t.TempDir()}},
+		{"{web.port}", "has {web.port}, which has no value here", Place{Dir: t.TempDir()}},
 		{"plain", "no directory for files", Place{}},
 	} {
 		command, err := OptionsOf(param.Values{"command": "true", "files": userFile(t, "e.cfg", c.text)})

@@ -396,7 +396,8 @@ func (e *Existing) Unseen() string {
 		return ""
 	}
 	if slices.Contains(e.PIDs, 1) {
-		return containment.MayBeMissing(e.Target.String(), "PID 1 is in it, and what that starts moves to other groups")
+		return containment.MayBeMissing(e.Target.String(),
+			"it holds PID 1, and processes that PID 1 starts move to other groups")
 	}
 	if err := e.watch.Unseen(); err != nil {
 		return containment.MayBeMissing(e.Target.String(), err.Error())

@@ -395,7 +395,7 @@ func TestStrays(t *testing.T) {
 	}
 	withFirst := *e // as if it were the group of the first process, whose children are not watched
 	withFirst.PIDs = append([]int{1}, e.PIDs...)
-	if why := withFirst.Unseen(); !strings.Contains(why, "may not be known") || !strings.Contains(why, "PID 1 is in it") {
+	if why := withFirst.Unseen(); !strings.Contains(why, "may not be known") || !strings.Contains(why, "it holds PID 1") {
 		t.Errorf("beside PID 1: %q", why)
 	}
 	left := children()[0]

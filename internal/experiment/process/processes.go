@@ -174,7 +174,7 @@ func ServedElsewhere(l *cgroup.Layout, address string, ours []int) (string, erro
 		comm, err := proc.FS{}.Comm(pid)
 		group, err2 := l.PathOf(pid)
 		if err == nil && err2 == nil {
-			return fmt.Sprintf("process %d (%s) in the control group %.200s listens at %s, and is not of the trial", pid,
+			return fmt.Sprintf("process %d (%s) in the control group %.200s listens at %s, and is not part of the trial", pid,
 				text.Plain(comm), group, address), nil
 		}
 	}

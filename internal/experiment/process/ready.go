@@ -95,14 +95,14 @@ func (r *Running) sawLine(context.Context) (bool, error) {
 func (c Command) beforehand() error {
 	if c.Dir != "" {
 		if info, err := os.Stat(c.Dir); err != nil || !info.IsDir() {
-			return fault.New(fault.Usage, c.Dir, "make it, or name another", "the working directory of %s is no directory",
+			return fault.New(fault.Usage, c.Dir, "make it, or name another", "the working directory of %s is not a directory",
 				c.Name())
 		}
 	}
 	if c.Ready.File != "" {
 		if _, err := os.Lstat(c.file()); err == nil {
 			return fault.New(fault.Usage, c.Ready.File, "remove it first; a command that was killed may have left it",
-				"the file by which %s is to show that it is ready exists already", c.Name())
+				"the file that shows when %s is ready exists already", c.Name())
 		}
 	}
 	if c.Ready.Port != "" {
@@ -263,7 +263,7 @@ func (r *Running) advice() string {
 	text := strings.ToLower(r.Tail())
 	for _, a := range []struct{ words, hint string }{
 		{"address already in use", "another process has its port: stop it (ss -ltnp), or let {port} choose a free one"},
-		{"permission denied", "check the owner and mode of the files that it names, and whom it runs as"},
+		{"permission denied", "check the owner and mode of the files that it names, and the user that it runs as"},
 		{"operation not permitted", "it may need root, or a capability that this container does not have"},
 		{"tracepoint not found", mountTracing},
 		{"/sys/kernel/tracing", mountTracing},

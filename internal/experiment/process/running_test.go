@@ -255,7 +255,7 @@ func TestBeforehand(t *testing.T) {
 	refused(t, c, "exists already")
 	c = shell(t, "exec sleep 60")
 	c.Dir = filepath.Join(t.TempDir(), "none")
-	refused(t, c, "the working directory of sh is no directory")
+	refused(t, c, "the working directory of sh is not a directory")
 }
 
 // refused is the check that a command is not started, for a reason that its user can remove.

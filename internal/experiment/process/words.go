@@ -67,7 +67,7 @@ func split(line string) ([]word, error) {
 	}
 	switch {
 	case quote != 0:
-		return nil, fmt.Errorf("has a %c without its other half", quote)
+		return nil, fmt.Errorf("has an unclosed %c", quote)
 	case escaped:
 		return nil, errors.New(`ends in \`)
 	}
@@ -191,7 +191,7 @@ func CheckPlaceholders(raw string, names []string) error {
 			of, app = ofApps, app+"."
 		}
 		if meant := text.Nearest(name, of); meant != "" && meant != name && !strings.HasPrefix(m[0], "$") {
-			return fmt.Errorf("has %s, which stands for nothing; did you mean {%s%s}?", m[0], app, meant)
+			return fmt.Errorf("has %s, which is not a placeholder; did you mean {%s%s}?", m[0], app, meant)
 		}
 	}
 	return nil
@@ -214,7 +214,7 @@ func (p Place) Fill(raw string) (string, error) {
 	filled := braces().ReplaceAllStringFunc(raw, func(in string) string {
 		value, known := p.value(in)
 		if known && value == "" && lacking == nil {
-			lacking = fmt.Errorf("has %s, and there is none here", text.Clip(in))
+			lacking = fmt.Errorf("has %s, which has no value here", text.Clip(in))
 		}
 		if !known {
 			return in

@@ -57,7 +57,7 @@ func ReadLean(dir string) (*Contents, error) {
 }
 
 // largeHint is the hint for a record that exceeds the bounds.
-const largeHint = "no tare writes such a record: docs/formats.md has the bounds"
+const largeHint = "tare does not write such records: docs/formats.md has the limits"
 
 func read(dir string, decode func(line []byte) (Trial, error)) (*Contents, error) {
 	c := &Contents{Dir: dir}
@@ -118,7 +118,7 @@ func (r *Run) Check() error {
 	arms := map[string]bool{} // at levels
 	for _, p := range r.Plan[:min(len(r.Plan), MaxTrials)] {
 		if err := p.checkPlace(); err != nil {
-			return fmt.Errorf("its plan has a trial, %d, that cannot be: %w", p.Index, err)
+			return fmt.Errorf("trial %d of its plan is invalid: %w", p.Index, err)
 		}
 		if arms[placeOf(p)] = true; len(arms) > MaxPlaces {
 			break
@@ -222,7 +222,7 @@ func (c *Contents) readTrials(f *os.File, path string, decode func(line []byte) 
 				return fault.Wrap(err, fault.Usage, where, largeHint, "the trials cannot be read")
 			}
 			if err := c.Run.owns(&t, attempts[t.Index]); err != nil {
-				return fault.Wrap(err, fault.Usage, where, "no tare writes such a line: move it away to report on the others",
+				return fault.Wrap(err, fault.Usage, where, "tare does not write such a line: move it away to report on the others",
 					"the trials are not those that the run made")
 			}
 			attempts[t.Index]++

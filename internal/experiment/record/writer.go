@@ -131,8 +131,8 @@ func (w *Writer) Size() int64 { return w.size }
 // Copy adds what comes next in the trials.jsonl of another directory of the run, whether these are whole lines or not.
 func (w *Writer) Copy(data []byte) error {
 	if w.size+int64(len(data)) > maxTrialsBytes {
-		return fault.New(fault.Invalid, filepath.Join(w.dir, TrialsFile), largeHint, "no run has trials of %d bytes",
-			w.size+int64(len(data)))
+		return fault.New(fault.Invalid, filepath.Join(w.dir, TrialsFile), largeHint,
+			"the trials of a run have at most %d bytes, not %d", maxTrialsBytes, w.size+int64(len(data)))
 	}
 	if _, err := w.trials.WriteAt(data, w.size); err != nil {
 		return errors.Join(cannotWrite(err, w.trials.Name()), w.trials.Truncate(w.size))
@@ -238,7 +238,7 @@ func (w *Writer) fit(t Trial) (line []byte, kept int64, err error) {
 			}
 		}
 		if step == len(trims) {
-			return nil, 0, fmt.Errorf("trial %d has %d bytes, and no line of a record can have as many", t.Index, len(line))
+			return nil, 0, fmt.Errorf("trial %d has %d bytes, too many for a line of a record", t.Index, len(line))
 		}
 		t = trims[step](t)
 	}

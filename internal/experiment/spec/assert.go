@@ -25,7 +25,7 @@ func (s *Spec) assert(text string) error {
 		return nil
 	}
 	if len(s.Assert) == assertion.Most {
-		return fmt.Errorf("is one more than the %d that a run may have", assertion.Most)
+		return fmt.Errorf("is one too many: a run may have at most %d assertions", assertion.Most)
 	}
 	s.Assert = append(s.Assert, a)
 	return nil
@@ -53,7 +53,7 @@ func (s *Spec) checkAssertion(a assertion.Assertion) error {
 			}
 		}
 		if !slices.Contains(f.Levels, level) {
-			return fmt.Errorf("names %s %q, and its levels are %v", name, text.Clip(level), f.Levels)
+			return fmt.Errorf("names %s %q, which is not one of its levels %v", name, text.Clip(level), f.Levels)
 		}
 		a.Level[name] = level
 	}

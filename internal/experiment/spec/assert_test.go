@@ -40,7 +40,7 @@ func TestAssertRefused(t *testing.T) {
 		"latency_p50_secnds <= 3ms":               `did you mean "latency_p50_seconds"`,
 		"latency_p50_seconds{arm=hevy} <= 3ms":    `names the arm "hevy", which does not exist; did you mean "heavy"`,
 		"latency_p50_seconds{rte=500} <= 3ms":     `names "rte", which is not a factor of the experiment`,
-		"latency_p50_seconds{rate=501} <= 3ms":    `names rate "501", and its levels are [500 1000]`,
+		"latency_p50_seconds{rate=501} <= 3ms":    `names rate "501", which is not one of its levels [500 1000]`,
 		"latency_p50_seconds{arm=direct} <= +3ms": "compares the baseline with itself",
 		"latency_p50_seconds <= 3":                "without a unit",
 		"bpf_client_share <= +2%":                 "counted over all trials together",

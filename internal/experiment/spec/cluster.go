@@ -82,15 +82,15 @@ func (c *Cluster) check(s *kind.Setup) (part string, err error) {
 		case !slices.Contains(names, part):
 			return part, fmt.Errorf("there is no application or load %q%s", text.Clip(part), text.DidYouMean(part, names))
 		case other == part:
-			return part, fmt.Errorf("%q is placed by itself", part)
+			return part, fmt.Errorf("%q cannot be placed relative to itself", part)
 		case other != "" && !slices.Contains(names, other):
-			return part, fmt.Errorf("%q is placed by %q, and there is no such application or load%s", part, text.Clip(other),
-				text.DidYouMean(other, names))
+			return part, fmt.Errorf("%q is placed relative to %q, which is not an application or a load%s", part,
+				text.Clip(other), text.DidYouMean(other, names))
 		}
 		for at, steps := part, 0; at != ""; steps++ {
 			at = c.Where[at].Apart + c.Where[at].Together
 			if steps > len(c.Where) {
-				return part, fmt.Errorf("%q is placed by parts that are placed by it", part)
+				return part, fmt.Errorf("the place of %q depends on itself", part)
 			}
 		}
 	}

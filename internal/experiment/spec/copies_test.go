@@ -55,7 +55,7 @@ func TestCopiesRefused(t *testing.T) {
 		{"client.count: [3, 4]", "client.count: [2, 4]", `2 copies of a load cannot reach 3 copies of "app"`},
 		{"count: 3", "count: 257", "must be at most 256"},
 		{"steps: 9", "count: 2", `there is no key "count" in an arm`},
-		{"arms: [heavy]", "arms: [haevy]", `which is no arm of the spec; did you mean "heavy"?`},
+		{"arms: [heavy]", "arms: [haevy]", `which is not an arm of the spec; did you mean "heavy"?`},
 		{"arms: [heavy]", "arms: [heavy, heavy]", `has the arm "heavy" twice`},
 		{"arms: [heavy]", "arms: []", `"arms" must be a list of arms`},
 	} {

@@ -86,8 +86,9 @@ func (s *Spec) override(o Overrides) error {
 		return wrong
 	}
 	if o.Blocks > 0 && (o.Precision != "" || o.Until > 0) {
-		return fault.New(fault.Usage, "--blocks", "give the number of blocks, or --precision and --until, which find it",
-			"a run of %d blocks ends when these are done", o.Blocks)
+		return fault.New(fault.Usage, "--blocks",
+			"give either the number of blocks, or --precision and --until, which determine it",
+			"cannot be combined with --precision or --until")
 	}
 	if err := s.checkOpen(); err != nil {
 		return fault.New(fault.Usage, s.Name, "docs/metrics.md has the metrics", "%s", err)

@@ -28,7 +28,7 @@ const (
 
 var specLimit = document.Limit{
 	What: "a spec", Bytes: maxSpecBytes, JSON: maxResolvedBytes, Depth: 8,
-	Hint: "a count or a factor says in one line what parts that are alike say in many: see docs/spec.md",
+	Hint: "write parts that are alike once, with a count or a factor: see docs/spec.md",
 }
 
 // Parse reads a spec. file is its name in messages; features are the names that "needs" may use, or nil for any. Its
@@ -223,7 +223,7 @@ func (d *decoder) whole(root document.Node, found map[string]document.Node, s *S
 				continue
 			}
 			if slices.ContainsFunc(s.Subjects(), (*kind.Part).WorksAlone) {
-				hint = "only where every arm is a subject that works by itself, the baseline too, can it be left out: " +
+				hint = "it can be left out only if every arm, the baseline included, is a subject that works by itself: " +
 					"see docs/spec.md"
 			}
 		}
@@ -237,7 +237,7 @@ func (d *decoder) whole(root document.Node, found map[string]document.Node, s *S
 	for name, load := range lists.ByKey(s.Loads) {
 		to := load.To
 		if _, ok := s.Applications[to]; !ok && load.GoesTo() {
-			return d.Fail(found["loads"], "", "the load %q goes to %q, and there is no such application%s",
+			return d.Fail(found["loads"], "", "the load %q goes to %q, which is not an application%s",
 				name, to, text.DidYouMean(to, slices.Collect(maps.Keys(s.Applications))))
 		}
 		if _, ok := s.Applications[name]; ok {
@@ -279,7 +279,7 @@ func (d *decoder) parts(n document.Node, section, what string, as kind.Role, int
 			return err
 		}
 		if as == kind.Subject && (name == record.Direct || name == record.AA) {
-			return d.Fail(at, "leave it out", "the arm %q is there without being named: it is the baseline", name)
+			return d.Fail(at, "leave it out", "the arm %q is reserved for the baseline, which always runs", name)
 		}
 		d.places[section+"."+name] = at
 		p, err := d.part(value, fmt.Sprintf("%s %q", what, name), as)
@@ -459,7 +459,7 @@ func (d *decoder) quick(n document.Node, s *Spec, times param.Values) error {
 		return d.Each(value, `"factors"`, func(name string, at, value document.Node) error {
 			f := s.factor(name)
 			if f == nil {
-				return d.Fail(at, "", "the short form has levels for %q, which is no factor of the spec", text.Clip(name))
+				return d.Fail(at, "", "the short form has levels for %q, which is not a factor of the spec", text.Clip(name))
 			}
 			var err error
 			q.Levels[name], err = d.quickLevels(value, f, s)
@@ -504,7 +504,7 @@ func (d *decoder) quickArms(n document.Node, s *Spec, q *Quick) error {
 		name := item.Text
 		if s.Arms[name] == nil {
 			return d.Fail(item.At, "the baseline always runs; name arms of the spec",
-				"the short form has %q, which is no arm of the spec%s",
+				"the short form has %q, which is not an arm of the spec%s",
 				text.Clip(name), text.DidYouMean(name, slices.Collect(maps.Keys(s.Arms))))
 		}
 		if slices.Contains(q.Arms, name) {

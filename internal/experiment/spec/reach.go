@@ -57,7 +57,7 @@ func (s *Spec) CheckReach(where string) error {
 		return nil
 	}
 	return fault.New(fault.Usage, where, "start its agent with --allow-commands if it may do as the coordinator's "+
-		"specs say, "+
-		"or leave these settings out", "the spec names what a node may not run, open or connect to for a coordinator: %s",
+		"specs say, or leave these settings out",
+		"the spec has commands, files or addresses that a node does not accept from a coordinator: %s",
 		strings.Join(all, ", "))
 }

@@ -34,7 +34,7 @@ func (s *Spec) variants(arm string) (map[string]string, error) {
 		}
 		for _, t := range found {
 			if !strings.HasPrefix(t.path, "applications.") && !strings.HasPrefix(t.path, "loads.") {
-				return nil, fmt.Errorf("%q is no setting of an application or a load", text.Clip(name))
+				return nil, fmt.Errorf("%q is not a setting of an application or a load", text.Clip(name))
 			}
 			if _, twice := values[t.path]; twice {
 				return nil, fmt.Errorf("%q is set twice", t.path)

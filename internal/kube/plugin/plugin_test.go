@@ -83,7 +83,7 @@ func TestUsage(t *testing.T) {
 		{"run", "want one experiment"},
 		{"run quickly", "no such experiment"},
 		{"run absent.yaml", "the spec cannot be read"},
-		{"run quickstart --blocks 0", "0 blocks make no run"},
+		{"run quickstart --blocks 0", "--blocks: must be at least 1, got 0"},
 		{"attach a b", "want one run"},
 		{"_coordinator", "the order of the run is missing"},
 		{"weigh x", "unexpected argument"},

@@ -74,7 +74,7 @@ func Enough(run record.Run, trials []record.Trial) (bool, string, error) {
 	}
 	switch {
 	case all == 0:
-		return false, "nothing was measured that it is to be precise about", nil
+		return false, "none of the metrics that must be precise was measured", nil
 	case len(wide) == 0:
 		return true, "", nil
 	}

@@ -285,7 +285,7 @@ func (d *doubtful) addWarnings(s *Summary) {
 	}
 	if d.values > 0 {
 		names := lists.Map(slices.Sorted(maps.Keys(d.names)), quantity.Label)
-		s.addWarning("left out: %s that nothing can have measured, of %s", quantity.Counted(d.values, "value"),
+		s.addWarning("left out: %s that cannot have been measured, of %s", quantity.Counted(d.values, "value"),
 			strings.Join(FirstOf(names, maxApart), ", "))
 	}
 }
@@ -503,8 +503,8 @@ func (s *Summary) warnOfBeside(trials []record.Trial) {
 	for arm, n := range lists.ByKey(made) {
 		if n == all[arm] && n >= least {
 			s.addWarning("in each of the %d trials of %s, and in none of the baseline, a control group outside of the trial "+
-				"was made (in the last: %s): what %s has others start, such as docker run or systemd-run, is in no figure of it; "+
-				"observe that instead (observe: container:ID or unit:NAME)", n, arm, last[arm], arm)
+				"was made (in the last: %s): figures of %s leave out what others start for it, such as docker run or "+
+				"systemd-run; observe that instead (observe: container:ID or unit:NAME)", n, arm, last[arm], arm)
 		}
 	}
 }

@@ -271,7 +271,7 @@ func TestImpossible(t *testing.T) {
 	s := summarize(t, run, trials)
 	said := strings.Join(s.Warnings, "; ")
 	for _, want := range []string{"the record is incomplete: 1 trial without metrics did not fail",
-		"left out: 3 values that nothing can have measured, of map bytes, x, y"} {
+		"left out: 3 values that cannot have been measured, of map bytes, x, y"} {
 		if !strings.Contains(said, want) {
 			t.Errorf("%q is not in %q", want, said)
 		}
@@ -327,7 +327,7 @@ func TestOddRuns(t *testing.T) {
 			}
 		}
 		if c.name == "values that are no numbers" &&
-			!strings.Contains(strings.Join(s.Warnings, "; "), "left out: 72 values that nothing can have measured, of ") {
+			!strings.Contains(strings.Join(s.Warnings, "; "), "left out: 72 values that cannot have been measured, of ") {
 			t.Errorf("%s: warnings %q", c.name, s.Warnings)
 		}
 		if c.name == "histograms that are none" &&

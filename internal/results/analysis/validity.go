@@ -205,7 +205,7 @@ func (s *Summary) whyNothing(run record.Run, t *Table) []string {
 		reasons = append(reasons, text+s.commonest(p.arm, p.at))
 	}
 	if len(reasons) == 0 {
-		reasons = append(reasons, "nothing was measured that the answer speaks of")
+		reasons = append(reasons, "none of the metrics of the answer was measured")
 	}
 	return reasons
 }

@@ -52,7 +52,7 @@ func ParseFault(s string) (Fault, error) {
 		return f, nil
 	}
 	return NoFault, fault.New(fault.Usage, s, fmt.Sprintf("use %s, %s or %s", FastClock, DropSamples, MapsTwice),
-		"no such fault can be built in")
+		"no such fault")
 }
 
 // bench holds the state of a calibration that all sections use. Its methods hide the scale itself, which is where a

@@ -61,7 +61,7 @@ func Plant(_ context.Context, args []string, conn *role.Conn) error {
 		"memory": takeMemory}
 	plant, ok := plants[kind]
 	if !ok {
-		return fault.New(fault.Usage, WeightCommand, "", "%q is nothing to plant", kind)
+		return fault.New(fault.Usage, WeightCommand, "", "%q is not a planted process", kind)
 	}
 	if err := conn.Send(role.Ready, struct{}{}); err != nil {
 		return err

@@ -382,7 +382,7 @@ func unmodelled(sources []comparison.Source, arm string, uses []use) (all []Unpl
 
 // The reasons why a cost has no figure.
 const (
-	noModel     = "no line was fitted: that takes three levels that trials have it at, of factors that are numbers"
+	noModel     = "no line was fitted: that takes values at three levels or more of a numeric factor"
 	notMeasured = "no trial of this arm has it"
 )
 

@@ -158,7 +158,7 @@ func strip(s string) string {
 
 // A run in which spoiled trials were no longer run again says so where it says what its numbers rest on.
 func TestNotRepeatedIsSaid(t *testing.T) {
-	const said = "9 spoiled trials were not run again, for 6 further attempts in a row had been spoiled as well"
+	const said = "9 spoiled trials were not run again, because 6 further attempts in a row had lost the same metrics"
 	for _, text := range []string{"", said} {
 		run, trials := analysistest.Quickstart(plain)
 		run.NotRepeated = text

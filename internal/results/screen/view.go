@@ -72,7 +72,7 @@ func (m *Model) head() []string {
 func (m *Model) title() string {
 	words := []string{m.options.Command}
 	if m.frozen {
-		words = append(words, "FROZEN: p goes on")
+		words = append(words, "FROZEN: p resumes")
 	}
 	if m.options.From != "" {
 		words = append(words, shown(m.options.From, 30))

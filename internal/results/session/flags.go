@@ -70,7 +70,7 @@ func (f *Flags) RegisterSpec(fs *pflag.FlagSet) {
 func (f *Flags) Check(fs *pflag.FlagSet) error {
 	f.seeded = fs.Changed("seed")
 	if n := f.Overrides.Blocks; n <= 0 && fs.Changed("blocks") {
-		return fault.New(fault.Usage, "--blocks", "give 1 or more; 6 are needed for intervals", "%d blocks make no run", n)
+		return fault.New(fault.Usage, "--blocks", "intervals need 6 blocks", "must be at least 1, got %d", n)
 	}
 	return nil
 }

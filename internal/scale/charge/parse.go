@@ -163,7 +163,7 @@ func (r *Rule) check(fail func(hint, format string, args ...any) error) error {
 	}
 	if strings.ContainsAny(workload, "{}") {
 		return fail("a workload can be called after {namespace}, {pod}, {container} and {unit} of what the rule matches",
-			"%q is no name of a workload", clip(r.Workload))
+			"%q is not a valid name for a workload", clip(r.Workload))
 	}
 	if err := checkName("workload", workload, fail); err != nil {
 		return err
@@ -179,7 +179,7 @@ func checkName(what, name string, fail func(hint, format string, args ...any) er
 	if len(name) > maxName || strings.ContainsFunc(name, func(c rune) bool { return !ok(c) }) ||
 		strings.HasPrefix(name, "/") {
 		return fail(fmt.Sprintf("letters, digits and . _ - / : @, at most %d, and no / at the start", maxName),
-			"%q is no name of a %s", clip(name), what)
+			"%q is not a valid name for a %s", clip(name), what)
 	}
 	return nil
 }
@@ -253,7 +253,7 @@ func (f rulesFile) parse(data []byte) ([]Rule, error) {
 	file := string(f.File)
 	const example = "a file of rules begins so: 'rules: [{charge: tare, cgroup: /kube-system}]'; see docs/charges.md"
 	documents, err := f.Parse(data, document.Limit{
-		What: "a file of rules", Bytes: maxFileBytes, Hint: "patterns with * say in one line what many names say",
+		What: "a file of rules", Bytes: maxFileBytes, Hint: "write one pattern with * instead of many names",
 	})
 	if err != nil {
 		return nil, err
@@ -326,8 +326,8 @@ func (f rulesFile) rules(n ast.Node) ([]Rule, error) {
 			return f.Fail(value, text.Suggest(values[0], charges), "there is no charge %q", clip(values[0]))
 		}
 		if rules = each(rules, key, values); len(rules) > maxRules {
-			return f.Fail(n, "patterns with * say in one line what many names say",
-				"the lists of the rule make %d rules, and may make %d", len(rules), maxRules)
+			return f.Fail(n, "write one pattern with * instead of many names",
+				"the lists of the rule make %d rules; at most %d are allowed", len(rules), maxRules)
 		}
 		return nil
 	})
@@ -335,7 +335,7 @@ func (f rulesFile) rules(n ast.Node) ([]Rule, error) {
 	case err != nil:
 		return nil, err
 	case r.Charge == "":
-		return nil, f.Fail(n, "add charge: workload, tare or load", "the rule does not say whose what it matches is")
+		return nil, f.Fail(n, "add charge: workload, tare or load", "the rule does not say to what its matches are charged")
 	case r.Patterns == Patterns{}:
 		return nil, f.Fail(n, "add one of "+strings.Join(f.selectors, ", "), "the rule does not say what it matches")
 	}
@@ -372,13 +372,13 @@ func (f rulesFile) values(key string, n ast.Node) (values []string, err error) {
 		items = s.Values
 	}
 	if len(items) > maxRules {
-		return nil, f.Fail(n, "patterns with * say in one line what many names say", "%q has more than %d values",
+		return nil, f.Fail(n, "write one pattern with * instead of many names", "%q has more than %d values",
 			clip(key), maxRules)
 	}
 	for _, item := range items {
 		value, err := f.Scalar(item, key)
 		if err != nil {
-			return nil, f.Fail(item, `a pattern with a * at its start stands in quotes, as in comm: "*proxy"; a label is `+
+			return nil, f.Fail(item, `quote a pattern that begins with *, as in comm: "*proxy"; a label is `+
 				`written KEY=VALUE`, "%q must be a single value", clip(key))
 		}
 		if value == "" {

@@ -114,7 +114,7 @@ func (a *account) ledger() *ledger.Ledger {
 		}
 		if n := a.found.lost.records; n > 0 {
 			a.warn("records-lost", "%d records of threads and programs were lost, because they came faster than they could be "+
-				"read: samples of short-lived threads may be of no known group", n)
+				"read: samples of short-lived threads may be in no known group", n)
 		}
 		if n := a.found.slowed; n > 0 {
 			a.warn("sampler-throttled", "the kernel throttled the sampler %d times, so parts of the window have no samples; "+
@@ -244,8 +244,8 @@ func (a *account) unsure(known map[uint32]bool) {
 	}
 	if len(who) > 0 {
 		slices.Sort(who)
-		a.warn("program-unsure", "programs whose code was, by what is known, where another's was: %d, among them %v: "+
-			"the kernel's record of a load or an unload was lost, and they are not split", len(who), who[:min(len(who), 5)])
+		a.warn("program-unsure", "programs whose code seems to have been at the addresses of another's: %d, among them "+
+			"%v: the kernel's record of a load or an unload was lost, and they are not split", len(who), who[:min(len(who), 5)])
 	}
 }
 
@@ -575,8 +575,8 @@ func (a *account) wereReset(groups []ledger.Cgroup) {
 		a.warn(ledger.CounterReset, "so were those of %d more control groups", n)
 	}
 	if err := a.m.groups.Unnoted(); err != nil {
-		a.warn("resets-unseen", "if somebody writes to the CPU counter of a control group and so sets it back "+
-			"(cpuacct.usage), that is not seen where the counter has grown past what it was since: %v", err)
+		a.warn("resets-unseen", "a reset of the CPU counter of a control group (a write to cpuacct.usage) is not "+
+			"noticed if the counter has grown past its old value since: %v", err)
 	}
 }
 

@@ -135,7 +135,7 @@ func New(_ context.Context, o Options) (m *Meter, err error) {
 	m.describe()
 	m.warnOfClocks()
 	if m.hidden = !initialNamespace("pid", proc.InitialPIDNamespace); m.hidden {
-		m.warn("pid-namespace", "this process is in a PID namespace of its own: samples of processes outside of it cannot "+
+		m.warn("pid-namespace", "this process is in a separate PID namespace: samples of processes outside of it cannot "+
 			"be told from those of an idle CPU, and kernel threads cannot be seen; run in the machine's PID namespace")
 	}
 	if err := m.openKernel(); err != nil {

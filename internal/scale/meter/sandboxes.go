@@ -122,8 +122,8 @@ func (s *Sandboxes) add(l *ledger.Ledger) (*sandbox.Census, error) {
 	budget := time.Duration(smapsPart * l.Window.Seconds * float64(time.Second))
 	memory, unread := s.resident(c, min(max(budget, smapsLeast), smapsMost))
 	if unread > 0 {
-		l.Warn("pss-not-read", "the resident memory of %d processes of sandboxes was not read, for that of the others "+
-			"took %v of CPU time: it is unknown, and so are sums that it belongs to; a longer --for reads more",
+		l.Warn("pss-not-read", "the resident memory of %d processes of sandboxes was not read, because reading the "+
+			"others took %v of CPU time: it is unknown, and so are sums that it belongs to; a longer --for reads more",
 			unread, s.smaps)
 	}
 	if c.Hidden > 0 && !proc.Capable(unix.CAP_SYS_PTRACE) { // a security module may hide some even from root

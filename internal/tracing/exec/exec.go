@@ -117,13 +117,13 @@ func New(o Options) (l *Load, err error) {
 	o.mode = cmp.Or(o.mode, 0o700)
 	switch most := MaxPerCPU * len(cpus); {
 	case o.Rate != 0 && !(o.Rate >= 0.001 && o.Rate <= MaxRate):
-		return nil, fault.New(fault.Usage, "--rate", fmt.Sprintf("give 0.001 to %g execs per second", MaxRate),
-			"%g is no rate", o.Rate)
+		return nil, fault.New(fault.Usage, "--rate", "storm runs them as fast as they go",
+			"must be 0.001 to %g execs per second, got %g", MaxRate, o.Rate)
 	case o.Workers < 1 || o.Workers > most:
-		return nil, fault.New(fault.Usage, "--workers", fmt.Sprintf("give 1 to %d: %d for each CPU that may be used", most,
-			MaxPerCPU), "%d processes cannot execute", o.Workers)
+		return nil, fault.New(fault.Usage, "--workers", fmt.Sprintf("%d for each CPU that may be used", MaxPerCPU),
+			"must be 1 to %d, got %d", most, o.Workers)
 	case o.Spin > time.Millisecond:
-		return nil, fault.New(fault.Usage, "--spin", "give at most 1ms", "a wait of %v is not to be spun through", o.Spin)
+		return nil, fault.New(fault.Usage, "--spin", "0s for none", "must be at most 1ms, got %v", o.Spin)
 	case workerProgram == nil:
 		return nil, noProgram()
 	}

@@ -115,7 +115,7 @@ func memfd(name string, executable bool) (*os.File, error) {
 	}
 	if executable && errors.Is(err, unix.EACCES) {
 		return nil, fault.Wrap(err, fault.Machine, "vm.memfd_noexec", "sysctl -w vm.memfd_noexec=1",
-			"this machine lets no file in memory be executed, and the load's programs are such files")
+			"this machine does not allow files in memory to be executed, and the load's programs are such files")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("making a file in memory: %w", err)

@@ -111,7 +111,7 @@ func (c *Counter) Missed() (uint64, error) {
 	}
 	if uintptr(attr.len) != unsafe.Sizeof(info) {
 		return 0, fault.New(fault.Machine, "", "Linux 5.12 or newer",
-			"this kernel does not tell how often it left a program out")
+			"this kernel does not report how often it skipped a program")
 	}
 	return info[misses], nil
 }

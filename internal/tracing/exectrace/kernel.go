@@ -163,7 +163,7 @@ func openGroup(dir string, l *cgroup.Layout) (*os.File, error) {
 		if !ok {
 			return nil, fault.New(fault.Machine, dir,
 				"trace the whole machine, or "+cgroup.MountV2,
-				"this machine has no cgroup v2 hierarchy mounted, by which the program tells groups apart")
+				"this machine has no cgroup v2 hierarchy mounted, which the program needs to distinguish groups")
 		}
 		return nil, fault.New(fault.Usage, dir, "name a directory below "+h.Mount, "this is not a cgroup v2 directory")
 	}

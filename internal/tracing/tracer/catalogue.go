@@ -212,7 +212,7 @@ func ofCommand(o map[string]string) (*Tracer, error) {
 	}
 	if text, ok := o["ready"]; ok {
 		if t.Ready.Pattern, err = regexp.Compile(text); err != nil {
-			return nil, fmt.Errorf(`has a "ready" that is no regular expression: %w`, err)
+			return nil, fmt.Errorf(`has a "ready" that is not a regular expression: %w`, err)
 		}
 	}
 	t.Ready.After, t.Ready.Probe = readyAfter(o, 0), o["ready-probe"] == "true"
@@ -224,7 +224,7 @@ func ofCommand(o map[string]string) (*Tracer, error) {
 		return nil, err
 	}
 	if delivered == nil {
-		return nil, errors.New(`does not say how what it delivers is counted: give one of "lines", "json" and "prometheus"`)
+		return nil, errors.New(`does not say how its events are counted: give one of "lines", "json" and "prometheus"`)
 	}
 	t.Delivered = *delivered
 	if t.Lost, err = source(o, "lost-", Stderr); err != nil {

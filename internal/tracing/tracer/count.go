@@ -21,7 +21,7 @@ type matcher struct {
 func compile(pattern string) (*matcher, error) {
 	re, err := regexp.Compile(pattern)
 	if err != nil {
-		return nil, fmt.Errorf("is no regular expression: %w", err)
+		return nil, fmt.Errorf("is not a regular expression: %w", err)
 	}
 	return &matcher{slices.Contains([]string{"", ".*", "^", "$", "^.*", ".*$", "^.*$"}, pattern), re}, nil
 }
@@ -64,7 +64,7 @@ func (t *tally) take(line []byte) {
 		}
 		n, err := strconv.ParseInt(said, 10, 64)
 		if t.seen, t.updates = true, t.updates+1; err != nil || n < 0 || t.n+n < 0 {
-			t.doubt = fmt.Sprintf("it wrote %q, which is no count", text.ClipTo(said, 40))
+			t.doubt = fmt.Sprintf("it wrote %q, which is not a count", text.ClipTo(said, 40))
 			return
 		}
 		t.n += n

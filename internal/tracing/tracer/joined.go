@@ -119,7 +119,7 @@ func (j *joined) Stop(ctx context.Context, used *float64) error {
 	}
 	if j.running.Stop() {
 		j.trial.Warn("tracer-killed",
-			"%s did not end in its time when it was asked to, and was killed: what it would still have said is not known",
+			"%s did not end in time when asked to, and was killed: its last reports are missing",
 			j.trial.Arm())
 	}
 	if why := j.running.LossUnknown(); why != "" {

@@ -15,7 +15,7 @@ func parsePath(text string) ([]string, error) {
 	path := strings.Split(strings.TrimPrefix(text, "."), ".")
 	for _, key := range path {
 		if strings.TrimSpace(key) == "" {
-			return nil, errors.New("is no path: write the keys with a dot between, such as stats.delivered")
+			return nil, errors.New("is not a path: write the keys with a dot between, such as stats.delivered")
 		}
 	}
 	return path, nil

@@ -31,7 +31,7 @@ func parseSelector(text string) (*selector, error) {
 	name, _, labelled := strings.Cut(text, "{")
 	name = strings.TrimSpace(name)
 	if name == "" || metricName.FindString(name) != name {
-		return nil, fmt.Errorf("is no name of a metric: %q", name)
+		return nil, fmt.Errorf("is not the name of a metric: %q", name)
 	}
 	if !labelled {
 		return &selector{name: name}, nil
@@ -86,12 +86,12 @@ func (s *selector) sum(page string) (total int64, seen bool, err error) {
 		}
 		v := m.GetUntyped().GetValue()
 		if math.IsNaN(v) || v < 0 || v >= 1<<53 {
-			return 0, false, fmt.Errorf("the metric %s has a sample of %v, which is no count", s.name, v)
+			return 0, false, fmt.Errorf("the metric %s has a sample of %v, which is not a count", s.name, v)
 		}
 		sum, seen = sum+v, true
 	}
 	if sum >= 1<<63 {
-		return 0, false, fmt.Errorf("the metric %s adds up to %v, which is no count", s.name, sum)
+		return 0, false, fmt.Errorf("the metric %s adds up to %v, which is not a count", s.name, sum)
 	}
 	return int64(math.Round(sum)), seen, nil
 }

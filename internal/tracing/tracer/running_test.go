@@ -316,7 +316,7 @@ func TestStartedAgain(t *testing.T) {
 	said(`echo '{"lost":3}'; echo '{"lost":0}'`, total, lost, "", "its total fell from 3 to 0")
 	said(`echo Lost 3 events`, total, sum, "", "")
 	said(`echo nothing lost`, total, sum, "", "")
-	said(`echo Lost 99999999999999999999 events`, total, sum, "", `it wrote "99999999999999999999", which is no count`)
+	said(`echo Lost 99999999999999999999 events`, total, sum, "", `it wrote "99999999999999999999", which is not a count`)
 
 	page := ""
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -152,8 +152,8 @@ func TestNodes(t *testing.T) {
 	for n.Gone("n02") == nil || n.Gone("n03") == nil {
 		time.Sleep(20 * time.Millisecond)
 	}
-	try(t, n, map[string]string{"n01": there, "n02": "it is not there: its connection broke",
-		"n03": "it is not there: it has said nothing for"})
+	try(t, n, map[string]string{"n01": there, "n02": "it is not connected: its connection broke",
+		"n03": "it is not connected: it has said nothing for"})
 	if why := n.Why("n02"); !strings.Contains(why, "the agent ended unexpectedly: signal: killed") {
 		t.Errorf("n02 went because %q", why)
 	}

@@ -47,7 +47,7 @@ func Classify(r *load.Result, logs []*Log, stalls *role.Stalls, begin, end int64
 	c := classifier{run: r.Running, begin: begin, end: end}
 	switch {
 	case stalls == nil || stalls.Unknown != "":
-		r.Running.Withheld = "nobody watched for stalls"
+		r.Running.Withheld = "stalls were not watched for"
 		if stalls != nil {
 			r.Running.Withheld = stalls.Unknown
 		}

@@ -104,7 +104,7 @@ func TestWithheld(t *testing.T) {
 		stalls *role.Stalls
 		want   string
 	}{
-		"the parent says nothing":   {good, nil, "nobody watched"},
+		"the parent says nothing":   {good, nil, "stalls were not watched for"},
 		"nothing is known":          {good, &role.Stalls{Unknown: "the witness is ill"}, "the witness is ill"},
 		"too many":                  {full, &role.Stalls{To: 1e9}, "more than the"},
 		"all of it was a stall":     {good, &role.Stalls{To: 1e9, Spans: [][2]int64{{0, 1e9}}}, "no request was undisturbed"},

@@ -178,8 +178,8 @@ func (v *Inventory) eachObject(what string, nextCmd, openCmd int, flags uint32,
 	var refused []uint32
 	defer func() {
 		if n := len(refused); n > 0 {
-			v.warn("bpf-unread", "BPF %ss that the kernel refuses to show: %d, among them %v: they are in no list, and what "+
-				"they cost is in no sum", what, n, refused[:min(n, 5)])
+			v.warn("bpf-unread", "BPF %ss that the kernel refuses to show: %d, among them %v: they are missing "+
+				"from all lists and sums", what, n, refused[:min(n, 5)])
 		}
 	}()
 	for id := uint32(0); ; {

@@ -66,10 +66,10 @@ func Open(cpu *cgroup.Hierarchy, homes []string) (w *Watch, err error) {
 	}()
 	var ns unix.Stat_t
 	if err := unix.Stat("/proc/self/ns/pid", &ns); err != nil || ns.Ino != proc.InitialPIDNamespace {
-		return nil, errors.New("they have other numbers in the machine's PID namespace than here")
+		return nil, errors.New("this is not the machine's PID namespace")
 	}
 	if len(homes) > maxHomes {
-		return nil, fmt.Errorf("%d groups are to be watched, and %d can be", len(homes), maxHomes)
+		return nil, fmt.Errorf("%d groups are too many to watch: at most %d are possible", len(homes), maxHomes)
 	}
 	spec, err := loadMoves()
 	if err != nil {

@@ -87,7 +87,7 @@ func (w *Watch) Victims() (all []Victim, err error) {
 			return all, nil
 		}
 		if err != nil {
-			return all, fmt.Errorf("reading whom the kernel killed for want of memory: %w", err)
+			return all, fmt.Errorf("reading which processes the kernel killed when memory ran out: %w", err)
 		}
 		all = append(all, Victim{
 			PID: int(v.PID), Comm: text.OfC(v.Comm[:]), Program: text.OfC(v.Program[:]), Group: v.Group,

@@ -196,7 +196,7 @@ func (w *Witness) load(p *Program, types *btf.Cache) error {
 		return err
 	}
 	if _, ok := p.places[runQueues]; !ok {
-		return errors.New("this kernel does not tell where its per-CPU variable runqueues is")
+		return errors.New("this kernel does not show the address of its per-CPU variable runqueues")
 	}
 	if _, ok := p.places[stealTime]; ok {
 		if err := w.loadWith(p, sourceClock); err != nil {
@@ -217,7 +217,7 @@ func (w *Witness) load(p *Program, types *btf.Cache) error {
 		}
 	}
 	if _, ok := p.places[cpuStat]; !ok {
-		return errors.New("this kernel does not tell where its per-CPU variable kernel_cpustat is")
+		return errors.New("this kernel does not show the address of its per-CPU variable kernel_cpustat")
 	}
 	w.source = Ticks
 	return w.loadWith(p, sourceTicks)

@@ -29,7 +29,7 @@ func (guest) Check(v param.Values) error { return check(v) }
 // CheckSetup refuses limits for a program that the trial does not start.
 func (guest) CheckSetup(_ *kind.Setup, _ string, part *kind.Part) error {
 	if _, observes := part.Options[observe]; observes && len(part.Limits) > 0 {
-		return errors.New("what is observed is not limited: leave out its limits, or have it started by a command")
+		return errors.New("an observed application cannot be limited: leave out its limits, or have a command start it")
 	}
 	return nil
 }

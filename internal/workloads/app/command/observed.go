@@ -35,7 +35,7 @@ func (o *observed) Serve(context.Context) (app kind.App, err error) {
 	if o.existing.Path == "" {
 		return app, fault.New(fault.Usage, o.target.String(), "start it in a control group of its own, such as by "+
 			"systemd-run --scope, or name the whole group as cgroup:PATH",
-			"shares its control group with other processes, and what it uses cannot be told from theirs")
+			"shares its control group with other processes, and its use cannot be separated from theirs")
 	}
 	if err := o.trial.Observe(kind.Application, o.name, o.existing.Path); err != nil {
 		return app, err

@@ -43,14 +43,14 @@ func check(v param.Values) error {
 func checkObserved(v param.Values) error {
 	for _, name := range ofStarting {
 		if _, set := v[name]; set {
-			return fmt.Errorf("%q has no meaning beside %q: it runs already", name, observe)
+			return fmt.Errorf("%q cannot be combined with %q, which names what runs already", name, observe)
 		}
 	}
 	if v["address"] == "" {
 		return fmt.Errorf(`needs an "address", host:port, where what it observes is reached`)
 	}
 	if v.Float("count") > 1 {
-		return errors.New(`what is observed is there once: leave out the "count"`)
+		return errors.New(`an observed application exists once: leave out the "count"`)
 	}
 	_, err := process.ParseTarget(v[observe])
 	return err

@@ -113,7 +113,7 @@ func serveAndRecord(ctx context.Context, o Options, ready func(Ready) error) (*d
 // check returns an error if options contradict each other.
 func (o *Options) check() error {
 	if o.Protocol == TCP && (o.Delay > 0 || o.Distribution != nil || o.Stall.For > 0) {
-		return errors.New("a delay needs requests, and over TCP it is not known where one ends")
+		return errors.New("a delay applies to requests, and over TCP it is not known where one ends")
 	}
 	return nil
 }

@@ -152,7 +152,7 @@ func (j *joined) finish(ctx context.Context) (stopped bool, err error) {
 	default:
 	}
 	if j.running.Stop() {
-		j.Trial.Warn("load-killed", "%s did not end in its time when it was asked to, and was killed",
+		j.Trial.Warn("load-killed", "%s did not end in time when asked to, and was killed",
 			j.options.command.Name())
 	}
 	return true, nil
@@ -206,8 +206,8 @@ func (j *joined) read(own *Own) {
 			tool.MaxBytes)
 	}
 	if err != nil && own.Stopped {
-		err = fmt.Errorf("it had not ended %.3g s after its start and was told to, and what it had printed by then is not "+
-			"all (%w); ask it for less, or raise its drain", own.WallSeconds, err)
+		err = fmt.Errorf("it was still running %.3g s after its start and was stopped, so its output is incomplete "+
+			"(%w); give it less to do, or raise its drain", own.WallSeconds, err)
 	}
 	if err != nil {
 		own.Unread = err.Error()

@@ -142,8 +142,8 @@ func (j *joined) Result(ctx context.Context) (load.Result, error) {
 		return r, err
 	}
 	if j.size < j.asked&^(1<<20-1) {
-		j.trial.Warn("scaled", "fio wrote to a file of %s and not of %s: the disk and the memory of this machine "+
-			"bear no more",
+		j.trial.Warn("scaled", "fio used a file of %s instead of %s: the disk and the memory of this machine allow no "+
+			"more",
 			quantity.Value(float64(j.size), quantity.Bytes), quantity.Value(float64(j.asked), quantity.Bytes))
 	}
 	r.Counts = map[string]float64{sizeCount: float64(j.size)}

@@ -82,7 +82,7 @@ func (guest) CheckSetup(s *kind.Setup, _ string, part *kind.Part) error {
 	}
 	switch encrypts, wants := app.Options.On("tls"), TLS(part.Options["tls"]); {
 	case encrypts && wants != TLSUnverified:
-		return fmt.Errorf("%s serves TLS with a certificate of its own making: set tls to %s", part.To, TLSUnverified)
+		return fmt.Errorf("%s serves TLS with a self-signed certificate: set tls to %s", part.To, TLSUnverified)
 	case !encrypts && wants != TLSOff && wants != "":
 		return fmt.Errorf("it speaks TLS, and %s does not: set tls of both", part.To)
 	}

@@ -202,7 +202,7 @@ func (o *Options) streams() error {
 	switch {
 	case o.Streams <= 1:
 	case !o.Protocol.multiplexed():
-		return errors.New("a connection of HTTP/1.1 or TCP has one request at once, so streams have no meaning for it")
+		return errors.New("a connection of HTTP/1.1 or TCP carries one request at a time, so streams do not apply")
 	case !o.KeepAlive:
 		return errors.New("without keepalive each request has a connection of its own, so there is one stream on each")
 	}
@@ -262,7 +262,7 @@ func (o *Options) target(ctx context.Context, raw string) (*target, error) {
 	}
 	if p := u.Port(); p != "" {
 		if port, err = strconv.ParseUint(p, 10, 16); err != nil || port == 0 {
-			return nil, fault.New(fault.Usage, raw, "use 1 to 65535", "port %s does not exist", p)
+			return nil, fault.New(fault.Usage, raw, form, "the port must be 1 to 65535, got %s", p)
 		}
 	}
 	ip, err := netip.ParseAddr(u.Hostname())

@@ -512,7 +512,7 @@ func TestWrongUse(t *testing.T) {
 		{"refused", Options{Targets: []string{dead}}, fault.Machine, "connection refused"},
 		{"scheme", Options{Targets: []string{"ftp://127.0.0.1/"}}, fault.Usage, "only http and https"},
 		{"no URL", Options{Targets: []string{"127.0.0.1:80"}}, fault.Usage, "URL"},
-		{"bad port", Options{Targets: []string{"http://127.0.0.1:70000/"}}, fault.Usage, "port 70000"},
+		{"bad port", Options{Targets: []string{"http://127.0.0.1:70000/"}}, fault.Usage, "got 70000"},
 		{"unknown name", Options{Targets: []string{"http://no-such-host.invalid/"}}, fault.Usage, "no address is known"},
 		{"files", Options{Targets: []string{live}, Connections: 1_000_000}, fault.Machine, "open files"},
 		{"method", Options{Targets: []string{live}, Method: "get it"}, fault.Usage, "method"},

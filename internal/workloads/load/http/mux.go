@@ -425,7 +425,7 @@ func (m *mux) establish(ctx context.Context, place int32) (*connection, error) {
 	}
 	if !c.gone && c.tls != nil && c.tls.conn.ConnectionState().NegotiatedProtocol != "h2" {
 		m.hangUp(c)
-		c.why = errors.New("it did not agree to h2 in the handshake of TLS (ALPN)")
+		c.why = errors.New("it did not select h2 in the TLS handshake (ALPN)")
 	}
 	if c.gone {
 		if kind := c.tls.explain(name, nil); kind != nil {

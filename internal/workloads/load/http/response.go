@@ -26,7 +26,7 @@ var (
 	errLength     = wrap("Content-Length")
 	errHeadSize   = wrap("header longer than 64 KiB")
 	errChunk      = wrap("chunk")
-	errUpgrade    = wrap("switch of protocol that nobody asked for")
+	errUpgrade    = wrap("switch of protocol without a request for it")
 	errTruncated  = wrap("connection closed before the end")
 )
 

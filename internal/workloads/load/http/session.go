@@ -372,7 +372,7 @@ func (s *session) feed(p []byte) (used int, err error) {
 			return used, nil
 		}
 		if s.idle++; s.idle > maxIdle {
-			return used, breach(http2.ErrCodeEnhanceYourCalm, "thousands of frames that bring no request further")
+			return used, breach(http2.ErrCodeEnhanceYourCalm, "thousands of frames that advance no request")
 		}
 		payload := p[used : used+length]
 		used += length
@@ -405,7 +405,7 @@ func (s *session) broken(err error) error {
 func (s *session) dataBegun(padding []byte) error {
 	h := s.header
 	if h.StreamID == 0 || h.StreamID >= s.nextID || h.StreamID%2 == 0 {
-		return breach(http2.ErrCodeProtocol, "DATA of a stream that nobody opened")
+		return breach(http2.ErrCodeProtocol, "DATA on a stream that was never opened")
 	}
 	length := int64(h.Length)
 	if s.credit -= length; s.credit < 0 {
@@ -516,7 +516,7 @@ func (s *session) headers(payload []byte) error {
 	b := &s.block
 	if h.Type == http2.FrameHeaders {
 		if h.StreamID == 0 || h.StreamID >= s.nextID || h.StreamID%2 == 0 {
-			return breach(http2.ErrCodeProtocol, "HEADERS of a stream that nobody opened")
+			return breach(http2.ErrCodeProtocol, "HEADERS on a stream that was never opened")
 		}
 		var ok bool
 		if fragment, ok = unwrap(h.Flags, payload); !ok {
@@ -730,7 +730,7 @@ func (s *session) granted(id uint32, n int64) error {
 		return nil
 	}
 	if id >= s.nextID || id%2 == 0 {
-		return breach(http2.ErrCodeProtocol, "WINDOW_UPDATE of a stream that nobody opened")
+		return breach(http2.ErrCodeProtocol, "WINDOW_UPDATE on a stream that was never opened")
 	}
 	if i := s.find(id); i >= 0 {
 		st := &s.streams[i]
@@ -745,7 +745,7 @@ func (s *session) granted(id uint32, n int64) error {
 
 func (s *session) reset(f *http2.RSTStreamFrame) error {
 	if f.StreamID >= s.nextID || f.StreamID%2 == 0 {
-		return breach(http2.ErrCodeProtocol, "RST_STREAM of a stream that nobody opened")
+		return breach(http2.ErrCodeProtocol, "RST_STREAM on a stream that was never opened")
 	}
 	if i := s.find(f.StreamID); i >= 0 {
 		kind := streamReset

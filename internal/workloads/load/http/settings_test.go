@@ -76,7 +76,7 @@ func TestOptionsOf(t *testing.T) {
 		t.Errorf("drain: 0s waits for %v", o.Drain)
 	}
 	for _, c := range []struct{ mode, rate, says string }{
-		{"open", "", `needs a "rate"`}, {"closed", "5", `"rate" has no meaning`}, {"closed", "", ""},
+		{"open", "", `needs a "rate"`}, {"closed", "5", `"rate" does not apply`}, {"closed", "", ""},
 	} {
 		v := param.Defaults(Settings)
 		if v["mode"] = c.mode; c.rate != "" {

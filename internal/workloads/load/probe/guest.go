@@ -118,7 +118,7 @@ func (guest) Judge(m *measured.Measured, name string) []measured.Trip {
 		return nil
 	}
 	return []measured.Trip{measured.Tripped(gateOutside, outside, outsideLimit,
-		"%s: %s took %.0f %% of the machine's CPU time, and %g %% is allowed, for a probe feels them as well; "+
+		"%s: %s took %.0f %% of the machine's CPU time, and %g %% is allowed, because they delay the probe as well; "+
 			"stop what else is running, or take another machine",
 		name, m.Outsiders(), 100*outside, 100*outsideLimit)}
 }

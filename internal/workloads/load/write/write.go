@@ -77,7 +77,7 @@ func (o *Options) complete() error {
 func (o *Options) check() error {
 	if least := int64(max(o.Workers, 1)) * ringFiles * int64(o.Size); o.Limit < least {
 		return fault.New(fault.Usage, "limit", fmt.Sprintf("give at least %d, or fewer workers or a smaller size", least),
-			"%d bytes have no room for a write of %d in each of %d files of %d workers", o.Limit, o.Size, ringFiles,
+			"%d bytes are too few for a write of %d in each of %d files of %d workers", o.Limit, o.Size, ringFiles,
 			max(o.Workers, 1))
 	}
 	return nil

@@ -299,9 +299,9 @@ func TestWrongUse(t *testing.T) {
 		says string
 	}{
 		{param.Values{}, `needs a "rate"`},
-		{param.Values{"mode": "closed", "rate": "5"}, `"rate" has no meaning`},
-		{param.Values{"rate": "5", "workers": "4", "limit": "65535"}, "have no room"},
-		{param.Values{"rate": "5", "size": "1048576", "limit": "1048576"}, "have no room"},
+		{param.Values{"mode": "closed", "rate": "5"}, `"rate" does not apply`},
+		{param.Values{"rate": "5", "workers": "4", "limit": "65535"}, "are too few"},
+		{param.Values{"rate": "5", "size": "1048576", "limit": "1048576"}, "are too few"},
 	} {
 		v := param.Defaults(Settings)
 		maps.Copy(v, c.set)

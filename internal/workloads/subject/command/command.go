@@ -87,19 +87,20 @@ func checkObserved(o param.Values) error {
 
 // ObservedAnd returns the error for a setting that needs a command, given for an observed program.
 func ObservedAnd(setting string) error {
-	return fmt.Errorf("has %q and %q: what runs already is not started, told or counted", settingObserve, setting)
+	return fmt.Errorf("has %q and %q: a program that runs already is not started, signalled or counted",
+		settingObserve, setting)
 }
 
 // CheckSetup checks that no limits are set where they cannot be applied, and that the applications in its settings
 // exist.
 func (Guest) CheckSetup(s *kind.Setup, _ string, part *kind.Part) error {
 	if Observes(part.Options) && len(part.Limits) > 0 {
-		return errors.New(`has "limits", and what is observed runs in a control group that is not tare's to change`)
+		return errors.New(`has "limits", and tare does not change the control group of what it observes`)
 	}
 	for _, text := range part.Options {
 		for _, app := range process.Apps(text) {
 			if s.Applications[app] == nil {
-				return fmt.Errorf("has a placeholder of the application %q, and there is none", app)
+				return fmt.Errorf("has a placeholder of the application %q, which does not exist", app)
 			}
 		}
 	}

@@ -92,7 +92,7 @@ func TestServed(t *testing.T) {
 		{two, param.Values{"command": "p {host}"}, "", `say to which application, with "serves": loads go to db, web`},
 		{two, param.Values{"command": "p", "serves": "dv"}, "", `serves "dv", and loads go to db, web`},
 		{none, param.Values{"command": "p {address}"}, "", "no load goes to an application"},
-		{one, param.Values{"command": "p {wed.address}"}, "", `of the application "wed", and there is none`},
+		{one, param.Values{"command": "p {wed.address}"}, "", `of the application "wed", which does not exist`},
 	} {
 		err := Guest{}.CheckSetup(c.setup, "", &kind.Part{Options: c.o})
 		is := ""

@@ -275,7 +275,7 @@ func (s *started) Evidence() any {
 func (s *started) Close() error {
 	s.passage.close()
 	if s.running != nil && s.running.Stop() {
-		s.trial.Warn("command-killed", "%s did not end in its time when it was asked to, and was killed", s.trial.Arm())
+		s.trial.Warn("command-killed", "%s did not end in time when asked to, and was killed", s.trial.Arm())
 	}
 	if err := s.own.Close(); err != nil {
 		return fmt.Errorf("removing the files of %s: %w", s.trial.Arm(), err)
@@ -320,7 +320,7 @@ func (o *observed) Close() error { return o.existing.Close() }
 func (o *observed) After(context.Context) error {
 	if o.existing.Path == "" {
 		o.trial.Warn("group-shared", "%s shares its control group with others: only its eBPF programs, maps and "+
-			"resident memory are told; a unit or a container has a group of its own", o.trial.Arm())
+			"resident memory are reported; a unit or a container has a group of its own", o.trial.Arm())
 	}
 	found, err := o.existing.Found(o.trial.Record().Ledger)
 	if err != nil {

@@ -55,7 +55,7 @@ func parseAb(output string, r *Reading) error {
 			}
 			kinds[0] = 0
 		} else if strings.HasPrefix(line, "   (") {
-			err = fmt.Errorf("%q are no kinds of failed requests that are known", clip(line))
+			err = fmt.Errorf("%q are unknown kinds of failed requests", clip(line))
 		}
 		if err != nil {
 			return err
@@ -91,7 +91,7 @@ func abTake(r *Reading, name, value, rest string, kinds []int64) (err error) {
 		return nil
 	}
 	if rest != unit {
-		return fmt.Errorf("its %q has %q behind the figure, not %q", name, clip(rest), unit)
+		return fmt.Errorf("its %q has %q after the figure, not %q", name, clip(rest), unit)
 	}
 	if err := r.first(name); err != nil {
 		return err

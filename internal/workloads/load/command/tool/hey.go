@@ -111,7 +111,7 @@ func (h *heyReader) line(line string) error {
 			return h.count(m[1], m[2])
 		}
 		if h.section == "Status code distribution:" { // errors may have several lines, a status has one
-			return fmt.Errorf("%q is no line of its status code distribution", clip(line))
+			return fmt.Errorf("%q is not a line of its status code distribution", clip(line))
 		}
 	default:
 		if heyCount().MatchString(line) {
@@ -130,8 +130,8 @@ func (h *heyReader) agree() {
 	if all := h.answers + h.broken; h.success != nil && all > 0 &&
 		math.Abs(float64(h.answers)/float64(all)-*h.success) > 0.0001 {
 		h.r.Requests, h.r.doubt = nil, true
-		h.r.once(fmt.Sprintf("its %d answers and %d errors are not its success rate of %.2f %%: neither is read", h.answers,
-			h.broken, 100**h.success))
+		h.r.once(fmt.Sprintf("its %d answers and %d errors do not match its success rate of %.2f %%: neither is read",
+			h.answers, h.broken, 100**h.success))
 	}
 }
 
@@ -215,7 +215,7 @@ func (h *heyReader) count(first, rest string) error {
 	}
 	m := statusCount().FindStringSubmatch(rest)
 	if m == nil {
-		return fmt.Errorf("%q is no number of responses", clip(rest))
+		return fmt.Errorf("%q is not a number of responses", clip(rest))
 	}
 	n, err := count(m[1])
 	err = errors.Join(err, h.r.first(first))

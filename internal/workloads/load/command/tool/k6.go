@@ -71,7 +71,7 @@ func k6Take(r *Reading, metric, value string) error {
 		for _, field := range strings.Fields(value) {
 			m := k6Trend().FindStringSubmatch(field)
 			if m == nil {
-				return fmt.Errorf("its %s has %q, which is no statistic with its value", metric, clip(field))
+				return fmt.Errorf("its %s has %q, which is not a statistic with its value", metric, clip(field))
 			}
 			name, known := k6Names[m[1]]
 			if !known {
@@ -103,7 +103,7 @@ func k6Take(r *Reading, metric, value string) error {
 		}
 		if r.Errors = &n; math.Abs(100*float64(n)-share*all) > 0.02*all {
 			r.doubt = true
-			r.once(fmt.Sprintf("its %d failures of %.0f requests are not its %g %%: neither is read", n, all, share))
+			r.once(fmt.Sprintf("its %d failures of %.0f requests do not match its %g %%: neither is read", n, all, share))
 		}
 	case "http_reqs":
 		fields := strings.Fields(value)

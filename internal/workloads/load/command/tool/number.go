@@ -36,7 +36,7 @@ func measure(text string, units []unit) (float64, error) {
 	text = strings.TrimSpace(text)
 	end := strings.IndexFunc(text, func(r rune) bool { return !strings.ContainsRune("0123456789.+-eE", r) })
 	if end <= 0 {
-		return 0, fmt.Errorf("%q is no number with a unit", clip(text))
+		return 0, fmt.Errorf("%q is not a number with a unit", clip(text))
 	}
 	f, err := number(text[:end])
 	if err != nil {
@@ -55,7 +55,7 @@ func measure(text string, units []unit) (float64, error) {
 func duration(text string) (float64, error) {
 	d, err := time.ParseDuration(strings.TrimSpace(text))
 	if err != nil || d < 0 {
-		return 0, fmt.Errorf("%q is no time", clip(text))
+		return 0, fmt.Errorf("%q is not a time", clip(text))
 	}
 	return d.Seconds(), nil
 }
@@ -64,7 +64,7 @@ func duration(text string) (float64, error) {
 func number(text string) (float64, error) {
 	f, err := strconv.ParseFloat(strings.TrimSpace(text), 64)
 	if err != nil || math.IsNaN(f) || math.IsInf(f, 0) || f < 0 {
-		return 0, fmt.Errorf("%q is no number that it can have measured", clip(text))
+		return 0, fmt.Errorf("%q is not a number that can have been measured", clip(text))
 	}
 	return f, nil
 }
@@ -73,7 +73,7 @@ func number(text string) (float64, error) {
 func count(text string) (int64, error) {
 	n, err := strconv.ParseInt(strings.TrimSpace(text), 10, 64)
 	if err != nil || n < 0 {
-		return 0, fmt.Errorf("%q is no count", clip(text))
+		return 0, fmt.Errorf("%q is not a count", clip(text))
 	}
 	return n, nil
 }

@@ -392,7 +392,7 @@ func (p *Part) disagreeing(t *Tool, left int64) (says []string) {
 		return says
 	}
 	if !p.agrees(left) {
-		says = append(says, fmt.Sprintf("its %d requests in %g s are not its %g per second: none of the three is read",
+		says = append(says, fmt.Sprintf("its %d requests in %g s do not match its %g per second: none of the three is read",
 			*p.Requests, *p.Seconds, *p.Rate))
 		p.Requests, p.Seconds, p.Rate = nil, nil, nil
 	}
