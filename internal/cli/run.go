@@ -104,24 +104,24 @@ exit code is 4.`,
 	return c
 }
 
-// featureNames are what the needs of an experiment may name.
+// featureNames returns the names of the features that an experiment can list in its needs.
 func featureNames() []string {
 	return lists.Map(slices.Concat(features(), guestFeatures()), (*feature.Probe).Name)
 }
 
-// loadSpec finds an experiment: a path if it looks like one, else a built-in name.
+// loadSpec loads an experiment: from a file if arg looks like a path, else the built-in one of that name.
 func loadSpec(arg string) (*spec.Spec, error) {
 	return session.LoadSpec("tare run", arg, featureNames(), readSpecFile)
 }
 
-// requireFeatures refuses to begin what cannot work: experiments make control groups, and may need more by their specs
-// or by how they are run.
+// requireFeatures returns an error if the machine lacks a feature that the experiment needs: creating control groups,
+// the features in the spec's needs, and those in more.
 func requireFeatures(s *spec.Spec, more ...string) error {
 	return require(s.Name, "this machine cannot run the experiment",
 		slices.Concat([]string{"cgroup-create"}, s.Needs, more)...)
 }
 
-// require refuses, in these words, to begin what cannot work here without some features.
+// require returns an error with the text refusal, about where, if the machine lacks one of the named features.
 func require(where, refusal string, names ...string) error {
 	for _, p := range slices.Concat(features(), guestFeatures()) {
 		if !slices.Contains(names, p.Name()) {
@@ -163,7 +163,7 @@ func run(ctx context.Context, s *spec.Spec, f runFlags, out io.Writer) (err erro
 	}
 	defer func() { err = errors.Join(err, m.Close()) }()
 
-	nodes := f.nodes.plan(s) // it fits the spec to them
+	nodes := f.nodes.plan(s) // also adapts the spec to the nodes
 	if nodes != nil && f.pprof {
 		return fault.New(fault.Usage, "--pprof", "leave one of them out", "stacks are sampled on one machine, not on nodes")
 	}
@@ -221,7 +221,7 @@ func run(ctx context.Context, s *spec.Spec, f runFlags, out io.Writer) (err erro
 	return session.Run(ctx, &engine.Runner{Machine: machine, Spec: s, Record: &r}, w, o)
 }
 
-// output is where a run that a command starts tells of itself.
+// output returns where a run reports its progress and results: out, and standard error.
 func output(out io.Writer, show session.Show) session.Output {
 	return session.Output{Out: out, Log: stderr, Terminal: os.Stderr, Show: show, Text: textOptions}
 }

@@ -1,6 +1,6 @@
-// Package mesh is a service mesh's configuration as a data plane at connection level needs it: decoded and checked,
-// and independent of the protocol that it came by. It is the input of every store, and defines what a store must
-// answer. It is pure.
+// Package mesh models a service mesh's configuration as a data plane at connection level needs it: decoded, checked,
+// and independent of the protocol that delivered it. It is the input of every store, and defines what a store must
+// answer. It does no I/O.
 package mesh
 
 import (
@@ -28,17 +28,17 @@ func (p Protocol) String() string {
 	return fmt.Sprintf("protocol-%d", uint8(p))
 }
 
-// Policy is how a cluster's endpoints are chosen.
+// Policy determines how a cluster's endpoints are chosen.
 type Policy uint8
 
-// The policies. At connection level with independent callers both are a random choice by weight: the shares are the
-// same, the order is not guaranteed.
+// The policies. At connection level, with independent callers, both are a random choice by weight: the shares are the
+// same, and the order is not guaranteed.
 const (
 	RoundRobin Policy = iota
 	Random
 )
 
-// Cluster is a set of endpoints that serve the same. It is always replaced as a whole.
+// Cluster is a set of interchangeable endpoints. It is always replaced as a whole.
 type Cluster struct {
 	Name           string
 	Policy         Policy
@@ -47,28 +47,28 @@ type Cluster struct {
 	Localities     []Locality
 }
 
-// Breakers are the limits of a cluster; 0: none. At connection level only MaxConnections can be enforced; the others
-// are just kept.
+// Breakers are the limits of a cluster; 0 means no limit. At connection level only MaxConnections can be enforced; the
+// others are stored but have no effect.
 type Breakers struct {
 	MaxConnections, MaxPending, MaxRequests, MaxRetries uint32
 }
 
-// Locality is the endpoints in one location.
+// Locality holds the endpoints in one location.
 type Locality struct {
 	Region, Zone, SubZone string
 	Priority              uint32 // 0 is used first
-	Weight                uint32 // its share among the localities of its priority; 0 if localities have no weights
+	Weight                uint32 // relative to the other localities of its priority; 0 if localities have no weights
 	Endpoints             []Endpoint
 }
 
-// Endpoint is an address that serves.
+// Endpoint is an address that serves connections of a cluster.
 type Endpoint struct {
 	Address netip.AddrPort
 	Weight  uint32 // relative to the other endpoints of its locality; 0: it gets no new connections
 	Health  Health
 }
 
-// Health is whether an endpoint may be used.
+// Health determines whether an endpoint may be used.
 type Health uint8
 
 // The health states. Unknown counts as healthy, as in xDS. A draining endpoint gets no new connections.
@@ -79,7 +79,7 @@ const (
 	Draining
 )
 
-// Usable says whether the endpoint may take a new connection.
+// Usable reports whether the endpoint may take a new connection.
 func (e Endpoint) Usable() bool { return e.Weight > 0 && e.Health <= Healthy }
 
 // Listener is an address that the mesh serves, and where its connections go.
@@ -91,7 +91,7 @@ type Listener struct {
 	Default  *Chain // for connections that no chain matches; nil: they are refused
 }
 
-// Chain is what happens to the connections that it matches.
+// Chain determines what happens to the connections that match it.
 type Chain struct {
 	Name  string
 	Match Match
@@ -109,11 +109,11 @@ type Match struct {
 
 // RBAC allows or denies connections by their addresses (network.rbac of Envoy, for layer 4).
 type RBAC struct {
-	Deny     bool // connections that a policy matches are denied; otherwise only those are allowed
+	Deny     bool // deny the connections that a policy matches; if false, allow only those
 	Policies []Principal
 }
 
-// Principal is one policy: all of its conditions must hold, and an empty one holds.
+// Principal is one policy. A connection must match every list; an empty list matches all.
 type Principal struct {
 	Name             string
 	Sources          []netip.Prefix
@@ -122,17 +122,17 @@ type Principal struct {
 	DestinationPorts []PortRange
 }
 
-// PortRange is From to To, both included; the zero value is any port.
+// PortRange is From to To, inclusive; the zero value is any port.
 type PortRange struct{ From, To uint16 }
 
-// Proxy is the clusters that connections go to, by weight.
+// Proxy holds the clusters that connections go to, by weight.
 type Proxy struct {
 	StatPrefix         string
 	Clusters           []WeightedCluster
 	MaxConnectAttempts uint32
 }
 
-// WeightedCluster is a cluster by its name, and its share relative to the sum of all.
+// WeightedCluster is the name of a cluster, and its share relative to the sum of all weights.
 type WeightedCluster struct {
 	Name   string
 	Weight uint32

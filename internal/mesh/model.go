@@ -4,9 +4,9 @@ import (
 	"net/netip"
 )
 
-// Question is what a program in the kernel looks up: a connection from one address to another.
+// Question is a lookup by a program in the kernel: a connection from one address to another.
 type Question struct {
-	From, To netip.AddrPort // From is the zero value while the source is unknown
+	From, To netip.AddrPort // From is the zero value if the source is unknown
 	Protocol Protocol
 }
 
@@ -23,7 +23,8 @@ const (
 
 func (v Verdict) String() string { return [...]string{"pass", "accept", "refuse", "deny"}[v&3] }
 
-// Change is what is added, replaced and removed in a configuration. Clusters and listeners have separate names.
+// Change lists what is added, replaced and removed in a configuration. A cluster and a listener may have the same
+// name.
 type Change struct {
 	Clusters         []*Cluster  // added or replaced, by name
 	Listeners        []*Listener // added or replaced, by name
@@ -31,18 +32,18 @@ type Change struct {
 	RemovedListeners []string
 }
 
-// Config is a configuration, by name.
+// Config is a configuration: clusters and listeners by name.
 type Config struct {
 	Clusters  map[string]*Cluster
 	Listeners map[string]*Listener
 }
 
-// NewConfig is an empty configuration.
+// NewConfig returns an empty configuration.
 func NewConfig() *Config {
 	return &Config{Clusters: map[string]*Cluster{}, Listeners: map[string]*Listener{}}
 }
 
-// Apply makes a change.
+// Apply applies a change to c.
 func (c *Config) Apply(change Change) {
 	for _, x := range change.Clusters {
 		c.Clusters[x.Name] = x
@@ -58,8 +59,8 @@ func (c *Config) Apply(change Change) {
 	}
 }
 
-// Chain returns a chain by its number in rules. The default chain of a listener without one has no clusters, so that
-// it refuses.
+// Chain returns the chain that Rule.Chain names by i, which must not be Denied. If i is that of the default chain and
+// l has none, the result has no clusters, so it refuses connections.
 func (l *Listener) Chain(i int) *Chain {
 	switch {
 	case i < len(l.Chains):

@@ -11,23 +11,24 @@ import (
 type Rule struct {
 	Source, Destination           netip.Prefix // the zero prefix: any
 	SourcePorts, DestinationPorts PortRange    // the zero range: any
-	// Chain is whose clusters get the connection: an index into Chains; Default is len(Chains); negative: denied
+	// Chain is the index in Chains of the chain that gets the connection; len(Chains): Default; negative: denied.
 	Chain int
 }
 
-// Denied is the chain of a rule that denies.
+// Denied is the Chain of a rule that denies connections.
 const Denied = -1
 
-// MaxRules is the maximum number of rules of a listener. Programs check them one by one.
+// MaxRules is the maximum number of rules of a listener. eBPF programs check them one by one.
 const MaxRules = 32
 
-// Rules returns the chains of l with their RBAC as rules, in the order in which they are checked; within a chain,
-// denials come first. A connection that no rule matches is refused. A rule for every connection is always the last.
+// Rules returns the chains of l and their RBAC as rules, in the order in which they are checked; within a chain,
+// denials come first. A connection that no rule matches is refused. Rules after one that matches every connection are
+// left out.
 //
 // Chains are found as Envoy finds them: by destination port, then destination prefix, then source prefix, then source
 // port, each time by the most specific value that matches. There is no backtracking: if a chain for the port, or for
-// the longest prefix, exists but does not match in a later step, the default chain gets the connection, and not a less
-// specific one. Only for the source port does Envoy fall back to a chain for any.
+// the longest prefix, exists but does not match in a later step, the default chain gets the connection, not a less
+// specific chain. Only for the source port does Envoy fall back to a chain that accepts any.
 // (FilterChainManagerImpl::findFilterChain of Envoy, and "FilterChainMatch" in its API reference.)
 func (l *Listener) Rules() ([]Rule, error) {
 	if l.trivial() {
@@ -70,8 +71,8 @@ func (l *Listener) tooMany() error {
 		"listener can have", l.Name, MaxRules)
 }
 
-// combinations returns the number of combinations of one element of each list, where an empty list counts as one;
-// above MaxRules it is only some larger number.
+// combinations returns the number of ways to take one element of each of some lists, given their lengths. An empty
+// list counts as one element. If the number exceeds MaxRules, the result is only some number above MaxRules.
 func combinations(lengths ...int) int {
 	n := 1
 	for _, length := range lengths {
@@ -82,15 +83,16 @@ func combinations(lengths ...int) int {
 	return n
 }
 
-// matched is the match of a chain as a rule.
+// matched is one rule of a chain's match.
 type matched struct {
 	rule  Rule
 	chain int
-	end   bool // it ends a group: made by ends
+	end   bool // added by ends: it gets the rest of a group
 }
 
-// ends sorts the matches of chains, and adds after each group with one port or prefix a rule that sends the group's
-// other connections to the default chain, unless that makes no difference.
+// ends sorts the matches of chains, the most specific first. Because Envoy does not backtrack, it adds after each
+// group with the same port or prefix a rule that sends the group's other connections to the default chain, whose index
+// is last, unless no later match would get them anyway.
 func ends(all []matched, last int) []matched {
 	n := len(all)
 	for _, m := range all[:n] {
@@ -119,10 +121,11 @@ func ends(all []matched, last int) []matched {
 	return out
 }
 
-// everything is the rules of a listener whose first chain matches every connection.
+// everything holds the rules of a listener whose first chain gets every connection.
 var everything = []Rule{{}}
 
-// trivial says whether every chain matches every connection, so that the first gets them.
+// trivial reports whether every chain matches every connection and no chain has RBAC, so the first chain gets every
+// connection.
 func (l *Listener) trivial() bool {
 	for i := range l.Chains {
 		if c := &l.Chains[i]; !c.Match.Any() || len(c.RBAC) > 0 {
@@ -132,12 +135,12 @@ func (l *Listener) trivial() bool {
 	return len(l.Chains) > 0 && len(l.Chains) < MaxRules && (l.Default == nil || len(l.Default.RBAC) == 0)
 }
 
-// Any says whether it matches every connection.
+// Any reports whether m matches every connection.
 func (m *Match) Any() bool {
 	return m.DestinationPort == 0 && len(m.Destinations) == 0 && len(m.Sources) == 0 && len(m.SourcePorts) == 0
 }
 
-// rules returns the match as rules, one for each combination.
+// rules returns the match as rules, one for each combination of its prefixes and source ports.
 func (m *Match) rules() (out []Rule) {
 	ports := []PortRange{{}}
 	if len(m.SourcePorts) > 0 {
@@ -170,10 +173,11 @@ func moreSpecial(a, b Rule) int {
 	)
 }
 
-// bits returns the length of a prefix. No prefix is the same as one of length 0, as in Envoy.
+// bits returns the length of a prefix. A missing prefix is the same as one of length 0, as in Envoy.
 func bits(p netip.Prefix) int { return max(0, p.Bits()) }
 
-// rules returns the rules for connections that m matches. If there are more than MaxRules, it does not make all.
+// rules returns the rules for connections that m matches. If there are more than MaxRules, it returns only some of
+// them, but also more than MaxRules.
 func (c *Chain) rules(m Rule, chain int) (out []Rule, err error) {
 	m.Chain = chain
 	allowed, last := []Rule{m}, m
@@ -205,7 +209,7 @@ func (c *Chain) rules(m Rule, chain int) (out []Rule, err error) {
 	return out, nil
 }
 
-// within returns what both a policy and m match: at most one rule more than a listener can have.
+// within returns rules for the connections that both p and m match, at most MaxRules + 1.
 func (p *Principal) within(m Rule) (out []Rule) {
 	of := Principal{Sources: []netip.Prefix{m.Source}, Destinations: []netip.Prefix{m.Destination},
 		SourcePorts: []PortRange{m.SourcePorts}, DestinationPorts: []PortRange{m.DestinationPorts}}
@@ -227,7 +231,8 @@ func (p *Principal) within(m Rule) (out []Rule) {
 	return out
 }
 
-// And returns what both match, without a name; false if there is nothing.
+// And returns a principal, without a name, that matches what both p and q match; ok is false if nothing can match
+// both.
 func (p *Principal) And(q *Principal) (both Principal, ok bool) {
 	var some [4]bool
 	both.Sources, some[0] = common(p.Sources, q.Sources, narrow)
@@ -237,7 +242,8 @@ func (p *Principal) And(q *Principal) (both Principal, ok bool) {
 	return both, !slices.Contains(some[:], false)
 }
 
-// common returns what two lists both allow, where an empty list allows all; false if there is nothing.
+// common returns what two lists both allow, where an empty list allows all; some is false if they have nothing in
+// common.
 func common[T any](a, b []T, narrow func(*T, T) bool) (both []T, some bool) {
 	switch {
 	case len(a) == 0:
@@ -263,13 +269,13 @@ func orAny[T any](list []T) []T {
 	return list
 }
 
-// overlaps says whether both match some connection.
+// overlaps reports whether some connection matches both rules.
 func (r Rule) overlaps(o Rule) bool {
 	return narrow(&r.Source, o.Source) && narrow(&r.Destination, o.Destination) && r.SourcePorts.narrow(o.SourcePorts) &&
 		r.DestinationPorts.narrow(o.DestinationPorts)
 }
 
-// narrow sets p to what both match, and says whether there is anything.
+// narrow sets p to the intersection of p and by, and reports whether there is one. The zero prefix is any address.
 func narrow(p *netip.Prefix, by netip.Prefix) bool {
 	switch {
 	case !by.IsValid():
@@ -299,11 +305,11 @@ func (r *PortRange) narrow(by PortRange) bool {
 	return r.From <= r.To
 }
 
-// MatchesAll says whether the rule matches every connection.
+// MatchesAll reports whether the rule matches every connection.
 func (r Rule) MatchesAll() bool { return r == Rule{Chain: r.Chain} }
 
-// Matches says whether the rule matches a connection from one address to another. An unknown source is the zero
-// address: it matches only rules without a condition on the source.
+// Matches reports whether the rule matches a connection from one address to another. The zero address is an unknown
+// source: it matches only rules without a condition on the source.
 func (r *Rule) Matches(from, to netip.AddrPort) bool {
 	return inPrefix(r.Source, from.Addr()) && inPrefix(r.Destination, to.Addr()) && r.SourcePorts.has(from.Port()) &&
 		r.DestinationPorts.has(to.Port())

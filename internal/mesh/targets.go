@@ -9,19 +9,19 @@ type Target struct {
 	Weight  uint32
 }
 
-// overprovisioning is the factor by which the healthy part of a priority may be overloaded before the next priority is
-// used (Envoy's default overprovisioning factor, 140 %).
+// overprovisioning is the factor by which the usable endpoints of a priority may be overloaded before the next
+// priority is used (Envoy's default overprovisioning factor, 140 %).
 const overprovisioning = 1.4
 
-// share is the approximate sum of weights that had to be computed.
+// share is the approximate sum of a cluster's weights if they are computed from priorities and localities.
 const share = 1 << 30
 
-// Targets appends the endpoints of c that get new connections to buf. It resolves priorities and localities: a
-// priority gets as much as its healthy part can serve, with overprovisioning, and the next priorities get the rest.
-// Within a priority localities have shares by weight, reduced when endpoints are unhealthy. (These are Envoy's
+// Targets appends to buf the endpoints of c that get new connections. It resolves priorities and localities: a
+// priority gets as much as its usable endpoints can serve, with overprovisioning, and the next priorities get the
+// rest. Within a priority, localities get shares by weight, reduced if endpoints are unusable. (These are Envoy's
 // priority levels and locality weighted load balancing. Its panic mode, which uses unhealthy endpoints when too few
-// are healthy, is left out: an endpoint that is known not to serve gets no connections.) If there is one priority and
-// no locality has a weight, endpoints keep their own weights.
+// are healthy, is left out: an endpoint that is known to be unhealthy gets no connections.) If all localities have
+// priority 0 and no weight, endpoints keep their own weights.
 func (c *Cluster) Targets(buf []Target) []Target {
 	plain := true
 	for i := range c.Localities {
@@ -45,9 +45,9 @@ func (c *Cluster) Targets(buf []Target) []Target {
 type level struct {
 	priority    uint32
 	all, usable int
-	weights     float64 // of localities, each times the share that its health leaves of it
-	endpoints   float64 // weights of all usable endpoints, for levels without locality weights
-	part        float64 // of all connections
+	weights     float64 // sum of the localities' weights, each times the locality's health
+	endpoints   float64 // sum of the weights of usable endpoints; used if localities have no weights
+	part        float64 // fraction of all connections
 }
 
 func (c *Cluster) weighted(buf []Target) []Target {
@@ -120,7 +120,8 @@ func (l *Locality) usable() (n int, weight float64) {
 	return n, weight
 }
 
-// health returns the share of the load that the usable of all endpoints can serve.
+// health returns the fraction of their load that the endpoints can serve, with overprovisioning, if only some of all
+// are usable.
 func health(usable, all int) float64 {
 	if all == 0 {
 		return 0

@@ -16,35 +16,35 @@ import (
 	"tare/internal/scale/profile"
 )
 
-// Machine is what trials need of the machine that they run on.
+// Machine holds what trials need of the machine that they run on.
 type Machine struct {
-	Self    string // path of the tare binary, which starts itself in every role
+	Self    string // path of the tare binary, which is started in every role
 	Cgroups *cgroup.Layout
-	// OpenWindow reads every counter at a time by CLOCK_MONOTONIC in nanoseconds, or at once where that has passed: the
-	// first edge. It returns the context's cause when that ends before.
+	// OpenWindow reads every counter, the first edge, at a time by CLOCK_MONOTONIC in nanoseconds, or at once if that
+	// has passed. If the context ends first, the error is its cause.
 	OpenWindow func(ctx context.Context, at int64) (Window, error)
-	Share      cluster.Share // of the machine, that the groups of a trial may have together
-	Shared     bool          // other nodes of the same run have trials on this machine at the same time
+	Share      cluster.Share // of the machine, for all groups of a trial together
+	Shared     bool          // other nodes of the same run run trials on this machine at the same time
 
-	// Stacks makes ready to sample stacks during a window; nil: trials have no profiles.
+	// Stacks prepares to sample stacks during a window; nil: trials have no profiles.
 	Stacks func() (Stacks, error)
 
-	Nodes     Nodes         // where trials on nodes run; nil: there are none
-	NodeShare cluster.Share // of each
+	Nodes     Nodes         // where trials on nodes run; nil: there are no nodes
+	NodeShare cluster.Share // of each node
 }
 
 // Window is an open window of the meter.
 type Window interface {
-	// CloseAt reads every counter again, the second edge, at a time by CLOCK_MONOTONIC in nanoseconds. It is closed too
-	// when the context ends before, and the error says so.
+	// CloseAt reads every counter again, the second edge, at a time by CLOCK_MONOTONIC in nanoseconds. If the context
+	// ends first, the window is closed too, and an error is returned.
 	CloseAt(ctx context.Context, at int64) (*ledger.Ledger, error)
 }
 
 // Stacks samples what runs on the machine.
 type Stacks interface {
-	// Begin begins sampling. Samples count that are between two times by CLOCK_MONOTONIC, in nanoseconds.
+	// Begin begins sampling. Only samples between two times by CLOCK_MONOTONIC, in nanoseconds, count.
 	Begin(from, to int64) error
-	// End ends sampling, and gives what was sampled; nil where it was not begun. It is called once.
+	// End ends sampling, and returns the samples; nil if sampling had not begun. It must be called once.
 	End() (*profile.Window, error)
 }
 
@@ -61,15 +61,15 @@ func (m Machine) window(ctx context.Context, from, to int64) (*ledger.Ledger, er
 type openWindow struct {
 	machine Machine
 	window  Window
-	others  []int // just after the first edge: see Machine.others
+	others  []int // Machine.others just after the first edge
 
-	stacks    Stacks          // nil: none are sampled, or no longer
-	sampled   *profile.Window // between the edges; nil: nothing was
+	stacks    Stacks          // nil: not sampled, or sampling has ended
+	sampled   *profile.Window // between the edges; nil: nothing was sampled
 	unstacked error           // why stacks could not be sampled
 }
 
-// open opens a window at a time by CLOCK_MONOTONIC, in nanoseconds, that is to be closed at another. Stacks that cannot
-// be sampled do not fail it.
+// open opens a window at a time by CLOCK_MONOTONIC, in nanoseconds, that is to be closed at another. If stacks cannot
+// be sampled, the window has none, and w.unstacked says why.
 func (m Machine) open(ctx context.Context, from, to int64) (w *openWindow, err error) {
 	w = &openWindow{machine: m}
 	if m.Stacks != nil {
@@ -86,7 +86,7 @@ func (m Machine) open(ctx context.Context, from, to int64) (w *openWindow, err e
 	return w, nil
 }
 
-// endStacks ends sampling, where stacks are sampled and it has not been ended.
+// endStacks ends the sampling of stacks, if it is under way.
 func (w *openWindow) endStacks() {
 	if w.stacks == nil {
 		return
@@ -96,7 +96,7 @@ func (w *openWindow) endStacks() {
 	w.stacks, w.unstacked = nil, errors.Join(w.unstacked, err)
 }
 
-// opening is the error of a window that was not opened: why its trial ends, where it does.
+// opening returns the error of a window that was not opened: the context's cause if the context has ended.
 func opening(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil {
 		return cause
@@ -126,7 +126,7 @@ func (m Machine) read(ctx context.Context) (*ledger.Ledger, error) {
 	return w.CloseAt(ctx, pace.Now()+int64(10*time.Millisecond))
 }
 
-// others are the processes with runs of tare that are no part of this one.
+// others returns the processes of other runs of tare.
 func (m Machine) others() []int {
 	if m.Shared {
 		return nil
@@ -139,25 +139,25 @@ func (m Machine) others() []int {
 	return others
 }
 
-// OtherRun says that other processes have runs of tare under way on this machine.
+// OtherRun returns a warning that other processes, of which there must be one, run tare on this machine.
 func OtherRun(pids []int) string {
 	return fmt.Sprintf("another run of tare is under way on this machine (process %d), and the two disturb each other",
 		pids[0])
 }
 
-// runFirst has this process run before others until the function that it returns is called with the ledger of the
-// window, where there is one: a failure is a warning in it.
+// runFirst makes the scheduler prefer this process until done is called. If that failed, done adds a warning to the
+// window's ledger, which may be nil.
 func runFirst() (done func(*ledger.Ledger)) {
 	early := pace.RunFirst(true)
 	return func(l *ledger.Ledger) {
-		_ = pace.RunFirst(false) // what could be set can be taken back
+		_ = pace.RunFirst(false) // if it could be set, it can be undone
 		if early != nil && l != nil {
 			l.Warn("not-first", "%v (it takes CAP_SYS_NICE); a storm of execs may have held up the reading of counters", early)
 		}
 	}
 }
 
-// laps gives a function that puts the time since it was called last among the clocks of a trial, under a name.
+// laps returns a function that records, as the named clock of a trial, the time since its last call or since laps.
 func laps(t *record.Trial) func(clock string) {
 	mark := time.Now()
 	return func(clock string) {

@@ -1,7 +1,8 @@
 // Package engine turns a question into trials: a spec (package spec) becomes a plan of randomised blocks, and each
 // trial of the plan runs with fresh processes in separate control groups, between the two edges of one window.
 //
-// Its rules: an A/A twin beside every baseline, a recorded seed, gates on every trial, and no trial dropped in silence.
+// Its rules: every baseline has an A/A twin, the seed is recorded, every trial is checked, and no trial is dropped
+// silently.
 package engine
 
 import (
@@ -24,22 +25,22 @@ import (
 	"tare/internal/lib/text"
 )
 
-// Progress is said before each trial, and once more after the last.
+// Progress is the state of a run, reported before each trial and once more after the last.
 type Progress struct {
 	Done    int                 // attempts at trials that have ended
-	Total   int                 // trials of the plan as far as it goes
-	Blocks  int                 // of the plan as far as it goes
-	Open    bool                // the plan may be extended: how far depends on how precise the run becomes, or on the time
-	Next    record.PlannedTrial // the trial that begins now; zero after the last
-	Attempt int                 // at Next: 0 is the first
-	Left    time.Duration       // estimated, for what is not done; of an open plan, the most that it can take
-	Look    int                 // of an open plan: after how many blocks it is looked at next; 0: never
-	Why     string              // what was missing when it was looked at last
-	Note    string              // said once: that spoiled trials are not run again any more, or that they are
+	Total   int                 // trials in the plan, as extended so far
+	Blocks  int                 // in the plan, as extended so far
+	Open    bool                // the plan may be extended, depending on the run's precision, its assertions or the time
+	Next    record.PlannedTrial // the trial that begins now; zero value after the last
+	Attempt int                 // of Next, from 0
+	Left    time.Duration       // estimated time left; of an open plan with a deadline, at most this
+	Look    int                 // of an open plan: after how many blocks Enough is called next; 0: never
+	Why     string              // what was missing when Enough was last called
+	Note    string              // reported once: that spoiled trials are no longer run again, or that they are again
 	Last    *record.Trial       // the trial that has just ended; nil before the first
 }
 
-// Recorder keeps what a run finds. *record.Writer does, in a directory.
+// Recorder stores the results of a run. *record.Writer implements it with a directory.
 type Recorder interface {
 	Append(record.Trial) error
 	UpdateRun(record.Run) error
@@ -51,62 +52,62 @@ type Recorder interface {
 type Runner struct {
 	Machine  Machine
 	Spec     *spec.Spec
-	Record   *record.Run // its plan is what is run; an open plan is extended here, block by block, and run.json with it
+	Record   *record.Run // holds the plan; an open plan is extended here, block by block, as is run.json
 	Writer   Recorder
 	Progress func(Progress)
 
-	// Enough reports whether the run knows enough to end, and how that is said ("precise"), or what is missing otherwise.
-	// It is called between blocks, at the looks of stats.NextLook, where the spec has a precision or assertions.
+	// Enough reports whether the run knows enough to end, and in what sense ("precise"), or else what is missing. It is
+	// called between blocks, at the looks of stats.NextLook, if the spec has a precision or assertions.
 	Enough func([]record.Trial) (bool, string)
 
-	// Place runs the trials elsewhere than on the machine, which then need not be set. Nil: there.
+	// Place, if not nil, runs the trials, and Machine need not be set. If nil, they run on Machine.
 	Place Place
 
-	// Longer is by how much a trial takes longer at Place than on the machine, as far as is known before any ran.
+	// Longer is an estimate, before any trial has run, of how much longer a trial takes at Place than on Machine.
 	Longer time.Duration
 
-	trial   func(context.Context, *record.Trial) error // nil: on the machine, or at the place
+	trial   func(context.Context, *record.Trial) error // runs one trial; nil: Run sets it
 	now     func() time.Time
 	trials  []record.Trial
-	each    time.Duration // that an attempt takes: the plan's own figure until there are some
-	took    time.Duration // by all attempts
+	each    time.Duration // mean time of an attempt; an estimate until there are some
+	took    time.Duration // total time of all attempts
 	began   time.Time
 	look    int
 	why     string
-	again   time.Duration // spent on further attempts
+	again   time.Duration // time spent on further attempts
 	vain    measured.Vain
-	kept    int    // spoiled trials that were not run again because it had been in vain
-	resting bool   // it was said that they are not
+	kept    int    // spoiled trials that were not run again because it was futile
+	resting bool   // a note has said that they are not run again
 	note    string // for the next Progress
 	ended   int
 }
 
-// Place is somewhere else than this machine where trials run. Trial runs one into t, at its level and with the seed of
-// its arrivals: the error is why it failed, which t.Validity says too. Whatever happens, nothing of the
-// trial is left when it returns.
+// Place is a place other than this machine where trials run. Trial runs one, at its level and with the seed of its
+// arrivals, and records it in t. If the trial failed, the error says why, as t.Validity does. When Trial returns, even
+// with an error, nothing of the trial is left.
 type Place interface {
 	Trial(ctx context.Context, level *spec.Spec, seed uint64, t *record.Trial) error
 }
 
-// MostAttempts is how often a trial is run at most: once, and twice again where it was spoiled.
+// MostAttempts is the maximum number of times that a trial is run: once, and up to twice more if it was spoiled.
 const MostAttempts = 3
 
-// hopeless is how many trials must fail, with none before them that did not, for the run to be given up. Where others
-// disturbed the machine meanwhile it may be their doing, and hopelessAmongOthers must.
+// The run is given up when every trial so far has failed, and others did not disturb hopeless of them, or there are
+// hopelessAmongOthers in all: a trial that others disturbed may have failed because of them.
 const (
 	hopeless            = 3
 	hopelessAmongOthers = 12
 )
 
-// Run runs the trials of the plan, one after the other, and appends each to the record as it ends. It returns those
-// that were recorded.
+// Run runs the trials of the plan in turn, and appends each to the record when it ends. It returns the trials that
+// were recorded.
 //
 // A trial that was spoiled by something other than the subject is run again after the other arms of its level in its
 // block, within the spec's budget for repeats and unless that is futile. Every attempt is recorded.
 //
-// A trial that fails is recorded with its error and the run goes on, unless the first three all fail: Run then returns
-// the error of the last. When the context ends, the trial under way is taken down and recorded as interrupted, and the
-// error is the context's.
+// A trial that fails is recorded with its error and the run goes on, unless the run is given up: see hopeless and
+// neverReady. Run then returns the error of the last trial. If the context ends, the trial under way is torn down and
+// recorded as interrupted, and the error is the context's.
 func (r *Runner) Run(ctx context.Context) (trials []record.Trial, err error) {
 	if r.now == nil {
 		r.now = time.Now
@@ -126,7 +127,7 @@ func (r *Runner) Run(ctx context.Context) (trials []record.Trial, err error) {
 		if failure != nil {
 			return nil, failure
 		}
-		defer func() { err = errors.Join(err, prepared.remove()) }() // that of the run
+		defer func() { err = errors.Join(err, prepared.remove()) }() // the outer err, which Run returns
 		r.trial = func(ctx context.Context, t *record.Trial) error { return r.onMachine(ctx, files.Path(), prepared, t) }
 	}
 	r.each = r.Estimate() / time.Duration(max(trialsOf(r.Spec), 1))
@@ -154,9 +155,9 @@ func (r *Runner) Run(ctx context.Context) (trials []record.Trial, err error) {
 	return r.trials, nil
 }
 
-// extend adds a block to an open plan, unless the run knows enough or another block would not end in time. It looks at
-// how wide intervals are, at what assertions are decided and at the clock, and never at whether a difference is
-// resolved.
+// extend adds a block to an open plan and reports whether it did: not if the run knows enough, or if another block
+// would not end in time. The decision depends on the width of intervals, on which assertions are decided and on the
+// clock, and never on whether a difference is resolved.
 func (r *Runner) extend() (bool, error) {
 	if !r.Spec.Open() {
 		return false, nil
@@ -174,7 +175,7 @@ func (r *Runner) extend() (bool, error) {
 	}
 	longer := *r.Spec
 	longer.Blocks = blocks + 1
-	plan := Plan(&longer, r.Record.Seed) // which begins as the shorter one does
+	plan := Plan(&longer, r.Record.Seed) // begins with the current plan
 	switch added := len(plan) - len(r.Record.Plan); {
 	case stopped != "":
 	case r.Spec.Until > 0 && r.now().Add(r.timeOf(added)).After(r.deadline()):
@@ -191,10 +192,10 @@ func (r *Runner) extend() (bool, error) {
 	return true, r.Writer.UpdateRun(*r.Record)
 }
 
-// deadline is until when an open plan may be extended.
+// deadline returns the time until which an open plan may be extended.
 func (r *Runner) deadline() time.Time { return r.began.Add(r.Spec.Until) }
 
-// together is how many trials at the beginning of a plan are of one block and one level.
+// together returns the number of trials at the beginning of a plan that are of the same block and level.
 func together(plan []record.PlannedTrial) int {
 	n := 1
 	for n < len(plan) && plan[n].Block == plan[0].Block && maps.Equal(plan[n].Factors, plan[0].Factors) {
@@ -203,10 +204,10 @@ func together(plan []record.PlannedTrial) int {
 	return n
 }
 
-// level runs the trials of one level in one block, and those again that were spoiled. The order of further attempts is
-// that of the first ones, so it stays random; the arms of a level stay close together in time.
+// level runs the trials of one level in one block, and repeats those that were spoiled. Further attempts keep the
+// random order of the first ones, and the arms of a level stay close together in time.
 func (r *Runner) level(ctx context.Context, planned []record.PlannedTrial) error {
-	lost := map[int][]string{} // by index of the trial, in its last attempt
+	lost := map[int][]string{} // metrics lost in the last attempt, by index of the trial
 	for attempt := 0; attempt < MostAttempts && len(planned) > 0; attempt++ {
 		var again []record.PlannedTrial
 		for _, p := range planned {
@@ -235,7 +236,8 @@ func (r *Runner) level(ctx context.Context, planned []record.PlannedTrial) error
 	return nil
 }
 
-// rest records that a spoiled trial is not run again because it would be futile, and says so the first time in a row.
+// rest records that a spoiled trial is not run again because it would be futile. The first time in a row, it also sets
+// a note for the user.
 func (r *Runner) rest() error {
 	if !r.resting {
 		r.resting = true
@@ -252,13 +254,13 @@ func (r *Runner) rest() error {
 	return r.Writer.UpdateRun(*r.Record)
 }
 
-// affords reports whether there is time left for one more attempt: within the budget of the spec, which is a part of
-// the time that the plan takes without any, and before the deadline of an open plan.
+// affords reports whether there is time for one more further attempt: within the budget of the spec, which is a
+// fraction of the plan's time without further attempts, and before the deadline of an open plan.
 func (r *Runner) affords() bool {
 	return r.each <= r.budget() && (r.Spec.Until == 0 || !r.now().Add(r.each).After(r.deadline()))
 }
 
-// budget is what is left of the time for further attempts.
+// budget returns the time left for further attempts.
 func (r *Runner) budget() time.Duration {
 	return time.Duration(r.Spec.Repeat*float64(r.timeOf(len(r.Record.Plan)))) - r.again
 }
@@ -266,7 +268,7 @@ func (r *Runner) budget() time.Duration {
 // timeOf estimates how long the given number of trials will take.
 func (r *Runner) timeOf(trials int) time.Duration { return time.Duration(trials) * r.each }
 
-// one runs a trial once and records it. Its error ends the run.
+// one runs a trial once and records it. An error ends the run; the failure of a trial alone is not an error.
 func (r *Runner) one(ctx context.Context, p record.PlannedTrial, attempt int) (*record.Trial, error) {
 	r.say(p, attempt)
 	if err := ctx.Err(); err != nil {
@@ -303,8 +305,9 @@ func (r *Runner) one(ctx context.Context, p record.PlannedTrial, attempt int) (*
 	return &t, nil
 }
 
-// neverReady reports whether a trial that has just failed did so before its window, as another of the same arm had
-// before and one at every level has, and none of this arm ever got as far. What others disturbed does not count.
+// neverReady reports whether the trial that has just failed shows that its arm cannot be measured: every attempt of
+// the arm failed before its window, and at least two trials, with one at every level, failed in the same way. Of
+// these, attempts that others disturbed do not count.
 func (r *Runner) neverReady(failed *record.Trial) bool {
 	levels, trials := map[string]bool{}, map[int]bool{}
 	for i := range r.trials {
@@ -319,12 +322,12 @@ func (r *Runner) neverReady(failed *record.Trial) bool {
 	return len(trials) > 1 && len(levels) >= len(r.Spec.Levels())
 }
 
-// alike is an error without what differs each time: numbers, as of processes, ports and times.
+// alike returns an error message without its numbers, such as process IDs, ports and times, which differ each time.
 func alike(message string) string { return digits().ReplaceAllString(message, "#") }
 
 var digits = text.LazyRegexp(`[0-9]+`)
 
-// hopeless says whether no trial works, and it is not for others to fix.
+// hopeless reports whether every trial failed, often enough that others on the machine are not to blame.
 func (r *Runner) hopeless() bool {
 	undisturbed := 0
 	for i := range r.trials {
@@ -338,7 +341,7 @@ func (r *Runner) hopeless() bool {
 	return undisturbed == hopeless || len(r.trials) == hopelessAmongOthers
 }
 
-// onMachine runs a trial where trials run: here, or on nodes.
+// onMachine runs a trial on this machine, or on nodes if its spec has any.
 func (r *Runner) onMachine(ctx context.Context, dir string, prepared *prepared, t *record.Trial) error {
 	p := t.PlannedTrial
 	level, seed := r.Spec.At(p.Factors).As(p.Arm), arrivalSeed(r.Record.Seed, p)
@@ -350,7 +353,7 @@ func (r *Runner) onMachine(ctx context.Context, dir string, prepared *prepared, 
 	return x.run(ctx, t)
 }
 
-// say tells how the run goes, before an attempt at the next trial and, with none, after the last.
+// say reports progress: before an attempt at the trial next, or after the last trial if next is the zero value.
 func (r *Runner) say(next record.PlannedTrial, attempt int) {
 	goesOn := next.Arm != ""
 	p := Progress{
@@ -367,9 +370,9 @@ func (r *Runner) say(next record.PlannedTrial, attempt int) {
 	r.Progress(p)
 }
 
-// estimate is how long the rest of the run will take: the trials of the plan, and as many further attempts as there
-// were so far, within their budget. An open plan takes no longer than its deadline, save for the block that is under
-// way.
+// estimate returns how long the rest of the run will take: the trials of the plan, and further attempts at the rate so
+// far, within their budget. An open plan with a deadline takes until then, or until the end of the block that is under
+// way if that is later.
 func (r *Runner) estimate() time.Duration {
 	rest := r.timeOf(len(r.Record.Plan) - r.ended)
 	if r.Spec.Open() {
@@ -385,9 +388,9 @@ func (r *Runner) estimate() time.Duration {
 	return rest + max(0, min(expected, r.budget()))
 }
 
-// arrivalSeed is the seed of the arrivals in a trial. All arms of a block have the same arrivals at a level, so that
-// what the arrivals do to latency cancels out of the differences. A further attempt has them too: it stands in for the
-// first in the same pairs.
+// arrivalSeed returns the seed of the arrivals in a trial. All arms of a block have the same arrivals at a level, so
+// their effect on latency cancels out of the differences. A further attempt has the same arrivals as well, because it
+// replaces the first in the same pairs.
 func arrivalSeed(seed uint64, p record.PlannedTrial) uint64 {
 	h := fnv.New64a()
 	fmt.Fprint(h, seed, p.Block)

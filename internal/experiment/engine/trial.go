@@ -31,50 +31,50 @@ import (
 	"tare/internal/scale/profile"
 )
 
-// startLead is between the start message and the first request, for the loads to be there.
+// startLead is the time between the start message and the first request, in which the loads receive the message.
 const startLead = 50 * time.Millisecond
 
-// ResultTimeout is how long after the end of its drain a load may take to give its result.
+// ResultTimeout is how long after the end of its drain a load may take to send its result.
 const ResultTimeout = 30 * time.Second
 
-// trial is one trial under way: one arm at one level, with fresh processes. This file is its life, from top to bottom:
-// run, which sets up, measures and tears down; what guests' hooks see of it is in hooks.go.
+// trial is one trial under way: one arm at one level, with fresh processes. This file is its life from top to bottom:
+// run sets up, measures and tears down. Methods for the hooks of guests are in hooks.go.
 type trial struct {
 	machine  Machine
-	spec     *spec.Spec // at the trial's level, each copy of a part a part
+	spec     *spec.Spec // at the trial's level; each copy of a part is a part
 	arm      string
 	subject  *kind.Part // of the arm; nil: none
-	index    int        // in the plan; with attempt it tells the groups of each trial from those before
+	index    int        // in the plan; index and attempt make the names of the trial's groups unique
 	attempt  int
 	dir      string                               // the run directory, for files that processes read
 	seed     uint64                               // of the loads' arrivals
-	prepared *prepared                            // by guests for the run; nil: nothing
-	barrier  func(context.Context) (int64, error) // once all is set up: when loads begin, CLOCK_MONOTONIC ns
-	late     int64                                // how long after the begin the loads received it, ns
+	prepared *prepared                            // what guests prepared for the run; nil: nothing
+	barrier  func(context.Context) (int64, error) // called after setup; returns when loads begin, CLOCK_MONOTONIC ns
+	late     int64                                // ns from the loads' begin until all had the schedule; 0: in time
 
 	cancel context.CancelCauseFunc
 	record *record.Trial
 	tree   *placement.Tree
 	work   *placement.Group
 
-	mu         sync.Mutex                    // guards what follows while processes start side by side
-	groups     map[string]*placement.Group   // by their names in the tree
-	roles      map[string]measured.GroupRole // by path of group
+	mu         sync.Mutex                    // guards the fields below while processes start in parallel
+	groups     map[string]*placement.Group   // by name in the tree
+	roles      map[string]measured.GroupRole // by path of the group
 	started    []*role.Child
-	apps       map[string]kind.App // those that serve
+	apps       map[string]kind.App // those that serve loads
 	loads      map[string]*role.Child
 	wants      map[string]role.Wants // of the loads
-	joined     map[string]any        // what the Join of each application and load gave; nil where it does not join
-	own        any                   // what the Join of the subject gave; nil where it does not join
-	worker     *role.Child           // the subject's process that does measured work; nil where it does none
+	joined     map[string]any        // what Join of each application and load returned; nil if it does not join
+	own        any                   // what Join of the subject returned; nil if it does not join
+	worker     *role.Child           // the subject's process that does measured work; nil if it does none
 	objects    *kind.Objects         // of the subject
 	pids       map[string][]int      // of the subject's processes at the end of the window, by component
-	killed     *oom.Watch            // because memory was short; nil: not watched
+	killed     *oom.Watch            // processes killed because memory was short; nil: not watched
 	startTime  time.Duration         // from the start of the subject until it was ready
 	evidence   map[string]any        // by guest
 	subjectRaw json.RawMessage
-	profile    *pprof.Profile                       // of the window; nil: there is none
-	keep       func(name string, data []byte) error // keeps a profile
+	profile    *pprof.Profile                       // of the window; nil: none
+	keep       func(name string, data []byte) error // writes a profile to the run directory
 }
 
 func newTrial(m Machine, s *spec.Spec, p record.PlannedTrial, attempt int, dir string, seed uint64) *trial {
@@ -86,8 +86,8 @@ func newTrial(m Machine, s *spec.Spec, p record.PlannedTrial, attempt int, dir s
 	}
 }
 
-// run runs the trial into t. Whatever happens, every process is gone and every group removed when it returns. The error
-// is why the trial failed, as t.Validity says too.
+// run runs the trial and records it in t. When it returns, even with an error, every process has ended and every group
+// is removed. If the trial failed, the error says why, as t.Validity does.
 func (x *trial) run(ctx context.Context, t *record.Trial) error {
 	t.Started = time.Now()
 	t.Clocks, t.Loads = map[string]time.Duration{}, map[string]load.Result{}
@@ -136,7 +136,7 @@ func (x *trial) run(ctx context.Context, t *record.Trial) error {
 	return nil
 }
 
-// keepProfile records where CPU time went, if stacks were sampled, and writes them.
+// keepProfile records where CPU time went and writes the profile, if stacks were sampled.
 func (x *trial) keepProfile(m *measured.Measured) error {
 	if x.profile == nil || x.keep == nil {
 		return nil
@@ -167,7 +167,7 @@ func encodeEvidence(evidence map[string]any) (map[string]json.RawMessage, error)
 	return encoded, nil
 }
 
-// Failure is what Validity.Failed says of a trial that ended with err.
+// Failure returns the text of Validity.Failed for a trial that ended with err.
 func Failure(ctx context.Context, err error) string {
 	if ctx.Err() != nil {
 		return record.Interrupted
@@ -178,7 +178,7 @@ func Failure(ctx context.Context, err error) string {
 	return err.Error()
 }
 
-// measure sets up, opens the window over the loads' measured time, and gathers what they say.
+// measure sets up, opens the window over the loads' measured time, and collects their results.
 func (x *trial) measure(ctx context.Context) error {
 	t, lap := x.record, laps(x.record)
 	before := x.groupPaths()
@@ -190,7 +190,7 @@ func (x *trial) measure(ctx context.Context) error {
 		return err
 	}
 	if x.spec.EventLoad() != "" {
-		lap("offset") // of its events
+		lap("offset") // Before measured the offset of the load's events
 		done := runFirst()
 		defer func() { done(t.Ledger) }()
 	}
@@ -199,7 +199,7 @@ func (x *trial) measure(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	_, launches := x.own.(kind.Launcher) // its runtime moves what it starts between groups
+	_, launches := x.own.(kind.Launcher) // its runtime moves processes between groups
 	watch, err := x.tree.Watch(!launches)
 	if err != nil {
 		return err
@@ -209,7 +209,7 @@ func (x *trial) measure(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer w.endStacks() // of a trial that fails in its window
+	defer w.endStacks() // if the trial fails in its window
 	if err := each(x.parts(), func(h kind.Edges) error { return h.Opened(ctx) }); err != nil {
 		return err
 	}
@@ -234,7 +234,7 @@ func (x *trial) measure(ctx context.Context) error {
 		x.Warn(measured.WarnUnseen, "%s", containment.MayBeMissing("the trial", err.Error()))
 	}
 	x.warnOfBeside(before)
-	measured.MarkRoles(t.Ledger, x.roles) // some of the trial's groups may be elsewhere than below its own
+	measured.MarkRoles(t.Ledger, x.roles) // some of the trial's groups may be outside its own group
 
 	if err := x.results(ctx); err != nil {
 		return err
@@ -243,7 +243,7 @@ func (x *trial) measure(ctx context.Context) error {
 		return err
 	}
 	lap("drain")
-	if w.sampled != nil { // names are in files that the processes, which are there still, have mapped
+	if w.sampled != nil { // now: names are read from files that the processes, which still run, have mapped
 		x.profile, err = profile.OfLedger(w.sampled, t.Ledger)
 		w.unstacked = errors.Join(w.unstacked, err)
 		lap("profile")
@@ -259,10 +259,11 @@ func (x *trial) measure(ctx context.Context) error {
 			x.evidence[part.Name()] = e.Evidence()
 		}
 	}
-	return context.Cause(ctx) // an application or the subject may have died alone
+	return context.Cause(ctx) // an application or the subject may have exited unexpectedly
 }
 
-// parts are what takes part in the trial beyond its process: the subject, then loads by name, then applications.
+// parts returns what joined the trial: of the subject, then of the loads by name, then of the applications by name.
+// Those that did not join are nil.
 func (x *trial) parts() []any {
 	parts := []any{x.own}
 	for _, of := range []map[string]*kind.Part{x.spec.Loads, x.spec.Applications} {
@@ -273,7 +274,7 @@ func (x *trial) parts() []any {
 	return parts
 }
 
-// each calls a hook of all that have it, until one fails.
+// each calls a hook of every part that implements it, until one fails.
 func each[H any](parts []any, call func(H) error) error {
 	for _, part := range parts {
 		if h, has := part.(H); has {
@@ -285,8 +286,8 @@ func each[H any](parts []any, call func(H) error) error {
 	return nil
 }
 
-// setUp makes the groups and starts the processes: applications, then the subject, which must know where they are, then
-// loads, which must find both.
+// setUp makes the groups and starts the processes: applications, then the subject, which must know where they are,
+// then loads, which must find both.
 func (x *trial) setUp(ctx context.Context) (err error) {
 	if err := x.makeTree(); err != nil {
 		return err
@@ -312,19 +313,19 @@ func (x *trial) setUp(ctx context.Context) (err error) {
 			return err
 		}
 		x.startTime = time.Since(began)
-		if x.objects == nil { // it is there, though it has said nothing of eBPF
+		if x.objects == nil { // it runs, but reported no eBPF objects
 			x.objects = &kind.Objects{}
 		}
 	}
 	return inParallel(x.spec.Loads, func(name string, p *kind.Part) error { return x.startLoad(ctx, name, p) })
 }
 
-// join has a part join the trial; nil where it does not.
+// join makes a part join the trial. The result is nil if the part does not join trials.
 func (x *trial) join(name string, part *kind.Part) (any, error) {
 	if part != nil {
 		if j, ok := part.Kind.(kind.Joiner); ok {
 			joined, err := j.Join(x, name, part)
-			if err != nil { // a nil pointer of a guest's own type is no part of the trial
+			if err != nil { // joined may hold a nil pointer, and so be a non-nil interface
 				return nil, err
 			}
 			return joined, nil
@@ -333,8 +334,8 @@ func (x *trial) join(name string, part *kind.Part) (any, error) {
 	return nil, nil
 }
 
-// makeTree makes the trial's groups. Data planes attach to the one that holds the applications and the loads but not
-// the subject.
+// makeTree makes the trial's groups. Data planes attach to the group x.work, which holds the applications and the
+// loads but not the subject.
 func (x *trial) makeTree() (err error) {
 	newTree := placement.NewTree
 	if x.flat() {
@@ -351,8 +352,8 @@ func (x *trial) makeTree() (err error) {
 	return err
 }
 
-// flat reports whether the scheduler should see the trial's groups as one, because a load starts processes by the
-// thousand. With v2, no limit can be set then.
+// flat reports whether the scheduler should see the trial's groups as one, because a load starts thousands of
+// processes. With cgroup v2 a flat tree cannot limit CPUs, so it is not used for a trial with such limits.
 func (x *trial) flat() bool {
 	if h, ok := x.machine.Cgroups.Controller("cpu"); ok && h.V2 {
 		for _, sec := range x.spec.Sections() {
@@ -366,7 +367,7 @@ func (x *trial) flat() bool {
 	return x.spec.EventLoad() != ""
 }
 
-// id names the groups of this attempt at the trial.
+// id returns the name of the groups of this attempt at the trial.
 func (x *trial) id() string {
 	if x.attempt > 0 {
 		return fmt.Sprintf("trial-%d-again-%d", x.index, x.attempt)
@@ -374,7 +375,7 @@ func (x *trial) id() string {
 	return fmt.Sprintf("trial-%d", x.index)
 }
 
-// treePath is the path of the trial's own group.
+// treePath returns the path of the trial's own group.
 func (x *trial) treePath() string { return path.Dir(x.work.Path()) }
 
 func inParallel(parts map[string]*kind.Part, do func(string, *kind.Part) error) error {
@@ -386,7 +387,7 @@ func inParallel(parts map[string]*kind.Part, do func(string, *kind.Part) error) 
 	wg.Wait()
 	for _, err := range errs {
 		if err != nil {
-			return err // one is enough to read; the others are most often its echo
+			return err // the others are usually consequences of this one
 		}
 	}
 	return nil
@@ -418,13 +419,13 @@ func (x *trial) startApp(ctx context.Context, name string, part *kind.Part) erro
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if app.Address != "" { // else it serves no loads
+	if app.Address != "" { // otherwise it serves no loads
 		x.apps[name] = app
 	}
 	return nil
 }
 
-// patience is how long an application or a load may take to be ready.
+// patience returns how long an application or a load may take to be ready.
 func (x *trial) patience() time.Duration {
 	if l, launches := x.own.(kind.Launcher); launches {
 		return l.Patience()
@@ -432,7 +433,7 @@ func (x *trial) patience() time.Duration {
 	return role.ReadyTimeout
 }
 
-// startSubject starts the subject: by its hook, or as a process of this binary.
+// startSubject starts the subject: with its hook if it has one, otherwise as a process of this binary.
 func (x *trial) startSubject(ctx context.Context) error {
 	if s, ok := x.own.(kind.Starter); ok {
 		return s.Start(ctx)
@@ -457,7 +458,8 @@ func (x *trial) startSubject(ctx context.Context) error {
 	return nil
 }
 
-// LoadSeed is the seed of one load of a trial: copies must not start their requests at the same moments.
+// LoadSeed returns the seed of one load of a trial. Seeds differ, because copies must not start their requests at the
+// same moments.
 func LoadSeed(trial uint64, name string) uint64 {
 	h := fnv.New64a()
 	h.Write([]byte(name))
@@ -479,7 +481,7 @@ func (x *trial) startLoad(ctx context.Context, name string, part *kind.Part) err
 		if err != nil {
 			return err
 		}
-		at.Served = network == "" // addresses in networks of the subject are whatever it says
+		at.Served = network == "" // in a network of the subject, addresses are up to the subject
 	}
 	if g, ok := x.joined[name].(kind.Generator); ok {
 		return g.Aim(ctx, at)
@@ -499,7 +501,7 @@ func (x *trial) startLoad(ctx context.Context, name string, part *kind.Part) err
 	return nil
 }
 
-// startPart starts the process of an application or a load at a site, and gives what it says when it is ready.
+// startPart starts the process of an application or a load at a site, and returns its ready message.
 func (x *trial) startPart(
 	ctx context.Context, as kind.Role, name string, part *kind.Part, at kind.Site,
 ) (*role.Child, json.RawMessage, error) {
@@ -520,7 +522,7 @@ func (x *trial) startPart(
 	return p, raw, err
 }
 
-// argv is the command line that starts a part at a site, as a role of this binary.
+// argv returns the command line that starts a part at a site, as a role of this binary.
 func (x *trial) argv(as kind.Role, part *kind.Part, at kind.Site) ([]string, error) {
 	command, err := kind.Command(as, part.Kind, at)
 	if err != nil {
@@ -529,7 +531,8 @@ func (x *trial) argv(as kind.Role, part *kind.Part, at kind.Site) ([]string, err
 	return slices.Concat([]string{x.machine.Self}, command, part.Options.Args(part.Settings())), nil
 }
 
-// begin tells the loads, and a subject that works, when to begin.
+// begin sends the schedule to the loads and to a subject that does measured work, and starts the loads that guests
+// generate.
 func (x *trial) begin(ctx context.Context) (role.Schedule, error) {
 	begin, err := x.barrier(ctx)
 	if err != nil {
@@ -563,7 +566,7 @@ func (x *trial) begin(ctx context.Context) (role.Schedule, error) {
 	})
 }
 
-// generators calls a function for each load that its guest starts, in order of their names, until one fails.
+// generators calls a function for each load whose guest generates it, in order of names, until one fails.
 func (x *trial) generators(call func(name string, g kind.Generator) error) error {
 	for _, name := range slices.Sorted(maps.Keys(x.spec.Loads)) {
 		if g, ok := x.joined[name].(kind.Generator); ok {
@@ -578,8 +581,8 @@ func (x *trial) generators(call func(name string, g kind.Generator) error) error
 // soon is the barrier of a trial that runs on this machine alone.
 func soon(context.Context) (int64, error) { return pace.Now() + int64(startLead), nil }
 
-// results tells the loads that want to know when the machine stood still in the window, and takes what they and the
-// subject's own work say.
+// results sends the machine's stalls in the window to the loads that want them, and collects the results of the loads
+// and of the subject's own work.
 func (x *trial) results(ctx context.Context) error {
 	t := x.record
 	stalls := measured.StallsOf(t.Ledger, x.treePath(), x.machine.Shared)
@@ -615,9 +618,9 @@ func (x *trial) results(ctx context.Context) error {
 	return err
 }
 
-// tearDown stops every process and removes the groups. It heeds no context: what was started is always taken away.
+// tearDown stops every process and removes the groups. It takes no context: an interrupted trial is cleaned up too.
 func (x *trial) tearDown() error {
-	x.mu.Lock() // nothing starts any more: setUp has returned
+	x.mu.Lock() // nothing is started any more: setUp has returned
 	started := x.started
 	x.mu.Unlock()
 	var wg sync.WaitGroup
@@ -647,7 +650,8 @@ func (x *trial) tearDown() error {
 	return errors.Join(append(errs, x.lookForLeft())...)
 }
 
-// lookForLeft has guests tell what they left behind. Where there is no ledger to warn in, that is an error.
+// lookForLeft asks guests what they left behind on the machine, and warns of it. Without a ledger for the warning, it
+// is an error.
 func (x *trial) lookForLeft() error {
 	var errs []error
 	for _, part := range x.parts() {

@@ -18,28 +18,28 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Writer writes a run directory. It is for one goroutine.
+// Writer writes a run directory. It must be used by one goroutine at a time.
 type Writer struct {
 	dir    string
 	run    string   // the ID of the run
-	root   *os.Root // the directory, whatever is at its path now
+	root   *os.Root // the directory that was opened, whatever is at its path now
 	trials *os.File
 	size   int64 // of the whole lines in trials
 
-	// What a reader will make of them, by which it is bounded.
+	// What a reader needs for the trials, to keep within its limits.
 	lines   int
-	kept    int64 // bytes of memory
+	kept    int64 // bytes of memory of a reader
 	names   names
 	trimmed int // trials of which something was left out
 }
 
-// Create makes the run directory dir, which must not exist or be empty, and writes run.json. Its errors are faults:
-// Usage when dir is in use or somebody else's, Machine when it cannot be written.
+// Create makes the run directory dir, which must be empty or not exist, and writes run.json. Its errors are faults:
+// Usage if dir is in use or not private, Machine if it cannot be written.
 //
 // All files are created relative to the directory that Create opened, without following links, so that a user who can
 // change the directories above it cannot make a run write elsewhere.
 //
-// A run that could not be read again is refused, as Usage.
+// A run that could not be read again is rejected with a fault of code Usage.
 func Create(dir string, run Run) (_ *Writer, err error) {
 	if err := run.Check(); err != nil {
 		return nil, fault.Wrap(err, fault.Usage, dir, "split the experiment", "a run directory cannot hold the run")
@@ -59,7 +59,7 @@ func Create(dir string, run Run) (_ *Writer, err error) {
 	if err := w.ours(); err != nil {
 		return nil, err
 	}
-	// The trials come first, for only one of two runs that found the directory empty can make them.
+	// The file of trials comes first: only one of two runs that found the directory empty can create it.
 	w.trials, err = w.root.OpenFile(TrialsFile, os.O_CREATE|os.O_WRONLY|os.O_EXCL, 0o644)
 	if errors.Is(err, fs.ErrExist) {
 		return nil, inUse(dir)
@@ -73,7 +73,7 @@ func Create(dir string, run Run) (_ *Writer, err error) {
 	return w, nil
 }
 
-// Free says, as a fault of usage, why Create would not make the run directory dir: it is not empty.
+// Free returns an error, a fault, if Create would reject dir because it is not empty or cannot be read.
 func Free(dir string) error {
 	names, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -85,8 +85,8 @@ func Free(dir string) error {
 	return nil
 }
 
-// Continue opens the run directory dir, which was begun for the same run, so that more is written to it, or makes it as
-// Create does. Size is how much of trials.jsonl there is already.
+// Continue opens the run directory dir, which must be of the same run, to append to it. If dir does not exist or has
+// no run.json, it makes it as Create does. Size then returns how much of trials.jsonl exists.
 func Continue(dir string, run Run) (*Writer, error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -95,7 +95,7 @@ func Continue(dir string, run Run) (*Writer, error) {
 	data, err := root.ReadFile(RunFile)
 	if err != nil {
 		root.Close()
-		return Create(dir, run) // says what is wrong with it
+		return Create(dir, run) // reports what is wrong with it, if anything
 	}
 	w := &Writer{root: root, dir: dir, run: run.ID}
 	if err := w.goOn(data); err != nil {
@@ -104,7 +104,7 @@ func Continue(dir string, run Run) (*Writer, error) {
 	return w, nil
 }
 
-// goOn opens the trials of a directory whose record is the run's.
+// goOn opens the file of trials, if the directory's run.json is of the same run.
 func (w *Writer) goOn(record []byte) error {
 	if err := w.private(); err != nil {
 		return err
@@ -125,10 +125,10 @@ func (w *Writer) goOn(record []byte) error {
 	return nil
 }
 
-// Size is how many bytes trials.jsonl has.
+// Size returns the size of trials.jsonl in bytes.
 func (w *Writer) Size() int64 { return w.size }
 
-// Copy adds what comes next in the trials.jsonl of another directory of the run, whether these are whole lines or not.
+// Copy appends the next bytes of the trials.jsonl of another directory of the run. They need not be whole lines.
 func (w *Writer) Copy(data []byte) error {
 	if w.size+int64(len(data)) > maxTrialsBytes {
 		return fault.New(fault.Invalid, filepath.Join(w.dir, TrialsFile), largeHint,
@@ -176,25 +176,24 @@ func inUse(dir string) error {
 		"the run directory is not empty, and a run never writes over another")
 }
 
-// UpdateRun writes run.json again, whole or not at all: the plan of a run that has no number of blocks grows.
+// UpdateRun replaces run.json, completely or not at all: the plan of a run without a fixed number of blocks grows.
 func (w *Writer) UpdateRun(run Run) error { return w.writeJSON(RunFile, run) }
 
-// Dir is the run directory.
+// Dir returns the path of the run directory.
 func (w *Writer) Dir() string { return w.dir }
 
-// Append adds one trial and waits until the disk has it. When it fails, what was half written is taken back, so the
-// trials before it stay readable.
+// Append adds one trial and waits until it is on disk. If it fails, it removes a partly written line, so earlier
+// trials stay readable.
 //
-// What is appended can be read again. Of a trial that says too much for that, parts that no estimate rests on are left
-// out (Trimmed); when the trials of a run are too many, Append fails with a fault whose code is Invalid, and those
-// before it are kept.
+// Whatever is appended can be read again. If a trial is too large for that, details are left out of it (see trims and
+// Trimmed). If the run has too many trials, Append fails with a fault of code Invalid, and earlier trials are kept.
 func (w *Writer) Append(t Trial) error {
 	if err := t.checkPlace(); err != nil {
 		return fault.Wrap(err, fault.Invalid, filepath.Join(w.dir, TrialsFile), "split the experiment",
 			"a run directory cannot hold trial %d", t.Index)
 	}
 	t.Run = w.run
-	if t.Profile != nil && w.kept > maxKept/2 { // the other half is for trials
+	if t.Profile != nil && w.kept > maxKept/2 { // the other half is reserved for trials
 		t.Profile, t.Ledger = nil, trimmed(t.Ledger, "its profile, which is in the run directory")
 		w.trimmed++
 	}
@@ -219,10 +218,10 @@ func (w *Writer) Append(t Trial) error {
 	return nil
 }
 
-// Trimmed is how many of the trials were too large for the record, so that details were left out of them.
+// Trimmed returns the number of trials from which details were left out because they were too large for the record.
 func (w *Writer) Trimmed() int { return w.trimmed }
 
-// fit encodes a trial as a line that can be read again, and says what a reader keeps of it.
+// fit encodes a trial as a line that can be read again. kept is the memory that a reader needs for it, in bytes.
 func (w *Writer) fit(t Trial) (line []byte, kept int64, err error) {
 	for step := 0; ; step++ {
 		if line, err = json.Marshal(t); err != nil {
@@ -244,11 +243,11 @@ func (w *Writer) fit(t Trial) (line []byte, kept int64, err error) {
 	}
 }
 
-// Trimmed is the code of the ledger's warning that a trial was too large for its record.
+// Trimmed is the code of a ledger's warning that details were left out of a trial because it was too large.
 const Trimmed = "trimmed"
 
-// trims leave more and more out of a trial that is too large for a line: first what no report shows, at last all but
-// that it was run. What they are given stays as it is.
+// trims holds functions that are applied in turn until a trial fits: the first leave out what no report shows, and the
+// last leaves only that the trial was run. They do not change what their argument points to.
 var trims = []func(Trial) Trial{
 	func(t Trial) Trial {
 		t.Ledger = trimmed(t.Ledger, "single stalls of nodes")
@@ -290,7 +289,7 @@ var trims = []func(Trial) Trial{
 	},
 }
 
-// atNodes is a trial with the records of its nodes changed.
+// atNodes returns a copy of a trial with the records of its nodes changed.
 func atNodes(t Trial, change func(Trial) Trial) Trial {
 	t.Nodes = slices.Clone(t.Nodes)
 	for i, n := range t.Nodes {
@@ -301,7 +300,7 @@ func atNodes(t Trial, change func(Trial) Trial) Trial {
 	return t
 }
 
-// trimmed is a copy of a ledger that says what was left out of its trial; nil of nil.
+// trimmed returns a copy of a ledger with a warning about what was left out of its trial; nil if l is nil.
 func trimmed(l *ledger.Ledger, what string) *ledger.Ledger {
 	if l == nil {
 		return nil
@@ -313,7 +312,7 @@ func trimmed(l *ledger.Ledger, what string) *ledger.Ledger {
 	return &to
 }
 
-// withoutStalls is a copy of a ledger in which stalls are only counted; nil of nil.
+// withoutStalls returns a copy of a ledger in which stalls are only counted; l itself if it has no noise.
 func withoutStalls(l *ledger.Ledger) *ledger.Ledger {
 	if l == nil || l.Noise == nil {
 		return l
@@ -325,7 +324,7 @@ func withoutStalls(l *ledger.Ledger) *ledger.Ledger {
 	return &to
 }
 
-// WriteSummary writes summary.json; v is an *analysis.Summary, which this package need not know.
+// WriteSummary writes summary.json; v is an *analysis.Summary, a type that this package need not import.
 func (w *Writer) WriteSummary(v any) error { return w.writeJSON(SummaryFile, v) }
 
 // WriteFile writes a further file of the run directory, completely or not at all.
@@ -363,7 +362,7 @@ func (w *Writer) Close() error {
 	return cannotWrite(errors.Join(w.trials.Close(), w.root.Close()), filepath.Join(w.dir, TrialsFile))
 }
 
-// writeJSON writes a file whole or not at all.
+// writeJSON writes v to a file as JSON, completely or not at all.
 func (w *Writer) writeJSON(name string, v any) error {
 	data, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
@@ -376,7 +375,7 @@ func (w *Writer) writeJSON(name string, v any) error {
 	return w.WriteFile(name, append(data, '\n'))
 }
 
-// cannotWrite says why the run directory could not be written and what to do about it.
+// cannotWrite returns err as a fault with a hint about what to do; nil if err is nil.
 func cannotWrite(err error, path string) error {
 	if err == nil {
 		return nil

@@ -7,12 +7,12 @@ import (
 	"gonum.org/v1/gonum/stat"
 )
 
-// StudentT is the method of intervals of means.
+// StudentT is the method by which intervals of means are computed.
 const StudentT Method = "mean, Student's t"
 
-// MeanAt is the mean of values, with the interval of a confidence by Student's t. Unlike a median, a mean follows
-// values that occur in few blocks, as a bill does. Its interval assumes that the values are independent and that their
-// mean is about normal. It cannot account for what has happened in no block yet (NoneBound).
+// MeanAt returns the mean of values, with an interval of the given confidence by Student's t. Unlike a median, a mean
+// reflects values that occur in only a few blocks. The interval assumes that the values are independent and that their
+// mean is about normal. It cannot account for what has not happened in any block yet (see NoneBound).
 func MeanAt(xs []float64, confidence float64) Estimate {
 	e := Estimate{N: len(xs), Method: None}
 	if len(xs) == 0 {
@@ -27,9 +27,10 @@ func MeanAt(xs []float64, confidence float64) Estimate {
 	return e
 }
 
-// MeanChange is the logarithm of the mean of the arm over the mean of its baseline, with the interval of a confidence
-// by Student's t, linearized within blocks (the delta method of a ratio of paired means). Influences are what each
-// block adds to it, in their order: their mean is the value. It is false where a mean is not above 0.
+// MeanChange returns the logarithm of the ratio of the arm's mean to its baseline's, with an interval of the given
+// confidence by Student's t, linearized within blocks (the delta method for a ratio of paired means). Influences holds
+// the contribution of each pair, in order; their mean is the value. ok is false if there are no pairs or a mean is not
+// above 0.
 func MeanChange(pairs []Pair, confidence float64) (e Estimate, influences []float64, ok bool) {
 	var base, arm []float64
 	for _, p := range pairs {
@@ -49,8 +50,9 @@ func MeanChange(pairs []Pair, confidence float64) (e Estimate, influences []floa
 	return MeanAt(influences, confidence), influences, true
 }
 
-// Outlying is how many values are far above the others: beyond the upper quartile by more than three times the distance
-// between the quartiles (Tukey's outer fence, Exploratory Data Analysis, 1977). Of fewer than MinBlocks none is.
+// Outlying returns the number of values that are far above the others: above the upper quartile by more than three
+// times the distance between the quartiles (Tukey's outer fence, Exploratory Data Analysis, 1977). With fewer than
+// MinBlocks values it returns 0.
 func Outlying(xs []float64) int {
 	if len(xs) < MinBlocks {
 		return 0
@@ -66,9 +68,9 @@ func Outlying(xs []float64) int {
 	return n
 }
 
-// FamilyMean is the mean of values that are of one of several quantities, with an interval that holds together with
-// those of all others of the family: each at a confidence of 1 - 0.05 / family (Bonferroni), by Student's t, so that at
-// least 95 % of such families have no interval that misses. It needs MinBlocks values.
+// FamilyMean returns the mean of one of several quantities, a family of the given size, with an interval that holds
+// jointly with those of the others: each has a confidence of 1 - 0.05 / family (Bonferroni), by Student's t, so in at
+// least 95 % of families every interval contains its true mean. With fewer than MinBlocks values there is no interval.
 func FamilyMean(xs []float64, family int) Estimate {
 	if len(xs) < MinBlocks {
 		return MeanAt(xs, Confidence)

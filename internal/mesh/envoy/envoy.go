@@ -1,4 +1,4 @@
-// Package envoy is Envoy as the sidecars of a mesh, configured by Tare's own control plane over xDS.
+// Package envoy runs Envoy as the sidecars of a mesh, configured by Tare's own control plane over xDS.
 package envoy
 
 import (
@@ -15,7 +15,7 @@ import (
 
 func init() { sidecar.Register(proxy{}) }
 
-// proxy is Envoy as a sidecar.Proxy.
+// proxy implements sidecar.Proxy.
 type proxy struct{}
 
 func (proxy) About() sidecar.About {
@@ -28,10 +28,10 @@ func (proxy) About() sidecar.About {
 
 var version = text.LazyRegexp(`version: [0-9a-f]+/([^/\n]+)/`)
 
-// adminFile is the file in its directory to which Envoy writes the address of its admin interface.
+// adminFile is the file in a proxy's directory to which Envoy writes the address of its admin interface.
 const adminFile = "admin"
 
-// Drive implements sidecar.Driven: it starts the control plane of a mesh with the proxies.
+// Drive implements sidecar.Driven: it starts a control plane for the mesh and its proxies.
 func (proxy) Drive(ctx context.Context, d sidecar.Drive) (any, error) { return driven.Start(ctx, d) }
 
 // Change implements sidecar.Changer.
@@ -39,13 +39,13 @@ func (proxy) Change(_ context.Context, control any, d sidecar.Drive) (any, error
 	return driven.Change(control, d)
 }
 
-// drainTime is for how many seconds Envoy keeps a removed listener. Its default of 600 would keep the listener's
-// memory as well.
+// drainTime is how long Envoy keeps a removed listener, in seconds. The default of 600 would keep its memory in use
+// that long.
 const drainTime = "0"
 
 // Command returns the command that runs Envoy with its bootstrap, as the user of this process: Envoy cannot drop
-// privileges after it has read its files. Hot restart is disabled, because it would leave shared memory behind and no
-// other Envoy takes over.
+// privileges after it has read its files. Hot restart is disabled: no other Envoy takes over, and it would leave
+// shared memory on the machine.
 func (proxy) Command(p sidecar.Place) (process.Command, error) {
 	plane, err := driven.Of(p)
 	if err != nil {

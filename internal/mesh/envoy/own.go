@@ -21,8 +21,8 @@ import (
 	"tare/internal/mesh/sidecar/driven"
 )
 
-// told are the statistics that are kept, by Envoy's names or their endings: connections and requests, failures, TLS,
-// gauges of what it holds, and what its control plane sent.
+// told holds Envoy's names, or their endings, of the statistics that are kept: connections and requests, failures,
+// TLS, gauges of its memory, clusters and listeners, and updates from its control plane.
 var told = []string{
 	".downstream_cx_total", ".downstream_rq_total", ".upstream_cx_total", ".upstream_rq_total", ".upstream_cx_destroy",
 	".upstream_rq_retry", ".upstream_rq_pending_overflow", ".upstream_cx_overflow", ".ssl.handshake",
@@ -31,7 +31,7 @@ var told = []string{
 	"control_plane.connected_state", activeClusters, activeListeners,
 }
 
-// Gauges of clusters and listeners that are active, starting or ending.
+// Gauges of active, starting (warming) and ending (draining) clusters and listeners.
 const (
 	activeClusters    = "cluster_manager.active_clusters"
 	warmingClusters   = "cluster_manager.warming_clusters"
@@ -55,7 +55,7 @@ func (proxy) Own(ctx context.Context, p sidecar.Place) (map[string]float64, erro
 	if err := memory(ctx, p, all); err != nil {
 		return nil, err
 	}
-	if len(p.Others) > 0 { // they have no traffic, and many names
+	if len(p.Others) > 0 { // they have no traffic, but many statistics
 		mine := "listener." + strings.ReplaceAll(p.Listen, ":", "_") + "."
 		maps.DeleteFunc(all, func(name string, _ float64) bool {
 			return of(p.Others, name) || strings.HasPrefix(name, "listener.127.") && !strings.HasPrefix(name, mine)
@@ -64,7 +64,7 @@ func (proxy) Own(ctx context.Context, p sidecar.Place) (map[string]float64, erro
 	return all, nil
 }
 
-// of reports whether a statistic is about a further service, by the parts of its name.
+// of reports whether a statistic is about one of the other services: whether a part of its name is a service's.
 func of(others []sidecar.Other, name string) bool {
 	for part := range strings.SplitSeq(name, ".") {
 		_, is := slices.BinarySearchFunc(others, part, func(o sidecar.Other, name string) int {
@@ -111,7 +111,7 @@ func statistics(ctx context.Context, p sidecar.Place, ends []string) (map[string
 	return decode(io.LimitReader(body, maxStatistics), ends)
 }
 
-// memory adds the allocator's current values: Envoy's memory statistics are up to 5 s old.
+// memory adds the allocator's current values, because Envoy's statistics about memory are up to 5 s old.
 func memory(ctx context.Context, p sidecar.Place, to map[string]float64) error {
 	body, err := ask(ctx, p, "/memory")
 	if err != nil {
@@ -130,7 +130,7 @@ func memory(ctx context.Context, p sidecar.Place, to map[string]float64) error {
 	return nil
 }
 
-// ask makes a request to Envoy's admin interface. The caller closes the response's body.
+// ask makes a request to Envoy's admin interface. The caller must close the response's body.
 func ask(ctx context.Context, p sidecar.Place, path string) (io.ReadCloser, error) {
 	address, err := admin(p.Dir)
 	if err != nil {
@@ -140,7 +140,7 @@ func ask(ctx context.Context, p sidecar.Place, path string) (io.ReadCloser, erro
 	if err != nil {
 		return nil, err
 	}
-	// No connection to the measured process is kept, and other addresses are not dialled.
+	// Keep no connection to the measured process open, and use no HTTP proxy.
 	asker := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: p.Dial}}
 	resp, err := asker.Do(req)
 	if err != nil {
@@ -153,7 +153,7 @@ func ask(ctx context.Context, p sidecar.Place, path string) (io.ReadCloser, erro
 	return resp.Body, nil
 }
 
-// decode selects statistics by the endings of their names.
+// decode returns the statistics whose names have one of the endings, except those of the admin interface.
 func decode(r io.Reader, ends []string) (map[string]float64, error) {
 	var all struct {
 		Stats []struct {
@@ -179,7 +179,7 @@ func decode(r io.Reader, ends []string) (map[string]float64, error) {
 	return own, nil
 }
 
-// admin returns the address of Envoy's admin interface, as Envoy wrote it.
+// admin returns the address of Envoy's admin interface, which Envoy wrote to adminFile.
 func admin(dir string) (string, error) {
 	text, err := files.Read(filepath.Join(dir, adminFile), maxAddress)
 	if err != nil {

@@ -1,31 +1,31 @@
-// Package generation connects a process that replaces configuration as fast as it can with a load that connects
+// Package generation links a process that replaces configuration as fast as it can with a load that makes connections
 // meanwhile. They share the services that are replaced, endpoints that encode which set they belong to, and a page of
-// memory that says which sets are possible at a moment.
+// memory from which a process learns which sets a connection may find.
 //
-// The sets of endpoints are numbered: generation 0 is there at first, and each change brings the next. The replacer
-// writes into the page when a change begins and when it has returned. A process that reads Done before connecting and
-// Begun afterwards knows that the connection must have found a generation from the one to the other: older ones were
-// gone before, and newer ones were not there yet.
+// The sets of endpoints are numbered: generation 0 is the first, and each change makes the next. The replacer writes
+// to the page when a change begins and when it has returned. A process that reads Done before connecting and Begun
+// afterwards knows that the connection must have found a generation from Done to Begun: older ones were already gone,
+// and newer ones did not exist yet.
 package generation
 
 import "net/netip"
 
 // Services is the number of services that are replaced. The first keeps its cluster, which gets new endpoints; the
-// listener of the second goes to another cluster in each generation, and the previous cluster is removed.
+// listener of the second moves to another cluster in each generation, and the previous cluster is removed.
 const Services = 2
 
-// Most is the maximum number of endpoints of a set. Sets have 1 to Most endpoints, so that the count of one set with
-// the endpoints of another is detected.
+// Most is the maximum number of endpoints of a set. Sets have 1 to Most endpoints, to detect a lookup that uses the
+// size of one set with the endpoints of another.
 const Most = 4
 
-// Addresses are in 127.0.0.0/8, so that connections can be made, and their destinations read. Nothing listens there;
+// Addresses are in 127.0.0.0/8, so that sockets can be connected and their destinations read. Nothing listens there;
 // connecting a UDP socket sends nothing.
 const (
 	servicePrefix  = 127<<24 | 64<<16  // plus the number of the service, from 1
 	endpointPrefix = 127<<24 | 128<<16 // 127.128.0.0/10, plus the bits below
 	servicePort    = 80
 
-	lowBits      = 19 // of the generation
+	lowBits      = 19 // bits of the generation in an IP
 	indexShift   = lowBits
 	serviceShift = lowBits + 2
 	prefixMask   = ^uint32(1<<(serviceShift+1) - 1)
@@ -38,14 +38,14 @@ func Service(i int) (ip uint32, port uint16) { return servicePrefix + 1 + uint32
 func Size(g uint64) int { return 1 + int(g%Most) }
 
 // Endpoint returns the i-th endpoint of a service in a generation. It encodes the generation twice: the low bits in
-// the IP, a hash of all bits in the port. So an IP of one generation with the port of another is detected, except for
-// one in 65,535.
+// the IP, a hash of all bits in the port. So an IP of one generation with the port of another is detected, except in
+// one case of 65,535.
 func Endpoint(service int, g uint64, i int) (ip uint32, port uint16) {
 	low := uint32(g & (1<<lowBits - 1))
 	return endpointPrefix | uint32(service)<<serviceShift | uint32(i)<<indexShift | low, portOf(service, g, i)
 }
 
-// portOf never returns 0. The multiplier is that of splitmix64's last step.
+// portOf returns a hash of its arguments, from 1 to 65,535: the output function of splitmix64.
 func portOf(service int, g uint64, i int) uint16 {
 	x := (g*Most+uint64(i))*Services + uint64(service)
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
@@ -53,25 +53,25 @@ func portOf(service int, g uint64, i int) uint16 {
 	return uint16((x^x>>31)%65535 + 1)
 }
 
-// AddrPort converts an address.
+// AddrPort converts an IPv4 address and a port.
 func AddrPort(ip uint32, port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{byte(ip >> 24), byte(ip >> 16), byte(ip >> 8), byte(ip)}), port)
 }
 
-// Verdict is the judgement about the endpoint of a connection.
+// Verdict is a judgement of a connection's endpoint.
 type Verdict uint8
 
-// The verdicts. All but Right are in neither the old nor the new set.
+// The verdicts. All but Right mean that the endpoint is in neither the old nor the new set.
 const (
-	Right  Verdict = iota // of a set that was there at some moment of the connection
-	Stale                 // of a set that was gone before the connection began
-	Torn                  // of no set that the service ever had: parts of two, or another service's
+	Right  Verdict = iota // in a set that existed at some moment of the connection
+	Stale                 // in a set that was gone before the connection began
+	Torn                  // in no set that the service ever had: a mix of two, or another service's
 	Missed                // the service's own address: the connection bypassed the mesh
 )
 
 // Judge judges the endpoint of a connection to a service, where done was read before the connection and begun after
-// it. The generation is the endpoint's, if the verdict is Right or Stale. An endpoint more than 2^19 generations old
-// counts as Torn.
+// it. g is the endpoint's generation if the verdict is Right or Stale, else 0. An endpoint that is 2^19 or more
+// generations old counts as Torn.
 func Judge(service int, ip uint32, port uint16, done, begun uint64) (v Verdict, g uint64) {
 	if sip, sport := Service(service); ip == sip && port == sport {
 		return Missed, 0
@@ -92,20 +92,20 @@ func Judge(service int, ip uint32, port uint16, done, begun uint64) (v Verdict, 
 
 // The names of counts and histograms in the results of replacers and loads.
 const (
-	// The replacer's: changes that began in the window, their time in seconds, and its histogram.
+	// Of the replacer: changes that began in the window, their total time in seconds, and the histogram of their times.
 	Replacements       = "replacements"
 	ReplacementSeconds = "replacement_seconds"
 	ReplacementTime    = "replacement"
 
-	// The load's: judged connections, those of them that failed, and those with each kind of endpoint.
+	// Of the load: judged connections, how many of them failed, and how many got each kind of endpoint.
 	Judged        = "judged"
 	FailedCount   = "failed"
 	StaleCount    = "stale"
 	TornCount     = "torn"
 	MissedCount   = "missed"
-	BackwardCount = "backward" // right ones with an older generation than the connection before
+	BackwardCount = "backward" // Right, but of an older generation than the previous connection
 
-	// OldEndpoint is the histogram of how long after the beginning of a change a connection began that still got an
-	// old endpoint: one value for each change after which this happened, the last one.
+	// OldEndpoint is a histogram with one value for each change after whose beginning a connection still got an old
+	// endpoint: the time from that beginning to the beginning of the last such connection.
 	OldEndpoint = "old_endpoint"
 )

@@ -15,37 +15,37 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// memfdName is the kernel's name of the page's file. The file is in memory, and ends with the last process that has it
-// open, however that process ends.
+// memfdName is the name of the file in memory that holds the page. The kernel frees the file when no process has it
+// open or mapped any more, even if they were killed.
 const memfdName = "tare-generations"
 
-// Remembered is for how many generations the page knows when they began.
+// Remembered is the number of generations, up to the latest, of which the page holds when they began.
 const Remembered = 1 << 17
 
-// layout must change when words does.
+// layout identifies the layout of words: it must change when words does.
 const layout = 0x74617265_00000001
 
-// words is the page. One process writes it, others read it.
+// words is the content of the page. One process writes it, others read it.
 type words struct {
 	layout atomic.Uint64
 	_      [7]uint64
 	begun  atomic.Uint64 // the latest generation whose change has begun
-	_      [7]uint64     // separate cache lines, because they are written in turn
+	_      [7]uint64     // keeps begun and done, which are written in turn, on separate cache lines
 	done   atomic.Uint64 // the latest generation whose change has returned
 	_      [7]uint64
-	at     [Remembered]atomic.Int64 // when a generation began, ns by pace.Now; by its number modulo Remembered
+	at     [Remembered]atomic.Int64 // when generation g began, in ns of pace.Now, at index g % Remembered
 }
 
 const pageSize = int(unsafe.Sizeof(words{}))
 
-// Page is the page in one process.
+// Page is one process's mapping of the page.
 type Page struct {
 	mem  []byte
 	w    *words
-	file *os.File // in the process that made it
+	file *os.File // nil except in the process that created the page
 }
 
-// Create makes a page at generation 0. Other processes find it by this process's id as long as it is open.
+// Create makes a page at generation 0. Other processes can find it by this process's ID while it is open.
 func Create() (*Page, error) {
 	fd, err := unix.MemfdCreate(memfdName, unix.MFD_CLOEXEC)
 	if err != nil {
@@ -124,7 +124,7 @@ func (p *Page) Begin(g uint64) {
 	p.w.begun.Store(g)
 }
 
-// End records that this change has returned.
+// End records that the change to generation g has returned.
 func (p *Page) End(g uint64) { p.w.done.Store(g) }
 
 // Done returns the latest generation whose change has returned: connections that begin now cannot find an older one.
@@ -134,18 +134,19 @@ func (p *Page) Done() uint64 { return p.w.done.Load() }
 // one.
 func (p *Page) Begun() uint64 { return p.w.begun.Load() }
 
-// BeganAt returns when the change to generation g, which must not be later than Begun, began: ns by pace.Now. If the
-// page no longer remembers g, it returns when the oldest one that it remembers began, which is after g began.
+// BeganAt returns the time at which the change to generation g began, in ns of pace.Now. g must not be later than
+// Begun. If the page no longer holds that time, the result is that of one of the oldest generations that it holds,
+// which began later than g.
 func (p *Page) BeganAt(g uint64) int64 {
 	for {
 		at := p.w.at[g%Remembered].Load()
-		// A change writes its time before it increments begun, so that it may overwrite the place of g one generation
-		// early.
+		// A change writes its time before it advances begun, so the time of g may already be overwritten although begun
+		// is one short of g + Remembered.
 		oldest := p.w.begun.Load() + 2
 		if oldest <= Remembered || g >= oldest-Remembered {
 			return at
 		}
-		g = oldest - Remembered + Remembered/64 // some way off, so that it is not overwritten meanwhile
+		g = oldest - Remembered + Remembered/64 // not the very oldest, which may be overwritten meanwhile
 	}
 }
 

@@ -1,4 +1,4 @@
-// Package haproxy is HAProxy as the sidecars of a mesh, configured by a file.
+// Package haproxy runs HAProxy as the sidecars of a mesh, configured by a file.
 package haproxy
 
 import (
@@ -15,7 +15,7 @@ import (
 
 func init() { sidecar.Register(proxy{}) }
 
-// proxy is HAProxy as a sidecar.Proxy.
+// proxy implements sidecar.Proxy.
 type proxy struct{}
 
 func (proxy) About() sidecar.About {
@@ -27,14 +27,14 @@ func (proxy) About() sidecar.About {
 
 var version = text.LazyRegexp(`(?m)^HA-?Proxy version (\S+)`)
 
-// The files in a proxy's directory, beside those of its certificate. The directory is HAProxy's working directory, so
-// that its configuration contains no paths, and only values of Tare's: addresses, numbers and hexadecimal digits.
+// The files in a proxy's directory, in addition to those of its certificate. The directory is HAProxy's working
+// directory, so no path has to be written into the configuration: only addresses, numbers and hexadecimal digits.
 const (
 	configFile = "haproxy.cfg"
 	statsFile  = "stats.sock"
 )
 
-// configuration is a template whose data are a config.
+// configuration is a template that is executed with a config.
 //
 //go:embed haproxy.cfg.tmpl
 var configuration string
@@ -56,15 +56,15 @@ func (proxy) Command(p sidecar.Place) (process.Command, error) {
 // config is the data of the configuration template.
 type config struct {
 	sidecar.Place
-	TCP      bool           // it proxies TCP connections
-	HTTP2    bool           // HTTP requests are proxied by HTTP/2
-	Original netip.AddrPort // the address clients connect to; the zero value: the proxy's
+	TCP      bool           // proxy TCP connections, not HTTP requests
+	HTTP2    bool           // use HTTP/2
+	Original netip.AddrPort // the address that clients connect to; the zero value: the proxy's own
 }
 
-// uriInDER returns a URI as it is encoded among the alternative names of a certificate, in the hexadecimal digits that
-// HAProxy writes: HAProxy 2.6 can search for these, but not for the name itself. The encoding begins with the length,
-// so that a longer name with the same beginning does not match. (RFC 5280, section 4.2.1.6: uniformResourceIdentifier
-// is [6] IA5String.)
+// uriInDER returns the encoding of a URI in the subject alternative names of a certificate, as the hexadecimal digits
+// that HAProxy prints: HAProxy 2.6 can search for these, but not for the name itself. The encoding begins with the
+// length, so a longer name with the same beginning does not match. (RFC 5280, section 4.2.1.6:
+// uniformResourceIdentifier is [6] IA5String.)
 func uriInDER(uri string) string {
 	const uniformResourceIdentifier = 0x86
 	header := []byte{uniformResourceIdentifier}

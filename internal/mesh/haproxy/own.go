@@ -11,8 +11,8 @@ import (
 	"tare/internal/mesh/sidecar"
 )
 
-// told are the values of "show info" that are kept, by HAProxy's names: connections, requests, handshakes, and
-// refusals.
+// told holds HAProxy's names of the values of "show info" that are kept: connections, requests, handshakes, failed
+// allocations and limits.
 var told = map[string]bool{
 	"CumConns": true, "CumReq": true, "CumSslConns": true, "CurrConns": true, "SslCacheLookups": true, "PoolFailed": true,
 	"Nbthread": true, "Maxconn": true,
@@ -21,7 +21,7 @@ var told = map[string]bool{
 // mostOwn bounds HAProxy's answer, in bytes.
 const mostOwn = 64 << 10
 
-// Own returns values of "show info".
+// Own returns the values of "show info" that are in told.
 func (proxy) Own(ctx context.Context, p sidecar.Place) (map[string]float64, error) {
 	c, err := sidecar.DialIn(ctx, p.Dir, statsFile)
 	if err != nil {

@@ -29,7 +29,7 @@ import (
 
 func init() { kind.Register(kind.Subject, guest{}) }
 
-// certificatesKey is the name of the setting.
+// certificatesKey is the name of the only setting.
 const certificatesKey = "certificates"
 
 var settings = []param.Setting{
@@ -43,7 +43,7 @@ var settings = []param.Setting{
 //go:embed pods.yaml
 var pods []byte
 
-// guest implements the subject for the engine.
+// guest implements the subject.
 type guest struct{}
 
 // Interfaces that the engine looks for.
@@ -65,7 +65,7 @@ func (guest) About() kind.About {
 // AdmitsPods implements admission.Admitting.
 func (guest) AdmitsPods() {}
 
-// Play runs the process: a webhook until the parent closes its end.
+// Play runs the webhook until the parent closes its end of conn.
 func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
 	defer controlplane.BoundGarbage()()
 	return role.Play(ctx, conn, func(ctx context.Context) error {
@@ -73,7 +73,7 @@ func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
 	})
 }
 
-// serve listens, calls ready, and serves until ctx ends.
+// serve listens, calls ready with the webhook's address, and serves until ctx ends.
 func serve(ctx context.Context, certificates bool, ready func(admission.Webhook) error) error {
 	c, err := injection.ParseConfig(pods)
 	if err != nil {
@@ -122,7 +122,8 @@ func serve(ctx context.Context, certificates bool, ready func(admission.Webhook)
 	return role.Together(ctx, end, append(run, role.Says(ready, at))...)
 }
 
-// clusterOf makes the keys of a cluster's service accounts, and gives the load the private one.
+// clusterOf makes the key pair that signs the tokens of a cluster's service accounts. It sets the private key, the
+// issuer and the audience in at, for the load.
 func clusterOf(at *admission.Webhook) (*authority.ServiceAccounts, error) {
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -140,7 +141,7 @@ func clusterOf(at *admission.Webhook) (*authority.ServiceAccounts, error) {
 	return authority.NewServiceAccounts(keys, at.Issuer, at.Audience)
 }
 
-// identityOf returns the identity of a service account of the pods.
+// identityOf returns the identity of a service account in the pods' namespace.
 func identityOf(trustDomain, account string) string {
 	id, err := authority.Identity(trustDomain, admission.Namespace+"/"+account)
 	if err != nil {

@@ -1,4 +1,4 @@
-// Package nginx is nginx as the sidecars of a mesh, configured by a file.
+// Package nginx runs nginx as the sidecars of a mesh, configured by a file.
 package nginx
 
 import (
@@ -19,7 +19,7 @@ import (
 
 func init() { sidecar.Register(proxy{}) }
 
-// proxy is nginx as a sidecar.Proxy.
+// proxy implements sidecar.Proxy.
 type proxy struct{}
 
 func (proxy) About() sidecar.About {
@@ -31,7 +31,8 @@ func (proxy) About() sidecar.About {
 
 var version = text.LazyRegexp(`(?m)^nginx version: nginx/(\S+)`)
 
-// Check refuses what nginx cannot do: it speaks HTTP/1.1 to servers, and HTTP/2 only for gRPC, with another module.
+// Check rejects options that nginx cannot fulfil: it speaks HTTP/1.1 to servers, and HTTP/2 only for gRPC, with
+// another module.
 func (proxy) Check(o param.Values) error {
 	if p := sidecar.ProtocolOf(o); sidecar.OverHTTP2(p) {
 		return fmt.Errorf("nginx does not speak %s to servers: set its protocol to %s, or leave it out", p,
@@ -48,7 +49,7 @@ var (
 	modulesOption = text.LazyRegexp(`--modules-path=(\S+)`)
 )
 
-// streamModule returns the path of the module that proxies TCP; empty if it is built into the program.
+// streamModule returns the path of the module that proxies TCP; it is empty if the module is built into the program.
 func streamModule(ctx context.Context, program string) (path string, err error) {
 	built := process.Printed(ctx, program, "-V")
 	stream := streamOption().FindStringSubmatch(built)
@@ -79,7 +80,7 @@ func streamModule(ctx context.Context, program string) (path string, err error) 
 // plain matches paths that need no quoting in nginx's configuration.
 var plain = text.LazyRegexp(`^[A-Za-z0-9_./+-]+$`)
 
-// Lacks implements sidecar.Needer: Debian's nginx-light does not proxy TCP.
+// Lacks implements sidecar.Needer: Debian's nginx-light cannot proxy TCP without a further package.
 func (proxy) Lacks(ctx context.Context, program string, o param.Values) error {
 	if sidecar.ProtocolOf(o) != sidecar.ProtocolTCP {
 		return nil
@@ -98,14 +99,14 @@ func (proxy) Takes(way string) error {
 	return nil
 }
 
-// The files in a proxy's directory, beside those of its certificate. It is nginx's prefix, so that the configuration
-// contains no path that depends on where the directory is.
+// The files in a proxy's directory, in addition to those of its certificate. The directory is nginx's prefix, so the
+// configuration contains no path to it.
 const (
 	configFile = "nginx.conf"
 	statusFile = "status.sock"
 )
 
-// configuration is a template whose data are a config.
+// configuration is a template that is executed with a config.
 //
 //go:embed nginx.conf.tmpl
 var configuration string
@@ -127,19 +128,20 @@ func (proxy) Command(p sidecar.Place) (process.Command, error) {
 // config is the data of the configuration template.
 type config struct {
 	sidecar.Place
-	Module   string // path of the module that proxies TCP; empty: none has to be loaded
-	Sockets  int    // connections of each worker
-	Files    int    // open files of each worker
+	Module   string // path of the module that proxies TCP; empty: no module has to be loaded
+	Sockets  int    // maximum connections of each worker
+	Files    int    // maximum open files of each worker
 	Services []service
 }
 
-// service is where connections are accepted and where they go. Without Listen none are accepted.
+// service is a service with the address at which connections to it are accepted (empty: none are) and the address that
+// they go to.
 type service struct {
 	Name, Listen, To string
 	Keep             int // idle connections to it, for which nginx allocates memory
 }
 
-// otherConnections is the number of idle connections to a service without callers.
+// otherConnections is the maximum number of idle connections to a service without callers.
 const otherConnections = 64
 
 func configOf(ctx context.Context, p sidecar.Place) (c config, err error) {
@@ -149,7 +151,7 @@ func configOf(ctx context.Context, p sidecar.Place) (c config, err error) {
 			return c, err
 		}
 	}
-	// Two for each connection, and some for the listening sockets and status requests.
+	// Two for each proxied connection, and some for the listening sockets and status requests.
 	c.Sockets = 2*p.Connections + 64 + len(p.Others)
 	c.Files = c.Sockets + 64
 	c.Services = []service{{"to", p.Listen, p.To, p.Connections}}

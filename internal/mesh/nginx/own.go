@@ -37,7 +37,8 @@ func (proxy) Own(ctx context.Context, p sidecar.Place) (map[string]float64, erro
 	return parseStatus(string(text)), nil
 }
 
-// parseStatus parses the four lines of stub_status (ngx_http_stub_status_module); nil for any other text.
+// parseStatus parses the four lines of stub_status (ngx_http_stub_status_module). The result is empty for any other
+// text.
 func parseStatus(text string) map[string]float64 {
 	names := []string{"active connections", "accepts", "handled", "requests", "reading", "writing", "waiting"}
 	values := make([]float64, len(names))

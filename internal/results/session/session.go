@@ -1,5 +1,5 @@
-// Package session runs an experiment from end to end and tells people about it, for whichever command starts it: the
-// flags and the record of a run (Flags), its progress, its summary and report (Run), and the error that it ends with.
+// Package session runs an experiment from beginning to end and reports on it, for the commands that run experiments:
+// the flags and the record of a run (Flags), its progress, its summary and report (Run), and its final error.
 package session
 
 import (
@@ -29,20 +29,20 @@ import (
 type Output struct {
 	Out      io.Writer // the report, or one JSON document
 	Log      io.Writer // progress and warnings, for people
-	Terminal *os.File  // what Log writes to: where it is a terminal, one line of progress changes
+	Terminal *os.File  // the file that Log writes to; if it is a terminal, progress is one line that changes
 	Show     Show
-	Text     func(w io.Writer, dir string, all bool) report.Options // of a report on w
+	Text     func(w io.Writer, dir string, all bool) report.Options // options of a report on w
 	Warnings []string                                               // about the run as a whole
 }
 
-// Run runs the trials of r and records them with w. It sets r.Writer, r.Progress and r.Enough, prints the results, and
+// Run runs the trials of r, records them with w and prints the results. It sets r.Writer, r.Progress and r.Enough, and
 // returns all errors as one.
 func Run(ctx context.Context, r *engine.Runner, w *record.Writer, o Output) error {
 	trials, err := Measure(ctx, r, w, o)
 	return o.Conclude(w, *r.Record, trials, err)
 }
 
-// Measure is the first part of Run: the trials, without a summary. Nothing is printed but progress.
+// Measure is the first part of Run: it runs the trials, without a summary. It prints only progress and warnings.
 func Measure(ctx context.Context, r *engine.Runner, w engine.Recorder, o Output) ([]record.Trial, error) {
 	p := o.progress(r.Spec, *r.Record, r.Estimate(), w.Dir())
 	defer context.AfterFunc(ctx, p.interrupted)()
@@ -62,7 +62,7 @@ func Measure(ctx context.Context, r *engine.Runner, w engine.Recorder, o Output)
 	return trials, err
 }
 
-// enough reports whether a run without a number of blocks may end, and why, or what is missing.
+// enough reports whether a run without a fixed number of blocks may end, and why, or else what is missing.
 func enough(r record.Run, trials []record.Trial) (bool, string, error) {
 	var reached []string
 	if r.Precision != nil {
@@ -126,8 +126,8 @@ func (o *Output) Conclude(w *record.Writer, r record.Run, trials []record.Trial,
 	return Concluded(w.Dir(), summary)
 }
 
-// Concluded is the error of a run that is invalid, or whose assertions do not all hold. That one fails is a result, of
-// whatever else the run cannot tell.
+// Concluded returns an error if a run is invalid or partial, or if its assertions do not all hold. An assertion that
+// fails takes precedence: it is a result even if the run is otherwise invalid or partial.
 func Concluded(dir string, s *analysis.Summary) error {
 	if !s.Valid && s.Result() != analysis.Fails {
 		return fault.New(fault.Invalid, dir, "change that and run it again; 'tare report' shows this run again",
@@ -140,7 +140,7 @@ func Concluded(dir string, s *analysis.Summary) error {
 	return judged(dir, s)
 }
 
-// judged is the error of a run whose assertions do not all hold.
+// judged returns an error if a run's assertions do not all hold.
 func judged(dir string, s *analysis.Summary) error {
 	var not []string
 	var advice string
@@ -172,7 +172,7 @@ func several(n int, one, many string) string {
 	return fmt.Sprintf("%d %s", n, many)
 }
 
-// produce writes what guests make of the run, and says what that is.
+// produce writes the files that guests make from the run's results, and lists them on out unless silent.
 func produce(out io.Writer, w *record.Writer, r record.Run, trials []record.Trial, silent bool) error {
 	for _, g := range kind.All(kind.Subject) {
 		p, ok := g.(measured.Producer)
@@ -191,7 +191,7 @@ func produce(out io.Writer, w *record.Writer, r record.Run, trials []record.Tria
 	return nil
 }
 
-// writePage writes the run's page, the report for readers who prefer charts.
+// writePage writes the report as an HTML page with charts.
 func writePage(w *record.Writer, s *analysis.Summary, r record.Run, trials []record.Trial) error {
 	var b bytes.Buffer
 	if err := report.HTML(&b, s, r, trials, report.HTMLOptions{Dir: w.Dir()}); err != nil {
@@ -200,8 +200,8 @@ func writePage(w *record.Writer, s *analysis.Summary, r record.Run, trials []rec
 	return w.WriteFile(record.ReportFile, b.Bytes())
 }
 
-// BegunOr gives the error of a run that was interrupted before its first trial, as while nodes join, the exit code of
-// one that was interrupted later.
+// BegunOr returns err, but replaces that of a run that was interrupted before its first trial, such as while nodes
+// join: its exit code is then that of a run that was interrupted later.
 func BegunOr(err error) error {
 	if !errors.Is(err, context.Canceled) || fault.CodeOf(err) != fault.Internal {
 		return err
@@ -209,8 +209,8 @@ func BegunOr(err error) error {
 	return fault.New(fault.Invalid, "", "run it again", "interrupted before the first trial: nothing was measured")
 }
 
-// ended says that the run ended before its time. An interrupted run is incomplete, and a script that waits for it must
-// see that: its exit code is that of an invalid run.
+// ended returns the error of a run that ended early with err. If it was interrupted, its exit code is that of an
+// invalid run, so a script sees that it is incomplete.
 func ended(r record.Run, trials []record.Trial, dir string, err error) error {
 	if !errors.Is(err, context.Canceled) {
 		return err
@@ -225,8 +225,8 @@ func ended(r record.Run, trials []record.Trial, dir string, err error) error {
 		"interrupted: the run is partial, with %d of %d trials", len(whole), len(r.Plan))
 }
 
-// TextOptions suit a report that a file gets: colours and the width of the window on a terminal, plain text elsewhere
-// or when NO_COLOR is set (no-color.org). f is nil where there is no file.
+// TextOptions returns the options of a report that is written to f, which may be nil: on a terminal, the width of its
+// window, and colours unless NO_COLOR is set (no-color.org) or TERM is dumb; elsewhere, plain text.
 func TextOptions(f *os.File, dir string, all bool) report.Options {
 	o := report.Options{Dir: dir, All: all}
 	if f == nil || !isatty.IsTerminal(f.Fd()) {

@@ -12,39 +12,39 @@ import (
 	"tare/internal/scale/profile"
 )
 
-// Bounds of what a profile keeps, and of what reading processes costs while it is taken.
+// Limits on what a profile keeps, and on the cost of reading processes while it is taken.
 const (
 	maxProfileStacks    = 1 << 16
 	maxProfileProcesses = 1 << 13
-	maxFrames           = 1 << 20  // of all stacks
-	maxMapped           = 64 << 20 // bytes, about, of what all processes have mapped
-	mappedPerDrain      = 1 << 20
-	rereadProcessAfter  = int64(100e6) // ns: how soon a process is read again whose code is in no file that was known
+	maxFrames           = 1 << 20      // of all stacks together
+	maxMapped           = 64 << 20     // bytes, about, of the mappings of all processes
+	mappedPerDrain      = 1 << 20      // bytes, about, of mappings that are read in one drain
+	rereadProcessAfter  = int64(100e6) // ns, the least time between two readings of a process
 )
 
-// Stacks samples what runs on all CPUs, kernel and user code, for a profile. It has a sampler of its own, so that the
-// one that splits the time of eBPF programs is as it is without. Samples come by the clock: code with interrupts
-// switched off is seen where it switches them on.
+// Stacks samples what runs on all CPUs, kernel and user code, for a profile. It has a separate sampler, so the one
+// that divides the time of eBPF programs is not affected. Samples are triggered by a clock: code that runs with
+// interrupts disabled is seen at the place that enables them.
 type Stacks struct {
 	sampler *perf.Sampler
 	locator *locator
 	window  profile.Window
-	index   map[string]int // by what makes a stack different from others
-	key     []byte
+	index   map[string]int // index in window.Stacks, by key
+	key     []byte         // identifies a stack: process, group and addresses
 	current map[uint32]*readProcess
-	reads   uint32 // of processes
+	reads   uint32 // number of times that a process was read
 	frames  int
-	budget  int   // bytes of what processes have mapped that this drain may still read
-	left    int   // and that may still be kept
+	budget  int   // bytes of mappings that this drain may still read
+	left    int   // bytes of mappings that may still be kept
 	err     error // of the first drain that failed
 	begun   bool
-	from    int64 // of the samples that count, by CLOCK_MONOTONIC
+	from    int64 // samples between from and to count, in ns of CLOCK_MONOTONIC
 	to      int64
 	stop    chan struct{}
 	done    chan struct{}
 }
 
-// readProcess is a process as it was read last.
+// readProcess is a process as it was last read.
 type readProcess struct {
 	*profile.Process
 
@@ -52,7 +52,8 @@ type readProcess struct {
 	number uint32
 }
 
-// OpenStacks makes ready to take hz samples a second on each CPU. Begin and then End it, or End it at once.
+// OpenStacks prepares to take hz samples per second on each CPU. The caller must call End, whether or not it called
+// Begin.
 func OpenStacks(hz int) (*Stacks, error) {
 	layout, err := cgroup.Discover(cgroup.Roots{})
 	if err != nil {
@@ -71,8 +72,8 @@ func OpenStacks(hz int) (*Stacks, error) {
 	return s, nil
 }
 
-// Begin begins to take samples. Those that are not between two times by CLOCK_MONOTONIC, in nanoseconds, are left out;
-// 0 and math.MaxInt64 leave out none.
+// Begin begins to take samples. Only samples between two times by CLOCK_MONOTONIC, in nanoseconds, are kept; 0 and
+// math.MaxInt64 keep all.
 func (s *Stacks) Begin(from, to int64) error {
 	s.from, s.to = from, to
 	s.window.Start = time.Now()
@@ -101,7 +102,7 @@ func (s *Stacks) run() {
 	}
 }
 
-// End ends sampling, and gives what was sampled; nil where it was not begun. It closes s.
+// End ends sampling, closes s, and returns the samples; nil if sampling had not begun.
 func (s *Stacks) End() (*profile.Window, error) {
 	if !s.begun {
 		return nil, s.sampler.Close()
@@ -124,7 +125,7 @@ func (s *Stacks) End() (*profile.Window, error) {
 	return &s.window, nil
 }
 
-// halt ends sampling and the goroutine that drains.
+// halt stops the sampler, and waits until the goroutine that drains it has ended.
 func (s *Stacks) halt() error {
 	err := s.sampler.Disable()
 	close(s.stop)
@@ -141,7 +142,7 @@ func (s *Stacks) drain() error {
 	return err
 }
 
-// task forgets a process whose number was given to another.
+// task forgets a process whose ID a new process has now.
 func (s *Stacks) task(t perf.Task) {
 	s.locator.task(t)
 	if !t.Exit && t.PID == t.TID {
@@ -188,8 +189,8 @@ func (s *Stacks) sample(p *perf.Sample) {
 	s.window.Stacks[i].Count++
 }
 
-// process is the process of a sample, read anew where the sample is of code that is in no file that was known: it has
-// mapped another, or has become another program.
+// process returns the process of a sample. It reads the process again if the sample's code is in none of the mappings
+// that are known: the process has mapped another file, or runs another program.
 func (s *Stacks) process(p *perf.Sample) *readProcess {
 	was := s.current[p.PID]
 	has := was != nil && (len(p.User) == 0 || was.Process != nil && was.Has(p.User[0]))
@@ -203,7 +204,7 @@ func (s *Stacks) process(p *perf.Sample) *readProcess {
 	s.reads++
 	now := &readProcess{at: p.Time, number: s.reads}
 	if was != nil {
-		now.Process = was.Process // what was known stays known where it has ended
+		now.Process = was.Process // kept if the process has ended and cannot be read
 	}
 	if read, err := profile.Read(int(p.PID)); err == nil {
 		now.Process = read

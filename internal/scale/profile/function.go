@@ -8,7 +8,7 @@ import (
 	pprof "github.com/google/pprof/profile"
 )
 
-// Kind is which code a function is of.
+// Kind is the kind of code that a function belongs to.
 type Kind string
 
 // The kinds of functions.
@@ -18,22 +18,22 @@ const (
 	BPF    Kind = "bpf"
 )
 
-// LabelProgram is the label of samples that says the file of the program that the process runs.
+// LabelProgram is the label of samples with the path of the program that the process runs.
 const LabelProgram = "program"
 
-// Function is what one sample's CPU time counts for, so that the times of functions add up to the whole. Of user code
-// it is the function that ran, without what it called; of the kernel all that was done for one way into it, whichever
-// functions did it; and an eBPF program with the kernel functions that it called.
+// Function is what the CPU time of a sample is attributed to. Each sample has one, so the times of functions add up to
+// the total. In user code it is the function that ran, without what it called; in the kernel, an entry such as one
+// system call, with all functions that ran for it; for eBPF, a program with the kernel functions that it called.
 type Function struct {
 	Kind Kind   `json:"kind"`
-	Name string `json:"name"`           // of the function, of the way into the kernel ("system call read"), of the program
-	File string `json:"file,omitempty"` // of user code in a library: its base name, without its version
+	Name string `json:"name"`           // of the function, the entry into the kernel ("system call read") or the program
+	File string `json:"file,omitempty"` // of user code in a library: the library's base name, without its version
 }
 
-// FunctionOf is the function that a sample of Build's counts for.
+// FunctionOf returns the function to which a sample of a profile of Build's is attributed.
 //
-// The kernel has been entered in several ways at once where a system call is interrupted, or runs what an interrupt
-// left to do: then the innermost one counts, such as "softirq net_rx_action" below "system call sendto".
+// A stack has several entries into the kernel if a system call was interrupted, or ran a softirq. Then the innermost
+// one counts, such as "softirq net_rx_action" within "system call sendto".
 func FunctionOf(s *pprof.Sample) Function {
 	var kernel []string // innermost first
 	for _, l := range s.Location {
@@ -60,8 +60,8 @@ func FunctionOf(s *pprof.Sample) Function {
 	return f
 }
 
-// unversioned is the name of a library without its version, and without what the kernel adds where it was replaced, so
-// that functions of two versions are compared.
+// unversioned returns the name of a library without its version, and without what the kernel appends if the file was
+// deleted, so that functions of two versions are compared.
 func unversioned(file string) string {
 	file = strings.TrimSuffix(file, " (deleted)")
 	if i := strings.Index(file, ".so."); i >= 0 {
@@ -70,7 +70,7 @@ func unversioned(file string) string {
 	return file
 }
 
-// Frame is the name and the kind of the function of a location of Build's.
+// Frame returns the name and the kind of the function at a location of a profile of Build's.
 func Frame(l *pprof.Location) (string, Kind) {
 	switch l.Mapping.File {
 	case bpfFile.path:
@@ -81,7 +81,7 @@ func Frame(l *pprof.Location) (string, Kind) {
 	return nameOf(l), User
 }
 
-// nameOf is the name of the function of a location.
+// nameOf returns the name of the function at a location.
 func nameOf(l *pprof.Location) string {
 	if len(l.Line) == 0 {
 		return "[no symbol]"
@@ -89,7 +89,7 @@ func nameOf(l *pprof.Location) string {
 	return l.Line[0].Function.Name
 }
 
-// Functions that call what was asked for: on x86-64 do_syscall_64 and, from Linux 6.9 on, x64_sys_call
+// Functions that call the one of interest: on x86-64 do_syscall_64 and, from Linux 6.9 on, x64_sys_call
 // (arch/x86/entry/syscall_64.c), which a compiler may leave out of the stack; on arm64 invoke_syscall
 // (arch/arm64/kernel/syscall.c); handle_softirqs and, before Linux 6.9, __do_softirq (kernel/softirq.c); kthread
 // (kernel/kthread.c).
@@ -115,8 +115,8 @@ var faults = []string{"exc_page_fault", "asm_exc_page_fault", "do_page_fault", "
 // arch/arm64/kernel/entry-common.c.
 var interrupts = []string{"common_interrupt", "asm_common_interrupt", "el0_interrupt", "el1_interrupt"}
 
-// entry is the innermost way into the kernel of a chain of its functions, innermost first, and whether that is an
-// interrupt or a softirq; its outermost function where none is known.
+// entry returns the innermost entry into the kernel in a chain of kernel functions, which has the innermost first, and
+// whether it is an interrupt or a softirq. If the chain has no known entry, it returns the outermost function.
 func entry(chain []string) (what string, interrupt bool) {
 	for i, name := range chain {
 		called := "" // by this function
@@ -145,7 +145,7 @@ func entry(chain []string) (what string, interrupt bool) {
 	return chain[len(chain)-1], false
 }
 
-// trimAny takes the first of some beginnings off a name that has it.
+// trimAny removes from a name the first of the prefixes that it has.
 func trimAny(name string, prefixes []string) string {
 	for _, p := range prefixes {
 		if rest, is := strings.CutPrefix(name, p); is {

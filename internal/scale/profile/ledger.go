@@ -12,8 +12,8 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// OfLedger makes the profile of a window, with the CPU time and the labels of groups as a ledger of the same window has
-// them, and the kernel's own names. A comment says where the kernel hides these.
+// OfLedger makes the profile of a window, with the CPU times and labels of groups from a ledger of the same window,
+// and names of functions from the kernel. If the kernel hides its names, a comment in the profile says so.
 func OfLedger(w *Window, l *ledger.Ledger) (*pprof.Profile, error) {
 	table := ksym.Open()
 	defer table.Close()
@@ -32,7 +32,7 @@ func OfLedger(w *Window, l *ledger.Ledger) (*pprof.Profile, error) {
 	return p, err
 }
 
-// groupsOf is what a ledger says of its groups, by path.
+// groupsOf returns the groups of a ledger, by path.
 func groupsOf(l *ledger.Ledger) map[string]Group {
 	tree, groups := ledger.NewTree(l.Cgroups), map[string]Group{}
 	for i, own := range tree.Own((*ledger.Cgroup).CPUNanoseconds) {
@@ -43,7 +43,7 @@ func groupsOf(l *ledger.Ledger) map[string]Group {
 			labels["unit"] = g.Name.Unit
 		}
 		is := Group{Seconds: known.As(own, func(ns int64) float64 { return float64(ns) / 1e9 }), Labels: labels}
-		if was, twice := groups[g.Path]; twice { // it was removed and made again
+		if was, twice := groups[g.Path]; twice { // the group was removed and created again
 			if is.Seconds = sumOfKnown(was.Seconds, is.Seconds); g.Vanished {
 				is.Labels = was.Labels
 			}
@@ -53,7 +53,7 @@ func groupsOf(l *ledger.Ledger) map[string]Group {
 	return groups
 }
 
-// sumOfKnown is the sum of what is known, unlike known.Sum; nil where nothing is.
+// sumOfKnown returns the sum of the values that are known (unlike known.Sum), and nil if neither is.
 func sumOfKnown(a, b *float64) *float64 {
 	if a == nil || b == nil {
 		return cmp.Or(a, b)

@@ -12,10 +12,10 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// maxMaps bounds what is read of a process's list of mappings: 10,000 of 100 bytes.
+// maxMaps is the maximum number of bytes read of a process's list of mappings: about 10,000 mappings of 100 bytes.
 const maxMaps = 1 << 20
 
-// Read reads what code a process has mapped now.
+// Read reads which code a process has mapped.
 func Read(pid int) (*Process, error) {
 	comm, err := proc.FS{}.Comm(pid)
 	if err != nil {
@@ -30,7 +30,7 @@ func Read(pid int) (*Process, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading what process %d has mapped: %w", pid, err)
 	}
-	program, _ := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)) // of a kernel thread there is none
+	program, _ := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)) // fails for a kernel thread, which has none
 	return &Process{PID: pid, Comm: comm, Program: program, Mappings: parseMaps(b)}, nil
 }
 
@@ -38,7 +38,7 @@ func Read(pid int) (*Process, error) {
 //
 //	start-end perms offset device inode path
 //
-// A path ends with the line, whatever is in it; the kernel writes a line feed in it as \012.
+// A path extends to the end of the line and may contain spaces; the kernel writes a line feed in it as \012.
 func parseMaps(b []byte) (all []Mapping) {
 	for line := range bytes.Lines(b) {
 		rest := strings.TrimSuffix(string(line), "\n")

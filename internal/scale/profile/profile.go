@@ -1,8 +1,8 @@
-// Package profile says where CPU time went: stacks of the functions that samples found running, by process and control
-// group, as a pprof profile (github.com/google/pprof) that `go tool pprof` and Parca read. Samples say how the CPU time
-// of a group is divided, and the kernel's counter of the group how much it was, so that a profile adds up to a ledger.
+// Package profile shows where CPU time went: the stacks that samples found, by process and control group, as a pprof
+// profile (github.com/google/pprof) that `go tool pprof` and Parca read. Samples determine how the CPU time of a group
+// is divided, and the kernel's counter of the group determines the total, so a profile adds up to a ledger.
 //
-// Build is where to start; meter.Stacks takes the samples.
+// Start reading at Build; meter.Stacks takes the samples.
 package profile
 
 import (
@@ -20,35 +20,35 @@ import (
 	"tare/internal/lib/text"
 )
 
-// Hz is how many samples of stacks are taken in a second on each CPU. It is odd, so that samples do not keep step with
-// timers of round rates.
+// Hz is the number of samples of stacks per second and CPU. It is not a round number, so that samples do not run in
+// step with timers of round rates.
 const Hz = 99
 
-// Label is the label of samples that says their control group, LabelContext the one of samples that are in no CPU time
-// of it: Interrupt, where the kernel counts interrupts apart.
+// Label is the label of samples with the path of their control group. LabelContext marks samples whose time is not
+// part of their group's CPU time: it is Interrupt if the kernel counts interrupts separately.
 const (
 	Label        = "group"
 	LabelContext = "context"
 	Interrupt    = "interrupt"
 )
 
-// Window is the samples of a span of time.
+// Window holds the samples of a span of time.
 type Window struct {
 	Start  time.Time
 	Length time.Duration
-	Period time.Duration // between two samples of a CPU that is busy
+	Period time.Duration // between two samples on a busy CPU
 	Stacks []Stack
-	Lost   uint64 // samples that a ring had no room for
-	Left   int    // samples that are in no stack, because there were too many different ones
-	Hidden int    // samples of processes outside of this process's PID namespace, which are in no stack
+	Lost   uint64 // samples that did not fit in a ring buffer
+	Left   int    // samples in no stack, because there were too many different stacks
+	Hidden int    // samples in no stack, because their processes are outside this process's PID namespace
 	Blind  []int  // CPUs that were not sampled all the time
-	Slowed uint64 // times that the kernel held the sampler back
+	Slowed uint64 // times that the kernel throttled the sampler
 }
 
-// Stack is a call chain, and how many samples found it.
+// Stack is a call chain, and the number of samples that found it.
 type Stack struct {
-	Process *Process // nil where it could not be read
-	Group   string   // path of the control group that the CPU time is charged to; empty where it could not be read
+	Process *Process // nil if it could not be read
+	Group   string   // path of the control group that the CPU time is charged to; empty if unknown
 	Kernel  []uint64 // addresses, innermost first
 	User    []uint64 // the same of user code, by frame pointers
 	Count   int
@@ -58,7 +58,7 @@ type Stack struct {
 type Process struct {
 	PID      int
 	Comm     string
-	Program  string    // path of the program's file; empty where it is not known
+	Program  string    // path of the program's file; empty if unknown
 	Mappings []Mapping // of executable files, by address
 }
 
@@ -70,7 +70,7 @@ type Mapping struct {
 	Inode              uint64
 }
 
-// find is the mapping that an address is in; nil for none.
+// find returns the mapping that contains an address, or nil.
 func (p *Process) find(address uint64) *Mapping {
 	i, _ := slices.BinarySearchFunc(p.Mappings, address, func(m Mapping, a uint64) int {
 		if m.End <= a {
@@ -84,34 +84,34 @@ func (p *Process) find(address uint64) *Mapping {
 	return nil
 }
 
-// Has says whether an address is in a file that is mapped.
+// Has reports whether an address is in one of the mappings.
 func (p *Process) Has(address uint64) bool { return p.find(address) != nil }
 
-// Group is what a ledger says of a control group.
+// Group holds what a profile needs to know about a control group.
 type Group struct {
-	Seconds *float64 // CPU time in itself, without groups below it; nil where it is not known
+	Seconds *float64 // CPU time of the group without groups below it; nil if unknown
 	Labels  map[string]string
 }
 
 // Symbols name addresses.
 type Symbols interface {
-	// Kernel names addresses of the kernel in their order, empty where it knows none.
+	// Kernel returns the names of addresses of the kernel, in their order; a name is empty if it is not known.
 	Kernel(addresses []uint64) ([]string, error)
-	// User names the function at an offset of a file in a process; empty where it is not known.
+	// User returns the name of the function at an offset in a file that a process has mapped; empty if it is not known.
 	User(p *Process, m *Mapping, offset uint64) string
-	// BuildID is that of a file; empty where it has none.
+	// BuildID returns the build ID of a file; empty if it has none.
 	BuildID(p *Process, m *Mapping) string
 }
 
-// bpfPrefix begins the kernel's names of the code of eBPF programs: bpf_prog_<tag>_<name>, where a tag is 16 digits
+// bpfPrefix begins the kernel's symbols of eBPF programs: bpf_prog_<tag>_<name>, where a tag is 16 hexadecimal digits
 // (bpf_get_prog_name in kernel/bpf/core.c).
 const (
 	bpfPrefix = "bpf_prog_"
 	bpfTag    = 16 // digits
 )
 
-// bpfName returns the name of an eBPF program in a kernel symbol, or its tag if it has none. It reports whether the
-// symbol is one: bpf_prog_load is not.
+// bpfName returns "bpf:" and the name of the eBPF program that a kernel symbol stands for, or its tag if it has no
+// name. is reports whether the symbol is that of a program: bpf_prog_load is not.
 func bpfName(symbol string) (name string, is bool) {
 	rest, is := strings.CutPrefix(symbol, bpfPrefix)
 	tag, name, _ := strings.Cut(rest, "_")
@@ -121,12 +121,13 @@ func bpfName(symbol string) (name string, is bool) {
 	return "bpf:" + cmp.Or(name, tag), true
 }
 
-// Build makes the profile of a window. Its values are samples, and nanoseconds of CPU time: those of a group add up to
-// the CPU time that groups says it used, in proportion to its samples. What a group used whose CPU time is not known
-// is in the nearest group above it of which it is, and divided together with that; where it is known of none, each
-// sample counts one period. Samples of an unknown group have no time. What a group used that no sample found is "[not
-// sampled]", with 0 samples. With apart, groups' CPU times are without interrupts (CONFIG_IRQ_TIME_ACCOUNTING):
-// samples of these count one period each.
+// Build makes the profile of a window. Its values are samples, and nanoseconds of CPU time.
+//
+// The CPU time of a group, from groups, is divided among its stacks in proportion to their samples. If the time of a
+// group is unknown, its stacks share the time of the nearest group above it whose time is known; if there is none,
+// each sample counts one period. Samples of an unknown group have no time. The time of a group without samples is
+// "[not sampled]", with 0 samples. If apart is true, the CPU times of groups exclude interrupts
+// (CONFIG_IRQ_TIME_ACCOUNTING), and each sample of an interrupt counts one period.
 func Build(w *Window, symbols Symbols, groups map[string]Group, apart bool) (*pprof.Profile, error) {
 	b := builder{
 		symbols: symbols, kernel: map[uint64]string{}, locations: map[place]*pprof.Location{},
@@ -143,14 +144,14 @@ func Build(w *Window, symbols Symbols, groups map[string]Group, apart bool) (*pp
 	if err := b.nameKernel(w.Stacks); err != nil {
 		return nil, err
 	}
-	b.mapping(kernelFile, nil, nil) // the first gives a profile its title
+	b.mapping(kernelFile, nil, nil) // the first mapping gives a profile its title
 	counts := map[string]int{}
 	for _, s := range w.Stacks {
 		if !apart || !b.interrupt(s) {
 			counts[counter(groups, s.Group)] += s.Count
 		}
 	}
-	// What a group used is dealt out to its stacks so that whole nanoseconds add up.
+	// The stacks of a group get differences of rounded cumulative times, so whole nanoseconds add up to its time.
 	dealt, seen := map[string]int64{}, map[string]int{}
 	for _, s := range w.Stacks {
 		if apart && b.interrupt(s) {
@@ -184,8 +185,8 @@ func Build(w *Window, symbols Symbols, groups map[string]Group, apart bool) (*pp
 	return b.p, b.p.CheckValid()
 }
 
-// counter is the group in whose own CPU time the time of a group is: itself, or the nearest above it whose is known;
-// the group where none is.
+// counter returns the group whose known CPU time includes that of the given group: the group itself, or else the
+// nearest above it. If no such time is known, it returns the group itself.
 func counter(groups map[string]Group, group string) string {
 	for at := group; at != ""; at = path.Dir(at) {
 		if groups[at].Seconds != nil {
@@ -198,17 +199,17 @@ func counter(groups map[string]Group, group string) string {
 	return group
 }
 
-// comment adds a comment, which says what the profile lacks.
+// comment adds a comment about what the profile lacks, if the condition holds.
 func (b *builder) comment(is bool, format string, args ...any) {
 	if is {
 		b.p.Comments = append(b.p.Comments, fmt.Sprintf(format, args...))
 	}
 }
 
-// maxName is how many bytes of a name are kept: anybody can name a process, a file or a function.
+// maxName is the maximum length of a name, in bytes: anybody can name a process, a file or a function.
 const maxName = 1 << 10
 
-// printed is a name that is safe to print: readers of profiles print what is in them.
+// printed returns a name made safe to print: readers of profiles print names as they are.
 func printed(name string) string { return text.ClipLine(name, maxName) }
 
 // builder makes a profile.
@@ -221,7 +222,7 @@ type builder struct {
 	mappings  map[file]*pprof.Mapping
 }
 
-// place is an instruction, file a file with code, and function a function of one.
+// place is an instruction, file is a file with code, and function is a function in a file.
 type (
 	place struct {
 		mapping *pprof.Mapping
@@ -238,14 +239,14 @@ type (
 	}
 )
 
-// The files of what is in none.
+// Pseudo files of code that is in no file.
 var (
 	kernelFile  = file{path: "[kernel]"}
 	bpfFile     = file{path: "[bpf]"}
 	unknownFile = file{path: "[unknown]"}
 )
 
-// nameKernel names the kernel's addresses, all at once.
+// nameKernel looks up the names of all kernel addresses in one call.
 func (b *builder) nameKernel(stacks []Stack) error {
 	var all []uint64
 	for _, s := range stacks {
@@ -267,7 +268,8 @@ func (b *builder) nameKernel(stacks []Stack) error {
 	return nil
 }
 
-// caller is the address in a chain of what runs, or of what called: the instruction before the one to return to.
+// caller returns the address of frame i: the instruction that runs, or, because a chain holds return addresses, one
+// inside the call instruction.
 func caller(chain []uint64, i int) uint64 {
 	if i > 0 && chain[i] > 0 {
 		return chain[i] - 1
@@ -275,7 +277,7 @@ func caller(chain []uint64, i int) uint64 {
 	return chain[i]
 }
 
-// interrupt reports whether a stack is of an interrupt or a softirq, the kernel's functions having been named.
+// interrupt reports whether a stack is of an interrupt or a softirq. nameKernel must have been called.
 func (b *builder) interrupt(s Stack) bool {
 	if len(s.Kernel) == 0 {
 		return false
@@ -306,7 +308,7 @@ func (b *builder) add(s Stack, ns int64, labels map[string]string) {
 		}
 		if m == nil {
 			l := b.location(b.mapping(unknownFile, nil, nil), 0, "[unknown]")
-			if n := len(sample.Location); n == 0 || sample.Location[n-1] != l { // one for all in a row
+			if n := len(sample.Location); n == 0 || sample.Location[n-1] != l { // one for consecutive ones
 				sample.Location = append(sample.Location, l)
 			}
 			continue
@@ -340,7 +342,7 @@ func (b *builder) add(s Stack, ns int64, labels map[string]string) {
 	b.p.Sample = append(b.p.Sample, sample)
 }
 
-// location is that of an address; without a name, readers may look it up in the file by its build id.
+// location returns the location of an address. If name is empty, readers may look it up in the file with the build ID.
 func (b *builder) location(m *pprof.Mapping, address uint64, name string) *pprof.Location {
 	at := place{m, address, name}
 	if l := b.locations[at]; l != nil {
@@ -364,8 +366,8 @@ func (b *builder) location(m *pprof.Mapping, address uint64, name string) *pprof
 	return l
 }
 
-// mapping is that of a file. Addresses in it are offsets in the file, so that one which is mapped at many places is
-// there once.
+// mapping returns the mapping of a file. Addresses in it are offsets in the file, so a file that is mapped at several
+// places has one mapping.
 func (b *builder) mapping(of file, p *Process, m *Mapping) *pprof.Mapping {
 	if found := b.mappings[of]; found != nil {
 		return found

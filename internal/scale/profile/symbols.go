@@ -18,33 +18,33 @@ import (
 	"tare/internal/lib/files"
 )
 
-// Bounds of what is read of a file that a process has mapped, which may be anyone's.
+// Limits on what is read of the files that processes have mapped, which are not trusted.
 const (
-	maxSections = 4096      // of a file
+	maxSections = 4096      // sections of a file
 	maxNames    = 1 << 20   // bytes of the names of sections
 	maxTable    = 64 << 20  // bytes of a table of symbols, and of its names
-	maxAll      = 256 << 20 // of the tables of all files together
+	maxAll      = 256 << 20 // bytes of the tables of all files together
 	maxNotes    = 64 << 10  // bytes of a section of notes
 	maxFiles    = 4096      // files whose symbols are read
 )
 
-// Files names addresses of user code by the symbols of the files that processes have mapped: the table of symbols, that
-// of Go where it is stripped, or that of dynamic linking.
+// Files implements Symbols. It names addresses of user code by the symbols of the files that processes have mapped:
+// from the symbol table, or Go's table of functions if that is stripped, or the dynamic symbol table.
 type Files struct {
 	kernel func([]uint64) ([]string, error)
 	read   map[file]*object
 	left   uint64 // bytes of tables that may still be read
 }
 
-// NewFiles takes names of the kernel's addresses from elsewhere (ksym.Table.Resolve).
+// NewFiles returns Files that name the kernel's addresses with a function, such as ksym.Table.Resolve.
 func NewFiles(kernel func(addresses []uint64) ([]string, error)) *Files {
 	return &Files{kernel: kernel, read: map[file]*object{}, left: maxAll}
 }
 
-// Kernel is Symbols'.
+// Kernel implements Symbols.
 func (f *Files) Kernel(addresses []uint64) ([]string, error) { return f.kernel(addresses) }
 
-// User is Symbols'. Code in no file has the name of its mapping, such as [vdso].
+// User implements Symbols. Code that is in no file has the name of its mapping, such as [vdso].
 func (f *Files) User(p *Process, m *Mapping, offset uint64) string {
 	if m.Inode == 0 {
 		return cmp.Or(m.Path, "[anonymous]")
@@ -52,7 +52,7 @@ func (f *Files) User(p *Process, m *Mapping, offset uint64) string {
 	return f.object(p, m).name(offset)
 }
 
-// BuildID is Symbols'.
+// BuildID implements Symbols.
 func (f *Files) BuildID(p *Process, m *Mapping) string {
 	if m.Inode == 0 {
 		return ""
@@ -60,7 +60,7 @@ func (f *Files) BuildID(p *Process, m *Mapping) string {
 	return f.object(p, m).buildID
 }
 
-// object is what is known of the file of a mapping: nothing where it cannot be read.
+// object returns what is known of the file of a mapping: an empty object if the file cannot be read.
 func (f *Files) object(p *Process, m *Mapping) *object {
 	of := file{m.Path, m.Device, m.Inode}
 	o := f.read[of]
@@ -78,10 +78,10 @@ func (f *Files) object(p *Process, m *Mapping) *object {
 	return o
 }
 
-// open opens the very file that is mapped, if it still is; or the one at its path in the process's file system, or in
-// this one's once the process has ended, if that has the same inode.
+// open opens the file that is mapped, if it still is. Otherwise it opens the file at the same path, seen by the
+// process or, if that has ended, by this one, provided that it has the same inode.
 func open(p *Process, m *Mapping) (*os.File, error) {
-	// The inode of a file on overlayfs may be another than that in the list of mappings.
+	// Not by path and inode: on overlayfs the inode of a file may differ from that in the list of mappings.
 	if now, err := Read(p.PID); err == nil && slices.Contains(now.Mappings, *m) {
 		if f, err := files.Open(fmt.Sprintf("/proc/%d/map_files/%x-%x", p.PID, m.Start, m.End)); err == nil {
 			return f, nil
@@ -105,20 +105,21 @@ func hasInode(f *os.File, inode uint64) bool {
 	return unix.Fstat(int(f.Fd()), &st) == nil && st.Ino == inode
 }
 
-// object is what names addresses in an ELF file.
+// object holds what is needed to name addresses in an ELF file.
 type object struct {
 	buildID string
 	loads   []elf.ProgHeader
 	symbols []symbol // by address
-	names   []byte   // of symbols, each ended by a zero byte
+	names   []byte   // of symbols, each terminated by a zero byte
 }
 
 type symbol struct {
 	start, size uint64
-	name        uint32 // where it begins in the names
+	name        uint32 // its offset in names
 }
 
-// readObject reads what it can of a file, with tables of at most left bytes: a damaged one has fewer names.
+// readObject reads what it can of a file; a damaged one has fewer names. It reads tables of at most left bytes, and
+// reduces left by their size.
 func readObject(f *os.File, left *uint64) *object {
 	o := &object{}
 	if !sane(f) {
@@ -146,8 +147,8 @@ func readObject(f *os.File, left *uint64) *object {
 	return o
 }
 
-// sane says whether a file begins as an ELF file of 64 bits of this machine does whose table of sections, and names of
-// these, are small: package debug/elf reads both whatever their size.
+// sane reports whether a file has the header of a 64-bit ELF file in native byte order, with few sections and short
+// tables of their names: package debug/elf reads both whatever their size.
 func sane(f *os.File) bool {
 	var h elf.Header64
 	if err := binary.Read(io.NewSectionReader(f, 0, int64(binary.Size(h))), binary.NativeEndian, &h); err != nil {
@@ -165,7 +166,7 @@ func sane(f *os.File) bool {
 	return names.Size <= maxNames && elf.SectionFlag(names.Flags)&elf.SHF_COMPRESSED == 0
 }
 
-// take says whether sections may be read, and takes their size from what is left.
+// take reports whether sections may be read, and if so subtracts their size from left.
 func take(left *uint64, sections ...*elf.Section) bool {
 	size := uint64(0)
 	for _, s := range sections {
@@ -181,8 +182,8 @@ func take(left *uint64, sections ...*elf.Section) bool {
 	return true
 }
 
-// readSymbols reads the functions in a table of symbols (Elf64_Sym in elf(5)). Names are cut out when they are asked
-// for: many symbols may share a long one.
+// readSymbols reads the functions in a symbol table (Elf64_Sym in elf(5)). Names are not copied until they are needed:
+// many symbols may share a long one.
 func (o *object) readSymbols(e *elf.File, kind elf.SectionType, left *uint64) {
 	table := e.SectionByType(kind)
 	if table == nil || int(table.Link) >= len(e.Sections) || !take(left, table, e.Sections[table.Link]) {
@@ -202,7 +203,7 @@ func (o *object) readSymbols(e *elf.File, kind elf.SectionType, left *uint64) {
 		}
 		o.symbols = append(o.symbols, symbol{e.ByteOrder.Uint64(b[8:]), e.ByteOrder.Uint64(b[16:]), name})
 	}
-	// of several at one address the one with the largest size; one in assembler may have none
+	// Of several symbols at one address, keep the one with the largest size; a symbol from assembly code may have size 0.
 	slices.SortStableFunc(o.symbols, func(a, b symbol) int {
 		return cmp.Or(cmp.Compare(a.start, b.start), cmp.Compare(b.size, a.size))
 	})
@@ -210,7 +211,7 @@ func (o *object) readSymbols(e *elf.File, kind elf.SectionType, left *uint64) {
 	o.names = names
 }
 
-// The first bytes of Go's table of functions, of Go 1.18 and of 1.20 and newer, and its size up to that of its parts
+// The magic numbers of Go's table of functions, in Go 1.18 and from Go 1.20 on, and the size of its header in bytes
 // (pcHeader in runtime/symtab.go).
 const (
 	magicGo118   = 0xfffffff0
@@ -218,8 +219,9 @@ const (
 	goHeaderSize = 8 + 8*8
 )
 
-// readGo reads the functions in Go's table, which a stripped binary has as well. Their addresses count from the
-// beginning of Go's code, which the program's first function says: where C's comes first, there are no names.
+// readGo reads the functions in Go's table, which a stripped binary has too. Addresses in the table are relative to
+// the beginning of Go's code, which is found with the program's entry point, a function _rt0_*_linux. If the entry
+// point is in C code instead, there are no names.
 func (o *object) readGo(e *elf.File, left *uint64) {
 	table := e.Section(".gopclntab")
 	if table == nil {
@@ -270,7 +272,8 @@ func (o *object) readGo(e *elf.File, left *uint64) {
 	o.symbols, o.names = all, names
 }
 
-// buildID is the GNU build id in hexadecimal, or Go's.
+// buildID returns the GNU build ID in hexadecimal, or Go's build ID, whichever note comes first; empty if there is
+// none.
 func buildID(e *elf.File) string {
 	for _, s := range e.Sections {
 		if s.Type != elf.SHT_NOTE || s.FileSize > maxNotes || s.Flags&elf.SHF_COMPRESSED != 0 {
@@ -300,7 +303,7 @@ func buildID(e *elf.File) string {
 	return ""
 }
 
-// name is the function at an offset in the file; empty where none is known.
+// name returns the name of the function at an offset in the file; empty if it is not known.
 func (o *object) name(offset uint64) string {
 	for _, p := range o.loads {
 		if offset < p.Off || offset-p.Off >= p.Filesz {
@@ -316,10 +319,11 @@ func (o *object) name(offset uint64) string {
 			return ""
 		}
 		s := o.symbols[i]
+		// A function without a size extends to the next.
 		if s.size > 0 && address-s.start >= s.size {
 			return ""
 		}
-		name := o.names[s.name:min(len(o.names), int(s.name)+maxName+1)] // without a size it ends where the next begins
+		name := o.names[s.name:min(len(o.names), int(s.name)+maxName+1)]
 		name, _, _ = bytes.Cut(name, []byte{0})
 		return string(name)
 	}
