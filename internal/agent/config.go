@@ -111,7 +111,7 @@ func (c *configuration) where(setting string) string {
 	return "--" + setting + " " + text.Clip(c.Values[setting])
 }
 
-// readDuty parses the setting of when run statistics are on.
+// readDuty parses the setting bpf-stats, which selects when the kernel collects run statistics of eBPF programs.
 func (c *configuration) readDuty() error {
 	given := c.Values[settingBPFStats]
 	if given == "always" || given == "off" {

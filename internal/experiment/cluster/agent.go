@@ -23,24 +23,24 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// Agent configures an agent. A duration of 0 selects the default given beside it.
+// Agent configures an agent. A duration of 0 selects the default in the field's comment.
 type Agent struct {
 	Hello       Hello
 	Address     string // of the coordinator, host:port
 	Credentials Credentials
-	Patience    time.Duration      // how long it tries to join, at first and after the connection breaks; 1 min
+	Patience    time.Duration      // how long it tries to join, both at first and after the connection breaks; 1 min
 	Silence     time.Duration      // after which a silent coordinator is considered gone; 6 s
-	Said        func(event string) // called with events for people; may be nil
+	Said        func(event string) // called with a description of each event, for people; may be nil
 
 	now func() int64 // this machine's clock, ns; tests use another
 }
 
-// Barrier waits until every node has set up its part, and returns the begin by this machine's CLOCK_MONOTONIC in
-// nanoseconds.
+// Barrier waits until every node has set up its part, and returns the trial's start time by this machine's
+// CLOCK_MONOTONIC, in nanoseconds.
 type Barrier = func(context.Context) (begin int64, err error)
 
-// Runner runs one trial. It calls the barrier when everything is set up. Nothing of the trial is left when it returns,
-// even after an error. A failed trial may return a record with the error.
+// Runner runs one trial. It calls the barrier when everything is set up. When it returns, even with an error, nothing
+// of the trial is left. It may return a record together with the error of a failed trial.
 type Runner func(ctx context.Context, job Job, barrier Barrier) (record json.RawMessage, err error)
 
 // ErrAbandoned ends a trial that the coordinator no longer waits for.
@@ -56,8 +56,8 @@ const (
 	joinPause   = 200 * time.Millisecond // between two attempts to join, at first
 	joinPauseTo = 2 * time.Second
 	dialTimeout = 5 * time.Second
-	// maxLead is how far ahead a begin can be announced; the coordinator takes 2 ms for each node. maxQuiet is longer
-	// than any trial's warm-up and window.
+	// maxLead is how far ahead a start time can be announced; the coordinator needs 2 ms for each node. maxQuiet is
+	// longer than any trial's warm-up and window.
 	maxLead  = time.Minute
 	maxQuiet = 2 * time.Hour
 )
@@ -82,7 +82,7 @@ func (a Agent) Join(ctx context.Context, run Runner) error {
 	options := []grpc.DialOption{
 		grpc.WithTransportCredentials(pacedCredentials{credentials.NewTLS(config)}), grpc.WithNoProxy(),
 		grpc.WithDisableServiceConfig(), grpc.WithDisableRetry(),
-		// for the handshake too
+		// MinConnectTimeout includes the TLS handshake.
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: dialTimeout}),
 		grpc.WithDefaultCallOptions(grpc.ForceCodec(codec{}), grpc.MaxCallRecvMsgSize(maxFromCoordinator),
 			grpc.MaxCallSendMsgSize(maxFromAgent)),
@@ -143,7 +143,7 @@ func refusalHint(err error) string {
 	return "both sides need keys of one authority, which are valid at both clocks: 'tare node keys' makes them"
 }
 
-// words returns err without the wrapping of gRPC.
+// words returns err without gRPC's wrapping.
 func words(err error) error {
 	if s, ok := status.FromError(err); ok && s.Message() != "" {
 		return errors.New(s.Message())
@@ -157,7 +157,7 @@ type session struct {
 	stream grpc.ClientStream
 	cancel context.CancelCauseFunc // ends the session
 	heard  atomic.Int64
-	quiet  atomic.Int64 // until then the coordinator sends nothing, ns by the agent's clock
+	quiet  atomic.Int64 // the coordinator sends nothing before this time, ns by the agent's clock
 	sendMu sync.Mutex
 
 	run   Runner
@@ -172,8 +172,8 @@ type agentTrial struct {
 	done   chan struct{}
 }
 
-// once makes one connection and serves it to its end. err is nil when the run is over. joined reports whether the
-// coordinator had accepted the agent.
+// once makes one connection and serves it until it ends. err is nil if the run is over. joined reports whether the
+// coordinator accepted the agent.
 func (a *Agent) once(ctx context.Context, options []grpc.DialOption, run Runner) (joined bool, err error) {
 	cc, err := grpc.NewClient("passthrough:///"+a.Address, options...)
 	if err != nil {
@@ -216,7 +216,7 @@ func (a *Agent) once(ctx context.Context, options []grpc.DialOption, run Runner)
 	}
 }
 
-// lostOr returns the reason if this side ended the session because the coordinator was lost, and else err.
+// lostOr returns the cause if this side ended the session because it lost the coordinator, and err otherwise.
 func lostOr(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); errors.Is(cause, errLost) {
 		return cause
@@ -224,7 +224,7 @@ func lostOr(ctx context.Context, err error) error {
 	return err
 }
 
-// ended returns why the stream can no longer be written to, which only reading from it reveals.
+// ended replaces the io.EOF of a failed write by the reason that the stream ended, which only reading from it reveals.
 func (s *session) ended(err error) error {
 	if errors.Is(err, io.EOF) {
 		for err = nil; err == nil; {
@@ -248,8 +248,8 @@ func (s *session) send(m *message) error {
 	return s.stream.SendMsg(m)
 }
 
-// watch ends the session when the coordinator has been silent for too long. An agent that was itself delayed does not
-// count that time.
+// watch ends the session when the coordinator has been silent for too long. It counts ticks, so time in which this
+// process did not run is not counted as silence.
 func (s *session) watch(ctx context.Context, cancel context.CancelCauseFunc) {
 	const looks = 8
 	tick := time.NewTicker(s.a.Silence / looks)
@@ -269,13 +269,13 @@ func (s *session) watch(ctx context.Context, cancel context.CancelCauseFunc) {
 		time.Duration(pace.Now()-heard).Round(100*time.Millisecond)))
 }
 
-// handle processes a message of the coordinator. received is when it arrived.
+// handle processes a message of the coordinator, which arrived at received.
 func (s *session) handle(ctx context.Context, m *message, received int64) error {
 	switch {
 	case m.Ping != nil:
 		return s.send(&message{Pong: &pong{Ping: *m.Ping, Received: received}})
 	case m.Prepare != nil:
-		s.abandon(ErrAbandoned) // there is none, unless the coordinator has abandoned it
+		s.abandon(ErrAbandoned) // waits for the previous trial, if the coordinator has abandoned it
 		s.start(ctx, *m.Prepare)
 	case m.Begin != nil && s.trial != nil && s.trial.id == m.Begin.ID:
 		if lead := m.Begin.At - s.a.now(); m.Begin.At < -farthest || m.Begin.At > farthest || lead > int64(maxLead) ||
@@ -286,10 +286,10 @@ func (s *session) handle(ctx context.Context, m *message, received int64) error 
 		s.quiet.Store(m.Begin.At + min(m.Begin.Quiet, int64(maxQuiet)))
 		select {
 		case s.trial.begin <- m.Begin.At:
-		default: // it has the begin already
+		default: // it has its start time already
 		}
 	case m.Abandon != nil && s.trial != nil && s.trial.id == m.Abandon.ID:
-		s.trial.cancel(ErrAbandoned) // its record will report that it is down
+		s.trial.cancel(ErrAbandoned) // its record tells the coordinator when nothing is left of it
 	}
 	return nil
 }
@@ -309,7 +309,7 @@ func (s *session) start(ctx context.Context, job Job) {
 			return 0, context.Cause(ctx)
 		}
 	}
-	go func() { // abandon waits for it
+	go func() { // abandon waits until this ends
 		defer close(t.done)
 		defer cancel(nil)
 		record, err := s.run(ctx, job, barrier)
@@ -321,11 +321,11 @@ func (s *session) start(ctx context.Context, job Job) {
 			r.Error = err.Error()
 			s.a.Said("the trial failed: " + r.Error)
 		}
-		_ = s.send(&message{Record: r}) // if it cannot be sent, the stream has ended, which the reader notices
+		_ = s.send(&message{Record: r}) // on failure the stream has ended, which the reader notices
 	}()
 }
 
-// abandon ends the trial under way and waits until nothing is left of it.
+// abandon ends the current trial, if there is one, and waits until nothing is left of it.
 func (s *session) abandon(why error) {
 	if s.trial == nil {
 		return

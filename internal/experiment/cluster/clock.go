@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// ping is a request for the time, and pong the answer. Times are CLOCK_MONOTONIC in nanoseconds, each by the machine
-// that read it.
+// ping asks for the time, and pong is the answer. Times are CLOCK_MONOTONIC in nanoseconds, each by the machine that
+// read it.
 type ping struct {
 	Number uint64 `json:"number"`
 	Sent   int64  `json:"sent_ns"`
@@ -24,11 +24,11 @@ type reading struct {
 	got int64
 }
 
-// farthest is the largest plausible magnitude of such a clock, in ns: 73 years. Sums of such times do not overflow.
+// farthest is the largest plausible absolute value of such a time, in ns: 73 years. Sums of two do not overflow.
 const farthest = 1 << 61
 
 // check returns an error if the reading is implausible: the time to answer must not be negative, nor longer than the
-// whole exchange. The clocks of two machines differ in speed by a thousandth at most.
+// whole exchange. It allows for clocks whose speeds differ by up to a thousandth.
 func (r reading) check() error {
 	for _, t := range []int64{r.Received, r.Sent} {
 		if t < -farthest || t > farthest {
@@ -43,7 +43,7 @@ func (r reading) check() error {
 	return nil
 }
 
-// roundTrip returns the time for both ways together, without the time that the other side took to answer.
+// roundTrip returns the travel time of both messages, in ns, without the time that the other side took to answer.
 func (r reading) roundTrip() int64 { return (r.got - r.Ping.Sent) - (r.Sent - r.Received) }
 
 // Offset is how far a node's clock is ahead of the coordinator's.

@@ -26,17 +26,17 @@ import (
 	"tare/internal/lib/text"
 )
 
-// Options configures a coordinator. A duration of 0 selects the default given beside it.
+// Options configures a coordinator. A duration of 0 selects the default in the field's comment.
 type Options struct {
-	Version     string // of tare, with its build; an agent with another is refused
+	Version     string // of tare, with its build; agents with another version are refused
 	Credentials Credentials
 
 	Heartbeat time.Duration // between two pings of an agent, except while a trial is measured; 1 s
 	Silence   time.Duration // after which a silent agent is considered gone; 3 s
 	Prepare   time.Duration // for a trial to be set up; 90 s
-	Record    time.Duration // from the end of a trial's time to its record; 90 s
+	Record    time.Duration // from the scheduled end of a trial to the arrival of its record; 90 s
 	Send      time.Duration // for an agent to read a message; 10 s
-	Lead      time.Duration // from the announcement of a begin until the begin, plus 2 ms for each node; 150 ms
+	Lead      time.Duration // from announcing a start time to that time, plus 2 ms for each node; 150 ms
 }
 
 func (o Options) withDefaults() Options {
@@ -52,23 +52,23 @@ func (o Options) withDefaults() Options {
 const (
 	helloTimeout   = 5 * time.Second        // from the connection until the agent's hello
 	abandonTimeout = 15 * time.Second       // for an agent to take down an abandoned trial
-	leadPerNode    = 2 * time.Millisecond   // to send the begin to one more agent
+	leadPerNode    = 2 * time.Millisecond   // to announce the start time to one more agent
 	clockReadings  = 8                      // of each node's clock before each trial
 	clockTimeout   = 500 * time.Millisecond // for one reading; a busy machine takes a few milliseconds
 	idleTimeout    = 2 * helloTimeout       // of a connection without a stream
-	maxWords       = 4 << 10                // bytes of a reason
+	maxWords       = 4 << 10                // bytes of an error message from an agent
 )
 
 // MaxNodes is how many agents a coordinator accepts.
 const MaxNodes = 10_000
 
-// Coordinator manages the agents of one run. Its methods may be used concurrently, except Run: there is one trial at a
-// time.
+// Coordinator manages the agents of one run. Its methods may be called concurrently, except Run: there is only one
+// trial at a time.
 type Coordinator struct {
 	o      Options
 	server *grpc.Server
 	door   *door
-	quiet  atomic.Int64   // until then agents are not pinged, ns by pace.Now
+	quiet  atomic.Int64   // agents are not pinged before this time, ns by pace.Now
 	wg     sync.WaitGroup // for the goroutines that serve and read
 	trials uint64
 
@@ -79,7 +79,7 @@ type Coordinator struct {
 	closing bool
 }
 
-// NewCoordinator returns a coordinator, which accepts no connections before Listen. The caller must Close it.
+// NewCoordinator returns a coordinator, which accepts no connections before Listen. The caller must close it.
 func NewCoordinator(o Options) (*Coordinator, error) {
 	config, err := o.Credentials.server()
 	if err != nil {
@@ -93,20 +93,20 @@ func NewCoordinator(o Options) (*Coordinator, error) {
 		grpc.ConnectionTimeout(helloTimeout), grpc.MaxConcurrentStreams(1), grpc.MaxHeaderListSize(16<<10),
 		grpc.InTapHandle(boundStreams),
 		grpc.WaitForHandlers(true),
-		// For connections without an agent.
+		// Detects dead connections that have no agent.
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 5 * time.Second,
 			MaxConnectionIdle: idleTimeout}))
 	c.server.RegisterService(&service, c)
 	return c, nil
 }
 
-// Listen accepts agents at another address, host:port, and returns the address with its port.
+// Listen starts to accept agents at address (host:port), in addition to earlier ones, and returns the actual address.
 func (c *Coordinator) Listen(address string) (net.Addr, error) {
 	l, err := limit.TCP(context.Background(), address)
 	if err != nil {
 		return nil, fmt.Errorf("nodes cannot join: %w", err)
 	}
-	// Serve ends with the server. If it ends because of its interface, agents fail to join, which is reported.
+	// Serve returns when the server stops. If the listener fails earlier, agents cannot join, which is reported.
 	c.wg.Go(func() { _ = c.server.Serve(c.door.at(l)) })
 	return l.Addr(), nil
 }
@@ -123,7 +123,7 @@ func (c *Coordinator) Close() {
 	go func() { c.server.GracefulStop(); close(done) }()
 	select {
 	case <-done:
-	case <-time.After(c.o.Silence): // an agent does not close its stream
+	case <-time.After(c.o.Silence): // some agent has not closed its stream
 	}
 	c.server.Stop()
 	<-done
@@ -147,9 +147,9 @@ func hellos(nodes map[string]*node) (there []Hello) {
 	return there
 }
 
-// Wait waits up to timeout until count agents are present, and returns that many, in order of name. joined is called
-// with their number whenever it may have changed. The error has the code fault.Machine and names those that are
-// present.
+// Wait waits up to timeout until count agents are present, and returns the first count of them, in order of name.
+// joined is called with the number present whenever it may have changed. The error has the code fault.Machine and
+// names the agents that are present.
 func (c *Coordinator) Wait(ctx context.Context, count int, timeout time.Duration,
 	joined func(int)) (there []Hello, err error) {
 	err = c.wait(ctx, timeout, func(nodes map[string]*node) error {
@@ -168,7 +168,7 @@ func (c *Coordinator) Wait(ctx context.Context, count int, timeout time.Duration
 	return there, err
 }
 
-// WaitFor waits for an agent of that name.
+// WaitFor waits up to timeout for the agent with the given name.
 func (c *Coordinator) WaitFor(ctx context.Context, name string, timeout time.Duration) error {
 	return c.wait(ctx, timeout, func(nodes map[string]*node) error {
 		if n := nodes[name]; n != nil && !n.isGone() {
@@ -198,13 +198,13 @@ func (c *Coordinator) wait(ctx context.Context, timeout time.Duration, missing f
 	}
 }
 
-// Gone returns why the node of that name is absent, or nil if it is present.
+// Gone returns why the named node is absent, or nil if it is present.
 func (c *Coordinator) Gone(name string) error {
 	_, why := c.node(name)
 	return why
 }
 
-// node returns the node of that name, or why it is absent.
+// node returns the named node, or why it is absent.
 func (c *Coordinator) node(name string) (*node, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -221,7 +221,7 @@ func (c *Coordinator) node(name string) (*node, error) {
 	return n, nil
 }
 
-// Drop marks a node as gone, or as never joined, for a reason that its stream does not show.
+// Drop marks the named node as gone. why is a reason that the coordinator cannot see from the node's stream.
 func (c *Coordinator) Drop(name string, why error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -262,8 +262,8 @@ func (c *Coordinator) join(stream grpc.ServerStream) error {
 	return n.serve(stream, c)
 }
 
-// admit registers an agent. A retry would not help against its errors, except for a name whose former agent is not yet
-// known to be gone.
+// admit registers an agent. An agent gives up on most of its errors; it tries again if its name is still taken,
+// perhaps by an earlier connection that is not yet known to be gone, or if there are too many nodes.
 func (c *Coordinator) admit(name string, n *node) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -300,23 +300,23 @@ func (c *Coordinator) hasChanged() {
 	c.changed = make(chan struct{})
 }
 
-// clip bounds how much of a message a peer's text takes.
+// clip shortens a peer's text for use in a message.
 func clip(s string) string { return text.ClipLine(s, 80) }
 
 // Outcome is one node's result of a trial.
 type Outcome struct {
 	Name   string
-	Clock  *Offset         // of the node, just before the begin; nil: it was not read
-	Begin  int64           // as announced, by the node's clock; 0: it was not announced
+	Clock  *Offset         // of the node, just before the start; nil: it was not read
+	Begin  int64           // announced start time by the node's clock, ns; 0: none was announced
 	Record json.RawMessage // nil: none arrived
-	Failed error           // why there is no record of a whole trial
+	Failed error           // why there is no record of a complete trial
 }
 
 // Run runs a trial on the named nodes and returns their outcomes in the order of names. The trial takes length from
-// its begin to the end of its loads, and at most tail from there to its end. Nodes that are absent or fail before the
-// begin do not stop the others. Once every node is prepared or has failed, Run calls begun with the time of the begin
-// by this machine's CLOCK_MONOTONIC (nanoseconds), unless no node is prepared; begun may take as long as the trial.
-// When the context ends, the trial is abandoned at all nodes.
+// its start to the end of its loads, and at most tail from then to its end. Nodes that are absent or fail before the
+// start do not stop the others. Once every node is prepared or has failed, Run calls begun with the start time by this
+// machine's CLOCK_MONOTONIC (nanoseconds), unless no node is prepared; begun may take as long as the trial. When the
+// context ends, the trial is abandoned at all nodes.
 func (c *Coordinator) Run(ctx context.Context, names []string, share Share, data json.RawMessage, length,
 	tail time.Duration, begun func(at int64)) []Outcome {
 	c.trials++
@@ -347,7 +347,7 @@ func (c *Coordinator) Run(ctx context.Context, names []string, share Share, data
 	return lists.Map(parts, func(p *part) Outcome { return p.Outcome })
 }
 
-// each calls do concurrently for all parts of a trial that are not over.
+// each calls do concurrently for the parts that are not over, and waits for all calls.
 func each(parts []*part, do func(*part)) {
 	var wg sync.WaitGroup
 	for _, p := range parts {
@@ -358,25 +358,25 @@ func each(parts []*part, do func(*part)) {
 	wg.Wait()
 }
 
-// part is a trial at one node.
+// part is one node's part of a trial.
 type part struct {
 	Outcome
 	c        *Coordinator
 	job      *Job
 	node     *node
 	prepared bool
-	ends     int64 // earliest time for the record of a whole trial, ns by pace.Now; 0: it has not begun
+	ends     int64 // earliest time at which a complete record can arrive, ns by pace.Now; 0: not begun
 }
 
 func (p *part) over() bool { return p.Failed != nil || p.Record != nil }
 
-// prepare waits until the node is ready to begin, or its trial is over.
+// prepare tells the node to set the trial up, and waits until it is ready to begin or its trial is over.
 func (p *part) prepare(ctx context.Context) {
 	p.node.send(&message{Prepare: p.job})
 	p.await(ctx, "set the trial up", p.c.o.Prepare)
 }
 
-// await waits for the node's next message about the trial.
+// await waits for the node's next message about the trial. If it comes too late, the trial is abandoned at the node.
 func (p *part) await(ctx context.Context, to string, timeout time.Duration) {
 	timer := time.NewTimer(timeout)
 	defer timer.Stop()
@@ -400,8 +400,8 @@ func (p *part) await(ctx context.Context, to string, timeout time.Duration) {
 	}
 }
 
-// take reports whether m is the awaited message, or ends the trial. Late messages about an earlier, abandoned trial
-// are ignored.
+// take processes a message, and reports whether to stop waiting: m is the awaited message, or it ends the trial. Late
+// messages about an earlier, abandoned trial are ignored.
 func (p *part) take(m *message) bool {
 	switch {
 	case m.Prepared != nil && m.Prepared.ID == p.job.ID && !p.prepared:
@@ -428,7 +428,7 @@ func (p *part) take(m *message) bool {
 	return true
 }
 
-// lastWords processes what the node had sent before it was gone.
+// lastWords processes what the node sent before it was gone.
 func (p *part) lastWords() {
 	for {
 		select {
@@ -444,7 +444,7 @@ func (p *part) lastWords() {
 	}
 }
 
-// abandon tells the node to take the trial down, and waits until it has, so that the next trial finds a clean machine.
+// abandon tells the node to take the trial down, and waits until it has, so the next trial finds a clean machine.
 func (p *part) abandon() {
 	p.node.send(&message{Abandon: &trialID{p.job.ID}})
 	timer := time.NewTimer(abandonTimeout)
@@ -453,7 +453,7 @@ func (p *part) abandon() {
 		select {
 		case m := <-p.node.said:
 			if m.Record != nil && m.Record.ID == p.job.ID {
-				p.Record = m.Record.Record // its Error says that the trial was cut short
+				p.Record = m.Record.Record // the record of a trial that was cut short
 				return
 			}
 		case <-p.node.gone:

@@ -20,10 +20,10 @@ import (
 
 // Limits on what peers may use. A peer is a stranger until TLS has verified its certificate against the authority.
 const (
-	maxStrangers = 256 // connections at once before that; if there are more, the oldest is closed
+	maxStrangers = 256 // connections of strangers at once; if there are more, the oldest is closed
 	maxOfOneName = 4   // connections at once with one certificate
-	// strangersPerSecond bounds the cost of handshakes. Each takes 200 us to 1 ms of CPU time, since a stranger may send
-	// no more than maxStrangerBytes (a node sends some 3 KiB) and show only one certificate (verifyPeer).
+	// strangersPerSecond bounds the cost of handshakes. Each takes 200 us to 1 ms of CPU time, because a stranger can
+	// send at most maxStrangerBytes (a node sends some 3 KiB) and show only one certificate (verifyPeer).
 	strangersPerSecond = 500
 	maxStrangerBytes   = 16 << 10
 	// A peer's bytes are read at this average rate. Records have some 100 KB and are sent once in a trial. Small frames
@@ -31,7 +31,7 @@ const (
 	bytesPerSecond = 1 << 20
 	bytesAtOnce    = 1 << 20
 	// An agent has one stream, and opens another on the same connection only when it tries again. Each costs a goroutine
-	// and 60 us of CPU time, even one that is reset at once, which limits of open streams do not count (CVE-2023-44487).
+	// and 60 us of CPU time, even if it is reset at once, and limits on open streams do not count those (CVE-2023-44487).
 	streamsPerSecond = 1
 	streamsAtOnce    = 16
 )
@@ -46,14 +46,14 @@ func newBucket(rate, most float64) *bucket {
 	return &bucket{Bucket: pace.NewBucket(rate, most, pace.Now())}
 }
 
-// take takes n and returns how long to wait before more may be taken.
+// take takes n tokens and returns how long to wait before more can be taken.
 func (b *bucket) take(n float64) time.Duration {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.Take(n, pace.Now())
 }
 
-// tryTake takes 1 if there is that much, and reports whether it did.
+// tryTake takes one token if there is one, and reports whether it did.
 func (b *bucket) tryTake() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -76,7 +76,7 @@ func (c *paced) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// pacedCredentials pace each connection once it is made. They are for the side that connects.
+// pacedCredentials limit the read rate of each connection after its handshake. They are for the side that connects.
 type pacedCredentials struct {
 	credentials.TransportCredentials
 }
@@ -94,7 +94,7 @@ func (c pacedCredentials) Clone() credentials.TransportCredentials {
 	return pacedCredentials{c.TransportCredentials.Clone()}
 }
 
-// door admits agents: it bounds the number of connections whose peer is unknown, and the number of each agent.
+// door admits agents: it bounds the number of connections whose peer is unknown, and of those of each agent.
 type door struct {
 	accepts *bucket
 
@@ -115,7 +115,7 @@ type doorListener struct {
 	door *door
 }
 
-// Accept waits if connections arrive too fast. The others then wait in the kernel, which rejects any excess.
+// Accept waits if connections arrive too fast. Further ones then wait in the kernel, which rejects any excess.
 func (l doorListener) Accept() (net.Conn, error) {
 	time.Sleep(l.door.accepts.take(1))
 	c, err := l.Listener.Accept()
@@ -148,7 +148,7 @@ type visitor struct {
 	streams *bucket
 
 	// Guarded by door.mu:
-	name string // in its certificate; empty: a stranger
+	name string // in its certificate; empty for a stranger
 	read int    // bytes that it sent as a stranger
 }
 
@@ -189,7 +189,7 @@ func (d *door) leave(v *visitor) {
 	}
 }
 
-// recognise gives a stranger the name in its certificate.
+// recognise turns a stranger into a known peer with the name in its certificate.
 func (d *door) recognise(v *visitor, name string) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -208,7 +208,7 @@ func (d *door) recognise(v *visitor, name string) error {
 	return nil
 }
 
-// doorCredentials are TLS credentials of the side that listens, with a door.
+// doorCredentials are the TLS credentials of the side that listens. They admit peers through a door.
 type doorCredentials struct {
 	credentials.TransportCredentials
 	door *door
@@ -240,7 +240,7 @@ func (c doorCredentials) Clone() credentials.TransportCredentials {
 	return doorCredentials{c.TransportCredentials.Clone(), c.door}
 }
 
-// visitorOf returns the connection of a stream, and false if it did not come through a door.
+// visitorOf returns the connection of a stream. It returns false if the connection did not come through a door.
 func visitorOf(ctx context.Context) (agentInfo, bool) {
 	p, _ := peer.FromContext(ctx)
 	if p == nil {

@@ -40,9 +40,9 @@ func CheckName(name string) error {
 	return nil
 }
 
-// Credentials are what one side shows and trusts, in PEM.
+// Credentials holds the certificates and the key of one side, in PEM.
 type Credentials struct {
-	Authority   []byte `json:"authority"`   // certificate of the authority that must have issued the other side's
+	Authority   []byte `json:"authority"`   // certificate of the authority that both sides trust
 	Certificate []byte `json:"certificate"` // this side's own
 	Key         []byte `json:"key"`
 }
@@ -54,10 +54,10 @@ type Authority struct {
 	pem         []byte
 }
 
-// clockSkew is how far behind a node's clock may be so that it still accepts a new certificate.
+// clockSkew is how far behind a node's clock can be for the node still to accept a new certificate.
 const clockSkew = time.Hour
 
-// NewAuthority makes an authority. It and all that it issues expire after life.
+// NewAuthority makes an authority, which expires after life together with all certificates that it issues.
 func NewAuthority(life time.Duration) (*Authority, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -96,7 +96,7 @@ func (a *Authority) sign(template *x509.Certificate, key *ecdsa.PrivateKey) ([]b
 	return der, nil
 }
 
-// Node issues credentials for the agent of that name.
+// Node issues credentials for the agent with the given name.
 func (a *Authority) Node(name string) (Credentials, error) {
 	if err := CheckName(name); err != nil {
 		return Credentials{}, err
@@ -140,7 +140,8 @@ func keyPEM(key *ecdsa.PrivateKey) ([]byte, error) {
 	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), nil
 }
 
-// config returns what both sides have in common: TLS 1.3 as the minimum, the certificate, and the authority.
+// config returns the configuration that both sides share, with TLS 1.3 as the minimum, and the pool with the
+// authority.
 func (c Credentials) config() (*tls.Config, *x509.CertPool, error) {
 	pair, err := tls.X509KeyPair(c.Certificate, c.Key)
 	if err != nil {
@@ -157,7 +158,7 @@ func (c Credentials) config() (*tls.Config, *x509.CertPool, error) {
 	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{pair}}, pool, nil
 }
 
-// warnBefore is how long before expiry there is a warning about a certificate.
+// warnBefore is how long before a certificate expires warnings about it start.
 const warnBefore = 30 * 24 * time.Hour
 
 // renewHint is the hint for certificates that expire.
@@ -198,7 +199,7 @@ func (c Credentials) server() (*tls.Config, error) {
 		return nil, err
 	}
 	config.ClientAuth, config.ClientCAs = tls.RequireAnyClientCert, pool // verified in VerifyConnection
-	config.SessionTicketsDisabled = true                                 // so that each connection shows its certificate
+	config.SessionTicketsDisabled = true                                 // each connection must show its certificate
 	config.VerifyConnection = verifyPeer(pool, x509.ExtKeyUsageClientAuth, "")
 	return config, nil
 }
@@ -274,8 +275,9 @@ func MakeKeys(dir string, nodes []string) (wrote []string, err error) {
 	return k.wrote, err
 }
 
-// RenewKeys makes new certificates for the existing keys of a directory of MakeKeys: the authority's, the
-// coordinator's and those of all nodes, valid as long as new ones. It returns the names of the files that it wrote.
+// RenewKeys makes new certificates for the existing keys in a directory that MakeKeys has filled: those of the
+// authority, the coordinator and all nodes. They are valid for as long as those of MakeKeys. It returns the names of
+// the files that it wrote.
 func RenewKeys(dir string) (wrote []string, err error) {
 	k, err := openKeys(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -302,7 +304,8 @@ func RenewKeys(dir string) (wrote []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	// The authority's comes last. If this is interrupted, old certificates stay valid, because the key is the same.
+	// The authority's certificate comes last. If this is interrupted, old certificates stay valid, because the
+	// authority's key is the same.
 	for _, n := range names {
 		if err := k.issue(a, n); err != nil {
 			return k.wrote, err
@@ -320,7 +323,7 @@ const authorityHint = "run this where the authority's key is, or name another di
 type keysDir struct {
 	path  string
 	root  *os.Root
-	life  time.Duration // of a new authority and of what it issues
+	life  time.Duration // of a new authority and of the certificates that it issues
 	wrote []string
 	stop  func() bool // for tests: fail the next write
 }
@@ -342,7 +345,7 @@ func openKeys(dir string) (*keysDir, error) {
 	return &keysDir{path: dir, root: root, life: keysLife, stop: func() bool { return false }}, nil
 }
 
-// make makes what is missing for an authority, the coordinator and nodes.
+// make makes the missing files of the authority, the coordinator and the given nodes.
 func (k *keysDir) make(nodes []string) error {
 	a, err := k.authority()
 	if err != nil {
@@ -361,7 +364,7 @@ func (k *keysDir) make(nodes []string) error {
 	return nil
 }
 
-// names returns those that have a certificate and a key, except the authority.
+// names returns the names of the coordinator and the nodes that have a certificate and a key.
 func (k *keysDir) names() (names []string, err error) {
 	entries, err := fs.ReadDir(k.root.FS(), ".")
 	if err != nil {
@@ -379,7 +382,7 @@ func (k *keysDir) names() (names []string, err error) {
 	return names, nil
 }
 
-// authority returns the authority of the directory, and makes it if there is none.
+// authority returns the authority in the directory. It makes one if there is none.
 func (k *keysDir) authority() (*Authority, error) {
 	_, err := k.root.Lstat(authorityName + certificateFile)
 	if err == nil {
@@ -396,7 +399,7 @@ func (k *keysDir) authority() (*Authority, error) {
 	return a, k.write(authorityName+certificateFile, a.pem)
 }
 
-// issue writes a certificate for the key of a name, and makes the key if there is none.
+// issue writes a certificate for the named key. It makes the key if there is none.
 func (k *keysDir) issue(a *Authority, name string) error {
 	key, err := k.keyOrNew(name)
 	if err != nil {
@@ -413,7 +416,7 @@ func (k *keysDir) issue(a *Authority, name string) error {
 	return k.write(name+certificateFile, c.Certificate)
 }
 
-// key reads the key of a name, or returns nil if there is none.
+// key reads the named key. It returns nil if there is none.
 func (k *keysDir) key(name string) (*ecdsa.PrivateKey, error) {
 	path := filepath.Join(k.path, name+keyFile)
 	info, err := k.root.Lstat(name + keyFile)
@@ -524,7 +527,7 @@ func ReadCredentials(authority, certificate, key string) (c Credentials, err err
 	return c, err
 }
 
-// ReadCoordinator reads the coordinator's credentials from a directory of MakeKeys.
+// ReadCoordinator reads the coordinator's credentials from a directory that MakeKeys has filled.
 func ReadCoordinator(dir string) (Credentials, error) {
 	at := func(file string) string { return filepath.Join(dir, file) }
 	return ReadCredentials(at(authorityName+certificateFile), at(coordinatorName+certificateFile),

@@ -1,20 +1,19 @@
 // Package cluster runs the same trial on many machines at the same time. One coordinator, in the process of 'tare
-// run', tells them what to run and when to begin. An agent on each machine, 'tare node', runs the trial as tare would
-// alone, reads the machine's counters at both edges by the machine's clock, and sends one record. No process of Tare
-// runs in a group that is weighed.
+// run', tells them what to run and when to start. An agent on each machine, 'tare node', runs the trial as tare would
+// on a single machine, reads the counters at both edges of the window by the machine's own clock, and sends one
+// record. None of these processes runs in a control group that is measured.
 //
-// An agent has one gRPC stream to the coordinator, which the agent opens, so only the coordinator needs an address.
-// Both sides show certificates of one authority (keys.go). The messages are JSON. Specs and records are JSON already,
-// and both sides must be the same build, so a second description of the same types would only be one more source of
-// differences.
+// Each agent opens one gRPC stream to the coordinator, so only the coordinator needs an address. Both sides show
+// certificates of one authority (keys.go). The messages are JSON: specs and records are JSON already, and both sides
+// must be the same build, so describing the types again in protobuf would gain nothing.
 //
 //	agent:       hello                     who it is
 //	coordinator: ping / agent: pong        shows that both sides are alive, and how far their clocks are apart
 //	coordinator: prepare                   a trial: set it up
-//	agent:       prepared                  everything waits for the begin; or at once a record, of a failed trial
-//	coordinator: begin                     when, by the agent's clock
+//	agent:       prepared                  everything is set up; if that fails, a record is sent instead
+//	coordinator: begin                     start time, by the agent's clock
 //	agent:       record                    all that was measured
-//	coordinator: abandon                   take the trial under way down
+//	coordinator: abandon                   take the current trial down
 //	coordinator: bye                       the run is over
 package cluster
 
@@ -29,7 +28,7 @@ import (
 	"tare/internal/lib/text"
 )
 
-// message is one message of the stream, either way. Exactly one field is set.
+// message is one message of the stream, in either direction. Exactly one field is set.
 type message struct {
 	Hello    *Hello   `json:"hello,omitempty"`
 	Ping     *ping    `json:"ping,omitempty"`
@@ -48,7 +47,7 @@ type Hello struct {
 	Version string `json:"version"` // of tare, with its build
 	PID     int    `json:"pid"`     // of the agent
 
-	// AllowCommands reports whether it runs specs that name commands, files and addresses.
+	// AllowCommands reports whether the agent runs specs that name commands, files and addresses.
 	AllowCommands bool `json:"allow_commands,omitempty"`
 }
 
@@ -59,10 +58,10 @@ type Job struct {
 	Data  json.RawMessage `json:"data"` // what to run, in package engine's format
 }
 
-// Share limits the groups of a trial on a node's machine.
+// Share limits the control groups of a trial on a node's machine.
 type Share struct {
 	CPUs   float64 `json:"cpus,omitempty"`   // for all together; 0: no limit
-	Weight float64 `json:"weight,omitempty"` // if CPU time is short, relative to other groups of weight 1; 0: the default
+	Weight float64 `json:"weight,omitempty"` // share of CPU time when it is scarce; other groups have 1; 0: the default
 }
 
 // The bounds of a Hello.
@@ -87,7 +86,7 @@ type trialID struct {
 type begin struct {
 	ID uint64 `json:"id"`
 	At int64  `json:"at_ns"` // CLOCK_MONOTONIC of the agent's machine
-	// how long both sides send no requests from then on: these take CPU time, which is being measured
+	// how long neither side sends pings from then on, because they take CPU time, which is being measured
 	Quiet int64 `json:"quiet_ns"`
 }
 
@@ -118,8 +117,8 @@ type joiner interface {
 var service = grpc.ServiceDesc{ServiceName: serviceName, HandlerType: (*joiner)(nil),
 	Streams: []grpc.StreamDesc{joinStream}}
 
-// The longest accepted messages, in bytes. Records of a trial have some 100 KB, all others a few hundred bytes. A spec
-// has at most 1 MiB.
+// The longest accepted messages, in bytes. The record of a trial has some 100 KB, a spec at most 1 MiB, and all other
+// messages a few hundred bytes.
 const (
 	maxFromAgent       = 8 << 20
 	maxFromCoordinator = 2 << 20
@@ -128,7 +127,7 @@ const (
 
 // codec encodes messages as JSON.
 type codec struct {
-	clean bool // sanitize all received texts, so that they are safe to print and to store
+	clean bool // sanitize all received text, so that it is safe to print and to store
 }
 
 func (codec) Name() string                  { return "json" }
@@ -147,7 +146,7 @@ func (c codec) Unmarshal(data []byte, v any) error {
 	return nil
 }
 
-// check returns an error for an invalid message of length bytes.
+// check returns an error if the message, of length bytes, is invalid.
 func (m *message) check(length int) error {
 	set := 0
 	for _, is := range []bool{m.Hello != nil, m.Ping != nil, m.Pong != nil, m.Prepare != nil, m.Prepared != nil,
@@ -166,7 +165,7 @@ func (m *message) check(length int) error {
 	return nil
 }
 
-// what names a message in errors.
+// what describes the message, for errors.
 func (m *message) what() string {
 	switch {
 	case m.Hello != nil:

@@ -19,11 +19,11 @@ import (
 	"tare/internal/lib/text"
 )
 
-// node is an agent, as the coordinator sees it.
+// node is the coordinator's view of an agent.
 type node struct {
 	hello Hello
 	out   chan *message // to be sent
-	said  chan *message // its messages about itself and trials
+	said  chan *message // its messages except pongs
 	times chan reading  // readings of its clock
 	heard atomic.Int64  // when it last sent anything, ns by pace.Now
 	pings atomic.Uint64
@@ -78,7 +78,7 @@ func (n *node) send(m *message) {
 	}
 }
 
-// leave tells it that the run is over.
+// leave tells the node that the run is over.
 func (n *node) leave() {
 	select {
 	case n.out <- &message{Bye: &bye{}}:
@@ -141,7 +141,7 @@ func (n *node) ask(p *ping) {
 	n.asked[p.Number] = p.Sent
 }
 
-// answered makes a reading from an answer, with this side's own record of when it asked.
+// answered makes a reading from a pong, using the coordinator's own record of when it sent the ping.
 func (n *node) answered(p pong, got int64) (reading, error) {
 	n.askedMu.Lock()
 	sent, ok := n.asked[p.Ping.Number]
@@ -155,9 +155,8 @@ func (n *node) answered(p pong, got int64) (reading, error) {
 	return r, r.check()
 }
 
-// serve writes to the agent and checks that it is alive, until it is gone or the run is over. It counts unanswered
-// pings, not only time: a coordinator that was itself delayed for seconds on a busy machine has sent none in that
-// time.
+// serve writes to the agent and checks that it is alive, until it is gone or the run is over. Silence is measured in
+// unanswered pings, not in time: if the coordinator itself was delayed on a busy machine, it sent none in that time.
 func (n *node) serve(stream grpc.ServerStream, c *Coordinator) error {
 	tick := time.NewTicker(c.o.Heartbeat)
 	defer tick.Stop()

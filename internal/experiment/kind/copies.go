@@ -35,11 +35,11 @@ func LimitKeys() []param.Setting {
 	return settings
 }
 
-// shared holds the options that the copies of a part divide among them; true: a copy can have a fraction of one.
+// shared holds the options that the copies of a part divide among themselves. The value is true if a share need not be
+// a whole number.
 var shared = map[string]bool{"rate": true, "connections": false}
 
-// CopyName returns the name of one copy, counted from 1. It contains an underscore, so that no part of a spec can have
-// it.
+// CopyName returns the name of one copy, counted from 1. It contains an underscore, so no part of a spec can have it.
 func CopyName(name string, i, of int) string {
 	if of == 1 {
 		return name
@@ -70,8 +70,8 @@ func (s *Setup) CheckCopies(p *Part) error {
 	return nil
 }
 
-// Copies returns the setup with every part of a count above one replaced by its copies. Copy i of a load goes to copy
-// i of its application, starting over if there are more loads.
+// Copies returns the setup with every part whose count is above one replaced by its copies. Copy i of a load goes to
+// copy i of its application, starting over if the load has more copies.
 func (s *Setup) Copies() Setup {
 	c := *s
 	c.Applications, c.Loads = map[string]*Part{}, map[string]*Part{}
@@ -92,7 +92,7 @@ func (s *Setup) Copies() Setup {
 	return c
 }
 
-// copyOf returns copy i, counted from 0, of n. It has an even share of what the copies divide.
+// copyOf returns copy i, counted from 0, of n. It has an even share of the options and limits that the copies divide.
 func copyOf(p *Part, i, n int) *Part {
 	q := p.Clone()
 	if n == 1 {

@@ -1,6 +1,6 @@
-// Package kind defines guests as the engine sees them. A guest is an application, a load or a subject. It is one
-// folder, which declares the guest here with all that the engine needs to know of it. The engine names no guest; a
-// guest that needs more than to be started implements one of the small interfaces of this package, as with
+// Package kind defines the engine's view of guests. A guest is an application, a load or a subject. Each has one
+// folder, which registers the guest here with all that the engine needs to know about it. The engine names no guest; a
+// guest that needs more than to be started implements optional small interfaces of this package, in the manner of
 // io.ReaderFrom.
 package kind
 
@@ -28,7 +28,7 @@ const (
 	Self        Role = "self"
 )
 
-// About is what every guest declares of itself.
+// About holds what every guest declares about itself.
 type About struct {
 	Name     string // in specs and on the command line
 	Summary  string // one line, for lists
@@ -41,8 +41,8 @@ type About struct {
 	// Label is the setting that distinguishes subjects of one kind. Empty: they go by Name.
 	Label string
 
-	// Process holds all settings of the guest's process, if they are not just those of a spec: where it connects, where
-	// it listens. An experiment provides them (Sited), a person by flags. Nil: they are Settings.
+	// Process holds all settings of the guest's process, if these are not just Settings: for example where it connects or
+	// listens. An experiment provides these (Sited), and a person gives them as flags. Nil: they are Settings.
 	Process []param.Setting
 
 	// InPods is true for applications and loads whose process needs nothing of its machine but the network, so it can run
@@ -61,12 +61,12 @@ type About struct {
 	StandsAlone bool // it can connect to an application, but runs without one if a spec names none
 
 	// MakesEvents: its pieces of work are not requests but events, which something else must deliver. It starts thousands
-	// of processes, so the groups of its trials are one for the scheduler if possible, and counters are read at a
+	// of processes, so the scheduler treats the groups of its trials as one if possible, and counters are read at a
 	// real-time priority.
 	MakesEvents bool
 
-	// MakesPieces: its pieces of work are not requests, but for example changes that something else brings about. It has
-	// its own metrics for the cost of one; metrics per request, and throughput, do not apply.
+	// MakesPieces: its pieces of work are not requests, but, for example, changes made by something else. It has its own
+	// metrics for the cost of one; metrics per request, and throughput, do not apply.
 	MakesPieces bool
 
 	// HoldsConnections reports whether it should have all its connections open at once. Nil: it holds none.
@@ -112,7 +112,7 @@ type About struct {
 
 	// TakesLonger is how much longer than usual a trial with the guest takes, because it starts slowly, settles before
 	// the window, or finishes something after it. It was measured on the project's machine (go run ./test/bench/estimates
-	// -v). Estimates of the length of a run add it up.
+	// -v). Estimates of the length of a run include it.
 	TakesLonger Takes
 
 	// Probes returns probes of the programs that it needs, for 'tare doctor'. Each says what is lost without the program
@@ -262,5 +262,5 @@ func All(r Role) []Guest {
 // Names returns the names of all guests of a role, in order.
 func Names(r Role) []string { return slices.Sorted(maps.Keys(registry[r])) }
 
-// Find returns the guest of a name, or nil.
+// Find returns the guest with the given name, or nil.
 func Find(r Role, name string) Guest { return registry[r][name] }

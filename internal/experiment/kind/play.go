@@ -20,10 +20,10 @@ const PlayCommand = "_play"
 
 // Settings that Command fills in for a load whose process has them, in addition to those from Sited.At.
 var (
-	// SeedSetting is Site.Seed.
+	// SeedSetting passes Site.Seed.
 	SeedSetting = param.Setting{Name: "seed", Type: param.TypeCount, Default: "1", Max: math.MaxUint64,
 		Doc: "seed of Poisson arrivals and of all other random choices"}
-	// SubjectSetting is the subject's ready message (Site.SubjectReady). SubjectReady decodes it.
+	// SubjectSetting passes the subject's ready message (Site.SubjectReady). SubjectReady decodes it.
 	SubjectSetting = param.Setting{Name: "subject-ready", Type: param.TypeText, Reach: param.ReachAddress,
 		Doc: "ready message of the subject, JSON"}
 )
@@ -88,8 +88,8 @@ func Play(ctx context.Context, conn *role.Conn, args []string) error {
 	return player.Play(ctx, conn, values)
 }
 
-// Check checks the settings of a guest's process that a spec has too, by the guest's Checker. Play checks the others
-// itself.
+// Check calls the guest's Checker, if it has one, with the process settings that specs have too. Player.Play checks
+// the others.
 func Check(g Guest, v param.Values) error {
 	c, ok := g.(Checker)
 	if !ok {

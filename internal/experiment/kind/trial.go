@@ -24,12 +24,12 @@ type Joiner interface {
 
 // The hooks, in the order of a trial. Contexts end when the trial does; an error of a hook fails the trial.
 type (
-	// Launcher is a subject in which applications run, and loads that are Inside: a sandbox. The engine calls Launch to
-	// start each of them, for several at the same time, instead of starting them itself. Patience is how long it may take
-	// until what was launched is ready. The other methods are about processes that were killed because memory was short,
-	// of which the subject knows more than this machine's kernel reports. Component names the role of a process of this
-	// machine, by its PID, even after its end; "" if unknown. KilledInside lists processes that other kernels, such as a
-	// guest's, killed.
+	// Launcher is a subject, such as a sandbox, in which applications run, and loads with About.RunsInside. The engine
+	// calls Launch to start each of them, several concurrently, instead of starting them itself. Patience is how long a
+	// launched part may take to be ready. The other methods are about processes that were killed because memory was
+	// short, of which the subject knows more than this machine's kernel reports. Component names the role of a process of
+	// this machine, by its PID, even after its end; "" if unknown. KilledInside lists processes that other kernels, such
+	// as a guest's, killed.
 	Launcher interface {
 		Launch(context.Context, Launch) error
 		Patience() time.Duration
@@ -37,22 +37,21 @@ type (
 		KilledInside(context.Context) []KilledInside
 	}
 
-	// Hoster is a Launcher, or Networked, in which an application has another address than 127.0.0.1: Host is the IP
-	// address at which it listens and is reached. It is called before the application is started.
+	// Hoster is a Launcher or a Networked in which an application has an address other than 127.0.0.1. Host returns the
+	// IP address at which the application listens and is reached. It is called before the application is started.
 	Hoster interface {
 		Host(app string) (string, error)
 	}
 
 	// Networked is a subject with private networks, in which applications, loads or components of the subject run.
-	// Network returns the path of the network namespace in which the engine starts one of them, by its name; empty: this
-	// machine's. A Launcher chooses the network of what it launches.
+	// Network returns the path of the network namespace in which the engine starts the named one; empty: this machine's.
+	// A Launcher chooses the network of what it launches.
 	Networked interface {
 		Network(as Role, name string) (string, error)
 	}
 
 	// Explainer is a subject that may know better than others why a trial failed: a load whose connection is refused is
-	// often the first to notice that a proxy has ended. Explain returns err, or the error that caused it with err after
-	// it.
+	// often the first to notice that a proxy has ended. Explain returns err, or an error with its cause, followed by err.
 	Explainer interface {
 		Explain(err error) error
 	}
@@ -65,7 +64,7 @@ type (
 	}
 
 	// Server is an application that the engine does not start by its Command. Serve starts or finds it, and returns when
-	// it is ready. One with an empty address serves no load.
+	// it is ready. An App with an empty address serves no load.
 	Server interface {
 		Serve(context.Context) (App, error)
 	}
@@ -94,9 +93,9 @@ type (
 		Begun(context.Context, role.Schedule) error
 	}
 
-	// Edges is a guest that reads further counters over the window: Opened just after the counters of the ledger were
-	// read at the first edge, and Closed just after those at the second. The time that Opened takes is inside the window.
-	// Evidence passes their results to the guest's metrics.
+	// Edges is a guest that reads further counters over the window. Opened is called just after the counters of the
+	// ledger were read at the first edge, and Closed just after they were read at the second. The time that Opened takes
+	// is inside the window. Evidence passes their results to the guest's metrics.
 	Edges interface {
 		Opened(context.Context) error
 		Closed(context.Context) error
@@ -139,7 +138,7 @@ func (k KilledInside) In(who string) string {
 	return fmt.Sprintf("the guest's own kernel killed %s of %s inside the sandbox, where %s", k.Process, who, k.Why)
 }
 
-// Launch describes an application, or a load that is Inside, to start.
+// Launch describes an application, or a load with About.RunsInside, that a Launcher must start.
 type Launch struct {
 	Name string // of the part, or of its copy
 	Part *Part
@@ -153,9 +152,9 @@ type Launch struct {
 	// Group has the limits of the part, and its use is charged to the part. Whatever runs the part belongs in it.
 	Group Group
 
-	// Start starts the part in a group, this one or one of the subject's, and in a network namespace, by its path; empty:
-	// this process's. With argv it starts that command instead, which must leave the streams to the part in the end. The
-	// trial waits for the process, and ends it by closing its standard input.
+	// Start starts the part in g, which is Group or a group of the subject, and in the network namespace at the path
+	// network; empty: this process's. With argv it starts that command instead, which must finally hand its standard
+	// streams over to the part. The trial waits for the process, and ends it by closing its standard input.
 	Start func(g Group, network string, argv ...string) (pid int, err error)
 }
 
@@ -166,16 +165,16 @@ type Group interface {
 	TreeName() string                // the name of the trial's tree of groups, which marks what the trial creates
 	Members() []int                  // the processes in it
 	TreeMembers() []int              // those in all groups of the trial
-	LimitCPUs(cpus float64) error    // CPU time per time; 0: unchanged
+	LimitCPUs(cpus float64) error    // in CPUs; 0: unchanged
 	In(network string) child.Starter // starts commands in it and in a network namespace, as Launch.Start does
 }
 
 // Owners decides which leftovers of runs may be removed.
 type Owners interface {
-	// Ended reports whether the run has ended that owns something by its name, as in Group.TreeName. what describes the
-	// thing ("the directory /run/x") for the report if that cannot be known.
+	// Ended reports whether the run whose name (Group.TreeName) marks something has ended. If that is unknown, it reports
+	// the thing, which what describes ("the directory /run/x").
 	Ended(tree, what string) bool
-	// Leave reports what is left alone, because it is unknown whether its run goes on.
+	// Leave reports that something is left alone because it is unknown whether its run has ended.
 	Leave(tree, what string)
 	// EndMarked ends the processes of a run, wherever they are, before anything of the run is removed.
 	EndMarked(tree string) error
@@ -226,7 +225,7 @@ type Trial interface {
 	SetSubject(Objects, json.RawMessage)
 
 	Record() *record.Trial // the record as far as it is complete
-	// reads all counters once more, recorded as a further reading of that name
+	// Read reads all counters once more, and records them as a further reading of that name.
 	Read(ctx context.Context, name string) error
 	Fail(error)                            // ends the trial
 	Warn(code, format string, args ...any) // adds a warning to the ledger of the window
@@ -246,7 +245,7 @@ type Process interface {
 	Signal(os.Signal) error
 	Finished() <-chan struct{} // closed when its result has arrived
 	Ended() <-chan struct{}    // closed when it has exited
-	Failure(when string) error // why it ended, once it has; when continues the word "ended"
+	Failure(when string) error // why it ended, once it has; when follows the word "ended"
 }
 
 // Objects holds the eBPF programs and maps of a subject. The JSON form is that of ready messages.

@@ -14,14 +14,14 @@ import (
 
 // The thresholds for blaming a gate on a cause outside the trial. They are fixed here, before any run.
 const (
-	// stolenPart is the fraction of CPU time from which the hypervisor can have tripped a gate. A generator whose CPU is
-	// taken away for 40 ms of a window of 2 s begins 2 % of its requests late, which trips the gate on its 99th
+	// stolenPart is the smallest fraction of CPU time whose loss to the hypervisor can trip a gate. A generator whose CPU
+	// is taken away for 40 ms of a window of 2 s begins 2 % of its requests late, which trips the gate on its 99th
 	// percentile; on a machine with two CPUs that is 1 % of the CPU time.
 	stolenPart = 0.01
 
-	// foreignPart is the same for tasks of others. The scheduler divides a CPU among tasks in slices of a few ms, while
-	// the hypervisor takes it away for tens of ms, so other tasks need more time to do the same harm. For those that hold
-	// a CPU without a break, stolenPart applies.
+	// foreignPart is the same for tasks outside the trial. The scheduler divides a CPU among tasks in slices of a few ms,
+	// while the hypervisor takes it away for tens of ms, so other tasks need more time to do the same harm. For those
+	// that hold a CPU without a break, stolenPart applies.
 	foreignPart = 0.05
 
 	// explains is the largest shortfall that other processes can explain, as a multiple of their fraction of CPU time. A
@@ -30,7 +30,7 @@ const (
 	explains = 4.0
 )
 
-// Disturbance is what other processes took of the machine during a window, as fractions of its CPU time.
+// Disturbance holds what others took of the machine during a window, as fractions of its CPU time.
 type Disturbance struct {
 	Stolen   float64 // by the hypervisor
 	Foreign  float64 // by tasks outside the trial's control groups, except this process
@@ -44,9 +44,9 @@ type Disturbance struct {
 // maxCulprits is how many of the causes of a disturbance are named.
 const maxCulprits = 3
 
-// DisturbanceOf reads from a ledger what other processes took: from the witness, or without one, or for all that it
-// does not record, from the kernel's counters. The trial's own groups are those at and below tree; self is this
-// process. Without either source the result is zero.
+// DisturbanceOf returns what others took during a ledger's window. It uses the witness if there is one, and the
+// kernel's counters for the rest. The trial's own groups are those at and below tree; self is this process. Without
+// either source the result is zero.
 func DisturbanceOf(l *ledger.Ledger, tree string, self int) Disturbance {
 	var d Disturbance
 	if l == nil || l.CPU.Capacity <= 0 {
@@ -89,8 +89,8 @@ func DisturbanceOf(l *ledger.Ledger, tree string, self int) Disturbance {
 				d.Occupied += s.Seconds / capacity
 			}
 		}
-		// A process that ended before its group was read may be a short one of the trial. Count no more of their time as
-		// others' than the kernel counted for others.
+		// A process that ended before its group was read may be a short-lived one of the trial. Count no more time of such
+		// processes as foreign than the kernel's counters show.
 		d.Occupied += min(nobodys, max(0, d.Foreign-d.Occupied))
 		for _, o := range n.Busiest {
 			if !ours(o.PID, o.Cgroup) {
@@ -145,9 +145,9 @@ func (d Disturbance) By() (ledger.Cause, float64) {
 	return ledger.Neighbour, d.Foreign
 }
 
-// shortfall returns the missing fraction of the work, for a gate that counts work; false for others. An idle copy of a
-// load does not measure it: a copy with a small limit starts slowly, and one that others delay may miss a short window
-// altogether.
+// shortfall returns the missing fraction of the work, for a gate that counts work, and false for other gates. An idle
+// copy of a load says nothing about it: a copy with a small limit starts slowly, and one that others delay may miss a
+// short window altogether.
 func (t Trip) shortfall() (float64, bool) {
 	switch t.Gate {
 	case GateRate, GateConnections, GateIdle:

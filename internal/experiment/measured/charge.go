@@ -47,8 +47,8 @@ func NewRole(role kind.Role, name string) GroupRole {
 	return g
 }
 
-// SetRoles sets the role of each group in the ledgers, charges the subject's programs and maps to it, and settles what
-// each application used and what was used on its behalf.
+// SetRoles sets the role of each group in the ledgers, charges the subject's programs and maps to it, and determines
+// what each application used and what was used on its behalf.
 func (m *Measured) SetRoles(roles map[string]GroupRole) {
 	m.roles = roles
 	for _, l := range m.ledgers() {

@@ -29,8 +29,8 @@ func Tripped(g *Gate, seen, allowed float64, format string, args ...any) Trip {
 	return Trip{g, record.Reason{Gate: g.Name, Seen: seen, Allowed: allowed, Message: fmt.Sprintf(format, args...)}}
 }
 
-// Judge is a load with its own gates in place of the usual ones. m.JudgeLoad(name) has the usual ones, together and
-// singly.
+// Judge is a load with its own gates in place of the usual ones. m.JudgeLoad(name) has the usual ones, all together
+// (Usual) and each by itself.
 type Judge interface {
 	Judge(m *Measured, name string) []Trip
 }
@@ -233,9 +233,9 @@ func (j *LoadJudge) underWay() int64 {
 	return min(int64(math.Ceil(n)), int64(j.Result.MostAtOnce()))
 }
 
-// heldUp returns how many requests were late because a stall of the machine lasted into the end of the window: those
-// that were due since its last stall began, if the window ends in that stall or within the same length of time after
-// it, in which the queue drains. Such requests were still answered; if not, other gates trip.
+// heldUp returns how many requests were late because the machine stalled near the end of the window. These are the
+// requests that were due since the last stall began, if the window ends during that stall or within the stall's length
+// after it, while the queue drains. Such requests were still answered; if not, other gates trip.
 func (j *LoadJudge) heldUp() int64 {
 	if len(j.stalls.Spans) == 0 {
 		return 0
@@ -328,8 +328,8 @@ func (j *LoadJudge) connections() {
 }
 
 // throttled checks that groups without a CPU limit in the spec were not throttled. It includes groups around the
-// trial, such as that of the container in which tare runs: they throttle what is in them, whose own counters do not
-// show it.
+// trial, such as that of the container in which tare runs: they throttle the groups inside them, whose own counters do
+// not show it.
 func (m *Measured) throttled() []Trip {
 	var trips []Trip
 	for _, g := range m.Ledger.Cgroups {

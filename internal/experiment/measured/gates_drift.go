@@ -9,17 +9,17 @@ import (
 	"tare/internal/lib/stats"
 )
 
-// driftChance is how rarely chance alone may make the halves of a window look different: once in a thousand trials, so
-// a run of some hundreds is unlikely to lose one.
+// driftChance is the probability with which chance alone may make the halves of a window look different: one in a
+// thousand, so a run of a few hundred trials is unlikely to lose one.
 const driftChance = 0.001
 
 // minInSlice is how many requests a slice of the window needs for a meaningful median.
 const minInSlice = 5
 
-// Drift checks that the window was steady, because the warm-up ends at a time fixed beforehand. It compares the slices
-// of the two halves of the window: for an open load their median latencies, for a closed load their counts of
-// requests. The gate trips if the halves differ by more than chance explains (exact rank-sum test) and by more than
-// the gate allows.
+// Drift checks that the window was steady, because the fixed length of the warm-up may have been too short. It
+// compares the slices of the two halves of the window: for an open load their median latencies, for a closed load
+// their counts of requests. The gate trips if the halves differ by more than chance explains (exact rank-sum test) and
+// by more than the gate allows.
 func (j *LoadJudge) Drift() {
 	const lengthen = "lengthen the warm-up, "
 	const pin = ", or pin applications and loads to CPUs of their own"
@@ -51,9 +51,9 @@ func (j *LoadJudge) Drift() {
 	}
 }
 
-// halves compares the two halves of the window. before and after are the middle of the values of their slices, and
-// seen is their difference as a fraction of the smaller one, or of least if that is larger. trips reports whether that
-// is too far.
+// halves compares the two halves of the window. before and after are the middles of their slices' values, and seen is
+// the difference as a fraction of the smaller one, or of least if that is larger. trips reports whether the difference
+// trips the gate.
 func (j *LoadJudge) halves(value func(load.Slice) float64, middle func([]float64) float64,
 	least float64) (before, after, seen float64, trips bool) {
 	if len(j.Result.Slices) < 2 || j.Result.Done < minInSlice*int64(len(j.Result.Slices)) {

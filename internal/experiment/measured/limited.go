@@ -169,8 +169,8 @@ func (m *Measured) limitedBPF() (float64, bool) {
 	return m.perSecond(float64(in)**period, true)
 }
 
-// held checks, in an experiment about a CPU limit, that the limit throttled its groups and nothing else on the machine
-// kept them from it.
+// held checks, in an experiment about a CPU limit, that the limit throttled its groups, and that nothing else on the
+// machine kept them from reaching it.
 func (m *Measured) held() []Trip {
 	asked := m.Setup.Gates.Float("held")
 	if asked == 0 {
@@ -193,8 +193,8 @@ func (m *Measured) inside(g *limitedGroup, c ledger.Context) bool {
 	return g != nil && !(interrupt(c) && apart)
 }
 
-// limitedSamples counts the samples of the subject's programs, and those of them that match. matches gets the group
-// with a limit in which a sample fell, or nil, and the context. Without such groups, there is nothing to count.
+// limitedSamples returns how many samples there are of the subject's programs, and how many of these match. matches
+// receives the CPU-limited group of a sample, or nil, and the context. Without such groups, both counts are 0.
 func (m *Measured) limitedSamples(matches func(*limitedGroup, ledger.Context) bool) (in, of int) {
 	groups := m.limited()
 	if len(groups) == 0 {

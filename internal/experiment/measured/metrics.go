@@ -41,7 +41,7 @@ type Teller interface {
 // Metrics returns all metrics, in the order of docs/metrics.md: those that any trial may have, then those of guests.
 func Metrics() []Metric { return all().metrics }
 
-// Gates returns all gates, in that order.
+// Gates returns all gates, those of every trial first, then those of guests.
 func Gates() []*Gate { return all().gates }
 
 type everything struct {
@@ -49,7 +49,7 @@ type everything struct {
 	gates   []*Gate
 }
 
-// all is first called after every guest is registered.
+// all must not be called before every guest is registered.
 var all = sync.OnceValue(func() everything {
 	e := everything{
 		metrics: slices.Concat(coreMetrics, requestMetrics, subjectMetrics, startMetrics, runningMetrics, limitMetrics),
@@ -193,7 +193,7 @@ var startMetrics = []Metric{{
 }}
 
 // Into sets the metrics and the validity of a measured trial's record, and trims its ledgers to what a record must
-// hold. roles are those of the trial's groups, by path.
+// hold. roles holds the roles of the trial's groups, by path.
 func (m *Measured) Into(t *record.Trial, roles map[string]GroupRole) {
 	m.Trial = *t
 	m.SetRoles(roles)
@@ -239,7 +239,7 @@ func orRunning(all []Metric) []Metric {
 	return all
 }
 
-// runningSuffix ends the name of a histogram of undisturbed requests; the rest is the name of that of all requests.
+// runningSuffix is what the name of a histogram of undisturbed requests adds to the name of that of all requests.
 const runningSuffix = "_running"
 
 // requestTimes makes metrics of how long something took for each request: quantiles of a histogram.
@@ -261,7 +261,8 @@ func requestTimes(histogram string, needs []Need, what string, quantiles ...floa
 	})
 }
 
-// Seconds converts a value of the merged histogram of all loads that have it from nanoseconds to seconds.
+// Seconds returns a function that gets a value from the merged histogram of all loads that have it, and converts it
+// from nanoseconds to seconds.
 func Seconds(histogram string, value func(*hdrhistogram.Histogram) (float64, bool)) func(*Measured) (float64, bool) {
 	return func(m *Measured) (float64, bool) {
 		h, ok := m.Histogram(histogram)
@@ -273,7 +274,7 @@ func Seconds(histogram string, value func(*hdrhistogram.Histogram) (float64, boo
 	}
 }
 
-// Quantile returns a quantile of a histogram, and false if too few values lie beyond it.
+// Quantile returns a function that returns a quantile of a histogram, or false if too few values lie beyond it.
 func Quantile(q float64) func(*hdrhistogram.Histogram) (float64, bool) {
 	return func(h *hdrhistogram.Histogram) (float64, bool) { return stats.Quantile(h, q) }
 }
@@ -315,7 +316,7 @@ func (m *Measured) Sum(of func(load.Result) float64) (total float64) {
 // failed returns how many requests of a load were not answered without error.
 func failed(r load.Result) int64 { return max(r.Intended-r.Done, 0) }
 
-// Per divides one rate by another.
+// Per returns a function that divides one rate by another.
 func Per(cost, work func(*Measured) (float64, bool)) func(*Measured) (float64, bool) {
 	return func(m *Measured) (float64, bool) {
 		c, ok1 := cost(m)
@@ -327,7 +328,7 @@ func Per(cost, work func(*Measured) (float64, bool)) func(*Measured) (float64, b
 	}
 }
 
-// WorkCount returns a count of a subject that works by itself.
+// WorkCount returns a function that returns a count of a subject that works by itself.
 func WorkCount(name string) func(*Measured) (float64, bool) {
 	return func(m *Measured) (float64, bool) {
 		if m.Work == nil {
@@ -375,9 +376,9 @@ func (m *Measured) pieces() bool {
 	return false
 }
 
-// sharesConnections reports whether several requests of a load share a connection. The options decide first, not the
-// counts alone: if a load opens a connection for each request, some requests fail to while the machine stalls, and one
-// trial in twenty would have metrics that the others lack.
+// sharesConnections reports whether several requests of a load share a connection. The options decide first: if a load
+// opens a connection for each request, some requests fail to open one while the machine stalls, so by the counts alone
+// one trial in twenty would have metrics that the others lack.
 func (m *Measured) sharesConnections(name string) bool {
 	if part := m.Setup.Loads[name]; part != nil {
 		if holds := part.Kind.About().HoldsConnections; holds != nil && !holds(part.Options) {

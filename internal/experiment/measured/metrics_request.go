@@ -81,7 +81,7 @@ func (m *Measured) subjectSeconds() (float64, bool) {
 	return cpuSeconds(groups)
 }
 
-// needBudget includes Alone because the work of other processes is also in the kernel's threads and interrupts.
+// needBudget includes Alone because kernel threads and interrupts also do work for other processes.
 var needBudget = append(slices.Clone(NeedRequestCost), Alone)
 
 func (m *Measured) hasInPath() bool {
@@ -126,7 +126,7 @@ func (m *Measured) unaccounted() (float64, bool) {
 	return rest, true
 }
 
-// lines adds up some lines of the budget. It returns false if one is missing.
+// lines adds up the named lines of the budget. It returns false if one is missing.
 func (m *Measured) lines(names ...string) (total float64, ok bool) {
 	for _, name := range names {
 		i := slices.IndexFunc(m.Ledger.CPU.Lines, func(l ledger.CPULine) bool { return l.Name == name })

@@ -116,7 +116,7 @@ func signed(v *uint64) *int64 {
 // KernelMemory returns the kernel memory of a group, or nil if that is unknown.
 func KernelMemory(m *ledger.Memory) *int64 { return signed(m.Kernel) }
 
-// Memory returns a part of the memory of the subject's groups, added up; 0 without a subject.
+// Memory returns a function that adds up a part of the memory of the subject's groups. It is 0 without a subject.
 func Memory(part func(*ledger.Memory) *int64) func(*Measured) (float64, bool) {
 	return func(m *Measured) (float64, bool) {
 		if m.Subject == nil {

@@ -38,8 +38,9 @@ var (
 	// NeedNothing is for metrics that are valid whatever happened: they describe the trial itself.
 	NeedNothing = []Need{}
 
-	// NeedLatency: the time of a request is valid only if the request was sent when it was due, with the stated rate,
-	// connections and steady state. Failed requests are missing from the histogram, and they are rarely the fast ones.
+	// NeedLatency is for the time of a request, which is valid only if the request was sent when it was due, with the
+	// stated rate and connections, in a steady state. Failed requests are missing from the histogram, and they are rarely
+	// the fast ones.
 	NeedLatency = []Need{Whole, Worked, Paced, Rated, Complete, Connected, Steady, SteadyRate, Unthrottled, Held, Alone}
 
 	// NeedRunning is for requests that no stall of the machine touched. The effect of a stall on the rate, on the
@@ -47,7 +48,7 @@ var (
 	// trial had left its groups, its effect would be left out too.
 	NeedRunning = []Need{Whole, Worked, PacedAwake, Complete, Connected, Unthrottled, Held, Contained}
 
-	// NeedThroughput: as for latency, except that drift of an open load's latency does not change how many requests are
+	// NeedThroughput is NeedLatency without Steady: drift of an open load's latency does not change how many requests are
 	// answered.
 	NeedThroughput = []Need{Whole, Worked, Paced, Rated, Complete, Connected, SteadyRate, Unthrottled, Held, Alone}
 
@@ -60,10 +61,11 @@ var (
 	// late generator matters. Failed requests cost something but do not count as work.
 	NeedCost = []Need{Whole, Worked, Complete, Windowed, Contained}
 
-	// NeedRequestCost: how many requests are answered in one batch depends on how many connections are open.
+	// NeedRequestCost is NeedCost with Connected: how many requests are answered in one batch depends on how many
+	// connections are open.
 	NeedRequestCost = []Need{Whole, Worked, Complete, Connected, Windowed, Contained}
 
-	// NeedEventCost is for costs per event, which are as good as the count of events.
+	// NeedEventCost is for costs per event, which need a correct count of events.
 	NeedEventCost = []Need{Whole, Worked, Complete, Counted, Windowed, Contained}
 
 	// NeedAgentCost is for costs per event that are counted separately, from before the load until after it, and not at

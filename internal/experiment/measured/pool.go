@@ -257,7 +257,7 @@ func (p *Pool) Judge() []record.Reason {
 // processes use of it; the coordinator can.
 func (p *Pool) explained(r record.Reason) record.Reason {
 	r.Voids = p.voids(r)
-	// of two gates with one name, the later, which breaks less: the needs that only the other breaks are void already
+	// If two gates share the name, this is the later one, which breaks less. What only the other breaks is void already.
 	var gate *Gate
 	for _, g := range Gates() {
 		if g.Name == r.Gate {
@@ -301,7 +301,8 @@ func union(a, b []string) []string {
 	return slices.Compact(all)
 }
 
-// Trim removes from the nodes' records what the trial's record has, and from its ledger what they have.
+// Trim removes from the nodes' records what the trial's record has too, and from the trial's ledger what the nodes'
+// records have.
 func (p *Pool) Trim(agents string) {
 	roles := map[string]GroupRole{}
 	objects := NodesObjects{programs: map[uint32]ledger.Charged{}, maps: map[uint32]ledger.Charged{}}

@@ -12,8 +12,8 @@ import (
 )
 
 // Trim reduces the ledgers to what a trial's record must hold: the groups of the trial and those at the top, observed
-// groups, the programs that ran or are the subject's, and the maps that these use, without most maps of a large pool.
-// A machine can have thousands of each, and a run thousands of trials.
+// groups, the programs that ran or are the subject's, and the maps that these use, without the inner maps of a large
+// pool. A machine can have thousands of each, and a run thousands of trials.
 func (m *Measured) Trim() {
 	for _, l := range m.ledgers() {
 		m.trimOne(l)
@@ -64,7 +64,7 @@ func (m *Measured) trimOne(l *ledger.Ledger) {
 	l.Maps = slices.DeleteFunc(l.Maps, func(mp ledger.Map) bool { return !keep[mp.ID] })
 }
 
-// maxStallsKept is how many stalls of each kind a record lists, the longest. Loads received all of them.
+// maxStallsKept is how many stalls of each kind a record lists; it keeps the longest. Loads received all of them.
 const maxStallsKept = 256
 
 // trimNoise removes times in which the trial's own processes held a CPU, which are not noise but the object of the
@@ -91,5 +91,6 @@ func longest(stalls []ledger.Stall, omitted int) ([]ledger.Stall, int) {
 	return stalls, omitted + left
 }
 
-// MaxInnerKept is how many maps inside one map of maps a record lists: a pool can have ten thousand, all alike.
+// MaxInnerKept is the largest number of maps inside one map of maps that a record lists. If there are more, it lists
+// none of them: a pool can have ten thousand, all alike.
 const MaxInnerKept = 64

@@ -6,11 +6,11 @@ import (
 	"tare/internal/experiment/record"
 )
 
-// Futile is how many consecutive further attempts must also have lost a metric before no more are made for its sake.
+// Futile is the number of consecutive repeats that lost a metric after which no trial is repeated for its sake.
 const Futile = 6
 
-// Vain counts, for each metric and over the whole run, consecutive further attempts that also lost it. Next to a
-// constant disturbance nearly all attempts fail in the same way, and repeating them takes long and yields nothing; an
+// Vain counts, for each metric and over the whole run, consecutive repeats that also lost it. Next to a constant
+// disturbance nearly all attempts fail in the same way, and repeating them takes long and yields nothing; an
 // occasional loss is worth another attempt. Only gates count here, never measured values.
 type Vain map[string]int
 

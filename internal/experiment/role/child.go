@@ -16,10 +16,10 @@ const (
 	// ReadyTimeout is the limit from a process's start to its ready message. Loading programs takes seconds on an
 	// emulated machine.
 	ReadyTimeout = 30 * time.Second
-	stopTimeout  = 3 * time.Second // from the end of its input to its exit
+	stopTimeout  = 3 * time.Second // from the end of a process's input to its exit
 )
 
-// Child is a process that speaks the protocol, seen from its parent.
+// Child is the parent's view of a process that speaks the protocol.
 type Child struct {
 	child.Process
 	Session
@@ -27,8 +27,8 @@ type Child struct {
 	stdout io.Closer
 }
 
-// Launch starts argv by begin, which starts the command in the right place. onEnd is called if it ends by itself
-// before it has sent its result. The caller must stop it in the end.
+// Launch starts the command argv with begin, which decides where it runs. onEnd is called if the process ends by
+// itself before it has sent its result. The caller must stop the child.
 func Launch(name string, argv []string, begin child.Starter, onEnd func(error)) (*Child, error) {
 	input, stdin, err := os.Pipe()
 	if err != nil {
@@ -65,10 +65,10 @@ func Launch(name string, argv []string, begin child.Starter, onEnd func(error)) 
 	return p, nil
 }
 
-// exited waits for the last messages, but not for long: descendants of the process may hold its output open, as a
-// container does whose shim was killed.
+// exited waits for the last messages, but not for long: descendants of the process, such as a container whose shim was
+// killed, may hold its output open.
 func (p *Child) exited() error {
-	timer := time.AfterFunc(stopTimeout, func() { _ = p.stdout.Close() }) // which ends listen
+	timer := time.AfterFunc(stopTimeout, func() { _ = p.stdout.Close() }) // this ends listen
 	defer timer.Stop()
 	<-p.heard
 	_ = p.stdout.Close() // there is no other reader
@@ -84,27 +84,27 @@ func (p *Child) hear() {
 	}
 }
 
-// End closes its input, which asks it to end.
+// End closes the process's input, which tells it to end.
 func (p *Child) End() { _ = p.stdin.Close() } // it may be closed already
 
 // Stop ends the process and waits for it.
 func (p *Child) Stop() { p.Process.Stop() }
 
-// hangs adds to the error of a process that sent no message in time what it is doing instead, and ends it.
+// hangs ends a process that sent no message in time, and adds to err what the process was doing.
 func (p *Child) hangs(err error) error {
 	if doing := (proc.FS{}).Doing(p.PID()); doing != "" {
 		err = fmt.Errorf("%w: %s", err, doing)
 	}
 	err = p.WithLastWords(err)
-	p.Quit() // it is of no further use, and may print where it hangs
+	p.Quit() // a Go program then prints its stacks
 	if at := stacks(p.Tail()); at != "" {
 		err = fmt.Errorf("%w; its goroutines: %s", err, at)
 	}
 	return err
 }
 
-// stacks summarizes on one line what a Go program prints on SIGQUIT: for each goroutine what it waits for, and the
-// innermost function of this project on its stack.
+// stacks summarizes on one line what a Go program prints on SIGQUIT: what each goroutine waits for, and the innermost
+// function of this project on its stack.
 func stacks(text string) string {
 	const most = 12 // goroutines
 	var all []string

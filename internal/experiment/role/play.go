@@ -6,14 +6,14 @@ import (
 	"io"
 )
 
-// Play runs serve until it ends, the context ends, or the parent closes its end of conn. It is the application's side
-// of the protocol, in which no other message arrives. Neither the parent's close nor the end of the context is an
-// error; other read failures are.
+// Play runs an application: it calls serve, and ends serve's context when ctx ends or the parent closes its end of
+// conn. The parent sends no messages to applications. Neither the parent's close nor the end of ctx is an error; other
+// read failures are.
 func Play(ctx context.Context, conn *Conn, serve func(context.Context) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	ended := make(chan error, 1)
-	go func() { // ends with the parent's end of the pipe
+	go func() { // ends when the parent closes the pipe
 		_, err := conn.Receive()
 		ended <- err
 		cancel() // this ends serve; err is in the channel by then
@@ -26,14 +26,13 @@ func Play(ctx context.Context, conn *Conn, serve func(context.Context) error) er
 		if err != nil && !errors.Is(err, io.EOF) {
 			return err
 		}
-	default: // the context ended first; the reader ends with the process
+	default: // the parent has not closed; the goroutine ends with the process
 	}
 	return nil
 }
 
-// Work sends the ready message, waits for the start, runs, sends the result, and waits until the parent closes its end
-// of conn. It is the side of a load, and of a subject that works. If the parent closes earlier, the run ends without
-// an error.
+// Work runs a load, or a subject that works: it sends the ready message, waits for the start, calls run, sends the
+// result, and waits until the parent closes its end of conn. If the parent closes earlier, Work ends without an error.
 func Work[R any](ctx context.Context, conn *Conn, ready any, run func(context.Context, Schedule) (R, error)) error {
 	return WorkThenStalls(ctx, conn, ready, run, nil)
 }
@@ -61,7 +60,8 @@ func Together(ctx context.Context, end func(), all ...func(context.Context) erro
 	return err
 }
 
-// Says returns a function for Together that sends the ready message, and then waits for the end of its context.
+// Says returns a function for Together that passes data to ready, which sends the ready message, and then waits for
+// the end of its context.
 func Says[T any](ready func(T) error, data T) func(context.Context) error {
 	return func(ctx context.Context) error {
 		if err := ready(data); err != nil {

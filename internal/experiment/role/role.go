@@ -11,11 +11,11 @@
 //	child:  {"event":"error","data":{"error":"...","mend":"...","code":3}}
 //	child:  {"event":"log","data":"..."}        anything worth a line in the record
 //
-// A load with another clock than the parent's sends it in its ready message, and gets its schedule in that clock
-// (Wants).
+// A load whose clock differs from the parent's sends its clock in its ready message, and gets its schedule by that
+// clock (Wants).
 //
-// The end of the child's standard input asks it to end: it stops, cleans up and exits. A role also dies with its
-// parent (PR_SET_PDEATHSIG), which the processes that it forks do not inherit.
+// At the end of its standard input, the child stops, cleans up and exits. It also dies with its parent
+// (PR_SET_PDEATHSIG); the processes that it forks do not inherit that.
 package role
 
 import (

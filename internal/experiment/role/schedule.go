@@ -27,8 +27,8 @@ func (s Schedule) Window() (begin, end int64, err error) {
 	return begin, begin + s.Duration, nil
 }
 
-// CPUTime returns this process's CPU time in the window, in seconds: the window's proportional part of the CPU time
-// used while run ran, which includes the warm-up.
+// CPUTime returns this process's CPU time in the window, in seconds: the window's proportional share of the CPU time
+// that run used, which includes the warm-up.
 func (s Schedule) CPUTime(run func() error) (float64, error) {
 	before, err := pace.CPUTime()
 	if err != nil {

@@ -24,11 +24,11 @@ type Session struct {
 	result   chan json.RawMessage
 	logs     chan string   // its latest log lines
 	finished chan struct{} // closed when its result has arrived
-	heard    chan struct{} // closed when its messages have ended, and fault is set
+	heard    chan struct{} // closed after its last message; fault is set by then
 	fault    error         // the error that it reported, or an error in its messages
 
-	ended   <-chan struct{}         // closed when it has ended, and failure has the reason
-	failure func(when string) error // when continues the word "ended"
+	ended   <-chan struct{}         // closed when it has ended; failure then returns the reason
+	failure func(when string) error // why it ended; when follows the word "ended"
 	silent  func(error) error       // adds details to the error of a role that sent no message in time
 }
 
@@ -73,7 +73,7 @@ func (s *Session) listen(note func(string)) {
 	}
 }
 
-// offer drops data if the channel is full: a process that repeats itself must not block its reader.
+// offer sends data on c, or drops it if c is full: a process that repeats itself must not block its reader.
 func offer[T any](c chan T, data T) {
 	select {
 	case c <- data:
@@ -136,15 +136,15 @@ func (s *Session) Decode(data json.RawMessage, what string, v any) error {
 	return nil
 }
 
-// Remote is a role elsewhere, seen from this end of its connection.
+// Remote is the parent's view of a role that it reaches over a connection.
 type Remote struct {
 	Session
 	stream io.Closer
 	closed atomic.Bool
 }
 
-// Over starts a session with a role over a connection, whose stream Close closes. onEnd is called if the connection
-// ends in another way before the role has sent its result.
+// Over starts a session with a role over conn. Close closes the underlying stream. onEnd is called if the connection
+// ends without Close before the role has sent its result.
 func Over(name string, conn *Conn, stream io.Closer, onEnd func(error)) *Remote {
 	r := &Remote{Session: newSession(name, conn), stream: stream}
 	r.ended = r.heard

@@ -9,11 +9,11 @@ import (
 	"time"
 )
 
-// Stalls is the data of a stalls message: when, in the measured window, a CPU of the machine stood still for those who
-// wanted to run on it. Times are CLOCK_MONOTONIC in nanoseconds.
+// Stalls is the data of a stalls message: the times in the measured window at which a CPU of the machine did not run
+// the processes that wanted to run on it. Times are CLOCK_MONOTONIC in nanoseconds.
 type Stalls struct {
-	From  int64      `json:"from_ns"` // stalls were watched from here
-	To    int64      `json:"to_ns"`   // to here
+	From  int64      `json:"from_ns"` // stalls were watched from this time
+	To    int64      `json:"to_ns"`   // to this time
 	Spans [][2]int64 `json:"spans_ns"`
 
 	// Unknown says why stalls are not known; empty if they are.
@@ -31,12 +31,12 @@ type Wants struct {
 	ahead int64 // how far the parent's clock is ahead of it, ns
 }
 
-// apart is the difference from which two clocks are different ones. A message takes far less time, and a kernel takes
-// longer to boot.
+// apart is the smallest difference, in ns, of readings that come from different clocks. A message takes far less time,
+// and a kernel takes longer to boot.
 const apart = int64(time.Second)
 
-// Heard sets the parent's clock at the arrival of the message. The difference of the clocks is then known to within
-// the time that the message took.
+// Heard compares the process's clock with the parent's, which showed now when the message arrived. The difference is
+// known to within the time that the message took.
 func (w *Wants) Heard(now int64) {
 	if ahead := now - w.Clock; w.Clock != 0 && (ahead > apart || ahead < -apart) {
 		w.ahead = ahead
@@ -58,7 +58,7 @@ func WorkThenStalls[R any](ctx context.Context, conn *Conn, ready any,
 	}
 	var s Schedule
 	started := make(chan error, 1)
-	go func() { started <- conn.Expect(Start, &s, nil) }() // ends with the parent's end of the pipe, or with the process
+	go func() { started <- conn.Expect(Start, &s, nil) }() // ends when the parent closes the pipe
 	select {
 	case err := <-started:
 		if errors.Is(err, io.EOF) {

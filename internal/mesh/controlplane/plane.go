@@ -38,8 +38,8 @@ type PlaneOptions struct {
 	Credentials string
 	Life        time.Duration // of certificates; default authority.DefaultLife
 	RenewAfter  float64       // fraction of their life; default that of authority.Options
-	// Accounts are service accounts of a Kubernetes cluster, whose tokens agents exchange for the first certificate of
-	// their own private key (authority.Agent); nil: certificates are only renewed.
+	// Accounts verifies the service account tokens of a Kubernetes cluster, which agents exchange for a first certificate
+	// of their own private key (authority.Agent). Nil: certificates are only renewed.
 	Accounts *authority.ServiceAccounts
 	// Names are the DNS names by which peers that have no identity in the mesh know the control plane
 	// (authority.Authority.WebTLS).

@@ -94,7 +94,7 @@ func bounded(run record.Run, trials []record.Trial) (kept []record.Trial, left i
 }
 
 // namesIn returns the metrics of the trials, the most important first, and the components. The number of components,
-// and of metrics that the run does not define, is limited; unnamed is the minimum number of others.
+// and of metrics that the run does not define, is limited; unnamed is a lower bound on the number of metrics left out.
 func namesIn(run record.Run, trials []record.Trial) (names, components []string, unnamed int) {
 	order := map[string]int{}
 	add := func(name string) {

@@ -45,8 +45,8 @@ type Counting struct {
 // reading is all counts at one time.
 type reading struct {
 	inside, outside int64 // execs that the kernel counted, before the deliverer's count was read
-	after           int64 // those outside, after it was read
-	ended           int64 // in the reading at the load's end: those outside when the load had just ended
+	after           int64 // execs outside, after the deliverer's count was read
+	ended           int64 // only in the reading at the load's end: execs outside when the load had just ended
 	missed          uint64
 	said            Said
 	cpu             *float64 // CPU time of the deliverer, in seconds; nil if unknown
@@ -86,7 +86,7 @@ func (c *Counting) Ready(ctx context.Context) error {
 }
 
 // Probe executes the load's tiny program once in its control group, and waits until it has ended. Before the offset is
-// read this exec does not count for or against the deliverer.
+// read, this exec counts neither for nor against the deliverer.
 func (c *Counting) Probe(ctx context.Context) (err error) {
 	if targetProgram == nil {
 		return noProgram()
@@ -231,7 +231,8 @@ func (c *Counting) After(ctx context.Context) error {
 	return nil
 }
 
-// drain is After for the deliverer. It returns the counts as they were when the deliverer was stopped.
+// drain does the part of After that concerns the deliverer. It returns the counts as they were when the deliverer was
+// stopped.
 func (c *Counting) drain(ctx context.Context, events *record.Events) (last reading, err error) {
 	atEnd, ok := <-c.end
 	if !ok {

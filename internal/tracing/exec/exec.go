@@ -5,8 +5,9 @@
 // The execs are made by workers, one small process for each CPU (c/worker.c), which this process starts and whose
 // results it reads. An exec counts when the program was reached, which the program's exit status shows, not when a
 // child has been created and reaped: an execve that fails is counted separately, with its errno. Between the ready
-// message and the begin of the schedule, and after its end, nothing here executes anything, so that the kernel's count
-// of the control group between ready and result equals the load's own (CountMade) exactly, or one of the two is wrong.
+// message and the start of the schedule, and after its end, nothing here executes anything. So the kernel's count of
+// the control group between ready and result must equal the load's own (CountMade) exactly, or one of the two is
+// wrong.
 //
 // Every exec has unique arguments: Argv0 and "<worker>.<number>", both counted from 0.
 package exec
@@ -68,7 +69,7 @@ type Options struct {
 	// Workers is the number of processes that execute, which get the CPUs available to this process in turn; 0: one
 	// for each CPU.
 	Workers int
-	Spin    time.Duration // longest wait that may be busy-waiting; default pace.DefaultSpin, negative for none
+	Spin    time.Duration // longest wait that spins; default pace.DefaultSpin, negative: none
 
 	target []byte      // in tests: executed instead of the package's program
 	mode   os.FileMode // in tests: its permissions
@@ -184,7 +185,7 @@ func (l *Load) startOne(w *worker, file *os.File) (err error) {
 	if err != nil {
 		return fmt.Errorf("making a pipe: %w", err)
 	}
-	defer input.Close() // the worker has its own
+	defer input.Close() // the worker has its own copy
 	ready, output, err := os.Pipe()
 	if err != nil {
 		return errors.Join(fmt.Errorf("making a pipe: %w", err), start.Close())
@@ -195,7 +196,7 @@ func (l *Load) startOne(w *worker, file *os.File) (err error) {
 		Path: firstFile, Argv: []string{"tare-exec-worker", strconv.Itoa(w.part)}, Files: []*os.File{file, memory, target},
 		Stdin: input, Stdout: output,
 	}, child.Options{Name: fmt.Sprintf("worker %d", w.part)})
-	_ = output.Close() // the worker has its own
+	_ = output.Close() // the worker has its own copy
 	if err != nil {
 		return fmt.Errorf("starting worker %d: %w", w.part, err)
 	}
@@ -263,7 +264,7 @@ func (l *Load) await(done <-chan struct{}) (err error) {
 	return err
 }
 
-// verdict returns an error if a worker ended in a wrong way.
+// verdict returns an error if a worker did not end as it should.
 func (w *worker) verdict() error {
 	where := fmt.Sprintf("worker %d (process %d)", w.part, w.process.PID())
 	state := w.s.State.Load()
@@ -306,7 +307,7 @@ func (l *Load) Close() error {
 	return errors.Join(errs...)
 }
 
-// Run makes execs by the schedule and returns the result. Execs that are intended in the window count. If the context
+// Run makes execs on the schedule and returns the result. Execs that are intended in the window count. If the context
 // ends first, Run returns its error; if a worker was killed, the error has the code fault.Invalid.
 func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	switch {
@@ -436,8 +437,8 @@ func errorName(kind, code int) string {
 	return "exited " + number
 }
 
-// Run runs a load by the role protocol on conn: it starts the workers, sends the ready message, waits for the start,
-// executes, sends the result, and waits until the parent closes its end. If the parent does so earlier, Run ends
+// Run runs a load, using the role protocol on conn: it starts the workers, sends the ready message, waits for the
+// start, executes, sends the result, and waits until the parent closes its end. If the parent closes earlier, Run ends
 // without an error.
 func Run(ctx context.Context, o Options, conn *role.Conn) (err error) {
 	l, err := New(o)

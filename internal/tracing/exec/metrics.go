@@ -16,7 +16,7 @@ var gateCounts = &measured.Gate{
 	Why: "one of two counts of events is wrong, and which is unknown; memory and times do not depend on it",
 }
 
-// Gates returns the load's gates besides the usual ones.
+// Gates returns the load's gates in addition to the usual ones.
 func (asLoad) Gates() []*measured.Gate { return []*measured.Gate{gateCounts} }
 
 // Metrics returns the metrics of the events that the load makes: how many there were, and the cost of making them.
@@ -67,12 +67,12 @@ func (asLoad) Metrics() []measured.Metric {
 // machineRate returns the CPU time of the whole machine per second.
 func machineRate(m *measured.Measured) (float64, bool) {
 	c, seconds := m.Ledger.CPU, m.Ledger.Window.Seconds
-	// A ledger of a part of the machine has no total.
+	// A ledger that covers only some of the machine has no total.
 	return measured.Rate(c.Capacity-c.Idle-c.Steal, seconds), seconds > 0 && c.Capacity > 0
 }
 
-// Count is a metric's value that is a count of events, or computed from them; nil means that the trial does not have
-// it.
+// Count returns a metric's Value for a count of events, or for a number computed from such counts. of returns nil if
+// the trial does not have it.
 func Count(of func(*record.Events) *int64) func(*measured.Measured) (float64, bool) {
 	return WhereEvents(func(m *measured.Measured) (float64, bool) {
 		n := of(m.Events)
@@ -83,7 +83,7 @@ func Count(of func(*record.Events) *int64) func(*measured.Measured) (float64, bo
 	})
 }
 
-// WhereEvents returns a value only if events are counted.
+// WhereEvents restricts a metric's Value to trials in which events are counted.
 func WhereEvents(value func(*measured.Measured) (float64, bool)) func(*measured.Measured) (float64, bool) {
 	return func(m *measured.Measured) (float64, bool) {
 		if m.Events == nil {
@@ -93,7 +93,8 @@ func WhereEvents(value func(*measured.Measured) (float64, bool)) func(*measured.
 	}
 }
 
-// PerKiloevent divides a cost per second, by the ledger's window, by thousands of events per second, by the load's.
+// PerKiloevent returns a metric's Value: a cost per second of the ledger's window, divided by thousands of events per
+// second of the load's window.
 func PerKiloevent(cost func(*measured.Measured) (float64, bool)) func(*measured.Measured) (float64, bool) {
 	return WhereEvents(measured.Per(func(m *measured.Measured) (float64, bool) {
 		c, ok := cost(m)
@@ -136,7 +137,7 @@ func (asLoad) Judge(m *measured.Measured, name string) []measured.Trip {
 	return append(j.Trips, judgeEvents(m)...)
 }
 
-// judgeErrors judges failures; in a storm, whose execs were not scheduled, as a share of all attempts.
+// judgeErrors judges failures. In a storm, whose execs are not scheduled, it compares them with all attempts.
 func judgeErrors(j *measured.LoadJudge, allowed float64) {
 	failed := int64(0)
 	for _, n := range j.Result.Errors {

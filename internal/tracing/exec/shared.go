@@ -20,7 +20,7 @@ const layout = 0x74617265_00000001
 const (
 	stateReady   = iota + 1
 	stateDone    // the schedule is over
-	stateStopped // it was stopped before
+	stateStopped // it was stopped before the schedule was over
 	stateLayout  // the worker was compiled with another struct shared
 	stateOrphan  // its parent had ended before it began
 	stateFailed  // a system call failed that never should
@@ -35,7 +35,7 @@ const (
 	kinds
 )
 
-// codes is the number of different errno, signals and exit codes.
+// codes bounds the values of errno, signals and exit codes.
 const codes = 256
 
 // The sizes of histograms of 1 to load.Longest, with 3 and with 2 significant digits, in HdrHistogram's layout.
@@ -76,7 +76,7 @@ type shared struct {
 
 const sharedSize = int(unsafe.Sizeof(shared{}))
 
-// newShared makes the memory, and the file with which a worker maps it too.
+// newShared makes the memory, and the file through which a worker maps it.
 func newShared(name string) (s *shared, mem []byte, file *os.File, err error) {
 	if file, err = memfd(name, false); err != nil {
 		return nil, nil, nil, err

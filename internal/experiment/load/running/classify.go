@@ -13,11 +13,11 @@ import (
 	"tare/internal/experiment/role"
 )
 
-// The methods, by what makes the history of a request.
+// The methods, which differ in where the history of a request begins.
 const (
-	BusyPeriods = "busy-periods" // from the start of its busy period: exact
-	Backlog     = "backlog"      // from the last time that the requests in flight fell to their usual number: approximate
-	// from its own start, if that is after the end of all that the last stall delayed: closed loop
+	BusyPeriods = "busy-periods" // at the start of its busy period: exact
+	Backlog     = "backlog"      // when the requests in flight last fell to their usual number: approximate
+	// at its own start, if all requests that the last stall delayed have ended by then; for closed loops
 	Requests = "requests"
 )
 
@@ -64,7 +64,7 @@ func Classify(r *load.Result, logs []*Log, stalls *role.Stalls, begin, end int64
 // the system is then never empty.
 func severalClosed(r *load.Result) bool { return r.Mode == load.Closed && r.MostAtOnce() > 1 }
 
-// classifier holds the requests of one load and what is known of the stalls.
+// classifier holds the requests of one load and what is known about the stalls.
 type classifier struct {
 	run        *load.Running
 	begin, end int64
@@ -473,7 +473,7 @@ func histogram(r *load.Result, name string, samples []sample, value func(*Reques
 				}
 			}
 		}
-		// The effective number of requests beyond the quantile: as many of equal weight would tell as much.
+		// The effective number of requests beyond the quantile: this many of equal weight would tell as much.
 		beyond[q.Name] = (1 - q.Q) * total * sum / squares
 		squares = 0
 		for _, w := range histories {

@@ -11,8 +11,8 @@ import (
 )
 
 // Drive runs the threads of a load. Each returns when its work in the schedule is done, or when its context ends.
-// Drive returns the CPU time of this process in the window, in seconds. The first error of a thread ends all, and is
-// returned.
+// Drive returns the CPU time of this process in the window, in seconds. The first error of a thread ends all threads,
+// and is returned.
 //
 // Neither a garbage collection nor a thread that waits for a scheduler slot (P) may look like a slow server. garbage
 // keeps the collector on, for threads that allocate much. A memory limit guards against hostile servers.

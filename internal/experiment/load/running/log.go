@@ -6,7 +6,7 @@
 //
 // A stall delays the requests in flight and, through the queue that it leaves, later ones. Its effect lasts until the
 // system is empty: the next request then finds the system as if nothing had happened, and all that follows is
-// independent of all that came before (a regeneration point). A busy period is a longest stretch in which at least one
+// independent of all that came before (a regeneration point). A busy period is a maximal stretch in which at least one
 // request was due or in flight. The history of a request begins with its busy period and ends with its answer. The
 // request is disturbed if a stall overlaps that history. Its own latency plays no role: a slow request that no stall
 // overlaps stays, and is a result.
@@ -16,7 +16,7 @@
 // Dropping the disturbed requests alone biases the rest: a long history is more likely to be hit. Every busy period
 // that begins in quiet time is a race between its end and the next stall. That is right-censoring, and the
 // Kaplan-Meier estimator gives the probability G(a) that no stall has come by age a, from those that were still busy
-// at each age. An undisturbed request whose history is a long gets the weight 1/G(a) (inverse probability of
+// at each age. An undisturbed request whose history has the length a gets the weight 1/G(a) (inverse probability of
 // censoring). The estimator asks only who was still busy when a stall came, so stalls that come more often while the
 // machine is busy, as a hypervisor's do, are corrected for as well.
 //
@@ -40,8 +40,8 @@ func (r *Request) done() int64 { return r.Intended + int64(r.Done) }
 // MostRequests bounds the log of a load.
 const MostRequests = 4 << 20
 
-// Log keeps the requests of one thread of a load. It never grows: appending stores into memory allocated before. A nil
-// Log keeps nothing.
+// Log keeps the requests of one thread of a load. It never grows: it appends to memory that was allocated beforehand.
+// A nil Log keeps nothing.
 type Log struct {
 	requests []Request
 	full     bool

@@ -38,14 +38,14 @@ func (guest) About() kind.About {
 			return v.Float("rate")
 		},
 		Saturates: func(v param.Values) bool { return v["mode"] == load.Closed },
-		// The time for opening and closing its connections.
+		// 100 µs for opening and closing each connection.
 		TakesLonger: func(v param.Values) time.Duration {
 			return time.Duration(v.Int("connections")) * 100 * time.Microsecond
 		},
 	}
 }
 
-// At implements kind.Sited: the URL of the application, whatever the protocol.
+// At implements kind.Sited. The URL of the application begins with http:// for every protocol.
 func (guest) At(at kind.Site) param.Values {
 	v := param.Values{urlKey: "http://" + at.Address + "/"}
 	if at.Served {
@@ -54,7 +54,7 @@ func (guest) At(at kind.Site) param.Values {
 	return v
 }
 
-// Play is the load's process.
+// Play runs the load in its own process.
 func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
 	o, err := OptionsOf(v)
 	if err != nil {

@@ -2,35 +2,36 @@
 // runs as a separate process (tare load http).
 //
 // Each of its threads drives its connections through epoll, with raw system calls and without goroutines for
-// connections: a request must cost little more than the kernel's part, or the generator is weighed along with the
-// server. In open loop, requests start on an absolute schedule (package pace) and latency counts from the intended
-// start, whether or not a connection was free then. In closed loop, each connection sends again as soon as it is
-// answered.
+// connections: a request must cost little more than the kernel's share, or the generator would be measured along with
+// the server. In open loop, requests start on an absolute schedule (package pace) and latency counts from the intended
+// start, whether or not a connection was free then. In closed loop, each connection sends again as soon as it has a
+// response.
 //
 // # Connections
 //
-// With keep-alive, each connection lives as long as the server allows. Without, each request opens one and sends
+// With keep-alive, each connection lives as long as the server allows. Without it, each request opens one and sends
 // "Connection: close", and the handshake is part of the latency. Connections are closed by reset (SO_LINGER of 0) once
 // the response is complete: an orderly close leaves the pair of ports in TIME_WAIT for a minute on the side that
 // closes first, and the 28,000 ephemeral ports of one pair of addresses would last a second or two. A server that has
-// sent its whole response does not notice; one that reads again gets ECONNRESET. Against loopback addresses, each
-// connection also uses another source address in 127.0.0.0/8.
+// sent its whole response does not notice; one that reads again gets ECONNRESET. With loopback servers, successive
+// connections also use different source addresses in 127.0.0.0/8.
 //
-// With Recycle, the socket outlives its connection: connect to AF_UNSPEC dissolves the connection, with the same
-// reset, and the next connect uses the socket again. It saves making, registering and freeing a socket, about a third
-// of a connection's cost to the client. But few real clients do it, and programs that watch the creation and release
-// of sockets (cgroup/sock_create, cgroup/sock_release) see neither, so their state for a socket lives on. It is for
-// loads that must leave the CPU to others, and never the default.
+// With Recycle, the socket outlives its connection: connecting it to AF_UNSPEC dissolves the connection, with the same
+// reset, and the next connect uses the socket again. That saves making, registering and freeing a socket, about a
+// third of a connection's cost to the client. But few real clients do it, and programs that watch the creation and
+// release of sockets (cgroup/sock_create, cgroup/sock_release) see neither, so their state for a socket lives on. Use
+// it for loads that must leave CPU time to others; it is never the default.
 //
 // # HTTP/2 and gRPC
 //
 // HTTP/2 is used without TLS, with prior knowledge (RFC 9113, section 3.3), or over TLS. A connection carries up to
 // Streams requests at once. In open loop, a start takes the stream that has been free for longest, so requests rotate
-// over all connections. Frames and HPACK are x/net's; the event loop and the sockets are the same as for HTTP/1.1.
-// Requests on one connection are alike, so all but the first are references into the server's HPACK table.
+// over all connections. x/net implements frames and HPACK; the event loop and the sockets are the same as for
+// HTTP/1.1. Requests on one connection are the same, so all but the first consist of references to the server's HPACK
+// table.
 //
 // When a server sends GOAWAY, requests that it has not processed are sent again over a new connection, up to three
-// times, with their times unchanged; RFC 9113 allows that for any method. Other requests fail if their stream is
+// times, with their start times unchanged; RFC 9113 allows that for any method. Other requests fail if their stream is
 // reset, or if their connection violates the protocol or ends. A request that times out is cancelled by RST_STREAM,
 // and its connection stays in use unless nothing was received from the server since the request was sent.
 //
@@ -38,13 +39,14 @@
 //
 // # TLS
 //
-// TLS is crypto/tls, on the load's own threads: its CPU time is the generator's. The TLS handshake counts as part of
-// connecting, and is always a full one. Connections end by the same reset as without TLS, without close_notify.
+// TLS is crypto/tls on the load's own threads, so its CPU time counts as the generator's. The TLS handshake counts as
+// part of connecting, and is always a full one. Connections end by the same reset as without TLS, without
+// close_notify.
 //
 // # TCP
 //
-// A request over TCP is some bytes that the server returns: the echo protocol of RFC 862. Connections are as for
-// HTTP/1.1, with keep-alive or without.
+// A request over TCP is a sequence of bytes that the server returns: the echo protocol of RFC 862. Connections are as
+// for HTTP/1.1, with keep-alive or without.
 package http
 
 import (
@@ -92,7 +94,7 @@ type Protocol string
 const (
 	HTTP1 Protocol = "http1"
 	HTTP2 Protocol = "http2" // with prior knowledge, unless over TLS
-	GRPC  Protocol = "grpc"  // unary calls; otherwise as HTTP2
+	GRPC  Protocol = "grpc"  // unary calls; otherwise like HTTP2
 	TCP   Protocol = "tcp"   // bytes that the server returns: RFC 862
 )
 
@@ -106,24 +108,24 @@ const EchoMethod = "/tare.Echo/Echo"
 // Options configures the load. A zero field takes its default, or the default of its setting.
 type Options struct {
 	Targets     []string      // URLs: http[s]://host[:port][/path]; connections use them in turn
-	TLS         TLS           // default off: as the URLs say
+	TLS         TLS           // default off: cleartext, except for https URLs
 	Protocol    Protocol      // default http1
 	Streams     int           // concurrent requests on a connection, for HTTP/2 and gRPC; default 1
 	Rate        float64       // requests per second in all; 0 for closed loop
 	Arrivals    pace.Arrivals // in open loop
 	Seed        uint64        // of Poisson arrivals
-	Connections int           // at once
+	Connections int           // open at once
 	KeepAlive   bool
 	Threads     int           // default: 1 in open loop up to 50,000/s, else 2; never more than CPUs or connections
 	Drain       time.Duration // how long to wait for responses after the window; negative: not at all
-	Timeout     time.Duration // per request, from its sending
+	Timeout     time.Duration // per request, since it was sent
 	Method      string        // default GET, or POST with a body or for gRPC
 	Body        int           // bytes of request body; for gRPC, of the value in the message; for TCP, at least 1
 	Headers     []string      // additional headers, "Name: value"
 	Source      Source        // default auto
 	// without keep-alive: dissolve connections instead of closing sockets; see the package comment
 	Recycle bool
-	Spin    time.Duration // longest wait to spin through; default pace.DefaultSpin, negative: none
+	Spin    time.Duration // longest wait that spins; default pace.DefaultSpin, negative: none
 }
 
 // maxBody bounds Options.Body, in bytes.
@@ -165,7 +167,7 @@ func (o *Options) complete() error {
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
 		return fmt.Errorf("reading the limit of open files: %w", err)
 	}
-	const spare = 64 // descriptors for all else
+	const spare = 64 // descriptors for everything else
 	switch {
 	case len(o.Targets) == 0:
 		return usage("url", "give one like http://127.0.0.1:8080/", "there is nothing to put under load")
@@ -213,8 +215,8 @@ func (o *Options) streams() error {
 type target struct {
 	name    string // address, for messages
 	address *address
-	spread  bool    // over source addresses
-	next    *target // in a ring
+	spread  bool    // over many source addresses
+	next    *target // in the ring of all targets
 
 	request  []byte      // for HTTP/1.1 and TCP
 	request2 *request2   // for HTTP/2 and gRPC
@@ -229,7 +231,7 @@ func (t *target) secure(fd int) *secure {
 	return secureOver(fd, t.config)
 }
 
-// resolve makes targets from the URLs.
+// resolve returns the targets of the URLs.
 func (o *Options) resolve(ctx context.Context) ([]*target, error) {
 	var all []*target
 	for _, raw := range o.Targets {
@@ -319,7 +321,7 @@ func (o *Options) request(u *url.URL) []byte {
 	return append([]byte(b.String()), filling(o.Body)...)
 }
 
-// ofConnections are headers of HTTP/1.1 that HTTP/2 does not allow (RFC 9113, section 8.2.2), and headers that this
+// ofConnections lists HTTP/1.1 headers that HTTP/2 does not allow (RFC 9113, section 8.2.2), and headers that this
 // load sets itself.
 var ofConnections = []string{
 	"connection", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade", "host", "content-length", "te",
@@ -368,8 +370,8 @@ func (o *Options) request2(u *url.URL, encrypted bool) (*request2, error) {
 	return r, nil
 }
 
-// Generator is a load that is ready to run: names are resolved, a server has answered, and with keep-alive the
-// connections are open.
+// Generator is a load that is ready to run: names are resolved, a server has accepted a connection, and with
+// keep-alive the connections are open.
 type Generator struct {
 	o         Options
 	workers   []*worker
@@ -440,8 +442,8 @@ func (w *worker) try(ctx context.Context, t *target) error {
 	return err
 }
 
-// openAll opens the worker's connections. If one cannot be made it returns false, with a nil error unless ctx has
-// ended: missing connections are tried again when they are needed, and their failures counted.
+// openAll opens the worker's connections, and reports whether it opened all. A connection that cannot be made is not
+// an error, because it is tried again when it is needed and a failure counts then.
 func (w *worker) openAll(ctx context.Context) (all bool, err error) {
 	if w.mux != nil {
 		for place := range w.mux.places {
@@ -463,7 +465,7 @@ func (w *worker) openAll(ctx context.Context) (all bool, err error) {
 	return true, nil
 }
 
-// startServer is the hint if no connection could be made.
+// startServer is the hint for an error about a connection that could not be made.
 const startServer = "start the server, or correct the URL"
 
 // patience is how long a server may take to accept a connection before the start, in ns.
@@ -558,8 +560,8 @@ func (g *Generator) Ready() Ready {
 	return r
 }
 
-// Run makes the load by the schedule and returns its result. If the context ends first, Run returns its error. A
-// generator runs only once.
+// Run generates the load on the schedule and returns its result. If ctx ends first, Run returns its error. A generator
+// runs only once.
 func (g *Generator) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	begin, end, err := s.Window()
 	if err != nil {
@@ -586,8 +588,7 @@ func (g *Generator) Run(ctx context.Context, s role.Schedule) (*load.Result, err
 	return g.result(s, cpu)
 }
 
-// logged returns how many requests a worker may have to record one by one: a third more than the schedule holds, plus
-// a reserve.
+// logged returns the capacity of a worker's log, in requests: a third more than the schedule has, plus a reserve.
 func (g *Generator) logged(s role.Schedule) int {
 	parts := float64(len(g.workers))
 	most := running.MostRequests / parts
@@ -633,8 +634,8 @@ func (g *Generator) result(s role.Schedule, cpu float64) (*load.Result, error) {
 	return r, sum.Into(r)
 }
 
-// Run runs the load by the role protocol on conn: it prepares, sends the ready message, waits for the start, runs,
-// sends the result, and waits until the parent closes its end. If the parent does so earlier, Run ends without an
+// Run runs the load, using the role protocol on conn: it prepares, sends the ready message, waits for the start, runs,
+// sends the result, and waits until the parent closes its end. If the parent closes earlier, Run ends without an
 // error.
 func Run(ctx context.Context, o Options, conn *role.Conn) error {
 	g, err := Prepare(ctx, o)

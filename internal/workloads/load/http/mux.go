@@ -30,14 +30,14 @@ type mux struct {
 	dirty   []*connection // to be processed by flush
 }
 
-// place is one of the load's connections, which is replaced when it ends.
+// place holds one of the worker's connections. When the connection ends, another takes its place.
 type place struct {
 	target *target
-	now    *connection // takes requests; nil if the next one has to dial
+	now    *connection // connection for new requests; nil if the next request must dial
 }
 
-// connection is an HTTP/2 connection. One on which the server sent GOAWAY stays until its requests have ended, while
-// another takes its place.
+// connection is an HTTP/2 connection. After GOAWAY it stays open until its requests have ended, while another takes
+// its place.
 type connection struct {
 	*session
 	mux        *mux
@@ -46,7 +46,7 @@ type connection struct {
 	fd         int
 	tls        *secure // TLS on the connection; nil: cleartext
 	written    int     // bytes of the session's output that were written
-	waiting    []int32 // slots whose requests must wait for the server's limit
+	waiting    []int32 // slots whose requests wait because of the server's limit on streams
 	opener     int32   // slot whose request dialled; -1: none
 	dialled    int64   // ns by pace.Now
 	heard      int64   // when data last arrived
@@ -58,7 +58,7 @@ type connection struct {
 	why        error // why it is gone
 }
 
-// maxResends bounds how often a request is sent again that servers have left unprocessed.
+// maxResends bounds how often a request that servers left unprocessed is sent again.
 const maxResends = 3
 
 func newMux(w *worker, targets []*target, part, parts, connections int) *mux {
@@ -69,7 +69,7 @@ func newMux(w *worker, targets []*target, part, parts, connections int) *mux {
 	return m
 }
 
-// at returns the place of slot i, and its stream there.
+// at returns the place of slot i, and the index of its stream there.
 func (m *mux) at(i int32) (p *place, index int) {
 	n := int32(len(m.places))
 	return &m.places[i%n], int(i / n)
@@ -107,7 +107,7 @@ func (m *mux) start(i int32, now int64) {
 }
 
 func (m *mux) send(c *connection, i int32, index int) {
-	if c.send(index) != nil { // a header that cannot be encoded was refused at the beginning
+	if c.send(index) != nil { // not expected: Prepare has already encoded the same header
 		m.w.finish(i, pace.Now(), writeFailed)
 	}
 }
@@ -201,11 +201,11 @@ func (m *mux) write(c *connection) {
 	m.watch(c)
 }
 
-// watch makes epoll report arriving data, and room to write while that is awaited. Reports are level-triggered, so one
-// read for each is enough and no connection delays the others.
+// watch makes epoll report arriving data, and room to write while output is pending. Reports are level-triggered, so
+// one read for each is enough and no connection delays the others.
 func (m *mux) watch(c *connection) {
 	full := len(c.out) > 0 || c.tls.pending()
-	if c.tls != nil && c.tls.shaking { // otherwise epoll would report room all the time
+	if c.tls != nil && c.tls.shaking { // c.out waits for the handshake, and epoll would report room all the time
 		full = c.tls.pending()
 	}
 	if c.watched && c.writable == full {
@@ -249,7 +249,7 @@ func (m *mux) connected(c *connection) {
 	}
 }
 
-// handle handles an event of the connection with an id.
+// handle handles an event of the connection with the given id.
 func (m *mux) handle(id int32, events uint32) {
 	c := m.byID[id]
 	if c == nil {
@@ -264,7 +264,7 @@ func (m *mux) handle(id int32, events uint32) {
 	m.flush()
 }
 
-// read does one read and processes the data. It reports whether there was any.
+// read does one read and processes the data. It reports whether there was data.
 func (m *mux) read(c *connection) bool {
 	buffer := m.w.buffer
 	kept := len(c.torn)
@@ -282,7 +282,7 @@ func (m *mux) read(c *connection) bool {
 	c.heard = pace.Now()
 	all := buffer[:copy(buffer, c.torn)+n]
 	used, err := c.feed(all)
-	if c.gone { // its only request has ended
+	if c.gone { // without keep-alive, its only request has ended
 		return true
 	}
 	if err != nil {
@@ -326,7 +326,8 @@ func (m *mux) release(i int32, kind failure) {
 	_, index := m.at(i)
 	if c.streams[index].id != 0 {
 		c.cancel(index, http2.ErrCodeCancel)
-		c.leaving = c.leaving || kind == requestTimeout && c.heard < s.sent // as far as is known, the server is dead
+		// If nothing has arrived since the request was sent, the server is probably dead.
+		c.leaving = c.leaving || kind == requestTimeout && c.heard < s.sent
 	} else if at := slices.Index(c.waiting, i); at >= 0 {
 		c.waiting = slices.Delete(c.waiting, at, at+1)
 	}

@@ -7,17 +7,16 @@ import (
 	"strings"
 )
 
-// This package has its own response reader because it has its own sockets: data arrives when epoll says so, in pieces
-// of any size. A reader that pulls from a stream (fasthttp's, net/http's) would need a goroutine and a buffer for each
-// connection. This one is fed the pieces, keeps only an incomplete line, allocates nothing for complete ones, and
-// discards the body.
+// This package has its own response reader because it has its own sockets: data arrives when epoll reports it, in
+// pieces of any size. A reader that pulls from a stream (fasthttp's, net/http's) would need a goroutine and a buffer
+// for each connection. This one is fed the pieces, keeps only an incomplete line, allocates nothing for complete ones,
+// and discards the body.
 
 // maxHead bounds the status line, header and trailer of one response (interim ones included), in bytes. The limits of
 // nginx and of Go's client are between 8 KiB and 1 MiB.
 const maxHead = 64 << 10
 
-// errResponse is any violation of HTTP/1.1 by the server. One kind is enough for counting; the message says which
-// violation it was.
+// errResponse matches all errors about violations of HTTP/1.1 by the server, which are counted as one kind.
 var errResponse = errors.New("not a valid HTTP/1.1 response")
 
 var (
@@ -41,9 +40,9 @@ type phase uint8
 const (
 	statusLine phase = iota
 	headerLine
-	fixedBody // left bytes are to come
+	fixedBody // response.left bytes are still to come
 	chunkSize
-	chunkBody // left bytes are to come
+	chunkBody // likewise
 	chunkEnd  // the line end after a chunk
 	trailer
 	untilClose
@@ -54,16 +53,16 @@ const (
 type response struct {
 	phase     phase
 	bodyless, // the request was HEAD
-	http10, //
+	http10, // the response's version is HTTP/1.0
 	keep, // Connection: keep-alive
 	closing, // Connection: close
 	coded, // there was a Transfer-Encoding
-	chunked, // whose last coding is chunked
+	chunked, // the last transfer coding is chunked
 	sized bool // there was a Content-Length
-	status  int    //
+	status  int    // HTTP status
 	length  int64  // by Content-Length
 	left    int64  // bytes of the body or chunk still to come
-	head    int    // bytes so far of the head, of this line of framing, or of the trailer
+	head    int    // bytes so far of the head, of the current line of framing, or of the trailer
 	partial []byte // of a line that is split between reads
 }
 
@@ -76,8 +75,8 @@ func (r *response) reset(bodyless bool) {
 func (r *response) echoOf(sent []byte) { r.phase, r.left = fixedBody, int64(len(sent)) }
 
 // reusable reports whether the connection may carry another request after this (complete) response (RFC 9112, section
-// 9.3). A response with ambiguous framing, by both a coding and a length or by a coding that its version lacks, makes
-// the connection untrustworthy.
+// 9.3). A response with ambiguous framing, with both a coding and a length or with a coding in HTTP/1.0, makes the
+// connection untrustworthy.
 func (r *response) reusable() bool {
 	return r.phase == complete && !r.closing && (!r.http10 || r.keep) && !(r.coded && (r.sized || r.http10))
 }
@@ -119,7 +118,8 @@ func (r *response) feed(p []byte) (n int, done bool, err error) {
 	}
 }
 
-// line cuts the next line (without its end) off p, and puts what is left of earlier reads in front.
+// line takes the next line off p and returns it without its end, preceded by what earlier reads left of it. took is
+// the number of bytes of p used. If p does not hold the end of the line, whole is false.
 func (r *response) line(p []byte) (line []byte, took int, whole bool) {
 	end := bytes.IndexByte(p, '\n')
 	if end < 0 {
@@ -230,7 +230,7 @@ func (r *response) endOfHead() error {
 	switch {
 	case r.status == 101:
 		return errUpgrade
-	case r.status < 200: // interim: the final one follows
+	case r.status < 200: // interim: the final response follows
 		*r = response{bodyless: r.bodyless, head: r.head, partial: r.partial}
 	case r.bodyless || r.status == 204 || r.status == 304:
 		r.phase = complete
@@ -246,7 +246,7 @@ func (r *response) endOfHead() error {
 	return nil
 }
 
-// eof handles the server's end of the connection. It returns nil if that is how the response ends.
+// eof handles the end of the connection by the server. It returns nil if the response is complete.
 func (r *response) eof() error {
 	if r.phase == untilClose {
 		r.phase = complete
@@ -268,7 +268,8 @@ func eachToken(value []byte, f func([]byte)) {
 	}
 }
 
-// foldEqual compares b with an ASCII word, ignoring case. At the same length, only ASCII can be equal to the word.
+// foldEqual compares b with an ASCII word, ignoring case. If the lengths are equal, only ASCII can match: other
+// letters that fold to ASCII ones are longer.
 func foldEqual(b []byte, word string) bool {
 	return len(b) == len(word) && strings.EqualFold(string(b), word)
 }

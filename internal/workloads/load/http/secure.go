@@ -14,7 +14,7 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// TLS says whether connections are encrypted, and how the server's certificate is verified.
+// TLS selects whether connections are encrypted, and how the server's certificate is verified.
 type TLS string
 
 // The modes of TLS.
@@ -24,15 +24,15 @@ const (
 	TLSUnverified TLS = "unverified" // any certificate is accepted
 )
 
-// config returns the TLS configuration of connections to host, or nil for cleartext. Every handshake is a full one:
-// resuming a session would cost less than a new client does.
+// config returns the TLS configuration of connections to host, or nil for cleartext. Every handshake is a full one, as
+// for a new client: resuming a session would cost less.
 func (o *Options) config(host string, https bool) *tls.Config {
 	if !https && (o.TLS == TLSOff || o.TLS == "") {
 		return nil
 	}
 	c := &tls.Config{
 		ServerName: host, InsecureSkipVerify: o.TLS == TLSUnverified, SessionTicketsDisabled: true,
-		DynamicRecordSizingDisabled: true, // each record is a write
+		DynamicRecordSizingDisabled: true, // each record costs a write
 	}
 	switch {
 	case o.Protocol.multiplexed():
@@ -43,7 +43,7 @@ func (o *Options) config(host string, https bool) *tls.Config {
 	return c
 }
 
-// put writes as much of p as there is room for to a socket, through TLS if t is not nil.
+// put writes as much of p to a socket as there is room for, through TLS if t is not nil.
 func put(fd int, t *secure, p []byte) (int, unix.Errno) {
 	if t != nil {
 		return t.write(p)
@@ -60,7 +60,7 @@ func take(fd int, t *secure, p []byte) (int, unix.Errno) {
 }
 
 // secure is TLS over a non-blocking socket. Its reads and writes do what they can at once and otherwise return EAGAIN,
-// as those of the socket do.
+// like those of the socket.
 //
 // crypto/tls can resume a record after a read that got too little (a Temporary error), but not a handshake. So the
 // handshake is a coroutine, which is suspended while it would wait. The thread that started it must resume it: the Go
@@ -121,8 +121,8 @@ func (s *secure) close() {
 	}
 }
 
-// explain describes a failed handshake with the named server, by the error of TLS or else by err. It returns nil if
-// neither is set.
+// explain returns an error that describes a failed handshake with the named server. The cause is s.err, or err if
+// s.err is nil. It returns nil without TLS, or if both are nil.
 func (s *secure) explain(name string, err error) error {
 	if s == nil {
 		return nil
@@ -142,7 +142,7 @@ func (s *secure) explain(name string, err error) error {
 	return fault.Wrap(err, fault.Machine, name, hint, "the TLS handshake failed")
 }
 
-// pending reports whether encrypted bytes are still to be written. Writing nothing writes them.
+// pending reports whether encrypted bytes are still to be written. A write of no bytes flushes them.
 func (s *secure) pending() bool { return s != nil && len(s.out) > 0 }
 
 // flush writes as many records as there is room for.
@@ -157,7 +157,7 @@ func (s *secure) flush() unix.Errno {
 	return 0
 }
 
-// largestRecord is the most that one record holds: RFC 8446, section 5.1.
+// largestRecord is the largest content of one record, in bytes: RFC 8446, section 5.1.
 const largestRecord = 16 << 10
 
 // write encrypts p and writes as much as there is room for. It first completes the handshake.
@@ -178,7 +178,7 @@ func (s *secure) write(p []byte) (n int, errno unix.Errno) {
 	return n, errno
 }
 
-// read decrypts what has arrived into p. It returns EAGAIN if that is nothing yet, and 0 bytes if the server has
+// read decrypts what has arrived into p. It returns EAGAIN if nothing has arrived yet, and 0 bytes if the server has
 // closed.
 func (s *secure) read(p []byte) (int, unix.Errno) {
 	n, err := s.conn.Read(p)
@@ -193,7 +193,7 @@ func (s *secure) read(p []byte) (int, unix.Errno) {
 	return 0, s.failed(err)
 }
 
-// below is the socket as a net.Conn for crypto/tls.
+// below presents the socket to crypto/tls as a net.Conn.
 type below struct{ *secure }
 
 func (b below) Read(p []byte) (int, error) {
@@ -205,7 +205,7 @@ func (b below) Read(p []byte) (int, error) {
 		n, errno := sysRead(b.fd, p)
 		switch {
 		case errno == unix.EAGAIN && !b.shaking:
-			return 0, unix.EAGAIN // Temporary
+			return 0, unix.EAGAIN // crypto/tls can retry it, because it is a Temporary error
 		case errno == unix.EAGAIN:
 			if !b.wait(struct{}{}) {
 				return 0, net.ErrClosed

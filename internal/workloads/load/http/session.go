@@ -11,25 +11,25 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// What a session grants the server, and what it tolerates. The windows are those of Go's own client (net/http: 4 MiB
+// The limits that a session sets for the server. The windows are as large as those of Go's own client (net/http: 4 MiB
 // for a stream, 1 GiB for a connection). They cost nothing, because data is discarded as it arrives.
 const (
 	streamCredit     = 4 << 20  // bytes that may arrive on a stream before the session grants more
 	connectionCredit = 1 << 30  // the same for the connection
-	largestFrame     = 16 << 10 // bytes of payload of a frame, either way: the smallest permitted limit
+	largestFrame     = 16 << 10 // bytes of a frame's payload, in both directions: the smallest limit that HTTP/2 permits
 	largestWindow    = 1<<31 - 1
-	firstWindow      = 65535 // of either side, until SETTINGS and WINDOW_UPDATE say otherwise: RFC 9113, section 6.9.2
-	tableSize        = 4096  // of HPACK's dynamic tables: RFC 9113, section 6.5.2
+	firstWindow      = 65535 // initial window of both sides, in bytes: RFC 9113, section 6.9.2
+	tableSize        = 4096  // initial bytes of HPACK's dynamic tables: RFC 9113, section 6.5.2
 	supposedStreams  = 100   // concurrent streams until the server sets a limit: the smallest that RFC 9113 recommends
 	lastStreamID     = 1<<31 - 1
 
-	maxFragments = 64       // frames of one header block, whose bytes maxHead bounds
+	maxFragments = 64       // frames of one header block; maxHead bounds its bytes
 	maxIdle      = 10_000   // consecutive frames that advance no request
 	maxReplies   = 64 << 10 // bytes of replies to SETTINGS and PING that the server has not read
 	maxBuffered  = 256 << 10
 )
 
-// sessionError is a violation of HTTP/2 by the server that ends the connection.
+// sessionError is an HTTP/2 protocol violation by the server. It ends the connection.
 type sessionError struct {
 	code http2.ErrCode
 	what string
@@ -43,15 +43,15 @@ func breach(code http2.ErrCode, what string) error { return &sessionError{code, 
 
 // owner is notified of a session's streams.
 type owner interface {
-	// streamEnded is called once for each stream that ends by itself: answered (none) or failed. The stream is free
-	// again, and the owner may use it at once.
+	// streamEnded is called once for each stream that ends without being canceled: it was answered (end.kind is none) or
+	// failed. The stream is free by then, so the owner may reuse it at once.
 	streamEnded(index int, end ending)
 }
 
 // ending is how a stream ended.
 type ending struct {
 	kind   failure
-	status int  // of the response; 0 without one
+	status int  // of the response; 0 if there was none
 	code   int  // grpc-status, for kind badGRPC
 	unread bool // the server has not processed the request and never will, so it can be sent again elsewhere
 }
@@ -74,14 +74,14 @@ func (c *codec) Write(p []byte) (int, error) {
 }
 
 // session is the client's side of one HTTP/2 connection without its socket: feed takes bytes from the server, and out
-// holds bytes for it. x/net's Framer and hpack read and write the frames. Since the Framer pulls, it gets a frame only
-// once the frame is complete; DATA is discarded without being stored.
+// holds bytes for it. x/net's Framer and hpack read and write the frames. The Framer cannot resume a partial read, so
+// it gets a frame only once all of it has arrived; DATA is discarded without being stored.
 type session struct {
 	owner   owner
 	codec   *codec
-	request *request2 // that each stream sends
+	request *request2 // sent on every stream
 	out     []byte    // to be written
-	replies int       // bytes in out that reply to the server's own frames, at most
+	replies int       // upper bound of the bytes in out that acknowledge SETTINGS and PING
 
 	reader  *http2.Framer
 	in      bytes.Reader
@@ -94,16 +94,16 @@ type session struct {
 	decoder *hpack.Decoder
 	block   headerBlock
 
-	encoder  *hpack.Encoder // nil: the prepared blocks in request are valid
+	encoder  *hpack.Encoder // nil: use the prepared blocks in request
 	encoded  bytes.Buffer
 	requests int // sent so far
 
 	streams    []stream // a stream is free if its id is 0
 	active     int
 	sending    int    // streams with part of the body still to send
-	turn       int    // stream whose body is next
-	nextID     uint32 //
-	maxStreams uint32 // that the server allows at once
+	turn       int    // index of the stream whose body is next
+	nextID     uint32 // id of the next stream
+	maxStreams uint32 // concurrent streams that the server allows
 	settled    bool   // the server's SETTINGS have arrived
 	leaving    bool   // no more requests may be sent, because of GOAWAY or because stream numbers are used up
 	lastID     uint32 // with GOAWAY: the last stream that the server processes
@@ -111,7 +111,7 @@ type session struct {
 	window  int64 // bytes that may be sent
 	initial int64 // window of a new stream
 	credit  int64 // bytes that may arrive
-	spent   int64 // of the credit, to be granted again
+	spent   int64 // bytes that have arrived since credit was last granted
 }
 
 // stream is one request.
@@ -135,16 +135,16 @@ const (
 
 // dataFrame is the DATA frame that is arriving.
 type dataFrame struct {
-	index  int // of its stream; -1: the stream does not exist
-	length int // of its content, still to come
-	pad    int // padding after the content, still to come
+	index  int // of its stream; -1: the stream has ended
+	length int // bytes of content still to come
+	pad    int // bytes of padding still to come after the content
 	padded bool
 	end    bool
 }
 
 // headerBlock is a header block that is arriving, in one frame or more.
 type headerBlock struct {
-	index      int // of its stream; -1: the stream does not exist
+	index      int // of its stream; -1: the stream has ended
 	end        bool
 	size       int
 	fragments  int
@@ -152,7 +152,7 @@ type headerBlock struct {
 	grpcStatus string
 }
 
-// greeting is what a client sends first: RFC 9113, section 3.4.
+// greeting holds the first bytes that a client sends: RFC 9113, section 3.4.
 var greeting = func() []byte {
 	s := &session{codec: newCodec()}
 	s.codec.to, s.out = s, []byte(http2.ClientPreface)
@@ -169,8 +169,8 @@ var greeting = func() []byte {
 	return s.out
 }()
 
-// newSession makes the session of a new connection for at most streams requests at once, with the greeting as its
-// output.
+// newSession returns the session of a new connection that carries at most streams requests at once. Its output begins
+// with the greeting.
 func newSession(o owner, c *codec, r *request2, streams int) *session {
 	s := &session{
 		owner: o, codec: c, request: r,
@@ -224,8 +224,8 @@ func (s *session) send(index int) error {
 	return err
 }
 
-// fields returns the header block of the next request. All requests of a connection are alike, so all but the first
-// only refer to the table that the first has filled.
+// fields returns the header block of the next request. All requests on a connection are the same, so the header blocks
+// after the first consist of references to the HPACK table, which the first has filled.
 func (s *session) fields() ([]byte, error) {
 	s.requests++
 	if s.encoder == nil {
@@ -243,20 +243,21 @@ func (s *session) fields() ([]byte, error) {
 	return s.encoded.Bytes(), nil
 }
 
-// encodeAnew replaces the prepared header blocks by an encoder if the server's table is smaller than they assume.
+// encodeAnew adapts the encoding to the server's HPACK table of size bytes. If the prepared header blocks need a
+// larger one, an encoder replaces them.
 func (s *session) encodeAnew(size uint32) {
 	if s.encoder == nil {
 		if size >= tableSize && s.request.repeats {
 			return
 		}
 		s.encoder = hpack.NewEncoder(&s.encoded)
-		s.encoder.SetMaxDynamicTableSize(0) // this encoder does not know what the server's table holds
+		s.encoder.SetMaxDynamicTableSize(0) // empties the server's table, whose contents the encoder does not know
 	}
 	s.encoder.SetMaxDynamicTableSizeLimit(min(size, tableSize))
 	s.encoder.SetMaxDynamicTableSize(min(size, tableSize))
 }
 
-// cancel abandons a request.
+// cancel resets a stream and releases it, without notifying the owner.
 func (s *session) cancel(index int, code http2.ErrCode) {
 	st := &s.streams[index]
 	if st.id == 0 {
@@ -288,7 +289,8 @@ func (s *session) end(index int, e ending) {
 	s.owner.streamEnded(index, e)
 }
 
-// pump sends as much of the bodies as the windows allow, one frame of each stream in turn.
+// pump adds to the output as much of the bodies as the windows and maxBuffered allow, one frame of each stream in
+// turn.
 func (s *session) pump() {
 	for moved := true; moved && s.sending > 0 && len(s.out) < maxBuffered; {
 		moved = false
@@ -324,7 +326,7 @@ func (s *session) wrote() {
 	}
 }
 
-// find returns the index of the stream with an id, or -1 if it does not exist (any more).
+// find returns the index of the open stream with the given id, or -1 if there is none.
 func (s *session) find(id uint32) int {
 	for i := range s.streams {
 		if s.streams[i].id == id {
@@ -334,8 +336,8 @@ func (s *session) find(id uint32) int {
 	return -1
 }
 
-// feed processes bytes from the server and returns how many it used. The others are the beginning of a frame, which
-// must be passed again together with what follows. An error ends the connection.
+// feed processes bytes from the server and returns how many it used. The rest is the beginning of a frame, which must
+// be passed again together with what follows. An error ends the connection.
 func (s *session) feed(p []byte) (used int, err error) {
 	for err == nil {
 		if s.data.length+s.data.pad > 0 {
@@ -389,7 +391,7 @@ func (s *session) feed(p []byte) (used int, err error) {
 	return used, err
 }
 
-// broken converts errors of the Framer to violations.
+// broken converts an error of the Framer to a sessionError.
 func (s *session) broken(err error) error {
 	var connection http2.ConnectionError
 	switch {
@@ -401,7 +403,8 @@ func (s *session) broken(err error) error {
 	return breach(http2.ErrCodeProtocol, err.Error())
 }
 
-// dataBegun begins a DATA frame; padding is its first byte, if it is padded.
+// dataBegun processes the start of a DATA frame. If the frame is padded, padding holds its first byte, the length of
+// the padding.
 func (s *session) dataBegun(padding []byte) error {
 	h := s.header
 	if h.StreamID == 0 || h.StreamID >= s.nextID || h.StreamID%2 == 0 {
@@ -457,7 +460,7 @@ func (s *session) pass(p []byte) (used int) {
 	return used + more
 }
 
-// dataEnded ends a DATA frame, and renews the used part of the server's windows.
+// dataEnded processes the end of a DATA frame. It grants the server new credit once half of a window is used.
 func (s *session) dataEnded() error {
 	if s.spent >= connectionCredit/2 {
 		_ = s.write().WriteWindowUpdate(0, uint32(s.spent))
@@ -495,7 +498,7 @@ func (s *session) complete(index int) {
 	s.end(index, e)
 }
 
-// wrongStatus returns the failure of a gRPC call that got only an HTTP status.
+// wrongStatus returns the failure of a gRPC call whose HTTP status is not 200.
 func wrongStatus(status int) failure {
 	if status >= 400 {
 		return badStatus
@@ -566,7 +569,8 @@ func unwrap(flags http2.Flags, p []byte) (fragment []byte, ok bool) {
 	return p[:len(p)-pad], true
 }
 
-// wanted reports whether a needed field of the current header block is still missing. Others are not even decoded.
+// wanted reports whether the current header block still lacks a field that is needed. If not, the decoder emits no
+// more fields, which saves decompressing them.
 func (s *session) wanted() bool {
 	b := &s.block
 	if b.index < 0 {
@@ -578,7 +582,7 @@ func (s *session) wanted() bool {
 	return b.end && s.request.grpc && b.grpcStatus == ""
 }
 
-// field processes one field of a header block.
+// field stores a field of the current header block if it is needed.
 func (s *session) field(f hpack.HeaderField) {
 	switch f.Name {
 	case ":status":
@@ -589,7 +593,7 @@ func (s *session) field(f hpack.HeaderField) {
 	s.decoder.SetEmitEnabled(s.wanted())
 }
 
-// head processes a complete header block of a stream: the head of a response, an interim one, or the trailer.
+// head processes a complete header block of a stream: the head of an interim or final response, or a trailer.
 func (s *session) head(b headerBlock) {
 	st := &s.streams[b.index]
 	if st.answer == awaitsBody {
@@ -607,7 +611,7 @@ func (s *session) head(b headerBlock) {
 	switch {
 	case err != nil || len(b.status) != 3 || status < 100 || status == 101 || status > 599, status < 200 && b.end:
 		s.fail(b.index, http2.ErrCodeProtocol)
-	case status < 200: // interim: the final one follows
+	case status < 200: // interim: the final response follows
 	default:
 		st.status, st.answer, s.idle = status, awaitsBody, 0
 		switch {
@@ -619,7 +623,7 @@ func (s *session) head(b headerBlock) {
 	}
 }
 
-// trailer ends a gRPC call by its trailer.
+// trailer ends a gRPC call with the result in its trailer.
 func (s *session) trailer(b headerBlock) {
 	st := &s.streams[b.index]
 	s.idle = 0
@@ -641,7 +645,7 @@ func (s *session) trailer(b headerBlock) {
 	s.end(b.index, e)
 }
 
-// control processes a frame of any other type.
+// control processes a frame that is not DATA, HEADERS or CONTINUATION.
 func (s *session) control(payload []byte) error {
 	s.in.Reset(payload)
 	frame, err := s.reader.ReadFrameForHeader(s.header)
@@ -675,7 +679,8 @@ func (s *session) control(payload []byte) error {
 	return nil
 }
 
-// replied counts n bytes of replies to the server's own frames, and returns an error if it does not read them.
+// replied counts n bytes of replies to SETTINGS and PING. It returns an error if too many are still unwritten because
+// the server does not read them.
 func (s *session) replied(n int) error {
 	if s.replies += n; s.replies > maxReplies {
 		return breach(http2.ErrCodeEnhanceYourCalm, "SETTINGS and PINGs whose answers it does not read")
@@ -691,7 +696,7 @@ func (s *session) settings(f *http2.SettingsFrame) error {
 		return nil
 	}
 	if !s.settled {
-		s.settled, s.maxStreams = true, 1<<32-1 // limits that are not in SETTINGS are unlimited
+		s.settled, s.maxStreams = true, 1<<32-1 // no limit, unless SETTINGS sets one
 	}
 	before := s.initial
 	for i := range f.NumSettings() {
@@ -770,16 +775,16 @@ func (s *session) goAway(f *http2.GoAwayFrame) error {
 	return nil
 }
 
-// message reads the messages of a gRPC stream (doc/PROTOCOL-HTTP2.md of grpc/grpc): a byte for whether the message is
-// compressed, four bytes for its length, and the message.
+// message parses the messages of a gRPC stream (doc/PROTOCOL-HTTP2.md of grpc/grpc). Each is prefixed by a byte that
+// is 1 if the message is compressed, and by four bytes with its length.
 type message struct {
-	prefix uint8
-	size   uint32
-	left   uint32
-	whole  uint32 // messages so far
+	prefix uint8  // bytes of the prefix so far
+	size   uint32 // length in the prefix so far
+	left   uint32 // bytes of the message still to come
+	whole  uint32 // complete messages so far
 }
 
-// feed processes the next bytes. It returns false if they are not messages that this client asked for.
+// feed processes the next bytes. It returns false if a message is compressed or if there is more than one.
 func (m *message) feed(p []byte) bool {
 	for len(p) > 0 {
 		if m.left > 0 {
@@ -808,16 +813,16 @@ func (m *message) feed(p []byte) bool {
 // one reports whether exactly one complete message has arrived.
 func (m *message) one() bool { return m.whole == 1 && m.left == 0 && m.prefix == 0 }
 
-// request2 is the request of a target in HTTP/2.
+// request2 is the prepared HTTP/2 request for a target.
 type request2 struct {
 	grpc         bool
 	fields       []hpack.HeaderField
-	first, again []byte // header blocks: of a connection's first request, and of every one after it
-	repeats      bool   // header blocks of a connection's first request, and of every later one
+	first, again []byte // header blocks of a connection's first request, and of every later one
+	repeats      bool   // again only refers to the HPACK table, so it is valid for every later request
 	body         []byte
 }
 
-// encode makes the header blocks.
+// encode sets first, again and repeats.
 func (r *request2) encode() error {
 	var block bytes.Buffer
 	e := hpack.NewEncoder(&block)
@@ -830,8 +835,8 @@ func (r *request2) encode() error {
 		}
 		*into = bytes.Clone(block.Bytes())
 	}
-	// In again, each byte must be a whole reference. Its highest bit is set (RFC 7541, section 6.1); indices of 127 and
-	// more take several bytes.
+	// Each byte of again must be a complete table reference: its highest bit is set (RFC 7541, section 6.1), and its
+	// index is less than 127, because larger ones take several bytes.
 	r.repeats = true
 	for _, b := range r.again {
 		r.repeats = r.repeats && b > 0x80 && b < 0xff
@@ -850,7 +855,7 @@ func grpcMessage(size int) []byte {
 	return append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(m))), m...)
 }
 
-// filling returns the content of bodies.
+// filling returns size bytes for a body.
 func filling(size int) []byte {
 	b := make([]byte, size)
 	for i := range b {

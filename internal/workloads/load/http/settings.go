@@ -47,13 +47,13 @@ var Settings = []param.Setting{
 		Doc: "time after the window for what was due in it"},
 }
 
-// The settings that an experiment sets.
+// The names of settings that the experiment sets itself.
 const (
 	urlKey    = "url"
 	sourceKey = "source"
 )
 
-// processSettings are the settings of the process that specs do not have.
+// processSettings are settings of the process that cannot be set in specs.
 var processSettings = []param.Setting{
 	{Name: urlKey, Type: param.TypeText, Reach: param.ReachAddress, Many: true,
 		Doc: "what to request, http[s]://host:port/path; several are used in turn"},
@@ -72,8 +72,8 @@ var processSettings = []param.Setting{
 	load.SpinSetting,
 }
 
-// OptionsOf makes options from settings, those of the process or those of a spec alone. It returns an error if
-// settings contradict each other.
+// OptionsOf returns the options that settings select, those of a process or only those of a spec. It returns an error
+// if settings contradict each other.
 func OptionsOf(v param.Values) (Options, error) {
 	o := Options{
 		Rate: v.Float("rate"), Arrivals: pace.Arrivals(v["arrivals"]), Connections: v.Int("connections"),

@@ -34,7 +34,7 @@ func newAddress(ap netip.AddrPort) *address {
 	return a
 }
 
-// noAddress dissolves a connection when a socket is connected to it: connect(2).
+// noAddress has the family AF_UNSPEC: connecting a socket to it dissolves the socket's connection (connect(2)).
 var noAddress = func() *address {
 	a := &address{family: unix.AF_UNSPEC, size: unix.SizeofSockaddrInet4}
 	a.raw.Family = unix.AF_UNSPEC

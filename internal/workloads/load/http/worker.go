@@ -20,8 +20,8 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// A worker is one thread with an epoll set, its share of the connections and its share of the schedule. It does not
-// allocate while it runs.
+// worker is one thread with an epoll set, its share of the connections and its share of the schedule. It does not
+// allocate while it runs, except for HTTP/2 and TLS.
 type worker struct {
 	o        *Options
 	schedule role.Schedule
@@ -33,14 +33,14 @@ type worker struct {
 	slots  []slot
 	free   queue // of slots without a request
 	rest   queue // of slots that pause after an error (closed loop)
-	oldest int32 // request in flight, by sent; slot.next links the list
-	newest int32
-	busy   int  // requests in flight
-	open   int  // connections
-	mux    *mux // for HTTP/2, where slots are streams; nil for other protocols
+	oldest int32 // first slot in the list of requests in flight, ordered by slot.sent; -1: empty
+	newest int32 // last slot in the list
+	busy   int   // requests in flight
+	open   int   // connections
+	mux    *mux  // for HTTP/2, where slots are streams; nil for other protocols
 
 	source *address // of the next connection, if source addresses are spread
-	ip     [4]byte  // the last one used
+	ip     [4]byte  // source address used last
 	events []unix.EpollEvent
 	buffer []byte
 
@@ -56,8 +56,8 @@ type counts struct {
 	maxOpen  int
 	connect  *hdrhistogram.Histogram
 	failures [kinds]int64
-	statuses [600]int64          // responses with 400 and above
-	codes    [lastCode + 1]int64 // of gRPC, other than 0
+	statuses [600]int64          // responses by status, 400 and above
+	codes    [lastCode + 1]int64 // responses by gRPC status, other than 0
 }
 
 func newCounts() counts {
@@ -182,15 +182,15 @@ type slot struct {
 	watched    bool  // epoll watches it
 	writable   bool  // epoll also watches for room to write
 	written    int   // bytes of the request that were written
-	intended   int64 // the three clocks, ns by pace.Now
+	intended   int64 // this and the next three times: ns by pace.Now
 	sent       int64
 	dialled    int64 // start of the handshake; 0 if the connection existed
 	freed      int64 // end of the previous request
-	shook      int64 // length of the handshake; -1 if there was none
+	shook      int64 // length of the handshake, ns; -1 if there was none
 	prev, next int32 // neighbours in the order of sent; -1 at the ends
 	response   response
 
-	// For HTTP/2.
+	// Only for HTTP/2.
 	carrier *connection // connection of the request; nil without a request
 	code    int         // grpc-status of the response
 	resends int
@@ -225,7 +225,7 @@ func (q *queue) pop() int32 {
 	return i
 }
 
-// newWorker makes worker number part of parts, with its connections not yet open.
+// newWorker returns worker number part, of parts workers. Its connections are not open yet.
 func newWorker(o *Options, targets []*target, part, parts int) (*worker, error) {
 	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
@@ -271,8 +271,8 @@ func (w *worker) close() {
 	files.CloseRaw(w.epoll)
 }
 
-// run processes the worker's share of the schedule. It returns when all requests are answered, the drain is over, or
-// the context ends.
+// run processes the worker's share of the schedule. It returns when all requests have ended, the drain is over, or the
+// context ends.
 func (w *worker) run(ctx context.Context) error {
 	defer context.AfterFunc(ctx, func() { w.stop.Store(true) })()
 	thread, err := pace.LockThread(w.o.Spin)
@@ -317,11 +317,11 @@ func (w *worker) loop(drained int64) error {
 	return nil
 }
 
-// owing reports whether the schedule still holds a start in the window.
+// owing reports whether the schedule still has a start before the end of the window.
 func (w *worker) owing() bool { return w.arrivals != nil && w.arrivals.Peek() < w.end }
 
-// startDue starts the requests that are due while connections are free, and returns the time. The schedule itself is
-// the queue of those that must wait, so their intended starts are kept completely and in order.
+// startDue starts the requests that are due while connections are free, and returns the time. Requests that must wait
+// stay in the schedule, so no intended start is lost or reordered.
 func (w *worker) startDue(now int64) int64 {
 	if w.arrivals == nil {
 		if now < w.schedule.Begin || now >= w.end {
@@ -354,7 +354,7 @@ func (w *worker) flush() {
 	}
 }
 
-// wait waits for events until the next thing is due, and handles them.
+// wait waits for events until a start or a timeout is due, and handles them.
 func (w *worker) wait(now, drained int64) error {
 	until := min(now+50e6, drained) // check w.stop every 50 ms
 	due, precise := w.due(now)
@@ -368,7 +368,7 @@ func (w *worker) wait(now, drained int64) error {
 	var n int
 	var errno unix.Errno
 	if until <= now {
-		n, errno = sysPoll(w.epoll, w.events) // spin, because the margin is short
+		n, errno = sysPoll(w.epoll, w.events) // less than a margin before the start: spin
 	} else {
 		n, errno = sysWait(w.epoll, w.events, until-now)
 		if precise && n == 0 && errno == 0 {
@@ -405,7 +405,8 @@ func (w *worker) due(now int64) (at int64, precise bool) {
 	return math.MaxInt64, false
 }
 
-// start sends a request on slot i, which is no longer in the free queue, over a new connection if it has none.
+// start sends a request on slot i, over a new connection if the slot has none. The caller has taken i off the free
+// queue.
 func (w *worker) start(i int32, intended, now int64) {
 	s := &w.slots[i]
 	s.intended, s.sent, s.dialled, s.written, s.shook = intended, now, 0, 0, -1
@@ -456,7 +457,8 @@ var (
 )
 
 // dial begins a connection. Over loopback the handshake is complete on return, although connect reports EINPROGRESS:
-// the kernel processes the whole exchange before it releases the socket. The write that follows shows whether it is.
+// the kernel processes the whole exchange before it releases the socket. The write that follows shows whether the
+// handshake is complete.
 func (w *worker) dial(s *slot) unix.Errno {
 	if s.dissolved {
 		if errno := sysConnect(s.fd, s.target.address); errno != 0 && errno != unix.EINPROGRESS {
@@ -467,7 +469,8 @@ func (w *worker) dial(s *slot) unix.Errno {
 		w.open++
 		return 0
 	}
-	// The tail of a request must not wait for the acknowledgement of its head. A single short write never waits.
+	// TCP_NODELAY, so that the end of a request need not wait until its beginning is acknowledged. A single short write
+	// never waits.
 	fd, errno := w.socket(s.target, w.o.KeepAlive || len(s.target.request) > 1000)
 	if errno != 0 {
 		return errno
@@ -500,8 +503,8 @@ func (w *worker) socket(t *target, noDelay bool) (int, unix.Errno) {
 	return fd, 0
 }
 
-// bind gives the socket the next source address of this worker. connect chooses the port, so that one port can serve
-// many destinations.
+// bind gives the socket the next source address of this worker. connect chooses the port, so connections to different
+// destinations can share one.
 func (w *worker) bind(fd int) unix.Errno {
 	const spread = 250 // addresses per worker; 28,000 ports each
 	w.ip[3] = w.ip[3]%spread + 1
@@ -514,8 +517,8 @@ func (w *worker) bind(fd int) unix.Errno {
 	return sysBind(fd, w.source)
 }
 
-// watch makes epoll report each arrival on the slot's connection once (edge-triggered), and room to write if that is
-// awaited.
+// watch makes epoll report each arrival on the slot's connection once (edge-triggered), and also room to write if
+// writable is true.
 func (w *worker) watch(i int32, op int, writable bool) unix.Errno {
 	s := &w.slots[i]
 	event := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLRDHUP | edgeTriggered, Fd: i}
@@ -577,7 +580,7 @@ func (w *worker) connected(s *slot) {
 	}
 }
 
-// handle takes one event of the connection of slot i.
+// handle handles one event of the connection of slot i.
 func (w *worker) handle(i int32, events uint32) {
 	if w.mux != nil {
 		w.mux.handle(i, events)
@@ -585,7 +588,7 @@ func (w *worker) handle(i int32, events uint32) {
 	}
 	s := &w.slots[i]
 	if s.fd < 0 || s.dissolved {
-		return // closed earlier in the same batch, or an end that this side caused
+		return // closed earlier in the same batch, or dissolved by this side
 	}
 	if s.state == connecting || s.state == sending && events&unix.EPOLLOUT != 0 {
 		if w.write(i); s.fd < 0 || s.state == connecting {
@@ -629,7 +632,7 @@ func (w *worker) handle(i int32, events uint32) {
 	}
 }
 
-// finish ends the request of slot i at now: answered, or failed by kind.
+// finish ends the request of slot i at now. It was answered if kind is none, and failed otherwise.
 func (w *worker) finish(i int32, now int64, kind failure) {
 	s := &w.slots[i]
 	if s.prev >= 0 {
@@ -671,7 +674,8 @@ func (w *worker) finish(i int32, now int64, kind failure) {
 	}
 }
 
-// restAfterError is the pause, in ns, that keeps a closed loop against a dead server from failing as fast as it can.
+// restAfterError is how long a slot pauses after a failed request in closed loop, in ns. Without the pause, requests
+// to a dead server would fail as fast as the CPU allows.
 const restAfterError = 10e6
 
 // tally counts a request of the measured window.
@@ -692,8 +696,8 @@ func (w *worker) tally(s *slot, now int64, kind failure) {
 	}
 }
 
-// keep logs a request that ends at now. A request of the warm-up that ends in the window is counted nowhere, but later
-// ones may have waited for it.
+// keep logs a request that ends at now in the window or later. Warm-up requests are not counted, but later requests
+// may have waited for them.
 func (w *worker) keep(s *slot, now int64, answered bool) {
 	if w.log == nil || now < w.warm {
 		return

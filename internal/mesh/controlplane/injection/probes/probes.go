@@ -37,7 +37,7 @@ type Ask struct {
 type HTTP struct {
 	Path    string   `json:"path"`
 	Port    int      `json:"port"`
-	TLS     bool     `json:"tls,omitempty"` // the certificate is not verified, as by the kubelet
+	TLS     bool     `json:"tls,omitempty"` // the certificate is not verified; the kubelet does not verify it either
 	Headers []Header `json:"headers,omitempty"`
 }
 
