@@ -165,7 +165,8 @@ func run(ctx context.Context, s *spec.Spec, f runFlags, out io.Writer) (err erro
 
 	nodes := f.nodes.plan(s) // also adapts the spec to the nodes
 	if nodes != nil && f.pprof {
-		return fault.New(fault.Usage, "--pprof", "leave one of them out", "stacks are sampled on one machine, not on nodes")
+		return fault.New(fault.Usage, "--pprof", "run without --pprof, or without nodes",
+			"stacks are sampled on one machine, not on nodes")
 	}
 	if nodes != nil {
 		if err := s.CheckShare(nodes.CPUs); err != nil {
