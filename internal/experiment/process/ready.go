@@ -195,8 +195,11 @@ func (r *Running) await(ctx context.Context, c condition, timeout time.Duration)
 		if holds && !r.Exited() {
 			return nil
 		}
-		// The last attempt runs into the deadline, and its error is less specific than earlier ones.
-		if err != nil && ctx.Err() == nil && (reason == nil || !errors.Is(err, errTimeout)) {
+		// The last attempt may run into the deadline: then its error is less specific than earlier ones.
+		if errors.Is(err, errNotReady) {
+			err = errTimeout
+		}
+		if err != nil && (reason == nil || ctx.Err() == nil && !errors.Is(err, errTimeout)) {
 			reason = err
 		}
 		if n%16 == 15 {

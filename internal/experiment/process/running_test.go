@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"tare/internal/lib/fault"
 	"tare/internal/lib/param"
 	"tare/internal/scale/host/cgroup"
@@ -157,9 +159,32 @@ func TestOffered(t *testing.T) {
 // untilSleep waits, in a shell, until its last child has become sleep, by which name it is known then.
 const untilSleep = `until read comm < /proc/$!/comm && [ $comm = sleep ]; do sleep 0.01; done`
 
+// closed is an address at which nothing listens while the test runs: its port is bound, so no other process gets it.
+func closed(t *testing.T) string {
+	t.Helper()
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err == nil {
+		t.Cleanup(func() { unix.Close(fd) })
+		err = unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	at, err := unix.Getsockname(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("127.0.0.1:%d", at.(*unix.SockaddrInet4).Port)
+}
+
 // TestFailures: what goes wrong is told with its status, its last words and what to do, and nothing is left behind.
 func TestFailures(t *testing.T) {
 	limit := speed.Scale(time.Second).String() // in which it looks whether they are ready
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
 	for _, k := range []struct {
 		name, script string
 		v            param.Values
@@ -184,8 +209,11 @@ func TestFailures(t *testing.T) {
 			[]string{"was not ready within " + limit + ": nothing accepted connections at 127.0.0.1:", "(connection refused)"},
 			"raise its ready-timeout"},
 		{"never answers", `exec sleep 60`,
-			param.Values{"ready-timeout": limit, "ready-http": "http://127.0.0.1:{port}/x"},
+			param.Values{"ready-timeout": limit, "ready-http": "http://" + closed(t) + "/x"},
 			[]string{"/x was not answered with a status of 200 to 399 (connection refused)"}, "raise its ready-timeout"},
+		{"answers nothing", `exec sleep 60`,
+			param.Values{"ready-timeout": limit, "ready-http": "http://" + silent.Addr().String() + "/x"},
+			[]string{"/x was not answered with a status of 200 to 399 (timeout)"}, "raise its ready-timeout"},
 		{"no file", `exec sleep 60`,
 			param.Values{"ready-timeout": limit, "ready-file": "socket"},
 			[]string{"there was no file socket"}, ""},
