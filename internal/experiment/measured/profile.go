@@ -14,7 +14,7 @@ import (
 	"tare/internal/scale/profile"
 )
 
-// The labels of samples that say the arm, and the part of the trial. A factor cannot have their names.
+// The labels of samples that say the arm and the part of the trial. A factor with one of these names has no label.
 const (
 	labelArm  = "arm"
 	labelPart = "part"
@@ -59,8 +59,7 @@ func (m *Measured) Profile(p *pprof.Profile) *record.Profile {
 		of.Functions = append(of.Functions, *f)
 	}
 	slices.SortFunc(of.Functions, func(a, b record.FunctionTime) int {
-		return cmp.Or(cmp.Compare(b.Seconds, a.Seconds), cmp.Compare(a.Part, b.Part), cmp.Compare(a.Kind, b.Kind),
-			cmp.Compare(a.Name, b.Name), cmp.Compare(a.File, b.File))
+		return cmp.Or(cmp.Compare(b.Seconds, a.Seconds), cmp.Compare(a.Part, b.Part), a.Compare(b.Function))
 	})
 	if len(of.Functions) > record.MaxFunctions {
 		for _, f := range of.Functions[record.MaxFunctions:] {

@@ -60,11 +60,6 @@ type functionKey struct {
 	profile.Function
 }
 
-func compareKeys(a, b functionKey) int {
-	return cmp.Or(cmp.Compare(a.part, b.part), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Name, b.Name),
-		cmp.Compare(a.File, b.File))
-}
-
 // profiled is the profile of a trial: what functions used, in the unit of the metric.
 type profiled struct {
 	metric    string
@@ -238,7 +233,7 @@ func (p profiles) candidates(base, own map[functionKey]float64) []functionKey {
 		both[c] += v
 	}
 	return slices.SortedFunc(maps.Keys(both), func(a, b functionKey) int {
-		return cmp.Or(cmp.Compare(both[b], both[a]), compareKeys(a, b))
+		return cmp.Or(cmp.Compare(both[b], both[a]), cmp.Compare(a.part, b.part), a.Compare(b.Function))
 	})
 }
 
@@ -302,20 +297,8 @@ func (f *Functions) What() string {
 	return "CPU time per second"
 }
 
-// Words names a function as it stands in a sentence, with the part of the trial that paid for it.
-func (d *FunctionDifference) Words() string {
-	name := d.Name
-	switch {
-	case d.Kind == profile.BPF:
-		name = "eBPF program " + name
-	case d.File != "":
-		name += " (" + d.File + ")"
-	}
-	return name + " of " + d.Part
-}
-
-// maxNamedFunctions is how many functions an answer names.
-const maxNamedFunctions = 5
+// MaxNamedFunctions is how many functions of an arm an answer and the brief report name at most.
+const MaxNamedFunctions = 5
 
 // functionAnswers say which functions make up the differences at the outermost levels: "CPU time per request of mesh
 // differs by +57 us [50, 64]: +21 us [18, 24] in ..."
@@ -331,13 +314,13 @@ func (s *Summary) functionAnswers(t *Table) (all []Answer) {
 		var parts []string
 		for i, d := range named {
 			rest -= d.Difference.Value
-			if i < maxNamedFunctions {
-				parts = append(parts, d.Difference.Signed(f.Unit)+" in "+d.Words())
+			if i < MaxNamedFunctions {
+				parts = append(parts, d.Difference.Signed(f.Unit)+" in "+d.String()+" of "+d.Part)
 			} else {
 				more += d.Difference.Value
 			}
 		}
-		if n := len(named) - maxNamedFunctions; n > 0 {
+		if n := len(named) - MaxNamedFunctions; n > 0 {
 			parts = append(parts, fmt.Sprintf("%s in %s", Interval{Value: more}.Signed(f.Unit),
 				quantity.Counted(n, "further function")))
 		}

@@ -29,7 +29,7 @@ func (t *screen) brief(s *analysis.Summary, run record.Run) {
 	lead := newLead(s, run)
 	top.headline(lead)
 	shown := table.lead(lead)
-	table.namedFunctions(s, run)
+	table.namedFunctions(s)
 	bottom.others(s, run, shown)
 	bottom.basis(s, run, bracketed(s, shown))
 	if text := lead.short(s, run); text != "" {

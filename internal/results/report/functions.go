@@ -9,7 +9,6 @@ import (
 	"tare/internal/lib/quantity"
 	"tare/internal/lib/text"
 	"tare/internal/results/analysis"
-	"tare/internal/scale/profile"
 )
 
 // functionsNote is the text above the tables of functions.
@@ -17,11 +16,8 @@ const functionsNote = "means over blocks by samples of stacks, and the differenc
 	"of user code what a function did itself, of the kernel what was done for each way into it. The intervals of a " +
 	"table hold all at once (95 %, Bonferroni); ~: inside noise"
 
-// maxBriefFunctions is the number of functions of an arm that the brief report lists at most.
-const maxBriefFunctions = 5
-
 // functionTables returns a table for each arm at each level with the functions that make up its difference.
-func functionTables(s *analysis.Summary, run record.Run) (all []htmlTable) {
+func functionTables(s *analysis.Summary) (all []htmlTable) {
 	for i := range s.Functions {
 		f := &s.Functions[i]
 		t := htmlTable{
@@ -35,7 +31,7 @@ func functionTables(s *analysis.Summary, run record.Run) (all []htmlTable) {
 			t.Rows = append(t.Rows, tableRow{Name: name, Part: part, Cells: []string{baseline, difference}})
 		}
 		for _, d := range f.Considered {
-			add(functionName(d), d.Part, quantity.Value(d.Baseline, f.Unit), d.Difference.Signed(f.Unit), d.Resolved)
+			add(d.String(), d.Part, quantity.Value(d.Baseline, f.Unit), d.Difference.Signed(f.Unit), d.Resolved)
 		}
 		add("all others", "", "", analysis.Interval{Value: f.Rest}.Signed(f.Unit), false)
 		add("total", "", quantity.Value(f.Baseline, f.Unit), f.Difference.Signed(f.Unit), true)
@@ -44,23 +40,12 @@ func functionTables(s *analysis.Summary, run record.Run) (all []htmlTable) {
 	return all
 }
 
-// functionName returns the name of a function as tables show it.
-func functionName(d analysis.FunctionDifference) string {
-	switch {
-	case d.Kind == profile.BPF:
-		return "eBPF program " + d.Name
-	case d.File != "":
-		return d.Name + " (" + d.File + ")"
-	}
-	return d.Name
-}
-
 // title returns the title of a table with its level.
 func (t htmlTable) title() string { return strings.TrimSpace(t.Title + " " + t.Level) }
 
 // functions writes the tables for a terminal.
-func (t *screen) functions(s *analysis.Summary, run record.Run) {
-	for i, of := range functionTables(s, run) {
+func (t *screen) functions(s *analysis.Summary) {
+	for i, of := range functionTables(s) {
 		if i == 0 {
 			t.wrap("", t.bold("Where the difference is")+": "+functionsNote)
 		}
@@ -72,9 +57,9 @@ func (t *screen) functions(s *analysis.Summary, run record.Run) {
 	}
 }
 
-// namedFunctions writes the functions with a resolved difference at the last level, at most maxBriefFunctions of each
+// namedFunctions writes the functions with a resolved difference at the last level, at most analysis.MaxNamedFunctions of each
 // arm.
-func (t *screen) namedFunctions(s *analysis.Summary, run record.Run) {
+func (t *screen) namedFunctions(s *analysis.Summary) {
 	var rows [][]string
 	for i := range s.Functions {
 		f := &s.Functions[i]
@@ -87,8 +72,8 @@ func (t *screen) namedFunctions(s *analysis.Summary, run record.Run) {
 		}
 		rows = append(rows, []string{clean(strings.TrimSpace(fmt.Sprintf("%s of %s %s",
 			analysis.Capital(f.What()), s.ArmName(f.Arm), s.At(f.Factors)))), f.Difference.Signed(f.Unit), ""})
-		for _, d := range named[:min(len(named), maxBriefFunctions)] {
-			rows = append(rows, []string{"  " + clean(functionName(d)), d.Difference.Signed(f.Unit), clean(d.Part)})
+		for _, d := range named[:min(len(named), analysis.MaxNamedFunctions)] {
+			rows = append(rows, []string{"  " + clean(d.String()), d.Difference.Signed(f.Unit), clean(d.Part)})
 		}
 	}
 	if len(rows) > 0 {
@@ -98,9 +83,9 @@ func (t *screen) namedFunctions(s *analysis.Summary, run record.Run) {
 }
 
 // functionsMarkdown returns the tables in Markdown; empty if there are none.
-func functionsMarkdown(s *analysis.Summary, run record.Run) string {
+func functionsMarkdown(s *analysis.Summary) string {
 	var b strings.Builder
-	for i, of := range functionTables(s, run) {
+	for i, of := range functionTables(s) {
 		if i == 0 {
 			fmt.Fprintf(&b, "\n## Where the difference is\n\n%s.\n", analysis.Capital(functionsNote))
 		}

@@ -194,7 +194,7 @@ func newPage(s *analysis.Summary, run record.Run, trials []record.Trial, o HTMLO
 		Ran: len(d.Ran) > 0, Models: lists.Map(models(s), d.plain), CPU: d.cpuTables(),
 		Unplaced: lists.Map(d.unplaced, d.plain), Memory: d.memory,
 		Gross:     d.grossTable(),
-		Functions: functionTables(s, run), Stacks: record.ProfileDir + "/" + record.StacksFile,
+		Functions: functionTables(s), Stacks: record.ProfileDir + "/" + record.StacksFile,
 		Ladders: ladderTables(s, run), Courses: d.courseTables(),
 		Notes: lists.Map(notes(s, run), d.plain), Warnings: lists.Map(s.Warnings, d.plain),
 		Excluded: lists.Map(excluded(s), d.plain), Gates: gates(run.Spec),

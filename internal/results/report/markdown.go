@@ -87,7 +87,7 @@ func everyMetricMarkdown(b *strings.Builder, s *analysis.Summary, run record.Run
 		rows := lists.Map(slices.Concat([]row{header(s)}, sec.rows), row.cells)
 		b.WriteString("\n" + text.MarkdownTable(rows, len(rows[0])))
 	}
-	b.WriteString(functionsMarkdown(s, run))
+	b.WriteString(functionsMarkdown(s))
 	b.WriteString(picturedMarkdown(s, run))
 	b.WriteString(grossMarkdown(s))
 }

@@ -94,7 +94,7 @@ func (t *screen) write(s *analysis.Summary, run record.Run) {
 		}
 		t.table(header(s), sec.rows)
 	}
-	t.functions(s, run)
+	t.functions(s)
 	t.pictured(s, run)
 	t.gross(s)
 	for _, n := range notes(s, run) {

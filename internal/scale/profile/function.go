@@ -1,6 +1,7 @@
 package profile
 
 import (
+	"cmp"
 	"path"
 	"slices"
 	"strings"
@@ -28,6 +29,22 @@ type Function struct {
 	Kind Kind   `json:"kind"`
 	Name string `json:"name"`           // of the function, the entry into the kernel ("system call read") or the program
 	File string `json:"file,omitempty"` // of user code in a library: the library's base name, without its version
+}
+
+// Compare orders functions by kind, name and file.
+func (f Function) Compare(o Function) int {
+	return cmp.Or(cmp.Compare(f.Kind, o.Kind), cmp.Compare(f.Name, o.Name), cmp.Compare(f.File, o.File))
+}
+
+// String names the function as reports do: "memcpy (libc.so)", "eBPF program redirect".
+func (f Function) String() string {
+	switch {
+	case f.Kind == BPF:
+		return "eBPF program " + f.Name
+	case f.File != "":
+		return f.Name + " (" + f.File + ")"
+	}
+	return f.Name
 }
 
 // FunctionOf returns the function to which a sample of a profile of Build's is attributed.
