@@ -38,18 +38,18 @@ var settings = []param.Setting{
 	{Name: settingWebConfig, Type: param.TypeText, Reach: param.ReachFile,
 		Doc: "file with certificates, passwords and TLS settings, in the format of Prometheus' exporter-toolkit"},
 	{Name: settingMaxSeries, Type: param.TypeCount, Default: "1000", Min: 1, Max: 100000,
-		Doc: "most series of each metric: the largest items have one each, and the rest share one"},
+		Doc: "maximum number of series per metric: the largest items have one each, and all others share one"},
 	{Name: settingTick, Type: param.TypeDuration, Default: "1m", Min: 1, Max: 600,
-		Doc: "longest time between readings of the counters when there are no scrapes"},
+		Doc: "maximum time between readings of the counters when nothing scrapes"},
 	{Name: settingHz, Type: param.TypeCount, Default: strconv.Itoa(perf.DefaultHz), Max: perf.MaxHz,
-		Doc: "samples per second and CPU; 0 takes none, and then eBPF time is not split by who pays for it"},
+		Doc: "samples per second on each CPU; with 0, eBPF time is not split by who pays for it"},
 	{Name: settingBPFStats, Type: param.TypeText, Default: "always", Reach: param.ReachNothing,
 		Doc: "when the kernel's run statistics of eBPF programs are on, which add 20 to 50 ns to each run: always, off " +
 			"(run time is not known), or part of the time, such as 10s/60s (run time is scaled, and its error is a metric)"},
 	{Name: settingHostRoot, Type: param.TypeText, Default: "/", Reach: param.ReachFile,
 		Doc: "where the machine's / is mounted: the names of containers are in files there"},
 	{Name: settingProfile, Type: param.TypeText, Reach: param.ReachNothing,
-		Doc: "rules that come after those of the configuration: " + strings.Join(charge.Profiles(), ", ") +
+		Doc: "rules to apply after those of the configuration: " + strings.Join(charge.Profiles(), ", ") +
 			" knows the infrastructure of a node"},
 }
 

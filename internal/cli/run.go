@@ -99,7 +99,7 @@ exit code is 4.`,
 	f.Register(c.Flags())
 	f.RegisterSpec(c.Flags())
 	f.registerPprof(c.Flags())
-	c.Flags().IntVar(&f.Overrides.SampleHz, "hz", 0, "samples per second and CPU, instead of the spec's")
+	c.Flags().IntVar(&f.Overrides.SampleHz, "hz", 0, "samples per second on each CPU, instead of the spec's")
 	f.nodes.register(c.Flags())
 	return c
 }

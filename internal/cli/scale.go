@@ -63,7 +63,7 @@ type scaleOptions struct {
 func (f *scaleFlags) options(ctx context.Context) (o scaleOptions, err error) {
 	if f.hz < 0 || f.hz > perf.MaxHz {
 		return o, fault.New(fault.Usage, fmt.Sprintf("--hz %d", f.hz), "try --hz 449",
-			"samples per second and CPU are from 0 (none) to %d", perf.MaxHz)
+			"the rate of samples must be from 0 (none) to %d per second on each CPU", perf.MaxHz)
 	}
 	if o.meter.SampleHz = f.hz; f.hz == 0 {
 		o.meter.SampleHz = -1

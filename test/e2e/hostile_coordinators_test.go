@@ -221,7 +221,7 @@ var coordinatorAttacks = []coordinatorAttack{
 		_, err := s.until(func(m said) bool { return m.Prepared != nil && m.Prepared.ID == 5 })
 		return err // it hangs up, and the trial is taken down
 	}},
-	{name: "a begin that cannot be", says: "announced an impossible begin", stream: func(s attackStream) error {
+	{name: "a begin that cannot be", says: "announced a start that cannot be", stream: func(s attackStream) error {
 		if err := s.prepare(1, modest, ""); err != nil {
 			return err
 		}

@@ -280,7 +280,7 @@ func (s *session) handle(ctx context.Context, m *message, received int64) error 
 	case m.Begin != nil && s.trial != nil && s.trial.id == m.Begin.ID:
 		if lead := m.Begin.At - s.a.now(); m.Begin.At < -farthest || m.Begin.At > farthest || lead > int64(maxLead) ||
 			m.Begin.Quiet < 0 {
-			s.trial.cancel(fmt.Errorf("the coordinator announced an impossible begin: in %v", time.Duration(lead)))
+			s.trial.cancel(fmt.Errorf("the coordinator announced a start that cannot be: in %v", time.Duration(lead)))
 			return nil
 		}
 		s.quiet.Store(m.Begin.At + min(m.Begin.Quiet, int64(maxQuiet)))

@@ -94,8 +94,8 @@ var (
 			Doc: "measured window of each trial"},
 	}
 	samplingKnob = param.Setting{Name: "sampling", Type: param.TypeCount, Default: "997", Min: 1, Max: perf.MaxHz,
-		Doc: "samples per second and CPU that split eBPF time by control group, each at the cost of about a " +
-			"microsecond; short runs need many"}
+		Doc: "samples per second on each CPU, which split eBPF time by control group and cost about 1 us each; " +
+			"short windows need many"}
 	statisticsKnob = param.Setting{Name: "statistics", Type: param.TypeSwitch, Default: "true",
 		Doc: "whether the kernel counts runs and run time of eBPF programs, at 20 to 50 ns a run; false: no eBPF " +
 			"run time"}

@@ -75,7 +75,7 @@ func Open(pid int) (*Page, error) {
 	missing := func(err error) error {
 		return fault.Wrap(err, fault.Usage, "process "+strconv.Itoa(pid),
 			"name a process that replaces configuration: tare subject kernelmesh --work replace",
-			"it says nothing of generations")
+			"the process does not publish the generation of its configuration")
 	}
 	fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
 	if err != nil {
@@ -96,7 +96,7 @@ func Open(pid int) (*Page, error) {
 		}
 		if p.w.layout.Load() != layout {
 			_ = p.Close()
-			return nil, missing(fmt.Errorf("its page is of another layout"))
+			return nil, missing(fmt.Errorf("it was written by another version of Tare"))
 		}
 		return p, nil
 	}

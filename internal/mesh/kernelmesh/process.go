@@ -32,10 +32,10 @@ var processSettings = []param.Setting{
 		Doc: "control plane that provides the services: HOST:PORT or unix:PATH"},
 	{Name: "cgroup", Type: param.TypeText, Reach: param.ReachFile, Doc: "cgroup v2 directory whose processes are served"},
 	{Name: "source", Type: param.TypeText, Reach: param.ReachNothing, Default: sourceAuto,
-		Doc: "addresses that rules take as the source of sockets bound to none: auto (of the default routes), none, or " +
-			"IP[,IP]"},
+		Doc: "source addresses that access rules assume for sockets without one: auto (those of the default routes), none, " +
+			"or IP[,IP]"},
 	{Name: "allow-root", Type: param.TypeSwitch, Default: "false",
-		Doc: "let the control group be the root: serve every process of the machine"},
+		Doc: "allow the root control group, and so serve every process of the machine"},
 }
 
 // Play runs the data plane's process.

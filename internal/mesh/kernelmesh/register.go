@@ -46,7 +46,7 @@ const xdsKey = "xds"
 
 var xdsSetting = param.Setting{
 	Name: xdsKey, Type: param.TypeText, Reach: param.ReachNothing,
-	Doc: "application of kind `mesh` or `istiod` with the services",
+	Doc: "application of kind `mesh` or `istiod` that provides the services",
 }
 
 // The settings of a control plane that a trial starts for the data plane. The process gets its address.
@@ -61,11 +61,11 @@ const underIstio = "istiod"
 var controlSettings = []param.Setting{
 	{
 		Name: controlKey, Type: param.TypeWord, Words: []string{underIstio},
-		Doc: "control plane started as a component, instead of a file of services",
+		Doc: "control plane to start as a component, in place of a file of services",
 	},
 	{
 		Name: optionalKey, Type: param.TypeSwitch,
-		Doc: "whether the run goes on without the arm where the control plane is not installed",
+		Doc: "skip the arm where the control plane is not installed",
 	},
 }
 

@@ -23,23 +23,24 @@ var servicesSettings = []param.Setting{
 	{
 		Name: servicesKey, Type: param.TypeCount, Min: 1, Max: 1_000_000,
 		Phrase: map[string]string{"": "with {} services", "1": "with one service"},
-		Doc:    "services in all; those beyond the applications' have endpoints without a listener",
+		Doc:    "number of services; beyond those of the applications, services have endpoints that nothing listens on",
 	},
 	{
 		Name: endpointsKey, Type: param.TypeCount, Min: 1, Max: maxEach,
-		Doc: "endpoints of each of these others; 1 when left out",
+		Doc: "endpoints of each service that is not an application's; default 1",
 	},
 	{
 		Name: protocolKey, Type: param.TypeWord, Words: []string{"tcp", "udp"},
-		Doc: "protocol of these others: `udp`, with loopback endpoints, for a load of kind `connect`; `tcp` when left out",
+		Doc: "protocol of services that are not an application's: `tcp` (default), or `udp` with loopback endpoints, for a " +
+			"load of kind `connect`",
 	},
 	{
 		Name: thenKey, Type: param.TypeCount, Min: 1, Max: 1_000_000,
-		Doc: "services left after the load; memory is also read before the load and once these are left",
+		Doc: "services to keep after the load, of which the others are removed; memory is read before the load and after that",
 	},
 	{
 		Name: fitKey, Type: param.TypeSwitch,
-		Doc: "whether maps fit the services and endpoints that exist, instead of `max-services` and `max-endpoints`",
+		Doc: "size the maps for the services and endpoints that exist, not for `max-services` and `max-endpoints`",
 	},
 }
 

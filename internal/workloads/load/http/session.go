@@ -691,7 +691,7 @@ func (s *session) replied(n int) error {
 func (s *session) settings(f *http2.SettingsFrame) error {
 	if f.IsAck() {
 		if !s.settled {
-			return breach(http2.ErrCodeProtocol, "the first frame is not SETTINGS")
+			return breach(http2.ErrCodeProtocol, "an acknowledgement of SETTINGS before its own SETTINGS")
 		}
 		return nil
 	}
