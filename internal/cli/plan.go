@@ -211,7 +211,11 @@ func measureCommand(run record.Run, arms []string, factor string, levels []float
 			for _, text := range texts {
 				set := full + "=" + text
 				if s, err = builtIn(name); err == nil && s.Apply(spec.Overrides{Set: []string{set}}) == nil {
-					return fmt.Sprintf("tare run %s --set '%s'", name, set)
+					form := ""
+					if name == run.Experiment && slices.Contains(run.Command, "--quick") {
+						form = " --quick"
+					}
+					return fmt.Sprintf("tare run %s%s --set '%s'", name, form, set)
 				}
 			}
 		}

@@ -37,7 +37,7 @@ func TestPlanCommand(t *testing.T) {
 	}
 	for _, want := range []string{
 		"mesh at connections 64, rate 600 needs 0.7", "1 node of 4 CPUs and 16 GiB (filled by cpu first; 1 at the mean)",
-		"at a price of 0.02", "never swept: connections.", "eBPF programs", "cpu 6m",
+		"at a price of 0.02", "never swept: connections.", "eBPF programs", "cpu 141m, memory 10Mi",
 		"tare run mesh-rate --set 'client.connections=16,32,48,64'", "95 % prediction intervals", "No limits:",
 	} {
 		if !contains(out, want) {

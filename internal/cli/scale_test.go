@@ -148,7 +148,7 @@ func TestSeriesRefused(t *testing.T) {
 		{"top --tls", "--tls", "needs --agent", "--agent HOST:PORT"},
 		{"top --agent node:1 --hz 7 --once", "--hz --agent", "settings of its own machine", "where the agent runs"},
 		{"top --agent node --once", "--agent node", "HOST:PORT", "node-7:9633"},
-		{"top --hz -1 --once", "--hz -1", "samples per second", "--hz 449"},
+		{"top --hz -1 --once", "--hz -1", "per second on each CPU", "--hz 449"},
 	} {
 		root := Command()
 		root.SetArgs(strings.Fields(c.args))

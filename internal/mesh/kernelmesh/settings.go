@@ -17,7 +17,7 @@ var Settings = []param.Setting{
 		Doc: "replace: replace the configuration as fast as possible; push: time the changes that a control plane pushes"},
 	{Name: "steps", Type: param.TypeCount, Default: "0", Max: MaxSteps,
 		Phrase: map[string]string{"": "with {} extra steps in each program"},
-		Doc:    "extra steps in each run of the connect programs: a planted cost"},
+		Doc:    "extra steps in each run of the connect programs: a planted weight"},
 	{Name: "sockops-steps", Type: param.TypeCount, Default: "0", Max: MaxSteps,
 		Doc: "extra steps in each run of the sockops program"},
 	{Name: nodeKey, Type: param.TypeText, Reach: param.ReachNothing,

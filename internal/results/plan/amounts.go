@@ -125,11 +125,14 @@ func (u use) forecast() (*Forecast, error) {
 		Amount: Amount{v.Value, max(0, *v.Lo), *v.Hi}, Metric: u.model.Metric, Experiment: u.source.Run.Experiment,
 		Run: u.source.Dir, Machine: machine(u.source.Run), HeldoutError: u.model.HeldoutError, Range: u.model.ValidRange,
 	}
+	if !u.charged {
+		return f, nil
+	}
 	step := 1.0 / 1000
 	if u.unit == quantity.Bytes {
 		step = 1 << 20
 	}
-	f.Request = math.Ceil(f.Hi/step*(1-1e-12)) * step // rounding errors must not add a step
+	f.Request = new(math.Ceil(f.Hi/step*(1-1e-12)) * step) // rounding errors must not add a step
 	return f, nil
 }
 

@@ -84,8 +84,9 @@ type Part struct {
 // Forecast is the value of a model with its prediction interval, the amount to request, and its source.
 type Forecast struct {
 	Amount
-	// Request is the upper end of the interval, rounded up to thousandths of a CPU or to MiB, in CPUs or bytes.
-	Request      float64               `json:"request"`
+	// Request is the upper end of the interval, rounded up to thousandths of a CPU or to MiB, in CPUs or bytes; nil for
+	// the run time of eBPF programs, which is charged to the processes that make them run.
+	Request      *float64              `json:"request"`
 	Metric       string                `json:"metric"`
 	Experiment   string                `json:"experiment"`
 	Run          string                `json:"run"`
@@ -163,6 +164,7 @@ type use struct {
 	model     analysis.Model
 	component string
 	unit      string
+	charged   bool               // to the component, which can request it
 	levels    map[string]float64 // of its factors that were asked for
 	lacks     []string           // factors that were asked for but that it does not have
 }
@@ -329,7 +331,7 @@ func (p *Plan) choose(sources []comparison.Source, arm string, ask Ask) (all []u
 			if err != nil {
 				return nil, err
 			}
-			u.component, u.unit = cmp.Or(m.Component, d.Plan), d.Unit
+			u.component, u.unit, u.charged = cmp.Or(m.Component, d.Plan), d.Unit, d.Rank != metric.RankBPF
 			here[m.Metric] = append(here[m.Metric], u)
 		}
 		for metric, is := range lists.ByKey(here) {

@@ -71,17 +71,17 @@ func TestMake(t *testing.T) {
 		case share > 0:
 			near(t, part.Component+" CPU", part.CPUs.Value, share*0.7, 0.002)
 			near(t, part.Component+" memory", part.Memory.Value, share*float64(50<<20+600<<10), 0.002)
-			if r := part.CPUs.Request; r < part.CPUs.Hi || r > part.CPUs.Hi+0.001 {
+			if r := *part.CPUs.Request; r < part.CPUs.Hi || r > part.CPUs.Hi+0.001 {
 				t.Errorf("a request of %g CPUs for %+v", r, part.CPUs.Amount)
 			}
-			if r := part.Memory.Request; r < part.Memory.Hi || r > part.Memory.Hi+1<<20 || math.Mod(r, 1<<20) != 0 {
+			if r := *part.Memory.Request; r < part.Memory.Hi || r > part.Memory.Hi+1<<20 || math.Mod(r, 1<<20) != 0 {
 				t.Errorf("a request of %g bytes for %+v", r, part.Memory.Amount)
 			}
 			if f := part.CPUs; !(f.Lo < share*0.7 && share*0.7 < f.Hi) || f.HeldoutError == nil || f.Run != "rate" ||
 				f.Range["client.rate"] != [2]float64{100, 800} {
 				t.Errorf("%+v", f)
 			}
-		case part.Component != "eBPF programs" || part.Memory != nil:
+		case part.Component != "eBPF programs" || part.Memory != nil || part.CPUs.Request != nil:
 			t.Errorf("%+v", part)
 		default:
 			near(t, "eBPF", part.CPUs.Value, 0.06, 1e-6)

@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"maps"
@@ -97,19 +98,22 @@ func planRows(a plan.Arm) [][]string {
 			if f == nil {
 				continue
 			}
-			unit, asked := quantity.CPUs, fmt.Sprintf("cpu %.0fm", 1000*f.Request)
+			unit, format, step := quantity.CPUs, "cpu %.0fm", 1.0/1000
 			if i == 1 {
-				unit, asked = quantity.Bytes, fmt.Sprintf("memory %.0fMi", f.Request/(1<<20))
+				unit, format, step = quantity.Bytes, "memory %.0fMi", 1<<20
 			}
 			row[1+i] = planAmount(f.Amount, unit)
-			request, from = append(request, asked), lists.Include(from, f.Experiment)
+			from = lists.Include(from, f.Experiment)
+			if f.Request != nil {
+				request = append(request, fmt.Sprintf(format, *f.Request/step))
+			}
 			if f.HeldoutError == nil {
 				heldOut = append(heldOut, "-")
 			} else {
-				heldOut = append(heldOut, fmt.Sprintf("%.2g %%", 100**f.HeldoutError))
+				heldOut = append(heldOut, fmt.Sprintf("%.2g %%", math.Round(1e4*100**f.HeldoutError)/1e4))
 			}
 		}
-		rows = append(rows, append(row, strings.Join(request, ", "), strings.Join(heldOut, ", "), strings.Join(from, ", ")))
+		rows = append(rows, append(row, cmp.Or(strings.Join(request, ", "), "-"), strings.Join(heldOut, ", "), strings.Join(from, ", ")))
 	}
 	return rows
 }
