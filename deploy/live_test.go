@@ -36,6 +36,7 @@ var empty = map[string]string{
 	// Where the machine is too busy to measure what these cost, the agent warns (stats-cost, witness-cost).
 	`tare_agent_bpf_stats_seconds_total{job`: "the cost of the kernel's run statistics is not known",
 	`tare_agent_witness_seconds_total{job`:   "the cost of looking for stolen time is not known",
+	"tare_node_part_cpu_seconds_total":       "the node is the whole machine, and no part of it as a container (kind) is",
 }
 
 // TestAgainstPrometheus runs every query of the dashboard and every rule on a real Prometheus, which scrapes a real
