@@ -58,6 +58,19 @@ func processTime(t *testing.T, pid int) time.Duration {
 	return d
 }
 
+// startWork starts a process that works until the test ends.
+func startWork(t testing.TB) (pid int) {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), workVariable+"=1")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	return cmd.Process.Pid
+}
+
 // TestStacks: of a process that divides its CPU time 3:1 between two functions, the profile does so too, and names what
 // it does in the kernel.
 func TestStacks(t *testing.T) {
@@ -67,23 +80,17 @@ func TestStacks(t *testing.T) {
 	if testing.Short() {
 		t.Skip("needs a real processor: an emulated one counts time in which it stood still as CPU time")
 	}
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), workVariable+"=1")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	pid := startWork(t)
 	s, err := OpenStacks(999)
 	if err != nil {
 		t.Fatal(err)
 	}
-	began := processTime(t, cmd.Process.Pid)
+	began := processTime(t, pid)
 	if err := s.Begin(0, math.MaxInt64); err != nil {
 		t.Fatal(err)
 	}
 	for range 600 { // whatever else runs here
-		if time.Sleep(100 * time.Millisecond); processTime(t, cmd.Process.Pid)-began > 2*time.Second {
+		if time.Sleep(100 * time.Millisecond); processTime(t, pid)-began > 2*time.Second {
 			break
 		}
 	}
@@ -91,7 +98,7 @@ func TestStacks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	used := (processTime(t, cmd.Process.Pid) - began).Seconds()
+	used := (processTime(t, pid) - began).Seconds()
 	table := ksym.Open()
 	defer table.Close()
 	p, err := profile.Build(w, profile.NewFiles(table.Resolve), nil, false)
@@ -100,7 +107,7 @@ func TestStacks(t *testing.T) {
 	}
 	count := func(of string) (n int) {
 		for _, sample := range p.Sample {
-			if sample.NumLabel["pid"] == nil || sample.NumLabel["pid"][0] != int64(cmd.Process.Pid) {
+			if sample.NumLabel["pid"] == nil || sample.NumLabel["pid"][0] != int64(pid) {
 				continue
 			}
 			if slices.ContainsFunc(sample.Location, func(l *pprof.Location) bool {
@@ -128,11 +135,37 @@ func TestStacks(t *testing.T) {
 	}
 	groups := map[string]bool{}
 	for _, sample := range p.Sample {
-		if sample.NumLabel["pid"] != nil && sample.NumLabel["pid"][0] == int64(cmd.Process.Pid) {
+		if sample.NumLabel["pid"] != nil && sample.NumLabel["pid"][0] == int64(pid) {
 			groups[strings.Join(sample.Label["group"], " ")] = true
 		}
 	}
 	if len(groups) != 1 || groups[""] {
 		t.Errorf("its groups are %v", groups)
 	}
+}
+
+// What stacks at the usual rate cost while all CPUs are busy: the CPU time of this process, in percent of a CPU, for
+// windows of 3 s. The kernel's share, which is charged to what it interrupts, is not in it.
+func BenchmarkStacks(b *testing.B) {
+	for range runtime.NumCPU() {
+		startWork(b)
+	}
+	used, took := time.Duration(0), time.Duration(0)
+	for b.Loop() {
+		began, cpu := time.Now(), pace.Clock(unix.CLOCK_PROCESS_CPUTIME_ID)
+		s, err := OpenStacks(profile.Hz)
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := s.Begin(0, math.MaxInt64); err != nil {
+			b.Fatal(err)
+		}
+		time.Sleep(3 * time.Second)
+		if _, err := s.End(); err != nil {
+			b.Fatal(err)
+		}
+		used += time.Duration(pace.Clock(unix.CLOCK_PROCESS_CPUTIME_ID) - cpu)
+		took += time.Since(began)
+	}
+	b.ReportMetric(100*used.Seconds()/took.Seconds(), "%CPU")
 }
