@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"slices"
 	"time"
 
 	"tare/internal/scale/charge"
@@ -12,7 +13,7 @@ import (
 type charger struct {
 	rules  []charge.Rule
 	layout *cgroup.Layout
-	every  time.Duration // how old the list of processes may be
+	every  time.Duration // how old the list of processes may be, if nothing began since
 
 	processes []charge.Process
 	listed    time.Time
@@ -22,7 +23,7 @@ type charger struct {
 // list: the window is over, and its usage must be counted.
 func (c *charger) charge(l *ledger.Ledger) {
 	if len(c.rules) > 0 {
-		if now := time.Now(); now.Sub(c.listed) >= c.every {
+		if now := time.Now(); c.outdated(l, now) {
 			processes, err := charge.Running(c.layout)
 			if err == nil {
 				c.processes, c.listed = processes, now
@@ -33,4 +34,16 @@ func (c *charger) charge(l *ledger.Ledger) {
 		charge.Apply(c.rules, l, c.processes)
 	}
 	l.AddComponents()
+}
+
+// soonest is the least age at which the list of processes is replaced because something began.
+const soonest = time.Second
+
+// outdated reports whether the processes must be listed again: the list is old, or a control group or an eBPF program
+// began after it, whose processes rules may name.
+func (c *charger) outdated(l *ledger.Ledger, now time.Time) bool {
+	age := now.Sub(c.listed)
+	return age >= c.every || age >= soonest &&
+		(slices.ContainsFunc(l.Programs, func(p ledger.Program) bool { return p.LoadedAt != nil && p.LoadedAt.After(c.listed) }) ||
+			slices.ContainsFunc(l.Cgroups, func(g ledger.Cgroup) bool { return g.Began != nil }))
 }

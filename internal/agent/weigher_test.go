@@ -80,6 +80,14 @@ func TestCharger(t *testing.T) {
 	if len(c.processes) == 0 || c.listed != first {
 		t.Errorf("%d processes are listed, at %v and %v", len(c.processes), first, c.listed)
 	}
+	// What began since is charged by the processes that it has, but not by a list for each reading.
+	loaded := &ledger.Ledger{Programs: []ledger.Program{{LoadedAt: new(first.Add(time.Millisecond))}}}
+	for now, outdated := range map[time.Time]bool{first.Add(soonest / 2): false, first.Add(soonest): true} {
+		if c.outdated(loaded, now) != outdated || c.outdated(&ledger.Ledger{Cgroups: []ledger.Cgroup{{Began: new(0.5)}}}, now) !=
+			outdated || c.outdated(l, now) {
+			t.Errorf("the list of %v at %v", first, now)
+		}
+	}
 	c.every = 0
 	c.charge(&ledger.Ledger{})
 	if !c.listed.After(first) {

@@ -77,7 +77,7 @@ arms: {runc: {subject: sandbox, runtime: runc}}`,
 // inner level of four experiments is left out in turn, with the last block, and the trial of that block at that level is
 // what was planned for.
 func TestPlanHeldOut(t *testing.T) {
-	long.Test(t, "20 min: four sweeps of 147 trials")
+	long.Test(t, "12 min: four sweeps of 147 trials")
 	needsRoot(t)
 	leavesNothing(t)
 	inside, cases := 0, 0

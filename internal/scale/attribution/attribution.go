@@ -139,7 +139,7 @@ func (e Evidence) tooFew(n int) string {
 		options = append(options, fmt.Sprintf("--hz %d", primeFrom(max(int(hz), int(e.Hz)+1))))
 	}
 	if window := math.Ceil(e.Seconds * max(enough/expected, 1)); e.Seconds > 0 && window <= longest {
-		options = append(options, fmt.Sprintf("--for %ds", int(window)))
+		options = append(options, fmt.Sprintf("a window of %d s", int(window)))
 	}
 	if len(options) == 0 {
 		return short + "; it ran too little to be split"

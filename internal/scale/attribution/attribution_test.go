@@ -92,15 +92,15 @@ func TestHintSplits(t *testing.T) {
 		without string
 	}{
 		{"a higher rate or a longer window", Evidence{RunNs: 30e6, Samples: map[Place]int{a: 15}, Hz: 499, Seconds: 10},
-			[]string{"15 samples", "--hz 1277", "--for 26s"}, ""},
+			[]string{"15 samples", "--hz 1277", "a window of 26 s"}, ""},
 		{"no samples at all", Evidence{RunNs: 8e6, Hz: 499, Seconds: 10},
-			[]string{"0 samples", "--hz 4751", "--for 96s"}, ""},
-		{"too little for any rate", Evidence{RunNs: 1e6, Hz: 499, Seconds: 10}, []string{"--for 762s"}, "--hz"},
+			[]string{"0 samples", "--hz 4751", "a window of 96 s"}, ""},
+		{"too little for any rate", Evidence{RunNs: 1e6, Hz: 499, Seconds: 10}, []string{"a window of 762 s"}, "--hz"},
 		{"too little", Evidence{RunNs: 1e3, Hz: 499, Seconds: 10}, []string{"ran too little"}, "--"},
 		{"out of sight of the samples", Evidence{RunNs: 400e6, Samples: map[Place]int{a: 3}, Hz: 499, Seconds: 10},
 			[]string{"3 samples where its run time makes about 200", "interrupts off"}, "--"},
 		{"a window that came out short by chance", Evidence{RunNs: 70e6, Samples: map[Place]int{a: 24}, Hz: 499, Seconds: 10},
-			[]string{"--hz 547", "--for 11s"}, ""},
+			[]string{"--hz 547", "a window of 11 s"}, ""},
 		{"no samples were taken", Evidence{RunNs: 400e6}, []string{"0 samples"}, "--"},
 	} {
 		got := Split(c.e)[0].Note
