@@ -42,13 +42,14 @@ arms: {haproxy: {subject: haproxy, hops: 2, mtls: true}}
 gates: {drift: 2}`,
 	},
 	{
-		"ebpf-memory", "*.services", []int{1, 500, 1000, 2000, 4000, 7000, 10000}, "fitted", "", quantity.Bytes, `
+		"ebpf-memory", "*.services", []int{1, 500, 1000, 2000, 4000, 7000, 10000}, "fixed", "", quantity.Bytes, `
 warmup: 50ms
 duration: 150ms
 sampling: 97
 applications: {server: {kind: http, body: 128}}
 loads: {client: {kind: http, to: server, mode: open, rate: 500, connections: 64, keepalive: false}}
-arms: {fitted: {subject: kernelmesh, store: sized, services: 1, then-services: 1, fit: true}}
+arms:
+  fixed: {subject: kernelmesh, store: sized, services: 1, then-services: 1, max-services: 16384, max-endpoints: 16384}
 gates: {rate: 0, errors: 1, lag: 60s, drift: 1000, generator_cpu: 1}`,
 	},
 	{
@@ -82,27 +83,39 @@ func TestPlanHeldOut(t *testing.T) {
 	leavesNothing(t)
 	inside, cases := 0, 0
 	for _, s := range sweeps {
-		spec := fmt.Sprintf("name: %s\nquestion: What does another level cost?\nblocks: %d%s\nfactors: {%q: [%s]}\n", s.name,
-			heldOutBlocks, s.spec, s.factor, strings.Trim(strings.ReplaceAll(fmt.Sprint(s.levels), " ", ", "), "[]"))
-		dir := filepath.Join(t.TempDir(), "run")
-		o := command{args: []string{"run", specFile(t, spec), "--out", dir}, timeout: 30 * time.Minute}.start(t).wait(t)
-		if o.code != 0 {
-			t.Fatal(o)
-		}
-		c, err := record.Read(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, level := range s.levels[1 : len(s.levels)-1] {
-			in, of := s.heldOut(t, c, level)
+		t.Run(s.name, func(t *testing.T) {
+			in, of := s.run(t)
 			inside, cases = inside+in, cases+of
-		}
+		})
 	}
 	t.Logf("%d of %d held-out trials are inside of their 95 %% prediction interval", inside, cases)
 	// With 95 % each, fewer than 16 of 20 are inside once in 400 runs.
-	if cases != 20 || inside < 16 {
+	if part := 4 * cases / 5; inside < part {
 		t.Errorf("%d of %d", inside, cases)
 	}
+}
+
+// run runs a sweep and leaves out each of its inner levels in turn.
+func (s swept) run(t *testing.T) (inside, cases int) {
+	spec := fmt.Sprintf("name: %s\nquestion: What does another level cost?\nblocks: %d%s\nfactors: {%q: [%s]}\n", s.name,
+		heldOutBlocks, s.spec, s.factor, strings.Trim(strings.ReplaceAll(fmt.Sprint(s.levels), " ", ", "), "[]"))
+	dir := filepath.Join(t.TempDir(), "run")
+	o := command{args: []string{"run", specFile(t, spec), "--out", dir}, timeout: 30 * time.Minute}.start(t).wait(t)
+	if o.code != 0 {
+		t.Fatal(o)
+	}
+	c, err := record.Read(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, level := range s.levels[1 : len(s.levels)-1] {
+		in, of := s.heldOut(t, c, level)
+		inside, cases = inside+in, cases+of
+	}
+	if cases != 5 {
+		t.Errorf("%d of 5 levels could be compared", cases)
+	}
+	return inside, cases
 }
 
 // heldOut plans a level from the trials at other levels in other blocks, and compares each cost with the trial that was
