@@ -107,16 +107,17 @@ func withinBlocks(off [][]float64) float64 {
 // and noise grows with the level). v grows with the line's value y: as a + b y, a + b y^2 or a y + b y^2, whichever
 // fits the variances of the measured levels best by weighted least squares with a and b of at least 0. var(p)/n is
 // multiplied by the inflation from dependence between blocks, as for coefficients. m is 0 unless the test of
-// straightness showed that levels stray from the line, by an immaterial amount; then m is the mean square of that, and
-// h has the weights of the levels in the prediction. Student's t has the degrees of freedom of the sum by
+// straightness showed that levels stray from the line; then m is the mean square of that, and h has the weights of the
+// levels in the prediction. If they stray by a material amount, there is a prediction only within the range of the
+// levels, and only if the error on held-out levels is at most MaxHeldOut: as if levels strayed at random. Student's t has the degrees of freedom of the sum by
 // Satterthwaite (Biometrics Bulletin 2, 1946). v counts as many independent levels as the correlation within blocks
 // leaves. The degrees of freedom are at least 2, or 1 with only one level more than terms, because the approximation
 // is meaningless below that.
 //
-// TestPredictionsBySimulation shows the coverage.
+// TestPredictionsBySimulation and TestBentPredictionsBySimulation show the coverage.
 func (l *Line) Predict(x []float64) (Coefficient, error) {
 	switch {
-	case !l.Straight:
+	case !l.Straight && (!l.HasHeldOut || l.HeldOut > MaxHeldOut || !l.within(x)):
 		return Coefficient{}, errBent
 	case l.spread == nil:
 		return Coefficient{}, l.unpredicted
@@ -152,6 +153,16 @@ func (l *Line) Predict(x []float64) (Coefficient, error) {
 	free := max(min(fewestFree, levels), 1/(relative*relative))
 	half := distuv.StudentsT{Mu: 0, Sigma: 1, Nu: free}.Quantile((1+Confidence)/2) * math.Sqrt(total)
 	return Coefficient{y, y - half, y + half}, nil
+}
+
+// within reports whether levels lie in the range of those that were fitted.
+func (l *Line) within(x []float64) bool {
+	for i, r := range l.Range {
+		if i >= len(x) || x[i] < r[0] || x[i] > r[1] {
+			return false
+		}
+	}
+	return true
 }
 
 // fewestFree is the least number of degrees of freedom taken from Satterthwaite's approximation. With fewer, simulated

@@ -106,16 +106,16 @@ func (a *Arm) add(u use, f *Forecast) {
 	}
 }
 
-// forecast returns the prediction of the model, if it is a line and suitable for planning.
+// forecast returns the prediction of the model, if it is suitable for planning: a line, or near one within the range of
+// its levels.
 func (u use) forecast() (*Forecast, error) {
 	if u.unit == quantity.CPUs && u.model.Unpaced() {
 		return nil, errors.New("its load had no rate to keep to, so the CPUs are those of its speed, and no demand")
 	}
-	if !u.model.Linear {
-		return nil, errors.New("it is not shown to be a line: " + u.model.Test)
-	}
 	v, err := u.model.Predict(u.levels)
 	switch {
+	case err != nil && !u.model.Linear:
+		return nil, errors.New("it is not shown to be a line: " + u.model.Test)
 	case err != nil:
 		return nil, err
 	case v.Value < 0:
@@ -124,6 +124,9 @@ func (u use) forecast() (*Forecast, error) {
 	f := &Forecast{
 		Amount: Amount{v.Value, max(0, *v.Lo), *v.Hi}, Metric: u.model.Metric, Experiment: u.source.Run.Experiment,
 		Run: u.source.Dir, Machine: machine(u.source.Run), HeldoutError: u.model.HeldoutError, Range: u.model.ValidRange,
+	}
+	if !u.model.Linear {
+		f.Bent = u.model.Test
 	}
 	if !u.charged {
 		return f, nil

@@ -93,6 +93,9 @@ type Forecast struct {
 	Machine      string                `json:"machine"`
 	HeldoutError *float64              `json:"heldout_error"`
 	Range        map[string][2]float64 `json:"range"` // of the factors that it depends on
+	// Bent is the finding that rules a line out; empty if none does. The interval then has room for how far the measured
+	// levels lie from the line, and a bend between two levels that is sharper than others may leave it.
+	Bent string `json:"bent,omitempty"`
 }
 
 // Amount is a predicted mean and the ends of its prediction interval.

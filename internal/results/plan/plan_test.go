@@ -194,6 +194,30 @@ func TestUnplanned(t *testing.T) {
 	}
 }
 
+// TestBent: a cost that bends a little has a figure within the range of the levels, which says so and has a wide
+// interval, and none beyond it.
+func TestBent(t *testing.T) {
+	bent := usual()
+	bent.CPU = func(x float64) float64 { return 0.1 + 0.001*x + 3e-7*x*x }
+	s := []comparison.Source{bent.source(t)}
+	p, err := Make(s, Ask{For: map[string]float64{"rate": 600}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, part := range p.Arms[0].Parts {
+		if f := part.CPUs; part.Component != "eBPF programs" && (f.Bent == "" || !(f.Hi > 1.05*f.Value)) {
+			t.Errorf("%s: %+v", part.Component, f)
+		}
+		if f := part.Memory; f != nil && f.Bent != "" {
+			t.Errorf("%s: %+v", part.Component, f)
+		}
+	}
+	if p, err = Make(s, Ask{For: map[string]float64{"rate": 900}, Beyond: true}); err != nil || p.Arms[0].CPUs != nil ||
+		!slices.ContainsFunc(p.Arms[0].Unplanned, func(u Unplanned) bool { return strings.Contains(u.Why, "line") }) {
+		t.Errorf("%v, %+v", err, p)
+	}
+}
+
 // TestOneFactorTwice: two names of one factor are no question.
 func TestOneFactorTwice(t *testing.T) {
 	_, err := Make([]comparison.Source{usual().source(t)}, Ask{For: map[string]float64{"rate": 600, "client.rate": 500}})

@@ -131,6 +131,14 @@ func planNotes(p *plan.Plan) (all [][2]string) {
 		add("beyond", "%s; %s", b.Says(), measureIt(b.Command))
 	}
 	for _, a := range p.Arms {
+		for _, part := range a.Parts {
+			for i, f := range []*plan.Forecast{part.CPUs, part.Memory} {
+				if f != nil && f.Bent != "" {
+					add("not a line", "%s of %s in %s (%s): its interval has room for how far the measured levels lie from one",
+						[]string{"CPU", "memory"}[i], part.Component, a.Arm, f.Bent)
+				}
+			}
+		}
 		for _, u := range a.Unplanned {
 			add("no figure", "%s of %s in %s: %s", quantity.Label(u.Metric), u.Component, a.Arm, u.Why)
 		}
