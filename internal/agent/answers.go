@@ -131,7 +131,7 @@ func (s *scrapes) encode(a *answer, r *http.Request) error {
 	return err
 }
 
-// answer is an HTTP answer in memory. It is an http.ResponseWriter.
+// answer is an HTTP response in memory. It is an http.ResponseWriter.
 type answer struct {
 	header http.Header
 	status int

@@ -30,8 +30,8 @@ func newControlplane() *cobra.Command {
 		Use:   "controlplane --config FILE|DIR",
 		Short: "Run the control plane of a small mesh (xDS) until interrupted; changes to its files are sent at once",
 		Long: `Run the control plane of a mesh that a file describes, until interrupted. Data planes that speak Envoy's xDS get
-their configuration from it, as state of the world or as deltas; changes of the file are sent at once. Of a directory
-all files *.yaml are one mesh.
+their configuration from it, as state of the world or as deltas; changes to the file are sent at once. All *.yaml files
+in a directory form one mesh.
 
 If the file lists proxies, each gets only the configuration that concerns it. With mtls, the control plane issues the
 proxies' certificates, and sends nothing to a proxy that does not authenticate with its own. With --credentials it
@@ -40,7 +40,7 @@ writes a directory for each proxy, with all that the proxy needs to connect: Env
 --roots, proxies do not trust a restarted control plane.
 
 With --webhook it injects proxies into new pods of a Kubernetes cluster, which its API server sends for review. The
-file of --injection says what is injected (docs/injection.md). API servers verify the webhook by the mesh's root
+file of --injection says what is injected (docs/injection.md). API servers verify the webhook with the mesh's root
 certificates.`,
 		Example: `  tare controlplane --config mesh.yaml
   tare controlplane --config mesh.yaml --listen 127.0.0.1:18000 --admin 127.0.0.1:18001
@@ -95,15 +95,16 @@ certificates.`,
 		"changes as JSON")
 	f.StringVar(&o.Webhook.Listen, "webhook", "",
 		"address to which API servers send new pods for review (AdmissionReview), over TLS")
-	f.StringVar(&pods.injection, "injection", "", "YAML file of what pods get")
+	f.StringVar(&pods.injection, "injection", "", "YAML file that says what to inject into pods")
 	f.StringSliceVar(&o.Webhook.Names, "webhook-name", []string{"controlplane.tare-system.svc"},
 		"DNS names by which API servers know the webhook: SERVICE.NAMESPACE.svc")
 	f.StringVar(&pods.keys, "service-account-keys", "",
 		"file of a cluster's public keys (/openid/v1/jwks), to issue certificates "+
 			"for tokens of its service accounts")
 	f.StringVar(&pods.issuer, "service-account-issuer", "https://kubernetes.default.svc.cluster.local",
-		"issuer of these tokens")
-	f.StringVar(&pods.audience, "service-account-audience", "tare", "audience that these tokens must name")
+		"issuer of the service account tokens")
+	f.StringVar(&pods.audience, "service-account-audience", "tare",
+		"audience that service account tokens must name")
 	f.BoolVar(&human, "human", false, "print text for people instead of the role protocol; the default on a terminal")
 	return c
 }
@@ -111,7 +112,7 @@ certificates.`,
 // dnsName matches a lower-case DNS name (RFC 1123).
 var dnsName = text.LazyRegexp(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*$`)
 
-// ofPods holds the flags about the pods of a cluster that name files, and related flags.
+// ofPods holds the flags for the pods of a cluster: two names of files, and the issuer and the audience of tokens.
 type ofPods struct{ injection, keys, issuer, audience string }
 
 // complete reads the files into the settings.
@@ -134,7 +135,7 @@ func (f ofPods) complete(o *controlplane.Settings) error {
 		}
 	}
 	if f.keys != "" {
-		const hint = "take what 'kubectl get --raw /openid/v1/jwks' prints"
+		const hint = "save the output of 'kubectl get --raw /openid/v1/jwks' and give that file"
 		text, err := readFile(f.keys, "the keys of service accounts", hint)
 		if err != nil {
 			return err
@@ -146,7 +147,7 @@ func (f ofPods) complete(o *controlplane.Settings) error {
 	return nil
 }
 
-// seePods is the hint to read about files of --injection.
+// seePods is the hint for errors in the file of --injection.
 const seePods = "see docs/injection.md"
 
 func printControlplane(w io.Writer, m role.Message) (err error) {

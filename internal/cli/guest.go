@@ -189,8 +189,8 @@ func (w *window) flags(f *pflag.FlagSet, warmup, duration time.Duration) {
 	})
 }
 
-// measure runs a guest once and prints the result. It returns an error if nothing that the guest did succeeded, so
-// that a script does not take the result for a measurement.
+// measure runs a guest once and prints the result. It returns an error if operations failed and none succeeded, so that
+// a script does not take the result for a measurement.
 func (w *window) measure(cmd *cobra.Command, g kind.Guest, v param.Values, play player) error {
 	if w.duration <= 0 || w.warmup < 0 {
 		return fault.New(fault.Usage, cmd.CommandPath()+" --duration", "give a length of time, such as 10s",

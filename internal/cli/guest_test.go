@@ -171,11 +171,11 @@ func TestPrintResult(t *testing.T) {
 	const want = `http: open loop, poisson arrivals, 2 s
 rate          990/s, 1000/s asked for
 done          1980 of 2000, 3 of them after the end
-not started   10: nothing was free to start them
+not started   10: no connection or worker was free in time
 unfinished    4 when the drain ended
 errors        4 timeout, 2 connect
 connections   8, 5 opened in the window
-own CPU time  500 ms, 25 % of what it could use, 253 us for each done
+own CPU time  500 ms, 25 % of what it could use, 253 us for each completed operation
                  p50      p90      p99  p99.9      max
     latency   989 us  1.78 ms  1.96 ms      -  1.98 ms
     own lag  9.89 us  17.8 us  19.6 us      -  19.8 us

@@ -61,18 +61,18 @@ func errorKinds(r *load.Result) []string {
 	})
 }
 
-// allFailed returns an error if nothing that a load did succeeded, so that a script does not take the result for a
-// measurement.
+// allFailed returns an error if operations of a load failed and none succeeded, so that a script does not take the
+// result for a measurement.
 func allFailed(cmd *cobra.Command, r *load.Result) error {
 	failed := failedOf(r)
 	if r.Done > 0 || failed == 0 {
 		return nil
 	}
 	return fault.New(fault.Exceeded, cmd.CommandPath(), "check what the load is directed at",
-		"nothing worked: all %d failed, most of them by %s", failed, errorKinds(r)[0])
+		"nothing worked: all %d operations failed; the most frequent error is %s", failed, errorKinds(r)[0])
 }
 
-// printResult writes the result of a measured guest for people: what it did, its times, and the guest's own metrics.
+// printResult writes the result of measuring a guest as text: what it did, its times, and its own metrics.
 func printResult(w io.Writer, g kind.Guest, v param.Values, r *load.Result) error {
 	var b strings.Builder
 	printWork(&b, g.About().Name, r)
@@ -84,7 +84,8 @@ func printResult(w io.Writer, g kind.Guest, v param.Values, r *load.Result) erro
 	return err
 }
 
-// printWork writes what was done, with a line for each kind of number.
+// printWork writes what was done: the rate, how many operations succeeded or failed, the connections and the
+// generator's own CPU time, a line for each that the result has.
 func printWork(b *strings.Builder, name string, r *load.Result) {
 	b.WriteString(name + ": ")
 	if r.Mode == load.Open || r.Mode == load.Closed {
@@ -110,7 +111,7 @@ func printWork(b *strings.Builder, name string, r *load.Result) {
 		line("done", "%d of %d%s", r.Done, r.Intended, late)
 	}
 	if n := r.Intended - r.Sent; n > 0 {
-		line("not started", "%d: nothing was free to start them", n)
+		line("not started", "%d: no connection or worker was free in time", n)
 	}
 	if r.Unfinished > 0 {
 		line("unfinished", "%d when the drain ended", r.Unfinished)
@@ -128,14 +129,15 @@ func printWork(b *strings.Builder, name string, r *load.Result) {
 	if r.CPUs > 0 && r.Seconds > 0 {
 		each := ""
 		if r.Done > 0 {
-			each = ", " + quantity.Value(r.CPUSeconds/float64(r.Done), quantity.Seconds) + " for each done"
+			each = ", " + quantity.Value(r.CPUSeconds/float64(r.Done), quantity.Seconds) +
+				" for each completed operation"
 		}
 		line("own CPU time", "%s, %.0f %% of what it could use%s", quantity.Value(r.CPUSeconds, quantity.Seconds),
 			100*r.CPUSeconds/(r.CPUs*r.Seconds), each)
 	}
 }
 
-// printed holds the quantiles in tables.
+// printed lists the quantiles that printTimes shows.
 var printed = []float64{0.5, 0.9, 0.99, 0.999}
 
 // printTimes writes a row for each histogram of the result, and explains which quantiles need more samples.
@@ -227,8 +229,8 @@ func printValues(b *strings.Builder, g kind.Guest, v param.Values, r *load.Resul
 	_ = t.Flush() // writing to memory cannot fail
 }
 
-// quantileOfTimes reports whether a metric is a quantile or the maximum of a histogram of times. Those are pooled by
-// merging histograms; a metric that is a cost would be a mean.
+// quantileOfTimes reports whether a metric is a quantile or the maximum of a histogram of times. Such a metric is in
+// seconds and pooled by merging histograms (metric.Merged); if it were a Cost as well, it would be a mean.
 func quantileOfTimes(d metric.Definition) bool {
 	return d.Unit == quantity.Seconds && d.Pool == metric.Merged && !d.Cost
 }

@@ -40,15 +40,15 @@ func (f *scaleFlags) register(fs *pflag.FlagSet) {
 	fs.Var(&ruleValue{ledger.ChargeTare, &f.given}, string(ledger.ChargeTare),
 		"what is infrastructure: 'SELECTOR[,workload=NAME][,component=NAME]'; may be repeated")
 	fs.Var(&ruleValue{ledger.ChargeLoad, &f.given}, string(ledger.ChargeLoad),
-		"what puts workloads to work: 'SELECTOR'; may be repeated")
+		"what generates load for workloads: 'SELECTOR'; may be repeated")
 	fs.Var(&ruleValue{"", &f.given}, "rules", "a YAML file of rules; may be repeated")
-	fs.StringVar(&f.profile, "profile", "", "rules that come after yours: "+strings.Join(charge.Profiles(), ", ")+
-		" knows the infrastructure of a node")
+	fs.StringVar(&f.profile, "profile", "", "built-in rules, applied after yours: "+
+		strings.Join(charge.Profiles(), ", ")+" (the infrastructure of a node)")
 	fs.BoolVar(&f.sandboxes, "sandboxes", true, "list containers, pods and virtual machines")
 	fs.StringArrayVar(&f.roots, "runtime-root", nil,
 		"--root directory of runc or crun, in addition to the usual ones; may be repeated")
 	fs.IntVar(&f.hz, "hz", perf.DefaultHz,
-		"samples per second on each CPU; 0 takes none, and eBPF time is not split")
+		"samples per second on each CPU; with 0, eBPF time is not split by who pays for it")
 }
 
 // scaleOptions holds the options for which scaleFlags ask.
@@ -63,7 +63,7 @@ type scaleOptions struct {
 func (f *scaleFlags) options(ctx context.Context) (o scaleOptions, err error) {
 	if f.hz < 0 || f.hz > perf.MaxHz {
 		return o, fault.New(fault.Usage, fmt.Sprintf("--hz %d", f.hz), "try --hz 449",
-			"the rate of samples must be from 0 (none) to %d per second on each CPU", perf.MaxHz)
+			"the sampling rate must be from 0 (none) to %d per second on each CPU", perf.MaxHz)
 	}
 	if o.meter.SampleHz = f.hz; f.hz == 0 {
 		o.meter.SampleHz = -1
@@ -85,14 +85,15 @@ func (f *scaleFlags) options(ctx context.Context) (o scaleOptions, err error) {
 	return o, nil
 }
 
-// watch weighs a machine repeatedly, with its sandboxes and by rules. It is not safe for concurrent use.
+// watch weighs this machine and its sandboxes repeatedly, and applies rules to the ledgers. It is not safe for
+// concurrent use.
 type watch struct {
 	scaleOptions
 
 	scale  *live.Scale
 	layout *cgroup.Layout   // for rules
 	census *meter.Sandboxes // nil without sandboxes, and after a failure
-	failed error            // the error of opening the census
+	failed error            // why the census could not be opened or read; nil if it could
 }
 
 // openWatch begins the first window. The caller must close the watch.
@@ -201,8 +202,8 @@ func (t ticks) write(
 }
 
 // lengths yields how long each tick still has to last. The ticks follow a clock, so a late tick makes the next one
-// shorter, unless too little would be left: then all following ticks are delayed. With a total, the last tick may be
-// up to leastWindow longer.
+// shorter, unless too little would be left: then all following ticks are delayed. With a total, the last tick ends with
+// it: it may be shorter than the others, or up to leastWindow longer.
 func (t ticks) lengths(ctx context.Context) iter.Seq[time.Duration] {
 	return func(yield func(time.Duration) bool) {
 		begin := time.Now()

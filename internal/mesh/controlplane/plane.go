@@ -38,8 +38,8 @@ type PlaneOptions struct {
 	Credentials string
 	Life        time.Duration // of certificates; default authority.DefaultLife
 	RenewAfter  float64       // fraction of their life; default that of authority.Options
-	// Accounts verifies the service account tokens of a Kubernetes cluster, which agents exchange for a first certificate
-	// of their own private key (authority.Agent). Nil: certificates are only renewed.
+	// Accounts verifies the service account tokens of a Kubernetes cluster, which agents exchange for a first
+	// certificate, for a private key that they generate (authority.Agent). Nil: certificates are only renewed.
 	Accounts *authority.ServiceAccounts
 	// Names are the DNS names by which peers that have no identity in the mesh know the control plane
 	// (authority.Authority.WebTLS).
@@ -52,7 +52,8 @@ type PlaneOptions struct {
 	OnSent     func(Sent)
 	OnAnswer   func(Answer)
 	Admin      *Admin // metrics and the history of changes; nil: none
-	// Log gets a line for each peer that was refused and each certificate that could not be replaced.
+	// Log gets a line for each refused peer (rate-limited by host), for each step of a root's rollover, and for
+	// certificates and files that could not be replaced.
 	Log func(line string)
 }
 
@@ -244,7 +245,7 @@ func (p *Plane) Authority() *authority.Authority { return p.authority }
 type FilesError struct{ Err error }
 
 func (e *FilesError) Error() string {
-	return "the proxies have the new configuration, but not all files could be written: " +
+	return "the proxies that are connected are up to date, but not all files of proxies could be written: " +
 		strings.ReplaceAll(e.Err.Error(), "\n", "; ") // one line of a log
 }
 
@@ -452,8 +453,9 @@ func (p *Plane) forget(now map[string]part) {
 // directory returns the directory of a proxy's files, or an error if the proxy's id cannot be its name.
 func (p *Plane) directory(id string) (string, error) {
 	if strings.ContainsAny(id, "/\x00") || !filepath.IsLocal(id) || id == "." {
-		return "", fault.New(fault.Usage, "proxy "+id, "give it an id without slashes",
-			"its id cannot be the name of a directory, which its files need")
+		return "", fault.New(fault.Usage, "proxy "+id,
+			"give it an id that can name a directory: not empty, . or .., and without slashes",
+			"its files need a directory of that name, and it is not a valid one")
 	}
 	return filepath.Join(p.o.Credentials, id), nil
 }

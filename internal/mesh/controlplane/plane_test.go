@@ -521,7 +521,7 @@ func TestPlaneWritesOthers(t *testing.T) {
 				t.Fatal(err)
 			}
 			said := p.reload(t.Context(), NewFiles(file))
-			for _, want := range []string{"have the new configuration", "proxy a-1", "proxy m-1"} {
+			for _, want := range []string{"are up to date", "proxy a-1", "proxy m-1"} {
 				if !strings.Contains(said, want) {
 					t.Errorf("the log says %q, without %q", said, want)
 				}
@@ -537,7 +537,7 @@ func TestPlaneWritesOthers(t *testing.T) {
 			if _, err := os.Stat(bootstrap("z-1")); err != nil {
 				t.Error(err)
 			}
-			if line := <-lines; !strings.Contains(line, "have the new configuration") || !strings.Contains(line, "proxy a-1") {
+			if line := <-lines; !strings.Contains(line, "are up to date") || !strings.Contains(line, "proxy a-1") {
 				t.Errorf("the second try says %q", line)
 			}
 			for _, id := range []string{"a-1", "m-1"} {

@@ -21,8 +21,8 @@ const (
 	proxyTable = 133
 )
 
-// outward redirects connections that leave a pod when they are made: a nat chain at the hook of local output, where
-// Istio's and Linkerd's rules are.
+// outward redirects connections that a pod opens, with a nat chain at the local output hook, where Istio's and
+// Linkerd's rules are.
 func outward(pod *link.Namespace, all []Taken) error {
 	return rules(pod, nftables.Chain{
 		Name: "output", Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookOutput,
@@ -38,8 +38,8 @@ func inward(pod *link.Namespace, all []Taken) error {
 	}, all, func(t Taken) []expr.Any { return append(arriving(), redirected(t)...) })
 }
 
-// transparent delivers packets that arrive at a pod to the socket of a proxy, unchanged. They are marked, and routed
-// to this host by the mark. Meshes that preserve clients' addresses need this.
+// transparent delivers packets that arrive at a pod to a proxy's socket, unchanged. They are marked, and a routing rule
+// delivers marked packets locally, in the pod. Meshes that preserve clients' addresses need this.
 func transparent(pod *link.Namespace, all []Taken) error {
 	err := rules(pod, nftables.Chain{
 		Name: "divert", Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookPrerouting,
@@ -52,7 +52,7 @@ func transparent(pod *link.Namespace, all []Taken) error {
 		rule := netlink.NewRule()
 		rule.Mark, rule.Table, rule.Family = proxyMark, proxyTable, netlink.FAMILY_V4
 		if err := netlink.RuleAdd(rule); err != nil {
-			return fmt.Errorf("adding a rule for the routes of marked packets: %w", err)
+			return fmt.Errorf("adding the routing rule for marked packets: %w", err)
 		}
 		lo, err := netlink.LinkByName("lo")
 		if err != nil {
@@ -63,7 +63,7 @@ func transparent(pod *link.Namespace, all []Taken) error {
 			LinkIndex: lo.Attrs().Index, Dst: all, Table: proxyTable, Type: unix.RTN_LOCAL, Scope: unix.RT_SCOPE_HOST,
 		})
 		if err != nil {
-			return fmt.Errorf("adding the route of marked packets: %w", err)
+			return fmt.Errorf("adding the route for marked packets: %w", err)
 		}
 		return nil
 	})
@@ -89,7 +89,7 @@ func rules(pod *link.Namespace, chain nftables.Chain, all []Taken, rule func(Tak
 	return nil
 }
 
-// hasNetfilter checks that the kernel has netfilter: package nftables panics without it.
+// hasNetfilter returns an error if the kernel has no netfilter.
 func hasNetfilter() error {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
 	if err != nil {
@@ -98,7 +98,7 @@ func hasNetfilter() error {
 	return unix.Close(fd)
 }
 
-// Registers of rules.
+// The nftables registers that the expressions below use.
 const (
 	register1 = 1
 	register2 = 2

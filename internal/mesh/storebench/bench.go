@@ -20,7 +20,7 @@ import (
 	"tare/internal/mesh/store/storeload"
 )
 
-// Generator is the generator in results.
+// Generator is the value of load.Result.Generator for this benchmark.
 const Generator = "store"
 
 // The names of histograms.
@@ -31,10 +31,11 @@ const (
 	LookupTime = "lookup" // time of one query: the mean of the repeat queries of one call into the kernel
 )
 
-// The names of counts in the result, all in the measured window. Times are in seconds.
+// The names of counts in the result. All are of the measured window, except OpenSeconds and FillSeconds. Times are in
+// seconds.
 const (
 	Flushes      = "flushes"
-	FlushSeconds = "flush_seconds" // time of flushes
+	FlushSeconds = "flush_seconds" // the sum of their times
 	Records      = "records"
 	Updates      = "map_updates"
 	Deletes      = "map_deletes"
@@ -45,7 +46,8 @@ const (
 	// LookupMiddle is the time of one query: the mean of the middle half of the calls, so that interrupted calls do
 	// not count.
 	LookupMiddle = "lookup_seconds"
-	// LookupFirst is the same for the first query for a service after others, including the call into the kernel.
+	// LookupFirst is the same mean for the first query for a random service, after many queries for the one before. It
+	// includes the call into the kernel.
 	LookupFirst = "lookup_first_seconds"
 	OpenSeconds = "open_seconds" // time to open the empty store
 	FillSeconds = "fill_seconds" // time to add the services, as one change
@@ -53,7 +55,8 @@ const (
 
 const (
 	// resident is the maximum number of flushed resources in the store. A design that takes a quarter of a second for
-	// each would take too long to add that many, so preparation stops after the time enough, with at least one.
+	// each would take too long to add that many, so preparation stops once it has taken as long as enough, but adds at
+	// least one.
 	resident = 64
 	enough   = 20 * time.Millisecond
 
@@ -99,8 +102,8 @@ func New(ctx context.Context, o Options) (b *Bench, err error) {
 	began = time.Now()
 	if _, err := b.store.Apply(ctx, change); err != nil {
 		return b, fault.Wrap(err, max(fault.CodeOf(err), fault.Internal), "--services",
-			"take fewer, or make the store larger", "store %s does not take %d services of %d endpoints", o.Store, o.Services,
-			o.Endpoints)
+			"use fewer, or make the store larger", "store %s could not add %d services with %d endpoints each", o.Store,
+			o.Services, o.Endpoints)
 	}
 	b.fill = time.Since(began)
 	if o.Operation == Lookup {
@@ -135,7 +138,7 @@ func question(i int) mesh.Question {
 	return mesh.Question{To: storeload.ServiceOf(i), Protocol: mesh.TCP}
 }
 
-// Run works by the schedule, in closed loop, and returns the result. Operations that begin in the window count,
+// Run follows the schedule, in a closed loop, and returns the result. Operations that begin in the window count,
 // whenever they end; at least one counts, even if the window is too short for the store.
 func (b *Bench) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	begin, end, err := s.Window()
@@ -174,7 +177,7 @@ func (b *Bench) flush(ctx context.Context, w *window, kind func(int) (mesh.Chang
 	}
 	work, err := b.store.Apply(ctx, change)
 	if err != nil {
-		return false, fmt.Errorf("store %s: %s %d of %s: %w", b.o.Store, b.o.Operation, i, b.o.Resource, err)
+		return false, fmt.Errorf("store %s: %s of %s %d: %w", b.o.Store, b.o.Operation, b.o.Resource, i, err)
 	}
 	if measured {
 		w.add(began, pace.Now(), work)
@@ -256,7 +259,7 @@ type window struct {
 	load.Tally
 	begin, end int64
 	times      *hdrhistogram.Histogram
-	first      *hdrhistogram.Histogram // first lookups of a service; not in the result
+	first      *hdrhistogram.Histogram // first lookups of a service; the result has only its middle (LookupFirst)
 	spent      int64                   // ns in flushes
 	work       store.Work
 }
@@ -267,7 +270,7 @@ func newWindow(begin, end int64, times string) *window {
 	return w
 }
 
-// over reports whether no further change may begin.
+// over reports whether no further operation may begin.
 func (w *window) over(now int64) bool { return now >= w.end && w.Done > 0 }
 
 func (w *window) add(began, ended int64, work store.Work) {

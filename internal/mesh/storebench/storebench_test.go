@@ -131,7 +131,7 @@ func TestFailures(t *testing.T) {
 	b, f := newFake(t, Options{Store: "fake", Resource: Cluster, Operation: Replace, From: Struct})
 	f.refuses = true
 	if _, err := b.Run(t.Context(), schedule(0, time.Second)); fault.CodeOf(err) != fault.Usage ||
-		!strings.Contains(err.Error(), "store fake: replace 0 of cluster") {
+		!strings.Contains(err.Error(), "store fake: replace of cluster 0") {
 		t.Errorf("a store that refuses: %v", err)
 	}
 	b, _ = newFake(t, Options{Resource: Cluster, Operation: Replace, From: Struct})

@@ -57,8 +57,8 @@ func (s *Summary) headlines(run record.Run, t *Table) []string {
 	return names
 }
 
-// moving returns the metrics with a resolved difference in some arm at some level, the largest in proportion first. If
-// the baseline has none of a metric, the difference counts as infinitely large.
+// moving returns the metrics with a resolved difference in some arm at some level, the largest relative difference
+// first. A difference without a ratio, because some value is not above 0, counts as infinitely large.
 func (s *Summary) moving() (names []string) {
 	by := map[string]float64{}
 	for i := range s.Estimates {

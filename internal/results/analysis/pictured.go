@@ -9,9 +9,9 @@ import (
 	"tare/internal/lib/lists"
 )
 
-// Course is a series of one trial over time: of the trials of an arm at a level that did not fail, the one with the
-// median amount at its end. It is not a mean, because the times of different trials do not coincide. Like curves it is
-// computed from the trials when a run is read.
+// Course is a series over time from one trial: among the trials of an arm at a level that did not fail, the one whose
+// amount at the end is the median (of two in the middle, the lower). It is not a mean, because the times of different
+// trials do not coincide. Like curves, courses are computed from the trials when a run is read.
 type Course struct {
 	Arm     string
 	Factors map[string]string
@@ -20,8 +20,8 @@ type Course struct {
 	record.Series
 }
 
-// whatShows returns the trials that did not fail, each with its first attempt that did not, marked as valid: a gate
-// voids metrics, but not what control groups are charged.
+// whatShows returns, of each trial, the first attempt that did not fail, marked as valid: a gate voids metrics, but not
+// what control groups are charged.
 func whatShows(trials []record.Trial) []record.Trial {
 	type planned struct {
 		index int
@@ -100,7 +100,8 @@ func (c Course) last() (total float64) {
 }
 
 // Placement lists the places that are charged for what ran in an arm at a level. Its values are means over the trials
-// that did not fail, because means add up to their sums and medians do not. It has no intervals.
+// that did not fail, because the means of parts add up to the mean of their sum, and medians do not. It has no
+// intervals.
 type Placement struct {
 	Arm     string            `json:"arm"`
 	Factors map[string]string `json:"factors"`

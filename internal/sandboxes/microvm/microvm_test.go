@@ -67,6 +67,7 @@ func TestCheck(t *testing.T) {
 		{"pid namespace", func(s *specs.Spec) { s.Linux.Namespaces[1].Path = "/proc/1/ns/pid" }},
 		{"user namespace", func(s *specs.Spec) { s.Linux.Namespaces[1].Type = specs.UserNamespace }},
 		{"unknown namespace", func(s *specs.Spec) { s.Linux.Namespaces[1].Type = "moon" }},
+		{"rootfsPropagation unbindable", func(s *specs.Spec) { s.Linux.RootfsPropagation = "unbindable" }},
 		{"systemd", func(s *specs.Spec) { s.Linux.CgroupsPath = "a.slice:cri:x" }},
 		{"cgroupsPath", func(s *specs.Spec) { s.Linux.CgroupsPath = "/a/../../b" }},
 		{"blockIO", func(s *specs.Spec) { s.Linux.Resources = &specs.LinuxResources{BlockIO: &specs.LinuxBlockIO{}} }},
@@ -86,7 +87,7 @@ func TestCheck(t *testing.T) {
 		{"CAP_MOON", func(s *specs.Spec) {
 			s.Process.Capabilities = &specs.LinuxCapabilities{Bounding: []string{"CAP_MOON"}}
 		}},
-		{"no device", func(s *specs.Spec) { s.Linux.Devices = []specs.LinuxDevice{{Path: "/dev/x", Type: "q"}} }},
+		{"of type \"q\" is invalid", func(s *specs.Spec) { s.Linux.Devices = []specs.LinuxDevice{{Path: "/dev/x", Type: "q"}} }},
 		{"zero byte", func(s *specs.Spec) { s.Process.Env = []string{"A=\x00"} }},
 	} {
 		dir, s := bundle(t)

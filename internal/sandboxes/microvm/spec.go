@@ -17,7 +17,7 @@ import (
 const (
 	configName = "config.json"
 	configMax  = 4 << 20 // bytes of a bundle's configuration
-	bindsMax   = 40      // bind mounts of a bundle: each takes a register of the guest's first process
+	bindsMax   = 40      // bind mounts of a bundle: each takes one of the 64 registers of a plan (c/init.c)
 )
 
 // loadSpec reads the configuration of a bundle and refuses unsupported settings. An error has code fault.Usage.
@@ -25,8 +25,8 @@ func loadSpec(bundle string) (*specs.Spec, []byte, error) {
 	file := filepath.Join(bundle, configName)
 	spec, b, err := readSpec(file)
 	if err != nil {
-		return nil, nil, fault.Wrap(err, fault.Usage, bundle, "name the directory with config.json: --bundle",
-			"cannot read the bundle")
+		return nil, nil, fault.Wrap(err, fault.Usage, bundle,
+			"give the directory that contains config.json with --bundle", "cannot read the bundle")
 	}
 	err = check(spec, bundle)
 	return spec, b, fault.Wrap(err, fault.Usage, file, "docs/microvm.md lists what a microvm does not do",
@@ -84,7 +84,8 @@ func check(s *specs.Spec, bundle string) error {
 		{"linux.personality", l.Personality != nil},
 		{"linux.uidMappings", len(l.UIDMappings)+len(l.GIDMappings) > 0},
 		{"linux.timeOffsets", len(l.TimeOffsets) > 0},
-		{"linux.rootfsPropagation shared", slices.Contains([]string{"shared", "rshared", "unbindable"}, l.RootfsPropagation)},
+		{"linux.rootfsPropagation " + l.RootfsPropagation,
+			slices.Contains([]string{"shared", "rshared", "unbindable"}, l.RootfsPropagation)},
 		{"hooks.createContainer", s.Hooks != nil && len(s.Hooks.CreateContainer) > 0},
 		{"hooks.startContainer", s.Hooks != nil && len(s.Hooks.StartContainer) > 0},
 		{"a platform other than linux", s.Windows != nil || s.Solaris != nil || s.VM != nil || s.ZOS != nil ||
@@ -104,7 +105,8 @@ func check(s *specs.Spec, bundle string) error {
 		return err
 	}
 	if strings.Contains(l.CgroupsPath, ":") {
-		return fmt.Errorf("linux.cgroupsPath %q is of systemd's driver, which is not supported", l.CgroupsPath)
+		return fmt.Errorf("linux.cgroupsPath %q has the form for systemd's cgroup driver, which is not supported",
+			l.CgroupsPath)
 	}
 	if l.CgroupsPath != "" {
 		if err := groupPath(path.Join("/", l.CgroupsPath)); err != nil ||
@@ -126,14 +128,16 @@ func check(s *specs.Spec, bundle string) error {
 	}
 	for _, d := range l.Devices {
 		if _, ok := deviceTypes[d.Type]; !ok || !path.IsAbs(d.Path) {
-			return fmt.Errorf("linux.devices: %q of type %q is no device", d.Path, d.Type)
+			return fmt.Errorf("linux.devices: %q of type %q is invalid: the path must be absolute, and the type "+
+				"c, u, b or p", d.Path, d.Type)
 		}
 	}
 	_, err := capabilitySets(p.Capabilities)
 	return err
 }
 
-// checkNamespaces refuses namespaces of the host, which a virtual machine cannot share.
+// checkNamespaces refuses namespaces of the host other than a network namespace, because a virtual machine cannot share
+// them, and kinds that are not supported or listed twice. A network namespace must be listed.
 func checkNamespaces(list []specs.LinuxNamespace) error {
 	network := false
 	seen := map[specs.LinuxNamespaceType]bool{}
@@ -205,7 +209,7 @@ func checkMounts(mounts []specs.Mount) error {
 		case isBind(m, o):
 			binds++
 			if !path.IsAbs(m.Source) {
-				return fmt.Errorf("mounts: %s: the source %q of a bind mount must be an absolute path here", m.Destination,
+				return fmt.Errorf("mounts: %s: the source %q of a bind mount must be an absolute path", m.Destination,
 					m.Source)
 			}
 			if _, err := os.Stat(m.Source); err != nil {

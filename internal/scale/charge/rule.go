@@ -127,9 +127,9 @@ func (r *Rule) name() string {
 	return r.Where + " " + r.Patterns.String()
 }
 
-// matchesGroup reports whether the rule names this group and not only one above it: with cgroup= the group at that
-// path, otherwise the topmost groups with the names. over is the name of the group above, and processes counts those
-// in the group.
+// matchesGroup reports whether the rule selects this group itself, and not only because of a group above it: with
+// cgroup= the group at that path, with names the topmost groups that have them. With comm=, all processes in the group
+// and below it must have that name, and there must be some: processes counts them. over is the name of the group above.
 func (r *Rule) matchesGroup(g *ledger.Cgroup, over *ledger.Name, processes tally) bool {
 	switch {
 	case r.Comm != "" && (g.Vanished || processes.named == 0 || processes.named < processes.all):

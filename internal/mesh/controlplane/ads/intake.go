@@ -30,9 +30,9 @@ const (
 const streamBytes = 14 << 10
 
 // intake bounds the memory that a server keeps for individual peers: received data that has not been processed yet,
-// streams with their headers, and names and versions that streams remember but no table has. Each connection has a
-// share. When all connections together use too much beyond their shares, the one that uses most is closed. So a
-// connection that needs little is served, whatever other connections do.
+// streams with their headers, and the names and versions that streams remember and cannot share with a Table of
+// resources. Each connection has a share. When all connections together use too much beyond their shares, the one that
+// uses most is closed. So a connection that needs little is served, whatever other connections do.
 //
 // HTTP/2's flow control does not provide this bound: gRPC opens a connection's window again as soon as it has read
 // data, whether or not the data has been processed, and opens a stream's window for a whole message as soon as the
@@ -140,7 +140,7 @@ func headerBytes(ctx context.Context) (bytes int64) {
 	return bytes
 }
 
-// headerAround is the overhead of a header in bytes, by HTTP/2's count as well.
+// headerAround is the overhead of a header in bytes; HTTP/2 counts the same (RFC 9113, section 6.5.2).
 const headerAround = 32
 
 // counted is a stream of a counted connection.
@@ -164,7 +164,7 @@ type conn struct {
 	net.Conn // the connection after its handshake
 	raw      net.Conn
 	in       *intake
-	frames   frames // of the reading goroutine
+	frames   frames // used only by Read, so not under mu
 
 	mu      sync.Mutex
 	ended   bool
@@ -205,14 +205,14 @@ func (c *conn) weigh() (worst *conn) {
 	return c.in.note(c, beyond)
 }
 
-// keep records that bytes more are kept. If all connections together keep too much, it closes the one that keeps most,
-// or returns an error if that is c.
+// keep adds bytes, which may be negative, to what the connection's streams keep. If all connections together keep too
+// much, it closes the one that keeps most, or returns an error if that is c.
 func (c *conn) keep(bytes int64) error {
 	switch worst := c.change(0, 0, bytes); worst {
 	case nil:
 	case c:
 		return status.Error(codes.ResourceExhausted,
-			"too much memory is kept for single data planes, and most of it for this one")
+			"the connections of data planes take too much memory, and this one takes the most")
 	default:
 		worst.cut()
 	}
@@ -232,7 +232,7 @@ func (c *conn) taken(bytes int) {
 	if c.pending -= int64(bytes) + messageHead; c.pending <= 0 {
 		c.pending, c.around = 0, 0
 	}
-	_ = c.weigh() // never too much, because it has become less
+	_ = c.weigh() // less is kept than before; if it is still too much, the call that added it acts on that
 }
 
 // open records that streams have begun or ended. A connection without streams has no pending data.
@@ -300,8 +300,8 @@ type frames struct {
 	have int // bytes of head
 }
 
-// The overhead of a data frame in gRPC, which keeps the data in a buffer, of one of a few sizes unless it is small,
-// and the buffer in lists.
+// gRPC keeps the data of each frame in a buffer, and the buffer in lists, which take frameAround bytes. A buffer for
+// more than smallBuffer bytes has one of a few fixed sizes.
 const (
 	frameAround = 128
 	smallBuffer = 1 << 10

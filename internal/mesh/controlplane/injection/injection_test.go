@@ -379,10 +379,11 @@ func TestRefused(t *testing.T) {
 		"ports": {func(p *corev1.Pod) {
 			p.Annotations = map[string]string{injection.ExcludeInboundKey: strings.Repeat("1,", 1001)}
 		}, 422, "more than 1000"},
-		"own sidecar": {func(p *corev1.Pod) { p.Spec.Containers[0].Name = "mesh-proxy" }, 422, "a name of the mesh"},
+		"own sidecar": {func(p *corev1.Pod) { p.Spec.Containers[0].Name = "mesh-proxy" }, 422,
+			"its own container named \"mesh-proxy\", a name that the mesh uses"},
 		"own init": {func(p *corev1.Pod) { p.Spec.InitContainers = []corev1.Container{{Name: "mesh-init"}} }, 422,
-			"a name of the mesh"},
-		"own volume": {func(p *corev1.Pod) { p.Spec.Volumes[0].Name = "mesh-run" }, 422, "a name of the mesh"},
+			"a name that the mesh uses"},
+		"own volume": {func(p *corev1.Pod) { p.Spec.Volumes[0].Name = "mesh-run" }, 422, "a name that the mesh uses"},
 		"account":    {func(p *corev1.Pod) { p.Spec.ServiceAccountName = "a/b" }, 422, "cannot be an identity"},
 		"containers": {func(p *corev1.Pod) { p.Spec.Containers = nil }, 400, "no containers"},
 		"own mount": {func(p *corev1.Pod) {

@@ -106,9 +106,8 @@ func (c *compiled) injected(p *pod) (bool, error) {
 		in = p.Spec.InitContainers
 	}
 	if !slices.ContainsFunc(in, func(x container) bool { return x.Name == c.sidecar.name }) {
-		return false, refuse("the annotation %s says that the pod is injected, and it has no container %q: leave the "+
-			"annotation out",
-			StatusKey, c.sidecar.name)
+		return false, refuse("the annotation %s says that the pod is injected, but the pod has no container %q: "+
+			"remove the annotation", StatusKey, c.sidecar.name)
 	}
 	return true, nil
 }
@@ -121,7 +120,7 @@ func (c *compiled) collides(p *pod) error {
 	for _, list := range [][]container{p.Spec.Containers, p.Spec.InitContainers} {
 		for _, x := range list {
 			if x.Name == c.sidecar.name || named(c.before, x.Name) {
-				return refuse("the pod has a container %q of its own, which is a name of the mesh: %s", x.Name, hint)
+				return refuse("the pod has its own container named %q, a name that the mesh uses: %s", x.Name, hint)
 			}
 			for _, v := range slices.Concat(x.Mounts, x.Devices) {
 				if named(c.volumes, v.Name) {
@@ -132,7 +131,7 @@ func (c *compiled) collides(p *pod) error {
 	}
 	for _, x := range p.Spec.Volumes {
 		if named(c.volumes, x.Name) {
-			return refuse("the pod has a volume %q of its own, which is a name of the mesh: %s", x.Name, hint)
+			return refuse("the pod has its own volume named %q, a name that the mesh uses: %s", x.Name, hint)
 		}
 	}
 	return nil

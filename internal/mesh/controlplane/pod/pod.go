@@ -44,12 +44,12 @@ type Options struct {
 	ProbeHost string // the host at which the other containers are probed
 
 	Output *os.File          // of Envoy
-	Log    func(line string) // of renewals
+	Log    func(line string) // gets a line for each failed request for a certificate that is retried
 }
 
 const (
 	maxToken = 64 << 10         // bytes
-	grace    = 10 * time.Second // the time that Envoy has to end
+	grace    = 10 * time.Second // how long Envoy may take to exit before it is killed
 )
 
 // Run runs Envoy, once it has a certificate, until ctx ends, Envoy ends, or the control plane refuses the pod.

@@ -18,7 +18,7 @@ const (
 	maxState    = 1 << 20 // bytes of a state file of a runtime
 )
 
-// where is what the path of a group shows by itself.
+// where holds what a group's path alone shows about it.
 type where struct {
 	path    string
 	podPath string // path of the pod's group; empty if there is none

@@ -114,7 +114,8 @@ func New(t Table, host string) *Server {
 	}}
 }
 
-// ServeHTTP answers with the status of an HTTP probe, or with 200 or 503 and the error.
+// ServeHTTP answers with the status that an HTTP probe got, with 200 if another probe succeeded, with 503 and the error
+// if a probe returned one, or with 404 if there is no probe at that path.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a, known := s.table[r.URL.Path]
 	if !known {
