@@ -43,7 +43,10 @@ const soonest = time.Second
 // began after it, whose processes rules may name.
 func (c *charger) outdated(l *ledger.Ledger, now time.Time) bool {
 	age := now.Sub(c.listed)
-	return age >= c.every || age >= soonest &&
-		(slices.ContainsFunc(l.Programs, func(p ledger.Program) bool { return p.LoadedAt != nil && p.LoadedAt.After(c.listed) }) ||
-			slices.ContainsFunc(l.Cgroups, func(g ledger.Cgroup) bool { return g.Began != nil }))
+	if age < soonest || age >= c.every {
+		return age >= c.every
+	}
+	loaded := func(p ledger.Program) bool { return p.LoadedAt != nil && p.LoadedAt.After(c.listed) }
+	made := func(g ledger.Cgroup) bool { return g.Began != nil }
+	return slices.ContainsFunc(l.Programs, loaded) || slices.ContainsFunc(l.Cgroups, made)
 }

@@ -82,9 +82,9 @@ func TestCharger(t *testing.T) {
 	}
 	// What began since is charged by the processes that it has, but not by a list for each reading.
 	loaded := &ledger.Ledger{Programs: []ledger.Program{{LoadedAt: new(first.Add(time.Millisecond))}}}
+	made := &ledger.Ledger{Cgroups: []ledger.Cgroup{{Began: new(0.5)}}}
 	for now, outdated := range map[time.Time]bool{first.Add(soonest / 2): false, first.Add(soonest): true} {
-		if c.outdated(loaded, now) != outdated || c.outdated(&ledger.Ledger{Cgroups: []ledger.Cgroup{{Began: new(0.5)}}}, now) !=
-			outdated || c.outdated(l, now) {
+		if c.outdated(loaded, now) != outdated || c.outdated(made, now) != outdated || c.outdated(l, now) {
 			t.Errorf("the list of %v at %v", first, now)
 		}
 	}

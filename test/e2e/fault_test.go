@@ -125,7 +125,7 @@ func TestWeighWrongUse(t *testing.T) {
 		{"weigh --for 1", "tare weigh --for: must be a duration with its unit, such as 300ms or 2s, not \"1\""},
 		{"weigh --hz abc", "tare weigh --hz: must be a whole number, not \"abc\""},
 		{"run quickstart --seed -1", "tare run --seed: must be a whole number, 0 or more, not \"-1\""},
-		{"weigh --hz -3", "samples per second"},
+		{"weigh --hz -3", "per second on each CPU"},
 		{"weigh --runtime-root /nosuch", "there is no such directory"},
 		{"weigh now", "unexpected argument"},
 		{"doctor all", "unexpected argument"},

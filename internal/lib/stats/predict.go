@@ -109,10 +109,10 @@ func withinBlocks(off [][]float64) float64 {
 // multiplied by the inflation from dependence between blocks, as for coefficients. m is 0 unless the test of
 // straightness showed that levels stray from the line; then m is the mean square of that, and h has the weights of the
 // levels in the prediction. If they stray by a material amount, there is a prediction only within the range of the
-// levels, and only if the error on held-out levels is at most MaxHeldOut: as if levels strayed at random. Student's t has the degrees of freedom of the sum by
-// Satterthwaite (Biometrics Bulletin 2, 1946). v counts as many independent levels as the correlation within blocks
-// leaves. The degrees of freedom are at least 2, or 1 with only one level more than terms, because the approximation
-// is meaningless below that.
+// levels, and only if the error on held-out levels is at most MaxHeldOut: as if levels strayed at random. Student's t
+// has the degrees of freedom of the sum by Satterthwaite (Biometrics Bulletin 2, 1946). v counts as many independent
+// levels as the correlation within blocks leaves. The degrees of freedom are at least 2, or 1 with only one level more
+// than terms, because the approximation is meaningless below that.
 //
 // TestPredictionsBySimulation and TestBentPredictionsBySimulation show the coverage.
 func (l *Line) Predict(x []float64) (Coefficient, error) {

@@ -36,7 +36,7 @@ var servicesSettings = []param.Setting{
 	},
 	{
 		Name: thenKey, Type: param.TypeCount, Min: 1, Max: 1_000_000,
-		Doc: "services to keep after the load, of which the others are removed; memory is read before the load and after that",
+		Doc: "services to keep after the load; memory is read before the load, and again when the others are gone",
 	},
 	{
 		Name: fitKey, Type: param.TypeSwitch,

@@ -57,8 +57,8 @@ func (t *screen) functions(s *analysis.Summary) {
 	}
 }
 
-// namedFunctions writes the functions with a resolved difference at the last level, at most analysis.MaxNamedFunctions of each
-// arm.
+// namedFunctions writes the functions with a resolved difference at the last level, at most analysis.MaxNamedFunctions
+// of each arm.
 func (t *screen) namedFunctions(s *analysis.Summary) {
 	var rows [][]string
 	for i := range s.Functions {

@@ -113,7 +113,8 @@ func planRows(a plan.Arm) [][]string {
 				heldOut = append(heldOut, fmt.Sprintf("%.2g %%", math.Round(1e4*100**f.HeldoutError)/1e4))
 			}
 		}
-		rows = append(rows, append(row, cmp.Or(strings.Join(request, ", "), "-"), strings.Join(heldOut, ", "), strings.Join(from, ", ")))
+		asked := cmp.Or(strings.Join(request, ", "), "-")
+		rows = append(rows, append(row, asked, strings.Join(heldOut, ", "), strings.Join(from, ", ")))
 	}
 	return rows
 }
