@@ -91,6 +91,7 @@ func noLinks(t *testing.T, coordinator int) {
 // TestLocalNodes: three nodes of one machine, each with its own load and its own tracer, count every event, and their
 // sum is the trial's.
 func TestLocalNodes(t *testing.T) {
+	t.Parallel()
 	needsRoot(t)
 	leavesNothing(t)
 	dir := filepath.Join(t.TempDir(), "out")
@@ -159,6 +160,7 @@ func TestLocalNodes(t *testing.T) {
 
 // TestNodeFailures: what becomes of one node in mid-run costs its part of that trial alone.
 func TestNodeFailures(t *testing.T) {
+	t.Parallel()
 	const silence = "it has said nothing for"
 	needsRoot(t)
 	for _, c := range []struct {
@@ -362,6 +364,7 @@ func usesNetwork(t *testing.T, networks []string) []string {
 
 // TestNode: two agents on the loopback, with keys from files, run what a coordinator that listens tells them.
 func TestNode(t *testing.T) {
+	t.Parallel()
 	needsRoot(t)
 	leavesNothing(t)
 	keys := filepath.Join(t.TempDir(), "keys")

@@ -74,9 +74,9 @@ arms: {runc: {subject: sandbox, runtime: runc}}`,
 	},
 }
 
-// TestPlanHeldOut: a plan for a level that its run did not have says what the next trial at that level costs. Each inner
-// level of four experiments is left out in turn, with the last block, and the trial of that block at that level is what
-// was planned for.
+// TestPlanHeldOut: a plan for a level that its run did not have says what the next trial at that level costs. Each
+// inner level of four experiments is left out in turn, with the last block, and the trial of that block at that level
+// is what was planned for.
 func TestPlanHeldOut(t *testing.T) {
 	long.Test(t, "12 min: four sweeps of 147 trials")
 	needsRoot(t)

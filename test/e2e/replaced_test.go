@@ -14,6 +14,7 @@ import (
 // TestReplacedBinary puts another binary in the place of tare's in the middle of a run: all trials are made with the
 // one that began it, or arms would be compared with each other of which some are of another version.
 func TestReplacedBinary(t *testing.T) {
+	t.Parallel()
 	needsRoot(t)
 	leavesNothing(t)
 	base := t.TempDir()

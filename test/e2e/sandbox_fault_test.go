@@ -117,6 +117,7 @@ loads:
 
 // TestFullDiskUnderFio: a disk that has no room for the file of one trial costs that trial, and no other.
 func TestFullDiskUnderFio(t *testing.T) {
+	t.Parallel()
 	needsRoot(t)
 	leavesNothing(t)
 	runtimeFor(t, "fio")

@@ -87,7 +87,9 @@ func TestCheck(t *testing.T) {
 		{"CAP_MOON", func(s *specs.Spec) {
 			s.Process.Capabilities = &specs.LinuxCapabilities{Bounding: []string{"CAP_MOON"}}
 		}},
-		{"of type \"q\" is invalid", func(s *specs.Spec) { s.Linux.Devices = []specs.LinuxDevice{{Path: "/dev/x", Type: "q"}} }},
+		{"of type \"q\" is invalid", func(s *specs.Spec) {
+			s.Linux.Devices = []specs.LinuxDevice{{Path: "/dev/x", Type: "q"}}
+		}},
 		{"zero byte", func(s *specs.Spec) { s.Process.Env = []string{"A=\x00"} }},
 	} {
 		dir, s := bundle(t)
