@@ -32,7 +32,7 @@ quick: ## the same of what differs from main, without tests that take seconds (h
 	./test/setup tools
 	./test/run quick
 
-test: ## fetch what the tests need, then run all that must hold for a change to be merged (13 minutes)
+test: ## fetch what the tests need, then run all that must hold for a change to be merged (12 minutes)
 	./test/setup
 	./web/build
 	./test/run all
