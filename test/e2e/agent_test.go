@@ -218,6 +218,9 @@ func (s *scrape) check(t *testing.T, before *scrape) {
 	if math.Abs(run-parts) > rounding*max(run, 1) {
 		t.Errorf("programs ran for %.9f s; paid, not split and pending are %.9f s", run, parts)
 	}
+	if of := s.total("tare_component_bpf_seconds_total"); of > run+rounding*max(run, 1) { // without stolen time
+		t.Errorf("programs ran for %.9f s, and those of components for %.9f s", run, of)
+	}
 	if before == nil {
 		return
 	}

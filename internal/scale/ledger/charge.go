@@ -186,6 +186,7 @@ func (l *Ledger) spread() {
 // sum adds up whole nanoseconds or bytes, some of which may be unknown.
 type sum struct {
 	n       int64
+	known   int      // parts that are known
 	unknown []string // groups whose part is unknown
 }
 
@@ -195,6 +196,7 @@ func (s *sum) add(sign int64, n *int64, group string) {
 		return
 	}
 	s.n += sign * *n
+	s.known++
 }
 
 // value returns the sum, or nil if a part is unknown. It is never below 0, although counters are not read at the same
@@ -207,6 +209,18 @@ func (s *sum) value() *int64 {
 		return nil
 	}
 	return new(max(s.n, 0))
+}
+
+// knownPart returns the sum of the parts that are known, which may be negative; nil if there are parts and none is
+// known.
+func (s *sum) knownPart() *int64 {
+	switch {
+	case s == nil:
+		return new(int64)
+	case len(s.unknown) > 0 && s.known == 0:
+		return nil
+	}
+	return new(s.n)
 }
 
 // settlement holds the working state of Settle. Times are whole nanoseconds, so parts add up exactly.

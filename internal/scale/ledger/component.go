@@ -29,6 +29,18 @@ type Component struct {
 	// itself, whose memory is in the group that it was started in.
 	MemoryHardBytes *int64 `json:"memory_hard_bytes"`
 	MapBytes        *int64 `json:"map_bytes"` // of its eBPF maps, whichever group is charged for them
+
+	accrued, ran *int64 // see Accrued
+}
+
+// Accrued returns what a total over many ledgers adds up, in nanoseconds: the CPU time and the eBPF run time of the
+// component, without what is unknown of single groups and programs. CPU time of a group that is unknown, such as that
+// of one that was removed in the window, stays in the component around it, whose counter has it, so the components
+// together have CPU.Attributed in any case. The CPU time of the empty charge may be negative: counters are not read at
+// the same instant. A value is nil if all of it is unknown. Of a component that AddComponents did not make, such as one
+// that was decoded, values are those of its fields.
+func (c *Component) Accrued() (cpu, run *int64) {
+	return cmp.Or(c.accrued, nanoseconds(c.CPUSeconds)), cmp.Or(c.ran, nanoseconds(c.BPFSeconds))
 }
 
 // chargeOrder is the order of components by charge.
@@ -40,7 +52,7 @@ func (l *Ledger) AddComponents() {
 	found := map[Charged]*componentSum{}
 	at := func(c Charged) *componentSum {
 		if found[c] == nil {
-			found[c] = &componentSum{cpu: s.cpu[c].value(), hard: s.memory[c].value()}
+			found[c] = &componentSum{cpu: s.cpu[c].value(), accrued: s.cpu[c].knownPart(), hard: s.memory[c].value()}
 		}
 		return found[c]
 	}
@@ -56,14 +68,19 @@ func (l *Ledger) AddComponents() {
 	}
 	if s.cpu[Charged{Charge: ChargeSelf}] == nil {
 		self.cpu, self.hard = l.CPU.self(), nil
+		self.accrued = self.cpu
 	}
 	none.cpu, none.hard = nanoseconds(&l.CPU.Attributed), s.allMemory()
+	none.accrued = none.cpu
 	for c, sum := range found {
 		sum.forget(s)
 		if c.Charge == "" {
 			continue
 		}
 		none.cpu = known.Sum(none.cpu, known.Minus(sum.cpu))
+		if sum.accrued != nil {
+			none.accrued = known.Sum(none.accrued, known.Minus(sum.accrued))
+		}
 		if sum != self || sum.hard != nil {
 			none.hard = known.Sum(none.hard, known.Minus(sum.hard))
 		}
@@ -73,7 +90,7 @@ func (l *Ledger) AddComponents() {
 		l.Components = append(l.Components, Component{
 			Charged: c, CPUSeconds: seconds(sum.cpu), BPFSeconds: seconds(sum.ran.value()),
 			BPFOthersSeconds: seconds(sum.others.value()), BPFUnsplitSeconds: seconds(sum.unsplit.value()),
-			MemoryHardBytes: sum.hard, MapBytes: sum.maps.value(),
+			MemoryHardBytes: sum.hard, MapBytes: sum.maps.value(), accrued: sum.accrued, ran: sum.ran.knownPart(),
 		})
 	}
 	slices.SortFunc(l.Components, func(a, b Component) int {
@@ -84,7 +101,7 @@ func (l *Ledger) AddComponents() {
 
 // componentSum is a component in whole nanoseconds and bytes.
 type componentSum struct {
-	cpu, hard                  *int64
+	cpu, accrued, hard         *int64
 	ran, others, unsplit, maps sum
 }
 

@@ -48,6 +48,7 @@ func TestDutyError(t *testing.T) {
 			add := func(p ledger.Program, unsplit *float64) {
 				l := window(second)
 				l.CPU.BPFUnsplit, l.Programs = unsplit, []ledger.Program{p}
+				l.AddComponents()
 				totals.Add(l)
 			}
 			start := time.Unix(0, 0)
@@ -64,6 +65,9 @@ func TestDutyError(t *testing.T) {
 			}
 			until(cycles * every)
 			add(ledger.Program{ID: 1, Tag: "t"}, nil)
+			if all, components := totals.Programs.Sum(), totals.ComponentsBPF.Sum(); math.Abs(all-components) > 1e-6*all {
+				t.Errorf("%s: programs ran for %g s, those of components for %g s", name, all, components)
+			}
 			totals.Each(func(_ ProgramKey, p Program) {
 				if p.ScalingError == nil {
 					return

@@ -83,7 +83,7 @@ type payer struct {
 // patience is how long run time waits for enough samples before it is given up as unsplit.
 const patience = 10 * time.Minute
 
-func (t *Totals) addPrograms(l *ledger.Ledger) {
+func (t *Totals) addPrograms(l *ledger.Ledger, factor float64) {
 	if l.Programs == nil {
 		return // they could not be read, which does not mean that they are gone
 	}
@@ -91,7 +91,6 @@ func (t *Totals) addPrograms(l *ledger.Ledger) {
 	runs, samples := map[ProgramKey]uint64{}, map[ProgramKey]uint64{}
 	t.missed(l)
 	alive := make(map[ProgramKey]bool, len(l.Programs))
-	factor := t.factor(l)
 	ended := t.counted && l.CPU.BPFUnsplit == nil // a phase with statistics has ended
 	t.counted = l.CPU.BPFUnsplit != nil
 	for i := range l.Programs {

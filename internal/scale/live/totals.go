@@ -110,10 +110,14 @@ func (t *Totals) Add(l *ledger.Ledger) {
 	}
 	t.Last = l
 	t.Ticks++
+	factor := 1.0
+	if l.Programs != nil {
+		factor = t.factor(l)
+	}
 	t.budget(l)
-	t.components(l)
+	t.components(l, factor)
 	t.groups(l)
-	t.addPrograms(l)
+	t.addPrograms(l, factor)
 	t.self(&l.Self)
 	if l.Noise != nil {
 		t.stalls = append(t.stalls, stall{l.Window.End, l.Noise.LongestSeconds})
@@ -201,14 +205,17 @@ func (t *Totals) CountedTwice() float64 { return seconds(t.twice) }
 // two readings of all counters took.
 func (t *Totals) Ahead() float64 { return seconds(t.ahead) }
 
-func (t *Totals) components(l *ledger.Ledger) {
+// components adds what components have used. factor is that of the run time of eBPF programs.
+func (t *Totals) components(l *ledger.Ledger, factor float64) {
 	cpu, run := map[ledger.Charged]int64{}, map[ledger.Charged]int64{}
-	for _, c := range l.Components {
-		if c.CPUSeconds != nil {
-			cpu[c.Charged] = ns(*c.CPUSeconds)
+	for i := range l.Components {
+		c := &l.Components[i]
+		used, ran := c.Accrued()
+		if used != nil {
+			cpu[c.Charged] = *used
 		}
-		if c.BPFSeconds != nil {
-			run[c.Charged] = ns(*c.BPFSeconds)
+		if ran != nil {
+			run[c.Charged] = int64(math.Round(float64(*ran) * factor))
 		}
 	}
 	always := func(ledger.Charged) bool { return true }

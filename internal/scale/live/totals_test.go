@@ -348,3 +348,45 @@ func TestGap(t *testing.T) {
 		t.Errorf("the gap is %v, want 2s", totals.Gap)
 	}
 }
+
+// Components together have all CPU time that is attributed, and all known run time of programs, also where a group or a
+// program of one is gone before the end of the window and its counter is not known.
+func TestComponentsSum(t *testing.T) {
+	sidecar := ledger.Charged{Charge: ledger.ChargeTare, Component: "sidecar"}
+	agent := ledger.Charged{Charge: ledger.ChargeTare, Component: "agent"}
+	totals := NewTotals(Options{})
+	used, ran := 0.0, 0.0
+	for tick := range 4 {
+		gone := tick%2 == 1
+		l := window(tick)
+		l.CPU.Attributed = 10
+		used += l.CPU.Attributed
+		l.Cgroups = []ledger.Cgroup{group("/pods", 4), group("/pods/a", 1), group("/pods/b", 2), group("/pods/b/agent", 0.5)}
+		l.Cgroups[1].Charged, l.Cgroups[2].Charged, l.Cgroups[3].Charged = sidecar, sidecar, agent
+		l.Programs = []ledger.Program{{ID: 1, Charged: sidecar, RunSeconds: new(0.25), RunCount: new(uint64(1))},
+			{ID: 2, Charged: sidecar, RunSeconds: new(0.5), RunCount: new(uint64(1))}}
+		ran += 0.25
+		if gone {
+			l.Cgroups[1].CPUSeconds, l.Cgroups[1].Vanished = nil, true
+			l.Cgroups[3].CPUSeconds, l.Cgroups[3].Vanished = nil, true
+			l.Programs[1].RunSeconds, l.Programs[1].Unloaded = nil, true
+		} else {
+			ran += 0.5
+		}
+		l.AddComponents()
+		totals.Add(l)
+	}
+	got := maps.Collect(totals.Components.All())
+	want := map[ledger.Charged]float64{sidecar: 2*2.5 + 2*2, agent: 2 * 0.5, {}: 2*7 + 2*8, {Charge: ledger.ChargeSelf}: 0}
+	for c, seconds := range want {
+		if math.Abs(got[c]-seconds) > 1e-9 {
+			t.Errorf("%+v used %g s, want %g", c, got[c], seconds)
+		}
+	}
+	if sum := totals.Components.Sum(); math.Abs(sum-used) > 1e-9 {
+		t.Errorf("components used %g s in all, want %g", sum, used)
+	}
+	if sum := totals.ComponentsBPF.Sum(); math.Abs(sum-ran) > 1e-9 {
+		t.Errorf("programs of components ran for %g s, want %g", sum, ran)
+	}
+}
