@@ -33,6 +33,7 @@ const heldOutBlocks = 7
 var sweeps = []swept{
 	{
 		"mesh-rate", "client.rate", []int{100, 200, 300, 400, 500, 600, 700}, "haproxy", "proxy.client", quantity.CPUs, `
+repeat: 100%
 warmup: 100ms
 duration: 1s
 sampling: 97
@@ -43,6 +44,7 @@ gates: {drift: 2}`,
 	},
 	{
 		"ebpf-memory", "*.services", []int{1, 500, 1000, 2000, 4000, 7000, 10000}, "fixed", "", quantity.Bytes, `
+repeat: 100%
 warmup: 50ms
 duration: 150ms
 sampling: 97
@@ -54,6 +56,7 @@ gates: {rate: 0, errors: 1, lag: 60s, drift: 1000, generator_cpu: 1}`,
 	},
 	{
 		"controlplane-scale", "fleet.proxies", []int{50, 100, 150, 200, 250, 300, 350}, "mtls", "", quantity.Bytes, `
+repeat: 100%
 warmup: 100ms
 duration: 500ms
 applications: {one: {kind: http, body: 1}, two: {kind: http, body: 2}}
@@ -64,6 +67,7 @@ gates: {drift: 1000}`,
 	},
 	{
 		"sandbox-idle", "idle.count", []int{1, 2, 4, 6, 8, 10, 12}, "runc", "", quantity.Bytes, `
+repeat: 100%
 warmup: 50ms
 duration: 200ms
 statistics: false

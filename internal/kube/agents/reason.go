@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"tare/internal/lib/fault"
@@ -18,6 +19,8 @@ func Hint(err error) string {
 	switch {
 	case apierrors.IsUnauthorized(err):
 		return "log in to the cluster again, or choose another user or context: kubectl config get-contexts"
+	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
+		return "wait until the namespace is gone: kubectl get namespaces"
 	case apierrors.IsForbidden(err):
 		return "docs/kubernetes.md has the rights that it needs; kubectl tare doctor says which are missing"
 	}

@@ -16,6 +16,7 @@ import (
 	"tare/deploy"
 	"tare/internal/kube/agents"
 	"tare/internal/lib/fault"
+	"tare/internal/lib/quantity"
 	"tare/internal/lib/text"
 	"tare/internal/lib/usage"
 )
@@ -189,7 +190,8 @@ func printFindings(w io.Writer, all []finding, asJSON bool) error {
 		}
 	}
 	if bad > 0 {
-		return fault.New(fault.Machine, "", "lines with 'no' say why", "%d findings keep something from being measured", bad)
+		return fault.New(fault.Machine, "", "lines with 'no' say why", "%s would keep something from being measured",
+			quantity.Counted(bad, "finding"))
 	}
 	return nil
 }
