@@ -211,14 +211,16 @@ func (s *sum) value() *int64 {
 	return new(max(s.n, 0))
 }
 
-// knownPart returns the sum of the parts that are known, which may be negative; nil if there are parts and none is
-// known.
+// knownPart returns the sum of the parts that are known; nil if there are parts and none is known. If all are known it
+// may be negative. If some are not, it is at least 0: what is subtracted may be in an unknown part.
 func (s *sum) knownPart() *int64 {
 	switch {
 	case s == nil:
 		return new(int64)
 	case len(s.unknown) > 0 && s.known == 0:
 		return nil
+	case len(s.unknown) > 0:
+		return new(max(s.n, 0))
 	}
 	return new(s.n)
 }

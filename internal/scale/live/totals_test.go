@@ -390,3 +390,25 @@ func TestComponentsSum(t *testing.T) {
 		t.Errorf("programs of components ran for %g s, want %g", sum, ran)
 	}
 }
+
+// A component whose counter is not known in one window does not pay for what another used inside of it.
+func TestComponentAroundAnother(t *testing.T) {
+	around := ledger.Charged{Charge: ledger.ChargeTare, Component: "around"}
+	inside := ledger.Charged{Charge: ledger.ChargeTare, Component: "inside"}
+	totals := NewTotals(Options{})
+	for tick := range 3 {
+		l := window(tick)
+		l.CPU.Attributed = 10
+		l.Cgroups = []ledger.Cgroup{group("/a", 3), group("/a/b", 1)}
+		l.Cgroups[0].Charged, l.Cgroups[1].Charged = around, inside
+		if tick == 1 {
+			l.Cgroups[0].CPUSeconds, l.Cgroups[0].CPUReset = nil, true
+		}
+		l.AddComponents()
+		totals.Add(l)
+	}
+	got := maps.Collect(totals.Components.All())
+	if got[around] != 4 || got[inside] != 3 || got[ledger.Charged{}] != 23 {
+		t.Errorf("%v, want 4 s around, 3 inside and 23 that no rule names", got)
+	}
+}
