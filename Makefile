@@ -155,9 +155,9 @@ bench-load: ## the load generator against fortio, wrk, h2load and ghz, as ratios
 	./test/bench/load.sh
 	./test/bench/http2.sh
 
-bench-agent: build ## what tare-agent costs beside 300 groups, 50 eBPF programs and 100 maps, and node_exporter's (prometheus-node-exporter)
-	go run ./test/bench/agent -every 1s -scrapes 60
-	go run ./test/bench/agent -every 15s -scrapes 12
+bench-agent: build ## what tare-agent costs beside 300 groups, 50 eBPF programs and 100 maps, and prometheus-node-exporter and bpftop
+	go run ./test/bench/agent $(if $(shell command -v bpftop),-terminal bpftop) -every 1s -scrapes 60
+	go run ./test/bench/agent $(if $(shell command -v bpftop),-terminal bpftop) -every 15s -scrapes 12
 
 bench-aa: ## 20 real runs of the baseline against itself: how often the scale cries wolf
 	go run ./test/bench/aa

@@ -400,8 +400,8 @@ metadata: {name: strict, labels: {pod-security.kubernetes.io/enforce: baseline}}
 	eventually(t, func() string { // the API server learns of roles a moment later
 		out, _, code := p.tare("doctor", "--as", "weigher")
 		if code != 0 || !strings.Contains(out, "ok  rights") ||
-			!strings.Contains(out, "ok  run        not in default, ") ||
-			!strings.Contains(out, "missing: create pods in default") {
+			!strings.Contains(out, "--  run        no experiments in default, ") ||
+			!strings.Contains(out, "run.yaml: create pods in default") {
 			return out
 		}
 		return ""

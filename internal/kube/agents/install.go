@@ -1,9 +1,11 @@
 package agents
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -13,6 +15,7 @@ import (
 
 	"tare/deploy"
 	"tare/internal/lib/fault"
+	"tare/internal/lib/pace"
 )
 
 // InstalledNamespace is the default namespace of Install.
@@ -89,7 +92,11 @@ func (c *Cluster) Install(ctx context.Context, namespace, image string, say func
 	return nil
 }
 
+// goneWithin is how long Uninstall waits for an object to go. A namespace goes after all that is in it.
+const goneWithin = 2 * time.Minute
+
 // Uninstall removes everything that Install has installed in a namespace, and the namespace too if Install created it.
+// It calls say with each object when it is gone.
 func (c *Cluster) Uninstall(ctx context.Context, namespace string, say func(what string)) error {
 	all, err := objects(namespace, "")
 	if err != nil {
@@ -114,10 +121,32 @@ func (c *Cluster) Uninstall(ctx context.Context, namespace string, say func(what
 		case err != nil:
 			return refused(err, "removing "+nameOf(o))
 		default:
+			if err := gone(ctx, r, is); err != nil {
+				return err
+			}
 			say(nameOf(o))
 		}
 	}
 	return nil
+}
+
+// gone waits until an object that is being removed is gone.
+func gone(ctx context.Context, r dynamic.ResourceInterface, o *unstructured.Unstructured) error {
+	waiting, cancel := context.WithTimeout(ctx, goneWithin)
+	defer cancel()
+	for {
+		is, err := r.Get(waiting, o.GetName(), metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err), err == nil && is.GetUID() != o.GetUID():
+			return nil
+		case err != nil && waiting.Err() == nil:
+			return refused(err, "removing "+nameOf(o))
+		}
+		if pace.Sleep(waiting, startPoll) != nil {
+			return cmp.Or(ctx.Err(), error(fault.New(fault.Machine, nameOf(o), "kubectl describe it: something in the "+
+				"cluster holds it back", "it is still being removed after %v", goneWithin)))
+		}
+	}
 }
 
 func nameOf(o *unstructured.Unstructured) string {

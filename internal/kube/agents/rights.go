@@ -14,6 +14,7 @@ import (
 	authv1 "k8s.io/client-go/kubernetes/typed/authorization/v1"
 
 	"tare/deploy"
+	"tare/internal/lib/lists"
 )
 
 // Grant creates a coordinator's service account and its rights in the run's namespace and in that of the agents. The
@@ -60,10 +61,23 @@ func granted(run, agents metav1.ObjectMeta) ([]*unstructured.Unstructured, error
 	return all, nil
 }
 
+// Right is the right to do something with a kind of objects in a namespace, or in all if Namespace is empty.
+type Right struct{ Verb, Resource, Namespace string }
+
+func (r Right) String() string {
+	return r.Verb + " " + r.Resource + " in " + cmp.Or(r.Namespace, "all namespaces")
+}
+
+// Deploys reports whether only temporary agents need the right, which is one of deploy.WeighRights.
+func (r Right) Deploys() bool { return r.Namespace != "" && r.Resource != "pods/portforward" }
+
+// Rights describes several rights.
+func Rights(all []Right) string { return strings.Join(lists.Map(all, Right.String), "; ") }
+
 // Missing returns the rights in some roles (YAML documents) that the user lacks. namespaces maps the namespace of each
 // Role to the one in which its rights are checked.
 func (c *Cluster) Missing(ctx context.Context, roles []byte, namespaces map[string]string) (
-	missing []string, err error,
+	missing []Right, err error,
 ) {
 	client, err := authv1.NewForConfig(c.config)
 	if err != nil {
@@ -94,8 +108,7 @@ func (c *Cluster) Missing(ctx context.Context, roles []byte, namespaces map[stri
 						return nil, refused(err, "asking for rights")
 					}
 					if !review.Status.Allowed {
-						where := cmp.Or(in, "all namespaces")
-						missing = append(missing, fmt.Sprintf("%s %s in %s", verb, resource, where))
+						missing = append(missing, Right{verb, resource, in})
 					}
 				}
 			}

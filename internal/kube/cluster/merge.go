@@ -183,7 +183,7 @@ func rows(view map[key]*account) []*Row {
 }
 
 func bySize(a, b *Row) int {
-	return cmp.Or(cmp.Compare(b.CPU.GrossKnown(), a.CPU.GrossKnown()), a.compare(b))
+	return cmp.Or(cmp.Compare(b.CPUs.GrossKnown(), a.CPUs.GrossKnown()), a.compare(b))
 }
 
 // addContainers makes rows of the containers of a node.
@@ -227,13 +227,15 @@ func (c *Cluster) By(view string) []*Row {
 			}
 		}
 		for i := range c.Machines {
-			all = append(all, &Row{Node: "(machine of " + strings.Join(c.Machines[i].Nodes, ", ") + ")",
-				Usage: c.Machines[i].Usage})
+			all = append(all, &Row{Node: c.Machines[i].Label(), Usage: c.Machines[i].Usage})
 		}
 		return all
 	}
 	return nil
 }
+
+// Label returns the name of the machine's row among nodes.
+func (m *Machine) Label() string { return "(machine of " + strings.Join(m.Nodes, ", ") + ")" }
 
 // Views returns the names of the views.
 func Views() []string { return []string{"workload", "namespace", "component", "node", "container"} }

@@ -18,6 +18,8 @@ import (
 type Options struct {
 	By  string // a view of cluster.Views; empty: workload
 	Top int    // rows of a table, the biggest first, the rest in a row "other"; 0 means 20, and less than 0 all
+	// Width is the number of columns of the terminal, to which text cuts names. If it is 0, names are whole.
+	Width int
 }
 
 // view returns the view that tables show.

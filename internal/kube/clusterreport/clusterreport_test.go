@@ -17,6 +17,7 @@ import (
 	"github.com/charmbracelet/x/ansi"
 
 	"tare/internal/kube/cluster"
+	"tare/internal/lib/text"
 	"tare/internal/results/screen"
 	"tare/internal/scale/ledger"
 	"tare/test/clustertest"
@@ -97,17 +98,28 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// TestFits: no line of text has more than 80 columns.
+// TestFits: no line of text is longer than the terminal is wide. Where there is none, rows have whole names.
 func TestFits(t *testing.T) {
 	for _, c := range []*cluster.Cluster{example(), hostile()} {
 		for _, view := range cluster.Views() {
+			for _, wide := range []int{80, 120} {
+				var b bytes.Buffer
+				if err := Text(&b, c, Options{By: view, Top: -1, Width: wide}); err != nil {
+					t.Fatal(err)
+				}
+				for line := range strings.Lines(b.String()) {
+					if n := len([]rune(strings.TrimSuffix(line, "\n"))); n > wide && strings.Contains(line, " ") {
+						t.Errorf("%d columns of %d: %s", n, wide, line)
+					}
+				}
+			}
 			var b bytes.Buffer
 			if err := Text(&b, c, Options{By: view, Top: -1}); err != nil {
 				t.Fatal(err)
 			}
-			for line := range strings.Lines(b.String()) {
-				if n := len([]rune(strings.TrimSuffix(line, "\n"))); n > 80 && strings.Contains(line, " ") {
-					t.Errorf("%d columns: %s", n, line)
+			for _, r := range c.By(view) {
+				if name := text.Clean(title(view, r)); !strings.Contains(b.String(), "  "+name+"\n") {
+					t.Errorf("no row of %s", name)
 				}
 			}
 		}

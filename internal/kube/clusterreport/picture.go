@@ -153,6 +153,13 @@ func nodesPicture(c *cluster.Cluster, o Options) picture {
 			nodes = append(nodes, n)
 		}
 	}
+	if len(c.Machines) > 0 && len(keys) < maxColors {
+		keys = append(keys, "others")
+	}
+	for i := range c.Machines { // what is in none of their nodes
+		v := c.Machines[i].Usage.CPUs.GrossKnown()
+		nodes = append(nodes, node{c.Machines[i].Label(), []part{{len(keys) - 1, v}}, v})
+	}
 	slices.SortStableFunc(nodes, func(a, b node) int { return cmp.Compare(b.all, a.all) })
 	shown := nodes[:o.rows(len(nodes))]
 	var names []string

@@ -89,7 +89,11 @@ func title(view string, r *cluster.Row) string {
 		}
 		return join(r.Namespace, r.Workload)
 	case "container":
-		name := join(r.Namespace, cmp.Or(r.Pod, r.Workload), cmp.Or(r.Container, r.Component))
+		part := cmp.Or(r.Container, r.Component)
+		if part == cluster.Application {
+			part = "(in no container)"
+		}
+		name := join(r.Namespace, cmp.Or(r.Pod, r.Workload), part)
 		return name + " on " + r.Node
 	}
 	return cmp.Or(r.Namespace, r.Component, r.Node)
@@ -170,10 +174,8 @@ func remarks(c *cluster.Cluster) (all [][2]string) {
 		all = append(all, [2]string{"note", fmt.Sprintf("%.2f %% of the capacity is unexplained: no control group, "+
 			"thread of the kernel or interrupt has it", 100*n/max(c.Capacity.Capacity, 1e-9))})
 	}
-	for i := range c.Nodes {
-		if n := &c.Nodes[i]; n.Failed != "" {
-			all = append(all, [2]string{"no answer", fit(n.Name, maxShown) + ": " + fit(n.Failed, 4*maxShown)})
-		}
+	for _, f := range Failures(c) {
+		all = append(all, [2]string{"no answer", f})
 	}
 	var nodes []string
 	for _, w := range c.Warnings {
@@ -193,6 +195,28 @@ func remarks(c *cluster.Cluster) (all [][2]string) {
 	}
 	return all
 }
+
+// Failures returns why nodes gave no window, with the nodes that share a reason.
+func Failures(c *cluster.Cluster) []string {
+	var reasons []string
+	nodes := map[string][]string{}
+	for i := range c.Nodes {
+		n := &c.Nodes[i]
+		if n.Failed == "" {
+			continue
+		}
+		if nodes[n.Failed] == nil {
+			reasons = append(reasons, n.Failed)
+		}
+		nodes[n.Failed] = append(nodes[n.Failed], n.Name)
+	}
+	return lists.Map(reasons, func(why string) string {
+		return some(nodes[why], len(nodes[why])) + ": " + fit(why, maxReason)
+	})
+}
+
+// maxReason is the longest reason for a failure, in characters.
+const maxReason = 400
 
 // maxCodes is the most warning codes of nodes that are named.
 const maxCodes = 10

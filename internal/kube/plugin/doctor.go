@@ -25,9 +25,10 @@ func init() { register(newDoctor) }
 
 // finding is one thing that the doctor has checked.
 type finding struct {
-	What   string `json:"what"`
-	OK     bool   `json:"ok"`
-	Detail string `json:"detail"`
+	What     string `json:"what"`
+	OK       bool   `json:"ok"`
+	Optional bool   `json:"optional,omitempty"` // weighing works without it
+	Detail   string `json:"detail"`
 }
 
 func newDoctor(c *connection) *cobra.Command {
@@ -38,9 +39,9 @@ func newDoctor(c *connection) *cobra.Command {
 		Short: "Say what this cluster can measure, what it cannot, and why",
 		Long: `Doctor looks at what 'kubectl tare weigh' needs, and changes nothing: whether the cluster answers, the rights of this
 user, the systems and kernels of the nodes, installed agents, and whether the namespace of temporary ones admits them.
-Rights are those of deploy/kubernetes/weigh.yaml; temporary agents need all of them, installed ones need only
-those of pods/portforward in their namespace. If something is missing, the exit code is 3. Rights for 'kubectl tare run'
-in the namespace of -n are listed as well; those of deploy/kubernetes/run.yaml are needed there.`,
+Rights are those of deploy/kubernetes/weigh.yaml. Where agents are installed, only those to list nodes, pods and other
+objects are needed, and pods/portforward in the agents' namespace. If something is missing, the exit code is 3. Lines
+with "--" are about 'kubectl tare run' in the namespace of -n, which also needs deploy/kubernetes/run.yaml.`,
 		Example: `  kubectl tare doctor
   kubectl tare doctor --as system:serviceaccount:ops:weigher --json`,
 		Args: usage.NoArgs,
@@ -69,7 +70,7 @@ in the namespace of -n are listed as well; those of deploy/kubernetes/run.yaml a
 // does not answer at all.
 func examine(ctx context.Context, c *agents.Cluster, namespace, experiments string) (all []finding, err error) {
 	add := func(what string, ok bool, format string, args ...any) {
-		all = append(all, finding{what, ok, text.Line(fmt.Sprintf(format, args...))})
+		all = append(all, finding{What: what, OK: ok, Detail: text.Line(fmt.Sprintf(format, args...))})
 	}
 	version, err := c.Version(ctx)
 	if err != nil {
@@ -77,13 +78,22 @@ func examine(ctx context.Context, c *agents.Cluster, namespace, experiments stri
 	}
 	add("cluster", true, "Kubernetes %s", version)
 	in := namespaceOf(namespace)
+	_, installed, findErr := c.Find(ctx, namespace)
+	if len(installed) > 0 {
+		in = installed[0].Namespace
+	}
 	namespaces := map[string]string{deploy.AgentsNamespace: in, deploy.RunsNamespace: experiments}
 	missing, err := c.Missing(ctx, deploy.WeighRights, namespaces)
+	if len(installed) > 0 {
+		missing = slices.DeleteFunc(missing, agents.Right.Deploys)
+	}
 	switch {
 	case err != nil:
 		add("rights", false, "%v", err)
 	case len(missing) > 0:
-		add("rights", false, "missing: %s", strings.Join(missing, "; "))
+		add("rights", false, "missing: %s", agents.Rights(missing))
+	case len(installed) > 0:
+		add("rights", true, "all that installed agents need of deploy/kubernetes/weigh.yaml, in %s", in)
 	default:
 		add("rights", true, "all of deploy/kubernetes/weigh.yaml, with temporary agents in %s", in)
 	}
@@ -91,9 +101,10 @@ func examine(ctx context.Context, c *agents.Cluster, namespace, experiments stri
 	switch {
 	case err != nil:
 		add("run", false, "%v", err)
-	case len(missing) > 0: // weighing the cluster does not need them
-		add("run", true, "not in %s, where experiments need the rights of deploy/kubernetes/run.yaml; missing: %s",
-			experiments, strings.Join(missing, "; "))
+	case len(missing) > 0:
+		add("run", false, "no experiments in %s, for lack of rights of deploy/kubernetes/run.yaml: %s", experiments,
+			agents.Rights(missing))
+		all[len(all)-1].Optional = true
 	default:
 		add("run", true, "all of deploy/kubernetes/run.yaml, with the pods of experiments in %s", experiments)
 	}
@@ -102,10 +113,9 @@ func examine(ctx context.Context, c *agents.Cluster, namespace, experiments stri
 	} else {
 		examineNodes(nodes, add)
 	}
-	_, installed, err := c.Find(ctx, namespace)
 	switch {
-	case err != nil:
-		add("agents", false, "%v", err)
+	case findErr != nil:
+		add("agents", false, "%v", findErr)
 	case len(installed) > 0:
 		run, why := 0, ""
 		for _, a := range installed {
@@ -115,8 +125,7 @@ func examine(ctx context.Context, c *agents.Cluster, namespace, experiments stri
 				why = ": " + a.Node + ": " + a.Failed
 			}
 		}
-		add("agents", run == len(installed), "installed in %s; %d of %d run%s", installed[0].Namespace, run,
-			len(installed), why)
+		add("agents", run == len(installed), "installed in %s; %d of %d run%s", in, run, len(installed), why)
 		return all, nil
 	default:
 		add("agents", true, "none are installed: weigh deploys them from --image, or see 'kubectl tare install'")
@@ -170,7 +179,7 @@ func older(version string) bool {
 func printFindings(w io.Writer, all []finding, asJSON bool) error {
 	bad := 0
 	for _, f := range all {
-		if !f.OK {
+		if !f.OK && !f.Optional {
 			bad++
 		}
 	}
@@ -182,9 +191,12 @@ func printFindings(w io.Writer, all []finding, asJSON bool) error {
 		}
 	} else {
 		for _, f := range all {
-			mark := "ok "
-			if !f.OK {
-				mark = "no "
+			mark := "no "
+			switch {
+			case f.OK:
+				mark = "ok "
+			case f.Optional:
+				mark = "-- "
 			}
 			fmt.Fprintf(w, "%s %-10s %s\n", mark, f.What, f.Detail)
 		}

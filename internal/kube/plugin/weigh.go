@@ -6,11 +6,13 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"tare/internal/kube/agents"
 	"tare/internal/kube/cluster"
@@ -115,7 +117,7 @@ func (f *weighFlags) weigh(ctx context.Context, c *agents.Cluster, out, log io.W
 		top = -1
 	}
 	b := bufio.NewWriter(out)
-	err = f.format.Write(b, account, clusterreport.Options{By: f.by, Top: top})
+	err = f.format.Write(b, account, clusterreport.Options{By: f.by, Top: top, Width: columnsOf(out)})
 	if err := cmp.Or(err, b.Flush()); err != nil {
 		return fault.Wrap(err, fault.Machine, "standard output", "make room, or write somewhere else",
 			"cannot write the result")
@@ -126,14 +128,22 @@ func (f *weighFlags) weigh(ctx context.Context, c *agents.Cluster, out, log io.W
 	return nil
 }
 
+// columnsOf returns the width of a terminal; 0 if it is not known, or w is no terminal.
+func columnsOf(w io.Writer) int {
+	file, is := w.(*os.File)
+	if !is {
+		return 0
+	}
+	size, err := unix.IoctlGetWinsize(int(file.Fd()), unix.TIOCGWINSZ)
+	if err != nil {
+		return 0
+	}
+	return int(size.Col)
+}
+
 // noWindows returns an error with the nodes that gave no window.
 func noWindows(account *cluster.Cluster) error {
-	var failed []string
-	for i := range account.Nodes {
-		if n := &account.Nodes[i]; n.Failed != "" {
-			failed = append(failed, n.Name+": "+n.Failed)
-		}
-	}
+	failed := clusterreport.Failures(account)
 	const most = 10
 	if len(failed) > most {
 		failed = append(failed[:most], fmt.Sprintf("and %d more", len(failed)-most))

@@ -1,8 +1,9 @@
 // Agent weighs tare-agent itself: its CPU time and memory on a machine with many control groups, eBPF programs and
-// maps, scraped at several intervals, beside another exporter under the same scrapes, and beside other builds of the
-// agent. What a scrape costs depends on how fast the machine is at the time: compare within one run.
+// maps, scraped at several intervals, beside another exporter under the same scrapes, a program that shows eBPF
+// programs on a terminal, and other builds of the agent. What a scrape costs depends on how fast the machine is at the
+// time: compare within one run.
 //
-//	go run ./test/bench/agent -agent bin/tare-agent -other prometheus-node-exporter
+//	go run ./test/bench/agent -agent bin/tare-agent -other prometheus-node-exporter -terminal bpftop
 //	go run ./test/bench/agent -agent /tmp/before,bin/tare-agent -other prometheus-node-exporter
 package main
 
@@ -17,10 +18,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"golang.org/x/sys/unix"
 
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/proc"
@@ -32,6 +35,7 @@ var (
 	groups   = flag.Int("groups", 300, "control groups")
 	programs = flag.Int("programs", 50, "eBPF programs")
 	maps     = flag.Int("maps", 100, "eBPF maps")
+	shower   = flag.String("terminal", "", "a program that runs on a terminal, such as bpftop; empty for none")
 	every    = flag.Duration("every", 15*time.Second, "between two scrapes")
 	scrapes  = flag.Int("scrapes", 8, "that are measured, after two that are not")
 )
@@ -79,6 +83,13 @@ func run() error {
 		}
 		all = append(all, e)
 	}
+	if *shower != "" {
+		e, err := show(*shower)
+		if err != nil {
+			return err
+		}
+		all = append(all, e)
+	}
 	for i := range *scrapes + 2 {
 		for j := range all {
 			e := all[(i+j)%len(all)] // in turn first: the first finds the caches cold
@@ -93,6 +104,14 @@ func run() error {
 	}
 	for _, e := range all {
 		cpu, wall, rss := e.since()
+		if rss == 0 {
+			return fmt.Errorf("%s has ended", e.name)
+		}
+		if e.url == "" {
+			fmt.Printf("%-28s %7.3f %% of a CPU  %26s %5.1f MB resident\n", filepath.Base(e.name),
+				100*cpu.Seconds()/wall.Seconds(), "", float64(rss)/1e6)
+			continue
+		}
 		fmt.Printf("%-28s %7.3f %% of a CPU  %6.2f ms a scrape  %5.1f MB resident  %6.1f kB a scrape\n",
 			filepath.Base(e.name),
 			100*cpu.Seconds()/wall.Seconds(), 1e3*cpu.Seconds()/float64(*scrapes), float64(rss)/1e6, float64(e.bytes)/1e3)
@@ -101,7 +120,7 @@ func run() error {
 }
 
 type exporter struct {
-	name, url string
+	name, url string // a program on a terminal has no url
 	cmd       *exec.Cmd
 	bytes     int64
 	at        time.Time
@@ -129,7 +148,35 @@ func start(command, flag string) (*exporter, error) {
 	return nil, fmt.Errorf("%s serves nothing", command)
 }
 
+// show starts a program on a terminal of 80 columns and 24 lines, and reads what it draws.
+func show(command string) (*exporter, error) {
+	terminal, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	n, err := unix.IoctlGetInt(int(terminal.Fd()), unix.TIOCGPTN)
+	err = errors.Join(err, unix.IoctlSetPointerInt(int(terminal.Fd()), unix.TIOCSPTLCK, 0),
+		unix.IoctlSetWinsize(int(terminal.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 80}))
+	if err != nil {
+		return nil, err
+	}
+	tty, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer tty.Close()
+	e := &exporter{name: command, cmd: exec.Command(command)}
+	e.cmd.Stdin, e.cmd.Stdout, e.cmd.Stderr = tty, tty, tty
+	e.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	e.cmd.Env = append(os.Environ(), "TERM=xterm")
+	go func() { _, _ = io.Copy(io.Discard, terminal) }() // until the program ends
+	return e, e.cmd.Start()
+}
+
 func (e *exporter) scrape() error {
+	if e.url == "" {
+		return nil
+	}
 	r, err := http.Get(e.url)
 	if err != nil {
 		return err
