@@ -237,9 +237,10 @@ what tests found (test/kernels/kernels.json):
 What is not on it is not known to work, and not known to fail. ` + "`tare doctor`" + ` tries each feature out on the
 machine at hand.
 
-Tare needs root, Linux 5.8 or newer and control groups, v1, v2 or both (hybrid). Linux 6.1 is Debian 12's cloud kernel
-in a virtual machine that QEMU emulates (` + "`test/vm`" + `). Linux 6.18 is the kernel that Tare is developed on, in a
-Firecracker virtual machine without a performance counter, where all other tests run. No other kernel was tested.
+Most of Tare needs root ([what does not](weigh.md#without-root)), Linux 5.8 or newer and control groups, v1, v2 or both.
+Linux 6.1 is Debian 12's cloud kernel in a virtual machine that QEMU emulates (` + "`test/vm`" + `). Linux 6.18 is the kernel
+that Tare is developed on, in a Firecracker virtual machine without a performance counter, where all other tests run. No
+other kernel was tested.
 
 ## What tests showed
 
