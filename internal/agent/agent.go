@@ -1,6 +1,6 @@
 // Package agent implements tare-agent, which weighs a machine for as long as it runs and serves the result as
-// Prometheus metrics. It imports packages of internal/scale and internal/lib, and none of experiments or guests. Start
-// reading at run.
+// Prometheus metrics. Of this module it imports only packages of internal/scale and internal/lib, and nothing of
+// experiments. Start reading at run.
 package agent
 
 import (

@@ -176,9 +176,9 @@ func (a *answer) copy(of *answer, name string, version uint64) bool {
 func (a *answer) Header() http.Header    { return a.header }
 func (a *answer) WriteHeader(status int) { a.status = status }
 
-// writers bounds how many answers are in memory because clients read them slowly. If there is one too many, the one
-// whose client has read nothing for the longest time is cut off: if newcomers had to wait instead, clients that do not
-// read would keep Prometheus out.
+// writers bounds the number of answers that are held in memory because clients read them slowly. If there is one too
+// many, the one whose client has read nothing for the longest time is cut off: if newcomers had to wait instead,
+// clients that do not read would keep Prometheus out.
 type writers struct {
 	most int
 	mu   sync.Mutex

@@ -13,7 +13,7 @@ import (
 type charger struct {
 	rules  []charge.Rule
 	layout *cgroup.Layout
-	every  time.Duration // how old the list of processes may be, if nothing began since
+	every  time.Duration // how old the list of processes may be, if no group or program began since
 
 	processes []charge.Process
 	listed    time.Time
@@ -40,7 +40,7 @@ func (c *charger) charge(l *ledger.Ledger) {
 const soonest = time.Second
 
 // outdated reports whether the processes must be listed again: the list is old, or a control group or an eBPF program
-// began after it, whose processes rules may name.
+// was created after it, so rules may name processes that are not listed.
 func (c *charger) outdated(l *ledger.Ledger, now time.Time) bool {
 	age := now.Sub(c.listed)
 	if age < soonest || age >= c.every {

@@ -364,7 +364,7 @@ func eachTotal[K comparable](r *live.Ranked[K], b *builder, labels valuesOf[K], 
 	}
 }
 
-// ofLoaded makes labels take a program's key. A program that is not loaded has no series.
+// ofLoaded returns labels as a function of a program's key. A program that is not loaded has no series.
 func (v *view) ofLoaded(labels valuesOf[live.Program]) valuesOf[live.ProgramKey] {
 	return func(to []string, key live.ProgramKey) []string {
 		if p, known := v.loaded[key]; known {

@@ -25,7 +25,7 @@ type weigher struct {
 	mu      sync.Mutex
 	ctx     context.Context //nolint:containedctx // the agent's, because the methods of source have none
 	scale   scale
-	shared  meter.Shared // by the scale and the windows
+	shared  meter.Shared // used by the scale and the windows
 	totals  *live.Totals
 	names   *names.Resolver
 	layout  *cgroup.Layout
@@ -114,9 +114,9 @@ func (w *weigher) each(has func(string, uint64) bool, f func(*dto.MetricFamily, 
 }
 
 // reading reads the counters, unless they are fresh or were read later than after, and returns when they were read.
-// Clients that have waited for one another share a reading that began after they came, however long it took: on a
-// machine so busy that a reading takes longer than fresh, each client would otherwise wait for a reading for every
-// client before it.
+// Clients that wait at the same time share a reading that began after they came, however long it took. Otherwise, on a
+// machine so busy that a reading takes longer than fresh, each client would wait for one more reading for every client
+// before it.
 func (w *weigher) reading(after time.Time) time.Time {
 	w.mu.Lock()
 	defer w.mu.Unlock()

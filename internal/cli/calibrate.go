@@ -21,7 +21,7 @@ import (
 
 func init() { register(newCalibrate) }
 
-// faultVariable names the variable that builds a fault into the scale, for tests of the calibration itself.
+// faultVariable names the environment variable that builds a fault into the scale, for tests of the calibration itself.
 const faultVariable = "TARE_CALIBRATE_FAULT"
 
 func newCalibrate() *cobra.Command {

@@ -67,7 +67,7 @@ has is left alone and listed: run 'tare clean' on the host, where every process 
 	return c
 }
 
-// cleaned lists what was removed of runs that have ended.
+// cleaned lists what was removed that ended runs had left behind.
 type cleaned struct {
 	DryRun bool // nothing was removed; the lists hold what would be removed
 	placement.Report
@@ -91,7 +91,7 @@ func cleanUp(ctx context.Context, layout *cgroup.Layout, dryRun bool, ended ...s
 			r.Sandboxes, err = microvm.Clean(owners)
 			return err
 		},
-		// This comes before the processes are ended, because a runtime removes more than its processes.
+		// This comes before owners.Clean, which ends processes, because a container runtime removes more than its processes.
 		func() (err error) {
 			r.Directories, err = oci.Clean(owners)
 			return err
@@ -123,8 +123,8 @@ func cleanUp(ctx context.Context, layout *cgroup.Layout, dryRun bool, ended ...s
 	return r, err
 }
 
-// pinsSince returns the pins made since the first of some runs began. They may come from a run's tracer or command, or
-// from an unrelated program.
+// pinsSince returns the pins made since the first of some runs began. The pins may come from a run's tracer or command,
+// or from an unrelated program.
 func pinsSince(trees []string) ([]string, error) {
 	var first time.Time
 	for _, tree := range trees {
@@ -148,7 +148,7 @@ type binary struct {
 func (b *binary) Close() error { return b.dir.Close() }
 
 // ground finds the control groups of this machine and the tare binary, which the caller must close. It also removes
-// what is left of runs that have ended; a failure of that is only logged.
+// what is left of runs that have ended. If that fails, it only logs the error.
 func ground(ctx context.Context, log io.Writer) (layout *cgroup.Layout, own *binary, err error) {
 	if layout, own, err = findGround(); err != nil {
 		return nil, nil, err

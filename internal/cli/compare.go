@@ -217,7 +217,7 @@ func (f compareFlags) like(history []comparison.Source, s comparison.Source) []c
 	return kept
 }
 
-// armsOf returns the names of the arms that have a baseline.
+// armsOf returns the names of the first run's arms, without the baseline and its twin.
 func armsOf(sources []comparison.Source) string {
 	var arms []string
 	for _, e := range sources[0].Summary.Estimates {

@@ -53,7 +53,7 @@ certificates.`,
 				return fault.New(fault.Usage, "--config", "see 'tare controlplane --help' and docs/xds.md", "missing value")
 			}
 			if o.File != "" {
-				// Only check that it can be opened. It is read later, and again whenever it changes.
+				// Only check that the file can be opened. It is read later, and again whenever it changes.
 				if info, err := os.Stat(o.File); err != nil || !info.IsDir() {
 					f, err := openFile(o.File, "the configuration")
 					if err != nil {
@@ -115,7 +115,7 @@ var dnsName = text.LazyRegexp(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-
 // ofPods holds the flags for the pods of a cluster: two names of files, and the issuer and the audience of tokens.
 type ofPods struct{ injection, keys, issuer, audience string }
 
-// complete reads the files into the settings.
+// complete checks the flags, and reads the files that they name into the settings.
 func (f ofPods) complete(o *controlplane.Settings) error {
 	if f.injection != "" {
 		if o.Webhook.Listen == "" {

@@ -91,7 +91,7 @@ Redirecting connections to sidecars makes the kernel load modules, which stay lo
 	return cmd
 }
 
-// features returns the probes of what this machine can do, from every reader that has some.
+// features returns the probes of what this machine can do, from every package that declares some.
 var features = sync.OnceValue(func() []*feature.Probe {
 	return slices.Concat(bpf.Features(), perf.Features(), witness.Features(), cgroup.Features(), ksym.Features(),
 		local.Features())
@@ -113,8 +113,8 @@ var guestFeatures = sync.OnceValue(func() (probes []*feature.Probe) {
 })
 
 // diagnose runs all probes; those that make the kernel load modules only if loadModules is set. A probe may create
-// things on the machine that it removes again, so none is interrupted when the context ends: the remaining ones are
-// skipped.
+// things on the machine that it removes again, so none is interrupted when the context ends: diagnose only skips the
+// remaining ones.
 func diagnose(ctx context.Context, loadModules bool) (diagnosis, error) {
 	d := diagnosis{Schema: doctorSchema, Machine: proc.FS{}.Machine()}
 	for _, p := range features() {

@@ -120,12 +120,12 @@ func runner(r kind.Role, g kind.Guest, f *pflag.FlagSet, v param.Values) func(*c
 		return func(cmd *cobra.Command) error {
 			out := cmd.OutOrStdout()
 			if file := fileOf(out); file != nil {
-				out = file // so that the guest can count output that a gone reader misses
+				out = file // so that the guest can count the output that is lost after its reader has gone
 			}
 			return alone.Run(cmd.Context(), out, stderr, v)
 		}
 	}
-	player := g.(kind.Player) // every guest implements it: TestEveryGuestPlays
+	player := g.(kind.Player) // every guest implements it, as TestEveryGuestPlays checks
 	play := func(ctx context.Context, conn *role.Conn) error { return player.Play(ctx, conn, v) }
 	if kind.Measures(r, g) {
 		w := window{}
@@ -211,7 +211,7 @@ func (w *window) measure(cmd *cobra.Command, g kind.Guest, v param.Values, play 
 // threadsReady is the time that threads get to start before the schedule begins.
 const threadsReady = 20 * time.Millisecond
 
-// work plays the parent of a load: it starts the load once that is ready, and returns its result.
+// work plays the parent of a load: it waits until the load is ready, starts it, and returns its result.
 func (w *window) work(ctx context.Context, play player) (*load.Result, error) {
 	conn, end := played(ctx, play)
 	log := func(line string) { fmt.Fprintln(stderr, text.Line(line)) }

@@ -23,7 +23,7 @@ import (
 
 func init() { register(newPlan) }
 
-// maxLevels is the most factors that a plan can be for.
+// maxLevels is the maximum number of factors that a plan can set.
 const maxLevels = 64
 
 // The settings of --node and --prices.
@@ -223,7 +223,7 @@ func measureCommand(run record.Run, arms []string, factor string, levels []float
 	return ""
 }
 
-// builtIn returns the built-in experiment with a name from a record. The name may instead be that of a file, which is
+// builtIn returns the built-in experiment with a name from a record. Any other name, such as that of a user's spec, is
 // an error.
 func builtIn(name string) (*spec.Spec, error) {
 	if !slices.Contains(experiments.Names(), name) {

@@ -51,7 +51,7 @@ func init() {
 	})
 }
 
-// playGuest is the process of any guest that plays (kind.Player), in an experiment.
+// playGuest runs in the process of any guest that plays (kind.Player) in an experiment.
 func playGuest(ctx context.Context, args []string) error {
 	conn := unprivileged(ctx)
 	// Subjects need their privileges, for eBPF programs and interfaces.
@@ -66,7 +66,7 @@ func playGuest(ctx context.Context, args []string) error {
 // partPatience is how long a pod waits for the trial, which may still be pulling the image of another pod.
 const partPatience = 10 * time.Minute
 
-// playPart is the process of an application or a load in a pod.
+// playPart runs in the process of an application or a load in a pod.
 func playPart(ctx context.Context, _ []string) error {
 	l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(part.Port)))
 	if err != nil {

@@ -17,10 +17,11 @@ import (
 	"tare/internal/scale/profile"
 )
 
-// profiler takes a profile beside a window, and writes it to a file. With no file, or nil, it does nothing.
+// profiler takes a profile beside a window, and writes it to a file. A nil profiler, or one without a file, does
+// nothing.
 type profiler struct {
 	file string
-	say  io.Writer // how many samples there are
+	say  io.Writer // receives the number of samples
 
 	stacks *meter.Stacks
 	window *profile.Window
@@ -59,7 +60,7 @@ func (p *profiler) end() (err error) {
 	return err
 }
 
-// write writes the profile, with the CPU time and the charges of groups as a ledger of the same window has them.
+// write writes the profile. The CPU time and the charges of groups come from a ledger of the same window.
 func (p *profiler) write(l *ledger.Ledger) error {
 	if p == nil || p.window == nil {
 		return nil

@@ -85,7 +85,7 @@ func printResult(w io.Writer, g kind.Guest, v param.Values, r *load.Result) erro
 }
 
 // printWork writes what was done: the rate, how many operations succeeded or failed, the connections and the
-// generator's own CPU time, a line for each that the result has.
+// generator's own CPU time, with one line for each item that the result has.
 func printWork(b *strings.Builder, name string, r *load.Result) {
 	b.WriteString(name + ": ")
 	if r.Mode == load.Open || r.Mode == load.Closed {
@@ -176,7 +176,7 @@ func printTimes(b *strings.Builder, r *load.Result) error {
 }
 
 // printRow writes the quantiles of a histogram of times, and the maximum. It returns the index of the first quantile
-// for which there are too few samples, by the rule of the reports.
+// for which there are too few samples, by the same rule as in reports.
 func printRow(w io.Writer, title string, h *hdrhistogram.Histogram) (withheld int) {
 	fmt.Fprintf(w, "%s\t", title)
 	withheld = len(printed)

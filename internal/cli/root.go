@@ -1,4 +1,5 @@
-// Package cli is the command line, with one file for each command. No other package prints or exits.
+// Package cli is the command line of tare, with one file for each command. The packages that it uses neither print nor
+// exit.
 package cli
 
 import (
@@ -51,8 +52,8 @@ type exitStatus int
 
 func (s exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
 
-// withSignals returns a context that ends on SIGINT, SIGTERM and SIGHUP. It comes first, so that nothing is begun that
-// a signal could leave behind. SIGHUP is not caught if it is ignored: a tare started with nohup should outlive the
+// withSignals returns a context that ends on SIGINT, SIGTERM and SIGHUP. Main calls it first, so that nothing is begun
+// that a signal could leave behind. SIGHUP is not caught if it is ignored: a tare started with nohup should outlive the
 // terminal. A pipe without a reader must not end the process in the middle of a run: writing to it fails instead
 // (stdout).
 func withSignals() (context.Context, context.CancelFunc) {

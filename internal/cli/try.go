@@ -232,7 +232,7 @@ func lineOf(argv []string, dir string) string {
 	return process.Command{Argv: argv}.Line()
 }
 
-// longestArm is the longest name that an arm gets here, in bytes.
+// longestArm is the maximum length of the name of an arm here, in bytes.
 const longestArm = 32
 
 // armName turns the name of a program into a valid name of an arm.

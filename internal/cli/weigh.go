@@ -289,7 +289,7 @@ func weigh(
 	return l, nil
 }
 
-// ruleFlag is a rule, or with an empty charge the name of a file of rules, as given on the command line.
+// ruleFlag is a rule as given on the command line or, if charge is empty, the name of a file of rules.
 type ruleFlag struct {
 	charge ledger.Charge
 	text   string

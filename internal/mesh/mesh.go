@@ -1,6 +1,6 @@
-// Package mesh models a service mesh's configuration as a data plane at connection level needs it: decoded, checked,
-// and independent of the protocol that delivered it. It is the input of every store, and defines what a store must
-// answer. It does no I/O.
+// Package mesh models the configuration of a service mesh for data planes that work at connection level (layer 4). The
+// model is decoded, checked, and independent of the protocol that delivered it. Every store (package store) takes it as
+// input, and must answer lookups as it defines. The package does no I/O.
 package mesh
 
 import (
@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Protocol is the transport of a listener, by its IP protocol number.
+// Protocol is the transport protocol of a listener, as an IP protocol number.
 type Protocol uint8
 
 // The protocols that a listener can have.
@@ -31,8 +31,8 @@ func (p Protocol) String() string {
 // Policy determines how a cluster's endpoints are chosen.
 type Policy uint8
 
-// The policies. At connection level, with independent callers, both are a random choice by weight: the shares are the
-// same, and the order is not guaranteed.
+// The policies. Callers choose endpoints independently of each other, so both policies choose at random by weight:
+// RoundRobin yields the right shares, but guarantees no order.
 const (
 	RoundRobin Policy = iota
 	Random
@@ -47,8 +47,8 @@ type Cluster struct {
 	Localities     []Locality
 }
 
-// Breakers are the limits of a cluster; 0 means no limit. At connection level only MaxConnections can be enforced; the
-// others are stored but have no effect.
+// Breakers are the circuit breaker limits of a cluster; 0 means no limit. At connection level only MaxConnections can
+// be enforced; the others are stored but have no effect.
 type Breakers struct {
 	MaxConnections, MaxPending, MaxRequests, MaxRetries uint32
 }
@@ -82,7 +82,7 @@ const (
 // Usable reports whether the endpoint may take a new connection.
 func (e Endpoint) Usable() bool { return e.Weight > 0 && e.Health <= Healthy }
 
-// Listener is an address that the mesh serves, and where its connections go.
+// Listener holds an address that the mesh serves, and determines where its connections go.
 type Listener struct {
 	Name     string
 	Address  netip.AddrPort // the unspecified IP stands for every address of its family
@@ -99,7 +99,7 @@ type Chain struct {
 	Proxy Proxy
 }
 
-// Match says which connections a chain is for. An empty field matches all.
+// Match selects the connections that a chain handles. An empty field matches every connection.
 type Match struct {
 	DestinationPort uint16 // 0: any
 	Destinations    []netip.Prefix
@@ -107,13 +107,13 @@ type Match struct {
 	SourcePorts     []uint16
 }
 
-// RBAC allows or denies connections by their addresses (network.rbac of Envoy, for layer 4).
+// RBAC allows or denies connections by their addresses (Envoy's network RBAC filter, restricted to layer 4).
 type RBAC struct {
 	Deny     bool // deny the connections that a policy matches; if false, allow only those
 	Policies []Principal
 }
 
-// Principal is one policy. A connection must match every list; an empty list matches all.
+// Principal is one policy. A connection must match every list; an empty list matches every connection.
 type Principal struct {
 	Name             string
 	Sources          []netip.Prefix
@@ -122,17 +122,17 @@ type Principal struct {
 	DestinationPorts []PortRange
 }
 
-// PortRange is From to To, inclusive; the zero value is any port.
+// PortRange is the ports From to To, inclusive; the zero value matches any port.
 type PortRange struct{ From, To uint16 }
 
-// Proxy holds the clusters that connections go to, by weight.
+// Proxy lists the clusters among which connections are divided by weight.
 type Proxy struct {
 	StatPrefix         string
 	Clusters           []WeightedCluster
 	MaxConnectAttempts uint32
 }
 
-// WeightedCluster is the name of a cluster, and its share relative to the sum of all weights.
+// WeightedCluster names a cluster and gives its share of connections, relative to the sum of all weights.
 type WeightedCluster struct {
 	Name   string
 	Weight uint32

@@ -4,7 +4,7 @@ import (
 	"net/netip"
 )
 
-// Question is a lookup by a program in the kernel: a connection from one address to another.
+// Question is the question that a program in the kernel asks a store: where does this connection go?
 type Question struct {
 	From, To netip.AddrPort // From is the zero value if the source is unknown
 	Protocol Protocol
@@ -59,8 +59,8 @@ func (c *Config) Apply(change Change) {
 	}
 }
 
-// Chain returns the chain that Rule.Chain names by i, which must not be Denied. If i is that of the default chain and
-// l has none, the result has no clusters, so it refuses connections.
+// Chain returns the chain of a rule whose Chain is i; i must not be Denied. If i is the index of the default chain and
+// l has none, Chain returns a chain without clusters, which refuses connections.
 func (l *Listener) Chain(i int) *Chain {
 	switch {
 	case i < len(l.Chains):

@@ -7,11 +7,13 @@ import (
 	"slices"
 )
 
-// Rule is one rule of a listener: the first that matches a connection decides. All stores answer by rules.
+// Rule is one rule of a listener. The first rule that matches a connection decides what happens to it. Every store
+// answers lookups by these rules.
 type Rule struct {
 	Source, Destination           netip.Prefix // the zero prefix: any
 	SourcePorts, DestinationPorts PortRange    // the zero range: any
-	// Chain is the index in Chains of the chain that gets the connection; len(Chains): Default; negative: denied.
+	// Chain is the index in Listener.Chains of the chain that gets the connection. len(Chains) stands for
+	// Listener.Default; a negative value means that the connection is denied.
 	Chain int
 }
 
@@ -22,8 +24,8 @@ const Denied = -1
 const MaxRules = 32
 
 // Rules returns the chains of l and their RBAC as rules, in the order in which they are checked; within a chain,
-// denials come first. A connection that no rule matches is refused. Rules after one that matches every connection are
-// left out.
+// denials come first. A connection that no rule matches is refused. Rules that follow one that matches every connection
+// are omitted.
 //
 // Chains are found as Envoy finds them: by destination port, then destination prefix, then source prefix, then source
 // port, each time by the most specific value that matches. There is no backtracking: if a chain for the port, or for
@@ -37,8 +39,7 @@ func (l *Listener) Rules() ([]Rule, error) {
 	var out []Rule
 	var all []matched
 	for i := range l.Chains {
-		// Checked before lists are multiplied: a control plane must not be able to make this process run out of
-		// memory.
+		// Check the number before multiplying the lists: otherwise a control plane could make this process run out of memory.
 		m := &l.Chains[i].Match
 		if len(all)+combinations(len(m.Destinations), len(m.Sources), len(m.SourcePorts)) > MaxRules {
 			return nil, l.tooMany()
@@ -71,8 +72,8 @@ func (l *Listener) tooMany() error {
 		"listener can have", l.Name, MaxRules)
 }
 
-// combinations returns the number of ways to take one element of each of some lists, given their lengths. An empty
-// list counts as one element. If the number exceeds MaxRules, the result is only some number above MaxRules.
+// combinations returns the number of ways to take one element of each of some lists, given their lengths. An empty list
+// counts as one element. If the number exceeds MaxRules, the result may be any number above MaxRules.
 func combinations(lengths ...int) int {
 	n := 1
 	for _, length := range lengths {
@@ -83,16 +84,16 @@ func combinations(lengths ...int) int {
 	return n
 }
 
-// matched is one rule of a chain's match.
+// matched is one of the rules that the match of a chain expands to.
 type matched struct {
 	rule  Rule
 	chain int
-	end   bool // added by ends: it gets the rest of a group
+	end   bool // added by ends, for the rest of a group
 }
 
-// ends sorts the matches of chains, the most specific first. Because Envoy does not backtrack, it adds after each
-// group with the same port or prefix a rule that sends the group's other connections to the default chain, whose index
-// is last, unless no later match would get them anyway.
+// ends sorts the matches of chains, most specific first. Envoy does not backtrack, so after each group of matches with
+// the same port or prefix, ends adds a rule that sends the group's other connections to the default chain, whose index
+// is last. It omits that rule if no later match could get those connections.
 func ends(all []matched, last int) []matched {
 	n := len(all)
 	for _, m := range all[:n] {
@@ -173,11 +174,11 @@ func moreSpecial(a, b Rule) int {
 	)
 }
 
-// bits returns the length of a prefix. A missing prefix is the same as one of length 0, as in Envoy.
+// bits returns the length of a prefix. A missing prefix counts as one of length 0, as in Envoy.
 func bits(p netip.Prefix) int { return max(0, p.Bits()) }
 
 // rules returns the rules for connections that m matches. If there are more than MaxRules, it returns only some of
-// them, but also more than MaxRules.
+// them, but still more than MaxRules.
 func (c *Chain) rules(m Rule, chain int) (out []Rule, err error) {
 	m.Chain = chain
 	allowed, last := []Rule{m}, m
@@ -242,8 +243,8 @@ func (p *Principal) And(q *Principal) (both Principal, ok bool) {
 	return both, !slices.Contains(some[:], false)
 }
 
-// common returns what two lists both allow, where an empty list allows all; some is false if they have nothing in
-// common.
+// common returns the intersection of two lists, where an empty list stands for everything. some is false if nothing is
+// in both.
 func common[T any](a, b []T, narrow func(*T, T) bool) (both []T, some bool) {
 	switch {
 	case len(a) == 0:
@@ -261,7 +262,7 @@ func common[T any](a, b []T, narrow func(*T, T) bool) (both []T, some bool) {
 	return both, len(both) > 0
 }
 
-// orAny returns a list, or the zero value, which allows any, instead of an empty one.
+// orAny returns list or, if it is empty, a list of one zero value, which matches anything.
 func orAny[T any](list []T) []T {
 	if len(list) == 0 {
 		return make([]T, 1)
@@ -275,7 +276,8 @@ func (r Rule) overlaps(o Rule) bool {
 		r.DestinationPorts.narrow(o.DestinationPorts)
 }
 
-// narrow sets p to the intersection of p and by, and reports whether there is one. The zero prefix is any address.
+// narrow sets p to the intersection of p and by, and reports whether they intersect. The zero prefix matches any
+// address.
 func narrow(p *netip.Prefix, by netip.Prefix) bool {
 	switch {
 	case !by.IsValid():

@@ -120,8 +120,7 @@ func (l *Locality) usable() (n int, weight float64) {
 	return n, weight
 }
 
-// health returns the fraction of their load that the endpoints can serve, with overprovisioning, if only some of all
-// are usable.
+// health returns the fraction of the load of all endpoints that the usable ones can serve, with overprovisioning.
 func health(usable, all int) float64 {
 	if all == 0 {
 		return 0

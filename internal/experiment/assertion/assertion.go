@@ -34,14 +34,14 @@ const (
 // Upper reports whether the bound is an upper bound.
 func (o Op) Upper() bool { return o == AtMost || o == Below }
 
-// Against is the reference of a bound.
+// Against is what a bound applies to.
 type Against string
 
-// The references.
+// What a bound can apply to.
 const (
-	Value      Against = "value"      // from 0, in the unit of the metric: 50MB
-	Difference Against = "difference" // from the baseline, in the unit of the metric: +200us
-	Change     Against = "change"     // from the baseline, as a fraction of its value: +10% is 0.1
+	Value      Against = "value"      // the metric itself, in its unit: 50MB
+	Difference Against = "difference" // the difference from the baseline, in the metric's unit: +200us
+	Change     Against = "change"     // the difference from the baseline, as a fraction of its value: +10% is 0.1
 )
 
 // Assertion is one budget.
@@ -49,7 +49,7 @@ type Assertion struct {
 	Metric    string
 	Arm       string            // empty: every arm except the baseline and its twin
 	Component string            // of the arm's subject; empty: the whole subject
-	Level     map[string]string // of some factors; the assertion applies to every level that has these values
+	Level     map[string]string // values of some factors; the assertion applies to every level that has them
 	Op        Op
 	Against   Against
 	Bound     float64 // in the unit of the metric; a Change is a fraction: 0.1
@@ -62,7 +62,8 @@ const MostText = 1000
 // Most is how many assertions a run may have.
 const Most = 100
 
-// MostChecks is how many checks the assertions of a run may make: each is checked for arms at levels.
+// MostChecks is how many checks the assertions of a run may need in all: one for each arm and level to which each
+// applies.
 const MostChecks = 10_000
 
 // The labels that are not factors.
@@ -80,8 +81,8 @@ var (
 const Hint = "write METRIC <= BOUND, such as 'memory_hard_bytes <= 50MB', 'latency_p99_seconds <= +200us' or " +
 	"'cpu_seconds_per_request{arm=new} <= +10%'; a sign makes the bound a difference to the baseline"
 
-// Parse reads an assertion. Its error continues a sentence that begins with the text and says what is wrong; Hint
-// shows the right syntax. On an error, Metric is set if the text has one.
+// Parse reads an assertion. Its error message continues a sentence whose subject is the text; Hint shows the right
+// syntax. Even on an error, Metric is set if the text names one.
 //
 //	METRIC [{arm=NAME, component=NAME, FACTOR=LEVEL}] OPERATOR BOUND
 //
@@ -134,7 +135,8 @@ func (a *Assertion) labels(raw string) error {
 
 func quoteOrSpace(r rune) bool { return r == '"' || unicode.IsSpace(r) }
 
-// The units of bounds, by the unit of the metric, each with its factor to seconds, bytes, a fraction or CPUs.
+// units holds, for each unit of a metric, the units in which a bound may be written, with their factors to seconds,
+// bytes, a fraction or CPUs.
 var units = map[string]map[string]float64{
 	quantity.Seconds: {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1, "min": 60},
 	quantity.Bytes: {
@@ -144,7 +146,7 @@ var units = map[string]map[string]float64{
 	quantity.CPUs: {"": 1, "CPU": 1, "CPUs": 1},
 }
 
-// noUnit is for metrics that are counts.
+// noUnit replaces an entry of units for metrics that are counts.
 var noUnit = map[string]float64{"": 1}
 
 func (a *Assertion) bound(raw string) error {

@@ -21,7 +21,7 @@ import (
 
 // Options configure how a process is started, read and ended. Only Name is required.
 type Options struct {
-	Name string // in messages
+	Name string // of the process, in messages
 
 	// Begin starts the command in the right place. Without it, the process starts as usual, and dies with this process
 	// unless Outlives is true.
@@ -33,16 +33,16 @@ type Options struct {
 	Output *Output
 	Log    io.Writer
 
-	Stop   syscall.Signal // with which Stop asks the process group to end; 0: Ending asks it
-	Grace  time.Duration  // after that until the group is killed
-	Linger time.Duration  // how long output that other processes hold open is read after the process has exited
+	Stop   syscall.Signal // the signal by which Process.Stop asks the process group to end; 0: Ending asks it
+	Grace  time.Duration  // how long after that Process.Stop kills the group
+	Linger time.Duration  // how long after the exit to read output, while other processes hold the streams open
 
-	// Ending is called by Stop and Kill before they send their signal.
+	// Ending is called by Stop and Kill before they send a signal.
 	Ending func(kill bool)
 	// Exited is called after the process exits and before it is reaped, so its pid cannot have been reused yet. A
 	// non-nil error replaces the exit status as the reason that the process ended.
 	Exited func() error
-	// OnEnd is called after the end of a process that neither Stop nor Kill ended.
+	// OnEnd is called after the end of the process, unless Stop, Kill or Quit was called before.
 	OnEnd func()
 }
 
@@ -53,12 +53,12 @@ type Process struct {
 	cmd   *exec.Cmd
 	tails [2]Tail // of standard output and of standard error; without Options.Output the second has both
 	begun time.Time
-	done  time.Time // when it was waited for
+	done  time.Time // when it was reaped
 
 	mu     sync.Mutex
-	reaped bool // it was waited for, or is about to be: its pid may be reused
+	reaped bool // the process has been reaped, or is about to be: its pid may be reused
 
-	asked chan struct{} // closed by Stop and Kill
+	asked chan struct{} // closed by Stop, Kill and Quit
 	ask   sync.Once
 	ended chan struct{} // closed when it has exited, its output has been read, and why is set
 	why   error
@@ -170,7 +170,7 @@ func (p *Process) Name() string { return p.o.Name }
 // Signal sends the process a signal.
 func (p *Process) Signal(s os.Signal) error { return p.cmd.Process.Signal(s) }
 
-// Exited reports whether the process has exited, from the kernel's present state; Ended follows.
+// Exited asks the kernel whether the process has exited. The channel of Ended is closed a little later.
 func (p *Process) Exited() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -189,10 +189,11 @@ func (p *Process) Exited() bool {
 // Ended returns a channel that is closed when the process has exited and its output has been read.
 func (p *Process) Ended() <-chan struct{} { return p.ended }
 
-// Asked reports whether Stop or Kill was called.
+// Asked reports whether Stop, Kill or Quit was called.
 func (p *Process) Asked() bool { return closed(p.asked) }
 
-// Err waits for the end of the process. It returns nil for status 0, and else an *exec.ExitError.
+// Err waits for the end of the process and returns why it ended: nil for exit status 0, the error of Options.Exited,
+// the error of a failed start, or an *exec.ExitError.
 func (p *Process) Err() error {
 	<-p.ended
 	return p.why
@@ -220,8 +221,8 @@ func closed(c chan struct{}) bool {
 	}
 }
 
-// Await calls ready, with pauses, until it returns true. Its error is Failure's if the process ends first, and the
-// context's cause if that ends first.
+// Await calls ready, with pauses, until it returns true. If the process ends first, Await returns the error of
+// Failure. If the context ends first, it returns the context's cause.
 func (p *Process) Await(ctx context.Context, pause time.Duration, ready func() bool) error {
 	for !ready() {
 		select {
@@ -231,7 +232,7 @@ func (p *Process) Await(ctx context.Context, pause time.Duration, ready func() b
 			if closed(p.ended) && !p.Asked() { // OnEnd may have ended the context
 				return p.Failure("before it was ready")
 			}
-			if ready() { // after a stall of the machine, both may be true
+			if ready() { // after a stall of the machine, the process may be ready although the context has ended
 				return nil
 			}
 			return context.Cause(ctx)
@@ -247,7 +248,8 @@ func (p *Process) Stop() (killed bool) {
 	return p.end(p.o.Stop, false) && p.killAfterGrace()
 }
 
-// killAfterGrace waits for the process, and kills its group after Options.Grace. It reports whether it did.
+// killAfterGrace waits for the process, and kills its group after Options.Grace. It reports whether it killed the
+// group.
 func (p *Process) killAfterGrace() (killed bool) {
 	timer := time.NewTimer(p.o.Grace)
 	defer timer.Stop()
@@ -260,8 +262,8 @@ func (p *Process) killAfterGrace() (killed bool) {
 	return true
 }
 
-// Quit ends a process that hangs by SIGQUIT, on which a Go program prints the stacks of its goroutines, to be read
-// from Tail. After Options.Grace it kills the group. No core file is written.
+// Quit ends a hanging process with SIGQUIT, which makes a Go program print the stacks of its goroutines; Tail returns
+// them. After Options.Grace it kills the group. No core file is written.
 func (p *Process) Quit() {
 	p.ask.Do(func() { close(p.asked) })
 	_ = unix.Prlimit(p.PID(), unix.RLIMIT_CORE, &unix.Rlimit{}, nil)
@@ -296,7 +298,8 @@ func (p *Process) end(s syscall.Signal, kill bool) bool {
 	return true
 }
 
-// Failure waits for the end of the process and returns how it ended, with its last output. when continues "ended".
+// Failure waits for the end of the process and returns how it ended, with its last output. when follows the word
+// "ended" in the message: "before it was ready".
 func (p *Process) Failure(when string) error {
 	err := p.Err()
 	if err == nil {
@@ -323,10 +326,10 @@ func (p *Process) LastWords() string {
 	return ""
 }
 
-// Note adds a line to the process's standard error, for a process that reports such lines by other means.
+// Note adds a line to the recorded standard error, for a process that reports such lines by other means.
 func (p *Process) Note(line string) { fmt.Fprintln(&p.tails[1], line) }
 
-// Tail returns the end of the process's standard error, followed by the end of its standard output.
+// Tail returns the end of the process's standard error, and then the end of its standard output.
 func (p *Process) Tail() string {
 	return strings.TrimSpace(p.tails[1].Text() + "\n" + p.tails[0].Text())
 }

@@ -12,8 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Mark is the environment variable that names the tree to which a process belongs. Children inherit it. They also
-// inherit an open file of that name, which remains if a program overwrites its environment.
+// Mark is the environment variable that names the tree of control groups (placement.Tree) to which a process belongs.
+// Children inherit it. They also inherit an open file named after the tree, which remains if a program overwrites its
+// environment.
 const Mark = "TARE_RUN"
 
 // Command is a program to start.
@@ -33,8 +34,8 @@ type Command struct {
 // Starter starts a command in the right place, such as a control group.
 type Starter func(*exec.Cmd) error
 
-// On returns a Starter that calls do with a function to start the command on some thread. The process inherits the
-// thread's namespaces, and dies with the thread.
+// On returns a Starter that passes do a function that starts the command. do calls it on a thread of its choice: the
+// process inherits that thread's namespaces, and dies with the thread.
 func On(do func(start func() error) error) Starter {
 	return func(cmd *exec.Cmd) error {
 		cmd.SysProcAttr.Pdeathsig = unix.SIGKILL
@@ -52,7 +53,7 @@ func (c *Command) cmd() *exec.Cmd {
 	}
 	cmd.Dir, cmd.ExtraFiles = c.Dir, c.Files
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = c.Stdin, c.Stdout, c.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: c.Session, Setpgid: !c.Session} // Ctrl-C is for this process
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: c.Session, Setpgid: !c.Session} // so Ctrl-C does not reach it
 	switch {
 	case c.OnlyEnv:
 		cmd.Env = append([]string{}, c.Env...)
@@ -62,8 +63,8 @@ func (c *Command) cmd() *exec.Cmd {
 	return cmd
 }
 
-// Run runs a command to its end. When ctx ends, it ends the process group, by Options.Stop if that is set, or kills
-// it. The error is as in Process.Err.
+// Run runs a command to its end and returns the error of Process.Err. When ctx ends, it stops the process
+// (Process.Stop), or kills its group at once if Options.Stop is 0.
 func Run(ctx context.Context, c Command, o Options) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)

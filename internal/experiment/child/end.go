@@ -13,8 +13,8 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// Kill kills a process. It calls ours once the pid can no longer be reused, and kills the process only if that is
-// true.
+// Kill kills a process other than this one. It calls ours once the pid can no longer be reused, and kills the process
+// only if ours returns true.
 func Kill(pid int, ours func() bool) error {
 	if pid == os.Getpid() {
 		return nil
@@ -26,7 +26,7 @@ func Kill(pid int, ours func() bool) error {
 	return err
 }
 
-// EndAll kills processes, each only if meant is true for it, and waits up to atMost until they have ended.
+// EndAll kills those of the processes for which meant returns true, and waits up to atMost until they have ended.
 func EndAll(pids []int, meant func(pid int) bool, atMost time.Duration) error {
 	for _, pid := range pids {
 		if err := Kill(pid, func() bool { return meant(pid) }); err != nil {
@@ -47,7 +47,7 @@ func EndAll(pids []int, meant func(pid int) bool, atMost time.Duration) error {
 	return nil
 }
 
-// Comm returns the name of a process for the report. The process chooses its bytes, and the report goes to a terminal.
+// Comm returns the name of a process, which the process itself chooses, in a form that is safe to print on a terminal.
 func Comm(pid int) string {
 	name, _ := proc.FS{}.Comm(pid)
 	return strings.Map(func(r rune) rune {

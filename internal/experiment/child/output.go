@@ -12,9 +12,9 @@ import (
 
 const (
 	pause     = 5 * time.Millisecond // between two reads, unless Output.Pause is set
-	pipeBytes = 1 << 20              // enough for 200 MB/s; the limit for any user (/proc/sys/fs/pipe-max-size)
-	readBytes = 256 << 10            // of one read(2)
-	rounds    = 16                   // most reads of one pipe in a row
+	pipeBytes = 1 << 20              // the default limit (/proc/sys/fs/pipe-max-size); enough for 200 MB/s
+	readBytes = 256 << 10            // the most that one read(2) returns
+	rounds    = 16                   // the most reads of one pipe in a row
 )
 
 // Output polls a process's output: its pipes are read every few milliseconds. This way the process does not pay for
@@ -22,7 +22,7 @@ const (
 type Output struct {
 	// Take receives each piece of a stream, 0 for standard output and 1 for standard error, and nil at the stream's end.
 	Take func(stream int, piece []byte)
-	// Pause returns the time until the next read after one of n bytes; nil: 5 ms.
+	// Pause returns how long to wait for the next read after a read of n bytes; nil: 5 ms.
 	Pause func(n int) time.Duration
 
 	sync.Mutex // held during Take and Pause
@@ -53,26 +53,26 @@ func (o *Output) open(cmd *exec.Cmd, tails *[2]Tail) error {
 			o.close()
 			return err
 		}
-		_, _ = unix.FcntlInt(uintptr(fds[0]), unix.F_SETPIPE_SZ, pipeBytes) // without it the pipe is only smaller
+		_, _ = unix.FcntlInt(uintptr(fds[0]), unix.F_SETPIPE_SZ, pipeBytes) // if it fails, the pipe is merely smaller
 	}
 	cmd.Stdout, cmd.Stderr = o.pipes[0].writer, o.pipes[1].writer
 	return nil
 }
 
-// close closes what is open.
+// close closes the ends of the pipes that are still open.
 func (o *Output) close() {
 	for _, p := range o.pipes {
 		if p != nil {
 			_ = p.writer.Close() // closing twice is harmless
 			if p.open {
 				p.open = false
-				_ = unix.Close(p.fd) // it was only read
+				_ = unix.Close(p.fd) // nothing was written to it that could be lost
 			}
 		}
 	}
 }
 
-// begin starts reading, once the process has its ends of the pipes.
+// begin starts reading once the process has its ends of the pipes. If the process did not start, it closes the pipes.
 func (o *Output) begin(started bool) {
 	if !started {
 		o.close()
@@ -93,7 +93,7 @@ func (o *Output) begin(started bool) {
 	})
 }
 
-// end reads the rest, while other processes hold the pipes open, but for no longer than linger.
+// end reads the rest of the output until the pipes end or, while other processes hold them open, for up to linger.
 func (o *Output) end(linger time.Duration) {
 	for deadline := time.Now().Add(linger); o.Read() && time.Now().Before(deadline); {
 		time.Sleep(pause)
@@ -129,9 +129,9 @@ func (o *Output) read() (wait time.Duration, open bool) {
 			case err != nil || got == 0:
 				p.open = false
 				o.Take(i, nil)
-				_ = unix.Close(p.fd) // it was only read
+				_ = unix.Close(p.fd) // nothing was written to it that could be lost
 			case got < len(o.buf)/2:
-				n = rounds // the pipe was empty
+				n = rounds // this read has emptied the pipe
 			}
 		}
 		open = open || p.open

@@ -28,7 +28,7 @@ func (t *Tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Text returns the output that it has kept.
+// Text returns the kept output.
 func (t *Tail) Text() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

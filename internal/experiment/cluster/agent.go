@@ -224,7 +224,7 @@ func lostOr(ctx context.Context, err error) error {
 	return err
 }
 
-// ended replaces the io.EOF of a failed write by the reason that the stream ended, which only reading from it reveals.
+// ended replaces the io.EOF of a failed write with the reason for the end of the stream, which only a read reveals.
 func (s *session) ended(err error) error {
 	if errors.Is(err, io.EOF) {
 		for err = nil; err == nil; {
@@ -286,10 +286,10 @@ func (s *session) handle(ctx context.Context, m *message, received int64) error 
 		s.quiet.Store(m.Begin.At + min(m.Begin.Quiet, int64(maxQuiet)))
 		select {
 		case s.trial.begin <- m.Begin.At:
-		default: // it has its start time already
+		default: // the trial has its start time already
 		}
 	case m.Abandon != nil && s.trial != nil && s.trial.id == m.Abandon.ID:
-		s.trial.cancel(ErrAbandoned) // its record tells the coordinator when nothing is left of it
+		s.trial.cancel(ErrAbandoned) // the trial's record will tell the coordinator that nothing is left of the trial
 	}
 	return nil
 }
@@ -321,11 +321,11 @@ func (s *session) start(ctx context.Context, job Job) {
 			r.Error = err.Error()
 			s.a.Said("the trial failed: " + r.Error)
 		}
-		_ = s.send(&message{Record: r}) // on failure the stream has ended, which the reader notices
+		_ = s.send(&message{Record: r}) // if this fails, the stream has ended, which its reader notices
 	}()
 }
 
-// abandon ends the current trial, if there is one, and waits until nothing is left of it.
+// abandon ends the current trial, if any, and waits until nothing is left of it.
 func (s *session) abandon(why error) {
 	if s.trial == nil {
 		return

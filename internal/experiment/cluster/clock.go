@@ -49,7 +49,7 @@ func (r reading) roundTrip() int64 { return (r.got - r.Ping.Sent) - (r.Sent - r.
 // Offset is how far a node's clock is ahead of the coordinator's.
 type Offset struct {
 	Ahead time.Duration
-	// bound on the error of Ahead: half of the round trip, since one way may have taken all of it
+	// Error bounds the error of Ahead. It is half of the round trip, because one way may have taken all of that time.
 	Error time.Duration
 }
 

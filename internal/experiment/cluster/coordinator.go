@@ -74,7 +74,7 @@ type Coordinator struct {
 
 	mu      sync.Mutex
 	nodes   map[string]*node
-	lost    map[string]error // why a node that had joined is gone
+	lost    map[string]error // why an absent node is gone, by name
 	changed chan struct{}    // closed at the next change of nodes
 	closing bool
 }
@@ -100,13 +100,13 @@ func NewCoordinator(o Options) (*Coordinator, error) {
 	return c, nil
 }
 
-// Listen starts to accept agents at address (host:port), in addition to earlier ones, and returns the actual address.
+// Listen starts to accept agents at another address (host:port), and returns the actual address.
 func (c *Coordinator) Listen(address string) (net.Addr, error) {
 	l, err := limit.TCP(context.Background(), address)
 	if err != nil {
 		return nil, fmt.Errorf("nodes cannot join: %w", err)
 	}
-	// Serve returns when the server stops. If the listener fails earlier, agents cannot join, which is reported.
+	// Serve returns when the server stops. If the listener fails earlier, agents cannot join, which Wait reports.
 	c.wg.Go(func() { _ = c.server.Serve(c.door.at(l)) })
 	return l.Addr(), nil
 }
@@ -232,7 +232,7 @@ func (c *Coordinator) Drop(name string, why error) {
 	c.lost[name] = why
 }
 
-// join serves one agent's stream. Only this goroutine writes to it, and only one other reads.
+// join serves one agent's stream. Only this goroutine writes to the stream, and only one other reads from it.
 func (c *Coordinator) join(stream grpc.ServerStream) error {
 	n := newNode()
 	name, hangUp := "", func() {}
@@ -262,7 +262,7 @@ func (c *Coordinator) join(stream grpc.ServerStream) error {
 	return n.serve(stream, c)
 }
 
-// admit registers an agent. An agent gives up on most of its errors; it tries again if its name is still taken,
+// admit registers an agent. After most errors of admit, the agent gives up. It tries again if its name is still taken,
 // perhaps by an earlier connection that is not yet known to be gone, or if there are too many nodes.
 func (c *Coordinator) admit(name string, n *node) error {
 	c.mu.Lock()

@@ -21,13 +21,13 @@ import (
 // Limits on what peers may use. A peer is a stranger until TLS has verified its certificate against the authority.
 const (
 	maxStrangers = 256 // connections of strangers at once; if there are more, the oldest is closed
-	maxOfOneName = 4   // connections at once with one certificate
+	maxOfOneName = 4   // connections at once whose certificates have the same name
 	// strangersPerSecond bounds the cost of handshakes. Each takes 200 us to 1 ms of CPU time, because a stranger can
 	// send at most maxStrangerBytes (a node sends some 3 KiB) and show only one certificate (verifyPeer).
 	strangersPerSecond = 500
 	maxStrangerBytes   = 16 << 10
-	// A peer's bytes are read at this average rate. Records have some 100 KB and are sent once in a trial. Small frames
-	// are the most expensive: a hundred fit into a thousand bytes.
+	// A peer's bytes are read at this average rate, at most. A record has some 100 KB and is sent once per trial. Small
+	// frames are the most expensive: a hundred fit into a thousand bytes.
 	bytesPerSecond = 1 << 20
 	bytesAtOnce    = 1 << 20
 	// An agent has one stream, and opens another on the same connection only when it tries again. Each costs a goroutine
@@ -53,7 +53,7 @@ func (b *bucket) take(n float64) time.Duration {
 	return b.Take(n, pace.Now())
 }
 
-// tryTake takes one token if there is one, and reports whether it did.
+// tryTake takes one token if one is left, and reports whether it did.
 func (b *bucket) tryTake() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -71,7 +71,7 @@ func slowed(c net.Conn) net.Conn { return &paced{c, newBucket(bytesPerSecond, by
 func (c *paced) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if wait := c.bucket.take(float64(n)); wait > 0 {
-		time.Sleep(wait) // at most for the 32 KiB of one read
+		time.Sleep(wait) // a short time: gRPC reads at most 32 KiB at once
 	}
 	return n, err
 }
@@ -94,7 +94,7 @@ func (c pacedCredentials) Clone() credentials.TransportCredentials {
 	return pacedCredentials{c.TransportCredentials.Clone()}
 }
 
-// door admits agents: it bounds the number of connections whose peer is unknown, and of those of each agent.
+// door admits agents. It bounds the number of connections from strangers, and the number from each agent.
 type door struct {
 	accepts *bucket
 
@@ -129,7 +129,7 @@ func (l doorListener) Accept() (net.Conn, error) {
 	return v, nil
 }
 
-// enter adds a stranger, and returns the one that must be closed to make room, or nil.
+// enter adds a stranger. It returns the oldest stranger if that must be closed to make room, and nil otherwise.
 func (d *door) enter(v *visitor) (oldest *visitor) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

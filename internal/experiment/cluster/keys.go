@@ -158,15 +158,16 @@ func (c Credentials) config() (*tls.Config, *x509.CertPool, error) {
 	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{pair}}, pool, nil
 }
 
-// warnBefore is how long before a certificate expires warnings about it start.
+// warnBefore is how long before a certificate expires the warnings of Expires begin, or half of the certificate's life
+// if that is shorter.
 const warnBefore = 30 * 24 * time.Hour
 
 // renewHint is the hint for certificates that expire.
 const renewHint = "renew all certificates with 'tare node keys --dir DIR --renew' where the authority's key " +
 	"is, and copy authority.pem and each node's own to the nodes; keys stay as they are"
 
-// Expires returns a warning if a certificate will soon expire, as of now. The error has the code fault.Usage, for a
-// certificate that has expired or is not yet valid.
+// Expires returns a warning if, as of now, a certificate will soon expire. It returns an error with the code
+// fault.Usage for a certificate that has expired or is not yet valid.
 func (c Credentials) Expires(now time.Time) (warning string, err error) {
 	for _, text := range [][]byte{c.Authority, c.Certificate} {
 		block, _ := pem.Decode(text)
@@ -248,8 +249,8 @@ const (
 // nodes. It never overwrites: if a node has a certificate, that is an error with the code fault.Usage, and nothing is
 // written. It returns the names of the files that it wrote.
 //
-// A key is written before its certificate, and each file completely or not at all, so a pair always fits. If the two
-// writes are interrupted, the next call makes the missing certificate.
+// A key is written before its certificate, and each file completely or not at all, so a key and its certificate always
+// match. If MakeKeys is interrupted between the two, the next call makes the missing certificate.
 func MakeKeys(dir string, nodes []string) (wrote []string, err error) {
 	for i, n := range nodes {
 		if err := CheckName(n); err != nil {
@@ -304,7 +305,7 @@ func RenewKeys(dir string) (wrote []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	// The authority's certificate comes last. If this is interrupted, old certificates stay valid, because the
+	// The authority's certificate comes last. If RenewKeys is interrupted, old certificates stay valid, because the
 	// authority's key is the same.
 	for _, n := range names {
 		if err := k.issue(a, n); err != nil {

@@ -1,7 +1,7 @@
-// Package cluster runs the same trial on many machines at the same time. One coordinator, in the process of 'tare
-// run', tells them what to run and when to start. An agent on each machine, 'tare node', runs the trial as tare would
-// on a single machine, reads the counters at both edges of the window by the machine's own clock, and sends one
-// record. None of these processes runs in a control group that is measured.
+// Package cluster runs the same trial on many machines at the same time. An agent on each machine, 'tare node', runs
+// the trial as tare would on a single machine, reads the counters at both edges of the window by the machine's own
+// clock, and sends one record. One coordinator, in the process of 'tare run', tells the agents what to run and when to
+// start. None of these processes runs in a control group that is measured.
 //
 // Each agent opens one gRPC stream to the coordinator, so only the coordinator needs an address. Both sides show
 // certificates of one authority (keys.go). The messages are JSON: specs and records are JSON already, and both sides
@@ -86,7 +86,8 @@ type trialID struct {
 type begin struct {
 	ID uint64 `json:"id"`
 	At int64  `json:"at_ns"` // CLOCK_MONOTONIC of the agent's machine
-	// how long neither side sends pings from then on, because they take CPU time, which is being measured
+	// Quiet is how long from At the coordinator sends no pings, because answering them would take CPU time while CPU
+	// time is measured.
 	Quiet int64 `json:"quiet_ns"`
 }
 

@@ -1,9 +1,9 @@
 // Package containment checks whether processes stay in the control groups whose counters measure them. Those counters
 // lack what a process uses in other groups, even briefly or with only one of its threads.
 //
-// It lists the processes at both edges of a window, records those that leave in between, and compares what the
-// processes used, by their own clocks, with what their groups counted. So it also finds processes that left and came
-// back, or left and ended. docs/bias.md says what it cannot see.
+// A Watch lists the processes at both edges of a window, records those that leave their groups in between, and compares
+// the CPU time of the processes' own clocks with the CPU time that their groups counted. It therefore also finds
+// processes that left and came back, or left and ended. docs/bias.md says what it cannot see.
 package containment
 
 import (
@@ -24,8 +24,8 @@ import (
 // Home is a control group in which processes must be.
 type Home struct {
 	Path string // its identity, as in package cgroup
-	// Dir is its directory in the hierarchy that counts CPU time. Empty: processes may move between groups that are
-	// within the home, so their clocks cannot be compared with a counter.
+	// Dir is its directory in the hierarchy that counts CPU time. Empty: processes may move between groups within the
+	// home, so their clocks cannot be compared with a counter.
 	Dir string
 	// Within reports whether a group is the home, is below it, or is in a hierarchy that does not matter.
 	Within func(cgroup.Membership) bool
@@ -43,14 +43,14 @@ type Member struct {
 type Stray struct {
 	PID   int
 	Comm  string
-	Group string // that a thread of it is in, or was in at the first edge
+	Group string // the control group of one of its threads, now or at the first edge
 	What  string // for a group that does not count CPU time: the controllers of its hierarchy
-	Back  bool   // it was there only at the first edge, and has come back or ended
-	// Lacking is the CPU time, in seconds, of the process, its children and others of its group (Group) that the group
-	// did not count, because they were elsewhere between the edges; 0 for one that is elsewhere at an edge.
+	Back  bool   // it was in Group only at the first edge, and has come back or ended
+	// Lacking is the CPU time, in seconds, that the process, its children and other processes of Group used and Group
+	// did not count, because they were elsewhere between the edges. It is 0 for a process that is elsewhere at an edge.
 	Lacking float64
-	// Left is the group that it left between the edges before it ended in Group, and Used its CPU time since then, in
-	// seconds, at most.
+	// Left is the group that the process left between the edges before it ended in Group. Used is an upper bound of its
+	// CPU time since then, in seconds.
 	Left string
 	Used float64
 }
@@ -99,7 +99,7 @@ func Begin(l *cgroup.Layout, f proc.FS, paths map[string]string, list func() ([]
 	if w.strays, err = w.elsewhere(members); err != nil {
 		return nil, err
 	}
-	for _, m := range members { // before the clocks, so the counters include no more than these
+	for _, m := range members { // counters before clocks here, and after them in End: the counters cover all of that time
 		if _, known := w.counted[m.Home.Dir]; m.Home.Dir != "" && !known {
 			if v := cgroup.CPUTime(m.Home.Dir); v.OK {
 				w.counted[m.Home.Dir] = float64(v.N) / 1e9
@@ -137,7 +137,8 @@ func (w *Watch) Close() error {
 	return err
 }
 
-// MayBeMissing says that processes of something may have left its groups unseen, and why.
+// MayBeMissing returns a warning that processes may have left their groups unseen. whose names the owner of the groups,
+// and why is the reason.
 func MayBeMissing(whose, why string) string {
 	return fmt.Sprintf("processes of %s that left its control groups inside the window and ended elsewhere may not be "+
 		"known, and what they used is counted nowhere then: %s", whose, why)
@@ -160,7 +161,7 @@ func (w *Watch) End() ([]Stray, error) {
 		return nil, err
 	}
 	for _, s := range w.left() {
-		// its lack is part of what s used
+		// The CPU time that this group lacks is part of what s used.
 		lacking = slices.DeleteFunc(lacking, func(o Stray) bool { return o.Group == s.Left })
 		if !slices.ContainsFunc(strays, func(o Stray) bool { return o.PID == s.PID }) {
 			strays = append(strays, s)
@@ -178,7 +179,7 @@ func (w *Watch) End() ([]Stray, error) {
 // little is the CPU time, in seconds, that processes may use elsewhere, all together, before they count as strays.
 const little = 0.001
 
-// left returns those that left their groups since the first edge and did not come back, by descending CPU time.
+// left returns the processes that left their groups since the first edge and did not come back, by descending CPU time.
 func (w *Watch) left() (strays []Stray) {
 	if w.moves == nil {
 		return nil
@@ -204,7 +205,7 @@ func (w *Watch) left() (strays []Stray) {
 	return strays
 }
 
-// elsewhere returns those that are not in their groups now.
+// elsewhere returns the members that are not in their groups now.
 func (w *Watch) elsewhere(members []Member) (strays []Stray, err error) {
 	cpu, _ := w.layout.CPU()
 	for _, m := range members {
@@ -229,11 +230,12 @@ func (w *Watch) elsewhere(members []Member) (strays []Stray, err error) {
 	return strays, nil
 }
 
-// grain is how many ticks the difference of two readings of a process's clocks can be too high: each reading rounds
-// four times down to ticks.
+// grain bounds the excess, in ticks, of the difference between two readings of a process's clocks: each reading has
+// four values, which are rounded down to ticks.
 const grain = 4
 
-// lacking returns, for each home whose processes used CPU time that it did not count, the process that used most.
+// lacking returns, for each home whose processes used CPU time that the home did not count, the process that used the
+// most.
 func (w *Watch) lacking(members []Member) (strays []Stray) {
 	type use struct {
 		ticks, most int64
@@ -269,21 +271,21 @@ func (w *Watch) lacking(members []Member) (strays []Stray) {
 			u.most, u.of = since, m
 		}
 	}
-	for _, m := range ended { // a parent has waited for it since, and its ChildTicks include its earlier use
+	for _, m := range ended { // its parent has waited for it since, so the parent's ChildTicks include its earlier use
 		uses[m.Home.Dir].ticks -= int64(m.Ticks + m.ChildTicks)
 	}
 	for dir, u := range uses {
 		before, known := w.counted[dir]
-		now := cgroup.CPUTime(dir) // after the clocks
+		now := cgroup.CPUTime(dir) // read after the clocks
 		if !known || !now.OK || u.ticks <= 0 {
 			continue
 		}
 		if float64(now.N)/1e9 < before {
-			continue // it was reset, which the ledger reports
+			continue // the counter was reset, which the ledger reports
 		}
 		used, counted := w.fs.Seconds(uint64(u.ticks)), float64(now.N)/1e9-before
-		// A child that began after the list at the first edge counts in full, because nothing was subtracted for it. If the
-		// machine stalled meanwhile, that can be all of the time.
+		// A child that began after the list at the first edge counts in full, because no earlier use is subtracted for it.
+		// If the machine stalled before the last clock was read, such children may have used every CPU all that time.
 		unlisted := w.took.Seconds() * float64(min(u.before, w.cpus))
 		if used-counted > w.fs.Seconds(grain*u.n)+0.02*used+unlisted {
 			strays = append(strays, Stray{PID: u.of.PID, Comm: u.of.Comm, Group: u.of.Home.Path, Lacking: used - counted})
@@ -293,8 +295,8 @@ func (w *Watch) lacking(members []Member) (strays []Stray) {
 	return strays
 }
 
-// Describe says in a sentence where the first of some strays is, and how many others there are, or returns "". of
-// names what they belong to.
+// Describe returns a sentence that says where the first stray is and how many others there are, or "" if there are
+// none. of names the owner of the strays.
 func Describe(strays []Stray, of string) string {
 	if len(strays) == 0 {
 		return ""

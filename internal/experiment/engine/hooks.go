@@ -130,8 +130,8 @@ func (x *trial) ServingGroup(component, app string, limits param.Values) (kind.G
 	return x.subjectGroup(path.Join(component, app), as, limits)
 }
 
-// subjectGroup makes a group of the subject: for a name, inside the group with the subject's limits. Names of groups
-// have no dots, which names of components may have.
+// subjectGroup makes a group of the subject. A group with a name is inside the group that has the subject's limits.
+// Dots in the name, which components may have, become dashes, because groups have none.
 func (x *trial) subjectGroup(name string, as measured.GroupRole, limits param.Values) (kind.Group, error) {
 	name = strings.ReplaceAll(name, ".", "-")
 	if name == "" && limits == nil && x.subject != nil {
@@ -213,7 +213,7 @@ func (x *trial) Warn(code, format string, args ...any) {
 	x.record.Warnings = append(x.record.Warnings, ledger.Warning{Code: code, Message: fmt.Sprintf(format, args...)})
 }
 
-// group makes a group unless it exists.
+// group returns the group with the given name in the tree, and makes it unless it exists.
 func (x *trial) group(name string, as measured.GroupRole, limits param.Values) (kind.Group, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -231,7 +231,7 @@ func (x *trial) group(name string, as measured.GroupRole, limits param.Values) (
 	return g, nil
 }
 
-// start starts a process by begin.
+// start starts a process with begin, and records it for tearDown.
 func (x *trial) start(name string, argv []string, begin child.Starter) (*role.Child, error) {
 	p, err := role.Launch(name, argv, begin, x.cancel)
 	if err != nil {

@@ -68,8 +68,8 @@ type openWindow struct {
 	unstacked error           // why stacks could not be sampled
 }
 
-// open opens a window at a time by CLOCK_MONOTONIC, in nanoseconds, that is to be closed at another. If stacks cannot
-// be sampled, the window has none, and w.unstacked says why.
+// open opens a window at the time from, and samples stacks from then until to, when the caller should close the window.
+// Times are CLOCK_MONOTONIC in nanoseconds. If stacks cannot be sampled, the window has none, and w.unstacked says why.
 func (m Machine) open(ctx context.Context, from, to int64) (w *openWindow, err error) {
 	w = &openWindow{machine: m}
 	if m.Stacks != nil {
@@ -139,14 +139,14 @@ func (m Machine) others() []int {
 	return others
 }
 
-// OtherRun returns a warning that other processes, of which there must be one, run tare on this machine.
+// OtherRun returns a warning that other processes run tare on this machine. pids must not be empty.
 func OtherRun(pids []int) string {
 	return fmt.Sprintf("another run of tare is under way on this machine (process %d), and the two disturb each other",
 		pids[0])
 }
 
-// runFirst makes the scheduler prefer this process until done is called. If that failed, done adds a warning to the
-// window's ledger, which may be nil.
+// runFirst makes the scheduler prefer this process until done is called. If the kernel refuses that, done adds a
+// warning to the ledger of the window, which may be nil.
 func runFirst() (done func(*ledger.Ledger)) {
 	early := pace.RunFirst(true)
 	return func(l *ledger.Ledger) {
@@ -157,7 +157,8 @@ func runFirst() (done func(*ledger.Ledger)) {
 	}
 }
 
-// laps returns a function that records, as the named clock of a trial, the time since its last call or since laps.
+// laps returns a function that records, as the named clock of a trial, the time since its previous call, or since laps
+// was called.
 func laps(t *record.Trial) func(clock string) {
 	mark := time.Now()
 	return func(clock string) {

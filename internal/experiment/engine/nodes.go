@@ -26,10 +26,10 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Trials on many machines. With nodes, an agent at each node (NodeAgent) runs the whole trial, all with the same
-// begin. The trial's record is made from theirs: loads are merged, metrics cover all nodes together, and Trial.Nodes
-// has the record of each. A node whose trial failed is recorded and named, and left out of the metrics; sums over
-// nodes are then left out too, because they would be incomplete.
+// Trials on many machines: an agent at each node (NodeAgent) runs the whole trial, and all begin at the same time. The
+// coordinator makes the trial's record from those of the nodes: loads are merged, metrics cover all nodes together, and
+// Trial.Nodes has the record of each. A node whose trial failed is recorded and named, and left out of the metrics;
+// sums over nodes are then left out too, because they would be incomplete.
 
 // Nodes runs trials on nodes. Package internal/experiment/cluster implements it.
 type Nodes interface {
@@ -64,16 +64,17 @@ type nodeRecord struct {
 	Closed int64        `json:"closed_late_ns"`
 }
 
-// lateAllowed is how long after the begin a node's loads may receive it. edgePart is how long after the edges of the
-// window a node's counters may be read, as a fraction of the window: later readings do not describe the load.
+// lateAllowed is how long after the scheduled start a node's loads may receive their schedule. edgePart is how long
+// after the edges of the window a node's counters may be read, as a fraction of the window: later readings do not
+// describe the load.
 const (
 	lateAllowed = 5 * time.Millisecond
 	edgePart    = 0.2
 	leastEdge   = 20 * time.Millisecond // edgePart is at least this, for short windows
 )
 
-// maxFailedNamed is how many failed nodes are named if a trial failed at all nodes. They may have failed for different
-// reasons, so one would not do.
+// maxFailedNamed is how many failed nodes are named if a trial failed at all nodes. It is more than one, because nodes
+// may fail for different reasons.
 const maxFailedNamed = 3
 
 // nodesTrial is a trial on nodes, as the coordinator runs it.
@@ -86,19 +87,19 @@ type nodesTrial struct {
 	recorded int // bytes of the nodes' records
 }
 
-// edgeAllowed is how long after the edges of the window counters may be read.
+// edgeAllowed returns how long after an edge of the window the counters may be read.
 func (x *nodesTrial) edgeAllowed() time.Duration {
 	return max(time.Duration(edgePart*float64(x.spec.Duration)), leastEdge)
 }
 
-// run runs the trial and records it in t. The error is why it failed, as in t.Validity.
+// run runs the trial and records it in t. If the trial failed, the error says why, as t.Validity does.
 func (x *nodesTrial) run(ctx context.Context, t *record.Trial) error {
 	t.Started, t.Clocks, t.Loads = time.Now(), map[string]time.Duration{}, map[string]load.Result{}
 	err := x.measure(ctx, t)
 	t.Ended = time.Now()
 	if err != nil {
 		t.Validity.Failed = Failure(ctx, err)
-		if n := x.machine.Nodes; n != nil && n.Group() != "" { // says nothing about nodes on other machines
+		if n := x.machine.Nodes; n != nil && n.Group() != "" { // the ledger says nothing about nodes on other machines
 			t.Validity.Cause = measured.FailedBy(t.Ledger, n.Group())
 		}
 		return err
@@ -146,7 +147,7 @@ func (x *nodesTrial) measure(ctx context.Context, t *record.Trial) error {
 	lap("drain")
 	for i := range outcomes {
 		t.Nodes = append(t.Nodes, x.nodeTrial(outcomes[i], t.PlannedTrial, t.Attempt))
-		outcomes[i].Record = nil // it was decoded
+		outcomes[i].Record = nil // nodeTrial has decoded it
 	}
 	if err := ctx.Err(); err != nil {
 		return context.Cause(ctx)
@@ -244,7 +245,7 @@ func (x *nodesTrial) nodeTrial(o cluster.Outcome, planned record.PlannedTrial, a
 	}
 	n.Trial = &r.Trial
 	switch {
-	case r.Trial.Validity.Failed == record.Interrupted && n.Failed != "": // it was asked to end, and n.Failed says why
+	case r.Trial.Validity.Failed == record.Interrupted && n.Failed != "": // n.Failed says why it was interrupted
 	case r.Trial.Validity.Failed != "":
 		n.Failed = r.Trial.Validity.Failed
 	}
@@ -264,7 +265,7 @@ func (x *nodesTrial) nodeTrial(o cluster.Outcome, planned record.PlannedTrial, a
 }
 
 // Limits of the records of nodes, before and after decoding. A record has some 100 KB and 2000 values. Two bytes of
-// JSON can become hundreds in memory and in the file of trials, whose readers accept lines of up to 64 MiB.
+// JSON can become hundreds in memory and in the file of trials, whose readers accept lines of up to 16 MiB.
 const (
 	maxRecordValues = 100_000
 	maxNodeRecord   = 8 << 20  // bytes
@@ -334,12 +335,12 @@ func checkNodeRecord(r nodeRecord, planned record.PlannedTrial, attempt int) err
 // NodeAgent runs trials for a coordinator.
 type NodeAgent struct {
 	Name string
-	// for files that processes of a trial read, and the record of the last trial
+	// Dir holds files that processes of a trial read, and the record of the last trial.
 	Dir      string
 	Features []string // the names that specs may use in "needs"
-	// checks that this machine can run a spec, and returns what trials need of it
+	// Machine checks that this machine can run a spec, and returns what trials need of it.
 	Machine func(s *spec.Spec) (Machine, error)
-	// called when a trial is set up, before the coordinator is notified; may be nil
+	// Ready is called when a trial is set up, before the coordinator is notified; may be nil.
 	Ready func() error
 
 	// AllowCommands allows specs to name commands, files and addresses (Spec.CheckReach).
@@ -411,8 +412,7 @@ func (a NodeAgent) Run(
 // maxShare is more CPUs than any machine has.
 const maxShare = 1 << 20
 
-// check refuses a trial that a coordinator of ours would not make, or that this node does not allow, before anything
-// has been started for it.
+// check returns an error for a trial that a genuine coordinator would not send, or that this node does not allow.
 func (a NodeAgent) check(s *spec.Spec, planned record.PlannedTrial, share cluster.Share) error {
 	switch {
 	case len(s.Factors) > 0 || s.Nodes() > 0:

@@ -14,10 +14,10 @@ import (
 	"tare/internal/lib/files"
 )
 
-// prepared is what guests prepared for a run, below a directory.
+// prepared is the directory with what guests have prepared for a run.
 type prepared struct {
 	dir   *files.Scratch          // nil before prepare, or if nothing is to be prepared
-	parts map[string][]*kind.Part // of guests that prepare, by their subdirectories
+	parts map[string][]*kind.Part // of guests that prepare something, by the guest's subdirectory
 }
 
 // guestDir returns the subdirectory of a guest.
@@ -26,7 +26,7 @@ func guestDir(r kind.Role, guest string) string { return filepath.Join(string(r)
 // newPrepared returns a prepared without parts; addTrial adds those of trials.
 func newPrepared() *prepared { return &prepared{parts: map[string][]*kind.Part{}} }
 
-// addTrial adds the parts of an arm's trials at a level whose guests prepare something.
+// addTrial adds those parts of an arm's trials at a level whose guests are Preparers.
 func (p *prepared) addTrial(level *spec.Spec, arm string) {
 	s := level.As(arm)
 	for _, part := range s.Applications {

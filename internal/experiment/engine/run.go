@@ -33,10 +33,10 @@ type Progress struct {
 	Open    bool                // the plan may be extended, depending on the run's precision, its assertions or the time
 	Next    record.PlannedTrial // the trial that begins now; zero value after the last
 	Attempt int                 // of Next, from 0
-	Left    time.Duration       // estimated time left; of an open plan with a deadline, at most this
+	Left    time.Duration       // estimated time left; for an open plan with a deadline, an upper bound
 	Look    int                 // of an open plan: after how many blocks Enough is called next; 0: never
 	Why     string              // what was missing when Enough was last called
-	Note    string              // reported once: that spoiled trials are no longer run again, or that they are again
+	Note    string              // reported once: repeats of spoiled trials have been suspended, or resumed
 	Last    *record.Trial       // the trial that has just ended; nil before the first
 }
 
@@ -52,7 +52,7 @@ type Recorder interface {
 type Runner struct {
 	Machine  Machine
 	Spec     *spec.Spec
-	Record   *record.Run // holds the plan; an open plan is extended here, block by block, as is run.json
+	Record   *record.Run // holds the plan; Run extends an open plan here and in run.json, block by block
 	Writer   Recorder
 	Progress func(Progress)
 
@@ -69,15 +69,15 @@ type Runner struct {
 	trial   func(context.Context, *record.Trial) error // runs one trial; nil: Run sets it
 	now     func() time.Time
 	trials  []record.Trial
-	each    time.Duration // mean time of an attempt; an estimate until there are some
+	each    time.Duration // mean time of an attempt; an estimate until the first has ended
 	took    time.Duration // total time of all attempts
 	began   time.Time
 	look    int
 	why     string
 	again   time.Duration // time spent on further attempts
 	vain    measured.Vain
-	kept    int    // spoiled trials that were not run again because it was futile
-	resting bool   // a note has said that they are not run again
+	kept    int    // spoiled trials that were not run again because that would have been futile
+	resting bool   // a note has said that repeats of spoiled trials are suspended
 	note    string // for the next Progress
 	ended   int
 }
@@ -92,8 +92,8 @@ type Place interface {
 // MostAttempts is the maximum number of times that a trial is run: once, and up to twice more if it was spoiled.
 const MostAttempts = 3
 
-// The run is given up when every trial so far has failed, and others did not disturb hopeless of them, or there are
-// hopelessAmongOthers in all: a trial that others disturbed may have failed because of them.
+// The run is given up when every trial so far has failed, and either hopeless of them failed undisturbed or there are
+// hopelessAmongOthers in all. A trial that other programs disturbed may have failed because of them.
 const (
 	hopeless            = 3
 	hopelessAmongOthers = 12
@@ -155,9 +155,9 @@ func (r *Runner) Run(ctx context.Context) (trials []record.Trial, err error) {
 	return r.trials, nil
 }
 
-// extend adds a block to an open plan and reports whether it did: not if the run knows enough, or if another block
-// would not end in time. The decision depends on the width of intervals, on which assertions are decided and on the
-// clock, and never on whether a difference is resolved.
+// extend adds a block to an open plan and reports whether it did. It adds none if the run knows enough, if another
+// block would not end in time, or if the plan would have more than record.MaxTrials. The decision depends on the width
+// of intervals, on which assertions are decided and on the clock, and never on whether a difference is resolved.
 func (r *Runner) extend() (bool, error) {
 	if !r.Spec.Open() {
 		return false, nil
@@ -254,8 +254,8 @@ func (r *Runner) rest() error {
 	return r.Writer.UpdateRun(*r.Record)
 }
 
-// affords reports whether there is time for one more further attempt: within the budget of the spec, which is a
-// fraction of the plan's time without further attempts, and before the deadline of an open plan.
+// affords reports whether there is time for one more repeat: within the budget of the spec, which is a fraction of the
+// plan's time without repeats, and before the deadline of an open plan.
 func (r *Runner) affords() bool {
 	return r.each <= r.budget() && (r.Spec.Until == 0 || !r.now().Add(r.each).After(r.deadline()))
 }
@@ -306,8 +306,8 @@ func (r *Runner) one(ctx context.Context, p record.PlannedTrial, attempt int) (*
 }
 
 // neverReady reports whether the trial that has just failed shows that its arm cannot be measured: every attempt of
-// the arm failed before its window, and at least two trials, with one at every level, failed in the same way. Of
-// these, attempts that others disturbed do not count.
+// the arm failed before its window, and at least two of its trials, including one at each level, failed in the same way
+// without disturbance by other programs.
 func (r *Runner) neverReady(failed *record.Trial) bool {
 	levels, trials := map[string]bool{}, map[int]bool{}
 	for i := range r.trials {
@@ -327,7 +327,7 @@ func alike(message string) string { return digits().ReplaceAllString(message, "#
 
 var digits = text.LazyRegexp(`[0-9]+`)
 
-// hopeless reports whether every trial failed, often enough that others on the machine are not to blame.
+// hopeless reports whether every trial failed, often enough that other programs on the machine are not to blame.
 func (r *Runner) hopeless() bool {
 	undisturbed := 0
 	for i := range r.trials {
@@ -370,9 +370,9 @@ func (r *Runner) say(next record.PlannedTrial, attempt int) {
 	r.Progress(p)
 }
 
-// estimate returns how long the rest of the run will take: the trials of the plan, and further attempts at the rate so
-// far, within their budget. An open plan with a deadline takes until then, or until the end of the block that is under
-// way if that is later.
+// estimate returns how long the rest of the run will take: the trials of the plan, and repeats, as frequent as so far,
+// within their budget. An open plan with a deadline takes until the deadline, or until the end of the block that is
+// under way if that is later.
 func (r *Runner) estimate() time.Duration {
 	rest := r.timeOf(len(r.Record.Plan) - r.ended)
 	if r.Spec.Open() {

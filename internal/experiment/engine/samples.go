@@ -19,15 +19,15 @@ import (
 	"tare/internal/lib/stats"
 )
 
-// spare is a factor on the recommended window, because random arrivals are sometimes fewer than on average.
+// spare multiplies the recommended window, because a window sometimes has fewer random arrivals than on average.
 const spare = 1.05
 
 // mostNamed is how many levels a message names.
 const mostNamed = 4
 
 // TooShort describes quantiles of latency for which the windows of a run have too few requests at the rates of its
-// loads, each with a duration that would do. It considers the quantiles at the beginning of a report, and those that
-// are asserted or decide when the run ends. It ignores levels with an unknown rate.
+// loads, and recommends a sufficient duration for each. It considers the quantiles at the beginning of a report, and
+// those that are asserted or decide when the run ends. It ignores levels with an unknown rate.
 func TooShort(s *spec.Spec) (all []string) {
 	for _, d := range quantiles(s) {
 		need := stats.MinBeyond(d.Quantile) / (1 - d.Quantile)

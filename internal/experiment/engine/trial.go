@@ -50,7 +50,7 @@ type trial struct {
 	seed     uint64                               // of the loads' arrivals
 	prepared *prepared                            // what guests prepared for the run; nil: nothing
 	barrier  func(context.Context) (int64, error) // called after setup; returns when loads begin, CLOCK_MONOTONIC ns
-	late     int64                                // ns from the loads' begin until all had the schedule; 0: in time
+	late     int64                                // ns from the loads' start until all had their schedule; 0: in time
 
 	cancel context.CancelCauseFunc
 	record *record.Trial
@@ -234,7 +234,7 @@ func (x *trial) measure(ctx context.Context) error {
 		x.Warn(measured.WarnUnseen, "%s", containment.MayBeMissing("the trial", err.Error()))
 	}
 	x.warnOfBeside(before)
-	measured.MarkRoles(t.Ledger, x.roles) // some of the trial's groups may be outside its own group
+	measured.MarkRoles(t.Ledger, x.roles) // some of the groups may be outside the trial's tree
 
 	if err := x.results(ctx); err != nil {
 		return err
@@ -262,8 +262,8 @@ func (x *trial) measure(ctx context.Context) error {
 	return context.Cause(ctx) // an application or the subject may have exited unexpectedly
 }
 
-// parts returns what joined the trial: of the subject, then of the loads by name, then of the applications by name.
-// Those that did not join are nil.
+// parts returns the values that Join returned for the subject, then for the loads by name, then for the applications
+// by name. The value of a part that did not join is nil.
 func (x *trial) parts() []any {
 	parts := []any{x.own}
 	for _, of := range []map[string]*kind.Part{x.spec.Loads, x.spec.Applications} {
@@ -481,7 +481,7 @@ func (x *trial) startLoad(ctx context.Context, name string, part *kind.Part) err
 		if err != nil {
 			return err
 		}
-		at.Served = network == "" // in a network of the subject, addresses are up to the subject
+		at.Served = network == "" // in a network of the subject, connections need not end on this machine
 	}
 	if g, ok := x.joined[name].(kind.Generator); ok {
 		return g.Aim(ctx, at)
@@ -650,8 +650,8 @@ func (x *trial) tearDown() error {
 	return errors.Join(append(errs, x.lookForLeft())...)
 }
 
-// lookForLeft asks guests what they left behind on the machine, and warns of it. Without a ledger for the warning, it
-// is an error.
+// lookForLeft asks guests what they left behind on the machine, and warns of it. If the trial has no ledger, it also
+// returns an error.
 func (x *trial) lookForLeft() error {
 	var errs []error
 	for _, part := range x.parts() {

@@ -21,10 +21,10 @@ type Alone struct {
 	// Examples are command lines that work as they are, without the words 'tare load NAME'.
 	Examples []string
 
-	// Warmup and Duration are the default times of a measurement. A Duration of 0 is 10 s.
+	// Warmup and Duration are the default times of a measurement. A Duration of 0 selects 10 s.
 	Warmup, Duration time.Duration
 
-	// Ready turns the ready message into text for people. Nil: it is only printed that the guest is ready.
+	// Ready turns the ready message into text for people. Nil: the text says only that the guest is ready.
 	Ready func(v param.Values, ready json.RawMessage) (string, error)
 
 	// Rereads is true if the guest reads its files again on SIGHUP. Otherwise SIGHUP ends the guest.

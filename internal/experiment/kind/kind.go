@@ -38,7 +38,7 @@ type About struct {
 	// of AnyProtocol. An application without a protocol serves no load, and a load without one connects to none.
 	Protocol string
 
-	// Label is the setting that distinguishes subjects of one kind. Empty: they go by Name.
+	// Label is the setting that distinguishes subjects of one kind in reports. Empty: they are shown by Name.
 	Label string
 
 	// Process holds all settings of the guest's process, if these are not just Settings: for example where it connects or
@@ -49,8 +49,8 @@ type About struct {
 	// alone in a pod, without privileges or files.
 	InPods bool
 
-	// AppProtocol is for applications that serve in pods: it returns the appProtocol of their Service's port, which tells
-	// a mesh the protocol. Nil: the Service has none.
+	// AppProtocol returns, for an application that serves in pods, the appProtocol of its Service's port, which tells a
+	// mesh the protocol. Nil: the Service has none.
 	AppProtocol func(param.Values) string
 
 	// Alone describes how a person runs the guest by itself. Nil: it runs in experiments only.
@@ -94,7 +94,7 @@ type About struct {
 	Works      Holds
 	WorksAlone bool
 
-	BoundsMemory Holds // it limits the memory of what it runs by other means than its control group
+	BoundsMemory Holds // it limits the memory of what it runs by means other than its control group
 
 	// Trait returns a remark that accompanies the name of an arm with these options; nil or "": none.
 	Trait func(param.Values) string
@@ -108,7 +108,7 @@ type About struct {
 	// ReadyWithin is how long an application or a load may take to be ready, if that is longer than usual.
 	ReadyWithin Takes
 
-	Tail Takes // time that a subject takes after the window, at most
+	Tail Takes // the longest time that a subject takes after the window
 
 	// TakesLonger is how much longer than usual a trial with the guest takes, because it starts slowly, settles before
 	// the window, or finishes something after it. It was measured on the project's machine (go run ./test/bench/estimates
@@ -165,9 +165,9 @@ type Guest interface {
 	About() About
 }
 
-// Player is a guest whose process is the tare binary, and Play is all that the process does. It speaks the protocol of
+// Player is a guest whose process is the tare binary. Play is all that the process does: it speaks the protocol of
 // package role on conn (role.Play for an application, role.Work for a load and for a subject that works) and returns
-// when the parent has closed its end. The values are those of the settings of its process (About.ProcessSettings).
+// when the parent has closed its end. v holds the values of the process's settings (About.ProcessSettings).
 type Player interface {
 	Play(ctx context.Context, conn *role.Conn, v param.Values) error
 }
@@ -181,7 +181,7 @@ type Sited interface {
 // Site describes the surroundings of a guest's process in a trial.
 type Site struct {
 	Address string // of loads: where to connect, host:port
-	// of loads: the subject serves Address in this machine's network, so connections end on this machine
+	// Served is for loads: the subject serves Address in this machine's network, so connections end on this machine.
 	Served       bool
 	Ready        []byte // of loads: the ready message of the application, JSON
 	Seed         uint64 // of loads: for their arrivals
@@ -216,9 +216,9 @@ type SetupChecker interface {
 	CheckSetup(s *Setup, path string, part *Part) error
 }
 
-// ElsewhereError is an error about another part than the one that was checked.
+// ElsewhereError is an error about a part other than the one that was checked.
 type ElsewhereError struct {
-	Path string // loads.client
+	Path string // of that part, such as loads.client
 	Err  error
 }
 

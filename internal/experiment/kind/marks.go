@@ -16,7 +16,7 @@ type Marks struct {
 	Labels, Annotations map[string]string
 	RuntimeClass        string
 	Applied             map[string]string // annotations that the subject adds to pods to which it applies
-	Components          []charge.Rule     // each with a component
+	Components          []charge.Rule     // rules that each name a component
 }
 
 // InPods reports whether a component's rule matches containers in the pods of the trial, such as a sidecar.

@@ -28,7 +28,7 @@ var (
 		Doc: "ready message of the subject, JSON"}
 )
 
-// SubjectReady decodes the value of SubjectSetting, if there is one.
+// SubjectReady decodes the value of SubjectSetting, if v has one.
 func SubjectReady(v param.Values, into any) error {
 	text, ok := v[SubjectSetting.Name]
 	if !ok {

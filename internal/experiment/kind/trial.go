@@ -51,34 +51,34 @@ type (
 	}
 
 	// Explainer is a subject that may know better than others why a trial failed: a load whose connection is refused is
-	// often the first to notice that a proxy has ended. Explain returns err, or an error with its cause, followed by err.
+	// often the first to notice that a proxy has ended. Explain returns err, or an error that wraps err with its cause.
 	Explainer interface {
 		Explain(err error) error
 	}
 
-	// Starter starts the processes of a subject, after the applications and before the loads. Without it, a subject is
-	// one process by its Command, if it has one. If the subject does measured work (About.Works), the first process that
-	// it starts does that work.
+	// Starter starts the processes of a subject, after the applications and before the loads. The engine starts any other
+	// subject as one process (Command). If the subject does measured work (About.Works), the first process that it starts
+	// does that work.
 	Starter interface {
 		Start(context.Context) error
 	}
 
-	// Server is an application that the engine does not start by its Command. Serve starts or finds it, and returns when
-	// it is ready. An App with an empty address serves no load.
+	// Server is an application that the engine does not start as a Player (Command). Serve starts or finds the
+	// application, and returns when it is ready. An App with an empty address serves no load.
 	Server interface {
 		Serve(context.Context) (App, error)
 	}
 
-	// Generator is a load that the engine does not start by its Command. Aim is called instead of starting it, after the
-	// applications and the subject; Generate at the beginning of the schedule, to return once the load is under way; and
-	// Result once the window is closed and the trial's ledger exists.
+	// Generator is a load that the engine does not start as a Player (Command). The engine calls Aim instead, after it
+	// has started the applications and the subject. It calls Generate at the beginning of the schedule, which returns
+	// once the load is under way, and Result once the window is closed and the trial's ledger exists.
 	Generator interface {
 		Aim(context.Context, Site) error
 		Generate(context.Context, role.Schedule) error
 		Result(context.Context) (load.Result, error)
 	}
 
-	// Addresser is a subject that serves applications: Address is where loads find one, host:port.
+	// Addresser is a subject that serves applications. Address returns the host:port at which loads find an application.
 	Addresser interface {
 		Address(app string) (string, error)
 	}
@@ -95,25 +95,26 @@ type (
 
 	// Edges is a guest that reads further counters over the window. Opened is called just after the counters of the
 	// ledger were read at the first edge, and Closed just after they were read at the second. The time that Opened takes
-	// is inside the window. Evidence passes their results to the guest's metrics.
+	// is inside the window. Evidence passes the further counters to the guest's metrics.
 	Edges interface {
 		Opened(context.Context) error
 		Closed(context.Context) error
 	}
 
-	// After is called when the window is closed and all results exist, for loads last.
+	// After is called when the window is closed and all results exist: for the subject first, and then for loads and
+	// applications.
 	After interface {
 		After(context.Context) error
 	}
 
-	// Evidence is what only this guest knows of the trial, as a value that JSON can encode. It is called after After, and
-	// recorded under the guest's name.
+	// Evidence returns what only this guest knows of the trial, as a value that JSON can encode. It is called after After,
+	// and the value is recorded under the guest's name.
 	Evidence interface {
 		Evidence() any
 	}
 
-	// Stopper is a part with processes that the engine has not started. Stop ends them and their descendants. It is
-	// called before Close of any part, because a subject that they run in closes once they have ended.
+	// Stopper is a part with processes that the engine has not started. Stop ends them and their descendants. The engine
+	// calls Stop of all parts before Close of any, because a subject in which they run can close only after their end.
 	Stopper interface {
 		Stop()
 	}
@@ -128,7 +129,7 @@ type (
 
 // KilledInside is a process that a kernel other than this machine's killed because memory was short.
 type KilledInside struct {
-	Part    string // its application or load
+	Part    string // the application or load to which it belongs
 	Process string // "process 80 (dd)", by that kernel's numbers
 	Why     string // "the limit of its container is 67.1 MB"
 }
@@ -142,7 +143,7 @@ func (k KilledInside) In(who string) string {
 type Launch struct {
 	Name string // of the part, or of its copy
 	Part *Part
-	Dirs []string // of this machine, in which it works; it must find them at the same paths
+	Dirs []string // directories of this machine in which the part works; it must find them at the same paths
 
 	// Argv is the command line that starts the part without a launcher, with the path of its program, and Env its
 	// environment; nil: this process's. A process of tare speaks the protocol of package role on standard input and
@@ -171,10 +172,10 @@ type Group interface {
 
 // Owners decides which leftovers of runs may be removed.
 type Owners interface {
-	// Ended reports whether the run whose name (Group.TreeName) marks something has ended. If that is unknown, it reports
-	// the thing, which what describes ("the directory /run/x").
+	// Ended reports whether the run whose name (Group.TreeName) marks a thing has ended. If that is unknown, Ended
+	// records that the thing is left alone. what describes the thing: "the directory /run/x".
 	Ended(tree, what string) bool
-	// Leave reports that something is left alone because it is unknown whether its run has ended.
+	// Leave records that a thing is left alone because it is unknown whether its run has ended.
 	Leave(tree, what string)
 	// EndMarked ends the processes of a run, wherever they are, before anything of the run is removed.
 	EndMarked(tree string) error
@@ -206,13 +207,13 @@ type Trial interface {
 	Begin(ctx context.Context, name string, dirs ...string) (child.Starter, error)
 	// Host returns the IP address at which an application must listen so that loads reach it.
 	Host(app string) (string, error)
-	// Observe charges an existing group, by its path in a ledger, to the application of that name, or to the subject if
-	// the name is empty. The trial neither changes nor removes the group.
+	// Observe charges an existing group, by its path in a ledger, to the application or to the component of the subject
+	// that has the name; empty: to the subject as a whole. The trial neither changes nor removes the group.
 	Observe(as Role, name, path string) error
 	// SubjectGroup returns a group of the subject: of a component, or with an empty name the subject's only group. limits
 	// are as in a spec, and the group is charged to the subject. The groups of components are inside a group with the
-	// limits of the subject's part, which therefore hold for all components together, except that a component without a
-	// pin has the part's.
+	// limits of the subject's part, which therefore hold for all components together. A component without a pin inherits
+	// that of the subject's part.
 	SubjectGroup(component string, limits param.Values) (Group, error)
 	// ServingGroup returns the group of a component of the subject that serves a single application, such as a
 	// container's shim or a sidecar. Its use is overhead of that application's workload. Such groups of one component are

@@ -73,8 +73,8 @@ func Configure(name, alias string, address netip.Prefix) error {
 	return nil
 }
 
-// Remove removes an interface, and with it its other end. It is not an error if the interface has gone, as it does
-// with either end's namespace.
+// Remove removes an interface and thereby its other end. It is not an error if the interface is gone already: the
+// kernel removes it with the namespace of either end.
 func Remove(name string) error {
 	link, err := netlink.LinkByName(name)
 	if _, gone := errors.AsType[netlink.LinkNotFoundError](err); gone {
@@ -169,7 +169,7 @@ func FreeNet() (netip.Prefix, error) {
 		"all addresses that links could have are in use on this machine")
 }
 
-// Addresses returns the two addresses of pair i of a network, from 0: this machine's and the far end's.
+// Addresses returns the two addresses of pair i (from 0) of a network: this machine's and the far end's.
 func Addresses(network netip.Prefix, i int) (here, there netip.Prefix) {
 	at := ne32(network.Addr()) + uint32(4*i)
 	return netip.PrefixFrom(addr32(at+1), 30), netip.PrefixFrom(addr32(at+2), 30)

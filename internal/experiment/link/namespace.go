@@ -58,7 +58,8 @@ func elsewhere(do func() error) error {
 	run = func() {
 		runtime.LockOSThread()
 		if unix.Gettid() == os.Getpid() {
-			// The first thread of a process never ends, and /proc/self shows it: it blocks while another thread calls do.
+			// The first thread of a process never ends, and /proc/self shows its namespaces: it must not call do, and waits
+			// while another thread does.
 			other := make(chan struct{})
 			go func() {
 				defer close(other)
@@ -74,7 +75,7 @@ func elsewhere(do func() error) error {
 	return <-done
 }
 
-// Do calls do on a thread in the namespace. Descriptors that do opens keep the namespace; goroutines that it starts
+// Do calls do on a thread in the namespace. Sockets that do opens belong to the namespace; goroutines that it starts
 // run outside.
 func (n *Namespace) Do(do func() error) error {
 	return elsewhere(func() error {
@@ -112,7 +113,7 @@ func (n *Namespace) Close() error {
 	return n.fd.Close()
 }
 
-// Connect connects two namespaces by a pair of virtual interfaces, both named Inside, each with an address.
+// Connect connects two namespaces with a pair of virtual interfaces, both named Inside, each with an address.
 func Connect(a, b *Namespace, atA, atB netip.Prefix) error {
 	err := a.Do(func() error {
 		if err := MakePair(Inside, Inside, b); err != nil {

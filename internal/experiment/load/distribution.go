@@ -9,8 +9,8 @@ import (
 	"tare/internal/lib/stats"
 )
 
-// Distribution summarizes a histogram of a Result, in seconds. A quantile is nil if there are too few samples: by
-// stats.MinBeyond, and in the histograms of undisturbed requests by Running.Tells.
+// Distribution summarizes a histogram of a Result, in seconds. A quantile is nil if there are too few samples for it,
+// as decided by stats.MinBeyond, or by Running.Tells for histograms of undisturbed requests.
 type Distribution struct {
 	// Count is the number of samples; for weighted histograms (undisturbed requests), their total weight divided by the
 	// average weight.

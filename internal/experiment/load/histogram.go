@@ -36,7 +36,7 @@ func (r *Result) SetHistograms(all map[string]*hdrhistogram.Histogram) error {
 	return nil
 }
 
-// SetSlices puts the slices of the window into the result, from the latencies of the requests of each, in ns.
+// SetSlices sets the result's slices of the window. parts holds the latencies of the requests in each slice, in ns.
 func (r *Result) SetSlices(parts []*hdrhistogram.Histogram) {
 	r.Slices = nil
 	for _, h := range parts {
@@ -56,7 +56,7 @@ func (r *Result) SetUnfinished() {
 	}
 }
 
-// Check returns an error if a count or time of the result is negative, which no measured one is.
+// Check returns an error if a count, rate or time of the result is negative, which no measurement can be.
 func (r *Result) Check() error {
 	counts := map[string]int64{
 		"intended": r.Intended, "sent": r.Sent, "done": r.Done, "late": r.Late,

@@ -1,13 +1,13 @@
-// Package load defines the result that every load generator reports. Each generator is a package below this one and
-// runs as a separate process.
+// Package load defines the result that every load generator reports. The generators are guests (package kind), and
+// most of them run as separate processes.
 package load
 
 import "encoding/json"
 
 // The modes of a generator.
 const (
-	Open   = "open"   // by an absolute schedule
-	Closed = "closed" // as fast as answers come
+	Open   = "open"   // starts requests by an absolute schedule
+	Closed = "closed" // starts requests as fast as answers come
 
 	// Outside is the mode of a program that reports nothing for the window alone: it is measured from outside, and all
 	// counts and times of requests in its Result are meaningless.
@@ -29,7 +29,7 @@ const Slices = 20
 // Slice is one part of a window.
 type Slice struct {
 	Done int64   `json:"done"`                // requests answered without error
-	P50  float64 `json:"latency_p50_seconds"` // of them, to 1 %; 0 if there are none
+	P50  float64 `json:"latency_p50_seconds"` // their median latency, to 1 %; 0 if there are none
 }
 
 // Result is what a load generator measured between the two edges of its schedule (role.Schedule). Requests count by

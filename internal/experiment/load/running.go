@@ -18,8 +18,8 @@ const (
 type Running struct {
 	Method         string  `json:"method,omitempty"` // busy-periods, backlog or requests: how a request is judged
 	Level          int     `json:"level,omitempty"`  // for backlog: requests in flight when a queue has recovered
-	WatchedSeconds float64 `json:"watched_seconds"`  // of the window, while stalls were watched
-	QuietSeconds   float64 `json:"quiet_seconds"`    // of them, without a stall
+	WatchedSeconds float64 `json:"watched_seconds"`  // the part of the window in which stalls were watched for
+	QuietSeconds   float64 `json:"quiet_seconds"`    // the part of WatchedSeconds without a stall
 
 	// Answered requests of the window, by what touched them. Unwatched are those whose history began before the watch or
 	// ended after it.
@@ -28,16 +28,17 @@ type Running struct {
 	Unwatched   int64 `json:"unwatched"`
 	DoneQuiet   int64 `json:"done_quiet"` // answers that came in the quiet seconds
 
-	// number of requests of equal weight with as much information as the undisturbed ones
+	// Effective is how many requests of equal weight would have as much information as the undisturbed ones.
 	Effective     float64 `json:"effective"`
 	LargestWeight float64 `json:"largest_weight"` // of an undisturbed request; 1 if no correction was needed
-	// estimated fraction of all requests in queues so long that none of their like stayed untouched
+	// LostShare estimates the fraction of all requests that wait in queues so long that no request with such a history
+	// stayed untouched.
 	LostShare float64 `json:"lost_share"`
 
 	// Scale is the count of a request of average weight in the *_running histograms, whose counts are integers.
 	Scale int64 `json:"scale,omitempty"`
-	// Beyond is, by histogram and quantile, the effective number of requests of equal weight beyond it, and Bursts the
-	// effective number of independent histories that they come from. Older records have no Bursts.
+	// Beyond is, by histogram and quantile, the effective number of requests of equal weight beyond the quantile, and
+	// Bursts the effective number of independent histories to which those requests belong. Older records have no Bursts.
 	Beyond map[string]map[string]float64 `json:"beyond,omitempty"`
 	Bursts map[string]map[string]float64 `json:"bursts,omitempty"`
 
@@ -63,8 +64,8 @@ func (r *Running) Rank(q float64) float64 {
 }
 
 // Tells reports whether the undisturbed requests support a quantile of one of the *_running histograms, and why not.
-// least is how many of them must lie beyond it. If hardly any request stayed undisturbed, those few came from moments
-// too short for a long queue to build; a median tolerates more of that than a tail.
+// least is how many requests must lie beyond the quantile. If hardly any request stayed undisturbed, the few that did
+// came from moments too short for a long queue to build; a median tolerates more of that than a tail.
 func (r *Running) Tells(histogram, quantile string, q, least float64) (bool, string) {
 	if r == nil {
 		return false, "the load does not distinguish disturbed requests"
@@ -95,8 +96,9 @@ func (r *Running) Tells(histogram, quantile string, q, least float64) (bool, str
 // load/running) by up to 50 % at one or two, and by no more than its own error at five.
 const leastBursts = 5
 
-// mostLost returns the fraction of all requests that may be lost on average. Lost requests wait in the longest queues,
-// so they count as slower than all others: nearly right beyond p99, and less certain beyond lower quantiles.
+// mostLost returns the fraction of all requests that may be lost on average for the quantile q to be reported. Lost
+// requests count as slower than all others, because they wait in the longest queues. That is nearly right for p99 and
+// above, and less certain for lower quantiles.
 func mostLost(q float64) float64 {
 	if q < 0.99 {
 		return (1 - q) / 10
@@ -105,10 +107,10 @@ func mostLost(q float64) float64 {
 }
 
 // TellsOf reports whether the trials of an arm support a quantile of a *_running histogram, and why not. least is how
-// many requests must lie beyond it in each trial. Trials that do not support it are not missing at random, because a
-// slow trial loses more requests, so at most the fraction limit of them may be missing. Bursts and lost requests
-// depend on how slow a trial was by chance, so they are judged by their mean over all trials of the level, whatever
-// the arm. If no trial's record has bursts, the quantile counts as supported.
+// many requests must lie beyond the quantile in each trial. Trials that do not support it are not missing at random,
+// because a slow trial loses more requests, so at most the fraction limit of them may be missing. Bursts and lost
+// requests depend on how slow a trial was by chance, so they are judged by their mean over all trials of the level,
+// whatever the arm. If no trial's record has bursts, the quantile counts as supported.
 func TellsOf(level, arm []*Running, histogram, quantile string, q, least, limit float64) (bool, string) {
 	var bursts, lost, n float64
 	for _, r := range level {
@@ -139,8 +141,8 @@ func TellsOf(level, arm []*Running, histogram, quantile string, q, least, limit 
 	return true, ""
 }
 
-// RunningOf merges Running over all loads that have a *_running histogram, or would have it with undisturbed requests.
-// It is nil if one of them has none.
+// RunningOf merges Running over all loads that have the counterpart of a *_running histogram for all requests. It
+// returns nil if one of these loads has no Running.
 func RunningOf(loads map[string]Result, histogram string) *Running {
 	var parts []*Running
 	for _, r := range loads {
@@ -151,7 +153,8 @@ func RunningOf(loads map[string]Result, histogram string) *Running {
 	return MergeRunning(parts)
 }
 
-// MergeRunning merges Running of the same load at several nodes. It is nil if one of them is.
+// MergeRunning merges the Running of several loads, or of one load at several nodes. It returns nil if one of them is
+// nil, or if there are none.
 func MergeRunning(parts []*Running) *Running {
 	sum := &Running{}
 	var lost float64

@@ -44,9 +44,9 @@ type Disturbance struct {
 // maxCulprits is how many of the causes of a disturbance are named.
 const maxCulprits = 3
 
-// DisturbanceOf returns what others took during a ledger's window. It uses the witness if there is one, and the
-// kernel's counters for the rest. The trial's own groups are those at and below tree; self is this process. Without
-// either source the result is zero.
+// DisturbanceOf returns what others took during a ledger's window, from the kernel's counters and, if stalls were
+// watched for (Ledger.Noise), from the witness. The trial's own groups are those at and below tree, and observed ones;
+// self is this process. Without a ledger the result is zero.
 func DisturbanceOf(l *ledger.Ledger, tree string, self int) Disturbance {
 	var d Disturbance
 	if l == nil || l.CPU.Capacity <= 0 {
@@ -145,9 +145,9 @@ func (d Disturbance) By() (ledger.Cause, float64) {
 	return ledger.Neighbour, d.Foreign
 }
 
-// shortfall returns the missing fraction of the work, for a gate that counts work, and false for other gates. An idle
-// copy of a load says nothing about it: a copy with a small limit starts slowly, and one that others delay may miss a
-// short window altogether.
+// shortfall returns the missing fraction of the work, for a gate that counts work, and false for other gates. It is
+// false for GateIdleCopy: a copy with a small limit starts slowly, so a copy that others delay may miss a short window
+// altogether.
 func (t Trip) shortfall() (float64, bool) {
 	switch t.Gate {
 	case GateRate, GateConnections, GateIdle:
@@ -214,7 +214,7 @@ func FailedBy(l *ledger.Ledger, tree string) ledger.Cause {
 	return ""
 }
 
-// Everything is the result of LostToOthers for a trial without any valid metric.
+// Everything is what LostToOthers returns, instead of names of metrics, for a trial without any valid metric.
 const Everything = "everything"
 
 // LostToOthers returns the metrics that justify repeating a trial: those voided by a gate that something other than

@@ -47,7 +47,7 @@ func NewRole(role kind.Role, name string) GroupRole {
 	return g
 }
 
-// SetRoles sets the role of each group in the ledgers, charges the subject's programs and maps to it, and determines
+// SetRoles sets the role of each group in the ledgers, charges the subject for its programs and maps, and determines
 // what each application used and what was used on its behalf.
 func (m *Measured) SetRoles(roles map[string]GroupRole) {
 	m.roles = roles

@@ -29,8 +29,8 @@ func Tripped(g *Gate, seen, allowed float64, format string, args ...any) Trip {
 	return Trip{g, record.Reason{Gate: g.Name, Seen: seen, Allowed: allowed, Message: fmt.Sprintf(format, args...)}}
 }
 
-// Judge is a load with its own gates in place of the usual ones. m.JudgeLoad(name) has the usual ones, all together
-// (Usual) and each by itself.
+// Judge is a load with its own gates in place of the usual ones. The usual ones are methods of m.JudgeLoad(name): Usual
+// checks them all.
 type Judge interface {
 	Judge(m *Measured, name string) []Trip
 }
@@ -66,8 +66,8 @@ func (m *Measured) Trips() []Trip {
 	return slices.Concat(trips, m.window(), m.contained(), m.throttled(), m.held())
 }
 
-// minWindow is the fraction of the load's measured time that the window of the counters must last: if the scale itself
-// is delayed, the rates of the two describe different times.
+// minWindow is the fraction of the load's measured time that the window of the counters must last. If Tare itself is
+// delayed, the counters' rates describe another time than the load's.
 const minWindow = 0.5
 
 // WindowCut reports whether the window of the counters is too short to describe the same time as that of the loads.
@@ -186,7 +186,7 @@ func (j *LoadJudge) Usual() {
 }
 
 // rate checks that an open load had its requests answered within the window, except those that were naturally in
-// flight when it closed.
+// flight when the window closed, and that any other load had at least one request answered.
 func (j *LoadJudge) rate() {
 	if j.Result.Mode != load.Open {
 		switch {
@@ -222,8 +222,8 @@ func (j *LoadJudge) work() {
 	}
 }
 
-// underWay returns how many requests are in flight at once when nothing queues, by Little's law: twice the rate times
-// the median time from sending to the answer, limited to what the connections carry.
+// underWay returns how many requests may be in flight at once when nothing queues: twice the number that Little's law
+// gives (the rate times the median time from sending to the answer), limited to what the connections carry.
 func (j *LoadJudge) underWay() int64 {
 	h, err := j.Result.Histogram(load.Service)
 	if err != nil || h == nil || j.Result.Seconds <= 0 {
@@ -233,9 +233,9 @@ func (j *LoadJudge) underWay() int64 {
 	return min(int64(math.Ceil(n)), int64(j.Result.MostAtOnce()))
 }
 
-// heldUp returns how many requests were late because the machine stalled near the end of the window. These are the
-// requests that were due since the last stall began, if the window ends during that stall or within the stall's length
-// after it, while the queue drains. Such requests were still answered; if not, other gates trip.
+// heldUp returns how many requests were late because the machine stalled near the end of the window: those that were
+// due since the last stall began, if the window ended during that stall or, while the queue drained, within the stall's
+// length after it. If such requests were not answered at all, other gates trip.
 func (j *LoadJudge) heldUp() int64 {
 	if len(j.stalls.Spans) == 0 {
 		return 0
@@ -290,7 +290,8 @@ func Ratio(n, of int64) float64 {
 // Lag checks that the generator of an open load began requests when they were due.
 func (j *LoadJudge) Lag() { j.late(GateLag, load.OwnLag, 0.99, "") }
 
-// late checks the generator's lag. q is the quantile of the histogram that is the 99th percentile of requests.
+// late checks the generator's lag. q is the quantile of the histogram that corresponds to the 99th percentile of all
+// requests. while ends the description of the lag.
 func (j *LoadJudge) late(g *Gate, histogram string, q float64, while string) {
 	h, err := j.Result.Histogram(histogram)
 	if j.Result.Mode != load.Open || err != nil || h == nil {

@@ -187,7 +187,8 @@ func (m *Measured) held() []Trip {
 
 func interrupt(c ledger.Context) bool { return c == ledger.Softirq || c == ledger.Hardirq }
 
-// inside reports whether time in a context, on top of a group's tasks, is included in the group's CPU time.
+// inside reports whether time that programs spend in a context while a task of the group is on the CPU is included in
+// the group's CPU time.
 func (m *Measured) inside(g *limitedGroup, c ledger.Context) bool {
 	apart := m.Ledger.Host.IRQTime != nil && *m.Ledger.Host.IRQTime
 	return g != nil && !(interrupt(c) && apart)

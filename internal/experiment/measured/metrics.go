@@ -103,7 +103,7 @@ type Measured struct {
 
 	Subject  *kind.Objects  // nil for a baseline without a subject
 	Evidence map[string]any // what only a guest knows of the trial, by the guest's name
-	// seconds from the start of the subject's process until it was ready; 0: it was running before
+	// Start is the time in seconds from the start of the subject's process until it was ready; 0: it was running before.
 	Start float64
 
 	Processes map[string][]int // of the subject's components at the end of the window: PIDs by component
@@ -137,7 +137,7 @@ const (
 	untilConnected = "to make a connection"
 )
 
-// workMetrics are the work done, and the cost of each piece of it.
+// workMetrics measure the work done, and the cost of each piece of it.
 var workMetrics = []Metric{
 	{Definition: metric.Definition{Name: "throughput_per_second", Family: "throughput", Unit: quantity.PerSecond,
 		Rank: metric.RankThroughput, Pool: metric.Sum, Better: metric.Higher, Needs: NeedThroughput, Headline: true,
@@ -313,7 +313,7 @@ func (m *Measured) Sum(of func(load.Result) float64) (total float64) {
 	return total
 }
 
-// failed returns how many requests of a load were not answered without error.
+// failed returns how many of a load's intended requests failed or stayed unanswered.
 func failed(r load.Result) int64 { return max(r.Intended-r.Done, 0) }
 
 // Per returns a function that divides one rate by another.

@@ -9,7 +9,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// requestBusy is the metric whose parts are requestMetrics.
+// requestBusy is the name of the metric of which the other requestMetrics are the parts.
 const requestBusy = "busy_cpu_seconds_per_request"
 
 // requestMetrics show where the CPU time of a request goes. The parts add up to the whole in each trial.
@@ -37,7 +37,7 @@ var requestMetrics = []Metric{
 }
 
 // ofRequest makes a metric of CPU time per answered request, for experiments with a subject in the path of requests.
-// With an empty part it is the whole.
+// If part is empty, the metric is the whole.
 func ofRequest(name, part, how string, seconds func(*Measured) (float64, bool)) Metric {
 	d := metric.Definition{
 		Name: name, Family: "cpu", Unit: quantity.Seconds + " per request", Rank: metric.RankCPU, Pool: metric.PerRequest,

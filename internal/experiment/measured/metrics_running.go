@@ -21,7 +21,7 @@ var runningMetrics = slices.Concat(
 
 const generatorLate = "that the generator itself was late, once the request was due and a connection free"
 
-// quietMetrics are the fraction of requests that a stall touched, and the throughput while none did.
+// quietMetrics measure the fraction of requests that a stall touched, and the throughput outside stalls.
 var quietMetrics = []Metric{
 	{
 		Definition: metric.Definition{Name: "disturbed_share", Unit: quantity.Part, Rank: metric.RankOther,
@@ -75,7 +75,7 @@ func (m *Measured) disturbedShare() (float64, bool) {
 	return sum.Share()
 }
 
-// leastQuiet is the fraction of a window that must be quiet for a rate in it.
+// leastQuiet is the fraction of a window that must be free of stalls for throughput_running_per_second to exist.
 const leastQuiet = 0.1
 
 func (m *Measured) throughputWhileRunning() (total float64, ok bool) {

@@ -10,9 +10,9 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// subjectMetrics are about what a subject itself uses. Every experiment has them, so most are not Headline: a run with
-// a precision would go on until they are precise. Metrics with a Clause are also not among the differences that a
-// general answer picks: compared with a baseline without a subject they would always be the largest.
+// subjectMetrics describe what a subject itself uses. Every experiment has them, so most are not Headline: otherwise a
+// run with a precision would go on until they are precise. Nor are metrics with a Clause among the differences that a
+// general answer picks: compared with a baseline without a subject, they would always be the largest.
 var subjectMetrics = []Metric{
 	{
 		Definition: metric.Definition{
@@ -169,7 +169,7 @@ func (m *Measured) component(name string) []*ledger.Cgroup {
 	return Topmost(m.Ledger, func(g *ledger.Cgroup) bool { return g.Role == string(kind.Subject) && g.Component == name })
 }
 
-// Topmost returns the groups of a kind, observed ones too, without those inside another of them: the kernel counts the
+// Topmost returns the groups for which is returns true, without those inside another such group: the kernel counts the
 // memory and time of a group in the groups above it as well.
 func Topmost(l *ledger.Ledger, is func(*ledger.Cgroup) bool) []*ledger.Cgroup {
 	var all []*ledger.Cgroup

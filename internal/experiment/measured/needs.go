@@ -29,7 +29,7 @@ const (
 	Contained   Need = "contained"   // every process of the trial stayed in the trial's control groups
 	Counted     Need = "counted"     // load and kernel agree on the number of events
 	Read        Need = "read"        // the measurements that a program printed could be read
-	// other processes took little from loads that do not know which requests they touched
+	// other processes took little time from loads that cannot tell which of their requests were delayed by that
 	Untouched Need = "untouched"
 )
 
@@ -103,8 +103,8 @@ var (
 
 // Gate is a condition on a trial. The needs that it breaks are fixed here, and do not depend on what a trial measured.
 type Gate struct {
-	// as in record.Reason.Gate; two gates may share a name if one setting governs both, or if they are one condition with
-	// different causes
+	// Name is the name in record.Reason.Gate. Two gates may share a name if one setting governs both, or if they are one
+	// condition with different causes.
 	Name   string
 	Breaks []Need
 	Quiet  ledger.Cause // the cause when nothing outside the trial disturbed the machine
@@ -167,10 +167,10 @@ func (g *Gate) breaks(m *Metric) bool {
 	return slices.ContainsFunc(m.Needs, func(n Need) bool { return slices.Contains(g.Breaks, n) })
 }
 
-// Voids returns those metrics of a trial that are invalid once the gate tripped for this cause. If the subject was too
+// Voids returns those metrics of a trial that are invalid if the gate tripped for this cause. If the subject was too
 // slow, metrics that show that (Outcome), such as throughput and failed requests, stay valid as results.
 func (g *Gate) Voids(cause ledger.Cause, has func(metric string) bool) []string {
-	voids := []string{} // an empty list means none; null would mean all
+	voids := []string{} // an empty list means none; nil would mean all
 	for _, m := range Metrics() {
 		if has(m.Name) && g.breaks(&m) && !(cause == ledger.Subject && m.Outcome) {
 			voids = append(voids, m.Name)

@@ -215,8 +215,8 @@ func (p *Pool) counts() map[string]record.Count {
 	return counts
 }
 
-// Judge returns what the nodes' own gates found, one reason for each gate, and whether too many nodes failed. What a
-// gate voids at one node it voids for all nodes together.
+// Judge returns one reason for each gate that tripped at a node, and another if too many nodes failed. What a gate
+// voids at one node, it voids for all nodes together.
 func (p *Pool) Judge() []record.Reason {
 	var reasons []record.Reason
 	at := map[string]int{} // index in reasons, by gate
@@ -230,7 +230,7 @@ func (p *Pool) Judge() []record.Reason {
 			if i, ok := at[r.Gate]; ok {
 				more[r.Gate]++
 				reasons[i].Voids = union(reasons[i].Voids, r.Voids)
-				if reasons[i].Cause == ledger.Subject { // at one node at least the cause was another
+				if reasons[i].Cause == ledger.Subject { // r may have another cause, which then counts for all nodes
 					reasons[i].Cause, reasons[i].CauseShare, reasons[i].Culprits = r.Cause, r.CauseShare, r.Culprits
 				}
 				continue
@@ -302,7 +302,7 @@ func union(a, b []string) []string {
 }
 
 // Trim removes from the nodes' records what the trial's record has too, and from the trial's ledger what the nodes'
-// records have.
+// records have. agents is the path of the group of the nodes' agents, or empty if each node is a separate machine.
 func (p *Pool) Trim(agents string) {
 	roles := map[string]GroupRole{}
 	objects := NodesObjects{programs: map[uint32]ledger.Charged{}, maps: map[uint32]ledger.Charged{}}

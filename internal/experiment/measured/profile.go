@@ -20,11 +20,11 @@ const (
 	labelPart = "part"
 )
 
-// maxFunctionName is how many bytes of a function's name a record has.
+// maxFunctionName bounds the names of functions and of their files in a record, in bytes.
 const maxFunctionName = 200
 
-// Profile is what the functions of a trial used, by its profile. It gives the samples the labels of the trial: its
-// factors, its arm, and the part of the trial, if they are of one.
+// Profile returns the CPU time that the functions of a trial used, from its profile p. It labels each sample of p with
+// the trial's factors and arm, and with the part of the trial to which the sample belongs, if any.
 func (m *Measured) Profile(p *pprof.Profile) *record.Profile {
 	type key struct {
 		part string
@@ -43,7 +43,7 @@ func (m *Measured) Profile(p *pprof.Profile) *record.Profile {
 			continue
 		}
 		s.Label[labelPart] = []string{part}
-		if s.Label[profile.LabelContext] != nil { // in no CPU time of a group
+		if s.Label[profile.LabelContext] != nil { // not included in the CPU time of any group
 			continue
 		}
 		k := key{part, profile.FunctionOf(s)}
@@ -71,9 +71,9 @@ func (m *Measured) Profile(p *pprof.Profile) *record.Profile {
 	return of
 }
 
-// profiledAs is the metric with which the functions of a trial are void, and the unit that their CPU time is given in,
-// with what seconds are divided by for it: per request, per connection where each request opens one, or per second
-// where neither is known.
+// profiledAs returns how a report shows the CPU time of a trial's functions: per request, per connection if each
+// request opens one, or per second if neither is known. The profile is void if metric is, and divisor converts seconds
+// to unit.
 func (m *Measured) profiledAs() (metric, unit string, divisor float64) {
 	seconds := m.Ledger.Window.Seconds
 	if rate, ok := m.RequestRate(); ok && rate > 0 {
@@ -85,7 +85,7 @@ func (m *Measured) profiledAs() (metric, unit string, divisor float64) {
 	return "subject_cpus", quantity.CPUs, seconds
 }
 
-// partOf names the part of the trial that a group is of; empty where it is of none.
+// partOf describes the part of the trial to which a group belongs, or returns "" if it belongs to none.
 func (m *Measured) partOf(group []string) (words string) {
 	if len(group) == 0 {
 		return ""

@@ -6,10 +6,10 @@ import (
 	"tare/internal/experiment/record"
 )
 
-// Futile is the number of consecutive repeats that lost a metric after which no trial is repeated for its sake.
+// Futile is the number of consecutive repeats that lost a metric after which no trial is repeated for that metric.
 const Futile = 6
 
-// Vain counts, for each metric and over the whole run, consecutive repeats that also lost it. Next to a constant
+// Vain counts, for each metric and over the whole run, consecutive repeats that also lost the metric. Under a constant
 // disturbance nearly all attempts fail in the same way, and repeating them takes long and yields nothing; an
 // occasional loss is worth another attempt. Only gates count here, never measured values.
 type Vain map[string]int
@@ -29,8 +29,8 @@ func (v Vain) GaveUp() bool {
 	return false
 }
 
-// Saw counts an attempt that has ended. Once repeats are futile for a metric, only a first attempt that keeps the
-// metric resets the count.
+// Saw counts an attempt that has ended. A repeat that keeps a metric resets the metric's count. Once repeats are futile
+// for a metric, a first attempt that keeps it does.
 func (v Vain) Saw(t *record.Trial) {
 	lost := LostToOthers(t)
 	if t.Attempt > 0 {

@@ -33,7 +33,7 @@ type Owners struct {
 	given    []string
 	found    map[string]found // by tree
 	settled  bool             // the owners of all trees have been judged since the last wait for one
-	waitEnd  time.Time        // of all waits for owners that are ending
+	waitEnd  time.Time        // when the last wait for an owner that is ending must be over
 	wouldEnd map[int]bool     // processes that a dry run treats as ended
 	locks    []*os.File       // on trees whose owners have ended, held so that no other process takes them
 	left     []Left
@@ -53,8 +53,8 @@ type Left struct {
 	Ending int // the pid of its owner, which has been killed but does not end; 0: another reason
 }
 
-// NewOwners returns an Owners for the trees that are visible here. A run in ended, by the name of its tree, counts as
-// ended if its state is not visible.
+// NewOwners returns an Owners for the trees that are visible here. ended names trees whose runs count as ended if their
+// state is not visible here.
 func NewOwners(l *cgroup.Layout, ended ...string) *Owners {
 	return &Owners{hs: hierarchies(l), given: ended, found: map[string]found{}}
 }
@@ -85,8 +85,8 @@ func Began(tree string) (time.Time, bool) {
 }
 
 // Ended reports whether tree is the name of a tree whose owner has ended. Things other than control groups can bear
-// the name of a run's tree, and may be removed once this is true. If it cannot be known, what becomes the Left.What of
-// an entry in Left.
+// the name of a run's tree, and may be removed once this is true. If it cannot be known, Ended adds an entry to Left
+// that describes the thing as what.
 func (o *Owners) Ended(tree, what string) bool {
 	id, ok := parseTreeName(tree)
 	if !ok {
@@ -138,7 +138,7 @@ func (o *Owners) trees() (map[string]proc.Identity, error) {
 // killed as its owner ends, and until then count as living; they may own trees too.
 func (o *Owners) settle() {
 	for !o.settled {
-		o.settled = true // unless an owner is waited for
+		o.settled = true // await clears this if it waits for an owner
 		all, _ := o.trees()
 		for tree, id := range all {
 			o.await(tree, id)
@@ -230,7 +230,7 @@ func (o *Owners) byLock(tree string) proc.Fate {
 		return fate
 	}
 	for _, f := range taken {
-		_ = f.Close() // it was only locked
+		_ = f.Close() // nothing was written
 	}
 	if fate == proc.Ended {
 		fate = proc.Unknown
@@ -258,7 +258,7 @@ func lock(dir string, how int) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	for err = unix.EINTR; err == unix.EINTR; { // by a signal of the Go runtime's own
+	for err = unix.EINTR; err == unix.EINTR; { // the Go runtime sends its threads signals
 		err = unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
 	}
 	if err == nil {
@@ -271,7 +271,7 @@ func lock(dir string, how int) (*os.File, error) {
 		}
 	}
 	if err != nil {
-		_ = f.Close() // it was only opened to be locked
+		_ = f.Close() // nothing was written
 		return nil, fmt.Errorf("locking %s: %w", dir, err)
 	}
 	return f, nil

@@ -3,10 +3,10 @@
 // removed; nothing else on the machine is ever touched.
 //
 // A tree of groups is a directory tare-<id>-p<owner's pid>-t<owner's start time> at the top of every hierarchy that
-// Tare uses. A pid can be reused, but not its pair with the start time. A pid has a meaning only in its PID namespace,
+// Tare uses. A pid can be reused, but a pid with its start time cannot. A pid has a meaning only in its PID namespace,
 // while the groups of a run may be visible in others. In a container, the owner's name therefore begins with that of
 // its PID namespace (tare-<id>-n<inode number>-p...). Every owner holds a lock on the directory, which the kernel
-// releases when it ends. See Owners.
+// releases when the owner ends. See Owners.
 package placement
 
 import (
@@ -73,7 +73,7 @@ func hierarchies(l *cgroup.Layout) []*cgroup.Hierarchy {
 
 // Limits bounds the use of a group. 0 means no limit.
 type Limits struct {
-	CPUs        float64 // CPU time per time, by a quota per 100 ms
+	CPUs        float64 // enforced as a quota of CPU time for every 100 ms
 	MemoryBytes uint64
 	// Weight is the group's share if CPU time is short, relative to groups of weight 1, which is the kernel's default,
 	// and to single processes of the root group.
@@ -101,7 +101,7 @@ type Tree struct {
 	closed  bool
 }
 
-// starting is when a process was started (proc.Process.Start), and in which group.
+// starting holds when a process was started (proc.Process.Start), and in which group.
 type starting struct {
 	at    uint64
 	group string
@@ -130,8 +130,8 @@ func NewTree(l *cgroup.Layout, id string) (*Tree, error) { return plant(l, id, f
 // of CPU time, or a weight, is separate for the scheduler too, and if cpu and cpuacct are one hierarchy, all groups
 // are. On v2 no group of a flat tree can have such a limit.
 //
-// It is for work that forks constantly. With Linux 6.18, a group with many short tasks can keep others' tasks that
-// sleep and wake, such as a tracer's, from the CPU for a second and more, whatever the weights. Among tasks of one
+// It is for work that forks constantly. With Linux 6.18, a group with many short tasks can keep other groups' tasks
+// that sleep and wake, such as a tracer's, from the CPU for a second and more, whatever the weights. Among tasks of one
 // group the scheduler is fair.
 func NewFlatTree(l *cgroup.Layout, id string) (*Tree, error) { return plant(l, id, true) }
 
@@ -369,7 +369,7 @@ func (t *Tree) entry(h *cgroup.Hierarchy, group string) string {
 	return dir
 }
 
-// make makes a group; apart, if the scheduler must treat it as separate.
+// make makes a group. apart is true if the scheduler must treat the group as separate, even in a flat tree.
 func (t *Tree) make(name string, apart bool) (*Group, error) {
 	for _, h := range t.hs {
 		if t.flat && schedules(h) {

@@ -111,7 +111,8 @@ func inside(l *cgroup.Layout, pid int, tree string) bool {
 	})
 }
 
-// removeAll removes groups with all below them. A group may be busy for a moment after its last process has ended.
+// removeAll removes groups with all groups below them. A group may be busy for a moment after its last process has
+// ended.
 func removeAll(dirs []string, deadline time.Time) error {
 	var errs []error
 	for _, dir := range dirs {
@@ -158,9 +159,9 @@ func Clean(l *cgroup.Layout) (Report, error) {
 }
 
 // Clean removes what runs that have ended left behind: trees whose owner is dead, with their processes, and processes
-// outside the trees that are marked as part of such a run. Another program put processes without the mark into a tree:
-// they are moved to the group above it. This process and its ancestors are spared. Trees with a living owner are left
-// alone, as is everything whose name NewTree cannot have made.
+// outside the trees that are marked as part of such a run. Processes in a tree without the mark were put there by
+// another program, and are moved to the group above the tree. This process and its ancestors are spared. Trees with a
+// living owner are left alone, as is everything whose name NewTree cannot have made.
 func (o *Owners) Clean() (Report, error) {
 	c := cleaning{o: o, report: Report{Trees: []string{}, Killed: []Process{}, Moved: []Process{}}, spared: ancestors(),
 		killed: map[int]bool{}, deadline: time.Now().Add(patience)}
@@ -259,8 +260,8 @@ func (c *cleaning) end(pid int, treeOf func(pid int) string) error {
 }
 
 // EndMarked ends all processes that are marked as part of a tree, wherever they are, except this process and its
-// ancestors, and waits until they have ended. It is for processes that must end before something is removed, which
-// happens before Clean.
+// ancestors, and waits until they have ended. It is for callers that must remove, before Clean, something that such
+// processes use.
 func (*Owners) EndMarked(tree string) error {
 	spared, treeOf := ancestors(), marks([]string{tree})
 	marked := func(pid int) bool { return !spared[pid] && treeOf(pid) == tree }
@@ -281,9 +282,9 @@ func (*Owners) EndMarked(tree string) error {
 
 // Watch begins to check whether the processes of a tree stay in its groups, because the counters of the groups leave
 // out what strays use. Processes of a tree are those that have its mark (child.Mark, or the limit of markByLimit),
-// those that Start started, those in its groups, and the descendants of all these. With apart, each must be in the
-// group in which it was started, and that group must have counted all its CPU time. Without, it may be in any group of
-// the tree, because a container runtime moves processes between groups. The caller must close the watch.
+// those that Start started, those in its groups, and the descendants of all these. If apart is true, each must be in
+// the group in which it was started, and that group must have counted all its CPU time. Otherwise it may be in any
+// group of the tree, because a container runtime moves processes between groups. The caller must close the watch.
 func (t *Tree) Watch(apart bool) (*containment.Watch, error) {
 	paths := map[string]string{} // of the groups that processes must not leave, by their directories
 	if h, ok := t.layout.CPU(); ok {
@@ -376,15 +377,15 @@ func (t *Tree) onTheWay(p proc.Process) bool {
 	return len(args) > 1 && args[0] == enterArgs[0] && args[1] == enterArgs[1]
 }
 
-// home describes a group, or with an empty name the whole tree, in which processes must be. With counts, its counter
-// must have all their CPU time.
+// home describes the group in which processes must be; an empty name means the whole tree. If counts is true, the
+// group's counter must have all their CPU time.
 func (t *Tree) home(group string, counts bool) *containment.Home {
 	g := &Group{tree: t, name: group}
 	home := &containment.Home{Path: g.Path()}
 	if h, ok := t.layout.CPU(); ok && counts {
 		home.Dir = t.dir(h, group)
 	}
-	own := map[*cgroup.Hierarchy]string{} // its identity in the hierarchies that measure something
+	own := map[*cgroup.Hierarchy]string{} // the group's identity in the hierarchies that measure something
 	for _, h := range t.hs {
 		if h.V2 || h.Has("cpu") || h.Has("cpuacct") || h.Has("memory") {
 			own[h] = h.Identity(strings.TrimPrefix(t.entry(h, group), h.Mount))
@@ -424,7 +425,7 @@ func Others(l *cgroup.Layout) []int {
 	return pids
 }
 
-// move moves a process from those of the groups that it is in to the groups above them.
+// move moves a process out of each of the groups that contains it, into the group above.
 func (r *Report) move(pid int, trees []string) error {
 	p := Process{PID: pid, Comm: child.Comm(pid), Tree: filepath.Base(trees[0])}
 	meant, err := proc.FS{}.Process(pid)
@@ -453,9 +454,9 @@ func (r *Report) move(pid int, trees []string) error {
 	return nil
 }
 
-// putBack moves a process back that was moved to a group by mistake: groups take bare pids, and another process may
-// have taken this one just before the write. Such a young process belongs where its parent is. It returns true if it
-// was another process.
+// putBack corrects a move of the wrong process to the group from: the kernel moves whatever process has the pid, and
+// the pid may have been reused just before the write. A process that has just been created belongs in the group of its
+// parent. other is true if the process was not the one meant.
 func putBack(pid int, meant proc.Process, from string) (other bool, err error) {
 	now, err := proc.FS{}.Process(pid)
 	if err != nil || now.Start == meant.Start {
@@ -474,8 +475,8 @@ func putBack(pid int, meant proc.Process, from string) (other bool, err error) {
 	return true, nil
 }
 
-// markOf returns the tree of which a process is marked as a part, by its environment or else by an open file, or "" if
-// there is none or it cannot be read.
+// markOf returns the tree of which a process is marked as a part, by its environment or else by an open file. It
+// returns "" if the process has no mark, or if its mark cannot be read.
 func markOf(pid int, patience *time.Duration) string {
 	if tree, has, _ := (proc.FS{}).Getenv(pid, child.Mark, patience); has {
 		return tree
@@ -488,11 +489,11 @@ func markOf(pid int, patience *time.Duration) string {
 	return ""
 }
 
-// canTell returns an error if it cannot be seen to which run a process belongs.
+// canTell returns an error if this process is not permitted to read to which run another process belongs.
 func canTell(pid int) error {
 	_, _, err := proc.FS{}.Getenv(pid, child.Mark, new(time.Duration))
 	if !errors.Is(err, fs.ErrPermission) {
-		return nil // or it has ended
+		return nil // the environment can be read, or the process has ended
 	}
 	return fault.Wrap(err, fault.Machine, child.Named(pid), "run 'tare clean' as root, or with CAP_SYS_PTRACE",
 		"it is in a control group left by a run that has ended, and cannot be inspected")

@@ -49,14 +49,14 @@ func (t *Tree) serveStarts() {
 	}
 }
 
-// Start starts a command inside the group: the program runs there from its first instruction. It dies with this
-// process, however that ends. The caller prepares cmd as usual (arguments, pipes, context) and waits for it. The
+// Start starts a command inside the group: the program runs there from its first instruction. The program dies with
+// this process, however that ends. The caller prepares cmd as usual (arguments, pipes, context) and waits for it. This
 // binary starts itself again as EnterCommand, which enters the group and then becomes the program; Start sets the
-// arguments for that. A program that cannot be run is therefore a process that failed, with the reason on its standard
-// error.
+// arguments for that. If the program cannot be run, Start therefore succeeds, and the process fails with the reason on
+// its standard error.
 func (g *Group) Start(cmd *exec.Cmd) error { return g.StartIn(cmd, "") }
 
-// In returns a function that is StartIn with a network.
+// In returns a Starter that calls StartIn with the given network.
 func (g *Group) In(network string) child.Starter {
 	return func(cmd *exec.Cmd) error { return g.StartIn(cmd, network) }
 }
@@ -100,7 +100,7 @@ func (g *Group) StartIn(cmd *exec.Cmd, network string) error {
 	if err := <-r.done; err != nil {
 		return fmt.Errorf("starting a process in %s: %w", g.name, err)
 	}
-	// It is not reaped before Start returns, so its pid cannot have been reused.
+	// The process is not reaped before Start returns, so its pid cannot have been reused.
 	p, err := proc.FS{}.Process(cmd.Process.Pid)
 	if err != nil {
 		_ = cmd.Process.Kill()
@@ -137,7 +137,7 @@ func pinTo(n int) error {
 }
 
 // Enter is the body of EnterCommand. args are flags and directories of groups, "--", the path of a program, and its
-// argv. It moves this process into the groups and becomes the program. It returns only with an error, which has the
+// argv. Enter moves this process into the groups and becomes the program. It returns only with an error, which has the
 // code fault.Machine if a group could not be entered and fault.Usage if the program could not be run.
 func Enter(args []string) error {
 	i := slices.Index(args, "--")
@@ -161,7 +161,7 @@ func Enter(args []string) error {
 	if o, ok := parseTreeName(os.Getenv(child.Mark)); ok && os.Getppid() != o.PID {
 		return fmt.Errorf("the run that started this process has ended")
 	}
-	markByFile(os.Getenv(child.Mark)) // here, so that its cost is charged to nothing that is measured
+	markByFile(os.Getenv(child.Mark)) // before the group is entered, so that the cost is not charged to the group
 	markByLimit(os.Getenv(child.Mark), *group)
 	if *pin > 0 {
 		if err := pinTo(int(*pin)); err != nil {

@@ -48,16 +48,16 @@ type Command struct {
 	Capture int
 }
 
-// Ready holds the conditions under which a program can be used. All that are given must hold; After comes last.
-// Without any, it is ready once it listens on a TCP port or has run for half a second.
+// Ready holds the conditions under which a program is ready. All that are given must hold; After comes last. A program
+// without conditions is ready once it listens on a TCP port or has run for half a second.
 type Ready struct {
 	Port   string         // host:port that accepts a TCP connection
 	Line   *regexp.Regexp // matches a line of its standard output or standard error
 	HTTP   string         // URL that is answered with a status of 200 to 399
 	File   string         // path that exists, relative to the working directory
 	Listen bool           // it listens on some TCP port, or accepts connections at Offered
-	// Offered is host:port at which it may listen, with Listen; empty: none. It is tried because the ports of a program
-	// that runs on another kernel (gVisor, a virtual machine) are not visible here.
+	// Offered is the host:port at which it may listen, if Listen is true; empty: none. Connecting there also satisfies
+	// Listen, because the ports of a program on another kernel (gVisor, a virtual machine) are not visible here.
 	Offered string
 	After   time.Duration // time since all other conditions held
 }
@@ -68,7 +68,7 @@ const (
 	stopTime     = 10 * time.Second
 )
 
-// Settings are the settings of every command. Its limits are those of its control group.
+// Settings are the settings of every command. Limits are not among them: they are set on the command's control group.
 var Settings = []param.Setting{
 	{Name: "command", Type: param.TypeText, Reach: param.ReachCommand,
 		Doc: "command line, split into words as by a shell; for a shell write `sh -c '...'`. Placeholders: " +
@@ -217,7 +217,7 @@ func checkPort(text string) error {
 	return checkAddress(text)
 }
 
-// probe replaces placeholders by likely values, so that the text around them can be checked.
+// probe replaces placeholders with likely values, so that the text around them can be checked.
 var probe = strings.NewReplacer("{port}", "80", "{host}", "127.0.0.1", "{address}", "127.0.0.1:80")
 
 func checkAddress(raw string) error {
@@ -253,8 +253,9 @@ func (c Command) Line() string {
 	return strings.Join(lists.Map(c.Argv, quote), " ")
 }
 
-// Installed returns an error unless the program exists and can be executed. A name is looked up in this process's
-// PATH. The error has the code fault.Machine for a name that is not on the PATH, and fault.Usage for a wrong path.
+// Installed returns an error unless the program exists and can be executed, and the user's files can be read. A name is
+// looked up in this process's PATH. The error has the code fault.Machine for a name that is not on the PATH, and
+// fault.Usage for a wrong path or a wrong file.
 func (c Command) Installed() error {
 	for _, f := range c.Files {
 		if _, err := f.read(); err != nil {

@@ -11,8 +11,8 @@ import (
 // Found holds what belongs to a command: its processes with their memory, and its eBPF programs and maps.
 type Found struct {
 	Processes []Process `json:"processes"`
-	// RSS is the resident memory of the processes added up, in bytes, and RSSPeak the sum of the peaks of each. Pages
-	// that several of them share count several times.
+	// RSS is the sum of the resident memory of the processes, in bytes, and RSSPeak the sum of their peaks. A page that
+	// several of them share counts several times.
 	RSS     uint64 `json:"rss_bytes"`
 	RSSPeak uint64 `json:"rss_peak_bytes"`
 	Objects
@@ -24,7 +24,7 @@ type Process struct {
 	PPID int    `json:"ppid"`
 	Comm string `json:"comm"`
 	RSS  uint64 `json:"rss_bytes"`
-	// Outside is true if it is in another control group than the command, whose counters therefore leave it out.
+	// Outside is true if it is outside the command's control group, whose counters therefore leave it out.
 	Outside bool `json:"outside,omitempty"`
 }
 
@@ -46,10 +46,10 @@ type Object struct {
 	Replaced bool `json:"replaced,omitempty"`
 }
 
-// Discover finds what belongs to a command. inside holds the processes in its control group. With whole, their
-// descendants in other groups belong to it too; without, as for a group that existed before, such as that of a
-// container runtime, many descendants are not its own. ObjectsOf says which programs and maps of the ledger belong to
-// it.
+// Discover finds what belongs to a command. inside holds the processes in its control group. If whole is true, their
+// descendants in other groups belong to it too. It must be false for a group that existed before the trial: a container
+// runtime, for example, has many descendants that are not its own. ObjectsOf says which programs and maps of the ledger
+// belong to the command.
 func Discover(f proc.FS, inside []int, whole bool, l *ledger.Ledger, began time.Time) (Found, error) {
 	all := inside
 	if whole {
@@ -84,8 +84,8 @@ const clocks = 100 * time.Millisecond
 //   - maps that no process holds, if all their users are such programs, and maps inside such a map that no other
 //     process holds.
 //
-// A zero began leaves out what no process holds: if other processes load programs too, its owner is unknown. The
-// scale's own programs are never included.
+// If began is zero, objects that no process holds are left out: other processes may have loaded them. Tare's own
+// programs are never included.
 func ObjectsOf(l *ledger.Ledger, pids []int, began time.Time) Objects {
 	o := Objects{Programs: []Object{}, Maps: []Object{}}
 	programs := map[uint32]bool{}
@@ -137,7 +137,7 @@ func holds(pids []int, holders []ledger.Owner) bool {
 	return slices.ContainsFunc(holders, func(o ledger.Owner) bool { return slices.Contains(pids, o.PID) })
 }
 
-// used reports whether every user of a map, program or outer map, belongs to the command, and there is at least one.
+// used reports whether a map has users (programs or outer maps), and all of them belong to the command.
 func used(m ledger.Map, programs, maps map[uint32]bool, all []ledger.Map) bool {
 	users := 0
 	for _, id := range m.UsedBy {

@@ -104,7 +104,7 @@ func ParseTarget(raw string) (Target, error) {
 type Finder struct {
 	Layout *cgroup.Layout
 	Proc   proc.FS
-	Self   int // pid of this scale, which is never observed; 0: this process
+	Self   int // pid of the Tare process, which is never observed; 0: this process
 }
 
 // Existing is what a Target names: a control group, or a process with its descendants.
@@ -119,15 +119,15 @@ type Existing struct {
 	cpu   *cgroup.Hierarchy // the hierarchy that counts CPU time; nil: there is none, and the target is a process
 	pid   int               // of the process, if the target is one
 	start uint64            // of that process
-	// of Dir when Watch was called, 0 before; a group that was removed and made again has another
+	// inode is that of Dir when Watch was called, and 0 before. A group that was removed and made again has another.
 	inode  uint64
 	finder Finder
 	watch  *containment.Watch // nil before Watch
-	spared []int              // set by members: processes that started this one, with all that they started
+	spared []int              // set by members: the branch of the target's processes that contains this one
 }
 
 // Find finds what a target names. The error has the code fault.Usage if nothing or several things have that name, or
-// if this scale is part of it; it has the code fault.Machine if this machine has no control groups.
+// if Tare itself is part of the target; it has the code fault.Machine if this machine has no control groups.
 func (f Finder) Find(t Target) (*Existing, error) {
 	if f.Self == 0 {
 		f.Self = os.Getpid()
@@ -191,7 +191,8 @@ func (e *Existing) findProcess() error {
 	return e.shareGroup(pid)
 }
 
-// shareGroup takes the control group of a process if all members of the group belong to the target.
+// shareGroup sets the target's group to the control group of a process, if all members of that group belong to the
+// target.
 func (e *Existing) shareGroup(pid int) error {
 	f := e.finder
 	if e.cpu == nil {
@@ -217,7 +218,7 @@ func (e *Existing) shareGroup(pid int) error {
 	return nil
 }
 
-// findGroup takes the group with an identity.
+// findGroup sets the target's group to the one with the given identity.
 func (e *Existing) findGroup(identity string) error {
 	f, h := e.finder, e.cpu
 	dir, ok := h.Dir(identity)
@@ -257,10 +258,10 @@ func isContainer(name, id string) bool {
 	return strings.HasPrefix(rest, id) && containerID().MatchString(rest)
 }
 
-// maxGroups is how many groups are searched.
+// maxGroups is how many groups find examines at most.
 const maxGroups = 1 << 20
 
-// search takes the only topmost group whose name fits.
+// search sets the target's group to the only topmost group whose name fits.
 func (e *Existing) search(fits func(name string) bool, hint string) error {
 	found := find(e.cpu.Mount, fits)
 	switch len(found) {
@@ -381,7 +382,7 @@ func (e *Existing) Watch() (err error) {
 	return err
 }
 
-// Close ends the watch, if there is one. The Existing may be nil.
+// Close ends the watch, if any. The Existing may be nil.
 func (e *Existing) Close() error {
 	if e == nil {
 		return nil
@@ -427,9 +428,10 @@ const invocationID = "INVOCATION_ID"
 const invocationPatience = time.Second
 
 // members returns the processes of the target's group and their descendants. Whatever their present parents, it adds
-// processes whose session is led by one of those, processes of the same start of a unit, and those that Watch knows.
-// It leaves out this process's ancestor in the group, if there is one (such as a session of an observed server), with
-// all that this ancestor has started.
+// processes in a session that a process of the group leads, processes of the same start of a systemd unit, and those
+// that were members when Watch began, with the descendants of all these. If a process of the group is an ancestor of
+// this process, as an observed SSH server may be, members leaves out the child through which it is the ancestor, with
+// all that this child has started.
 func (e *Existing) members() ([]containment.Member, error) {
 	f := e.finder
 	all, err := f.Proc.Processes()

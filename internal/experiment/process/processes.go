@@ -184,8 +184,8 @@ func ServedElsewhere(l *cgroup.Layout, address string, ours []int) (string, erro
 // Connection is the two ends of a TCP connection.
 type Connection struct{ Local, Remote netip.AddrPort }
 
-// Connections returns the TCP connections of this network namespace that have the port at either end, also those that
-// are closing or were closed within the last minute (TIME_WAIT).
+// Connections returns the TCP connections of this network namespace that have the port at either end, including those
+// that are closing or were closed within the last minute (TIME_WAIT).
 func Connections(port uint16) ([]Connection, error) {
 	var all []Connection
 	err := eachSocket("/proc/thread-self/net", func(line string) {
@@ -202,7 +202,7 @@ func Connections(port uint16) ([]Connection, error) {
 	return all, err
 }
 
-// Dialled reports whether one of some processes now has a TCP connection to an address.
+// Dialled reports whether one of the processes now has a TCP connection to an address.
 func Dialled(pids []int, to netip.AddrPort) (has bool) {
 	for _, pid := range pids { // each may be in a separate network namespace
 		sockets := map[string]bool{}
@@ -272,7 +272,7 @@ func parseEnd(text string) (a netip.AddrPort, ok bool) {
 	return netip.AddrPortFrom(ip.Unmap(), uint16(n)), true
 }
 
-// dialable replaces the address of all interfaces by the loopback address.
+// dialable replaces the address of all interfaces with the loopback address.
 func dialable(a netip.AddrPort) netip.AddrPort {
 	if !a.Addr().IsUnspecified() {
 		return a
@@ -283,8 +283,8 @@ func dialable(a netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(netip.IPv6Loopback(), a.Port())
 }
 
-// ResidentOf returns the resident memory of processes added up, and the sum of their peaks, in bytes. A shared page
-// counts for each of them. Processes that have ended are skipped.
+// ResidentOf returns the sum of the resident memory of processes, and the sum of their peaks, in bytes. A page counts
+// once for each process that shares it. Processes that have ended are skipped.
 func ResidentOf(f proc.FS, pids []int) (now, peak uint64, err error) {
 	for _, pid := range pids {
 		n, p, err := f.Resident(pid)
@@ -309,7 +309,7 @@ func FreePort() (int, error) {
 	return int(at.Port()), err
 }
 
-// FreeAddresses returns n different addresses with such ports, as host:port.
+// FreeAddresses returns n different addresses of the loopback interface with unused TCP ports, as host:port.
 func FreeAddresses(n int) (all []string, err error) {
 	for range n {
 		l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -28,7 +28,7 @@ type condition struct {
 	given bool          // it was configured
 	what  string        // completes "within 30s, "
 	every time.Duration // between two checks
-	// holds reports whether it holds; if not, the error is the reason, or nil.
+	// holds reports whether the condition holds; if it does not, the error gives the reason, or is nil.
 	holds func(context.Context) (bool, error)
 }
 
@@ -136,8 +136,8 @@ func acceptsWithin(ctx context.Context, address string, limit time.Duration) (bo
 	return true, nil
 }
 
-// prober sends one request per connection and follows no redirect, so the server stays as if unused. It does not
-// verify the server's certificate.
+// prober sends one request per connection and follows no redirect, so it leaves no connection open to the server. It
+// does not verify the server's certificate.
 var prober = &http.Client{
 	Timeout:       attempt,
 	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
@@ -254,7 +254,7 @@ func (r *Running) stopped() error {
 // ENXIO for /dev/tty), and of curses.
 var terminal = text.LazyRegexp(`(?i)not a (tty|terminal|typewriter)|inappropriate ioctl for device|/dev/tty\b|` +
 	`no (controlling )?(tty|terminal)\b|TERM environment variable not set|error opening terminal|` +
-	`requires? an? (tty|terminal|interactive)|failed tty get|` + // the last is of procps
+	`requires? an? (tty|terminal|interactive)|failed tty get|` + // procps prints "failed tty get"
 	`must be (run|executed|connected|attached) .{0,20}(tty|terminal)`)
 
 // mountTracing is the hint for a tracer that does not find the kernel's tracepoints.

@@ -23,9 +23,9 @@ import (
 // How often the output of a command is read.
 const (
 	pause   = 5 * time.Millisecond  // between two reads until it is ready, and while it writes much
-	calm    = 25 * time.Millisecond // between two reads of one that writes little
+	calm    = 25 * time.Millisecond // between two reads while it writes little
 	much    = 128 << 10             // bytes in one read
-	maxLine = 64 << 10              // of a line that is matched with Ready.Line
+	maxLine = 64 << 10              // bytes of a line that are matched with Ready.Line
 )
 
 // lingering is how long processes of a command that ended by itself may outlive it: helpers need time to notice.
@@ -53,9 +53,9 @@ type Running struct {
 	seen     []proc.Process // its processes before Stop or Kill: some may outlive their parents
 }
 
-// Start runs a command; begin starts its process in the right place. It gets no input and no terminal. onEnd is called
-// once if it ends by itself: with nil if that is its purpose (Finishes), else with the reason. The caller must call
-// Stop or Kill in the end.
+// Start runs a command; begin starts its process in the right place. The command gets no input and no terminal. onEnd
+// is called once if the command ends by itself: with nil if it succeeded and that is its purpose (Finishes), else with
+// the reason. The caller must call Stop or Kill in the end.
 //
 // The errors have the code fault.Usage if the command or its conditions are wrong: the program is not executable, its
 // address is taken by another process, or its ready-file exists already. A program that is not installed has the code
@@ -258,8 +258,8 @@ func (r *Running) Output() (text []byte, cut int64) {
 	return bytes.Clone(text), cut
 }
 
-// Failure waits for the end of the command and returns why it ended. when continues the word "ended". The error has
-// the code fault.Usage, because the user writes the command line.
+// Failure waits for the end of the command and returns why it ended. when follows the word "ended" in the message. The
+// error has the code fault.Usage, because the user writes the command line.
 func (r *Running) Failure(when string) error {
 	err := r.Err()
 	after := "" // how long after its start it ended, if that is short

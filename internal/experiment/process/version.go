@@ -24,7 +24,7 @@ func FirstLine(ctx context.Context, argv ...string) string {
 	return ""
 }
 
-// VersionOf runs a command that prints a version, and returns its output in one line; empty if there is none.
+// VersionOf runs a command that prints a version, and returns the first line of its output; empty if there is none.
 func VersionOf(ctx context.Context, line string) string {
 	argv, err := Words(line)
 	if err != nil {
@@ -43,7 +43,7 @@ func Printed(ctx context.Context, argv ...string) string {
 	defer cancel()
 	var out bounded
 	c := child.Command{Argv: argv, Stdout: &out, Stderr: &out}
-	// some exit with 1 and print their version all the same
+	// Some programs print their version and exit with 1.
 	_ = child.Run(ctx, c, child.Options{Name: argv[0], Linger: time.Second})
 	return string(out)
 }

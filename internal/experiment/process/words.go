@@ -107,12 +107,13 @@ type Place struct {
 	CgroupPath string // its path below the mount of v2, with a leading /
 	Dir        string // a private directory, removed after the process ends
 	Port       int    // a free TCP port to listen on
-	// host:port of the application that a load is to reach, or at which an application or subject is to listen
+	// Address is the host:port of the application that a load is to reach, or at which an application or subject is to
+	// listen.
 	Address string
 	// App returns the address of an application, host:port, by its name, or "" for an unknown name. Nil: none are known.
 	App      func(name string) string
 	Duration time.Duration // how long a load is to run, warm-up included
-	Window   time.Duration // the part of it that is measured: the last
+	Window   time.Duration // the last part of Duration, which is measured
 }
 
 // placeholder is a name that a command line may have in braces. value returns "" if its value is not known.

@@ -18,9 +18,9 @@ const (
 	// MaxMetrics is how many metrics a run may define.
 	MaxMetrics = 2000
 
-	// MaxFactors is how many factors a trial may have, and maxPlaceBytes how long its arm and the names and levels of its
-	// factors may be together. A report uses them as a key many times for each metric, and some formats repeat them for
-	// each.
+	// MaxFactors is how many factors a trial may have, and maxPlaceBytes how many bytes its arm and the names and levels
+	// of its factors may have together. A report uses these as a key many times for each metric, and some formats repeat
+	// them for each metric.
 	MaxFactors    = 64
 	maxPlaceBytes = 4 << 10
 
@@ -115,7 +115,7 @@ func behind(v reflect.Value) (n int64) {
 		if v.IsNil() {
 			return 0
 		}
-		each := int64(v.Type().Key().Size()+v.Type().Elem().Size()) * 3 / 2 // its table is never full
+		each := int64(v.Type().Key().Size()+v.Type().Elem().Size()) * 3 / 2 // the table of a map is never full
 		n = 48
 		for it := v.MapRange(); it.Next(); {
 			n += each + behind(it.Key()) + behind(it.Value())

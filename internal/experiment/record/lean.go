@@ -91,8 +91,8 @@ func lean(line []byte, names *names) (Trial, error) {
 	return t, nil
 }
 
-// values returns metrics with their names taken from names. It refuses null, which no tare writes and which would
-// decode to 0.
+// values returns metrics with their names taken from names. It refuses a JSON null, which Tare never writes and which
+// would decode to 0.
 func values(names *names, of map[string]*float64) (map[string]float64, error) {
 	if of == nil {
 		return nil, nil

@@ -2,12 +2,13 @@ package record
 
 // Nodes describes, in run.json, the machines of a run that used more than the coordinator's.
 type Nodes struct {
-	// all ran on the coordinator's machine, each with a private network namespace and separate control groups
+	// Local is true if all nodes ran on the coordinator's machine, each with a private network namespace and separate
+	// control groups.
 	Local bool `json:"local"`
 	Count int  `json:"count"` // of nodes that joined
-	// local: CPUs that the groups of a trial at one node may use together; 0: no limit
+	// CPUs is, for local nodes, how many CPUs the groups of a trial at one node may use together; 0: no limit.
 	CPUs   float64 `json:"cpus_each,omitempty"`
-	Scaled string  `json:"scaled,omitempty"` // what of the spec was left out because there were too few nodes
+	Scaled string  `json:"scaled,omitempty"` // which parts of the spec were left out because there were too few nodes
 	Nodes  []Node  `json:"nodes,omitempty"`  // if each is a separate machine
 }
 
@@ -23,16 +24,18 @@ type Node struct {
 // NodeTrial is one node's result of a trial. A failed one is kept, but no metric of the trial includes it.
 type NodeTrial struct {
 	Name string `json:"name"`
-	// the node's CLOCK_MONOTONIC less the coordinator's, just before the begin; nil: it was not read
+	// ClockOffset is the node's CLOCK_MONOTONIC minus the coordinator's, just before the start; nil: it was not read.
 	ClockOffset *int64 `json:"clock_offset_ns"`
 	ClockError  *int64 `json:"clock_offset_error_ns"` // bound on the error of ClockOffset
-	// how long after the begin the loads received it, by the node's clock; 0: in time
+	// StartedLateNs is how long after the scheduled start the loads received their schedule, by the node's clock; 0: in
+	// time.
 	StartedLateNs *int64 `json:"started_late_ns"`
-	// how long after the edges of the window the node's counters were read; nil: they were not read
+	// OpenedLateNs and ClosedLateNs are how long after the edges of the window the node's counters were read; nil: they
+	// were not read.
 	OpenedLateNs *int64 `json:"window_opened_late_ns"`
 	ClosedLateNs *int64 `json:"window_closed_late_ns"`
 	Failed       string `json:"failed,omitempty"` // why the node's trial failed
-	// the node's record, with a ledger of the node's groups; the enclosing trial has the histograms and slices of
-	// loads
+	// Trial is the node's record, with a ledger of the node's groups. The enclosing trial has the histograms and slices
+	// of loads.
 	Trial *Trial `json:"trial,omitempty"`
 }

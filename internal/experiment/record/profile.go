@@ -2,25 +2,26 @@ package record
 
 import "tare/internal/scale/profile"
 
-// ProfileDir is the directory in a run directory that has the profiles: one of each trial, one of each arm, and a page
-// with flame graphs.
+// ProfileDir is the directory in a run directory that has the profiles: one of each trial, one of each arm, and
+// StacksFile, a page with flame graphs.
 const (
 	ProfileDir = "profiles"
 	StacksFile = "stacks.html"
 )
 
-// MaxFunctions is how many functions the profile of a trial has. A trial has some hundreds.
+// MaxFunctions is how many functions a trial's record lists at most. Typical trials have some hundreds.
 const MaxFunctions = 1000
 
-// Profile is in which functions the trial's groups used CPU time during the window. The groups' counters say how much
-// that was, and samples how it is divided.
+// Profile shows in which functions the trial's groups spent their CPU time during the window. The groups' counters give
+// the total, and samples show how it is divided.
 type Profile struct {
 	File    string `json:"file"`    // with the stacks, in the run directory: pprof (github.com/google/pprof)
 	Samples int    `json:"samples"` // of the trial's groups
 
-	// Metric is a metric of the trial: what voids it voids the functions.
+	// Metric is the metric of the trial whose validity decides that of the profile: what voids it voids the functions.
 	Metric string `json:"metric"`
-	// Divisor is by what CPU seconds are divided to be in the unit: requests answered, connections opened, or seconds.
+	// Divisor converts CPU seconds to Unit by division: the number of requests answered, of connections opened, or of
+	// seconds in the window.
 	Unit    string  `json:"unit"`
 	Divisor float64 `json:"divisor"`
 

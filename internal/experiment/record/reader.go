@@ -115,7 +115,7 @@ func (c *Contents) readRun(path string) error {
 
 // Check refuses a run that exceeds the bounds for reading.
 func (r *Run) Check() error {
-	arms := map[string]bool{} // at levels
+	arms := map[string]bool{} // arms at levels (placeOf)
 	for _, p := range r.Plan[:min(len(r.Plan), MaxTrials)] {
 		if err := p.checkPlace(); err != nil {
 			return fmt.Errorf("trial %d of its plan is invalid: %w", p.Index, err)
@@ -166,7 +166,7 @@ func LevelKey(level map[string]string) string {
 	return string(b)
 }
 
-// readLine reads a line with its newline. With io.EOF it returns the last line.
+// readLine reads a line with its newline. It returns the last line together with io.EOF.
 func readLine(br *bufio.Reader, most int) ([]byte, error) {
 	var line []byte
 	for {

@@ -37,23 +37,23 @@ const (
 	AA     = "aa"     // the baseline again, under another name
 )
 
-// Run is run.json.
+// Run is the contents of run.json.
 type Run struct {
 	Schema     string          `json:"schema"`
 	ID         string          `json:"id"`
 	Experiment string          `json:"experiment"`
 	Question   string          `json:"question"`
 	Spec       json.RawMessage `json:"spec"` // as resolved, with every default filled in
-	// name of the subject in the arms Direct and AA, if they have one
+	// Baseline is the name of the subject in the arms Direct and AA, if they have one.
 	Baseline    string         `json:"baseline,omitempty"`
 	Seed        uint64         `json:"seed"`
 	Blocks      int            `json:"blocks"`
 	Plan        []PlannedTrial `json:"plan"`
 	Started     time.Time      `json:"started"`
 	Version     string         `json:"version"`
-	Build       string         `json:"build"` // go version and vcs revision
+	Build       string         `json:"build"` // Go version and VCS revision
 	Environment Environment    `json:"environment"`
-	// arms of the spec that did not run because their program is not installed, with the reason
+	// Absent has the arms of the spec that did not run because their program is not installed, with the reason.
 	Absent  map[string]string `json:"absent,omitempty"`
 	Command []string          `json:"command"`         // how to run it again
 	Nodes   *Nodes            `json:"nodes,omitempty"` // the machines, if the run used more than the coordinator's
@@ -151,14 +151,14 @@ type Trial struct {
 	Schema string `json:"schema"`
 	Run    string `json:"run,omitempty"` // the ID of its run; records of Tare before 0.4 have none
 	PlannedTrial
-	// 0 for the first; a spoiled trial is repeated in its block, and every attempt is a line
+	// Attempt is 0 for the first. A spoiled trial is repeated in its block, and every attempt is a line.
 	Attempt int                    `json:"attempt,omitempty"`
 	Started time.Time              `json:"started"`
 	Ended   time.Time              `json:"ended"`
 	Loads   map[string]load.Result `json:"loads"`            // by the name of the load in the spec
 	Work    *load.Result           `json:"work,omitempty"`   // of a subject that works by itself
 	Events  *Events                `json:"events,omitempty"` // if the load makes events that are counted
-	// of the measured window; nil if the trial failed before it
+	// Ledger is that of the measured window; nil if the trial failed before the window.
 	Ledger  *ledger.Ledger            `json:"ledger"`
 	Further map[string]*ledger.Ledger `json:"further,omitempty"` // further readings, by name: before, after
 	// Warnings were raised while there was no ledger, which has all others: see Warned.
@@ -168,7 +168,7 @@ type Trial struct {
 	Evidence map[string]json.RawMessage `json:"evidence,omitempty"`
 	Clocks   map[string]time.Duration   `json:"clocks_ns"` // set-up, before, warm-up, measured, drain, tear-down
 	Metrics  map[string]float64         `json:"metrics"`   // single values of this trial, by metric name
-	// counts of this trial, by metric name, to be pooled over trials
+	// Counts holds counts of this trial, by metric name, that are pooled over trials.
 	Counts map[string]Count `json:"counts,omitempty"`
 	// Components holds values of each component of a subject with several, by component and metric: the component's share
 	// of the metric in Metrics, or a metric that only components have. They are void if the metric is.
@@ -196,24 +196,26 @@ type Events struct {
 	Generated int64 `json:"generated"` // by the load: execs that succeeded, from its first to its last
 	Failed    int64 `json:"failed"`    // by the load: execs that failed
 	Counted   int64 `json:"counted"`   // by the kernel, in the load's control group, since the offset was read
-	// by the kernel, outside that group, from then until the tracer was asked to end
+	// Elsewhere is counted by the kernel outside that group, since the offset was read and until the tracer was asked to
+	// end.
 	Elsewhere int64 `json:"elsewhere"`
-	// runs that the kernel's counter missed (recursion); a trial with any is invalid
+	// Missed is how many runs the kernel's counter missed (recursion); a trial with any is invalid.
 	Missed int64  `json:"missed"`
 	Scope  string `json:"scope,omitempty"` // which events the tracer delivers: those of the group or of the machine
-	// events to deliver: counted, and elsewhere too if its scope is the machine
+	// Expected is how many events the tracer should deliver: Counted, and Elsewhere too if its scope is the machine.
 	Expected *int64 `json:"expected,omitempty"`
-	// most that it can have delivered; if its scope is the machine, others exec while the counts are read
+	// AtMost is the most that the tracer can have delivered. It can exceed Expected if the scope is the machine, because
+	// other programs exec while the counts are read.
 	AtMost    *int64 `json:"at_most,omitempty"`
 	Delivered *int64 `json:"delivered,omitempty"` // events that it delivered before it ended
-	Late      *int64 `json:"late,omitempty"`      // of delivered: later after the load's end than is allowed
-	AtExit    *int64 `json:"at_exit,omitempty"`   // of delivered: after it was asked to end
+	Late      *int64 `json:"late,omitempty"`      // of Delivered: those that came too long after the load's end
+	AtExit    *int64 `json:"at_exit,omitempty"`   // of Delivered: those that came after the tracer was asked to end
 	SaidLost  *int64 `json:"said_lost,omitempty"` // as it reported; nil if it never reports
 	Offset    Offset `json:"offset"`
 }
 
-// Offset holds counts from before the load made any event, when all was set up: the harness's own events. It is
-// subtracted from all counts above.
+// Offset holds counts from after the set-up and before the load's first event: events of Tare itself. They are
+// subtracted from all counts in Events.
 type Offset struct {
 	Counted   int64  `json:"counted"` // by the kernel, in the load's control group
 	Delivered *int64 `json:"delivered,omitempty"`
@@ -274,14 +276,14 @@ type Validity struct {
 	Valid  bool   `json:"valid"`
 	Failed string `json:"failed,omitempty"` // the error that ended it; such a trial has no metrics
 
-	// of a trial that failed: who disturbed the machine meanwhile; empty if unknown
+	// Cause says what disturbed the machine during a trial that failed; empty if unknown.
 	Cause   ledger.Cause `json:"cause,omitempty"`
 	Reasons []Reason     `json:"reasons,omitempty"` // gates that it tripped
 }
 
 // Reason is one gate that tripped: what was seen, what was allowed, and what to change.
 type Reason struct {
-	// rate, errors, lag, generator-cpu, throttled, connections, drift, drain, probe, outside, counts, window, contained
+	// Gate is the name of a measured.Gate, such as rate, errors, lag, generator-cpu, throttled, drift or window.
 	Gate    string  `json:"gate"`
 	Seen    float64 `json:"seen"`
 	Allowed float64 `json:"allowed"`
@@ -302,7 +304,7 @@ type Reason struct {
 func (r *Run) Defined() metric.Set { return metric.NewSet(r.Metrics) }
 
 // FailedNodes lists the first few nodes at which the trial failed, with the reasons, and the number of others. It
-// returns "" if it failed at none.
+// returns "" if the trial failed at none.
 func (t *Trial) FailedNodes(most int) string {
 	var failed []string
 	for _, n := range t.Nodes {

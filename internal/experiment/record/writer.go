@@ -24,11 +24,11 @@ type Writer struct {
 	run    string   // the ID of the run
 	root   *os.Root // the directory that was opened, whatever is at its path now
 	trials *os.File
-	size   int64 // of the whole lines in trials
+	size   int64 // of trials, in bytes, without a line that could not be written whole
 
-	// What a reader needs for the trials, to keep within its limits.
+	// What a reader would need for the trials, which must stay within the reader's limits.
 	lines   int
-	kept    int64 // bytes of memory of a reader
+	kept    int64 // bytes of memory
 	names   names
 	trimmed int // trials of which something was left out
 }
@@ -247,7 +247,7 @@ func (w *Writer) fit(t Trial) (line []byte, kept int64, err error) {
 const Trimmed = "trimmed"
 
 // trims holds functions that are applied in turn until a trial fits: the first leave out what no report shows, and the
-// last leaves only that the trial was run. They do not change what their argument points to.
+// last keeps only the fact that the trial was run. They do not change what their argument points to.
 var trims = []func(Trial) Trial{
 	func(t Trial) Trial {
 		t.Ledger = trimmed(t.Ledger, "single stalls of nodes")

@@ -60,8 +60,8 @@ func Together(ctx context.Context, end func(), all ...func(context.Context) erro
 	return err
 }
 
-// Says returns a function for Together that passes data to ready, which sends the ready message, and then waits for
-// the end of its context.
+// Says returns a function for Together. That function passes data to ready, which sends the ready message, and then
+// waits for the end of its context.
 func Says[T any](ready func(T) error, data T) func(context.Context) error {
 	return func(ctx context.Context) error {
 		if err := ready(data); err != nil {

@@ -5,9 +5,9 @@
 // The protocol is JSON lines. The child writes to standard output, the parent to the child's standard input:
 //
 //	child:  {"event":"ready","data":{...}}      set up; data says what others must know (an address, program ids)
-//	parent: {"event":"start","data":{...}}      only to loads: run now; data holds the clock (Schedule)
+//	parent: {"event":"start","data":{...}}      to loads, and subjects that work: when to run (Schedule)
 //	parent: {"event":"stalls","data":{...}}     only to loads that ask for it when ready, after the window (Stalls)
-//	child:  {"event":"result","data":{...}}     only from loads: all that was measured
+//	child:  {"event":"result","data":{...}}     from loads, and subjects that work: all that was measured
 //	child:  {"event":"error","data":{"error":"...","mend":"...","code":3}}
 //	child:  {"event":"log","data":"..."}        anything worth a line in the record
 //
@@ -85,7 +85,7 @@ func Stdio() *Conn {
 }
 
 // BeforeReady sets a function to be called before a ready message is sent, when the process has set up all it needs.
-// If it fails, the message is not sent.
+// If f fails, the message is not sent.
 func (c *Conn) BeforeReady(f func() error) { c.beforeReady = f }
 
 // Send writes one message.

@@ -12,10 +12,10 @@ import (
 	"tare/internal/lib/text"
 )
 
-// Cluster is how an experiment runs in the pods of a cluster. It has no effect on one machine.
+// Cluster configures how an experiment runs in the pods of a cluster. It has no effect on one machine.
 type Cluster struct {
 	Settle time.Duration    // from the time all parts are ready until loads begin
-	Where  map[string]Where // by the name of the application or load; one without an entry runs anywhere
+	Where  map[string]Where // by the name of the application or load; a part without an entry runs anywhere
 }
 
 // Where constrains the node of a cluster on which a part runs. The zero value allows any.
@@ -60,7 +60,7 @@ func (d *decoder) cluster(n document.Node) (*Cluster, error) {
 	return c, err
 }
 
-// Settle is the time from when all parts of a trial are ready in their pods until its loads begin.
+// Settle returns the time from when all parts of a trial are ready in their pods until its loads begin.
 func (s *Spec) Settle() time.Duration {
 	if s.Cluster == nil {
 		return param.Defaults([]param.Setting{settleKnob}).Duration(settleKnob.Name)
@@ -97,7 +97,7 @@ func (c *Cluster) check(s *kind.Setup) (part string, err error) {
 	return "", nil
 }
 
-// json returns the section as it stands in a spec.
+// json returns the section in the form that it has in a spec.
 func (c *Cluster) json() map[string]any {
 	if c == nil {
 		return nil

@@ -19,10 +19,10 @@ var nodesKnob = param.Setting{Name: "nodes", Type: param.TypeCount, Default: "0"
 	Doc: "machines that each run the whole of every trial, at the same time; 0: this machine alone. See " +
 		"docs/nodes.md"}
 
-// Nodes is the number of nodes on which trials run.
+// Nodes returns the number of nodes on which trials run.
 func (s *Spec) Nodes() int { return int(s.Whole.Float(nodesKnob.Name)) }
 
-// MostNodes is the largest number of nodes of any level.
+// MostNodes returns the largest number of nodes of any level.
 func (s *Spec) MostNodes() int {
 	most := 0
 	for _, l := range s.Levels() {

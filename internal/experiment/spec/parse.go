@@ -294,7 +294,7 @@ const (
 	subjectKey = "subject" // in an arm
 )
 
-// part reads one application, load or arm. Its kind decides which keys it has, so it is looked for first.
+// part reads one application, load or arm. The kind is read first, because it decides which other keys there are.
 func (d *decoder) part(n document.Node, what string, as kind.Role) (*kind.Part, error) {
 	p, named := &kind.Part{Limits: param.Values{}}, kindKey
 	if as == kind.Subject {

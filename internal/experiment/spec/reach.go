@@ -49,8 +49,8 @@ func (s *Spec) Reaches() []string {
 	return all
 }
 
-// CheckReach refuses a spec whose settings reach further than its guests do by themselves; where names the place that
-// refuses it. Its error has the code fault.Usage.
+// CheckReach returns an error with the code fault.Usage for a spec whose settings reach further than its guests do by
+// themselves (see Reaches). where names the node that refuses the spec.
 func (s *Spec) CheckReach(where string) error {
 	all := s.Reaches()
 	if len(all) == 0 {

@@ -49,7 +49,7 @@ type Spec struct {
 // Precision is how narrow intervals must be for a run to end.
 type Precision struct {
 	Target  float64  // half-width as a fraction of the value; for a difference, of the baseline's value
-	Metrics []string // that must be so; none: those in the experiment's answer, without quantiles above the median
+	Metrics []string // with such intervals; none: those in the experiment's answer, without quantiles above the median
 }
 
 // Factor is a setting, or several, that the experiment sweeps.
@@ -80,7 +80,7 @@ type Quick struct {
 	Blocks           int
 	Warmup, Duration time.Duration
 	Levels           map[string][]string // by factor; a factor without an entry keeps its levels
-	Arms             []string            // that run; none: all
+	Arms             []string            // the arms that run; none: all
 }
 
 // Settings of the whole experiment rather than of a part.
@@ -112,7 +112,7 @@ var (
 	wholeKnobs = []param.Setting{samplingKnob, statisticsKnob, repeatKnob, untilKnob}
 )
 
-// maxTrials and maxPlaces bound a plan, as its record is bounded. A plan of days of trials is a mistake.
+// maxTrials and maxPlaces bound a plan, because its record is bounded.
 const (
 	maxTrials = record.MaxTrials
 	maxPlaces = record.MaxPlaces // arms at levels
@@ -147,8 +147,8 @@ func (s *Spec) AllArms() []string {
 	return append([]string{record.Direct, record.AA}, slices.Sorted(maps.Keys(s.Arms))...)
 }
 
-// BaselineName is how reports name a baseline that is a subject: by the value of the setting that distinguishes
-// subjects of its kind. It is empty for other baselines.
+// BaselineName returns the name in reports of a baseline that is a subject: the value of the setting that distinguishes
+// subjects of its kind, or else the name of the kind. It returns "" for other baselines.
 func (s *Spec) BaselineName() string {
 	b := s.Baseline
 	if b == nil {
@@ -228,7 +228,7 @@ func (s *Spec) WithCopies() *Spec {
 
 // target is one setting that a factor can set.
 type target struct {
-	path    string // loads.client.rate
+	path    string // such as loads.client.rate
 	knob    param.Setting
 	options param.Values
 }

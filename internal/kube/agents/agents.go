@@ -1,7 +1,7 @@
 // Package agents finds tare-agent on the nodes of a cluster, or deploys it temporarily, and has all agents take a
 // window at the same time. Start reading at Cluster.Find, Cluster.Deploy and Cluster.Open.
 //
-// Agents are reached as by kubectl port-forward: through the API server, which authenticates the user, and from the
+// It reaches agents as kubectl port-forward does: through the API server, which authenticates the user, and from the
 // pod's own loopback interface, the only one on which an agent without passwords serves windows. No port is opened.
 package agents
 
@@ -42,7 +42,7 @@ const (
 	// RunName is the value of the label app.kubernetes.io/name on the objects of experiments.
 	RunName = "tare-run"
 
-	// TemporaryName is its value on temporary agents, and on the rights of a run for agents.
+	// TemporaryName is the value of that label on temporary agents, and on the rights of a run for agents.
 	TemporaryName = "tare-agent-temporary"
 
 	installedName = "tare-agent" // as in deploy/kubernetes
@@ -60,8 +60,8 @@ const (
 
 // Access holds the credentials for installed agents with TLS or a password. Temporary agents require none.
 type Access struct {
-	CAFile             string // the authorities of their certificates, as PEM; empty if they have no TLS
-	ServerName         string // in their certificates
+	CAFile             string // file with the authorities of their certificates, in PEM; empty if they have no TLS
+	ServerName         string // the name in their certificates
 	User, PasswordFile string
 }
 
@@ -122,7 +122,7 @@ type Agent struct {
 	starting       bool   // it may not listen yet
 }
 
-// Set is a DaemonSet of agents. A coordinator finds the agents again by it.
+// Set identifies a DaemonSet of agents, so that a coordinator can find the agents again.
 type Set struct {
 	Namespace, Selector string
 	UID                 types.UID
@@ -212,7 +212,7 @@ func each[T any](ctx context.Context, list pager.ListPageFunc, selector string, 
 	})
 }
 
-// notRunning returns the reason why the agent of a pod does not run, or "" if it does.
+// notRunning returns the reason why the agent of a pod is not running, or "" if it is.
 func notRunning(p *api.Pod) string {
 	for _, s := range p.Status.ContainerStatuses {
 		switch {

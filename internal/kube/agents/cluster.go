@@ -121,8 +121,8 @@ func podOf(p *api.Pod) cluster.Pod {
 // scheduled matches the names of a CronJob's Jobs, which end in minutes since 1970.
 var scheduled = regexp.MustCompile(`^(.+)-\d{8,}$`)
 
-// workloadOf returns the workload that a user deployed and to which a pod belongs. The name of a Deployment's
-// ReplicaSet ends in a hash, which is also a label of its pods. The kubelet's own pods belong to no workload.
+// workloadOf returns the workload to which a pod belongs, as the user deployed it: a Deployment rather than its
+// ReplicaSet, whose name ends in a hash that is also a label of its pods. The kubelet's own pods belong to no workload.
 func workloadOf(p *api.Pod) (kind, name string) {
 	o := metav1.GetControllerOf(p)
 	switch {

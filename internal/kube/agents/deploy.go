@@ -29,13 +29,13 @@ type Deployment struct {
 	Lifetime  time.Duration // time after which the cluster itself removes them
 }
 
-// Temporary are agents that live no longer than their Deployment allows, whatever happens to this process.
+// Temporary is a set of agents that live no longer than their Deployment allows, whatever happens to this process.
 //
 // They belong to a Job that runs no pod. The Job fails at its deadline (activeDeadlineSeconds) and is then removed
 // (ttlSecondsAfterFinished), and the garbage collector removes everything that it owns. The Job is created first, so
-// nothing can be left behind. It needs no rights in the cluster and no image.
+// nothing can be left behind. Because it runs no pod, it needs no rights in the cluster and no image.
 type Temporary struct {
-	Owned metav1.ObjectMeta // for further objects that belong to their Job
+	Owned metav1.ObjectMeta // metadata for further objects that belong to their Job
 	Set   Set
 
 	c *Cluster
@@ -86,12 +86,12 @@ type Owner struct {
 	Namespace, Name string
 	Notes           map[string]string // annotations of the Job only
 	Lifetime        time.Duration     // time after which the cluster removes all of it
-	Pod             *api.PodSpec      // any pod that the namespace admits
+	Pod             *api.PodSpec      // the Job's template: any pod that the namespace admits
 }
 
-// MakeOwner creates such a Job, and returns metadata for objects that belong to it. The cluster removes all of them
-// when their lifetime is over, whatever happens to the process that created them. If there is an error, maybe reports
-// whether the Job may have been created nevertheless.
+// MakeOwner creates the Job that o describes, and returns metadata for objects that belong to it. The cluster removes
+// all of them when their lifetime is over, whatever happens to the process that created them. If there is an error,
+// maybe reports whether the Job may have been created nevertheless.
 func (c *Cluster) MakeOwner(ctx context.Context, o Owner) (owned metav1.ObjectMeta, maybe bool, err error) {
 	seconds := int64(max(o.Lifetime, time.Second).Seconds())
 	owned = metav1.ObjectMeta{Name: o.Name, Namespace: o.Namespace,
@@ -148,8 +148,8 @@ func temporary(pod *api.PodSpec, image string) {
 	pod.Volumes = slices.DeleteFunc(pod.Volumes, func(v api.Volume) bool { return v.ConfigMap != nil })
 }
 
-// Wait returns the agents of the nodes when each of them runs or cannot run, or when the time is over. It fails if
-// there will be no agents at all.
+// Wait waits until the agent of each node runs or cannot run, or until the time is over, and returns the agents. It
+// fails if there will be no agents at all.
 func (t *Temporary) Wait(ctx context.Context, nodes []Node, within time.Duration) (agents []Agent, err error) {
 	begin := time.Now()
 	for {
@@ -229,7 +229,7 @@ func (c *Cluster) RemoveAgents(ctx context.Context, namespace, name string) erro
 // are removed too.
 func (c *Cluster) remove(ctx context.Context, namespace, name string) error {
 	job := c.RemoveOwner(ctx, namespace, name)
-	set := Removed(c.apps.DaemonSets(namespace).Delete(ctx, name, // without this the pods would end later
+	set := Removed(c.apps.DaemonSets(namespace).Delete(ctx, name, // ends the pods sooner than the garbage collector would
 		metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationBackground)}))
 	return refused(cmp.Or(job, set), "removing agents")
 }

@@ -18,7 +18,7 @@ import (
 )
 
 // Grant creates a coordinator's service account and its rights in the run's namespace and in that of the agents. The
-// objects get the name and the owner of the run, or of the agents' Job.
+// objects in the run's namespace get the name and the owner in run, and the others those in agents.
 func (c *Cluster) Grant(ctx context.Context, run, agents metav1.ObjectMeta) error {
 	all, err := granted(run, agents)
 	if err != nil {
@@ -61,14 +61,14 @@ func granted(run, agents metav1.ObjectMeta) ([]*unstructured.Unstructured, error
 	return all, nil
 }
 
-// Right is the right to do something with a kind of objects in a namespace, or in all if Namespace is empty.
+// Right is the right to do something with objects of one kind in a namespace, or in all if Namespace is empty.
 type Right struct{ Verb, Resource, Namespace string }
 
 func (r Right) String() string {
 	return r.Verb + " " + r.Resource + " in " + cmp.Or(r.Namespace, "all namespaces")
 }
 
-// Deploys reports whether only temporary agents need the right, which is one of deploy.WeighRights.
+// Deploys reports whether the right, one of deploy.WeighRights, is needed only to deploy temporary agents.
 func (r Right) Deploys() bool { return r.Namespace != "" && r.Resource != "pods/portforward" }
 
 // Rights describes several rights.

@@ -12,7 +12,7 @@ type side uint8
 // The sides. Net is the sum of sideNet and sideOther, tare that of sidePod and sideShared.
 const (
 	sideNet    side = iota // a workload itself
-	sideOther              // named by no rule
+	sideOther              // what no rule names
 	sidePod                // infrastructure that serves one pod
 	sideShared             // infrastructure that serves a node
 	sides
@@ -38,7 +38,7 @@ type account struct {
 	sums    [figures][sides]int64
 	unknown [figures]uint32 // number of unknown parts
 	in      [figures]uint8  // bit set of the sides of the unknown parts
-	missing [figures]bool   // an unknown part is counted in no other figure
+	missing [figures]bool   // whether an unknown part is counted in no other figure
 }
 
 func (a *account) add(figure int, s side, n int64) { a.sums[figure][s] += n }
@@ -74,8 +74,8 @@ func (a *account) gross() (g metrics) {
 // zero is shared by all figures that are 0. They are the majority, and a large cluster has millions.
 var zero float64
 
-// usage returns the account in the units of Usage. In a row, an unknown part may be counted in the figure of any other
-// row. The total of a node contains it, unless it is missing.
+// usage returns the account in the units of Usage. row is true for one of several rows: an unknown part may be counted
+// in the figure of any other row. The total of a node contains an unknown part, unless it is missing.
 func (a *account) usage(row bool) Usage {
 	var u Usage
 	for f, to := range u.splits() {

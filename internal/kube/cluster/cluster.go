@@ -1,9 +1,9 @@
 // Package cluster computes the account of a cluster over one window: the ledgers of its nodes, added up by workload,
 // namespace, component, node and container. Start reading at Merger.
 //
-// It holds only types and arithmetic, and contacts neither the API server nor nodes. Names come from the cluster,
-// identity from the kernel: a pod is found by the UID in the paths of its control groups. Its JSON form is a contract
-// (schema tare.cluster/v1).
+// The package holds only types and arithmetic, and contacts neither the API server nor nodes. Names come from the
+// cluster, identity from the kernel: a pod is found by the UID in the paths of its control groups. The JSON form of the
+// account is a contract (schema tare.cluster/v1).
 //
 // Units are seconds and bytes. A pointer field is nil if the figure is unknown, which differs from zero.
 package cluster
@@ -133,12 +133,12 @@ type Budget struct {
 	MemoryBytes *int64 `json:"memory_bytes"`
 }
 
-// Usage is the usage of one thing: gross = net + tare.
+// Usage is what one part of the cluster used: gross = net + tare.
 type Usage struct {
 	CPU  Split `json:"cpu_seconds"`
 	CPUs Split `json:"cpus"` // CPU divided by the length of each node's window
-	// BPF is the run time of eBPF programs, whoever loaded them, above its tasks, as far as samples placed it. It is
-	// included in CPU.
+	// BPF is the run time of eBPF programs, whoever loaded them, that ran while its tasks were on the CPU, as far as
+	// samples placed it. It is included in CPU.
 	BPF        Split `json:"bpf_seconds"`
 	Hard       Split `json:"memory_hard_bytes"` // at the end of the window, like all memory
 	Soft       Split `json:"memory_soft_bytes"`
@@ -188,7 +188,7 @@ type NodeAccount struct {
 	Clock  Clock      `json:"clock"`
 	// Machine is the index in Cluster.Machines of the machine that it shares; nil if it has one to itself.
 	Machine *int `json:"machine"`
-	// Budget adds up by itself. It is nil for a node that shares its machine, which then has the budget.
+	// Budget adds up for this node alone. It is nil for a node that shares its machine, which then has the budget.
 	Budget     *Budget  `json:"budget"`
 	BPFUnsplit *float64 `json:"bpf_unsplit_seconds"` // run time of eBPF programs that samples could not place
 	Usage      *Usage   `json:"usage"`
@@ -228,6 +228,6 @@ const (
 type Warning struct {
 	Code    string   `json:"code"` // short and stable
 	Message string   `json:"message"`
-	About   []string `json:"about"` // the first nodes, or pods as "node: namespace/pod", that it is about
+	About   []string `json:"about"` // the first nodes, or pods as "node: namespace/pod", that it concerns
 	Count   int      `json:"count"` // how often it was raised
 }

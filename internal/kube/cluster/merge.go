@@ -50,9 +50,10 @@ type Merger struct {
 
 // machine is a machine that several nodes share.
 type machine struct {
-	index          int
-	groups, placed metrics // of all groups, as seen by the node that sees most; of the nodes' own
-	best           *view   // of the node that sees most
+	index int
+	// groups is the usage of all groups, as seen by the node that sees most, and placed that of the nodes' own groups.
+	groups, placed metrics
+	best           *view // of the node that sees most
 	given          map[string]map[owner]*metrics
 	kept           Machine
 	usage          account
@@ -63,7 +64,7 @@ type machine struct {
 type view struct {
 	node   string
 	lines  map[owner]*account // usage in no group
-	cells  map[owner]*account // groups, without what the node moved to its pods
+	cells  map[owner]*account // usage in groups, without what the node moved to its pods
 	budget Budget
 }
 

@@ -35,7 +35,7 @@ const (
 
 // owner is the owner of something that was used on a node.
 type owner struct {
-	machine bool // the machine's, which several nodes share, rather than the node's
+	machine bool // the usage belongs to a machine that several nodes share, rather than to the node
 	side    side
 
 	namespace, kind, workload, pod, container, component string
@@ -204,8 +204,8 @@ func (w *node) cell(o owner) *account {
 	return c
 }
 
-// groups adds CPU time and memory by owner. A group's counters include those of the groups below it. If an owner
-// begins inside another, its top group is added to the inner owner and subtracted from the outer.
+// groups adds CPU time and memory by owner. A group's counters include those of the groups below it. A group whose
+// owner differs from that of the group above is therefore added to its own owner and subtracted from the other.
 func (w *node) groups() {
 	order := make([]*ledger.Cgroup, 0, len(w.l.Cgroups))
 	for i := range w.l.Cgroups {
@@ -246,7 +246,7 @@ func (w *node) move(g *ledger.Cgroup, o, over *owner) {
 			} else {
 				w.all[f] += *v
 			}
-		case over != nil && o.within(over): // it is counted in the figure of its pod
+		case over != nil && o.within(over): // the figure of the pod, which is over, includes it
 		default:
 			w.cell(*o).mark(f, o.in(), over == nil)
 			if over != nil {
@@ -293,7 +293,7 @@ func (w *node) line(name string) int64 {
 	return 0
 }
 
-// takeSelf moves the CPU time of the scale itself out of its group.
+// takeSelf moves the CPU time of Tare itself out of the group in which it runs.
 func (w *node) takeSelf() {
 	if path := w.l.Self.Cgroup; path != nil {
 		if o := ledger.At(w.owners, *path); o != nil && o.component != self && o.side != sideElsewhere {
@@ -366,8 +366,8 @@ func (w *node) perCPU(a *account) {
 	a.unknown[cpus], a.in[cpus], a.missing[cpus] = a.unknown[cpu], a.in[cpu], a.missing[cpu]
 }
 
-// programs charges the run time of eBPF programs to its owners: programs of infrastructure that ran above the tasks of
-// a workload are tare of that pod.
+// programs charges the run time of eBPF programs to owners: where programs of infrastructure ran above the tasks of a
+// workload, their run time is tare of the workload's pod.
 func (w *node) programs(rest owner) {
 	if w.l.Programs == nil {
 		w.m.warn("no-ebpf", w.Name, "the eBPF programs of these nodes could not be read: run time of infrastructure's "+
@@ -401,7 +401,7 @@ func (w *node) programs(rest owner) {
 func (w *node) share(p *ledger.Program, path string, ns int64, apart bool, rest owner) {
 	component := w.m.name(cmp.Or(p.Component, otherBPF))
 	at := ledger.At(w.owners, path)
-	// The share ran in the root group, or above an idle CPU.
+	// The share ran in the root group, or on an idle CPU.
 	if at == nil {
 		if p.Charge == ledger.ChargeTare && w.machine == nil {
 			w.cell(shared(component)).add(bpf, sideShared, w.give(rest, shared(component), cpu, ns))

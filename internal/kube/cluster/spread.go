@@ -10,8 +10,8 @@ import (
 // SharedContainer is the container name of what was spread over a pod.
 const SharedContainer = "(shared)"
 
-// spread distributes what serves a node over the pods of its workloads: each figure in proportion to their gross of
-// it. CPU time stays with its component. Running totals are rounded down, so that the parts add up exactly.
+// spread distributes what serves a node over the pods of its workloads, each figure in proportion to the pods' gross of
+// that figure. Each part keeps its component. Running totals are rounded down, so that the parts add up exactly.
 func spread(cells map[owner]*account) {
 	var pods []owner
 	weights := map[owner]*metrics{}
@@ -40,7 +40,7 @@ func spread(cells map[owner]*account) {
 			all[f] += weights[pod][f]
 		}
 	}
-	all[bpf] = all[cpu] // eBPF time is included in CPU time, and goes where that goes
+	all[bpf] = all[cpu] // eBPF time is included in CPU time, and is spread with it
 	for _, from := range slices.Collect(maps.Keys(cells)) {
 		if from.side != sideShared {
 			continue
@@ -69,7 +69,7 @@ func spread(cells map[owner]*account) {
 	}
 }
 
-// weightOf returns the figure by which another is spread.
+// weightOf returns the figure in proportion to which another is spread.
 func weightOf(figure int) int {
 	if figure == bpf {
 		return cpu

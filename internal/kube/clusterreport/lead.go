@@ -61,7 +61,8 @@ func memoryLead(c *cluster.Cluster) string {
 		parts(c, func(u *cluster.Usage) cluster.Split { return u.Hard }, number))
 }
 
-// sentence returns a sentence with the net and tare of a figure, and with the parts of tare. of has a verb for gross.
+// sentence returns a sentence with the net and tare of a figure, and with the parts of tare. of is its beginning, in
+// which gross replaces %s.
 func sentence(of string, s cluster.Split, number func(float64) string, madeOf string) string {
 	about := func(v *float64, known float64) string {
 		if v == nil {
@@ -105,7 +106,8 @@ var named = map[string]string{"sidecar": "sidecars", "cni": "CNI", "dns": "DNS",
 	"pause": "pause containers", "shim": "shims", "controlplane": "control plane", "runtime": "container runtime",
 	"node": "services of the nodes", "system": "other system pods"}
 
-// A sentence names the biggest components, at most maxParts, and none with less than this fraction of infrastructure.
+// A sentence names the biggest components, at most maxParts, and none with less than the fraction leastPart of
+// infrastructure.
 const (
 	maxParts  = 6
 	leastPart = 0.02

@@ -115,8 +115,8 @@ func nice(v float64) float64 {
 	return 10 * power
 }
 
-// nodesPicture charts the CPU time of nodes by component, the busiest first. The biggest components have a colour of
-// their own.
+// nodesPicture charts the CPU time of nodes by component, the busiest node first. Each of the biggest components has
+// its own colour.
 func nodesPicture(c *cluster.Cluster, o Options) picture {
 	color := map[string]int{}
 	var keys []string

@@ -90,7 +90,7 @@ func workloadOf(r *cluster.Row) string {
 	return keyOf(&cluster.Row{Namespace: r.Namespace, Kind: r.Kind, Workload: r.Workload})
 }
 
-// screenRow converts a row of a window of this length.
+// screenRow converts a row to one for the screen. seconds is the length of the window.
 func screenRow(view string, r *cluster.Row, seconds float64) *screen.Row {
 	u := &r.Usage
 	name := title(view, r)

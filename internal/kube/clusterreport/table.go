@@ -31,7 +31,7 @@ func cell(v *float64, known float64, number func(float64) string) string {
 	return "-"
 }
 
-// cellNote explains the mark.
+// cellNote explains the mark "~".
 const cellNote = "~: a part is not known, such as that of a container that ended meanwhile."
 
 func inCPUs(v float64) string {
@@ -70,7 +70,7 @@ var (
 	})
 )
 
-// title returns the title of a row. It may hold any bytes.
+// title returns the title of a row, which may hold any bytes.
 func title(view string, r *cluster.Row) string {
 	join := func(parts ...string) string {
 		return strings.Join(slices.DeleteFunc(parts, func(p string) bool { return p == "" }), "/")

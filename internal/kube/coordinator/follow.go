@@ -92,7 +92,7 @@ func (c *Client) Status(ctx context.Context, log, trials int64) (s Status, err e
 	return s, err
 }
 
-// Interrupt ends the run. It returns when the coordinator has received the request.
+// Interrupt asks the coordinator to end the run. It returns when the coordinator has received the request.
 func (c *Client) Interrupt(ctx context.Context) error {
 	_, err := c.ask(ctx, http.MethodPost, "interrupt", "", 0)
 	return err
@@ -104,11 +104,11 @@ func (c *Client) Fetched(ctx context.Context) error {
 	return err
 }
 
-// Followed is a run that is followed.
+// Followed follows a run: it copies the run's directory and prints its progress.
 type Followed struct {
 	Client *Client
 	Open   func(record.Run) (*record.Writer, error) // creates the copy of the run directory, or opens an unfinished one
-	Gone   func(context.Context) error              // why the coordinator will not answer again; nil if it may
+	Gone   func(context.Context) error              // returns why the coordinator will not answer; nil if it may
 	Log    io.Writer
 
 	Copy *record.Writer // nil until the run directory exists

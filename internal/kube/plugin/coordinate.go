@@ -28,7 +28,7 @@ import (
 
 func init() { register(newCoordinator) }
 
-// newCoordinator returns the command that is the coordinator of a run in the cluster.
+// newCoordinator returns the hidden command that runs the coordinator of a run in its pod.
 func newCoordinator(*connection) *cobra.Command {
 	return &cobra.Command{Use: pods.Coordinator, Hidden: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {

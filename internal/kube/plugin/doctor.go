@@ -165,7 +165,7 @@ func examineNodes(nodes []agents.Node, add func(what string, ok bool, format str
 	}
 }
 
-// older reports whether a kernel is too old. A version in an unknown form is not.
+// older reports whether a kernel is too old. It returns false for a version in an unknown form.
 func older(version string) bool {
 	parts := strings.SplitN(version, ".", 3)
 	if len(parts) < 2 {

@@ -21,9 +21,9 @@ import (
 const (
 	sharedSpread = "spread"
 	sharedApart  = "apart"
-	// Time after a window for the answers and the removal of the agents.
+	// afterWindow is the time after a window for the answers and for the removal of the agents.
 	afterWindow = 30 * time.Second
-	maxRules    = 1 << 20 // bytes of a file of rules, which has limits of its own
+	maxRules    = 1 << 20 // bytes of a file of rules
 )
 
 // scope defines which agents take windows, and what gets rows.
@@ -97,8 +97,8 @@ type windows struct {
 	log       io.Writer
 }
 
-// open finds the installed agents. If there are none, it deploys temporary agents and waits until they have started;
-// they live for life after that.
+// open finds the installed agents. If there are none, it deploys temporary agents, which live for the duration life
+// after the time for their start, and waits until they have started.
 func (s *scope) open(ctx context.Context, c *agents.Cluster, life time.Duration, log io.Writer) (*windows, error) {
 	c.Access = s.access
 	w := &windows{scope: s, c: c, log: log}

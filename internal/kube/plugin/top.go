@@ -16,7 +16,7 @@ import (
 
 func init() { register(newTop) }
 
-// longestTop is the longest lifetime of deployed agents.
+// longestTop is the longest lifetime that --life can give temporary agents.
 const longestTop = 24 * time.Hour
 
 type topFlags struct {

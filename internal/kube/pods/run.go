@@ -28,7 +28,7 @@ import (
 	"tare/internal/lib/files"
 )
 
-// Order is sent to the coordinator of a run.
+// Order tells the coordinator of a run what to run and how.
 type Order struct {
 	Version   string        // kubectl-tare's, with its build; the coordinator's must be the same
 	Life      time.Duration // time after which the run ends
@@ -80,8 +80,8 @@ const (
 )
 
 // Start creates the objects of a run, the coordinator's pod last, and leaves nothing after an error. agentsOwner is
-// the metadata of what belongs to temporary agents; without a name, agents are installed. Start sets the order's Token
-// and Owned.
+// metadata for objects that belong to temporary agents; it has no name if the agents are installed. Start fills in the
+// order's Token and Owned.
 func Start(ctx context.Context, c *agents.Cluster, namespace string, o Order, agentsOwner metav1.ObjectMeta) (
 	_ *Run, err error,
 ) {
@@ -214,8 +214,9 @@ func Runs(ctx context.Context, c *agents.Cluster, namespace string) (all []*Run,
 	return all, nil
 }
 
-// Gone returns the reason why the coordinator will not answer again, or never will; nil if it still may, or if the API
-// server does not know.
+// Gone returns the reason why the coordinator will not answer any more, or never will; nil if it still may, or if the
+// API server does not know. A pod that may still recover counts as gone only after some time, so callers repeat the
+// call.
 func (r *Run) Gone(ctx context.Context, c *agents.Cluster) error {
 	pod, err := c.Core().Pods(r.Namespace).Get(ctx, r.Name, metav1.GetOptions{})
 	switch {

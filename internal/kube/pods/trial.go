@@ -533,9 +533,9 @@ func (x *trial) tearDown(ctx context.Context) error {
 	return gone(ctx, x.o.Cluster, x.o.Owned.Namespace, x.selector())
 }
 
-// explain adds what happened to the trial's pods to an error. It also records whether an outside cause made the trial
-// fail, in which case another attempt is worthwhile. An error of the API server counts as one only if the arm's pods
-// have been ready before.
+// explain adds to an error what happened to the trial's pods. It also records whether an outside cause made the trial
+// fail, in which case another attempt is worthwhile. An error of the API server counts as an outside cause only if the
+// arm's pods have been ready before.
 func (x *trial) explain(ctx context.Context, err error) error {
 	if x.cameUp[x.record.Arm] && ofServer(err) {
 		x.record.Validity.Cause = ledger.Neighbour
@@ -548,8 +548,8 @@ func (x *trial) explain(ctx context.Context, err error) error {
 	return err
 }
 
-// ofServer reports whether the API server was unreachable, or could not do what it was asked. This includes errors of
-// webhooks that it called.
+// ofServer reports whether an error says that the API server was unreachable, or could not do what it was asked. This
+// includes errors of webhooks that it called.
 func ofServer(err error) bool {
 	_, network := errors.AsType[net.Error](err)
 	return network || apierrors.IsInternalError(err) || apierrors.IsServiceUnavailable(err) ||
@@ -631,7 +631,7 @@ func (x *trial) account(views []ledger.View) error {
 			continue
 		}
 		found[g.Charged] = true
-		// What is installed has the limits with which it was installed.
+		// Subjects count as limited, because they have the limits with which they were installed.
 		roles[g.Path] = measured.GroupRole{Role: as, Charged: g.Charged,
 			Limited: as == kind.Subject || g.Name != nil && limited[g.Name.Pod]}
 	}

@@ -32,10 +32,10 @@ func NewWaiter(name string) (*Waiter, error) {
 // which takes between a few and a few tens of milliseconds. It does not wait for sleepable programs, which run outside
 // of RCU's read-side sections.
 //
-// It updates a map of maps, after which the kernel calls synchronize_rcu before it returns, because user space may
-// rely on it (maybe_wait_bpf_programs in kernel/bpf/syscall.c, since Linux 4.20; synchronize_rcu_expedited since
-// 6.19). Programs run inside RCU's read-side sections. Since 4.20 a grace period also waits for code that cannot be
-// preempted, such as the code of a tracepoint before it calls a program.
+// Wait updates a map of maps. The kernel calls synchronize_rcu before it returns from such an update, because user
+// space may rely on it (maybe_wait_bpf_programs in kernel/bpf/syscall.c, since Linux 4.20; synchronize_rcu_expedited
+// since 6.19). Programs run inside RCU's read-side sections. Since 4.20 a grace period also waits for code that cannot
+// be preempted, such as the code of a tracepoint before it calls a program.
 //
 // membarrier(MEMBARRIER_CMD_GLOBAL) gives no such guarantee. With one online CPU it returns at once, although a
 // program may be preempted there, and with CPUs that run without ticks (nohz_full) it fails with EINVAL:

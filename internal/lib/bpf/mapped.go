@@ -14,7 +14,7 @@ import (
 // Mapped is the memory of maps that this process has mapped.
 type Mapped struct{ memory [][]byte }
 
-// View is like MapArray, and adds the memory to m.
+// View is like MapArray, and adds the memory to m, whose Close unmaps it.
 func View[T any](m *Mapped, of *ebpf.Map) ([]T, error) {
 	elements, memory, err := MapArray[T](of)
 	if err == nil {

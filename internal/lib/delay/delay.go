@@ -153,8 +153,8 @@ func (w *Waits) StallsFrom() int64 {
 	return w.from
 }
 
-// Due returns when to answer a request that arrived at a time, both in ns by pace.Now. It reports whether the wait
-// should be passed to Record.
+// Due returns when to answer a request that arrived at the given time, both in ns by pace.Now. It reports whether the
+// wait should be passed to Record.
 func (w *Waits) Due(arrived int64) (at int64, record bool) {
 	delay := w.o.Delay
 	if w.seen != nil {
@@ -169,7 +169,7 @@ func (w *Waits) Due(arrived int64) (at int64, record bool) {
 	return w.o.Stall.end(w.from, arrived+int64(delay)), record
 }
 
-// Record records the wait until now of a request that arrived at a time.
+// Record records how long a request that arrived at the given time, in ns by pace.Now, has waited until now.
 func (w *Waits) Record(arrived int64) {
 	waited := pace.Now() - arrived
 	w.mu.Lock()

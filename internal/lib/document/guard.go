@@ -13,11 +13,11 @@ import (
 
 // Limits of Guard. All are far above anything that a person writes.
 const (
-	// MaxDepth is the deepest nesting. The YAML parser takes time that grows with the square of the depth.
+	// MaxDepth is the maximum depth of nesting. The YAML parser takes time that grows with the square of the depth.
 	MaxDepth = 100
-	// MaxAliased is the most values that a document may have after aliases are expanded, unless they are no more than
-	// MaxRepeat times the values as written. A long value counts once more for every 64 bytes. A decoder takes about 100
-	// bytes and 1 µs for each.
+	// MaxAliased is the maximum number of values that a document may have after aliases are expanded. A document with more
+	// is allowed if they are at most MaxRepeat times the values as written. A long value counts once more for every 64
+	// bytes. A decoder takes about 100 bytes and 1 µs for each value.
 	MaxAliased = 1 << 16
 	MaxRepeat  = 4
 )
@@ -42,8 +42,8 @@ func Plain(data []byte) []byte {
 }
 
 // Guard returns an error if a YAML parser or decoder could take far more time or memory for data than its length
-// suggests: for deep nesting, and for aliases of aliases. It also returns the line, or 0 if that is unknown. It
-// rejects UTF-16, which would be parsed as a single text. Everything that reads YAML calls it first. Its time depends
+// suggests: for deep nesting, and for aliases of aliases. It also returns the line, or 0 if that is unknown. It rejects
+// UTF-16, which would be parsed as a single text. Everything that reads YAML calls Guard first. Guard's time depends
 // only on the length of data, and it does not report other mistakes.
 func Guard(data []byte) (line int, err error) {
 	if bytes.HasPrefix(data, []byte("\xff\xfe")) || bytes.HasPrefix(data, []byte("\xfe\xff")) {

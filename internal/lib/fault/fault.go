@@ -1,6 +1,6 @@
 // Package fault gives errors the three things that a user needs to act on them: what was wrong, where, and a hint. It
-// also carries the exit code, so a failure anywhere ends the process with the code that DESIGN.md specifies, while
-// only the command line exits.
+// also carries the exit code, so that a failure anywhere ends the process with the right code, while only the command
+// line exits.
 package fault
 
 import (

@@ -70,7 +70,7 @@ func CheckShared(info fs.FileInfo) error {
 	return CheckPrivate(info, mask)
 }
 
-// maxLinks is the most symbolic links in a path, as in the kernel.
+// maxLinks is the maximum number of symbolic links in a path, as in the kernel.
 const maxLinks = 40
 
 // CheckPath returns an error if another user could replace the directory at a path: because others can remove files in

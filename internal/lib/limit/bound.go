@@ -13,9 +13,9 @@ import (
 // saysEvery is the shortest time between two reports of a bounded listener about closed connections.
 const saysEvery = 10 * time.Second
 
-// AtMost returns a listener that keeps at most most connections open. It accepts and closes each further one, because
-// the peer would otherwise wait in the kernel's queue without an error. It calls turned for the first one, and then at
-// most every 10 s, with the number closed since the previous call.
+// AtMost returns a listener that keeps at most most connections open. It accepts and closes each further connection,
+// because the peer would otherwise wait in the kernel's queue without an error. It calls turned for the first of these,
+// and then at most every 10 s, with the number closed since the previous call.
 func AtMost(l net.Listener, most int, turned func(connections int)) net.Listener {
 	return &bounded{Listener: l, most: most, turned: turned}
 }
@@ -68,7 +68,7 @@ type bounded struct {
 	mu      sync.Mutex
 	open    int
 	unknown *list.List // of *admitted that are not settled, the oldest first; nil for AtMost
-	away    int        // closed since said
+	away    int        // connections closed since said
 	said    time.Time
 }
 
@@ -140,8 +140,8 @@ func (a *admitted) leave() {
 	}
 }
 
-// use records that requests begin or end. With requests in progress the connection is not in the list of unknown;
-// without any it is at the end of the list.
+// use records that requests begin or end. A connection with requests in progress is not in the list of unknown; when
+// its last request ends, it is put at the end of the list.
 func (a *admitted) use(requests int) {
 	a.by.mu.Lock()
 	defer a.by.mu.Unlock()

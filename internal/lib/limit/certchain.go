@@ -11,10 +11,10 @@ import (
 )
 
 const (
-	// MaxCertificates is the most certificates that a peer may present: its own, intermediates, and possibly the root.
-	// Tare's authorities sign only leaves; other control planes may have one or two intermediates.
+	// MaxCertificates is the maximum number of certificates that a peer may present: its own, intermediates, and possibly
+	// the root. Tare's authorities sign only leaves; other control planes may have one or two intermediates.
 	MaxCertificates = 4
-	// MaxRSA is the longest modulus of an RSA key in a chain, in bits.
+	// MaxRSA is the maximum length of the modulus of an RSA key in a chain, in bits.
 	MaxRSA = 4096
 )
 

@@ -18,7 +18,7 @@ type Latest struct {
 // NewLatest limits connections to most, at least 1.
 func NewLatest(most int) *Latest { return &Latest{most: max(1, most)} }
 
-// Add counts a connection until the returned one is closed. raw is the connection below c, for example below its
+// Add counts a connection until the returned connection is closed. raw is the connection below c, for example below its
 // encryption. At the limit raw is closed, because closing c might first send something and wait for the peer.
 func (l *Latest) Add(c, raw net.Conn) net.Conn {
 	own := &latest{Conn: c, raw: raw, of: l}

@@ -5,7 +5,7 @@ import "time"
 // Bucket is a token bucket: it allows an average rate per second, and a burst after a pause. It is not safe for
 // concurrent use. Times are those of Now, in nanoseconds; a time before the last one counts as the last one.
 type Bucket struct {
-	rate, most float64 // per second; burst
+	rate, most float64 // tokens per second; maximum burst
 	left       float64 // below 0 if more was taken than there was
 	at         int64
 }

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Arrivals is how intended starts are spaced.
+// Arrivals says how intended starts are spaced.
 type Arrivals string
 
 // The kinds of arrivals.
@@ -72,9 +72,10 @@ type Schedule struct {
 	at   float64 // ns since begin, in floating point so that rounding errors do not add up
 }
 
-// NewSchedule returns share part of parts (0 of 1 for the whole) of a schedule that begins at begin (ns by Now) with
-// rate starts per second in all. Constant arrivals are dealt out in turn, so all shares together are evenly spaced;
-// the first is at begin. The shares of Poisson arrivals are independent, and together they are one Poisson process.
+// NewSchedule returns one share of a schedule that begins at begin (ns by Now) and has rate starts per second in all.
+// part is the number of the share, from 0, and parts is the number of shares; the whole schedule is part 0 of 1.
+// Constant arrivals are dealt out in turn, so all shares together are evenly spaced; the first is at begin. The shares
+// of Poisson arrivals are independent, and together they are one Poisson process.
 func NewSchedule(begin int64, rate float64, a Arrivals, seed uint64, part, parts int) *Schedule {
 	s := &Schedule{begin: begin}
 	switch a {
@@ -204,7 +205,8 @@ func Sleep(ctx context.Context, d time.Duration) error {
 }
 
 // SleepUntil sleeps until a time by Now, or returns the context's cause if the context ends earlier. The last two
-// milliseconds cannot be interrupted: they use the kernel's own clock, because Go's timers round to about one.
+// milliseconds cannot be interrupted: they use the kernel's own clock, because Go's timers round to about one
+// millisecond.
 func SleepUntil(ctx context.Context, at int64) error {
 	const last = 2 * time.Millisecond
 	if err := Sleep(ctx, time.Duration(at-Now())-last); err != nil {

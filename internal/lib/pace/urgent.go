@@ -13,16 +13,16 @@ import (
 // A storm of execs can keep all tasks outside its control group off the CPU for more than a second: the kernel's fair
 // scheduler lets a group that is always runnable, but never with the same task for long, exceed its share by far (seen
 // on 6.18 with v1 groups, whatever their weights; a shell loop does it too). A scale that is delayed like this cannot
-// read counters at the edges of a window. It needs little CPU time, so it runs before all other tasks then. Its cost
-// is reported as usual.
+// read counters at the edges of a window. The scale needs little CPU time, so it runs before all other tasks during
+// windows with such a load. Its cost is reported as usual.
 
 // schedParam is struct sched_param of sched_setscheduler(2).
 type schedParam struct{ priority int32 }
 
-// RunFirst makes all threads of this process run before those of the fair scheduler (SCHED_RR), or ends that. Threads
-// and processes that begin meanwhile have the normal scheduler (SCHED_RESET_ON_FORK): otherwise the processes that
-// this one starts would be weighed under another scheduler than their own. This includes new threads of the Go
-// runtime.
+// RunFirst makes all threads of this process run before those of the fair scheduler (SCHED_RR), or undoes that. Threads
+// and processes that begin meanwhile, including new threads of the Go runtime, have the normal scheduler
+// (SCHED_RESET_ON_FORK): otherwise the processes that this one starts would be weighed under another scheduler than
+// their own.
 func RunFirst(on bool) error {
 	set := func(tid int) error { return setScheduler(tid, unix.SCHED_RR|unix.SCHED_RESET_ON_FORK, 1) }
 	if !on {

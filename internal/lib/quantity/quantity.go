@@ -152,13 +152,13 @@ func scaleFor(unit string, values ...float64) scale {
 	return chosen
 }
 
-// maxDigits is the most significant digits of a value, however narrow its interval.
+// maxDigits is the maximum number of significant digits of a value, however narrow its interval.
 const maxDigits = 4
 
 // digits returns the number of decimals for three significant digits.
 func (s scale) digits(v float64) int { return s.atMost(3-1-magnitude(v/s.factor), v) }
 
-// decimals returns the number of decimals that are meaningful: up to the leading digit of the interval's half-width.
+// decimals returns the number of decimals that are meaningful: down to the leading digit of the interval's half-width.
 // If the interval excludes 0, its ends are not rounded to 0, which would make it seem to include 0.
 func (s scale) decimals(v, lo, hi float64) int {
 	half := (hi - lo) / 2 / s.factor

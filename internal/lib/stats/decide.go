@@ -66,8 +66,8 @@ func BlocksToResolve(blocks int, half, size float64) (int, bool) {
 	return n + fewBlocks, true
 }
 
-// fewBlocks is how many more blocks a run needs because its interval has few of them, compared with the normal
-// distribution.
+// fewBlocks is the number of blocks that a run needs beyond what the normal distribution gives, because intervals from
+// few blocks are wider.
 const fewBlocks = 2
 
 // standardError returns the standard error that the half-width of a 95 % interval of the given number of blocks
@@ -99,8 +99,8 @@ func PlannedBlocks(blocks int, half, away, power float64) (int, bool) {
 	return max(n+fewBlocks, MinBlocks), true
 }
 
-// forecast returns the number of blocks after which the distance that a run resolves shrinks from now to wanted: it
-// shrinks with the square root of the number. It returns false above maxBlocks.
+// forecast returns the number of blocks after which the distance that a run resolves shrinks from now to wanted. That
+// distance shrinks with the square root of the number of blocks. forecast returns false above maxBlocks.
 func forecast(blocks int, now, wanted float64) (int, bool) {
 	if !(now > 0) || !(wanted > 0) || blocks <= 0 {
 		return 0, false

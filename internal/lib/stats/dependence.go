@@ -21,11 +21,12 @@ const MinOwn = 18
 type correlation struct{ lag1, share float64 }
 
 // autocorrelations are the models fitted to the differences of all arms. Half of the prior weight is on 0, since the
-// order within blocks is random, and the rest is spread evenly. Real runs had between 0.2 and 0.76.
+// order within blocks is random, and the rest is spread evenly. Real runs had lag-1 autocorrelations between 0.2 and
+// 0.76.
 var autocorrelations = correlations([]float64{0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95}, []float64{1})
 
-// states are the models fitted to one arm's own differences and, if there are enough values, to those of all arms.
-// They are slow states, up to 0.98, because a state slower than the run looks like an effect.
+// states are the models fitted to one arm's own differences and, if there are enough values, to those of all arms. They
+// are slow states, with lag-1 autocorrelations of up to 0.98, because a state slower than the run looks like an effect.
 var states = correlations([]float64{0.7, 0.8, 0.9, 0.95, 0.98}, []float64{0.25, 0.5, 0.75, 1})
 
 func correlations(lags, shares []float64) []correlation {
@@ -48,7 +49,7 @@ const (
 // block, so the differences of one block predict those of the next, and n blocks are worth fewer than n independent
 // ones.
 type Dependence struct {
-	Values  int     // from which it was learned
+	Values  int     // number of values from which it was learned
 	Lag1    float64 // lag-1 autocorrelation: mean of the posterior distribution
 	models  []correlation
 	weights []float64
@@ -59,11 +60,11 @@ type Dependence struct {
 // Known reports whether there were enough values to learn from. If not, Widen leaves intervals unchanged.
 func (d Dependence) Known() bool { return d.Values >= minDependence }
 
-// LearnDependence learns the lag-1 autocorrelation from series of values in the order of blocks, all of one metric:
-// the differences of the twins and of the arms, at each level. The likelihood is that of a first-order autoregression
-// with unknown mean and variance, applied to the normal scores of the values, so that a few outliers do not hide it.
-// Constant series have no information. The mean of the twins is known to be 0: a state slower than the run, which does
-// not vary within any series, shifts the twins as a whole.
+// LearnDependence learns the lag-1 autocorrelation from series of values in the order of blocks, all of one metric: the
+// differences of the twins and of the arms, at each level. The likelihood is that of a first-order autoregression with
+// unknown mean and variance, applied to the normal scores of the values, so that a few outliers do not hide the
+// autocorrelation. Constant series have no information. The mean of the twins is known to be 0, so a state slower than
+// the run, which does not vary within any series, shows as a shift of the twins as a whole.
 func LearnDependence(twins, arms [][]float64) Dependence {
 	d, slow := learn(autocorrelations, nil, slices.Concat(twins, arms)), learn(states, twins, arms)
 	d.slow = &slow

@@ -17,8 +17,8 @@ func SignTest(above, below int) float64 {
 	return min(1, 2*binomial.CDF(float64(min(above, below))))
 }
 
-// MoreOften returns the probability that at least a of n are among the lost ones, with b of m lost on the other side,
-// if all were equally likely to be lost: Fisher's exact test, one-sided.
+// MoreOften compares the a lost of n with the b lost of m by Fisher's exact test, one-sided. It returns the probability
+// that, of a+b lost in all, at least a are among the n, if each of the n+m is equally likely to be lost.
 func MoreOften(a, n, b, m int) float64 {
 	choose := func(n, k int) float64 { return combin.LogGeneralizedBinomial(float64(n), float64(k)) }
 	var p float64

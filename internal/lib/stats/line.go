@@ -18,8 +18,8 @@ const (
 	// material is the departure, as a fraction of the largest value, below which plans do not change. Counters are often
 	// so steady that a test finds departures of no consequence.
 	material = 0.02
-	// slopeTolerance is how far the slope between two neighbouring levels may differ from that of the line, as a fraction
-	// of the latter.
+	// slopeTolerance is how far the slope between two neighbouring levels may differ from the line's slope, as a fraction
+	// of the line's slope.
 	slopeTolerance = 1.0 / 3
 	// MaxHeldOut is the largest error on held-out levels, as a fraction of the mean value, of a line that counts as
 	// straight. A line with a larger error is useless for prediction, whether because it is not straight or for lack of
@@ -73,7 +73,7 @@ type Line struct {
 	HasHeldOut bool
 
 	Straight bool   // no departure from the line was found
-	Test     string // the test, or the finding, that decided this
+	Test     string // the test, or the finding, that decided Straight
 	P        float64
 
 	spread      *spread // for Predict; if nil, unpredicted is the reason
@@ -81,19 +81,19 @@ type Line struct {
 }
 
 // FitLine fits a line to each block separately. The coefficients are means over blocks, with intervals by Student's t.
-// Noise may then grow with the level and be shared by the trials of a block, while a single fit of all trials would
-// assume independent noise of one size. Blocks without all levels are used only if fewer than MinBlocks have all of
-// them, and then only those with more levels than terms. Observations of a single block are fitted together, without
+// This allows for noise that grows with the level or that the trials of a block share, while a single fit of all trials
+// would assume independent noise of one size. Blocks without all levels are used only if fewer than MinBlocks have all
+// of them, and then only those with more levels than terms. Observations of a single block are fitted together, without
 // intervals.
 //
-// It then tests whether the data are on a line at all. With several blocks, it tests the residuals of each level from
-// the line of its block: t over blocks, with Bonferroni's correction for the number of levels. Within one block whose
-// levels have replicates, it uses the lack-of-fit F test, which compares the deviations of the level means from the
-// line with those of replicates from their mean. Without replicates, two findings reject a line: squares of the
+// FitLine then tests whether the data lie on a line at all. With several blocks, it tests the residuals of each level
+// from the line of its block: t over blocks, with Bonferroni's correction for the number of levels. Within one block
+// whose levels have replicates, it uses the lack-of-fit F test, which compares the deviations of the level means from
+// the line with those of replicates from their mean. Without replicates, two findings reject a line: squares of the
 // factors that improve the fit significantly and, for one factor, a local slope between neighbouring levels that
-// differs by more than a third. The last is not a test of significance, for which there are too few points, but such a
-// slope would mislead a planner. Any departure must also be material: 2 % of the largest value. And a line that
-// predicts held-out levels with an error of more than MaxHeldOut is never called straight.
+// differs by more than a third. The latter is not a test of significance, for which there are too few points, but such
+// a slope would mislead a planner. A departure must also be material: more than 2 % of the largest value. And a line
+// that predicts held-out levels with an error of more than MaxHeldOut is never called straight.
 func FitLine(observations []Observation) (*Line, error) {
 	if len(observations) == 0 {
 		return nil, ErrTooFew
@@ -283,7 +283,7 @@ func sumOfSquares(observations []Observation) float64 {
 	return total
 }
 
-// holdOut predicts each level from the others.
+// holdOut predicts each level from a fit of the others, and sets HeldOut.
 func (l *Line) holdOut(observations []Observation, levels []level) {
 	if len(levels) < len(l.Coefficients)+1 {
 		return
@@ -415,8 +415,8 @@ func fTest(explained, explainedFree, rest, restFree float64) float64 {
 	return distuv.F{D1: explainedFree, D2: restFree}.Survival((explained / explainedFree) / (rest / restFree))
 }
 
-// strayingSlope reports whether the slope between two neighbouring levels of the only factor differs by more than the
-// tolerance, with a material effect.
+// strayingSlope reports whether the slope between two neighbouring levels of the only factor differs from the line's
+// slope by more than slopeTolerance, with a material effect.
 func strayingSlope(levels []level, slope, materially float64) bool {
 	for i := 1; i < len(levels); i++ {
 		run := levels[i].x[0] - levels[i-1].x[0]
@@ -453,8 +453,8 @@ func quadratic(x []float64) []float64 {
 	return row
 }
 
-// leastSquares solves by QR. It first scales columns to 1, because a matrix with rates in the thousands and
-// connections in the tens would look singular.
+// leastSquares solves by QR. It first scales each column to a maximum of 1, because a matrix with rates in the
+// thousands and connections in the tens would look singular.
 func leastSquares(observations []Observation, row func([]float64) []float64) (*fit, error) {
 	n, p := len(observations), len(row(observations[0].X))
 	if n < p {

@@ -9,12 +9,13 @@ import (
 	"gonum.org/v1/gonum/stat/distuv"
 )
 
-// maxExact is the most values for which the exact signed-rank interval is used. It assumes that differences are
-// symmetric about their centre; with more blocks the bootstrap does as well without this assumption.
+// maxExact is the maximum number of values for which the exact signed-rank interval is used. That interval assumes that
+// differences are symmetric about their centre; with more blocks, the bootstrap does as well without this assumption.
 const maxExact = 50
 
-// maxBootstrap is the most values that are averaged in pairs, because the work grows with the square. Above it the
-// median and its exact interval are used, which estimate the same quantity if the differences are symmetric.
+// maxBootstrap is the maximum number of values that are averaged in pairs, because the work grows with its square. For
+// more values, the median and its exact interval are used, which estimate the same quantity if the differences are
+// symmetric.
 const maxBootstrap = 300
 
 // resamples is the number of resamples of the bootstrap. With it, the 2.5 % quantile varies by less than a tenth of
@@ -67,8 +68,8 @@ func exponentiated(e Estimate) Estimate {
 // correction: they can only increase its coverage.
 func PseudoMedian(xs []float64, seed uint64) Estimate { return PseudoMedianAt(xs, Confidence, seed) }
 
-// Resampled returns the cost of the interval for the given number of values, in pairs of values per resample; 0 if it
-// is not found by resampling.
+// Resampled returns the cost of the interval for the given number of values, in pairs of values per resample; 0 if the
+// interval is not found by resampling.
 func Resampled(values int) int {
 	if values <= maxExact || values > maxBootstrap {
 		return 0
@@ -131,8 +132,8 @@ func MedianAt(xs []float64, confidence float64) Estimate {
 
 // WorstCaseAt returns the interval of differences if each of lost further pairs were at minus infinity, for the low
 // end, and at plus infinity, for the high end. Whatever the values of these pairs, the interval of all pairs lies
-// within it. This holds only if losses are counted: repeating a trial and ignoring the first attempt is a selection.
-// An end without a bound is infinite. There is no interval if PseudoMedianAt has none.
+// within the returned one. This holds only if losses are counted: repeating a trial and ignoring the first attempt is a
+// selection. An end without a bound is infinite. There is no interval if PseudoMedianAt has none.
 func WorstCaseAt(ds []float64, lost int, confidence float64, seed uint64) (lo, hi float64, ok bool) {
 	least := PseudoMedianAt(ds, confidence, seed)
 	if !least.HasInterval || lost <= 0 {
@@ -173,10 +174,10 @@ func SmallestVisible(twins Estimate) (float64, bool) {
 // twins' smallest visible difference and half the width of d's interval, since an arm may be noisier than the twins.
 func Visible(twins float64, d Estimate) float64 { return max(twins, (d.Hi-d.Lo)/2) }
 
-// Found returns the effect that 80 % of runs like this one resolve. A run resolves an effect that equals the smallest
-// visible one about every second time. Added to that is the 80 % quantile of the error of a difference and of the
-// variation of half-widths between runs with so few blocks, which is 1 / (2 (n-1)) of their square in this run and in
-// the next.
+// Found returns the effect that 80 % of runs like this one resolve. Only about every second run resolves an effect as
+// large as the smallest visible one. Found therefore adds the 80 % quantile of two errors together: the error of the
+// difference, and that of half-widths, which vary between runs with few blocks. The variance of a half-width is 1 / (2
+// (n-1)) of its square, in this run and again in the next.
 func Found(visible float64, d Estimate) float64 {
 	blocks := max(d.N, 2)
 	half, free := (d.Hi-d.Lo)/2, float64(blocks-1)
@@ -211,7 +212,7 @@ func walshAverages(xs []float64) []walshAverage {
 // coverage reached: 1 - 2 P(W <= depth), where W is the signed-rank statistic of n >= MinBlocksAt values, whose
 // distribution is computed exactly.
 func signedRankDepth(n int, confidence float64) (depth int, reached float64) {
-	// p[w] is P(W = w): each rank r goes to W or not, with equal chance.
+	// p[w] is P(W = w): each rank r is added to W or not, with equal probability.
 	p := make([]float64, n*(n+1)/2+1)
 	p[0] = 1
 	for r := 1; r <= n; r++ {

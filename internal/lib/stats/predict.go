@@ -107,12 +107,13 @@ func withinBlocks(off [][]float64) float64 {
 // and noise grows with the level). v grows with the line's value y: as a + b y, a + b y^2 or a y + b y^2, whichever
 // fits the variances of the measured levels best by weighted least squares with a and b of at least 0. var(p)/n is
 // multiplied by the inflation from dependence between blocks, as for coefficients. m is 0 unless the test of
-// straightness showed that levels stray from the line; then m is the mean square of that, and h has the weights of the
-// levels in the prediction. If they stray by a material amount, there is a prediction only within the range of the
-// levels, and only if the error on held-out levels is at most MaxHeldOut: as if levels strayed at random. Student's t
-// has the degrees of freedom of the sum by Satterthwaite (Biometrics Bulletin 2, 1946). v counts as many independent
-// levels as the correlation within blocks leaves. The degrees of freedom are at least 2, or 1 with only one level more
-// than terms, because the approximation is meaningless below that.
+// straightness showed that levels stray from the line; then m is the mean square of their departures, and h holds the
+// weights of the levels in the prediction. If levels stray by a material amount, there is a prediction only within the
+// range of the levels, and only if the error on held-out levels is at most MaxHeldOut. It treats the departures as
+// random. Student's t has the degrees of freedom of the sum by Satterthwaite (Biometrics Bulletin 2, 1946). The
+// correlation within blocks reduces the degrees of freedom of v, because the levels are then not independent. The
+// degrees of freedom are at least 2, or 1 with only one level more than terms, because the approximation is meaningless
+// below that.
 //
 // TestPredictionsBySimulation and TestBentPredictionsBySimulation show the coverage.
 func (l *Line) Predict(x []float64) (Coefficient, error) {
@@ -169,7 +170,8 @@ func (l *Line) within(x []float64) bool {
 // intervals were up to 1e5 times as wide as the predicted value, and covered 98 to 99 %.
 const fewestFree = 2
 
-// passes is the most repetitions of weighted least squares, which end when no variance changes by more than settled.
+// passes is the maximum number of repetitions of weighted least squares. They end earlier when no variance changes by
+// more than the fraction settled.
 const (
 	passes  = 20
 	settled = 1e-6
@@ -178,8 +180,8 @@ const (
 // growth is how a variance may grow with the measured value.
 type growth func(y float64) float64
 
-// growths are the sums that are fitted to variances over blocks, each term with a factor of at least 0: constant
-// noise, noise as of counts, and proportional noise.
+// growths are the sums that are fitted to variances over blocks, each term with a factor of at least 0: constant noise,
+// noise like that of counts, and proportional noise.
 var growths = func() [][]growth {
 	one, count, part := func(float64) float64 { return 1 }, math.Abs, func(y float64) float64 { return y * y }
 	return [][]growth{{one}, {count}, {part}, {one, count}, {one, part}, {count, part}}

@@ -13,8 +13,8 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// maxCount is the most samples a histogram may hold. Up to here a count is exact in a float64, and sums of a few
-// counts do not overflow.
+// maxCount is the maximum number of samples in a histogram. Up to this number, a count is exact in a float64, and sums
+// of a few counts do not overflow.
 const maxCount = 1 << 50
 
 // The geometry of a histogram decides how much memory it takes, and a few bytes of text can request any amount. Tare's

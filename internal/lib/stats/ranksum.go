@@ -20,7 +20,7 @@ func RankSum(a, b []float64) float64 {
 	for _, r := range ranks[:len(a)] {
 		seen += r
 	}
-	slices.Sort(ranks) // counts above 2^53 are rounded; sorted, the result does not depend on the order of values
+	slices.Sort(ranks) // counts above 2^53 are rounded; with sorted ranks, the order of values does not matter
 
 	// ways[k][s] is the number of choices of k values whose ranks sum to s.
 	largest := n * (n + 1)

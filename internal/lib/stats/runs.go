@@ -23,7 +23,7 @@ func EffectOf(value, lo, hi float64, blocks int) (Effect, bool) {
 // Spread is how much an effect varies from run to run without any change.
 type Spread struct {
 	Variance float64 // of the effect in one run: noise within the run, and variation between runs
-	Within   float64 // mean noise within the runs from which Variance is known; a part of it
+	Within   float64 // mean noise within the runs that gave Variance, which includes it
 	Freedom  float64 // degrees of freedom of Variance
 }
 

@@ -33,9 +33,9 @@ type Share struct {
 
 // Trials are uneven if their sizes differ more than twofold and by more than counts do by chance. They are also uneven
 // if their shares come in bursts and have a standard deviation, less that of independent samples, above a fraction of
-// the share. This fraction is the one caused by ten equal bursts in each trial, by a one-sided chi-squared test at 5
-// %. Neither the skewness of the residuals nor the weight of the largest trial adds information: the runs whose
-// intervals miss saw no large burst, and look as if there were none.
+// the share. This fraction is the one caused by ten equal bursts in each trial, by a one-sided chi-squared test at 5 %.
+// Neither the skewness of the residuals nor the weight of the largest trial adds information: the runs whose intervals
+// miss the true share saw no large burst, and look as if there were none.
 const (
 	unevenSizes  = 2
 	unevenShares = 0.316 // 1 / sqrt(10)
@@ -44,17 +44,18 @@ const (
 
 // ClusteredShare returns a share of samples that are independent between trials, but not within one. Its interval is
 // Wilson's score interval for the number of samples divided by the design effect, with Student's t over the trials
-// instead of the normal quantile, as surveys do with clusters (Korn and Graubard 1998; Dean and Pagano 2015). If only
-// a few trials had any, only these show how unequal trials are: t then has one degree of freedom more than their
-// number. The variance is that of the jackknife, which leaves out one trial at a time, because a large trial pulls the
-// share towards itself. If a few trials make up most of the variance, there are as few degrees of freedom: 3 (sum
-// d^2)^2 / sum d^4 - 2 of the residuals, which is the number of trials less 2 if they are normal and alike, and 1 if
-// one outweighs the others.
+// instead of the normal quantile, as surveys do with clusters (Korn and Graubard 1998; Dean and Pagano 2015). If only a
+// few trials had any samples in the part, only these show how unequal trials are: t then has one degree of freedom more
+// than their number. The variance is that of the jackknife, which leaves out one trial at a time, because a large trial
+// pulls the share towards itself. If a few trials make up most of the variance, there are as few degrees of freedom: 3
+// (sum d^2)^2 / sum d^4 - 2 of the residuals, which is the number of trials less 2 if they are normal and alike, and 1
+// if one outweighs the others.
 //
-// If no trial had any, the samples do not show how many would have come together. This is given by bursts, the design
-// effect seen when there were some. The bound is that for the number of samples divided by it, but for at least as
-// many as there are trials: an infinite design effect assumes nothing, and bounds how many trials may have any at all.
-// The same holds from above if everything was in the part.
+// If no trial had any, the samples do not show how many would have come together. bursts stands in for that: the design
+// effect of other shares of the metric, which had some. The upper bound is that for the number of samples divided by
+// bursts, or for the number of trials if that is larger. An infinite bursts assumes nothing: the bound is then on the
+// fraction of trials that have any at all. If everything was in the part, there is a lower bound instead, computed in
+// the same way.
 func ClusteredShare(counts []Count, bursts float64) Share {
 	return ClusteredShareAt(counts, bursts, Confidence)
 }
@@ -122,12 +123,12 @@ func ClusteredShareAt(counts []Count, bursts, confidence float64) Share {
 // number had it.
 func NoneBound(trials int) float64 { return noneBound(float64(trials), Confidence) }
 
-// noneBound returns the largest probability at which none in n is still seen with a probability of 1 - confidence: 5 %
-// for 95 %.
+// noneBound returns the probability of an event at which n trials show no event with a probability of 1 - confidence.
 func noneBound(n, confidence float64) float64 { return 1 - math.Pow(1-confidence, 1/n) }
 
-// Bursts returns the largest design effect among shares of one metric that had any in at least three trials: how many
-// of the metric's events may come together. It is infinite if there is no such share, because nothing is known then.
+// Bursts returns the largest design effect among shares of one metric that had samples in the part in at least three
+// trials: how many of the metric's events may come together. It is infinite if there is no such share, because nothing
+// is known then.
 func Bursts(shares ...Share) float64 {
 	largest := 0.0
 	for _, s := range shares {

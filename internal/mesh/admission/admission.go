@@ -1,6 +1,6 @@
-// Package admission is a load for webhooks that Kubernetes asks about pods: it sends AdmissionReviews as an API server
-// does, over one HTTP/2 connection with TLS, and reads the patches in the answers. If pods get certificates, it then
-// requests one for each pod, with a token like that which the kubelet gives a pod.
+// Package admission is a load for Kubernetes admission webhooks that review pods. It sends AdmissionReviews as an API
+// server does, over one HTTP/2 connection with TLS, and reads the patches in the answers. If pods get certificates, it
+// then requests one for each pod, with a token like the one that the kubelet would give the pod.
 package admission
 
 import (
@@ -29,7 +29,7 @@ import (
 	"tare/internal/mesh/controlplane/authority"
 )
 
-// Generator is the generator in the results of the load.
+// Generator is the name of this load in results.
 const Generator = "admission"
 
 // Webhook is the ready message of a subject with a webhook.
@@ -41,23 +41,24 @@ type Webhook struct {
 	Certificates string `json:"certificates,omitempty"`
 	// Identities is the prefix of the service accounts' identities, before the account's name.
 	Identities string `json:"identities,omitempty"`
-	// Signer signs these tokens, as an API server does: a private key as JWK. Issuer and Audience are their claims.
+	// Signer is the private key, as a JWK, with which to sign the pods' tokens in place of an API server. Issuer and
+	// Audience are claims of the tokens.
 	Signer   json.RawMessage `json:"signer,omitempty"`
 	Issuer   string          `json:"issuer,omitempty"`
 	Audience string          `json:"audience,omitempty"`
 }
 
-// The kinds of failures, in addition to status-CODE for those of HTTP.
+// The kinds of failures, in addition to status-CODE for an HTTP status other than 200.
 const (
 	failedConnection  = "connection"
 	failedTimeout     = "timeout"
-	failedAnswer      = "answer"      // it does not answer the review
+	failedAnswer      = "answer"      // the response does not answer the review
 	failedRefused     = "refused"     // the pod is not allowed
 	failedLeft        = "left-alone"  // the pod is not injected
-	failedCertificate = "certificate" // the token gives no certificate
+	failedCertificate = "certificate" // no certificate was issued for the token
 )
 
-// The names of what the load counts and times in addition to reviews.
+// The names of counts and of a histogram in the load's results, in addition to those of every load.
 const (
 	countFinished        = "finished" // reviews that ended in the window, with their certificates, whenever they began
 	countCertificates    = "certificates"
@@ -71,7 +72,7 @@ type Load struct {
 	http   *http.Client
 	signer jose.Signer // signs pods' tokens; nil without certificates
 
-	begin, end int64 // of the window
+	begin, end int64 // of the window, ns by pace.Now
 
 	mu sync.Mutex // guards the fields below
 	tally
@@ -129,7 +130,7 @@ type answered struct {
 	} `json:"response"`
 }
 
-// review sends the i-th review, whose answer must be a patch; otherwise failed is the kind of failure.
+// review sends the i-th review. failed is the kind of failure; it is empty if the answer is a patch.
 func (l *Load) review(ctx context.Context, i int) (failed string, err error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, l.to.URL, bytes.NewReader(reviewOf(i)))
 	if err != nil {
@@ -169,7 +170,8 @@ func kindOf(err error) string {
 	return failedConnection
 }
 
-// ask sends the i-th review and, if pods get certificates, gets the pod's. answered is when the review was answered.
+// ask sends the i-th review and, if pods get certificates, gets the pod's certificate. answered is the time (ns by
+// pace.Now) at which the review was answered.
 func (l *Load) ask(ctx context.Context, i int) (failed string, answered int64, err error) {
 	failed, err = l.review(ctx, i)
 	answered = pace.Now()
@@ -208,7 +210,7 @@ func (l *Load) token(i int) (authority.Token, error) {
 // tally holds the counts of a run.
 type tally struct {
 	load.Tally
-	finished    int64 // ended in the window, with their certificates
+	finished    int64 // reviews that ended in the window, with their certificates
 	errors      map[string]int64
 	certificate *hdrhistogram.Histogram
 }
@@ -219,11 +221,11 @@ func newTally() tally {
 	return t
 }
 
-// in reports whether a review that was intended for a time counts.
+// in reports whether a review that was intended to start at a time (ns by pace.Now) counts.
 func (l *Load) in(intended int64) bool { return intended >= l.begin && intended < l.end }
 
-// do makes the i-th review, which was intended for a time; negative: now (closed loop). free is the time since which
-// the calling goroutine has been free; do returns the time at which it is free again.
+// do makes the i-th review, which was intended to start at a given time; a negative time means now (closed loop). free
+// is when the calling goroutine became free; do returns when it is free again. Times are in ns by pace.Now.
 func (l *Load) do(ctx context.Context, i int, intended, free int64) int64 {
 	sent := pace.Now()
 	own := int64(-1)
@@ -263,7 +265,7 @@ type Ready struct {
 	role.Wants
 }
 
-// Run sends reviews by the schedule. Those that are intended in the window count, whenever they end.
+// Run sends reviews by the schedule. Reviews that are intended to start in the window count, whenever they end.
 func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	var err error
 	if l.begin, l.end, err = s.Window(); err != nil {
@@ -315,7 +317,7 @@ func (l *Load) logged(s role.Schedule) int {
 	return int(min(rate*(float64(s.Warmup+s.Duration)/1e9+l.o.Drain.Seconds())*4/3+1000, running.MostRequests))
 }
 
-// pace sends the reviews that become due; none in closed loop.
+// pace sends each review to the workers when it is due. In closed loop it does nothing.
 func (l *Load) pace(ctx context.Context, s role.Schedule, to chan<- due) error {
 	if l.o.Rate == 0 {
 		return nil
@@ -326,7 +328,7 @@ func (l *Load) pace(ctx context.Context, s role.Schedule, to chan<- due) error {
 	}
 	defer thread.Close()
 	schedule := pace.NewSchedule(s.Begin, l.o.Rate, l.o.Arrivals, l.o.Seed, 0, 1)
-	for i := 3; schedule.Peek() < l.end; i++ { // the first were sent by Prepare
+	for i := 3; schedule.Peek() < l.end; i++ { // Prepare sent reviews 0 to 2
 		at := schedule.Peek()
 		schedule.Advance()
 		_, late := thread.Until(ctx, at)
@@ -342,7 +344,7 @@ func (l *Load) pace(ctx context.Context, s role.Schedule, to chan<- due) error {
 	return nil
 }
 
-// unsent counts a review that is due and never starts.
+// unsent counts a review that was due but is never sent.
 func (l *Load) unsent(at int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -351,7 +353,7 @@ func (l *Load) unsent(at int64) {
 	}
 }
 
-// work makes reviews, one at a time, until there are no more.
+// work makes reviews, one at a time, until the schedule or the window ends. In closed loop it begins at from.
 func (l *Load) work(ctx context.Context, from int64, due <-chan due, next *atomic.Int64) {
 	free := pace.Now()
 	if l.o.Rate > 0 {

@@ -9,19 +9,20 @@ import (
 	"sync"
 )
 
-// Accounts is the number of service accounts, which pods use in turn: pods of one deployment share one.
+// Accounts is the number of service accounts, which pods use in turn. Pods share accounts, as those of one deployment
+// do.
 const Accounts = 100
 
 // Namespace is the namespace of all pods.
 const Namespace = "shop"
 
 // review is the review of a pod as an API server sends it, with three placeholders that make reviews differ. The pod
-// is one of a web shop: two containers with ports, environment, resources, and probes of each kind.
+// belongs to a web shop and has two containers with ports, environment, resources, and probes of each kind.
 //
 //go:embed review.json
 var review []byte
 
-// compact is review in the form in which it is sent.
+// compact returns review without white space, as it is sent.
 var compact = sync.OnceValue(func() []byte {
 	var b bytes.Buffer
 	if err := json.Compact(&b, review); err != nil {

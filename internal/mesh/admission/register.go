@@ -32,7 +32,7 @@ func (guest) About() kind.About {
 		Settings: Settings,
 		Process:  slices.Concat(Settings, []param.Setting{kind.SubjectSetting, kind.SeedSetting}),
 
-		HoldsConnections: kind.Always, // all reviews go over one
+		HoldsConnections: kind.Always, // all reviews go over one connection
 		Saturates:        func(v param.Values) bool { return v[modeKey] == load.Closed },
 	}
 }
@@ -49,7 +49,7 @@ func (guest) Metrics() []measured.Metric { return metrics }
 // Admitting is a subject that has a webhook. Its ready message is a Webhook.
 type Admitting interface{ AdmitsPods() }
 
-// CheckSetup checks that there is a webhook in every arm.
+// CheckSetup checks that the subject of every arm has a webhook.
 func (g guest) CheckSetup(s *kind.Setup, path string, _ *kind.Part) error {
 	return kind.CheckServes[Admitting](s, g.About().Name, path, "has a webhook", "has none")
 }

@@ -15,8 +15,8 @@ func init() {
 // prose writes this package's answers.
 type prose struct{ analysis.Prose }
 
-// consistencyAnswers returns which stores lost or misdirected connections, then for each where connections went, and
-// for how long old endpoints were seen.
+// consistencyAnswers says which arms lost or misdirected connections, then for each arm where its connections went, and
+// how long they still reached old endpoints.
 func consistencyAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
 	var all []analysis.Answer
 	for _, at := range t.Levels {

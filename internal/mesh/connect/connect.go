@@ -2,8 +2,8 @@
 // Connecting sends no packet, so nearly all of the work is the data plane's. The load runs as a separate process (tare
 // load connect), in closed loop.
 //
-// If a data plane replaces its configuration meanwhile (package generation), the load also judges every connection:
-// whether its endpoint was one of those that were possible at that moment.
+// If a data plane replaces its configuration meanwhile (package generation), the load also judges every connection: did
+// it reach an endpoint that the configuration allowed at that moment?
 package connect
 
 import (
@@ -27,7 +27,7 @@ import (
 	"tare/internal/mesh/generation"
 )
 
-// Generator is the generator in results.
+// Generator is the name of this load in results.
 const Generator = "connect"
 
 // MaxServices bounds Options.Services.
@@ -37,10 +37,12 @@ const MaxServices = 1 << 20
 type Options struct {
 	First    netip.AddrPort // the first service; IPv4. The others have the following addresses
 	Services int            // number of services; each connection goes to a random one
-	// Endpoints requires that, before the measurement, a connection to each service has an endpoint as its peer.
+	// Endpoints makes New fail unless a connection to each service has an endpoint as its peer.
 	Endpoints bool
-	Replacer  int    // id of a process that replaces configuration: connections to its services, in turn, are judged
-	Seed      uint64 // of the random choices
+	// Replacer is the id of a process that replaces its configuration. The load then connects to that process's services
+	// in turn, and judges the connections.
+	Replacer int
+	Seed     uint64 // of the random choices
 }
 
 // Ready is the load's ready message.
@@ -58,8 +60,7 @@ type Load struct {
 	peer unix.RawSockaddrInet4
 }
 
-// New makes the socket, and checks that the services exist. Errors are due to invalid options or to services that do
-// not answer.
+// New makes the socket, and checks that every service can be connected to, unless services are replaced.
 func New(o Options) (l *Load, err error) {
 	if o.Replacer == 0 {
 		switch {
@@ -138,7 +139,7 @@ func (l *Load) service(i int) (ip uint32, port uint16) {
 }
 
 // The two calls below bypass Go's scheduler. Neither can block, and informing the scheduler would cost as much as the
-// faster of them. Worse, the runtime's monitor takes a thread that spends its time in such calls for a blocked one,
+// faster of them. Worse, the runtime's monitor mistakes a thread that spends its time in such calls for a blocked one,
 // and interrupts it every 20 us.
 
 // connect connects the socket, which may be connected already: a UDP socket can be connected repeatedly.
@@ -150,7 +151,7 @@ func (l *Load) connect(ip uint32, port uint16) unix.Errno {
 	return errno
 }
 
-// peerOf returns what the socket is connected to; zero if that is unknown.
+// peerOf returns the address that the socket is connected to, or zeros if it is unknown.
 func (l *Load) peerOf() (ip uint32, port uint16) {
 	size := uint32(unix.SizeofSockaddrInet4)
 	if _, _, errno := unix.RawSyscall(unix.SYS_GETPEERNAME, uintptr(l.fd), uintptr(unsafe.Pointer(&l.peer)),
@@ -214,7 +215,8 @@ func (l *Load) loop(t *tally, stop *atomic.Bool) {
 	}
 }
 
-// judge judges a connection to the i-th service that began at a time. done is the value of Page.Done before that.
+// judge judges a connection to the i-th service. began is when it began (ns by pace.Now); done is the value of
+// Page.Done before that.
 func (l *Load) judge(t *tally, i int, done uint64, began int64) {
 	ip, port := l.peerOf()
 	begun := l.page.Begun()
@@ -242,7 +244,7 @@ type tally struct {
 	begin, end int64
 	cpu        float64
 	n          int64
-	times      *hdrhistogram.Histogram // of connect()
+	times      *hdrhistogram.Histogram // durations of connect()
 	slices     [load.Slices]*hdrhistogram.Histogram
 	errnos     [256]int64
 
@@ -250,8 +252,8 @@ type tally struct {
 	backward int64
 	last     uint64 // the latest generation that was seen
 	old      *hdrhistogram.Histogram
-	oldOf    uint64 // the last generation that was seen after the next one had begun, and how long after
-	oldAge   int64  // 0: none
+	oldOf    uint64 // the last generation that was seen after the next one had begun
+	oldAge   int64  // how long after the next one began it was last seen, in ns; 0: oldOf is not set
 }
 
 func newTally(begin, end int64) *tally {
@@ -275,8 +277,8 @@ func (t *tally) add(began, ended int64, errno unix.Errno) {
 // count adds a time to a histogram, limited to the histogram's range.
 func count(h *hdrhistogram.Histogram, ns int64) { _ = h.RecordValue(min(max(ns, 1), longest)) }
 
-// sawOld records that generation g was still seen when the next one had begun age ns before. Only the last sight of
-// each generation counts.
+// sawOld records that a connection reached generation g although the next generation had begun age ns earlier. Only the
+// last such connection of each generation counts.
 func (t *tally) sawOld(g uint64, age int64) {
 	if t.oldAge > 0 && t.oldOf != g {
 		count(t.old, t.oldAge)
@@ -315,7 +317,7 @@ func (t *tally) result(judged bool) (*load.Result, error) {
 	return r, r.SetHistograms(map[string]*hdrhistogram.Histogram{load.Connect: t.times, generation.OldEndpoint: t.old})
 }
 
-// errorName returns the kind of a failed connect, with the name that load http uses if it has one.
+// errorName returns the kind of error of a failed connect. Kinds that load http also has get the same name.
 func errorName(errno unix.Errno) string {
 	switch errno {
 	case unix.ECONNREFUSED:

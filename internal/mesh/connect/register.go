@@ -75,7 +75,7 @@ type Server interface {
 	CheckServices(s *kind.Setup, part *kind.Part) error
 }
 
-// Serving is the part of such a subject in a trial.
+// Serving is such a subject as it runs in a trial.
 type Serving interface {
 	Services() Services
 }
@@ -85,10 +85,10 @@ type Services struct {
 	First     string // host:port; the others have the following addresses
 	Count     int
 	Endpoints bool // connections to them have endpoints as peers
-	Replacer  int  // id of the process that replaces them with package generation; 0: none
+	Replacer  int  // id of the process that replaces their endpoints (package generation); 0: none
 }
 
-// At implements kind.Sited: the services of the subject.
+// At implements kind.Sited. It returns the settings that point the load to the subject's services.
 func (guest) At(at kind.Site) param.Values {
 	var to Services
 	if s, ok := at.Subject.(Serving); ok { // ensured by CheckSetup
@@ -102,7 +102,7 @@ func (guest) At(at kind.Site) param.Values {
 	}
 }
 
-// CheckSetup checks that there is something to connect to in every arm.
+// CheckSetup checks that the subject of every arm serves something by itself.
 func (g guest) CheckSetup(s *kind.Setup, path string, _ *kind.Part) error {
 	if s.Baseline == nil {
 		return fmt.Errorf("a load of kind %s goes to what the subject serves by itself, and the baseline has no subject: "+

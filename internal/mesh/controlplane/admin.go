@@ -53,7 +53,7 @@ func NewAdmin() *Admin {
 	of := func(get *func() int) func() float64 {
 		return func() float64 {
 			if *get == nil {
-				return 0 // nothing is served yet
+				return 0 // no control plane is attached yet
 			}
 			return float64((*get)())
 		}
@@ -67,8 +67,8 @@ func NewAdmin() *Admin {
 	return a
 }
 
-// labelOf returns a type's label in the metrics. Unknown types share one: data planes may request any type, and each
-// would add a series.
+// labelOf returns a type's label in the metrics. Unknown types share a label: data planes may request any type, and
+// each label adds a series.
 func labelOf(url string) string {
 	switch url {
 	case ads.ClusterType, ads.EndpointType, ads.SecretType, ads.ListenerType, ads.RouteType:
@@ -77,7 +77,8 @@ func labelOf(url string) string {
 	return "other"
 }
 
-// watch makes the admin observe what a control plane sends and receives, before the existing callbacks in o run.
+// watch makes the admin observe what a control plane sends and receives. The callbacks that o already has run
+// afterwards.
 func (a *Admin) watch(o *Options) {
 	sent, answered := o.OnSent, o.OnAnswer
 	o.OnSent = func(s Sent) {

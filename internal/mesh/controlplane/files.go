@@ -21,7 +21,7 @@ const mostPolls = 10
 type Files struct {
 	path   string
 	reader *proxyconfig.Reader
-	seen   string // the stamp of NewFiles, then that of the last change; used only by NewFiles and Watch
+	seen   string // the stamp when NewFiles was called, then at the last change; used only by NewFiles and Watch
 }
 
 // NewFiles returns the files at a path.
@@ -59,8 +59,8 @@ func (f *Files) Watch(ctx context.Context, changed func() error) error {
 	}
 }
 
-// stampOf summarizes the files at a path; a change gives another summary. A directory has a line for each file; a
-// single file has no newline.
+// stampOf returns a summary of the files at a path, which differs after every change. A directory has a line for each
+// file; a single file has no newline.
 func stampOf(path string) string {
 	stamp := func(name string) string {
 		var s unix.Stat_t

@@ -9,10 +9,10 @@ import (
 	"time"
 )
 
-// How much garbage a control plane may accumulate before a collection. The limit is in bytes, because a collection
-// takes every idle CPU for milliseconds, which on a small machine would look like a slow data plane. For a large heap
-// it is leastGarbage, half of Go's default, because garbage that is collected late leaves holes between the objects
-// that stay.
+// Limits on the garbage that a control plane accumulates before a collection. The main limit is in bytes, so that a
+// small heap is collected rarely: a collection takes every idle CPU for milliseconds, which on a small machine would
+// look like a slow data plane. A large heap is limited to leastGarbage, half of Go's default, because garbage that is
+// collected late leaves holes between the objects that stay.
 const (
 	garbageBytes   = 32 << 20
 	leastGarbage   = 50  // percent of the live heap
@@ -20,10 +20,10 @@ const (
 	garbageChanged = 10  // percent of the setting; a smaller change is not worth stopping the process for
 )
 
-// When a control plane counts as idle, and when an idle one is worth collecting.
+// Thresholds: when a control plane counts as idle, and when collecting the garbage of an idle one is worth the cost.
 const (
 	idleEvery    = 2 * time.Second
-	idleBytes    = 256 << 10 // allocated in idleEvery
+	idleBytes    = 256 << 10 // bytes allocated in idleEvery; with less, the process is idle
 	idlePart     = 256       // or this fraction (1/256) of the live heap, if that is more
 	worthIt      = 4 << 20   // bytes of garbage
 	worthPart    = 10        // or 1/10 of the live heap; also: 1/10 of the goroutines have ended
@@ -66,7 +66,7 @@ type tidier struct {
 	percent int // GOGC now; 0: tidier does not set it
 }
 
-// percentFor returns the GOGC percentage for live objects and stacks, in bytes.
+// percentFor returns the GOGC percentage for a process with the given sizes of live objects and stacks, in bytes.
 func percentFor(objects, stacks uint64) int {
 	if objects+stacks == 0 {
 		return mostGarbage
@@ -74,7 +74,7 @@ func percentFor(objects, stacks uint64) int {
 	return int(min(mostGarbage, max(leastGarbage, 100*garbageBytes/(objects+stacks))))
 }
 
-// collected is an object without references: its cleanup runs at the end of the next collection.
+// collected is an object that nothing refers to, so its cleanup runs after the next collection.
 type collected struct{ _ [4]*collected }
 
 // watch adjusts the percentage after each collection.
@@ -118,7 +118,7 @@ func (t *tidier) whileIdle() {
 		}
 		now := readUse()
 		if began := time.Now(); began.After(rest) && now.idleSince(last) && now.worthCollecting(kept) {
-			for range 2 { // a collection at most halves a stack; FreeOSMemory runs a third
+			for range 2 { // a collection at most halves a stack; FreeOSMemory runs a third collection
 				runtime.GC()
 			}
 			debug.FreeOSMemory()
@@ -135,7 +135,7 @@ func (t *tidier) whileIdle() {
 type use struct {
 	allocated  uint64 // since the process began
 	live       uint64 // at the last collection
-	free       uint64 // garbage by the last collection's count, and free memory not returned to the kernel
+	free       uint64 // heap objects beyond live, and free memory not returned to the kernel
 	goroutines uint64
 }
 
@@ -159,7 +159,7 @@ func (u use) idleSince(before use) bool {
 }
 
 // worthCollecting reports whether a collection would free enough: by the known garbage; by the goroutines that have
-// ended since the last collection; or by the bytes allocated since, because as many may have become garbage.
+// ended since the last collection; or by the bytes allocated since, because that many may have become garbage.
 func (u use) worthCollecting(kept use) bool {
 	return u.free > max(worthIt, u.live/worthPart) ||
 		u.goroutines < kept.goroutines-kept.goroutines/worthPart ||

@@ -16,18 +16,18 @@ import (
 type Change struct {
 	At        time.Time `json:"at"`
 	Responses int       `json:"responses"` // sent because of the change
-	Proxies   int       `json:"proxies"`   // distinct node ids they were sent to: at most mostProxies
+	Proxies   int       `json:"proxies"`   // distinct node ids that got them; at most mostProxies
 	Others    int       `json:"others"`    // responses to ids beyond these
 	Answers   int       `json:"answers"`   // acknowledged or refused
-	Refused   int       `json:"refused"`   // of the answers
+	Refused   int       `json:"refused"`   // answers that were refusals
 	FirstSent float64   `json:"first_sent_seconds"`
 	LastSent  float64   `json:"last_sent_seconds"`
 	// LastAnswer is when the last answer so far arrived. A response that is superseded before its answer gets none.
 	LastAnswer float64 `json:"last_answer_seconds"`
 }
 
-// The limits of a history: changes, and distinct proxies of each. In a mesh without proxies a peer may choose any id,
-// and another one for each stream.
+// Limits of a history: the number of changes, and of distinct proxies in each. In a mesh without proxies, a peer may
+// choose any id, and a different one for each stream.
 const (
 	mostChanges = 100
 	mostProxies = 10_000
@@ -48,8 +48,8 @@ type entry struct {
 	proxies map[uint64]struct{} // hashes of node ids, because the ids can be long
 }
 
-// of returns the change that was set at a time, adding it if it is new, or nil if it is older than all that are kept.
-// The caller must hold mu.
+// of returns the change that was set at since, adding it if it is new, or nil if it is older than all changes that are
+// kept. The caller must hold mu.
 func (h *history) of(since int64) *entry {
 	i, found := slices.BinarySearchFunc(h.changes, since, func(e *entry, since int64) int {
 		return cmp.Compare(e.since, since)
@@ -69,7 +69,7 @@ func (h *history) of(since int64) *entry {
 	return e
 }
 
-// note calls do with a change, unless the change is no longer kept.
+// note calls do with the change that was set at since, unless it is no longer kept.
 func (h *history) note(since int64, do func(*entry)) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

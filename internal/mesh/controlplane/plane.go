@@ -38,14 +38,14 @@ type PlaneOptions struct {
 	Credentials string
 	Life        time.Duration // of certificates; default authority.DefaultLife
 	RenewAfter  float64       // fraction of their life; default that of authority.Options
-	// Accounts verifies the service account tokens of a Kubernetes cluster, which agents exchange for a first
-	// certificate, for a private key that they generate (authority.Agent). Nil: certificates are only renewed.
+	// Accounts verifies the service account tokens of a Kubernetes cluster. Agents exchange such a token for their first
+	// certificate, whose private key they generate (authority.Agent). Nil: certificates are only renewed.
 	Accounts *authority.ServiceAccounts
 	// Names are the DNS names by which peers that have no identity in the mesh know the control plane
 	// (authority.Authority.WebTLS).
 	Names []string
-	// Strangers limits open connections from peers that have shown no certificate, if proxies need one; above it, the
-	// oldest is closed. Default authority.DefaultMaxStrangers.
+	// Strangers is the maximum number of open connections from peers that have shown no certificate, if proxies need one;
+	// above it, the oldest is closed. Default authority.DefaultMaxStrangers.
 	Strangers int
 	// RetryAfter is the time after which failed replacements of certificates and files are retried; default 5 s.
 	RetryAfter time.Duration
@@ -57,8 +57,8 @@ type PlaneOptions struct {
 	Log func(line string)
 }
 
-// Plane is the control plane of one mesh file. If the file has proxies, each gets only what concerns it. If proxies
-// have identities, they must prove them, and get certificates.
+// Plane is the control plane of one mesh file. If the file has proxies, each proxy gets only what concerns it. If
+// proxies have identities, they must prove them, and they get certificates.
 type Plane struct {
 	o         PlaneOptions
 	server    *Server
@@ -69,7 +69,7 @@ type Plane struct {
 	mu      sync.Mutex
 	mesh    *proxyconfig.Mesh
 	shared  bool              // every node gets the same
-	written map[string]string // the certificate chain and roots in each proxy's directory
+	written map[string]string // what each proxy's files were made from: certificate chain, roots, address
 	overdue map[string]bool   // proxies whose files could not be written
 	bound   string            // address of the listener, host:port
 	told    map[string]part   // what each proxy got last, by id
@@ -134,7 +134,7 @@ func NewPlane(ctx context.Context, m *proxyconfig.Mesh, o PlaneOptions) (*Plane,
 	return p, nil
 }
 
-// key returns the key of a stream: that of its node, whose identity the peer must have.
+// key returns the key of a stream's node. The peer must have the node's identity.
 func (p *Plane) key(ctx context.Context, id string) (string, error) {
 	p.mu.Lock()
 	mesh, shared := p.mesh, p.shared
@@ -153,8 +153,8 @@ func (p *Plane) key(ctx context.Context, id string) (string, error) {
 	return p.keyOf(mesh, id), nil
 }
 
-// check returns an error if a stream's certificate has expired or its root is no longer trusted. Without it, a peer
-// with a stolen key would receive renewed ones for as long as its stream is open.
+// check returns an error if a stream's certificate has expired or its root is no longer trusted. Without this check, a
+// peer with a stolen key would receive renewed keys while its stream is open.
 func (p *Plane) check(ctx context.Context) error {
 	if _, err := p.authority.Identity(ctx); err != nil {
 		return status.Error(codes.Unauthenticated, err.Error())
@@ -162,7 +162,8 @@ func (p *Plane) check(ctx context.Context) error {
 	return nil
 }
 
-// roots sends all proxies the new roots, and ends the streams of those whose own root is not among them.
+// roots ends the streams of proxies whose own root is no longer trusted, and makes Run send the new roots to all
+// proxies.
 func (p *Plane) roots() {
 	p.server.Check()
 	p.renewals.roots()
@@ -254,8 +255,8 @@ func (e *FilesError) Unwrap() error { return e.Err }
 // Set makes m the mesh. It returns the same as Server.Set, and a FilesError if m is in use but not all files could be
 // written; any other error leaves the mesh as it was.
 //
-// The cost grows with the number of proxies whose part has changed. In a mesh made by Config.CompileAfter from the
-// current one, those are few.
+// The cost grows with the number of proxies whose part has changed. If Config.CompileAfter made m from the current
+// mesh, few have.
 func (p *Plane) Set(ctx context.Context, m *proxyconfig.Mesh) (int64, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -450,7 +451,7 @@ func (p *Plane) forget(now map[string]part) {
 	}
 }
 
-// directory returns the directory of a proxy's files, or an error if the proxy's id cannot be its name.
+// directory returns the directory of a proxy's files, or an error if the proxy's id cannot name a directory.
 func (p *Plane) directory(id string) (string, error) {
 	if strings.ContainsAny(id, "/\x00") || !filepath.IsLocal(id) || id == "." {
 		return "", fault.New(fault.Usage, "proxy "+id,
@@ -466,7 +467,7 @@ func (p *Plane) write(proxies []string) error {
 	if p.o.Credentials == "" || p.bound == "" {
 		return nil
 	}
-	// A user with write permission there could replace the proxies' directories.
+	// Another user who can write to this directory could replace the proxies' directories.
 	unsafe := authority.CheckDirectory(p.o.Credentials)
 	errs := []error{unsafe}
 	for _, id := range proxies {

@@ -9,15 +9,15 @@ import (
 	"tare/internal/lib/text"
 )
 
-// Limits of the log of refusals: a burst, a rate per second, and the bytes of each line.
+// Limits on the log of refusals: a burst of lines, a rate of lines per second, and the bytes of each reason.
 const (
 	refusalsAtOnce    = 200
 	refusalsPerSecond = 20
 	refusalBytes      = 2 << 10
-	refuserBytes      = 256 // of the data plane's id, and of the type
+	refuserBytes      = 256 // bytes of the data plane's id, and of the type
 )
 
-// refusals limits the log of refusals: a data plane could send refusals all the time, with megabytes of reasons.
+// refusals limits the log of refusals, because a data plane could refuse continuously, with megabytes of reasons.
 type refusals struct {
 	mu     sync.Mutex
 	logged pace.Bucket

@@ -29,15 +29,16 @@ type Ready struct {
 	// Credentials is the directory with each proxy's bootstrap and certificate (PlaneOptions.Credentials).
 	Credentials string `json:"credentials,omitempty"`
 	Admin       string `json:"admin,omitempty"` // host:port of /metrics and /changes
-	// Webhook is the address, host:port, at which API servers have pods reviewed. WebhookRoots are the certificates
-	// that they need to trust it, in PEM (for clientConfig.caBundle, which is base64 like this field).
+	// Webhook is the address, host:port, to which API servers send reviews of pods. WebhookRoots are the root certificates
+	// with which API servers verify the webhook, in PEM (for clientConfig.caBundle, which in JSON is base64 like this
+	// field).
 	Webhook      string `json:"webhook,omitempty"`
 	WebhookRoots []byte `json:"webhook_roots,omitempty"`
 }
 
 // Settings configures a control plane that runs as a process.
 type Settings struct {
-	File        string        // the mesh file, or a directory of them; empty: the mesh comes from "set" only
+	File        string        // a mesh file, or a directory of mesh files; empty: the mesh comes from "set" only
 	Listen      string        // host:port; port 0 takes a free one
 	Connections int           // the limit of open connections of proxies; 0: MaxConnections
 	Credentials string        // see PlaneOptions
@@ -53,19 +54,20 @@ type Settings struct {
 // besides what gRPC and TLS need.
 const MaxConnections = 10_000
 
-// maxOthers is the limit of open connections to the metrics, and of those to the webhook.
+// maxOthers limits the open connections to the metrics and, separately, those to the webhook.
 const maxOthers = 200
 
 // Webhook configures how the control plane reviews pods (package injection).
 type Webhook struct {
 	Listen string            // host:port; empty: not served
 	Config *injection.Config // what is injected into pods
-	Names  []string          // the DNS names that API servers use for it
+	Names  []string          // the DNS names that API servers use for the webhook
 }
 
-// The events that a control plane has in addition to those of every role. The parent sends "set" with a Config as
-// data, and the answer is "set" with a Done, or an error message. This configuration is in use until the file changes.
-// "endpoints" replaces only the endpoints of some services; its data holds a list of Endpoint for each service name.
+// The events that a control plane has in addition to those of every role. The parent sends "set" with a Config as data,
+// and the answer is "set" with a Done, or an error message. This configuration stays in use until the mesh file
+// changes. "endpoints" replaces only the endpoints of some services; its data holds a list of Endpoint for each service
+// name.
 const (
 	SetEvent       = "set"
 	EndpointsEvent = "endpoints"
@@ -204,7 +206,8 @@ func sendAll(ctx context.Context, conn *role.Conn, lines <-chan string) error {
 
 type bound func(l net.Listener, most int, turned func(connections int)) net.Listener
 
-// bounding returns a function that limits the connections of proxies. With TLS, their handshakes identify them.
+// bounding returns a function that limits the connections of proxies. With TLS, proxies identify themselves in their
+// handshakes.
 func bounding(secure bool) bound {
 	if secure {
 		return limit.AtMostKnown
@@ -256,7 +259,7 @@ func (p *Plane) obey(ctx context.Context, conn *role.Conn) error {
 	}
 }
 
-// said carries out one message of the parent.
+// said carries out one message from the parent.
 func (p *Plane) said(ctx context.Context, m role.Message, conn *role.Conn) (err error) {
 	var d Done
 	switch m.Event {

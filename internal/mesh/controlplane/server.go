@@ -31,7 +31,7 @@ type Answer = ads.Answer
 // Options configures a Server. The zero value is valid: every data plane then gets the same resources.
 type Options struct {
 	ads.Options // Key returns the key (see SetAll) of a data plane
-	// Idle is how long a connection may stay without a stream; default DefaultIdle.
+	// Idle is how long a connection may stay open without a stream; default DefaultIdle.
 	Idle time.Duration
 	// Credentials are the server's; nil: no TLS.
 	Credentials credentials.TransportCredentials
@@ -59,7 +59,7 @@ type Server struct {
 
 // View holds what data planes with a key get: resources shared with other keys, and resources of this key alone.
 type View struct {
-	Common *Resources // compared by address: one that was given before is not encoded again; nil: none
+	Common *Resources // compared by address: if it is already in use, it is not encoded again; nil: none
 	Own    Resources
 }
 
@@ -211,8 +211,8 @@ func (s *Server) count(r *Resources, more int) {
 	}
 }
 
-// commonTables returns the tables of common resources, made from the tables of the key's previous ones (last). New
-// tables are put into added.
+// commonTables returns the tables of common resources, derived from the tables of last, the key's previous common
+// resources. New tables are put into added.
 func (s *Server) commonTables(r, last *Resources, added map[*Resources]tables, e encode) (tables, error) {
 	if r == nil {
 		return tables{}, nil
@@ -282,8 +282,8 @@ func extended(t tables, url string, base *ads.Table, own []*ads.Resource, last t
 	return nil
 }
 
-// SetSecrets replaces only the secrets of some keys that are theirs alone. An earlier SetAll or Change must have set
-// the keys. It does not look at other keys.
+// SetSecrets replaces the own secrets of some keys, those that no other key shares, and nothing else. An earlier SetAll
+// or Change must have set the keys. It does not look at other keys.
 func (s *Server) SetSecrets(_ context.Context, some map[string][]*tlsv3.Secret) error {
 	called := pace.Now()
 	s.mu.Lock()
@@ -324,8 +324,8 @@ type message interface {
 	proto.Message
 }
 
-// add adds the table of a type. It reuses the entries of the previous table that are unchanged, or the whole table if
-// its content is.
+// add adds the table of a type. It reuses unchanged entries of the previous table, or the whole previous table if
+// nothing has changed.
 func add[T message](to tables, url string, last tables, before, list []T, e encode) error {
 	old := last[url]
 	var t *ads.Table
@@ -362,8 +362,8 @@ func add[T message](to tables, url string, last tables, before, list []T, e enco
 	return nil
 }
 
-// differs returns the messages of a list that replace others of the same names in the previous one. ok is false if the
-// lists differ in any other way.
+// differs returns the messages of list that replace messages of the same names in before, the previous list. ok is
+// false if the lists differ in any other way.
 func differs[T message](before, list []T) (changed []T, ok bool) {
 	if len(before) != len(list) {
 		return nil, false

@@ -44,8 +44,8 @@ func (proxy) Change(_ context.Context, control any, d sidecar.Drive) (any, error
 const drainTime = "0"
 
 // Command returns the command that runs Envoy with its bootstrap, as the user of this process: Envoy cannot drop
-// privileges after it has read its files. Hot restart is disabled: no other Envoy takes over, and it would leave
-// shared memory on the machine.
+// privileges after it has read its files. Hot restart is disabled: no other Envoy takes over, and hot restart would
+// leave shared memory on the machine.
 func (proxy) Command(p sidecar.Place) (process.Command, error) {
 	plane, err := driven.Of(p)
 	if err != nil {

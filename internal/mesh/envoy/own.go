@@ -21,8 +21,8 @@ import (
 	"tare/internal/mesh/sidecar/driven"
 )
 
-// told holds Envoy's names, or their endings, of the statistics that are kept: connections and requests, failures,
-// TLS, gauges of its memory, clusters and listeners, and updates from its control plane.
+// told lists the statistics that are kept, by Envoy's names or by the endings of its names: connections and requests,
+// failures, TLS, gauges of memory, clusters and listeners, and updates from the control plane.
 var told = []string{
 	".downstream_cx_total", ".downstream_rq_total", ".upstream_cx_total", ".upstream_rq_total", ".upstream_cx_destroy",
 	".upstream_rq_retry", ".upstream_rq_pending_overflow", ".upstream_cx_overflow", ".ssl.handshake",
@@ -41,9 +41,9 @@ const (
 )
 
 const (
-	maxStatistics = 64 << 20 // bytes of Envoy's answer: more than a sidecar of 10,000 services has
-	maxMemory     = 64 << 10 // bytes of its report about its memory
-	maxAddress    = 256      // bytes of the file with its admin address
+	maxStatistics = 64 << 20 // bytes of Envoy's statistics; enough for a sidecar with 10,000 services
+	maxMemory     = 64 << 10 // bytes of Envoy's report about its memory
+	maxAddress    = 256      // bytes of the file with Envoy's admin address
 )
 
 // Own returns statistics from Envoy's admin interface.
@@ -55,7 +55,7 @@ func (proxy) Own(ctx context.Context, p sidecar.Place) (map[string]float64, erro
 	if err := memory(ctx, p, all); err != nil {
 		return nil, err
 	}
-	if len(p.Others) > 0 { // they have no traffic, but many statistics
+	if len(p.Others) > 0 { // the other services have no traffic, but many statistics
 		mine := "listener." + strings.ReplaceAll(p.Listen, ":", "_") + "."
 		maps.DeleteFunc(all, func(name string, _ float64) bool {
 			return of(p.Others, name) || strings.HasPrefix(name, "listener.127.") && !strings.HasPrefix(name, mine)
@@ -64,7 +64,8 @@ func (proxy) Own(ctx context.Context, p sidecar.Place) (map[string]float64, erro
 	return all, nil
 }
 
-// of reports whether a statistic is about one of the other services: whether a part of its name is a service's.
+// of reports whether a statistic is about one of the other services, that is, whether a part of its name is the name of
+// such a service. others must be sorted by name.
 func of(others []sidecar.Other, name string) bool {
 	for part := range strings.SplitSeq(name, ".") {
 		_, is := slices.BinarySearchFunc(others, part, func(o sidecar.Other, name string) int {

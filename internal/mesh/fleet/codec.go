@@ -11,13 +11,13 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// Limits of responses. The control plane is what is measured, and thousands of proxies receive its responses at once.
+// Limits on responses, which thousands of proxies receive at once from a control plane under test.
 const (
 	// maxMessage limits a response, in bytes. In the largest mesh without TLS (MaxServices, all for each proxy), a proxy
 	// gets 40 MiB in four responses.
 	maxMessage = 64 << 20
-	// maxFields limits the fields of a response, most of which are resources: an empty one has 2 bytes, and takes 100 in
-	// memory.
+	// maxFields limits the fields of a response, most of which are resources: an empty resource has 2 bytes, and takes 100
+	// bytes in memory.
 	maxFields = 200_000
 	// maxHeaders limits a list of headers, in bytes.
 	maxHeaders = 16 << 10

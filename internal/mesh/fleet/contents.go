@@ -36,7 +36,7 @@ var urls = [kinds]string{
 	listeners: xds.ListenerType, routes: xds.RouteType,
 }
 
-// needing are the types whose resources name resources of another type.
+// needing lists, for each type, the types whose resources refer to its resources.
 var needing = [kinds][]resourceType{endpoints: {clusters}, routes: {listeners}, secrets: {clusters, listeners}}
 
 // kindOf returns the type of a URL, or a negative value if proxies do not subscribe to it.
@@ -46,7 +46,7 @@ func kindOf(url string) resourceType { return resourceType(slices.Index(urls[:],
 // then has all of them.
 func (k resourceType) roots() bool { return k == clusters || k == listeners }
 
-// Mark holds the service and the change that endpoints encode. The zero value means none.
+// Mark holds the service and the change that the address of an endpoint encodes (Endpoint). The zero value means none.
 type Mark struct {
 	Service int // from 1
 	Change  int
@@ -56,7 +56,7 @@ type Mark struct {
 type content struct {
 	name   string
 	digest uint64
-	needs  [kinds][]string // names
+	needs  [kinds][]string // by type, the names of the resources that it refers to
 	mark   Mark            // of endpoints
 }
 
@@ -69,7 +69,7 @@ type contents struct {
 	read map[contentKey]*content
 }
 
-// contentKey identifies contents. Two of the same length and the same 64-bit digest are taken to be the same.
+// contentKey identifies contents. Two contents of the same length and the same 64-bit digest are taken to be the same.
 type contentKey struct {
 	kind   resourceType
 	length int
@@ -95,8 +95,8 @@ func (c *contents) of(k resourceType, value []byte) *content {
 	return x
 }
 
-// parse decodes a resource. An invalid one has no name and needs nothing, so proxies never have what they subscribed
-// to.
+// parse decodes a resource. An invalid one has no name and needs nothing, so a proxy that gets it never has all that it
+// subscribed to.
 func (c *contents) parse(k resourceType, value []byte) *content {
 	x := &content{}
 	t, err := protoregistry.GlobalTypes.FindMessageByURL(urls[k])
@@ -125,8 +125,8 @@ func (c *contents) parse(k resourceType, value []byte) *content {
 	return x
 }
 
-// secretsOf returns the TLS secrets, of either side, that come from the same control plane. With istiod there are
-// none.
+// secretsOf returns the names of the secrets that a TLS context, of a client or a server, gets from the same control
+// plane. Istiod's contexts have none.
 func secretsOf(s *corev3.TransportSocket) (names []string) {
 	a := s.GetTypedConfig()
 	var common *tlsv3.CommonTlsContext

@@ -17,7 +17,7 @@ import (
 // Envoy is a real Envoy in addition to the light proxies. The load starts it.
 type Envoy struct {
 	Bootstrap string `json:"bootstrap"` // file
-	// Listen is where it accepts connections to the service whose answers show a change's effect, host:port.
+	// Listen is the address, host:port, at which Envoy accepts connections to the service that shows effects (Effect).
 	Listen string `json:"listen"`
 }
 
@@ -65,7 +65,8 @@ func startEnvoys(ctx context.Context, e *Effect) (all []*envoy, err error) {
 	return all, nil
 }
 
-// shows sends requests until an answer has a length in bytes, and returns when it came, ns by pace.Now.
+// shows sends requests until an answer has the given length in bytes, and returns when that answer came, ns by
+// pace.Now.
 func (x *envoy) shows(ctx context.Context, length int, every time.Duration) (at int64, err error) {
 	var n int
 	var why error
@@ -111,8 +112,8 @@ func closeEnvoys(all []*envoy) {
 // askEvery is the interval of the requests that look for the effect.
 const askEvery = 200 * time.Microsecond
 
-// effect changes the endpoint of the service that shows it, and waits until the new one has answered a request through
-// each Envoy.
+// effect changes the endpoint of the service that shows effects (Effect), and waits until the new endpoint has answered
+// a request through each Envoy.
 func (l *Load) effect(ctx context.Context, to *window) error {
 	e := l.ready.Effect
 	if err := l.mesh.Ask(e.Service); err != nil {
@@ -141,7 +142,7 @@ func (l *Load) effect(ctx context.Context, to *window) error {
 		for _, when := range at {
 			to.add(made.Set, map[string]int64{histogramEffect: when - made.Set})
 		}
-		to.n -= int64(len(at)) - 1 // one change
+		to.n -= int64(len(at)) - 1 // together they are one change
 	}
 	return nil
 }

@@ -1,7 +1,7 @@
-// Package fleet is a load of many light proxies on a control plane. Each has a separate connection, subscribes over
-// xDS as Envoy does, to clusters and listeners and to the endpoints, routes and secrets that these name, and
-// acknowledges what it gets. Thousands of them fit into a process, because they keep only names and digests of what
-// they have, and a resource that several have is decoded once.
+// Package fleet is a load of many light proxies on a control plane. Each proxy has a separate connection, subscribes
+// over xDS as Envoy does (to clusters and listeners, and to the endpoints, routes and secrets to which these refer),
+// and acknowledges what it gets. Thousands of proxies fit into a process, because they keep only names and digests of
+// what they have, and a resource that several have is decoded once.
 package fleet
 
 import (
@@ -31,12 +31,14 @@ type Options struct {
 	TLS     func(i int) *tls.Config  // nil: no TLS
 	Delta   bool                     // use deltas instead of the state of the world
 	Manner  func(i int) Manner       // nil: the zero value for all
-	// OnHave is called with what proxy i has after each response, before it answers: digests by type and name. It may be
-	// nil.
+	// OnHave is called with what proxy i has after each response, before the proxy answers: digests by type and name. It
+	// may be nil.
 	OnHave func(i int, has map[string]map[string]uint64)
-	OnEnd  func(i int, err error) // called when a connection ends that was not closed here; may be nil
+	OnEnd  func(i int, err error) // called when the connection of proxy i ends, unless the fleet closed it; may be nil
 	MarkOf func(*endpointv3.ClusterLoadAssignment) Mark
-	Again  time.Duration // the time after which an ended connection is made again; 0: never
+	// Again is the mean time until an ended connection is made again; the actual time is a random 0.5 to 1.5 times that.
+	// 0: never.
+	Again time.Duration
 }
 
 // Fleet is a set of proxies. Make it with New. Its methods must not be called concurrently.
@@ -50,7 +52,7 @@ type Fleet struct {
 	running sync.WaitGroup
 
 	codec   codec
-	lastEnd atomic.Pointer[error] // why the last connection ended that was not closed here
+	lastEnd atomic.Pointer[error] // why the last connection ended that the fleet did not close
 
 	missing atomic.Int64 // proxies that have not yet had all that they subscribed to
 	wake    chan struct{}
@@ -66,7 +68,7 @@ type Counts struct {
 	Bytes       int64 // of resources: names, types and contents, before any compression and encryption
 	Refusals    int64
 	Connections int64 // streams that were begun
-	Ends        int64 // streams that ended though they were not closed here
+	Ends        int64 // streams that ended though the fleet did not close them
 }
 
 // New makes a fleet of n proxies, none of which is connected.
@@ -99,7 +101,7 @@ func (f *Fleet) Counts() Counts {
 	return Counts{c.responses.Load(), c.bytes.Load(), c.refusals.Load(), c.connections.Load(), c.ends.Load()}
 }
 
-// Connect connects the proxies from up to, but not including, to, unless they are connected.
+// Connect connects those of the proxies in [from, to) that are not connected yet.
 func (f *Fleet) Connect(ctx context.Context, from, to int) error {
 	for i := from; i < to; i++ {
 		if f.cancels[i] != nil {
@@ -176,8 +178,7 @@ func (f *Fleet) serve(ctx context.Context, p *proxy, cc *grpc.ClientConn) {
 	}
 }
 
-// Disconnect closes the connections of the proxies from up to, but not including, to, and waits until they are closed
-// on this side.
+// Disconnect closes the connections of the proxies in [from, to), and waits until they are closed on this side.
 func (f *Fleet) Disconnect(from, to int) {
 	for i := from; i < to; i++ {
 		if cancel := f.cancels[i]; cancel != nil {
@@ -218,7 +219,7 @@ func (f *Fleet) wakeUp() {
 }
 
 // Complete waits until every connected proxy has once had all that it subscribed to, and returns when each had, ns by
-// pace.Now, sorted. Proxies that refuse and those that never answer are left out.
+// pace.Now, sorted. Proxies that do not answer as usual are left out.
 func (f *Fleet) Complete(ctx context.Context) ([]int64, error) {
 	for f.missing.Load() > 0 {
 		select {
@@ -287,7 +288,7 @@ type Spread struct {
 	Answered []int64 // when its acknowledgement was handed to the transport
 }
 
-// Expect makes the fleet look for a mark that want proxies are to get. The returned function waits for it.
+// Expect makes the fleet look for a mark that want proxies are to get. The returned function waits until they have it.
 func (f *Fleet) Expect(m Mark, want int) func(context.Context) (Spread, error) {
 	w := &watch{mark: m, want: int64(want), seen: make([]times, len(f.proxies)), done: make(chan struct{})}
 	if want == 0 {

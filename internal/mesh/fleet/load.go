@@ -20,11 +20,11 @@ import (
 	"tare/internal/mesh/services"
 )
 
-// Generator is the generator in the results of the load.
+// Generator is the name of this load in results.
 const Generator = "fleet"
 
-// The names of the histograms. Changes have one value each, counted from when the control plane got the change;
-// rollouts and churn are counted from when the first proxy began to connect.
+// The names of the histograms. Each change adds one value, the time since the control plane got the change. The times
+// of rollouts and churn start when the first proxy begins to connect.
 const (
 	histogramFirst    = "fleet_first"    // until the first proxy concerned had the response
 	histogramMedian   = "fleet_median"   // until half of them had it
@@ -42,8 +42,8 @@ const (
 	countConcerned = "concerned" // proxies that changes concerned, the sum over all changes
 	countBytes     = "bytes"     // of resources that arrived in the window
 	countResponses = "responses"
-	// countPieces counts the changes, rollouts or tenths of the window; one at the window's edge counts by the fraction
-	// of its time that is in the window, because costs are counted between the edges.
+	// countPieces is the number of pieces of work in the window: changes, rollouts or returning tenths. A piece at the
+	// window's edge counts by the fraction of its time that is in the window, because costs are counted between the edges.
 	countPieces = "pieces"
 	countEnds   = "ends" // connections that ended in the window though the load did not close them
 )
@@ -63,7 +63,7 @@ type Load struct {
 	random *rand.Rand
 	change int // number of the last change
 
-	concerning []int // services that concern a proxy which answers
+	concerning []int // services whose changes concern at least one answering proxy
 	envoys     []*envoy
 	effects    int // changes of the service that shows the effect
 	pieces     int
@@ -139,8 +139,8 @@ func (l *Load) Close() error {
 	return l.mesh.Close()
 }
 
-// Run does the fleet's work by the schedule. Pieces that begin in the window count, whenever they end, and one piece
-// counts in any case.
+// Run does the fleet's work by the schedule. Pieces that begin in the window count, whenever they end, and at least one
+// piece counts.
 func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	begin, end, err := s.Window()
 	if err != nil {
@@ -180,7 +180,8 @@ func (l *Load) work(ctx context.Context, w *window) error {
 	}
 }
 
-// piece does one change, one rollout or one returning tenth, or waits for a while.
+// piece does one change, one rollout or one returning tenth, or waits for a while. It counts the piece in to, unless to
+// is nil.
 func (l *Load) piece(ctx context.Context, to, w *window) (err error) {
 	switch n := l.fleet.Len(); l.o.Work {
 	case Idle, Leave:
@@ -217,11 +218,11 @@ func (l *Load) piece(ctx context.Context, to, w *window) (err error) {
 	return err
 }
 
-// effectEvery is the interval, in changes, at which the service that shows the effect changes, if there are real
-// proxies.
+// effectEvery is the number of changes, with real proxies, from one change of the service that shows effects to the
+// next.
 const effectEvery = 4
 
-// pause waits for a random 0.5 to 1.5 times the option's duration.
+// pause waits for a random 0.5 to 1.5 times LoadOptions.Pause.
 func (l *Load) pause(ctx context.Context) error {
 	return pace.SleepUntil(ctx, pace.Now()+int64((0.5+l.random.Float64())*float64(l.o.Pause)))
 }

@@ -13,7 +13,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// gateEnds trips when connections of proxies end.
+// gateEnds trips when connections of proxies end that the load did not close.
 var gateEnds = &measured.Gate{
 	Name: "connections-ended", Breaks: []measured.Need{measured.Complete, measured.Connected}, Quiet: ledger.Subject,
 	Why: "proxies that reconnect get everything again, which is no part of a change",
@@ -79,8 +79,8 @@ func pieceRate(m *measured.Measured) (float64, bool) {
 	return measured.Rate(n, m.Ledger.Window.Seconds), n > 0 && m.Ledger.Window.Seconds > 0 && !m.WindowCut()
 }
 
-// timed makes metrics of the mean and the maximum of a histogram: a trial has too few changes for quantiles. One with
-// a clause is a headline.
+// timed makes metrics of the mean and the maximum of a histogram: a trial has too few changes for quantiles. If there
+// is a clause, the mean is a headline.
 func timed(histogram, clause, how string) []measured.Metric {
 	of := func(suffix, how string, value func(*hdrhistogram.Histogram) (float64, bool)) measured.Metric {
 		d := measured.Metric{

@@ -23,13 +23,13 @@ import (
 
 // Manner determines how a proxy behaves. The zero value answers at once and accepts everything.
 type Manner struct {
-	// Slow is how long it takes to read a response, before it answers.
+	// Slow is how long the proxy takes to read a response before it answers.
 	Slow time.Duration
-	// Refuses makes it refuse every response but the first of each type.
+	// Refuses makes the proxy refuse every response but the first of each type.
 	Refuses bool
-	// Silent makes it never answer, and read nothing after the first response.
+	// Silent makes the proxy never answer, and read nothing after the first response.
 	Silent bool
-	// Floods makes it subscribe to endpoints that do not exist, different ones each time, as fast as it can.
+	// Floods makes the proxy subscribe to endpoints that do not exist, different ones each time, as fast as it can.
 	Floods bool
 }
 
@@ -43,7 +43,7 @@ type proxy struct {
 	kinds [kinds]subscription
 	out   stream
 
-	complete atomic.Int64 // when it first had all that it subscribed to, ns by pace.Now; 0: it has not yet
+	complete atomic.Int64 // when it first had all that it subscribed to, ns by pace.Now; 0: not yet; -1: it has ended
 }
 
 // subscription is a proxy's state of one type.
@@ -176,14 +176,14 @@ func (p *proxy) store(k resourceType, r *response) (marks []Mark) {
 	for _, name := range r.removed {
 		delete(s.has, name)
 	}
-	if r.whole && k.roots() { // a resource that is not in it is removed
+	if r.whole && k.roots() { // a resource that the response lacks is removed
 		maps.DeleteFunc(s.has, func(name string, _ *content) bool { return !there[name] })
 	}
 	return marks
 }
 
-// follow subscribes to what the resources of a type need of others, and checks whether the proxy has all that it
-// wants.
+// follow subscribes to the resources of other types that the resources of a type need, and checks whether the proxy has
+// all that it wants.
 func (p *proxy) follow(k resourceType) error {
 	for _, other := range []resourceType{endpoints, routes, secrets} {
 		if !slices.Contains(needing[other], k) {
@@ -241,7 +241,7 @@ func (p *proxy) has() map[string]map[string]uint64 {
 	return all
 }
 
-// ask subscribes to exactly these names of a type; nil: to all.
+// ask subscribes to exactly the given names of a type, or to all of the type if names is nil.
 func (p *proxy) ask(k resourceType, names []string) error {
 	s := &p.kinds[k]
 	added := without(names, s.asked)

@@ -48,13 +48,13 @@ func (guest) Check(v param.Values) error {
 	return err
 }
 
-// Proxies returns the number of proxies of a part of this kind, for control planes, which must know it.
+// Proxies returns the number of proxies of a load of this kind, which a control plane under test must know.
 func (guest) Proxies(v param.Values) int { return v.Int(proxiesKey) }
 
 // ControlPlane is a subject that a fleet can connect to. Its ready message is a Ready.
 type ControlPlane interface{ ServesFleets() }
 
-// CheckSetup checks that there is a control plane in every arm.
+// CheckSetup checks that the subject of every arm is a control plane.
 func (g guest) CheckSetup(s *kind.Setup, path string, _ *kind.Part) error {
 	return kind.CheckServes[ControlPlane](s, g.About().Name, path, "is a control plane", "is none")
 }

@@ -7,7 +7,7 @@ import (
 	"tare/internal/lib/param"
 )
 
-// What a fleet does in a trial.
+// Kinds of work: what a fleet does in a trial.
 const (
 	OneChange = "change"  // services get other endpoints, one at a time
 	Rollout   = "rollout" // all proxies connect at once, repeatedly

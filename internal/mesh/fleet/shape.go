@@ -11,8 +11,8 @@ import (
 	"tare/internal/mesh/istiod"
 )
 
-// Shape describes a mesh that is generated for a fleet, so that the control plane and the fleet agree about it: proxy
-// i serves service i modulo their number, and the proxies of a service call the next few services.
+// Shape describes a mesh that is generated for a fleet, so that the control plane and the fleet agree about it: proxy i
+// serves service i modulo Services, and the proxies of a service call the next few services.
 type Shape struct {
 	Proxies  int `json:"proxies"`
 	Services int `json:"services"`
@@ -39,7 +39,7 @@ const NodesIstio = "istio"
 // Limits of a Shape.
 const (
 	MaxProxies  = 20_000
-	MaxServices = 60_000 // the range of endpoints' addresses
+	MaxServices = 60_000 // limited by the addresses of endpoints
 	Changes     = 65_000 // number of distinguishable changes; then their numbers start from 1 again
 )
 
@@ -77,8 +77,8 @@ func NodeID(proxy int) string { return fmt.Sprint("fleet-", proxy) }
 // ServiceName returns the name of a service, from 0.
 func ServiceName(service int) string { return fmt.Sprint("service-", service) }
 
-// Endpoint returns the endpoint of a service since a change: the address, in 10.200.0.0/16, encodes the service, and
-// the port the change. Nothing listens there.
+// Endpoint returns the endpoint of a service after a change: the address, in 10.200.0.0/16, encodes the service, and
+// the port encodes the change. Nothing listens there.
 func Endpoint(service, change int) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 200, byte(service >> 8), byte(service)}), uint16(change))
 }

@@ -1,6 +1,6 @@
 // Package generation links a process that replaces configuration as fast as it can with a load that makes connections
 // meanwhile. They share the services that are replaced, endpoints that encode which set they belong to, and a page of
-// memory from which a process learns which sets a connection may find.
+// memory from which the load learns which sets a connection may find.
 //
 // The sets of endpoints are numbered: generation 0 is the first, and each change makes the next. The replacer writes
 // to the page when a change begins and when it has returned. A process that reads Done before connecting and Begun
@@ -53,7 +53,7 @@ func portOf(service int, g uint64, i int) uint16 {
 	return uint16((x^x>>31)%65535 + 1)
 }
 
-// AddrPort converts an IPv4 address and a port.
+// AddrPort converts an IPv4 address and a port to a netip.AddrPort.
 func AddrPort(ip uint32, port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{byte(ip >> 24), byte(ip >> 16), byte(ip >> 8), byte(ip)}), port)
 }
@@ -105,7 +105,8 @@ const (
 	MissedCount   = "missed"
 	BackwardCount = "backward" // Right, but of an older generation than the previous connection
 
-	// OldEndpoint is a histogram with one value for each change after whose beginning a connection still got an old
-	// endpoint: the time from that beginning to the beginning of the last such connection.
+	// OldEndpoint is a histogram of how long connections still got old endpoints. If any did after a change began, the
+	// histogram has a value for the change: the time from the beginning of the change to the beginning of the last such
+	// connection.
 	OldEndpoint = "old_endpoint"
 )

@@ -16,10 +16,10 @@ import (
 )
 
 // memfdName is the name of the file in memory that holds the page. The kernel frees the file when no process has it
-// open or mapped any more, even if they were killed.
+// open or mapped any more, even if these processes were killed.
 const memfdName = "tare-generations"
 
-// Remembered is the number of generations, up to the latest, of which the page holds when they began.
+// Remembered is the number of generations, up to the latest, whose beginnings the page holds.
 const Remembered = 1 << 17
 
 // layout identifies the layout of words: it must change when words does.
@@ -135,8 +135,8 @@ func (p *Page) Done() uint64 { return p.w.done.Load() }
 func (p *Page) Begun() uint64 { return p.w.begun.Load() }
 
 // BeganAt returns the time at which the change to generation g began, in ns of pace.Now. g must not be later than
-// Begun. If the page no longer holds that time, the result is that of one of the oldest generations that it holds,
-// which began later than g.
+// Begun. If the page does not hold that time any more, BeganAt returns the time of one of the oldest generations in the
+// page, which began later than g.
 func (p *Page) BeganAt(g uint64) int64 {
 	for {
 		at := p.w.at[g%Remembered].Load()

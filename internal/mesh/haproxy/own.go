@@ -11,7 +11,7 @@ import (
 	"tare/internal/mesh/sidecar"
 )
 
-// told holds HAProxy's names of the values of "show info" that are kept: connections, requests, handshakes, failed
+// told lists the values of "show info" that are kept, by HAProxy's names: connections, requests, handshakes, failed
 // allocations and limits.
 var told = map[string]bool{
 	"CumConns": true, "CumReq": true, "CumSslConns": true, "CurrConns": true, "SslCacheLookups": true, "PoolFailed": true,

@@ -17,10 +17,10 @@ type Service struct {
 	Namespace string // used by Object only; default "default"
 }
 
-// Host returns the name of the service for callers and in other objects.
+// Host returns the host name by which callers and other objects refer to the service.
 func (s Service) Host() string { return s.Name + ".mesh.test" }
 
-// Scope returns the Sidecar of a namespace, which limits its proxies to some services.
+// Scope returns the Sidecar object that limits the proxies of a namespace to some services.
 func Scope(namespace string, services ...Service) Object {
 	hosts := []string{}
 	for _, s := range services {

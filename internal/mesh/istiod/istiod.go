@@ -1,5 +1,6 @@
-// Package istiod runs Istio's control plane as an independent control plane for data planes under test:
-// pilot-discovery with an empty API of Kubernetes, and with services from files (docs/istiod.md).
+// Package istiod runs Istio's control plane as an independent control plane for data planes under test: pilot-discovery
+// with a minimal Kubernetes API that this package serves, and with services from files or from that API
+// (docs/istiod.md).
 package istiod
 
 import (
@@ -25,19 +26,20 @@ import (
 
 // Options configures an istiod.
 type Options struct {
-	Binary string // pilot-discovery; empty: Find's
+	Binary string // path of pilot-discovery; empty: the result of Find
 	Mesh   string // mesh configuration (MeshConfig as YAML); empty: Istio's defaults
 	Log    io.Writer
 
-	// Objects makes istiod get its configuration from the API of Kubernetes instead of files, as in a cluster: it notices
-	// a change at once, rather than after 250 ms. These are the first objects, which PutObjects changes; empty and not
-	// nil: there are none yet.
+	// Objects, unless nil, makes istiod get its configuration from the Kubernetes API instead of files, as in a cluster,
+	// so that it notices a change at once rather than after 250 ms. These are the initial objects, to which PutObjects
+	// adds; the list may be empty.
 	Objects []Object
 	// Environment are further variables, as NAME=VALUE, which override others of the same names.
 	Environment []string
 }
 
-// Istiod is a running istiod. Its configuration is in Dir: rename files into it, so that it reads them complete.
+// Istiod is a running istiod. Its configuration is in Dir. Rename files into Dir, so that istiod never reads an
+// incomplete file.
 type Istiod struct {
 	XDS  string // host:port of aggregated discovery, without TLS
 	Dir  string // of the configuration
@@ -50,7 +52,7 @@ type Istiod struct {
 	close   sync.Once
 }
 
-// Version is the release that make istiod builds. Proxies name a release in their metadata.
+// Version is the release that 'make istiod' builds. Proxies name a release in their metadata.
 const Version = "1.31.1"
 
 // variable is the environment variable that names the binary.
@@ -80,11 +82,11 @@ const buildHint = "build it with 'make istiod' (500 s of CPU time), or name one 
 
 const name = "pilot-discovery"
 
-// readyTimeout is how long istiod may take until it serves, also on a busy machine.
+// readyTimeout is how long istiod may take until it serves, even on a busy machine.
 const readyTimeout = 90 * time.Second
 
-// Start starts an istiod, which listens on the loopback interface only, and returns when it serves. It ends with
-// Close, and is killed when this process ends.
+// Start starts an istiod, which listens on the loopback interface only, and returns when it serves. The istiod runs
+// until Close, and is killed when this process ends.
 func Start(ctx context.Context, o Options) (_ *Istiod, err error) {
 	if o.Binary == "" {
 		if o.Binary, err = Find(); err != nil {
@@ -148,7 +150,7 @@ func Start(ctx context.Context, o Options) (_ *Istiod, err error) {
 var environment = []string{
 	"PILOT_CERT_PROVIDER=none", "ENABLE_CA_SERVER=false", "PILOT_ENABLE_METADATA_EXCHANGE=false",
 	"POD_NAMESPACE=" + namespace, "POD_NAME=istiod-tare", "CLUSTER_ID=tare",
-	// Changes of files are pushed at once. By default istiod waits 100 ms to 10 s for more.
+	// Changes of files are pushed almost at once. By default istiod waits 100 ms to 10 s for more changes.
 	"PILOT_DEBOUNCE_AFTER=10ms", "PILOT_DEBOUNCE_MAX=100ms", "PILOT_ENABLE_EDS_DEBOUNCE=false",
 }
 
@@ -189,7 +191,7 @@ func (i *Istiod) ready(ctx context.Context) error {
 	return fault.Wrap(err, fault.Machine, name, "", "starting istiod")
 }
 
-// Watch waits until ctx ends. It returns an error if istiod ends before.
+// Watch waits until ctx ends. It returns an error if istiod ends first.
 func (i *Istiod) Watch(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
@@ -205,7 +207,7 @@ func (i *Istiod) Tail() string { return i.process.Tail() }
 // PutObjects adds objects, or replaces those of the same names, at once.
 func (i *Istiod) PutObjects(objects ...Object) { i.api.put(objects...) }
 
-// endTimeout is how long istiod may take to end when it is asked to.
+// endTimeout is how long istiod may take to end after SIGTERM before it is killed.
 const endTimeout = 5 * time.Second
 
 // Close ends istiod and removes its files. A second Close does nothing.

@@ -125,8 +125,8 @@ func (k *kubernetes) watch(w http.ResponseWriter, r *http.Request, plural string
 	}
 }
 
-// The groups and resources that a client may look up in the API before it asks for objects. A list of an unknown
-// resource is answered like any other.
+// groups are the API groups that a client may look up before it asks for objects. A list of an unknown resource is
+// answered like any other.
 var groups = []string{
 	"admissionregistration.k8s.io/v1", "apiextensions.k8s.io/v1", "apps/v1", "authentication.k8s.io/v1",
 	"authorization.k8s.io/v1", "certificates.k8s.io/v1", "coordination.k8s.io/v1", "discovery.k8s.io/v1",
@@ -184,9 +184,9 @@ func (k *kubernetes) answer(w http.ResponseWriter, r *http.Request) {
 		}
 		reply(w, http.StatusOK, o)
 	case query.Get("sendInitialEvents") == "true":
-		reply(w, http.StatusUnprocessableEntity, status("Invalid", 422, "list first")) // as the client then does
+		reply(w, http.StatusUnprocessableEntity, status("Invalid", 422, "list first")) // the client then lists first
 	case kindOf(ours) != "" && query.Get("watch") == "true":
-		version, _ := strconv.ParseInt(query.Get("resourceVersion"), 10, 64) // for invalid values 0: all
+		version, _ := strconv.ParseInt(query.Get("resourceVersion"), 10, 64) // 0 if it is invalid: all objects are newer
 		k.watch(w, r, ours, version)
 	case kindOf(ours) != "":
 		k.list(w, ours)

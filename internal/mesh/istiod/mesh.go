@@ -18,7 +18,7 @@ import (
 	"tare/internal/mesh/services"
 )
 
-// made is a generated mesh under istiod: services as ServiceEntries in an API of Kubernetes, and a listener at their
+// made is a generated mesh under istiod: services as ServiceEntries in a Kubernetes API, and a listener at their
 // endpoints.
 type made struct {
 	ready   services.Ready
@@ -27,7 +27,7 @@ type made struct {
 	all     net.Listener // for connections to endpoints
 }
 
-// startMesh starts a mesh. It ends with Close.
+// startMesh starts a mesh, which runs until Close.
 func startMesh(
 	ctx context.Context, count, endpoints int, debounce time.Duration, others []Service,
 ) (_ *made, err error) {
@@ -78,8 +78,8 @@ func listenAll(ctx context.Context) (net.Listener, error) {
 
 func entryName(service int) string { return fmt.Sprintf("service-%05d", service) }
 
-// Debounced returns the environment of an istiod that waits for more changes before it pushes one, for up to 10 s in
-// all. Istio's default is 100 ms.
+// Debounced returns the environment of an istiod that pushes a change once no other change has followed for a given
+// time, or after 10 s at most. Istio's default is 100 ms.
 func Debounced(after time.Duration) []string {
 	return []string{"PILOT_DEBOUNCE_AFTER=" + after.String(), "PILOT_DEBOUNCE_MAX=10s", "PILOT_ENABLE_EDS_DEBOUNCE=true",
 		"PILOT_ENABLE_GATEWAY_API=false"}
@@ -115,7 +115,7 @@ func (m *made) change(_ context.Context, number int, of []int) (services.Change,
 	return c, nil
 }
 
-// serve accepts connections and changes until ctx ends. If istiod ends before, it returns an error.
+// serve accepts connections and changes until ctx ends. If istiod ends first, it returns an error.
 func (m *made) serve(ctx context.Context) error {
 	end := func() { _ = m.all.Close() } // this is the only way to end accept
 	return role.Together(ctx, end, func(context.Context) error { return m.accept() },
@@ -144,7 +144,7 @@ func (m *made) accept() error {
 func (m *made) Close() (err error) {
 	for _, l := range []net.Listener{m.all, m.control} {
 		if l != nil {
-			_ = l.Close() // a second time, if serve has closed it
+			_ = l.Close() // fails if serve has already closed it
 		}
 	}
 	if m.istiod != nil {

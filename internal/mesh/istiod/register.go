@@ -67,13 +67,13 @@ var settings = []param.Setting{
 			"10.96.0.1:80=127.0.0.1:8080"},
 }
 
-// Check refuses invalid further services.
+// Check implements kind.Checker. It checks the setting for further services.
 func (guest) Check(o param.Values) error {
 	_, err := behind(o[behindKey])
 	return err
 }
 
-// behind parses the setting of further services.
+// behind parses the setting for further services.
 func behind(text string) (all []Service, err error) {
 	for part := range strings.SplitSeq(text, ",") {
 		if part = strings.TrimSpace(part); part == "" {
@@ -98,9 +98,9 @@ func (guest) Installed(context.Context, param.Values) error {
 	return err
 }
 
-// ControlPlane returns the command line with which the tare binary runs an istiod for a subject: it speaks the
-// protocol of package role, and its ready message is a services.Ready. Its services are given by their addresses, each
-// with one endpoint.
+// ControlPlane returns the command line with which the tare binary runs an istiod for a subject: it speaks the protocol
+// of package role, and its ready message is a services.Ready. services maps the address of each service to its only
+// endpoint.
 func ControlPlane(self string, services map[string]string) ([]string, error) {
 	argv, err := kind.Command(kind.Application, guest{}, kind.Site{})
 	if err != nil {

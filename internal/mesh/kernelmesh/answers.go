@@ -65,7 +65,8 @@ func (p *prose) mapModel() {
 	p.Add("%s: the maps take %s%s, each counted once.", p.Arm, p.Say("map_bytes"), p.Here())
 }
 
-// otherCounts describes the total that a list of programs with the memory of their maps would add up to.
+// otherCounts describes what other ways of counting would report for the maps: by max_entries, and as a sum over
+// programs.
 func (p *prose) otherCounts(t *analysis.Table) {
 	var once, often, real []float64
 	for _, at := range t.Levels {

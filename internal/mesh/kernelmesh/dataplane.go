@@ -1,8 +1,8 @@
-// Package kernelmesh is a small service mesh data plane in the kernel: eBPF programs on the socket calls of one
-// control group replace the address of a service with that of one of its endpoints, chosen by weight, and count the
-// connections. Its configuration, from a file or from a control plane, is in a store of any design (package store). It
-// is real - applications use it unchanged - and small enough that its cost can be predicted, so it is the reference
-// subject of Tare. docs/kernelmesh.md describes the programs, the maps and the limits.
+// Package kernelmesh is a small service mesh data plane in the kernel: eBPF programs on the socket calls of one control
+// group replace the address of a service with that of one of its endpoints, chosen by weight, and count the
+// connections. Its configuration, from a file or from a control plane, is kept in a store of any design (package
+// store). It is real - applications use it unchanged - and small enough that its cost can be predicted, so it is the
+// reference subject of Tare. docs/kernelmesh.md describes the programs, the maps and the limits.
 package kernelmesh
 
 import (
@@ -39,7 +39,7 @@ const (
 	DefaultMaxEndpoints = 16384
 )
 
-// MaxSteps is the limit of the planted weight: BPF_MAX_LOOPS of include/linux/bpf_verifier.h.
+// MaxSteps is the maximum of Options.Steps and Options.SockopsSteps: BPF_MAX_LOOPS of include/linux/bpf_verifier.h.
 const MaxSteps = 1 << 23
 
 const (
@@ -81,13 +81,13 @@ type Options struct {
 	Fail            string // FailOpen or FailClosed; empty: FailOpen
 	Peer            string // PeerService or PeerEndpoint; empty: PeerService
 	Work            string // the process's own work after the start message, one of Works; empty: none
-	// Sources are the addresses, at most one of each family, that rules use as the source of unbound sockets. Without
-	// one for a family the source is unknown, and rules with a condition on it do not match.
+	// Sources are the addresses, at most one of each family, that rules use as the source of unbound sockets. Without an
+	// address of a family, the source is unknown, and rules with a condition on the source do not match.
 	Sources      []netip.Addr
 	Steps        uint32 // extra steps of work in every run of the connect programs
 	SockopsSteps uint32 // extra steps in every run of the sockops program
 	MaxServices  uint32 // 0: DefaultMaxServices
-	MaxEndpoints uint32 // 0: DefaultMaxEndpoints; see docs/kernelmesh.md for bytes
+	MaxEndpoints uint32 // 0: DefaultMaxEndpoints; docs/kernelmesh.md says how much memory they take
 }
 
 func (o *Options) check() error {
@@ -170,7 +170,7 @@ var hooks = []hook{
 var namesPeers = []string{snapshotProgKmGetpeername4, snapshotProgKmGetpeername6}
 
 // Load opens a store, and loads the programs on it, without a configuration and without attaching them. If the machine
-// does not support it, the error is a *fault.Error of code Machine.
+// does not support the data plane, the error is a *fault.Error of code Machine.
 func Load(o Options) (_ *DataPlane, err error) {
 	if err := o.check(); err != nil {
 		return nil, err
@@ -208,7 +208,7 @@ func (d *DataPlane) Apply(ctx context.Context, change mesh.Change) (store.Work, 
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	work, err := d.store.Apply(ctx, change)
-	for _, c := range change.Clusters { // also after an error, because some of it may have been made
+	for _, c := range change.Clusters { // even after an error, because part of the change may have been made
 		d.recount(c.Name)
 	}
 	for _, name := range change.RemovedClusters {
@@ -249,7 +249,8 @@ func (d *DataPlane) Attach(dir string, allowRoot bool) error {
 		if program == nil {
 			continue // left out
 		}
-		// Not link.AttachCgroup: on kernels without links it attaches without one, which would outlive the process.
+		// Do not use link.AttachCgroup: on kernels without links, it attaches the program without a link, and that attachment
+		// would outlive the process.
 		l, err := link.AttachRawLink(link.RawLinkOptions{Target: int(cgroup.Fd()), Program: program, Attach: h.attach})
 		if err != nil {
 			return explain(err, "attaching "+h.program+" to "+dir)
@@ -332,7 +333,8 @@ func explain(err error, doing string) error {
 	switch {
 	case errors.As(err, &known):
 		return err
-	// Without privileges the verifier refuses what would otherwise be allowed: then missing privileges are the cause.
+	// For an unprivileged process the verifier refuses programs that it would otherwise allow, so a missing privilege is
+	// then the cause of EACCES.
 	case errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) && !hasRights():
 		hint := "run as root, or with CAP_SYS_ADMIN"
 		if hasRights() {

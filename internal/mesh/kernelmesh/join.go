@@ -65,7 +65,8 @@ const (
 	// servicesFile is the services file of the trial.
 	servicesFile = "services.yaml"
 
-	// settle is how long the kernel gets to free deleted memory: elements of hash maps wait for RCU grace periods.
+	// settle is how long the kernel gets to free memory: it frees deleted elements of hash maps only after RCU grace
+	// periods.
 	settle = 200 * time.Millisecond
 
 	// reloadTimeout is how long the process may take to read its services again.
@@ -95,7 +96,7 @@ func (j *joined) Start(ctx context.Context) error {
 		if err := j.startControl(ctx); err != nil {
 			return err
 		}
-		component, limits = dataComponent, nil // the part's limits are for both components
+		component, limits = dataComponent, nil // the part's limits apply to both components together
 	}
 	argv, err := j.argv()
 	if err != nil {
@@ -176,7 +177,7 @@ func (j *joined) placed(ctx context.Context) error {
 }
 
 // await reads the process's log until done accepts a line. If the process ends first, the error contains meanwhile; if
-// it takes too long, the error is late's.
+// the time within passes first, the error is the one that late returns.
 func (j *joined) await(ctx context.Context, within time.Duration, meanwhile string,
 	done func(line string) (bool, error), late func() error) error {
 	timeout := time.NewTimer(within)
@@ -224,7 +225,7 @@ func (j *joined) argv() ([]string, error) {
 	return append(argv, own.Args(Settings)...), nil
 }
 
-// Address returns the service of an application.
+// Address returns the address of the service of an application.
 func (j *joined) Address(app string) (string, error) {
 	i := slices.Index(j.applications(), app)
 	if i < 0 {

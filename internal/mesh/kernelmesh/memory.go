@@ -11,7 +11,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// memoryMetrics are about maps and memory. They are reported if an arm sets the number of services.
+// memoryMetrics are the metrics of maps and memory. They are reported only if an arm sets the number of services.
 var memoryMetrics = []measured.Metric{
 	{
 		Definition: metric.Definition{
@@ -73,14 +73,14 @@ const ifAsked = " Only in experiments in which an arm has `services`."
 // left describes when the readings after the load are taken.
 const left = " after the load, with `then-services` services left"
 
-// before returns a metric like another, but for the reading before the load.
+// before returns a metric like the metric whose name is of, but for the reading before the load.
 func before(family, name, of string, value func(*measured.Measured) (float64, bool)) measured.Metric {
 	m := further(family, name, readingBefore, "`"+of+"` before the load; absent without `then-services`", value)
 	m.Before = of
 	return m
 }
 
-// after returns a metric like another, but for the reading after the load.
+// after returns a metric like the metric whose name is of, but for the reading after the load.
 func after(family, name, of, what string, value func(*measured.Measured) (float64, bool)) measured.Metric {
 	m := further(family, name, readingAfter, what, value)
 	m.After = of

@@ -21,7 +21,7 @@ const (
 	VariantWorld  = "world"
 )
 
-// Variants are the values of the setting.
+// Variants are the values of the setting variant.
 var Variants = []string{VariantDeltas, VariantWorld}
 
 // instanceIPs is the name of the metadata in which Istio's proxies send all addresses of the workload, separated by

@@ -18,7 +18,7 @@ import (
 	"tare/internal/lib/text"
 )
 
-// maxFileBytes is the maximum size of a services file, enough for about 500,000 endpoints.
+// maxFileBytes is the maximum size of a services file in bytes. It is enough for about 500,000 endpoints.
 const maxFileBytes = 32 << 20
 
 // example is the hint for a file of the wrong shape.
@@ -35,7 +35,7 @@ func ReadFile(path string) ([]Service, error) {
 		return nil, fault.Wrap(errors.Unwrap(err), fault.Usage, path, hint, "the services file cannot be read")
 	}
 	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxFileBytes+1)) // it may grow after its size was checked
+	data, err := io.ReadAll(io.LimitReader(f, maxFileBytes+1)) // the file may grow while it is read
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Usage, path, "", "the services file cannot be read")
 	}
@@ -51,7 +51,7 @@ func ReadFile(path string) ([]Service, error) {
 //	      - {address: 127.0.0.1:8080, weight: 3}
 //	      - {address: 127.0.0.1:8081}          # weight 1
 //
-// It is strict: anything unknown is a *fault.Error of code Usage, with its position.
+// Parse is strict: anything unknown is a *fault.Error of code Usage, with its position.
 func Parse(name string, data []byte) ([]Service, error) {
 	p := reader{document.File(name)}
 	if len(data) > maxFileBytes {
@@ -196,7 +196,7 @@ func (p reader) address(parent, at document.Node, of string) (netip.AddrPort, er
 	}
 	a, err := netip.ParseAddrPort(raw)
 	if err != nil {
-		// A port out of range is the only part of an address with a specific message.
+		// Only a port out of range gets a message of its own.
 		if colon := strings.LastIndexByte(raw, ':'); colon > 0 {
 			if port, e := strconv.Atoi(raw[colon+1:]); e == nil && (port < 0 || port > math.MaxUint16) {
 				return none, p.Fail(at, "a port is a number from 1 to 65535", "port %d of %q is out of range", port, text.Clip(raw))

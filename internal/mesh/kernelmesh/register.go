@@ -94,7 +94,7 @@ func (guest) Check(o param.Values) error {
 	return checkSizes(o)
 }
 
-// CheckSetup refuses a missing control plane, and settings that have no meaning together with one.
+// CheckSetup refuses a missing control plane, and settings that cannot be combined with the control plane.
 func (guest) CheckSetup(s *kind.Setup, _ string, part *kind.Part) error {
 	o := part.Options
 	of := o[xdsKey]
@@ -145,7 +145,8 @@ func (guest) CheckServices(s *kind.Setup, part *kind.Part) error {
 		WorkReplace, PeerEndpoint, servicesKey)
 }
 
-// lacks returns what an answer says in a comparison with proxies, which do more.
+// lacks returns the features of proxies that the data plane lacks, for answers that compare it with proxies; empty if
+// there are none to compare with.
 func lacks(s *kind.Setup) string {
 	for _, p := range s.Subjects() {
 		if p.Kind.About().InPath.With(p.Options) {

@@ -213,8 +213,8 @@ func listen(conn *role.Conn, started chan<- role.Schedule) error {
 	}
 }
 
-// client runs a client that follows the control plane until ctx ends, and then sends its error on the channel. Without
-// a control plane the channel is nil.
+// client runs a client that follows the control plane until ctx ends, and then sends the client's error on the channel.
+// Without a control plane the channel is nil.
 func (r *running) client(ctx context.Context) (chan error, error) {
 	if r.o.XDS == "" {
 		return nil, nil
@@ -279,8 +279,8 @@ func (r *running) client(ctx context.Context) (chan error, error) {
 const placedLine = "the control plane's first configuration is served"
 
 // gate is closed while everything is refused before the first configuration (FailClosed). It opens once, when the
-// control plane has sent its clusters and its listeners, no cluster waits for its endpoints any more, and no listener
-// waits for its routes or routesTimeout is over.
+// control plane has sent its clusters and its listeners, no cluster waits for its endpoints any more, and either no
+// listener waits for its routes any more or routesTimeout has passed.
 type gate struct {
 	heard [2]atomic.Bool // clusters and listeners
 	since atomic.Int64   // when both had been received, ns by pace.Now
@@ -356,7 +356,8 @@ func (r *running) reload(ctx context.Context) string {
 	return fmt.Sprintf("applied %s: %s", r.o.ServicesFile, changes)
 }
 
-// inFile adds the file to an error. If a store refuses services because of their number, the hint names the sizes.
+// inFile adds the file to an error. If a store refuses services because of their number, the hint names the settings
+// for the sizes of maps.
 func inFile(err error, file string) error {
 	var f *fault.Error
 	if !errors.As(err, &f) {

@@ -7,7 +7,7 @@ import (
 	"tare/internal/mesh"
 )
 
-// Protocol is the transport of a service, by its IP protocol number.
+// Protocol is the transport protocol of a service, as an IP protocol number.
 type Protocol = mesh.Protocol
 
 // The protocols that a service can have.
@@ -32,7 +32,7 @@ type Endpoint struct {
 	Weight  uint32 // its share of new connections, relative to the sum of the service's weights
 }
 
-// Limits of one service. Some stores have lower ones.
+// Limits of one service. Some stores have lower limits.
 const (
 	MaxServiceEndpoints = 1<<16 - 1
 	MaxWeight           = 1_000_000

@@ -45,7 +45,7 @@ var servicesSettings = []param.Setting{
 }
 
 // serviceIP returns the address of the n-th service, from 1, in 10.96.0.0/12, the usual range of Kubernetes services.
-// It has a meaning only inside the trial's control group.
+// It is meaningful only inside the trial's control group.
 func serviceIP(n int) string {
 	return fmt.Sprintf("10.%d.%d.%d:80", 96+n>>16, n>>8&0xff, n&0xff)
 }
@@ -69,8 +69,8 @@ func fillerOf(o param.Values) filler {
 	return filler{max(1, o.Int(endpointsKey)), o[protocolKey]}
 }
 
-// endpoint returns the n-th endpoint, counted over all services. A UDP socket can connect to a loopback address on any
-// machine, whatever its routes.
+// endpoint returns the n-th endpoint, counted over all services. For UDP it has a loopback address, to which a socket
+// can connect on any machine, whatever its routes.
 func (f filler) endpoint(n int) string {
 	if f.protocol == "udp" {
 		return fmt.Sprintf("127.%d.%d.%d:%d", 128+n>>16&0x3f, n>>8&0xff, n&0xff, 8080+n>>22)
@@ -78,8 +78,8 @@ func (f filler) endpoint(n int) string {
 	return fillerIP(n)
 }
 
-// writeServicesFile writes the services file: first a service for each application, by its address, then others up to
-// count in all.
+// writeServicesFile writes the services file: first a service for each application, whose only endpoint is the
+// application's address, then further services up to count in all.
 func writeServicesFile(file string, applications []string, count int, f filler) error {
 	var b strings.Builder
 	b.WriteString("services:\n")

@@ -35,8 +35,8 @@ func (c Changes) String() string {
 		c.Unchanged)
 }
 
-// Set replaces the configuration with these services, by one change that has only the differences. If services are
-// invalid or do not fit, the error is a *fault.Error of code Usage, and nothing changes.
+// Set replaces the configuration with the given services, by one change that contains only the differences. If services
+// are invalid or do not fit, the error is a *fault.Error of code Usage, and nothing changes.
 func (s *Source) Set(ctx context.Context, services []Service) (Changes, error) {
 	var done Changes
 	var change mesh.Change

@@ -5,7 +5,7 @@ import "fmt"
 // ProgramStats counts the runs of one program by outcome. Every run has one outcome.
 type ProgramStats struct {
 	Name         string
-	Matched      uint64 // acted: rewrote an address, counted a connection
+	Matched      uint64 // acted: rewrote an address or counted a connection
 	Passed       uint64 // nothing matched
 	NoEndpoint   uint64 // refused: nothing can serve the matching service
 	Denied       uint64 // by RBAC
@@ -26,8 +26,8 @@ var counterOrder = []string{
 	snapshotProgKmRecvmsg6, snapshotProgKmGetpeername4, snapshotProgKmGetpeername6, snapshotProgKmSockops,
 }
 
-// Stats returns the programs' counters since they were loaded. Programs keep running while they are read, so numbers
-// of different programs may differ by what happened between the reads.
+// Stats returns the programs' counters since they were loaded. Programs keep running while the counters are read, so
+// the counters of different programs are from slightly different times.
 func (d *DataPlane) Stats() ([]ProgramStats, error) {
 	var all []ProgramStats
 	for i, name := range counterOrder {

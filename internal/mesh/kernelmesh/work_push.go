@@ -16,8 +16,8 @@ import (
 // WorkPush is the work that times the changes that a control plane pushes.
 const WorkPush = "push"
 
-// pushWork is the work of a data plane whose control plane pushes changes: it measures how long after it was sent each
-// change was received, decoded, visible to programs and acknowledged. The control plane must stamp its responses
+// pushWork is the work of a data plane whose control plane pushes changes: it measures the times from when a change was
+// sent until it was received, decoded, visible to programs and acknowledged. The control plane must stamp its responses
 // (application mesh), and the load "push" must run.
 type pushWork struct {
 	mu     sync.Mutex
@@ -68,7 +68,7 @@ func (w *pushWork) heard(ctx context.Context) ([]xds.Event, error) {
 }
 
 // Run times the changes that are sent in the window, whenever they are applied, and at least one. It ends with the
-// first that is sent after the window; the load makes one more for this purpose.
+// first change that is sent after the window; the load makes one more change for this purpose.
 func (w *pushWork) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	begin, end, err := s.Window()
 	if err != nil {

@@ -17,10 +17,10 @@ import (
 // WorkReplace is the work that replaces configuration as fast as it can.
 const WorkReplace = "replace"
 
-// replacer repeatedly changes two generated services (package generation): each change gives the cluster of the first
-// new endpoints, makes the listener of the second use a new cluster, and removes that cluster's predecessor.
-// The page of generations records when each change begins and returns, so that a load that connects meanwhile (package
-// connect) can judge what it finds.
+// replacer repeatedly changes two generated services (package generation): each change gives new endpoints to the
+// cluster of the first service, makes the listener of the second service use a new cluster, and removes that cluster's
+// predecessor. The page of generations records when each change begins and returns, so that a load that connects
+// meanwhile (package connect) can judge what it finds.
 type replacer struct {
 	d    *DataPlane
 	page *generation.Page
@@ -42,7 +42,7 @@ func newReplacer(d *DataPlane, _ Options) (Worker, error) {
 	return r, nil
 }
 
-// first returns generation 0, with both listeners.
+// first returns the change that makes generation 0, with both listeners.
 func (r *replacer) first() mesh.Change {
 	c := r.change(0)
 	c.Listeners = nil

@@ -134,8 +134,8 @@ type config struct {
 	Services []service
 }
 
-// service is a service with the address at which connections to it are accepted (empty: none are) and the address that
-// they go to.
+// service is a service of the mesh. nginx accepts connections to it at Listen, and forwards them to To. If Listen is
+// empty, nginx accepts none.
 type service struct {
 	Name, Listen, To string
 	Keep             int // idle connections to it, for which nginx allocates memory

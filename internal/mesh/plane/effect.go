@@ -43,13 +43,13 @@ func endpointsOf(s *kind.Setup) (names [2]string, err error) {
 	return names, nil
 }
 
-// endpoint is an application that shows a change.
+// endpoint is an application that shows a change by the length of its answers, in bytes.
 type endpoint struct {
 	address string
 	length  int
 }
 
-// effectOf parses the setting; it returns nil if the text is empty.
+// effectOf parses the setting effect. It returns nil if the text is empty.
 func effectOf(text string) (two []endpoint, err error) {
 	if text == "" {
 		return nil, nil
@@ -68,8 +68,8 @@ func effectOf(text string) (two []endpoint, err error) {
 	return two, nil
 }
 
-// effectService is the service that shows the effect of a change, and envoyName the name of an Envoy and of all of
-// them.
+// effectService is the name of the service that shows the effect of a change. envoyName is the identity and the cluster
+// name of all Envoys, and the prefix of their ids.
 const (
 	effectService = "effect"
 	envoyName     = "envoy"

@@ -241,9 +241,9 @@ type options struct {
 	listen      []string   // where each Envoy accepts connections to the service that shows the effect
 }
 
-// served is a control plane that is measured.
+// served is a control plane under test.
 type served interface {
-	// ready returns its address and the form of its proxies' nodes.
+	// ready returns the address of the control plane, and the form of its proxies' nodes.
 	ready() fleet.Ready
 	setEndpoints(ctx context.Context, of map[string][]proxyconfig.Endpoint) error
 	// run returns when ctx ends, or with an error.
@@ -397,7 +397,7 @@ func serve(ctx context.Context, o options, ready func(fleet.Ready) error) (err e
 		shown++
 	}
 	r := p.ready()
-	var signs *authority.Authority // nil unless it is Tare's
+	var signs *authority.Authority // nil unless the control plane is Tare's
 	if w, is := p.(*within); is {
 		if plane, is := w.plane.(*controlplane.Plane); is {
 			signs = plane.Authority()

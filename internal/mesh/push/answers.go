@@ -19,8 +19,8 @@ func init() {
 // prose writes this package's answers.
 type prose struct{ analysis.Prose }
 
-// pushAnswers says for each arm and level how long a change takes until connections show it, and how that time is
-// spent.
+// pushAnswers returns, for each arm and level, how long a change takes until connections show it, and where that time
+// goes.
 func pushAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
 	var all []analysis.Answer
 	for _, at := range t.Levels {
@@ -34,8 +34,8 @@ func pushAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
 	return all
 }
 
-// taken describes a time of changes: its median and 99th percentile, if the trials have enough changes for them;
-// otherwise its mean.
+// taken formats the duration of changes by a metric: its median and 99th percentile if the trials have enough changes
+// for them, and otherwise its mean.
 func (p *prose) taken(metric string) string {
 	mid, high := p.Find(metric+"_p50_seconds"), p.Find(metric+"_p99_seconds")
 	mean := p.Summary.Find(metric+"_seconds", p.Arm, p.At)

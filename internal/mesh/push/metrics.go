@@ -13,14 +13,14 @@ import (
 	"tare/internal/lib/stats"
 )
 
-// Where timed intervals begin and end, for the descriptions of metrics.
+// Phrases for the descriptions of metrics: where timed intervals begin and end.
 const (
 	inMaps      = "until programs find all of it in the maps"
 	inProgram   = "until a new connection to each changed service gets an endpoint that came with it"
 	fromSending = "From the end of `push_sent` until the data plane (`work: push`) "
 )
 
-// metrics are the metrics of changes from a control plane, from the load and from a subject that times them.
+// metrics are the metrics of configuration changes, as timed by the load and by a subject that reports its own times.
 var metrics = slices.Concat(
 	pushed(Whole, "From when the control plane gets a change of one service, or of all at once, "+
 		inProgram),
@@ -39,7 +39,7 @@ var metrics = slices.Concat(
 	},
 )
 
-// tried returns the metric of one of the loads' counts, as a share of the tried connections.
+// tried returns the metric of one of the loads' counts, divided by the number of connections that they tried.
 func tried(name, count, how string) measured.Metric {
 	return measured.Metric{
 		Definition: metric.Definition{
@@ -56,7 +56,7 @@ func tried(name, count, how string) measured.Metric {
 	}
 }
 
-// histogramOf returns a histogram by name, from a subject whose work is to time changes, or else from the loads.
+// histogramOf returns the named histogram: the subject's if the subject times changes, and otherwise the loads'.
 func histogramOf(m *measured.Measured, name string) (*hdrhistogram.Histogram, bool) {
 	if m.Work != nil && m.Work.Generator == Generator {
 		if h, err := m.Work.Histogram(name); err == nil && h != nil {
@@ -66,8 +66,8 @@ func histogramOf(m *measured.Measured, name string) (*hdrhistogram.Histogram, bo
 	return m.Histogram(name)
 }
 
-// pushed makes the metrics of one histogram. A trial with a large mesh may have too few changes for quantiles; then
-// there are only a mean and a maximum.
+// pushed returns the metrics of one histogram. A trial with a large mesh may make too few changes for quantiles; then
+// only the mean and the maximum exist.
 func pushed(histogram, how string) []measured.Metric {
 	of := func(name, how string, value func(*hdrhistogram.Histogram) (float64, bool)) measured.Metric {
 		return measured.Metric{

@@ -6,29 +6,30 @@ import (
 	"tare/internal/lib/lists"
 )
 
-// Generator is the generator in the results of this package, and of a data plane that times the load's changes.
+// Generator is the name of the generator in the results of this load, and in those of a data plane that times its
+// changes.
 const Generator = "push"
 
-// The names of the load's histograms, with one value for each change.
+// The names of the load's histograms, each with one value per change.
 const (
 	// Sent is from when the control plane got the change until its response was about to be handed to the transport.
 	Sent   = "push_sent"
 	Usable = "push_usable" // from then until a new connection to each changed service shows it
 	Whole  = "push"        // the sum: from when the control plane got the change until connections show it
-	// Gap is from the last try that did not show the change until connections showed it. Usable can be too long by
-	// this.
+	// Gap is the time from the last try that did not show the change to the try that did. Usable can be too long by up to
+	// this time.
 	Gap = "push_gap"
 )
 
-// The names of the load's counts, all of connections that were tried during a change.
+// The names of the load's counts of connections that it tried while a change was under way.
 const (
 	Tries   = "tries"
-	Refused = "refused" // of Tries
-	Wrong   = "wrong"   // of Tries: with a peer that is not an endpoint of the service
+	Refused = "refused" // a part of Tries
+	Wrong   = "wrong"   // a part of Tries: with a peer that is not an endpoint of the service
 )
 
-// The names of the data plane's histograms, all from when the response was about to be handed to the transport (work
-// "push" of package kernelmesh).
+// The names of the data plane's histograms (work "push" of package kernelmesh). Each interval begins when the control
+// plane is about to hand the response to its transport.
 const (
 	Received = "push_received" // until the complete response had arrived
 	Decoded  = "push_decoded"  // until it was decoded and checked
@@ -36,10 +37,10 @@ const (
 	Acked    = "push_acked"    // until its acknowledgement was handed to the transport
 )
 
-// longest is the longest time that histograms distinguish, in ns.
+// longest is the longest time that histograms record, in ns. Longer times count as longest.
 const longest = int64(600e9)
 
-// Times are the histograms of a result in progress, by name.
+// Times holds the histograms of a result that is being collected, by name.
 type Times map[string]*hdrhistogram.Histogram
 
 // NewTimes makes empty histograms.

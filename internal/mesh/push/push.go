@@ -1,12 +1,12 @@
-// Package push is the load that changes a mesh's configuration and makes connections until they show the change: it
-// measures the time from a control plane to the next connection. It runs as a separate process (tare load push) in a
-// control group that the data plane serves, and requests changes of an application of kind mesh (package services), in
-// closed loop.
+// Package push is the load that changes a mesh's configuration and makes connections until they show the change, to
+// measure how long a change takes from the control plane to new connections. It runs as a separate process (tare load
+// push) in a control group that the data plane serves. It requests changes, one at a time, from an application of kind
+// mesh (package services).
 //
-// A connection here is a UDP socket's connect(), which sends nothing. Its peer is the endpoint that the data plane has
-// chosen, whose address encodes the change that it belongs to. If the mesh's services use TCP, it is a TCP connection,
-// which is reset at once. Between two tries the load sleeps, so as not to use the CPU that the data plane needs; a
-// time is thus too long by up to one such gap, which is measured too.
+// A connection here is a UDP socket's connect(), which sends nothing. The socket's peer address is that of the endpoint
+// that the data plane chose, and encodes the change that added the endpoint. If the mesh's services use TCP, the load
+// makes a TCP connection and resets it at once. Between two tries the load sleeps, to leave the CPU to the data plane;
+// a measured time can therefore be too long by up to one such gap. The gaps are measured too.
 package push
 
 import (
@@ -29,7 +29,7 @@ import (
 	"tare/internal/mesh/services"
 )
 
-// What a change affects.
+// Values of Options.What: what a change affects.
 const (
 	One = "one" // one random service
 	All = "all" // every service at once
@@ -50,14 +50,14 @@ const (
 	MaxInterval = 100 * time.Millisecond
 )
 
-// Options says where the mesh is, what to change and how often.
+// Options configures the load: where the mesh is, what to change and how often.
 type Options struct {
-	Mesh string // host:port, where it accepts changes
+	Mesh string // host:port at which the mesh accepts changes
 	What string // One or All
-	// Interval is the time between tries while a change is not seen yet, or a fiftieth of the time since the change was
-	// requested, if that is longer.
+	// Interval is the time from one try to the next until the change is seen. If a fiftieth of the time since the change
+	// was requested is longer, the load waits that long instead.
 	Interval time.Duration
-	Pause    time.Duration // between changes; each is half to one and a half times as long, at random
+	Pause    time.Duration // mean pause between changes; each is a random 0.5 to 1.5 times as long
 	Seed     uint64
 	Patience time.Duration // how long a change may take to be seen; default 20 s
 }
@@ -72,7 +72,7 @@ type Ready struct {
 type Push struct {
 	o      Options
 	mesh   *services.Client
-	seen   []int // by service: the change that its connections showed last
+	seen   []int // by service: the last change that its connections showed
 	random *rand.Rand
 	thread *pace.Thread
 	tries  int // since the last garbage collection
@@ -216,10 +216,10 @@ func connected(fd int) error {
 	return unix.EINPROGRESS
 }
 
-// Run makes changes by the schedule, in closed loop, and returns how long they took. A change that begins in the
-// window counts, whenever it is seen; at least one counts, even if it takes longer than the window. After the window
-// there is one more change, which does not count: when it arrives, the data plane knows that it has received all
-// earlier ones.
+// Run makes changes one after the other, as scheduled, and returns how long they took. A change that begins in the
+// window counts, even if it is seen after the window. At least one change counts, even if it takes longer than the
+// window. After the window, Run makes one more change, which does not count: when it arrives, the data plane knows that
+// it has received all earlier ones.
 func (p *Push) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	begin, end, err := s.Window()
 	if err != nil {
@@ -246,7 +246,7 @@ func (p *Push) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	return w.result(cpu)
 }
 
-// enoughTries is the number of tries after which garbage is collected. Each leaves about 200 bytes.
+// enoughTries is the number of tries after which garbage is collected. Each try leaves about 200 bytes of garbage.
 const enoughTries = 200_000
 
 // what returns the next service to change, or services.All.
@@ -293,8 +293,8 @@ func (p *Push) turn(ctx context.Context, w *window, service int, counts bool) er
 }
 
 // notYet reports whether a connection failed in a way that is expected while the data plane has no configuration or no
-// endpoint: it is refused, or it goes to the service's own address, to which there may be no route, or from which no
-// answer may come in time.
+// endpoint: the connection was refused, or went to the service's own address, to which there may be no route, and which
+// may not answer in time.
 func notYet(err error) bool {
 	for _, e := range []error{unix.ECONNREFUSED, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EINPROGRESS} {
 		if errors.Is(err, e) {
@@ -304,8 +304,9 @@ func notYet(err error) bool {
 	return false
 }
 
-// lastFirst returns all services in the order in which they are checked. Stores that make changes one by one go by
-// name, so the last service is the last to change. The first is checked next, for stores that go the other way.
+// lastFirst returns the services in the order in which the load checks them: the last, and then the others from the
+// first on. A store that changes services one by one goes by name, so the last service changes last; in a store that
+// goes the other way, the first service does.
 func lastFirst(n int) []int {
 	order := []int{n - 1}
 	for i := range n - 1 {
@@ -314,15 +315,15 @@ func lastFirst(n int) []int {
 	return order
 }
 
-// sight is when a change was seen.
+// sight records when a change was seen.
 type sight struct {
 	at  int64 // when a connection that showed it was complete, ns by pace.Now
-	gap int64 // the time since the try before began, which did not show it
+	gap int64 // ns to at, from the start of the last try that did not show it, or else of this try
 }
 
-// watch makes connections until all of the services have shown a change that they did not show before. It returns the
-// sight of the last service whose first try did not show the change, or of the first service if there was none: the
-// others had changed before they were first tried.
+// watch makes connections until all of the services have shown a change that they did not show before. A service that
+// shows the change at its first try may have changed long before, so watch returns the sight of the last service whose
+// first try did not show the change, or of the first service if there is none.
 func (p *Push) watch(ctx context.Context, services []int, w *window, counts bool) (seen sight, err error) {
 	asked := pace.Now()
 	late := asked + int64(p.o.Patience)
@@ -375,10 +376,10 @@ func (p *Push) watch(ctx context.Context, services []int, w *window, counts bool
 	return seen, nil
 }
 
-// another counts services whose connections showed a different change from the one that was made.
+// another is the name of the error for services whose connections showed a change other than the one that was made.
 const another = "another-change"
 
-// window collects the measurements.
+// window collects the measurements of the changes that count.
 type window struct {
 	begin, end int64
 	times      Times

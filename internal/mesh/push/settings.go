@@ -17,7 +17,7 @@ var Settings = []param.Setting{
 		Doc: "time from one change to the next, times a random 0.5 to 1.5"},
 }
 
-// meshKey is the name of the setting that an experiment sets.
+// meshKey is the name of the setting with the mesh's address. Specs do not have it: the engine sets it (guest.At).
 const meshKey = "mesh"
 
 // processSettings are settings of the process besides those in specs.

@@ -14,7 +14,7 @@ import (
 	"tare/internal/experiment/link"
 )
 
-// end is struct end of redirect.c.
+// end has the layout of struct end in redirect.c.
 type end [8]byte
 
 func endOf(a netip.AddrPort) (e end) {
@@ -24,9 +24,9 @@ func endOf(a netip.AddrPort) (e end) {
 	return e
 }
 
-// load loads the programs and attaches them: the one for outgoing connections to the loads' control group, the one
-// that answers proxies to the proxies' groups, and the one for arriving packets to the interface of the server's pod.
-// Without groups it does only the last.
+// load loads the programs and attaches them: the program for outgoing connections to the loads' control group, the
+// program that answers proxies to the proxies' control groups, and the program for arriving packets to the interface of
+// the server's pod. If t.Loads is empty, the programs for outgoing connections are not attached.
 func (r *Rules) load(p *Pods, t Taking) error {
 	spec, err := loadRedirect()
 	if err != nil {
@@ -52,7 +52,7 @@ func (r *Rules) load(p *Pods, t Taking) error {
 			}
 		}
 	}
-	// The program that answers is attached first: a proxy must be able to ask about every redirected connection.
+	// The program that answers proxies is attached first: a proxy must be able to ask about every redirected connection.
 	for _, dir := range t.Proxies {
 		if err := r.attach(dir, loaded.RdGetsockopt, ebpf.AttachCGroupGetsockopt); err != nil {
 			return err
@@ -70,14 +70,15 @@ func (r *Rules) load(p *Pods, t Taking) error {
 	return r.attach(t.Loads, loaded.RdConnect4, ebpf.AttachCGroupInet4Connect)
 }
 
-// attach attaches a program to a control group by a link, which ends with this process.
+// attach attaches a program to a control group by a link, which the kernel removes when this process ends.
 func (r *Rules) attach(dir string, p *ebpf.Program, as ebpf.AttachType) error {
 	cgroup, err := os.Open(dir)
 	if err != nil {
 		return fmt.Errorf("opening a control group: %w", err)
 	}
 	defer cgroup.Close()
-	// Not ebpflink.AttachCgroup: on kernels without links it attaches without one, and that would outlive this process.
+	// Not ebpflink.AttachCgroup: on kernels without links it attaches the program without a link, and the attachment would
+	// outlive this process.
 	l, err := ebpflink.AttachRawLink(ebpflink.RawLinkOptions{Target: int(cgroup.Fd()), Program: p, Attach: as})
 	if err != nil {
 		return fmt.Errorf("attaching %v to %s: %w", p, dir, err)
@@ -86,7 +87,8 @@ func (r *Rules) attach(dir string, p *ebpf.Program, as ebpf.AttachType) error {
 	return nil
 }
 
-// classify attaches a program for packets that arrive at a pod. It stays as long as the pod's interface.
+// classify attaches a program to the packets that arrive at a pod. The program stays attached as long as the pod's
+// interface exists.
 func classify(pod *link.Namespace, p *ebpf.Program) error {
 	return pod.Do(func() error {
 		inside, err := netlink.LinkByName(link.Inside)

@@ -15,14 +15,14 @@ import (
 	"tare/internal/experiment/link"
 )
 
-// Packets for transparent proxies have this mark, and the routes for them are in this table.
+// The mark of packets for transparent proxies, and the number of the routing table for them.
 const (
 	proxyMark  = 0x539
 	proxyTable = 133
 )
 
-// outward redirects connections that a pod opens, with a nat chain at the local output hook, where Istio's and
-// Linkerd's rules are.
+// outward redirects connections that a pod opens. Its nat chain is at the local output hook, as in the rules of Istio
+// and Linkerd.
 func outward(pod *link.Namespace, all []Taken) error {
 	return rules(pod, nftables.Chain{
 		Name: "output", Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookOutput,
@@ -38,8 +38,8 @@ func inward(pod *link.Namespace, all []Taken) error {
 	}, all, func(t Taken) []expr.Any { return append(arriving(), redirected(t)...) })
 }
 
-// transparent delivers packets that arrive at a pod to a proxy's socket, unchanged. They are marked, and a routing rule
-// delivers marked packets locally, in the pod. Meshes that preserve clients' addresses need this.
+// transparent delivers packets that arrive at a pod to a proxy's socket, unchanged. Its rules mark the packets, and a
+// routing rule delivers marked packets locally, in the pod. Meshes that preserve clients' addresses need this.
 func transparent(pod *link.Namespace, all []Taken) error {
 	err := rules(pod, nftables.Chain{
 		Name: "divert", Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookPrerouting,
@@ -69,7 +69,7 @@ func transparent(pod *link.Namespace, all []Taken) error {
 	})
 }
 
-// rules makes a table with one chain, and a rule in it for each element of all.
+// rules creates a table with one chain, which has a rule for each element of all.
 func rules(pod *link.Namespace, chain nftables.Chain, all []Taken, rule func(Taken) []expr.Any) error {
 	if err := hasNetfilter(); err != nil {
 		return err
@@ -104,7 +104,7 @@ const (
 	register2 = 2
 )
 
-// arriving returns expressions that match packets that arrive by the pod's link.
+// arriving returns expressions that match packets that arrive on the pod's interface.
 func arriving() []expr.Any {
 	name := make([]byte, unix.IFNAMSIZ)
 	copy(name, link.Inside)

@@ -1,16 +1,16 @@
-// Package redirect redirects connections that were made to other addresses to the sidecar proxies of a mesh: by rules
-// of netfilter, or by eBPF programs, in network namespaces made for the purpose. No rule, interface or program is in
-// the host's network, and all of them go with the namespaces.
+// Package redirect redirects connections to the sidecar proxies of a mesh, by netfilter rules or by eBPF programs, in
+// network namespaces made for the purpose. No rule, interface or program is in the host's network, and all of them go
+// with the namespaces.
 //
-// Only kernel modules stay: if veth, nf_tables, nft_nat, nft_redir, nft_tproxy, nf_conntrack, sch_ingress or cls_bpf
-// are not built in, the kernel loads them, for the whole machine, when they are first needed (request_module, in
+// Only kernel modules stay. If veth, nf_tables, nft_nat, nft_redir, nft_tproxy, nf_conntrack, sch_ingress or cls_bpf
+// are not built in, the kernel loads them for the whole machine when they are first needed (request_module, in
 // net/core/rtnetlink.c, net/netfilter/nf_tables_api.c and net/sched). Check needs them too. They are never unloaded,
 // because other processes may have begun to use them.
 //
-// A trial has two pods: one for the loads and the proxies beside them, one for the applications and theirs. A load
-// connects to the service of an application, an address that no interface has, with the application's port:
+// A trial has two pods: one for the loads and the proxies beside them, and one for the applications and theirs. A load
+// connects to an application's service: an address that no interface has, with the application's port.
 //
-//	load -> service:port, taken to proxy.client -> server pod:port, taken to proxy.server -> application
+//	load -> service:port, redirected to proxy.client -> server pod:port, redirected to proxy.server -> application
 package redirect
 
 import (
@@ -29,20 +29,20 @@ import (
 // The ways in which connections reach a proxy.
 const (
 	Explicit = "explicit" // clients connect to the proxy
-	IPTables = "iptables" // REDIRECT, with nf_tables rules as iptables makes them today
-	TPROXY   = "tproxy"   // REDIRECT of what leaves a pod, TPROXY of what arrives at one
-	EBPF     = "ebpf"     // at connect() in the pod that they leave, by the listening socket where they arrive
+	IPTables = "iptables" // REDIRECT, with nf_tables rules like those that iptables makes today
+	TPROXY   = "tproxy"   // REDIRECT for connections that leave a pod, TPROXY for those that arrive at one
+	EBPF     = "ebpf"     // at connect() in the client's pod, by choice of the listening socket in the server's pod
 )
 
-// Ways lists all ways.
+// Ways are all ways.
 var Ways = []string{Explicit, IPTables, TPROXY, EBPF}
 
-// Unchanged reports whether packets that arrive at a pod reach the proxy with their original destination address.
-// Envoy looks for that only on sockets that listen transparently.
+// Unchanged reports whether packets that arrive at a pod reach the proxy with their original destination address. Envoy
+// looks for the original address only on sockets that listen transparently.
 func Unchanged(way string) bool { return way == TPROXY || way == EBPF }
 
-// The addresses of pods are in the range for benchmarks of networks (RFC 2544). They exist only in the pods' network,
-// so every trial can use the same.
+// The addresses of pods are in the range for network benchmarks (RFC 2544). They exist only in the pods' network, so
+// every trial can use the same ones.
 var (
 	clientPrefix = netip.MustParsePrefix("198.18.0.1/30")
 	serverPrefix = netip.MustParsePrefix("198.18.0.2/30")
@@ -56,7 +56,7 @@ var (
 // Pods holds two network namespaces that a veth pair connects.
 type Pods struct{ Client, Server *link.Namespace }
 
-// NewPods makes both pods. If the machine cannot, the error is of code fault.Machine.
+// NewPods makes both pods. If the machine cannot make them, the error is of code fault.Machine.
 func NewPods() (p *Pods, err error) {
 	p = &Pods{}
 	defer func() {
@@ -73,7 +73,7 @@ func NewPods() (p *Pods, err error) {
 	if err := link.Connect(p.Client, p.Server, clientPrefix, serverPrefix); err != nil {
 		return p, err
 	}
-	// No interface has a service's address: a connection to one needs the default route.
+	// No interface has a service's address, so a connection to a service needs the default route.
 	return p, p.Client.RouteAll(Server)
 }
 
@@ -88,26 +88,26 @@ func (p *Pods) Close() error {
 // Taken describes the connections to one address that are redirected to a proxy.
 type Taken struct{ To, Proxy netip.AddrPort }
 
-// Taking describes what is redirected in both pods.
+// Taking describes which connections are redirected, in both pods.
 type Taking struct {
 	Way      string
-	Outbound []Taken // of connections that leave the client's pod
-	Inbound  []Taken // of connections that arrive at the server's
+	Outbound []Taken // connections that leave the client's pod
+	Inbound  []Taken // connections that arrive at the server's pod
 
-	// For EBPF: v2 control groups, of the loads and of each proxy beside them.
+	// For EBPF: the v2 control groups of the loads, and of each proxy beside them.
 	Loads   string
 	Proxies []string
-	// Connections is how many concurrent connections a proxy carries.
+	// Connections is the number of concurrent connections that a proxy carries.
 	Connections int
 }
 
-// Rules holds the installed rules and programs. They end with the pods and this process.
+// Rules holds the installed rules and programs. All of them have gone once the pods and this process have ended.
 type Rules struct {
 	loaded *redirectObjects
 	closes []func() error
 }
 
-// Install makes the rules. If the machine cannot, the error is of code fault.Machine, and says what is missing.
+// Install installs the rules. If the machine cannot, the error is of code fault.Machine, and says what is missing.
 func (t Taking) Install(p *Pods) (r *Rules, err error) {
 	r = &Rules{}
 	switch t.Way {
@@ -131,7 +131,7 @@ func (t Taking) Install(p *Pods) (r *Rules, err error) {
 	return r, nil
 }
 
-// needs describes what each way needs from a kernel.
+// needs describes which kernel features each way needs.
 var needs = map[string]string{
 	IPTables: "nf_tables with nat and redirection, and connection tracking (CONFIG_NF_TABLES_IPV4, CONFIG_NFT_NAT, " +
 		"CONFIG_NFT_REDIR, CONFIG_NF_CONNTRACK)",
@@ -141,17 +141,17 @@ var needs = map[string]string{
 	EBPF: "CONFIG_CGROUP_BPF, CONFIG_NET_CLS_BPF and CONFIG_NET_SCH_INGRESS; tried with Linux 6.1 and 6.18",
 }
 
-// NoHierarchy returns the error, of code fault.Machine, for a machine without control groups that programs can be
-// attached to. where is what needs them; it may be empty.
+// NoHierarchy returns the error, of code fault.Machine, for a machine without a v2 hierarchy of control groups, to
+// which programs could be attached. where names what needs the hierarchy; it may be empty.
 func NoHierarchy(where string) error {
 	return fault.New(fault.Machine, where, cgroup.MountV2, "eBPF programs on sockets are attached to control groups "+
 		"v2, and no v2 hierarchy is mounted")
 }
 
-// Needs describes what a way needs from a kernel.
+// Needs describes which kernel features a way needs.
 func Needs(way string) string { return needs[way] }
 
-// explain adds to an error what the machine may lack when the kernel refuses rules.
+// explain adds to an error which features the machine may lack when the kernel refuses rules.
 func explain(err error, way string) error {
 	if known, is := errors.AsType[*fault.Error](err); is {
 		return known
@@ -160,13 +160,13 @@ func explain(err error, way string) error {
 		"this machine cannot redirect connections by %s", way)
 }
 
-// Check checks whether this machine can redirect in a way, by doing it in two empty pods. Its error is of code
-// fault.Machine.
+// Check checks whether this machine can redirect connections in a way, by doing so in two pods without processes. Its
+// error is of code fault.Machine.
 func Check(way string) error { return check(way, cgroup.Roots{}) }
 
 func check(way string, roots cgroup.Roots) (err error) {
 	if way == EBPF {
-		// The programs on sockets are not attached here: there is no control group of loads.
+		// Check has no control group of loads, so the programs on sockets are not attached.
 		layout, err := cgroup.Discover(roots)
 		if err != nil {
 			return err

@@ -1,6 +1,6 @@
 // Package services is an application that represents a whole mesh to a data plane: a control plane (package
-// controlplane) with generated services, which changes their endpoints when a load asks for it. Each endpoint's
-// address encodes the change that it came with, so a connection shows whether the data plane has made the change.
+// controlplane) with generated services, whose endpoints it changes when a load asks for it. Each endpoint's address
+// encodes the change that added it, so a connection shows whether the data plane has made the change.
 package services
 
 import (
@@ -37,8 +37,8 @@ type Ready struct {
 	Control   string `json:"control"` // where to ask for changes (Dial), host:port
 	Services  int    `json:"services"`
 	Endpoints int    `json:"endpoints"`
-	// Port is the port of every endpoint if services use TCP, where a listener accepts connections. 0: they use UDP,
-	// without listeners.
+	// Port is the port of every endpoint if services use TCP; a listener accepts connections there. 0 means that services
+	// use UDP, without listeners.
 	Port uint16 `json:"port,omitempty"`
 }
 
@@ -51,11 +51,11 @@ type Change struct {
 	Sent int64 `json:"sent_ns"`
 }
 
-// All asks for a change of every service at once.
+// All, in place of a service's number, asks for a change of every service at once.
 const All = -1
 
-// The events between Client and mesh: "ready" with a Ready comes first; "change" with an ask as data is answered by
-// "changed" with a Change, or by an error.
+// The events between Client and mesh. The mesh first sends "ready" with a Ready. The client then sends "change" with an
+// ask, and the mesh answers with "changed" and a Change, or with an error.
 const (
 	changeEvent  = "change"
 	changedEvent = "changed"
@@ -65,7 +65,7 @@ type ask struct {
 	Service int `json:"service"` // or All
 }
 
-// tooLong is how long it may take until a change is sent. Without a connected data plane it never is.
+// tooLong is how long a change may wait until it is sent. Without a connected data plane it is never sent.
 const tooLong = 10 * time.Second
 
 // plane is the running mesh.
@@ -75,16 +75,16 @@ type plane struct {
 	server *controlplane.Server
 	sent   chan int64
 
-	// The fields below belong to change.
+	// Only the method change uses the fields below, once the mesh serves.
 	now  controlplane.Resources
 	live uint64 // bytes on the heap after the last collection
 }
 
 // Serve listens, calls ready, and serves until the context ends.
 func Serve(ctx context.Context, o Options, ready func(Ready) error) (err error) {
-	// Garbage is collected before changes only (collect): during a change that would use the data plane's CPU.
+	// Garbage is collected only before changes (collect): a collection during a change would use the data plane's CPU.
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
-	defer debug.SetMemoryLimit(debug.SetMemoryLimit(muchGarbage)) // for data planes that come and go without any change
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(muchGarbage)) // for data planes that only come and go
 	p := &plane{o: o, sent: make(chan int64, 64)}
 	if p.now, err = resources(o.Services, o.Endpoints); err != nil {
 		return err
@@ -113,7 +113,7 @@ func Serve(ctx context.Context, o Options, ready func(Ready) error) (err error) 
 		role.Says(ready, p.ready))
 }
 
-// onSent is called for every response; changes wait for those of endpoints.
+// onSent is called for every response. Changes wait for the responses with endpoints.
 func (p *plane) onSent(s controlplane.Sent) {
 	if s.TypeURL != resource.EndpointType {
 		return
@@ -124,8 +124,8 @@ func (p *plane) onSent(s controlplane.Sent) {
 	}
 }
 
-// ServeChanges serves clients at l (Dial): it sends them the Ready, and makes the changes that they ask for, one at a
-// time, until ctx ends. It closes l. Changes have numbers from 1 to most; do makes one, of some services.
+// ServeChanges serves clients (Dial) at l until ctx ends: it sends them the Ready, and makes the changes that they ask
+// for, one at a time. It closes l. Changes are numbered from 1 to most; do makes one change of some services.
 func ServeChanges(ctx context.Context, l net.Listener, r Ready, most int, do makeChange) error {
 	made := &changes{mesh: r, most: most, do: do, number: 1}
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() }) // accepted connections are closed below
@@ -203,7 +203,7 @@ func (c *changes) one(ctx context.Context, service int) (Change, error) {
 	return made, err
 }
 
-// change makes one change and waits until it was sent.
+// change makes one change, and waits until the control plane has sent it.
 func (p *plane) change(ctx context.Context, number int, services []int) (c Change, err error) {
 	p.collect(enoughGarbage)
 	next := p.now
@@ -235,10 +235,11 @@ func (p *plane) change(ctx context.Context, number int, services []int) (c Chang
 // enoughGarbage is how much garbage may accumulate before a collection, in bytes.
 const enoughGarbage = 64 << 20
 
-// muchGarbage is the size of the process, in bytes, above which garbage is collected at any time.
+// muchGarbage is the memory of the process, in bytes, above which garbage is collected at any time.
 const muchGarbage = 2 << 30
 
-// collect collects garbage if there is enough of it. It runs before a change, because the data plane works after it.
+// collect collects garbage if enough bytes of it have accumulated. It runs before a change, because the data plane
+// works after the change.
 func (p *plane) collect(enough uint64) {
 	var m runtime.MemStats
 	if runtime.ReadMemStats(&m); m.HeapAlloc < p.live+enough {

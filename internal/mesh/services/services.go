@@ -15,11 +15,11 @@ import (
 	"tare/internal/mesh/controlplane"
 )
 
-// Limits of the mesh: the range of endpoints' addresses.
+// Limits of the mesh, set by the range of endpoints' addresses.
 const (
 	MaxServices  = 65_000
 	MaxEndpoints = 1 << endpointBits // of one service
-	// Changes is the number of distinguishable changes; then their numbers start from 1 again.
+	// Changes is the number of distinguishable changes. Later changes are numbered from 1 again.
 	Changes = 1<<(24-endpointBits) - 2
 )
 
@@ -28,19 +28,19 @@ const endpointBits = 7
 // DefaultEndpoints is the default number of endpoints of each service.
 const DefaultEndpoints = 20
 
-// Service returns the address of a service, from 0, in 10.96.0.0/12, the range that clusters use for theirs.
+// Service returns the address of service i, counted from 0, in 10.96.0.0/12, the range that clusters use for services.
 func Service(i int) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(96 + i>>16), byte(i >> 8), byte(i)}), 80)
 }
 
-// endpoint returns an endpoint of a service after a change: the port encodes the service, the address on this machine
-// the change.
+// endpoint returns endpoint i of a service after a change. The port encodes the service, and the address, which is on
+// this machine, encodes the change.
 func endpoint(service, change, i int) netip.AddrPort {
 	v := change<<endpointBits | i
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, byte(v >> 16), byte(v >> 8), byte(v)}), uint16(1+service))
 }
 
-// ChangeOf returns the service that an endpoint belongs to, and the change that it came with. It returns false for any
+// ChangeOf returns the service to which an endpoint belongs, and the change that added it. It returns false for any
 // other address.
 func ChangeOf(a netip.AddrPort) (service, change int, ok bool) {
 	if !a.Addr().Is4() || a.Addr().As4()[0] != 127 || a.Port() == 0 {
@@ -50,15 +50,16 @@ func ChangeOf(a netip.AddrPort) (service, change int, ok bool) {
 	return int(a.Port()) - 1, (int(ip[1])<<16 | int(ip[2])<<8 | int(ip[3])) >> endpointBits, true
 }
 
-// All endpoints of TCP services have one port, because something must listen there: so their addresses encode the
-// service as well. The encoded number is from 1 to addresses, so that none is 127.0.0.0 or 127.255.255.255.
+// addresses is the number of endpoints' addresses of TCP services. All of these endpoints have one port, because
+// something must listen there, so their addresses encode the service as well as the change. The encoded number is from
+// 1 to addresses, so that no address is 127.0.0.0 or 127.255.255.255.
 const addresses = 1<<24 - 2
 
 // servicePort is the port of services.
 const servicePort = 80
 
-// Service returns the address of a service, from 0. Addresses of TCP services are on this machine, in 127.96.0.0/12,
-// so connections before a data plane has the services reach no other machine.
+// Service returns the address of service i, counted from 0. Addresses of TCP services are on this machine, in
+// 127.96.0.0/12, so that connections reach no other machine before a data plane has the services.
 func (r Ready) Service(i int) netip.AddrPort {
 	if r.Port == 0 {
 		return Service(i)
@@ -66,7 +67,7 @@ func (r Ready) Service(i int) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, byte(96 + i>>16), byte(i >> 8), byte(i)}), servicePort)
 }
 
-// Changes returns the number of distinguishable changes of this mesh; then their numbers start from 1 again.
+// Changes returns the number of distinguishable changes of this mesh. Later changes are numbered from 1 again.
 func (r Ready) Changes() int {
 	if r.Port == 0 {
 		return Changes
@@ -74,7 +75,7 @@ func (r Ready) Changes() int {
 	return addresses / max(1, r.Services*r.Endpoints)
 }
 
-// Endpoint returns an endpoint of a service after a change.
+// Endpoint returns endpoint i of a service after a change.
 func (r Ready) Endpoint(service, change, i int) netip.AddrPort {
 	if r.Port == 0 {
 		return endpoint(service, change, i)
@@ -83,7 +84,7 @@ func (r Ready) Endpoint(service, change, i int) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, byte(v >> 16), byte(v >> 8), byte(v)}), r.Port)
 }
 
-// ChangeOf returns the service that an endpoint of this mesh belongs to, and the change that it came with. It returns
+// ChangeOf returns the service to which an endpoint of this mesh belongs, and the change that added it. It returns
 // false for any other address.
 func (r Ready) ChangeOf(a netip.AddrPort) (service, change int, ok bool) {
 	if r.Port == 0 {
@@ -101,13 +102,13 @@ func (r Ready) ChangeOf(a netip.AddrPort) (service, change int, ok bool) {
 	return v % r.Services, 1 + v/r.Services, true
 }
 
-// nameOf returns a service's name: as long as names in a real cluster are, and sorted like the services.
+// nameOf returns a service's name. Names are as long as those in a real cluster, and sort like the services' numbers.
 func nameOf(i int) string {
 	return fmt.Sprintf("outbound|80||service-%05d.default.svc.cluster.local", i)
 }
 
-// resources returns all services as of the first change. They are served over UDP, whose connect() sends no packet: a
-// connection can be made, and its endpoint known, without a server.
+// resources returns all services as of the first change. They use UDP, whose connect() sends no packet: a client can
+// connect, and learn the chosen endpoint, without a server.
 func resources(services, endpoints int) (r controlplane.Resources, err error) {
 	ads := &corev3.ConfigSource{ResourceApiVersion: corev3.ApiVersion_V3,
 		ConfigSourceSpecifier: &corev3.ConfigSource_Ads{Ads: &corev3.AggregatedConfigSource{}}}
@@ -133,8 +134,8 @@ func resources(services, endpoints int) (r controlplane.Resources, err error) {
 	return r, nil
 }
 
-// assignment returns the endpoints of a service after a change, encoded already: making 100,000 messages of them for
-// every change of a large mesh would take most of the control plane's time.
+// assignment returns the endpoints of a service after a change, already encoded: making 100,000 messages for every
+// change of a large mesh would take most of the control plane's time.
 func assignment(service, change, endpoints int) *endpointv3.ClusterLoadAssignment {
 	const text, number = protowire.BytesType, protowire.VarintType
 	locality := protowire.AppendString(protowire.AppendTag(nil, 1, text), "region")
@@ -156,7 +157,7 @@ func assignment(service, change, endpoints int) *endpointv3.ClusterLoadAssignmen
 	return m
 }
 
-// within appends a message as a field of another.
+// within appends a message to b as a field of an enclosing message.
 func within(b []byte, field protowire.Number, m []byte) []byte {
 	return protowire.AppendBytes(protowire.AppendTag(b, field, protowire.BytesType), m)
 }

@@ -15,7 +15,7 @@ var Settings = []param.Setting{
 		Doc: "endpoints of each service, without a listener"},
 }
 
-// listenSetting is a setting of the process only. In an experiment it takes a free port.
+// listenSetting is a setting of the process, not of specs. In an experiment the control plane takes a free port.
 var listenSetting = param.Setting{
 	Name: "listen", Type: param.TypeText, Reach: param.ReachAddress, Default: "127.0.0.1:0",
 	Doc: "address of the control plane; port 0 takes a free one",

@@ -12,15 +12,16 @@ import (
 	"tare/internal/lib/param"
 )
 
-// Other is a further service of the mesh, without callers and servers. Its cost is what proxies hold of it.
+// Other is a further service of the mesh, without callers and servers. Its only cost is the configuration that proxies
+// hold for it.
 type Other struct {
 	Name     string
 	Identity string // the SPIFFE ID of its servers
-	Listen   string // host:port at which the proxy accepts connections to it; empty: it does not
+	Listen   string // host:port at which the proxy accepts connections to the service; empty: it accepts none
 	To       string // host:port of its endpoint
 }
 
-// Settings of all kinds of proxies about their mesh.
+// The names of the settings about the mesh, for all kinds of proxies.
 const (
 	settingServices  = "services"
 	settingDiscovery = "discovery"
@@ -70,7 +71,7 @@ func Rules(o param.Values) int { return o.Int(settingRules) }
 // CertificateLife returns the life of certificates in the options; 0: the control plane's default.
 func CertificateLife(o param.Values) time.Duration { return o.Duration(settingLife) }
 
-// checkMesh refuses settings about the mesh that contradict others, or that the kind of proxy does not support.
+// checkMesh refuses settings about the mesh that contradict other settings, or that the kind of proxy does not support.
 func (g Guest) checkMesh(o param.Values) error {
 	if Rules(o) > 0 && (!MTLS(o) || ProtocolOf(o) == ProtocolTCP) {
 		return fmt.Errorf("%q check who makes a request, so they need two hops, mtls, and a protocol other than %s",
@@ -96,7 +97,8 @@ func (g Guest) checkMesh(o param.Values) error {
 	return nil
 }
 
-// callers returns the identities of n access rules, in the order in which they are checked: the last is the caller's.
+// callers returns the identities of n access rules, in the order in which they are checked. The last is the identity of
+// the caller.
 func callers(n int, caller string) (all []string) {
 	for i := range n - 1 {
 		all = append(all, fmt.Sprintf("spiffe://%s/ns/default/sa/caller-%05d", trustDomain, i+1))
@@ -107,11 +109,12 @@ func callers(n int, caller string) (all []string) {
 	return all
 }
 
-// others returns the count further services of a mesh, as seen by a component's proxy. port is reserved at 127.0.0.1,
-// so that the kernel does not choose it as a free port at another address.
+// others returns the count further services of a mesh, as a component's proxy sees them. port must be reserved at
+// 127.0.0.1, so that the kernel does not choose it as a free port at another address.
 func others(component string, count int, port string) (all []Other) {
 	for n := range count {
-		// 127.64.0.0/10, where no other process listens, and 198.18.0.0/15, which is reserved for benchmarks.
+		// Proxies listen in 127.64.0.0/10, where no other process listens. Endpoints are in 198.18.0.0/15, which is reserved
+		// for benchmarks.
 		o := Other{
 			Name: fmt.Sprintf("further-%05d", n+1),
 			To:   fmt.Sprintf("198.%d.%d.%d:8080", 18+n>>16&1, n>>8&0xff, n&0xff),
@@ -125,7 +128,7 @@ func others(component string, count int, port string) (all []Other) {
 	return all
 }
 
-// know sets a proxy's further services of the mesh.
+// know sets the further services that a proxy knows.
 func (j *joined) know(p *Place, applications int) error {
 	o := j.part.Options
 	count := o.Int(settingServices) - applications
@@ -146,7 +149,7 @@ func (j *joined) know(p *Place, applications int) error {
 	return nil
 }
 
-// settled waits until every proxy has put all of its configuration into effect, or until the time limit.
+// settled waits until every proxy has put all of its configuration into effect. what names the configuration in errors.
 func (j *joined) settled(ctx context.Context, what string) error {
 	s, ok := j.proxy.(Settler)
 	if !ok {
@@ -179,10 +182,10 @@ const (
 	giveBack = 200 * time.Millisecond
 )
 
-// readingFewer is the name of the reading of a trial after services were removed (record.Trial.Further).
+// readingFewer is the name of the reading that a trial takes after services were removed (record.Trial.Further).
 const readingFewer = "fewer"
 
-// down removes services while the proxies run, and reads memory once the proxies have forgotten them.
+// down removes services while the proxies run, and reads memory once the proxies have dropped them.
 func (j *joined) down(ctx context.Context) error {
 	c, ok := j.proxy.(Changer)
 	if !ok || j.part.Options[settingThen] == "" || len(j.proxies) == 0 {

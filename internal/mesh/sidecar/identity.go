@@ -12,19 +12,19 @@ import (
 	"tare/internal/mesh/controlplane/authority"
 )
 
-// The files of a proxy's certificate.
+// The files with a proxy's certificate and the roots that it trusts.
 const (
-	IdentityFile = authority.IdentityFile // its certificate, then its key (PKCS #8)
+	IdentityFile = authority.IdentityFile // the proxy's certificate, then its key (PKCS #8)
 	RootsFile    = authority.RootsFile    // the certificates of all trusted roots
 )
 
-// clientPrefix is the prefix of the accounts of the proxies beside loads.
+// clientPrefix is the prefix of the account names of the proxies beside loads.
 const clientPrefix = "client-of-"
 
 // trustDomain is the trust domain of all identities of a trial.
 const trustDomain = authority.DefaultTrustDomain
 
-// identityOf returns the SPIFFE ID of a component's proxy for an application.
+// identityOf returns the SPIFFE ID of the proxy of a component and an application.
 func identityOf(component, app string) (string, error) {
 	account := app
 	if component == Client {
@@ -33,8 +33,7 @@ func identityOf(component, app string) (string, error) {
 	return authority.Identity(trustDomain, account)
 }
 
-// nameOf returns the DNS name in the certificates of a component's proxies, for those that can verify host names but
-// not URIs.
+// nameOf returns the DNS name in the certificates of a component's proxies. Proxies that cannot verify URIs verify it.
 func nameOf(component string) string {
 	if component == Client {
 		return "client.sidecar." + trustDomain
@@ -42,11 +41,11 @@ func nameOf(component string) string {
 	return "server.sidecar." + trustDomain
 }
 
-// life is the life of certificates: longer than any trial.
+// life is the lifetime of certificates: longer than any trial.
 const life = 24 * time.Hour
 
-// newAuthority makes a separate authority for proxies whose certificates are files. Its key is never written to a
-// file.
+// newAuthority makes a separate authority for proxies that read their certificates from files. The authority's key is
+// never written to a file.
 func newAuthority() (*authority.Authority, error) {
 	return authority.New(authority.Options{TrustDomain: trustDomain, Life: life, Names: func(id string) []string {
 		if strings.Contains(id, "/sa/"+clientPrefix) {

@@ -29,26 +29,26 @@ type joined struct {
 	proxy Proxy
 	guest Guest
 	trial kind.Trial
-	name  string // of the arm
+	name  string // the arm's
 	part  *kind.Part
 
 	pods    *redirect.Pods // nil: everything is in the host's network
 	rules   *redirect.Rules
 	files   *files.Scratch
 	held    []*reservation
-	entry   map[string]string // the address that loads use for each application
-	proxies []*one            // those of the server before those of the client
+	entry   map[string]string // by application: the address that loads use
+	proxies []*one            // the server's proxies before the client's
 
 	version  string
 	evidence *Evidence
 }
 
-// one holds one proxy.
+// one holds the state of one proxy.
 type one struct {
 	place   Place
 	group   kind.Group
 	running *process.Running // nil before it is started
-	began   []proc.Process   // its processes when it became ready
+	began   []proc.Process   // the proxy's processes when it became ready
 }
 
 // The interfaces that the engine looks for.
@@ -65,7 +65,7 @@ var _ interface {
 type Evidence struct {
 	Hops int  `json:"hops"`
 	MTLS bool `json:"mtls"` // between the two proxies
-	// Services, Discovery and Rules are the values of the mesh's settings with these names.
+	// Services, Discovery and Rules are the values of the settings services, discovery and rules.
 	Services  int    `json:"services"`
 	Discovery string `json:"discovery"`
 	Rules     int    `json:"rules"`
@@ -79,19 +79,19 @@ type Evidence struct {
 // Found describes one proxy at the end of the window.
 type Found struct {
 	Component string `json:"component"`
-	App       string `json:"app"` // that it serves
+	App       string `json:"app"` // the application that the proxy serves
 	Listen    string `json:"listen"`
 	// From is the address whose connections are redirected to the proxy; empty: none.
 	From      string            `json:"from,omitempty"`
 	To        string            `json:"to"`
 	Command   string            `json:"command"`
 	Processes []process.Process `json:"processes"`
-	// Own holds the proxy's own counters, by its names, since its start: they include readiness checks and warm-up.
-	// Nil if it has none. No metric is computed from them.
+	// Own holds the proxy's own counters, by the proxy's names, counted since its start: they include readiness checks and
+	// warm-up. It is nil if the proxy has no counters. No metric is computed from them.
 	Own map[string]float64 `json:"own"`
-	// OwnFewer is the same after services were removed; left out if none were.
+	// OwnFewer holds the same counters after services were removed. It is left out if none were removed.
 	OwnFewer map[string]float64 `json:"own_fewer,omitempty"`
-	// Unsaid is why its counters could not be read.
+	// Unsaid is the reason why the proxy's counters could not be read.
 	Unsaid string `json:"unsaid,omitempty"`
 }
 
@@ -153,7 +153,7 @@ func (j *joined) Start(ctx context.Context) error {
 	return nil
 }
 
-// plan sets the places of an application's proxies.
+// plan adds the proxies of an application, with their places.
 func (j *joined) plan(app, address, program string) error {
 	components := []string{Server, Client}[:Hops(j.part.Options)]
 	mtls := MTLS(j.part.Options)
@@ -215,7 +215,8 @@ func (j *joined) driven() Driven {
 	return d
 }
 
-// prepare makes the directories of all proxies, with certificates, or starts the control plane that issues them.
+// prepare makes the directories of all proxies, and either writes certificates into them or starts the control plane
+// that issues certificates.
 func (j *joined) prepare(ctx context.Context) error {
 	for _, p := range j.proxies {
 		if err := makeDir(p.place.Dir); err != nil {
@@ -251,8 +252,8 @@ func (j *joined) prepare(ctx context.Context) error {
 	return nil
 }
 
-// makeDir makes the directory of a proxy. Its mode, which must not depend on the umask, lets processes that have
-// dropped root reach their files in it.
+// makeDir makes the directory of a proxy. Its mode does not depend on the umask, so that processes that have dropped
+// root can reach their files in it.
 func makeDir(path string) error {
 	const mode = 0o711
 	if err := os.Mkdir(path, mode); err != nil {
@@ -285,7 +286,7 @@ func (j *joined) start(p *one) error {
 	return nil
 }
 
-// enter makes the group of a proxy, if there is none yet.
+// enter makes the control group of a proxy, unless the proxy has one.
 func (j *joined) enter(p *one) (err error) {
 	if p.group == nil {
 		p.group, err = j.trial.ServingGroup(p.place.Component, p.place.App, nil)
@@ -317,8 +318,8 @@ func (j *joined) died(when string) error {
 	return nil
 }
 
-// Explain implements kind.Explainer: a proxy whose first process has ended explains other failures, whether or not its
-// end was noticed before.
+// Explain implements kind.Explainer. A proxy whose first process has ended explains other failures, even if its end was
+// not noticed before.
 func (j *joined) Explain(err error) error {
 	if errors.As(err, new(death)) {
 		return err
@@ -350,8 +351,8 @@ func (p *one) processes() (all []proc.Process) {
 	return all
 }
 
-// lost returns the processes of a proxy that ran when it became ready and have ended since: workers that its first
-// process has replaced.
+// lost returns the processes of a proxy that have ended since it became ready, such as workers that its first process
+// has replaced.
 func (p *one) lost() (gone []string) {
 	now := p.processes()
 	for _, was := range p.began {
@@ -363,7 +364,7 @@ func (p *one) lost() (gone []string) {
 	return gone
 }
 
-// Address returns where a load reaches an application: at its first proxy.
+// Address returns the address at which a load reaches an application: that of the first proxy.
 func (j *joined) Address(app string) (string, error) {
 	address, ok := j.entry[app]
 	if !ok {
@@ -372,7 +373,7 @@ func (j *joined) Address(app string) (string, error) {
 	return address, nil
 }
 
-// After checks that the proxies are the processes that were started, and reads each one's own counters.
+// After checks that the proxies are still the processes that were started, and reads the counters of each proxy.
 func (j *joined) After(ctx context.Context) error {
 	j.evidence = &Evidence{
 		Hops: Hops(j.part.Options), MTLS: MTLS(j.part.Options), Services: j.part.Options.Int(settingServices),
@@ -404,7 +405,7 @@ func (j *joined) After(ctx context.Context) error {
 	return j.down(ctx)
 }
 
-// own returns a proxy's own counters; nil if its kind has none.
+// own returns a proxy's own counters, or nil if its kind of proxy has none.
 func (j *joined) own(ctx context.Context, p *one) (map[string]float64, error) {
 	t, ok := j.proxy.(Teller)
 	if !ok {
@@ -423,7 +424,7 @@ func (j *joined) Evidence() any {
 	return j.evidence
 }
 
-// How proxies are ended: they have nothing to finish, because all loads have ended.
+// How proxies are ended. They have nothing to finish, because all loads have ended.
 const (
 	stopSignal = unix.SIGTERM
 	stopTime   = 5 * time.Second

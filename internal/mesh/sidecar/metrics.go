@@ -6,7 +6,7 @@ import (
 	"tare/internal/lib/quantity"
 )
 
-// hardMemory is the metric that is also reported for the reading after services were removed.
+// hardMemory is the name of the metric that is reported a second time, from the reading after services were removed.
 const hardMemory = "memory_hard_bytes"
 
 // metrics are the metrics of all kinds of proxies.
@@ -34,7 +34,8 @@ var metrics = []measured.Metric{{
 	},
 }}
 
-// afterwards returns the trial with the reading after services were removed; nil if there is none.
+// afterwards returns the metric of hard memory, and the trial as measured after services were removed, or nil if none
+// were.
 func afterwards(m *measured.Measured) (hard measured.Metric, fewer *measured.Measured) {
 	l := m.Further[readingFewer]
 	hard, known := measured.Find(hardMemory)

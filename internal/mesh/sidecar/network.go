@@ -22,7 +22,7 @@ import (
 	"tare/internal/scale/host/feature"
 )
 
-// networked holds the proxies of a trial in separate pods, which are made when the first process needs them.
+// networked holds the proxies of a trial in separate pods, which it makes when the first process needs them.
 type networked struct {
 	*joined
 	once sync.Once
@@ -35,13 +35,13 @@ var _ interface {
 	kind.Hoster
 } = (*networked)(nil)
 
-// ready makes the pods.
+// ready makes the pods, unless they exist.
 func (n *networked) ready() error {
 	n.once.Do(func() { n.pods, n.err = redirect.NewPods() })
 	return n.err
 }
 
-// Network returns the network of the pod of a load, an application or a component. Control planes are in the
+// Network returns the network of the pod for a load, an application or a component. Control planes are in the
 // applications' pod.
 func (n *networked) Network(as kind.Role, _ string) (string, error) {
 	if err := n.ready(); err != nil {
@@ -64,7 +64,7 @@ func (n *networked) Start(ctx context.Context) error {
 	return n.joined.Start(ctx)
 }
 
-// pod returns the pod of a component; nil: it is in the host's network.
+// pod returns the pod of a component, or nil if the component is in the host's network.
 func (j *joined) pod(component string) *link.Namespace {
 	switch {
 	case j.pods == nil:
@@ -75,7 +75,7 @@ func (j *joined) pod(component string) *link.Namespace {
 	return j.pods.Server
 }
 
-// networkOf returns the path of a component's network; empty: the host's.
+// networkOf returns the path of a component's network namespace, or "" for the host's.
 func (j *joined) networkOf(component string) string {
 	if pod := j.pod(component); pod != nil {
 		return pod.Path()
@@ -110,7 +110,7 @@ func (j *joined) reserve(component string) (r *reservation, err error) {
 	return r, err
 }
 
-// dialer returns a function that connects from a component's network; nil: from the host's.
+// dialer returns a function that connects from a component's network, or nil if that is the host's network.
 func (j *joined) dialer(component string) func(ctx context.Context, network, address string) (net.Conn, error) {
 	if pod := j.pod(component); pod != nil {
 		return pod.DialContext
@@ -118,8 +118,8 @@ func (j *joined) dialer(component string) func(ctx context.Context, network, add
 	return nil
 }
 
-// from returns the address that clients connect to when their connections are redirected to a component: a service's,
-// or the application's own. Empty: they connect to the component.
+// from returns the address that clients connect to if their connections are redirected to a component: that of the
+// service, or the application's own. It returns "" if clients connect to the component itself.
 func (j *joined) from(component, address string) (string, error) {
 	if wayOf(j.part.Options) == redirect.Explicit {
 		return "", nil
@@ -134,7 +134,7 @@ func (j *joined) from(component, address string) (string, error) {
 	return at.String(), nil
 }
 
-// checkPlaces checks that applications are in their pod.
+// checkPlaces checks that the applications listen in their pod.
 func (j *joined) checkPlaces(apps map[string]kind.App) error {
 	if j.pods == nil {
 		return nil
@@ -188,15 +188,15 @@ func (j *joined) redirect() error {
 	return nil
 }
 
-// Asked configures a process that runs where a load will be, and checks that traffic gets through.
+// Asked configures a process that runs where a load will run, and checks that traffic gets through to an application.
 type Asked struct {
-	Over    string   `json:"over"`    // protocol; for TCP a connection that stays open is enough
+	Over    string   `json:"over"`    // a protocol; for TCP, a connection that stays open is enough
 	Listens []string `json:"listens"` // addresses that must accept a connection first
 }
 
-// Settings of the process that checks. Only Tare sets them.
+// Settings of the process that checks. Only Tare itself sets them.
 const (
-	addressKey = "address" // host:port, where a load will go
+	addressKey = "address" // host:port to which a load will connect
 	askedKey   = "asked"   // an Asked as JSON
 )
 
@@ -205,12 +205,12 @@ var askingSettings = []param.Setting{
 	{Name: askedKey, Type: param.TypeText, Reach: param.ReachAddress, Doc: "how it is asked, JSON"},
 }
 
-// At implements kind.Sited: the address, and an Asked in place of the application's ready message.
+// At implements kind.Sited: it returns the address, and an Asked in place of the application's ready message.
 func (Guest) At(at kind.Site) param.Values {
 	return param.Values{addressKey: at.Address, askedKey: string(at.Ready)}
 }
 
-// Play runs the process that checks. It is ready once it has had an answer.
+// Play runs the process that checks. It sends its ready message once the application has answered.
 func (Guest) Play(ctx context.Context, conn *role.Conn, o param.Values) error {
 	var asked Asked
 	if err := json.Unmarshal([]byte(o[askedKey]), &asked); err != nil {
@@ -221,7 +221,7 @@ func (Guest) Play(ctx context.Context, conn *role.Conn, o param.Values) error {
 		return fmt.Errorf("nobody can ask over %q", asked.Over)
 	}
 	asking := func(ctx context.Context) error {
-		// This comes first, because a packet to a proxy that does not listen yet can be lost, and is sent again only a
+		// This comes first, because a packet to a proxy that does not listen yet can be lost, and would be sent again only a
 		// second later.
 		if err := knock(ctx, asked.Listens); err != nil {
 			return err
@@ -245,7 +245,8 @@ func (Guest) Play(ctx context.Context, conn *role.Conn, o param.Values) error {
 	}
 }
 
-// until calls asking until it succeeds or ctx ends; then it returns the last error other than the timeout.
+// until calls asking until it succeeds or ctx ends. It then returns the last error that was not caused by the end of
+// ctx.
 func until(ctx context.Context, asking func(context.Context) error) error {
 	var reason error
 	tick := time.NewTicker(askEvery)
@@ -266,9 +267,8 @@ func until(ctx context.Context, asking func(context.Context) error) error {
 	}
 }
 
-// reachFromLoad waits until traffic gets through to an application from where a load will be. A process in the load's
-// control group and network checks this, because connections of other processes would not be redirected in the same
-// way.
+// reachFromLoad waits until traffic gets through to an application from where a load will run. A process in the load's
+// control group and network checks this, because connections of other processes are not redirected in the same way.
 func (j *joined) reachFromLoad(ctx context.Context, app string) error {
 	loads := j.trial.Setup().Loads
 	names := slices.Sorted(maps.Keys(loads))
@@ -322,7 +322,7 @@ func (j *joined) reachFromLoad(ctx context.Context, app string) error {
 	return nil
 }
 
-// lacks returns the probe for what a way needs from the kernel.
+// lacks returns the probe for the kernel features that a way needs.
 var lacks = func() func(way string) *feature.Probe {
 	probes := map[string]*feature.Probe{}
 	for _, way := range redirect.Ways {
@@ -349,7 +349,7 @@ var lacks = func() func(way string) *feature.Probe {
 	return func(way string) *feature.Probe { return probes[way] }
 }()
 
-// missing returns the error for a missing feature, for the user who runs an experiment.
+// missing converts the error for a missing feature into a fault for the user who runs an experiment.
 func missing(err error) error {
 	if f, is := errors.AsType[*fault.Error](err); is {
 		return f

@@ -14,12 +14,13 @@ import (
 	"tare/internal/lib/param"
 )
 
-// systemDirs are where Debian and others install administrators' programs, which are on root's PATH only.
+// systemDirs are the directories in which Debian and others install administrators' programs, and which may be on
+// root's PATH only.
 var systemDirs = []string{"/usr/sbin", "/usr/local/sbin", "/usr/local/bin"}
 
-// Find returns the absolute path of a proxy's program: on the PATH, beside the tare binary, where "make envoy" puts
-// one, or in systemDirs. The error is of code fault.Machine if a name is not found, and of fault.Usage if a path is
-// invalid.
+// Find returns the absolute path of a proxy's program. It looks on the PATH, beside the tare binary, where "make envoy"
+// installs Envoy, and in systemDirs. The error is of code fault.Machine if a name is not found, and of code fault.Usage
+// if a path is invalid.
 func Find(a About, o param.Values) (string, error) {
 	name := a.Program
 	given := o[settingProgram]
@@ -44,10 +45,10 @@ func Find(a About, o param.Values) (string, error) {
 
 func (g Guest) program(o param.Values) (string, error) { return Find(g.Proxy.About(), o) }
 
-// nobody is the number of the unprivileged user of most systems (Linux: the overflow UID).
+// nobody is the number of the unprivileged user of most systems (Linux's overflow UID).
 const nobody = 65534
 
-// unprivileged sets the user that proxies run as; without root, that of this process.
+// unprivileged sets the user that the proxy runs as. Without root, it leaves the user of this process.
 func (p *Place) unprivileged() error {
 	if os.Geteuid() != 0 {
 		return nil

@@ -14,16 +14,16 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// How readiness is checked.
+// Intervals and time limits of readiness checks and other questions to proxies.
 const (
 	askEvery  = 5 * time.Millisecond
-	askFor    = time.Second            // for a connection
-	tellFor   = 10 * time.Second       // for a proxy's own counters, even if its machine stalls for seconds
+	askFor    = time.Second            // for making a connection
+	tellFor   = 10 * time.Second       // for reading a proxy's counters, even if its machine stalls for seconds
 	staysOpen = 100 * time.Millisecond // how long a TCP connection must stay open
 )
 
-// newAsker makes a client that uses a connection per request, so the measured proxies keep none of them, and follows
-// no redirects. It sets no time limit, because an application may be slow.
+// newAsker makes a client that uses a new connection for each request, so that the measured proxies keep none open, and
+// that follows no redirects. It sets no time limit, because an application may be slow.
 func newAsker(over *http.Protocols) *http.Client {
 	return &http.Client{
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
@@ -43,15 +43,15 @@ func priorKnowledge() *http.Protocols {
 	return over
 }
 
-// asks holds functions that check that traffic gets through, by the protocol of the proxies.
+// asks holds, by the protocol of the proxies, functions that check that traffic gets through.
 var asks = map[string]func(ctx context.Context, address string) error{
 	ProtocolHTTP:  func(ctx context.Context, address string) error { return ask(ctx, asker, address) },
 	ProtocolHTTP2: func(ctx context.Context, address string) error { return ask(ctx, asker2, address) },
 	ProtocolGRPC:  askCall, ProtocolTCP: touch,
 }
 
-// over returns the protocol with which to check an application: that of the proxies, but HTTP for TCP proxies if the
-// application speaks it.
+// over returns the protocol with which to check an application: that of the proxies, or HTTP if the proxies carry TCP
+// and the application speaks HTTP.
 func (j *joined) over(app string) string {
 	over := j.part.Options[settingProtocol]
 	if over == ProtocolTCP && j.speaksHTTP(app) {
@@ -60,7 +60,8 @@ func (j *joined) over(app string) string {
 	return over
 }
 
-// askCall calls a gRPC method that does not exist; the server behind all proxies must answer that.
+// askCall calls a gRPC method that does not exist. The server behind all proxies must answer that it does not implement
+// the method.
 func askCall(ctx context.Context, address string) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+address+"/tare.Ready/Ask", http.NoBody)
 	if err != nil {
@@ -84,8 +85,8 @@ func askCall(ctx context.Context, address string) error {
 // unimplemented is the gRPC status for methods that a server does not have.
 const unimplemented = "12"
 
-// ask makes a request at an address, which must be answered by the server behind all proxies. The statuses with which
-// proxies themselves report failures and refuse strangers do not count as answers.
+// ask makes a request to an address. The server behind all proxies must answer it: the statuses with which proxies
+// report failures and refuse unknown clients do not count as answers.
 func ask(ctx context.Context, client *http.Client, address string) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/", nil)
 	if err != nil {
@@ -152,7 +153,7 @@ func (j *joined) reach(ctx context.Context, app string, began time.Time) error {
 	var died error
 	err := until(asked, func(ctx context.Context) error {
 		if died = j.died("before it was ready"); died != nil {
-			return nil // there will be no answer
+			return nil // end the loop: there will be no answer
 		}
 		return asking(ctx, address)
 	})
@@ -167,7 +168,7 @@ func (j *joined) reach(ctx context.Context, app string, began time.Time) error {
 	return j.unreached(err, app, within)
 }
 
-// unreached returns the error when no request has reached an application in time, with the cause.
+// unreached returns the error for an application that no request has reached in time, with the cause.
 func (j *joined) unreached(why error, app string, within time.Duration) error {
 	return j.withWords(fault.Wrap(why, fault.Machine, j.name, "see what the proxies say, and raise "+settingReady+
 		" if this machine needs longer", "no request got through the proxies to %s within %v", app, within), app)
@@ -186,7 +187,7 @@ func knock(ctx context.Context, listens []string) error {
 	return nil
 }
 
-// listens returns where the proxies of an application listen, except for the first.
+// listens returns the addresses at which the proxies of an application listen, except that of the first proxy.
 func (j *joined) listens(app string) (all []string) {
 	for _, p := range j.proxies {
 		if p.place.App == app && p.place.Listen != j.entry[app] {
@@ -201,7 +202,7 @@ func (j *joined) speaksHTTP(app string) bool {
 	return a != nil && slices.Contains(servedOver[ProtocolHTTP], spoken(a))
 }
 
-// withWords adds the last output of an application's proxies.
+// withWords adds the last output of an application's proxies to an error.
 func (j *joined) withWords(err error, app string) error {
 	for _, p := range j.proxies {
 		if p.place.App != app || p.running == nil {

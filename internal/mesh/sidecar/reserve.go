@@ -8,19 +8,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// reservation reserves a TCP port of an address for a process that is to listen there.
+// reservation reserves a TCP port of an address for a process that will listen there.
 //
-// The socket is bound and does not listen. The kernel then does not choose the port when a process asks for any port,
-// neither to bind (inet_csk_find_open_port in net/ipv4/inet_connection_sock.c treats two sockets with SO_REUSEADDR as
-// a conflict there) nor to connect (__inet_hash_connect in net/ipv4/inet_hashtables.c skips ports that are bound). A
-// process that names the port and sets SO_REUSEADDR can bind it and listen, as long as no other does
-// (inet_bind_conflict), and gets the connections. Until then they are refused.
+// The socket is bound and does not listen. The kernel then does not choose the port when a process asks for any free
+// port, neither to bind (inet_csk_find_open_port in net/ipv4/inet_connection_sock.c treats two sockets with
+// SO_REUSEADDR as a conflict there) nor to connect (__inet_hash_connect in net/ipv4/inet_hashtables.c skips ports that
+// are bound). A process that names the port and sets SO_REUSEADDR can bind it and listen, as long as no other process
+// does (inet_bind_conflict), and gets the connections. Until then connections are refused.
 type reservation struct {
 	fd      int
 	address string
 }
 
-// reserve reserves a free port of an IPv4 address in this thread's network.
+// reserve reserves a free port of an IPv4 address, in the network namespace of this thread.
 func reserve(host netip.Addr) (*reservation, error) {
 	fail := func(fd int, err error) (*reservation, error) {
 		if fd >= 0 {

@@ -1,6 +1,6 @@
-// Package sidecar contains what subjects made of sidecar proxies share: which proxies are between a load and an
+// Package sidecar contains what all subjects made of sidecar proxies share: which proxies are between a load and an
 // application, how they are started, checked for readiness, watched and ended, and what is recorded about them. A kind
-// of proxy implements how one is configured and started (Proxy); the rest is here.
+// of proxy implements only how one proxy is configured and started (Proxy).
 //
 // Each proxy is a component of the subject in a separate control group, and serves one application:
 //
@@ -8,8 +8,8 @@
 //	hops: 1   load -> proxy.server -> application, as through an ingress
 //	hops: 0   load -> application
 //
-// They are on this machine's loopback interface, or in two pods (package redirect), which is where connections can be
-// redirected to them.
+// The proxies are on this machine's loopback interface, or in two pods (package redirect). Connections can be
+// redirected to them only in pods.
 package sidecar
 
 import (
@@ -41,23 +41,23 @@ const (
 // Proxy is one kind of proxy. Its methods may be called concurrently.
 type Proxy interface {
 	About() About
-	// Command writes the files of a proxy into its directory, with mode 0600, and returns the command that runs it
-	// there until it is ended by a signal. The command listens at p.Listen as soon as it can serve.
+	// Command writes the files of a proxy into its directory, with mode 0600, and returns the command that runs the proxy
+	// there until a signal ends it. The program listens at p.Listen as soon as it can serve.
 	Command(p Place) (process.Command, error)
 }
 
 // About describes a kind of proxy.
 type About struct {
-	Name    string // of the subject in a spec
+	Name    string // the name of the subject in a spec
 	Summary string // one line, for lists
-	Program string // the name that is looked for on the PATH and in the system's directories
+	Program string // the name that is looked up on the PATH and in the system's directories
 	Hint    string // how to install it: "apt-get install haproxy"
-	// Version matches the version in what the program prints with VersionFlag: its first group.
+	// The first group of Version matches the version in the program's output with the argument VersionFlag.
 	VersionFlag string
 	Version     func() *regexp.Regexp
 }
 
-// version returns the version of the program at a path; empty if unknown.
+// version returns the version of the program at a path, or "" if it is unknown.
 func (a About) version(ctx context.Context, program string) string {
 	if m := a.Version().FindStringSubmatch(process.Printed(ctx, program, a.VersionFlag)); m != nil {
 		return text.Plain(m[1])
@@ -67,120 +67,120 @@ func (a About) version(ctx context.Context, program string) string {
 
 // Optional interfaces of a Proxy, found by type assertion.
 type (
-	// Checker checks the settings of a kind of proxy together. Its error continues a sentence that begins with the
+	// Checker is a proxy that checks combinations of its settings. Its error continues a sentence that begins with the
 	// part's place in the spec.
 	Checker interface {
 		Check(o param.Values) error
 	}
 
-	// Needer is a proxy that for some settings needs more than its program. Lacks returns an error of code
-	// fault.Machine that says what is missing.
+	// Needer is a proxy that needs more than its program for some settings. Lacks returns an error of code fault.Machine
+	// that says what is missing.
 	Needer interface {
 		Lacks(ctx context.Context, program string, o param.Values) error
 	}
 
-	// Changer is a Driven proxy whose control plane can replace the services while the proxies run. Change returns
-	// what Drive would, for the new services, and does not wait for the proxies.
+	// Changer is a Driven proxy whose control plane can replace the services while the proxies run. Change returns what
+	// Drive would return for the new services, and does not wait for the proxies.
 	Changer interface {
 		Change(ctx context.Context, control any, d Drive) (any, error)
 	}
 
-	// Settler is a proxy that reports whether it has put all of its configuration into effect. An error is the reason why
-	// that is unknown at the moment.
+	// Settler is a proxy that reports whether it has put all of its configuration into effect. An error says why that is
+	// unknown at the moment.
 	Settler interface {
 		Settled(ctx context.Context, p Place) (bool, error)
 	}
 
-	// Teller is a proxy with its own counters. Own returns them, by its own names, from its start until now. They are
-	// recorded as they are, and no metric is computed from them.
+	// Teller is a proxy with its own counters. Own returns them, by the proxy's names, from the proxy's start until now.
+	// They are recorded unchanged, and no metric is computed from them.
 	Teller interface {
 		Own(ctx context.Context, p Place) (map[string]float64, error)
 	}
 
-	// Redirectable is a proxy that does not support all ways of redirection. The error of Takes says why; it continues
-	// a sentence that begins with the part's place in the spec.
+	// Redirectable is a proxy that supports only some ways of redirection. Takes returns an error for a way that it does
+	// not support. The error says why, and continues a sentence that begins with the part's place in the spec.
 	Redirectable interface {
 		Takes(way string) error
 	}
 
-	// Driven is a proxy that a control plane configures. Drive starts the control plane, as a component of the
-	// subject, before any proxy, and configures it for all of them; its result is in Place.Control. The proxies then
-	// get their certificates from the control plane, and no files.
+	// Driven is a proxy that a control plane configures. Drive starts the control plane, as a component of the subject,
+	// before any proxy, and configures it for all of them. Its result becomes Place.Control. The proxies then get their
+	// certificates from the control plane, not from files.
 	Driven interface {
 		Drive(ctx context.Context, d Drive) (control any, err error)
 	}
 )
 
-// Drive holds what a control plane is started with.
+// Drive holds the arguments for starting a control plane.
 type Drive struct {
 	Trial   kind.Trial
 	Part    *kind.Part
-	Dir     string // of its files, removed with the trial; other users can enter it, but not list it
+	Dir     string // for its files; removed with the trial; other users can enter it, but not list it
 	Host    string // IP address at which all proxies can reach it
 	Proxies []Place
 }
 
-// Place is the place of one proxy: between the connections to Listen and the server at To.
+// Place describes one proxy between its clients, which connect to Listen, and the server at To.
 type Place struct {
 	Component string       // Client or Server
 	App       string       // the application that it serves
 	Options   param.Values // of the subject
 	Self      string       // path of the tare binary
 	Program   string       // path of the proxy's program
-	Dir       string       // of its files: absolute, made for it, and removed with the trial
+	Dir       string       // for the proxy's files: absolute, made for it, and removed with the trial
 
-	// Listen and To are host:port on this machine. Listen is reserved for the proxy: a socket with SO_REUSEADDR, which
-	// servers set, can be bound to it and listen there.
+	// Listen and To are host:port on this machine. The port of Listen is reserved for the proxy: a socket with
+	// SO_REUSEADDR, which servers set, can bind it and listen there.
 	Listen, To string
 
-	// From is the address that its clients connect to if their connections are redirected to the proxy; empty: they
-	// connect to Listen. A proxy that can find out original destinations refuses other connections. Transparent means
-	// that packets arrive with the destination From unchanged, for which its socket needs IP_TRANSPARENT.
+	// From is the address that clients connect to if their connections are redirected to the proxy. It is empty if they
+	// connect to Listen. A proxy that can find out original destinations refuses other connections. Transparent means that
+	// packets arrive with their original destination, From, so that the proxy's socket needs IP_TRANSPARENT.
 	From        string
 	Transparent bool
 
-	// Dial connects to an IP address in the proxy's network; nil: in the host's.
+	// Dial connects to an IP address in the proxy's network. It is nil if that is the host's network.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 
-	// AcceptTLS and DialTLS determine on which side the proxy uses mutual TLS. Its certificate and the roots are then in
-	// Dir, in the files IdentityFile and RootsFile.
+	// AcceptTLS and DialTLS report on which side the proxy uses mutual TLS. Its certificate and the roots are then in Dir,
+	// in the files IdentityFile and RootsFile.
 	AcceptTLS, DialTLS bool
 	Identity           string // its SPIFFE ID
-	Peer               string // SPIFFE ID of the proxy on the other side of the TLS; empty: none
+	Peer               string // SPIFFE ID of the proxy at the other end of the TLS connections; empty: none
 	PeerName           string // DNS name in that proxy's certificate
 
-	// Rules are the identities that may call the application, in the order in which they must be checked for every
-	// request. The last is the peer's. Empty: there are no rules, and only the peer may call.
+	// Rules are the identities that may call the application, in the order in which every request must be checked against
+	// them. The last is the peer's. If there are none, only the peer may call.
 	Rules []string
 
-	// Others are the further services that the proxy knows. For a proxy with a control plane these are all services of
-	// the mesh, and the options determine which of them it gets.
+	// Others are the further services that the proxy knows. For a proxy with a control plane they are all of the mesh's,
+	// and the options determine which of them the proxy gets.
 	Others []Other
 
 	Workers     int    // threads or processes that carry requests
-	Connections int    // that it must be able to carry at the same time
-	Protocol    string // ProtocolHTTP and so on: on both sides
+	Connections int    // that the proxy must be able to carry at the same time
+	Protocol    string // ProtocolHTTP and so on, on both sides
 
-	// User and Group, and by number UID and GID, are those that it must run as once it has read its files; empty: those
-	// of this process.
+	// User and Group are the names, and UID and GID the numbers, of the user and group that the proxy must run as once it
+	// has read its files. The names are empty if it runs as the user of this process.
 	User, Group string
 	UID, GID    int
 
 	Control any // the result of Driven.Drive
 }
 
-// The protocols. The name of the first is also used by HTTP/1.1 applications and loads.
+// The protocols of the proxies. HTTP/1.1 applications and loads use the name ProtocolHTTP too.
 const (
 	ProtocolHTTP  = "http"  // HTTP/1.1
-	ProtocolHTTP2 = "http2" // HTTP/2, without TLS with prior knowledge
-	ProtocolGRPC  = "grpc"  // the same, with trailers
-	ProtocolTCP   = "tcp"   // bytes of TCP connections
+	ProtocolHTTP2 = "http2" // HTTP/2; without TLS, with prior knowledge
+	ProtocolGRPC  = "grpc"  // HTTP/2, with trailers
+	ProtocolTCP   = "tcp"   // the bytes of TCP connections
 )
 
 // OverHTTP2 reports whether a protocol uses HTTP/2.
 func OverHTTP2(protocol string) bool { return protocol == ProtocolHTTP2 || protocol == ProtocolGRPC }
 
-// Settings of all kinds of proxies.
+// The names of the settings of all kinds of proxies.
 const (
 	settingHops        = "hops"
 	settingMTLS        = "mtls"
@@ -256,7 +256,7 @@ func Settings() []param.Setting { return slices.Concat(commonSettings, meshSetti
 // Guest is a kind of proxy as a subject of experiments.
 type Guest struct{ Proxy Proxy }
 
-// spreading estimates the time until a proxy that knows all services has them: 1 ms for each.
+// spreading estimates how long a proxy that knows all services takes to get them: 1 ms for each.
 func spreading(o param.Values) time.Duration {
 	if o[settingDiscovery] != DiscoveryPermissive {
 		return 0
@@ -264,7 +264,7 @@ func spreading(o param.Values) time.Duration {
 	return time.Duration(o.Int(settingServices)) * time.Millisecond
 }
 
-// Register registers a kind of proxy as a subject; for init functions.
+// Register registers a kind of proxy as a subject. Init functions call it.
 func Register(p Proxy) { kind.Register(kind.Subject, Guest{p}) }
 
 // About implements kind.Guest.
@@ -324,8 +324,8 @@ var servedOver = map[string][]string{
 	ProtocolGRPC:  {"grpc"},
 }
 
-// spoken returns the protocol of an application: the value of its setting protocol, if it has one, as applications of
-// kind http do, and otherwise that of its kind.
+// spoken returns the protocol of an application: the value of its setting protocol, which applications of kind http
+// have, and otherwise the protocol of its kind.
 func spoken(app *kind.Part) string {
 	if set := app.Options["protocol"]; set != "" {
 		return set
@@ -376,7 +376,7 @@ func (g Guest) Version(ctx context.Context, o param.Values, _ string) (name, ver
 	return name, g.Proxy.About().version(ctx, program)
 }
 
-// probes returns probes for the kind's program, and for what all kinds share.
+// probes returns probes for the kind's program, and for the features that all kinds need.
 func (g Guest) probes() []*feature.Probe {
 	a := g.Proxy.About()
 	status := feature.Status{
@@ -423,7 +423,7 @@ func newSidecars() *feature.Probe {
 	})
 }
 
-// Speaks implements measured.Speaker: proxies are weighed for the CPU time that they use.
+// Speaks implements measured.Speaker: the CPU time that proxies use is the metric to report.
 func (Guest) Speaks(*kind.Setup) []string { return []string{"subject_cpus"} }
 
 // Join implements kind.Joiner.

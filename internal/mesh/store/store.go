@@ -18,10 +18,10 @@ import (
 
 // Store keeps a configuration. It must not be used concurrently, except for Close.
 type Store interface {
-	// Apply makes a change. How much of it programs see at once depends on the design (Design.Atomic). If a change is
-	// invalid for this store or does not fit, the error is a *fault.Error of code Usage, whose Where is the resource's
-	// name, and nothing is applied. A change can use the room and addresses that it frees. Removing a name that does
-	// not exist is not an error; a name that is both added and removed is removed.
+	// Apply makes a change. The design determines how much of a change programs see at once (Design.Atomic). If a change
+	// is invalid for this store or does not fit, nothing is applied, and the error is a *fault.Error of code Usage, whose
+	// Where is the resource's name. A change can use the room and addresses that it frees. Removing a name that does not
+	// exist is not an error; a name that is both added and removed is removed.
 	Apply(ctx context.Context, change mesh.Change) (Work, error)
 	// Maps returns the maps that the store's programs use, by their names in the design's header. The store still owns
 	// them.
@@ -81,17 +81,17 @@ func (o Options) WithDefaults() Options {
 	return o
 }
 
-// ClusterNumbers returns how many rows a table by cluster number needs: all numbers are below it.
+// ClusterNumbers returns the number of rows that a table by cluster number needs. All numbers are below it.
 func (o Options) ClusterNumbers() uint32 { return 2*o.WithDefaults().MaxClusters + 1 }
 
-// Atomic is how much of a change programs see at once.
+// Atomic is the part of a change that programs see at once.
 type Atomic uint8
 
 // The guarantees, from weak to strong.
 const (
-	PerRecord   Atomic = iota // parts of a resource, old and new, can be seen together
-	PerResource               // a cluster or listener is seen whole, old or new
-	PerChange                 // a change is seen whole
+	PerRecord   Atomic = iota // programs can see old and new parts of a resource together
+	PerResource               // programs see a cluster or a listener whole, old or new
+	PerChange                 // programs see a change whole
 )
 
 func (a Atomic) String() string {
@@ -110,7 +110,7 @@ type Design struct {
 
 var designs = map[string]Design{}
 
-// Register adds a design; packages of designs call it from init.
+// Register adds a design. The packages of designs call it from init.
 func Register(d Design) {
 	if _, taken := designs[d.Name]; taken {
 		panic("store: two designs are called " + d.Name)
@@ -145,8 +145,8 @@ func Lookup(text string) (Design, Options, error) {
 	return d, Options{Variant: variant}, nil
 }
 
-// Trait describes how much of a change is seen at once with the design that Lookup finds, such as "whole per change".
-// It is empty for an unknown design.
+// Trait describes how much of a change programs see at once with the design that Lookup finds, such as "whole per
+// change". It returns "" for an unknown design.
 func Trait(text string) string {
 	d, _, err := Lookup(text)
 	if err != nil {

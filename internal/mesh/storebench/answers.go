@@ -18,8 +18,8 @@ func init() {
 // prose writes this package's answers.
 type prose struct{ analysis.Prose }
 
-// flushAnswers says which store is fastest and how the others compare with the baseline over all levels, and then each
-// level separately.
+// flushAnswers returns an answer over all levels, which store is fastest and how the others compare with the baseline,
+// and one for each level.
 func flushAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
 	if s.Baseline == "" {
 		return nil
@@ -44,7 +44,7 @@ func flushAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
 	return append([]analysis.Answer{flushVerdict(s, t)}, all...)
 }
 
-// flush describes the time of one arm's flush at a level, and what the flush consists of.
+// flush describes how long a flush of one arm takes at a level, and which operations it consists of.
 func (p *prose) flush(arm string) string {
 	e := p.Of("flush_seconds", arm)
 	text := fmt.Sprintf("%s takes %s for a flush", p.Summary.ArmName(arm), analysis.Said(e))
@@ -78,7 +78,7 @@ func (p *prose) flush(arm string) string {
 	return text
 }
 
-// span holds the minimum and the maximum of a ratio to the baseline over levels.
+// span holds the minimum and the maximum, over levels, of a ratio to the baseline.
 type span struct {
 	lo, hi   float64
 	n        int
@@ -162,8 +162,8 @@ func flushVerdict(s *analysis.Summary, t *analysis.Table) analysis.Answer {
 	return p.Answer()
 }
 
-// scaleAnswers says for each store what a lookup, memory and start-up cost at the ends of the scale, and compares with
-// the baseline.
+// scaleAnswers returns an answer for each store: the cost of a lookup, memory and start-up at the ends of the scale,
+// compared with the baseline.
 func scaleAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
 	if s.Baseline == "" || len(t.Levels) == 0 {
 		return nil
@@ -181,7 +181,8 @@ func scaleAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
 	return all
 }
 
-// lookups describes lookups at the first and the last level, and whether they are slower than the baseline's anywhere.
+// lookups describes lookups at the first and the last level, and whether they are slower than the baseline's at any
+// level.
 func (p *prose) lookups(t *analysis.Table) {
 	name := p.Summary.ArmName(p.Arm)
 	ends, verdict := p.Against(t, "lookup_seconds")
@@ -194,7 +195,7 @@ func (p *prose) lookups(t *analysis.Table) {
 	}
 }
 
-// holds describes memory and start-up at the last level, and what a service adds.
+// holds describes memory and start-up at the last level, and how much memory each service adds.
 func (p *prose) holds() {
 	text := strings.TrimSpace(p.Here() + " its maps have " + p.Say("map_bytes"))
 	for _, m := range p.Summary.Models {

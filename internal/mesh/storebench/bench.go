@@ -25,17 +25,17 @@ const Generator = "store"
 
 // The names of histograms.
 const (
-	// FlushTime is the time of one change, from when the store gets it until programs find it and the store is ready
-	// for the next.
+	// FlushTime is the time of one change: from when the store gets it until programs find it and the store is ready for
+	// the next change.
 	FlushTime  = "flush"
-	LookupTime = "lookup" // time of one query: the mean of the repeat queries of one call into the kernel
+	LookupTime = "lookup" // time of one query: the mean over the queries of one call into the kernel
 )
 
-// The names of counts in the result. All are of the measured window, except OpenSeconds and FillSeconds. Times are in
+// The names of counts in the result. All cover the measured window, except OpenSeconds and FillSeconds. Times are in
 // seconds.
 const (
 	Flushes      = "flushes"
-	FlushSeconds = "flush_seconds" // the sum of their times
+	FlushSeconds = "flush_seconds" // the sum of the flushes' times
 	Records      = "records"
 	Updates      = "map_updates"
 	Deletes      = "map_deletes"
@@ -43,10 +43,10 @@ const (
 	GracePeriods = "grace_periods"
 	WorkBytes    = "bytes"
 	Lookups      = "lookups"
-	// LookupMiddle is the time of one query: the mean of the middle half of the calls, so that interrupted calls do
-	// not count.
+	// LookupMiddle is the time of one query: the mean over the middle half of the calls, so that interrupted calls do not
+	// count.
 	LookupMiddle = "lookup_seconds"
-	// LookupFirst is the same mean for the first query for a random service, after many queries for the one before. It
+	// LookupFirst is the same mean for the first query of a random service, after many queries of the previous service. It
 	// includes the call into the kernel.
 	LookupFirst = "lookup_first_seconds"
 	OpenSeconds = "open_seconds" // time to open the empty store
@@ -54,9 +54,9 @@ const (
 )
 
 const (
-	// resident is the maximum number of flushed resources in the store. A design that takes a quarter of a second for
-	// each would take too long to add that many, so preparation stops once it has taken as long as enough, but adds at
-	// least one.
+	// resident is the maximum number of flushed resources in the store. A design that takes a quarter of a second for each
+	// resource would take too long to add that many, so preparation stops after the time in enough. It adds at least one
+	// resource.
 	resident = 64
 	enough   = 20 * time.Millisecond
 
@@ -138,8 +138,8 @@ func question(i int) mesh.Question {
 	return mesh.Question{To: storeload.ServiceOf(i), Protocol: mesh.TCP}
 }
 
-// Run follows the schedule, in a closed loop, and returns the result. Operations that begin in the window count,
-// whenever they end; at least one counts, even if the window is too short for the store.
+// Run makes operations one after the other, as scheduled, and returns the result. Operations that begin in the window
+// count, whenever they end. At least one counts, even if it takes longer than the window.
 func (b *Bench) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	begin, end, err := s.Window()
 	if err != nil {
@@ -163,8 +163,8 @@ func (b *Bench) Run(ctx context.Context, s role.Schedule) (*load.Result, error) 
 	return w.result(b, cpu)
 }
 
-// flush makes one change. If measured, it counts unless it begins in the warm-up. more is false if the change was not
-// made, because of an error or because the time is over.
+// flush makes one change of a kind, to resource i. If measured is set, the change counts unless it begins in the
+// warm-up. more is false if no change was made, because of an error or because the time is over.
 func (b *Bench) flush(ctx context.Context, w *window, kind func(int) (mesh.Change, error), i int,
 	measured bool) (more bool, err error) {
 	began := pace.Now()
@@ -185,7 +185,7 @@ func (b *Bench) flush(ctx context.Context, w *window, kind func(int) (mesh.Chang
 	return true, nil
 }
 
-// each makes a change of one kind to each of the first n resources.
+// each flushes one change of a kind for each of the first n resources.
 func (b *Bench) each(ctx context.Context, w *window, kind func(int) (mesh.Change, error), n int,
 	measured bool) (more bool, err error) {
 	for i := range n {
@@ -196,7 +196,8 @@ func (b *Bench) each(ctx context.Context, w *window, kind func(int) (mesh.Change
 	return true, nil
 }
 
-// prepare adds resources without measuring, and returns how many. more is false as in flush.
+// prepare adds resources without measuring, and returns how many it added. more is false if there is no time left or an
+// error, as in flush.
 func (b *Bench) prepare(ctx context.Context, w *window) (n int, more bool, err error) {
 	for enough := pace.Now() + int64(enough); n < resident; n++ {
 		if n > 0 && pace.Now() >= enough {
@@ -254,12 +255,12 @@ func (b *Bench) lookups(ctx context.Context, w *window) error {
 	}
 }
 
-// window collects the measurements.
+// window collects the measurements of the operations that count.
 type window struct {
 	load.Tally
 	begin, end int64
 	times      *hdrhistogram.Histogram
-	first      *hdrhistogram.Histogram // first lookups of a service; the result has only its middle (LookupFirst)
+	first      *hdrhistogram.Histogram // first lookups of a service; the result has only their LookupFirst
 	spent      int64                   // ns in flushes
 	work       store.Work
 }
@@ -270,7 +271,7 @@ func newWindow(begin, end int64, times string) *window {
 	return w
 }
 
-// over reports whether no further operation may begin.
+// over reports whether no further operation may begin. At least one must have been counted.
 func (w *window) over(now int64) bool { return now >= w.end && w.Done > 0 }
 
 func (w *window) add(began, ended int64, work store.Work) {

@@ -19,11 +19,11 @@ import (
 	"tare/internal/mesh/xds/translate"
 )
 
-// inputs are the changes to flush, all made beforehand, so that only the store's work is measured: as decoded changes,
-// and as bytes on the wire. A removal is a name in both forms.
+// inputs holds the changes to flush, as decoded changes and as bytes on the wire. They are made in advance, so that
+// only the store's work is measured. A removal is a name in both forms.
 type inputs struct {
 	sets    [2][resident]mesh.Change // two contents for each name
-	wire    [2][resident][]byte      // the same as xDS resources; unused for decoded form
+	wire    [2][resident][]byte      // the same as encoded xDS resources; unused for the decoded form
 	removes [resident]mesh.Change
 	decode  func([]byte) (mesh.Change, error)
 }
@@ -49,7 +49,7 @@ func newInputs(o Options) (*inputs, error) {
 	return in, nil
 }
 
-// encode encodes the resources as on the wire.
+// encode encodes the resources in their form on the wire.
 func (in *inputs) encode() error {
 	in.decode = decodeCluster
 	for content := range in.sets {
@@ -85,7 +85,7 @@ func decodeListener(b []byte) (change mesh.Change, err error) {
 	return mesh.Change{Listeners: []*mesh.Listener{l}}, nil
 }
 
-// set returns the change that adds a resource, other the one that replaces its content, and remove the one that
+// set returns the change that adds resource i, other the change that replaces its content, and remove the change that
 // removes it.
 func (in *inputs) set(i int) (mesh.Change, error)    { return in.content(0, i) }
 func (in *inputs) other(i int) (mesh.Change, error)  { return in.content(1, i) }
@@ -98,8 +98,8 @@ func (in *inputs) content(which, i int) (mesh.Change, error) {
 	return in.decode(in.wire[which][i])
 }
 
-// message returns the resource of a change as a control plane would send it, with endpoints in the cluster, as in the
-// benchmarks.
+// message returns the resource of a change as a control plane would send it. A cluster contains its endpoints, as in
+// the benchmarks.
 func message(change mesh.Change) (proto.Message, error) {
 	if len(change.Clusters) > 0 {
 		return cluster(change.Clusters[0]), nil

@@ -56,7 +56,7 @@ var metrics = []measured.Metric{
 	}, fillSeconds),
 }
 
-// timed returns the metric of a time that a trial measures once.
+// timed returns a metric of a duration that each trial measures once.
 func timed(d metric.Definition, value func(*measured.Measured) (float64, bool)) measured.Metric {
 	d.Unit, d.Pool, d.Cost, d.Better, d.Needs = quantity.Seconds, metric.Mean, true, metric.Lower, measured.NeedSeen
 	return measured.Metric{Definition: d, Value: value}
@@ -71,7 +71,7 @@ func perFlush(count string) func(*measured.Measured) (float64, bool) {
 	return measured.Per(measured.WorkCount(count), measured.WorkCount(Flushes))
 }
 
-// counted returns the metric of a count per flush.
+// counted returns the metric of a count, divided by the number of flushes.
 func counted(name, unit string, better metric.Direction, count, how string) measured.Metric {
 	return measured.Metric{
 		Definition: metric.Definition{

@@ -1,28 +1,28 @@
 // Package storebench is the subject "store": one design of internal/mesh/store, in a separate process and control
-// group. It flushes the same changes as every other design, as fast as it can, and counts what that takes. A data
-// plane built on the store pays these costs for each change.
+// group. It flushes the same changes whatever the design, as fast as it can, and counts the time and operations that
+// this takes. A data plane built on the store pays these costs for each change.
 package storebench
 
 import "tare/internal/mesh/store"
 
-// The operations.
+// The operations to measure.
 const (
-	Insert  = "insert"  // a resource that does not exist
-	Replace = "replace" // an existing resource, by another of the same name
-	Delete  = "delete"  // an existing resource
+	Insert  = "insert"  // of a resource that does not exist
+	Replace = "replace" // of an existing resource, by another with the same name
+	Delete  = "delete"  // of an existing resource
 	Lookup  = "lookup"  // no change: queries by a program in the kernel
 )
 
-// The flushed resources: those of the two benchmarks of Kmesh's map update proposal (package storeload).
+// The flushed resources, from the two benchmarks of Kmesh's map update proposal (package storeload).
 const (
 	Cluster  = "cluster"
 	Listener = "listener"
 )
 
-// The forms of a change.
+// The forms of a change, before it is flushed.
 const (
 	Struct = "struct" // decoded
-	Bytes  = "bytes"  // an xDS resource as on the wire
+	Bytes  = "bytes"  // an xDS resource, encoded
 )
 
 // The possible values of options.
@@ -39,7 +39,7 @@ type Options struct {
 	Operation string
 	From      string
 	Services  int // in the store, besides the flushed resources
-	Endpoints int // of each of them
+	Endpoints int // endpoints of each service
 	Max       store.Options
 }
 

@@ -28,7 +28,7 @@ func (guest) About() kind.About {
 			"--store pooled",
 			"--store snapshot --resource listener --operation insert --services 1000",
 		}},
-		Works:      kind.Always, // its flushes are what is measured
+		Works:      kind.Always, // the flushes are what is measured
 		WorksAlone: true,
 		Trait:      func(o param.Values) string { return store.Trait(o["store"]) },
 	}

@@ -12,7 +12,7 @@ import (
 	"tare/internal/lib/self"
 )
 
-// Ready is the ready message: what the store put into the kernel.
+// Ready is the ready message: the programs and maps of the store.
 type Ready struct {
 	kind.Objects
 	Store  string `json:"store"`
@@ -34,9 +34,9 @@ func (b *Bench) Ready() (Ready, error) {
 	return r, nil
 }
 
-// Run runs a subject that works by the role protocol on conn: it opens and fills the store, sends ready, waits for the
-// start, works, sends the result, and stays until the parent closes its end. If the parent does so earlier, Run ends
-// without an error.
+// Run runs the subject by the role protocol on conn: it opens and fills the store, sends ready, waits for the start,
+// works, sends the result, and stays until the parent closes its end. If the parent does so earlier, Run ends without
+// an error.
 func Run(ctx context.Context, o Options, conn *role.Conn) (err error) {
 	b, err := New(ctx, o)
 	if err != nil {

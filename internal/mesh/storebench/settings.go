@@ -33,8 +33,8 @@ var Settings = []param.Setting{
 		Doc: "endpoints of all clusters that the store is made for"},
 }
 
-// OptionsOf converts settings to options. It returns an error if settings contradict each other, or for an unknown
-// store.
+// OptionsOf converts settings to options. It returns an error if settings contradict each other, or if the store is
+// unknown.
 func OptionsOf(v param.Values) (Options, error) {
 	o := Options{
 		Store: v["store"], Resource: v["resource"], Operation: v["operation"], From: v["from"],
@@ -54,7 +54,7 @@ func OptionsOf(v param.Values) (Options, error) {
 	return o, err
 }
 
-// How the settings of a flush read in a sentence: "for a cluster inserted from decoded form".
+// How the settings of a flush read in a sentence, such as "for a cluster inserted from decoded form".
 var (
 	flushed = map[string]string{Insert: "inserted", Replace: "replaced", Delete: "deleted"}
 	decoded = map[string]string{Struct: "from decoded form", Bytes: "from bytes on the wire"}

@@ -23,21 +23,22 @@ import (
 // Options configures a client. Only Address and Apply are required.
 type Options struct {
 	Address string // host:port, or unix:PATH
-	Node    string // the id by which the control plane knows the data plane; default "tare"
-	// Metadata is further information about the node for the control plane, by name: istiod requires ISTIO_VERSION,
-	// for example.
+	Node    string // the id by which the control plane identifies the data plane; default "tare"
+	// Metadata holds further information about the node for the control plane, by name. istiod requires ISTIO_VERSION, for
+	// example.
 	Metadata map[string]string
-	// Own are the addresses of the workload that the data plane represents to the control plane: rules about who may
-	// connect to the workload apply to them.
+	// Own holds the addresses of the workload that the data plane represents to the control plane. Rules about who may
+	// connect to the workload apply to these addresses.
 	Own []netip.Addr
 
-	StateOfTheWorld bool // use state of the world instead of deltas
+	StateOfTheWorld bool // use the state-of-the-world variant instead of deltas
 
-	// Apply makes a change, as a whole or not at all. It is called by one goroutine. An error refuses the new resources
-	// of the change, or only the one that it names, if it is a *fault.Error whose Where is a resource.
+	// Apply makes a change, completely or not at all. One goroutine calls it. An error refuses all new resources of the
+	// change, unless it is a *fault.Error whose Where names a resource; then it refuses only that resource.
 	Apply func(context.Context, mesh.Change) error
-	// OnEvent is called for every response, once its acknowledgement has been handed to the transport; OnState for every
-	// change of state. The client's own goroutines call both, each one call at a time; they must return quickly.
+	// OnEvent is called for every response, once its acknowledgement has been handed to the transport. OnState is called
+	// for every change of state. The client's own goroutines make these calls, one call of each function at a time. Both
+	// functions must return quickly.
 	OnEvent func(Event)
 	OnState func(State)
 
@@ -46,39 +47,40 @@ type Options struct {
 	Timeouts Timeouts
 }
 
-// Limits bounds what a control plane can make the client keep. The zero value means the defaults, with which the
-// client takes less than 256 MiB, whatever a control plane sends (TestAttacks).
+// Limits bounds what the client keeps of what a control plane sends. The zero value means the defaults, with which the
+// client uses less than 256 MiB, whatever a control plane sends (TestAttacks).
 type Limits struct {
-	// Message is the maximum length of a response in bytes; default 32 MiB. A longer one ends the stream. For a moment
-	// there are two copies of a response.
+	// Message is the maximum length of a response in bytes; default 32 MiB. A longer one ends the stream. Two copies of a
+	// response exist for a moment.
 	Message int
 	// Resource is the maximum length of a resource in bytes; default 8 MiB. A resource that would take more than
 	// translate.MaxDecoded when decoded is refused as well.
 	Resource int
 	// Resources is the maximum number of resources of each type; default 131072. A response with more than
-	// 2*Resources+1024 resources and removed names ends the stream; in smaller ones, the resources beyond the maximum are
-	// refused individually.
+	// 2*Resources+1024 resources and removed names ends the stream. In shorter responses, the resources beyond the maximum
+	// are refused individually.
 	Resources int
-	// Bytes is the maximum memory of all resources: their decoded form as translate.Weigh counts it, names and
-	// versions, and 512 bytes for each resource; default 128 MiB.
+	// Bytes is the maximum memory of all resources, in bytes; default 128 MiB. It counts their decoded form as
+	// translate.Weigh does, their names and versions, and 512 bytes more for each.
 	Bytes int
 }
 
-// entries is the maximum number of resources and names of removed ones in a response. Replacing all resources needs
-// twice as many entries as are kept.
+// entries is the maximum number of resources and removed names in a response. A response that replaces all resources
+// has twice as many entries as the client keeps.
 func (l Limits) entries() int { return 2*l.Resources + 1024 }
 
 // Timeouts configures how long the client waits. The zero value means the defaults.
 type Timeouts struct {
 	Connect time.Duration // until a stream is open; default 10 s
-	Answer  time.Duration // until the first response, if nothing was ever received; default 30 s
+	Answer  time.Duration // until the first response, if the client has never received one; default 30 s
 	Send    time.Duration // until the control plane accepts a request; default 10 s
-	// Reconnect is the wait before the second attempt. It doubles each time up to ReconnectMax, and up to half of each
-	// wait is subtracted at random; defaults 200 ms and 30 s. After a stream that received something and lasted longer
-	// than the wait before it, the waits start from the beginning; after one that received something and ended sooner,
-	// the wait is limited to 8 times Reconnect. If the control plane refused a request, or sent something unacceptable,
-	// the next stream would end in the same way: then only a stream of more than ReconnectMax starts the waits from the
-	// beginning.
+	// Reconnect is the wait before the second attempt. Each further wait is twice as long, up to ReconnectMax; a random
+	// part of each wait, up to half, is subtracted. The defaults are 200 ms and 30 s.
+	//
+	// A stream counts if something was received on it. After a stream that lasted longer than the wait before it, the
+	// waits start from the beginning; after a shorter one, the wait is at most 8 times Reconnect. If the control plane
+	// refused a request, or sent something unacceptable, the next stream would end in the same way, so the waits start
+	// from the beginning only after a stream of more than ReconnectMax.
 	Reconnect, ReconnectMax time.Duration
 }
 
@@ -110,7 +112,7 @@ func orDefault[T int | time.Duration](v *T, missing T) {
 // Phase is the client's relation to its control plane.
 type Phase uint8
 
-// The phases. A data plane decides itself what to do with connections while there is no configuration or an old one.
+// The phases. Each data plane decides what to do with connections while it has no configuration, or an old one.
 const (
 	Never     Phase = iota // nothing was ever received
 	Connected              // a stream is open, and something was received on it or on an earlier one
@@ -119,11 +121,11 @@ const (
 
 func (p Phase) String() string { return [...]string{"never connected", "connected", "stale"}[p] }
 
-// State holds the phase, when it began, and for Never and Stale the reason.
+// State holds the phase, when it began, and, for Never and Stale, the reason.
 type State struct {
 	Phase Phase
 	Since time.Time
-	Err   error // why the last stream ended or could not be opened; nil while one is open
+	Err   error // why the last stream ended or could not be opened; nil while a stream is open
 }
 
 // Event describes one response. Times are nanoseconds by pace.Now (CLOCK_MONOTONIC).
@@ -131,36 +133,36 @@ type Event struct {
 	Kind     Kind
 	Version  string
 	Changed  int                  // resources that are new or have changed
-	Warned   []*translate.Warning // parts of accepted resources that are not honoured
-	Refused  []error              // why resources were refused, at most 10,000; none: the response was acknowledged
+	Warned   []*translate.Warning // parts of accepted resources that the client does not honour
+	Refused  []error              // why resources were refused, at most 10,000; empty: the response was acknowledged
 	Received int64                // when the whole response had arrived
 	Decoded  int64                // when it had been decoded and checked
-	Applied  int64                // when Apply had made what it could
+	Applied  int64                // when Apply had made as much as possible of the change
 	Acked    int64                // when its acknowledgement or refusal was handed to the transport
 }
 
-// Metrics counts what is incomplete now.
+// Metrics counts the resources that wait for others now.
 type Metrics struct {
 	WaitingClusters int // clusters that wait for their first endpoints
-	WaitingRoutes   int // routes that a listener needs and that have not arrived
+	WaitingRoutes   int // routes that a listener needs and that have not been received
 	Waiting         int // listeners that wait for clusters or for their address
 }
 
 // Complete reports whether no received resource waits for one that has not been received.
 func (m Metrics) Complete() bool { return m.WaitingClusters+m.WaitingRoutes+m.Waiting == 0 }
 
-// Client keeps a store up to date with a control plane. Make it with New.
+// Client keeps a store up to date with a control plane. New makes one.
 type Client struct {
 	o     Options
 	state *state
 	conn  *conn // nil between streams
 	names resolving
 
-	versions [kinds]string        // the last versions that were accepted completely; state of the world
-	named    [kinds][]string      // the names that are subscribed to, in order
-	failures int                  // streams since the last successful one
+	versions [kinds]string        // state of the world: the last versions that were accepted completely
+	named    [kinds][]string      // the names that the client subscribes to, in order
+	failures int                  // how often Reconnect is doubled for the next wait
 	wait     time.Duration        // before the current stream
-	begun    map[string]time.Time // when hungry clusters began to wait
+	begun    map[string]time.Time // by hungry cluster: when it began to wait for endpoints
 	pacer    pacer
 	applying time.Duration // the time that Apply has taken
 
@@ -170,7 +172,7 @@ type Client struct {
 	events  sync.Mutex // one OnEvent at a time
 }
 
-// New makes a client; Run runs it.
+// New makes a client, which does nothing until Run.
 func New(o Options) (*Client, error) {
 	if o.Address == "" {
 		return nil, fault.New(fault.Usage, "address", "name the control plane as host:port or unix:PATH",
@@ -200,15 +202,15 @@ func (c *Client) Metrics() Metrics {
 	return c.metrics
 }
 
-// maxQueue is how many requests may wait to be sent before the client stops reading responses.
+// maxQueue is the number of requests that may wait to be sent before the client stops reading responses.
 const maxQueue = 64
 
-// tick is the interval at which the client checks its time limits while there are any.
+// tick is the interval at which the client checks its time limits, while it has any.
 const tick = 50 * time.Millisecond
 
 // Run keeps the store up to date with the control plane until ctx ends, and then returns nil. Nothing that the control
-// plane does ends it. When it returns, all its goroutines have ended, except look-ups of host names in progress, which
-// end with ctx.
+// plane does ends it. When Run returns, all goroutines of the client have ended, except look-ups of host names in
+// progress, which end with ctx.
 func (c *Client) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -311,7 +313,7 @@ func (c *Client) setState(p Phase, err error) {
 	}
 }
 
-// connect opens a stream with the first requests.
+// connect opens a stream and queues its first requests.
 func (c *Client) connect(ctx context.Context) {
 	c.conn = open(ctx, &c.o, c.sent)
 	for _, k := range c.state.kinds() {
@@ -323,7 +325,7 @@ func (c *Client) connect(ctx context.Context) {
 func (c *Client) subscribe(k Kind) {
 	if !c.state.lists(k) {
 		if c.named[k] = c.state.names(k); len(c.named[k]) == 0 {
-			return // a request without names would ask for all
+			return // a request without names would ask for all resources
 		}
 	}
 	c.conn.asked[k] = true
@@ -337,20 +339,20 @@ func (c *Client) subscribe(k Kind) {
 	c.conn.queue = append(c.conn.queue, subscriptions(k, c.named[k], c.state.versions(k), maxRequest)...)
 }
 
-// maxRequest bounds the names and versions of a request, in bytes: servers accept messages of 4 MiB by default, and a
+// maxRequest bounds the names and versions of a request, in bytes. By default servers accept messages of 4 MiB, and a
 // refusal in the same request may take maxReasons.
 const maxRequest = 4<<20 - maxReasons - 64<<10
 
-// The maximum overhead, in a request, of a name and of an entry in the map of versions, in bytes.
+// The maximum overhead of a name, and of an entry in the map of versions, in a request, in bytes.
 const (
 	aroundName    = 6
 	aroundVersion = 16
 )
 
-// subscriptions returns the first requests for a type on a stream of deltas: for names, or for all if there are none,
-// with the versions that the client has. Only the very first request can have versions. Resources whose versions do
-// not fit are requested by name in the others, even if all are requested: the control plane then sends them again, or
-// reports that they are gone.
+// subscriptions returns the first requests for a type on a stream of deltas: for the given names, or for all resources
+// if there are none, with the versions that the client has. Only the very first request can have versions. Resources
+// whose versions do not fit into it are requested by name in further requests, even if all resources are requested: the
+// control plane then sends them again, or reports that they are gone.
 func subscriptions(k Kind, names []string, versions map[string]string, room int) []*request {
 	all := len(names) == 0
 	if all {
@@ -391,8 +393,8 @@ func subscriptions(k Kind, names []string, versions map[string]string, room int)
 	return queue
 }
 
-// askAll subscribes to everything that is wanted of a type in one request, as the state of the world requires. If no
-// server would accept it, the stream ends.
+// askAll queues a request that subscribes to all wanted resources of a type at once, as the state-of-the-world variant
+// requires. If the request is too long for every server, askAll ends the stream.
 func (c *Client) askAll(q *request) {
 	if err := fits(q.kind, q.names, maxRequest); err != nil {
 		c.conn.fail(err)
@@ -413,7 +415,7 @@ func fits(k Kind, names []string, room int) error {
 	return nil
 }
 
-// lost records that the stream has ended, and returns how long to wait before the next.
+// lost records that the stream has ended, and returns how long to wait before opening the next.
 func (c *Client) lost(err error) time.Duration {
 	switch lasted := time.Since(c.conn.begun); {
 	case c.conn.answered && lasted > c.o.Timeouts.ReconnectMax:
@@ -439,8 +441,8 @@ func (c *Client) lost(err error) time.Duration {
 	return c.wait
 }
 
-// transient reports whether the next stream may fare better, as when a control plane has restarted, or limits the age
-// of streams.
+// transient reports whether the next stream may do better, for example if a control plane has restarted, or limits the
+// age of streams.
 func transient(err error) bool {
 	switch status.Code(err) {
 	case codes.ResourceExhausted, codes.InvalidArgument, codes.PermissionDenied, codes.Unauthenticated,
@@ -472,7 +474,7 @@ func (c *Client) handle(ctx context.Context, r *response) error {
 	return nil
 }
 
-// sorted sorts refusals by their text, so that the same refusals make the same text.
+// sorted sorts refusals by their text, so that equal sets of refusals have equal text.
 func sorted(refused []error) []error {
 	type one struct {
 		text string
@@ -520,7 +522,7 @@ func (c *Client) settle(ctx context.Context, o *outcome) error {
 }
 
 // How long a repeated refusal is delayed, at first and at most. Without the delay, a control plane that answers a
-// refusal by sending the same again would keep both busy.
+// refusal by sending the same resources again would keep itself and the client busy.
 const (
 	firstHold = 50 * time.Millisecond
 	maxHold   = time.Second
@@ -546,8 +548,8 @@ func (c *Client) answer(k Kind, r *response, event *Event, more int) {
 	h.request, h.due = q, time.Now().Add(h.wait)
 }
 
-// follow subscribes to what received resources name (the endpoints of clusters, the routes of listeners), and
-// unsubscribes from what only removed ones named. It does the same for host names.
+// follow subscribes to the resources that received resources name (the endpoints of clusters, the routes of listeners),
+// and unsubscribes from those that only removed resources named. It does the same for host names.
 func (c *Client) follow() {
 	named, hosts := c.state.sweep()
 	if len(hosts) > 0 {
@@ -563,7 +565,7 @@ func (c *Client) follow() {
 	}
 }
 
-// ask subscribes to the names that are wanted, and unsubscribes from the others.
+// ask subscribes to those of the names that are wanted, and unsubscribes from the others.
 func (c *Client) ask(k Kind, names []string) {
 	if !c.conn.asked[k] {
 		c.subscribe(k)
@@ -614,7 +616,7 @@ func (c *Client) sent(q *request) {
 	}
 }
 
-// waits reports whether the client waits for a point in time.
+// waits reports whether the client has to do something at a later time, without a response.
 func (c *Client) waits() bool {
 	if len(c.begun) > 0 || c.names.waits() || c.pacer.rests(time.Now()) {
 		return true
@@ -630,7 +632,7 @@ func (c *Client) waits() bool {
 	return !c.conn.answered || len(c.conn.queue) > 0 || c.conn.busy.Load() != 0
 }
 
-// look does what is due.
+// look does whatever is due at the current time.
 func (c *Client) look(ctx context.Context) error {
 	now := time.Now()
 	if c.conn != nil {
@@ -647,7 +649,7 @@ func (c *Client) look(ctx context.Context) error {
 	return c.unasked(ctx)
 }
 
-// unasked applies what changed without a response. No refusal can be sent.
+// unasked applies changes that no response caused, so no refusal can be sent.
 func (c *Client) unasked(ctx context.Context) error {
 	o := &outcome{}
 	if err := c.settle(ctx, o); err != nil {

@@ -14,8 +14,8 @@ import (
 	"tare/internal/mesh/xds/translate"
 )
 
-// codec is gRPC's codec for messages, except that it decodes responses into the client's type, whose resources are
-// slices of the message. The generated decoder would copy each resource, and its name, type and version.
+// codec is gRPC's codec for messages, except that it decodes responses into the client's type response, whose resources
+// are slices of the message. The generated decoder would copy each resource with its name, type and version.
 type codec struct{ encoding.CodecV2 }
 
 func newCodec() codec { return codec{encoding.GetCodecV2("proto")} }
@@ -32,9 +32,9 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	return err
 }
 
-// decode decodes a response, whose variant is in r, and checks all of it. next returns its resources later, in
-// batches; nothing is allocated for them here, because an empty resource takes only two bytes of a message. Fields
-// that the client does not use are skipped.
+// decode decodes a response of the variant set in r, and checks all of it. It allocates nothing for resources, because
+// an empty resource takes only two bytes of a message; next returns them later, in batches. decode skips fields that
+// the client does not use.
 func (r *response) decode(b []byte) error {
 	r.wire, r.message, r.left = len(b), b, b
 	var version, kind, nonce []byte
@@ -67,11 +67,11 @@ func (r *response) decode(b []byte) error {
 	return r.check()
 }
 
-// maxText bounds the names and versions of resources, and the version and nonce of a response, in bytes, because the
-// client keeps them and sends them back.
+// maxText bounds the names and versions of resources, and the version and nonce of a response, in bytes. The client
+// keeps these texts and sends them back.
 const maxText = 4 << 10
 
-// check refuses a response that cannot be answered.
+// check refuses a response that the client could not answer.
 func (r *response) check() error {
 	for what, text := range map[string]string{"version": r.version, "nonce": r.nonce} {
 		if len(text) > maxText {
@@ -83,10 +83,10 @@ func (r *response) check() error {
 
 const wrappedURL = "type.googleapis.com/envoy.service.discovery.v3.Resource"
 
-// unwrap unwraps a resource from the wrapper that carries a time to live.
+// unwrap removes the wrapper of a resource that carries a time to live.
 func (it *item) unwrap(delta bool) {
 	var x raw
-	if it.typeURL != wrappedURL || x.resource(it.value) != nil { // what cannot be decoded is refused because of its type
+	if it.typeURL != wrappedURL || x.resource(it.value) != nil { // an invalid wrapper is refused later, by its type
 		return
 	}
 	in := x.item()
@@ -96,7 +96,7 @@ func (it *item) unwrap(delta bool) {
 	}
 }
 
-// Field numbers. They are the same in both variants of the protocol.
+// Field numbers. Both variants of the protocol have the same.
 const (
 	fieldVersion  = 1
 	fieldResource = 2
@@ -113,14 +113,14 @@ const (
 	anyValue = 2
 )
 
-// maxBatch bounds the bytes of the resources that next returns at a time, not counting the last one.
+// maxBatch bounds the bytes of the resources that one call of next returns, not counting the last resource.
 const maxBatch = 1 << 20
 
-// next fills batch with the next resources and returns it. It is empty when all have been returned.
+// next fills batch with the next resources and returns it. It returns an empty batch when there are no more.
 func (r *response) next(batch []item) []item {
 	batch = batch[:0]
 	for bytes := 0; len(r.left) > 0 && len(batch) < cap(batch) && bytes < maxBatch; {
-		f, rest, _ := translate.NextField(r.left) // cannot fail: decode has checked them
+		f, rest, _ := translate.NextField(r.left) // cannot fail: decode has checked it
 		if r.left = rest; !f.Is(fieldResource, protowire.BytesType) {
 			continue
 		}
@@ -145,7 +145,7 @@ func (r *response) gone(yield func(name []byte) bool) {
 }
 
 // raw is a resource as slices of the message. As in the generated decoder, the last occurrence of a field counts, and
-// messages are merged.
+// repeated messages are merged.
 type raw struct {
 	typeURL, value, name, version []byte
 	ttl                           bool
@@ -156,7 +156,7 @@ func (x *raw) item() item {
 		ttl: x.ttl}
 }
 
-// cut truncates a name or version to one byte more than allowed, so that it is still refused.
+// cut truncates a name or version to one byte more than the maximum, so that the client still refuses it.
 func cut(text []byte) []byte { return text[:min(len(text), maxText+1)] }
 
 // read decodes a resource of either variant.
@@ -196,7 +196,7 @@ func (x *raw) any(b []byte) error {
 	})
 }
 
-// takeText takes the value of a string field.
+// takeText stores the value of a string field, which must be UTF-8.
 func takeText(to *[]byte, f translate.Field) error {
 	if !utf8.Valid(f.Bytes) {
 		return errors.New("a string is not UTF-8")
@@ -205,7 +205,7 @@ func takeText(to *[]byte, f translate.Field) error {
 	return nil
 }
 
-// urlOf returns the type of a resource; a known type is not copied.
+// urlOf returns the type of a resource. It does not allocate memory for a known type.
 func urlOf(b []byte) string {
 	for _, url := range typeURLs {
 		if string(b) == url {

@@ -9,9 +9,9 @@ import (
 	"google.golang.org/grpc/credentials"
 )
 
-// guarded wraps credentials so that their connections refuse what gRPC accepts without a limit: a message in pieces of
-// a few bytes each. gRPC keeps every piece with about 100 bytes of overhead until the message is complete, so a
-// message of 32 MiB in pieces of one byte would take gigabytes.
+// guarded wraps credentials so that their connections refuse a message that arrives in pieces of a few bytes each,
+// which gRPC accepts without a limit. gRPC keeps every piece with about 100 bytes of overhead until the message is
+// complete, so a message of 32 MiB in pieces of one byte would take gigabytes.
 type guarded struct {
 	credentials.TransportCredentials
 }
@@ -31,24 +31,24 @@ func (g guarded) Clone() credentials.TransportCredentials {
 	return guarded{g.TransportCredentials.Clone()}
 }
 
-// A message may come in at most manyPieces frames of fewer than minPiece bytes.
+// A message may arrive in at most manyPieces frames of fewer than minPiece bytes.
 const (
 	minPiece   = 256
 	manyPieces = 4096
 )
 
-// frames is an HTTP/2 connection that parses the frames that are read (RFC 9113, 4.1) and counts those of each gRPC
-// message.
+// frames is an HTTP/2 connection that parses the frames that are read from it (RFC 9113, 4.1) and counts the frames of
+// each gRPC message.
 type frames struct {
 	net.Conn
-	head    [9]byte // of the frame that is being read
-	got     int     // bytes of it
-	left    int     // bytes of the frame's payload to come
-	data    bool    // it is a DATA frame
-	prefix  [5]byte // of the message that is being read
-	prefixs int     // bytes of it
-	message int     // bytes of the message to come
-	pieces  int     // its frames so far with fewer than minPiece bytes
+	head    [9]byte // the header of the frame that is being read
+	got     int     // bytes of head that were read
+	left    int     // bytes of the frame's payload that are still to come
+	data    bool    // the frame is a DATA frame
+	prefix  [5]byte // the prefix of the message that is being read
+	prefixs int     // bytes of prefix that were read
+	message int     // bytes of the message that are still to come
+	pieces  int     // the message's frames so far with fewer than minPiece bytes
 }
 
 var errPieces = errors.New("the control plane sends a message in pieces of a few bytes")
@@ -62,8 +62,8 @@ func (f *frames) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// look parses the frames in b. Padding counts as part of a message. There is one stream on a connection; bytes of
-// others would count as well.
+// look parses the frames in b. Padding counts as part of a message. A connection has only one stream; frames of others
+// would count as well.
 func (f *frames) look(b []byte) {
 	for len(b) > 0 {
 		if f.left == 0 {

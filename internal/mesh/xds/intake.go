@@ -10,7 +10,7 @@ import (
 	"tare/internal/mesh/xds/translate"
 )
 
-// intake reads responses: it enforces the limits, skips unchanged resources, and decodes and stages the rest.
+// intake reads responses: it enforces the limits, skips unchanged resources, and decodes and stages the others.
 type intake struct {
 	limits Limits
 	seeds  [2]maphash.Seed
@@ -18,9 +18,9 @@ type intake struct {
 	bytes  int                     // memory of all accepted resources
 	sorts  *state
 
-	garbage int           // bytes; see litter
+	garbage int           // bytes of garbage, counted by litter
 	large   *sync.Mutex   // held while a large resource is decoded
-	ahead   *atomic.Int64 // bytes that resources decoded ahead add, if all of them are accepted
+	ahead   *atomic.Int64 // bytes by which the resources decoded in advance grow the total, if all are accepted
 }
 
 func newIntake(l Limits, to *state) intake {
@@ -34,7 +34,7 @@ func newIntake(l Limits, to *state) intake {
 	return s
 }
 
-// taken holds what is kept of a received resource, to recognize it when it is sent again.
+// taken holds the data by which the client recognizes a resource that it has accepted when it is sent again.
 type taken struct {
 	sum     digest
 	size    int // received bytes
@@ -42,27 +42,27 @@ type taken struct {
 	version string
 }
 
-// perResource is the memory of any resource besides its text and its decoded form, for entries in maps, in bytes.
+// perResource is the memory in bytes that a resource takes besides its text and its decoded form, for entries in maps.
 const perResource = 512
 
 // cost returns the memory of a decoded resource in bytes.
 func (it *item) cost() int { return perResource + len(it.read.name) + len(it.version) + it.read.cost }
 
-// digest identifies the bytes of a resource. Its seeds are random and known to this process only, so two resources
-// have the same digest only by chance: once in 10^38.
+// digest identifies the bytes of a resource. Its seeds are random and known only to this process, so two resources have
+// the same digest only by chance, with a probability of 10^-38.
 type digest [2]uint64
 
 func (s *intake) digest(b []byte) digest {
 	return digest{maphash.Bytes(s.seeds[0], b), maphash.Bytes(s.seeds[1], b)}
 }
 
-// take stages a response: its valid resources are wanted from now on. If full, and if the control plane sends all
-// resources of the type, those that are missing are removed.
+// take stages a response: its valid resources are wanted from now on. If full is set, and the control plane sends all
+// resources of the type, take removes those that the response lacks.
 func (s *intake) take(k Kind, r *response, full bool) *outcome {
 	s.litter(2 * r.wire)
 	o := &outcome{staged: map[resource]int{}}
 	seen := map[string]bool{}
-	nameless := false // a resource without a name could be any: then none counts as removed
+	nameless := false // a resource without a name could be any resource, so none counts as removed
 	batch := make([]item, 0, min(readAhead, r.count))
 	for from := 0; ; from += len(batch) {
 		some := r.next(batch)
@@ -100,11 +100,11 @@ func (s *intake) take(k Kind, r *response, full bool) *outcome {
 	return o
 }
 
-// collectEvery is how much garbage of responses starts a collection, in bytes.
+// collectEvery is the amount of garbage, in bytes, after which litter collects it.
 const collectEvery = 32 << 20
 
-// litter counts the garbage of reading responses, and collects it from time to time. By default garbage may reach
-// several times the live heap (GOGC), and a large response is live only for a moment.
+// litter counts the garbage of reading responses, and collects it from time to time. By default (GOGC), garbage may
+// grow to several times the live heap, and a large response is live only for a moment.
 func (s *intake) litter(bytes int) {
 	if s.garbage += bytes; s.garbage > collectEvery {
 		s.garbage = 0
@@ -112,9 +112,9 @@ func (s *intake) litter(bytes int) {
 	}
 }
 
-// readAhead is how many resources are decoded before the first of them is staged. For fewer than readAlone, one CPU is
-// as fast as several. At most maxReaders CPUs are used. Resources of more than largeResource bytes are decoded one at
-// a time, because meanwhile a resource can take many times its length.
+// readAhead is the number of resources that are decoded before the first of them is staged. With fewer than readAlone
+// of them, one CPU is as fast as several. At most maxReaders CPUs are used. Resources of more than largeResource bytes
+// are decoded one at a time, because a resource can take many times its length while it is decoded.
 const (
 	readAhead     = 1024
 	readAlone     = 32
@@ -122,7 +122,7 @@ const (
 	largeResource = 64 << 10
 )
 
-// readAll decodes resources, on several CPUs if there are many.
+// readAll decodes resources, on several CPUs if there are at least readAlone.
 func (s *intake) readAll(k Kind, items []item) {
 	s.ahead.Store(0)
 	if len(items) < readAlone {
@@ -152,8 +152,8 @@ func (s *intake) readAll(k Kind, items []item) {
 	all.Wait()
 }
 
-// read decodes a resource, unless it is unchanged, or would be refused or ignored in any case. It does not change the
-// state.
+// read decodes a resource, unless the resource is unchanged, or would be refused or ignored in any case. It does not
+// change the state.
 func (s *intake) read(k Kind, it *item) {
 	p := &it.read
 	if p.name = translate.Name(it.value); it.name != "" {
@@ -168,7 +168,7 @@ func (s *intake) read(k Kind, it *item) {
 	if p.same = had && old.sum == p.sum && old.size == len(it.value); p.same {
 		return
 	}
-	if k == Endpoints { // their size is known only when they are decoded
+	if k == Endpoints { // the exact size is known only after decoding
 		p.cost = maxExpansion * len(it.value)
 	} else if p.cost, p.err = translate.Weigh(it.typeURL, it.value); p.err != nil {
 		p.err = translate.Refused(k.one(), p.name, p.err)
@@ -199,7 +199,7 @@ func (s *intake) parse(k Kind, it *item) {
 	}
 }
 
-// stage makes one resource wanted.
+// stage stages one resource, so that it is wanted.
 func (s *intake) stage(k Kind, it *item, seen map[string]bool, o *outcome) (err error) {
 	name := it.read.name
 	before := len(seen)
@@ -218,7 +218,7 @@ func (s *intake) stage(k Kind, it *item, seen map[string]bool, o *outcome) (err 
 	case len(it.value) > s.limits.Resource:
 		return refused(k, name, "it has %d bytes; the client takes %d", len(it.value), s.limits.Resource)
 	case name != "" && !s.sorts.wants(k, name):
-		return nil // it was not subscribed to, or was sent before the control plane got the cancellation
+		return nil // the client never subscribed to it, or the control plane sent it before it got the cancellation
 	}
 	old, had := s.taken[k][name]
 	if it.read.same {
@@ -246,8 +246,8 @@ func (s *intake) stage(k Kind, it *item, seen map[string]bool, o *outcome) (err 
 		return it.read.err
 	}
 	if it.read.late {
-		// It may have had no room because of resources before it that were refused since; otherwise it need not be
-		// decoded.
+		// It was not decoded because earlier resources seemed to leave no room. Some of those may have been refused since. If
+		// there is still no room, it need not be decoded.
 		if size := s.bytes - old.cost + it.cost(); size > s.limits.Bytes {
 			return s.full(k, name, size)
 		}
@@ -288,13 +288,13 @@ func (s *intake) forget(k Kind, name string) {
 	delete(s.taken[k], name)
 }
 
-// remove makes a resource unwanted.
+// remove removes a resource, so that it is no longer wanted.
 func (s *intake) remove(k Kind, name string, o *outcome) {
 	s.forget(k, name)
 	s.sorts.drop(k, name, o)
 }
 
-// versions returns the versions that the client has of a type, for the first request of a stream of deltas.
+// versions returns the versions of a type's resources that the client has, for the first request of a stream of deltas.
 func (s *intake) versions(k Kind) map[string]string {
 	if len(s.taken[k]) == 0 {
 		return nil

@@ -13,7 +13,7 @@ import (
 // Resolver looks up all addresses of a host.
 type Resolver func(ctx context.Context, host string) ([]netip.Addr, error)
 
-// SystemResolver uses the machine's resolver, which does not return how long an answer is valid.
+// SystemResolver uses the machine's resolver, which does not return how long its answers are valid.
 func SystemResolver(ctx context.Context, host string) ([]netip.Addr, error) {
 	addresses, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 	if err != nil {
@@ -22,8 +22,8 @@ func SystemResolver(ctx context.Context, host string) ([]netip.Addr, error) {
 	return addresses, nil
 }
 
-// MaxLookups is how many host names a data plane looks up at the same time, and MaxAddresses how many addresses of a
-// name it uses.
+// MaxLookups is the number of host names that a data plane looks up at the same time, and MaxAddresses the number of
+// addresses of a name that it uses.
 const (
 	MaxLookups   = 8
 	MaxAddresses = 256
@@ -32,8 +32,8 @@ const (
 // lookupTimeout is the time limit of a look-up.
 const lookupTimeout = 5 * time.Second
 
-// resolving keeps the addresses of host names up to date. It belongs to the client's goroutine; each look-up runs in
-// its own.
+// resolving keeps the addresses of host names up to date. Only the client's goroutine uses it; each look-up runs in a
+// separate goroutine.
 type resolving struct {
 	resolver Resolver
 	answers  chan answer
@@ -58,7 +58,7 @@ func newResolving(r Resolver) resolving {
 
 func (n *resolving) waits() bool { return len(n.hosts) > 0 }
 
-// follow adds host names that came into use, and removes those that went out of use.
+// follow adds those of the changed host names that are in use now, and removes the others.
 func (n *resolving) follow(changed []string, s *state) {
 	for _, host := range changed {
 		if s.hosts[host] == nil {
@@ -87,7 +87,7 @@ func (n *resolving) look(ctx context.Context, now time.Time) {
 			defer stop()
 			a := answer{host: host}
 			a.addresses, a.err = n.resolver(ctx, host)
-			n.answers <- a // does not block: its capacity is the limit of look-ups
+			n.answers <- a // does not block: the channel has room for all look-ups
 		}()
 		if n.running >= MaxLookups {
 			return
@@ -95,8 +95,8 @@ func (n *resolving) look(ctx context.Context, now time.Time) {
 	}
 }
 
-// done processes an answer, and reports whether it changes anything. A name that is not found keeps its previous
-// addresses.
+// done processes an answer, and reports whether the answer changes anything. If a look-up fails, the name keeps its
+// previous addresses.
 func (n *resolving) done(a answer, s *state) bool {
 	n.running--
 	l := n.hosts[a.host]

@@ -2,28 +2,28 @@ package xds
 
 import "time"
 
-// How busy a control plane can keep the client: once the client has processed responses for busyBurst, it does so for
-// at most busyShare of the time, and rests in between. The time in Apply does not count: it is the data plane's, and a
-// measured push waits for it.
+// How busy a control plane can keep the client. Once the client has spent busyBurst on responses, it spends at most the
+// share busyShare of its time on them, and rests in between. The time in Apply does not count: it belongs to the data
+// plane, and a measured push waits for it.
 const (
 	busyBurst = time.Second
 	busyShare = 2.0 / 3
 )
 
-// pacer makes the client stop reading responses for a while after it was busy with some. gRPC's flow control then
+// pacer makes the client stop reading responses for a while after it has been busy with some. gRPC's flow control then
 // slows the control plane down.
 type pacer struct {
-	spent time.Duration // work that has not been paid off by rest
-	at    time.Time     // the time of spent
+	spent time.Duration // work, at the time at, that rest has not paid off yet
+	at    time.Time     // when spent was computed
 }
 
-// owed returns the work that is not paid off at a time.
+// owed returns the work that rest has not paid off at a time.
 func (p *pacer) owed(now time.Time) time.Duration {
 	return max(0, p.spent-time.Duration(busyShare*float64(now.Sub(p.at))))
 }
 
-// worked records work that has ended now.
+// worked records a duration of work that ended at now.
 func (p *pacer) worked(now time.Time, work time.Duration) { p.spent, p.at = p.owed(now)+work, now }
 
-// rests reports whether the client must not read yet.
+// rests reports whether the client must not read responses yet.
 func (p *pacer) rests(now time.Time) bool { return p.owed(now) > busyBurst }

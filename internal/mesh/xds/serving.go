@@ -10,22 +10,23 @@ import (
 	"tare/internal/mesh/xds/translate"
 )
 
-// servings maps the control plane's listeners to the listeners that the data plane serves for them, which can be none
-// or many: an HTTP listener becomes one for each address in its routes.
+// servings maps the control plane's listeners to the listeners that the data plane serves for them. There can be none
+// or many: an HTTP listener becomes a listener for each address in its routes.
 type servings struct {
-	own     []netip.Addr // of the workload
+	own     []netip.Addr // the workload's addresses
 	wanted  map[string]*translate.Listener
-	made    map[string]*translate.Served // by the control plane's listener
-	owners  map[string]string            // the control plane's listener of a served one, if the names differ
+	made    map[string]*translate.Served // by the control plane's listener: what the data plane serves for it
+	owners  map[string]string            // by served listener, if its name differs: the control plane's listener
 	routes  map[string]*translate.Routes
-	users   map[string]map[string]bool // listeners by the routes that they name
-	changes map[string]bool            // routes that lost their last user or got their first since the map was cleared
-	stale   map[string]bool            // listeners that wait for something, or must be looked at again
-	blocked map[string]bool            // listeners that want another listener's address
-	guarded map[netip.AddrPort]bool    // see translate.Served
-	guards  map[netip.AddrPort]int     // how many served listeners guard it
-	extra   map[string]int             // how many served listeners name a cluster that the data plane adds
-	// Set when a response changed something that concerns many listeners (see again) or all clusters (see guard).
+	users   map[string]map[string]bool // by routes: the listeners that name them
+	changes map[string]bool            // routes that got their first user or lost their last since the map was cleared
+	stale   map[string]bool            // listeners that wait for something, or must be expanded again
+	blocked map[string]bool            // listeners that want an address that another listener has
+	guarded map[netip.AddrPort]bool    // the guarded addresses; see translate.Served
+	guards  map[netip.AddrPort]int     // by address: the number of served listeners that guard it
+	extra   map[string]int             // by cluster that the data plane adds: the number of served listeners that name it
+	// These are set when a response changes something that concerns many listeners (see again) or all clusters (see
+	// guard).
 	freed, arrived, reguard bool
 }
 
@@ -38,7 +39,7 @@ func newServings() servings {
 	}
 }
 
-// owner returns the control plane's listener for which the listener of a name is served.
+// owner returns the control plane's listener for which the data plane serves the listener with a name.
 func (v *servings) owner(name string) string {
 	if owner, ok := v.owners[name]; ok {
 		return owner
@@ -46,7 +47,7 @@ func (v *servings) owner(name string) string {
 	return name
 }
 
-// missing returns how many routes that a listener needs have not arrived.
+// missing returns the number of routes that listeners need and that have not been received.
 func (v *servings) missing() (n int) {
 	for name := range v.users {
 		if v.routes[name] == nil {
@@ -56,8 +57,8 @@ func (v *servings) missing() (n int) {
 	return n
 }
 
-// arrives records that a cluster is added, removed or changed. Which listeners are served depends on whether
-// connections pass through it unchanged, and on whether it has endpoints.
+// arrives records that a cluster is added, removed or changed. What is served for a listener depends on whether its
+// clusters pass connections through unchanged, and on whether they have endpoints.
 func (v *servings) arrives(old, c *translate.Cluster) {
 	kind := func(c *translate.Cluster) int {
 		switch {
@@ -71,7 +72,7 @@ func (v *servings) arrives(old, c *translate.Cluster) {
 		return 1
 	}
 	if a, b := kind(old), kind(c); a == b || a < 2 && b < 2 {
-		return // an ordinary cluster was added or removed: listeners that wait for it are looked at in any case
+		return // an ordinary cluster was added or removed: listeners that wait for it are expanded in any case
 	}
 	v.arrived = true
 }
@@ -89,7 +90,7 @@ func (s *state) stageListener(name string, l *translate.Listener, o *outcome) (u
 	return func() { _ = s.setListener(name, old, &outcome{}) }, nil
 }
 
-// setListener makes l the wanted form of a listener; nil for none.
+// setListener makes l the wanted form of a listener, or removes the listener if l is nil.
 func (s *state) setListener(name string, l *translate.Listener, o *outcome) error {
 	v := &s.serving
 	var routes []string
@@ -121,7 +122,8 @@ func (s *state) setListener(name string, l *translate.Listener, o *outcome) erro
 	return s.expand(name, o)
 }
 
-// expand updates what is served for a listener. If something is still missing, it does not change it.
+// expand updates what is served for a listener. As long as something that the listener needs is missing, expand does
+// not change it.
 func (s *state) expand(name string, o *outcome) error {
 	v := &s.serving
 	made, err := v.wanted[name].Expand(translate.Env{
@@ -141,7 +143,7 @@ func (s *state) expand(name string, o *outcome) error {
 	return nil
 }
 
-// serve replaces what is served for a listener.
+// serve replaces the listeners that are served for a control plane's listener.
 func (s *state) serve(name string, made *translate.Served, o *outcome) {
 	v := &s.serving
 	old := v.made[name]
@@ -208,7 +210,8 @@ func (s *state) serve(name string, made *translate.Served, o *outcome) {
 	v.reguard = v.reguard || len(old.Guarded)+len(next.Guarded) > 0
 }
 
-// free reports whether no other listener has an address. If one has, it warns and marks the listener as blocked.
+// free reports whether no other listener has an address. If another has it, free warns and marks the listener as
+// blocked.
 func (v *servings) free(s *state, name string, at place, o *outcome) bool {
 	for other := range s.places[at] {
 		if owner := v.owner(other); owner != name {
@@ -221,7 +224,7 @@ func (v *servings) free(s *state, name string, at place, o *outcome) bool {
 	return true
 }
 
-// guard determines which addresses of the workload are guarded.
+// guard updates the set of the workload's addresses that are guarded.
 func (s *state) guard() {
 	v := &s.serving
 	if !v.reguard {
@@ -254,7 +257,8 @@ func (s *state) stageRoutes(name string, r *translate.Routes, o *outcome) (undo 
 	return func() { s.setRoutes(name, old) }, nil
 }
 
-// setRoutes makes r the wanted form of routes; nil for none. Listeners that name them are marked to be looked at.
+// setRoutes makes r the wanted form of routes, or removes them if r is nil. It marks the listeners that name them as
+// stale.
 func (s *state) setRoutes(name string, r *translate.Routes) {
 	if r == nil {
 		delete(s.serving.routes, name)
@@ -266,11 +270,11 @@ func (s *state) setRoutes(name string, r *translate.Routes) {
 	}
 }
 
-// again expands the listeners that are affected by other changes, or that waited. A listener that can no longer be
-// served stays as it was.
+// again expands the listeners that other changes affect, and those that waited. A listener that can no longer be served
+// stays as it was.
 func (s *state) again(o *outcome) {
 	v := &s.serving
-	if v.freed { // an address may be free now
+	if v.freed { // another listener may have left its address
 		maps.Copy(v.stale, v.blocked)
 	}
 	if v.arrived {

@@ -15,33 +15,33 @@ import (
 	"tare/internal/mesh/xds/translate"
 )
 
-// state holds what the control plane wants and what the store has. It is pure: time, network and store are the
-// caller's.
+// state holds the resources that the control plane wants and those that the store has. It only computes: its callers
+// handle time, the network and the store.
 //
 // Wanted resources become active in steps: a cluster when its endpoints are known, a listener when all of its clusters
-// are active and its address is free. A cluster that is no longer wanted is removed when no active listener names it.
-// So connections are served correctly in whichever order the types of resources arrive, which the protocol leaves to
-// the control plane.
+// are active and its address is free. A cluster that is not wanted any more is removed when no active listener names
+// it. Connections are therefore served correctly in whatever order the types of resources arrive; the protocol leaves
+// that order to the control plane.
 type state struct {
 	intake
 
 	clusters  map[string]*translate.Cluster
-	assigned  map[string]translate.Assignment // by service
-	services  map[string]map[string]bool      // clusters by the service whose endpoints they use
-	hosts     map[string]map[string]bool      // clusters by their host names
-	addresses map[string][]netip.Addr         // of host names that were looked up; an empty entry: the look-up failed
+	assigned  map[string]translate.Assignment // by service: its endpoints
+	services  map[string]map[string]bool      // by service: the clusters that use its endpoints
+	hosts     map[string]map[string]bool      // by host name: the clusters that have it
+	addresses map[string][]netip.Addr         // by host name, once it was looked up; empty: the look-up failed
 	late      map[string]bool                 // clusters that have waited long enough for endpoints
 	serving   servings
 	listeners map[string]*mesh.Listener
-	places    map[place]map[string]bool // wanted listeners by address
+	places    map[place]map[string]bool // by address: the wanted listeners there
 
 	active mesh.Config
-	users  map[string]int   // number of active listeners that name a cluster
-	used   map[place]string // active listeners by address
+	users  map[string]int   // by cluster: the number of active listeners that name it
+	used   map[place]string // by address: the active listener there
 
-	dirtyClusters, dirtyListeners map[string]bool // whose active form may differ from the wanted one
+	dirtyClusters, dirtyListeners map[string]bool // names whose active form may differ from the wanted one
 
-	// Names that lost their last cluster or got their first since the maps were cleared.
+	// Names that got their first cluster or lost their last since the maps were cleared.
 	serviceChanges, hostChanges map[string]bool
 }
 
@@ -66,16 +66,17 @@ func newState(l Limits) *state {
 
 func (*state) kinds() []Kind { return []Kind{Clusters, Endpoints, Listeners, Routes} }
 
-// lists reports whether the control plane sends all resources of a kind, so a missing one is removed.
+// lists reports whether the control plane sends all resources of a kind, so that a missing one has been removed.
 func (*state) lists(k Kind) bool { return k == Clusters || k == Listeners }
 
-// wants reports whether a resource is subscribed to.
+// wants reports whether the client subscribes to a resource.
 func (s *state) wants(k Kind, name string) bool { return s.lists(k) || s.namers(k)[name] != nil }
 
-// names returns the names that are subscribed to because other resources name them, sorted.
+// names returns, sorted, the names of a kind that the client subscribes to because other resources name them.
 func (s *state) names(k Kind) []string { return slices.Sorted(maps.Keys(s.namers(k))) }
 
-// namers returns the resources that name those of a kind: clusters name their endpoints, listeners their routes.
+// namers returns, by name, the resources that name a resource of a kind: clusters name endpoints, and listeners name
+// routes.
 func (s *state) namers(k Kind) map[string]map[string]bool {
 	switch k {
 	case Endpoints:
@@ -116,7 +117,7 @@ func (s *state) put(_ Kind, name string, made any, o *outcome) (undo func(), err
 	return nil, fmt.Errorf("there is no place for a %T", made)
 }
 
-// drop makes a resource unwanted. Endpoints are kept as long as a cluster uses them.
+// drop removes a resource from the wanted ones. Endpoints are kept as long as a cluster uses them.
 func (s *state) drop(k Kind, name string, o *outcome) {
 	switch k {
 	case Clusters:
@@ -128,7 +129,7 @@ func (s *state) drop(k Kind, name string, o *outcome) {
 	}
 }
 
-// take stages a response, and rejects listeners in it that want another listener's address.
+// take stages a response, and rejects listeners in it that want an address that another listener has.
 func (s *state) take(k Kind, r *response, full bool) *outcome {
 	o := s.intake.take(k, r, full)
 	s.again(o)
@@ -136,7 +137,7 @@ func (s *state) take(k Kind, r *response, full bool) *outcome {
 	return o
 }
 
-// waiting returns how many listeners wait for clusters or for their address.
+// waiting returns the number of listeners that wait for clusters or for their address.
 func (s *state) waiting() (n int) {
 	for name := range s.dirtyListeners {
 		if s.listeners[name] != nil {
@@ -146,7 +147,7 @@ func (s *state) waiting() (n int) {
 	return n
 }
 
-// overdue reports whether a hungry cluster has waited long enough, and if so ends its wait.
+// overdue reports whether a hungry cluster has waited long enough for endpoints, and ends its wait if so.
 func (s *state) overdue(name string, waited time.Duration) bool {
 	w := s.clusters[name]
 	if w == nil || w.Wait == 0 || waited <= w.Wait {
@@ -180,7 +181,7 @@ func (s *state) starve(name string) {
 	s.dirtyClusters[name] = true
 }
 
-// resolve records the addresses of a host name, and reports whether that changes anything.
+// resolve records the addresses of a host name, and reports whether they differ from the previous ones.
 func (s *state) resolve(host string, addresses []netip.Addr) bool {
 	old, known := s.addresses[host]
 	if s.hosts[host] == nil || known && slices.Equal(old, addresses) {
@@ -191,13 +192,13 @@ func (s *state) resolve(host string, addresses []netip.Addr) bool {
 	return true
 }
 
-// outcome is the result of a response.
+// outcome is the result of taking a response.
 type outcome struct {
 	refused []error
-	more    int // number of refusals besides these
+	more    int // number of further refusals, which are only counted
 	changed int
 	warned  []*translate.Warning
-	undo    []func() // each undoes what was staged for a resource, at its index in staged
+	undo    []func() // functions that each undo what was staged for one resource
 	staged  map[resource]int
 }
 
@@ -206,8 +207,8 @@ type resource struct {
 	name string
 }
 
-// maxRefused is how many refusals of one response are kept; the rest are only counted, because a large message can
-// contain millions.
+// maxRefused is the number of refusals of one response that are kept. The others are only counted, because a large
+// message can cause millions.
 const maxRefused = 10000
 
 func (o *outcome) refuse(err error) {
@@ -234,7 +235,7 @@ func (s *state) stageCluster(name string, c *translate.Cluster, o *outcome) (und
 	}, nil
 }
 
-// want makes c the wanted form of a cluster; nil for none.
+// want makes c the wanted form of a cluster, or removes the cluster if c is nil.
 func (s *state) want(name string, c *translate.Cluster) {
 	s.dirtyClusters[name] = true
 	s.serving.arrives(s.clusters[name], c)
@@ -272,7 +273,7 @@ func (s *state) want(name string, c *translate.Cluster) {
 	}
 }
 
-// link adds a name under key, and reports whether it is the first.
+// link adds a name under a key, and reports whether it is the key's first.
 func link[K comparable](m map[K]map[string]bool, key K, name string) bool {
 	first := m[key] == nil
 	if first {
@@ -282,7 +283,7 @@ func link[K comparable](m map[K]map[string]bool, key K, name string) bool {
 	return first
 }
 
-// unlink removes a name under key, and reports whether none is left.
+// unlink removes a name under a key, and reports whether the key has none left.
 func unlink[K comparable](m map[K]map[string]bool, key K, name string) bool {
 	delete(m[key], name)
 	if len(m[key]) > 0 {
@@ -328,7 +329,8 @@ func (s *state) wantListener(name string, l *mesh.Listener) {
 	}
 }
 
-// conflicts rejects the listeners of a response that want another listener's address. Their previous form stays.
+// conflicts rejects the listeners of a response that want an address that another listener has. Their previous form
+// stays.
 func (s *state) conflicts(o *outcome) {
 	var wanted []place
 	for r := range o.staged {
@@ -356,15 +358,17 @@ func (s *state) conflicts(o *outcome) {
 
 // contests decides which of several names gets a place.
 type contests[P comparable] struct {
-	members func(P) map[string]bool // the names that want it
-	staged  func(name string) bool  // it came with the current response
-	// reject undoes what was staged, and returns the place that the previous form wants, if there is one.
+	members func(P) map[string]bool // the names that want a place
+	staged  func(name string) bool  // reports whether the name came with the current response
+	// reject undoes what was staged for a name. was reports whether the name's previous form wants a place, and before is
+	// that place.
 	reject func(at P, name, stays string) (before P, was bool)
 }
 
-// settle goes through places until each is wanted by one name. Names from before the response win; of two in the
-// response, the first in order wins. A rejected name wants its previous place again, which is then looked at again;
-// there it counts as one from before. Each is rejected at most once, so the time is linear in the number of names.
+// settle resolves conflicts until at most one name wants each place. Names from before the response win over those in
+// it; of several in the response, the first in order wins. A rejected name wants its previous place again, where it
+// counts as a name from before, and settle looks at that place again. Each name is rejected at most once, so the time
+// is linear in the number of names.
 func (c contests[P]) settle(places []P) {
 	for len(places) > 0 {
 		at := places[len(places)-1]
@@ -400,7 +404,7 @@ func placeOf(l *mesh.Listener) place {
 	return place{netip.AddrPortFrom(l.Address.Addr().Unmap(), l.Address.Port()), l.Protocol}
 }
 
-// reject undoes what a response staged for a resource, and reports whether it had staged anything.
+// reject undoes what a response staged for a resource, and reports whether anything was staged.
 func (s *state) reject(r resource, o *outcome) bool {
 	i, ok := o.staged[r]
 	if !ok {
@@ -412,7 +416,8 @@ func (s *state) reject(r resource, o *outcome) bool {
 	return true
 }
 
-// form returns a cluster as the store should have it; ok is false while its endpoints are not known.
+// form returns a cluster in the form that the store should have. ok is false while the cluster's endpoints are not
+// known.
 func (s *state) form(c *translate.Cluster) (*mesh.Cluster, bool) {
 	switch c.Discovery {
 	case translate.EDS:
@@ -434,7 +439,7 @@ func (s *state) form(c *translate.Cluster) (*mesh.Cluster, bool) {
 	return c.Known(), true
 }
 
-// plan returns the change that brings the store as close to what is wanted as is possible now.
+// plan returns the change that brings the store as close to the wanted resources as is possible now.
 func (s *state) plan() mesh.Change {
 	s.guard()
 	var change mesh.Change
@@ -455,7 +460,7 @@ func (s *state) plan() mesh.Change {
 	if len(s.dirtyListeners) > 0 {
 		s.planListeners(&change)
 	}
-	// How many listeners name each cluster after this change.
+	// The change in the number of listeners that name each cluster.
 	more := map[string]int{}
 	for _, l := range change.Listeners {
 		count(more, s.active.Listeners[l.Name], -1)
@@ -481,7 +486,7 @@ func (s *state) plan() mesh.Change {
 	return change
 }
 
-// planListeners adds to a change the listeners that can become active, and the removals.
+// planListeners adds to a change the listeners that can become active, and the listeners to remove.
 func (s *state) planListeners(change *mesh.Change) {
 	fresh := make(map[string]bool, len(change.Clusters))
 	for _, c := range change.Clusters {
@@ -502,8 +507,8 @@ func (s *state) planListeners(change *mesh.Change) {
 			moving[name] = true
 		}
 	}
-	// An address is free once its listener leaves it, which it may be unable to do.
-	after := map[string][]string{} // listeners that wait for another one's address
+	// A listener can take an address only if its current listener leaves it, but that listener may have to wait itself.
+	after := map[string][]string{} // by listener: those that wait for its address
 	var stuck []string
 	for _, l := range ready {
 		if holder, held := s.used[placeOf(l)]; held && holder != l.Name {
@@ -525,7 +530,7 @@ func (s *state) planListeners(change *mesh.Change) {
 	change.Listeners = slices.DeleteFunc(ready, func(l *mesh.Listener) bool { return !moving[l.Name] })
 }
 
-// served reports whether all clusters of a listener are active or among the fresh ones.
+// served reports whether all clusters of a listener are active or in fresh.
 func (s *state) served(l *mesh.Listener, fresh map[string]bool) bool {
 	return !slices.ContainsFunc(named(l), func(name string) bool { return s.active.Clusters[name] == nil && !fresh[name] })
 }
@@ -559,7 +564,7 @@ func count(users map[string]int, l *mesh.Listener, by int) {
 	}
 }
 
-// commit records that the store has made a change.
+// commit records a change that the store has made.
 func (s *state) commit(change mesh.Change) {
 	for _, l := range change.Listeners {
 		s.leave(l.Name)
@@ -574,7 +579,7 @@ func (s *state) commit(change mesh.Change) {
 			delete(s.dirtyListeners, l.Name)
 		}
 	}
-	if len(change.Clusters) == len(s.dirtyClusters) { // all of them are dirty
+	if len(change.Clusters) == len(s.dirtyClusters) { // all clusters of a change are dirty
 		clear(s.dirtyClusters)
 	}
 	for _, c := range change.Clusters {
@@ -612,11 +617,12 @@ func empty(c mesh.Change) bool {
 	return len(c.Clusters)+len(c.Listeners)+len(c.RemovedClusters)+len(c.RemovedListeners) == 0
 }
 
-// namedTries is how many refusals that name a resource are handled in turn, before the change is halved to find the
-// others.
+// namedTries is the number of refusals that name a resource that are handled one after the other. After that, the
+// change is halved to find the remaining refused resources.
 const namedTries = 8
 
-// settle applies to the store what it can. What the store refuses is undone, and the rest is applied without it.
+// settle applies the planned change to the store. If the store refuses resources, settle undoes those and applies the
+// rest.
 func (s *state) settle(apply func(mesh.Change) error, o *outcome) error {
 	for try := 0; try < 8*namedTries; try++ {
 		change := s.plan()
@@ -637,12 +643,12 @@ func (s *state) settle(apply func(mesh.Change) error, o *outcome) error {
 		} else if bad, err = s.halve(change, apply); err != nil {
 			return err
 		}
-		progress := len(bad) == 0 // made in parts, without a refusal
+		progress := len(bad) == 0 // the change was made in parts, without a refusal
 		for _, f := range bad {
 			progress = s.unwant(f.resource, o) || progress
 			o.refuse(storeRefusal(f.resource, f.err))
 		}
-		if !progress { // only removals are left, which cannot be undone: they are tried again with the next change
+		if !progress { // only removals are left, which cannot be undone; the next change tries them again
 			break
 		}
 	}
@@ -654,14 +660,14 @@ func (s *state) settle(apply func(mesh.Change) error, o *outcome) error {
 	return nil
 }
 
-// stored reports whether the store should have a cluster: it is wanted, and not one that connections pass through
+// stored reports whether the store should have a cluster: the cluster is wanted, and does not pass connections through
 // unchanged.
 func (s *state) stored(name string) bool {
 	c := s.clusters[name]
 	return c != nil && c.Discovery != translate.Original
 }
 
-// sweep forgets endpoints, routes and addresses that are no longer used, and returns the names that came into use and
+// sweep forgets endpoints, routes and addresses that are not used any more, and returns the names that came into use or
 // went out of use.
 func (s *state) sweep() (named [kinds][]string, hosts []string) {
 	for name := range s.serving.changes {
@@ -690,7 +696,7 @@ func (s *state) sweep() (named [kinds][]string, hosts []string) {
 	return named, hosts
 }
 
-// errEnds means that a change failed because the client ends. It is not a refusal of the change.
+// errEnds means that a change failed because the client ends. It does not mean that the store refused the change.
 var errEnds = errors.New("the client ends")
 
 func fatal(err error) bool { return errors.Is(err, errEnds) }
@@ -713,7 +719,7 @@ func storeRefusal(r resource, err error) error {
 	return refused(r.kind, r.name, "the data plane cannot hold it: %s", err)
 }
 
-// blamed returns the resource of a change that an error names, if it names one.
+// blamed returns the resource of a change that an error names. ok is false if it names none.
 func blamed(change mesh.Change, err error) (r resource, ok bool) {
 	var f *fault.Error
 	if !errors.As(err, &f) || f.Where == "" {
@@ -733,8 +739,8 @@ func blamed(change mesh.Change, err error) (r resource, ok bool) {
 	return r, n == 1
 }
 
-// halve makes a change in parts, which it halves when the store refuses one, until the refused resource stands alone.
-// Clusters come first; if any is refused, what depends on them is left for the next plan.
+// halve makes a change in parts. It halves each part that the store refuses, until a refused resource is alone.
+// Clusters come first; if any is refused, the resources that depend on them are left to the next plan.
 func (s *state) halve(change mesh.Change, apply func(mesh.Change) error) (bad []failure, err error) {
 	try := func(part mesh.Change) error {
 		err := apply(part)
@@ -747,7 +753,7 @@ func (s *state) halve(change mesh.Change, apply func(mesh.Change) error) (bad []
 		func(c *mesh.Cluster) resource { return resource{Clusters, c.Name} }); err != nil || len(bad) > 0 {
 		return bad, err
 	}
-	// Listeners that leave an address come before those that take it.
+	// Listeners that leave an address come before listeners that take it.
 	if bad, err = halves(change.RemovedListeners, func(l []string) error { return try(mesh.Change{RemovedListeners: l}) },
 		func(name string) resource { return resource{Listeners, name} }); err != nil || len(bad) > 0 {
 		return bad, err
@@ -782,8 +788,8 @@ func halves[T any](list []T, try func([]T) error, name func(T) resource) (bad []
 	return bad, nil
 }
 
-// unwant undoes what the store refused: back to the form before this response, or before it began to wait. It reports
-// whether anything changed.
+// unwant undoes what the store refused. The resource gets the form that it had before this response, or before it began
+// to wait. unwant reports whether anything changed.
 func (s *state) unwant(r resource, o *outcome) bool {
 	switch r.kind {
 	case Listeners:
@@ -795,7 +801,7 @@ func (s *state) unwant(r resource, o *outcome) bool {
 		if l == nil {
 			return false
 		}
-		s.forget(Listeners, owner) // so that it is tried again when it is sent again
+		s.forget(Listeners, owner) // so that the client tries it again when it is sent again
 		s.wantListener(r.name, s.active.Listeners[r.name])
 		delete(s.dirtyListeners, r.name)
 		return true
@@ -810,8 +816,8 @@ func (s *state) unwant(r resource, o *outcome) bool {
 		if s.reject(r, o) {
 			return true
 		}
-		// It waited for something that has come now, or an address changed. The store keeps the form that it has until the
-		// cluster is sent again.
+		// The cluster waited for something that is here now, or an address has changed. The store keeps its current form
+		// until the control plane sends the cluster again.
 		s.forget(Clusters, r.name)
 		if s.active.Clusters[r.name] == nil {
 			s.want(r.name, nil)
@@ -822,14 +828,14 @@ func (s *state) unwant(r resource, o *outcome) bool {
 	return false
 }
 
-// maxReason bounds the text of a refusal, and maxReasons that of all refusals of a response: a control plane accepts
-// messages of 4 MiB.
+// maxReason bounds the text of a refusal, and maxReasons the text of all refusals of a response, in bytes. A control
+// plane accepts messages of 4 MiB.
 const (
 	maxReason  = 2 << 10
 	maxReasons = 1 << 20
 )
 
-// reason returns the text of refusals, one per line, and how many more there are.
+// reason returns the text of refusals, one on each line, followed by the number of further ones.
 func reason(errs []error, more int) string {
 	var b strings.Builder
 	for i, err := range errs {

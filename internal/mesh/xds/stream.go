@@ -23,16 +23,16 @@ import (
 	"tare/internal/lib/text"
 )
 
-// conn is one stream and its state. It belongs to the client's goroutine; two more goroutines, which end with it, read
-// and write.
+// conn is one stream and its state. Only the client's goroutine uses the state. Two further goroutines, which end with
+// the stream, read and write.
 type conn struct {
 	in     chan *response
 	out    chan *request
-	ended  chan error // gets one error, when both goroutines have ended
+	ended  chan error // gets one error, once both goroutines have ended
 	cancel context.CancelFunc
 	begun  time.Time
-	opened chan struct{} // closed once there is a stream
-	busy   atomic.Int64  // when the request that is being sent began, ns by pace.Now; 0: none is
+	opened chan struct{} // closed once the stream is open
+	busy   atomic.Int64  // when the request that is being sent began, ns by pace.Now; 0 if none is being sent
 
 	open       bool
 	queue      []*request
@@ -40,11 +40,11 @@ type conn struct {
 	answered   bool
 	nonces     [kinds]string
 	holds      [kinds]hold
-	subscribed [kinds]map[string]bool // names that are subscribed to; deltas
+	subscribed [kinds]map[string]bool // deltas: the names that the client subscribes to
 	why        atomic.Pointer[error]
 }
 
-// hold holds the last refusal that was sent, and a repetition of it that is delayed.
+// hold remembers the last refusal that was sent. If the same refusal is due again, hold delays it.
 type hold struct {
 	wrong   string
 	wait    time.Duration
@@ -58,10 +58,11 @@ type wire interface {
 	receive() (*response, error)
 }
 
-// window is large enough for usual responses, so that the control plane need not wait for flow control.
+// window is large enough for usual responses, so that the control plane does not wait for flow control.
 const window = 8 << 20
 
-// open opens a stream. The channel opened is closed when there is one; ended gets the error with which it ends.
+// open starts to open a stream. It closes opened once the stream is open, and sends the error that ends the stream to
+// ended.
 func open(ctx context.Context, o *Options, sent func(*request)) *conn {
 	ctx, cancel := context.WithCancel(ctx)
 	c := &conn{in: make(chan *response), out: make(chan *request), ended: make(chan error, 1), cancel: cancel,
@@ -89,8 +90,8 @@ func (c *conn) run(ctx context.Context, o *Options, sent func(*request)) error {
 		grpc.WithDisableServiceConfig(), grpc.WithDisableRetry(),
 	}
 	if !strings.HasPrefix(o.Address, "unix:") {
-		// The control plane's machine may vanish without closing the connection. TCP keepalive detects that; servers
-		// that do not expect gRPC's pings refuse them.
+		// The control plane's machine may vanish without closing the connection. TCP keepalive detects that; gRPC's own pings
+		// would not do, because servers that do not expect them refuse them.
 		dialer := &net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second,
 			Interval: 5 * time.Second, Count: 3}}
 		options = append(options, grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
@@ -121,26 +122,27 @@ func (c *conn) run(ctx context.Context, o *Options, sent func(*request)) error {
 	return fmt.Errorf("the stream from %s ended: %w", o.Address, said{err})
 }
 
-// maxHeaders bounds the headers and trailers of a stream, and maxSaid what is repeated of a control plane's error
-// message, in bytes.
+// maxHeaders bounds the headers and trailers of a stream, and maxSaid the part of a control plane's error message that
+// the client repeats, in bytes.
 const (
 	maxHeaders = 64 << 10
 	maxSaid    = 1 << 10
 )
 
-// said is an error with a message of the control plane's, printed safely within a line.
+// said wraps an error that contains a message of the control plane, and prints it safely on one line.
 type said struct{ error }
 
 func (s said) Error() string { return text.ClipLine(s.error.Error(), maxSaid) }
 func (s said) Unwrap() error { return s.error }
 
-// fail ends a stream with an error of the client's own.
+// fail ends a stream with an error found by the client.
 func (c *conn) fail(err error) {
 	c.why.CompareAndSwap(nil, &err)
 	c.cancel()
 }
 
-// large is the size in bytes above which a response is processed, and its memory freed, before the next is read.
+// large is the length in bytes above which a response is processed, and its memory freed, before the next response is
+// read.
 const large = 8 << 20
 
 func (c *conn) read(ctx context.Context, w wire) error {
@@ -188,7 +190,8 @@ func (c *conn) write(ctx context.Context, w wire, sent func(*request)) error {
 	}
 }
 
-// patience ends a stream that has been stuck for too long.
+// patience ends a stream that has been stuck for longer than a time limit. never reports whether nothing was ever
+// received.
 func (c *conn) patience(now time.Time, o *Options, never bool) {
 	var err error
 	switch since := now.Sub(c.begun); {
@@ -223,7 +226,7 @@ func newWire(ctx context.Context, cc *grpc.ClientConn, o *Options) (wire, error)
 	return &delta{s, node, o.Limits.entries()}, err
 }
 
-// problem returns the details of a refusal.
+// problem returns the error detail with which a request refuses a response; nil if it does not.
 func problem(wrong string) *statuspb.Status {
 	if wrong == "" {
 		return nil
@@ -235,7 +238,7 @@ func problem(wrong string) *statuspb.Status {
 type world struct {
 	stream discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesClient
 	node   *corev3.Node // for the first request
-	most   int          // limit of resources and names in one response
+	most   int          // maximum number of resources and names in one response
 }
 
 func (w *world) send(q *request) error {
@@ -251,7 +254,7 @@ func (w *world) receive() (*response, error) { return receive(w.stream, false, w
 type delta struct {
 	stream discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesClient
 	node   *corev3.Node // for the first request
-	most   int          // limit of resources and names in one response
+	most   int          // maximum number of resources and names in one response
 }
 
 func (w *delta) send(q *request) error {
@@ -264,7 +267,7 @@ func (w *delta) send(q *request) error {
 
 func (w *delta) receive() (*response, error) { return receive(w.stream, true, w.most) }
 
-// receive waits for a response. The stream's own Recv would use the generated decoder; see codec.
+// receive waits for a response. It does not use the stream's Recv, which would use the generated decoder; see codec.
 func receive(stream grpc.ClientStream, delta bool, most int) (*response, error) {
 	r := &response{delta: delta, most: most}
 	if err := stream.RecvMsg(r); err != nil {

@@ -17,21 +17,21 @@ import (
 	"tare/internal/lib/stats"
 )
 
-// Family makes answers from certain metrics. The name of the experiment does not matter, so a user's spec gets the
-// same answers as the built-in one that measures the same.
+// Family makes answers from certain metrics, whatever the experiment's name: a user's spec gets the same answers as a
+// built-in spec with the same metrics.
 type Family struct {
 	Metrics []string // the family is asked if the run has any of these
 
-	// Answer returns the answers; empty if the family has nothing to say.
+	// Answer returns the answers, or nil if the family has nothing to say.
 	Answer func(*Summary, *Table) []Answer
 
 	// General families are asked only if there is no other answer.
 	General bool
 }
 
-// families are the registered families, and two for metrics of every guest. Several can apply to one run: for a tracer
-// that is measured while a probe waits for a CPU, there are answers about the events that it lost, and about whether
-// the machine stays usable.
+// families holds two families for metrics that every guest has, and those that Register added. Several can apply to one
+// run: if a tracer is measured while a probe waits for a CPU, one family answers how many events the tracer lost, and
+// another whether the machine stays usable.
 var families = []Family{
 	{Metrics: []string{"limit_cpus"}, Answer: limitAnswers},
 	{Metrics: []string{"bpf_seconds_per_connection"}, Answer: pathAnswers, General: true},
@@ -40,7 +40,8 @@ var families = []Family{
 // Register adds a family. Guests register families for their metrics.
 func Register(f Family) { families = append(families, f) }
 
-// inWords returns the answers of the families, in the order in which their metrics are shown.
+// inWords returns the answers of the families, in the order in which their metrics are shown. General families, and
+// then saturationAnswers, are asked only if there is no other answer.
 func (s *Summary) inWords(t *Table) (all []Answer) {
 	order := slices.Clone(families)
 	slices.SortStableFunc(order, func(a, b Family) int { return t.defined.Compare(a.Metrics[0], b.Metrics[0]) })
@@ -83,8 +84,8 @@ func (t *Table) SubjectHas(metric string) bool {
 	return false
 }
 
-// free reports whether answers are about metrics that mean something only for loads without a rate limit. Records of
-// Tare before 0.2 do not name the metrics of answers; for these a closed loop decides.
+// free reports whether the run's headline metrics include one that is meaningful only for loads without a rate limit.
+// Records of Tare before 0.2 do not list headline metrics; for those, free reports whether a load is a closed loop.
 func free(t *Table) bool {
 	if len(t.headlines) == 0 {
 		return t.closed
@@ -92,7 +93,7 @@ func free(t *Table) bool {
 	return slices.ContainsFunc(t.headlines, func(name string) bool { return t.known[name] && t.defined.Of(name).Free })
 }
 
-// fullPart is the fraction of the machine's CPUs from which it counts as full.
+// fullPart is the minimum busy fraction of the machine's CPUs at which the machine counts as full.
 const fullPart = 0.9
 
 // full reports whether the machine's CPUs are full with every subject at every level.
@@ -112,15 +113,16 @@ func full(t *Table) bool {
 	return found
 }
 
-// Find returns the estimate of one metric of one arm as a whole at one level; nil if there is none that may be quoted.
+// Find returns the estimate of a metric of an arm at a level, not of a single component; nil if there is none or it is
+// withheld.
 func (s *Summary) Find(metric, arm string, level map[string]string) *Estimate {
 	return lists.Find(s.Estimates, func(e *Estimate) bool {
 		return e.Metric == metric && e.Arm == arm && e.Component == "" && e.Withheld == "" && maps.Equal(e.Factors, level)
 	})
 }
 
-// Visible returns the smallest difference in a metric that the A/A twins let the run see at one level, and whether it
-// is known.
+// Visible returns the smallest difference in a metric that the run can distinguish from noise at a level, judged by the
+// A/A twins, and whether it is known.
 func (s *Summary) Visible(metric string, level map[string]string) (float64, bool) {
 	for _, m := range s.MDE {
 		if m.Metric == metric && maps.Equal(m.Factors, level) {
@@ -130,7 +132,8 @@ func (s *Summary) Visible(metric string, level map[string]string) (float64, bool
 	return 0, false
 }
 
-// ArmName returns the name of an arm for readers. If the baseline has a subject, its name is the subject's.
+// ArmName returns the name of an arm for readers. If the run compares with another subject, the baseline has that
+// subject's name.
 func (s *Summary) ArmName(arm string) string {
 	switch {
 	case s.Baseline == "":
@@ -174,7 +177,7 @@ func (s *Summary) answer(run record.Run, t *Table) {
 	}
 }
 
-// genericAnswers returns an answer for each arm and level on what the arm adds.
+// genericAnswers returns an answer for each arm and level: what the arm adds to the baseline.
 func (s *Summary) genericAnswers(run record.Run, t *Table) (all []Answer) {
 	arms := askedArms(run, t)
 	if slices.Contains(arms, record.Direct) {
@@ -211,8 +214,8 @@ func (s *Summary) genericAnswers(run record.Run, t *Table) (all []Answer) {
 	return all
 }
 
-// outermost returns the first and the last level of a sweep of more than three numbers, otherwise all levels. The rest
-// are in the tables.
+// outermost returns the first and the last level if the run sweeps one factor over more than three numbers, and all
+// levels otherwise. The tables show the levels in between.
 func outermost(levels []factors) []factors {
 	for _, at := range levels {
 		for _, level := range at {
@@ -246,7 +249,7 @@ func (t *Table) BaselineAndSubjects() []string {
 }
 
 // cost adds clauses on the time that a unit of work costs. Each kind of time is mentioned once, by the metric defined
-// first: its cost per connection and per request would say the same twice.
+// first, because its costs per connection and per request say the same thing.
 func (p *Prose) cost(t *Table) {
 	var costs []*Estimate
 	for i := range p.Summary.Estimates {
@@ -265,14 +268,14 @@ func (p *Prose) cost(t *Table) {
 		}
 		said[d.What] = true
 		if e.Value == 0 && p.baseIsZero(e) && (e.Hi != nil && *e.Hi == 0 || t.none(e)) {
-			continue // neither has any of it, for example because no eBPF program was loaded
+			continue // neither arm spends any, for example because no eBPF program was loaded
 		}
 		if by := e.Difference; by != nil && p.unresolved(e) && (by.Lo != nil || len(p.clauses) > 0) {
 			p.leave(e, d.What+" per "+d.Per)
 			continue
 		}
 		text := p.adds(e, d.What+" per "+d.Per)
-		p.Rest(e.Metric, e.Arm) // the evidence lists it before its part
+		p.Rest(e.Metric, e.Arm) // the evidence lists the whole before its part
 		if d.Rank == metric.RankBPF && p.baseIsZero(e) {
 			text += p.loadsPart(slices.Sorted(maps.Keys(t.loads)))
 		}
@@ -280,7 +283,7 @@ func (p *Prose) cost(t *Table) {
 	}
 }
 
-// none reports whether an arm and its baseline had nothing of a metric in any block.
+// none reports whether a metric was 0 in every block, in both the estimate's arm and the baseline.
 func (t *Table) none(e *Estimate) bool {
 	for _, arm := range []string{e.Arm, record.Direct} {
 		if slices.ContainsFunc(t.Column(e.Factors, arm, e.Metric), func(v float64) bool { return v != 0 }) {
@@ -290,13 +293,13 @@ func (t *Table) none(e *Estimate) bool {
 	return true
 }
 
-// has reports whether an estimate is about this arm as a whole at this level, and may be quoted.
+// has reports whether an estimate is about the answer's arm and level, is not of a single component, and may be quoted.
 func (p *Prose) has(e *Estimate) bool {
 	return e.Arm == p.Arm && e.Component == "" && e.Withheld == "" && maps.Equal(e.Factors, p.At)
 }
 
-// loadsPart returns which fraction of the arm's eBPF time ran in the control groups of the loads, which are named. It
-// is a fraction of all programs, so it says nothing about a difference from a baseline that runs programs, too.
+// loadsPart describes the fraction of the arm's eBPF time that ran in the control groups of the named loads. The
+// fraction covers all eBPF programs, so it does not apply to a difference from a baseline that runs programs, too.
 func (p *Prose) loadsPart(loads []string) string {
 	share := p.Peek("bpf_client_share")
 	if share == nil || len(loads) == 0 {
@@ -316,7 +319,7 @@ func (p *Prose) adds(e *Estimate, what string) string {
 	switch {
 	case d == nil:
 		return "takes " + e.Written(e.Unit) + " of " + what
-	case len(p.clauses) > 0 || d.Lo != nil && !d.Resolved: // if not resolved here, it is the same in both
+	case len(p.clauses) > 0 || d.Lo != nil && !d.Resolved: // an unresolved difference is exactly 0 here
 		return p.standing(what + " " + p.moved(e))
 	case d.Value < 0:
 		return "saves " + size(d, e.Unit) + " of " + what
@@ -388,8 +391,8 @@ func (p *Prose) statedInstead(t *Table, metric string) bool {
 	})
 }
 
-// stated returns the metrics with their own wording in answers (Definition.Clause), in the order in which they are
-// shown.
+// stated returns the run's headline metrics that have their own wording in answers (Definition.Clause), in the order in
+// which they are shown.
 func stated(run record.Run) (names []string) {
 	defined := run.Defined()
 	for _, d := range run.Metrics {
@@ -463,8 +466,8 @@ func (m Model) Flat() bool {
 }
 
 // line formats a model as a clause at the last level of its factor, such as "0.01 CPU, and 0.12 CPU more for every
-// 1,000 requests/s". It is empty at other levels, if the model is not linear, and if its slope may be zero or is
-// negligible.
+// 1,000 requests/s". It returns an empty string at other levels, if the model is not linear, or if its slope may be
+// zero or is negligible.
 func (p *Prose) line(m Model, unit string) string {
 	if !m.Linear || len(m.Terms) != 2 || len(p.At) != 1 {
 		return ""
@@ -493,9 +496,9 @@ const (
 	forEvery = " for every "
 )
 
-// Slope formats what further units of a factor add, for a power of ten of them that suits the largest level: "2.9 MB
-// for every 1,000 connections". The units are named as in the run's phrases for the factor ("with {} connections"), or
-// else by the factor.
+// Slope formats how much more units of a factor add: "2.9 MB for every 1,000 connections". The number of units is the
+// largest power of ten, up to 1,000, that does not exceed the largest level. The name of the units comes from the run's
+// phrase for the factor ("with {} connections"), or else is the factor's name.
 func (s *Summary) Slope(x Term, unit string, largest float64) string {
 	many := 1.0
 	for many < 1000 && many*10 <= largest {
@@ -517,14 +520,15 @@ func (x Term) times(n float64) Term {
 	return x
 }
 
-// atMost is the maximum number of further resolved differences in an answer.
+// atMost is the maximum number of resolved differences that others adds to an answer.
 const atMost = 3
 
-// others names the resolved differences that no clause has mentioned, the largest in proportion first, one of each
-// family of metrics. The lag of the load generator is left out: it is a check of the run, not a result.
+// others names up to atMost resolved differences that no clause has mentioned, one of each family of metrics, sorted by
+// descending size relative to the value. The lag of the load generator is left out: it is a check of the run, not a
+// result.
 func (p *Prose) others(t *Table) {
 	if p.own >= perSentence {
-		return // these say what the run is about; the tables have the rest
+		return // the stated metrics say what the run is about; the tables have the rest
 	}
 	type found struct {
 		e    *Estimate
@@ -543,7 +547,7 @@ func (p *Prose) others(t *Table) {
 			continue
 		}
 		if spoken[t.defined.FamilyOf(e.Metric)] || t.defined.Of(e.Metric).Clause != "" {
-			continue // it is already mentioned, or is worded by stated
+			continue // already mentioned, or left to stated
 		}
 		if base := p.base(e); base != nil && e.Difference != nil && e.Difference.Resolved {
 			size := max(math.Abs(e.Value), math.Abs(base.Value))
@@ -571,7 +575,8 @@ func (p *Prose) others(t *Table) {
 }
 
 // toldByAnother reports whether answers at this level use another metric instead of this one. If stalls touched too
-// many requests, they use the metric of the requests that no stall touched, and otherwise that of all requests.
+// many requests, answers use the metric of the requests that no stall touched; otherwise, they use the metric of all
+// requests.
 func (p *Prose) toldByAnother(t *Table, name string) bool {
 	d := t.defined.Of(name)
 	if _, running := p.Summary.whileRunning(p.At); !running {

@@ -10,14 +10,14 @@ import (
 	"tare/internal/experiment/record"
 )
 
-// sums adds sentences, after those about the arm, that add up what the arm adds to metrics that have parts: "A request
+// sums adds a sentence for each metric that has parts, with the difference of the whole and of each part: "A request
 // takes 181 us of the machine's CPU time, and 60 us in the baseline; paired by block, the difference is +121 us:
 // proxy.client 61 us, proxy.server 58 us, applications +2 us ..."
 //
 // The parts are paired differences, so the difference of the whole is paired too; the difference of the two medians is
-// another number, and has no interval. If the subject's components have a part, it is given by component. If the
-// answer has quoted another figure of the same kind, such as CPU time without kernel threads, the sentence says what
-// this one covers.
+// another number, and has no interval. A part that the subject's components have is listed by component. If the answer
+// has quoted another figure of the same kind, such as CPU time without kernel threads, the sentence says what its own
+// figure covers.
 func (p *Prose) sums(t *Table) {
 	if len(p.text) == 0 {
 		return
@@ -38,7 +38,7 @@ func (p *Prose) sum(t *Table, d metric.Definition) {
 	for _, name := range t.partsOf(d.Name) {
 		of, e := t.defined.Of(name), p.Peek(name)
 		if e == nil || e.Difference == nil {
-			return // without this part, the others would look like all of them
+			return // without this part, the others would look complete
 		}
 		p.Rest(name, p.Arm)
 		if components := p.components(name); len(components) > 0 {
@@ -62,8 +62,8 @@ func (p *Prose) sum(t *Table, d metric.Definition) {
 		strings.Join(parts, ", "))
 }
 
-// quotes reports whether the answer has already quoted a figure of the same kind for the same work, with which a
-// reader would confuse the whole.
+// quotes reports whether the answer has already quoted another figure of the same kind for the same work, which a
+// reader could mistake for the whole.
 func (p *Prose) quotes(t *Table, whole metric.Definition) bool {
 	return slices.ContainsFunc(p.evidence, func(named string) bool {
 		name, _, _ := strings.Cut(named, " ")
@@ -72,12 +72,11 @@ func (p *Prose) quotes(t *Table, whole metric.Definition) bool {
 	})
 }
 
-// growing are the metrics, apart from memories, that lines covers.
+// growing lists the metrics that lines covers besides memories.
 var growing = []struct{ metric, name string }{{"subject_cpu_seconds_per_request", "CPU time of a request"}}
 
-// lines adds sentences, after those about the arm, on how the memory of each component, and its CPU time for a
-// request, grow with the swept factor: "Hard memory by component: proxy.client 9.1 MB, and 26 MB more for every 1,000
-// connections."
+// lines adds sentences on how each component's memory and CPU time per request grow with the swept factor: "Hard memory
+// by component: proxy.client 9.1 MB, and 26 MB more for every 1,000 connections."
 func (p *Prose) lines() {
 	if len(p.text) == 0 {
 		return
@@ -90,8 +89,8 @@ func (p *Prose) lines() {
 	}
 }
 
-// componentLines adds how each component grows. If its growth is not linear it gives the mean slope. A component that
-// may not grow at all is left out.
+// componentLines adds a sentence on how a metric of each component grows. If the growth is not linear, the sentence
+// gives the mean slope. A component that may not grow at all is left out.
 func (p *Prose) componentLines(metric, name string) {
 	var all []string
 	for _, m := range p.Summary.ComponentModels {
@@ -131,8 +130,8 @@ func (t *Table) partsOf(whole string) (names []string) {
 	return names
 }
 
-// components returns a metric of each component of the subject, by name: the difference if the baseline has it as
-// well.
+// components formats a metric of each component of the subject, sorted by name. If the baseline has the component as
+// well, the text is the difference.
 func (p *Prose) components(metric string) (all []string) {
 	for i := range p.Summary.Estimates {
 		e := &p.Summary.Estimates[i]

@@ -13,12 +13,12 @@ import (
 // The thresholds of the answer on CPU limits.
 const (
 	heldBack = 0.5  // minimum fraction of throttled periods in a group that is held back by its limit
-	grain    = 0.03 // what a window can show beyond the limit: a tick or two of overrun, paid back in a later period
+	grain    = 0.03 // fraction beyond the limit that a window can show: overrun of a tick or two, paid back later
 )
 
-// limitAnswers returns an answer for each level on whether the programs' time counts toward the limit. The heaviest
-// program decides: a group that is held by its limit must use no more than the limit with the program, and be charged
-// for what the program adds to each connection.
+// limitAnswers returns an answer for each level: whether the eBPF programs' time counts toward the CPU limit. The
+// heaviest program decides. Its time counts if a throttled group uses no more than its limit and is charged for what
+// the program adds to each connection.
 func limitAnswers(s *Summary, t *Table) []Answer {
 	if !t.SubjectHas("bpf_cpus") && !t.SubjectHas("limited_bpf_cpus") {
 		return nil
@@ -92,8 +92,8 @@ func (p *Prose) underLimit(used, throttled *Estimate) string {
 	return text
 }
 
-// contexts describes in which context the programs ran, and whether that counts toward the limit. For softirq that
-// depends on how the kernel was built, and shows in the time that the ledger puts inside the groups.
+// contexts describes in which context the programs ran, and whether that counts toward the limit. Whether softirq time
+// counts depends on how the kernel was built; the time that the ledger attributes to the groups shows it.
 func (p *Prose) contexts() string {
 	task, softirq := p.Find("bpf_limited_task_share"), p.Find("bpf_limited_softirq_share")
 	inside := p.Find("bpf_limited_inside_share")
@@ -115,7 +115,7 @@ func (p *Prose) contexts() string {
 	return text + "."
 }
 
-// lighter adds what the lighter programs add to the charge.
+// lighter adds a sentence on how the lighter programs change the charge for each connection.
 func (p *Prose) lighter(arms []string) {
 	var parts []string
 	for _, arm := range arms {
@@ -128,8 +128,8 @@ func (p *Prose) lighter(arms []string) {
 	}
 }
 
-// saturationAnswers returns answers on programs on a machine that loads saturate. For each arm they say how the
-// programs' share of the machine changes over the levels, and then describe each level.
+// saturationAnswers returns answers about eBPF programs on a machine that the loads saturate. For each arm, they say
+// how the programs' share of the machine changes from the first level to the last, and then describe each level.
 func saturationAnswers(s *Summary, t *Table) []Answer {
 	if !free(t) || !full(t) || !t.SubjectHas("bpf_cpu_share") {
 		return nil

@@ -10,9 +10,9 @@ import (
 	"tare/internal/lib/lists"
 )
 
-// ladderAnswers returns answers for runs with metrics that are rungs of a ladder. They say for each arm how many steps
-// of the ladder take longer or shorter than in the baseline, and which differ least and most. All steps are in a
-// table.
+// ladderAnswers returns answers for runs with metrics that are rungs of a ladder (metric.Definition.Ladder), that is,
+// times of single steps. They say for each arm how many steps of the ladder take longer or shorter than in the
+// baseline, and which differ least and most. All steps are in a table.
 func ladderAnswers(s *Summary, t *Table) (all []Answer) {
 	for _, arm := range t.Subjects() {
 		for _, at := range t.Levels {

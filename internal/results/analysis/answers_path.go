@@ -2,8 +2,8 @@ package analysis
 
 import "fmt"
 
-// pathAnswers returns answers for runs that compare subjects with another subject, by loads that only make
-// connections: the time of each subject's programs for a connection, at the first and the last level.
+// pathAnswers returns answers for runs whose baseline is a subject and whose loads only make connections: the time that
+// each subject's eBPF programs take for a connection, at the first and the last level.
 func pathAnswers(s *Summary, t *Table) []Answer {
 	if s.Baseline == "" || !t.Has("connect_p50_seconds") || t.Has("latency_p50_seconds") {
 		return nil
@@ -18,8 +18,8 @@ func pathAnswers(s *Summary, t *Table) []Answer {
 	return all
 }
 
-// path adds the time of the programs at the first and the last level, and at how many levels it differs from the
-// baseline's.
+// path adds a sentence on the programs' time at the first and the last level, and on the number of levels at which it
+// differs from the baseline's.
 func (p *Prose) path(t *Table) {
 	ends, verdict := p.Against(t, "bpf_seconds_per_connection")
 	if len(ends) == 0 {

@@ -32,9 +32,9 @@ const (
 	Undecided Result = "undecided"
 )
 
-// Check is the result of one assertion for one arm at one level. Value and its interval belong to the bounded
-// quantity: the metric, its difference from the baseline, or the change from the baseline as a fraction of it. They
-// are nil if there is none. An assertion with == has no interval, because it applies to every trial.
+// Check is the result of one assertion for one arm at one level. Value and its interval belong to the bounded quantity:
+// the metric, its difference from the baseline, or the change from the baseline as a fraction of it. Each is nil if
+// unknown. An assertion with == has no interval, because it applies to every trial.
 type Check struct {
 	Metric     string            `json:"metric"`
 	Arm        string            `json:"arm"`
@@ -52,14 +52,14 @@ type Check struct {
 	N          int               `json:"n"`              // blocks, or trials for ==
 	Lost       int               `json:"lost,omitempty"` // further blocks without a value, counted at their worst
 	Why        string            `json:"why,omitempty"`  // why it is undecided, or a note on the result
-	// Blocks is how many blocks in total would decide the check in 8 of 10 runs if the value and the noise stay. Without
-	// an interval it is the minimum for one.
+	// Blocks is the total number of blocks that would decide the check in 8 of 10 runs, if the value and the noise stay
+	// the same. If there is no interval yet, it is the minimum number for an interval.
 	Blocks  int     `json:"blocks,omitempty"`
 	Seconds float64 `json:"more_seconds,omitempty"` // time for the blocks that are missing
 }
 
 // Result returns the result of all assertions together: Fails if one fails, else Undecided if one is undecided, else
-// Holds, also if there are none.
+// Holds. Without assertions, it is Holds.
 func (s *Summary) Result() Result {
 	return worst(lists.Map(s.Verdicts, func(v Verdict) Result { return v.Result }))
 }
@@ -73,9 +73,9 @@ func worst(results []Result) Result {
 	return Holds
 }
 
-// Decided reports whether a run that goes on until its assertions are decided may end; otherwise the text says what is
-// undecided. The run may end only at the looks of stats.MayDecide: the confidence of the intervals allows for their
-// number.
+// Decided reports whether a run that continues until its assertions are decided may end; if not, the text says what is
+// undecided. Such a run may end only at the numbers of blocks that stats.MayDecide accepts, because the confidence of
+// its intervals allows for that many looks at the results and no more.
 func Decided(run record.Run, trials []record.Trial) (bool, string, error) {
 	if !stats.MayDecide(run.Blocks) {
 		return false, "", nil
@@ -102,11 +102,11 @@ type asserter struct {
 	trials     []record.Trial
 	whole      *Table
 	components map[string]*Table
-	places     []place // in the plan
+	places     []place // arms at levels of the plan
 	confidence float64
 	perBlock   float64                                 // duration of a block in seconds
 	learned    map[learned]map[string]stats.Dependence // by arm
-	bursts     map[string]float64                      // of the counts of a metric, by metric (stats.Bursts)
+	bursts     map[string]float64                      // by metric: stats.Bursts of its counts
 	levels     map[levelMetric]bool                    // whether any arm has the metric at the level
 }
 
@@ -133,7 +133,7 @@ func (s *Summary) assert(run record.Run, trials []record.Trial, t *Table) error 
 		bursts: map[string]float64{}, levels: map[levelMetric]bool{},
 	}
 	if run.Open() {
-		// The run was, or may have been, ended by a look at these verdicts.
+		// A look at these verdicts ended the run, or may have ended it.
 		a.confidence = stats.SequentialConfidence
 	}
 	var all []assertion.Assertion
@@ -178,7 +178,8 @@ func allPlaces(run record.Run, trials []record.Trial) []place {
 }
 
 // concerned returns the places where an assertion is checked: every level and arm that it names or leaves open. An
-// assertion on a difference that leaves the arm open is not checked for the baseline.
+// assertion that leaves the arm open is not checked for the baseline if it is about a difference or a change, or if an
+// arm of the run is absent.
 func (a *asserter) concerned(of assertion.Assertion) []place {
 	arms := askedArms(a.run, a.whole)
 	if of.Against != assertion.Value || len(a.run.Absent) > 0 {
@@ -192,7 +193,7 @@ func (a *asserter) concerned(of assertion.Assertion) []place {
 	})
 }
 
-// contains reports whether a level has all the asked values. Numbers may be written differently.
+// contains reports whether a level has all the asked values. Numbers are compared by value, not as text.
 func contains(at factors, asked map[string]string) bool {
 	for name, level := range asked {
 		has, is := at[name]
@@ -247,11 +248,10 @@ func (a *asserter) tableOf(component string) *Table {
 }
 
 // concerns reports whether a metric can be expected at a level: some arm has it there, or lost it, or had too few
-// samples for it, or nothing at all was measured there. If the levels of a factor are different loads, each level has
-// different metrics.
+// samples for it, or nothing at all was measured there. Levels that stand for different loads have different metrics.
 func (a *asserter) concerns(t *Table, of assertion.Assertion, at factors) bool {
 	if !t.known[of.Metric] {
-		return true // no level has it, and each says so
+		return true // no level has it, and every level reports that
 	}
 	told, level := false, record.LevelKey(at)
 	for place, outcomes := range t.outcomes {
@@ -351,7 +351,7 @@ func (a *asserter) exact(t *Table, of assertion.Assertion, p place, c *Check) {
 	}
 }
 
-// pooled checks a share of counts that are added up over trials against a bound.
+// pooled checks a share against a bound. The share is computed from counts that are added up over trials.
 func (a *asserter) pooled(t *Table, of assertion.Assertion, p place, c *Check) {
 	if of.Against == assertion.Change { // no spec and no command line can ask for this
 		c.Why = "a part that is pooled over trials has no change in per cent"
@@ -368,7 +368,8 @@ func (a *asserter) pooled(t *Table, of assertion.Assertion, p place, c *Check) {
 		bursts = stats.Bursts(all...)
 		a.bursts[of.Metric] = bursts
 	}
-	// In the worst case, none or all samples of a lost trial are in the share, and it has as many as the others.
+	// The worst cases are that none or all samples of the lost trials count in the share. A lost trial has as many samples
+	// as the average of the others.
 	_, lost := t.lost(of.Metric, p)
 	estimate := func(part float64, lost int) (e stats.Estimate, isUneven bool) {
 		mine := byBlock(t.pools[pool{record.LevelKey(p.at), p.arm, of.Metric}])
@@ -400,8 +401,8 @@ func (a *asserter) pooled(t *Table, of assertion.Assertion, p place, c *Check) {
 	}
 }
 
-// share returns a share with its interval. If none or all of the samples are in it, the interval has only one end,
-// which then has the error probability of one end of a two-sided interval.
+// share returns a share with its interval. If none or all of the samples count in it, the interval has only one end;
+// the confidence is then raised so that this end has the error probability of one end of a two-sided interval.
 func (a *asserter) share(counts []stats.Count, bursts float64) stats.Share {
 	s := stats.ClusteredShareAt(counts, bursts, a.confidence)
 	if s.In == 0 || s.In == s.Samples {
@@ -457,8 +458,8 @@ func (a *asserter) dependence(t *Table, of assertion.Assertion, p place) stats.D
 	return a.learned[known][p.arm]
 }
 
-// seesRare is the number of blocks from which a verdict need not say what it may have missed: an event in a tenth of
-// all trials occurs in at least one of so many blocks in 95 of 100 runs.
+// seesRare is the minimum number of blocks for a verdict that does not mention which rare trials it may have missed: an
+// event that affects a tenth of all trials occurs in at least one of 30 blocks in more than 95 of 100 runs.
 const seesRare = 30
 
 // paid leaves a check of a cost undecided if the mean of the trials is not on the same side of the bound as the
@@ -486,8 +487,8 @@ func (a *asserter) paid(t *Table, of assertion.Assertion, p place, c *Check) {
 	c.Blocks, c.Seconds = mean.Blocks, mean.Seconds
 }
 
-// mean returns the mean of an arm, or of its differences from the baseline within blocks, or the relative change of
-// the mean from the baseline's, with the values of the arm.
+// mean returns the mean of an arm, or of its differences from the baseline within blocks, or the relative change of the
+// mean from the baseline's. It also returns the values of the arm.
 func (a *asserter) mean(t *Table, of assertion.Assertion, p place) (e stats.Estimate, values []float64) {
 	values = t.Column(p.at, p.arm, of.Metric)
 	if of.Against == assertion.Value {
@@ -522,15 +523,15 @@ func (a *asserter) lag(t *Table, of assertion.Assertion, p place, value float64,
 	}
 }
 
-// lost returns the blocks in which the value of an arm counts in the worst case, and the number of lost blocks. As
-// with pairs, a block that all arms lost to others counts as not run.
+// lost returns the blocks whose values of an arm count even in the worst case, and the number of lost blocks. A block
+// that the arm and both twins lost to the hypervisor or to neighbours counts as not run.
 func (t *Table) lost(metric string, p place) (stand []int, lost int) {
 	stand, lost, whole := t.lostBlocks(p.at, p.arm, metric, false)
 	return stand, lost - whole
 }
 
-// median returns the median of an arm with its interval; lo and hi are its worst ends, whatever the values of the lost
-// blocks would have been.
+// median returns the median of an arm with its interval; lo and hi are the worst ends that any values of the lost
+// blocks could give that interval.
 func (a *asserter) median(t *Table, metric string, p place) (e stats.Estimate, lo, hi float64, lost int) {
 	e = stats.MedianAt(t.Column(p.at, p.arm, metric), a.confidence)
 	stand, lost := t.lost(metric, p)
@@ -547,9 +548,9 @@ func (a *asserter) median(t *Table, metric string, p place) (e stats.Estimate, l
 	return e, with(math.Inf(-1)).Lo, with(math.Inf(1)).Hi, lost
 }
 
-// compared returns the difference of an arm from its baseline, or the relative change; lo and hi are its worst ends,
-// whatever the values of the lost blocks would have been. ok is false if there is no change because a value is not
-// above 0.
+// compared returns the difference of an arm from its baseline, or the relative change; lo and hi are the worst ends
+// that any values of the lost blocks could give its interval. ok is false if a change is undefined because a value is
+// not above 0.
 func (a *asserter) compared(t *Table, of assertion.Assertion, p place) (e stats.Estimate, lo, hi float64, lost int,
 	ok bool,
 ) {
@@ -574,8 +575,8 @@ func (a *asserter) compared(t *Table, of assertion.Assertion, p place) (e stats.
 	return e, back(lo), back(hi), lost, true
 }
 
-// decide sets the result if the whole interval lies on one side of the bound. lo and hi are its worst ends, with lost
-// blocks taken into account.
+// decide sets the result if the whole interval lies on one side of the bound. lo and hi are the worst ends of the
+// interval, with lost blocks taken into account.
 func (a *asserter) decide(of assertion.Assertion, e stats.Estimate, lo, hi float64, lost int, c *Check) {
 	if c.N = e.N; e.N > 0 {
 		c.Value = finite(e.Value)
@@ -611,12 +612,12 @@ func (a *asserter) decide(of assertion.Assertion, e stats.Estimate, lo, hi float
 	}
 }
 
-// need sets the number of blocks that would decide the check, and the time for the missing ones.
+// need sets the number of blocks that would decide the check, and the time that the missing blocks take.
 func (c *Check) need(blocks int, perBlock float64) {
 	c.Blocks, c.Seconds = blocks, math.Round(float64(max(blocks-c.N, 0))*perBlock)
 }
 
-// tooFew sets the reason that there are too few blocks for a verdict, and the minimum.
+// tooFew records that there are too few blocks for a verdict, and how many are needed at least.
 func (c *Check) tooFew(least int, perBlock float64) {
 	if c.Why = "it was not measured"; c.N > 0 {
 		c.Why = "too few: " + quantity.Counted(c.N, "block")

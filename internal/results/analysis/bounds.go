@@ -16,17 +16,18 @@ import (
 const (
 	// maxEstimates is the maximum number of estimates: metrics by arm, level and component.
 	maxEstimates = 30_000
-	// maxWork bounds the work for intervals found by resampling, which grows with the square of the blocks. It is in
-	// pairs of blocks; one takes about 5 us.
+	// maxWork bounds the work for intervals found by resampling, which grows with the square of the blocks. Its unit is a
+	// pair of blocks, which takes about 5 us.
 	maxWork = 40_000_000
-	// maxUndefined is the maximum number of metrics that the run does not define, and maxComponents that of components.
+	// maxUndefined is the maximum number of metrics that the run does not define. maxComponents is the maximum number of
+	// components.
 	maxUndefined  = 2000
 	maxComponents = 100
 )
 
 // bounded returns the trials without the metrics that would take the summary beyond its limits, and the number of
-// metrics left out. Metrics that answers are about and asserted ones are left out last. Trials within the limits are
-// returned unchanged.
+// metrics left out. Headline metrics and asserted ones are left out last. Trials within the limits are returned
+// unchanged.
 func bounded(run record.Run, trials []record.Trial) (kept []record.Trial, left int) {
 	names, components, unnamed := namesIn(run, trials)
 	id := map[string]int{}

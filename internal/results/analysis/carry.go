@@ -15,7 +15,7 @@ import (
 const carriesOver = "carry-over: the arm changes the trial that runs right after it"
 
 // findOrder finds which arm ran right before each trial, by the positions in its block. The first trial of a block has
-// none. Trials that were repeated have none either, and count for none.
+// no predecessor. A repeated trial has no predecessor either, and is not a predecessor.
 func (t *Table) findOrder(trials []record.Trial) {
 	planned := attemptsOf(trials)
 	slices.SortStableFunc(planned, func(a, b []record.Trial) int {
@@ -31,12 +31,14 @@ func (t *Table) findOrder(trials []record.Trial) {
 }
 
 // findCarryOver finds the arms that change the trial after them. An arm never follows itself at a level, so what it
-// leaves behind burdens its baseline more often than itself. The twins are the same, so if one of them runs right
-// after the arm, it must read higher than the other as often as lower (sign test, p < 1 %, over all levels).
+// leaves behind affects its baseline more often than itself. The baseline and its A/A twin are identical: without
+// carry-over, whichever of them runs right after the arm reads higher than the other as often as lower. A sign test
+// over all levels decides (p < 1 %).
 func (t *Table) findCarryOver() {
 	t.carried = map[armMetric]bool{}
 	for _, metric := range t.metrics {
-		// By arm: how often the twin right after the arm read higher than the other twin, and how often lower.
+		// Counts by arm of blocks in which the twin right after the arm read higher (true) or lower (false) than the other
+		// twin.
 		read := map[bool]map[string]int{true: {}, false: {}}
 		for _, at := range t.Levels {
 			level := record.LevelKey(at)

@@ -9,8 +9,8 @@ import (
 
 // addComponents adds the estimates of each component of a subject, after those of the subject as a whole. They are
 // computed in the same way, from the values that trials have for the component. A gate that voids a trial's metric
-// voids it for the component as well. The difference is from the same component of the baseline, if it has one.
-// Answers do not use these estimates.
+// voids it for the component as well. The difference is from the same component of the baseline, if the baseline has
+// that component. Answers do not use these estimates.
 func (s *Summary) addComponents(run record.Run, trials []record.Trial) {
 	names := map[string]bool{}
 	for _, t := range trials {

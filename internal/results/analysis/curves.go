@@ -66,9 +66,9 @@ type curves struct {
 	metric string // the median of latency, whose losses count for all points
 }
 
-// Curves returns the latency curves in order of level and arm. They are computed and judged as the summary's quantiles
-// are: a quantile of every trial, then the median over blocks, and differences paired within blocks. Percentiles that
-// some trial has too few samples for are left out.
+// Curves returns the latency curves in order of level and arm. They are computed and judged like the quantiles of the
+// summary: a quantile of every trial, then the median over blocks, and differences paired within blocks. A percentile
+// for which some trial has too few samples is left out.
 func Curves(run record.Run, trials []record.Trial) (all []Curve) {
 	trials, _ = bounded(run, trials)
 	c := curves{

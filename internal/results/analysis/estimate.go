@@ -47,7 +47,7 @@ func (s *Summary) estimate(t *Table, at factors, metric string, dependences map[
 }
 
 // noteOutlying adds a note if an arm has more blocks far above the others than its baseline has, beyond chance. A user
-// pays for them too, and the median does not show them.
+// pays for such blocks too, and the median does not show them.
 func (e *Estimate) noteOutlying(t *Table) {
 	base := t.Column(e.Factors, record.Direct, e.Metric)
 	of := stats.Outlying(base)
@@ -58,7 +58,7 @@ func (e *Estimate) noteOutlying(t *Table) {
 		"is %s", e.Outlying, quantity.Counted(e.N, "trial"), of, e.Mean.Written(e.Unit)))
 }
 
-// outlyingChance is the probability by chance alone above which outlying trials are not mentioned.
+// outlyingChance is the largest p-value at which a note mentions outlying trials.
 const outlyingChance = 0.05
 
 // withheldNote returns the note on an estimate for which some blocks had too few samples.
@@ -69,7 +69,7 @@ func withheldNote(undisturbed bool) string {
 	return "blocks without a value had too few samples for it; in a closed loop those are the slow ones"
 }
 
-// twins is how far the A/A twins are apart in one value.
+// twins holds how far the A/A twins are apart in a metric at a level.
 type twins struct {
 	far   float64
 	known bool // there are twins with this value
@@ -81,8 +81,8 @@ func twinsOf(dependence stats.Dependence, pairs []stats.Pair, seed uint64) (t tw
 		t.known = true
 		return t
 	}
-	// If the twin has too few blocks for an interval, arms that have one can still be resolved: the arm's own interval
-	// guards against false alarms.
+	// If the twin has too few blocks for an interval, the difference of an arm that has an interval can still be resolved:
+	// the arm's own interval guards against false alarms.
 	t.far, t.known = stats.FarEnd(pairs, seed)
 	return t
 }
@@ -93,8 +93,8 @@ type comparison struct {
 	arm   string
 	pairs []stats.Pair // of the blocks in which both have the value
 	kept  []stats.Pair // those of the pairs that keep their values in the worst case
-	lost  int          // further blocks in which one of them has no value
-	whole int          // number of lost blocks in which the arm and both twins lost it to others
+	lost  int          // further blocks in which the arm or the baseline has no value
+	whole int          // how many of the lost blocks the arm and both twins lost to the hypervisor or to neighbours
 
 	selected   bool // the arm's losses are beyond chance
 	dependence stats.Dependence
@@ -251,7 +251,8 @@ func (t *Table) dependences() map[armMetric]stats.Dependence {
 	return all
 }
 
-// dependence does the same for one metric, by arm; of computes the series from the pairs of an arm at a level.
+// dependence does the same for one metric and returns the results by arm. The function of computes the series from the
+// pairs of an arm at a level.
 func (t *Table) dependence(metric string, of func([]stats.Pair) []float64) map[string]stats.Dependence {
 	series := map[string][][]float64{}
 	for _, at := range t.Levels {
@@ -280,8 +281,8 @@ func dependencesOf(series map[string][][]float64) map[string]stats.Dependence {
 	return all
 }
 
-// strongDependence is the lag-1 autocorrelation above which even widened intervals cover less than 93 % in
-// simulations, by up to 3 points.
+// strongDependence is the lag-1 autocorrelation above which, in simulations, even widened intervals cover only 90 to 93
+// %.
 const strongDependence = 0.6
 
 // warnOfDependence names the metrics whose blocks depend on each other so strongly that even widened intervals may be
@@ -304,7 +305,7 @@ func (s *Summary) warnOfDependence(dependences map[armMetric]stats.Dependence) {
 			strong = append(strong, quantity.Label(e.Metric))
 		}
 	}
-	// One metric alone may vary too rarely to tell, however many blocks there are: warn only if that is so for all.
+	// A single metric may vary too rarely to tell, however many blocks there are, so warn only if no metric can tell.
 	if unknown && !known {
 		s.Warnings = append(s.Warnings, "too few blocks to tell whether neighbouring ones resemble each other, so "+
 			"intervals treat them as "+

@@ -22,7 +22,7 @@ type EventSum struct {
 	Factors map[string]string
 	Trials  int
 	Some    map[string]int     // by metric: number of trials with a count above 0
-	Total   map[string]float64 // by metric; without those that no trial has
+	Total   map[string]float64 // by metric; a metric that no trial has is absent
 }
 
 func newEventSum(t record.Trial) EventSum {
@@ -41,7 +41,7 @@ func (s *EventSum) add(tallies []metric.Definition, trial record.Trial) {
 	}
 }
 
-// EventSums returns the counts of events by level and arm, over the trials that counted any.
+// EventSums returns the sums of exact counts by level and arm, over the trials that have such counts.
 func EventSums(run record.Run, trials []record.Trial) []EventSum {
 	tallies := Tallies(run)
 	counted := func(t record.Trial) bool {
@@ -56,17 +56,17 @@ func EventSums(run record.Run, trials []record.Trial) []EventSum {
 	})
 }
 
-// NodeSum is what one node counted in all trials of an arm at a level.
+// NodeSum holds what one node counted in all trials of an arm at a level.
 type NodeSum struct {
 	EventSum
 	Node   string
 	Failed int      // number of trials in which the node failed
-	Cost   *float64 // median of the metric of EachNode; nil if no trial has it
+	Cost   *float64 // median of the metric that EachNode returns; nil if no trial has it
 	Clock  *float64 // largest error of the node's clock in seconds; nil if unknown
 }
 
-// EachNode returns the metric of single nodes that the first metric of all nodes together is computed from. Its name
-// is empty if there is none.
+// EachNode returns the per-node metric from which the run's first metric over all nodes is computed. The name of the
+// returned definition is empty if there is no such metric.
 func EachNode(run record.Run) metric.Definition {
 	for _, d := range run.Metrics {
 		if d.Of != "" {

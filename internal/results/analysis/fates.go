@@ -14,23 +14,23 @@ import (
 
 // outcome sums up all attempts at one planned trial. All statements about losses are derived from it.
 type outcome struct {
-	whole  bool            // an attempt is valid in every metric
-	failed *record.Reason  // if every attempt failed: the cause in the first one, with its error as the message
-	slow   *kept           // if the subject did not keep up in an attempt
+	whole  bool            // some attempt is valid in every metric
+	failed *record.Reason  // set if every attempt failed: the cause and the error of the first
+	slow   *kept           // set if the subject fell behind the asked rate in some attempt
 	fates  map[string]fate // by metric that some attempt recorded
 }
 
 // fate says whether a metric of a planned trial is known. The zero value means that no attempt had enough samples for
 // it.
 type fate struct {
-	told   bool
-	again  bool            // known from a later attempt, because the first was spoiled
+	told   bool            // some attempt has a valid value
+	again  bool            // known only from a later attempt than the first
 	failed bool            // every attempt failed
 	others bool            // unknown because of the hypervisor or neighbours alone, in every attempt
 	voids  []record.Reason // why it is unknown: all reasons in the first attempt that had the metric, or the failure
 }
 
-// kept is the rate of a subject that did not keep up, and the rate that was asked of it, per second.
+// kept holds the rate that a subject reached and the rate that was asked of it, per second.
 type kept struct{ did, asked float64 }
 
 // outcomeOf sums up the attempts at a planned trial. told reports whether some attempt gives a valid value of a
@@ -95,7 +95,7 @@ func ofTheTrial(r record.Reason) bool {
 	return r.Cause != ledger.Hypervisor && r.Cause != ledger.Neighbour
 }
 
-// behind returns how far the subject fell behind, and whether it tripped the gate on the rate itself.
+// behind returns the rates reached and asked, and whether the subject itself tripped the rate gate.
 func behind(t record.Trial) (kept, bool) {
 	if !slices.ContainsFunc(t.Validity.Reasons,
 		func(r record.Reason) bool { return r.Gate == "rate" && r.Cause == ledger.Subject }) {
@@ -162,7 +162,7 @@ func (t *Table) losses(key pool) []record.Reason {
 	return all
 }
 
-// count returns the number of blocks, of those in which the arm ran at the level, with such a fate of a metric.
+// count returns the number of blocks in which the arm ran at the level and such reports true for the metric's fate.
 func (t *Table) count(key pool, such func(fate) bool) (n int) {
 	for _, f := range t.fates(key) {
 		if such(f) {

@@ -15,7 +15,7 @@ import (
 // ForecastPart is the size of the difference that forecasts are made for, as a fraction of the baseline's value.
 const ForecastPart = 0.05
 
-// mostForecast is the maximum number of blocks that answers forecast; tables show larger numbers.
+// mostForecast is the largest number of blocks that an answer mentions as a forecast; tables show larger numbers, too.
 const mostForecast = 1000
 
 // Forecast is how many blocks would resolve a difference of some size in 8 of 10 runs, if the noise stays as it is.
@@ -80,7 +80,7 @@ type undecided struct {
 	e     *Estimate
 }
 
-// leave puts off a difference that is not resolved to the end of the answer: results come first.
+// leave defers a difference that is not resolved to the end of the answer, because results come first.
 func (p *Prose) leave(e *Estimate, label string) {
 	p.open = append(p.open, undecided{label, e})
 	p.Rest(e.Metric, e.Arm)

@@ -16,23 +16,23 @@ import (
 	"tare/internal/scale/profile"
 )
 
-// Functions says which functions make up the difference of the CPU time of an arm and the baseline at a level, where
-// trials have profiles. Values are means over blocks, which add up as medians do not.
+// Functions breaks down by function the difference in CPU time between an arm and the baseline at a level, if trials
+// have profiles. Values are means over blocks, because means add up and medians do not.
 type Functions struct {
 	Arm      string            `json:"arm"`
 	Factors  map[string]string `json:"factors"`
-	Metric   string            `json:"metric"`   // with which the functions are void
+	Metric   string            `json:"metric"`   // the profiled metric; if it is void, so are the functions
 	Unit     string            `json:"unit"`     // of CPU time: "seconds per request", "seconds per connection", "CPUs"
 	N        int               `json:"n"`        // blocks in which both arms have a profile
 	Baseline float64           `json:"baseline"` // CPU time of all functions in the baseline
-	// Difference is that of all functions together, with a 95 % interval by Student's t.
+	// Difference is the difference of all functions together, with a 95 % interval by Student's t.
 	Difference Interval `json:"difference"`
-	// Considered are the functions that use most in the two arms together, the largest difference first. Their
-	// intervals hold all at once with a confidence of 95 % (Bonferroni).
+	// Considered lists the functions that use most CPU time in the two arms together, the largest difference first. Their
+	// intervals hold simultaneously with a confidence of 95 % (Bonferroni).
 	Considered []FunctionDifference `json:"considered"`
-	// Rest is the difference of all functions that are not among them.
+	// Rest is the difference of all functions that are not in Considered.
 	Rest float64 `json:"rest"`
-	// Unresolved is why no function is named; empty where some may be.
+	// Unresolved is the reason why no function is named; empty if functions may be named.
 	Unresolved string `json:"unresolved,omitempty"`
 }
 
@@ -42,13 +42,13 @@ type FunctionDifference struct {
 	profile.Function
 	Baseline   float64  `json:"baseline"`
 	Difference Interval `json:"difference"`
-	// Resolved: its interval excludes 0, and it is larger than what separates the A/A twins.
+	// Resolved reports whether the interval excludes 0 and the difference is larger than what separates the A/A twins.
 	Resolved bool `json:"resolved"`
 }
 
-// maxConsidered is how many functions are compared: with each, the intervals of all become wider. They are those that
-// use most in both arms together, which says next to nothing of their difference where the arms are the same. At most
-// maxLookedAt are looked at to find them.
+// maxConsidered is the maximum number of functions that are compared, because each one widens the intervals of all. The
+// functions are selected by their CPU time in both arms together, which hardly biases their differences if the arms are
+// the same. At most maxLookedAt functions are examined to find them.
 const (
 	maxConsidered = 40
 	maxLookedAt   = 400
@@ -60,17 +60,17 @@ type functionKey struct {
 	profile.Function
 }
 
-// profiled is the profile of a trial: what functions used, in the unit of the metric.
+// profiled is the profile of a trial: the CPU time of each function, in the unit of the metric.
 type profiled struct {
 	metric    string
 	unit      string
 	total     float64
 	functions map[functionKey]float64
-	cut       bool // there are others, which are in the total
+	cut       bool // the profile omits functions, whose time is in total
 }
 
-// profileOf is the profile of the first attempt in which the metric stands that functions are parts of; nil where none
-// has one, or what it says cannot be.
+// profileOf returns the profile of the first attempt in which the profiled metric is valid; nil if there is none, or if
+// a value in it is impossible.
 func profileOf(attempts []record.Trial) *profiled {
 	for _, t := range attempts {
 		p := t.Profile
@@ -97,10 +97,10 @@ func profileOf(attempts []record.Trial) *profiled {
 	return nil
 }
 
-// profiles are those of a level, by arm and block.
+// profiles holds the profiles of a level, by arm and block.
 type profiles map[string]map[int]*profiled
 
-// blocks are those in which an arm and the baseline have a profile of a metric, in order.
+// blocks returns the blocks in which both an arm and the baseline have a profile of a metric, in order.
 func (p profiles) blocks(arm, metric string) (blocks []int) {
 	for block, of := range lists.ByKey(p[arm]) {
 		if b := p[record.Direct][block]; b != nil && b.metric == metric && of.metric == metric {
@@ -110,7 +110,8 @@ func (p profiles) blocks(arm, metric string) (blocks []int) {
 	return blocks
 }
 
-// differences are those of one function within blocks; false where a trial may have left it out.
+// differences returns the differences of one function from the baseline within blocks. known is false if the profile of
+// a trial may omit the function.
 func (p profiles) differences(arm string, blocks []int, f functionKey) (ds []float64, known bool) {
 	for _, block := range blocks {
 		own, base := p[arm][block], p[record.Direct][block]
@@ -124,7 +125,7 @@ func (p profiles) differences(arm string, blocks []int, f functionKey) (ds []flo
 	return ds, true
 }
 
-// means are the means of functions over blocks of an arm.
+// means returns the mean of each function over blocks of an arm.
 func (p profiles) means(arm string, blocks []int) map[functionKey]float64 {
 	means := map[functionKey]float64{}
 	for _, block := range blocks {
@@ -135,7 +136,7 @@ func (p profiles) means(arm string, blocks []int) map[functionKey]float64 {
 	return means
 }
 
-// compareFunctions adds, for each arm at each level, which functions make up its difference to the baseline.
+// compareFunctions adds, for each arm at each level, which functions make up its difference from the baseline.
 func (s *Summary) compareFunctions(
 	t *Table, trials []record.Trial, dependences map[armMetric]stats.Dependence,
 ) {
@@ -171,7 +172,8 @@ func (s *Summary) compareFunctions(
 	}
 }
 
-// compare says which functions make up the difference of an arm at a level; nil where there is none to speak of.
+// compare returns which functions make up the difference of an arm at a level; nil if no block has profiles of both the
+// arm and the baseline.
 func (p profiles) compare(
 	s *Summary, t *Table, arm string, at factors, dependences map[armMetric]stats.Dependence,
 ) *Functions {
@@ -226,7 +228,7 @@ func (p profiles) compare(
 	return f
 }
 
-// candidates are the functions of two arms, those first that use most in both together.
+// candidates returns the functions of two arms, sorted by descending CPU time in both together.
 func (p profiles) candidates(base, own map[functionKey]float64) []functionKey {
 	both := maps.Clone(base)
 	for c, v := range own {
@@ -237,8 +239,8 @@ func (p profiles) candidates(base, own map[functionKey]float64) []functionKey {
 	})
 }
 
-// refuses is why no function of an arm is named; empty where some may be. What makes the difference of the metric
-// doubtful makes those of its functions so.
+// refuses returns the reason why no function of an arm is named; empty if functions may be named. Whatever makes the
+// difference of the metric doubtful makes the differences of its functions doubtful, too.
 func (p profiles) refuses(s *Summary, t *Table, f *Functions, twins int) string {
 	of := armMetric{f.Arm, f.Metric}
 	switch e := s.Find(f.Metric, f.Arm, f.Factors); {
@@ -260,7 +262,7 @@ func (p profiles) refuses(s *Summary, t *Table, f *Functions, twins int) string 
 	return ""
 }
 
-// warnOfProfiles says what profiles lack, of how many trials.
+// warnOfProfiles warns of trials without a profile and of profiles that lack something.
 func (s *Summary) warnOfProfiles(trials []record.Trial) {
 	lack, lost, first := 0, 0, ""
 	for _, t := range trials {
@@ -279,7 +281,7 @@ func (s *Summary) warnOfProfiles(trials []record.Trial) {
 	}
 }
 
-// Named are the functions whose difference is resolved, the largest first.
+// Named returns the functions whose difference is resolved, the largest first.
 func (f *Functions) Named() (named []FunctionDifference) {
 	for _, d := range f.Considered {
 		if d.Resolved {
@@ -289,7 +291,7 @@ func (f *Functions) Named() (named []FunctionDifference) {
 	return named
 }
 
-// What names what the functions are parts of: "CPU time per request".
+// What names the quantity of which the functions are parts: "CPU time per request".
 func (f *Functions) What() string {
 	if _, per, is := strings.Cut(f.Unit, " per "); is {
 		return "CPU time per " + per
@@ -297,11 +299,11 @@ func (f *Functions) What() string {
 	return "CPU time per second"
 }
 
-// MaxNamedFunctions is how many functions of an arm an answer and the brief report name at most.
+// MaxNamedFunctions is the maximum number of functions of an arm that an answer or the brief report names.
 const MaxNamedFunctions = 5
 
-// functionAnswers say which functions make up the differences at the outermost levels: "CPU time per request of mesh
-// differs by +57 us [50, 64]: +21 us [18, 24] in ..."
+// functionAnswers returns answers on which functions make up the differences at the outermost levels: "CPU time per
+// request of mesh differs by +57 us [50, 64]: +21 us [18, 24] in ..."
 func (s *Summary) functionAnswers(t *Table) (all []Answer) {
 	for i := range s.Functions {
 		f := &s.Functions[i]
@@ -338,7 +340,7 @@ func (s *Summary) functionAnswers(t *Table) (all []Answer) {
 	return all
 }
 
-// before puts a beginning before a text that is not empty.
+// before returns lead followed by text, or an empty string if text is empty.
 func before(lead, text string) string {
 	if text == "" {
 		return ""

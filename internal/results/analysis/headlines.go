@@ -13,7 +13,7 @@ import (
 
 // headlines returns the metrics in the order in which a reader wants them: those of assertions, those that the answers
 // rest on, those that the run was asked about, and then one of each family with a resolved difference, the largest in
-// proportion first. The other metrics add nothing to these.
+// proportion first. Other metrics are left out.
 func (s *Summary) headlines(run record.Run, t *Table) []string {
 	names := []string{}
 	measured, some := map[string]bool{}, map[string]bool{} // has an estimate; has one that is not 0

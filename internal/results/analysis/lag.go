@@ -12,15 +12,15 @@ import (
 	"tare/internal/lib/stats"
 )
 
-// lagPart is how large the generator's lag may be, as a fraction of a claimed difference in latency (METHOD: a late
-// generator shows as lag, not as a fast or slow server).
+// lagPart is the maximum lag of the generator, as a fraction of a claimed difference in latency: a late generator must
+// show as lag, not as a fast or slow server.
 const lagPart = 0.1
 
 // LagReason is the beginning of Difference.Unresolved if the load generator's lag is the reason.
 const LagReason = "the load generator lags"
 
-// lagOf returns, by metric of latency, how late the generator was at the same quantile, in seconds: for undisturbed
-// requests as the trial recorded it, for all requests by the histogram.
+// lagOf returns, for each metric of latency, how late the load generator was at the same quantile, in seconds. For
+// requests that no stall touched, the lag is a metric of the trial; for all requests, it comes from the histogram.
 func lagOf(trial record.Trial, metrics map[string]float64, defined metric.Set) (map[string]float64, error) {
 	lag, err := quantilesOf(trial, lagHistogram(trial), defined)
 	// Few metrics are lags, so this is cheaper than a search of all definitions for each quantile.
@@ -36,8 +36,8 @@ func lagOf(trial record.Trial, metrics map[string]float64, defined metric.Set) (
 	return lag, err
 }
 
-// lagHistogram returns the name of the histogram of how late the generator was: of its own part of the lag if that was
-// recorded separately.
+// lagHistogram returns the name of the histogram of the generator's lag. If the part of the lag that the generator
+// itself caused was recorded separately, it is the histogram of that part.
 func lagHistogram(trial record.Trial) string {
 	if len(encodedOf(trial, load.OwnLag)) > 0 {
 		return load.OwnLag
@@ -58,10 +58,10 @@ func (t *Table) lagPairs(at factors, arm, metric string) (pairs []stats.Pair) {
 	return pairs
 }
 
-// lagGate compares a difference in latency with the lag of the generator at the same quantile, in pairs of the
-// baseline and the arm. The difference between the two arms' lags is part of the claimed difference. If it may be more
-// than a tenth of that, by the far end of its interval, the claimed difference is not resolved. Lag that both arms
-// share cancels out of the difference, but not out of the values, and only causes a note.
+// lagGate compares a difference in latency with the lag of the generator at the same quantile, in pairs of the baseline
+// and the arm. The difference between the two arms' lags is part of the claimed difference. If that part may exceed a
+// tenth of the claimed difference, by the far end of its interval, the claimed difference is not resolved. Lag that
+// both arms share cancels out of the difference, but not out of the values, and only causes a note.
 func lagGate(difference float64, pairs []stats.Pair, quantile string, seed uint64) (unresolved, note string) {
 	if len(pairs) == 0 {
 		return "", ""

@@ -7,8 +7,8 @@ import (
 	"tare/internal/experiment/record"
 )
 
-// At describes a level for a sentence: "for a cluster inserted from decoded form", by the run's phrases and in their
-// order. Factors without a phrase follow by name: "at rate 1000, connections 64".
+// At describes a level for a sentence with the run's phrases, in their order: "for a cluster inserted from decoded
+// form". Factors without a phrase follow by name: "at rate 1000, connections 64".
 func (s *Summary) At(level map[string]string) string {
 	var parts []string
 	rest := maps.Clone(level)
@@ -44,8 +44,8 @@ func (s *Summary) AtAll(levels []factors) string {
 	return Join(all)
 }
 
-// isLevel reports whether a text is the value of a level's only factor. Then the phrase of the factor is one word
-// before the value.
+// isLevel reports whether a text is the value of a level's only factor. If so, the factor's phrase is a single word
+// followed by the value.
 func isLevel(at factors, text string) bool {
 	for _, level := range at {
 		return len(at) == 1 && level == text

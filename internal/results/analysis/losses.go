@@ -16,24 +16,24 @@ import (
 // nothing to measure.
 const tooFew = "too few samples"
 
-// selection is the significance at which an arm's losses are beyond chance, compared with those of the twins. It is
-// strict because there are many metrics, mostly lost together.
+// selection is the p-value below which an arm's losses are beyond chance, compared with those of the twins. The sign
+// tests for carry-over and stalls use it, too. It is strict because there are many metrics, and most are lost together.
 const selection = 0.01
 
 type armMetric struct{ arm, metric string }
 
-// lostPairs returns the blocks whose pairs of the baseline and an arm keep their values in the worst case, in order;
-// the number of lost blocks, in which both ran and one has no value; and how many of these are lost as a whole: by the
-// arm and both twins, in each to others than the trial.
+// lostPairs judges the blocks in which both the baseline and an arm ran. stand lists, in order, those whose pair of
+// values counts even in the worst case. lost is the number of those in which at least one of the two has no value.
+// whole is how many of the lost blocks the arm and both twins lost, each to the hypervisor or to neighbours alone.
 //
-// A trial that was repeated was lost once, so its later attempt counts as lost as well, if the arm has more of these
-// than the twins. If an arm's losses are beyond chance, all of its later attempts count as lost, and no block counts
-// as lost as a whole.
+// A repeated trial has lost its first attempt. If the arm lost more first attempts than the twins, the excess of its
+// repeated trials counts as lost, too. If its losses are beyond chance, all of its repeated trials count as lost, and
+// whole is 0.
 func (t *Table) lostPairs(at factors, arm, metric string) (stand []int, lost, whole int) {
 	return t.lostBlocks(at, arm, metric, true)
 }
 
-// lostBlocks does the same for pairs, or for the arm alone: it then returns the blocks that keep the arm's own value.
+// lostBlocks does the same. If paired is false, it judges the values of the arm alone, without the baseline's.
 func (t *Table) lostBlocks(at factors, arm, metric string, paired bool) (stand []int, lost, whole int) {
 	level := record.LevelKey(at)
 	of, base := t.fates(pool{level, arm, metric}), t.fates(pool{level, record.Direct, metric})
@@ -60,10 +60,11 @@ func (t *Table) lostBlocks(at factors, arm, metric string, paired bool) (stand [
 	return stand, lost, whole
 }
 
-// excess returns how many of an arm's later attempts at a metric count as lost: by how many blocks more than its twins
-// it spoiled the first attempt. If that is positive it is the upper end of a one-sided 95 % interval, because a few
-// blocks often show less than there is. The attempts that count are chosen by their order and not by their values, so
-// that the rest is no selection. If the losses are beyond chance, all later attempts count.
+// excess returns how many of an arm's repeated trials count as lost for a metric: the number of blocks in which it
+// spoiled the first attempt, beyond what its twins did. If that is positive, the upper end of its one-sided 95 %
+// interval is used, because a few blocks often show less than the true excess. The trials that count are chosen by
+// block order and not by value, so that the rest is not a selection. If the losses are beyond chance, all repeated
+// trials count.
 func (t *Table) excess(at factors, arm, metric string) int {
 	if arm == record.Direct || arm == record.AA {
 		return 0
@@ -105,8 +106,8 @@ func (t *Table) judgeArms() {
 }
 
 // findSelection finds the arms that lost more first attempts of a metric than the twins did, beyond chance, over all
-// levels (Fisher's exact test, one-sided). A gate that the subject trips more often when it is slow leaves the fast
-// trials.
+// levels (Fisher's exact test, one-sided). A gate that the subject trips more often when it is slow leaves only the
+// fast trials.
 func (t *Table) findSelection() {
 	t.selected = map[armMetric]bool{}
 	for _, metric := range t.metrics {

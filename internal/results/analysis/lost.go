@@ -17,8 +17,8 @@ import (
 )
 
 // withhold marks the estimates for which too many trials were lost, and adds them to Missing, with the metrics that
-// have no estimate at all. Gates do not void trials at random, so the rest of an estimate with many losses is not
-// quoted. The limit applies to each metric of each arm at each level separately.
+// have no estimate at all. Gates do not void trials at random, so the values that remain after many losses are a
+// selection, which must not be quoted. The limit applies to each metric of each arm at each level separately.
 func (s *Summary) withhold(run record.Run, t *Table, carriers carriers) {
 	limit, least := invalidLimit(run.Spec), 0
 	if !s.Partial && plannedBlocks(run) >= stats.MinBlocks {
@@ -177,8 +177,8 @@ func (s *Summary) gaps(run record.Run, t *Table, arm string, at factors) []gap {
 	return all
 }
 
-// answeredBy reports whether answers use another metric instead of this one: that of the undisturbed requests if the
-// machine stalled too often, and otherwise that of all requests.
+// answeredBy reports whether answers use the estimate of another metric instead of this one: the metric of undisturbed
+// requests if the machine stalled too often, and otherwise the metric of all requests.
 func (s *Summary) answeredBy(defined metric.Set, name, arm string, at factors) bool {
 	other := defined.Counterpart(name)
 	if _, running := s.whileRunning(at); other == "" || running == defined.Of(name).Undisturbed {
@@ -190,7 +190,7 @@ func (s *Summary) answeredBy(defined metric.Set, name, arm string, at factors) b
 // maxLabels is the maximum number of missing metrics that are named.
 const maxLabels = 6
 
-// labels returns the names of metrics for readers. All quantiles of latency are one.
+// labels returns the names of metrics for readers. All quantiles of latency share one name.
 func labels(defined metric.Set, metrics []string) []string {
 	var all []string
 	for _, m := range metrics {
@@ -258,8 +258,8 @@ func (t *Table) everyArm(run record.Run) []string {
 	return slices.SortedFunc(maps.Keys(known), CompareArms)
 }
 
-// missingAnswers returns answers, in addition to an experiment's own, on which results are missing, why, and which
-// arms did not keep up. Arms and levels that miss the same results for the same reason are combined.
+// missingAnswers returns answers that say which results are missing and why, and which arms did not keep up. They
+// follow the experiment's own answers. Arms and levels that lack the same results for the same reason are combined.
 func (s *Summary) missingAnswers(run record.Run, t *Table) []Answer {
 	var all lists.Groups[string, factors] // levels, by the text about their arms
 	for _, at := range s.everyLevel(run, t) {

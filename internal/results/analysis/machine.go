@@ -12,8 +12,8 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// This file describes the machine by the ledgers of all trials of an arm together. Like curves and counts of events,
-// this is computed from the trials when a run is read, and is not in the summary.
+// This file describes the use of the machine, from the ledgers of all trials of an arm together. Like curves and counts
+// of events, its results are computed from the trials when a run is read, and are not in the summary.
 
 // Budget is the CPU budget of all valid trials of an arm at a level, added up: sums and means add up to the capacity,
 // medians do not.
@@ -23,7 +23,7 @@ type Budget struct {
 	Trials         int
 	Capacity, Idle float64      // seconds
 	Parts          []BudgetPart // in the order of BudgetParts, without 0s; with Idle they add up to Capacity
-	// Time of eBPF programs, in seconds, that stays in other parts for lack of samples; 0 if negligible.
+	// Unplaced is the eBPF time, in seconds, that stays in other parts for lack of samples; 0 if negligible.
 	Unplaced float64
 }
 
@@ -33,7 +33,7 @@ type Held struct {
 	Arm     string
 	Factors map[string]string
 	Role    string
-	Bytes   map[string]float64 // by field; without those that no trial knows
+	Bytes   map[string]float64 // by field; a field that no trial knows is absent
 }
 
 // weighed holds the valid trials of an arm at a level.
@@ -146,7 +146,7 @@ func cpuOf(l *ledger.Ledger) map[string]float64 {
 		}
 		own := *g.CPUSeconds
 		if g.BPFInsideSeconds != nil {
-			own -= *g.BPFInsideSeconds // it is on the line of eBPF
+			own -= *g.BPFInsideSeconds // the eBPF line contains it
 		}
 		parts[name] += own
 		parts["other control groups"] -= own
@@ -155,9 +155,9 @@ func cpuOf(l *ledger.Ledger) map[string]float64 {
 }
 
 // placeBPF moves eBPF time out of the parts that still contain it because single windows were too short to split it.
-// The total is known exactly; where it ran is estimated from the samples of all trials of an arm together, as for the
-// shares among the estimates. Then it separates the subject's programs from others. It returns the seconds that could
-// not be placed for lack of samples.
+// The total is known exactly; where it ran is estimated from the samples of all trials of an arm together, like the
+// pooled shares in the summary. placeBPF then separates the subject's programs from others. It returns the seconds that
+// could not be placed for lack of samples.
 func placeBPF(parts map[string]float64, trials []record.Trial) (left float64) {
 	seen := map[string]int{}
 	all := 0
@@ -224,11 +224,10 @@ func subjectPrograms(t record.Trial) map[uint32]bool {
 	return own
 }
 
-// minPlaced is the minimum number of samples, over all trials of an arm, from which to estimate where its eBPF time
-// ran.
+// minPlaced is the minimum number of samples, over all trials of an arm, for an estimate of where its eBPF time ran.
 const minPlaced = 25
 
-// rolePart is the budget part of the groups with a role.
+// rolePart gives the budget part of control groups by their role.
 var rolePart = map[string]string{"app": "application processes", "load": "load generator",
 	"subject": "subject's processes"}
 
@@ -253,8 +252,8 @@ var memoryFields = []struct {
 	{"peak", func(x *ledger.Memory) *float64 { return inBytes(x.Peak) }},
 }
 
-// MemoryParts is the number of MemoryFields that are parts of hard and soft memory. The others are sums of these, or
-// of other moments.
+// MemoryParts is the number of MemoryFields that are parts of hard and soft memory. The other fields are sums of these
+// parts, or amounts at other moments.
 const MemoryParts = 4
 
 // MemoryFields returns the fields of Held.Bytes in order.
@@ -292,7 +291,7 @@ func Memory(trials []record.Trial) []Held {
 	return all
 }
 
-// add adds what the groups of the role hold in one ledger, and reports whether there is one whose memory was read.
+// add adds what the groups of the role hold in one ledger, and reports whether the memory of any was read.
 func (h *Held) add(l *ledger.Ledger) (found bool) {
 	for _, g := range l.Cgroups {
 		if g.Role != h.Role || g.Memory == nil {

@@ -20,8 +20,8 @@ type Course struct {
 	record.Series
 }
 
-// whatShows returns, of each trial, the first attempt that did not fail, marked as valid: a gate voids metrics, but not
-// what control groups are charged.
+// whatShows returns the first attempt of each trial that did not fail. It marks these attempts as valid, because gates
+// void metrics, but not what control groups are charged.
 func whatShows(trials []record.Trial) []record.Trial {
 	type planned struct {
 		index int
@@ -67,8 +67,8 @@ func Courses(trials []record.Trial) []Course {
 	return all
 }
 
-// whole returns a series without the parts that cannot be drawn: those with too few or unusable values, or with only
-// zeros.
+// whole returns a series without the parts that cannot be drawn: parts with a wrong number of values, with unusable
+// values, or with only zeros. The series is empty if its times are unusable or no part is left.
 func whole(s record.Series) record.Series {
 	if slices.ContainsFunc(s.Seconds, func(v float64) bool { return !Usable(v) }) || !slices.IsSorted(s.Seconds) {
 		return record.Series{}
@@ -131,8 +131,8 @@ func placements(trials []record.Trial) []Placement {
 	return all
 }
 
-// meanPlaces returns the means of places over trials, by name. A place or a component that a trial does not have
-// counts as 0 there. An amount that is unknown in any of them is left out.
+// meanPlaces returns the means of places over trials, by name. A place or a component that a trial does not have counts
+// as 0 there. An amount that any trial with the place or component does not know is left out.
 func meanPlaces(trials [][]record.Place) (all []record.Place) {
 	var names []string
 	for _, t := range trials {

@@ -19,10 +19,10 @@ const minPooled = 25
 // PooledMethod is the method of estimates that are shares of the samples of all trials together.
 const PooledMethod = "pooled samples, clustered Wilson"
 
-// uneven is the reason why no claim is made for a pooled share near the ends of its interval.
+// uneven is the reason why no claim rests on a pooled share whose interval ends close to the value it is compared with.
 const uneven = "its trials differ too much in size or share: its interval may be too narrow"
 
-// burstsOf returns, by metric, how unequal the pooled counts of trials are, over all levels and arms.
+// burstsOf returns, by metric, the largest design effect of its pooled shares over all levels and arms (stats.Bursts).
 func burstsOf(t *Table) map[string]float64 {
 	shares := map[string][]stats.Share{}
 	for key, counts := range t.pools {
@@ -37,7 +37,7 @@ func burstsOf(t *Table) map[string]float64 {
 
 // pool adds the shares that are counted over all trials of an arm. Samples of one trial are not independent of each
 // other, so the interval is computed from the differences between trials. unevenIn names the metrics whose trials
-// differ too much for this.
+// differ too much for such an interval.
 func (s *Summary) pool(t *Table, at factors, bursts map[string]float64) (unevenIn []string) {
 	shares := map[pool]stats.Share{}
 	level := record.LevelKey(at)

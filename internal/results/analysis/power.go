@@ -13,7 +13,7 @@ import (
 // PowerSchema names the JSON form of Power.
 const PowerSchema = "tare.power/v1"
 
-// Power is how many blocks runs like a given one need to detect differences of several sizes.
+// Power says how many blocks a run like the given one needs to detect differences of several sizes.
 type Power struct {
 	Schema     string     `json:"schema"`
 	Experiment string     `json:"experiment"`
@@ -45,14 +45,14 @@ type PowerRow struct {
 type Need struct {
 	Part   float64 `json:"part"`
 	Blocks *int    `json:"blocks"`
-	// Dependent is how many blocks it takes if neighbouring blocks depend on each other as much as the run allows for;
-	// left out if that is not more than Blocks, or more than 10,000.
+	// Dependent is how many blocks it takes if neighbouring blocks depend on each other as much as the run's intervals
+	// allow for; left out if that is not more than Blocks, or more than 10,000.
 	Dependent *int     `json:"blocks_if_dependent,omitempty"`
 	Seconds   *float64 `json:"seconds"` // duration of these blocks
 }
 
-// PowerOf returns the power of later runs like this one, judged by its noise. Differences without a baseline value
-// other than 0 are left out, because their size cannot be given as a fraction of it.
+// PowerOf returns the power of later runs like this one, judged by its noise. Differences from a baseline value that is
+// 0 or unknown are left out, because their size cannot be given as a fraction of that value.
 func PowerOf(run record.Run, trials []record.Trial, parts []float64, power float64) (*Power, error) {
 	s, err := Summarize(run, trials)
 	if err != nil {
@@ -108,9 +108,9 @@ func PowerOf(run record.Run, trials []record.Trial, parts []float64, power float
 	return p, nil
 }
 
-// blocks returns how many blocks it takes to resolve a difference of some size: independent blocks, and blocks with
-// the dependence that the interval was widened for. A pilot run estimates this dependence poorly, and not at all if it
-// has fewer blocks than it takes to widen intervals, so plans use the independent number.
+// blocks returns how many blocks resolve a difference of some size: the number if blocks are independent, and the
+// number with the dependence for which the interval was widened, nil if it is not larger. A pilot run estimates this
+// dependence poorly, and one with too few blocks does not estimate it at all, so plans use the independent number.
 func (r PowerRow) blocks(size, power float64) (independent, dependent *int) {
 	n, ok := stats.PlannedBlocks(r.N, r.independent, size, power)
 	switch {
@@ -127,7 +127,7 @@ func (r PowerRow) blocks(size, power float64) (independent, dependent *int) {
 	return independent, dependent
 }
 
-// independent returns half the interval as it was before it was widened for dependent blocks.
+// independent returns half the width that the interval had before it was widened for dependent blocks.
 func (d *Difference) independent() float64 {
 	if d.Effective == nil || !(*d.Effective > 0) {
 		return d.half()

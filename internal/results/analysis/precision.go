@@ -16,8 +16,8 @@ import (
 // text says what is missing. Whether a difference is resolved does not matter.
 //
 // If both the latency of all requests and the latency while the machine was running are listed, the one that answers
-// use decides: if stalls are frequent, the median of all requests is mostly that of the stalls, and no number of
-// blocks makes it precise.
+// use decides: if stalls are frequent, the median of all requests mostly shows the stalls, and no number of blocks
+// makes it precise.
 //
 // A metric that no trial has does not count, nor does one that is void because the subject does not keep up: more
 // blocks would not help. A metric that is missing for any other reason keeps the run going.
@@ -57,7 +57,7 @@ func Enough(run record.Run, trials []record.Trial) (bool, string, error) {
 			continue
 		}
 		if d := e.Difference; d != nil {
-			scale := e.Value // if the baseline has none of it, the difference is the value
+			scale := e.Value // if the baseline's value is 0 or unknown
 			if base := s.Find(e.Metric, record.Direct, e.Factors); base != nil && base.Value != 0 {
 				scale = base.Value
 			}

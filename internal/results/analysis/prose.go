@@ -22,7 +22,7 @@ type Prose struct {
 
 	text     []string // sentences
 	clauses  []string // of the current sentence
-	apart    bool     // the first of them has its own subject
+	apart    bool     // the first clause has its own subject
 	own      int      // number of clauses worded by the metrics (Definition.Clause)
 	more     bool     // earlier sentences have named the arm and the level
 	open     []undecided
@@ -65,14 +65,14 @@ func (p *Prose) Add(format string, args ...any) {
 	p.text = append(p.text, fmt.Sprintf(format, args...))
 }
 
-// clause adds a clause to the current sentence. The first must begin with a verb, for the arm as its subject, or be
-// marked by standing.
+// clause adds a clause to the current sentence. The first clause of a sentence must begin with a verb whose subject is
+// the arm, or be marked by standing.
 func (p *Prose) clause(e *Estimate, text string) {
 	p.clauses = append(p.clauses, text)
 	p.Rest(e.Metric, e.Arm)
 }
 
-// goOn continues the previous clause: ", of which 3 MB stay". If there is none, it begins one.
+// goOn continues the previous clause: ", of which 3 MB stay". If there is no clause yet, goOn adds one.
 func (p *Prose) goOn(e *Estimate, text string) {
 	n := len(p.clauses)
 	if n == 0 {
@@ -91,14 +91,14 @@ func (p *Prose) opening(first, other string) string {
 	return other
 }
 
-// standing marks text as a clause that has its own subject. As the first of its sentence it follows a colon:
-// "candidate: p50 is not resolved".
+// standing marks text as a clause that has its own subject. If it is the first clause of its sentence, it follows a
+// colon: "candidate: p50 is not resolved".
 func (p *Prose) standing(text string) string {
 	p.apart = p.apart || len(p.clauses) == 0
 	return text
 }
 
-// perSentence is the number of clauses from which a new sentence may begin.
+// perSentence is the number of clauses after which a new sentence may begin.
 const perSentence = 3
 
 // pause ends the current sentence if now is set and it has enough clauses.
@@ -229,7 +229,7 @@ func (i Interval) Written(unit string) string {
 	return quantity.Interval(i.Value, *i.Lo, *i.Hi, unit)
 }
 
-// Said formats a value, with its interval if that has a width.
+// Said formats a value, with its interval unless both ends are equal.
 func Said(e *Estimate) string {
 	if e.Lo != nil && e.Hi != nil && *e.Lo == *e.Hi {
 		return quantity.Value(e.Value, e.Unit)
@@ -237,7 +237,8 @@ func Said(e *Estimate) string {
 	return e.Written(e.Unit)
 }
 
-// In does the same for a term of a model, in a unit. A width that is only rounding error is ignored.
+// In formats a term of a model in the same way, in the given unit. It ignores an interval whose width is only rounding
+// error.
 func (t Term) In(unit string) string {
 	if t.Lo != nil && t.Hi != nil && *t.Hi-*t.Lo < 1e-6*math.Abs(t.Value) {
 		return quantity.Value(t.Value, unit)
@@ -245,11 +246,12 @@ func (t Term) In(unit string) string {
 	return t.Written(unit)
 }
 
-// Happened returns the number of pooled samples in a share.
+// Happened returns the number of samples that count in a pooled share.
 func (e *Estimate) Happened() int { return int(math.Round(e.Value * float64(e.N))) }
 
-// Pooled formats a pooled share as a count and a share with its interval. A count of 0 has an upper bound, by how
-// clustered such events are elsewhere; if that is unknown, the bound is on the trials that have any.
+// Pooled formats a pooled share as a count and a share with its interval. A count of 0 is shown with an upper bound,
+// which depends on how clustered such events are elsewhere. If that is unknown, the bound is on the fraction of trials
+// that have any.
 func Pooled(e *Estimate) string {
 	const million = 1e6
 	switch {
@@ -315,7 +317,8 @@ func Join(names []string) string {
 	return strings.Join(names[:len(names)-1], ", ") + " and " + names[len(names)-1]
 }
 
-// FirstOf returns the first names of a list and how many more there are, or the whole list if that is one.
+// FirstOf returns the first names of a list, up to most, and how many more there are. If there is only one more, it
+// returns the whole list.
 func FirstOf(names []string, most int) []string {
 	if more := len(names) - most; more > 1 {
 		return append(slices.Clone(names[:most]), fmt.Sprintf("%d more", more))
@@ -333,7 +336,7 @@ func Capital(text string) string {
 }
 
 // Against describes a metric of the arm at the first and the last level, with a verdict over all levels: at how many
-// of them it is, resolved, more or less than the baseline's. It leaves p at the last level.
+// levels a resolved difference puts it above or below the baseline. Against leaves p at the last level.
 func (p *Prose) Against(t *Table, metric string) (ends []string, verdict string) {
 	above, below, n := 0, 0, 0
 	for i, at := range t.Levels {

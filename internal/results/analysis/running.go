@@ -9,9 +9,8 @@ import (
 	"tare/internal/lib/stats"
 )
 
-// DisturbedLimit is the fraction of a level's requests that the machine's stalls may touch before answers switch to
-// the requests that they did not touch. It is fixed in advance: a tenth of the tail beyond p99, which is enough to
-// move p99.
+// DisturbedLimit is the fraction of a level's requests that the machine's stalls may touch before answers switch to the
+// requests that no stall touched. It is fixed in advance: a tenth of the tail beyond p99, which is enough to move p99.
 const DisturbedLimit = (1 - 0.99) / 10
 
 // Disturbed is the share of a level's requests that the machine's stalls touched, over the trials of all arms
@@ -58,7 +57,7 @@ func disturbed(levels []factors, trials []record.Trial) []Disturbed {
 }
 
 // whileRunning returns the share of a level's requests that stalls touched, and whether answers use the requests that
-// they did not touch.
+// no stall touched.
 func (s *Summary) whileRunning(at factors) (share float64, running bool) {
 	for _, d := range s.Disturbed {
 		if maps.Equal(d.Factors, at) {
@@ -68,8 +67,8 @@ func (s *Summary) whileRunning(at factors) (share float64, running bool) {
 	return 0, false
 }
 
-// carriers hold what the loads of trials recorded about the requests that no stall touched, by arm and, with an empty
-// arm, for all arms of a level.
+// carriers holds what the loads of trials recorded about the requests that no stall touched. An empty arm in the key
+// stands for all arms of the level.
 type carriers map[pool][]*load.Running
 
 // newCarriers uses the last attempt at each planned trial.
@@ -104,7 +103,7 @@ func (c carriers) carry(e *Estimate, d metric.Definition, limit float64) (bool, 
 
 // warnOfStalls names the arms in whose trials the machine stalled more, or less, than in those of their baseline. It
 // compares the two within each block (sign test, p < 1 %, over all levels). The undisturbed requests of such an arm
-// are from other moments than those of its baseline.
+// come from other moments than the undisturbed requests of its baseline.
 func (s *Summary) warnOfStalls(t *Table, trials []record.Trial) {
 	still := map[cell]float64{}
 	var cells []cell

@@ -104,13 +104,14 @@ type Table struct {
 	stated  []string        // metrics with their own wording in answers (Definition.Clause), in order of rank
 
 	headlines []string          // metrics that answers are about; empty if the record does not say
-	lacks     map[string]string // what arms do not do that others do, by arm
+	lacks     map[string]string // what an arm does not do that others do, by arm
 	cells     map[cell]*values
 	in        map[levelArm][]int            // the blocks in which an arm has a cell at a level, in order
 	loads     map[string]bool               // names of loads
 	pools     map[pool]map[int]record.Count // by block
 
-	// By block. Trials count however often they were run, unless all attempts were interrupted.
+	// outcomes holds one outcome for each planned trial, by block, however often the trial was run. A trial whose attempts
+	// were all interrupted has none.
 	outcomes map[levelArm]map[int]*outcome
 	selected map[armMetric]bool // arms whose losses of the metric are beyond chance
 
@@ -254,7 +255,7 @@ func newTable(run record.Run, trials []record.Trial, s *Summary) *Table {
 // possible reports whether a count is valid: not negative, and at most its total.
 func possible(n record.Count) bool { return n.In >= 0 && n.In <= n.Of }
 
-// doubtful counts data in a record that no trial can have written. It is left out.
+// doubtful counts data in a record that no trial can have written. Such data are left out.
 type doubtful struct {
 	bare   int // trials that did not fail and yet have no metrics
 	values int
@@ -431,7 +432,8 @@ func (t *Table) pairsOf(at factors, arm, metric string, blocks []int) []stats.Pa
 	return ps
 }
 
-// warnOfTwins warns if the twins differ in more metrics than chance explains: a 95 % interval allows one in twenty.
+// warnOfTwins warns if the twins differ in more metrics than chance explains: in at least two, and in more than a tenth
+// of all. 95 % intervals let one in twenty differ by chance.
 func (s *Summary) warnOfTwins() {
 	var all int
 	var apart []string
@@ -449,7 +451,7 @@ func (s *Summary) warnOfTwins() {
 	}
 }
 
-// maxApart is the maximum number of metrics in some warnings.
+// maxApart is the maximum number of metrics that a warning names.
 const maxApart = 8
 
 // warnOfOthers warns if trials shared the machine with another run of tare.
@@ -481,8 +483,8 @@ func (s *Summary) warnOfLeftovers(trials []record.Trial) {
 	}
 }
 
-// warnOfBeside warns of arms if, in every trial of theirs and in none of the baseline, control groups were created
-// outside of the trial, perhaps by others at the request of the trial's commands.
+// warnOfBeside warns of an arm if control groups outside of the trial were created in every trial of the arm and in
+// none of the baseline, perhaps by other programs at the request of the trial's commands.
 func (s *Summary) warnOfBeside(trials []record.Trial) {
 	const least = 2 // in a single trial it can be chance, such as a service started by a timer
 	made, all, last := map[string]int{}, map[string]int{}, map[string]string{}
@@ -498,7 +500,7 @@ func (s *Summary) warnOfBeside(trials []record.Trial) {
 		}
 	}
 	if made[record.Direct]+made[record.AA] > 0 {
-		return // others create some all the time
+		return // other programs create some all the time
 	}
 	for arm, n := range lists.ByKey(made) {
 		if n == all[arm] && n >= least {

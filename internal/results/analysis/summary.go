@@ -17,7 +17,7 @@ type Summary struct {
 	Schema     string `json:"schema"`
 	Experiment string `json:"experiment"`
 	Question   string `json:"question"`
-	// The subject that the arms direct and aa run; empty if they run none.
+	// Baseline is the subject that the arms direct and aa run; empty if they run none.
 	Baseline       string     `json:"baseline,omitempty"`
 	Partial        bool       `json:"partial"` // the run has fewer trials than planned, or may still go on
 	Valid          bool       `json:"valid"`
@@ -43,11 +43,11 @@ type Summary struct {
 	Missing  []Missing `json:"missing"` // metrics that were withheld or not measured, and why
 	Trials   Trials    `json:"trials"`
 	Self     Self      `json:"self"`
-	// Arms that did not run because their program is not installed, with the reason.
+	// Absent holds the arms that did not run because their program is not installed, with the reason.
 	Absent   map[string]string `json:"absent,omitempty"`
 	Warnings []string          `json:"warnings"`
 	Phrases  []record.Phrase   `json:"phrases,omitempty"` // how sentences mention levels
-	// Why a run without a fixed number of blocks ended.
+	// Stopped is the reason why a run without a fixed number of blocks ended.
 	Stopped     string `json:"stopped,omitempty"`
 	NotRepeated string `json:"not_repeated,omitempty"` // why spoiled trials were not run again
 }
@@ -62,7 +62,7 @@ type Missing struct {
 	Lost    int               `json:"lost"`   // number of these that were lost
 	Gate    string            `json:"gate"`   // the gate that most were lost to; empty if they failed
 	Cause   ledger.Cause      `json:"cause"`  // the cause that tripped it most often
-	// Fraction of the machine's CPU time that the cause took, the mean over these trials.
+	// CauseShare is the fraction of the machine's CPU time that the cause took, as a mean over these trials.
 	CauseShare *float64 `json:"cause_share,omitempty"`
 	Culprits   []string `json:"culprits,omitempty"`
 	Message    string   `json:"message"` // from one of these trials
@@ -108,7 +108,7 @@ func newInterval(e stats.Estimate) Interval {
 // Zero reports whether the interval contains only 0.
 func (i Interval) Zero() bool { return i.Lo != nil && *i.Lo == 0 && *i.Hi == 0 }
 
-// half is the larger distance from the value to an end of the interval, which must exist.
+// half returns the larger distance from the value to an end of the interval, which must exist.
 func (i Interval) half() float64 { return max(i.Value-*i.Lo, *i.Hi-i.Value) }
 
 // Estimate is one metric of one arm at one level of the factors, compared with its baseline. Intervals are nil if
@@ -124,7 +124,7 @@ type Estimate struct {
 	Interval                     // the median over blocks
 	Confidence float64           `json:"confidence"`
 	N          int               `json:"n"`                  // blocks, or samples of pooled shares
-	Blocks     int               `json:"blocks"`             // that it rests on, also if N counts samples
+	Blocks     int               `json:"blocks"`             // that it rests on, even if N counts samples
 	Planned    int               `json:"planned"`            // blocks in which the arm was run at this level
 	Withheld   string            `json:"withheld,omitempty"` // why it must not be quoted; empty: it may be
 	Method     string            `json:"method"`
@@ -135,9 +135,9 @@ type Estimate struct {
 	DesignEffect *float64 `json:"design_effect,omitempty"`
 	Trials       int      `json:"trials,omitempty"`
 
-	// Mean is set for a cost, because a user pays the mean, while the median is what is typical. It is over blocks, with
-	// an interval by Student's t from 6 blocks on. Outlying is the number of blocks whose value is far above the others
-	// of the arm (stats.Outlying).
+	// Mean is set for a cost, because a user pays the mean, while the median is typical. It is the mean over blocks, with
+	// an interval by Student's t from 6 blocks on. Outlying is the number of blocks whose value is far above the others of
+	// the arm (stats.Outlying).
 	Mean     *Interval `json:"mean,omitempty"`
 	Outlying int       `json:"outlying,omitempty"`
 
@@ -158,9 +158,10 @@ type Difference struct {
 	Method     string    `json:"method"`
 	Mean       *Interval `json:"mean,omitempty"` // for a cost: the mean of the differences within blocks
 
-	// Lost is the number of further blocks in which both arms ran and one of them has no value; if the arm's losses are
-	// beyond chance, also of those with the value of a later attempt. WorstLo and WorstHi are the interval if these
-	// blocks, and those of LostRepeated, are at minus or plus infinity; nil: unbounded, or there is no interval.
+	// Lost is the number of further blocks in which both arms ran and at least one of them has no value. If the arm's
+	// losses are beyond chance, Lost includes the blocks whose value comes from a later attempt. WorstLo and WorstHi are
+	// the ends of the interval if the differences in these blocks, and in those of LostRepeated, were minus or plus
+	// infinity; nil if they are unbounded or there is no interval.
 	Lost    int      `json:"lost"`
 	WorstLo *float64 `json:"worst_lo"`
 	WorstHi *float64 `json:"worst_hi"`
@@ -176,11 +177,11 @@ type Difference struct {
 	RestLo    *float64 `json:"rest_lo,omitempty"`
 	RestHi    *float64 `json:"rest_hi,omitempty"`
 
-	// SmallestVisible is the larger of what the A/A twins show and of half the width of the difference's own interval;
-	// nil if either is unknown.
+	// SmallestVisible is the larger of two values: the difference that the A/A twins show, and half the width of the
+	// difference's own interval; nil if either is unknown.
 	SmallestVisible *float64 `json:"smallest_visible"`
 
-	// Found is the size of an effect that 80 % of runs like this one resolve; nil if SmallestVisible is. An effect as
+	// Found is the size of an effect that 80 % of runs like this one resolve; nil if SmallestVisible is nil. An effect as
 	// large as SmallestVisible is resolved in only about every second run.
 	Found *float64 `json:"found_in_80_percent"`
 
@@ -208,7 +209,7 @@ type Loss struct {
 	Beyond bool           `json:"beyond_chance"`
 }
 
-// MDE (minimum detectable effect) is the smallest difference that the run can see, by the A/A twin.
+// MDE (minimum detectable effect) is the smallest difference that the run can detect, judged by the A/A twin.
 type MDE struct {
 	Metric  string            `json:"metric"`
 	Factors map[string]string `json:"factors"`
@@ -228,10 +229,10 @@ type Model struct {
 	HeldoutError *float64              `json:"heldout_error"` // error at levels left out of the fit, over the mean value
 	ValidRange   map[string][2]float64 `json:"valid_range"`
 	Method       string                `json:"method"`
-	Blocks       int                   `json:"blocks"` // blocks that were fitted; the others miss too many levels
+	Blocks       int                   `json:"blocks"` // blocks that were fitted; the others lack too many levels
 
-	// Effective is how many independent blocks those are worth for the coefficient that depends most on neighbouring
-	// blocks; left out if there are too few to estimate it.
+	// Effective is how many independent blocks the fitted ones are worth, for the coefficient that neighbouring blocks
+	// share most; left out if there are too few blocks to estimate it.
 	Effective *float64 `json:"effective_blocks,omitempty"`
 
 	strong  bool // intervals may still be too narrow
@@ -261,8 +262,7 @@ type Answer struct {
 	Answer   string   `json:"answer"`
 	Evidence []string `json:"evidence"`
 
-	// General is set if the answer goes through the metrics of an arm at a level, as the tables do, and no guest worded
-	// it.
+	// General is set if no guest worded the answer: it goes through the metrics of an arm at a level, as the tables do.
 	General bool `json:"-"`
 }
 

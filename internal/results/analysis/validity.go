@@ -44,7 +44,7 @@ func countTrials(run record.Run, trials []record.Trial) Trials {
 	return c
 }
 
-// voidedInAll returns the metrics that no attempt has a valid value of; nil if that is all of them.
+// voidedInAll returns the metrics for which no attempt has a valid value; nil if these are all metrics.
 func voidedInAll(attempts []record.Trial) []string {
 	voids := []string{}
 	seen := map[string]bool{}
@@ -114,8 +114,8 @@ func (s *Summary) judge(run record.Run, t *Table) {
 	}
 }
 
-// tells reports whether the run has anything that answers are about: an estimate of such a metric, not withheld, for
-// an arm that the run is about.
+// tells reports whether the run has an estimate that answers are about: of a headline metric, not withheld, for an arm
+// that the run is about.
 func (s *Summary) tells(run record.Run, t *Table) bool {
 	asked := askedArms(run, t)
 	none := true
@@ -128,7 +128,7 @@ func (s *Summary) tells(run record.Run, t *Table) bool {
 			return true
 		}
 	}
-	// Without any such metric, as with a user's own spec, all estimates count.
+	// If no headline metric was measured, as with a user's own spec, other estimates will do, unless something is missing.
 	return !none && len(s.Missing) == 0
 }
 
@@ -210,8 +210,8 @@ func (s *Summary) whyNothing(run record.Run, t *Table) []string {
 	return reasons
 }
 
-// commonest returns the most frequent reason for losses of one arm at one level, or of all arms for an empty name,
-// with the first message, which says what to change.
+// commonest returns the most frequent reason for losses of one arm at one level, or of all arms for an empty name, with
+// the first message of that reason, which says what to change.
 func (s *Summary) commonest(arm string, at factors) string {
 	count := map[string]int{}
 	first := map[string]string{}

@@ -6,9 +6,9 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Workload is what one application used in an arm at a level, and what was used on its behalf: means of a window over
-// the valid trials. The samples of all trials together determine where the subject's programs ran (ledger.Pool). It
-// has no intervals.
+// Workload holds what one application used in an arm at a level, and what was used on its behalf: means over the
+// windows of the valid trials. The samples of all trials together determine where the subject's programs ran
+// (ledger.Pool). It has no intervals.
 type Workload struct {
 	Arm     string            `json:"arm"`
 	Factors map[string]string `json:"factors"`

@@ -28,10 +28,10 @@ import (
 )
 
 const (
-	heavyPart  = 3       // parts of the runs in the first group; one part is in the second
-	mapEntries = 1 << 17 // of 8 bytes: 1 MiB
+	heavyPart  = 3       // runs in the first group for each run in the second
+	mapEntries = 1 << 17 // entries of 8 bytes each: 1 MiB
 	sampleHz   = 997     // high, because short runs need many samples
-	truthRuns  = 5       // measurements, of which the median counts
+	truthRuns  = 5       // number of measurements; their median counts
 )
 
 // bpf weighs programs of known run time: the number and time of all runs of each, and where they ran.
@@ -55,7 +55,7 @@ func (b *bench) bpf() ([]planting, error) {
 	return all, nil
 }
 
-// lockMemory lifts the limit of locked memory, to which kernels before 5.11 charge programs and maps.
+// lockMemory lifts the limit on locked memory, because kernels before 5.11 count programs and maps toward it.
 func lockMemory() error {
 	err := unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY})
 	if err != nil && !errors.Is(err, unix.EPERM) {
@@ -186,13 +186,14 @@ func (b *bench) program(ctx context.Context, about time.Duration, steps int, zer
 	if prog == nil || prog.NsPerRun == nil {
 		return []Weight{missing(name+", time of a run", quantity.Seconds, how, notInLedger)}, nil
 	}
-	// 30 ns: the first and the last step of a run can overlap with the instructions around them.
+	// 30 ns, because the first and the last step of a run can overlap with the instructions around them.
 	allowed := Tolerance{Absolute: 30e-9, Part: 0.05}
 	run := known(name+", time of a run", quantity.Seconds, truth, *prog.NsPerRun/1e9-zero.counted, allowed, how).
 		fragile().ran(prog)
 	moved := math.Abs(after-before) * float64(steps)
 	if math.Abs(*run.Measured-truth) > allowed.Allows(run) {
-		// If something interrupts a run and takes its CPU away unseen, that is in the kernel's figure and not in the truth.
+		// If something interrupts a run and takes its CPU away unseen, that time is in the kernel's figure and not in the
+		// truth.
 		away := missed(200 * time.Millisecond)
 		run = run.noted(fmt.Sprintf("the truth before and after differs by %s; a loop that does nothing misses %.2g %% "+
 			"of its time", quantity.Value(moved, quantity.Seconds), 100*away)).
@@ -217,7 +218,7 @@ func (b *bench) program(ctx context.Context, about time.Duration, steps int, zer
 	return append(ws, placed(name, w, how, zero)...), nil
 }
 
-// placed weighs where samples saw a program.
+// placed weighs in which groups samples saw a program, and how many samples there were.
 func placed(name string, w weighed, how string, zero empty) []Weight {
 	if w.hz == 0 {
 		return nil
@@ -225,7 +226,7 @@ func placed(name string, w weighed, how string, zero empty) []Weight {
 	return append([]Weight{share(name, w, how)}, seen(name, w, zero)...)
 }
 
-// worthCorrecting is the fraction of a program's run time from which stolen time is subtracted.
+// worthCorrecting is the minimum fraction of a program's run time that stolen time must reach to be subtracted.
 const worthCorrecting = 0.01
 
 // ran subtracts the time that the ledger reports as stolen from the time of a run: the kernel counts wall time, and
@@ -306,13 +307,13 @@ func share(name string, w weighed, planted string) Weight {
 // then small compared with the tolerance.
 const minSeen = 50
 
-// minCalls is how many times as long as an empty call a call with the program must take for its samples to be weighed.
-// The time of an empty call changes by half and more with the load of the other threads of the core, and is then a
-// small part.
+// minCalls is the minimum duration of a call with the program, in durations of an empty call, for its samples to be
+// weighed. The duration of an empty call changes by half or more with the load on the core's other threads; in calls of
+// at least minCalls, that matters little.
 const minCalls = 4
 
 // seen compares the samples of each group's process, which has a CPU to itself, with the number that is due on that
-// CPU by the number of its calls and the time of the fastest ones. Neither a neighbour nor the hypervisor takes
+// CPU, given the number of calls and the duration of the fastest ones. Neither a neighbour nor the hypervisor takes
 // samples away from a program that runs, so this finds a CPU whose samples are not read, however noisy the machine is.
 func seen(name string, w weighed, zero empty) (ws []Weight) {
 	for i, path := range w.paths {
@@ -444,7 +445,7 @@ func mapWeights(l *ledger.Ledger, id uint32) []Weight {
 	const planted = "an array of 131072 values of 8 bytes that two programs use; truth: its entries"
 	bytes, _ := one.MapBytes()
 	return []Weight{
-		// A page: for the map's header and for rounding up.
+		// One page, for the map's header and for rounding up.
 		known("bytes of a map that two programs use", quantity.Bytes, mapEntries*8, float64(bytes),
 			Tolerance{Absolute: float64(os.Getpagesize())}, planted),
 		known("programs that use the map", quantity.Count, 2, float64(users), Tolerance{Absolute: 0.5}, planted),

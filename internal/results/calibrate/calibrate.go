@@ -55,8 +55,8 @@ func ParseFault(s string) (Fault, error) {
 		"no such fault")
 }
 
-// bench holds the state of a calibration that all sections use. Its methods hide the scale itself, which is where a
-// fault is built in.
+// bench holds the state of a calibration that all sections use. Its methods wrap the scale itself, and build in the
+// fault.
 type bench struct {
 	o        Options
 	layout   *cgroup.Layout
@@ -65,7 +65,7 @@ type bench struct {
 	epoch    int64 // ns by pace.Now
 	groups   int
 	retried  time.Duration // time spent on repeats of disturbed weights
-	seen     []observed    // by the witness, while the current weight was planted
+	seen     []observed    // what the witness saw while the current weight was planted
 	children map[int]bool  // PIDs of all processes that were ever planted
 	report   *Report
 }
@@ -195,7 +195,7 @@ const quickRepeats = 75 * time.Second
 // late reports whether there is no time left for repeats.
 func (b *bench) late() bool { return b.o.Quick && time.Since(b.began) > quickRepeats }
 
-// planting is something that is planted and then read with the scale.
+// planting is a known cost that is planted on the machine and then read with the scale.
 type planting struct {
 	what  string
 	plant func(context.Context) ([]Weight, error)
@@ -215,8 +215,8 @@ func (b *bench) section(ctx context.Context, name string, plantings func() ([]pl
 	return nil
 }
 
-// weigh plants and reads. It repeats this while others disturb a weight, and until tries agree on each weight that
-// noise or chance can spoil. A repeat never depends on whether a single try passed or failed.
+// weigh plants a known cost and reads it. It repeats this while others disturb a weight, and until tries agree on each
+// weight that noise or chance can spoil. A repeat never depends on whether a single try passed or failed.
 func (b *bench) weigh(ctx context.Context, section string, p planting) error {
 	b.o.Say(section, p.what)
 	var all [][]Weight
@@ -353,8 +353,7 @@ func majority(all [][]Weight) []Weight {
 // used is CPU time in seconds: of the machine, and of this program.
 type used struct{ busy, capacity, ours, stolen float64 }
 
-// usage reads the CPU time. Processes of ours only count once they have been waited for, so all of them must have
-// ended.
+// usage reads the CPU time. Child processes only count once they have been waited for, so all of them must have ended.
 func usage() (u used, err error) {
 	s, err := proc.FS{}.Stat()
 	if err != nil {
@@ -372,8 +371,8 @@ func usage() (u used, err error) {
 	return u, nil
 }
 
-// disturbance returns what others used since then, by the kernel's counters. It is the fallback if there is no
-// witness, and does not know who the others were.
+// disturbance returns what other processes used since an earlier reading, by the kernel's counters. It is the fallback
+// if there is no witness, and cannot name the others.
 func (u used) disturbance(since used) disturbance {
 	d := disturbance{witness: counters, capacity: max(0, u.capacity-since.capacity), stolen: max(0, u.stolen-since.stolen)}
 	d.foreign = max(0, u.busy-since.busy-(u.ours-since.ours)-d.stolen)
@@ -450,7 +449,7 @@ func (b *bench) group(limits placement.Limits) (*placement.Group, error) {
 	return b.tree.Group(fmt.Sprintf("w%d", b.groups), limits)
 }
 
-// length returns one of two durations: the second in a quick calibration.
+// length returns quick in a quick calibration, and full otherwise.
 func (b *bench) length(full, quick time.Duration) time.Duration {
 	if b.o.Quick {
 		return quick

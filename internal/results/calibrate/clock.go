@@ -27,8 +27,8 @@ func (b *bench) clock() ([]planting, error) {
 	return all, nil
 }
 
-// rate compares the scale's clock with the kernel's uncorrected clock. The corrections of network time, which that one
-// lacks, are at most 500 parts in a million.
+// rate compares the scale's clock with the kernel's uncorrected clock. The kernel's clock lacks the corrections for
+// network time, which are at most 500 parts in a million.
 func (b *bench) rate(ctx context.Context, d time.Duration) (Weight, error) {
 	const planted = "a second by the kernel's uncorrected clock (CLOCK_MONOTONIC_RAW)"
 	both := func() (scale, raw, apart int64) {
@@ -46,16 +46,16 @@ func (b *bench) rate(ctx context.Context, d time.Duration) (Weight, error) {
 }
 
 const (
-	closestOf   = 20      // pairs of readings, of which the closest counts
+	closestOf   = 20      // minimum number of pairs of readings; the closest counts
 	closestMost = 100_000 // maximum number of pairs, if none is close enough
-	// wholeWithin is the divisor that gives the maximum distance within a pair from the time between two pairs. It is
-	// large, so that a busy machine cannot widen the tolerance until a wrong clock passes.
+	// The time between two pairs divided by wholeWithin is the maximum distance within a pair. wholeWithin is large, so
+	// that a busy machine cannot widen the tolerance until a wrong clock passes.
 	wholeWithin = 10_000
 )
 
-// closest reads two clocks next to each other several times and returns the closest readings: at is the middle of two
-// readings of the first clock, apart by that much, and other is the one in between. It goes on while apart is more
-// than within, up to closestMost times.
+// closest repeatedly reads the second clock between two readings of the first, and returns the closest readings: at is
+// the midpoint of the first clock's two readings, apart is the time between them, and other is the second clock's
+// reading. It continues while apart exceeds within, up to closestMost times.
 func closest(scale, raw func() int64, within int64) (at, other, apart int64) {
 	apart = 1 << 62
 	for i := 0; i < closestOf || apart > within && i < closestMost; i++ {
@@ -83,7 +83,7 @@ const (
 	leastForP99 = 100 * enough
 )
 
-// pacer measures how late a schedule is kept. The truth is no lag. Starts that the witness saw disturbed, by the
+// pacer measures how late a schedule is kept. The true lag is 0. Starts that the witness saw disturbed, by the
 // hypervisor or by a task that held a CPU, say nothing about the pacer: it is judged by the others if there are enough
 // of them, whatever their lag is.
 func (b *bench) pacer(ctx context.Context, rate float64) ([]Weight, error) {
@@ -184,8 +184,8 @@ func lagsOf(starts []start) []float64 {
 	return lists.Map(starts, func(s start) float64 { return float64(s.at-s.due) / 1e9 })
 }
 
-// undisturbed returns the starts that no span touched, from the pacer's wake-up to the start itself, however late they
-// are. A start that had to wait for one that was touched counts as touched: both are in the backlog of the span.
+// undisturbed returns the starts that no span touched between the pacer's wake-up and the start itself, however late
+// they are. A start that had to wait for a touched one counts as touched, because it is in the same backlog.
 func undisturbed(starts []start, spans []span) (clear []start) {
 	queued, last := false, int64(0)
 	for _, s := range starts {
@@ -231,8 +231,8 @@ type kept struct {
 	cpu    int
 }
 
-// keep waits for n times on one CPU, and returns when each was due and when it was reached. The other CPUs stay free
-// for other work.
+// keep waits for n points in time on one CPU, and returns when each was due and when it was reached. The other CPUs
+// stay free for other work.
 func keep(
 	spin time.Duration, n int, due func(i int) int64, wait func(thread *pace.Thread, at int64) (int64, error),
 ) (k kept, err error) {
@@ -271,7 +271,7 @@ func lags(ctx context.Context, rate float64, n int) (kept, error) {
 	return keep(pace.DefaultSpin, n, due, func(t *pace.Thread, at int64) (int64, error) { return t.Until(ctx, at) })
 }
 
-// sleeps sleeps n times without the pacer, until times at the given rate per second.
+// sleeps keeps a schedule of n starts, at the given rate per second, with bare sleeps instead of the pacer.
 func sleeps(ctx context.Context, rate float64, n int) (kept, error) {
 	begin := pace.Now() + int64(startLead)
 	due := func(i int) int64 { return begin + int64(float64(i)*1e9/rate) }

@@ -63,7 +63,7 @@ func (b *bench) burnShare(ctx context.Context, share float64) ([]Weight, error) 
 	if g == nil || g.CPUSeconds == nil {
 		return []Weight{missing(name, quantity.Seconds, planted, "no counter of the group's CPU time")}, nil
 	}
-	// 1 ms: the process exchanges messages outside of its own measurement.
+	// 1 ms, because the process exchanges messages outside of its own measurement.
 	w := known(name, quantity.Seconds, results[0].CPUSeconds, *g.CPUSeconds,
 		Tolerance{Absolute: 1e-3, Part: 0.01}, planted)
 	// Time stolen just before or after the process's own measurement may be in one figure and not in the other.
@@ -84,7 +84,7 @@ func (b *bench) budget(ctx context.Context) ([]Weight, error) {
 	w := known("unexplained part of the capacity", quantity.Part, 0, l.CPU.Unexplained/l.CPU.Capacity,
 		Tolerance{Absolute: 0.02}, planted)
 	sum := 0.0
-	if !l.CPU.Closes() { // Closes knows how much of idle time and steal overlaps
+	if !l.CPU.Closes() { // Closes allows for the overlap of idle time and steal
 		sum = l.CPU.Idle + l.CPU.Steal + l.CPU.Attributed + l.CPU.Unexplained - l.CPU.Capacity
 	}
 	exact := known("parts of the budget less the capacity", quantity.Seconds, 0, sum, Tolerance{Absolute: 1e-6}, planted)

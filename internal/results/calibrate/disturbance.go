@@ -15,7 +15,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// counters is the witness of disturbances that were read from /proc/stat, because no witness ran.
+// counters is the name of the witness if disturbances were read from /proc/stat, because no witness ran.
 const counters = "proc-stat"
 
 // Culprit is a source of disturbance: the processes of one name in one control group.
@@ -31,13 +31,13 @@ const maxCulprits = 3
 // leastCulprit is the fraction of CPU time below which a process is not listed.
 const leastCulprit = 0.005
 
-// observed is what the witness saw of one window.
+// observed holds what the witness saw in one window.
 type observed struct {
 	noise   *ledger.Noise // nil: there was no witness
 	seconds float64       // length of the window
 }
 
-// disturbance is what others used of the machine while a weight was planted.
+// disturbance holds how much of the machine others used while a weight was planted.
 type disturbance struct {
 	witness  string  // the witness's clock, or counters
 	capacity float64 // CPU seconds of all windows together
@@ -98,7 +98,7 @@ func disturbanceOf(windows []observed, cpus int, ours owner) (d disturbance, ok 
 	return d, true
 }
 
-// foreign reports whether a stall is by a task of an unrelated program. Kernel threads do not count: they work for
+// foreign reports whether a task of an unrelated program caused a stall. Kernel threads do not count: they work for
 // others, which may be the scale.
 func foreign(s ledger.Stall, ours owner) bool {
 	return s.Cause == ledger.Neighbour && !ours(s.PID, s.Cgroup) && !ledger.KernelThread(s.Comm)
@@ -110,9 +110,9 @@ type span struct{ from, to int64 }
 // anyCPU stands for all CPUs.
 const anyCPU = -1
 
-// spansOf returns the periods in which a CPU, or any of them with anyCPU, stalled for at least the given seconds, or
-// an unrelated task held it for as long: disjoint and in order. known is false without a witness, and if it saw more
-// stalls than it could keep.
+// spansOf returns the periods in which a CPU, or any CPU if cpu is anyCPU, stalled or was held by an unrelated task for
+// at least the given seconds. The periods are disjoint and in order. known is false if there was no witness or it saw
+// more stalls than it could keep.
 func spansOf(n *ledger.Noise, ours owner, cpu int, least float64) (spans []span, known bool) {
 	if n == nil || n.StallsOmitted > 0 || n.OccupiedMissed > 0 {
 		return nil, false
@@ -135,7 +135,7 @@ func touched(spans []span, from, to int64) bool {
 	return i < len(spans) && spans[i].from < to
 }
 
-// watched runs do under a witness. If this machine has none, nothing is observed.
+// watched runs do under a witness. If no witness can run on this machine, nothing is observed.
 func watched[T any](do func() (T, error)) (did T, o observed, err error) {
 	w, err := witness.Start(witness.Options{})
 	switch {

@@ -10,7 +10,7 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// bar is a number of equal values, in seconds.
+// bar stands for count equal values, in seconds.
 type bar struct {
 	seconds float64
 	count   int64
@@ -21,7 +21,7 @@ func bySize(a, b bar) int { return cmp.Compare(a.seconds, b.seconds) }
 // histogram holds bars in ascending order.
 type histogram []bar
 
-// fromHDR converts a histogram of nanoseconds; a bar is in the middle of its bucket.
+// fromHDR converts a histogram of nanoseconds. The value of a bar is the middle of its bucket.
 func fromHDR(h *hdrhistogram.Histogram) histogram {
 	var out histogram
 	for _, b := range h.Distribution() {
@@ -47,7 +47,7 @@ func (h histogram) scaled(by float64) histogram {
 	return out
 }
 
-// and returns the values of both.
+// and returns a histogram with the values of both.
 func (h histogram) and(other histogram) histogram {
 	out := slices.Concat(h, other)
 	slices.SortFunc(out, bySize)
@@ -72,7 +72,7 @@ func (h histogram) longest() float64 {
 	return h[len(h)-1].seconds
 }
 
-// atLeast returns how many values are at least that long.
+// atLeast returns how many values are at least the given seconds.
 func (h histogram) atLeast(seconds float64) (n int64) {
 	for _, b := range h {
 		if b.seconds >= seconds {

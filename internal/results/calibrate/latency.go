@@ -20,10 +20,10 @@ import (
 // served is the result of a load on a server, each in a separate process.
 type served struct {
 	load  load.Result
-	waits histogram // in the server's handler; nil if it records none
-	begin int64     // of the measured window, in ns by pace.Now
+	waits histogram // waits in the server's handler; nil if it records none
+	begin int64     // beginning of the measured window, in ns by pace.Now
 	from  int64     // start of the stalls, in ns by pace.Now
-	seen  observed  // by the witness, from before the first request
+	seen  observed  // what the witness saw, from before the first request on
 }
 
 // unanswered is the error of a load that did not get all its answers in time, so its latencies are incomplete.
@@ -45,12 +45,12 @@ func (u unanswered) weight(what string) Weight {
 		unless(func(_ float64, s stood) bool { return s.longest >= longWait.Seconds() })
 }
 
-// longWait is the length of a stall that may end a load before its last answers.
+// longWait is the minimum length of a stall of the machine that may end a load before its last answers arrive.
 const longWait = 100 * time.Millisecond
 
 const (
-	// Per second: far below the capacity of either end, and not a multiple of the kernel's tick rate: if every tick saw
-	// the same work, it would count an idle machine as busy.
+	// Requests per second: far below the capacity of either end, and not a multiple of the kernel's tick rate. If every
+	// tick interrupted the same work, the kernel would count an idle machine as busy.
 	latencyRate = 499
 	lead        = 50 * time.Millisecond
 	warmup      = 200 * time.Millisecond
@@ -143,8 +143,8 @@ func (b *bench) latency() (all []planting, err error) {
 }
 
 // delays compares quantiles with their true values: the time that requests really waited in the server, plus the
-// latency of requests without any wait. The latter is measured in the same way, so an error that grows with time, or
-// that waiting causes, shows.
+// latency of requests without any wait. The latter is measured in the same way, so what differs is an error that grows
+// with the measured time or that waiting causes.
 func (b *bench) delays(ctx context.Context, text string) ([]Weight, error) {
 	d := b.length(8*time.Second, 2*time.Second+500*time.Millisecond)
 	distribution, err := delay.Parse(text)
@@ -213,9 +213,9 @@ func (b *bench) delays(ctx context.Context, text string) ([]Weight, error) {
 // stalls makes the server stall. Every request that is due during a stall waits until its end, however few connections
 // there are to send it over: a clock that starts when a request is sent sees one such request for each connection.
 //
-// What the machine does during a stall of the server has no effect: waiting requests are answered at its end. If the
-// witness saw the machine disturbed at the end of a stall, or for long between stalls, single stalls are measured
-// until the end of one was undisturbed.
+// What the machine does during a stall of the server has no effect: waiting requests are answered when the server's
+// stall ends. If the witness saw the machine disturbed at the end of a stall, or for long between stalls, single stalls
+// are measured until the end of one was undisturbed.
 func (b *bench) stalls(ctx context.Context, stall delay.Stall) ([]Weight, error) {
 	d := b.length(10*time.Second, 2*time.Second)
 	s, err := b.stalling(ctx, stall, d)
@@ -257,14 +257,14 @@ func (b *bench) stalling(ctx context.Context, stall delay.Stall, d time.Duration
 const (
 	stallConnections = 4
 	mostSingleStalls = 16
-	// leastSpoiling is how long a CPU must have been away, in seconds, to show in the longest latency: half of its
-	// tolerance.
+	// leastSpoiling is the minimum time, in seconds, that a CPU must have been away to show in the longest latency. It is
+	// half of that latency's tolerance.
 	leastSpoiling = 0.5e-3
 	// beforeEnd is how long before the end of a stall the server wakes to meet it (pace.SleepUntil).
 	beforeEnd = 2 * time.Millisecond
 )
 
-// singleStalls returns the time limit for single stalls of one length.
+// singleStalls returns the time limit for measuring single stalls of one length.
 func (b *bench) singleStalls() time.Duration { return b.length(30*time.Second, 8*time.Second) }
 
 // oneStall measures one stall at a time until the witness saw no disturbance at the end of one. found is false if that
@@ -285,9 +285,9 @@ func (b *bench) oneStall(ctx context.Context, stall delay.Stall) (s served, n in
 	return served{}, n, false
 }
 
-// spoilt reports whether a stall of the machine changes the latencies of requests that were due from begin on, for d.
-// It does if it is near the end of a stall of the server, when waiting requests are answered, or if it is so long
-// elsewhere that it makes a request count as slow.
+// spoilt reports whether stalls of the machine changed the latencies of requests that were due in the window of length
+// d from begin on. They do near the end of a stall of the server, when waiting requests are answered, and elsewhere if
+// they are so long that a request counts as slow.
 func spoilt(spans []span, stall delay.Stall, from, begin int64, d time.Duration) bool {
 	half := int64(stall.For / 2)
 	catchUp := max(int64(time.Millisecond), int64(stall.For)/40)

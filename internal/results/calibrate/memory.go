@@ -83,7 +83,8 @@ func (b *bench) takeMemory(ctx context.Context) (ws []Weight, err error) {
 		}
 		ws = append(ws, known(field, quantity.Bytes, truth, float64(*after)-float64(*before), t, planted))
 	}
-	// 1 MiB: the stacks and heap of the process itself, and counters that the kernel batches by 64 pages for each CPU.
+	// 1 MiB, for the stacks and heap of the process itself, and for counters that the kernel batches by 64 pages for each
+	// CPU.
 	tolerance := Tolerance{Absolute: 1 * mib, Part: 0.02}
 	add("anon", anonBytes, before.Anon, after.Anon, tolerance, "private memory, mapped and touched")
 	add("shmem", shmemBytes, before.Shmem, after.Shmem, tolerance, "a memory file, mapped and touched")

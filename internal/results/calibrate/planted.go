@@ -22,7 +22,7 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// WeightCommand is the hidden command that the binary runs itself with as a planted process.
+// WeightCommand is the hidden command with which the binary runs itself as a planted process.
 const WeightCommand = "_weight"
 
 // burnOrder tells a process to use a share of a CPU for some time.
@@ -112,8 +112,8 @@ func burn(m role.Message) (r plantedResult, _ func(), err error) {
 	return r, none, nil
 }
 
-// connect repeatedly connects a UDP socket to the loopback address: a program on that hook runs each time, and nothing
-// is ever sent.
+// connect repeatedly connects a UDP socket to the loopback address. An eBPF program on the connect hook runs each time,
+// and nothing is ever sent.
 func connect(m role.Message) (r plantedResult, _ func(), err error) {
 	var o connectOrder
 	if err := decode(m, &o); err != nil {

@@ -52,7 +52,7 @@ type Weight struct {
 	Unit      string    `json:"unit"`     // as in package quantity
 	True      *float64  `json:"true"`     // nil if there is no truth to compare with
 	Measured  *float64  `json:"measured"` // nil if it could not be measured; Note says why
-	Lo        *float64  `json:"lo"`       // of the 95 % interval, if the reading is an estimate
+	Lo        *float64  `json:"lo"`       // lower end of the 95 % interval, if the reading is an estimate
 	Hi        *float64  `json:"hi"`
 	Error     *float64  `json:"error"` // measured - true, in the unit
 	Tolerance Tolerance `json:"tolerance"`
@@ -76,8 +76,8 @@ type Weight struct {
 	// Witness is the source of Others and Stolen: steal-clock or steal-ticks, as in a ledger's noise, or proc-stat if
 	// no witness looked.
 	Witness string `json:"witness"`
-	// Undisturbed is the number of planted things, out of Of, that the witness saw untouched, and by which the weight was
-	// judged. Parts names them. Of is 0 for weights that are not judged in this way.
+	// Undisturbed is the number of planted things, out of Of, that nothing disturbed according to the witness. They alone
+	// decide the weight. Parts names them. Of is 0 for weights that are not judged in this way.
 	Undisturbed int    `json:"undisturbed,omitempty"`
 	Of          int    `json:"of,omitempty"`
 	Parts       string `json:"parts,omitempty"` // the things: starts, single stalls
@@ -208,7 +208,8 @@ func (w Weight) estimated() Weight { w.chancy = true; return w }
 // lower marks a truth that is a lower bound: a higher reading is no error.
 func (w Weight) lower() Weight { w.atLeast = true; return w }
 
-// only sets the test for disturbances, which then alone decides, however much others use the machine.
+// only sets the test for disturbances. This test alone then decides whether the weight was disturbed, however much
+// others use the machine.
 func (w Weight) only(spoiled func(off float64, s stood) bool) Weight { w.spoiled = spoiled; return w }
 
 // unless marks a weight as fragile and adds a test for whether a disturbance explains the error.

@@ -20,7 +20,7 @@ type stood struct {
 	delays  []int64 // of all wake-ups, in ns, sorted
 
 	// away is the fraction of the machine that others used meanwhile, the hypervisor among them, and stolen the
-	// hypervisor's part. awaySeconds and stolenSeconds are the same in CPU seconds. They come from a disturbance, not
+	// hypervisor's part. awaySeconds and stolenSeconds are the same in CPU seconds. All four come from a disturbance, not
 	// from these threads.
 	away, stolen, stolenSeconds float64
 	awaySeconds                 float64
@@ -43,19 +43,22 @@ func (s stood) later(seconds float64) float64 {
 	return float64(len(s.delays)-i) / float64(len(s.delays))
 }
 
-// overTail reports whether stalls may have moved quantile q: late wake-ups touched a tenth of the values beyond it.
+// overTail reports whether stalls may have moved quantile q: more wake-ups were late than a tenth of the fraction of
+// values beyond q.
 func (s stood) overTail(q float64) bool { return s.part > (1-q)/10 }
 
 // asLong reports whether the machine stalled for at least half of the given seconds.
 func (s stood) asLong(seconds float64) bool { return s.longest >= seconds/2 }
 
-// inEach reports whether stalls may explain a number of requests that comes at a rate during several stalls of a
-// server: if each stall were longer by the machine's longest one, the number would change by half.
+// inEach reports whether stalls of the machine may explain that a count of requests is off by the given number. They
+// may if requests at the given rate would change the count by half of that number or more, were each stall of the
+// server longer by the machine's longest stall.
 func (s stood) inEach(stalls, rate, requests float64) bool {
 	return s.longest*rate*stalls >= requests/2
 }
 
-// overQuantile reports whether others used the machine for more than half of the fraction beyond quantile q.
+// overQuantile reports whether the fraction of the machine that others used exceeds half of the fraction of values
+// beyond quantile q.
 func (s stood) overQuantile(q float64) bool { return s.away > (1-q)/2 }
 
 const (

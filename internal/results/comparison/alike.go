@@ -11,10 +11,10 @@ import (
 	"tare/internal/experiment/record"
 )
 
-// Apart returns the differences between two runs because of which their results cannot be compared; none if they can.
-// What is measured may differ, because that is what a comparison is about, and so may the length of the runs. A
-// property that is known for only one of the runs counts as different, and so does a machine whose host name or kernel
-// is unknown.
+// Apart returns the differences between two runs that rule out a comparison of their results; none if the runs are
+// comparable. What is measured may differ, because that is what a comparison is about, and so may the length of the
+// runs. A property that is known for only one of the runs counts as different, and so does a machine whose host name or
+// kernel is unknown.
 func Apart(a, b record.Run) (reasons []string) {
 	differ := func(what, x, y string) {
 		if x != y {
@@ -103,8 +103,8 @@ func redefined(a, b record.Run) (names []string) {
 	return names
 }
 
-// free are the keys of a spec that may differ between runs that are compared: what is measured, for how long, and what
-// is made of the results.
+// free lists the keys of a spec that may differ between compared runs: they set what is measured, for how long, and how
+// the results are judged.
 var free = []string{
 	"arms", "assert", "blocks", "factors", "gates", "name", "needs", "precision", "question", "quick", "repeat", "until",
 }

@@ -1,8 +1,8 @@
-// Package comparison compares recorded runs with each other. It takes each run relative to its own baseline: the
-// effect of an arm is its ratio to, or its difference from, the baseline of the same run, which depends less on the
-// state of the machine on that day than the values themselves. What remains of that dependence, the variance between
-// runs, is in the interval of every change; if it is not known there is no verdict. The package does no I/O: records
-// in, comparison out.
+// Package comparison compares recorded runs with each other. It takes each run relative to its own baseline: the effect
+// of an arm is its ratio to, or its difference from, the baseline of the same run. Effects depend less on the state of
+// the machine on that day than the values themselves. What remains of that dependence is the variance between runs. It
+// is in the interval of every change; if it is not known, there is no verdict. The package does no I/O: records in,
+// comparison out.
 package comparison
 
 import (
@@ -98,7 +98,7 @@ type Of struct {
 	Scale     Scale             `json:"scale"`
 }
 
-// newOf returns what the effects, at least one, have in common.
+// newOf returns what the effects have in common. There must be at least one effect.
 func newOf(k key, scale Scale, effects []effect) Of {
 	e := effects[len(effects)-1].of
 	return Of{
@@ -182,7 +182,7 @@ func Compare(old, new, history []Source) Comparison {
 		}
 		twins := effects(all, key{k.metric, record.AA, k.component, k.level}, scale)
 		if k.component != "" || scale == Value || scale == Difference && !comparable(slices.Concat(a, b)) {
-			twins = nil // the baseline has next to none of it, so the twin's variance means little
+			twins = nil // the baseline has next to none of the metric, so the twin's variance means little
 		}
 		c.add(k, scale, a, b, effects(before, k, scale), twins)
 	}
@@ -202,7 +202,7 @@ func comparable(effects []effect) bool {
 // freedom. Twins may vary less than the arms do, so they alone do not suffice. They are the source if they make the
 // interval wider.
 func between(old, new, before, twins []effect) (from Between, spread stats.Spread) {
-	const seed = 1 // for the random orders by which shifts of the history are found
+	const seed = 1 // for the random orders that test the history for shifts
 	repeats, repeated := stats.SpreadOfRepeats(plain(old), plain(new))
 	history, followed := stats.SpreadOfHistory(plain(before), seed)
 	switch {
@@ -300,7 +300,7 @@ func scaleOf(sources []source, k key) Scale {
 	return scale
 }
 
-// on returns an estimate on a scale; nil if it has no interval there.
+// on returns the effect of an estimate on a scale; nil if it has no interval there.
 func on(e *analysis.Estimate, scale Scale) (of *analysis.Interval) {
 	switch {
 	case scale == Ratio:
@@ -316,7 +316,7 @@ func on(e *analysis.Estimate, scale Scale) (of *analysis.Interval) {
 	return of
 }
 
-// effectOf returns the effect of an estimate on a scale, and reports whether it has an interval there.
+// effectOf does the same in the form that package stats needs, with logarithms of ratios.
 func effectOf(e *analysis.Estimate, scale Scale) (stats.Effect, bool) {
 	of, blocks := on(e, scale), e.N
 	switch {

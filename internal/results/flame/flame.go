@@ -1,5 +1,5 @@
-// Package flame draws the profiles of a run: one flame graph for each arm at each level, coloured by the difference to
-// the baseline. Page is where to start.
+// Package flame draws the profiles of a run: one flame graph for each arm at each level, coloured by the difference
+// from the baseline. Start reading at Page.
 package flame
 
 import (
@@ -17,17 +17,17 @@ import (
 	"tare/internal/scale/profile"
 )
 
-// Graph is what one flame graph shows: the profiles of some trials of an arm.
+// Graph holds what one flame graph shows: the profiles of some trials of an arm.
 type Graph struct {
 	Title string
 	Unit  string // of CPU time: "seconds per request"
-	Base  *Graph // the baseline's; nil: it is the baseline
+	Base  *Graph // the baseline's graph; nil if this is the baseline's
 
 	root    node    // in seconds
-	divisor float64 // by which seconds are divided to be in the unit
+	divisor float64 // seconds divided by it are in the unit
 }
 
-// part is the label of samples that says which part of the trial they are of.
+// part is the label of a sample that names the part of the trial to which the sample belongs.
 const part = "part"
 
 // The size of a graph, in the units of its picture.
@@ -35,11 +35,11 @@ const (
 	width     = 1200
 	rowHeight = 17
 	maxDepth  = 80
-	minWidth  = 0.6 // what is narrower is not drawn
-	charWidth = 6.6 // of a letter
+	minWidth  = 0.6 // narrower boxes are not drawn
+	charWidth = 6.6 // width of a letter
 )
 
-// node is a function in the place where it was called, with all that it called.
+// node is a function at one place in the call tree, with the functions that it called there.
 type node struct {
 	value    float64 // CPU time
 	kind     profile.Kind
@@ -58,8 +58,8 @@ func (n *node) child(name string, kind profile.Kind) *node {
 	return c
 }
 
-// Add adds the profile of a trial, and by what its CPU seconds are divided: of samples of the trial's parts alone, that
-// are in the CPU time of a control group.
+// Add adds the profile of a trial. Its CPU seconds divided by divisor are in the graph's unit. Add counts only samples
+// of parts of the trial that are in the CPU time of a control group.
 func (g *Graph) Add(p *pprof.Profile, divisor float64) {
 	g.divisor += divisor
 	for _, s := range p.Sample {
@@ -94,7 +94,7 @@ type box struct {
 	Says            string
 }
 
-// draw draws the graph.
+// draw lays out the boxes of the graph.
 func (g *Graph) draw() picture {
 	root := &g.root
 	p := picture{Title: g.Title, Total: quantity.Value(root.value/g.divisor, g.Unit)}
@@ -146,12 +146,13 @@ func (g *Graph) draw() picture {
 	return p
 }
 
-// neutral are the colours of a graph that is compared with nothing.
+// neutral holds the colours, by kind of function, of a graph without a baseline to compare with.
 var neutral = map[profile.Kind]string{
 	"": "#d6d3d1", profile.User: "#f5d9a8", profile.Kernel: "#c7d7ea", profile.BPF: "#c9e4c5",
 }
 
-// colour is redder the more a function uses than in the baseline, as a part of all, and bluer the less.
+// colour returns the colour for a function's difference from the baseline, as a fraction of all CPU time: the redder
+// the more, and the bluer the less the function uses.
 func colour(part float64) string {
 	strength := min(abs(part)*4, 1)
 	hue := 12
@@ -163,7 +164,7 @@ func colour(part float64) string {
 
 func abs(v float64) float64 { return max(v, -v) }
 
-// shortened is the beginning of a name that has no room.
+// shortened cuts a name to the number of letters that fit.
 func shortened(name string, letters int) string {
 	r := []rune(name)
 	if len(r) <= letters {
@@ -177,7 +178,7 @@ var source string
 
 var page = template.Must(template.New("flame").Parse(source))
 
-// Page is an HTML page with graphs, which needs no network, no script and no other file.
+// Page returns an HTML page with graphs, which needs no network, no script and no other file.
 func Page(title string, graphs []*Graph) ([]byte, error) {
 	data := struct {
 		Title    string

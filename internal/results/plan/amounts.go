@@ -10,9 +10,10 @@ import (
 
 // armOf adds up what the models of an arm predict.
 //
-// The total of a metric is its own line if it has one, even if components have lines too, because these may not hold
-// all of it. Prediction intervals of different metrics are added end by end. If errors are jointly normal, that covers
-// at least as often as each of them, however they are correlated.
+// The total of a metric comes from the line of the whole arm if there is one, even if components have lines too,
+// because the components may not hold all of the total. For sums over metrics, the ends of prediction intervals are
+// added. If errors are jointly normal, such a sum covers at least as often as each interval, however the errors are
+// correlated.
 func armOf(name string, uses []use, unplanned []Unplanned, ask Ask) Arm {
 	a := Arm{Arm: name, Parts: []Part{}, Unplanned: unplanned}
 	broken := map[string]bool{} // units whose total is unknown
@@ -44,7 +45,7 @@ func armOf(name string, uses []use, unplanned []Unplanned, ask Ask) Arm {
 			switch {
 			case err != nil:
 				a.Unplanned = append(a.Unplanned, Unplanned{u.component, metric, err.Error(), unit})
-				broken[unit] = broken[unit] || !of // without the whole, components do not hold all of it
+				broken[unit] = broken[unit] || !of // the components may not hold all of it
 			case of:
 				known++
 				parts = parts.plus(f.Amount)

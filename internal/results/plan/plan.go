@@ -29,7 +29,7 @@ const Schema = "tare.plan/v1"
 // Ask is the question that a plan answers.
 type Ask struct {
 	For    map[string]float64 // levels by factor: its full name, or its last part if that is unique
-	Arm    string             // empty: all but the twin, and but a baseline without a subject
+	Arm    string             // empty: all except the twin and a baseline without a subject
 	Node   *Size              // nil: no number of nodes
 	Prices *Prices            // nil: no price
 	Beyond bool               // allow levels outside of the measured range
@@ -93,8 +93,8 @@ type Forecast struct {
 	Machine      string                `json:"machine"`
 	HeldoutError *float64              `json:"heldout_error"`
 	Range        map[string][2]float64 `json:"range"` // of the factors that it depends on
-	// Bent is the finding that rules a line out; empty if none does. The interval then has room for how far the measured
-	// levels lie from the line, and a bend between two levels that is sharper than others may leave it.
+	// Bent is the finding that rules a line out; empty if there is none. If it is set, the interval allows for how far the
+	// measured levels lie from the line, but a cost that bends more sharply between two levels may leave the interval.
 	Bent string `json:"bent,omitempty"`
 }
 
@@ -127,7 +127,7 @@ type Beyond struct {
 	Factor  string     `json:"factor"`
 	Asked   float64    `json:"asked"`
 	Range   [2]float64 `json:"range"`
-	Command string     `json:"command,omitempty"` // would measure it
+	Command string     `json:"command,omitempty"` // the command that would measure it
 }
 
 // Says describes how far the level is outside of the range.
@@ -183,7 +183,7 @@ func resource(unit string) string {
 }
 
 // rank is lower for a better model of a cost: one that depends on more of the factors that were asked for, then one
-// that gives a figure, then one that was measured there.
+// that gives a figure, then one whose measured range holds the levels that were asked for.
 func (u use) rank() int {
 	rank := 4 * len(u.lacks)
 	if _, err := u.forecast(); err != nil {
@@ -309,7 +309,8 @@ func armsOf(sources []comparison.Source, only string) (arms []string) {
 	return arms
 }
 
-// choose returns the models of an arm: for each metric those of one run, for the whole and for its components.
+// choose returns the models of an arm. For each metric, they all come from one run: the model of the whole and those of
+// its components.
 func (p *Plan) choose(sources []comparison.Source, arm string, ask Ask) (all []use, err error) {
 	first := ""
 	var like record.Run // the run in the directory first
@@ -391,7 +392,7 @@ const (
 	notMeasured = "no trial of this arm has it"
 )
 
-// otherwise names the settings in which an arm differs between two runs, except for those that either sweeps.
+// otherwise names the settings in which an arm differs between two runs, except for those that either run sweeps.
 func otherwise(a, b record.Run, arm string) string {
 	type spec struct {
 		Arms     map[string]map[string]any `json:"arms"`

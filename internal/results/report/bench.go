@@ -97,8 +97,8 @@ func Bench(w io.Writer, run record.Run, trials []record.Trial) error {
 	return nil
 }
 
-// benchName ends in the number of CPUs, as Go's benchmark names do. Without it benchstat would take the end of an
-// arm's name such as v-2 for that number.
+// benchName returns a name that ends in the number of CPUs, as Go's benchmark names do. Without the number, benchstat
+// would take the end of an arm's name such as v-2 for it.
 func benchName(run record.Run, t record.Trial) string {
 	var b strings.Builder
 	b.WriteString("Benchmark")

@@ -266,7 +266,7 @@ func courseAnswer(c *comparison.Course, lines []comparison.Line) string {
 // bars are the blocks of a sparkline, from lowest to highest.
 var bars = []rune("▁▂▃▄▅▆▇█")
 
-// maxSpark is the number of runs that a sparkline shows: the latest.
+// maxSpark is the maximum number of runs that a sparkline shows. It shows the latest.
 const maxSpark = 40
 
 // sparkline draws a line over the runs as blocks, scaled between its lowest and its highest effect.

@@ -78,7 +78,8 @@ func CSV(w io.Writer, s *analysis.Summary, run record.Run) error {
 
 func decimal(v *float64) string { return formatted(v, 'g') }
 
-// formatted formats a number as strconv.FormatFloat does; an unknown one is empty.
+// formatted formats a number as strconv.FormatFloat does. It returns an empty string if the number is unknown or not
+// finite.
 func formatted(v *float64, format byte) string {
 	if v == nil || !finite(*v) {
 		return ""

@@ -256,8 +256,7 @@ func gates(spec json.RawMessage) []fact {
 	return all
 }
 
-// indented formats a spec for the page. A spec that was not read from a file is perhaps not JSON, and is kept as it
-// is.
+// indented formats a spec for the page. A spec that is not valid JSON is kept as it is.
 func indented(spec json.RawMessage) string {
 	raw := string(spec)
 	if b := new(bytes.Buffer); json.Indent(b, spec, "", "  ") == nil {

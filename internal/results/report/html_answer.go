@@ -17,7 +17,7 @@ import (
 // programs ran, how long others waited for a CPU. They depend on the metrics of a run and not on its name, so a user's
 // own experiment has them too.
 
-// chartLimit is how much of their CPU limit the groups that have one used, in CPUs. An unknown value is nil, never 0.
+// chartLimit holds how much of their CPU limit the limited groups used, in CPUs. An unknown value is nil, never 0.
 type chartLimit struct {
 	place
 	Limit     *float64 `json:"limit"`
@@ -63,7 +63,8 @@ func textOf(e *analysis.Estimate) string {
 	return e.Written(e.Unit)
 }
 
-// shownArms returns the arms without the twin, which only shows the noise, unless there are only two.
+// shownArms returns the arms without the twin, which only shows the noise. If there are fewer than three arms, it
+// returns all.
 func (m *dataMaker) shownArms() []int {
 	var all []int
 	for i, a := range m.Arms {
@@ -223,7 +224,7 @@ const (
 )
 
 func (m *dataMaker) upAndDown() {
-	// from a metric to its counterpart before the load or after removal
+	// These map a metric to its counterpart before the load and after removal.
 	before, after := map[string]string{}, map[string]string{}
 	for _, d := range m.run.Metrics {
 		if _, has := m.metric[d.Name]; has {

@@ -176,7 +176,7 @@ func newDataMaker(s *analysis.Summary, run record.Run, trials []record.Trial) *d
 		Curves: []chartCurve{}, Models: []chartModel{},
 		Limits: []chartLimit{}, LimitParts: []chartPart{}, Ran: []chartPart{}, Stairs: []chartStair{},
 		Placed: []chartPlaced{}, Courses: []chartCourse{},
-		// Empty rather than nil, so that JavaScript need not check for null.
+		// All lists are empty rather than nil, so that JavaScript need not check for null.
 		CPU: []chartPart{}, CPUSum: []chartCPU{}, Memory: []chartPart{}, Trials: []chartTrial{},
 	}, s: s, run: run, trials: trials, levels: map[string]int{}, arms: map[string]int{}, metric: map[string]int{}}
 	m.names()

@@ -99,7 +99,7 @@ func (d *chartData) cpuTables() (all []htmlTable) {
 				return
 			}
 			if bar != last {
-				r.Name, last = bar, bar // on its first row only
+				r.Name, last = bar, bar // only the first row of a bar has its name
 			}
 			t.Rows = append(t.Rows, r)
 		}
@@ -129,7 +129,7 @@ type trialRow struct {
 	Cells        []string
 }
 
-// maxTrialMetrics is the number of metrics in the table of trials; trials.jsonl has all.
+// maxTrialMetrics is the maximum number of metrics in the table of trials; trials.jsonl has all.
 const maxTrialMetrics = 7
 
 func (d *chartData) trialRows() (head []string, rows []trialRow) {

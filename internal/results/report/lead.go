@@ -162,7 +162,7 @@ func (m *leadMaker) some(name string) bool {
 }
 
 // known reports whether columns already cover a metric: for every arm and level that has it, a column has a metric of
-// the same family, such as the cost per another unit of work. Quantiles do not cover each other.
+// the same family, such as the same cost per another unit of work. Quantiles do not cover each other.
 func (m *leadMaker) known(name string, columns []string) bool {
 	alike := slices.DeleteFunc(slices.Clone(columns), func(column string) bool {
 		return m.defined.FamilyOf(column) != m.defined.FamilyOf(name) ||

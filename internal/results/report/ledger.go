@@ -15,8 +15,8 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// LedgerOptions select what people see of a ledger. The rest is in a row "other", so that each table adds up; forms
-// for programs have everything.
+// LedgerOptions select what people see of a ledger. The rest is in a row "other", so that each table adds up; the
+// formats for programs have everything.
 type LedgerOptions struct {
 	Top   int // rows of a table, the biggest first; 0: 10, negative: all
 	Depth int // levels of control groups below the root; deeper groups are added to the row above them; 0: all
@@ -153,8 +153,8 @@ func BudgetParts(c ledger.CPU) []Part {
 	return append(parts, idle, Part{Line: "steal", Name: "steal", Seconds: c.Steal, Sign: 's', Note: "counted"}, left)
 }
 
-// notSplit returns the line of eBPF if some or all of its time could not be split. That time is inside the other
-// lines, and is not 0.
+// notSplit returns the eBPF part of the budget if some or all eBPF time could not be split. That time is inside the
+// other parts, and is not 0.
 func notSplit(line ledger.CPULine, left float64, name string, sign rune) Part {
 	p := Part{Line: line.Name, Name: name, Seconds: line.Seconds, Sign: sign, Unknown: line.Method == ledger.MethodNone}
 	took := inSeconds(left)
@@ -186,7 +186,7 @@ func (t *screen) components(l *ledger.Ledger) {
 	t.line("")
 }
 
-// workloads writes gross, net and tare of each workload, if rules name any.
+// workloads writes gross, net and tare of each workload, and tare in total, if there are rules.
 func (t *screen) workloads(l *ledger.Ledger) {
 	if l.Tare == nil {
 		return
@@ -227,8 +227,8 @@ func (t *screen) workloads(l *ledger.Ledger) {
 
 const (
 	namedOccupants = 3
-	// heldLong is the time in seconds from which a task that held a CPU is worth reporting: several times the slice of a
-	// time-sharing scheduler.
+	// heldLong is the minimum time, in seconds, for which a task must hold a CPU to be worth reporting: several times the
+	// slice of a time-sharing scheduler.
 	heldLong = 0.010
 )
 

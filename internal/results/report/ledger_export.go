@@ -267,9 +267,9 @@ func (c ledgerCSV) add(l *ledger.Ledger, further ...string) error {
 	return nil
 }
 
-// LedgerOpenMetrics writes a ledger in the text format of OpenMetrics 1.0. Every family is a gauge, because the
-// numbers are of one window and do not accumulate over ledgers. Unknown values have no sample. Groups with the same
-// path, one removed and then created again, are one series.
+// LedgerOpenMetrics writes a ledger in the text format of OpenMetrics 1.0. Every family is a gauge, because the numbers
+// are of one window and do not accumulate over ledgers. Unknown values have no sample. If a group was removed and
+// another one created at the same path, both share one series.
 func LedgerOpenMetrics(w io.Writer, l *ledger.Ledger) error {
 	x := newExposition(w, nil)
 	x.sums = true // OpenMetrics forbids duplicate series

@@ -105,8 +105,8 @@ func NewGroupTree(groups []ledger.Cgroup) *GroupTree {
 	return t
 }
 
-// OwnCPU returns the CPU time in seconds that the group at index i used without the groups below it; nil if unknown.
-// It includes groups below whose CPU time is unknown.
+// OwnCPU returns the CPU time in seconds that the group at index i used without the groups below it; nil if unknown. It
+// includes the time of groups below if their own CPU time is unknown.
 func (t *GroupTree) OwnCPU(i int) *float64 {
 	return known.As(t.own[i][usedCPU], func(ns int64) float64 { return float64(ns) / 1e9 })
 }
@@ -117,13 +117,13 @@ func (t *GroupTree) named(i int) bool {
 	return c.Charge != "" && (t.Above(i) < 0 || t.groups[t.Above(i)].Charged != c)
 }
 
-// smallPart sets which groups are too small for a row: those that used less than 1/smallPart of the total of
-// everything. It is ignored if all rows are asked for.
+// smallPart sets which groups are too small for a row: those with less than 1/smallPart of the total in every column.
+// It is ignored if all rows are asked for.
 const smallPart = 1000
 
 // rows returns the groups that the options ask for, the biggest first, and groups with other rows below them last. A
-// group below the maximum depth is included in its nearest ancestor within it. A group without a row is included in
-// its nearest ancestor that a rule names, or else in other. The rows and other add up to sum.
+// group below the maximum depth is included in its nearest ancestor within that depth. A group without a row is
+// included in its nearest ancestor that a rule names, or else in other. The rows and other add up to sum.
 func (t *GroupTree) rows(o LedgerOptions) (rows []groupRow, other groupRow, sum usage) {
 	to := make([]int, len(t.groups)) // the index of the row that includes a group; -1: other
 	all := make([]groupRow, len(t.groups))
@@ -207,7 +207,7 @@ func depth(path string) int {
 	return strings.Count(path, "/")
 }
 
-// name returns the name of a row's groups with their charge, and with rule also the rule.
+// name returns the name of a row's groups with their charge and, if rule is true, the rule.
 func (r *groupRow) name(rule bool) string {
 	var what []string
 	switch {

@@ -50,8 +50,8 @@ func (r row) cells() []string {
 	return []string{r.Metric, r.Arm, r.Value, r.Difference, r.Visible, r.Takes}
 }
 
-// sections returns the tables in the order of levels. The twin has no row if there are other arms: its noise is part
-// of the effect that 80 % of such runs find.
+// sections returns the tables in the order of levels. The twin has no row if there are other arms, because the column
+// "found in 80 %" allows for its noise.
 func sections(s *analysis.Summary) []section {
 	estimates := slices.Clone(s.Estimates)
 	slices.SortStableFunc(estimates, func(a, b analysis.Estimate) int { return cmp.Compare(a.Rank, b.Rank) })
@@ -128,7 +128,7 @@ func rowOf(s *analysis.Summary, e analysis.Estimate) row {
 	if d.Found != nil {
 		r.Visible = quantity.Rough(*d.Found, e.Unit)
 		if *d.Found == 0 && baselineIsZero(s, e) {
-			r.Visible = "-" // the baseline has none of it, so the noise that could hide a difference is not known
+			r.Visible = "-" // the baseline has none of the metric, so the noise that could hide a difference is unknown
 		}
 	}
 	return r
@@ -139,7 +139,8 @@ func armOf(s *analysis.Summary, e analysis.Estimate) string {
 	return strings.TrimSpace(s.ArmName(e.Arm) + " " + e.Component)
 }
 
-// fewerBlocks says how many blocks an estimate rests on if that is not all that were run; otherwise it is empty.
+// fewerBlocks says how many blocks an estimate rests on, and whether it is withheld. It returns an empty string if the
+// estimate is not withheld and rests on all blocks that were run.
 func fewerBlocks(e analysis.Estimate) string {
 	text := ""
 	if e.Blocks > 0 && e.Blocks < e.Planned {
@@ -224,7 +225,7 @@ func withheld(s *analysis.Summary, have, lack string) bool {
 		!slices.ContainsFunc(s.Missing, func(m analysis.Missing) bool { return m.Metric == lack })
 }
 
-// intervals describes how the intervals were made, with the confidence that each method reached.
+// intervals describes how the intervals were computed, with the confidence that each method reached.
 func intervals(s *analysis.Summary) string {
 	reached := map[string][2]float64{}
 	add := func(name string, confidence float64) {

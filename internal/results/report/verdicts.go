@@ -42,9 +42,9 @@ func verdicts(s *analysis.Summary) []checked {
 	return all
 }
 
-// shownAs reports whether the interval of a check is shown as it is, without its confidence: that of an estimate,
-// which tables and answers show too, or of a change, which is shown nowhere else. A run that continues until it is
-// decided has wider intervals.
+// shownAs reports whether a check shows its interval without the confidence: if tables and answers show the same
+// interval, or if it is the interval of a change, which is shown nowhere else. Checks of a run that continues until it
+// is decided have wider intervals than its tables.
 func shownAs(s *analysis.Summary, c *analysis.Check) bool {
 	same := func(lo, hi *float64) bool { return lo != nil && hi != nil && *lo == *c.Lo && *hi == *c.Hi }
 	return slices.ContainsFunc(s.Estimates, func(e analysis.Estimate) bool {

@@ -165,8 +165,8 @@ var groups = ledgerTable{
 	rows: groupRows,
 }
 
-// groupRows returns the control groups as a tree. The kernel counts a group with all below it; "itself" is without
-// them.
+// groupRows returns the control groups as a tree. The kernel counts a group with all groups below it; "itself" leaves
+// those out.
 func groupRows(l *ledger.Ledger) (top []*Row) {
 	tree := report.NewGroupTree(l.Cgroups)
 	all := make([]*Row, len(l.Cgroups))

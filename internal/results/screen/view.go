@@ -123,7 +123,7 @@ func (m *Model) budget() []string {
 	return append(lines, busy+sparkline(m.history.of(busyKey), 1, m.width-width(busy)))
 }
 
-// bar draws each part of the budget with its sign, repeated by a colour.
+// bar draws each part of the budget with its sign, in a colour that says the same.
 func (m *Model) bar(parts []report.Part, capacity float64) string {
 	var b strings.Builder
 	for rest := report.Bar(parts, capacity, m.width-2); rest != ""; {
@@ -176,7 +176,7 @@ func (m *Model) rows(room int) []string {
 	return lines
 }
 
-// mark returns the sign of the sorted column, which shows the direction.
+// mark returns the sign that marks the sorted column and shows its direction; empty for other columns.
 func (t *tab) mark(column int) string {
 	switch {
 	case column != t.sorted:
@@ -187,7 +187,7 @@ func (t *tab) mark(column int) string {
 	return " v"
 }
 
-// row draws a row. The selected one also has a sign, for terminals without styles.
+// row draws a row. The selected row also has a sign, for terminals without styles.
 func (m *Model) row(l line, selected bool) string {
 	sign := " "
 	if selected {
@@ -326,7 +326,7 @@ func folded(prose string, cells int) (lines []string) {
 	return append(lines, line)
 }
 
-// The styles only repeat what signs say, because terminals and people may not see them.
+// The styles only repeat what signs say, because some terminals do not show them, and some people cannot see them.
 func bold(s string) string    { return ansi.NewStyle().Bold().Styled(s) }
 func faint(s string) string   { return ansi.NewStyle().Faint().Styled(s) }
 func inverse(s string) string { return ansi.NewStyle().Reverse(true).Styled(s) }

@@ -16,8 +16,8 @@ import (
 	"tare/internal/results/flame"
 )
 
-// writeProfiles writes, where trials have profiles, one of each arm and the page with flame graphs. Of the attempts at
-// a trial the first one that stands counts, as in the summary. It reports whether there are any.
+// writeProfiles writes the sum of the profiles of each arm, and the page with flame graphs. It reports whether trials
+// have profiles at all. As in the summary, the first attempt at a trial in which the profiled metric is valid counts.
 func writeProfiles(w *record.Writer, s *analysis.Summary, run record.Run, trials []record.Trial) (bool, error) {
 	type place struct{ level, arm string }
 	arms, graphs := map[string]*merged{}, map[place]*flame.Graph{}
@@ -88,7 +88,7 @@ type merged struct {
 
 func (m *merged) add(p *pprof.Profile) (err error) {
 	for _, s := range p.Sample {
-		s.NumLabel = nil // processes, of which each trial has others
+		s.NumLabel = nil // process IDs, which differ between trials
 	}
 	all := []*pprof.Profile{p}
 	if m.sum != nil {

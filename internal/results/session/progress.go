@@ -23,8 +23,8 @@ type progress struct {
 	w        io.Writer // for text
 	raw      io.Writer // for terminal control sequences; the same output
 	terminal bool
-	block    int  // last reported
-	warned   bool // of another run under way
+	block    int  // the block last reported
+	warned   bool // warn has printed its warning
 }
 
 func (o *Output) progress(s *spec.Spec, r record.Run, takes time.Duration, dir string) *progress {
@@ -61,7 +61,7 @@ func extent(s *spec.Spec, r record.Run, takes time.Duration) string {
 	return text
 }
 
-// warn warns once of another run under way: two runs at a time disturb each other.
+// warn prints a warning of what disturbs the whole run, such as another run under way. It prints only the first.
 func (p *progress) warn(text string) {
 	if p.warned {
 		return

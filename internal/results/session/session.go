@@ -200,8 +200,8 @@ func writePage(w *record.Writer, s *analysis.Summary, r record.Run, trials []rec
 	return w.WriteFile(record.ReportFile, b.Bytes())
 }
 
-// BegunOr returns err, but replaces that of a run that was interrupted before its first trial, such as while nodes
-// join: its exit code is then that of a run that was interrupted later.
+// BegunOr returns err, unless it says that a run was interrupted before its first trial, for example while nodes were
+// joining. It then returns an error with the exit code of a run that was interrupted later.
 func BegunOr(err error) error {
 	if !errors.Is(err, context.Canceled) || fault.CodeOf(err) != fault.Internal {
 		return err

@@ -1,4 +1,4 @@
-// Package cpio writes archives in the format of the kernel's initramfs.
+// Package cpio writes archives in the format of the Linux kernel's initramfs.
 package cpio
 
 import (
@@ -8,9 +8,9 @@ import (
 	"path"
 )
 
-// Archive builds a cpio archive in the "newc" format, which the kernel unpacks as its first file system; the fields
-// are those of Documentation/driver-api/early-userspace/buffer-format.rst. The kernel also accepts several
-// concatenated archives, where later ones add to earlier ones.
+// Archive builds a cpio archive in the "newc" format, which the kernel unpacks as its first file system. The fields are
+// those of Documentation/driver-api/early-userspace/buffer-format.rst. The kernel also accepts several concatenated
+// archives, in which later ones add to earlier ones.
 type Archive struct {
 	buf  bytes.Buffer
 	ino  int
@@ -42,15 +42,15 @@ func (a *Archive) Dir(name string, perm fs.FileMode) {
 	a.entry(name, modeDir|uint32(perm.Perm()), nil)
 }
 
-// Entry is the metadata of a file as in stat(2): its mode with the type, its owner, and the numbers of a device.
+// Entry holds the metadata of a file as in stat(2): its mode with the type, its owner, and the numbers of a device.
 type Entry struct {
 	Mode         uint32
 	UID, GID     uint32
 	Major, Minor uint32
 }
 
-// Add adds a file of any type. The data of a symbolic link is its target. Its parent directories must already be in
-// the archive.
+// Add adds a file of any type. The data of a symbolic link is its target. The file's parent directories must already be
+// in the archive.
 func (a *Archive) Add(name string, e Entry, data []byte) { a.put(clean(name), e, data) }
 
 func (a *Archive) parents(name string) { a.Dir(path.Dir(clean(name)), 0o755) }
@@ -71,7 +71,7 @@ func (a *Archive) put(name string, e Entry, data []byte) {
 	a.pad()
 }
 
-// pad pads to the next multiple of four bytes, where the format starts every name and every content.
+// pad pads to the next multiple of four bytes, where the format starts every header and every content.
 func (a *Archive) pad() {
 	for a.buf.Len()%4 != 0 {
 		a.buf.WriteByte(0)

@@ -10,11 +10,11 @@ import (
 )
 
 // probeTime is how long a kernel may take to boot and power off under KVM before KVM counts as not working. With
-// hardware support it takes a fraction of a second. That /dev/kvm can be opened proves nothing: some hosts provide
+// hardware support this takes a fraction of a second. It is not enough that /dev/kvm can be opened: some hosts provide
 // virtual processors on which a stock kernel never boots.
 const probeTime = 5 * time.Second
 
-// probe is a cached finding about KVM, valid until the next boot of the host.
+// probe is a cached result about KVM, valid until the host boots again.
 type probe struct {
 	Boot   string `json:"boot"`   // the host's boot_id
 	Kernel string `json:"kernel"` // the guest's image
@@ -22,11 +22,11 @@ type probe struct {
 	Reason string `json:"reason"`
 }
 
-// probeFile holds the probe. It is a fact about the machine, so it is not removed with sandboxes.
+// probeFile is the file that holds the probe. Its content is about the machine, so it is not removed with sandboxes.
 const probeFile = sandboxDir + "/.kvm-probe.json"
 
-// chooseAccel returns the accelerator to use, and the reason. To find out, it boots the kernel under KVM, once for
-// each boot of this machine.
+// chooseAccel returns the accelerator to use, and the reason. To find out whether KVM works, it boots the kernel under
+// KVM, once after each boot of this machine.
 func chooseAccel(ctx context.Context, wanted, qemu string, k Kernel) (accel, reason string, err error) {
 	if wanted != AccelAuto {
 		return wanted, "asked for", nil
@@ -34,7 +34,7 @@ func chooseAccel(ctx context.Context, wanted, qemu string, k Kernel) (accel, rea
 	if _, err := os.Stat("/dev/kvm"); err != nil {
 		return AccelTCG, "there is no /dev/kvm", nil
 	}
-	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // on an error the id is empty, each time
+	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // if it cannot be read, the id is always empty
 	now := probe{Boot: strings.TrimSpace(string(boot)), Kernel: k.Image}
 	var kept probe
 	if b, err := readBounded(probeFile, 64<<10); err == nil && json.Unmarshal(b, &kept) == nil &&
@@ -51,7 +51,7 @@ func chooseAccel(ctx context.Context, wanted, qemu string, k Kernel) (accel, rea
 		}
 		if b, err := json.Marshal(now); err == nil {
 			_ = os.MkdirAll(sandboxDir, 0o700)
-			_ = os.WriteFile(probeFile, b, 0o600) // if it fails, the next call probes again
+			_ = os.WriteFile(probeFile, b, 0o600) // an error only means that the next call probes again
 		}
 	}
 	if now.Works {
@@ -60,7 +60,7 @@ func chooseAccel(ctx context.Context, wanted, qemu string, k Kernel) (accel, rea
 	return AccelTCG, now.Reason, nil
 }
 
-// probeKVM boots the kernel under KVM, up to a first process that reports success.
+// probeKVM boots the kernel under KVM, up to the first process, which reports success.
 func probeKVM(ctx context.Context, qemu string, k Kernel) error {
 	archive, err := firstFS(k, openPorts(probeTime))
 	if err != nil {

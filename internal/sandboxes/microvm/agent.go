@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Types of messages on the control port (c/init.c).
+// Types of messages on the control port, as in c/init.c.
 const (
 	msgPlan   = 1
 	msgSpawn  = 2
@@ -25,28 +25,28 @@ const (
 
 const (
 	agentVersion = 1
-	// planMax is the guest's limit for a message (MESSAGE_MAX in c/init.c).
+	// planMax is the guest's limit for the size of a message, in bytes (MESSAGE_MAX in c/init.c).
 	planMax = 4 << 20
-	// frameMax limits a frame of a stream and a message from the guest, even from a compromised one. The guest's first
-	// process sends frames of at most 32764 bytes.
+	// frameMax limits the size in bytes of a stream's frames and of messages that come from the guest, which may be
+	// compromised. The guest's first process sends frames of at most 32764 bytes.
 	frameMax = 64 << 10
 )
 
-// agent talks to the guest's first process through the control port.
+// agent communicates with the guest's first process through the control port.
 type agent struct {
 	conn net.Conn
 	ask  sync.Mutex // one request at a time
 
-	results chan [2]int32 // index and errno
-	exit    chan uint32   // gets the wait status of the process, once
-	gone    chan struct{} // closed when no more messages can come
-	why     error         // set before gone is closed
+	results chan [2]int32 // answers to requests: index and errno
+	exit    chan uint32   // receives the wait status of the process, once
+	gone    chan struct{} // closed when no more messages can arrive
+	why     error         // the reason; set before gone is closed
 }
 
 // errGone means that the virtual machine has ended.
 var errGone = errors.New("the virtual machine has ended")
 
-// newAgent waits for the first message of the guest's first process, at most until the deadline.
+// newAgent waits for the first message of the guest's first process, until the deadline.
 func newAgent(conn net.Conn, deadline time.Time) (*agent, error) {
 	if err := conn.SetReadDeadline(deadline); err != nil {
 		return nil, err
@@ -140,7 +140,7 @@ func (a *agent) request(kind uint32, body []byte) (index, errno int32, err error
 	}
 }
 
-// agentPatience is how long an answer may take. Requests take milliseconds on an emulated processor.
+// agentPatience is how long an answer may take. On an emulated processor, requests take milliseconds.
 const agentPatience = 2 * time.Minute
 
 // run runs a plan in the guest's first process.
@@ -149,19 +149,19 @@ func (a *agent) run(p *plan) error {
 	return errors.Join(err, p.saying(index, errno))
 }
 
-// spawn creates a process in new namespaces, by the flags of clone(2). The process runs the plan up to opReady.
+// spawn creates a process in new namespaces, as given by flags for clone(2). The process runs the plan up to opReady.
 func (a *agent) spawn(flags uint64, p *plan) error {
 	index, errno, err := a.request(msgSpawn, append(binary.LittleEndian.AppendUint64(nil, flags), p.encode()...))
 	return errors.Join(err, p.saying(index, errno))
 }
 
-// release lets the process run the rest of its plan, which ends in its program.
+// release lets the process run the rest of its plan, which ends by executing a program.
 func (a *agent) release(p *plan) error {
 	index, errno, err := a.request(msgGo, nil)
 	return errors.Join(err, p.saying(index, errno))
 }
 
-// signal sends a signal to the process, or to all in the guest.
+// signal sends a signal to the process, or to all processes in the guest.
 func (a *agent) signal(s unix.Signal, all bool) error {
 	body := binary.LittleEndian.AppendUint32(nil, uint32(s))
 	toAll := uint32(0)
@@ -175,10 +175,10 @@ func (a *agent) signal(s unix.Signal, all bool) error {
 	return err
 }
 
-// A stream on a port consists of frames: a length of four bytes and that many bytes. Length 0 is the end. The reading
-// side also sends length 0 when it stops reading.
+// A stream on a port consists of frames: a length of four bytes, followed by that many bytes. A length of 0 ends the
+// stream. The reading side also sends a length of 0, when it stops reading.
 
-// sendFrames sends the content of r as frames, and then the end.
+// sendFrames sends the content of r as frames, followed by the end of the stream.
 func sendFrames(port io.Writer, r io.Reader) error {
 	b := make([]byte, 4+32<<10)
 	for {
@@ -200,8 +200,8 @@ func sendEnd(port io.Writer) error {
 	return err
 }
 
-// receiveFrames writes a stream to w, up to its end. When w accepts no more, it reports that to the guest and discards
-// the rest.
+// receiveFrames writes a stream to w until the stream ends. If w fails, receiveFrames tells the guest that reading has
+// stopped, and discards the rest.
 func receiveFrames(w io.Writer, port io.ReadWriter) error {
 	var head [4]byte
 	b := make([]byte, frameMax)

@@ -21,12 +21,12 @@ import (
 	"tare/internal/scale/host/cgroup"
 )
 
-// Where Kata places processes, in its Go runtime without systemd (src/runtime/pkg/resourcecontrol/cgroups.go
-// and virtcontainers/sandbox.go):
+// Kata's Go runtime, without systemd, places processes in control groups as follows
+// (src/runtime/pkg/resourcecontrol/cgroups.go and virtcontainers/sandbox.go). This package does the same.
 //
-//   - The sandbox's group is <parent>/kata_<name> if the bundle says <parent>/<name>.
-//   - With sandbox_cgroup_only the shim enters it before it starts anything, so everything is in it.
-//   - Without it, the shim enters /kata_overhead/<id> before it starts anything. When the machine has booted, each of
+//   - The sandbox's group is <parent>/kata_<name> if the bundle's cgroupsPath is <parent>/<name>.
+//   - With sandbox_cgroup_only, the shim enters the sandbox's group before it starts anything, so everything is in it.
+//   - Otherwise the shim enters /kata_overhead/<id> before it starts anything. When the machine has booted, each of
 //     its virtual CPUs is added to the sandbox's group. On v1 that moves one thread, and memory stays charged to the
 //     group of the thread group's leader. On v2 the id of a thread is written to cgroup.procs, which moves its whole
 //     process; the pages that it touched before stay charged to the old group.
@@ -34,8 +34,8 @@ import (
 // groupControllers are the v1 controllers in whose hierarchies a sandbox has groups.
 var groupControllers = []string{"cpu", "cpuacct", "memory", "pids", "blkio"}
 
-// groupHierarchies returns the hierarchies in which a sandbox has groups: v1 ones if the memory controller is in v1,
-// as on a hybrid machine, else v2.
+// groupHierarchies returns the hierarchies in which a sandbox has groups: v1 hierarchies if the memory controller is in
+// v1, as on a hybrid machine, and otherwise v2.
 func groupHierarchies(l *cgroup.Layout) []*cgroup.Hierarchy {
 	var hs []*cgroup.Hierarchy
 	memory, _ := l.Controller("memory")
@@ -61,8 +61,9 @@ func overheadGroup(o Options, id string) string {
 	return path.Join(o.CgroupRoot, o.OverheadParent, id)
 }
 
-// planGroups determines which directories to make for the sandbox, parents first. It is an error if the sandbox's own
-// groups already exist. Parents that another sandbox has made belong to both: the last one to go removes them.
+// planGroups determines which directories to make for the sandbox, parents first. It returns an error if the sandbox's
+// own groups already exist. Parents that another sandbox has made belong to both sandboxes; the last to be removed
+// removes them.
 func (s *sandbox) planGroups(l *cgroup.Layout, others []*sandbox) error {
 	hs := groupHierarchies(l)
 	made := func(dir string) bool {
@@ -97,8 +98,8 @@ func (s *sandbox) planGroups(l *cgroup.Layout, others []*sandbox) error {
 	return nil
 }
 
-// makeGroups makes the directories. Parents that Tare made delegate the v2 controllers that they have; groups made by
-// others are not changed.
+// makeGroups makes the directories. Parents that Tare makes delegate all of their v2 controllers. Groups that others
+// have made are not changed.
 func (s *sandbox) makeGroups() error {
 	for _, dir := range s.Groups {
 		above := filepath.Dir(dir)
@@ -107,7 +108,7 @@ func (s *sandbox) makeGroups() error {
 				return err
 			}
 		}
-		// Another sandbox may just have made a parent group, or removed it with its own.
+		// Another sandbox may just have made a parent group, or may have removed it with its own group.
 		if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 			return fault.Wrap(err, fault.Machine, dir, rootHint, "cannot make a control group")
 		}
@@ -139,7 +140,7 @@ func enter(l *cgroup.Layout, group string) error {
 	return nil
 }
 
-// addThreads adds virtual CPUs to a group, as Kata does.
+// addThreads adds the threads of virtual CPUs to a group, as Kata does.
 func addThreads(hs []*cgroup.Hierarchy, group string, tids []int) error {
 	for _, h := range hs {
 		name := "tasks"
@@ -156,8 +157,8 @@ func addThreads(hs []*cgroup.Hierarchy, group string, tids []int) error {
 	return nil
 }
 
-// limitGroup sets the container's CPU limits on the sandbox's group. The memory limit determines the size of the
-// machine instead.
+// limitGroup sets the container's CPU limits on the sandbox's group. The memory limit is not set there: it determines
+// the size of the virtual machine.
 func (s *sandbox) limitGroup(l *cgroup.Layout, r *specs.LinuxResources) error {
 	if r == nil || r.CPU == nil {
 		return nil
@@ -182,7 +183,7 @@ func (s *sandbox) limitGroup(l *cgroup.Layout, r *specs.LinuxResources) error {
 			}
 		}
 		if shares := r.CPU.Shares; shares != nil && *shares > 0 {
-			// The conversion of runc and the kubelet: 2..262144 to 1..10000.
+			// The conversion of runc and the kubelet maps 2..262144 to 1..10000.
 			return set("cpu.weight", strconv.FormatUint(1+(max(*shares, 2)-2)*9999/262142, 10))
 		}
 		return nil
@@ -199,8 +200,8 @@ func (s *sandbox) limitGroup(l *cgroup.Layout, r *specs.LinuxResources) error {
 	return nil
 }
 
-// removeGroups removes the sandbox's groups, and their parents if these are empty. Just after a process has ended its
-// group may be busy for a moment.
+// removeGroups removes the sandbox's groups, and those of their parents that are empty. A group may be busy for a
+// moment after its last process has ended.
 func (s *sandbox) removeGroups() error {
 	var errs []error
 	deadline := time.Now().Add(patience)

@@ -27,7 +27,7 @@ func newName(creator process, id string) string {
 
 var newPattern = text.LazyRegexp(`^,new-(?:n([0-9]{10})-)?([0-9]{1,10})-([0-9]{1,20})-(.*)$`)
 
-// parseNewName parses a name that newName returned; ok is false for any other name.
+// parseNewName parses a name that newName returned. ok is false for any other name.
 func parseNewName(name string) (creator process, id string, ok bool) {
 	m := newPattern().FindStringSubmatch(name)
 	if m == nil {
@@ -39,7 +39,7 @@ func parseNewName(name string) (creator process, id string, ok bool) {
 	return process{pid, start, namespace}, m[4], err1 == nil && err2 == nil
 }
 
-// destroy ends the remaining processes of a sandbox and removes everything that it has on this machine.
+// destroy ends the remaining processes of a sandbox, and removes everything else that the sandbox has on this machine.
 func (box *sandbox) destroy() error {
 	var errs []error
 	orderly := box.Status == specs.StateStopped && box.Failure == ""
@@ -54,7 +54,7 @@ func (box *sandbox) destroy() error {
 	}
 	box.removeSockets()
 	if err := errors.Join(errs...); err != nil {
-		return err // the directory records what there is, so it stays
+		return err // the directory stays, because it records what is left
 	}
 	if err := box.removeGroups(); err != nil {
 		return err
@@ -80,11 +80,11 @@ func (p process) kill() error {
 	return err
 }
 
-// killMarked ends processes of the sandbox that are not in its state file.
+// killMarked kills processes that belong to the sandbox and are not in its state file.
 func (box *sandbox) killMarked() error {
 	pids, err := proc.FS{}.PIDs()
 	errs := []error{err}
-	left := 3 * time.Second // total time to wait for processes that are just executing a program
+	left := 3 * time.Second // total time to wait for processes that are executing a program at this moment
 	for _, pid := range pids {
 		if pid == os.Getpid() {
 			continue
@@ -93,7 +93,7 @@ func (box *sandbox) killMarked() error {
 		if err != nil {
 			continue
 		}
-		// A process whose environment cannot be read is not the sandbox's.
+		// A process whose environment cannot be read does not belong to the sandbox.
 		if dir, _, _ := (proc.FS{}).Getenv(pid, markVariable, &left); dir == box.dir {
 			errs = append(errs, p.kill())
 		}
@@ -101,8 +101,8 @@ func (box *sandbox) killMarked() error {
 	return errors.Join(errs...)
 }
 
-// left reports whether nobody will delete the sandbox any more: it belongs to a run of Tare that has ended, or its
-// shim or its creator was killed.
+// left reports whether no process is going to delete the sandbox: its run of Tare has ended, or its shim or its creator
+// was killed.
 func (box *sandbox) left(o kind.Owners) bool {
 	what := "the sandbox " + box.ID
 	if box.Run != "" && o.Ended(box.Run, what) {
@@ -114,7 +114,7 @@ func (box *sandbox) left(o kind.Owners) bool {
 	return box.Status != specs.StateStopped || box.Failure != "" || box.VMM.PID == 0
 }
 
-// alive is process.alive. If the answer is unknown, it also reports to o that the sandbox is left alone.
+// alive calls process.alive. If the answer is unknown, it also reports to o that the sandbox is left alone.
 func alive(p process, o kind.Owners, run, what string) bool {
 	_, fate := p.find()
 	if fate == proc.Unknown {
@@ -123,8 +123,9 @@ func alive(p process, o kind.Owners, run, what string) bool {
 	return fate != proc.Ended
 }
 
-// Clean removes sandboxes that were left behind, and returns their ids. It leaves alone sandboxes whose shim runs, and
-// those that stopped in an orderly way and wait to be deleted, unless the run of Tare that they belong to has ended.
+// Clean removes sandboxes that were left behind, and returns their ids. It leaves alone sandboxes with a running shim.
+// It also leaves alone sandboxes that have stopped in an orderly way and wait to be deleted, unless their run of Tare
+// has ended.
 func Clean(o kind.Owners) (removed []string, err error) {
 	boxes, err := sandboxes()
 	errs := []error{err}

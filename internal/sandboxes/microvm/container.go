@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// rlimits are the limits of processes (getrlimit(2)).
+// rlimits maps the limits of processes to their numbers (getrlimit(2)).
 var rlimits = map[string]int{
 	"RLIMIT_CPU": 0, "RLIMIT_FSIZE": 1, "RLIMIT_DATA": 2, "RLIMIT_STACK": 3, "RLIMIT_CORE": 4, "RLIMIT_RSS": 5,
 	"RLIMIT_NPROC": 6, "RLIMIT_NOFILE": 7, "RLIMIT_MEMLOCK": 8, "RLIMIT_AS": 9, "RLIMIT_LOCKS": 10,
@@ -33,8 +33,8 @@ var capabilities = strings.Fields(`CAP_CHOWN CAP_DAC_OVERRIDE CAP_DAC_READ_SEARC
 // capabilityBits are the capability sets of a process as bit masks.
 type capabilityBits struct{ bounding, effective, inheritable, permitted, ambient uint64 }
 
-// capabilitySets converts the sets; a process whose configuration has none gets none, as with runc. Unknown names are
-// an error.
+// capabilitySets converts capability sets to bit masks. Without a configuration, all sets are empty, as with runc. An
+// unknown name is an error.
 func capabilitySets(c *specs.LinuxCapabilities) (capabilityBits, error) {
 	var bits capabilityBits
 	if c == nil {
@@ -58,7 +58,7 @@ func capabilitySets(c *specs.LinuxCapabilities) (capabilityBits, error) {
 	return bits, nil
 }
 
-// mountFlags are mount options by the flags that they set and clear.
+// mountFlags maps mount options to the flags that they set and clear.
 var mountFlags = map[string]struct {
 	set, clear uintptr
 }{
@@ -73,11 +73,11 @@ var mountFlags = map[string]struct {
 	"relatime": {set: unix.MS_RELATIME}, "norelatime": {clear: unix.MS_RELATIME},
 	"strictatime": {set: unix.MS_STRICTATIME}, "nostrictatime": {clear: unix.MS_STRICTATIME},
 	"bind": {set: unix.MS_BIND}, "rbind": {set: unix.MS_BIND | unix.MS_REC}, "defaults": {},
-	// Mount propagation from the host has no meaning: it does not reach into the sandbox.
+	// Mount propagation from the host does not reach into the sandbox, so these options have no effect.
 	"private": {}, "rprivate": {}, "slave": {}, "rslave": {},
 }
 
-// mountOption holds the parsed options of a mount.
+// mountOption holds the parsed options of one mount.
 type mountOption struct {
 	flags uintptr
 	data  string
@@ -131,20 +131,21 @@ func binds(s *specs.Spec) ([]bind, error) {
 	return list, nil
 }
 
-// firstBind is the register of the first bind mount's descriptor.
+// firstBind is the register for the descriptor of the first bind mount.
 const firstBind register = 16
 
-// namespaces are the container's namespaces within the guest, as flags of clone(2). There is always a PID namespace,
-// because its end ends all of the container's processes. The container uses the guest's network.
+// namespaces are the container's namespaces within the guest, as flags for clone(2). The container always has a PID
+// namespace, because all of its processes end with that namespace. It uses the guest's network.
 const namespaces = unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC
 
 const guestCgroups = "/cgroups"
 
-// machinePlan returns the plan that prepares the guest for the container: shared files and control groups.
+// machinePlan returns the plan that prepares the guest for the container: it mounts shared files, and makes control
+// groups.
 func machinePlan(s *specs.Spec, shared bool) *plan {
 	p := &plan{}
-	// While it boots, the kernel logs harmless messages as errors. From now on it reports the processes that it kills:
-	// see killLine.
+	// While it boots, the kernel logs harmless messages as errors. From now on, errors are printed, such as reports of
+	// killed processes: see killLine.
 	p.write("/proc/sys/kernel/printk", "4")
 	if shared {
 		p.mount(shareTag, guestShare, "virtiofs", 0, "")
@@ -176,7 +177,8 @@ func machinePlan(s *specs.Spec, shared bool) *plan {
 	return p
 }
 
-// containerPlan returns the plan of the container's first process, which ends in its program. env is its environment.
+// containerPlan returns the plan of the container's first process, which ends by executing the program. env is the
+// program's environment.
 func containerPlan(s *specs.Spec, list []bind, env []string) (*plan, error) {
 	p := &plan{}
 	if v := s.Process.OOMScoreAdj; v != nil {
@@ -191,7 +193,7 @@ func containerPlan(s *specs.Spec, list []bind, env []string) (*plan, error) {
 		p.add("taking hold of "+b.source, sysOpenTree, unix.AT_FDCWD, guestShare+"/"+b.name,
 			openTreeClone|atRecursive|unix.O_CLOEXEC).into = firstBind + register(i)
 	}
-	// The root of a machine that booted from an initramfs cannot be exchanged by pivot_root(2), so another is mounted
+	// pivot_root(2) cannot replace the root of a machine that booted from an initramfs, so the container's root is mounted
 	// over it.
 	p.add("entering the root", sysChdir, guestRoot)
 	p.mount(".", "/", "", unix.MS_MOVE, "")
@@ -217,7 +219,7 @@ func containerPlan(s *specs.Spec, list []bind, env []string) (*plan, error) {
 		p.mount("", dir, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_REC, "").ignore = absent
 	}
 	for _, name := range s.Linux.MaskedPaths {
-		// One of the two succeeds, the first for a file, the second for a directory; the other fails.
+		// The first call succeeds for a file, and the second for a directory. The other call fails.
 		other := errnos{unix.ENOENT, unix.ENOTDIR}
 		p.mount("/dev/null", name, "", unix.MS_BIND, "").ignore = other
 		p.mount("tmpfs", name, "tmpfs", unix.MS_RDONLY, "").ignore = other
@@ -273,7 +275,7 @@ func (p *plan) mounts(s *specs.Spec, list []bind) error {
 		case "cgroup", "cgroup2":
 			p.mount("cgroup2", to, "cgroup2", o.flags, "")
 		case "tmpfs":
-			// A read-only mount is filled first: with the devices, if it is /dev.
+			// A read-only mount is writable at first, because it must be filled: with the devices, if it is /dev.
 			p.mount(m.Source, to, m.Type, o.flags&^unix.MS_RDONLY, o.data)
 		default:
 			p.mount(m.Source, to, m.Type, o.flags, o.data)
@@ -345,7 +347,7 @@ func (p *plan) credentials(proc *specs.Process) {
 	}
 	p.add("setting the umask", sysUmask, mask)
 	p.add("entering the working directory "+proc.Cwd, sysChdir, proc.Cwd)
-	bits, _ := capabilitySets(proc.Capabilities) // cannot fail: check has parsed them
+	bits, _ := capabilitySets(proc.Capabilities) // cannot fail: check has already parsed them
 	for n := range capabilities {
 		if bits.bounding&(1<<n) == 0 {
 			p.add("dropping "+capabilities[n], sysPrctl, unix.PR_CAPBSET_DROP, n).ignore = errnos{unix.EINVAL}
@@ -373,8 +375,8 @@ func (p *plan) credentials(proc *specs.Process) {
 	p.add("setting the capabilities", sysCapset, header, sets)
 	for n := range capabilities {
 		if bits.ambient&(1<<n) != 0 {
-			// A capability that is not inheritable cannot be ambient. 'runc spec' writes such configurations, and runc
-			// ignores the error.
+			// A capability that is not inheritable cannot be ambient. 'runc spec' writes such configurations, and runc ignores
+			// the error.
 			c := p.add("raising the ambient "+capabilities[n], sysPrctl,
 				unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_RAISE, n, 0, 0)
 			c.ignore = errnos{unix.EPERM}
@@ -385,7 +387,7 @@ func (p *plan) credentials(proc *specs.Process) {
 	}
 }
 
-// program finds the program, reports that everything is ready, and executes the program when it is released.
+// program finds the program, reports that everything is ready, and executes the program once the process is released.
 func (p *plan) program(proc *specs.Process, env []string) {
 	paths := candidates(proc.Args[0], env)
 	absent := errnos{unix.ENOENT, unix.EACCES, unix.ENOTDIR}
@@ -405,7 +407,7 @@ func (p *plan) program(proc *specs.Process, env []string) {
 	}
 }
 
-// candidates returns the paths at which the program may be, by the PATH in its environment.
+// candidates returns the paths at which the program may be, according to PATH in its environment.
 func candidates(program string, env []string) []string {
 	if strings.Contains(program, "/") {
 		return []string{program}
@@ -417,7 +419,7 @@ func candidates(program string, env []string) []string {
 	return list
 }
 
-// lookup returns the value of a variable in an environment; the last occurrence counts.
+// lookup returns the value of a variable in an environment. The last occurrence counts.
 func lookup(env []string, name string) (value string) {
 	for _, e := range env {
 		if v, ok := strings.CutPrefix(e, name+"="); ok {
@@ -427,8 +429,8 @@ func lookup(env []string, name string) (value string) {
 	return value
 }
 
-// environment returns the process's environment. If the bundle sets no HOME, it is taken from /etc/passwd in the
-// container's root, as runc does.
+// environment returns the process's environment. If the bundle does not set HOME, it comes from /etc/passwd in the
+// container's root, as with runc.
 func environment(proc *specs.Process, rootfs string) []string {
 	env := slices.Clone(proc.Env)
 	if lookup(env, "HOME") == "" {
@@ -440,7 +442,7 @@ func environment(proc *specs.Process, rootfs string) []string {
 const passwdMax = 1 << 20
 
 func homeOf(rootfs string, uid uint32) string {
-	root, err := os.OpenRoot(rootfs) // links cannot lead out of it
+	root, err := os.OpenRoot(rootfs) // so that links cannot lead out of it
 	if err != nil {
 		return "/"
 	}

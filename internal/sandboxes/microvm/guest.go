@@ -19,12 +19,12 @@ var initProgram []byte
 
 // Paths in the guest.
 const (
-	guestShare = "/share"     // what virtiofsd shares, or what was packed into the archive
+	guestShare = "/share"     // the files that virtiofsd shares, or that were packed into the archive
 	guestRoot  = "/container" // the container's root
 	planPath   = "/plan"
 )
 
-// firstFS returns the guest's first file system, without a container's root.
+// firstFS returns the guest's first file system, without the container's root. The boot plan ends with p.
 func firstFS(k Kernel, p *plan) (*cpio.Archive, error) {
 	a := &cpio.Archive{}
 	for _, d := range []string{"dev", "proc", "sys", guestShare, guestRoot, "modules"} {
@@ -50,8 +50,8 @@ func firstFS(k Kernel, p *plan) (*cpio.Archive, error) {
 	return a, nil
 }
 
-// openPorts returns a plan that opens the ports at the descriptors that c/init.c expects. A device's name contains the
-// number that the kernel assigned when it found it; the console is the only device with ports. The kernel creates them
+// openPorts returns a plan that opens the ports at the descriptors that c/init.c expects. A port's file name contains
+// the number of its device, which is 0, because the console is the only device with ports. The kernel creates the files
 // asynchronously: wait limits how long the guest waits for them, by its own clock.
 func openPorts(wait time.Duration) *plan {
 	p := &plan{}

@@ -14,10 +14,10 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// hookPatience limits a hook without a timeout.
+// hookPatience is the time limit of a hook that sets none.
 const hookPatience = time.Minute
 
-// hostHooks returns the hooks that run on the host before the container is made.
+// hostHooks returns the hooks that run on the host before the container is created.
 func (s *shim) hostHooks() []specs.Hook {
 	if s.spec.Hooks == nil {
 		return nil
@@ -26,7 +26,7 @@ func (s *shim) hostHooks() []specs.Hook {
 	return slices.Concat(s.spec.Hooks.Prestart, s.spec.Hooks.CreateRuntime)
 }
 
-// runHooks runs hooks in order, with the state on their standard input, until one fails.
+// runHooks runs hooks in order until one fails. Each gets the state on its standard input.
 func runHooks(hooks []specs.Hook, state specs.State) error {
 	if len(hooks) == 0 {
 		return nil

@@ -17,7 +17,7 @@ import (
 	"tare/internal/lib/text"
 )
 
-// Kernel is the guest's kernel, from Debian's package linux-image-cloud-amd64, installed or just unpacked.
+// Kernel is the guest's kernel, from Debian's package linux-image-cloud-amd64, either installed or only unpacked.
 type Kernel struct {
 	Image   string // path of vmlinuz-<version>
 	Modules string // path of lib/modules/<version>
@@ -27,8 +27,8 @@ type Kernel struct {
 const kernelHint = "apt-get install linux-image-cloud-amd64, or name one: --kernel /path/to/vmlinuz-<version>, " +
 	"beside lib/modules/<version>"
 
-// FindKernel returns the named kernel, or the newest cloud kernel in /boot. The modules of /a/boot/vmlinuz-6.1 are in
-// /a/lib/modules/6.1, in /a/boot/lib/modules/6.1 or in /lib/modules/6.1. An error has code fault.Machine.
+// FindKernel returns the named kernel, or the newest cloud kernel in /boot. The modules of /a/boot/vmlinuz-6.1 must be
+// in /a/lib/modules/6.1, in /a/boot/lib/modules/6.1 or in /lib/modules/6.1. The error has the code fault.Machine.
 func FindKernel(named string) (Kernel, error) {
 	images := []string{named}
 	if named == "" {
@@ -51,7 +51,7 @@ func FindKernel(named string) (Kernel, error) {
 
 var digits = text.LazyRegexp(`[0-9]+`)
 
-// newestFirst sorts names by the numbers in them: 6.1.0-10 before 6.1.0-9.
+// newestFirst sorts names by the numbers in them, so that 6.1.0-10 comes before 6.1.0-9.
 func newestFirst(names []string) {
 	sortable := func(name string) string {
 		return digits().ReplaceAllStringFunc(name, func(n string) string { return fmt.Sprintf("%12s", n) })
@@ -77,23 +77,23 @@ func kernelAt(image string) (Kernel, error) {
 	return Kernel{}, fault.New(fault.Machine, image, kernelHint, "this kernel's modules are nowhere near it")
 }
 
-// guestModules are the modules that the guest needs, without their dependencies.
+// guestModules are the names of the modules that the guest needs, without their dependencies.
 var guestModules = []string{"virtio_mmio", "virtio_console", "virtiofs", "virtio_net"}
 
-// GuestModules returns the modules that a guest with this kernel needs, dependencies first.
+// GuestModules returns the modules that a guest with this kernel needs. Dependencies come first.
 func (k Kernel) GuestModules() ([]Module, error) { return k.ReadModules(guestModules) }
 
 // Module is one file of a kernel module.
 type Module struct {
-	Name string // of the file, without .ko, with underscores
+	Name string // the name of the file, without .ko, with underscores
 	Data []byte
 }
 
-// moduleMax is the limit of a module's size in bytes; Debian's largest has 5 MB.
+// moduleMax is the maximum size of a module, in bytes. Debian's largest module has 5 MB.
 const moduleMax = 16 << 20
 
-// ReadModules reads modules and their dependencies, dependencies first. It skips modules that are built into the
-// kernel. Names are of files, not aliases: virtiofs.ko, for example, has the alias virtio_fs.
+// ReadModules reads modules and their dependencies; dependencies come first. It skips modules that are built into the
+// kernel. Names are those of files, not aliases: virtiofs.ko, for example, has the alias virtio_fs.
 func (k Kernel) ReadModules(names []string) ([]Module, error) {
 	paths := map[string]string{}
 	err := filepath.WalkDir(filepath.Join(k.Modules, "kernel"), func(path string, d fs.DirEntry, err error) error {
@@ -151,8 +151,8 @@ func (k Kernel) ReadModules(names []string) ([]Module, error) {
 }
 
 // depends reads the names of a module's dependencies from its section .modinfo, which holds name=value strings that
-// each end in a zero byte (include/linux/module.h). The package has no modules.dep: depmod makes that when the package
-// is installed.
+// each end in a zero byte (include/linux/module.h). modules.dep is not used, because an unpacked package does not have
+// it: depmod makes it when the package is installed.
 func depends(data []byte) ([]string, error) {
 	f, err := elf.NewFile(bytes.NewReader(data))
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// The host's programs that a sandbox uses.
+// The names of the programs of the host that a sandbox uses, and hints for errors.
 const (
 	qemuProgram   = "qemu-system-x86_64"
 	qemuHint      = "apt-get install qemu-system-x86"
@@ -23,7 +23,7 @@ const (
 	virtiofsdHint = "apt-get install qemu-system-common, or pack the root into the guest's memory: --rootfs packed"
 )
 
-// findQEMU finds QEMU; the error has code fault.Machine.
+// findQEMU finds QEMU. The error has the code fault.Machine.
 func findQEMU() (string, error) {
 	path, err := child.Find(qemuProgram)
 	return path, fault.Wrap(err, fault.Machine, "", qemuHint, "no QEMU on this machine")
@@ -40,8 +40,8 @@ func findVirtiofsd() (string, error) {
 	return path, fault.Wrap(err, fault.Machine, "", virtiofsdHint, "no virtiofsd on this machine")
 }
 
-// shareNeeds are the capabilities that sharing a root requires: CAP_SYS_ADMIN for a mount namespace, CAP_SETPCAP for
-// virtiofsd to drop what it does not need, and the rest, which it keeps (setup_capabilities in
+// shareNeeds are the capabilities that sharing a root requires: CAP_SYS_ADMIN for a mount namespace, CAP_SETPCAP so
+// that virtiofsd can drop capabilities, and those that virtiofsd keeps (setup_capabilities in
 // tools/virtiofsd/passthrough_ll.c of QEMU 7).
 var shareNeeds = map[string]uint{
 	"CAP_SYS_ADMIN": unix.CAP_SYS_ADMIN, "CAP_SETPCAP": unix.CAP_SETPCAP, "CAP_CHOWN": unix.CAP_CHOWN,
@@ -50,7 +50,7 @@ var shareNeeds = map[string]uint{
 	"CAP_SETFCAP": unix.CAP_SETFCAP,
 }
 
-// canShare returns an error of code fault.Machine if a container's root cannot be shared with a guest here.
+// canShare returns an error of code fault.Machine if this process cannot share a container's root with a guest.
 func canShare() error {
 	if _, err := findVirtiofsd(); err != nil {
 		return err
@@ -65,7 +65,7 @@ func canShare() error {
 	return nil
 }
 
-// nic is a network interface of the guest: a tap device whose descriptor QEMU gets.
+// nic is a network interface of the guest: a tap device whose descriptor QEMU inherits.
 type nic struct {
 	tap *os.File
 	mac string
@@ -82,7 +82,7 @@ type machine struct {
 	initrd    *os.File
 	console   *os.File
 	qmp       *os.File
-	ports     [4]*os.File // control, standard input, output, error; QEMU's ends
+	ports     [4]*os.File // QEMU's ends of the ports: control, standard input, output, error
 	fsSocket  string      // virtiofsd's socket; empty if there is none
 	nic       *nic
 	killed    func(cgroup bool, process string) // called for each OOM kill in the guest; may be nil
@@ -91,13 +91,13 @@ type machine struct {
 // portNames are the names of the ports, as in the guest's /sys/class/virtio-ports.
 var portNames = [4]string{"tare.control", "tare.stdin", "tare.stdout", "tare.stderr"}
 
-// shareTag is the tag of the shared file system, which the guest mounts.
+// shareTag is the tag by which the guest mounts the shared file system.
 const shareTag = "shared"
 
 // command returns QEMU's command. QEMU inherits m's descriptors.
 //
 // The name and debug-threads are as in Kata (virtcontainers/qemu.go in kata-containers), so that tools that look for
-// sandboxes find the id in "-name sandbox-<id>" and virtual CPUs by the names of their threads.
+// sandboxes find the id in "-name sandbox-<id>", and virtual CPUs by the names of their threads.
 func (m *machine) command(qemu string) (cmd child.Command) {
 	fd := func(f *os.File) string {
 		cmd.Files = append(cmd.Files, f)
@@ -135,10 +135,10 @@ func (m *machine) command(qemu string) (cmd child.Command) {
 	return cmd
 }
 
-// cmdline returns the kernel's command line. An emulated processor needs no thunks for indirect calls, and zeroing
-// memory that is about to be filled takes a sixth of the kernel's time there. The emulated TSC is the host's, so its
-// rate is given: if the kernel measured it at boot on a busy machine, it could be wrong by any factor. A kernel that
-// panics ends the machine by a triple fault, the only reset that this machine type has.
+// cmdline returns the kernel's command line. On an emulated processor, indirect calls need no mitigations, and zeroing
+// memory before its use would take a sixth of the kernel's time. The emulated TSC is the host's, so its rate is passed
+// to the kernel: if the kernel measured it at boot on a busy machine, it could be wrong by any factor. If the kernel
+// panics, it ends the machine by a triple fault, the only reset that this machine type has.
 func (m *machine) cmdline() string {
 	words := []string{"console=ttyS0", "quiet", "loglevel=3", "panic=-1", "reboot=t", "no_timer_check", "rdinit=/init",
 		"rcupdate.rcu_expedited=1", "cryptomgr.notests", "net.ifnames=0", "8250.nr_uarts=1", "audit=0"}
@@ -152,5 +152,5 @@ func (m *machine) cmdline() string {
 	return strings.Join(append(words, "--", "/plan"), " ")
 }
 
-// escape doubles commas, which otherwise end values in QEMU's options.
+// escape doubles commas, because a single comma ends a value in QEMU's options.
 func escape(s string) string { return strings.ReplaceAll(s, ",", ",,") }

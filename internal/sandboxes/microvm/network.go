@@ -15,9 +15,9 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// link is an interface in the sandbox's network namespace whose traffic is exchanged with the guest, as with Kata's
-// model "tcfilter" (virtcontainers/network_linux.go): filters on the interface and on a tap device redirect all
-// packets of each to the other. The guest's interface has the name, the addresses and the routes of the host's.
+// link is an interface in the sandbox's network namespace that is connected to the guest, as with Kata's model
+// "tcfilter" (virtcontainers/network_linux.go): filters on the interface and on a tap device redirect all packets that
+// arrive at one to the other. The guest's interface has the name, the addresses and the routes of the host's interface.
 type link struct {
 	Name      string `json:"name"`
 	Index     int    `json:"index"`
@@ -30,12 +30,12 @@ type link struct {
 	routes    []netlink.Route
 }
 
-// tapName is the name of a sandbox's tap device in its network namespace. The device disappears with its last
-// descriptor, which QEMU has.
+// tapName is the name of a sandbox's tap device in its network namespace. The kernel removes the device when its last
+// descriptor, which QEMU holds, is closed.
 const tapName = "tap0_tare"
 
-// thread is an operating system thread that runs functions in turn. It can enter namespaces without affecting other
-// threads. Its children die when it ends, which is when this process does.
+// thread is an operating system thread that runs functions one after the other. It can enter namespaces without
+// affecting other threads. Its children die when it ends, which is when this process ends.
 type thread chan func()
 
 func newThread() thread {
@@ -66,7 +66,7 @@ func onThread(f func() error) error {
 	return <-done
 }
 
-// joinNetwork moves this thread into a network namespace, and returns the namespace's inode number.
+// joinNetwork moves this thread into a network namespace, and returns the inode number of the namespace.
 func joinNetwork(path string) (uint64, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err == nil {
@@ -84,7 +84,7 @@ func joinNetwork(path string) (uint64, error) {
 	return st.Ino, nil
 }
 
-// findLink returns the interface with addresses in this thread's network namespace, or nil if there is none.
+// findLink returns the interface that has addresses in this thread's network namespace, or nil if there is none.
 func findLink(namespace uint64) (*link, error) {
 	all, err := netlink.LinkList()
 	if err != nil {
@@ -119,7 +119,7 @@ func findLink(namespace uint64) (*link, error) {
 	return found, nil
 }
 
-// makeTap makes the tap device in the network namespace of this thread.
+// makeTap creates the tap device in the network namespace of this thread.
 func (l *link) makeTap() (*os.File, error) {
 	const device = "/dev/net/tun"
 	fd, err := unix.Open(device, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
@@ -171,8 +171,8 @@ func (l *link) connect() error {
 	return nil
 }
 
-// disconnect removes the filters from the interface. It ignores an interface that has gone with the namespace, or has
-// been replaced; the tap device disappears by itself.
+// disconnect removes the filters from the interface. It does nothing if the interface has gone with its namespace, or
+// has been replaced. The tap device disappears by itself.
 func (l *link) disconnect(path string) error {
 	return onThread(func() error {
 		namespace, err := joinNetwork(path)
@@ -196,13 +196,14 @@ func (l *link) disconnect(path string) error {
 	})
 }
 
-// Interface indexes in the guest: the kernel makes the loopback interface first.
+// Interface indexes in the guest. The kernel creates the loopback interface first.
 const (
 	guestLoopback = 1
 	guestNIC      = 2
 )
 
-// networkPlan returns the plan that sets up the guest's network; l is nil for loopback only.
+// networkPlan returns the plan that sets up the guest's network. If l is nil, the guest has only the loopback
+// interface.
 func networkPlan(l *link) *plan {
 	p := &plan{}
 	p.add("making a netlink socket", sysSocket, unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC,
@@ -228,7 +229,7 @@ func networkPlan(l *link) *plan {
 		for _, a := range l.addresses {
 			send("giving the guest the address "+a.IPNet.String(), addressRequest(a))
 		}
-		// Routes by which gateways are reached come first.
+		// Routes without a gateway come first, because gateways are reached by them.
 		for _, gateways := range []bool{false, true} {
 			for _, r := range l.routes {
 				if (r.Gw != nil) == gateways {

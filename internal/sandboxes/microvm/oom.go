@@ -11,22 +11,23 @@ import (
 	"tare/internal/lib/text"
 )
 
-// OutOfMemory is the annotation of a state that lists the processes that the guest's kernel killed because memory was
-// short: Kills as JSON.
+// OutOfMemory is the name of an annotation in a container's state. Its value lists, as Kills in JSON, the processes
+// that the guest's kernel killed because it was out of memory.
 const OutOfMemory = Annotation + "out_of_memory"
 
-// Kill is a process that the guest's kernel killed because memory was short.
+// Kill is a process that the guest's kernel killed because it was out of memory.
 type Kill struct {
-	Process string `json:"process"` // by the guest's numbers: "process 80 (dd)"
-	Why     string `json:"why"`     // "the limit of its container is 67.1 MB"
+	Process string `json:"process"` // with its pid in the guest: "process 80 (dd)"
+	Why     string `json:"why"`     // such as "the limit of its container is 67.1 MB"
 }
 
-// maxKills is how many kills are recorded: the first ones.
+// maxKills is the maximum number of kills that are recorded. Later ones are dropped.
 const maxKills = 16
 
-// killLine matches what the kernel prints for each victim (__oom_kill_process in mm/oom_kill.c): by pr_err, which
-// reaches the console once machinePlan has let errors through. A program can choose its own name. The first words are
-// from oom_kill_process's callers: "Memory cgroup out of memory" if a group's limit was reached, else "Out of memory".
+// killLine matches the line that the kernel prints for each victim (__oom_kill_process in mm/oom_kill.c). The kernel
+// prints it with pr_err, so it reaches the console once machinePlan has enabled errors there. A program can choose its
+// own name. The first words come from the callers of oom_kill_process: "Memory cgroup out of memory" if a group reached
+// its limit, and otherwise "Out of memory".
 var killLine = text.LazyRegexp(`(Memory cgroup out of memory|Out of memory)[^:]*: Killed process ([0-9]{1,10}) \((.{0,16})\)` +
 	` total-vm:`)
 
@@ -36,10 +37,10 @@ type killWatch struct {
 	kill func(cgroup bool, process string)
 }
 
-// maxLine is the maximum length of a relevant line of the console.
+// maxLine is the number of bytes of each console line that are examined.
 const maxLine = 1024
 
-// Write accepts everything, and never fails.
+// Write accepts all of p, and never fails.
 func (w *killWatch) Write(p []byte) (int, error) {
 	for rest := p; ; {
 		line, after, ended := bytes.Cut(rest, []byte{'\n'})
@@ -57,7 +58,7 @@ func (w *killWatch) Write(p []byte) (int, error) {
 	}
 }
 
-// printable replaces characters of a process's name that could control a terminal.
+// printable replaces control characters, which could affect a terminal, in a process's name.
 func printable(r rune) rune {
 	if r < ' ' || r == 0x7f {
 		return '?'
@@ -65,7 +66,7 @@ func printable(r rune) rune {
 	return r
 }
 
-// killed returns a function that records a victim of the guest's kernel.
+// killed returns a function that records a process killed by the guest's kernel.
 func (s *shim) killed(memoryMiB int) func(cgroup bool, process string) {
 	return func(cgroup bool, process string) {
 		why := fmt.Sprintf("the guest has %s in all", quantity.Value(float64(memoryMiB)*(1<<20), quantity.Bytes))
@@ -74,7 +75,7 @@ func (s *shim) killed(memoryMiB int) func(cgroup bool, process string) {
 		} else if cgroup {
 			why = "a control group inside its container was full"
 		}
-		_ = s.set(func(b *sandbox) { // if it cannot be written, the end of the process is still recorded
+		_ = s.set(func(b *sandbox) { // if this fails, the end of the process is still recorded
 			if len(b.OutOfMemory) < maxKills {
 				b.OutOfMemory = append(b.OutOfMemory, Kill{process, why})
 			}

@@ -11,14 +11,14 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// Options are a sandbox's settings besides its bundle. An annotation of the bundle overrides a flag, and a flag an
-// environment variable.
+// Options are a sandbox's settings, in addition to its bundle. An annotation of the bundle overrides a flag, and a flag
+// overrides an environment variable.
 type Options struct {
-	Kernel            string // path of vmlinuz-<version>; empty for the newest cloud kernel in /boot
+	Kernel            string // path of vmlinuz-<version>; empty: the newest cloud kernel in /boot
 	Accel             string
 	Rootfs            string // RootfsAuto, RootfsShared or RootfsPacked
-	MemoryMiB         int    // of the guest, in addition to the container's limit
-	CPUs              int    // 0: as many as the container's CPU quota, at least 1
+	MemoryMiB         int    // memory of the guest, in addition to the container's limit
+	CPUs              int    // 0: as many as the container's CPU quota, but at least 1
 	SandboxCgroupOnly bool
 	CgroupRoot        string // the group that contains all others
 	OverheadParent    string // the group, below CgroupRoot, that contains the overhead groups
@@ -26,19 +26,19 @@ type Options struct {
 	KernelParams      string // added to the guest kernel's command line
 }
 
-// How the guest gets the container's root.
+// Values of Options.Rootfs: how the guest gets the container's root.
 const (
 	RootfsAuto   = "auto"   // RootfsShared if virtiofsd is installed and privileged enough, else RootfsPacked
 	RootfsShared = "shared" // by virtio-fs
 	RootfsPacked = "packed" // in the guest's memory
 )
 
-// Annotation is the prefix of annotations, as in io.tare.microvm.memory.
+// Annotation is the prefix of annotations, such as io.tare.microvm.memory.
 const Annotation = "io.tare.microvm."
 
 // Option describes one of the Options as a flag, an environment variable and an annotation.
 type Option struct {
-	Name string // with underscores; flags have hyphens instead, environment variables are TARE_MICROVM_<NAME>
+	Name string // with underscores; the flag has hyphens instead, and the environment variable is TARE_MICROVM_<NAME>
 	Doc  string
 	set  func(*Options, string) error
 }
@@ -114,7 +114,8 @@ func groupPath(v string) error {
 	return nil
 }
 
-// NewOptions makes options from the defaults, the environment, and flags by option name.
+// NewOptions returns the defaults, overridden by the environment, overridden by flags, which are indexed by option
+// name.
 func NewOptions(flags map[string]string) (Options, error) {
 	o := Options{
 		Accel: AccelAuto, Rootfs: RootfsAuto, MemoryMiB: 256, SandboxCgroupOnly: true,
@@ -136,7 +137,8 @@ func NewOptions(flags map[string]string) (Options, error) {
 	return o, nil
 }
 
-// annotated applies a bundle's annotations. An unknown one with our prefix is an error.
+// annotated returns the options, overridden by a bundle's annotations. An unknown annotation with this package's prefix
+// is an error.
 func (o Options) annotated(annotations map[string]string) (Options, error) {
 	list := OptionList()
 	for key, v := range annotations {

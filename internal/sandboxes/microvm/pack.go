@@ -12,7 +12,7 @@ import (
 	"tare/internal/sandboxes/cpio"
 )
 
-// packMax limits a root that is packed into the guest's memory, in bytes.
+// packMax is the maximum size of a root that is packed into the guest's memory, in bytes.
 const packMax = 512 << 20
 
 // pack adds the files of a directory to the archive as the container's root, and returns their size in bytes. Hard

@@ -7,29 +7,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// plan is a list of system calls for the guest's first process, with their strings: c/init.c runs it. The first
-// process knows nothing else about sandboxes.
+// plan is a list of system calls with their data, which the guest's first process runs (c/init.c). Apart from plans,
+// that process knows nothing about sandboxes.
 type plan struct {
 	calls []call
 	data  []byte
-	// pointers are the offsets in data of pointers into data.
+	// pointers are the offsets in data at which there are pointers into data.
 	pointers []int
 }
 
 // call is one system call of a plan.
 type call struct {
 	number uint32
-	args   []any // int, uintptr, register, string, []byte, []string (which ends with a null pointer)
+	args   []any // int, uintptr, register, string, []byte, or []string (with a null pointer added at its end)
 	into   register
 	ignore errnos // error numbers that do not count as errors
-	skip   int    // number of following calls that are skipped if it succeeds
-	what   string // a description for errors
+	skip   int    // number of calls to skip if this one succeeds
+	what   string // describes the call in errors
 }
 
-// errnos holds as many error numbers as an instruction has room for (struct instruction in c/init.c).
+// errnos holds error numbers. It has as many elements as an instruction allows (struct instruction in c/init.c).
 type errnos [3]unix.Errno
 
-// register holds the result of a call for later ones. The registers of the ports are fixed in c/init.c.
+// register is the number of a register of a plan, which holds the result of a call for later calls. The registers of
+// the ports are fixed in c/init.c.
 type register uint8
 
 const (
@@ -41,7 +42,7 @@ const (
 	other
 )
 
-// Operations that are not system calls (c/init.c).
+// Operations other than system calls (c/init.c).
 const (
 	opWaitFile = 0x10000 + iota
 	opNetlink
@@ -54,7 +55,8 @@ func (p *plan) add(what string, number uint32, args ...any) *call {
 	return &p.calls[len(p.calls)-1]
 }
 
-// saying returns the error for the guest's answer, which is the index of a call and an errno, or nil if it succeeded.
+// saying converts the guest's answer, the index of a call and an errno, to an error. It returns nil if the plan
+// succeeded.
 func (p *plan) saying(index, errno int32) error {
 	if index < 0 && errno == 0 {
 		return nil
@@ -66,7 +68,7 @@ func (p *plan) saying(index, errno int32) error {
 	return fmt.Errorf("%s: %w", what, unix.Errno(errno))
 }
 
-// put adds bytes to the data and returns their offset.
+// put appends bytes to the data and returns their offset.
 func (p *plan) put(b []byte) int {
 	at := len(p.data)
 	p.data = append(p.data, b...)
@@ -76,11 +78,11 @@ func (p *plan) put(b []byte) int {
 // instructionSize is the size of struct instruction in c/init.c.
 const instructionSize = 72
 
-// encode returns the plan's wire format.
+// encode returns the plan in the wire format.
 func (p *plan) encode() []byte {
 	p.data, p.pointers = nil, nil
 	instructions := make([]byte, instructionSize*len(p.calls))
-	var inArgs []int // offsets in instructions of arguments that point into data
+	var inArgs []int // offsets in instructions of the arguments that point into data
 	for i, c := range p.calls {
 		b := instructions[i*instructionSize:]
 		le := binary.LittleEndian
@@ -146,7 +148,8 @@ func (p *plan) encode() []byte {
 	return append(out, p.data...)
 }
 
-// vector puts strings and a list of pointers to them, which ends with a null pointer, into the data.
+// vector appends strings to the data, and a list of pointers to them that ends with a null pointer. It returns the
+// list's offset.
 func (p *plan) vector(list []string) int {
 	var at []int
 	for _, s := range list {

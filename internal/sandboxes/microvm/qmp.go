@@ -10,7 +10,7 @@ import (
 	"tare/internal/lib/lists"
 )
 
-// qmp speaks QEMU's machine protocol (docs/interop/qmp-spec of QEMU): one JSON document per line.
+// qmp is a client of the QEMU Machine Protocol (docs/interop/qmp-spec of QEMU), which sends one JSON document per line.
 type qmp struct {
 	conn net.Conn
 	in   *json.Decoder

@@ -29,27 +29,27 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// Runtime manages the containers that were created with one root.
+// Runtime manages the containers that were created with one root directory.
 type Runtime struct{ root string }
 
-// New makes a runtime for a root directory; empty means DefaultRoot.
+// New returns a runtime for a root directory. If root is empty, that is DefaultRoot.
 func New(root string) (*Runtime, error) {
 	root, err := filepath.Abs(cmp.Or(root, DefaultRoot))
 	return &Runtime{root}, fault.Wrap(err, fault.Usage, "--root", "", "not a directory")
 }
 
-// Creation is the input of Create.
+// Creation holds the arguments of Create.
 type Creation struct {
 	ID, Bundle string
-	PIDFile    string // gets the pid of the virtual machine, unless empty
+	PIDFile    string // file to which the pid of the virtual machine is written; empty: none
 	Options    Options
-	// The container's streams; the shim keeps them open.
+	// The container's streams. The shim keeps them open.
 	Stdin, Stdout, Stderr *os.File
 }
 
-// Create makes a sandbox with the bundle's container, which Start starts. It returns when everything has been set up.
-// An error has code fault.Usage if the bundle requires something unsupported, and fault.Machine if this machine cannot
-// run it.
+// Create creates a sandbox with the bundle's container, whose program Start starts. It returns when everything has been
+// set up. The error has the code fault.Usage if the bundle requires something unsupported, and fault.Machine if this
+// machine cannot run it.
 func (r *Runtime) Create(ctx context.Context, c Creation) (err error) {
 	dir, err := dirOf(c.ID)
 	if err != nil {
@@ -102,7 +102,7 @@ func (r *Runtime) Create(ctx context.Context, c Creation) (err error) {
 			return
 		}
 		if now, e := readSandbox(dir); e == nil {
-			box = now // the shim has recorded what it started
+			box = now // the shim has recorded the processes that it started
 		}
 		err = errors.Join(err, box.destroy())
 	}()
@@ -119,8 +119,8 @@ func (r *Runtime) Create(ctx context.Context, c Creation) (err error) {
 	return writePIDFile(c.PIDFile, now.VMM.PID)
 }
 
-// settle makes the sandbox's directory with its state and the bundle's configuration atomically: if this process is
-// killed meanwhile, the name of the directory that is left identifies the process (newName).
+// settle creates the sandbox's directory, with its state and the bundle's configuration, atomically: if this process is
+// killed while it does so, the name of the directory that is left identifies the process (newName).
 func (box *sandbox) settle(config []byte) (err error) {
 	dir := box.dir
 	box.dir = filepath.Join(filepath.Dir(dir), newName(box.Creator, box.ID))
@@ -144,7 +144,7 @@ func (box *sandbox) settle(config []byte) (err error) {
 	return err
 }
 
-// canRun checks whether this machine has what a sandbox needs.
+// canRun checks whether this machine can run a sandbox.
 func canRun(o Options) error {
 	if runtime.GOARCH != "amd64" {
 		return fault.New(fault.Machine, runtime.GOARCH, "use another runtime",
@@ -162,7 +162,7 @@ func canRun(o Options) error {
 	return err
 }
 
-// startShim starts the shim and waits until the sandbox has been created.
+// startShim starts the shim, and waits until the sandbox has been created.
 func (r *Runtime) startShim(ctx context.Context, c Creation, box *sandbox) error {
 	exe, err := self.Path()
 	if err != nil {
@@ -182,7 +182,7 @@ func (r *Runtime) startShim(ctx context.Context, c Creation, box *sandbox) error
 	if err != nil {
 		return fmt.Errorf("starting the shim: %w", err)
 	}
-	stop := context.AfterFunc(ctx, func() { _ = ours.Close() }) // the shim takes this for the end of its creator
+	stop := context.AfterFunc(ctx, func() { _ = ours.Close() }) // the shim then assumes that its creator has ended
 	defer stop()
 	var a answer
 	if err := json.NewDecoder(ours).Decode(&a); err != nil {
@@ -204,7 +204,7 @@ func writePIDFile(name string, pid int) error {
 	return fault.Wrap(err, fault.Usage, "--pid-file", "", "cannot write the file with the pid")
 }
 
-// find reads the state of a sandbox.
+// find reads the state of the sandbox with an id.
 func (r *Runtime) find(id string) (*sandbox, error) {
 	dir, err := dirOf(id)
 	if err != nil {
@@ -237,7 +237,7 @@ func (box *sandbox) ask(r request) error {
 	return a.err()
 }
 
-// Start starts the program of a created container.
+// Start starts the program of a container that has been created.
 func (r *Runtime) Start(id string) error {
 	box, err := r.find(id)
 	if err != nil {
@@ -251,7 +251,7 @@ func (r *Runtime) Start(id string) error {
 	}
 	spec, _, err := readSpec(filepath.Join(box.dir, configName))
 	if err != nil || spec.Hooks == nil {
-		return nil // it may have been deleted meanwhile
+		return nil // the container may have been deleted in the meantime
 	}
 	state := box.state()
 	state.Status = specs.StateRunning
@@ -295,8 +295,8 @@ func ParseSignal(s string) (unix.Signal, error) {
 	return 0, fault.New(fault.Usage, s, "use a number from 1 to 64, or a name such as TERM", "no such signal")
 }
 
-// Delete removes a container that has stopped or was not started. With force it also removes a running one, and a
-// missing one is not an error.
+// Delete removes a container that has stopped or has not been started. With force, it also removes a running container,
+// and does not return an error if there is none.
 func (r *Runtime) Delete(id string, force bool) error {
 	box, err := r.find(id)
 	if err != nil {
@@ -320,14 +320,14 @@ func (r *Runtime) Delete(id string, force bool) error {
 	return nil
 }
 
-// Wait waits until a container has ended, and returns its exit code: 128 plus the signal's number if a signal ended
-// it.
+// Wait waits until a container has ended, and returns its exit code, which is 128 plus the signal's number if a signal
+// ended the container.
 func (r *Runtime) Wait(id string) (int, error) {
 	box, err := r.find(id)
 	if err != nil {
 		return 0, err
 	}
-	_, _ = proc.Await(box.Shim.PID, box.Shim.alive, -1) // the result is read from the state
+	_, _ = proc.Await(box.Shim.PID, box.Shim.alive, -1) // the result is in the state
 	if box, err = r.find(id); err != nil {
 		return 0, err
 	}
@@ -340,13 +340,13 @@ func (r *Runtime) Wait(id string) (int, error) {
 	return *box.ExitCode, nil
 }
 
-// Container is a row of List.
+// Container is one element of the result of List.
 type Container struct {
 	specs.State
 	Created time.Time `json:"created"`
 }
 
-// List returns all containers of the runtime, by id.
+// List returns all containers of the runtime, sorted by id.
 func (r *Runtime) List() ([]Container, error) {
 	boxes, err := sandboxes()
 	var list []Container
@@ -359,7 +359,7 @@ func (r *Runtime) List() ([]Container, error) {
 	return list, err
 }
 
-// sandboxes reads the state of all sandboxes on this machine, and skips those that cannot be read.
+// sandboxes reads the states of all sandboxes on this machine. It skips those that cannot be read.
 func sandboxes() ([]*sandbox, error) {
 	entries, err := os.ReadDir(sandboxDir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -381,8 +381,9 @@ func sandboxes() ([]*sandbox, error) {
 	return list, nil
 }
 
-// Features returns the output of 'features': that of the runtime specification (features.md), with the programs and
-// the kernel that sandboxes use here as annotations. It may boot a kernel to find out whether KVM works.
+// Features returns the output of the command 'features', as defined by the runtime specification (features.md). Its
+// annotations contain the programs and the kernel that sandboxes use here. Features may boot a kernel to find out
+// whether KVM works.
 func (r *Runtime) Features(ctx context.Context, o Options) (map[string]any, error) {
 	notes := map[string]string{}
 	features := map[string]any{

@@ -25,8 +25,8 @@ import (
 	"tare/internal/scale/host/cgroup"
 )
 
-// BootTimeout is the default time limit of a guest's boot, and bootTries is how often it is tried. On a busy machine
-// an emulated guest takes many times its usual two seconds.
+// BootTimeout is the default time limit of a guest's boot, and bootTries is the maximum number of attempts to boot. On
+// a busy machine, an emulated guest takes many times its usual two seconds.
 const (
 	BootTimeout = time.Minute
 	bootTries   = 3
@@ -38,20 +38,21 @@ const ShimCommand = "_shim"
 // shimFD is the descriptor of the shim's socket to the process that creates the sandbox.
 const shimFD = 3
 
-// markVariable is the environment variable with the sandbox's directory, set in all of its processes.
+// markVariable is the environment variable that contains the sandbox's directory. All of the sandbox's processes have
+// it.
 const markVariable = "TARE_MICROVM"
 
-// shim is the process that runs one sandbox: QEMU and virtiofsd are its children and die with it, and it holds the
-// container's streams.
+// shim is the state of the process that runs one sandbox. QEMU and virtiofsd are children of that process and die with
+// it. It also holds the container's streams.
 type shim struct {
 	box  *sandbox
 	spec *specs.Spec
-	t    thread // in the sandbox's namespaces: children are started from it
+	t    thread // in the sandbox's namespaces; it starts the children
 
 	groups  *cgroup.Layout
 	vm      *vm
 	fs      *child.Process // virtiofsd
-	plan    *plan          // the container's
+	plan    *plan          // the container's plan
 	streams sync.WaitGroup
 
 	mu      sync.Mutex // guards box
@@ -79,14 +80,15 @@ func (a answer) err() error {
 	return fault.New(a.Code, "", a.Hint, "%s", a.Error)
 }
 
-// request is another process's request to the shim.
+// request is a request to the shim from another process.
 type request struct {
 	Op     string      `json:"op"` // start or kill
 	Signal unix.Signal `json:"signal,omitempty"`
 	All    bool        `json:"all,omitempty"`
 }
 
-// Shim is the body of ShimCommand: args are -id and the id, as for Kata's shim. It returns when the sandbox has ended.
+// Shim runs a sandbox's shim (ShimCommand). Its arguments are -id and the id, as for Kata's shim. It returns when the
+// sandbox has ended.
 func Shim(args []string) error {
 	if len(args) != 2 || args[0] != "-id" {
 		return fault.New(fault.Usage, ShimCommand, "", "tare calls this command itself")
@@ -95,7 +97,7 @@ func Shim(args []string) error {
 	if err != nil {
 		return err
 	}
-	// The shim must survive the end of a terminal, and the end of a reader of the container's output.
+	// The shim must survive the end of its terminal, and the end of the process that reads the container's output.
 	signal.Ignore(unix.SIGHUP)
 	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE)
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
@@ -116,7 +118,7 @@ func Shim(args []string) error {
 
 	creating, abandon := context.WithCancel(ctx)
 	defer abandon()
-	go func() { // if the creator dies, nobody wants the sandbox any more
+	go func() { // if the creator dies, the sandbox is not wanted any more
 		_, _ = creator.Read(make([]byte, 1))
 		abandon()
 	}()
@@ -140,7 +142,7 @@ func Shim(args []string) error {
 	return err
 }
 
-// set changes the sandbox's state and writes it to the disk.
+// set changes the sandbox's state and writes it to disk.
 func (s *shim) set(change func(*sandbox)) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -148,7 +150,7 @@ func (s *shim) set(change func(*sandbox)) error {
 	return s.box.write()
 }
 
-// create makes the sandbox, with the container ready to be started. It returns the socket for requests.
+// create creates the sandbox, up to a container that is ready to be started. It returns the socket for requests.
 func (s *shim) create(ctx context.Context) (_ net.Listener, err error) {
 	began := time.Now()
 	self, err := processOf(os.Getpid())
@@ -207,8 +209,8 @@ func (s *shim) create(ctx context.Context) (_ net.Listener, err error) {
 	})
 }
 
-// boot boots the machine. An emulated machine on a busy host sometimes hangs or panics in its first instructions: then
-// it is started again, unless it was killed.
+// boot boots the machine. On a busy host, an emulated machine sometimes hangs or panics in its first instructions. boot
+// then starts it again, unless the machine was killed.
 func (s *shim) boot(ctx context.Context, m *machine, archive []byte, list []bind) (l *link, err error) {
 	for try := range bootTries {
 		if try > 0 {
@@ -260,8 +262,8 @@ func (s *shim) start(m *machine, archive []byte, list []bind) (*link, error) {
 	return l, s.t.do(l.connect)
 }
 
-// endTogether kills QEMU when virtiofsd ends, because a guest would otherwise wait forever for its files. When QEMU
-// closes the socket as it exits, virtiofsd may be seen to end first.
+// endTogether kills QEMU when virtiofsd ends, because the guest would otherwise wait forever for its files. If QEMU
+// exits, it closes the socket first, so that virtiofsd may seem to end first.
 func endTogether(fs *child.Process, v *vm) {
 	select {
 	case <-v.Ended():
@@ -294,7 +296,7 @@ func (s *shim) takeDown() (err error) {
 	return err
 }
 
-// enterGroups makes the control groups, and enters the one in which everything starts.
+// enterGroups makes the control groups, and enters the group in which everything starts.
 func (s *shim) enterGroups() error {
 	if err := s.box.makeGroups(); err != nil {
 		return err
@@ -308,7 +310,7 @@ func (s *shim) enterGroups() error {
 	return enter(s.groups, s.box.SandboxGroup)
 }
 
-// machine configures the virtual machine, and packs its first file system.
+// machine returns the configuration of the virtual machine, its first file system, and the bind mounts.
 func (s *shim) machine(ctx context.Context) (m *machine, archive []byte, list []bind, err error) {
 	box := s.box
 	kernel, err := FindKernel(box.Options.Kernel)
@@ -347,7 +349,7 @@ func (s *shim) machine(ctx context.Context) (m *machine, archive []byte, list []
 		if err != nil {
 			return nil, nil, nil, err
 		}
-		memory += 2 * int(packed>>20) // the archive and, while it is unpacked, its files
+		memory += 2 * int(packed>>20) // for the archive and, while it is unpacked, for its files
 	}
 	archive = first.Bytes()
 	memory += int(memoryLimit(s.spec) >> 20)
@@ -375,15 +377,15 @@ func cpus(o Options, spec *specs.Spec) int {
 	return max(1, min(n, runtime.NumCPU()))
 }
 
-// share starts virtiofsd on a directory where the container's root and its bind mounts are mounted, in a mount
-// namespace of the shim's children, so that they disappear with these.
+// share starts virtiofsd on a directory at which the container's root and its bind mounts are mounted. The mounts are
+// in a mount namespace of the shim's children, so that they disappear with the children.
 func (s *shim) share(list []bind, env []string) error {
 	program, err := findVirtiofsd()
 	if err != nil {
 		return err
 	}
 	shared := filepath.Join(s.box.dir, sharedName)
-	if s.fs == nil { // otherwise an earlier try has mounted it
+	if s.fs == nil { // otherwise an earlier attempt has mounted it
 		if err := s.mountShared(shared, append([]bind{s.root(list)}, list...)); err != nil {
 			return err
 		}
@@ -398,8 +400,9 @@ func (s *shim) share(list []bind, env []string) error {
 	return s.set(func(b *sandbox) { b.Virtiofsd = daemon })
 }
 
-// root returns the bind mount of the container's root. Mounts in it need mountpoints, which the guest would otherwise
-// create. If one cannot be created here, because a link leads out of the root, the root stays writable.
+// root returns the bind mount of the container's root, which is read-only if the bundle says so. Mounts inside it need
+// mountpoints, which the guest would otherwise create, so root creates them. If one cannot be created, because a link
+// leads out of the root, the bind mount stays writable.
 func (s *shim) root(list []bind) bind {
 	all := bind{source: s.box.Root, name: "rootfs", dir: true}
 	if !s.spec.Root.Readonly {
@@ -425,7 +428,7 @@ func (s *shim) root(list []bind) bind {
 	return all
 }
 
-// makePlace makes a directory, or an empty file, unless it exists.
+// makePlace creates a directory or an empty file in root, unless it exists.
 func makePlace(root *os.Root, at string, isFile bool) error {
 	name := strings.TrimPrefix(path.Clean("/"+at), "/")
 	if name == "" {
@@ -462,7 +465,7 @@ func (s *shim) mountShared(shared string, all []bind) error {
 		}
 	}
 	return s.t.do(func() error {
-		// CLONE_FS gives the thread a separate working directory and root, which the kernel requires.
+		// The kernel requires CLONE_FS, which gives the thread a separate working directory and root.
 		if err := unix.Unshare(unix.CLONE_NEWNS | unix.CLONE_FS); err != nil {
 			return fmt.Errorf("making a mount namespace: %w", err)
 		}
@@ -477,8 +480,8 @@ func (s *shim) mountShared(shared string, all []bind) error {
 			if !b.readonly {
 				continue
 			}
-			// The guest's kernel also mounts it read-only, but the guest can change that, and files of a root may be
-			// hard links to programs of this machine.
+			// The guest's kernel also mounts it read-only, but the guest can change that, and files in a root may be hard links
+			// to programs of this machine.
 			attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}
 			err := unix.MountSetattr(-1, at, unix.AT_RECURSIVE, &attr)
 			if err == unix.ENOSYS { // before Linux 5.12
@@ -492,8 +495,8 @@ func (s *shim) mountShared(shared string, all []bind) error {
 	})
 }
 
-// connect gives the machine a network interface for the one in the bundle's network namespace, in which QEMU will run.
-// A new namespace without a path means the guest's own.
+// connect gives the machine a network interface that is connected to the one in the bundle's network namespace, in
+// which QEMU will run. If the bundle asks for a new network namespace, the guest has only its own network.
 func (s *shim) connect(m *machine) (l *link, err error) {
 	path := networkPath(s.spec)
 	if path == "" {
@@ -517,7 +520,7 @@ func (s *shim) connect(m *machine) (l *link, err error) {
 	return l, s.set(func(b *sandbox) { b.Network, b.Links = path, []link{*l} })
 }
 
-// container prepares the guest, and then the container up to its program.
+// container prepares the guest, and then the container, up to executing its program.
 func (s *shim) container(list []bind, l *link) error {
 	a := s.vm.agent
 	if err := a.run(networkPlan(l)); err != nil {
@@ -542,13 +545,13 @@ func (s *shim) container(list []bind, l *link) error {
 func (s *shim) carry() {
 	for i, to := range []io.Writer{os.Stdout, os.Stderr} {
 		port := s.vm.streams[1+i]
-		s.streams.Go(func() { _ = receiveFrames(to, port) }) // ends with the machine at the latest
+		s.streams.Go(func() { _ = receiveFrames(to, port) }) // ends with the machine, or earlier
 	}
 	port := s.vm.streams[0]
 	go func() { _ = sendFrames(port, os.Stdin) }() // ends with the shim
 	go func() {
-		// The only message on this port is that reading has stopped. The writer to the container must find out: its next
-		// write fails once the current read has ended.
+		// The only message on this port is that the process has stopped reading. The program that writes to the container
+		// must notice that: once the current read has ended, the program's next write fails.
 		if _, err := io.ReadFull(port, make([]byte, 4)); err != nil {
 			return
 		}
@@ -607,7 +610,7 @@ func (s *shim) do(r request) error {
 	return fault.New(fault.Usage, r.Op, "", "no such request")
 }
 
-// wait waits for the end of the container, of its machine, or of the shim by a signal, and then takes everything down.
+// wait waits until the container or its machine ends, or a signal ends the shim, and then takes everything down.
 func (s *shim) wait(ctx context.Context) {
 	select {
 	case status := <-s.vm.agent.exit:
@@ -616,7 +619,7 @@ func (s *shim) wait(ctx context.Context) {
 	case <-s.vm.Ended():
 		s.end(nil, s.whyEnded())
 	case <-s.vm.agent.gone:
-		select { // it may have ended because QEMU has
+		select { // the agent may be gone because QEMU has ended
 		case <-s.vm.Ended():
 			s.end(nil, s.whyEnded())
 		case <-time.After(endGrace):
@@ -627,7 +630,8 @@ func (s *shim) wait(ctx context.Context) {
 	}
 }
 
-// whyEnded determines whether QEMU or virtiofsd ended first, because each ends the other: QEMU has ended already.
+// whyEnded returns the reason why QEMU has ended. QEMU and virtiofsd each end when the other does, so it determines
+// which ended first.
 func (s *shim) whyEnded() error {
 	if s.vm.unserved.Load() {
 		status := s.fs.Status()
@@ -646,8 +650,8 @@ func (s *shim) whyEnded() error {
 // failedCode is the exit code of a container whose machine ended without reporting one.
 const failedCode = 255
 
-// end takes the sandbox down except for its state, its groups and its directory, which Delete removes, and records how
-// the container ended: its wait status, or an error.
+// end takes the sandbox down, and records how the container ended: its wait status, or an error. The sandbox's state,
+// groups and directory stay until Delete removes them.
 func (s *shim) end(status *uint32, why error) {
 	failure := ""
 	if err := s.takeDown(); err != nil {

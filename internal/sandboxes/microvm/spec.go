@@ -17,10 +17,10 @@ import (
 const (
 	configName = "config.json"
 	configMax  = 4 << 20 // bytes of a bundle's configuration
-	bindsMax   = 40      // bind mounts of a bundle: each takes one of the 64 registers of a plan (c/init.c)
+	bindsMax   = 40      // bind mounts of a bundle; each needs one of a plan's 64 registers (c/init.c)
 )
 
-// loadSpec reads the configuration of a bundle and refuses unsupported settings. An error has code fault.Usage.
+// loadSpec reads the configuration of a bundle and refuses unsupported settings. The error has the code fault.Usage.
 func loadSpec(bundle string) (*specs.Spec, []byte, error) {
 	file := filepath.Join(bundle, configName)
 	spec, b, err := readSpec(file)
@@ -33,7 +33,7 @@ func loadSpec(bundle string) (*specs.Spec, []byte, error) {
 		"cannot run this container")
 }
 
-// readSpec reads a configuration without checking it, and returns its bytes as well.
+// readSpec reads a configuration without checking it. It also returns the file's content.
 func readSpec(file string) (*specs.Spec, []byte, error) {
 	b, err := readBounded(file, configMax)
 	if err != nil {
@@ -49,7 +49,8 @@ func readSpec(file string) (*specs.Spec, []byte, error) {
 	return spec, b, nil
 }
 
-// check refuses invalid and unsupported settings. What it accepts is implemented, or listed in docs/microvm.md.
+// check refuses invalid and unsupported settings. All settings that it accepts are implemented, or listed in
+// docs/microvm.md.
 func check(s *specs.Spec, bundle string) error {
 	if !strings.HasPrefix(s.Version, "1.") {
 		return fmt.Errorf("ociVersion %q is not supported: 1.x is", s.Version)
@@ -136,8 +137,8 @@ func check(s *specs.Spec, bundle string) error {
 	return err
 }
 
-// checkNamespaces refuses namespaces of the host other than a network namespace, because a virtual machine cannot share
-// them, and kinds that are not supported or listed twice. A network namespace must be listed.
+// checkNamespaces refuses the host's namespaces, except a network namespace, because a virtual machine cannot share
+// them. It also refuses kinds of namespaces that are unsupported or listed twice. A network namespace must be listed.
 func checkNamespaces(list []specs.LinuxNamespace) error {
 	network := false
 	seen := map[specs.LinuxNamespaceType]bool{}
@@ -165,7 +166,8 @@ func checkNamespaces(list []specs.LinuxNamespace) error {
 	return nil
 }
 
-// checkResources refuses limits that are not enforced. Limits of memory, CPU and the number of processes are.
+// checkResources refuses limits that are not enforced. Limits of memory, CPU time and the number of processes are
+// enforced.
 func checkResources(r *specs.LinuxResources) error {
 	if r == nil {
 		return nil
@@ -225,7 +227,7 @@ func checkMounts(mounts []specs.Mount) error {
 	return nil
 }
 
-// rootOf returns the directory on the host with the container's root.
+// rootOf returns the directory on the host that contains the container's root.
 func rootOf(s *specs.Spec, bundle string) string {
 	if filepath.IsAbs(s.Root.Path) {
 		return filepath.Clean(s.Root.Path)
@@ -233,7 +235,8 @@ func rootOf(s *specs.Spec, bundle string) string {
 	return filepath.Join(bundle, s.Root.Path)
 }
 
-// networkPath returns the network namespace that the sandbox joins; empty means a new one, without a network.
+// networkPath returns the path of the network namespace that the sandbox joins. It returns "" for a new one, without a
+// network.
 func networkPath(s *specs.Spec) string {
 	for _, n := range s.Linux.Namespaces {
 		if n.Type == specs.NetworkNamespace {

@@ -19,14 +19,15 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// sandboxDir is where sandboxes have their directories, by id. An id is unique on the whole machine, because a
-// sandbox's processes and control groups are named after it. The state says which runtime root a container belongs to.
+// sandboxDir contains the directories of sandboxes, named by id. Ids are unique on the whole machine, because a
+// sandbox's processes and control groups are named after them. The state of a sandbox contains the runtime root to
+// which its container belongs.
 const sandboxDir = "/run/tare-microvm"
 
-// DefaultRoot is the root of a runtime if no other is given.
+// DefaultRoot is the default root directory of a runtime.
 const DefaultRoot = sandboxDir
 
-// process identifies a process uniquely: proc.Identity as JSON. Older versions of Tare recorded no Namespace.
+// process identifies a process uniquely: it is proc.Identity in JSON. Older versions of Tare did not record Namespace.
 type process struct {
 	PID       int    `json:"pid"`
 	Start     uint64 `json:"start"` // in the unit of proc.Process
@@ -42,7 +43,7 @@ func processOf(pid int) (process, error) {
 	return process{pid, p.Start, self.Namespace}, err
 }
 
-// find returns the pid of the process in this namespace, if it runs.
+// find returns the pid of the process in this PID namespace, if the process is running.
 func (p process) find() (pid int, fate proc.Fate) {
 	if p.PID == 0 {
 		return 0, proc.Ended
@@ -50,14 +51,14 @@ func (p process) find() (pid int, fate proc.Fate) {
 	return proc.FS{}.Find(proc.Identity(p))
 }
 
-// alive reports whether the process runs. If that is unknown, it returns true.
+// alive reports whether the process is running. It returns true if that is unknown.
 func (p process) alive() bool {
 	_, fate := p.find()
 	return fate != proc.Ended
 }
 
 // sandbox is the content of state.json in a sandbox's directory. The process that creates the sandbox writes it until
-// there is a shim, and from then on the shim.
+// the shim runs, and then the shim does.
 type sandbox struct {
 	ID          string               `json:"id"`
 	RuntimeRoot string               `json:"runtime_root"` // the root of its Runtime
@@ -66,7 +67,7 @@ type sandbox struct {
 	Annotations map[string]string    `json:"annotations,omitempty"`
 	Status      specs.ContainerState `json:"status"`
 	Created     time.Time            `json:"created"`
-	Root        string               `json:"root"` // the container's, on the host
+	Root        string               `json:"root"` // the container's root on the host
 	Options     Options              `json:"options"`
 
 	Creator   process `json:"creator"`
@@ -78,23 +79,23 @@ type sandbox struct {
 	AccelReason   string   `json:"accel_reason,omitempty"`
 	KernelVersion string   `json:"kernel_version,omitempty"`
 	RootfsBy      string   `json:"rootfs_by,omitempty"`
-	Groups        []string `json:"groups,omitempty"`  // directories of the control groups that we made, parents first
+	Groups        []string `json:"groups,omitempty"`  // directories of the control groups that Tare made, parents first
 	SandboxGroup  string   `json:"sandbox_group"`     // relative to the hierarchies' mounts
 	OverheadGroup string   `json:"overhead_group"`    // empty if there is none
 	Network       string   `json:"network,omitempty"` // path of the network namespace
-	Links         []link   `json:"links,omitempty"`   // interfaces there that are connected to the guest
-	Run           string   `json:"run,omitempty"`     // the run of Tare that it belongs to (child.Mark)
-	ExitCode      *int     `json:"exit_code"`         // of the process; nil before its end
+	Links         []link   `json:"links,omitempty"`   // interfaces in that namespace that are connected to the guest
+	Run           string   `json:"run,omitempty"`     // the run of Tare to which the sandbox belongs (child.Mark)
+	ExitCode      *int     `json:"exit_code"`         // of the process; nil until it has ended
 	Failure       string   `json:"failure,omitempty"` // why the machine ended before the process
 	OutOfMemory   []Kill   `json:"out_of_memory,omitempty"`
-	CreateTook    float64  `json:"create_seconds"` // from the shim's start until the container was created
-	BootTook      float64  `json:"boot_seconds"`   // from QEMU's start until the guest's first message
-	dir           string   // its directory
+	CreateTook    float64  `json:"create_seconds"` // from the start of the shim until the container was created
+	BootTook      float64  `json:"boot_seconds"`   // from the start of QEMU until the guest's first message
+	dir           string   // the sandbox's directory
 }
 
 var validID = text.LazyRegexp(`^[A-Za-z0-9_+.-]{1,128}$`)
 
-// socketPathMax is the maximum length of a UNIX socket's path without the zero byte (unix(7)).
+// socketPathMax is the maximum length of the path of a Unix socket, without the zero byte (unix(7)).
 const socketPathMax = 107
 
 const (
@@ -117,7 +118,7 @@ func dirOf(id string) (string, error) {
 
 const stateMax = 4 << 20
 
-// readSandbox reads a sandbox's state; the error matches fs.ErrNotExist if there is none.
+// readSandbox reads a sandbox's state. If there is none, the error matches fs.ErrNotExist.
 func readSandbox(dir string) (*sandbox, error) {
 	return settle(func() (*sandbox, error) {
 		b, err := readBounded(filepath.Join(dir, stateName), stateMax)
@@ -132,9 +133,9 @@ func readSandbox(dir string) (*sandbox, error) {
 	})
 }
 
-// settle reads a state again if the processes that change it have ended meanwhile. The shim records how the container
-// ended just before it exits, so a state read before that would lack the exit code although the container counts as
-// stopped.
+// settle reads a state, and reads it again if the processes that change it have ended since. The shim records how the
+// container ended just before it exits. A state read before that would lack the exit code, although the container
+// already counts as stopped.
 func settle(read func() (*sandbox, error)) (*sandbox, error) {
 	s, err := read()
 	if err == nil && s.Status != specs.StateStopped && s.status() == specs.StateStopped {
@@ -156,7 +157,7 @@ func (s *sandbox) write() error {
 	return os.Rename(name+".new", name)
 }
 
-// status returns the status in the state, or stopped if the processes that would update it have ended.
+// status returns the status in the state, or "stopped" if the processes that would update the state have ended.
 func (s *sandbox) status() specs.ContainerState {
 	if s.Status == specs.StateStopped {
 		return s.Status
@@ -167,8 +168,8 @@ func (s *sandbox) status() specs.ContainerState {
 	return specs.StateStopped
 }
 
-// state returns a sandbox's state in the form of the runtime specification, with the rest as annotations. The pid is
-// that of the virtual machine's process.
+// state returns a sandbox's state as the runtime specification defines it, with further information as annotations. The
+// pid is that of the virtual machine's process.
 func (s *sandbox) state() specs.State {
 	state := specs.State{Version: s.OCIVersion, ID: s.ID, Status: s.status(), Bundle: s.Bundle,
 		Annotations: map[string]string{}}
@@ -211,7 +212,7 @@ func (s *sandbox) state() specs.State {
 	return state
 }
 
-// remove removes the sandbox's directory. It removes only files that a sandbox makes; if there is anything else, the
+// remove removes the sandbox's directory. It removes only files that sandboxes create; if there are others, the
 // directory stays.
 func (s *sandbox) remove() error {
 	var errs []error
@@ -229,8 +230,8 @@ func (s *sandbox) remove() error {
 	return errors.Join(errs...)
 }
 
-// removeShared removes the shared directory. Its content was mounted only for the shim's children: here it contains
-// empty directories and files, and only empty ones are removed.
+// removeShared removes the shared directory. Mounts in it exist only for the shim's children. For this process it
+// contains empty directories and files, and removeShared removes only empty ones.
 func (s *sandbox) removeShared() error {
 	dir := filepath.Join(s.dir, sharedName)
 	entries, err := os.ReadDir(dir)
@@ -249,8 +250,8 @@ func (s *sandbox) removeShared() error {
 	return os.Remove(dir)
 }
 
-// removeSockets removes files that a sandbox needs only while it runs. virtiofsd leaves a file with its pid, named
-// after its socket (fv_socket_lock in tools/virtiofsd/fuse_virtio.c of QEMU 7).
+// removeSockets removes the files that a sandbox needs only while it runs. One is a file with virtiofsd's pid, which
+// virtiofsd names after its socket and leaves behind (fv_socket_lock in tools/virtiofsd/fuse_virtio.c of QEMU 7).
 func (s *sandbox) removeSockets() {
 	for _, path := range []string{
 		filepath.Join(s.dir, shimSocket), filepath.Join(s.dir, fsSocket),
@@ -260,5 +261,5 @@ func (s *sandbox) removeSockets() {
 	}
 }
 
-// runMark returns the run of Tare that this process belongs to, or "" if there is none.
+// runMark returns the run of Tare to which this process belongs, or "" if there is none.
 func runMark() string { return os.Getenv(child.Mark) }

@@ -1,7 +1,7 @@
 package microvm
 
-// Numbers of system calls in plans: the guest is an x86-64 machine, whatever this one is
-// (arch/x86/entry/syscalls/syscall_64.tbl).
+// Numbers of system calls in plans. They are those of x86-64, because the guest is an x86-64 machine, whatever the host
+// is (arch/x86/entry/syscalls/syscall_64.tbl).
 const (
 	sysWrite         = 1
 	sysOpen          = 2

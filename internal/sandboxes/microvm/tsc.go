@@ -7,7 +7,7 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// tscGap is the time over which the counter's rate is measured, with an error of a few millionths.
+// tscGap is the time over which the counter's rate is measured. The error of the rate is a few millionths.
 const tscGap = 20 * time.Millisecond
 
 // tscKHz returns the rate of the time stamp counter in kHz, measured against CLOCK_MONOTONIC, or 0 if that fails.
@@ -21,8 +21,8 @@ func tscKHz() uint64 {
 	return uint64(math.Round(float64(ticks2-ticks) / float64(at2-at) * 1e6))
 }
 
-// tscNow reads the counter and the clock, in ns, at the same time: it returns the reading for which the least time
-// passed between two readings of the clock around it.
+// tscNow reads the counter and the clock (in ns) at the same time. It reads the clock before and after the counter
+// several times, and returns the reading for which the least time passed in between.
 func tscNow() (ticks uint64, at int64) {
 	best := int64(math.MaxInt64)
 	for range 20 {

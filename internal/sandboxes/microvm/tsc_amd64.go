@@ -1,4 +1,4 @@
 package microvm
 
-// readTSC reads the time stamp counter of the processor (tsc_amd64.s).
+// readTSC reads the processor's time stamp counter (tsc_amd64.s).
 func readTSC() uint64

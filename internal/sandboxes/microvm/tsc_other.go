@@ -2,5 +2,5 @@
 
 package microvm
 
-// readTSC returns 0: only x86-64 processors have the counter.
+// readTSC returns 0, because only x86-64 processors have the counter.
 func readTSC() uint64 { return 0 }

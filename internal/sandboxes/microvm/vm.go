@@ -19,7 +19,7 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// patience is how long killed processes may take to end. Freeing much memory can take seconds.
+// patience is how long killed processes may take to end. Freeing a lot of memory can take seconds.
 const patience = 20 * time.Second
 
 // vm is a running virtual machine.
@@ -30,12 +30,12 @@ type vm struct {
 	monitor       net.Conn
 	control       net.Conn
 	streams       [3]net.Conn // standard input, output, error
-	console       child.Tail  // the kernel's last output
+	console       child.Tail  // the last output of the guest's kernel
 
-	unserved atomic.Bool // it was killed because its virtiofsd ended
+	unserved atomic.Bool // QEMU was killed because its virtiofsd ended
 }
 
-// socketPair makes a pair of connected sockets: one end for QEMU, one for this process.
+// socketPair creates a pair of connected sockets: one for QEMU, and one for this process.
 func socketPair() (theirs *os.File, ours net.Conn, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -50,7 +50,7 @@ func socketPair() (theirs *os.File, ours net.Conn, err error) {
 	return theirs, ours, nil
 }
 
-// memoryFile makes a file in memory with the given contents.
+// memoryFile creates a file in memory with the given content.
 func memoryFile(name string, b []byte) (*os.File, error) {
 	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
 	if err != nil {
@@ -63,8 +63,8 @@ func memoryFile(name string, b []byte) (*os.File, error) {
 	return f, nil
 }
 
-// startVM starts QEMU from a thread, whose namespaces it inherits; it dies with that thread. env is added to this
-// process's environment. It takes ownership of m's descriptors.
+// startVM starts QEMU from a thread. QEMU inherits the thread's namespaces, and dies with the thread. env is added to
+// this process's environment. startVM takes ownership of m's descriptors.
 func startVM(t thread, m *machine, qemu string, initramfs []byte, env []string) (_ *vm, err error) {
 	v := &vm{}
 	var theirs []*os.File
@@ -118,7 +118,7 @@ func startVM(t thread, m *machine, qemu string, initramfs []byte, env []string) 
 	return v, nil
 }
 
-// start starts a process from a thread, whose namespaces it inherits and with which it dies.
+// start starts a process from a thread. The process inherits the thread's namespaces, and dies with the thread.
 func start(t thread, p *child.Process, cmd child.Command, env []string, exited func() error) error {
 	cmd.Dir, cmd.Env = "/", env
 	return child.Start(p, cmd, child.Options{Name: filepath.Base(cmd.Argv[0]), Begin: child.On(t.do), Exited: exited})
@@ -140,7 +140,7 @@ func (v *vm) hello(ctx context.Context, patience time.Duration) (err error) {
 	return fmt.Errorf("the guest did not boot: %w%s", err, v.words())
 }
 
-// endGrace is how long QEMU may take to end after its ports and sockets have closed.
+// endGrace is how long QEMU may take to end after its ports and sockets have been closed.
 const endGrace = 5 * time.Second
 
 // killed reports whether a signal ended QEMU.
@@ -149,7 +149,7 @@ func (v *vm) killed() bool {
 	return ok && status.Signaled()
 }
 
-// exit waits up to endGrace for QEMU to end, and returns how it ended, or false if it still runs.
+// exit waits up to endGrace for QEMU to end, and returns its wait status. It returns false if QEMU is still running.
 func (v *vm) exit() (syscall.WaitStatus, bool) {
 	select {
 	case <-v.Ended():
@@ -212,7 +212,7 @@ func startVirtiofsd(t thread, program, socket, source string, env []string) (*ch
 	return nil, fault.New(fault.Machine, program, hint, "%v", err)
 }
 
-// virtiofsdLock returns the file that virtiofsd leaves for a socket.
+// virtiofsdLock returns the path of the file that virtiofsd leaves behind for a socket.
 func virtiofsdLock(socket string) string {
 	return "/var/run/virtiofsd/" + strings.ReplaceAll(socket, "/", ".") + ".pid"
 }

@@ -23,11 +23,12 @@ import (
 	"tare/internal/scale/host/sandbox"
 )
 
-// StateDir has the state of all containers, in a directory named after each run's tree of control groups. Its content
-// decides which programs are run to remove a container, so other users must not be able to write there.
+// StateDir contains the state of all containers, in a directory for each run, named after the run's tree of control
+// groups. The content of these directories determines which programs are run to remove a container, so other users must
+// not be able to write there.
 const StateDir = "/run/tare"
 
-// NewState returns the directory for the containers of a tree of control groups, and makes it if necessary.
+// NewState returns the directory for the containers of a tree of control groups. It creates the directory if necessary.
 func NewState(tree string) (string, error) { return newState(StateDir, tree) }
 
 func newState(base, tree string) (string, error) {
@@ -44,15 +45,15 @@ func newState(base, tree string) (string, error) {
 	return dir, nil
 }
 
-// RemoveState removes the state of the containers of a tree, with the containers, mounts and control groups that are
-// left. It returns the containers that it found.
+// RemoveState removes the state of the containers of a tree, together with the containers, mounts and control groups
+// that are left. It returns the containers that it found.
 func RemoveState(ctx context.Context, tree string) (left []string, err error) {
 	left, err = removeState(ctx, StateDir, tree)
 	_ = os.Remove(StateDir) // it may not be empty
 	return left, err
 }
 
-// removeState is RemoveState below base instead of StateDir.
+// removeState does the same as RemoveState, below base instead of StateDir.
 func removeState(ctx context.Context, base, tree string) (left []string, err error) {
 	dir := filepath.Join(base, tree)
 	for _, d := range []string{base, dir} {
@@ -88,8 +89,8 @@ func removeState(ctx context.Context, base, tree string) (left []string, err err
 }
 
 // Clean removes what is left of the containers of runs that have ended, and returns the directories of their state. It
-// must be called before the processes in their control groups are ended: the runtime's delete removes more than
-// processes.
+// must be called before the processes in the runs' control groups are ended, because the runtime's delete command
+// removes more than processes.
 func Clean(o kind.Owners) (removed []string, err error) {
 	var errs []error
 	entries, err := os.ReadDir(StateDir)
@@ -105,7 +106,7 @@ func Clean(o kind.Owners) (removed []string, err error) {
 			removed = append(removed, dir)
 			continue
 		}
-		// A runtime that is still running could create what is being removed.
+		// A runtime that is still running could create what is being removed here.
 		err := o.EndMarked(e.Name())
 		if err == nil {
 			_, err = removeState(context.Background(), StateDir, e.Name())
@@ -122,12 +123,12 @@ func Clean(o kind.Owners) (removed []string, err error) {
 	return removed, errors.Join(errs...)
 }
 
-// CleanGroups removes control groups of ended runs in hierarchies where only runtimes make groups, not Tare. It must
-// be called after the processes in them have ended.
+// CleanGroups removes control groups of ended runs in hierarchies in which only runtimes make groups, and not Tare. It
+// must be called after the processes in the groups have ended.
 func CleanGroups(l *cgroup.Layout, o kind.Owners) error {
 	trees := map[string]bool{}
 	for i := range l.Hierarchies {
-		entries, _ := os.ReadDir(l.Hierarchies[i].Mount) // an unreadable hierarchy has no groups of ours
+		entries, _ := os.ReadDir(l.Hierarchies[i].Mount) // an unreadable hierarchy has no groups of Tare's
 		for _, e := range entries {
 			if e.IsDir() && o.Ended(e.Name(), "the control groups") {
 				trees[e.Name()] = true
@@ -144,8 +145,8 @@ func CleanGroups(l *cgroup.Layout, o kind.Owners) error {
 	return errors.Join(errs...)
 }
 
-// own returns an error unless the file at a path is of a type (fs.ModeDir; 0: a regular file), and only this user and
-// root can write to it, so that its content can be trusted.
+// own returns an error unless the content of the file at a path can be trusted: the file must be of the given type
+// (fs.ModeDir, or 0 for a regular file), and only this user and root may be able to write to it.
 func own(path string, of fs.FileMode) error {
 	info, err := os.Lstat(path)
 	if err == nil && info.Mode().Type() != of {
@@ -160,9 +161,9 @@ func own(path string, of fs.FileMode) error {
 	return nil
 }
 
-// readJob reads the job in a directory, whose parent no other user can write to. A job names Tare's own runtimes by a
-// link to the run's binary. After the run was killed, the link may be dangling or lead to another program, so this
-// process's binary is used instead.
+// readJob reads the job in a directory whose parent no other user can write to. If the job's runtime is one of Tare's
+// own, the job names it by a link to the run's binary. After the run was killed, the link may be dangling or lead to
+// another program, so readJob replaces it by this process's binary.
 func readJob(dir string) (j Job, err error) {
 	path := filepath.Join(dir, jobFile)
 	if err := errors.Join(own(dir, fs.ModeDir), own(path, 0)); err != nil {
@@ -190,12 +191,12 @@ func readJob(dir string) (j Job, err error) {
 	return j, nil
 }
 
-// killTime limits the wait for killed processes.
+// killTime is how long killed processes may take to end.
 const killTime = 10 * time.Second
 
-// endInside ends what runs in the control groups that runtimes made for the containers of a tree, by their ids. If a
-// runtime was killed while it created a container, it may not know the container, and delete nothing. The process that
-// waits to execute the container's program is not marked with the tree.
+// endInside ends the processes in the control groups that runtimes made for the containers of a tree, given the
+// containers' ids. If a runtime was killed while it created a container, it may not know the container, and then
+// deletes nothing. Nor is the process that waits to execute the container's program marked with the tree.
 func endInside(tree string, ids []string) error {
 	if len(ids) == 0 {
 		return nil
@@ -209,7 +210,7 @@ func endInside(tree string, ids []string) error {
 	return child.EndAll(cgroup.Members(dirs), inside, killTime)
 }
 
-// treeGroups lists the control groups of a tree and those below it, in all hierarchies, children first.
+// treeGroups lists the control groups of a tree, with those below them, in all hierarchies. Children come first.
 func treeGroups(tree string) ([]string, error) {
 	if tree == "" || strings.ContainsAny(tree, "/.") {
 		return nil, fmt.Errorf("%q is no name of a control group", tree)
@@ -228,8 +229,8 @@ func treeGroups(tree string) ([]string, error) {
 	return all, nil
 }
 
-// removeGroups removes control groups that runtimes made for a tree in hierarchies where Tare makes none (devices,
-// freezer, blkio, ...). They are empty, because their processes have ended with those in the tree's own groups.
+// removeGroups removes control groups that runtimes made for a tree in hierarchies in which Tare makes none (devices,
+// freezer, blkio and others). They are empty, because their processes have ended with those in the tree's own groups.
 func removeGroups(tree string) error {
 	dirs, err := treeGroups(tree)
 	errs := []error{err}
@@ -241,14 +242,14 @@ func removeGroups(tree string) error {
 	return errors.Join(errs...)
 }
 
-// Unmount unmounts what is mounted below a directory in this namespace, and returns the mountpoints.
+// Unmount unmounts everything that is mounted below a directory in this mount namespace, and returns the mountpoints.
 func Unmount(dir string) (found []string, err error) {
 	mounts, err := mount.Read("")
 	if err != nil {
 		return nil, fmt.Errorf("looking for mounts left behind: %w", err)
 	}
 	var errs []error
-	for _, m := range slices.Backward(mounts) { // the last first
+	for _, m := range slices.Backward(mounts) { // the last mount first
 		if !strings.HasPrefix(m.Point, dir+"/") {
 			continue
 		}

@@ -21,15 +21,15 @@ import (
 	"tare/internal/lib/lists"
 )
 
-// Paths in every root file system. On this machine the tare binary may be anywhere, also below /tmp.
+// Paths in every container's root file system. On this machine the tare binary may be anywhere, even below /tmp.
 const (
 	Busybox = "/bin/busybox"
 	Tare    = "/bin/tare"
 )
 
-// Root is a root file system of a container: the tare binary, busybox, and added programs at their paths on this
-// machine. Files are hard links if they are on the same file system, and copies otherwise. Its methods may be used
-// concurrently.
+// Root is the root file system of a container. It contains the tare binary, busybox, and programs that were added,
+// which have the same paths as on this machine. Its files are hard links if they are on the same file system, and
+// copies otherwise. Its methods may be called concurrently.
 type Root struct {
 	Dir string // absolute
 
@@ -37,7 +37,7 @@ type Root struct {
 	have map[string]bool // files by path
 }
 
-// NewRoot makes a root file system in a new directory, with the tare binary at path self.
+// NewRoot builds a root file system in a new directory. self is the path of the tare binary.
 func NewRoot(dir, self string) (*Root, error) {
 	r := &Root{Dir: dir, have: map[string]bool{}}
 	for _, d := range []string{"bin", "dev", "dev/shm", "etc", "proc", "sys", "tmp"} {
@@ -65,7 +65,7 @@ func cannotBuild(err error, dir string) error {
 		"no root file system for containers can be built")
 }
 
-// Add adds a program, with the libraries that it is linked with.
+// Add adds a program, and the libraries to which it is linked.
 func (r *Root) Add(program string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -98,7 +98,7 @@ func (r *Root) addLibraries(program string) error {
 	return nil
 }
 
-// Mountpoint makes a directory, for something to be mounted there.
+// Mountpoint creates a directory at which something can be mounted.
 func (r *Root) Mountpoint(dir string) error {
 	if err := os.MkdirAll(filepath.Join(r.Dir, dir), 0o755); err != nil {
 		return cannotBuild(err, r.Dir)
@@ -106,10 +106,10 @@ func (r *Root) Mountpoint(dir string) error {
 	return nil
 }
 
-// file puts a file of this machine at a path in the root: a hard link, or a copy if that is impossible.
+// file adds a file of this machine at a path in the root, as a hard link, or as a copy if that is impossible.
 func (r *Root) file(at, from string) error {
 	real, err := filepath.EvalSymlinks(from)
-	if err != nil || !same(real, from) { // the path now leads to another file
+	if err != nil || !same(real, from) { // the path now leads to a different file
 		real = ""
 	}
 	to := filepath.Join(r.Dir, at)
@@ -152,9 +152,9 @@ func copyFile(to, from string) error {
 	return errors.Join(err, out.Close())
 }
 
-// closure returns a program with its interpreter and all libraries that both are linked with, at the paths that the
-// interpreter, which is the dynamic linker, reports (--list, see ld.so(8); musl's has it too). A static program and a
-// script have none of these, and a script's interpreter is not included.
+// closure returns a program, its interpreter, and all libraries to which the two are linked. The interpreter, which is
+// the dynamic linker, reports the paths of the libraries (--list, see ld.so(8); musl's also supports it). For a static
+// program or a script, closure returns only the program, without the script's interpreter.
 func closure(program string) ([]string, error) {
 	interpreter, err := interpreterOf(program)
 	if err != nil || interpreter == "" {
@@ -162,7 +162,7 @@ func closure(program string) ([]string, error) {
 	}
 	var out bytes.Buffer
 	list := child.Command{Argv: []string{interpreter, "--list", program}, Stdout: &out, Stderr: &out,
-		OnlyEnv: true} // the container does not have LD_LIBRARY_PATH of this process
+		OnlyEnv: true} // the container does not have this process's LD_LIBRARY_PATH
 	if err := child.Run(context.Background(), list, child.Options{Name: interpreter}); err != nil {
 		return nil, fmt.Errorf("its libraries: %w: %s", err, bytes.TrimSpace(out.Bytes()))
 	}
@@ -182,7 +182,7 @@ func closure(program string) ([]string, error) {
 	return files, nil
 }
 
-// interpreterOf returns the dynamic linker of a program; empty for a static program and for a script.
+// interpreterOf returns the dynamic linker of a program. It returns "" for a static program and for a script.
 func interpreterOf(program string) (string, error) {
 	f, err := elf.Open(program)
 	if _, script := errors.AsType[*elf.FormatError](err); script {

@@ -29,19 +29,19 @@ import (
 
 // Runtime is a program with runc's command line.
 type Runtime struct {
-	Name string   `json:"name"` // as given by the user
-	Argv []string `json:"argv"` // its program, and the arguments before those of each command
+	Name string   `json:"name"` // the name or path as the user gave it
+	Argv []string `json:"argv"` // the program, and the arguments that precede those of each command
 }
 
-// Find finds a runtime by its path, or by its name on the PATH or next to the tare binary, whose path is self. Its
-// settings become arguments. If it is not installed, the error has code fault.Machine.
+// Find finds a runtime by its path, or by its name: on the PATH, or beside the tare binary, whose path is self. The
+// runtime's settings become arguments. If the runtime is not installed, the error has the code fault.Machine.
 func Find(name, self string, v param.Values) (Runtime, error) {
 	launch := sandbox.LaunchOf(name)
 	if launch.Own {
 		return Runtime{Name: name, Argv: []string{self, name}}, nil
 	}
 	if real, err := filepath.EvalSymlinks(self); err == nil {
-		self = real // self may be a link, with nothing next to it
+		self = real // self may be a link in a directory without other programs
 	}
 	program, err := child.Find(name, filepath.Dir(self))
 	if err != nil {
@@ -57,7 +57,7 @@ func Find(name, self string, v param.Values) (Runtime, error) {
 	return Runtime{Name: name, Argv: append([]string{program}, launch.Config(v, "").Args...)}, nil
 }
 
-// command returns the command line of one of the runtime's commands.
+// command returns the command line of one command of the runtime.
 func (r Runtime) command(root string, args ...string) []string {
 	if root != "" {
 		args = slices.Concat([]string{"--root", root}, args)
@@ -65,12 +65,12 @@ func (r Runtime) command(root string, args ...string) []string {
 	return slices.Concat(r.Argv, args)
 }
 
-// commandTime is the time limit of a runtime's command unless the caller sets another. Commands take milliseconds; one
-// that hangs must not block the end of a run.
+// commandTime is the time limit of a runtime's command, unless the caller sets another. Commands take milliseconds; a
+// command that hangs must not block the end of a run.
 var commandTime = 20 * time.Second // tests set a shorter one
 
-// run runs a command of the runtime, until the context ends, or for at most commandTime if that has no deadline. Its
-// error, of code fault.Machine, has the runtime's message.
+// run runs a command of the runtime until the context ends, or for at most commandTime if the context has no deadline.
+// The error, of code fault.Machine, contains the runtime's message.
 func (r Runtime) run(ctx context.Context, root string, args ...string) ([]byte, error) {
 	within := time.Duration(0)
 	if _, bounded := ctx.Deadline(); !bounded {
@@ -93,12 +93,12 @@ func (r Runtime) run(ctx context.Context, root string, args ...string) ([]byte, 
 	return out.Bytes(), nil
 }
 
-// message matches the message in a line of a logrus logger.
+// message matches the message in a line of logrus's log.
 var message = regexp.MustCompile(`msg="((?:[^"\\]|\\.)*)"`)
 
-const longest = 400 // bytes of a message that are reported
+const longest = 400 // maximum length in bytes of a reported message
 
-// clean reduces a runtime's output to one line: the log's message, without time stamps and colours.
+// clean reduces a runtime's output to one line: the messages of the log, without time stamps and colours.
 func clean(said string) string {
 	var words []string
 	for line := range strings.Lines(said) {
@@ -122,7 +122,7 @@ func clean(said string) string {
 	return text
 }
 
-// Version returns the runtime's version, from the first line of its output, or "" if there is none.
+// Version returns the runtime's version, from the first line that it prints, or "" if it prints none.
 func (r Runtime) Version(ctx context.Context) string {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -141,7 +141,8 @@ func (r Runtime) Version(ctx context.Context) string {
 	return line
 }
 
-// noVersion is what gVisor prints if it was built from its Go module; the module's version is then used.
+// noVersion is the version that gVisor prints if it was built from its Go module. Version then returns the module's
+// version.
 const noVersion = "VERSION_MISSING"
 
 // Container is a container of a runtime.
@@ -152,7 +153,7 @@ type Container struct {
 	ID      string  `json:"id"`
 }
 
-// State is the state of a container that a runtime reports, with the fields of the specification.
+// State is the state of a container as a runtime reports it, with the field names of the specification.
 type State struct {
 	ID     string `json:"id"`
 	Status string `json:"status"` // creating, created, running or stopped
@@ -161,10 +162,10 @@ type State struct {
 	Annotations map[string]string `json:"annotations"`
 }
 
-// OutOfMemory returns the processes that the kernel of the container's guest killed because memory was short, if the
-// runtime reports them.
+// OutOfMemory returns the processes that the kernel of the container's guest killed because it was out of memory, if
+// the runtime reports them.
 func (s State) OutOfMemory() (kills []microvm.Kill) {
-	_ = json.Unmarshal([]byte(s.Annotations[microvm.OutOfMemory]), &kills) // most have no such annotation
+	_ = json.Unmarshal([]byte(s.Annotations[microvm.OutOfMemory]), &kills) // most states have no such annotation
 	return kills
 }
 
@@ -186,15 +187,15 @@ func (c Container) Delete(ctx context.Context) error {
 	return err
 }
 
-// pidFile is the file to which the runtime writes the container's pid.
+// pidFile is the path of the file to which the runtime writes the container's pid.
 func (c Container) pidFile() string { return filepath.Join(c.Bundle, "pid") }
 
-// probeTime is how long, at least, a runtime may take to run an empty container: a runtime that boots a kernel on an
+// probeTime is the minimum of the time limit for running an empty container. A runtime that boots a kernel on an
 // emulated processor takes seconds.
 const probeTime = 60 * time.Second
 
-// Probe runs an empty container on a runtime, with annotations in its bundle, within the given time, or a minute if
-// that is longer. Its error, of code fault.Machine, has the runtime's message.
+// Probe runs an empty container with a runtime, with annotations in its bundle. The time limit is within, but at least
+// a minute. The error, of code fault.Machine, contains the runtime's message.
 func Probe(ctx context.Context, r Runtime, self string, within time.Duration,
 	annotations map[string]string) (err error) {
 	within = max(within, probeTime)
@@ -204,9 +205,10 @@ func Probe(ctx context.Context, r Runtime, self string, within time.Duration,
 	if err != nil {
 		return err
 	}
-	// Named like a run's tree of control groups, so that Clean recognizes it if this process is killed.
+	// The name is like that of a run's tree of control groups, so that Clean recognizes the tree if this process is
+	// killed.
 	tree := fmt.Sprintf("tare-probe-%d-%s", probes.Add(1), process)
-	files, err := files.NewScratch("", "probe") // with an unpredictable name
+	files, err := files.NewScratch("", "probe") // the directory has an unpredictable name
 	if err != nil {
 		return err
 	}
@@ -243,5 +245,5 @@ func Probe(ctx context.Context, r Runtime, self string, within time.Duration,
 	return err
 }
 
-// probes counts the probes of this process.
+// probes is the number of probes that this process has made.
 var probes atomic.Int64

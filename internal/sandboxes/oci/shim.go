@@ -24,42 +24,43 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// ShimCommand is the hidden command with which the tare binary runs as a container's shim. Its arguments are those of
-// Job.Args.
+// ShimCommand is the hidden command with which the tare binary runs as a container's shim. Job.Args returns its
+// arguments.
 const ShimCommand = "_shim"
 
-// idFlag names the container, as for containerd's shims, so that tools can tell which container the process belongs
-// to.
+// idFlag precedes the id of the container, as with containerd's shims, so that tools can find out to which container
+// the process belongs.
 const idFlag = "-id"
 
-// Args returns the arguments of the tare binary that start the shim of a job that was written to path.
+// Args returns the arguments with which the tare binary runs as the shim of a job that was written to path.
 func (j Job) Args(path string) []string { return []string{ShimCommand, idFlag, j.Container.ID, path} }
 
-// Job describes a shim's work: it creates and starts a container with its own standard streams, waits for its end, and
-// deletes it. It forwards signals to the container. If the container does not end after the parent has closed standard
-// input, the shim kills it.
+// Job describes a shim's work: it creates and starts a container with the shim's standard streams, waits for its end,
+// and deletes it. It forwards signals to the container. If the container does not end after the parent has closed
+// standard input, the shim kills it.
 type Job struct {
 	Container Container `json:"container"`
 
-	// Own means that the shim has a separate network namespace, which it must set up. If it has a link, Address is the
-	// address of the far end.
+	// Own means that the shim has a separate network namespace, which it must set up. If the namespace has a link, Address
+	// is the address of the link's end in it.
 	Own     bool         `json:"own_network"`
 	Address netip.Prefix `json:"address,omitzero"`
 }
 
-// Times are the times of events of a container, by CLOCK_MONOTONIC in nanoseconds; 0 if they have not happened.
+// Times holds the times of events of a container, by CLOCK_MONOTONIC in nanoseconds. A time is 0 if the event has not
+// happened.
 type Times struct {
-	Create  int64 `json:"create_ns"`  // when the runtime's create was called
-	Created int64 `json:"created_ns"` // when the runtime's create had ended
-	Started int64 `json:"started_ns"` // when the runtime's start had ended
+	Create  int64 `json:"create_ns"`  // when the runtime's create command began
+	Created int64 `json:"created_ns"` // when the runtime's create command had ended
+	Started int64 `json:"started_ns"` // when the runtime's start command had ended
 	Told    int64 `json:"told_ns"`    // when the parent closed standard input, or sent a signal
 	Exited  int64 `json:"exited_ns"`  // when the container's process had ended
-	Deleted int64 `json:"deleted_ns"` // when the runtime's delete had ended
+	Deleted int64 `json:"deleted_ns"` // when the runtime's delete command had ended
 
-	PID    int  `json:"pid"` // of the process that the runtime reports
+	PID    int  `json:"pid"` // the process that the runtime reports
 	Killed bool `json:"killed,omitempty"`
 
-	// OutOfMemory are the processes that a guest's kernel killed because memory was short, if the runtime reports
+	// OutOfMemory lists the processes that a guest's kernel killed because it was out of memory, if the runtime reports
 	// them.
 	OutOfMemory []microvm.Kill `json:"out_of_memory,omitempty"`
 }
@@ -71,13 +72,13 @@ const (
 	saidFile  = "said.json"
 )
 
-// Write writes the job into a directory, and returns its path.
+// Write writes the job to a file in a directory, and returns the file's path.
 func (j Job) Write(dir string) (string, error) {
 	path := filepath.Join(dir, jobFile)
 	return path, writeJSON(path, j)
 }
 
-// ReadTimes reads the times of the job in a directory. They are zero if the shim has not got that far.
+// ReadTimes reads the times of the job in a directory. Times that the shim has not recorded yet are 0.
 func ReadTimes(dir string) (t Times, err error) {
 	text, err := os.ReadFile(filepath.Join(dir, timesFile))
 	if errors.Is(err, os.ErrNotExist) {
@@ -103,10 +104,10 @@ func writeJSON(path string, v any) error {
 	return os.Rename(path+".new", path)
 }
 
-// endTime is how long the container may take to end after its input has ended.
+// endTime is how long the container may take to end after its standard input has ended.
 const endTime = 1500 * time.Millisecond
 
-// shim is a running shim.
+// shim is the state of a running shim.
 type shim struct {
 	Job
 	dir    string
@@ -116,8 +117,8 @@ type shim struct {
 	times Times
 }
 
-// Shim is the body of ShimCommand. It returns the exit status of the container, 128 plus the signal's number if one
-// killed it.
+// Shim runs a container's shim (ShimCommand). It returns the exit status of the container, which is 128 plus the
+// signal's number if a signal killed the container.
 func Shim(args []string) (status int, err error) {
 	if len(args) != 3 || args[0] != idFlag {
 		return 0, fault.New(fault.Usage, ShimCommand, "tare calls this command itself",
@@ -132,7 +133,7 @@ func Shim(args []string) (status int, err error) {
 	if err != nil {
 		return 0, fault.Wrap(err, fault.Usage, path, "tare calls this command itself", "it is no job of a shim")
 	}
-	// This process becomes the parent of what the runtime leaves running, and can wait for it.
+	// This process becomes the parent of processes that the runtime leaves running, so that it can wait for them.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return 0, fmt.Errorf("becoming the parent of orphans: %w", err)
 	}
@@ -143,7 +144,7 @@ func Shim(args []string) (status int, err error) {
 	return s.run()
 }
 
-// network sets up the network namespace, which already has the link.
+// network sets up the network namespace. If the namespace has a link, that already exists.
 func (s *shim) network() error {
 	if !s.Own {
 		return nil
@@ -156,7 +157,7 @@ func (s *shim) network() error {
 
 func (s *shim) run() (int, error) {
 	c := s.Container
-	// The streams belong to the container from now on: this process does not read them.
+	// From now on the streams belong to the container: this process does not read them.
 	s.note(func(t *Times) { t.Create = pace.Now() })
 	defer s.delete()
 	if err := s.command("create", "--bundle", c.Bundle, "--pid-file", c.pidFile(), c.ID); err != nil {
@@ -189,9 +190,9 @@ func (s *shim) run() (int, error) {
 	return ws.ExitStatus(), nil
 }
 
-// isChild reports whether a process is this one's child. Processes that a runtime leaves behind are, unless the
-// runtime keeps a parent running that waits for them, as for a virtual machine. A process that has ended was a child
-// if the reaper waited for it.
+// isChild reports whether a process is a child of this one. Processes that a runtime leaves behind become children of
+// this one, unless the runtime keeps a parent running that waits for them, as it may for a virtual machine. A process
+// that has ended was a child if the reaper waited for it.
 func (r *reaper) isChild(pid int) bool {
 	if p, err := (proc.FS{}).Process(pid); err == nil {
 		return p.PPID == os.Getpid()
@@ -202,7 +203,7 @@ func (r *reaper) isChild(pid int) bool {
 	return known
 }
 
-// endOf returns a channel that is closed when a process that is not a child has ended.
+// endOf returns a channel that is closed when a process has ended. The process need not be a child.
 func endOf(pid int) <-chan struct{} {
 	ended := make(chan struct{})
 	go func() {
@@ -212,13 +213,15 @@ func endOf(pid int) <-chan struct{} {
 	return ended
 }
 
-// A runtime may report a container as stopped only a moment after its end.
+// How often and how many times to check a state: some runtimes report a container as stopped only a moment after its
+// end.
 const (
 	stopStep  = 20 * time.Millisecond
 	stopSteps = 50
 )
 
-// saidStatus returns the container's exit status from an annotation of its state; 0 if the runtime does not report it.
+// saidStatus returns the container's exit status from an annotation of its state, or 0 if the runtime does not report
+// it.
 func (s *shim) saidStatus() int {
 	for range stopSteps {
 		var state State
@@ -236,7 +239,7 @@ func (s *shim) saidStatus() int {
 	return 0
 }
 
-// said returns the output of a command of the runtime. It goes through a file, because the reaper waits for all
+// said returns the output of a command of the runtime. The output goes through a file, because the reaper waits for all
 // children.
 func (s *shim) said(args ...string) ([]byte, error) {
 	out, err := os.Create(filepath.Join(s.dir, saidFile))
@@ -254,7 +257,7 @@ func (s *shim) said(args ...string) ([]byte, error) {
 	return os.ReadFile(out.Name())
 }
 
-// command runs a command of the runtime with the streams of this process, where the runtime reports errors.
+// command runs a command of the runtime with the streams of this process, to which the runtime prints its errors.
 func (s *shim) command(args ...string) error {
 	ws, err := s.reaper.run(s.Container.Runtime.command(s.Container.Root, args...))
 	if err != nil {
@@ -271,7 +274,7 @@ func (s *shim) note(set func(*Times)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	set(&s.times)
-	_ = writeJSON(filepath.Join(s.dir, timesFile), s.times) // on an error, the evidence lacks the times
+	_ = writeJSON(filepath.Join(s.dir, timesFile), s.times) // an error only means that the evidence lacks the times
 }
 
 // forward forwards signals to the container.
@@ -296,9 +299,9 @@ func (s *shim) told() {
 	})
 }
 
-// watchInput kills the container if it keeps running after its input has ended.
+// watchInput kills the container if it is still running some time after its standard input has ended.
 func (s *shim) watchInput(ended <-chan struct{}) {
-	fds := []unix.PollFd{{Fd: 0}} // POLLHUP, which is always reported, means that all writers have closed
+	fds := []unix.PollFd{{Fd: 0}} // POLLHUP, which is always reported, means that all writers have closed the pipe
 	for {
 		if _, err := unix.Poll(fds, -1); !errors.Is(err, unix.EINTR) {
 			break
@@ -311,12 +314,12 @@ func (s *shim) watchInput(ended <-chan struct{}) {
 	case <-time.After(endTime):
 	}
 	s.note(func(t *Times) { t.Killed = true })
-	_ = s.command("kill", s.Container.ID, "KILL") // it may have ended meanwhile
+	_ = s.command("kill", s.Container.ID, "KILL") // the container may have ended
 }
 
 // delete removes the container.
 func (s *shim) delete() {
-	_ = s.command("delete", "--force", s.Container.ID) // leftovers are found when the trial is over
+	_ = s.command("delete", "--force", s.Container.ID) // if this fails, the leftovers are found at the end of the trial
 	s.note(func(t *Times) { t.Deleted = pace.Now() })
 }
 
@@ -332,8 +335,8 @@ func readPID(path string) (int, error) {
 	return pid, nil
 }
 
-// reaper waits for all children, including those that the runtime left behind: some runtimes take a zombie for a
-// running process.
+// reaper waits for all children, including those that the runtime left behind, because some runtimes consider a zombie
+// to be a running process.
 type reaper struct {
 	mu     sync.Mutex
 	known  map[int]unix.WaitStatus
@@ -396,10 +399,10 @@ func (r *reaper) run(argv []string) (unix.WaitStatus, error) { return r.runTo(1,
 
 // runTo runs a program with standard output redirected.
 func (r *reaper) runTo(out uintptr, argv []string) (unix.WaitStatus, error) {
-	r.mu.Lock() // so that it is not reaped before an older entry with its pid is deleted
+	r.mu.Lock() // so that the child is not reaped before an older entry with its pid is deleted
 	pid, err := syscall.ForkExec(argv[0], argv, &syscall.ProcAttr{Env: os.Environ(), Files: []uintptr{0, out, 2}})
 	if err == nil {
-		delete(r.known, pid) // of an earlier child
+		delete(r.known, pid) // an entry of an earlier child
 	}
 	r.mu.Unlock()
 	if err != nil {
@@ -409,12 +412,12 @@ func (r *reaper) runTo(out uintptr, argv []string) (unix.WaitStatus, error) {
 	return r.status(pid), nil
 }
 
-// Abandon deletes the container of a job whose shim has ended, if there is one.
+// Abandon deletes the container of a job whose shim has ended, if the runtime still has it.
 func (j Job) Abandon(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, commandTime)
 	defer cancel()
 	if _, err := j.Container.State(ctx); err != nil {
-		return nil // the runtime does not know it
+		return nil // the runtime does not have the container
 	}
 	return j.Container.Delete(ctx)
 }

@@ -13,33 +13,34 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// Spec describes a container: its program and the environment that it runs in.
+// Spec describes a container: its program, and the environment in which the program runs.
 type Spec struct {
 	Args   []string
 	Env    []string
-	Root   string   // root file system, which is mounted read-only
-	Dirs   []string // directories of this machine that the container can write to, at the same paths
+	Root   string   // root file system, which the container cannot write to
+	Dirs   []string // directories of this machine that are mounted writable in the container, at the same paths
 	Cgroup string   // cgroupsPath: relative to the root of every hierarchy
 
-	// NetNS is the path of its network namespace; empty means a new one. HostNetwork means this machine's.
+	// NetNS is the path of the container's network namespace; empty means a new one. HostNetwork means that of this
+	// machine.
 	NetNS       string
 	HostNetwork bool
 
-	Memory      uint64 // limit in bytes, or the memory size of a sandbox with a separate kernel; 0 means no limit
+	Memory      uint64 // limit in bytes, or the memory size of a sandbox with a separate kernel; 0: no limit
 	Annotations map[string]string
 }
 
-// version is the version of the specification that bundles are written for; all later versions support it.
+// version is the version of the specification for which bundles are written. All later versions support it.
 const version = "1.0.2"
 
-// capabilities are the ones that Docker gives a container by default (oci/caps/defaults.go of moby).
+// capabilities are those that Docker gives a container by default (oci/caps/defaults.go of moby).
 var capabilities = []string{
 	"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FSETID", "CAP_FOWNER", "CAP_MKNOD", "CAP_NET_RAW", "CAP_SETGID", "CAP_SETUID",
 	"CAP_SETFCAP", "CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT", "CAP_KILL", "CAP_AUDIT_WRITE",
 }
 
-// Lacks returns the capabilities that this process lacks and a runtime needs to make a container with a new network
-// namespace: those that it gives the container, and those for namespaces and their interfaces.
+// Lacks returns the capabilities that this process lacks and that a runtime needs to create a container with a new
+// network namespace: those that the container gets, and those for creating namespaces and interfaces.
 func Lacks() (names []string) {
 	for _, name := range append([]string{"CAP_SYS_ADMIN", "CAP_NET_ADMIN"}, capabilities...) {
 		c, err := cap.FromName(strings.ToLower(name))
@@ -50,8 +51,8 @@ func Lacks() (names []string) {
 	return names
 }
 
-// Write writes config.json into a new directory, the bundle. The container has separate namespaces for processes,
-// mounts, IPC and its host name, Docker's default capabilities, and no seccomp filter.
+// Write creates a directory, the bundle, with the container's config.json. The container has separate namespaces for
+// processes, mounts, IPC and its host name, Docker's default capabilities, and no seccomp filter.
 func (s Spec) Write(bundle string) error {
 	if err := os.MkdirAll(bundle, 0o711); err != nil {
 		return fmt.Errorf("making the bundle of a container: %w", err)

@@ -20,44 +20,45 @@ import (
 //	lost  = kept + beside + neighbours + taken
 //	taken = charged - reclaimable + kernel + remainder
 //
-// Each line but the remainder is measured separately. Lines that are differences of the machine's counters include
-// everything that ran on it.
+// Every term except the remainder is measured separately. Terms that are differences of the machine's counters include
+// everything that ran on the machine.
 type Balance struct {
-	Lost int64 `json:"lost"` // of MemAvailable
-	// Kept is the growth of the CPUs' lists of free pages, which MemAvailable leaves out: a difference of the
-	// machine's counters. It is negative if the trial took pages that the previous trial had freed.
+	Lost int64 `json:"lost"` // decrease of MemAvailable
+	// Kept is the growth of the CPUs' lists of free pages, which MemAvailable does not include. It is a difference of the
+	// machine's counters, and is negative if the trial took pages that the previous trial had freed.
 	Kept int64 `json:"kept_by_cpus"`
-	// Beside is what the trial's groups other than the sandboxes' are charged, such as its loads', and the growth of
-	// this process.
+	// Beside is the memory charged to the trial's groups other than the sandboxes', such as its loads' groups, plus the
+	// growth of this process.
 	Beside int64 `json:"beside"`
-	// Neighbours is the growth of anonymous and shared memory on the rest of the machine: the difference of the
-	// machine's counters, less the part of the trial's groups and of this process.
+	// Neighbours is the growth of anonymous and shared memory on the rest of the machine: the difference of the machine's
+	// counters, minus the part of the trial's groups and of this process.
 	Neighbours int64 `json:"neighbours"`
-	// Taken is the rest of the loss, which the sandboxes took.
+	// Taken is the rest of the loss: the memory that the sandboxes took.
 	Taken int64 `json:"taken"`
 
 	Charged int64 `json:"charged"` // hard memory of all groups of the sandboxes
-	// Reclaimable is the part of Charged that the kernel can free at need, so that MemAvailable still includes it: the
-	// difference of the machine's counters if control groups do not distinguish it (version 1), else 0.
+	// Reclaimable is the part of Charged that the kernel can free when necessary, and that MemAvailable therefore still
+	// includes. It is the difference of the machine's counters if control groups do not distinguish that memory (version
+	// 1), and otherwise 0.
 	Reclaimable int64 `json:"reclaimable"`
-	// Kernel is the difference of the kernel's memory that cannot be freed (proc.Memory.Kernel), less what the trial's
-	// groups are charged for it: memory that no group is charged for. It is negative if they are charged for objects
-	// in slabs that existed before. Memory that they are charged for and that the machine's counters do not name, such
-	// as buffers of pipes, is left out of both this and the remainder.
+	// Kernel is the growth of the kernel's memory that cannot be freed (proc.Memory.Kernel), minus the part of it that is
+	// charged to the trial's groups: memory that is charged to no group. It is negative if the groups are charged for
+	// objects in slabs that existed before. Memory that is charged to the groups but is in none of the machine's counters,
+	// such as buffers of pipes, is in neither Kernel nor Remainder.
 	Kernel    int64 `json:"kernel_uncharged"`
 	Remainder int64 `json:"remainder"` // attributed to nothing
 }
 
-// held is what control groups are charged, in bytes.
+// held is the memory that is charged to control groups, in bytes.
 type held struct {
 	users  int64 // anonymous and shared memory
-	kernel int64 // kernel memory that cannot be freed; if told is false, reclaimable slab too
+	kernel int64 // kernel memory that cannot be freed; if told is false, it includes reclaimable slab
 	told   bool  // whether the kernel distinguishes reclaimable slab
 }
 
 func (h held) hard() int64 { return h.users + h.kernel }
 
-// add adds a group; false if one of its values is unknown.
+// add adds the memory of a group. It returns false if one of the values is unknown.
 func (h *held) add(m cgroup.Memory) bool {
 	h.users += int64(m.Anon.N + m.Shmem.N)
 	h.kernel += int64(m.Kernel.N) - int64(m.SlabReclaimable.N)
@@ -65,15 +66,16 @@ func (h *held) add(m cgroup.Memory) bool {
 	return m.Anon.OK && m.Shmem.OK && m.Kernel.OK
 }
 
-// weighed holds the machine's memory, and what all of the trial's groups and the sandboxes' are charged at that time.
+// weighed holds the machine's memory, and the memory charged at that time to all of the trial's groups and to the
+// sandboxes'.
 type weighed struct {
 	machine        proc.Memory
 	all, sandboxes held
 	own            int64 // anonymous memory of this process
 }
 
-// groups returns the paths of the group of the whole trial, and of the sandboxes' groups in it: pods, and the
-// subject's.
+// groups returns the path of the group of the whole trial, and the paths of the sandboxes' groups in it: the pods' and
+// the subject's.
 func (j *joined) groups() (all string, sandboxes []string, err error) {
 	pods, tree, err := j.pods()
 	if err != nil || len(pods) == 0 {
@@ -93,8 +95,8 @@ func (j *joined) groups() (all string, sandboxes []string, err error) {
 	return all, sandboxes, nil
 }
 
-// weigh reads the memory of the machine and of the trial's groups. known is false if groups do not report theirs; the
-// machine's is returned nevertheless.
+// weigh reads the memory of the machine and of the trial's groups. known is false if groups do not report their memory;
+// the result then has only the machine's.
 func weigh(l *cgroup.Layout, all string, sandboxes []string) (w weighed, known bool, err error) {
 	r, err := cgroup.NewReaderOfSome(l)
 	if err != nil {
@@ -122,7 +124,7 @@ func weigh(l *cgroup.Layout, all string, sandboxes []string) (w weighed, known b
 	return w, known, nil
 }
 
-// balance records the current balance in the evidence. An error fails a trial that has not ended.
+// balance records the current balance in the evidence. If that fails, the trial fails, unless it has already ended.
 func (j *joined) balance(ctx context.Context) {
 	all, sandboxes, err := j.groups()
 	if err == nil && len(sandboxes) == 0 {
@@ -145,7 +147,7 @@ func (j *joined) balance(ctx context.Context) {
 	}
 }
 
-// balanced computes the balance from the machine's memory before the trial, this process's own then, and the values of
+// balanced computes the balance from the machine's memory and this process's memory before the trial, and the values of
 // both at the end.
 func balanced(before proc.Memory, own int64, w weighed) *Balance {
 	grown := func(of func(proc.Memory) uint64) int64 { return int64(of(w.machine)) - int64(of(before)) }
@@ -169,8 +171,8 @@ func balanced(before proc.Memory, own int64, w weighed) *Balance {
 	return b
 }
 
-// chargedElsewhere reports whether a process of a sandbox is charged to a group outside the trial: its memory cannot
-// then be distinguished from the neighbours'.
+// chargedElsewhere reports whether a process of a sandbox is charged to a group outside the trial's tree. Its memory
+// cannot then be distinguished from the neighbours'.
 func (e *Evidence) chargedElsewhere(tree string) bool {
 	for _, s := range e.Sandboxes {
 		for _, p := range s.Processes {
@@ -188,16 +190,16 @@ func ownAnon() int64 {
 	return int64(n)
 }
 
-// The kernel frees a trial's memory some time after its end.
+// The kernel frees a trial's memory only some time after the trial's end. These determine how long to wait for that.
 const (
 	settleStep  = 25 * time.Millisecond
 	settleSteps = 20
-	settled     = 1 << 20 // bytes per step that may still be freed
+	settled     = 1 << 20 // a growth of free memory per step, in bytes, that counts as settled
 
-	weighing = 30 * time.Millisecond // before the end of the window, when the machine's memory is read
+	weighing = 30 * time.Millisecond // how long before the end of the window the machine's memory is read
 )
 
-// settledMemory returns the machine's memory once no more is freed, or after about a second.
+// settledMemory returns the machine's memory once no more memory is being freed, or after about a second.
 func settledMemory() (proc.Memory, error) {
 	free := func(m proc.Memory) uint64 { return m.Available + m.Kept }
 	last, err := proc.FS{}.MedianMemory()

@@ -21,12 +21,12 @@ import (
 type Evidence struct {
 	Runtime string `json:"runtime"`
 
-	// AvailableBefore and AvailableInWindow are MemAvailable of the machine, in bytes: before anything was started,
-	// and at the end of the window.
+	// AvailableBefore and AvailableInWindow are the machine's MemAvailable, in bytes, before anything was started and at
+	// the end of the window.
 	AvailableBefore   uint64  `json:"available_before_bytes"`
 	AvailableInWindow *uint64 `json:"available_in_window_bytes"`
-	// MachineBefore and MachineInWindow are all of the machine's memory counters at these two times, and Balance
-	// accounts for the change between them; nil if one of its parts is unknown.
+	// MachineBefore and MachineInWindow hold the machine's memory counters at these two times, and Balance accounts for
+	// the change between them. Balance is nil if one of its parts is unknown.
 	MachineBefore   proc.Memory  `json:"machine_before"`
 	MachineInWindow *proc.Memory `json:"machine_in_window"`
 	Balance         *Balance     `json:"balance"`
@@ -36,58 +36,59 @@ type Evidence struct {
 
 	Sandboxes []Sandbox `json:"sandboxes"`
 
-	// Pictured has the memory from the loads' start message until the end of the window, and where it was charged.
+	// Pictured holds the memory from the loads' start message until the end of the window, and where it was charged.
 	record.Pictured
 }
 
-// Sandbox is one application or load, and the processes that run it.
+// Sandbox is one application or load, with the processes that run it.
 type Sandbox struct {
-	Name      string    `json:"name"`             // of the application or load
+	Name      string    `json:"name"`             // the group of the application or load, like a pod's
 	Cgroup    string    `json:"cgroup"`           // the group of what runs it, like a pod's
 	Status    string    `json:"status,omitempty"` // reported by the runtime at the end of the window
 	Times     oci.Times `json:"times"`
 	Processes []Process `json:"processes"`
 }
 
-// Process is one process of a sandbox at the end of the window.
+// Process is one process of a sandbox, at the end of the window.
 type Process struct {
 	PID       int    `json:"pid"`
 	Component string `json:"component"`
 	Comm      string `json:"comm"`
 	Threads   int    `json:"threads"`
-	// MemoryCgroup and CPUCgroup are the groups that are charged for the process: the group of its first thread, which
-	// owns its memory, and the group that counts its CPU time.
+	// MemoryCgroup and CPUCgroup are the groups to which the process is charged: the group of its first thread, which owns
+	// its memory, and the group that counts its CPU time.
 	MemoryCgroup string `json:"memory_cgroup"`
 	CPUCgroup    string `json:"cpu_cgroup"`
-	// ThreadCgroups counts the threads of a virtual machine whose CPU time is charged to other groups, by group:
-	// version 1 of control groups can move single threads.
+	// ThreadCgroups has, by group, the number of threads of a virtual machine whose CPU time is charged to groups other
+	// than CPUCgroup. With version 1 of control groups, single threads can be moved.
 	ThreadCgroups map[string]int `json:"thread_cgroups,omitempty"`
-	CPUSeconds    *float64       `json:"cpu_seconds"` // in the window; nil if it was not read
-	// CPUElsewhere is the share of CPUSeconds that is charged to groups other than CPUCgroup, by group: a runtime of
+	CPUSeconds    *float64       `json:"cpu_seconds"` // in the window; nil if unknown
+	// CPUElsewhere is, by group, the part of CPUSeconds that is charged to groups other than CPUCgroup. A runtime of
 	// virtual machines can move the threads of virtual CPUs.
 	CPUElsewhere map[string]float64 `json:"cpu_elsewhere_seconds,omitempty"`
 	Resident
-	// SameMemoryAs is the pid of another process with the same address space, to which the memory is attributed: gVisor
-	// runs the threads of an application as processes that share it. 0 means that there is none.
+	// SameMemoryAs is the pid of another process with the same address space, to which the memory is attributed, or 0 if
+	// there is none. gVisor runs the threads of an application as processes that share an address space.
 	SameMemoryAs int `json:"same_memory_as,omitempty"`
 }
 
-// The components, with the names that a census of the machine uses.
+// The components. The names are those that a census of the machine uses.
 const (
-	Workload  = string(sandbox.Workload)  // the application's own code; of gVisor, the stubs in which it runs
-	Shim      = string(sandbox.Shim)      // stays with a container, for its streams and its exit
+	Workload  = string(sandbox.Workload)  // the application's own code; with gVisor, the stubs that run it
+	Shim      = string(sandbox.Shim)      // stays with a container, for its streams and its exit status
 	Sentry    = string(sandbox.Sentry)    // gVisor's kernel
 	Gofer     = string(sandbox.Gofer)     // serves files to the sentry
-	VMM       = string(sandbox.VMM)       // runs a virtual machine, with the application in it
+	VMM       = string(sandbox.VMM)       // runs a virtual machine, with the application inside
 	Virtiofsd = string(sandbox.Virtiofsd) // serves files to a virtual machine
-	Monitor   = string(sandbox.Monitor)   // anything else that the runtime left running
+	Monitor   = string(sandbox.Monitor)   // any other process that the runtime left running
 )
 
 // Components are all components.
 var Components = []string{Workload, Shim, Sentry, Gofer, VMM, Virtiofsd, Monitor}
 
-// componentOf returns the component of a process of a sandbox: by its command line, or else by whether it is in the
-// pod's group. A process that is about to execute the application counts as the application.
+// componentOf returns the component of a process of a sandbox, by its command line if that is known, and otherwise by
+// whether the process is in the pod's group. A process that is about to execute the application counts as the
+// application.
 func componentOf(comm string, cmdline []string, inPod bool) string {
 	c := sandbox.ComponentOf(comm, cmdline)
 	switch {
@@ -99,11 +100,11 @@ func componentOf(comm string, cmdline []string, inPod bool) string {
 	return Monitor
 }
 
-// find finds the processes of each sandbox: those in its groups, and those that the shim has started elsewhere.
+// find finds the processes of each sandbox: those in its groups, and those that its shim has started elsewhere.
 func (j *joined) find() map[*sandboxed][]int {
 	children := map[int][]int{}
 	if !j.plain() {
-		all, _ := proc.FS{}.Processes() // on an error none are found
+		all, _ := proc.FS{}.Processes() // if this fails, none are found
 		for pid, p := range all {
 			if p.Alive() {
 				children[p.PPID] = append(children[p.PPID], pid)
@@ -126,7 +127,7 @@ func (j *joined) find() map[*sandboxed][]int {
 	return found
 }
 
-// cpuTimes returns the CPU time that each process has used.
+// cpuTimes returns the CPU time that each process has used, by pid.
 func cpuTimes(found map[*sandboxed][]int) map[int]time.Duration {
 	times := map[int]time.Duration{}
 	for _, pids := range found {
@@ -139,7 +140,8 @@ func cpuTimes(found map[*sandboxed][]int) map[int]time.Duration {
 	return times
 }
 
-// cpuSince returns the CPU time in seconds since before; for a process that did not exist then, all of it.
+// cpuSince returns the CPU seconds that each process has used since before. For a process that did not exist then, that
+// is all of its CPU time.
 func cpuSince(found map[*sandboxed][]int, before map[int]time.Duration) map[int]float64 {
 	used := map[int]float64{}
 	for pid, t := range cpuTimes(found) {
@@ -148,9 +150,9 @@ func cpuSince(found map[*sandboxed][]int, before map[int]time.Duration) map[int]
 	return used
 }
 
-// describe records each process that does not end meanwhile. used is the CPU seconds in the window by process; threads
-// is the CPU time, before the window, of threads that may be charged elsewhere. It returns the processes of all
-// sandboxes.
+// describe adds all processes to the evidence, except those that end in the meantime. used has the CPU seconds of each
+// process in the window. threads has, for each process, the CPU time that its threads had used when the window opened,
+// if threads may be charged elsewhere. describe returns the processes of all sandboxes.
 func (j *joined) describe(found map[*sandboxed][]int, used map[int]float64, threads map[int]map[int]time.Duration) (
 	all []Process) {
 	groups := j.trial.Cgroups().NewResolver()
@@ -169,7 +171,7 @@ func (j *joined) describe(found map[*sandboxed][]int, used map[int]float64, thre
 	return all
 }
 
-// processesOf returns the processes of a sandbox, without those that end meanwhile.
+// processesOf returns the processes of a sandbox, without those that end in the meantime.
 func processesOf(groups *cgroup.Resolver, s *sandboxed, pids []int) []Process {
 	all := []Process{}
 	inPod := s.group.Members()
@@ -187,8 +189,8 @@ func processesOf(groups *cgroup.Resolver, s *sandboxed, pids []int) []Process {
 	return all
 }
 
-// sameMemory reports whether two processes share one address space (KCMP_VM of kcmp(2)). On a kernel without that call
-// it compares how much memory they have.
+// sameMemory reports whether two processes share an address space (KCMP_VM of kcmp(2)). If the kernel does not have
+// that call, it compares the amounts of their memory.
 func sameMemory(a, b Process) bool {
 	if a.RSS == 0 || b.RSS == 0 {
 		return false
@@ -232,7 +234,7 @@ func processOf(r *cgroup.Resolver, pid int, inPod bool) (p Process, err error) {
 			if err != nil {
 				continue
 			}
-			if group, err := r.Path(tid); err == nil && group != p.CPUCgroup { // an error means that it has ended
+			if group, err := r.Path(tid); err == nil && group != p.CPUCgroup { // an error means that the thread has ended
 				if p.ThreadCgroups == nil {
 					p.ThreadCgroups = map[string]int{}
 				}
@@ -240,19 +242,19 @@ func processOf(r *cgroup.Resolver, pid int, inPod bool) (p Process, err error) {
 			}
 		}
 	}
-	// A process that has ended is in no group any more: the kernel reports the root.
+	// A process that has ended is in no group; the kernel then reports the root.
 	if now, err := fs.Process(pid); err != nil || !now.Alive() {
 		return p, fmt.Errorf("process %d: %w", pid, proc.ErrGone)
 	}
 	return p, nil
 }
 
-// Resident is the resident memory of a process in bytes. RSS counts all of a page that several processes map; the
-// others count the process's share.
+// Resident is the resident memory of a process, in bytes. RSS counts pages that several processes map in full; the
+// others count the process's share of them.
 type Resident struct {
 	RSS   uint64 `json:"rss_bytes"`
 	PSS   uint64 `json:"pss_bytes"`
-	Anon  uint64 `json:"pss_anon_bytes"` // these three are parts of PSS
+	Anon  uint64 `json:"pss_anon_bytes"` // Anon, File and Shmem are parts of PSS
 	File  uint64 `json:"pss_file_bytes"`
 	Shmem uint64 `json:"pss_shmem_bytes"`
 }

@@ -1,7 +1,7 @@
-// Package subject is the subject "sandbox", in which applications run: a container, gVisor or a virtual machine, by
-// any runtime with runc's command line, on a bundle that Tare builds itself. Its cost is reported by process, by
-// component and by control group. The runtime `none` runs the application without a sandbox and is measured in the
-// same way: it is the baseline.
+// Package subject is the subject "sandbox", in which applications run: a container, gVisor or a virtual machine, by any
+// runtime with runc's command line, on a bundle that Tare builds. The cost is reported by process, by component and by
+// control group. The runtime `none` runs the application without a sandbox. It is measured in the same way, and is the
+// baseline.
 package subject
 
 import (
@@ -46,7 +46,7 @@ const (
 	hostNetwork = "host"
 )
 
-// settings are the subject's own settings, to which init adds the known runtimes and the settings of each.
+// settings are the subject's own settings. init adds the known runtimes, and the settings of each.
 var settings = []param.Setting{
 	{Name: settingRuntime, Type: param.TypeText, Reach: param.ReachCommand, Default: "runc", Known: []string{none},
 		Doc: "runtime of the application, by path or name: `none` (no sandbox)"},
@@ -94,13 +94,14 @@ func (guest) About() kind.About {
 	}
 }
 
-// tried holds the results of Installed by runtime; each runtime is tried once.
+// tried holds the results of Installed, by runtime. Each runtime is tried only once.
 var tried struct {
 	sync.Mutex
 	errs map[string]error
 }
 
-// Installed runs an empty container on the runtime, so that a runtime that does not work here gives the reason itself.
+// Installed runs an empty container with the runtime, so that a runtime that does not work here reports the reason
+// itself.
 func (guest) Installed(ctx context.Context, o param.Values) error {
 	if o[settingRuntime] == none {
 		return nil
@@ -137,7 +138,7 @@ func (guest) Installed(ctx context.Context, o param.Values) error {
 		err = fault.Wrap(err, fault.Machine, o[settingRuntime], hint, "does not work on this machine")
 	}
 	if ctx.Err() != nil {
-		return err // the error may not be about the runtime
+		return err // the error may not be the runtime's
 	}
 	if tried.errs == nil {
 		tried.errs = map[string]error{}
@@ -146,7 +147,7 @@ func (guest) Installed(ctx context.Context, o param.Values) error {
 	return err
 }
 
-// booted estimates the time for booting an emulated virtual machine (docs/experiments/sandbox-idle.md); containers
+// booted estimates how long an emulated virtual machine takes to boot (docs/experiments/sandbox-idle.md). Containers
 // take a tenth of a second.
 func booted(o param.Values) time.Duration {
 	if sandbox.LaunchOf(o[settingRuntime]).Main == sandbox.VMM {
@@ -157,7 +158,7 @@ func booted(o param.Values) time.Duration {
 
 func (guest) Optional(o param.Values) bool { return o.On(settingOptional) }
 
-// Version returns the runtime's name and its version.
+// Version returns the runtime's name and version.
 func (guest) Version(ctx context.Context, o param.Values, own string) (string, string) {
 	runtime := o[settingRuntime]
 	if runtime == none {
@@ -177,10 +178,10 @@ func (guest) Version(ctx context.Context, o param.Values, own string) (string, s
 	return filepath.Base(r.Name), r.Version(ctx)
 }
 
-// rootDir is the directory of the root file system in the directory of a run.
+// rootDir is the name of the root file system's directory, in the directory of a run.
 const rootDir = "rootfs"
 
-// Prepare builds the root file system of all sandboxes of a run.
+// Prepare builds the root file system for all sandboxes of a run.
 func (guest) Prepare(_ context.Context, p kind.Preparation) error {
 	_, err := oci.NewRoot(filepath.Join(p.Dir, rootDir), p.Self)
 	return err

@@ -34,42 +34,42 @@ type joined struct {
 	root    *oci.Root
 
 	mu        sync.Mutex
-	tree      string // name of the trial's tree of groups, once something was launched
+	tree      string // name of the trial's tree of groups; set when the first sandbox is launched
 	sandboxes map[string]*sandboxed
-	links     map[string]int // number of an application's pair of interfaces, by application
-	network   netip.Prefix   // of these interfaces
-	begun     int64          // when the first sandbox was launched, CLOCK_MONOTONIC in ns
+	links     map[string]int // by application: the number of its pair of interfaces
+	network   netip.Prefix   // the network of these interfaces
+	begun     int64          // when the first sandbox was launched, by CLOCK_MONOTONIC in ns
 
 	watch     sync.WaitGroup
 	stopWatch context.CancelFunc
-	charged   *course // written by a watching goroutine, and read when that has ended
+	charged   *course // written by a watching goroutine, and read after that has ended
 	resident  *course
 	evidence  Evidence
 
 	ownBefore int64 // anonymous memory of this process before the trial
 }
 
-// sandboxed is one application or load in a sandbox.
+// sandboxed is one application or load of a trial, usually in a sandbox.
 type sandboxed struct {
 	name  string
-	dir   string // of its job; empty if it runs without a sandbox
+	dir   string // directory of its job; empty if it runs without a sandbox
 	group kind.Group
-	shim  kind.Group      // nil if it runs without a sandbox
-	pid   int             // of the shim, or of the application itself
-	link  string          // name of this machine's end of its link, if it has one
-	space *link.Namespace // of the shim, if it has a separate network; open until the sandbox has ended
+	shim  kind.Group      // the shim's group; nil without a sandbox
+	pid   int             // pid of the shim, or of the application itself
+	link  string          // name of this machine's end of its link; empty: no link
+	space *link.Namespace // the shim's network, if separate; open until the sandbox has ended
 	job   oci.Job
 
-	asked  bool           // whether the runtime reported its state after the window
-	killed []microvm.Kill // processes killed inside, until then
+	asked  bool           // whether the runtime has reported the sandbox's state after the window
+	killed []microvm.Kill // processes that were killed inside it until then
 }
 
 func (j *joined) plain() bool { return j.part.Options[settingRuntime] == none }
 
 func (j *joined) ownNetwork() bool { return j.part.Options[settingNetwork] == ownNetwork }
 
-// Host returns the address of the far end of an application's link. An application without a link, such as one that no
-// load uses, has the loopback address.
+// Host returns the address at which an application listens: that of the far end of its link. An application without a
+// link, such as one that no load uses, has the loopback address.
 func (j *joined) Host(app string) (string, error) {
 	served := false
 	for _, l := range j.trial.Setup().Loads {
@@ -96,8 +96,8 @@ func (j *joined) Host(app string) (string, error) {
 	return there.Addr().String(), nil
 }
 
-// Launch starts an application in a sandbox: it runs the shim instead, which stays with the container and passes its
-// own streams on.
+// Launch starts an application in a sandbox. It starts the shim instead of the application. The shim stays with the
+// container, and passes its own streams to it.
 func (j *joined) Launch(ctx context.Context, l kind.Launch) error {
 	s := &sandboxed{name: l.Name, group: l.Group}
 	j.mu.Lock()
@@ -157,7 +157,7 @@ func (s *sandboxed) setPID(j *joined, pid int) {
 	s.pid = pid
 }
 
-// bundle writes the bundle and the job of a sandbox, and returns the path of the job.
+// bundle writes the bundle and the job of a sandbox. It returns the path of the job.
 func (j *joined) bundle(s *sandboxed, l kind.Launch) (string, error) {
 	state, err := oci.NewState(j.tree)
 	if err != nil {
@@ -199,12 +199,12 @@ func (j *joined) bundle(s *sandboxed, l kind.Launch) (string, error) {
 	return s.job.Write(s.dir)
 }
 
-// overheadComponent is the component of groups in which runtimes start processes that they later move into the pod, or
+// overheadComponent is the component of groups in which runtimes start processes, which they later move into the pod or
 // leave there.
 const overheadComponent = "overhead"
 
-// annotations returns the annotations that the runtime needs in its bundle. An overhead group belongs to the trial, so
-// its charges are reported and it is removed with the trial.
+// annotations returns the annotations that the runtime needs in a bundle. An overhead group belongs to the trial, so
+// that its charges are reported, and it is removed with the trial.
 func (j *joined) annotations(s *sandboxed) (map[string]string, error) {
 	launch := sandbox.LaunchOf(j.runtime.Name)
 	if launch.Main != sandbox.VMM || j.part.Options.On(settingOnly) {
@@ -217,7 +217,7 @@ func (j *joined) annotations(s *sandboxed) (map[string]string, error) {
 	return launch.Config(j.part.Options, overhead.Path()).Annotations, nil
 }
 
-// added returns the variables of an environment that this process does not have.
+// added returns the variables of an environment that the environment of this process does not contain.
 func added(env []string) []string {
 	own := os.Environ()
 	return slices.DeleteFunc(slices.Clone(env), func(v string) bool { return slices.Contains(own, v) })
@@ -226,7 +226,7 @@ func added(env []string) []string {
 // Patience returns how long a sandbox may take until its application is ready.
 func (j *joined) Patience() time.Duration { return j.part.Options.Duration(settingReady) }
 
-// Start only records the time: it is called when all applications are ready.
+// Start starts nothing: it is called when all applications are ready, and records the time that this took.
 func (j *joined) Start(context.Context) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -236,8 +236,8 @@ func (j *joined) Start(context.Context) error {
 	return nil
 }
 
-// Begun starts goroutines that follow memory until the end of the window, and read the CPU time of processes at its
-// edges and the machine's memory just before its end.
+// Begun starts goroutines that follow memory until the end of the window, read the CPU time of processes at the
+// window's edges, and read the machine's memory just before the window's end.
 func (j *joined) Begun(ctx context.Context, s role.Schedule) error {
 	ctx, j.stopWatch = context.WithCancel(ctx)
 	from, to := s.Begin+s.Warmup, s.Begin+s.Warmup+s.Duration
@@ -268,7 +268,7 @@ func (j *joined) Begun(ctx context.Context, s role.Schedule) error {
 			return
 		}
 		found := j.find()
-		all := j.describe(found, cpuSince(found, before), threads) // now, because loads inside end soon
+		all := j.describe(found, cpuSince(found, before), threads) // now, because loads inside sandboxes end soon
 		<-followed
 		j.resident.moment(to - from)
 		j.resident.addResident(all)
@@ -276,7 +276,8 @@ func (j *joined) Begun(ctx context.Context, s role.Schedule) error {
 	return nil
 }
 
-// After waits until the processes of the sandboxes are known, and reads the runtime's state of those that still run.
+// After waits until the processes of the sandboxes have been recorded, and reads the state of sandboxes that still run,
+// as the runtime reports it.
 func (j *joined) After(ctx context.Context) error {
 	j.watch.Wait()
 	for _, c := range []*course{j.charged, j.resident} {
@@ -300,7 +301,7 @@ func (j *joined) After(ctx context.Context) error {
 	return nil
 }
 
-// note adds to the evidence of a sandbox.
+// note changes the evidence of the sandbox with a name.
 func (j *joined) note(name string, add func(*Sandbox)) {
 	for i := range j.evidence.Sandboxes {
 		if j.evidence.Sandboxes[i].Name == name {
@@ -309,23 +310,23 @@ func (j *joined) note(name string, add func(*Sandbox)) {
 	}
 }
 
-// Evidence returns what was found out about the sandboxes. The times of their ends are added later.
+// Evidence returns what was found about the sandboxes. The times of their ends are added later.
 func (j *joined) Evidence() any { return &j.evidence }
 
-// inOrder returns the sandboxes by name.
+// inOrder returns the sandboxes, sorted by name.
 func (j *joined) inOrder() []*sandboxed {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return lists.Map(slices.Sorted(maps.Keys(j.sandboxes)), func(name string) *sandboxed { return j.sandboxes[name] })
 }
 
-// The further readings of a trial.
+// The names of the further readings of a trial.
 const (
-	readingRemoved   = "removed"   // when the sandboxes have been removed, but not their files
-	readingReclaimed = "reclaimed" // when the kernel has reclaimed what it could
+	readingRemoved   = "removed"   // after the sandboxes have been removed, but not their files
+	readingReclaimed = "reclaimed" // after the kernel has reclaimed as much as it could
 )
 
-// Close ends the sandboxes that are left, and reads what their groups are still charged for.
+// Close ends the remaining sandboxes, and reads the memory for which their groups are still charged.
 func (j *joined) Close() error {
 	if j.stopWatch != nil {
 		j.stopWatch()
@@ -343,14 +344,14 @@ func (j *joined) Close() error {
 	return j.look()
 }
 
-// empty reports whether there were sandboxes, and all of their processes have ended. An application without a sandbox
-// may end after this.
+// empty reports whether there were sandboxes, all of whose processes have ended. An application without a sandbox may
+// end later.
 func (j *joined) empty() bool {
 	all := j.inOrder()
 	return len(all) > 0 && !slices.ContainsFunc(all, func(s *sandboxed) bool { return len(s.group.Members()) > 0 })
 }
 
-// end records how a sandbox ended, and ends one that has not.
+// end records how a sandbox ended, and ends a sandbox that is still running.
 func (j *joined) end(s *sandboxed) (err error) {
 	if s.space != nil {
 		defer func() { err = errors.Join(err, s.space.Close()) }()
@@ -373,8 +374,8 @@ func (j *joined) end(s *sandboxed) (err error) {
 	return err
 }
 
-// look reads all counters twice more: what is charged when the sandboxes have been removed, and what is left of it
-// when the kernel has reclaimed what it can.
+// look reads all counters twice more: after the sandboxes have been removed, and after the kernel has reclaimed as much
+// as it can of the memory that is still charged.
 func (j *joined) look() error {
 	ctx := context.Background()
 	if err := j.trial.Read(ctx, readingRemoved); err != nil {
@@ -386,9 +387,9 @@ func (j *joined) look() error {
 	return j.trial.Read(ctx, readingReclaimed)
 }
 
-// reclaim makes the kernel reclaim what it can of the memory of a group of the trial: force_empty of v1, reclaim of v2
-// (Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst). Some memory may not be reclaimable, so errors
-// are ignored.
+// reclaim makes the kernel reclaim as much memory of one of the trial's groups as it can, with force_empty on v1 and
+// reclaim on v2 (Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst). It ignores errors, because some
+// memory may not be reclaimable.
 func (j *joined) reclaim(g kind.Group) {
 	h, ok := j.trial.Cgroups().Controller("memory")
 	if !ok {
@@ -409,7 +410,7 @@ func (j *joined) reclaim(g kind.Group) {
 	_ = cgroup.Write(filepath.Join(dir, file), text)
 }
 
-// Removed returns what is left of the sandboxes on this machine, and removes it.
+// Removed removes everything that is left of the sandboxes on this machine, and returns what it found.
 func (j *joined) Removed() ([]string, error) {
 	if j.tree == "" || j.plain() {
 		return nil, nil

@@ -9,8 +9,8 @@ import (
 	"tare/internal/scale/host/sandbox"
 )
 
-// Component returns the component of the process that a runtime reports as its container's: gVisor's sentry, the VMM
-// of a virtual machine, or the first process of a container.
+// Component returns the component of the process that a runtime reports as its container's process: gVisor's sentry,
+// the VMM of a virtual machine, or the first process of a container. It returns "" for other processes.
 func (j *joined) Component(pid int) string {
 	for _, s := range j.inOrder() {
 		if s.dir == "" {
@@ -23,7 +23,7 @@ func (j *joined) Component(pid int) string {
 	return ""
 }
 
-// KilledInside returns the processes that the kernels of guests killed because memory was short.
+// KilledInside returns the processes that the kernels of guests killed because they were out of memory.
 func (j *joined) KilledInside(ctx context.Context) (all []kind.KilledInside) {
 	if sandbox.LaunchOf(j.runtime.Name).Main != sandbox.VMM {
 		return nil

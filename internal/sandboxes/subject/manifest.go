@@ -15,22 +15,23 @@ import (
 	"tare/internal/lib/quantity"
 )
 
-// The metrics that an overhead consists of.
+// The names of the metrics from which an overhead is computed.
 const (
 	memoryMetric     = "sandbox_hard_bytes"
 	podCPUMetric     = "sandbox_pod_cpus"
 	outsideCPUMetric = "sandbox_outside_cpus"
 )
 
-// excess is what a sandbox of one arm took beyond the baseline of its block, in each trial, sorted.
+// excess holds, for one arm, the memory and CPUs that a sandbox used beyond the baseline of its block, one value for
+// each trial, sorted.
 type excess struct {
 	runtime string
-	memory  []float64 // bytes for each sandbox
+	memory  []float64 // bytes per sandbox
 	cpus    []float64
 }
 
-// Produce makes a RuntimeClass for each arm whose sandboxes run applications, against a baseline of the same
-// applications without a sandbox. A run with factors has no single overhead.
+// Produce makes a RuntimeClass for each arm whose sandboxes run applications, if there is a baseline of the same
+// applications without a sandbox. It makes none for a run with factors, which has no single overhead.
 func (guest) Produce(run record.Run, trials []record.Trial) []measured.Product {
 	var all []measured.Product
 	found := excesses(trials)
@@ -50,8 +51,8 @@ func (guest) Produce(run record.Run, trials []record.Trial) []measured.Product {
 	return all
 }
 
-// excesses returns the excess of each arm, from trials without factors that have the metrics. Trials are compared
-// within a block.
+// excesses returns the excess of each arm, from the trials that have the metrics and no factors. Each trial is compared
+// with the baseline of its block.
 func excesses(trials []record.Trial) map[string]*excess {
 	type pair struct{ memory, cpus float64 }
 	value := func(t *record.Trial, metric string) (float64, bool) {
@@ -106,12 +107,13 @@ func excesses(trials []record.Trial) map[string]*excess {
 
 func isBaseline(arm string) bool { return arm == record.Direct || arm == record.AA }
 
-// confidence is the confidence that the percentile of an overhead is at most the declared value.
+// confidence is the confidence with which the percentile of an overhead is at most the declared value.
 const confidence = 0.95
 
-// bound returns the largest fraction of a distribution for which the largest of n measurements is an upper bound at
-// that confidence: a fraction p lies below the largest of n with probability 1 - p^n, whatever the distribution
-// (Wilks, Annals of Mathematical Statistics 12, 1941). It is 0 if n is too small even for one half.
+// bound returns the largest fraction of a distribution of which, with the confidence above, the largest of n
+// measurements is an upper bound. A fraction p lies below the largest of n with probability 1 - p^n, whatever the
+// distribution (Wilks, Annals of Mathematical Statistics 12, 1941). If n is too small even for one half, bound returns
+// 0.
 func bound(n int) (part float64, percentile string) {
 	for _, p := range []float64{0.95, 0.9, 0.75, 0.5} {
 		if 1-math.Pow(p, float64(n)) >= confidence {
@@ -124,12 +126,12 @@ func bound(n int) (part float64, percentile string) {
 // top returns the largest of sorted values.
 func top(ordered []float64) float64 { return ordered[len(ordered)-1] }
 
-// quantileOf returns a quantile of sorted values, the lower of the two neighbours.
+// quantileOf returns a quantile of sorted values, without interpolation.
 func quantileOf(ordered []float64, p float64) float64 {
 	return ordered[min(len(ordered)-1, int(p*float64(len(ordered))))]
 }
 
-// memoryQuantity rounds up to a quantity in Kubernetes' notation.
+// memoryQuantity formats bytes in Kubernetes' notation, rounded up to MiB.
 func memoryQuantity(bytes float64) string {
 	return fmt.Sprintf("%dMi", int64(math.Max(0, math.Ceil(bytes/(1<<20)))))
 }
@@ -140,12 +142,12 @@ func cpuQuantity(cpus float64) string {
 
 var notInNames = regexp.MustCompile(`[^a-z0-9-]+`)
 
-// className returns a name that Kubernetes accepts.
+// className converts the name of an arm to one that Kubernetes accepts.
 func className(arm string) string {
 	return strings.Trim(notInNames.ReplaceAllString(strings.ToLower(arm), "-"), "-")
 }
 
-// manifest returns the RuntimeClass, with the origin of its numbers.
+// manifest returns the RuntimeClass as YAML, with comments about the origin of its numbers.
 func (e *excess) manifest(run record.Run, arm, percentile string) string {
 	part, _ := bound(len(e.memory))
 	line := func(what string, of []float64, unit string) string {

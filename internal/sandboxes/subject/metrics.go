@@ -13,7 +13,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// seen makes a metric's value from a function of the trial's evidence.
+// seen returns the Value of a metric, given a function of the trial's evidence.
 func seen(of func(*Evidence, *measured.Measured) (float64, bool)) func(*measured.Measured) (float64, bool) {
 	return func(m *measured.Measured) (float64, bool) {
 		e, ok := m.Evidence[name].(*Evidence)
@@ -33,7 +33,7 @@ func (guest) Metrics() []measured.Metric {
 	return all
 }
 
-// between returns the mean time, over all sandboxes, between two events.
+// between returns the Value of a metric: the mean time between two events, over all sandboxes.
 func between(from, to func(oci.Times) int64) func(*measured.Measured) (float64, bool) {
 	return seen(func(e *Evidence, _ *measured.Measured) (total float64, ok bool) {
 		for _, s := range e.Sandboxes {
@@ -82,8 +82,8 @@ var startAndStop = []measured.Metric{{
 	Value: between(func(t oci.Times) int64 { return t.Told }, func(t oci.Times) int64 { return t.Deleted }),
 }}
 
-// charged sums a part of the memory that groups are charged in a reading: the pods' groups if inPod, and the subject's
-// other groups if outside.
+// charged adds up a part of the memory for which groups are charged in a reading: the pods' groups if inPod is set, and
+// the subject's other groups if outside is set.
 func charged(l *ledger.Ledger, e *Evidence, inPod, outside bool, part func(*ledger.Memory) *int64) (float64, bool) {
 	return ofGroups(l, e, inPod, outside, func(g *ledger.Cgroup) *float64 {
 		if g.Memory == nil {
@@ -93,7 +93,7 @@ func charged(l *ledger.Ledger, e *Evidence, inPod, outside bool, part func(*ledg
 	})
 }
 
-// ofGroups sums a value of these groups; false if one does not report it.
+// ofGroups adds up a value of these groups. It returns false if one of them does not report the value.
 func ofGroups(l *ledger.Ledger, e *Evidence, inPod, outside bool,
 	of func(*ledger.Cgroup) *float64) (total float64, ok bool) {
 	if l == nil {
@@ -111,11 +111,11 @@ func ofGroups(l *ledger.Ledger, e *Evidence, inPod, outside bool,
 		}
 		total, ok = total+*v, true
 	}
-	return total, ok || !inPod // a baseline has nothing outside
+	return total, ok || !inPod // a baseline has no groups outside
 }
 
-// ofProcesses sums a value of the processes of a component, or of all if it is empty; false if there are none, or one
-// has no value.
+// ofProcesses adds up a value of the processes of a component, or of all processes if component is empty. It returns
+// false if there are none, or if the value of one is unknown.
 func (e *Evidence) ofProcesses(component string, of func(Process) *float64) (total float64, ok bool) {
 	for _, s := range e.Sandboxes {
 		for _, p := range s.Processes {
@@ -132,7 +132,7 @@ func (e *Evidence) ofProcesses(component string, of func(Process) *float64) (tot
 	return total, ok
 }
 
-// topsOfSubject returns the subject's groups that are in no other group of the subject.
+// topsOfSubject returns those groups of the subject that are not inside another group of the subject.
 func topsOfSubject(l *ledger.Ledger) []*ledger.Cgroup {
 	return measured.Topmost(l, func(g *ledger.Cgroup) bool { return g.Role == string(kind.Subject) })
 }
@@ -149,7 +149,7 @@ func attributed(e *Evidence, m *measured.Measured) (float64, bool) {
 	return charged(m.Ledger, e, true, true, hard)
 }
 
-// own returns the process, without its memory if that is attributed to another process.
+// own returns p, but without its memory if that is attributed to another process.
 func (p Process) own() Process {
 	if p.SameMemoryAs != 0 {
 		p.Resident = Resident{}
@@ -157,10 +157,10 @@ func (p Process) own() Process {
 	return p
 }
 
-// memoryFamily is the family of all memory metrics of a subject: an answer names those that the experiment is about.
+// memoryFamily is the family of a subject's memory metrics. An answer names those that the experiment is about.
 const memoryFamily = "memory"
 
-// inMemory returns a memory metric of a trial. Metrics that count the same memory in different ways share a family.
+// inMemory returns a memory metric. Metrics that count the same memory in different ways share a family.
 func inMemory(name, family, clause, how string,
 	value func(*Evidence, *measured.Measured) (float64, bool)) measured.Metric {
 	return measured.Metric{
@@ -172,7 +172,8 @@ func inMemory(name, family, clause, how string,
 	}
 }
 
-// planPods is the name of the sandboxes in plans. What their runtime has outside of them is the subject's own.
+// planPods is the name of the sandboxes in plans. Processes that a runtime keeps outside of them belong to the subject
+// itself.
 const planPods = "pods, with their applications"
 
 func planned(m measured.Metric) measured.Metric {
@@ -192,7 +193,7 @@ func balanceMetrics() []measured.Metric {
 			return float64(of(e.Balance)), true
 		})
 	}
-	// What others took is neither better nor worse, and not a cost of the sandboxes.
+	// The memory that others took is neither better nor worse, and is not a cost of the sandboxes.
 	other := func(name, family, clause, how string, of func(*Balance) int64) measured.Metric {
 		m := line(name, family, clause, how, of)
 		m.Cost, m.Better = false, metric.Neither
@@ -345,9 +346,9 @@ func counted(name, what, how string, of func(Process) int) measured.Metric {
 	}
 }
 
-// cpus returns a metric of CPU time by control group.
+// cpus returns a metric of the CPU time of the pods' control groups, or of the groups outside of pods.
 func cpus(name, clause string, inPod bool, how string) measured.Metric {
-	plan := "" // what is outside of the pods is the subject's own
+	plan := "" // processes outside of the pods belong to the subject itself
 	if inPod {
 		plan = planPods
 	}
@@ -364,7 +365,7 @@ func cpus(name, clause string, inPod bool, how string) measured.Metric {
 	}
 }
 
-// componentMetrics are the metrics of one component, over its processes.
+// componentMetrics returns the metrics of one component, over its processes.
 func componentMetrics(component string) []measured.Metric {
 	each := func(of func(Process) *float64) func(*measured.Measured) (float64, bool) {
 		return seen(func(e *Evidence, _ *measured.Measured) (float64, bool) { return e.ofProcesses(component, of) })
@@ -391,9 +392,9 @@ func componentMetrics(component string) []measured.Metric {
 	}}
 }
 
-// Speaks depends on the experiment: for an idle sandbox, the cost of having it; for one that serves, the cost and
-// where it is charged; for one that runs a user's program, the cost to that program. A load of Tare that runs inside
-// has its own metrics.
+// Speaks returns metrics that depend on the experiment: for an idle sandbox, the cost of having it; for a sandbox that
+// serves requests, that cost and where it is charged; for a sandbox that runs a user's program, the cost to that
+// program. A load of Tare's that runs inside a sandbox has its own metrics.
 func (guest) Speaks(s *kind.Setup) []string {
 	served, inside, program := false, false, false
 	for _, l := range s.Loads {

@@ -10,28 +10,28 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// A runtime that starts a virtual machine in an overhead group moves it into the pod's group when it runs. What moves
-// depends on the version of control groups. In version 1 only threads move, and no memory, because memory is charged
-// to the group of the thread group's leader. In version 2 the whole process moves, but none of the pages that were
-// charged before. (mem_cgroup of mm->owner, mm/memcontrol.c; "Memory Ownership" in
+// Some runtimes start a virtual machine in an overhead group, and move it into the pod's group when it runs. How much
+// moves depends on the version of control groups. In version 1, only threads move, and no memory, because memory is
+// charged to the group of the thread group's leader. In version 2, the whole process moves, but none of the pages that
+// were already charged. (See mem_cgroup of mm->owner in mm/memcontrol.c, and "Memory Ownership" in
 // Documentation/admin-guide/cgroup-v2.rst.)
 
-// inPod reports whether a group is the pod's, or below it.
+// inPod reports whether a group is the pod's group, or is below it.
 func (s Sandbox) inPod(group string) bool { return cgroup.Within(group, s.Cgroup) }
 
-// apart reports whether threads of a process run in the pod while its memory is charged elsewhere.
+// apart reports whether threads of a virtual machine run in the pod while its memory is charged elsewhere.
 func (s Sandbox) apart(p Process) bool {
 	return p.Component == VMM && !s.inPod(p.MemoryCgroup) &&
 		slices.ContainsFunc(slices.Collect(maps.Keys(p.ThreadCgroups)), s.inPod)
 }
 
-// apartBytes returns the hard memory of the groups that are charged for virtual machines with only threads in pods.
+// apartBytes returns the hard memory of the overhead groups of virtual machines of which only threads are in pods.
 func apartBytes(e *Evidence, m *measured.Measured) (float64, bool) {
 	return overhead(e, m, func(s Sandbox) bool { return slices.ContainsFunc(s.Processes, s.apart) }, nil)
 }
 
-// stayedBytes returns what overhead groups are charged for virtual machines that are in pods: anonymous and shared
-// memory, less that of processes that are still in the overhead groups.
+// stayedBytes returns the memory that is still charged to overhead groups for virtual machines that are in pods: the
+// anonymous and shared memory of the overhead groups, minus that of processes that are still in them.
 func stayedBytes(e *Evidence, m *measured.Measured) (float64, bool) {
 	return overhead(e, m,
 		func(s Sandbox) bool {
@@ -42,9 +42,9 @@ func stayedBytes(e *Evidence, m *measured.Measured) (float64, bool) {
 		func(p Process) uint64 { return p.own().Anon + p.own().Shmem })
 }
 
-// overhead sums what the overhead groups are charged, for a trial whose sandboxes all satisfy is: without accounted,
-// their hard memory; with it, their anonymous and shared memory less accounted of each process that is charged to
-// them. It returns false if there is no such group.
+// overhead adds up the memory of the overhead groups. If accounted is nil, that is their hard memory. Otherwise it is
+// their anonymous and shared memory, minus accounted of each process that is charged to them. overhead returns false if
+// there is no such group, or if is returns false for one of the sandboxes.
 func overhead(e *Evidence, m *measured.Measured, is func(Sandbox) bool,
 	accounted func(Process) uint64) (float64, bool) {
 	if m.Ledger == nil || slices.ContainsFunc(e.Sandboxes, func(s Sandbox) bool { return !is(s) }) {

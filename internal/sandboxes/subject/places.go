@@ -18,15 +18,16 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Where memory and CPU time are charged. Kubernetes looks only at the pod's group.
+// The places where memory and CPU time are charged. Kubernetes looks only at the pod's group.
 const (
-	placePod      = "pod"      // the groups of what runs the applications
-	placeOverhead = "overhead" // what a runtime keeps outside the pod, by its setting
-	placeOutside  = "outside"  // shims, and anything else that a runtime puts elsewhere
-	placeLoad     = "load"     // the load, if it is not in a sandbox itself
+	placePod      = "pod"      // the groups of the applications
+	placeOverhead = "overhead" // processes that a runtime keeps outside of the pod, if a setting says so
+	placeOutside  = "outside"  // shims, and other processes that a runtime starts elsewhere
+	placeLoad     = "load"     // a load that is not in a sandbox
 )
 
-// places returns what each place is charged by the ledger of the window, and its processes and threads.
+// places returns, for each place, what is charged there in the ledger of the window, and the processes and threads
+// there.
 func (e *Evidence) places(l *ledger.Ledger) []record.Place {
 	if l == nil || len(e.Sandboxes) == 0 {
 		return nil
@@ -98,7 +99,7 @@ func (e *Evidence) inPod(group string) bool {
 	return slices.ContainsFunc(e.Sandboxes, func(s Sandbox) bool { return cgroup.Within(group, s.Cgroup) })
 }
 
-// placed returns the part of a component that belongs to a place; false if none does.
+// placed returns the part of a component that is charged to a place. is is false if no part is.
 func (e *Evidence) placed(component, place string, seconds float64, placeOf func(string) string) (
 	c record.PlacedComponent, is bool) {
 	bytes, cpu := new(float64), new(float64)
@@ -128,7 +129,7 @@ func (e *Evidence) placed(component, place string, seconds float64, placeOf func
 	return record.PlacedComponent{Component: component, Bytes: bytes, CPUs: perSecond(cpu, seconds)}, is
 }
 
-// perSecond returns CPU seconds as a rate; nil if one of the two is unknown.
+// perSecond returns CPU seconds per second, or nil if one of the two is unknown.
 func perSecond(cpu *float64, seconds float64) *float64 {
 	if seconds <= 0 {
 		return nil
@@ -136,7 +137,8 @@ func perSecond(cpu *float64, seconds float64) *float64 {
 	return known.As(cpu, func(v float64) float64 { return v / seconds })
 }
 
-// total sums what some groups are charged: bytes and CPU seconds, each nil if one of the groups does not report it.
+// total adds up the bytes and CPU seconds charged to some groups. A field is nil if one of the groups does not report
+// it.
 type total struct{ hard, soft, working, cpu *float64 }
 
 func newTotal() *total { return &total{new(float64), new(float64), new(float64), new(float64)} }
@@ -150,7 +152,7 @@ func (t *total) add(g *ledger.Cgroup) {
 	t.cpu = known.Sum(t.cpu, g.CPUSeconds)
 }
 
-// less subtracts what some of the groups are charged.
+// less subtracts what is charged to a part of the groups.
 func (t *total) less(part *total) {
 	less := func(all, part *float64) *float64 {
 		return known.As(known.Sum(all, known.Minus(part)), func(v float64) float64 { return max(0, v) })
@@ -159,9 +161,9 @@ func (t *total) less(part *total) {
 	t.working, t.cpu = less(t.working, part.working), less(t.cpu, part.cpu)
 }
 
-// threadTimes returns the CPU time that the threads of a process have used, by thread: the first field of
-// /proc/PID/task/TID/schedstat, in ns (Documentation/scheduler/sched-stats.rst). Threads that end meanwhile are left
-// out.
+// threadTimes returns the CPU time that each thread of a process has used: the first field of
+// /proc/PID/task/TID/schedstat, in ns (Documentation/scheduler/sched-stats.rst). It leaves out threads that end in the
+// meantime.
 func threadTimes(pid int) map[int]time.Duration {
 	paths, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid)) // cannot fail: the pattern is well-formed
 	times := map[int]time.Duration{}
@@ -177,8 +179,8 @@ func threadTimes(pid int) map[int]time.Duration {
 }
 
 // threads returns the CPU times of all processes' threads, by process, if the runtime may put threads of one process
-// into several groups, as a runtime of virtual machines may with its option for that. Otherwise it returns nil,
-// because it takes a read for each thread.
+// into different groups, as a runtime of virtual machines does with an option. Otherwise it returns nil, because the
+// times take one read for each thread.
 func (j *joined) threads(found map[*sandboxed][]int) map[int]map[int]time.Duration {
 	if j.plain() || j.part.Options.On(settingOnly) {
 		return nil
@@ -192,8 +194,8 @@ func (j *joined) threads(found map[*sandboxed][]int) map[int]map[int]time.Durati
 	return all
 }
 
-// elsewhere returns the CPU seconds of a process's threads since before that are charged to another group than its
-// first thread, by group; nil if there are none.
+// elsewhere returns, by group, the CPU seconds since before of those threads of a process that are charged to a
+// different group than its first thread. It returns nil if there are none.
 func elsewhere(r *cgroup.Resolver, p Process, before map[int]time.Duration) map[string]float64 {
 	if before == nil {
 		return nil

@@ -14,16 +14,16 @@ import (
 	"tare/internal/scale/host/cgroup"
 )
 
-// The names of the series, which are the titles of their charts.
+// The names of the series. They are the titles of the series' charts.
 const (
 	chargedSeries  = "memory charged, by control group and kind of page"
 	residentSeries = "resident memory (PSS), by component and kind of page"
 )
 
-// kinds holds memory in bytes by kind of page; nil if the kernel does not report it.
+// kinds holds memory in bytes by kind of page. A field is nil if the kernel does not report it.
 type kinds struct{ anon, cache, shmem, kernel *float64 }
 
-// add adds what a group is charged, times the sign.
+// add adds the memory charged to a group, times sign.
 func (k *kinds) add(m cgroup.Memory, sign float64) {
 	sum := func(into **float64, v cgroup.Value, less uint64) {
 		if !v.OK {
@@ -42,7 +42,7 @@ func (k *kinds) add(m cgroup.Memory, sign float64) {
 	}
 }
 
-// course collects a series moment by moment. A part is 0 at moments that lack it.
+// course collects a series, moment by moment. A part that is missing at a moment has the value 0 there.
 type course struct {
 	record.Series
 	at map[[2]string]int
@@ -52,7 +52,7 @@ func newCourse(name string) *course {
 	return &course{at: map[[2]string]int{}, Series: record.Series{Name: name, Unit: quantity.Bytes}}
 }
 
-// moment begins a moment, ns nanoseconds after the window opened.
+// moment begins a new moment, ns nanoseconds after the window opened.
 func (c *course) moment(ns int64) {
 	c.Seconds = append(c.Seconds, math.Round(float64(ns)/1e6)/1e3)
 	for i := range c.Parts {
@@ -60,7 +60,7 @@ func (c *course) moment(ns int64) {
 	}
 }
 
-// add adds to a part of the current moment; an unknown value makes the part unknown there.
+// add adds a value to a part of the current moment. If a value is unknown, the part is unknown at that moment.
 func (c *course) add(of, kind string, v *float64) {
 	key := [2]string{of, kind}
 	i, known := c.at[key]
@@ -80,7 +80,7 @@ func (c *course) add(of, kind string, v *float64) {
 	**last += *v
 }
 
-// addKinds adds what a place is charged.
+// addKinds adds the memory charged to a place.
 func (c *course) addKinds(place string, k kinds) {
 	c.add(place, "anon", k.anon)
 	c.add(place, "shmem", k.shmem)
@@ -104,14 +104,14 @@ func (c *course) addResident(all []Process) {
 	}
 }
 
-// The maximum number of moments, and the minimum time between them.
+// The maximum number of moments, and the minimum time between two of them.
 const (
 	mostMoments = 100
 	apart       = 50 * time.Millisecond
 )
 
-// follow repeatedly reads what the groups of the sandboxes are charged, from now until the context ends. from and to
-// are the edges of the window, by CLOCK_MONOTONIC in nanoseconds.
+// follow repeatedly reads the memory charged to the groups of the sandboxes, from now until the context ends. from and
+// to are the edges of the window, by CLOCK_MONOTONIC in nanoseconds.
 func (j *joined) follow(ctx context.Context, from, to int64) (*course, error) {
 	pods, tree, err := j.pods()
 	if err != nil || len(pods) == 0 {
@@ -164,11 +164,11 @@ func (j *joined) follow(ctx context.Context, from, to int64) (*course, error) {
 	return c, nil
 }
 
-// sparing is the pause after reading resident memory, as a multiple of the time that the reading took. The kernel
-// walks page tables for it; with the pause it costs at most 2 % of a CPU.
+// sparing is the pause after a reading of resident memory, as a multiple of the time that the reading took. The kernel
+// walks page tables for a reading; with the pause, readings use at most 2 % of a CPU.
 const sparing = 50
 
-// followProcesses reads the resident memory of the sandboxes' processes repeatedly, with pauses, from now until the
+// followProcesses repeatedly reads the resident memory of the sandboxes' processes, with pauses, from now until the
 // context ends.
 func (j *joined) followProcesses(ctx context.Context, from int64) *course {
 	c := newCourse(residentSeries)
@@ -187,7 +187,7 @@ func (j *joined) followProcesses(ctx context.Context, from int64) *course {
 	return c
 }
 
-// pods returns the groups of everything that runs in sandboxes, or will (a load may be launched just before the
+// pods returns the groups of everything that runs in sandboxes or is going to (a load may be launched just before the
 // window), and the name of the trial's tree of groups.
 func (j *joined) pods() (paths map[string]bool, tree string, err error) {
 	setup := j.trial.Setup()

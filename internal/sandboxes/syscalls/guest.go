@@ -1,6 +1,6 @@
-// Package syscalls is a load that makes batches of system calls and times each kind: a ladder from the cheapest call
-// to starting a program. If the subject is a sandbox, the load runs inside it and shows what crossing the boundary
-// costs.
+// Package syscalls is a load that makes batches of system calls and times each kind: a ladder from the cheapest call to
+// starting a program. If the subject is a sandbox, the load runs inside it, and shows the cost of crossing its
+// boundary.
 package syscalls
 
 import (
@@ -17,7 +17,7 @@ import (
 	"tare/internal/lib/quantity"
 )
 
-// name is the load's name in specs, and its generator in results.
+// name is the load's name in specs, and the name of its generator in results.
 const name = "syscalls"
 
 func init() { kind.Register(kind.Load, guest{}) }
@@ -25,7 +25,7 @@ func init() { kind.Register(kind.Load, guest{}) }
 // guest implements the load for the engine.
 type guest struct{}
 
-// settingBatch is the setting for the duration of a batch of one kind of call.
+// settingBatch is the name of the setting for the duration of a batch of calls.
 const settingBatch = "batch"
 
 var settings = []param.Setting{

@@ -22,8 +22,8 @@ import (
 // call is one rung of the ladder.
 type call struct {
 	name  string
-	short string // in an answer
-	doc   string // in the documentation
+	short string // for an answer
+	doc   string // for the documentation
 	once  func(*ladder) error
 }
 
@@ -50,7 +50,7 @@ var calls = []call{
 		func(*ladder) error { return execute() }},
 }
 
-// ladder is a running load. It is used on one thread.
+// ladder is a running load. Only one thread uses it.
 type ladder struct {
 	batch      time.Duration
 	zero, null int
@@ -58,7 +58,7 @@ type ladder struct {
 	self       string
 	listener   int
 	address    unix.Sockaddr
-	connected  int64 // ns that connect itself took in a batch of connects
+	connected  int64 // ns that the connect calls alone took, in a batch of connects
 }
 
 func newLadder(batch time.Duration) (_ *ladder, err error) {
@@ -68,7 +68,7 @@ func newLadder(batch time.Duration) (_ *ladder, err error) {
 			l.close()
 		}
 	}()
-	// The file itself, because a path through /proc costs more, and needs capabilities.
+	// The path of the file itself, because a path through /proc costs more, and needs capabilities.
 	if l.self, err = os.Executable(); err != nil {
 		return nil, err
 	}
@@ -112,8 +112,8 @@ func open(path string) error {
 	return unix.Close(fd)
 }
 
-// connect makes a connection and closes it with a reset, so that no port stays in TIME_WAIT. Only connect itself is
-// timed.
+// connect makes a connection and closes it with a reset, so that no port stays in TIME_WAIT. Only the connect call
+// itself is timed.
 func (l *ladder) connect() error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -134,7 +134,8 @@ func (l *ladder) connect() error {
 	return errors.Join(err, unix.Close(fd))
 }
 
-// fork forks this process. The child exits at once by a system call: nothing else of a Go process works in it.
+// fork forks this process. The child exits at once, by a direct system call, because nothing else of a Go process works
+// in it.
 func fork() error {
 	pid, _, errno := unix.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
 	if errno != 0 {
@@ -172,14 +173,15 @@ func wait(pid int) error {
 	}
 }
 
-// most is the maximum number of batch times that are kept of one call: enough for minutes.
+// most is the maximum number of batch times that are kept for one kind of call: enough for minutes.
 const most = 1 << 20
 
-// run makes batches of calls until the window ends. The next batch is always of the kind with the least time so far:
-// if starting a program takes a hundred thousand times as long as the cheapest call, as on an emulated processor,
-// taking turns would leave hardly any time for the cheapest. A batch counts if it lies inside the window and lasts
-// about as long as it should: the first few of a kind have only a call or two, whose time the clock and a cold cache
-// distort. Calls are not counted as requests, because their rate over all kinds has no meaning.
+// run makes batches of calls until the window ends. The next batch is always of the kind that has taken the least time
+// so far: if starting a program takes a hundred thousand times as long as the cheapest call, as on an emulated
+// processor, taking turns would leave hardly any time for the cheapest call. A batch counts if it is inside the window
+// and lasts about as long as it should. The first few batches of a kind do not: they have only a call or two, whose
+// time is distorted by the clock and a cold cache. Calls do not count as requests, because a rate over all kinds has no
+// meaning.
 func (l *ladder) run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -193,7 +195,7 @@ func (l *ladder) run(ctx context.Context, s role.Schedule) (*load.Result, error)
 		Generator: name, Mode: load.Outside, Seconds: float64(s.Duration) / 1e9, Errors: map[string]int64{},
 		Counts: map[string]float64{}, Histograms: map[string]string{},
 	}
-	spent := make([]int64, len(calls)) // ns by kind, of the warm-up or of the window
+	spent := make([]int64, len(calls)) // ns by kind, in the warm-up or in the window
 	open := s.Warmup == 0
 	for now := pace.Now(); now < end; {
 		if ctx.Err() != nil {
@@ -244,8 +246,8 @@ func least(all []int64) int {
 	return first
 }
 
-// next returns the number of calls in the next batch, from how long n calls took. It at most doubles n, because the
-// batch may have been interrupted.
+// next returns the number of calls in the next batch, given how long n calls took. It returns at most 2*n, because the
+// last batch may have been interrupted.
 func next(n int, took int64, batch time.Duration) int {
 	each := max(1, took/int64(n))
 	return max(1, min(2*n, int(int64(batch)/each)))

@@ -1,6 +1,6 @@
-// Package attribution splits a program's exact run time by where samples saw it run: the total times the fraction of
-// samples gives shares with intervals. It does no input or output. If samples are too few it says so instead of
-// guessing.
+// Package attribution splits an eBPF program's exact run time among the places where samples saw it run: the share of a
+// place is the run time times its fraction of the samples, with a confidence interval. If there are too few samples,
+// the result says so instead of guessing. The package does no I/O.
 package attribution
 
 import (
@@ -19,14 +19,14 @@ import (
 const (
 	// Confidence of every interval of this package.
 	Confidence = 0.95
-	// MinSamples is how many samples of a program are needed to split its time. With fewer, the relative standard error
-	// of even an even split exceeds 20 %.
+	// MinSamples is the smallest number of samples by which a program's time is split. With fewer, the relative standard
+	// error of a share of one half exceeds 20 %.
 	MinSamples = 25
 	// MinShare is how many samples a place needs for a separate share; places with fewer are reported together.
 	MinShare = 5
 )
 
-// Idle takes the place of a group for interrupts on an idle CPU, which interrupt no group's task.
+// Idle stands in for the group of a sample of an interrupt on an idle CPU, where no group's task is running.
 const Idle = "(idle)"
 
 // Place is where a sample saw a program: the group of the task on the CPU, and the context that the program itself ran
@@ -42,8 +42,8 @@ type Evidence struct {
 	Samples map[Place]int // how many samples saw it in each place
 	Sole    *Place        // the only place where it can have run, from how it is attached; nil if there may be others
 
-	// Hz is the number of samples per second on each CPU, and Seconds how long they were taken, to suggest a sufficient
-	// rate or window. Hz is 0 if no samples were taken, or if they were not taken by a clock.
+	// Hz is the number of samples per second on each CPU, and Seconds the duration of sampling; notes use them to suggest
+	// a sufficient rate or window. Hz is 0 if no samples were taken, or if no clock triggered them.
 	Hz, Seconds float64
 }
 
@@ -182,7 +182,7 @@ func Apportion(total uint64, counts []int, n int) []uint64 {
 	return out
 }
 
-// SampledSeconds returns a program's run time by the sampler alone: samples times period, with the interval of a
+// SampledSeconds estimates a program's run time from samples alone: samples times period, with the interval of a
 // Poisson count. It is a check on the kernel's statistics, which count wall time (including preemption, sleep and
 // steal), whereas samples count CPU time.
 func SampledSeconds(samples int, periodSeconds float64) ledger.Interval {

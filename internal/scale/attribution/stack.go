@@ -20,9 +20,9 @@ type Frame struct {
 }
 
 // Runs finds the programs in a call chain, innermost frame first, and appends them to into. A program's context is
-// that of the first entry outside its own frame. If a program was interrupted and the interrupt runs another one, both
-// are in the chain and both are returned, because the kernel's statistics count wall time for both. One program in one
-// context counts once, however many of its subprograms and callbacks are in the chain.
+// given by the first entry frame further out in the chain. If a program was interrupted and the interrupt runs another
+// one, both are in the chain and both are returned, because the kernel's statistics count wall time for both. One
+// program in one context counts once, however many of its subprograms and callbacks are in the chain.
 func Runs(chain []Frame, into []Run) []Run {
 	first := len(into)
 	waiting := first // runs from here on have no context yet
@@ -49,7 +49,7 @@ func has(runs []Run, program int) bool {
 	return slices.ContainsFunc(runs, func(r Run) bool { return r.Program == program })
 }
 
-// dedupe drops from runs[waiting:] what is also in runs[first:waiting].
+// dedupe drops the elements of runs[waiting:] that are also in runs[first:waiting].
 func dedupe(runs []Run, first, waiting int) []Run {
 	kept := runs[:waiting]
 	for _, r := range runs[waiting:] {
@@ -64,7 +64,7 @@ func dedupe(runs []Run, first, waiting int) []Run {
 	return kept
 }
 
-// ChainContext returns the context of the innermost frame: what the CPU itself was running in.
+// ChainContext returns the context of the innermost frame, which is that of the CPU at the time of the sample.
 func ChainContext(chain []Frame) ledger.Context {
 	for _, f := range chain {
 		if f.Entry != "" {

@@ -24,12 +24,13 @@ type Stalled struct {
 
 // Stolen estimates the part of a program's run time in which its CPU was taken away.
 //
-// A stall of at least one period always covers a time at which a sample is due, so each one that hit the program is a
-// Hit and counts in full. A shorter one covers such a time with a probability of its length over the period; the hits
-// represent all of them, and each counts as one period. Their number is a Poisson count.
+// A stall of at least one period always covers a time at which a sample is due, so each such stall of the program is a
+// Hit and counts in full. A shorter stall covers such a time with the probability length/period. The short hits
+// therefore represent all short stalls, and each counts as one period. The number of short hits is a Poisson count.
 //
-// Samples may miss part of the program because it runs with interrupts off. That part may have been hit by stalls as
-// often as everything else that ran, but nothing saw it: the stolen part is between none and all of it.
+// Samples may miss part of the program because it runs with interrupts off. The estimate assumes that stalls hit that
+// part as often as everything else that ran. Nothing saw them, so the interval allows for none of that part, and for
+// all of it, to have been stolen.
 func Stolen(s Stalled) (ledger.Interval, string) {
 	var v ledger.Interval
 	short := 0
@@ -46,7 +47,7 @@ func Stolen(s Stalled) (ledger.Interval, string) {
 		lo, hi := interval.Poisson(short, Confidence)
 		v.Value += float64(short) * s.Period
 		v.Lo += lo * s.Period
-		// All short stalls together are no longer than this.
+		// Short stalls cannot have taken more than the rest of the stolen time.
 		v.Hi += max(min(hi*s.Period, s.BusyStolen-v.Hi), float64(short)*s.Period)
 	}
 	method := ledger.StolenWitnessed

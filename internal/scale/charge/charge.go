@@ -24,8 +24,8 @@ type Process struct {
 	Cgroup string // path of its group, as in the ledger
 }
 
-// Apply charges the groups, programs and maps of l by the rules, settles the ledger, and adds warnings about rules
-// with unexpected effects. Existing charges, such as those of the scale's own programs, are kept.
+// Apply charges the groups, programs and maps of l by the rules, settles the ledger, and adds warnings about rules with
+// unexpected effects. Existing charges, such as those of the measuring process's own programs, are kept.
 func Apply(rules []Rule, l *ledger.Ledger, running []Process) {
 	a := &application{l: l, rules: rules, matched: make([]int, len(rules)), counted: make([]int, len(rules)),
 		names:   lists.Map(rules, func(r Rule) string { return r.name() }),
@@ -55,8 +55,8 @@ func (a *application) warn(code, format string, args ...any) {
 	a.l.Warnings = append(a.l.Warnings, ledger.Warning{Code: code, Message: fmt.Sprintf(format, args...)})
 }
 
-// charge sets c to the charge of the first rule that matches, unless c has one, and sets rule to that rule's name.
-// name is that of a group.
+// charge sets c to the charge of the first rule that matches, and rule to that rule's name, unless c already has a
+// charge. name is the name of the group to charge; nil for a program or map.
 func (a *application) charge(c *ledger.Charged, rule *string, name *ledger.Name, matches func(i int, r *Rule) bool) {
 	taken := c.Charge != ""
 	for i := range a.rules {
@@ -74,8 +74,8 @@ func (a *application) charge(c *ledger.Charged, rule *string, name *ledger.Name,
 // tally is the number of processes in a group, and how many of them have the name that a rule selects.
 type tally struct{ all, named int }
 
-// numbers holds the number of processes by group.
-type numbers struct{ whole, direct map[string]int } // with those of its descendants, and without
+// numbers holds the number of processes by group: whole includes the descendants of a group, direct does not.
+type numbers struct{ whole, direct map[string]int }
 
 // number counts the processes that match.
 func number(running []Process, matches func(comm string) bool) (n numbers) {
@@ -140,8 +140,8 @@ func (a *application) partly(i int, all, named map[string]int) {
 		a.rules[i].Where, named[groups[0]], all[groups[0]], groups[0], more, groups[0])
 }
 
-// first warns of a rule for the group of PID 1 if other processes are in it as well, as on a machine or in a container
-// without a service manager, where everything is.
+// first warns of a rule that charges the group of PID 1 if other processes are in that group too. On a machine or in a
+// container without a service manager, all processes are.
 func (a *application) first(running []Process) {
 	at := slices.IndexFunc(running, func(p Process) bool { return p.PID == 1 })
 	if at < 0 {
@@ -232,11 +232,12 @@ func (a *application) ofGroups(holders []ledger.Owner) (of []side) {
 	return of
 }
 
-// belongs reports whether objects belong to the side of their holder. The scale also holds the objects that it reads.
+// belongs reports whether an object can belong to the side of its holder. It cannot if the holder is the measuring
+// process, which also holds the objects that it reads.
 func belongs(c side) bool { return c.Charge != "" && c.Charge != ledger.ChargeSelf }
 
-// agreed returns the charge of an object if all of its owners have the same. If only their components differ, the
-// result has none. The rule is that of the first owner.
+// agreed returns the charge of an object if all of its owners have the same charge. If only their components differ,
+// the result has no component. The rule is that of the first owner.
 func (a *application) agreed(what string, of []side) (c ledger.Charged, rule string) {
 	for _, o := range of {
 		switch {

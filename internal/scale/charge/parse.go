@@ -17,12 +17,12 @@ const (
 	maxFileBytes = 64 << 10
 	maxPattern   = 4096 // PATH_MAX
 	maxName      = 64   // of workloads and components
-	// Linux limits names of processes (TASK_COMM_LEN), eBPF programs and maps (BPF_OBJ_NAME_LEN) to this, without the
-	// final 0.
+	// kernelName is the length in bytes to which Linux limits the names of processes (TASK_COMM_LEN), eBPF programs and
+	// maps (BPF_OBJ_NAME_LEN), not counting the final NUL.
 	kernelName = 15
 )
 
-// charges are those that a rule can assign. What the scale itself costs needs no rule.
+// charges are those that a rule can assign. The cost of the measuring process itself needs no rule.
 var charges = []string{string(ledger.ChargeWorkload), string(ledger.ChargeTare), string(ledger.ChargeLoad)}
 
 // The keys of a rule apart from selectors.
@@ -33,8 +33,8 @@ const (
 )
 
 // ParseFlag parses the value of --workload (NAME=/PATH or NAME=SELECTOR=PATTERN), --tare or --load (SELECTOR=PATTERN).
-// Further selectors may follow, and ,component=NAME and, for tare, ,workload=NAME. Its errors are faults with code
-// Usage.
+// More selectors may follow, and component=NAME and, for --tare, workload=NAME, all separated by commas. Its errors are
+// faults with code Usage.
 func ParseFlag(charge ledger.Charge, text string) (Rule, error) {
 	r := Rule{Charged: ledger.Charged{Charge: charge}, Where: fmt.Sprintf("--%s '%s'", charge, clip(text))}
 	example := map[ledger.Charge]string{
@@ -101,7 +101,8 @@ func ParseFlag(charge ledger.Charge, text string) (Rule, error) {
 	})
 }
 
-// owners are the Kubernetes objects that pods belong to. Only the API knows which pod belongs to which.
+// owners are kinds of Kubernetes objects that pods belong to. Only the Kubernetes API knows which pod belongs to which
+// object.
 var owners = []string{"owner", "deployment", "daemonset", "statefulset", "replicaset", "job", "cronjob", "node"}
 
 // hintFor explains an unknown key.
@@ -341,7 +342,7 @@ func (f rulesFile) rules(n ast.Node) ([]Rule, error) {
 	}
 	for i := range rules {
 		if r := &rules[i]; r.Charge == ledger.ChargeWorkload && r.Workload == "" && slices.Contains(keys, selectOwner) {
-			r.Workload = string(ledger.ChargeWorkload) // the cluster's configuration has its name
+			r.Workload = string(ledger.ChargeWorkload) // // not shown: in a cluster, a pod's workload is its owner
 		}
 		err := rules[i].check(func(hint, format string, args ...any) error { return f.Fail(n, hint, format, args...) })
 		if err != nil {
@@ -354,7 +355,7 @@ func (f rulesFile) rules(n ast.Node) ([]Rule, error) {
 // maxRules bounds the number of rules that the lists of one rule expand to.
 const maxRules = 256
 
-// each returns a copy of each rule for each value, with key set to it.
+// each returns a copy of each rule for each value, with key set to that value.
 func each(rules []Rule, key string, values []string) (all []Rule) {
 	for _, r := range rules {
 		for _, v := range values {

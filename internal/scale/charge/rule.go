@@ -150,8 +150,8 @@ func (r *Rule) IsContainer(name string) bool {
 	return r.Container != "" && matchKnown(r.Container, name)
 }
 
-// holds reports whether the rule charges what a process with that name holds. It is false for a rule that also selects
-// groups, which charges what belongs to these.
+// holds reports whether the rule charges the programs and maps that a process with that name holds. It is false for a
+// rule that also selects groups: such a rule charges what belongs to the groups.
 func (r *Rule) holds(comm string) bool {
 	return r.Comm != "" && r.Cgroup == "" && !r.byName() && matchName(r.Comm, comm)
 }

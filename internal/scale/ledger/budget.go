@@ -33,8 +33,8 @@ type Usage struct {
 	BPF []BPFTime
 	// NotSplit is run time that samples could not place. It ran inside the other parts, in unknown proportions.
 	NotSplit float64
-	// NoBPF, NoRoot and NoKernel mark a part as unknown. It then has no line: eBPF time stays on the lines that it ran
-	// in, and the CPU time of the root group or of kernel threads is unexplained, or on the other's line.
+	// NoBPF, NoRoot and NoKernel mark a part as unknown, which then has no line. eBPF time stays on the lines that it ran
+	// in. CPU time of the root group is unexplained or on the line of kernel threads, and vice versa.
 	NoBPF, NoRoot, NoKernel bool
 }
 
@@ -70,7 +70,7 @@ const (
 	MethodCounted = "counted"
 	MethodSampled = "sampled"
 	MethodBoth    = "counted, split by samples"
-	MethodNone    = "not split" // of eBPF: its seconds are on the lines that they ran in, and are not 0
+	MethodNone    = "not split" // of eBPF time that could not be split: it is on the lines that it ran in, and is not 0
 )
 
 // Budget closes the CPU budget: each second of CPU time is on one line. eBPF time that could be split is moved from
@@ -168,7 +168,7 @@ func (m *Memory) Derive() {
 	}
 }
 
-// Ancestors calls f with path and every group above it, up to and with "/".
+// Ancestors calls f with path and the path of every group above it, up to and including "/".
 func Ancestors(path string, f func(string)) {
 	for path != "" && path != "/" {
 		f(path)

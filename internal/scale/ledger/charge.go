@@ -20,7 +20,7 @@ const (
 	ChargeWorkload Charge = "workload" // an application, for which gross, tare and net are distinguished
 	ChargeTare     Charge = "tare"     // infrastructure that serves workloads
 	ChargeLoad     Charge = "load"     // what generates load for a workload
-	ChargeSelf     Charge = "self"     // the scale itself
+	ChargeSelf     Charge = "self"     // the measuring process, with its own eBPF programs and maps
 )
 
 // Charged is a charge with the workload and component that it is for.
@@ -199,8 +199,8 @@ func (s *sum) add(sign int64, n *int64, group string) {
 	s.known++
 }
 
-// value returns the sum, or nil if a part is unknown. It is never below 0, although counters are not read at the same
-// instant.
+// value returns the sum, or nil if a part is unknown. It returns 0 for a negative sum, which occurs because counters
+// are not read at the same instant.
 func (s *sum) value() *int64 {
 	switch {
 	case s == nil:
@@ -242,7 +242,7 @@ type settlement struct {
 	inside, apart map[string]int64
 	bounds        map[string]Interval
 	tareApart     map[Charged]int64 // run time in tare's own groups that is not in their CPU time
-	elsewhere     map[string]int64  // run time in neither, by workload served; "" for no particular one
+	elsewhere     map[string]int64  // run time in other groups, by workload served; "" for no particular one
 
 	maps          map[string]*sum // by workload: bytes of tare's maps charged to its groups
 	mapsElsewhere map[string]*sum // bytes charged to neither a workload's groups nor tare's
@@ -295,7 +295,7 @@ func sumOf[K comparable](sums map[K]*sum, key K) *sum {
 	return sums[key]
 }
 
-// takeSelf subtracts the scale's own CPU time from the charge of the group that it was started in, if any.
+// takeSelf subtracts the CPU time of the measuring process from the charge of the group that it was started in, if any.
 func (s *settlement) takeSelf() {
 	if s.l.Self.Cgroup == nil {
 		return
@@ -453,7 +453,7 @@ func (m *Map) size() *int64 {
 	return known.As(m.Bytes, func(n uint64) int64 { return int64(n) })
 }
 
-// self returns the CPU time of the scale itself in nanoseconds; nil if no line has it.
+// self returns the CPU time of the measuring process in nanoseconds; nil if no line has it.
 func (c *CPU) self() *int64 {
 	for _, line := range c.Lines {
 		if line.Name == LineSelf {

@@ -8,13 +8,13 @@ import (
 )
 
 // Component is what one named part of the machine used, by charge: a component of a workload or of tare, the load, the
-// scale itself, or, with an empty charge, everything that no rule names. Each second of CPU time is in exactly one
+// measuring process, or, with an empty charge, everything that no rule names. Each second of CPU time is in exactly one
 // component, and together they make up CPU.Attributed to the nanosecond.
 type Component struct {
 	Charged
 	// CPUSeconds is the CPU time of its groups, each counted once, including eBPF programs of others that ran there. The
-	// scale's own CPU time is only in the component with ChargeSelf. For the empty charge it is what the others leave of
-	// CPU.Attributed.
+	// CPU time of the measuring process is only in the component with ChargeSelf. For the empty charge, CPUSeconds is what
+	// the others leave of CPU.Attributed.
 	CPUSeconds *float64 `json:"cpu_seconds"`
 	// BPFSeconds is the run time of its eBPF programs as the kernel counts it, wherever they ran, without stolen time.
 	// All eBPF fields are nil if the machine's programs could not be read.
@@ -25,20 +25,20 @@ type Component struct {
 	// BPFUnsplitSeconds is the part of BPFSeconds that samples could not place. Any of it may have run in groups of
 	// others.
 	BPFUnsplitSeconds *float64 `json:"bpf_unsplit_seconds"`
-	// MemoryHardBytes is the hard memory of its groups at the end of the window, each counted once; nil for the scale
-	// itself, whose memory is in the group that it was started in.
+	// MemoryHardBytes is the hard memory of its groups at the end of the window, each counted once; nil for the measuring
+	// process, whose memory is in the group that it was started in.
 	MemoryHardBytes *int64 `json:"memory_hard_bytes"`
 	MapBytes        *int64 `json:"map_bytes"` // of its eBPF maps, whichever group is charged for them
 
 	accrued, ran *int64 // see Accrued
 }
 
-// Accrued returns what a total over many ledgers adds up, in nanoseconds: the CPU time and the eBPF run time of the
-// component, without what is unknown of single groups and programs. CPU time of a group that is unknown, such as that
-// of one that was removed in the window, stays in the component around it, whose counter has it, so the components
-// together have CPU.Attributed in any case. The CPU time of the empty charge may be negative: counters are not read at
-// the same instant. A value is nil if all of it is unknown. Of a component that AddComponents did not make, such as one
-// that was decoded, values are those of its fields.
+// Accrued returns what to add to totals over many ledgers, in nanoseconds: the CPU time and the eBPF run time of the
+// component, without single groups and programs for which they are unknown. If the CPU time of a group is unknown, for
+// example because the group was removed in the window, it stays in the component of the group above, whose counter
+// includes it. The components therefore add up to CPU.Attributed in any case. The CPU time of the empty charge may be
+// negative, because counters are not read at the same instant. A value is nil if all of it is unknown. For a component
+// that AddComponents did not make, such as one decoded from JSON, the values are those of its fields.
 func (c *Component) Accrued() (cpu, run *int64) {
 	return cmp.Or(c.accrued, nanoseconds(c.CPUSeconds)), cmp.Or(c.ran, nanoseconds(c.BPFSeconds))
 }

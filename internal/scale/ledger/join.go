@@ -19,10 +19,10 @@ type View struct {
 // Programs and maps get new ids, because ids of two machines are unrelated. A sum is unknown if one machine lacks its
 // part.
 //
-// The window runs from the earliest start to the latest end, and its length is the mean of theirs, so rates are off by
-// at most the relative difference of these lengths. Noise is left out because its times are on each machine's own
-// clock, and so is what each machine derives (workloads, tare, components, sandboxes). Settle derives workloads and
-// tare again.
+// The window runs from the earliest start to the latest end, and its length is the mean length of the machines'
+// windows, so rates are off by at most the relative difference of these lengths. Noise is left out because its times
+// are on each machine's own clock, and so is what each machine derives (workloads, tare, components, sandboxes). Settle
+// derives workloads and tare again.
 //
 // The result shares memory with the views, which must not be used afterwards.
 func Join(views []View) *Ledger {

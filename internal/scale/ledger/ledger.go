@@ -51,7 +51,7 @@ type Host struct {
 	SamplerPeriod *float64 `json:"sampler_period_seconds"` // time between two samples of one CPU
 	// IRQTime reports whether the kernel keeps interrupts out of the CPU time of tasks and cgroups; nil if unknown.
 	IRQTime *bool  `json:"irq_time_accounting"`
-	Tare    string `json:"tare"` // version of the scale
+	Tare    string `json:"tare"` // version of Tare
 }
 
 // Window is the measured span of time. Every counter was read at its start and at its end.
@@ -83,8 +83,8 @@ type CPU struct {
 	Unexplained float64   `json:"unexplained_seconds"` // capacity - (idle - idle_stolen) - steal - attributed
 	Lines       []CPULine `json:"lines"`
 	// BPFUnsplit is run time of eBPF programs that could not be split. It is contained in the other lines (groups, root,
-	// kernel threads, interrupts), in unknown proportions, so it must not be added to them. The ebpf line does not
-	// contain it, and it leaves out the scale's own programs. nil if run time was not counted.
+	// kernel threads, interrupts), in unknown proportions, so it must not be added to them. The ebpf line does not contain
+	// it, and it leaves out the measuring process's own programs. nil if run time was not counted.
 	BPFUnsplit *float64 `json:"bpf_unsplit_seconds"`
 	// IdleStolen is the part of Steal that the kernel also counts as idle: the CPU was idle when it was taken away. It is
 	// the middle of the possible range, and off by at most IdleStolenError. Without a witness it is nil, and Unexplained
@@ -166,7 +166,7 @@ type Program struct {
 	StolenSeconds *Interval `json:"stolen_seconds"`
 	StolenMethod  string    `json:"stolen_method"` // StolenWitnessed or StolenProportion; empty if StolenSeconds is nil
 	MapIDs        []uint32  `json:"map_ids"`
-	Own           bool      `json:"own"` // it belongs to the scale, and its cost is in Self
+	Own           bool      `json:"own"` // it belongs to the measuring process, and its cost is in Self
 	// Unloaded: it went away during the window. RunCount and RunSeconds are nil if they were read only at the start.
 	Unloaded bool `json:"unloaded"`
 }
@@ -258,8 +258,9 @@ type Cgroup struct {
 	Path    string `json:"path"`
 	Name    *Name  `json:"name,omitempty"` // nil, and left out, if nothing is known
 	Charged        // of the group and its descendants, except those with a charge of their own
-	// Rule names the rule that charged the group, or the ancestor whose charge it inherits: where the rule stands and
-	// what it selects. Empty, and left out, if no rule did, as in experiments.
+	// Rule identifies the rule that charged the group, or the ancestor whose charge it inherits: the flag or position in a
+	// file where the rule is written, and what it selects. It is empty, and left out, if no rule charged the group, as in
+	// experiments.
 	Rule string `json:"rule,omitempty"`
 
 	Role       string   `json:"role"` // app, load, subject, self, or empty
@@ -352,10 +353,10 @@ type Memory struct {
 
 // Self is what the measurement itself cost.
 type Self struct {
-	Cgroup     *string  `json:"cgroup"`      // the group that the scale runs in; nil if unknown
-	CPUSeconds float64  `json:"cpu_seconds"` // user and system time of this process in the window
+	Cgroup     *string  `json:"cgroup"`      // the group that the measuring process is in; nil if unknown
+	CPUSeconds float64  `json:"cpu_seconds"` // user and system time of the measuring process in the window
 	RSSBytes   uint64   `json:"rss_bytes"`
-	BPFSeconds *float64 `json:"bpf_seconds"` // of the scale's own programs (iterators)
+	BPFSeconds *float64 `json:"bpf_seconds"` // of the measuring process's own programs (iterators)
 	BPFBytes   *uint64  `json:"bpf_bytes"`
 	// StatsSeconds estimates what the kernel's run statistics cost the machine: runs x calibrated cost.
 	StatsSeconds *float64 `json:"stats_seconds"`

@@ -14,7 +14,8 @@ type Noise struct {
 	// Witness is steal-clock (exact to the nanosecond) or steal-ticks (the kernel's counter).
 	Witness       string  `json:"witness"`
 	PeriodSeconds float64 `json:"period_seconds"` // time between two looks of the witness at one CPU
-	// StolenSeconds is by the steal clock, over all CPUs; it may exceed what /proc/stat has counted so far.
+	// StolenSeconds is the stolen time that the witness measured, over all CPUs. By the steal clock it may exceed what
+	// /proc/stat has counted so far.
 	StolenSeconds  float64    `json:"stolen_seconds"`
 	LongestSeconds float64    `json:"longest_stall_seconds"`
 	Stalls         []Stall    `json:"stalls"`         // the longest MaxStalls, in order of time

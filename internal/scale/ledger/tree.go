@@ -8,9 +8,9 @@ import (
 
 // Tree links each group of a ledger to the nearest listed group above it.
 //
-// The kernel counts a group together with its descendants, so a list of its counters repeats itself: the root includes
-// what a service used, and so does each group in between. Own reduces each group to what it used itself, and these
-// values add up.
+// The kernel counts a group together with its descendants, so a list of groups counts the same time repeatedly: the
+// root includes what a service used, and so does each group in between. Own reduces each group to what it used itself,
+// and these values add up.
 type Tree struct {
 	groups []Cgroup
 	above  []int // -1 at the top

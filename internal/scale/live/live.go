@@ -43,8 +43,9 @@ func (d Duty) Factor() float64 {
 }
 
 // next returns when the next cycle begins, and when statistics are switched on in it; they were on from since until
-// now. All times of the cycle are equally likely, including the last ones, from which they stay on into the following
-// cycle. Otherwise what happens once per cycle, such as a job every minute, would be seen too often or too seldom.
+// now. All times of the cycle are equally likely, including the last ones, from which statistics stay on into the
+// following cycle. If some times were excluded, what happens once per cycle, such as a job every minute, would be seen
+// too often or too seldom.
 //
 // A process that was stopped for longer than a cycle skips cycles. Cycles during which statistics stayed on do not
 // count as skipped.
@@ -57,7 +58,7 @@ func (d Duty) next(cycle, since, now time.Time, draw func(time.Duration) time.Du
 	}
 	skipped = max(skipped-int(now.Sub(since)/d.Every), 0)
 	on = cycle.Add(draw(d.Every))
-	if on.Before(now) { // they were still on then
+	if on.Before(now) { // statistics were still on at that time
 		on = now
 	}
 	return cycle, on, skipped
@@ -110,11 +111,11 @@ func (s *Scale) open(ctx context.Context) (err error) {
 // is the zero time if they are never switched.
 func (s *Scale) Due() time.Time { return s.toggle }
 
-// Skipped returns how many cycles of the duty passed without statistics because the process was stopped. What eBPF
-// programs ran in them is in no total.
+// Skipped returns how many cycles of the duty passed without statistics because the process was stopped. The run time
+// of eBPF programs in these cycles is in no total.
 func (s *Scale) Skipped() int { return s.skipped }
 
-// switchStatistics switches statistics on or off if that is due. A window has just begun.
+// switchStatistics switches statistics on or off if that is due. It must be called just after a window has begun.
 func (s *Scale) switchStatistics() error {
 	now := time.Now()
 	if s.duty.On == 0 || now.Before(s.toggle) {

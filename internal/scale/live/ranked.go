@@ -24,8 +24,8 @@ func (c *count) take(o count) {
 }
 
 // Ranked holds a running total for each of the biggest keys, and one for all others. When a key is gone, or a bigger
-// one takes its place, its total moves to a third one, of keys that are gone. Added to that of the others, it would
-// look as if they had used all of it at once. The sum of all totals never decreases.
+// one takes its place, its total is added to that of the ended keys. If it were added to that of all others instead,
+// these would seem to have used all of it at once. The sum of all totals never decreases.
 type Ranked[K comparable] struct {
 	most    int // keys with a separate total; 0 is no limit
 	rows    map[K]*ranked

@@ -69,7 +69,7 @@ type Totals struct {
 	stalls   []stall
 }
 
-// Self is what the scale has cost since the totals began. A field is nil if it was never known.
+// Self is what this process has cost since the totals began. A field is nil if it was never known.
 type Self struct {
 	CPU                 time.Duration
 	BPF, Stats, Witness *time.Duration
@@ -270,7 +270,7 @@ const renewal = 64
 // groupWork is the working memory of groups and Memory, reused in the next tick.
 type groupWork struct {
 	order            []int
-	used             []int64 // this and the following fields are by number of a place
+	used             []int64 // this field and those up to bytes are indexed by the number of a place
 	counted, unknown []bool
 	listed           []bool // the place has a total
 	bytes            []int64
@@ -316,7 +316,7 @@ func (t *Totals) PlaceOf(path string) Place {
 func (t *Totals) groups(l *ledger.Ledger) {
 	t.places, t.before = t.before, t.places
 	places, w := &t.places, &t.work
-	if t.Ticks%renewal < 2 { // one tick for each of the two that alternate
+	if t.Ticks%renewal < 2 { // one tick for each of the two values that alternate
 		*places = newPlaced()
 		t.begun, *w = nil, groupWork{different: w.different}
 	} else {

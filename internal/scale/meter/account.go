@@ -348,9 +348,9 @@ var taskOnly = map[string]bool{"cgroup_sock_addr": true, "cgroup_sock": true, "c
 	"cgroup_sysctl": true}
 
 // sole returns the only place where a program can have run, from how it is attached: to one v2 group without
-// descendants, by hooks in system calls of that group's tasks. It returns nil if there is no such place, and always
-// except on pure v2, because elsewhere the tasks of one v2 group may be charged to several groups. It also returns nil
-// if samples contradict it, as when a socket was handed to a process of another group.
+// descendants, by hooks in system calls of that group's tasks. It returns nil if there is no such place, and on all
+// machines that are not pure v2, because on these the tasks of one v2 group may be charged to several groups. It also
+// returns nil if samples saw the program elsewhere, as when a socket was handed to a process of another group.
 func (a *account) sole(p *bpf.Program) *attribution.Place {
 	path := soleGroup(p)
 	if a.m.layout.Mode != cgroup.ModeV2 || path == "" {
@@ -402,7 +402,7 @@ func owners(hs []bpf.Holder) []ledger.Owner {
 	return out
 }
 
-// ownCharge returns ChargeSelf for the scale's own objects. The others have no charge yet.
+// ownCharge returns ChargeSelf for this process's own objects. The others have no charge yet.
 func ownCharge(yes bool) ledger.Charged {
 	if yes {
 		return ledger.Charged{Charge: ledger.ChargeSelf}
@@ -604,8 +604,8 @@ func (a *account) madeAgain(groups []ledger.Cgroup) {
 	}
 }
 
-// splitTime returns the run time in seconds that could be split by place, and that could not. It excludes the scale's
-// own programs, which are accounted for in self.
+// splitTime returns the run time in seconds that could be split by place, and the run time that could not. It excludes
+// this process's own programs, which are accounted for in self.
 func (a *account) splitTime(programs []ledger.Program) (split, unsplit float64) {
 	own := map[uint32]bool{}
 	if a.snapshot != nil { // nil if programs could not be read
@@ -693,7 +693,7 @@ func (a *account) budget(l *ledger.Ledger) ledger.CPU {
 	for _, g := range a.m.groups.Unread() {
 		unread[g.Path] = true
 	}
-	// Whether the CPU time of a top-level group could not be read, which total nevertheless includes.
+	// It is true if the CPU time of a top-level group, which total includes, could not be read.
 	someUnread := false
 	for _, c := range l.Cgroups {
 		someUnread = someUnread || strings.LastIndexByte(c.Path, '/') == 0 && c.CPUSeconds == nil &&
@@ -717,7 +717,8 @@ func (a *account) budget(l *ledger.Ledger) ledger.CPU {
 			"could not be read, or whose counters were reset: it is part of what is unexplained")
 	case total != nil:
 		u.Root = *total - u.Groups - u.Kernel
-		// It is also negative by up to the time between readings of an edge's counters.
+		// Because the counters of an edge are not read at the same instant, it may also be negative by up to the time that
+		// this takes.
 		if apart := (a.w.first.took + a.last.took).Seconds(); u.Root < -max(0.01*u.Capacity, apart*float64(l.Host.CPUs)) {
 			a.warn("hierarchies-overlap", "the control groups together show %.3g s more CPU time than the tasks in them used: "+
 				"some are in one group of the v1 hierarchy and in another of v2, and count in both; the budget counts them once",
@@ -822,7 +823,7 @@ func (a *account) rootUsage() float64 {
 	return sum.Seconds()
 }
 
-// self returns what the scale has cost since the previous ledger; the first ledger includes set-up.
+// self returns what this process has cost since the previous ledger; the first ledger includes set-up.
 func (a *account) self() ledger.Self {
 	now := selfTime()
 	s := ledger.Self{CPUSeconds: (now - a.m.reported).Seconds()}
@@ -847,7 +848,7 @@ func (a *account) self() ledger.Self {
 	return s
 }
 
-// selfBPF adds the cost of the scale's own programs and maps, and of the kernel's run statistics.
+// selfBPF adds the cost of this process's own programs and maps, and of the kernel's run statistics.
 func (a *account) selfBPF(s *ledger.Self) {
 	var bpfSeconds float64
 	var bpfBytes uint64

@@ -48,7 +48,8 @@ type collector struct {
 
 	before, in losses // before the window, and during it
 
-	// Of the sampler: how often it had been throttled before the window, and the CPUs that it did not sample throughout.
+	// slowed is how often the sampler had been throttled before the window, and blind are the CPUs that it did not sample
+	// during the whole window.
 	slowed uint64
 	blind  []int
 
@@ -133,8 +134,8 @@ func (c *collector) finish(to int64) error {
 
 // cut ends the collector's time at to and returns the collector for the time after it. Sampling continues. Load and
 // unload records since listed count for both collectors; the caller must pass older programs to addText. The rings
-// still hold undrained records: the old collector drains them and passes on what belongs to the next. sum comes after
-// that.
+// still hold undrained records: the old collector drains them and passes on what belongs to the next. sum must be
+// called after that.
 func (c *collector) cut(to, listed int64) *collector {
 	locator := c.locator
 	// Most of these have gone by now, so start afresh.
@@ -234,8 +235,8 @@ func (c *collector) stall(l witness.Look) {
 // normally a few microseconds, more if the call chain is deep.
 const sameInterrupt = 100_000
 
-// join finds what ran as stalls ended, from the samples that were taken together with the looks. All samples until
-// upTo have been drained.
+// join finds what ran as stalls ended, from the samples that were taken together with the looks. All samples until upTo
+// must have been drained.
 func (c *collector) join(upTo int64) {
 	waiting := c.stalls[:0]
 	for _, l := range c.stalls {

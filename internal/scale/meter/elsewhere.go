@@ -32,7 +32,7 @@ func (m *Meter) lookElsewhere() error {
 	// A process that cannot be read has ended, or is hidden.
 	apart := func(pid int) bool { c, err := groups.ChargedOf(pid); return err == nil && c.CPU != c.Memory }
 	pids = slices.DeleteFunc(pids, func(pid int) bool { return kernel[pid] || !apart(pid) })
-	// Check again: a process is moved in one hierarchy at a time, so this may have been in between.
+	// Check again: a process is moved in one hierarchy at a time, and the first check may have come in between.
 	for _, pid := range pids {
 		c, err := groups.ChargedOf(pid)
 		if err != nil || c.CPU == c.Memory {

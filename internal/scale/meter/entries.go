@@ -41,8 +41,8 @@ func (m *Meter) lookUp(addrs []uint64) (map[uint64]ledger.Context, error) {
 	return m.entries, nil
 }
 
-// initialNamespace reports whether this process is in the machine's initial namespace of that kind, or whether that is
-// unknown.
+// initialNamespace reports whether this process is in the machine's initial namespace of that kind. It also returns
+// true if that is unknown.
 func initialNamespace(kind string, inode uint64) bool {
 	var st unix.Stat_t
 	return unix.Stat("/proc/self/ns/"+kind, &st) != nil || st.Ino == inode
@@ -53,8 +53,8 @@ func (m *Meter) kernelThreads() map[int]bool {
 	return lists.Keyed(m.kernel.Threads(), func(t proc.KernelThread) (int, bool) { return t.PID, !t.Gone })
 }
 
-// readRoot returns the CPU time of each process in the root group of a v2 machine, except kernel threads: v2 has no
-// counter for them. It is nil on other machines.
+// readRoot returns the CPU time of each process in the root group of a v2 machine, because v2 has no counter for all of
+// them together. It leaves out kernel threads. The result is nil on other machines.
 func (m *Meter) readRoot() (map[int]time.Duration, error) {
 	h, ok := m.layout.V2()
 	if !ok || m.layout.Mode != cgroup.ModeV2 || m.rootError != nil {

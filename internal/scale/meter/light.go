@@ -16,9 +16,9 @@ import (
 const LightWarning = "light"
 
 // Light weighs only some of a machine: trees of control groups named by the caller, and the eBPF programs held by
-// processes in them. It is for one of many scales on a machine, which would disturb the subject if each read
-// everything. It takes no samples, so there are no shares, and the ledger has no CPU budget of the machine. The caller
-// switches the kernel's run statistics on. A Light is not safe for concurrent use.
+// processes in them. It is for experiments in which many meters run on one machine and would disturb the subject if
+// each read everything. It takes no samples, so there are no shares, and the ledger has no CPU budget of the machine.
+// The caller switches the kernel's run statistics on. A Light is not safe for concurrent use.
 type Light struct {
 	m      *Meter // without kernel threads and samples
 	window *LightWindow

@@ -38,9 +38,9 @@ type Options struct {
 	// drain costs about 50 us of CPU time, even if the rings are empty. If samples do not contain their group, threads
 	// that have ended by the time of the drain are assumed to be in the group of the thread that created them.
 	DrainEvery time.Duration
-	// Lean makes ledgers cheaper by leaving out the throttling of groups if that takes another file (v1), their peak
-	// memory and TCP memory, which is half of the cost of reading on v1, and which processes held the CPUs. That the
-	// memory of a process is counted in another group than its CPU time (v1) is noticed up to a minute late.
+	// Lean makes ledgers cheaper by leaving out which processes held the CPUs, the peak memory and TCP memory of groups,
+	// and their throttling where it is in a separate file (v1). This halves the cost of reading groups on v1. A process
+	// whose memory and CPU time are counted in different groups (v1) is noticed up to a minute late.
 	Lean bool
 	// Whole makes New and windows fail if programs, maps, run statistics or control groups cannot be read. Otherwise the
 	// ledger omits them and has a warning. Samples and the witness may be missing in either case if the machine lacks the
@@ -264,9 +264,9 @@ type edge struct {
 // readEdge reads the counters of CPU time. What is slow and can be done earlier, such as finding new groups, is left
 // to prepare, so the counters are read close together.
 //
-// On a busy machine the scale itself may be preempted in between, and the counters would then be from different times,
-// so it retries a few times. The last reading counts, because what is read next must follow it closely, and the ledger
-// says how long it took.
+// On a busy machine this process may be preempted in between, and the counters would then be from different times, so
+// readEdge retries a few times. The last reading counts, because what is read next must follow it closely, and the
+// ledger says how long it took.
 func (m *Meter) readEdge() (edge, error) { return m.readClosely(m.readEdgeOnce) }
 
 // readClosely implements readEdge with the given reading function.
@@ -385,11 +385,11 @@ func newWindow(m *Meter) *Window {
 func (m *Meter) Open() (*Window, error) { return m.OpenAt(context.Background(), 0) }
 
 // A window is prepared before its first edge in two steps. First sampling and the witness start. Then, as late as
-// possible, new groups and kernel threads are found, because one that appears after that is charged with all its use
-// so far. Each step is allowed twice the time that it took before, but at least the time here, and at most mostAhead,
+// possible, new groups and kernel threads are found, because one that appears after that is charged with all its use so
+// far. Each step is allowed twice the time that it took last, but at least the time given here, and at most mostAhead,
 // because rings fill up in the meantime.
 const (
-	switchAhead  = 60 * time.Millisecond // it takes less than 1 ms, and 10 to 45 the first time
+	switchAhead  = 60 * time.Millisecond // it takes less than 1 ms, but 10 to 45 ms the first time
 	prepareAhead = 10 * time.Millisecond
 	mostAhead    = 500 * time.Millisecond
 )
@@ -397,10 +397,10 @@ const (
 // ahead returns how long before its deadline a step must start, in nanoseconds, given how long it took last time.
 func ahead(took, least time.Duration) int64 { return int64(min(max(2*took, least), mostAhead)) }
 
-// OpenAt is Open with the first edge at the given CLOCK_MONOTONIC time in nanoseconds. All possible work is done
-// before that: it takes tenths of a second on a machine with thousands of control groups, and a window that started it
-// only then would miss the beginning of what it measures. The edge is late if the time is too near. If the context
-// ends first, the error is its cause.
+// OpenAt is Open with the first edge at the given CLOCK_MONOTONIC time in nanoseconds. All possible work is done before
+// that. It takes tenths of a second on a machine with thousands of control groups, and a window that began the work
+// only at the given time would miss the beginning of what it measures. The edge is late if the given time is too near.
+// If the context ends first, the error is its cause.
 func (m *Meter) OpenAt(ctx context.Context, at int64) (w *Window, err error) {
 	if m.open {
 		return nil, errors.New("opening a window: the one before is still open")
@@ -485,7 +485,7 @@ func (w *Window) switchOn() error {
 	return w.try(&w.parts.witness, m.witness.Enable)
 }
 
-// switchOff stops both if the window could not be opened or continued.
+// switchOff stops sampling and the witness if the window could not be opened or continued.
 func (w *Window) switchOff() error {
 	var errs []error
 	if w.m.sampler != nil {
@@ -612,9 +612,10 @@ func (w *Window) finish(last edge) (seen *witness.Account, err error) {
 func (w *Window) Close() (*ledger.Ledger, error) { return w.close(w.parts.cpu.read(w.m.prepare)) }
 
 // CloseAt is Close with the second edge at the given CLOCK_MONOTONIC time in nanoseconds. On a machine with thousands
-// of control groups it takes tenths of a second to find new ones and to read all; if that started only then, the
-// window would extend past what it measures. All possible work is therefore done before; the first edge shows how long
-// that takes. If the context ends, the window is closed at once, and the error is its cause.
+// of control groups it takes tenths of a second to find new ones and to read all, and a window that began this only at
+// the given time would extend past what it measures. New groups are therefore found before, and reading begins earlier
+// by the time that reading took at the first edge. If the context ends first, the window is closed at once, and the
+// error is the context's cause.
 func (w *Window) CloseAt(ctx context.Context, at int64) (*ledger.Ledger, error) {
 	at -= int64(w.opening)
 	ended := pace.SleepUntil(ctx, at-2*int64(w.m.preparing)) // it may take longer than last time

@@ -47,7 +47,7 @@ func (f Function) String() string {
 	return f.Name
 }
 
-// FunctionOf returns the function to which a sample of a profile of Build's is attributed.
+// FunctionOf returns the function to which a sample of a profile made by Build is attributed.
 //
 // A stack has several entries into the kernel if a system call was interrupted, or ran a softirq. Then the innermost
 // one counts, such as "softirq net_rx_action" within "system call sendto".
@@ -87,7 +87,7 @@ func unversioned(file string) string {
 	return file
 }
 
-// Frame returns the name and the kind of the function at a location of a profile of Build's.
+// Frame returns the name and the kind of the function at a location of a profile made by Build.
 func Frame(l *pprof.Location) (string, Kind) {
 	switch l.Mapping.File {
 	case bpfFile.path:
@@ -108,7 +108,7 @@ func nameOf(l *pprof.Location) string {
 
 // Functions that call the one of interest: on x86-64 do_syscall_64 and, from Linux 6.9 on, x64_sys_call
 // (arch/x86/entry/syscall_64.c), which a compiler may leave out of the stack; on arm64 invoke_syscall
-// (arch/arm64/kernel/syscall.c); handle_softirqs and, before Linux 6.9, __do_softirq (kernel/softirq.c); kthread
+// (arch/arm64/kernel/syscall.c); handle_softirqs and, before Linux 6.10, __do_softirq (kernel/softirq.c); kthread
 // (kernel/kthread.c).
 var (
 	syscallCallers = []string{"x64_sys_call", "ia32_sys_call", "do_syscall_64", "do_syscall_x64", "__invoke_syscall",

@@ -50,7 +50,7 @@ type Stack struct {
 	Process *Process // nil if it could not be read
 	Group   string   // path of the control group that the CPU time is charged to; empty if unknown
 	Kernel  []uint64 // addresses, innermost first
-	User    []uint64 // the same of user code, by frame pointers
+	User    []uint64 // addresses of user code, found by frame pointers, innermost first
 	Count   int
 }
 
@@ -308,7 +308,7 @@ func (b *builder) add(s Stack, ns int64, labels map[string]string) {
 		}
 		if m == nil {
 			l := b.location(b.mapping(unknownFile, nil, nil), 0, "[unknown]")
-			if n := len(sample.Location); n == 0 || sample.Location[n-1] != l { // one for consecutive ones
+			if n := len(sample.Location); n == 0 || sample.Location[n-1] != l { // consecutive unknown frames share one location
 				sample.Location = append(sample.Location, l)
 			}
 			continue

@@ -78,10 +78,10 @@ func (f *Files) object(p *Process, m *Mapping) *object {
 	return o
 }
 
-// open opens the file that is mapped, if it still is. Otherwise it opens the file at the same path, seen by the
+// open opens the file that is mapped, if it is still mapped. Otherwise it opens the file at the same path, seen by the
 // process or, if that has ended, by this one, provided that it has the same inode.
 func open(p *Process, m *Mapping) (*os.File, error) {
-	// Not by path and inode: on overlayfs the inode of a file may differ from that in the list of mappings.
+	// Do not look for it by path and inode: on overlayfs the inode of a file may differ from that in the list of mappings.
 	if now, err := Read(p.PID); err == nil && slices.Contains(now.Mappings, *m) {
 		if f, err := files.Open(fmt.Sprintf("/proc/%d/map_files/%x-%x", p.PID, m.Start, m.End)); err == nil {
 			return f, nil

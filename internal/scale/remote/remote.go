@@ -63,8 +63,8 @@ const (
 	maxComment = 200              // bytes of an error message from an agent
 )
 
-// A slow answer keeps others from being read, so it is bounded: it acquires Options.Reading only after its first
-// bytes, and the rest must arrive within slowest, plus perMiB for each MiB.
+// A slow answer keeps others from being read. Therefore an agent acquires Options.Reading only after the first bytes of
+// its answer, and the rest must arrive within slowest, plus perMiB for each MiB.
 const (
 	firstBytes = 16 << 10
 	slowest    = 2 * time.Second
@@ -218,7 +218,8 @@ func (a *Agent) get(ctx context.Context, path string, query url.Values, most int
 	return data, nil
 }
 
-// read reads an answer, and a ledger only while holding Options.Reading. cancel ends the request.
+// read reads an answer. Of a ledger, it reads only the first bytes before it acquires Options.Reading. cancel ends the
+// request.
 func (a *Agent) read(ctx context.Context, cancel context.CancelCauseFunc, body io.Reader,
 	isLedger bool,
 ) ([]byte, error) {

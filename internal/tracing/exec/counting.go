@@ -17,43 +17,43 @@ import (
 	"tare/internal/tracing/execs"
 )
 
-// Limits of waiting for counts.
+// Intervals and time limits for waiting until counts are complete.
 const (
-	stable     = 300 * time.Millisecond // a count that has not changed for this long is settled
-	settleTime = 2 * time.Second        // before the load
+	stable     = 300 * time.Millisecond // a count that has not changed for this long has settled
+	settleTime = 2 * time.Second        // the longest wait before the load
 	pollEvery  = 50 * time.Millisecond
 )
 
-// Counting counts the events of one trial: what the kernel counts in the load's control group and outside of it, and
-// what a tracer delivers (Deliverer). Its methods must not be called concurrently.
+// Counting counts the events of one trial: the execs that the kernel counts inside and outside of the load's control
+// group, and the events that a tracer delivers (Deliverer). Its methods must not be called concurrently.
 type Counting struct {
 	trial kind.Trial
-	load  string // its name
+	load  string // the load's name
 
 	group     kind.Group
-	dir       string // v2 directory of the group
+	dir       string // the group's v2 directory
 	id        uint64 // of the group
 	kernel    *execs.Counter
-	deliverer Deliverer // nil in an arm without one
+	deliverer Deliverer // nil in an arm without a tracer
 
-	ready  reading // when the deliverer was ready
-	offset reading // when everything was set up
+	ready  reading // counts when the deliverer was ready
+	offset reading // counts when everything was set up
 	end    <-chan reading
 	stop   context.CancelFunc // of the goroutine that reads at the load's end
 }
 
-// reading is all counts at one time.
+// reading holds all counts at one time.
 type reading struct {
-	inside, outside int64 // execs that the kernel counted, before the deliverer's count was read
-	after           int64 // execs outside, after the deliverer's count was read
-	ended           int64 // only in the reading at the load's end: execs outside when the load had just ended
+	inside, outside int64 // execs in and outside of the group, read before the deliverer's count
+	after           int64 // execs outside of the group, read after the deliverer's count
+	ended           int64 // only in the reading at the load's end: execs outside of the group when the load had just ended
 	missed          uint64
 	said            Said
 	cpu             *float64 // CPU time of the deliverer, in seconds; nil if unknown
 	err             error
 }
 
-// newCounting makes the control group of a load, before anything is in it, and starts the kernel's count there.
+// newCounting makes the control group of a load, which is empty, and starts the kernel's count of its execs.
 func newCounting(t kind.Trial, load string) (*Counting, error) {
 	g, err := t.PartGroup(load)
 	if err != nil {
@@ -76,17 +76,18 @@ func newCounting(t kind.Trial, load string) (*Counting, error) {
 // Deliver sets the deliverer of the events. It must be called before the trial starts anything.
 func (c *Counting) Deliver(d Deliverer) { c.deliverer = d }
 
-// Group returns the load's control group: its v2 directory, and its id as bpf_get_current_cgroup_id returns it.
+// Group returns the v2 directory of the load's control group, and the group's id as bpf_get_current_cgroup_id returns
+// it.
 func (c *Counting) Group() (dir string, id uint64) { return c.dir, c.id }
 
-// Ready records the counts when the deliverer is ready: it must deliver every event from now on.
+// Ready records the counts when the deliverer is ready. From now on the deliverer must deliver every event.
 func (c *Counting) Ready(ctx context.Context) error {
 	c.ready = c.read(ctx)
 	return c.ready.err
 }
 
-// Probe executes the load's tiny program once in its control group, and waits until it has ended. Before the offset is
-// read, this exec counts neither for nor against the deliverer.
+// Probe executes the load's tiny program once in its control group, and waits until the program has ended. This exec
+// does not affect the results, because it comes before the reading of the offset.
 func (c *Counting) Probe(ctx context.Context) (err error) {
 	if targetProgram == nil {
 		return noProgram()
@@ -103,8 +104,8 @@ func (c *Counting) Probe(ctx context.Context) (err error) {
 	return nil
 }
 
-// read reads all counts. The kernel's are read before and after the deliverer's, because other processes may exec
-// meanwhile.
+// read reads all counts. It reads the kernel's counts before and after the deliverer's, because other processes may
+// exec in between.
 func (c *Counting) read(ctx context.Context) (r reading) {
 	var err error
 	if r.inside, r.outside, err = c.counted(); err != nil {
@@ -125,7 +126,7 @@ func (c *Counting) read(ctx context.Context) (r reading) {
 	return r
 }
 
-// counted returns the execs since the counter was opened, in the load's control group and outside of it.
+// counted returns the number of execs since the counter was opened, inside and outside of the load's control group.
 func (c *Counting) counted() (inside, outside int64, err error) {
 	counts, err := c.kernel.Read()
 	if err != nil {
@@ -135,8 +136,8 @@ func (c *Counting) counted() (inside, outside int64, err error) {
 	return inside, int64(counts.All) - inside, nil
 }
 
-// expected returns how many events must be delivered between two readings. It leaves out execs of other processes
-// during the first reading, which may have been delivered before.
+// expected returns how many events must be delivered between two readings. It does not count execs of other processes
+// during the first reading, which may have been delivered before it.
 func expected(s Scope, from, to reading) int64 {
 	n := to.inside - from.inside
 	if s == ScopeMachine {
@@ -145,13 +146,13 @@ func expected(s Scope, from, to reading) int64 {
 	return n
 }
 
-// late returns how many of the load's events were delivered after the reading at its end, after which events are late.
-// delivered is how many events, of the load and of other processes, were delivered in all since the deliverer began.
+// late returns how many of the load's events were late, that is, delivered after the reading at its end. delivered is
+// the number of events, of the load and of other processes, that were delivered since the deliverer began.
 //
-// A deliverer of the whole machine also delivers execs of other processes. Those that were made between that reading
-// and the last one are not the load's. No more of the load's events can be late than were outstanding: those made when
-// the load ended, less those delivered until the reading. There can also be no more than the load made: any others
-// were delivered twice, or belong to other processes.
+// A deliverer of the whole machine also delivers execs of other processes. Those made between the reading at the end
+// and the last reading are not the load's. The number of late events has two upper bounds. One is the number of events
+// that were outstanding: those made until the load ended, minus those delivered until the reading. The other is the
+// number of events that the load made: any further ones were delivered twice, or belong to other processes.
 func late(s Scope, offset, end, last reading, delivered int64) int64 {
 	since := delivered - end.said.Delivered - expected(s, end, last)
 	made := end.inside - offset.inside
@@ -162,8 +163,8 @@ func late(s Scope, offset, end, last reading, delivered int64) int64 {
 	return max(min(since, owed, made), 0)
 }
 
-// Before reads the offset: the harness's own execs, as counted and as delivered, before the load has made any. It
-// waits until those since Ready have been delivered and the deliverer's count is stable.
+// Before reads the offset: the harness's own execs, as counted and as delivered, before the load makes any. It first
+// waits until the execs since Ready have been delivered and the deliverer's count is stable.
 func (c *Counting) Before(ctx context.Context) (err error) {
 	if c.deliverer == nil {
 		c.offset = c.read(ctx)
@@ -173,8 +174,8 @@ func (c *Counting) Before(ctx context.Context) (err error) {
 	return err
 }
 
-// Begun schedules the reading after the load's end, at the time after which an event is late: once the load has sent
-// its result, and not before the end of its schedule.
+// Begun schedules the reading at the load's end, after which events are late: once the load has sent its result, but
+// not before the end of its schedule.
 func (c *Counting) Begun(ctx context.Context, s role.Schedule) error {
 	if c.deliverer == nil {
 		return nil
@@ -183,7 +184,7 @@ func (c *Counting) Begun(ctx context.Context, s role.Schedule) error {
 	read, load := make(chan reading, 1), c.trial.Process(c.load)
 	c.end = read
 	_, lateAfter := c.deliverer.Waits()
-	go func() { // ends with the context; close waits for it
+	go func() { // ends with the context; Close waits for it
 		defer close(read)
 		select {
 		case <-load.Finished():
@@ -205,7 +206,7 @@ func (c *Counting) Begun(ctx context.Context, s role.Schedule) error {
 	return nil
 }
 
-// After waits for the remaining events, stops the deliverer, and writes the counts into the record.
+// After waits for the remaining events, stops the deliverer, and writes the counts to the record.
 func (c *Counting) After(ctx context.Context) error {
 	result := c.trial.Result(c.load)
 	events := &record.Events{
@@ -231,8 +232,8 @@ func (c *Counting) After(ctx context.Context) error {
 	return nil
 }
 
-// drain does the part of After that concerns the deliverer. It returns the counts as they were when the deliverer was
-// stopped.
+// drain does the part of After that concerns the deliverer. It returns the counts from just before it stopped the
+// deliverer.
 func (c *Counting) drain(ctx context.Context, events *record.Events) (last reading, err error) {
 	atEnd, ok := <-c.end
 	if !ok {
@@ -260,8 +261,8 @@ func (c *Counting) drain(ctx context.Context, events *record.Events) (last readi
 	if err != nil {
 		return last, err
 	}
-	// The deliverer can have delivered, since the offset, any exec of other processes since the counter was opened
-	// that it had not delivered by then.
+	// Since the offset, the deliverer can have delivered any exec of other processes since the counter was opened, unless
+	// it had delivered that exec before the offset.
 	most := inside + outside - c.offset.said.Delivered
 	if c.deliverer.Scope() == ScopeGroup {
 		most = expected(ScopeGroup, c.offset, last)
@@ -271,7 +272,7 @@ func (c *Counting) drain(ctx context.Context, events *record.Events) (last readi
 }
 
 // settle reads the counts until all events since an earlier reading have been delivered and the count is stable, or
-// the time limit is over.
+// until the time limit.
 func (c *Counting) settle(ctx context.Context, from reading, atMost time.Duration) (last reading, err error) {
 	scope := c.deliverer.Scope()
 	still, deadline := time.Now(), time.Now().Add(atMost)
@@ -291,7 +292,8 @@ func (c *Counting) settle(ctx context.Context, from reading, atMost time.Duratio
 	return last, last.err
 }
 
-// writeDown writes the delivered counts into events: in all, late, and after the deliverer was asked to stop.
+// writeDown adds the delivered counts to events: the total, the late events, and those after the deliverer was asked to
+// stop.
 func (c *Counting) writeDown(events *record.Events, atEnd, last reading, said Said) error {
 	if !said.Knows {
 		return c.deliverer.Unknown()
@@ -313,11 +315,11 @@ func (c *Counting) writeDown(events *record.Events, atEnd, last reading, said Sa
 	return nil
 }
 
-// Close closes the kernel's counter, and ends the goroutine that may still read it.
+// Close closes the kernel's counter. It first ends the goroutine that may still read the counter.
 func (c *Counting) Close() error {
 	if c.stop != nil {
 		c.stop()
-		for range c.end { // until it is closed: its reader has returned
+		for range c.end { // ends when the channel is closed: its sender has returned
 		}
 	}
 	if err := c.kernel.Close(); err != nil {

@@ -5,43 +5,43 @@ import (
 	"time"
 )
 
-// Scope is the set of execs that a deliverer delivers. Records use its value.
+// Scope is the set of execs that a deliverer delivers. Records contain its value.
 type Scope string
 
 // The scopes.
 const (
-	ScopeGroup   Scope = "group"   // those in the load's control group
-	ScopeMachine Scope = "machine" // those of the whole machine
+	ScopeGroup   Scope = "group"   // execs in the load's control group
+	ScopeMachine Scope = "machine" // execs of the whole machine
 )
 
-// Said is what has been delivered since the deliverer began, and what it reports as lost.
+// Said is the number of events that a deliverer has delivered since it began, and the number that it reports as lost.
 type Said struct {
 	Delivered int64
 	Lost      int64
-	Knows     bool // it has reported how many it delivered; lines are always known
+	Knows     bool // it has reported how many it delivered; always true if its lines are counted
 	Says      bool // it has reported how many it lost
 }
 
-// Deliverer is a subject that delivers the load's events: a tracer. It registers with the load's Counting when it
-// joins the trial (Deliver), and Counting compares what it delivers with the kernel's count.
+// Deliverer is a subject that delivers the load's events: a tracer. It registers with the load's Counting when it joins
+// the trial (Counting.Deliver). Counting compares the delivered events with the kernel's count.
 type Deliverer interface {
-	// Scope returns which execs it delivers.
+	// Scope returns which execs the deliverer delivers.
 	Scope() Scope
 
-	// Said returns what it has delivered so far.
+	// Said returns the counts so far.
 	Said(context.Context) (Said, error)
 
-	// CPUSeconds returns the CPU time that the kernel has charged to it so far; nil if unknown.
+	// CPUSeconds returns the CPU time that the kernel has charged to the deliverer so far, or nil if it is unknown.
 	CPUSeconds() *float64
 
-	// Waits returns the longest time after the load during which remaining events are waited for, and the time after
-	// the load's end from which on an event is late.
+	// Waits returns two times after the load's end: how long to wait for remaining events at most, and when events begin
+	// to be late.
 	Waits() (drain, late time.Duration)
 
-	// Stop asks it to deliver what it still has and to end, and waits until it has. used is its CPU time in seconds
-	// since the offset was read; nil if unknown.
+	// Stop asks the deliverer to deliver its remaining events and to end, and waits until it has ended. used is the
+	// deliverer's CPU time in seconds since the offset was read, or nil if it is unknown.
 	Stop(ctx context.Context, used *float64) error
 
-	// Unknown returns why it is unknown how many events it delivered, if Said never reported a number.
+	// Unknown returns the reason why the number of delivered events is unknown, if Said never reported one.
 	Unknown() error
 }

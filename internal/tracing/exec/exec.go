@@ -1,13 +1,13 @@
 // Package exec is a load that only executes programs, on an absolute schedule or as fast as it can, and knows exactly
-// how many execs it made. The events that a tracer of processes delivers are compared with that number. It runs as a
-// separate process (tare load exec).
+// how many execs it made. The events that a tracer of processes delivers are compared with that number. The load runs
+// as a separate process (tare load exec).
 //
-// The execs are made by workers, one small process for each CPU (c/worker.c), which this process starts and whose
-// results it reads. An exec counts when the program was reached, which the program's exit status shows, not when a
-// child has been created and reaped: an execve that fails is counted separately, with its errno. Between the ready
-// message and the start of the schedule, and after its end, nothing here executes anything. So the kernel's count of
-// the control group between ready and result must equal the load's own (CountMade) exactly, or one of the two is
-// wrong.
+// Workers make the execs: one small process for each CPU (c/worker.c), which this process starts and whose results it
+// reads. An exec counts when the executed program was reached, as its exit status shows, not when a child has been
+// created and reaped. An execve that fails is counted separately, with its errno. Between the ready message and the
+// start of the schedule, and after the schedule's end, nothing here executes anything. The kernel's count of the
+// control group between ready and result must therefore equal the load's own count (CountMade) exactly, or one of the
+// two is wrong.
 //
 // Every exec has unique arguments: Argv0 and "<worker>.<number>", both counted from 0.
 package exec
@@ -39,59 +39,59 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// Generator is the generator in results.
+// Generator is the name of the generator in results.
 const Generator = "exec"
 
 // Argv0 is the first argument of every program that the load executes.
 const Argv0 = "tare-exec"
 
-// The counts in results (load.Result.Counts), all from the start message on, warm-up included.
+// The names of counts in results (load.Result.Counts). All cover the time from the start message on, warm-up included.
 const (
 	CountMade    = "execs_made"   // programs executed
 	CountFailed  = "execs_failed" // attempts that failed
-	CountWorkers = "workers"      // number of processes that made them
+	CountWorkers = "workers"      // number of processes that made the execs
 )
 
 // MaxPerCPU is the maximum number of workers per CPU (Options.Workers).
 const MaxPerCPU = 4
 
-// MaxRate is the maximum of Options.Rate, per second: more than any machine executes.
+// MaxRate is the maximum of Options.Rate, in execs per second: more than any machine can make.
 const MaxRate = 1e6
 
 // MaxTime is the maximum of warm-up and window together.
 const MaxTime = 24 * time.Hour
 
-// Options configures a load.
+// Options configures the load.
 type Options struct {
-	// Rate is in execs per second over all workers, to a thousandth, at constant gaps. 0 means a storm: each worker
-	// goes on as soon as its child has ended.
+	// Rate is the number of execs per second over all workers, at constant gaps, with a resolution of a thousandth. 0
+	// means a storm: each worker makes the next exec as soon as its child has ended.
 	Rate float64
-	// Workers is the number of processes that execute, which get the CPUs available to this process in turn; 0: one
-	// for each CPU.
+	// Workers is the number of worker processes. The CPUs available to this process are assigned to them in turn. 0 means
+	// one worker for each CPU.
 	Workers int
-	Spin    time.Duration // longest wait that spins; default pace.DefaultSpin, negative: none
+	Spin    time.Duration // longest wait during which a worker spins; default pace.DefaultSpin, negative: none
 
 	target []byte      // in tests: executed instead of the package's program
-	mode   os.FileMode // in tests: its permissions
+	mode   os.FileMode // in tests: that program's permissions
 }
 
 // Ready is the load's ready message.
 type Ready struct {
 	PID     int   `json:"pid"`
 	Workers []int `json:"workers"` // process ids
-	CPUs    []int `json:"cpus"`    // the CPU of each of them, where what it executes runs as well
+	CPUs    []int `json:"cpus"`    // the CPU of each worker, on which the programs that it executes run as well
 }
 
 // Load is a load that is ready to run, once.
 type Load struct {
 	o       Options
-	cpus    int // number of different CPUs in use
+	cpus    int // number of distinct CPUs in use
 	workers []*worker
 	running int          // workers whose end has not been received from ended
 	ended   chan *worker // receives each worker that ends
 }
 
-// worker is one process that executes.
+// worker is one process that makes execs.
 type worker struct {
 	part, cpu int
 	s         *shared
@@ -100,11 +100,11 @@ type worker struct {
 	start     io.WriteCloser
 }
 
-// firstFile is the path of Files[0] of a child.Command, in the process that it starts.
+// firstFile is the path of Files[0] of a child.Command, as seen by the process that it starts.
 const firstFile = "/proc/self/fd/3"
 
-// New starts the workers, which do not execute anything yet. It returns an error for invalid options, and on machines
-// where files in memory cannot be executed.
+// New starts the workers, which do not execute anything yet. It returns an error if options are invalid, or if the
+// machine cannot execute files in memory.
 func New(o Options) (l *Load, err error) {
 	cpus, err := pace.AllowedCPUs()
 	if err != nil {
@@ -159,8 +159,8 @@ func (l *Load) startAll() (err error) {
 	return nil
 }
 
-// startOne starts a worker and waits until it is ready. Each has a separate target file: executing a file updates
-// counters in it, and doing that on many CPUs at once would dominate the measurement.
+// startOne starts a worker and waits until it is ready. Each worker has a separate target file: executing a file
+// updates counters in the file, and doing so on many CPUs at once would dominate the measurement.
 func (l *Load) startOne(w *worker, file *os.File) (err error) {
 	target, err := program(Argv0, l.o.target)
 	if err != nil {
@@ -185,7 +185,7 @@ func (l *Load) startOne(w *worker, file *os.File) (err error) {
 	if err != nil {
 		return fmt.Errorf("making a pipe: %w", err)
 	}
-	defer input.Close() // the worker has its own copy
+	defer input.Close() // the worker has a copy
 	ready, output, err := os.Pipe()
 	if err != nil {
 		return errors.Join(fmt.Errorf("making a pipe: %w", err), start.Close())
@@ -196,7 +196,7 @@ func (l *Load) startOne(w *worker, file *os.File) (err error) {
 		Path: firstFile, Argv: []string{"tare-exec-worker", strconv.Itoa(w.part)}, Files: []*os.File{file, memory, target},
 		Stdin: input, Stdout: output,
 	}, child.Options{Name: fmt.Sprintf("worker %d", w.part)})
-	_ = output.Close() // the worker has its own copy
+	_ = output.Close() // the worker has a copy
 	if err != nil {
 		return fmt.Errorf("starting worker %d: %w", w.part, err)
 	}
@@ -206,7 +206,7 @@ func (l *Load) startOne(w *worker, file *os.File) (err error) {
 		<-w.process.Ended()
 		l.ended <- w
 	}()
-	if none != nil { // it ended
+	if none != nil { // the worker ended
 		return l.await(nil)
 	}
 	return nil
@@ -221,11 +221,11 @@ func (l *Load) Ready() Ready {
 	return r
 }
 
-// patience is how long a worker may take to end before it is killed: it checks the stop flag every 20 ms.
+// patience is how long a worker may take to end before it is killed. Workers check the stop flag every 20 ms.
 const patience = 5 * time.Second
 
-// await waits until all workers have ended. When one ends unexpectedly, or when done is closed, it ends the others
-// too. The error is that of the first one that failed.
+// await waits until all workers have ended. If one ends unexpectedly, or if done is closed, await ends the others. It
+// returns the error of the worker that failed first.
 func (l *Load) await(done <-chan struct{}) (err error) {
 	var kill <-chan time.Time
 	stop := func() {
@@ -238,7 +238,7 @@ func (l *Load) await(done <-chan struct{}) (err error) {
 				w.s.Stop.Store(1)
 			}
 			if w.start != nil {
-				_ = w.start.Close() // a worker that has not started ends because of this; it may be closed already
+				_ = w.start.Close() // ends a worker that has not started; the pipe may already be closed
 			}
 		}
 	}
@@ -264,7 +264,7 @@ func (l *Load) await(done <-chan struct{}) (err error) {
 	return err
 }
 
-// verdict returns an error if a worker did not end as it should.
+// verdict returns an error if a worker did not end properly.
 func (w *worker) verdict() error {
 	where := fmt.Sprintf("worker %d (process %d)", w.part, w.process.PID())
 	state := w.s.State.Load()
@@ -292,11 +292,11 @@ func (w *worker) verdict() error {
 	return fmt.Errorf("%s ended in state %d: %w", where, state, err)
 }
 
-// Close ends the workers, if they have not ended, and releases everything.
+// Close ends the workers, if they are still running, and releases all resources.
 func (l *Load) Close() error {
 	over := make(chan struct{})
 	close(over)
-	_ = l.await(over) // their errors no longer matter
+	_ = l.await(over) // their errors do not matter now
 	var errs []error
 	for _, w := range l.workers {
 		if w.mem != nil {
@@ -307,8 +307,8 @@ func (l *Load) Close() error {
 	return errors.Join(errs...)
 }
 
-// Run makes execs on the schedule and returns the result. Execs that are intended in the window count. If the context
-// ends first, Run returns its error; if a worker was killed, the error has the code fault.Invalid.
+// Run makes execs on the schedule and returns the result. Execs count if their intended start is in the window. If the
+// context ends first, Run returns its error. If a worker was killed, the error has the code fault.Invalid.
 func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	switch {
 	case s.Duration <= 0 || s.Warmup < 0:
@@ -328,7 +328,7 @@ func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 		m.Begin, m.Warm, m.End, m.Spin = uint64(s.Begin), uint64(warm), uint64(end), uint64(l.o.Spin)
 	}
 	for _, w := range l.workers {
-		_, _ = w.start.Write([]byte{1}) // if the worker has gone, its end is noticed
+		_, _ = w.start.Write([]byte{1}) // if the worker has ended, await will notice
 	}
 	running, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -357,7 +357,7 @@ func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	return l.result(s, cpu.seconds)
 }
 
-// result sums what the workers counted.
+// result adds up the counts of the workers.
 func (l *Load) result(s role.Schedule, cpu float64) (*load.Result, error) {
 	r := &load.Result{
 		Generator: Generator, Mode: load.Closed, Seconds: float64(s.Duration) / 1e9, TargetRate: l.o.Rate,
@@ -403,7 +403,7 @@ func (l *Load) result(s role.Schedule, cpu float64) (*load.Result, error) {
 	return r, sum.Into(r)
 }
 
-// merge adds a worker's counts, which have the same layout as those of h, and checks that they are n in all.
+// merge adds a worker's histogram, which has the same layout as h, to h. It checks that the histogram holds n values.
 func merge(h *hdrhistogram.Histogram, digits int64, counts []int64, n uint64) error {
 	before := h.TotalCount()
 	h.Merge(hdrhistogram.Import(&hdrhistogram.Snapshot{
@@ -415,8 +415,8 @@ func merge(h *hdrhistogram.Histogram, digits int64, counts []int64, n uint64) er
 	return nil
 }
 
-// errorName returns the kind of a failure for results: "execveat EACCES", "clone EAGAIN", "killed SIGSEGV", "exited
-// 1".
+// errorName returns the name of a failure in results, such as "execveat EACCES", "clone EAGAIN", "killed SIGSEGV" or
+// "exited 1".
 func errorName(kind, code int) string {
 	number := strconv.Itoa(code)
 	switch kind {
@@ -437,8 +437,8 @@ func errorName(kind, code int) string {
 	return "exited " + number
 }
 
-// Run runs a load, using the role protocol on conn: it starts the workers, sends the ready message, waits for the
-// start, executes, sends the result, and waits until the parent closes its end. If the parent closes earlier, Run ends
+// Run runs the load by the role protocol on conn: it starts the workers, sends the ready message, waits for the start,
+// makes execs, sends the result, and waits until the parent closes its end. If the parent closes earlier, Run ends
 // without an error.
 func Run(ctx context.Context, o Options, conn *role.Conn) (err error) {
 	l, err := New(o)

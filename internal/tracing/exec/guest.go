@@ -15,7 +15,7 @@ import (
 // Name is the load's name in specs.
 const Name = "exec"
 
-// asLoad implements the load for experiments. Its execs are events, which it counts in the kernel as well (Counting).
+// asLoad implements the load for experiments. Its execs are events, which Counting also counts in the kernel.
 type asLoad struct{}
 
 func init() { kind.Register(kind.Load, asLoad{}) }
@@ -45,7 +45,7 @@ func (asLoad) Check(o param.Values) error {
 	return nil
 }
 
-// CheckSetup refuses a second load that makes events.
+// CheckSetup refuses a second load that makes events, because the events of only one load are counted.
 func (asLoad) CheckSetup(s *kind.Setup, _ string, part *kind.Part) error {
 	if s.Loads[s.EventLoad()] != part {
 		return fmt.Errorf(`a second load of kind %s: the events of one are counted; give that more "workers"`, Name)
@@ -53,7 +53,7 @@ func (asLoad) CheckSetup(s *kind.Setup, _ string, part *kind.Part) error {
 	return nil
 }
 
-// Join starts counting before anything is in the load's control group.
+// Join starts the counting before any process is in the load's control group.
 func (asLoad) Join(t kind.Trial, name string, _ *kind.Part) (any, error) {
 	c, err := newCounting(t, name)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// gateCounts trips if the load's count and the kernel's disagree.
+// gateCounts trips if the load's count and the kernel's differ.
 var gateCounts = &measured.Gate{
 	Name: "counts", Breaks: []measured.Need{measured.Counted}, Quiet: ledger.Unknown,
 	Why: "one of two counts of events is wrong, and which is unknown; memory and times do not depend on it",
@@ -19,7 +19,7 @@ var gateCounts = &measured.Gate{
 // Gates returns the load's gates in addition to the usual ones.
 func (asLoad) Gates() []*measured.Gate { return []*measured.Gate{gateCounts} }
 
-// Metrics returns the metrics of the events that the load makes: how many there were, and the cost of making them.
+// Metrics returns the metrics of the events that the load makes: their number, and the cost of making them.
 func (asLoad) Metrics() []measured.Metric {
 	return []measured.Metric{
 		{
@@ -64,15 +64,15 @@ func (asLoad) Metrics() []measured.Metric {
 	}
 }
 
-// machineRate returns the CPU time of the whole machine per second.
+// machineRate returns the CPU seconds per second of the whole machine.
 func machineRate(m *measured.Measured) (float64, bool) {
 	c, seconds := m.Ledger.CPU, m.Ledger.Window.Seconds
-	// A ledger that covers only some of the machine has no total.
+	// A ledger that covers only a part of the machine has no total.
 	return measured.Rate(c.Capacity-c.Idle-c.Steal, seconds), seconds > 0 && c.Capacity > 0
 }
 
-// Count returns a metric's Value for a count of events, or for a number computed from such counts. of returns nil if
-// the trial does not have it.
+// Count returns the Value of a metric that is a count of events, or a number computed from such counts. of returns nil
+// if the trial does not have the count.
 func Count(of func(*record.Events) *int64) func(*measured.Measured) (float64, bool) {
 	return WhereEvents(func(m *measured.Measured) (float64, bool) {
 		n := of(m.Events)
@@ -83,7 +83,7 @@ func Count(of func(*record.Events) *int64) func(*measured.Measured) (float64, bo
 	})
 }
 
-// WhereEvents restricts a metric's Value to trials in which events are counted.
+// WhereEvents restricts the Value of a metric to trials in which events are counted.
 func WhereEvents(value func(*measured.Measured) (float64, bool)) func(*measured.Measured) (float64, bool) {
 	return func(m *measured.Measured) (float64, bool) {
 		if m.Events == nil {
@@ -93,8 +93,8 @@ func WhereEvents(value func(*measured.Measured) (float64, bool)) func(*measured.
 	}
 }
 
-// PerKiloevent returns a metric's Value: a cost per second of the ledger's window, divided by thousands of events per
-// second of the load's window.
+// PerKiloevent returns the Value of a metric that divides a cost per second of the ledger's window by the thousands of
+// events per second of the load's window.
 func PerKiloevent(cost func(*measured.Measured) (float64, bool)) func(*measured.Measured) (float64, bool) {
 	return WhereEvents(measured.Per(func(m *measured.Measured) (float64, bool) {
 		c, ok := cost(m)
@@ -102,7 +102,7 @@ func PerKiloevent(cost func(*measured.Measured) (float64, bool)) func(*measured.
 	}, kiloeventRate))
 }
 
-// kiloeventRate returns how many thousands of events were made per second.
+// kiloeventRate returns the number of events made per second, in thousands.
 func kiloeventRate(m *measured.Measured) (float64, bool) {
 	total := 0.0
 	for name, r := range m.Loads {
@@ -113,12 +113,12 @@ func kiloeventRate(m *measured.Measured) (float64, bool) {
 	return total / 1000, true
 }
 
-// Judge judges the load. It may use all of its CPU, because the execs are the work.
+// Judge judges the load. The load may use all of its CPU time, because the execs are its work.
 func (asLoad) Judge(m *measured.Measured, name string) []measured.Trip {
 	j := m.JudgeLoad(name)
 	r := j.Result
 	if r.Mode == load.Open {
-		// At most one exec of each worker can be in progress at the end.
+		// At the end of the window, at most one exec of each worker can be in progress.
 		late := max(r.Late-int64(r.Counts[CountWorkers]), 0)
 		seen, allowed := measured.Ratio(r.Done-late, r.Intended), m.Setup.Gates.Float("rate")
 		switch {
@@ -137,7 +137,8 @@ func (asLoad) Judge(m *measured.Measured, name string) []measured.Trip {
 	return append(j.Trips, judgeEvents(m)...)
 }
 
-// judgeErrors judges failures. In a storm, whose execs are not scheduled, it compares them with all attempts.
+// judgeErrors judges failed execs. In a storm, which has no schedule, it compares their number with that of all
+// attempts.
 func judgeErrors(j *measured.LoadJudge, allowed float64) {
 	failed := int64(0)
 	for _, n := range j.Result.Errors {
@@ -150,8 +151,8 @@ func judgeErrors(j *measured.LoadJudge, allowed float64) {
 	}
 }
 
-// judgeEvents checks that the load and the kernel counted the same events: otherwise a tracer cannot be judged by
-// either count. Losses of a tracer do not make a trial invalid.
+// judgeEvents checks that the load and the kernel counted the same events. Otherwise a tracer cannot be judged by
+// either count. A trial in which the tracer lost events is still valid.
 func judgeEvents(m *measured.Measured) []measured.Trip {
 	e := m.Events
 	if e == nil {

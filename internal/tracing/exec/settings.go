@@ -5,7 +5,7 @@ import (
 	"tare/internal/lib/param"
 )
 
-// Storm is the rate of a load that executes as fast as it can.
+// Storm is the value of the setting rate for a load that makes execs as fast as it can.
 const Storm = "storm"
 
 // Settings are the load's settings in specs and on the command line.

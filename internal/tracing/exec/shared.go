@@ -13,32 +13,33 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// layout identifies the memory that role and worker share: LAYOUT in c/worker.c.
+// layout identifies the version of the memory that the role and a worker share: LAYOUT in c/worker.c.
 const layout = 0x74617265_00000001
 
-// The final states of a worker.
+// The states of a worker. All except stateReady are final.
 const (
 	stateReady   = iota + 1
 	stateDone    // the schedule is over
 	stateStopped // it was stopped before the schedule was over
-	stateLayout  // the worker was compiled with another struct shared
-	stateOrphan  // its parent had ended before it began
+	stateLayout  // the worker was compiled with a different struct shared
+	stateOrphan  // the role had ended before the worker began
 	stateFailed  // a system call failed that never should
 )
 
-// What can prevent an exec.
+// The kinds of failed attempts.
 const (
-	kindClone  = iota // by errno
-	kindExec          // by errno
-	kindKilled        // by signal
-	kindExited        // by exit code, if it is not 0
+	kindClone  = iota // the code is an errno
+	kindExec          // the code is an errno
+	kindKilled        // the code is a signal
+	kindExited        // the code is an exit code other than 0
 	kinds
 )
 
-// codes bounds the values of errno, signals and exit codes.
+// codes is larger than any errno, signal or exit code.
 const codes = 256
 
-// The sizes of histograms of 1 to load.Longest, with 3 and with 2 significant digits, in HdrHistogram's layout.
+// The sizes of histograms for values from 1 to load.Longest, with 3 and with 2 significant digits, in HdrHistogram's
+// layout.
 const (
 	fineCounts   = 28672
 	coarseCounts = 3968
@@ -54,7 +55,7 @@ type coarse struct {
 	Counts [coarseCounts]int64
 }
 
-// shared is the memory that role and worker share; struct shared in c/worker.c describes the fields.
+// shared is the memory that the role and a worker share. struct shared in c/worker.c describes its fields.
 type shared struct {
 	Layout, Size, Parent, CPU uint64
 	Name, Argv0               [16]byte
@@ -76,7 +77,7 @@ type shared struct {
 
 const sharedSize = int(unsafe.Sizeof(shared{}))
 
-// newShared makes the memory, and the file through which a worker maps it.
+// newShared creates the shared memory, and the file from which a worker maps it.
 func newShared(name string) (s *shared, mem []byte, file *os.File, err error) {
 	if file, err = memfd(name, false); err != nil {
 		return nil, nil, nil, err
@@ -90,7 +91,7 @@ func newShared(name string) (s *shared, mem []byte, file *os.File, err error) {
 	return (*shared)(unsafe.Pointer(unsafe.SliceData(mem))), mem, file, nil
 }
 
-// program puts a program into a file in memory.
+// program writes a program to a file in memory.
 func program(name string, code []byte) (*os.File, error) {
 	file, err := memfd(name, true)
 	if err != nil {
@@ -102,8 +103,8 @@ func program(name string, code []byte) (*os.File, error) {
 	return file, nil
 }
 
-// memfd makes a file in memory. Kernels from 6.3 on require a flag that says whether it will be executed, which older
-// ones do not know.
+// memfd creates a file in memory. From Linux 6.3 on, a flag should say whether the file will be executed. Older kernels
+// refuse that flag.
 func memfd(name string, executable bool) (*os.File, error) {
 	flags := unix.MFD_CLOEXEC | unix.MFD_NOEXEC_SEAL
 	if executable {

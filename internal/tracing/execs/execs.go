@@ -1,8 +1,9 @@
-// Package execs counts, in the kernel, the execs of tasks by their v2 control group. The count does not depend on who
-// makes or reports the execs, and nothing can be dropped from it: one small BPF program increments a counter of the
-// CPU it runs on, without a buffer or a reader.
+// Package execs counts, in the kernel, the execs of tasks in a v2 control group. The count does not depend on what
+// makes or reports the execs, and no exec can be dropped from it: one small BPF program increments a counter of the CPU
+// on which it runs, without a buffer or a reader.
 //
-// Only successful execs count (tracepoint sched_process_exec). An exec belongs to the task's group at that time.
+// Only successful execs count (tracepoint sched_process_exec). An exec belongs to the group that the task is in at that
+// time.
 package execs
 
 //go:generate go run github.com/cilium/ebpf/cmd/bpf2go -target bpfel -cc clang -cflags "-O2 -g -Wall -Werror" execs bpf/execs.bpf.c
@@ -20,16 +21,16 @@ import (
 	"tare/internal/scale/host/cgroup"
 )
 
-// tracepoint is where the program is attached.
+// tracepoint is the tracepoint to which the program is attached.
 const tracepoint = "sched_process_exec"
 
 // Counts are totals since Open.
 type Counts struct {
 	All   uint64 // execs of the whole machine
-	Group uint64 // those in the control group itself, not in groups below it
+	Group uint64 // execs in the control group itself, without the groups below it
 }
 
-// Counter counts until Close. It must not be used concurrently.
+// Counter counts execs until Close. It must not be used concurrently.
 type Counter struct {
 	objects execsObjects
 	link    link.Link
@@ -37,8 +38,8 @@ type Counter struct {
 	values  []uint64 // one for each CPU
 }
 
-// Open begins to count the execs of the machine and of a v2 control group, by its id (CgroupID). Its errors have code
-// fault.Machine: this machine does not support it, or this process lacks privileges.
+// Open begins to count the execs of the machine, and those of the v2 control group with an id (CgroupID). The error has
+// the code fault.Machine if this machine does not support the counting, or this process lacks privileges.
 func Open(group uint64) (c *Counter, err error) {
 	const hint = "run as root on Linux 5.8 or newer"
 	c = &Counter{group: group}
@@ -75,8 +76,8 @@ func (c *Counter) Close() error {
 	return errors.Join(append(errs, c.objects.Close())...)
 }
 
-// Read returns the totals. The group's is read first, so that it is never more than All, which may include a few later
-// ones.
+// Read returns the totals. It reads the group's first, so that Group never exceeds All, which may include a few later
+// execs.
 func (c *Counter) Read() (n Counts, err error) {
 	if n.Group, err = c.sum(c.objects.TareExecsBy, c.group); err == nil {
 		n.All, err = c.sum(c.objects.TareExecsAll, uint32(0))
@@ -84,7 +85,7 @@ func (c *Counter) Read() (n Counts, err error) {
 	return n, err
 }
 
-// sum adds the counters of all CPUs.
+// sum adds up the counters of all CPUs.
 func (c *Counter) sum(m *ebpf.Map, key any) (sum uint64, err error) {
 	if err := m.Lookup(key, &c.values); err != nil {
 		return 0, fmt.Errorf("reading the counters of execs: %w", err)
@@ -95,11 +96,12 @@ func (c *Counter) sum(m *ebpf.Map, key any) (sum uint64, err error) {
 	return sum, nil
 }
 
-// Missed returns how often the kernel did not run the program, on all CPUs since Open: execs that are in no count.
-// While it is 0 the counts are exact. Before Linux 5.12, which does not report it, the error has code fault.Machine.
+// Missed returns how often the kernel skipped the program, on all CPUs since Open. These execs are in no count; while
+// it is 0, the counts are exact. Before Linux 5.12, which does not report the number, the error has the code
+// fault.Machine.
 func (c *Counter) Missed() (uint64, error) {
-	// cilium/ebpf has the same function, but returns 0 if the kernel does not report it.
-	const getInfo, misses = 15, 208 / 8 // BPF_OBJ_GET_INFO_BY_FD, offset of recursion_misses (uapi/linux/bpf.h)
+	// cilium/ebpf has a function for this, but it returns 0 if the kernel does not report the number.
+	const getInfo, misses = 15, 208 / 8 // BPF_OBJ_GET_INFO_BY_FD; index of recursion_misses in uint64s (uapi/linux/bpf.h)
 	var info [misses + 1]uint64         // the beginning of struct bpf_prog_info
 	attr := struct {
 		fd, len uint32

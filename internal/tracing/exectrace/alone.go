@@ -21,7 +21,7 @@ var Alone = &kind.Alone{Run: runAlone, Examples: []string{
 	"--output count",
 }}
 
-// Process returns the settings of the command, whose output can also be a table for people.
+// Process returns the settings of the command. Unlike in specs, the output can also be a table for people.
 var Process = func() []param.Setting {
 	settings := slices.Concat(Settings, []param.Setting{
 		{Name: "cgroup", Type: param.TypeText, Reach: param.ReachFile,
@@ -32,8 +32,8 @@ var Process = func() []param.Setting {
 	return settings
 }()
 
-// runAlone traces until ctx ends. SIGUSR1 prints statistics. A second signal to end ends it at once, even if the
-// reader of the output does not read.
+// runAlone traces until ctx ends. SIGUSR1 makes it print statistics. A second signal to end kills the process at once,
+// even if no process reads the output.
 func runAlone(ctx context.Context, out, log io.Writer, v param.Values) error {
 	o, err := OptionsOf(v)
 	if err != nil {

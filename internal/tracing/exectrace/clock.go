@@ -10,13 +10,13 @@ import (
 // clock converts the kernel's time since boot to the time of day.
 type clock struct {
 	offset int64 // nanoseconds from CLOCK_BOOTTIME to CLOCK_REALTIME
-	read   int64 // time of day of the last reading of the clocks, nanoseconds
-	second int64 // the second that text is for
+	read   int64 // time of day when the clocks were last read, ns
+	second int64 // the second for which text was formatted
 	text   []byte
-	table  bool // for people: local time of day, to the microsecond; else RFC 3339 in UTC, with nine digits
+	table  bool // for people: local time of day, in microseconds; otherwise RFC 3339 in UTC, in nanoseconds
 }
 
-// set is called for each batch. Once per second it reads the clocks, because the time of day may have been set.
+// set is called for each batch. It reads the clocks once per second, because the time of day may have been changed.
 func (c *clock) set() {
 	now := time.Now().UnixNano()
 	if since := now - c.read; c.read != 0 && since >= 0 && since < int64(time.Second) {
@@ -24,12 +24,12 @@ func (c *clock) set() {
 	}
 	var boot unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &boot); err != nil {
-		panic(fmt.Sprintf("reading CLOCK_BOOTTIME: %v", err)) // there since Linux 2.6.39
+		panic(fmt.Sprintf("reading CLOCK_BOOTTIME: %v", err)) // cannot fail: the clock exists since Linux 2.6.39
 	}
 	c.read, c.offset = now, now-boot.Nano()
 }
 
-// append appends a time given in nanoseconds since boot. The part that is the same within a second is formatted once.
+// append formats a time in nanoseconds since boot. The part that is the same for a whole second is formatted once.
 func (c *clock) append(b []byte, boot uint64) []byte {
 	t := int64(boot) + c.offset
 	second, nanos := t/1e9, t%1e9

@@ -9,16 +9,16 @@ import (
 	"unsafe"
 )
 
-// event is one exec in the ring.
+// event is one exec from the ring.
 type event struct {
 	head *exectraceEvent
 	name []byte // file name
-	args []byte // each followed by a zero byte; the last may be cut
+	args []byte // each followed by a zero byte; the last may be truncated
 }
 
 const headBytes = int(unsafe.Sizeof(exectraceEvent{}))
 
-// decode decodes a record; false: it is invalid.
+// decode decodes a record. It returns false if the record is invalid.
 func decode(record []byte) (event, bool) {
 	if len(record) < headBytes {
 		return event{}, false
@@ -36,13 +36,13 @@ func (e event) comm() []byte {
 	return comm
 }
 
-// nextArg splits off the text before the first zero byte, such as the first argument.
+// nextArg splits args at the first zero byte.
 func nextArg(args []byte) (first, rest []byte) {
 	first, rest, _ = bytes.Cut(args, []byte{0})
 	return first, rest
 }
 
-// appendJSON appends the event as a line of JSON. It allocates only when the batch must grow.
+// appendJSON appends the event as a line of JSON. It allocates memory only if the batch must grow.
 func (e event) appendJSON(b []byte, c *clock, g *group) []byte {
 	h := e.head
 	b = append(b, `{"time":"`...)
@@ -79,7 +79,7 @@ func (e event) appendJSON(b []byte, c *clock, g *group) []byte {
 	return append(b, '}', '\n')
 }
 
-// appendJSONString appends bytes as a JSON string, like encoding/json (without escaping for HTML): invalid UTF-8
+// appendJSONString appends bytes as a JSON string, like encoding/json, but without escaping for HTML. Invalid UTF-8
 // becomes U+FFFD.
 func appendJSONString(b, s []byte) []byte {
 	if plain(s) {
@@ -92,7 +92,7 @@ func appendJSONString(b, s []byte) []byte {
 	return append(b, bytes.TrimSuffix(out.Bytes(), []byte{'\n'})...)
 }
 
-// plain reports whether bytes need no escaping in a JSON string, as in most execs.
+// plain reports whether bytes need no escaping in a JSON string. In most execs they do not.
 func plain(s []byte) bool {
 	for _, c := range s {
 		if c < ' ' || c == '"' || c == '\\' || c >= utf8.RuneSelf {
@@ -105,7 +105,7 @@ func plain(s []byte) bool {
 // tableHead is the heading of the columns that appendTable fills.
 const tableHead = "TIME            UID      PID      PPID     COMM             CGROUP                   COMMAND\n"
 
-// appendTable appends the event as a line for people: the arguments if there are any, else the file name.
+// appendTable appends the event as a line for people, with the file name and the arguments.
 func (e event) appendTable(b []byte, c *clock, g *group) []byte {
 	h := e.head
 	b = append(c.append(b, h.Time), ' ')
@@ -129,7 +129,7 @@ func (e event) appendTable(b []byte, c *clock, g *group) []byte {
 	return append(b, '\n')
 }
 
-// column calls add, and pads its output with spaces; at least one follows in any case.
+// column calls add and pads its output with spaces to a width. It appends at least one space.
 func column(b []byte, width int, add func([]byte) []byte) []byte {
 	from := len(b)
 	b = append(add(b), ' ')
@@ -139,7 +139,7 @@ func column(b []byte, width int, add func([]byte) []byte) []byte {
 	return b
 }
 
-// appendWord appends bytes as one word, quoted if it would otherwise not be one, or contains terminal control
+// appendWord appends bytes as one word. It quotes them if they are not one word, or contain terminal control
 // characters.
 func appendWord(b, s []byte) []byte {
 	quoted := len(s) == 0

@@ -1,7 +1,7 @@
-// Package exectrace is a tracer of execs: one eBPF program, a ring buffer, and a process that writes the events in it.
-// It is the tracer that Tare compares others with, so it is made to be cheap, and to be accurate when it lacks CPU
-// time: every exec that its program saw is delivered, or counted as lost where it was lost. docs/exectrace.md has the
-// fields, the stages of loss and the limits.
+// Package exectrace is a tracer of execs: one eBPF program, a ring buffer, and a process that writes the events from
+// the ring. Tare compares other tracers with it, so it is made to be cheap, and to be accurate even if it lacks CPU
+// time: every exec that its program saw is delivered, or counted as lost at the stage that lost it. docs/exectrace.md
+// describes the fields, the stages of loss and the limits.
 package exectrace
 
 import (
@@ -22,7 +22,7 @@ import (
 const (
 	JSON  = "json"  // one object on a line for each event
 	Table = "table" // one line for each event, for people
-	Count = "count" // running totals each second as JSON lines, no events
+	Count = "count" // running totals once per second as JSON lines, no events
 )
 
 // Outputs are the values of Options.Output.
@@ -31,13 +31,13 @@ var Outputs = []string{JSON, Table, Count}
 // Defaults of Options.
 const (
 	DefaultArgs = 1024 // bytes
-	// In bytes: enough for 8,000 execs with short arguments, or for a fifth of a second of the worst storm on two
-	// CPUs.
+	// DefaultRing is in bytes. It has room for 8,000 execs with short arguments, or for a fifth of a second of the worst
+	// storm on two CPUs.
 	DefaultRing    = 1 << 20
 	DefaultLatency = 50 * time.Millisecond // at most 20 wake-ups per second
 )
 
-// NoArgs is the value of Options.Args for keeping no arguments.
+// NoArgs is the value of Options.Args that keeps no arguments.
 const NoArgs = -1
 
 const (
@@ -47,18 +47,18 @@ const (
 	maxLatency = time.Second
 )
 
-// Options configures a tracer.
+// Options configures the tracer.
 type Options struct {
-	CgroupDir string // cgroup v2 directory: execs in it and below it are traced; empty: those of the whole machine
+	CgroupDir string // cgroup v2 directory: traces execs in it and below it; empty: the whole machine
 	Output    string // JSON, Table or Count; empty: JSON
-	Args      int    // bytes kept of each exec's arguments; 0: DefaultArgs; or NoArgs
+	Args      int    // bytes kept of each exec's arguments; 0: DefaultArgs; NoArgs: none
 	Ring      int    // bytes of the ring buffer, a power of two; 0: DefaultRing
-	// Latency is how long an event may wait for others, so that they are delivered together; 0: DefaultLatency.
+	// Latency is how long an event may wait for others, so that several are delivered together. 0 means DefaultLatency.
 	Latency time.Duration
-	For     time.Duration // when to end; 0: only when the context does
+	For     time.Duration // how long to trace; 0: until the context ends
 	Lean    bool          // the process does nothing else, so its memory can be kept small (see lean)
 
-	Tell <-chan os.Signal `json:"-"` // each value makes it print statistics; may be nil
+	Tell <-chan os.Signal `json:"-"` // each value makes the tracer print statistics; may be nil
 }
 
 // withDefaults fills in defaults.
@@ -70,12 +70,13 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Run traces until ctx ends, or o.For is over, and then delivers what is still in the ring. Events go to out; messages
-// go to log, as lines of text: that the tracer is attached ("exectrace: ready"), and statistics (see Statistics).
+// Run traces until ctx ends or o.For is over, and then delivers the events that are still in the ring. Events go to
+// out. Messages go to log, as lines of text: that the tracer is attached ("exectrace: ready"), and statistics (see
+// Statistics).
 //
-// An error with the code fault.Usage is about the options. One with the code fault.Machine is about a machine that
-// does not support it, or about output that cannot be written: events lost because of that are counted, and statistics
-// are printed.
+// An error with the code fault.Usage is about the options. An error with the code fault.Machine means that the machine
+// does not support the tracer, or that output could not be written; events lost because of that are counted, and
+// statistics are printed.
 func Run(ctx context.Context, o Options, out, log io.Writer) error {
 	o = o.withDefaults()
 	layout, err := cgroup.Discover(cgroup.Roots{})
@@ -94,14 +95,14 @@ func Run(ctx context.Context, o Options, out, log io.Writer) error {
 	return errors.Join(err, t.groups.close(), k.close())
 }
 
-// batchBytes is the maximum size of one write: 50 ms of the worst storm of two CPUs. Each write costs more than its
-// own time, because it wakes the thread with which the Go runtime monitors system calls.
+// batchBytes is the size at which a batch is written, in bytes: 50 ms of the worst storm of two CPUs. Each write costs
+// more than its own time, because it wakes the thread with which the Go runtime monitors system calls.
 const batchBytes = 512 << 10
 
-// releaseEvery is the number of events after which their room in the ring is freed.
+// releaseEvery is the number of events after which their space in the ring is released.
 const releaseEvery = 64
 
-// tracer is a running tracer. It belongs to one goroutine.
+// tracer is a running tracer. Only one goroutine uses it.
 type tracer struct {
 	options Options
 	kernel  *kernel
@@ -112,15 +113,15 @@ type tracer struct {
 	clock  clock
 	batch  []byte // output to be written
 	events uint64 // number of events in the batch
-	failed error  // why nothing can be written any more
+	failed error  // why no output can be written any more; nil: it can
 
 	delivered  uint64
 	lostReader uint64 // invalid records
-	lostOutput uint64 // events of failed writes, and those after them
-	truncated  uint64 // events whose arguments were cut, delivered or not
+	lostOutput uint64 // events of failed writes, and all events after them
+	truncated  uint64 // events whose arguments were truncated, delivered or not
 	unreadable uint64 // events that could be read only in part
-	toldLost   uint64 // lost in the last statistics
-	counted    uint64 // Count: delivered as of the last line
+	toldLost   uint64 // lost events in the statistics printed last
+	counted    uint64 // with Count: delivered events in the last line
 }
 
 func (t *tracer) run(ctx context.Context) error {
@@ -155,11 +156,11 @@ func (t *tracer) run(ctx context.Context) error {
 	return t.failed
 }
 
-// loop delivers events until it must end, or nothing can be written any more.
+// loop delivers events until it must end, or until no output can be written any more.
 func (t *tracer) loop(ctx context.Context, w *waiter) {
 	now := time.Now()
 	second, end := now.Add(time.Second), now.Add(t.options.For)
-	busy := false // there were events since the last look at the losses
+	busy := false // there have been events since the last call of look
 	for ended := false; ; {
 		some := t.drain()
 		now = time.Now()
@@ -171,8 +172,8 @@ func (t *tracer) loop(ctx context.Context, w *waiter) {
 			t.look()
 			second, busy = now.Add(time.Second), some
 		}
-		// After a batch it sleeps, so that the next is a batch as well. After a sleep without an event it waits for
-		// the next one.
+		// After a batch the tracer sleeps for the latency, so that the next events form a batch as well. After a sleep
+		// without events it waits for the next event.
 		state, until := exectraceReaderRESTS, now.Add(t.options.Latency)
 		if !some {
 			state, until = exectraceReaderIDLE, time.Time{}
@@ -194,7 +195,7 @@ func (t *tracer) loop(ctx context.Context, w *waiter) {
 	}
 }
 
-// earlier returns the earlier of two times; a zero a means never.
+// earlier returns the earlier of two times. A zero a means never.
 func earlier(a, b time.Time) time.Time {
 	if a.IsZero() || b.Before(a) {
 		return b
@@ -202,7 +203,7 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// drain delivers what is in the ring at this moment, and reports whether there was an event.
+// drain delivers the events that are in the ring now, and reports whether there were any.
 func (t *tracer) drain() (some bool) {
 	r := t.kernel.ring
 	t.clock.set()
@@ -217,7 +218,7 @@ func (t *tracer) drain() (some bool) {
 			r.release()
 		}
 		if len(t.batch) >= batchBytes {
-			r.release() // the write may block for long
+			r.release() // the write may block for a long time
 			t.write()
 		}
 	}
@@ -226,7 +227,7 @@ func (t *tracer) drain() (some bool) {
 	return n > 0
 }
 
-// deliver moves one record from the ring into the batch.
+// deliver adds one record from the ring to the batch.
 func (t *tracer) deliver(record []byte) {
 	e, ok := decode(record)
 	if !ok {
@@ -254,7 +255,7 @@ func (t *tracer) deliver(record []byte) {
 	t.events++
 }
 
-// write writes the batch. If a write fails part-way, its complete lines count as delivered.
+// write writes the batch. If a write fails partway, the complete lines that it wrote count as delivered.
 func (t *tracer) write() {
 	if len(t.batch) == 0 {
 		return
@@ -279,7 +280,7 @@ func (t *tracer) fail(err error) {
 	}
 }
 
-// look reports totals and new losses. It runs every second, and when events have stopped.
+// look reports totals and new losses. It runs every second while there are events, and when they have stopped.
 func (t *tracer) look() {
 	if t.options.Output == Count {
 		t.count()

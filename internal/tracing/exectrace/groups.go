@@ -11,26 +11,26 @@ import (
 	"tare/internal/scale/host/cgroup"
 )
 
-// groups looks up the paths of control groups, each once. It asks the kernel for the one group (open_by_handle_at), at
-// a cost that does not depend on how many the machine has.
+// groups looks up the paths of control groups, each only once. It asks the kernel for the group with an id
+// (open_by_handle_at), at a cost that does not depend on the number of groups on the machine.
 type groups struct {
 	hierarchy *cgroup.Hierarchy // nil if v2 is not mounted
 	mount     *os.File
 	seen      map[uint64]*group
 }
 
-// group is a control group in the output. One that was removed before its first event was delivered is named by its
+// group is a control group as printed. A group that was removed before its first event was delivered is named by its
 // id.
 type group struct {
 	text []byte
 	json []byte // as a JSON string
 }
 
-// maxGroups limits the cache of groups.
+// maxGroups is the maximum number of groups in the cache.
 const maxGroups = 4096
 
-// handleType is the file handle type of control groups: FILEID_KERNFS of include/linux/exportfs.h. The handle is the
-// id.
+// handleType is the file handle type of control groups: FILEID_KERNFS in include/linux/exportfs.h. The handle is the
+// group's id.
 const handleType = 0xfe
 
 func newGroups(l *cgroup.Layout) *groups {
@@ -50,7 +50,7 @@ func (g *groups) close() error {
 	return g.mount.Close()
 }
 
-// of returns the group with an id. It allocates only for a new one.
+// of returns the group with an id. It allocates memory only for a new group.
 func (g *groups) of(id uint64) *group {
 	if one := g.seen[id]; one != nil {
 		return one
@@ -74,7 +74,7 @@ func (g *groups) path(id uint64) string {
 	fd, err := unix.OpenByHandleAt(int(g.mount.Fd()), unix.NewFileHandle(handleType, handle[:]),
 		unix.O_PATH|unix.O_CLOEXEC)
 	if err != nil {
-		return unknown // it was removed
+		return unknown // the group was removed
 	}
 	defer unix.Close(fd)
 	path, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(fd))

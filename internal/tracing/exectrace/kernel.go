@@ -17,24 +17,25 @@ import (
 	"tare/internal/scale/host/cgroup"
 )
 
-// kernel is the loaded part of the tracer. It disappears when it is closed, or when its process ends in any way.
+// kernel is the part of the tracer in the kernel. It disappears when it is closed, or when this process ends in any
+// way.
 type kernel struct {
 	objects   objects
 	link      link.Link // nil while not attached
 	ring      *ring
 	counts    []exectraceCounts // by CPU
-	reader    *uint32           // in struct state: what the reader is doing
+	reader    *uint32           // the reader's state, in struct state
 	wakeBytes uint64
 	mapped    bpf.Mapped
 }
 
-// objects are all loaded objects. Variables are not among them: bpf2go's own would be loaded too, in a separate map.
+// objects are all loaded objects, without the variables: bpf2go's type would also load those, in a separate map.
 type objects struct {
 	exectracePrograms
 	exectraceMaps
 }
 
-// load loads everything but the link.
+// load loads the programs and maps, without attaching the program.
 func load(o Options, l *cgroup.Layout) (_ *kernel, err error) {
 	k := &kernel{wakeBytes: uint64(o.Ring) / 2}
 	defer func() {
@@ -100,7 +101,7 @@ func (k *kernel) attach() error {
 	return nil
 }
 
-// detach ends tracing. When it returns, no program of the tracer is running any more, so every event is in the ring or
+// detach ends tracing. When it returns, no program of the tracer is running, so every event is in the ring or is
 // counted as lost.
 func (k *kernel) detach() error {
 	if k.link == nil {
@@ -114,7 +115,7 @@ func (k *kernel) detach() error {
 	return bpf.WaitForPrograms()
 }
 
-// counted returns the execs that the program saw, and those for which the ring had no room.
+// counted returns the number of execs that the program saw, and the number for which the ring had no room.
 func (k *kernel) counted() (seen, lost uint64) {
 	for i := range k.counts {
 		lost += atomic.LoadUint64(&k.counts[i].Lost) // before seen: see struct counts
@@ -123,7 +124,7 @@ func (k *kernel) counted() (seen, lost uint64) {
 	return seen, lost
 }
 
-// missed returns the runs that the kernel skipped; nil if it does not report them.
+// missed returns the number of runs that the kernel skipped, or nil if the kernel does not report it.
 func (k *kernel) missed() *uint64 {
 	stats, err := k.objects.TareExectrace.Stats()
 	if err != nil {
@@ -145,7 +146,7 @@ func (k *kernel) close() error {
 	return errors.Join(append(errs, k.objects.exectracePrograms.Close(), k.objects.exectraceMaps.Close())...)
 }
 
-// openGroup opens the control group to trace.
+// openGroup opens the directory of the control group to trace.
 func openGroup(dir string, l *cgroup.Layout) (*os.File, error) {
 	hidden := func(err error) error {
 		return fault.Wrap(err, fault.Machine, dir, "run as root, or with CAP_DAC_READ_SEARCH",
@@ -174,7 +175,7 @@ func openGroup(dir string, l *cgroup.Layout) (*os.File, error) {
 	return f, nil
 }
 
-// explain turns an error of the kernel into a fault with a hint.
+// explain converts an error of the kernel to a fault with a hint.
 func explain(err error) error {
 	var verifier *ebpf.VerifierError
 	var known *fault.Error

@@ -11,28 +11,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lean frees memory that this process has and does not need. A tracer runs on every node, all the time, and Tare's
+// lean frees memory that this process has and does not need. A tracer runs on every node all the time, and Tare's
 // binary is large for this task: when it starts, the initialization of its libraries touches 20 MB that a tracer never
 // uses.
 //
-//   - Garbage is collected when the heap is a fifth larger than what is in use, not twice as large: a running tracer
+//   - Garbage is collected when the heap is a fifth larger than the live data, not twice as large: a running tracer
 //     makes next to no garbage.
 //   - Pages of the binary that were only read are dropped. They are in the page cache, and the few that are needed are
 //     mapped again from there.
 //   - One thread at a time runs Go code: there is one reader, and other threads would be woken without having work.
 //
-// It changes settings of the whole process: see Options.Lean.
+// lean changes settings of the whole process: see Options.Lean.
 func lean() {
 	debug.SetGCPercent(20)
 	runtime.GOMAXPROCS(1)
-	_ = dropCode() // first, because collecting garbage takes memory too; without it, only more memory is in use
+	_ = dropCode() // first, because collection takes memory too; an error only means that more memory is in use
 	debug.FreeOSMemory()
 }
 
-// dropCode drops the pages of the binary that are mapped read-only. It leaves alone a mapping in which pages were
-// written nevertheless, such as the relocations of a dynamic binary, because they would be lost. It also leaves alone
-// every mapping of another file: the mapping may be gone when its turn comes, and what is then at its addresses,
-// perhaps a stack of a new thread, would be lost.
+// dropCode drops the pages of the binary that are mapped read-only. It leaves alone a mapping with pages that were
+// written nevertheless, such as the relocations of a dynamic binary, because the changes would be lost. It also leaves
+// alone mappings of other files. Such a mapping may be gone when its turn comes, and other memory at its addresses,
+// perhaps the stack of a new thread, would be lost.
 func dropCode() error {
 	maps, err := os.ReadFile("/proc/self/smaps")
 	if err != nil {
@@ -53,8 +53,8 @@ func dropCode() error {
 // mapping is an address range of this process.
 type mapping struct{ from, to uintptr }
 
-// droppable finds the mappings of a file, in the format of proc_pid_smaps(5), that are private, read-only, and never
-// written.
+// droppable finds those mappings of a file that are private, read-only and never written, in text in the format of
+// proc_pid_smaps(5).
 func droppable(smaps []byte, file string) (found []mapping) {
 	var m mapping
 	for text := range bytes.Lines(smaps) {
@@ -74,7 +74,7 @@ func droppable(smaps []byte, file string) (found []mapping) {
 			if err1 == nil && err2 == nil && a < b {
 				m = mapping{uintptr(a), uintptr(b)}
 			}
-		// after the line of its mapping
+		// This line comes after the line of its mapping.
 		case len(fields) == 3 && string(fields[0]) == "Anonymous:" && string(fields[1]) == "0" && m.from < m.to:
 			found = append(found, m)
 		}

@@ -12,27 +12,28 @@ import (
 	"tare/internal/lib/lists"
 )
 
-// ring is the reader's side of a BPF ring buffer. Unlike cilium/ebpf's it returns records in place, without a copy,
-// and frees room in batches, because the reader's position is on a cache line that every writer reads.
+// ring is the reader's side of a BPF ring buffer. Unlike cilium/ebpf's reader, it returns records in place, without a
+// copy, and releases space in batches, because the reader's position is on a cache line that every writer reads.
 //
-// Layout (kernel/bpf/ringbuf.c): a page with the reader's position, a page with the writers' position, and the data,
-// mapped twice in succession so that a record that wraps around is contiguous. Only the first data mapping is used
-// here, because each counts as resident memory; a record that wraps around is assembled in joined.
+// The buffer consists of a page with the reader's position, a page with the writers' position, and the data, which the
+// kernel maps twice in succession so that a record that wraps around is contiguous (kernel/bpf/ringbuf.c). The ring
+// maps the data only once, because each mapping counts as resident memory. It copies a record that wraps around to
+// joined.
 type ring struct {
 	consumer, producer *uint64 // bytes read and written so far; atomic
 	data               []byte
-	joined             []byte // the last record that wrapped around
+	joined             []byte // copy of the last record that wrapped around
 	mask               uint64
 	at                 uint64 // position up to which records were taken
 	mapped             [][]byte
 }
 
-// The header of a record: its length, with two flags (include/uapi/linux/bpf.h).
+// The header of a record has the record's length with two flags (include/uapi/linux/bpf.h).
 const (
 	maxRecord     = headBytes + 4096 + maxArgs // bytes: struct record
 	recordHead    = 8
-	recordBusy    = 1 << 31 // not written yet
-	recordDiscard = 1 << 30 // must be skipped
+	recordBusy    = 1 << 31 // the record is not written yet
+	recordDiscard = 1 << 30 // the record must be skipped
 )
 
 func newRing(m *ebpf.Map) (*ring, error) {
@@ -57,15 +58,15 @@ func newRing(m *ebpf.Map) (*ring, error) {
 // produced returns the writers' position.
 func (r *ring) produced() uint64 { return atomic.LoadUint64(r.producer) }
 
-// waiting returns how many bytes are in the ring and not taken.
+// waiting returns the number of bytes in the ring that have not been taken.
 func (r *ring) waiting() uint64 { return r.produced() - r.at }
 
 // next takes the next record before end, which is valid until the next call of next or release. It returns false if
-// there is none, or if the next is still being written.
+// there is no record, or if the next record is still being written.
 func (r *ring) next(end uint64) ([]byte, bool) {
 	for r.at < end {
 		at := r.at & r.mask
-		head := atomic.LoadUint32((*uint32)(unsafe.Pointer(&r.data[at]))) // before the data: the writer sets it last
+		head := atomic.LoadUint32((*uint32)(unsafe.Pointer(&r.data[at]))) // before the data, because the writer sets it last
 		if head&recordBusy != 0 {
 			return nil, false
 		}
@@ -85,7 +86,7 @@ func (r *ring) next(end uint64) ([]byte, bool) {
 	return nil, false
 }
 
-// release frees the room of all records that were taken.
+// release releases the space of all records that were taken.
 func (r *ring) release() { atomic.StoreUint64(r.consumer, r.at) }
 
 func (r *ring) close() error {

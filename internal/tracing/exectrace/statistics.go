@@ -5,26 +5,27 @@ import (
 	"fmt"
 )
 
-// Statistics account for every exec that the program saw, by stage: Seen = Delivered + Lost + Pending. They are
-// numbers of events since the tracer was attached.
+// Statistics account for every exec that the program saw: Seen = Delivered + Lost + Pending. The fields are numbers of
+// events since the tracer was attached.
 type Statistics struct {
-	Event       string `json:"event,omitempty"` // "statistics", among lines of another kind
+	Event       string `json:"event,omitempty"` // "statistics", if the line is among others
 	Seen        uint64 `json:"seen"`            // by the program, after the filter
-	Delivered   uint64 `json:"delivered"`       // written; with Count: counted
+	Delivered   uint64 `json:"delivered"`       // written; with Count, counted
 	Lost        uint64 `json:"lost"`            // at all stages together
 	LostReserve uint64 `json:"lost_reserve"`    // the ring had no room
 	LostReader  uint64 `json:"lost_reader"`     // the record was invalid
-	LostOutput  uint64 `json:"lost_output"`     // the write failed, or one before it
+	LostOutput  uint64 `json:"lost_output"`     // the write failed, or an earlier one had
 	Pending     uint64 `json:"pending"`         // not delivered yet; 0 at the end
 	Truncated   uint64 `json:"truncated"`       // arguments cut at Options.Args
-	// Unreadable: arguments or file name were not in memory; such events are delivered, and marked
+	// Unreadable counts events whose arguments or file name were not in memory. They are delivered, and marked.
 	Unreadable uint64 `json:"unreadable"`
-	// Missed is how often the kernel skipped the program because it was already running on that CPU (since Linux 6.1, of
-	// a tracepoint): execs of the whole machine that were not seen. nil if the kernel does not report it.
+	// Missed is the number of execs on the whole machine that were not seen because the program was already running on
+	// that CPU, so that the kernel skipped it (for tracepoints, since Linux 6.1). It is nil if the kernel does not report
+	// it.
 	Missed *uint64 `json:"missed,omitempty"`
 }
 
-// statistics returns the current statistics. It reads this process's counts before the program's, so that Delivered
+// statistics returns the current statistics. It takes this process's counts before the program's, so that Delivered
 // never exceeds Seen.
 func (t *tracer) statistics() Statistics {
 	s := Statistics{
@@ -45,7 +46,7 @@ func (t *tracer) tell() {
 	fmt.Fprintf(t.log, "%s\n", line(s))
 }
 
-// count writes the totals to the output. If a line cannot be written, its events are lost.
+// count writes the totals to the output. If the line cannot be written, the events since the last line are lost.
 func (t *tracer) count() {
 	if t.failed != nil {
 		return

@@ -11,15 +11,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// waiter is how the reader sleeps: in the Go runtime's poller, on the ring and on a kernel timer. The alternatives
-// cost many times what the events do on a quiet machine: the runtime monitors a thread that waits in a system call,
-// every 20 us at first, and a runtime timer causes three wake-ups each time.
+// waiter lets the reader sleep in the Go runtime's poller, on the ring and on a kernel timer. On a quiet machine, the
+// alternatives would cost many times as much as the events: the runtime checks a thread that waits in a system call, at
+// first every 20 us, and a runtime timer causes three wake-ups each time.
 type waiter struct {
 	kernel  *kernel
 	ring    *os.File
 	timer   *os.File
 	alarm   int           // descriptor of the timer
-	woken   chan struct{} // by the program or the timer
+	woken   chan struct{} // receives a value when the program or the timer wakes the reader
 	polling sync.WaitGroup
 }
 
@@ -35,7 +35,7 @@ func newWaiter(k *kernel) (_ *waiter, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := unix.SetNonblock(fd, true); err != nil { // as the runtime's poller requires
+	if err := unix.SetNonblock(fd, true); err != nil { // the runtime's poller requires this
 		unix.Close(fd)
 		return nil, err
 	}
@@ -45,7 +45,7 @@ func newWaiter(k *kernel) (_ *waiter, err error) {
 	}
 	w.timer = os.NewFile(uintptr(w.alarm), "timer")
 	for _, f := range []*os.File{w.ring, w.timer} {
-		if err := f.SetReadDeadline(time.Time{}); err != nil { // fails if it cannot be polled
+		if err := f.SetReadDeadline(time.Time{}); err != nil { // fails if the file cannot be polled
 			return nil, err
 		}
 		conn, err := f.SyscallConn()
@@ -57,8 +57,8 @@ func newWaiter(k *kernel) (_ *waiter, err error) {
 	return w, nil
 }
 
-// poll forwards wake-ups, until the file is closed. The poller is edge-triggered: it returns when the program wakes
-// it, or the time is over, and not whenever there is something to read.
+// poll forwards wake-ups until the file is closed. The poller is edge-triggered: it reports when the program wakes the
+// reader or the timer expires, not whenever there is something to read.
 func (w *waiter) poll(conn syscall.RawConn) {
 	_ = conn.Read(func(uintptr) (done bool) {
 		select {
@@ -78,9 +78,10 @@ func (w *waiter) close() {
 	w.polling.Wait()
 }
 
-// wait sets the reader's state, which the program reads, and sleeps until it is woken, for at most a time (0: no
-// limit), or until one of the channels has something. It may wake without a reason. It does not sleep if there is
-// already a reason to wake: it checks the ring again after setting the state (see wake of the program).
+// wait sets the reader's state, which the program reads, and sleeps until the reader is woken, until atMost is over (0:
+// no limit), or until a channel is ready. It may return without a reason. It does not sleep if there is already a
+// reason to wake, because it checks the ring again after setting the state (see the comment on waking in
+// exectrace.bpf.c).
 func (w *waiter) wait(state exectraceReader, atMost time.Duration,
 	ended <-chan struct{}, tell <-chan os.Signal) (end, told bool) {
 	k := w.kernel

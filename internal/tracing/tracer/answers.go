@@ -17,8 +17,8 @@ func init() {
 // prose writes this package's answers.
 type prose struct{ analysis.Prose }
 
-// traceAnswers says which tracers delivered every event at every level. Then, for each tracer, it says what it lost,
-// from which level on, what it cost and how much it slowed the load.
+// traceAnswers returns which tracers delivered every event at every level, and then an answer for each tracer: what it
+// lost and from which level on, what it cost, and how much it slowed the load.
 func traceAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
 	verdict := &prose{analysis.Prose{Summary: s}}
 	var whole, lossy, inventive, each = []string{}, []string{}, []string{}, []analysis.Answer{}
@@ -57,16 +57,16 @@ func traceAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
 	return append([]analysis.Answer{verdict.Answer()}, each...)
 }
 
-// loss describes what a tracer did not deliver, over all its trials at one level or at all levels.
+// loss describes the events that a tracer did not deliver, over all its trials at one level or at all levels.
 type loss struct {
 	trials, lossy             int // number of trials, and of those that lost events
 	made, lost, extra, unsaid float64
 	late                      float64
-	said                      float64 // lost as reported by the tracer
-	tells                     int     // trials in which it reports its losses
+	said                      float64 // lost events, as reported by the tracer
+	tells                     int     // trials in which the tracer reports its losses
 }
 
-// losses adds up levels.
+// losses adds up the losses at the given levels.
 func (p *prose) losses(t *analysis.Table, levels ...map[string]string) (l loss) {
 	column := func(metric string) (all []float64) {
 		for _, at := range levels {
@@ -96,12 +96,12 @@ func (p *prose) losses(t *analysis.Table, levels ...map[string]string) (l loss) 
 	return l
 }
 
-// tracer writes the answer for one arm.
+// tracer writes the answer about one tracer.
 func (p *prose) tracer(t *analysis.Table, all loss) {
 	switch {
 	case all.lost == 0:
-		// Trials, not events, are independent of each other: the rule of three (Hanley and Lippman-Hand, JAMA 1983) is
-		// applied to trials.
+		// The rule of three (Hanley and Lippman-Hand, JAMA 1983) is applied to trials, because trials are independent of each
+		// other and events are not.
 		bound := "that is too few trials to rule out losses"
 		if all.trials > 3 {
 			bound = fmt.Sprintf("so fewer than 3 in %d such trials lose any, at 95 %%", all.trials)
@@ -138,7 +138,7 @@ func (p *prose) tracer(t *analysis.Table, all loss) {
 	p.traceCost(t)
 }
 
-// lossyAt says at which levels events were lost, and how many.
+// lossyAt writes at which levels events were lost, and how many.
 func (p *prose) lossyAt(t *analysis.Table) {
 	if len(t.Levels) < 2 {
 		return
@@ -162,8 +162,8 @@ func (p *prose) lossyAt(t *analysis.Table) {
 	p.Add("%s.", text)
 }
 
-// traceCost states a tracer's cost per 1,000 events, at each level or at the first and last of many, its effect on the
-// load at the last, and its memory.
+// traceCost writes a tracer's cost per 1,000 events, at each level or at the first and last of many, its effect on the
+// load at the last level, and its memory.
 func (p *prose) traceCost(t *analysis.Table) {
 	ends := t.Levels
 	if len(ends) > 2 {
@@ -212,8 +212,8 @@ func (p *prose) traceCost(t *analysis.Table) {
 	}
 }
 
-// byNodes says, for a run on many nodes, whether each node's costs depend on the number of nodes, and which nodes
-// failed.
+// byNodes writes, for a run on several numbers of nodes, whether the cost on each node depends on the number of nodes,
+// and how many nodes failed.
 func (p *prose) byNodes(t *analysis.Table) {
 	const factor = "nodes"
 	failed, trials := 0.0, 0
@@ -264,7 +264,7 @@ func (p *prose) byNodes(t *analysis.Table) {
 	}
 }
 
-// overLevels lists the values of a metric at every level.
+// overLevels lists the values of a metric at all levels.
 func (p *prose) overLevels(t *analysis.Table, metric string) string {
 	at := p.At
 	defer func() { p.At = at }()
@@ -277,7 +277,7 @@ func (p *prose) overLevels(t *analysis.Table, metric string) string {
 	return analysis.Join(values)
 }
 
-// slope returns how much a metric grows with a factor, by the arm's model; nil without a model.
+// slope returns how much a metric grows with a factor, by the arm's model, or nil if there is no model.
 func (p *prose) slope(metric, factor string) (analysis.Term, *analysis.Model) {
 	for i, m := range p.Summary.Models {
 		if m.Metric != metric || m.Arm != p.Arm {
@@ -293,7 +293,7 @@ func (p *prose) slope(metric, factor string) (analysis.Term, *analysis.Model) {
 	return analysis.Term{}, nil
 }
 
-// count formats a whole number of events.
+// count formats a number of events.
 func count(x float64) string { return quantity.Thousands(int(math.Round(x))) }
 
 func counted(n int, what string) string {
@@ -303,7 +303,7 @@ func counted(n int, what string) string {
 	return quantity.Thousands(n) + " " + what + "s"
 }
 
-// part writes x of y as a share, or per million if it is small.
+// part formats the fraction x/of, per million if it is small.
 func part(x, of float64) string {
 	switch {
 	case of <= 0:
@@ -314,7 +314,7 @@ func part(x, of float64) string {
 	return quantity.Value(x/of, quantity.Part)
 }
 
-// changeOf writes a ratio to the baseline as a change in per cent: "36 % [34, 38] less".
+// changeOf formats a ratio to the baseline as a change in per cent: "36 % [34, 38] less".
 func changeOf(r *analysis.Interval) string {
 	if r.Value < 1 {
 		return quantity.Interval(1-r.Value, 1-*r.Hi, 1-*r.Lo, quantity.Part) + " less"

@@ -24,14 +24,14 @@ type Entry struct {
 	Name     string
 	Summary  string
 	Settings []param.Setting // its own settings
-	Process  []param.Setting // of Tare's own tracer, as a command: kind.About.Process
-	Alone    *kind.Alone     // of Tare's own tracer, as a command
-	// Make makes the tracer from settings, by name. Its error is about their values, and continues a sentence that
+	Process  []param.Setting // for Tare's own tracer: kind.About.Process
+	Alone    *kind.Alone     // for Tare's own tracer: kind.About.Alone
+	// Make makes the tracer from its settings, by name. An error is about their values, and continues a sentence that
 	// begins with the tracer's name.
 	Make func(map[string]string) (*Tracer, error)
 }
 
-// Catalogue lists the known tracers, and last the one for any command line.
+// Catalogue lists the known tracers. The last entry is for any command line.
 var Catalogue = []Entry{
 	{Name: "exectrace", Summary: "Tare's own tracer of execs", Settings: exectrace.Settings, Make: ownTracer,
 		Process: exectrace.Process, Alone: exectrace.Alone},
@@ -43,12 +43,12 @@ var Catalogue = []Entry{
 	{Name: command.Name, Summary: "any other tracer, as a command line", Settings: commandSettings, Make: ofCommand},
 }
 
-// Lookup finds an entry; nil if there is none.
+// Lookup returns the entry with a name, or nil if there is none.
 func Lookup(name string) *Entry {
 	return lists.Find(Catalogue, func(e *Entry) bool { return e.Name == name })
 }
 
-// stopTime is how long a tracer gets to end. bpftrace takes half a second of CPU time, and may be limited to a
+// stopTime is how long a tracer gets to end. bpftrace takes half a second of CPU time to end, and may be limited to a
 // twentieth of a CPU.
 const stopTime = 15 * time.Second
 
@@ -65,15 +65,15 @@ func ownTracer(o map[string]string) (*Tracer, error) {
 	}
 	t.Argv = append(t.Argv, param.Values(o).Args(exectrace.Settings)...)
 	if o["output"] == "count" {
-		// It prints totals once per second; a signal makes it print them at once, with its statistics.
+		// With this output exectrace prints totals once per second. A signal makes it print them at once, as statistics.
 		t.Delivered, t.Ask = Source{Stream: Stderr, JSON: []string{"delivered"}}, syscall.SIGUSR1
 	}
 	return t, nil
 }
 
-// bpftraceProgram prints time, pid, parent, user, control group, name, file and arguments of an exec, as exectrace
-// does, from the only hook that has them all and needs no kprobe. A line that begins with a dash is not an event: it
-// reports that the probes are attached.
+// bpftraceProgram prints the time, pid, parent, user, control group, name, file and arguments of an exec, as exectrace
+// does. It uses the only hook that has all of these and needs no kprobe. A line that begins with a dash is not an
+// event: it reports that the probes are attached.
 const bpftraceProgram = `tracepoint:sched:sched_process_exec /cgroup == {cgroup_id}/ {` +
 	` $t = (struct task_struct *)curtask; $m = $t->mm;` +
 	` printf("%llu %d %d %d %llu %s %s %r\n", nsecs, pid, $t->real_parent->tgid, uid, cgroup, comm,` +
@@ -91,12 +91,12 @@ func bpftrace(o map[string]string) (*Tracer, error) {
 		Version:     []string{"bpftrace", "--version"},
 		Ready:       Ready{Pattern: regexp.MustCompile(`^- ready`)},
 		Delivered:   Source{Stream: Stdout, Lines: mustCompile(`^[0-9]`)},
-		Lost:        &Source{Sum: mustCompile(`^Lost ([0-9]+) events`)}, // the stream depends on its version
+		Lost:        &Source{Sum: mustCompile(`^Lost ([0-9]+) events`)}, // the stream depends on bpftrace's version
 		Scope:       execload.ScopeGroup, Stop: syscall.SIGINT, StopTime: stopTime,
 		Install: "apt-get install bpftrace",
 	}
 	if n, err := strconv.Atoi(args); err == nil && n > 64 {
-		t.Env = append(t.Env, "BPFTRACE_STRLEN="+args) // the default limit of strings
+		t.Env = append(t.Env, "BPFTRACE_STRLEN="+args) // the default limit for strings is 64
 	}
 	if v, ok := o["pages"]; ok {
 		t.Env = append(t.Env, "BPFTRACE_PERF_RB_PAGES="+v)
@@ -107,11 +107,10 @@ func bpftrace(o map[string]string) (*Tracer, error) {
 func ig(o map[string]string) (*Tracer, error) {
 	t := &Tracer{
 		Argv: []string{"ig", "run", cmp.Or(o["image"], "trace_exec:latest"), "--host", "--output=json"},
-		// Without them it ends at once. It can mount them itself (--auto-mount-filesystems), but for the whole
-		// machine.
+		// Without these, ig ends at once. It could mount them itself (--auto-mount-filesystems), but for the whole machine.
 		Filesystems: []filesystem{debugfs, tracefs},
 		Version:     []string{"ig", "version"},
-		Ready:       Ready{After: readyAfter(o, 0), Probe: true}, // it does not report when it is ready
+		Ready:       Ready{After: readyAfter(o, 0), Probe: true}, // ig does not report when it is ready
 		Delivered:   Source{Stream: Stdout, Lines: mustCompile(`^{`)},
 		Lost:        &Source{Stream: Stderr, Sum: mustCompile(`lost ([0-9]+) samples`)},
 		Scope:       execload.ScopeMachine, Stop: syscall.SIGINT, StopTime: stopTime,
@@ -191,7 +190,7 @@ func falco(o map[string]string) (*Tracer, error) {
 	}, nil
 }
 
-// ofCommand makes a tracer that is defined by its settings.
+// ofCommand makes a tracer that settings define.
 func ofCommand(o map[string]string) (*Tracer, error) {
 	t := &Tracer{
 		Scope: execload.Scope(cmp.Or(o["scope"], string(execload.ScopeGroup))),
@@ -240,7 +239,7 @@ func ofCommand(o map[string]string) (*Tracer, error) {
 	return t, nil
 }
 
-// words returns the words of a command line in the settings.
+// words splits the command line in a setting into words.
 func words(o map[string]string, name string) ([]string, error) {
 	err := cmdline.CheckPlaceholders(o[name], placeholders)
 	if err == nil {
@@ -252,7 +251,8 @@ func words(o map[string]string, name string) ([]string, error) {
 	return nil, fmt.Errorf("has a %q that %w", name, err)
 }
 
-// source returns how something is counted, from settings whose names begin with prefix; nil if they do not say.
+// source returns how something is counted, as given by the settings whose names begin with prefix. It returns nil if
+// there are none.
 func source(o map[string]string, prefix string, stream Stream) (*Source, error) {
 	var given []string
 	for _, kind := range []string{"lines", "json", "prometheus"} {
@@ -291,7 +291,7 @@ func source(o map[string]string, prefix string, stream Stream) (*Source, error) 
 	return s, nil
 }
 
-// readyAfter returns the setting of that name.
+// readyAfter returns the value of the setting ready-after, or otherwise if it is not set.
 func readyAfter(o map[string]string, otherwise time.Duration) time.Duration {
 	if d, err := time.ParseDuration(o["ready-after"]); err == nil {
 		return d

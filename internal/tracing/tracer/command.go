@@ -11,10 +11,10 @@ import (
 	"tare/internal/workloads/subject/command"
 )
 
-// anyCommand is a subject that is any program. It is a tracer if a setting says how its events are counted.
+// anyCommand is a subject that is any program. It is a tracer if a setting says how to count its events.
 type anyCommand struct {
-	command.Guest           // without such a setting
-	counted       asSubject // with one
+	command.Guest           // for a command whose events are not counted
+	counted       asSubject // for one whose events are counted
 }
 
 var commandLine = anyCommand{counted: asSubject{Lookup(command.Name)}}
@@ -42,8 +42,8 @@ func counts(o param.Values) bool {
 	})
 }
 
-// Check refuses contradictory settings: settings of a counted command together with those of one that is only started,
-// and either together with those of a program that runs already.
+// Check refuses contradictory settings: those of a counted command together with those of a command that is only
+// started, and either together with those of an observed program.
 func (g anyCommand) Check(o param.Values) error {
 	tracers := o.FirstOf(g.counted.About().Settings, "command", "ready-after", command.Version.Name, command.Optional.Name)
 	switch {
@@ -66,7 +66,7 @@ func (g anyCommand) Check(o param.Values) error {
 	return g.Guest.Check(o)
 }
 
-// CheckSetup checks that a counted command has events to count, and otherwise what a command needs.
+// CheckSetup checks that a counted command has events to count. For other commands it checks the same as command.Guest.
 func (g anyCommand) CheckSetup(s *kind.Setup, path string, part *kind.Part) error {
 	if counts(part.Options) {
 		return g.counted.CheckSetup(s, path, part)
@@ -82,7 +82,7 @@ func (g anyCommand) Installed(ctx context.Context, o param.Values) error {
 	return g.Guest.Installed(ctx, o)
 }
 
-// Version returns the version, with the program's name.
+// Version returns the version of the program, and the program's name.
 func (g anyCommand) Version(ctx context.Context, o param.Values, own string) (name, version string) {
 	if counts(o) {
 		return g.counted.Version(ctx, o, own)
@@ -90,7 +90,7 @@ func (g anyCommand) Version(ctx context.Context, o param.Values, own string) (na
 	return g.Guest.Version(ctx, o, own)
 }
 
-// tail returns the time that it gets to end, after the drain if its events are counted.
+// tail returns the time that the program gets to end. If its events are counted, that includes the drain.
 func (g anyCommand) tail(o param.Values) time.Duration {
 	if counts(o) {
 		return g.counted.tail(o)
@@ -98,7 +98,8 @@ func (g anyCommand) tail(o param.Values) time.Duration {
 	return g.Guest.About().Tail(o)
 }
 
-// takesLonger returns the time that its settings give it to be ready, and that of a tracer if its events are counted.
+// takesLonger returns the time that the settings give the program to get ready, and in addition that of a tracer if its
+// events are counted.
 func (g anyCommand) takesLonger(o param.Values) time.Duration {
 	takes := g.Guest.About().TakesLonger(o)
 	if counts(o) {

@@ -12,7 +12,7 @@ import (
 
 // matcher is a pattern for lines.
 type matcher struct {
-	all bool // every line matches: a storm has tens of thousands of them per second
+	all bool // every line matches; a storm has tens of thousands of lines per second
 	re  *regexp.Regexp
 }
 
@@ -28,7 +28,7 @@ func compile(pattern string) (*matcher, error) {
 
 func (m *matcher) match(line []byte) bool { return m.all || m.re.Match(line) }
 
-// captured returns what the first group of the pattern matches; empty if the line does not match.
+// captured returns the text that the first group of the pattern captures, or "" if the line does not match.
 func (m *matcher) captured(line []byte) string {
 	found := m.re.FindSubmatch(line)
 	if len(found) < 2 {
@@ -37,14 +37,15 @@ func (m *matcher) captured(line []byte) string {
 	return string(found[1])
 }
 
-// tally is the count of one source of a stream, as far as the stream has been read.
+// tally is the count of one source, as far as its stream has been read.
 type tally struct {
 	source  Source
 	n       int64
-	seen    bool  // it has reported a value; before that it is unknown, not 0. Lines are known from the start
-	updates int64 // how often it has reported a value
+	seen    bool  // the source has reported a value, so n is known; always true for lines
+	updates int64 // how often the source has reported a value
 
-	// doubt is why n cannot be trusted, for example a total that fell because the tracer was restarted; empty: it can.
+	// doubt is the reason why n cannot be trusted, for example a total that fell because the tracer was restarted. It is
+	// empty if n can be trusted.
 	doubt string
 }
 
@@ -75,7 +76,8 @@ func (t *tally) take(line []byte) {
 	}
 }
 
-// total sets a running total. If it falls, it has started again, and what was counted before is lost.
+// total sets a running total. If the total falls, the tracer has started counting again, and the previous count is
+// lost.
 func (t *tally) total(n int64) {
 	if n < t.n {
 		t.doubt = fmt.Sprintf("its total fell from %d to %d, as when a tracer is started again", t.n, n)
@@ -83,17 +85,18 @@ func (t *tally) total(n int64) {
 	t.n, t.seen, t.updates = n, true, t.updates+1
 }
 
-// maxLine is how much of a line is processed: a tracer that never ends its line must not fill the memory.
+// maxLine is the number of bytes of a line that are processed. A tracer that never ends its line must not fill the
+// memory.
 const maxLine = 64 << 10
 
-// feed reads one stream, and keeps at most one line of it.
+// feed processes one stream. It stores at most one line of the stream.
 type feed struct {
 	tallies []*tally
-	watch   func(line []byte) // called with every line while it is not nil
+	watch   func(line []byte) // called for every line, unless it is nil
 
 	lines int64  // number of complete lines
 	carry []byte // the beginning of an incomplete line
-	over  bool   // the line is longer than maxLine
+	over  bool   // the current line is longer than maxLine
 }
 
 // write processes the next piece of the stream.
@@ -106,7 +109,7 @@ func (f *feed) write(piece []byte) {
 		}
 		return
 	}
-	if piece == nil && !f.over && len(f.carry) > 0 { // the end without a newline: a total in the last line is complete
+	if piece == nil && !f.over && len(f.carry) > 0 { // end without a newline: a total in the last line is complete
 		for _, t := range f.tallies {
 			if t.source.JSON != nil {
 				t.take(f.carry)
@@ -135,7 +138,7 @@ func (f *feed) write(piece []byte) {
 
 var newline = []byte{'\n'}
 
-// plain reports whether only lines have to be counted.
+// plain reports whether it is enough to count lines.
 func (f *feed) plain() bool {
 	return !slices.ContainsFunc(f.tallies, func(t *tally) bool { return t.source.Lines == nil || !t.source.Lines.all })
 }

@@ -7,11 +7,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// filesystem is a virtual filesystem of the kernel that is not mounted on every machine.
+// filesystem is a virtual file system of the kernel that is not mounted on every machine.
 type filesystem struct {
 	name  string
 	magic int64    // f_type in statfs(2)
-	dirs  []string // where programs look for it; it is mounted at the first
+	dirs  []string // where programs look for it; if missing, it is mounted at the first
 }
 
 // Filesystems that tracers need.
@@ -20,7 +20,7 @@ var (
 	debugfs = filesystem{"debugfs", unix.DEBUGFS_MAGIC, []string{"/sys/kernel/debug"}}
 )
 
-// mounted reports whether programs find the filesystem.
+// mounted reports whether programs can find the file system.
 func (f filesystem) mounted() bool {
 	return slices.ContainsFunc(f.dirs, func(dir string) bool {
 		var s unix.Statfs_t
@@ -28,8 +28,8 @@ func (f filesystem) mounted() bool {
 	})
 }
 
-// withFilesystems returns a command line that executes argv once all filesystems are mounted. Those that were not are
-// mounted for it alone, in a new mount namespace.
+// withFilesystems returns a command line that executes argv with all file systems mounted. Those that are missing are
+// mounted only for argv, in a new mount namespace.
 func withFilesystems(needs []filesystem, argv []string) []string {
 	var mounts []string
 	for _, f := range needs {

@@ -31,7 +31,7 @@ const (
 	settingLate  = "late-after"
 )
 
-// commonSettings are the settings of all tracers, besides their own.
+// commonSettings are settings that all tracers have in addition to their own.
 var commonSettings = []param.Setting{
 	{Name: settingDrain, Type: param.TypeDuration, Default: "3s", Max: 600,
 		Doc: "longest wait after the load for events; those that come neither then nor when the tracer is asked to end " +
@@ -46,7 +46,7 @@ func (g asSubject) About() kind.About {
 		Name: g.Name, Summary: g.Summary, Settings: slices.Concat(g.Settings, commonSettings), Process: g.Process,
 		Alone: g.Alone,
 		Tail:  g.tail,
-		// Until it has started, and until the counts are stable, before the window and after it.
+		// Until the tracer has started, and until the counts are stable, before the window and after it.
 		TakesLonger: func(param.Values) time.Duration { return settling },
 	}
 }
@@ -83,7 +83,7 @@ func (g asSubject) Installed(_ context.Context, o param.Values) error {
 
 func (asSubject) Optional(o param.Values) bool { return o.On(command.Optional.Name) }
 
-// Version returns the version, with the program's name if the tracer is any command line.
+// Version returns the version. If the tracer is any command line, it also returns the program's name.
 func (g asSubject) Version(ctx context.Context, o param.Values, own string) (name, version string) {
 	t, err := g.make(o)
 	switch {
@@ -99,7 +99,7 @@ func (g asSubject) Version(ctx context.Context, o param.Values, own string) (nam
 	return name, strings.TrimPrefix(t.VersionText(ctx), name+" ")
 }
 
-// tail returns the longest time that the drain, and then the tracer's end, can take.
+// tail returns the longest time that the drain, followed by the tracer's end, can take.
 func (g asSubject) tail(o param.Values) time.Duration {
 	most := o.Duration(settingDrain) + o.Duration(settingLate)
 	if t, err := g.make(o); err == nil {
@@ -108,8 +108,8 @@ func (g asSubject) tail(o param.Values) time.Duration {
 	return most
 }
 
-// settling is how much longer a trial with counted events takes: until the tracer has started, and until the counts
-// are stable before the window and after it. 0.75 s with exectrace, 1.2 s with bpftrace.
+// settling is how much longer a trial with counted events takes: until the tracer has started, and until the counts are
+// stable before the window and after it. Measured: 0.75 s with exectrace, 1.2 s with bpftrace.
 const settling = 900 * time.Millisecond
 
 // Join registers the tracer with the load as the deliverer of its events.

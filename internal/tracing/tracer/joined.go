@@ -20,11 +20,11 @@ import (
 	"tare/internal/workloads/subject/command"
 )
 
-// readyTimeout is how long a tracer may take to be ready: some compile first, and may be limited to a twentieth of a
-// CPU.
+// readyTimeout is how long a tracer may take to be ready. Some tracers compile a program first, and may be limited to a
+// twentieth of a CPU.
 const readyTimeout = 2 * time.Minute
 
-// joined is a tracer in a trial. It delivers the events of the trial's load (execload.Deliverer).
+// joined is the tracer's part of a trial. It delivers the events of the trial's load (execload.Deliverer).
 type joined struct {
 	trial    kind.Trial
 	part     *kind.Part
@@ -33,11 +33,11 @@ type joined struct {
 
 	group   kind.Group
 	running *Running       // nil before Start
-	began   time.Time      // when its process began
+	began   time.Time      // when the tracer's process began
 	own     *files.Scratch // its private directory
-	groups  *cgroup.Reader // of its group; nil before Start
-	counter *cgroup.Group  // its group there; nil if nothing counts CPU time
-	found   *Evidence      // set once it was examined
+	groups  *cgroup.Reader // reads the tracer's group; nil before Start
+	counter *cgroup.Group  // the tracer's group in groups; nil if nothing counts CPU time
+	found   *Evidence      // set once the tracer's processes were examined
 }
 
 // Start starts the tracer and waits until it sees every exec.
@@ -48,7 +48,7 @@ func (j *joined) Start(ctx context.Context) error {
 	}
 	limits := j.part.Limits.Clone()
 	if _, limited := limits["cpus"]; limited {
-		// The limit applies once it is ready: compiling a program with a twentieth of a CPU takes minutes, and is not
+		// The limit applies once the tracer is ready: compiling a program with a twentieth of a CPU takes minutes, and is not
 		// what is measured.
 		limits["cpus"] = strconv.Itoa(runtime.NumCPU())
 	}
@@ -75,7 +75,8 @@ func (j *joined) Start(ctx context.Context) error {
 	return j.counting.Ready(ctx)
 }
 
-// place returns where the tracer runs, and its arguments. It makes the directory, which Close removes.
+// place returns the values of the placeholders in the tracer's command line. It makes the tracer's directory, which
+// Close removes.
 func (j *joined) place() (p cmdline.Place, err error) {
 	if j.own, err = files.NewScratch(files.LargeTemp(), "tracer"); err != nil {
 		return p, err
@@ -87,7 +88,7 @@ func (j *joined) place() (p cmdline.Place, err error) {
 	return p, err
 }
 
-// Scope implements execload.Deliverer, as do the methods until Unknown.
+// Scope implements execload.Deliverer, as do the methods down to Unknown.
 func (j *joined) Scope() execload.Scope { return j.tracer.Scope }
 
 func (j *joined) Said(ctx context.Context) (execload.Said, error) { return j.running.Counts(ctx) }
@@ -134,7 +135,7 @@ func (j *joined) Stop(ctx context.Context, used *float64) error {
 
 func (j *joined) Unknown() error { return j.running.Unknown(j.trial.Arm()) }
 
-// Evidence returns what was found of the tracer; nil if it was not examined.
+// Evidence returns what was found about the tracer, or nil if it was not examined.
 func (j *joined) Evidence() any {
 	if j.found == nil {
 		return nil
@@ -142,16 +143,16 @@ func (j *joined) Evidence() any {
 	return j.found
 }
 
-// Evidence is what is found of a tracer's processes before it is stopped.
+// Evidence is what Tare finds about a tracer's processes before it stops them.
 type Evidence struct {
-	Processes []int  `json:"processes"`      // in its control group
-	RSS       uint64 `json:"rss_bytes"`      // the sum of their resident sets before they were stopped
-	RSSPeak   uint64 `json:"rss_peak_bytes"` // the sum of the highest that each has had
-	// MemoryPeak is the most memory that the kernel has charged to the group, in bytes; nil if it does not report
-	// that.
+	Processes []int  `json:"processes"`      // the processes in its control group
+	RSS       uint64 `json:"rss_bytes"`      // the sum of their resident sets
+	RSSPeak   uint64 `json:"rss_peak_bytes"` // the sum of the largest resident set of each process
+	// MemoryPeak is the most memory that the kernel has charged to the group, in bytes. It is nil if the kernel does not
+	// report that.
 	MemoryPeak *uint64 `json:"memory_peak_bytes"`
-	// CPUSeconds is the CPU time of the group from when everything was set up until the tracer was stopped; nil if
-	// unknown.
+	// CPUSeconds is the CPU time of the group from when everything was set up until the tracer was stopped. It is nil if
+	// it is unknown.
 	CPUSeconds *float64 `json:"cpu_seconds"`
 }
 
@@ -161,7 +162,7 @@ func (e *Evidence) Resident() (now, peak uint64) { return e.RSS, e.RSSPeak }
 // GroupPeak implements command.Resident.
 func (e *Evidence) GroupPeak() *uint64 { return e.MemoryPeak }
 
-// look finds the tracer's processes, their memory, and their programs and maps. used is Evidence.CPUSeconds.
+// look finds the tracer's processes, their memory, and their eBPF programs and maps. used becomes Evidence.CPUSeconds.
 func (j *joined) look(used *float64) error {
 	pids := j.group.Members()
 	if len(pids) == 0 {
@@ -184,7 +185,7 @@ func (j *joined) look(used *float64) error {
 	return nil
 }
 
-// Close kills the tracer, if it has not ended, and removes its files.
+// Close kills the tracer if it is still running, and removes its files.
 func (j *joined) Close() error {
 	if j.running != nil {
 		j.running.Kill()

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// parsePath parses a path into JSON: keys separated by dots, or a number for the index in a list. A leading dot is
-// allowed, as in jq. The error continues a sentence that begins with the path's name.
+// parsePath parses a path into a JSON document: keys separated by dots, where a number is an index in a list. As in jq,
+// a leading dot is allowed. The error continues a sentence that begins with the path's name.
 func parsePath(text string) ([]string, error) {
 	path := strings.Split(strings.TrimPrefix(text, "."), ".")
 	for _, key := range path {
@@ -21,13 +21,13 @@ func parsePath(text string) ([]string, error) {
 	return path, nil
 }
 
-// lookUp finds the whole number at a path in a line of JSON. A number in a string counts too, because 64-bit numbers
-// are often written as strings. It returns false if the line has no number there, or does not begin with JSON. The
+// lookUp finds the integer at a path in a line of JSON. A number in a string also counts, because 64-bit integers are
+// often written as strings. lookUp returns false if the line has no integer there, or does not begin with JSON. The
 // last of duplicate keys counts.
 func lookUp(line []byte, path []string) (int64, bool) {
-	// Most lines of a storm lack the key, and need not be decoded; a key with escapes has a backslash.
+	// Most lines of a storm lack the key, and need not be decoded. A key with escapes contains a backslash.
 	lacks := func(key string) bool {
-		_, err := strconv.Atoi(key) // it may be an index in a list
+		_, err := strconv.Atoi(key) // the key may be an index in a list
 		return err != nil && !bytes.Contains(line, []byte(key))
 	}
 	if slices.ContainsFunc(path, lacks) && bytes.IndexByte(line, '\\') < 0 {
@@ -62,7 +62,7 @@ func lookUp(line []byte, path []string) (int64, bool) {
 	return 0, false
 }
 
-// whole parses a whole number that is not negative, in any notation.
+// whole parses an integer that is not negative, in any notation.
 func whole(text string) (int64, bool) {
 	if n, err := strconv.ParseInt(text, 10, 64); err == nil {
 		return max(n, 0), n >= 0

@@ -11,13 +11,13 @@ import (
 	"tare/internal/workloads/subject/command"
 )
 
-// Names and units of more than one metric.
+// A name and a unit that several metrics use.
 const (
 	cpuPerKiloevent = "cpu_seconds_per_kiloevent"
 	perKiloevent    = quantity.Seconds + " per kiloevent"
 )
 
-// Metrics returns the metrics of a tracer: what happened to the events, and what that cost. All tracers share them.
+// Metrics returns the metrics of all tracers: what happened to the events, and what that cost.
 func (asSubject) Metrics() []measured.Metric { return metrics }
 
 // Metrics returns the metrics of all tracers.
@@ -86,7 +86,7 @@ var ofEvents = []measured.Metric{
 	},
 }
 
-// ofNodes are the metrics of a trial on nodes.
+// ofNodes are the metrics of trials on nodes.
 var ofNodes = []measured.Metric{
 	{
 		Definition: metric.Definition{
@@ -98,8 +98,8 @@ var ofNodes = []measured.Metric{
 	},
 }
 
-// event is a metric that is a count of events, or computed from them, with the name of its column in the table of sums
-// if it has one.
+// event returns a metric that is a count of events, or is computed from such counts. tally is the name of the metric's
+// column in the table of sums, or "" if it has none.
 func event(name, tally string, better metric.Direction, of func(*record.Events) *int64, how string) measured.Metric {
 	m := measured.Metric{
 		Definition: metric.Definition{
@@ -114,7 +114,7 @@ func event(name, tally string, better metric.Direction, of func(*record.Events) 
 	return m
 }
 
-// share is a metric that is a ratio of counts, pooled over trials.
+// share returns a metric that is a ratio of counts, pooled over trials.
 func share(family, name string, count func(*measured.Measured) (in, of int), how string) measured.Metric {
 	return measured.Metric{
 		Definition: metric.Definition{
@@ -147,7 +147,7 @@ func unsaid(e *record.Events) *int64 {
 	return new(max(*n-*e.SaidLost, *e.SaidLost-*n))
 }
 
-// eventShare is a ratio of events, to be pooled.
+// eventShare returns the Count of a metric that is a ratio of two numbers of events.
 func eventShare(part, of func(*record.Events) *int64) func(*measured.Measured) (int, int) {
 	return func(m *measured.Measured) (int, int) {
 		if m.Events == nil {
@@ -175,7 +175,7 @@ func lossyTrials(m *measured.Measured) (in, of int) {
 	return 0, 1
 }
 
-// evidenceOf returns the evidence of the trial's tracer, whatever its name; nil if there is none.
+// evidenceOf returns the evidence of the trial's tracer, whatever its name is, or nil if there is none.
 func evidenceOf(m *measured.Measured) *Evidence {
 	for _, found := range m.Evidence {
 		if e, ok := found.(*Evidence); ok {
@@ -185,7 +185,7 @@ func evidenceOf(m *measured.Measured) *Evidence {
 	return nil
 }
 
-// agentPerKiloevent is the CPU time of the tracer's processes per 1,000 events.
+// agentPerKiloevent returns the CPU time of the tracer's processes per 1,000 events.
 func agentPerKiloevent(m *measured.Measured) (float64, bool) {
 	e := evidenceOf(m)
 	switch {
@@ -197,7 +197,7 @@ func agentPerKiloevent(m *measured.Measured) (float64, bool) {
 	return *e.CPUSeconds / float64(m.Events.Counted) * 1000, true
 }
 
-// programsPerKiloevent is the run time of the tracer's eBPF programs per 1,000 events.
+// programsPerKiloevent returns the run time of the tracer's eBPF programs per 1,000 events.
 var programsPerKiloevent = execload.PerKiloevent((*measured.Measured).BPFRate)
 
 func costliestNode(m *measured.Measured) (most float64, ok bool) {

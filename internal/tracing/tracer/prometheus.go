@@ -16,7 +16,7 @@ import (
 	"github.com/prometheus/common/model"
 )
 
-// A selector selects samples of a Prometheus metric: a name, and labels that they must have, such as
+// selector selects samples of a Prometheus metric by the metric's name and by labels that they must have, such as
 // events_total{type="exec"}.
 type selector struct {
 	name   string
@@ -39,7 +39,7 @@ func parseSelector(text string) (*selector, error) {
 	if strings.Contains(text, "\n") || !strings.HasSuffix(text, "}") {
 		return nil, fmt.Errorf("does not end with its labels: %q", text)
 	}
-	samples, err := parseSamples(name, text+" 0\n") // a selector is a sample without its value
+	samples, err := parseSamples(name, text+" 0\n") // a sample is a selector followed by a value
 	if err != nil {
 		return nil, fmt.Errorf("has labels that cannot be read: %w", err)
 	}
@@ -49,11 +49,12 @@ func parseSelector(text string) (*selector, error) {
 	return &selector{name: name, labels: labelsOf(samples[0])}, nil
 }
 
-// sum adds the samples of a page in the text format of Prometheus that the selector selects; false if there are none.
+// sum adds up the samples that the selector selects on a page in Prometheus's text format. seen is false if there are
+// none.
 //
-// Only the metric's own samples are parsed: a page of metrics may be long, and an error in another metric does not
-// matter here. Without its # TYPE line a metric is untyped, so that the _count of a histogram is a metric like any
-// other. Prometheus itself refuses a page with an error as a whole, and one with carriage returns.
+// sum parses only the metric's own samples, because a page of metrics may be long, and an error in another metric does
+// not matter here. Without its # TYPE line a metric is untyped, so that the _count of a histogram is a metric like any
+// other. Prometheus itself refuses a whole page if it has any error, and a page with carriage returns.
 func (s *selector) sum(page string) (total int64, seen bool, err error) {
 	var own strings.Builder
 	for line := range strings.Lines(page) {
@@ -77,7 +78,7 @@ func (s *selector) sum(page string) (total int64, seen bool, err error) {
 	for _, m := range samples {
 		labels := labelsOf(m)
 		set := fmt.Sprintf("%q", labels) // sorted by name
-		if sets[set] {                   // Prometheus drops the second
+		if sets[set] {                   // Prometheus drops the second sample
 			return 0, false, fmt.Errorf("the metric %s has two samples with the same labels, %s", s.name, set)
 		}
 		sets[set] = true
@@ -99,12 +100,12 @@ func (s *selector) sum(page string) (total int64, seen bool, err error) {
 // escapes removes escaped characters from labels.
 var escapes = strings.NewReplacer(`\\`, "", `\"`, "")
 
-// sampleLine matches a sample: its name and labels, its value, its timestamp, and an exemplar.
+// sampleLine matches a sample: its name with labels, its value, its timestamp, and an exemplar.
 var sampleLine = regexp.MustCompile(
 	`^\s*([\w:]*[ \t]*(?:\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})?)[ \t]*([^\s{}]+)(?:[ \t]+([^\s#]+))?\s*(?:#.*)?\s*$`)
 
-// plainSample returns a line without what only OpenMetrics has: an exemplar, a timestamp in seconds with a fraction,
-// and a carriage return at the end of the line.
+// plainSample returns a line without what only OpenMetrics allows: an exemplar, a timestamp in fractional seconds, and
+// a carriage return at the end.
 func plainSample(line string) string {
 	m := sampleLine.FindStringSubmatch(line)
 	if m == nil {
@@ -116,7 +117,7 @@ func plainSample(line string) string {
 	return strings.TrimSpace(strings.Join(m[1:], " "))
 }
 
-// parseSamples parses lines of the text format with samples of one metric.
+// parseSamples parses lines in the text format that contain samples of one metric.
 func parseSamples(name, lines string) ([]*dto.Metric, error) {
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(strings.NewReader(lines))
@@ -145,7 +146,7 @@ func (s *selector) matches(labels map[string]string) bool {
 	return true
 }
 
-// Limits of one request for a page of metrics.
+// Limits of one request for a page of metrics: its duration, and the bytes of the page.
 const (
 	scrapeTime  = 10 * time.Second
 	scrapeBytes = 16 << 20
@@ -159,7 +160,7 @@ func scrape(ctx context.Context, url string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("reading the metrics at %s: %w", url, err)
 	}
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}} // no proxy: the page is the tracer's own
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}} // no proxy: the page is the tracer's
 	answer, err := client.Do(request)
 	if err != nil {
 		return "", fmt.Errorf("reading the metrics: %w", err)

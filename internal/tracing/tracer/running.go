@@ -19,14 +19,15 @@ import (
 // pause is the time between two reads of a tracer's output.
 const pause = 5 * time.Millisecond
 
-// leftTime is how long to wait for the output of a tracer that has ended, if one of its children still holds it.
+// leftTime is how long to wait for the remaining output of a tracer that has ended, if one of its children still has
+// the stream open.
 const leftTime = time.Second
 
-// askTime is how long a tracer may take to print its totals when it is asked.
+// askTime is how long a tracer may take to print its totals on request.
 const askTime = 500 * time.Millisecond
 
-// probeEvery is the time between execs that are made for a tracer to see, and lookEvery the time between checks for
-// them.
+// probeEvery is the time between the execs that probe a tracer, and lookEvery the time between checks whether it has
+// delivered one.
 const (
 	probeEvery = 50 * time.Millisecond
 	lookEvery  = 10 * time.Millisecond
@@ -36,21 +37,21 @@ const (
 type Running struct {
 	child.Process
 	tracer *Tracer
-	url    string // of the metrics
+	url    string // the address of its page of metrics
 
 	out       child.Output // its lock guards what was read
 	feeds     [2]feed
 	delivered *tally
-	lost      *tally        // nil: it does not report losses
-	since     int64         // from its metrics: when its process began, in seconds since 1970; 0: unknown
-	saw       chan struct{} // closed when the line has come that says it is ready
+	lost      *tally        // nil: the tracer does not report losses
+	since     int64         // from its metrics: the start time of its process, in seconds since 1970; 0: unknown
+	saw       chan struct{} // closed once the tracer has written the line that shows that it is ready
 }
 
 // streams are the output streams of a process, in the order of Running.feeds.
 var streams = [2]Stream{Stdout, Stderr}
 
-// Start starts the tracer; begin starts the command in the right place. onEnd is called with the reason if the tracer
-// ends unexpectedly. The caller must call Stop or Kill in the end.
+// Start starts the tracer; begin starts the command in its control group. onEnd is called with the reason if the tracer
+// ends unexpectedly. The caller must eventually call Stop or Kill.
 func Start(t *Tracer, p cmdline.Place, begin child.Starter, onEnd func(error)) (*Running, error) {
 	var lacking error
 	fill := func(raw string) string {
@@ -97,7 +98,7 @@ func Start(t *Tracer, p cmdline.Place, begin child.Starter, onEnd func(error)) (
 	return r, nil
 }
 
-// readyLine looks for the line that shows that the tracer is ready.
+// readyLine checks whether a line shows that the tracer is ready.
 func (r *Running) readyLine(line []byte) {
 	if !r.tracer.Ready.Pattern.Match(line) {
 		return
@@ -108,8 +109,8 @@ func (r *Running) readyLine(line []byte) {
 	close(r.saw)
 }
 
-// Ready waits until the tracer has shown that it sees every exec from now on. probe makes an exec that it must see.
-// The timeout applies to the line that the tracer writes, and separately to the first probe that it delivers.
+// Ready waits until the tracer has shown that it sees every exec from now on. probe makes an exec that the tracer must
+// see. The timeout applies to the line that the tracer writes, and separately to the first probe that it delivers.
 func (r *Running) Ready(ctx context.Context, timeout time.Duration, probe func(context.Context) error) error {
 	if err := r.sawLine(ctx, timeout); err != nil {
 		return err
@@ -143,17 +144,17 @@ func (r *Running) sawLine(ctx context.Context, timeout time.Duration) error {
 	return err
 }
 
-// pass waits for a time, during which the tracer must not end.
+// pass waits for a duration, during which the tracer must not end.
 func (r *Running) pass(ctx context.Context, d time.Duration) error {
 	end := time.Now().Add(d)
 	return r.Await(ctx, d, func() bool { return !time.Now().Before(end) })
 }
 
-// probe makes execs until the tracer has delivered one. It makes none as long as the tracer's count cannot be read,
-// for example because its page of metrics is not served yet. It makes one even if the timeout has passed, as when the
-// machine stood still for that long: a tracer is given up only if it did not deliver an exec.
+// probe makes execs until the tracer has delivered one. It makes none as long as the tracer's count cannot be read, for
+// example because its page of metrics is not served yet. It makes one even if the timeout has passed, as it has if the
+// machine stood still for that long: probe gives up a tracer only if it did not deliver an exec.
 func (r *Running) probe(ctx context.Context, timeout time.Duration, probe func(context.Context) error) error {
-	var first *int64 // what it had delivered before the first one
+	var first *int64 // what the tracer had delivered before the first exec
 	var last time.Time
 	made := 0
 	for deadline := time.Now().Add(timeout); ; {
@@ -183,7 +184,7 @@ func (r *Running) probe(ctx context.Context, timeout time.Duration, probe func(c
 	}
 }
 
-// name returns the tracer's name in messages: the program, or for a role of tare the role.
+// name returns the tracer's name in messages: the name of the program, or of the tare command.
 func (t *Tracer) name() string {
 	if t.Self() && len(t.Argv) > 1 {
 		return "tare " + t.Argv[1]
@@ -191,8 +192,8 @@ func (t *Tracer) name() string {
 	return filepath.Base(t.Argv[0])
 }
 
-// Counts returns the current counts, which include everything that the tracer has written so far. It asks a tracer
-// that prints totals on request.
+// Counts returns the current counts, which include everything that the tracer has written so far. If the tracer prints
+// totals on request, Counts requests them.
 func (r *Running) Counts(ctx context.Context) (execload.Said, error) {
 	if r.tracer.Ask != 0 {
 		r.ask()
@@ -213,8 +214,9 @@ func (r *Running) Counts(ctx context.Context) (execload.Said, error) {
 	return c, nil
 }
 
-// LossUnknown returns why it is unknown how many events the tracer lost; empty if it is known, or if such a tracer
-// never reports losses. A tracer that writes a line for each loss has lost none as long as it has written none.
+// LossUnknown returns the reason why the number of events that the tracer lost is unknown. It returns "" if the number
+// is known, or if the tracer is one that never reports losses. A tracer that writes a line for each loss has lost none
+// as long as it has written none.
 func (r *Running) LossUnknown() string {
 	r.out.Read()
 	r.out.Lock()
@@ -230,7 +232,7 @@ func (r *Running) LossUnknown() string {
 	return "it never said so: " + r.lost.source.lacks(r.url)
 }
 
-// lacks says what is missing of a source.
+// lacks describes what is missing in the output or the metrics of a source.
 func (s Source) lacks(url string) string {
 	if s.Metric != nil {
 		return fmt.Sprintf("its metrics at %s have no %s", url, s.Metric.name)
@@ -238,7 +240,7 @@ func (s Source) lacks(url string) string {
 	return fmt.Sprintf("no line of its %s has a number at %s", s.Stream, strings.Join(s.JSON, "."))
 }
 
-// ask makes the tracer print its totals, and waits for them as long as one with enough CPU time needs.
+// ask makes the tracer print its totals, and waits for them for up to askTime.
 func (r *Running) ask() {
 	updates := func() int64 {
 		r.out.Read()
@@ -248,14 +250,14 @@ func (r *Running) ask() {
 	}
 	before := updates()
 	if r.over() || r.Signal(r.tracer.Ask) != nil {
-		return // it has just ended
+		return // the tracer has just ended
 	}
 	for deadline := time.Now().Add(askTime); updates() == before && time.Now().Before(deadline); {
 		time.Sleep(pause)
 	}
 }
 
-// over reports whether the tracer has ended, or was asked to.
+// over reports whether the tracer has ended, or has been asked to end.
 func (r *Running) over() bool {
 	select {
 	case <-r.Ended():
@@ -265,7 +267,7 @@ func (r *Running) over() bool {
 	}
 }
 
-// scrape reads the counts that are metrics. After the end they no longer change.
+// scrape reads the counts that come from metrics. They do not change after the tracer's end.
 func (r *Running) scrape(ctx context.Context) error {
 	if r.delivered.source.Metric == nil && (r.lost == nil || r.lost.source.Metric == nil) {
 		return nil
@@ -304,8 +306,8 @@ func (r *Running) scrape(ctx context.Context) error {
 	return nil
 }
 
-// Unmatched returns how many lines came on the stream of delivered events, if none of them counted as an event: then
-// the pattern may be wrong.
+// Unmatched returns the number of lines on the stream of delivered events, if none of them counted as an event: then
+// the pattern may be wrong. It returns 0 if one did.
 func (r *Running) Unmatched() int64 {
 	r.out.Lock()
 	defer r.out.Unlock()
@@ -320,8 +322,8 @@ func (r *Running) Unmatched() int64 {
 	return 0
 }
 
-// Unknown returns why it is unknown how many events the tracer delivered, if it never reported a number. name is the
-// tracer's name in the error.
+// Unknown returns an error with the reason why the number of delivered events is unknown, for a tracer that never
+// reported a number. name is the tracer's name in the error.
 func (r *Running) Unknown(name string) error {
 	return r.WithLastWords(fmt.Errorf("%s never said how many events it delivered: %s", name,
 		r.delivered.source.lacks(r.url)))

@@ -5,7 +5,7 @@ import (
 	"tare/internal/workloads/subject/command"
 )
 
-// Settings of single tracers, besides those of all tracers.
+// Settings of individual tracers, in addition to those of all tracers.
 var (
 	bpftraceSettings = []param.Setting{
 		{Name: "pages", Type: param.TypeCount, Min: 1, Max: 1 << 20,
@@ -71,7 +71,7 @@ var (
 	}
 )
 
-// readyAfterSetting is for tracers that do not reliably report when they see everything.
+// readyAfterSetting returns the setting of tracers that do not reliably report when they see every exec.
 func readyAfterSetting(more string) param.Setting {
 	return param.Setting{Name: "ready-after", Type: param.TypeDuration, Max: 600,
 		Doc: "time until it sees every exec, " + more}

@@ -1,7 +1,7 @@
-// Package tracer runs tracing agents as subjects: any programs that report every exec that they see. A tracer is a
-// command line, and rules for how it shows that it is ready, what it has delivered, and what it reports as lost.
-// Delivered events are counted here, in its output; the load's Counting, which has independent counts, decides whether
-// that was all.
+// Package tracer runs tracing agents as subjects: programs that report every exec that they see. A tracer consists of a
+// command line, and rules for how it shows that it is ready, what it has delivered, and what it reports as lost. This
+// package counts the delivered events in the tracer's output. The load's Counting, which has independent counts,
+// decides whether these were all events.
 package tracer
 
 import (
@@ -19,25 +19,26 @@ import (
 // Scopes are the values of Tracer.Scope.
 var Scopes = []string{string(execload.ScopeGroup), string(execload.ScopeMachine)}
 
-// Tracer describes how one tracer is run and read.
+// Tracer describes how to run a tracer and read its output.
 type Tracer struct {
 	Argv        []string          // the program and its arguments
 	Env         []string          // added to this process's environment, as NAME=value
-	Filesystems []filesystem      // that it needs; missing ones are mounted for it in a new mount namespace
-	Files       map[string]string // written into Place.Dir before it starts, by name
-	Version     []string          // prints the version; empty: it has none
+	Filesystems []filesystem      // needed by the tracer; missing ones are mounted for it in a new mount namespace
+	Files       map[string]string // by name: text of files that are written to Place.Dir before the start
+	Version     []string          // command line that prints the version; empty: none
 	Ready       Ready
 	Delivered   Source
-	Lost        *Source // nil: it does not report losses
+	Lost        *Source // nil: the tracer does not report losses
 	Scope       execload.Scope
-	Stop        syscall.Signal // makes it end, and deliver what it still has
-	StopTime    time.Duration  // the time it gets for that
-	Ask         syscall.Signal // makes it write its totals at once; 0: it writes them by itself
+	Stop        syscall.Signal // makes the tracer end, and deliver its remaining events
+	StopTime    time.Duration  // how long the tracer gets to end
+	Ask         syscall.Signal // makes the tracer write its totals at once; 0: it writes them by itself
 	Install     string         // where to get it, for people
 }
 
-// Ready is how a tracer shows that it sees every exec from now on: by a matching line on either stream; then after a
-// time; then by delivering one of the execs that are made for it to see. Without any of these it is ready at once.
+// Ready is how a tracer shows that it sees every exec from now on: first, it writes a matching line on either stream;
+// then, a time passes; then, it delivers one of the execs that probe it. The tracer is ready at once if none of these
+// is set.
 type Ready struct {
 	Pattern *regexp.Regexp
 	After   time.Duration
@@ -53,31 +54,30 @@ const (
 	Stderr Stream = "stderr"
 )
 
-// Streams are their values.
+// Streams are the values of Stream.
 var Streams = []string{string(Stdout), string(Stderr)}
 
-// Source is where a number of events comes from. One of the four is set.
+// Source is where a number of events comes from. Exactly one of Lines, Sum, JSON and Metric is set.
 type Source struct {
-	Stream Stream    // for the first three; empty: both
+	Stream Stream    // for Lines, Sum and JSON; empty: both
 	Lines  *matcher  // every matching line is one event
-	Sum    *matcher  // the sum of numbers in lines: what the first group of the pattern captures
-	JSON   []string  // a path into lines of JSON, to a running total: the latest counts
-	Metric *selector // a Prometheus metric, the sum of all matching samples
-	URL    string    // of the metric
+	Sum    *matcher  // the sum of the numbers that the first group captures
+	JSON   []string  // a path in lines of JSON to a running total; the latest counts
+	Metric *selector // a Prometheus metric: the sum of all selected samples
+	URL    string    // address of the page with the metric
 }
 
-// placeholders are what a command line may contain in braces, in the order of the documentation: those of
+// placeholders are the names that a command line may contain in braces, in the order of the documentation: those of
 // process.Place that are known for a tracer.
 var placeholders = []string{"self", "cgroup_dir", "cgroup_id", "cgroup_path", "dir", "port"}
 
-// self is the placeholder for the tare binary.
+// self is the placeholder for the path of the tare binary.
 const self = "{self}"
 
-// Self reports whether the tracer is a role of the tare binary.
+// Self reports whether the tracer is a command of the tare binary.
 func (t *Tracer) Self() bool { return t.Argv[0] == self }
 
-// Installed returns an error if the program is not installed: a *fault.Error of code Machine that says where to get
-// it.
+// Installed returns an error if the program is not installed: a *fault.Error of code Machine that says where to get it.
 func (t *Tracer) Installed() error {
 	if t.Self() {
 		return nil
@@ -88,7 +88,7 @@ func (t *Tracer) Installed() error {
 	return nil
 }
 
-// VersionText returns the program's version in one line; empty if it prints none.
+// VersionText returns the program's version in one line, or "" if the program prints none.
 func (t *Tracer) VersionText(ctx context.Context) string { return cmdline.FirstLine(ctx, t.Version...) }
 
 // signals are the signals that a spec can name.
@@ -97,7 +97,7 @@ var signals = map[string]syscall.Signal{
 	"USR1": syscall.SIGUSR1, "USR2": syscall.SIGUSR2,
 }
 
-// StopSignals and AskSignals are the values for signals.
+// StopSignals and AskSignals are the names of signals that settings accept.
 var (
 	StopSignals = []string{"INT", "TERM", "QUIT", "HUP"}
 	AskSignals  = []string{"USR1", "USR2", "HUP"}

@@ -50,7 +50,7 @@ type Handed struct {
 	Dir         string              `json:"dir"`     // for the files of its trials
 }
 
-// HandedFlag is the flag of 'tare node' with the descriptor from which it reads Handed.
+// HandedFlag is the flag of 'tare node' that gives the number of the descriptor from which the agent reads a Handed.
 const HandedFlag = "handed"
 
 const (
@@ -58,7 +58,7 @@ const (
 	joinTimeout = 60 * time.Second
 	keysLife    = 30 * 24 * time.Hour // longer than any run
 	stopTimeout = 20 * time.Second    // for an agent to take its trial down
-	// agentsWeight is the weight of all agents together: they do little, but must not wait for what they weigh.
+	// agentsWeight is the weight of all agents together: they do little, but must not wait for what they measure.
 	agentsWeight = 16
 	abreast      = 8 // agents that are started concurrently
 )
@@ -110,7 +110,7 @@ func Start(ctx context.Context, o Options) (n *Nodes, err error) {
 	if n.files, err = files.NewScratch(files.LargeTemp(), "nodes"); err != nil {
 		return nil, errors.Join(err, n.Close())
 	}
-	// without the controller there are no weights to compete with
+	// Without the cpu controller no group has a weight, so the agents need none.
 	if err = n.tree.Limit(placement.Limits{Weight: agentsWeight}); err != nil && len(n.tree.Missing()) == 0 {
 		return nil, errors.Join(err, n.Close())
 	}
@@ -134,8 +134,8 @@ func (n *Nodes) Names() []string {
 	return names
 }
 
-// Ensure restarts those of the nodes that are gone, and waits until they have joined. It is not an error if a node
-// does not join: it will be missing from the trial, which reports it.
+// Ensure starts those of the named nodes that are absent, and waits until they have joined. It is not an error if a
+// node does not join: it will be missing from the trial, which reports it.
 func (n *Nodes) Ensure(ctx context.Context, names []string) error {
 	missing := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return n.Gone(name) == nil })
 	if len(missing) == 0 {
@@ -202,7 +202,7 @@ func (n *Nodes) startOne(ctx context.Context, name string) (err error) {
 		read.Close()
 		return err
 	}
-	defer namespace.Close() // the agent has joined by then, or failed to
+	defer namespace.Close() // by then, the agent's process keeps the namespace, or has failed
 	a := &agent{link: "tare" + strconv.Itoa(os.Getpid()) + "n" + strconv.Itoa(i+1)}
 	cmd := child.Command{Argv: []string{n.o.Self, "node", "--" + HandedFlag, strconv.Itoa(handedFD)},
 		Files: []*os.File{read}}
@@ -222,7 +222,7 @@ func (n *Nodes) startOne(ctx context.Context, name string) (err error) {
 			return
 		}
 		select {
-		case <-a.Ended(): // any other error is a consequence
+		case <-a.Ended(): // err is a consequence of that
 			err = fault.New(fault.Machine, "", "its last words say what this machine lacks", "%v",
 				a.Failure("before it had joined"))
 		default:
@@ -258,7 +258,7 @@ func (n *Nodes) startOne(ctx context.Context, name string) (err error) {
 	return n.WaitFor(ctx, name, joinTimeout)
 }
 
-// end kills the agent of a node that is gone, if there is one, and reports whether there was.
+// end kills the agent process of an absent node, and reports whether there was one.
 func (n *Nodes) end(name string) bool {
 	n.mu.Lock()
 	a := n.agents[name]
@@ -269,11 +269,12 @@ func (n *Nodes) end(name string) bool {
 	}
 	n.Drop(name, errors.New("it is started again"))
 	a.Kill()
-	_ = link.Remove(a.link) // it goes with the namespace, but only a moment later
+	_ = link.Remove(a.link) // the kernel removes it with the namespace, but only a moment later
 	return true
 }
 
-// Why returns more about why a node is gone than its stream shows: how its process ended.
+// Why returns how the process of a node's agent ended, which explains more than the end of its stream. It returns ""
+// if there is no such process or it still runs.
 func (n *Nodes) Why(name string) string {
 	n.mu.Lock()
 	a := n.agents[name]
@@ -283,13 +284,13 @@ func (n *Nodes) Why(name string) string {
 	}
 	select {
 	case <-a.Ended():
-	case <-time.After(100 * time.Millisecond): // its stream ends slightly before its process is waited for
+	case <-time.After(100 * time.Millisecond): // the stream may end slightly before the process is reaped
 		return ""
 	}
 	return a.Failure("unexpectedly").Error()
 }
 
-// PIDs returns the pids of the agents.
+// PIDs returns the pids of the agents, in no particular order.
 func (n *Nodes) PIDs() []int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -303,7 +304,7 @@ func (n *Nodes) PIDs() []int {
 // Group returns the path of the control group that holds all agents.
 func (n *Nodes) Group() string { return n.tree.Path() }
 
-// Close ends the nodes gracefully, and leaves nothing of them.
+// Close ends the nodes gracefully, and removes all that is left of them.
 func (n *Nodes) Close() error {
 	n.Coordinator.Close() // sends bye
 	n.mu.Lock()
@@ -328,8 +329,8 @@ func (n *Nodes) Close() error {
 	return errors.Join(append(errs, n.files.Close())...)
 }
 
-// cleanUp ends and removes what is left of an agent that did not take its trial down: control groups with the
-// processes in them, and then directories that they used.
+// cleanUp removes what is left of an agent that did not take its trial down: control groups with the processes in
+// them, which it ends, and then the directories that those processes used.
 func (n *Nodes) cleanUp() error {
 	_, err := placement.Clean(n.o.Cgroups)
 	_, err2 := files.CleanScratch(false)

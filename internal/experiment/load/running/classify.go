@@ -17,7 +17,7 @@ import (
 const (
 	BusyPeriods = "busy-periods" // at the start of its busy period: exact
 	Backlog     = "backlog"      // when the requests in flight last fell to their usual number: approximate
-	// at its own start, if all requests that the last stall delayed have ended by then; for closed loops
+	// Requests: at its own start, if all requests that the last stall delayed have ended by then; for closed loops
 	Requests = "requests"
 )
 
@@ -69,7 +69,7 @@ type classifier struct {
 	run        *load.Running
 	begin, end int64
 	requests   []Request // in order of Intended
-	stalls     []span    // disjoint, in order; the first ends where the watch begins, the last begins where it ends
+	stalls     []span    // disjoint, in order; the watch lasts from the end of the first to the beginning of the last
 }
 
 // span is a stretch of time, in ns.
@@ -129,7 +129,7 @@ func (c *classifier) next(at int64) int {
 type history struct {
 	from, to int64 // to: its natural end, as far as observed
 	requests int   // requests that belong to it and were due before the next stall
-	stall    int64 // when the next stall begins; from if it began in a stall
+	stall    int64 // when the next stall begins; equal to from if the history began in a stall
 	watched  bool  // it began in the watch and outside a stall
 	last     bool  // the next stall is the end of the watch
 }
@@ -242,9 +242,9 @@ func (c *classifier) byBacklog(level int) *split {
 	return s
 }
 
-// byRequest judges each request separately, once all that were in flight in the last stall have ended. It is for
-// connections that send again as soon as they are answered: the system is never empty, and a stall's queue has at most
-// one request for each of them.
+// byRequest judges each request separately, once all requests that were in flight in the last stall have ended. It is
+// for connections that send again as soon as they are answered: the system is then never empty, and the queue after a
+// stall has at most one request per connection.
 func (c *classifier) byRequest() *split {
 	s := &split{method: Requests, of: make([]int32, len(c.requests))}
 	recovered, at := make([]int64, len(c.stalls)), 0
@@ -326,7 +326,8 @@ func (s *split) fate(i int, r *Request) fate {
 	return disturbed
 }
 
-// weigh estimates how likely a history is to stay untouched, by its age.
+// weigh estimates the probability that a history stays untouched up to an age (s.untouched), and the fraction of
+// requests that are lost (s.lost).
 func (c *classifier) weigh(s *split) *split {
 	type exit struct {
 		age      int64
@@ -339,7 +340,7 @@ func (c *classifier) weigh(s *split) *split {
 			exits = append(exits, exit{min(h.stall, h.to) - h.from, h.touched(), h.requests})
 		}
 	}
-	// At the same age, ends come before stalls: a history that ended then was no longer at risk.
+	// Exits at the same age are in arbitrary order.
 	slices.SortFunc(exits, func(a, b exit) int { return cmp.Compare(a.age, b.age) })
 	g, lost := 1.0, 0.0
 	for i, e := range exits {
@@ -461,7 +462,7 @@ func histogram(r *load.Result, name string, samples []sample, value func(*Reques
 	beyond, bursts := map[string]float64{}, map[string]float64{}
 	for _, q := range load.Quantiles {
 		tail := h.ValueAtQuantile(100 * min(r.Running.Rank(q.Q), 1))
-		tail -= tail >> 10 // the width of the histogram's buckets: tail was the upper end of one
+		tail -= tail >> 10 // from the upper end of a bucket of the histogram to its lower end
 		var total, sum, squares float64
 		histories := map[int32]float64{}
 		for _, one := range samples {

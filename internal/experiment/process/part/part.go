@@ -24,8 +24,8 @@ type Part struct {
 	running *process.Running
 }
 
-// Place makes the part's control group and its directory, and returns what a command line may say of them, with a free
-// TCP port.
+// Place makes the part's control group and its directory, and returns the values of the placeholders for them, with a
+// free TCP port.
 func (p *Part) Place() (process.Place, error) {
 	place := process.Place{Self: p.Trial.Self()}
 	var err error

@@ -36,7 +36,7 @@ type Sent struct {
 // Answer is a data plane's answer to a response.
 type Answer struct {
 	Node, TypeURL, Nonce string
-	Version              string // state of the world: the last version that it accepted
+	Version              string // state of the world: the last version that the data plane accepted
 	Refused              string // the reason of a refusal; empty: it was accepted
 	Time                 int64  // ns by pace.Now
 	Since                int64  // Since and Asked are those of the response
@@ -46,8 +46,8 @@ type Answer struct {
 // Options configures a Server. The zero value is valid: all data planes then have the key "".
 type Options struct {
 	// Key returns the key of a data plane by its node id. It is called before a stream joins the streams of the key, and
-	// again afterwards, because the key may change in between; then the stream ends. The context carries the peer. An
-	// error ends the stream, with PermissionDenied unless it is a gRPC status.
+	// again afterwards, because the key may change in between; if it does, the stream ends. The context carries the peer.
+	// An error ends the stream, with PermissionDenied unless it is a gRPC status.
 	Key func(ctx context.Context, node string) (string, error)
 	// Check decides whether a stream that has a key may continue, for example because its certificate is still valid. It
 	// is called for each request, before each response, and for all streams by Server.Check, and must be quick. An error
@@ -56,8 +56,8 @@ type Options struct {
 	OnSent   func(Sent)   // called by the stream's goroutine
 	OnAnswer func(Answer) // called by the stream's goroutine
 	// Stamped adds two times to the versions of delta responses: when the view was set, and when the response was sent
-	// (see TimesOf). The delta protocol uses the version for debugging only. In the state of the world it is data, so it
-	// does not change.
+	// (see TimesOf). The delta protocol uses the version for debugging only. In the state-of-the-world protocol the
+	// version is data, so it is not stamped.
 	Stamped bool
 	// Patience is how long to wait for an answer before the same type is sent again, or the next stage of a change
 	// goes on without it; default 2 s. Envoy answers clusters only once they are warm, which can take 15 s.
@@ -200,7 +200,7 @@ func (s *Server) Register(to grpc.ServiceRegistrar) {
 }
 
 // Limits on the streams of a connection. A data plane has one discovery stream, and one stream for each certificate
-// request. Envoy has one for all types, because only the aggregated discovery service is served.
+// request. Envoy has one discovery stream for all types, because only the aggregated discovery service is served.
 const (
 	maxStreams = 16
 	// maxHeaders bounds the headers of a stream, in bytes by HTTP/2's count. Envoy's take less than 1 KiB; a pod's
@@ -230,7 +230,7 @@ func (in *intake) serverOptions(own credentials.TransportCredentials) []grpc.Ser
 	return []grpc.ServerOption{grpc.ForceServerCodecV2(Codec()), grpc.MaxRecvMsgSize(MaxRequest),
 		grpc.Creds(in.credentials(own)), grpc.ChainStreamInterceptor(in.serve),
 		grpc.MaxConcurrentStreams(maxStreams), grpc.MaxHeaderListSize(maxHeaders), grpc.ConnectionTimeout(10 * time.Second),
-		grpc.WaitForHandlers(true), // so that Wait waits for all
+		grpc.WaitForHandlers(true), // so that Wait, after the server has stopped, waits for all streams
 		grpc.HeaderTableSize(0),    // a data plane sends headers once, at the beginning of its stream
 		grpc.ReadBufferSize(readBuffer), grpc.InitialWindowSize(streamWindow), grpc.InitialConnWindowSize(connectionWindow)}
 }

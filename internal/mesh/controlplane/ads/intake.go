@@ -41,7 +41,7 @@ type intake struct {
 	mu     sync.Mutex
 	beyond map[*conn]int64 // bytes beyond the share, for connections that exceed it
 	sum    int64
-	by     map[net.Addr]*conn // by address, compared as a pointer, so each is unique
+	by     map[net.Addr]*conn // by remote address, compared as a pointer, so no two connections share a key
 }
 
 func newIntake() *intake { return &intake{beyond: map[*conn]int64{}, by: map[net.Addr]*conn{}} }
@@ -164,7 +164,7 @@ type conn struct {
 	net.Conn // the connection after its handshake
 	raw      net.Conn
 	in       *intake
-	frames   frames // used only by Read, so not under mu
+	frames   frames // used only by Read, so mu does not guard it
 
 	mu      sync.Mutex
 	ended   bool
@@ -222,7 +222,7 @@ func (c *conn) keep(bytes int64) error {
 // messageHead is the length of gRPC's prefix of a message, in bytes.
 const messageHead = 5
 
-// taken records that a message of that many bytes has been processed.
+// taken records that a message of the given size has been processed.
 func (c *conn) taken(bytes int) {
 	if c == nil {
 		return
@@ -245,8 +245,7 @@ func (c *conn) open(more int) {
 	}
 }
 
-// wait takes a request of that many bytes out of the connection's quota, and returns how long to wait before it is
-// served.
+// wait charges a request of the given size to the connection's quota, and returns how long to wait before serving it.
 func (c *conn) wait(bytes int64) time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -268,9 +267,9 @@ func (c *conn) cut() {
 // lastWords is how long a peer has to read why its connection is being closed.
 const lastWords = 500 * time.Millisecond
 
-// retire closes the connection after lastWords, because the peer's certificate or token is not, or no longer, valid. A
-// data plane that opens its next stream on an existing connection, as Envoy does, would otherwise never present its
-// newer certificate.
+// retire closes the connection after lastWords, because the peer's certificate or token is not valid, or no longer
+// valid. A data plane that opens its next stream on an existing connection, as Envoy does, would otherwise never
+// present its newer certificate.
 func (c *conn) retire() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -9,7 +9,7 @@ import (
 // names is a sorted set of names of resources. It never changes.
 type names struct {
 	list []string
-	own  int64 // bytes of the names that were in no table
+	own  int64 // bytes of the names that were not in the table, so their strings are not shared
 }
 
 // nameAround is the overhead of a name in bytes.

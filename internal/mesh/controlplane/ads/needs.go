@@ -58,9 +58,10 @@ func kindOf(url string) kind {
 	return kind{stage: makes, rank: 3, whole: true, roots: true}
 }
 
-// Need identifies a resource that a data plane waits for whenever it gets one that refers to it, even if it has it
-// already. Envoy does not use a changed cluster until it has received the endpoints again (the note under "Resource
-// warming" of xds_protocol.rst). With deltas it does not request them, because it is subscribed to them already.
+// Need identifies a resource that must be sent again whenever one that refers to it is sent, even if the data plane
+// already has it. Envoy does not use a changed cluster until it has received the cluster's endpoints again (the note
+// under "Resource warming" of xds_protocol.rst). With deltas, Envoy does not request the endpoints, because it is
+// already subscribed to them.
 type Need struct{ URL, Name string }
 
 // NeedsOf returns the needs of a resource: the endpoints of a cluster, and the routes of a listener.

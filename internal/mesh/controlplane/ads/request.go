@@ -90,7 +90,8 @@ const (
 	errorField
 )
 
-// fields are the numbers of DiscoveryRequest and DeltaDiscoveryRequest in discovery.proto.
+// fields maps field numbers to their meanings, for DiscoveryRequest (false) and DeltaDiscoveryRequest (true) of
+// discovery.proto.
 var fields = map[bool][8]field{
 	false: {1: versionField, 2: nodeField, 3: namesField, 4: urlField, 5: nonceField, 6: errorField},
 	true:  {1: nodeField, 2: urlField, 3: namesField, 4: dropField, 5: knownField, 6: nonceField, 7: errorField},

@@ -26,10 +26,10 @@ type Resource struct {
 	needs         []Need
 }
 
-// Name is the name by which data planes subscribe to the resource.
+// Name returns the name by which data planes subscribe to the resource.
 func (r *Resource) Name() string { return r.name }
 
-// Version is a digest of the content: the same content has the same version, in every process.
+// Version returns a digest of the content: the same content has the same version in every process.
 func (r *Resource) Version() string { return r.version }
 
 type digest [16]byte
@@ -158,7 +158,7 @@ func (s sum) version() string {
 // NewTable makes a table without a base; names must be unique.
 func NewTable(list []*Resource) (*Table, error) { return (*Table)(nil).With(list) }
 
-// With returns a table with t as its base and more resources. t must have no base; names must be unique.
+// With returns a table that has t as its base, and own as its own resources. t must have no base; names must be unique.
 func (t *Table) With(own []*Resource) (*Table, error) {
 	if len(own) == 0 && t != nil {
 		return t, nil
@@ -175,7 +175,7 @@ func (t *Table) With(own []*Resource) (*Table, error) {
 
 func byName(a, b *Resource) int { return strings.Compare(a.name, b.name) }
 
-// newTable makes a table from a base, which may be nil, and a sorted list that has no name of the base's.
+// newTable makes a table from a base, which may be nil, and a sorted list that has no name in common with the base.
 func newTable(base *Table, list []*Resource) *Table {
 	if base.Len() == 0 {
 		base = nil
@@ -191,8 +191,8 @@ func newTable(base *Table, list []*Resource) *Table {
 	return t
 }
 
-// Replace returns the table with the resources of some names replaced. All names must be in the table, and the table
-// must have no base.
+// Replace returns a copy of the table in which the resources of list replace those of the same names. All names must be
+// in the table, and the table must have no base.
 func (t *Table) Replace(list []*Resource) (*Table, error) {
 	next := &Table{list: slices.Clone(t.list), sum: t.sum}
 	for _, r := range list {
@@ -230,8 +230,8 @@ func (t *Table) Len() int {
 	return len(t.list) + t.base.Len()
 }
 
-// Version is a digest of the content: the same content has the same version, however it is divided between base and
-// table.
+// Version returns a digest of the content: the same content has the same version, however it is divided between the
+// base and the table's own resources.
 func (t *Table) Version() string {
 	if t == nil {
 		return empty.version
@@ -303,8 +303,8 @@ type step struct {
 	kept    *Table      // to plus the removed resources
 }
 
-// stepTo returns the difference between t and to. It caches the step between two bases, because most streams take the
-// same one.
+// stepTo returns the difference between t and to. If neither table has a base, it caches the difference, because most
+// streams take the same step.
 func (t *Table) stepTo(to *Table) *step {
 	switch {
 	case t == to:
@@ -343,8 +343,8 @@ func (t *Table) partsTo(to *Table) *step {
 	return s
 }
 
-// keep sets s.kept, the table with the current and the removed resources. It calls both only if neither table can be
-// used.
+// keep sets s.kept, the table with the current and the removed resources. It calls both only if neither s.to nor from
+// is that table.
 func (s *step) keep(from *Table, both func() *Table) {
 	switch {
 	case len(s.removed) == 0:

@@ -37,7 +37,7 @@ func (s *shared[K, V]) there(key K) *V {
 	return s.made[key].Value()
 }
 
-// replace replaces the value there with v. It reports false if another value has already replaced it.
+// replace stores v for a key if its value is still there. Otherwise it changes nothing and reports false.
 func (s *shared[K, V]) replace(key K, there, v *V) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

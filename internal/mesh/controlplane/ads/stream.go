@@ -23,7 +23,7 @@ type stream struct {
 	server   *Server
 	g        grpc.ServerStream
 	delta    bool
-	conn     *conn         // the connection that pays for the stream; nil: none
+	conn     *conn         // the connection that is charged for the stream; nil: none
 	requests chan *request // received and not yet processed
 	ended    chan error    // gets one error, the last thing that work does
 	begins   *time.Timer   // ends the stream unless a request comes first
@@ -44,7 +44,7 @@ type stream struct {
 	subs  []*subscription // by stage and rank
 	count int             // number of responses
 	held  [stages]int64   // when a stage began to wait for earlier ones, ns by pace.Now; 0: it does not wait
-	due   int64           // when to look again without an event, ns by pace.Now; 0: never
+	due   int64           // when to look for work without an event, ns by pace.Now; 0: never
 	alarm *time.Timer     // fires at due; nil: not set, so that an idle stream has no timer
 }
 
@@ -134,7 +134,7 @@ func (s *stream) check() error {
 	return denied(s.server.o.Check(s.g.Context()))
 }
 
-// setAlarm makes the stream look again at a time (ns by pace.Now); 0: not before an event.
+// setAlarm makes the stream look for work again at the given time (ns by pace.Now); 0: not before an event.
 func (s *stream) setAlarm(at int64) {
 	switch in := time.Duration(at - pace.Now()); {
 	case at == 0 && s.alarm != nil:
@@ -240,12 +240,12 @@ const (
 	quotaName      = 64       // bytes that each subscribed name counts as when names are added or dropped
 )
 
-// quota is what remains of a connection's quota.
+// quota tracks how much of its quota a connection has left.
 type quota struct{ bucket pace.Bucket }
 
 func newQuota(now int64) quota { return quota{pace.NewBucket(quotaPerSecond, quotaAtOnce, now)} }
 
-// take takes a request of that many bytes out of the quota, and returns how long to wait before it is served.
+// take charges a request of the given size to the quota, and returns how long to wait before serving it.
 func (q *quota) take(bytes, now int64) time.Duration {
 	return q.bucket.Take(1+float64(bytes)/quotaBytes, now)
 }
@@ -324,7 +324,7 @@ func (s *stream) next(now int64) *response {
 		waits := false
 		for i := range s.subs {
 			sub := s.subs[i]
-			if at == breaks { // referring resources go first: routes, then clusters, then endpoints
+			if at == breaks { // resources that refer to others go first: routes, then clusters, then endpoints
 				sub = s.subs[(i+s.turning())%len(s.subs)]
 			}
 			table := view.table(sub.url)
@@ -357,7 +357,7 @@ func (s *stream) turning() int {
 	return max(i, 0)
 }
 
-// under returns until when a stage must wait for earlier stages, ns by pace.Now; 0: it need not.
+// under returns the time until which a stage must wait for earlier stages, ns by pace.Now; 0: it need not wait.
 func (s *stream) under(at stage, now int64) (until int64) {
 	for _, sub := range s.subs {
 		if sub.kind.stage < at && sub.blocked(now, s.server.o.Patience) {

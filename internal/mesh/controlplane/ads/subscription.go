@@ -14,13 +14,13 @@ type subscription struct {
 
 	names *names // subscribed by name
 	all   bool   // subscribed to all
-	named bool   // it has subscribed by name before; from then on, an empty list means none
+	named bool   // the data plane has subscribed by name before; from then on, an empty list means none
 
-	sent  *Table          // the wanted part of what it was sent last
+	sent  *Table          // the table that was sent last: the data plane has the wanted resources of it
 	began *Table          // the table at the first request; while it is current, responses are not changes
 	due   bool            // a response is due even if it is empty
-	owed  map[string]bool // names to be sent even if it has them; true: it requested them
-	owing int64           // bytes to keep the names in owed that no table has, and to report them missing
+	owed  map[string]bool // names to send even if the data plane has them; true: it requested them
+	owing int64           // bytes that it takes to keep the names in owed that the table lacks, and to report them missing
 	stubs int64           // bytes of resources that are in sent only because the data plane claims to have them
 	doubt []*Resource     // resources of refused responses: some may have been applied
 
@@ -101,8 +101,8 @@ func wholeOf(names []string) (all bool, rest []string) {
 	return all, rest
 }
 
-// replace subscribes to these names and no others, as every state-of-the-world request does. For roots, an empty list
-// means everything until a request has had a name.
+// replace subscribes to these names and no others, as every state-of-the-world request does. For types with kind.roots,
+// an empty list means everything until a request has had a name.
 func (s *subscription) replace(list []string, now *Table, sets *nameSets) {
 	if len(list) == 0 && !s.named {
 		if !s.all && s.kind.roots {
@@ -278,7 +278,7 @@ func (s *subscription) tell(at stage, now *Table, delta bool) *news {
 	if !begins || to == now {
 		s.began = nil
 	}
-	if s.stubs > 0 { // those that the last stage will remove stay
+	if s.stubs > 0 { // stubs that the last stage will remove stay
 		if s.stubs = 0; to != now {
 			s.stubs = sizeOf(d.removed)
 		}

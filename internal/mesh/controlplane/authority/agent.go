@@ -23,8 +23,8 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// Agent gets the certificate of one identity from a control plane, and renews it: with a token the first time, then
-// with the current certificate. It makes a new key each time, and never sends it.
+// Agent gets the certificate of one identity from a control plane, and renews it. It authenticates with a token the
+// first time, and then with the current certificate. It makes a new key each time, and never sends it.
 type Agent struct {
 	Address  string // host:port of the control plane
 	Identity string // the SPIFFE ID to request
@@ -92,7 +92,7 @@ func (a *Agent) Request(ctx context.Context, current Credentials) (Credentials, 
 	return c, a.failed(err)
 }
 
-// failed wraps an error with what was tried, without the token.
+// failed adds to an error what the agent tried to do, without the token.
 func (a *Agent) failed(err error) error {
 	return fault.Wrap(err, fault.Machine, a.Address, "", "getting a certificate of %s from the control plane", a.Identity)
 }
@@ -141,7 +141,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	for {
 		now := time.Now()
 		if !c.NotAfter.IsZero() && !now.Before(c.NotAfter) {
-			c = Credentials{Roots: c.Roots} // with the token, if it is still valid
+			c = Credentials{Roots: c.Roots} // the certificate has expired, so the next request uses the token
 		}
 		next, err := a.Request(ctx, c)
 		switch {

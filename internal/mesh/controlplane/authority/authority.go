@@ -1,7 +1,7 @@
 // Package authority is the certificate authority of the control plane, and verifies the identities of proxies.
 //
 // Certificates are SPIFFE's (X509-SVID): ECDSA on P-256, short-lived, with one URI and no other name. The root signs
-// them directly. Envoy and similar proxies get key and certificate as secrets of SDS (Secrets, Roots). Agents that
+// them directly. Envoy and similar proxies get their keys and certificates through SDS (Secrets, Roots). Agents that
 // keep their private key to themselves request a signature with the token of a service account, and later with their
 // current certificate (Service, Agent). Proxies configured by files get theirs from Credentials.WriteFiles.
 package authority
@@ -44,9 +44,9 @@ type Options struct {
 	// RenewAfter is the fraction of its life after which a certificate is replaced, in (0, 1); default DefaultRenewAfter.
 	// Up to a tenth of it is subtracted at random, so that certificates issued together are not replaced together.
 	RenewAfter    float64
-	MaxIdentities int // that can have secrets at the same time; default DefaultMaxIdentities
-	// MaxStrangers limits open connections of ServerCredentials whose peers have shown no certificate; above it, the
-	// oldest is closed. Default DefaultMaxStrangers.
+	MaxIdentities int // the most identities that can have secrets at the same time; default DefaultMaxIdentities
+	// MaxStrangers is the maximum number of open connections of ServerCredentials whose peers have shown no certificate;
+	// above it, the oldest is closed. Default DefaultMaxStrangers.
 	MaxStrangers int
 
 	// Names returns the DNS names in the certificates of an identity, for peers that can verify host names but not URIs

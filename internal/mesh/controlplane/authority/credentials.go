@@ -42,13 +42,13 @@ type Credentials struct {
 	Chain     []byte    // its certificate in PEM; just one, because the roots sign directly
 	Key       Key       // the certificate's private key
 	Roots     []byte    // certificates of all trusted roots in PEM: one, or two during a rollover
-	NotBefore time.Time // of the certificate; before it was issued, for clocks that are behind
+	NotBefore time.Time // of the certificate; earlier than its issue, for peers whose clocks are behind
 	NotAfter  time.Time // of the certificate
 }
 
-// The files of WriteFiles.
+// The files that WriteFiles writes.
 const (
-	// IdentityFile has the certificate, then its key, both PEM, so that one rename changes both. HAProxy takes it as
+	// IdentityFile has the certificate, then its key, both in PEM, so that one rename changes both. HAProxy takes it as
 	// "crt", nginx as ssl_certificate and as ssl_certificate_key (proxy_ssl_ likewise), OpenSSL as -cert and -key,
 	// tls.LoadX509KeyPair as both of its files.
 	IdentityFile = "identity.pem"
@@ -59,8 +59,8 @@ const (
 
 // WriteFiles writes IdentityFile and RootsFile into a directory, both with mode 0600, for proxies that are configured
 // by files. Existing files are replaced by rename: a reader sees the old file or the new one, complete. The roots are
-// written first, so that a proxy that reads both always has the root of its certificate. The proxy must reload them
-// afterwards.
+// written first, so that a proxy that reads both always has the root of its certificate. The proxy must reload the
+// files afterwards.
 //
 // The directory must belong to this user or root, and no other user may be able to write to it. The caller must remove
 // it (see internal/lib/files). Errors never contain the key.
@@ -110,7 +110,7 @@ func ReadFiles(dir string) (Credentials, error) {
 	return c, nil
 }
 
-// check fills in the fields that the certificate determines.
+// check checks that the certificate and key belong together, and fills in the fields that the certificate determines.
 func (c *Credentials) check() error {
 	pair, err := c.Certificate()
 	if err != nil {

@@ -32,7 +32,7 @@ func parseRequest(text, id string) (*ecdsa.PublicKey, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the request cannot be read: %w", err)
 	}
-	// The key is checked first, because verifying the signature of an RSA key takes a time that the peer can choose.
+	// The key is checked first, because verifying the signature of an RSA key can take as long as the peer chooses.
 	key, ok := r.PublicKey.(*ecdsa.PublicKey)
 	if !ok || key.Curve != elliptic.P256() && key.Curve != elliptic.P384() {
 		return nil, fmt.Errorf("the request has a key of type %s: use ECDSA on P-256 or P-384", r.PublicKeyAlgorithm)

@@ -11,8 +11,8 @@ import (
 	"tare/internal/mesh/controlplane/bootstrap"
 )
 
-// Files of WriteEnvoy: the bootstrap of an Envoy, and the certificate and roots for its connection to the control
-// plane, each as a response of SDS. Certificate and key are in one file, so that one rename changes both.
+// The files that WriteEnvoy writes: the bootstrap of an Envoy, and the certificate and roots for its connection to the
+// control plane, each as an SDS response. Certificate and key are in one file, so that one rename changes both.
 const (
 	EnvoyBootstrapFile = "envoy.json"
 	EnvoyIdentityFile  = "identity.json"
@@ -20,8 +20,8 @@ const (
 )
 
 // WriteEnvoy writes the files that an Envoy is started with into a directory, under the conditions of WriteFiles. When
-// they are written again, a running Envoy uses the new certificate for its next connection to the control plane.
-// Without an identity Envoy connects without TLS.
+// the files are written again, a running Envoy uses the new certificate for its next connection to the control plane.
+// If c has no identity, Envoy connects without TLS.
 func (c Credentials) WriteEnvoy(dir string, b bootstrap.Envoy) error {
 	d, err := openPrivate(dir)
 	if err != nil {

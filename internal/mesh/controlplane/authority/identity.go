@@ -33,7 +33,7 @@ func compose(trustDomain, namespace, account string) string {
 const (
 	scheme     = "spiffe"
 	maxDomain  = 255 // bytes; SPIFFE-ID, section 2.3
-	maxSegment = 253 // bytes; Kubernetes names of service accounts
+	maxSegment = 253 // bytes; the limit for names of service accounts in Kubernetes
 )
 
 // Identity returns the SPIFFE ID of a name in a mesh file: ACCOUNT or NAMESPACE/ACCOUNT. It also accepts a complete ID

@@ -23,9 +23,9 @@ type entry struct {
 	making sync.Mutex // held while the certificate is made, so that it is made once
 }
 
-// Secrets returns the two secrets that a proxy of an identity gets by SDS: its certificate with the key, and the
-// roots. The authority makes the key. It returns the same messages until OnChange or OnRoots; they must not be
-// modified.
+// Secrets returns the two secrets that a proxy of an identity gets over SDS: its certificate with the key, and the
+// roots. The authority makes the key. Secrets returns the same messages until OnChange or OnRoots is called; they must
+// not be modified.
 func (a *Authority) Secrets(id string) ([]*tlsv3.Secret, error) {
 	e, t, err := a.entry(id)
 	if err != nil {
@@ -34,8 +34,8 @@ func (a *Authority) Secrets(id string) ([]*tlsv3.Secret, error) {
 	return []*tlsv3.Secret{e.secret, t.secret}, nil
 }
 
-// Credentials returns the content of Secrets for proxies that are configured by files. The caller must write it again
-// after OnChange of the identity, and after OnRoots.
+// Credentials returns the content of Secrets for proxies that are configured by files. The caller must write the files
+// again after every call of OnChange for the identity, and of OnRoots.
 func (a *Authority) Credentials(id string) (Credentials, error) {
 	e, t, err := a.entry(id)
 	if err != nil {
@@ -90,7 +90,8 @@ func (a *Authority) entry(id string) (*entry, *trust, error) {
 	return a.filled(e, func(e *entry) bool { return time.Now().Before(e.notAfter) })
 }
 
-// filled fills an entry, and returns a copy of it with the trust that signed it.
+// filled fills an entry, and returns a copy of it, and the trust whose root signed its certificate. willDo is as in
+// fill.
 func (a *Authority) filled(e *entry, willDo func(*entry) bool) (*entry, *trust, error) {
 	for {
 		if err := a.fill(e, willDo); err != nil {
@@ -107,7 +108,7 @@ func (a *Authority) filled(e *entry, willDo func(*entry) bool) (*entry, *trust, 
 
 func (e *entry) copy() *entry { return &entry{id: e.id, leaf: e.leaf, key: e.key, secret: e.secret} }
 
-// fill makes an entry's certificate, unless it has one of the issuing root that willDo accepts.
+// fill makes an entry's certificate, unless the entry has one that the issuing root signed and that willDo accepts.
 func (a *Authority) fill(e *entry, willDo func(*entry) bool) error {
 	e.making.Lock()
 	defer e.making.Unlock()
@@ -201,7 +202,7 @@ func (a *Authority) Run(ctx context.Context) error {
 	}
 }
 
-// next returns an entry that is due, or how long to wait for one.
+// next returns an entry that is due, or how long to wait until one is due.
 func (a *Authority) next() (*entry, time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

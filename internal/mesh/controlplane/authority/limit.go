@@ -16,7 +16,7 @@ type limits struct {
 
 	mu    sync.Mutex
 	by    map[string]*pace.Bucket
-	swept int64 // ns by pace.Now
+	swept int64 // when full buckets were last removed, ns by pace.Now
 }
 
 // maxBuckets is the number of peers with their own buckets. All others share one.

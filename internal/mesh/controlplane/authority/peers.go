@@ -15,9 +15,9 @@ import (
 	"tare/internal/lib/limit"
 )
 
-// ServerCredentials returns the credentials of the control plane's gRPC server: ServerTLS, in a form that lets
-// Identity find the peer's identity. A connection keeps only what Identity needs of the peer's certificate, because
-// most connections are idle, and a parsed certificate would be a large part of the memory of an idle one.
+// ServerCredentials returns the credentials of the control plane's gRPC server: ServerTLS, in a form that lets Identity
+// find the peer's identity. A connection keeps only what Identity needs of the peer's certificate, because most
+// connections are idle, and a parsed certificate would take a large part of the memory of an idle connection.
 //
 // A peer without a certificate may be about to request its first one, with one call. The number of such connections is
 // limited (Options.MaxStrangers), so that they cannot keep proxies from connecting.
@@ -42,8 +42,8 @@ func (c *serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials
 	if err != nil {
 		return nil, nil, err
 	}
-	// The copy, of about 500 bytes, shares everything large with the original. It lets the handshake store the proof
-	// here, so the peer's certificates need not be verified a second time.
+	// The copy, of about 500 bytes, shares everything large with the original. It lets the handshake store the proof in
+	// info, so the peer's certificates need not be verified a second time.
 	config = config.Clone()
 	info := peerInfo{CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}}
 	config.VerifyConnection = func(s tls.ConnectionState) (err error) {

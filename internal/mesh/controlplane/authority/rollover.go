@@ -33,10 +33,11 @@ type Rollover struct {
 	Stage   Stage    `json:"stage"`
 	Issuing string   `json:"issuing"` // the root that signs: the first 8 bytes of its key identifier, in hexadecimal
 	Trusted []string `json:"trusted"` // all trusted roots, likewise
-	// Pending is the number of identities whose secret is still signed by the old root. Run replaces them.
+	// Pending is the number of identities whose certificate is still one that the old root signed. Run replaces these
+	// certificates.
 	Pending int `json:"pending"`
-	// SafeAt is when the next step becomes safe for agents, which get roots when they renew; a time in the past if there
-	// are none. It does not cover proxies that get secrets by SDS: only the control plane knows whether they have
+	// SafeAt is when the next step becomes safe for agents, which get roots when they renew; it is in the past if there
+	// are no agents. It does not cover proxies that get secrets over SDS: only the control plane knows whether they have
 	// received the roots.
 	SafeAt time.Time `json:"safe_at"`
 }
@@ -69,11 +70,11 @@ func (a *Authority) Rollover() Rollover {
 //   - From Steady it makes a new root, which is trusted in addition to the old one. The old one still signs. Send the
 //     roots to all proxies (OnRoots) before the next step.
 //   - From NewTrusted the new root signs, and the old one's key is deleted. Run replaces all secrets. Before
-//     Rollover.SafeAt this is an error unless forced; if it is, agents that have not yet renewed their certificates do
-//     not trust certificates of the new root.
+//     Rollover.SafeAt this is an error unless forced. After a forced step, agents that have not yet renewed their
+//     certificates do not trust certificates of the new root.
 //   - From NewIssues only the new root is trusted. While certificates of the old root are in use, that is while
-//     Rollover.Pending is not 0 or before Rollover.SafeAt, this is an error unless forced; if it is, new connections with
-//     those certificates are refused.
+//     Rollover.Pending is not 0 or before Rollover.SafeAt, this is an error unless forced. After a forced step, new
+//     connections with those certificates are refused.
 func (a *Authority) Advance(force bool) error {
 	a.step.Lock()
 	defer a.step.Unlock()

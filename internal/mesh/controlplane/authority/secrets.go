@@ -5,8 +5,8 @@ import (
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 )
 
-// Names of the secrets of SDS. Proxies use the same names: which identity's secret a proxy gets depends on its
-// connection.
+// Names of the SDS secrets. All proxies use the same names; a proxy's connection determines which identity's secret it
+// gets.
 const (
 	IdentitySecret = "identity" // certificate and key of the proxy's own identity
 	RootsSecret    = "roots"    // the certificates of all trusted roots

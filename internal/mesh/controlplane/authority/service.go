@@ -17,9 +17,9 @@ import (
 )
 
 // Service signs certificates for agents that keep their private keys to themselves, as
-// istio.v1.auth.IstioCertificateService/CreateCertificate. The first time, an agent shows the token of a service
-// account ("authorization: Bearer TOKEN"), and later its current certificate, by TLS. It gets a certificate of the
-// same identity: a request for another is refused and logged.
+// istio.v1.auth.IstioCertificateService/CreateCertificate. The first time, an agent authenticates with the token of a
+// service account ("authorization: Bearer TOKEN"), and later with its current certificate, by TLS. It gets a
+// certificate of the same identity; a request for another identity is refused and logged.
 //
 // The peer is authenticated before its request is read. Requests are limited in size, kind of key and rate.
 type Service struct {
@@ -51,8 +51,8 @@ const (
 	DefaultBurst = 20
 )
 
-// How often a host may show an invalid token: at once, and per second. Above this limit its tokens are refused without
-// being verified.
+// Limits on the invalid tokens of one host: a burst, and a rate per second. Above them, the host's tokens are refused
+// without being verified.
 const (
 	refusedBurst = 100
 	refusedRate  = 10
@@ -87,7 +87,7 @@ func (s *Service) serve(stream grpc.ServerStream) error {
 	if !s.signing.take(who.id + " " + who.pod) {
 		return status.Errorf(codes.ResourceExhausted, "too many certificates for %s: wait a while", who.id)
 	}
-	var m emptypb.Empty // all fields are unknown to it, so it keeps the message as bytes
+	var m emptypb.Empty // all fields are unknown to this type, so it keeps the message as bytes
 	if err := stream.RecvMsg(&m); err != nil {
 		return err
 	}

@@ -17,8 +17,8 @@ import (
 )
 
 // ServerTLS returns the TLS configuration of the control plane's listener: TLS 1.3, with a certificate of the identity
-// ControlPlane that renews itself. A client's certificate is verified against the current roots if there is one.
-// Identity and RequireIdentity decide which clients must have one. A gRPC server uses ServerCredentials instead.
+// ControlPlane, which is renewed automatically. If a client shows a certificate, it is verified against the current
+// roots. Identity and RequireIdentity decide which clients must show one. A gRPC server uses ServerCredentials instead.
 func (a *Authority) ServerTLS() *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13, NextProtos: []string{"h2"},
@@ -89,7 +89,8 @@ func (a *Authority) server() (*serving, error) {
 var ErrNoCertificate = limit.ErrNoCertificate
 
 // Identity returns the SPIFFE ID of the peer of a gRPC call or stream, from the certificate of its connection. It
-// returns an error if there is none, if it has expired since, or if its root is no longer trusted.
+// returns an error if there is no certificate, if it has expired since the handshake, or if its root is no longer
+// trusted.
 func (a *Authority) Identity(ctx context.Context) (string, error) {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
@@ -128,7 +129,7 @@ func addressOf(ctx context.Context) (host, address string) {
 	return "", "unknown address"
 }
 
-// RequireIdentity returns an interceptor for servers whose calls are all streams, as those of xDS and of Service are.
+// RequireIdentity returns an interceptor for servers whose calls are all streams, such as those of xDS and of Service.
 // It refuses calls from peers without an identity before it reads anything from them, except calls to Service, which
 // authenticates its peers itself.
 func (a *Authority) RequireIdentity() grpc.StreamServerInterceptor {
@@ -142,9 +143,9 @@ func (a *Authority) RequireIdentity() grpc.StreamServerInterceptor {
 	}
 }
 
-// ClientTLS returns the TLS configuration of a client in Go: at least TLS 1.3, and only servers with one of some
-// identities, whatever their address. own returns the client's current credentials; if they have no certificate
-// (Chain), the client shows none.
+// ClientTLS returns the TLS configuration of a client in Go. It requires TLS 1.3 or later, and accepts only servers
+// with one of the given identities, at any address. own returns the client's current credentials; if they have no
+// certificate (Chain), the client shows none.
 func ClientTLS(own func() (Credentials, error), servers ...string) *tls.Config {
 	return &tls.Config{
 		MinVersion:         tls.VersionTLS13,

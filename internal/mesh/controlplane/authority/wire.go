@@ -98,7 +98,8 @@ func responseMessage(chain ...[]byte) proto.Message {
 	return m
 }
 
-// readResponse returns the certificate's chain, which is all elements but the last, and the roots, the last.
+// readResponse returns the certificate's chain, which is all elements but the last, and the roots, which are the last
+// element.
 func readResponse(m *dynamicpb.Message) (chain, roots []byte, err error) {
 	list := get(m, "cert_chain").List()
 	if list.Len() < 2 {

@@ -1,5 +1,5 @@
-// Package bootstrap makes the file that an Envoy is started with: its identity, and the control plane that sends the
-// rest.
+// Package bootstrap makes the file with which an Envoy is started. The file holds the Envoy's node id and the address
+// of the control plane, which sends everything else.
 package bootstrap
 
 import (
@@ -39,8 +39,8 @@ var configuration = sync.OnceValue(func() *template.Template {
 	return template.Must(template.New("envoy.json").Funcs(template.FuncMap{"json": quoted}).Parse(source))
 })
 
-// JSON returns the bootstrap in the format of envoy -c FILE. It contains no key. Its admin interface listens at a free
-// port of 127.0.0.1, which Envoy writes to the file of --admin-address-path.
+// JSON returns the bootstrap in the format of envoy -c FILE. It contains no key. Envoy's admin interface listens at a
+// free port of 127.0.0.1, whose address Envoy writes to the file of --admin-address-path.
 func (b Envoy) JSON() ([]byte, error) {
 	host, text, err := net.SplitHostPort(b.ControlPlane)
 	if err != nil {
@@ -65,7 +65,7 @@ func (b Envoy) JSON() ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// quoted returns a text as JSON.
+// quoted returns a text as a JSON string.
 func quoted(text string) (string, error) {
 	out, err := json.Marshal(text)
 	return string(out), err

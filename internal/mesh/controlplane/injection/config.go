@@ -30,7 +30,7 @@ const (
 	StatusKey = "mesh.tare/status"
 )
 
-// How a pod's connections are redirected: RedirectInit and RedirectCNI.
+// Values of Config.Redirect: what redirects a pod's connections.
 const (
 	RedirectInit = "init" // an init container
 	RedirectCNI  = "cni"  // a plugin of the container network: no init container is injected
@@ -39,10 +39,10 @@ const (
 // restartAlways is the restartPolicy of init containers that keep running.
 const restartAlways = "Always"
 
-// Which pods are injected, unless their labels or annotations say otherwise.
+// Values of Config.Opt: which pods are injected.
 const (
-	OptOut = "out" // all but those that opt out
-	OptIn  = "in"  // those that opt in
+	OptOut = "out" // all pods except those that opt out by a label or an annotation
+	OptIn  = "in"  // only pods that opt in
 )
 
 // Config describes what is injected into pods. Containers and volumes have the same fields as in Kubernetes; their
@@ -60,7 +60,7 @@ type Config struct {
 	Sidecar map[string]any `yaml:"sidecar"`
 	// Init is the init container that sets up the redirection, for RedirectInit.
 	Init map[string]any `yaml:"init"`
-	// Volumes are the volumes of both containers.
+	// Volumes are the volumes of the Sidecar and Init containers.
 	Volumes []map[string]any `yaml:"volumes"`
 	// ProbePort is the port at which the sidecar answers the probes of the other containers (package probes); 0:
 	// probes are not changed.
@@ -133,7 +133,7 @@ func parseObject(key string, of map[string]any) (o object, err error) {
 	return o, nil
 }
 
-// named reports whether one of the objects has that name.
+// named reports whether one of the objects has the given name.
 func named(list []object, name string) bool {
 	return slices.ContainsFunc(list, func(o object) bool { return o.name == name })
 }

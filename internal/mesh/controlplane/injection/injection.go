@@ -30,8 +30,9 @@ const (
 	// MaxReview is the maximum size of a review, in bytes. The API server accepts objects of up to 3 MiB
 	// (k8s.io/apiserver, MaxRequestBodyBytes), and a review of a creation contains the object once.
 	MaxReview = 4 << 20
-	// maxMemory is the memory that all reviews in progress may take; others wait. A review is read piece by piece, and
-	// takes growth times its size: decoded, as a patch, and the patch in base64.
+	// maxMemory is the memory, in bytes, that all reviews in progress may take; further reviews wait. A review is read in
+	// pieces of piece bytes, and counts as growth times its size, because it is also held decoded, as a patch, and as the
+	// patch in base64.
 	maxMemory = 256 << 20
 	piece     = 32 << 10
 	growth    = 16
@@ -144,7 +145,7 @@ func (w *Webhook) serve(to http.ResponseWriter, r *http.Request) (result, why st
 var errBusy = errors.New("there are too many reviews")
 
 // read reads a body. It takes memory as bytes arrive, a piece at a time, and none for bytes that have only been
-// announced, so a peer that sends nothing does not block others. The caller must release held, also after an error.
+// announced, so a peer that sends nothing does not block others. The caller must release held, even after an error.
 func (w *Webhook) read(ctx context.Context, to http.ResponseWriter,
 	r *http.Request) (body []byte, held int64, err error) {
 	// A server that does not support deadlines has its own timeouts.
@@ -211,8 +212,8 @@ func (w *Webhook) answer(r *request) (a *response, result, why string) {
 	return a, resultInjected, ""
 }
 
-// Serve answers at l until ctx ends. secure must have a certificate that Kubernetes can verify with a caBundle. It
-// closes l.
+// Serve answers at l until ctx ends, and closes l. secure must have a certificate that Kubernetes can verify with a
+// caBundle.
 func (w *Webhook) Serve(ctx context.Context, l net.Listener, secure *tls.Config) error {
 	return limit.Serve(ctx, l, &http.Server{
 		Handler: w, TLSConfig: secure, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 2 * patience,

@@ -96,7 +96,7 @@ func (c *compiled) inject(namespace string, by *authority.Authority, p *pod) (*v
 }
 
 // injected reports whether a pod has already been injected, as when the API server asks again because another webhook
-// has changed the pod. A pod that has only the annotation is refused: it would bypass the mesh.
+// has changed the pod. A pod that has the annotation but no sidecar is refused, because it would bypass the mesh.
 func (c *compiled) injected(p *pod) (bool, error) {
 	if p.Metadata.Annotations[StatusKey] == "" {
 		return false, nil
@@ -112,9 +112,8 @@ func (c *compiled) injected(p *pod) (bool, error) {
 	return true, nil
 }
 
-// collides refuses a pod that already has a container or volume with a name of the mesh, or that mounts a volume of
-// the mesh. There is no telling which of the two is meant, and a pod could bring another sidecar under the mesh's
-// name.
+// collides refuses a pod that already has a container or volume with a name of the mesh, or that mounts a volume of the
+// mesh. The name would be ambiguous, and a pod could bring its own sidecar under the mesh's name.
 func (c *compiled) collides(p *pod) error {
 	const hint = "rename it, or label the pod " + InjectKey + ": \"false\""
 	for _, list := range [][]container{p.Spec.Containers, p.Spec.InitContainers} {
@@ -177,7 +176,7 @@ func (c *compiled) moveProbes(b *patch, p *pod, v *verdict) probes.Table {
 	for i := range p.Spec.Containers {
 		c.moveProbesOf(b, &p.Spec.Containers[i], fmt.Sprintf("/spec/containers/%d/", i), table, v)
 	}
-	for i := range p.Spec.InitContainers { // while their indexes are unchanged: others are inserted before them later
+	for i := range p.Spec.InitContainers { // must precede b.list, which changes their indexes
 		if x := &p.Spec.InitContainers[i]; x.Restart == restartAlways {
 			c.moveProbesOf(b, x, fmt.Sprintf("/spec/initContainers/%d/", i), table, v)
 		}

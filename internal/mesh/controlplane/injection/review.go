@@ -41,7 +41,7 @@ type response struct {
 	Warnings  []string          `json:"warnings,omitempty"`
 }
 
-// status gives the reason why a pod is refused. The API server passes it on to the client that wanted the pod.
+// status gives the reason why a pod is refused. The API server passes it on to the client that tried to create the pod.
 type status struct {
 	Code    int    `json:"code"`
 	Reason  string `json:"reason"`

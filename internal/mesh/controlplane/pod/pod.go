@@ -34,7 +34,7 @@ type Options struct {
 	ControlPlane string // host:port
 	Node         string // the proxy's node id
 	Identity     string // SPIFFE ID of the pod's service account
-	TokenFile    string // the account's token, which is read again each time that it is needed
+	TokenFile    string // the file with the account's token, read again each time the token is needed
 	Roots        []byte // PEM: the roots of the mesh's certificates
 	// Envoy is the command that starts Envoy, to which "-c FILE" is appended.
 	Envoy []string
@@ -43,7 +43,7 @@ type Options struct {
 	Table     probes.Table
 	ProbeHost string // the host at which the other containers are probed
 
-	Output *os.File          // of Envoy
+	Output *os.File          // where Envoy's output goes
 	Log    func(line string) // gets a line for each failed request for a certificate that is retried
 }
 

@@ -17,15 +17,15 @@ const anyone = "*"
 // grant is a permission: identities, and the requests that they may make.
 type grant struct {
 	from     []string             // SPIFFE ids, or anyone
-	requests []*rbacv3.Permission // one of these; none: all
+	requests []*rbacv3.Permission // a request must match one of these; none: all requests
 }
 
 // maxConditions bounds the conditions that the access lists of a service expand to.
 const maxConditions = 1 << 16
 
-// admit determines who may call the service: by its own access list, or else by the lists of the services that lead to
-// it, for the requests that they direct to it. Without any list every identity may call it, or none if discovery is by
-// policy.
+// admit determines who may call the service. If the service has an access list, that list decides. Otherwise the lists
+// of the services that lead to it decide, each for the requests that its service directs to s. If no service leads to
+// s, or one that does has no list, every identity may call s, unless discovery is by policy.
 func (s *service) admit(m *Mesh) error {
 	s.restricted = m.config.Discovery == byPolicy
 	if s.Access != nil {
@@ -55,7 +55,7 @@ func (s *service) sends(r *route, to *service) bool {
 	return weights[to.Name] > 0
 }
 
-// grant adds the access list of by, for the routes of by that concerns accepts.
+// grant adds to s.grants the access list of by, limited to the routes of by that concerns accepts.
 func (s *service) grant(m *Mesh, by *service, concerns func(*route) bool) error {
 	total := 0
 	for i, a := range by.Access {
@@ -99,8 +99,8 @@ func (s *service) grant(m *Mesh, by *service, concerns func(*route) bool) error 
 	return nil
 }
 
-// taking returns the permission for the requests that a route gets, which match it and no route before it, and the
-// number of conditions in the permission.
+// taking returns the permission for the requests that the route with index at gets: those that match it and no earlier
+// route. It also returns the number of conditions in the permission.
 func (s *service) taking(at int) (p *rbacv3.Permission, conditions int) {
 	all := s.routes[at].permissions()
 	conditions = len(all)
@@ -158,7 +158,7 @@ func either(list []*rbacv3.Permission) *rbacv3.Permission {
 	return &rbacv3.Permission{Rule: &rbacv3.Permission_OrRules{OrRules: &rbacv3.Permission_Set{Rules: list}}}
 }
 
-// guard makes an HTTP service refuse requests that are not granted.
+// guard returns the settings with which an HTTP service refuses requests that are not granted.
 func (s *service) guard(m *Mesh) manager {
 	if m.mtls == off || !s.restricted {
 		return manager{}
@@ -174,7 +174,7 @@ func (s *service) guard(m *Mesh) manager {
 			p.Principals = append(p.Principals, &rbacv3.Principal{Identifier: &rbacv3.Principal_Authenticated_{
 				Authenticated: &rbacv3.Principal_Authenticated{PrincipalName: m.named(id)}}})
 		}
-		rules.Policies[fmt.Sprintf("access-%05d", i)] = p // Envoy looks through them in the order of their names
+		rules.Policies[fmt.Sprintf("access-%05d", i)] = p // Envoy checks policies in the order of their names
 	}
 	return manager{rbac: rules, paths: s.limited}
 }

@@ -9,9 +9,9 @@ import (
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 )
 
-// CompileAfter compiles a configuration like Compile, and reuses what is unchanged from an earlier mesh: messages,
-// lists and parts have the same addresses, so that the server finds the changes by comparing addresses. before is not
-// changed; it may be nil.
+// CompileAfter compiles a configuration like Compile, but reuses what has not changed since an earlier mesh: unchanged
+// messages, lists and parts keep their addresses, so that the server finds the changes by comparing addresses. before
+// is not changed; it may be nil.
 func (c *Config) CompileAfter(before *Mesh) (*Mesh, error) {
 	m := &Mesh{config: c, mtls: mtls(c.MTLS), trustDomain: c.TrustDomain, names: map[string]*service{},
 		classes: map[classKey]*class{}, proxies: map[string]*proxy{}}
@@ -35,9 +35,9 @@ func (c *Config) CompileAfter(before *Mesh) (*Mesh, error) {
 	return m, nil
 }
 
-// WithEndpoints returns the mesh with other endpoints for some services, by service name. The cost is that of these
-// services, and little for the others. If a service gains its first endpoint or loses its last, or gains or loses host
-// names, it costs as much as CompileAfter.
+// WithEndpoints returns the mesh with other endpoints for some services, by service name. It compiles only these
+// services again; but if one of them gains its first endpoint or loses its last, or gains or loses host names, it does
+// all the work of CompileAfter.
 func (m *Mesh) WithEndpoints(of map[string][]Endpoint) (*Mesh, error) {
 	c := *m.config
 	c.Services = slices.Clone(c.Services)
@@ -79,7 +79,8 @@ func (m *Mesh) WithEndpoints(of map[string][]Endpoint) (*Mesh, error) {
 	return &next, nil
 }
 
-// replaced returns a list with some elements replaced, or nil if it has none of them.
+// replaced returns a copy of list in which the keys of others are replaced by their values, or nil if list has none of
+// the keys.
 func replaced[T comparable](list []T, others map[T]T) (out []T) {
 	for i, m := range list {
 		other, is := others[m]
@@ -149,7 +150,7 @@ func (m *Mesh) ownBefore(p *proxy) *Resources {
 		}
 	}
 	if c := m.classes[p.class()]; c != m.before.classes[p.class()] && c.clash(o.own) {
-		return nil // compiling it will return the error
+		return nil // compiling the proxy will return the error
 	}
 	return o.own
 }
@@ -185,7 +186,7 @@ func after[T comparable](list, before []T) []T {
 	return list
 }
 
-// is reports whether the lists have the same messages, compared by address, in the same order.
+// is reports whether r and o have the same messages, compared by address, in the same order.
 func (r *Resources) is(o *Resources) bool {
 	return slices.Equal(r.Clusters, o.Clusters) && slices.Equal(r.Endpoints, o.Endpoints) &&
 		slices.Equal(r.Listeners, o.Listeners) && slices.Equal(r.Routes, o.Routes) && slices.Equal(r.Secrets, o.Secrets)

@@ -48,7 +48,7 @@ type Service struct {
 	Deny           []Rule            `json:"deny" yaml:"deny"`     // refuse these connections
 }
 
-// Endpoint is an address that serves.
+// Endpoint is an address at which a service is served.
 type Endpoint struct {
 	Address  string `json:"address" yaml:"address"` // IP:port, or host:port; a host's addresses all serve
 	Weight   uint32 `json:"weight" yaml:"weight"`   // default 1
@@ -91,7 +91,7 @@ type Access struct {
 // Rule matches connections by source and destination; an empty field matches all.
 type Rule struct {
 	From  []string `json:"from" yaml:"from"`   // addresses or prefixes
-	To    []string `json:"to" yaml:"to"`       // the same
+	To    []string `json:"to" yaml:"to"`       // addresses or prefixes
 	Ports []string `json:"ports" yaml:"ports"` // of the destination: 80, or 8000-8999
 }
 
@@ -100,11 +100,11 @@ type Proxy struct {
 	ID       string             `json:"id" yaml:"id"` // of its node
 	Identity string             `json:"identity" yaml:"identity"`
 	Inbound  map[string]Inbound `json:"inbound" yaml:"inbound"` // by service
-	// Outbound holds the address, IP:port, at which each service is reached. Services that it lacks cannot be reached
+	// Outbound holds the address, IP:port, at which each service is reached. Services that are not in it cannot be reached
 	// through the proxy; nil: each service is reached at its own address.
 	Outbound map[string]string `json:"outbound" yaml:"outbound"`
 	// Redirected describes, by service, connections that were made to an address other than the listener's and redirected
-	// to the listener. The listener closes all others.
+	// to the listener. The listener closes all other connections.
 	Redirected map[string]Redirected `json:"redirected" yaml:"redirected"`
 }
 
@@ -195,8 +195,8 @@ func readAtMost(name string, most int64) ([]byte, error) {
 	return data, err
 }
 
-// Parse compiles a configuration in YAML; name is the file's, for errors. Its errors are of type *fault.Error and code
-// Usage, and have the line.
+// Parse compiles a configuration in YAML. name is the name of the file, for errors, which are of type *fault.Error and
+// code Usage, and contain the line.
 func Parse(name string, data []byte) (*Mesh, error) {
 	f := file{name: name, data: data}
 	if err := f.decode(); err != nil {
@@ -205,8 +205,9 @@ func Parse(name string, data []byte) (*Mesh, error) {
 	return compile(name, []file{f}, nil)
 }
 
-// compile compiles several files as one configuration, after another mesh or nil. Its errors are of type *fault.Error
-// and code Usage. They have the file and the line, or only name if an error is not about a particular file.
+// compile compiles several files as one configuration, and reuses what has not changed since before, which may be nil.
+// Errors are of type *fault.Error and code Usage. They contain the file and the line, or only name if they are not
+// about a particular file.
 func compile(name string, files []file, before *Mesh) (*Mesh, error) {
 	all, err := merge(files)
 	if err != nil {

@@ -14,10 +14,11 @@ import (
 // fileSuffix is the suffix of the files that are read from a directory.
 const fileSuffix = ".yaml"
 
-// maxFiles is the maximum number of files in a directory: each is checked ten times a second.
+// maxFiles is the maximum number of files in a directory. It is limited because each file is checked ten times a
+// second.
 const maxFiles = 1000
 
-// Files returns the files that a mesh is read from: path itself, or if that is a directory all of its files *.yaml,
+// Files returns the files that a mesh is read from: path itself or, if it is a directory, all of its *.yaml files,
 // sorted by name. Links are followed, and names that begin with a dot are skipped, because Kubernetes mounts a
 // ConfigMap in that way. Errors are of type *fault.Error and code Usage.
 func Files(path string) ([]string, error) {
@@ -69,8 +70,8 @@ type merged struct {
 	files  []file
 }
 
-// merge concatenates the lists of files. A setting of the whole mesh may be in any of them, but not with different
-// values.
+// merge concatenates the lists of files. A setting of the whole mesh may be in several files, but only with the same
+// value.
 func merge(files []file) (*merged, error) {
 	all := &Config{}
 	for _, f := range files {
@@ -99,8 +100,8 @@ func merge(files []file) (*merged, error) {
 	return &merged{all, files}, nil
 }
 
-// place returns where the error is: file:line if that is known, else the name of all files. Elements of lists are
-// renumbered as in their file.
+// place returns where the error is: file:line if that is known, or else name, which stands for all files. In the
+// returned error, list elements are numbered as in their own file.
 func (m *merged) place(name string, err error) (where string, in error) {
 	path := pathOf(err)
 	if len(m.files) == 1 {

@@ -87,7 +87,7 @@ func (s *service) readRoutes() error {
 	return nil
 }
 
-// maxRegex is the maximum length of a regular expression, which bounds the program that Envoy makes of it.
+// maxRegex is the maximum length of a regular expression, which bounds the program to which Envoy compiles it.
 const maxRegex = 1024
 
 // httpToken matches a method or a header's name (RFC 9110, section 5.6.2).
@@ -214,8 +214,8 @@ func everything(to map[string]uint32) *routev3.Route {
 	return &routev3.Route{Match: all.matcher(), Action: &routev3.Route_Route{Route: all.action(to)}}
 }
 
-// applicationRoutes sends all requests of a service to a proxy's own application. All proxies that serve it share the
-// message.
+// applicationRoutes returns the routes that send all requests of a service to a proxy's own application. All proxies
+// that serve the service share the message.
 func (s *service) applicationRoutes() *routev3.RouteConfiguration {
 	if s.inner == nil && s.prior != nil {
 		s.inner = s.prior.inner

@@ -23,7 +23,8 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// outbound returns the listener at one of the addresses at which the service is called. Each is made once.
+// outbound returns the listener at one of the addresses at which the service is called. Each listener is made only
+// once.
 func (s *service) outbound(address string) (*listenerv3.Listener, error) {
 	if l := s.listener(address); l != nil {
 		return l, nil
@@ -138,7 +139,7 @@ func udpFilters(name, cluster string, cells []cell) ([]*listenerv3.ListenerFilte
 		RouteSpecifier: &udpproxyv3.UdpProxyConfig_Matcher{Matcher: match}}), nil
 }
 
-// extension wraps a message with a name, as matchers need it.
+// extension wraps a message with a name, in the form that matchers take.
 func extension(name string, config proto.Message) *xdscorev3.TypedExtensionConfig {
 	return &xdscorev3.TypedExtensionConfig{Name: name, TypedConfig: packed(config)}
 }
@@ -229,8 +230,8 @@ type inbound struct {
 // inboundName returns the name of the listener, the routes and the cluster of a service's application.
 func inboundName(service string) string { return "inbound:" + service }
 
-// waitForHello is how long a server that may send first waits for a client's TLS hello if plain text is accepted as
-// well. A client that is silent for that long is treated as a plain-text client.
+// waitForHello is how long a listener waits for a client's TLS hello if plain text is accepted as well and the server
+// may send first. A client that is silent for that long is treated as a plain-text client.
 const waitForHello = time.Second
 
 // waitForHandshake is how long a connection may take to authenticate.
@@ -264,8 +265,9 @@ func (s *service) serve(m *Mesh, at Inbound) (inbound, error) {
 	return inbound{cluster, l}, nil
 }
 
-// redirected changes a listener of a service to one for redirected connections: its chains apply to connections that
-// were made to the service, and all others are closed.
+// redirected returns a service's listener, adapted to redirected connections if the proxy gets the service's
+// connections in that way: its chains then apply to connections that were made to the service, and all others are
+// closed.
 func (p *proxy) redirected(name string, l *listenerv3.Listener) (*listenerv3.Listener, error) {
 	r, is := p.Redirected[name]
 	if !is {
@@ -276,7 +278,7 @@ func (p *proxy) redirected(name string, l *listenerv3.Listener) (*listenerv3.Lis
 		return nil, err
 	}
 	lookUp := listenerFilters("envoy.filters.listener.original_dst", &originaldstv3.OriginalDst{})
-	l = proto.CloneOf(l) // other proxies may have it too
+	l = proto.CloneOf(l) // other proxies may share it
 	if r.Transparent {
 		l.Transparent = wrapperspb.Bool(true)
 	}

@@ -39,7 +39,7 @@ type Mesh struct {
 
 // classKey identifies a class of proxies.
 type classKey struct {
-	policy string // as in proxy
+	policy string // proxy.policy
 	direct bool   // its proxies call services at the services' own addresses
 }
 
@@ -230,7 +230,7 @@ func (m *Mesh) checkPlace(s *service) error {
 	return nil
 }
 
-// readProxies checks the proxies, and finds the identities that services answer with.
+// readProxies checks the proxies, and finds the identities with which services answer.
 func (m *Mesh) readProxies() error {
 	for i := range m.config.Proxies {
 		p := &proxy{Proxy: &m.config.Proxies[i], index: i}
@@ -324,7 +324,7 @@ func (m *Mesh) readIngress() error {
 }
 
 func (m *Mesh) compileServices() error {
-	for _, own := range []bool{true, false} { // first those with their own lists, so that errors name these
+	for _, own := range []bool{true, false} { // services with their own access lists come first, so that errors name them
 		for _, s := range m.services {
 			if own == (s.Access != nil) {
 				if err := s.admit(m); err != nil {
@@ -367,7 +367,7 @@ func (m *Mesh) enforced(s *service) error {
 	return in("access", errors.New("nothing enforces it: no proxy serves the service, and it has no identity"))
 }
 
-// addressed adds the key of the address to an error, unless the error already has a place.
+// addressed adds the key "address" to an error, unless the error already has a place.
 func (s *service) addressed(err error) error {
 	var w *wrong
 	if err == nil || errors.As(err, &w) {

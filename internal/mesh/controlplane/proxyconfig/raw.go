@@ -70,7 +70,7 @@ func (r *Resources) raw(m map[string]any) error {
 	return nil
 }
 
-// with returns r and more. Lists that get longer are copied.
+// with returns the resources of r and those of more. Lists that get longer are copied.
 func (r Resources) with(more Resources) Resources {
 	return Resources{
 		join(r.Clusters, more.Clusters), join(r.Endpoints, more.Endpoints), join(r.Listeners, more.Listeners),

@@ -13,11 +13,12 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// Whether a connection is allowed is decided by its filter chain, when it is accepted. Envoy's network RBAC would
-// decide at the client's first byte. By that time tcp_proxy has connected to the server and forwarded what the server
-// sent (envoyproxy/envoy issue 9023).
+// A filter chain decides whether a connection is allowed, as soon as the connection is accepted. Envoy's network RBAC
+// would decide only at the client's first byte. By that time, tcp_proxy has connected to the server and forwarded what
+// the server sent (envoyproxy/envoy issue 9023).
 
-// condition is a parsed Rule: one of from, and one of to, must match. Ports have already been compared.
+// condition is a parsed Rule: one of from, and one of to, must match; an empty list matches all. Ports have already
+// been compared.
 type condition struct{ from, to []netip.Prefix }
 
 // cell is a set of connections by the prefixes of their sources and destinations. A connection belongs to the cell
@@ -30,7 +31,7 @@ type cell struct {
 // maxCells bounds the product of destinations and sources.
 const maxCells = 1 << 16
 
-// judge divides the connections of a listener into cells by its rules. Without a denied connection there is one cell.
+// judge divides the connections of a listener into cells by its rules. If no connection is denied, there is one cell.
 func (s *service) judge(at netip.AddrPort) ([]cell, error) {
 	deny, err := conditions("deny", s.Deny, at)
 	if err != nil {
@@ -80,7 +81,7 @@ func widest(rows [][]cell, at netip.AddrPort) (out []cell) {
 	}
 	for _, row := range kept {
 		for _, c := range row {
-			// A prefix of all addresses of the listener's family is the same as none.
+			// A prefix that covers all addresses of the listener's family means the same as no prefix.
 			if c.to.Bits() == 0 && c.to.Addr().Is4() == at.Addr().Is4() {
 				c.to = netip.Prefix{}
 			}
@@ -126,8 +127,8 @@ func matches(list []condition, to, from netip.Prefix) bool {
 	return slices.ContainsFunc(list, func(c condition) bool { return holds(c.to, to) && holds(c.from, from) })
 }
 
-// conditions parses rules for a listener at an address. Its connections all go to its port, and to its address unless
-// that is any address. Rules that cannot match are left out.
+// conditions parses rules for a listener at an address. All of the listener's connections go to its port, and to its
+// address unless that is unspecified. Rules that cannot match are omitted.
 func conditions(key string, rules []Rule, at netip.AddrPort) (list []condition, err error) {
 	for i := range rules {
 		c, reachable, err := rules[i].read(at)
@@ -204,7 +205,7 @@ func prefixes(list []string) (out []netip.Prefix, err error) {
 	return out, nil
 }
 
-// ranges converts prefixes to Envoy's type; the zero prefix becomes none.
+// ranges converts prefixes to Envoy's type; zero prefixes are omitted.
 func ranges(list ...netip.Prefix) (out []*corev3.CidrRange) {
 	for _, p := range list {
 		if p.IsValid() {

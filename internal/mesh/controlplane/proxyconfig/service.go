@@ -37,7 +37,7 @@ const (
 
 func (p protocol) http() bool { return p == protocolHTTP || p == protocolHTTP2 || p == protocolGRPC }
 
-// socket returns the transport protocol below it.
+// socket returns the transport protocol that p runs over.
 func (p protocol) socket() corev3.SocketAddress_Protocol {
 	if p == protocolUDP {
 		return corev3.SocketAddress_UDP
@@ -58,15 +58,15 @@ type service struct {
 	// restricted means that only granted callers may call it.
 	restricted bool
 	limited    bool // grants distinguish requests
-	called     bool // some proxy calls it at its own outbound address
+	called     bool // some proxy calls it at an outbound address, or has an ingress for it
 	routes     []*route
 
 	cluster    *clusterv3.Cluster // nil: it has only a split
 	assignment *endpointv3.ClusterLoadAssignment
 	routing    *routev3.RouteConfiguration // HTTP
 	listeners  map[string]*listenerv3.Listener
-	// applications are the clusters of the service's application, by its address. inner routes requests to the
-	// application.
+	// applications are the clusters of the service's application, by the application's address. inner routes requests to
+	// the application.
 	applications map[string]*clusterv3.Cluster
 	inner        *routev3.RouteConfiguration
 
@@ -142,7 +142,8 @@ func (s *service) leadTo(names map[string]*service, to map[string]uint32, key st
 	return nil
 }
 
-// settle determines the protocol of a service without one, and compares it with those of the services that lead to it.
+// settle determines the protocol of a service that gives none, and checks it against the protocols of the services that
+// lead to it.
 func (s *service) settle() error {
 	for _, by := range s.from {
 		switch {
@@ -233,7 +234,7 @@ func (s *service) place(c *clusterv3.Cluster, a *endpointv3.ClusterLoadAssignmen
 		return
 	}
 	if s.assignment = a; s.prior != nil && s.prior.assignment != nil {
-		s.cluster = s.prior.cluster // the same content
+		s.cluster = s.prior.cluster // it has the same content
 	}
 }
 
@@ -253,8 +254,8 @@ func weighted() *clusterv3.Cluster_CommonLbConfig_LocalityWeightedLbConfig_ {
 		LocalityWeightedLbConfig: &clusterv3.Cluster_CommonLbConfig_LocalityWeightedLbConfig{}}
 }
 
-// discover sets how a cluster finds its endpoints, and reports whether they are part of it. They are if any has a host
-// name: the proxy then looks it up itself, and uses all of its addresses.
+// discover sets how a cluster finds its endpoints, and reports whether the endpoints are part of the cluster. They are
+// if any of them has a host name: the proxy then resolves the name itself, and uses all of its addresses.
 func discover(c *clusterv3.Cluster, a *endpointv3.ClusterLoadAssignment, named bool) (inside bool) {
 	if named {
 		c.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STRICT_DNS}
@@ -267,7 +268,7 @@ func discover(c *clusterv3.Cluster, a *endpointv3.ClusterLoadAssignment, named b
 	return false
 }
 
-// ads returns the source of resources that other resources name.
+// ads returns the source of resources to which other resources refer by name.
 func ads() *corev3.ConfigSource {
 	return &corev3.ConfigSource{ResourceApiVersion: corev3.ApiVersion_V3,
 		ConfigSourceSpecifier: &corev3.ConfigSource_Ads{Ads: &corev3.AggregatedConfigSource{}}}

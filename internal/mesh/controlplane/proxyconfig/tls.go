@@ -70,13 +70,14 @@ func transport(context proto.Message) *corev3.TransportSocket {
 		ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: packed(context)}}
 }
 
-// calls returns TLS for calls to servers that must have one of the ids.
+// calls returns the TLS settings for calls to servers that must have one of the ids.
 func calls(ids []string, p protocol) *corev3.TransportSocket {
 	return transport(&tlsv3.UpstreamTlsContext{CommonTlsContext: common(p.alpn(false), lists.Map(ids, exactly))})
 }
 
-// answers returns TLS for a service, whose callers must have a certificate. For TCP, it must be of an identity that
-// may call the service. For HTTP, whose policies distinguish requests, any identity in the trust domain will do.
+// answers returns the TLS settings of a service, whose callers must have a certificate. For TCP, the certificate must
+// be of an identity that may call the service. For HTTP, whose policies distinguish requests, any identity in the trust
+// domain will do.
 func (s *service) answers(m *Mesh) *corev3.TransportSocket {
 	names := []*matcherv3.StringMatcher{m.named(anyone)}
 	if s.protocol == protocolTCP {
@@ -86,7 +87,7 @@ func (s *service) answers(m *Mesh) *corev3.TransportSocket {
 		RequireClientCertificate: wrapperspb.Bool(true)})
 }
 
-// faces returns TLS for callers from outside the mesh, who show no certificate.
+// faces returns the TLS settings for callers from outside the mesh, who show no certificate.
 func faces(p protocol) *corev3.TransportSocket {
 	return transport(&tlsv3.DownstreamTlsContext{CommonTlsContext: common(p.alpn(true), nil)})
 }

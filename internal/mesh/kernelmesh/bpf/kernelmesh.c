@@ -2,20 +2,20 @@
 /*
  * kernelmesh: a service mesh data plane in the kernel, at connection level.
  *
- * A service is an address that no machine has to own. When a process in the cgroup connects to one, the address in its
- * connect() or sendto() is replaced by that of an endpoint, before a route is looked up; from there on the connection
- * is an ordinary one and no packet pays anything. What does not name a service goes on untouched.
+ * A service is an address that no machine has to own. When a process in the cgroup connects to a service, a program
+ * replaces the address in its connect() or sendto() with that of an endpoint, before the kernel looks up a route. From
+ * then on the connection is an ordinary one, and its packets cost nothing extra. Other addresses are left unchanged.
  *
- * Which endpoint is a store's answer (store_find of internal/mesh/store). STORE is the header of its design,
- * given to the compiler: there is one object for each.
+ * The endpoint is chosen by a store (store_find of internal/mesh/store). STORE is the header of the store's design,
+ * given to the compiler with -D; each design has a separate object.
  *
- * Addresses are kept in one form, 16 bytes, IPv4 as IPv4-mapped IPv6 (::ffff:a.b.c.d), so that an IPv6 socket which
- * talks IPv4 finds the same services as an IPv4 socket.
+ * All addresses have one form: 16 bytes, with IPv4 as IPv4-mapped IPv6 (::ffff:a.b.c.d), so that an IPv6 socket that
+ * uses IPv4 finds the same services as an IPv4 socket.
  */
 #include "store.h"
 #include STORE
 
-/* From headers that do not compile for BPF: errno-base.h, in.h. */
+/* Copied from headers that do not compile for BPF: errno-base.h, in.h. */
 #define ECONNREFUSED 111
 #define IPPROTO_TCP 6
 #define IPPROTO_UDP 17
@@ -23,61 +23,61 @@
 char LICENSE[] SEC("license") = "GPL";
 
 /*
- * The planted weight: extra steps of work in each run of the two connect programs, and of the sockops program. Set at
- * load time; at 0 the verifier removes the code.
+ * Numbers of extra steps of work in each run of the two connect programs, and of the sockops program, which add a known
+ * cost. They are set at load time; if a number is 0, the verifier removes the code.
  */
 const volatile __u32 tare_steps = 0;
 const volatile __u32 tare_sockops_steps = 0;
 
 /*
- * The source of sockets that are bound to no address, by which rules that ask for a source judge them; all zero where
- * it is not known. Network byte order.
+ * The source address that rules assume for sockets that are bound to no address; all zero if it is unknown. Network
+ * byte order.
  */
 const volatile __u32 km_source4 = 0;
 const volatile __u32 km_source6[4] = {};
 
-/* Numbers of clusters are below this, which is set at load time. */
+/* All cluster numbers are below this limit, which is set at load time. */
 const volatile __u32 km_ids = 1;
 
 /*
- * Connections of one cluster. Updated atomically: a connection opens on one CPU and closes on another.
+ * Connections of one cluster. Updated atomically, because a connection may open on one CPU and close on another.
  *
- * The epoch changes when the cluster goes. A connection that another cluster of this number was given is then no longer
- * counted here: what it adds and takes away it does only while the epoch is its own.
+ * The epoch changes when the cluster is removed and its number becomes free. A connection whose origin has another
+ * epoch belongs to a former cluster with the same number, so it is not counted here.
  */
 struct cluster {
-	__u64 open;   /* connections in bits 0-31, the epoch above */
-	__u64 opened; /* first SYN sent; this and what follows go on over all epochs */
+	__u64 open;   /* open connections in bits 0-31, the epoch in bits 32-63 */
+	__u64 opened; /* first SYN sent; this and the counts below continue over all epochs */
 	__u64 established;
-	__u64 closed; /* of the established ones */
-	__u64 failed; /* opened, never established */
+	__u64 closed; /* of the established connections */
+	__u64 failed; /* opened, but never established */
 };
 
-/* What became of the questions that one cluster was the answer to, on one CPU. */
+/* The outcomes, on one CPU, of the lookups that chose a cluster. */
 struct cluster_counters {
-	__u64 matched;     /* given an endpoint */
-	__u64 no_endpoint; /* refused, there is none */
-	__u64 overflow;    /* refused, as many connections are open as may be */
+	__u64 matched;     /* got an endpoint */
+	__u64 no_endpoint; /* refused: the cluster has none */
+	__u64 overflow;    /* refused: the cluster has reached its limit of open connections */
 	__u64 zero;
 };
 
-/* What became of the runs of one program, one for each outcome. */
+/* The outcomes of the runs of one program; each run has one outcome. */
 struct program_counters {
-	__u64 passed;       /* nothing matched; went on untouched */
-	__u64 matched;      /* acted on: address rewritten, connection counted */
-	__u64 no_endpoint;  /* refused: nothing can serve it */
+	__u64 passed;       /* nothing matched; left unchanged */
+	__u64 matched;      /* acted: rewrote an address or counted a connection */
+	__u64 no_endpoint;  /* refused: nothing can serve the matching service */
 	__u64 denied;       /* by RBAC */
-	__u64 overflow;     /* refused: as many connections are open as may be */
+	__u64 overflow;     /* refused: the cluster has reached its limit of open connections */
 	__u64 unconfigured; /* refused: there is no configuration yet */
 };
 
-/* What a connected socket asked for, and what it got. Lives and dies with the socket. */
+/* The service that a socket connected to, and the endpoint that it got. Freed with the socket. */
 struct origin {
 	struct address service;
 	struct address endpoint;
 	__u32 cluster;
-	__u32 epoch; /* of the cluster when it was chosen */
-	__u32 state; /* what sockops has counted */
+	__u32 epoch; /* of the cluster when the cluster was chosen */
+	__u32 state; /* how far sockops has counted the connection */
 };
 
 enum { CHOSEN, OPENED, ESTABLISHED, CLOSED };
@@ -85,32 +85,32 @@ enum { CHOSEN, OPENED, ESTABLISHED, CLOSED };
 #define FLOWS 32
 
 /*
- * One service that an unconnected UDP socket talks to: it stays with one endpoint, as with conntrack, until the
- * configuration changes. The flow is kept after that, for replies that are still to come.
+ * One service to which an unconnected UDP socket sends. The socket keeps the same endpoint, as under conntrack, until
+ * the configuration changes. The flow is kept after that, for replies that are still to come.
  */
 struct flow {
 	struct address service;
 	struct address endpoint;
 	__u32 cluster;
-	__u32 generation; /* 0: not in use */
+	__u32 generation; /* of the configuration; 0: not in use */
 	/*
-	 * When the socket last sent by it: flows->sent of then. Several flows have one endpoint where services share it,
-	 * or where it has moved from one to another: a reply belongs to the one that was used last.
+	 * The value of flows->sent when the socket last used this flow. Several flows have the same endpoint if services
+	 * share it, or if it has moved between services; a reply then belongs to the flow that was used last.
 	 */
 	__u64 sent;
 };
 
 struct flows {
 	struct bpf_spin_lock lock; /* sendmsg and recvmsg run without the socket's lock */
-	__u32 used; /* so many flows, from the first on, have been in use */
-	__u64 sent; /* datagrams to services */
+	__u32 used; /* number of flows, from the first on, that have ever been used */
+	__u64 sent; /* number of datagrams to services */
 	struct flow flow[FLOWS];
 };
 
-/* What user space tells all programs. */
+/* What user space sets for all programs. */
 struct state {
-	__u32 generation; /* another after each change of the configuration; never 0 */
-	__u32 closed;     /* refuse everything: there is no configuration yet */
+	__u32 generation; /* changes with each change of the configuration; never 0 */
+	__u32 closed;     /* refuse everything, because there is no configuration yet */
 };
 
 enum program {
@@ -126,7 +126,7 @@ enum program {
 	PROGRAMS,
 };
 
-/* max_entries of 1 are set at load time, but for that of km_state. */
+/* A max_entries of 1 is replaced at load time, except for km_state. */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -136,7 +136,7 @@ struct {
 	__type(value, struct state);
 } km_state SEC(".maps");
 
-/* By number of the cluster. */
+/* By cluster number. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -146,8 +146,8 @@ struct {
 } km_clusters SEC(".maps");
 
 /*
- * All clusters on the first CPU, then all on the second. Not a per-CPU array, which user space cannot map, but has to
- * ask for each element.
+ * The counters of all clusters on the first CPU, then of all on the second, and so on. Not a per-CPU array, because
+ * user space cannot map one, and would need a system call to read each element.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -179,8 +179,8 @@ struct {
 } km_flows SEC(".maps");
 
 /*
- * One step: a xorshift, each depending on the one before. The helper call keeps both compiler and verifier from
- * removing it.
+ * One step is a xorshift, which depends on the step before. Because the helper bpf_loop runs the steps, neither the
+ * compiler nor the verifier can remove them.
  */
 static long step(__u32 index, void *state)
 {
@@ -236,7 +236,7 @@ static __always_inline bool same(const struct address *a, const struct address *
 		a->ip[0] == b->ip[0];
 }
 
-/* What a run of a program came to. */
+/* The outcome of a run of a program. */
 enum outcome { PASSED, MATCHED, NO_ENDPOINT, DENIED, OVERFLOW, UNCONFIGURED };
 
 static __always_inline enum outcome count(enum program program, enum outcome outcome)
@@ -269,7 +269,7 @@ static __always_inline enum outcome count(enum program program, enum outcome out
 	return outcome;
 }
 
-/* Whether the system call goes on. Where not, it fails with EPERM if RBAC denies it, else with ECONNREFUSED. */
+/* Returns 1 if the system call proceeds. Otherwise it fails: with EPERM if RBAC denies it, else with ECONNREFUSED. */
 static __always_inline int goes_on(enum outcome outcome)
 {
 	if (outcome <= MATCHED)
@@ -312,7 +312,7 @@ static __always_inline struct state *state(void)
 	return bpf_map_lookup_elem(&km_state, &zero);
 }
 
-/* A source that is not known is taken to be the one that user space gave. */
+/* Replaces an unknown source with the one that user space has set. */
 static __always_inline void suppose_source(struct question *q)
 {
 	if (q->from.ip[0] | q->from.ip[1] | q->from.ip[2] | q->from.ip[3])
@@ -328,7 +328,7 @@ static __always_inline void suppose_source(struct question *q)
 	}
 }
 
-/* What the store says of *q; PASSED where it has no such service. */
+/* Asks the store for an endpoint; returns PASSED if the store has no such service. */
 static __always_inline enum outcome ask(struct question *q, struct answer *a)
 {
 	suppose_source(q);
@@ -349,19 +349,19 @@ static __always_inline enum outcome ask(struct question *q, struct answer *a)
 }
 
 /*
- * Loops over flows hold a lock, so that they cannot use bpf_loop, and the verifier follows every path through them. It
- * sees that paths are alike where they carry on no number that it knows, such as a place, and no answer to a condition
- * that it then knows: therefore one loop that finds out which flow, by its time, and another that finds the flow.
+ * Loops over flows hold a lock, so they cannot use bpf_loop, and the verifier follows every path through them. It can
+ * merge paths only if they leave behind no value that it knows, such as an index, and no condition whose result it
+ * knows. So one loop finds the value of sent that identifies the flow, and a second loop finds the flow.
  */
 
-/* Whether two addresses differ, without a branch. */
+/* Returns 0 if two addresses are the same, without a branch. */
 static __always_inline __u32 differ(const struct address *a, const struct address *b)
 {
 	return (a->ip[3] ^ b->ip[3]) | (a->port ^ b->port) | (a->ip[2] ^ b->ip[2]) | (a->ip[1] ^ b->ip[1]) |
 		(a->ip[0] ^ b->ip[0]);
 }
 
-/* The endpoint of the flow to a service, if it has one of this generation; the flow is then used once more. */
+/* Finds the flow to a service in this generation, copies its endpoint into *a, and marks the flow as just used. */
 static __always_inline bool use_flow(struct flows *f, const struct address *service, __u32 generation, struct answer *a)
 {
 	bool found = false;
@@ -382,7 +382,7 @@ static __always_inline bool use_flow(struct flows *f, const struct address *serv
 	return found;
 }
 
-/* Keeps what the store has answered, in the place of the flow that was used longest ago. */
+/* Keeps the store's answer in place of the least recently used flow. */
 static __always_inline void add_flow(struct flows *f, const struct address *service, __u32 generation, struct answer *a)
 {
 	__u64 oldest = ~0ULL;
@@ -391,7 +391,7 @@ static __always_inline void add_flow(struct flows *f, const struct address *serv
 	bpf_spin_lock(&f->lock);
 #pragma clang loop unroll(disable)
 	for (i = 0; i < FLOWS; i++) {
-		/* The same endpoint as before a change: the place of no other is taken. */
+		/* A flow to the same endpoint, from before a change: replace it, and no other. */
 		if (!(differ(&f->flow[i].service, service) | differ(&f->flow[i].endpoint, &a->endpoint)))
 			f->flow[i].sent = 0;
 		if (f->flow[i].sent < oldest)
@@ -413,7 +413,7 @@ static __always_inline void add_flow(struct flows *f, const struct address *serv
 	bpf_spin_unlock(&f->lock);
 }
 
-/* The service of the flow to an endpoint that was used last, if there is one. Replaces *from. */
+/* Replaces the endpoint *from with the service of its most recently used flow; returns false if it has none. */
 static __always_inline bool find_service(struct flows *f, struct address *from)
 {
 	bool found = false;
@@ -439,8 +439,8 @@ static __always_inline bool find_service(struct flows *f, struct address *from)
 }
 
 /*
- * The socket has turned to an address that is no service: what comes from there comes from that address. Flows to it
- * are forgotten, and so is what the socket was connected to, if it is connected no more.
+ * Called when the socket connects or sends to an address that is not a service, so that datagrams from there keep that
+ * address as their source. Forgets the flows to it and, unless the socket is still connected, the socket's origin.
  */
 static __always_inline void expect_itself(struct bpf_sock *sk, const struct address *to)
 {
@@ -465,7 +465,7 @@ static __always_inline void expect_itself(struct bpf_sock *sk, const struct addr
 }
 
 /*
- * connect(): TCP, and UDP that connects. q->from and q->to are filled in; replaces q->to. What was asked for is kept
+ * connect() on a TCP or UDP socket. The caller has filled in q->from and q->to; q->to is replaced. The service is kept
  * with the socket, where getpeername, recvmsg and sockops find it.
  */
 static __always_inline enum outcome do_connect(struct bpf_sock_addr *ctx, struct question *q)
@@ -484,7 +484,7 @@ static __always_inline enum outcome do_connect(struct bpf_sock_addr *ctx, struct
 	q->protocol = ctx->protocol;
 	outcome = ask(q, &a);
 	if (outcome == PASSED) {
-		/* A socket may connect again, elsewhere: what it was before no longer holds. */
+		/* The socket may have been connected to a service before. */
 		if (bpf_sk_storage_get(&km_origins, ctx->sk, NULL, 0))
 			bpf_sk_storage_delete(&km_origins, ctx->sk);
 		if (q->protocol == IPPROTO_UDP)
@@ -496,13 +496,13 @@ static __always_inline enum outcome do_connect(struct bpf_sock_addr *ctx, struct
 	c = bpf_map_lookup_elem(&km_clusters, &a.cluster);
 	if (c)
 		open = *(volatile __u64 *)&c->open;
-	/* Counted at the first SYN, soon after: as many as there are CPUs can pass here together. */
+	/* sockops counts the connection only at its first SYN, so one on each CPU can pass this check at once. */
 	if (a.max_connections && (__u32)open >= a.max_connections && q->protocol == IPPROTO_TCP) {
 		count_cluster(a.cluster, OVERFLOW);
 		return OVERFLOW;
 	}
 	count_cluster(a.cluster, MATCHED);
-	/* Without memory for it the connection still reaches an endpoint; it is only not counted. */
+	/* If there is no memory for the origin, the connection still reaches an endpoint, but is not counted. */
 	o = bpf_sk_storage_get(&km_origins, ctx->sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
 	if (o) {
 		o->service = q->to;
@@ -516,7 +516,7 @@ static __always_inline enum outcome do_connect(struct bpf_sock_addr *ctx, struct
 }
 
 /*
- * sendto() on a UDP socket, likewise. The kernel does not call it for a connected socket that sends to its peer.
+ * sendto() on a UDP socket. The kernel does not run this program for a connected socket that sends to its peer.
  */
 static __always_inline enum outcome do_sendmsg(struct bpf_sock_addr *ctx, struct question *q)
 {
@@ -531,7 +531,7 @@ static __always_inline enum outcome do_sendmsg(struct bpf_sock_addr *ctx, struct
 		return PASSED;
 	if (now->closed)
 		return UNCONFIGURED;
-	/* Before the store is asked: what it says is then no older than this. */
+	/* Read before the store is asked, so that the store's answer is no older than this generation. */
 	generation = *(volatile __u32 *)&now->generation;
 	q->protocol = IPPROTO_UDP;
 	f = bpf_sk_storage_get(&km_flows, ctx->sk, NULL, 0);
@@ -553,8 +553,8 @@ static __always_inline enum outcome do_sendmsg(struct bpf_sock_addr *ctx, struct
 }
 
 /*
- * A datagram has come: if from an endpoint that this socket knows by its service, it comes from the service. Replaces
- * *from.
+ * A datagram has arrived. If it is from an endpoint that the socket reached through a service, *from is replaced with
+ * the service.
  */
 static __always_inline enum outcome do_recvmsg(struct bpf_sock_addr *ctx, struct address *from)
 {
@@ -563,7 +563,7 @@ static __always_inline enum outcome do_recvmsg(struct bpf_sock_addr *ctx, struct
 
 	if (o && !same(&o->endpoint, from))
 		o = NULL;
-	/* A socket that is connected no more may have sent elsewhere since. */
+	/* A socket that is no longer connected may have sent to the endpoint through another service since. */
 	if (!o || ctx->sk->state != BPF_TCP_ESTABLISHED) {
 		f = bpf_sk_storage_get(&km_flows, ctx->sk, NULL, 0);
 		if (f && find_service(f, from))
@@ -586,8 +586,8 @@ static __always_inline enum outcome do_getpeername(struct bpf_sock_addr *ctx, st
 }
 
 /*
- * The source of a connection before there is a route: what the socket is bound to. Where it is bound to nothing, or to
- * a port alone, the address is all zero.
+ * Sets *a to the source of a connection before it has a route: the address that the socket is bound to. If the socket
+ * is not bound, or only to a port, the address is all zero.
  */
 static __always_inline void source4(struct bpf_sock_addr *ctx, __u32 ip, struct address *a)
 {
@@ -616,7 +616,7 @@ int km_connect4(struct bpf_sock_addr *ctx)
 	return goes_on(v);
 }
 
-/* Also where an IPv6 socket connects to an IPv4-mapped address: the kernel does not call connect4 then. */
+/* Also runs if an IPv6 socket connects to an IPv4-mapped address; the kernel then does not run connect4. */
 SEC("cgroup/connect6")
 int km_connect6(struct bpf_sock_addr *ctx)
 {
@@ -636,7 +636,7 @@ int km_connect6(struct bpf_sock_addr *ctx)
 	return goes_on(v);
 }
 
-/* Also where an IPv6 socket sends to an IPv4-mapped address: the kernel does not call sendmsg6 then. */
+/* Also runs if an IPv6 socket sends to an IPv4-mapped address; the kernel then does not run sendmsg6. */
 SEC("cgroup/sendmsg4")
 int km_sendmsg4(struct bpf_sock_addr *ctx)
 {
@@ -712,10 +712,10 @@ int km_getpeername6(struct bpf_sock_addr *ctx)
 	return 1;
 }
 
-/* How often to look again at a number that others change meanwhile. */
+/* How many times to try to update a number that other CPUs change meanwhile. */
 #define TRIES 16
 
-/* Adds to the open connections of a cluster, if it is still the one that the connection was given. */
+/* Adds to the open connections of a cluster, if its epoch is still that of the connection. */
 static __always_inline bool add_open(struct cluster *c, __u32 epoch, __u64 by)
 {
 	__u64 old = *(volatile __u64 *)&c->open, seen, i; /* the verifier follows 64-bit counters */
@@ -733,7 +733,7 @@ static __always_inline bool add_open(struct cluster *c, __u32 epoch, __u64 by)
 	return true;
 }
 
-/* Moves the connection of *o on to a state, and counts it at its cluster. */
+/* Advances the state of the connection of *o, and counts the connection at its cluster. */
 static __always_inline enum outcome count_connection(struct bpf_sock_ops *ctx, struct origin *o)
 {
 	struct cluster *c = bpf_map_lookup_elem(&km_clusters, &o->cluster);
@@ -745,7 +745,7 @@ static __always_inline enum outcome count_connection(struct bpf_sock_ops *ctx, s
 	case BPF_SOCK_OPS_TCP_CONNECT_CB:
 		if (was != CHOSEN || !add_open(c, o->epoch, 1))
 			return PASSED;
-		/* Only now ask for state changes: other sockets in the cgroup are spared the calls. */
+		/* Ask for state changes only now, so that other sockets in the cgroup do not cause any calls. */
 		bpf_sock_ops_cb_flags_set(ctx, ctx->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG);
 		o->state = OPENED;
 		__sync_fetch_and_add(&c->opened, 1);

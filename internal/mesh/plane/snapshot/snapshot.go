@@ -1,5 +1,5 @@
-// Package snapshot is a control plane for comparison: go-control-plane's snapshot cache and server, with a mesh of
-// this project's compiler.
+// Package snapshot implements a control plane with go-control-plane's snapshot cache and server, for comparison with
+// Tare's own control plane. It serves meshes compiled by package proxyconfig.
 package snapshot
 
 import (
@@ -20,7 +20,7 @@ import (
 	"tare/internal/mesh/controlplane/proxyconfig"
 )
 
-// Plane is a control plane with a snapshot cache. It has no certificates.
+// Plane is a control plane with a snapshot cache. It issues no certificates.
 type Plane struct {
 	server *grpc.Server
 	cache  cache.SnapshotCache
@@ -57,8 +57,8 @@ func (p *Plane) Close() {
 	p.server.Stop()
 }
 
-// SetEndpoints gives some services other endpoints, and returns when it began (ns by pace.Now). It sets only the
-// snapshots of proxies whose resources change, and reuses all unchanged messages.
+// SetEndpoints replaces the endpoints of some services, and returns the time at which it began, in ns by pace.Now. It
+// sets only the snapshots of proxies whose resources change, and reuses all unchanged messages.
 func (p *Plane) SetEndpoints(ctx context.Context, of map[string][]proxyconfig.Endpoint) (int64, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -87,8 +87,8 @@ func (p *Plane) set(ctx context.Context, id string, m *proxyconfig.Mesh) error {
 	if err != nil {
 		return err
 	}
-	// Only endpoints change: if all types shared a version, state-of-the-world responses of every type would be sent
-	// again.
+	// Only endpoints change. If all types shared one version, each change would resend the state-of-the-world responses of
+	// every type.
 	const first = "1"
 	s := &cache.Snapshot{}
 	s.Resources[types.Cluster] = cache.NewResources(first, list(r.Clusters))

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
 /*
- * Takes connections to sidecar proxies without netfilter, as meshes do it that have no rules for iptables: the address
- * that an application connects to is replaced in its connect(), and what arrives at a pod is given to the proxy's
- * listening socket before the kernel looks for one. No packet is rewritten.
+ * Redirects connections to sidecar proxies without netfilter, as meshes do that install no iptables rules: one program
+ * replaces the address that an application passes to connect(), and another assigns connections that arrive at a pod to
+ * the proxy's listening socket before the kernel looks one up. No packet is rewritten.
  */
 #include <stdbool.h>
 #include <linux/bpf.h>
@@ -38,9 +38,9 @@ struct sockaddr_in {
 	__u8 zero[8];
 };
 
-/* max_entries of 1 are set at load time. */
+/* Where max_entries is 1, the loader sets another value. */
 
-/* What is connected to, and the proxy that takes it. */
+/* Redirected connections that leave the pod: from the destination to the proxy. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1);
@@ -48,7 +48,7 @@ struct {
 	__type(value, struct end);
 } rd_outbound SEC(".maps");
 
-/* What arrives at a pod, and the proxy that takes it. */
+/* Redirected connections that arrive at the pod: from the destination to the proxy. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1);
@@ -56,7 +56,7 @@ struct {
 	__type(value, struct end);
 } rd_inbound SEC(".maps");
 
-/* What the application connected to; lives and dies with its socket. */
+/* The address to which the application connected. An element is deleted with its socket. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -65,8 +65,8 @@ struct {
 } rd_origins SEC(".maps");
 
 /*
- * The same by the application's end of the connection, which is all that the proxy sees of it. The oldest go first:
- * nobody says when a connection is over.
+ * The same, by the application's end of the connection, which is all that the proxy sees of the application. This map
+ * discards its oldest elements, because nothing reports the end of a connection.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -75,7 +75,7 @@ struct {
 	__type(value, struct end);
 } rd_originals SEC(".maps");
 
-/* Why connect(): behind it the connection is an ordinary one, and no packet pays anything. */
+/* Attached to connect(), because the connection is an ordinary one afterwards, without a cost per packet. */
 SEC("cgroup/connect4")
 int rd_connect4(struct bpf_sock_addr *ctx)
 {
@@ -97,8 +97,8 @@ int rd_connect4(struct bpf_sock_addr *ctx)
 }
 
 /*
- * Why here: the source port is known, and the proxy's socket is not there yet, for the last packet of the handshake is
- * sent behind this.
+ * Runs when the client's connection is established. By then its source port is known, but the proxy cannot have
+ * accepted it yet, because the last packet of the handshake is sent after this program.
  */
 SEC("sockops")
 int rd_sockops(struct bpf_sock_ops *ctx)
@@ -117,7 +117,7 @@ int rd_sockops(struct bpf_sock_ops *ctx)
 	return 1;
 }
 
-/* Answers the question that proxies ask of netfilter. */
+/* Answers getsockopt(SO_ORIGINAL_DST), which proxies otherwise ask of netfilter. */
 SEC("cgroup/getsockopt")
 int rd_getsockopt(struct bpf_sockopt *ctx)
 {
@@ -143,8 +143,8 @@ int rd_getsockopt(struct bpf_sockopt *ctx)
 }
 
 /*
- * Why at the interface: the proxy's own connections to the application, over the loopback, do not pass here. Packets of
- * connections that are there find their sockets by themselves.
+ * Attached to the pod's interface, because the proxy's own connections to the application use the loopback interface
+ * and must not be redirected. Packets of established connections find their sockets without help.
  */
 SEC("tc")
 int rd_ingress(struct __sk_buff *skb)

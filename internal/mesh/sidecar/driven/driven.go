@@ -1,5 +1,5 @@
-// Package driven starts Tare's control plane for sidecars that are configured over xDS. The control plane is a
-// separate component of the subject. In its mesh each application is a service that only its client's proxy may call.
+// Package driven starts Tare's control plane for sidecars that are configured over xDS. The control plane is a separate
+// component of the subject. In its mesh, each application is a service that only its client's proxy may call.
 package driven
 
 import (
@@ -19,7 +19,7 @@ import (
 	"tare/internal/mesh/sidecar"
 )
 
-// Component is the component of the control plane.
+// Component is the control plane's component of the subject.
 const Component = "controlplane"
 
 // Names in the directory of a trial.
@@ -28,9 +28,9 @@ const (
 	credentialsDir = "credentials"
 )
 
-// Plane is a proxy's control plane.
+// Plane describes the running control plane of a trial's proxies.
 type Plane struct {
-	credentials string // the directory with a directory for each proxy
+	credentials string // the directory that contains a directory for each proxy
 	told        map[string]Told
 }
 
@@ -40,8 +40,8 @@ type Told struct{ Clusters, Listeners int }
 // Told returns the number of resources of a proxy.
 func (p Plane) Told(of sidecar.Place) Told { return p.told[Node(of)] }
 
-// Credentials returns the directory of what a proxy needs to connect to the control plane: Envoy's bootstrap, and in a
-// mesh with mutual TLS its certificate and the roots.
+// Credentials returns the directory with the files that a proxy needs to connect to the control plane: Envoy's
+// bootstrap and, in a mesh with mutual TLS, the proxy's certificate and the roots.
 func (p Plane) Credentials(of sidecar.Place) string { return filepath.Join(p.credentials, Node(of)) }
 
 // Of returns the control plane of a proxy.
@@ -53,7 +53,7 @@ func Of(p sidecar.Place) (Plane, error) {
 	return plane, nil
 }
 
-// Start starts the control plane of a mesh with the proxies; it implements sidecar.Driven.
+// Start starts the control plane of a mesh of the proxies. It implements sidecar.Driven.
 func Start(ctx context.Context, d sidecar.Drive) (Plane, error) {
 	return StartMesh(ctx, d, MeshOf(d.Proxies))
 }
@@ -83,7 +83,8 @@ func StartMesh(ctx context.Context, d sidecar.Drive, c *proxyconfig.Config) (Pla
 	return Plane{credentials, told}, err
 }
 
-// Change replaces the mesh file of the control plane, which notices that itself; it implements sidecar.Changer.
+// Change replaces the mesh file of the control plane, which notices the change by itself. It implements
+// sidecar.Changer.
 func Change(control any, d sidecar.Drive) (Plane, error) {
 	p, ok := control.(Plane)
 	if !ok {
@@ -94,7 +95,7 @@ func Change(control any, d sidecar.Drive) (Plane, error) {
 	return p, err
 }
 
-// write writes or replaces the mesh file in a directory, and returns the number of resources of each proxy.
+// write writes or replaces the mesh file in a directory, and returns the number of resources that each proxy gets.
 func write(dir string, c *proxyconfig.Config) (map[string]Told, error) {
 	text, err := yaml.Marshal(c)
 	if err != nil {
@@ -123,7 +124,7 @@ func write(dir string, c *proxyconfig.Config) (map[string]Told, error) {
 }
 
 // MeshOf returns the mesh of the proxies: a service for each application, which only its client may call, and the
-// further services, which have no callers.
+// further services, which no client calls.
 func MeshOf(places []sidecar.Place) *proxyconfig.Config {
 	c := &proxyconfig.Config{MTLS: "off", Discovery: places[0].Options["discovery"]}
 	services := map[string]*proxyconfig.Service{}
@@ -151,7 +152,7 @@ func MeshOf(places []sidecar.Place) *proxyconfig.Config {
 		if p.Component != sidecar.Client {
 			continue
 		}
-		// Without TLS callers cannot be identified: then a list only decides which proxies get the service.
+		// Without TLS, callers cannot be identified: an access list then only decides which proxies get the service.
 		if s := services[p.App]; len(s.Access) == 0 && (c.MTLS != "off" || !sidecar.Permissive(p.Options)) {
 			s.Access = []proxyconfig.Access{{From: []string{identity(p)}}}
 		}
@@ -176,7 +177,8 @@ func MeshOf(places []sidecar.Place) *proxyconfig.Config {
 	return c
 }
 
-// redirected describes where a proxy's clients connect; nil: to its listener.
+// redirected returns the address to which a proxy's clients connect. It returns nil if they connect to the proxy's
+// listener.
 func redirected(p sidecar.Place) map[string]proxyconfig.Redirected {
 	if p.From == "" {
 		return nil
@@ -187,7 +189,7 @@ func redirected(p sidecar.Place) map[string]proxyconfig.Redirected {
 // Node returns the node id of a proxy.
 func Node(p sidecar.Place) string { return p.Component + "-" + p.App }
 
-// identity returns a proxy's identity as in mesh files: the account of its SPIFFE ID.
+// identity returns a proxy's identity in the form that mesh files use: the account of its SPIFFE ID.
 func identity(p sidecar.Place) string { return account(p.Identity) }
 
 func account(id string) string { return id[strings.LastIndexByte(id, '/')+1:] }

@@ -1,8 +1,9 @@
-// Package alias makes alias tables: an entry is chosen by weight with one random number and one comparison.
+// Package alias makes alias tables, from which an entry is chosen by weight with one random number and one comparison.
 package alias
 
-// Table is an alias table after Walker and Vose. One of its n entries is chosen uniformly. If a random 32-bit number
-// is below the entry's Threshold, the entry itself is the result, otherwise its Other. A Table can be reused.
+// Table is an alias table after Walker and Vose. To choose from it, take one of its n entries uniformly, and another
+// random number of 32 bits. If that number is below the entry's Threshold, the result is the entry itself, and
+// otherwise the entry's Other. A Table can be reused.
 type Table struct {
 	Threshold, Other []uint32
 	scaled           []uint64

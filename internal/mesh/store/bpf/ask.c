@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
 /*
- * Asks a store from user space: the kernel runs the program on demand, on a packet that holds the question, and hands
- * back the packet, which then holds the answer. STORE is the header of a design, given to the compiler.
+ * Lets user space query a store: the kernel runs the program on demand, on a packet that holds the question, and
+ * returns the packet with the answer. The macro STORE, from the command line, names the header of a design.
  */
 #include "store.h"
 #include STORE
 
 char LICENSE[] SEC("license") = "GPL";
 
-#define ETHERNET 14 /* the kernel takes that much for the header of a packet */
+#define ETHERNET 14 /* the kernel takes this many bytes for the packet's header */
 
 struct exchange {
 	struct question question;

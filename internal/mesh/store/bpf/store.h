@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /*
- * What a store's header gives to programs: its maps, and
+ * What the header of a store provides to programs: the store's maps, and
  *
  *	static __always_inline enum verdict store_find(const struct question *q, struct answer *a);
  *
- * which answers one question, and fills in *a for ACCEPT; for any verdict a->cluster. All of *q and *a must have been
- * written before: they are handed to global functions, which need Linux 5.12. Programs run inside one RCU read-side
- * section, so what they have found does not go away under them; whether it is whole is the store's promise.
+ * which answers one question. It sets a->cluster, and for ACCEPT the rest of *a. Callers must initialize all of *q and
+ * *a, because global functions (Linux 5.12) get them. Programs run inside one RCU read-side section, so that memory
+ * which they have found stays valid; how consistent its content is depends on the store.
  *
- * Addresses are in one form, 16 bytes, IPv4 as IPv4-mapped IPv6 (::ffff:a.b.c.d).
+ * Addresses have one form, of 16 bytes; an IPv4 address is IPv4-mapped IPv6 (::ffff:a.b.c.d).
  */
 #ifndef TARE_STORE_H
 #define TARE_STORE_H
@@ -37,27 +37,27 @@ static __always_inline bool is_ipv4(const __u32 *ip)
 	return !ip[0] && !ip[1] && ip[2] == bpf_htonl(0xffff);
 }
 
-/* In the order of package mesh. */
+/* The same values as mesh.Verdict. */
 enum verdict { PASS, ACCEPT, REFUSE, DENY };
 
 struct question {
-	struct address from; /* all zero where the source is not known yet */
+	struct address from; /* all zero if the source is not known yet */
 	struct address to;
 	__u32 protocol; /* 6 TCP, 17 UDP */
 	__u32 zero;
-	/* Two independent random numbers, uniform over 32 bits: the upper half chooses the cluster, the lower the endpoint. */
+	/* Two independent, uniform 32-bit numbers: the upper half chooses the cluster, the lower half the endpoint. */
 	__u64 random;
 };
 
-/* No cluster was chosen, or the one that was does not exist. */
+/* No cluster was chosen, or the chosen one does not exist. */
 #define STORE_NO_CLUSTER 0xffffffff
 
 struct answer {
 	struct address endpoint;
-	__u32 cluster;         /* its number, stable while the cluster is there; also where it has no endpoint: REFUSE */
+	__u32 cluster;         /* its number, stable while the cluster exists; also set if it has no endpoint (REFUSE) */
 	__u32 max_connections; /* of the cluster; 0: no limit */
-	__u32 verdict;         /* filled in by who asks */
-	__u64 generation;      /* of the configuration, where the store has one; else 0 */
+	__u32 verdict;         /* set by the caller of store_find */
+	__u64 generation;      /* of the configuration; 0 if the store has no generations */
 };
 
 #endif

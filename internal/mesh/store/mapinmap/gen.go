@@ -1,4 +1,4 @@
 package mapinmap
 
-// The object is for little-endian machines, with mcpu v3 (Linux 5.1): 32-bit jumps.
+// The object is for little-endian machines and mcpu v3 (32-bit jumps, from Linux 5.1).
 //go:generate go run github.com/cilium/ebpf/cmd/bpf2go -target bpfel -tags linux ask ../bpf/ask.c -- -O2 -mcpu=v3 -Wall -Wextra -Werror -Wno-unused-parameter "-DSTORE=\"mapinmap.h\"" -Ibpf -I../bpf -I../records/bpf -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu

@@ -14,9 +14,9 @@ import (
 	"tare/internal/mesh/store/records/keep"
 )
 
-// Naive makes a record's map with the record, and removes it with the record. A bitmap in record 0 marks the free
-// keys; it is read from the kernel and written back for each record. A map is found by its number in the map of maps,
-// and opened and closed for each use. The writer waits for readers whenever it changes the map of maps.
+// Naive creates a map for each new record, and removes the map with the record. A bitmap in record 0 marks the free
+// keys; it is read from the kernel and written back for each record. A record's map is found by its ID in the map of
+// maps, and opened and closed for each use. The writer waits for readers whenever it changes the map of maps.
 var Naive = store.Design{
 	Name:   "naive",
 	Atomic: store.PerRecord,
@@ -27,7 +27,7 @@ var Naive = store.Design{
 	Ask: loadAsk,
 }
 
-// Record 0: the number of records, itself included, then a bit for each key, which is set if the key is free.
+// Record 0 holds the number of records, including itself, and then a bit for each key, which is set if the key is free.
 const (
 	bitmapAt   = 4
 	bitmapBits = (valueSize - bitmapAt) * 8
@@ -37,7 +37,7 @@ type naive struct {
 	kernel  *keep.Kernel
 	outer   int
 	used    int            // besides record 0
-	open    map[uint32]int // records that are being written: descriptors by key
+	open    map[uint32]int // by key: descriptors of the records that are being written
 	control []byte         // record 0, while it is read and written back
 	scratch []byte
 }
@@ -142,7 +142,7 @@ func (n *naive) close(key uint32) {
 	}
 }
 
-// Free reads the record, as a writer must that learns the tree from the maps, and then removes it.
+// Free reads the record, as a writer that learns the tree from the maps would have to, and then removes it.
 func (n *naive) Free(key uint32) error {
 	n.close(key)
 	k := n.kernel

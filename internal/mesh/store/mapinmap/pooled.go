@@ -17,21 +17,21 @@ import (
 	"tare/internal/mesh/store/records/keep"
 )
 
-// The variants of pooled, as the proposal has them: every map at start; a first part at start and the rest in the
-// background; on demand. The latter two grow and shrink.
+// The variants of pooled, as in the proposal: all maps made at the start; some made at the start and the rest in the
+// background; maps made on demand. The latter two grow and shrink.
 const (
 	ahead      = "ahead"
 	background = "background"
 	onDemand   = "ondemand"
 )
 
-// Pooled makes the maps of records beforehand, in parallel, and reuses them; a list in memory holds the free ones. A
+// Pooled makes the maps of records in advance, in parallel, and reuses them. A list in memory holds the free ones. A
 // change does not wait for readers. Every map of the pool is an open file of the writer, so the limit of open files
 // limits the pool.
 //
-// It differs from Kmesh's in three ways. A free record is found at once, not by a search from the first. The records
-// of a resource are remembered, not read back to free them. The pool grows to twice what is used and shrinks to it, in
-// the background, while Kmesh's changes in steps of 32768 and 8192.
+// It differs from Kmesh's store in three ways. A free record is found at once, not by a search from the first record.
+// The store remembers the records of a resource, and does not read them back to free them. The pool grows to twice the
+// number of used records, and shrinks to it, in the background; Kmesh's pool changes in steps of 32768 and 8192.
 var Pooled = store.Design{
 	Name:     "pooled",
 	Variants: []string{ahead, background, onDemand},
@@ -47,7 +47,7 @@ const (
 	shrinkAt    = 0.3
 	chunk       = 512 // records that one thread makes in sequence
 	threads     = 64
-	otherFiles  = 1024 // files that the process may open besides
+	otherFiles  = 1024 // files that the process may open besides the maps
 )
 
 func openPooled(o store.Options) (store.Store, error) {
@@ -73,8 +73,8 @@ func openPooled(o store.Options) (store.Store, error) {
 	return open(o, room, p.start)
 }
 
-// pooled keeps records in a pool of maps. One goroutine uses it. Changes of the pool's size in the background get keys
-// from that goroutine and return them through running.
+// pooled keeps records in a pool of maps. Only one goroutine uses it. That goroutine gives keys to background
+// goroutines that change the pool's size, and gets the keys back through running.
 type pooled struct {
 	kernel  *keep.Kernel
 	outer   int
@@ -84,13 +84,13 @@ type pooled struct {
 	first   int // the pool's size at the start
 
 	fds     []int32      // by key; 0 if there is no map
-	free    plan.Numbers // keys with a map; the last one returned is used first, because its memory is in the cache
+	free    plan.Numbers // keys with a map; the key returned last is used first, because its memory is in the cache
 	missing plan.Numbers // keys without a map
-	size    int          // keys with a map, except those that are being removed
+	size    int          // the number of keys with a map, except those that are being removed
 	running chan resized
 }
 
-// resized is the result of a change of the pool's size: keys with a map, and keys without.
+// resized is the result of a change of the pool's size: the keys that have a map now, and those that have none.
 type resized struct {
 	with, without []uint32
 	work          store.Work
@@ -148,7 +148,7 @@ func (p *pooled) merge(r resized) {
 	}
 }
 
-// make makes maps for keys and puts them into the map of maps. Its threads wait for readers together.
+// make makes maps for keys and puts them into the map of maps. Its threads wait for readers at the same time.
 func (p *pooled) make(keys []uint32) (all resized) {
 	n := len(keys)
 	all = p.parallel(keys, chunk, func(keys []uint32) (r resized) {
@@ -188,7 +188,7 @@ func (p *pooled) make(keys []uint32) (all resized) {
 
 // unmake removes maps that are not in use.
 func (p *pooled) unmake(keys []uint32) resized {
-	// There is no way to remove several with one wait.
+	// The kernel cannot remove several maps with one wait.
 	return p.parallel(keys, (len(keys)+threads-1)/threads, func(keys []uint32) (r resized) {
 		k := keep.NewKernel()
 		for i, key := range keys {
@@ -249,7 +249,7 @@ func (p *pooled) resize(size int) {
 	go func() { done <- p.unmake(keys) }()
 }
 
-// settled takes the result of a change of the pool's size, if there is one, and waits for it if wait is set.
+// settled merges the result of a change of the pool's size. If wait is set, it waits for a change that is under way.
 func (p *pooled) settled(wait bool) {
 	if p.running == nil || !wait && len(p.running) == 0 {
 		return
@@ -323,13 +323,14 @@ func (p *pooled) Close() error {
 	return nil
 }
 
-// files raises the process's limit of open files to n, or as far as allowed, and returns how many of n it allows.
+// files raises the process's limit of open files to n, or as far as allowed, and returns how many of the n files are
+// allowed.
 func files(n int) (int, error) {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 		return 0, fmt.Errorf("reading the limit of open files: %w", err)
 	}
-	for _, hard := range []uint64{max(limit.Max, uint64(n)), limit.Max} { // the first needs privileges
+	for _, hard := range []uint64{max(limit.Max, uint64(n)), limit.Max} { // the first limit needs privileges
 		if uint64(n) <= limit.Cur {
 			return n, nil
 		}

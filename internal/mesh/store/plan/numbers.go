@@ -7,10 +7,10 @@ type Numbers struct {
 	head      int
 }
 
-// NewNumbers returns the numbers from first to end-1.
+// NewNumbers returns an allocator of the numbers from first to end-1.
 func NewNumbers(first, end uint32) Numbers { return Numbers{next: first, end: end} }
 
-// Except returns the numbers that are indexes of used where it is false.
+// Except returns an allocator of the indexes at which used is false.
 func Except(used []bool) Numbers {
 	n := Numbers{end: uint32(len(used))}
 	for i, is := range used {
@@ -24,8 +24,8 @@ func Except(used []bool) Numbers {
 	return n
 }
 
-// Oldest allocates a number that was never allocated, or else the one returned first. It is for numbers by which
-// programs may still look for the previous owner.
+// Oldest allocates a number that was never allocated, or, if there is none, the number that was returned first. It is
+// for numbers by which programs may still look up the previous owner.
 func (n *Numbers) Oldest() (number uint32, ok bool) {
 	if n.next < n.end || n.head == len(n.free) {
 		return n.fresh()
@@ -38,7 +38,8 @@ func (n *Numbers) Oldest() (number uint32, ok bool) {
 	return number, true
 }
 
-// Latest allocates the number returned last, whose memory is in the cache, or else one that was never allocated.
+// Latest allocates the number that was returned last, whose memory is in the cache, or, if there is none, a number that
+// was never allocated.
 func (n *Numbers) Latest() (number uint32, ok bool) {
 	last := len(n.free) - 1
 	if last < n.head {
@@ -56,7 +57,7 @@ func (n *Numbers) fresh() (uint32, bool) {
 	return n.next - 1, true
 }
 
-// Give returns a number, which can then be allocated again.
+// Give takes a number back, so that it can be allocated again.
 func (n *Numbers) Give(number uint32) { n.free = append(n.free, number) }
 
 // Left returns how many numbers can be allocated.

@@ -1,6 +1,5 @@
-// Package plan does the bookkeeping of all stores, wherever they keep the configuration: which clusters and listeners
-// there are, by name and address, and how many. It checks a change before any of it is made, and determines what has
-// to be done. Start at Config.Plan.
+// Package plan does the bookkeeping that all stores share: which clusters and listeners exist, by name and address, and
+// how many. It checks a change before any of it is made, and determines what has to be done. Start at Config.Plan.
 package plan
 
 import (
@@ -12,18 +11,18 @@ import (
 	"tare/internal/mesh/store"
 )
 
-// Config is the bookkeeping of a store. C and L hold the store's own data for a cluster and for a listener.
+// Config is the bookkeeping of a store. C and L are the types of the store's own data about a cluster and a listener.
 type Config[C, L any] struct {
 	Clusters  map[string]*Cluster[C]
 	Listeners map[string]*Listener[L]
-	Addresses map[Address]*Listener[L] // the listener that has an address
+	Addresses map[Address]*Listener[L] // by address: the listener that holds it
 
 	options   store.Options
 	there     int // number of clusters
 	endpoints int // of all clusters
 }
 
-// Cluster is a cluster that exists, or one that the store knows because listeners name it.
+// Cluster is a cluster that exists, or that the store only knows because listeners name it.
 type Cluster[C any] struct {
 	Name      string
 	There     bool
@@ -40,7 +39,7 @@ type Listener[L any] struct {
 	leaves bool // the change that is being checked removes it from its address
 }
 
-// Address is where a listener accepts connections.
+// Address is an address at which a listener accepts connections.
 type Address struct {
 	IP       [16]byte // IPv4 as IPv4-mapped IPv6
 	Port     uint16
@@ -58,7 +57,7 @@ func New[C, L any](o store.Options) Config[C, L] {
 		Addresses: map[Address]*Listener[L]{}, options: o.WithDefaults()}
 }
 
-// AllEndpoints returns how many endpoints a cluster has.
+// AllEndpoints returns the number of endpoints of a cluster.
 func AllEndpoints(c *mesh.Cluster) (n int) {
 	for i := range c.Localities {
 		n += len(c.Localities[i].Endpoints)
@@ -66,7 +65,7 @@ func AllEndpoints(c *mesh.Cluster) (n int) {
 	return n
 }
 
-// UsableEndpoints returns how many endpoints of a cluster can get connections.
+// UsableEndpoints returns the number of a cluster's endpoints that can get connections.
 func UsableEndpoints(c *mesh.Cluster) (n int) {
 	for i := range c.Localities {
 		for j := range c.Localities[i].Endpoints {
@@ -78,7 +77,7 @@ func UsableEndpoints(c *mesh.Cluster) (n int) {
 	return n
 }
 
-// Plan lists what a change adds, replaces and removes. No name is in it twice.
+// Plan lists the resources that a change adds, replaces and removes. No name is in it twice.
 type Plan[C, L any] struct {
 	Clusters      []ClusterPlan[C]
 	Listeners     []ListenerPlan[L]
@@ -97,7 +96,7 @@ func (p *Plan[C, L]) Takes(at Address) bool {
 	return ok
 }
 
-// Last returns the name of the resource that is added or replaced last, or "" if there is none.
+// Last returns the name of the last resource that is added or replaced, or "" if there is none.
 func (p *Plan[C, L]) Last() string {
 	if n := len(p.Listeners); n > 0 {
 		return p.Listeners[n-1].Name
@@ -118,17 +117,18 @@ type ClusterPlan[C any] struct {
 // ListenerPlan is a listener to add or replace.
 type ListenerPlan[L any] struct {
 	*mesh.Listener
-	Entry *Listener[L] // the one that it replaces, or an empty one, which Config.Put adds
+	Entry *Listener[L] // the listener that it replaces, or an empty one, which Config.Put adds
 	New   bool
 	At    Address
 	Rules []mesh.Rule
 }
 
-// Moves reports whether the listener exists at another address.
+// Moves reports whether the listener exists at a different address.
 func (p *ListenerPlan[L]) Moves() bool { return !p.New && p.Entry.Address != p.At }
 
-// Plan checks a change and writes its plan to p. endpoints returns how many endpoints of a cluster count. The error is
-// as described for store.Store.Apply. The caller must reset p when the change has been made or refused.
+// Plan checks a change and writes its plan to p. endpoints returns the number of a cluster's endpoints that count
+// toward the limit. The errors are those of store.Store.Apply. The caller must reset p when the change has been made or
+// refused.
 func (c *Config[C, L]) Plan(p *Plan[C, L], change mesh.Change, endpoints func(*mesh.Cluster) int) error {
 	p.Reset()
 	change = distinct(change)
@@ -141,7 +141,7 @@ func (c *Config[C, L]) Plan(p *Plan[C, L], change mesh.Change, endpoints func(*m
 	return c.addresses(p)
 }
 
-// Reset clears the plan, and frees the memory of a large one.
+// Reset clears the plan, and releases its memory if the plan was large.
 func (p *Plan[C, L]) Reset() {
 	if cap(p.Clusters)+cap(p.Listeners)+cap(p.GoneClusters)+cap(p.GoneListeners) > 256 {
 		*p = Plan[C, L]{}
@@ -239,7 +239,7 @@ func (c *Config[C, L]) addresses(p *Plan[C, L]) error {
 	return nil
 }
 
-// leave sets leaves for the listeners that the plan removes from their addresses.
+// leave sets the field leaves of the listeners that the plan removes from their addresses.
 func (p *Plan[C, L]) leave(leaves bool) {
 	for _, l := range p.GoneListeners {
 		l.leaves = leaves
@@ -251,8 +251,8 @@ func (p *Plan[C, L]) leave(leaves bool) {
 	}
 }
 
-// distinct returns a change with each name once: a removed name is only removed, and the last of several resources
-// with one name counts.
+// distinct returns a change in which each name occurs once: a removed name is only removed, and of several resources
+// with one name the last counts.
 func distinct(change mesh.Change) mesh.Change {
 	if len(change.Clusters)+len(change.Listeners)+len(change.RemovedClusters)+len(change.RemovedListeners) < 2 {
 		return change
@@ -285,7 +285,7 @@ func once[T any](removed []string, given []T, name func(T) string) (gone []strin
 	return gone, last
 }
 
-// Name returns the cluster of a name. An unknown name is added, as a cluster that does not exist.
+// Name returns the cluster with a name. It adds an unknown name, as a cluster that does not exist.
 func (c *Config[C, L]) Name(name string) *Cluster[C] {
 	x := c.Clusters[name]
 	if x == nil {
@@ -295,7 +295,7 @@ func (c *Config[C, L]) Name(name string) *Cluster[C] {
 	return x
 }
 
-// Set records that a cluster exists, with its endpoints, or does not.
+// Set records whether a cluster exists, and how many endpoints it has.
 func (c *Config[C, L]) Set(x *Cluster[C], there bool, endpoints int) {
 	if there && !x.There {
 		c.there++
@@ -306,13 +306,13 @@ func (c *Config[C, L]) Set(x *Cluster[C], there bool, endpoints int) {
 	x.There, x.Endpoints = there, endpoints
 }
 
-// Put gives a listener its address. From then on it exists.
+// Put adds a listener at an address.
 func (c *Config[C, L]) Put(l *Listener[L], at Address) {
 	l.Address = at
 	c.Listeners[l.Name], c.Addresses[at] = l, l
 }
 
-// Leave removes a listener from its address, and reports whether it held it.
+// Leave removes a listener from its address, and reports whether the listener held the address.
 func (c *Config[C, L]) Leave(l *Listener[L]) bool {
 	if c.Addresses[l.Address] != l {
 		return false

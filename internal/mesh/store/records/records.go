@@ -1,13 +1,13 @@
-// Package records turns a mesh configuration into trees of records, as Kmesh does: each message of its configuration
-// is a record as large as its protobuf-c struct, each string one of 192 bytes, each repeated field an array of
-// pointers. Pointers are replaced by the keys of the records that they pointed to. The package determines the order of
-// the writes that put a tree into maps. It is pure; stores do the writes. What is written and how often is the same as
-// in Kmesh. The layout is Tare's own (bpf/records.h), with zero for what is not known yet where Kmesh writes the
-// addresses of its daemon's memory.
+// Package records turns a mesh configuration into trees of records, as Kmesh does. Each message of the configuration
+// becomes a record as large as the message's protobuf-c struct, each string a record of 192 bytes, and each repeated
+// field an array of pointers. The key of a record replaces each pointer to it. The package also determines the order of
+// the writes that put a tree into maps. It only computes; stores do the writes. Which records are written, and how
+// often, is the same as in Kmesh. The layout is Tare's own (bpf/records.h). Where a key is not known yet, the record
+// has 0; Kmesh writes an address in its daemon's memory there.
 //
-// Three things are added to Kmesh's records: sums of effective weights next to the keys of localities, endpoints and
-// weighted clusters, so that programs can choose by weight; a cluster's number in its own record; and the rules that
-// select filter chains, as separate records (struct rec_rule), if there are any.
+// Kmesh's records lack three things that these have: sums of effective weights next to the keys of localities,
+// endpoints and weighted clusters, so that programs can choose by weight; a cluster's number, in the cluster's record;
+// and the rules that select filter chains, if there are any, as separate records (struct rec_rule).
 package records
 
 import (
@@ -23,54 +23,54 @@ import (
 // Class is a size class of records.
 type Class uint8
 
-// The classes, by their numbers in keys. Large is for messages above 64 bytes, which the supported configuration does
-// not have.
+// The classes, numbered as in keys. Large is for messages above 64 bytes. The supported configuration has none.
 const (
-	Message  Class = iota // 64 bytes
-	String                // 192
-	Large                 // 296
-	Repeated              // 1600
+	Message  Class = iota // 64 bytes, in the layout Sized
+	String                // 192 bytes
+	Large                 // 296 bytes
+	Repeated              // 1600 bytes
 	Classes  = 4
 )
 
 // Layout is the size of the records of each class, in bytes.
 type Layout [Classes]int
 
-// The layouts: sizes by class, as in Kmesh now, and one size for all, as when its records were maps.
+// The layouts: Sized has Kmesh's current sizes by class, and Single has one size for all, as when Kmesh's records were
+// maps.
 var (
 	Sized  = Layout{64, 192, 296, 1600}
 	Single = Layout{1300, 1300, 1300, 1300}
 )
 
-// Slots returns how many elements a repeated field can have.
+// Slots returns the maximum number of elements of a repeated field.
 func (l Layout) Slots() int { return l[Repeated] / 8 }
 
-// A tree begins in the value of its listener or cluster, the top. TopSize is the size of that value; AddressSize and
-// NameSize are the sizes of the keys of listeners and clusters. The top is written whenever one of its pointers is
-// set, like any other record.
+// A tree begins in the top: the map value of its listener or cluster. TopSize is the size of that value; AddressSize
+// and NameSize are the sizes of the keys of listeners and clusters. Like any other record, the top is written whenever
+// one of its pointers is set.
 const (
 	TopSize     = 64
 	AddressSize = 40
 	NameSize    = 192
 )
 
-// Counts are numbers of records by class.
+// Counts holds numbers of records by class.
 type Counts [Classes]int
 
 // Sum returns the number of records of all classes.
 func (c Counts) Sum() int { return c[Message] + c[String] + c[Large] + c[Repeated] }
 
-// Step is one step in making a tree visible to programs: the key of Child is put into Record, and then Record is
-// written if Write is set.
+// Step is one step in making a tree visible to programs: the key of Child is stored in Record, and then Record is
+// written to its map if Write is set.
 type Step struct {
 	Record int32 // 0 is the top
-	Child  int32 // 0 if there is none
+	Child  int32 // 0: no child
 	At     int32 // position of Child's key in Record
 	Write  bool
-	Last   bool // Record is complete
+	Last   bool // this write completes Record
 }
 
-// Tree is a listener or a cluster as records. It can be reused; the zero value needs a Layout first.
+// Tree is a listener or a cluster as a tree of records. It can be reused. Layout must be set before the first use.
 type Tree struct {
 	Layout Layout
 	Steps  []Step
@@ -90,7 +90,7 @@ type record struct {
 // Len returns the number of records, including the top.
 func (t *Tree) Len() int { return len(t.records) }
 
-// Class returns the class of a record, which must not be the top.
+// Class returns the class of a record other than the top.
 func (t *Tree) Class(record int32) Class { return t.records[record].class }
 
 // Bytes returns a record in its current state.
@@ -103,10 +103,10 @@ func (t *Tree) Bytes(record int32) []byte {
 	return t.data[r.at : int(r.at)+size : int(r.at)+size]
 }
 
-// SetKey puts the key of a step's Child into its Record.
+// SetKey stores the key of a step's Child in the step's Record.
 func (t *Tree) SetKey(s *Step, key uint32) { put(t.Bytes(s.Record)[s.At:], key) }
 
-// SetID changes the number in the tree of a cluster.
+// SetID changes the cluster's number in the tree of a cluster.
 func (t *Tree) SetID(id uint32) { put(t.data[clusterID:], id) }
 
 func put(b []byte, v uint32) { binary.NativeEndian.PutUint32(b, v) }
@@ -197,7 +197,7 @@ func (t *Tree) grow(size int, class Class) int32 {
 	return int32(len(t.records) - 1)
 }
 
-// child makes a record that parent points to at an offset. parent is written, with the child's key, before the child.
+// child adds a record to which parent points at an offset. parent is written, with the child's key, before the child.
 func (t *Tree) child(parent int32, at int, class Class) int32 {
 	r := t.grow(t.Layout[class], class)
 	t.Counts[class]++
@@ -205,7 +205,7 @@ func (t *Tree) child(parent int32, at int, class Class) int32 {
 	return r
 }
 
-// element makes a record that a repeated field points to. The field is written after all of its elements.
+// element adds a record to which a repeated field points. The field is written after all of its elements.
 func (t *Tree) element(array int32, i int) int32 {
 	r := t.grow(t.Layout[Message], Message)
 	t.Counts[Message]++
@@ -213,10 +213,11 @@ func (t *Tree) element(array int32, i int) int32 {
 	return r
 }
 
-// upto sets the sum of weights, up to and including those of element i, next to the element's key.
+// upto sets the sum of weights up to and including that of element i, next to the element's key.
 func (t *Tree) upto(array int32, i int, sum uint32) { put(t.Bytes(array)[8*i+4:], sum) }
 
-// repeated makes the array of a repeated field of n elements. A field without elements has no array: it returns 0.
+// repeated adds the array of a repeated field of n elements. A field without elements has no array; repeated then
+// returns 0.
 func (t *Tree) repeated(parent int32, count, at, n int, what string) (array int32, err error) {
 	if n == 0 {
 		return 0, nil
@@ -233,7 +234,7 @@ func (t *Tree) whole(record int32) {
 	t.Steps = append(t.Steps, Step{Record: record, Write: true, Last: true})
 }
 
-// text makes a record of a string. An empty string has a record as well, because protobuf-c points to one.
+// text adds a record for a string. An empty string has a record as well, because protobuf-c points to one.
 func (t *Tree) text(parent int32, at int, s string) error {
 	if len(s) >= NameSize {
 		return fmt.Errorf("it has a name of %d bytes; a string has room for %d", len(s), NameSize-1)
@@ -247,7 +248,7 @@ func (t *Tree) text(parent int32, at int, s string) error {
 	return nil
 }
 
-// Cluster makes t the tree of a cluster.
+// Cluster builds the tree of a cluster in t.
 func (t *Tree) Cluster(c *mesh.Cluster, id uint32) error {
 	t.reset()
 	const top = 0
@@ -306,8 +307,9 @@ func (t *Tree) assignment(top int32, c *mesh.Cluster) error {
 		}
 		within := uint32(0)
 		for j := range l.Endpoints {
-			// Targets are a subsequence of the endpoints. If an endpoint is in two localities and one of them gets no
-			// connections, the first may get the weight of the other; the endpoint's share stays the same.
+			// Targets are a subsequence of the endpoints. If an endpoint is in two localities, and one of the two gets no
+			// connections, the first locality may get the weight of the other. The endpoint's share of connections is right in
+			// any case.
 			if next < len(t.targets) && t.targets[next].Address == l.Endpoints[j].Address && l.Endpoints[j].Usable() {
 				within += t.weights[next]
 				next++
@@ -344,7 +346,7 @@ func (t *Tree) address(record int32, at plan.Address) {
 	t.whole(record)
 }
 
-// fit scales weights down if their sum exceeds 32 bits.
+// fit scales weights down if their sum does not fit into 32 bits.
 func fit(weights []uint32) {
 	sum := uint64(0)
 	for _, w := range weights {
@@ -360,14 +362,14 @@ func fit(weights []uint32) {
 	}
 }
 
-// PutKey writes the key of a listener.
+// PutKey writes the key of a listener, its address, to key.
 func PutKey(key []byte, at plan.Address) {
 	clear(key[copy(key[addressIP:], at.IP[:]):AddressSize])
 	put(key[addressProtocol:], uint32(at.Protocol))
 	put(key[addressPort:], uint32(at.Port))
 }
 
-// Listener makes t the tree of a listener with its rules (mesh.Listener.Rules).
+// Listener builds the tree of a listener and its rules (mesh.Listener.Rules) in t.
 func (t *Tree) Listener(l *mesh.Listener, rules []mesh.Rule) error {
 	t.reset()
 	const top = 0
@@ -428,7 +430,7 @@ func (t *Tree) rules(top int32, rules []mesh.Rule) error {
 	return nil
 }
 
-// putPrefix writes a prefix, with IPv4 mapped into IPv6, and its length. It returns the flags for a source.
+// putPrefix writes a prefix, with IPv4 mapped to IPv6, and the prefix's length. It returns the flags for a source.
 func putPrefix(to []byte, bits *byte, p netip.Prefix) (flags byte) {
 	if !p.IsValid() {
 		return 0

@@ -1,10 +1,10 @@
-// Package sized is Kmesh's current store: records in four flat hash maps, by size class. Changing a resource removes
-// its old records, then writes the new ones, each parent before each of its children.
+// Package sized implements Kmesh's current store: records in four flat hash maps, by size class. To change a resource,
+// it removes the resource's old records and then writes the new ones, each parent before its children.
 //
-// It differs from Kmesh's in three ways. Free keys are kept in lists, not found by searching a bitmap. The records of
-// a resource are remembered, not read back to remove them. Maps are as large as the options require, not a million
-// entries each. The variant ordered writes each record once, under keys that are not in use, then the resource's own
-// entry, and removes the old records last.
+// It differs from Kmesh's store in three ways. Free keys are in lists, and are not found by searching a bitmap. The
+// store remembers the records of a resource, and does not read them back to remove them. Maps have as many entries as
+// the options require, not a million each. In the variant ordered, the store writes each new record once, under a key
+// that is not in use, then the resource's value, and removes the old records last.
 package sized
 
 import (
@@ -30,10 +30,10 @@ var Design = store.Design{
 	Ask:      loadAsk,
 }
 
-// names are the names of the classes' maps, in order.
+// names are the names of the maps, by class.
 var names = [records.Classes]string{"sized_small", "sized_strings", "sized_large", "sized_arrays"}
 
-// maxIndex is the largest index that fits into a key, besides its class.
+// maxIndex is the largest index that fits into a key beside the class.
 const maxIndex = 1<<24 - 1
 
 func open(o store.Options) (store.Store, error) {
@@ -56,9 +56,9 @@ func open(o store.Options) (store.Store, error) {
 	return keep.New(k, h, tops, records.Sized, maps, o, o.Variant == ordered), nil
 }
 
-// capacity returns the number of records of each class: what the options require, for resources as large as those of
-// Kmesh's benchmarks (each endpoint in a separate locality, five filter chains). With ordered it is twice that,
-// because a resource exists twice while it is replaced.
+// capacity returns the number of records of each class that the options require, for resources as large as those of
+// Kmesh's benchmarks (each endpoint in a separate locality, five filter chains). For the variant ordered it is twice
+// that, because a resource exists twice while it is replaced.
 func capacity(o store.Options) (n [records.Classes]uint32) {
 	c, l, e := uint64(o.MaxClusters), uint64(o.MaxListeners), uint64(o.MaxEndpoints)
 	if o.Variant == ordered {
@@ -74,8 +74,9 @@ func capacity(o store.Options) (n [records.Classes]uint32) {
 type hashes struct {
 	kernel *keep.Kernel
 	class  [records.Classes]pool
-	// fifo means that the key freed first is used first, so that a program that still looks for a removed record does
-	// not find another. Otherwise the key freed last is used, whose memory is in the cache.
+	// fifo means that the key that was freed first is reused first, so that a program that still looks up a removed record
+	// does not find a different one. Otherwise the key that was freed last is reused first, because its memory is in the
+	// cache.
 	fifo bool
 }
 

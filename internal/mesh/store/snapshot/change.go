@@ -35,7 +35,8 @@ func checkName(name string) error {
 	return store.TooLarge(name[:64], "its name has %d bytes; a name can have %d", len(name), maxName)
 }
 
-// make writes the plan's resources into lines that no program can see. After an error the bookkeeping is invalid.
+// make writes the plan's resources into lines that no program can see. If it returns an error, the bookkeeping is
+// invalid.
 func (s *Store) make() error {
 	p := &s.plan
 	for _, l := range p.GoneListeners {
@@ -53,7 +54,7 @@ func (s *Store) make() error {
 			return s.at(p.Clusters[i].Name, err)
 		}
 	}
-	// Listeners may swap addresses, so all that move leave theirs before any takes one.
+	// Listeners may swap addresses, so all listeners that move leave their addresses before any of them takes a new one.
 	for i := range p.Listeners {
 		if l := &p.Listeners[i]; l.Moves() {
 			if err := s.leave(l.Entry); err != nil {
@@ -77,7 +78,7 @@ func (s *Store) at(name string, err error) error {
 	return err
 }
 
-// leaf returns a leaf of t that this change may write.
+// leaf returns leaf i of t, in lines that this change may write.
 func (s *Store) leaf(t *tree, i uint32) (words, error) {
 	n := &t.leaves[i]
 	if n.stamp == s.stamp {
@@ -95,7 +96,7 @@ func (s *Store) leaf(t *tree, i uint32) (words, error) {
 	return w, nil
 }
 
-// writable returns a node that this change may write: a copy of the one that programs see.
+// writable returns the memory of a node that this change may write: a copy, unless the change has already made one.
 func (s *Store) writable(n *node, lines uint32) (words, error) {
 	if n.stamp == s.stamp {
 		return s.m.at(n.line, lines), nil
@@ -115,7 +116,7 @@ func (s *Store) writable(n *node, lines uint32) (words, error) {
 	return w, nil
 }
 
-// setSlot sets the line of a slot's cluster; 0 frees the slot.
+// setSlot stores the line of a cluster in a slot. Line 0 frees the slot.
 func (s *Store) setSlot(slot, line uint32) error {
 	w, err := s.leaf(&s.slotTree, slot/slotsPerLeaf)
 	if err != nil {
@@ -139,7 +140,7 @@ func (s *Store) writeName(name string) (piece, error) {
 	return piece{line, n}, nil
 }
 
-// newCluster gives a name a slot, and writes the name but not the slot.
+// newCluster allocates a slot for a name, and writes the name. It does not write the slot.
 func (s *Store) newCluster(name string) (*known, error) {
 	slot, ok := s.slots.Latest()
 	if !ok {
@@ -155,7 +156,7 @@ func (s *Store) newCluster(name string) (*known, error) {
 	return c, nil
 }
 
-// replace gives a cluster new lines, and returns them with the number, length and name filled in.
+// replace allocates new lines for a cluster, and returns them with the cluster's number, length and name filled in.
 func (s *Store) replace(c *cluster, lines uint32) (words, error) {
 	line, err := s.take(lines)
 	if err != nil {
@@ -252,7 +253,7 @@ func (s *Store) removeCluster(c *known) error {
 	return s.absent(&c.Own)
 }
 
-// absent makes c a cluster that does not exist but that listeners name.
+// absent writes c as a cluster that listeners name but that does not exist.
 func (s *Store) absent(c *cluster) error {
 	w, err := s.replace(c, 1)
 	if err != nil {
@@ -262,7 +263,7 @@ func (s *Store) absent(c *cluster) error {
 	return nil
 }
 
-// forget frees the slot of a cluster that no listener names.
+// forget frees the slot of a cluster that does not exist and that no listener names.
 func (s *Store) forget(c *known) error {
 	if err := s.setSlot(c.Own.slot, 0); err != nil {
 		return err
@@ -294,7 +295,7 @@ func (s *Store) use(name string) (*known, error) {
 	return c, nil
 }
 
-// unuse releases clusters that a listener named.
+// unuse releases the clusters that a listener has named.
 func (s *Store) unuse(clusters []*known) error {
 	for _, c := range clusters {
 		if c.Own.uses--; c.Own.uses == 0 && !c.There {

@@ -2,7 +2,7 @@ package snapshot
 
 import "tare/internal/lib/bpf"
 
-// waiter waits for running programs to end. Store uses it from one goroutine.
+// waiter waits until the programs that run now have ended. Store uses it from one goroutine.
 type waiter interface {
 	start()        // must not be called while running
 	running() bool // started, and wait has not returned the result yet
@@ -11,11 +11,11 @@ type waiter interface {
 	close() error
 }
 
-// rcu waits, in the background, until every program that runs now has ended: an RCU grace period, some milliseconds
-// long.
+// rcu waits, in the background, until every program that runs now has ended. This takes an RCU grace period, some
+// milliseconds.
 type rcu struct {
 	waiter *bpf.Waiter
-	answer chan error // has room for one
+	answer chan error // with room for one result
 	asked  bool
 }
 

@@ -9,21 +9,22 @@ import (
 	"tare/internal/mesh/store/plan"
 )
 
-// The layout of a configuration in lines of 64 bytes, as in bpf/snapshot.h, plus names and lengths: only the writer
-// reads those, to rebuild its bookkeeping after a failed change.
+// The layout of a configuration in lines of 64 bytes. It is that of bpf/snapshot.h, with names and lengths in addition:
+// only the writer reads those, to rebuild its bookkeeping after a failed change.
 //
 //	line 0    the root word, the seed of the hash, and two sizes
 //	root      a line with the generation, then a directory of branches of slots, then one of branches of buckets
 //	branch    two lines: 32 leaves
-//	leaf      a line: 16 slots, each the line of a cluster, or a bucket of up to 7 listeners and the line of more
+//	leaf      a line: 16 slots, each with a cluster's line; or a bucket: up to 7 listeners and the next bucket's line
 //	cluster   half a line, then its endpoints as an alias table; the line of its name
 //	listener  a line, one for each rule, and alias tables of weighted clusters; the line of its name
 //	name      length, bytes
 //
-// In directories, branches and leaves, line 0 means none. They are narrow because a change copies one of each: that is
-// its cost, and the old ones cannot be reused until programs have left them.
+// In directories, branches and leaves, line 0 means none. Branches and leaves are small because a change copies one of
+// each. The copies are the cost of the change, and the old lines cannot be reused until programs have left them.
 //
-// A cluster that listeners name but that does not exist has a slot too, with a cluster without endpoints or a number.
+// A cluster that listeners name but that does not exist also has a slot. The slot holds a cluster without endpoints or
+// a number.
 const (
 	lineBytes = 64
 	lineWords = 16
@@ -44,7 +45,7 @@ const (
 	maxName = 1 << 16 // bytes
 )
 
-// Words of line 0.
+// Offsets in line 0, in words.
 const (
 	superRoot      = 0
 	superSeed      = 2
@@ -52,10 +53,10 @@ const (
 	superListeners = 5
 )
 
-// rootGeneration is where the generation is in a root's first line, which holds nothing else.
+// rootGeneration is the offset of the generation, in words, in a root's first line, which holds nothing else.
 const rootGeneration = 0
 
-// Words of a cluster.
+// Offsets in a cluster, in words, and other sizes and values.
 const (
 	clusterID       = 0
 	clusterMax      = 1
@@ -70,7 +71,7 @@ const (
 	endpointsOfIPv6 = 1
 )
 
-// Words of a listener, of a rule, and of a name.
+// Offsets in a listener, a rule and a name, in words.
 const (
 	listenerPort   = 4
 	listenerRules  = 5
@@ -118,8 +119,9 @@ type geometry struct {
 	slotLeaves, bucketLeaves uint32
 }
 
-// newGeometry sizes the map: twice the largest configuration that the options allow, because the old and the new one
-// exist together while one replaces the other, and a reserve for changes that are made while waiting for programs.
+// newGeometry sizes the map. It has room for twice the largest configuration that the options allow, because the old
+// and the new configuration exist together during a replacement, and a reserve for changes made while the store waits
+// for programs.
 func newGeometry(o store.Options) geometry {
 	// Listeners may name clusters that do not exist; they need slots too.
 	slots := uint64(o.MaxClusters) + uint64(max(o.MaxClusters, o.MaxListeners))
@@ -171,7 +173,7 @@ func (k *key) address() (a plan.Address) {
 
 const mapped = 0xffff0000 // the third word of an IPv4-mapped address, in network byte order
 
-// any returns the root word's flag if a listener at k accepts connections to any address, or else 0.
+// any returns the root word's flag if a listener at k accepts connections to any address of a family, and otherwise 0.
 func (k *key) any() uint64 {
 	switch k.ip {
 	case [4]uint32{0, 0, mapped, 0}:
@@ -182,7 +184,7 @@ func (k *key) any() uint64 {
 	return 0
 }
 
-// hash returns the hash that ss_search finds a listener by.
+// hash returns the hash by which ss_search looks up a listener.
 func (k *key) hash(seed uint64) uint64 {
 	h := stir(seed, uint64(k.ip[0])|uint64(k.ip[1])<<32)
 	h = stir(h, uint64(k.ip[2])|uint64(k.ip[3])<<32)

@@ -2,8 +2,8 @@ package snapshot
 
 import "tare/internal/mesh/store/plan"
 
-// read reads the configuration that programs see, and returns which lines it occupies. It trusts the map, because only
-// this process writes to it.
+// read reads the configuration that programs see, and returns it with the lines that it occupies. It trusts the map,
+// because only this process writes to it.
 func (s *Store) read() (h held, taken []bool) {
 	r := reader{m: s.m, taken: make([]bool, s.g.lines), held: &h, slots: make([]*known, s.g.slots())}
 	r.taken[0] = true
@@ -32,7 +32,7 @@ type reader struct {
 	slots []*known // by slot
 }
 
-// claim marks the lines of one object as occupied.
+// claim marks the lines of one object as occupied, and returns them.
 func (r *reader) claim(p piece) words {
 	for line := p.line; line < p.line+p.lines; line++ {
 		r.taken[line] = true
@@ -40,7 +40,7 @@ func (r *reader) claim(p piece) words {
 	return r.m.at(p.line, p.lines)
 }
 
-// sized claims an object whose number of lines is in the word length of its first line.
+// sized claims the object at line, whose number of lines is at the word offset length of its first line.
 func (r *reader) sized(line, length uint32) (piece, words) {
 	p := piece{line, r.m[line*lineWords+length]}
 	return p, r.claim(p)
@@ -110,7 +110,7 @@ func (r *reader) listener(line uint32) {
 	r.count(&k, 1)
 }
 
-// target adds the clusters that a target sends connections to; w is the listener's lines.
+// target adds the clusters to which a target sends connections to l. w holds the listener's lines.
 func (r *reader) target(l *listener, w, target words) {
 	use := func(slot uint32) {
 		l.uses = append(l.uses, r.slots[slot])

@@ -2,19 +2,19 @@ package snapshot
 
 import "math/bits"
 
-// room allocates runs of adjacent lines in constant time: free runs are in lists by size, eight lists for each power
-// of two, and are merged with their neighbours when they are freed (two-level segregated fit). It knows lines only by
+// room allocates runs of adjacent lines in constant time (two-level segregated fit): free runs are in lists by size,
+// with eight lists for each power of two, and a freed run is merged with its free neighbours. room knows lines only by
 // number and never accesses them.
 type room struct {
 	runs  []run // by line
 	lists [26 * 8]uint32
-	used  [4]uint64 // a bit for each list that is not empty
-	free  uint32    // lines
+	used  [4]uint64 // a bit for each list, set if the list is not empty
+	free  uint32    // the number of free lines
 }
 
-// run is the state of a line. The first line of a free run has the run's size and its neighbours in the list; the last
-// line has the size too, in back. A taken run has size 0; if it is in a chain, its first line has the next run in
-// next, and the run's size in prev.
+// run is the state of a line. In the first line of a free run, size is the run's size, and next and prev are its
+// neighbours in the list. In the last line, back is the size too. A taken run has size 0; if it is in a chain, the
+// first line's next is the next run in the chain, and its prev is the run's own size.
 type run struct{ size, next, prev, back uint32 }
 
 // chain is a list of taken runs, in the order in which they were added. Its links are in room.runs.
@@ -54,7 +54,7 @@ func (r *room) unhang(c *chain, n int) {
 	}
 }
 
-// newRoom returns a room for lines below the given one; line 0 is never free. All lines are taken at first.
+// newRoom returns a room for the lines from 1 to lines-1, all of which are taken at first.
 func newRoom(lines uint32) *room { return &room{runs: make([]run, lines+1)} }
 
 // list returns the index of the list for runs of n lines.
@@ -68,7 +68,7 @@ func list(n uint32) int {
 
 // take allocates n adjacent lines; ok is false if no free run is long enough.
 func (r *room) take(n uint32) (line uint32, ok bool) {
-	// Runs in the list of n itself may be too short; those in later lists are all long enough.
+	// Runs in the list for n itself may be too short. Those in later lists are all long enough.
 	from := list(n)
 	if n >= 16 && n&(1<<(bits.Len32(n)-4)-1) != 0 {
 		from++
@@ -90,7 +90,7 @@ func (r *room) take(n uint32) (line uint32, ok bool) {
 	return line, true
 }
 
-// first returns the first list, beginning at from, that is not empty, or -1.
+// first returns the index of the first list, from list from on, that is not empty. It returns -1 if there is none.
 func (r *room) first(from int) int {
 	for i := from / 64; i < len(r.used); i++ {
 		w := r.used[i]

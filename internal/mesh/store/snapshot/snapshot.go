@@ -1,7 +1,7 @@
-// Package snapshot is a store that keeps a whole configuration as a tree that programs reach from one root word. A
-// change builds its new parts in memory mapped from the kernel, and becomes the configuration by one atomic write:
-// without a system call, and never seen in part, however many resources it has. bpf/snapshot.h describes the tree as
-// programs read it, layout.go as the store writes it.
+// Package snapshot implements a store that keeps a whole configuration as a tree that programs reach from one root
+// word. A change builds its new parts in memory mapped from the kernel, and publishes them by one atomic write. It
+// makes no system call for this, and programs never see a part of a change, however many resources the change has.
+// bpf/snapshot.h describes the tree as programs read it, and layout.go as the store writes it.
 package snapshot
 
 import (
@@ -41,7 +41,7 @@ var Design = store.Design{
 // mapName is the map's name in bpf/snapshot.h.
 const mapName = askMapSsLines
 
-// Store writes one map. It remembers the names and places of resources; the configuration itself is only in the map.
+// Store writes one map. It remembers the names and locations of resources. The configuration itself is only in the map.
 type Store struct {
 	mu     sync.Mutex // Close may be called at any time
 	lines  *ebpf.Map
@@ -56,8 +56,8 @@ type Store struct {
 	held
 	room *room
 
-	// Lines that programs may still see. Those that a change drops become old when the change is made, are sealed
-	// during a grace period, and are then ready to be freed.
+	// Lines that programs may still see. Lines that a change drops move to old when the change is made, to sealed while a
+	// grace period runs, and then to ready, from which they are freed.
 	dropped, old, sealed, ready chain
 
 	stamp uint64     // of the change that is being made
@@ -98,7 +98,7 @@ type tree struct{ branches, leaves []node }
 
 type node struct {
 	line  uint32
-	stamp uint64 // the change that made it, and may write to it
+	stamp uint64 // the change that made the node and may write to it
 }
 
 func newTree(leaves uint32) tree {
@@ -159,8 +159,8 @@ func (s *Store) begin() {
 	super[superMask], super[superListeners] = s.g.mask(), s.g.listeners()
 }
 
-// load rebuilds the bookkeeping from the map, which holds the state before a failed change. Lines in no tree become
-// free once no program can still reach them.
+// load rebuilds the bookkeeping from the map, which still has the state before a failed change. Lines in no tree become
+// free once no program can reach them.
 func (s *Store) load() error {
 	if s.grace.running() {
 		_ = s.grace.wait()
@@ -189,7 +189,7 @@ func (s *Store) load() error {
 	return nil
 }
 
-// count adds by to the number of listeners for any address, if k is such an address.
+// count adds by to the number of listeners for any address of a family, if k is such an address.
 func (h *held) count(k *key, by int32) {
 	switch k.any() {
 	case any4:
@@ -302,7 +302,7 @@ func directory(w words, branches []node) {
 	clear(w[len(branches):])
 }
 
-// take allocates n lines that no program can see. It waits for programs only if everything else is used up.
+// take allocates n lines that no program can see. It waits for programs only if all other lines are used up.
 func (s *Store) take(n uint32) (uint32, error) {
 	line, ok := s.room.take(n)
 	for !ok {
@@ -328,29 +328,29 @@ func (s *Store) take(n uint32) (uint32, error) {
 
 var errFull = errors.New("it does not fit into the map beside what is there")
 
-// drop releases lines that programs may see. They can be allocated again once no program can see them.
+// drop releases lines that programs may still see. They can be allocated again once no program can see them.
 func (s *Store) drop(p piece) {
 	if p.lines > 0 && p.line > 0 {
 		s.room.hang(&s.dropped, p.line, p.lines)
 	}
 }
 
-// seal begins to wait for all programs that may see old lines.
+// seal begins to wait for all programs that may see the old lines.
 func (s *Store) seal() {
 	s.room.join(&s.sealed, &s.old)
 	s.work.Syscalls++
 	s.grace.start()
 }
 
-// unseal handles the end of a wait.
+// unseal takes the result of a finished wait, or waits for it.
 func (s *Store) unseal() {
 	if s.waited = s.grace.wait(); s.waited == nil {
 		s.room.join(&s.ready, &s.sealed)
 	}
 }
 
-// recycle frees some of the ready lines: more than a small change drops, so that they do not pile up for a later
-// change to free.
+// recycle frees some of the ready lines. It frees more than a small change drops, so that the lines do not pile up for
+// a later change to free.
 func (s *Store) recycle() {
 	if s.grace.over() {
 		s.unseal()

@@ -14,7 +14,7 @@ import (
 	"tare/internal/mesh/store"
 )
 
-// Answer is what a program in the kernel gets from a store.
+// Answer is a store's answer to a program in the kernel.
 type Answer struct {
 	Verdict        mesh.Verdict
 	Endpoint       netip.AddrPort // for Accept
@@ -23,8 +23,7 @@ type Answer struct {
 	Generation     uint64
 }
 
-// Asker queries a store through its design's program, as the kernel would. Each goroutine needs a separate one: see
-// Another.
+// Asker queries a store with the design's program, in the kernel. Each goroutine needs a separate Asker: see Another.
 type Asker struct {
 	program *ebpf.Program
 	run     testRun
@@ -53,7 +52,7 @@ type answer struct {
 	generation     uint64
 }
 
-// packet is an Ethernet header with a question and room for an answer; the padding aligns the question.
+// packet is an Ethernet header with a question and room for an answer. The padding aligns the question.
 type packet struct {
 	_        [2]byte
 	ethernet [14]byte
@@ -61,7 +60,7 @@ type packet struct {
 	answer   answer
 }
 
-// testRun is the test member of union bpf_attr.
+// testRun is the member of union bpf_attr for BPF_PROG_TEST_RUN.
 type testRun struct {
 	program, retval       uint32
 	sizeIn, sizeOut       uint32
@@ -74,7 +73,7 @@ type testRun struct {
 
 const packetSize = uint32(unsafe.Sizeof(packet{}) - 2)
 
-// LoadAsk loads the design's program with maps.
+// LoadAsk loads the design's program with the given maps.
 func LoadAsk(d store.Design, maps map[string]*ebpf.Map) (*Asker, error) {
 	spec, err := d.Ask()
 	if err != nil {
@@ -105,12 +104,12 @@ func newAsker(program *ebpf.Program) *Asker {
 	return a
 }
 
-// Another returns another Asker for the same program, for another goroutine. It must not be closed, and must not be
+// Another returns an Asker of the same program for another goroutine. The new Asker must not be closed, and must not be
 // used after a is closed.
 func (a *Asker) Another() *Asker { return newAsker(a.program) }
 
-// Verified returns how many instructions the kernel's verifier processed for the program, over all paths. Kernels
-// before 5.16 do not report it, and ok is false.
+// Verified returns how many instructions the kernel's verifier processed for the program, over all paths. ok is false
+// before Linux 5.16, which does not report the number.
 func (a *Asker) Verified() (n uint32, ok bool) {
 	info, err := a.program.Info()
 	if err != nil {
@@ -148,8 +147,8 @@ func (a *Asker) set(q mesh.Question, random uint64) {
 	a.packet.answer = answer{}
 }
 
-// kernel runs the program without cilium/ebpf, which allocates for every run: readers must be fast to overlap with a
-// writer.
+// kernel runs the program without cilium/ebpf, which allocates memory for every run. Readers must be fast, so that they
+// overlap with a writer.
 func (a *Asker) kernel(repeat uint32) {
 	data := uint64(uintptr(unsafe.Pointer(&a.packet.ethernet)))
 	for {

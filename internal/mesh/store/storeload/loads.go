@@ -1,5 +1,5 @@
-// Package storeload provides the load that all stores are measured with: the two resources of the benchmarks in
-// Kmesh's map update proposal, services as in a mesh, and queries in the kernel.
+// Package storeload provides the load with which all stores are measured: the two resources of the benchmarks in
+// Kmesh's map update proposal, services like those of a mesh, and queries in the kernel.
 package storeload
 
 import (
@@ -11,7 +11,7 @@ import (
 	"tare/internal/mesh"
 )
 
-// ClusterName returns the name of the cluster ClusterLoad(i): 6 characters.
+// ClusterName returns the name of the cluster ClusterLoad(i), which has 6 characters.
 func ClusterName(i int) string {
 	const digits = "abcdefghijklmnopqrstuvwxyz012345"
 	var name [6]byte
@@ -21,8 +21,8 @@ func ClusterName(i int) string {
 	return string(name[:])
 }
 
-// ClusterLoad returns a cluster as in the cluster benchmark of Kmesh's map update proposal: ten localities of one
-// endpoint each, a connect timeout and four circuit breakers. Each i has a different name and different endpoints.
+// ClusterLoad returns a cluster like that of the cluster benchmark in Kmesh's map update proposal: ten localities of
+// one endpoint each, a connect timeout and four circuit breakers. Each i has a different name and different endpoints.
 func ClusterLoad(i int) *mesh.Cluster {
 	c := &mesh.Cluster{
 		Name:           ClusterName(i),
@@ -40,9 +40,9 @@ func ClusterLoad(i int) *mesh.Cluster {
 	return c
 }
 
-// ListenerLoad returns a listener as in the listener benchmark of the same proposal: five filter chains with one TCP
-// proxy each and no match, so only the first can be chosen. It goes to the cluster of the same i. Listener 0 has the
-// proposal's address, and every other i a different one.
+// ListenerLoad returns a listener like that of the listener benchmark in the same proposal: five filter chains with one
+// TCP proxy each and no match, so that only the first can be chosen. The first chain goes to ClusterLoad(i). Listener 0
+// has the proposal's address, and every other listener a different one.
 func ListenerLoad(i int) *mesh.Listener {
 	l := &mesh.Listener{
 		Name:     fmt.Sprintf("listener-%d", i),
@@ -75,9 +75,9 @@ func nth(first uint32, i int) netip.Addr {
 	return netip.AddrFrom4(b)
 }
 
-// Services returns n services, each a cluster with its endpoints in one locality and a listener that sends all
-// connections to it: the background of the measured resources. Their names and addresses differ from those of the
-// loads.
+// Services returns n services, which surround the measured resources in the store. Each is a cluster with its endpoints
+// in one locality, and a listener that sends all connections to that cluster. Their names and addresses differ from
+// those of ClusterLoad and ListenerLoad.
 func Services(n, endpoints int) (change mesh.Change) {
 	for i := range n {
 		name := fmt.Sprintf("service-%d", i)
@@ -97,5 +97,5 @@ func Services(n, endpoints int) (change mesh.Change) {
 	return change
 }
 
-// ServiceOf returns the address of the i-th of Services, in 10.96.0.0/12, the usual range of Kubernetes services.
+// ServiceOf returns the address of service i of Services, in 10.96.0.0/12, the usual range of Kubernetes services.
 func ServiceOf(i int) netip.AddrPort { return netip.AddrPortFrom(nth(10<<24|96<<16|1, i), 80) }

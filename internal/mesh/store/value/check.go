@@ -6,8 +6,8 @@ import (
 	"tare/internal/mesh/store/plan"
 )
 
-// room counts slots by class: takes is how many a change takes, less those that it frees; late is how many of the
-// freed ones it frees by removals.
+// room counts slots by class: takes is the number that a change takes, minus the number that it frees; late is the
+// number that it frees by removals.
 type room struct{ takes, late [nClasses]int }
 
 // goes counts a slot that a removal frees.
@@ -16,8 +16,8 @@ func (r *room) goes(class int) {
 	r.late[class]++
 }
 
-// check finds a class for everything that a change writes, or returns what is wrong with it. It does not change the
-// store. goFirst reports whether removals must come first to make room.
+// check finds a class for every resource that a change writes, or returns what is wrong with the change. It does not
+// change the store. goFirst reports whether removals must come first to make room.
 func (s *values) check(p *change) (goFirst bool, err error) {
 	var r room
 	s.fit = s.fit[:0]
@@ -41,7 +41,7 @@ func (s *values) check(p *change) (goFirst bool, err error) {
 	return goFirst, nil
 }
 
-// has reports whether a class has room for n more, with one slot left over.
+// has reports whether a class has room for n more resources, with one slot left over.
 func (s *values) has(class, n int) bool { return n < s.classes[class].slots.Left() }
 
 func (s *values) checkClusters(p *change, r *room) error {
@@ -120,7 +120,7 @@ func (s *values) checkListeners(p *change, r *room) error {
 	return nil
 }
 
-// choices returns how many weighted clusters the chains of a listener's rules have. It adds new names to s.names.
+// choices returns the number of weighted clusters in the chains of a listener's rules. It adds new names to s.names.
 func (s *values) choices(l *plan.ListenerPlan[listener]) (n int) {
 	for i, r := range l.Rules {
 		seen := r.Chain < 0

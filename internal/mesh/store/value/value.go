@@ -1,10 +1,9 @@
-// Package value is the store that keeps each cluster and each listener in one map value, written by one system call:
-// the simple design for comparison. bpf/value.h defines the maps, and explains why they are arrays with a lock in each
-// value.
+// Package value implements a simple store for comparison, which keeps each cluster and each listener in one map value,
+// written by one system call. bpf/value.h defines the maps, and explains why they are arrays with a lock in each value.
 //
-// A replacement is one update in place. A resource that is new, or whose size class changes, is written into a free
-// slot first, and then the word that holds its location changes. Clusters are changed before listeners, and removals
-// come last, so that a listener never names a missing cluster.
+// A resource that keeps its size class is replaced by one update in place. A new resource, or one whose class changes,
+// is written into a free slot first, and then the word that holds its location is changed. Clusters are changed before
+// listeners, and removals come last, so that a listener never names a missing cluster.
 package value
 
 import (
@@ -27,7 +26,7 @@ import (
 	"tare/internal/mesh/store/plan"
 )
 
-// The limits of one resource, as in bpf/value.h.
+// The limits of one resource. bpf/value.h has the same.
 const (
 	MaxEndpoints = 1024 // of a cluster, counting only those that get connections
 	MaxChoices   = 64   // weighted clusters of a listener, over all reachable chains
@@ -55,7 +54,7 @@ const (
 // class holds the slots of one size.
 type class struct {
 	m        *ebpf.Map
-	holds    int // endpoints that fit into a cluster
+	holds    int // the number of endpoints that fit into a cluster
 	capacity int // one less than the number of slots: see Apply
 	slots    plan.Numbers
 }
@@ -63,20 +62,20 @@ type class struct {
 type values struct {
 	maps    map[string]*ebpf.Map
 	places  []uint64 // value_places, mapped
-	memory  []byte   // the same, for unmapping
+	memory  []byte   // the same memory, for unmapping
 	classes [nClasses]class
 
 	config   plan.Config[cluster, listener]
-	keys     map[plan.Address]*place // where listeners are; a place stays with its address, whichever listener has it
+	keys     map[plan.Address]*place // where listeners are; a place stays with its address, whatever its listener
 	anywhere uint64
-	// Numbers of clusters that exist or that listeners name. The number freed first is reused first, so that its epoch
-	// wraps around as late as possible.
+	// ids are the numbers of clusters that exist or that listeners name. The number that was freed first is reused first,
+	// so that its epoch wraps around as late as possible.
 	ids    plan.Numbers
 	epochs []uint32 // by cluster number
 
 	// Buffers of Apply.
 	plan     change
-	fit      []int           // classes of the change's clusters, then of its listeners
+	fit      []int           // classes of the change's clusters, followed by those of its listeners
 	names    map[string]bool // new names of clusters
 	targets  []mesh.Target
 	cluster_ askValueOfLarge
@@ -93,14 +92,14 @@ type place struct {
 	slot  uint32
 }
 
-// cluster is a cluster with a number: it exists, or a listener names it.
+// cluster holds the data of a cluster with a number: one that exists, or that a listener names.
 type cluster struct {
 	id    uint32
-	place *place // nil if it has no endpoint that gets connections
-	named int    // how many choices of listeners name it
+	place *place // nil if the cluster has no endpoint that gets connections
+	named int    // the number of listeners' choices that name it
 }
 
-// listener holds the clusters of a listener's choices.
+// listener holds the clusters that a listener's choices name.
 type listener []*known
 
 type (
@@ -119,8 +118,8 @@ func open(o store.Options) (store.Store, error) {
 		capacity uint32
 		holds    int
 	}{
-		// small, medium and short have enough slots for any configuration. Enough large and long ones would multiply
-		// the memory.
+		// The maps of small, medium and short values have enough slots for any configuration. Enough slots for large and long
+		// values would multiply the memory.
 		small:  {"value_small", o.MaxClusters, len(askValueOfSmall{}.Endpoints)},
 		medium: {"value_medium", min(o.MaxClusters, max(1, o.MaxEndpoints/17)), len(askValueOfMedium{}.Endpoints)},
 		large:  {"value_large", min(o.MaxClusters, max(1, o.MaxEndpoints/512)), MaxEndpoints},
@@ -159,10 +158,10 @@ func (s *values) Cluster(name string) (uint32, bool) {
 	return 0, false
 }
 
-// Apply makes the change. Invalid changes are found before anything is written.
+// Apply makes the change. It finds invalid changes before it writes anything.
 //
-// No class is ever filled to its last slot. A resource is moved there while its old slot is still in use; without it,
-// two full classes could not exchange resources.
+// No class is ever filled to its last slot. A resource moves into that slot while its old slot is still in use; without
+// it, two full classes could not exchange resources.
 func (s *values) Apply(ctx context.Context, change mesh.Change) (store.Work, error) {
 	s.work = store.Work{}
 	if err := ctx.Err(); err != nil {
@@ -180,8 +179,8 @@ func (s *values) Apply(ctx context.Context, change mesh.Change) (store.Work, err
 	return s.work, err
 }
 
-// write makes a change. Removals come last, so that nothing is missing in the meantime, or first if the change needs
-// their room.
+// write makes a change. Removals come last, so that nothing is missing in the meantime, unless the change needs their
+// room; then they come first.
 func (s *values) write(p *change, goFirst bool) error {
 	if goFirst {
 		if err := s.remove(p); err != nil {
@@ -221,7 +220,7 @@ func (s *values) remove(p *change) error {
 	return nil
 }
 
-// until calls do for 0 to n-1. Calls that find no room yet are repeated after the others, which may free some.
+// until calls do for 0 to n-1. It repeats calls that find no room after the others, which may free some.
 func until(n int, do func(i int) (done bool, err error)) error {
 	var waiting []int
 	for i := range n {
@@ -242,8 +241,8 @@ func until(n int, do func(i int) (done bool, err error)) error {
 	return until(len(waiting), func(i int) (bool, error) { return do(waiting[i]) })
 }
 
-// slot returns where to write a resource of a class: its old place if it has the same class, or else a free slot.
-// moves reports the latter; ok is false if no slot is free.
+// slot returns the place where a resource of a class is to be written: its old place if that has the same class, and
+// otherwise a free slot. moves reports the latter; ok is false if no slot is free.
 func (s *values) slot(old *place, class int) (at place, moves, ok bool) {
 	if old != nil && old.class == class {
 		return *old, false, true
@@ -270,7 +269,7 @@ func (s *values) writeCluster(p *plan.ClusterPlan[cluster], class int) (bool, er
 		return false, nil
 	}
 	s.encodeCluster(p.Cluster, own.id)
-	// A smaller class is a prefix of the largest.
+	// A value of a smaller class is a prefix of a value of the largest class.
 	if err := s.update(at, unsafe.Pointer(&s.cluster_)); err != nil {
 		if moves {
 			s.give(at)
@@ -307,7 +306,7 @@ func (s *values) encodeCluster(c *mesh.Cluster, id uint32) {
 	}
 }
 
-// noEndpoints is the word in value_places of a cluster that exists without endpoints.
+// noEndpoints is the word in value_places for a cluster that exists but has no endpoints.
 const noEndpoints = 1
 
 // empty removes a cluster's endpoints, and sets its word in value_places.
@@ -319,7 +318,7 @@ func (s *values) empty(c *known, word uint64) {
 	}
 }
 
-// name gives a number to a cluster.
+// name allocates a number for a cluster.
 func (s *values) name(name string) *known {
 	c := s.config.Name(name)
 	c.Own.id, _ = s.ids.Oldest() // check made sure that there are enough
@@ -394,7 +393,7 @@ func (s *values) writeListener(c *change, p *plan.ListenerPlan[listener], class 
 	return true, nil
 }
 
-// writeKey sets the place of a listener's address.
+// writeKey stores the place of a listener's address in value_keys.
 func (s *values) writeKey(key *askValueKey, old *place, at place) error {
 	added := old == nil && anywhere(key)
 	if added {
@@ -461,7 +460,7 @@ func (s *values) encode(p *plan.ListenerPlan[listener], rules []askValueRule,
 	return names
 }
 
-// prefix writes a prefix and its mask. It reports whether it is an IPv6 prefix, which does not match IPv4-mapped
+// prefix writes a prefix and its mask. It reports whether the prefix is IPv6, so that it does not match IPv4-mapped
 // addresses.
 func prefix(p netip.Prefix, ip, mask *[4]uint32) (six bool) {
 	*ip, *mask = [4]uint32{}, [4]uint32{}
@@ -490,7 +489,7 @@ func ports(r mesh.PortRange) (first, more uint16) {
 	return r.From, r.To - r.From
 }
 
-// removeKey removes an address, unless a listener of the change has it.
+// removeKey removes the key of an address, unless a listener of the change has that address.
 func (s *values) removeKey(p *change, address plan.Address) error {
 	at := s.keys[address]
 	if at == nil || p.Takes(address) {
@@ -532,7 +531,7 @@ func keyOf(at plan.Address) (key askValueKey) {
 	return key
 }
 
-// anywhere reports whether the address stands for every address of its family.
+// anywhere reports whether a key stands for every address of its family.
 func anywhere(key *askValueKey) bool {
 	ip := &key.Address.Ip
 	return ip[0]|ip[1]|ip[3] == 0 && (ip[2] == 0 || ip[2] == 0xffff0000)

@@ -24,12 +24,13 @@ type Assignment struct {
 // maxPriority is the highest priority of a locality that the protocol allows.
 const maxPriority = 128
 
-// overprovisioning is the only factor that the mesh supports (per cent); it is also the protocol's default.
+// overprovisioning is the only overprovisioning factor that the mesh supports, in per cent. It is also the protocol's
+// default.
 const overprovisioning = 140
 
-// ParseAssignment parses a ClusterLoadAssignment. Endpoints are the most frequent and most numerous resources, so
-// common assignments are parsed directly from the wire format. The rest goes to the generated decoder, and only that
-// path refuses assignments.
+// ParseAssignment parses a ClusterLoadAssignment. Assignments are the most frequent resources, with the most elements,
+// so common ones are parsed directly from the wire format. All others go to the generated decoder, and only that path
+// refuses assignments.
 func ParseAssignment(b []byte) (Assignment, error) {
 	if a, err := commonAssignment(b); err == nil {
 		return a, nil
@@ -56,7 +57,7 @@ func wholeAssignment(b []byte) (a Assignment, err error) {
 	return a, nil
 }
 
-// Bytes returns the memory that an assignment takes.
+// Bytes returns the memory of an assignment in bytes.
 func (a *Assignment) Bytes() int {
 	n := len(a.Name) + cap(a.Localities)*int(unsafe.Sizeof(mesh.Locality{}))
 	for i := range a.Localities {
@@ -66,8 +67,8 @@ func (a *Assignment) Bytes() int {
 	return n
 }
 
-// localities returns the localities of an assignment. If names are allowed, hosts has the host name of each endpoint;
-// an endpoint with a host name has an address without IP.
+// localities returns the localities of an assignment. If names is set, endpoints may have host names instead of IP
+// addresses: hosts then has the host name of each endpoint, and the address of an endpoint with a host name has no IP.
 func localities(m *endpointv3.ClusterLoadAssignment, names bool, r reader) (out []mesh.Locality, hosts [][]string) {
 	r.only("", m, "cluster_name", "endpoints", "policy")
 	r.only("policy", m.GetPolicy(), "overprovisioning_factor")
@@ -123,7 +124,7 @@ func locality(m *endpointv3.LocalityLbEndpoints, l *mesh.Locality, names bool, r
 	return hosts
 }
 
-// weight parses the weight of a locality or an endpoint.
+// weight parses the weight of a locality or an endpoint. It returns missing if there is none.
 func (r reader) weight(w *wrapperspb.UInt32Value, missing uint32) uint32 {
 	if w == nil {
 		return missing
@@ -160,7 +161,7 @@ func endpoint(m *endpointv3.LbEndpoint, e *mesh.Endpoint, names bool, r reader) 
 	return host
 }
 
-// reachable reports whether connections can be made to an address.
+// reachable reports whether connections to an address are possible.
 func reachable(ip netip.Addr) bool { return !ip.IsUnspecified() && !ip.IsMulticast() }
 
 // hostName returns an error if a host name is invalid.
@@ -176,8 +177,8 @@ func hostName(s string) error {
 	return nil
 }
 
-// health converts a health status. A timeout of an active check counts as unhealthy. A degraded endpoint is not
-// supported (false): it should serve only when others cannot, which the mesh does not know.
+// health converts a health status. A timeout of an active check counts as unhealthy. It returns false for a degraded
+// endpoint, which should serve only when others cannot; the mesh does not support that.
 func health(s corev3.HealthStatus) (mesh.Health, bool) {
 	switch s {
 	case corev3.HealthStatus_UNKNOWN:
@@ -192,12 +193,12 @@ func health(s corev3.HealthStatus) (mesh.Health, bool) {
 	return 0, false
 }
 
-// errUncommon means that the generated decoder must decode the assignment.
+// errUncommon means that the generated decoder must parse the assignment.
 var errUncommon = errors.New("not common")
 
 // commonAssignment parses a common assignment. It returns an error for anything that it does not know, for a repeated
-// field that may occur only once, and for everything that may have to be refused. What it accepts, it parses as
-// wholeAssignment does.
+// field that may occur only once, and for everything that may have to be refused. For the assignments that it accepts,
+// it returns the same result as wholeAssignment.
 func commonAssignment(b []byte) (a Assignment, err error) {
 	total := uint64(0)
 	err = Fields(b, func(f Field) error {
@@ -224,7 +225,7 @@ func commonAssignment(b []byte) (a Assignment, err error) {
 
 func commonLocality(b []byte) (l mesh.Locality, err error) {
 	endpoints := 0
-	_ = Fields(b, func(f Field) error { // counts the elements, so that the list is allocated exactly
+	_ = Fields(b, func(f Field) error { // count the elements first, so that the list is allocated in its exact size
 		if f.Is(2, protowire.BytesType) {
 			endpoints++
 		}
@@ -277,7 +278,7 @@ func commonText(to *string, f Field) error {
 	return nil
 }
 
-// commonWeight parses a UInt32Value that is not 0.
+// commonWeight parses a UInt32Value other than 0.
 func commonWeight(b []byte, w *uint32) error {
 	f, rest, err := NextField(b)
 	if err != nil || len(rest) > 0 || !f.Is(1, protowire.VarintType) || uint32(f.Varint) == 0 {
@@ -311,7 +312,7 @@ func commonEndpoint(b []byte, e *mesh.Endpoint) error {
 	return err
 }
 
-// sole returns the only field of a message if it is length-delimited and has number 1; otherwise nil.
+// sole returns the value of the only field of a message if it has number 1 and is length-delimited, and otherwise nil.
 func sole(b []byte) []byte {
 	if f, rest, err := NextField(b); err == nil && len(rest) == 0 && f.Is(1, protowire.BytesType) {
 		return f.Bytes

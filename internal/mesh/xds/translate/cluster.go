@@ -20,18 +20,18 @@ import (
 // Discovery determines how the endpoints of a cluster are found.
 type Discovery uint8
 
-// The supported ways.
+// The supported ways to find endpoints.
 const (
-	Static   Discovery = iota // the cluster contains them
-	EDS                       // they are a separate resource
+	Static   Discovery = iota // the cluster contains its endpoints
+	EDS                       // the endpoints are a separate resource
 	DNS                       // the cluster has host names, all of whose addresses are endpoints (STRICT_DNS)
-	Original                  // there are none: connections go to their original destination (ORIGINAL_DST)
+	Original                  // no endpoints: connections go to their original destination (ORIGINAL_DST)
 )
 
 // Family determines which addresses of a host name become endpoints.
 type Family uint8
 
-// The families. With a preferred family, the other one is used if the name has no address of it.
+// The families. If a name has no address of a preferred family, addresses of the other family are used.
 const (
 	PreferIPv6 Family = iota
 	PreferIPv4
@@ -45,19 +45,19 @@ type Cluster struct {
 	Name      string
 	Discovery Discovery
 
-	Service string        // EDS: the name of the endpoints
+	Service string        // EDS: the name of the resource with the endpoints
 	Wait    time.Duration // EDS: how long to wait for the first endpoints; 0: without limit
 
 	Hosts   []string // DNS: the names to look up, without duplicates
 	Family  Family
-	Refresh time.Duration // interval of look-ups
+	Refresh time.Duration // DNS: interval of look-ups
 
 	Warnings []*Warning
 
-	self      bool // it is the workload itself, behind its own listener
+	self      bool // the cluster is the workload itself, behind its own listener
 	weighted  bool // the weights of localities apply
 	named     [][]string
-	cluster   mesh.Cluster // without what has to be found
+	cluster   mesh.Cluster // without the endpoints that have to be found
 	endpoints []mesh.Locality
 }
 
@@ -68,10 +68,10 @@ const (
 	defaultWait           = 15 * time.Second
 )
 
-// minRefresh is the shortest interval of look-ups of a name, as in the protocol.
+// minRefresh is a lower bound of the interval between look-ups of a name, from the protocol.
 const minRefresh = time.Millisecond
 
-// With returns the cluster with the endpoints of an assignment (EDS).
+// With returns an EDS cluster with the endpoints of an assignment.
 func (c *Cluster) With(l []mesh.Locality) *mesh.Cluster {
 	out := c.cluster
 	out.Localities = c.weighs(l)
@@ -81,10 +81,10 @@ func (c *Cluster) With(l []mesh.Locality) *mesh.Cluster {
 // Empty reports whether the cluster is a static one without endpoints.
 func (c *Cluster) Empty() bool { return c.Discovery == Static && len(c.endpoints) == 0 }
 
-// Known returns a static cluster.
+// Known returns a static cluster with its endpoints.
 func (c *Cluster) Known() *mesh.Cluster { return c.With(c.endpoints) }
 
-// At returns a cluster of host names with their addresses.
+// At returns a DNS cluster with the addresses of its host names.
 func (c *Cluster) At(addresses func(host string) []netip.Addr) *mesh.Cluster {
 	list := slices.Clone(c.endpoints)
 	for i := range list {
@@ -104,7 +104,7 @@ func (c *Cluster) At(addresses func(host string) []netip.Addr) *mesh.Cluster {
 	return c.With(list)
 }
 
-// choose returns the addresses of a family that can be connected to, sorted and without duplicates.
+// choose returns the addresses of a family to which connections are possible, sorted and without duplicates.
 func (f Family) choose(all []netip.Addr) []netip.Addr {
 	var four, six []netip.Addr
 	for _, a := range all {
@@ -134,7 +134,7 @@ func (f Family) choose(all []netip.Addr) []netip.Addr {
 	return slices.Compact(first)
 }
 
-// weighs removes the weights of localities unless the cluster enables them, as Envoy does.
+// weighs removes the weights of localities unless the cluster enables them. Envoy ignores them, too.
 func (c *Cluster) weighs(list []mesh.Locality) []mesh.Locality {
 	if c.weighted || !slices.ContainsFunc(list, func(l mesh.Locality) bool { return l.Weight != 0 }) {
 		return list
@@ -157,8 +157,8 @@ func ParseCluster(b []byte) (*Cluster, error) {
 	return c, nil
 }
 
-// unheeded are fields of a cluster that change how the health of endpoints is determined or how connections are kept,
-// but not where a connection may go.
+// unheeded maps fields of a cluster to warnings. The fields change how the health of endpoints is determined or how
+// connections are kept, but not where a connection may go.
 var unheeded = map[protoreflect.Name]string{
 	"outlier_detection":                        "endpoints that fail are not ejected",
 	"health_checks":                            "endpoints are not checked: the control plane provides their health",
@@ -175,13 +175,13 @@ var unheeded = map[protoreflect.Name]string{
 	"maglev_lb_config":                         noAffinity,
 }
 
-// Warnings for policies that need more information than a program on connect() has.
+// Warnings about policies that need more information than a program at connect() has.
 const (
 	leastRequest = "endpoints are chosen at random by weight: requests under way are not counted"
 	noAffinity   = "endpoints are chosen at random by weight: callers do not keep theirs"
 )
 
-// clusterFields are the fields of a cluster that are used, or that can have no effect.
+// clusterFields are the fields of a cluster that the package uses, that cause a warning, or that can have no effect.
 var clusterFields = slices.Concat(slices.Collect(maps.Keys(unheeded)), []protoreflect.Name{
 	"name", "type", "eds_cluster_config", "connect_timeout", "lb_policy", "load_assignment", "circuit_breakers",
 	"common_lb_config", "dns_refresh_rate", "respect_dns_ttl", "dns_lookup_family", "transport_socket",
@@ -218,8 +218,8 @@ func (c *Cluster) balancing(m *clusterv3.Cluster, r reader) {
 		c.cluster.Policy = mesh.RoundRobin
 	case clusterv3.Cluster_RANDOM:
 	case clusterv3.Cluster_LEAST_REQUEST:
-		// Envoy takes the less busy of two endpoints that it chooses at random. Without counts, the random choice
-		// remains.
+		// Envoy chooses two endpoints at random and takes the less busy one. Without counts of requests, only the random
+		// choice is left.
 		r.note("lb_policy", "LEAST_REQUEST: %s", leastRequest)
 	case clusterv3.Cluster_RING_HASH, clusterv3.Cluster_MAGLEV:
 		r.note("lb_policy", "%s: %s", p, noAffinity)
@@ -274,7 +274,7 @@ func (c *Cluster) breakers(m *clusterv3.CircuitBreakers, r reader) {
 
 const upstreamTLS = "envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext"
 
-// httpOptions configure how HTTP is spoken to a cluster, which does not affect connections.
+// httpOptions is the type of options for speaking HTTP to a cluster. They do not affect connections.
 const httpOptions = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 
 func (c *Cluster) transport(m *clusterv3.Cluster, r reader) {
@@ -301,7 +301,7 @@ func (c *Cluster) transport(m *clusterv3.Cluster, r reader) {
 	r.check("transport_socket", rawSocket(m.GetTransportSocket()))
 }
 
-// rawSocket refuses all transport sockets but the plain one.
+// rawSocket refuses all transport sockets but the raw one.
 func rawSocket(s *corev3.TransportSocket) error {
 	const raw = "envoy.extensions.transport_sockets.raw_buffer.v3.RawBuffer"
 	switch {
@@ -341,8 +341,8 @@ func (c *Cluster) discovery(m *clusterv3.Cluster, r reader) {
 	}
 	r.require(m.GetEdsClusterConfig() == nil, "eds_cluster_config", "is only for clusters of type EDS")
 	if m.GetLoadAssignment() == nil {
-		// A static cluster then has no endpoints, and refuses connections: control planes use such clusters for what
-		// is not allowed.
+		// A static cluster without a load assignment has no endpoints, and refuses connections: control planes use such
+		// clusters for destinations that are not allowed.
 		r.require(c.Discovery == Static, "load_assignment", "is missing")
 		return
 	}
@@ -368,8 +368,8 @@ func (c *Cluster) eds(m *clusterv3.Cluster_EdsClusterConfig, r reader) {
 
 const caresType = "envoy.extensions.network.dns_resolver.cares.v3.CaresDnsResolverConfig"
 
-// resolver refuses resolvers other than the system's. Envoy's c-ares uses the system's servers unless others are
-// configured.
+// resolver refuses resolvers other than the system's. Envoy's c-ares resolver uses the system's servers unless others
+// are configured.
 func resolver(config *corev3.TypedExtensionConfig, r reader) {
 	if config == nil {
 		return
@@ -412,7 +412,7 @@ func (c *Cluster) dns(m *clusterv3.Cluster, r reader) {
 		"bits, should each name have %d addresses", maxAddresses)
 }
 
-// Limits of a cluster with host names: the number of names, and of addresses of each that are used.
+// Limits of a cluster with host names: the number of names, and the number of addresses used of each name.
 const (
 	maxHosts     = 1024
 	maxAddresses = 256

@@ -9,25 +9,25 @@ import (
 	"tare/internal/mesh"
 )
 
-// Env gives access to what a listener depends on.
+// Env gives access to the resources on which a listener depends.
 type Env struct {
-	Routes  func(name string) *Routes  // nil: not received yet
-	Cluster func(name string) *Cluster // nil: not received yet
+	Routes  func(name string) *Routes  // returns nil if not received yet
+	Cluster func(name string) *Cluster // returns nil if not received yet
 	Own     []netip.Addr               // addresses of the workload that the data plane represents
 }
 
-// Served is what a data plane serves for a listener: any number of listeners in the form of the data plane.
+// Served is what a data plane serves for a control plane's listener: any number of the data plane's own listeners.
 type Served struct {
-	Listeners []*mesh.Listener // the first has the listener's name, if it is the listener itself
-	// Clusters are those that Listeners name and the control plane does not have: the workload itself, or one without
-	// endpoints.
+	Listeners []*mesh.Listener // the first has the listener's name, if it stands for the listener itself
+	// Clusters are those that Listeners name and the control plane does not have: the workload itself, or a cluster
+	// without endpoints.
 	Clusters []*Cluster
-	Guarded  []netip.AddrPort // addresses of the workload that callers must not reach through a service, past its rules
+	Guarded  []netip.AddrPort // addresses of the workload that callers must not reach through a service, without its rules
 	Warnings []*Warning
 }
 
-// Expand returns what a data plane serves for the listener. It returns nil without an error if something has not been
-// received yet.
+// Expand returns what a data plane serves for the listener. It returns nil without an error if something that the
+// listener needs has not been received yet.
 func (l *Listener) Expand(env Env) (*Served, error) {
 	if l.plain != nil && !l.passes(l.plain, env) {
 		return &Served{Listeners: []*mesh.Listener{l.plain}}, nil
@@ -82,13 +82,13 @@ type expanding struct {
 	reader
 }
 
-// outcome determines where connections go.
+// outcome determines what happens to connections.
 type outcome struct {
 	rbac     []mesh.RBAC
 	clusters []mesh.WeightedCluster
-	pass     bool   // they are passed through unchanged
-	nothing  bool   // the cluster never has endpoints: they are refused
-	closed   string // why they must be refused
+	pass     bool   // connections pass through unchanged
+	nothing  bool   // the cluster never has endpoints: connections are refused
+	closed   string // why connections must be refused; empty: they need not be
 }
 
 func (o *outcome) same(p *outcome) bool {
@@ -101,7 +101,7 @@ func (o *outcome) refuses() bool {
 	return o.nothing || o.closed != "" || !o.pass && len(o.clusters) == 0
 }
 
-// way is the outcome for some connections of a chain.
+// way is the outcome for some of the connections of a chain.
 type way struct {
 	*part
 	field string
@@ -109,7 +109,7 @@ type way struct {
 	out   outcome
 }
 
-// to returns the outcome of connections to clusters; ok is false if one has not been received yet.
+// to returns the outcome for connections to clusters. ok is false if one of the clusters has not been received yet.
 func (e *expanding) to(clusters []mesh.WeightedCluster, rbac []mesh.RBAC, closed string) (o outcome, ok bool) {
 	o = outcome{rbac: rbac, closed: closed}
 	if closed != "" {
@@ -129,7 +129,7 @@ func (e *expanding) to(clusters []mesh.WeightedCluster, rbac []mesh.RBAC, closed
 		}
 	}
 	switch {
-	case len(clusters) == 0: // a chain without filters, whose rules deny
+	case len(clusters) == 0: // the chain has no filters, and its rules deny
 	case passing == len(clusters):
 		o.pass = true
 	case passing > 0:
@@ -140,10 +140,11 @@ func (e *expanding) to(clusters []mesh.WeightedCluster, rbac []mesh.RBAC, closed
 	return o, true
 }
 
-// maxWays bounds the ways of a listener: its chains times the virtual hosts of their routes, which chains can share.
+// maxWays bounds the number of a listener's ways, which is its chains times the virtual hosts of their routes. Chains
+// can share routes.
 const maxWays = 1 << 14
 
-// ways returns the outcomes of a listener's chains; ok is false if something has not been received yet.
+// ways returns the ways of a listener's chains. ok is false if something has not been received yet.
 func (e *expanding) ways() (all []way, ok bool, err error) {
 	exact := !e.at.Address.Addr().IsUnspecified()
 	add := func(p *part, field string, m mesh.Match, clusters []mesh.WeightedCluster, closed string) bool {
@@ -198,7 +199,7 @@ func (g group) reads() bool {
 	return !slices.ContainsFunc(g.ways, func(w way) bool { return !w.reads && !w.http })
 }
 
-// judges reports whether any way has rules.
+// judges reports whether any way has access rules.
 func (g group) judges() bool {
 	return slices.ContainsFunc(g.ways, func(w way) bool { return len(w.out.rbac) > 0 })
 }
@@ -218,9 +219,9 @@ func groups(all []way) (out []group) {
 	return out
 }
 
-// choose returns the one outcome of a group, if it does not depend on the content of connections. If the address
-// belongs to a service, connections with unexpected content, which would be passed through or refused, go the same way
-// as the others.
+// choose returns the outcome of a group, provided that it does not depend on the content of connections. If the group's
+// address belongs to a service, connections with unexpected content, which would be passed through or refused, have the
+// same outcome as the others.
 func (e *expanding) choose(g group, service bool) (outcome, error) {
 	ways := g.ways
 	if open := slices.DeleteFunc(slices.Clone(ways), func(w way) bool { return w.tls }); len(open) > 0 {
@@ -253,8 +254,8 @@ func (e *expanding) choose(g group, service bool) (outcome, error) {
 	return first.out, nil
 }
 
-// http reports whether one of the ways is for HTTP requests, for which there is already a warning that they are not
-// read.
+// http reports whether one of the ways is for HTTP requests. There is already a warning that the data plane does not
+// read those.
 func (e *expanding) http(ways []way) bool {
 	return slices.ContainsFunc(ways, func(w way) bool { return w.http })
 }
@@ -275,7 +276,7 @@ func (e *expanding) outward(all []way) error {
 		rest = all[i : i+1]
 	}
 	found := groups(slices.DeleteFunc(slices.Clone(all), byDefault))
-	whole := e.at // what remains at the listener's own address
+	whole := e.at // what is left to serve at the listener's own address
 	var passes, others []string
 	for _, w := range all {
 		if w.out.pass && len(w.out.rbac) > 0 {
@@ -306,7 +307,7 @@ func (e *expanding) outward(all []way) error {
 			}
 		}
 		o, err := e.choose(g, exact || isSingle)
-		// Some names or protocols have their own chain, and the others use the default chain.
+		// Some names or protocols have a separate chain, and the others use the default chain.
 		beside := !exact && len(rest) > 0 && g.match.Any() && g.reads() && !g.judges()
 		if err != nil && !isSingle && !beside {
 			return err
@@ -355,7 +356,7 @@ func (e *expanding) outward(all []way) error {
 	return nil
 }
 
-// clusters returns the clusters of an outcome; refused connections go to a cluster without endpoints.
+// clusters returns the clusters of an outcome. Connections that must be refused go to a cluster without endpoints.
 func (e *expanding) clusters(o outcome) []mesh.WeightedCluster {
 	if o.closed == "" {
 		return o.clusters
@@ -367,8 +368,8 @@ func (e *expanding) clusters(o outcome) []mesh.WeightedCluster {
 	return []mesh.WeightedCluster{{Name: name, Weight: 1}}
 }
 
-// rest expands a listener to which all connections without another listener are redirected. A data plane that does not
-// redirect has none of these, so they can only pass unchanged.
+// rest expands a listener to which all connections without another listener are redirected. Data planes here do not
+// redirect connections, so the listener is acceptable only if it passes all of them through unchanged.
 func (e *expanding) rest(all []way) error {
 	for _, w := range all {
 		if w.match.DestinationPort == e.at.Address.Port() {
@@ -381,8 +382,8 @@ func (e *expanding) rest(all []way) error {
 	return nil
 }
 
-// inward expands a listener to which the connections to a workload are redirected. Chains that pass everything need
-// nothing; the others are served at the workload's own addresses.
+// inward expands a listener to which the connections to a workload are redirected. Chains that pass everything through
+// need no listener. The others are served at the workload's own addresses.
 func (e *expanding) inward(all []way) {
 	for _, g := range groups(all) {
 		field := g.ways[0].field
@@ -427,12 +428,13 @@ func (e *expanding) inward(all []way) {
 	}
 }
 
-// matches reports whether one of the prefixes contains an address, or there are no prefixes.
+// matches reports whether one of the prefixes contains an address, or the list is empty.
 func matches(list []netip.Prefix, a netip.Addr) bool {
 	return len(list) == 0 || slices.ContainsFunc(list, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// one returns the only address that a match accepts, if the match has no other condition.
+// one returns the only address that a match accepts. ok is false if the match accepts others or has a further
+// condition.
 func one(m mesh.Match) (a netip.Addr, ok bool) {
 	if m.DestinationPort != 0 || len(m.Sources)+len(m.SourcePorts) > 0 || len(m.Destinations) != 1 {
 		return a, false
@@ -441,7 +443,7 @@ func one(m mesh.Match) (a netip.Addr, ok bool) {
 	return p.Addr(), p.IsSingleIP()
 }
 
-// Shield returns a cluster without the endpoints that may be reached only through the workload's own listener.
+// Shield returns a cluster without the endpoints that callers may reach only through the workload's own listener.
 func (c *Cluster) Shield(made *mesh.Cluster, guarded map[netip.AddrPort]bool) *mesh.Cluster {
 	if c.self || len(guarded) == 0 {
 		return made

@@ -25,37 +25,37 @@ const (
 	udpProxyType = "envoy.extensions.filters.udp.udp_proxy.v3.UdpProxyConfig"
 )
 
-// maxCombinations bounds the product of a listener's matches and policies, before rules are made of them.
+// maxCombinations bounds the number of combinations of a listener's matches and policies, before they become rules.
 const maxCombinations = 1 << 12
 
-// Listener is a listener whose connections may depend on routes, and on which clusters exist. Expand turns it into
-// what a data plane serves.
+// Listener is a listener that may depend on routes, and on which clusters exist. Expand turns it into what a data plane
+// serves.
 type Listener struct {
 	Name     string
-	Routes   []string // the route configurations (RDS) that it needs, without duplicates
+	Routes   []string // names of the route configurations (RDS) that the listener needs, without duplicates
 	Warnings []*Warning
 
 	at       mesh.Listener // name, address and protocol
-	inbound  bool          // it handles connections to the workload, which are redirected to it
-	original bool          // connections are handled by their original destination, not by the listener's address
-	parts    []part        // the filter chains, the default one last
+	inbound  bool          // the listener handles connections to the workload, which are redirected to it
+	original bool          // the original destination of a connection decides, not the listener's address
+	parts    []part        // the filter chains, with the default chain last
 	plain    *mesh.Listener
 }
 
 // part is a filter chain.
 type part struct {
-	field    string // in the listener, for messages
+	field    string // path of the chain in the listener, for messages
 	chain    mesh.Chain
 	fallback bool   // it is the default chain
-	reads    bool   // it is selected by the content of connections: server name, application protocol, TLS or not
+	reads    bool   // the content of connections selects it: server name, application protocol, TLS or not
 	tls      bool   // it terminates TLS
-	closed   string // why its connections must be refused; empty: they are not
+	closed   string // why its connections must be refused; empty: they need not be
 	http     bool
-	route    string  // http: the name of its routes, or empty
+	route    string  // http: the name of its route configuration; empty: routes has it
 	routes   *Routes // http: its routes, if the listener contains them
 }
 
-// ParseListener parses a Listener that depends on nothing else.
+// ParseListener parses a Listener that depends on no other resource.
 func ParseListener(b []byte) (*mesh.Listener, error) {
 	l, err := ReadListener(b)
 	if err != nil {
@@ -81,7 +81,7 @@ func ReadListener(b []byte) (*Listener, error) {
 func (l *Listener) read(m *listenerv3.Listener, r reader) {
 	r.only("", m, "name", "address", "filter_chains", "default_filter_chain", "listener_filters", "udp_listener_config",
 		"use_original_dst",
-		// The data plane binds no socket and buffers nothing, so these fields have no effect:
+		// These fields have no effect, because the data plane binds no socket and buffers nothing:
 		"stat_prefix", "stats_matcher", "metadata", "traffic_direction", "access_log", "bind_to_port",
 		"per_connection_buffer_limit_bytes", "drain_type", "enable_reuse_port", "tcp_backlog_size",
 		"listener_filters_timeout", "continue_on_listener_filters_timeout", "ignore_global_conn_limit",
@@ -111,7 +111,7 @@ func (l *Listener) read(m *listenerv3.Listener, r reader) {
 	}
 	if from := m.GetDefaultFilterChain(); from != nil {
 		p := l.chain(from, r.in("default_filter_chain"))
-		r.require(proto.Size(from.GetFilterChainMatch()) == 0, // istiod sends an empty one
+		r.require(proto.Size(from.GetFilterChainMatch()) == 0, // istiod sends an empty match
 			"default_filter_chain.filter_chain_match", "the default chain is for whatever no other matches")
 		r.require(l.at.Protocol != mesh.UDP || len(m.GetListenerFilters()) == 0, "default_filter_chain",
 			"the listener filter stands for it")
@@ -124,7 +124,7 @@ func (l *Listener) read(m *listenerv3.Listener, r reader) {
 	}
 }
 
-// whole determines which routes a listener needs, and makes its plain form, if it has one.
+// whole determines which routes a listener needs, and makes the listener's plain form, if it has one.
 func (l *Listener) whole() error {
 	plain, named := true, map[string]bool{}
 	for _, p := range l.parts {
@@ -149,7 +149,7 @@ func (l *Listener) whole() error {
 	return rules(l.plain)
 }
 
-// rules refuses a listener that expands to more rules than one can have.
+// rules refuses a listener that expands to more rules than a listener can have.
 func rules(l *mesh.Listener) error {
 	total := 0
 	for i := 0; i < len(l.Chains) || i == len(l.Chains) && l.Default != nil; i++ {
@@ -172,7 +172,7 @@ func rules(l *mesh.Listener) error {
 	return nil
 }
 
-// product multiplies factors, counting 0 as 1, up to more than maxCombinations.
+// product multiplies factors, counting 0 as 1. It returns maxCombinations+1 for larger products.
 func product(factors ...int) int {
 	n := 1
 	for _, f := range factors {
@@ -181,7 +181,7 @@ func product(factors ...int) int {
 	return n
 }
 
-// looking are the listener filters that only inspect connections, so that a chain can be selected by their content.
+// looking are listener filters that only inspect connections, so that the content of a connection can select its chain.
 var looking = []string{
 	"envoy.extensions.filters.listener.http_inspector.v3.HttpInspector",
 	"envoy.extensions.filters.listener.tls_inspector.v3.TlsInspector",
@@ -189,14 +189,15 @@ var looking = []string{
 
 const originalType = "envoy.extensions.filters.listener.original_dst.v3.OriginalDst"
 
-// filters handles the listener filters: those that inspect, and the proxy of a UDP listener, which makes its chains.
+// filters handles the listener filters: those that inspect connections, and the proxy of a UDP listener, which becomes
+// the listener's chains.
 func (l *Listener) filters(m *listenerv3.Listener, list reader) {
 	for i, f := range m.GetListenerFilters() {
 		r := list.item(i)
 		t := typeOf(f.GetTypedConfig())
 		switch {
 		case l.at.Protocol == mesh.TCP && slices.Contains(looking, t):
-			continue // filter_disabled limits the inspection to some connections, which makes no difference
+			continue // filter_disabled limits inspection to some connections, which makes no difference here
 		case l.at.Protocol == mesh.TCP && t == originalType:
 			l.original = true
 			continue
@@ -228,7 +229,7 @@ func unsupported(name, kind string) error {
 
 const downstreamTLS = "envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext"
 
-// chain parses a filter chain. A workload's own inbound chain that is not supported is closed rather than refused: the
+// chain parses a filter chain. An unsupported chain for connections to the workload is closed, and not refused: the
 // listener's other chains serve other ports, and must not be refused with it.
 func (l *Listener) chain(m *listenerv3.FilterChain, r reader) (p part) {
 	p.field = r.path("")
@@ -239,7 +240,7 @@ func (l *Listener) chain(m *listenerv3.FilterChain, r reader) (p part) {
 	if p.tls = typeOf(m.GetTransportSocket().GetTypedConfig()) == downstreamTLS; !p.tls {
 		r.check("transport_socket", rawSocket(m.GetTransportSocket()))
 	}
-	if len(m.GetFilters()) == 0 { // it closes its connections, as in Envoy
+	if len(m.GetFilters()) == 0 { // such a chain closes its connections, as in Envoy
 		p.chain.RBAC = []mesh.RBAC{{Deny: true, Policies: []mesh.Principal{{}}}}
 		return p
 	}
@@ -260,8 +261,8 @@ func (l *Listener) chain(m *listenerv3.FilterChain, r reader) (p part) {
 	return p
 }
 
-// observers are filters that observe connections and requests, or identify this side to the other, and change neither
-// where they go nor whether they are allowed.
+// observers are filters that observe connections and requests, or identify one side to the other. They change neither
+// where connections go nor whether they are allowed.
 var observers = []string{
 	"stats.PluginConfig", "envoy.tcp.metadataexchange.config.MetadataExchange", "io.istio.http.peer_metadata.Config",
 	"io.istio.network.authn.Config",
@@ -269,7 +270,7 @@ var observers = []string{
 
 func observing(kind string) bool { return slices.Contains(observers, kind) }
 
-// unheededFilters are filters that are ignored with a warning.
+// unheededFilters are filters that are ignored, by type, and the warnings about them.
 var unheededFilters = map[string]string{
 	"envoy.extensions.filters.network.local_ratelimit.v3.LocalRateLimit":   "the rate of connections is not limited",
 	"envoy.extensions.filters.network.connection_limit.v3.ConnectionLimit": "connections are not limited",
@@ -314,8 +315,8 @@ func (p *part) filter(f *listenerv3.Filter, last bool, r reader) {
 	}
 }
 
-// match parses the addresses by which a chain is selected, and reports whether the content of connections counts as
-// well.
+// match parses the addresses and ports by which a chain is selected, and reports whether the content of connections
+// matters as well.
 func match(m *listenerv3.FilterChainMatch, r reader) (out mesh.Match, reads bool) {
 	r.only("", m, "destination_port", "prefix_ranges", "source_prefix_ranges", "source_ports", "server_names",
 		"transport_protocol", "application_protocols")
@@ -363,5 +364,5 @@ func tcpProxy(m *tcpproxyv3.TcpProxy, r reader) mesh.Proxy {
 	return p
 }
 
-// isSet reports whether a duration is given and not 0.
+// isSet reports whether a duration is present and not 0.
 func isSet(d *durationpb.Duration) bool { return d.GetSeconds() != 0 || d.GetNanos() != 0 }

@@ -10,13 +10,14 @@ import (
 	"tare/internal/mesh"
 )
 
-// maxTerms bounds the product of a policy's and-rules and or-rules, and maxDepth the depth of their nesting.
+// maxTerms bounds the number of terms into which a policy's and-rules and or-rules expand, and maxDepth the depth of
+// their nesting.
 const (
 	maxTerms = 1024
 	maxDepth = 32
 )
 
-// rbac parses an RBAC filter; one without rules enforces nothing.
+// rbac parses an RBAC filter. A filter without rules enforces nothing.
 func rbac(m *networkrbacv3.RBAC, r reader) (out mesh.RBAC, enforced bool) {
 	r.only("", m, "rules", "stat_prefix", "shadow_rules", "shadow_rules_stat_prefix")
 	r.noteIf(m.GetShadowRules() != nil, "shadow_rules", "they are not evaluated, and have no effect")
@@ -53,7 +54,7 @@ func policy(name string, m *rbacv3.Policy, r reader) []mesh.Principal {
 	return both
 }
 
-// condition is a list of terms, one of which must hold. Without terms it never holds.
+// condition is a list of terms of which at least one must hold. Without terms it never holds.
 type condition = []mesh.Principal
 
 // always is a condition that holds for every connection.
@@ -93,7 +94,7 @@ func principal(m *rbacv3.Principal, depth int, r reader) condition {
 		return either(is.OrIds.GetIds(), principal, depth+1, r.in("or_ids.ids"))
 	case *rbacv3.Principal_Any:
 		return anything(is.Any, r)
-	// Without the proxy protocol, all three are the peer's address.
+	// Without the proxy protocol, all three are the address of the peer.
 	case *rbacv3.Principal_SourceIp:
 		//nolint:staticcheck // deprecated: control planes may still send it
 		return condition{{Sources: r.cidr("source_ip", is.SourceIp)}}
@@ -111,7 +112,7 @@ func anything(any bool, r reader) condition {
 	return always
 }
 
-// readCondition parses a permission or a principal, which may consist of others.
+// readCondition parses a permission or a principal, which may contain others.
 type readCondition[T any] func(m T, depth int, r reader) condition
 
 // either returns a condition that holds if one of the parts does.
@@ -140,7 +141,7 @@ func joined[T any](parts []T, read readCondition[T], depth int, r reader, out co
 	return out
 }
 
-// and combines the terms of both, without those that contradict each other.
+// and returns the combinations of the terms of a with those of b, without combinations that contradict themselves.
 func and(a, b condition, r reader) (out condition) {
 	if len(a)*len(b) > maxTerms {
 		r.refuse("", "conditions come to more than %d terms", maxTerms)

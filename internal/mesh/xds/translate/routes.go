@@ -15,7 +15,7 @@ import (
 	"tare/internal/mesh"
 )
 
-// Routes is a route configuration as far as addresses distinguish routes: by the virtual hosts whose domains are
+// Routes is a route configuration, as far as addresses distinguish its routes: by the virtual hosts whose domains are
 // addresses. A data plane at connection level cannot know which of a virtual host's routes a request takes, so all of
 // them must go to the same clusters.
 type Routes struct {
@@ -29,9 +29,9 @@ type Routes struct {
 type virtualHost struct {
 	field     string
 	addresses []netip.AddrPort // port 0: any
-	any       bool             // for domains that no other virtual host has
+	any       bool             // it also has all domains that no other virtual host has
 	clusters  []mesh.WeightedCluster
-	closed    string // why connections must be refused; empty: they are not
+	closed    string // why connections must be refused; empty: they need not be
 }
 
 // ParseRoutes parses a RouteConfiguration.
@@ -49,10 +49,10 @@ func ParseRoutes(b []byte) (*Routes, error) {
 	return out, nil
 }
 
-// maxRouteAddresses bounds the addresses of a route configuration, each of which becomes a listener.
+// maxRouteAddresses bounds the number of addresses in a route configuration. Each becomes a listener.
 const maxRouteAddresses = 1 << 16
 
-// routes parses the virtual hosts. The other fields concern headers, statistics and limits of HTTP.
+// routes parses the virtual hosts. The other fields are about HTTP headers, statistics and limits.
 func routes(m *routev3.RouteConfiguration, r reader) *Routes {
 	r.require(m.GetVhds() == nil, "vhds", "is not supported")
 	kind := deciding(m.GetTypedPerFilterConfig())
@@ -93,7 +93,8 @@ func addressOf(domain string) (netip.AddrPort, bool) {
 	return netip.AddrPortFrom(a, 0), err == nil
 }
 
-// uniform returns where all requests of a virtual host go, or why they do not all go to the same clusters.
+// uniform returns the clusters to which all requests of a virtual host go, or the reason why they do not all go to the
+// same clusters.
 func uniform(m *routev3.VirtualHost, r reader) (clusters []mesh.WeightedCluster, closed string) {
 	if m.GetMatcher() != nil {
 		return nil, "matcher: is not supported"
@@ -125,7 +126,7 @@ func uniform(m *routev3.VirtualHost, r reader) (clusters []mesh.WeightedCluster,
 	return nil, "not all requests have a route, by their path, method or headers"
 }
 
-// catchesAll reports whether every request matches.
+// catchesAll reports whether a match matches every request.
 func catchesAll(m *routev3.RouteMatch) bool {
 	if m.GetPrefix() != "/" || m.GetRuntimeFraction() != nil {
 		return false
@@ -133,7 +134,7 @@ func catchesAll(m *routev3.RouteMatch) bool {
 	return only(m, "prefix", "case_sensitive") == nil
 }
 
-// target returns where a route sends requests, by weight.
+// target returns the clusters to which a route sends requests, with weights, or the reason why it cannot be supported.
 func target(m *routev3.Route, r reader) (clusters []mesh.WeightedCluster, closed string) {
 	a := m.GetRoute()
 	switch {
@@ -205,7 +206,7 @@ var unheededHTTP = []string{
 	"istio.envoy.config.filter.http.alpn.v2alpha1.FilterConfig",
 }
 
-// deciding returns the type of a per-route filter configuration that could decide who may call; empty: there is none.
+// deciding returns the type of a per-route filter configuration that could decide who may call, or "" if there is none.
 func deciding(config map[string]*anypb.Any) string {
 	for _, name := range slices.Sorted(maps.Keys(config)) {
 		kind := typeOf(config[name])
@@ -221,7 +222,7 @@ const (
 	corsPolicyType = "envoy.extensions.filters.http.cors.v3.CorsPolicy"
 )
 
-// carriedAsTCP is the warning for HTTP.
+// carriedAsTCP is the warning about listeners for HTTP.
 const carriedAsTCP = "HTTP is carried as TCP: by address, without retries, time limits, changed headers, faults and " +
 	"statistics"
 

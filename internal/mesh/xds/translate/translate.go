@@ -1,7 +1,7 @@
 // Package translate translates resources of the xDS protocol (Envoy's, version 3) into the mesh's own types, as far as
-// a data plane at connection level can honour them. What it cannot honour causes a warning with resource and field if
-// connections still go to the right place, and a refusal if they would not; nothing is dropped silently (docs/xds.md
-// has the tables). The package is pure, and its input may be hostile.
+// a data plane at connection level can honour them. A field that it cannot honour causes a warning, with resource and
+// field, if connections still go to the right place, and otherwise a refusal. Nothing is dropped silently (docs/xds.md
+// has the tables). The package only computes, and its input may be hostile.
 package translate
 
 import (
@@ -28,7 +28,7 @@ import (
 type Refusal struct {
 	Kind  string // cluster, endpoints, listener or routes
 	Name  string // of the resource; empty if it cannot be decoded
-	Field string // a path such as filter_chains[1].filters[0]; empty for the resource as a whole
+	Field string // a path such as filter_chains[1].filters[0]; empty: the whole resource
 	What  string
 }
 
@@ -55,13 +55,13 @@ type Warning Refusal
 
 func (w *Warning) String() string { return (*Refusal)(w).Error() }
 
-// reader is a position in a resource that is being parsed, and collects its warnings and refusals. Only the first
-// refusal counts: parsing may continue after it, because its result is not used.
+// reader is a position in a resource that is being parsed, and collects the resource's warnings and refusals. Only the
+// first refusal counts: parsing may continue after it, because its result is not used.
 type reader struct {
 	field    string // path of the position in the resource
-	index    int    // of the current element in the list there; negative: all of field
+	index    int    // index of the current element, if field is a list; negative: the whole field
 	warnings *[]*Warning
-	first    *error // refusal
+	first    *error // the first refusal
 }
 
 // newReader returns a reader at the beginning of a resource.
@@ -79,13 +79,13 @@ func (r reader) in(field string) reader {
 	return r
 }
 
-// item returns a reader for an element of the current list. Its path is built only for a warning or refusal.
+// item returns a reader for an element of the current list. The element's path is built only for a warning or refusal.
 func (r reader) item(i int) reader {
 	r.index = i
 	return r
 }
 
-// path returns the path of a field; of the current position if field is empty.
+// path returns the path of a field, or that of the current position if field is empty.
 func (r reader) path(field string) string {
 	at := r.field
 	if r.index >= 0 {
@@ -123,14 +123,14 @@ func (r reader) require(is bool, field, format string, args ...any) {
 	}
 }
 
-// check refuses a field because of an error, unless it is nil.
+// check refuses a field because of err, unless err is nil.
 func (r reader) check(field string, err error) {
 	if err != nil && !r.failed() {
 		*r.first = in(r.path(field), err)
 	}
 }
 
-// only refuses a field whose message has fields set other than those named; see the function only.
+// only refuses a field whose message has other fields set than the given ones, like the function only.
 func (r reader) only(field string, m proto.Message, fields ...protoreflect.Name) {
 	if !r.failed() {
 		r.check(field, only(m, fields...))
@@ -172,26 +172,26 @@ func join(a, b string) string {
 	return a + "." + b
 }
 
-// Name returns the name of a resource, which is field 1 of all types, even if the resource cannot be decoded
-// otherwise.
+// Name returns the name of a resource, which is field 1 of all types. It works even if the rest of the resource cannot
+// be decoded.
 func Name(b []byte) (name string) {
 	_ = Fields(b, func(f Field) error {
 		if f.Is(1, protowire.BytesType) {
 			name = strings.ToValidUTF8(string(f.Bytes), "?")
 		}
 		return nil
-	}) // the name counts if it comes before an error
+	}) // a name before the error counts
 	return name
 }
 
-// wrong is a problem with its field; every level prepends its own.
+// wrong is a problem and the field with it. Each level of parsing prepends its field.
 type wrong struct{ field, what string }
 
 func (w *wrong) Error() string { return w.field + ": " + w.what }
 
 func refuse(format string, args ...any) error { return &wrong{what: fmt.Sprintf(format, args...)} }
 
-// in adds the field that a problem is about.
+// in prepends a field to the path of a problem.
 func in(field string, err error) error {
 	var w *wrong
 	if err == nil || !errors.As(err, &w) {
@@ -201,7 +201,7 @@ func in(field string, err error) error {
 	return w
 }
 
-// item adds the list element that a problem is about.
+// item prepends the index of a list element to the path of a problem.
 func item(i int, err error) error {
 	if err == nil {
 		return nil
@@ -209,7 +209,7 @@ func item(i int, err error) error {
 	return in("["+strconv.Itoa(i)+"]", err)
 }
 
-// Refused returns the *Refusal of a resource because of a problem.
+// Refused returns the *Refusal of a resource for a problem.
 func Refused(kind, name string, err error) error {
 	r := &Refusal{Kind: kind, Name: name, What: err.Error()}
 	var w *wrong
@@ -219,7 +219,7 @@ func Refused(kind, name string, err error) error {
 	return r
 }
 
-// decode decodes a message, and refuses invalid ones.
+// decode decodes a message, and refuses an invalid one.
 func decode(b []byte, m proto.Message) error {
 	if err := proto.Unmarshal(b, m); err != nil {
 		return refuse("this is no %s", m.ProtoReflect().Descriptor().FullName())
@@ -227,7 +227,7 @@ func decode(b []byte, m proto.Message) error {
 	return nil
 }
 
-// typed decodes an Any that must contain m's type; a TypedStruct that represents it is refused.
+// typed decodes an Any that must contain a message of m's type. It refuses a TypedStruct that represents the type.
 func typed(a *anypb.Any, m proto.Message) error {
 	if kind := held(a); kind != string(m.ProtoReflect().Descriptor().FullName()) {
 		return refuse("%s is not supported", clip(kind))
@@ -240,7 +240,8 @@ func held(a *anypb.Any) string { return last(a.GetTypeUrl()) }
 
 func last(url string) string { return url[strings.LastIndexByte(url, '/')+1:] }
 
-// typeOf returns the name of the message type in an Any; for a TypedStruct, that of the type that it represents.
+// typeOf returns the name of the message type in an Any. For a TypedStruct it returns the name of the type that the
+// struct represents.
 func typeOf(a *anypb.Any) string {
 	kind := held(a)
 	if kind == "udpa.type.v1.TypedStruct" || kind == "xds.type.v3.TypedStruct" {
@@ -249,7 +250,7 @@ func typeOf(a *anypb.Any) string {
 	return kind
 }
 
-// only refuses a message with a field set that is not one of those named, or that this version does not know.
+// only refuses a message in which fields are set other than the given ones, or fields that this version does not know.
 func only(m proto.Message, fields ...protoreflect.Name) error {
 	var bad error
 	r := m.ProtoReflect()
@@ -279,7 +280,7 @@ func place(a *corev3.Address) (netip.AddrPort, corev3.SocketAddress_Protocol, er
 	return netip.AddrPortFrom(ip, port), protocol, nil
 }
 
-// hostPort returns a socket address whose host may be a name.
+// hostPort returns the host and port of a socket address. The host may be a name.
 func hostPort(a *corev3.Address) (host string, port uint16, protocol corev3.SocketAddress_Protocol, err error) {
 	if err := only(a, "socket_address"); err != nil {
 		return "", 0, 0, err
@@ -328,7 +329,7 @@ func cidr(r *corev3.CidrRange) (netip.Prefix, error) {
 	return netip.PrefixFrom(a, int(n)).Masked(), nil
 }
 
-// cidr returns the range in a field, as a list of one.
+// cidr returns the range in a field, as a list with one element.
 func (r reader) cidr(field string, one *corev3.CidrRange) []netip.Prefix {
 	p, err := cidr(one)
 	r.check(field, err)
@@ -345,7 +346,7 @@ func (r reader) cidrs(field string, list []*corev3.CidrRange) (out []netip.Prefi
 	return out
 }
 
-// port returns the port in a field.
+// port returns the port in a field, which must be 1 to 65535.
 func (r reader) port(field string, p uint32) uint16 {
 	if p == 0 || p > math.MaxUint16 {
 		r.refuse(field, "must be 1 to 65535, not %d", p)
@@ -353,7 +354,7 @@ func (r reader) port(field string, p uint32) uint16 {
 	return uint16(p)
 }
 
-// duration returns a duration, which must not be negative.
+// duration returns a duration, which must not be negative. It returns missing if there is none.
 func (r reader) duration(field string, d *durationpb.Duration, missing time.Duration) time.Duration {
 	if d == nil {
 		return missing
@@ -364,7 +365,7 @@ func (r reader) duration(field string, d *durationpb.Duration, missing time.Dura
 	return d.AsDuration()
 }
 
-// clip shortens text from a control plane for a message.
+// clip shortens text from a control plane for use in a message.
 func clip(s string) string {
 	return text.ClipLine(s, 100)
 }

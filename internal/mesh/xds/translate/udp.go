@@ -8,14 +8,14 @@ import (
 	"tare/internal/mesh"
 )
 
-// What the matcher of a UDP proxy may contain.
+// The types that the matcher of a UDP proxy may contain.
 const (
 	udpRouteType  = "envoy.extensions.filters.udp.udp_proxy.v3.Route"
 	sourceIPType  = "envoy.extensions.matching.common_inputs.network.v3.SourceIPInput"
 	ipMatcherType = "xds.type.matcher.v3.IPMatcher"
 )
 
-// udpChains returns the chains of a UDP proxy: one, or one for each range of sources in its matcher.
+// udpChains returns the chains of a UDP proxy: one chain, or one for each range of source addresses in its matcher.
 func udpChains(name string, m *udpproxyv3.UdpProxyConfig, r reader) []mesh.Chain {
 	r.only("", m, "stat_prefix", "cluster", "matcher", "access_log", "proxy_access_log", "access_log_options")
 	if m.GetMatcher().GetMatcherTree() != nil {
@@ -34,8 +34,8 @@ func udpTo(stat, cluster string) mesh.Proxy {
 	return mesh.Proxy{StatPrefix: stat, Clusters: []mesh.WeightedCluster{{Name: cluster, Weight: 1}}}
 }
 
-// udpSources returns the chains of a matcher by ranges of sources. Only exclusive ranges are accepted: the narrowest
-// one that contains a source decides, as for filter chains.
+// udpSources returns the chains of a matcher by ranges of source addresses. It accepts only exclusive ranges, with
+// which the narrowest range that contains an address decides, as in filter chains.
 func udpSources(name, stat string, m *xdsmatcherv3.Matcher, r reader) (out []mesh.Chain) {
 	r.only("", m, "matcher_tree")
 	r = r.in("matcher_tree")
@@ -80,7 +80,7 @@ func udpRange(m *xdsmatcherv3.IPMatcher_IPRangeMatcher, stat string, r reader) (
 	return c
 }
 
-// udpRoute returns the cluster that a match leads to.
+// udpRoute returns the cluster to which a match leads.
 func udpRoute(m *xdsmatcherv3.Matcher_OnMatch, r reader) string {
 	r.only("", m, "action")
 	a := m.GetAction()

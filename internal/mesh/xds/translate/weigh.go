@@ -11,17 +11,17 @@ import (
 )
 
 const (
-	// MaxDecoded bounds the memory of a resource after the generated decoder has decoded it, in bytes as Weigh counts
-	// them. In a mesh of 10,000 services, the largest resources, the routes, take half of it.
+	// MaxDecoded is the maximum memory in bytes, as counted by Weigh, of a resource that the generated decoder has
+	// decoded. In a mesh of 10,000 services, the largest resources are the routes, which take half of it.
 	MaxDecoded = 48 << 20
-	// MaxNesting is the maximum depth of nested messages in a resource, including those in an Any. Envoy accepts 100
-	// levels as well, the limit of protobuf in C++.
+	// MaxNesting is the maximum depth of nested messages in a resource, including those in Any fields. Envoy also accepts
+	// 100 levels, the limit of protobuf in C++.
 	MaxNesting = 100
 )
 
-// Weigh returns an upper bound of the memory in bytes that a message of a type takes when decoded, with the contents
-// of Any fields. It reads only the wire format, and stops when it has counted more than MaxDecoded. Unknown types, and
-// what cannot be decoded, count by their length.
+// Weigh returns an upper bound of the memory in bytes that a message of a type takes when decoded, including the
+// contents of Any fields. It reads only the wire format, and stops once it has counted more than MaxDecoded. Unknown
+// types and undecodable parts count by their length.
 func Weigh(typeURL string, b []byte) (bytes int, err error) {
 	n := weighAny(typeURL, b, 0)
 	switch {
@@ -33,30 +33,31 @@ func Weigh(typeURL string, b []byte) (bytes int, err error) {
 	return n, nil
 }
 
-// PatternSize returns the maximum number of instructions, of 40 bytes each, that a regular expression of a length in
-// bytes may compile to. Weigh counts that many.
+// PatternSize returns the maximum number of instructions to which a regular expression of a length in bytes may
+// compile. Weigh counts 40 bytes for each of them.
 func PatternSize(bytes int) int { return 256 + 16*bytes }
 
-// pattern is the message type of a regular expression, and patternField the field with its text.
+// pattern is the message type of a regular expression, patternField the field with the expression, and perInstruction
+// the size of a compiled instruction in bytes.
 const (
 	pattern        = "envoy.type.matcher.v3.RegexMatcher"
 	patternField   = 2
 	perInstruction = 40
 )
 
-// tooDeep is a weight larger than all others.
+// tooDeep is a weight above all others, for messages that are nested too deep.
 const tooDeep = math.MaxInt32
 
-// The overhead of the Go runtime, in bytes.
+// Overhead in the Go runtime, in bytes.
 const (
-	perPointer = 8   // of a message in a list
-	perString  = 24  // of a string or bytes in a list, with its allocation
-	perOneof   = 32  // the wrapper of a oneof field
-	perEntry   = 128 // of a map
-	perMessage = 16  // rounding
+	perPointer = 8   // for a message in a list
+	perString  = 24  // for a string or bytes in a list, with the allocation
+	perOneof   = 32  // for the wrapper of a oneof field
+	perEntry   = 128 // for an entry of a map
+	perMessage = 16  // for rounding the size of a message up
 )
 
-// layout holds what is needed to weigh messages of a type.
+// layout describes a message type for weighing.
 type layout struct {
 	size   int // bytes of the struct
 	fields map[protowire.Number]layoutField
@@ -66,7 +67,7 @@ type layout struct {
 
 type layoutField struct {
 	message *layout // nil: not a message
-	each    int     // bytes that a value adds, besides its length or its message
+	each    int     // bytes that each value adds, besides its length or its message
 	packed  int     // bytes for each byte of a packed list of numbers
 }
 
@@ -75,7 +76,7 @@ var (
 	layoutsLock sync.RWMutex
 )
 
-// layoutOf returns the layout of a message type, which is computed once.
+// layoutOf returns the layout of a message type. It computes each layout once.
 func layoutOf(d protoreflect.MessageDescriptor) *layout {
 	layoutsLock.RLock()
 	l := layouts[d.FullName()]
@@ -94,7 +95,7 @@ func makeLayout(d protoreflect.MessageDescriptor) *layout {
 	}
 	l := &layout{size: perMessage, fields: map[protowire.Number]layoutField{}, any: d.FullName() == "google.protobuf.Any",
 		regex: d.FullName() == pattern}
-	layouts[d.FullName()] = l // before its fields, because one may have the same type
+	layouts[d.FullName()] = l // before its fields, because a field may have the same type
 	if t, err := protoregistry.GlobalTypes.FindMessageByName(d.FullName()); err == nil {
 		l.size += int(reflect.TypeOf(t.Zero().Interface()).Elem().Size())
 	} else { // a map entry

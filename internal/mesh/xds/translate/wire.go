@@ -2,12 +2,12 @@ package translate
 
 import "google.golang.org/protobuf/encoding/protowire"
 
-// Field is a field of a message in the wire format. For types other than these two, only Number and Type are set.
+// Field is a field of a message in the wire format. Bytes and Varint are set only for their types.
 type Field struct {
 	Number protowire.Number
 	Type   protowire.Type
-	Bytes  []byte // of type protowire.BytesType
-	Varint uint64 // of type protowire.VarintType
+	Bytes  []byte // for protowire.BytesType
+	Varint uint64 // for protowire.VarintType
 }
 
 // Is reports whether a field has a number and a type.
@@ -15,7 +15,7 @@ func (f Field) Is(number protowire.Number, kind protowire.Type) bool {
 	return f.Number == number && f.Type == kind
 }
 
-// Fields calls take with the fields of a message, until the first error.
+// Fields calls take for each field of a message, until the first error.
 func Fields(b []byte, take func(Field) error) error {
 	for len(b) > 0 {
 		f, rest, err := NextField(b)

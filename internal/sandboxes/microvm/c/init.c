@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
 
 /*
- * The first process of the guest. It knows no policy: what is mounted, which modules are loaded, how the container is
- * set up, all comes from the host as plans. A plan is a list of system calls, with the strings that they need. This
- * program runs plans, carries the streams of the one process that it starts, and says how that ended.
+ * The first process of the guest. It decides nothing: what is mounted, which modules are loaded, how the container is
+ * set up, all comes from the host, as plans. A plan is a list of system calls and their data. This program runs plans,
+ * carries the streams of the one process that it starts, and reports how that process ended.
  *
  * argv[1] is the path of the first plan, which must leave descriptors of the four ports in registers 1 to 4: control,
- * standard input, standard output, standard error. Numbers are little-endian. agent.go and plan.go are the other side.
+ * standard input, standard output, standard error. Numbers are little-endian. agent.go and plan.go are the host's side.
  */
 
 #include "../../../tracing/exec/c/sys.h"
@@ -52,85 +52,85 @@ typedef int s32;
 #define F_SETFL 4
 #define SYS_fcntl 72
 
-/* Messages: this header and then size bytes. */
+/* A message consists of this header, followed by size bytes. */
 struct header {
 	u32 kind, size;
 };
 
 enum kind {
 	MSG_PLAN = 1,  /* run a plan here */
-	MSG_SPAWN = 2, /* a u64 of clone flags and a plan: run it in a new process that the streams belong to */
-	MSG_GO = 3,    /* let that process pass its OP_READY */
-	MSG_SIGNAL = 4, /* u32 signal, u32 all: to the process, or to everything here */
+	MSG_SPAWN = 2, /* a u64 of clone flags and a plan, which runs in a new process; the streams are that process's */
+	MSG_GO = 3,    /* let that process continue after its OP_READY */
+	MSG_SIGNAL = 4, /* u32 signal, u32 all: for the process, or for all processes here */
 	MSG_POWEROFF = 5,
 	MSG_HELLO = 100,  /* u32 version */
-	MSG_RESULT = 101, /* struct result: the answer to each of the first four */
-	MSG_EXIT = 102,   /* u32: the process's wait status. Its streams are at their ends. */
+	MSG_RESULT = 101, /* struct result: the answer to any message up to MSG_SIGNAL */
+	MSG_EXIT = 102,   /* u32 wait status of the process; its streams have ended */
 };
 
 #define VERSION 1
 #define MESSAGE_MAX (4u << 20)
 
 struct result {
-	s32 index; /* of the instruction that failed; -1 for none */
+	s32 index; /* of the instruction that failed; -1 if none did */
 	s32 error; /* its errno */
 };
 
-/* An instruction is a system call, or one of these. */
-#define OP_WAIT_FILE 0x10000 /* path, milliseconds: wait until the file is there */
-#define OP_NETLINK 0x10001   /* descriptor, message, length: send it and take the kernel's answer */
-#define OP_READY 0x10002     /* say that everything was set up, and wait for MSG_GO */
+/* Operations of an instruction, other than system calls. */
+#define OP_WAIT_FILE 0x10000 /* path, milliseconds: wait until the file exists */
+#define OP_NETLINK 0x10001   /* descriptor, message, length: send the message and wait for the kernel's answer */
+#define OP_READY 0x10002     /* report that everything is set up, and wait for MSG_GO */
 
 struct instruction {
 	u32 number;
-	u16 registers; /* bit i: argument i is the number of a register, whose value is meant */
+	u16 registers; /* bit i: argument i is the number of a register, and stands for that register's value */
 	u8 into;       /* the register for the result; 0 for none */
 	u8 unused;
-	u32 skip;      /* so many instructions, if it succeeds */
-	u32 ignore[3]; /* errors that are none */
+	u32 skip;      /* number of instructions to skip if this one succeeds */
+	u32 ignore[3]; /* values of errno that do not count as errors */
 	u64 arguments[6];
 };
 
-/* A plan: this header, instructions, u32 offsets of the u64 that hold offsets themselves and become addresses, data. */
+/* A plan: this header, instructions, relocations (u32 offsets of u64 that hold offsets and become addresses), data. */
 struct plan {
 	u32 instructions, relocations;
 };
 
 #define REGISTERS 64
 
-/* What the child writes into the pipe to its parent: READY, or where it failed. */
+/* The child writes a result to the pipe to its parent: READY as the index, or where it failed. */
 #define READY (-2)
 
-#define CHUNK 32764 /* with the header of 4 bytes, the most that the kernel takes for a port in one write */
+#define CHUNK 32764 /* with the header of 4 bytes, the most that the kernel accepts in one write to a port */
 
-/* A stream from the process: what its pipe gave waits here until the port takes it, as a frame. */
+/* A stream from the process. Data from its pipe waits here until the port accepts it as a frame. */
 struct outward {
-	s32 pipe, port; /* pipe is -1 when it has ended */
-	u32 have, sent; /* bytes of frame */
+	s32 pipe, port; /* pipe is -1 once the stream has ended */
+	u32 have, sent; /* bytes in frame, and bytes of them that were sent */
 	u32 left;       /* bytes still to read of what the host says on the port, which is only ever "nobody reads" */
-	s32 done;       /* the frame of length 0, which is the end, was sent */
+	s32 done;       /* the frame of length 0, which ends the stream, was added */
 	u8 frame[4 + CHUNK];
 };
 
 /* The stream to the process. */
 struct inward {
 	s32 pipe, port;
-	u32 left;       /* bytes of the present frame that did not come yet */
-	u32 head, size; /* of the frame's header: bytes that came, and its value so far */
-	u32 from, to;   /* what of buffer is not yet in the pipe */
-	s32 over;       /* the end came */
+	u32 left;       /* bytes of the current frame that have not arrived */
+	u32 head, size; /* of the frame's header: bytes that have arrived, and the value so far */
+	u32 from, to;   /* the range of buffer that is not yet in the pipe */
+	s32 over;       /* the end of the stream has arrived */
 	u8 buffer[CHUNK];
 };
 
 struct state {
 	s64 reg[REGISTERS];
 	s32 control, signals;
-	s32 pid;    /* of the process; 0 before, -1 after */
-	s32 status; /* how it ended */
-	s32 report; /* pipe from the child until it has become its program; -1 for none */
-	s32 go;     /* pipe to it */
-	s32 owed;   /* an answer to MSG_SPAWN or MSG_GO is due */
-	s32 told;   /* MSG_EXIT was sent */
+	s32 pid;    /* of the process; 0 before it starts, -1 after its end */
+	s32 status; /* the wait status of the process */
+	s32 report; /* pipe from the child, until it executes its program; -1 if there is none */
+	s32 go;     /* pipe to the child */
+	s32 owed;   /* an answer to MSG_SPAWN or MSG_GO has not been sent yet */
+	s32 told;   /* MSG_EXIT has been sent */
 	struct outward out[2];
 	struct inward in;
 };
@@ -149,7 +149,7 @@ static void wait_for(s32 fd, short events)
 	sys3(SYS_poll, &p, 1, -1);
 }
 
-/* transfer reads or writes all, whether the descriptor blocks or not. */
+/* transfer reads or writes all size bytes, whether or not the descriptor blocks. */
 static s64 transfer(s64 call, s32 fd, void *at, u64 size)
 {
 	u8 *p = at;
@@ -196,7 +196,7 @@ static void say(struct state *s, u32 kind, void *body, u32 size)
 	for (u32 i = 0; i < size && i < sizeof(m.body); i++)
 		m.body[i] = ((volatile u8 *)body)[i];
 	if (transfer(SYS_write, s->control, &m, sizeof(m.h) + size) < 0)
-		power_off(); /* nobody is there any more */
+		power_off(); /* the host has gone */
 }
 
 static void say_result(struct state *s, s32 index, s32 error)
@@ -218,7 +218,7 @@ static s64 wait_file(u64 path, u64 ms)
 	return -ETIMEDOUT;
 }
 
-/* netlink sends one request that asks for an acknowledgement, and returns what that says. */
+/* netlink sends one request that asks for an acknowledgement, and returns the error in the acknowledgement. */
 static s64 netlink(s64 fd, u64 message, u64 size)
 {
 	u8 answer[1024];
@@ -229,13 +229,13 @@ static s64 netlink(s64 fd, u64 message, u64 size)
 	n = sys6(SYS_recvfrom, fd, (s64)answer, sizeof(answer), 0, 0, 0);
 	if (n < 0)
 		return n;
-	/* struct nlmsghdr is 16 bytes, its type at 4; NLMSG_ERROR is 2, and then an s32 follows. */
+	/* struct nlmsghdr has 16 bytes, with the type at offset 4. After a header of type NLMSG_ERROR (2), an s32 follows. */
 	if (n < 20 || *(u16 *)(answer + 4) != 2)
 		return -EPROTO;
 	return *(s32 *)(answer + 16);
 }
 
-/* ready tells the parent that everything was set up, and waits until it may go on. */
+/* ready tells the parent that everything is set up, and waits until it may continue. */
 static s64 ready(struct state *s)
 {
 	struct result r = {READY, 0};
@@ -245,7 +245,7 @@ static s64 ready(struct state *s)
 	return err < 0 ? err : transfer(SYS_read, s->go, &c, 1);
 }
 
-/* run runs a plan. It returns the index of the instruction that failed, -1 for none, and its errno in error. */
+/* run runs a plan. It returns the index of the instruction that failed, with its errno in *error, or -1 if none did. */
 static s32 run(struct state *s, u8 *at, u64 size, s32 *error)
 {
 	struct plan *p = (struct plan *)at;
@@ -301,19 +301,19 @@ static s32 run(struct state *s, u8 *at, u64 size, s32 *error)
 	return -1;
 }
 
-/* child is the new process: its streams are in place, it runs its plan, which ends in a program. */
+/* child runs in the new process. It sets up the streams and runs the plan, which should end by executing a program. */
 static __attribute__((noreturn)) void child(struct state *s, s32 std[3], u8 *plan, u64 size)
 {
 	u64 none = 0;
 	struct result r;
 
 	for (s32 i = 0; i < 3; i++)
-		sys2(SYS_dup2, std[i], i); /* the pipes' own descriptors are all above 2, and close with the exec */
+		sys2(SYS_dup2, std[i], i); /* the pipes' descriptors are all above 2, and are closed by the exec */
 	sys0(SYS_setsid);
 	sys4(SYS_rt_sigprocmask, SIG_SETMASK, &none, 0, 8);
 	r.index = run(s, plan, size, &r.error);
 	if (r.index < 0)
-		r.error = EINVAL; /* it did not end in a program */
+		r.error = EINVAL; /* the plan did not end by executing a program */
 	transfer(SYS_write, s->report, &r, sizeof(r));
 	quit(127);
 }
@@ -358,7 +358,7 @@ static s64 spawn(struct state *s, u8 *body, u64 size)
 	return 0;
 }
 
-/* command takes one message of the host. */
+/* command processes one message from the host. */
 static void command(struct state *s)
 {
 	struct header h;
@@ -383,7 +383,7 @@ static void command(struct state *s)
 		if (error)
 			say_result(s, 0, error);
 		else
-			s->owed = 1; /* until it is ready */
+			s->owed = 1; /* until the child is ready */
 		break;
 	case MSG_GO:
 		if (s->go < 0 || s->report < 0) {
@@ -412,7 +412,7 @@ static void command(struct state *s)
 	sys2(SYS_munmap, at, room);
 }
 
-/* reported takes what the child says before it becomes its program. */
+/* reported processes a result from the child, which it sends before it executes its program. */
 static void reported(struct state *s)
 {
 	struct result r = {-1, 0};
@@ -423,7 +423,7 @@ static void reported(struct state *s)
 	if (n == sizeof(r) && r.index == READY) {
 		r.index = -1;
 	} else {
-		/* The pipe ends with the exec, and with a child that was killed. */
+		/* The pipe ends when the child executes its program, or is killed. */
 		if (n != sizeof(r))
 			r.index = -1, r.error = 0;
 		close_fd(&s->report);
@@ -450,7 +450,7 @@ static void reap(struct state *s)
 	}
 }
 
-/* put_end starts the frame that says that the stream is over. */
+/* put_end adds the frame that ends the stream. */
 static void put_end(struct outward *o)
 {
 	*(u32 *)o->frame = 0;
@@ -485,7 +485,7 @@ static void to_port(struct outward *o)
 		o->sent = o->have = 0;
 }
 
-/* unread: the host says, with whatever it sends, that nobody reads the stream any more. */
+/* unread: any data from the host on this port means that the host does not read the stream any more. */
 static void unread(struct outward *o)
 {
 	u8 b[16];
@@ -494,7 +494,7 @@ static void unread(struct outward *o)
 		close_fd(&o->pipe); /* the process gets SIGPIPE */
 }
 
-/* drop_input: the process takes no more. The host hears it, and what it still sends is passed over. */
+/* drop_input: the process reads no more input. Tells the host, and discards what the host still sends. */
 static void drop_input(struct inward *i)
 {
 	u32 end = 0;
@@ -527,7 +527,7 @@ static void from_port(struct inward *i)
 {
 	s64 n;
 
-	if (i->left == 0) { /* a header of 4 bytes, which may come in parts */
+	if (i->left == 0) { /* a header of 4 bytes, which may arrive in parts */
 		u8 b;
 
 		n = sys3(SYS_read, i->port, &b, 1);
@@ -556,7 +556,7 @@ static void from_port(struct inward *i)
 static void serve(struct state *s)
 {
 	for (;;) {
-		/* In their order: control, signals, report, input port, input pipe, and pipe and port of both outputs. */
+		/* The order is: control, signals, report, input port, input pipe, and the pipe and port of both outputs. */
 		struct pollfd p[9];
 		struct inward *i = &s->in;
 		s32 begun = s->pid != 0;
@@ -565,7 +565,7 @@ static void serve(struct state *s)
 		p[1] = (struct pollfd){s->signals, POLLIN, 0};
 		p[2] = (struct pollfd){s->report, POLLIN, 0};
 		p[3] = (struct pollfd){begun && i->from == i->to && !i->over ? i->port : -1, POLLIN, 0};
-		/* Where nothing waits for the pipe, an error on it still says that its reader has gone. */
+		/* Even if no data waits for the pipe, an error on it shows that its reader has gone. */
 		p[4] = (struct pollfd){i->pipe, i->from < i->to ? POLLOUT : 0, 0};
 		for (u32 k = 0; k < 2; k++) {
 			struct outward *o = &s->out[k];
@@ -626,7 +626,7 @@ static void boot(struct state *s, char *path)
 	s32 failed = run(s, (u8 *)at, (u64)got, &error);
 
 	if (failed >= 0)
-		quit(failed + 1); /* the kernel's panic prints it: Attempted to kill init! exitcode=0x0000<this>00 */
+		quit(failed + 1); /* the kernel's panic message contains it: Attempted to kill init! exitcode=0x0000<this>00 */
 	sys2(SYS_munmap, at, MESSAGE_MAX);
 }
 
@@ -663,7 +663,7 @@ static __attribute__((noreturn, used)) void start(u64 *stack)
 	quit(102);
 }
 
-/* The kernel enters with the stack pointer at the number of arguments, behind which these are. */
+/* At entry, the stack pointer points to the number of arguments, which the arguments follow. */
 __attribute__((naked, used, noreturn)) void _start(void)
 {
 	__asm__ volatile("xor %ebp, %ebp; mov %rsp, %rdi; and $-16, %rsp; call start");

@@ -37,7 +37,7 @@ func programsOn(target int, attachType uint32) ([]uint32, error) {
 	if _, err := bpf(cmdProgQuery, unsafe.Pointer(&attr), unsafe.Sizeof(attr)); err != nil && err != unix.ENOSPC {
 		return nil, err
 	}
-	// After ENOSPC the buffer holds the first ones.
+	// After ENOSPC the buffer holds the first of the ids.
 	return slices.Clone(ids[:min(int(attr.count), len(ids))]), nil
 }
 
@@ -48,9 +48,9 @@ func noHook(err error) bool {
 		func(is error) bool { return errors.Is(err, is) })
 }
 
-// cgroupAttachments finds programs attached to control groups without a link, as systemd does. It queries every group
-// of the v2 hierarchy at the hooks for programs of these types, at 1 us per query. The error is that of the first
-// group that could not be queried.
+// cgroupAttachments finds programs that are attached to control groups without a link, which is how systemd attaches
+// its programs. It queries every group of the v2 hierarchy at the hooks for programs of these types, at 1 us per query.
+// The error is that of the first group that could not be queried.
 func (v *Inventory) cgroupAttachments(types map[uint32]bool, found func(program uint32, target string)) error {
 	var hooks []uint32
 	for typ := range types {
@@ -153,7 +153,7 @@ func (v *Inventory) perfAttachment(pid int, fd uint32) (program uint32, target s
 
 // cgroupMounts holds where control groups are mounted; empty if they are not.
 type cgroupMounts struct {
-	v2     string // targets of cgroup links
+	v2     string // the hierarchy whose groups cgroup links attach to
 	memory string // the hierarchy of the memory controller: that of v1 if mounted, else v2
 }
 
@@ -165,7 +165,7 @@ func findCgroupMounts(proc string) (cgroupMounts, error) {
 	return pickCgroupMounts(all), nil
 }
 
-// pickCgroupMounts returns the first mount of each.
+// pickCgroupMounts returns the first mount of each hierarchy.
 func pickCgroupMounts(all []mount.Mount) (m cgroupMounts) {
 	for i := range all {
 		switch a := &all[i]; {
@@ -191,8 +191,8 @@ func relative(mount, path string) string {
 	return "/" + strings.TrimPrefix(rest, "/")
 }
 
-// cgroupNames resolves ids of control groups to paths. An id is that of the kernfs node, which is also the file handle
-// of its directory (fs/kernfs/mount.c), so one system call finds it without a walk.
+// cgroupNames resolves ids of control groups to paths. The id of a group is that of its kernfs node, which is also the
+// file handle of its directory (fs/kernfs/mount.c), so one system call finds the directory without a walk.
 type cgroupNames struct {
 	mount string
 	fd    int

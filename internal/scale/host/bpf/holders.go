@@ -19,7 +19,7 @@ type Holder struct {
 	Comm string
 }
 
-// kind is a kind of descriptor, with the numbers of enum kind of the iterators.
+// kind is a kind of descriptor. Its values are those of enum kind in iterators.bpf.c.
 type kind uint32
 
 const (
@@ -63,7 +63,8 @@ func (v *Inventory) descriptors() ([]descriptor, error) {
 	return out, nil
 }
 
-// anonymousFiles are the names that the kernel gives descriptors, and the fdinfo field with the object's id.
+// anonymousFiles maps the names that the kernel gives to descriptors to their kind and the fdinfo field with the
+// object's id.
 var anonymousFiles = map[string]struct {
 	kind  kind
 	field string
@@ -104,7 +105,7 @@ func descriptorsByProc(proc string) ([]descriptor, error) {
 		var comm string
 		for _, fd := range fds {
 			target, err := os.Readlink(filepath.Join(dir, "fd", fd.Name()))
-			// names are readable, but not the links: this is the same for all files of the process
+			// The names can be listed but the links cannot be read. This holds for all files of the process.
 			if errors.Is(err, fs.ErrPermission) {
 				hidden++
 				break

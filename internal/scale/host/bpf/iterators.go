@@ -55,8 +55,7 @@ func (it *Iterators) load(types *btf.Cache) {
 		return
 	}
 	options := ebpf.CollectionOptions{Cache: cmp.Or(types, btf.NewCache())}
-	// Programs are adapted to the types of the kernel proper. By default, those of all modules would be read too, which
-	// none of the programs uses.
+	// The programs use only types of the kernel proper. By default, the library would read those of all modules too.
 	if options.Programs.KernelTypes, err = options.Cache.Kernel(); err != nil {
 		it.mapsErr, it.filesErr = err, err
 		return

@@ -35,7 +35,8 @@ func (v *Inventory) readLink(fd int) (Link, error) {
 	if _, err := objInfo(fd, unsafe.Pointer(info), unsafe.Sizeof(*info)); err != nil {
 		return Link{}, err
 	}
-	// The kernel needs a buffer for names, in a place that depends on the type, so it is called twice.
+	// The kernel writes names to a buffer, and the place of the buffer's address in info depends on the type that the
+	// first call returned. So there is a second call.
 	if at, ok := nameField(info.Type); ok {
 		*info = linkInfo{}
 		clear(v.name)
@@ -51,7 +52,8 @@ func (v *Inventory) readLink(fd int) (Link, error) {
 	return parseLink(info, cString(v.name)), nil
 }
 
-// nameField returns the offset in the union of link info of the pointer to a name, which is followed by its length.
+// nameField returns the offset, in the union of link info, of the pointer to the buffer for a name. The length of the
+// buffer follows the pointer.
 func nameField(typ uint32) (offset int, ok bool) {
 	switch typ {
 	case linkRawTracepoint, linkIter:

@@ -33,7 +33,7 @@ type Map struct {
 	Inner     []uint32 // ids of the maps inside a map of maps
 	UsedBy    []uint32 // ids of the programs that use it, directly or through a map of maps
 	HeldBy    []Holder // processes with a descriptor of it; a pin in bpffs has no process
-	Own       bool     // it belongs to the scale
+	Own       bool     // it belongs to this process: see markOwn
 
 	typ uint32
 }
@@ -55,11 +55,12 @@ const (
 // with a million entries would take a second to walk.
 const maxInner = 16384
 
-// maxInnerTime limits the same by time: before Linux 6.8 each look-up in a map of maps waits some milliseconds for an
-// RCU grace period (maybe_wait_bpf_programs in kernel/bpf/syscall.c), which would delay a ledger.
+// maxInnerTime limits the time for which a map of maps is read: before Linux 6.8 each look-up in a map of maps waits
+// some milliseconds for an RCU grace period (maybe_wait_bpf_programs in kernel/bpf/syscall.c), which would delay a
+// ledger.
 const maxInnerTime = 200 * time.Millisecond
 
-// errSlow means that time was up before the end of the map.
+// errSlow means that maxInnerTime passed before the end of the map.
 var errSlow = errors.New("this kernel takes long over each look-up in a map of maps: the rest was not looked at")
 
 const openReadOnly = 1 << 3 // BPF_F_RDONLY

@@ -49,7 +49,8 @@ const (
 	linkSockmap
 )
 
-// attachTypes are the hooks, without the family that is already in the target: "cgroup:/web connect4".
+// attachTypes are the names of the hooks, without the family, which the target already contains: "cgroup:/web
+// connect4".
 var attachTypes = []string{
 	"ingress", "egress", "sock_create", "sock_ops", "stream_parser", "stream_verdict", "device", "msg_verdict", "bind4",
 	"bind6", "connect4", "connect6", "post_bind4", "post_bind6", "sendmsg4", "sendmsg6", "lirc_mode2", "flow_dissector",
@@ -60,8 +61,8 @@ var attachTypes = []string{
 	"getpeername_unix", "getsockname_unix", "primary", "peer", "kprobe_session", "uprobe_session",
 }
 
-// cgroupAttachTypes are the hooks for programs of a type in a cgroup: by number of the program type, the numbers of
-// its hooks.
+// cgroupAttachTypes lists the numbers of the hooks in control groups, by the number of the program type that they
+// accept.
 var cgroupAttachTypes = map[uint32][]uint32{
 	8:  {0, 1},                                                             // cgroup_skb
 	9:  {2, 12, 13, 34},                                                    // cgroup_sock

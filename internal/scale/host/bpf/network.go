@@ -35,7 +35,8 @@ func (a *netAttachment) target(device string) string {
 	return strings.TrimSuffix(a.kind+":"+device+" "+a.hook, " ")
 }
 
-// unnamed describes an interface with an unknown name: a link does not contain the namespace of its index.
+// unnamed describes an interface whose name is unknown, because a link does not say which namespace its index belongs
+// to.
 func unnamed(ifindex uint32) string {
 	return fmt.Sprintf("index %d of another network namespace", ifindex)
 }
@@ -111,8 +112,8 @@ func ownFlowDissectors(found func(program uint32, target string)) error {
 	return flowDissectors(fd, st.Ino, found)
 }
 
-// Limits for visiting other network namespaces. A node has one for each of its pods, 110 by default, and each takes
-// 0.1 ms.
+// Limits for visiting other network namespaces. A Kubernetes node has one for each of its pods, by default at most 110,
+// and a visit takes 0.1 ms.
 const (
 	maxNamespaces     = 512
 	maxNamespacesTime = 200 * time.Millisecond
@@ -144,9 +145,9 @@ func (v *Inventory) attachmentsElsewhere(types map[uint32]bool, program map[uint
 	}))
 }
 
-// eachNamespace calls visit in each network namespace, on a thread that has entered it, with a descriptor of it. It
-// visits at most maxNamespaces, and none after most has passed. It returns the first error of a visit, and an error
-// about what was left out.
+// eachNamespace calls visit for each network namespace, with a descriptor of the namespace, on a thread that has
+// entered it. It visits at most maxNamespaces, and starts no visit after the time limit most. It returns the first
+// error of a visit, and an error about the namespaces that were left out.
 func eachNamespace(list []namespace, most time.Duration, visit func(n namespace, fd int) error) error {
 	var errs []error
 	var left error
@@ -154,7 +155,8 @@ func eachNamespace(list []namespace, most time.Duration, visit func(n namespace,
 	go func() {
 		defer close(ended)
 		runtime.LockOSThread()
-		// A thread left in another namespace would keep that alive, and if it is the main thread, show it as Tare's.
+		// A thread that stayed in another namespace would keep that namespace alive. If it were the main thread, /proc would
+		// show that namespace as Tare's.
 		back, err := unix.Open(threadNamespace, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		if err != nil {
 			left = fmt.Errorf("opening %s: %w", threadNamespace, err)

@@ -14,8 +14,8 @@ import (
 	"tare/internal/lib/files"
 )
 
-// Key identifies a program uniquely: the kernel reuses ids after 2^31 of them, but two loads never share the
-// nanosecond.
+// Key identifies a program uniquely: the kernel reuses ids after 2^31 of them, but no two programs are loaded in the
+// same nanosecond.
 type Key struct {
 	ID       uint32
 	LoadTime time.Duration // since boot, as CLOCK_BOOTTIME counts
@@ -59,7 +59,7 @@ type Program struct {
 	// Attached lists targets such as "cgroup:/web connect4 (link 7)", "xdp:lo" or "tracepoint:sched_switch". An attached
 	// program may have none: see attach.go for what the kernel does not list.
 	Attached []string
-	Own      bool // it belongs to the scale
+	Own      bool // it belongs to this process: see markOwn
 	Vanished bool // it was unloaded; counters are the last values read
 
 	typ uint32

@@ -110,7 +110,7 @@ func probePeak(l *Layout) (string, error) {
 		_, err := os.Stat(filepath.Join(h.Mount, "memory.max_usage_in_bytes"))
 		return "memory.max_usage_in_bytes", err
 	}
-	// The root of v2 has no such file, so a group is created for the probe; otherwise existing groups are checked.
+	// The root of v2 has no such file, so a group is created for the probe. If that fails, any existing group will do.
 	name, err := probeName("probe-peak")
 	if err != nil {
 		return "", err

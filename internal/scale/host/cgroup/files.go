@@ -31,8 +31,8 @@ func Write(file, value string) error {
 	return errors.Join(err, unix.Close(fd))
 }
 
-// Below returns a group's directory and those of its descendants, parents first. It is empty if there is no such
-// group.
+// Below returns a group's directory and those of its descendants, parents first. The result is empty if there is no
+// such group.
 func Below(dir string) []string {
 	var dirs []string
 	_ = filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {
@@ -70,7 +70,7 @@ func Members(dirs []string) []int {
 			defer f.Close()
 			b, _ := io.ReadAll(f)
 			for line := range strings.Lines(string(b)) {
-				// 0 is a process of another PID namespace, which cannot be named.
+				// 0 stands for a process of another PID namespace, which has no number in this one.
 				if pid, err := strconv.Atoi(strings.TrimSpace(line)); err == nil && pid > 0 {
 					pids = append(pids, pid)
 				}

@@ -144,7 +144,7 @@ func (l *Layout) V2Path(dir string) string {
 	return path.Join("/", strings.TrimPrefix(dir, h.Mount))
 }
 
-// MemoryPeak returns MemoryPeak of the group's directory; nil if the kernel does not expose it.
+// MemoryPeak calls the function MemoryPeak for the directory of the group; nil if the kernel does not expose it.
 func (l *Layout) MemoryPeak(identity string) *uint64 {
 	h, ok := l.Controller("memory")
 	if !ok {
@@ -171,7 +171,8 @@ func (l *Layout) CPU() (*Hierarchy, bool) {
 const initialNamespace = 0xEFFFFFFB
 
 // Whole reports whether the hierarchy that counts CPU time shows all of the machine's groups. It is false if only a
-// subtree is mounted, or if it was mounted from within a namespace.
+// subtree is mounted, or if this process is in a cgroup namespace and the mount does not include the groups above that
+// namespace.
 func (l *Layout) Whole() bool {
 	h, ok := l.CPU()
 	if !ok || h.base != "" {

@@ -30,8 +30,8 @@ func MemoryLimit(dir string) Value {
 	return once(dir, source{"memory.max", parseLimit}, source{"memory.limit_in_bytes", parseLimit})
 }
 
-// parseLimit parses a limit. Without one, v1 shows the largest number of pages that fits in a long (PAGE_COUNTER_MAX),
-// and v2 a word.
+// parseLimit parses a limit. If there is no limit, v1 shows the largest number of pages that fits in a long
+// (PAGE_COUNTER_MAX), in bytes, and v2 shows "max".
 func parseLimit(b []byte) Value {
 	if v := parseUint(b); v.N < 1<<62 {
 		return v

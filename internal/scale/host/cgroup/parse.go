@@ -19,7 +19,7 @@ func (v Value) Ptr() *uint64 {
 // CPU is what a group, with all its descendants, has used since it was created.
 type CPU struct {
 	UsageNs          Value // nanoseconds of CPU time
-	ThrottledNs      Value // nanoseconds for which runnable CPUs of the group itself were held back by its quota
+	ThrottledNs      Value // nanoseconds in which its quota kept the group itself from running, summed over CPUs
 	Periods          Value // quota periods in which the group itself wanted to run
 	ThrottledPeriods Value // periods in which it used up its quota
 
@@ -55,7 +55,7 @@ func parseUint(b []byte) (v Value) {
 	return v
 }
 
-// times scales v to a smaller unit.
+// times multiplies v by k, to convert it to a smaller unit. The result is not OK if it overflows.
 func (v Value) times(k uint64) Value {
 	if v.N > (1<<64-1)/k {
 		return Value{}
@@ -85,7 +85,7 @@ func set(b []byte, fields ...field) {
 	}
 }
 
-// Each parser below parses one file into a group, and does not change what the file lacks.
+// Each parser below parses one file into a group, and leaves the values that the file lacks unchanged.
 
 func parseUsage(g *Group, b []byte) { g.CPU.UsageNs, g.CPU.Resets = parseUint(b), g.resets }
 

@@ -62,10 +62,10 @@ type file struct {
 	absent bool // this kernel has no such file, or its controller is not enabled here
 }
 
-// Reader reads the counters of all groups of a machine. It finds the groups once and keeps open what it reads often,
-// so the two edges of a window are cheap. Files of CPU time stay open as far as the limit on descriptors allows. Files
-// of memory are opened for each reading, because each open one holds a page of kernel memory; their directories stay
-// open. A Reader is not safe for concurrent use.
+// Reader reads the counters of all groups of a machine. It finds the groups once and keeps open what it reads often, so
+// the readings at both ends of a window are cheap. Files of CPU time stay open as far as the limit on descriptors
+// allows. Files of memory are opened for each reading, because each open file holds a page of kernel memory; their
+// directories stay open. A Reader is not safe for concurrent use.
 type Reader struct {
 	trees  []*tree
 	groups []*Group
@@ -77,7 +77,7 @@ type Reader struct {
 	forgot uint64   // number of calls of Forget
 	tops   []string // below the mounts: only these and their descendants are read
 	unread []Unread // since Refresh
-	// readable: groups without permission are added to unread; otherwise they make Refresh fail
+	// readable: groups that this process may not read are added to unread; otherwise they make Refresh fail
 	readable bool
 	lean     bool // see Lean
 
@@ -107,10 +107,10 @@ func (r *Reader) fail(path string, err error) {
 	}
 }
 
-// NewReader finds all groups. It fails if one may not be read. The caller must close the Reader.
+// NewReader finds all groups. It fails if this process may not read one of them. The caller must close the Reader.
 func NewReader(l *Layout) (*Reader, error) { return newReader(l, []string{""}, false) }
 
-// NewReaderOfReadable finds all groups that may be read. The others are Unread.
+// NewReaderOfReadable finds all groups that this process may read. Unread returns the others.
 func NewReaderOfReadable(l *Layout) (*Reader, error) { return newReader(l, []string{""}, true) }
 
 // NewReaderOfSome reads only groups passed to Add.
@@ -168,7 +168,7 @@ func (r *Reader) readCPU(g *Group) error {
 	return err
 }
 
-// ReadMemoryOf reads the memory of one group in the same way.
+// ReadMemoryOf reads the memory of one group. It treats errors like ReadCPUOf.
 func (r *Reader) ReadMemoryOf(g *Group) error {
 	err := r.read(g, g.memory, false)
 	if err != nil {
@@ -277,8 +277,8 @@ func (r *Reader) release(files []file, of *node) {
 	}
 }
 
-// Lean reduces what is read from now on: no throttling if that takes another file (v1), and no peaks and TCP memory,
-// which take a file each. This halves the cost on v1. It is for continuous operation. A hierarchy with nothing else to
+// Lean reduces what is read from now on: no throttling where it is in a separate file (v1), and no peaks or TCP memory,
+// which need a file each. This halves the cost on v1. It is for continuous operation. A hierarchy with nothing else to
 // read is dropped.
 func (r *Reader) Lean() {
 	r.lean = true
@@ -360,7 +360,7 @@ func (r *Reader) Refresh() error {
 }
 
 // RefreshTop finds new groups at the top of the hierarchies, by listing one directory in each. What such a group uses
-// is in no other group, so it must be found before its first reading is due.
+// is counted in no other group below the root, so it must be found before its first reading is due.
 func (r *Reader) RefreshTop() error {
 	for _, t := range r.trees {
 		if err := r.walk(t, "", true); err != nil {
@@ -407,7 +407,7 @@ func (r *Reader) see(t *tree, rel string, ino uint64) {
 }
 
 // made returns the latest time at which a directory can have been created: kernfs dates an inode at its first lookup
-// (kernfs_init_inode in fs/kernfs/inode.c), which is usually by the creator of the group.
+// (kernfs_init_inode in fs/kernfs/inode.c), and usually the creator of the group makes it.
 func made(dir int, rel string) time.Time {
 	first := time.Now()
 	var st unix.Stat_t

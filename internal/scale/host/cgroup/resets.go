@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// usageV1 is the file of a group's CPU time on v1. A write resets it to 0, with all that the kernel counts of the
-// group's CPU time (cpuusage_write in kernel/sched/cpuacct.c). If the counter has since grown past its earlier value,
-// only the write itself reveals the reset.
+// usageV1 is the file of a group's CPU time on v1. A write resets it to 0, together with everything else that the
+// kernel counts of the group's CPU time (cpuusage_write in kernel/sched/cpuacct.c). If the counter has since grown past
+// its earlier value, only the write itself reveals the reset.
 const usageV1 = "cpuacct.usage"
 
 // watch asks inotify to report the next write to an open file of a node. A watch pins the file's inode until it ends.
@@ -18,7 +18,7 @@ func (r *Reader) watch(n *node, fd int) {
 	if !r.noting || n.watch != 0 {
 		return
 	}
-	path := fmt.Sprintf("/proc/self/fd/%d", fd) // of any length
+	path := fmt.Sprintf("/proc/self/fd/%d", fd) // works for a path of any length
 	w, err := unix.InotifyAddWatch(r.inotify, path, unix.IN_MODIFY|unix.IN_ONESHOT)
 	if err != nil {
 		r.unnoted = err
@@ -66,5 +66,5 @@ func (r *Reader) noteResets() {
 	}
 }
 
-// Unnoted returns why resets of some groups' CPU time (CPU.Resets) may go unnoticed; nil if none do.
+// Unnoted returns why resets of some groups' CPU time (CPU.Resets) may go unnoticed; nil if all are noticed.
 func (r *Reader) Unnoted() error { return r.unnoted }

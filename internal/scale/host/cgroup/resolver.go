@@ -16,7 +16,7 @@ import (
 // and allocates only for a group that it has not seen. It is not safe for concurrent use.
 type Resolver struct {
 	proc   string
-	v1, v2 *Hierarchy // v1: with cpuacct, which gives the identity there; nil if not mounted
+	v1, v2 *Hierarchy // v1: that of cpuacct, which defines identities on v1; nil if not mounted
 	memory *Hierarchy // the one that counts memory; nil if none does
 	name   []byte
 	buf    []byte
@@ -96,7 +96,7 @@ func (r *Resolver) content(tid int) ([]byte, error) {
 // PathOf is Resolver.Path for a single query.
 func (l *Layout) PathOf(tid int) (string, error) { return l.NewResolver().Path(tid) }
 
-// read reads the file r.name. The size, one path for each hierarchy, is known only at its end.
+// read reads the file r.name. The file has one path for each hierarchy, so its size is known only at its end.
 func (r *Resolver) read() ([]byte, error) {
 	fd, err := openat(unix.AT_FDCWD, r.name)
 	if err != nil {

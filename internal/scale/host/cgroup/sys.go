@@ -80,16 +80,16 @@ func Walk(mount string, visit func(rel string, dir int), unread func(rel string,
 }
 
 // maxRel bounds the path of a group: anyone who may create groups can nest them without limit, and the kernel resolves
-// the whole path for each. Groups above include the counters of those omitted.
+// the whole path of each. The counters of an omitted group are included in those of the groups above it.
 const maxRel = 16 << 10
 
 // walker walks the groups of a hierarchy.
 type walker struct {
 	buf   []byte
 	visit func(rel string, ino uint64)
-	// for a group that could not be read, which stands for its descendants too; may be nil
+	// called for a group that could not be read, and not for its descendants; may be nil
 	unread func(rel string, err error)
-	// groups without permission are passed to unread too
+	// groups that this process may not read are passed to unread too
 	forbidden bool
 	shallow   bool // only the first group and those directly below it
 }
@@ -125,9 +125,9 @@ func (w *walker) walk(dir int, base, rel string) error {
 // below visits the descendants of a group that was visited and has that number of links. name is the path of the group
 // at rel as seen from dir.
 func (w *walker) below(dir int, base, rel, name string, links uint64) error {
-	// A directory has one link from its parent, one from itself and one from each subdirectory. kernfs follows this
-	// (kernfs_refresh_inode in fs/kernfs/inode.c), and file systems that do not report 1. So most groups, the leaves,
-	// need not be listed.
+	// A directory has one link from its parent, one from itself and one from each subdirectory. kernfs follows this rule
+	// (kernfs_refresh_inode in fs/kernfs/inode.c), and file systems that do not follow it report 1 link. So most groups,
+	// the leaves, need not be listed.
 	if links == 2 || w.shallow && name != "." {
 		return nil
 	}
@@ -168,8 +168,9 @@ func (w *walker) failed(name, rel string, err error) error {
 	return nil
 }
 
-// near is the length of a path beyond which a directory on it is opened, so that all paths passed to the kernel are
-// shorter than PATH_MAX: a group's name has at most 255 bytes, and a file name follows it.
+// near is the length in bytes of the longest path that is passed to the kernel whole. For a longer path, a directory on
+// the way is opened first, so that all paths passed to the kernel are shorter than PATH_MAX: a group's name has at most
+// 255 bytes, and a file name follows it.
 const near = unix.PathMax - 600
 
 // openDir opens a directory by a path of any length, below dir.
@@ -197,8 +198,8 @@ func openDir(dir int, name string) (int, error) {
 	return fd, err
 }
 
-// forbidden adds a hint to the error of a group without permission, which was created with a strict umask. Other
-// errors are unchanged.
+// forbidden adds a hint to the error about a group that this process may not read, such as one created with a strict
+// umask. Other errors are unchanged.
 func forbidden(err error) error {
 	if !errors.Is(err, unix.EACCES) {
 		return err

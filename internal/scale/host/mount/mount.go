@@ -44,7 +44,7 @@ func Parse(text []byte) []Mount {
 	return all
 }
 
-// The fields of a line before the optional ones, which may be any number and end at a dash.
+// Indexes of the fields of a line. Any number of optional fields begin at optional and end before a dash.
 const (
 	fieldDev     = 2
 	fieldRoot    = 3

@@ -28,7 +28,7 @@ const (
 	maxLeft  = 4096
 )
 
-// Left is a process that left a group, and is or was in none of the groups below it.
+// Left is a process that left a group and the groups below it.
 type Left struct {
 	PID  int
 	Comm string
@@ -37,8 +37,8 @@ type Left struct {
 	// group was removed.
 	Group string
 	Ended bool
-	// Used bounds the CPU time that its threads which have ended used since it left: the kernel's clocks of running tasks
-	// are as old as the last tick.
+	// Used is an upper bound of the CPU time that its ended threads used after it left. The exact time is unknown, because
+	// the kernel updates the clock of a running task only at ticks.
 	Used time.Duration
 }
 
@@ -105,7 +105,7 @@ func Open(cpu *cgroup.Hierarchy, homes []string) (w *Watch, err error) {
 }
 
 // list records the existing processes, starting with the deepest groups, because a process belongs only to its
-// innermost group. Later processes are known by their parents.
+// innermost group. The eBPF program knows later processes by their parents.
 func (w *Watch) list() error {
 	ids := slices.SortedFunc(maps.Keys(w.homes), func(a, b uint64) int { return len(w.homes[b]) - len(w.homes[a]) })
 	for _, id := range ids {
@@ -134,8 +134,8 @@ type left struct {
 	Name                       [64]byte
 }
 
-// Left returns the processes that have left, ordered by PID, and how many more there was no room for. After an error
-// the list may be incomplete.
+// Left returns the processes that have left, ordered by PID, and the number of processes that found no room in the
+// maps. After an error the list may be incomplete.
 func (w *Watch) Left() (all []Left, lost uint64, err error) {
 	if err := w.objects.TareLost.Lookup(uint32(0), &lost); err != nil {
 		return nil, 0, fmt.Errorf("reading how many processes that left control groups are not known: %w", err)

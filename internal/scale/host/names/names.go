@@ -88,7 +88,7 @@ func Open(o Options) *Resolver {
 
 // Of returns the name of a group, given its path as in the ledger. It reads files when it first sees a container, and
 // repeatedly until it has found the name. A pod's own group gets the name that its containers show, so call Of for all
-// groups of a tick before using the names. The caller must not modify the labels.
+// groups before using the names. The caller must not modify the labels.
 func (r *Resolver) Of(group string) ledger.Name {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -311,7 +311,7 @@ func (r *Resolver) podOf(e *entry, about sandbox.About) pod {
 	switch {
 	case about.IsSandbox:
 		p.labels = bounded(labels(about.Labels), nil)
-	case about.Labels != nil && generated(about.Sandbox): // an engine that keeps labels keeps the pod's with the sandbox
+	case about.Labels != nil && generated(about.Sandbox): // the engine keeps the pod's labels with its sandbox
 		if s, why := r.about(e, about.Sandbox, e.whose.Engine); why == nil {
 			p.labels = bounded(labels(s.Labels), nil)
 		}

@@ -40,7 +40,7 @@ type Watch struct {
 }
 
 // Open starts recording victims. An error has code fault.Machine: this machine, or this process's rights, do not allow
-// it. It needs the kernel's BTF, which it reads again.
+// it. Each call reads the kernel's BTF.
 func Open() (w *Watch, err error) {
 	const hint = "run as root on Linux 5.8 or newer, with CONFIG_DEBUG_INFO_BTF"
 	w = &Watch{}

@@ -53,8 +53,8 @@ func (w *Watch) Say(l *cgroup.Layout, tree string, as Naming) string {
 		if there {
 			owner = as.Owner(group)
 		} else {
-			// A container's own group is gone with it. Its name ends in that of its container, which has the tree's name as a
-			// prefix.
+			// A container's group is gone with the container. The group's name ends in that of the container, which begins with
+			// the name of the tree.
 			_, name, own := strings.Cut(v.GroupName, path.Base(tree)+"-")
 			if !own {
 				continue // it belongs to someone else

@@ -1,7 +1,7 @@
 // Package perf samples what every CPU is doing in the kernel: with a plain perf ring for each CPU, with call chains,
-// threads and control groups. User code is left out, because no program runs there. The sampler is deliberately not a
-// BPF program: the kernel refuses to run one tracing program inside another (bpf_prog_active), so samples would be
-// lost inside exactly the programs that are being weighed.
+// threads and control groups. User code is left out unless Options.User is set, because eBPF programs run only in the
+// kernel. The sampler is deliberately not a BPF program: the kernel refuses to run one tracing program inside another
+// (bpf_prog_active), so samples would be lost inside exactly the programs that are being weighed.
 //
 // With a hardware cycle counter, samples come by NMI and see everything. Without one (most virtual machines) they come
 // from an hrtimer (cpu-clock), which cannot fire while interrupts are off, so code there is seen late or not at all.

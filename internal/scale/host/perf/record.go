@@ -29,7 +29,8 @@ const (
 	bpfEventLoad   = 1 // PERF_BPF_EVENT_PROG_LOAD
 	bpfEventUnload = 2 // PERF_BPF_EVENT_PROG_UNLOAD
 
-	// Call chains contain markers (enum perf_callchain_context), the largest of which is PERF_CONTEXT_MAX = -4095.
+	// Call chains contain markers (enum perf_callchain_context). As unsigned numbers, none is smaller than
+	// PERF_CONTEXT_MAX = -4095.
 	contextMax  = ^uint64(4095) + 1
 	contextUser = ^uint64(512) + 1 // PERF_CONTEXT_USER: what follows is user code
 )

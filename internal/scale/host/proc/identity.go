@@ -13,7 +13,7 @@ import (
 // (PROC_PID_INIT_INO in include/linux/proc_ns.h, since Linux 3.8; in include/uapi/linux/nsfs.h since 6.18).
 const InitialPIDNamespace = 0xEFFFFFFC
 
-// initialTimeNamespace is the same for the initial time namespace, which process 1 is in (PROC_TIME_INIT_INO).
+// initialTimeNamespace is the inode number of the initial time namespace, which process 1 is in (PROC_TIME_INIT_INO).
 const initialTimeNamespace = 0xEFFFFFFA
 
 // Identity identifies a process uniquely for observers in any PID namespace of this machine, because a PID means
@@ -62,8 +62,8 @@ const (
 	Ended
 )
 
-// Find looks for a process, and returns its PID here if it is Running. Ended is certain: every process of its PID
-// namespace is visible from here, and it is not among them, or it is dead and only not waited for.
+// Find looks for a process, and returns its PID here if it is Running. Find returns Ended only if that is certain:
+// every process of its PID namespace is visible from here, and the process is not among them or is a zombie.
 //
 // A process is visible from its own PID namespace and those above it, up to the machine's initial one
 // (pid_namespaces(7)).

@@ -13,7 +13,7 @@ type KernelThread struct {
 	PID     int
 	Comm    string
 	Runtime time.Duration // CPU time since it was started, as of the last Read
-	New     bool          // found by Refresh after the first one: it has used all of Runtime since then
+	New     bool          // found since the first Refresh or the last Forget: all of Runtime is from that time
 	Gone    bool          // it has ended; Runtime is the last value read
 }
 

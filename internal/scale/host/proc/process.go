@@ -23,16 +23,17 @@ type Process struct {
 	Comm  string
 	State byte // R, S, D, Z (dead, but not yet waited for), ...
 	PPID  int
-	// Session is the leader of its session; 0 if that is in another PID namespace.
+	// Session is the PID of the leader of its session; 0 if the leader is in another PID namespace.
 	Session int
 	// Start is when it started, in ticks of USER_HZ since boot. It makes the PID unique, unless the PID is reused within
 	// one tick.
 	Start   uint64
-	Threads int  // of those left, including a dead first thread until it has been waited for
+	Threads int  // number of threads left, including a dead first thread until it has been waited for
 	Kernel  bool // a kernel thread
 	Forked  bool // it has not executed a program since fork(2)
-	// Ticks is the CPU time of its threads, including those that have ended, and ChildTicks that of the children that it
-	// has waited for, and theirs: in ticks of USER_HZ, each the sum of two values rounded down.
+	// Ticks is the CPU time of its threads, including those that have ended. ChildTicks is the CPU time of the children
+	// that it has waited for, and of the children that those had waited for. Both are in ticks of USER_HZ, and each is the
+	// sum of two values that the kernel rounds down.
 	Ticks, ChildTicks uint64
 
 	exiting bool // it is about to end
@@ -82,8 +83,9 @@ const (
 // until its place is taken the first appears as a zombie in /proc.
 func (p Process) Alive() bool { return !p.firstDead() || p.Threads > 1 }
 
-// Exiting reports whether the first thread has ended or is about to; if read by the id of another thread, whether that
-// one is. v1 control groups then show it in the root group (proc_cgroup_show in kernel/cgroup/cgroup.c).
+// Exiting reports whether the first thread has ended or is about to. If p was read by the id of another thread, it
+// reports this about that thread. On v1, an exiting thread appears in the root control group (proc_cgroup_show in
+// kernel/cgroup/cgroup.c).
 func (p Process) Exiting() bool { return p.exiting || p.firstDead() }
 
 func (p Process) firstDead() bool { return p.State == 'Z' || p.State == 'X' || p.State == 'x' }
@@ -301,11 +303,11 @@ func (f FS) Cmdline(pid int) ([]string, error) {
 	return list(b), err
 }
 
-// Getenv returns the value of a variable in the environment that a process was started with, or has = false if there
-// is none. A kernel thread, and a process that has ended or is about to, has no environment or is ErrGone, depending
-// on the kernel. A process that calls execve has none for a moment. Getenv waits for it, for a second at most and no
-// longer than patience, from which it subtracts the time waited; after that it returns an error. Any process can
-// appear to be in this state.
+// Getenv returns the value of a variable in the environment that a process was started with; has is false if there is
+// no such variable. For a kernel thread, and for a process that has ended or is about to, it returns no variable or
+// ErrGone, depending on the kernel. A process that calls execve has no environment for a moment. Getenv then waits, for
+// a second at most and no longer than patience, from which it subtracts the time waited. After that it returns an
+// error, or no variable if the process may simply have none. Any process can make itself appear to be in this state.
 //
 // At most 10 ms between two attempts count as waited: if the whole machine stood still, as virtual ones do for
 // seconds, the process had no time to run either.
@@ -381,10 +383,10 @@ const (
 	another
 )
 
-// becoming returns what a process with an empty environment is becoming, from its stat. The memory of a new program
-// shows where the environment is only once the environment is there: first its start is set, as both start and end,
-// and then its end (create_elf_tables in fs/binfmt_elf.c; environ_read in fs/proc/base.c returns nothing before). If
-// both are set by now, the environ file was opened on the previous memory.
+// becoming returns what a process with an empty environment is becoming, from its stat. The kernel records in two steps
+// where the environment of a new program is: it first sets both start and end to the start, and later sets the end
+// (create_elf_tables in fs/binfmt_elf.c; until then, environ_read in fs/proc/base.c returns nothing). If both are set
+// by now, the environ file was opened on the previous memory.
 //
 // A thread that calls execve waits until the first one is dead (de_thread in fs/exec.c). That looks as if the first
 // one had ended by itself.

@@ -35,8 +35,8 @@ func (s Stat) Waiting() float64 { return s.Idle + s.IOWait }
 type Elapsed struct {
 	User, System, IRQ, Softirq, Steal float64 // of all CPUs; User contains nice
 	Idle                              float64 // of the CPUs that were online at both readings, including iowait
-	// Capacity is the time that the CPUs had. A CPU that was online at both readings contributes all of it. One in Moved
-	// contributes the time that it used, because how long it was online is unknown.
+	// Capacity is the CPU time that was available. A CPU that was online at both readings contributes all the time between
+	// them. A CPU in Moved contributes only the time that it used, because how long it was online is unknown.
 	Capacity float64
 	Moved    []int // the CPUs that went offline or came online, by number
 }

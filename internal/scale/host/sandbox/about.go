@@ -48,8 +48,8 @@ type Places struct {
 
 // NotFound explains why no file has the name of a container.
 type NotFound struct {
-	// Absent lists the directories of its engine (of all engines, if it is unknown) when none of them exists. If Tare is
-	// in a container, they are not mounted there. Empty if one exists.
+	// Absent lists the directories of the container's engine (of all engines, if the engine is unknown) if none of them
+	// exists: if Tare runs in a container, they are not mounted there. It is empty if one exists.
 	Absent []string
 	Denied error // a file or directory without permission; nil if there is none
 }
@@ -100,7 +100,7 @@ func (p *Places) About(id, engine string) (About, *NotFound) {
 	return About{}, why
 }
 
-// has reports whether a directory exists, or may exist.
+// has reports whether a directory exists, or may exist because it could not be checked.
 func (p *Places) has(dir string) bool {
 	exists, known := p.exists[dir]
 	if !known {

@@ -310,7 +310,7 @@ func (g *gathering) settle(k *known) {
 	g.mute[k] = true
 }
 
-// inherit gives processes without their own name that of the process that they work for.
+// inherit gives each process without a name the name of the process that it works for or descends from.
 func (g *gathering) inherit(all []*known) {
 	for _, k := range all {
 		rule := k.claim.rule
@@ -333,8 +333,8 @@ func (g *gathering) inherit(all []*known) {
 	}
 }
 
-// ancestor returns the process of a sandbox that a process without its own name descends from, if that one's children
-// belong to its sandbox. The stubs of a sentry start stubs.
+// ancestor returns the nearest ancestor that is in a sandbox to which its children belong too; nil if there is none. It
+// looks past processes that have no name, or only an inherited one, because the stubs of a sentry start further stubs.
 func (g *gathering) ancestor(k *known) *known {
 	for p, n := g.r.known[k.PPID], 0; p != nil && n < maxElements; p, n = g.r.known[p.PPID], n+1 {
 		switch {

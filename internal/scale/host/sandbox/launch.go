@@ -38,7 +38,7 @@ func (l *Launch) Config(v param.Values, overhead string) Config {
 	return l.configure(v, overhead)
 }
 
-// Launches returns those of all runtimes that have one.
+// Launches returns the Launch of every runtime that has one.
 func Launches() (all []*Launch) {
 	for _, r := range runtimes {
 		if r.Launch != nil {
@@ -48,8 +48,8 @@ func Launches() (all []*Launch) {
 	return all
 }
 
-// LaunchOf finds a runtime by its name in specs, or by the path of its program. For an unknown one it returns the zero
-// value, with only the command line of runc.
+// LaunchOf finds a runtime by its name in specs, or by the path of its program. For an unknown runtime it returns the
+// zero value, which assumes only that the runtime has the command line of runc.
 func LaunchOf(name string) *Launch {
 	for _, l := range Launches() {
 		if name == l.Program || !l.Own && filepath.Base(name) == l.Program {

@@ -1,6 +1,6 @@
 package sandbox
 
-// Firecracker, by its jailer, by firecracker-containerd or by itself.
+// Firecracker, started by its jailer, by firecracker-containerd or directly.
 func init() {
 	registerRuntime(&runtime{
 		Name: "firecracker",

@@ -19,7 +19,7 @@ func init() {
 				Doc: "of `runsc`: how it intercepts system calls",
 			}},
 			configure: func(v param.Values, _ string) Config {
-				// Without its overlay, the root file system is as in the bundle, like with other runtimes.
+				// Without the overlay of gVisor, the root file system is that of the bundle, as with other runtimes.
 				args := []string{"--platform=" + v["platform"], "--overlay2=none"}
 				if v["network"] == "host" {
 					args = append(args, "--network=host")
@@ -93,7 +93,7 @@ func init() {
 	})
 }
 
-// parseRunsc parses a state file of runsc. PIDs were 32-bit numbers, and are objects in newer versions.
+// parseRunsc parses a state file of runsc. A PID is a 32-bit number in older versions, and an object in newer ones.
 func parseRunsc(s *state, file string, text []byte) error {
 	if _, name, ok := strings.Cut(filepath.Base(file), "_sandbox:"); ok {
 		if name = strings.TrimSuffix(name, ".state"); validID(name) {

@@ -1,4 +1,5 @@
-// Package sandbox determines which process belongs to which sandbox, as which component, and where it is charged.
+// Package sandbox determines which sandbox each process belongs to, which component of the sandbox it is, and which
+// control groups it is charged to.
 //
 // No single sign is trusted: the paths of control groups, command lines, parents and the state that runtimes keep are
 // all considered, and a process whose command line names a sandbox while its group belongs to an unrelated service is
@@ -21,7 +22,7 @@ type Component string
 const (
 	Workload  Component = "workload"  // the application
 	Init      Component = "init"      // holds the sandbox open, or starts the application: pause, tini, runc init
-	VMM       Component = "vmm"       // the virtual machine monitor: its main thread and what has no name of its own
+	VMM       Component = "vmm"       // the virtual machine monitor: threads that are no other component
 	VCPU      Component = "vcpu"      // a thread that runs the guest
 	IO        Component = "io"        // a thread of the VMM or the kernel that does the guest's I/O
 	Virtiofsd Component = "virtiofsd" // serves the guest's files

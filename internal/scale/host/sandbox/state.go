@@ -20,12 +20,12 @@ type state struct {
 	runtime, flavour, engine string
 	groups                   []string // paths of its control groups, in the runtime's notation
 	pids                     map[int]role
-	overhead, memory         *uint64 // declared: podFixed; the sum over the containers without it
+	overhead, memory         *uint64 // declared: podFixed, and the sum over the containers, without podFixed
 	overheadKey              string
 }
 
-// role is what state says about a process. A process with another start time has reused the PID; 0 if state does not
-// have it.
+// role is what state says about a process. A process with a start time other than start has reused the PID; start is 0
+// if state does not contain it.
 type role struct {
 	component Component
 	start     uint64

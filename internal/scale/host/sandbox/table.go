@@ -161,7 +161,8 @@ var idKinds = strings.NewReplacer(
 
 func (e expression) matches(s string) bool { return e == nil || e().MatchString(s) }
 
-// capture returns what the named group matched; empty if the expression does not match or has no such group.
+// capture returns what the capture group with a name matched; empty if the expression does not match or has no such
+// group.
 func (e expression) capture(s, name string) string {
 	if e == nil {
 		return ""
@@ -176,7 +177,7 @@ func (e expression) capture(s, name string) string {
 // pathRule matches one element of the path of a control group. Elements are tried from the root down, and the deepest
 // match determines what the group is; the pod is that of the deepest pod.
 type pathRule struct {
-	Match   expression // with groups pod and id
+	Match   expression // with capture groups pod and id
 	Under   expression // the element above it
 	Not     expression
 	Place   Place
@@ -198,7 +199,7 @@ type processRule struct {
 	Required  bool      // it does not match without an id
 	Threads   bool      // its threads must be checked
 	Shared    bool      // it serves all sandboxes
-	Kernel    bool      // a kernel thread, and the group pid in Comm is the process that it works for
+	Kernel    bool      // a kernel thread; the capture group pid in Comm is the process that it works for
 	Inside    bool      // it matches only in the group of a container
 	Unsettled bool      // it will become something else, so it must be checked again
 	Children  Component // the component of all its descendants in the same sandbox
@@ -209,7 +210,7 @@ type processRule struct {
 type idSource struct {
 	Flag      string     // the value of this flag ("-id X", "--id=X"); else any argument
 	Last      bool       // the last argument
-	Match     expression // the value must match it, and its group id is the id; else the value is the id
+	Match     expression // the value must match it, and its capture group id is the id; nil: the value is the id
 	Container bool       // it names a container of the sandbox
 }
 

@@ -190,7 +190,7 @@ func forget[T any](all []T, weight func(T) int64, forgotten func(T)) []T {
 }
 
 // held returns for how long the task held the CPU, in nanoseconds without stolen time: from the midpoint between the
-// looks around its beginning to that around its end.
+// looks around its beginning to the midpoint between those around its end.
 func (s span) held() int64 { return max((s.last+s.after-s.first-s.before)/2-s.stolen, 0) }
 
 // End returns the account of a window, whose edges lie between Begin and now. Looking must have ended.

@@ -1,4 +1,4 @@
-// Package witness looks at every CPU about 500 times a second and reports what disturbed the machine: when a CPU stood
+// Package witness looks at every CPU about 450 times a second and reports what disturbed the machine: when a CPU stood
 // still because the hypervisor ran something else, which tasks held a CPU for long, and which processes were seen
 // running.
 //

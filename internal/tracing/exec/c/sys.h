@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
 
 /*
- * System calls without a C library, for x86_64 and aarch64. Both programs are made without any library, global variable
- * or string, so that their machine code is all there is of them (package freestanding makes the executables).
+ * System calls without a C library, for x86_64 and aarch64. The programs use no library, global variable or string, so
+ * that they consist only of their machine code (package freestanding makes the executables).
  */
 
 typedef unsigned char u8;
@@ -42,7 +42,7 @@ static inline s64 sys6(s64 n, s64 a, s64 b, s64 c, s64 d, s64 e, s64 f)
 	return ret;
 }
 
-/* The kernel enters a program with a stack that is aligned as before a call; a function expects it as after one. */
+/* The kernel enters a program with the stack alignment from before a call; a function expects that from after one. */
 #define ENTRY __attribute__((noreturn, used, force_align_arg_pointer))
 
 #elif defined(__aarch64__)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
 
-/* What is executed: the least that a program can be. It ends well, by which the worker knows that it was reached. */
+/* The program that is executed, which does as little as possible. By its exit status 0 the worker knows that it ran. */
 
 #include "sys.h"
 

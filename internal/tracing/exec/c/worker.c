@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
 
 /*
- * Executes a program again and again, and knows exactly how often. One process of it runs on each CPU; the role
- * (exec.go) starts it and reads what it counts in memory that both map.
+ * Executes a program again and again, and counts exactly how often. One process of it runs on each CPU. The role
+ * (exec.go) starts the workers, and reads their counts in memory that each shares with it.
  *
- * It is C, and without a library, for the cost of an exec begins with the process that makes it: a fork of a Go program
- * copies page tables of many megabytes, and its runtime has threads that would have to be stopped. This one shares its
- * memory with the child until that executes (CLONE_VM | CLONE_VFORK, as posix_spawn does), and its memory is a few
- * pages.
+ * It is written in C, without a library, because the cost of an exec begins with the process that makes it: a fork of a
+ * Go program copies page tables of many megabytes, and its runtime has threads that would have to be stopped. The
+ * worker's memory is a few pages, which it shares with the child until the child executes (CLONE_VM | CLONE_VFORK, as
+ * posix_spawn does).
  */
 
 #include "sys.h"
@@ -30,18 +30,18 @@
 #define CLONE_VFORK 0x4000
 #define AT_EMPTY_PATH 0x1000
 
-/* Descriptors that the role gives. The first is this program, which has been started from it. */
+/* Descriptors from the role. The first is the file of this program, from which it was started. */
 #define FD_SELF 3
 #define FD_SHARED 4
 #define FD_TARGET 5
 
 #define SECOND 1000000000ul
-#define LONGEST (100 * SECOND) /* the longest time that is told from longer ones, ns */
-#define NAP (20 * SECOND / 1000) /* how long a sleep may last until the stop is looked for */
+#define LONGEST (100 * SECOND) /* ns; longer times count as this one */
+#define NAP (20 * SECOND / 1000) /* the longest sleep between two checks of the stop flag, ns */
 
 /*
- * Histograms are those of HdrHistogram with lowest value 1 and highest LONGEST: of 3 significant digits, and of 2 for
- * slices.
+ * Histograms have the layout of HdrHistogram, with lowest value 1 and highest value LONGEST; they have 3 significant
+ * digits, and 2 for slices.
  */
 #define FINE_BITS 10
 #define FINE 28672
@@ -53,10 +53,10 @@
 enum state {
 	STATE_READY = 1,
 	STATE_DONE,    /* the schedule is over */
-	STATE_STOPPED, /* the role wanted it to end before */
-	STATE_LAYOUT,  /* the role knows another struct shared */
-	STATE_ORPHAN,  /* the role is gone */
-	STATE_FAILED,  /* a call failed that cannot; step and error say which */
+	STATE_STOPPED, /* the role stopped it before that */
+	STATE_LAYOUT,  /* the role was compiled with a different struct shared */
+	STATE_ORPHAN,  /* the role has ended */
+	STATE_FAILED,  /* a system call failed that never should; step and error tell which */
 };
 
 enum kind { KIND_CLONE, KIND_EXEC, KIND_KILLED, KIND_EXITED, KINDS };
@@ -71,9 +71,9 @@ struct coarse {
 	u64 counts[COARSE];
 };
 
-/* What both sides share; times in ns of CLOCK_MONOTONIC. `shared` in shared.go is the same. */
+/* The memory that the role and a worker share. Times are ns of CLOCK_MONOTONIC. `shared` in shared.go is the same. */
 struct shared {
-	/* By the role, before it starts the worker. */
+	/* Set by the role before it starts the worker. */
 	u64 layout;
 	u64 size;
 	u64 parent; /* process id of the role */
@@ -82,23 +82,23 @@ struct shared {
 	u8 argv0[16];
 	u8 argv1[64]; /* "<worker>.", room for a number, and zero to the end */
 
-	/* By the role, before it says start. */
-	u64 rate; /* starts per 1,000 seconds of all workers; 0: as fast as it goes */
-	u64 part, parts; /* this worker is number part of so many */
+	/* Set by the role before it tells the worker to start. */
+	u64 rate; /* starts per 1,000 seconds over all workers; 0: as fast as possible */
+	u64 part, parts; /* this worker is number part of parts */
 	u64 begin, warm, end;
-	u64 spin; /* longest wait that may be spun through, ns */
+	u64 spin; /* longest wait during which the worker spins, ns */
 
-	/* By the role at any time. */
+	/* Set by the role at any time. */
 	u64 stop;
 
-	/* By the worker. */
+	/* Set by the worker. */
 	u64 state;
 	u64 step, error;
-	u64 made, failed; /* all since the start */
-	u64 intended, sent, done, late; /* of the window */
+	u64 made, failed; /* since the start */
+	u64 intended, sent, done, late; /* in the window */
 	u64 cpu_before, cpu_after; /* CPU time of the worker and its children at the window's edges, ns */
-	u64 child_error; /* of execveat in the child, which has this memory */
-	u64 errors[KINDS][CODES]; /* of the window */
+	u64 child_error; /* errno of execveat in the child, which shares this memory */
+	u64 errors[KINDS][CODES]; /* in the window */
 	struct fine latency, service, lag, own_lag;
 	struct coarse slices[SLICES];
 };
@@ -120,7 +120,7 @@ static u64 now(void)
 	return clock(CLOCK_MONOTONIC);
 }
 
-/* The CPU time of this process and of its children that it has waited for, ns. */
+/* The CPU time of this process, and of the children that it has reaped, ns. */
 static u64 cpu_time(void)
 {
 	struct {
@@ -151,7 +151,7 @@ static void record(struct fine *h, u64 ns)
 	count(h->counts, FINE_BITS, ns);
 }
 
-/* finish ends the process and leaves why. */
+/* Records the final state and ends the process. */
 static __attribute__((noreturn)) void finish(struct shared *s, enum state state, u64 step, s64 error)
 {
 	s->step = step;
@@ -166,9 +166,9 @@ static int stopped(struct shared *s)
 }
 
 /*
- * Waits until a time, or until the stop, and returns the time then. As pace.Thread does, it learns how late the kernel
- * wakes it, asks to be woken that much earlier, and spins through what is left: the margin settles where one wake in
- * ten is later.
+ * Waits until a time or the stop, and returns the time then. Like pace.Thread, it learns how late the kernel wakes it,
+ * asks to be woken that much earlier, and spins for the rest: the margin settles at a value that one wake-up in ten
+ * exceeds.
  */
 static u64 wait_until(struct shared *s, u64 at, u64 *margin)
 {
@@ -195,29 +195,29 @@ static u64 wait_until(struct shared *s, u64 at, u64 *margin)
 	}
 }
 
-/* What a child needs. It lies in the parent's memory, which is the child's too. */
+/* The child's arguments, in the parent's memory, which the child shares. */
 struct order {
 	struct shared *s;
 	const u8 **argv, **envp;
 };
 
-/* The child, on a stack of its own: the parent's must be as it was when that goes on. */
+/* The child. It has a separate stack, because the parent's must be unchanged when the parent continues. */
 static __attribute__((noreturn, used)) void child(struct order *o)
 {
-	/* The path is empty: the zero byte that ends argv[0] and all after it. */
+	/* The path is empty: it is the zero byte that ends argv[0]. */
 	s64 r = sys5(SYS_execveat, FD_TARGET, o->s->argv0 + sizeof(o->s->argv0) - 1, o->argv, o->envp, AT_EMPTY_PATH);
 
 	__atomic_store_n(&o->s->child_error, (u64)-r, __ATOMIC_RELAXED);
 	quit(127);
 }
 
-/* Starts the child, and comes back when that has executed or ended: its process id, or an error below 0. */
+/* Starts the child, and returns when the child has executed or ended. Returns its process id, or a negative errno. */
 static s64 spawn(struct order *o, u8 *stack_top)
 {
 	const u64 flags = CLONE_VM | CLONE_VFORK | SIGCHLD;
 #if defined(__x86_64__)
 	register s64 r10 __asm__("r10") = 0;
-	register void *r8 __asm__("r8") = (void *)child; /* not looked at by clone with these flags */
+	register void *r8 __asm__("r8") = (void *)child; /* clone does not use it with these flags */
 	register void *r9 __asm__("r9") = o;
 	s64 ret;
 
@@ -255,7 +255,7 @@ static s64 spawn(struct order *o, u8 *stack_top)
 #endif
 }
 
-/* Writes a number in decimal digits, and the zero after it. */
+/* Writes a number in decimal digits, followed by a zero byte. */
 static void print(u8 *to, u64 n)
 {
 	u8 digits[20];
@@ -270,7 +270,7 @@ static void print(u8 *to, u64 n)
 	*to = 0;
 }
 
-/* One attempt. True when the program was executed; else kind and code say what was in the way. */
+/* Makes one attempt. Returns true if the program was executed; otherwise kind and code give the reason. */
 static int attempt(struct shared *s, struct order *o, u8 *stack_top, u64 *done, int *kind, u64 *code)
 {
 	int status = 0;
@@ -286,8 +286,8 @@ static int attempt(struct shared *s, struct order *o, u8 *stack_top, u64 *done, 
 	}
 	waited = sys4(SYS_wait4, pid, &status, 0, 0);
 	/*
-	 * Not before: the kernel lets this process go on when the child has given up its memory, which is in the middle of the
-	 * exec. What others hang to the exec comes after that, and belongs to the time that it takes.
+	 * The time is read only now, because the kernel resumes this process as soon as the child has released its memory, in
+	 * the middle of the exec. Programs attached to the exec run after that, and their time belongs to the exec.
 	 */
 	*done = now();
 	if (waited != pid)
@@ -297,8 +297,8 @@ static int attempt(struct shared *s, struct order *o, u8 *stack_top, u64 *done, 
 	if (*code)
 		return 0;
 	/*
-	 * An exec can fail when there is no way back for the child any more: the kernel kills it. A signal from elsewhere,
-	 * after the exec, looks the same.
+	 * If an exec fails after the point of no return, the kernel kills the child. A signal from elsewhere after the exec
+	 * looks the same.
 	 */
 	*kind = KIND_KILLED;
 	*code = (u64)status & 0x7f;
@@ -309,7 +309,7 @@ static int attempt(struct shared *s, struct order *o, u8 *stack_top, u64 *done, 
 	return *code == 0;
 }
 
-/* Makes execs by the schedule. */
+/* Makes execs on the schedule. */
 static void run(struct shared *s)
 {
 	u8 stack[8192] __attribute__((aligned(16)));
@@ -324,8 +324,8 @@ static void run(struct shared *s)
 		number++;
 	if (s->rate) {
 		/*
-		 * This worker's k-th start is number part + k * parts of the whole. In whole numbers, remainder included: a gap of
-		 * 1/3 ms must not drift.
+		 * This worker's k-th start is number part + k * parts of all workers' starts. The computation uses integers and keeps
+		 * the remainder, so that a gap of 1/3 ms does not drift.
 		 */
 		step = s->parts * 1000 * SECOND / s->rate;
 		rest = s->parts * 1000 * SECOND % s->rate;
@@ -359,7 +359,7 @@ static void run(struct shared *s)
 		}
 		s->intended += (u64)counts;
 		if (over)
-			continue; /* what the schedule still held when its time was over: intended, and never sent */
+			continue; /* still in the schedule when its time was over: intended, but never sent */
 		sent = s->rate ? wait_until(s, intended, &margin) : intended;
 		if (stopped(s))
 			finish(s, STATE_STOPPED, 0, 0);
@@ -400,8 +400,8 @@ static void run(struct shared *s)
 }
 
 /*
- * Signals as a program expects them: what this process inherits from the role (ignored ones, for example) its children
- * would inherit too.
+ * Sets the signal state that a program expects. Children would inherit what this process inherits from the role, such
+ * as ignored signals.
  */
 static void reset_signals(void)
 {
@@ -426,7 +426,7 @@ ENTRY void _start(void)
 		quit(2);
 	if (s->layout != LAYOUT || s->size != sizeof(*s))
 		finish(s, STATE_LAYOUT, 0, 0);
-	/* The signal of the parent's death was asked for before this program began; the parent may have died before that. */
+	/* This process asked for the signal of its parent's death; the parent may have died before that. */
 	if ((u64)sys1(SYS_getppid, 0) != s->parent)
 		finish(s, STATE_ORPHAN, 0, 0);
 	reset_signals();
@@ -445,7 +445,7 @@ ENTRY void _start(void)
 	if (r < 0)
 		finish(s, STATE_FAILED, SYS_sched_setaffinity, -r);
 	__atomic_store_n(&s->state, STATE_READY, __ATOMIC_RELEASE);
-	/* A byte to say ready, one to be told to start. The end of the pipe is that of the role. */
+	/* Write a byte to report readiness, and read one that starts the work. If the pipe ends, the role has ended. */
 	sys3(SYS_write, 1, &byte, 1);
 	if (sys3(SYS_read, 0, &byte, 1) != 1)
 		finish(s, STATE_STOPPED, 0, 0);

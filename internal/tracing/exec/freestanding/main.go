@@ -1,9 +1,9 @@
-// Command freestanding makes an executable from one C file that needs no library: it compiles the file with clang and
-// puts the shortest ELF header that Linux accepts in front of the machine code. It uses no linker, so any clang can
-// make programs for any architecture, always with the same result.
+// Command freestanding makes an executable from one C file that needs no library: it compiles the file with clang, and
+// prepends the shortest ELF header that Linux accepts to the machine code. It uses no linker, so any clang can make
+// programs for any architecture, always with the same result.
 //
-// The price is that the file may contain only position-independent code: a global variable, a string or a call of a
-// library leaves a relocation or another section, which is refused here.
+// The price is that the file may contain only position-independent code. A global variable, a string or a call of a
+// library leaves a relocation or another section in the object, and this command refuses such an object.
 //
 //	go run ./freestanding -arch arm64 -o worker_arm64.elf c/worker.c
 package main
@@ -23,14 +23,14 @@ import (
 	"tare/internal/experiment/child"
 )
 
-// archs are the architectures, by Go's names.
+// archs are the supported architectures, by Go's names.
 var archs = map[string]struct {
 	target  string
 	machine elf.Machine
 	flags   []string
 }{
 	"amd64": {"x86_64-linux-gnu", elf.EM_X86_64, []string{"-fPIE", "-fcf-protection=none"}},
-	// The tiny code model limits addresses to 1 MB, which one instruction can encode; the others need a linker.
+	// The tiny code model limits addresses to 1 MB, which one instruction can encode. The other code models need a linker.
 	"arm64": {"aarch64-linux-gnu", elf.EM_AARCH64, []string{"-fno-pic", "-mcmodel=tiny"}},
 }
 
@@ -115,10 +115,10 @@ func read(object string, machine elf.Machine) (code []byte, entry uint64, err er
 	return nil, 0, errors.New("it has no _start")
 }
 
-// base is the load address of the program; a multiple of the largest page size.
+// base is the load address of the program. It must be a multiple of the largest page size.
 const base = 0x400000
 
-// wrap makes the executable: one segment, which is the whole file and contains the code, and a stack that is not
+// wrap makes the executable. It has one loaded segment, which is the whole file with the code, and a stack that is not
 // executable.
 func wrap(machine elf.Machine, code []byte, entry uint64) []byte {
 	const headers, segment = 64, 56

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
 
 /*
- * Counts execs, all of them and those of one control group.
+ * Counts execs: all of the machine's, and those of one control group.
  *
- * The hook is the tracepoint sched_process_exec as a raw tracepoint: it is where the kernel itself says that an exec
- * has succeeded, once for each (a script with its interpreter is one), after everything that could still fail; execve's
- * entry and exit are met by attempts too, and not by every way to execute. A raw tracepoint is called as directly as
- * one with BTF types (tp_btf), and asks for no BTF: no argument is read.
+ * The program is attached to the tracepoint sched_process_exec, as a raw tracepoint. The kernel passes there once for
+ * each successful exec (a script and its interpreter are one), after every step that can fail. The entry and exit of
+ * execve would also see failed attempts, and would miss other ways to exec. A raw tracepoint costs as little per call
+ * as one with BTF types (tp_btf), and needs no BTF, because the program reads no argument.
  *
- * What is counted cannot be dropped: there is no buffer, and the counters of each CPU are its own. A run can only be
- * left out where this program is running on that CPU already, which the kernel counts (recursion misses).
+ * Counted execs cannot be dropped: there is no buffer, and each CPU has separate counters. The kernel skips a run only
+ * if the program is already running on the CPU, and counts that as a recursion miss.
  */
 
 #include "../../../scale/host/bpf/bpf/types.h"
@@ -17,7 +17,7 @@
 #define BPF_MAP_TYPE_PERCPU_HASH 5
 #define BPF_MAP_TYPE_PERCPU_ARRAY 6
 
-/* Every exec of the machine. */
+/* Execs of the whole machine. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
@@ -26,7 +26,7 @@ struct {
 } tare_execs_all SEC(".maps");
 
 /*
- * Those of the watched group, by its id. The entry is there from the start: it cannot be wanting when memory is short.
+ * Execs of the watched group, by its id. The entry exists from the start: adding it could fail for lack of memory.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
@@ -51,5 +51,5 @@ int tare_execs(void *ctx)
 	return 0;
 }
 
-/* No helper here is for GPL alone, but the tracepoint's programs are held to it. */
+/* No helper here is GPL-only, but programs of tracepoints must have this license. */
 char LICENSE[] SEC("license") = "GPL";

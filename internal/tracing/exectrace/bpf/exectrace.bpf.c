@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
 
 /*
- * exectrace: one program that sees every exec, and puts what there is to say of it into a ring buffer.
+ * exectrace: one program that sees every exec, and writes a record of it to a ring buffer.
  *
- * It hangs on the tracepoint sched_process_exec, by its BTF (tp_btf): the kernel passes there once for every exec that
- * succeeded and for no other, when the new program's memory, name and rights are in place and before its first
- * instruction; the tracepoint has been there since 3.4 with the same arguments; and it is no trampoline, which a locked
- * down kernel would refuse.
+ * It is attached to the tracepoint sched_process_exec, by its BTF (tp_btf). The kernel passes there once for each
+ * successful exec and for no other, when the new program's memory, name and credentials are set, before its first
+ * instruction. The tracepoint has existed since Linux 3.4 with the same arguments, and it is not a trampoline, which a
+ * kernel in lockdown would refuse.
  *
- * Every exec that passes the filter is counted as seen before anything else can happen to it. From there on it is in
- * the ring, or counted as lost.
+ * Every exec that passes the filter is counted as seen before anything else happens to it. From then on it is in the
+ * ring, or is counted as lost.
  */
 #include <linux/bpf.h>
 
 #include <bpf/bpf_helpers.h>
 
-/* What of the kernel is read. Offsets are relocated when the program is loaded (CO-RE). */
+/* The parts of kernel structs that the program reads. Their offsets are relocated at load time (CO-RE). */
 #define relocated __attribute__((preserve_access_index))
 
 struct mm_struct {
@@ -34,24 +34,24 @@ struct linux_binprm {
 } relocated;
 
 #define NAME_BYTES 4096  /* of a file name with its zero byte: PATH_MAX */
-#define ARGS_BYTES 16384 /* of arguments at most: a value of a per-CPU array is at most 32 KiB */
+#define ARGS_BYTES 16384 /* the most bytes of arguments: a value of a per-CPU array is at most 32 KiB */
 
 enum flags {
-	ARGS_CUT = 1,        /* there are more bytes of arguments than were asked for */
-	ARGS_UNREADABLE = 2, /* the page was not in memory: a program here cannot wait for it */
+	ARGS_CUT = 1,        /* there were more bytes of arguments than args_bytes */
+	ARGS_UNREADABLE = 2, /* the page was not in memory; a program here cannot wait for it */
 	NAME_UNREADABLE = 4,
 };
 
 /*
- * One exec, as it lies in the ring. The file name follows, without a zero byte, and then the arguments as the new
- * process has them, each with one.
+ * One exec, as stored in the ring. The file name follows, without a zero byte, and then the arguments as in the new
+ * process's memory, each with a zero byte.
  */
 struct event {
 	__u64 time;   /* CLOCK_BOOTTIME, nanoseconds */
 	__u64 cgroup; /* id in the v2 hierarchy */
 	__u32 pid;
 	__u32 ppid;
-	__u32 uid; /* that the new program runs with, as the initial user namespace counts */
+	__u32 uid; /* of the new program, in the initial user namespace */
 	__u32 flags;
 	__u16 name_bytes;
 	__u16 args_bytes;
@@ -65,33 +65,33 @@ struct record {
 };
 
 /*
- * Counters of one CPU, on a line of the cache of their own. `lost` comes before `seen`, and is read before it, so that
- * a reader never finds more lost than seen.
+ * Counters of one CPU, on a separate cache line. `lost` precedes `seen` here, and the reader reads it first, so that
+ * the reader never finds more lost than seen.
  */
 struct counts {
-	__u64 lost; /* execs that the ring had no room for */
+	__u64 lost; /* execs for which the ring had no room */
 	__u64 seen; /* execs that passed the filter */
 	__u64 unused[6];
 };
 
-/* What the reader does, as it says itself. A program that wakes it makes it AWAKE, so that it is woken once. */
+/* The reader's state, set by the reader. A program that wakes the reader sets AWAKE, so that only one does. */
 enum reader {
-	AWAKE, /* it looks at the ring before it sleeps again */
+	AWAKE, /* it will check the ring before it sleeps again */
 	RESTS, /* it sleeps for a while after a batch, unless the ring fills up */
-	IDLE,  /* it found nothing, and sleeps until there is something */
+	IDLE,  /* it found no event, and sleeps until there is one */
 };
 
 struct state {
 	__u32 reader;
 };
 
-/* Size set at load time. */
+/* The loader sets the size. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 20);
 } exec_ring SEC(".maps");
 
-/* By CPU; size set at load time. The reader maps it, and reads without system calls. */
+/* By CPU; the loader sets the size. The reader maps it, and reads it without system calls. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -108,7 +108,7 @@ struct {
 	__type(value, struct state);
 } exec_state SEC(".maps");
 
-/* Where a record is put together: only what is used of it goes into the ring, and its size is not known before. */
+/* Buffer in which a record is built. Only its used part is copied to the ring, and its size is not known before. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
@@ -116,7 +116,7 @@ struct {
 	__type(value, struct record);
 } exec_scratch SEC(".maps");
 
-/* The control group that is traced, with those below it. */
+/* The control group that is traced, together with the groups below it. */
 struct {
 	__uint(type, BPF_MAP_TYPE_CGROUP_ARRAY);
 	__uint(max_entries, 1);
@@ -124,15 +124,15 @@ struct {
 	__type(value, __u32);
 } exec_groups SEC(".maps");
 
-/* Set at load time. */
+/* Set by the loader. */
 const volatile __u32 filtered = 0;   /* only the group of exec_groups is traced */
 const volatile __u32 args_bytes = 0; /* that are kept of each exec's arguments */
 const volatile __u64 wake_bytes = 0; /* in the ring that wake a reader who rests */
 
 /*
- * Wakes the reader if it sleeps and has cause to wake. This comes after the record has been committed to the ring,
- * which is a full barrier, and the reader looks at the ring again after it has said that it sleeps: one of the two sees
- * the other, so that no event lies there unnoticed. A wake-up needs a record; this one is empty, and nobody reads it.
+ * Wakes the reader if it sleeps and has a reason to wake. The record is already committed to the ring (a full barrier),
+ * and the reader checks the ring again after it has set its state, so one of the two notices the other, and no event is
+ * overlooked. Only a record can wake the reader; this one is empty, and discarded.
  */
 static __always_inline void wake(void)
 {
@@ -218,8 +218,8 @@ int tare_exectrace(__u64 *ctx)
 }
 
 /*
- * These make bpf2go write the types down in Go; no program refers to the section that they are in, so it is never
- * loaded.
+ * These make bpf2go generate Go declarations of the types. No program refers to the section of these variables, so it
+ * is never loaded.
  */
 struct event *unused_event __attribute__((unused));
 enum flags *unused_flags __attribute__((unused));

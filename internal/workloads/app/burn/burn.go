@@ -1,5 +1,5 @@
 // Package burn is the application that keeps CPUs busy (tare app burn): a neighbour that wants the whole machine,
-// against which the measured processes must get their share. It uses CPU time and nothing else.
+// beside which the measured processes must get their share. It uses CPU time and nothing else.
 package burn
 
 import (
@@ -20,16 +20,16 @@ type Options struct {
 	Share float64 // of every CPU that the process may run on, from 0 to 1; 0: it only waits
 }
 
-// Ready is the data of its ready message.
+// Ready is the data of the ready message.
 type Ready struct {
 	Threads int `json:"threads"`
 }
 
-// period is the period over which the share is kept.
+// period is the interval over which the share is kept.
 const period = 10 * time.Millisecond
 
-// Serve burns until the context ends, with one thread on each CPU that this process may run on. It calls ready when it
-// has begun.
+// Serve burns CPU time until the context ends, with one thread on each CPU that this process may run on. It calls ready
+// once the threads have begun.
 func Serve(ctx context.Context, o Options, ready func(Ready) error) error {
 	if err := (param.Values{"share": param.Number(o.Share)}).Check(Settings); err != nil {
 		return err
@@ -61,7 +61,8 @@ func Serve(ctx context.Context, o Options, ready func(Ready) error) error {
 	return nil
 }
 
-// burn uses a share of one CPU, by the thread's own CPU clock: if other tasks use the CPU too, it keeps trying.
+// burn uses a share of one CPU, measured by the thread's CPU clock. If other tasks also use the CPU, burn keeps trying
+// to get its share.
 func burn(ctx context.Context, cpu int, share float64, pinned chan<- error) {
 	runtime.LockOSThread() // never unlocked: the thread, with its affinity, ends with the goroutine
 	err := pace.RunOn(cpu)
@@ -81,7 +82,7 @@ func burn(ctx context.Context, cpu int, share float64, pinned chan<- error) {
 // threadTime returns the CPU time of the calling thread in nanoseconds.
 func threadTime() int64 { return pace.Clock(unix.CLOCK_THREAD_CPUTIME_ID) }
 
-// Run runs the application by the role protocol on conn: it sends ready when it burns, and ends when the parent closes
+// Run runs the application by the role protocol on conn: it sends ready once it burns, and ends when the parent closes
 // its end or the context ends.
 func Run(ctx context.Context, o Options, conn *role.Conn) error {
 	return role.Play(ctx, conn, func(ctx context.Context) error {

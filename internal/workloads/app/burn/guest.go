@@ -25,13 +25,13 @@ func (guest) About() kind.About {
 	}
 }
 
-// burning returns the ready message for people.
+// burning formats the ready message for people.
 func burning(v param.Values, r Ready) string {
 	threads := quantity.Counted(r.Threads, "thread")
 	return fmt.Sprintf("burning %s of each CPU with %s (Ctrl-C ends it)", v["share"], threads)
 }
 
-// Play is the application's process.
+// Play runs the application's process.
 func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
 	return Run(ctx, Options{Share: v.Float("share")}, conn)
 }

@@ -8,7 +8,7 @@ var Settings = []param.Setting{
 		Doc: "part of each CPU that it uses, 0 to 1"},
 }
 
-// neighbours are the phrases for the neighbour's share.
+// neighbours holds the phrases for the setting share.
 var neighbours = map[string]string{
 	"0": "without a busy neighbour", "1": "beside a neighbour on every CPU",
 	"": "beside a neighbour that takes {} of each CPU",

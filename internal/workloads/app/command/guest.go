@@ -1,5 +1,5 @@
-// Package command is an application that is any program: a server that a spec gives as a command line, or one that is
-// already running and is observed. Loads use its address; its protocol is unknown.
+// Package command is an application that is any program: either a server that a spec starts by its command line, or one
+// that is already running and is only observed. Loads use its address. Its protocol is unknown.
 package command
 
 import (
@@ -26,7 +26,7 @@ func (guest) About() kind.About {
 
 func (guest) Check(v param.Values) error { return check(v) }
 
-// CheckSetup refuses limits for a program that the trial does not start.
+// CheckSetup refuses limits for an observed program, because the trial does not start it.
 func (guest) CheckSetup(_ *kind.Setup, _ string, part *kind.Part) error {
 	if _, observes := part.Options[observe]; observes && len(part.Limits) > 0 {
 		return errors.New("an observed application cannot be limited: leave out its limits, or have a command start it")
@@ -34,8 +34,8 @@ func (guest) CheckSetup(_ *kind.Setup, _ string, part *kind.Part) error {
 	return nil
 }
 
-// Installed returns an error if the program is not installed. A name with placeholders is checked only when it is
-// started.
+// Installed returns an error if the program is not installed. A name with placeholders is not checked until the program
+// is started.
 func (guest) Installed(_ context.Context, v param.Values) error {
 	if _, observes := v[observe]; observes {
 		return nil
@@ -50,7 +50,7 @@ func (guest) Installed(_ context.Context, v param.Values) error {
 // Optional returns false: without the application there is nothing to compare.
 func (guest) Optional(param.Values) bool { return false }
 
-// Join makes the application's part in a trial.
+// Join makes the application's part of a trial.
 func (guest) Join(t kind.Trial, name string, part *kind.Part) (any, error) {
 	if target, observes := part.Options[observe]; observes {
 		return newObserved(t, name, target, part.Options["address"])

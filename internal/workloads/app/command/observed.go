@@ -12,7 +12,7 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// observed is an application that ran before the trial, and runs after it.
+// observed is an application that runs before, during and after the trial.
 type observed struct {
 	trial    kind.Trial
 	name     string
@@ -26,7 +26,7 @@ func newObserved(t kind.Trial, name, target, address string) (*observed, error) 
 	return &observed{trial: t, name: name, target: parsed, address: address}, err
 }
 
-// Serve finds the observed program, and charges its control group to the application.
+// Serve finds the observed program, and attributes the use of its control group to the application.
 func (o *observed) Serve(context.Context) (app kind.App, err error) {
 	finder := process.Finder{Layout: o.trial.Cgroups(), Proc: proc.FS{}}
 	if o.existing, err = finder.Find(o.target); err != nil {
@@ -47,13 +47,13 @@ func (o *observed) Serve(context.Context) (app kind.App, err error) {
 	return app, err
 }
 
-// Begun begins to check whether it stays in its control group.
+// Begun begins to check that the program stays in its control group.
 func (o *observed) Begun(context.Context, role.Schedule) error { return o.existing.Watch() }
 
 // Close ends the check.
 func (o *observed) Close() error { return o.existing.Close() }
 
-// After fails the trial if the observed program has ended meanwhile.
+// After returns an error if the observed program has ended during the trial.
 func (o *observed) After(context.Context) error {
 	if err := o.existing.Refresh(); err != nil {
 		return err

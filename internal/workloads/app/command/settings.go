@@ -12,7 +12,7 @@ import (
 // observe is the setting that names a running program.
 const observe = "observe"
 
-// Settings are those of any command, and the setting for observing a program instead of starting one.
+// Settings are the settings of any command, and the setting for observing a program instead of starting one.
 var Settings = append(slices.Clone(process.Settings), param.Setting{
 	Name: observe, Type: param.TypeText, Reach: param.ReachProcess,
 	Doc: "instead of `command`: what runs already, `pid:1234`, `cgroup:/path`, `unit:NAME` or `container:ID`; never " +
@@ -24,7 +24,7 @@ var ofStarting = []string{
 	"command", "env", "dir", "ready-port", "ready-line", "ready-http", "ready-file", "ready-after",
 }
 
-// check checks settings together. Its error continues a sentence that begins with the part's place in the spec.
+// check checks combinations of settings. Its error continues a sentence that begins with the part's place in the spec.
 func check(v param.Values) error {
 	_, starts := v["command"]
 	_, observes := v[observe]

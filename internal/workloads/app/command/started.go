@@ -15,12 +15,12 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// started is an application that a trial starts.
+// started is an application that the trial starts.
 type started struct {
 	part.Part
 	command process.Command
-	served  bool   // a load connects to it
-	address string // where it is reached, once it is ready; empty if that is in another network namespace
+	served  bool   // whether a load connects to it
+	address string // its address once it is ready; empty if that is in another network namespace
 }
 
 func newStarted(t kind.Trial, name string, p *kind.Part) (*started, error) {
@@ -52,7 +52,7 @@ func (s *started) Serve(ctx context.Context) (kind.App, error) {
 		return kind.App{}, err
 	}
 	if s.served && c.Ready == (process.Ready{}) {
-		// Half a second after its start it might not listen yet.
+		// Half a second after its start, the program might not listen yet.
 		if c.Ready.Port = c.Address; c.Address == "" {
 			c.Ready.Listen, c.Ready.Offered = true, offered
 		}
@@ -82,7 +82,7 @@ func (s *started) Serve(ctx context.Context) (kind.App, error) {
 	return app, err
 }
 
-// After checks that the trial's process is the one that serves.
+// After warns if a process outside the trial serves the application's address.
 func (s *started) After(context.Context) error {
 	if s.address != "" {
 		s.ServedElsewhere(s.address)
@@ -90,10 +90,10 @@ func (s *started) After(context.Context) error {
 	return nil
 }
 
-// addressOf returns the address of a program, given the addresses on which it listens: the one that it was offered, or
-// else its only one. A program that was offered another address than this machine's loopback is in a separate network
-// namespace. It is then at the offered host, whatever its sockets show; with its own kernel they are not visible at
-// all.
+// addressOf returns the address of a program, given the addresses at which it listens. That is the address that it was
+// offered, or otherwise its only one. A program that was offered an address outside this machine's loopback is in a
+// separate network namespace. Its address is then at the offered host, whatever its sockets show. If it has its own
+// kernel, its sockets are not visible at all.
 func addressOf(name, offered string, listens []string) (string, error) {
 	host, port, _ := net.SplitHostPort(offered)
 	ip := net.ParseIP(host)
@@ -124,7 +124,7 @@ func addressOf(name, offered string, listens []string) (string, error) {
 		"listens at %s", strings.Join(listens, ", "))
 }
 
-// ports returns the different ports of addresses.
+// ports returns the distinct ports of addresses.
 func ports(addresses []string) []string {
 	var all []string
 	for _, a := range addresses {

@@ -11,8 +11,8 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// echoService is the service that experiments call. Its only method, Echo, has a google.protobuf.BytesValue as
-// argument and result, so no code need be generated. For other clients, it is described in testdata/echo.proto.
+// echoService is the gRPC service that experiments call. The argument and the result of its only method, Echo, are
+// google.protobuf.BytesValue, so it needs no generated code. testdata/echo.proto describes it for other clients.
 var echoService = grpc.ServiceDesc{
 	ServiceName: "tare.Echo",
 	HandlerType: (*any)(nil),
@@ -33,11 +33,11 @@ func echo(srv any, ctx context.Context, decode func(any) error, _ grpc.UnaryServ
 	return wrapperspb.Bytes(answer), nil
 }
 
-// grpcServer gives grpc-go's server the interface of net/http's.
+// grpcServer adapts grpc-go's server to the interface server.
 type grpcServer struct{ *grpc.Server }
 
 func newGRPC(a *answers, secured *tls.Config) grpcServer {
-	const framing = 16 // most bytes of a message besides its value
+	const framing = 16 // upper bound of the bytes of a message besides its value
 	options := []grpc.ServerOption{grpc.MaxConcurrentStreams(maxStreams), grpc.MaxRecvMsgSize(maxEcho + framing)}
 	if secured != nil {
 		options = append(options, grpc.Creds(credentials.NewTLS(secured)))

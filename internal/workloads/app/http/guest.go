@@ -34,7 +34,7 @@ func (guest) About() kind.About {
 	}
 }
 
-// serving returns the ready message for people.
+// serving formats the ready message for people.
 func serving(v param.Values, r Ready) string {
 	scheme := "http"
 	switch {
@@ -46,7 +46,8 @@ func serving(v param.Values, r Ready) string {
 	return fmt.Sprintf("serving %s://%s/ (Ctrl-C ends it)", scheme, r.Address)
 }
 
-// appProtocol returns IANA's name of the protocol if there is one, and else the name in Kubernetes and meshes.
+// appProtocol returns IANA's name of the protocol if there is one, and otherwise the name that Kubernetes and meshes
+// use.
 func appProtocol(v param.Values) string {
 	p := Protocol(v["protocol"])
 	switch {
@@ -69,7 +70,7 @@ func (guest) At(at kind.Site) param.Values {
 	return param.Values{listenKey: net.JoinHostPort(cmp.Or(at.Host, "127.0.0.1"), strconv.Itoa(at.Port))}
 }
 
-// Play is the application's process.
+// Play runs the application's process.
 func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
 	o, err := OptionsOf(v)
 	if err != nil {

@@ -1,9 +1,9 @@
 // Package http is the application that experiments put behind a mesh: an HTTP, gRPC or TCP echo server with a known
-// delay, in a separate process (tare app http). It is plain net/http or grpc-go, as a real application would be; with
-// a faster server the measured subject would look more expensive than it is in practice.
+// delay, in a separate process (tare app http). It is plain net/http or grpc-go, like a real application. With a faster
+// server, the measured subject would look more expensive than it is in practice.
 //
-// HTTP/2, with prior knowledge if there is no TLS, is served together with HTTP/1.1 only on request: to detect the
-// protocol, net/http needs a separate read of 14 bytes on each new connection.
+// HTTP/2, with prior knowledge if there is no TLS, is served beside HTTP/1.1 only on request, because net/http needs a
+// separate read of 14 bytes on each new connection to detect the protocol.
 package http
 
 import (
@@ -32,7 +32,7 @@ type Options struct {
 	Listen   string   // host:port; port 0 takes a free one
 	Protocol Protocol // default HTTP1
 	Body     int      // bytes of the response to a request without a body; for gRPC, of the value in the message
-	Deaf     bool     // a request with a body gets the same response, and not its echo
+	Deaf     bool     // a request with a body also gets this response, not its echo
 	TLS      bool     // with a self-signed certificate for the host of Listen
 
 	delay.Options // from the request's arrival in the handler to its answer
@@ -46,26 +46,28 @@ const (
 	HTTP1 Protocol = "http1"
 	HTTP2 Protocol = "http2" // and HTTP/1.1 on the same port; without TLS, with prior knowledge
 	GRPC  Protocol = "grpc"  // over HTTP/2
-	TCP   Protocol = "tcp"   // data is echoed: RFC 862
+	TCP   Protocol = "tcp"   // echoes data: RFC 862
 )
 
-// maxStreams is how many requests of HTTP/2 or gRPC a connection carries at once: as many as load http can send.
+// maxStreams is the maximum number of concurrent HTTP/2 or gRPC requests on a connection: as many as load http can
+// send.
 const maxStreams = 1000
 
-// maxEcho bounds an echoed body, in bytes.
+// maxEcho is the maximum length of an echoed body, in bytes.
 const maxEcho = 16 << 20
 
 // Ready is the data of the server's ready message.
 type Ready = delay.Started
 
 // Serve listens, calls ready, and serves until the context ends. If it cannot listen, the error has the code
-// fault.Machine (the port is in use, the address is not this machine's) or fault.Usage (the address is invalid).
+// fault.Machine (the port is in use, or the address is not one of this machine's) or fault.Usage (the address is
+// invalid).
 func Serve(ctx context.Context, o Options, ready func(Ready) error) error {
 	_, err := serveAndRecord(ctx, o, ready)
 	return err
 }
 
-// serveAndRecord is Serve, and returns what was served if recording is on.
+// serveAndRecord does the same as Serve, and returns what was served if recording is on.
 func serveAndRecord(ctx context.Context, o Options, ready func(Ready) error) (*delay.Served, error) {
 	o.Protocol = cmp.Or(o.Protocol, HTTP1)
 	values := param.Values{"body": strconv.Itoa(o.Body), "delay": o.Delay.String(), "protocol": string(o.Protocol)}
@@ -85,7 +87,7 @@ func serveAndRecord(ctx context.Context, o Options, ready func(Ready) error) (*d
 	w := delay.NewWaits(o.Options, pace.Now())
 	var secured *tls.Config
 	if o.TLS {
-		host, _, _ := net.SplitHostPort(o.Listen) // already valid, since it listens there
+		host, _, _ := net.SplitHostPort(o.Listen) // valid, because the listener exists
 		if secured, err = selfSigned(host); err != nil {
 			return nil, errors.Join(err, listener.Close())
 		}
@@ -100,7 +102,7 @@ func serveAndRecord(ctx context.Context, o Options, ready func(Ready) error) (*d
 			served <- err
 		}
 	}
-	_ = server.Close() // an error means that it was closed already
+	_ = server.Close() // an error means that it has already been closed
 	if e := <-served; !errors.Is(e, http.ErrServerClosed) && err == nil {
 		err = e
 	}
@@ -161,8 +163,8 @@ func filling(size int) []byte {
 	return b
 }
 
-// to returns the response to a body at its due time, or the context's error if the client has gone before. The time to
-// read the body with receive is part of the delay.
+// to returns the response to a request, once it is due. The delay includes the time for reading the body with receive.
+// If the client disconnects first, to returns the context's error.
 func (a *answers) to(ctx context.Context, receive func() ([]byte, error)) ([]byte, error) {
 	arrived := pace.Now()
 	due, recorded := a.waits.Due(arrived)
@@ -201,7 +203,7 @@ func (a *answers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			status = http.StatusRequestEntityTooLarge
 		}
 		http.Error(w, unread.Error(), status)
-	case err == nil: // else the client has gone
+	case err == nil: // otherwise the client has gone
 		w.Header()["Content-Type"] = contentType
 		w.Header().Set("Content-Length", strconv.Itoa(len(answer)))
 		_, _ = w.Write(answer) // an error means that the client has gone
@@ -210,8 +212,8 @@ func (a *answers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 var contentType = []string{"application/octet-stream"}
 
-// waitUntil waits until time at (ns by pace.Now). Go's timers are up to 1 ms late, so for the last part it sleeps on a
-// locked thread.
+// waitUntil waits until the time at (ns by pace.Now). Go's timers are up to 1 ms late, so it sleeps on a locked thread
+// for the last part.
 func waitUntil(ctx context.Context, at int64) error {
 	const last = 2 * time.Millisecond
 	if coarse := time.Duration(at-pace.Now()) - last; coarse > 0 {
@@ -232,7 +234,8 @@ func waitUntil(ctx context.Context, at int64) error {
 }
 
 // Run runs the application by the role protocol on conn: it sends the ready message with the address, and serves until
-// the parent closes its end or the context ends. A server with a distribution or stalls then sends what it served.
+// the parent closes its end or the context ends. If the options include a distribution or stalls, Run then sends a
+// record of what it served.
 func Run(ctx context.Context, o Options, conn *role.Conn) error {
 	var served any
 	err := role.Play(ctx, conn, func(ctx context.Context) error {

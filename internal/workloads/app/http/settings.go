@@ -22,7 +22,7 @@ var Settings = []param.Setting{
 	{Name: "delay", Type: param.TypeDuration, Default: "0s", Max: 60, Doc: "time before each answer"},
 }
 
-// listenKey is the setting that an experiment sets.
+// listenKey is the name of the setting that an experiment sets itself.
 const listenKey = "listen"
 
 // processSettings are the settings of the process that specs do not have.
@@ -41,7 +41,7 @@ var processSettings = []param.Setting{
 			"reports at its end"},
 }
 
-// OptionsOf makes options from settings, those of the process or those of a spec alone.
+// OptionsOf converts settings to options: the settings of a process, or only those of a spec.
 func OptionsOf(v param.Values) (o Options, err error) {
 	o = Options{
 		Protocol: Protocol(v["protocol"]), Body: v.Int("body"), Deaf: !v.On("echo"), TLS: v.On("tls"), Listen: v[listenKey],

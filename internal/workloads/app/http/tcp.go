@@ -8,12 +8,12 @@ import (
 	"sync"
 )
 
-// echoBuffer is the most bytes that are read and sent back at once.
+// echoBuffer is the maximum number of bytes that are read and sent back at once.
 const echoBuffer = 16 << 10
 
-// echoServer echoes data (RFC 862), with a goroutine and a buffer for each connection, as usual for servers in Go.
+// echoServer echoes data (RFC 862). As is usual for servers in Go, each connection has a goroutine and a buffer.
 type echoServer struct {
-	ctx     context.Context // until Close
+	ctx     context.Context // ends at Close
 	close   context.CancelFunc
 	secured *tls.Config // nil: cleartext
 }
@@ -23,7 +23,7 @@ func newEcho(secured *tls.Config) *echoServer {
 	return &echoServer{ctx, cancel, secured}
 }
 
-// Serve returns http.ErrServerClosed after Close, when all connections have ended.
+// Serve serves until Close. It returns http.ErrServerClosed once all connections have ended.
 func (s *echoServer) Serve(l net.Listener) error {
 	if s.secured != nil {
 		l = tls.NewListener(l, s.secured)
@@ -55,7 +55,7 @@ func (s *echoServer) Close() error {
 	return nil
 }
 
-// echoAll sends back what it reads until the client ends.
+// echoAll sends back what it reads, until the client closes the connection.
 func echoAll(c net.Conn) {
 	buffer := make([]byte, echoBuffer)
 	for {

@@ -20,45 +20,46 @@ import (
 	"tare/internal/workloads/load/command/tool"
 )
 
-// Own is what is known of a load's program, stored in Result.Own.
+// Own holds what is known about a load's program. It is stored in Result.Own.
 type Own struct {
-	Command string `json:"command"` // its command line, as it was started
+	Command string `json:"command"` // the program's command line, as it was started
 
-	// WallSeconds is the time from the program's start until its end. It and WindowSeconds are by Tare's clock.
+	// WallSeconds is the time from the program's start to its end. WallSeconds and WindowSeconds are by Tare's clock.
 	WallSeconds float64 `json:"wall_seconds"`
-	// WindowSeconds is how much of the measured window it ran.
+	// WindowSeconds is the part of the measured window in which the program ran.
 	WindowSeconds float64 `json:"window_seconds"`
-	// Stopped is true if it was stopped instead of ending by itself.
+	// Stopped is true if Tare stopped the program, and false if it ended by itself.
 	Stopped bool `json:"stopped,omitempty"`
 
-	// Opened is how many TCP connections any program opened in Tare's network namespace between two readings at the
-	// edges of the window, OpenedSeconds apart; nil if the kernel does not report it.
+	// Opened is the number of TCP connections that all programs in Tare's network namespace opened between two readings at
+	// the edges of the window, OpenedSeconds apart. It is nil if the kernel does not report it.
 	Opened        *uint64 `json:"machine_connections"`
 	OpenedSeconds float64 `json:"machine_connections_seconds"`
 
-	// Said is the tool's parsed output; nil if its format is unknown or it could not be read: Unread says why.
+	// Said is the tool's parsed output. It is nil if its format is unknown, or if it could not be parsed; Unread then says
+	// why.
 	Said   *tool.Reading `json:"said"`
 	Unread string        `json:"unread,omitempty"`
 
-	LastWords string `json:"last_words,omitempty"` // if the program did not run over the whole window
+	LastWords string `json:"last_words,omitempty"` // set if the program did not run over the whole window
 }
 
-// joined is the load in a trial: a kind.Generator.
+// joined is the load's part of a trial: a kind.Generator.
 type joined struct {
 	part.Part
 	of      *kind.Part
 	options options
-	early   bool // it is started before the schedule begins, and waits (await)
+	early   bool // the program is started before the schedule begins, and then waits (await)
 
 	command  process.Command // with the placeholders filled in
-	line     string          // as given, for the user to try by hand
+	line     string          // the command line as given, for the user to try by hand
 	begin    string          // the file that an early program waits for
 	schedule role.Schedule
 	running  *process.Running
 	started  int64 // CLOCK_MONOTONIC, nanoseconds
 
 	mu    sync.Mutex
-	ended int64 // CLOCK_MONOTONIC, ns; 0: it has not ended by itself
+	ended int64 // CLOCK_MONOTONIC, ns; 0: the program has not ended by itself
 
 	watch     sync.WaitGroup
 	stopWatch context.CancelFunc
@@ -69,7 +70,8 @@ func newJoined(t kind.Trial, name string, of *kind.Part, o options) *joined {
 	return &joined{Part: part.Part{Trial: t, Name: name}, of: of, options: o}
 }
 
-// Aim fills in the command line, since the application's address is now known. It starts an early program.
+// Aim fills in the command line, for which the application's address is now known. If the load is early, Aim starts the
+// program.
 func (j *joined) Aim(ctx context.Context, at kind.Site) error {
 	place, err := j.Place()
 	if err != nil {
@@ -100,7 +102,7 @@ func (j *joined) Generate(ctx context.Context, s role.Schedule) (err error) {
 	return err
 }
 
-// onEnd is called when the program has ended by itself. With an error it ends the trial.
+// onEnd is called when the program has ended by itself. It ends the trial if err is not nil.
 func (j *joined) onEnd(err error) {
 	j.mu.Lock()
 	j.ended = pace.Now()
@@ -110,7 +112,7 @@ func (j *joined) onEnd(err error) {
 	}
 }
 
-// Result waits for a program whose output is read, and stops any other.
+// Result waits for the program if its output is to be parsed, and otherwise stops it.
 func (j *joined) Result(ctx context.Context) (r load.Result, err error) {
 	stopped, err := j.finish(ctx)
 	if err != nil {
@@ -158,7 +160,7 @@ func (j *joined) finish(ctx context.Context) (stopped bool, err error) {
 	return true, nil
 }
 
-// wait waits for the program, until its drain is over.
+// wait waits until the program has ended, or until the drain is over.
 func (j *joined) wait(ctx context.Context) error {
 	asked := math.Ceil(float64(j.schedule.Warmup+j.schedule.Duration)/1e9) * 1e9 // the value of {seconds}
 	until := j.started + int64(asked) + int64(j.of.Options.Duration(settingDrain))
@@ -173,7 +175,7 @@ func (j *joined) wait(ctx context.Context) error {
 	return nil
 }
 
-// endedAt returns when the program ended: by itself, or just now.
+// endedAt returns when the program ended by itself, or the current time if it has not.
 func (j *joined) endedAt() int64 {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -188,7 +190,7 @@ func (j *joined) edgesOf() (from, to int64) {
 
 func (j *joined) windowSeconds() float64 { return float64(j.schedule.Duration) / 1e9 }
 
-// inWindow returns how many seconds of the window the program ran, if it ended at end.
+// inWindow returns for how many seconds of the window the program ran, given the time of its end.
 func (j *joined) inWindow(end int64) float64 {
 	from, to := j.edgesOf()
 	return float64(max(0, min(to, end)-max(from, j.started))) / 1e9
@@ -231,7 +233,7 @@ func (j *joined) cpuSeconds() float64 {
 	return 0
 }
 
-// cpus returns how many CPUs the program could use.
+// cpus returns the number of CPUs that the program could use.
 func (j *joined) cpus() float64 {
 	n := float64(runtime.NumCPU())
 	if j.of.Limits.Float("pin") > 0 {

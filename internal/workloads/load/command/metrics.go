@@ -15,7 +15,7 @@ import (
 )
 
 var (
-	// gateWindow trips unless the program ran from one edge of the window to the other.
+	// gateWindow trips unless the program ran during the whole window.
 	gateWindow = &measured.Gate{
 		Name: "program-window", Breaks: []measured.Need{measured.Worked, measured.Rated}, Quiet: ledger.Generator,
 		Why: "a load that ran for a part of the window did less than the window is divided by",
@@ -26,7 +26,7 @@ var (
 		Why: "a tool cannot separate the requests that a stall of the machine touched; its rate and latency are then " +
 			"those of the machine's other users",
 	}
-	// gateOutput trips if the output could not be read.
+	// gateOutput trips if the tool's output could not be parsed.
 	gateOutput = &measured.Gate{
 		Name: "tool-output", Breaks: []measured.Need{measured.Read}, Quiet: ledger.Unknown,
 		Why: "what a tool measured is unknown, or known of some of the loads only; what is measured from outside does " +
@@ -37,7 +37,7 @@ var (
 // Gates returns the gates of the load.
 func (guest) Gates() []*measured.Gate { return []*measured.Gate{gateWindow, gateTouched, gateOutput} }
 
-// ownOf decodes what is known of the program of a load; false for another kind of load.
+// ownOf decodes what is known about a load's program. ok is false for a load of another kind.
 func ownOf(r load.Result) (own Own, ok bool) {
 	if r.Generator != Generator || r.Own == nil {
 		return own, false
@@ -45,7 +45,7 @@ func ownOf(r load.Result) (own Own, ok bool) {
 	return own, json.Unmarshal(r.Own, &own) == nil
 }
 
-// Judge judges the load. It has no schedule, so nothing can be late.
+// Judge judges the load. The load has no schedule, so nothing can be late.
 func (guest) Judge(m *measured.Measured, name string) []measured.Trip {
 	j := m.JudgeLoad(name)
 	own, ok := ownOf(j.Result)
@@ -75,8 +75,7 @@ func lastWords(own Own) string {
 }
 
 // judgeTime compares the duration in the tool's output with Tare's clock: a shell around a tool may wait before and
-// after it, or print an old output. The tolerance is a tenth, plus a tenth of a second for when a tool's clock starts
-// and stops.
+// after it, or print an old output. The tolerance is a tenth, plus 0.1 s for when the tool's clock starts and stops.
 func judgeTime(j *measured.LoadJudge, own Own) {
 	seconds, whole := own.Said.Seconds, j.Result.Seconds
 	switch {
@@ -102,13 +101,13 @@ func judgeSaid(j *measured.LoadJudge, said tool.Reading, allowed float64) {
 	}
 }
 
-// mostTaken is the fraction of the machine's CPU time that other processes may take from a tool. It is fixed: what
-// they take lowers a closed loop's rate about in proportion, or twice as much if the load and the server have one CPU
-// each.
+// mostTaken is the fraction of the machine's CPU time that other processes may take from a tool. It is fixed, because
+// that time lowers a closed loop's rate about in proportion, or by twice as much if the load and the server have one
+// CPU each.
 const mostTaken = 0.1
 
-// judgeTouched compares the CPU time that other processes took with what a tool tolerates. If nodes of the same run
-// share the machine, it judges nothing, because it cannot distinguish them from others.
+// judgeTouched trips gateTouched if other processes took more CPU time than a tool tolerates. It judges nothing if
+// nodes of the same run share the machine, because it cannot distinguish them from other processes.
 func judgeTouched(j *measured.LoadJudge, m *measured.Measured) {
 	if m.Shared {
 		return
@@ -121,8 +120,8 @@ func judgeTouched(j *measured.LoadJudge, m *measured.Measured) {
 	}
 }
 
-// errorRatio returns the fraction of requests that failed; false if the tool does not report it. Some tools include
-// failed requests in their number of requests, and some do not.
+// errorRatio returns the fraction of requests that failed. ok is false if the tool does not report it. Some tools count
+// failed requests among their requests, and some do not.
 func errorRatio(said tool.Reading) (float64, bool) {
 	if said.Requests == nil || said.Errors == nil || attempts(said) == 0 {
 		return 0, false
@@ -132,20 +131,21 @@ func errorRatio(said tool.Reading) (float64, bool) {
 
 func attempts(said tool.Reading) int64 { return max(*said.Requests+said.Beside, *said.Errors) }
 
-// ownClock ends the description of values that a tool prints.
+// ownClock ends the descriptions of metrics that a tool measures.
 const ownClock = " By the tool's clock, over its whole run, warm-up included: not comparable with Tare's own " +
 	"loads, which measure between the edges of the window. docs/commands.md says what each tool's clock measures."
 
-// oneTool ends the description of values that cannot be added up.
+// oneTool ends the descriptions of metrics that cannot be added up.
 const oneTool = " Absent where the tool does not print it, and where several loads or nodes do."
 
-// needs are for values of a tool, which cover its whole run, in open or closed loop, with an unknown effect of stalls.
+// needs are the needs of a tool's metrics, which cover its whole run, in open or closed loop, with an unknown effect of
+// stalls.
 var needs = []measured.Need{
 	measured.Whole, measured.Worked, measured.Complete, measured.Unthrottled, measured.Held, measured.Alone, measured.Read,
 	measured.Untouched,
 }
 
-// Metrics returns the metrics that are measured from outside, and those that the tools print.
+// Metrics returns the metrics that Tare measures from outside, and those that the tools print.
 func (guest) Metrics() []measured.Metric {
 	all := []measured.Metric{{
 		Definition: metric.Definition{
@@ -178,7 +178,7 @@ func (guest) Metrics() []measured.Metric {
 	return append(all, outsideMetrics...)
 }
 
-// latency makes a metric of one number of the distribution that a tool prints.
+// latency returns the metric of one number in the latency distribution that a tool prints.
 func latency(name, what string, headline bool, of func(tool.Reading) *float64) measured.Metric {
 	return measured.Metric{
 		Definition: metric.Definition{
@@ -212,7 +212,7 @@ var outsideMetrics = []measured.Metric{{
 	},
 }}
 
-// programs returns what is known of the loads of this kind.
+// programs returns what is known about the programs of the loads of this kind.
 func programs(m *measured.Measured) (all []Own) {
 	for _, r := range m.Loads {
 		if own, ok := ownOf(r); ok {
@@ -222,11 +222,11 @@ func programs(m *measured.Measured) (all []Own) {
 	return all
 }
 
-// toolRate adds up the rates; false if a load whose output is read does not print one.
+// toolRate adds up the rates of the loads. found is false if a load whose output is parsed does not print one.
 func toolRate(m *measured.Measured) (total float64, found bool) {
 	for _, own := range programs(m) {
 		switch {
-		case own.Said == nil && own.Unread == "": // its output is not read
+		case own.Said == nil && own.Unread == "": // its output is not parsed
 		case own.Said == nil || own.Said.Rate == nil:
 			return 0, false
 		default:
@@ -260,7 +260,7 @@ func ofTool(of func(tool.Reading) *float64) func(*measured.Measured) (float64, b
 	}
 }
 
-// machineConnections returns the machine's connections, from whichever of the loads counted them.
+// machineConnections returns the connections per second on the machine, from the first load that counted them.
 func machineConnections(m *measured.Measured) (float64, bool) {
 	for _, own := range programs(m) {
 		if own.Opened != nil && own.OpenedSeconds > 0 {

@@ -18,7 +18,7 @@ type edge struct {
 	err    error
 }
 
-// readAt reads at two times of CLOCK_MONOTONIC, or as soon as possible after them.
+// readAt takes one reading at each of two times of CLOCK_MONOTONIC, or as soon as possible after it.
 func readAt(ctx context.Context, from, to int64) (edges [2]edge) {
 	for i, at := range []int64{from, to} {
 		if edges[i].err = pace.Sleep(ctx, time.Duration(at-pace.Now())); edges[i].err == nil {
@@ -29,8 +29,8 @@ func readAt(ctx context.Context, from, to int64) (edges [2]edge) {
 	return edges
 }
 
-// opened returns how many connections were opened between two readings, and the seconds between them; nil if one of
-// the readings failed.
+// opened returns the number of connections that were opened between two readings, and the seconds between the readings.
+// It returns nil if one of the readings failed.
 func opened(edges [2]edge) (*uint64, float64) {
 	if edges[0].err != nil || edges[1].err != nil || edges[1].opened < edges[0].opened {
 		return nil, 0
@@ -38,8 +38,8 @@ func opened(edges [2]edge) (*uint64, float64) {
 	return new(edges[1].opened - edges[0].opened), float64(edges[1].at-edges[0].at) / 1e9
 }
 
-// activeOpens reads ActiveOpens of TCP: connections that went from CLOSED to SYN-SENT since the network namespace was
-// made (RFC 4022; snmp_seq_show_tcp_udp in net/ipv4/proc.c).
+// activeOpens reads TCP's counter ActiveOpens: how many connections have gone from CLOSED to SYN-SENT since the network
+// namespace was created (RFC 4022; snmp_seq_show_tcp_udp in net/ipv4/proc.c).
 func activeOpens(proc string) (uint64, error) {
 	var counted procfs.ProcSnmp
 	fs, err := procfs.NewFS(proc)

@@ -15,13 +15,13 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// This file is for loads that run one particular program. They have their own settings, from which they make a command
-// line, and are measured like any other program.
+// This file is for loads that run one particular program. Such a load has its own settings, makes a command line from
+// them, and is measured like any other program.
 
-// Joined is the load in a trial: a kind.Generator. The caller must close it.
+// Joined is a load's part of a trial: a kind.Generator. The caller must close it.
 type Joined = joined
 
-// JoinProgram makes the part in a trial of a load whose options are those of kind command.
+// JoinProgram makes the part of a trial for a load with the options of kind command.
 func JoinProgram(t kind.Trial, name string, part *kind.Part) (*Joined, error) {
 	o, err := optionsOf(part.Options)
 	if err != nil {
@@ -30,8 +30,8 @@ func JoinProgram(t kind.Trial, name string, part *kind.Part) (*Joined, error) {
 	return newJoined(t, name, part, o), nil
 }
 
-// JoinEarly is JoinProgram for a program that must be running when the schedule begins, because its environment may
-// take seconds to start.
+// JoinEarly does the same as JoinProgram, for a program that must be running when the schedule begins, because its
+// environment may take seconds to start.
 func JoinEarly(t kind.Trial, name string, part *kind.Part) (*Joined, error) {
 	j, err := JoinProgram(t, name, part)
 	if err == nil {
@@ -40,17 +40,17 @@ func JoinEarly(t kind.Trial, name string, part *kind.Part) (*Joined, error) {
 	return j, err
 }
 
-// waiting is a shell command that makes a file when it runs, waits for another file, and then executes the program.
+// waiting is a shell command that creates a file when it runs, waits for another file, and then executes the program.
 const waiting = `: >"$0"; while [ ! -e "$1" ]; do sleep 0.01; done; shift; exec "$@"`
 
-// upTime is how long starting a program may take: a virtual machine on an emulated processor takes seconds.
+// upTime is the maximum time for starting a program. In a virtual machine on an emulated processor, this takes seconds.
 const upTime = time.Minute
 
-// await starts the program's shell, which waits for the begin file, and returns when the shell runs.
+// await starts a shell that waits for the begin file before it executes the program, and returns once the shell runs.
 func (j *joined) await(ctx context.Context, dir string) error {
 	program, err := child.Find(j.command.Argv[0])
 	if err != nil {
-		return err // already reported by Installed
+		return err // Installed has already reported this
 	}
 	up := filepath.Join(dir, "up")
 	j.begin = filepath.Join(dir, "begin")
@@ -71,8 +71,8 @@ func (j *joined) await(ctx context.Context, dir string) error {
 	}
 }
 
-// Judge judges it as a load of this kind.
+// Judge judges a load as one of kind command.
 func Judge(m *measured.Measured, name string) []measured.Trip { return guest{}.Judge(m, name) }
 
-// Installed returns an error if a program is not installed, as process.Command does.
+// Installed returns the error of process.Command.Installed for a program without arguments.
 func Installed(program string) error { return process.Command{Argv: []string{program}}.Installed() }

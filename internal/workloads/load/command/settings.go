@@ -19,7 +19,7 @@ const (
 	noTool       = "none"
 )
 
-// shared are the settings of commands that apply to a load, which has neither readiness nor an address.
+// shared are the settings of commands that apply to a load, which has neither a readiness check nor an address.
 var shared = []string{"command", "env", "dir", "stop-signal", "stop-time"}
 
 // Settings are the settings of the load in specs.
@@ -46,7 +46,7 @@ func fromCommand(names []string) []param.Setting {
 // options holds the parsed settings of a load.
 type options struct {
 	command process.Command
-	tool    string // the tool whose output is read; empty: none
+	tool    string // the tool whose output is parsed; empty: none
 }
 
 // optionsOf reads settings. Its error continues a sentence that begins with the part's place in the spec.
@@ -73,7 +73,7 @@ func optionsOf(v param.Values) (o options, err error) {
 // aimed are the placeholders for the application to which a load connects.
 var aimed = []string{"{address}", "{host}", "{port}"}
 
-// checkAim refuses a command line with such placeholders if the load connects to no application.
+// checkAim refuses a command line with such placeholders if the load does not connect to an application.
 func checkAim(o options, to string) error {
 	if to != "" {
 		return nil

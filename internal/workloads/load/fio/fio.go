@@ -1,6 +1,6 @@
 // Package fio is a load that writes to a disk with fio, from the Debian package. By default eight jobs write blocks of
-// 512 KiB at random offsets of one file, bypassing the page cache. In a sandbox subject it runs inside the sandbox.
-// The file is limited to what the machine can hold, and results report its size.
+// 512 KiB at random offsets of one file, bypassing the page cache. With a sandbox as the subject, the load runs inside
+// the sandbox. The size of the file is limited to what the machine can hold, and results report it.
 package fio
 
 import (
@@ -21,7 +21,7 @@ import (
 	"tare/internal/workloads/load/command"
 )
 
-// name is the load's name in specs. In results the generator is command.
+// name is the load's name in specs. In results the generator is "command".
 const name = "fio"
 
 func init() { kind.Register(kind.Load, guest{}) }
@@ -64,7 +64,7 @@ func (guest) About() kind.About {
 	}
 }
 
-// starting is the time for starting fio and for laying out its file.
+// starting is the time that fio takes to start and to lay out its file.
 func starting(o param.Values) time.Duration {
 	const perByte = 2 // ns
 	return 300*time.Millisecond + time.Duration(perByte*o.Float(settingSize))
@@ -73,14 +73,14 @@ func starting(o param.Values) time.Duration {
 // Installed returns an error if fio is not installed.
 func (guest) Installed(context.Context, param.Values) error { return command.Installed(name) }
 
-// Optional returns false: without its load a trial measures something else.
+// Optional returns false: without the load, a trial would measure something else.
 func (guest) Optional(param.Values) bool { return false }
 
-// joined is the load in a trial.
+// joined is the load's part of a trial.
 type joined struct {
 	*command.Joined
 	trial       kind.Trial
-	asked, size int64 // size of the file in bytes, as set and as bounded
+	asked, size int64 // size of the file in bytes, as set and as limited
 }
 
 func (guest) Join(t kind.Trial, as string, part *kind.Part) (any, error) {
@@ -97,8 +97,9 @@ func (guest) Join(t kind.Trial, as string, part *kind.Part) (any, error) {
 	return j, err
 }
 
-// commandLine returns the command line, in the notation of package command, for a duration and a file of size bytes.
-// fio uses the kernel's clock, because calibrating the CPU's, as it does by default, takes long on an emulated CPU.
+// commandLine returns fio's command line, in the notation of package command, for a run of duration d on a file of size
+// bytes. fio uses the kernel's clock: by default it would calibrate the CPU's clock, which takes long on an emulated
+// CPU.
 func commandLine(o param.Values, size int64, d time.Duration) string {
 	direct := "0"
 	if o.On(settingDirect) {
@@ -109,14 +110,15 @@ func commandLine(o param.Values, size int64, d time.Duration) string {
 		"--output-format=json", size, o[settingKind], o.Int(settingBlock), o.Int(settingJobs), direct, d.Milliseconds())
 }
 
-// Divisors for the share of the machine's resources that a file may take.
+// A file may take at most 1/partOfDisk of the free space on its disk, and 1/partOfMemory of the machine's memory.
 const (
 	partOfDisk   = 8
 	partOfMemory = 4
 )
 
 // bounded limits a size to what the disk of a directory and the memory of the machine can hold: the page cache of an
-// intermediate kernel may hold the whole file, without any limit. A full disk is an error with the code fault.Machine.
+// intermediate kernel may hold the whole file, without any limit. If the disk is full, the error has the code
+// fault.Machine.
 func bounded(size int64, dir string) (int64, error) {
 	var disk unix.Statfs_t
 	if err := unix.Statfs(dir, &disk); err != nil {
@@ -135,7 +137,7 @@ func bounded(size int64, dir string) (int64, error) {
 	return size &^ (1<<20 - 1), nil
 }
 
-// Result returns the program's result with the size of the file added.
+// Result returns the program's result, with the size of the file.
 func (j *joined) Result(ctx context.Context) (load.Result, error) {
 	r, err := j.Joined.Result(ctx)
 	if err != nil {
@@ -152,7 +154,7 @@ func (j *joined) Result(ctx context.Context) (load.Result, error) {
 
 const sizeCount = "fio_file_bytes"
 
-// Judge judges it like any other program.
+// Judge judges the load as one of kind command.
 func (guest) Judge(m *measured.Measured, name string) []measured.Trip { return command.Judge(m, name) }
 
 // Metrics returns the metrics that only fio has.

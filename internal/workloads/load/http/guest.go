@@ -38,7 +38,7 @@ func (guest) About() kind.About {
 			return v.Float("rate")
 		},
 		Saturates: func(v param.Values) bool { return v["mode"] == load.Closed },
-		// 100 µs for opening and closing each connection.
+		// Opening and closing takes 100 µs for each connection.
 		TakesLonger: func(v param.Values) time.Duration {
 			return time.Duration(v.Int("connections")) * 100 * time.Microsecond
 		},
@@ -49,12 +49,12 @@ func (guest) About() kind.About {
 func (guest) At(at kind.Site) param.Values {
 	v := param.Values{urlKey: "http://" + at.Address + "/"}
 	if at.Served {
-		v[sourceKey] = string(SourceLoopback) // a service address is rewritten to one on this machine
+		v[sourceKey] = string(SourceLoopback) // the data plane rewrites a service address to one on this machine
 	}
 	return v
 }
 
-// Play runs the load in its own process.
+// Play runs the load's process.
 func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
 	o, err := OptionsOf(v)
 	if err != nil {
@@ -68,15 +68,15 @@ func (guest) Check(v param.Values) error {
 	return err
 }
 
-// CheckSetup refuses an application of kind http that does not serve the load's protocol. For other kinds, a mismatch
-// shows only when they run.
+// CheckSetup refuses an application of kind http that does not serve the load's protocol. With other kinds of
+// applications, a mismatch shows only at run time.
 func (guest) CheckSetup(s *kind.Setup, _ string, part *kind.Part) error {
 	app := s.Applications[part.To]
 	if app == nil || app.Name() != "http" {
 		return nil
 	}
 	speaks, serves := part.Options["protocol"], app.Options["protocol"]
-	// an HTTP/2 application also serves HTTP/1.1
+	// An HTTP/2 application also serves HTTP/1.1.
 	if speaks != serves && !(speaks == string(HTTP1) && serves == string(HTTP2)) {
 		return fmt.Errorf("it speaks %s, and %s serves %s: set the protocol of both", speaks, part.To, serves)
 	}

@@ -1,52 +1,50 @@
-// Package http sends requests to servers of HTTP/1.1, HTTP/2, gRPC and plain TCP, and measures their responses. It
-// runs as a separate process (tare load http).
+// Package http sends requests to servers of HTTP/1.1, HTTP/2, gRPC and plain TCP, and measures their responses. It runs
+// as a separate process (tare load http).
 //
 // Each of its threads drives its connections through epoll, with raw system calls and without goroutines for
 // connections: a request must cost little more than the kernel's share, or the generator would be measured along with
-// the server. In open loop, requests start on an absolute schedule (package pace) and latency counts from the intended
+// the server. In open loop, requests start on an absolute schedule (package pace), and latency counts from the intended
 // start, whether or not a connection was free then. In closed loop, each connection sends again as soon as it has a
 // response.
 //
 // # Connections
 //
-// With keep-alive, each connection lives as long as the server allows. Without it, each request opens one and sends
-// "Connection: close", and the handshake is part of the latency. Connections are closed by reset (SO_LINGER of 0) once
-// the response is complete: an orderly close leaves the pair of ports in TIME_WAIT for a minute on the side that
-// closes first, and the 28,000 ephemeral ports of one pair of addresses would last a second or two. A server that has
-// sent its whole response does not notice; one that reads again gets ECONNRESET. With loopback servers, successive
-// connections also use different source addresses in 127.0.0.0/8.
+// With keep-alive, each connection lives as long as the server allows. Without it, each request opens a connection and
+// sends "Connection: close", and the handshake is part of the latency. Once the response is complete, the load closes
+// the connection by a reset (SO_LINGER of 0). An orderly close would leave the pair of ports in TIME_WAIT for a minute
+// on the side that closes first, and the 28,000 ephemeral ports of one pair of addresses would last a second or two. A
+// server that has sent its whole response does not notice the reset; one that reads again gets ECONNRESET. With
+// loopback servers, successive connections also use different source addresses in 127.0.0.0/8.
 //
 // With Recycle, the socket outlives its connection: connecting it to AF_UNSPEC dissolves the connection, with the same
-// reset, and the next connect uses the socket again. That saves making, registering and freeing a socket, about a
-// third of a connection's cost to the client. But few real clients do it, and programs that watch the creation and
-// release of sockets (cgroup/sock_create, cgroup/sock_release) see neither, so their state for a socket lives on. Use
-// it for loads that must leave CPU time to others; it is never the default.
+// reset, and the next connect uses the socket again. That saves creating, registering and freeing a socket, about a
+// third of a connection's cost to the client. But few real clients do this, and programs that watch the creation and
+// release of sockets (cgroup/sock_create, cgroup/sock_release) see neither, so their state for a socket lives on.
+// Recycle is for loads that must leave CPU time to others; it is never the default.
 //
 // # HTTP/2 and gRPC
 //
 // HTTP/2 is used without TLS, with prior knowledge (RFC 9113, section 3.3), or over TLS. A connection carries up to
 // Streams requests at once. In open loop, a start takes the stream that has been free for longest, so requests rotate
-// over all connections. x/net implements frames and HPACK; the event loop and the sockets are the same as for
-// HTTP/1.1. Requests on one connection are the same, so all but the first consist of references to the server's HPACK
-// table.
+// over all connections. x/net implements frames and HPACK; the event loop and the sockets are the same as for HTTP/1.1.
+// All requests on one connection are the same, so all but the first consist of references to the server's HPACK table.
 //
 // When a server sends GOAWAY, requests that it has not processed are sent again over a new connection, up to three
 // times, with their start times unchanged; RFC 9113 allows that for any method. Other requests fail if their stream is
-// reset, or if their connection violates the protocol or ends. A request that times out is cancelled by RST_STREAM,
-// and its connection stays in use unless nothing was received from the server since the request was sent.
+// reset, or if their connection violates the protocol or ends. A request that times out is cancelled by RST_STREAM. Its
+// connection stays in use if anything was received from the server since the request was sent.
 //
 // gRPC calls are unary and without compression. They succeed with one message and a grpc-status of 0.
 //
 // # TLS
 //
 // TLS is crypto/tls on the load's own threads, so its CPU time counts as the generator's. The TLS handshake counts as
-// part of connecting, and is always a full one. Connections end by the same reset as without TLS, without
-// close_notify.
+// part of connecting, and is always a full one. Connections end by the same reset as without TLS, without close_notify.
 //
 // # TCP
 //
-// A request over TCP is a sequence of bytes that the server returns: the echo protocol of RFC 862. Connections are as
-// for HTTP/1.1, with keep-alive or without.
+// A request over TCP is a sequence of bytes that the server returns: the echo protocol of RFC 862. Connections work as
+// for HTTP/1.1, with or without keep-alive.
 package http
 
 import (
@@ -83,7 +81,8 @@ type Source string
 const (
 	SourceAuto Source = "auto" // loopback if the target is a loopback IPv4 address, else none
 	SourceNone Source = "none" // the kernel's choice
-	// spread over 127.0.0.0/8, for service addresses that a data plane rewrites to loopback addresses
+	// SourceLoopback spreads addresses over 127.0.0.0/8, for service addresses that a data plane rewrites to loopback
+	// addresses
 	SourceLoopback Source = "loopback"
 )
 
@@ -95,49 +94,49 @@ const (
 	HTTP1 Protocol = "http1"
 	HTTP2 Protocol = "http2" // with prior knowledge, unless over TLS
 	GRPC  Protocol = "grpc"  // unary calls; otherwise like HTTP2
-	TCP   Protocol = "tcp"   // bytes that the server returns: RFC 862
+	TCP   Protocol = "tcp"   // the server returns the bytes: RFC 862
 )
 
 // multiplexed reports whether a connection can carry several requests at once.
 func (p Protocol) multiplexed() bool { return p == HTTP2 || p == GRPC }
 
-// EchoMethod is the gRPC method that is called if a URL names none. Its argument and its result are a
-// google.protobuf.BytesValue (application http).
+// EchoMethod is the gRPC method that is called if a URL names none. Its argument and its result are
+// google.protobuf.BytesValue (see package app/http).
 const EchoMethod = "/tare.Echo/Echo"
 
-// Options configures the load. A zero field takes its default, or the default of its setting.
+// Options configures the load. A zero field means its default, or the default of its setting.
 type Options struct {
 	Targets     []string      // URLs: http[s]://host[:port][/path]; connections use them in turn
 	TLS         TLS           // default off: cleartext, except for https URLs
 	Protocol    Protocol      // default http1
 	Streams     int           // concurrent requests on a connection, for HTTP/2 and gRPC; default 1
-	Rate        float64       // requests per second in all; 0 for closed loop
+	Rate        float64       // requests per second over all connections; 0 for closed loop
 	Arrivals    pace.Arrivals // in open loop
 	Seed        uint64        // of Poisson arrivals
 	Connections int           // open at once
 	KeepAlive   bool
 	Threads     int           // default: 1 in open loop up to 50,000/s, else 2; never more than CPUs or connections
 	Drain       time.Duration // how long to wait for responses after the window; negative: not at all
-	Timeout     time.Duration // per request, since it was sent
+	Timeout     time.Duration // for one request, from when it was sent
 	Method      string        // default GET, or POST with a body or for gRPC
 	Body        int           // bytes of request body; for gRPC, of the value in the message; for TCP, at least 1
 	Headers     []string      // additional headers, "Name: value"
 	Source      Source        // default auto
-	// without keep-alive: dissolve connections instead of closing sockets; see the package comment
+	// Without keep-alive: dissolve connections instead of closing sockets; see the package comment.
 	Recycle bool
-	Spin    time.Duration // longest wait that spins; default pace.DefaultSpin, negative: none
+	Spin    time.Duration // longest wait during which a thread spins; default pace.DefaultSpin, negative: none
 }
 
-// maxBody bounds Options.Body, in bytes.
+// maxBody is the maximum of Options.Body, in bytes.
 const maxBody = 64 << 20
 
-// maxStreams bounds Options.Streams.
+// maxStreams is the maximum of Options.Streams.
 const maxStreams = 1000
 
 // oneThread is the rate per second up to which one thread easily keeps an open-loop schedule.
 const oneThread = 50_000
 
-// complete fills in defaults, and checks options that depend on each other. Its errors have the code fault.Usage.
+// complete fills in defaults, and checks options against each other. Its errors have the code fault.Usage.
 func (o *Options) complete() error {
 	defaults := param.Defaults(Settings)
 	o.Drain = max(cmp.Or(o.Drain, defaults.Duration("drain")), 0)
@@ -167,7 +166,7 @@ func (o *Options) complete() error {
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
 		return fmt.Errorf("reading the limit of open files: %w", err)
 	}
-	const spare = 64 // descriptors for everything else
+	const spare = 64 // descriptors for other uses
 	switch {
 	case len(o.Targets) == 0:
 		return usage("url", "give one like http://127.0.0.1:8080/", "there is nothing to put under load")
@@ -211,11 +210,11 @@ func (o *Options) streams() error {
 	return nil
 }
 
-// target is one server with the prepared request for it.
+// target is one server, with the request prepared for it.
 type target struct {
 	name    string // address, for messages
 	address *address
-	spread  bool    // over many source addresses
+	spread  bool    // whether to spread its connections over many source addresses
 	next    *target // in the ring of all targets
 
 	request  []byte      // for HTTP/1.1 and TCP
@@ -223,7 +222,7 @@ type target struct {
 	config   *tls.Config // nil: cleartext
 }
 
-// secure sets up TLS over a new socket to t, or returns nil for cleartext.
+// secure sets up TLS over a new socket to t. It returns nil for cleartext.
 func (t *target) secure(fd int) *secure {
 	if t.config == nil {
 		return nil
@@ -304,7 +303,7 @@ func (o *Options) target(ctx context.Context, raw string) (*target, error) {
 	return t, err
 }
 
-// request returns the text of the request to u.
+// request returns the text of the HTTP/1.1 request to u.
 func (o *Options) request(u *url.URL) []byte {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s %s HTTP/1.1\r\nHost: %s\r\n", o.Method, u.RequestURI(), u.Host)
@@ -321,13 +320,13 @@ func (o *Options) request(u *url.URL) []byte {
 	return append([]byte(b.String()), filling(o.Body)...)
 }
 
-// ofConnections lists HTTP/1.1 headers that HTTP/2 does not allow (RFC 9113, section 8.2.2), and headers that this
-// load sets itself.
+// ofConnections are HTTP/1.1 headers that HTTP/2 does not allow (RFC 9113, section 8.2.2), and headers that this load
+// sets itself.
 var ofConnections = []string{
 	"connection", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade", "host", "content-length", "te",
 }
 
-// request2 returns the request to u in HTTP/2.
+// request2 returns the HTTP/2 request to u.
 func (o *Options) request2(u *url.URL, encrypted bool) (*request2, error) {
 	path, scheme := u.RequestURI(), "http"
 	if encrypted {
@@ -370,7 +369,7 @@ func (o *Options) request2(u *url.URL, encrypted bool) (*request2, error) {
 	return r, nil
 }
 
-// Generator is a load that is ready to run: names are resolved, a server has accepted a connection, and with
+// Generator is a load that is ready to run: names are resolved, at least one server has accepted a connection, and with
 // keep-alive the connections are open.
 type Generator struct {
 	o         Options
@@ -404,7 +403,7 @@ func Prepare(ctx context.Context, o Options) (*Generator, error) {
 	return g, nil
 }
 
-// connect tries every target once, and with keep-alive opens every connection. Errors with the code fault.Usage take
+// connect tries every target once, and with keep-alive opens all connections. Errors with the code fault.Usage take
 // precedence over others.
 func (g *Generator) connect(ctx context.Context, targets []*target) error {
 	var answered int
@@ -442,8 +441,8 @@ func (w *worker) try(ctx context.Context, t *target) error {
 	return err
 }
 
-// openAll opens the worker's connections, and reports whether it opened all. A connection that cannot be made is not
-// an error, because it is tried again when it is needed and a failure counts then.
+// openAll opens the worker's connections, and reports whether it could open all of them. A connection that cannot be
+// opened is not an error here: the load tries it again when it needs it, and then counts a failure.
 func (w *worker) openAll(ctx context.Context) (all bool, err error) {
 	if w.mux != nil {
 		for place := range w.mux.places {
@@ -465,7 +464,7 @@ func (w *worker) openAll(ctx context.Context) (all bool, err error) {
 	return true, nil
 }
 
-// startServer is the hint for an error about a connection that could not be made.
+// startServer is the hint in an error about a connection that could not be made.
 const startServer = "start the server, or correct the URL"
 
 // patience is how long a server may take to accept a connection before the start, in ns.
@@ -519,7 +518,8 @@ func (w *worker) establish(ctx context.Context, s *slot) error {
 	}
 }
 
-// shake continues the slot's TLS handshake, if there is one. With EAGAIN it returns the poll events to wait for.
+// shake continues the slot's TLS handshake, if there is one. If it returns EAGAIN, awaited has the poll events to wait
+// for.
 func (s *slot) shake() (errno unix.Errno, awaited int16) {
 	if s.tls == nil {
 		return 0, 0
@@ -598,7 +598,7 @@ func (g *Generator) logged(s role.Schedule) int {
 	return int(most)
 }
 
-// tellApart adds to a result what stalls of the machine did not affect, if stalls are reported.
+// tellApart adds to a result the measurements that stalls of the machine did not affect, if stalls are reported.
 func (g *Generator) tellApart(r *load.Result, stalls *role.Stalls) error {
 	logs := lists.Map(g.workers, func(w *worker) *running.Log { return w.log })
 	return running.Classify(r, logs, stalls, g.workers[0].warm, g.workers[0].end)
@@ -634,9 +634,8 @@ func (g *Generator) result(s role.Schedule, cpu float64) (*load.Result, error) {
 	return r, sum.Into(r)
 }
 
-// Run runs the load, using the role protocol on conn: it prepares, sends the ready message, waits for the start, runs,
-// sends the result, and waits until the parent closes its end. If the parent closes earlier, Run ends without an
-// error.
+// Run runs the load by the role protocol on conn: it prepares, sends the ready message, waits for the start, runs,
+// sends the result, and waits until the parent closes its end. If the parent closes earlier, Run ends without an error.
 func Run(ctx context.Context, o Options, conn *role.Conn) error {
 	g, err := Prepare(ctx, o)
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 // with n places for connections, slot i is stream i/n of the connection at place i%n, so consecutive slots are on
 // different connections.
 //
-// Sessions only fill their output; flush writes it once everything that is due has been added.
+// Sessions only fill their output. flush writes it once everything that is due has been added.
 type mux struct {
 	w       *worker
 	codec   *codec
@@ -27,17 +27,17 @@ type mux struct {
 	places  []place
 	byID    []*connection // by the id that epoll reports; nil if the id is free
 	freeIDs []int32
-	dirty   []*connection // to be processed by flush
+	dirty   []*connection // connections that flush must process
 }
 
-// place holds one of the worker's connections. When the connection ends, another takes its place.
+// place holds one of the worker's connections. When the connection ends, another one takes its place.
 type place struct {
 	target *target
 	now    *connection // connection for new requests; nil if the next request must dial
 }
 
-// connection is an HTTP/2 connection. After GOAWAY it stays open until its requests have ended, while another takes
-// its place.
+// connection is an HTTP/2 connection. After GOAWAY it stays open until its requests have ended, while another
+// connection takes its place.
 type connection struct {
 	*session
 	mux        *mux
@@ -47,9 +47,9 @@ type connection struct {
 	tls        *secure // TLS on the connection; nil: cleartext
 	written    int     // bytes of the session's output that were written
 	waiting    []int32 // slots whose requests wait because of the server's limit on streams
-	opener     int32   // slot whose request dialled; -1: none
+	opener     int32   // the slot whose request dialled; -1: none
 	dialled    int64   // ns by pace.Now
-	heard      int64   // when data last arrived
+	heard      int64   // when data last arrived, ns by pace.Now
 	connecting bool
 	watched    bool // epoll watches it
 	writable   bool // epoll also watches for room to write
@@ -58,7 +58,7 @@ type connection struct {
 	why        error // why it is gone
 }
 
-// maxResends bounds how often a request that servers left unprocessed is sent again.
+// maxResends is the maximum number of times that a request is sent again after servers left it unprocessed.
 const maxResends = 3
 
 func newMux(w *worker, targets []*target, part, parts, connections int) *mux {
@@ -69,13 +69,13 @@ func newMux(w *worker, targets []*target, part, parts, connections int) *mux {
 	return m
 }
 
-// at returns the place of slot i, and the index of its stream there.
+// at returns the place of slot i, and the index of the slot's stream there.
 func (m *mux) at(i int32) (p *place, index int) {
 	n := int32(len(m.places))
 	return &m.places[i%n], int(i / n)
 }
 
-// slot is the inverse of mux.at.
+// slot returns the slot of a stream of the connection; it is the inverse of mux.at.
 func (c *connection) slot(index int) int32 { return int32(index*len(c.mux.places)) + c.place }
 
 // start sends the request of slot i.
@@ -112,7 +112,7 @@ func (m *mux) send(c *connection, i int32, index int) {
 	}
 }
 
-// dial begins a connection for a place, with the greeting in its output.
+// dial begins a connection for a place. The greeting is in the connection's output.
 func (m *mux) dial(place int32, now int64) (*connection, unix.Errno) {
 	p := &m.places[place]
 	fd, errno := m.w.socket(p.target, true)
@@ -175,7 +175,7 @@ func (m *mux) flush() {
 	}
 }
 
-// write writes as much of the connection's output as there is room for.
+// write writes as much of the connection's output as the socket has room for.
 func (m *mux) write(c *connection) {
 	for len(c.out) > 0 || c.tls.pending() {
 		n, errno := put(c.fd, c.tls, c.out[c.written:])
@@ -202,10 +202,10 @@ func (m *mux) write(c *connection) {
 }
 
 // watch makes epoll report arriving data, and room to write while output is pending. Reports are level-triggered, so
-// one read for each is enough and no connection delays the others.
+// one read for each report is enough, and no connection delays the others.
 func (m *mux) watch(c *connection) {
 	full := len(c.out) > 0 || c.tls.pending()
-	if c.tls != nil && c.tls.shaking { // c.out waits for the handshake, and epoll would report room all the time
+	if c.tls != nil && c.tls.shaking { // c.out waits for the handshake; epoll would report room all the time
 		full = c.tls.pending()
 	}
 	if c.watched && c.writable == full {
@@ -264,7 +264,7 @@ func (m *mux) handle(id int32, events uint32) {
 	m.flush()
 }
 
-// read does one read and processes the data. It reports whether there was data.
+// read reads once and processes the data. It reports whether there was data.
 func (m *mux) read(c *connection) bool {
 	buffer := m.w.buffer
 	kept := len(c.torn)
@@ -296,7 +296,7 @@ func (m *mux) read(c *connection) bool {
 
 var errClosed = errors.New("the server closed the connection")
 
-// streamEnded implements owner: a request has ended.
+// streamEnded implements owner: it ends the stream's request, or sends it again.
 func (c *connection) streamEnded(index int, e ending) {
 	m := c.mux
 	i := c.slot(index)
@@ -319,7 +319,7 @@ func (m *mux) release(i int32, kind failure) {
 	if c == nil || c.gone {
 		return
 	}
-	if !m.w.o.KeepAlive { // its only request has ended
+	if !m.w.o.KeepAlive { // the connection's only request has ended
 		m.hangUp(c)
 		return
 	}
@@ -351,7 +351,7 @@ func (m *mux) lose(c *connection, kind failure, why error) {
 	}
 }
 
-// hangUp closes a connection with a reset, as everywhere in this package.
+// hangUp closes a connection with a reset, like all connections in this package.
 func (m *mux) hangUp(c *connection) {
 	c.tls.close()
 	files.CloseRaw(c.fd)

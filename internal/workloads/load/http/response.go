@@ -9,14 +9,14 @@ import (
 
 // This package has its own response reader because it has its own sockets: data arrives when epoll reports it, in
 // pieces of any size. A reader that pulls from a stream (fasthttp's, net/http's) would need a goroutine and a buffer
-// for each connection. This one is fed the pieces, keeps only an incomplete line, allocates nothing for complete ones,
-// and discards the body.
+// for each connection. The reader here gets the pieces, keeps only an incomplete line, allocates no memory for complete
+// lines, and discards the body.
 
-// maxHead bounds the status line, header and trailer of one response (interim ones included), in bytes. The limits of
-// nginx and of Go's client are between 8 KiB and 1 MiB.
+// maxHead is the maximum length, in bytes, of the status line, header and trailer of one response, including interim
+// responses. The limits of nginx and of Go's client are between 8 KiB and 1 MiB.
 const maxHead = 64 << 10
 
-// errResponse matches all errors about violations of HTTP/1.1 by the server, which are counted as one kind.
+// errResponse matches all errors about a server's violations of HTTP/1.1, which are counted as one kind.
 var errResponse = errors.New("not a valid HTTP/1.1 response")
 
 var (
@@ -42,14 +42,14 @@ const (
 	headerLine
 	fixedBody // response.left bytes are still to come
 	chunkSize
-	chunkBody // likewise
+	chunkBody // response.left bytes of the chunk are still to come
 	chunkEnd  // the line end after a chunk
 	trailer
 	untilClose
 	complete
 )
 
-// response reads one HTTP/1.1 response from whatever pieces it arrives in.
+// response reads one HTTP/1.1 response, in whatever pieces it arrives.
 type response struct {
 	phase     phase
 	bodyless, // the request was HEAD
@@ -60,10 +60,10 @@ type response struct {
 	chunked, // the last transfer coding is chunked
 	sized bool // there was a Content-Length
 	status  int    // HTTP status
-	length  int64  // by Content-Length
+	length  int64  // the value of Content-Length
 	left    int64  // bytes of the body or chunk still to come
 	head    int    // bytes so far of the head, of the current line of framing, or of the trailer
-	partial []byte // of a line that is split between reads
+	partial []byte // the beginning of a line that is split between reads
 }
 
 // reset makes r ready for the next response.
@@ -71,17 +71,18 @@ func (r *response) reset(bodyless bool) {
 	*r = response{bodyless: bodyless, partial: r.partial[:0]}
 }
 
-// echoOf prepares r for an echo: exactly as many bytes as were sent.
+// echoOf prepares r for an echo of exactly the bytes that were sent.
 func (r *response) echoOf(sent []byte) { r.phase, r.left = fixedBody, int64(len(sent)) }
 
-// reusable reports whether the connection may carry another request after this (complete) response (RFC 9112, section
-// 9.3). A response with ambiguous framing, with both a coding and a length or with a coding in HTTP/1.0, makes the
-// connection untrustworthy.
+// reusable reports whether the connection may carry another request after this complete response (RFC 9112, section
+// 9.3). Ambiguous framing makes the connection untrustworthy: both a transfer coding and a length, or a transfer coding
+// in HTTP/1.0.
 func (r *response) reusable() bool {
 	return r.phase == complete && !r.closing && (!r.http10 || r.keep) && !(r.coded && (r.sized || r.http10))
 }
 
-// feed processes the next bytes. It returns how many of them belong to this response, and whether it is complete.
+// feed processes the next bytes. It returns how many of them belong to this response, and whether the response is
+// complete.
 func (r *response) feed(p []byte) (n int, done bool, err error) {
 	for {
 		switch r.phase {
@@ -118,8 +119,8 @@ func (r *response) feed(p []byte) (n int, done bool, err error) {
 	}
 }
 
-// line takes the next line off p and returns it without its end, preceded by what earlier reads left of it. took is
-// the number of bytes of p used. If p does not hold the end of the line, whole is false.
+// line takes the next line from p and returns it without its line end, preceded by its beginning from earlier reads.
+// took is the number of bytes of p that it used. If p does not contain the end of the line, whole is false.
 func (r *response) line(p []byte) (line []byte, took int, whole bool) {
 	end := bytes.IndexByte(p, '\n')
 	if end < 0 {
@@ -176,7 +177,7 @@ func (r *response) take(line []byte) error {
 	return nil
 }
 
-// takeStatus reads "HTTP/1.1 200 OK"; the reason may be missing.
+// takeStatus parses a status line such as "HTTP/1.1 200 OK". The reason may be missing.
 func (r *response) takeStatus(line []byte) error {
 	const form = "HTTP/1.x 200"
 	if len(line) < len(form) || string(line[:7]) != "HTTP/1." || line[8] != ' ' ||
@@ -199,7 +200,7 @@ func (r *response) takeStatus(line []byte) error {
 	return nil
 }
 
-// takeHeader reads one field. Only fields that frame the message matter.
+// takeHeader parses one field. Only fields that affect the message's framing or the connection matter.
 func (r *response) takeHeader(line []byte) error {
 	colon := bytes.IndexByte(line, ':')
 	// Space before the colon, and continuation lines, make messages ambiguous: RFC 9112, sections 5.1 and 5.2.
@@ -225,7 +226,7 @@ func (r *response) takeHeader(line []byte) error {
 	return nil
 }
 
-// endOfHead decides how the body ends: RFC 9112, section 6.3.
+// endOfHead decides how the body ends (RFC 9112, section 6.3).
 func (r *response) endOfHead() error {
 	switch {
 	case r.status == 101:
@@ -246,7 +247,7 @@ func (r *response) endOfHead() error {
 	return nil
 }
 
-// eof handles the end of the connection by the server. It returns nil if the response is complete.
+// eof processes the end of the connection by the server. It returns nil if the response is complete.
 func (r *response) eof() error {
 	if r.phase == untilClose {
 		r.phase = complete
@@ -268,8 +269,8 @@ func eachToken(value []byte, f func([]byte)) {
 	}
 }
 
-// foldEqual compares b with an ASCII word, ignoring case. If the lengths are equal, only ASCII can match: other
-// letters that fold to ASCII ones are longer.
+// foldEqual compares b with an ASCII word, ignoring case. With equal lengths, only ASCII letters can match: other
+// letters that fold to ASCII ones have longer encodings.
 func foldEqual(b []byte, word string) bool {
 	return len(b) == len(word) && strings.EqualFold(string(b), word)
 }

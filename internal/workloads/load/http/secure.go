@@ -25,7 +25,7 @@ const (
 )
 
 // config returns the TLS configuration of connections to host, or nil for cleartext. Every handshake is a full one, as
-// for a new client: resuming a session would cost less.
+// for a new client, because resuming a session would cost less.
 func (o *Options) config(host string, https bool) *tls.Config {
 	if !https && (o.TLS == TLSOff || o.TLS == "") {
 		return nil
@@ -43,7 +43,7 @@ func (o *Options) config(host string, https bool) *tls.Config {
 	return c
 }
 
-// put writes as much of p to a socket as there is room for, through TLS if t is not nil.
+// put writes as much of p as a socket has room for, through TLS if t is not nil.
 func put(fd int, t *secure, p []byte) (int, unix.Errno) {
 	if t != nil {
 		return t.write(p)
@@ -51,7 +51,7 @@ func put(fd int, t *secure, p []byte) (int, unix.Errno) {
 	return sysWrite(fd, p)
 }
 
-// take reads what has arrived, through TLS if t is not nil.
+// take reads the data that has arrived, through TLS if t is not nil.
 func take(fd int, t *secure, p []byte) (int, unix.Errno) {
 	if t != nil {
 		return t.read(p)
@@ -59,26 +59,26 @@ func take(fd int, t *secure, p []byte) (int, unix.Errno) {
 	return sysRead(fd, p)
 }
 
-// secure is TLS over a non-blocking socket. Its reads and writes do what they can at once and otherwise return EAGAIN,
-// like those of the socket.
+// secure is TLS over a non-blocking socket. Like those of the socket, its reads and writes do what they can at once,
+// and otherwise return EAGAIN.
 //
-// crypto/tls can resume a record after a read that got too little (a Temporary error), but not a handshake. So the
-// handshake is a coroutine, which is suspended while it would wait. The thread that started it must resume it: the Go
-// runtime ends the program if another thread resumes a coroutine of a locked thread.
+// crypto/tls can resume a record after a read that got too little data (a Temporary error), but not a handshake. The
+// handshake is therefore a coroutine, which is suspended while it would wait. The thread that started it must also
+// resume it: the Go runtime ends the program if another thread resumes a coroutine of a locked thread.
 type secure struct {
 	fd    int
 	conn  *tls.Conn
 	out   []byte     // records for which the socket had no room yet
-	errno unix.Errno // of the socket, if that failed
-	err   error      // of TLS, if that failed
+	errno unix.Errno // the socket's error, if it failed
+	err   error      // the error of TLS, if that failed
 
 	shaking bool
 	proceed func() (struct{}, bool) // resumes the handshake until it must wait; false: it has ended
 	abandon func()
-	wait    func(struct{}) bool // suspends the coroutine; false: it is abandoned
+	wait    func(struct{}) bool // suspends the coroutine; false: it has been abandoned
 }
 
-// secureOver sets up TLS on a socket that may still be connecting. Nothing is written yet.
+// secureOver sets up TLS on a socket that may still be connecting. It writes nothing yet.
 func secureOver(fd int, config *tls.Config) *secure {
 	s := &secure{fd: fd, shaking: true}
 	s.conn = tls.Client(below{s}, config)
@@ -101,7 +101,7 @@ func (s *secure) shake() unix.Errno {
 	return s.failed(s.err)
 }
 
-// failed converts an error of crypto/tls to a number: the socket's error, or EPROTO.
+// failed converts an error of crypto/tls to a number: the socket's error if there was one, and otherwise EPROTO.
 func (s *secure) failed(err error) unix.Errno {
 	switch {
 	case err == nil:
@@ -113,7 +113,7 @@ func (s *secure) failed(err error) unix.Errno {
 	return unix.EPROTO
 }
 
-// close abandons a handshake in progress. The caller closes the socket.
+// close abandons a handshake in progress. It does not close the socket.
 func (s *secure) close() {
 	if s != nil && s.shaking && s.abandon != nil {
 		s.abandon()
@@ -121,8 +121,8 @@ func (s *secure) close() {
 	}
 }
 
-// explain returns an error that describes a failed handshake with the named server. The cause is s.err, or err if
-// s.err is nil. It returns nil without TLS, or if both are nil.
+// explain returns an error that describes a failed handshake with the named server. The cause is s.err, or err if s.err
+// is nil. explain returns nil without TLS, or if both are nil.
 func (s *secure) explain(name string, err error) error {
 	if s == nil {
 		return nil
@@ -145,7 +145,7 @@ func (s *secure) explain(name string, err error) error {
 // pending reports whether encrypted bytes are still to be written. A write of no bytes flushes them.
 func (s *secure) pending() bool { return s != nil && len(s.out) > 0 }
 
-// flush writes as many records as there is room for.
+// flush writes as many of the waiting records as the socket has room for.
 func (s *secure) flush() unix.Errno {
 	for len(s.out) > 0 {
 		n, errno := sysWrite(s.fd, s.out)
@@ -157,10 +157,10 @@ func (s *secure) flush() unix.Errno {
 	return 0
 }
 
-// largestRecord is the largest content of one record, in bytes: RFC 8446, section 5.1.
+// largestRecord is the largest content of one record, in bytes (RFC 8446, section 5.1).
 const largestRecord = 16 << 10
 
-// write encrypts p and writes as much as there is room for. It first completes the handshake.
+// write encrypts p and writes as much of it as the socket has room for. It completes the handshake first.
 func (s *secure) write(p []byte) (n int, errno unix.Errno) {
 	if s.shaking {
 		if errno := s.shake(); errno != 0 {
@@ -178,8 +178,8 @@ func (s *secure) write(p []byte) (n int, errno unix.Errno) {
 	return n, errno
 }
 
-// read decrypts what has arrived into p. It returns EAGAIN if nothing has arrived yet, and 0 bytes if the server has
-// closed.
+// read decrypts data that has arrived into p. It returns EAGAIN if none has arrived, and 0 bytes if the server has
+// closed the connection.
 func (s *secure) read(p []byte) (int, unix.Errno) {
 	n, err := s.conn.Read(p)
 	switch {
@@ -193,7 +193,7 @@ func (s *secure) read(p []byte) (int, unix.Errno) {
 	return 0, s.failed(err)
 }
 
-// below presents the socket to crypto/tls as a net.Conn.
+// below is the socket, as a net.Conn for crypto/tls.
 type below struct{ *secure }
 
 func (b below) Read(p []byte) (int, error) {
@@ -221,8 +221,8 @@ func (b below) Read(p []byte) (int, error) {
 	}
 }
 
-// Write accepts everything. Bytes for which the socket has no room wait in out, and nothing more is encrypted until
-// they are written.
+// Write accepts all of p. Bytes for which the socket has no room wait in out, and nothing more is encrypted until they
+// are written.
 func (b below) Write(p []byte) (int, error) {
 	b.out = append(b.out, p...)
 	if errno := b.flush(); errno != 0 && errno != unix.EAGAIN {

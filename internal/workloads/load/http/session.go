@@ -12,20 +12,20 @@ import (
 )
 
 // The limits that a session sets for the server. The windows are as large as those of Go's own client (net/http: 4 MiB
-// for a stream, 1 GiB for a connection). They cost nothing, because data is discarded as it arrives.
+// for a stream, 1 GiB for a connection). They take no memory, because data is discarded as it arrives.
 const (
 	streamCredit     = 4 << 20  // bytes that may arrive on a stream before the session grants more
-	connectionCredit = 1 << 30  // the same for the connection
+	connectionCredit = 1 << 30  // bytes that may arrive on the connection before the session grants more
 	largestFrame     = 16 << 10 // bytes of a frame's payload, in both directions: the smallest limit that HTTP/2 permits
 	largestWindow    = 1<<31 - 1
 	firstWindow      = 65535 // initial window of both sides, in bytes: RFC 9113, section 6.9.2
 	tableSize        = 4096  // initial bytes of HPACK's dynamic tables: RFC 9113, section 6.5.2
-	supposedStreams  = 100   // concurrent streams until the server sets a limit: the smallest that RFC 9113 recommends
+	supposedStreams  = 100   // concurrent streams until the server sets a limit: the lowest limit that RFC 9113 recommends
 	lastStreamID     = 1<<31 - 1
 
 	maxFragments = 64       // frames of one header block; maxHead bounds its bytes
 	maxIdle      = 10_000   // consecutive frames that advance no request
-	maxReplies   = 64 << 10 // bytes of replies to SETTINGS and PING that the server has not read
+	maxReplies   = 64 << 10 // bytes of replies to SETTINGS and PING that wait because the server does not read them
 	maxBuffered  = 256 << 10
 )
 
@@ -41,22 +41,22 @@ func (e *sessionError) Error() string {
 
 func breach(code http2.ErrCode, what string) error { return &sessionError{code, what} }
 
-// owner is notified of a session's streams.
+// owner is notified when a session's streams end.
 type owner interface {
-	// streamEnded is called once for each stream that ends without being canceled: it was answered (end.kind is none) or
-	// failed. The stream is free by then, so the owner may reuse it at once.
+	// streamEnded is called once for each stream that ends without being cancelled, because it was answered (end.kind is
+	// none) or failed. The stream is free by then, so the owner may reuse it at once.
 	streamEnded(index int, end ending)
 }
 
-// ending is how a stream ended.
+// ending describes how a stream ended.
 type ending struct {
 	kind   failure
-	status int  // of the response; 0 if there was none
+	status int  // status of the response; 0 if there was none
 	code   int  // grpc-status, for kind badGRPC
 	unread bool // the server has not processed the request and never will, so it can be sent again elsewhere
 }
 
-// codec is shared by the sessions of one thread, which use it in turn.
+// codec is shared by the sessions of one thread, which use it one after the other.
 type codec struct {
 	writer *http2.Framer
 	to     *session // the session to whose output the writer appends
@@ -73,13 +73,13 @@ func (c *codec) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// session is the client's side of one HTTP/2 connection without its socket: feed takes bytes from the server, and out
-// holds bytes for it. x/net's Framer and hpack read and write the frames. The Framer cannot resume a partial read, so
-// it gets a frame only once all of it has arrived; DATA is discarded without being stored.
+// session is the client's side of one HTTP/2 connection, without its socket: feed takes bytes from the server, and out
+// holds bytes for the server. x/net's Framer and hpack read and write the frames. The Framer cannot resume a partial
+// read, so it gets a frame only once all of it has arrived; DATA is discarded without being stored.
 type session struct {
 	owner   owner
 	codec   *codec
-	request *request2 // sent on every stream
+	request *request2 // the request, which is sent on every stream
 	out     []byte    // to be written
 	replies int       // upper bound of the bytes in out that acknowledge SETTINGS and PING
 
@@ -96,17 +96,17 @@ type session struct {
 
 	encoder  *hpack.Encoder // nil: use the prepared blocks in request
 	encoded  bytes.Buffer
-	requests int // sent so far
+	requests int // number of requests sent so far
 
 	streams    []stream // a stream is free if its id is 0
 	active     int
-	sending    int    // streams with part of the body still to send
-	turn       int    // index of the stream whose body is next
+	sending    int    // streams of whose body a part is still to be sent
+	turn       int    // index of the stream that sends the next part of its body
 	nextID     uint32 // id of the next stream
-	maxStreams uint32 // concurrent streams that the server allows
+	maxStreams uint32 // maximum number of concurrent streams that the server allows
 	settled    bool   // the server's SETTINGS have arrived
-	leaving    bool   // no more requests may be sent, because of GOAWAY or because stream numbers are used up
-	lastID     uint32 // with GOAWAY: the last stream that the server processes
+	leaving    bool   // no further requests may be sent, because of GOAWAY or because the stream numbers are used up
+	lastID     uint32 // after GOAWAY: the last stream that the server processes
 
 	window  int64 // bytes that may be sent
 	initial int64 // window of a new stream
@@ -114,7 +114,7 @@ type session struct {
 	spent   int64 // bytes that have arrived since credit was last granted
 }
 
-// stream is one request.
+// stream is one request and its response.
 type stream struct {
 	id      uint32
 	answer  phase2
@@ -122,7 +122,7 @@ type stream struct {
 	window  int64 // bytes that may be sent
 	credit  int64 // bytes that may arrive
 	spent   int64
-	left    int // bytes of the body to be sent
+	left    int // bytes of the body that are still to be sent
 	message message
 }
 
@@ -135,16 +135,16 @@ const (
 
 // dataFrame is the DATA frame that is arriving.
 type dataFrame struct {
-	index  int // of its stream; -1: the stream has ended
+	index  int // index of its stream; -1: the stream has ended
 	length int // bytes of content still to come
 	pad    int // bytes of padding still to come after the content
 	padded bool
 	end    bool
 }
 
-// headerBlock is a header block that is arriving, in one frame or more.
+// headerBlock is a header block that is arriving, in one or more frames.
 type headerBlock struct {
-	index      int // of its stream; -1: the stream has ended
+	index      int // index of its stream; -1: the stream has ended
 	end        bool
 	size       int
 	fragments  int
@@ -152,7 +152,7 @@ type headerBlock struct {
 	grpcStatus string
 }
 
-// greeting holds the first bytes that a client sends: RFC 9113, section 3.4.
+// greeting holds the first bytes that a client sends (RFC 9113, section 3.4).
 var greeting = func() []byte {
 	s := &session{codec: newCodec()}
 	s.codec.to, s.out = s, []byte(http2.ClientPreface)
@@ -190,8 +190,8 @@ func newSession(o owner, c *codec, r *request2, streams int) *session {
 	return s
 }
 
-// write directs the shared writer to this session's output and returns it. The writer fails only for invalid
-// arguments, which are not used here.
+// write directs the shared writer to this session's output and returns it. The writer fails only for invalid arguments,
+// which this package does not use.
 func (s *session) write() *http2.Framer {
 	s.codec.to = s
 	return s.codec.writer
@@ -224,8 +224,8 @@ func (s *session) send(index int) error {
 	return err
 }
 
-// fields returns the header block of the next request. All requests on a connection are the same, so the header blocks
-// after the first consist of references to the HPACK table, which the first has filled.
+// fields returns the header block of the next request. All requests on a connection are the same, so all header blocks
+// after the first consist of references to the HPACK table that the first block has filled.
 func (s *session) fields() ([]byte, error) {
 	s.requests++
 	if s.encoder == nil {
@@ -243,8 +243,8 @@ func (s *session) fields() ([]byte, error) {
 	return s.encoded.Bytes(), nil
 }
 
-// encodeAnew adapts the encoding to the server's HPACK table of size bytes. If the prepared header blocks need a
-// larger one, an encoder replaces them.
+// encodeAnew adapts the encoding to the server's HPACK table of size bytes. If the prepared header blocks need a larger
+// table, an encoder replaces them.
 func (s *session) encodeAnew(size uint32) {
 	if s.encoder == nil {
 		if size >= tableSize && s.request.repeats {
@@ -289,8 +289,8 @@ func (s *session) end(index int, e ending) {
 	s.owner.streamEnded(index, e)
 }
 
-// pump adds to the output as much of the bodies as the windows and maxBuffered allow, one frame of each stream in
-// turn.
+// pump adds as much of the bodies to the output as the windows and maxBuffered allow, taking one frame from each stream
+// in turn.
 func (s *session) pump() {
 	for moved := true; moved && s.sending > 0 && len(s.out) < maxBuffered; {
 		moved = false
@@ -336,8 +336,8 @@ func (s *session) find(id uint32) int {
 	return -1
 }
 
-// feed processes bytes from the server and returns how many it used. The rest is the beginning of a frame, which must
-// be passed again together with what follows. An error ends the connection.
+// feed processes bytes from the server and returns how many it used. The remaining bytes are the beginning of a frame;
+// the owner must pass them again, together with the bytes that follow. An error ends the connection.
 func (s *session) feed(p []byte) (used int, err error) {
 	for err == nil {
 		if s.data.length+s.data.pad > 0 {
@@ -403,8 +403,8 @@ func (s *session) broken(err error) error {
 	return breach(http2.ErrCodeProtocol, err.Error())
 }
 
-// dataBegun processes the start of a DATA frame. If the frame is padded, padding holds its first byte, the length of
-// the padding.
+// dataBegun processes the start of a DATA frame. If the frame is padded, padding holds the frame's first byte, which is
+// the length of the padding.
 func (s *session) dataBegun(padding []byte) error {
 	h := s.header
 	if h.StreamID == 0 || h.StreamID >= s.nextID || h.StreamID%2 == 0 {
@@ -460,7 +460,7 @@ func (s *session) pass(p []byte) (used int) {
 	return used + more
 }
 
-// dataEnded processes the end of a DATA frame. It grants the server new credit once half of a window is used.
+// dataEnded processes the end of a DATA frame. It grants the server new credit once half of a window has been used.
 func (s *session) dataEnded() error {
 	if s.spent >= connectionCredit/2 {
 		_ = s.write().WriteWindowUpdate(0, uint32(s.spent))
@@ -512,7 +512,7 @@ func (s *session) fail(index int, code http2.ErrCode) {
 	s.end(index, ending{kind: badResponse})
 }
 
-// headers processes a HEADERS or CONTINUATION frame. The Framer has checked their order.
+// headers processes a HEADERS or CONTINUATION frame. The Framer has already checked the order of frames.
 func (s *session) headers(payload []byte) error {
 	h := s.header
 	fragment := payload
@@ -548,7 +548,7 @@ func (s *session) headers(payload []byte) error {
 	return nil
 }
 
-// unwrap removes padding and priority from the payload of a HEADERS frame: RFC 9113, section 6.2.
+// unwrap removes padding and priority from the payload of a HEADERS frame (RFC 9113, section 6.2).
 func unwrap(flags http2.Flags, p []byte) (fragment []byte, ok bool) {
 	pad := 0
 	if flags.Has(http2.FlagHeadersPadded) {
@@ -569,8 +569,8 @@ func unwrap(flags http2.Flags, p []byte) (fragment []byte, ok bool) {
 	return p[:len(p)-pad], true
 }
 
-// wanted reports whether the current header block still lacks a field that is needed. If not, the decoder emits no
-// more fields, which saves decompressing them.
+// wanted reports whether the current header block still lacks a field that the session needs. If not, the decoder emits
+// no more fields, which saves the decompression.
 func (s *session) wanted() bool {
 	b := &s.block
 	if b.index < 0 {
@@ -582,7 +582,7 @@ func (s *session) wanted() bool {
 	return b.end && s.request.grpc && b.grpcStatus == ""
 }
 
-// field stores a field of the current header block if it is needed.
+// field stores a field of the current header block if the session needs it.
 func (s *session) field(f hpack.HeaderField) {
 	switch f.Name {
 	case ":status":
@@ -623,7 +623,7 @@ func (s *session) head(b headerBlock) {
 	}
 }
 
-// trailer ends a gRPC call with the result in its trailer.
+// trailer ends a gRPC call with the result that its trailer contains.
 func (s *session) trailer(b headerBlock) {
 	st := &s.streams[b.index]
 	s.idle = 0
@@ -645,7 +645,7 @@ func (s *session) trailer(b headerBlock) {
 	s.end(b.index, e)
 }
 
-// control processes a frame that is not DATA, HEADERS or CONTINUATION.
+// control processes a frame other than DATA, HEADERS and CONTINUATION.
 func (s *session) control(payload []byte) error {
 	s.in.Reset(payload)
 	frame, err := s.reader.ReadFrameForHeader(s.header)
@@ -679,8 +679,8 @@ func (s *session) control(payload []byte) error {
 	return nil
 }
 
-// replied counts n bytes of replies to SETTINGS and PING. It returns an error if too many are still unwritten because
-// the server does not read them.
+// replied counts n more bytes of replies to SETTINGS and PING. It returns an error if too many wait to be written,
+// because the server does not read them.
 func (s *session) replied(n int) error {
 	if s.replies += n; s.replies > maxReplies {
 		return breach(http2.ErrCodeEnhanceYourCalm, "SETTINGS and PINGs whose answers it does not read")
@@ -775,8 +775,8 @@ func (s *session) goAway(f *http2.GoAwayFrame) error {
 	return nil
 }
 
-// message parses the messages of a gRPC stream (doc/PROTOCOL-HTTP2.md of grpc/grpc). Each is prefixed by a byte that
-// is 1 if the message is compressed, and by four bytes with its length.
+// message parses the messages of a gRPC stream (doc/PROTOCOL-HTTP2.md of grpc/grpc). A prefix precedes each message: a
+// byte that is 1 if the message is compressed, and four bytes with the message's length.
 type message struct {
 	prefix uint8  // bytes of the prefix so far
 	size   uint32 // length in the prefix so far
@@ -784,7 +784,7 @@ type message struct {
 	whole  uint32 // complete messages so far
 }
 
-// feed processes the next bytes. It returns false if a message is compressed or if there is more than one.
+// feed processes the next bytes. It returns false if a message is compressed, or if there is more than one message.
 func (m *message) feed(p []byte) bool {
 	for len(p) > 0 {
 		if m.left > 0 {
@@ -817,8 +817,8 @@ func (m *message) one() bool { return m.whole == 1 && m.left == 0 && m.prefix ==
 type request2 struct {
 	grpc         bool
 	fields       []hpack.HeaderField
-	first, again []byte // header blocks of a connection's first request, and of every later one
-	repeats      bool   // again only refers to the HPACK table, so it is valid for every later request
+	first, again []byte // header blocks of a connection's first request, and of all later ones
+	repeats      bool   // again consists only of references to the HPACK table, so it is valid for all later requests
 	body         []byte
 }
 
@@ -835,8 +835,8 @@ func (r *request2) encode() error {
 		}
 		*into = bytes.Clone(block.Bytes())
 	}
-	// Each byte of again must be a complete table reference: its highest bit is set (RFC 7541, section 6.1), and its
-	// index is less than 127, because larger ones take several bytes.
+	// Each byte of again must be a complete reference to the table: its highest bit must be set (RFC 7541, section 6.1),
+	// and its index must be less than 127, because larger indexes take several bytes.
 	r.repeats = true
 	for _, b := range r.again {
 		r.repeats = r.repeats && b > 0x80 && b < 0xff
@@ -844,7 +844,7 @@ func (r *request2) encode() error {
 	return nil
 }
 
-// grpcMessage returns a gRPC frame with one message: a google.protobuf.BytesValue of size bytes.
+// grpcMessage returns a gRPC message, with its prefix, that contains a google.protobuf.BytesValue of size bytes.
 func grpcMessage(size int) []byte {
 	var m []byte
 	if size > 0 {
@@ -855,7 +855,7 @@ func grpcMessage(size int) []byte {
 	return append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(m))), m...)
 }
 
-// filling returns size bytes for a body.
+// filling returns size bytes to fill a body with.
 func filling(size int) []byte {
 	b := make([]byte, size)
 	for i := range b {

@@ -47,7 +47,7 @@ var Settings = []param.Setting{
 		Doc: "time after the window for what was due in it"},
 }
 
-// The names of settings that the experiment sets itself.
+// The names of settings that an experiment sets itself.
 const (
 	urlKey    = "url"
 	sourceKey = "source"
@@ -72,8 +72,8 @@ var processSettings = []param.Setting{
 	load.SpinSetting,
 }
 
-// OptionsOf returns the options that settings select, those of a process or only those of a spec. It returns an error
-// if settings contradict each other.
+// OptionsOf converts settings to options: the settings of a process, or only those of a spec. It returns an error if
+// settings contradict each other.
 func OptionsOf(v param.Values) (Options, error) {
 	o := Options{
 		Rate: v.Float("rate"), Arrivals: pace.Arrivals(v["arrivals"]), Connections: v.Int("connections"),

@@ -8,8 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The calls below go straight to the kernel. None of them can block (every socket is non-blocking), so announcing them
-// to the Go scheduler, as package syscall does, would gain nothing and cost about 50 ns each.
+// The functions below call the kernel directly. None of them except sysWait can block, because every socket is
+// non-blocking. Informing the Go scheduler about the calls, as package syscall does, would gain nothing and cost about
+// 50 ns each.
 
 // address is a socket address in the kernel's format.
 type address struct {
@@ -85,15 +86,15 @@ func sysEpollCtl(epoll, op, fd int, event *unix.EpollEvent) unix.Errno {
 	return errno
 }
 
-// sysPoll returns pending events without waiting.
+// sysPoll returns pending events, without waiting.
 func sysPoll(epoll int, events []unix.EpollEvent) (int, unix.Errno) {
 	n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(epoll),
 		uintptr(unsafe.Pointer(unsafe.SliceData(events))), uintptr(len(events)), 0, 0, 0)
 	return int(n), errno
 }
 
-// sysWait waits for events for at most ns nanoseconds: epoll_pwait2, Linux 5.11. It blocks, so it announces itself to
-// the Go scheduler.
+// sysWait waits for events for at most ns nanoseconds (epoll_pwait2, Linux 5.11). It blocks, so it informs the Go
+// scheduler.
 func sysWait(epoll int, events []unix.EpollEvent, ns int64) (int, unix.Errno) {
 	timeout := unix.NsecToTimespec(ns)
 	n, _, errno := unix.Syscall6(unix.SYS_EPOLL_PWAIT2, uintptr(epoll), uintptr(unsafe.Pointer(unsafe.SliceData(events))),

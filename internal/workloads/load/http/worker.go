@@ -21,7 +21,7 @@ import (
 )
 
 // worker is one thread with an epoll set, its share of the connections and its share of the schedule. It does not
-// allocate while it runs, except for HTTP/2 and TLS.
+// allocate memory while it runs, except for HTTP/2 and TLS.
 type worker struct {
 	o        *Options
 	schedule role.Schedule
@@ -31,15 +31,15 @@ type worker struct {
 
 	epoll  int
 	slots  []slot
-	free   queue // of slots without a request
-	rest   queue // of slots that pause after an error (closed loop)
-	oldest int32 // first slot in the list of requests in flight, ordered by slot.sent; -1: empty
-	newest int32 // last slot in the list
+	free   queue // slots without a request
+	rest   queue // slots that pause after an error (closed loop)
+	oldest int32 // the first slot in the list of requests in flight, which is ordered by slot.sent; -1: the list is empty
+	newest int32 // the last slot in that list
 	busy   int   // requests in flight
-	open   int   // connections
+	open   int   // number of open connections
 	mux    *mux  // for HTTP/2, where slots are streams; nil for other protocols
 
-	source *address // of the next connection, if source addresses are spread
+	source *address // address for the next connection, if source addresses are spread
 	ip     [4]byte  // source address used last
 	events []unix.EpollEvent
 	buffer []byte
@@ -56,8 +56,8 @@ type counts struct {
 	maxOpen  int
 	connect  *hdrhistogram.Histogram
 	failures [kinds]int64
-	statuses [600]int64          // responses by status, 400 and above
-	codes    [lastCode + 1]int64 // responses by gRPC status, other than 0
+	statuses [600]int64          // responses by status, for 400 and above
+	codes    [lastCode + 1]int64 // responses by gRPC status, except 0
 }
 
 func newCounts() counts {
@@ -66,7 +66,7 @@ func newCounts() counts {
 	return c
 }
 
-// failure is the reason that a request failed.
+// failure is the reason why a request failed.
 type failure uint8
 
 const (
@@ -92,7 +92,7 @@ const (
 	kinds
 )
 
-// The codes of gRPC are 0 to 16; any other counts as unknown (grpc/grpc, doc/statuscodes.md).
+// gRPC's codes are 0 to 16. Any other code counts as unknown (grpc/grpc, doc/statuscodes.md).
 const (
 	unknownCode = 2
 	lastCode    = 16
@@ -129,7 +129,7 @@ func connectFailure(errno unix.Errno) failure {
 		return connectDescriptors
 	case unix.ETIMEDOUT:
 		return connectTimeout
-	case unix.EPROTO: // returned by secure
+	case unix.EPROTO: // secure returned it
 		return tlsFailed
 	}
 	return connectOther
@@ -140,7 +140,7 @@ func readFailure(errno unix.Errno) failure {
 	switch errno {
 	case unix.ECONNRESET, unix.EPIPE:
 		return readReset
-	case unix.EPROTO: // returned by secure
+	case unix.EPROTO: // secure returned it
 		return tlsFailed
 	}
 	return readOther
@@ -172,7 +172,7 @@ func (c *counts) errors(m map[string]int64) {
 	}
 }
 
-// slot is one connection, with its current request; in HTTP/2, one stream.
+// slot is one connection with its current request or, in HTTP/2, one stream.
 type slot struct {
 	fd         int     // -1 when closed
 	tls        *secure // TLS on the connection; nil: cleartext
@@ -182,16 +182,16 @@ type slot struct {
 	watched    bool  // epoll watches it
 	writable   bool  // epoll also watches for room to write
 	written    int   // bytes of the request that were written
-	intended   int64 // this and the next three times: ns by pace.Now
+	intended   int64 // ns by pace.Now, like the next three times
 	sent       int64
-	dialled    int64 // start of the handshake; 0 if the connection existed
+	dialled    int64 // start of the handshake; 0 if the connection already existed
 	freed      int64 // end of the previous request
 	shook      int64 // length of the handshake, ns; -1 if there was none
-	prev, next int32 // neighbours in the order of sent; -1 at the ends
+	prev, next int32 // neighbours in the list of requests in flight; -1 at the ends
 	response   response
 
 	// Only for HTTP/2.
-	carrier *connection // connection of the request; nil without a request
+	carrier *connection // connection that carries the request; nil without a request
 	code    int         // grpc-status of the response
 	resends int
 }
@@ -225,7 +225,7 @@ func (q *queue) pop() int32 {
 	return i
 }
 
-// newWorker returns worker number part, of parts workers. Its connections are not open yet.
+// newWorker returns worker number part of parts workers. Its connections are not open yet.
 func newWorker(o *Options, targets []*target, part, parts int) (*worker, error) {
 	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
@@ -272,7 +272,7 @@ func (w *worker) close() {
 }
 
 // run processes the worker's share of the schedule. It returns when all requests have ended, the drain is over, or the
-// context ends.
+// context has ended.
 func (w *worker) run(ctx context.Context) error {
 	defer context.AfterFunc(ctx, func() { w.stop.Store(true) })()
 	thread, err := pace.LockThread(w.o.Spin)
@@ -317,11 +317,11 @@ func (w *worker) loop(drained int64) error {
 	return nil
 }
 
-// owing reports whether the schedule still has a start before the end of the window.
+// owing reports whether the schedule has another start before the end of the window.
 func (w *worker) owing() bool { return w.arrivals != nil && w.arrivals.Peek() < w.end }
 
-// startDue starts the requests that are due while connections are free, and returns the time. Requests that must wait
-// stay in the schedule, so no intended start is lost or reordered.
+// startDue starts the requests that are due, as long as connections are free, and returns the time. Requests that must
+// wait stay in the schedule, so no intended start is lost or reordered.
 func (w *worker) startDue(now int64) int64 {
 	if w.arrivals == nil {
 		if now < w.schedule.Begin || now >= w.end {
@@ -347,7 +347,7 @@ func (w *worker) startDue(now int64) int64 {
 	return now
 }
 
-// flush writes the pending output of HTTP/2; other protocols write at once.
+// flush writes the pending output of HTTP/2. Other protocols write at once.
 func (w *worker) flush() {
 	if w.mux != nil {
 		w.mux.flush()
@@ -356,7 +356,7 @@ func (w *worker) flush() {
 
 // wait waits for events until a start or a timeout is due, and handles them.
 func (w *worker) wait(now, drained int64) error {
-	until := min(now+50e6, drained) // check w.stop every 50 ms
+	until := min(now+50e6, drained) // so that w.stop is checked every 50 ms
 	due, precise := w.due(now)
 	if w.oldest >= 0 {
 		if expiry := w.slots[w.oldest].sent + int64(w.o.Timeout); expiry < due {
@@ -368,7 +368,7 @@ func (w *worker) wait(now, drained int64) error {
 	var n int
 	var errno unix.Errno
 	if until <= now {
-		n, errno = sysPoll(w.epoll, w.events) // less than a margin before the start: spin
+		n, errno = sysPoll(w.epoll, w.events) // spin, because the start is less than a margin away
 	} else {
 		n, errno = sysWait(w.epoll, w.events, until-now)
 		if precise && n == 0 && errno == 0 {
@@ -390,7 +390,7 @@ func (w *worker) wait(now, drained int64) error {
 	return nil
 }
 
-// due returns when to check the schedule again, and whether that time must be met precisely.
+// due returns when to check the schedule again, and whether the check must be precise.
 func (w *worker) due(now int64) (at int64, precise bool) {
 	switch {
 	case w.owing():
@@ -405,8 +405,8 @@ func (w *worker) due(now int64) (at int64, precise bool) {
 	return math.MaxInt64, false
 }
 
-// start sends a request on slot i, over a new connection if the slot has none. The caller has taken i off the free
-// queue.
+// start sends a request on slot i, over a new connection if the slot has none. The caller must have removed i from the
+// free queue.
 func (w *worker) start(i int32, intended, now int64) {
 	s := &w.slots[i]
 	s.intended, s.sent, s.dialled, s.written, s.shook = intended, now, 0, 0, -1
@@ -456,9 +456,9 @@ var (
 	resetOnly       = unix.Linger{Onoff: 1, Linger: 0}
 )
 
-// dial begins a connection. Over loopback the handshake is complete on return, although connect reports EINPROGRESS:
-// the kernel processes the whole exchange before it releases the socket. The write that follows shows whether the
-// handshake is complete.
+// dial begins a connection. Over loopback the handshake is complete when dial returns, although connect reports
+// EINPROGRESS: the kernel processes the whole exchange before it releases the socket. The write that follows shows
+// whether the handshake is complete.
 func (w *worker) dial(s *slot) unix.Errno {
 	if s.dissolved {
 		if errno := sysConnect(s.fd, s.target.address); errno != 0 && errno != unix.EINPROGRESS {
@@ -469,7 +469,7 @@ func (w *worker) dial(s *slot) unix.Errno {
 		w.open++
 		return 0
 	}
-	// TCP_NODELAY, so that the end of a request need not wait until its beginning is acknowledged. A single short write
+	// TCP_NODELAY, so that the end of a request does not wait until its beginning is acknowledged. A single short write
 	// never waits.
 	fd, errno := w.socket(s.target, w.o.KeepAlive || len(s.target.request) > 1000)
 	if errno != 0 {
@@ -480,7 +480,7 @@ func (w *worker) dial(s *slot) unix.Errno {
 	return 0
 }
 
-// socket makes a socket and begins its connection.
+// socket creates a socket and begins its connection.
 func (w *worker) socket(t *target, noDelay bool) (int, unix.Errno) {
 	fd, errno := sysSocket(t.address.family)
 	if errno != 0 {
@@ -503,10 +503,10 @@ func (w *worker) socket(t *target, noDelay bool) (int, unix.Errno) {
 	return fd, 0
 }
 
-// bind gives the socket the next source address of this worker. connect chooses the port, so connections to different
+// bind gives the socket this worker's next source address. connect chooses the port, so connections to different
 // destinations can share one.
 func (w *worker) bind(fd int) unix.Errno {
-	const spread = 250 // addresses per worker; 28,000 ports each
+	const spread = 250 // addresses per worker, with 28,000 ports each
 	w.ip[3] = w.ip[3]%spread + 1
 	w.source.setIPv4(w.ip)
 	errno := sysSetsockopt(fd, unix.IPPROTO_IP, unix.IP_BIND_ADDRESS_NO_PORT, unsafe.Pointer(&optionOn),
@@ -518,7 +518,7 @@ func (w *worker) bind(fd int) unix.Errno {
 }
 
 // watch makes epoll report each arrival on the slot's connection once (edge-triggered), and also room to write if
-// writable is true.
+// writable is set.
 func (w *worker) watch(i int32, op int, writable bool) unix.Errno {
 	s := &w.slots[i]
 	event := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLRDHUP | edgeTriggered, Fd: i}
@@ -531,7 +531,7 @@ func (w *worker) watch(i int32, op int, writable bool) unix.Errno {
 
 const edgeTriggered = 1 << 31 // EPOLLET; the constant of package unix is negative
 
-// write writes as much of the rest of the request as there is room for.
+// write writes as much of the rest of the request as the socket has room for.
 func (w *worker) write(i int32) {
 	s := &w.slots[i]
 	n, errno := put(s.fd, s.tls, s.target.request[s.written:])
@@ -580,7 +580,7 @@ func (w *worker) connected(s *slot) {
 	}
 }
 
-// handle handles one event of the connection of slot i.
+// handle processes one event of the connection of slot i.
 func (w *worker) handle(i int32, events uint32) {
 	if w.mux != nil {
 		w.mux.handle(i, events)
@@ -601,7 +601,7 @@ func (w *worker) handle(i int32, events uint32) {
 		if errno == unix.EAGAIN {
 			return
 		}
-		if s.state == idle { // the server closed an idle connection, or sent data unasked
+		if s.state == idle { // the server closed an idle connection, or sent data without a request
 			w.hangUp(s)
 			return
 		}
@@ -618,7 +618,7 @@ func (w *worker) handle(i int32, events uint32) {
 			return
 		}
 		took, done, err := s.response.feed(w.buffer[:n])
-		if err != nil || done && took < n { // bytes beyond the end: the response's length was wrong
+		if err != nil || done && took < n { // bytes beyond the end: the length in the response was wrong
 			w.finish(i, pace.Now(), badResponse)
 			return
 		}
@@ -632,7 +632,7 @@ func (w *worker) handle(i int32, events uint32) {
 	}
 }
 
-// finish ends the request of slot i at now. It was answered if kind is none, and failed otherwise.
+// finish ends the request of slot i at now. If kind is none, the request was answered, and otherwise it failed.
 func (w *worker) finish(i int32, now int64, kind failure) {
 	s := &w.slots[i]
 	if s.prev >= 0 {
@@ -674,8 +674,8 @@ func (w *worker) finish(i int32, now int64, kind failure) {
 	}
 }
 
-// restAfterError is how long a slot pauses after a failed request in closed loop, in ns. Without the pause, requests
-// to a dead server would fail as fast as the CPU allows.
+// restAfterError is how long a slot pauses after a failed request in closed loop, in ns. Without the pause, requests to
+// a dead server would fail as fast as the CPU allows.
 const restAfterError = 10e6
 
 // tally counts a request of the measured window.
@@ -696,8 +696,8 @@ func (w *worker) tally(s *slot, now int64, kind failure) {
 	}
 }
 
-// keep logs a request that ends at now in the window or later. Warm-up requests are not counted, but later requests
-// may have waited for them.
+// keep logs a request that ends in the window or later. Warm-up requests do not count, but later requests may have
+// waited for them.
 func (w *worker) keep(s *slot, now int64, answered bool) {
 	if w.log == nil || now < w.warm {
 		return
@@ -709,7 +709,7 @@ func (w *worker) keep(s *slot, now int64, answered bool) {
 	w.log.Add(s.intended, s.sent, now, lag, s.shook, answered)
 }
 
-// expire fails the requests that have waited for their answer longer than the timeout.
+// expire fails the requests that have waited for their response longer than the timeout.
 func (w *worker) expire(now int64) {
 	for w.oldest >= 0 && now-w.slots[w.oldest].sent >= int64(w.o.Timeout) {
 		kind := requestTimeout
@@ -721,9 +721,9 @@ func (w *worker) expire(now int64) {
 	w.flush()
 }
 
-// hangUp closes the slot's connection, if it has one. SO_LINGER of 0 makes it a reset, so neither side keeps the pair
-// of ports in TIME_WAIT. A server that has sent its whole answer loses nothing; if it reads again, it gets ECONNRESET
-// instead of the end of the stream.
+// hangUp closes the slot's connection, if it has one. SO_LINGER of 0 turns the close into a reset, so neither side
+// keeps the pair of ports in TIME_WAIT. A server that has sent its whole response loses nothing; if it reads again, it
+// gets ECONNRESET instead of the end of the stream.
 func (w *worker) hangUp(s *slot) {
 	if s.fd < 0 {
 		return

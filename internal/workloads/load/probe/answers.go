@@ -13,15 +13,15 @@ func init() {
 	analysis.Register(analysis.Family{Metrics: []string{"sched_delay_max_seconds"}, Answer: stressAnswers})
 }
 
-// prose writes an answer.
+// prose writes this package's answers.
 type prose struct{ analysis.Prose }
 
-// usableDelay is the longest wait for a CPU, in seconds, up to which a machine counts as usable: a person at a
+// usableDelay is the longest wait for a CPU, in seconds, with which a machine still counts as usable: a person at a
 // terminal still gets an answer, and health checks, which allow a second or more, still pass.
 const usableDelay = 1.0
 
-// stressAnswers says what heavy programs do to the machine at each level, and first whether it stays usable. The
-// longest waits are maxima over all trials: "at most" with a median would promise too much.
+// stressAnswers returns what heavy programs do to the machine at each level, and before that, whether the machine stays
+// usable. The longest waits are maxima over all trials, because "at most" with a median would promise too much.
 func stressAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
 	if !t.SubjectHas("bpf_cpu_share") {
 		return nil
@@ -67,7 +67,7 @@ func stressAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
 	return append([]analysis.Answer{most.Answer()}, all...)
 }
 
-// longestWait returns the longest wait in all trials of some arms, in seconds.
+// longestWait returns the longest wait over all trials of the given arms, in seconds.
 func longestWait(t *analysis.Table, arms ...string) (longest float64) {
 	for _, at := range t.Levels {
 		for _, arm := range arms {
@@ -85,7 +85,7 @@ func (p *prose) stress(t *analysis.Table, longest float64) {
 		text += fmt.Sprintf(", %s at the 99th percentile", analysis.Said(p99))
 	}
 	text += fmt.Sprintf(" and %s at the longest", quantity.Value(longest, quantity.Seconds))
-	if run != nil && run.Value > 0.01 { // shorter runs are lost among the time slices of other tasks
+	if run != nil && run.Value > 0.01 { // the time slices of other tasks hide shorter runs
 		text += fmt.Sprintf(", %.1f runs", longest/run.Value)
 	}
 	if base := t.Column(p.At, record.Direct, "sched_delay_max_seconds"); len(base) > 0 {

@@ -15,7 +15,8 @@ import (
 
 func init() { kind.Register(kind.Load, guest{}) }
 
-// guest implements the load for the engine: it uses no application, and measures how long any task waits for a CPU.
+// guest implements the load for the engine. The load uses no application, and measures how long any task waits for a
+// CPU.
 type guest struct{}
 
 func (guest) About() kind.About {
@@ -26,11 +27,11 @@ func (guest) About() kind.About {
 		InPods:   true,
 		Alone:    &kind.Alone{Examples: []string{"--duration 10s"}},
 
-		Saturates: kind.Always, // a probe is about what the machine is busy with
+		Saturates: kind.Always, // a probe measures what else keeps the machine busy
 	}
 }
 
-// Play is the load's process.
+// Play runs the load's process.
 func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
 	return Run(ctx, Options{Interval: v.Duration("interval")}, conn)
 }
@@ -81,7 +82,7 @@ func longestRun(m *measured.Measured) (longest float64, ok bool) {
 	return longest, ok
 }
 
-// delayed makes a metric of a quantile of the delays.
+// delayed returns the metric of a quantile of the delays.
 func delayed(q float64, quantile string) measured.Metric {
 	return measured.Metric{
 		Definition: metric.Definition{
@@ -95,12 +96,12 @@ func delayed(q float64, quantile string) measured.Metric {
 	}
 }
 
-// outsideLimit is the fraction of the machine's CPU time that other processes may take in a trial with a probe,
-// because what they take looks like a delay too. The task that reads the edges of a window waits for a CPU like any
-// other: with waits of 0.1 s, the fraction is only accurate to about 0.1 in a window of 1 s.
+// outsideLimit is the fraction of the machine's CPU time that other processes may take in a trial with a probe, because
+// that time looks like a delay too. The task that reads the clocks at the edges of a window waits for a CPU like any
+// other task: with waits of 0.1 s, the fraction is only accurate to about 0.1 in a window of 1 s.
 const outsideLimit = 0.25
 
-// Judge rejects a probe that never ran in the window, and one on a machine that was busy with other work.
+// Judge rejects a trial whose probe never ran in the window, and one on a machine that was busy with other work.
 func (guest) Judge(m *measured.Measured, name string) []measured.Trip {
 	result := m.Loads[name]
 	if h, err := result.Histogram(Delay); err != nil || h == nil {
@@ -112,7 +113,7 @@ func (guest) Judge(m *measured.Measured, name string) []measured.Trip {
 	if !ok || cpu.Capacity <= 0 {
 		return nil
 	}
-	// outside includes steal.
+	// outside includes the CPU time that the hypervisor stole.
 	outside := (cpu.Capacity - cpu.Idle - own*m.Ledger.Window.Seconds - m.Ledger.Self.CPUSeconds) / cpu.Capacity
 	if outside <= outsideLimit {
 		return nil

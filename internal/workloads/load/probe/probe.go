@@ -1,11 +1,11 @@
-// Package probe measures how long a task that wants a CPU has to wait for one: the scheduling delay, as any process of
-// the machine would experience it. It runs as a separate process (tare load probe), in a separate control group, and
-// makes no requests.
+// Package probe measures how long a task that wants a CPU waits for one: the scheduling delay, as any process of the
+// machine would experience it. It runs as a separate process (tare load probe), in a separate control group, and makes
+// no requests.
 //
-// One thread on each CPU asks to be woken at the times of an absolute schedule and records how late it was. A thread
+// One thread on each CPU asks to be woken at the times of an absolute schedule, and records how late it was. A thread
 // that is delayed by 80 ms has missed 80 wake-ups of 1 ms, and each of them counts with the delay that it would have
-// had. So the probe measures the wait of a task that becomes ready at any moment, not of one that becomes ready only
-// when the CPU is free again.
+// had. The probe therefore measures the wait of a task that becomes ready at any moment, not of one that becomes ready
+// only when the CPU is free again.
 package probe
 
 import (
@@ -24,31 +24,31 @@ import (
 	"tare/internal/lib/param"
 )
 
-// Generator is the generator in the results of a probe, and Mode the mode.
+// The names of the generator and the mode in the results of a probe.
 const (
 	Generator = "probe"
 	Mode      = "probe"
 )
 
-// Delay is the name of its histogram: the time from when a thread should have been woken until it ran, for every
-// wake-up of the window.
+// Delay is the name of the probe's histogram: the time from when a thread should have been woken until it ran, for
+// every wake-up in the window.
 const Delay = "delay"
 
-// Bounds of Options.Interval.
+// Limits of Options.Interval.
 const (
 	MinInterval = 100 * time.Microsecond
 	MaxInterval = time.Second
 )
 
-// longest is the longest delay that the histogram distinguishes.
+// longest is the longest delay that the histogram records. Longer delays count as longest.
 const longest = 10 * time.Minute
 
 // Options configures a probe.
 type Options struct {
-	Interval time.Duration // between two wake-ups on one CPU; the CPUs are staggered
+	Interval time.Duration // between two wake-ups on one CPU; wake-ups on different CPUs are staggered
 }
 
-// Ready is the data of a probe's ready message.
+// Ready is the data of the probe's ready message.
 type Ready struct {
 	CPUs     []int   `json:"cpus"`
 	Interval float64 `json:"interval_seconds"`
@@ -60,7 +60,8 @@ type Probe struct {
 	cpus     []int
 }
 
-// New makes a probe of every CPU that this process may run on. Its errors have the code fault.Usage.
+// New makes a probe of every CPU that this process may run on. It returns an error with the code fault.Usage for an
+// invalid option.
 func New(o Options) (*Probe, error) {
 	if err := (param.Values{"interval": o.Interval.String()}).Check(Settings); err != nil {
 		return nil, err
@@ -72,15 +73,14 @@ func New(o Options) (*Probe, error) {
 // Ready describes the probe.
 func (p *Probe) Ready() Ready { return Ready{CPUs: p.cpus, Interval: p.interval.Seconds()} }
 
-// Run probes by the schedule and returns the histogram of delays. The result has no requests and connections, because
-// a probe makes none. If the context ends first, Run returns its error.
+// Run runs the probe as scheduled, and returns the histogram of delays. The result has no requests or connections,
+// because a probe makes none. If the context ends first, Run returns its error.
 func (p *Probe) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	warm, end, err := s.Window()
 	if err != nil {
 		return nil, err
 	}
-	// Neither a garbage collection nor a thread that waits for a scheduler slot (P) may look like a delay of the
-	// machine.
+	// Neither a garbage collection nor a thread that waits for a scheduler slot (P) may look like a delay of the machine.
 	runtime.GC()
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	if slots := len(p.cpus) + 2; slots > runtime.GOMAXPROCS(0) {
@@ -118,7 +118,7 @@ func (p *Probe) Run(ctx context.Context, s role.Schedule) (*load.Result, error) 
 	return r, r.SetHistogram(Delay, delays[0])
 }
 
-// watch is the thread on the i-th CPU. Wake-ups that are due from warm on count.
+// watch runs the thread on CPU number i of the probe's. Wake-ups that are due from warm on count.
 func (p *Probe) watch(ctx context.Context, i int, begin, warm, end int64, delays *hdrhistogram.Histogram) error {
 	thread, err := pace.LockThread(0)
 	if err != nil {
@@ -132,7 +132,7 @@ func (p *Probe) watch(ctx context.Context, i int, begin, warm, end int64, delays
 	if err := pace.RunOn(p.cpus[i]); err != nil {
 		return err
 	}
-	defer func() { _ = pace.RunOn(all...) }() // these CPUs were allowed before; if that fails, the process is ending
+	defer func() { _ = pace.RunOn(all...) }() // these CPUs were allowed before; an error means that the process is ending
 
 	every := int64(p.interval)
 	// The CPUs are staggered, so that their wake-ups do not coincide.
@@ -154,8 +154,8 @@ func (p *Probe) watch(ctx context.Context, i int, begin, warm, end int64, delays
 	return nil
 }
 
-// Run plays a load's role in the protocol on conn: it sends the ready message, waits for the start, probes, sends the
-// result, and waits until the parent closes its end. If the parent does so earlier, the run ends without an error.
+// Run runs the load by the role protocol on conn: it sends the ready message, waits for the start, probes, sends the
+// result, and waits until the parent closes its end. If the parent does so earlier, Run ends without an error.
 func Run(ctx context.Context, o Options, conn *role.Conn) error {
 	p, err := New(o)
 	if err != nil {

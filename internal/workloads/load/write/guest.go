@@ -13,7 +13,7 @@ import (
 
 func init() { kind.Register(kind.Load, guest{}) }
 
-// guest implements kind.Guest. It connects to no application: the file system serves it.
+// guest implements kind.Guest. The load connects to no application, because the file system serves it.
 type guest struct{}
 
 func (guest) About() kind.About {
@@ -28,7 +28,7 @@ func (guest) About() kind.About {
 	}
 }
 
-// Play is the load's process.
+// Play runs the load's process.
 func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
 	o, err := OptionsOf(v)
 	if err != nil {
@@ -44,8 +44,8 @@ func (guest) Check(v param.Values) error {
 
 func (guest) Metrics() []measured.Metric { return metrics }
 
-// Judge judges the load like any other, except that it may use all of its CPU: the kernel's work for a write is done
-// in the thread that writes.
+// Judge judges the load like any other, except that the load may use all of its CPU time: the kernel does the work of a
+// write in the thread that writes.
 func (guest) Judge(m *measured.Measured, name string) []measured.Trip {
 	j := m.JudgeLoad(name)
 	j.Usual()

@@ -10,7 +10,7 @@ import (
 	"tare/internal/lib/stats"
 )
 
-// metrics are the load's metrics in addition to those of every load. They cover only loads of this kind.
+// metrics are the load's metrics in addition to those of every load. They cover only loads of kind write.
 var metrics = []measured.Metric{
 	{
 		Definition: metric.Definition{
@@ -26,7 +26,7 @@ var metrics = []measured.Metric{
 	took(0.99, "p99"),
 }
 
-// bytesPerSecond adds up what the loads of a trial wrote.
+// bytesPerSecond adds up the write rates of the trial's loads of this kind.
 func bytesPerSecond(m *measured.Measured) (total float64, ok bool) {
 	for _, r := range m.Loads {
 		if n, counted := r.Counts[CountBytes]; counted && r.Generator == Name {
@@ -36,7 +36,7 @@ func bytesPerSecond(m *measured.Measured) (total float64, ok bool) {
 	return total, ok
 }
 
-// took makes a metric of a quantile of the service time of writes.
+// took returns the metric of a quantile of the service time of writes.
 func took(q float64, quantile string) measured.Metric {
 	return measured.Metric{
 		Definition: metric.Definition{

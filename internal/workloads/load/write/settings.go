@@ -34,7 +34,7 @@ var Settings = []param.Setting{
 		Doc: "time after the window for what was due in it"},
 }
 
-// OptionsOf makes options from settings. It returns an error if settings contradict each other.
+// OptionsOf converts settings to options. It returns an error if settings contradict each other.
 func OptionsOf(v param.Values) (Options, error) {
 	o := Options{
 		Rate: v.Float("rate"), Arrivals: pace.Arrivals(v["arrivals"]), Workers: v.Int("workers"), Size: v.Int("size"),

@@ -13,16 +13,16 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// worker is one thread with its files. It does not allocate while it runs without errors.
+// worker is one thread with its files. It allocates no memory while it runs without errors.
 type worker struct {
 	load  *Load
 	data  []byte
 	names [ringFiles]string
 
 	file int   // index of the current file
-	fd   int   // -1: none is open
-	at   int64 // bytes in it
-	room int64 // bytes that it may hold
+	fd   int   // descriptor of the current file; -1: none is open
+	at   int64 // bytes in the file so far
+	room int64 // bytes that the file may hold
 
 	count    load.Tally
 	failures map[failure]int64
@@ -44,8 +44,8 @@ type failure struct {
 	errno unix.Errno
 }
 
-// String returns the kind of the failure in results: "write ENOSPC". A short write, which happens when the file system
-// runs out of room, is "write short".
+// String returns the name of the failure in results, such as "write ENOSPC". A short write, which happens when the file
+// system runs out of room, is "write short".
 func (f failure) String() string {
 	if f.errno == 0 {
 		return f.step + " short"
@@ -56,19 +56,19 @@ func (f failure) String() string {
 	return fmt.Sprintf("%s %d", f.step, int(f.errno))
 }
 
-// failed converts the error of a system call to a failure; nil is none.
+// failed converts the error of a system call to a failure. A nil error becomes the zero failure.
 func failed(step string, err error) failure {
 	if err == nil {
 		return failure{}
 	}
 	var errno unix.Errno
 	if !errors.As(err, &errno) {
-		errno = unix.EIO // package unix returns only error numbers
+		errno = unix.EIO // cannot happen: package unix returns only error numbers
 	}
 	return failure{step, errno}
 }
 
-// again repeats a system call that a signal of the Go runtime interrupted.
+// again repeats a system call as long as signals of the Go runtime interrupt it.
 func again(call func() error) (err error) {
 	for err = unix.EINTR; err == unix.EINTR; {
 		err = call()
@@ -76,7 +76,7 @@ func again(call func() error) (err error) {
 	return err
 }
 
-// nextFile opens the next file of the ring, and empties it.
+// nextFile opens the next file of the ring and truncates it.
 func (w *worker) nextFile() failure {
 	if err := w.close(); err != nil {
 		return failed("close", err)
@@ -96,14 +96,14 @@ func (w *worker) close() error {
 		return nil
 	}
 	fd := w.fd
-	w.fd = -1 // whatever close returns, the descriptor is free (close(2))
+	w.fd = -1 // the descriptor is free, whatever close returns (close(2))
 	if err := unix.Close(fd); err != unix.EINTR {
 		return err
 	}
 	return nil
 }
 
-// put does one write. After a failure, the next write starts the next file, which frees the room of an old one.
+// put does one write. After a failure, the next write starts the next file, which frees the space of an old one.
 func (w *worker) put() failure {
 	if w.fd < 0 || w.at+int64(len(w.data)) > w.room {
 		if f := w.nextFile(); f.step != "" {
@@ -139,11 +139,11 @@ func (w *worker) append() failure {
 	return failure{}
 }
 
-// restAfterError is the pause, in ns, that keeps a closed loop on a failing file system from failing as fast as it
-// can.
+// restAfterError is the pause after an error in closed loop, in ns. Without it, a closed loop on a failing file system
+// would fail as fast as it can.
 const restAfterError = 10e6
 
-// run writes what is due until the window's writes are over or the context ends.
+// run does the writes that are due, until no further write of the window is left or the context ends.
 func (w *worker) run(ctx context.Context) (err error) {
 	thread, err := pace.LockThread(w.load.o.Spin)
 	if err != nil {
@@ -189,7 +189,7 @@ func (w *worker) skip(intended, now int64) {
 	}
 }
 
-// tally counts a write. free is the time since which the thread was idle.
+// tally counts a write. free is the time at which the thread became idle.
 func (w *worker) tally(intended, sent, done, free int64, f failure) {
 	lag := int64(-1)
 	if w.load.arrivals != nil {
@@ -203,7 +203,7 @@ func (w *worker) tally(intended, sent, done, free int64, f failure) {
 	}
 	w.count.Began(intended, sent, lag)
 	switch {
-	case done > w.load.drained: // it is unfinished
+	case done > w.load.drained: // the write is unfinished
 	case f.step != "":
 		w.failures[f]++
 	default:

@@ -1,23 +1,24 @@
-// Package write is a load that only writes files, by an absolute schedule or as fast as the file system allows. It is
+// Package write is a load that only writes files, on an absolute schedule or as fast as the file system allows. It is
 // the reference workload for system calls on files. It runs as a separate process (tare load write), with threads that
 // each do one write at a time.
 //
-// A write is one write(2) of a fixed size at the end of a file, followed by fsync(2) or fdatasync(2) if configured; it
-// is done when the last of them returns. Latency counts from the intended start, service time from the actual one. In
-// open loop, any free thread takes the next start of the schedule, so a thread that waits for the disk delays no
-// other.
+// A write is one write(2) of a fixed size at the end of a file, followed by fsync(2) or fdatasync(2) if configured. The
+// write is done when the last of these calls returns. Latency counts from the intended start, and service time from the
+// actual start. In open loop, any free thread takes the next start of the schedule, so a thread that waits for the disk
+// delays no other thread.
 //
 // # Files
 //
-// All files are in a private directory, made below Options.Directory and removed with its contents in the end. Each
-// thread fills its files in turn. An old file is truncated when its turn comes again, so all files together never
-// exceed Options.Limit. Opening and truncating is part of the write that needs the next file.
+// All files are in a private directory, which the load makes below Options.Directory and removes in the end with its
+// contents. Each thread fills its files in turn. An old file is truncated when its turn comes again, so all files
+// together never exceed Options.Limit. Opening and truncating a file is part of the write that needs it.
 //
 // The directory is locked (flock(2)) while the load lives. The kernel releases the lock however the process ends, so
-// what a killed load has left can be distinguished from what is in use: Clean removes it, and so does the next load.
+// that the files left by a killed load can be distinguished from files in use. Clean removes such files, and so does
+// the next load.
 //
-// Without sync a write ends in the page cache. The kernel writes it to the disk later, or never, if the file is
-// truncated before; until then it is memory of the load's control group.
+// Without sync, a write ends in the page cache. The kernel writes the data to the disk later, or never if the file is
+// truncated first; until then the data is memory of the load's control group.
 package write
 
 import (
@@ -41,10 +42,11 @@ import (
 // Name is the load's kind in specs, and the generator in results.
 const Name = "write"
 
-// CountBytes is the count in a result (load.Result.Counts) of the bytes that successful writes of the window wrote.
+// CountBytes is the name of a count in a result (load.Result.Counts): the bytes that the successful writes of the
+// window wrote.
 const CountBytes = "written_bytes"
 
-// What follows a write to make it durable: Options.Sync.
+// Values of Options.Sync: the system call that follows a write to make it durable.
 const (
 	SyncNone  = "none"
 	SyncFile  = "fsync"
@@ -54,26 +56,26 @@ const (
 
 // Options configures the load.
 type Options struct {
-	Rate      float64       // writes per second of all threads; 0 for closed loop
+	Rate      float64       // writes per second of all threads together; 0 for closed loop
 	Arrivals  pace.Arrivals // of open loop
-	Seed      uint64        // of Poisson arrivals, and of what is written
-	Workers   int           // threads, and so the most writes at once; 0: as many as CPUs that this process may use
+	Seed      uint64        // of Poisson arrivals, and of the written data
+	Workers   int           // threads: the most concurrent writes; 0: one for each CPU that this process may use
 	Size      int           // bytes of a write
 	Sync      string        // after each write: SyncNone, SyncFile or SyncData
-	Directory string        // where the load makes its directory; empty: the system's for temporary files
+	Directory string        // below which the load makes its directory; empty: the system's directory for temporary files
 	Limit     int64         // bytes of all files at any time
-	Drain     time.Duration // how long after the window its writes may still begin and end
-	Spin      time.Duration // longest wait to spin through; default pace.DefaultSpin, negative: none
+	Drain     time.Duration // how long after the window the window's writes may still begin and end
+	Spin      time.Duration // longest wait during which a thread spins; default pace.DefaultSpin, negative: none
 }
 
-// complete fills in defaults and checks options that depend on each other. Its errors have the code fault.Usage.
+// complete fills in defaults, and checks options against each other. Its errors have the code fault.Usage.
 func (o *Options) complete() error {
 	o.Workers = cmp.Or(o.Workers, pace.CPUs())
 	o.Spin = max(cmp.Or(o.Spin, pace.DefaultSpin), 0)
 	return o.check()
 }
 
-// check checks the options that are set against each other.
+// check checks options against each other.
 func (o *Options) check() error {
 	if least := int64(max(o.Workers, 1)) * ringFiles * int64(o.Size); o.Limit < least {
 		return fault.New(fault.Usage, "limit", fmt.Sprintf("give at least %d, or fewer workers or a smaller size", least),
@@ -85,7 +87,7 @@ func (o *Options) check() error {
 
 // Ready is the data of the load's ready message.
 type Ready struct {
-	Directory string `json:"directory"` // the load's own
+	Directory string `json:"directory"` // the load's private directory
 	Workers   int    `json:"workers"`
 	role.Wants
 }
@@ -96,15 +98,15 @@ type Load struct {
 	dir     *files.Scratch
 	workers []*worker
 
-	// Of the run: the edges of its window, and the time by which its writes must end; ns by pace.Now.
+	// For the run: the edges of the window, and the time by which the window's writes must end; ns by pace.Now.
 	begin, warm, end, drained int64
 
 	mu       sync.Mutex
 	arrivals *pace.Schedule // guarded by mu; nil in closed loop
 }
 
-// New makes a load. Its errors have the code fault.Usage for invalid options, and fault.Machine if the directory or a
-// file cannot be made. The caller must close the load, which removes the files.
+// New makes a load. The error has the code fault.Usage for invalid options, and fault.Machine if the directory or a
+// file cannot be created. The caller must close the load, which removes the files.
 func New(o Options) (l *Load, err error) {
 	if err := o.complete(); err != nil {
 		return nil, err
@@ -139,12 +141,12 @@ func (l *Load) Ready() Ready {
 	return Ready{Directory: l.dir.Path(), Workers: len(l.workers), Wants: role.Wants{Stalls: true}}
 }
 
-// Close removes the files and the directory. It is not an error if they are gone already.
+// Close removes the files and the directory. It is no error if they are already gone.
 func (l *Load) Close() error {
 	return errors.Join(append(lists.Map(l.workers, (*worker).close), l.dir.Close())...)
 }
 
-// Run writes by the schedule and returns the result. Writes count if they are intended in the window. Errors of the
+// Run writes as scheduled and returns the result. Writes count if their intended start is in the window. Errors of the
 // file system are not errors of the run: the result counts them by kind. If the context ends first, Run returns its
 // error.
 func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
@@ -171,7 +173,7 @@ func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	return l.result(s, cpu)
 }
 
-// logged returns how many writes a worker may have to log singly: any worker may do nearly all of them.
+// logged returns how many writes a worker must be able to log individually. Any worker may do nearly all of them.
 func (l *Load) logged(s role.Schedule) int {
 	most := float64(running.MostRequests / len(l.workers))
 	if l.o.Rate > 0 {
@@ -180,8 +182,8 @@ func (l *Load) logged(s role.Schedule) int {
 	return int(most)
 }
 
-// next returns when the next write is to begin, for a free worker, and false if none is left in the window. In closed
-// loop that is at once, or when the worker has rested.
+// next returns when a free worker must begin the next write, and false if none is left in the window. In closed loop
+// that is at once, or at the end of the worker's rest.
 func (l *Load) next(rested int64) (at int64, ok bool) {
 	if l.arrivals == nil {
 		at = max(pace.Now(), l.begin, rested)
@@ -196,7 +198,7 @@ func (l *Load) next(rested int64) (at int64, ok bool) {
 	return at, true
 }
 
-// tellApart adds to a result what stalls of the machine did not affect, if stalls are reported.
+// tellApart adds to a result the measurements that stalls of the machine did not affect, if stalls are reported.
 func (l *Load) tellApart(r *load.Result, stalls *role.Stalls) error {
 	logs := lists.Map(l.workers, func(w *worker) *running.Log { return w.log })
 	return running.Classify(r, logs, stalls, l.warm, l.end)
@@ -206,7 +208,7 @@ func (l *Load) tellApart(r *load.Result, stalls *role.Stalls) error {
 func (l *Load) result(s role.Schedule, cpu float64) (*load.Result, error) {
 	r := &load.Result{
 		Generator: Name, Mode: load.Closed, Seconds: float64(s.Duration) / 1e9, TargetRate: l.o.Rate,
-		Connections: len(l.workers), // writes at once, at most
+		Connections: len(l.workers), // the maximum number of concurrent writes
 		Errors:      map[string]int64{}, Counts: map[string]float64{},
 		CPUSeconds: cpu, CPUs: float64(min(len(l.workers), pace.CPUs())),
 	}
@@ -224,9 +226,9 @@ func (l *Load) result(s role.Schedule, cpu float64) (*load.Result, error) {
 	return r, sum.Into(r)
 }
 
-// Run plays a load's role in the protocol on conn: it makes the directory, sends the ready message, waits for the
-// start, writes, sends the result, and waits until the parent closes its end. If the parent does so earlier, the run
-// ends without an error. The files are removed in any case.
+// Run runs the load by the role protocol on conn: it makes the directory, sends the ready message, waits for the start,
+// writes, sends the result, and waits until the parent closes its end. If the parent does so earlier, Run ends without
+// an error. Run removes the files in any case.
 func Run(ctx context.Context, o Options, conn *role.Conn) (err error) {
 	l, err := New(o)
 	if err != nil {

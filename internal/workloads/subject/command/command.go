@@ -1,8 +1,8 @@
-// Package command is a subject that is any program: an agent, a proxy or a tracer, started by its command line in a
-// separate control group, or one that is already running and is only observed. Its processes and its eBPF programs and
-// maps are found from outside.
+// Package command is a subject that is any program: an agent, a proxy or a tracer. Tare starts it by its command line
+// in a separate control group, or only observes it if it is already running. Tare finds its processes, eBPF programs
+// and maps from outside.
 //
-// If its settings say how the events that it delivers are counted, it is a tracer. Package tracer adds that, and
+// If the settings say how to count the events that the program delivers, it is a tracer. Package tracer adds that, and
 // registers the subject.
 package command
 
@@ -45,11 +45,11 @@ var serves = param.Setting{Name: "serves", Type: param.TypeText, Reach: param.Re
 	Doc: "application whose loads go to the command instead, at `address` or `{address}`; when left out, the only one " +
 		"with loads, if the command has one of these"}
 
-// Settings are those of a command or of an observed program.
+// Settings are the settings of a command, and of an observed program.
 var Settings = slices.Concat(process.Settings[:1], []param.Setting{observe, serves}, process.Settings[1:],
 	[]param.Setting{Version, Optional})
 
-// Guest implements kind.Guest, without counting events.
+// Guest implements kind.Guest, except for counting events.
 type Guest struct{}
 
 // About implements kind.Guest.
@@ -65,7 +65,7 @@ func (Guest) About() kind.About {
 // Observes reports whether the subject is a program that is already running.
 func Observes(o param.Values) bool { return o[settingObserve] != "" }
 
-// Check refuses settings of a command for an observed program, and a command line that starts nothing.
+// Check refuses settings of a command for an observed program, and a subject without a command line.
 func (Guest) Check(o param.Values) error {
 	if Observes(o) {
 		return checkObserved(o)
@@ -85,13 +85,13 @@ func checkObserved(o param.Values) error {
 	return err
 }
 
-// ObservedAnd returns the error for a setting that needs a command, given for an observed program.
+// ObservedAnd returns the error for a setting that needs a command, but was given for an observed program.
 func ObservedAnd(setting string) error {
 	return fmt.Errorf("has %q and %q: a program that runs already is not started, signalled or counted",
 		settingObserve, setting)
 }
 
-// CheckSetup checks that no limits are set where they cannot be applied, and that the applications in its settings
+// CheckSetup checks that limits are set only if they can be applied, and that the applications named in the settings
 // exist.
 func (Guest) CheckSetup(s *kind.Setup, _ string, part *kind.Part) error {
 	if Observes(part.Options) && len(part.Limits) > 0 {
@@ -116,10 +116,10 @@ func InPath(o param.Values) bool {
 	return !Observes(o) && (o[serves.Name] != "" || o["address"] != "" || uses(o, "{address}") || uses(o, "{host}"))
 }
 
-// served returns the application that a command in the path of requests forwards to. The error continues a sentence
-// that begins with the part's place in the spec.
+// served returns the application to which a command in the path of requests forwards them. The error continues a
+// sentence that begins with the part's place in the spec.
 func served(s *kind.Setup, o param.Values) (string, error) {
-	var to []string // that loads go to
+	var to []string // applications to which loads go
 	for _, l := range s.Loads {
 		if l.To != "" && !slices.Contains(to, l.To) {
 			to = append(to, l.To)
@@ -139,14 +139,15 @@ func served(s *kind.Setup, o param.Values) (string, error) {
 	return cmp.Or(name, to[0]), nil
 }
 
-// Installed returns an error if the program is not installed. An observed program is looked up when a trial begins.
+// Installed returns an error if the program is not installed. An observed program is not looked up until a trial
+// begins.
 func (Guest) Installed(_ context.Context, o param.Values) error {
 	if Observes(o) {
 		return nil
 	}
 	c, err := process.OptionsOf(o)
 	if err != nil || strings.Contains(c.Argv[0], "{") {
-		return err // the program of {self} is always there
+		return err // the program of {self} always exists
 	}
 	return c.Installed()
 }
@@ -167,8 +168,8 @@ func (Guest) Version(ctx context.Context, o param.Values, _ string) (name, versi
 	return name, strings.TrimPrefix(process.VersionOf(ctx, o[Version.Name]), name+" ")
 }
 
-// tail returns the time that a command gets to end. Without counted events, it is stopped after the window is closed
-// and everything has been read.
+// tail returns the time that a command gets to end. A command whose events are not counted is stopped after the window
+// has closed and everything has been read.
 func tail(o param.Values) time.Duration {
 	if Observes(o) {
 		return 0
@@ -180,15 +181,15 @@ func tail(o param.Values) time.Duration {
 	return c.StopTime
 }
 
-// FindsProcesses makes the subject a Finder.
+// FindsProcesses implements Finder.
 func (Guest) FindsProcesses() {}
 
-// Speaks implements measured.Speaker: a command is weighed for what it uses itself.
+// Speaks implements measured.Speaker: the metrics to report are what a command itself uses.
 func (Guest) Speaks(*kind.Setup) []string {
 	return []string{"subject_cpus", "subject_bpf_cpus"}
 }
 
-// Join makes the subject's part in a trial.
+// Join makes the subject's part of a trial.
 func (Guest) Join(t kind.Trial, _ string, part *kind.Part) (any, error) {
 	if target := part.Options[settingObserve]; target != "" {
 		return newObserved(t, target)

@@ -9,13 +9,13 @@ import (
 	"tare/internal/lib/quantity"
 )
 
-// Finder is a subject that finds its own processes, whether or not events are counted.
+// Finder is a subject whose processes Tare finds, whether or not events are counted.
 type Finder interface{ FindsProcesses() }
 
 // Resident is evidence with the memory of a subject's processes.
 type Resident interface {
-	Resident() (now, peak uint64) // the sum of resident sets, and of the peaks of each, in bytes
-	GroupPeak() *uint64           // most memory charged to their group, in bytes; nil if unknown
+	Resident() (now, peak uint64) // the sum of the resident sets, and of the peak of each process, in bytes
+	GroupPeak() *uint64           // the most memory charged to the processes' group, in bytes; nil if unknown
 }
 
 // Metrics are the memory metrics of every subject that is an external program.
@@ -53,8 +53,8 @@ var Metrics = []measured.Metric{
 	},
 }
 
-// inBytes returns a number of bytes of the subject's processes. It is 0 for an arm without a subject, if a subject of
-// another arm has the metric.
+// inBytes returns the value of a metric in bytes of the subject's processes. In an arm without a subject the value is
+// 0, provided that the subject of another arm has the metric.
 func inBytes(of func(Resident) *uint64) func(*measured.Measured) (float64, bool) {
 	return func(m *measured.Measured) (float64, bool) {
 		if m.Subject == nil {

@@ -12,17 +12,18 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// lookFirst is the time until the first check for connections. It doubles after each check, because a check costs CPU
-// time in the window, while a load can begin late to bypass the address.
+// lookFirst is the time until the first check for connections. The time doubles after each check, because a check costs
+// CPU time in the window, while a load can bypass the address at any time.
 const lookFirst = 100 * time.Millisecond
 
-// passage determines whether connections are made to an address. It checks this machine's sockets until it has seen
-// one, which is soon if loads use the address at all.
+// passage determines whether connections are made to an address. It checks this machine's sockets until it has seen a
+// connection, which happens soon if loads use the address at all.
 type passage struct {
 	port   uint16
 	before map[process.Connection]bool // connections from before the loads, such as those of readiness checks
 
-	// past returns the name of a load that bypasses the address, or "" if none was seen to. Nil: none can be seen.
+	// past returns the name of a load that bypasses the address, or "" if none was seen to. It is nil if no load can be
+	// seen.
 	past func() string
 
 	mu     sync.Mutex
@@ -32,7 +33,7 @@ type passage struct {
 	done   chan struct{}
 }
 
-// newPassage records the connections that exist now.
+// newPassage records the connections to an address that exist now.
 func newPassage(address string) (*passage, error) {
 	_, text, err := net.SplitHostPort(address)
 	if err != nil {
@@ -50,13 +51,14 @@ func newPassage(address string) (*passage, error) {
 	return p, err
 }
 
-// at reports whether an address has the port.
+// at reports whether an address has the passage's port.
 func (p *passage) at(address string) bool {
 	_, port, err := net.SplitHostPort(address)
 	return err == nil && port == strconv.Itoa(int(p.port))
 }
 
-// watch checks until a connection was seen, and with past until a load was seen to bypass the address, or ctx ends.
+// watch checks in the background until ctx ends, or until it has seen a connection and, if past is set, a load that
+// bypasses the address.
 func (p *passage) watch(ctx context.Context) {
 	ctx, p.cancel = context.WithCancel(ctx)
 	p.done = make(chan struct{})
@@ -77,8 +79,8 @@ func (p *passage) watch(ctx context.Context) {
 	}()
 }
 
-// seen reports whether a connection was seen, and checks unless one was. It also sees connections that were closed in
-// the last minute: the side that closes first keeps the pair of ports (TIME_WAIT).
+// seen reports whether a connection was seen, and checks now if none was. It also sees connections that were closed in
+// the last minute, because the side that closes first keeps the pair of ports (TIME_WAIT).
 func (p *passage) seen() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -86,14 +88,14 @@ func (p *passage) seen() bool {
 		return true
 	}
 	all, err := process.Connections(p.port)
-	p.came = err != nil // if sockets cannot be read, assume that there was one
+	p.came = err != nil // if the sockets cannot be read, assume that there was a connection
 	for _, c := range all {
 		p.came = p.came || !p.before[c]
 	}
 	return p.came
 }
 
-// bypassed returns the load that was seen to bypass the address, or "".
+// bypassed returns the load that was seen to bypass the address, or "" if there was none.
 func (p *passage) bypassed() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()

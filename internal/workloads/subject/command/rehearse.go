@@ -17,28 +17,28 @@ import (
 )
 
 // How a rehearsal watches the CPU time of a command. Compiling and attaching programs, or reading a configuration,
-// shows as a burst.
+// appears as a burst.
 const (
 	lookEvery  = 50 * time.Millisecond
-	burstSpan  = 250 * time.Millisecond // over which a rate is taken
-	steadyTime = time.Second            // for which the rate must have been steady
-	mostTime   = 10 * time.Second       // after which watching ends
-	holdTime   = 500 * time.Millisecond // for which it must keep running if the user said when it is ready
+	burstSpan  = 250 * time.Millisecond // the time over which a rate is computed
+	steadyTime = time.Second            // for how long the rate must have been steady
+	mostTime   = 10 * time.Second       // after which the rehearsal stops watching
+	holdTime   = 500 * time.Millisecond // for how long the command must keep running if the user said when it is ready
 	slackCPUs  = 0.05                   // tolerance of the rate, in addition to twice the final rate
-	margin     = 200 * time.Millisecond // for starts that take longer
+	margin     = 200 * time.Millisecond // added for starts that take longer
 )
 
 // Rehearsal is the result of starting a command once by itself.
 type Rehearsal struct {
-	// ReadyAfter is how long after its start its start-up is over; 0 if the user said when it is ready.
+	// ReadyAfter is how long the command's start-up takes. It is 0 if the user said when the command is ready.
 	ReadyAfter time.Duration
-	// Settled is false if its CPU time never became steady while it was watched.
+	// Settled is false if the command's CPU time never became steady while it was watched.
 	Settled bool
 }
 
-// Rehearse starts a command once by itself, in control groups that groups makes, and ends it again. It determines
-// whether the command starts, becomes ready and keeps running, and how long its start-up takes. The error is the
-// command's.
+// Rehearse starts a command once by itself, in control groups that it gets from groups, and ends it again. It
+// determines whether the command starts, becomes ready and keeps running, and how long its start-up takes. The error is
+// the command's.
 func Rehearse(
 	ctx context.Context, groups func(name string) (kind.Group, error), l *cgroup.Layout, self string, o param.Values,
 ) (found Rehearsal, err error) {
@@ -103,17 +103,17 @@ func Rehearse(
 	return Rehearsal{ReadyAfter: (after + margin).Round(lookEvery), Settled: settled}, nil
 }
 
-// saysWhen reports whether the user said when it is ready.
+// saysWhen reports whether the user said when the command is ready.
 func saysWhen(o param.Values) bool {
 	says := []string{"ready-port", "ready-line", "ready-http", "ready-file", "ready-after"}
 	return slices.ContainsFunc(says, func(name string) bool { return o[name] != "" })
 }
 
-// reading is the CPU time of the command at a time since its start.
+// reading is the CPU time of the command, and the time since its start.
 type reading struct{ at, cpu time.Duration }
 
-// watch reads the CPU time of a command until it has been steady for steadyTime, and returns the time since which it
-// was steady. After mostTime it gives up and returns false.
+// watch reads the CPU time of a command until its rate has been steady for steadyTime, and returns the time since when
+// it was steady. After mostTime it gives up, and settled is false.
 func watch(
 	ctx context.Context, began time.Time, cpu func() time.Duration,
 ) (after time.Duration, settled bool, err error) {
@@ -134,8 +134,8 @@ func watch(
 	}
 }
 
-// steadyFrom returns the time since which a command took no more CPU time, over any burstSpan, than twice its final
-// rate; false if there are too few readings.
+// steadyFrom returns the time from which on a command used CPU time, over any burstSpan, at no more than twice its
+// final rate. It returns false if there are too few readings.
 func steadyFrom(readings []reading) (time.Duration, bool) {
 	last := readings[len(readings)-1]
 	i := len(readings) - 1
@@ -159,5 +159,5 @@ func steadyFrom(readings []reading) (time.Duration, bool) {
 	return readings[0].at, true
 }
 
-// rate returns the CPU time per time between two readings.
+// rate returns the CPU time per unit of time between two readings, in CPUs.
 func rate(a, b reading) float64 { return float64(b.cpu-a.cpu) / float64(b.at-a.at) }

@@ -26,14 +26,14 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// Evidence is what is found of a command after the window is closed, before it is stopped.
+// Evidence is what Tare finds of a command after the window has closed, before it stops the command.
 type Evidence struct {
 	process.Found
 	Observed string `json:"observed,omitempty"` // the observed program, as named in the spec
-	// MemoryPeakBytes is the most memory that the kernel has charged to its group; nil if it does not report that, or
-	// the group existed before the trial.
+	// MemoryPeakBytes is the most memory that the kernel has charged to the command's group. It is nil if the kernel does
+	// not report that, or if the group existed before the trial.
 	MemoryPeakBytes *uint64 `json:"memory_peak_bytes"`
-	// Files has the SHA-256, in hexadecimal, of the user's files with which it was configured, by name.
+	// Files holds the SHA-256, in hexadecimal, of the user's files with which the command was configured, by name.
 	Files map[string]string `json:"files,omitempty"`
 }
 
@@ -43,7 +43,7 @@ func (e *Evidence) Resident() (now, peak uint64) { return e.RSS, e.RSSPeak }
 // GroupPeak implements Resident.
 func (e *Evidence) GroupPeak() *uint64 { return e.MemoryPeakBytes }
 
-// tell records the subject's objects.
+// tell adds the evidence to the trial's record.
 func (e *Evidence) tell(t kind.Trial) error {
 	raw, err := json.Marshal(e)
 	if err != nil {
@@ -71,18 +71,18 @@ type started struct {
 	part    *kind.Part
 	command process.Command
 	files   []process.File // the user's files with which it was started
-	serves  string         // the application in front of which it is; empty: it is in no request's path
+	serves  string         // the application in front of which the command is; empty: it is not in the path of requests
 
 	group   kind.Group
 	running *process.Running // nil before Start
 	began   time.Time
 	own     *files.Scratch // its private directory, which Close removes; nil: none
 	found   *Evidence
-	address string   // where it serves; empty if it does not
-	passage *passage // of the connections to address; nil without one
+	address string   // the address at which the command serves; empty: it does not serve
+	passage *passage // watches the connections to address; nil without an address
 }
 
-// Start starts it in the subject's group and waits until it is ready.
+// Start starts the command in the subject's group, and waits until it is ready.
 func (s *started) Start(ctx context.Context) error {
 	var err error
 	if s.group, err = s.trial.SubjectGroup("", s.part.Limits); err != nil {
@@ -117,7 +117,7 @@ func (s *started) Start(ctx context.Context) error {
 	return s.inPath()
 }
 
-// inPath checks that loads that use its address do not reach an application directly instead.
+// inPath checks that loads that use the command's address do not reach an application directly.
 func (s *started) inPath() error {
 	var err error
 	if s.passage, err = newPassage(s.address); err != nil {
@@ -137,13 +137,13 @@ func (s *started) inPath() error {
 	return nil // the sockets of a container or a virtual machine are not visible here
 }
 
-// past returns a function that finds loads for the application that it serves that have a connection to the
-// application itself. Only loads that Tare does not generate can, because their command lines decide where they
-// connect; without such loads past returns nil.
+// past returns a function that finds a load of the served application with a connection to the application itself. Only
+// loads that Tare does not generate can have one, because their command lines decide where they connect. Without such
+// loads past returns nil.
 func (s *started) past() func() string {
 	app, err := netip.ParseAddrPort(s.trial.Applications()[s.serves].Address)
 	if err != nil {
-		return nil // a host name
+		return nil // the address has a host name
 	}
 	groups := map[string]kind.Group{}
 	for name, load := range s.trial.Setup().Loads {
@@ -189,8 +189,8 @@ func (s *started) ended(err error) {
 	}
 }
 
-// place returns values for its placeholders: the group of the applications and loads, which it may watch, their
-// addresses, and the address on which to listen if it serves an application.
+// place returns the values of the command's placeholders: the group of the applications and loads, which the command
+// may watch, their addresses, and the address at which to listen if the command serves an application.
 func (s *started) place() (process.Place, error) {
 	p, err := newPlace(s.trial.Self(), s.trial.WorkDir(), s.trial.Cgroups(), s.part.Options, func() (string, error) {
 		var err error
@@ -206,8 +206,8 @@ func uses(o map[string]string, placeholder string) bool {
 	return slices.ContainsFunc(slices.Collect(maps.Values(o)), holds)
 }
 
-// newPlace returns values for the placeholders in a command's options. work is the v2 directory of the group that it
-// may watch. It makes only what the options use.
+// newPlace returns the values of the placeholders in a command's options. work is the v2 directory of the group that
+// the command may watch. newPlace makes only what the options use.
 func newPlace(
 	self, work string, layout *cgroup.Layout, o param.Values, dir func() (string, error),
 ) (process.Place, error) {
@@ -238,7 +238,7 @@ func newPlace(
 // ownDir makes a directory for the command's files.
 func ownDir() (*files.Scratch, error) { return files.NewScratch(files.LargeTemp(), "command") }
 
-// After finds the objects of the command, and checks that loads went through it.
+// After finds the command's processes and eBPF objects, and checks that loads went through the command.
 func (s *started) After(context.Context) error {
 	if s.passage != nil && !s.passage.seen() {
 		return fault.New(fault.Usage, s.address, "see that the loads go to {address}, and that nothing else redirects them",
@@ -263,7 +263,7 @@ func (s *started) After(context.Context) error {
 	return s.found.tell(s.trial)
 }
 
-// Evidence returns what was found; nil if nothing was looked for.
+// Evidence returns what was found, or nil if After did not get that far.
 func (s *started) Evidence() any {
 	if s.found == nil {
 		return nil
@@ -302,21 +302,21 @@ func newObserved(t kind.Trial, text string) (*observed, error) {
 	return o, nil
 }
 
-// Start starts nothing: it charges the control group of the observed program to the subject.
+// Start starts nothing: it attributes the use of the observed program's control group to the subject.
 func (o *observed) Start(context.Context) error {
 	if o.existing.Path == "" {
-		return nil // After warns that its CPU time and memory are not counted separately
+		return nil // After warns that CPU time and memory are not counted separately
 	}
 	return o.trial.Observe(kind.Subject, "", o.existing.Path)
 }
 
-// Begun starts checking whether it stays in its control group.
+// Begun begins to check that the program stays in its control group.
 func (o *observed) Begun(context.Context, role.Schedule) error { return o.existing.Watch() }
 
 // Close ends the check.
 func (o *observed) Close() error { return o.existing.Close() }
 
-// After finds the objects of the observed program.
+// After finds the processes and eBPF objects of the observed program.
 func (o *observed) After(context.Context) error {
 	if o.existing.Path == "" {
 		o.trial.Warn("group-shared", "%s shares its control group with others: only its eBPF programs, maps and "+
@@ -343,7 +343,7 @@ func (o *observed) After(context.Context) error {
 	return o.found.tell(o.trial)
 }
 
-// Evidence returns what was found; nil if nothing was looked for.
+// Evidence returns what was found, or nil if After did not get that far.
 func (o *observed) Evidence() any {
 	if o.found == nil {
 		return nil

@@ -1,5 +1,6 @@
-// Package installed is a subject that the user has installed in a cluster: a mesh, a runtime, a tracer. Tare starts
-// nothing of it. An arm names the marks of pods to which it applies, and the running pods that are its cost.
+// Package installed is a subject that the user has installed in a cluster: a mesh, a runtime or a tracer. Tare does not
+// start it. An arm names the marks that it puts on pods, so that the subject applies to them, and the running pods
+// whose use is the subject's cost.
 package installed
 
 import (
@@ -55,13 +56,13 @@ func (guest) About() kind.About {
 	}
 }
 
-// Check refuses settings that cannot be parsed, and an arm without a cost.
+// Check refuses settings that cannot be parsed, and an arm without components.
 func (g guest) Check(v param.Values) error {
 	_, err := g.Marks(v)
 	return err
 }
 
-// Version implements kind.Versioned. It is empty: trials record their images.
+// Version implements kind.Versioned. It returns nothing, because trials record the images of the components.
 func (guest) Version(context.Context, param.Values, string) (name, version string) { return "", "" }
 
 // Marks implements kind.Marked.
@@ -95,7 +96,7 @@ func (guest) Marks(v param.Values) (m kind.Marks, err error) {
 	return m, nil
 }
 
-// pairs parses KEY=VALUE pairs, separated by semicolons if there are any, and else by commas.
+// pairs parses KEY=VALUE pairs. They are separated by semicolons if the list contains any, and otherwise by commas.
 func pairs(what, list string) (map[string]string, error) {
 	separator := ","
 	if strings.Contains(list, ";") {

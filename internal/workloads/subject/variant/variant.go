@@ -1,5 +1,5 @@
-// Package variant is an arm that weighs a setting instead of a subject: the baseline with other settings of its
-// applications or loads. For example, a delay set in the application of one arm is a known difference.
+// Package variant is an arm that measures a setting instead of a subject: the baseline with other settings of its
+// applications or loads. For example, a delay in the application of one arm is a known difference.
 package variant
 
 import (

@@ -1,6 +1,6 @@
 // Package probes answers the probes of a pod's containers in their place. The kubelet has no certificate of the mesh,
-// so a proxy that requires one would refuse its probes. They are sent to a server next to the proxy instead, which
-// probes the containers from within the pod.
+// so a proxy that requires one would refuse its probes. Instead, the kubelet sends the probes to a server next to the
+// proxy, which probes the containers from within the pod.
 package probes
 
 import (
@@ -91,8 +91,8 @@ type Server struct {
 	http  *http.Client
 }
 
-// New makes a server that asks the containers at a host: the IP address of the pod, where the kubelet would ask, or
-// 127.0.0.1.
+// New makes a server that probes the containers at a host: the IP address of the pod, to which the kubelet would send
+// its probes, or 127.0.0.1.
 func New(t Table, host string) *Server {
 	return &Server{t, host, &http.Client{
 		Transport: &http.Transport{
@@ -114,8 +114,8 @@ func New(t Table, host string) *Server {
 	}}
 }
 
-// ServeHTTP answers with the status that an HTTP probe got, with 200 if another probe succeeded, with 503 and the error
-// if a probe returned one, or with 404 if there is no probe at that path.
+// ServeHTTP answers with the status that an HTTP probe got, with 200 if a probe of another kind succeeded, with 503 and
+// the error if a probe returned one, or with 404 if there is no probe at that path.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a, known := s.table[r.URL.Path]
 	if !known {
@@ -148,7 +148,7 @@ func (s *Server) get(ctx context.Context, h *HTTP) (int, error) {
 		scheme = "https"
 	}
 	u, err := url.Parse(h.Path)
-	if err != nil { // as the kubelet does: then the text is a path, taken literally
+	if err != nil { // like the kubelet, take the text literally as a path
 		u = &url.URL{Path: h.Path}
 	}
 	u.Scheme, u.Host = scheme, s.at(h.Port)

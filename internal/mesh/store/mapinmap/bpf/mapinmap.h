@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /*
- * Stores naive and pooled: each record is the only element of an array map of its own, which a map of maps holds by the
- * record's key. Record 0 is for user space (naive: which keys are free). How many entries maps have is set at load
- * time.
+ * The stores naive and pooled. Each record is the only element of an array map, and a map of maps holds that map by
+ * the record's key. Record 0 is for user space: in naive it holds the free keys. The loader sets the sizes of the
+ * maps.
  */
 #ifndef TARE_MAPINMAP_H
 #define TARE_MAPINMAP_H
@@ -21,7 +21,7 @@ struct {
 		__uint(type, BPF_MAP_TYPE_ARRAY);
 		__uint(max_entries, 1);
 		__type(key, __u32);
-		__uint(value_size, MIM_VALUE); /* a type would be known by name only */
+		__uint(value_size, MIM_VALUE); /* a type would be known only by its name */
 	});
 } mim_records SEC(".maps");
 

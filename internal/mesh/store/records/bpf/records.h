@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /*
- * The record tree, for programs: messages as large as their protobuf-c structs, in which a pointer is the key of
- * another record. Package records writes them, and says more. A design's header gives, before it includes this one:
+ * The record tree, for programs: messages as large as their protobuf-c structs, with keys of records in place of
+ * pointers. Package records writes and describes it. A design's header must define, before it includes this one:
  *
- *	REC_SLOTS                    how many elements a repeated field has room for
- *	REC_LISTENERS, REC_CLUSTERS  the maps that trees begin in
+ *	REC_SLOTS                    the maximum number of elements in a repeated field
+ *	REC_LISTENERS, REC_CLUSTERS  the maps in which trees begin
  *	REC_MESSAGE(key), REC_STRING(key), REC_REPEATED(key)
- *	                             a record of that class, NULL where there is none, as for key 0
+ *	                             the record of that class; NULL if there is none, and for key 0
  *
- * The first 24 bytes of a message, protobuf-c's own header, mean nothing to programs; what readers need and Kmesh has
- * no field for is kept there.
+ * The first 24 bytes of a message, protobuf-c's header, mean nothing to programs. Data that programs need, and for
+ * which Kmesh has no field, is stored there.
  */
 #ifndef TARE_RECORDS_H
 #define TARE_RECORDS_H
 
 /*
- * What stands where protobuf-c has a pointer of 8 bytes. In the repeated fields that are chosen from by weight, upto is
- * the sum of the weights up to and including this one.
+ * Replaces a pointer of 8 bytes in protobuf-c. In repeated fields from which programs choose by weight, upto is the sum
+ * of the weights up to and including this element's.
  */
 struct rec_slot {
 	__u32 key;
@@ -31,13 +31,13 @@ struct rec_string {
 	char text[192];
 };
 
-/* Also the key of a listener. */
+/* An address; also the key of a listener. */
 struct rec_address {
-	__u32 ip[4]; /* network byte order, IPv4 mapped */
+	__u32 ip[4]; /* network byte order; IPv4 is mapped */
 	__u64 zero;
 	__u32 protocol;
 	__u32 port; /* host byte order */
-	__u32 ipv4; /* Kmesh's field; carried */
+	__u32 ipv4; /* a field of Kmesh's, which programs do not use */
 	__u32 zero2;
 };
 
@@ -53,23 +53,23 @@ struct rec_listener {
 	__u64 status;
 };
 
-/* The first rule that matches decides. */
+/* Programs use the first rule that matches. */
 struct rec_rule {
 	__u32 source[4];
 	__u32 destination[4];
-	__u16 source_from, source_to; /* host byte order, both included; 0 to 0 is any */
+	__u16 source_from, source_to; /* host byte order, inclusive; 0 to 0 is any */
 	__u16 destination_from, destination_to;
 	__u8 source_bits, destination_bits; /* of 128 */
 	__u8 flags;
 	__u8 zero;
-	__u32 chain; /* 1 + its index; 0: denied */
+	__u32 chain; /* 1 + the chain's index; 0: denied */
 	__u32 zero2[4];
 };
 
 enum {
 	REC_SOURCE = 1,       /* a source prefix is given */
 	REC_DESTINATION = 2,
-	REC_SOURCE_V6 = 4,    /* it is of IPv6, and has no IPv4 address in it */
+	REC_SOURCE_V6 = 4,    /* the prefix is IPv6, and contains no IPv4 address */
 	REC_DESTINATION_V6 = 8,
 };
 
@@ -86,7 +86,7 @@ struct rec_chain {
 struct rec_filter {
 	__u64 base[3];
 	struct rec_slot name;
-	__u32 which; /* field number of what config is: 2 tcp_proxy */
+	__u32 which; /* field number of config's type: 2 is tcp_proxy */
 	__u32 zero;
 	struct rec_slot config;
 };
@@ -97,7 +97,7 @@ struct rec_proxy {
 	__u64 base[3];
 	struct rec_slot stat_prefix;
 	__u32 attempts;
-	/* REC_CLUSTER: cluster is a name; REC_WEIGHTED: it is a struct rec_weighted; 0: there is none */
+	/* REC_CLUSTER: cluster is a name; REC_WEIGHTED: it is a struct rec_weighted; 0: there is no cluster */
 	__u32 which;
 	struct rec_slot cluster;
 };
@@ -158,7 +158,7 @@ struct rec_endpoint {
 	struct rec_slot address;
 };
 
-/* Package records has where things are in them. */
+/* Package records contains the offsets of the fields of these structs. */
 _Static_assert(sizeof(struct rec_listener) == 64 && sizeof(struct rec_cluster) == 64 && sizeof(struct rec_rule) == 64,
 	"of 64 bytes");
 _Static_assert(sizeof(struct rec_address) == 40 && sizeof(struct rec_string) == 192, "as in the keys");
@@ -182,8 +182,8 @@ static __always_inline bool rec_within(const __u32 *ip, const __u32 *prefix, __u
 }
 
 /*
- * Whether a rule is for a connection. This and rec_pick are global functions, which the verifier looks at once each;
- * inlined they have more ways through them than it takes.
+ * Whether a rule matches a connection. This and rec_pick are global functions, which the verifier checks once each. If
+ * they were inlined, there would be more paths through the program than it accepts.
  */
 __attribute__((noinline)) int rec_matches(const struct rec_rule *r, const struct question *q)
 {
@@ -216,7 +216,7 @@ __attribute__((noinline)) int rec_matches(const struct rec_rule *r, const struct
 	return true;
 }
 
-/* The chain of the first rule that matches, 1 + its index. */
+/* Sets *chain to 1 + the index of the chain of the first rule that matches. */
 static __always_inline enum verdict rec_chain_of(const struct rec_listener *l, const struct question *q, __u32 *chain)
 {
 	struct rec_slots *rules = REC_REPEATED(l->rules.key);
@@ -240,7 +240,7 @@ static __always_inline enum verdict rec_chain_of(const struct rec_listener *l, c
 }
 
 /*
- * The compiler must not compare one copy of an index and use another, of which verifiers before Linux 6.2 know nothing.
+ * Makes the compiler compare and use the same copy of an index; before Linux 6.2, verifiers cannot relate two copies.
  */
 #define rec_only(i) asm volatile("" : "+r"(i))
 
@@ -257,8 +257,8 @@ static __always_inline __u32 rec_key_of(const struct rec_slots *slots, __u64 i)
 }
 
 /*
- * Chooses by weight: a binary search for the first of n slots whose upto is above point. Its index; REC_SLOTS or more
- * where there is none.
+ * Chooses by weight: a binary search for the first of n slots whose upto is above point. Returns the slot's index, or
+ * at least REC_SLOTS if there is none.
  */
 __attribute__((noinline)) __u32 rec_pick(const struct rec_slots *slots, __u32 n, __u32 point)
 {
@@ -276,13 +276,13 @@ __attribute__((noinline)) __u32 rec_pick(const struct rec_slots *slots, __u32 n,
 	return at < n ? at : REC_SLOTS;
 }
 
-/* The point in a repeated field that a random number stands for, below the sum of all weights. */
+/* Maps a random number to a point in a repeated field, below the sum of all weights. */
 static __always_inline __u32 rec_point(const struct rec_slots *slots, __u32 n, __u32 random)
 {
 	return (__u64)random * rec_upto(slots, n - 1) >> 32;
 }
 
-/* The name of the cluster that a chain's connection goes to. */
+/* The name of the cluster to which a chain's connection goes. */
 static __always_inline struct rec_string *rec_cluster_name(const struct rec_chain *c, __u32 random)
 {
 	struct rec_cluster_weight *one;
@@ -362,7 +362,7 @@ static __always_inline enum verdict rec_endpoint_of(const struct rec_cluster *c,
 	return ACCEPT;
 }
 
-/* A record that is missing on the way is a configuration that is being replaced: refused. */
+/* A missing record means that the configuration is being replaced: the connection is refused. */
 static __always_inline enum verdict store_find(const struct question *q, struct answer *a)
 {
 	struct rec_address key = {};

@@ -1,5 +1,5 @@
-// Package keep is shared by the stores that keep records: it turns changes into trees, puts them into maps step by
-// step in Kmesh's order, and remembers what is where. The store decides where records go.
+// Package keep implements the stores that keep records, except for where they keep them (Records). It turns changes
+// into trees, puts the trees into maps step by step in Kmesh's order, and remembers where each record is.
 package keep
 
 import (
@@ -19,15 +19,15 @@ import (
 	"tare/internal/mesh/store/records"
 )
 
-// Records holds the records of a store. Keys are never 0.
+// Records allocates and writes the records of a store. Keys are never 0.
 type Records interface {
-	// Room reports whether need fits in addition to the existing records. It may make room first.
+	// Room reports whether the records in need fit in addition to the existing ones. It may make room first.
 	Room(need records.Counts) bool
-	// Hint returns what to do if there is no room.
+	// Hint returns advice for the user if there is no room.
 	Hint() string
-	// Alloc finds a key for a new record.
+	// Alloc allocates a key for a new record.
 	Alloc(class records.Class) (key uint32, err error)
-	// Write writes a record; last means that the record is complete.
+	// Write writes a record. last means that this write completes the record.
 	Write(key uint32, class records.Class, value []byte, last bool) error
 	// Free frees a record and its key.
 	Free(key uint32) error
@@ -36,18 +36,18 @@ type Records interface {
 	Close() error
 }
 
-// Tops are the maps that trees begin in.
+// Tops are the maps in which trees begin.
 type Tops struct {
 	Listeners, Clusters *ebpf.Map
 }
 
-// Store is a store.Store over Records.
+// Store is a store.Store that keeps its configuration in Records.
 type Store struct {
 	kernel  *Kernel
 	records Records
 	tops    Tops
-	// ordered means that a resource's new records are written first, then its value, and the old records are removed
-	// last. Otherwise the old ones are removed first, as in Kmesh.
+	// ordered means that a resource is replaced in this order: its new records are written, then its value, and then its
+	// old records are removed. Otherwise the old records are removed first, as in Kmesh.
 	ordered bool
 	maps    map[string]*ebpf.Map
 
@@ -56,7 +56,7 @@ type Store struct {
 	config  plan.Config[kept, kept]
 	numbers plan.Numbers // of clusters
 
-	plan   change // the last one
+	plan   change // the plan of the latest change
 	tree   records.Tree
 	counts []records.Counts // of the change's clusters, then of its listeners
 	old    []uint32
@@ -65,7 +65,7 @@ type Store struct {
 
 type change = plan.Plan[kept, kept]
 
-// kept is a cluster or a listener in the maps.
+// kept holds the location of a cluster or a listener in the maps.
 type kept struct {
 	id      uint32 // of a cluster
 	keys    []uint32
@@ -73,7 +73,7 @@ type kept struct {
 	present bool
 }
 
-// New makes a store of empty maps. The store then owns the maps and r.
+// New makes a store from empty maps. The store then owns the maps and r.
 func New(k *Kernel, r Records, tops Tops, layout records.Layout, maps map[string]*ebpf.Map, o store.Options,
 	ordered bool) *Store {
 	s := &Store{
@@ -131,7 +131,8 @@ func (s *Store) Apply(ctx context.Context, change mesh.Change) (store.Work, erro
 	if err := s.count(p); err != nil {
 		return s.kernel.Work, err
 	}
-	// Clusters are removed last, so that no listener names a missing one in the meantime, unless their room is needed.
+	// Clusters are removed last, so that no listener names a missing one in the meantime, unless the change needs their
+	// room.
 	goFirst := !s.fits(p, false)
 	if goFirst && (len(p.GoneClusters) == 0 || !s.fits(p, true)) {
 		return s.kernel.Work, s.full(p)
@@ -144,7 +145,7 @@ func (s *Store) Apply(ctx context.Context, change mesh.Change) (store.Work, erro
 	return s.kernel.Work, err
 }
 
-// count makes the trees of a change, to see how many records each has. The last tree stays in s.tree.
+// count builds the trees of a change to count their records. The last tree stays in s.tree.
 func (s *Store) count(p *change) error {
 	s.counts = s.counts[:0]
 	for _, c := range p.Clusters {
@@ -162,7 +163,7 @@ func (s *Store) count(p *change) error {
 	return nil
 }
 
-// fits reports whether there is room for each step of a change.
+// fits reports whether there is room for each step of a change. goFirst means that clusters are removed first.
 func (s *Store) fits(p *change, goFirst bool) bool {
 	n := need{ordered: s.ordered}
 	for _, l := range p.GoneListeners {
@@ -190,16 +191,17 @@ func (s *Store) fits(p *change, goFirst bool) bool {
 	return clusters <= int(s.tops.Clusters.MaxEntries()) && (n.most.Sum() == 0 || s.records.Room(n.most))
 }
 
-// need counts the records that a change needs in addition to the existing ones: after the latest step, and at most.
+// need counts the records that a change needs in addition to the existing ones: now is the number after the steps so
+// far, and most the highest number during them.
 type need struct {
 	ordered   bool
 	now, most records.Counts
 }
 
-// step counts a step that makes some records and frees others.
+// step counts one step, which makes some records and frees others.
 func (n *need) step(counts, freed records.Counts) {
 	for i := range counts {
-		if n.ordered { // both exist for a time
+		if n.ordered { // the new and the old records exist at the same time
 			n.most[i] = max(n.most[i], n.now[i]+counts[i])
 		}
 		n.now[i] += counts[i] - freed[i]
@@ -207,7 +209,7 @@ func (n *need) step(counts, freed records.Counts) {
 	}
 }
 
-// full returns the error for a change without enough room.
+// full returns the error for a change that does not fit.
 func (s *Store) full(p *change) error {
 	var sum records.Counts
 	for _, c := range s.counts {
@@ -219,7 +221,7 @@ func (s *Store) full(p *change) error {
 		sum.Sum())
 }
 
-// execute carries the change out.
+// execute carries out the change.
 func (s *Store) execute(p *change, goFirst bool) error {
 	for i := range p.Listeners {
 		// Listeners leave their old addresses before others take them.
@@ -285,7 +287,7 @@ func (s *Store) setListener(p *plan.ListenerPlan[kept], again bool) error {
 	return s.replace(&l.Own, s.topOfListener(p.At))
 }
 
-// top is the map element that a tree begins in.
+// top is the map element in which a tree begins.
 type top struct {
 	fd  int
 	key []byte
@@ -324,7 +326,7 @@ func (s *Store) replace(r *kept, at top) error {
 	return s.insert(r, at)
 }
 
-// insert carries out the steps of the tree. If one fails, it removes what it wrote.
+// insert carries out the steps of the tree. If a step fails, insert removes what it wrote.
 func (s *Store) insert(r *kept, at top) (err error) {
 	t := &s.tree
 	r.counts = t.Counts
@@ -362,7 +364,7 @@ func (s *Store) insert(r *kept, at top) (err error) {
 	}
 	errs := []error{err, s.free(r.keys[:done])}
 	r.keys, r.counts = r.keys[:0], records.Counts{}
-	if r.present && !s.ordered { // if ordered, the value is written last, so it is still the old one
+	if r.present && !s.ordered { // if ordered, the value is written last, so the map still has the old value
 		r.present = false
 		errs = append(errs, s.kernel.Delete(at.fd, at.key))
 	}
@@ -378,7 +380,8 @@ func (s *Store) free(keys []uint32) (err error) {
 	return err
 }
 
-// remove removes a resource from the maps: its records first, as Kmesh does; if ordered, its value first.
+// remove removes a resource from the maps. If ordered, it removes the value first; otherwise the records, as Kmesh
+// does.
 func (s *Store) remove(r *kept, at top) error {
 	if !r.present {
 		return nil
@@ -417,7 +420,7 @@ func (s *Store) forget(c *plan.Cluster[kept]) {
 	s.numbers.Give(c.Own.id)
 }
 
-// forgetAbsent removes resources that are missing in the maps from the bookkeeping, after a failed change.
+// forgetAbsent removes resources that are not in the maps from the bookkeeping, after a failed change.
 func (s *Store) forgetAbsent() {
 	for _, c := range s.config.Clusters {
 		if !c.Own.present {

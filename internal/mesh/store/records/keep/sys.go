@@ -14,17 +14,17 @@ import (
 	"tare/internal/mesh/store"
 )
 
-// Kernel accesses maps, and counts operations. It makes system calls itself: cilium/ebpf allocates and uses reflection
-// for each, and a change here takes about a hundred.
+// Kernel accesses maps, and counts operations. It makes system calls directly, because cilium/ebpf allocates memory and
+// uses reflection for each call, and a change here makes about a hundred.
 type Kernel struct {
 	Work store.Work
 	attr element
-	// Buffers on the heap.
+	// Buffers for arguments, on the heap because Kernel is.
 	key   [4]byte
 	value uint32
 }
 
-// element is the member of union bpf_attr for BPF_MAP_*_ELEM.
+// element is the member of union bpf_attr for the BPF_MAP_*_ELEM commands.
 type element struct {
 	fd    uint32
 	_     uint32
@@ -33,14 +33,14 @@ type element struct {
 	flags uint64
 }
 
-// NewKernel makes a Kernel for one goroutine. It must not be inlined: the kernel gets addresses of fields, which would
-// move with a stack.
+// NewKernel makes a Kernel for one goroutine. NewKernel must not be inlined, so that the Kernel is on the heap: the
+// kernel gets addresses of its fields, which would change when a stack moves.
 //
 //go:noinline
 func NewKernel() *Kernel { return &Kernel{} }
 
-// call makes a system call for an element. Most take a microsecond, and informing Go's scheduler would add a tenth of
-// that; those that wait for readers take milliseconds, and must let other goroutines run.
+// call makes a system call for an element. Most calls take a microsecond, and telling Go's scheduler about them would
+// add a tenth of that. Calls that wait for readers take milliseconds, and must let other goroutines run.
 func (k *Kernel) call(wait bool, command uintptr, fd int, key, value unsafe.Pointer) error {
 	k.attr = element{fd: uint32(fd), key: uint64(uintptr(key)), value: uint64(uintptr(value))}
 	k.Work.Syscalls++
@@ -58,14 +58,14 @@ func (k *Kernel) call(wait bool, command uintptr, fd int, key, value unsafe.Poin
 	return nil
 }
 
-// Update writes an element; key and value must be on the heap.
+// Update writes an element. key and value must be on the heap.
 func (k *Kernel) Update(fd int, key, value []byte) error {
 	k.Work.Updates++
 	k.Work.Bytes += len(key) + len(value)
 	return k.call(false, unix.BPF_MAP_UPDATE_ELEM, fd, unsafe.Pointer(&key[0]), unsafe.Pointer(&value[0]))
 }
 
-// UpdateAt is Update with a number for a key.
+// UpdateAt is Update with a number as the key.
 func (k *Kernel) UpdateAt(fd int, key uint32, value []byte) error {
 	return k.Update(fd, k.number(key), value)
 }
@@ -77,7 +77,7 @@ func (k *Kernel) Delete(fd int, key []byte) error {
 	return k.call(false, unix.BPF_MAP_DELETE_ELEM, fd, unsafe.Pointer(&key[0]), nil)
 }
 
-// DeleteAt is Delete with a number for a key.
+// DeleteAt is Delete with a number as the key.
 func (k *Kernel) DeleteAt(fd int, key uint32) error { return k.Delete(fd, k.number(key)) }
 
 // Lookup reads an element.
@@ -85,7 +85,7 @@ func (k *Kernel) Lookup(fd int, key, value []byte) error {
 	return k.call(false, unix.BPF_MAP_LOOKUP_ELEM, fd, unsafe.Pointer(&key[0]), unsafe.Pointer(&value[0]))
 }
 
-// LookupAt is Lookup with a number for a key.
+// LookupAt is Lookup with a number as the key.
 func (k *Kernel) LookupAt(fd int, key uint32, value []byte) error {
 	return k.Lookup(fd, k.number(key), value)
 }
@@ -95,8 +95,8 @@ func (k *Kernel) number(key uint32) []byte {
 	return k.key[:4]
 }
 
-// The three methods below are for maps of maps, where the kernel waits for readers before it returns: after an update
-// or a deletion that changed something; before Linux 6.8, after every update, deletion and lookup
+// The three methods below are for maps of maps, for which the kernel waits for readers before the call returns: since
+// Linux 6.8, after an update or a deletion that changed something; before, after every update, deletion and lookup
 // (maybe_wait_bpf_programs in kernel/bpf/syscall.c).
 
 // Set puts a map into a map of maps.
@@ -163,7 +163,7 @@ func open(command uintptr, attr unsafe.Pointer, size uintptr) (fd int, err error
 	return int(r), nil
 }
 
-// Create makes a map; cilium/ebpf would make a dozen other system calls first.
+// Create creates a map. cilium/ebpf would make a dozen other system calls first.
 func (k *Kernel) Create(spec *ebpf.MapSpec) (fd int, err error) {
 	k.Work.Syscalls++
 	return CreateMap(spec)
@@ -179,18 +179,19 @@ func CreateMap(spec *ebpf.MapSpec) (fd int, err error) {
 	return open(unix.BPF_MAP_CREATE, unsafe.Pointer(&attr), unsafe.Sizeof(attr))
 }
 
-// batch is the member of union bpf_attr for BPF_MAP_*_BATCH.
+// batch is the member of union bpf_attr for the BPF_MAP_*_BATCH commands.
 type batch struct {
 	in, out, keys, values uint64
 	count, fd             uint32
 	elementFlags, flags   uint64
 }
 
-// enotsupp is the kernel's internal ENOTSUPP, which user-space headers lack: the map does not support batches.
+// enotsupp is ENOTSUPP, which is internal to the kernel and absent from user-space headers. The kernel returns it if a
+// map does not support batches.
 const enotsupp = syscall.Errno(524)
 
-// SetAll puts maps into a map of maps, and returns how many. It does not count operations, and any goroutine may call
-// it. It waits for readers once from Linux 6.8 on, and once for each map before.
+// SetAll puts maps into a map of maps, and returns how many it put there. It does not count operations, and any
+// goroutine may call it. It waits for readers only once from Linux 6.8 on, and once for each map before.
 func SetAll(outer int, indexes, fds []uint32) (n int, err error) {
 	if len(indexes) == 0 {
 		return 0, nil

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /*
- * Store sized: records in flat hash maps, one for each size class; a key is the class in the upper 8 bits and an index
- * below. How many entries maps have is set at load time.
+ * The store sized: records in flat hash maps, one for each size class. A key is the class in the upper 8 bits, and an
+ * index in the lower 24. The loader sets the sizes of the maps.
  */
 #ifndef TARE_SIZED_H
 #define TARE_SIZED_H

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
 /*
- * The program ask, standing still between reading the root and following it, for tests of what a program sees that was
- * overtaken.
+ * The program ask with a pause between reading the root and following it, for tests of what a program sees if a change
+ * is made during the pause.
  */
 #include "store.h"
 
 const volatile __u32 steps = 0;
 
-/* How many runs have begun to stand still, and how many have gone on. */
+/* How many runs have begun to pause, and how many have finished. */
 __u64 stopped = 0;
 __u64 went_on = 0;
 

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /*
- * The snapshot store: a whole configuration is a tree of lines of 64 bytes in one array, each line an element of the
- * map and a line of the cache. A tree that programs can see is never changed. Each change writes what is new of it into
- * lines that nobody can see, copies the path to the root, and makes it the configuration by one 64-bit store into line
- * 0. Lines that are in no tree any more are written again only after an RCU grace period, so what a program sees from
- * the root that it read once is whole as long as it runs. (Programs that may sleep run outside of RCU's sections: this
- * is not for them. layout.go has the writer's view.)
+ * The snapshot store: a whole configuration is a tree of lines of 64 bytes in one array; a line is both a map element
+ * and a cache line. A tree that programs can see is never changed. Each change writes the new parts of the tree, with a
+ * copy of the path to the root, into lines that no program can see, and then publishes the new tree with one 64-bit
+ * store into line 0. Lines that are no longer in a tree are reused only after an RCU grace period, so a program that
+ * reads the root once sees a consistent tree until it ends. (Sleepable programs run outside RCU read-side sections, and
+ * cannot use this store. layout.go describes the writer's side.)
  *
- * Every index from a line goes through a lookup, which the verifier and JIT make a comparison and an addition, so
- * nothing that is in the map can lead a program astray.
+ * Every index from a line goes through a lookup, which costs a comparison and an addition in the JIT's code, so that no
+ * content of the map can lead a program astray.
  */
 #ifndef TARE_STORE_SNAPSHOT_H
 #define TARE_STORE_SNAPSHOT_H
@@ -19,7 +19,7 @@ struct ss_line {
 	__u32 w[16];
 };
 
-/* max_entries is set at load time. */
+/* The loader sets max_entries. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -28,13 +28,13 @@ struct {
 	__type(value, struct ss_line);
 } ss_lines SEC(".maps");
 
-/* Line 0. All but the root stay the same. */
+/* Line 0. Only the root changes. */
 struct ss_super {
-	/* its first line in bits 0-23, listeners for any IPv4 and any IPv6 address in 24 and 25, generation above */
+	/* bits 0-23: the root's first line; 24, 25: listeners for any IPv4, any IPv6 address exist; above: generation */
 	__u64 root;
 	__u64 seed; /* of the hash */
 	__u32 mask; /* of buckets */
-	__u32 listeners; /* from the root to its directory of listeners; that of clusters begins at 1 */
+	__u32 listeners; /* lines from the root to its directory of listeners; the directory of clusters begins at 1 */
 };
 
 #define SS_ROOT_BITS 24
@@ -42,7 +42,7 @@ struct ss_super {
 #define SS_ANY6 (1 << 25)
 #define SS_GENERATION 26
 
-/* A bucket of listeners: up to 7, and the line of more. Unused ones have line 0. */
+/* A bucket: up to 7 listeners, and the line of the next bucket. Unused entries have line 0. */
 #define SS_BUCKET 7
 #define SS_BUCKET_LINES 4
 
@@ -56,11 +56,11 @@ struct ss_bucket {
 };
 
 /*
- * Where a connection goes: nowhere, or to the cluster in a slot, or to one by the table that begins at a line from the
- * listener.
+ * The destination of a connection: none, or the cluster in a slot, or a cluster chosen from the table that begins
+ * `where` lines after the listener's first line.
  */
 struct ss_target {
-	__u32 count; /* 0 refused, 1 slot, SS_DENY denied, else size of the table */
+	__u32 count; /* 0: refused, 1: a slot, SS_DENY: denied; else the size of the table */
 	__u32 where;
 };
 
@@ -68,40 +68,40 @@ struct ss_target {
 
 struct ss_key {
 	__u32 ip[4];
-	__u32 port; /* network byte order; protocol in the upper half */
+	__u32 port; /* network byte order; the protocol is in the upper half */
 };
 
-/* The first line of a listener. Its rules are the lines after. */
+/* The first line of a listener. The lines after it are its rules. */
 struct ss_listener {
 	struct ss_key key;
 	__u32 rules;
-	struct ss_target target; /* of what no rule matches */
+	struct ss_target target; /* for connections that no rule matches */
 };
 
 #define SS_RULES 32
 
 /*
- * Prefixes as two numbers, upper half first, IPv4 mapped into IPv6, with how many lower bits of each do not matter: 64
- * and 64 where there is none. It is so that a rule is asked with few branches: verifiers look at all ways through 32 of
- * them.
+ * Prefixes are two numbers, the upper half first, with IPv4 mapped to IPv6. For each half, rest is the number of low
+ * bits to ignore, so no prefix is 64 and 64. This form takes few branches to match: the verifier checks all paths
+ * through 32 rules.
  */
 struct ss_rule {
 	__u64 source[2];
 	__u64 destination[2];
 	__u8 source_rest[2], destination_rest[2];
-	__u16 source_port, source_ports; /* the first, and how many more; host byte order */
+	__u16 source_port, source_ports; /* the first port, and the number of further ones; host byte order */
 	__u16 destination_port, destination_ports;
 	struct ss_target target;
 	__u32 families; /* SS_SOURCE_6, SS_DESTINATION_6 */
 };
 
-/* A prefix of IPv6 does not hold IPv4-mapped addresses, nor the source that is not known yet. */
+/* An IPv6 prefix matches no IPv4-mapped address; as a source, it does not match an unknown one either. */
 #define SS_SOURCE_6 1
 #define SS_DESTINATION_6 2
 
 /*
- * Tables are alias tables: a uniform entry, and one comparison, is a choice by weight in constant time. Below threshold
- * (of 2^32) it is the entry's own, else the other.
+ * An entry of an alias table, which chooses by weight in constant time: a uniform choice of an entry, then a comparison
+ * of a number below 2^32. Below threshold the result is own, otherwise other.
  */
 struct ss_share {
 	__u32 threshold;
@@ -109,9 +109,9 @@ struct ss_share {
 	__u32 zero;
 };
 
-/* The first half line of a cluster; its endpoints follow. */
+/* The first half line of a cluster. Its endpoints follow. */
 struct ss_cluster {
-	__u32 id; /* STORE_NO_CLUSTER where listeners name it and it does not exist */
+	__u32 id; /* STORE_NO_CLUSTER if listeners name the cluster and it does not exist */
 	__u32 max_connections;
 	__u32 count;
 	__u32 form; /* 0: endpoints are ss_endpoint4, 1: ss_endpoint6 */
@@ -127,11 +127,11 @@ struct ss_endpoint6 {
 	__u32 ip[4];
 	__u32 port;
 	__u32 threshold;
-	__u32 other; /* entry */
+	__u32 other; /* index of an entry */
 	__u32 zero;
 };
 
-/* Tests make programs slow between reading the root and following it. */
+/* Tests make programs pause between reading the root and following it. */
 #ifndef SS_PAUSE
 #define SS_PAUSE()
 #endif
@@ -200,9 +200,9 @@ static __always_inline __u32 ss_search(__u32 directory, __u64 seed, __u32 mask, 
 }
 
 /*
- * The same for any address. Few connections come here. This and ss_rule are global functions, which verifiers look at
- * once each, however many ways lead to them; what follows is looked at once too, as nothing is known of what they
- * return.
+ * ss_search for an unspecified address, which few connections need. This and ss_rule are global functions, which the
+ * verifier checks once each, however many paths lead to them. It also checks the code after a call only once, because
+ * it knows nothing about the result.
  */
 __attribute__((noinline)) __u32 ss_search_any(const struct ss_key *key, __u32 directory, __u64 seed, __u32 mask)
 {
@@ -219,15 +219,15 @@ static __always_inline struct ss_address ss_read(const struct address *from)
 		(__u64)bpf_ntohl(from->ip[2]) << 32 | bpf_ntohl(from->ip[3]) } };
 }
 
-/* In which bits an address is not in a prefix. */
+/* The bits in which an address differs from a prefix. */
 static __always_inline __u64 ss_outside(const struct ss_address *a, const __u64 *prefix, const __u8 *rest)
 {
-	/* In two steps: a shift by 64 would be one by 0. */
+	/* Shift in two steps, because a shift by 64 would be a shift by 0. */
 	return (a->half[0] ^ prefix[0]) >> (rest[0] >> 1) >> (rest[0] - (rest[0] >> 1)) |
 	       (a->half[1] ^ prefix[1]) >> (rest[1] >> 1) >> (rest[1] - (rest[1] >> 1));
 }
 
-/* The line of the first rule that matches, of those from a line on, or 0. */
+/* The line of the first matching rule, of those that begin at a line, or 0. */
 __attribute__((noinline)) __u32 ss_rule(const struct question *q, __u32 line, __u32 rules)
 {
 	struct ss_address source, destination;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
 /*
- * For the test TestTorn: reads a value of which every word is the same, with a pause in the middle as long as an
- * interrupt can make it, and returns how many words are not. It is the ground on which bpf/value.h chooses its maps.
+ * For the test TestTorn: reads a value whose words are all the same, with a pause in the middle as long as an interrupt
+ * can make it, and returns how many words differ. bpf/value.h uses the maps that it does because of the results.
  */
 #include "store.h"
 

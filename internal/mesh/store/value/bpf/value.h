@@ -2,18 +2,18 @@
 /*
  * The store value: one map value for each cluster and for each listener, written by one system call.
  *
- * Why not one hash value found by name or address, replaced as a whole: a hash may give the memory of a replaced
- * element to the next one while a program still reads it. TestTorn sees mixtures in hashes of both kinds on Linux 6.1,
- * and on 6.18 where elements are allocated at start. So values are in arrays, which never move, and the kernel replaces
- * one under the lock in it (BPF_F_LOCK), which readers hold, too. Slots of arrays are given to other resources later;
- * therefore each value says whose it is, and a reader that finds another's looks again.
+ * Values are not in hashes, by name or address, because a hash may reuse the memory of a replaced element while a
+ * program still reads it: TestTorn sees mixtures of values in both kinds of hashes on Linux 6.1, and on 6.18 in
+ * preallocated ones. So values are in arrays, whose elements never move, and the kernel replaces a value under the lock
+ * in it (BPF_F_LOCK), which readers take as well. A slot of an array can be given to another resource; each value
+ * therefore names its owner, and a reader that finds a different owner looks again.
  */
 #ifndef TARE_VALUE_H
 #define TARE_VALUE_H
 
 #include "store.h"
 
-/* Endpoints in a cluster, by class of size; rules and choices in a listener, by class. */
+/* Limits by size class: endpoints of a cluster; rules and choices of a listener. */
 #define VALUE_SMALL_ENDPOINTS 16
 #define VALUE_MEDIUM_ENDPOINTS 64
 #define VALUE_LARGE_ENDPOINTS 1024
@@ -26,19 +26,19 @@
 #define VALUE_SLOT(word) ((__u32)(word)&0xfffffff)
 
 /*
- * One of n from an alias table (Walker, Vose): a uniform index, then one comparison, is a choice by weight in constant
- * time.
+ * An entry of an alias table (Walker, Vose), which chooses by weight in constant time: a uniform choice of an index,
+ * then one comparison.
  */
 struct value_endpoint {
 	__u32 ip[4];
 	__u16 port;
 	__u16 alias;
-	__u32 threshold; /* of 2^32: below it this one, else alias */
+	__u32 threshold; /* of 2^32: below it the choice is this entry, otherwise alias */
 };
 
 struct value_choice {
 	__u32 cluster;
-	__u32 epoch; /* of the number: it changes when the number is given to another cluster */
+	__u32 epoch; /* changes when the cluster's number is given to another cluster */
 	__u32 alias;
 	__u32 threshold;
 };
@@ -46,7 +46,7 @@ struct value_choice {
 struct value_rule {
 	__u32 source[4], source_mask[4];
 	__u32 destination[4], destination_mask[4];
-	__u16 source_port, source_ports; /* the first, and how many more; host byte order */
+	__u16 source_port, source_ports; /* the first port, and the number of further ones; host byte order */
 	__u16 destination_port, destination_ports;
 	__u8 families; /* VALUE_SOURCE_6, VALUE_DESTINATION_6 */
 	__u8 verdict;
@@ -54,12 +54,12 @@ struct value_rule {
 	__u32 zero;
 };
 
-/* A prefix of IPv6 does not hold IPv4-mapped addresses, nor the source that is not known yet. */
+/* An IPv6 prefix matches no IPv4-mapped address; as a source, it does not match an unknown one either. */
 #define VALUE_SOURCE_6 1
 #define VALUE_DESTINATION_6 2
 
 struct value_key {
-	struct address address; /* the IP all zero but for the family: any */
+	struct address address; /* for any address of a family, the family's unspecified address */
 	__u32 protocol;
 };
 
@@ -95,7 +95,7 @@ struct value_key {
 		__type(value, struct value_of_##class);  \
 	} value_##class SEC(".maps")
 
-/* max_entries of 1 are set at load time. */
+/* Where max_entries is 1, the loader sets another value. */
 VALUE_CLUSTER(small, VALUE_SMALL_ENDPOINTS);
 VALUE_CLUSTER(medium, VALUE_MEDIUM_ENDPOINTS);
 VALUE_CLUSTER(large, VALUE_LARGE_ENDPOINTS);
@@ -103,8 +103,8 @@ VALUE_LISTENER(short, VALUE_SHORT_RULES, VALUE_SHORT_CHOICES);
 VALUE_LISTENER(long, VALUE_LONG_RULES, VALUE_LONG_CHOICES);
 
 /*
- * Where a listener is: class (0 short, 1 long) in bits 28-31, slot below. It is a hint: the value says whether it is
- * right.
+ * Where a listener is: its class (0 short, 1 long) in bits 28-31, and its slot below. It is only a hint, which the
+ * reader checks against the value.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -115,8 +115,8 @@ struct {
 } value_keys SEC(".maps");
 
 /*
- * Where a cluster is, by its number: class + 1 in bits 28-31, slot below; 1: nowhere, it has no endpoints; 0: there is
- * none. Number 0 is none: there, how many listeners are for any address.
+ * Where a cluster is, by its number: class + 1 in bits 28-31, slot below; 1: the cluster has no endpoints; 0: it does
+ * not exist. No cluster has number 0; its element counts the listeners for any address.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -126,9 +126,9 @@ struct {
 	__type(value, __u64);
 } value_places SEC(".maps");
 
-#define VALUE_STALE (-1) /* it is another's value: look again */
+#define VALUE_STALE (-1) /* the value belongs to another resource: look again */
 
-/* The compiler must not read again, or widen, what was checked. */
+/* The compiler must not read again, or widen the read of, a word that was checked. */
 #define value_once(x) (*(volatile typeof(x) *)&(x))
 
 static __always_inline bool value_is4(const struct address *a)
@@ -151,8 +151,8 @@ static __always_inline bool value_matches(const struct value_rule *r, const stru
 
 /*
  * Finds the first rule that matches, and chooses a cluster by the upper half of the random number. For short listeners
- * it is inlined; for long ones, and value_try, they are global functions, which verifiers look at once each, however
- * many ways lead to them.
+ * it is inlined. For long ones it is a global function, as value_try is, which the verifier checks once, however many
+ * paths lead to it.
  */
 #define VALUE_ROUTE(linkage, class, n_rules, n_choices)                                                             \
 	linkage int value_route_##class(__u32 slot, const struct value_key *key, const struct question *q, __u32 families,\
@@ -301,8 +301,8 @@ __attribute__((noinline)) int value_try(const struct question *q, __u32 families
 }
 
 /*
- * A value is found to be another's only where it moved between the two reads; the next look finds the new place. Where
- * that fails three times the connection is refused: nothing is ever answered from what is not whole.
+ * A value belongs to another resource only if it moved between the two reads; the next try finds its new place. If
+ * three tries fail, the connection is refused: no answer is ever taken from an inconsistent configuration.
  */
 static __always_inline enum verdict store_find(const struct question *q, struct answer *a)
 {

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
 
 /*
- * Two iterators tell what nothing else does, or not cheaply:
+ * Two iterators report what nothing else reports, or reports cheaply:
  *
- *  - to which control group the kernel charges a map: no info call and no fdinfo has it;
+ *  - which control group the kernel charges for a map: neither the info call nor fdinfo contains it;
  *  - which processes hold which programs, maps and links: the alternative is to read every link in /proc/<pid>/fd.
  *
  * Everything else is read by id, which needs no program of ours and costs less.
  *
- * Structs of the kernel are followed by CO-RE relocations: the loader finds where their fields are on the kernel at
- * hand.
+ * Structs of the kernel are read through CO-RE relocations: the loader finds the offsets of their fields in the running
+ * kernel.
  */
 
 #include "types.h"
 #include <bpf/bpf_core_read.h>
 
-/* What is read of the kernel's types. */
+/* The fields of the kernel's types that are read. */
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 struct kernfs_node {
 	__u64 id;
@@ -57,7 +57,7 @@ struct task_struct {
 };
 #pragma clang attribute pop
 
-/* The kinds of files that the owners iterator reports. */
+/* The kinds of files that the holders iterator reports. */
 enum kind {
 	KIND_MAP,
 	KIND_PROG,
@@ -67,8 +67,8 @@ enum kind {
 };
 
 /*
- * A file is known by its operations. Their addresses are learnt from descriptors of the reader's own, one of each kind,
- * so that neither names nor kernel symbols are trusted.
+ * The kind of a file is known by the address of its operations. The iterator learns these addresses from one descriptor
+ * of each kind that the reader opens, so that it need not trust names or kernel symbols.
  */
 struct samples {
 	__u32 tgid; /* 0: report; else learn from the descriptors of this process */
@@ -86,7 +86,7 @@ struct state shared SEC(".data.shared");
 /* What the iterators write. */
 struct map_charge {
 	__u32 map_id;
-	__u32 known;     /* 0: the way to the group could not be followed */
+	__u32 known;     /* 0: the pointers to the group could not be followed */
 	/* in the hierarchy of the memory controller; 0: charged to none, which is how maps of the root group look */
 	__u64 cgroup_id;
 };
@@ -99,8 +99,8 @@ struct held {
 };
 
 /*
- * These make bpf2go write the records down in Go; no program refers to the section that they are in, so it is never
- * loaded.
+ * These make bpf2go generate Go types for the records. No program refers to the section that they are in, so it is
+ * never loaded.
  */
 struct map_charge *unused_map_charge __attribute__((unused));
 struct held *unused_held __attribute__((unused));
@@ -124,7 +124,7 @@ struct file_context {
 	__u64 file;
 };
 
-/* A context's pointers are read as plain numbers: the verifier asks nothing of what is computed from those. */
+/* Reads a context's pointer as a plain number: the verifier does not restrict what is computed from numbers. */
 static __always_inline void *pointer_at(const __u64 *field)
 {
 	__u64 v = 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
 
-/* bpf_helpers.h with the types that it wants: the headers that have them differ from machine to machine. */
+/* bpf_helpers.h, after the types that it needs: the headers that define them differ from machine to machine. */
 typedef unsigned char __u8;
 typedef unsigned short __u16;
 typedef unsigned int __u32;

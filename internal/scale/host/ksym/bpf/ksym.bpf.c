@@ -2,15 +2,15 @@
 
 /*
  * Names kernel addresses by asking the kernel: bpf_snprintf's "%pS" gives "function+0x12/0x345 [module]". A batch of
- * addresses is one system call and 0.7 us each, where /proc/kallsyms costs the reading of every symbol of the kernel,
- * 120,000 lines, for any question.
+ * addresses takes one system call, and 0.7 us for each address. The alternative, /proc/kallsyms, has to be read whole
+ * for any question: 120,000 lines.
  *
- * The program is of type syscall: it runs when it is called, in the context of the caller, and hangs on nothing.
+ * The program is of type syscall: it is attached to nothing, and runs when it is called, in the context of the caller.
  */
 
 #include "../../bpf/bpf/types.h"
 
-#define BATCH 64 /* the verifier walks every turn of the loop: 256 would take 3 ms to load, 64 takes 1 */
+#define BATCH 64 /* the verifier walks every turn of the loop: 256 would take 3 ms to load, 64 take 1 ms */
 #define TEXT 128
 
 struct questions {

@@ -3,11 +3,11 @@
 /*
  * Notes processes that leave control groups, and what they use until they end.
  *
- * A process leaves when it is moved (the tracepoint cgroup_attach_task, which writes of cgroup.procs and of tasks come
- * through), when it is made elsewhere by clone3(2) with CLONE_INTO_CGROUP, and when its parent had left. The
- * tracepoint does not say where a task comes from: so members are known by number, from their making on. (fentry would
- * see it, which not every kernel allows.) At the tracepoint sched_process_fork a child is in its group, and nothing has
- * seen it yet.
+ * A process leaves when it is moved (tracepoint cgroup_attach_task, which reports writes to cgroup.procs and to tasks),
+ * when clone3(2) with CLONE_INTO_CGROUP creates it in another group, and when its parent had left before it was
+ * created. The first tracepoint does not say which group a task comes from, so members are recorded by PID from their
+ * creation on. (fentry would show it, but not every kernel allows that.) At the tracepoint sched_process_fork a child
+ * is already in its group, and nothing has seen it yet.
  */
 
 #include "../../bpf/bpf/types.h"
@@ -20,12 +20,12 @@
 #define BPF_F_NO_PREALLOC 1
 
 #define HOMES 1024	   /* maxHomes in moves.go */
-#define MEMBERS 65536	   /* processes of them */
+#define MEMBERS 65536	   /* processes in homes */
 #define LEFT 4096	   /* maxLeft in moves.go */
 #define DEEPEST 32	   /* levels above a task's group in which its home is looked for */
-#define GRAIN 10000000	   /* ns: se.sum_exec_runtime of a running task lacks what is since the last tick (100 Hz) */
+#define GRAIN 10000000	   /* ns: se.sum_exec_runtime of a running task lacks the time since the last tick (100 Hz) */
 
-/* What is read of the kernel's types; where it is there is found when the program is loaded. */
+/* The fields of the kernel's types that are read. The loader finds their offsets. */
 struct kernfs_node {
 	__u64 id;
 	const char *name;
@@ -77,14 +77,14 @@ struct task_struct {
 
 const volatile __u32 tare_v2; /* CPU time is counted by groups of v2, and not by cpuacct of v1 */
 
-/* left in moves.go. */
+/* The same as the type left in moves.go. */
 struct left {
 	__u64 home; /* the group that it left */
-	__u64 to;   /* where it is or was, likewise */
+	__u64 to;   /* the group in which it is or was */
 	__u64 at;   /* when it left, CLOCK_MONOTONIC ns */
-	__u64 used; /* of its threads that have ended, at most, ns */
-	__u64 before; /* what the thread that was moved had used then, ns */
-	__u32 moved;  /* the number of that thread */
+	__u64 used; /* upper bound of the CPU time of its threads that have ended, ns */
+	__u64 before; /* CPU time that the moved thread had used by then, ns */
+	__u32 moved;  /* the id of that thread */
 	__u32 ended;
 	char comm[16];
 	char name[64]; /* last part of the path of the group where it is */
@@ -117,7 +117,7 @@ struct {
 	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, __u64);
-} tare_lost SEC(".maps"); /* how many found no room in tare_members or tare_left */
+} tare_lost SEC(".maps"); /* number of processes that found no room in tare_members or tare_left */
 
 static __attribute__((always_inline)) struct cgroup *group_of(struct task_struct *task)
 {
@@ -135,7 +135,7 @@ static __attribute__((always_inline)) struct cgroup *group_of(struct task_struct
 	return BPF_CORE_READ(css, cgroup);
 }
 
-/* The home that a group is or is below; 0: none. */
+/* Returns the id of the home that is the group itself or the nearest above it; 0: none. */
 static __attribute__((noinline)) __u64 home_of(struct cgroup *group)
 {
 	for (int i = 0; i < DEEPEST && group; i++) {

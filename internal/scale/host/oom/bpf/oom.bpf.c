@@ -3,11 +3,11 @@
 /*
  * Notes which processes the kernel kills because memory is short.
  *
- * The hook is the tracepoint mark_victim (mm/oom_kill.c) as a raw tracepoint: it is where the kernel says whom it
- * kills, once for each thread group, before the signal is sent. Nothing else tells: memory.events and
- * memory.oom_control count, and the kernel's log is a text for people. The tracepoint's argument is the task since
- * Linux 6.8 and its pid before; then more than the pid is known only where the victim is the task that asked for
- * memory, as it mostly is.
+ * The hook is the tracepoint mark_victim (mm/oom_kill.c) as a raw tracepoint. There the kernel names the process that
+ * it kills, once for each thread group, before it sends the signal. No other interface does: memory.events and
+ * memory.oom_control only count, and the kernel's log is text for people. The tracepoint's argument is the task since
+ * Linux 6.8, and its PID before that. With only a PID, more is known about the victim only if it is the task that asked
+ * for memory, as it usually is.
  */
 
 #include "../../bpf/bpf/types.h"
@@ -19,7 +19,7 @@
 #define VICTIMS 64	   /* maxVictims in oom.go */
 #define MOST_PIDS (1 << 22) /* PID_MAX_LIMIT in include/linux/threads.h; a pointer into the kernel is larger */
 
-/* What is read of the kernel's types; where it is there is found when the program is loaded. */
+/* The fields of the kernel's types that are read. The loader finds their offsets. */
 struct kernfs_node {
 	__u64 id;
 	const char *name;
@@ -87,13 +87,13 @@ struct bpf_raw_tracepoint_args {
 
 #define DEEPEST 8	      /* levels above a victim's group in which its limit is looked for */
 #define UNLIMITED (1ul << 50) /* pages; PAGE_COUNTER_MAX is larger (include/linux/page_counter.h) */
-#define SLACK 1024	      /* pages: what is charged ahead for a CPU (MEMCG_CHARGE_BATCH) does not all count as used */
+#define SLACK 1024	      /* pages: not all that is charged ahead for a CPU (MEMCG_CHARGE_BATCH) counts as used */
 
-/* victim in oom.go. */
+/* The same as the type victim in oom.go. */
 struct victim {
 	__u64 group; /* of the memory controller: id of its directory */
-	__u64 limited; /* the group whose limit was reached, likewise; 0: none */
-	__u64 limit;   /* of that, in pages */
+	__u64 limited; /* id of the group whose limit was reached; 0: none */
+	__u64 limit;   /* the limit of that group, in pages */
 	__u32 pid;
 	char comm[16];
 	char program[32];

@@ -7,10 +7,10 @@
  * that runs on a CPU that the hypervisor took away and gave back. A look costs some 100 ns, and a record is written
  * only when something has happened.
  *
- * It is not the sampler's event. The kernel runs no program of a perf event while another program of the tracing kind
- * is running on the CPU (bpf_overflow_handler in kernel/events/core.c, bpf_prog_active): a sampler made of such a
- * program would miss just the programs that are weighed. The witness can afford it. A look that is left out makes the
- * next one late, and the steal clock misses nothing.
+ * It is not the sampler's event. While a tracing program runs on a CPU, the kernel runs no program of a perf event
+ * there (bpf_overflow_handler in kernel/events/core.c, bpf_prog_active): a sampler made of such a program would miss
+ * exactly the programs that are weighed. The witness can afford that: a look that is left out makes the next one late,
+ * and the steal clock misses nothing.
  */
 
 #include "../../bpf/bpf/types.h"
@@ -22,7 +22,7 @@
 #define BPF_NOEXIST 1
 #define BPF_RB_NO_WAKEUP 1
 
-/* What is read of the kernel's types; the loader finds where it is on the kernel at hand. */
+/* The fields of the kernel's types that are read. The loader finds their offsets in the running kernel. */
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 struct kvm_steal_time {
 	__u64 steal;
@@ -70,15 +70,15 @@ struct task_struct {
 const volatile __u32 steal_source = 0;
 const volatile __u32 idle_known = 0; /* the kernel keeps the time that each CPU was idle */
 /*
- * Where the kernel's per-CPU variables are, in bytes from the CPU's run queue, which is one of them. The kernel's BTF
- * tells their places in the section of all per-CPU variables. Its symbol table, by which bpf_per_cpu_ptr finds them,
- * has functions only on many kernels (CONFIG_KALLSYMS_ALL).
+ * The offsets of the kernel's per-CPU variables from the CPU's run queue, which is one of them, in bytes. The kernel's
+ * BTF has their offsets in the section of all per-CPU variables. bpf_per_cpu_ptr would find them by the symbol table,
+ * but on many kernels that has only functions (CONFIG_KALLSYMS_ALL is off).
  */
 const volatile __s64 steal_time_at = 0;     /* struct kvm_steal_time steal_time */
 const volatile __s64 kernel_cpustat_at = 0; /* struct kernel_cpustat kernel_cpustat */
 const volatile __s64 tick_cpu_sched_at = 0; /* struct tick_sched tick_cpu_sched */
 const volatile __u64 period = 2004008; /* nanoseconds between looks */
-const volatile __u32 occupants = 1;    /* tell who holds the CPU, and count looks by process */
+const volatile __u32 occupants = 1;    /* report who holds the CPU, and count looks by process */
 
 /* Stolen time of one interval that is worth a record of its own, in nanoseconds. */
 #define WORTH 100000
@@ -86,12 +86,12 @@ const volatile __u32 occupants = 1;    /* tell who holds the CPU, and count look
 struct record { /* see record in witness.go */
 	__u32 kind;
 	__u32 cpu;
-	__u64 last; /* the look before */
-	__u64 now;  /* this look */
+	__u64 last; /* time of the previous look */
+	__u64 now;  /* time of this look */
 	__u64 stolen;
 	__u64 idle;
-	__u64 late;  /* how long after it was due this look came; of an occupant: the last look that saw it */
-	__u64 first; /* of an occupant: the first look that saw it */
+	__u64 late;  /* by how much this look came late; for an occupant: the last look that saw it */
+	__u64 first; /* for an occupant: the first look that saw it */
 	__u32 pid;
 	__u32 tgid;
 	char comm[16];
@@ -99,7 +99,7 @@ struct record { /* see record in witness.go */
 #define KIND_STALL 1
 #define KIND_OCCUPANT 2
 
-/* What is known of a CPU; see state in witness.go. */
+/* What is known about a CPU; see state in witness.go. */
 struct state {
 	__u64 last;
 	__u64 due;
@@ -107,11 +107,11 @@ struct state {
 	__u64 idle;
 	__u64 looks;
 	__u64 stolen;   /* since the start, in all */
-	__u64 small;    /* of it in intervals without a record */
-	__u64 small_lo; /* of small, at least and at most so much while the CPU was idle */
+	__u64 small;    /* the part of stolen in intervals without a record */
+	__u64 small_lo; /* lower and upper bound of the part of small that was also idle time */
 	__u64 small_hi;
-	__u64 late;     /* looks that came late, and nothing was stolen */
-	__u64 longest;  /* the latest of them */
+	__u64 late;     /* looks that came late although nothing was stolen */
+	__u64 longest;  /* the longest delay among them, ns */
 	__u64 lost;     /* records that found no room */
 	/* The task that the last look saw, if it was not idle. */
 	__u64 slept;  /* times that it slept */
@@ -119,7 +119,7 @@ struct state {
 	__u64 before; /* the look before the first that saw it */
 	__u64 first;
 	__u64 held_stolen;
-	__u64 held; /* looks that saw it, the first aside */
+	__u64 held; /* looks that saw it, except the first */
 	__u32 pid;
 	__u32 tgid;
 	char comm[16];
@@ -173,7 +173,7 @@ static __always_inline __u64 idle_clock(__u64 rq)
 	struct tick_sched *t = (struct tick_sched *)(rq + tick_cpu_sched_at);
 
 	if (idle_known) {
-		/* The kernel has ended the idle stretch before it calls a timer (tick_nohz_irq_enter): these are of now. */
+		/* The kernel ends the idle stretch before it calls a timer (tick_nohz_irq_enter), so both are up to date. */
 		bpf_core_read(&idle, sizeof(idle), &t->idle_sleeptime);
 		bpf_core_read(&iowait, sizeof(iowait), &t->iowait_sleeptime);
 	}
@@ -181,8 +181,8 @@ static __always_inline __u64 idle_clock(__u64 rq)
 }
 
 /*
- * The run queue of this CPU, found by way of the task that runs on it. 0 where that is not so: a kernel that has
- * changed.
+ * Returns the run queue of this CPU, to which the running task points; 0 if the kernel's structures are not as
+ * expected.
  */
 static __always_inline __u64 run_queue(struct task_struct *t, __u32 cpu)
 {
@@ -198,8 +198,8 @@ static __always_inline __u64 run_queue(struct task_struct *t, __u32 cpu)
 }
 
 /*
- * Whether the task has held the CPU since the last look, which saw it too: it never slept, and if somebody preempted it
- * then for a short time only. The kernel adds up how long a task had to wait for a CPU.
+ * Returns for how long the task has waited for a CPU since it was created, in ns. If this has hardly grown since the
+ * last look, and the task has not slept, it has held the CPU. Where the kernel does not count this, it is estimated.
  */
 static __always_inline __u64 waited(struct task_struct *t)
 {
@@ -209,9 +209,9 @@ static __always_inline __u64 waited(struct task_struct *t)
 }
 
 /*
- * One task held the CPU from its first look to the last: it is told of when another look no longer sees it. That look
- * can be late, for on some virtual machines a CPU that is idle calls no timer of ours. The occupant had left before the
- * CPU became idle.
+ * Reports a task that held the CPU from the first look that saw it to the last, once a look no longer sees it. That
+ * look can be late, because on some virtual machines an idle CPU does not run our timer. The occupant had left before
+ * the CPU became idle.
  */
 static __always_inline void occupant_leaves(struct state *s, __u32 cpu, __u64 now, __u64 idle)
 {
@@ -273,20 +273,20 @@ static __always_inline void interval(struct state *s, __u32 cpu, __u64 now, __u6
 	r->idle = idle;
 	r->late = late;
 	if (!beat && idle >= stolen && idle > wall / 2) {
-		/* The CPU slept most of the time, and the hypervisor was late to wake it: that was at the end. */
+		/* The CPU slept most of the time, and the hypervisor was late to wake it: the stall was at the end. */
 		r->last = now - stolen;
 		r->idle = stolen;
 	}
 	bpf_ringbuf_submit(r, BPF_RB_NO_WAKEUP);
 }
 
-#define GROUPS 16 /* one in the other, at most */
+#define GROUPS 16 /* levels of nested groups, at most */
 
 /*
- * Whether the task gives way at once to everybody who wants the CPU, and so holds nobody up: the CPU is as good as
- * idle. That is so at idle priority in no group, or in a group of which the outermost is idle (cpu.idle). In another
- * group its priority counts within the group alone, and the group has its share: so do sessions, where the kernel
- * groups them (CONFIG_SCHED_AUTOGROUP).
+ * Returns whether the task yields at once to any other that wants the CPU and so delays none: the CPU is as good as
+ * idle. It does so at idle priority in no group, or if its outermost group is idle (cpu.idle). In any other group its
+ * priority counts only within the group, which has its own share of the CPU. The same holds in sessions, where the
+ * kernel groups tasks by session (CONFIG_SCHED_AUTOGROUP).
  */
 static __always_inline int gives_way(struct task_struct *t)
 {
@@ -304,7 +304,7 @@ static __always_inline int gives_way(struct task_struct *t)
 	return 0;
 }
 
-/* Looks at this CPU. beat: by the timer, and not because the CPU leaves idle. */
+/* Looks at this CPU. beat: the timer called, and not the CPU leaving idle or the loader. */
 static __always_inline int look(struct state *s, __u32 cpu, __u64 now, int beat)
 {
 	__u64 rq, steal, idle, slept = 0, stolen = 0;
@@ -327,7 +327,7 @@ static __always_inline int look(struct state *s, __u32 cpu, __u64 now, int beat)
 			stolen = steal - s->steal;
 		slept = idle - s->idle;
 		interval(s, cpu, now, stolen, slept, beat);
-		/* The timer keeps to its beat, however late it comes. What it is late by each time is the beat moved. */
+		/* The timer keeps its beat even when it is late. A delay that recurs each time means that the beat has moved. */
 		if (beat && now - s->due < period / 2)
 			s->due += (now - s->due) / 16;
 		if (now >= s->due)
@@ -381,9 +381,9 @@ int tare_witness(void *ctx)
 }
 
 /*
- * Looks when a CPU leaves idle, if the last look is a period ago. It is attached only where a CPU that is idle calls no
- * timer of ours, as was seen on virtual machines: the looks would then be far apart, and nobody knew where between them
- * a stall was.
+ * Looks when a CPU leaves idle, if the last look is more than a period ago. It is attached only where an idle CPU does
+ * not run our timer, as was seen on virtual machines. Without it, looks would be far apart there, and it would be
+ * unknown where between them a stall was.
  */
 SEC("raw_tp/sched_switch")
 int tare_wakes(void *ctx)
@@ -403,9 +403,9 @@ int tare_wakes(void *ctx)
 }
 
 /*
- * Looks now. The loader has it run on a CPU, attached to nothing: the edges of a window cannot wait for an idle CPU, on
- * which our timer was seen to be 0.3 s late. On another CPU nothing interrupts it. On the loader's own a timer may:
- * that look is left out.
+ * Looks now. The loader runs it on a CPU without attaching it: the edges of a window cannot wait for an idle CPU, on
+ * which our timer was seen to be 0.3 s late. On other CPUs nothing interrupts it. On the loader's own CPU our timer
+ * may: the timer's look is then left out.
  */
 SEC("raw_tp/sched_switch")
 int tare_asked(void *ctx)
@@ -424,8 +424,8 @@ int tare_asked(void *ctx)
 }
 
 /*
- * Run by the loader on every CPU, attached to nothing: it shows the CPU's run queue to the looks, and says whether the
- * hypervisor keeps the steal clock. It counts the version up with each change.
+ * The loader runs it on every CPU without attaching it. It records the CPU's run queue for the looks, and returns
+ * whether the hypervisor maintains the steal clock, whose version then increases with each change.
  */
 SEC("raw_tp/sched_switch")
 int tare_clock(void *ctx)

@@ -25,15 +25,15 @@ var (
 	abQuantile = text.LazyRegexp(`^ +([0-9]+)% +(\S+)( \(longest request\))?$`)
 	abKinds    = text.LazyRegexp(`^ +\(Connect: ([0-9]+), Receive: ([0-9]+), Length: ([0-9]+), Exceptions: ([0-9]+)\)$`)
 
-	// abUnits are the units after the values that are read.
+	// abUnits are the units that must follow the values.
 	abUnits = map[string]string{"Time taken for tests": "seconds", "Complete requests": "", "Failed requests": "",
 		"Non-2xx responses": "", "Write errors": "", "Total transferred": "bytes",
 		"Requests per second": "[#/sec] (mean)", "Time per request": "[ms] (mean)"}
 )
 
-// parseAb reads the text of ab.
+// parseAb parses the text of ab.
 func parseAb(output string, r *Reading) error {
-	// failed requests; of these by connect, receive, length and exceptions; by status; write errors
+	// failed requests; those by connect, receive, length and exceptions; those by status; write errors
 	kinds := make([]int64, 7)
 	whole := false
 	for line := range strings.Lines(output) {
@@ -64,7 +64,7 @@ func parseAb(output string, r *Reading) error {
 	if r.Requests == nil || r.Rate == nil {
 		return errors.New("it has no \"Complete requests\" or no \"Requests per second\" in text: leave out -w")
 	}
-	if *r.Requests > 1 && !whole { // for a single request it prints no distribution
+	if *r.Requests > 1 && !whole { // for a single request, ab prints no distribution
 		return errors.New("its distribution at the end is missing: it was cut off, or leave out -d")
 	}
 	if kinds[3] > 0 {

@@ -18,7 +18,7 @@ func init() {
 		Clock: "from when the kernel was given an I/O until that was complete (clat), without the time to submit " +
 			"it",
 		parse: parseFio,
-		grain: 1.0 / 64, // of its buckets (FIO_IO_U_PLAT_BITS in its stat.h)
+		grain: 1.0 / 64, // the width of its histogram's buckets (FIO_IO_U_PLAT_BITS in its stat.h)
 	})
 }
 
@@ -39,22 +39,22 @@ type fioSide struct {
 	} `json:"lat_ns"`
 }
 
-// fioResult is the part of fio's JSON that is read.
+// fioResult is the part of fio's JSON that Tare uses.
 type fioResult struct {
 	Version string     `json:"fio version"`
 	Set     fioOptions `json:"global options"`
 	Jobs    []fioJob   `json:"jobs"`
 }
 
-// fioJob is one job, or a group of jobs that fio reports as one (group_reporting) under the name of the first.
+// fioJob is one job, or a group of jobs that fio reports as one (group_reporting), under the name of the first.
 type fioJob struct {
 	Name   string `json:"jobname"`
 	Group  int64  `json:"groupid"`
 	Error  int64  `json:"error"`
 	Failed int64  `json:"total_err"` // with continue_on_error
 	Began  int64  `json:"job_start"` // ms since 1970; absent before 3.34
-	// Took is in ms. It adds up the directions of a job that run in turn, as with verify, and the jobs of a group that is
-	// reported as one.
+	// Took is the job's time in ms. It is the sum over directions that run in turn, as with verify, and over the jobs of a
+	// group that is reported as one.
 	Took  float64    `json:"job_runtime"`
 	Set   fioOptions `json:"job options"`
 	Read  fioSide    `json:"read"`
@@ -63,7 +63,7 @@ type fioJob struct {
 	Mixed fioSide    `json:"mixed"` // all directions, with unified_rw_reporting
 }
 
-// fioOptions are the options that determine when jobs run, and how many.
+// fioOptions holds the options that determine when jobs run, and how many there are.
 type fioOptions struct {
 	Delay  string `json:"startdelay"`
 	After  string `json:"wait_for"`
@@ -71,8 +71,8 @@ type fioOptions struct {
 	Verify string `json:"verify"`
 }
 
-// together returns how many jobs the i-th one stands for. With group_reporting, which fio's JSON does not show, there
-// is one entry for all jobs of a name.
+// together returns how many jobs entry i stands for. With group_reporting, which fio's JSON does not show, there is one
+// entry for all jobs of a name.
 func (f *fioResult) together(i int) float64 {
 	n, err := strconv.ParseFloat(cmp.Or(f.Jobs[i].Set.Jobs, f.Set.Jobs), 64)
 	if err != nil {
@@ -87,31 +87,32 @@ func (f *fioResult) together(i int) float64 {
 	return max(n/written, 1)
 }
 
-// longest returns the time of the longest direction, in ms.
+// longest returns the time of the direction that ran longest, in ms.
 func (j *fioJob) longest() float64 {
 	return max(j.Read.Runtime, j.Write.Runtime, j.Trim.Runtime, j.Mixed.Runtime)
 }
 
-// hides reports whether the i-th entry stands for other jobs than its options say, so that it is unknown when they
-// ran. Under group_reporting, fio reports several sections as their first, and divides the work of all by the time of
-// the longest, even if one began after another had ended. Jobs that run concurrently each take as long as the longest.
+// hides reports whether entry i stands for other jobs than its options say, so that it is unknown when those jobs ran.
+// With group_reporting, fio reports several sections under the name of the first, and divides the work of all by the
+// time of the longest, even if one began after another had ended. Jobs that run concurrently each take as long as the
+// longest.
 func (f *fioResult) hides(i int) bool {
 	j, n := &f.Jobs[i], f.together(i)
 	each := j.longest()
-	if cmp.Or(j.Set.Verify, f.Set.Verify) != "" { // it reads back what it wrote, after all writes
+	if cmp.Or(j.Set.Verify, f.Set.Verify) != "" { // fio reads back what it wrote, after all writes
 		each = j.Read.Runtime + j.Write.Runtime + j.Trim.Runtime
 	}
 	return j.Took > 10+1.1*each*n || n > 1 && j.Took > 0 && j.Took < 0.9*j.longest()*n-10
 }
 
-// fioTerse matches the beginning of fio's terse lines: the version of the format, fio's version (since version 3 of
-// the format), the name of the job, its group and its error (show_thread_status_terse in fio's stat.c).
+// fioTerse matches the beginning of a line in fio's terse format: the version of the format, fio's version (since
+// version 3 of the format), the name of the job, its group and its error (show_thread_status_terse in fio's stat.c).
 var fioTerse = text.LazyRegexp(`(?m)^[2-9];(?:[^;\n]+;){1,2}[0-9]+;-?[0-9]+;`)
 
-// fioVersion matches versions whose JSON has the units that are read here.
+// fioVersion matches versions whose JSON has the units that parseFio expects.
 var fioVersion = text.LazyRegexp(`^(?:fio-)?3[.]`)
 
-// parseFio reads fio's JSON. Every direction of a job with any I/O is a part.
+// parseFio parses fio's JSON. Each direction of a job with any I/O becomes a part.
 func parseFio(output string, r *Reading) error {
 	f, err := object(output, func(f *fioResult) bool { return len(f.Jobs) > 0 }, "its JSON has no jobs")
 	if err != nil && fioTerse().MatchString(output) {
@@ -134,7 +135,7 @@ func parseFio(output string, r *Reading) error {
 	r.Version = clip(f.Version)
 	var parts []Part
 	var groups []int64
-	apart, hidden := false, "" // whether some jobs ran while others did not; a job for which that is unknown
+	apart, hidden := false, "" // apart: some jobs ran while others did not; hidden: a job for which that is unknown
 	for i, j := range f.Jobs {
 		longest := j.longest()
 		apart = apart || j.Set.Delay != f.Jobs[0].Set.Delay || j.Set.After != "" ||
@@ -213,7 +214,7 @@ func (d fioSide) part(r *Reading, name string) Part {
 			r.latency(&p, name+": clat_ns", fmt.Sprintf("p%g", q), ns/1e9)
 		}
 	}
-	if len(d.Clat.Percentile) == 0 && len(d.Lat.Percentile) > 0 { // another clock
+	if len(d.Clat.Percentile) == 0 && len(d.Lat.Percentile) > 0 { // a different clock
 		r.heading(name + ": lat_ns")
 	}
 	return p

@@ -16,7 +16,7 @@ func init() {
 	})
 }
 
-// fortioHistogram is the part of a histogram in fortio's JSON that is read (HistogramData in fortio's stats package).
+// fortioHistogram is the part of a histogram in fortio's JSON that Tare uses (HistogramData in fortio's stats package).
 type fortioHistogram struct {
 	Count       *int64
 	Max         float64
@@ -25,7 +25,7 @@ type fortioHistogram struct {
 	Percentiles []struct{ Percentile, Value float64 }
 }
 
-// fortioResult is the part of fortio's JSON that is read.
+// fortioResult is the part of fortio's JSON that Tare uses.
 type fortioResult struct {
 	Version           string
 	ActualQPS         *float64
@@ -37,8 +37,8 @@ type fortioResult struct {
 }
 
 // fortioFailed counts responses with an error status, if the codes are those of HTTP. fortio counts 2xx and 418 as
-// success, but some of its versions count 418 as failed too; -1 is a request without a response (codeIsOK in its fhttp
-// package). teapots counts those with 418.
+// success, but some of its versions also count 418 as failed; teapots is the number of responses with 418. The code -1
+// means a request without a response (codeIsOK in its fhttp package).
 func fortioFailed(codes map[string]int64) (failed, teapots int64, ok bool) {
 	for code, n := range codes {
 		status, err := strconv.Atoi(code)
@@ -54,8 +54,8 @@ func fortioFailed(codes map[string]int64) (failed, teapots int64, ok bool) {
 	return failed, teapots, len(codes) > 0
 }
 
-// parseFortio reads the JSON of fortio load (HTTPRunnerResults in fortio's fhttp package, and the similar results for
-// gRPC, TCP and UDP, which have all fields but the sizes).
+// parseFortio parses the JSON of fortio load: HTTPRunnerResults in fortio's fhttp package, or the similar results for
+// gRPC, TCP and UDP, which have the same fields except for the sizes.
 func parseFortio(output string, r *Reading) error {
 	f, err := object(output, func(f *fortioResult) bool {
 		return f.DurationHistogram != nil && f.DurationHistogram.Count != nil && f.ActualQPS != nil

@@ -30,7 +30,7 @@ var (
 	statusCount = text.LazyRegexp(`^([0-9]+) responses$`)
 )
 
-// parseHey reads the text of hey.
+// parseHey parses the text of hey.
 func parseHey(output string, r *Reading) error {
 	if heyCSV().MatchString(output) {
 		return errors.New("it is one line for each request: leave out -o csv")
@@ -41,21 +41,21 @@ func parseHey(output string, r *Reading) error {
 	return parseHeyLike(output, r)
 }
 
-// heyReader is the state of reading the output of hey, or of oha, which imitates it.
+// heyReader is the state of parsing the output of hey, or of oha, which imitates it.
 type heyReader struct {
 	r       *Reading
 	section string
-	answers int64    // by status; sum of all lines
-	failed  int64    // of answers, those with a status other than 2xx and 3xx
+	answers int64    // answers with any status; sum of all status lines
+	failed  int64    // answers with a status other than 2xx and 3xx
 	broken  int64    // requests without an answer
-	success *float64 // only oha: answers as a fraction of answers and broken
-	whole   bool     // the section of statuses was seen, which is the last but one
+	success *float64 // oha only: answers, divided by answers plus broken
+	whole   bool     // the section of statuses, the last but one, was found
 }
 
-// heyDistributions are the headings of quantiles: hey's and that of oha before 0.5.9, and that of oha since.
+// heyDistributions are the headings of quantiles: that of hey and of oha before 0.5.9, and that of oha since 0.5.9.
 var heyDistributions = []string{"Latency distribution:", "Response time distribution:"}
 
-// heyMost is how many answers hey records (maxRes in its requester/report.go).
+// heyMost is the number of answers that hey records (maxRes in its requester/report.go).
 const heyMost = 1000000
 
 func parseHeyLike(output string, r *Reading) error {
@@ -88,7 +88,7 @@ func parseHeyLike(output string, r *Reading) error {
 		r.once("hey keeps the statuses and latencies of its first 1,000,000 answers only, and divides the time of all by " +
 			"these: of more answers only its rate is read")
 	} else if h.answers == 0 {
-		r.Mean, r.Max, r.headings, r.zero = nil, nil, nil, nil // without answers it prints 0, NaN or nothing
+		r.Mean, r.Max, r.headings, r.zero = nil, nil, nil, nil // without answers hey prints 0, NaN or nothing
 	} else {
 		r.missing(h.broken, "requests without an answer")
 	}
@@ -110,7 +110,7 @@ func (h *heyReader) line(line string) error {
 		if m := heyCount().FindStringSubmatch(line); m != nil {
 			return h.count(m[1], m[2])
 		}
-		if h.section == "Status code distribution:" { // errors may have several lines, a status has one
+		if h.section == "Status code distribution:" { // an error may have several lines, but a status has one
 			return fmt.Errorf("%q is not a line of its status code distribution", clip(line))
 		}
 	default:
@@ -125,7 +125,7 @@ func (h *heyReader) line(line string) error {
 	return nil
 }
 
-// agree discards the number of requests if the statuses and errors contradict the success rate.
+// agree discards the numbers of requests and errors if the statuses and errors contradict the success rate.
 func (h *heyReader) agree() {
 	if all := h.answers + h.broken; h.success != nil && all > 0 &&
 		math.Abs(float64(h.answers)/float64(all)-*h.success) > 0.0001 {
@@ -173,7 +173,7 @@ func (h *heyReader) field(name, value string) (err error) {
 	return err
 }
 
-// scaled reads a time whose unit may be a multiple: oha prints "0.1 10 sec" (src/timescale.rs).
+// scaled parses a time whose unit may be a multiple: oha prints "0.1 10 sec" (src/timescale.rs).
 func scaled(text string) (float64, error) {
 	if value, ok := strings.CutSuffix(text, " 10 sec"); ok {
 		f, err := number(value)
@@ -199,13 +199,13 @@ func (h *heyReader) percent(percent, value string) error {
 	return h.r.quantile(&h.r.Part, h.section, percent, v, err)
 }
 
-// count reads a line of the statuses, "[200] 5 responses", or of the errors, "[5] what happened".
+// count parses a line of the statuses, "[200] 5 responses", or of the errors, "[5] what happened".
 func (h *heyReader) count(first, rest string) error {
 	const most = 1 << 60
 	if h.section == "Error distribution:" {
 		n, err := count(first)
-		// A request that the end of the run cut off has not failed: oha leaves it out of its success rate, but not of its
-		// rate.
+		// Requests that were cut off when the run ended have not failed. oha leaves them out of its success rate, but not out
+		// of its request rate.
 		if strings.Contains(rest, "aborted due to deadline") {
 			h.r.left = n
 		} else {

@@ -31,7 +31,7 @@ var (
 		"p(99.9)": "p99.9"}
 )
 
-// parseK6 reads k6's summary at the end of a test: the text of version 0 or 1, or the JSON of --summary-export and
+// parseK6 parses k6's summary at the end of a test: the text of version 0 or 1, or the JSON of --summary-export or
 // handleSummary.
 func parseK6(output string, r *Reading) error {
 	// Version 1 can repeat the totals for each group and scenario; only the total results count.
@@ -131,7 +131,7 @@ func k6Take(r *Reading, metric, value string) error {
 	return nil
 }
 
-// k6Dropped warns of iterations that were due by the rate of an executor, but for which there was no virtual user.
+// k6Dropped warns about iterations that an executor's rate required, but for which no virtual user was free.
 func k6Dropped(r *Reading, n int64) {
 	if n > 0 {
 		r.once(fmt.Sprintf("it dropped %d iterations, for which it had no virtual user: it did not reach its rate, and what "+
@@ -139,7 +139,8 @@ func k6Dropped(r *Reading, n int64) {
 	}
 }
 
-// k6Values are the numbers of one metric in k6's JSON: flat with --summary-export, and in "values" with handleSummary.
+// k6Values holds the numbers of one metric in k6's JSON: directly with --summary-export, and in "values" with
+// handleSummary.
 type k6Values map[string]any
 
 func (v k6Values) number(name string) (float64, bool) {
@@ -150,7 +151,7 @@ func (v k6Values) number(name string) (float64, bool) {
 	return f, ok
 }
 
-// k6JSONResult is the part of k6's JSON that is read.
+// k6JSONResult is the part of k6's JSON that Tare uses.
 type k6JSONResult struct {
 	Metrics map[string]k6Values `json:"metrics"`
 	State   struct {
@@ -176,7 +177,7 @@ func k6JSON(output string, r *Reading) error {
 		s := k.State.Milliseconds / 1e3
 		r.Seconds = &s
 	}
-	// http_req_failed is a rate in which "passes" are the requests that failed.
+	// http_req_failed is a rate in which "passes" counts the requests that failed.
 	if failed, ok := k.Metrics["http_req_failed"].number("passes"); ok {
 		r.Errors = bytes(failed)
 	}

@@ -17,7 +17,7 @@ var (
 		{"ns", 1e-9}, {"us", 1e-6}, {"µs", 1e-6}, {"μs", 1e-6}, {"ms", 1e-3}, {"sec", 1}, {"secs", 1}, {"min", 60},
 		{"hr", 3600}, {"s", 1}, {"m", 60}, {"h", 3600},
 	}
-	// wrk and oha count in powers of 1024 (format_binary in wrk's units.c, byte_unit in oha's printer.rs), k6 in powers
+	// wrk and oha use powers of 1024 (format_binary in wrk's units.c, byte_unit in oha's printer.rs), and k6 uses powers
 	// of 1000.
 	binaryUnits = []unit{
 		{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"TiB", 1 << 40},
@@ -31,7 +31,7 @@ type unit struct {
 	size float64
 }
 
-// measure reads a number with its unit, such as 1.12s or "109.28 KiB".
+// measure parses a number with its unit, such as 1.12s or "109.28 KiB".
 func measure(text string, units []unit) (float64, error) {
 	text = strings.TrimSpace(text)
 	end := strings.IndexFunc(text, func(r rune) bool { return !strings.ContainsRune("0123456789.+-eE", r) })
@@ -51,7 +51,7 @@ func measure(text string, units []unit) (float64, error) {
 	return 0, fmt.Errorf("%q has the unknown unit %q", clip(text), clip(name))
 }
 
-// duration reads a time such as "1.23ms" or "1m2.5s", in seconds.
+// duration parses a time such as "1.23ms" or "1m2.5s" to seconds.
 func duration(text string) (float64, error) {
 	d, err := time.ParseDuration(strings.TrimSpace(text))
 	if err != nil || d < 0 {
@@ -60,7 +60,7 @@ func duration(text string) (float64, error) {
 	return d.Seconds(), nil
 }
 
-// number reads a finite decimal number that is not negative.
+// number parses a finite decimal number that is not negative.
 func number(text string) (float64, error) {
 	f, err := strconv.ParseFloat(strings.TrimSpace(text), 64)
 	if err != nil || math.IsNaN(f) || math.IsInf(f, 0) || f < 0 {
@@ -69,7 +69,7 @@ func number(text string) (float64, error) {
 	return f, nil
 }
 
-// count reads an integer that is not negative.
+// count parses an integer that is not negative.
 func count(text string) (int64, error) {
 	n, err := strconv.ParseInt(strings.TrimSpace(text), 10, 64)
 	if err != nil || n < 0 {
@@ -78,7 +78,7 @@ func count(text string) (int64, error) {
 	return n, nil
 }
 
-// bytes rounds a size to an integer; nil if it is too large.
+// bytes rounds a size to an integer. It returns nil if the size is negative or too large.
 func bytes(size float64) *int64 {
 	if size < 0 || size >= 1<<62 {
 		return nil
@@ -87,12 +87,12 @@ func bytes(size float64) *int64 {
 	return &n
 }
 
-// maxObjects is how many JSON objects of one output are examined; lines of a log may be objects too.
+// maxObjects is the maximum number of JSON objects that are examined in one output. Lines of a log may be objects too.
 const maxObjects = 1000
 
-// object finds the JSON object in an output for which result is true, and decodes it. Other lines and objects, such as
-// a log's, may precede and follow it; each object begins a line. Two results are an error. If there are objects but no
-// result, the error is lacks.
+// object finds and decodes the JSON object in an output for which result is true. Other lines and objects, such as a
+// log's, may precede and follow it. Each object begins a line. More than one result is an error. If there are objects
+// but no result, the error is lacks.
 func object[T any](output string, result func(*T) bool, lacks string) (*T, error) {
 	var found *T
 	err := errors.New("there is no JSON object in it")
@@ -138,12 +138,12 @@ func object[T any](output string, result func(*T) bool, lacks string) (*T, error
 	return found, nil
 }
 
-// twice returns a key that occurs more than once in an object of a valid JSON document, or "". Keys that differ only
-// in case are the same, because package json takes the last of them.
+// twice returns a key that occurs more than once in an object of a valid JSON document, or "" if there is none. Keys
+// that differ only in case count as the same, because package json takes the last of them.
 func twice(document string) string {
 	decoder := json.NewDecoder(strings.NewReader(document))
 	type level struct {
-		keys map[string]bool // of an object; nil of an array
+		keys map[string]bool // the keys so far, if this is an object; nil for an array
 		key  bool            // the next token is a key
 	}
 	var levels []level

@@ -17,7 +17,7 @@ func init() {
 	})
 }
 
-// parseOha reads oha's text, which imitates hey's, or its JSON (schema.json in oha's repository).
+// parseOha parses oha's text, which imitates hey's, or its JSON (schema.json in oha's repository).
 func parseOha(output string, r *Reading) error {
 	if !heySummary().MatchString(output) && strings.Contains(output, "{") {
 		return ohaJSON(output, r)
@@ -28,7 +28,7 @@ func parseOha(output string, r *Reading) error {
 	return parseHeyLike(output, r)
 }
 
-// ohaResult is the part of oha's JSON that is read.
+// ohaResult is the part of oha's JSON that Tare uses.
 type ohaResult struct {
 	Summary *struct {
 		Total   float64  `json:"total"`

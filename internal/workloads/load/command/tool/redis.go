@@ -28,7 +28,7 @@ var (
 	redisQuiet    = text.LazyRegexp(`^(.+): ([0-9.]+) requests per second(?:, p50=([0-9.]+) msec)?$`)
 )
 
-// parseRedis reads redis-benchmark's output: its long text, the lines of -q, or --csv.
+// parseRedis parses redis-benchmark's output: its long text, the lines of -q, or --csv.
 func parseRedis(output string, r *Reading) error {
 	var parts []Part
 	var err error
@@ -58,7 +58,7 @@ func parseRedis(output string, r *Reading) error {
 	return nil
 }
 
-// byName combines the rounds of each operation, which a loop (-l, or a shell's) runs in turn.
+// byName combines the rounds of each operation that a loop (-l, or a shell's loop) ran in turn.
 func byName(parts []Part) (operations []Part) {
 	rounds := map[string][]Part{}
 	var names []string
@@ -76,14 +76,15 @@ func byName(parts []Part) (operations []Part) {
 	return operations
 }
 
-// inRounds combines parts that ran in turn with the same number of requests each (-n): the operations of
-// redis-benchmark, or the rounds of a loop. Quantiles of several parts cannot be combined.
+// inRounds combines parts that ran in turn, with the same number of requests each (-n): the operations of
+// redis-benchmark, or the rounds of a loop. It leaves out quantiles, because those of several parts cannot be combined.
 func inRounds(parts []Part) Part {
 	all := together(parts, true)
 	if len(parts) == 1 {
 		return all
 	}
-	// If the numbers of requests are known, they are the weights: several commands may have made different numbers.
+	// If the numbers of requests are known, they are the weights, because several commands may have made different
+	// numbers.
 	weight := func(p Part) float64 {
 		if all.Requests == nil || *all.Requests == 0 {
 			return 1 / float64(len(parts))
@@ -108,7 +109,7 @@ func inRounds(parts []Part) Part {
 	return all
 }
 
-// latest returns the last text on a line, because the progress of a run overwrites itself.
+// latest returns the last text on a line, because the progress report of a run overwrites itself.
 func latest(line string) string {
 	line = strings.TrimRight(line, "\r\n ")
 	return line[strings.LastIndexByte(line, '\r')+1:]
@@ -156,7 +157,7 @@ const (
 	redisLatency      = "latency summary"
 )
 
-// redisLine reads one line of the text of an operation.
+// redisLine parses one line of an operation's text.
 func redisLine(p *Part, section, line string, r *Reading) error {
 	if m := redisDone().FindStringSubmatch(line); m != nil {
 		if p.Requests != nil {
@@ -253,7 +254,7 @@ func redisCSV(output string, r *Reading) ([]Part, error) {
 	var parts []Part
 	for _, row := range rows[1:] {
 		if slices.Equal(row, rows[0]) {
-			continue // the next round of a shell's loop
+			continue // the next round of a loop in a shell
 		}
 		if len(parts) > maxParts {
 			return nil, fmt.Errorf("it has more than %d operations", maxParts)

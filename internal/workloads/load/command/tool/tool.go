@@ -1,10 +1,10 @@
-// Package tool parses the output of independent load generators such as wrk and fio. Each tool has its own clock,
-// which starts and stops at moments that the tool chooses, so its numbers have their own meaning. A Reading therefore
-// names the tool and what its clock measures. It is reported next to what Tare measures from outside, and never
-// replaces that.
+// Package tool parses the output of independent load generators such as wrk and fio. Each tool has its own clock, which
+// starts and stops when the tool chooses, so its numbers have their own meaning. A Reading therefore names the tool,
+// and says what its clock measures. It is reported beside Tare's measurements from outside, and never replaces them.
 //
-// What a tool does not print is absent from a Reading, never 0: a quantile that it leaves out, or one that it rounds
-// to 0 because its unit is too coarse. Times are in seconds and sizes in bytes, with the digits that the tool printed.
+// Values that a tool does not print are absent from a Reading, never 0: a quantile that the tool leaves out, or one
+// that it rounds to 0 because its unit is too coarse. Times are in seconds and sizes in bytes, with the digits that the
+// tool printed.
 package tool
 
 import (
@@ -22,11 +22,11 @@ import (
 	"tare/internal/lib/text"
 )
 
-// MaxBytes is the largest output that Parse reads. The summary of any of these tools is a few kilobytes.
+// MaxBytes is the maximum length of an output that Parse accepts. The summary of any of these tools is a few kilobytes.
 const MaxBytes = 4 << 20
 
-// maxParts is the maximum number of operations or jobs read from one output, and maxStrange that of unknown lines that
-// are reported.
+// maxParts is the maximum number of operations or jobs in one output, and maxStrange the maximum number of warnings
+// about unknown lines.
 const (
 	maxParts   = 1000
 	maxStrange = 20
@@ -37,28 +37,28 @@ type Reading struct {
 	Tool     string   `json:"tool"`              // its name, one of Names
 	Version  string   `json:"version,omitempty"` // if its output has one
 	Clock    string   `json:"clock"`             // what its clock measures, in a sentence
-	Part              // all parts together
+	Part              // the result of all parts together
 	Parts    []Part   `json:"parts,omitempty"`    // if the tool runs several operations or jobs
 	Warnings []string `json:"warnings,omitempty"` // what a reader of the numbers must know
 
-	headings map[string]bool // headings of quantiles, and whether a quantile below each was read
-	zero     []string        // names of values that are printed as 0
-	both     [][2]string     // latencies that are printed with different values, by part and name
-	left     int64           // requests that are in the tool's rate but not in Requests
-	seen     map[string]bool // values that an output has only once
+	headings map[string]bool // by heading of quantiles: whether a quantile below it was parsed
+	zero     []string        // names of values that the tool printed as 0
+	both     [][2]string     // part and name of latencies that the tool printed with different values
+	left     int64           // requests that count in the tool's rate but not in Requests
+	seen     map[string]bool // names of values that may occur only once and have occurred
 	doubt    bool            // an unknown line may count failures
 }
 
-// Part is the result of one operation, or of all of them. A field is nil if the tool does not print it.
+// Part is the result of one operation, or of all of them together. A field is nil if the tool does not print it.
 type Part struct {
 	Name     string   `json:"name,omitempty"`         // of the operation or job: SET, "job read"
-	Requests *int64   `json:"requests,omitempty"`     // completed requests, with failed ones if the tool counts them so
+	Requests *int64   `json:"requests,omitempty"`     // completed requests, including failed ones if the tool counts those
 	Errors   *int64   `json:"errors,omitempty"`       // requests that failed, or got a response with an error status
-	Beside   int64    `json:"beside,omitempty"`       // of Errors, those that are not in Requests
+	Beside   int64    `json:"beside,omitempty"`       // the part of Errors that is not in Requests
 	Seconds  *float64 `json:"seconds,omitempty"`      // how long it ran
 	Rate     *float64 `json:"rate,omitempty"`         // requests per second
 	Bytes    *int64   `json:"bytes,omitempty"`        // transferred
-	Mean     *float64 `json:"mean_seconds,omitempty"` // of the latency by the tool's clock, as are the following
+	Mean     *float64 `json:"mean_seconds,omitempty"` // of the latency, by the tool's clock, as are the fields below
 	P50      *float64 `json:"p50_seconds,omitempty"`  //
 	P90      *float64 `json:"p90_seconds,omitempty"`  //
 	P99      *float64 `json:"p99_seconds,omitempty"`  //
@@ -66,42 +66,43 @@ type Part struct {
 	Max      *float64 `json:"max_seconds,omitempty"`  //
 }
 
-// Label names the clock of the numbers, such as "by wrk's own clock".
+// Label names the clock of the numbers, as in "by wrk's own clock".
 func (r Reading) Label() string { return "by " + r.Tool + "'s own clock" }
 
-// Tool is a load generator whose output can be read. Each has a file that registers it.
+// Tool is a load generator whose output this package can parse. A file for each tool registers it.
 type Tool struct {
-	Name   string // of its program
-	Reads  string // which of its output formats can be read
-	Tested string // versions with output in the tests, real or written from the documentation
+	Name   string // the name of its program
+	Reads  string // which of its output formats the package can parse
+	Tested string // versions whose output is in the tests, real or written from the documentation
 	Clock  string // what its clock measures
 
 	parse func(output string, r *Reading) error
 
-	// result matches a text that the output of one run contains at most once; nil: parse checks that itself.
+	// result matches a text that one run prints at most once. If it is nil, parse detects the output of several runs
+	// itself.
 	result func() *regexp.Regexp
 
 	// grain is the relative amount by which quantiles are rounded up, for example by a histogram.
 	grain float64
 
-	// paced means that the mean is derived from the rate, not from latencies, so that it can exceed the maximum.
+	// paced means that the tool derives the mean from the rate, not from latencies, so that it can exceed the maximum.
 	paced bool
 
-	// fork is for a tool whose program may have another tool's name.
+	// fork is set for a tool whose program may have the same name as another tool's.
 	fork *fork
 }
 
-// fork describes how to distinguish a tool from the one with the same program name.
+// fork describes how to distinguish a tool from the tool with the same program name.
 type fork struct {
 	of       string
 	byArgs   func(args []string) bool
 	byOutput func(output string) bool
 }
 
-// tools is the registry, in the order of names.
+// tools is the registry, sorted by name.
 var tools []Tool
 
-// register adds a tool. It is called from init functions only, and panics if the name is taken or a field is missing.
+// register adds a tool. Only init functions may call it. It panics if the name is taken or a field is missing.
 func register(t Tool) {
 	at, taken := find(t.Name)
 	if taken || t.Name == "" || t.Reads == "" || t.Tested == "" || t.Clock == "" || t.parse == nil {
@@ -119,7 +120,7 @@ func Names() []string {
 	return lists.Map(tools, func(t Tool) string { return t.Name })
 }
 
-// forkOf returns the fork of a tool for which is returns true, or else the tool itself.
+// forkOf returns the fork of a tool for which is returns true, or the tool itself if there is none.
 func forkOf(name string, is func(*fork) bool) string {
 	for _, t := range tools {
 		if t.fork != nil && t.fork.of == name && is(t.fork) {
@@ -129,7 +130,7 @@ func forkOf(name string, is func(*fork) bool) string {
 	return name
 }
 
-// wrappers are programs whose arguments end in the command that they run.
+// wrappers are programs whose arguments end with the command that they run.
 var wrappers = []string{
 	"chrt", "env", "ionice", "nice", "nohup", "numactl", "setarch", "setpriv", "stdbuf", "sudo", "taskset", "time",
 	"timeout",
@@ -150,8 +151,8 @@ func Detect(argv []string) string {
 	return ""
 }
 
-// Parse parses the standard output of a tool, by the name that Detect returns. Output that is not the tool's,
-// incomplete or invalid is an error that says what is missing.
+// Parse parses the standard output of a tool, whose name is as returned by Detect. If the output is not the tool's, or
+// is incomplete or invalid, the error says what is missing.
 func Parse(name string, output []byte) (Reading, error) {
 	i, is := find(forkOf(name, func(f *fork) bool { return f.byOutput(string(output)) }))
 	if !is {
@@ -162,7 +163,7 @@ func Parse(name string, output []byte) (Reading, error) {
 	r := Reading{Tool: t.Name, Clock: t.Clock}
 	err := fmt.Errorf("it is longer than %d bytes", MaxBytes)
 	if len(output) <= MaxBytes {
-		plain := strings.TrimPrefix(string(output), "\ufeff") // from a file that an editor or PowerShell wrote
+		plain := strings.TrimPrefix(string(output), "\ufeff") // the file may have been written by an editor or PowerShell
 		err = t.read(colours().ReplaceAllString(plain, ""), &r)
 	}
 	if err == nil {
@@ -175,8 +176,8 @@ func Parse(name string, output []byte) (Reading, error) {
 	return r, nil
 }
 
-// colours matches terminal escapes, including those that erase a line, which some tools, such as oha 1.4, also print
-// to files (CSI sequences of ECMA-48).
+// colours matches terminal escapes (CSI sequences of ECMA-48), including those that erase a line. Some tools, such as
+// oha 1.4, print these even to files.
 var colours = text.LazyRegexp("\x1b\\[[0-?]*[ -/]*[@-~]")
 
 func (t *Tool) read(output string, r *Reading) error {
@@ -189,7 +190,7 @@ func (t *Tool) read(output string, r *Reading) error {
 	return t.parse(output, r)
 }
 
-// errSeveral means that an output has the results of several runs, none of which stands for the whole.
+// errSeveral means that an output has the results of several runs, none of which stands for all.
 var errSeveral = errors.New("it has the results of more than one run: print those of one, the measured one, " +
 	"and send those of others elsewhere, such as to /dev/null")
 
@@ -199,12 +200,12 @@ func (r *Reading) heading(name string) {
 		r.headings = map[string]bool{}
 	}
 	if !r.headings[name] {
-		r.headings[name] = false // present, but no quantile read yet
+		r.headings[name] = false // the heading is present, but no quantile below it has been parsed yet
 	}
 }
 
-// latency sets a latency of a part, in seconds, by its name, below a heading ("" for none). A value of 0 is below the
-// tool's resolution, or there were no requests.
+// latency sets a latency of a part, in seconds, by its name and the heading above it ("" for none). A value of 0 means
+// that the latency is below the tool's resolution, or that there were no requests.
 func (r *Reading) latency(p *Part, heading, name string, seconds float64) {
 	r.heading(heading)
 	field := p.latency(name)
@@ -221,7 +222,7 @@ func (r *Reading) latency(p *Part, heading, name string, seconds float64) {
 	}
 }
 
-// quantile sets a quantile. percent is its name as printed; value is in seconds.
+// quantile sets a quantile of a part. percent is its name as printed, and value is in seconds.
 func (r *Reading) quantile(p *Part, heading, percent string, value float64, err error) error {
 	q, wrong := number(percent)
 	if err = errors.Join(wrong, err); err == nil {
@@ -230,14 +231,14 @@ func (r *Reading) quantile(p *Part, heading, percent string, value float64, err 
 	return err
 }
 
-// once adds a warning unless it exists.
+// once adds a warning, unless the reading already has it.
 func (r *Reading) once(warning string) {
 	if !slices.Contains(r.Warnings, warning) {
 		r.Warnings = append(r.Warnings, warning)
 	}
 }
 
-// strange warns of an unknown line below a known heading.
+// strange warns about an unknown line below a known heading.
 func (r *Reading) strange(heading, line string) {
 	if len(r.Warnings) < maxStrange {
 		r.once(fmt.Sprintf("below %q the line %q is not known, so what it says is not read", heading,
@@ -245,7 +246,7 @@ func (r *Reading) strange(heading, line string) {
 	}
 }
 
-// first returns an error if a value that an output has only once, by its name, occurs again.
+// first returns an error if a value that may occur only once in an output occurs again.
 func (r *Reading) first(name string) error {
 	if r.seen[name] {
 		return errSeveral
@@ -260,7 +261,7 @@ func (r *Reading) first(name string) error {
 // counted matches lines that appear to end in a number of failures.
 var counted = text.LazyRegexp(`(?i)(\b(errors?|fail\w*|timeouts?|timed out|refused|dropped|non-?\dxx)\b|\bresponses:).*[0-9]`)
 
-// differ warns if the output has a number of failures twice with different values, and then neither is used.
+// differ warns if the output has a number of failures twice with different values. Neither number is then used.
 func (r *Reading) differ(one, other int64, where string) {
 	if one != other {
 		r.doubt = true
@@ -268,7 +269,7 @@ func (r *Reading) differ(one, other int64, where string) {
 	}
 }
 
-// failures checks an unknown line: if it may count failures, their number is unknown.
+// failures checks an unknown line. If the line may count failures, the number of failures is unknown.
 func (r *Reading) failures(line string) {
 	if counted().MatchString(line) && len(r.Warnings) < maxStrange {
 		r.doubt = true
@@ -276,15 +277,15 @@ func (r *Reading) failures(line string) {
 	}
 }
 
-// missing warns of requests that the tool leaves out of its latencies.
+// missing warns about requests that the tool leaves out of its latencies.
 func (r *Reading) missing(n int64, which string) {
 	if n > 0 {
 		r.once(fmt.Sprintf("%d %s are missing from all of its latencies", n, which))
 	}
 }
 
-// either adds up failures of several kinds, where one request may be of several kinds. The number is known only if one
-// kind occurred; otherwise the result is nil.
+// either adds up failures of several kinds, if one request may count under several of them. The sum is exact only if at
+// most one kind occurred; otherwise the result is nil.
 func (r *Reading) either(kinds ...int64) *int64 {
 	all := sum(kinds, func(n int64) *int64 { return &n })
 	if most := slices.Max(kinds); all != nil && *all > most {
@@ -295,8 +296,8 @@ func (r *Reading) either(kinds ...int64) *int64 {
 	return all
 }
 
-// warn adds warnings that follow from the numbers. It discards values that contradict each other, and names values
-// that are missing without explanation.
+// warn adds warnings that follow from the numbers. It discards values that contradict each other, and lists values that
+// are missing for no known reason.
 func (r *Reading) warn(t *Tool) {
 	for _, name := range slices.Sorted(maps.Keys(r.headings)) {
 		if name != "" && !r.headings[name] {
@@ -342,8 +343,9 @@ func (r *Reading) warn(t *Tool) {
 	}
 }
 
-// disagreeing discards values that contradict each other, and says which: decreasing quantiles and a mean above the
-// maximum, by more than the tool's grain, and a rate that does not match the number of requests.
+// disagreeing discards values that contradict each other, and returns a sentence about each contradiction: decreasing
+// quantiles, or a mean above the maximum, by more than the tool's grain; a mean too small for a quantile; more errors
+// than requests; and a rate that does not match the number of requests.
 func (p *Part) disagreeing(t *Tool, left int64) (says []string) {
 	ladder := []struct {
 		name string
@@ -357,7 +359,7 @@ func (p *Part) disagreeing(t *Tool, left int64) (says []string) {
 		}
 	}
 	if !t.paced {
-		// Tools round the two to different precisions: wrk prints 999.60us and 1.00ms.
+		// Tools round the mean and the maximum to different precisions: wrk prints 999.60us and 1.00ms.
 		contradict("mean", "maximum", &p.Mean, &p.Max, max(t.grain, 0.01))
 	}
 	for i, low := range ladder {
@@ -366,8 +368,8 @@ func (p *Part) disagreeing(t *Tool, left int64) (says []string) {
 		}
 	}
 	if !t.paced {
-		// If a fraction of the requests took at least a quantile, the mean is at least that fraction of the quantile. The
-		// factor of two allows for rounding and for histograms.
+		// If a fraction of the requests took at least as long as a quantile, the mean is at least that fraction of the
+		// quantile. The factor of two allows for rounding and for histograms.
 		for _, q := range []struct {
 			name   string
 			of     **float64
@@ -399,9 +401,9 @@ func (p *Part) disagreeing(t *Tool, left int64) (says []string) {
 	return says
 }
 
-// agrees reports whether the number of requests, plus left, equals rate times seconds, to within ten requests, a
-// tenth, and half a hundredth of a second. Tools round times, redis-benchmark to hundredths, and their clocks do not
-// stop when the last request ends.
+// agrees reports whether the number of requests, plus left, equals the rate times the seconds, to within ten requests
+// plus a tenth plus the requests of 5 ms. Tools round times (redis-benchmark to hundredths of a second), and their
+// clocks do not stop when the last request ends.
 func (p *Part) agrees(left int64) bool {
 	made, rated := float64(*p.Requests+left), *p.Rate**p.Seconds
 	return math.Abs(made-rated) <= 10+0.1*max(made, rated)+0.005**p.Rate
@@ -439,20 +441,20 @@ func (p Part) check() error {
 	return nil
 }
 
-// latency returns the field of a latency by its name, or nil if a Part does not have it.
+// latency returns the field for a latency by its name, or nil if a Part does not have it.
 func (p *Part) latency(name string) **float64 {
 	return map[string]**float64{"mean": &p.Mean, "p50": &p.P50, "p90": &p.P90, "p99": &p.P99, "p99.9": &p.P999,
 		"p100": &p.Max, "max": &p.Max}[name]
 }
 
-// untimed reports whether the duration was rounded to 0.
+// untimed reports whether the tool rounded the duration to 0.
 func (p *Part) untimed() bool {
 	return p.Seconds != nil && *p.Seconds == 0 && (p.Requests == nil || *p.Requests > 0)
 }
 
-// together adds up parts. Parts that ran in turn (inTurn) took the sum of their times, others the longest. If one has
-// no number of requests, all are assumed to have made equally many. Quantiles of several distributions cannot be
-// combined, so they are absent.
+// together adds up parts. If inTurn is set, the parts ran one after the other and their times add up; otherwise the
+// longest time counts. If a part has no number of requests, all parts are assumed to have made equally many. Quantiles
+// are left out, because those of several distributions cannot be combined.
 func together(parts []Part, inTurn bool) Part {
 	if len(parts) == 1 {
 		return parts[0]
@@ -475,7 +477,7 @@ func together(parts []Part, inTurn bool) Part {
 		}
 		return all
 	}
-	// Computed from the rates, because the times are rounded more.
+	// The rate is computed from the parts' rates, because their times are rounded more.
 	made, took := 0.0, 0.0
 	for _, p := range parts {
 		n := 1.0
@@ -493,7 +495,7 @@ func together(parts []Part, inTurn bool) Part {
 	return all
 }
 
-// sum adds up a value over parts; nil if there are none, one has no value, or the sum overflows.
+// sum adds up a value over parts. It returns nil if there are no parts, a part has no value, or the sum overflows.
 func sum[P any, N int64 | float64](parts []P, of func(P) *N) *N {
 	if len(parts) == 0 {
 		return nil
@@ -511,7 +513,7 @@ func sum[P any, N int64 | float64](parts []P, of func(P) *N) *N {
 	return &all
 }
 
-// clip bounds how much of a message a tool's output takes.
+// clip limits a tool's output to what a message may contain.
 func clip(said string) string {
 	const most = 60
 	said = strings.ToValidUTF8(strings.Map(func(r rune) rune {

@@ -26,14 +26,14 @@ func init() {
 	})
 }
 
-// isWrk2 distinguishes wrk2's output from that of wrk, of which it is a fork: wrk2 calibrates its threads, and its
-// distribution is an HDR histogram. A short run without --latency has neither; then only the command line reveals wrk2
+// isWrk2 distinguishes the output of wrk2, a fork of wrk, from that of wrk: wrk2 calibrates its threads, and prints an
+// HDR histogram. A short run without --latency prints neither; then only the command line shows that it is wrk2
 // (Detect).
 func isWrk2(output string) bool {
 	return strings.Contains(output, "Thread calibration:") || strings.Contains(output, "(HdrHistogram - ")
 }
 
-// hasRate reports whether arguments set a rate, an option that only wrk2 has.
+// hasRate reports whether arguments set a rate. Only wrk2 has this option.
 func hasRate(args []string) bool {
 	return slices.ContainsFunc(args, func(a string) bool {
 		return strings.HasPrefix(a, "-R") || a == "--rate" || strings.HasPrefix(a, "--rate=")
@@ -42,7 +42,7 @@ func hasRate(args []string) bool {
 
 var (
 	wrkThread   = text.LazyRegexp(`^ +Latency +(\S+) +\S+ +(\S+) +\S+%$`)
-	wrkOwn      = text.LazyRegexp(`^  [A-Z]`) // indented like its own totals, unlike most output of scripts
+	wrkOwn      = text.LazyRegexp(`^  [A-Z]`) // indented like wrk's own totals, unlike most output of scripts
 	wrkQuantile = text.LazyRegexp(`^ *([0-9.]+)% +(\S+)$`)
 	wrkTotal    = text.LazyRegexp(`^ +([0-9]+) requests in (\S+), (\S+) read$`)
 	wrkErrors   = text.LazyRegexp(`^ +Socket errors: connect (\d+), read (\d+), write (\d+), timeout (\d+)$`)
@@ -53,7 +53,7 @@ var (
 // wrkDistribution is the heading of quantiles, to which wrk2 appends how it counts.
 const wrkDistribution = "Latency Distribution"
 
-// parseWrk reads the text of wrk and of wrk2.
+// parseWrk parses the text of wrk and of wrk2.
 func parseWrk(output string, r *Reading) error {
 	w := wrkReader{r: r}
 	for line := range strings.Lines(output) {
@@ -67,24 +67,24 @@ func parseWrk(output string, r *Reading) error {
 	if r.Errors = r.either(w.late, w.status); r.Errors != nil {
 		*r.Errors, r.Beside = *r.Errors+w.broken, w.broken
 	}
-	if r.Tool == "wrk" { // stats_record in its stats.c
+	if r.Tool == "wrk" { // see stats_record in its stats.c
 		r.missing(w.late, "answers that took longer than its timeout")
 	}
 	return nil
 }
 
-// wrkReader is the state of reading wrk's text line by line.
+// wrkReader is the state of parsing wrk's text line by line.
 type wrkReader struct {
 	r            *Reading
-	broken       int64 // by socket errors: not among its requests
-	late, status int64 // answered, but late, or with an error status, or both
-	quantiles    bool  // inside the distribution that is read
-	uncorrected  bool  // inside or after the distribution that is not read
+	broken       int64 // requests that failed by socket errors, which wrk does not count as requests
+	late, status int64 // answered requests: late, or with an error status, or both
+	quantiles    bool  // inside the distribution that is used
+	uncorrected  bool  // inside or after the distribution that is not used
 }
 
 func (w *wrkReader) line(line string) error {
 	if strings.HasPrefix(line, "  "+wrkDistribution) {
-		// wrk2 --u_latency prints a second distribution, of times since the requests were sent.
+		// wrk2 --u_latency prints a second distribution, of the times since the requests were sent.
 		w.uncorrected = strings.Contains(line, "Uncorrected")
 		if w.quantiles = !w.uncorrected; w.quantiles {
 			w.r.heading(wrkDistribution)
@@ -130,7 +130,7 @@ func (w *wrkReader) line(line string) error {
 	return nil
 }
 
-// threads reads the line of the threads' latency, which is -nan without requests.
+// threads parses the line of the threads' latency, which has -nan if there were no requests.
 func (w *wrkReader) threads(mean, largest string) error {
 	if strings.Contains(mean, "nan") {
 		return nil
