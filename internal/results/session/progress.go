@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -23,8 +24,8 @@ type progress struct {
 	w        io.Writer // for text
 	raw      io.Writer // for terminal control sequences; the same output
 	terminal bool
-	block    int  // the block last reported
-	warned   bool // warn has printed its warning
+	block    int      // the block last reported
+	warned   []string // codes of the warnings that warn has printed
 }
 
 func (o *Output) progress(s *spec.Spec, r record.Run, takes time.Duration, dir string) *progress {
@@ -61,13 +62,16 @@ func extent(s *spec.Spec, r record.Run, takes time.Duration) string {
 	return text
 }
 
-// warn prints a warning of what disturbs the whole run, such as another run under way. It prints only the first.
-func (p *progress) warn(text string) {
-	if p.warned {
+// warn prints a warning of what disturbs the whole run. It prints only the first of each code.
+func (p *progress) warn(code, text string) {
+	if slices.Contains(p.warned, code) {
 		return
 	}
-	p.warned = true
-	p.note("warning: %s; end one of them and run again", text)
+	p.warned = append(p.warned, code)
+	if code == record.OtherRun {
+		text += "; end one of them and run again"
+	}
+	p.note("warning: %s", text)
 }
 
 // note writes a separate line, in place of the updated one.
@@ -80,7 +84,7 @@ func (p *progress) say(at engine.Progress) {
 	if t := at.Last; t != nil {
 		for _, w := range t.Warned() {
 			if w.Code == record.OtherRun || w.Code == record.LeftBehind {
-				p.warn(w.Message)
+				p.warn(w.Code, w.Message)
 			}
 		}
 	}

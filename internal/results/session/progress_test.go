@@ -50,3 +50,18 @@ func TestProgressOfFailure(t *testing.T) {
 		t.Errorf("it printed %q", b.String())
 	}
 }
+
+// TestProgressWarns: of each warning about the run the first is printed, and only another run can be ended.
+func TestProgressWarns(t *testing.T) {
+	var b bytes.Buffer
+	p := &progress{w: terminal.Guard(&b), raw: &b, block: -1}
+	for range 2 {
+		trial := record.Trial{Validity: record.Validity{Valid: true}, Ledger: &ledger.Ledger{Warnings: []ledger.Warning{
+			{Code: record.OtherRun, Message: "another run is under way"}, {Code: record.LeftBehind, Message: "/run/x is left"}}}}
+		p.say(engine.Progress{Last: &trial})
+	}
+	want := "warning: another run is under way; end one of them and run again\nwarning: /run/x is left\n"
+	if b.String() != want {
+		t.Errorf("it printed %q, want %q", b.String(), want)
+	}
+}

@@ -47,7 +47,7 @@ func Measure(ctx context.Context, r *engine.Runner, w engine.Recorder, o Output)
 	p := o.progress(r.Spec, *r.Record, r.Estimate(), w.Dir())
 	defer context.AfterFunc(ctx, p.interrupted)()
 	for _, text := range o.Warnings {
-		p.warn(text)
+		p.warn(record.OtherRun, text)
 	}
 	r.Writer, r.Progress = w, p.say
 	r.Enough = func(trials []record.Trial) (bool, string) {
