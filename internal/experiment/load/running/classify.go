@@ -340,8 +340,16 @@ func (c *classifier) weigh(s *split) *split {
 			exits = append(exits, exit{min(h.stall, h.to) - h.from, h.touched(), h.requests})
 		}
 	}
-	// Exits at the same age are in arbitrary order.
-	slices.SortFunc(exits, func(a, b exit) int { return cmp.Compare(a.age, b.age) })
+	// At the same age ends come before stalls: a history that ends as a stall begins is untouched, and not at risk.
+	slices.SortFunc(exits, func(a, b exit) int {
+		switch {
+		case a.age == b.age && b.touched && !a.touched:
+			return -1
+		case a.age == b.age && a.touched && !b.touched:
+			return 1
+		}
+		return cmp.Compare(a.age, b.age)
+	})
 	g, lost := 1.0, 0.0
 	for i, e := range exits {
 		if !e.touched {
