@@ -142,7 +142,9 @@ var metrics = []metric{
 	{"tare_bpf_program_run_seconds_total", "Run time of an eBPF program, as the kernel counts it: wall time, with " +
 		"interrupts and stolen time. The sum of tare_bpf_payer_seconds_total, tare_bpf_unsplit_seconds_total and " +
 		"tare_bpf_pending_seconds.", counter, programLabels, func(v *view, b *builder) {
-		eachTotal(v.Programs, b, v.ofLoaded(programValues), "", "", "", other)
+		if v.Counted {
+			eachTotal(v.Programs, b, v.ofLoaded(countedValues), "", "", "", other)
+		}
 	}},
 	{"tare_bpf_program_runs_total", "Runs of an eBPF program.", counter, programLabels, func(v *view, b *builder) {
 		eachCount(v, v.Runs, b)
@@ -195,11 +197,13 @@ var metrics = []metric{
 		gauge, []string{"id", "program"}, func(v *view, b *builder) {
 			rest, any := 0.0, false
 			v.Each(func(key live.ProgramKey, p live.Program) {
-				if v.Programs.Has(key) {
+				switch {
+				case !p.Counted:
+				case v.Programs.Has(key):
 					b.add(p.Pending, id(p.ID), p.Name)
-					return
+				default:
+					rest, any = rest+p.Pending, true
 				}
-				rest, any = rest+p.Pending, true
 			})
 			if any {
 				b.add(rest, "", other)
@@ -397,6 +401,14 @@ func programValues(to []string, p live.Program) []string {
 	return append(to, chargeOf(p.Charged), p.Component, id(p.ID), p.Name, p.Type)
 }
 
+// countedValues is programValues of programs whose run time is known; the others have no series.
+func countedValues(to []string, p live.Program) []string {
+	if !p.Counted {
+		return nil
+	}
+	return programValues(to, p)
+}
+
 // eachProgram calls f with each loaded program that has a separate series.
 func eachProgram(v *view, f func(*live.Program)) {
 	v.Each(func(key live.ProgramKey, p live.Program) {
@@ -414,7 +426,7 @@ func eachCount(v *view, c *live.Counts[live.ProgramKey], b *builder) {
 			b.add(float64(n), values...)
 		}
 	}
-	if n, any := c.Rest(); any {
+	if n, any := c.Rest(); any && v.Counted {
 		b.add(float64(n), "", "", "", other)
 	}
 }

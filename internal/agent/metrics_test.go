@@ -247,3 +247,32 @@ as in Go, and long ones end in a hash (SHA-256) of the whole.
 	}
 	return b.Bytes()
 }
+
+// TestUncountedPrograms: without the kernel's run statistics, programs have no run time, which is not 0.
+func TestUncountedPrograms(t *testing.T) {
+	totals := live.NewTotals(live.Options{Most: 1})
+	for range 3 {
+		l := &ledger.Ledger{CPU: ledger.Budget(ledger.Usage{Capacity: 1, Idle: 1, NoBPF: true})}
+		for i := range 3 {
+			l.Programs = append(l.Programs, ledger.Program{ID: uint32(i), Tag: "t", MemoryBytes: new(uint64(4))})
+		}
+		totals.Add(l)
+	}
+	found := map[string]bool{}
+	err := new(builder).each(&view{Totals: totals}, never, func(f *dto.MetricFamily, _ uint64) error {
+		found[f.GetName()] = len(f.Metric) > 0
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !found["tare_bpf_program_memory_bytes"] {
+		t.Error("the memory of programs has no series")
+	}
+	for _, name := range []string{"tare_bpf_program_run_seconds_total", "tare_bpf_program_runs_total",
+		"tare_bpf_program_samples_total", "tare_bpf_pending_seconds", "tare_bpf_unsplit_seconds_total"} {
+		if found[name] {
+			t.Errorf("%s has a series, and nothing counted it", name)
+		}
+	}
+}

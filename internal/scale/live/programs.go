@@ -30,7 +30,8 @@ var unplaced = Place{}
 // program is what is known about one eBPF program over time. Its run time is split once there are enough samples,
 // however many windows that takes.
 type program struct {
-	last ledger.Program
+	last    ledger.Program
+	counted bool // some ledger had its run time
 
 	pending int64         // run time in ns that has not been split yet
 	seen    map[Place]int // by place: samples of the program while pending has accumulated
@@ -110,6 +111,7 @@ func (t *Totals) addPrograms(l *ledger.Ledger, factor float64) {
 		if lp.RunSeconds == nil {
 			continue
 		}
+		p.counted, t.Counted = true, true
 		ran := ns(*lp.RunSeconds * factor)
 		used[key] = ran
 		unsplit[key] += 0 // a counter starts at 0
@@ -286,6 +288,7 @@ func (t *Totals) placeOf(group *string) Place {
 // Program is one eBPF program as of the last ledger.
 type Program struct {
 	*ledger.Program
+	Counted bool    // its run time is known; until then its totals are 0 because nothing was counted
 	Pending float64 // run time in seconds that is not split yet; the rest is in Payers or Unsplit
 	// ScalingError is half the width of the 95 % interval of the run time, in seconds, as far as it is due to statistics
 	// being on for only part of the time. nil if they are always on, and for the first cycles.
@@ -295,7 +298,7 @@ type Program struct {
 // Each calls f with each program of the last ledger.
 func (t *Totals) Each(f func(ProgramKey, Program)) {
 	for key, p := range t.programs {
-		one := Program{Program: &p.last, Pending: seconds(p.waiting())}
+		one := Program{Program: &p.last, Counted: p.counted, Pending: seconds(p.waiting())}
 		if e, known := p.phases.scalingError(t.o.Duty); known {
 			one.ScalingError = &e
 		}

@@ -52,6 +52,7 @@ type Totals struct {
 	Unsplit       *Ranked[ProgramKey]     // run time that could not be split
 	Runs          *Counts[ProgramKey]
 	Samples       *Counts[ProgramKey] // samples that the split of run time was based on
+	Counted       bool                // some ledger had the run time of programs
 	Missed        Missed
 
 	programs map[ProgramKey]*program
