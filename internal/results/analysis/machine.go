@@ -4,8 +4,10 @@ import (
 	"cmp"
 	"encoding/json"
 	"maps"
+	"path"
 	"slices"
 
+	"tare/internal/experiment/measured"
 	"tare/internal/experiment/record"
 	"tare/internal/lib/known"
 	"tare/internal/scale/attribution"
@@ -27,8 +29,8 @@ type Budget struct {
 	Unplaced float64
 }
 
-// Held is what the groups of one role (app, load, subject) hold at the end of the window: the mean over the valid
-// trials of an arm at a level that have such groups.
+// Held is what the groups of one role (app, load, subject) hold at the end of the window: for each field the mean over
+// the valid trials of an arm at a level in which it is known for every such group.
 type Held struct {
 	Arm     string
 	Factors map[string]string
@@ -67,7 +69,7 @@ func Budgets(trials []record.Trial) []Budget {
 		sums := map[string]float64{}
 		for _, t := range w.trials {
 			b.Capacity += t.Ledger.CPU.Capacity
-			b.Idle += t.Ledger.CPU.Idle
+			b.Idle += t.Ledger.CPU.Waited()
 			for name, v := range cpuOf(t.Ledger) {
 				sums[name] += v
 			}
@@ -113,7 +115,7 @@ var BudgetParts = []BudgetPart{
 	{Bar: barInfrastructure, Name: partBPF}, {Bar: barInfrastructure, Name: "subject's processes"},
 	{Bar: barMachine, Name: partOtherBPF}, {Bar: barMachine, Name: "kernel threads"},
 	{Bar: barMachine, Name: "interrupts on idle CPUs"}, {Bar: barMachine, Name: "root group"},
-	{Bar: barMachine, Name: "other control groups"}, {Bar: barMachine, Name: "tare itself"},
+	{Bar: barMachine, Name: partOther}, {Bar: barMachine, Name: "tare itself"},
 	{Bar: barMachine, Name: "steal"}, {Bar: barMachine, Name: "unexplained"},
 }
 
@@ -121,10 +123,10 @@ var BudgetParts = []BudgetPart{
 func cpuOf(l *ledger.Ledger) map[string]float64 {
 	parts := map[string]float64{"steal": l.CPU.Steal, "unexplained": l.CPU.Unexplained}
 	if len(l.CPU.Lines) == 0 {
-		parts["other control groups"] = l.CPU.Attributed
+		parts[partOther] = l.CPU.Attributed
 	}
 	for _, line := range l.CPU.Lines {
-		name := "other control groups" // an unknown line, of a later version, must not be lost
+		name := partOther // an unknown line, of a later version, must not be lost
 		switch line.Name {
 		case ledger.LineRoot:
 			name = "root group"
@@ -139,7 +141,14 @@ func cpuOf(l *ledger.Ledger) map[string]float64 {
 		}
 		parts[name] += line.Seconds
 	}
-	for _, g := range l.Cgroups {
+	weighed := map[string]string{} // parts, by the paths of groups
+	for i := range l.Cgroups {
+		if g := &l.Cgroups[i]; g.CPUSeconds != nil && rolePart[g.Role] != "" {
+			weighed[g.Path] = rolePart[g.Role]
+		}
+	}
+	for i := range l.Cgroups {
+		g := &l.Cgroups[i]
 		name := rolePart[g.Role]
 		if name == "" || g.CPUSeconds == nil {
 			continue
@@ -149,9 +158,16 @@ func cpuOf(l *ledger.Ledger) map[string]float64 {
 			own -= *g.BPFInsideSeconds // the eBPF line contains it
 		}
 		parts[name] += own
-		parts["other control groups"] -= own
+		parts[partAt(weighed, path.Dir(g.Path))] -= own // the counter of the group around it contains it
 	}
 	return parts
+}
+
+const partOther = "other control groups"
+
+// partAt returns the budget part of the nearest group, at a path or above it, that has one.
+func partAt(parts map[string]string, path string) string {
+	return cmp.Or(ledger.At(parts, path), partOther)
 }
 
 // placeBPF moves eBPF time out of the parts that still contain it because single windows were too short to split it.
@@ -167,7 +183,9 @@ func placeBPF(parts map[string]float64, trials []record.Trial) (left float64) {
 		own := subjectPrograms(t)
 		roles := map[string]string{}
 		for _, g := range l.Cgroups {
-			roles[g.Path] = rolePart[g.Role]
+			if part := rolePart[g.Role]; part != "" {
+				roles[g.Path] = part
+			}
 		}
 		for _, p := range l.Programs {
 			if p.RunSeconds != nil {
@@ -185,7 +203,7 @@ func placeBPF(parts map[string]float64, trials []record.Trial) (left float64) {
 				case *s.Cgroup == "/":
 					seen["root group"] += s.Samples
 				default:
-					seen[cmp.Or(roles[*s.Cgroup], "other control groups")] += s.Samples
+					seen[partAt(roles, *s.Cgroup)] += s.Samples
 				}
 				all += s.Samples
 			}
@@ -274,16 +292,17 @@ func Memory(trials []record.Trial) []Held {
 	var all []Held
 	for _, w := range byPlace(trials) {
 		for _, role := range slices.Sorted(maps.Keys(rolePart)) {
-			h, n := Held{Arm: w.arm, Factors: w.at, Role: role, Bytes: map[string]float64{}}, 0.0
+			h, n := Held{Arm: w.arm, Factors: w.at, Role: role, Bytes: map[string]float64{}}, map[string]float64{}
 			for _, t := range w.trials {
-				if h.add(t.Ledger) {
-					n++
+				for name, v := range heldBy(t.Ledger, role) {
+					h.Bytes[name] += v
+					n[name]++
 				}
 			}
 			for name := range h.Bytes {
-				h.Bytes[name] /= n
+				h.Bytes[name] /= n[name]
 			}
-			if n > 0 {
+			if len(h.Bytes) > 0 {
 				all = append(all, h)
 			}
 		}
@@ -291,18 +310,22 @@ func Memory(trials []record.Trial) []Held {
 	return all
 }
 
-// add adds what the groups of the role hold in one ledger, and reports whether the memory of any was read.
-func (h *Held) add(l *ledger.Ledger) (found bool) {
-	for _, g := range l.Cgroups {
-		if g.Role != h.Role || g.Memory == nil {
-			continue
-		}
-		found = true
-		for _, f := range memoryFields {
-			if v := f.of(g.Memory); v != nil {
-				h.Bytes[f.name] += *v
+// heldBy returns what the groups of a role hold in one ledger, by field. It leaves out fields that are unknown for one of
+// them. A group inside another one of the role is not counted again.
+func heldBy(l *ledger.Ledger, role string) map[string]float64 {
+	groups := measured.Topmost(l, func(g *ledger.Cgroup) bool { return g.Role == role })
+	bytes := map[string]float64{}
+	for _, f := range memoryFields {
+		var parts []*float64
+		for _, g := range groups {
+			if g.Memory == nil {
+				return nil
 			}
+			parts = append(parts, f.of(g.Memory))
+		}
+		if sum := known.Sum(parts...); sum != nil && len(parts) > 0 {
+			bytes[f.name] = *sum
 		}
 	}
-	return found
+	return bytes
 }

@@ -1,0 +1,62 @@
+package analysis
+
+import (
+	"testing"
+
+	"tare/internal/experiment/record"
+	"tare/internal/scale/ledger"
+)
+
+// TestNestedGroups: the counters of a group contain those of the groups inside it, which have a role too where a
+// subject has components, or a sandbox its application.
+func TestNestedGroups(t *testing.T) {
+	group := func(path, role string, cpu float64, hard, peak *int64) ledger.Cgroup {
+		g := ledger.Cgroup{Path: path, Role: role, CPUSeconds: &cpu}
+		if hard != nil {
+			g.Memory = &ledger.Memory{Hard: hard}
+			if peak != nil {
+				g.Memory.Peak = new(uint64(*peak))
+			}
+		}
+		return g
+	}
+	mb := func(n int64) *int64 { return new(n * 1e6) }
+	trial := func(groups ...ledger.Cgroup) record.Trial {
+		l := &ledger.Ledger{CPU: ledger.Budget(ledger.Usage{Capacity: 10, Idle: 5, Groups: 5, Steal: 1,
+			IdleStolen: new(0.5)}), Cgroups: groups}
+		return record.Trial{PlannedTrial: record.PlannedTrial{Arm: "a"}, Validity: record.Validity{Valid: true}, Ledger: l}
+	}
+	trials := []record.Trial{
+		trial(group("/t/subject", "subject", 3, mb(30), mb(40)), group("/t/subject/a", "subject", 1, mb(10), nil),
+			group("/t/subject/b/c", "subject", 0.5, mb(5), nil), group("/t/subject/b/app", "app", 0.25, mb(1), nil),
+			group("/t/load", "load", 1, nil, nil)),
+		trial(group("/t/subject", "subject", 3, mb(20), nil)),
+	}
+	budgets := Budgets(trials)
+	if len(budgets) != 1 {
+		t.Fatalf("%d budgets", len(budgets))
+	}
+	sum := budgets[0].Idle
+	got := map[string]float64{}
+	for _, p := range budgets[0].Parts {
+		got[p.Name] = p.Seconds
+		sum += p.Seconds
+	}
+	want := map[string]float64{"subject's processes": 5.75, "application processes": 0.25, "load generator": 1, partOther: 3}
+	for name, s := range want {
+		if got[name] != s {
+			t.Errorf("%s: %g s, want %g", name, got[name], s)
+		}
+	}
+	if sum != budgets[0].Capacity {
+		t.Errorf("the parts add up to %g s, want %g", sum, budgets[0].Capacity)
+	}
+	for _, h := range Memory(trials) {
+		switch {
+		case h.Role == "subject" && (h.Bytes["hard"] != 25e6 || h.Bytes["peak"] != 40e6):
+			t.Errorf("the subject holds %v, want the means of its outer groups", h.Bytes)
+		case h.Role == "load":
+			t.Errorf("the load, whose memory is not known, holds %v", h.Bytes)
+		}
+	}
+}
