@@ -53,7 +53,7 @@ func (f FS) Machine() Machine {
 	config := f.kernelConfig()
 	cmdline := strings.Fields(f.text("proc/cmdline"))
 	m.Lockdown = f.lockdown(config, cmdline)
-	m.IRQTime = irqTime(config, cmdline)
+	m.IRQTime = f.irqTime(config, cmdline)
 	return m
 }
 
@@ -145,13 +145,25 @@ func parseConfig(r io.Reader) map[string]string {
 	return options
 }
 
-// irqTime reports whether CONFIG_IRQ_TIME_ACCOUNTING is in effect: on x86 tsc=noirqtime switches it off. nil if
-// unknown.
-func irqTime(config map[string]string, cmdline []string) *bool {
-	if config == nil {
+// irqTime reports whether the kernel takes the time of interrupts out of tasks' CPU time; nil if that is unknown. A
+// kernel with CONFIG_IRQ_TIME_ACCOUNTING does not if it is told not to, or if it finds the clock unstable, also at run
+// time (disable_sched_clock_irqtime in kernel/sched/cputime.c). The column irq of /proc/stat then stays 0, because its
+// ticks fall into no other interrupt.
+func (f FS) irqTime(config map[string]string, cmdline []string) *bool {
+	const enough = 60 // seconds of work, among which interrupts take more than a tick
+	off := slices.Contains(cmdline, "tsc=noirqtime") || slices.Contains(cmdline, "irqtime=0")
+	stat, err := f.Stat()
+	switch {
+	case config == nil:
 		return nil
+	case config["CONFIG_IRQ_TIME_ACCOUNTING"] != "y" || off:
+		return new(false)
+	case err != nil || stat.IRQ > 0:
+		return new(true)
+	case stat.Busy() > enough:
+		return new(false)
 	}
-	return new(config["CONFIG_IRQ_TIME_ACCOUNTING"] == "y" && !slices.Contains(cmdline, "tsc=noirqtime"))
+	return nil
 }
 
 var bracketed = regexp.MustCompile(`\[([a-z]+)\]`)

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tare/internal/lib/known"
 	"tare/test/rights"
 	"tare/test/started"
 	"tare/test/vm/guest"
@@ -66,6 +67,36 @@ func TestStatSince(t *testing.T) {
 		got := c.last.Since(c.first, seconds)
 		if got.Idle != c.idle || got.Capacity != c.capacity || !slices.Equal(got.Moved, c.moved) {
 			t.Errorf("%s: %+v, want idle %g, capacity %g, moved %v", name, got, c.idle, c.capacity, c.moved)
+		}
+	}
+}
+
+// TestIRQTime: the kernel's configuration alone does not say that interrupts are taken out of tasks' time.
+func TestIRQTime(t *testing.T) {
+	on := map[string]string{"CONFIG_IRQ_TIME_ACCOUNTING": "y"}
+	for _, c := range []struct {
+		name, stat string
+		config     map[string]string
+		cmdline    string
+		want       *bool
+	}{
+		{"configured", "cpu 9000 0 0 1 0 1 0 0 0 0", on, "", new(true)},
+		{"not configured", "cpu 9000 0 0 1 0 0 0 0 0 0", map[string]string{"CONFIG_X": "y"}, "", new(false)},
+		{"told not to", "cpu 9000 0 0 1 0 1 0 0 0 0", on, "tsc=noirqtime", new(false)},
+		{"the clock is unstable", "cpu 9000 0 0 1 0 0 0 0 0 0", on, "", new(false)},
+		{"just booted", "cpu 900 0 0 1 0 0 0 0 0 0", on, "", nil},
+		{"unreadable", "cpu 9000 0 0 1 0 1 0 0 0 0", nil, "", nil},
+	} {
+		f := FS{Root: t.TempDir()}
+		if err := os.MkdirAll(filepath.Join(f.Root, "proc"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(f.Root, "proc/stat"), []byte(c.stat+strings.Replace("\n"+c.stat+"\n", "cpu", "cpu0", 1)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		got := f.irqTime(c.config, strings.Fields(c.cmdline))
+		if (got == nil) != (c.want == nil) || got != nil && *got != *c.want {
+			t.Errorf("%s: %v, want %v", c.name, known.Or(got, false), known.Or(c.want, false))
 		}
 	}
 }
