@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"reflect"
 	"runtime"
 	"slices"
 	"strings"
@@ -173,7 +174,7 @@ func TestSharedMachine(t *testing.T) {
 	addsUp(t, c)
 }
 
-// TestSpread: what serves nodes goes to the workloads, and no sum changes.
+// TestSpread: what serves nodes goes to the workloads, and neither sums nor what the node reserves change.
 func TestSpread(t *testing.T) {
 	lines, c := clustertest.Merged(cluster.Options{}, 3), clustertest.Merged(cluster.Options{Spread: true}, 3)
 	addsUp(t, c)
@@ -188,6 +189,9 @@ func TestSpread(t *testing.T) {
 	is(t, "web", web.CPU, 3*3.875, 3*(2.625+3.75))
 	kubelet := at(c.Components, func(r *cluster.Row) bool { return r.Component == "kubelet" })
 	is(t, "the kubelet", kubelet.CPU, 0, 3)
+	if got, want := c.Nodes[0].Reserve, lines.Nodes[0].Reserve; !reflect.DeepEqual(got, want) {
+		t.Errorf("reserve: %v CPUs, spread %v", *want.Used.CPUs, *got.Used.CPUs)
+	}
 }
 
 // TestUnknown: a container that ended in the window is not 0, and the total, which counts it with the pods that ended,

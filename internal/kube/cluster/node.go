@@ -109,6 +109,7 @@ func (m *Merger) merge(n *Node, a *NodeAccount) {
 	w.maps()
 	w.sandboxes()
 	w.leave()
+	a.Reserve = w.reserve() // before spread, which moves to workloads what serves the node
 	if m.o.Spread {
 		spread(w.cells)
 	}
@@ -126,7 +127,6 @@ func (m *Merger) merge(n *Node, a *NodeAccount) {
 	}
 	a.Usage, a.Components = new(total.usage(false)), rows(components)
 	a.BPFUnsplit = w.l.CPU.BPFUnsplit
-	a.Reserve = w.reserve()
 	w.account(a, &total)
 	w.foreignWarnings()
 }
@@ -506,6 +506,7 @@ func (w *node) reserve() *Reserve {
 			own.merge(cell)
 		}
 	}
+	w.perCPU(&own)
 	if w.machine != nil && w.Root == "" {
 		return r // it is unknown which of the machine's daemons are the node's
 	}
