@@ -222,6 +222,41 @@ func TestUnknown(t *testing.T) {
 	}
 }
 
+// TestUncounted: where the run time of eBPF programs was not counted, it is not a known 0.
+func TestUncounted(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		alter func(*ledger.Ledger)
+		known bool
+	}{
+		{"without run statistics", func(l *ledger.Ledger) { l.Programs[0].RunSeconds = nil }, false},
+		{"programs that cannot be read", func(l *ledger.Ledger) { l.Programs = nil }, false},
+		{"no programs", func(l *ledger.Ledger) { l.Programs = []ledger.Program{} }, true},
+		{"only programs of Tare", func(l *ledger.Ledger) {
+			l.Programs[0].RunSeconds, l.Programs[0].Own = nil, true
+		}, true},
+	} {
+		l := clustertest.Ledger(0)
+		l.CPU.BPFUnsplit = nil
+		test.alter(l)
+		m := cluster.New(clustertest.Pods(1), cluster.Options{Containers: true, Spread: true})
+		m.Add(clustertest.Node(0, l))
+		c := m.Finish()
+		addsUp(t, c)
+		warned := slices.ContainsFunc(c.Warnings, func(w cluster.Warning) bool { return w.Code == "no-ebpf" })
+		if known := c.Total.BPF.Gross != nil; known != test.known || warned == test.known {
+			t.Errorf("%s: known %v, warned %v", test.name, known, warned)
+		}
+		for _, view := range cluster.Views() {
+			for _, r := range c.By(view) {
+				if known := r.BPF.Gross != nil; known != test.known {
+					t.Errorf("%s: eBPF time of %s %+v is known: %v", test.name, view, r, known)
+				}
+			}
+		}
+	}
+}
+
 // TestDisagreement: where the cluster and the kernel disagree, figures follow the kernel and a warning says so.
 func TestDisagreement(t *testing.T) {
 	pods := clustertest.Pods(3)

@@ -113,6 +113,16 @@ func (m *Merger) merge(n *Node, a *NodeAccount) {
 	if m.o.Spread {
 		spread(w.cells)
 	}
+	if !w.knowsBPF() {
+		w.m.warn("no-ebpf", w.Name, "the eBPF programs of these nodes could not be read, or their run time was not counted "+
+			"(agents with --bpf-stats off): run time of infrastructure's programs above workloads counts in the net of the "+
+			"workloads")
+		for _, cells := range []map[owner]*account{w.cells, w.view.cells, w.view.lines} {
+			for o, cell := range cells {
+				cell.mark(bpf, o.in(), true)
+			}
+		}
+	}
 	var total account
 	components := map[key]*account{}
 	for o, cell := range w.cells {
@@ -366,17 +376,15 @@ func (w *node) perCPU(a *account) {
 	a.unknown[cpus], a.in[cpus], a.missing[cpus] = a.unknown[cpu], a.in[cpu], a.missing[cpu]
 }
 
+// knowsBPF reports whether the run time of the node's eBPF programs is known. It is 0 if there are none but Tare's.
+func (w *node) knowsBPF() bool {
+	others := func(p ledger.Program) bool { return !p.Own }
+	return w.l.Programs != nil && (w.l.CPU.BPFUnsplit != nil || !slices.ContainsFunc(w.l.Programs, others))
+}
+
 // programs charges the run time of eBPF programs to owners: where programs of infrastructure ran above the tasks of a
 // workload, their run time is tare of the workload's pod.
 func (w *node) programs(rest owner) {
-	if w.l.Programs == nil {
-		w.m.warn("no-ebpf", w.Name, "the eBPF programs of these nodes could not be read: run time of infrastructure's "+
-			"programs above workloads counts in the net of the workloads")
-		for o, cell := range w.cells {
-			cell.mark(bpf, o.in(), true)
-		}
-		return
-	}
 	apart := w.l.Host.IRQTime != nil && *w.l.Host.IRQTime
 	for i := range w.l.Programs {
 		p := &w.l.Programs[i]
