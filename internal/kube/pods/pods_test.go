@@ -19,6 +19,7 @@ import (
 	"tare/internal/experiment/record"
 	"tare/internal/experiment/spec"
 	"tare/internal/kube/agents"
+	"tare/internal/lib/lists"
 	"tare/internal/scale/ledger"
 )
 
@@ -291,9 +292,52 @@ func TestAccountLacks(t *testing.T) {
 	}
 	x := underWay(t, "mesh", proxied...)
 	x.silent = []string{"d: it is cut off"}
-	if err := x.account(meshViews(true)); err != nil ||
+	if err := x.account(meshViews(true)); err == nil || x.record.Validity.Cause != ledger.Neighbour ||
+		!strings.Contains(err.Error(), "controlplane is part of the cost wherever it runs in the cluster, and 1 nodes "+
+			"gave no window: d: it is cut off") {
+		t.Errorf("a node that may have a component: %v", err)
+	}
+	x = underWay(t, record.Direct, podOf("server", "a"), podOf("client", "b"))
+	x.silent = []string{"d: it is cut off"}
+	if err := x.account(meshViews(false)); err != nil ||
 		!strings.Contains(fmt.Sprint(x.record.Ledger.Warnings), "nodes-without-window 1 nodes gave no window") {
 		t.Errorf("%v, %v", err, x.record.Ledger.Warnings)
+	}
+}
+
+// TestGather: each node has one view or one reason why it has none.
+func TestGather(t *testing.T) {
+	answer := func(node, failed string) agents.Answer {
+		a := agents.Answer{Node: node, Failed: failed}
+		if failed == "" {
+			a.Ledger = ledgerOf()
+		}
+		return a
+	}
+	windows := nodes("w")
+	windows[0].OS = "windows"
+	for _, c := range []struct {
+		name          string
+		answers       []agents.Answer
+		views, silent string
+	}{
+		{"all", []agents.Answer{answer("c", ""), answer("a", ""), answer("b", "")}, "a b c", ""},
+		{"one that fails", []agents.Answer{answer("a", ""), answer("b", ""), answer("c", "cut off")}, "a b", "c: cut off"},
+		{"one without an agent", []agents.Answer{answer("a", ""), answer("b", "")}, "a b", "c: it has no agent"},
+		{"an agent that is being replaced", []agents.Answer{answer("a", ""), answer("b", ""), answer("c", "not started"),
+			answer("c", "")}, "a b c", ""},
+	} {
+		answers := make(chan agents.Answer, len(c.answers))
+		for _, a := range c.answers {
+			answers <- a
+		}
+		close(answers)
+		x := underWay(t, record.Direct)
+		x.o.Nodes = append(x.o.Nodes, windows...)
+		views := lists.Map(x.gather(&agents.Window{Answers: answers}), func(v ledger.View) string { return v.Name })
+		if got := strings.Join(views, " "); got != c.views || strings.Join(x.silent, "; ") != c.silent {
+			t.Errorf("%s: views of %s, and none of %q; want %s and %q", c.name, got, x.silent, c.views, c.silent)
+		}
 	}
 }
 

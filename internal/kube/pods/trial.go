@@ -132,19 +132,34 @@ func (x *trial) measure(ctx context.Context) ([]ledger.View, error) {
 	return views, context.Cause(ctx)
 }
 
-// gather returns the ledgers of all nodes that gave one, sorted by node.
+// gather returns the ledgers of all nodes that gave one, sorted by node. It sets silent to the other nodes, including
+// those without an agent, such as one whose agent is being replaced.
 func (x *trial) gather(w *agents.Window) (views []ledger.View) {
+	silent := map[string]string{}
+	for _, n := range x.o.Nodes {
+		if n.OS == "linux" {
+			silent[n.Name] = noAgent
+		}
+	}
 	for a := range w.Answers {
-		if a.Failed != "" {
-			x.silent = append(x.silent, a.Node+": "+a.Failed)
+		if a.Failed == "" {
+			views = append(views, ledger.View{Name: a.Node, Ledger: a.Ledger})
 			continue
 		}
-		views = append(views, ledger.View{Name: a.Node, Ledger: a.Ledger})
+		silent[a.Node] = a.Failed
+	}
+	for _, v := range views {
+		delete(silent, v.Name) // also if another agent of the node failed
+	}
+	for node, why := range silent {
+		x.silent = append(x.silent, node+": "+why)
 	}
 	slices.SortFunc(views, func(a, b ledger.View) int { return strings.Compare(a.Name, b.Name) })
 	slices.Sort(x.silent)
 	return views
 }
+
+const noAgent = "it has no agent"
 
 // parts returns the applications and the loads, by name.
 func (x *trial) parts() map[string]*kind.Part {
@@ -605,8 +620,13 @@ func (x *trial) account(views []ledger.View) error {
 		if !slices.ContainsFunc(views, func(v ledger.View) bool { return v.Name == pod.Spec.NodeName }) {
 			x.record.Validity.Cause = ledger.Neighbour
 			return fmt.Errorf("the node %s, on which %s ran, gave no window: %s", pod.Spec.NodeName, name,
-				cmp.Or(strings.Join(x.silent, "; "), "it has no agent"))
+				cmp.Or(strings.Join(x.silent, "; "), noAgent))
 		}
+	}
+	if component := x.clusterWide(); component != "" && len(x.silent) > 0 {
+		x.record.Validity.Cause = ledger.Neighbour
+		return fmt.Errorf("%s is part of the cost wherever it runs in the cluster, and %d nodes gave no window: %s",
+			component, len(x.silent), strings.Join(x.silent, "; "))
 	}
 	l := x.join(views)
 	if len(x.silent) > 0 {
@@ -718,6 +738,18 @@ func (x *trial) rules() (rules []charge.Rule, limited map[string]bool) {
 		}
 	}
 	return rules, limited
+}
+
+// clusterWide returns the first component of the arm's subject that may be on any node; "" if there is none.
+func (x *trial) clusterWide() string {
+	if x.marks != nil {
+		for i := range x.marks.Components {
+			if r := &x.marks.Components[i]; !kind.InPods(r) {
+				return r.Component
+			}
+		}
+	}
+	return ""
 }
 
 // objectsOf returns the programs and maps that are charged to the subject.
