@@ -181,6 +181,10 @@ func (w *windows) document(ctx context.Context, d time.Duration, at time.Time) (
 	case <-waiting.Done():
 		return nil, http.StatusTooManyRequests, errors.New("other windows took more than a minute")
 	}
+	if !at.IsZero() && time.Now().After(at) { // the window would be late, and cut short
+		return nil, http.StatusTooManyRequests, errors.New("other windows took until after the time at which this one was " +
+			"to begin")
+	}
 	l, err := w.weigh(ctx, d, at)
 	if err == nil {
 		data, err = json.Marshal(l)

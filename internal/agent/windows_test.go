@@ -47,6 +47,19 @@ func TestParseWindow(t *testing.T) {
 	}
 }
 
+// TestTurnTooLate: a window whose turn comes after its beginning is refused, and the next one has its turn.
+func TestTurnTooLate(t *testing.T) {
+	c := &configuration{Values: param.Defaults(settings)}
+	w := newWindows(c, &weigher{names: names.Open(names.Options{})}, nil)
+	_, status, err := w.document(t.Context(), time.Second, time.Now().Add(-time.Millisecond))
+	if err == nil || status != http.StatusTooManyRequests {
+		t.Errorf("status %d, %v", status, err)
+	}
+	if len(w.turn) != 1 || len(w.waiting) != 0 || w.m != nil {
+		t.Errorf("%d turns, %d waiting, the meter is %v", len(w.turn), len(w.waiting), w.m)
+	}
+}
+
 func FuzzParseWindow(f *testing.F) {
 	f.Add("for=10s&at=2026-11-27T12:00:00Z")
 	f.Add("for=%zz;&for=1s")

@@ -307,13 +307,20 @@ func TestAccountLacks(t *testing.T) {
 
 // TestGather: each node has one view or one reason why it has none.
 func TestGather(t *testing.T) {
-	answer := func(node, failed string) agents.Answer {
-		a := agents.Answer{Node: node, Failed: failed}
-		if failed == "" {
-			a.Ledger = ledgerOf()
-		}
-		return a
+	begin := time.Now()
+	const offset = 3 * time.Second // of the nodes' clocks
+	off := func(node string, start, end time.Duration) agents.Answer {
+		l := ledgerOf()
+		l.Window.Start, l.Window.End = begin.Add(offset+start), begin.Add(offset+time.Second+end)
+		return agents.Answer{Node: node, Ledger: l, Offset: offset}
 	}
+	answer := func(node, failed string) agents.Answer {
+		if failed != "" {
+			return agents.Answer{Node: node, Failed: failed}
+		}
+		return off(node, time.Millisecond, 2*time.Millisecond)
+	}
+	const ms = time.Millisecond
 	windows := nodes("w")
 	windows[0].OS = "windows"
 	for _, c := range []struct {
@@ -326,6 +333,13 @@ func TestGather(t *testing.T) {
 		{"one without an agent", []agents.Answer{answer("a", ""), answer("b", "")}, "a b", "c: it has no agent"},
 		{"an agent that is being replaced", []agents.Answer{answer("a", ""), answer("b", ""), answer("c", "not started"),
 			answer("c", "")}, "a b c", ""},
+		{"one a little late", []agents.Answer{answer("a", ""), answer("b", ""), off("c", 190*ms, 190*ms)}, "a b c", ""},
+		{"one cut short", []agents.Answer{answer("a", ""), answer("b", ""), off("c", 990*ms, 10*ms)}, "a b",
+			"c: its window began 990ms and ended 10ms after that of the loads"},
+		{"one that ends late", []agents.Answer{answer("a", ""), answer("b", ""), off("c", 0, 300*ms)}, "a b",
+			"c: its window began 0s and ended 300ms after that of the loads"},
+		{"one too early", []agents.Answer{answer("a", ""), answer("b", ""), off("c", -300*ms, 0)}, "a b",
+			"c: its window began -300ms and ended 0s after that of the loads"},
 	} {
 		answers := make(chan agents.Answer, len(c.answers))
 		for _, a := range c.answers {
@@ -334,7 +348,8 @@ func TestGather(t *testing.T) {
 		close(answers)
 		x := underWay(t, record.Direct)
 		x.o.Nodes = append(x.o.Nodes, windows...)
-		views := lists.Map(x.gather(&agents.Window{Answers: answers}), func(v ledger.View) string { return v.Name })
+		w := &agents.Window{Start: begin, End: begin.Add(time.Second), Answers: answers}
+		views := lists.Map(x.gather(w), func(v ledger.View) string { return v.Name })
 		if got := strings.Join(views, " "); got != c.views || strings.Join(x.silent, "; ") != c.silent {
 			t.Errorf("%s: views of %s, and none of %q; want %s and %q", c.name, got, x.silent, c.views, c.silent)
 		}

@@ -132,8 +132,8 @@ func (x *trial) measure(ctx context.Context) ([]ledger.View, error) {
 	return views, context.Cause(ctx)
 }
 
-// gather returns the ledgers of all nodes that gave one, sorted by node. It sets silent to the other nodes, including
-// those without an agent, such as one whose agent is being replaced.
+// gather returns the ledgers of all nodes that gave one of the window, sorted by node. It sets silent to the other
+// nodes, including those without an agent, such as one whose agent is being replaced.
 func (x *trial) gather(w *agents.Window) (views []ledger.View) {
 	silent := map[string]string{}
 	for _, n := range x.o.Nodes {
@@ -142,11 +142,12 @@ func (x *trial) gather(w *agents.Window) (views []ledger.View) {
 		}
 	}
 	for a := range w.Answers {
-		if a.Failed == "" {
+		why := cmp.Or(a.Failed, apart(w, &a))
+		if why == "" {
 			views = append(views, ledger.View{Name: a.Node, Ledger: a.Ledger})
 			continue
 		}
-		silent[a.Node] = a.Failed
+		silent[a.Node] = why
 	}
 	for _, v := range views {
 		delete(silent, v.Name) // also if another agent of the node failed
@@ -157,6 +158,21 @@ func (x *trial) gather(w *agents.Window) (views []ledger.View) {
 	slices.SortFunc(views, func(a, b ledger.View) int { return strings.Compare(a.Name, b.Name) })
 	slices.Sort(x.silent)
 	return views
+}
+
+// apart returns how the window of a ledger differs from that of the loads; "" if both describe the same time, or if
+// there is no ledger. The ledger's rates would otherwise describe another time than the load's.
+func apart(w *agents.Window, a *agents.Answer) string {
+	if a.Ledger == nil {
+		return ""
+	}
+	start := a.Ledger.Window.Start.Add(-a.Offset).Sub(w.Start)
+	end := a.Ledger.Window.End.Add(-a.Offset).Sub(w.End)
+	if max(start.Abs(), end.Abs()) <= max(w.End.Sub(w.Start)/5, 20*time.Millisecond) {
+		return ""
+	}
+	return fmt.Sprintf("its window began %v and ended %v after that of the loads", start.Round(time.Millisecond),
+		end.Round(time.Millisecond))
 }
 
 const noAgent = "it has no agent"
