@@ -44,6 +44,8 @@ func TestLimitedMetrics(t *testing.T) {
 			"app_cpu_share": 0.29 / 4, "load_cpu_share": 0.2 / 4}},
 		{"softirq apart", func(m *measured.Measured) { m.Ledger.Host.IRQTime = ptr(true) },
 			map[string]float64{"limited_bpf_cpus": 14 * 0.002 / 2.002}},
+		{"idle CPUs stolen", func(m *measured.Measured) { m.Ledger.CPU.IdleStolen, m.Ledger.CPU.Steal = ptr(0.3), 0.4 },
+			map[string]float64{"cpu_busy_share": (4 - (0.8 - 0.3) - 0.4) / 4}},
 		{"baseline", func(m *measured.Measured) { m.Subject = nil },
 			map[string]float64{"limited_bpf_cpus": 0, "bpf_cpus": 0, "bpf_cpu_share": 0, "limited_cpus": 0.2 / 2.002}},
 		{"no sampler", func(m *measured.Measured) { m.Ledger.Host.SamplerPeriod = nil },

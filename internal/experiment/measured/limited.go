@@ -99,7 +99,8 @@ var limitMetrics = []Metric{
 	{Definition: metric.Definition{Name: "cpu_busy_share", Family: "cpu", Unit: quantity.Part, Rank: metric.RankCPU,
 		Pool: metric.Mean, Needs: NeedShare, Headline: true, Free: true,
 		How: "Part of the CPUs of the machine that was neither idle nor stolen."}, Value: func(m *Measured) (float64, bool) {
-		return m.ofCapacity(m.Ledger.CPU.Capacity-m.Ledger.CPU.Idle-m.Ledger.CPU.Steal, true)
+		c := m.Ledger.CPU
+		return m.ofCapacity(c.Capacity-c.Waited()-c.Steal, true)
 	}},
 	{Definition: metric.Definition{Name: "app_cpu_share", Unit: quantity.Part, Rank: metric.RankOther, Pool: metric.Mean,
 		Better: metric.Lower, Needs: NeedShare,

@@ -109,6 +109,8 @@ func TestMetricsOfTracers(t *testing.T) {
 		{"no run statistics", func(m *measured.Measured) { m.Setup.Statistics = false },
 			map[string]float64{"bpf_seconds_per_kiloevent": absent, "cpu_seconds_per_kiloevent": absent,
 				"agent_cpu_seconds_per_kiloevent": 0.01}},
+		{"idle CPUs stolen", func(m *measured.Measured) { m.Ledger.CPU.Idle, m.Ledger.CPU.IdleStolen = 1.502, new(0.5) },
+			map[string]float64{"machine_cpu_seconds_per_kiloevent": 2.002 / window}},
 		{"no peak", func(m *measured.Measured) { evidence(m).MemoryPeak = nil },
 			map[string]float64{"memory_peak_bytes": absent, "memory_anon_bytes": 3 << 20}},
 		{"nobody looked at it", func(m *measured.Measured) { m.Evidence = nil },
