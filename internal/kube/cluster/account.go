@@ -39,6 +39,8 @@ type account struct {
 	unknown [figures]uint32 // number of unknown parts
 	in      [figures]uint8  // bit set of the sides of the unknown parts
 	missing [figures]bool   // whether an unknown part is counted in no other figure
+	// inPod is the number of parts that are unknown only by container: the figure of the pod contains them.
+	inPod [figures]uint32
 }
 
 func (a *account) add(figure int, s side, n int64) { a.sums[figure][s] += n }
@@ -58,7 +60,21 @@ func (a *account) merge(o *account) {
 		a.unknown[f] += o.unknown[f]
 		a.in[f] |= o.in[f]
 		a.missing[f] = a.missing[f] || o.missing[f]
+		a.inPod[f] += o.inPod[f]
 	}
+}
+
+// byContainer returns the account of an owner on a side for the rows of containers, in which all parts are unknown that
+// are unknown by container.
+func (a *account) byContainer(s side) *account {
+	c := *a
+	for f, n := range a.inPod {
+		if n > 0 {
+			c.unknown[f] += n
+			c.in[f] |= 1 << s
+		}
+	}
+	return &c
 }
 
 // gross returns the known part of each figure.

@@ -257,6 +257,35 @@ func TestUncounted(t *testing.T) {
 	}
 }
 
+// TestRestarted: of a container that was started again, the rows of containers do not show the second life as all of
+// its CPU time, nor that of the first as the pod's own. The pod as a whole is known.
+func TestRestarted(t *testing.T) {
+	l := clustertest.Ledger(0)
+	before := l.Cgroups[3] // /kubepods/web/app
+	before.Path, before.Vanished, before.CPUSeconds, before.Memory = "/kubepods/web/app-old", true, nil, nil
+	l.Cgroups = append(l.Cgroups, before)
+	*l.Cgroups[3].CPUSeconds = 1
+	m := cluster.New(clustertest.Pods(1), cluster.Options{Containers: true})
+	m.Add(clustertest.Node(0, l))
+	c := m.Finish()
+	addsUp(t, c)
+	of := func(container string) *cluster.Row {
+		return at(c.Containers, func(r *cluster.Row) bool { return r.Pod == "web-0" && r.Container == container })
+	}
+	for container, seconds := range map[string]float64{"app": 1, "": 4.25 - 1 + 0.125} {
+		r := of(container)
+		if r.CPU.Gross != nil || r.CPUs.Gross != nil || math.Abs(r.CPU.GrossKnown()-seconds) > 1e-9 || r.Hard.Gross == nil {
+			t.Errorf("container %q has %+v", container, r.Usage)
+		}
+	}
+	is(t, "the proxy", of("proxy").CPU, 0, 2)
+	web := at(c.Workloads, func(r *cluster.Row) bool { return r.Workload == "web" })
+	is(t, "web", web.CPU, 3.875, 2.625)
+	if c.Total.CPU.Gross == nil || c.Nodes[0].Usage.CPU.Known != nil {
+		t.Errorf("the total has %+v, and the node %+v", c.Total.CPU, c.Nodes[0].Usage.CPU)
+	}
+}
+
 // TestDisagreement: where the cluster and the kernel disagree, figures follow the kernel and a warning says so.
 func TestDisagreement(t *testing.T) {
 	pods := clustertest.Pods(3)

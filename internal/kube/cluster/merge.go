@@ -269,7 +269,7 @@ func (m *Merger) add(o *owner, node string, a *account) {
 	if o.container == "" || o.pod == "" {
 		k.component = component
 	}
-	m.addTo(m.containers, k, a)
+	m.addTo(m.containers, k, a.byContainer(o.in()))
 }
 
 // addTo adds usage to a row of a view.

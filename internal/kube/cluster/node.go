@@ -257,6 +257,8 @@ func (w *node) move(g *ledger.Cgroup, o, over *owner) {
 				w.all[f] += *v
 			}
 		case over != nil && o.within(over): // the figure of the pod, which is over, includes it
+			w.cell(*o).inPod[f]++
+			w.cell(*over).inPod[f]++
 		default:
 			w.cell(*o).mark(f, o.in(), over == nil)
 			if over != nil {
@@ -374,6 +376,7 @@ func (w *node) perCPU(a *account) {
 		a.sums[cpus][s] = int64(math.Round(float64(a.sums[cpu][s]) / w.l.Window.Seconds))
 	}
 	a.unknown[cpus], a.in[cpus], a.missing[cpus] = a.unknown[cpu], a.in[cpu], a.missing[cpu]
+	a.inPod[cpus] = a.inPod[cpu]
 }
 
 // knowsBPF reports whether the run time of the node's eBPF programs is known. It is 0 if there are none but Tare's.
