@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 
@@ -57,8 +58,10 @@ func goodMeasurement(t *testing.T) *measured.Measured {
 	subject := group(tree+"/subject", "subject", 0.01)
 	subject.Memory = &ledger.Memory{Hard: ptr(int64(5 << 20)), Soft: ptr(int64(1 << 20))}
 	client, server := tree+"/work/client", tree+"/work/server"
+	setup := &mustParse(t, shortSpec[:strings.Index(shortSpec, "gates:")]+"gates: {errors: 0.002}\n").Setup
+	setup.Duration = 2 * time.Second
 	return &measured.Measured{
-		Setup: &mustParse(t, shortSpec[:strings.Index(shortSpec, "gates:")]+"gates: {errors: 0.002}\n").Setup,
+		Setup: setup,
 		Trial: record.Trial{
 			Loads: map[string]load.Result{"client": r},
 			Ledger: &ledger.Ledger{
@@ -286,6 +289,9 @@ func TestGates(t *testing.T) {
 		{"connections not held", change(func(r *load.Result) { r.MaxConnections = 3 }), "", ""},
 		{"counters read late", func(m *measured.Measured) { m.Ledger.Window.Seconds = 0.001 }, "window",
 			"counters were read 0.001 s apart, and the load's window is "},
+		{"counters read after the load", func(m *measured.Measured) { m.Ledger.Window.Seconds = 3.5 }, "window",
+			"counters were read 3.500 s apart, and the load's window is 2s (the second was late, after the load had ended)"},
+		{"counters read a little after the load", func(m *measured.Measured) { m.Ledger.Window.Seconds = 2.9 }, "", ""},
 		{"counters read a little late", func(m *measured.Measured) { m.Ledger.Window.Seconds *= 0.8 }, "", ""},
 		{"counters of a node that shares its machine",
 			func(m *measured.Measured) { m.Ledger.Window.Seconds, m.Shared = 0.001, true }, "", ""},

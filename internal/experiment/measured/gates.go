@@ -66,9 +66,9 @@ func (m *Measured) Trips() []Trip {
 	return slices.Concat(trips, m.window(), m.contained(), m.throttled(), m.held())
 }
 
-// minWindow is the fraction of the load's measured time that the window of the counters must last. If Tare itself is
-// delayed, the counters' rates describe another time than the load's.
-const minWindow = 0.5
+// minWindow and maxWindow are the fractions of the load's measured time that the window of the counters must last at
+// least and at most. If Tare itself is delayed, the counters' rates describe another time than the load's.
+const minWindow, maxWindow = 0.5, 1.5
 
 // WindowCut reports whether the window of the counters is too short to describe the same time as that of the loads.
 func (m *Measured) WindowCut() bool {
@@ -78,14 +78,18 @@ func (m *Measured) WindowCut() bool {
 // window checks that the counters were read at the edges of the load's window.
 func (m *Measured) window() []Trip {
 	// Nodes that share a machine delay each other; their counts are right all the same.
-	if !m.WindowCut() || m.Shared {
+	seen := m.Ledger.Window.Seconds / m.Setup.Duration.Seconds()
+	if !m.WindowCut() && seen <= maxWindow || m.Shared {
 		return nil
 	}
-	seen := m.Ledger.Window.Seconds / m.Setup.Duration.Seconds()
-	return []Trip{Tripped(GateWindow, seen, minWindow,
-		"counters were read %.3f s apart, and the load's window is %v: tare itself was held up; stop what else is "+
+	allowed, which := minWindow, "first was late"
+	if seen > maxWindow {
+		allowed, which = maxWindow, "second was late, after the load had ended"
+	}
+	return []Trip{Tripped(GateWindow, seen, allowed,
+		"counters were read %.3f s apart, and the load's window is %v (the %s): tare itself was held up; stop what else is "+
 			"running here",
-		m.Ledger.Window.Seconds, m.Setup.Duration)}
+		m.Ledger.Window.Seconds, m.Setup.Duration, which)}
 }
 
 // WarnStrays is the code of the warning about a process of the trial in a control group that is not the trial's.

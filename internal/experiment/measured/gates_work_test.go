@@ -3,6 +3,7 @@ package measured
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/load"
@@ -41,7 +42,7 @@ func TestWorkGates(t *testing.T) {
 		r := good
 		c.change(&r)
 		m := &Measured{
-			Setup: &kind.Setup{Gates: param.Values{"errors": "0.001", "drift": "0.1"}},
+			Setup: &kind.Setup{Duration: time.Second, Gates: param.Values{"errors": "0.001", "drift": "0.1"}},
 			Trial: record.Trial{Work: &r, Ledger: &ledger.Ledger{Window: ledger.Window{Seconds: 1}}},
 		}
 		reasons := m.Judge()

@@ -5,6 +5,7 @@ import (
 	"math"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 
@@ -106,7 +107,7 @@ func judgedTrial(t *testing.T) *measured.Measured {
 	}
 	return &measured.Measured{
 		Setup: &kind.Setup{
-			Loads: map[string]*kind.Part{"client": {Kind: guest{}}},
+			Duration: 600 * time.Millisecond, Loads: map[string]*kind.Part{"client": {Kind: guest{}}},
 			Gates: param.Values{"errors": "0.001", "drift": "0.1"},
 		},
 		Trial: record.Trial{
