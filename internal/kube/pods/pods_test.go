@@ -333,6 +333,8 @@ func TestGather(t *testing.T) {
 		{"one without an agent", []agents.Answer{answer("a", ""), answer("b", "")}, "a b", "c: it has no agent"},
 		{"an agent that is being replaced", []agents.Answer{answer("a", ""), answer("b", ""), answer("c", "not started"),
 			answer("c", "")}, "a b c", ""},
+		{"two agents on one node", []agents.Answer{answer("a", ""), answer("b", ""), answer("c", ""), answer("c", "")},
+			"a b c", ""},
 		{"one a little late", []agents.Answer{answer("a", ""), answer("b", ""), off("c", 190*ms, 190*ms)}, "a b c", ""},
 		{"one cut short", []agents.Answer{answer("a", ""), answer("b", ""), off("c", 990*ms, 10*ms)}, "a b",
 			"c: its window began 990ms and ended 10ms after that of the loads"},

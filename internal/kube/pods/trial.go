@@ -142,12 +142,14 @@ func (x *trial) gather(w *agents.Window) (views []ledger.View) {
 		}
 	}
 	for a := range w.Answers {
-		why := cmp.Or(a.Failed, apart(w, &a))
-		if why == "" {
+		switch why := cmp.Or(a.Failed, apart(w, &a)); {
+		case why != "":
+			silent[a.Node] = why
+		case slices.ContainsFunc(views, func(v ledger.View) bool { return v.Name == a.Node }):
+			// While a DaemonSet with maxSurge is updated, two agents of a node see the same groups.
+		default:
 			views = append(views, ledger.View{Name: a.Node, Ledger: a.Ledger})
-			continue
 		}
-		silent[a.Node] = why
 	}
 	for _, v := range views {
 		delete(silent, v.Name) // also if another agent of the node failed
