@@ -37,8 +37,9 @@ type Options struct {
 
 // Place runs the trials of one run.
 type Place struct {
-	o      Options
-	cameUp map[string]bool // arms whose pods have been ready at least once
+	o       Options
+	cameUp  map[string]bool // arms whose pods have been ready at least once
+	weighed map[string]bool // nodes that have given a window at least once
 }
 
 const (
@@ -49,7 +50,9 @@ const (
 )
 
 // New returns the place of a run whose objects Start has created. The spec must have passed Check.
-func New(o Options) *Place { return &Place{o: o, cameUp: map[string]bool{}} }
+func New(o Options) *Place {
+	return &Place{o: o, cameUp: map[string]bool{}, weighed: map[string]bool{}}
+}
 
 // meta returns the metadata of an object of the run.
 func (p *Place) meta(name string) metav1.ObjectMeta {

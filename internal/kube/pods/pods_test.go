@@ -292,6 +292,12 @@ func TestAccountLacks(t *testing.T) {
 	}
 	x := underWay(t, "mesh", proxied...)
 	x.silent = []string{"d: it is cut off"}
+	if err := x.account(meshViews(true)); err != nil ||
+		!strings.Contains(fmt.Sprint(x.record.Ledger.Warnings), "nodes-without-window") {
+		t.Errorf("a node that never had an agent: %v", err)
+	}
+	x = underWay(t, "mesh", proxied...)
+	x.silent, x.lost = []string{"d: it is cut off"}, []string{"d: it is cut off"}
 	if err := x.account(meshViews(true)); err == nil || x.record.Validity.Cause != ledger.Neighbour ||
 		!strings.Contains(err.Error(), "controlplane is part of the cost wherever it runs in the cluster, and 1 nodes "+
 			"gave no window: d: it is cut off") {
@@ -355,6 +361,20 @@ func TestGather(t *testing.T) {
 		if got := strings.Join(views, " "); got != c.views || strings.Join(x.silent, "; ") != c.silent {
 			t.Errorf("%s: views of %s, and none of %q; want %s and %q", c.name, got, x.silent, c.views, c.silent)
 		}
+		lost := c.silent
+		if strings.HasSuffix(lost, noAgent) {
+			lost = "" // it may never have had one
+		}
+		if strings.Join(x.lost, "; ") != lost || !x.weighed["a"] || x.weighed["c"] != (c.silent == "") {
+			t.Errorf("%s: lost %q, weighed %v", c.name, x.lost, x.weighed)
+		}
+	}
+	none := make(chan agents.Answer)
+	close(none)
+	x := underWay(t, record.Direct)
+	x.weighed["b"] = true
+	if x.gather(&agents.Window{Answers: none}); !slices.Equal(x.lost, []string{"b: " + noAgent}) {
+		t.Errorf("lost %q, want the node that had an agent", x.lost)
 	}
 }
 

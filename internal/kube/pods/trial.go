@@ -58,6 +58,7 @@ type trial struct {
 	loads  map[string]*playing
 	all    []*playing
 	silent []string // nodes that gave no window, with the reason
+	lost   []string // those of them that have an agent, or had one in this run
 }
 
 // playing is a part whose process runs in a pod.
@@ -153,12 +154,17 @@ func (x *trial) gather(w *agents.Window) (views []ledger.View) {
 	}
 	for _, v := range views {
 		delete(silent, v.Name) // also if another agent of the node failed
+		x.weighed[v.Name] = true
 	}
 	for node, why := range silent {
 		x.silent = append(x.silent, node+": "+why)
+		if why != noAgent || x.weighed[node] {
+			x.lost = append(x.lost, node+": "+why)
+		}
 	}
 	slices.SortFunc(views, func(a, b ledger.View) int { return strings.Compare(a.Name, b.Name) })
 	slices.Sort(x.silent)
+	slices.Sort(x.lost)
 	return views
 }
 
@@ -641,10 +647,10 @@ func (x *trial) account(views []ledger.View) error {
 				cmp.Or(strings.Join(x.silent, "; "), noAgent))
 		}
 	}
-	if component := x.clusterWide(); component != "" && len(x.silent) > 0 {
+	if component := x.clusterWide(); component != "" && len(x.lost) > 0 {
 		x.record.Validity.Cause = ledger.Neighbour
 		return fmt.Errorf("%s is part of the cost wherever it runs in the cluster, and %d nodes gave no window: %s",
-			component, len(x.silent), strings.Join(x.silent, "; "))
+			component, len(x.lost), strings.Join(x.lost, "; "))
 	}
 	l := x.join(views)
 	if len(x.silent) > 0 {

@@ -114,7 +114,7 @@ func (guest) Judge(m *measured.Measured, name string) []measured.Trip {
 		return nil
 	}
 	// outside includes the CPU time that the hypervisor stole.
-	outside := (cpu.Capacity - cpu.Idle - own*m.Ledger.Window.Seconds - m.Ledger.Self.CPUSeconds) / cpu.Capacity
+	outside := (cpu.Capacity - cpu.Waited() - own*m.Ledger.Window.Seconds - m.Ledger.Self.CPUSeconds) / cpu.Capacity
 	if outside <= outsideLimit {
 		return nil
 	}
