@@ -263,7 +263,8 @@ type Cgroup struct {
 	// experiments.
 	Rule string `json:"rule,omitempty"`
 
-	Role       string   `json:"role"` // app, load, subject, self, or empty
+	Role string `json:"role"` // app, load, subject, self, or empty
+	// CPUSeconds is nil, as are the throttling counters, if the group was made before the window and found only in it.
 	CPUSeconds *float64 `json:"cpu_seconds"`
 	// CPUReset: the group's CPU counter went backwards during the window, so CPUSeconds is nil.
 	CPUReset bool `json:"cpu_reset,omitempty"`

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"tare/internal/lib/known"
-	"tare/internal/scale/attribution"
 	"tare/internal/scale/ledger"
 )
 
@@ -59,7 +58,6 @@ type Totals struct {
 	counted  bool    // the last ledger has the run time of programs
 	on       float64 // seconds for which statistics have been on without a break
 	places   placed  // of the groups of the last ledger
-	before   placed  // of the groups of the ledger before it
 	begun    []begun // by index of the groups of the last ledger
 	work     groupWork
 	newest   uint32         // highest id of an eBPF program so far; 0 before the first ledger
@@ -95,7 +93,7 @@ func NewTotals(o Options) *Totals {
 		o.Name = func(path string) Place { return Place{Top: path} }
 	}
 	t := &Totals{
-		o: o, lines: map[string]*count{}, programs: map[ProgramKey]*program{}, places: newPlaced(), before: newPlaced(),
+		o: o, lines: map[string]*count{}, programs: map[ProgramKey]*program{}, places: newPlaced(),
 		Components: NewRanked[ledger.Charged](o.Most), ComponentsBPF: NewRanked[ledger.Charged](o.Most),
 		Places: NewRanked[Place](o.Most), Namespaces: NewRanked[string](o.Most),
 		Programs: NewRanked[ProgramKey](o.Most), Payers: NewRanked[Payer](o.Most), Unsplit: NewRanked[ProgramKey](o.Most),
@@ -271,10 +269,11 @@ const renewal = 64
 // groupWork is the working memory of groups and Memory, reused in the next tick.
 type groupWork struct {
 	order            []int
-	used             []int64 // this field and those up to bytes are indexed by the number of a place
+	used             []int64 // this field and those up to around are indexed by the number of a place
 	counted, unknown []bool
 	listed           []bool // the place has a total
 	bytes            []int64
+	around           []int // number of the nearest counted place around it, plus 1; 0 is none
 	byPlace          map[Place]int64
 	spaces           map[string]int64
 
@@ -309,15 +308,12 @@ func (t *Totals) PlaceOf(path string) Place {
 }
 
 // groups adds what the groups have used, each second to one place. The counter of a group includes its descendants, so
-// if a place begins inside another, its topmost group is added to the inner place and subtracted from the outer.
-//
-// A group may be found several windows after its creation, and its counter then includes all of them. What earlier
-// windows counted for the place around it stays there: late groups share what that place has left in this window, in
-// proportion to their counters, and none gets more than its counter.
+// if a place begins inside another, its topmost group is added to the inner place and subtracted from the outer. What a
+// group used while its CPU time was unknown, as in the ledger in which a group is found late, stays with the place
+// around it.
 func (t *Totals) groups(l *ledger.Ledger) {
-	t.places, t.before = t.before, t.places
 	places, w := &t.places, &t.work
-	if t.Ticks%renewal < 2 { // one tick for each of the two values that alternate
+	if t.Ticks%renewal == 0 {
 		*places = newPlaced()
 		t.begun, *w = nil, groupWork{different: w.different}
 	} else {
@@ -328,28 +324,26 @@ func (t *Totals) groups(l *ledger.Ledger) {
 		places.byPath[path] = places.of(t.o.Name(path))
 	}
 	t.begun, w.order = t.begun[:0], fit(w.order, len(l.Cgroups))
-	var replaced map[string]bool // paths where a group was removed, and may have been created again
 	for i := range l.Cgroups {
-		g := &l.Cgroups[i]
 		w.order[i] = i
-		t.begun = append(t.begun, t.begins(g.Path))
-		if g.Vanished {
-			if replaced == nil {
-				replaced = map[string]bool{}
-			}
-			replaced[g.Path] = true
-		}
+		t.begun = append(t.begun, t.begins(l.Cgroups[i].Path))
 	}
 	slices.SortFunc(w.order, func(a, b int) int { return cmp.Compare(l.Cgroups[a].Path, l.Cgroups[b].Path) })
 	n := len(places.all)
-	w.used, w.counted, w.listed = fit(w.used, n), fit(w.counted, n), fit(w.listed, n)
-	var late []lateGroup
+	w.used, w.counted, w.listed, w.around = fit(w.used, n), fit(w.counted, n), fit(w.listed, n), fit(w.around, n)
 	for _, i := range w.order { // ancestors come first
 		g := &l.Cgroups[i]
 		if g.Path == "/" {
 			continue // the root group has its line in the budget
 		}
 		place, around, isTop := t.begun[i].place, t.begun[i].around, t.begun[i].isTop
+		// The time of an inner place is in the counter of the nearest place around it that has one.
+		if around >= 0 && !w.counted[around] {
+			around = w.around[around] - 1
+		}
+		if isTop {
+			w.around[place] = around + 1
+		}
 		if !w.listed[place] && g.CPUSeconds == nil && !t.Places.Has(places.all[place]) {
 			continue // it was never known, which is not 0
 		}
@@ -359,17 +353,11 @@ func (t *Totals) groups(l *ledger.Ledger) {
 		}
 		w.counted[place] = true
 		n := ns(*g.CPUSeconds)
-		if around >= 0 && w.counted[around] {
-			_, old := t.before.byPath[g.Path]
-			if isNew := !old || replaced[g.Path] && !g.Vanished; isNew && t.Ticks > 1 {
-				late = append(late, lateGroup{place, around, n})
-				continue
-			}
+		if around >= 0 {
 			w.used[around] -= n
 		}
 		w.used[place] += n
 	}
-	share(late, w.used)
 	if w.byPlace == nil {
 		w.byPlace, w.spaces = map[Place]int64{}, map[string]int64{}
 	}
@@ -410,40 +398,6 @@ func (t *Totals) hold(l *ledger.Ledger) {
 
 // MemoryVersion returns a number that changes whenever the result of Memory may have changed.
 func (t *Totals) MemoryVersion() uint64 { return t.work.different }
-
-// lateGroup is a group that may have existed for several windows before it was found.
-type lateGroup struct {
-	place, around int   // by number
-	ns            int64 // its counter, which includes earlier windows
-}
-
-// share assigns to groups that were found late what they have used in this window. Ancestors come first in late.
-func share(late []lateGroup, used []int64) {
-	in := map[int][]lateGroup{}
-	var places []int
-	for _, g := range late {
-		if in[g.around] == nil {
-			places = append(places, g.around)
-		}
-		in[g.around] = append(in[g.around], g)
-	}
-	for _, around := range places {
-		sum := 0
-		counters := make([]int, len(in[around]))
-		for i, g := range in[around] {
-			counters[i] = int(g.ns)
-			sum += counters[i]
-		}
-		left := min(int64(sum), used[around])
-		if left <= 0 {
-			continue
-		}
-		for i, part := range attribution.Apportion(uint64(left), counters, sum) {
-			used[around] -= int64(part)
-			used[in[around][i].place] += int64(part)
-		}
-	}
-}
 
 // begun holds, by number, the place of a group and, if the group is the place's topmost, the place around it. around
 // is -1 if the ledger has no group around it.

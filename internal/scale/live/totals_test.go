@@ -169,34 +169,39 @@ func TestGroupsSum(t *testing.T) {
 	}
 }
 
-// A group that is found windows after it came brings along all that it has used. What has been counted around it by
-// then is not counted again.
+// What a group used in the windows before it was found, and in the one in which it was, is in the place around it.
 func TestGroupFoundLate(t *testing.T) {
+	late := func(path string) ledger.Cgroup { return ledger.Cgroup{Path: path} }
+	gone := func(g ledger.Cgroup) ledger.Cgroup {
+		g.Vanished = true
+		return g
+	}
 	totals := NewTotals(Options{})
-	add := func(tick int, groups ...ledger.Cgroup) {
+	for tick, groups := range [][]ledger.Cgroup{
+		{group("/shop", 0.2)},
+		{group("/shop", 1.2)}, // 1 s of the proxy, which is not found yet
+		{late("/shop/proxy"), group("/shop", 1.2)},
+		{group("/shop/proxy", 1), group("/shop", 1.2)},
+		// It is removed and made again between two looks.
+		{gone(late("/shop/proxy")), group("/shop", 1.2)},
+		{group("/shop", 1.2)},
+		{late("/shop/proxy"), group("/shop/proxy/new", 0.5), group("/shop", 1.2)}, // one is new in a late one
+		{gone(group("/shop/proxy", 0.5)), group("/shop/proxy", 0.25), group("/shop", 1.2)},
+	} {
 		l := window(tick)
 		l.Cgroups = groups
 		totals.Add(l)
 	}
-	add(0, group("/kubepods", 0.1))
-	for tick := 1; tick <= 9; tick++ {
-		add(tick, group("/kubepods", 1)) // of a container that is not known yet
+	shop, proxy := totals.Places.rows[Place{Top: "/shop"}], totals.Places.rows[Place{Top: "/shop/proxy"}]
+	if shop == nil || proxy == nil {
+		t.Fatalf("not both have a total: %v", maps.Collect(totals.Places.All()))
 	}
-	add(10, group("/kubepods/c", 10), group("/kubepods", 1))
-	add(11, group("/kubepods/c", 1), group("/kubepods", 1))
-	got := maps.Collect(totals.Places.All())
-	if around, in := got[Place{Top: "/kubepods"}], got[Place{Top: "/kubepods/c"}]; math.Abs(around-9.1) > 1e-9 || in != 2 {
-		t.Errorf("around it are %g s, and in it %g; want 9.1 and 2", around, in)
+	if math.Abs(seconds(shop.sum)-6.35) > 1e-9 || math.Abs(seconds(proxy.sum)-0.75) > 1e-9 {
+		t.Errorf("around it are %g s, and in it %g since it was made again; want 6.35 and 0.75", seconds(shop.sum),
+			seconds(proxy.sum))
 	}
-	// One that is removed and made again between two looks is another.
-	add(12, ledger.Cgroup{Path: "/kubepods/c", Vanished: true}, group("/kubepods", 1))
-	add(13, group("/kubepods", 1))
-	add(14, group("/kubepods/c", 2), group("/kubepods", 1))
-	removed := group("/kubepods/c", 0.5)
-	removed.Vanished = true
-	add(15, removed, group("/kubepods/c", 3), group("/kubepods", 1))
-	if got := totals.Places.Sum(); math.Abs(got-15.1) > 1e-9 {
-		t.Errorf("%g s in all, and 15.1 were used", got)
+	if got := totals.Places.Sum(); math.Abs(got-8.6) > 1e-9 { // 0.2 + 7 x 1.2
+		t.Errorf("%g s in all, and 8.6 were used", got)
 	}
 }
 
@@ -313,28 +318,6 @@ func TestLongestStall(t *testing.T) {
 	}
 	if got, known := totals.LongestStall(); !known || got != 0.2 {
 		t.Errorf("the longest stall of the last minute is %g s, want 0.2", got)
-	}
-}
-
-// Groups that are found late in one window share what the place around them has left in it, after those that were
-// known.
-func TestGroupsFoundLateShare(t *testing.T) {
-	totals := NewTotals(Options{})
-	for tick, groups := range [][]ledger.Cgroup{
-		{group("/k", 1), group("/k/z", 0.5)},
-		{group("/k", 4), group("/k/z", 1)}, // 3 of two groups that are not known yet
-		{group("/k", 4), group("/k/z", 1), group("/k/a", 4), group("/k/a/in", 4), group("/k/b", 2)},
-		{group("/k", 1), group("/k/c", 50), group("/k/z", 1), group("/k/a", 0), group("/k/a/in", 0), group("/k/b", 0)},
-	} {
-		l := window(tick)
-		l.Cgroups = groups
-		totals.Add(l)
-	}
-	got := maps.Collect(totals.Places.All())
-	want := map[Place]float64{{Top: "/k"}: 3.5, {Top: "/k/z"}: 3.5, {Top: "/k/a"}: 0, {Top: "/k/a/in"}: 2,
-		{Top: "/k/b"}: 1, {Top: "/k/c"}: 0}
-	if !maps.Equal(got, want) || totals.Places.Sum() != 10 {
-		t.Errorf("%v, want %v; the sum is %g, want 10", got, want, totals.Places.Sum())
 	}
 }
 

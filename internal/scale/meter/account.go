@@ -472,7 +472,7 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 			c.Began = new(min(g.Made.Sub(a.w.first.wall).Seconds(), a.seconds()))
 		}
 		// A group removed before the second edge still has the counters of the first: what it used since is unknown.
-		if !g.Vanished || now != before {
+		if (!g.Vanished || now != before) && (wasThere || !a.isLate(g)) {
 			if now.Resets == before.Resets {
 				c.CPUSeconds = scaled(now.UsageNs, before.UsageNs, wasThere)
 			}
@@ -501,6 +501,14 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 	a.lacksMemory(lacking)
 	busiestFirst(out)
 	return out
+}
+
+// isLate reports whether a group that was not in the first edge has existed for longer than the window, so its counters
+// include time before it. A group made while the first edge was prepared is not late: it had hardly any time. Groups at
+// the top are found before each edge, and no other group contains their time.
+func (a *account) isLate(g *cgroup.Group) bool {
+	slack := time.Duration(a.seconds() / 100 * float64(time.Second))
+	return strings.LastIndexByte(g.Path, '/') > 0 && g.Made.Before(a.w.first.wall.Add(-slack))
 }
 
 // memoryOf returns the memory of a group for a ledger. Ledgers share it until it changes, because memory is not read
