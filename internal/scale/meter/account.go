@@ -251,8 +251,12 @@ func (a *account) unsure(known map[uint32]bool) {
 
 func (a *account) program(p *bpf.Program, before bpf.Counters) ledger.Program {
 	runs, ns := p.RunCount-before.RunCount, p.RunNs-before.RunNs
-	if a.m.uncounted {
-		runs, ns = 0, 0 // others may have enabled statistics, but for an unknown part of the window
+	// Others may have enabled statistics, but for an unknown part of the window. The counters of a program that was
+	// unloaded during the window were last read at its start or, by readSlow, shortly after, so what it ran since is
+	// unknown.
+	counted := !a.m.uncounted && !p.Vanished
+	if !counted {
+		runs, ns = 0, 0
 	}
 	seconds := float64(ns) / 1e9
 	memory := p.MemoryBytes()
@@ -264,16 +268,13 @@ func (a *account) program(p *bpf.Program, before bpf.Counters) ledger.Program {
 		Own: p.Own,
 	}
 	out.Charged = ownCharge(p.Own)
-	// The counters of a program that was unloaded during the window were last read at its start, so what it ran since is
-	// unknown.
-	counted := !a.m.uncounted && (!p.Vanished || runs > 0)
 	if counted {
 		out.RunCount, out.RunSeconds = &runs, &seconds
 	}
 	if runs > 0 {
 		out.NsPerRun = new(float64(ns) / float64(runs))
 	}
-	if p.RecursionMisses != nil {
+	if p.RecursionMisses != nil && !p.Vanished {
 		out.RecursionMisses = new(*p.RecursionMisses - known.Or(before.RecursionMisses, 0))
 	}
 

@@ -41,13 +41,19 @@ func TestAnEdgeThatCannotBeRead(t *testing.T) {
 // What a program ran before it was unloaded inside the window is not known: null, not 0.
 func TestAProgramThatWasUnloadedHasNoCounters(t *testing.T) {
 	a := account{m: &Meter{layout: &cgroup.Layout{Mode: cgroup.ModeV1}}}
-	c := bpf.Counters{RunCount: 10, RunNs: 1000}
-	gone := a.program(&bpf.Program{ID: 1, Counters: c, Vanished: true}, c)
-	if gone.RunCount != nil || gone.RunSeconds != nil || !gone.Unloaded {
-		t.Errorf("unloaded: %+v", gone)
-	}
-	if a.unloaded([]ledger.Program{gone, gone}); len(a.warnings) != 1 || a.warnings[0].Code != "program-unloaded" {
-		t.Errorf("%v", a.warnings)
+	misses := uint64(1)
+	c := bpf.Counters{RunCount: 10, RunNs: 1000, RecursionMisses: &misses}
+	later := bpf.Counters{RunCount: 12, RunNs: 1200, RecursionMisses: &misses} // read by the Snapshot after the edge
+	for _, last := range []bpf.Counters{c, later} {
+		gone := a.program(&bpf.Program{ID: 1, Counters: last, Vanished: true}, c)
+		if gone.RunCount != nil || gone.RunSeconds != nil || gone.NsPerRun != nil || gone.RecursionMisses != nil ||
+			len(gone.Shares) > 0 || !gone.Unloaded {
+			t.Errorf("unloaded: %+v", gone)
+		}
+		a.warnings = nil
+		if a.unloaded([]ledger.Program{gone, gone}); len(a.warnings) != 1 || a.warnings[0].Code != "program-unloaded" {
+			t.Errorf("%v", a.warnings)
+		}
 	}
 	there := a.program(&bpf.Program{ID: 1, Counters: c}, c)
 	if there.RunCount == nil || *there.RunCount != 0 || *there.RunSeconds != 0 {
