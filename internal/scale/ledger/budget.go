@@ -76,7 +76,7 @@ const (
 // Budget closes the CPU budget: each second of CPU time is on one line. eBPF time that could be split is moved from
 // the line that it ran in to the ebpf line; the rest stays there.
 func Budget(u Usage) CPU {
-	groups, root, kernel := u.Groups, u.Root, u.Kernel
+	groups, root, kernel, ksoftirqd := u.Groups, u.Root, u.Kernel-u.Ksoftirqd, u.Ksoftirqd
 	interrupts, method := 0.0, MethodCounted
 	if u.IRQTime {
 		interrupts = max(u.Softirq-u.Ksoftirqd, 0) + u.IRQ
@@ -101,12 +101,14 @@ func Budget(u Usage) CPU {
 	}
 	for _, b := range u.BPF {
 		switch {
+		case u.IRQTime && b.Where == InRoot && b.Context != Task: // in ksoftirqd, a softirq is in the thread's time
+			take(b.Seconds, &interrupts, &ksoftirqd)
 		case b.Where == InIdle || u.IRQTime && b.Context != Task:
 			take(b.Seconds, &interrupts)
 		case b.Where == InGroups:
 			take(b.Seconds, &groups)
 		default:
-			take(b.Seconds, &root, &kernel)
+			take(b.Seconds, &root, &kernel, &ksoftirqd)
 		}
 	}
 
@@ -116,7 +118,7 @@ func Budget(u Usage) CPU {
 		Lines: []CPULine{
 			{LineGroups, groups, MethodCounted},
 			{LineRoot, root, MethodCounted},
-			{LineKernel, kernel, MethodCounted},
+			{LineKernel, kernel + ksoftirqd, MethodCounted},
 			{LineBPF, bpf, MethodBoth},
 			{LineInterrupts, interrupts, method},
 			{LineSelf, u.Self, MethodCounted},

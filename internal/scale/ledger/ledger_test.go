@@ -92,6 +92,13 @@ func TestBudgetLines(t *testing.T) {
 			t.Errorf("interrupts apart: %s: got %v, want %v", name, got, want)
 		}
 	}
+	ksoftirqd := Budget(Usage{Capacity: 20, Idle: 11.4, IRQTime: true, Kernel: 8, Ksoftirqd: 8, Softirq: 8.5, IRQ: 0.1,
+		BPF: []BPFTime{{InRoot, Softirq, 3}}})
+	for name, want := range map[string]float64{LineKernel: 5.6, LineInterrupts: 0, LineBPF: 3} {
+		if got := line(ksoftirqd, name); !near(got, want) {
+			t.Errorf("programs in ksoftirqd: %s: got %v, want %v", name, got, want)
+		}
+	}
 }
 
 // Run time that could not be split is on no line of its own, because it is inside the others, and the line of eBPF
