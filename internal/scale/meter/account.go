@@ -497,6 +497,7 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 		}
 		out = append(out, c)
 	}
+	bpfOnce(out)
 	a.madeAgain(out)
 	a.wereReset(out)
 	a.lacksMemory(lacking)
@@ -586,6 +587,28 @@ func (a *account) wereReset(groups []ledger.Cgroup) {
 	if err := a.m.groups.Unnoted(); err != nil {
 		a.warn("resets-unseen", "a reset of the CPU counter of a control group (a write to cpuacct.usage) is not "+
 			"noticed if the counter has grown past its old value since: %v", err)
+	}
+}
+
+// bpfOnce leaves the eBPF time of a path to the newest of its groups, which are in the order in which they were found.
+// Samples name only the path, so that of the older groups, which have vanished, is unknown.
+func bpfOnce(groups []ledger.Cgroup) {
+	newer := map[string]bool{} // of the paths of vanished groups, whether there is a newer group
+	for i := range groups {
+		if groups[i].Vanished {
+			newer[groups[i].Path] = false
+		}
+	}
+	for i := range slices.Backward(groups) {
+		g := &groups[i]
+		has, again := newer[g.Path]
+		if !again {
+			continue
+		}
+		if has {
+			g.BPFSeconds, g.BPFInsideSeconds = nil, nil
+		}
+		newer[g.Path] = true
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 
+	"tare/internal/lib/known"
 	"tare/internal/scale/attribution"
 	"tare/internal/scale/host/bpf"
 	"tare/internal/scale/host/cgroup"
@@ -58,6 +59,64 @@ func TestAProgramThatWasUnloadedHasNoCounters(t *testing.T) {
 	there := a.program(&bpf.Program{ID: 1, Counters: c}, c)
 	if there.RunCount == nil || *there.RunCount != 0 || *there.RunSeconds != 0 {
 		t.Errorf("idle: %+v", there)
+	}
+}
+
+// TestBPFTimeOfAPathOnce: samples name a path, and the time there is not in both the group that was removed and the one
+// that was made again.
+func TestBPFTimeOfAPathOnce(t *testing.T) {
+	root := t.TempDir()
+	write := func(path, content string) {
+		t.Helper()
+		path = filepath.Join(root, path)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("proc/self/cgroup", "0::/\n")
+	write("proc/self/mountinfo", "30 24 0:26 / /sys/fs/cgroup rw shared:9 - cgroup2 cgroup2 rw\n")
+	write("sys/fs/cgroup/cgroup.controllers", "cpu memory\n")
+	write("sys/fs/cgroup/unit/cpu.stat", "usage_usec 7000000\n")
+	layout, err := cgroup.Discover(cgroup.Roots{Proc: root + "/proc", Prefix: root})
+	if err != nil {
+		t.Fatal(err)
+	}
+	groups, err := cgroup.NewReader(layout)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer groups.Close()
+	counters := func() map[*cgroup.Group]cgroup.CPU {
+		if err := groups.ReadCPU(); err != nil {
+			t.Fatal(err)
+		}
+		all := map[*cgroup.Group]cgroup.CPU{}
+		for _, g := range groups.Groups() {
+			all[g] = g.CPU
+		}
+		return all
+	}
+	a := account{m: &Meter{layout: layout, groups: groups}, w: &Window{}, snapshot: &bpf.Snapshot{}, found: &findings{}}
+	a.w.first = edge{wall: time.Now().Add(-time.Second), groups: counters()}
+	write("again/cpu.stat", "usage_usec 2000000\n") // another inode
+	unit := root + "/sys/fs/cgroup/unit"
+	if err := errors.Join(os.Rename(unit, root+"/old"), os.Rename(root+"/again", unit), groups.Refresh()); err != nil {
+		t.Fatal(err)
+	}
+	a.last = edge{at: 1e9, groups: counters()}
+	path, sum, n := "/unit", 0.0, 0
+	share := ledger.Share{Cgroup: &path, Context: ledger.Task, Seconds: 1}
+	for _, g := range a.cgroups([]ledger.Program{{ID: 1, Shares: []ledger.Share{share}}}) {
+		if g.Path == path {
+			sum += known.Or(g.BPFSeconds, 0)
+			n++
+		}
+		if inside := known.Or(g.BPFInsideSeconds, 0); g.Path == path && !g.Vanished && inside != 1 {
+			t.Errorf("%g s are in the group that is there, want 1", inside)
+		}
+	}
+	if sum != 1 || n != 2 {
+		t.Errorf("%d groups have %g s, want 2 with 1 s", n, sum)
 	}
 }
 
