@@ -468,7 +468,8 @@ func (r *Reader) equip(g *Group, n *node) {
 }
 
 // lose marks a directory as gone. A group has vanished once the last of its directories with something to read is
-// gone.
+// gone. If others are left, what was read in this one is unknown from now on: CPU and Memory are cleared, and the next
+// reading fills in what the other directories have.
 func (r *Reader) lose(n *node) {
 	if n.gone {
 		return
@@ -479,8 +480,23 @@ func (r *Reader) lose(n *node) {
 	if n.tree.nodes[n.rel] == n {
 		delete(n.tree.nodes, n.rel)
 	}
+	g := n.group
+	for _, o := range g.nodes { // usually all of them are removed together
+		if !o.gone && r.removed(o) {
+			r.lose(o)
+		}
+	}
 	left := func(o *node) bool { return o.read && !o.gone }
-	n.group.Vanished = n.group.Vanished || !slices.ContainsFunc(n.group.nodes, left)
+	if g.Vanished = g.Vanished || !slices.ContainsFunc(g.nodes, left); g.Vanished {
+		return
+	}
+	within := func(f file) bool { return f.node == n }
+	if slices.ContainsFunc(g.cpu, within) {
+		g.CPU = CPU{}
+	}
+	if slices.ContainsFunc(g.memory, within) {
+		g.Memory = Memory{}
+	}
 }
 
 // ReadCPU reads the CPU time of all groups. A group that has vanished is not an error. If a group cannot be read, its
@@ -523,6 +539,7 @@ func (r *Reader) read(g *Group, files []file, keep bool) error {
 			f.absent = true
 		case gone(err):
 			r.lose(f.node)
+			return r.read(g, files, keep) // what the other directories have
 		case errors.Is(err, unix.EOPNOTSUPP):
 			f.absent = true // accounting is compiled in but was switched off at boot
 		case first == nil:
@@ -576,6 +593,13 @@ func (r *Reader) content(f *file, keep bool) ([]byte, error) {
 func (r *Reader) exists(n *node) bool {
 	var st unix.Stat_t
 	return stat(n.tree.dir, n.rel, &st) == nil && st.Ino == n.ino
+}
+
+// removed reports whether the directory no longer exists, or is another one under the same name.
+func (r *Reader) removed(n *node) bool {
+	var st unix.Stat_t
+	err := stat(n.tree.dir, n.rel, &st)
+	return gone(err) || err == nil && st.Ino != n.ino
 }
 
 // stat returns the attributes of a group's directory below a mount.

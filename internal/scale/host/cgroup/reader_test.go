@@ -427,6 +427,48 @@ func TestReaderRaces(t *testing.T) {
 	}
 }
 
+// TestReaderLosesAHierarchy: what was read in one hierarchy is not known once the group is removed there and remains in
+// another; a group that is removed from all of them keeps what was read last.
+func TestReaderLosesAHierarchy(t *testing.T) {
+	for _, c := range []struct {
+		removed             []string
+		cpu, memory, vanish bool
+	}{
+		{[]string{"cpu,cpuacct"}, false, true, false},
+		{[]string{"memory"}, true, false, false},
+		{[]string{"cpu,cpuacct", "memory"}, true, true, true},
+	} {
+		root := t.TempDir()
+		if err := os.CopyFS(root, os.DirFS("testdata/v1")); err != nil {
+			t.Fatal(err)
+		}
+		l, err := Discover(Roots{Proc: root + "/proc", Prefix: root})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := NewReader(l)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Close()
+		if err := errorsOf(r); err != nil {
+			t.Fatal(err)
+		}
+		g := r.find(t, "/docker/aa")
+		for _, h := range c.removed {
+			if err := os.RemoveAll(root + "/sys/fs/cgroup/" + h + "/docker/aa"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := errorsOf(r); err != nil {
+			t.Fatal(err)
+		}
+		if g.CPU.UsageNs.OK != c.cpu || g.CPU.Periods.OK != c.cpu || g.Memory.Anon.OK != c.memory || g.Vanished != c.vanish {
+			t.Errorf("removed from %v: %+v, want CPU time %t, memory %t, vanished %t", c.removed, g, c.cpu, c.memory, c.vanish)
+		}
+	}
+}
+
 // TestReaderForgets: a reader that outlives many groups holds no more than those that there are.
 func TestReaderForgets(t *testing.T) {
 	l := machine(t)
