@@ -5,8 +5,8 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Hit is a stall that ended inside a program: the sample taken when the CPU came back has the program in its call
-// chain.
+// Hit is a stall that ended inside a program: the witness looked as the CPU came back, and the sample taken then has
+// the program in its call chain.
 type Hit struct {
 	Stolen float64 // seconds
 	Late   float64 // seconds that the sample came late; the program was held up for at least as long
@@ -18,15 +18,16 @@ type Stalled struct {
 	Hits       []Hit
 	Samples    int
 	Period     float64 // seconds between samples of one CPU
+	LookPeriod float64 // seconds between looks of the witness at one CPU: Period or a multiple
 	// Busy and BusyStolen are the time in which the CPUs were not idle, and the part of it that was stolen, in seconds.
 	Busy, BusyStolen float64
 }
 
 // Stolen estimates the part of a program's run time in which its CPU was taken away.
 //
-// A stall of at least one period always covers a time at which a sample is due, so each such stall of the program is a
-// Hit and counts in full. A shorter stall covers such a time with the probability length/period. The short hits
-// therefore represent all short stalls, and each counts as one period. The number of short hits is a Poisson count.
+// A stall of at least one LookPeriod always covers a time at which a look is due, so each such stall of the program is
+// a Hit and counts in full. A shorter stall covers such a time with the probability length/LookPeriod. The short hits
+// therefore represent all short stalls, and each counts as one LookPeriod. The number of short hits is a Poisson count.
 //
 // Samples may miss part of the program because it runs with interrupts off. The estimate assumes that stalls hit that
 // part as often as everything else that ran. Nothing saw them, so the interval allows for none of that part, and for
@@ -35,7 +36,7 @@ func Stolen(s Stalled) (ledger.Interval, string) {
 	var v ledger.Interval
 	short := 0
 	for _, h := range s.Hits {
-		if h.Stolen < s.Period {
+		if h.Stolen < s.LookPeriod {
 			short++
 			continue
 		}
@@ -45,10 +46,10 @@ func Stolen(s Stalled) (ledger.Interval, string) {
 	}
 	if s.BusyStolen > 0 {
 		lo, hi := interval.Poisson(short, Confidence)
-		v.Value += float64(short) * s.Period
-		v.Lo += lo * s.Period
+		v.Value += float64(short) * s.LookPeriod
+		v.Lo += lo * s.LookPeriod
 		// Short stalls cannot have taken more than the rest of the stolen time.
-		v.Hi += max(min(hi*s.Period, s.BusyStolen-v.Hi), float64(short)*s.Period)
+		v.Hi += max(min(hi*s.LookPeriod, s.BusyStolen-v.Hi), float64(short)*s.LookPeriod)
 	}
 	method := ledger.StolenWitnessed
 	ran := max(s.RunSeconds-v.Value, 0)

@@ -8,10 +8,10 @@ import (
 )
 
 // stalledRun plays a program that runs for a part of a busy CPU's time while stalls of a given length hit the CPU at
-// any time. It gives what the estimator is told, and the truth.
-func stalledRun(rng *rand.Rand, part, stall, between, seconds float64, hidden bool) (Stalled, float64) {
-	const period = 1.0 / 499
-	s := Stalled{Period: period}
+// any time. It gives what the estimator is told, and the truth. The witness looks at every samples-th sample.
+func stalledRun(rng *rand.Rand, part, stall, between, seconds, hz, samples float64, hidden bool) (Stalled, float64) {
+	period := 1 / hz
+	s := Stalled{Period: period, LookPeriod: samples * period}
 	truth := 0.0
 	ran := 0.0 // CPU time
 	for at := rng.ExpFloat64() * between; at < seconds; at += rng.ExpFloat64() * between {
@@ -19,8 +19,8 @@ func stalledRun(rng *rand.Rand, part, stall, between, seconds float64, hidden bo
 		s.BusyStolen += length
 		if rng.Float64() < part { // it hit the program
 			truth += length
-			// A sample is due at any time of the period: while the CPU is away if the stall is long enough.
-			late := length - rng.Float64()*period
+			// A look is due at any time of its period: while the CPU is away if the stall is long enough.
+			late := length - rng.Float64()*s.LookPeriod
 			if late > 0 && !hidden {
 				s.Hits = append(s.Hits, Hit{Stolen: length, Late: late})
 			}
@@ -45,20 +45,22 @@ func TestStolenHoldsTheTruth(t *testing.T) {
 	for _, c := range []struct {
 		name                 string
 		part, stall, between float64
+		hz, samples          float64 // samples a second; every samples-th has a look
 		hidden               bool
 		method               string
 	}{
-		{"stalls of 20 ms, a large program", 0.5, 0.020, 0.1, false, ledger.StolenWitnessed},
-		{"stalls of 20 ms, a small program", 0.02, 0.020, 0.1, false, ledger.StolenWitnessed},
-		{"stalls of 1 ms, a large program", 0.5, 0.001, 0.01, false, ledger.StolenWitnessed},
-		{"stalls of 1 ms, a small program", 0.02, 0.001, 0.01, false, ledger.StolenWitnessed},
-		{"interrupts off", 0.2, 0.020, 0.1, true, ledger.StolenProportion},
+		{"stalls of 20 ms, a large program", 0.5, 0.020, 0.1, 499, 1, false, ledger.StolenWitnessed},
+		{"stalls of 20 ms, a small program", 0.02, 0.020, 0.1, 499, 1, false, ledger.StolenWitnessed},
+		{"stalls of 1 ms, a large program", 0.5, 0.001, 0.01, 499, 1, false, ledger.StolenWitnessed},
+		{"stalls of 1 ms, a small program", 0.02, 0.001, 0.01, 499, 1, false, ledger.StolenWitnessed},
+		{"stalls of 0.5 ms, a look at every fourth sample", 0.5, 0.0005, 0.01, 1997, 4, false, ledger.StolenWitnessed},
+		{"interrupts off", 0.2, 0.020, 0.1, 499, 1, true, ledger.StolenProportion},
 	} {
 		rng := rand.New(rand.NewPCG(1, 2))
 		const trials = 2000
 		hits, others, sum, truths := 0, 0, 0.0, 0.0
 		for range trials {
-			s, truth := stalledRun(rng, c.part, c.stall, c.between, 10, c.hidden)
+			s, truth := stalledRun(rng, c.part, c.stall, c.between, 10, c.hz, c.samples, c.hidden)
 			v, method := Stolen(s)
 			if method != c.method {
 				others++
@@ -85,7 +87,7 @@ func TestStolenHoldsTheTruth(t *testing.T) {
 
 // Where nothing was stolen nothing is taken off, and nothing is uncertain.
 func TestNothingStolen(t *testing.T) {
-	v, _ := Stolen(Stalled{RunSeconds: 1, Samples: 499, Period: 1.0 / 499, Busy: 10})
+	v, _ := Stolen(Stalled{RunSeconds: 1, Samples: 499, Period: 1.0 / 499, LookPeriod: 1.0 / 499, Busy: 10})
 	if v != (ledger.Interval{}) {
 		t.Errorf("%+v", v)
 	}

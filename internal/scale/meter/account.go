@@ -319,6 +319,7 @@ func (a *account) stolen(p *ledger.Program, samples int) {
 	e := a.elapsed()
 	v, method := attribution.Stolen(attribution.Stalled{
 		RunSeconds: *p.RunSeconds, Hits: a.found.hits[p.ID], Samples: samples, Period: a.m.sampler.Period().Seconds(),
+		LookPeriod: a.seen.Noise.PeriodSeconds,
 		Busy:       e.Capacity - e.Idle,
 		BusyStolen: max(a.seen.Stolen-a.seen.IdleStolen, 0),
 	})
