@@ -442,16 +442,17 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 	split, unsplit := a.splitTime(programs)
 	type bpfTime struct{ all, inside float64 }
 	run := map[string]bpfTime{}
-	for _, p := range programs {
-		for _, s := range p.Shares {
+	for i := range programs {
+		ran := ranPart(&programs[i])
+		for _, s := range programs[i].Shares {
 			if s.Cgroup == nil || *s.Cgroup == attribution.Idle {
 				continue
 			}
 			ledger.Ancestors(*s.Cgroup, func(path string) {
 				t := run[path]
-				t.all += s.Seconds
+				t.all += s.Seconds * ran
 				if s.Context == ledger.Task || a.irqInTasks() {
-					t.inside += s.Seconds
+					t.inside += s.Seconds * ran
 				}
 				run[path] = t
 			})
@@ -637,8 +638,16 @@ func (a *account) madeAgain(groups []ledger.Cgroup) {
 	}
 }
 
-// splitTime returns the run time in seconds that could be split by place, and the run time that could not. It excludes
-// this process's own programs, which are accounted for in self.
+// ranPart returns the fraction of a program's run time that was not stolen. Stolen time has its own line in the budget.
+func ranPart(p *ledger.Program) float64 {
+	if s, ok := p.RanSeconds(); ok && *p.RunSeconds > 0 {
+		return s / *p.RunSeconds
+	}
+	return 1
+}
+
+// splitTime returns the run time in seconds, without stolen time, that could be split by place, and that could not. It
+// excludes this process's own programs, which are accounted for in self.
 func (a *account) splitTime(programs []ledger.Program) (split, unsplit float64) {
 	own := map[uint32]bool{}
 	if a.snapshot != nil { // nil if programs could not be read
@@ -648,15 +657,17 @@ func (a *account) splitTime(programs []ledger.Program) (split, unsplit float64) 
 			}
 		}
 	}
-	for _, p := range programs {
+	for i := range programs {
+		p := &programs[i]
 		if own[p.ID] {
 			continue
 		}
+		ran := ranPart(p)
 		for _, s := range p.Shares {
 			if s.Cgroup == nil {
-				unsplit += s.Seconds
+				unsplit += s.Seconds * ran
 			} else {
-				split += s.Seconds
+				split += s.Seconds * ran
 			}
 		}
 	}
@@ -800,12 +811,9 @@ func (a *account) bpfTimes(l *ledger.Ledger) []ledger.BPFTime {
 		}
 	}
 	var times []ledger.BPFTime
-	for _, p := range l.Programs {
-		ran := 1.0 // fraction of the run time that was not stolen: stolen time has its own line
-		if s, ok := p.RanSeconds(); ok && *p.RunSeconds > 0 {
-			ran = s / *p.RunSeconds
-		}
-		for _, s := range p.Shares {
+	for i := range l.Programs {
+		ran := ranPart(&l.Programs[i])
+		for _, s := range l.Programs[i].Shares {
 			if s.Cgroup == nil {
 				continue
 			}

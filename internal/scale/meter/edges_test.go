@@ -62,21 +62,14 @@ func TestAProgramThatWasUnloadedHasNoCounters(t *testing.T) {
 	}
 }
 
-// TestBPFTimeOfAPathOnce: samples name a path, and the time there is not in both the group that was removed and the one
-// that was made again.
-func TestBPFTimeOfAPathOnce(t *testing.T) {
-	root := t.TempDir()
-	write := func(path, content string) {
-		t.Helper()
-		path = filepath.Join(root, path)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o644)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	write("proc/self/cgroup", "0::/\n")
-	write("proc/self/mountinfo", "30 24 0:26 / /sys/fs/cgroup rw shared:9 - cgroup2 cgroup2 rw\n")
-	write("sys/fs/cgroup/cgroup.controllers", "cpu memory\n")
-	write("sys/fs/cgroup/unit/cpu.stat", "usage_usec 7000000\n")
+// fakeGroups is an account of a second in which the only group, /unit, was there. counters reads the groups again.
+func fakeGroups(t *testing.T) (a account, root string, counters func() map[*cgroup.Group]cgroup.CPU) {
+	t.Helper()
+	root = t.TempDir()
+	writeUnder(t, root, "proc/self/cgroup", "0::/\n")
+	writeUnder(t, root, "proc/self/mountinfo", "30 24 0:26 / /sys/fs/cgroup rw shared:9 - cgroup2 cgroup2 rw\n")
+	writeUnder(t, root, "sys/fs/cgroup/cgroup.controllers", "cpu memory\n")
+	writeUnder(t, root, "sys/fs/cgroup/unit/cpu.stat", "usage_usec 7000000\n")
 	layout, err := cgroup.Discover(cgroup.Roots{Proc: root + "/proc", Prefix: root})
 	if err != nil {
 		t.Fatal(err)
@@ -85,8 +78,8 @@ func TestBPFTimeOfAPathOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer groups.Close()
-	counters := func() map[*cgroup.Group]cgroup.CPU {
+	t.Cleanup(groups.Close)
+	counters = func() map[*cgroup.Group]cgroup.CPU {
 		if err := groups.ReadCPU(); err != nil {
 			t.Fatal(err)
 		}
@@ -96,11 +89,26 @@ func TestBPFTimeOfAPathOnce(t *testing.T) {
 		}
 		return all
 	}
-	a := account{m: &Meter{layout: layout, groups: groups}, w: &Window{}, snapshot: &bpf.Snapshot{}, found: &findings{}}
+	a = account{m: &Meter{layout: layout, groups: groups}, w: &Window{}, snapshot: &bpf.Snapshot{}, found: &findings{}}
 	a.w.first = edge{wall: time.Now().Add(-time.Second), groups: counters()}
-	write("again/cpu.stat", "usage_usec 2000000\n") // another inode
+	return a, root, counters
+}
+
+func writeUnder(t *testing.T, root, path, content string) {
+	t.Helper()
+	path = filepath.Join(root, path)
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestBPFTimeOfAPathOnce: samples name a path, and the time there is not in both the group that was removed and the one
+// that was made again.
+func TestBPFTimeOfAPathOnce(t *testing.T) {
+	a, root, counters := fakeGroups(t)
+	writeUnder(t, root, "again/cpu.stat", "usage_usec 2000000\n") // another inode
 	unit := root + "/sys/fs/cgroup/unit"
-	if err := errors.Join(os.Rename(unit, root+"/old"), os.Rename(root+"/again", unit), groups.Refresh()); err != nil {
+	if err := errors.Join(os.Rename(unit, root+"/old"), os.Rename(root+"/again", unit), a.m.groups.Refresh()); err != nil {
 		t.Fatal(err)
 	}
 	a.last = edge{at: 1e9, groups: counters()}
@@ -117,6 +125,27 @@ func TestBPFTimeOfAPathOnce(t *testing.T) {
 	}
 	if sum != 1 || n != 2 {
 		t.Errorf("%d groups have %g s, want 2 with 1 s", n, sum)
+	}
+}
+
+// TestBPFTimeOfGroupsIsNotStolen: what was stolen while programs ran is no cost of the groups, and is not in what could
+// not be split.
+func TestBPFTimeOfGroupsIsNotStolen(t *testing.T) {
+	a, root, counters := fakeGroups(t)
+	writeUnder(t, root, "sys/fs/cgroup/unit/cpu.stat", "usage_usec 9000000\n")
+	a.last = edge{at: 1e9, groups: counters()}
+	run, path := 1.0, "/unit"
+	programs := []ledger.Program{{RunSeconds: &run, StolenSeconds: &ledger.Interval{Value: 0.25, Lo: 0.2, Hi: 0.3},
+		Shares: []ledger.Share{{Cgroup: &path, Context: ledger.Task, Seconds: 0.8}, {Seconds: 0.2}}}}
+	all := a.cgroups(programs)
+	i := slices.IndexFunc(all, func(g ledger.Cgroup) bool { return g.Path == path })
+	if g := &all[i]; math.Abs(known.Or(g.BPFSeconds, -1)-0.6) > 1e-9 ||
+		math.Abs(known.Or(g.BPFInsideSeconds, -1)-0.6) > 1e-9 {
+		t.Errorf("the group has %g s, %g s of them inside; want 0.6", known.Or(g.BPFSeconds, -1),
+			known.Or(g.BPFInsideSeconds, -1))
+	}
+	if split, unsplit := a.splitTime(programs); math.Abs(split-0.6) > 1e-9 || math.Abs(unsplit-0.15) > 1e-9 {
+		t.Errorf("%g s are split and %g are not, want 0.6 and 0.15", split, unsplit)
 	}
 }
 
