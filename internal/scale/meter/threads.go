@@ -68,7 +68,7 @@ const (
 
 func newLocator(layout *cgroup.Layout, names *groupNames, sampleHasID bool) *locator {
 	l := &locator{
-		names: names, layout: layout, threads: map[uint32]thread{}, read: layout.NewResolver().Path,
+		names: names, layout: layout, threads: map[uint32]thread{}, read: layout.NewResolver().LivePath,
 		byID: sampleNames(layout, sampleHasID),
 	}
 	if l.byID {

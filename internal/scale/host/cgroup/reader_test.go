@@ -469,6 +469,41 @@ func TestReaderLosesAHierarchy(t *testing.T) {
 	}
 }
 
+// TestLivePath: v1 shows a thread that is exiting in the root, which is not known to be its group.
+func TestLivePath(t *testing.T) {
+	const stat = "7 (a) %s 1 7 7 0 -1 %d 0 0 0 0 0 0 0 0 20 0 1 0 100 0 0"
+	for _, c := range []struct {
+		layout, groups, state string
+		flags                 int
+		want                  string // empty: gone
+	}{
+		{"v1", "4:cpu,cpuacct:/\n", "R", 0, "/"},
+		{"v1", "4:cpu,cpuacct:/\n", "R", 4, ""}, // PF_EXITING
+		{"v1", "4:cpu,cpuacct:/\n", "Z", 4, ""},
+		{"v1", "4:cpu,cpuacct:/\n", "", 0, ""}, // it has ended since its group was read
+		{"v1", "4:cpu,cpuacct:/docker\n", "R", 4, "/docker"},
+		{"v2", "0::/\n", "R", 4, "/"},
+	} {
+		r := fixture(t, c.layout).NewResolver()
+		r.proc = t.TempDir() + "/proc"
+		files := map[string]string{"cgroup": c.groups}
+		if c.state != "" {
+			files["stat"] = fmt.Sprintf(stat, c.state, c.flags)
+		}
+		if err := os.MkdirAll(r.proc+"/7", 0o755); err != nil {
+			t.Fatal(err)
+		}
+		for name, content := range files {
+			if err := os.WriteFile(r.proc+"/7/"+name, []byte(content), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got, err := r.LivePath(7); got != c.want || errors.Is(err, proc.ErrGone) != (c.want == "") {
+			t.Errorf("%+v: %q, %v", c, got, err)
+		}
+	}
+}
+
 // TestReaderForgets: a reader that outlives many groups holds no more than those that there are.
 func TestReaderForgets(t *testing.T) {
 	l := machine(t)

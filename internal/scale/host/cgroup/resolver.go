@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -67,6 +68,20 @@ func (r *Resolver) Path(tid int) (string, error) {
 		return "", err
 	}
 	return r.identity(b), nil
+}
+
+// LivePath is Path, but returns proc.ErrGone for an exiting thread that v1 has in its root: the kernel shows it there,
+// whatever group it is in (proc_cgroup_show in kernel/cgroup/cgroup.c).
+func (r *Resolver) LivePath(tid int) (string, error) {
+	path, err := r.Path(tid)
+	if err != nil || path != "/" || r.v1 == nil {
+		return path, err
+	}
+	p, err := proc.FS{Root: filepath.Dir(r.proc)}.Process(tid)
+	if errors.Is(err, proc.ErrGone) || err == nil && p.Exiting() {
+		return "", fmt.Errorf("reading the control group of thread %d: %w", tid, proc.ErrGone)
+	}
+	return path, nil // also if its state is hidden
 }
 
 // ChargedOf is Charged for a process, with the error of Path.

@@ -42,7 +42,7 @@ func (n *names) resolve(pid int) {
 	if _, known := n.groups[pid]; known || n.resolver == nil || len(n.groups) >= maxNames {
 		return
 	}
-	path, err := n.resolver.Path(pid)
+	path, err := n.resolver.LivePath(pid)
 	if err != nil {
 		path = "" // it has ended
 	}
