@@ -17,7 +17,7 @@ type Usage struct {
 
 	Groups float64 // CPU time of every group below the root
 	Root   float64 // of processes in the root group
-	Kernel float64 // of kernel threads, which are in the root group
+	Kernel float64 // of kernel threads in the root group
 	// Ksoftirqd is the part of Kernel in ksoftirqd threads. With IRQTime the kernel counts it as Softirq as well
 	// (irqtime_account_process_tick in kernel/sched/cputime.c); Budget leaves it with the threads.
 	Ksoftirqd float64

@@ -720,12 +720,18 @@ func (a *account) budget(l *ledger.Ledger) ledger.CPU {
 	if a.seen != nil {
 		u.Steal, u.IdleStolen, u.IdleStolenError = a.seen.Stolen, &a.seen.IdleStolen, &a.seen.IdleStolenError
 	}
+	groups := a.m.layout.NewResolver()
 	for i, t := range a.m.kernel.Threads() {
 		used := 0.0
 		if i < len(a.w.first.kernel) {
 			used = (a.last.kernel[i] - a.w.first.kernel[i]).Seconds()
 		} else if t.New {
 			used = a.last.kernel[i].Seconds()
+		}
+		// Some, such as those of vhost before Linux 6.4, are in the group of the process that they work for, which has their
+		// time.
+		if used > 0 && inGroup(l, groups, t.PID) {
+			continue
 		}
 		u.Kernel += used
 		if strings.HasPrefix(t.Comm, "ksoftirqd/") {
@@ -790,6 +796,14 @@ func (a *account) budget(l *ledger.Ledger) ledger.CPU {
 		c.Part = total
 	}
 	return c
+}
+
+// inGroup reports whether a kernel thread is in a group of the ledger, other than the root, when it is called. It is
+// false for a thread that has ended.
+func inGroup(l *ledger.Ledger, groups *cgroup.Resolver, tid int) bool {
+	path, err := groups.Path(tid)
+	known := func(c ledger.Cgroup) bool { return c.Path == path }
+	return err == nil && path != "/" && slices.ContainsFunc(l.Cgroups, known)
 }
 
 // bpfTimes returns the shares that could be split, by the part of the budget that they ran in. Run time is wall time

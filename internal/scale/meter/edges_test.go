@@ -149,6 +149,35 @@ func TestBPFTimeOfGroupsIsNotStolen(t *testing.T) {
 	}
 }
 
+// TestKernelThreadInAGroup: what a kernel thread in a control group used is in the group, and not on the line of kernel
+// threads as well.
+func TestKernelThreadInAGroup(t *testing.T) {
+	for path, want := range map[string]map[string]float64{
+		"/unit":    {ledger.LineGroups: 6, ledger.LineKernel: 0},
+		"/":        {ledger.LineGroups: 6, ledger.LineKernel: 6},
+		"/unknown": {ledger.LineGroups: 6, ledger.LineKernel: 6}, // no group has it
+	} {
+		a, root, counters := fakeGroups(t)
+		writeUnder(t, root, "proc/7/stat", "7 (vhost-6) S 2 0 0 0 -1 2097152 0 0 0 0 0 0 0 0 20 0 1 0 100 0 0") // PF_KTHREAD
+		writeUnder(t, root, "proc/7/cgroup", "0::"+path+"\n")
+		writeUnder(t, root, "sys/fs/cgroup/unit/cpu.stat", "usage_usec 13000000\n")
+		var err error
+		if a.m.kernel, err = (proc.FS{Root: root}).KernelThreads(); err != nil {
+			t.Fatal(err)
+		}
+		a.found, a.w.first.kernel = nil, []time.Duration{time.Second}
+		a.last = edge{at: 10e9, groups: counters(), kernel: []time.Duration{7 * time.Second}}
+		l := &ledger.Ledger{}
+		l.Cgroups = a.cgroups(nil)
+		l.CPU = a.budget(l)
+		for name, want := range want {
+			if got, known := lineOf(l, name); !known || math.Abs(got-want) > 1e-9 {
+				t.Errorf("a thread in %s: %s has %g s, want %g", path, name, got, want)
+			}
+		}
+	}
+}
+
 func TestACounterThatWentBackIsNotKnown(t *testing.T) {
 	v := func(n uint64) cgroup.Value { return cgroup.Value{N: n, OK: true} }
 	if got := counted(v(5), v(7), true); got != nil {
