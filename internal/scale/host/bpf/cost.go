@@ -17,7 +17,7 @@ const (
 
 // MeasureStatsCost measures what the kernel's run statistics add to one run of a program on this machine: an empty
 // program is run many times without and with them, by BPF_PROG_TEST_RUN. It takes about 1 ms of CPU, and fails if
-// someone else has already enabled statistics.
+// someone else has already enabled statistics, or if the runs with them were not slower, as on a restless machine.
 func MeasureStatsCost() (time.Duration, error) {
 	prog, err := ebpf.NewProgram(nothing("tare_cost", nil))
 	if err != nil {
@@ -44,7 +44,17 @@ func MeasureStatsCost() (time.Duration, error) {
 	if err := errors.Join(err, stats.Close()); err != nil {
 		return 0, err
 	}
-	return max(with-without, 0) / costRuns, nil
+	return costOfRun(without, with)
+}
+
+// costOfRun returns what statistics added to each of costRuns runs. It fails if that is not positive, because they
+// always cost something.
+func costOfRun(without, with time.Duration) (time.Duration, error) {
+	cost := (with - without) / costRuns
+	if cost <= 0 {
+		return 0, fmt.Errorf("%d runs took %v at best with run statistics, and %v without", costRuns, with, without)
+	}
+	return cost, nil
 }
 
 // fastest returns the shortest time of costRuns runs.

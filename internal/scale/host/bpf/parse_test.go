@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink/nl"
@@ -227,6 +228,18 @@ func TestTypeNames(t *testing.T) {
 	} {
 		if got := typeName(c.names, c.n); got != c.want {
 			t.Errorf("%d: %q, want %q", c.n, got, c.want)
+		}
+	}
+}
+
+// TestCostOfRun: where runs with statistics were not slower, their cost is not known, and is not 0.
+func TestCostOfRun(t *testing.T) {
+	const without = 40 * time.Microsecond
+	for with, want := range map[time.Duration]time.Duration{ // 0: unknown
+		without + costRuns*20: 20, without: 0, without - 1: 0, without + costRuns - 1: 0,
+	} {
+		if got, err := costOfRun(without, with); got != want || (err == nil) != (want > 0) {
+			t.Errorf("%v with and %v without: %v, %v; want %v", with, without, got, err, want)
 		}
 	}
 }
