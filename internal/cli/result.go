@@ -230,7 +230,7 @@ func printValues(b *strings.Builder, g kind.Guest, v param.Values, r *load.Resul
 }
 
 // quantileOfTimes reports whether a metric is a quantile or the maximum of a histogram of times. Such a metric is in
-// seconds and pooled by merging histograms (metric.Merged); if it were a Cost as well, it would be a mean.
+// seconds, is pooled by merging histograms (metric.Merged), and is no Cost, because a Cost with that pool is a mean.
 func quantileOfTimes(d metric.Definition) bool {
 	return d.Unit == quantity.Seconds && d.Pool == metric.Merged && !d.Cost
 }

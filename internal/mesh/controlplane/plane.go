@@ -255,8 +255,8 @@ func (e *FilesError) Unwrap() error { return e.Err }
 // Set makes m the mesh. It returns the same as Server.Set, and a FilesError if m is in use but not all files could be
 // written; any other error leaves the mesh as it was.
 //
-// The cost grows with the number of proxies whose part has changed. If Config.CompileAfter made m from the current
-// mesh, few have.
+// A proxy whose part has not changed costs only a comparison of addresses; the parts that Config.CompileAfter took over
+// from the current mesh have not.
 func (p *Plane) Set(ctx context.Context, m *proxyconfig.Mesh) (int64, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

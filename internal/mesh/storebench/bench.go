@@ -138,8 +138,8 @@ func question(i int) mesh.Question {
 	return mesh.Question{To: storeload.ServiceOf(i), Protocol: mesh.TCP}
 }
 
-// Run makes operations one after the other, as scheduled, and returns the result. Operations that begin in the window
-// count, whenever they end. At least one counts, even if it takes longer than the window.
+// Run performs operations one after the other, as scheduled, and returns the result. An operation counts if it begins
+// in the window, whenever it ends. If none does, the first one after the window's beginning counts.
 func (b *Bench) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	begin, end, err := s.Window()
 	if err != nil {

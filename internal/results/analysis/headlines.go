@@ -11,9 +11,9 @@ import (
 	"tare/internal/lib/lists"
 )
 
-// headlines returns the metrics in the order in which a reader wants them: those of assertions, those that the answers
-// rest on, those that the run was asked about, and then one of each family with a resolved difference, the largest in
-// proportion first. Other metrics are left out.
+// headlines returns the metrics to show first: those of assertions, those that the answers rest on, and those that the
+// run was asked about, unless all their estimates are 0. Then follows one metric of each remaining family with a resolved
+// difference, except those about the load generator, the largest relative difference first.
 func (s *Summary) headlines(run record.Run, t *Table) []string {
 	names := []string{}
 	measured, some := map[string]bool{}, map[string]bool{} // has an estimate; has one that is not 0

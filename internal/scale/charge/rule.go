@@ -127,9 +127,10 @@ func (r *Rule) name() string {
 	return r.Where + " " + r.Patterns.String()
 }
 
-// matchesGroup reports whether the rule selects this group itself, and not only because of a group above it: with
-// cgroup= the group at that path, with names the topmost groups that have them. With comm=, all processes in the group
-// and below it must have that name, and there must be some: processes counts them. over is the name of the group above.
+// matchesGroup reports whether the rule selects this group itself, and not only a group above it. A rule with cgroup=
+// selects the group at that path, and a rule with names selects the topmost groups that have them. A rule with comm=
+// requires at least one process in the group or below it, all of that name; processes is their tally. over is the name
+// of the group above.
 func (r *Rule) matchesGroup(g *ledger.Cgroup, over *ledger.Name, processes tally) bool {
 	switch {
 	case r.Comm != "" && (g.Vanished || processes.named == 0 || processes.named < processes.all):
@@ -139,7 +140,7 @@ func (r *Rule) matchesGroup(g *ledger.Cgroup, over *ledger.Name, processes tally
 	case r.byName():
 		return r.matchesName(g.Name) && r.has(g.Name) && !r.matchesName(over)
 	case r.Comm != "":
-		// Processes in a container can choose their names, so a profile ignores these.
+		// What runs in a container is not trusted and can choose its name, so a profile's comm= selects no containers.
 		return !r.Profile || g.Name == nil || g.Name.ContainerID == "" && g.Name.PodUID == ""
 	}
 	return false

@@ -232,7 +232,7 @@ func (c *conn) taken(bytes int) {
 	if c.pending -= int64(bytes) + messageHead; c.pending <= 0 {
 		c.pending, c.around = 0, 0
 	}
-	_ = c.weigh() // less is kept than before; if it is still too much, the call that added it acts on that
+	_ = c.weigh() // the total only shrinks here; the call that exceeded a limit acts on it
 }
 
 // open records that streams have begun or ended. A connection without streams has no pending data.
@@ -306,7 +306,7 @@ const (
 	smallBuffer = 1 << 10
 )
 
-// follow returns the bytes of data in frames that begin in b, and the overhead of buffering them.
+// follow returns the bytes of data in frames whose header ends in b, and the overhead of buffering them.
 func (f *frames) follow(b []byte) (data, around int64) {
 	for len(b) > 0 {
 		if f.skip > 0 {

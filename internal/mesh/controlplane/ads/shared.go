@@ -37,7 +37,8 @@ func (s *shared[K, V]) there(key K) *V {
 	return s.made[key].Value()
 }
 
-// replace stores v for a key if its value is still there. Otherwise it changes nothing and reports false.
+// replace stores v for a key if the key still has the value of the argument there (nil: none), and reports whether it
+// did.
 func (s *shared[K, V]) replace(key K, there, v *V) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

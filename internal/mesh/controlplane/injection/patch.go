@@ -80,7 +80,8 @@ func (c *compiled) inject(namespace string, by *authority.Authority, p *pod) (*v
 		"excludeOutbound": outbound,
 	}
 	if c.native {
-		// First, so that it runs before the pod's own init containers, whose connections are already redirected.
+		// First, because c.before has the sidecar as well, which must run before the pod's own init containers: their
+		// connections are already redirected.
 		b.list("/spec/initContainers", len(p.Spec.InitContainers) > 0, true, c.before, values)
 	} else {
 		// Last, so that the connections of the pod's own init containers are not redirected: no proxy runs yet.
@@ -242,7 +243,7 @@ func (p *probe) ask(in *container) (ask *probes.Ask, key, why string) {
 	return nil, "", "" // exec, which needs no network
 }
 
-// portOf returns the port of the container that a probe connects to, or why it is not known.
+// portOf returns the port of the container that a probe connects to, or why the probe cannot be moved.
 func (p *tcpProbe) portOf(in *container) (port int, why string) {
 	if p.Host != "" {
 		return 0, "it asks another host"

@@ -2,7 +2,8 @@ package snapshot
 
 import "tare/internal/lib/bpf"
 
-// waiter waits until the programs that run now have ended. Store uses it from one goroutine.
+// waiter waits until all eBPF programs that were running at the call of start have returned. Store uses it from one
+// goroutine.
 type waiter interface {
 	start()        // must not be called while running
 	running() bool // started, and wait has not returned the result yet
@@ -11,8 +12,8 @@ type waiter interface {
 	close() error
 }
 
-// rcu waits, in the background, until every program that runs now has ended. This takes an RCU grace period, some
-// milliseconds.
+// rcu waits in the background for one RCU grace period, which takes a few to a few tens of milliseconds. It does
+// not wait for sleepable programs (see bpf.Waiter).
 type rcu struct {
 	waiter *bpf.Waiter
 	answer chan error // with room for one result

@@ -143,9 +143,9 @@ func (c *claim) component() Component {
 	return c.rule.Component
 }
 
-// ComponentOf returns the component of a process that is known to belong to a sandbox, by its command line, which need
-// not name the sandbox as it must for a census. It is empty if the table does not know the process, as for any
-// application.
+// ComponentOf returns the component of a process that is known to belong to a sandbox, by its command line. Unlike in a
+// census, the command line need not name the sandbox. The result is empty for processes that are not in the table, such
+// as applications.
 func ComponentOf(comm string, args []string) Component {
 	c := builtin().match(command{comm: comm, args: args}, true)
 	return c.component()
@@ -154,8 +154,8 @@ func ComponentOf(comm string, args []string) Component {
 // identify interprets a command line.
 func (t *table) identify(c command) claim { return t.match(c, false) }
 
-// match finds the first rule that matches a command line. Rules that need an id match without one only if known is
-// true: the process is known to belong to a sandbox.
+// match finds the first rule that matches a command line. A rule that requires an id is skipped if the command line has
+// none, unless known is true: the process is then known to belong to a sandbox.
 func (t *table) match(c command, known bool) claim {
 	names := make([]string, 0, 2)
 	if len(c.args) > 0 {
