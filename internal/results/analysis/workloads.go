@@ -7,8 +7,8 @@ import (
 )
 
 // Workload holds what one application used in an arm at a level, and what was used on its behalf: means over the
-// windows of the valid trials. The samples of all trials together determine where the subject's programs ran
-// (ledger.Pool). It has no intervals.
+// windows of the valid trials. Each program's samples of all trials together determine where it ran (ledger.Pool). It
+// has no intervals.
 type Workload struct {
 	Arm     string            `json:"arm"`
 	Factors map[string]string `json:"factors"`

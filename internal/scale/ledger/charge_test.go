@@ -351,6 +351,36 @@ func TestPool(t *testing.T) {
 			t.Errorf("%s: %+v, want %s", c.name, pooled, c.want)
 		}
 	}
+	// The samples of one program do not place another.
+	two := func(unseen, cpu float64, samples int) *Ledger {
+		seen := tareProgram(Share{Seconds: 0.1})
+		seen.Name, seen.Seen = "seen", []Seen{{Cgroup: ptr("/a"), Context: Task, Samples: samples}}
+		blind := tareProgram(Share{Seconds: unseen})
+		blind.Name = "blind"
+		return &Ledger{Cgroups: []Cgroup{group("/a", cpu, 100, shop)}, Programs: []Program{blind, seen}}
+	}
+	sole, named := two(2, 5, 50), two(0, 5, 50)
+	sole.Programs[0].Shares = []Share{{Cgroup: ptr("/a"), Context: Task, Seconds: 2, Lo: 2, Hi: 2, Method: Sole}}
+	named.Programs[1].Workload, named.Programs[1].Seen[0].Cgroup = "shop", ptr("(idle)")
+	for _, c := range []struct {
+		name   string
+		window *Ledger
+		want   string
+		note   string
+	}{
+		{"a program that samples cannot see", two(2, 5, 50), "5 - - 0 | 100 100 0 0", "could not place 2.00 s"},
+		{"one that ran next to nothing", two(0.005, 5, 50), "5 4.9 0.1 0 | 100 100 0 0", "could not place 5.00 ms"},
+		{"one that can only have run in one place", sole, "5 2.9 2.1 0 | 100 100 0 0", ""},
+		{"one that names the workload, above idle CPUs", named, "5.1 5 0.1 0.1 | 100 100 0 0", ""},
+		{"few samples in each window", two(0, 5, 9), "5 4.9 0.1 0 | 100 100 0 0", ""},
+	} {
+		settle(c.window)
+		w := Pool([]*Ledger{c.window, c.window, c.window})[0]
+		notes := strings.Join(w.Notes, "|")
+		if show(w) != c.want || !strings.Contains(notes, c.note) || (c.note == "") != (notes == "") {
+			t.Errorf("%s: %s, want %s, notes %q", c.name, show(w), c.want, w.Notes)
+		}
+	}
 	other := &Ledger{Cgroups: []Cgroup{group("/b", 2, 100, bank)}}
 	settle(other)
 	if got := Pool([]*Ledger{window(2, 20, 20), other}); len(got) != 0 || Pool(nil) != nil {

@@ -1,26 +1,31 @@
 package ledger
 
 import (
+	"fmt"
 	"math"
 
 	"tare/internal/lib/known"
+	"tare/internal/lib/quantity"
 )
 
-// minPooled is how many samples of tare's programs are needed to say where they ran. It mirrors
-// attribution.MinSamples.
+// minPooled is how many samples of a program are needed to say where it ran. It mirrors attribution.MinSamples.
 const minPooled = 25
 
 // Pool returns each workload's account as the mean over several windows. A single window may have too few samples to
-// say where tare's programs ran; pooled, their run time is placed by the samples of all windows. Notes and bounds,
-// which belong to single windows, are left out, and so are workloads that are missing from a window.
+// say where one of tare's programs ran; pooled, its run time is placed by its samples of all windows. If the programs
+// that still have too few samples ran for more than a thousandth of a workload's own CPU time, its NetCPU and TareCPU
+// are nil, and Notes say so. Other notes and bounds, which belong to single windows, are left out, and so are
+// workloads that are missing from a window. Pool returns nil if there are no windows.
 func Pool(windows []*Ledger) []Workload {
 	if len(windows) == 0 {
 		return nil
 	}
-	p := pool{n: int64(len(windows)), ran: new(int64), workloads: map[string]*pooled{}}
+	p := pool{n: int64(len(windows)), placed: map[place]int64{}, programs: map[programKey]*pooledProgram{},
+		workloads: map[string]*pooled{}}
 	for _, l := range windows {
 		p.add(l)
 	}
+	p.placePrograms()
 	var all []Workload
 	for _, name := range p.names {
 		if w := p.workloads[name]; w.windows == p.n {
@@ -32,12 +37,45 @@ func Pool(windows []*Ledger) []Workload {
 
 // pool holds the totals of several windows.
 type pool struct {
-	n         int64  // windows
-	ran       *int64 // ns that tare's programs ran; nil if unknown
-	samples   int64  // of tare's programs
+	n         int64           // windows
+	placed    map[place]int64 // ns that tare's programs ran, by where
+	few       int64           // ns that those with too few samples ran
+	gone      int64           // ns in which samples saw the others in threads whose group could not be read
+	unknown   bool            // how long some ran is unknown
+	programs  map[programKey]*pooledProgram
 	irqApart  bool
 	names     []string
 	workloads map[string]*pooled
+}
+
+// place is where a program of tare ran, as the account of a workload distinguishes it. The zero place is in no account.
+type place struct {
+	workload string
+	part     placePart
+}
+
+type placePart int
+
+// The parts of a workload's account in which tare's programs can run.
+const (
+	_              placePart = iota
+	placeInside              // in its groups, and contained in their CPU time
+	placeApart               // in its groups, and not contained in their CPU time
+	placeElsewhere           // not in its groups, and on its behalf
+)
+
+// programKey identifies a program in several windows, in each of which it may have been loaded anew. Samples of one
+// program do not tell where another ran: they may see only one of the two, because the other disables interrupts.
+type programKey struct {
+	Charged
+	name, kind, tag string
+}
+
+// pooledProgram holds the totals of one program, without the windows in which it can only have run in one place.
+type pooledProgram struct {
+	ran                *int64 // ns; nil if unknown
+	samples, groupless int64  // all samples, and those whose group could not be read
+	seen               map[place]int64
 }
 
 // pooled holds the totals of one workload.
@@ -45,7 +83,6 @@ type pooled struct {
 	name                     string
 	windows                  int64
 	own, groups              *int64 // ns
-	inside, apart            int64  // samples
 	gross, net, tare, inMaps *int64 // bytes
 }
 
@@ -63,72 +100,130 @@ func (p *pool) add(l *Ledger) {
 		}
 		w.windows++
 		own, _ := total(s.cpu, s.own[w.name])
-		w.own, w.groups = known.Sum(w.own, own), known.Sum(w.groups, nanoseconds(account.TareCgroupsCPU))
+		groups, _ := total(s.cpu, s.serving[w.name])
+		if s.noPrograms { // tare's programs may have run elsewhere
+			groups = nil
+		}
+		w.own, w.groups = known.Sum(w.own, own), known.Sum(w.groups, groups)
 		w.gross, w.net = known.Sum(w.gross, account.GrossMemory), known.Sum(w.net, account.NetMemory)
 		w.tare, w.inMaps = known.Sum(w.tare, account.TareMemory), known.Sum(w.inMaps, account.TareMaps)
 	}
-	if s.noPrograms {
-		p.ran = nil
-	}
+	p.unknown = p.unknown || s.noPrograms
 	for i := range l.Programs {
-		prog := &l.Programs[i]
-		if prog.Charge != ChargeTare {
-			continue
-		}
-		if ran, counted := prog.RanSeconds(); counted {
-			p.ran = known.Sum(p.ran, nanoseconds(&ran))
-		} else {
-			p.ran = nil
-		}
-		for _, seen := range prog.Seen {
-			p.samples += int64(seen.Samples)
-			if seen.Cgroup == nil {
-				continue
-			}
-			c := s.chargeOf(*seen.Cgroup)
-			w := p.workloads[c.Workload]
-			switch {
-			case c.Charge != ChargeWorkload || w == nil:
-			case seen.Context == Task || !l.irqApart():
-				w.inside += int64(seen.Samples)
-			default:
-				w.apart += int64(seen.Samples)
-			}
+		if prog := &l.Programs[i]; prog.Charge == ChargeTare {
+			p.addProgram(s, prog)
 		}
 	}
 }
 
+func (p *pool) addProgram(s *settlement, prog *Program) {
+	key := programKey{prog.Charged, prog.Name, prog.Type, prog.Tag}
+	to := p.programs[key]
+	if to == nil {
+		to = &pooledProgram{ran: new(int64), seen: map[place]int64{}}
+		p.programs[key] = to
+	}
+	sole := false
+	ran, counted := prog.split(func(share Share, ns int64) {
+		if share.Method == Sole {
+			sole = true
+			p.placed[s.placeOf(prog, *share.Cgroup, share.Context)] += ns
+		}
+	})
+	switch {
+	case !counted:
+		to.ran = nil
+	case sole:
+		return
+	default:
+		to.ran = known.Sum(to.ran, &ran)
+	}
+	for _, seen := range prog.Seen {
+		n := int64(seen.Samples)
+		if to.samples += n; seen.Cgroup == nil {
+			to.groupless += n
+			continue
+		}
+		to.seen[s.placeOf(prog, *seen.Cgroup, seen.Context)] += n
+	}
+}
+
+// placeOf returns where a program of tare ran that was in the group at path.
+func (s *settlement) placeOf(prog *Program, path string, context Context) place {
+	counted := context == Task || !s.l.irqApart()
+	switch at := s.chargeOf(path); {
+	case at.Charge == ChargeWorkload && counted:
+		return place{at.Workload, placeInside}
+	case at.Charge == ChargeWorkload:
+		return place{at.Workload, placeApart}
+	case at.Charge == ChargeTare && counted: // already in the CPU time of that group
+		return place{}
+	case at.Charge == ChargeTare:
+		of, _ := s.serves(at)
+		return place{of, placeElsewhere}
+	}
+	return place{s.servedBy(prog.Charged), placeElsewhere}
+}
+
+// placePrograms places the run time of each program by its samples in all windows.
+func (p *pool) placePrograms() {
+	for _, prog := range p.programs {
+		if prog.ran == nil {
+			p.unknown = true
+			continue
+		}
+		if prog.samples < minPooled {
+			p.few += *prog.ran
+			continue
+		}
+		part := func(samples int64) int64 {
+			return int64(math.Round(float64(*prog.ran) * (float64(samples) / float64(prog.samples))))
+		}
+		for at, samples := range prog.seen {
+			p.placed[at] += part(samples)
+		}
+		p.gone += part(prog.groupless)
+	}
+}
+
+// each returns the mean of a total over the windows; nil for nil.
+func (p *pool) each(n *int64) *int64 {
+	return known.As(n, func(n int64) int64 { return int64(math.Round(float64(n) / float64(p.n))) })
+}
+
 // mean returns the account of an average window. Net and tare are rounded, and gross is their sum.
 func (p *pool) mean(w *pooled) Workload {
-	each := func(n *int64) *int64 {
-		return known.As(n, func(n int64) int64 { return int64(math.Round(float64(n) / float64(p.n))) })
-	}
 	out := Workload{Name: w.name, Cgroups: []string{}, Notes: []string{}}
-	own, groups := each(w.own), each(w.groups)
+	note := func(format string, args ...any) { out.Notes = append(out.Notes, fmt.Sprintf(format, args...)) }
+	at := func(part placePart) *int64 { return new(p.placed[place{w.name, part}]) }
+	own, groups := p.each(w.own), p.each(known.Sum(w.groups, at(placeElsewhere)))
 	out.TareCgroupsCPU = seconds(groups)
-	if inside, apart := p.placed(w.inside), p.placed(w.apart); inside != nil && apart != nil && own != nil {
-		in := min(*each(inside), *own)
-		bpf := in + *each(apart)
+	unplaced := func(ns int64) string { return quantity.Value(float64(*p.each(&ns))/1e9, quantity.Seconds) }
+	placed := false
+	switch {
+	case p.unknown:
+		note("how long some eBPF programs of tare ran is not known: net and tare are not known")
+	case p.few > 0 && (w.own == nil || p.few > *w.own/1000):
+		note("samples of all windows could not place %s per window that eBPF programs of tare ran: net and tare are not "+
+			"known", unplaced(p.few))
+	default:
+		placed = true
+		if p.few+p.gone > 0 {
+			note("samples could not place %s per window that eBPF programs of tare ran: any of it that ran here is in net",
+				unplaced(p.few+p.gone))
+		}
+	}
+	if placed && own != nil {
+		in := min(*p.each(at(placeInside)), *own)
+		bpf := in + *p.each(at(placeApart))
 		net, tare := known.Sum(own, known.Minus(&in)), known.Sum(&bpf, groups)
 		out.NetCPU, out.TareCPU, out.GrossCPU = seconds(net), seconds(tare), seconds(known.Sum(net, tare))
 	} else if !p.irqApart {
 		out.GrossCPU = seconds(known.Sum(own, groups))
 	}
-	out.NetMemory, out.TareMemory, out.TareMaps = each(w.net), each(w.tare), each(w.inMaps)
+	out.NetMemory, out.TareMemory, out.TareMaps = p.each(w.net), p.each(w.tare), p.each(w.inMaps)
 	if out.GrossMemory = known.Sum(out.NetMemory, out.TareMemory); out.GrossMemory == nil {
-		out.GrossMemory = each(w.gross)
+		out.GrossMemory = p.each(w.gross)
 	}
 	return out
-}
-
-// placed returns the share of the run time of tare's programs, over all windows, that the given number of their
-// samples stands for; nil if the run time is unknown or samples are too few.
-func (p *pool) placed(samples int64) *int64 {
-	switch {
-	case p.ran == nil || *p.ran > 0 && p.samples < minPooled:
-		return nil
-	case *p.ran == 0:
-		return new(int64)
-	}
-	return new(int64(math.Round(float64(*p.ran) * (float64(samples) / float64(p.samples)))))
 }
