@@ -45,7 +45,8 @@ type Workload struct {
 	NetCPU   *float64 `json:"net_cpu_seconds"`
 	TareCPU  *float64 `json:"tare_cpu_seconds"`
 	// TareBPF is the part of TareCPU in which tare's eBPF programs ran on top of the workload's own tasks, by their
-	// shares. Time that samples could not place (Tare.BPFUnsplit) may belong here too: Hi includes all of it, Value none.
+	// shares. Its bounds are those of the shares and of stolen time (Program.StolenSeconds). Time that samples could not
+	// place (Tare.BPFUnsplit) may belong here too: Hi includes all of it, Value none.
 	TareBPF *Interval `json:"tare_bpf_seconds"`
 	// TareCgroupsCPU is the rest of TareCPU: control groups that serve this workload, and eBPF programs that serve it but
 	// ran in neither its groups nor tare's.
@@ -237,6 +238,7 @@ type settlement struct {
 	tares       []Charged            // all charges of tare
 
 	unsplit, placed int64  // run time of tare's programs that samples could not place, and could
+	unsplitMost     int64  // unsplit if as little as possible of it was stolen
 	bpfUnknown      string // why the run time of tare's programs is unknown; empty if it is known
 	// By workload, run time of tare's programs in its groups: inside is contained in their CPU time, apart is not.
 	inside, apart map[string]int64
@@ -364,9 +366,10 @@ func (s *settlement) addPrograms() {
 		if p.Charge != ChargeTare {
 			continue
 		}
-		placed := int64(0)
+		placed, most := int64(0), int64(0)
 		ran, known := p.split(func(share Share, ns int64) {
 			if share.Cgroup == nil {
+				most += *nanoseconds(&share.Hi)
 				return
 			}
 			placed += ns
@@ -393,7 +396,8 @@ func (s *settlement) addPrograms() {
 			s.bpfUnknown = fmt.Sprintf("how long program %d (%s) of tare ran is not known", p.ID, cmp.Or(p.Name,
 				"no name"))
 		}
-		s.placed, s.unsplit = s.placed+placed, s.unsplit+max(ran-placed, 0) // shares are rounded
+		unsplit := max(ran-placed, 0) // shares are rounded
+		s.placed, s.unsplit, s.unsplitMost = s.placed+placed, s.unsplit+unsplit, s.unsplitMost+max(most, unsplit)
 	}
 }
 
@@ -515,7 +519,7 @@ func (s *settlement) workload(name string) Workload {
 		if least := known.Sum(cpu, groups); least != nil && s.l.irqApart() {
 			gross = fmt.Sprintf(", nor is gross, which is %s to %s",
 				quantity.Value(float64(*least)/1e9, quantity.Seconds),
-				quantity.Value(float64(*least+s.unsplit)/1e9, quantity.Seconds))
+				quantity.Value(float64(*least+s.unsplitMost)/1e9, quantity.Seconds))
 		}
 		note("samples could not place any of the %s that eBPF programs of tare ran: net and tare are not "+
 			"known%s; use a longer --for or a higher --hz",
@@ -523,7 +527,7 @@ func (s *settlement) workload(name string) Workload {
 	default:
 		bpf := inside + apart
 		value, b := float64(bpf)/1e9, s.bounds[name]
-		w.TareBPF = &Interval{Value: value, Lo: min(b.Lo, value), Hi: max(b.Hi, value) + float64(s.unsplit)/1e9}
+		w.TareBPF = &Interval{Value: value, Lo: min(b.Lo, value), Hi: max(b.Hi, value) + float64(s.unsplitMost)/1e9}
 		if s.unsplit > 0 {
 			note("samples could not place %s that eBPF programs of tare ran: any of it that ran here is in net",
 				quantity.Value(float64(s.unsplit)/1e9, quantity.Seconds))

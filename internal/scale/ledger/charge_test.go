@@ -261,6 +261,34 @@ func TestSettleTakesStolenTimeOut(t *testing.T) {
 	if got := show(l.Workloads[0]); got != "2 1.625 0.375 0 | 100 100 0 0" {
 		t.Error(got)
 	}
+
+	// How much was stolen is an estimate, and the bounds allow for its own.
+	for _, c := range []struct {
+		name  string
+		share Share
+		want  Interval
+	}{
+		{"one place", Share{Cgroup: ptr("/a"), Context: Task, Seconds: 1, Lo: 1, Hi: 1, Method: Sole},
+			Interval{Value: 0.75, Lo: 0.25, Hi: 1}},
+		{"samples", Share{Cgroup: ptr("/a"), Context: Task, Seconds: 1, Lo: 0.5, Hi: 1, Method: Sampled},
+			Interval{Value: 0.75, Lo: 0.125, Hi: 1}},
+	} {
+		l := Ledger{Cgroups: []Cgroup{group("/a", 2, 100, shop)}, Programs: []Program{
+			{Charged: tare, RunSeconds: ptr(1.0), Shares: []Share{c.share}, StolenSeconds: &Interval{Value: 0.25, Lo: 0,
+				Hi: 0.75}},
+			{Charged: tare, RunSeconds: ptr(0.0)},
+		}}
+		settle(&l)
+		if got := *l.Workloads[0].TareBPF; got != c.want {
+			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)
+		}
+		l.Programs[1] = Program{Charged: tare, RunSeconds: ptr(0.5), Shares: []Share{{Seconds: 0.5}},
+			StolenSeconds: &Interval{Value: 0.25, Lo: 0.125, Hi: 0.5}}
+		settle(&l)
+		if got := *l.Workloads[0].TareBPF; got.Value != c.want.Value || got.Hi != c.want.Hi+0.375 {
+			t.Errorf("%s, and some in no place: %+v", c.name, got)
+		}
+	}
 }
 
 // Whatever is charged to whom: gross = net + tare to the nanosecond and the byte, and what tare used stands in a

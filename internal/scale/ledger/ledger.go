@@ -198,18 +198,28 @@ type Share struct {
 }
 
 // split returns the run time of the program in nanoseconds, without stolen time, and calls part with each share,
-// scaled likewise. known is false if the run time is unknown.
+// scaled likewise. The bounds of a share are those of samples and of stolen time together. The upper bound of a share
+// without a cgroup is all of it. known is false if the run time is unknown.
 func (p *Program) split(part func(s Share, ns int64)) (ran int64, known bool) {
 	seconds, known := p.RanSeconds()
 	if !known {
 		return 0, false
 	}
-	kept := 1.0
-	if *p.RunSeconds > 0 {
-		kept = seconds / *p.RunSeconds
+	var stolen Interval
+	if p.StolenSeconds != nil {
+		stolen = *p.StolenSeconds
+	}
+	kept := func(stolen float64) float64 { // fraction of the run time
+		if *p.RunSeconds <= 0 {
+			return 1
+		}
+		return max(*p.RunSeconds-stolen, 0) / *p.RunSeconds
 	}
 	for _, s := range p.Shares {
-		s.Seconds, s.Lo, s.Hi = s.Seconds*kept, s.Lo*kept, s.Hi*kept
+		if s.Cgroup == nil {
+			s.Hi = s.Seconds
+		}
+		s.Seconds, s.Lo, s.Hi = s.Seconds*kept(stolen.Value), s.Lo*kept(stolen.Hi), s.Hi*kept(stolen.Lo)
 		part(s, *nanoseconds(&s.Seconds))
 	}
 	return *nanoseconds(&seconds), true
