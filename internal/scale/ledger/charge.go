@@ -6,6 +6,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"strings"
 
 	"tare/internal/lib/known"
 	"tare/internal/lib/lists"
@@ -311,8 +312,15 @@ func (s *settlement) takeSelf() {
 	}
 }
 
-// chargeOf returns the charge of the group at path, or of the nearest listed group above it.
-func (s *settlement) chargeOf(path string) Charged { return At(s.index, path) }
+// chargeOf returns the charge of the group at path, or of the nearest listed group above it. What stands in for a group
+// of interrupts above idle CPUs, attribution.Idle, is not a path: no group's CPU time contains them, not even the
+// root's.
+func (s *settlement) chargeOf(path string) Charged {
+	if !strings.HasPrefix(path, "/") {
+		return Charged{}
+	}
+	return At(s.index, path)
+}
 
 func (s *settlement) findWorkloads() {
 	names := map[string]bool{}
