@@ -50,7 +50,8 @@ type Workload struct {
 	// place (Tare.BPFUnsplit) may belong here too: Hi includes all of it, Value none.
 	TareBPF *Interval `json:"tare_bpf_seconds"`
 	// TareCgroupsCPU is the rest of TareCPU: control groups that serve this workload, and eBPF programs that serve it but
-	// ran in neither its groups nor tare's.
+	// ran in neither its groups nor tare's. It is nil, and so are TareCPU and GrossCPU, if the time of such programs that
+	// is unknown or that samples could not place is more than a thousandth of the CPU time of the workload's groups.
 	TareCgroupsCPU *float64 `json:"tare_cgroups_cpu_seconds"`
 
 	GrossMemory *int64 `json:"gross_memory_hard_bytes"`
@@ -239,13 +240,14 @@ type settlement struct {
 	tares       []Charged            // all charges of tare
 
 	unsplit, placed int64  // run time of tare's programs that samples could not place, and could
-	unsplitMost     int64  // unsplit if as little as possible of it was stolen
+	unsplitMost     int64  // unsplit, if as little as possible of it was stolen
 	bpfUnknown      string // why the run time of tare's programs is unknown; empty if it is known
 	// By workload, run time of tare's programs in its groups: inside is contained in their CPU time, apart is not.
 	inside, apart map[string]int64
 	bounds        map[string]Interval
 	tareApart     map[Charged]int64 // run time in tare's own groups that is not in their CPU time
 	elsewhere     map[string]int64  // run time in other groups, by workload served; "" for no particular one
+	unplaced      map[string]*sum   // by workload: run time of programs that name it and that samples could not place
 
 	maps          map[string]*sum // by workload: bytes of tare's maps charged to its groups
 	mapsElsewhere map[string]*sum // bytes charged to neither a workload's groups nor tare's
@@ -365,7 +367,7 @@ func (s *settlement) serves(c Charged) (string, bool) {
 func (s *settlement) addPrograms() {
 	s.inside, s.apart, s.elsewhere, s.tareApart = map[string]int64{}, map[string]int64{}, map[string]int64{},
 		map[Charged]int64{}
-	s.bounds = map[string]Interval{}
+	s.bounds, s.unplaced = map[string]Interval{}, map[string]*sum{}
 	if s.noPrograms {
 		s.bpfUnknown = "the machine's eBPF programs could not be read"
 	}
@@ -403,8 +405,11 @@ func (s *settlement) addPrograms() {
 		if !known {
 			s.bpfUnknown = fmt.Sprintf("how long program %d (%s) of tare ran is not known", p.ID, cmp.Or(p.Name,
 				"no name"))
+			sumOf(s.unplaced, s.servedBy(p.Charged)).add(1, nil, "")
+			continue
 		}
 		unsplit := max(ran-placed, 0) // shares are rounded
+		sumOf(s.unplaced, s.servedBy(p.Charged)).add(1, &unsplit, "")
 		s.placed, s.unsplit, s.unsplitMost = s.placed+placed, s.unsplit+unsplit, s.unsplitMost+max(most, unsplit)
 	}
 }
@@ -426,8 +431,12 @@ func (s *settlement) outside() (ns int64) {
 // lost reports whether samples placed none of the run time of tare's programs, and that run time exceeds a thousandth
 // of the time that may contain it.
 func (s *settlement) lost(of *int64) bool {
-	return s.placed == 0 && s.unsplit > 0 && (of == nil || s.unsplit > *of/1000)
+	return s.placed == 0 && matters(&s.unsplit, of)
 }
+
+// matters reports whether run time exceeds a thousandth of a total that may lack or contain it. Either is nil if
+// unknown, and then any run time does.
+func matters(ns, of *int64) bool { return ns == nil || *ns > 0 && (of == nil || *ns > *of/1000) }
 
 // servedBy returns the workload that a program or map names as the one it serves, or "" if the ledger does not have
 // it.
@@ -517,18 +526,23 @@ func (s *settlement) workload(name string) Workload {
 		inside = min(inside, *cpu)
 	}
 	apart := s.apart[name]
+	// Programs that name the workload may also have run above idle CPUs or in groups without a charge.
+	least, hidden := known.Sum(cpu, &apart, groups), matters(s.unplaced[name].value(), cpu)
+	if hidden {
+		groups = nil
+	}
+	gross := ""
+	if least != nil && (hidden || s.l.irqApart()) {
+		gross = fmt.Sprintf(", nor is gross, which is %s to %s",
+			quantity.Value(float64(*least)/1e9, quantity.Seconds),
+			quantity.Value(float64(*least+s.unsplitMost)/1e9, quantity.Seconds))
+	}
 	switch {
-	case s.noPrograms:
+	case s.noPrograms, s.bpfUnknown != "" && hidden:
 		note("%s: gross, net and tare are not known", s.bpfUnknown)
 	case s.bpfUnknown != "":
 		note("%s: net and tare are not known", s.bpfUnknown)
 	case s.lost(cpu):
-		gross := ""
-		if least := known.Sum(cpu, groups); least != nil && s.l.irqApart() {
-			gross = fmt.Sprintf(", nor is gross, which is %s to %s",
-				quantity.Value(float64(*least)/1e9, quantity.Seconds),
-				quantity.Value(float64(*least+s.unsplitMost)/1e9, quantity.Seconds))
-		}
 		note("samples could not place any of the %s that eBPF programs of tare ran: net and tare are not "+
 			"known%s; use a longer --for or a higher --hz",
 			quantity.Value(float64(s.unsplit)/1e9, quantity.Seconds), gross)
@@ -536,16 +550,21 @@ func (s *settlement) workload(name string) Workload {
 		bpf := inside + apart
 		value, b := float64(bpf)/1e9, s.bounds[name]
 		w.TareBPF = &Interval{Value: value, Lo: min(b.Lo, value), Hi: max(b.Hi, value) + float64(s.unsplitMost)/1e9}
+		if hidden {
+			gross = "; tare is not known" + gross
+		} else {
+			gross = ""
+		}
 		if s.unsplit > 0 {
-			note("samples could not place %s that eBPF programs of tare ran: any of it that ran here is in net",
-				quantity.Value(float64(s.unsplit)/1e9, quantity.Seconds))
+			note("samples could not place %s that eBPF programs of tare ran: any of it that ran here is in net%s",
+				quantity.Value(float64(s.unsplit)/1e9, quantity.Seconds), gross)
 		}
 		w.NetCPU = seconds(known.Sum(cpu, known.Minus(&inside)))
 		w.TareCPU = seconds(known.Sum(&bpf, groups))
 		w.GrossCPU = seconds(known.Sum(cpu, &apart, groups))
 	}
 	if w.TareBPF == nil && !s.l.irqApart() {
-		// Wherever tare's programs ran, their time is in the groups' CPU time.
+		// Wherever tare's programs ran, their time is in the groups' CPU time, unless some is hidden: then groups is nil.
 		w.GrossCPU = seconds(known.Sum(cpu, groups))
 	}
 	w.TareCgroupsCPU = seconds(groups)

@@ -106,7 +106,8 @@ func TestSettleWithoutPrograms(t *testing.T) {
 
 func TestSettle(t *testing.T) {
 	in := func(path string, c Context, s float64) Share { return Share{Cgroup: &path, Context: c, Seconds: s} }
-	unplaced := Share{Seconds: 0.25}
+	unplaced, forShop := Share{Seconds: 0.25}, Charged{Charge: ChargeTare, Workload: "shop"}
+	named := func(p Program) Program { p.Charged = forShop; return p }
 	for _, c := range []struct {
 		name string
 		l    Ledger
@@ -160,6 +161,25 @@ func TestSettle(t *testing.T) {
 		{"nobody counted", Ledger{
 			Cgroups: []Cgroup{group("/a", 2, 100, shop)}, Programs: []Program{{Charged: tare}}},
 			map[string]string{"shop": "2 - - 0 | 100 100 0 0"}},
+		{"nobody counted what may have run on behalf of the workload above idle CPUs", Ledger{
+			Cgroups: []Cgroup{group("/a", 2, 100, shop)}, Programs: []Program{{Charged: forShop, Unloaded: true}}},
+			map[string]string{"shop": "- - - - | 100 100 0 0"}},
+		{"nobody counted what ran on behalf of another", Ledger{
+			Cgroups:  []Cgroup{group("/a", 2, 100, shop), group("/b", 3, 60, bank)},
+			Programs: []Program{{Charged: forShop, Unloaded: true}}},
+			map[string]string{"shop": "- - - - | 100 100 0 0", "bank": "3 - - 0 | 60 60 0 0"}},
+		{"nothing of it could be placed", Ledger{
+			Cgroups: []Cgroup{group("/a", 2, 100, shop)}, Programs: []Program{named(tareProgram(unplaced))}},
+			map[string]string{"shop": "- - - - | 100 100 0 0"}},
+		{"a part of it could not be placed", Ledger{
+			Cgroups:  []Cgroup{group("/a", 2, 100, shop)},
+			Programs: []Program{named(tareProgram(in("/a", Task, 0.5), in("(idle)", Softirq, 0.125), unplaced))}},
+			map[string]string{"shop": "- 1.5 - - | 100 100 0 0"}},
+		{"next to nothing of it could not be placed", Ledger{
+			Cgroups: []Cgroup{group("/a", 2, 100, shop)},
+			Programs: []Program{named(tareProgram(in("/a", Task, 0.5), in("(idle)", Softirq, 0.125),
+				Share{Seconds: 0.001}))}},
+			map[string]string{"shop": "2.125 1.5 0.625 0.125 | 100 100 0 0"}},
 		{"a group of tare is gone", Ledger{
 			Cgroups: []Cgroup{group("/a", 2, 100, shop), {Path: "/t", Charged: tare, Vanished: true}}},
 			map[string]string{"shop": "- 2 - - | 100 100 0 0"}},
@@ -225,6 +245,14 @@ func TestSettleBounds(t *testing.T) {
 	if w := l.Workloads[0]; w.GrossCPU != nil || len(w.Notes) != 1 ||
 		!strings.Contains(w.Notes[0], "nor is gross, which is 3.00 s to 3.25 s;") {
 		t.Errorf("where interrupts are apart: gross %v, notes %q", w.GrossCPU, w.Notes)
+	}
+	p := tareProgram(Share{Cgroup: ptr("/a"), Context: Task, Seconds: 0.5}, Share{Seconds: 0.25})
+	p.Workload = "shop"
+	l = Ledger{Cgroups: []Cgroup{group("/a", 2, 100, shop)}, Programs: []Program{p}}
+	settle(&l)
+	if w := l.Workloads[0]; len(w.Notes) != 1 || !strings.HasSuffix(w.Notes[0],
+		"is in net; tare is not known, nor is gross, which is 2.00 s to 2.25 s") {
+		t.Errorf("where a program that names the workload may have run elsewhere: notes %q", w.Notes)
 	}
 }
 
@@ -393,6 +421,8 @@ func TestPool(t *testing.T) {
 	sole, named := two(2, 5, 50), two(0, 5, 50)
 	sole.Programs[0].Shares = []Share{{Cgroup: ptr("/a"), Context: Task, Seconds: 2, Lo: 2, Hi: 2, Method: Sole}}
 	named.Programs[1].Workload, named.Programs[1].Seen[0].Cgroup = "shop", ptr("(idle)")
+	blind := two(2, 5, 50)
+	blind.Programs[0].Workload = "shop"
 	for _, c := range []struct {
 		name   string
 		window *Ledger
@@ -403,6 +433,8 @@ func TestPool(t *testing.T) {
 		{"one that ran next to nothing", two(0.005, 5, 50), "5 4.9 0.1 0 | 100 100 0 0", "could not place 5.00 ms"},
 		{"one that can only have run in one place", sole, "5 2.9 2.1 0 | 100 100 0 0", ""},
 		{"one that names the workload, above idle CPUs", named, "5.1 5 0.1 0.1 | 100 100 0 0", ""},
+		{"one that names the workload, and that samples cannot see", blind, "- - - - | 100 100 0 0",
+			"gross, net and tare are"},
 		{"few samples in each window", two(0, 5, 9), "5 4.9 0.1 0 | 100 100 0 0", ""},
 	} {
 		settle(c.window)

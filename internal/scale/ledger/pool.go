@@ -21,7 +21,7 @@ func Pool(windows []*Ledger) []Workload {
 		return nil
 	}
 	p := pool{n: int64(len(windows)), placed: map[place]int64{}, programs: map[programKey]*pooledProgram{},
-		workloads: map[string]*pooled{}}
+		unplaced: map[string]*sum{}, workloads: map[string]*pooled{}}
 	for _, l := range windows {
 		p.add(l)
 	}
@@ -41,6 +41,7 @@ type pool struct {
 	placed    map[place]int64 // ns that tare's programs ran, by where
 	few       int64           // ns that those with too few samples ran
 	gone      int64           // ns in which samples saw the others in threads whose group could not be read
+	unplaced  map[string]*sum // by workload: few and gone of programs that name it
 	unknown   bool            // how long some ran is unknown
 	programs  map[programKey]*pooledProgram
 	irqApart  bool
@@ -167,13 +168,12 @@ func (s *settlement) placeOf(prog *Program, path string, context Context) place 
 
 // placePrograms places the run time of each program by its samples in all windows.
 func (p *pool) placePrograms() {
-	for _, prog := range p.programs {
-		if prog.ran == nil {
-			p.unknown = true
-			continue
-		}
-		if prog.samples < minPooled {
-			p.few += *prog.ran
+	for key, prog := range p.programs {
+		unplaced := sumOf(p.unplaced, key.Workload)
+		if prog.ran == nil || prog.samples < minPooled {
+			unplaced.add(1, prog.ran, "")
+			p.unknown = p.unknown || prog.ran == nil
+			p.few += known.Or(prog.ran, 0)
 			continue
 		}
 		part := func(samples int64) int64 {
@@ -182,7 +182,9 @@ func (p *pool) placePrograms() {
 		for at, samples := range prog.seen {
 			p.placed[at] += part(samples)
 		}
-		p.gone += part(prog.groupless)
+		gone := part(prog.groupless)
+		unplaced.add(1, &gone, "")
+		p.gone += gone
 	}
 }
 
@@ -196,21 +198,29 @@ func (p *pool) mean(w *pooled) Workload {
 	out := Workload{Name: w.name, Cgroups: []string{}, Notes: []string{}}
 	note := func(format string, args ...any) { out.Notes = append(out.Notes, fmt.Sprintf(format, args...)) }
 	at := func(part placePart) *int64 { return new(p.placed[place{w.name, part}]) }
-	own, groups := p.each(w.own), p.each(known.Sum(w.groups, at(placeElsewhere)))
+	own, groups, unknown := p.each(w.own), p.each(known.Sum(w.groups, at(placeElsewhere))), "net and tare"
+	hidden := matters(p.unplaced[w.name].value(), w.own) // as in settlement.workload
+	if hidden {
+		groups, unknown = nil, "gross, net and tare"
+	}
 	out.TareCgroupsCPU = seconds(groups)
 	unplaced := func(ns int64) string { return quantity.Value(float64(*p.each(&ns))/1e9, quantity.Seconds) }
 	placed := false
 	switch {
 	case p.unknown:
-		note("how long some eBPF programs of tare ran is not known: net and tare are not known")
-	case p.few > 0 && (w.own == nil || p.few > *w.own/1000):
-		note("samples of all windows could not place %s per window that eBPF programs of tare ran: net and tare are not "+
-			"known", unplaced(p.few))
+		note("how long some eBPF programs of tare ran is not known: %s are not known", unknown)
+	case matters(&p.few, w.own):
+		note("samples of all windows could not place %s per window that eBPF programs of tare ran: %s are not known",
+			unplaced(p.few), unknown)
 	default:
 		placed = true
+		rest := ""
+		if hidden {
+			rest = "; gross and tare are not known"
+		}
 		if p.few+p.gone > 0 {
-			note("samples could not place %s per window that eBPF programs of tare ran: any of it that ran here is in net",
-				unplaced(p.few+p.gone))
+			note("samples could not place %s per window that eBPF programs of tare ran: any of it that ran here is in net%s",
+				unplaced(p.few+p.gone), rest)
 		}
 	}
 	if placed && own != nil {
