@@ -17,6 +17,7 @@ type charger struct {
 
 	processes []charge.Process
 	listed    time.Time
+	groups    map[string]bool // paths of the groups that the processes were listed for
 }
 
 // charge sets the components of a ledger. If the processes cannot be listed, it applies the rules to the previous
@@ -26,7 +27,12 @@ func (c *charger) charge(l *ledger.Ledger) {
 		if now := time.Now(); c.outdated(l, now) {
 			processes, err := charge.Running(c.layout)
 			if err == nil {
-				c.processes, c.listed = processes, now
+				c.processes, c.listed, c.groups = processes, now, map[string]bool{}
+				for i := range l.Cgroups {
+					if g := &l.Cgroups[i]; !g.Vanished {
+						c.groups[g.Path] = true
+					}
+				}
 			} else {
 				l.Warn("processes-unread", "rules use the previous list of processes: %v", err)
 			}
@@ -40,13 +46,20 @@ func (c *charger) charge(l *ledger.Ledger) {
 const soonest = time.Second
 
 // outdated reports whether the processes must be listed again: the list is old, or a control group or an eBPF program
-// was created after it, so rules may name processes that are not listed.
+// was created after it, so rules may name processes that are not listed. If the list is too young to be replaced, the
+// group stays unlisted, and a later ledger makes the list outdated.
 func (c *charger) outdated(l *ledger.Ledger, now time.Time) bool {
+	for i := range l.Cgroups {
+		// A group that was removed may have been made again at the same path.
+		if g := &l.Cgroups[i]; g.Began != nil || g.Vanished {
+			delete(c.groups, g.Path)
+		}
+	}
 	age := now.Sub(c.listed)
 	if age < soonest || age >= c.every {
 		return age >= c.every
 	}
 	loaded := func(p ledger.Program) bool { return p.LoadedAt != nil && p.LoadedAt.After(c.listed) }
-	made := func(g ledger.Cgroup) bool { return g.Began != nil }
+	made := func(g ledger.Cgroup) bool { return !g.Vanished && !c.groups[g.Path] }
 	return slices.ContainsFunc(l.Programs, loaded) || slices.ContainsFunc(l.Cgroups, made)
 }

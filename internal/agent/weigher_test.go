@@ -88,6 +88,31 @@ func TestCharger(t *testing.T) {
 			t.Errorf("the list of %v at %v", first, now)
 		}
 	}
+	// A group began when the list was too young to be replaced, so it is older than the next window.
+	for _, x := range []struct {
+		name     string
+		before   []ledger.Cgroup // when the processes were listed, and in the window after that
+		meantime []ledger.Cgroup
+		now      []ledger.Cgroup
+		outdated bool
+	}{
+		{"nothing began", []ledger.Cgroup{{Path: "/a"}}, []ledger.Cgroup{{Path: "/a"}}, []ledger.Cgroup{{Path: "/a"}}, false},
+		{"a group that no window saw begin", []ledger.Cgroup{{Path: "/a"}}, nil, []ledger.Cgroup{{Path: "/a"}, {Path: "/b"}},
+			true},
+		{"one that was listed", []ledger.Cgroup{{Path: "/a", Began: new(0.5)}}, nil, []ledger.Cgroup{{Path: "/a"}}, false},
+		{"one that the window before saw begin", nil, []ledger.Cgroup{{Path: "/a", Began: new(0.5)}},
+			[]ledger.Cgroup{{Path: "/a"}}, true},
+		{"one made again at the same path", []ledger.Cgroup{{Path: "/a"}},
+			[]ledger.Cgroup{{Path: "/a", Vanished: true}, {Path: "/a", Began: new(0.5)}}, []ledger.Cgroup{{Path: "/a"}}, true},
+		{"one that is gone", []ledger.Cgroup{{Path: "/a"}}, nil, []ledger.Cgroup{{Path: "/b", Vanished: true}}, false},
+	} {
+		c := &charger{rules: rules, layout: layout, every: time.Hour}
+		c.charge(&ledger.Ledger{Cgroups: x.before})
+		c.outdated(&ledger.Ledger{Cgroups: x.meantime}, c.listed.Add(soonest/2))
+		if c.outdated(&ledger.Ledger{Cgroups: x.now}, c.listed.Add(soonest)) != x.outdated {
+			t.Errorf("%s: outdated: %v", x.name, !x.outdated)
+		}
+	}
 	c.every = 0
 	c.charge(&ledger.Ledger{})
 	if !c.listed.After(first) {
