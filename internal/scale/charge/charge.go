@@ -254,9 +254,10 @@ func (a *application) agreed(what string, of []side) (c ledger.Charged, rule str
 	return c, rule
 }
 
-// unused warns of rules that charge nothing.
+// unused warns of rules that charge nothing, and of those whose charges are in no workload's account.
 func (a *application) unused() {
 	nameless, unlabelled := a.unknown()
+	workloads := lists.Map(a.l.Workloads, func(w ledger.Workload) string { return w.Name })
 	for i := range a.rules {
 		r := &a.rules[i]
 		if r.Profile {
@@ -278,6 +279,13 @@ func (a *application) unused() {
 		case a.counted[i] == 0:
 			a.warn("rule-unused", "%s charges nothing: all that it matches belongs to rules before it, or to tare "+
 				"itself", r.Where)
+		case r.Charge == ledger.ChargeTare && r.Workload != "" && !r.template() && !slices.Contains(workloads, r.Workload):
+			guess := ""
+			if n := text.Nearest(r.Workload, workloads); n != "" {
+				guess = fmt.Sprintf("; did you mean %s?", n)
+			}
+			a.warn("rule-unused", "%s: no control group here belongs to a workload %q, so what the rule charges is in no "+
+				"gross%s", r.Where, r.Workload, guess)
 		}
 	}
 }

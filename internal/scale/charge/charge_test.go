@@ -138,6 +138,10 @@ func TestApply(t *testing.T) {
 			"/kubepods:shop /kubepods/shop-1:shop /kubepods/shop-1/app:shop /kubepods/shop-1/proxy:shop " +
 				"/kubepods/shop-2:shop /system:tare /system/containerd:tare /system/agent:tare cil_from:tare " +
 				"shop_filter:shop own:self cil_ct:tare loose:tare", "charge-shared"},
+		{"for a workload that is not there, and one that is",
+			"workload {unit}=unit=*|workload shop=/kubepods/shop-1|tare program=cil_*,workload=shpo|tare map=loo*,workload=shop",
+			"/kubepods/shop-1:shop /kubepods/shop-1/app:shop /kubepods/shop-1/proxy:shop cil_from:tare.shpo " +
+				"shop_filter:shop own:self both:shop cil_ct:tare.shpo loose:tare.shop", "charge-shared rule-unused rule-unused"},
 		{"nothing", "tare cgroup=/nosuch|tare comm=nosuch|tare program=nosuch|tare map=nosuch", "own:self",
 			"rule-unused rule-unused rule-unused rule-unused"},
 		{"everything", "workload all=/",
@@ -170,6 +174,11 @@ func TestWarnings(t *testing.T) {
 	for _, w := range l.Warnings {
 		got = append(got, w.Message)
 	}
+	l, running = machine()
+	Apply(mustParse(t, "workload shop=/kubepods", "tare comm=containerd*,workload=shpo"), l, running)
+	for _, w := range l.Warnings {
+		got = append(got, w.Message)
+	}
 	for i, want := range []string{
 		"--tare 'comm=agent': 1 of the 3 processes in /user have that name; CPU time and memory are counted by " +
 			"group, so only eBPF programs and maps that they hold are charged; give them a group of their own, or name the " +
@@ -181,6 +190,8 @@ func TestWarnings(t *testing.T) {
 		"--tare 'map=fifteen_bytes_*' matches no eBPF map",
 		"--tare 'program=sixteen_bytes_prog' matches no eBPF program; the kernel keeps 15 bytes of the name of a program " +
 			"without type information",
+		"--tare 'comm=containerd*,workload=shpo': no control group here belongs to a workload \"shpo\", so what the rule " +
+			"charges is in no gross; did you mean shop?",
 	} {
 		if i >= len(got) || got[i] != want {
 			t.Errorf("warning %d: %q, want %q", i, got, want)
