@@ -218,7 +218,7 @@ func (a *asserter) verdict(of assertion.Assertion) Verdict {
 			concerns = a.concerns(t, of, p.at)
 			a.levels[key] = concerns
 		}
-		if !concerns {
+		if !concerns && !t.silent(p) {
 			continue
 		}
 		c := a.check(t, of, p)
@@ -275,6 +275,17 @@ func (a *asserter) concerns(t *Table, of assertion.Assertion, at factors) bool {
 	return !told
 }
 
+// silent reports whether no trial of an arm at a level gave any metric, such as when all of them failed. What other
+// arms measured there does not show that this arm would lack a metric.
+func (t *Table) silent(p place) bool {
+	for _, o := range t.outcomes[levelArm{record.LevelKey(p.at), p.arm}] {
+		if len(o.fates) > 0 {
+			return false
+		}
+	}
+	return true
+}
+
 func (a *asserter) newCheck(t *Table, of assertion.Assertion, p place) Check {
 	c := Check{
 		Metric: of.Metric, Arm: p.arm, Component: of.Component, Factors: p.at, Result: Undecided, Against: of.Against,
@@ -289,15 +300,17 @@ func (a *asserter) newCheck(t *Table, of assertion.Assertion, p place) Check {
 func (a *asserter) check(t *Table, of assertion.Assertion, p place) Check {
 	c := a.newCheck(t, of, p)
 	key := pool{record.LevelKey(p.at), p.arm, of.Metric}
+	lost := t.losses(key)
 	if of.Op == assertion.Equal {
 		a.exact(t, of, p, &c)
+		if c.N == 0 && len(lost) > 0 {
+			c.Why = t.lostOf(key, p.at, lost)
+		}
 		return c
 	}
-	lost := t.losses(key)
 	if n := len(t.outcomes[levelArm{key.level, key.arm}]); len(lost) > 0 &&
 		float64(len(lost)) > invalidLimit(a.run.Spec)*float64(n) {
-		m := t.missing(key, p.at, lost)
-		c.Why = fmt.Sprintf("%d of %d trials were lost: %s", m.Lost, m.Trials, m.Because())
+		c.Why = t.lostOf(key, p.at, lost)
 		return c
 	}
 	hold := a.measured
@@ -319,6 +332,12 @@ func (a *asserter) check(t *Table, of assertion.Assertion, p place) Check {
 		c.Result, c.Why = Undecided, "the A/A twin, which is the baseline again, shows the same: the machine was not steady"
 	}
 	return c
+}
+
+// lostOf says how many trials of an arm at a level lost a metric, and why most of them did.
+func (t *Table) lostOf(key pool, at factors, lost []record.Reason) string {
+	m := t.missing(key, at, lost)
+	return fmt.Sprintf("%d of %d trials were lost: %s", m.Lost, m.Trials, m.Because())
 }
 
 // exact checks each trial against a bound with ==. One trial can show that the assertion fails. That it holds is

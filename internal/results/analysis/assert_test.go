@@ -325,6 +325,30 @@ func TestLevelsWithoutTheMetric(t *testing.T) {
 	}
 }
 
+// A level in which every trial of an arm failed does not hold, though other arms have other metrics there.
+func TestLevelsThatAllFailed(t *testing.T) {
+	truth := plain
+	truth.Rates = []string{"1000", "2000"}
+	for text, value := range map[string]float64{"events_lost == 0": 0, "events_lost <= 5": 1} {
+		s := asserted(t, truth, func(_ *record.Run, trials []record.Trial) {
+			for i := range trials {
+				switch tr := &trials[i]; {
+				case tr.Arm != "candidate":
+				case tr.Factors["rate"] == "2000":
+					tr.Validity, tr.Metrics, tr.Counts, tr.Loads = record.Validity{Failed: "exit 1"}, nil, nil, nil
+				default:
+					tr.Metrics["events_lost"] = value
+				}
+			}
+		}, text)
+		v := s.Verdicts[0]
+		if v.Result != analysis.Undecided || len(v.Checks) != 2 || v.Checks[0].Result != analysis.Holds ||
+			v.Checks[1].Why != "8 of 8 trials were lost: it failed: exit 1" {
+			t.Errorf("%s: %+v", text, v)
+		}
+	}
+}
+
 // Records that do not read as assertions are errors, and those of odd runs are none.
 func TestOddAssertions(t *testing.T) {
 	run, trials := analysistest.Quickstart(plain)
