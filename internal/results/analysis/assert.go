@@ -306,11 +306,17 @@ func (a *asserter) check(t *Table, of assertion.Assertion, p place) Check {
 		if c.N == 0 && len(lost) > 0 {
 			c.Why = t.lostOf(key, p.at, lost)
 		}
+		if why := a.withheld(of, p); c.Result == Holds && why != "" {
+			c.Result, c.Why = Undecided, why
+		}
 		return c
 	}
 	if n := len(t.outcomes[levelArm{key.level, key.arm}]); len(lost) > 0 &&
 		float64(len(lost)) > invalidLimit(a.run.Spec)*float64(n) {
 		c.Why = t.lostOf(key, p.at, lost)
+		return c
+	}
+	if c.Why = a.withheld(of, p); c.Why != "" {
 		return c
 	}
 	hold := a.measured
@@ -332,6 +338,27 @@ func (a *asserter) check(t *Table, of assertion.Assertion, p place) Check {
 		c.Result, c.Why = Undecided, "the A/A twin, which is the baseline again, shows the same: the machine was not steady"
 	}
 	return c
+}
+
+// withheld returns the reason why the value of an arm at a level must not be quoted, or the baseline's if the assertion
+// is about a difference from it; empty if both may be.
+func (a *asserter) withheld(of assertion.Assertion, p place) string {
+	find := func(arm string) string {
+		e := lists.Find(a.Estimates, func(e *Estimate) bool {
+			return e.Metric == of.Metric && e.Arm == arm && e.Component == of.Component && maps.Equal(e.Factors, p.at)
+		})
+		if e == nil {
+			return ""
+		}
+		return e.Withheld
+	}
+	if why := find(p.arm); why != "" || of.Against == assertion.Value {
+		return why
+	}
+	if why := find(record.Direct); why != "" {
+		return baselineWithheld + ": " + why
+	}
+	return ""
 }
 
 // lostOf says how many trials of an arm at a level lost a metric, and why most of them did.

@@ -61,13 +61,16 @@ func (s *Summary) withhold(run record.Run, t *Table, carriers carriers) {
 		e := &s.Estimates[i]
 		base := pool{record.LevelKey(e.Factors), record.Direct, e.Metric}
 		if e.Difference != nil && e.Withheld == "" && missing[base] {
-			e.Difference.Resolved, e.Difference.Unresolved = false, "the baseline's value is withheld"
+			e.Difference.Resolved, e.Difference.Unresolved = false, baselineWithheld
 		}
 	}
 	slices.SortFunc(s.Missing, func(a, b Missing) int {
 		return cmp.Or(CompareLevels(a.Factors, b.Factors), CompareArms(a.Arm, b.Arm), strings.Compare(a.Metric, b.Metric))
 	})
 }
+
+// baselineWithheld is the reason why a difference is not resolved if the baseline's value is withheld.
+const baselineWithheld = "the baseline's value is withheld"
 
 // hold marks an estimate as withheld, with the reason.
 func (e *Estimate) hold(why string) {

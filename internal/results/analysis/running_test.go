@@ -144,9 +144,17 @@ func TestRunningIsWithheld(t *testing.T) {
 			of.Bursts = map[string]map[string]float64{load.LatencyRunning: {"p50": c.bursts}}
 			trials[i].Loads = map[string]load.Result{"client": {Running: &of, Histograms: map[string]string{load.Latency: ""}}}
 		}
+		run.Assert = []string{"latency_running_p50_seconds <= 2ms", "latency_running_p50_seconds <= +1ms",
+			"latency_running_p50_seconds >= 0"}
 		s, err := Summarize(run, trials)
 		if err != nil {
 			t.Fatal(err)
+		}
+		for _, v := range s.Verdicts {
+			if check := v.Checks[0]; (check.Result == Undecided) != c.withheld || c.withheld && (check.Value != nil ||
+				!strings.Contains(check.Why, "come in 2.0 bursts")) {
+				t.Errorf("%g bursts: %+v", c.bursts, v)
+			}
 		}
 		for _, e := range s.Estimates {
 			if e.Metric == "latency_running_p50_seconds" &&
