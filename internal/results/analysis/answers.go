@@ -121,6 +121,14 @@ func (s *Summary) Find(metric, arm string, level map[string]string) *Estimate {
 	})
 }
 
+// estimateOf returns the estimate of a metric of an arm, or of one of its components, at a level, even if it is
+// withheld; nil if there is none.
+func (s *Summary) estimateOf(metric, arm, component string, at factors) *Estimate {
+	return lists.Find(s.Estimates, func(e *Estimate) bool {
+		return e.Metric == metric && e.Arm == arm && e.Component == component && maps.Equal(e.Factors, at)
+	})
+}
+
 // Visible returns the smallest difference in a metric that the run can distinguish from noise at a level, judged by the
 // A/A twins, and whether it is known.
 func (s *Summary) Visible(metric string, level map[string]string) (float64, bool) {

@@ -344,13 +344,10 @@ func (a *asserter) check(t *Table, of assertion.Assertion, p place) Check {
 // is about a difference from it; empty if both may be.
 func (a *asserter) withheld(of assertion.Assertion, p place) string {
 	find := func(arm string) string {
-		e := lists.Find(a.Estimates, func(e *Estimate) bool {
-			return e.Metric == of.Metric && e.Arm == arm && e.Component == of.Component && maps.Equal(e.Factors, p.at)
-		})
-		if e == nil {
-			return ""
+		if e := a.estimateOf(of.Metric, arm, of.Component, p.at); e != nil {
+			return e.Withheld
 		}
-		return e.Withheld
+		return ""
 	}
 	if why := find(p.arm); why != "" || of.Against == assertion.Value {
 		return why

@@ -192,12 +192,9 @@ func (d *Difference) judge(arm string, e stats.Estimate, far float64, farKnown b
 		d.SmallestVisible, d.Found = &visible, new(stats.Found(visible, e))
 	}
 	d.Unresolved = unresolved(arm, e, visible, farKnown)
-	lo, hi := d.WorstLo, d.WorstHi
-	if d.LostWhole > 0 {
-		lo, hi = d.RestLo, d.RestHi
-	}
+	lo, hi, lost := d.worst()
 	open := (lo == nil || *lo <= 0) && (hi == nil || *hi >= 0)
-	if lost := d.Lost + d.LostRepeated - d.LostWhole; d.Unresolved == "" && lost > 0 && open {
+	if d.Unresolved == "" && lost > 0 && open {
 		d.Unresolved = fmt.Sprintf("%s: the %s without a value could make it vanish", LossReason,
 			quantity.Counted(lost, "block"))
 		if d.LostRepeated > 0 {
@@ -205,6 +202,15 @@ func (d *Difference) judge(arm string, e stats.Estimate, far float64, farKnown b
 				LossReason, quantity.Counted(lost, "lost block"), d.LostRepeated)
 		}
 	}
+}
+
+// worst returns the worst case of the lost blocks, and their number, without those that count as not run. An end is nil
+// if it is unbounded.
+func (d *Difference) worst() (lo, hi *float64, lost int) {
+	if lo, hi = d.WorstLo, d.WorstHi; d.LostWhole > 0 {
+		lo, hi = d.RestLo, d.RestHi
+	}
+	return lo, hi, d.Lost + d.LostRepeated - d.LostWhole
 }
 
 // LossReason is the beginning of Difference.Unresolved if lost blocks are the reason.

@@ -34,6 +34,9 @@ type Functions struct {
 	Rest float64 `json:"rest"`
 	// Unresolved is the reason why no function is named; empty if functions may be named.
 	Unresolved string `json:"unresolved,omitempty"`
+	// Withheld is set if the metric or its baseline is withheld: then not even Difference may be quoted, and Unresolved
+	// has the reason.
+	Withheld bool `json:"withheld,omitempty"`
 }
 
 // FunctionDifference is the difference of one function in one part of the trial.
@@ -240,10 +243,19 @@ func (p profiles) candidates(base, own map[functionKey]float64) []functionKey {
 }
 
 // refuses returns the reason why no function of an arm is named; empty if functions may be named. Whatever makes the
-// difference of the metric doubtful makes the differences of its functions doubtful, too.
+// difference of the metric doubtful makes the differences of its functions doubtful, too. It sets Withheld.
 func (p profiles) refuses(s *Summary, t *Table, f *Functions, twins int) string {
 	of := armMetric{f.Arm, f.Metric}
-	switch e := s.Find(f.Metric, f.Arm, f.Factors); {
+	e := s.estimateOf(f.Metric, f.Arm, "", f.Factors)
+	if e != nil && e.Withheld != "" {
+		f.Withheld = true
+		return e.Withheld
+	}
+	if base := s.estimateOf(f.Metric, record.Direct, "", f.Factors); base != nil && base.Withheld != "" {
+		f.Withheld = true
+		return baselineWithheld + ": " + base.Withheld
+	}
+	switch {
 	case f.N < stats.MinBlocks:
 		return fmt.Sprintf("%d of the %d blocks that an interval needs", f.N, stats.MinBlocks)
 	case twins < stats.MinBlocks:
@@ -258,6 +270,10 @@ func (p profiles) refuses(s *Summary, t *Table, f *Functions, twins int) string 
 		return tooNarrow
 	case strings.HasPrefix(e.Difference.Unresolved, LossReason):
 		return e.Difference.Unresolved
+	}
+	if lo, hi, lost := e.Difference.worst(); lost > 0 && (lo == nil || hi == nil) {
+		return fmt.Sprintf("%s: the %s without a value could change it by any amount", LossReason,
+			quantity.Counted(lost, "block"))
 	}
 	return ""
 }
@@ -310,6 +326,11 @@ func (s *Summary) functionAnswers(t *Table) (all []Answer) {
 		if !slices.ContainsFunc(outermost(t.Levels), func(at factors) bool { return maps.Equal(at, f.Factors) }) {
 			continue
 		}
+		if f.Unresolved != "" {
+			all = append(all, Answer{Evidence: []string{}, Answer: fmt.Sprintf("No function is named for the %s of %s%s: %s.",
+				f.What(), s.ArmName(f.Arm), before(" ", s.At(f.Factors)), f.Unresolved)})
+			continue
+		}
 		text := fmt.Sprintf("By function, the %s of %s%s differs from the baseline's by %s", f.What(),
 			s.ArmName(f.Arm), before(" ", s.At(f.Factors)), f.Difference.Signed(f.Unit))
 		named, rest, more := f.Named(), f.Difference.Value, 0.0
@@ -326,12 +347,9 @@ func (s *Summary) functionAnswers(t *Table) (all []Answer) {
 			parts = append(parts, fmt.Sprintf("%s in %s", Interval{Value: more}.Signed(f.Unit),
 				quantity.Counted(n, "further function")))
 		}
-		switch {
-		case f.Unresolved != "":
-			text += "; no function is named: " + f.Unresolved + "."
-		case len(parts) == 0:
+		if len(parts) == 0 {
 			text += ", and no function is beyond noise by itself."
-		default:
+		} else {
 			text += ": " + Join(parts) + ". The other " + Interval{Value: rest}.Signed(f.Unit) +
 				" is in functions that are not beyond noise, or were not compared."
 		}

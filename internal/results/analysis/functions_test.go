@@ -146,6 +146,42 @@ func TestFunctions(t *testing.T) {
 	}
 }
 
+// TestFunctionsOfLostTrials: no function is named where the metric or its baseline is withheld, or where lost trials
+// could change the difference; and where it is withheld, no total is quoted.
+func TestFunctionsOfLostTrials(t *testing.T) {
+	adds := map[string]float64{"planted20": 20, "planted10": 10, "planted5": 5}
+	for _, c := range []struct {
+		arm      string
+		lost     int
+		why      string
+		withheld bool
+	}{
+		{"candidate", 5, "5 of 16 trials were lost", true},
+		{record.Direct, 5, "the baseline's value is withheld: 5 of 16 trials were lost", true},
+		{"candidate", 3, "lost trials: the 3 blocks without a value could change it", false},
+		{"candidate", 1, "", false},
+	} {
+		run, trials := profiledRun(1, 16, 60, steep, adds)
+		for i := range trials {
+			if trials[i].Arm == c.arm && trials[i].Block < c.lost {
+				rate := record.Reason{Gate: "rate", Message: "slow", Voids: []string{"cpu_seconds_per_request"}}
+				trials[i].Validity = record.Validity{Reasons: []record.Reason{rate}}
+			}
+		}
+		s := summarize(t, run, trials)
+		f := &s.Functions[0]
+		if !strings.HasPrefix(f.Unresolved, c.why) || (f.Unresolved == "") != (c.why == "") || f.Withheld != c.withheld ||
+			len(f.Named()) > 0 != (c.why == "") {
+			t.Errorf("%d of %s lost: %q, withheld %t, %q named", c.lost, c.arm, f.Unresolved, f.Withheld, named(f))
+		}
+		for _, a := range s.Answers {
+			if c.why != "" && strings.HasPrefix(a.Answer, "By function") {
+				t.Errorf("%d of %s lost: %s", c.lost, c.arm, a.Answer)
+			}
+		}
+	}
+}
+
 func first(run record.Run, _ []record.Trial) record.Run         { return run }
 func second(_ record.Run, trials []record.Trial) []record.Trial { return trials }
 

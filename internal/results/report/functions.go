@@ -16,10 +16,14 @@ const functionsNote = "means over blocks by samples of stacks, and the differenc
 	"of user code what a function did itself, of the kernel what was done for each way into it. The intervals of a " +
 	"table hold all at once (95 %, Bonferroni); ~: inside noise"
 
-// functionTables returns a table for each arm at each level with the functions that make up its difference.
+// functionTables returns a table for each arm at each level with the functions that make up its difference, unless that
+// is withheld.
 func functionTables(s *analysis.Summary) (all []htmlTable) {
 	for i := range s.Functions {
 		f := &s.Functions[i]
+		if f.Withheld {
+			continue
+		}
 		t := htmlTable{
 			Title: analysis.Capital(f.What()) + " of " + s.ArmName(f.Arm), Level: s.At(f.Factors),
 			Heads: []string{"baseline", "difference"},
