@@ -411,34 +411,24 @@ func (a *asserter) pooled(t *Table, of assertion.Assertion, p place, c *Check) {
 		bursts = stats.Bursts(all...)
 		a.bursts[of.Metric] = bursts
 	}
-	// The worst cases are that none or all samples of the lost trials count in the share. A lost trial has as many samples
-	// as the average of the others.
-	_, lost := t.lost(of.Metric, p)
-	estimate := func(part float64, lost int) (e stats.Estimate, isUneven bool) {
-		mine := byBlock(t.pools[pool{record.LevelKey(p.at), p.arm, of.Metric}])
-		samples := 0
-		for _, n := range mine {
-			samples += n.Of
-		}
-		for range lost {
-			each := samples / max(len(mine)-lost, 1)
-			mine = append(mine, stats.Count{In: int(part * float64(each)), Of: each})
-		}
+	key := pool{record.LevelKey(p.at), p.arm, of.Metric}
+	isUneven := false // of the counts that were estimated last
+	estimate := func(base, mine []stats.Count) stats.Estimate {
 		share := a.share(mine, bursts)
-		e = stats.Estimate{Value: share.Value, Lo: share.Lo, Hi: share.Hi, HasInterval: share.HasInterval, N: share.Trials}
+		e := stats.Estimate{Value: share.Value, Lo: share.Lo, Hi: share.Hi, HasInterval: share.HasInterval, N: share.Trials}
 		isUneven = share.Uneven
 		if of.Against != assertion.Value {
-			base := a.share(byBlock(t.pools[pool{record.LevelKey(p.at), record.Direct, of.Metric}]), bursts)
+			base := a.share(base, bursts)
 			e, isUneven = stats.ShareDifference(base, share), isUneven || base.Uneven
 		}
-		e.HasInterval = e.HasInterval && samples >= minPooled && share.Trials >= stats.MinBlocksAt(a.confidence)
+		e.HasInterval = e.HasInterval && share.Samples >= minPooled && share.Trials >= stats.MinBlocksAt(a.confidence)
 		e.Confidence = a.confidence
-		return e, isUneven
+		return e
 	}
-	e, isUneven := estimate(0, 0)
-	low, _ := estimate(0, lost)
-	high, _ := estimate(1, lost)
-	a.decide(of, e, min(e.Lo, low.Lo), max(e.Hi, high.Hi), lost, c)
+	_, lost, whole := t.lostBlocks(p.at, p.arm, of.Metric, of.Against != assertion.Value)
+	lo, hi := t.worstShares(p.at, key, whole, estimate)
+	e := estimate(byBlock(t.pools[pool{key.level, record.Direct, key.metric}]), byBlock(t.pools[key]))
+	a.decide(of, e, min(e.Lo, lo), max(e.Hi, hi), lost-whole, c)
 	if c.Result != Undecided && isUneven && !e.Beyond(of.Bound, stats.UnevenTimes) {
 		c.Result, c.Why = Undecided, uneven
 	}

@@ -128,9 +128,7 @@ func (c *comparison) difference() (out *Difference, notes []string) {
 	out.WorstLo, out.WorstHi = worst(c.lost)
 	if c.whole > 0 {
 		out.RestLo, out.RestHi = worst(c.lost - c.whole)
-		notes = append(notes,
-			"taken as not run: "+quantity.Counted(c.whole, "block")+" that this arm and both twins lost to the hypervisor "+
-				"or to neighbours")
+		notes = append(notes, notRun(c.whole))
 	}
 	out.judge(c.arm, d, c.twins.far, c.twins.known)
 	if out.Unresolved == "" && c.arm != record.AA && series.Strong() {
@@ -152,6 +150,12 @@ func (c *comparison) difference() (out *Difference, notes []string) {
 	}
 	out.Resolved = out.Unresolved == ""
 	return out, notes
+}
+
+// notRun returns the note on blocks that count as not run.
+func notRun(blocks int) string {
+	return "taken as not run: " + quantity.Counted(blocks, "block") + " that this arm and both twins lost to the " +
+		"hypervisor or to neighbours"
 }
 
 // compare adds the difference between an estimate and the baseline, if both have a value in some block.

@@ -2,6 +2,7 @@ package analysis
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -110,13 +111,13 @@ func (t *Table) judgeArms() {
 // fast trials.
 func (t *Table) findSelection() {
 	t.selected = map[armMetric]bool{}
-	for _, metric := range t.metrics {
+	for _, metric := range slices.Sorted(maps.Keys(t.known)) {
 		spoiled := func(arm string) (n, of int) {
 			for _, at := range t.Levels {
-				if len(t.blocks(record.LevelKey(at), hasMetric(metric), arm)) == 0 {
+				key := pool{record.LevelKey(at), arm, metric}
+				if t.count(key, told) == 0 {
 					continue // the arm does not have this metric here
 				}
-				key := pool{record.LevelKey(at), arm, metric}
 				n += t.count(key, spoiledFirst)
 				of += t.count(key, func(fate) bool { return true })
 			}
@@ -142,11 +143,12 @@ func (s *Summary) lose(t *Table) {
 		for _, arm := range t.Arms {
 			level := record.LevelKey(at)
 			seen := map[string]int{}
-			for _, metric := range t.metrics {
-				if len(t.blocks(level, hasMetric(metric), arm)) == 0 {
+			for _, metric := range slices.Sorted(maps.Keys(t.known)) {
+				key := pool{level, arm, metric}
+				if t.count(key, told) == 0 {
 					continue
 				}
-				fates := t.fates(pool{level, arm, metric})
+				fates := t.fates(key)
 				l := Loss{Arm: arm, Factors: at, Metrics: []string{metric}, Planned: len(fates), By: map[string]int{}}
 				l.Beyond = t.selected[armMetric{arm, metric}]
 				same := map[int]string{}
@@ -167,12 +169,12 @@ func (s *Summary) lose(t *Table) {
 				if l.Beyond && !slices.Contains(beyond[arm], quantity.Label(metric)) {
 					beyond[arm] = append(beyond[arm], quantity.Label(metric))
 				}
-				key := fmt.Sprint(same, l.Beyond) // fmt prints maps in the order of their keys
-				if i, known := seen[key]; known {
+				alike := fmt.Sprint(same, l.Beyond) // fmt prints maps in the order of their keys
+				if i, known := seen[alike]; known {
 					s.Losses[i].Metrics = append(s.Losses[i].Metrics, metric)
 					continue
 				}
-				seen[key] = len(s.Losses)
+				seen[alike] = len(s.Losses)
 				s.Losses = append(s.Losses, l)
 			}
 		}

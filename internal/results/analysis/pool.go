@@ -72,7 +72,7 @@ func (s *Summary) pool(t *Table, at factors, bursts map[string]float64) (unevenI
 			e.Baseline = record.Direct
 			d := stats.ShareDifference(base, share)
 			e.Difference = newDifference(d)
-			e.Difference.WorstLo, e.Difference.WorstHi = e.Difference.Lo, e.Difference.Hi
+			e.Notes = append(e.Notes, t.loseShares(e.Difference, at, key, bursts[key.metric])...)
 			var far float64
 			twin, known := shares[pool{key.level, record.AA, key.metric}]
 			if known {
@@ -87,6 +87,64 @@ func (s *Summary) pool(t *Table, at factors, bursts map[string]float64) (unevenI
 		s.Estimates = append(s.Estimates, e)
 	}
 	return unevenIn
+}
+
+// loseShares sets the losses of a difference of shares, and its worst cases: none or all samples of the trials that the
+// arm lost count in the share, and the opposite of those that the baseline lost. It returns a note on blocks that count
+// as not run.
+func (t *Table) loseShares(d *Difference, at factors, key pool, bursts float64) (notes []string) {
+	base := pool{key.level, record.Direct, key.metric}
+	stand, lost, whole := t.lostPairs(at, key.arm, key.metric)
+	if d.Lost, d.LostWhole = lost, whole; !t.selected[armMetric{key.arm, key.metric}] {
+		for block := range t.pools[key] {
+			if _, both := t.pools[base][block]; both && !slices.Contains(stand, block) {
+				d.LostRepeated++
+			}
+		}
+		d.Lost -= d.LostRepeated
+	}
+	worst := func(whole int) (lo, hi *float64) {
+		if d.Lo == nil {
+			return nil, nil
+		}
+		few, many := t.worstShares(at, key, whole, func(base, arm []stats.Count) stats.Estimate {
+			return stats.ShareDifference(stats.ClusteredShare(base, bursts), stats.ClusteredShare(arm, bursts))
+		})
+		return finite(min(*d.Lo, few)), finite(max(*d.Hi, many))
+	}
+	d.WorstLo, d.WorstHi = worst(0)
+	if whole > 0 {
+		d.RestLo, d.RestHi = worst(whole)
+		notes = append(notes, notRun(whole))
+	}
+	return notes
+}
+
+// worstShares returns the ends of the interval of what of computes from the counts of the baseline and of an arm, if
+// none or all samples of the trials that the arm lost count in the share, and the opposite of those that the baseline
+// lost. whole is how many blocks to take as not run. An end without an interval is infinite.
+func (t *Table) worstShares(
+	at factors, key pool, whole int, of func(base, arm []stats.Count) stats.Estimate,
+) (lo, hi float64) {
+	counts := func(arm string, part int) []stats.Count {
+		all := t.pools[pool{key.level, arm, key.metric}]
+		stand, lost, _ := t.lostBlocks(at, arm, key.metric, false)
+		samples := 0
+		for _, n := range all {
+			samples += n.Of
+		}
+		each := max(1, samples/max(1, len(all))) // a lost trial has as many samples as the average of the others
+		return slices.Concat(lists.Map(stand, func(block int) stats.Count { return stats.Count(all[block]) }),
+			slices.Repeat([]stats.Count{{In: part * each, Of: each}}, max(0, lost-whole)))
+	}
+	lo, hi = math.Inf(-1), math.Inf(1)
+	if e := of(counts(record.Direct, 1), counts(key.arm, 0)); e.HasInterval {
+		lo = e.Lo
+	}
+	if e := of(counts(record.Direct, 0), counts(key.arm, 1)); e.HasInterval {
+		hi = e.Hi
+	}
+	return lo, hi
 }
 
 // warnOfUneven names the pooled shares whose trials differ too much.

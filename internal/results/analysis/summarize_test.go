@@ -399,6 +399,54 @@ func TestPooledParts(t *testing.T) {
 	}
 }
 
+// A difference of pooled parts is resolved, and an assertion on it decided, only if no share of the lost trials could
+// change that.
+func TestPooledPartsOfLostTrials(t *testing.T) {
+	for _, c := range []struct {
+		arm      string
+		lost     int
+		in       int // of 10,000 samples of the arm, and 100 of the baseline's
+		resolved bool
+	}{
+		{"candidate", 0, 10, true},
+		{"candidate", 2, 10, false},
+		{record.Direct, 2, 10, true},
+		{record.Direct, 2, 70, false},
+		{"candidate", 1, 9990, true},
+	} {
+		truth := plain
+		truth.Blocks = 10
+		run, trials := analysistest.Quickstart(truth)
+		run.Assert = []string{"failed_connect_share <= -0.0005", "failed_connect_share >= +0.1"}
+		for i := range trials {
+			n := record.Count{In: 100 + trials[i].Block%3, Of: 10_000}
+			if trials[i].Arm == "candidate" {
+				n.In = c.in + trials[i].Block%3
+			}
+			trials[i].Counts = map[string]record.Count{"failed_connect_share": n}
+			if trials[i].Arm == c.arm && trials[i].Block < c.lost {
+				trials[i].Validity = record.Validity{Failed: "exit 1"}
+			}
+		}
+		s := summarize(t, run, trials)
+		d := s.Find("failed_connect_share", "candidate", map[string]string{}).Difference
+		if d.Lost != c.lost || d.Resolved != c.resolved ||
+			!c.resolved && !strings.HasPrefix(d.Unresolved, analysis.LossReason) ||
+			(*d.WorstLo < *d.Lo && *d.WorstHi > *d.Hi) != (c.lost > 0) {
+			t.Errorf("%d of %s: %+v, %g to %g, worst %g to %g", c.lost, c.arm, d, *d.Lo, *d.Hi, *d.WorstLo, *d.WorstHi)
+		}
+		check := s.Verdicts[map[bool]int{true: 1}[c.in > 100]].Checks[0]
+		if check.Result == analysis.Holds != c.resolved || check.Lost != c.lost {
+			t.Errorf("%d of %s: %+v", c.lost, c.arm, check)
+		}
+		if slices.ContainsFunc(s.Losses, func(l analysis.Loss) bool {
+			return slices.Contains(l.Metrics, "failed_connect_share")
+		}) != (c.lost > 0) {
+			t.Errorf("%d of %s: losses %+v", c.lost, c.arm, s.Losses)
+		}
+	}
+}
+
 // TestNoFactors: a run without factors has an empty object for them, so that a reader has one case only.
 func TestNoFactors(t *testing.T) {
 	run, trials := analysistest.Quickstart(analysistest.Truth{Blocks: 6, BPF: 3e-6, Noise: 1e-6})

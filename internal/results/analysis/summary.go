@@ -161,7 +161,8 @@ type Difference struct {
 	// Lost is the number of further blocks in which both arms ran and at least one of them has no value. If the arm's
 	// losses are beyond chance, Lost includes the blocks whose value comes from a later attempt. WorstLo and WorstHi are
 	// the ends of the interval if the differences in these blocks, and in those of LostRepeated, were minus or plus
-	// infinity; nil if they are unbounded or there is no interval.
+	// infinity, or, for a pooled share, if none or all samples of the lost trials counted in it; nil if they are unbounded
+	// or there is no interval.
 	Lost    int      `json:"lost"`
 	WorstLo *float64 `json:"worst_lo"`
 	WorstHi *float64 `json:"worst_hi"`
