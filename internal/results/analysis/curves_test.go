@@ -108,7 +108,8 @@ func TestCurvesAreJudgedAsEstimates(t *testing.T) {
 	}
 }
 
-// TestEventSums: counts are added up exactly over valid trials, separately for each node.
+// TestEventSums: counts are added up exactly over valid trials, separately for each node; of the attempts at a trial,
+// only the valid one counts.
 func TestEventSums(t *testing.T) {
 	clock := int64(-4e4)
 	run := record.Run{Metrics: measured.Definitions()}
@@ -117,6 +118,9 @@ func TestEventSums(t *testing.T) {
 		for _, at := range []string{"storm", "100"} {
 			m := map[string]float64{"events_generated": 1000, "events_lost": float64(block),
 				"sched_delay_max_seconds": 0.1 * float64(block)}
+			if block == 0 {
+				m["events_delivered"] = 1
+			}
 			own := &record.Trial{Metrics: map[string]float64{"events_generated": 500,
 				"cpu_seconds_per_kiloevent": float64(1 + block)}}
 			trials = append(trials, record.Trial{
@@ -126,18 +130,23 @@ func TestEventSums(t *testing.T) {
 			})
 		}
 	}
+	again := trials[0]
+	again.Attempt, trials[0].Validity.Valid = 1, false
+	trials = append(trials, again)
 	sums := analysis.EventSums(run, trials)
 	if len(sums) != 2 || sums[0].Factors["rate"] != "100" || sums[0].Trials != 2 || sums[0].Some["events_lost"] != 1 ||
-		sums[0].Total["events_generated"] != 2000 {
+		sums[0].Total["events_generated"] != 2000 || sums[0].Known["events_generated"] != 2 ||
+		sums[0].Known["events_delivered"] != 1 {
 		t.Errorf("%+v", sums)
 	}
 	if _, late := sums[0].Total["events_late"]; late {
 		t.Error("what no trial counted has a sum")
 	}
 	nodes := analysis.NodeSums(run, trials)
-	if len(nodes) != 4 || nodes[0].Node != "node-2" || nodes[1].Node != "node-10" || nodes[0].Trials != 3 ||
-		nodes[1].Failed != 3 ||
-		nodes[0].Total["events_generated"] != 1500 || *nodes[0].Cost != 2 || *nodes[0].Clock != 4e-5 || nodes[1].Cost != nil {
+	if len(nodes) != 4 || nodes[0].Node != "node-2" || nodes[1].Node != "node-10" || nodes[0].Trials != 2 ||
+		nodes[1].Failed != 3 || nodes[2].Trials != 2 || nodes[3].Failed != 3 ||
+		nodes[0].Total["events_generated"] != 1000 || *nodes[0].Cost != 1.5 || *nodes[0].Clock != 4e-5 ||
+		nodes[1].Cost != nil {
 		t.Errorf("%+v", nodes)
 	}
 	if v, ok := analysis.Largest(trials, "sched_delay_max_seconds", "tracer", map[string]string{"rate": "storm"}); !ok ||

@@ -21,12 +21,15 @@ type EventSum struct {
 	Arm     string
 	Factors map[string]string
 	Trials  int
+	Known   map[string]int     // by metric: number of trials with a count, over which Total is
 	Some    map[string]int     // by metric: number of trials with a count above 0
 	Total   map[string]float64 // by metric; a metric that no trial has is absent
 }
 
 func newEventSum(t record.Trial) EventSum {
-	return EventSum{Arm: t.Arm, Factors: t.Factors, Some: map[string]int{}, Total: map[string]float64{}}
+	return EventSum{
+		Arm: t.Arm, Factors: t.Factors, Known: map[string]int{}, Some: map[string]int{}, Total: map[string]float64{},
+	}
 }
 
 func (s *EventSum) add(tallies []metric.Definition, trial record.Trial) {
@@ -34,6 +37,7 @@ func (s *EventSum) add(tallies []metric.Definition, trial record.Trial) {
 	for _, d := range tallies {
 		if v, has := trial.Metrics[d.Name]; has && Usable(v) {
 			s.Total[d.Name] += v
+			s.Known[d.Name]++
 			if v > 0 {
 				s.Some[d.Name]++
 			}
@@ -56,11 +60,11 @@ func EventSums(run record.Run, trials []record.Trial) []EventSum {
 	})
 }
 
-// NodeSum holds what one node counted in all trials of an arm at a level.
+// NodeSum holds what one node counted in all valid trials of an arm at a level.
 type NodeSum struct {
 	EventSum
 	Node   string
-	Failed int      // number of trials in which the node failed
+	Failed int      // number of planned trials in which the node failed, in the valid attempt or else in the last
 	Cost   *float64 // median of the metric that EachNode returns; nil if no trial has it
 	Clock  *float64 // largest error of the node's clock in seconds; nil if unknown
 }
@@ -84,7 +88,11 @@ func NodeSums(run record.Run, trials []record.Trial) []NodeSum {
 	}
 	tallies, each := Tallies(run), EachNode(run)
 	sums, costs := map[key]*NodeSum{}, map[key][]float64{}
-	for _, t := range trials {
+	for _, attempts := range attemptsOf(trials) {
+		t := attempts[len(attempts)-1]
+		if i := slices.IndexFunc(attempts, valid); i >= 0 {
+			t = attempts[i]
+		}
 		for _, n := range t.Nodes {
 			k := key{levelArm{record.LevelKey(t.Factors), t.Arm}, n.Name}
 			if sums[k] == nil {
@@ -99,6 +107,9 @@ func NodeSums(run record.Run, trials []record.Trial) []NodeSum {
 			}
 			if n.Failed != "" || n.Trial == nil {
 				s.Failed++
+				continue
+			}
+			if !valid(t) {
 				continue
 			}
 			s.add(tallies, *n.Trial)

@@ -11,18 +11,25 @@ import (
 	"tare/internal/results/analysis"
 )
 
-// totalOf formats one sum; a dash if no trial has the metric.
+// totalOf formats one sum, with the number of trials that have the metric if some do not; a dash if none has it.
 func totalOf(s analysis.EventSum, metric string) string {
 	v, ok := s.Total[metric]
 	if !ok || math.Abs(v) > 1e15 {
 		return "-"
 	}
-	return quantity.Thousands(int(math.Round(v)))
+	total := quantity.Thousands(int(math.Round(v)))
+	if known := s.Known[metric]; known < s.Trials {
+		total += fmt.Sprintf(" (in %d of %d trials)", known, s.Trials)
+	}
+	return total
 }
 
 // partOf formats a sum as a fraction of the sum that it is part of, in brackets. It is empty if the sum is 0 or is not
-// part of another.
+// part of another, or if some trial lacks one of the two: they would be sums over different trials.
 func partOf(s analysis.EventSum, d metric.Definition) string {
+	if s.Known[d.Name] < s.Trials || s.Known[d.TallyOf] < s.Trials {
+		return ""
+	}
 	if some, all := s.Total[d.Name], s.Total[d.TallyOf]; some != 0 && all > 0 {
 		return " (" + quantity.Value(some/all, quantity.Part) + ")"
 	}
@@ -53,7 +60,7 @@ func (m *dataMaker) eventTable() htmlTable {
 			}
 			some := "-"
 			if _, counted := s.Total[d.Name]; counted {
-				some = fmt.Sprintf("%d of %d", s.Some[d.Name], s.Trials)
+				some = fmt.Sprintf("%d of %d", s.Some[d.Name], s.Known[d.Name])
 			}
 			row.Cells = append(row.Cells, some)
 		}

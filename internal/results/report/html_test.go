@@ -333,6 +333,30 @@ func BenchmarkHTML(b *testing.B) {
 	}
 }
 
+// A count that some trial lacks has a sum over the other trials, which says so and is no part of a sum over all.
+func TestHTMLEventTablesOfUnknownCounts(t *testing.T) {
+	run, trials := analysistest.Quickstart(plain)
+	run.Metrics = append(run.Metrics, measured.Definitions()...)
+	lost, n := 0, 0
+	for i := range trials {
+		trials[i].Metrics = map[string]float64{"events_counted": 100}
+		if trials[i].Arm == "candidate" && trials[i].Validity.Valid {
+			if n++; n%2 == 0 {
+				trials[i].Metrics["events_lost"] = 10
+				lost++
+			}
+		}
+	}
+	page, _ := htmlOf(t, run, trials, report.HTMLOptions{NoCharts: true})
+	_, table, _ := strings.Cut(page, `aria-label="Events by arm"`)
+	table, _, _ = strings.Cut(table, "</table>")
+	text := prose("<p " + table)
+	want := fmt.Sprintf(" %d (in %d of %d trials) %d of %d ", 10*lost, lost, n, lost, lost)
+	if !strings.Contains(text, want) || strings.Contains(text, "%") {
+		t.Errorf("no %q, or a part, in\n%s", want, text)
+	}
+}
+
 func TestHTMLEventTables(t *testing.T) {
 	run, trials := analysistest.Quickstart(plain)
 	run.Metrics = append(run.Metrics, measured.Definitions()...)
