@@ -10,10 +10,10 @@ import (
 
 // armOf adds up what the models of an arm predict.
 //
-// The total of a metric comes from the line of the whole arm if there is one, even if components have lines too,
-// because the components may not hold all of the total. For sums over metrics, the ends of prediction intervals are
-// added. If errors are jointly normal, such a sum covers at least as often as each interval, however the errors are
-// correlated.
+// The total of a metric comes from the line of the whole arm alone, even if components have lines too, because the
+// components may not hold all of the total: one without values has no line. For sums over metrics, the ends of
+// prediction intervals are added. If errors are jointly normal, such a sum covers at least as often as each interval,
+// however the errors are correlated.
 func armOf(name string, uses []use, unplanned []Unplanned, ask Ask) Arm {
 	a := Arm{Arm: name, Parts: []Part{}, Unplanned: unplanned}
 	broken := map[string]bool{} // units whose total is unknown
@@ -29,26 +29,18 @@ func armOf(name string, uses []use, unplanned []Unplanned, ask Ask) Arm {
 	}
 	for _, metric := range metrics {
 		var whole *Forecast
-		var parts Amount
-		components, known := 0, 0
-		unit := ""
+		modelled, unit, of := false, "", ""
 		for _, u := range uses {
 			if u.model.Metric != metric {
 				continue
 			}
-			unit = u.unit
+			unit, of = u.unit, u.source.Run.Defined().Of(metric).Plan
+			modelled = modelled || u.model.Component == ""
 			f, err := u.forecast()
-			of := u.model.Component != ""
-			if of {
-				components++
-			}
 			switch {
 			case err != nil:
 				a.Unplanned = append(a.Unplanned, Unplanned{u.component, metric, err.Error(), unit})
-				broken[unit] = broken[unit] || !of // the components may not hold all of it
-			case of:
-				known++
-				parts = parts.plus(f.Amount)
+			case u.model.Component != "":
 				a.add(u, f)
 			default:
 				whole = f
@@ -57,16 +49,17 @@ func armOf(name string, uses []use, unplanned []Unplanned, ask Ask) Arm {
 				}
 			}
 		}
-		switch {
-		case whole != nil:
-			parts = whole.Amount
-		case components == 0 || known < components:
+		if !modelled {
+			a.Unplanned = append(a.Unplanned, Unplanned{of, metric, noWhole, unit})
+		}
+		if whole == nil {
 			broken[unit] = true
+			continue
 		}
 		if totals[unit] == nil {
 			totals[unit] = &Amount{}
 		}
-		*totals[unit] = totals[unit].plus(parts)
+		*totals[unit] = totals[unit].plus(whole.Amount)
 	}
 	total := func(unit string) *Amount {
 		if broken[unit] {

@@ -390,6 +390,7 @@ func unmodelled(sources []comparison.Source, arm string, uses []use) (all []Unpl
 const (
 	noModel     = "no line was fitted: that takes values at three levels or more of a numeric factor"
 	notMeasured = "no trial of this arm has it"
+	noWhole     = "no line was fitted to the whole arm, and its components may not hold all of it"
 )
 
 // otherwise names the settings in which an arm differs between two runs, except for those that either run sweeps.

@@ -194,6 +194,34 @@ func TestUnplanned(t *testing.T) {
 	}
 }
 
+// TestWithoutWhole: where a component is unknown, so is the whole arm, and what the other component needs is no total.
+func TestWithoutWhole(t *testing.T) {
+	run, trials := usual().Record()
+	for i := range trials {
+		if trials[i].Arm == "mesh" {
+			delete(trials[i].Metrics, "subject_cpus")
+			delete(trials[i].Components["server"], "subject_cpus")
+		}
+	}
+	s, err := analysis.Summarize(run, trials)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := Make([]comparison.Source{{Dir: "rate", Run: run, Summary: s}}, Ask{For: map[string]float64{"rate": 600}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := p.Arms[0]
+	if a.CPUs != nil || a.Memory == nil || len(a.Unplanned) != 1 || a.Unplanned[0].Metric != "subject_cpus" ||
+		a.Unplanned[0].Why != noWhole {
+		t.Errorf("CPUs %+v, memory %+v, unplanned %+v", a.CPUs, a.Memory, a.Unplanned)
+	}
+	client := func(p Part) bool { return p.Component == "client" && p.CPUs != nil }
+	if !slices.ContainsFunc(a.Parts, client) {
+		t.Errorf("no CPUs of client: %+v", a.Parts)
+	}
+}
+
 // TestBent: a cost that bends a little has a figure within the range of the levels, which says so and has a wide
 // interval, and none beyond it.
 func TestBent(t *testing.T) {
