@@ -113,6 +113,7 @@ func (c *comparison) difference() (out *Difference, notes []string) {
 	if c.dependence.Known() {
 		out.Effective = &d.Effective
 	}
+	out.carried = c.carried
 	out.Lost, out.LostWhole = c.lost, c.whole
 	if !c.selected {
 		out.LostRepeated = len(c.pairs) - len(c.kept)
@@ -215,6 +216,23 @@ func (d *Difference) worst() (lo, hi *float64, lost int) {
 		lo, hi = d.RestLo, d.RestHi
 	}
 	return lo, hi, d.Lost + d.LostRepeated - d.LostWhole
+}
+
+// Doubt returns the reason why the value of a difference, and not only its interval, may be wrong; empty if there is
+// none. A difference whose interval contains 0 may have one, too.
+func (d *Difference) Doubt() string {
+	lo, hi, lost := d.worst()
+	switch {
+	case d.carried:
+		return carriesOver
+	case d.Unresolved == baselineWithheld, strings.HasPrefix(d.Unresolved, LossReason),
+		strings.HasPrefix(d.Unresolved, LagReason):
+		return d.Unresolved
+	case lost > 0 && (lo == nil || hi == nil):
+		return fmt.Sprintf("%s: the %s without a value could change it by any amount", LossReason,
+			quantity.Counted(lost, "block"))
+	}
+	return ""
 }
 
 // LossReason is the beginning of Difference.Unresolved if lost blocks are the reason.

@@ -268,12 +268,9 @@ func (p profiles) refuses(s *Summary, t *Table, f *Functions, twins int) string 
 		return ""
 	case e.Difference.strong:
 		return tooNarrow
-	case strings.HasPrefix(e.Difference.Unresolved, LossReason):
-		return e.Difference.Unresolved
 	}
-	if lo, hi, lost := e.Difference.worst(); lost > 0 && (lo == nil || hi == nil) {
-		return fmt.Sprintf("%s: the %s without a value could change it by any amount", LossReason,
-			quantity.Counted(lost, "block"))
+	if why := e.Difference.Doubt(); strings.HasPrefix(why, LossReason) {
+		return why
 	}
 	return ""
 }

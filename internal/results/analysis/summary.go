@@ -193,6 +193,8 @@ type Difference struct {
 	// if too few differences were measured to estimate it.
 	Effective *float64 `json:"effective_blocks"`
 
+	carried bool // the arm changes the trial that runs right after it
+
 	strong bool // blocks depend on each other so strongly that the interval may still be too narrow
 }
 

@@ -16,6 +16,7 @@ import (
 
 	"tare/internal/experiment/record"
 	"tare/internal/lib/lists"
+	"tare/internal/lib/quantity"
 	"tare/internal/lib/stats"
 	"tare/internal/results/analysis"
 )
@@ -43,6 +44,8 @@ type Comparison struct {
 	Compared int      `json:"compared"` // number of changes with a verdict
 	Resolved int      `json:"resolved"` // number of these that are resolved
 	Warnings []string `json:"warnings"`
+
+	doubted lists.Groups[string, string] // what is not resolved because of a doubt about a run, by the doubt
 }
 
 // Ref identifies a run.
@@ -130,17 +133,19 @@ type effect struct {
 	stats.Effect
 	of       *analysis.Estimate
 	headline bool
+	dir      string // of the run
 }
 
 // source is a run with its quotable estimates by key.
 type source struct {
+	dir       string
 	estimates map[key]*analysis.Estimate
 	headlines []string
 }
 
 func sourcesOf(all []Source) (sources []source) {
 	for _, s := range all {
-		one := source{estimates: map[key]*analysis.Estimate{}, headlines: s.Summary.Headlines}
+		one := source{dir: s.Dir, estimates: map[key]*analysis.Estimate{}, headlines: s.Summary.Headlines}
 		for i := range s.Summary.Estimates {
 			if e := &s.Summary.Estimates[i]; e.Withheld == "" && e.Arm != record.Direct {
 				one.estimates[key{e.Metric, e.Arm, e.Component, record.LevelKey(e.Factors)}] = e
@@ -156,7 +161,7 @@ func effects(sources []source, k key, scale Scale) (all []effect) {
 	for _, s := range sources {
 		if e := s.estimates[k]; e != nil {
 			if x, ok := effectOf(e, scale); ok {
-				all = append(all, effect{x, e, slices.Contains(s.headlines, e.Metric)})
+				all = append(all, effect{x, e, slices.Contains(s.headlines, e.Metric), s.dir})
 			}
 		}
 	}
@@ -250,6 +255,9 @@ func (c *Comparison) add(k key, scale Scale, old, new, before, twins []effect) {
 		change.Resolved = d.Excludes(0)
 		if !change.Resolved {
 			change.Why = "its interval contains 0"
+		} else if why := doubt(slices.Concat(old, new)); why != "" {
+			change.Resolved, change.Why = false, why
+			c.doubted.Add(why, strings.TrimSpace(quantity.Label(k.metric)+" of "+k.arm+" "+k.component))
 		}
 		c.Compared++
 		if change.Resolved {
@@ -259,9 +267,23 @@ func (c *Comparison) add(k key, scale Scale, old, new, before, twins []effect) {
 	c.Changes = append(c.Changes, change)
 }
 
+// doubt returns the first reason why the effect in a run may be wrong, with the run; empty if there is none. The
+// variance between runs knows nothing of what biases all runs of one side, such as trials that only slow arms lose.
+func doubt(effects []effect) string {
+	for _, e := range effects {
+		if d := e.of.Difference; d != nil && d.Doubt() != "" {
+			return e.dir + ": " + d.Doubt()
+		}
+	}
+	return ""
+}
+
 func finite(all ...float64) bool {
 	return !slices.ContainsFunc(all, func(v float64) bool { return math.IsNaN(v) || math.IsInf(v, 0) })
 }
+
+// maxDoubted is the maximum number of metrics that a warning names.
+const maxDoubted = 8
 
 // warn adds what to know before quoting a change.
 func (c *Comparison) warn(old, new []Source) {
@@ -269,12 +291,18 @@ func (c *Comparison) warn(old, new []Source) {
 		c.Warnings = append(c.Warnings, fmt.Sprintf(
 			"of %d comparisons chance alone resolves about %.0f; %d are resolved", c.Compared, math.Ceil(expected), c.Resolved))
 	}
+	for why, of := range c.doubted.All() {
+		c.Warnings = append(c.Warnings, fmt.Sprintf("%s; so not resolved: %s", why,
+			strings.Join(analysis.FirstOf(lists.Include(nil, of...), maxDoubted), ", ")))
+	}
 	for _, s := range slices.Concat(old, new) {
 		if reasons := Apart(old[0].Run, s.Run); len(reasons) > 0 {
 			c.Warnings = append(c.Warnings, fmt.Sprintf("%s differs from %s in %s", s.Dir, old[0].Dir,
 				strings.Join(reasons, "; ")))
 		}
-		c.Warnings = append(c.Warnings, lists.Map(s.Warnings, func(w string) string { return s.Dir + ": " + w })...)
+		for _, w := range slices.Concat(s.Warnings, s.Summary.Warnings) {
+			c.Warnings = lists.Include(c.Warnings, s.Dir+": "+w)
+		}
 		switch {
 		case !s.Summary.Valid:
 			c.Warnings = append(c.Warnings, s.Dir+" is invalid: "+strings.Join(s.Summary.InvalidReasons, "; "))

@@ -78,6 +78,50 @@ func TestCompare(t *testing.T) {
 	}
 }
 
+// TestLostTrials: what each run leaves unresolved because of lost trials, the comparison of runs does
+// not resolve either, and it passes on what the summaries warn of.
+func TestLostTrials(t *testing.T) {
+	runs := func(from uint64, latency float64, lost int) (sources []comparison.Source) {
+		for day := range uint64(3) {
+			run, trials := analysistest.Quickstart(analysistest.Truth{
+				Blocks: 12, BPF: 3.1e-6, Latency: latency, Noise: 0.5e-6, Day: from + day,
+			})
+			for i := range trials {
+				if trials[i].Arm == "candidate" && trials[i].Block < lost {
+					trials[i].Validity = record.Validity{Reasons: []record.Reason{{
+						Gate: "stall", Message: "it stalled", Voids: []string{"latency_p50_seconds"},
+					}}}
+				}
+			}
+			s, err := analysis.Summarize(run, trials)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.Warnings = append(s.Warnings, "something is odd")
+			sources = append(sources, comparison.Source{Dir: run.ID, Run: run, Summary: s})
+		}
+		return sources
+	}
+	const less = 9e-6
+	for _, c := range []struct {
+		latency  float64 // of the new runs
+		lost     int
+		resolved bool
+	}{{40e-6, 0, true}, {40e-6, 3, false}, {0, 3, false}} {
+		got := comparison.Compare(runs(0, less, 0), runs(3, c.latency, c.lost), nil)
+		p50 := changeOf(t, got, "latency_p50_seconds")
+		if p50.Resolved != c.resolved || p50.Lo == nil || *p50.Lo <= 0 && *p50.Hi >= 0 ||
+			!c.resolved && !strings.Contains(p50.Why, ": "+analysis.LossReason+": the 3 blocks without a value could") {
+			t.Errorf("%d lost: %+v", c.lost, p50)
+		}
+		all := strings.Join(got.Warnings, "\n")
+		if strings.Count(all, ": something is odd") != 6 ||
+			strings.Contains(all, "; so not resolved: latency p50") == c.resolved {
+			t.Errorf("%d lost: %q", c.lost, got.Warnings)
+		}
+	}
+}
+
 // TestLevels: changes are in the order of their levels, as numbers.
 func TestLevels(t *testing.T) {
 	run := func(day uint64) []comparison.Source {

@@ -59,7 +59,7 @@ func (t *screen) comparison(c *comparison.Comparison) {
 // changeNote explains the columns.
 const changeNote = "Old and new are against the baseline of the same run: a change in per cent, a difference, or " +
 	"the value where the baseline has none of it. A change is resolved where its 95 % interval, which holds the " +
-	"variance between runs, excludes 0; \"sees\" is half of that interval."
+	"variance between runs, excludes 0, and no run has lost too many trials for it; \"sees\" is half of that interval."
 
 func changeCells(x comparison.Change) []string {
 	return []string{
