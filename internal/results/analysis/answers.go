@@ -474,10 +474,10 @@ func (m Model) Flat() bool {
 }
 
 // line formats a model as a clause at the last level of its factor, such as "0.01 CPU, and 0.12 CPU more for every
-// 1,000 requests/s". It returns an empty string at other levels, if the model is not linear, or if its slope may be
-// zero or is negligible.
+// 1,000 requests/s". It returns an empty string at other levels, if the model is withheld or not linear, or if its
+// slope may be zero or is negligible.
 func (p *Prose) line(m Model, unit string) string {
-	if !m.Linear || len(m.Terms) != 2 || len(p.At) != 1 {
+	if m.Withheld != "" || !m.Linear || len(m.Terms) != 2 || len(p.At) != 1 {
 		return ""
 	}
 	x := m.Terms[1]

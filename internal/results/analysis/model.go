@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"tare/internal/experiment/record"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
 	"tare/internal/lib/stats"
 )
@@ -81,6 +82,18 @@ func fitModel(t *Table, metric, arm string, names []string) (Model, bool) {
 		m.HeldoutError = &line.HeldOut
 	}
 	return m, true
+}
+
+// withheldLevel returns the reason why a model must not be quoted: a level that it was fitted to is withheld. What is
+// left of its trials is a selection, and so is the line through them.
+func (s *Summary) withheldLevel(m *Model) string {
+	e := lists.Find(s.Estimates, func(e *Estimate) bool {
+		return e.Metric == m.Metric && e.Arm == m.Arm && e.Component == m.Component && e.Withheld != ""
+	})
+	if e == nil {
+		return ""
+	}
+	return fmt.Sprintf("its value %s is withheld: %s", s.At(e.Factors), e.Withheld)
 }
 
 // Predict returns the value of the model at the given levels of its factors, by name, with the interval for a trial in

@@ -75,6 +75,7 @@ func Summarize(run record.Run, trials []record.Trial) (*Summary, error) {
 	for _, models := range [][]Model{s.Models, s.ComponentModels} {
 		for i := range models {
 			models[i].unpaced = t.unpaced
+			models[i].Withheld = s.withheldLevel(&models[i])
 		}
 	}
 	s.warnOfModels()

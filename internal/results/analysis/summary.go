@@ -231,6 +231,7 @@ type Model struct {
 	Test         string                `json:"test"`          // the test that Linear rests on
 	HeldoutError *float64              `json:"heldout_error"` // error at levels left out of the fit, over the mean value
 	ValidRange   map[string][2]float64 `json:"valid_range"`
+	Withheld     string                `json:"withheld,omitempty"` // why it must not be quoted; empty: it may be
 	Method       string                `json:"method"`
 	Blocks       int                   `json:"blocks"` // blocks that were fitted; the others lack too many levels
 

@@ -103,6 +103,9 @@ func (a *Arm) add(u use, f *Forecast) {
 // forecast returns the prediction of the model, if it is suitable for planning: a line, or near one within the range of
 // its levels.
 func (u use) forecast() (*Forecast, error) {
+	if u.model.Withheld != "" {
+		return nil, errors.New(u.model.Withheld)
+	}
 	if u.unit == quantity.CPUs && u.model.Unpaced() {
 		return nil, errors.New("its load had no rate to keep to, so the CPUs are those of its speed, and no demand")
 	}

@@ -222,6 +222,47 @@ func TestWithoutWhole(t *testing.T) {
 	}
 }
 
+// TestWithheld: a line through a level whose value is withheld gives no figure, in a plan or in an answer.
+func TestWithheld(t *testing.T) {
+	slow := usual()
+	slow.Blocks = 12
+	run, trials := slow.Record()
+	for i := range trials {
+		if trials[i].Arm == "mesh" && trials[i].Block < 5 && trials[i].Factors["client.rate"] == "800" {
+			trials[i].Validity = record.Validity{Reasons: []record.Reason{{
+				Gate: "rate", Message: "slow", Voids: []string{"subject_cpus"},
+			}}}
+		}
+	}
+	s, err := analysis.Summarize(run, trials)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := Make([]comparison.Source{{Dir: "rate", Run: run, Summary: s}}, Ask{For: map[string]float64{"rate": 600}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := p.Arms[0]
+	if a.CPUs != nil || a.Memory == nil || len(a.Unplanned) != 3 {
+		t.Errorf("CPUs %+v, memory %+v, unplanned %+v", a.CPUs, a.Memory, a.Unplanned)
+	}
+	for _, u := range a.Unplanned {
+		if u.Metric != "subject_cpus" || !strings.Contains(u.Why, "is withheld: 5 of 12 trials were lost") {
+			t.Errorf("%+v", u)
+		}
+	}
+	for _, m := range append(s.Models, s.ComponentModels...) {
+		if (m.Withheld != "") != (m.Metric == "subject_cpus" && m.Arm == "mesh") {
+			t.Errorf("%s of %s %s: withheld %q", m.Metric, m.Arm, m.Component, m.Withheld)
+		}
+	}
+	for _, answer := range s.Answers {
+		if strings.Contains(answer.Answer, "CPU more for every") {
+			t.Errorf("%q", answer.Answer)
+		}
+	}
+}
+
 // TestBent: a cost that bends a little has a figure within the range of the levels, which says so and has a wide
 // interval, and none beyond it.
 func TestBent(t *testing.T) {

@@ -340,7 +340,7 @@ func (m *dataMaker) models() {
 	for _, x := range m.s.Models {
 		arm, known := m.arms[x.Arm]
 		metric, has := m.metric[x.Metric]
-		if !known || !has || len(x.Terms) == 0 {
+		if !known || !has || len(x.Terms) == 0 || x.Withheld != "" {
 			continue
 		}
 		c := chartModel{Metric: metric, Arm: arm, Fixed: x.Terms[0].Value, Slopes: map[string]float64{}, Range: x.ValidRange,

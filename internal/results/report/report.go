@@ -263,10 +263,14 @@ func intervals(s *analysis.Summary) string {
 }
 
 // models describes the fitted lines that have a resolved effect of a factor, or no intervals, and the fits that are
-// not linear.
+// withheld or not linear.
 func models(s *analysis.Summary) []string {
 	var all []string
 	for _, m := range s.Models {
+		if m.Withheld != "" {
+			all = append(all, fmt.Sprintf("%s of %s: withheld, %s", quantity.Label(m.Metric), s.ArmName(m.Arm), m.Withheld))
+			continue
+		}
 		matters := !m.Linear
 		var terms, where []string
 		for i, t := range m.Terms {

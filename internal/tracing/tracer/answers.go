@@ -277,10 +277,10 @@ func (p *prose) overLevels(t *analysis.Table, metric string) string {
 	return analysis.Join(values)
 }
 
-// slope returns how much a metric grows with a factor, by the arm's model, or nil if there is no model.
+// slope returns how much a metric grows with a factor, by the arm's model; nil without a model, or if it is withheld.
 func (p *prose) slope(metric, factor string) (analysis.Term, *analysis.Model) {
 	for i, m := range p.Summary.Models {
-		if m.Metric != metric || m.Arm != p.Arm {
+		if m.Metric != metric || m.Arm != p.Arm || m.Withheld != "" {
 			continue
 		}
 		for _, term := range m.Terms {
