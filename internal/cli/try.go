@@ -396,7 +396,7 @@ func tryText(name string, f tryFlags, chosen []workload) string {
 // goes reports whether a workload connects to an application.
 func goes(w workload) bool { return kind.Find(kind.Load, w.load).About().Protocol != "" }
 
-// yamlText returns a text as a double-quoted YAML string, for which JSON strings are valid.
+// yamlText returns a text as a double-quoted YAML string, in the form of JSON, which YAML contains.
 func yamlText(text string) string {
 	b, err := json.Marshal(text)
 	if err != nil {

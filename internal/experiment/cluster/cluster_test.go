@@ -724,7 +724,7 @@ func TestPartition(t *testing.T) {
 	g.run(map[string]string{"a": "", "b": "it is not connected: it has said nothing for"})
 }
 
-// TestBye: agents end without an error when the run is over; whoever comes later is told.
+// TestBye: agents end without an error when the run is over; a later one gets an error.
 func TestBye(t *testing.T) {
 	g := newGround(t, Options{})
 	_, ended := g.join(g.agent("a"), good)

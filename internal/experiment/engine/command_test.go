@@ -184,7 +184,7 @@ func TestCommandLoad(t *testing.T) {
 	}
 }
 
-// TestCommandLoadAlone: a program that nobody knows works without an application; it is told to end with the window.
+// TestCommandLoadAlone: an unknown program works without an application, and is ended with the window.
 func TestCommandLoadAlone(t *testing.T) {
 	spec := strings.Replace(commandSpec("kind: http", `kind: command, command: "sh -c 'while :; do :; done'"`),
 		"applications: {server: {kind: http}}\n", "", 1)
