@@ -12,8 +12,8 @@ import (
 )
 
 // headlines returns the metrics to show first: those of assertions, those that the answers rest on, and those that the
-// run was asked about, unless all their estimates are 0. Then follows one metric of each remaining family with a resolved
-// difference, except those about the load generator, the largest relative difference first.
+// run was asked about, unless all their estimates are 0. Then follows one metric of each remaining family with a
+// resolved difference, except those about the load generator, the largest relative difference first.
 func (s *Summary) headlines(run record.Run, t *Table) []string {
 	names := []string{}
 	measured, some := map[string]bool{}, map[string]bool{} // has an estimate; has one that is not 0

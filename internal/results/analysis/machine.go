@@ -310,8 +310,8 @@ func Memory(trials []record.Trial) []Held {
 	return all
 }
 
-// heldBy returns what the groups of a role hold in one ledger, by field. It leaves out fields that are unknown for one of
-// them. A group inside another one of the role is not counted again.
+// heldBy returns what the groups of a role hold in one ledger, by field. It leaves out fields that are unknown for one
+// of them. A group inside another one of the role is not counted again.
 func heldBy(l *ledger.Ledger, role string) map[string]float64 {
 	groups := measured.Topmost(l, func(g *ledger.Cgroup) bool { return g.Role == role })
 	bytes := map[string]float64{}

@@ -42,7 +42,8 @@ func TestNestedGroups(t *testing.T) {
 		got[p.Name] = p.Seconds
 		sum += p.Seconds
 	}
-	want := map[string]float64{"subject's processes": 5.75, "application processes": 0.25, "load generator": 1, partOther: 3}
+	want := map[string]float64{"subject's processes": 5.75, "application processes": 0.25, "load generator": 1,
+		partOther: 3}
 	for name, s := range want {
 		if got[name] != s {
 			t.Errorf("%s: %g s, want %g", name, got[name], s)

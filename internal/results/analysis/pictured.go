@@ -10,8 +10,8 @@ import (
 )
 
 // Course is one trial's series over time. Of the successful trials of an arm at a level it is from the one whose final
-// amount is the median (of two in the middle, the lower). It is not a mean, because the times of different trials do not
-// coincide. Like curves, courses are computed from the trials when a run is read.
+// amount is the median (of two in the middle, the lower). It is not a mean, because the times of different trials do
+// not coincide. Like curves, courses are computed from the trials when a run is read.
 type Course struct {
 	Arm     string
 	Factors map[string]string
@@ -20,8 +20,8 @@ type Course struct {
 	record.Series
 }
 
-// whatShows returns, for each planned trial, the first attempt that did not fail, marked as valid: gates void metrics, but
-// what control groups were charged is right nevertheless.
+// whatShows returns, for each planned trial, the first attempt that did not fail, marked as valid: gates void metrics,
+// but what control groups were charged is right nevertheless.
 func whatShows(trials []record.Trial) []record.Trial {
 	type planned struct {
 		index int
@@ -131,8 +131,8 @@ func placements(trials []record.Trial) []Placement {
 	return all
 }
 
-// meanPlaces returns the means of places over trials, by name. A place or a component that is absent from a trial counts
-// as 0 there. An amount is left out if it is unknown in a trial that has the place or component.
+// meanPlaces returns the means of places over trials, by name. A place or a component that is absent from a trial
+// counts as 0 there. An amount is left out if it is unknown in a trial that has the place or component.
 func meanPlaces(trials [][]record.Place) (all []record.Place) {
 	var names []string
 	for _, t := range trials {

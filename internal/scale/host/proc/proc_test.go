@@ -91,7 +91,8 @@ func TestIRQTime(t *testing.T) {
 		if err := os.MkdirAll(filepath.Join(f.Root, "proc"), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(filepath.Join(f.Root, "proc/stat"), []byte(c.stat+strings.Replace("\n"+c.stat+"\n", "cpu", "cpu0", 1)), 0o600); err != nil {
+		stat := c.stat + "\n" + strings.Replace(c.stat, "cpu", "cpu0", 1) + "\n"
+		if err := os.WriteFile(filepath.Join(f.Root, "proc/stat"), []byte(stat), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		got := f.irqTime(c.config, strings.Fields(c.cmdline))
