@@ -219,6 +219,19 @@ func TestRunFaults(t *testing.T) {
 		"--grace-period=0", "--field-selector=spec.nodeName=n2")
 	failed("n2")
 
+	inTrial(2, "1/1")
+	time.Sleep(4 * time.Second) // not a deadline: into the window
+	before := len(trials())
+	p.network(t, "ip", "-n", "n1", "link", "set", "port2", "down")
+	time.Sleep(20 * time.Second) // not a deadline: longer than agents have to answer
+	p.network(t, "ip", "-n", "n1", "link", "set", "port2", "up")
+	until("a trial fails whose node was cut off", func() bool {
+		all := trials()
+		return slices.ContainsFunc(all[min(before, len(all)):], func(tr record.Trial) bool {
+			return tr.Validity.Failed != "" && tr.Validity.Cause != ""
+		})
+	})
+
 	if err := <-ended; err != nil {
 		t.Errorf("%v\n%s", err, errs.String())
 	}

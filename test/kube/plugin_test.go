@@ -240,15 +240,9 @@ func TestNodesWithoutAnswer(t *testing.T) {
 	})
 	time.Sleep(4 * time.Second) // not a deadline: into the window
 	p.killAgent(t, "n2")
-	for _, change := range [][]string{
-		{"ip", "-n", "n1", "link", "set", "port3", "down"},
-		{"tc", "-n", "n4", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "16kbit", "burst", "1540", "latency", "10s"},
-	} {
-		if out, err := exec.Command("nsenter", append([]string{"-t", strconv.Itoa(p.watcher.Process.Pid), "-m"},
-			change...)...).CombinedOutput(); err != nil {
-			t.Fatalf("%v: %v\n%s", change, err, out)
-		}
-	}
+	p.network(t, "ip", "-n", "n1", "link", "set", "port3", "down")
+	p.network(t, "tc", "-n", "n4", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "16kbit", "burst", "1540",
+		"latency", "10s")
 	if err := cmd.Wait(); err == nil || cmd.ProcessState.ExitCode() != 4 {
 		t.Fatalf("%v, want exit code 4\n%s\n%s", err, out.Bytes(), errs.Bytes())
 	}
@@ -267,6 +261,15 @@ func TestNodesWithoutAnswer(t *testing.T) {
 			(n.Usage == nil) != (want != "") {
 			t.Errorf("%s: %q, want %q", n.Name, n.Failed, want)
 		}
+	}
+}
+
+// network changes the network of the nodes, by a command that sees their network namespaces by name.
+func (p *plugin) network(t *testing.T, command ...string) {
+	t.Helper()
+	in := append([]string{"-t", strconv.Itoa(p.watcher.Process.Pid), "-m"}, command...)
+	if out, err := exec.Command("nsenter", in...).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %v\n%s", command, err, out)
 	}
 }
 
