@@ -34,7 +34,7 @@ func encode(w *bufio.Writer, v reflect.Value) error {
 	before := "{\n"
 	for field, value := range v.Fields() {
 		name, options, _ := strings.Cut(field.Tag.Get("json"), ",")
-		if options == "omitempty" && isEmpty(value) {
+		if !field.IsExported() || name == "-" || options == "omitempty" && isEmpty(value) {
 			continue
 		}
 		before += indent + strconv.Quote(name) + ": "
