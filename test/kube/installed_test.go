@@ -223,7 +223,7 @@ func TestRunFaults(t *testing.T) {
 	time.Sleep(4 * time.Second) // not a deadline: into the window
 	before := len(trials())
 	p.network(t, "ip", "-n", "n1", "link", "set", "port2", "down")
-	time.Sleep(20 * time.Second) // not a deadline: longer than agents have to answer
+	time.Sleep(30 * time.Second) // not a deadline: longer than agents have to answer
 	p.network(t, "ip", "-n", "n1", "link", "set", "port2", "up")
 	until("a trial fails whose node was cut off", func() bool {
 		all := trials()
