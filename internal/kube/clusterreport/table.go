@@ -198,21 +198,17 @@ func remarks(c *cluster.Cluster) (all [][2]string) {
 
 // Failures returns why nodes gave no window, with the nodes that share a reason.
 func Failures(c *cluster.Cluster) []string {
-	var reasons []string
-	nodes := map[string][]string{}
+	var nodes lists.Groups[string, string]
 	for i := range c.Nodes {
-		n := &c.Nodes[i]
-		if n.Failed == "" {
-			continue
+		if n := &c.Nodes[i]; n.Failed != "" {
+			nodes.Add(n.Failed, n.Name)
 		}
-		if nodes[n.Failed] == nil {
-			reasons = append(reasons, n.Failed)
-		}
-		nodes[n.Failed] = append(nodes[n.Failed], n.Name)
 	}
-	return lists.Map(reasons, func(why string) string {
-		return some(nodes[why], len(nodes[why])) + ": " + fit(why, maxReason)
-	})
+	var all []string
+	for why, of := range nodes.All() {
+		all = append(all, some(of, len(of))+": "+fit(why, maxReason))
+	}
+	return all
 }
 
 // maxReason is the longest reason for a failure, in characters.

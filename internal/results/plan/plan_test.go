@@ -194,6 +194,20 @@ func TestUnplanned(t *testing.T) {
 	}
 }
 
+// planned returns the plan of the first arm at 600 requests per second, and the summary of the run.
+func planned(t *testing.T, run record.Run, trials []record.Trial) (Arm, *analysis.Summary) {
+	t.Helper()
+	s, err := analysis.Summarize(run, trials)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := Make([]comparison.Source{{Dir: "rate", Run: run, Summary: s}}, Ask{For: map[string]float64{"rate": 600}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p.Arms[0], s
+}
+
 // TestWithoutWhole: where a component is unknown, so is the whole arm, and what the other component needs is no total.
 func TestWithoutWhole(t *testing.T) {
 	run, trials := usual().Record()
@@ -203,15 +217,7 @@ func TestWithoutWhole(t *testing.T) {
 			delete(trials[i].Components["server"], "subject_cpus")
 		}
 	}
-	s, err := analysis.Summarize(run, trials)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := Make([]comparison.Source{{Dir: "rate", Run: run, Summary: s}}, Ask{For: map[string]float64{"rate": 600}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	a := p.Arms[0]
+	a, _ := planned(t, run, trials)
 	if a.CPUs != nil || a.Memory == nil || len(a.Unplanned) != 1 || a.Unplanned[0].Metric != "subject_cpus" ||
 		a.Unplanned[0].Why != noWhole {
 		t.Errorf("CPUs %+v, memory %+v, unplanned %+v", a.CPUs, a.Memory, a.Unplanned)
@@ -234,15 +240,7 @@ func TestWithheld(t *testing.T) {
 			}}}
 		}
 	}
-	s, err := analysis.Summarize(run, trials)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := Make([]comparison.Source{{Dir: "rate", Run: run, Summary: s}}, Ask{For: map[string]float64{"rate": 600}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	a := p.Arms[0]
+	a, s := planned(t, run, trials)
 	if a.CPUs != nil || a.Memory == nil || len(a.Unplanned) != 3 {
 		t.Errorf("CPUs %+v, memory %+v, unplanned %+v", a.CPUs, a.Memory, a.Unplanned)
 	}
