@@ -301,6 +301,40 @@ func (s *suite) numbers(t *testing.T) {
 	}
 }
 
+// named makes changes in which the only listener that names a cluster goes while the cluster comes, in the room of
+// another.
+func (s *suite) named(t *testing.T) {
+	o := s.small()
+	o.MaxClusters = 2
+	st := s.open(t, o)
+	apply(t, st, mesh.Change{Clusters: []*mesh.Cluster{little(3)}})
+	ask := NewAsker(t, s.design, st)
+	name := ClusterName(0)
+	for _, goes := range []struct {
+		how    string
+		change mesh.Change
+	}{
+		{"is removed", mesh.Change{RemovedListeners: []string{service(0, name).Name}}},
+		{"names another", mesh.Change{Listeners: []*mesh.Listener{service(0, ClusterName(1))}}},
+		{"moves and names another", mesh.Change{Listeners: []*mesh.Listener{readdress(service(0, ClusterName(1)), 2)}}},
+	} {
+		apply(t, st, mesh.Change{Clusters: []*mesh.Cluster{little(2)}, Listeners: []*mesh.Listener{service(0, name)}})
+		goes.change.Clusters, goes.change.RemovedClusters = []*mesh.Cluster{little(0)}, []string{ClusterName(2)}
+		apply(t, st, goes.change)
+		id, ok := st.Cluster(name)
+		if !ok {
+			t.Fatalf("where the listener %s: the cluster has no number", goes.how)
+		}
+		apply(t, st, mesh.Change{Listeners: []*mesh.Listener{service(1, name)}})
+		got := ask.Ask(mesh.Question{To: ServiceAddress(1), Protocol: mesh.TCP}, 1)
+		if got.Verdict != mesh.Accept || got.Cluster != id {
+			t.Errorf("where the listener %s: the store says %v of cluster %d, want accept of cluster %d", goes.how,
+				got.Verdict, got.Cluster, id)
+		}
+		apply(t, st, mesh.Change{RemovedClusters: []string{name}, RemovedListeners: []string{service(1, name).Name}})
+	}
+}
+
 // everything removes all.
 func everything(config *mesh.Config) (change mesh.Change) {
 	for name := range config.Clusters {

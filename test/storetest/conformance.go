@@ -44,6 +44,7 @@ func Conformance(t *testing.T, d store.Design) {
 			t.Run("Loads", s.loads)
 			t.Run("Verdicts", s.verdicts)
 			t.Run("Numbers", s.numbers)
+			t.Run("Named", s.named)
 			t.Run("Model", s.model)
 			t.Run("Refusals", long(s.refusals))
 			t.Run("Large", long(s.large))

@@ -110,7 +110,7 @@ func (p *Plan[C, L]) Last() string {
 // ClusterPlan is a cluster to add or replace.
 type ClusterPlan[C any] struct {
 	*mesh.Cluster
-	Old       *Cluster[C] // nil if the name is new
+	Old       *Cluster[C] // before the change, or nil if the name is new
 	Endpoints int
 }
 
