@@ -100,7 +100,7 @@ var limitMetrics = []Metric{
 		Pool: metric.Mean, Needs: NeedShare, Headline: true, Free: true,
 		How: "Part of the CPUs of the machine that was neither idle nor stolen."}, Value: func(m *Measured) (float64, bool) {
 		c := m.Ledger.CPU
-		return m.ofCapacity(c.Capacity-c.Waited()-c.Steal, true)
+		return m.ofCapacity(c.Busy(), true)
 	}},
 	{Definition: metric.Definition{Name: "app_cpu_share", Unit: quantity.Part, Rank: metric.RankOther, Pool: metric.Mean,
 		Better: metric.Lower, Needs: NeedShare,

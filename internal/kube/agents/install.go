@@ -143,8 +143,8 @@ func gone(ctx context.Context, r dynamic.ResourceInterface, o *unstructured.Unst
 			return refused(err, "removing "+nameOf(o))
 		}
 		if pace.Sleep(waiting, startPoll) != nil {
-			return cmp.Or(ctx.Err(), error(fault.New(fault.Machine, nameOf(o), "kubectl describe it: something in the "+
-				"cluster holds it back", "it is still being removed after %v", goneWithin)))
+			return cmp.Or(ctx.Err(), error(fault.New(fault.Machine, nameOf(o), "look at it with kubectl describe: "+
+				"something in the cluster holds it back", "it is still being removed after %v", goneWithin)))
 		}
 	}
 }

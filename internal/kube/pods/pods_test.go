@@ -299,14 +299,14 @@ func TestAccountLacks(t *testing.T) {
 	x = underWay(t, "mesh", proxied...)
 	x.silent, x.lost = []string{"d: it is cut off"}, []string{"d: it is cut off"}
 	if err := x.account(meshViews(true)); err == nil || x.record.Validity.Cause != ledger.Neighbour ||
-		!strings.Contains(err.Error(), "controlplane is part of the cost wherever it runs in the cluster, and 1 nodes "+
+		!strings.Contains(err.Error(), "controlplane is part of the cost wherever it runs in the cluster, and 1 node "+
 			"gave no window: d: it is cut off") {
 		t.Errorf("a node that may have a component: %v", err)
 	}
 	x = underWay(t, record.Direct, podOf("server", "a"), podOf("client", "b"))
 	x.silent = []string{"d: it is cut off"}
 	if err := x.account(meshViews(false)); err != nil ||
-		!strings.Contains(fmt.Sprint(x.record.Ledger.Warnings), "nodes-without-window 1 nodes gave no window") {
+		!strings.Contains(fmt.Sprint(x.record.Ledger.Warnings), "nodes-without-window 1 node gave no window") {
 		t.Errorf("%v, %v", err, x.record.Ledger.Warnings)
 	}
 }

@@ -31,6 +31,7 @@ import (
 	"tare/internal/lib/fault"
 	"tare/internal/lib/lists"
 	"tare/internal/lib/pace"
+	"tare/internal/lib/quantity"
 	"tare/internal/lib/text"
 	"tare/internal/scale/charge"
 	"tare/internal/scale/ledger"
@@ -649,13 +650,13 @@ func (x *trial) account(views []ledger.View) error {
 	}
 	if component := x.clusterWide(); component != "" && len(x.lost) > 0 {
 		x.record.Validity.Cause = ledger.Neighbour
-		return fmt.Errorf("%s is part of the cost wherever it runs in the cluster, and %d nodes gave no window: %s",
-			component, len(x.lost), strings.Join(x.lost, "; "))
+		return fmt.Errorf("%s is part of the cost wherever it runs in the cluster, and %s gave no window: %s",
+			component, quantity.Counted(len(x.lost), "node"), strings.Join(x.lost, "; "))
 	}
 	l := x.join(views)
 	if len(x.silent) > 0 {
-		l.Warn("nodes-without-window", "%d nodes gave no window, and what a component uses there is in no figure: %s",
-			len(x.silent), strings.Join(x.silent, "; "))
+		l.Warn("nodes-without-window", "%s gave no window, and what a component uses there is in no figure: %s",
+			quantity.Counted(len(x.silent), "node"), strings.Join(x.silent, "; "))
 	}
 	rules, limited := x.rules()
 	charge.Apply(rules, l, nil)

@@ -53,7 +53,7 @@ func OfLedger(l *ledger.Ledger) *Picture {
 // busy returns the fraction of the machine's CPU time in which something ran.
 func busy(l *ledger.Ledger) float64 {
 	c := l.CPU
-	return min(max((c.Capacity-c.Waited()-c.Steal)/max(c.Capacity, 1e-9), 0), 1)
+	return min(max((c.Busy())/max(c.Capacity, 1e-9), 0), 1)
 }
 
 var components = ledgerTable{

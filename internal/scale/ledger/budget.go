@@ -137,7 +137,7 @@ func Budget(u Usage) CPU {
 	for _, l := range c.Lines {
 		c.Attributed += l.Seconds
 	}
-	c.Unexplained = c.Capacity - c.Waited() - c.Steal - c.Attributed
+	c.Unexplained = c.Busy() - c.Attributed
 	if u.IdleStolen != nil {
 		c.ChargedStolen = new(max(0, min(c.Attributed-(u.User+u.System+u.Softirq+u.IRQ), -c.Unexplained,
 			u.Steal-*u.IdleStolen)))
@@ -149,6 +149,9 @@ func Budget(u Usage) CPU {
 func (c CPU) Waited() float64 {
 	return c.Idle - known.Or(c.IdleStolen, 0)
 }
+
+// Busy returns how long the CPUs of the machine ran something: neither idle nor stolen.
+func (c CPU) Busy() float64 { return c.Capacity - c.Waited() - c.Steal }
 
 // Closes reports whether the parts add up to the capacity, within floating-point rounding.
 func (c CPU) Closes() bool {

@@ -137,8 +137,7 @@ func (a *account) ledger() *ledger.Ledger {
 func (a *account) partial(c *ledger.CPU) {
 	used := "their CPU time is not known"
 	if c.Part != nil {
-		used = fmt.Sprintf("they used %.3g s of the %.3g s for which CPUs were busy", *c.Part,
-			max(c.Capacity-c.Waited()-c.Steal, *c.Part))
+		used = fmt.Sprintf("they used %.3g s of the %.3g s for which CPUs were busy", *c.Part, max(c.Busy(), *c.Part))
 	}
 	a.warn("cgroup-namespace", "only a part of the machine's control groups can be seen: %s; what ran outside of them is "+
 		"unexplained; run in the machine's control group namespace, with its control groups mounted", used)

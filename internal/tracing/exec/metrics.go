@@ -68,7 +68,7 @@ func (asLoad) Metrics() []measured.Metric {
 func machineRate(m *measured.Measured) (float64, bool) {
 	c, seconds := m.Ledger.CPU, m.Ledger.Window.Seconds
 	// A ledger that covers only a part of the machine has no total.
-	return measured.Rate(c.Capacity-c.Waited()-c.Steal, seconds), seconds > 0 && c.Capacity > 0
+	return measured.Rate(c.Busy(), seconds), seconds > 0 && c.Capacity > 0
 }
 
 // Count returns the Value of a metric that is a count of events, or a number computed from such counts. of returns nil
