@@ -230,6 +230,11 @@ var smallests = map[string]smallest{
 	"controlplane-memory": {
 		arms: []string{"mtls", "snapshot"}, levels: map[string][]any{"fleet.proxies": {20}, "*.services": {20}},
 		tells: []string{"memory_hard_bytes"}, ofSubject: []string{"memory_hard_bytes"},
+		check: func(t *testing.T, tr record.Trial) {
+			if v, has := tr.Metrics["fleet_cpu_seconds"]; has { // nothing changes
+				t.Errorf("%s: a change takes %g s of CPU time", tr.Arm, v)
+			}
+		},
 	},
 	"controlplane-scale": {
 		arms: []string{"permissive", "mtls", "snapshot"}, levels: map[string][]any{"fleet.proxies": {20}},

@@ -176,7 +176,9 @@ func (l *Load) work(ctx context.Context, w *window) error {
 		if err := l.piece(ctx, to, w); err != nil {
 			return err
 		}
-		w.holds(began, pace.Now())
+		if !still(l.o.Work) {
+			w.holds(began, pace.Now())
+		}
 	}
 }
 

@@ -101,7 +101,8 @@ func (tt atPlane) test(t *testing.T) {
 	case fleet.Leave:
 		idle, connected = true, 2
 	}
-	if (r.Done == 0) != idle || r.Counts["ends"] != 0 || r.Counts["proxies"] != connected {
+	if (r.Done == 0) != idle || (r.Counts["pieces"] == 0) != idle || r.Counts["ends"] != 0 ||
+		r.Counts["proxies"] != connected {
 		t.Errorf("%d done, counts %v", r.Done, r.Counts)
 	}
 	for _, name := range tt.times {
