@@ -140,7 +140,9 @@ func (l *Load) effect(ctx context.Context, to *window) error {
 	}
 	if to != nil {
 		for _, when := range at {
-			to.add(made.Set, map[string]int64{histogramEffect: when - made.Set})
+			if err := to.add(made.Set, map[string]int64{histogramEffect: when - made.Set}); err != nil {
+				return err
+			}
 		}
 		to.n -= int64(len(at)) - 1 // together they are one change
 	}

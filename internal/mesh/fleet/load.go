@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
@@ -64,6 +65,7 @@ type Load struct {
 	change int // number of the last change
 
 	concerning []int // services whose changes concern at least one answering proxy
+	returning  []int // the first proxies of the tenths that have at least one answering proxy
 	envoys     []*envoy
 	effects    int // changes of the service that shows the effect
 	pieces     int
@@ -97,9 +99,14 @@ func Prepare(ctx context.Context, o LoadOptions, r Ready) (l *Load, err error) {
 			l.concerning = append(l.concerning, service)
 		}
 	}
-	if o.Work == OneChange && len(l.concerning) == 0 {
+	for from := range o.Proxies - tenth(o.Proxies) + 1 {
+		if slices.ContainsFunc(l.fleet.proxies[from:from+tenth(o.Proxies)], (*proxy).answers) {
+			l.returning = append(l.returning, from)
+		}
+	}
+	if !still(o.Work) && (len(l.returning) == 0 || o.Work == OneChange && len(l.concerning) == 0) {
 		return nil, errors.Join(fault.New(fault.Usage, proxiesKey, "give the mesh more services, or more proxies",
-			"no change would concern a proxy that answers"), l.Close())
+			"no %s would concern a proxy that answers", o.Work), l.Close())
 	}
 	if err := l.connect(ctx, 0, l.fleet.Len(), nil); err != nil {
 		return nil, errors.Join(err, l.Close())
@@ -199,7 +206,7 @@ func (l *Load) piece(ctx context.Context, to, w *window) (err error) {
 	case Rollout, Churn:
 		from, until := 0, n
 		if l.o.Work == Churn {
-			from = l.random.IntN(n - tenth(n) + 1)
+			from = l.returning[l.random.IntN(len(l.returning))]
 			until = from + tenth(n)
 		}
 		l.fleet.Disconnect(from, until)
@@ -248,12 +255,12 @@ func (l *Load) connect(ctx context.Context, from, until int, w *window) error {
 	}
 	switch {
 	case w == nil || len(at) == 0:
+		return nil
 	case l.o.Work == Churn: // the others have had everything all the time
-		w.add(began, map[string]int64{histogramChurn: at[len(at)-1] - began})
-	default:
-		w.add(began, map[string]int64{histogramRollout: at[len(at)-1] - began, histogramHalf: at[(len(at)-1)/2] - began})
+		return w.add(began, map[string]int64{histogramChurn: at[len(at)-1] - began})
 	}
-	return nil
+	return w.add(began, map[string]int64{histogramRollout: at[len(at)-1] - began,
+		histogramHalf: at[(len(at)-1)/2] - began})
 }
 
 // concerned returns how many answering proxies a change of a service concerns.
@@ -294,10 +301,9 @@ func (l *Load) one(ctx context.Context, to *window) error {
 		return nil
 	}
 	to.concerned += want
-	to.add(made.Set, map[string]int64{histogramFirst: s.Received[0] - made.Set,
+	return to.add(made.Set, map[string]int64{histogramFirst: s.Received[0] - made.Set,
 		histogramLast:   s.Received[want-1] - made.Set,
 		histogramMedian: s.Received[(want-1)/2] - made.Set, histogramAnswered: s.Answered[want-1] - made.Set})
-	return nil
 }
 
 // window collects the measurements.
@@ -318,9 +324,13 @@ func (w *window) holds(began, ended int64) {
 	}
 }
 
-func (w *window) add(began int64, times map[string]int64) {
+// add counts a piece of work that began at a time, and adds its times.
+func (w *window) add(began int64, times map[string]int64) error {
 	w.n++
 	for name, ns := range times {
+		if ns < 0 {
+			return fault.New(fault.Internal, name, "", "what it measures took %d ns", ns)
+		}
 		h := w.times[name]
 		if h == nil {
 			h = hdrhistogram.New(1, longest, 3)
@@ -329,6 +339,7 @@ func (w *window) add(began int64, times map[string]int64) {
 		_ = h.RecordValue(min(max(ns, 1), longest)) // within its bounds
 	}
 	w.slices[min(max(began-w.begin, 0)*load.Slices/(w.end-w.begin), load.Slices-1)]++
+	return nil
 }
 
 func (l *Load) result(w *window, cpu float64) (*load.Result, error) {

@@ -45,6 +45,8 @@ func TestFleetAtPlane(t *testing.T) {
 		{true, 0, param.Values{"work": fleet.Rollout}, []string{"fleet_rollout", "fleet_rollout_median"}, programTare},
 		{false, 3, param.Values{"work": fleet.Idle}, nil, programTare},
 		{true, 3, param.Values{"work": fleet.Churn}, []string{"fleet_churn"}, programTare},
+		{false, 3, param.Values{"work": fleet.Churn, "proxies": "10", "refusing": "50%"}, []string{"fleet_churn"},
+			programTare},
 		{true, 3, param.Values{"work": fleet.Leave}, nil, programTare},
 		{false, 0, param.Values{"work": fleet.Churn}, []string{"fleet_churn"}, programSnapshot},
 		{false, 3, param.Values{"work": fleet.OneChange}, []string{"fleet_first", "fleet_last"}, programSnapshot},
@@ -94,7 +96,7 @@ func (tt atPlane) test(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	idle, connected := false, 23.0
+	idle, connected := false, float64(o.Proxies)
 	switch tt.settings["work"] {
 	case fleet.Idle:
 		idle = true
@@ -107,7 +109,7 @@ func (tt atPlane) test(t *testing.T) {
 	}
 	for _, name := range tt.times {
 		h, err := r.Histogram(name)
-		if err != nil || h == nil || h.TotalCount() != r.Done || h.Min() <= 0 {
+		if err != nil || h == nil || h.TotalCount() != r.Done || h.Min() < int64(time.Microsecond) {
 			t.Errorf("%s: %v, %v", name, h, err)
 		}
 	}
