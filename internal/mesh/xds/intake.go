@@ -288,6 +288,15 @@ func (s *intake) forget(k Kind, name string) {
 	delete(s.taken[k], name)
 }
 
+// retry makes the client stage a resource when it is sent again, even if it is unchanged. The control plane can still
+// remove it.
+func (s *intake) retry(k Kind, name string) {
+	if t, ok := s.taken[k][name]; ok {
+		t.size, t.version = -1, "" // no resource has that size
+		s.taken[k][name] = t
+	}
+}
+
 // remove removes a resource, so that it is no longer wanted.
 func (s *intake) remove(k Kind, name string, o *outcome) {
 	s.forget(k, name)

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
+	"tare/internal/lib/fault"
 	"tare/internal/mesh"
 	"tare/test/meshmodel"
 )
@@ -35,6 +36,7 @@ type taking struct {
 	t *testing.T
 	*state
 	store   *mesh.Config
+	refuse  func(mesh.Change) error // the store's reason to refuse a change; may be nil
 	warned  []string
 	refused []string
 }
@@ -65,6 +67,11 @@ func (x *taking) settle(o *outcome) {
 	x.t.Helper()
 	x.conflicts(o)
 	err := x.state.settle(func(c mesh.Change) error {
+		if x.refuse != nil {
+			if err := x.refuse(c); err != nil {
+				return err
+			}
+		}
 		next := meshmodel.Clone(x.store)
 		next.Apply(c)
 		for _, l := range next.Listeners { // as a store would check: no listener without its clusters
@@ -235,5 +242,50 @@ func TestGuardedEndpoint(t *testing.T) {
 	x.take(inbound(""))
 	if got := x.String(); got != open || len(x.refused) > 0 {
 		t.Fatalf("got %s, refused %s", got, x.refused)
+	}
+}
+
+// TestRefusedLate: a listener that the store refuses after it has waited for a cluster keeps its previous form until
+// the control plane sends it again or removes it.
+func TestRefusedLate(t *testing.T) {
+	to := func(cluster string) piece {
+		return piece{Listeners, `{"name":"l","address":{"socket_address":{"address":"10.0.0.1","port_value":80}},
+			"filter_chains":[{"filters":[` + fmt.Sprintf(tcpProxyJSON, cluster) + `]}]}`, ""}
+	}
+	for name, remove := range map[string]func(*taking){
+		"delta": func(x *taking) { x.take(piece{kind: Listeners, gone: "l"}) },
+		"world": func(x *taking) { x.settle(x.state.take(Listeners, responseOf(), true)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			x := newTaking(t)
+			x.refuse = func(c mesh.Change) error {
+				for _, l := range c.Listeners {
+					if slices.Contains(named(l), "b") {
+						return fault.New(fault.Usage, l.Name, "", "there is no room")
+					}
+				}
+				return nil
+			}
+			x.take(staticCluster("a", "1"))
+			x.take(to("a"))
+			x.take(to("b")) // waits for b
+			x.take(staticCluster("b", "2"))
+			const old = "10.0.0.1:80 -> a:1"
+			if got := x.String(); got != old || len(x.refused) != 1 {
+				t.Fatalf("got %s, refused %s", got, x.refused)
+			}
+			if has := x.versions(Listeners); !maps.Equal(has, map[string]string{"l": ""}) {
+				t.Errorf("on the next stream it has %v", has)
+			}
+			x.refused = nil
+			x.take(to("b"))
+			if got := x.String(); got != old || len(x.refused) == 0 {
+				t.Fatalf("sent again: got %s, refused %s", got, x.refused)
+			}
+			remove(x)
+			if got := x.String(); got != "" {
+				t.Errorf("left: %s", got)
+			}
+		})
 	}
 }

@@ -801,7 +801,7 @@ func (s *state) unwant(r resource, o *outcome) bool {
 		if l == nil {
 			return false
 		}
-		s.forget(Listeners, owner) // so that the client tries it again when it is sent again
+		s.retry(Listeners, owner)
 		s.wantListener(r.name, s.active.Listeners[r.name])
 		delete(s.dirtyListeners, r.name)
 		return true
@@ -818,7 +818,7 @@ func (s *state) unwant(r resource, o *outcome) bool {
 		}
 		// The cluster waited for something that is here now, or an address has changed. The store keeps its current form
 		// until the control plane sends the cluster again.
-		s.forget(Clusters, r.name)
+		s.retry(Clusters, r.name)
 		if s.active.Clusters[r.name] == nil {
 			s.want(r.name, nil)
 		}
