@@ -22,7 +22,8 @@ type Change struct {
 	Refused   int       `json:"refused"`   // answers that were refusals
 	FirstSent float64   `json:"first_sent_seconds"`
 	LastSent  float64   `json:"last_sent_seconds"`
-	// LastAnswer is when the last answer so far arrived. A response that is superseded before its answer gets none.
+	// LastAnswer is when the last answer so far arrived. An answer that comes after eight more responses of its type does
+	// not count.
 	LastAnswer float64 `json:"last_answer_seconds"`
 }
 

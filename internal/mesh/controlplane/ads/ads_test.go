@@ -82,11 +82,66 @@ func TestRefusedAgain(t *testing.T) {
 	list := viewOf(t, "C a b c").Tables[ClusterType].list
 	s := &subscription{names: noNames, sent: empty}
 	for i := range 100 {
-		s.nonce, s.waiting, s.flight = fmt.Sprint(i), true, list[i%2:]
+		s.sends(&flight{nonce: fmt.Sprint(i), changed: list[i%2:]})
 		s.answer(&request{nonce: s.nonce, refused: true})
 	}
 	if len(s.doubt) != len(list) {
 		t.Errorf("%d resources of %d are in doubt", len(s.doubt), len(list))
+	}
+}
+
+// A response may be refused after another has been sent. That is reported, and its resources are sent again with the
+// next change.
+func TestRefusedLate(t *testing.T) {
+	both(t, func(t *testing.T, delta bool) {
+		var mu sync.Mutex
+		refused := map[string]string{} // reasons by nonce
+		s := New(Options{Patience: 10 * time.Millisecond, OnAnswer: func(a Answer) {
+			mu.Lock()
+			defer mu.Unlock()
+			if a.Refused != "" {
+				refused[a.Nonce] = a.Refused
+			}
+		}})
+		p := connect(t, serve(t, s), delta)
+		s.Set("", viewOf(t, "E a b c"))
+		p.want("E", "a", "b", "c")
+		p.takes("E a b c")
+		s.Set("", viewOf(t, "E a=2 b=2 c"))
+		first := p.expect("E a b").nonce
+		s.Set("", viewOf(t, "E a=2 b=2 c=2"))
+		second := p.expect("E c").nonce
+		p.nonces["E"] = first
+		p.answer("E", "I do not like b")
+		p.nonces["E"] = second
+		p.answer("E", "")
+		p.quiet() // the answers have been processed
+		s.Set("", viewOf(t, "E a=2 b=3 c=2"))
+		p.takes("E a b")
+		p.quiet()
+		mu.Lock()
+		defer mu.Unlock()
+		if len(refused) != 1 || refused[first] == "" {
+			t.Errorf("refused %v, want response %s", refused, first)
+		}
+	})
+}
+
+// The number of responses whose answers still count is limited, and each is answered once.
+func TestUnanswered(t *testing.T) {
+	s := &subscription{names: noNames, sent: empty}
+	for i := range mostFlights + 1 {
+		s.sends(&flight{nonce: fmt.Sprint(i)})
+	}
+	for _, c := range []struct {
+		nonce string
+		first bool
+		left  int
+	}{{"0", false, mostFlights}, {"2", true, mostFlights - 2}, {"2", false, mostFlights - 2},
+		{"1", false, mostFlights - 2}, {s.nonce, true, 0}, {"", false, 0}} {
+		if f := s.answer(&request{nonce: c.nonce}); (f != nil) != c.first || len(s.flights) != c.left {
+			t.Errorf("answer %q: %v, %d are left; want %v, %d", c.nonce, f, len(s.flights), c.first, c.left)
+		}
 	}
 }
 

@@ -105,7 +105,7 @@ func TestEncoding(t *testing.T) {
 		t.Error("the same is another resource")
 	}
 	removed := []string{"gone", "also"}
-	x := response{sub: &subscription{url: ClusterType}, nonce: "7"}
+	x := response{sub: &subscription{url: ClusterType}, flight: &flight{nonce: "7"}}
 	x.encode(true, "v", []*Resource{r, r}, removed)
 	var d discoveryv3.DeltaDiscoveryResponse
 	if err := proto.Unmarshal(x.parts.Materialize(), &d); err != nil {

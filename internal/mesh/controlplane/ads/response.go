@@ -6,11 +6,11 @@ import (
 
 // response is a response of either variant. Its parts are its encoding; the buffers of resources are shared.
 type response struct {
+	*flight
 	sub                *subscription
 	version            string
 	resources, removed int
 	parts              mem.BufferSlice
-	nonce              string
 }
 
 // encode makes the parts. version is version_info in the state of the world, system_version_info in deltas.

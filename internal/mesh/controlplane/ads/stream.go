@@ -289,9 +289,9 @@ func (s *stream) take(r *request) error {
 		}
 		sub = s.subscribe(r.url)
 	}
-	if sub.answer(r) && s.server.o.OnAnswer != nil {
+	if f := sub.answer(r); f != nil && s.server.o.OnAnswer != nil {
 		a := Answer{Node: s.node, TypeURL: r.url, Nonce: r.nonce, Version: r.version, Time: pace.Now(),
-			Since: sub.since, Asked: sub.asked}
+			Since: f.since, Asked: f.asked}
 		if a.Refused = r.wrong; r.refused && r.wrong == "" {
 			a.Refused = "no reason is given"
 		}
@@ -396,15 +396,15 @@ func (s *stream) response(sub *subscription, n *news, view *View) *response {
 		s.held[breaks] = 0
 	}
 	s.count++
-	r := &response{sub: sub, version: n.version, nonce: strconv.Itoa(s.count)}
+	r := &response{sub: sub, version: n.version, flight: &flight{nonce: strconv.Itoa(s.count), since: view.Since,
+		asked: n.asked, changed: n.changed}}
 	version := n.version
 	sub.at = pace.Now()
 	if s.delta && s.server.o.Stamped {
 		version = fmt.Sprintf(stampFormat, n.version, view.Since, sub.at)
 	}
 	r.encode(s.delta, version, n.resources, n.removed)
-	sub.nonce, sub.waiting, sub.flight = r.nonce, true, n.changed
-	sub.since, sub.asked = view.Since, n.asked
+	sub.sends(r.flight)
 	if sub.told = int64(r.parts[0].Len()); n.asked {
 		s.debt.Add(int64(r.parts.Len()))
 	}
@@ -414,7 +414,7 @@ func (s *stream) response(sub *subscription, n *news, view *View) *response {
 func (s *stream) send(r *response) error {
 	if s.server.o.OnSent != nil {
 		s.server.o.OnSent(Sent{TypeURL: r.sub.url, Nonce: r.nonce, Resources: r.resources, Removed: r.removed, Time: r.sub.at,
-			Node: s.node, Since: r.sub.since, Asked: r.sub.asked})
+			Node: s.node, Since: r.since, Asked: r.asked})
 	}
 	return s.g.SendMsg(r)
 }

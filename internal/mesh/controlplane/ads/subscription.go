@@ -24,14 +24,23 @@ type subscription struct {
 	stubs int64           // bytes of resources that are in sent only because the data plane claims to have them
 	doubt []*Resource     // resources of refused responses: some may have been applied
 
-	nonce   string // of the last response
-	waiting bool   // for the answer to that response
-	told    int64  // bytes of the last response, except its resources; 0 once it is answered
-	at      int64  // when the last response left, ns by pace.Now
-	since   int64  // Since of that response's view
-	asked   bool   // the data plane requested it
-	flight  []*Resource
+	nonce   string    // of the last response
+	told    int64     // bytes of the last response, except its resources; 0 once it is answered
+	at      int64     // when the last response left, ns by pace.Now
+	flights []*flight // the last responses that are not answered, the oldest first; at most mostFlights
 }
+
+// flight is a response that the data plane may still answer.
+type flight struct {
+	nonce   string
+	since   int64 // Since of its view
+	asked   bool  // the data plane requested it
+	changed []*Resource
+}
+
+// mostFlights is the number of unanswered responses of a type whose answers still count. Another is sent only after
+// Options.Patience.
+const mostFlights = 8
 
 const everything = "*"
 
@@ -44,19 +53,33 @@ func (s *subscription) wants(name string) bool {
 
 // blocked reports whether a response is unanswered and was sent less than patience ago.
 func (s *subscription) blocked(now int64, patience time.Duration) bool {
-	return s.waiting && now-s.at < int64(patience)
+	return len(s.flights) > 0 && now-s.at < int64(patience)
 }
 
-// answer processes an answer to a response. It reports whether it is the first answer to the last response.
-func (s *subscription) answer(r *request) bool {
-	if !s.waiting || r.nonce != s.nonce {
-		return false
+// sends records that a response is sent.
+func (s *subscription) sends(f *flight) {
+	if len(s.flights) == mostFlights {
+		s.flights = slices.Delete(s.flights, 0, 1)
 	}
+	s.flights = append(s.flights, f)
+	s.nonce = f.nonce
+}
+
+// answer processes an answer, and returns the response that it answers first; nil: none. Data planes answer in order,
+// so earlier responses will not be answered.
+func (s *subscription) answer(r *request) *flight {
+	i := slices.IndexFunc(s.flights, func(f *flight) bool { return f.nonce == r.nonce })
+	if i < 0 {
+		return nil
+	}
+	f := s.flights[i]
 	if r.refused {
-		s.doubt = with(s.doubt, s.flight)
+		s.doubt = with(s.doubt, f.changed)
 	}
-	s.waiting, s.flight, s.told = false, nil, 0
-	return true
+	if s.flights = slices.Delete(s.flights, 0, i+1); len(s.flights) == 0 {
+		s.flights, s.told = nil, 0
+	}
+	return f
 }
 
 // keeps returns the bytes that the subscription takes and does not share.
