@@ -36,9 +36,10 @@ type Options struct {
 	// Apply makes a change, completely or not at all. One goroutine calls it. An error refuses all new resources of the
 	// change, unless it is a *fault.Error whose Where names a resource; then it refuses only that resource.
 	Apply func(context.Context, mesh.Change) error
-	// OnEvent is called for every response, once its acknowledgement has been handed to the transport. OnState is called
-	// for every change of state. The client's own goroutines make these calls, one call of each function at a time. Both
-	// functions must return quickly.
+	// OnEvent is called for every response, once its acknowledgement has been handed to the transport, or its refusal has
+	// been replaced by the answer to a later response; not if the stream ends first. OnState is called for every change of
+	// state. The client's own goroutines make these calls, one call of each function at a time. Both functions must return
+	// quickly.
 	OnEvent func(Event)
 	OnState func(State)
 
@@ -138,7 +139,7 @@ type Event struct {
 	Received int64                // when the whole response had arrived
 	Decoded  int64                // when it had been decoded and checked
 	Applied  int64                // when Apply had made as much as possible of the change
-	Acked    int64                // when its acknowledgement or refusal was handed to the transport
+	Acked    int64                // when its acknowledgement or refusal was handed to the transport; 0: it was replaced
 }
 
 // Metrics counts the resources that wait for others now.
@@ -539,6 +540,9 @@ func (c *Client) answer(k Kind, r *response, event *Event, more int) {
 		q.version, q.names = c.versions[k], c.named[k]
 	}
 	h := &c.conn.holds[k]
+	if h.request != nil {
+		c.report(h.request.event) // this answer replaces it
+	}
 	if q.wrong == "" || q.wrong != h.wrong {
 		*h = hold{wrong: q.wrong}
 		c.conn.queue = append(c.conn.queue, q)
@@ -609,10 +613,14 @@ func (c *Client) sent(q *request) {
 		return
 	}
 	q.event.Acked = pace.Now()
+	c.report(q.event)
+}
+
+func (c *Client) report(e *Event) {
 	if c.o.OnEvent != nil {
 		c.events.Lock()
 		defer c.events.Unlock()
-		c.o.OnEvent(*q.event)
+		c.o.OnEvent(*e)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -86,7 +87,8 @@ func (m *model) tell() {
 func (m *model) event(e Event) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if e.Received > e.Decoded || e.Decoded > e.Applied || e.Applied > e.Acked || e.Received == 0 {
+	if e.Received > e.Decoded || e.Decoded > e.Applied || e.Acked != 0 && e.Applied > e.Acked ||
+		e.Received == 0 {
 		m.t.Errorf("times out of order: %+v", e)
 	}
 	m.events = append(m.events, e)
@@ -959,6 +961,31 @@ func TestStallsMidStream(t *testing.T) {
 		mu.Unlock()
 		m.until("all endpoints", func() bool { return len(m.config.Clusters["a"].Localities[0].Endpoints) == 5000 })
 	})
+}
+
+// TestReplacedRefusals: each refused response has an event, whether its refusal is sent or replaced.
+func TestReplacedRefusals(t *testing.T) {
+	var events []Event
+	c, err := New(Options{Address: "unused", Apply: func(context.Context, mesh.Change) error { return nil },
+		OnEvent: func(e Event) { events = append(events, e) }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.conn = &conn{}
+	for i, reason := range []string{"no room", "no room", "no room", "no room", "another"} {
+		r := &response{version: fmt.Sprint(i)}
+		c.answer(Clusters, r, &Event{Version: r.version, Refused: []error{errors.New(reason)}}, 0)
+	}
+	for _, q := range c.conn.queue {
+		c.sent(q)
+	}
+	sent := map[string]bool{}
+	for _, e := range events {
+		sent[e.Version] = e.Acked != 0
+	}
+	if want := map[string]bool{"0": true, "1": false, "2": false, "3": false, "4": true}; !maps.Equal(sent, want) {
+		t.Errorf("refusals sent %v, want %v", sent, want)
+	}
 }
 
 // A response of millions of empty resources must use neither the machine's memory nor an unbounded answer.
