@@ -133,15 +133,20 @@ func NodeSums(run record.Run, trials []record.Trial) []NodeSum {
 	return all
 }
 
-// Largest returns the largest value of a metric in the valid trials of an arm at a level, and whether any trial has
-// one.
+// Largest returns the largest value of a metric over the trials of an arm at a level, and whether any trial has one. As
+// in Table, each trial counts with its first attempt in which the metric is valid.
 func Largest(trials []record.Trial, metric, arm string, at map[string]string) (largest float64, found bool) {
-	for _, t := range trials {
-		if t.Arm != arm || !valid(t) || record.LevelKey(t.Factors) != record.LevelKey(at) {
+	for _, attempts := range attemptsOf(trials) {
+		if attempts[0].Arm != arm || record.LevelKey(attempts[0].Factors) != record.LevelKey(at) {
 			continue
 		}
-		if v, has := t.Metrics[metric]; has && Usable(v) && (!found || v > largest) {
-			largest, found = v, true
+		for _, t := range attempts {
+			if v, has := t.Metrics[metric]; has && Usable(v) && t.Validity.Stands(metric) {
+				if !found || v > largest {
+					largest, found = v, true
+				}
+				break
+			}
 		}
 	}
 	return largest, found
