@@ -83,6 +83,40 @@ func TestComparePages(t *testing.T) {
 	}
 }
 
+// TestCompareMissing: the first line and the page say what is not compared, and why.
+func TestCompareMissing(t *testing.T) {
+	old, new := writeRuns(t, 0, 9e-6, 9e-6, 9e-6), t.TempDir()
+	for day := range uint64(3) {
+		run, trials := analysistest.Quickstart(analysistest.Truth{
+			Blocks: 8, BPF: 3.1e-6, Latency: 40e-6, Noise: 0.5e-6, MapBytes: 1.2e6, Day: 3 + day,
+		})
+		for i := range trials {
+			if trials[i].Arm == "candidate" {
+				trials[i].Validity = record.Validity{Reasons: []record.Reason{{
+					Gate: "stall", Message: "it stood still", Voids: []string{"latency_p50_seconds"},
+				}}}
+			}
+		}
+		writeRecord(t, filepath.Join(new, run.ID), run, trials)
+	}
+	page := filepath.Join(t.TempDir(), "page.html")
+	out, err := runCompare(old, new, "--html", page)
+	html, readErr := os.ReadFile(page)
+	if err := errors.Join(err, readErr); err != nil {
+		t.Fatal(err)
+	}
+	for _, text := range []string{strings.Join(strings.Fields(out), " "), string(html)} {
+		for _, want := range []string{
+			"Not compared: latency p50 of candidate.",
+			"latency p50 of candidate (8 of 8 trials were lost: the gate stall (it stood still)).",
+		} {
+			if !strings.Contains(text, want) {
+				t.Errorf("no %q in\n%s", want, text)
+			}
+		}
+	}
+}
+
 func TestCompareRefuses(t *testing.T) {
 	one, two := writeRuns(t, 0, 9e-6), writeRuns(t, 1, 9e-6)
 	alter := func(parent, old, new string) {

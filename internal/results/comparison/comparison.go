@@ -40,10 +40,11 @@ type Comparison struct {
 	New        []Ref  `json:"new"` // repeats of the same thing
 	History    []Ref  `json:"history"`
 
-	Changes  []Change `json:"changes"`
-	Compared int      `json:"compared"` // number of changes with a verdict
-	Resolved int      `json:"resolved"` // number of these that are resolved
-	Warnings []string `json:"warnings"`
+	Changes  []Change  `json:"changes"`
+	Compared int       `json:"compared"` // number of changes with a verdict
+	Resolved int       `json:"resolved"` // number of these that are resolved
+	Missing  []Missing `json:"missing"`
+	Warnings []string  `json:"warnings"`
 
 	doubted lists.Groups[string, string] // what is not resolved because of a doubt about a run, by the doubt
 }
@@ -125,6 +126,20 @@ type Change struct {
 	Freedom  float64  `json:"degrees_of_freedom,omitempty"` // of the variance between runs
 }
 
+// Missing is an effect that some of the compared runs do not have. If Compared is set, other runs of both sides have
+// it, and there is a change between these. Trials are not lost at random, so such a change is never resolved.
+type Missing struct {
+	Of
+	Compared bool     `json:"compared"`
+	In       []Absent `json:"in"`
+}
+
+// Absent names a run that does not have an effect, by its directory, and the reason.
+type Absent struct {
+	Dir string `json:"dir"`
+	Why string `json:"why"`
+}
+
 // key identifies an effect.
 type key struct{ metric, arm, component, level string }
 
@@ -136,36 +151,76 @@ type effect struct {
 	dir      string // of the run
 }
 
-// source is a run with its quotable estimates by key.
+// source is a run with its quotable estimates, and with the metrics that it withholds or lost.
 type source struct {
 	dir       string
 	estimates map[key]*analysis.Estimate
+	lost      map[key]lost
 	headlines []string
+}
+
+// lost is a metric without a quotable estimate, and the reason.
+type lost struct {
+	of  Of
+	why string
 }
 
 func sourcesOf(all []Source) (sources []source) {
 	for _, s := range all {
-		one := source{dir: s.Dir, estimates: map[key]*analysis.Estimate{}, headlines: s.Summary.Headlines}
-		for i := range s.Summary.Estimates {
-			if e := &s.Summary.Estimates[i]; e.Withheld == "" && e.Arm != record.Direct {
-				one.estimates[key{e.Metric, e.Arm, e.Component, record.LevelKey(e.Factors)}] = e
+		one := source{dir: s.Dir, estimates: map[key]*analysis.Estimate{}, lost: map[key]lost{},
+			headlines: s.Summary.Headlines}
+		asked := func(metric string) bool {
+			return slices.Contains(s.Summary.Headlines, metric) || slices.Contains(s.Run.Headline, metric)
+		}
+		for _, m := range s.Summary.Missing {
+			d := s.Run.Defined().Of(m.Metric)
+			one.lost[key{m.Metric, m.Arm, "", record.LevelKey(m.Factors)}] = lost{
+				Of{Metric: m.Metric, Unit: d.Unit, Rank: d.Rank, Arm: m.Arm, Factors: m.Factors, Headline: asked(m.Metric)},
+				fmt.Sprintf("%d of %d trials were lost: %s", m.Lost, m.Trials, m.Because()),
 			}
+		}
+		for i := range s.Summary.Estimates {
+			e := &s.Summary.Estimates[i]
+			k := key{e.Metric, e.Arm, e.Component, record.LevelKey(e.Factors)}
+			if e.Withheld == "" {
+				one.estimates[k] = e
+				continue
+			}
+			one.lost[k] = lost{Of{Metric: e.Metric, Unit: e.Unit, Rank: e.Rank, Arm: e.Arm, Component: e.Component,
+				Factors: e.Factors, Headline: asked(e.Metric)}, "withheld: " + e.Withheld}
 		}
 		sources = append(sources, one)
 	}
 	return sources
 }
 
-// effects returns the effects of runs on a scale. Runs without one on that scale are left out.
-func effects(sources []source, k key, scale Scale) (all []effect) {
+// effects returns the effects of runs on a scale. Runs without one on that scale are returned with the reasons.
+func effects(sources []source, k key, scale Scale) (all []effect, without []Absent) {
 	for _, s := range sources {
 		if e := s.estimates[k]; e != nil {
 			if x, ok := effectOf(e, scale); ok {
 				all = append(all, effect{x, e, slices.Contains(s.headlines, e.Metric), s.dir})
+				continue
 			}
 		}
+		without = append(without, Absent{s.dir, s.why(k)})
 	}
-	return all
+	return all, without
+}
+
+// why returns the reason why a run does not have an effect.
+func (s source) why(k key) string {
+	if l, known := s.lost[k]; known {
+		return l.why
+	}
+	e := s.estimates[k]
+	if l, known := s.lost[key{k.metric, record.Direct, "", k.level}]; known && e != nil && e.Difference == nil {
+		return "of the baseline, " + l.why
+	}
+	if e != nil {
+		return "no interval"
+	}
+	return "not measured"
 }
 
 // Compare compares new runs with old ones; the runs of each side must be repeats of the same thing. The history may
@@ -175,25 +230,51 @@ func Compare(old, new, history []Source) Comparison {
 	old, new, history = distinct(old), distinct(new), distinct(history)
 	c := Comparison{
 		Schema: Schema, Experiment: old[0].Run.Experiment, Old: refs(old), New: refs(new), History: refs(history),
-		Changes: []Change{}, Warnings: []string{},
+		Changes: []Change{}, Missing: []Missing{}, Warnings: []string{},
 	}
 	was, is, before := sourcesOf(old), sourcesOf(new), sourcesOf(history)
 	all := sourcesOf(distinct(slices.Concat(old, new, history)))
-	for _, k := range keysOf(was, is) {
+	for _, k := range keysOf(slices.Concat(was, is)) {
 		scale := scaleOf(slices.Concat(was, is), k)
-		a, b := effects(was, k, scale), effects(is, k, scale)
-		if k.arm == record.AA || len(a) == 0 || len(b) == 0 {
+		a, notOld := effects(was, k, scale)
+		b, notNew := effects(is, k, scale)
+		without := slices.Concat(notOld, notNew)
+		c.miss(k, scale, slices.Concat(was, is), slices.Concat(a, b), Missing{
+			Compared: len(a) > 0 && len(b) > 0, In: without,
+		})
+		if len(a) == 0 || len(b) == 0 {
 			continue
 		}
-		twins := effects(all, key{k.metric, record.AA, k.component, k.level}, scale)
+		past, _ := effects(before, k, scale)
+		twins, _ := effects(all, key{k.metric, record.AA, k.component, k.level}, scale)
 		if k.component != "" || scale == Value || scale == Difference && !comparable(slices.Concat(a, b)) {
 			twins = nil // the baseline has next to none of the metric, so the twin's variance means little
 		}
-		c.add(k, scale, a, b, effects(before, k, scale), twins)
+		c.add(k, scale, a, b, past, twins, without)
 	}
 	slices.SortStableFunc(c.Changes, func(a, b Change) int { return cmp.Compare(a.Rank, b.Rank) })
+	slices.SortStableFunc(c.Missing, func(a, b Missing) int { return cmp.Compare(a.Rank, b.Rank) })
 	c.warn(old, new)
 	return c
+}
+
+// miss adds an effect that some run does not have. An effect that no run has, and none lost, is not missing.
+func (c *Comparison) miss(k key, scale Scale, sources []source, effects []effect, m Missing) {
+	if len(m.In) == 0 {
+		return
+	}
+	if len(effects) > 0 {
+		m.Of = newOf(k, scale, effects)
+	}
+	for _, s := range sources {
+		if l, known := s.lost[k]; known {
+			l.of.Headline, l.of.Scale = l.of.Headline || m.Headline, scale
+			m.Of = l.of
+		}
+	}
+	if m.Metric != "" {
+		c.Missing = append(c.Missing, m)
+	}
 }
 
 // comparable reports whether the baseline's value is at least half of the arm's in all effects.
@@ -228,8 +309,8 @@ func between(old, new, before, twins []effect) (from Between, spread stats.Sprea
 	return from, spread
 }
 
-// add adds a change, unless its values are not finite.
-func (c *Comparison) add(k key, scale Scale, old, new, before, twins []effect) {
+// add adds a change, unless its values are not finite. It is not resolved if there are runs without the effect.
+func (c *Comparison) add(k key, scale Scale, old, new, before, twins []effect, without []Absent) {
 	change := Change{Of: newOf(k, scale, slices.Concat(old, new)), Old: mean(old), New: mean(new)}
 	from, spread := between(old, new, before, twins)
 	change.Value = change.New - change.Old
@@ -255,7 +336,7 @@ func (c *Comparison) add(k key, scale Scale, old, new, before, twins []effect) {
 		change.Resolved = d.Excludes(0)
 		if !change.Resolved {
 			change.Why = "its interval contains 0"
-		} else if why := doubt(slices.Concat(old, new)); why != "" {
+		} else if why := doubt(slices.Concat(old, new), without); why != "" {
 			change.Resolved, change.Why = false, why
 			c.doubted.Add(why, strings.TrimSpace(quantity.Label(k.metric)+" of "+k.arm+" "+k.component))
 		}
@@ -268,8 +349,12 @@ func (c *Comparison) add(k key, scale Scale, old, new, before, twins []effect) {
 }
 
 // doubt returns the first reason why the effect in a run may be wrong, with the run; empty if there is none. The
-// variance between runs knows nothing of what biases all runs of one side, such as trials that only slow arms lose.
-func doubt(effects []effect) string {
+// variance between runs knows nothing of what biases all runs of one side, such as trials that only slow arms lose, or
+// runs that lost too many of them to have a value.
+func doubt(effects []effect, without []Absent) string {
+	if len(without) > 0 {
+		return "there is no value in " + without[0].Dir
+	}
 	for _, e := range effects {
 		if d := e.of.Difference; d != nil && d.Doubt() != "" {
 			return e.dir + ": " + d.Doubt()
@@ -360,22 +445,21 @@ func effectOf(e *analysis.Estimate, scale Scale) (stats.Effect, bool) {
 	return stats.EffectOf(of.Value, *of.Lo, *of.Hi, blocks)
 }
 
-// keysOf returns the keys that both sides have, sorted by metric, level, arm and component.
-func keysOf(old, new []source) []key {
-	levels := func(all []source) map[key]map[string]string {
-		keys := map[key]map[string]string{}
-		for _, s := range all {
-			for k, e := range s.estimates {
-				keys[k] = e.Factors
-			}
+// keysOf returns the keys of subjects that some run has or lost, sorted by metric, level, arm and component.
+func keysOf(sources []source) []key {
+	levels := map[key]map[string]string{}
+	for _, s := range sources {
+		for k, l := range s.lost {
+			levels[k] = l.of.Factors
 		}
-		return keys
+		for k, e := range s.estimates {
+			levels[k] = e.Factors
+		}
 	}
-	both, other := levels(old), levels(new)
-	maps.DeleteFunc(both, func(k key, _ map[string]string) bool { _, has := other[k]; return !has })
-	return slices.SortedFunc(maps.Keys(both), func(a, b key) int {
-		return cmp.Or(cmp.Compare(a.metric, b.metric), analysis.CompareLevels(both[a], both[b]), cmp.Compare(a.arm, b.arm),
-			cmp.Compare(a.component, b.component))
+	maps.DeleteFunc(levels, func(k key, _ map[string]string) bool { return k.arm == record.Direct || k.arm == record.AA })
+	return slices.SortedFunc(maps.Keys(levels), func(a, b key) int {
+		return cmp.Or(cmp.Compare(a.metric, b.metric), analysis.CompareLevels(levels[a], levels[b]),
+			cmp.Compare(a.arm, b.arm), cmp.Compare(a.component, b.component))
 	})
 }
 

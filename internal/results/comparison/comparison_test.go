@@ -11,8 +11,10 @@ import (
 
 	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
+	"tare/internal/lib/lists"
 	"tare/internal/results/analysis"
 	"tare/internal/results/comparison"
+	"tare/internal/scale/ledger"
 	"tare/test/analysistest"
 	"tare/test/long"
 )
@@ -118,6 +120,61 @@ func TestLostTrials(t *testing.T) {
 		if strings.Count(all, ": something is odd") != 6 ||
 			strings.Contains(all, "; so not resolved: latency p50") == c.resolved {
 			t.Errorf("%d lost: %q", c.lost, got.Warnings)
+		}
+	}
+}
+
+// TestMissing: what new runs lost entirely is named with the reason, and a change for which only some repeats have a
+// value is not resolved.
+func TestMissing(t *testing.T) {
+	const p50 = "latency_p50_seconds"
+	run := func(day uint64, latency float64, lost int) comparison.Source {
+		run, trials := analysistest.Quickstart(analysistest.Truth{
+			Blocks: 12, BPF: 3.1e-6, Latency: latency, Noise: 0.5e-6, Day: day,
+		})
+		for i := range trials {
+			if trials[i].Arm == "candidate" && trials[i].Block < lost {
+				trials[i].Validity = record.Validity{Reasons: []record.Reason{{
+					Gate: "rate", Cause: ledger.Subject, Message: "it did not keep up", Voids: []string{p50},
+				}}}
+			}
+		}
+		s, err := analysis.Summarize(run, trials)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return comparison.Source{Dir: run.ID, Run: run, Summary: s}
+	}
+	old := []comparison.Source{run(0, 9e-6, 0), run(1, 9e-6, 0), run(2, 9e-6, 0)}
+	for name, c := range map[string]struct {
+		new      []comparison.Source
+		without  int // new runs without a value
+		compared bool
+		why      string
+	}{
+		"all are there": {[]comparison.Source{run(3, 40e-6, 0), run(4, 40e-6, 0), run(5, 40e-6, 0)}, 0, true, ""},
+		"all are lost": {[]comparison.Source{run(3, 40e-6, 12), run(4, 40e-6, 12), run(5, 40e-6, 12)}, 3, false,
+			"12 of 12 trials were lost: the rate was not reached"},
+		"all are withheld": {[]comparison.Source{run(3, 40e-6, 8), run(4, 40e-6, 8), run(5, 40e-6, 8)}, 3, false,
+			"withheld: 8 of 12 trials were lost: the rate was not reached"},
+		"one is withheld": {[]comparison.Source{run(3, 40e-6, 0), run(4, 40e-6, 8), run(5, 40e-6, 0)}, 1, true,
+			"withheld: 8 of 12 trials were lost: the rate was not reached"},
+	} {
+		got := comparison.Compare(old, c.new, nil)
+		i := slices.IndexFunc(got.Changes, func(x comparison.Change) bool { return x.Metric == p50 })
+		if (i >= 0) != c.compared || i >= 0 && got.Changes[i].Resolved != (c.without == 0) {
+			t.Errorf("%s: the changes are %+v", name, got.Changes)
+		}
+		m := lists.Find(got.Missing, func(m *comparison.Missing) bool { return m.Metric == p50 })
+		if c.without == 0 {
+			if m != nil {
+				t.Errorf("%s: missing is %+v", name, m)
+			}
+			continue
+		}
+		if m == nil || !m.Headline || m.Arm != "candidate" || m.Compared != c.compared || len(m.In) != c.without ||
+			!strings.HasPrefix(m.In[0].Why, c.why) {
+			t.Errorf("%s: missing is %+v", name, m)
 		}
 	}
 }

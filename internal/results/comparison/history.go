@@ -5,7 +5,6 @@ import (
 	"math"
 	"slices"
 
-	"tare/internal/experiment/record"
 	"tare/internal/lib/stats"
 )
 
@@ -54,16 +53,14 @@ func Over(sources []Source, seed uint64) Course {
 		Schema: HistorySchema, Experiment: sources[0].Run.Experiment, Runs: refs(sources), Lines: []Line{},
 	}
 	all := sourcesOf(sources)
-	for _, k := range keysOf(all, all) {
-		if k.arm == record.AA {
-			continue
-		}
+	for _, k := range keysOf(all) {
 		scale := scaleOf(all, k)
 		line := Line{Points: []Point{}}
 		var series []float64
 		var found []effect
 		for run, s := range all {
-			for _, e := range effects([]source{s}, k, scale) {
+			has, _ := effects([]source{s}, k, scale)
+			for _, e := range has {
 				of := on(e.of, scale)
 				line.Points = append(line.Points, Point{run, shown(e.Value, scale), *of.Lo, *of.Hi})
 				series, found = append(series, e.Value), append(found, e)

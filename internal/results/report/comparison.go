@@ -51,6 +51,11 @@ func (t *screen) comparison(c *comparison.Comparison) {
 		t.wrap("", text)
 	}
 	t.hidden(hidden, "further row", " without a resolved change")
+	texts, more := missingTexts(c, t.All)
+	for _, text := range texts {
+		t.wrap("", text)
+	}
+	t.hidden(more, "further figure", " without a value in some run")
 	for _, warning := range c.Warnings {
 		t.wrap("warning: ", warning)
 	}
@@ -79,8 +84,56 @@ func refLine(r comparison.Ref) string {
 	return text
 }
 
-// verdictOf sums up the comparison in one sentence.
+// verdictOf sums up the comparison in one sentence, and names what it is not about in a second one.
 func verdictOf(c *comparison.Comparison) string {
+	return strings.TrimSpace(changesOf(c) + " " + notCompared(c))
+}
+
+// notCompared names the headlines that no run of one side has, or counts them if none is a headline.
+func notCompared(c *comparison.Comparison) string {
+	var named []string
+	all := 0
+	for _, m := range c.Missing {
+		if m.Compared {
+			continue
+		}
+		all++
+		if m.Headline {
+			named = append(named, quantity.Label(m.Metric)+" of "+placeOf(m.Arm, m.Component, m.Factors))
+		}
+	}
+	switch {
+	case all == 0:
+		return ""
+	case len(named) == 0:
+		return fmt.Sprintf("Not compared: %s.", quantity.Counted(all, "figure"))
+	}
+	return "Not compared: " + strings.Join(analysis.FirstOf(named, maxMoreLabels), "; ") + "."
+}
+
+// missingTexts returns a sentence for each run, place and reason: the figures that the run does not have. It counts
+// those that it leaves out because they are no headlines, unless all are asked for.
+func missingTexts(c *comparison.Comparison, all bool) (texts []string, hidden int) {
+	type reason struct{ dir, place, why string }
+	var labels lists.Groups[reason, string]
+	for _, m := range c.Missing {
+		if !all && !m.Headline {
+			hidden++
+			continue
+		}
+		for _, in := range m.In {
+			labels.Add(reason{in.Dir, placeOf(m.Arm, m.Component, m.Factors), in.Why}, quantity.Label(m.Metric))
+		}
+	}
+	for r, of := range labels.All() {
+		texts = append(texts, fmt.Sprintf("No value in %s: %s of %s (%s).", r.dir,
+			strings.Join(analysis.FirstOf(of, maxMoreLabels), ", "), r.place, r.why))
+	}
+	return texts, hidden
+}
+
+// changesOf sums up the changes in one sentence.
+func changesOf(c *comparison.Comparison) string {
 	if len(c.Changes) == 0 {
 		return "The runs have no estimate with an interval in common."
 	}

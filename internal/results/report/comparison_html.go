@@ -58,11 +58,13 @@ func (d *comparisonData) write(w io.Writer) error {
 
 // ComparisonHTML writes what changed between runs as a page.
 func ComparisonHTML(w io.Writer, c *comparison.Comparison) error {
+	missing, _ := missingTexts(c, true)
 	d := comparisonData{
 		Title: clean(c.Experiment), Question: "What changed between the old runs and the new ones?",
 		Answer:  clean(verdictOf(c)),
-		Heading: "Changes", Notes: append([]string{changeNote}, betweenTexts(c)...), Warnings: slices.Clone(c.Warnings),
-		Head: []string{"metric", "arm", "old", "new", "change", "sees"},
+		Heading: "Changes", Notes: slices.Concat([]string{changeNote}, betweenTexts(c), missing),
+		Warnings: slices.Clone(c.Warnings),
+		Head:     []string{"metric", "arm", "old", "new", "change", "sees"},
 	}
 	for _, x := range c.Changes {
 		d.Rows = append(d.Rows, comparisonRow{Cells: changeCells(x)})
