@@ -5,6 +5,7 @@ package quantity
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -166,20 +167,24 @@ func (s scale) decimals(v, lo, hi float64) int {
 		return s.digits(v)
 	}
 	largest := max(math.Abs(v), math.Abs(lo), math.Abs(hi))
-	wanted := min(-magnitude(half), maxDigits-1-magnitude(largest/s.factor))
+	wanted := s.atMost(min(-magnitude(half), maxDigits-1-magnitude(largest/s.factor)), v, lo, hi)
 	for _, end := range []float64{lo, hi} {
 		if lo*hi > 0 {
-			wanted = max(wanted, -magnitude(2*end/s.factor))
+			wanted = max(wanted, min(-magnitude(2*end/s.factor), maxDecimals))
 		}
 	}
-	return s.atMost(wanted, v)
+	return wanted
 }
 
-func (s scale) atMost(decimals int, v float64) int {
-	if s.whole || v == math.Trunc(v) && s.factor == 1 && s.suffix == "" && math.Abs(v) < 1e6 {
+const maxDecimals = 9
+
+// atMost returns a number of decimals that makes sense, and 0 for counts that are all whole.
+func (s scale) atMost(decimals int, values ...float64) int {
+	parts := slices.ContainsFunc(values, func(v float64) bool { return v != math.Trunc(v) })
+	if s.whole || s.suffix == "" && !parts {
 		return 0
 	}
-	return min(max(decimals, 0), 9)
+	return min(max(decimals, 0), maxDecimals)
 }
 
 func (s scale) number(v float64, decimals int, signed bool) string {
