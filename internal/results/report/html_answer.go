@@ -49,8 +49,21 @@ const (
 	partRanElse    = "elsewhere"
 )
 
-// found returns the estimate of a metric in an arm at a level; nil if there is none.
+// found returns the estimate of a metric in an arm at a level; nil if there is none, or if it is withheld.
 func (m *dataMaker) found(metric string, at place) *analysis.Estimate {
+	if e := m.estimateOf(metric, at); e != nil && e.Withheld == "" {
+		return e
+	}
+	return nil
+}
+
+// withheld reports whether there is an estimate of a metric in an arm at a level that must not be quoted.
+func (m *dataMaker) withheld(metric string, at place) bool {
+	e := m.estimateOf(metric, at)
+	return e != nil && e.Withheld != ""
+}
+
+func (m *dataMaker) estimateOf(metric string, at place) *analysis.Estimate {
 	return lists.Find(m.s.Estimates, func(e *analysis.Estimate) bool {
 		return e.Metric == metric && e.Component == "" && m.placeOf(e.Arm, e.Factors) == at && analysis.Usable(e.Value)
 	})

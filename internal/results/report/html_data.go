@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"tare/internal/experiment/load"
 	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
 	"tare/internal/lib/lists"
@@ -285,7 +286,7 @@ func (m *dataMaker) placeOf(arm string, level map[string]string) place {
 
 func (m *dataMaker) estimates() {
 	for _, e := range m.s.Estimates {
-		if !analysis.Usable(e.Value) || e.Component != "" {
+		if !analysis.Usable(e.Value) || e.Component != "" || e.Withheld != "" {
 			continue
 		}
 		c := chartEstimate{Metric: m.metric[e.Metric], place: m.placeOf(e.Arm, e.Factors), chartValue: valueOf(&e)}
@@ -318,13 +319,19 @@ func verdict(d *analysis.Difference, unit string) string {
 	return text
 }
 
-// curves collects the curves of latency, ordered by level and arm.
+// curves collects the curves of latency, ordered by level and arm. Where the median is withheld, so is the whole curve,
+// or if it is the baseline's, the differences from it.
 func (m *dataMaker) curves() {
+	median := m.run.Defined().QuantileOf(load.Latency, 0.5)
 	for _, c := range analysis.Curves(m.run, m.trials) {
 		curve := chartCurve{place: m.placeOf(c.Arm, c.Factors)}
+		if m.withheld(median, curve.place) {
+			continue
+		}
+		unpaired := m.withheld(median, m.placeOf(record.Direct, c.Factors))
 		for _, p := range c.Points {
 			point := curvePoint{Q: p.Q, chartValue: chartValue{p.Interval, p.Text()}, Visible: p.Visible}
-			if d := p.Difference; d != nil {
+			if d := p.Difference; d != nil && !unpaired {
 				point.Diff, point.DiffLo, point.DiffHi = &d.Value, d.Lo, d.Hi
 				point.Verdict = verdict(d, quantity.Seconds)
 			}

@@ -289,6 +289,58 @@ func TestHTMLAnswerTables(t *testing.T) {
 	}
 }
 
+// TestHTMLWithheld: what must not be quoted is in no chart and in no table but that of the estimates, which marks it.
+func TestHTMLWithheld(t *testing.T) {
+	run, trials := analysistest.Quickstart(analysistest.Truth{Blocks: 12, BPF: 3.1e-6, Latency: 9e-6, Noise: 0.5e-6})
+	run.Metrics = measured.Definitions()
+	var voids []string
+	for _, d := range run.Metrics {
+		if strings.HasPrefix(d.Name, "latency_") || d.Name == "limited_cpus" {
+			voids = append(voids, d.Name)
+		}
+	}
+	for i := range trials {
+		trials[i].Metrics["limited_cpus"] = 0.26
+		if trials[i].Arm == "candidate" && trials[i].Block < 5 {
+			trials[i].Validity = record.Validity{Reasons: []record.Reason{{Gate: "rate", Voids: voids}}}
+		}
+	}
+	page, s := htmlOf(t, run, trials, report.HTMLOptions{})
+	withheld := func(name string) bool {
+		e := s.Find(name, "candidate", nil)
+		return e == nil || e.Withheld != ""
+	}
+	if !withheld("latency_p50_seconds") || !withheld("limited_cpus") {
+		t.Fatal("the candidate's latency is not withheld")
+	}
+	for label, want := range map[string]string{"Latency by percentile": "direct", "The CPU limit": "direct"} {
+		_, table, _ := strings.Cut(page, `aria-label="`+label)
+		table, _, _ = strings.Cut(table, "</table>")
+		if !strings.Contains(table, want) || strings.Contains(table, "candidate") {
+			t.Errorf("%s:\n%s", label, prose("<p "+table))
+		}
+	}
+	var data struct {
+		Arms      []struct{ Name string }
+		Metrics   []struct{ Name string }
+		Estimates []struct{ Metric, Arm int }
+		Curves    []struct{ Arm int }
+	}
+	if err := json.Unmarshal([]byte(dataOf(page)), &data); err != nil {
+		t.Skip("built without charts")
+	}
+	for _, e := range data.Estimates {
+		if name := data.Metrics[e.Metric].Name; data.Arms[e.Arm].Name == "candidate" && withheld(name) {
+			t.Errorf("%s of the candidate is in a chart", name)
+		}
+	}
+	for _, c := range data.Curves {
+		if data.Arms[c.Arm].Name == "candidate" {
+			t.Error("the candidate has a curve of latency")
+		}
+	}
+}
+
 func FuzzHTML(f *testing.F) {
 	f.Add("quickstart", "candidate", "rate", "1000", "latency_p50_seconds", 1e-6, 2e-6, `{"gates":{"lag":"1s"}}`)
 	f.Add("", "", "", "", "", 0.0, -1.0, ``)
