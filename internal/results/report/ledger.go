@@ -294,24 +294,24 @@ func (t *screen) programs(l *ledger.Ledger) {
 		t.line("")
 		return
 	}
-	ran := 0
-	var total float64
-	for _, p := range l.Programs {
-		if p.RunCount != nil && *p.RunCount > 0 {
-			ran++
-			total += *p.RunSeconds
-		}
+	ran := slices.DeleteFunc(slices.Clone(l.Programs), func(p ledger.Program) bool {
+		return p.RunCount == nil || *p.RunCount == 0 || p.RunSeconds == nil
+	})
+	total := 0.0
+	for _, p := range ran {
+		total += *p.RunSeconds
 	}
-	t.line(t.bold(fmt.Sprintf("eBPF programs: %d, of which %d ran for %s in all", len(l.Programs), ran,
+	t.line(t.bold(fmt.Sprintf("eBPF programs: %d, of which %d ran for %s in all", len(l.Programs), len(ran),
 		inSeconds(total))))
-	if ran > 0 {
+	if len(ran) > 0 {
 		t.linef("  %6s  %-16s %-18s %10s %10s %10s", "id", "name", "type", "runs/s", "per run", "run time")
 	}
-	shown := t.Ledger.rows(ran)
-	for _, p := range l.Programs[:shown] {
+	shown := t.Ledger.rows(len(ran))
+	for _, p := range ran[:shown] {
+		perRun := known.As(p.NsPerRun, func(ns float64) float64 { return ns / 1e9 })
 		t.line(fmt.Sprintf("  %6d  %-16s %-18s %10.0f %10s %10s", p.ID, clean(cmp.Or(p.Name, "(no name)")), p.Type,
 			float64(*p.RunCount)/l.Window.Seconds,
-			inSeconds(*p.NsPerRun/1e9), inSeconds(*p.RunSeconds)) +
+			orDash(perRun, quantity.Seconds), inSeconds(*p.RunSeconds)) +
 			side(p.Charged))
 		for i, s := range p.Shares {
 			if i == 4 && len(p.Shares) > 5 {
@@ -325,12 +325,12 @@ func (t *screen) programs(l *ledger.Ledger) {
 			t.line("          " + t.share(s, *p.RunSeconds))
 		}
 	}
-	if shown < ran {
+	if rest := ran[shown:]; len(rest) > 0 {
 		runs, seconds := uint64(0), 0.0
-		for _, p := range l.Programs[shown:ran] {
+		for _, p := range rest {
 			runs, seconds = runs+*p.RunCount, seconds+*p.RunSeconds
 		}
-		t.linef("  %6s  %-35s %10.0f %10s %10s", "", others(ran-shown, "program"), float64(runs)/l.Window.Seconds,
+		t.linef("  %6s  %-35s %10.0f %10s %10s", "", others(len(rest), "program"), float64(runs)/l.Window.Seconds,
 			inSeconds(seconds/float64(runs)), inSeconds(seconds))
 	}
 	t.line("")

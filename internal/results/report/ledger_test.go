@@ -89,6 +89,28 @@ func TestLedgerWithoutPrograms(t *testing.T) {
 	}
 }
 
+// TestLedgerPrograms: the programs that ran are shown wherever they are in the list, also without a time for each run.
+func TestLedgerPrograms(t *testing.T) {
+	none, once, zero, never := uint64(0), uint64(1), 0.0, (*float64)(nil)
+	l := ledger.Ledger{Programs: []ledger.Program{
+		{ID: 1, Name: "sleeper", RunCount: &none, RunSeconds: &zero},
+		{ID: 2, Name: "quick", RunCount: &once, RunSeconds: &zero, NsPerRun: &zero},
+		{ID: 3, Name: "untimed", RunCount: &once, RunSeconds: &zero, NsPerRun: never},
+		{ID: 4, Name: "unknown", RunCount: &once},
+	}}
+	l.Window.Seconds = 10
+	var b bytes.Buffer
+	if err := report.Ledger(&b, &l, report.Options{Width: 110}); err != nil {
+		t.Fatal(err)
+	}
+	text := b.String()
+	if strings.Contains(text, "sleeper") || !strings.HasSuffix(lineOf(text, "quick"), " 0 s 0 s") ||
+		!strings.HasSuffix(lineOf(text, "untimed"), " - 0 s") ||
+		!strings.Contains(text, "eBPF programs: 4, of which 2 ran") {
+		t.Error(text)
+	}
+}
+
 // TestUnmatched: a pattern that matches no control group is named, and does not look like groups that use nothing.
 func TestUnmatched(t *testing.T) {
 	l := ledger.Ledger{Cgroups: []ledger.Cgroup{{Path: "/"}, {Path: "/pods"}, {Path: "/pods/shop"}}}
