@@ -117,10 +117,7 @@ func placementTables(s *analysis.Summary) (places []string, all []placementTable
 				cell := placementCell{}
 				if i >= 0 {
 					if memory, cpu, is := of(p.Places[i]); is {
-						cell = placementCell{orDash(memory, quantity.Bytes), "-"}
-						if cpu != nil {
-							cell.CPU = fmt.Sprintf("%.2f", *cpu)
-						}
+						cell = placementCell{orDash(memory, quantity.Bytes), orDash(cpu, quantity.CPUs)}
 					}
 				}
 				r.Cells = append(r.Cells, cell)
@@ -159,7 +156,7 @@ func (c placementCell) String() string {
 	case c.CPU == "" || c.CPU == "-":
 		return c.Memory
 	}
-	return c.Memory + ", " + c.CPU + " CPU"
+	return c.Memory + ", " + c.CPU
 }
 
 // lines returns the rows of a table, its head first.

@@ -18,7 +18,9 @@ func TestPictured(t *testing.T) {
 	f := func(v float64) *float64 { return &v }
 	place := func(name string, hard float64) record.Place {
 		return record.Place{Name: name, HardBytes: f(hard), CPUs: f(0.25),
-			Components: []record.PlacedComponent{{Component: "v|m", Bytes: f(2 * hard)}}}
+			Components: []record.PlacedComponent{
+				{Component: "v|m", Bytes: f(2 * hard)}, {Component: "small", CPUs: f(0.00062)},
+			}}
 	}
 	pod := place("pod", 1e6)
 	pod.Kubernetes = f(7e6)
@@ -48,8 +50,9 @@ func TestPictured(t *testing.T) {
 	words := func(b *bytes.Buffer) string { return strings.Join(strings.Fields(b.String()), " ") }
 	for _, want := range []string{
 		"Steps direct split second 1.0 us [0.9, 1.1] 1.0 us [0.9, 1.1] first 2.0 us [1.8, 2.2] 2.0 us [1.8, 2.2]",
-		"direct pod overhead load v|m 2.00 MB - 6.00 MB charged, hard 1.00 MB, 0.25 CPU - 3.00 MB, 0.25 CPU " +
-			"charged, page cache - - - Kubernetes counts 7.00 MB, 0.25 CPU - -",
+		"direct pod overhead load v|m 2.00 MB - 6.00 MB small -, 0.000620 CPU - -, 0.000620 CPU " +
+			"charged, hard 1.00 MB, 0.250 CPU - 3.00 MB, 0.250 CPU " +
+			"charged, page cache - - - Kubernetes counts 7.00 MB, 0.250 CPU - -",
 		"split pod overhead load v|m 2.00 MB 10.0 MB 6.00 MB",
 	} {
 		if !strings.Contains(words(&terminal), want) {
@@ -58,7 +61,7 @@ func TestPictured(t *testing.T) {
 	}
 	for _, want := range []string{
 		"## Steps | | direct | split | |---|---:|---:| | second |", `| split | v\|m | 2.00 MB | 10.0 MB | 6.00 MB |`,
-		"| | Kubernetes counts | 7.00 MB, 0.25 CPU | - | - |",
+		"| | Kubernetes counts | 7.00 MB, 0.250 CPU | - | - |",
 	} {
 		if !strings.Contains(words(&markdown), want) {
 			t.Errorf("the Markdown lacks %q:\n%s", want, markdown.String())
