@@ -189,6 +189,15 @@ p99.9: not given (-) with fewer than 100,000 samples
 	}
 }
 
+// TestPrintSlowRate: a rate below one operation in two seconds is not printed as 0.
+func TestPrintSlowRate(t *testing.T) {
+	var b strings.Builder
+	printWork(&b, "http", &load.Result{Mode: load.Open, Seconds: 10, TargetRate: 0.4, Rate: 0.4, Intended: 4, Done: 4})
+	if want := "rate          0.40/s, 0.4/s asked for\n"; !strings.Contains(b.String(), want) {
+		t.Errorf("no %q in\n%s", want, b.String())
+	}
+}
+
 // TestPrintMetrics: a guest's own metrics are printed as an experiment has them, those that are no quantiles of times.
 func TestPrintMetrics(t *testing.T) {
 	for _, c := range []struct {

@@ -99,11 +99,11 @@ func printWork(b *strings.Builder, name string, r *load.Result) {
 		fmt.Fprintf(b, "%-13s %s\n", title, fmt.Sprintf(format, args...))
 	}
 	if r.Intended > 0 {
+		rate := quantity.Rough(r.Rate, quantity.Count) + "/s"
 		if r.TargetRate > 0 {
-			line("rate", "%.0f/s, %g/s asked for", r.Rate, r.TargetRate)
-		} else {
-			line("rate", "%.0f/s", r.Rate)
+			rate += fmt.Sprintf(", %g/s asked for", r.TargetRate)
 		}
+		line("rate", "%s", rate)
 		late := ""
 		if r.Late > 0 {
 			late = fmt.Sprintf(", %d of them after the end", r.Late)

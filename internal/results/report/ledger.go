@@ -309,8 +309,8 @@ func (t *screen) programs(l *ledger.Ledger) {
 	shown := t.Ledger.rows(len(ran))
 	for _, p := range ran[:shown] {
 		perRun := known.As(p.NsPerRun, func(ns float64) float64 { return ns / 1e9 })
-		t.line(fmt.Sprintf("  %6d  %-16s %-18s %10.0f %10s %10s", p.ID, clean(cmp.Or(p.Name, "(no name)")), p.Type,
-			float64(*p.RunCount)/l.Window.Seconds,
+		t.line(fmt.Sprintf("  %6d  %-16s %-18s %10s %10s %10s", p.ID, clean(cmp.Or(p.Name, "(no name)")), p.Type,
+			perSecond(*p.RunCount, l),
 			orDash(perRun, quantity.Seconds), inSeconds(*p.RunSeconds)) +
 			side(p.Charged))
 		for i, s := range p.Shares {
@@ -330,10 +330,14 @@ func (t *screen) programs(l *ledger.Ledger) {
 		for _, p := range rest {
 			runs, seconds = runs+*p.RunCount, seconds+*p.RunSeconds
 		}
-		t.linef("  %6s  %-35s %10.0f %10s %10s", "", others(len(rest), "program"), float64(runs)/l.Window.Seconds,
+		t.linef("  %6s  %-35s %10s %10s %10s", "", others(len(rest), "program"), perSecond(runs, l),
 			inSeconds(seconds/float64(runs)), inSeconds(seconds))
 	}
 	t.line("")
+}
+
+func perSecond(n uint64, l *ledger.Ledger) string {
+	return quantity.Rough(float64(n)/l.Window.Seconds, quantity.Count)
 }
 
 func (t *screen) group(path string) string { return clean(t.titles.Of(path)) }

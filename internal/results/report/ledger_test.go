@@ -106,7 +106,8 @@ func TestLedgerPrograms(t *testing.T) {
 	text := b.String()
 	if strings.Contains(text, "sleeper") || !strings.HasSuffix(lineOf(text, "quick"), " 0 s 0 s") ||
 		!strings.HasSuffix(lineOf(text, "untimed"), " - 0 s") ||
-		!strings.Contains(text, "eBPF programs: 4, of which 2 ran") {
+		!strings.Contains(text, "eBPF programs: 4, of which 2 ran") ||
+		!strings.Contains(lineOf(text, "quick"), " 0.10 ") {
 		t.Error(text)
 	}
 }

@@ -112,7 +112,7 @@ func programRow(l *ledger.Ledger, p *ledger.Program, titles ledger.Titles) *Row 
 	key := fmt.Sprint(p.ID, " ", p.Tag)
 	r := &Row{Key: key, Name: name, Cells: []Cell{
 		used(l, p.RunSeconds),
-		Number(rate(l, runs), func(v float64) string { return strconv.FormatFloat(v, 'f', 0, 64) }),
+		Number(rate(l, runs), func(v float64) string { return quantity.Rough(v, quantity.Count) }),
 		Number(perRun, func(v float64) string { return quantity.Value(v, quantity.Seconds) }),
 		{strconv.FormatUint(uint64(p.ID), 10), float64(p.ID), true}, word(p.Type),
 	}}
