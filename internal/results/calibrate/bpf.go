@@ -155,7 +155,7 @@ func (b *bench) nothing(ctx context.Context, zero *empty) ([]Weight, error) {
 	how := fmt.Sprintf("%.0f runs of a program that returns at once; this is part of every run, and is subtracted from "+
 		"the times below", w.runs)
 	if w.program == nil || w.program.NsPerRun == nil {
-		return []Weight{missing(name, quantity.Seconds, how, notInLedger)}, nil
+		return []Weight{w.counted("program of nothing"), missing(name, quantity.Seconds, how, untimed)}, nil
 	}
 	zero.counted = *w.program.NsPerRun / 1e9
 	zero.call = min(w.results[0].Fastest, w.results[1].Fastest)
@@ -168,7 +168,22 @@ func (b *bench) nothing(ctx context.Context, zero *empty) ([]Weight, error) {
 	return ws, nil
 }
 
-const notInLedger = "the program is not in the ledger"
+const untimed = "the ledger has no time of a run"
+
+// counted weighs the number of a program's runs. The ledger of a kernel without run statistics has the program without
+// a count; a ledger without the program has lost it.
+func (w weighed) counted(name string) Weight {
+	name += ", runs"
+	const planted = "processes that count their calls"
+	allowed := Tolerance{Absolute: 0.5}
+	switch {
+	case w.program == nil:
+		return known(name, quantity.Count, w.runs, 0, allowed, planted).noted("the program is not in the ledger")
+	case w.program.RunCount == nil:
+		return missing(name, quantity.Count, planted, "null: this kernel does not count it")
+	}
+	return known(name, quantity.Count, w.runs, float64(*w.program.RunCount), allowed, planted)
+}
 
 // program makes two groups run a program, 3:1.
 func (b *bench) program(ctx context.Context, about time.Duration, steps int, zero empty) ([]Weight, error) {
@@ -184,7 +199,7 @@ func (b *bench) program(ctx context.Context, about time.Duration, steps int, zer
 	how := fmt.Sprintf("%.0f runs of a program of %d steps on connect(), less as many runs of one that does nothing; "+
 		"truth: steps of %.3f ns, run on demand without statistics", w.runs, steps, step*1e9)
 	if prog == nil || prog.NsPerRun == nil {
-		return []Weight{missing(name+", time of a run", quantity.Seconds, how, notInLedger)}, nil
+		return []Weight{w.counted(name), missing(name+", time of a run", quantity.Seconds, how, untimed)}, nil
 	}
 	// 30 ns, because the first and the last step of a run can overlap with the instructions around them.
 	allowed := Tolerance{Absolute: 30e-9, Part: 0.05}
@@ -199,11 +214,7 @@ func (b *bench) program(ctx context.Context, about time.Duration, steps int, zer
 			"of its time", quantity.Value(moved, quantity.Seconds), 100*away)).
 			unless(func(off float64, s stood) bool { return moved+away*truth+s.awaySeconds/w.runs >= off/2 })
 	}
-	ws := []Weight{
-		known(name+", runs", quantity.Count, w.runs, float64(*prog.RunCount), Tolerance{Absolute: 0.5},
-			"processes that count their calls"),
-		run,
-	}
+	ws := []Weight{w.counted(name), run}
 	if s := prog.SampledSeconds; s != nil {
 		allowed.Absolute, allowed.HalfWidths = w.runs*allowed.Absolute, 2
 		nothing := w.runs * zero.sampled

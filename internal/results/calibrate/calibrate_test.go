@@ -166,6 +166,28 @@ func TestUnanswered(t *testing.T) {
 	}
 }
 
+// TestLost: what the ledger has lost is a failure, and what the kernel does not count is missing.
+func TestLost(t *testing.T) {
+	runs, cpu := uint64(4000), 1.5
+	weigh := func(p *ledger.Program) Weight { return weighed{runs: 4000, program: p}.counted("program") }
+	for name, tt := range map[string]struct {
+		w    Weight
+		want Verdict
+	}{
+		"a program":                         {weigh(&ledger.Program{RunCount: &runs}), Pass},
+		"a program that is not counted":     {weigh(&ledger.Program{}), Missing},
+		"a program that is not there":       {weigh(nil), Fail},
+		"a program that seems not to run":   {weigh(&ledger.Program{RunCount: new(uint64)}), Fail},
+		"a group":                           {burnt("group", &ledger.Cgroup{CPUSeconds: &cpu}, cpu, ""), Pass},
+		"a group whose time is not counted": {burnt("group", &ledger.Cgroup{}, cpu, ""), Missing},
+		"a group that is not there":         {burnt("group", nil, cpu, ""), Fail},
+	} {
+		if tt.w.judge(stood{}); tt.w.Verdict != tt.want {
+			t.Errorf("%s: %s, want %s", name, tt.w.Verdict, tt.want)
+		}
+	}
+}
+
 // The part in one group is held against the CPU time of the calls, and only stolen time and CPUs that were unlike
 // excuse it.
 func TestShare(t *testing.T) {

@@ -59,15 +59,24 @@ func (b *bench) burnShare(ctx context.Context, share float64) ([]Weight, error) 
 	}
 	planted := fmt.Sprintf("a process that uses %.0f %% of a CPU for %v, by its own CPU clock", 100*share, d)
 	name := fmt.Sprintf("CPU time of a group, %.0f %% of a CPU", 100*share)
-	g := groupOf(l, paths[0])
-	if g == nil || g.CPUSeconds == nil {
-		return []Weight{missing(name, quantity.Seconds, planted, "no counter of the group's CPU time")}, nil
-	}
+	return []Weight{burnt(name, groupOf(l, paths[0]), results[0].CPUSeconds, planted)}, nil
+}
+
+const groupLost = "the group is not in the ledger"
+
+// burnt weighs the CPU time of a group, which is nil if the ledger has lost it.
+func burnt(name string, g *ledger.Cgroup, truth float64, planted string) Weight {
 	// 1 ms, because the process exchanges messages outside of its own measurement.
-	w := known(name, quantity.Seconds, results[0].CPUSeconds, *g.CPUSeconds,
-		Tolerance{Absolute: 1e-3, Part: 0.01}, planted)
+	allowed := Tolerance{Absolute: 1e-3, Part: 0.01}
+	switch {
+	case g == nil:
+		return known(name, quantity.Seconds, truth, 0, allowed, planted).noted(groupLost)
+	case g.CPUSeconds == nil:
+		return missing(name, quantity.Seconds, planted, "no counter of the group's CPU time")
+	}
 	// Time stolen just before or after the process's own measurement may be in one figure and not in the other.
-	return []Weight{w.estimated().only(func(off float64, s stood) bool { return s.stolenSeconds >= off })}, nil
+	return known(name, quantity.Seconds, truth, *g.CPUSeconds, allowed, planted).estimated().
+		only(func(off float64, s stood) bool { return s.stolenSeconds >= off })
 }
 
 func (b *bench) budget(ctx context.Context) ([]Weight, error) {

@@ -55,10 +55,14 @@ func (b *bench) takeMemory(ctx context.Context) (ws []Weight, err error) {
 		if err != nil {
 			return nil, err
 		}
-		if group := groupOf(l, g.Path()); group != nil && group.Memory != nil {
-			return group.Memory, nil
+		group := groupOf(l, g.Path())
+		switch {
+		case group == nil:
+			return nil, nil
+		case group.Memory == nil:
+			return &ledger.Memory{}, nil
 		}
-		return &ledger.Memory{}, nil
+		return group.Memory, nil
 	}
 	before, err := read()
 	if err != nil {
@@ -86,7 +90,11 @@ func (b *bench) takeMemory(ctx context.Context) (ws []Weight, err error) {
 	// 1 MiB, for the stacks and heap of the process itself, and for counters that the kernel batches by 64 pages for each
 	// CPU.
 	tolerance := Tolerance{Absolute: 1 * mib, Part: 0.02}
-	add("anon", anonBytes, before.Anon, after.Anon, tolerance, "private memory, mapped and touched")
+	const anon = "private memory, mapped and touched"
+	if before == nil || after == nil {
+		return []Weight{known("anon", quantity.Bytes, anonBytes, 0, tolerance, anon).noted(groupLost)}, nil
+	}
+	add("anon", anonBytes, before.Anon, after.Anon, tolerance, anon)
 	add("shmem", shmemBytes, before.Shmem, after.Shmem, tolerance, "a memory file, mapped and touched")
 	if o.File > 0 {
 		add("file, which holds shmem", float64(fileBytes+shmemBytes), before.File, after.File, tolerance,
