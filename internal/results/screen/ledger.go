@@ -65,12 +65,12 @@ var components = ledgerTable{
 		Amount: InCPUs,
 	},
 	rows: func(l *ledger.Ledger) (rows []*Row) {
-		for i, c := range l.Components {
+		for _, c := range l.Components {
 			name := "what no rule names"
 			if c.Charge != "" {
 				name = report.ChargeWords(c.Charged)
 			}
-			rows = append(rows, &Row{Key: fmt.Sprint(name, " ", i), Name: name, Cells: []Cell{
+			rows = append(rows, &Row{Key: fmt.Sprintf("%q", c.Charged), Name: name, Cells: []Cell{
 				used(l, c.CPUSeconds), used(l, c.BPFSeconds), used(l, c.BPFOthersSeconds), used(l, c.BPFUnsplitSeconds),
 				Size(c.MemoryHardBytes), Size(c.MapBytes),
 			}})
@@ -116,9 +116,9 @@ func programRow(l *ledger.Ledger, p *ledger.Program, titles ledger.Titles) *Row 
 		Number(perRun, func(v float64) string { return quantity.Value(v, quantity.Seconds) }),
 		{strconv.FormatUint(uint64(p.ID), 10), float64(p.ID), true}, word(p.Type),
 	}}
-	for i, s := range p.Shares {
-		r.Below = append(r.Below, &Row{Key: fmt.Sprint(key, " share ", i), Name: shareWords(s, p.RunSeconds, titles),
-			Cells: []Cell{used(l, &s.Seconds)}})
+	for _, s := range p.Shares {
+		r.Below = append(r.Below, &Row{Key: fmt.Sprint(key, " share ", known.Or(s.Cgroup, ""), " ", s.Context),
+			Name: shareWords(s, p.RunSeconds, titles), Cells: []Cell{used(l, &s.Seconds)}})
 	}
 	note := func(what string, all []string) {
 		if len(all) > 0 {
@@ -225,7 +225,7 @@ func sandboxRow(l *ledger.Ledger, s *ledger.Sandbox) *Row {
 		used(l, s.GrossCPU), used(l, s.NetCPU), used(l, s.TareCPU), Size(s.GrossMemory), Size(s.NetMemory),
 		Size(s.TareMemory),
 	}}
-	for i, c := range s.Components {
+	for _, c := range s.Components {
 		cells := make([]Cell, 6)
 		side := 1
 		if c.Charge == ledger.ChargeTare {
@@ -238,7 +238,7 @@ func sandboxRow(l *ledger.Ledger, s *ledger.Sandbox) *Row {
 		if c.Memory != nil {
 			cells[3+side] = Size(&c.Memory.PSS)
 		}
-		r.Below = append(r.Below, &Row{Key: fmt.Sprint(s.ID, " component ", i), Name: c.Component, Cells: cells})
+		r.Below = append(r.Below, &Row{Key: s.ID + " component " + c.Component, Name: c.Component, Cells: cells})
 	}
 	for i, f := range s.Findings {
 		r.Below = append(r.Below, &Row{Key: fmt.Sprint(s.ID, " finding ", i), Name: "finding: " + f.Message})

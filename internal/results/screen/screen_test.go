@@ -345,6 +345,41 @@ func TestHistory(t *testing.T) {
 	}
 }
 
+// TestHistoryOfRows: the history of a share or a component follows it when its place in the list changes.
+func TestHistoryOfRows(t *testing.T) {
+	begin := time.Now()
+	m := newModel(80, 24)
+	for i, first := range []string{"/a", "/b", "/a"} {
+		second := map[string]string{"/a": "/b", "/b": "/a"}[first]
+		used := map[string]float64{"/a": 0.2, "/b": 0.1}
+		l := &ledger.Ledger{Window: ledger.Window{End: begin.Add(time.Duration(i) * time.Second), Seconds: 1}}
+		p := ledger.Program{ID: 7, RunSeconds: at(0.3)}
+		for _, name := range []string{first, second} {
+			p.Shares = append(p.Shares, ledger.Share{Cgroup: &name, Context: ledger.Task, Seconds: used[name]})
+			l.Components = append(l.Components, ledger.Component{
+				Charged: ledger.Charged{Charge: ledger.ChargeTare, Component: name}, CPUSeconds: at(used[name]),
+			})
+		}
+		l.Programs = []ledger.Program{p}
+		m.Update(Tick{Picture: OfLedger(l)})
+	}
+	found := 0
+	for key := range m.history.rows {
+		of := m.history.of(key)
+		for _, v := range of[1:] {
+			if strings.Contains(key, "/a") || strings.Contains(key, "/b") {
+				found++
+				if v != of[0] {
+					t.Errorf("the history of %q is %v", key, of)
+				}
+			}
+		}
+	}
+	if found != 2*2*2 {
+		t.Errorf("%d values in the history of rows: %v", found, m.history.rows)
+	}
+}
+
 // faulty fails, panics or gives a ledger, in turn.
 type faulty []any
 
