@@ -266,7 +266,7 @@ func (t *screen) history(c *comparison.Course) {
 
 // historyNote explains the lines.
 func historyNote(c *comparison.Course) string {
-	const own = "Each run is against its own baseline."
+	const own = "Each run is against its own baseline; - is a run without the figure."
 	if len(c.Runs) < comparison.MinShiftRuns {
 		return own + fmt.Sprintf(" Shifts can be found in %d runs or more.", comparison.MinShiftRuns)
 	}
@@ -278,10 +278,15 @@ func historyNote(c *comparison.Course) string {
 }
 
 func historyCells(c *comparison.Course, l comparison.Line) []string {
+	at := func(p comparison.Point, run int) string {
+		if p.Run != run {
+			return "-"
+		}
+		return effectText(p.Value, l.Scale, l.Unit)
+	}
 	return []string{
 		clean(quantity.Label(l.Metric)), clean(placeOf(l.Arm, l.Component, l.Factors)), sparkline(l, len(c.Runs)),
-		effectText(l.Points[0].Value, l.Scale, l.Unit), effectText(l.Points[len(l.Points)-1].Value, l.Scale, l.Unit),
-		clean(shiftText(c, l)),
+		at(l.Points[0], 0), at(l.Points[len(l.Points)-1], len(c.Runs)-1), clean(shiftText(c, l)),
 	}
 }
 
