@@ -6,8 +6,34 @@ import (
 	"strings"
 	"testing"
 
+	"tare/internal/results/analysis"
 	"tare/internal/results/comparison"
 )
+
+func TestPercent(t *testing.T) {
+	for ratio, want := range map[float64]string{
+		1.14: "+14 %", 1.031: "+3.1 %", 25: "25 times", 0.5: "-50 %", 0.006: "-99 %", 0.003: "-99.7 %",
+		1e-300: "-100 %", 4e-5: "-99.996 %",
+		0: "-100 %",
+	} {
+		if got := percent(ratio); got != want {
+			t.Errorf("percent(%g) = %q, want %q", ratio, got, want)
+		}
+	}
+}
+
+func TestFewerBlocks(t *testing.T) {
+	for want, e := range map[string]analysis.Estimate{
+		"":                        {Blocks: 8, Planned: 8},
+		"7 of 8 blocks":           {Blocks: 7, Planned: 8},
+		"withheld":                {Blocks: 8, Planned: 8, Withheld: "a reason"},
+		"withheld: 4 of 8 blocks": {Blocks: 4, Planned: 8, Withheld: "a reason"},
+	} {
+		if got := fewerBlocks(e); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
 
 // TestHistoryEnds: the first and the last run are those of the history, and not those that have the metric.
 func TestHistoryEnds(t *testing.T) {
@@ -21,7 +47,7 @@ func TestHistoryEnds(t *testing.T) {
 		{points[1:], "- +30 % none"},
 	} {
 		c := &comparison.Course{Experiment: "test", Runs: make([]comparison.Ref, 3), Lines: []comparison.Line{{
-			Of: comparison.Of{Metric: "latency_p50_seconds", Arm: "new", Headline: true, Scale: comparison.Ratio},
+			Of:     comparison.Of{Metric: "latency_p50_seconds", Arm: "new", Headline: true, Scale: comparison.Ratio},
 			Points: tt.points,
 		}}}
 		var b bytes.Buffer

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -142,14 +143,14 @@ func armOf(s *analysis.Summary, e analysis.Estimate) string {
 // fewerBlocks says how many blocks an estimate rests on, and whether it is withheld. It returns an empty string if the
 // estimate is not withheld and rests on all blocks that were run.
 func fewerBlocks(e analysis.Estimate) string {
-	text := ""
-	if e.Blocks > 0 && e.Blocks < e.Planned {
-		text = fmt.Sprintf("%d of %d blocks", e.Blocks, e.Planned)
-	}
+	var words []string
 	if e.Withheld != "" {
-		text = "withheld: " + text
+		words = append(words, "withheld")
 	}
-	return text
+	if e.Blocks > 0 && e.Blocks < e.Planned {
+		words = append(words, fmt.Sprintf("%d of %d blocks", e.Blocks, e.Planned))
+	}
+	return strings.Join(words, ": ")
 }
 
 // baselineIsZero reports whether the metric is 0 in the baseline, as the run time of a subject's programs is.
@@ -166,6 +167,8 @@ func percent(ratio float64) string {
 	switch change := 100 * (ratio - 1); {
 	case change >= 1000:
 		return fmt.Sprintf("%.3g times", ratio)
+	case change <= -99.5 && ratio > 1e-9: // -100 % would be nothing left
+		return fmt.Sprintf("%.*f %%", int(math.Ceil(-math.Log10(100*ratio))), change)
 	case change >= 10 || change <= -10:
 		return fmt.Sprintf("%+.0f %%", change)
 	default:
