@@ -2,7 +2,9 @@ package spec
 
 import (
 	"fmt"
+	"math"
 	"slices"
+	"strings"
 
 	"tare/internal/experiment/assertion"
 	"tare/internal/experiment/measured"
@@ -75,6 +77,9 @@ func ParseAssertion(raw string, defined []metric.Definition) (assertion.Assertio
 	}
 	pooled := defined[at].Pool == metric.Counts
 	switch {
+	case strings.HasSuffix(a.Metric, "_share") && !strings.HasSuffix(a.Bounded(), "%") && math.Abs(a.Bound) >= 2:
+		err = fmt.Errorf("has the bound %s, and %s is a fraction, which is 1 at most or hardly more; write %s%%",
+			a.Bounded(), a.Metric, a.Bounded())
 	case pooled && a.Against == assertion.Change:
 		err = fmt.Errorf("asks for a change in per cent of %s, which is counted over all trials together; write the "+
 			"difference as +0.01", a.Metric)

@@ -44,6 +44,7 @@ func TestAssertRefused(t *testing.T) {
 		"latency_p50_seconds{arm=direct} <= +3ms": "compares the baseline with itself",
 		"latency_p50_seconds <= 3":                "without a unit",
 		"bpf_client_share <= +2%":                 "counted over all trials together",
+		"bpf_client_share <= 5":                   "write 5%",
 		"events_lost_share == 0":                  "counted over all trials together",
 		"latency_p50_seconds":                     "is not a metric, an operator",
 	} {
