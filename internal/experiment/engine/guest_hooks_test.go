@@ -188,7 +188,7 @@ func TestNodePrepares(t *testing.T) {
 				return err
 			})
 		})
-		x := &nodesTrial{machine: g.machine, spec: mustParse(t, guestSpec(""))}
+		x := newNodesTrial(g.machine, mustParse(t, guestSpec("")), arm, 0)
 		data, err := x.job(record.PlannedTrial{Arm: arm}, 0)
 		if err != nil {
 			t.Fatal(err)

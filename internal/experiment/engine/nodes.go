@@ -80,11 +80,16 @@ const maxFailedNamed = 3
 // nodesTrial is a trial on nodes, as the coordinator runs it.
 type nodesTrial struct {
 	machine Machine
-	spec    *spec.Spec // at the trial's level, without copies
+	level   *spec.Spec // at the trial's level, without copies: what nodes receive
+	spec    *spec.Spec // level as the trial's arm runs it
 	seed    uint64
 	late    time.Duration // how long after an edge of the window the coordinator's counters were read
 
 	recorded int // bytes of the nodes' records
+}
+
+func newNodesTrial(m Machine, level *spec.Spec, arm string, seed uint64) *nodesTrial {
+	return &nodesTrial{machine: m, level: level, spec: level.As(arm), seed: seed}
 }
 
 // edgeAllowed returns how long after an edge of the window the counters may be read.
@@ -178,7 +183,7 @@ func (x *nodesTrial) tail(arm string) time.Duration {
 
 // job encodes the trial for a node, with a spec without factors.
 func (x *nodesTrial) job(p record.PlannedTrial, attempt int) (json.RawMessage, error) {
-	one, err := json.Marshal(x.spec.OneTrial())
+	one, err := json.Marshal(x.level.OneTrial())
 	if err != nil {
 		return nil, fmt.Errorf("encoding the spec for nodes: %w", err)
 	}
@@ -377,7 +382,7 @@ func (a NodeAgent) Run(
 	if err := prepared.prepare(ctx, m.Self); err != nil {
 		return nil, err
 	}
-	x := newTrial(m, s.WithCopies(), j.Planned, j.Attempt, a.Dir, a.seed(j.Seed))
+	x := newTrial(m, s.As(j.Planned.Arm).WithCopies(), j.Planned, j.Attempt, a.Dir, a.seed(j.Seed))
 	x.prepared = prepared
 	var begin int64
 	x.barrier = func(ctx context.Context) (int64, error) {

@@ -54,8 +54,8 @@ func TestNodesKey(t *testing.T) {
 	if again := mustParse(t, string(text)); again.Nodes() != 3 {
 		t.Errorf("resolved, it has %d nodes: %s", again.Nodes(), text)
 	}
-	x := &nodesTrial{spec: mustParse(t, nodesSpec+"factors: {rate: [50, 60], nodes: [2, 3]}\n").At(spec.Level{"rate": "60",
-		"nodes": "2"}), seed: 7}
+	s = mustParse(t, nodesSpec+"factors: {rate: [50, 60], nodes: [2, 3]}\n")
+	x := newNodesTrial(Machine{}, s.At(spec.Level{"rate": "60", "nodes": "2"}), "aa", 7)
 	data, err := x.job(record.PlannedTrial{Index: 4, Arm: "aa"}, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -144,7 +144,7 @@ func TestFailedBesideOthers(t *testing.T) {
 		}
 		spec := nodesSpec
 		tr := record.Trial{Schema: record.TrialSchema, PlannedTrial: record.PlannedTrial{Index: 1, Arm: record.Direct}}
-		x := &nodesTrial{machine: m, spec: mustParse(t, strings.Replace(spec, "nodes: 3", "nodes: 1", 1))}
+		x := newNodesTrial(m, mustParse(t, strings.Replace(spec, "nodes: 3", "nodes: 1", 1)), tr.Arm, 0)
 		_ = x.run(t.Context(), &tr) // what it says stands in the trial
 		if again := len(measured.LostToOthers(&tr)) > 0; tr.Validity.Failed == "" || tr.Validity.Cause != tt.want ||
 			again != (tt.want != "") {
@@ -162,7 +162,7 @@ func TestPooled(t *testing.T) {
 		m := g.machine
 		m.Nodes = &fakeNodes{names: []string{"a", "b", "c"}, outcomes: outcomes}
 		tr := record.Trial{Schema: record.TrialSchema, PlannedTrial: record.PlannedTrial{Index: 1, Arm: record.Direct}}
-		_ = (&nodesTrial{machine: m, spec: mustParse(t, nodesSpec)}).run(t.Context(), &tr) // what it says stands in the trial
+		_ = newNodesTrial(m, mustParse(t, nodesSpec), tr.Arm, 0).run(t.Context(), &tr) // what it says stands in the trial
 		return tr
 	}
 	three := func(change func([]cluster.Outcome)) func(p record.PlannedTrial) []cluster.Outcome {
@@ -317,7 +317,7 @@ func TestNoNodes(t *testing.T) {
 		m := g.machine
 		m.Nodes = nodes
 		var tr record.Trial
-		err := (&nodesTrial{machine: m, spec: mustParse(t, nodesSpec)}).run(t.Context(), &tr)
+		err := newNodesTrial(m, mustParse(t, nodesSpec), record.Direct, 0).run(t.Context(), &tr)
 		if err == nil || !strings.Contains(tr.Validity.Failed, want) {
 			t.Errorf("got %v, %+v", err, tr.Validity)
 		}
@@ -328,8 +328,8 @@ func TestNoNodes(t *testing.T) {
 // coordinator is this test.
 func TestNodeAgent(t *testing.T) {
 	g := newGround(t)
-	x := &nodesTrial{spec: mustParse(t, nodesSpec), seed: 3}
 	planned := record.PlannedTrial{Index: 4, Arm: record.Direct}
+	x := newNodesTrial(Machine{}, mustParse(t, nodesSpec), planned.Arm, 3)
 	data, err := x.job(planned, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -402,6 +402,26 @@ func TestNodeAgent(t *testing.T) {
 		if !strings.Contains(n.Failed, "late, and 5ms is allowed") || n.Trial == nil ||
 			*n.StartedLateNs < int64(20*time.Millisecond) {
 			t.Errorf("%+v", n)
+		}
+	})
+	t.Run("variant without a load", func(t *testing.T) {
+		const more = "loads: {noise: {kind: http, to: server, rate: 50, connections: 4}, "
+		level := mustParse(t, strings.Replace(nodesSpec, "loads: {", more, 1)+
+			"arms: {calm: {subject: variant, set: noise.count=0}}\n")
+		for arm, want := range map[string][]string{record.Direct: {"client", "noise"}, "calm": {"client"}} {
+			planned := record.PlannedTrial{Index: 4, Arm: arm}
+			data, err := newNodesTrial(Machine{}, level, arm, 3).job(planned, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			out, err := a.Run(t.Context(), cluster.Job{ID: 6, Data: data}, soon2)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r, err := decodeNodeRecord(out)
+			if got := slices.Sorted(maps.Keys(r.Trial.Loads)); err != nil || !slices.Equal(got, want) {
+				t.Errorf("%s: the loads are %q, want %q (%v)", arm, got, want, err)
+			}
 		}
 	})
 	t.Run("no directory", func(t *testing.T) {

@@ -344,11 +344,11 @@ func (r *Runner) hopeless() bool {
 // onMachine runs a trial on this machine, or on nodes if its spec has any.
 func (r *Runner) onMachine(ctx context.Context, dir string, prepared *prepared, t *record.Trial) error {
 	p := t.PlannedTrial
-	level, seed := r.Spec.At(p.Factors).As(p.Arm), arrivalSeed(r.Record.Seed, p)
+	level, seed := r.Spec.At(p.Factors), arrivalSeed(r.Record.Seed, p)
 	if level.Nodes() > 0 {
-		return (&nodesTrial{machine: r.Machine, spec: level, seed: seed}).run(ctx, t)
+		return newNodesTrial(r.Machine, level, p.Arm, seed).run(ctx, t)
 	}
-	x := newTrial(r.Machine, level.WithCopies(), p, t.Attempt, dir, seed)
+	x := newTrial(r.Machine, level.As(p.Arm).WithCopies(), p, t.Attempt, dir, seed)
 	x.prepared, x.keep = prepared, r.Writer.WriteProfile
 	return x.run(ctx, t)
 }

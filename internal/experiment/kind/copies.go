@@ -15,7 +15,7 @@ const maxCopies = 256
 // CopySettings are settings that applications and loads have in addition to those of their kind.
 var CopySettings = []param.Setting{{Name: CountSetting, Type: param.TypeCount, Default: "1", Max: maxCopies,
 	Doc: "copies, each in its own control group, that divide rate, connections and limits evenly; 0, in a level of a " +
-		"factor: the part does not run"}}
+		"factor or in an arm that is a variant: the part does not run"}}
 
 // LimitSettings are the limits that every part can have.
 var LimitSettings = []param.Setting{

@@ -197,10 +197,15 @@ func (s *Spec) At(l Level) *Spec {
 	for _, f := range s.Factors {
 		c.assign(f.sets(l[f.Name]))
 	}
-	idle := func(_ string, p *kind.Part) bool { return p.Options[kind.CountSetting] == "0" }
-	maps.DeleteFunc(c.Applications, idle)
-	maps.DeleteFunc(c.Loads, idle)
+	c.dropIdle()
 	return c
+}
+
+// dropIdle removes the applications and loads whose count is 0.
+func (s *Spec) dropIdle() {
+	idle := func(_ string, p *kind.Part) bool { return p.Options[kind.CountSetting] == "0" }
+	maps.DeleteFunc(s.Applications, idle)
+	maps.DeleteFunc(s.Loads, idle)
 }
 
 // assign sets settings by their paths; unknown paths are ignored.

@@ -45,7 +45,8 @@ func (s *Spec) variants(arm string) (map[string]string, error) {
 	return values, nil
 }
 
-// As returns the spec as an arm runs it: with what the arm sets, if it is a variant of the baseline.
+// As returns the spec as an arm runs it: with what the arm sets, if it is a variant of the baseline, without parts
+// whose count is then 0.
 func (s *Spec) As(arm string) *Spec {
 	values, err := s.variants(arm)
 	if err != nil || len(values) == 0 { // the error was reported when the spec was read
@@ -53,6 +54,7 @@ func (s *Spec) As(arm string) *Spec {
 	}
 	c := s.clone()
 	c.assign(values)
+	c.dropIdle()
 	return c
 }
 

@@ -28,3 +28,25 @@ func TestVariant(t *testing.T) {
 		t.Errorf("a variant of a baseline without a subject has %v", s.Of("light"))
 	}
 }
+
+// TestVariantWithoutPart: an arm can leave out a load or an application, but not one that a load still goes to.
+func TestVariantWithoutPart(t *testing.T) {
+	const text = `name: calm
+question: What does the noise cost?
+applications: {server: {kind: http}, other: {kind: http}}
+loads: {client: {kind: http, to: server, rate: 100}, noise: {kind: http, to: other, rate: 100}}
+arms: {calm: {subject: variant, set: "noise.count=0, other.count=0"}}
+`
+	s := mustParse(t, text).At(Level{})
+	for arm, want := range map[string]int{record.Direct: 2, record.AA: 2, "calm": 1} {
+		c := s.As(arm).WithCopies()
+		if c.Loads["client"] == nil || len(c.Loads) != want || len(c.Applications) != want {
+			t.Errorf("%s: loads %v, applications %v", arm, c.Loads, c.Applications)
+		}
+	}
+	_, err := Parse("s.yaml", []byte(strings.Replace(text, "noise.count=0, ", "", 1)), testFeatures)
+	if want := `with what it sets, loads.noise: it goes to "other", which does not run`; err == nil ||
+		!strings.Contains(err.Error(), want) {
+		t.Errorf("got %v, want %s", err, want)
+	}
+}
