@@ -158,7 +158,5 @@ func (s *Spec) set(text string) error {
 
 // overlaps reports whether f sets something that another factor sets too.
 func (s *Spec) overlaps(f Factor) bool {
-	return slices.ContainsFunc(s.Factors, func(g Factor) bool {
-		return slices.ContainsFunc(g.paths, func(p string) bool { return slices.Contains(f.paths, p) })
-	})
+	return slices.ContainsFunc(f.paths, func(path string) bool { return s.sweeping(path) != nil })
 }

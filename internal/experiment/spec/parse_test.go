@@ -250,6 +250,9 @@ var wrongSpecs = []struct{ name, old, new, want string }{
 	{"variant that sets twice", "light: {subject: kernelmesh}",
 		`light: {subject: variant, set: "server.delay=1ms, applications.server.delay=2ms"}`,
 		`s.yaml:13:3: "applications.server.delay" is set twice`},
+	{"variant that sets what a factor sweeps", "light: {subject: kernelmesh}",
+		"light: {subject: variant, set: client.rate=5}",
+		`s.yaml:13:3: the variant "light" sets "loads.client.rate", which the factor "rate" sweeps`},
 	{"variant that cannot be", "light: {subject: kernelmesh}", "light: {subject: variant, set: second.rate=5}",
 		`s.yaml:13:3: with what it sets, loads.second: "rate" does not apply to a closed load, which goes as fast as it ` +
 			`can`},

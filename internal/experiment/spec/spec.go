@@ -164,8 +164,7 @@ func (s *Spec) Traits() map[string]string {
 	traits := map[string]string{}
 	add := func(arm, path string, p *kind.Part) {
 		label := path + "." + p.Kind.About().Label
-		swept := slices.ContainsFunc(s.Factors, func(f Factor) bool { return slices.Contains(f.paths, label) })
-		if trait := p.Kind.About().Trait; trait != nil && !swept {
+		if trait := p.Kind.About().Trait; trait != nil && s.sweeping(label) == nil {
 			traits[arm] = trait(p.Options)
 		}
 	}
@@ -320,6 +319,11 @@ func level(ts []target, text string) (string, error) {
 // factor returns the factor of that name, or nil.
 func (s *Spec) factor(name string) *Factor {
 	return lists.Find(s.Factors, func(f *Factor) bool { return f.Name == name })
+}
+
+// sweeping returns the factor that sets the setting at a path, or nil.
+func (s *Spec) sweeping(path string) *Factor {
+	return lists.Find(s.Factors, func(f *Factor) bool { return slices.Contains(f.paths, path) })
 }
 
 // choose keeps some of the factor's cases.

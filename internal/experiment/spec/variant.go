@@ -36,6 +36,9 @@ func (s *Spec) variants(arm string) (map[string]string, error) {
 			if !strings.HasPrefix(t.path, "applications.") && !strings.HasPrefix(t.path, "loads.") {
 				return nil, fmt.Errorf("%q is not a setting of an application or a load", text.Clip(name))
 			}
+			if f := s.sweeping(t.path); f != nil {
+				return nil, fmt.Errorf("the variant %q sets %q, which the factor %q sweeps", arm, t.path, f.Name)
+			}
 			if _, twice := values[t.path]; twice {
 				return nil, fmt.Errorf("%q is set twice", t.path)
 			}

@@ -27,6 +27,11 @@ func TestVariant(t *testing.T) {
 	if s.Of("light") != nil || s.Of("heavy") == nil || len(s.Subjects()) != 1 {
 		t.Errorf("a variant of a baseline without a subject has %v", s.Of("light"))
 	}
+	err = s.Apply(Overrides{Set: []string{"server.delay=1ms,2ms"}})
+	if want := `the variant "light" sets "applications.server.delay", which the factor "server.delay" sweeps`; err == nil ||
+		!strings.Contains(err.Error(), want) {
+		t.Errorf("got %v, want %s", err, want)
+	}
 }
 
 // TestVariantWithoutPart: an arm can leave out a load or an application, but not one that a load still goes to.
