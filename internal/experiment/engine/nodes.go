@@ -11,6 +11,7 @@ import (
 	"maps"
 	"math"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"tare/internal/experiment/cluster"
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/measured"
+	"tare/internal/experiment/placement"
 	"tare/internal/experiment/record"
 	"tare/internal/experiment/spec"
 	"tare/internal/lib/fault"
@@ -105,15 +107,15 @@ func (x *nodesTrial) run(ctx context.Context, t *record.Trial) error {
 	if err != nil {
 		t.Validity.Failed = Failure(ctx, err)
 		if n := x.machine.Nodes; n != nil && n.Group() != "" { // the ledger says nothing about nodes on other machines
-			t.Validity.Cause = measured.FailedBy(t.Ledger, n.Group())
+			t.Validity.Cause = measured.FailedBy(t.Ledger, x.trees(t.Ledger)...)
 		}
 		return err
 	}
 	p := &measured.Pool{
 		Setup: &x.spec.Setup, Trial: t, Tells: x.machine.Nodes.Group() != "" && x.late <= x.edgeAllowed(),
 	}
-	if group := x.machine.Nodes.Group(); group != "" {
-		p.Outside = measured.DisturbanceOf(t.Ledger, group, os.Getpid())
+	if x.machine.Nodes.Group() != "" {
+		p.Outside = measured.DisturbanceOf(t.Ledger, os.Getpid(), x.trees(t.Ledger)...)
 	}
 	p.Gather()
 	p.Outside.Mixed = p.Strays()
@@ -121,6 +123,22 @@ func (x *nodesTrial) run(ctx context.Context, t *record.Trial) error {
 	t.Validity.Valid = len(t.Validity.Reasons) == 0
 	p.Trim(x.machine.Nodes.Group())
 	return nil
+}
+
+// trees returns the paths of the trial's groups on this machine, which the nodes share: that of the agents, and those
+// in the ledger that the agents made for the trial, including agents that sent no record. The ledger may be nil.
+func (x *nodesTrial) trees(l *ledger.Ledger) []string {
+	trees := []string{x.machine.Nodes.Group()}
+	if l == nil {
+		return trees
+	}
+	agents := x.machine.Nodes.PIDs()
+	for _, g := range l.Cgroups {
+		if pid, ok := placement.OwnerOf(path.Base(g.Path)); ok && slices.Contains(agents, pid) {
+			trees = append(trees, g.Path)
+		}
+	}
+	return trees
 }
 
 func (x *nodesTrial) measure(ctx context.Context, t *record.Trial) error {

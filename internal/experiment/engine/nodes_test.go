@@ -77,12 +77,13 @@ type fakeNodes struct {
 	outcomes func(planned record.PlannedTrial) []cluster.Outcome
 	ensured  int
 	group    string
+	pids     []int
 }
 
 func (f *fakeNodes) Names() []string                        { return f.names }
 func (f *fakeNodes) Ensure(context.Context, []string) error { f.ensured++; return nil }
 func (f *fakeNodes) Why(string) string                      { return "" }
-func (f *fakeNodes) PIDs() []int                            { return nil }
+func (f *fakeNodes) PIDs() []int                            { return f.pids }
 func (f *fakeNodes) Group() string                          { return f.group }
 
 func (f *fakeNodes) Run(_ context.Context, _ []string, _ cluster.Share, data json.RawMessage, _, _ time.Duration,
@@ -149,6 +150,66 @@ func TestFailedBesideOthers(t *testing.T) {
 		if again := len(measured.LostToOthers(&tr)) > 0; tr.Validity.Failed == "" || tr.Validity.Cause != tt.want ||
 			again != (tt.want != "") {
 			t.Errorf("%+v: %+v, again: %v", tt, tr.Validity, again)
+		}
+	}
+}
+
+// busyWindow is one in which groups used CPU time.
+type busyWindow struct {
+	emptyWindow
+	groups map[string]float64 // seconds, by path
+}
+
+func (w busyWindow) CloseAt(ctx context.Context, at int64) (*ledger.Ledger, error) {
+	l, err := w.emptyWindow.CloseAt(ctx, at)
+	if err != nil {
+		return nil, err
+	}
+	total := 0.0
+	for path, seconds := range w.groups {
+		l.Cgroups = append(l.Cgroups, ledger.Cgroup{Path: path, CPUSeconds: ptr(seconds)})
+		total += seconds
+	}
+	l.CPU = ledger.CPU{Capacity: 2, Lines: []ledger.CPULine{{Name: ledger.LineGroups, Seconds: total}}}
+	return l, nil
+}
+
+// TestTrialIsNoNeighbour: what the trial itself uses at local nodes does not disturb it, whether it failed there or
+// tripped a gate. The agents' group holds the agents alone; each trial has a tree at the top.
+func TestTrialIsNoNeighbour(t *testing.T) {
+	g := newGround(t)
+	late := func(r *nodeRecord) { r.Closed = 30_000_000 }
+	slow := func(r *nodeRecord) {
+		r.Trial.Validity = record.Validity{Reasons: []record.Reason{{Gate: measured.GateRate.Name, Message: "client: slow",
+			Seen: 0.9, Allowed: 0.99, Cause: ledger.Subject, Voids: []string{"latency_p50_seconds"}}}}
+	}
+	run := func(tree string, change func(*nodeRecord)) record.Validity {
+		m := g.machine
+		m.Nodes = &fakeNodes{names: []string{"a"}, group: "/tare-nodes-p1-t2", pids: []int{7},
+			outcomes: func(p record.PlannedTrial) []cluster.Outcome {
+				return []cluster.Outcome{goodOutcome(t, "a", p, 1000, time.Millisecond, change)}
+			}}
+		m.OpenWindow = func(_ context.Context, at int64) (Window, error) {
+			return busyWindow{newEmptyWindow(at), map[string]float64{tree: 0.95, "/tare-nodes-p1-t2": 0.01, "/other": 0.04}}, nil
+		}
+		tr := record.Trial{Schema: record.TrialSchema, PlannedTrial: record.PlannedTrial{Index: 1, Arm: record.Direct}}
+		one := mustParse(t, strings.Replace(nodesSpec, "nodes: 3", "nodes: 1", 1))
+		_ = newNodesTrial(m, one, tr.Arm, 0).run(t.Context(), &tr) // what it says stands in the trial
+		return tr.Validity
+	}
+	for tree, neighbour := range map[string]bool{"/tare-trial-1-p7-t9": false, "/tare-trial-1-p8-t9": true} {
+		want := map[bool]ledger.Cause{true: ledger.Neighbour}[neighbour]
+		if v := run(tree, late); v.Failed == "" || v.Cause != want {
+			t.Errorf("%s: a trial that failed: %+v, want the cause %q", tree, v, want)
+		}
+		v := run(tree, slow)
+		if len(v.Reasons) != 1 {
+			t.Fatalf("%s: %+v", tree, v)
+		}
+		r := v.Reasons[0]
+		if (r.Cause == ledger.Neighbour) != neighbour || r.VoidsMetric("throughput_per_second") != neighbour ||
+			!r.VoidsMetric("latency_p50_seconds") {
+			t.Errorf("%s: a gate tripped: %+v", tree, r)
 		}
 	}
 }

@@ -45,9 +45,9 @@ type Disturbance struct {
 const maxCulprits = 3
 
 // DisturbanceOf returns what others took during a ledger's window, from the kernel's counters and, if stalls were
-// watched for (Ledger.Noise), from the witness. The trial's own groups are those at and below tree, and observed ones;
-// self is this process. Without a ledger the result is zero.
-func DisturbanceOf(l *ledger.Ledger, tree string, self int) Disturbance {
+// watched for (Ledger.Noise), from the witness. self is this process. The trial's own groups are those at and below
+// trees, and observed ones. Without a ledger the result is zero.
+func DisturbanceOf(l *ledger.Ledger, self int, trees ...string) Disturbance {
 	var d Disturbance
 	if l == nil || l.CPU.Capacity <= 0 {
 		return d
@@ -55,17 +55,18 @@ func DisturbanceOf(l *ledger.Ledger, tree string, self int) Disturbance {
 	capacity, own := l.CPU.Capacity, 0.0
 	d.Stolen = l.CPU.Steal / capacity
 	groups := map[string]float64{}
-	mine := ownGroup(l, tree)
+	mine := ownGroup(l, trees...)
 	for _, g := range l.Cgroups {
 		switch {
 		case g.CPUSeconds == nil:
-		case g.Path == tree:
-			own = withoutBPF(&g)
-		case g.Path != "/" && strings.LastIndexByte(g.Path, '/') == 0 && !cgroup.Within(tree, g.Path) && !mine(g.Path):
+		case slices.Contains(trees, g.Path):
+			own += withoutBPF(&g)
+		case g.Path != "/" && strings.LastIndexByte(g.Path, '/') == 0 && !mine(g.Path) &&
+			!slices.ContainsFunc(trees, func(tree string) bool { return cgroup.Within(tree, g.Path) }):
 			groups[g.Path] = *g.CPUSeconds
 		}
 	}
-	for _, g := range observed(l, tree) {
+	for _, g := range observed(l, trees...) {
 		own += withoutBPF(g)
 	}
 	for _, line := range l.CPU.Lines {
@@ -172,7 +173,7 @@ func (d Disturbance) cause(t Trip) (ledger.Cause, float64) {
 
 // Reasons determines what tripped each gate, and which of the trial's metrics it voids.
 func (m *Measured) Reasons(trips []Trip, values map[string]float64, counts map[string]record.Count) []record.Reason {
-	return ReasonsOf(trips, DisturbanceOf(m.Ledger, m.Tree, os.Getpid()), values, counts)
+	return ReasonsOf(trips, DisturbanceOf(m.Ledger, os.Getpid(), m.Tree), values, counts)
 }
 
 // ReasonsOf is Reasons for a given disturbance.
@@ -206,9 +207,9 @@ func ReasonsOf(trips []Trip, d Disturbance, values map[string]float64, counts ma
 }
 
 // FailedBy returns the cause outside the trial that disturbed the machine while a trial failed; empty if none is
-// known.
-func FailedBy(l *ledger.Ledger, tree string) ledger.Cause {
-	if by, _ := DisturbanceOf(l, tree, os.Getpid()).By(); by != ledger.Unknown {
+// known. trees are as of DisturbanceOf.
+func FailedBy(l *ledger.Ledger, trees ...string) ledger.Cause {
+	if by, _ := DisturbanceOf(l, os.Getpid(), trees...).By(); by != ledger.Unknown {
 		return by
 	}
 	return ""

@@ -71,7 +71,7 @@ func TestCause(t *testing.T) {
 		{"elsewhere, and stolen", stolen(0.4), GateContained, 1, ledger.Subject},
 		{"no budget", func(l *ledger.Ledger) { l.CPU = ledger.CPU{} }, GateLag, 0.03, ledger.Generator},
 	} {
-		d := DisturbanceOf(noisy(c.change), "/trial", 99)
+		d := DisturbanceOf(noisy(c.change), 99, "/trial")
 		got, part := d.cause(Trip{c.gate, record.Reason{Gate: c.gate.Name, Seen: c.seen}})
 		if got != c.want {
 			t.Errorf("%s: %s, want %s (%+v)", c.name, got, c.want, d)
@@ -80,13 +80,13 @@ func TestCause(t *testing.T) {
 			t.Errorf("%s: %s took %g", c.name, got, part)
 		}
 	}
-	if d := DisturbanceOf(nil, "/trial", 99); d.Stolen != 0 || d.Foreign != 0 {
+	if d := DisturbanceOf(nil, 99, "/trial"); d.Stolen != 0 || d.Foreign != 0 {
 		t.Errorf("no ledger shows %+v", d)
 	}
 }
 
 func TestDisturbance(t *testing.T) {
-	d := DisturbanceOf(noisy(func(*ledger.Ledger) {}), "/trial", 99)
+	d := DisturbanceOf(noisy(func(*ledger.Ledger) {}), 99, "/trial")
 	if want := (0.93 + 0.02 - 0.85) / 4; d.Stolen != 0 || d.Foreign < want-1e-12 || d.Foreign > want+1e-12 ||
 		!slices.Equal(d.Culprits, []string{"/system.slice"}) {
 		t.Errorf("%+v, want %g foreign", d, want)
@@ -94,7 +94,7 @@ func TestDisturbance(t *testing.T) {
 	// Whose group could not be read for it had ended may be the trial's own: the kernel's counters tell.
 	short := DisturbanceOf(noisy(func(l *ledger.Ledger) {
 		l.Noise = &ledger.Noise{Occupied: []ledger.Stall{{Seconds: 0.8, PID: 7, Comm: "sh"}}}
-	}), "/trial", 99)
+	}), 99, "/trial")
 	if short.Foreign != d.Foreign || short.Occupied != d.Foreign {
 		t.Errorf("%+v, want %g foreign", short, d.Foreign)
 	}
@@ -103,7 +103,7 @@ func TestDisturbance(t *testing.T) {
 			{PID: 2, Comm: "cc1", Seconds: 0.3}, {PID: 3, Comm: "stress-ng", Cgroup: "/s", Seconds: 0.5},
 			{PID: 4, Comm: "tare", Cgroup: "/trial/work/client", Seconds: 0.9}, {PID: 99, Comm: "tare", Seconds: 0.9},
 			{PID: 5, Comm: "a", Seconds: 0.1}, {PID: 6, Comm: "b", Seconds: 0.05}}}
-	}), "/trial", 99)
+	}), 99, "/trial")
 	if !slices.Equal(d.Culprits, []string{"cc1", "stress-ng", "a"}) {
 		t.Errorf("culprits %q", d.Culprits)
 	}
@@ -113,7 +113,7 @@ func TestDisturbance(t *testing.T) {
 func TestReasons(t *testing.T) {
 	values := map[string]float64{"latency_p50_seconds": 1, "throughput_per_second": 1, "map_bytes": 1}
 	counts := map[string]record.Count{"bpf_client_share": {In: 1, Of: 2}}
-	quiet := DisturbanceOf(noisy(func(*ledger.Ledger) {}), "/trial", 99)
+	quiet := DisturbanceOf(noisy(func(*ledger.Ledger) {}), 99, "/trial")
 	// A generator that was late by itself is why the rate was missed: then it is no result of the subject.
 	rs := ReasonsOf([]Trip{Tripped(GateRate, 0.9, 0.99, "slow"), Tripped(GateLag, 0.03, 0.025, "late")}, quiet,
 		values, counts)
@@ -126,7 +126,7 @@ func TestReasons(t *testing.T) {
 		LostToOthers(&record.Trial{Validity: record.Validity{Reasons: rs}}) != nil {
 		t.Errorf("%+v: a subject that is too slow is a result, and is not run again", rs[0])
 	}
-	loud := DisturbanceOf(noisy(func(l *ledger.Ledger) { l.CPU.Steal = 0.96 }), "/trial", 99)
+	loud := DisturbanceOf(noisy(func(l *ledger.Ledger) { l.CPU.Steal = 0.96 }), 99, "/trial")
 	rs = ReasonsOf([]Trip{Tripped(GateWindow, 0.3, 0.5, "cut")}, loud, values, counts)
 	if rs[0].Cause != ledger.Hypervisor || *rs[0].CauseShare != 0.24 ||
 		!slices.Equal(rs[0].Voids, []string{"bpf_client_share", "map_bytes"}) {

@@ -71,22 +71,25 @@ func MarkRoles(l *ledger.Ledger, roles map[string]GroupRole) {
 	}
 }
 
-// ownGroup returns a function that reports whether a group belongs to a trial: it is at or below tree, or has a role
-// in the trial but was there before and is only observed.
-func ownGroup(l *ledger.Ledger, tree string) func(group string) bool {
-	groups := []string{tree}
-	for _, g := range observed(l, tree) {
+// ownGroup returns a function that reports whether a group belongs to a trial: it is at or below one of the trial's
+// trees, or has a role in the trial but was there before and is only observed.
+func ownGroup(l *ledger.Ledger, trees ...string) func(group string) bool {
+	groups := slices.Clone(trees)
+	for _, g := range observed(l, trees...) {
 		groups = append(groups, g.Path)
 	}
-	return func(path string) bool {
-		return slices.ContainsFunc(groups, func(group string) bool { return cgroup.Within(path, group) })
-	}
+	return func(path string) bool { return withinAny(path, groups) }
+}
+
+// withinAny reports whether a group is at or below one of others.
+func withinAny(path string, groups []string) bool {
+	return slices.ContainsFunc(groups, func(group string) bool { return cgroup.Within(path, group) })
 }
 
 // observed returns the groups of a ledger that have a role in a trial but were not made for it, without those inside
 // another of them.
-func observed(l *ledger.Ledger, tree string) []*ledger.Cgroup {
-	all := Topmost(l, func(g *ledger.Cgroup) bool { return g.Role != "" && !cgroup.Within(g.Path, tree) })
+func observed(l *ledger.Ledger, trees ...string) []*ledger.Cgroup {
+	all := Topmost(l, func(g *ledger.Cgroup) bool { return g.Role != "" && !withinAny(g.Path, trees) })
 	return slices.DeleteFunc(all, func(g *ledger.Cgroup) bool { return g.Role == string(kind.Self) })
 }
 

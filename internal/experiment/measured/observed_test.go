@@ -33,7 +33,7 @@ func TestObserved(t *testing.T) {
 	if rate, ok := m.CPURate(); !ok || rate != 0.25 {
 		t.Errorf("without the observed group the trial uses %v CPUs, %v", rate, ok)
 	}
-	before := DisturbanceOf(m.Ledger, tree, 1)
+	before := DisturbanceOf(m.Ledger, 1, tree)
 	if s := StallsOf(m.Ledger, tree, false); len(s.Spans) != 2 {
 		t.Errorf("stalls by others: %v", s.Spans)
 	}
@@ -45,7 +45,7 @@ func TestObserved(t *testing.T) {
 	if seconds, ok := m.RoleSeconds(kind.Application); !ok || seconds != 1 {
 		t.Errorf("the application used %v s, %v", seconds, ok)
 	}
-	after := DisturbanceOf(m.Ledger, tree, 1)
+	after := DisturbanceOf(m.Ledger, 1, tree)
 	if near := func(a, b float64) bool { return a-b < 1e-9 && b-a < 1e-9 }; !near(before.Foreign, 1.2/4) ||
 		!near(after.Foreign, 0.2/4) || !near(before.Occupied, 0.2/4) || !near(after.Occupied, 0.1/4) {
 		t.Errorf("others took %+v before and %+v after it was known", before, after)

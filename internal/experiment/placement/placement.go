@@ -48,6 +48,12 @@ func parseTreeName(name string) (proc.Identity, bool) {
 	return proc.Identity{PID: pid, Start: start, Namespace: namespace}, err1 == nil && err2 == nil && pid > 0
 }
 
+// OwnerOf returns the pid, in its PID namespace, of the owner of the tree with a name; false if it is no such name.
+func OwnerOf(tree string) (pid int, ok bool) {
+	id, ok := parseTreeName(tree)
+	return id.PID, ok
+}
+
 // treeNameOf returns the name of a tree whose owner is self; false if the id cannot be part of one.
 func treeNameOf(id string, self proc.Identity) (string, bool) {
 	name := "tare-" + id + "-" + self.String()

@@ -112,7 +112,7 @@ func judgeTouched(j *measured.LoadJudge, m *measured.Measured) {
 	if m.Shared {
 		return
 	}
-	d := measured.DisturbanceOf(m.Ledger, m.Tree, os.Getpid())
+	d := measured.DisturbanceOf(m.Ledger, os.Getpid(), m.Tree)
 	if seen := d.Stolen + d.Foreign; seen > mostTaken {
 		j.Trip(gateTouched, seen, mostTaken, "%s took %.0f %% of the CPU time, and %g %% is allowed where a tool "+
 			"cannot tell which requests that touched; stop what else is running here", m.Outsiders(), 100*seen,
