@@ -210,14 +210,14 @@ func (x *trial) measure(ctx context.Context) error {
 		return err
 	}
 	defer w.endStacks() // if the trial fails in its window
-	if err := each(x.parts(), func(h kind.Edges) error { return h.Opened(ctx) }); err != nil {
+	if err := each(x.parts(), func(h kind.Opened) error { return h.Opened(ctx) }); err != nil {
 		return err
 	}
 	lap("warm-up")
 	if t.Ledger, err = w.closeAt(ctx, s.Begin+s.Warmup+s.Duration); err != nil {
 		return err
 	}
-	if err := each(x.parts(), func(h kind.Edges) error { return h.Closed(ctx) }); err != nil {
+	if err := each(x.parts(), func(h kind.Closed) error { return h.Closed(ctx) }); err != nil {
 		return err
 	}
 	lap("measured")

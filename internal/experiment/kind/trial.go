@@ -93,11 +93,13 @@ type (
 		Begun(context.Context, role.Schedule) error
 	}
 
-	// Edges is a guest that reads further counters over the window. Opened is called just after the counters of the
-	// ledger were read at the first edge, and Closed just after they were read at the second. The time that Opened takes
-	// is inside the window. Evidence passes the further counters to the guest's metrics.
-	Edges interface {
+	// Opened is called just after the counters of the ledger were read at the first edge of the window, and Closed just
+	// after they were read at the second. Guests read further counters in them, which Evidence passes to their metrics.
+	// The time that Opened takes is inside the window.
+	Opened interface {
 		Opened(context.Context) error
+	}
+	Closed interface {
 		Closed(context.Context) error
 	}
 
@@ -254,6 +256,8 @@ type Objects struct {
 	Version  string   `json:"version,omitempty"`
 	Programs []Object `json:"programs"`
 	Maps     []Object `json:"maps"`
+	// Incomplete is true if some may be missing. What programs and maps use is then unknown.
+	Incomplete bool `json:"-"`
 }
 
 // Object is a program or a map.

@@ -397,10 +397,13 @@ func Rate(n, seconds float64) float64 {
 	return n / seconds
 }
 
-// Programs returns the subject's programs; false if the ledger lacks one of them.
+// Programs returns the subject's programs; false if one of them is, or may be, missing.
 func (m *Measured) Programs() ([]ledger.Program, bool) {
 	if m.Subject == nil {
 		return nil, true
+	}
+	if m.Subject.Incomplete {
+		return nil, false
 	}
 	var found []ledger.Program
 	for _, o := range m.Subject.Programs {
@@ -509,8 +512,11 @@ func (m *Measured) SubjectMaps() map[uint32]bool {
 	return ids
 }
 
-// MapBytes returns the bytes of the subject's maps, counted once each; false if the size of one is unknown.
+// MapBytes returns the bytes of the subject's maps, counted once each; false if one is missing, or its size is unknown.
 func (m *Measured) MapBytes() (float64, bool) {
+	if m.Subject != nil && m.Subject.Incomplete {
+		return 0, false
+	}
 	ids := m.SubjectMaps()
 	found, total := 0, uint64(0)
 	for _, mp := range m.Ledger.Maps {

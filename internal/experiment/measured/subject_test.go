@@ -312,3 +312,16 @@ func TestRequestParts(t *testing.T) {
 		}
 	}
 }
+
+// TestIncomplete: where programs or maps of the subject may be missing, what they use is not known.
+func TestIncomplete(t *testing.T) {
+	for _, incomplete := range []bool{false, true} {
+		m := inComponents()
+		m.Subject.Incomplete = incomplete
+		_, rate := m.BPFRate()
+		_, bytes := m.MapBytes()
+		if rate == incomplete || bytes == incomplete {
+			t.Errorf("incomplete: %v; the eBPF time is known: %v, the bytes of maps: %v", incomplete, rate, bytes)
+		}
+	}
+}

@@ -32,6 +32,9 @@ type Process struct {
 type Objects struct {
 	Programs []Object `json:"programs"`
 	Maps     []Object `json:"maps"`
+	// Incomplete is true if some may be missing: a program or a map was held only by processes that have ended since the
+	// ledger was read, and it is not known whose they were.
+	Incomplete bool `json:"-"`
 }
 
 // Object is an eBPF program or map.
@@ -49,11 +52,11 @@ type Object struct {
 // Discover finds what belongs to a command. inside holds the processes in its control group. If whole is true, their
 // descendants in other groups belong to it too. It must be false for a group that existed before the trial: a container
 // runtime, for example, has many descendants that are not its own. ObjectsOf says which programs and maps of the ledger
-// belong to the command.
-func Discover(f proc.FS, inside []int, whole bool, l *ledger.Ledger, began time.Time) (Found, error) {
+// belong to the command; atEdge holds the processes that belonged to it when the ledger was read.
+func Discover(f proc.FS, inside, atEdge []int, whole bool, l *ledger.Ledger, began time.Time) (Found, error) {
 	all := inside
 	if whole {
-		all = withDescendants(f, inside)
+		all = WithDescendants(f, inside)
 	}
 	found := Found{Processes: []Process{}}
 	for _, p := range stat(f, slices.Clone(all)) {
@@ -68,14 +71,14 @@ func Discover(f proc.FS, inside []int, whole bool, l *ledger.Ledger, began time.
 			Outside: !slices.Contains(inside, p.PID)})
 		found.RSS, found.RSSPeak = found.RSS+now, found.RSSPeak+peak
 	}
-	found.Objects = ObjectsOf(l, all, began)
+	found.Objects = ObjectsOf(f, l, slices.Concat(all, atEdge), began)
 	return found, nil
 }
 
 // clocks is the most by which the kernel's load time of a program may differ from the wall clock.
 const clocks = 100 * time.Millisecond
 
-// ObjectsOf returns the eBPF programs and maps in a ledger that belong to processes:
+// ObjectsOf returns the eBPF programs and maps in a ledger that belong to processes, which may have ended since:
 //
 //   - those that they hold, by a descriptor of the object, or of a link or a perf event;
 //   - programs that were unloaded inside the window, if one of those programs has the same name and type and was
@@ -86,8 +89,8 @@ const clocks = 100 * time.Millisecond
 //
 // If began is zero, objects that no process holds are left out: other processes may have loaded them. Tare's own
 // programs are never included.
-func ObjectsOf(l *ledger.Ledger, pids []int, began time.Time) Objects {
-	o := Objects{Programs: []Object{}, Maps: []Object{}}
+func ObjectsOf(f proc.FS, l *ledger.Ledger, pids []int, began time.Time) Objects {
+	o := Objects{Programs: []Object{}, Maps: []Object{}, Incomplete: orphaned(f, l, pids)}
 	programs := map[uint32]bool{}
 	for _, p := range l.Programs {
 		held := holds(pids, p.Owners)
@@ -116,6 +119,22 @@ func ObjectsOf(l *ledger.Ledger, pids []int, began time.Time) Objects {
 		}
 	}
 	return o
+}
+
+// orphaned reports whether all holders of a program or a map in a ledger have ended and none of them is in pids.
+func orphaned(f proc.FS, l *ledger.Ledger, pids []int) bool {
+	living := map[int]bool{}
+	lives := func(o ledger.Owner) bool {
+		if _, known := living[o.PID]; !known {
+			living[o.PID] = len(alive(f, []int{o.PID})) > 0
+		}
+		return living[o.PID]
+	}
+	lost := func(holders []ledger.Owner) bool {
+		return len(holders) > 0 && !holds(pids, holders) && !slices.ContainsFunc(holders, lives)
+	}
+	return slices.ContainsFunc(l.Programs, func(p ledger.Program) bool { return !p.Own && lost(p.Owners) }) ||
+		slices.ContainsFunc(l.Maps, func(m ledger.Map) bool { return lost(m.HeldBy) })
 }
 
 // replaced returns the programs that were unloaded inside the window of a ledger, if one of the given programs has the

@@ -67,18 +67,18 @@ func TestObjectsOf(t *testing.T) {
 			{ID: 49, UsedBy: []uint32{5}},
 		},
 	}
-	o := ObjectsOf(l, []int{20, 21}, began)
+	o := ObjectsOf(proc.FS{}, l, []int{20, 21}, began)
 	if got, want := ids(o.Programs), []int{1, 2, -4}; !slices.Equal(got, want) {
 		t.Errorf("its programs are %v, want %v", got, want)
 	}
 	if got, want := ids(o.Maps), []int{-40, 42, -45, 46}; !slices.Equal(got, want) {
 		t.Errorf("its maps are %v, want %v", got, want)
 	}
-	o = ObjectsOf(l, []int{20}, time.Time{})
+	o = ObjectsOf(proc.FS{}, l, []int{20}, time.Time{})
 	if got, want := ids(o.Programs), []int{1, 2}; !slices.Equal(got, want) {
 		t.Errorf("of one that was there before, the programs are %v, want %v", got, want)
 	}
-	if got := ObjectsOf(&ledger.Ledger{}, nil, began); got.Programs == nil || got.Maps == nil {
+	if got := ObjectsOf(proc.FS{}, &ledger.Ledger{}, nil, began); got.Programs == nil || got.Maps == nil {
 		t.Error("none is written as null")
 	}
 }
@@ -151,7 +151,7 @@ func TestDiscover(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	found, err := Discover(proc.FS{}, g.Members(), true, l, began)
+	found, err := Discover(proc.FS{}, g.Members(), nil, true, l, began)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -214,7 +214,41 @@ func TestReplaced(t *testing.T) {
 		{ID: 7, Name: "a", Type: "xdp", LoadedAt: at(2), Unloaded: true},
 	}}
 	want := []Object{{ID: 2, Name: "a", Held: true}, {ID: 5, Name: "c", Held: true}, {ID: 1, Name: "a", Replaced: true}}
-	if got := ObjectsOf(l, []int{7}, time.Time{}).Programs; !slices.Equal(got, want) {
+	if got := ObjectsOf(proc.FS{}, l, []int{7}, time.Time{}).Programs; !slices.Equal(got, want) {
 		t.Errorf("%+v, want %+v", got, want)
+	}
+}
+
+// TestEndedSince: what a process held at the edge belongs to the command if the process did then, although it has ended
+// since. If nobody knows whose a process that has ended was, the command's objects may be incomplete.
+func TestEndedSince(t *testing.T) {
+	old := exec.Command("true")
+	if err := old.Run(); err != nil {
+		t.Fatal(err)
+	}
+	ended, living := old.Process.Pid, os.Getpid()
+	for name, c := range map[string]struct {
+		holders, atEdge []int
+		found           int
+		incomplete      bool
+	}{
+		"the command's":                   {[]int{ended}, []int{ended}, 1, false},
+		"unknown":                         {[]int{ended}, nil, 0, true},
+		"unknown, and somebody else's":    {[]int{ended, living}, nil, 0, false},
+		"somebody else's, and still runs": {[]int{living}, nil, 0, false},
+	} {
+		var owners []ledger.Owner
+		for _, pid := range c.holders {
+			owners = append(owners, ledger.Owner{PID: pid})
+		}
+		for what, l := range map[string]*ledger.Ledger{
+			"program": {Programs: []ledger.Program{{ID: 7, Owners: owners}}},
+			"map":     {Maps: []ledger.Map{{ID: 7, HeldBy: owners}}},
+		} {
+			found, err := Discover(proc.FS{}, nil, c.atEdge, true, l, time.Time{})
+			if n := len(found.Programs) + len(found.Maps); err != nil || n != c.found || found.Incomplete != c.incomplete {
+				t.Errorf("a %s of a process that is %s: %+v, %v", what, name, found, err)
+			}
+		}
 	}
 }

@@ -184,7 +184,7 @@ func (e *Existing) findProcess() error {
 		return e.wrong("write pid:"+strconv.Itoa(leader), "it is a thread of the process %d", leader)
 	}
 	e.pid, e.start = pid, p.Start
-	if e.PIDs = alive(f.Proc, withDescendants(f.Proc, []int{pid})); slices.Contains(e.PIDs, f.Self) {
+	if e.PIDs = alive(f.Proc, WithDescendants(f.Proc, []int{pid})); slices.Contains(e.PIDs, f.Self) {
 		return e.wrong("name one of its children, or start tare elsewhere", "tare itself is a child of %s",
 			text.Plain(p.Comm))
 	}
@@ -337,7 +337,7 @@ func (e *Existing) Refresh() error {
 		if err != nil || p.Start != e.start || !p.Alive() {
 			return e.ended("the process has ended")
 		}
-		e.PIDs = alive(f.Proc, withDescendants(f.Proc, []int{e.pid}))
+		e.PIDs = alive(f.Proc, WithDescendants(f.Proc, []int{e.pid}))
 		return nil
 	}
 	inode, err := inodeOf(e.Dir)
@@ -514,12 +514,14 @@ func (e *Existing) ended(what string) error {
 }
 
 // Found returns what belongs to the target now: its processes, and the eBPF programs and maps of the ledger that they
-// hold. Objects that no process holds are left out: the target was running before, so their owner is unknown.
+// hold, or that the processes of the last Refresh held. Refresh must be called when the ledger has been read. Objects
+// that no process holds are left out: the target was running before, so their owner is unknown.
 func (e *Existing) Found(l *ledger.Ledger) (Found, error) {
+	atEdge := e.PIDs
 	if err := e.Refresh(); err != nil {
 		return Found{}, err
 	}
-	found, err := Discover(e.finder.Proc, e.PIDs, false, l, time.Time{})
+	found, err := Discover(e.finder.Proc, e.PIDs, atEdge, false, l, time.Time{})
 	if err != nil {
 		return Found{}, fmt.Errorf("observing %s: %w", e.Target, err)
 	}

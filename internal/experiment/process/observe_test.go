@@ -367,7 +367,7 @@ func TestStrays(t *testing.T) {
 		t.Fatal(err)
 	}
 	children := func() []int {
-		return slices.DeleteFunc(withDescendants(proc.FS{}, []int{cmd.Process.Pid}), func(pid int) bool {
+		return slices.DeleteFunc(WithDescendants(proc.FS{}, []int{cmd.Process.Pid}), func(pid int) bool {
 			return pid == cmd.Process.Pid
 		})
 	}

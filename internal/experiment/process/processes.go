@@ -60,11 +60,11 @@ func inSession(session int) []int {
 			mine = append(mine, pid)
 		}
 	}
-	return withDescendants(proc.FS{}, mine)
+	return WithDescendants(proc.FS{}, mine)
 }
 
-// withDescendants adds the descendants of processes.
-func withDescendants(f proc.FS, pids []int) []int {
+// WithDescendants adds to processes their descendants.
+func WithDescendants(f proc.FS, pids []int) []int {
 	all, err := f.Processes()
 	if err != nil {
 		return pids
@@ -72,7 +72,7 @@ func withDescendants(f proc.FS, pids []int) []int {
 	return descendants(all, pids)
 }
 
-// descendants is withDescendants for a table of all processes that was read before.
+// descendants is WithDescendants for a table of all processes that was read before.
 func descendants(all map[int]proc.Process, pids []int) []int {
 	children := map[int][]int{}
 	for pid, p := range all {

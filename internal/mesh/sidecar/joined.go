@@ -392,7 +392,7 @@ func (j *joined) After(ctx context.Context) error {
 			Component: p.place.Component, App: p.place.App, Listen: p.place.Listen, From: p.place.From, To: p.place.To,
 			Command: p.running.Line(),
 		}
-		seen, err := process.Discover(proc.FS{}, p.group.Members(), false, j.trial.Record().Ledger, time.Time{})
+		seen, err := process.Discover(proc.FS{}, p.group.Members(), nil, false, j.trial.Record().Ledger, time.Time{})
 		if err != nil {
 			return fmt.Errorf("finding the processes of %s: %w", p.place.Component, err)
 		}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"strconv"
 	"time"
 
@@ -34,6 +35,7 @@ type joined struct {
 	group   kind.Group
 	running *Running       // nil before Start
 	began   time.Time      // when the tracer's process began
+	atEdge  []int          // the processes in its group when the window was closed
 	own     *files.Scratch // its private directory
 	groups  *cgroup.Reader // reads the tracer's group; nil before Start
 	counter *cgroup.Group  // the tracer's group in groups; nil if nothing counts CPU time
@@ -110,6 +112,12 @@ func (j *joined) Waits() (drain, late time.Duration) {
 	return j.part.Options.Duration(settingDrain), j.part.Options.Duration(settingLate)
 }
 
+// Closed notes the tracer's processes: programs and maps in the ledger are theirs, even if they end before Stop.
+func (j *joined) Closed(context.Context) error {
+	j.atEdge = j.group.Members()
+	return nil
+}
+
 // Stop examines the tracer's processes and memory, and then ends it.
 func (j *joined) Stop(ctx context.Context, used *float64) error {
 	if err := j.look(used); err != nil {
@@ -173,7 +181,8 @@ func (j *joined) look(used *float64) error {
 	if j.found.RSS, j.found.RSSPeak, err = cmdline.ResidentOf(proc.FS{}, pids); err != nil {
 		return err
 	}
-	objects := command.ForRecord(cmdline.ObjectsOf(j.trial.Record().Ledger, pids, j.began))
+	held := cmdline.ObjectsOf(proc.FS{}, j.trial.Record().Ledger, slices.Concat(pids, j.atEdge), j.began)
+	objects := command.ForRecord(j.trial, held)
 	raw, err := json.Marshal(struct {
 		kind.Objects
 		*Evidence

@@ -290,6 +290,36 @@ func TestTracerInATrial(t *testing.T) {
 	}
 }
 
+// TestWorkerEnded: what a process of the tracer held when the window was closed is the tracer's, although the process
+// has ended when the tracer is examined.
+func TestWorkerEnded(t *testing.T) {
+	root(t)
+	x, c, j := newTrial(t, playing(execload.ScopeGroup, "0s"))
+	x.during = func() {
+		worker := exec.Command("sleep", "60")
+		if err := j.group.In("")(worker); err != nil {
+			t.Fatal(err)
+		}
+		pid := worker.Process.Pid
+		for until := time.Now().Add(10 * time.Second); !slices.Contains(j.group.Members(), pid); { // it enters by itself
+			if time.Now().After(until) {
+				t.Fatal("the worker is not in the tracer's group")
+			}
+			time.Sleep(time.Millisecond)
+		}
+		x.record.Ledger.Programs = []ledger.Program{{ID: 7, Owners: []ledger.Owner{{PID: pid}}}}
+		if err := j.Closed(t.Context()); err != nil {
+			t.Error(err)
+		}
+		_ = worker.Process.Kill()
+		_ = worker.Wait()
+	}
+	x.run(c, j, 7, 0)
+	if x.objects.Incomplete || len(x.objects.Programs) != 1 {
+		t.Errorf("the tracer's objects are %+v", x.objects)
+	}
+}
+
 // TestCounterReset: if a group's CPU counter was reset, the tracer's CPU time is unknown.
 func TestCounterReset(t *testing.T) {
 	root(t)

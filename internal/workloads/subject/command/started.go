@@ -49,13 +49,17 @@ func (e *Evidence) tell(t kind.Trial) error {
 	if err != nil {
 		return fmt.Errorf("encoding what was found of %s: %w", t.Arm(), err)
 	}
-	t.SetSubject(ForRecord(e.Objects), raw)
+	t.SetSubject(ForRecord(t, e.Objects), raw)
 	return nil
 }
 
-// ForRecord converts found eBPF programs and maps for a record.
-func ForRecord(found process.Objects) kind.Objects {
-	objects := kind.Objects{Programs: []kind.Object{}, Maps: []kind.Object{}}
+// ForRecord converts found eBPF programs and maps for a record, and warns if some may be missing.
+func ForRecord(t kind.Trial, found process.Objects) kind.Objects {
+	objects := kind.Objects{Programs: []kind.Object{}, Maps: []kind.Object{}, Incomplete: found.Incomplete}
+	if found.Incomplete {
+		t.Warn("holder-ended", "a process that held eBPF objects ended just after the window, and may have been of %s: what "+
+			"its programs and maps used is not known", t.Arm())
+	}
 	for _, p := range found.Programs {
 		objects.Programs = append(objects.Programs, kind.Object{ID: p.ID, Name: p.Name})
 	}
@@ -76,6 +80,7 @@ type started struct {
 	group   kind.Group
 	running *process.Running // nil before Start
 	began   time.Time
+	atEdge  []int          // its processes when the window was closed
 	own     *files.Scratch // its private directory, which Close removes; nil: none
 	found   *Evidence
 	address string   // the address at which the command serves; empty: it does not serve
@@ -238,6 +243,12 @@ func newPlace(
 // ownDir makes a directory for the command's files.
 func ownDir() (*files.Scratch, error) { return files.NewScratch(files.LargeTemp(), "command") }
 
+// Closed notes the command's processes: programs and maps in the ledger are theirs, even if they end before After.
+func (s *started) Closed(context.Context) error {
+	s.atEdge = process.WithDescendants(proc.FS{}, s.group.Members())
+	return nil
+}
+
 // After finds the command's processes and eBPF objects, and checks that loads went through the command.
 func (s *started) After(context.Context) error {
 	if s.passage != nil && !s.passage.seen() {
@@ -251,7 +262,7 @@ func (s *started) After(context.Context) error {
 	if s.serves != "" {
 		part.WarnServedElsewhere(s.trial, s.group, s.address)
 	}
-	found, err := process.Discover(proc.FS{}, s.group.Members(), true, s.trial.Record().Ledger, s.began)
+	found, err := process.Discover(proc.FS{}, s.group.Members(), s.atEdge, true, s.trial.Record().Ledger, s.began)
 	if err != nil {
 		return fmt.Errorf("finding what belongs to %s: %w", s.trial.Arm(), err)
 	}
@@ -315,6 +326,9 @@ func (o *observed) Begun(context.Context, role.Schedule) error { return o.existi
 
 // Close ends the check.
 func (o *observed) Close() error { return o.existing.Close() }
+
+// Closed notes the processes of the observed program.
+func (o *observed) Closed(context.Context) error { return o.existing.Refresh() }
 
 // After finds the processes and eBPF objects of the observed program.
 func (o *observed) After(context.Context) error {
