@@ -41,6 +41,17 @@ func TestContinue(t *testing.T) {
 			t.Fatalf("it has %d bytes, want %d", c.Size(), at)
 		}
 		next := min(at+37, w.Size())
+		if at > 0 { // the power failed while more was written
+			if err := os.Truncate(filepath.Join(dir, TrialsFile), at+4096); err != nil {
+				t.Fatal(err)
+			}
+			if err := c.Close(); err != nil {
+				t.Fatal(err)
+			}
+			if c, err = Continue(dir, run); err != nil || c.Size() != at {
+				t.Fatalf("with zeros at its end it has %d bytes, want %d: %v", c.Size(), at, err)
+			}
+		}
 		if err := c.Copy(lines[at:next]); err != nil {
 			t.Fatal(err)
 		}

@@ -1,6 +1,7 @@
 package record
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -114,27 +115,57 @@ func (w *Writer) goOn(record []byte) error {
 		return inUse(w.dir)
 	}
 	var err error
-	if w.trials, err = w.root.OpenFile(TrialsFile, os.O_CREATE|os.O_WRONLY, 0o644); err != nil {
+	if w.trials, err = w.root.OpenFile(TrialsFile, os.O_CREATE|os.O_RDWR, 0o644); err != nil {
 		return cannotWrite(err, filepath.Join(w.dir, TrialsFile))
 	}
-	info, err := w.trials.Stat()
+	if w.size, err = written(w.trials); err == nil {
+		err = w.trials.Truncate(w.size)
+	}
 	if err != nil {
 		return cannotWrite(errors.Join(err, w.trials.Close()), filepath.Join(w.dir, TrialsFile))
 	}
-	w.size = info.Size()
 	return nil
+}
+
+// written returns how much of a file of trials is on disk: a file that was being written when the power failed may be
+// zeros from there, which are no part of JSON.
+func written(f *os.File) (size int64, err error) {
+	block := make([]byte, 1<<20)
+	for {
+		n, err := f.ReadAt(block, size)
+		if nul := bytes.IndexByte(block[:n], 0); nul >= 0 {
+			return size + int64(nul), nil
+		}
+		size += int64(n)
+		if errors.Is(err, io.EOF) {
+			return size, nil
+		}
+		if err != nil {
+			return 0, err
+		}
+	}
 }
 
 // Size returns the size of trials.jsonl in bytes.
 func (w *Writer) Size() int64 { return w.size }
 
-// Copy appends the next bytes of the trials.jsonl of another directory of the run. They need not be whole lines.
+// Copy appends the next bytes of the trials.jsonl of another directory of the run, and waits until they are on disk.
+// They need not be whole lines.
 func (w *Writer) Copy(data []byte) error {
 	if w.size+int64(len(data)) > maxTrialsBytes {
 		return fault.New(fault.Invalid, filepath.Join(w.dir, TrialsFile), largeHint,
 			"the trials of a run have at most %d bytes, not %d", maxTrialsBytes, w.size+int64(len(data)))
 	}
-	if _, err := w.trials.WriteAt(data, w.size); err != nil {
+	return w.add(data)
+}
+
+// add appends to the file of trials and waits until that is on disk, or leaves the file as it was.
+func (w *Writer) add(data []byte) error {
+	_, err := w.trials.WriteAt(data, w.size)
+	if err == nil {
+		err = w.trials.Sync()
+	}
+	if err != nil {
 		return errors.Join(cannotWrite(err, w.trials.Name()), w.trials.Truncate(w.size))
 	}
 	w.size += int64(len(data))
@@ -207,14 +238,10 @@ func (w *Writer) Append(t Trial) error {
 			"split the experiment: fewer blocks, levels or arms to a run",
 			"a run directory cannot hold more; it keeps the %d trials until here", w.lines)
 	}
-	_, err = w.trials.WriteAt(line, w.size)
-	if err == nil {
-		err = w.trials.Sync()
+	if err := w.add(line); err != nil {
+		return err
 	}
-	if err != nil {
-		return errors.Join(cannotWrite(err, w.trials.Name()), w.trials.Truncate(w.size))
-	}
-	w.size, w.lines, w.kept = w.size+size, w.lines+1, w.kept+kept
+	w.lines, w.kept = w.lines+1, w.kept+kept
 	return nil
 }
 

@@ -7,14 +7,15 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 )
 
 // partSuffix is the end of the names of files that are being written. These names begin with a dot and the final name.
 const partSuffix = ".part"
 
 // Replace creates or replaces the file at path, completely or not at all: it writes a new file in the same directory,
-// with the mode that the umask leaves, syncs it, and renames it. A symbolic link at path is replaced, not followed, so
-// another user with write access to the directory cannot redirect the write.
+// with the mode that the umask leaves, renames it, and waits until all that is on disk. A symbolic link at path is
+// replaced, not followed, so another user with write access to the directory cannot redirect the write.
 func Replace(path string, data []byte, mode fs.FileMode) error {
 	root, err := os.OpenRoot(filepath.Dir(path))
 	if err != nil {
@@ -39,8 +40,23 @@ func ReplaceIn(root *os.Root, name string, data []byte, mode fs.FileMode) error 
 	}
 	if err != nil {
 		_ = root.Remove(part) // usually possible, even if the file could not be written
+		return err
 	}
-	return err
+	return syncNames(root)
+}
+
+// syncNames waits until the names in a directory are on disk: what is written to other files afterwards must not
+// survive a power failure without them. Some network file systems cannot do that.
+func syncNames(root *os.Root) error {
+	d, err := root.Open(".")
+	if err != nil {
+		return err
+	}
+	err = d.Sync()
+	if errors.Is(err, syscall.EINVAL) || errors.Is(err, errors.ErrUnsupported) {
+		err = nil
+	}
+	return errors.Join(err, d.Close())
 }
 
 // SweepParts removes the partial files that killed writers of name left behind. No other writer may be active.
