@@ -713,6 +713,56 @@ func TestEdges(t *testing.T) {
 	}
 }
 
+// TestOpenedFails: a trial whose guest fails inside the window closes it, so that the next trial can open one.
+func TestOpenedFails(t *testing.T) {
+	g := newGround(t)
+	open, failed := false, false
+	g.machine.OpenWindow = func(_ context.Context, at int64) (Window, error) {
+		if open {
+			return nil, errors.New("the window before is still open")
+		}
+		open = true
+		return closingWindow{newEmptyWindow(at), &open}, nil
+	}
+	useGuest(t, nil, func(kind.Trial) any {
+		return openedFails{starter: func(context.Context) error { return nil }, failed: &failed}
+	})
+	_, trials, err := g.run(t.Context(), mustParse(t, strings.Replace(guestSpec(""), "blocks: 1", "blocks: 2", 1)), quiet)
+	if err != nil || len(trials) != 6 || !failed {
+		t.Fatalf("%d trials, and one failed: %v; %v", len(trials), failed, err)
+	}
+	for _, tr := range trials {
+		if f := tr.Validity.Failed; f != "" && !strings.Contains(f, "no counter") {
+			t.Errorf("trial %d: %s", tr.Index, f)
+		}
+	}
+}
+
+// openedFails is a guest that fails inside the window of its first trial.
+type openedFails struct {
+	starter
+	failed *bool
+}
+
+func (o openedFails) Opened(context.Context) error {
+	if *o.failed {
+		return nil
+	}
+	*o.failed = true
+	return errors.New("no counter")
+}
+
+// closingWindow notes that it is closed.
+type closingWindow struct {
+	emptyWindow
+	open *bool
+}
+
+func (w closingWindow) CloseAt(ctx context.Context, at int64) (*ledger.Ledger, error) {
+	*w.open = false
+	return w.emptyWindow.CloseAt(ctx, at)
+}
+
 // switches are the voluntary context switches of all threads of a process (proc_pid_status(5)).
 func switches(t *testing.T, pid int) (all int64) {
 	t.Helper()

@@ -60,8 +60,8 @@ func (m Machine) window(ctx context.Context, from, to int64) (*ledger.Ledger, er
 // openWindow is a window whose first edge has been read.
 type openWindow struct {
 	machine Machine
-	window  Window
-	others  []int // Machine.others just after the first edge
+	window  Window // nil: it was closed
+	others  []int  // Machine.others just after the first edge
 
 	stacks    Stacks          // nil: not sampled, or sampling has ended
 	sampled   *profile.Window // between the edges; nil: nothing was sampled
@@ -107,6 +107,7 @@ func opening(ctx context.Context, err error) error {
 // closeAt closes the window at a time by CLOCK_MONOTONIC, in nanoseconds.
 func (w *openWindow) closeAt(ctx context.Context, at int64) (*ledger.Ledger, error) {
 	l, err := w.window.CloseAt(ctx, at)
+	w.window = nil
 	w.endStacks()
 	if err != nil {
 		return nil, err
@@ -115,6 +116,14 @@ func (w *openWindow) closeAt(ctx context.Context, at int64) (*ledger.Ledger, err
 		l.Warn(record.OtherRun, "%s", OtherRun(others))
 	}
 	return l, nil
+}
+
+// abandon closes the window and ends the sampling of stacks, unless that was done.
+func (w *openWindow) abandon() {
+	w.endStacks()
+	if w.window != nil {
+		_, _ = w.window.CloseAt(context.Background(), 0)
+	}
 }
 
 // read reads all counters now and 10 ms later, because a window of length 0 has no rates.

@@ -209,7 +209,7 @@ func (x *trial) measure(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer w.endStacks() // if the trial fails in its window
+	defer w.abandon() // if the trial fails in its window
 	if err := each(x.parts(), func(h kind.Opened) error { return h.Opened(ctx) }); err != nil {
 		return err
 	}
