@@ -266,7 +266,11 @@ func (p *Process) killAfterGrace() (killed bool) {
 // them. After Options.Grace it kills the group. No core file is written.
 func (p *Process) Quit() {
 	p.ask.Do(func() { close(p.asked) })
-	_ = unix.Prlimit(p.PID(), unix.RLIMIT_CORE, &unix.Rlimit{}, nil)
+	p.mu.Lock()
+	if !p.reaped {
+		_ = unix.Prlimit(p.PID(), unix.RLIMIT_CORE, &unix.Rlimit{}, nil)
+	}
+	p.mu.Unlock()
 	_ = p.Signal(unix.SIGQUIT) // it may have ended already
 	p.killAfterGrace()
 }
