@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/measured"
@@ -30,6 +32,27 @@ func TestOptions(t *testing.T) {
 		if err != nil || o.tool != c.want || !o.command.Finishes || (o.command.Capture > 0) != (c.want != "") {
 			t.Errorf("%+v: %+v, %v", c, o, err)
 		}
+	}
+}
+
+// TestLetBegin: what another process has put in place of the begin file is not opened.
+func TestLetBegin(t *testing.T) {
+	dir := t.TempDir()
+	target, link, fifo := filepath.Join(dir, "target"), filepath.Join(dir, "link"), filepath.Join(dir, "fifo")
+	err := errors.Join(os.WriteFile(target, []byte("kept"), 0o600), os.Symlink(target, link), unix.Mkfifo(fifo, 0o600))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, begin := range []string{link, fifo} {
+		if err := (&joined{begin: begin}).letBegin(); !errors.Is(err, os.ErrExist) {
+			t.Errorf("%s: got %v", begin, err)
+		}
+	}
+	if text, err := os.ReadFile(target); string(text) != "kept" {
+		t.Errorf("the target has %q, %v", text, err)
+	}
+	if err := (&joined{begin: filepath.Join(dir, "begin")}).letBegin(); err != nil {
+		t.Error(err)
 	}
 }
 

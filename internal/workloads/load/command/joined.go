@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
-	"os"
 	"runtime"
 	"sync"
 	"time"
@@ -96,7 +95,7 @@ func (j *joined) Generate(ctx context.Context, s role.Schedule) (err error) {
 	j.watch.Go(func() { j.edges = readAt(watching, s.Begin+s.Warmup, s.Begin+s.Warmup+s.Duration) })
 	j.started = pace.Now()
 	if j.early {
-		return os.WriteFile(j.begin, nil, 0o644)
+		return j.letBegin()
 	}
 	j.running, err = j.Start(ctx, j.command, j.onEnd)
 	return err
