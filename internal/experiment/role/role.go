@@ -123,10 +123,22 @@ func (c *Conn) Fail(err error) error {
 	return c.Send(Error, d)
 }
 
+// maxMessage is the most bytes of a message: the other side may be a sandbox. The histograms of a load take about
+// 100 KB.
+const maxMessage = 32 << 20
+
 // Receive reads the next message. It returns io.EOF when the other side has closed.
 func (c *Conn) Receive() (Message, error) {
 	var m Message
-	line, err := c.r.ReadBytes('\n')
+	var line []byte
+	err := bufio.ErrBufferFull
+	for errors.Is(err, bufio.ErrBufferFull) {
+		var more []byte
+		more, err = c.r.ReadSlice('\n')
+		if line = append(line, more...); len(line) > maxMessage {
+			return m, fmt.Errorf("receiving a message: it has more than %d MiB", maxMessage>>20)
+		}
+	}
 	if err != nil {
 		if errors.Is(err, io.EOF) && len(line) == 0 {
 			return m, io.EOF

@@ -58,6 +58,29 @@ func TestConn(t *testing.T) {
 	}
 }
 
+// TestEndlessMessage: a message without an end is an error, and does not fill the memory.
+func TestEndlessMessage(t *testing.T) {
+	_, err := NewConn(endless{}, io.Discard).Receive()
+	if err == nil || !strings.Contains(err.Error(), "more than 32 MiB") {
+		t.Errorf("got %v", err)
+	}
+	long := `{"event":"log","data":"` + strings.Repeat("x", 1<<20) + `"}` + "\n"
+	m, err := NewConn(strings.NewReader(long), io.Discard).Receive()
+	if err != nil || m.Event != Log || len(m.Data) != 1<<20+2 {
+		t.Errorf("a long message: %s, %d bytes, %v", m.Event, len(m.Data), err)
+	}
+}
+
+// endless reads as a line that never ends.
+type endless struct{}
+
+func (endless) Read(b []byte) (int, error) {
+	for i := range b {
+		b[i] = 'x'
+	}
+	return len(b), nil
+}
+
 type broken struct{}
 
 func (broken) Error() string { return "it broke" }
