@@ -109,6 +109,22 @@ func said(requests, failed int64, rate, p50 float64) *tool.Reading {
 	return r
 }
 
+// printed is the output of a tool in a file of testdata, without the tool's own time.
+func printed(t *testing.T, file string) *tool.Reading {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("tool", "testdata", file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	name, _, _ := strings.Cut(file, "-")
+	r, err := tool.Parse(name, text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Seconds = nil
+	return &r
+}
+
 func measurement(loads map[string]load.Result) *measured.Measured {
 	return &measured.Measured{
 		Setup: &kind.Setup{Gates: param.Values{"errors": "0.01"}}, Trial: record.Trial{
@@ -182,6 +198,13 @@ func TestJudge(t *testing.T) {
 			"not one request was answered, by wrk's own clock", 0},
 		"errors": {whole(Own{Said: said(1000, 11, 500, 0.1)}), "errors",
 			"11 of 1000 requests failed, as wrk counts them", 0},
+		"errors of which one may count twice": {whole(Own{Said: printed(t, "wrk-4.1.0-late.txt")}), "errors",
+			"at least 18 of 36 requests failed, as wrk counts them", 0},
+		"answers of another length and status": {whole(Own{Said: printed(t, "ab-2.4.68-kinds.txt")}), "errors",
+			"at least 37 of 100 requests failed, as ab counts them", 0},
+		"errors among answers that hey keeps": {whole(Own{Said: &tool.Reading{Tool: "hey", ErrorsAtLeast: 50_000,
+			Part: tool.Part{Rate: new(1e6), Seconds: new(2.0)}}, WallSeconds: 2}), "errors",
+			"at least 50000 of 2000000 requests failed", 0},
 		"errors beside": {whole(Own{Said: &tool.Reading{Tool: "wrk", Part: tool.Part{Requests: new(int64(400)),
 			Errors: new(int64(600)), Beside: 600}}}), "errors", "600 of 1000 requests failed", 0},
 		"of another day": {whole(Own{WallSeconds: 3, Said: &tool.Reading{Tool: "wrk", Part: tool.Part{

@@ -95,9 +95,14 @@ func judgeSaid(j *measured.LoadJudge, said tool.Reading, allowed float64) {
 		j.Trip(measured.GateIdle, 0, 1, "not one request was answered, %s; see the errors of the trial", said.Label())
 		return
 	}
-	if seen, ok := errorRatio(said); ok && seen > allowed {
-		j.Trip(measured.GateErrors, seen, allowed, "%d of %d requests failed, as %s counts them; lower its load, or see "+
-			"what the application says", *said.Errors, attempts(said), said.Tool)
+	failed, of, exact := failures(said)
+	if seen := measured.Ratio(failed, of); seen > allowed {
+		least := "at least "
+		if exact {
+			least = ""
+		}
+		j.Trip(measured.GateErrors, seen, allowed, "%s%d of %d requests failed, as %s counts them; lower its load, or see "+
+			"what the application says", least, failed, of, said.Tool)
 	}
 }
 
@@ -120,16 +125,21 @@ func judgeTouched(j *measured.LoadJudge, m *measured.Measured) {
 	}
 }
 
-// errorRatio returns the fraction of requests that failed. ok is false if the tool does not report it. Some tools count
-// failed requests among their requests, and some do not.
-func errorRatio(said tool.Reading) (float64, bool) {
-	if said.Requests == nil || said.Errors == nil || attempts(said) == 0 {
-		return 0, false
+// failures returns how many requests failed, and of how many; 0 of 0 if the tool does not report it. If exact is false,
+// more may have failed. Some tools count failed requests among their requests, and some do not.
+func failures(said tool.Reading) (failed, of int64, exact bool) {
+	failed = said.ErrorsAtLeast
+	if exact = said.Errors != nil; exact {
+		failed = *said.Errors
 	}
-	return measured.Ratio(*said.Errors, attempts(said)), true
+	switch {
+	case said.Requests != nil:
+		of = max(*said.Requests+said.Beside, failed)
+	case said.Rate != nil && said.Seconds != nil:
+		of = max(int64(*said.Rate**said.Seconds), failed)
+	}
+	return failed, of, exact
 }
-
-func attempts(said tool.Reading) int64 { return max(*said.Requests+said.Beside, *said.Errors) }
 
 // ownClock ends the descriptions of metrics that a tool measures.
 const ownClock = " By the tool's clock, over its whole run, warm-up included: not comparable with Tare's own " +
@@ -162,10 +172,11 @@ func (guest) Metrics() []measured.Metric {
 			How: "Requests that failed, of all, as the load generator counts them." + ownClock + oneTool,
 		},
 		Value: ofTool(func(r tool.Reading) *float64 {
-			if ratio, ok := errorRatio(r); ok {
-				return &ratio
+			failed, of, exact := failures(r)
+			if !exact || of == 0 {
+				return nil
 			}
-			return nil
+			return new(measured.Ratio(failed, of))
 		}),
 	}}
 	all = append(all,

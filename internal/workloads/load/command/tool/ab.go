@@ -51,7 +51,7 @@ func parseAb(output string, r *Reading) error {
 			}
 			err = errors.Join(err, r.first("kinds"))
 			if all := sum(kinds[1:5], func(n int64) *int64 { return &n }); all != nil {
-				r.differ(kinds[0], *all, "by their kinds")
+				err = errors.Join(err, differ(kinds[0], *all, "by their kinds"))
 			}
 			kinds[0] = 0
 		} else if strings.HasPrefix(line, "   (") {
@@ -71,8 +71,7 @@ func parseAb(output string, r *Reading) error {
 		r.once(fmt.Sprintf("%d of the errors are answers of another length than the first, which ab counts as failed "+
 			"unless it is given -l", kinds[3]))
 	}
-	r.Errors = r.either(kinds...)
-	return nil
+	return r.either(0, kinds...)
 }
 
 const abDistribution = "Percentage of the requests served within a certain time (ms)"
@@ -83,7 +82,7 @@ func abTake(r *Reading, name, value, rest string, kinds []int64) (err error) {
 	unit, known := abUnits[name]
 	if !known {
 		if value[0] >= '0' && value[0] <= '9' {
-			r.failures(name + ": " + value)
+			return failures(name + ": " + value)
 		}
 		return nil
 	}

@@ -69,7 +69,9 @@ func parseFortio(output string, r *Reading) error {
 	failed, teapots, byCode := fortioFailed(f.Codes)
 	if f.Errors != nil {
 		if r.Errors = f.Errors.Count; r.Errors != nil && byCode && *r.Errors != failed+teapots {
-			r.differ(*r.Errors, failed, "by the codes of its answers")
+			if err := differ(*r.Errors, failed, "by the codes of its answers"); err != nil {
+				return err
+			}
 		}
 	} else if byCode {
 		r.Errors = &failed

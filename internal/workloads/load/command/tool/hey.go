@@ -82,8 +82,11 @@ func parseHeyLike(output string, r *Reading) error {
 	}
 	requests, failures := h.answers+h.broken, h.failed+h.broken
 	r.Requests, r.Errors = &requests, &failures
-	h.agree()
+	if err := h.agree(); err != nil {
+		return err
+	}
 	if r.Tool == "hey" && h.answers >= heyMost {
+		r.ErrorsAtLeast = failures
 		r.Requests, r.Errors, r.Mean, r.Max, r.P50, r.P90, r.P99, r.P999 = nil, nil, nil, nil, nil, nil, nil, nil
 		r.once("hey keeps the statuses and latencies of its first 1,000,000 answers only, and divides the time of all by " +
 			"these: of more answers only its rate is read")
@@ -125,14 +128,14 @@ func (h *heyReader) line(line string) error {
 	return nil
 }
 
-// agree discards the numbers of requests and errors if the statuses and errors contradict the success rate.
-func (h *heyReader) agree() {
+// agree returns an error if the statuses and errors contradict the success rate.
+func (h *heyReader) agree() error {
 	if all := h.answers + h.broken; h.success != nil && all > 0 &&
 		math.Abs(float64(h.answers)/float64(all)-*h.success) > 0.0001 {
-		h.r.Requests, h.r.doubt = nil, true
-		h.r.once(fmt.Sprintf("its %d answers and %d errors do not match its success rate of %.2f %%: neither is read",
-			h.answers, h.broken, 100**h.success))
+		return fmt.Errorf("its %d answers and %d errors do not match its success rate of %.2f %%", h.answers, h.broken,
+			100**h.success)
 	}
+	return nil
 }
 
 func (h *heyReader) field(name, value string) (err error) {

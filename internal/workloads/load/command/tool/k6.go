@@ -102,8 +102,7 @@ func k6Take(r *Reading, metric, value string) error {
 			all += float64(n)
 		}
 		if r.Errors = &n; math.Abs(100*float64(n)-share*all) > 0.02*all {
-			r.doubt = true
-			r.once(fmt.Sprintf("its %d failures of %.0f requests do not match its %g %%: neither is read", n, all, share))
+			return fmt.Errorf("its %d failures of %.0f requests do not match its %g %%", n, all, share)
 		}
 	case "http_reqs":
 		fields := strings.Fields(value)

@@ -47,8 +47,8 @@ const ohaPercentiles = "latencyPercentiles"
 
 func ohaJSON(output string, r *Reading) error {
 	o, err := object(output, func(o *ohaResult) bool {
-		return o.Summary != nil && o.Summary.Rate != nil && o.Statuses != nil
-	}, "its JSON has no summary.requestsPerSec or no statusCodeDistribution")
+		return o.Summary != nil && o.Summary.Rate != nil && o.Statuses != nil && o.Errors != nil
+	}, "its JSON has no summary.requestsPerSec, no statusCodeDistribution or no errorDistribution")
 	if err != nil {
 		return err
 	}
@@ -66,13 +66,11 @@ func ohaJSON(output string, r *Reading) error {
 			return err
 		}
 	}
-	if o.Errors == nil {
-		r.doubt = true
-		r.once("its JSON has no errorDistribution, so requests without an answer are not counted")
-	}
 	requests, failures := h.answers+h.broken, h.failed+h.broken
 	r.Requests, r.Errors, r.Rate, r.Seconds = &requests, &failures, s.Rate, &s.Total
-	h.agree()
+	if err := h.agree(); err != nil {
+		return err
+	}
 	if s.Data != nil {
 		r.Bytes = bytes(*s.Data)
 	}

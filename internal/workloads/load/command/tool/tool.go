@@ -41,12 +41,15 @@ type Reading struct {
 	Parts    []Part   `json:"parts,omitempty"`    // if the tool runs several operations or jobs
 	Warnings []string `json:"warnings,omitempty"` // what a reader of the numbers must know
 
+	// ErrorsAtLeast is how many requests failed at least, if Errors is nil because counts of failures overlap or are of
+	// some requests only.
+	ErrorsAtLeast int64 `json:"errors_at_least,omitempty"`
+
 	headings map[string]bool // by heading of quantiles: whether a quantile below it was parsed
 	zero     []string        // names of values that the tool printed as 0
 	both     [][2]string     // part and name of latencies that the tool printed with different values
 	left     int64           // requests that count in the tool's rate but not in Requests
 	seen     map[string]bool // names of values that may occur only once and have occurred
-	doubt    bool            // an unknown line may count failures
 }
 
 // Part is the result of one operation, or of all of them together. A field is nil if the tool does not print it.
@@ -54,7 +57,7 @@ type Part struct {
 	Name     string   `json:"name,omitempty"`         // of the operation or job: SET, "job read"
 	Requests *int64   `json:"requests,omitempty"`     // completed requests, including failed ones if the tool counts those
 	Errors   *int64   `json:"errors,omitempty"`       // requests that failed, or got a response with an error status
-	Beside   int64    `json:"beside,omitempty"`       // the part of Errors that is not in Requests
+	Beside   int64    `json:"beside,omitempty"`       // the part of the failed requests that is not in Requests
 	Seconds  *float64 `json:"seconds,omitempty"`      // how long it ran
 	Rate     *float64 `json:"rate,omitempty"`         // requests per second
 	Bytes    *int64   `json:"bytes,omitempty"`        // transferred
@@ -261,20 +264,20 @@ func (r *Reading) first(name string) error {
 // counted matches lines that appear to end in a number of failures.
 var counted = text.LazyRegexp(`(?i)(\b(errors?|fail\w*|timeouts?|timed out|refused|dropped|non-?\dxx)\b|\bresponses:).*[0-9]`)
 
-// differ warns if the output has a number of failures twice with different values. Neither number is then used.
-func (r *Reading) differ(one, other int64, where string) {
+// differ returns an error if an output has a number of failures twice with different values.
+func differ(one, other int64, where string) error {
 	if one != other {
-		r.doubt = true
-		r.once(fmt.Sprintf("it counts %d failures, and %d %s: neither is read", one, other, where))
+		return fmt.Errorf("it counts %d failures, and %d %s", one, other, where)
 	}
+	return nil
 }
 
-// failures checks an unknown line. If the line may count failures, the number of failures is unknown.
-func (r *Reading) failures(line string) {
-	if counted().MatchString(line) && len(r.Warnings) < maxStrange {
-		r.doubt = true
-		r.once(fmt.Sprintf("the line %q is not known, and may count failures", clip(strings.TrimSpace(line))))
+// failures returns an error if an unknown line may count failures. The reading would have too few.
+func failures(line string) error {
+	if counted().MatchString(line) {
+		return fmt.Errorf("the line %q is not known, and may count failures", clip(strings.TrimSpace(line)))
 	}
+	return nil
 }
 
 // missing warns about requests that the tool leaves out of its latencies.
@@ -284,16 +287,25 @@ func (r *Reading) missing(n int64, which string) {
 	}
 }
 
-// either adds up failures of several kinds, if one request may count under several of them. The sum is exact only if at
-// most one kind occurred; otherwise the result is nil.
-func (r *Reading) either(kinds ...int64) *int64 {
-	all := sum(kinds, func(n int64) *int64 { return &n })
-	if most := slices.Max(kinds); all != nil && *all > most {
-		r.once(fmt.Sprintf("of its requests %d failed at least: a request may be counted under several kinds of failures, "+
-			"%d together", most, *all))
+// either sets the number of failures: those that the tool does not count as requests (beside), and those of several
+// kinds, of which one request may have several. Their number is known only if at most one kind occurred; otherwise, the
+// largest kind is a lower bound.
+func (r *Reading) either(beside int64, kinds ...int64) error {
+	all, most := beside, slices.Max(kinds)
+	for _, n := range kinds {
+		if all += n; all < 0 {
+			return errors.New("it counts more errors than there can be")
+		}
+	}
+	r.Beside = beside
+	if all == beside+most {
+		r.Errors = &all
 		return nil
 	}
-	return all
+	r.ErrorsAtLeast = beside + most
+	r.once(fmt.Sprintf("of its requests %d failed at least: a request may be counted under several kinds of failures, "+
+		"%d together", r.ErrorsAtLeast, all))
+	return nil
 }
 
 // warn adds warnings that follow from the numbers. It discards values that contradict each other, and lists values that
@@ -334,9 +346,6 @@ func (r *Reading) warn(t *Tool) {
 	if slices.Sort(r.zero); len(r.zero) > 0 && (r.Requests == nil || *r.Requests > 0) {
 		r.once("it prints 0 for " + clip(strings.Join(slices.Compact(r.zero), ", ")) +
 			": below its unit, or of no request, and not read")
-	}
-	if r.doubt {
-		r.Errors, r.Beside = nil, 0
 	}
 	if r.Errors == nil {
 		r.Warnings = append(r.Warnings, "it does not say how many requests failed")

@@ -64,8 +64,8 @@ func parseWrk(output string, r *Reading) error {
 	if r.Requests == nil || r.Rate == nil {
 		return errors.New("its last lines are missing: there is no \"N requests in\" or no \"Requests/sec\"")
 	}
-	if r.Errors = r.either(w.late, w.status); r.Errors != nil {
-		*r.Errors, r.Beside = *r.Errors+w.broken, w.broken
+	if err := r.either(w.broken, w.late, w.status); err != nil {
+		return err
 	}
 	if r.Tool == "wrk" { // see stats_record in its stats.c
 		r.missing(w.late, "answers that took longer than its timeout")
@@ -125,7 +125,7 @@ func (w *wrkReader) line(line string) error {
 	if strings.HasPrefix(strings.TrimSpace(line), "Latency ") && w.r.Max == nil {
 		w.r.strange("Thread Stats", line)
 	} else if wrkOwn().MatchString(line) {
-		w.r.failures(line)
+		return failures(line)
 	}
 	return nil
 }
