@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -14,6 +15,7 @@ import (
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/record"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/param"
 	"tare/internal/scale/ledger"
 	"tare/internal/workloads/load/command/tool"
@@ -195,7 +197,9 @@ func TestJudge(t *testing.T) {
 		"unread": {whole(Own{Unread: "reading what wrk printed: it printed nothing"}), "tool-output",
 			"client: reading what wrk printed: it printed nothing;", 0},
 		"idle": {whole(Own{Said: said(0, 0, 0, 0)}), "idle",
-			"not one request was answered, by wrk's own clock", 0},
+			"not one request was answered without error, by wrk's own clock", 0},
+		"all failed": {whole(Own{Said: printed(t, "hey-refused.txt")}), "idle errors", "4 of 4 requests failed", 0},
+		"all broken": {whole(Own{Said: printed(t, "wrk-4.1.0-cut.txt")}), "idle errors", "1783 of 1783 requests failed", 0},
 		"errors": {whole(Own{Said: said(1000, 11, 500, 0.1)}), "errors",
 			"11 of 1000 requests failed, as wrk counts them", 0},
 		"errors of which one may count twice": {whole(Own{Said: printed(t, "wrk-4.1.0-late.txt")}), "errors",
@@ -215,22 +219,30 @@ func TestJudge(t *testing.T) {
 			"wrk says that it took 0.9 s, and the window has 2 s", 0},
 		"the whole window": {whole(Own{WallSeconds: 2.1, Said: &tool.Reading{Tool: "wrk", Part: tool.Part{
 			Requests: new(int64(400)), Errors: new(int64(0)), Seconds: new(2.2)}}}), "", "", 0},
-		"errors apart": {whole(Own{Said: said(5, 10, 500, 0.1)}), "errors", "10 of 10 requests failed", 0},
+		"errors apart": {whole(Own{Said: said(5, 10, 500, 0.1)}), "idle errors", "10 of 10 requests failed", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := measurement(map[string]load.Result{"client": result(t, c.own)})
 			m.Setup.Loads = map[string]*kind.Part{"client": {Kind: guest{}}}
 			m.Ledger.CPU = ledger.CPU{Capacity: 4, Steal: c.stolen}
 			trips := guest{}.Judge(m, "client")
-			if c.gate == "" {
-				if len(trips) > 0 {
-					t.Errorf("%+v", trips)
-				}
-				return
-			}
-			if len(trips) != 1 || trips[0].Gate.Name != c.gate || !strings.Contains(trips[0].Message, c.says) {
+			gates := strings.Join(lists.Map(trips, func(t measured.Trip) string { return t.Gate.Name }), " ")
+			messages := strings.Join(lists.Map(trips, func(t measured.Trip) string { return t.Message }), "; ")
+			if gates != c.gate || !strings.Contains(messages, c.says) {
 				t.Errorf("%+v, want %s: %s", trips, c.gate, c.says)
 			}
 		})
+	}
+}
+
+// TestFailuresVoidTheRate: tools count what failed in their rate, so that a subject that refuses everything would look
+// fast.
+func TestFailuresVoidTheRate(t *testing.T) {
+	all := func(string) bool { return true }
+	for _, g := range []*measured.Gate{measured.GateIdle, measured.GateErrors} {
+		if voids := g.Voids(ledger.Subject, all); !slices.Contains(voids, "tool_rate_per_second") ||
+			slices.Contains(voids, "tool_error_ratio") {
+			t.Errorf("%s voids %q", g.Name, voids)
+		}
 	}
 }
