@@ -124,7 +124,11 @@ func printWork(b *strings.Builder, name string, r *load.Result) {
 		line("errors", "%s", strings.Join(kinds, ", "))
 	}
 	if r.MaxConnections > 0 {
-		line("connections", "%d, %d opened in the window", r.MaxConnections, r.Opened)
+		mean := ""
+		if m := r.MeanConnections; m > 0 && m < 0.98*float64(r.MaxConnections) {
+			mean = fmt.Sprintf(", %.3g on average", m)
+		}
+		line("connections", "%d%s, %d opened in the window", r.MaxConnections, mean, r.Opened)
 	}
 	if r.CPUs > 0 && r.Seconds > 0 {
 		each := ""

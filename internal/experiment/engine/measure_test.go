@@ -286,6 +286,14 @@ func TestGates(t *testing.T) {
 			"client: the generator used 75 % of its CPUs, and 70 % is allowed; lower the rate or give it more threads"},
 		{"connections", func(m *measured.Measured) { held(m); change(func(r *load.Result) { r.MaxConnections = 60 })(m) },
 			"connections", "client: 60 of 64 connections were open at once; ask for fewer"},
+		{"connections closed when idle", func(m *measured.Measured) {
+			held(m)
+			change(func(r *load.Result) { r.MeanConnections = 16.25 })(m)
+		}, "connections", "client: 16.25 of 64 connections were open on average, because they were closed when idle"},
+		{"connections replaced", func(m *measured.Measured) {
+			held(m)
+			change(func(r *load.Result) { r.MeanConnections = 63 })(m)
+		}, "", ""},
 		{"connections not held", change(func(r *load.Result) { r.MaxConnections = 3 }), "", ""},
 		{"counters read late", func(m *measured.Measured) { m.Ledger.Window.Seconds = 0.001 }, "window",
 			"counters were read 0.001 s apart, and the load's window is "},

@@ -74,8 +74,8 @@ func (r *Result) Check() error {
 			return fmt.Errorf("%s is %d", name, n)
 		}
 	}
-	times := map[string]float64{"cpu_seconds": r.CPUSeconds, "cpus": r.CPUs, "rate": r.Rate, "seconds": r.Seconds,
-		"target_rate": r.TargetRate}
+	times := map[string]float64{"cpu_seconds": r.CPUSeconds, "cpus": r.CPUs, "mean_connections": r.MeanConnections,
+		"rate": r.Rate, "seconds": r.Seconds, "target_rate": r.TargetRate}
 	for _, name := range slices.Sorted(maps.Keys(times)) {
 		if v := times[name]; !(v >= 0) {
 			return fmt.Errorf("%s is %g", name, v)

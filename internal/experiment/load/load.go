@@ -51,6 +51,10 @@ type Result struct {
 	MaxConnections int     `json:"max_connections"` // the most that were open at once
 	Opened         int64   `json:"opened"`          // connections made in the window
 
+	// MeanConnections is how many connections were open on average, over the part of the window in which the generator had
+	// something to do; 0 if it does not report that. Servers may close kept connections that are idle for long.
+	MeanConnections float64 `json:"mean_connections,omitempty"`
+
 	// Streams is the most requests that a connection carries at once; 0 means 1.
 	Streams int `json:"streams,omitempty"`
 

@@ -30,6 +30,7 @@ func Merge(all []Result) Result {
 		sum.Unfinished += r.Unfinished
 		sum.Connections += r.Connections
 		sum.MaxConnections += r.MaxConnections
+		sum.MeanConnections = plus(sum.MeanConnections, r.MeanConnections)
 		sum.Opened += r.Opened
 		sum.Streams = max(sum.Streams, r.Streams)
 		sum.CPUSeconds = plus(sum.CPUSeconds, r.CPUSeconds)

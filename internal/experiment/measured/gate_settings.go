@@ -20,7 +20,8 @@ var GateSettings = []param.Setting{
 	{Name: "held", Type: param.TypeNumber, Default: "0", Max: 1,
 		Doc: "part of a CPU-limited group's periods in which it must be throttled"},
 	{Name: "connections", Type: param.TypeNumber, Default: "1", Max: 1,
-		Doc: "part of the requested connections that must be open at once, of loads that hold them"},
+		Doc: "part of the requested connections that must be open at once, of loads that hold them; on average, 0.02 " +
+			"less"},
 	{Name: "nodes", Type: param.TypeNumber, Default: "0.5", Max: 1,
 		Doc: "part of its nodes at which a valid trial may fail"},
 	{Name: "invalid", Type: param.TypeNumber, Default: "0.25", Max: 1,

@@ -628,6 +628,7 @@ func (g *Generator) result(s role.Schedule, cpu float64) (*load.Result, error) {
 		c := &w.count
 		r.Opened += c.opened
 		r.MaxConnections += c.maxOpen
+		r.MeanConnections += w.held.mean()
 		c.errors(r.Errors)
 		sum.Merge(&c.Tally)
 	}

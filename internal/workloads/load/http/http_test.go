@@ -189,6 +189,29 @@ func TestPoissonCounts(t *testing.T) {
 	}
 }
 
+// Connections that the server closes when they are idle are not those that were asked for, although all were open at
+// the beginning.
+func TestConnectionsClosedWhenIdle(t *testing.T) {
+	for _, tt := range []struct {
+		idle        time.Duration
+		least, most float64
+	}{{50 * time.Millisecond, 0.1, 10}, {time.Hour, 20, 20}} {
+		for _, threads := range []int{1, 2} {
+			url := server(t, func(c net.Conn) {
+				busy := func(c net.Conn) bool { return c.SetReadDeadline(time.Now().Add(tt.idle)) == nil }
+				_ = busy(c)
+				answering(func(c net.Conn) bool { return say(okAnswer)(c) && busy(c) })(c)
+			})
+			r := run(t, Options{Targets: []string{url}, Arrivals: pace.Constant, Rate: 20, Connections: 20, KeepAlive: true,
+				Threads: threads, Drain: ample}, 200*time.Millisecond, time.Second)
+			if r.MaxConnections != 20 || r.MeanConnections < tt.least || r.MeanConnections > tt.most+1e-6 {
+				t.Errorf("closed after %v, %d threads: %d at once, %g on average, want 20 and %g to %g", tt.idle, threads,
+					r.MaxConnections, r.MeanConnections, tt.least, tt.most)
+			}
+		}
+	}
+}
+
 // A stall of the server must show at full length for every request that should have been sent in it, whether or not a
 // connection was free to send it.
 func TestStallShowsAtFullLength(t *testing.T) {

@@ -45,6 +45,7 @@ type worker struct {
 	buffer []byte
 
 	warm, end int64 // edges of the measured window, ns by pace.Now
+	held      held  // connections in the window
 	count     counts
 	log       *running.Log // nil if stalls are not reported
 }
@@ -205,6 +206,30 @@ const (
 	receiving
 )
 
+// held is the number of connections that were open, over the time for which it was observed.
+type held struct {
+	open        int     // since to
+	from, to    int64   // ns by pace.Now; 0 before the first observation
+	connections float64 // times nanoseconds, from from until to
+}
+
+// until adds the time until now, after which open connections are open.
+func (h *held) until(now int64, open int) {
+	if h.from == 0 {
+		h.from, h.to = now, now
+	}
+	h.connections += float64(h.open) * float64(now-h.to)
+	h.open, h.to = open, now
+}
+
+// mean returns the mean number of open connections.
+func (h *held) mean() float64 {
+	if h.to == h.from {
+		return float64(h.open)
+	}
+	return h.connections / float64(h.to-h.from)
+}
+
 // queue is a ring of slot numbers with room for all of them.
 type queue struct {
 	ring    []int32
@@ -306,6 +331,7 @@ func (w *worker) loop(drained int64) error {
 	for !w.stop.Load() {
 		now := w.startDue(pace.Now())
 		w.expire(now)
+		w.held.until(min(max(now, w.warm), w.end), w.open)
 		over := !w.owing() && (w.arrivals != nil || now >= w.end)
 		if over && w.busy == 0 || now >= drained {
 			return nil
