@@ -178,9 +178,13 @@ func (m *mux) flush() {
 // write writes as much of the connection's output as the socket has room for.
 func (m *mux) write(c *connection) {
 	for len(c.out) > 0 || c.tls.pending() {
+		var before int64
+		if c.connecting {
+			before = pace.Now()
+		}
 		n, errno := put(c.fd, c.tls, c.out[c.written:])
 		if errno == 0 && c.connecting {
-			m.connected(c)
+			m.connected(c, c.tls.shookAt(before))
 		}
 		switch {
 		case errno == unix.EAGAIN:
@@ -225,12 +229,11 @@ func (m *mux) watch(c *connection) {
 	}
 }
 
-// connected records the end of a handshake.
-func (m *mux) connected(c *connection) {
+// connected records the end of a handshake, which was at now.
+func (m *mux) connected(c *connection, now int64) {
 	c.connecting = false
 	w := m.w
 	w.count.maxOpen = max(w.count.maxOpen, w.open)
-	now := pace.Now()
 	if now >= w.warm && now < w.end {
 		w.count.opened++
 	}

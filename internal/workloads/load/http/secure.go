@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/lib/fault"
+	"tare/internal/lib/pace"
 )
 
 // TLS selects whether connections are encrypted, and how the server's certificate is verified.
@@ -73,6 +74,7 @@ type secure struct {
 	err   error      // the error of TLS, if that failed
 
 	shaking bool
+	shook   int64                   // when the handshake ended, ns by pace.Now
 	proceed func() (struct{}, bool) // resumes the handshake until it must wait; false: it has ended
 	abandon func()
 	wait    func(struct{}) bool // suspends the coroutine; false: it has been abandoned
@@ -97,8 +99,16 @@ func (s *secure) shake() unix.Errno {
 	if _, waits := s.proceed(); waits {
 		return unix.EAGAIN
 	}
-	s.shaking = false
+	s.shaking, s.shook = false, pace.Now()
 	return s.failed(s.err)
+}
+
+// shookAt returns when the handshake ended, or connected, the time of the TCP handshake's end, without TLS.
+func (s *secure) shookAt(connected int64) int64 {
+	if s == nil {
+		return connected
+	}
+	return s.shook
 }
 
 // failed converts an error of crypto/tls to a number: the socket's error if there was one, and otherwise EPROTO.

@@ -15,6 +15,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -22,6 +23,7 @@ import (
 
 	"tare/internal/experiment/load"
 	"tare/internal/lib/fault"
+	"tare/internal/lib/pace"
 )
 
 // quiet is a log of what clients that leave do to a server.
@@ -107,6 +109,46 @@ func TestTLSByTheRequest(t *testing.T) {
 		}
 		if r.Done == 0 || len(r.Errors) > 0 || shook.TotalCount() != r.Done {
 			t.Errorf("%s: %d done over %d connections, errors %v", o.Protocol, r.Done, shook.TotalCount(), r.Errors)
+		}
+	}
+}
+
+// The time to make a connection ends before the request is written to it.
+func TestConnectIsWithoutTheRequest(t *testing.T) {
+	for _, mode := range []TLS{TLSOff, TLSUnverified} {
+		s := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			_, _ = io.Copy(io.Discard, r.Body)
+		}))
+		s.Config.ErrorLog = quiet
+		if mode == TLSOff {
+			s.Start()
+		} else {
+			s.StartTLS()
+		}
+		t.Cleanup(s.Close)
+		o := Options{Targets: []string{s.URL}, TLS: mode, Connections: 15, Threads: 1, Body: 16 << 20}
+		g, err := Prepare(t.Context(), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(g.Close)
+		w := g.workers[0]
+		var parts []float64 // of the time until the first write has returned
+		for i := range w.slots {
+			slot, begin := &w.slots[w.free.pop()], pace.Now()
+			w.start(int32(i), begin, begin)
+			for slot.shook < 0 && slot.state == connecting {
+				if err := w.wait(pace.Now(), begin+int64(ample)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			parts = append(parts, float64(slot.shook)/float64(pace.Now()-begin))
+			w.hangUp(slot)
+		}
+		slices.Sort(parts)
+		t.Logf("TLS %s: %.2f", mode, parts)
+		if median := parts[len(parts)/2]; median <= 0 || median > 0.9 {
+			t.Errorf("TLS %s: connecting took %.0f %% of the time of connecting and writing", mode, 100*median)
 		}
 	}
 }

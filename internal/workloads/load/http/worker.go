@@ -560,9 +560,13 @@ const edgeTriggered = 1 << 31 // EPOLLET; the constant of package unix is negati
 // write writes as much of the rest of the request as the socket has room for.
 func (w *worker) write(i int32) {
 	s := &w.slots[i]
+	var before int64
+	if s.state == connecting {
+		before = pace.Now()
+	}
 	n, errno := put(s.fd, s.tls, s.target.request[s.written:])
 	if errno == 0 && s.state == connecting {
-		w.connected(s)
+		w.connected(s, s.tls.shookAt(before))
 	}
 	switch {
 	case errno == unix.EAGAIN:
@@ -592,11 +596,11 @@ func (w *worker) write(i int32) {
 	}
 }
 
-// connected records the end of a handshake.
-func (w *worker) connected(s *slot) {
+// connected records the end of a handshake, which was at now: before the request was written, whose size and cost are
+// no part of it.
+func (w *worker) connected(s *slot, now int64) {
 	s.state = sending
 	w.count.maxOpen = max(w.count.maxOpen, w.open)
-	now := pace.Now()
 	if now >= w.warm && now < w.end {
 		w.count.opened++
 	}
