@@ -141,6 +141,9 @@ func TestMetrics(t *testing.T) {
 		{"nothing", func(m *measured.Measured) {
 			*m = measured.Measured{Setup: m.Setup, Trial: record.Trial{Ledger: &ledger.Ledger{}}}
 		}, map[string]float64{"throughput_per_second": absent, "latency_p50_seconds": absent, "error_ratio": absent}},
+		{"a load without requests", func(m *measured.Measured) {
+			m.Loads["client"] = load.Result{Mode: "probe", Seconds: 2}
+		}, map[string]float64{"throughput_per_second": absent, "error_ratio": absent}},
 		{"broken histogram", func(m *measured.Measured) { m.Loads["client"].Histograms[load.Latency] = "!" },
 			map[string]float64{"latency_p50_seconds": absent}},
 	} {

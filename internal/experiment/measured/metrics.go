@@ -143,7 +143,7 @@ var workMetrics = []Metric{
 		Rank: metric.RankThroughput, Pool: metric.Sum, Better: metric.Higher, Needs: NeedThroughput, Headline: true,
 		Outcome: true, How: "Requests of all loads answered without error, per second of the window. Absent where a " +
 			"load makes none, or does not report them."}, Value: func(m *Measured) (float64, bool) {
-		return m.Sum(func(r load.Result) float64 { return r.Rate }), len(m.Loads) > 0 && !m.outside() && !m.pieces()
+		return m.Sum(func(r load.Result) float64 { return r.Rate }), m.requests() && !m.outside() && !m.pieces()
 	}},
 	{Definition: metric.Definition{Name: "error_ratio", Unit: quantity.Part, Rank: metric.RankThroughput,
 		Pool: metric.Merged, Better: metric.Lower, Needs: NeedNothing, Outcome: true,
@@ -337,6 +337,16 @@ func WorkCount(name string) func(*Measured) (float64, bool) {
 		v, ok := m.Work.Counts[name]
 		return v, ok
 	}
+}
+
+// requests reports whether a load makes requests. A probe makes none.
+func (m *Measured) requests() bool {
+	for _, r := range m.Loads {
+		if r.Mode == load.Open || r.Mode == load.Closed {
+			return true
+		}
+	}
+	return false
 }
 
 // outside reports whether a load has no counts for the window alone: sums over the loads would then be incomplete.
