@@ -52,6 +52,10 @@ func TestLimitedMetrics(t *testing.T) {
 			map[string]float64{"limited_bpf_cpus": absent, "limited_cpus": 0.2 / 2.002}},
 		{"no counters of throttling", func(m *measured.Measured) { m.Ledger.Cgroups[5].Periods = nil },
 			map[string]float64{"limited_throttled_share": absent}},
+		{"no CPU counter of one of two", func(m *measured.Measured) {
+			m.Setup.Applications["server"].Limits["cpus"] = "1"
+			m.Ledger.Cgroups[6].CPUSeconds = nil
+		}, map[string]float64{"limited_most_share": absent, "limited_share": absent}},
 		{"no limit", func(m *measured.Measured) { delete(m.Setup.Loads["client"].Limits, "cpus") }, none},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -42,9 +42,10 @@ var limitMetrics = []Metric{
 		How: "The same of the one group that came closest to its own limit, or went furthest over it."},
 		Value: func(m *Measured) (most float64, ok bool) {
 			for _, g := range m.limited() {
-				if g.CPUSeconds != nil {
-					most, ok = max(most, Rate(*g.CPUSeconds, m.Ledger.Window.Seconds)/g.limit), true
+				if g.CPUSeconds == nil {
+					return 0, false // it may be the one
 				}
+				most, ok = max(most, Rate(*g.CPUSeconds, m.Ledger.Window.Seconds)/g.limit), true
 			}
 			return most, ok
 		}},
