@@ -136,6 +136,12 @@ func TestMetrics(t *testing.T) {
 			r.Opened, m.Setup.Loads["client"].Options["keepalive"] = 0, "true"
 			m.Loads["client"] = r
 		}, map[string]float64{"bpf_seconds_per_connection": absent, "bpf_seconds_per_request": 0.003 / 999}},
+		{"connections that are opened again", func(m *measured.Measured) {
+			r := m.Loads["client"]
+			r.Opened, m.Setup.Loads["client"].Options["keepalive"] = 20, "true"
+			m.Loads["client"] = r
+		}, map[string]float64{"bpf_seconds_per_connection": absent, "cpu_seconds_per_connection": absent,
+			"cpu_seconds_per_request": 0.5 / 2.002 / 999}},
 		{"no CPU counter", func(m *measured.Measured) { m.Ledger.Cgroups[3].CPUSeconds = nil },
 			map[string]float64{"cpu_seconds_per_connection": absent}},
 		{"nothing", func(m *measured.Measured) {

@@ -155,7 +155,7 @@ var workMetrics = []Metric{
 		Per: "connection", Unit: quantity.Seconds + " per connection", Rank: metric.RankBPF, Pool: metric.PerConnection,
 		Cost: true, Better: metric.Lower, Needs: NeedCost, Headline: true,
 		How: "Run time of the subject's eBPF programs per connection opened, each as a rate by its own window (the " +
-			"ledger's, the load's)." + NoSubject},
+			"ledger's, the load's). Absent where requests share connections." + NoSubject},
 		Value: Per((*Measured).BPFRate, (*Measured).ConnectionRate)},
 	{Definition: metric.Definition{Name: "bpf_seconds_per_request", Family: "bpf", What: "kernel time", Per: "request",
 		Unit: quantity.Seconds + " per request", Rank: metric.RankBPF, Pool: metric.PerRequest, Cost: true,
@@ -174,7 +174,7 @@ var workMetrics = []Metric{
 		Unit: quantity.Seconds + " per connection", Rank: metric.RankCPU, Pool: metric.PerConnection, Cost: true,
 		Better: metric.Lower, Needs: NeedCost, Headline: true, Lead: true,
 		How: "CPU time of the trial's control group (applications, loads, subject) and of observed applications, with " +
-			"the eBPF programs that run in their tasks, per connection opened."},
+			"the eBPF programs that run in their tasks, per connection opened. Absent where requests share connections."},
 		Value: Per((*Measured).CPURate, (*Measured).ConnectionRate)},
 	{Definition: metric.Definition{Name: "cpu_seconds_per_request", Family: "cpu", What: "CPU time", Per: "request",
 		Unit: quantity.Seconds + " per request", Rank: metric.RankCPU, Pool: metric.PerRequest, Cost: true,
@@ -359,8 +359,16 @@ func (m *Measured) outside() bool {
 	return false
 }
 
-// ConnectionRate returns how many connections the loads opened per second; false if one of them does not report it.
+// ConnectionRate returns how many connections the loads opened per second; false if one of them does not report it. It
+// is also false if every load shares connections: the few that it opens again are not its work.
 func (m *Measured) ConnectionRate() (float64, bool) {
+	shared := true
+	for name := range m.Loads {
+		shared = shared && m.sharesConnections(name)
+	}
+	if shared {
+		return 0, false
+	}
 	return m.Sum(func(r load.Result) float64 { return Rate(float64(r.Opened), r.Seconds) }), !m.outside()
 }
 
