@@ -86,19 +86,27 @@ type GroupTree struct {
 
 	groups []ledger.Cgroup
 	own    []usage
+	alone  int // index of a root whose CPU time leaves out all groups below, known or not; -1 if there is none
 }
 
-// NewGroupTree finds the parent of each group, and what each used without the groups below it.
-func NewGroupTree(groups []ledger.Cgroup) *GroupTree {
+// NewGroupTree finds the parent of each group of a ledger, and what each used without the groups below it.
+func NewGroupTree(l *ledger.Ledger) *GroupTree {
+	groups := l.Cgroups
 	t := &GroupTree{Tree: ledger.NewTree(groups), groups: groups, own: make([]usage, len(groups))}
+	t.alone = slices.IndexFunc(groups, func(g ledger.Cgroup) bool { return l.CountsCPUs(&g) })
 	for column, counter := range columns {
-		if column == usedThrottled { // the kernel counts throttling for the group's own limit only
+		var own []*int64
+		switch column {
+		case usedCPU:
+			own = l.OwnCPU(t.Tree)
+		case usedThrottled: // the kernel counts throttling for the group's own limit only
 			for i := range groups {
-				t.own[i][column] = counter(&groups[i])
+				own = append(own, counter(&groups[i]))
 			}
-			continue
+		default:
+			own = t.Own(counter)
 		}
-		for i, n := range t.Own(counter) {
+		for i, n := range own {
 			t.own[i][column] = n
 		}
 	}
@@ -106,7 +114,7 @@ func NewGroupTree(groups []ledger.Cgroup) *GroupTree {
 }
 
 // OwnCPU returns the CPU time in seconds that the group at index i used without the groups below it; nil if unknown. It
-// includes the time of groups below if their own CPU time is unknown.
+// includes the time of groups below if their own CPU time is unknown, except that of the root of a v2 machine.
 func (t *GroupTree) OwnCPU(i int) *float64 {
 	return known.As(t.own[i][usedCPU], func(ns int64) float64 { return float64(ns) / 1e9 })
 }
@@ -178,7 +186,7 @@ func (t *GroupTree) rows(o LedgerOptions) (rows []groupRow, other groupRow, sum 
 			continue
 		}
 		counts := t.Nearest(i, func(j int) bool { return t.own[j][usedCPU] != nil })
-		if counts >= 0 && to[counts] >= 0 && to[counts] != at {
+		if counts >= 0 && counts != t.alone && to[counts] >= 0 && to[counts] != at {
 			all[to[counts]].lacks++
 		}
 	}
@@ -241,7 +249,7 @@ func (t *screen) groups(l *ledger.Ledger) {
 		t.linef("  %10s %10s %10s %10s %10s  %s", secondsOf(u[usedCPU]), secondsOf(u[usedBPF]),
 			secondsOf(u[usedThrottled]), orDash(u[usedHard], quantity.Bytes), orDash(u[usedSoft], quantity.Bytes), name)
 	}
-	rows, other, sum := NewGroupTree(l.Cgroups).rows(t.Ledger)
+	rows, other, sum := NewGroupTree(l).rows(t.Ledger)
 	for i := range rows {
 		row(rows[i].used, rows[i].name(t.Ledger.Top < 0))
 	}

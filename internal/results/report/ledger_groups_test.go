@@ -42,7 +42,7 @@ func TestGroupRows(t *testing.T) {
 		{LedgerOptions{Match: []string{"/pods"}}, "2.80 s /pods/bank; 150 ms /pods/shop/app  [shop]; " +
 			"10.0 ms /pods/shop/pause  [shop]; 40.0 ms /pods/shop (in itself)  [shop]; 7.00 s other (7)"},
 	} {
-		rows, other, sum := NewGroupTree(groups).rows(c.o)
+		rows, other, sum := NewGroupTree(&ledger.Ledger{Cgroups: groups}).rows(c.o)
 		var got []string
 		for i := range rows {
 			got = append(got, secondsOf(rows[i].used[usedCPU])+" "+rows[i].name(false))
@@ -57,6 +57,26 @@ func TestGroupRows(t *testing.T) {
 	}
 }
 
+// TestGroupRowsOfV2: the root's counter has more than tasks, so what its tasks used is the budget's.
+func TestGroupRowsOfV2(t *testing.T) {
+	l := &ledger.Ledger{Host: ledger.Host{CgroupMode: "v2"}, CPU: ledger.CPU{Root: new(0.2)}, Cgroups: []ledger.Cgroup{
+		group("/", 16_200, 1, ledger.Charged{}), group("/a", 10_000, 0, ledger.Charged{}), {Path: "/gone", Vanished: true},
+	}}
+	for _, want := range []string{
+		"10.0 s /a; 200 ms / (in itself); total 10.2 s", "10.0 s /a; - / (in itself); total 10.0 s",
+	} {
+		rows, _, sum := NewGroupTree(l).rows(LedgerOptions{})
+		var got []string
+		for i := range rows {
+			got = append(got, secondsOf(rows[i].used[usedCPU])+" "+rows[i].name(false))
+		}
+		if text := strings.Join(append(got, "total "+secondsOf(sum[usedCPU])), "; "); text != want {
+			t.Errorf("%s\nwant\n%s", text, want)
+		}
+		l.CPU.Root = nil // as in ledgers of older versions
+	}
+}
+
 // TestGroupRowsSayWhatIsNotCounted: CPU time of a group without a counter is in the row of one above it, which says so.
 func TestGroupRowsSayWhatIsNotCounted(t *testing.T) {
 	groups := []ledger.Cgroup{
@@ -64,7 +84,7 @@ func TestGroupRowsSayWhatIsNotCounted(t *testing.T) {
 		{Path: "/b", Memory: &ledger.Memory{Hard: new(int64(20))}},
 		{Path: "/b/c", Memory: &ledger.Memory{Hard: new(int64(5))}},
 	}
-	rows, _, _ := NewGroupTree(groups).rows(LedgerOptions{})
+	rows, _, _ := NewGroupTree(&ledger.Ledger{Cgroups: groups}).rows(LedgerOptions{})
 	var got []string
 	for i := range rows {
 		got = append(got, secondsOf(rows[i].used[usedCPU])+" "+rows[i].name(false))
@@ -96,7 +116,7 @@ func TestGroupRowsAddUp(t *testing.T) {
 			groups[i].Vanished = r.IntN(10) == 0
 		}
 		r.Shuffle(len(groups), func(i, j int) { groups[i], groups[j] = groups[j], groups[i] })
-		tree := NewGroupTree(groups)
+		tree := NewGroupTree(&ledger.Ledger{Cgroups: groups})
 		var want *int64 // of the counters that have no known one above them
 		for i := range groups {
 			n := groups[i].CPUNanoseconds()

@@ -168,7 +168,7 @@ var groups = ledgerTable{
 // groupRows returns the control groups as a tree. The kernel counts a group with all groups below it; "itself" leaves
 // those out.
 func groupRows(l *ledger.Ledger) (top []*Row) {
-	tree := report.NewGroupTree(l.Cgroups)
+	tree := report.NewGroupTree(l)
 	all := make([]*Row, len(l.Cgroups))
 	for i := range l.Cgroups {
 		g := &l.Cgroups[i]

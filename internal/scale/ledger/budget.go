@@ -129,6 +129,9 @@ func Budget(u Usage) CPU {
 	if !u.NoBPF {
 		c.BPFUnsplit = &u.NotSplit
 	}
+	if !u.NoRoot && !u.NoKernel {
+		c.Root = new(u.Root + u.Kernel)
+	}
 	for i := range c.Lines {
 		if l := &c.Lines[i]; l.Name == LineBPF && len(u.BPF) == 0 && u.NotSplit > 0 {
 			l.Method = MethodNone

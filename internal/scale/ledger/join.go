@@ -138,6 +138,7 @@ func (c *CPU) join(o *CPU) {
 	addTo(o.IdleStolenError, &c.IdleStolenError)
 	addTo(o.ChargedStolen, &c.ChargedStolen)
 	addTo(o.BPFUnsplit, &c.BPFUnsplit)
+	addTo(o.Root, &c.Root)
 	addTo(o.Part, &c.Part)
 	for _, line := range o.Lines {
 		i := slices.IndexFunc(c.Lines, func(l CPULine) bool { return l.Name == line.Name })

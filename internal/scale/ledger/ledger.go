@@ -97,6 +97,9 @@ type CPU struct {
 	// kernel/sched/cputime.c), so it is at most the excess of Attributed over the ticks, and at most the time stolen from
 	// busy CPUs. Ticks are coarse, so this is a bound and not a summand. nil without a witness.
 	ChargedStolen *float64 `json:"charged_stolen_seconds"`
+	// Root is the CPU time of the root group without the groups below it: of its processes and of kernel threads, before
+	// eBPF time is moved to its line. nil if unknown.
+	Root *float64 `json:"root_seconds,omitempty"`
 	// Part is the CPU time of all visible control groups, if those are only some of the machine's, as in a node that is a
 	// container. What ran outside them is unexplained. nil if all are visible, or if this is unknown.
 	Part *float64 `json:"part_seconds,omitempty"`
@@ -275,6 +278,7 @@ type Cgroup struct {
 
 	Role string `json:"role"` // app, load, subject, self, or empty
 	// CPUSeconds is nil, as are the throttling counters, if the group was made before the window and found only in it.
+	// That of the root of a v2 machine is the CPUs' user, system and interrupt time, not the CPU time of tasks.
 	CPUSeconds *float64 `json:"cpu_seconds"`
 	// CPUReset: the group's CPU counter went backwards during the window, so CPUSeconds is nil.
 	CPUReset bool `json:"cpu_reset,omitempty"`

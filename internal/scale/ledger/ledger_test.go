@@ -63,6 +63,9 @@ func TestBudgetLines(t *testing.T) {
 			t.Errorf("interrupts in tasks' time: %s: got %v, want %v", name, got, want)
 		}
 	}
+	if inTasks.Root == nil || !near(*inTasks.Root, 2) {
+		t.Errorf("the root's tasks used %v, want 2", inTasks.Root)
+	}
 	without := u
 	without.BPF, without.NoBPF = nil, true
 	uncounted := Budget(without)
@@ -82,7 +85,7 @@ func TestBudgetLines(t *testing.T) {
 			t.Errorf("a line of what is not known: %+v", l)
 		}
 	}
-	if !hidden.Closes() || !near(hidden.Unexplained, uncounted.Unexplained+1.25+0.5) {
+	if hidden.Root != nil || !hidden.Closes() || !near(hidden.Unexplained, uncounted.Unexplained+1.25+0.5) {
 		t.Errorf("what is not known is not in what is unexplained: %+v, with it %+v", hidden, uncounted)
 	}
 	u.IRQTime = true

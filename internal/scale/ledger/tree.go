@@ -65,6 +65,25 @@ func (t *Tree) Own(counter func(*Cgroup) *int64) []*int64 {
 	return own
 }
 
+// OwnCPU returns the CPU time of each group in a tree of the ledger's groups without the groups listed below it, in
+// nanoseconds, as Own does, and that of the root by its tasks: see CountsCPUs.
+func (l *Ledger) OwnCPU(t *Tree) []*int64 {
+	own := t.Own((*Cgroup).CPUNanoseconds)
+	for i := range l.Cgroups {
+		if l.CountsCPUs(&l.Cgroups[i]) {
+			own[i] = Nanoseconds(l.CPU.Root)
+		}
+	}
+	return own
+}
+
+// CountsCPUs reports whether the CPU time of a group is that of the machine's CPUs, with interrupts, as for the root of
+// a v2 machine (root_cgroup_cputime in kernel/cgroup/rstat.c). Other groups count their tasks, by another clock, so the
+// difference is not what the root's tasks used.
+func (l *Ledger) CountsCPUs(g *Cgroup) bool {
+	return g.Path == "/" && l.Host.CgroupMode == "v2" && l.CPU.Part == nil
+}
+
 // CPUNanoseconds returns the CPU time of the group and its descendants in nanoseconds; nil if unknown.
 func (g *Cgroup) CPUNanoseconds() *int64 { return Nanoseconds(g.CPUSeconds) }
 

@@ -35,14 +35,15 @@ func OfLedger(w *Window, l *ledger.Ledger) (*pprof.Profile, error) {
 // groupsOf returns the groups of a ledger, by path.
 func groupsOf(l *ledger.Ledger) map[string]Group {
 	tree, groups := ledger.NewTree(l.Cgroups), map[string]Group{}
-	for i, own := range tree.Own((*ledger.Cgroup).CPUNanoseconds) {
+	for i, own := range l.OwnCPU(tree) {
 		g := &l.Cgroups[i]
 		labels := map[string]string{"charge": string(g.Charge), "component": g.Component, "workload": g.Workload}
 		if g.Name != nil {
 			labels["namespace"], labels["pod"], labels["container"] = g.Name.Namespace, g.Name.Pod, g.Name.Container
 			labels["unit"] = g.Name.Unit
 		}
-		is := Group{Seconds: known.As(own, func(ns int64) float64 { return float64(ns) / 1e9 }), Labels: labels}
+		is := Group{Seconds: known.As(own, func(ns int64) float64 { return float64(ns) / 1e9 }), Labels: labels,
+			Alone: l.CountsCPUs(g)}
 		if was, twice := groups[g.Path]; twice { // the group was removed and created again
 			if is.Seconds = sumOfKnown(was.Seconds, is.Seconds); g.Vanished {
 				is.Labels = was.Labels

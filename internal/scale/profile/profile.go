@@ -90,6 +90,7 @@ func (p *Process) Has(address uint64) bool { return p.find(address) != nil }
 // Group holds what a profile needs to know about a control group.
 type Group struct {
 	Seconds *float64 // CPU time of the group without groups below it; nil if unknown
+	Alone   bool     // Seconds leaves out groups below even if their CPU time is unknown
 	Labels  map[string]string
 }
 
@@ -189,7 +190,7 @@ func Build(w *Window, symbols Symbols, groups map[string]Group, apart bool) (*pp
 // nearest above it. If no such time is known, it returns the group itself.
 func counter(groups map[string]Group, group string) string {
 	for at := group; at != ""; at = path.Dir(at) {
-		if groups[at].Seconds != nil {
+		if g := groups[at]; g.Seconds != nil && (at == group || !g.Alone) {
 			return at
 		}
 		if at == "/" || at == "." {

@@ -15,6 +15,7 @@ import (
 
 	pprof "github.com/google/pprof/profile"
 
+	"tare/internal/scale/ledger"
 	"tare/test/binary"
 )
 
@@ -273,5 +274,32 @@ func TestPprof(t *testing.T) {
 				t.Fatalf("%v: %v, without %q:\n%s", c.args, err, want, out)
 			}
 		}
+	}
+}
+
+// TestRootOfV2: the root's counter on v2 is that of the CPUs, with interrupts, so kernel threads get the time that the
+// budget has for the root's tasks. What ran in a group that is gone is not in it.
+func TestRootOfV2(t *testing.T) {
+	cpu := func(path string, seconds float64) ledger.Cgroup {
+		return ledger.Cgroup{Path: path, CPUSeconds: &seconds}
+	}
+	l := &ledger.Ledger{Host: ledger.Host{CgroupMode: "v2", IRQTime: new(true)},
+		CPU: ledger.CPU{Root: new(0.2)}, Cgroups: []ledger.Cgroup{cpu("/", 16.2), cpu("/a", 10)}}
+	w := &Window{Period: 1e7, Stacks: []Stack{
+		{Group: "/", Count: 25}, {Group: "/a", Count: 1000}, {Group: "/gone", Count: 3},
+	}}
+	for _, want := range [][]int64{{0.2e9, 10e9, 0.03e9}, {0.25e9, 10e9, 0.03e9}} {
+		p, err := OfLedger(w, l)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []int64
+		for _, s := range p.Sample {
+			got = append(got, s.Value[1])
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%v, want %v", got, want)
+		}
+		l.CPU.Root = nil // then a sample counts one period
 	}
 }
