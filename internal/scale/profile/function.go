@@ -109,14 +109,17 @@ func nameOf(l *pprof.Location) string {
 // Functions that call the one of interest: on x86-64 do_syscall_64 and, from Linux 6.9 on, x64_sys_call
 // (arch/x86/entry/syscall_64.c), which a compiler may leave out of the stack; on arm64 invoke_syscall
 // (arch/arm64/kernel/syscall.c); handle_softirqs and, before Linux 6.10, __do_softirq (kernel/softirq.c); kthread
-// (kernel/kthread.c).
+// (kernel/kthread.c). run_ksoftirqd (kernel/softirq.c) is at the bottom of the thread ksoftirqd.
 var (
 	syscallCallers = []string{"x64_sys_call", "ia32_sys_call", "do_syscall_64", "do_syscall_x64", "__invoke_syscall",
 		"invoke_syscall"}
 	softirqCallers = []string{"handle_softirqs", "__do_softirq"}
 )
 
-const threadCaller = "kthread"
+const (
+	threadCaller = "kthread"
+	ksoftirqd    = "run_ksoftirqd"
+)
 
 // Beginnings of the names of functions that do a system call, by architecture and by how the compiler inlined them
 // (include/linux/syscalls.h), and of those that handle an interrupt (arch/x86/include/asm/idtentry.h).
@@ -133,7 +136,9 @@ var faults = []string{"exc_page_fault", "asm_exc_page_fault", "do_page_fault", "
 var interrupts = []string{"common_interrupt", "asm_common_interrupt", "el0_interrupt", "el1_interrupt"}
 
 // entry returns the innermost entry into the kernel in a chain of kernel functions, which has the innermost first, and
-// whether it is an interrupt or a softirq. If the chain has no known entry, it returns the outermost function.
+// whether it is an interrupt or a softirq that the kernel can count apart from tasks. A softirq in ksoftirqd is not: it
+// is in that thread's time (irqtime_account_irq in kernel/sched/cputime.c). If the chain has no known entry, entry
+// returns the outermost function.
 func entry(chain []string) (what string, interrupt bool) {
 	for i, name := range chain {
 		called := "" // by this function
@@ -147,7 +152,7 @@ func entry(chain []string) (what string, interrupt bool) {
 			}
 			return "entry and exit of system calls", false
 		case slices.Contains(softirqCallers, name):
-			return strings.TrimSpace("softirq " + called), true
+			return strings.TrimSpace("softirq " + called), !slices.Contains(chain[i:], ksoftirqd)
 		case name == threadCaller:
 			return strings.TrimSpace("kernel thread " + called), false
 		case slices.Contains(faults, name):

@@ -54,6 +54,31 @@ func TestInterruptsApart(t *testing.T) {
 	}
 }
 
+// TestKsoftirqd: the kernel counts softirqs in ksoftirqd as that thread's, and an interrupt of the thread apart.
+func TestKsoftirqd(t *testing.T) {
+	w := &Window{Period: 1e7, Stacks: []Stack{
+		{Group: "/", Kernel: []uint64{0x100, 0x200, 0x400, 0x500}, Count: 500},
+		{Group: "/", Kernel: []uint64{0x600, 0x500}, Count: 10},
+		{Group: "/", Kernel: []uint64{0x700, 0x200, 0x400, 0x500}, Count: 2},
+	}}
+	names := interrupting{0x100: "net_rx_action", 0x1ff: "handle_softirqs", 0x3ff: "run_ksoftirqd", 0x4ff: "kthread",
+		0x600: "worker_thread", 0x700: "common_interrupt"}
+	p, err := Build(w, names, map[string]Group{"/": {Seconds: new(5.1)}}, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []struct {
+		ns int64
+		of string
+		is bool
+	}{{5e9, "softirq net_rx_action", false}, {1e8, "kernel thread worker_thread", false}, {2e7, "interrupt", true}} {
+		s := p.Sample[i]
+		if is := s.Label[LabelContext] != nil; s.Value[1] != want.ns || is != want.is || FunctionOf(s).Name != want.of {
+			t.Errorf("%s has %d ns, apart: %v; want %+v", FunctionOf(s).Name, s.Value[1], is, want)
+		}
+	}
+}
+
 // interrupting names addresses of the kernel.
 type interrupting map[uint64]string
 
