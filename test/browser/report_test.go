@@ -465,11 +465,11 @@ func TestAnswersAreDrawn(t *testing.T) {
 		{"events", "events", two, ask("mine", "rate", func(t *record.Trial, level float64) {
 			t.Metrics["events_generated"], t.Metrics["events_counted"] = 1000*level, 1000*level
 			if t.Arm == "candidate" {
-				t.Metrics["events_lost"] = level
+				t.Metrics["events_expected"], t.Metrics["events_lost"] = 1000*level, level
 				t.Metrics["events_delivered"] = 1000*level - level
 			}
 		}), 4, "[aria-label='dot'] path, [aria-label='dot'] circle", 2 * (8 + 8 + 8),
-			[]string{"candidate: delivered", "repetition", "Delivered less generated at rate 4"}},
+			[]string{"candidate: delivered", "repetition", "Delivered less expected at rate 4"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			path := page(t, c.truth, c.alter)

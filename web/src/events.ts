@@ -4,10 +4,13 @@ import { dots, grid, legend, middle, paint, place, tip, where, type Draw } from 
 import { looks } from "./style";
 import { scaleOf, short } from "./units";
 
-// Events that were made and events that a tracer delivered, repetition by repetition, and the difference on an axis of
-// its own: beside hundreds of thousands of events the loss of a hundred is not to be seen.
+// Events that a tracer should deliver and events that it delivered, repetition by repetition, and the difference on an
+// axis of its own: beside hundreds of thousands of events the loss of a hundred is not to be seen.
 
 const mostLevels = 4;
+
+/** expected is how many events there were to deliver; records of older versions have only those that the load made. */
+const expected = (t: Trial): number => t.values.events_expected ?? t.values.events_generated;
 
 const whole = (v: number): string => Math.round(v).toLocaleString("en-US");
 
@@ -16,19 +19,19 @@ function chosen(list: Trial[]): number[] {
   const have = [...new Set(list.map((t) => t.level))].sort((a, b) => a - b);
   if (have.length <= mostLevels) return have;
   const off = (level: number) => list.some((t) => t.level === level &&
-    t.values.events_delivered !== t.values.events_generated);
+    t.values.events_delivered !== expected(t));
   const order = [have[have.length - 1], have[0], ...have.filter(off), ...have];
   return [...new Set(order)].slice(0, mostLevels).sort((a, b) => a - b);
 }
 
 export const events: Draw = (d, f) => {
-  const list = d.trials.filter((t) => t.valid && t.values.events_generated != null &&
+  const list = d.trials.filter((t) => t.valid && expected(t) != null &&
     t.values.events_delivered != null && !d.arms[t.arm].baseline && !d.arms[t.arm].twin);
   if (list.length === 0) return;
   const all = looks(d);
   const arms = [...new Set(list.map((t) => t.arm))].sort((a, b) => a - b);
   legend(f, arms.flatMap((a) => [
-    { name: `${all[a].name}: generated`, line: true, mark: [Plot.ruleY([0.5], { stroke: all[a].colour,
+    { name: `${all[a].name}: expected`, line: true, mark: [Plot.ruleY([0.5], { stroke: all[a].colour,
       strokeDasharray: "2 3" }), Plot.dot(middle, { x: "x", y: "y", symbol: all[a].symbol as Plot.SymbolType,
       stroke: all[a].colour, fill: "var(--paper)", r: 4 })] as Plot.Markish },
     { name: `${all[a].name}: delivered`, line: true, mark: [Plot.ruleY([0.5], { stroke: all[a].colour }),
@@ -38,39 +41,39 @@ export const events: Draw = (d, f) => {
   const g = grid(f, 2, 380);
   for (const level of chosen(list)) {
     const here = list.filter((t) => t.level === level).sort((a, b) => a.block - b.block);
-    const made = (t: Trial) => t.values.events_generated;
     const got = (t: Trial) => t.values.events_delivered;
+    const apart = (t: Trial) => got(t) - expected(t);
     const x = { label: "repetition", labelAnchor: "center", labelArrow: "none", insetLeft: 8, insetRight: 8,
       tickFormat: (v: number) => (Number.isInteger(v) ? String(v) : "") } as Plot.ScaleOptions;
     const frame = { width: g.width, marginLeft: 56, marginRight: 12, marginTop: 8, color: paint };
     const title = (t: Trial) =>
-      `repetition ${t.block}: ${all[t.arm].name}${where(d, level)}\n${whole(made(t))} generated\n` +
-      `${whole(got(t))} delivered\n${whole(got(t) - made(t))} apart`;
+      `repetition ${t.block}: ${all[t.arm].name}${where(d, level)}\n${whole(expected(t))} expected\n` +
+      `${whole(got(t))} delivered\n${whole(apart(t))} apart`;
     const lines = (y: (t: Trial) => number, dash?: string) => arms.map((a) => Plot.lineY(here.filter((t) =>
       t.arm === a), { x: "block", y, stroke: all[a].colour, strokeDasharray: dash, strokeWidth: 1.4 }));
-    const s = scaleOf("count", here.flatMap((t) => [made(t), got(t)]));
+    const s = scaleOf("count", here.flatMap((t) => [expected(t), got(t)]));
     const counts = Plot.plot({
       ...frame, height: 190, marginBottom: 36, x, y: { label: null, grid: true, nice: true, zero: true, ticks: 5,
         tickFormat: short },
       marks: [
-        ...lines((t) => made(t) / s.factor, "2 3"), ...lines((t) => got(t) / s.factor),
-        ...dots(all, here, (t) => t.arm, { x: "block", y: (t: Trial) => made(t) / s.factor, r: 4.2 }, () => false),
+        ...lines((t) => expected(t) / s.factor, "2 3"), ...lines((t) => got(t) / s.factor),
+        ...dots(all, here, (t) => t.arm, { x: "block", y: (t: Trial) => expected(t) / s.factor, r: 4.2 }, () => false),
         ...dots(all, here, (t) => t.arm, { x: "block", y: (t: Trial) => got(t) / s.factor, r: 2.4 }),
         Plot.tip(here, Plot.pointer(tip({ x: "block", y: (t: Trial) => got(t) / s.factor, title } as Plot.TipOptions))),
       ],
     });
-    place(g, counts, `Events generated and delivered by repetition${where(d, level)}`, d.levels[level].name
+    place(g, counts, `Events expected and delivered by repetition${where(d, level)}`, d.levels[level].name
       ? `Events at ${d.levels[level].name}` : "Events", s.name);
-    const apart = Plot.plot({
+    const differences = Plot.plot({
       ...frame, height: 190, marginBottom: 36, x, y: { label: null, grid: true, nice: true, ticks: 5,
-        domain: here.every((t) => got(t) === made(t)) ? [-1, 1] : undefined, tickFormat: short },
+        domain: here.every((t) => apart(t) === 0) ? [-1, 1] : undefined, tickFormat: short },
       marks: [
         Plot.ruleY([0], { stroke: "currentColor", strokeOpacity: 0.5 }),
-        ...dots(all, here, (t) => t.arm, { x: "block", y: (t: Trial) => got(t) - made(t), r: 3.4 }),
-        Plot.tip(here, Plot.pointer(tip({ x: "block", y: (t: Trial) => got(t) - made(t), title } as Plot.TipOptions))),
+        ...dots(all, here, (t) => t.arm, { x: "block", y: apart, r: 3.4 }),
+        Plot.tip(here, Plot.pointer(tip({ x: "block", y: apart, title } as Plot.TipOptions))),
       ],
     });
-    place(g, apart, `Delivered less generated by repetition${where(d, level)}`, d.levels[level].name
-      ? `Delivered less generated at ${d.levels[level].name}` : "Delivered less generated", "events");
+    place(g, differences, `Delivered less expected by repetition${where(d, level)}`, d.levels[level].name
+      ? `Delivered less expected at ${d.levels[level].name}` : "Delivered less expected", "events");
   }
 };

@@ -396,7 +396,7 @@ func TestHTMLEventTablesOfUnknownCounts(t *testing.T) {
 	run.Metrics = append(run.Metrics, measured.Definitions()...)
 	lost, n := 0, 0
 	for i := range trials {
-		trials[i].Metrics = map[string]float64{"events_counted": 100}
+		trials[i].Metrics = map[string]float64{"events_counted": 100, "events_expected": 100}
 		if trials[i].Arm == "candidate" && trials[i].Validity.Valid {
 			if n++; n%2 == 0 {
 				trials[i].Metrics["events_lost"] = 10
@@ -421,7 +421,7 @@ func TestHTMLEventTables(t *testing.T) {
 	for i := range trials {
 		m := map[string]float64{"events_generated": 1000, "events_counted": 1000}
 		if trials[i].Arm == "candidate" {
-			m["events_delivered"], m["events_lost"], m["events_late"] = 995, 5, 2
+			m["events_expected"], m["events_delivered"], m["events_lost"], m["events_late"] = 2000, 1995, 5, 2
 			trials[i].Nodes = []record.NodeTrial{{Name: "node-1", ClockError: &ns,
 				Trial: &record.Trial{Metrics: map[string]float64{"events_generated": 1000, "events_delivered": 995,
 					"events_lost": 5, "cpu_seconds_per_kiloevent": 2e-3}}}, {Name: "node-2", Failed: "it died"}}
@@ -442,9 +442,9 @@ func TestHTMLEventTables(t *testing.T) {
 	}
 	for label, wants := range map[string][]string{
 		"Events by arm": {fmt.Sprintf("direct %d ", n), fmt.Sprintf("candidate %d %d,000 %d,000 ", n, n, n),
-			fmt.Sprintf(" %d (0.500 %%) %d of %d %d -", 5*n, n, n, 2*n)},
+			fmt.Sprintf(" %d (0.250 %%) %d of %d %d -", 5*n, n, n, 2*n)},
 		"Events by node": {fmt.Sprintf("node-1 candidate %d 0 %d,000 ", n, n), " 2.00 ms 40.0 us",
-			fmt.Sprintf("node-2 candidate 0 %d - - - - - - - -", n)},
+			fmt.Sprintf("node-2 candidate 0 %d - - - - - - - - -", n)},
 	} {
 		for _, want := range wants {
 			if !strings.Contains(row(label), want) {

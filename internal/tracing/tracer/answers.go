@@ -30,7 +30,7 @@ func traceAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
 		}
 		switch name := s.PlainName(arm); {
 		case l.lost > 0:
-			of := fmt.Sprintf("%s of %s events (%s)", count(l.lost), count(l.made), part(l.lost, l.made))
+			of := fmt.Sprintf("%s of %s events (%s)", count(l.lost), count(l.expected), part(l.lost, l.expected))
 			lossy = append(lossy, name+" lost "+of)
 		case l.extra > 0:
 			inventive = append(inventive, name)
@@ -59,10 +59,10 @@ func traceAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
 
 // loss describes the events that a tracer did not deliver, over all its trials at one level or at all levels.
 type loss struct {
-	trials, lossy             int // number of trials, and of those that lost events
-	made, lost, extra, unsaid float64
-	late                      float64
-	said                      float64 // lost events, as reported by the tracer
+	trials, lossy             int     // number of trials, and of those that lost events
+	expected                  float64 // events that it should have delivered
+	made, late                float64 // by the load, and of those the late ones
+	lost, extra, unsaid, said float64 // said: lost events, as reported by the tracer
 	tells                     int     // trials in which the tracer reports its losses
 }
 
@@ -89,6 +89,10 @@ func (p *prose) losses(t *analysis.Table, levels ...map[string]string) (l loss) 
 		}
 	}
 	l.made, _ = sum("events_generated")
+	l.expected = l.made // in records of older versions
+	if n, trials := sum(eventsExpected); trials > 0 {
+		l.expected = n
+	}
 	l.extra, _ = sum("events_extra")
 	l.late, _ = sum("events_late")
 	l.unsaid, l.tells = sum("events_unsaid")
@@ -106,13 +110,12 @@ func (p *prose) tracer(t *analysis.Table, all loss) {
 		if all.trials > 3 {
 			bound = fmt.Sprintf("so fewer than 3 in %d such trials lose any, at 95 %%", all.trials)
 		}
-		p.Add("%s: of %s events in %s none was lost; %s.", p.Summary.ArmName(p.Arm), count(all.made),
-			counted(all.trials, "trial"),
-			bound)
+		p.Add("%s: of %s events in %s none was lost; %s.", p.Summary.ArmName(p.Arm), count(all.expected),
+			counted(all.trials, "trial"), bound)
 	default:
 		p.Add("%s: of %s events in %s %s were lost (%s), in %d of the trials.",
-			p.Summary.ArmName(p.Arm), count(all.made), counted(all.trials, "trial"), count(all.lost), part(all.lost, all.made),
-			all.lossy)
+			p.Summary.ArmName(p.Arm), count(all.expected), counted(all.trials, "trial"), count(all.lost),
+			part(all.lost, all.expected), all.lossy)
 		p.lossyAt(t)
 	}
 	switch {
@@ -133,7 +136,7 @@ func (p *prose) tracer(t *analysis.Table, all loss) {
 		p.Add("It delivered %s events that never happened.", count(all.extra))
 	}
 	if all.late > 0 {
-		p.Add("%s came late (%s), when the load had ended.", count(all.late), part(all.late, all.made))
+		p.Add("%s of the load's events came late (%s), after it had ended.", count(all.late), part(all.late, all.made))
 	}
 	p.traceCost(t)
 }
@@ -152,7 +155,7 @@ func (p *prose) lossyAt(t *analysis.Table) {
 		case l.lost == 0:
 			clean = append(clean, at)
 		default:
-			lossy = append(lossy, part(l.lost, l.made)+" "+p.Summary.At(at))
+			lossy = append(lossy, part(l.lost, l.expected)+" "+p.Summary.At(at))
 		}
 	}
 	text := "That is " + strings.Join(lossy, ", ")

@@ -22,7 +22,7 @@ func TestTraceAnswers(t *testing.T) {
 			if arm == record.Direct || arm == record.AA {
 				return m
 			}
-			m["events_lost"], m["events_extra"], m["events_late"] = 0, 0, 0
+			m["events_expected"], m["events_lost"], m["events_extra"], m["events_late"] = 1000, 0, 0, 0
 			m["cpu_seconds_per_kiloevent"], m["bpf_seconds_per_kiloevent"] = 2e-3, 0.5e-3
 			m["agent_cpu_seconds_per_kiloevent"] = 1.5e-3
 			m["rss_bytes"], m["rss_peak_bytes"], m["memory_hard_bytes"] = 14e6, 20e6, 9e6
@@ -51,7 +51,7 @@ func TestTraceAnswers(t *testing.T) {
 		[]string{"liar lost 40 of 16,000 events (0.250 %), lossy lost 40 of 16,000 events (0.250 %), partly lost 40 of " +
 			"16,000 events (0.250 %) and silent lost 40 of 16,000 events (0.250 %). whole delivered every event."},
 		[]string{"liar: of 16,000 events in 16 trials 40 were lost (0.250 %), in 8 of the trials.", "wrong by 24 events",
-			"56 came late (0.350 %)"},
+			"56 of the load's events came late (0.350 %)"},
 		[]string{"lossy: of 16,000 events", "That is 0.500 % at rate 64000; none at rate 1000.",
 			"It says so itself, to the event.", "At rate 64000, the load made 36,000 events/s with it and 36,000 without; the " +
 				"difference is not resolved."},
@@ -62,6 +62,23 @@ func TestTraceAnswers(t *testing.T) {
 			"At rate 64000, the load made 27,000 events/s with it and 36,000 without: 25", "less.",
 			"Its processes hold 14.0 MB of resident memory, 20.0 MB at their peak; its group holds 9.00 MB of hard memory."},
 	)
+}
+
+// TestTraceAnswersOfAMachine: a tracer of the whole machine loses a part of all that there was to deliver.
+func TestTraceAnswersOfAMachine(t *testing.T) {
+	s := analysistest.Sweep{Levels: []map[string]string{nil}, Arms: []string{"node"}}.Answered(t,
+		func(arm string, _ map[string]string) map[string]float64 {
+			m := map[string]float64{"events_generated": 200, "events_counted": 200}
+			if arm == "node" {
+				m["events_expected"], m["events_lost"], m["events_late"] = 2200, 220, 20
+				m["cpu_seconds_per_kiloevent"] = 2e-3
+			}
+			return m
+		})
+	analysistest.Holds(t, s,
+		[]string{"node lost 1,760 of 17,600 events (10.0 %)."},
+		[]string{"node: of 17,600 events in 8 trials 1,760 were lost (10.0 %)",
+			"160 of the load's events came late (10.0 %)"})
 }
 
 // TestOwnTracer uses the spec of docs/tracers.md: losses come first in the answers, whatever the experiment is called

@@ -11,8 +11,9 @@ import (
 	"tare/internal/workloads/subject/command"
 )
 
-// A name and a unit that several metrics use.
+// Names and a unit that several metrics use.
 const (
+	eventsExpected  = "events_expected"
 	cpuPerKiloevent = "cpu_seconds_per_kiloevent"
 	perKiloevent    = quantity.Seconds + " per kiloevent"
 )
@@ -27,11 +28,13 @@ var metrics = slices.Concat(ofEvents, command.Metrics, ofNodes)
 
 // ofEvents are the metrics of what happened to events, and of the cost of an event.
 var ofEvents = []measured.Metric{
+	event(eventsExpected, "expected", metric.Neither, func(e *record.Events) *int64 { return e.Expected },
+		"Events that the tracer should deliver: those that the kernel counted in the load's control group, and for a "+
+			"tracer of the whole machine everywhere."),
 	event("events_delivered", "delivered", metric.Higher, func(e *record.Events) *int64 { return e.Delivered },
 		"Events that the tracer delivered until it ended, less those before the load began."),
 	event("events_lost", "lost", metric.Lower, lost,
-		"Events that the kernel counted in the load's control group (for a tracer of the whole machine: everywhere), "+
-			"less `events_delivered`; at least 0."),
+		"`events_expected` less `events_delivered`; at least 0."),
 	event("events_extra", "", metric.Lower, extra,
 		"Events delivered beyond those that there were; at least 0. For a tracer of the whole machine, the harness's "+
 			"own before the load are not extra."),
@@ -43,7 +46,7 @@ var ofEvents = []measured.Metric{
 	event("events_unsaid", "", metric.Lower, unsaid,
 		"Absolute difference of `events_said_lost` and `events_lost`. Absent likewise."),
 	share("events", "events_lost_share", eventShare(lost, func(e *record.Events) *int64 { return e.Expected }),
-		"Part of the events to deliver that the tracer lost, pooled over the trials of an arm. Losses come in bursts: "+
+		"Part of `events_expected` that the tracer lost, pooled over the trials of an arm. Losses come in bursts: "+
 			"the interval is too narrow where some are lost."),
 	share("events", "events_late_share", eventShare(
 		func(e *record.Events) *int64 { return e.Late }, func(e *record.Events) *int64 { return e.Delivered }),
@@ -69,7 +72,7 @@ var ofEvents = []measured.Metric{
 			Name: "agent_cpu_seconds_per_kiloevent", Unit: perKiloevent, Rank: metric.RankOther, Pool: metric.PerEvent,
 			Cost: true, Better: metric.Lower, Needs: measured.NeedAgentCost,
 			How: "CPU time of the tracer's control group, from the end of its setup until it was asked to end, per 1,000 " +
-				"events that the kernel counted in that time." + measured.NoSubject,
+				"events of that time that it should deliver." + measured.NoSubject,
 		},
 		Value: execload.WhereEvents(agentPerKiloevent),
 	},
@@ -79,8 +82,9 @@ var ofEvents = []measured.Metric{
 			Family: "bpf", What: "kernel time", Per: "kiloevent",
 			Better: metric.Lower, Needs: measured.NeedEventCost,
 			How: "Run time of its eBPF programs, which the kernel charges to the process that execs, per 1,000 events " +
-				"made; rates by their own windows. Its programs are those that its processes hold, and pinned ones that " +
-				"came with it." + measured.NoSubject,
+				"to deliver; rates by their own windows. For a tracer of the whole machine, others' events are taken to be " +
+				"as many for each of the load's in the window as in the whole trial. Its programs are those that its " +
+				"processes hold, and pinned ones that came with it." + measured.NoSubject,
 		},
 		Value: programsPerKiloevent,
 	},
@@ -109,7 +113,7 @@ func event(name, tally string, better metric.Direction, of func(*record.Events) 
 		Value: execload.Count(of),
 	}
 	if name == "events_lost" {
-		m.Headline, m.Lead, m.TallyOf = true, true, "events_counted"
+		m.Headline, m.Lead, m.TallyOf = true, true, eventsExpected
 	}
 	return m
 }
@@ -185,20 +189,28 @@ func evidenceOf(m *measured.Measured) *Evidence {
 	return nil
 }
 
-// agentPerKiloevent returns the CPU time of the tracer's processes per 1,000 events.
+// agentPerKiloevent returns the CPU time of the tracer's processes per 1,000 events that it should deliver.
 func agentPerKiloevent(m *measured.Measured) (float64, bool) {
 	e := evidenceOf(m)
 	switch {
 	case m.Subject == nil:
 		return 0, true
-	case e == nil || e.CPUSeconds == nil || m.Events.Counted <= 0:
+	case e == nil || e.CPUSeconds == nil || m.Events.Expected == nil || *m.Events.Expected <= 0:
 		return 0, false
 	}
-	return *e.CPUSeconds / float64(m.Events.Counted) * 1000, true
+	return *e.CPUSeconds / float64(*m.Events.Expected) * 1000, true
 }
 
-// programsPerKiloevent returns the run time of the tracer's eBPF programs per 1,000 events.
-var programsPerKiloevent = execload.PerKiloevent((*measured.Measured).BPFRate)
+// programsPerKiloevent returns the run time of the tracer's eBPF programs per 1,000 events that it should deliver. In
+// the window only the load's events are counted. A tracer of the whole machine also has to deliver those of others: in
+// the window as many for each event of the load as in the whole trial.
+var programsPerKiloevent = execload.PerKiloevent(func(m *measured.Measured) (float64, bool) {
+	rate, ok := m.BPFRate()
+	if of := m.Events.Expected; of != nil && *of > 0 {
+		rate *= float64(m.Events.Counted) / float64(*of)
+	}
+	return rate, ok
+})
 
 func costliestNode(m *measured.Measured) (most float64, ok bool) {
 	for _, n := range m.Nodes {

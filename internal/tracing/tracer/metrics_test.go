@@ -94,8 +94,8 @@ func TestMetricsOfTracers(t *testing.T) {
 		{"good", func(*measured.Measured) {}, good},
 		{"no tracer", func(m *measured.Measured) {
 			m.Subject, m.Evidence, m.Events = nil, nil, &record.Events{Generated: 2100, Counted: 2100}
-		}, map[string]float64{"events_generated": 2100, "events_counted": 2100, "events_delivered": absent,
-			"events_lost": absent, "events_unsaid": absent, "cpu_seconds_per_kiloevent": 0,
+		}, map[string]float64{"events_generated": 2100, "events_counted": 2100, "events_expected": absent,
+			"events_delivered": absent, "events_lost": absent, "events_unsaid": absent, "cpu_seconds_per_kiloevent": 0,
 			"agent_cpu_seconds_per_kiloevent": 0, "bpf_seconds_per_kiloevent": 0, "memory_peak_bytes": 0,
 			"rss_peak_bytes": 0, "load_cpu_seconds_per_kiloevent": 0.2 / window}},
 		{"it never says what it lost", of(func(e *record.Events) { e.SaidLost = nil }),
@@ -105,7 +105,11 @@ func TestMetricsOfTracers(t *testing.T) {
 		{"it delivers too many", of(func(e *record.Events) { *e.Delivered = 2103 }),
 			map[string]float64{"events_lost": 0, "events_extra": 3, "events_unsaid": 4}},
 		{"it traces the machine", of(func(e *record.Events) { *e.Expected, *e.AtMost = 2103, 2109 }),
-			map[string]float64{"events_lost": 8, "events_extra": 0, "events_counted": 2100}},
+			map[string]float64{"events_expected": 2103, "events_lost": 8, "events_extra": 0, "events_counted": 2100}},
+		{"it traces a machine with nine other execs for each of the load",
+			of(func(e *record.Events) { *e.Expected, *e.AtMost = 21000, 21000 }),
+			map[string]float64{"agent_cpu_seconds_per_kiloevent": 0.001, "bpf_seconds_per_kiloevent": 0.0006006 / window,
+				"cpu_seconds_per_kiloevent": 0.001 + 0.0006006/window}},
 		{"no run statistics", func(m *measured.Measured) { m.Setup.Statistics = false },
 			map[string]float64{"bpf_seconds_per_kiloevent": absent, "cpu_seconds_per_kiloevent": absent,
 				"agent_cpu_seconds_per_kiloevent": 0.01}},
