@@ -11,6 +11,6 @@ type Producer interface {
 // Product is a file that a guest makes from a run.
 type Product struct {
 	File string // name in the run's directory
-	Text string
-	Says string // describes its contents in one sentence without a full stop
+	Text string // empty if the trials do not support such a file, which is then not written
+	Says string // describes its contents, or why it is not written, in one sentence without a full stop
 }

@@ -172,7 +172,8 @@ func several(n int, one, many string) string {
 	return fmt.Sprintf("%d %s", n, many)
 }
 
-// produce writes the files that guests make from the run's results, and lists them on out unless silent.
+// produce writes the files that guests make from the run's results, and lists on out, unless silent, these and the
+// ones that the results do not support.
 func produce(out io.Writer, w *record.Writer, r record.Run, trials []record.Trial, silent bool) error {
 	for _, g := range kind.All(kind.Subject) {
 		p, ok := g.(measured.Producer)
@@ -180,11 +181,15 @@ func produce(out io.Writer, w *record.Writer, r record.Run, trials []record.Tria
 			continue
 		}
 		for _, made := range p.Produce(r, trials) {
-			if err := w.WriteFile(made.File, []byte(made.Text)); err != nil {
-				return err
+			is := "not made:"
+			if made.Text != "" {
+				is = "made:"
+				if err := w.WriteFile(made.File, []byte(made.Text)); err != nil {
+					return err
+				}
 			}
 			if !silent {
-				fmt.Fprintf(out, "made:      %s: %s\n", filepath.Join(w.Dir(), made.File), made.Says)
+				fmt.Fprintf(out, "%-10s %s: %s\n", is, filepath.Join(w.Dir(), made.File), made.Says)
 			}
 		}
 	}

@@ -1,6 +1,7 @@
 package subject
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -12,7 +13,9 @@ import (
 
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/record"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
+	"tare/internal/scale/ledger"
 )
 
 // The names of the metrics from which an overhead is computed.
@@ -22,87 +25,164 @@ const (
 	outsideCPUMetric = "sandbox_outside_cpus"
 )
 
+// overheadMetrics are these metrics.
+var overheadMetrics = []string{memoryMetric, podCPUMetric, outsideCPUMetric}
+
 // excess holds, for one arm, the memory and CPUs that a sandbox used beyond the baseline of its block, one value for
-// each trial, sorted.
+// each planned trial, sorted.
 type excess struct {
-	runtime string
-	memory  []float64 // bytes per sandbox
-	cpus    []float64
+	runtime   string // empty unless applications ran in sandboxes
+	sandboxes int    // the most in one trial
+	memory    []float64
+	cpus      []float64
+	spared    int      // trials lost to other programs or the hypervisor, or without a baseline in the block
+	lost      []string // why other trials have no value
 }
 
 // Produce makes a RuntimeClass for each arm whose sandboxes run applications, if there is a baseline of the same
-// applications without a sandbox. It makes none for a run with factors, which has no single overhead.
+// applications without a sandbox. Clusters add its overhead to each pod, so if the trials do not vouch for it, there is
+// a reason instead. A run with factors, which has no single overhead, has neither.
 func (guest) Produce(run record.Run, trials []record.Trial) []measured.Product {
 	var all []measured.Product
 	found := excesses(trials)
 	for _, arm := range slices.Sorted(maps.Keys(found)) {
 		e := found[arm]
-		part, percentile := bound(len(e.memory))
-		if part == 0 || len(e.cpus) != len(e.memory) {
+		if e.runtime == "" {
 			continue
 		}
-		file := "runtimeclass-" + className(arm) + ".yaml"
-		all = append(all, measured.Product{
-			File: file, Text: e.manifest(run, arm, percentile),
-			Says: fmt.Sprintf("RuntimeClass of %s with a podFixed of %s and %s, which %s of sandboxes as these need at most",
-				arm, memoryQuantity(top(e.memory)), cpuQuantity(top(e.cpus)), percentile),
-		})
+		made := measured.Product{File: "runtimeclass-" + className(arm) + ".yaml", Says: e.unfit()}
+		if made.Says == "" {
+			_, percentile := bound(len(e.memory))
+			made.Text = e.manifest(run, arm, percentile)
+			made.Says = fmt.Sprintf("RuntimeClass of %s with a podFixed of %s and %s: %s of sandboxes like these need at "+
+				"most this memory, and %s at most this CPU time", arm, memoryQuantity(top(e.memory)), cpuQuantity(top(e.cpus)),
+				percentile, percentile)
+		}
+		all = append(all, made)
 	}
 	return all
 }
 
-// excesses returns the excess of each arm, from the trials that have the metrics and no factors. Each trial is compared
-// with the baseline of its block.
+// unfit returns why the values do not bound what a sandbox needs; empty if they do.
+func (e *excess) unfit() string {
+	n := len(e.memory)
+	part, _ := bound(n)
+	switch {
+	case e.sandboxes > 1:
+		return fmt.Sprintf("a trial has %d sandboxes and measures their mean, which bounds none of them; weigh one "+
+			"application at a time", e.sandboxes)
+	case len(e.lost) > 0: // as if they had needed more than any other
+		return fmt.Sprintf("there is no value of %d of %d trials, which may have needed the most: %s", len(e.lost),
+			n+e.spared+len(e.lost), e.lost[0])
+	case part == 0:
+		return fmt.Sprintf("%s are too few to bound what half of all sandboxes need, at %g %% confidence",
+			quantity.Counted(n, "trial"), 100*confidence)
+	}
+	return ""
+}
+
+// excesses returns the excess of each arm, from the trials without factors, if there is a baseline.
 func excesses(trials []record.Trial) map[string]*excess {
-	type pair struct{ memory, cpus float64 }
-	value := func(t *record.Trial, metric string) (float64, bool) {
-		v, has := t.Metrics[metric]
-		_, void := t.Validity.VoidedBy(metric)
-		return v, has && !void
+	type planned struct {
+		arm   string
+		block int
 	}
-	tell := func(t *record.Trial) (p pair, e Evidence, ok bool) {
-		if t.Validity.Failed != "" || len(t.Factors) > 0 || json.Unmarshal(t.Evidence[name], &e) != nil ||
-			e.ReadySeconds == 0 {
-			return p, e, false
-		}
-		var has [3]bool
-		var pod, outside float64
-		p.memory, has[0] = value(t, memoryMetric)
-		pod, has[1] = value(t, podCPUMetric)
-		outside, has[2] = value(t, outsideCPUMetric)
-		n := float64(len(e.Sandboxes))
-		p.memory, p.cpus = p.memory/n, (pod+outside)/n
-		return p, e, n > 0 && has == [3]bool{true, true, true}
-	}
-	base := map[int][]pair{}
+	var all lists.Groups[planned, *record.Trial]
 	for i := range trials {
-		if p, e, ok := tell(&trials[i]); ok && e.Runtime == none && isBaseline(trials[i].Arm) {
-			base[trials[i].Block] = append(base[trials[i].Block], p)
+		if t := &trials[i]; len(t.Factors) == 0 && t.Validity.Failed != record.Interrupted {
+			all.Add(planned{t.Arm, t.Block}, t)
+		}
+	}
+	base := map[int][]need{}
+	for at, attempts := range all.All() {
+		for _, t := range attempts {
+			if n, e, why := needOf(t); why == "" && e.Runtime == none && isBaseline(at.arm) {
+				base[at.block] = append(base[at.block], n)
+				break
+			}
 		}
 	}
 	found := map[string]*excess{}
-	for i := range trials {
-		t := &trials[i]
-		p, e, ok := tell(t)
-		if !ok || isBaseline(t.Arm) || len(base[t.Block]) == 0 {
-			continue
+	for at, attempts := range all.All() {
+		if len(base) > 0 && !isBaseline(at.arm) {
+			x := cmp.Or(found[at.arm], new(excess))
+			x.add(attempts, base[at.block])
+			found[at.arm] = x
 		}
-		if found[t.Arm] == nil {
-			found[t.Arm] = &excess{runtime: e.Runtime}
-		}
-		var mean pair
-		for _, b := range base[t.Block] {
-			mean.memory += b.memory / float64(len(base[t.Block]))
-			mean.cpus += b.cpus / float64(len(base[t.Block]))
-		}
-		x := found[t.Arm]
-		x.memory, x.cpus = append(x.memory, p.memory-mean.memory), append(x.cpus, p.cpus-mean.cpus)
 	}
 	for _, x := range found {
 		slices.Sort(x.memory)
 		slices.Sort(x.cpus)
 	}
 	return found
+}
+
+// add adds a planned trial: the first of its attempts that has a value, less the mean of the baseline in its block.
+func (x *excess) add(attempts []*record.Trial, base []need) {
+	lost := ""
+	for _, t := range attempts {
+		n, e, why := needOf(t)
+		if e.ReadySeconds > 0 && e.Runtime != none {
+			x.runtime, x.sandboxes = e.Runtime, max(x.sandboxes, len(e.Sandboxes))
+		}
+		if why == "" && len(base) > 0 {
+			for _, b := range base {
+				n.memory -= b.memory / float64(len(base))
+				n.cpus -= b.cpus / float64(len(base))
+			}
+			x.memory, x.cpus = append(x.memory, n.memory), append(x.cpus, n.cpus)
+			return
+		}
+		if why != "" && !byOthers(t) {
+			lost = cmp.Or(lost, why)
+		}
+	}
+	if lost == "" {
+		x.spared++
+		return
+	}
+	x.lost = append(x.lost, lost)
+}
+
+// need is what a sandbox used: bytes, and CPUs.
+type need struct{ memory, cpus float64 }
+
+// needOf returns what a trial's sandboxes used in the mean, and its evidence. why says why that is unknown.
+func needOf(t *record.Trial) (n need, e Evidence, why string) {
+	if err := json.Unmarshal(t.Evidence[name], &e); err != nil || e.ReadySeconds == 0 || len(e.Sandboxes) == 0 {
+		why = "no application was ready"
+	}
+	for _, m := range overheadMetrics {
+		_, has := t.Metrics[m]
+		r, void := t.Validity.VoidedBy(m)
+		switch {
+		case t.Validity.Failed != "":
+			why = "failed: " + t.Validity.Failed
+		case void:
+			why = r.Gate + ": " + r.Message
+		case !has || !t.Validity.Stands(m):
+			why = cmp.Or(why, m+" is not known")
+		}
+	}
+	for _, w := range t.Warned() {
+		if w.Code == "out-of-memory" { // it would have used more
+			why = cmp.Or(why, w.Message)
+		}
+	}
+	of := float64(len(e.Sandboxes))
+	return need{t.Metrics[memoryMetric] / of, (t.Metrics[podCPUMetric] + t.Metrics[outsideCPUMetric]) / of}, e, why
+}
+
+// byOthers reports whether a trial was lost to the hypervisor or to other programs alone.
+func byOthers(t *record.Trial) bool {
+	others := func(c ledger.Cause) bool { return c == ledger.Hypervisor || c == ledger.Neighbour }
+	voiding := slices.DeleteFunc(slices.Clone(t.Validity.Reasons), func(r record.Reason) bool {
+		return !slices.ContainsFunc(overheadMetrics, r.VoidsMetric)
+	})
+	if t.Validity.Failed != "" || len(voiding) == 0 {
+		return others(t.Validity.Cause)
+	}
+	return !slices.ContainsFunc(voiding, func(r record.Reason) bool { return !others(r.Cause) })
 }
 
 func isBaseline(arm string) bool { return arm == record.Direct || arm == record.AA }
@@ -155,12 +235,18 @@ func (e *excess) manifest(run record.Run, arm, percentile string) string {
 			quantity.Value(quantileOf(of, 0.5), unit), percentile, quantity.Value(quantileOf(of, part), unit),
 			quantity.Value(top(of), unit))
 	}
+	spared := ""
+	if e.spared > 0 {
+		spared = fmt.Sprintf("# Left out: %s lost to other programs or the hypervisor, or without a baseline in the block.\n",
+			quantity.Counted(e.spared, "trial"))
+	}
 	return fmt.Sprintf(`# Made by tare %s from the run %s:
-# %d trials of %s, each against the same applications without a sandbox in its block. Memory is hard memory
+# %d trials of %s, each against the same application without a sandbox in its block. Memory is hard memory
 # (anon + shmem + kernel - reclaimable slab) of all control groups of a sandbox, the shim's among them, which is Tare's
 # and stands for that of a container manager. Page cache, which the kernel takes back, is not in it. CPU is what was used
 # more under the load of that run.
-%s%s# %s of sandboxes like these need at most what is declared, at %g %% confidence: the largest of %d.
+%s%s%s# %s of sandboxes like these need at most the memory that is declared, and %s at most the CPU time, each at %g %%
+# confidence: the largest of %d.
 apiVersion: node.k8s.io/v1
 kind: RuntimeClass
 metadata:
@@ -171,8 +257,8 @@ overhead:
     memory: %q
     cpu: %q
 `, run.Version, run.ID, len(e.memory), arm, line("memory", e.memory, quantity.Bytes),
-		line("CPU", e.cpus, quantity.CPUs),
-		percentile, 100*confidence, len(e.memory), className(arm), className(path.Base(e.runtime)),
+		line("CPU", e.cpus, quantity.CPUs), spared,
+		percentile, percentile, 100*confidence, len(e.memory), className(arm), className(path.Base(e.runtime)),
 		memoryQuantity(top(e.memory)),
 		cpuQuantity(top(e.cpus)))
 }

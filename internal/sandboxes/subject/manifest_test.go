@@ -4,12 +4,14 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/goccy/go-yaml"
 
 	"tare/internal/experiment/record"
+	"tare/internal/scale/ledger"
 )
 
 // trialOf makes a trial of one sandbox.
@@ -21,7 +23,7 @@ func trialOf(t *testing.T, block int, arm, runtime string, memory, cpus float64)
 	}
 	tr := record.Trial{Evidence: map[string]json.RawMessage{name: evidence},
 		Metrics: map[string]float64{memoryMetric: memory, podCPUMetric: cpus, outsideCPUMetric: 0}}
-	tr.Block, tr.Arm = block, arm
+	tr.Block, tr.Arm, tr.Validity.Valid = block, arm, true
 	return tr
 }
 
@@ -35,11 +37,12 @@ func TestManifest(t *testing.T) {
 			trialOf(t, b, record.Direct, none, base, 0.1), trialOf(t, b, record.AA, none, base, 0.1),
 			trialOf(t, b, "gVisor", "/usr/bin/runsc", base+20e6+float64(b)*1e5, 0.1+float64(b)/1e4))
 	}
-	broken := trialOf(t, 3, "gVisor", "runsc", 1e12, 99)
-	broken.Validity.Failed = "it failed"
-	made := guest{}.Produce(record.Run{ID: "x"}, append(trials, broken))
+	again := trials[len(trials)-1]
+	again.Attempt, again.Metrics = 1, map[string]float64{memoryMetric: 1e12, podCPUMetric: 99, outsideCPUMetric: 0}
+	plain := trialOf(t, 3, "plain", none, 1e12, 99)
+	made := guest{}.Produce(record.Run{ID: "x"}, append(slices.Clone(trials), again, plain))
 	if len(made) != 1 || made[0].File != "runtimeclass-gvisor.yaml" ||
-		!strings.Contains(made[0].Says, "75 % of sandboxes") {
+		!strings.Contains(made[0].Says, "75 % of sandboxes") || !strings.Contains(made[0].Text, "# 12 trials of gVisor,") {
 		t.Fatalf("%+v", made)
 	}
 	var class struct {
@@ -59,8 +62,72 @@ func TestManifest(t *testing.T) {
 		class.Overhead.PodFixed.CPU != "2m" {
 		t.Errorf("%+v, want %s", class, want)
 	}
-	if made := (guest{}).Produce(record.Run{}, trials[:12]); len(made) != 0 {
-		t.Errorf("of 4 trials: %+v", made)
+}
+
+// TestNoManifest: where the trials do not bound what a sandbox needs, there is no overhead, and the reason is given. A
+// trial that was lost to others, with all its attempts, is left out.
+func TestNoManifest(t *testing.T) {
+	failed := func(why string, cause ledger.Cause) func(*record.Trial) {
+		return func(t *record.Trial) {
+			t.Validity, t.Metrics, t.Evidence = record.Validity{Failed: why, Cause: cause}, nil, nil
+		}
+	}
+	voided := func(cause ledger.Cause) func(*record.Trial) {
+		return func(t *record.Trial) {
+			t.Validity = record.Validity{Reasons: []record.Reason{
+				{Gate: "rate", Message: "too slow", Voids: []string{podCPUMetric}, Cause: cause},
+				{Gate: "lag", Message: "late", Voids: []string{"latency"}, Cause: ledger.Unknown},
+			}}
+		}
+	}
+	for _, c := range []struct {
+		name   string
+		blocks int
+		change func(*record.Trial) // of one trial
+		repeat func(*record.Trial) // of its further attempt; nil: there is none
+		says   string              // instead of a manifest
+		text   string              // in the manifest
+	}{
+		{"a mean of two", 12, func(t *record.Trial) {
+			var e Evidence
+			_ = json.Unmarshal(t.Evidence[name], &e)
+			e.Sandboxes = append(e.Sandboxes, Sandbox{Name: "two"})
+			t.Evidence[name], _ = json.Marshal(e)
+		}, nil, "a trial has 2 sandboxes", ""},
+		{"killed at its limit", 12, failed("out of memory", ""), nil,
+			"no value of 1 of 12 trials, which may have needed the most: failed: out of memory", ""},
+		{"killed and went on", 12, func(t *record.Trial) {
+			t.Warnings = []ledger.Warning{{Code: "out-of-memory", Message: "the trial went on"}}
+		}, nil, "needed the most: the trial went on", ""},
+		{"too slow", 12, voided(ledger.Subject), nil, "needed the most: rate: too slow", ""},
+		{"too slow, for whatever reason", 12, voided(ledger.Unknown), failed("x", ledger.Neighbour), "rate: too slow", ""},
+		{"too slow, and not the next time", 12, voided(ledger.Unknown), func(*record.Trial) {}, "", "# 12 trials of runc,"},
+		{"disturbed", 12, voided(ledger.Neighbour), failed("x", ledger.Hypervisor), "",
+			"# Left out: 1 trial lost to"},
+		{"interrupted", 12, failed(record.Interrupted, ""), nil, "", "# 11 trials of runc,"},
+		{"no metric", 12, func(t *record.Trial) { delete(t.Metrics, memoryMetric) }, nil,
+			"sandbox_hard_bytes is not known", ""},
+		{"too few", 4, func(*record.Trial) {}, nil, "4 trials are too few to bound what half of all sandboxes need", ""},
+	} {
+		var trials []record.Trial
+		for b := range c.blocks {
+			trials = append(trials, trialOf(t, b, record.Direct, none, 1e6, 0.1))
+			runc := trialOf(t, b, "runc", "runc", 2e6, 0.2)
+			if b == 3 {
+				c.change(&runc)
+			}
+			if trials = append(trials, runc); b == 3 && c.repeat != nil {
+				again := trialOf(t, b, "runc", "runc", 2e6, 0.2)
+				again.Attempt = 1
+				c.repeat(&again)
+				trials = append(trials, again)
+			}
+		}
+		made := guest{}.Produce(record.Run{}, trials)
+		if len(made) != 1 || (made[0].Text == "") != (c.text == "") || !strings.Contains(made[0].Says, c.says) ||
+			!strings.Contains(made[0].Text, c.text) {
+			t.Errorf("%s: %+v, want %q or %q", c.name, made, c.says, c.text)
+		}
 	}
 }
 
