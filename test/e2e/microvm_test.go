@@ -785,6 +785,28 @@ func TestMicrovmPlaces(t *testing.T) {
 	}
 }
 
+// TestMicrovmLeavesFilters: where another program filters the packets of the pod's interface there is no sandbox, and
+// its qdisc stays.
+func TestMicrovmLeavesFilters(t *testing.T) {
+	r := microvm(t)
+	id := idOf("filters")
+	netns := network(t, id, "198.19.254.1", "198.19.254.2")
+	if out, err := exec.Command("tc", "-n", id, "qdisc", "add", "dev", "eth0", "clsact").CombinedOutput(); err != nil {
+		t.Skipf("needs clsact: %v\n%s", err, out)
+	}
+	before := inNetwork(t, id)
+	bundle := ociBundle(t, id, "true", func(s *specs.Spec) { s.Linux.Namespaces[4].Path = netns })
+	t.Cleanup(func() { r.remove(id) })
+	out, err := r.command(t, "create", "--bundle", bundle, id).CombinedOutput()
+	const want = "another program filters the packets of the interface (qdisc clsact)"
+	if err == nil || !strings.Contains(string(out), want) {
+		t.Errorf("%v\n%s", err, out)
+	}
+	if after := inNetwork(t, id); after != before || !strings.Contains(after, "clsact") {
+		t.Errorf("the network namespace before:\n%s\nafter:\n%s", before, after)
+	}
+}
+
 func charged(t *testing.T, name string) int {
 	t.Helper()
 	return numberIn(t, "/sys/fs/cgroup/"+name)

@@ -138,6 +138,38 @@ func (l *link) makeTap() (*os.File, error) {
 	return tap, nil
 }
 
+// ingressHandle is the handle of the qdisc on an interface whose filters see arriving packets. The kinds ingress and
+// clsact share it, and an interface has at most one of them.
+var ingressHandle = netlink.MakeHandle(0xffff, 0)
+
+// filterPriority marks Tare's filters. Priorities of other programs are small or, if the kernel chooses them, large.
+const filterPriority = 0x7a7e
+
+// ingressOf returns the qdisc for packets that arrive at an interface, or nil if it has none.
+func ingressOf(index int) (netlink.Qdisc, error) {
+	all, err := netlink.QdiscList(nil)
+	if err != nil {
+		return nil, fmt.Errorf("looking for qdiscs: %w", err)
+	}
+	i := slices.IndexFunc(all, func(q netlink.Qdisc) bool {
+		return q.Attrs().LinkIndex == index && q.Attrs().Parent == netlink.HANDLE_INGRESS
+	})
+	if i < 0 {
+		return nil, nil
+	}
+	return all[i], nil
+}
+
+// free returns an error if another program filters the packets that arrive at the interface.
+func (l *link) free() error {
+	q, err := ingressOf(l.Index)
+	if err != nil || q == nil {
+		return err
+	}
+	return fault.New(fault.Machine, l.Name, "name a network namespace without such a qdisc (tc qdisc show dev "+l.Name+")",
+		"another program filters the packets of the interface (qdisc %s), which Tare would have to replace", q.Type())
+}
+
 // connect redirects packets between the interface and the tap device.
 func (l *link) connect() error {
 	tap, err := netlink.LinkByName(l.Tap)
@@ -149,21 +181,22 @@ func (l *link) connect() error {
 	}
 	for _, way := range [][2]int{{l.Index, tap.Attrs().Index}, {tap.Attrs().Index, l.Index}} {
 		ingress := &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{
-			LinkIndex: way[0], Parent: netlink.HANDLE_INGRESS, Handle: netlink.MakeHandle(0xffff, 0),
+			LinkIndex: way[0], Parent: netlink.HANDLE_INGRESS, Handle: ingressHandle,
 		}}
 		if err := netlink.QdiscAdd(ingress); err != nil {
 			return fault.Wrap(err, fault.Machine, l.Name, "the kernel needs sch_ingress, cls_u32 and act_mirred",
 				"cannot redirect packets of the interface, or another program already does")
 		}
 		filter := &netlink.U32{
-			FilterAttrs: netlink.FilterAttrs{LinkIndex: way[0], Parent: netlink.MakeHandle(0xffff, 0), Protocol: unix.ETH_P_ALL,
-				Priority: 1},
+			FilterAttrs: netlink.FilterAttrs{LinkIndex: way[0], Parent: ingressHandle, Protocol: unix.ETH_P_ALL,
+				Priority: filterPriority},
 			Actions: []netlink.Action{&netlink.MirredAction{
 				ActionAttrs:  netlink.ActionAttrs{Action: netlink.TC_ACT_STOLEN},
 				MirredAction: netlink.TCA_EGRESS_REDIR, Ifindex: way[1],
 			}},
 		}
 		if err := netlink.FilterAdd(filter); err != nil {
+			_ = netlink.QdiscDel(ingress) // without a filter, disconnect would not know it
 			return fault.Wrap(err, fault.Machine, l.Name, "the kernel needs cls_u32 and act_mirred",
 				"cannot redirect packets of the interface")
 		}
@@ -171,8 +204,8 @@ func (l *link) connect() error {
 	return nil
 }
 
-// disconnect removes the filters from the interface. It does nothing if the interface has gone with its namespace, or
-// has been replaced. The tap device disappears by itself.
+// disconnect removes Tare's qdisc, with its filter, from the interface, and nothing of another program. It does nothing
+// if the interface has gone with its namespace, or has been replaced. The tap device disappears by itself.
 func (l *link) disconnect(path string) error {
 	return onThread(func() error {
 		namespace, err := joinNetwork(path)
@@ -183,16 +216,39 @@ func (l *link) disconnect(path string) error {
 		if err != nil || found.Attrs().Index != l.Index {
 			return nil
 		}
-		err = netlink.QdiscDel(&netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{
-			LinkIndex: l.Index, Parent: netlink.HANDLE_INGRESS, Handle: netlink.MakeHandle(0xffff, 0),
-		}})
+		q, err := ingressOf(l.Index)
+		if err != nil || q == nil || q.Type() != "ingress" {
+			return err
+		}
+		filters, err := netlink.FilterList(found, ingressHandle)
+		if err != nil {
+			return fmt.Errorf("looking for the filters of %s: %w", l.Name, err)
+		}
+		own := slices.IndexFunc(filters, ownFilter)
+		switch {
+		case own < 0:
+			return nil
+		case len(filters) > 1: // another program has added some
+			err = netlink.FilterDel(filters[own])
+		default:
+			err = netlink.QdiscDel(q)
+		}
 		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENODEV) {
-			return nil // EINVAL means that there is no such qdisc
+			return nil // it has gone; EINVAL means that there is no such qdisc
 		}
 		if err != nil {
 			return fmt.Errorf("taking the filters from the interface %s: %w", l.Name, err)
 		}
 		return nil
+	})
+}
+
+// ownFilter reports whether a filter is Tare's: the mark, and a redirection. Its target, the tap device, may have gone.
+func ownFilter(f netlink.Filter) bool {
+	u, is := f.(*netlink.U32)
+	return is && u.Priority == filterPriority && slices.ContainsFunc(u.Actions, func(a netlink.Action) bool {
+		m, is := a.(*netlink.MirredAction)
+		return is && m.MirredAction == netlink.TCA_EGRESS_REDIR
 	})
 }
 

@@ -510,6 +510,9 @@ func (s *shim) connect(m *machine) (l *link, err error) {
 		if l, err = findLink(namespace); l == nil {
 			return err
 		}
+		if err := l.free(); err != nil {
+			return err
+		}
 		tap, err := l.makeTap()
 		m.nic = &nic{tap, l.mac}
 		return err
