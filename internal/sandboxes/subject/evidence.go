@@ -117,7 +117,10 @@ func (j *joined) find() map[*sandboxed][]int {
 		if s.shim != nil {
 			pids = append(pids, s.shim.Members()...)
 		}
-		for next := []int{s.pid}; len(next) > 0 && s.pid > 0; next = next[1:] {
+		j.mu.Lock()
+		pid := s.pid
+		j.mu.Unlock()
+		for next := []int{pid}; len(next) > 0 && pid > 0; next = next[1:] {
 			next = append(next, children[next[0]]...)
 			pids = append(pids, next[0])
 		}

@@ -49,13 +49,14 @@ type joined struct {
 	ownBefore int64 // anonymous memory of this process before the trial
 }
 
-// sandboxed is one application or load of a trial, usually in a sandbox.
+// sandboxed is one application or load of a trial, usually in a sandbox. Loads may be launched while the processes of
+// sandboxes are looked for, so it is complete when it is added to joined.sandboxes, except for its pid.
 type sandboxed struct {
 	name  string
 	dir   string // directory of its job; empty if it runs without a sandbox
 	group kind.Group
 	shim  kind.Group      // the shim's group; nil without a sandbox
-	pid   int             // pid of the shim, or of the application itself
+	pid   int             // pid of the shim, or of the application itself; guarded by joined.mu
 	link  string          // name of this machine's end of its link; empty: no link
 	space *link.Namespace // the shim's network, if separate; open until the sandbox has ended
 	job   oci.Job
@@ -99,24 +100,43 @@ func (j *joined) Host(app string) (string, error) {
 // Launch starts an application in a sandbox. It starts the shim instead of the application. The shim stays with the
 // container, and passes its own streams to it.
 func (j *joined) Launch(ctx context.Context, l kind.Launch) error {
-	s := &sandboxed{name: l.Name, group: l.Group}
 	j.mu.Lock()
 	j.tree = l.Group.TreeName()
 	if j.begun == 0 {
 		j.begun = pace.Now()
 	}
+	j.mu.Unlock()
+	s := &sandboxed{name: l.Name, group: l.Group}
+	var network string
+	var argv []string
+	var err error
+	in := l.Group
+	if !j.plain() {
+		network, argv, err = j.prepare(ctx, s, l)
+		in = s.shim
+	}
+	j.mu.Lock() // whatever was prepared is found, and removed, even if the rest failed
 	j.sandboxes[l.Name] = s
+	j.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	pid, err := l.Start(in, network, argv...)
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	s.pid = pid
+	return err
+}
+
+// prepare makes what a sandbox needs. It returns the path of the shim's network namespace, empty for this process's,
+// and the shim's command line.
+func (j *joined) prepare(ctx context.Context, s *sandboxed, l kind.Launch) (network string, argv []string, err error) {
+	if s.shim, err = j.trial.ServingGroup("shim", l.Name, nil); err != nil {
+		return "", nil, err
+	}
+	j.mu.Lock()
 	number, linked := j.links[l.Name]
 	j.mu.Unlock()
-	if j.plain() {
-		pid, err := l.Start(l.Group, "")
-		s.setPID(j, pid)
-		return err
-	}
-	var err error
-	if s.shim, err = j.trial.ServingGroup("shim", l.Name, nil); err != nil {
-		return err
-	}
 	var here netip.Prefix
 	s.job.Own = j.ownNetwork()
 	if linked {
@@ -124,15 +144,14 @@ func (j *joined) Launch(ctx context.Context, l kind.Launch) error {
 	}
 	path, err := j.bundle(s, l)
 	if err != nil {
-		return err
+		return "", nil, err
 	}
 	if ctx.Err() != nil {
-		return context.Cause(ctx)
+		return "", nil, context.Cause(ctx)
 	}
-	var network string
 	if s.job.Own {
 		if s.space, err = link.NewNamespace(); err != nil {
-			return err
+			return "", nil, err
 		}
 		network = s.space.Path()
 	}
@@ -143,18 +162,10 @@ func (j *joined) Launch(ctx context.Context, l kind.Launch) error {
 			err = link.Configure(s.link, s.group.TreeName(), here)
 		}
 		if err != nil {
-			return err
+			return "", nil, err
 		}
 	}
-	pid, err := l.Start(s.shim, network, append([]string{j.trial.Self()}, s.job.Args(path)...)...)
-	s.setPID(j, pid)
-	return err
-}
-
-func (s *sandboxed) setPID(j *joined, pid int) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	s.pid = pid
+	return network, append([]string{j.trial.Self()}, s.job.Args(path)...), nil
 }
 
 // bundle writes the bundle and the job of a sandbox. It returns the path of the job.
