@@ -456,6 +456,21 @@ func TestWaits(t *testing.T) {
 	_, _ = io.Copy(io.Discard, os.Stdin)
 }
 
+// TestKillsWithoutEnd: lines about kills that are not recorded do not write the state.
+func TestKillsWithoutEnd(t *testing.T) {
+	s := &shim{box: &sandbox{dir: t.TempDir()}, spec: &specs.Spec{Linux: &specs.Linux{}}}
+	killed, state := s.killed(64), filepath.Join(s.box.dir, stateName)
+	for i := range 1000 {
+		killed(false, fmt.Sprint("process ", i))
+		if err := os.Remove(state); (err == nil) != (i < maxKills) {
+			t.Fatalf("after %d kills: %v", i+1, err)
+		}
+	}
+	if len(s.box.OutOfMemory) != maxKills {
+		t.Errorf("%d kills are recorded", len(s.box.OutOfMemory))
+	}
+}
+
 // TestKillWatch: processes that the guest's kernel kills are read from its console, whatever the victim's name
 // contains, and wherever a read ends.
 func TestKillWatch(t *testing.T) {

@@ -66,9 +66,16 @@ func printable(r rune) rune {
 	return r
 }
 
-// killed returns a function that records a process killed by the guest's kernel.
+// killed returns a function that records a process killed by the guest's kernel. A container may be able to print such
+// lines without end, so those that are dropped must not cost a write of the state.
 func (s *shim) killed(memoryMiB int) func(cgroup bool, process string) {
 	return func(cgroup bool, process string) {
+		s.mu.Lock()
+		full := len(s.box.OutOfMemory) >= maxKills
+		s.mu.Unlock()
+		if full {
+			return
+		}
 		why := fmt.Sprintf("the guest has %s in all", quantity.Value(float64(memoryMiB)*(1<<20), quantity.Bytes))
 		if limit := memoryLimit(s.spec); cgroup && limit > 0 {
 			why = "the limit of its container is " + quantity.Value(float64(limit), quantity.Bytes)
@@ -76,9 +83,7 @@ func (s *shim) killed(memoryMiB int) func(cgroup bool, process string) {
 			why = "a control group inside its container was full"
 		}
 		_ = s.set(func(b *sandbox) { // if this fails, the end of the process is still recorded
-			if len(b.OutOfMemory) < maxKills {
-				b.OutOfMemory = append(b.OutOfMemory, Kill{process, why})
-			}
+			b.OutOfMemory = append(b.OutOfMemory, Kill{process, why})
 		})
 	}
 }
