@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"tare/internal/experiment/kind"
+	"tare/internal/experiment/measured"
 	"tare/internal/experiment/record"
 	"tare/internal/lib/known"
 	"tare/internal/scale/host/cgroup"
@@ -36,7 +37,9 @@ func (e *Evidence) places(l *ledger.Ledger) []record.Place {
 	for _, g := range topsOfSubject(l) {
 		subject = g.Path
 	}
-	var loads []string
+	loads := measured.Topmost(l, func(g *ledger.Cgroup) bool {
+		return g.Role == string(kind.Load) && !e.inPod(g.Path)
+	})
 	totals := map[string]*total{placePod: newTotal()}
 	at := func(place string) *total {
 		if totals[place] == nil {
@@ -51,8 +54,7 @@ func (e *Evidence) places(l *ledger.Ledger) []record.Place {
 			at(placePod).add(g)
 		case g.Path == subject:
 			at(placeOutside).add(g)
-		case g.Role == string(kind.Load) && !e.inPod(g.Path) && !slices.Contains(loads, path.Dir(g.Path)):
-			loads = append(loads, g.Path)
+		case slices.Contains(loads, g):
 			at(placeLoad).add(g)
 		case subject != "" && path.Dir(g.Path) == path.Join(subject, overheadComponent):
 			at(placeOverhead).add(g)

@@ -30,6 +30,7 @@ func TestPlaces(t *testing.T) {
 	}}}}
 	l := &ledger.Ledger{Window: ledger.Window{Seconds: 2}, Cgroups: []ledger.Cgroup{
 		group("/t/server", "app", "", 1, 1.0), group("/t/client", "load", "", 7, 0.4),
+		group("/t/client/x", "load", "", 6, 0.3), group("/t/client/x/y", "load", "", 5, 0.2),
 		group("/t/subject", "subject", "", 330, 0.3), group("/t/subject/overhead", "subject", "overhead", 310, 0.2),
 		group("/t/subject/overhead/server", "subject", "overhead", 310, 0.2),
 		group("/t/subject/shim", "subject", "shim", 20, 0.1),
