@@ -499,7 +499,8 @@ var footnotes = []struct{ mark, text string }{
 		"trials of an arm."},
 	{"v", "Only in experiments in which an arm has `services`."},
 	{"s", "Of all sandboxes of the trial together, with what runs in them, at the end of the window."},
-	{"y", "Median over the batches of calls that a load of kind `syscalls` made in the window."},
+	{"y", "Median over the batches of calls that a load of kind `syscalls` made in the window; of several such loads the " +
+		"mean."},
 }
 
 var (

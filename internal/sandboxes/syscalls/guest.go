@@ -12,6 +12,7 @@ import (
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/metric"
 	"tare/internal/experiment/role"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/pace"
 	"tare/internal/lib/param"
 	"tare/internal/lib/quantity"
@@ -72,16 +73,22 @@ func (guest) Metrics() []measured.Metric {
 				Name: "syscall_" + c.name + "_seconds", Unit: quantity.Seconds, Rank: metric.RankWork, Pool: metric.Mean,
 				Better: metric.Lower, Needs: measured.NeedSeen, Headline: true, Clause: "takes {} for " + c.short,
 				Ladder: "system calls", Rung: c.short,
-				How: fmt.Sprintf("Time of %s. Median over the batches of calls that a load of kind `%s` made in the window.",
-					c.doc, name),
+				How: fmt.Sprintf("Time of %s. Median over the batches of calls that a load of kind `%s` made in the window; of "+
+					"several such loads the mean.", c.doc, name),
 			},
-			Value: func(m *measured.Measured) (float64, bool) {
-				for _, r := range m.Loads {
-					if v, has := r.Counts[c.name+"_seconds"]; has && r.Generator == name {
-						return v, true
+			Value: func(m *measured.Measured) (total float64, ok bool) {
+				n := 0
+				for _, r := range lists.ByKey(m.Loads) {
+					if r.Generator != name {
+						continue
 					}
+					v, has := r.Counts[c.name+"_seconds"]
+					if !has {
+						return 0, false
+					}
+					total, n = total+v, n+1
 				}
-				return 0, false
+				return total / float64(max(n, 1)), n > 0
 			},
 		})
 	}

@@ -3,12 +3,16 @@ package syscalls
 import (
 	"errors"
 	"io"
+	"math"
+	"slices"
+	"strconv"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"tare/internal/experiment/load"
+	"tare/internal/experiment/measured"
 	"tare/internal/experiment/role"
 	"tare/internal/lib/pace"
 	"tare/internal/lib/param"
@@ -34,6 +38,24 @@ func TestLadder(t *testing.T) {
 	}
 	if at("getpid") >= at("open") || at("open") >= at("fork") || at("read") >= at("exec") {
 		t.Errorf("%v", r.Counts)
+	}
+}
+
+// TestMetricsOfSeveralLoads: of several loads of the kind, a time is the mean, and unknown unless all have it.
+func TestMetricsOfSeveralLoads(t *testing.T) {
+	m := &measured.Measured{}
+	m.Loads = map[string]load.Result{"http": {Generator: "http"}}
+	for i, getpid := range []float64{1e-6, 3e-6, 5e-6} {
+		m.Loads[strconv.Itoa(i)] = load.Result{Generator: name, Counts: map[string]float64{"getpid_seconds": getpid}}
+	}
+	metrics := guest{}.Metrics()
+	at := slices.IndexFunc(metrics, func(m measured.Metric) bool { return m.Name == "syscall_getpid_seconds" })
+	if got, ok := metrics[at].Value(m); !ok || math.Abs(got-3e-6) > 1e-12 {
+		t.Errorf("%g, %v, want 3e-6", got, ok)
+	}
+	m.Loads["1"] = load.Result{Generator: name}
+	if got, ok := metrics[at].Value(m); ok {
+		t.Errorf("%g though one load has none", got)
 	}
 }
 
