@@ -96,7 +96,8 @@ func TestRefusedLate(t *testing.T) {
 	both(t, func(t *testing.T, delta bool) {
 		var mu sync.Mutex
 		refused := map[string]string{} // reasons by nonce
-		s := New(Options{Patience: 10 * time.Millisecond, OnAnswer: func(a Answer) {
+		const patience = 10 * time.Millisecond // deadline under test
+		s := New(Options{Patience: patience, OnAnswer: func(a Answer) {
 			mu.Lock()
 			defer mu.Unlock()
 			if a.Refused != "" {
