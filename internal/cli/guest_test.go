@@ -159,8 +159,8 @@ func TestPrintResult(t *testing.T) {
 	r := &load.Result{
 		Generator: "http", Mode: load.Open, Arrivals: "poisson", Seconds: 2, TargetRate: 1000, Rate: 990, Intended: 2000,
 		Sent: 1990, Done: 1980, Late: 3, Unfinished: 4, Connections: 8, MaxConnections: 8, Opened: 5,
-		MeanConnections: 2.34,
-		Errors:          map[string]int64{"connect": 2, "timeout": 4}, CPUSeconds: 0.5, CPUs: 1,
+		MeanConnections: 2.34, Finished: new(int64(2000)),
+		Errors: map[string]int64{"connect": 2, "timeout": 4}, CPUSeconds: 0.5, CPUs: 1,
 	}
 	histogram(t, r, load.Latency, 1980, 1000)
 	histogram(t, r, load.OwnLag, 1980, 10)
@@ -176,7 +176,7 @@ not started   10: no connection or worker was free in time
 unfinished    4 when the drain ended
 errors        4 timeout, 2 connect
 connections   8, 2.34 on average, 5 opened in the window
-own CPU time  500 ms, 25 % of what it could use, 253 us for each completed operation
+own CPU time  500 ms, 25 % of what it could use, 250 us for each completed operation
                  p50      p90      p99  p99.9      max
     latency   989 us  1.78 ms  1.96 ms      -  1.98 ms
     own lag  9.89 us  17.8 us  19.6 us      -  19.8 us

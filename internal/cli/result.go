@@ -132,8 +132,8 @@ func printWork(b *strings.Builder, name string, r *load.Result) {
 	}
 	if r.CPUs > 0 && r.Seconds > 0 {
 		each := ""
-		if r.Done > 0 {
-			each = ", " + quantity.Value(r.CPUSeconds/float64(r.Done), quantity.Seconds) +
+		if n, known := r.Answers(); known && n > 0 {
+			each = ", " + quantity.Value(r.CPUSeconds/float64(n), quantity.Seconds) +
 				" for each completed operation"
 		}
 		line("own CPU time", "%s, %.0f %% of what it could use%s", quantity.Value(r.CPUSeconds, quantity.Seconds),

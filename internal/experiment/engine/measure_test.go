@@ -93,6 +93,20 @@ func goodMeasurement(t *testing.T) *measured.Measured {
 	}
 }
 
+// overload makes the load one of 10,000 requests/s to a subject that answers fewer: 5,000 of 20,000 answers come after
+// the window. finished is how many come in it, those of the warm-up included; -1: the load does not count them.
+func overload(finished int64) func(*measured.Measured) {
+	return func(m *measured.Measured) {
+		r := m.Loads["client"]
+		r.TargetRate, r.Rate, r.Opened, r.Errors = 10_000, float64(finished)/2, 0, nil
+		r.Intended, r.Sent, r.Done, r.Late = 20_000, 20_000, 20_000, 5000
+		if finished >= 0 {
+			r.Finished = &finished
+		}
+		m.Loads["client"], m.Setup.Loads["client"].Options["keepalive"] = r, "true"
+	}
+}
+
 func TestMetrics(t *testing.T) {
 	absent := math.NaN()
 	good := map[string]float64{
@@ -142,6 +156,11 @@ func TestMetrics(t *testing.T) {
 			m.Loads["client"] = r
 		}, map[string]float64{"bpf_seconds_per_connection": absent, "cpu_seconds_per_connection": absent,
 			"cpu_seconds_per_request": 0.5 / 2.002 / 999}},
+		{"more than the subject can do", overload(16000), map[string]float64{"throughput_per_second": 8000,
+			"cpu_seconds_per_request": 0.5 / 2.002 / 8000, "bpf_seconds_per_request": 0.003 / 8000, "error_ratio": 0}},
+		{"more than the subject can do, in an older record", overload(-1), map[string]float64{
+			"throughput_per_second": absent, "cpu_seconds_per_request": absent, "bpf_seconds_per_request": absent,
+			"error_ratio": 0}},
 		{"no CPU counter", func(m *measured.Measured) { m.Ledger.Cgroups[3].CPUSeconds = nil },
 			map[string]float64{"cpu_seconds_per_connection": absent}},
 		{"nothing", func(m *measured.Measured) {
@@ -245,9 +264,14 @@ func TestGates(t *testing.T) {
 		{"good", func(*measured.Measured) {}, "", ""},
 		{"good baseline", func(m *measured.Measured) { m.Subject = nil }, "", ""},
 		{"rate", change(func(r *load.Result) { r.Done, r.Late, r.Errors = 1970, 0, nil }), "rate",
-			"client: 98.50 % of the intended requests were answered in time, and 99 % must be; lower the rate or give the " +
-				"load more connections"},
-		{"answered too late", change(func(r *load.Result) { r.Late = 100 }), "rate", "client: 94.95 % of the intended"},
+			"client: requests were answered at 98.50 % of the intended rate, and 99 % is required; lower the rate or give " +
+				"the load more connections"},
+		{"answered too late", change(func(r *load.Result) { r.Late = 100 }), "rate",
+			"client: requests were answered at 94.95 %"},
+		{"more than the subject can do", overload(16000), "rate", "client: requests were answered at 80.00 %"},
+		{"as many in flight at the end as at the begin", change(func(r *load.Result) {
+			r.Late, r.Finished = 100, ptr(int64(1990))
+		}), "", ""},
 		{"under way at the end", change(func(r *load.Result) {
 			r.Late = 1000
 			histogram(t, r, load.Service, 2000, 500_000_000)

@@ -63,6 +63,9 @@ func (r *Result) Check() error {
 		"connections": int64(r.Connections), "max_connections": int64(r.MaxConnections), "opened": r.Opened,
 		"streams": int64(r.Streams),
 	}
+	if r.Finished != nil {
+		counts["finished"] = *r.Finished
+	}
 	for kind, n := range r.Errors {
 		counts["errors."+kind] = n
 	}

@@ -33,7 +33,8 @@ type Slice struct {
 }
 
 // Result is what a load generator measured between the two edges of its schedule (role.Schedule). Requests count by
-// their intended start: one that was intended inside the window counts, whenever it ended.
+// their intended start: one that was intended inside the window counts, whenever it ended. Finished and Rate count by
+// the end of requests instead, because the CPU time of the window was spent on those.
 type Result struct {
 	Generator string `json:"generator"` // http, exec, ...
 	Mode      string `json:"mode"`      // open (absolute schedule), closed (as fast as answers come) or outside
@@ -41,7 +42,7 @@ type Result struct {
 
 	Seconds        float64 `json:"seconds"`         // length of the measured window
 	TargetRate     float64 `json:"target_rate"`     // per second; 0 when closed
-	Rate           float64 `json:"rate"`            // requests done without error, per second of the window
+	Rate           float64 `json:"rate"`            // requests answered without error in the window, per second
 	Intended       int64   `json:"intended"`        // requests in the schedule
 	Sent           int64   `json:"sent"`            // of intended, started
 	Done           int64   `json:"done"`            // of sent, answered without error, drain included
@@ -54,6 +55,10 @@ type Result struct {
 	// MeanConnections is how many connections were open on average, over the part of the window in which the generator had
 	// something to do; 0 if it does not report that. Servers may close kept connections that are idle for long.
 	MeanConnections float64 `json:"mean_connections,omitempty"`
+
+	// Finished counts the requests that were answered without error inside the window, whenever they were intended. It
+	// is nil if the load does not count them, and in older records. Answers returns it.
+	Finished *int64 `json:"finished,omitempty"`
 
 	// Streams is the most requests that a connection carries at once; 0 means 1.
 	Streams int `json:"streams,omitempty"`
@@ -79,6 +84,18 @@ type Result struct {
 
 	CPUSeconds float64 `json:"cpu_seconds"` // of the generator's process in the window
 	CPUs       float64 `json:"cpus"`        // that it could have used: its limit or affinity
+}
+
+// mostLate is the fraction of Done that may be Late for Done to stand for Finished.
+const mostLate = 0.01
+
+// Answers returns how many requests were answered without error inside the window. Without Finished that is Done, and
+// it is unknown if many of these were answered after the window.
+func (r *Result) Answers() (n int64, known bool) {
+	if r.Finished != nil {
+		return *r.Finished, true
+	}
+	return r.Done, float64(r.Late) <= mostLate*float64(r.Done)
 }
 
 // MostAtOnce returns how many requests can be in flight at once.

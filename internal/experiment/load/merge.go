@@ -17,6 +17,7 @@ func Merge(all []Result) Result {
 		sum.Own = all[0].Own
 	}
 	encoded := map[string][]string{}
+	finished, counted := int64(0), true
 	var running []*Running
 	for _, r := range all {
 		running = append(running, r.Running)
@@ -27,6 +28,9 @@ func Merge(all []Result) Result {
 		sum.Sent += r.Sent
 		sum.Done += r.Done
 		sum.Late += r.Late
+		if counted = counted && r.Finished != nil; counted {
+			finished += *r.Finished
+		}
 		sum.Unfinished += r.Unfinished
 		sum.Connections += r.Connections
 		sum.MaxConnections += r.MaxConnections
@@ -47,6 +51,9 @@ func Merge(all []Result) Result {
 			}
 			sum.Counts[name] = plus(sum.Counts[name], v)
 		}
+	}
+	if counted {
+		sum.Finished = &finished
 	}
 	sum.Running = MergeRunning(running)
 	for name, texts := range encoded {

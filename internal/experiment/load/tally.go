@@ -5,10 +5,11 @@ import "github.com/HdrHistogram/hdrhistogram-go"
 // Longest is the longest time that the histograms of a Tally distinguish, in ns; longer ones count as this.
 const Longest = 100e9
 
-// Tally counts the requests of one worker that were intended in the window. Counting allocates nothing. Merge adds the
-// counts of another worker, and Into puts the sum into a result.
+// Tally counts the requests of one worker that were intended in the window, and those that Finished in it. Counting
+// allocates nothing. Merge adds the counts of another worker, and Into puts the sum into a result.
 type Tally struct {
 	Intended, Sent, Done, Late    int64
+	Finished                      int64
 	Latency, Service, Lag, OwnLag *hdrhistogram.Histogram
 	Slices                        [Slices]*hdrhistogram.Histogram // latency, by intended start
 
@@ -39,8 +40,8 @@ func Record(h *hdrhistogram.Histogram, ns int64) {
 	_ = h.RecordValue(min(max(ns, 0), Longest)) // in range, so there is no error
 }
 
-// Began counts a request that was sent. ownLag is how late the generator itself was; it is negative in a closed loop,
-// where nothing can be late.
+// Began counts a request of the window that was sent. ownLag is how late the generator itself was; it is negative in a
+// closed loop, where nothing can be late.
 func (t *Tally) Began(intended, sent, ownLag int64) {
 	t.Intended++
 	t.Sent++
@@ -50,8 +51,13 @@ func (t *Tally) Began(intended, sent, ownLag int64) {
 	}
 }
 
-// Answered counts a request that was answered without error, in a window from begin to end.
+// Answered counts a request that was answered without error, in a window from begin to end. Requests of the warm-up
+// belong here too: they count as Finished if their answers come in the window.
 func (t *Tally) Answered(intended, sent, done, begin, end int64) {
+	t.Ended(done, begin, end)
+	if intended < begin || intended >= end {
+		return
+	}
 	t.Done++
 	if done >= end {
 		t.Late++
@@ -61,12 +67,20 @@ func (t *Tally) Answered(intended, sent, done, begin, end int64) {
 	Record(t.Slices[(intended-begin)*Slices/(end-begin)], done-intended)
 }
 
+// Ended counts an answer without error as Finished if it came in the window from begin to end.
+func (t *Tally) Ended(at, begin, end int64) {
+	if at >= begin && at < end {
+		t.Finished++
+	}
+}
+
 // Merge adds the counts of another worker.
 func (t *Tally) Merge(o *Tally) {
 	t.Intended += o.Intended
 	t.Sent += o.Sent
 	t.Done += o.Done
 	t.Late += o.Late
+	t.Finished += o.Finished
 	for name, h := range o.histograms {
 		t.Histogram(name).Merge(h)
 	}
@@ -78,7 +92,8 @@ func (t *Tally) Merge(o *Tally) {
 // Into puts the tally into a result, whose seconds and errors must be set.
 func (t *Tally) Into(r *Result) error {
 	r.Intended, r.Sent, r.Done, r.Late = t.Intended, t.Sent, t.Done, t.Late
-	r.Rate = float64(r.Done) / r.Seconds
+	r.Finished = &t.Finished
+	r.Rate = float64(t.Finished) / r.Seconds
 	r.SetUnfinished()
 	r.SetSlices(t.Slices[:])
 	return r.SetHistograms(t.histograms)

@@ -11,7 +11,9 @@ import (
 func TestTallyMerge(t *testing.T) {
 	one := NewTally()
 	one.Began(100, 103, 2)
-	one.Answered(100, 103, 205, 100, 200)
+	one.Answered(100, 103, 205, 100, 200) // late
+	one.Answered(90, 95, 100, 100, 200)   // of the warm-up
+	one.Answered(90, 95, 99, 100, 200)    // ended in it
 	Record(one.Histogram(Connect), 2*Longest)
 	sum := NewTally()
 	sum.Merge(&one)

@@ -5,7 +5,7 @@ import "tare/internal/lib/param"
 // GateSettings are the limits of the gates. A setting has the name of the gates that it governs.
 var GateSettings = []param.Setting{
 	{Name: "rate", Type: param.TypeNumber, Default: "0.99", Max: 1,
-		Doc: "part of the intended requests that must be answered within the window"},
+		Doc: "part of the intended rate at which requests must be answered in the window"},
 	{Name: "errors", Type: param.TypeNumber, Default: "0.001", Max: 1,
 		Doc: "part of the intended requests that may fail or stay unanswered"},
 	{Name: "generator_cpu", Type: param.TypeNumber, Default: "0.7", Max: 1,

@@ -207,16 +207,26 @@ func (j *LoadJudge) rate() {
 		j.Trip(GateIdle, 0, 1, "no request was intended in the window; raise the rate or the duration")
 		return
 	}
-	late := max(j.Result.Late-j.underWay()-j.heldUp(), 0)
-	seen := float64(j.Result.Done-late) / float64(j.Result.Intended)
+	seen := Reached(&j.Result, j.underWay()+j.heldUp())
 	if allowed := j.m.Setup.Gates.Float("rate"); seen < allowed {
 		more := ""
 		if j.Result.Connections > 0 {
 			more = " or give the load more connections"
 		}
-		j.Trip(GateRate, seen, allowed, "%.2f %% of the intended requests were answered in time, and %g %% must be; "+
+		j.Trip(GateRate, seen, allowed, "requests were answered at %.2f %% of the intended rate, and %g %% is required; "+
 			"lower the rate%s", 100*seen, 100*allowed, more)
 	}
+}
+
+// Reached returns the part of an open load's rate that was reached: the answers in the window, as a part of the
+// requests intended in it. Requests that were intended in the window and answered after it are not missed, up to the
+// number that may be under way when it closes: without a warm-up, no answers to earlier requests make up for them.
+func Reached(r *load.Result, underWay int64) float64 {
+	answers := r.Done - max(r.Late-underWay, 0)
+	if r.Finished != nil {
+		answers = max(answers, *r.Finished)
+	}
+	return Ratio(answers, r.Intended)
 }
 
 // work checks that a subject that works by itself did some work. It has neither a rate to keep nor a generator.

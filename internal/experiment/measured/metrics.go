@@ -141,9 +141,10 @@ const (
 var workMetrics = []Metric{
 	{Definition: metric.Definition{Name: "throughput_per_second", Family: "throughput", Unit: quantity.PerSecond,
 		Rank: metric.RankThroughput, Pool: metric.Sum, Better: metric.Higher, Needs: NeedThroughput, Headline: true,
-		Outcome: true, How: "Requests of all loads answered without error, per second of the window. Absent where a " +
-			"load makes none, or does not report them."}, Value: func(m *Measured) (float64, bool) {
-		return m.Sum(func(r load.Result) float64 { return r.Rate }), m.requests() && !m.outside() && !m.pieces()
+		Outcome: true, How: "Requests of all loads answered without error in the window, whenever they were due, per " +
+			"second. Absent where a load makes none, or does not report them."}, Value: func(m *Measured) (float64, bool) {
+		rate, known := m.answerRate()
+		return rate, known && m.requests() && !m.outside() && !m.pieces()
 	}},
 	{Definition: metric.Definition{Name: "error_ratio", Unit: quantity.Part, Rank: metric.RankThroughput,
 		Pool: metric.Merged, Better: metric.Lower, Needs: NeedNothing, Outcome: true,
@@ -372,8 +373,27 @@ func (m *Measured) ConnectionRate() (float64, bool) {
 	return m.Sum(func(r load.Result) float64 { return Rate(float64(r.Opened), r.Seconds) }), !m.outside()
 }
 
-// RequestRate returns how many requests the loads completed per second. It is false if each request opens a
-// connection: the cost is then per connection.
+// AnswerRate returns how many requests of a load were answered without error per second of the window; false if that
+// is unknown.
+func AnswerRate(r *load.Result) (float64, bool) {
+	n, known := r.Answers()
+	return Rate(float64(n), r.Seconds), known
+}
+
+// answerRate is AnswerRate for all loads together.
+func (m *Measured) answerRate() (total float64, known bool) {
+	for _, r := range m.Loads {
+		rate, known := AnswerRate(&r)
+		if !known {
+			return 0, false
+		}
+		total += rate
+	}
+	return total, true
+}
+
+// RequestRate returns how many requests of the loads were answered per second of the window. It is false if each
+// request opens a connection: the cost is then per connection.
 func (m *Measured) RequestRate() (float64, bool) {
 	if m.Events != nil || m.outside() {
 		return 0, false // an exec is not a request: its cost is per event
@@ -381,7 +401,7 @@ func (m *Measured) RequestRate() (float64, bool) {
 	if !slices.ContainsFunc(slices.Collect(maps.Keys(m.Loads)), m.sharesConnections) || m.pieces() {
 		return 0, false
 	}
-	return m.Sum(func(r load.Result) float64 { return Rate(float64(r.Done), r.Seconds) }), true
+	return m.answerRate()
 }
 
 // pieces reports whether a load does pieces of work that are not requests.
@@ -404,7 +424,8 @@ func (m *Measured) sharesConnections(name string) bool {
 		}
 	}
 	r := m.Loads[name]
-	return float64(r.Opened) < 0.99*float64(r.Done)
+	n, _ := r.Answers()
+	return float64(r.Opened) < 0.99*float64(n)
 }
 
 // Rate returns n per second, or 0 without time.

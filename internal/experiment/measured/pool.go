@@ -181,15 +181,15 @@ func (p *Pool) over(m *Metric, values func(*record.Trial) map[string]float64) (f
 	return total / weight, weight > 0
 }
 
-// weight returns how much of the work a node did. It weights costs per piece of work, so that the mean is the sum of
-// costs over the sum of work.
+// weight returns how much of the work a node did in the window; false if it did none or that is unknown. It weights
+// costs per piece of work, so that the mean is the sum of costs over the sum of work.
 func (p *Pool) weight(by metric.Pool, t *record.Trial) (n float64, ok bool) {
-	var of func(load.Result) int64
+	var of func(*load.Result) (int64, bool)
 	switch by {
 	case metric.PerConnection:
-		of = func(r load.Result) int64 { return r.Opened }
+		of = func(r *load.Result) (int64, bool) { return r.Opened, true }
 	case metric.PerRequest, metric.PerEvent, metric.Machine:
-		of = func(r load.Result) int64 { return r.Done }
+		of = (*load.Result).Answers
 	default:
 		return 1, true
 	}
@@ -198,7 +198,11 @@ func (p *Pool) weight(by metric.Pool, t *record.Trial) (n float64, ok bool) {
 			(part == nil || !part.Kind.About().MakesEvents) {
 			continue
 		}
-		n += float64(of(r))
+		did, known := of(&r)
+		if !known {
+			return 0, false
+		}
+		n += float64(did)
 	}
 	return n, n > 0
 }

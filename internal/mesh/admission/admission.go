@@ -210,7 +210,7 @@ func (l *Load) token(i int) (authority.Token, error) {
 // tally holds the counts of a run.
 type tally struct {
 	load.Tally
-	finished    int64 // reviews that ended in the window, with their certificates
+	settled     int64 // reviews that ended in the window, with their certificates
 	errors      map[string]int64
 	certificate *hdrhistogram.Histogram
 }
@@ -238,10 +238,13 @@ func (l *Load) do(ctx context.Context, i int, intended, free int64) int64 {
 	ended := pace.Now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if failed == "" && l.in(ended) {
-		l.finished++
-	}
 	l.log.Add(intended, sent, done, own, -1, failed == "")
+	if failed == "" {
+		l.Answered(intended, sent, done, l.begin, l.end)
+		if l.in(ended) {
+			l.settled++
+		}
+	}
 	if !l.in(intended) {
 		return ended
 	}
@@ -252,7 +255,6 @@ func (l *Load) do(ctx context.Context, i int, intended, free int64) int64 {
 		}
 		return ended
 	}
-	l.Answered(intended, sent, done, l.begin, l.end)
 	if l.to.Certificates != "" {
 		load.Record(l.certificate, ended-done)
 	}
@@ -381,7 +383,7 @@ func (l *Load) result(s role.Schedule, cpu float64) (*load.Result, error) {
 	if l.o.Rate > 0 {
 		x.Mode, x.Arrivals = load.Open, string(l.o.Arrivals)
 	}
-	x.Counts = map[string]float64{countFinished: float64(l.finished)}
+	x.Counts = map[string]float64{countFinished: float64(l.settled)}
 	if l.to.Certificates != "" {
 		x.Counts[countCertificates] = float64(l.certificate.TotalCount())
 	}

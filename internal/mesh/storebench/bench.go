@@ -250,7 +250,7 @@ func (b *Bench) lookups(ctx context.Context, w *window) error {
 		first := b.ask.Repeat(q, random.Uint64(), 1)
 		took := b.ask.Repeat(q, random.Uint64(), repeat)
 		if began >= w.begin {
-			w.looked(began, first, took)
+			w.looked(began, pace.Now(), first, took)
 		}
 	}
 }
@@ -280,18 +280,19 @@ func (w *window) add(began, ended int64, work store.Work) {
 	}
 	w.spent += ended - began
 	w.work.Add(work)
-	w.record(began, ended-began)
+	w.record(began, ended, ended-began)
 }
 
-func (w *window) looked(began int64, first, took time.Duration) {
-	w.record(began, int64(took))
+func (w *window) looked(began, ended int64, first, took time.Duration) {
+	w.record(began, ended, int64(took))
 	load.Record(w.first, int64(first))
 }
 
-func (w *window) record(began, ns int64) {
+func (w *window) record(began, ended, ns int64) {
 	w.Intended++
 	w.Sent++
 	w.Done++
+	w.Ended(ended, w.begin, w.end)
 	load.Record(w.times, ns)
 	load.Record(w.Slices[min((began-w.begin)*load.Slices/(w.end-w.begin), load.Slices-1)], ns)
 }

@@ -103,9 +103,13 @@ func behind(t record.Trial) (kept, bool) {
 	}
 	var k kept
 	for _, r := range t.Loads {
-		if r.Mode == load.Open {
-			k.did, k.asked = k.did+r.Rate, k.asked+r.TargetRate
+		if r.Mode != load.Open {
+			continue
 		}
+		if _, known := r.Answers(); !known {
+			return kept{}, false // the rate of such an older record counts answers that came after the window
+		}
+		k.did, k.asked = k.did+r.Rate, k.asked+r.TargetRate
 	}
 	return k, k.asked > 0
 }

@@ -378,6 +378,7 @@ func (l *Load) result(s role.Schedule, cpu float64) (*load.Result, error) {
 		sum.Sent += int64(m.Sent)
 		sum.Done += int64(m.Done)
 		sum.Late += int64(m.Late)
+		sum.Finished += int64(m.Finished)
 		r.CPUSeconds += float64(m.CPUAfter-m.CPUBefore) / 1e9
 		for kind := range m.Errors {
 			for code, n := range m.Errors[kind] {

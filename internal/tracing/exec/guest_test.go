@@ -97,6 +97,22 @@ func slowing() []load.Slice {
 	return slices
 }
 
+// TestCostOfExecs: the cost of an exec is that of those made in the window, with those due in the warm-up.
+func TestCostOfExecs(t *testing.T) {
+	m := measuredExecs(t)
+	r := m.Loads["execs"]
+	r.Done, r.Finished = 1500, new(int64(1600))
+	m.Loads["execs"] = r
+	if rate, known := kiloeventRate(m); !known || rate != 0.8 {
+		t.Errorf("1,600 execs in 2 s are %g thousand per second, %v", rate, known)
+	}
+	r.Finished, r.Late = nil, 100
+	m.Loads["execs"] = r
+	if rate, known := kiloeventRate(m); known {
+		t.Errorf("an older record with 100 late execs has a rate of %g", rate)
+	}
+}
+
 func TestGates(t *testing.T) {
 	change := func(f func(*load.Result)) func(*measured.Measured) {
 		return func(m *measured.Measured) { r := m.Loads["execs"]; f(&r); m.Loads["execs"] = r }
@@ -118,7 +134,9 @@ func TestGates(t *testing.T) {
 			"", ""},
 		{"all of its CPU", change(func(r *load.Result) { r.CPUSeconds = 100 }), "", ""},
 		{"rate", change(func(r *load.Result) { r.Done = 1500 }),
-			"rate", "execs: 75.00 % of the intended execs were made in time, and 99 % must be"},
+			"rate", "execs: execs were made at 75.00 % of the intended rate, and 99 % is required"},
+		{"more than it can make", change(func(r *load.Result) { r.Done, r.Finished = 1500, new(int64(1600)) }),
+			"rate", "execs: execs were made at 80.00 % of the intended rate"},
 		{"those under way at the end", change(func(r *load.Result) { r.Intended, r.Done, r.Late = 200, 200, 4 }), "", ""},
 		{"nothing intended", change(func(r *load.Result) { r.Intended, r.Done = 0, 0 }), "idle", "no exec was intended"},
 		{"a storm of nothing", change(func(r *load.Result) { r.Mode, r.Done = load.Closed, 0 }),

@@ -107,7 +107,11 @@ func kiloeventRate(m *measured.Measured) (float64, bool) {
 	total := 0.0
 	for name, r := range m.Loads {
 		if p := m.Setup.Loads[name]; p != nil && p.Kind.About().MakesEvents {
-			total += measured.Rate(float64(r.Done), r.Seconds)
+			rate, known := measured.AnswerRate(&r)
+			if !known {
+				return 0, false
+			}
+			total += rate
 		}
 	}
 	return total / 1000, true
@@ -119,14 +123,13 @@ func (asLoad) Judge(m *measured.Measured, name string) []measured.Trip {
 	r := j.Result
 	if r.Mode == load.Open {
 		// At the end of the window, at most one exec of each worker can be in progress.
-		late := max(r.Late-int64(r.Counts[CountWorkers]), 0)
-		seen, allowed := measured.Ratio(r.Done-late, r.Intended), m.Setup.Gates.Float("rate")
+		seen, allowed := measured.Reached(&r, int64(r.Counts[CountWorkers])), m.Setup.Gates.Float("rate")
 		switch {
 		case r.Intended == 0:
 			j.Trip(measured.GateIdle, 0, 1, "no exec was intended in the window; raise the rate or the duration")
 		case seen < allowed:
-			j.Trip(measured.GateRate, seen, allowed, "%.2f %% of the intended execs were made in time, and %g %% must be; "+
-				"lower the rate, or give the load more workers", 100*seen, 100*allowed)
+			j.Trip(measured.GateRate, seen, allowed, "execs were made at %.2f %% of the intended rate, and %g %% is "+
+				"required; lower the rate, or give the load more workers", 100*seen, 100*allowed)
 		}
 	} else if r.Done == 0 {
 		j.Trip(measured.GateIdle, 0, 1, "not one exec was made in the window; see the errors of the trial")

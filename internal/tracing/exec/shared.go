@@ -14,7 +14,7 @@ import (
 )
 
 // layout identifies the version of the memory that the role and a worker share: LAYOUT in c/worker.c.
-const layout = 0x74617265_00000001
+const layout = 0x74617265_00000002
 
 // The states of a worker. All except stateReady are final.
 const (
@@ -68,6 +68,7 @@ type shared struct {
 	Step, Error                   uint64
 	Made, Failed                  uint64
 	Intended, Sent, Done, Late    uint64
+	Finished                      uint64
 	CPUBefore, CPUAfter           uint64
 	ChildError                    uint64
 	Errors                        [kinds][codes]uint64

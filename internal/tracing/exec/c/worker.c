@@ -12,7 +12,7 @@
 
 #include "sys.h"
 
-#define LAYOUT 0x7461726500000001 /* "tare", and a number that changes with struct shared */
+#define LAYOUT 0x7461726500000002 /* "tare", and a number that changes with struct shared */
 
 #define CLOCK_MONOTONIC 1
 #define CLOCK_PROCESS_CPUTIME_ID 2
@@ -95,7 +95,8 @@ struct shared {
 	u64 state;
 	u64 step, error;
 	u64 made, failed; /* since the start */
-	u64 intended, sent, done, late; /* in the window */
+	u64 intended, sent, done, late; /* of the execs that were intended in the window */
+	u64 finished; /* execs that ended in the window, whenever they were intended */
 	u64 cpu_before, cpu_after; /* CPU time of the worker and its children at the window's edges, ns */
 	u64 child_error; /* errno of execveat in the child, which shares this memory */
 	u64 errors[KINDS][CODES]; /* in the window */
@@ -315,7 +316,7 @@ static void run(struct shared *s)
 	u8 stack[8192] __attribute__((aligned(16)));
 	const u8 *argv[3] = {s->argv0, s->argv1, 0}, *envp[1] = {0};
 	struct order o = {s, argv, envp};
-	u64 window = s->end - s->warm, margin = s->spin / 2, sequence = 0, finished = 0;
+	u64 window = s->end - s->warm, margin = s->spin / 2, sequence = 0, idle_since = 0;
 	u64 next = 0, step = 0, rest = 0, fraction = 0;
 	u8 *number = s->argv1;
 	int measuring = 0, over = 0;
@@ -334,7 +335,7 @@ static void run(struct shared *s)
 	}
 	wait_until(s, s->begin, &margin);
 	for (;;) {
-		u64 intended, sent, done, code, free = finished;
+		u64 intended, sent, done, code, free = idle_since;
 		int kind, counts;
 
 		if (s->rate) {
@@ -370,6 +371,7 @@ static void run(struct shared *s)
 		print(number, sequence++);
 		if (attempt(s, &o, stack + sizeof(stack), &done, &kind, &code)) {
 			s->made++;
+			s->finished += done >= s->warm && done < s->end;
 			if (counts) {
 				s->done++;
 				s->late += done > s->end;
@@ -384,7 +386,7 @@ static void run(struct shared *s)
 			if (counts)
 				s->errors[kind][code < CODES ? code : CODES - 1]++;
 		}
-		finished = done;
+		idle_since = done;
 		if (counts) {
 			s->sent++;
 			if (s->rate) {

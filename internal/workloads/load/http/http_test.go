@@ -137,6 +137,9 @@ func runAt(t testing.TB, g *Generator, begin int64, warmup, duration time.Durati
 		t.Errorf("%d done + %d failed + %d unfinished are not %d sent of %d intended", r.Done, failed, r.Unfinished, r.Sent,
 			r.Intended)
 	}
+	if *r.Finished < r.Done-r.Late || r.Rate != float64(*r.Finished)/r.Seconds {
+		t.Errorf("%d answers came in the window, %g/s; of %d done %d were late", *r.Finished, r.Rate, r.Done, r.Late)
+	}
 	h, err := r.Histogram(load.Latency)
 	if err != nil {
 		t.Fatal(err)
@@ -472,6 +475,26 @@ func TestServerGoesAway(t *testing.T) {
 		if r.Errors["connect-refused"] == 0 || r.Done != 0 || r.Intended > 70 {
 			t.Errorf("rate %g: %d intended, errors %v", rate, r.Intended, r.Errors)
 		}
+	}
+}
+
+// TestAnswersInTheWindow: a server that can answer at most 200 requests/s is asked for 300/s. The queue is answered
+// after the window, and is not part of its rate; the queue of the warm-up is answered in it, and is.
+func TestAnswersInTheWindow(t *testing.T) {
+	url := server(t, answering(func(c net.Conn) bool { time.Sleep(5 * time.Millisecond); return say(okAnswer)(c) }))
+	for _, warmup := range []time.Duration{0, 200 * time.Millisecond} {
+		r := run(t, Options{Targets: []string{url}, Arrivals: pace.Constant, Rate: 300, Connections: 1, KeepAlive: true,
+			Drain: 20 * time.Second}, warmup, 500*time.Millisecond)
+		if r.Done != r.Intended || r.Late == 0 || r.Rate > 200 || (*r.Finished > r.Done-r.Late) != (warmup > 0) {
+			t.Errorf("warm-up of %v: %g/s: %d in the window; %d of %d done, %d of them late", warmup, r.Rate, *r.Finished,
+				r.Done, r.Intended, r.Late)
+		}
+	}
+	closed := run(t, Options{Targets: []string{url}, Connections: 4, KeepAlive: true, Drain: 20 * time.Second},
+		100*time.Millisecond, 200*time.Millisecond)
+	if closed.Late == 0 || *closed.Finished <= closed.Done-closed.Late {
+		t.Errorf("closed loop: %d answers in the window; %d done, %d of them late", *closed.Finished, closed.Done,
+			closed.Late)
 	}
 }
 

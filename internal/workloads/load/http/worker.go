@@ -680,9 +680,7 @@ func (w *worker) finish(i int32, now int64, kind failure) {
 	if kind == none && s.response.status >= 400 {
 		kind = badStatus
 	}
-	if w.counted(s) {
-		w.tally(s, now, kind)
-	}
+	w.tally(s, now, kind)
 	w.keep(s, now, kind == none)
 	s.state, s.freed = idle, now
 	switch {
@@ -708,11 +706,13 @@ func (w *worker) finish(i int32, now int64, kind failure) {
 // a dead server would fail as fast as the CPU allows.
 const restAfterError = 10e6
 
-// tally counts a request of the measured window.
+// tally counts a request that has ended. Failures count if the request belongs to the measured window.
 func (w *worker) tally(s *slot, now int64, kind failure) {
 	c := &w.count
 	if kind == none {
 		c.Answered(s.intended, s.sent, now, w.warm, w.end)
+	} else if !w.counted(s) {
+		return
 	} else if kind == badStatus {
 		c.statuses[s.response.status]++
 	} else if kind == badGRPC {

@@ -67,6 +67,12 @@ func TestMetrics(t *testing.T) {
 			t.Errorf("%s is %g (%v), want %g", name, v, ok, want)
 		}
 	}
+	r := m.Loads["files"]
+	r.Late = 1000 // and how many bytes were written in the window is unknown
+	m.Loads["files"] = r
+	if v, ok := m.Values()["written_bytes_per_second"]; ok {
+		t.Errorf("bytes that were written after the window are among %g per second", v)
+	}
 	delete(m.Loads, "files")
 	for name := range m.Values() {
 		if slices.ContainsFunc(metrics, func(own measured.Metric) bool { return own.Name == name }) {

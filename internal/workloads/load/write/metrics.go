@@ -17,8 +17,8 @@ var metrics = []measured.Metric{
 			Name: "written_bytes_per_second", Unit: quantity.Bytes + " per second", Rank: metric.RankThroughput,
 			Pool: metric.Sum, Better: metric.Higher, Needs: measured.NeedThroughput,
 			Headline: true, Free: true, Outcome: true, Clause: "lets loads write {} a second",
-			How: "Bytes that loads of kind `write` wrote successfully, sync included where asked for, per second of the " +
-				"window.",
+			How: "Bytes of the writes of loads of kind `write` that ended in the window without error, sync included " +
+				"where asked for, per second.",
 		},
 		Value: bytesPerSecond,
 	},
@@ -29,9 +29,14 @@ var metrics = []measured.Metric{
 // bytesPerSecond adds up the write rates of the trial's loads of this kind.
 func bytesPerSecond(m *measured.Measured) (total float64, ok bool) {
 	for _, r := range m.Loads {
-		if n, counted := r.Counts[CountBytes]; counted && r.Generator == Name {
-			total, ok = total+measured.Rate(n, r.Seconds), true
+		n, counted := r.Counts[CountBytes]
+		if !counted || r.Generator != Name {
+			continue
 		}
+		if _, known := r.Answers(); !known {
+			return 0, false // an older record, whose bytes include those written after the window
+		}
+		total, ok = total+measured.Rate(n, r.Seconds), true
 	}
 	return total, ok
 }

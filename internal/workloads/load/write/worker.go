@@ -198,15 +198,15 @@ func (w *worker) tally(intended, sent, done, free int64, f failure) {
 	if done >= w.load.warm { // a write of the warm-up that ends in the window may have delayed later ones
 		w.log.Add(intended, sent, done, lag, -1, f.step == "" && done <= w.load.drained)
 	}
-	if !w.counted(intended) {
-		return
+	counted := w.counted(intended)
+	if counted {
+		w.count.Began(intended, sent, lag)
 	}
-	w.count.Began(intended, sent, lag)
 	switch {
 	case done > w.load.drained: // the write is unfinished
-	case f.step != "":
-		w.failures[f]++
-	default:
+	case f.step == "":
 		w.count.Answered(intended, sent, done, w.load.warm, w.load.end)
+	case counted:
+		w.failures[f]++
 	}
 }

@@ -222,7 +222,7 @@ func (l *Load) result(s role.Schedule, cpu float64) (*load.Result, error) {
 			r.Errors[f.String()] += n
 		}
 	}
-	r.Counts[CountBytes] = float64(sum.Done) * float64(l.o.Size)
+	r.Counts[CountBytes] = float64(sum.Finished) * float64(l.o.Size)
 	return r, sum.Into(r)
 }
 

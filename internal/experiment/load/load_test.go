@@ -1,0 +1,26 @@
+package load
+
+import "testing"
+
+// TestAnswers: without a count of its own, the number of answers in the window is Done, if nearly all of these came in
+// time.
+func TestAnswers(t *testing.T) {
+	for _, c := range []struct {
+		r     Result
+		want  int64
+		known bool
+	}{
+		{Result{Done: 20_000, Late: 5000, Finished: new(int64(16_000))}, 16_000, true},
+		{Result{Done: 20_000, Late: 5000, Finished: new(int64(0))}, 0, true},
+		{Result{Done: 20_000, Late: 200}, 20_000, true},
+		{Result{Done: 20_000, Late: 201}, 20_000, false},
+		{Result{}, 0, true},
+	} {
+		if n, known := c.r.Answers(); n != c.want || known != c.known {
+			t.Errorf("%+v: %d, %v, want %d, %v", c.r, n, known, c.want, c.known)
+		}
+	}
+	if r := Merge([]Result{{Finished: new(int64(1))}, {}}); r.Finished != nil {
+		t.Errorf("%d answers of two nodes, one of which does not count them", *r.Finished)
+	}
+}
