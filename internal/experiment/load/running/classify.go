@@ -411,11 +411,15 @@ func (c *classifier) fill(r *load.Result, s *split) error {
 	var sum, squares float64
 	for i := range c.requests {
 		q := &c.requests[i]
-		if q.failed || q.Intended < c.begin || q.Intended >= c.end {
+		if q.failed {
 			continue
 		}
+		// Requests of the warm-up count too: what is in flight at the begin of the window stands for what is at its end.
 		if k := c.next(q.done()); c.stalls[k].from > q.done() {
 			run.DoneQuiet++
+		}
+		if q.Intended < c.begin || q.Intended >= c.end {
+			continue
 		}
 		switch s.fate(i, q) {
 		case disturbed:

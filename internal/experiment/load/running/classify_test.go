@@ -167,6 +167,27 @@ func TestQuietWindow(t *testing.T) {
 	}
 }
 
+// TestDoneQuiet: every answer of the quiet time counts for its throughput, whenever its request began. Each of 1,000
+// requests/s takes 100 ms, so that 100 are in flight at either edge of the window.
+func TestDoneQuiet(t *testing.T) {
+	log := NewLog(2000)
+	for at := int64(0.8e9); at < 2e9; at += 1e6 {
+		log.Add(at, at, at+1e8, -1, -1, true)
+	}
+	for _, c := range []struct {
+		spans [][2]int64
+		want  int64
+	}{{nil, 1000}, {[][2]int64{{0.9e9, 1.05e9}, {1.5e9, 1.7e9}}, 750}} {
+		r := &load.Result{Mode: load.Closed, Connections: 100}
+		if err := Classify(r, []*Log{log}, &role.Stalls{From: 1e9, To: 2e9, Spans: c.spans}, 1e9, 2e9); err != nil {
+			t.Fatal(err)
+		}
+		if r.Running.DoneQuiet != c.want {
+			t.Errorf("stalls %v: %d answers in the quiet time, want %d", c.spans, r.Running.DoneQuiet, c.want)
+		}
+	}
+}
+
 func BenchmarkAdd(b *testing.B) {
 	log := NewLog(MostRequests)
 	for i := 0; b.Loop(); i++ {
