@@ -164,13 +164,17 @@ func printTimes(b *strings.Builder, r *load.Result) error {
 			continue // in a closed loop the service time is the latency
 		}
 		rows++
-		withheld = min(withheld, printRow(t, strings.ReplaceAll(name, "_", " "), h))
+		withheld = min(withheld, printRow(t, strings.ReplaceAll(name, "_", " "), h, r.Missing(name)))
 	}
 	if rows == 0 {
 		return nil
 	}
 	if err := t.Flush(); err != nil {
 		return err
+	}
+	if n := r.Missing(load.Latency); n > 0 {
+		fmt.Fprintf(b, "latency: %s requests without an answer count as the slowest; a quantile among them is not given "+
+			"(-)\n", quantity.Thousands(int(n)))
 	}
 	for _, q := range printed[withheld:] {
 		fmt.Fprintf(b, "p%g: not given (-) with fewer than %s samples\n", 100*q,
@@ -179,16 +183,16 @@ func printTimes(b *strings.Builder, r *load.Result) error {
 	return nil
 }
 
-// printRow writes the quantiles of a histogram of times, and the maximum. It returns the index of the first quantile
-// for which there are too few samples, by the same rule as in reports.
-func printRow(w io.Writer, title string, h *hdrhistogram.Histogram) (withheld int) {
+// printRow writes the quantiles of a histogram of times, from which the largest may be missing, and the maximum. It
+// returns the index of the first quantile for which there are too few samples, by the same rule as in reports.
+func printRow(w io.Writer, title string, h *hdrhistogram.Histogram, missing int64) (withheld int) {
 	fmt.Fprintf(w, "%s\t", title)
 	withheld = len(printed)
 	for i, q := range printed {
 		text := "-"
-		if ns, ok := stats.Quantile(h, q); ok {
+		if ns, ok := stats.QuantileWithout(h, missing, q); ok {
 			text = quantity.Value(ns/1e9, quantity.Seconds)
-		} else {
+		} else if _, enough := stats.Quantile(h, q); !enough {
 			withheld = min(withheld, i)
 		}
 		fmt.Fprintf(w, "%s\t", text)

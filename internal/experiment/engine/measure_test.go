@@ -2,6 +2,7 @@ package engine
 
 import (
 	"bytes"
+	"errors"
 	"flag"
 	"fmt"
 	"maps"
@@ -33,6 +34,16 @@ func histogram(t *testing.T, r *load.Result, name string, n int64, ns int64) {
 		t.Fatal(err)
 	}
 	if err := r.SetHistogram(name, h); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// rising sets a histogram of times of 200 us, and of slow ones of 1 ms.
+func rising(t *testing.T, r *load.Result, name string, n, slow int64) {
+	t.Helper()
+	h := hdrhistogram.New(1, load.Longest, 3)
+	err := errors.Join(h.RecordValues(200_000, n), h.RecordValues(1_000_000, slow), r.SetHistogram(name, h))
+	if err != nil {
 		t.Fatal(err)
 	}
 }
@@ -169,6 +180,18 @@ func TestMetrics(t *testing.T) {
 		{"a load without requests", func(m *measured.Measured) {
 			m.Loads["client"] = load.Result{Mode: "probe", Seconds: 2}
 		}, map[string]float64{"throughput_per_second": absent, "error_ratio": absent}},
+		{"requests without an answer are the slowest", func(m *measured.Measured) {
+			r := m.Loads["client"] // of 200,000 requests, 90 timed out, and 111 took longer than 1 ms
+			r.Intended, r.Done = 200_000, 199_910
+			rising(t, &r, load.Latency, 199_799, 111)
+			m.Loads["client"] = r
+		}, map[string]float64{"latency_p99_seconds": 200e-6, "latency_p999_seconds": 1e-3}},
+		{"a quantile without an answer", func(m *measured.Measured) {
+			r := m.Loads["client"]
+			r.Intended, r.Done = 200_000, 199_799
+			rising(t, &r, load.Latency, 199_799, 0)
+			m.Loads["client"] = r
+		}, map[string]float64{"latency_p99_seconds": 200e-6, "latency_p999_seconds": absent}},
 		{"broken histogram", func(m *measured.Measured) { m.Loads["client"].Histograms[load.Latency] = "!" },
 			map[string]float64{"latency_p50_seconds": absent}},
 	} {
@@ -285,6 +308,9 @@ func TestGates(t *testing.T) {
 			"client: 5 of 2000 requests failed (read 3, timeout 2); lower the rate, or see what the application says"},
 		{"drain", change(func(r *load.Result) { r.Unfinished = 5 }), "drain",
 			"client: 5 of 2000 requests were still without an answer after the drain"},
+		{"never sent", change(func(r *load.Result) { // the server hangs 15 ms before the end
+			r.Intended, r.Sent, r.Done, r.Unfinished, r.Errors = 20_000, 19_866, 19_850, 16, nil
+		}), "drain", "client: 134 of 20000 requests were not sent by the end of the drain, and 16 had no answer"},
 		{"lag", change(func(r *load.Result) { histogram(t, r, load.OwnLag, 2000, 33_000_000) }), "lag",
 			"late, and 25ms is allowed; lower the rate or give the load a CPU of its own"},
 		{"lag of the server's making", change(func(r *load.Result) { histogram(t, r, load.Lag, 2000, 130_000_000) }), "", ""},

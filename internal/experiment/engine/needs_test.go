@@ -67,6 +67,7 @@ func TestWhatGatesVoid(t *testing.T) {
 		{measured.GateGenerator, ledger.Generator, []string{"latency_p50_seconds", "throughput_per_second"}},
 		{measured.GateRate, ledger.Hypervisor, []string{"bpf_cpu_share", "latency_p50_seconds", "throughput_per_second"}},
 		{measured.GateRate, ledger.Subject, []string{"bpf_cpu_share", "latency_p50_seconds"}},
+		{measured.GateUnsent, ledger.Subject, []string{"bpf_cpu_share", "latency_p50_seconds"}},
 		{measured.GateDriftLatency, ledger.Unknown, []string{"latency_p50_seconds"}},
 		{measured.GateDriftRate, ledger.Unknown, []string{"bpf_cpu_share", "flush_seconds", "latency_p50_seconds",
 			"throughput_per_second"}},

@@ -10,7 +10,8 @@ import (
 )
 
 // Distribution summarizes a histogram of a Result, in seconds. A quantile is nil if there are too few samples for it,
-// as decided by stats.MinBeyond, or by Running.Tells for histograms of undisturbed requests.
+// as decided by stats.MinBeyond, or by Running.Tells for histograms of undisturbed requests. Of latency, requests
+// without an answer count as the slowest, and a quantile is nil if it is one of these.
 type Distribution struct {
 	// Count is the number of samples; for weighted histograms (undisturbed requests), their total weight divided by the
 	// average weight.
@@ -66,7 +67,7 @@ func (r *Result) distribution(name string, h *hdrhistogram.Histogram) Distributi
 	}
 	for i, to := range []**float64{&d.P50, &d.P90, &d.P99, &d.P999} {
 		q := Quantiles[i]
-		value, ok := stats.Quantile(h, q.Q)
+		value, ok := stats.QuantileWithout(h, r.Missing(name), q.Q)
 		if weighted[name] {
 			if ok, _ = r.Running.Tells(name, q.Name, q.Q, stats.MinBeyond(q.Q)); ok {
 				value = float64(h.ValueAtQuantile(100 * r.Running.Rank(q.Q)))

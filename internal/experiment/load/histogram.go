@@ -48,6 +48,23 @@ func (r *Result) SetSlices(parts []*hdrhistogram.Histogram) {
 	}
 }
 
+// Missing returns how many values a histogram lacks because requests were not answered: of latency, one for each that
+// failed, stayed unanswered or was never sent. These count as the slowest.
+func (r *Result) Missing(histogram string) int64 {
+	if _, has := r.Histograms[histogram]; !has || histogram != Latency {
+		return 0
+	}
+	return max(r.Intended-r.Done, 0)
+}
+
+// Missing adds up Result.Missing over all loads.
+func Missing(loads map[string]Result, histogram string) (n int64) {
+	for _, r := range loads {
+		n += r.Missing(histogram)
+	}
+	return n
+}
+
 // SetUnfinished counts the requests that were sent and neither answered nor failed.
 func (r *Result) SetUnfinished() {
 	r.Unfinished = r.Sent - r.Done

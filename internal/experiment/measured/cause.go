@@ -153,7 +153,7 @@ func (t Trip) shortfall() (float64, bool) {
 	switch t.Gate {
 	case GateRate, GateConnections, GateIdle:
 		return 1 - t.Seen, true
-	case GateErrors, GateDrain:
+	case GateErrors, GateDrain, GateUnsent:
 		return t.Seen, true
 	}
 	return 0, false

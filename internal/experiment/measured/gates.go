@@ -286,10 +286,16 @@ func ErrorKinds(errors map[string]int64) string {
 	return text
 }
 
+// drain checks that no more of the intended requests stayed unanswered than is allowed. Requests that were never sent,
+// because no connection was free, cost nothing.
 func (j *LoadJudge) drain() {
-	if seen, allowed := Ratio(j.Result.Unfinished, j.Result.Intended), j.m.Setup.Gates.Float("errors"); seen > allowed {
+	unsent, allowed := j.Result.Intended-j.Result.Sent, j.m.Setup.Gates.Float("errors")
+	if seen := Ratio(j.Result.Unfinished, j.Result.Intended); seen > allowed {
 		j.Trip(GateDrain, seen, allowed, "%d of %d requests were still without an answer after the drain; lower the rate",
 			j.Result.Unfinished, j.Result.Intended)
+	} else if seen := Ratio(j.Result.Unfinished+unsent, j.Result.Intended); seen > allowed {
+		j.Trip(GateUnsent, seen, allowed, "%d of %d requests were not sent by the end of the drain, and %d had no answer; "+
+			"lower the rate or give the load more connections", unsent, j.Result.Intended, j.Result.Unfinished)
 	}
 }
 

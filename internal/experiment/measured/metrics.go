@@ -245,6 +245,10 @@ const runningSuffix = "_running"
 
 // requestTimes makes metrics of how long something took for each request: quantiles of a histogram.
 func requestTimes(histogram string, needs []Need, what string, quantiles ...float64) []Metric {
+	unanswered := ""
+	if histogram == load.Latency {
+		unanswered = " Requests without an answer count as the slowest; left out where it is one of these."
+	}
 	return lists.Map(quantiles, func(q float64) Metric {
 		quantile, family := load.QuantileName(q), strings.TrimSuffix(histogram, runningSuffix)
 		return Metric{
@@ -254,10 +258,14 @@ func requestTimes(histogram string, needs []Need, what string, quantiles ...floa
 				Needs: needs, Headline: family == load.Latency && q != 0.9,
 				Lead: histogram == load.Latency && (q == 0.5 || q == 0.99), Tail: q > 0.5,
 				Family: family, Histogram: histogram, Quantile: q, Undisturbed: histogram != family,
-				How: fmt.Sprintf("Time %s: %s quantile. Left out when fewer than %g requests lie beyond it.",
-					what, quantile, stats.MinBeyond(q)),
+				How: fmt.Sprintf("Time %s: %s quantile. Left out when fewer than %g requests lie beyond it.%s",
+					what, quantile, stats.MinBeyond(q), unanswered),
 			},
-			Value: Seconds(histogram, Quantile(q)),
+			Value: func(m *Measured) (float64, bool) {
+				return Seconds(histogram, func(h *hdrhistogram.Histogram) (float64, bool) {
+					return stats.QuantileWithout(h, load.Missing(m.Loads, histogram), q)
+				})(m)
+			},
 		}
 	})
 }

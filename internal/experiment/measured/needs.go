@@ -125,6 +125,8 @@ var (
 		Why: "failed requests have no latency, and cost without counting as work"}
 	GateDrain = &Gate{Name: "drain", Breaks: []Need{Complete}, Quiet: ledger.Subject,
 		Why: "unanswered requests are the slowest, are missing from latency, and cost without counting as work"}
+	GateUnsent = &Gate{Name: "drain", Breaks: []Need{Rated}, Quiet: ledger.Subject,
+		Why: "requests that were never sent are missing from the rate and are the slowest; they cost nothing"}
 	GateLag = &Gate{Name: "lag", Breaks: []Need{Paced}, Quiet: ledger.Generator,
 		Why: "late requests come in bursts, which the subject would not have had to serve"}
 	GateLagRunning = &Gate{Name: "lag-running", Breaks: []Need{PacedAwake}, Quiet: ledger.Generator,
@@ -153,8 +155,8 @@ var (
 
 // commonGates are the gates of every trial; guests may add more.
 var commonGates = []*Gate{
-	GateIdle, GateIdleCopy, GateRate, GateErrors, GateDrain, GateLag, GateLagRunning, GateGenerator, GateConnections,
-	GateDriftLatency, GateDriftRate, GateThrottled, GateHeld, GateWindow, GateContained, GateNodes,
+	GateIdle, GateIdleCopy, GateRate, GateErrors, GateDrain, GateUnsent, GateLag, GateLagRunning, GateGenerator,
+	GateConnections, GateDriftLatency, GateDriftRate, GateThrottled, GateHeld, GateWindow, GateContained, GateNodes,
 }
 
 // Gated is a guest that defines gates.

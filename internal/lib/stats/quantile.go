@@ -110,14 +110,22 @@ func MinBeyond(q float64) float64 {
 // Quantile returns the q-quantile, 0 < q < 1, in the unit of the histogram: the smallest value such that at least a
 // fraction q of the samples is at or below it (nearest rank). The rank is rounded up, not to the nearest integer as in
 // the histogram's own methods. It returns false if there are too few samples (MinBeyond).
-func Quantile(h *hdrhistogram.Histogram, q float64) (float64, bool) {
+func Quantile(h *hdrhistogram.Histogram, q float64) (float64, bool) { return QuantileWithout(h, 0, q) }
+
+// QuantileWithout is Quantile for samples of which the largest are missing from the histogram. It returns false if the
+// quantile is among those.
+func QuantileWithout(h *hdrhistogram.Histogram, missing int64, q float64) (float64, bool) {
 	const rounding = 1e-9 // because 1 - 0.999 is a little less than a thousandth
-	n := float64(h.TotalCount())
+	held := float64(h.TotalCount())
+	n := held + float64(missing)
 	if q <= 0 || q >= 1 || n*(1-q)*(1+rounding) < MinBeyond(q) {
 		return 0, false
 	}
-	rank := math.Ceil(q*n - max(rounding, 1e-15*n))         // because 0.99 x 1000 may be a little more than 990
-	return float64(h.ValueAtQuantile(100 * rank / n)), true // a whole rank is exact, because n is at most maxCount
+	rank := math.Ceil(q*n - max(rounding, 1e-15*n)) // because 0.99 x 1000 may be a little more than 990
+	if rank > held {
+		return 0, false
+	}
+	return float64(h.ValueAtQuantile(100 * rank / held)), true // a whole rank is exact, because held is at most maxCount
 }
 
 // MergeEncoded decodes and adds histograms of the same quantity; nil if there are none. At any time it holds at most

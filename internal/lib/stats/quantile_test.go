@@ -47,6 +47,23 @@ func TestQuantileIsWithheldWithoutSamplesBeyond(t *testing.T) {
 	}
 }
 
+// TestQuantileWithout: the largest of 100,000 samples, 1000 apart, are missing.
+func TestQuantileWithout(t *testing.T) {
+	for _, c := range []struct {
+		missing int
+		q       float64
+		want    float64 // 0: withheld
+	}{
+		{90, 0.5, 50e6}, {90, 0.999, 99.9e6}, {100, 0.999, 99.9e6}, {101, 0.999, 0}, {1000, 0.99, 99e6}, {1001, 0.99, 0},
+	} {
+		v, ok := QuantileWithout(histogram(t, 100_000-c.missing), int64(c.missing), c.q)
+		if ok != (c.want > 0) {
+			t.Errorf("%d missing, q=%g: given %t", c.missing, c.q, ok)
+		}
+		near(t, "quantile", v, c.want, 0.001*c.want)
+	}
+}
+
 func TestMergeHistograms(t *testing.T) {
 	a, b := histogram(t, 100), histogram(t, 300)
 	sum, err := MergeHistograms(a, b)

@@ -50,7 +50,7 @@ func percentilesOf(trial record.Trial, histogram string) map[string]float64 {
 	}
 	all := map[string]float64{}
 	for _, p := range percentiles {
-		if ns, ok := stats.Quantile(h, p.q); ok {
+		if ns, ok := stats.QuantileWithout(h, load.Missing(trial.Loads, histogram), p.q); ok {
 			all[p.name] = ns / 1e9
 		}
 	}

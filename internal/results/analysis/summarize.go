@@ -369,7 +369,7 @@ func quantilesOf(trial record.Trial, histogram string, defined metric.Set) (map[
 		return m, err
 	}
 	for _, d := range defined.Quantiles(load.Latency) {
-		if ns, ok := stats.Quantile(h, d.Quantile); ok {
+		if ns, ok := stats.QuantileWithout(h, load.Missing(trial.Loads, histogram), d.Quantile); ok {
 			m[d.Name] = ns / 1e9
 		}
 	}
