@@ -31,12 +31,12 @@ func TestIdleCopy(t *testing.T) {
 		"all are idle":              {4, 0, 4, ledger.Subject, lost},
 		"all, beside a short stall": {4, 0.1, 4, ledger.Subject, lost},
 	} {
-		t.Run(name, func(t *testing.T) {
+		for _, mode := range []string{load.Closed, load.Open} {
 			m := goodMeasurement(t)
 			m.Ledger.CPU.Capacity, m.Ledger.CPU.Steal = 4, c.stolen
 			m.Ledger.CPU.Lines = nil
 			r := m.Loads["client"]
-			r.Mode, r.Errors = load.Closed, nil
+			r.Mode, r.Errors = mode, nil
 			m.Loads = map[string]load.Result{}
 			for i := range copies {
 				of := r
@@ -48,18 +48,18 @@ func TestIdleCopy(t *testing.T) {
 			reasons := m.Judge()
 			v := record.Validity{Valid: len(reasons) == 0, Reasons: reasons}
 			if len(reasons) != c.gates {
-				t.Fatalf("%d gates were tripped, want %d: %+v", len(reasons), c.gates, reasons)
+				t.Fatalf("%s, %s: %d gates were tripped, want %d: %+v", name, mode, len(reasons), c.gates, reasons)
 			}
 			for _, r := range reasons {
 				if r.Gate != "idle" || r.Cause != c.cause {
-					t.Errorf("%s, by %s, want %s: %s", r.Gate, r.Cause, c.cause, r.Message)
+					t.Errorf("%s, %s: %s, by %s, want %s: %s", name, mode, r.Gate, r.Cause, c.cause, r.Message)
 				}
 			}
 			for metric, want := range c.stands {
 				if got := v.Stands(metric); got != want {
-					t.Errorf("%s stands: %v, want %v (%+v)", metric, got, want, reasons)
+					t.Errorf("%s, %s: %s stands: %v, want %v (%+v)", name, mode, metric, got, want, reasons)
 				}
 			}
-		})
+		}
 	}
 }

@@ -189,22 +189,22 @@ func (j *LoadJudge) Usual() {
 	j.Drift()
 }
 
-// rate checks that an open load had its requests answered within the window, except those that were naturally in
-// flight when the window closed, and that any other load had at least one request answered.
+// rate checks that a load had at least one request answered, and an open load its requests within the window, except
+// those that were naturally in flight when the window closed.
 func (j *LoadJudge) rate() {
-	if j.Result.Mode != load.Open {
-		switch {
-		case j.Result.Done > 0:
-		case j.copies:
-			j.Trip(GateIdleCopy, 0, 1, "not one request was answered, and other copies of the load worked; lengthen the "+
-				"duration, or see the errors of the trial")
-		default:
-			j.Trip(GateIdle, 0, 1, "not one request was answered; lengthen the duration, or see the errors of the trial")
-		}
-		return
-	}
-	if j.Result.Intended == 0 {
+	open := j.Result.Mode == load.Open
+	switch {
+	case open && j.Result.Intended == 0:
 		j.Trip(GateIdle, 0, 1, "no request was intended in the window; raise the rate or the duration")
+		return
+	case j.Result.Done == 0 && j.copies:
+		j.Trip(GateIdleCopy, 0, 1, "not one request was answered, and other copies of the load worked; lengthen the "+
+			"duration, or see the errors of the trial")
+		return
+	case j.Result.Done == 0:
+		j.Trip(GateIdle, 0, 1, "not one request was answered; lengthen the duration, or see the errors of the trial")
+		return
+	case !open:
 		return
 	}
 	seen := Reached(&j.Result, j.underWay()+j.heldUp())

@@ -139,6 +139,7 @@ func TestGates(t *testing.T) {
 			"rate", "execs: execs were made at 80.00 % of the intended rate"},
 		{"those under way at the end", change(func(r *load.Result) { r.Intended, r.Done, r.Late = 200, 200, 4 }), "", ""},
 		{"nothing intended", change(func(r *load.Result) { r.Intended, r.Done = 0, 0 }), "idle", "no exec was intended"},
+		{"a rate of nothing", change(func(r *load.Result) { r.Done = 0 }), "idle", "not one exec was made"},
 		{"a storm of nothing", change(func(r *load.Result) { r.Mode, r.Done = load.Closed, 0 }),
 			"idle", "not one exec was made"},
 		{"errors", change(func(r *load.Result) { r.Errors = map[string]int64{"clone EAGAIN": 20} }),

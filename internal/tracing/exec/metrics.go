@@ -121,18 +121,18 @@ func kiloeventRate(m *measured.Measured) (float64, bool) {
 func (asLoad) Judge(m *measured.Measured, name string) []measured.Trip {
 	j := m.JudgeLoad(name)
 	r := j.Result
-	if r.Mode == load.Open {
+	switch open := r.Mode == load.Open; {
+	case open && r.Intended == 0:
+		j.Trip(measured.GateIdle, 0, 1, "no exec was intended in the window; raise the rate or the duration")
+	case r.Done == 0:
+		j.Trip(measured.GateIdle, 0, 1, "not one exec was made in the window; see the errors of the trial")
+	case open:
 		// At the end of the window, at most one exec of each worker can be in progress.
 		seen, allowed := measured.Reached(&r, int64(r.Counts[CountWorkers])), m.Setup.Gates.Float("rate")
-		switch {
-		case r.Intended == 0:
-			j.Trip(measured.GateIdle, 0, 1, "no exec was intended in the window; raise the rate or the duration")
-		case seen < allowed:
+		if seen < allowed {
 			j.Trip(measured.GateRate, seen, allowed, "execs were made at %.2f %% of the intended rate, and %g %% is "+
 				"required; lower the rate, or give the load more workers", 100*seen, 100*allowed)
 		}
-	} else if r.Done == 0 {
-		j.Trip(measured.GateIdle, 0, 1, "not one exec was made in the window; see the errors of the trial")
 	}
 	judgeErrors(j, m.Setup.Gates.Float("errors"))
 	j.Lag()
