@@ -95,7 +95,7 @@ func TestRefusedAgain(t *testing.T) {
 func TestRefusedLate(t *testing.T) {
 	both(t, func(t *testing.T, delta bool) {
 		var mu sync.Mutex
-		refused := map[string]string{} // reasons by nonce
+		refused := map[string]string{}         // reasons by nonce
 		const patience = 10 * time.Millisecond // deadline under test
 		s := New(Options{Patience: patience, OnAnswer: func(a Answer) {
 			mu.Lock()
