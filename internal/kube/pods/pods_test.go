@@ -149,7 +149,7 @@ func underWay(t *testing.T, arm string, pods ...*api.Pod) *trial {
 		Place: New(Options{Owned: metav1.ObjectMeta{Namespace: "ns"}, Nodes: nodes("a", "b", "c")}), spec: s,
 		pods: map[string]*api.Pod{},
 		record: &record.Trial{PlannedTrial: record.PlannedTrial{Arm: arm}, Loads: map[string]load.Result{
-			"client": {Mode: load.Open, TargetRate: 100, Rate: 100, Seconds: 1, Intended: 100, Done: 100, Opened: 1,
+			"client": {Mode: load.Open, TargetRate: 100, Rate: 100, Seconds: 1, Intended: 100, Sent: 100, Done: 100, Opened: 1,
 				Connections: 1, MaxConnections: 1}}},
 	}
 	if part := s.Of(arm); part != nil {
