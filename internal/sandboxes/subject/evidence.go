@@ -245,8 +245,8 @@ func processOf(r *cgroup.Resolver, pid int, inPod bool) (p Process, err error) {
 			}
 		}
 	}
-	// A process that has ended is in no group; the kernel then reports the root.
-	if now, err := fs.Process(pid); err != nil || !now.Alive() {
+	// A process that ends is in no group: v1 then reports the root (proc_cgroup_show in kernel/cgroup/cgroup.c).
+	if now, err := fs.Process(pid); err != nil || now.Exiting() && now.Threads <= 1 {
 		return p, fmt.Errorf("process %d: %w", pid, proc.ErrGone)
 	}
 	return p, nil
