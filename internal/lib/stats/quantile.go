@@ -115,17 +115,28 @@ func Quantile(h *hdrhistogram.Histogram, q float64) (float64, bool) { return Qua
 // QuantileWithout is Quantile for samples of which the largest are missing from the histogram. It returns false if the
 // quantile is among those.
 func QuantileWithout(h *hdrhistogram.Histogram, missing int64, q float64) (float64, bool) {
-	const rounding = 1e-9 // because 1 - 0.999 is a little less than a thousandth
 	held := float64(h.TotalCount())
-	n := held + float64(missing)
-	if q <= 0 || q >= 1 || n*(1-q)*(1+rounding) < MinBeyond(q) {
-		return 0, false
-	}
-	rank := math.Ceil(q*n - max(rounding, 1e-15*n)) // because 0.99 x 1000 may be a little more than 990
-	if rank > held {
+	rank, enough := rankOf(q, held+float64(missing))
+	if !enough || rank > held {
 		return 0, false
 	}
 	return float64(h.ValueAtQuantile(100 * rank / held)), true // a whole rank is exact, because held is at most maxCount
+}
+
+// AmongMissing reports whether there are enough samples for a q-quantile, but it is among the missing ones.
+func AmongMissing(h *hdrhistogram.Histogram, missing int64, q float64) bool {
+	held := float64(h.TotalCount())
+	rank, enough := rankOf(q, held+float64(missing))
+	return enough && rank > held
+}
+
+// rankOf returns the rank of the q-quantile of n samples, and whether enough lie beyond it.
+func rankOf(q, n float64) (rank float64, enough bool) {
+	const rounding = 1e-9 // because 1 - 0.999 is a little less than a thousandth
+	if q <= 0 || q >= 1 || n*(1-q)*(1+rounding) < MinBeyond(q) {
+		return 0, false
+	}
+	return math.Ceil(q*n - max(rounding, 1e-15*n)), true // because 0.99 x 1000 may be a little more than 990
 }
 
 // MergeEncoded decodes and adds histograms of the same quantity; nil if there are none. At any time it holds at most

@@ -9,6 +9,7 @@ import (
 	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
 	"tare/internal/lib/lists"
+	"tare/internal/lib/stats"
 	"tare/internal/scale/ledger"
 )
 
@@ -59,6 +60,12 @@ func outcomeOf(attempts []record.Trial, defined metric.Set, told func(metric str
 				byOthers[name]++
 			}
 		}
+		for _, name := range unanswered(trial, defined) {
+			_, known := o.fates[name]
+			if _, recorded := metrics[name]; !known && !recorded {
+				o.fates[name] = fate{voids: voidingOr(trial, name, amongUnanswered)}
+			}
+		}
 		if k, behind := behind(trial); behind && o.slow == nil {
 			o.slow = &k
 		}
@@ -77,6 +84,12 @@ func outcomeOf(attempts []record.Trial, defined metric.Set, told func(metric str
 
 // voiding returns the reasons why a trial cannot give a metric; there is always at least one.
 func voiding(t record.Trial, metric string) []record.Reason {
+	return voidingOr(t, metric,
+		record.Reason{Cause: ledger.Unknown, Message: "the trial is invalid, and no gate is named"})
+}
+
+// voidingOr returns the reasons of a trial that void a metric, or the given one if there are none.
+func voidingOr(t record.Trial, metric string, none record.Reason) []record.Reason {
 	var reasons []record.Reason
 	for _, r := range t.Validity.Reasons {
 		if r.VoidsMetric(metric) {
@@ -84,9 +97,32 @@ func voiding(t record.Trial, metric string) []record.Reason {
 		}
 	}
 	if len(reasons) == 0 {
-		return []record.Reason{{Cause: ledger.Unknown, Message: "the trial is invalid, and no gate is named"}}
+		return []record.Reason{none}
 	}
 	return reasons
+}
+
+// amongUnanswered is why a trial has no value of a quantile that is above all latencies it saw. It is not a lack of
+// samples: the trials that do have a value are the better ones.
+var amongUnanswered = record.Reason{Gate: "unanswered", Cause: ledger.Unknown,
+	Message: "the quantile is among the requests that were not answered"}
+
+// unanswered returns the quantiles of latency that are among the requests that a trial did not answer.
+func unanswered(trial record.Trial, defined metric.Set) (names []string) {
+	missing := load.Missing(trial.Loads, load.Latency)
+	if missing == 0 {
+		return nil
+	}
+	h, err := stats.MergeEncoded(encodedOf(trial, load.Latency)...)
+	if err != nil || h == nil {
+		return nil
+	}
+	for _, d := range defined.Quantiles(load.Latency) {
+		if stats.AmongMissing(h, missing, d.Quantile) {
+			names = append(names, d.Name)
+		}
+	}
+	return names
 }
 
 // ofTheTrial reports whether a reason was caused by the trial itself, as far as the witness can tell, rather than by

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 
@@ -231,7 +232,13 @@ func (t *Table) fellBehind(arm string, at factors) string {
 	if 2*len(did) <= len(outcomes) {
 		return ""
 	}
-	perSecond := func(xs []float64) string { return quantity.Thousands(int(stats.Median(xs).Value+0.5)) + "/s" }
+	perSecond := func(xs []float64) string {
+		rate := stats.Median(xs).Value
+		if rate < 10 {
+			return fmt.Sprintf("%.2g/s", rate)
+		}
+		return quantity.Thousands(int(math.Round(rate))) + "/s"
+	}
 	return fmt.Sprintf("did not keep up: %s of %s", perSecond(did), perSecond(asked))
 }
 

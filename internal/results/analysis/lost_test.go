@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/HdrHistogram/hdrhistogram-go"
+
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/record"
 	"tare/internal/results/analysis"
@@ -239,6 +241,16 @@ func TestDidNotKeepUp(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, texts(s))
 		}
 	}
+	almostNone := slices.Clone(trials)
+	for i := range almostNone {
+		if l := almostNone[i].Loads["client"]; l.Rate == 1200 {
+			l.Done, l.Rate = 1, 0.3
+			almostNone[i].Loads = map[string]load.Result{"client": l}
+		}
+	}
+	if s := summarize(t, run, almostNone); !strings.Contains(texts(s), "did not keep up: 0.3/s of 2,000/s") {
+		t.Errorf("a rate below 1/s in\n%s", texts(s))
+	}
 	for i := range trials { // older records do not say how many of the answers came in the window
 		l := trials[i].Loads["client"]
 		l.Late = l.Done / 20
@@ -296,5 +308,41 @@ func TestAttempts(t *testing.T) {
 	}
 	if v := s.Trials.Excluded[0].Voids; len(v) == 0 || slices.Contains(v, "cpu_seconds_per_connection") {
 		t.Errorf("left out of %v", v)
+	}
+}
+
+// TestUnanswered: a quantile among the unanswered requests is lost, and not merely without samples: the trials that
+// have a value are the arm's better ones.
+func TestUnanswered(t *testing.T) {
+	run, trials := analysistest.Quickstart(plain)
+	run.Headline = headlines
+	for i := range trials {
+		if trials[i].Arm != "candidate" {
+			continue
+		}
+		trials[i].Metrics = maps.Clone(trials[i].Metrics)
+		delete(trials[i].Metrics, "latency_p99_seconds")
+		l := trials[i].Loads["client"]
+		h := hdrhistogram.New(1, load.Longest, 3)
+		for range 10_000 {
+			load.Record(h, 1e6)
+		}
+		if err := l.SetHistogram(load.Latency, h); err != nil {
+			t.Fatal(err)
+		}
+		l.Done, l.Intended = 10_000, 10_010
+		if trials[i].Block%3 == 0 {
+			l.Intended = 10_200 // p99 is among the 200
+		}
+		trials[i].Loads = map[string]load.Result{"client": l}
+	}
+	s := summarize(t, run, trials)
+	if e := s.Find("latency_p99_seconds", "candidate", nil); e != nil && e.Withheld == "" {
+		t.Errorf("the value of the trials that answered more: %+v", e)
+	}
+	if !slices.ContainsFunc(s.Missing, func(m analysis.Missing) bool {
+		return m.Metric == "latency_p99_seconds" && m.Arm == "candidate" && m.Gate == "unanswered" && m.Lost == 3
+	}) {
+		t.Errorf("3 lost trials are not in %+v", s.Missing)
 	}
 }
