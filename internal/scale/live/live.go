@@ -139,6 +139,10 @@ func (s *Scale) switchStatistics() error {
 // again.
 func (s *Scale) Parts() []meter.Part { return s.parts }
 
+// due reports whether it is time to read everything again. Ticks come a little late, one more than the next, so one
+// that is due allEvery after the last may seem to be early.
+func due(read, now time.Time) bool { return now.Sub(read) >= allEvery-allEvery/20 }
+
 // Tick ends the window now and begins the next one at the same edge, so each second is in exactly one of them. After
 // an error, the next ledger includes what was used meanwhile. If sampling failed, its window begins later instead, as
 // its Start shows.
@@ -149,7 +153,7 @@ func (s *Scale) Tick(ctx context.Context) (*ledger.Ledger, error) {
 		}
 	}
 	now := time.Now()
-	all := now.Sub(s.read) >= allEvery
+	all := due(s.read, now)
 	before := s.w
 	l, w, err := before.Next(all)
 	s.w = w

@@ -1,0 +1,17 @@
+package live
+
+import (
+	"testing"
+	"time"
+)
+
+// TestDue: ticks of a schedule of 10 s read everything at each of them, however late one of them is.
+func TestDue(t *testing.T) {
+	read := time.Now().Add(300 * time.Microsecond) // late
+	if next := read.Add(allEvery - 200*time.Microsecond); !due(read, next) {
+		t.Errorf("not due after %s", next.Sub(read))
+	}
+	if soon := read.Add(allEvery / 2); due(read, soon) {
+		t.Errorf("due after %s", soon.Sub(read))
+	}
+}
