@@ -249,9 +249,7 @@ func (b *Bench) lookups(ctx context.Context, w *window) error {
 		q := question(random.IntN(b.o.Services))
 		first := b.ask.Repeat(q, random.Uint64(), 1)
 		took := b.ask.Repeat(q, random.Uint64(), repeat)
-		if began >= w.begin {
-			w.looked(began, pace.Now(), first, took)
-		}
+		w.looked(began, pace.Now(), first, took)
 	}
 }
 
@@ -275,24 +273,28 @@ func newWindow(begin, end int64, times string) *window {
 func (w *window) over(now int64) bool { return now >= w.end && w.Done > 0 }
 
 func (w *window) add(began, ended int64, work store.Work) {
+	w.Ended(ended, w.begin, w.end)
 	if began < w.begin {
 		return
 	}
 	w.spent += ended - began
 	w.work.Add(work)
-	w.record(began, ended, ended-began)
+	w.record(began, ended-began)
 }
 
 func (w *window) looked(began, ended int64, first, took time.Duration) {
-	w.record(began, ended, int64(took))
+	w.Ended(ended, w.begin, w.end)
+	if began < w.begin {
+		return
+	}
+	w.record(began, int64(took))
 	load.Record(w.first, int64(first))
 }
 
-func (w *window) record(began, ended, ns int64) {
+func (w *window) record(began, ns int64) {
 	w.Intended++
 	w.Sent++
 	w.Done++
-	w.Ended(ended, w.begin, w.end)
 	load.Record(w.times, ns)
 	load.Record(w.Slices[min((began-w.begin)*load.Slices/(w.end-w.begin), load.Slices-1)], ns)
 }
