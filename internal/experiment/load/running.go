@@ -2,6 +2,7 @@ package load
 
 import (
 	"fmt"
+	"math"
 	"strings"
 )
 
@@ -136,7 +137,7 @@ func TellsOf(level, arm []*Running, histogram, quantile string, q, least, limit 
 			100*lost)
 	case bursts < leastBursts*n:
 		return false, fmt.Sprintf("the slow requests of a trial come in %.1f bursts, which a stall hits or misses as a "+
-			"whole, and %d are needed", bursts/n, leastBursts)
+			"whole, and %d are needed", math.Floor(10*bursts/n)/10, leastBursts)
 	}
 	return true, ""
 }

@@ -349,19 +349,15 @@ func WorkCount(name string) func(*Measured) (float64, bool) {
 }
 
 // requests reports whether a load makes requests. A probe makes none.
-func (m *Measured) requests() bool {
-	for _, r := range m.Loads {
-		if r.Mode == load.Open || r.Mode == load.Closed {
-			return true
-		}
-	}
-	return false
-}
+func (m *Measured) requests() bool { return m.mode(load.Open, load.Closed) }
 
 // outside reports whether a load has no counts for the window alone: sums over the loads would then be incomplete.
-func (m *Measured) outside() bool {
+func (m *Measured) outside() bool { return m.mode(load.Outside) }
+
+// mode reports whether a load is in one of these modes.
+func (m *Measured) mode(modes ...string) bool {
 	for _, r := range m.Loads {
-		if r.Mode == load.Outside {
+		if slices.Contains(modes, r.Mode) {
 			return true
 		}
 	}

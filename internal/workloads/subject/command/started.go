@@ -57,8 +57,8 @@ func (e *Evidence) tell(t kind.Trial) error {
 func ForRecord(t kind.Trial, found process.Objects) kind.Objects {
 	objects := kind.Objects{Programs: []kind.Object{}, Maps: []kind.Object{}, Incomplete: found.Incomplete}
 	if found.Incomplete {
-		t.Warn("holder-ended", "a process that held eBPF objects ended just after the window, and may have been of %s: what "+
-			"its programs and maps used is not known", t.Arm())
+		t.Warn("holder-ended", "a process that held eBPF objects ended just after the window, and may have belonged to %s: "+
+			"what its programs and maps used is not known", t.Arm())
 	}
 	for _, p := range found.Programs {
 		objects.Programs = append(objects.Programs, kind.Object{ID: p.ID, Name: p.Name})
