@@ -100,10 +100,11 @@ func (c *Contents) readRun(path string) error {
 	if err != nil {
 		return fault.Wrap(err, fault.Usage, path, "", "the run cannot be read")
 	}
-	if err := checkShape(data); err != nil {
+	c.Run, err = DecodeRun(data)
+	if large := (*tooLarge)(nil); errors.As(err, &large) {
 		return fault.Wrap(err, fault.Usage, path, largeHint, "this is not the record of a run")
 	}
-	if err := json.Unmarshal(data, &c.Run); err != nil {
+	if err != nil {
 		return fault.Wrap(err, fault.Usage, fmt.Sprintf("%s:%d", path, lineOf(data, err)), "",
 			"this is not the record of a run")
 	}
@@ -111,6 +112,16 @@ func (c *Contents) readRun(path string) error {
 		return err
 	}
 	return fault.Wrap(c.Run.Check(), fault.Usage, path, largeHint, "this is not the record of a run")
+}
+
+// DecodeRun decodes the contents of a RunFile, which may be untrusted: it refuses one that would take too much memory
+// before it decodes it. Check refuses more.
+func DecodeRun(data []byte) (run Run, err error) {
+	if err := checkShape(data); err != nil {
+		return Run{}, &tooLarge{err}
+	}
+	err = json.Unmarshal(data, &run)
+	return run, err
 }
 
 // Check refuses a run that exceeds the bounds for reading.

@@ -285,6 +285,8 @@ func TestHostileCoordinator(t *testing.T) {
 		"no JSON":      {"<html>", "", "", "gone"},
 		"endless":      {strings.Repeat(" ", maxStatus+1), "", "", "gone"},
 		"other record": {`{"begun":true}`, `[]`, "", "record of the run is invalid"},
+		"large record": {`{"begun":true}`, `{"metrics":[0` + strings.Repeat(",0", 150_000) + `]}`, "",
+			"objects and elements of arrays"},
 		"no run": {`{"begun":true}`, `{"plan":[{"arm":"` + strings.Repeat("a", 1<<16) + `"}]}`, "",
 			"cannot hold the run"},
 		"short":    {`{"begun":true,"trials":100}`, `{"id":"one"}`, "x", "gone"},

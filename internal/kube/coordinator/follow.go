@@ -199,8 +199,8 @@ func (f *Followed) copy(ctx context.Context, s *Status) error {
 		if err != nil {
 			return err
 		}
-		var run record.Run
-		if err := json.Unmarshal(data, &run); err != nil {
+		run, err := record.DecodeRun(data)
+		if err != nil {
 			return local(fault.Wrap(err, fault.Invalid, record.RunFile, "",
 				"the coordinator's record of the run is invalid"))
 		}
