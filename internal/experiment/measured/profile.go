@@ -33,7 +33,7 @@ func (m *Measured) Profile(p *pprof.Profile) *record.Profile {
 	all, of := map[key]*record.FunctionTime{}, &record.Profile{Lacks: p.Comments}
 	for _, s := range p.Sample {
 		for name, level := range m.Factors {
-			if s.Label[name] == nil && name != labelPart {
+			if s.Label[name] == nil && name != labelPart && name != profile.LabelContext {
 				s.Label[name] = []string{level}
 			}
 		}

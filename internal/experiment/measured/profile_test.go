@@ -35,7 +35,9 @@ func sampled(groups map[string][]string) *pprof.Profile {
 func TestProfile(t *testing.T) {
 	m := &Measured{
 		Trial: record.Trial{
-			PlannedTrial: record.PlannedTrial{Arm: "proxy", Factors: map[string]string{"rate": "500"}},
+			PlannedTrial: record.PlannedTrial{Arm: "proxy", Factors: map[string]string{
+				"rate": "500", "context": "small", "group": "large", "part": "none", "arm": "left",
+			}},
 			Ledger:       &ledger.Ledger{Window: ledger.Window{Seconds: 4}},
 		},
 		Setup: &kind.Setup{},
