@@ -38,7 +38,7 @@ func TestProfile(t *testing.T) {
 			PlannedTrial: record.PlannedTrial{Arm: "proxy", Factors: map[string]string{
 				"rate": "500", "context": "small", "group": "large", "part": "none", "arm": "left",
 			}},
-			Ledger:       &ledger.Ledger{Window: ledger.Window{Seconds: 4}},
+			Ledger: &ledger.Ledger{Window: ledger.Window{Seconds: 4}},
 		},
 		Setup: &kind.Setup{},
 		roles: map[string]GroupRole{
