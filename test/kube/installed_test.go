@@ -166,13 +166,17 @@ func TestRunFaults(t *testing.T) {
 		}
 		return run.Trials
 	}
-	// inTrial is when all pods of a trial of an arm are ready, of which none was before.
+	// inTrial waits until the pods of a trial are ready for the first time. It must be the trial's first attempt: three
+	// faults in one trial would use up its attempts.
 	seen := map[string]bool{}
 	inTrial := func(pods int, ready string) (server string) {
 		t.Helper()
 		until("a trial with "+ready, func() bool {
 			out, err := p.Kubectl("get", "pods", "-l", "tare/part", "--no-headers")
 			if err != nil || strings.Count(out, ready+" ") != pods {
+				return false
+			}
+			if strings.Contains(out, "-again-") {
 				return false
 			}
 			for line := range strings.Lines(out) {
