@@ -54,7 +54,7 @@ func payers(t *testing.T, c *Cluster, a *agent) {
 	const name, windows = "planted_in_pods", 20
 	plant(t, name)
 	inside, split := 0, 0
-	for range windows {
+	for taken := 0; split < windows && taken < 2*windows; taken++ { // on a busy machine some have too few samples
 		before3, before1 := three(), one()
 		text, err := a.get("/v1/ledger?for=4s")
 		if err != nil {
@@ -77,8 +77,8 @@ func payers(t *testing.T, c *Cluster, a *agent) {
 		t.Logf("opener-3 pays %.1f %% [%.1f, %.1f] by %d samples, and opened %.1f %%", 100*says, 100*lo, 100*hi, samples,
 			100*truth)
 	}
-	if split < windows*9/10 {
-		t.Fatalf("of %d windows only %d have %d samples of the program", windows, split, attribution.MinSamples)
+	if split < windows {
+		t.Fatalf("of %d windows only %d have %d samples of the program", 2*windows, split, attribution.MinSamples)
 	}
 	t.Logf("%d of %d intervals of 95 %% hold the truth", inside, split)
 	// Fewer than that many hold it once in 1000 times, if each does 19 times of 20.
