@@ -88,8 +88,8 @@ func (n interrupting) Kernel(addresses []uint64) (names []string, err error) {
 	}
 	return names, nil
 }
-func (interrupting) User(*Process, *Mapping, uint64) string { return "" }
-func (interrupting) BuildID(*Process, *Mapping) string      { return "" }
+func (interrupting) User(*Mapping, uint64) string   { return "" }
+func (interrupting) Find(*Process, *Mapping) string { return "" }
 
 // TestFunctionOf: the stacks are as Linux 6.18 has them on x86-64, and as its sources have them on arm64.
 func TestFunctionOf(t *testing.T) {

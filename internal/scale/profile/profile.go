@@ -84,6 +84,9 @@ func (p *Process) find(address uint64) *Mapping {
 	return nil
 }
 
+// file returns the file of which the mapping is a part.
+func (m *Mapping) file() file { return file{m.Path, m.Device, m.Inode} }
+
 // Has reports whether an address is in one of the mappings.
 func (p *Process) Has(address uint64) bool { return p.find(address) != nil }
 
@@ -98,10 +101,11 @@ type Group struct {
 type Symbols interface {
 	// Kernel returns the names of addresses of the kernel, in their order; a name is empty if it is not known.
 	Kernel(addresses []uint64) ([]string, error)
-	// User returns the name of the function at an offset in a file that a process has mapped; empty if it is not known.
-	User(p *Process, m *Mapping, offset uint64) string
-	// BuildID returns the build ID of a file; empty if it has none.
-	BuildID(p *Process, m *Mapping) string
+	// Find looks for a file that a process has mapped, if it was not found yet. It returns the build ID, which is
+	// empty if the file has none or was not found.
+	Find(p *Process, m *Mapping) (buildID string)
+	// User returns the name of the function at an offset in a file; empty if it is not known.
+	User(m *Mapping, offset uint64) string
 }
 
 // bpfPrefix begins the kernel's symbols of eBPF programs: bpf_prog_<tag>_<name>, where a tag is 16 hexadecimal digits
@@ -145,7 +149,8 @@ func Build(w *Window, symbols Symbols, groups map[string]Group, apart bool) (*pp
 	if err := b.nameKernel(w.Stacks); err != nil {
 		return nil, err
 	}
-	b.mapping(kernelFile, nil, nil) // the first mapping gives a profile its title
+	b.mapping(kernelFile) // the first mapping gives a profile its title
+	b.findFiles(w.Stacks)
 	counts := map[string]int{}
 	for _, s := range w.Stacks {
 		if !apart || !b.interrupt(s) {
@@ -269,6 +274,22 @@ func (b *builder) nameKernel(stacks []Stack) error {
 	return nil
 }
 
+// findFiles looks for the files of user code before any function is named: what a process that has ended cannot
+// show, another may. It goes from process to process, so that Symbols can read each of them once.
+func (b *builder) findFiles(stacks []Stack) {
+	user := slices.DeleteFunc(slices.Clone(stacks), func(s Stack) bool { return s.Process == nil })
+	slices.SortStableFunc(user, func(x, y Stack) int { return cmp.Compare(x.Process.PID, y.Process.PID) })
+	for _, s := range user {
+		for i := range s.User {
+			if m := s.Process.find(caller(s.User, i)); m != nil {
+				if of := b.mapping(m.file()); of.BuildID == "" {
+					of.BuildID = printed(b.symbols.Find(s.Process, m))
+				}
+			}
+		}
+	}
+}
+
 // caller returns the address of frame i: the instruction that runs, or, because a chain holds return addresses, one
 // inside the call instruction.
 func caller(chain []uint64, i int) uint64 {
@@ -299,7 +320,7 @@ func (b *builder) add(s Stack, ns int64, labels map[string]string) {
 		if bpf, is := bpfName(name); is {
 			name, in = bpf, bpfFile
 		}
-		sample.Location = append(sample.Location, b.location(b.mapping(in, nil, nil), a, cmp.Or(name, "[kernel]")))
+		sample.Location = append(sample.Location, b.location(b.mapping(in), a, cmp.Or(name, "[kernel]")))
 	}
 	for i := range s.User {
 		a := caller(s.User, i)
@@ -308,22 +329,21 @@ func (b *builder) add(s Stack, ns int64, labels map[string]string) {
 			m = s.Process.find(a)
 		}
 		if m == nil {
-			l := b.location(b.mapping(unknownFile, nil, nil), 0, "[unknown]")
+			l := b.location(b.mapping(unknownFile), 0, "[unknown]")
 			if n := len(sample.Location); n == 0 || sample.Location[n-1] != l { // consecutive unknown frames share one location
 				sample.Location = append(sample.Location, l)
 			}
 			continue
 		}
 		offset := a - m.Start + m.Offset
-		in := b.mapping(file{m.Path, m.Device, m.Inode}, s.Process, m)
-		sample.Location = append(sample.Location, b.location(in, offset, b.symbols.User(s.Process, m, offset)))
+		sample.Location = append(sample.Location, b.location(b.mapping(m.file()), offset, b.symbols.User(m, offset)))
 	}
 	if len(sample.Location) == 0 {
 		name := "[unknown]"
 		if s.Count == 0 {
 			name = "[not sampled]"
 		}
-		sample.Location = append(sample.Location, b.location(b.mapping(unknownFile, nil, nil), 0, name))
+		sample.Location = append(sample.Location, b.location(b.mapping(unknownFile), 0, name))
 	}
 	if s.Process != nil {
 		sample.Label["comm"] = []string{printed(s.Process.Comm)}
@@ -369,16 +389,13 @@ func (b *builder) location(m *pprof.Mapping, address uint64, name string) *pprof
 
 // mapping returns the mapping of a file. Addresses in it are offsets in the file, so a file that is mapped at several
 // places has one mapping.
-func (b *builder) mapping(of file, p *Process, m *Mapping) *pprof.Mapping {
+func (b *builder) mapping(of file) *pprof.Mapping {
 	if found := b.mappings[of]; found != nil {
 		return found
 	}
 	made := &pprof.Mapping{
 		ID: uint64(len(b.p.Mapping) + 1), File: printed(of.path), Limit: math.MaxInt64, HasFunctions: true,
 		HasFilenames: true, HasLineNumbers: true, HasInlineFrames: true,
-	}
-	if p != nil {
-		made.BuildID = printed(b.symbols.BuildID(p, m))
 	}
 	b.mappings[of] = made
 	b.p.Mapping = append(b.p.Mapping, made)

@@ -12,8 +12,10 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unsafe"
 
 	pprof "github.com/google/pprof/profile"
+	"golang.org/x/sys/unix"
 
 	"tare/internal/scale/ledger"
 	"tare/test/binary"
@@ -36,13 +38,13 @@ func (named) Kernel(addresses []uint64) ([]string, error) {
 	}
 	return names, nil
 }
-func (named) User(_ *Process, m *Mapping, offset uint64) string {
+func (named) User(m *Mapping, offset uint64) string {
 	if offset >= 0x900 {
 		return ""
 	}
 	return m.Path + "!f"
 }
-func (named) BuildID(*Process, *Mapping) string { return "abcd" }
+func (named) Find(*Process, *Mapping) string { return "abcd" }
 
 // stacksOf writes each sample as its functions, outermost first, with its values and labels.
 func stacksOf(p *pprof.Profile) (all []string) {
@@ -182,7 +184,8 @@ func TestFiles(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		o := readObject(f, new(uint64(maxAll)))
+		o := &object{}
+		o.read(f, new(uint64(maxAll)))
 		f.Close()
 		if o.buildID == "" || len(o.symbols) == 0 {
 			t.Fatalf("%s: build id %q, %d symbols", name, o.buildID, len(o.symbols))
@@ -213,14 +216,65 @@ func TestFiles(t *testing.T) {
 	if m == nil {
 		t.Fatalf("this function is in none of %+v", p.Mappings)
 	}
-	symbols := NewFiles(nil)
-	if got := symbols.User(p, m, uint64(pc)-m.Start+m.Offset); got != "tare/internal/scale/profile.TestFiles" {
+	symbols, nowhere := NewFiles(nil), &Mapping{Path: "/nowhere", Inode: 1}
+	if symbols.Find(p, m) == "" || symbols.Find(p, nowhere) != "" {
+		t.Error("build ids are wrong")
+	}
+	if got := symbols.User(m, uint64(pc)-m.Start+m.Offset); got != "tare/internal/scale/profile.TestFiles" {
 		t.Errorf("this function is %q", got)
 	}
-	if symbols.BuildID(p, m) == "" || symbols.User(p, m, math.MaxInt64) != "" ||
-		symbols.User(p, &Mapping{Path: "[vdso]"}, 0) != "[vdso]" ||
-		symbols.User(p, &Mapping{Path: "/nowhere", Inode: 1}, 0) != "" {
+	if symbols.User(m, math.MaxInt64) != "" || symbols.User(nowhere, 0) != "" ||
+		symbols.User(&Mapping{Path: "[vdso]"}, 0) != "[vdso]" {
 		t.Error("what is not known has a name")
+	}
+}
+
+// TestEndedProcess: a process that has ended cannot show a file that is at no path, and another that has mapped it can:
+// the functions of both have names, whichever was sampled first.
+func TestEndedProcess(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to open a deleted file that is mapped")
+	}
+	b, err := os.ReadFile("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Create(filepath.Join(t.TempDir(), "program"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.Write(b); err != nil {
+		t.Fatal(err)
+	}
+	code, err := unix.Mmap(int(f.Fd()), 0, len(b), unix.PROT_READ|unix.PROT_EXEC, unix.MAP_PRIVATE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(code)
+	if err := os.Remove(f.Name()); err != nil {
+		t.Fatal(err)
+	}
+	own, err := Read(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	pc, _, _, _ := runtime.Caller(0)
+	running := own.find(uint64(pc))
+	address := uint64(uintptr(unsafe.Pointer(&code[0]))) + uint64(pc) - running.Start + running.Offset
+	w := &Window{Period: 1e7}
+	for pid := -2 * maxTries; pid < 0; pid++ { // no process has these
+		w.Stacks = append(w.Stacks, Stack{Process: &Process{PID: pid, Mappings: own.Mappings}, User: []uint64{address}})
+	}
+	w.Stacks = append(w.Stacks, Stack{Process: own, User: []uint64{address}})
+	p, err := Build(w, NewFiles(named{}.Kernel), nil, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, got := range stacksOf(p) {
+		if want := "tare/internal/scale/profile.TestEndedProcess"; got != want {
+			t.Errorf("stack %d is %q, want %q", i, got, want)
+		}
 	}
 }
 
@@ -239,7 +293,9 @@ func FuzzObject(f *testing.F) {
 			t.Fatal(err)
 		}
 		defer file.Close()
-		readObject(file, new(uint64(maxAll))).name(offset)
+		o := &object{}
+		o.read(file, new(uint64(maxAll)))
+		o.name(offset)
 	})
 }
 

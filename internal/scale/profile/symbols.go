@@ -26,68 +26,94 @@ const (
 	maxAll      = 256 << 20 // bytes of the tables of all files together
 	maxNotes    = 64 << 10  // bytes of a section of notes
 	maxFiles    = 4096      // files whose symbols are read
+	maxTries    = 8         // processes that lack a file before it is given up
 )
 
 // Files implements Symbols. It names addresses of user code by the symbols of the files that processes have mapped:
 // from the symbol table, or Go's table of functions if that is stripped, or the dynamic symbol table.
 type Files struct {
 	kernel func([]uint64) ([]string, error)
-	read   map[file]*object
+	files  map[file]*object
 	left   uint64 // bytes of tables that may still be read
 }
 
 // NewFiles returns Files that name the kernel's addresses with a function, such as ksym.Table.Resolve.
 func NewFiles(kernel func(addresses []uint64) ([]string, error)) *Files {
-	return &Files{kernel: kernel, read: map[file]*object{}, left: maxAll}
+	return &Files{kernel: kernel, files: map[file]*object{}, left: maxAll}
 }
 
 // Kernel implements Symbols.
 func (f *Files) Kernel(addresses []uint64) ([]string, error) { return f.kernel(addresses) }
 
 // User implements Symbols. Code that is in no file has the name of its mapping, such as [vdso].
-func (f *Files) User(p *Process, m *Mapping, offset uint64) string {
+func (f *Files) User(m *Mapping, offset uint64) string {
 	if m.Inode == 0 {
 		return cmp.Or(m.Path, "[anonymous]")
 	}
-	return f.object(p, m).name(offset)
+	if o := f.files[m.file()]; o != nil {
+		return o.name(offset)
+	}
+	return ""
 }
 
-// BuildID implements Symbols.
-func (f *Files) BuildID(p *Process, m *Mapping) string {
+// Find implements Symbols.
+func (f *Files) Find(p *Process, m *Mapping) (buildID string) {
 	if m.Inode == 0 {
 		return ""
 	}
-	return f.object(p, m).buildID
-}
-
-// object returns what is known of the file of a mapping: an empty object if the file cannot be read.
-func (f *Files) object(p *Process, m *Mapping) *object {
-	of := file{m.Path, m.Device, m.Inode}
-	o := f.read[of]
-	if o == nil && len(f.read) < maxFiles {
-		o = &object{}
-		if r, err := open(p, m); err == nil {
-			o = readObject(r, &f.left)
-			r.Close()
-		}
-		f.read[of] = o
-	}
+	o := f.files[m.file()]
 	if o == nil {
+		if len(f.files) == maxFiles {
+			return ""
+		}
 		o = &object{}
+		f.files[m.file()] = o
 	}
-	return o
+	if o.found || len(o.without) == maxTries {
+		return o.buildID
+	}
+	now, pid := f.now(p.PID), p.PID
+	if now == nil {
+		pid = 0 // for all that have ended, the file can only be at its path
+	}
+	if slices.Contains(o.without, pid) {
+		return ""
+	}
+	r, err := open(now, m)
+	if err != nil {
+		o.without = append(o.without, pid)
+		return ""
+	}
+	defer r.Close()
+	o.found = true
+	o.read(r, &f.left)
+	return o.buildID
 }
 
-// open opens the file that is mapped, if it is still mapped. Otherwise it opens the file at the same path, seen by the
-// process or, if that has ended, by this one, provided that it has the same inode.
-func open(p *Process, m *Mapping) (*os.File, error) {
-	// Do not look for it by path and inode: on overlayfs the inode of a file may differ from that in the list of mappings.
-	if now, err := Read(p.PID); err == nil && slices.Contains(now.Mappings, *m) {
-		if f, err := files.Open(fmt.Sprintf("/proc/%d/map_files/%x-%x", p.PID, m.Start, m.End)); err == nil {
-			return f, nil
-		}
+// now returns a process as it is now; nil if it has ended.
+func (f *Files) now(pid int) *Process {
+	p, err := Read(pid)
+	if err != nil {
+		return nil
 	}
-	for _, root := range []string{fmt.Sprintf("/proc/%d/root", p.PID), ""} {
+	return p
+}
+
+// open opens the file that is mapped, if a process still has it mapped. Otherwise it opens the file at the same path,
+// seen by that process or by this one, provided that it has the same inode. The process is nil if it has ended.
+func open(p *Process, m *Mapping) (*os.File, error) {
+	var roots []string
+	if p != nil {
+		// Do not look for it by path and inode: on overlayfs the inode of a file may differ from that in the list of
+		// mappings.
+		if slices.Contains(p.Mappings, *m) {
+			if f, err := files.Open(fmt.Sprintf("/proc/%d/map_files/%x-%x", p.PID, m.Start, m.End)); err == nil {
+				return f, nil
+			}
+		}
+		roots = append(roots, fmt.Sprintf("/proc/%d/root", p.PID))
+	}
+	for _, root := range append(roots, "") {
 		f, err := files.Open(root + m.Path)
 		if err != nil {
 			continue
@@ -107,6 +133,8 @@ func hasInode(f *os.File, inode uint64) bool {
 
 // object holds what is needed to name addresses in an ELF file.
 type object struct {
+	found   bool
+	without []int // processes that did not have the file any more, by PID; 0 stands for those that have ended
 	buildID string
 	loads   []elf.ProgHeader
 	symbols []symbol // by address
@@ -118,16 +146,15 @@ type symbol struct {
 	name        uint32 // its offset in names
 }
 
-// readObject reads what it can of a file; a damaged one has fewer names. It reads tables of at most left bytes, and
-// reduces left by their size.
-func readObject(f *os.File, left *uint64) *object {
-	o := &object{}
+// read reads what it can of a file; a damaged one has fewer names. It reads tables of at most left bytes, and reduces
+// left by their size.
+func (o *object) read(f *os.File, left *uint64) {
 	if !sane(f) {
-		return o
+		return
 	}
 	e, err := elf.NewFile(f)
 	if err != nil {
-		return o
+		return
 	}
 	for _, p := range e.Progs {
 		if p.Type == elf.PT_LOAD {
@@ -144,7 +171,6 @@ func readObject(f *os.File, left *uint64) *object {
 			break
 		}
 	}
-	return o
 }
 
 // sane reports whether a file has the header of a 64-bit ELF file in native byte order, with few sections and short
