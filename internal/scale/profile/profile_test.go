@@ -2,6 +2,9 @@ package profile
 
 import (
 	"bytes"
+	"debug/elf"
+	encoding "encoding/binary"
+	"io"
 	"math"
 	"os"
 	"os/exec"
@@ -275,6 +278,56 @@ func TestEndedProcess(t *testing.T) {
 		if want := "tare/internal/scale/profile.TestEndedProcess"; got != want {
 			t.Errorf("stack %d is %q, want %q", i, got, want)
 		}
+	}
+}
+
+// elfOf is an ELF file with a table of the names of sections, and with these sections. Offset 64 has 64 KiB of zeros,
+// where the table is.
+func elfOf(names uint64, sections ...elf.Section64) []byte {
+	all := append([]elf.Section64{{}, {Type: uint32(elf.SHT_STRTAB), Off: 64, Size: names}}, sections...)
+	h := elf.Header64{Type: uint16(elf.ET_DYN), Version: uint32(elf.EV_CURRENT), Ehsize: 64, Phentsize: 56,
+		Shoff: 64 + 1<<16, Shentsize: 64, Shnum: uint16(len(all)), Shstrndx: 1}
+	copy(h.Ident[:], elf.ELFMAG)
+	h.Ident[elf.EI_CLASS], h.Ident[elf.EI_DATA] = byte(elf.ELFCLASS64), byte(elf.ELFDATA2LSB)
+	h.Ident[elf.EI_VERSION] = byte(elf.EV_CURRENT)
+	b, _ := encoding.Append(nil, encoding.LittleEndian, h)
+	b, _ = encoding.Append(append(b, make([]byte, 1<<16)...), encoding.LittleEndian, all)
+	return b
+}
+
+// counted counts the bytes that are read of a file.
+type counted struct {
+	io.ReaderAt
+	bytes int
+}
+
+func (c *counted) ReadAt(b []byte, at int64) (int, error) {
+	n, err := c.ReaderAt.ReadAt(b, at)
+	c.bytes += n
+	return n, err
+}
+
+// TestNotes: many sections of notes cost no more than their budget.
+func TestNotes(t *testing.T) {
+	b := elfOf(1, slices.Repeat([]elf.Section64{{Type: uint32(elf.SHT_NOTE), Off: 64, Size: 1 << 12}}, 4000)...)
+	r, left := &counted{ReaderAt: bytes.NewReader(b)}, uint64(maxAll)
+	new(object).read(r, &left)
+	if notes := r.bytes - 4002*64; notes < maxNotes || notes > maxNotes+1<<10 || left != maxAll-maxNotes {
+		t.Errorf("%d bytes were read beside the headers, and %d are left", notes, left)
+	}
+}
+
+// TestManyFiles: a process is read once, however many files it has mapped.
+func TestManyFiles(t *testing.T) {
+	p, w, reads := &Process{PID: 7}, &Window{Period: 1e7}, 0
+	for i := range uint64(100) {
+		p.Mappings = append(p.Mappings, Mapping{Start: i << 12, End: (i + 1) << 12, Path: "/nowhere", Inode: i + 1})
+		w.Stacks = append(w.Stacks, Stack{Process: p, User: []uint64{i << 12}, Count: 1})
+	}
+	f := NewFiles(named{}.Kernel)
+	f.read = func(int) (*Process, error) { reads++; return p, nil }
+	if _, err := Build(w, f, nil, false); err != nil || reads != 1 {
+		t.Errorf("%d readings, %v", reads, err)
 	}
 }
 

@@ -24,7 +24,7 @@ const (
 	maxNames    = 1 << 20   // bytes of the names of sections
 	maxTable    = 64 << 20  // bytes of a table of symbols, and of its names
 	maxAll      = 256 << 20 // bytes of the tables of all files together
-	maxNotes    = 64 << 10  // bytes of a section of notes
+	maxNotes    = 64 << 10  // bytes of the sections of notes of a file
 	maxFiles    = 4096      // files whose symbols are read
 	maxTries    = 8         // processes that lack a file before it is given up
 )
@@ -34,12 +34,16 @@ const (
 type Files struct {
 	kernel func([]uint64) ([]string, error)
 	files  map[file]*object
-	left   uint64 // bytes of tables that may still be read
+	left   uint64 // bytes of tables and notes that may still be read
+
+	read func(pid int) (*Process, error)
+	last *Process // as read by now, or nil if it had ended
+	pid  int      // of last; 0 at first
 }
 
 // NewFiles returns Files that name the kernel's addresses with a function, such as ksym.Table.Resolve.
 func NewFiles(kernel func(addresses []uint64) ([]string, error)) *Files {
-	return &Files{kernel: kernel, files: map[file]*object{}, left: maxAll}
+	return &Files{kernel: kernel, files: map[file]*object{}, left: maxAll, read: Read}
 }
 
 // Kernel implements Symbols.
@@ -90,13 +94,14 @@ func (f *Files) Find(p *Process, m *Mapping) (buildID string) {
 	return o.buildID
 }
 
-// now returns a process as it is now; nil if it has ended.
+// now returns a process as it is now; nil if it has ended. It reads a process once while it is asked for no other: a
+// process may have mapped many files, and have a long list of mappings.
 func (f *Files) now(pid int) *Process {
-	p, err := Read(pid)
-	if err != nil {
-		return nil
+	if pid != f.pid {
+		f.pid = pid
+		f.last, _ = f.read(pid) // nil with an error
 	}
-	return p
+	return f.last
 }
 
 // open opens the file that is mapped, if a process still has it mapped. Otherwise it opens the file at the same path,
@@ -146,9 +151,9 @@ type symbol struct {
 	name        uint32 // its offset in names
 }
 
-// read reads what it can of a file; a damaged one has fewer names. It reads tables of at most left bytes, and reduces
-// left by their size.
-func (o *object) read(f *os.File, left *uint64) {
+// read reads what it can of a file; a damaged one has fewer names. It reads tables and notes of at most left bytes,
+// and reduces left by their size.
+func (o *object) read(f io.ReaderAt, left *uint64) {
 	if !sane(f) {
 		return
 	}
@@ -161,7 +166,7 @@ func (o *object) read(f *os.File, left *uint64) {
 			o.loads = append(o.loads, p.ProgHeader)
 		}
 	}
-	o.buildID = buildID(e)
+	o.buildID = buildID(e, left)
 	for _, read := range []func(){
 		func() { o.readSymbols(e, elf.SHT_SYMTAB, left) },
 		func() { o.readGo(e, left) },
@@ -175,7 +180,7 @@ func (o *object) read(f *os.File, left *uint64) {
 
 // sane reports whether a file has the header of a 64-bit ELF file in native byte order, with few sections and short
 // tables of their names: package debug/elf reads both whatever their size.
-func sane(f *os.File) bool {
+func sane(f io.ReaderAt) bool {
 	var h elf.Header64
 	if err := binary.Read(io.NewSectionReader(f, 0, int64(binary.Size(h))), binary.NativeEndian, &h); err != nil {
 		return false
@@ -299,12 +304,14 @@ func (o *object) readGo(e *elf.File, left *uint64) {
 }
 
 // buildID returns the GNU build ID in hexadecimal, or Go's build ID, whichever note comes first; empty if there is
-// none.
-func buildID(e *elf.File) string {
+// none. It reduces left by the size of the sections that it reads.
+func buildID(e *elf.File, left *uint64) string {
+	notes := uint64(maxNotes) // bytes that may still be read
 	for _, s := range e.Sections {
-		if s.Type != elf.SHT_NOTE || s.FileSize > maxNotes || s.Flags&elf.SHF_COMPRESSED != 0 {
+		if s.Type != elf.SHT_NOTE || s.FileSize > notes || !take(left, s) {
 			continue
 		}
+		notes -= s.FileSize
 		b, err := s.Data()
 		if err != nil {
 			continue
