@@ -281,17 +281,21 @@ func TestEndedProcess(t *testing.T) {
 	}
 }
 
-// elfOf is an ELF file with a table of the names of sections, and with these sections. Offset 64 has 64 KiB of zeros,
-// where the table is.
-func elfOf(names uint64, sections ...elf.Section64) []byte {
-	all := append([]elf.Section64{{}, {Type: uint32(elf.SHT_STRTAB), Off: 64, Size: names}}, sections...)
+// elfOf is an ELF file with these names of sections, and with sections that are in body.
+func elfOf(names string, body []byte, sections ...elf.Section64) []byte {
+	all := []elf.Section64{{}, {Type: uint32(elf.SHT_STRTAB), Off: 64, Size: uint64(len(names))}}
+	for _, s := range sections {
+		s.Off = 64 + uint64(len(names))
+		all = append(all, s)
+	}
 	h := elf.Header64{Type: uint16(elf.ET_DYN), Version: uint32(elf.EV_CURRENT), Ehsize: 64, Phentsize: 56,
-		Shoff: 64 + 1<<16, Shentsize: 64, Shnum: uint16(len(all)), Shstrndx: 1}
+		Shoff: 64 + uint64(len(names)+len(body)), Shentsize: 64, Shnum: uint16(len(all)), Shstrndx: 1}
 	copy(h.Ident[:], elf.ELFMAG)
 	h.Ident[elf.EI_CLASS], h.Ident[elf.EI_DATA] = byte(elf.ELFCLASS64), byte(elf.ELFDATA2LSB)
 	h.Ident[elf.EI_VERSION] = byte(elf.EV_CURRENT)
 	b, _ := encoding.Append(nil, encoding.LittleEndian, h)
-	b, _ = encoding.Append(append(b, make([]byte, 1<<16)...), encoding.LittleEndian, all)
+	b = slices.Concat(b, []byte(names), body)
+	b, _ = encoding.Append(b, encoding.LittleEndian, all)
 	return b
 }
 
@@ -309,7 +313,8 @@ func (c *counted) ReadAt(b []byte, at int64) (int, error) {
 
 // TestNotes: many sections of notes cost no more than their budget.
 func TestNotes(t *testing.T) {
-	b := elfOf(1, slices.Repeat([]elf.Section64{{Type: uint32(elf.SHT_NOTE), Off: 64, Size: 1 << 12}}, 4000)...)
+	b := elfOf("\x00", make([]byte, 1<<12),
+		slices.Repeat([]elf.Section64{{Type: uint32(elf.SHT_NOTE), Size: 1 << 12}}, 4000)...)
 	r, left := &counted{ReaderAt: bytes.NewReader(b)}, uint64(maxAll)
 	new(object).read(r, &left)
 	if notes := r.bytes - 4002*64; notes < maxNotes || notes > maxNotes+1<<10 || left != maxAll-maxNotes {
@@ -328,6 +333,31 @@ func TestManyFiles(t *testing.T) {
 	f.read = func(int) (*Process, error) { reads++; return p, nil }
 	if _, err := Build(w, f, nil, false); err != nil || reads != 1 {
 		t.Errorf("%d readings, %v", reads, err)
+	}
+}
+
+// changing is a file of zeros whose beginning its owner changes once it has been read.
+type changing [2][]byte
+
+func (c *changing) ReadAt(b []byte, at int64) (int, error) {
+	clear(b)
+	if at < int64(len(c[0])) {
+		copy(b, c[0][at:])
+	}
+	if at > 0 { // the section of names
+		c[0] = c[1]
+	}
+	return len(b), nil
+}
+
+// TestChangingFile: a file is read by the headers that were checked.
+func TestChangingFile(t *testing.T) {
+	small := elfOf("\x00", nil)
+	large := slices.Clone(small)
+	encoding.LittleEndian.PutUint64(large[len(large)-32:], 64<<20) // the size of the last section
+	r := &counted{ReaderAt: &changing{small, large}}
+	if new(object).read(r, new(uint64(maxAll))); r.bytes > 1<<10 {
+		t.Errorf("%d bytes were read", r.bytes)
 	}
 }
 

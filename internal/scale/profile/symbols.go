@@ -153,8 +153,9 @@ type symbol struct {
 
 // read reads what it can of a file; a damaged one has fewer names. It reads tables and notes of at most left bytes,
 // and reduces left by their size.
-func (o *object) read(f io.ReaderAt, left *uint64) {
-	if !sane(f) {
+func (o *object) read(r io.ReaderAt, left *uint64) {
+	f := &steady{ReaderAt: r, parts: map[int64][]byte{}}
+	if !f.sane() {
 		return
 	}
 	e, err := elf.NewFile(f)
@@ -178,11 +179,40 @@ func (o *object) read(f io.ReaderAt, left *uint64) {
 	}
 }
 
+// steady is a file of which some parts are read only once. Its owner may write to it, so another reading could differ
+// from the one that was checked.
+type steady struct {
+	io.ReaderAt
+	parts map[int64][]byte // as they were read, by offset
+}
+
+// ReadAt implements io.ReaderAt.
+func (f *steady) ReadAt(b []byte, at int64) (int, error) {
+	n, err := f.ReaderAt.ReadAt(b, at)
+	for from, part := range f.parts {
+		if lo, hi := max(at, from), min(at+int64(n), from+int64(len(part))); lo < hi {
+			copy(b[lo-at:hi-at], part[lo-from:])
+		}
+	}
+	return n, err
+}
+
+// keep reads a part of the file into v, and keeps it.
+func (f *steady) keep(at int64, v any) error {
+	part := make([]byte, binary.Size(v))
+	if _, err := f.ReadAt(part, at); err != nil {
+		return err
+	}
+	f.parts[at] = part
+	_, err := binary.Decode(part, binary.NativeEndian, v)
+	return err
+}
+
 // sane reports whether a file has the header of a 64-bit ELF file in native byte order, with few sections and short
-// tables of their names: package debug/elf reads both whatever their size.
-func sane(f io.ReaderAt) bool {
+// tables of their names: package debug/elf reads both whatever their size. It keeps what it reads.
+func (f *steady) sane() bool {
 	var h elf.Header64
-	if err := binary.Read(io.NewSectionReader(f, 0, int64(binary.Size(h))), binary.NativeEndian, &h); err != nil {
+	if err := f.keep(0, &h); err != nil {
 		return false
 	}
 	if string(h.Ident[:4]) != elf.ELFMAG || h.Ident[elf.EI_CLASS] != byte(elf.ELFCLASS64) || h.Shnum == 0 ||
@@ -190,8 +220,7 @@ func sane(f io.ReaderAt) bool {
 		return false
 	}
 	var names elf.Section64
-	at := int64(h.Shoff) + int64(h.Shstrndx)*int64(h.Shentsize)
-	if err := binary.Read(io.NewSectionReader(f, at, int64(binary.Size(names))), binary.NativeEndian, &names); err != nil {
+	if err := f.keep(int64(h.Shoff)+int64(h.Shstrndx)*int64(h.Shentsize), &names); err != nil {
 		return false
 	}
 	return names.Size <= maxNames && elf.SectionFlag(names.Flags)&elf.SHF_COMPRESSED == 0
