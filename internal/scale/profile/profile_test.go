@@ -2,8 +2,10 @@ package profile
 
 import (
 	"bytes"
+	"compress/zlib"
 	"debug/elf"
 	encoding "encoding/binary"
+	"errors"
 	"io"
 	"math"
 	"os"
@@ -358,6 +360,37 @@ func TestChangingFile(t *testing.T) {
 	r := &counted{ReaderAt: &changing{small, large}}
 	if new(object).read(r, new(uint64(maxAll))); r.bytes > 1<<10 {
 		t.Errorf("%d bytes were read", r.bytes)
+	}
+}
+
+// TestHostileFiles: what package debug/elf would read or unpack at any size is not read.
+func TestHostileFiles(t *testing.T) {
+	bomb := bytes.NewBufferString("ZLIB\x00\x00\x00\x00\x04\x00\x00\x00") // 64 MiB
+	z := zlib.NewWriter(bomb)
+	_, err := z.Write(make([]byte, 64<<20))
+	if err := errors.Join(err, z.Close()); err != nil {
+		t.Fatal(err)
+	}
+	packed := elfOf("\x00.zdebug\x00", append(bomb.Bytes(), make([]byte, maxNotes-bomb.Len())...),
+		elf.Section64{Name: 1, Type: uint32(elf.SHT_NOTE), Size: maxNotes})
+	named := elfOf(strings.Repeat("a", 1<<16)+"\x00", nil, make([]elf.Section64, 1000)...)
+	headers := elfOf("\x00", make([]byte, 64<<20))
+	encoding.LittleEndian.PutUint16(headers[54:], 1<<14) // e_phentsize
+	encoding.LittleEndian.PutUint16(headers[56:], maxSections)
+	swapped := elfOf("\x00", nil)
+	swapped[elf.EI_DATA] = byte(elf.ELFDATA2MSB)
+	for name, b := range map[string][]byte{"a compressed section": packed, "a long name of many sections": named,
+		"large program headers": headers, "another byte order": swapped} {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		new(object).read(bytes.NewReader(b), new(uint64(maxAll)))
+		if runtime.ReadMemStats(&after); after.TotalAlloc-before.TotalAlloc > 16<<20 {
+			t.Errorf("%s: %d bytes were allocated", name, after.TotalAlloc-before.TotalAlloc)
+		}
+		f := &steady{ReaderAt: bytes.NewReader(b), parts: map[int64][]byte{}}
+		if sane := f.sane(); sane != (name == "a compressed section") {
+			t.Errorf("%s: sane is %v", name, sane)
+		}
 	}
 }
 

@@ -21,7 +21,7 @@ import (
 // Limits on what is read of the files that processes have mapped, which are not trusted.
 const (
 	maxSections = 4096      // sections of a file
-	maxNames    = 1 << 20   // bytes of the names of sections
+	maxNames    = 4 << 20   // bytes of the names of a file's sections, if each were as long as all together
 	maxTable    = 64 << 20  // bytes of a table of symbols, and of its names
 	maxAll      = 256 << 20 // bytes of the tables of all files together
 	maxNotes    = 64 << 10  // bytes of the sections of notes of a file
@@ -204,33 +204,37 @@ func (f *steady) keep(at int64, v any) error {
 		return err
 	}
 	f.parts[at] = part
-	_, err := binary.Decode(part, binary.NativeEndian, v)
+	_, err := binary.Decode(part, binary.LittleEndian, v)
 	return err
 }
 
-// sane reports whether a file has the header of a 64-bit ELF file in native byte order, with few sections and short
-// tables of their names: package debug/elf reads both whatever their size. It keeps what it reads.
+// sane reports whether a file has the header of a 64-bit, little-endian ELF file, with few sections and short tables of
+// their names: package debug/elf reads both whatever their size, and sections may share a long name, which it copies
+// for each. It keeps what it reads.
 func (f *steady) sane() bool {
 	var h elf.Header64
 	if err := f.keep(0, &h); err != nil {
 		return false
 	}
-	if string(h.Ident[:4]) != elf.ELFMAG || h.Ident[elf.EI_CLASS] != byte(elf.ELFCLASS64) || h.Shnum == 0 ||
-		h.Shnum > maxSections || h.Shentsize != 64 || h.Shstrndx >= h.Shnum || h.Shoff > 1<<62 || h.Phnum > maxSections {
+	if string(h.Ident[:4]) != elf.ELFMAG || h.Ident[elf.EI_CLASS] != byte(elf.ELFCLASS64) ||
+		h.Ident[elf.EI_DATA] != byte(elf.ELFDATA2LSB) || h.Shnum == 0 || h.Shnum > maxSections || h.Shentsize != 64 ||
+		h.Shstrndx >= h.Shnum || h.Shoff > 1<<62 || h.Phnum > maxSections || h.Phentsize != 56 {
 		return false
 	}
 	var names elf.Section64
 	if err := f.keep(int64(h.Shoff)+int64(h.Shstrndx)*int64(h.Shentsize), &names); err != nil {
 		return false
 	}
-	return names.Size <= maxNames && elf.SectionFlag(names.Flags)&elf.SHF_COMPRESSED == 0
+	return names.Size <= maxNames/uint64(h.Shnum) && elf.SectionFlag(names.Flags)&elf.SHF_COMPRESSED == 0
 }
 
-// take reports whether sections may be read, and if so subtracts their size from left.
+// take reports whether sections may be read, and if so subtracts their size from left. Compressed sections, of which
+// those named .zdebug have no flag, may not.
 func take(left *uint64, sections ...*elf.Section) bool {
 	size := uint64(0)
 	for _, s := range sections {
-		if s.Flags&elf.SHF_COMPRESSED != 0 || s.FileSize > maxTable || s.Type == elf.SHT_NOBITS {
+		if s.Flags&elf.SHF_COMPRESSED != 0 || strings.HasPrefix(s.Name, ".zdebug") || s.FileSize > maxTable ||
+			s.Type == elf.SHT_NOBITS {
 			return false
 		}
 		size += s.FileSize
