@@ -17,6 +17,7 @@ import (
 
 	pprof "github.com/google/pprof/profile"
 
+	"tare/internal/lib/stats/interval"
 	"tare/internal/lib/text"
 )
 
@@ -93,7 +94,7 @@ func (p *Process) Has(address uint64) bool { return p.find(address) != nil }
 // Group holds what a profile needs to know about a control group.
 type Group struct {
 	Seconds *float64 // CPU time of the group without groups below it; nil if unknown
-	Alone   bool     // Seconds leaves out groups below even if their CPU time is unknown
+	Alone   bool     // Seconds is of the processes that are left, not of groups below even if their time is unknown
 	Labels  map[string]string
 }
 
@@ -130,9 +131,10 @@ func bpfName(symbol string) (name string, is bool) {
 //
 // The CPU time of a group, from groups, is divided among its stacks in proportion to their samples. If the time of a
 // group is unknown, its stacks share the time of the nearest group above it whose time is known; if there is none,
-// each sample counts one period. Samples of an unknown group have no time. The time of a group without samples is
-// "[not sampled]", with 0 samples. If apart is true, the CPU times of groups exclude interrupts
-// (CONFIG_IRQ_TIME_ACCOUNTING), and each sample of an interrupt counts one period.
+// each sample counts one period, as it does where samples show that a group's time leaves out processes that ended.
+// Samples of an unknown group have no time. The time of a group without samples is "[not sampled]", with 0 samples. If
+// apart is true, the CPU times of groups exclude interrupts (CONFIG_IRQ_TIME_ACCOUNTING), and each sample of an
+// interrupt counts one period.
 func Build(w *Window, symbols Symbols, groups map[string]Group, apart bool) (*pprof.Profile, error) {
 	b := builder{
 		symbols: symbols, kernel: map[uint64]string{}, locations: map[place]*pprof.Location{},
@@ -157,6 +159,16 @@ func Build(w *Window, symbols Symbols, groups map[string]Group, apart bool) (*pp
 			counts[counter(groups, s.Group)] += s.Count
 		}
 	}
+	totals := map[string]float64{} // in nanoseconds, by counter
+	for of, n := range counts {
+		switch g := groups[of]; {
+		case of == "":
+		case g.Seconds == nil || g.leavesOut(n, w.Period):
+			totals[of] = float64(n) * float64(w.Period)
+		default:
+			totals[of] = max(0, *g.Seconds*1e9)
+		}
+	}
 	// The stacks of a group get differences of rounded cumulative times, so whole nanoseconds add up to its time.
 	dealt, seen := map[string]int64{}, map[string]int{}
 	for _, s := range w.Stacks {
@@ -166,21 +178,10 @@ func Build(w *Window, symbols Symbols, groups map[string]Group, apart bool) (*pp
 			continue
 		}
 		of := counter(groups, s.Group)
-		total := float64(counts[of]) * float64(w.Period)
-		if g := groups[of]; g.Seconds != nil {
-			total = max(0, *g.Seconds*1e9)
-		} else if s.Group == "" {
-			total = 0
-		}
 		seen[of] += s.Count
-		upTo := int64(math.Round(total * float64(seen[of]) / float64(counts[of])))
+		upTo := int64(math.Round(totals[of] * float64(seen[of]) / float64(counts[of])))
 		b.add(s, upTo-dealt[of], groups[s.Group].Labels)
 		dealt[of] = upTo
-	}
-	for _, group := range slices.Sorted(maps.Keys(groups)) {
-		if g := groups[group]; g.Seconds != nil && counts[group] == 0 && *g.Seconds > 0 {
-			b.add(Stack{Group: group}, int64(math.Round(*g.Seconds*1e9)), g.Labels)
-		}
 	}
 	b.comment(w.Lost > 0, "lost samples: %d", w.Lost)
 	b.comment(w.Left > 0, "samples of stacks beyond the most that are kept: %d", w.Left)
@@ -188,7 +189,22 @@ func Build(w *Window, symbols Symbols, groups map[string]Group, apart bool) (*pp
 	b.comment(len(w.Blind) > 0, "CPUs that were not sampled all the time: %v", w.Blind)
 	b.comment(w.Slowed > 0, "times that the kernel throttled the sampler: %d", w.Slowed)
 	b.comment(counts[""] > 0, "samples of no known control group, which have no CPU time: %d", counts[""])
+	for _, group := range slices.Sorted(maps.Keys(groups)) {
+		g := groups[group]
+		if g.Seconds != nil && counts[group] == 0 && *g.Seconds > 0 {
+			b.add(Stack{Group: group}, int64(math.Round(*g.Seconds*1e9)), g.Labels)
+		}
+		b.comment(g.leavesOut(counts[group], w.Period),
+			"processes that ended are not in the CPU time of %s: each of its samples counts one period", printed(group))
+	}
 	return b.p, b.p.CheckValid()
+}
+
+// leavesOut reports whether n samples of a group are more than its CPU time explains: by chance they would be in one
+// window of 1,000.
+func (g Group) leavesOut(n int, period time.Duration) bool {
+	lo, _ := interval.Poisson(n, 0.998)
+	return g.Alone && g.Seconds != nil && lo > *g.Seconds/period.Seconds()
 }
 
 // counter returns the group whose known CPU time includes that of the given group: the group itself, or else the

@@ -475,3 +475,22 @@ func TestRootOfV2(t *testing.T) {
 		l.CPU.Root = nil // then a sample counts one period
 	}
 }
+
+// TestEndedInRoot: what processes of v2's root group used that ended in the window is in no counter, only in samples.
+func TestEndedInRoot(t *testing.T) {
+	l := &ledger.Ledger{Host: ledger.Host{CgroupMode: "v2"}, CPU: ledger.CPU{Root: new(0.5)},
+		Cgroups: []ledger.Cgroup{{Path: "/", CPUSeconds: new(40.0)}}}
+	w := &Window{Period: 1e7, Stacks: []Stack{
+		{Process: &Process{PID: -1, Comm: "cc1"}, Group: "/", Count: 3810}, {Group: "/", Count: 40},
+	}}
+	p, err := OfLedger(w, l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if compiler, kernel := p.Sample[0].Value[1], p.Sample[1].Value[1]; compiler != 38.1e9 || kernel != 0.4e9 {
+		t.Errorf("processes that ended have %d ns, want 38.1e9; the kernel's threads have %d, want 0.4e9", compiler, kernel)
+	}
+	if len(p.Comments) != 1 || !strings.Contains(p.Comments[0], "ended") {
+		t.Errorf("comments: %q", p.Comments)
+	}
+}
