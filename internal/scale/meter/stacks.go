@@ -113,7 +113,7 @@ func (s *Stacks) End() (*profile.Window, error) {
 		err = s.drain()
 	}
 	if err == nil {
-		s.window.Lost, _, err = s.sampler.Lost()
+		s.window.Lost, s.window.LostRecords, err = s.sampler.Lost()
 		s.window.Slowed = s.sampler.Throttled()
 	}
 	if err == nil {
@@ -137,9 +137,16 @@ func (s *Stacks) halt() error {
 func (s *Stacks) drain() error {
 	s.locator.begin()
 	s.budget = mappedPerDrain
-	err := s.sampler.Drain(&perf.Handler{Task: s.task, Sample: s.sample})
+	err := s.sampler.Drain(&perf.Handler{Symbol: s.symbol, Task: s.task, Sample: s.sample})
 	s.locator.end()
 	return err
+}
+
+// symbol keeps the names of eBPF programs that are unloaded: samples are named when all have been taken.
+func (s *Stacks) symbol(c perf.Symbol) {
+	if c.Removed {
+		s.window.Remove(profile.Code{Start: c.Start, End: c.Start + uint64(c.Len), Until: c.Time, Name: c.Name})
+	}
 }
 
 // task forgets a process whose ID a new process has now.
@@ -169,7 +176,7 @@ func (s *Stacks) sample(p *perf.Sample) {
 		}
 	}
 	i, is := s.index[string(s.key)]
-	if !is {
+	if !is || s.window.Changed(p.Chain, s.window.Stacks[i].At, p.Time) {
 		s.frames += len(p.Chain) + len(p.User)
 		if len(s.window.Stacks) == maxProfileStacks || s.frames > maxFrames {
 			s.window.Left++
@@ -187,6 +194,7 @@ func (s *Stacks) sample(p *perf.Sample) {
 		})
 	}
 	s.window.Stacks[i].Count++
+	s.window.Stacks[i].At = p.Time
 }
 
 // process returns the process of a sample. It reads the process again if the sample's code is in none of the mappings

@@ -1,6 +1,7 @@
 package meter
 
 import (
+	"maps"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -18,8 +19,10 @@ import (
 	"tare/internal/lib/pace"
 	"tare/internal/lib/stats/interval"
 	"tare/internal/scale/host/ksym"
+	"tare/internal/scale/host/perf"
 	"tare/internal/scale/host/proc"
 	"tare/internal/scale/profile"
+	"tare/test/busy"
 )
 
 // workVariable has a test's process work in two functions.
@@ -141,6 +144,103 @@ func TestStacks(t *testing.T) {
 	}
 	if len(groups) != 1 || groups[""] {
 		t.Errorf("its groups are %v", groups)
+	}
+}
+
+// namesIn counts the samples of each function in a window, by the names that the kernel has at its end.
+func namesIn(t *testing.T, w *profile.Window, kernel func([]uint64) ([]string, error)) map[string]int {
+	t.Helper()
+	p, err := profile.Build(w, profile.NewFiles(kernel), nil, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := map[string]int{}
+	for _, sample := range p.Sample {
+		for _, l := range sample.Location {
+			for _, line := range l.Line {
+				names[line.Function.Name] += int(sample.Value[0])
+			}
+		}
+	}
+	return names
+}
+
+// withoutSampler is a Stacks that is given its samples.
+func withoutSampler() *Stacks {
+	l, _ := testLocator(nil)
+	return &Stacks{index: map[string]int{}, current: map[uint32]*readProcess{}, locator: l, left: maxMapped, to: forever}
+}
+
+// TestUnloadedPrograms: samples of an eBPF program have its name, though it was unloaded in the window, and though
+// others took its place.
+func TestUnloadedPrograms(t *testing.T) {
+	const tag = "bpf_prog_0123456789abcdef_"
+	s := withoutSampler()
+	sample := func(at int64, chain ...uint64) { s.sample(&perf.Sample{PID: 5, TID: 5, Time: at, Chain: chain}) }
+	sample(10, 0x1010, 0x501)
+	sample(11, 0x501, 0x1100) // a return address just behind it
+	s.symbol(perf.Symbol{Start: 0x1000, Len: 0x100, Removed: true, Name: tag + "first", Time: 20})
+	s.symbol(perf.Symbol{Start: 0x1000, Len: 0x80, Name: tag + "second", Time: 30})
+	s.symbol(perf.Symbol{Start: 0x1000, Len: 0x80, Removed: true, Name: tag + "second", Time: 40})
+	for _, at := range []int64{15, 35, 36, 45, 19, 39} { // of several CPUs, so in no order
+		sample(at, 0x1010, 0x501)
+	}
+	sample(45, 0x501)
+	got := namesIn(t, &s.window, func(addresses []uint64) ([]string, error) {
+		names := make([]string, len(addresses))
+		for i, a := range addresses {
+			switch {
+			case a < 0x1000:
+				names[i] = "run"
+			case a < 0x1080:
+				names[i] = tag + "third"
+			}
+		}
+		return names, nil
+	})
+	if want := map[string]int{"bpf:first": 4, "bpf:second": 3, "bpf:third": 1, "run": 9}; !maps.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+}
+
+// TestUnloadedProgram: the kernel says when a program is unloaded, and what it was called.
+func TestUnloadedProgram(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	s, err := OpenStacks(999)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Begin(0, math.MaxInt64); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"tare_old", "tare_older", "tare_new"} {
+		p, err := busy.Load(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.Close()
+		for began := time.Now(); time.Since(began) < 300*time.Millisecond; {
+			if err := busy.Run(p, 1000); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if name != "tare_new" {
+			p.Close()
+		}
+	}
+	w, err := s.End()
+	if err != nil {
+		t.Fatal(err)
+	}
+	table := ksym.Open()
+	defer table.Close()
+	names := namesIn(t, w, table.Resolve)
+	for _, name := range []string{"bpf:tare_old", "bpf:tare_older", "bpf:tare_new"} {
+		if names[name] < 10 {
+			t.Errorf("%s has %d samples", name, names[name])
+		}
 	}
 }
 

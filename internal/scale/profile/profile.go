@@ -44,6 +44,9 @@ type Window struct {
 	Hidden int    // samples in no stack, because their processes are outside this process's PID namespace
 	Blind  []int  // CPUs that were not sampled all the time
 	Slowed uint64 // times that the kernel throttled the sampler
+
+	LostRecords uint64 // of processes and eBPF programs that came or went; samples may have the names of others
+	removed
 }
 
 // Stack is a call chain, and the number of samples that found it.
@@ -53,6 +56,7 @@ type Stack struct {
 	Kernel  []uint64 // addresses, innermost first
 	User    []uint64 // addresses of user code, found by frame pointers, innermost first
 	Count   int
+	At      int64 // time of a sample, ns of CLOCK_MONOTONIC; the kernel's addresses meant the same code at all others
 }
 
 // Process is a process as it was when a sample found it.
@@ -137,7 +141,7 @@ func bpfName(symbol string) (name string, is bool) {
 // interrupt counts one period.
 func Build(w *Window, symbols Symbols, groups map[string]Group, apart bool) (*pprof.Profile, error) {
 	b := builder{
-		symbols: symbols, kernel: map[uint64]string{}, locations: map[place]*pprof.Location{},
+		symbols: symbols, removed: &w.removed, kernel: map[uint64]string{}, locations: map[place]*pprof.Location{},
 		functions: map[function]*pprof.Function{}, mappings: map[file]*pprof.Mapping{},
 		p: &pprof.Profile{
 			SampleType:        []*pprof.ValueType{{Type: "samples", Unit: "count"}, {Type: "cpu", Unit: "nanoseconds"}},
@@ -188,6 +192,8 @@ func Build(w *Window, symbols Symbols, groups map[string]Group, apart bool) (*pp
 	b.comment(w.Hidden > 0, "samples of processes outside Tare's PID namespace: %d", w.Hidden)
 	b.comment(len(w.Blind) > 0, "CPUs that were not sampled all the time: %v", w.Blind)
 	b.comment(w.Slowed > 0, "times that the kernel throttled the sampler: %d", w.Slowed)
+	b.comment(w.LostRecords > 0, "lost records of processes and eBPF programs, so names may be wrong: %d", w.LostRecords)
+	b.comment(w.forgotten > 0, "eBPF programs that were unloaded, beyond the most that are kept: %d", w.forgotten)
 	b.comment(counts[""] > 0, "samples of no known control group, which have no CPU time: %d", counts[""])
 	for _, group := range slices.Sorted(maps.Keys(groups)) {
 		g := groups[group]
@@ -238,6 +244,7 @@ func printed(name string) string { return text.ClipLine(name, maxName) }
 type builder struct {
 	p         *pprof.Profile
 	symbols   Symbols
+	removed   *removed
 	kernel    map[uint64]string
 	locations map[place]*pprof.Location
 	functions map[function]*pprof.Function
@@ -315,6 +322,16 @@ func caller(chain []uint64, i int) uint64 {
 	return chain[i]
 }
 
+// symbol returns the kernel's symbol of frame i of a stack, when it was sampled; empty if it is not known. nameKernel
+// must have been called.
+func (b *builder) symbol(s *Stack, i int) string {
+	a := caller(s.Kernel, i)
+	if c := b.removed.find(a, s.At); c != nil {
+		return c.Name
+	}
+	return b.kernel[a]
+}
+
 // interrupt reports whether a stack is of an interrupt or a softirq. nameKernel must have been called.
 func (b *builder) interrupt(s Stack) bool {
 	if len(s.Kernel) == 0 {
@@ -322,7 +339,7 @@ func (b *builder) interrupt(s Stack) bool {
 	}
 	chain := make([]string, len(s.Kernel))
 	for i := range s.Kernel {
-		chain[i] = b.kernel[caller(s.Kernel, i)]
+		chain[i] = b.symbol(&s, i)
 	}
 	_, is := entry(chain)
 	return is
@@ -331,12 +348,12 @@ func (b *builder) interrupt(s Stack) bool {
 func (b *builder) add(s Stack, ns int64, labels map[string]string) {
 	sample := &pprof.Sample{Value: []int64{int64(s.Count), ns}, Label: map[string][]string{}}
 	for i := range s.Kernel {
-		a := caller(s.Kernel, i)
-		name, in := b.kernel[a], kernelFile
+		name, in := b.symbol(&s, i), kernelFile
 		if bpf, is := bpfName(name); is {
 			name, in = bpf, bpfFile
 		}
-		sample.Location = append(sample.Location, b.location(b.mapping(in), a, cmp.Or(name, "[kernel]")))
+		sample.Location = append(sample.Location, b.location(b.mapping(in), caller(s.Kernel, i),
+			cmp.Or(name, "[kernel]")))
 	}
 	for i := range s.User {
 		a := caller(s.User, i)
