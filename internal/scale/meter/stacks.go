@@ -32,7 +32,8 @@ type Stacks struct {
 	index   map[string]int // index in window.Stacks, by key
 	key     []byte         // identifies a stack: process, group and addresses
 	current map[uint32]*readProcess
-	reads   uint32 // number of times that a process was read
+	ended   []uint32 // of current; samples of theirs may still come
+	reads   uint32   // number of times that a process was read
 	frames  int
 	budget  int   // bytes of mappings that this drain may still read
 	left    int   // bytes of mappings that may still be kept
@@ -149,10 +150,14 @@ func (s *Stacks) symbol(c perf.Symbol) {
 	}
 }
 
-// task forgets a process whose ID a new process has now.
+// task forgets a process whose ID a new process has now, and follows which have ended.
 func (s *Stacks) task(t perf.Task) {
 	s.locator.task(t)
-	if !t.Exit && t.PID == t.TID {
+	switch _, known := s.current[t.PID]; {
+	case !known || t.PID != t.TID:
+	case t.Exit:
+		s.ended = append(s.ended, t.PID)
+	default:
 		delete(s.current, t.PID)
 	}
 }
@@ -201,12 +206,19 @@ func (s *Stacks) sample(p *perf.Sample) {
 // that are known: the process has mapped another file, or runs another program.
 func (s *Stacks) process(p *perf.Sample) *readProcess {
 	was := s.current[p.PID]
-	has := was != nil && (len(p.User) == 0 || was.Process != nil && was.Has(p.User[0]))
-	if has || was != nil && p.Time-was.at < rereadProcessAfter || s.budget <= 0 || s.left <= 0 ||
-		was == nil && len(s.current) == maxProfileProcesses {
-		if was == nil {
-			was = &readProcess{}
+	if was == nil && len(s.current) == maxProfileProcesses {
+		for _, pid := range s.ended {
+			delete(s.current, pid)
 		}
+		s.ended = s.ended[:0]
+	}
+	full := s.budget <= 0 || s.left <= 0
+	if was == nil && (full || len(s.current) == maxProfileProcesses) {
+		s.window.Unread++
+		return &readProcess{}
+	}
+	has := was != nil && (len(p.User) == 0 || was.Process != nil && was.Has(p.User[0]))
+	if has || full || was != nil && p.Time-was.at < rereadProcessAfter {
 		return was
 	}
 	s.reads++

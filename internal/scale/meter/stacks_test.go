@@ -244,6 +244,23 @@ func TestUnloadedProgram(t *testing.T) {
 	}
 }
 
+// TestManyProcesses: processes that have ended make room for others, and what there is no room for is counted.
+func TestManyProcesses(t *testing.T) {
+	for exits, want := range map[bool]int{true: 0, false: 2 * maxProfileProcesses} {
+		s := withoutSampler()
+		s.budget = mappedPerDrain
+		for pid := uint32(1 << 23); pid < 1<<23+3*maxProfileProcesses; pid++ { // none is so high
+			s.sample(&perf.Sample{PID: pid, TID: pid, Chain: []uint64{1}})
+			if exits {
+				s.task(perf.Task{Exit: true, PID: pid, TID: pid})
+			}
+		}
+		if s.window.Unread != want {
+			t.Errorf("exits: %v: %d samples of processes that were not read, want %d", exits, s.window.Unread, want)
+		}
+	}
+}
+
 // What stacks at the usual rate cost while all CPUs are busy: the CPU time of this process, in percent of a CPU, for
 // windows of 3 s. The kernel's share, which is charged to what it interrupts, is not in it.
 func BenchmarkStacks(b *testing.B) {

@@ -42,6 +42,7 @@ type Window struct {
 	Lost   uint64 // samples that did not fit in a ring buffer
 	Left   int    // samples in no stack, because there were too many different stacks
 	Hidden int    // samples in no stack, because their processes are outside this process's PID namespace
+	Unread int    // samples of processes that were not read, because there were too many
 	Blind  []int  // CPUs that were not sampled all the time
 	Slowed uint64 // times that the kernel throttled the sampler
 
@@ -190,6 +191,7 @@ func Build(w *Window, symbols Symbols, groups map[string]Group, apart bool) (*pp
 	b.comment(w.Lost > 0, "lost samples: %d", w.Lost)
 	b.comment(w.Left > 0, "samples of stacks beyond the most that are kept: %d", w.Left)
 	b.comment(w.Hidden > 0, "samples of processes outside Tare's PID namespace: %d", w.Hidden)
+	b.comment(w.Unread > 0, "samples of processes without a name, of which there were too many to read: %d", w.Unread)
 	b.comment(len(w.Blind) > 0, "CPUs that were not sampled all the time: %v", w.Blind)
 	b.comment(w.Slowed > 0, "times that the kernel throttled the sampler: %d", w.Slowed)
 	b.comment(w.LostRecords > 0, "lost records of processes and eBPF programs, so names may be wrong: %d", w.LostRecords)

@@ -80,7 +80,7 @@ func TestBuild(t *testing.T) {
 		{Process: web, Group: "/b", Kernel: []uint64{0x2500, 0x5000}, User: []uint64{0x10901, 0x1, 0x2}, Count: 4},
 		{Kernel: []uint64{0x500}, Count: 1},
 	}}
-	w.Lost, w.Left, w.Hidden = 3, 2, 1
+	w.Lost, w.Left, w.Hidden, w.Unread = 3, 2, 1, 4
 	groups := map[string]Group{
 		"/a": {Seconds: new(0.1), Labels: map[string]string{"charge": "workload", "component": ""}},
 		"/c": {Seconds: new(0.25)}, "/d": {Seconds: new(0.0)}, "/e": {},
@@ -109,6 +109,7 @@ func TestBuild(t *testing.T) {
 	}
 	comments := []string{"lost samples: 3", "samples of stacks beyond the most that are kept: 2",
 		"samples of processes outside Tare's PID namespace: 1",
+		"samples of processes without a name, of which there were too many to read: 4",
 		"samples of no known control group, which have no CPU time: 1"}
 	if !slices.Equal(p.Comments, comments) {
 		t.Errorf("comments: %q", p.Comments)
