@@ -17,17 +17,26 @@ import (
 func OfLedger(w *Window, l *ledger.Ledger) (*pprof.Profile, error) {
 	table := ksym.Open()
 	defer table.Close()
+	return ofLedger(w, l, table.Resolve)
+}
+
+func ofLedger(w *Window, l *ledger.Ledger, kernel func([]uint64) ([]string, error)) (*pprof.Profile, error) {
 	hidden := false
 	names := func(addresses []uint64) ([]string, error) {
-		names, err := table.Resolve(addresses)
+		names, err := kernel(addresses)
 		if hidden = errors.Is(err, ksym.ErrHidden); hidden {
 			return make([]string, len(addresses)), nil
 		}
 		return names, err
 	}
-	p, err := Build(w, NewFiles(names), groupsOf(l), l.Host.IRQTime != nil && *l.Host.IRQTime)
+	apart := l.Host.IRQTime != nil && *l.Host.IRQTime
+	p, err := Build(w, NewFiles(names), groupsOf(l), apart)
 	if err == nil && hidden {
-		p.Comments = append(p.Comments, fmt.Sprintf("functions of the kernel have no names: %v", ksym.ErrHidden))
+		lacks := fmt.Sprintf("functions of the kernel have no names: %v", ksym.ErrHidden)
+		if apart {
+			lacks += "; interrupts cannot be recognised, and have a part of the CPU time of groups, which is without them"
+		}
+		p.Comments = append(p.Comments, lacks)
 	}
 	return p, err
 }

@@ -22,6 +22,7 @@ import (
 	pprof "github.com/google/pprof/profile"
 	"golang.org/x/sys/unix"
 
+	"tare/internal/scale/host/ksym"
 	"tare/internal/scale/ledger"
 	"tare/test/binary"
 )
@@ -474,6 +475,22 @@ func TestRootOfV2(t *testing.T) {
 			t.Errorf("%v, want %v", got, want)
 		}
 		l.CPU.Root = nil // then a sample counts one period
+	}
+}
+
+// TestHiddenNames: where the kernel hides its names, a profile says what it lacks.
+func TestHiddenNames(t *testing.T) {
+	w := &Window{Period: 1e7, Stacks: []Stack{{Group: "/a", Kernel: []uint64{0x100}, Count: 1}}}
+	for apart, want := range map[bool]string{true: "interrupts cannot be recognised", false: "have no names"} {
+		p, err := ofLedger(w, &ledger.Ledger{Host: ledger.Host{IRQTime: &apart}},
+			func([]uint64) ([]string, error) { return nil, ksym.ErrHidden })
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(p.Comments) != 1 || !strings.Contains(p.Comments[0], want) ||
+			strings.Contains(p.Comments[0], "interrupts") != apart {
+			t.Errorf("apart: %v: comments: %q", apart, p.Comments)
+		}
 	}
 }
 
