@@ -190,6 +190,11 @@ func (p *Pool) weight(by metric.Pool, t *record.Trial) (n float64, ok bool) {
 		of = func(r *load.Result) (int64, bool) { return r.Opened, true }
 	case metric.PerRequest, metric.PerEvent, metric.Machine:
 		of = (*load.Result).Answers
+	case metric.PerExpected:
+		if t.Events == nil || t.Events.Expected == nil {
+			return 1, true // without a tracer, which costs nothing however it is weighted
+		}
+		return float64(*t.Events.Expected), *t.Events.Expected > 0
 	default:
 		return 1, true
 	}

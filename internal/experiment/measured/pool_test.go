@@ -5,6 +5,7 @@ import (
 
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/load"
+	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
 )
 
@@ -30,5 +31,31 @@ func TestPoolByAnswers(t *testing.T) {
 	slow.Finished = nil
 	if v, ok := over(slow); ok {
 		t.Errorf("%g with a node whose answers in the window are unknown", v)
+	}
+}
+
+// execs is a load that makes events.
+type execs struct{}
+
+func (execs) About() kind.About { return kind.About{Name: "execs", MakesEvents: true} }
+
+// TestPoolByExpectedEvents: a tracer's cost per event that it should deliver is pooled by those, not by the load's.
+func TestPoolByExpectedEvents(t *testing.T) {
+	m := &Metric{Definition: metric.Definition{Name: "cost", Pool: metric.PerExpected}}
+	over := func(costs []float64, expected ...*int64) (float64, bool) {
+		p := &Pool{Setup: &kind.Setup{Loads: map[string]*kind.Part{"execs": {Kind: execs{}}}}}
+		for i, cost := range costs {
+			p.good = append(p.good, &record.Trial{Metrics: map[string]float64{"cost": cost},
+				Loads:  map[string]load.Result{"execs": {Done: 1000, Finished: new(int64(1000))}},
+				Events: &record.Events{Generated: 1000, Counted: 1000, Expected: expected[i]}})
+		}
+		return p.Over(m)
+	}
+	// one second each, of 1,000 events and of 10,000
+	if v, ok := over([]float64{1, 0.1}, new(int64(1000)), new(int64(10_000))); !ok || v != 2.0/11 {
+		t.Errorf("%g (%v), want %g", v, ok, 2.0/11)
+	}
+	if v, ok := over([]float64{0, 0}, nil, nil); !ok || v != 0 {
+		t.Errorf("%g (%v) without a tracer, want 0", v, ok)
 	}
 }

@@ -40,9 +40,11 @@ const (
 	PerConnection Pool = "per connection" // the mean, weighted by the connections that each node opened
 	PerRequest    Pool = "per request"    // the mean, weighted by the requests that each node answered
 	PerEvent      Pool = "per event"      // the mean, weighted by the events that each node made
-	Machine       Pool = "machine"        // as PerEvent; if nodes share a machine, from the whole machine's ledger
-	Counts        Pool = "counts"         // a ratio of counts, each added up over the nodes
-	Nodes         Pool = "nodes"          // a value of the nodes together, which none has by itself
+	// the mean, weighted by the events that each node's tracer should deliver, which may be others' too
+	PerExpected Pool = "per expected event"
+	Machine     Pool = "machine" // as PerEvent; if nodes share a machine, from the whole machine's ledger
+	Counts      Pool = "counts"  // a ratio of counts, each added up over the nodes
+	Nodes       Pool = "nodes"   // a value of the nodes together, which none has by itself
 )
 
 // The ranks: metrics are shown in this order, and within a rank in the order in which they are defined.

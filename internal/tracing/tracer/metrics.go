@@ -56,7 +56,7 @@ var ofEvents = []measured.Metric{
 			"such trials do, at 95 %."),
 	{
 		Definition: metric.Definition{
-			Name: cpuPerKiloevent, Unit: perKiloevent, Rank: metric.RankCPU, Pool: metric.PerEvent, Cost: true,
+			Name: cpuPerKiloevent, Unit: perKiloevent, Rank: metric.RankCPU, Pool: metric.PerExpected, Cost: true,
 			Family: "cpu", What: "CPU time", Per: "kiloevent",
 			Better: metric.Lower, Needs: measured.NeedEventCost, Headline: true, Lead: true,
 			How: "CPU time that the tracer takes per 1,000 events: the sum of the next two." + measured.NoSubject,
@@ -69,7 +69,7 @@ var ofEvents = []measured.Metric{
 	},
 	{
 		Definition: metric.Definition{
-			Name: "agent_cpu_seconds_per_kiloevent", Unit: perKiloevent, Rank: metric.RankOther, Pool: metric.PerEvent,
+			Name: "agent_cpu_seconds_per_kiloevent", Unit: perKiloevent, Rank: metric.RankOther, Pool: metric.PerExpected,
 			Cost: true, Better: metric.Lower, Needs: measured.NeedAgentCost,
 			How: "CPU time of the tracer's control group, from the end of its setup until it was asked to end, per 1,000 " +
 				"events of that time that it should deliver." + measured.NoSubject,
@@ -78,13 +78,14 @@ var ofEvents = []measured.Metric{
 	},
 	{
 		Definition: metric.Definition{
-			Name: "bpf_seconds_per_kiloevent", Unit: perKiloevent, Rank: metric.RankBPF, Pool: metric.PerEvent, Cost: true,
+			Name: "bpf_seconds_per_kiloevent", Unit: perKiloevent, Rank: metric.RankBPF, Pool: metric.PerExpected, Cost: true,
 			Family: "bpf", What: "kernel time", Per: "kiloevent",
 			Better: metric.Lower, Needs: measured.NeedEventCost,
 			How: "Run time of its eBPF programs, which the kernel charges to the process that execs, per 1,000 events " +
 				"to deliver; rates by their own windows. For a tracer of the whole machine, others' events are taken to be " +
 				"as many for each of the load's in the window as in the whole trial. Its programs are those that its " +
-				"processes hold, and pinned ones that came with it." + measured.NoSubject,
+				"processes hold, and pinned ones that came with it. Absent for one whose events are not counted." +
+				measured.NoSubject,
 		},
 		Value: programsPerKiloevent,
 	},
@@ -206,10 +207,14 @@ func agentPerKiloevent(m *measured.Measured) (float64, bool) {
 // the window as many for each event of the load as in the whole trial.
 var programsPerKiloevent = execload.PerKiloevent(func(m *measured.Measured) (float64, bool) {
 	rate, ok := m.BPFRate()
-	if of := m.Events.Expected; of != nil && *of > 0 {
-		rate *= float64(m.Events.Counted) / float64(*of)
+	switch of := m.Events.Expected; {
+	case m.Subject == nil:
+		return rate, ok
+	case of == nil || *of <= 0: // nobody counts what it delivers, so what it should deliver is unknown
+		return 0, false
+	default:
+		return rate * float64(m.Events.Counted) / float64(*of), ok
 	}
-	return rate, ok
 })
 
 func costliestNode(m *measured.Measured) (most float64, ok bool) {
