@@ -219,6 +219,8 @@ func TestJudge(t *testing.T) {
 			"wrk says that it took 0.9 s, and the window has 2 s", 0},
 		"the whole window": {whole(Own{WallSeconds: 2.1, Said: &tool.Reading{Tool: "wrk", Part: tool.Part{
 			Requests: new(int64(400)), Errors: new(int64(0)), Seconds: new(2.2)}}}), "", "", 0},
+		"errors of an unknown number of requests": {whole(Own{Said: &tool.Reading{Tool: "wrk", Part: tool.Part{
+			Errors: new(int64(600)), P50: new(0.1)}}}), "tool-output", "600 requests failed, and wrk contradicts itself", 0},
 		"errors apart": {whole(Own{Said: said(5, 10, 500, 0.1)}), "idle errors", "10 of 10 requests failed", 0},
 	} {
 		t.Run(name, func(t *testing.T) {

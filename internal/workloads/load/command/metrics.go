@@ -92,6 +92,10 @@ func judgeTime(j *measured.LoadJudge, own Own) {
 // judgeSaid applies the gates to the requests that the tool reports.
 func judgeSaid(j *measured.LoadJudge, said tool.Reading, allowed float64) {
 	failed, of, exact := failures(said)
+	if failed > 0 && of == 0 {
+		j.Trip(gateOutput, 0, 1, "%d requests failed, and %s contradicts itself about how many there were; see what it "+
+			"prints, or write tool: none", failed, said.Tool)
+	}
 	if said.Requests != nil && failed == of {
 		j.Trip(measured.GateIdle, 0, 1, "not one request was answered without error, %s; see the errors of the trial",
 			said.Label())
@@ -125,8 +129,8 @@ func judgeTouched(j *measured.LoadJudge, m *measured.Measured) {
 	}
 }
 
-// failures returns how many requests failed, and of how many; 0 of 0 if the tool does not report it. If exact is false,
-// more may have failed. Some tools count failed requests among their requests, and some do not.
+// failures returns how many requests failed, and of how many; 0 if the tool does not report it. If exact is false, more
+// may have failed. Some tools count failed requests among their requests, and some do not.
 func failures(said tool.Reading) (failed, of int64, exact bool) {
 	failed = said.ErrorsAtLeast
 	if exact = said.Errors != nil; exact {

@@ -353,8 +353,8 @@ func (r *Reading) warn(t *Tool) {
 }
 
 // disagreeing discards values that contradict each other, and returns a sentence about each contradiction: decreasing
-// quantiles, or a mean above the maximum, by more than the tool's grain; a mean too small for a quantile; more errors
-// than requests; and a rate that does not match the number of requests.
+// quantiles, or a mean above the maximum, by more than the tool's grain; a mean too small for a quantile; and a rate
+// that does not match the number of requests.
 func (p *Part) disagreeing(t *Tool, left int64) (says []string) {
 	ladder := []struct {
 		name string
@@ -394,11 +394,6 @@ func (p *Part) disagreeing(t *Tool, left int64) (says []string) {
 	for of := range wrong {
 		*of = nil
 	}
-	if p.Requests != nil && p.Errors != nil && *p.Errors-p.Beside > *p.Requests {
-		says = append(says, fmt.Sprintf("its %d errors are more than its %d requests: neither is read", *p.Errors,
-			*p.Requests))
-		p.Requests, p.Errors, p.Beside = nil, nil, 0
-	}
 	if p.Requests == nil || p.Seconds == nil || p.Rate == nil {
 		return says
 	}
@@ -418,7 +413,8 @@ func (p *Part) agrees(left int64) bool {
 	return math.Abs(made-rated) <= 10+0.1*max(made, rated)+0.005**p.Rate
 }
 
-// check returns an error for impossible numbers.
+// check returns an error for impossible numbers, among them more failed requests than requests, of which no gate could
+// judge the failures.
 func (r *Reading) check() error {
 	if len(r.Parts) > maxParts {
 		return fmt.Errorf("it has %d parts, more than %d", len(r.Parts), maxParts)
@@ -446,6 +442,9 @@ func (p Part) check() error {
 		if n != nil && *n < 0 {
 			return fmt.Errorf("its %s is %d", name, *n)
 		}
+	}
+	if p.Requests != nil && p.Errors != nil && *p.Errors-p.Beside > *p.Requests {
+		return fmt.Errorf("its %d errors are more than its %d requests", *p.Errors, *p.Requests)
 	}
 	return nil
 }
