@@ -117,8 +117,12 @@ func programRow(l *ledger.Ledger, p *ledger.Program, titles ledger.Titles) *Row 
 		{strconv.FormatUint(uint64(p.ID), 10), float64(p.ID), true}, word(p.Type),
 	}}
 	for _, s := range p.Shares {
-		r.Below = append(r.Below, &Row{Key: fmt.Sprint(key, " share ", known.Or(s.Cgroup, ""), " ", s.Context),
-			Name: shareWords(s, p.RunSeconds, titles), Cells: []Cell{used(l, &s.Seconds)}})
+		place := fmt.Sprint(known.Or(s.Cgroup, ""), " ", s.Context)
+		if s.Cgroup == nil {
+			place, _, _ = strings.Cut(s.Note, ":") // numbers that change may follow
+		}
+		r.Below = append(r.Below, &Row{Key: key + " share " + place, Name: shareWords(s, p.RunSeconds, titles),
+			Cells: []Cell{used(l, &s.Seconds)}})
 	}
 	note := func(what string, all []string) {
 		if len(all) > 0 {

@@ -360,6 +360,8 @@ func TestHistoryOfRows(t *testing.T) {
 				Charged: ledger.Charged{Charge: ledger.ChargeTare, Component: name}, CPUSeconds: at(used[name]),
 			})
 		}
+		p.Shares = append(p.Shares, ledger.Share{Note: fmt.Sprintf("not split: %d places", i), Seconds: 0.04},
+			ledger.Share{Note: "these threads ended", Seconds: 0.03})
 		l.Programs = []ledger.Program{p}
 		m.Update(Tick{Picture: OfLedger(l)})
 	}
@@ -367,7 +369,7 @@ func TestHistoryOfRows(t *testing.T) {
 	for key := range m.history.rows {
 		of := m.history.of(key)
 		for _, v := range of[1:] {
-			if strings.Contains(key, "/a") || strings.Contains(key, "/b") {
+			if strings.Contains(key, "/a") || strings.Contains(key, "/b") || strings.Contains(key, "share") {
 				found++
 				if v != of[0] {
 					t.Errorf("the history of %q is %v", key, of)
@@ -375,7 +377,7 @@ func TestHistoryOfRows(t *testing.T) {
 			}
 		}
 	}
-	if found != 2*2*2 {
+	if found != 2*2*2+2*2 {
 		t.Errorf("%d values in the history of rows: %v", found, m.history.rows)
 	}
 }
