@@ -33,7 +33,7 @@ type Objects struct {
 	Programs []Object `json:"programs"`
 	Maps     []Object `json:"maps"`
 	// Incomplete is true if some may be missing: a program or a map was held only by processes that have ended since the
-	// ledger was read, and it is not known whose they were.
+	// ledger was read, and it is not known whose they were. Those that were there before the command do not count.
 	Incomplete bool `json:"-"`
 }
 
@@ -90,7 +90,7 @@ const clocks = 100 * time.Millisecond
 // If began is zero, objects that no process holds are left out: other processes may have loaded them. Tare's own
 // programs are never included.
 func ObjectsOf(f proc.FS, l *ledger.Ledger, pids []int, began time.Time) Objects {
-	o := Objects{Programs: []Object{}, Maps: []Object{}, Incomplete: orphaned(f, l, pids)}
+	o := Objects{Programs: []Object{}, Maps: []Object{}, Incomplete: orphaned(f, l, pids, began)}
 	programs := map[uint32]bool{}
 	for _, p := range l.Programs {
 		held := holds(pids, p.Owners)
@@ -121,8 +121,13 @@ func ObjectsOf(f proc.FS, l *ledger.Ledger, pids []int, began time.Time) Objects
 	return o
 }
 
-// orphaned reports whether all holders of a program or a map in a ledger have ended and none of them is in pids.
-func orphaned(f proc.FS, l *ledger.Ledger, pids []int) bool {
+// orphaned reports whether all holders of a program or a map in a ledger have ended and none of them is in pids. It
+// leaves out programs that were loaded before began, and maps that such a program uses: those are other processes'.
+func orphaned(f proc.FS, l *ledger.Ledger, pids []int, began time.Time) bool {
+	older := map[uint32]bool{}
+	for _, p := range l.Programs {
+		older[p.ID] = p.LoadedAt != nil && p.LoadedAt.Before(began.Add(-clocks)) // never before a zero began
+	}
 	living := map[int]bool{}
 	lives := func(o ledger.Owner) bool {
 		if _, known := living[o.PID]; !known {
@@ -133,8 +138,11 @@ func orphaned(f proc.FS, l *ledger.Ledger, pids []int) bool {
 	lost := func(holders []ledger.Owner) bool {
 		return len(holders) > 0 && !holds(pids, holders) && !slices.ContainsFunc(holders, lives)
 	}
-	return slices.ContainsFunc(l.Programs, func(p ledger.Program) bool { return !p.Own && lost(p.Owners) }) ||
-		slices.ContainsFunc(l.Maps, func(m ledger.Map) bool { return lost(m.HeldBy) })
+	return slices.ContainsFunc(l.Programs, func(p ledger.Program) bool {
+		return !p.Own && !older[p.ID] && lost(p.Owners)
+	}) || slices.ContainsFunc(l.Maps, func(m ledger.Map) bool {
+		return lost(m.HeldBy) && !slices.ContainsFunc(m.UsedBy, func(id uint32) bool { return older[id] })
+	})
 }
 
 // replaced returns the programs that were unloaded inside the window of a ledger, if one of the given programs has the

@@ -227,25 +227,30 @@ func TestEndedSince(t *testing.T) {
 		t.Fatal(err)
 	}
 	ended, living := old.Process.Pid, os.Getpid()
+	loaded := time.Now()
 	for name, c := range map[string]struct {
 		holders, atEdge []int
+		began           time.Time
 		found           int
 		incomplete      bool
 	}{
-		"the command's":                   {[]int{ended}, []int{ended}, 1, false},
-		"unknown":                         {[]int{ended}, nil, 0, true},
-		"unknown, and somebody else's":    {[]int{ended, living}, nil, 0, false},
-		"somebody else's, and still runs": {[]int{living}, nil, 0, false},
+		"the command's":                   {[]int{ended}, []int{ended}, time.Time{}, 1, false},
+		"unknown":                         {[]int{ended}, nil, time.Time{}, 0, true},
+		"unknown, of a younger object":    {[]int{ended}, nil, loaded, 0, true},
+		"unknown, of an older object":     {[]int{ended}, nil, loaded.Add(time.Second), 0, false},
+		"unknown, and somebody else's":    {[]int{ended, living}, nil, time.Time{}, 0, false},
+		"somebody else's, and still runs": {[]int{living}, nil, time.Time{}, 0, false},
 	} {
 		var owners []ledger.Owner
 		for _, pid := range c.holders {
 			owners = append(owners, ledger.Owner{PID: pid})
 		}
 		for what, l := range map[string]*ledger.Ledger{
-			"program": {Programs: []ledger.Program{{ID: 7, Owners: owners}}},
-			"map":     {Maps: []ledger.Map{{ID: 7, HeldBy: owners}}},
+			"program": {Programs: []ledger.Program{{ID: 7, Owners: owners, LoadedAt: &loaded}}},
+			"map": {Maps: []ledger.Map{{ID: 7, HeldBy: owners, UsedBy: []uint32{8}}},
+				Programs: []ledger.Program{{ID: 8, Owners: []ledger.Owner{{PID: living}}, LoadedAt: &loaded}}},
 		} {
-			found, err := Discover(proc.FS{}, nil, c.atEdge, true, l, time.Time{})
+			found, err := Discover(proc.FS{}, nil, c.atEdge, true, l, c.began)
 			if n := len(found.Programs) + len(found.Maps); err != nil || n != c.found || found.Incomplete != c.incomplete {
 				t.Errorf("a %s of a process that is %s: %+v, %v", what, name, found, err)
 			}
