@@ -369,7 +369,7 @@ func (s *Spec) checkSize() error {
 func (s *Spec) checkParts() (path string, err error) {
 	for _, l := range s.Levels() {
 		c := s.At(l)
-		if path, err := c.checkVariants(); err != nil {
+		if path, err := s.checkVariants(c); err != nil {
 			return path, err
 		}
 		for _, sec := range c.Sections() {

@@ -1,10 +1,12 @@
 package spec
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
 	"tare/internal/experiment/kind"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/text"
 )
 
@@ -61,15 +63,15 @@ func (s *Spec) As(arm string) *Spec {
 	return c
 }
 
-// checkVariants checks the settings of each variant by themselves and together with the rest. It returns the path of
-// the arm at fault.
-func (s *Spec) checkVariants() (path string, err error) {
+// checkVariants checks the settings of each variant by themselves and together with the rest, where at is the spec at
+// one level. It returns the path of the arm at fault.
+func (s *Spec) checkVariants(at *Spec) (path string, err error) {
 	for _, arm := range s.AllArms() {
-		if _, err := s.variants(arm); err != nil {
-			return "arms." + arm, err
+		if _, err := at.variants(arm); err != nil {
+			return "arms." + arm, cmp.Or(s.setsIdle(arm, at), err)
 		}
-		c := s.As(arm)
-		if c == s {
+		c := at.As(arm)
+		if c == at {
 			continue
 		}
 		for _, sec := range c.Sections() {
@@ -81,4 +83,19 @@ func (s *Spec) checkVariants() (path string, err error) {
 		}
 	}
 	return "", nil
+}
+
+// setsIdle returns an error if a variant sets something of a part that does not run, or nil.
+func (s *Spec) setsIdle(arm string, at *Spec) error {
+	values, err := s.variants(arm)
+	if err != nil {
+		return nil
+	}
+	for path := range lists.ByKey(values) {
+		if _, runs := at.target(path); !runs {
+			return fmt.Errorf("%q is a setting of a part that does not run in the baseline, because its count is 0: a variant "+
+				"can leave out a part, not add one", path)
+		}
+	}
+	return nil
 }

@@ -49,9 +49,15 @@ arms: {calm: {subject: variant, set: "noise.count=0, other.count=0"}}
 			t.Errorf("%s: loads %v, applications %v", arm, c.Loads, c.Applications)
 		}
 	}
-	_, err := Parse("s.yaml", []byte(strings.Replace(text, "noise.count=0, ", "", 1)), testFeatures)
-	if want := `with what it sets, loads.noise: it goes to "other", which does not run`; err == nil ||
-		!strings.Contains(err.Error(), want) {
-		t.Errorf("got %v, want %s", err, want)
+	for _, c := range []struct{ old, by, want string }{
+		{"noise.count=0, ", "", `with what it sets, loads.noise: it goes to "other", which does not run`},
+		{`rate: 100}}
+arms: {calm: {subject: variant, set: "noise.count=0`, `rate: 100, count: 0}}
+arms: {calm: {subject: variant, set: "noise.count=1`, `"loads.noise.count" is a setting of a part that does not run`},
+	} {
+		_, err := Parse("s.yaml", []byte(strings.Replace(text, c.old, c.by, 1)), testFeatures)
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("got %v, want %s", err, c.want)
+		}
 	}
 }
