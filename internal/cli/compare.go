@@ -125,9 +125,9 @@ func compare(out, page io.Writer, args []string, f compareFlags) error {
 	}
 	history = f.like(history, old[0])
 	for i, arg := range args[1:] {
-		c, err := f.hold(old, args[0], arg, history)
-		if err != nil {
-			return err
+		c, none := f.hold(old, args[0], arg, history)
+		if c == nil {
+			return none
 		}
 		if f.page != "" {
 			if err := report.ComparisonHTML(page, c); err != nil {
@@ -140,11 +140,15 @@ func compare(out, page io.Writer, args []string, f compareFlags) error {
 		if err := write(out, c, o); err != nil {
 			return err
 		}
+		if none != nil {
+			return none
+		}
 	}
 	return nil
 }
 
-// hold compares one new side with the old one.
+// hold compares one new side with the old one. If they have nothing in common, it returns an error together with the
+// comparison, which says why.
 func (f compareFlags) hold(old []comparison.Source, was, is string,
 	history []comparison.Source) (*comparison.Comparison, error) {
 	new, err := f.side(is)
@@ -162,7 +166,7 @@ func (f compareFlags) hold(old []comparison.Source, was, is string,
 	}
 	c := comparison.Compare(old, new, history)
 	if len(c.Changes) == 0 {
-		return nil, fault.New(fault.Usage, is, "their arms are "+armsOf(old)+", and "+armsOf(new),
+		return &c, fault.New(fault.Usage, is, "their arms are "+armsOf(old)+", and "+armsOf(new),
 			"it has no estimate with an interval in common with %s", was)
 	}
 	return &c, nil

@@ -83,21 +83,30 @@ func TestComparePages(t *testing.T) {
 	}
 }
 
-// TestCompareMissing: the first line and the page say what is not compared, and why.
+// TestCompareMissing: the first line and the page say what is not compared, and why; so does the text if nothing is.
 func TestCompareMissing(t *testing.T) {
-	old, new := writeRuns(t, 0, 9e-6, 9e-6, 9e-6), t.TempDir()
-	for day := range uint64(3) {
-		run, trials := analysistest.Quickstart(analysistest.Truth{
-			Blocks: 8, BPF: 3.1e-6, Latency: 40e-6, Noise: 0.5e-6, MapBytes: 1.2e6, Day: 3 + day,
-		})
-		for i := range trials {
-			if trials[i].Arm == "candidate" {
-				trials[i].Validity = record.Validity{Reasons: []record.Reason{{
-					Gate: "stall", Message: "it stood still", Voids: []string{"latency_p50_seconds"},
-				}}}
+	lossy := func(voids []string) (parent string) {
+		parent = t.TempDir()
+		for day := range uint64(3) {
+			run, trials := analysistest.Quickstart(analysistest.Truth{
+				Blocks: 8, BPF: 3.1e-6, Latency: 40e-6, Noise: 0.5e-6, MapBytes: 1.2e6, Day: 3 + day,
+			})
+			for i := range trials {
+				if trials[i].Arm == "candidate" {
+					trials[i].Validity = record.Validity{Reasons: []record.Reason{{
+						Gate: "stall", Message: "it stood still", Voids: voids,
+					}}}
+				}
 			}
+			writeRecord(t, filepath.Join(parent, run.ID), run, trials)
 		}
-		writeRecord(t, filepath.Join(new, run.ID), run, trials)
+		return parent
+	}
+	old, new := writeRuns(t, 0, 9e-6, 9e-6, 9e-6), lossy([]string{"latency_p50_seconds"})
+	none, err := runCompare(old, lossy(nil), "--anyway")
+	if want := "8 of 8 trials were lost: the gate stall (it stood still)"; fault.CodeOf(err) != fault.Usage ||
+		!strings.Contains(strings.Join(strings.Fields(none), " "), want) {
+		t.Errorf("nothing in common: %v, no %q in\n%s", err, want, none)
 	}
 	page := filepath.Join(t.TempDir(), "page.html")
 	out, err := runCompare(old, new, "--html", page)

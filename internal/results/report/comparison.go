@@ -45,8 +45,10 @@ func (t *screen) comparison(c *comparison.Comparison) {
 		muted[len(rows)] = !x.Resolved
 		rows = append(rows, changeCells(x))
 	}
-	t.columns(rows, muted, false)
-	t.wrap("", changeNote)
+	if len(c.Changes) > 0 {
+		t.columns(rows, muted, false)
+		t.wrap("", changeNote)
+	}
 	for _, text := range betweenTexts(c) {
 		t.wrap("", text)
 	}
