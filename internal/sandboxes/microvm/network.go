@@ -160,11 +160,16 @@ func ingressOf(index int) (netlink.Qdisc, error) {
 	return all[i], nil
 }
 
-// free returns an error if another program filters the packets that arrive at the interface.
+// free returns an error if another program filters the packets that arrive at the interface. It removes an ingress
+// qdisc without filters, which does nothing: connect leaves one if it is killed before it has added the filter.
 func (l *link) free() error {
 	q, err := ingressOf(l.Index)
 	if err != nil || q == nil {
 		return err
+	}
+	at := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.Index}}
+	if filters, err := netlink.FilterList(at, ingressHandle); err == nil && len(filters) == 0 && q.Type() == "ingress" {
+		return netlink.QdiscDel(q)
 	}
 	return fault.New(fault.Machine, l.Name, "name a network namespace without such a qdisc (tc qdisc show dev "+l.Name+")",
 		"another program filters the packets of the interface (qdisc %s), which Tare would have to replace", q.Type())

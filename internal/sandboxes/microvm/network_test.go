@@ -36,21 +36,24 @@ func TestDisconnect(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		others func(*link, netlink.Link) error // before the sandbox
+		free   bool                            // nothing filters its packets
 		after  func(*link, netlink.Link) error
 		left   string // qdisc and number of filters
 	}{
-		{"alone", nil, nil, "none"},
-		{"whose tap device has gone", nil, func(_ *link, tap netlink.Link) error { return netlink.LinkDel(tap) }, "none"},
-		{"with a filter of another program", nil, func(l *link, tap netlink.Link) error {
+		{"alone", nil, true, nil, "none"},
+		{"whose tap device has gone", nil, true, func(_ *link, tap netlink.Link) error {
+			return netlink.LinkDel(tap)
+		}, "none"},
+		{"with a filter of another program", nil, true, func(l *link, tap netlink.Link) error {
 			return filter(l.Index, tap.Attrs().Index)
 		}, "ingress 1"},
 		{"clsact", func(l *link, _ netlink.Link) error {
 			return netlink.QdiscAdd(&netlink.Clsact{QdiscAttrs: of(l.Index)})
-		}, nil, "clsact 0"},
-		{"ingress without a filter", func(l *link, _ netlink.Link) error {
+		}, false, nil, "clsact 0"},
+		{"ingress without a filter, as after kill -9", func(l *link, _ netlink.Link) error {
 			return netlink.QdiscAdd(&netlink.Ingress{QdiscAttrs: of(l.Index)})
-		}, nil, "ingress 0"},
-		{"ingress with a redirection, and the device has gone", ingress, func(_ *link, tap netlink.Link) error {
+		}, true, nil, "none"},
+		{"ingress with a redirection, and the device has gone", ingress, false, func(_ *link, tap netlink.Link) error {
 			return netlink.LinkDel(tap)
 		}, "ingress 1"},
 	} {
@@ -88,10 +91,10 @@ func TestDisconnect(t *testing.T) {
 					return err
 				}
 			}
-			if err := l.free(); (err != nil) != (c.others != nil) {
+			if err := l.free(); (err == nil) != c.free {
 				t.Errorf("%s: free: %v", c.name, err)
 			}
-			if err := l.connect(); (err != nil) != (c.others != nil) {
+			if err := l.connect(); (err == nil) != c.free {
 				return fmt.Errorf("connect: %w", err)
 			}
 			if c.after != nil {
