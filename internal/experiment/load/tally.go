@@ -54,7 +54,7 @@ func (t *Tally) Began(intended, sent, ownLag int64) {
 // Answered counts a request that was answered without error, in a window from begin to end. Requests of the warm-up
 // belong here too: they count as Finished if their answers come in the window.
 func (t *Tally) Answered(intended, sent, done, begin, end int64) {
-	t.Ended(done, begin, end)
+	t.ended(done, begin, end)
 	if intended < begin || intended >= end {
 		return
 	}
@@ -67,8 +67,24 @@ func (t *Tally) Answered(intended, sent, done, begin, end int64) {
 	Record(t.Slices[(intended-begin)*Slices/(end-begin)], done-intended)
 }
 
-// Ended counts an answer without error as Finished if it came in the window from begin to end.
-func (t *Tally) Ended(at, begin, end int64) {
+// Worked counts a piece of work of a closed loop in a window from begin to end, and adds its time, ns, to a histogram.
+// It returns false for a piece that began before the window, which can only count as Finished. A piece that began after
+// the window, because the window had none, is in the last slice.
+func (t *Tally) Worked(h *hdrhistogram.Histogram, ns, began, ended, begin, end int64) bool {
+	t.ended(ended, begin, end)
+	if began < begin {
+		return false
+	}
+	t.Intended++
+	t.Sent++
+	t.Done++
+	Record(h, ns)
+	Record(t.Slices[min((began-begin)*Slices/(end-begin), Slices-1)], ns)
+	return true
+}
+
+// ended counts an answer without error as Finished if it came in the window from begin to end.
+func (t *Tally) ended(at, begin, end int64) {
 	if at >= begin && at < end {
 		t.Finished++
 	}

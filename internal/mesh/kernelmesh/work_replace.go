@@ -144,14 +144,7 @@ type replaced struct {
 }
 
 func (t *replaced) add(began, ended int64) {
-	t.Ended(ended, t.begin, t.end)
-	if began < t.begin {
-		return
+	if t.Worked(t.Histogram(generation.ReplacementTime), ended-began, began, ended, t.begin, t.end) {
+		t.spent += ended - began
 	}
-	t.Intended++
-	t.Sent++
-	t.Done++
-	t.spent += ended - began
-	load.Record(t.Histogram(generation.ReplacementTime), ended-began)
-	load.Record(t.Slices[min((began-t.begin)*load.Slices/(t.end-t.begin), load.Slices-1)], ended-began)
 }

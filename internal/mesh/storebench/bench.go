@@ -273,30 +273,16 @@ func newWindow(begin, end int64, times string) *window {
 func (w *window) over(now int64) bool { return now >= w.end && w.Done > 0 }
 
 func (w *window) add(began, ended int64, work store.Work) {
-	w.Ended(ended, w.begin, w.end)
-	if began < w.begin {
-		return
+	if w.Worked(w.times, ended-began, began, ended, w.begin, w.end) {
+		w.spent += ended - began
+		w.work.Add(work)
 	}
-	w.spent += ended - began
-	w.work.Add(work)
-	w.record(began, ended-began)
 }
 
 func (w *window) looked(began, ended int64, first, took time.Duration) {
-	w.Ended(ended, w.begin, w.end)
-	if began < w.begin {
-		return
+	if w.Worked(w.times, int64(took), began, ended, w.begin, w.end) {
+		load.Record(w.first, int64(first))
 	}
-	w.record(began, int64(took))
-	load.Record(w.first, int64(first))
-}
-
-func (w *window) record(began, ns int64) {
-	w.Intended++
-	w.Sent++
-	w.Done++
-	load.Record(w.times, ns)
-	load.Record(w.Slices[min((began-w.begin)*load.Slices/(w.end-w.begin), load.Slices-1)], ns)
 }
 
 func (w *window) result(b *Bench, cpu float64) (*load.Result, error) {
