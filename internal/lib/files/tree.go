@@ -97,14 +97,15 @@ func (t Tree) Names(path string, most int) ([]string, error) {
 	return names, err
 }
 
-// Check returns the error, a *fs.PathError, if nothing can be found at a path of the tree.
-func (t Tree) Check(path string) error {
+// Stat describes what is at a path of the tree, without opening it for reading. The error is a *fs.PathError.
+func (t Tree) Stat(path string) (fs.FileInfo, error) {
 	fd, err := t.open(path, unix.O_PATH)
 	if err != nil {
-		return t.pathError("open", path, err)
+		return nil, t.pathError("open", path, err)
 	}
-	unix.Close(fd)
-	return nil
+	f := os.NewFile(uintptr(fd), t.path(path))
+	defer f.Close()
+	return f.Stat()
 }
 
 // path returns the path by which the caller sees a path of the tree, without resolving links.

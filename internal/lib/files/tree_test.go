@@ -76,10 +76,13 @@ func TestTree(t *testing.T) {
 	if names, err := tree.Names("/dir/below", 1); err != nil || len(names) != 1 {
 		t.Errorf("%q, %v; want one", names, err)
 	}
-	if err := errors.Join(tree.Check("/dir/data"), (Tree{}).Check("/proc/self")); err != nil {
+	if info, err := tree.Stat("/dir/data"); err != nil || !info.IsDir() {
+		t.Errorf("%v, %v; want a directory", info, err)
+	}
+	if _, err := (Tree{}).Stat("/proc/self"); err != nil {
 		t.Error(err)
 	}
-	if err := tree.Check("/dir/far"); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := tree.Stat("/dir/far"); !errors.Is(err, fs.ErrNotExist) {
 		t.Error(err)
 	}
 }

@@ -107,7 +107,8 @@ func (p *Places) has(dir string) bool {
 		if p.exists == nil {
 			p.exists = map[string]bool{}
 		}
-		exists = !errors.Is(p.Tree.Check(dir), fs.ErrNotExist)
+		_, err := p.Tree.Stat(dir)
+		exists = !errors.Is(err, fs.ErrNotExist)
 		p.exists[dir] = exists
 	}
 	return exists

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"tare/internal/lib/files"
 	"tare/internal/lib/lists"
 	"tare/internal/scale/host/cgroup"
 )
@@ -38,6 +39,7 @@ func (r *Reader) gather() {
 		names: map[string]string{}, byPID: map[int]string{},
 		role: map[int]role{}, of: map[*known]string{}, signs: map[*known][]Sign{}, mute: map[*known]bool{}}
 	all := slices.SortedFunc(maps.Values(r.known), func(a, b *known) int { return cmp.Compare(a.PID, b.PID) })
+	r.named.list(files.Tree{Root: r.root})
 	g.unite(all)
 	for _, k := range all {
 		g.assign(k)

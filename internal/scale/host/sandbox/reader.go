@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tare/internal/lib/files"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/proc"
 )
@@ -43,7 +44,7 @@ type Reader struct {
 	paths    map[string]*where
 	examples map[cgroup.Charged]*known // a process of an application in each group, as of the last gather
 	states   map[string]*state         // by id; nil if there is none
-	dirs     []stateDir                // directories of state named by command lines
+	named    namedState
 	census   *Census
 	measured []*Group // those with a Reading
 	cost     time.Duration
@@ -147,7 +148,7 @@ func (r *Reader) Read(full bool) (*Census, error) {
 	}
 	if full || len(r.states) > maxWhere {
 		clear(r.states)
-		r.dirs = r.dirs[:0]
+		r.named.dirs = r.named.dirs[:0]
 	}
 	changed := r.census == nil || full
 	for _, e := range r.entries {
@@ -299,23 +300,28 @@ func (r *Reader) identify(k *known, pid int) bool {
 			k.threads = r.threads(pid)
 		}
 		if rule.StateFlag != "" {
-			r.note(rule, c.args)
+			r.note(pid, rule, c.args)
 		}
 	}
 	return true
 }
 
-// note records directories of state named by a command line.
-func (r *Reader) note(rule *processRule, args []string) {
-	for _, dir := range flagValues(args, rule.StateFlag) {
-		d := stateDir{dir: dir, runtime: rule.Runtime}
-		if !filepath.IsAbs(dir) || len(dir) > maxPath || strings.ContainsAny(dir, `*?[\`) || len(r.dirs) >= maxStates {
-			continue
-		}
-		if !slices.Contains(r.dirs, d) {
-			r.dirs = append(r.dirs, d)
-			clear(r.states)
-		}
+// note records the directory of state that a process's command line names, unless the rules have it already.
+func (r *Reader) note(pid int, rule *processRule, args []string) {
+	dirs := flagValues(args, rule.StateFlag)
+	if len(dirs) == 0 {
+		return
+	}
+	dir := filepath.Clean(dirs[len(dirs)-1]) // programs take the last
+	if !filepath.IsAbs(dir) || len(dir) > maxPath || r.table.keeps(rule.Runtime, dir) {
+		return
+	}
+	var process unix.Stat_t
+	if unix.Stat(filepath.Join(r.root, "proc", strconv.Itoa(pid)), &process) != nil {
+		return
+	}
+	if r.named.add(files.Tree{Root: r.root}, dir, rule.Runtime, process.Uid) {
+		clear(r.states)
 	}
 }
 
@@ -401,7 +407,12 @@ func (r *Reader) where(path string) *where {
 func (r *Reader) state(id string) *state {
 	s, ok := r.states[id]
 	if !ok {
-		s = r.table.states(r.root, id, r.dirs)
+		s = r.table.states(r.root, id)
+		if named := r.named.read(r.table, r.root, id); s == nil {
+			s = named
+		} else if named != nil {
+			s.merge(named)
+		}
 		r.states[id] = s
 	}
 	return s

@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -13,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tare/internal/lib/files"
 	"tare/internal/scale/host/cgroup"
 	"tare/test/vm/guest"
 )
@@ -89,6 +91,11 @@ func TestTable(t *testing.T) {
 		check(r.Not)
 	}
 	for _, r := range all.Processes {
+		if r.StateFlag != "" && !slices.ContainsFunc(all.runtime(r.Runtime).States, func(f stateFiles) bool {
+			return f.Anywhere && f.Parse != nil && !strings.Contains(f.File, "/")
+		}) {
+			t.Errorf("the state of %s, by flag %s, cannot be read", r.Runtime, r.StateFlag)
+		}
 		check(r.Program)
 		check(r.Comm, "pid")
 		check(r.Args)
@@ -290,6 +297,111 @@ func TestHostileFiles(t *testing.T) {
 	if len(c.Sandboxes) != 2 || c.Sandboxes[1].ID != "ok" || len(c.Sandboxes[1].Processes) != 1 ||
 		len(c.Sandboxes[0].Processes) != 1 || c.Sandboxes[0].Processes[0].Component != Workload {
 		t.Errorf("%d sandboxes: %+v", len(c.Sandboxes), c.Sandboxes)
+	}
+}
+
+// A command line can name one directory of state a thousand times, in as many ways, and every process another one.
+func TestHostileStateDirectories(t *testing.T) {
+	guest.KernelFree(t)
+	root := t.TempDir()
+	f := &fixture{Cgroups: "v2"}
+	for pid := range 20 {
+		args := []string{"runsc-sandbox", fmt.Sprintf("--root=/own/%d", pid)}
+		if err := os.MkdirAll(filepath.Join(root, "own", fmt.Sprint(pid)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if pid < 4 {
+			for i := range 1000 {
+				spelling := strings.NewReplacer("0", "/", "1", "/.").Replace(fmt.Sprintf("%010b", i))
+				args = append(args, "--root=/d"+spelling)
+			}
+		}
+		f.Procs = append(f.Procs, fixtureProcess{PID: 10 + pid, Comm: "exe", At: "/x",
+			Args: strings.Join(append(args, fmt.Sprintf("id%d", pid)), " ")})
+	}
+	f.unpack(t, root)
+	if err := os.Mkdir(filepath.Join(root, "d"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for i := range maxStates + 1000 {
+		if err := os.WriteFile(filepath.Join(root, "d", fmt.Sprint(i)), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r, err := New(Options{Root: root})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	before := ownTime()
+	if _, err := r.Read(true); err != nil {
+		t.Fatal(err)
+	}
+	took := ownTime() - before
+	t.Logf("a census took %v of CPU time", took)
+	if n := len(r.named.dirs); n != maxNamed || took > time.Second {
+		t.Errorf("a census read %d directories and took %v of CPU time", n, took)
+	}
+}
+
+func TestNamedState(t *testing.T) {
+	guest.KernelFree(t)
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to give files away")
+	}
+	root := t.TempDir()
+	tree := files.Tree{Root: root}
+	at := func(name string) string { return filepath.Join(root, name) }
+	const user = 12345
+	for _, c := range []struct {
+		dir   string
+		owner int
+		mode  os.FileMode
+		user  uint32
+		want  bool
+	}{
+		{"mine", 0, 0o755, user, true},
+		{"theirs", user, 0o700, user, true},
+		{"open", 0, 0o777 | os.ModeSticky, 0, false},
+		{"shared", user, 0o775, user, false},
+		{"another", user, 0o755, user + 1, false},
+	} {
+		if err := errors.Join(os.Mkdir(at(c.dir), 0o700), os.Chown(at(c.dir), c.owner, 0),
+			os.Chmod(at(c.dir), c.mode)); err != nil {
+			t.Fatal(err)
+		}
+		var n namedState
+		if got := n.add(tree, "/"+c.dir, "gvisor", c.user); got != c.want {
+			t.Errorf("%s: %v, want %v", c.dir, got, c.want)
+		}
+		if n.add(tree, "/./"+c.dir, "gvisor", c.user) {
+			t.Errorf("%s was added twice", c.dir)
+		}
+	}
+
+	// Many names of a large file, and one of another container whose id begins with the same letters.
+	pid := `{"goferPid": 7, "sandbox": {"pid": %d}}`
+	w := writer{t, root}
+	w.file("mine/box_sandbox:0.state", fmt.Sprintf(pid, 1)+strings.Repeat(" ", maxState-100))
+	w.file("mine/boxes_sandbox:0.state", fmt.Sprintf(pid, 2))
+	w.file("mine/box_sandbox:0.lock", fmt.Sprintf(pid, 3))
+	for i := range 100 {
+		if err := os.Link(at("mine/box_sandbox:0.state"), at(fmt.Sprintf("mine/box_sandbox:1%d.state", i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var n namedState
+	n.add(tree, "/mine", "gvisor", 0)
+	n.list(tree)
+	s := n.read(builtin(), root, "box")
+	if s == nil || s.Sandbox != "" || !maps.Equal(s.pids, map[int]role{1: {component: Sentry}, 7: {component: Gofer}}) {
+		t.Errorf("the state is %+v", s)
+	}
+	if n.bytes < -maxState || n.files != maxStates-maxNamedBytes/maxState-1 {
+		t.Errorf("%d bytes are left, and %d files of %d", n.bytes, n.files, maxStates)
+	}
+	if s := n.read(builtin(), root, "boxes"); s != nil {
+		t.Errorf("beyond the limit: %+v", s)
 	}
 }
 

@@ -59,11 +59,8 @@ func (s *state) merge(o *state) {
 	}
 }
 
-// stateDir is a directory named by a command line.
-type stateDir struct{ dir, runtime string }
-
 // states reads what runtimes keep below root about an id. It is nil if they keep nothing.
-func (t *table) states(root, id string, further []stateDir) *state {
+func (t *table) states(root, id string) *state {
 	var found *state
 	add := func(s *state) {
 		switch {
@@ -74,20 +71,12 @@ func (t *table) states(root, id string, further []stateDir) *state {
 			found.merge(s)
 		}
 	}
-	all := &table{States: slices.Clip(t.States)}
-	for _, d := range further {
-		for _, f := range t.runtime(d.runtime).States {
-			f.Dirs = []string{d.dir}
-			all.addStates(f, stateRule{Runtime: d.runtime, named: true})
-		}
-	}
-	rules := all.States
-	for i := range rules {
-		r := &rules[i]
+	for i := range t.States {
+		r := &t.States[i]
 		pattern := strings.NewReplacer("{id}", escapeGlob(id), "{sandbox}", "*").Replace(r.Path)
 		files, err := filepath.Glob(filepath.Join(root, pattern))
 		if err != nil {
-			continue // a directory named by a command line may be any string
+			continue
 		}
 		for _, file := range files[:min(len(files), maxStates)] {
 			add(r.read(id, file))
@@ -146,11 +135,6 @@ func (r *stateRule) read(id, file string) *state {
 	}
 	if r.parse(s, file, text) != nil {
 		return nil
-	}
-	if r.named {
-		// A container may name a directory that it created itself. Its content must therefore not unite sandboxes, nor
-		// assign a process whose command line does not name the same sandbox (gathering.assign).
-		return &state{runtime: r.Runtime, pids: s.pids}
 	}
 	return s
 }

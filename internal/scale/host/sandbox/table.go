@@ -228,7 +228,7 @@ type stateFiles struct {
 	// File is below each directory. It contains {id}, and {sandbox} for the name of a sandbox; without {id} it is one
 	// file for all.
 	File     string
-	Anywhere bool // the runtime has a flag for another directory
+	Anywhere bool // the runtime has a flag for another directory; File is then directly below it if a StateFlag names it
 	Flavour  string
 	Parse    parseState // nil: only the file's existence matters
 }
@@ -246,7 +246,6 @@ type stateRule struct {
 	fixed  string // the directory that exists if its files can exist
 	parse  parseState
 	bundle bool // it is the configuration of a container, which names no process
-	named  bool // from a command line, so anyone may have created it
 }
 
 // charged lists, by component, the places where all of a component must be charged.
