@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -21,6 +20,7 @@ import (
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/placement"
 	"tare/internal/experiment/record"
+	"tare/internal/experiment/role"
 	"tare/internal/experiment/spec"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/files"
@@ -287,21 +287,16 @@ func (x *nodesTrial) nodeTrial(o cluster.Outcome, planned record.PlannedTrial, a
 	return n
 }
 
-// Limits of the records of nodes, before and after decoding. A record has some 100 KB and 2000 values. Two bytes of
-// JSON can become hundreds in memory and in the file of trials, whose readers accept lines of up to 16 MiB.
+// Limits of the records of nodes, after decoding. A record has some 100 KB. Two bytes of JSON can become hundreds in
+// the file of trials, whose readers accept lines of up to 16 MiB.
 const (
-	maxRecordValues = 100_000
-	maxNodeRecord   = 8 << 20  // bytes
-	maxNodeRecords  = 48 << 20 // bytes, of all nodes of a trial
+	maxNodeRecord  = 8 << 20  // bytes
+	maxNodeRecords = 48 << 20 // bytes, of all nodes of a trial
 )
 
 func decodeNodeRecord(text json.RawMessage) (r nodeRecord, err error) {
-	values := 0
-	for _, c := range []byte{',', '[', '{'} {
-		values += bytes.Count(text, []byte{c})
-	}
-	if values > maxRecordValues {
-		return r, fmt.Errorf("its record has more than %d values", maxRecordValues)
+	if err := role.CheckValues(text); err != nil {
+		return r, fmt.Errorf("its record has %w", err)
 	}
 	if err := json.Unmarshal(text, &r); err != nil {
 		return r, fmt.Errorf("its record cannot be decoded: %w", err)

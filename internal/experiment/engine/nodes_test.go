@@ -22,6 +22,7 @@ import (
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
+	"tare/internal/experiment/role"
 	"tare/internal/experiment/spec"
 	"tare/internal/lib/pace"
 	"tare/internal/mesh/generation"
@@ -296,10 +297,10 @@ func TestPooled(t *testing.T) {
 			})
 		}, `its record has an impossible value of the load "client": errors.read is -5`},
 		{"more values than any record", func(os []cluster.Outcome) {
-			os[2].Record = json.RawMessage(`{"trial":{"ledger":{"cgroups":[` + strings.Repeat("{},", maxRecordValues) + `{}]}}}`)
+			os[2].Record = json.RawMessage(`{"trial":{"ledger":{"cgroups":[` + strings.Repeat("{},", role.MaxValues) + `{}]}}}`)
 		}, "its record has more than 100000 values"},
 		{"a record that grows", func(os []cluster.Outcome) {
-			os[2].Record = json.RawMessage(`{"trial":{"schema":"tare.trial/v1","index":1,"arm":"direct","metrics":{},"ledger":{"cgroups":[` + strings.Repeat("{},", maxRecordValues/2-100) + `{}]}}}`)
+			os[2].Record = json.RawMessage(`{"trial":{"schema":"tare.trial/v1","index":1,"arm":"direct","metrics":{},"ledger":{"cgroups":[` + strings.Repeat("{},", role.MaxValues/2-100) + `{}]}}}`)
 		}, "MiB, and 8 are allowed"},
 		{"a record of nodes", func(os []cluster.Outcome) {
 			os[2] = goodOutcome(t, "c", record.PlannedTrial{Index: 1, Arm: record.Direct}, 10, 1,

@@ -73,8 +73,12 @@ func (r *Result) SetUnfinished() {
 	}
 }
 
-// Check returns an error if a count, rate or time of the result is negative, which no measurement can be.
+// Check returns an error if the result has more slices than a window, or if a count, rate or time is negative, which no
+// measurement can be.
 func (r *Result) Check() error {
+	if len(r.Slices) > Slices {
+		return fmt.Errorf("it has %d slices, and a window has %d", len(r.Slices), Slices)
+	}
 	counts := map[string]int64{
 		"intended": r.Intended, "sent": r.Sent, "done": r.Done, "late": r.Late,
 		"connections": int64(r.Connections), "max_connections": int64(r.MaxConnections), "opened": r.Opened,

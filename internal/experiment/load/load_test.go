@@ -24,3 +24,16 @@ func TestAnswers(t *testing.T) {
 		t.Errorf("%d answers of two nodes, one of which does not count them", *r.Finished)
 	}
 }
+
+func TestCheck(t *testing.T) {
+	for want, r := range map[string]Result{
+		"":                                      {Slices: make([]Slice, Slices)},
+		"sent is -1":                            {Sent: -1},
+		"slices.1.done is -2":                   {Slices: []Slice{{}, {Done: -2}}},
+		"it has 21 slices, and a window has 20": {Slices: make([]Slice, Slices+1)},
+	} {
+		if err := r.Check(); (err == nil) != (want == "") || err != nil && err.Error() != want {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}

@@ -2,8 +2,10 @@ package role
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"net"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -65,5 +67,24 @@ func TestRemote(t *testing.T) {
 			case <-time.After(50 * time.Millisecond):
 			}
 		})
+	}
+}
+
+// A result of many empty values is refused before it takes memory.
+func TestDecodeHostile(t *testing.T) {
+	var result struct {
+		Slices []struct{ Done, P50, P99 int64 } `json:"slices"`
+	}
+	text := json.RawMessage(`{"slices":[` + strings.Repeat("{},", 11<<20) + `{}]}`)
+	s := newSession("a load", nil)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	err := s.Decode(text, "result", &result)
+	runtime.ReadMemStats(&after)
+	if n := (after.TotalAlloc - before.TotalAlloc) >> 20; n > 0 {
+		t.Errorf("decoding took %d MiB", n)
+	}
+	if want := "the result of a load has more than 100000 values"; err == nil || err.Error() != want {
+		t.Errorf("%v, want %s", err, want)
 	}
 }

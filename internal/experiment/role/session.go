@@ -1,6 +1,7 @@
 package role
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -130,8 +131,28 @@ func (s *Session) wait(ctx context.Context, c chan json.RawMessage, what string,
 
 // Decode decodes the data of a message from the role; what names the message.
 func (s *Session) Decode(data json.RawMessage, what string, v any) error {
+	if err := CheckValues(data); err != nil {
+		return fmt.Errorf("the %s of %s has %w", what, s.name, err)
+	}
 	if err := json.Unmarshal(data, v); err != nil {
 		return fmt.Errorf("decoding the %s of %s: %w", what, s.name, err)
+	}
+	return nil
+}
+
+// MaxValues is the most values of JSON from a sandbox or another machine. The result of a load has some 100, the record
+// of a node's trial some 2,000.
+const MaxValues = 100_000
+
+// CheckValues returns an error if JSON has more than MaxValues values, counted roughly. It must be called before the
+// JSON is decoded, because two bytes of it can become hundreds in memory.
+func CheckValues(text []byte) error {
+	values := 0
+	for _, c := range []byte{',', '[', '{'} {
+		values += bytes.Count(text, []byte{c})
+	}
+	if values > MaxValues {
+		return fmt.Errorf("more than %d values", MaxValues)
 	}
 	return nil
 }
