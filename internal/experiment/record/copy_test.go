@@ -2,10 +2,13 @@ package record
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"tare/internal/lib/fault"
 )
@@ -76,6 +79,36 @@ func TestContinue(t *testing.T) {
 	}
 	if _, err := Continue(dir, run); err == nil || !strings.Contains(err.Error(), "not yours alone") {
 		t.Errorf("a directory of everybody: %v", err)
+	}
+}
+
+// In a directory that others can write to, nothing is opened: a pipe would make Continue wait, and a file can be as
+// large as its owner likes.
+func TestContinueHostile(t *testing.T) {
+	at := func(name string) string { return filepath.Join(t.TempDir(), name) }
+	open, large, pipe := at("open"), at("large"), at("pipe")
+	if err := errors.Join(os.Mkdir(open, 0o755), os.Chmod(open, 0o777),
+		syscall.Mkfifo(filepath.Join(open, RunFile), 0o644), os.Mkdir(large, 0o755),
+		os.WriteFile(filepath.Join(large, RunFile), nil, 0o644),
+		os.Truncate(filepath.Join(large, RunFile), 1<<40), syscall.Mkfifo(pipe, 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	for dir, want := range map[string]string{
+		open: "the run directory is not yours alone", large: "the run directory is not empty", pipe: "not a directory",
+	} {
+		done := make(chan error, 1)
+		go func() {
+			_, err := Continue(dir, Run{Schema: RunSchema, ID: "one"})
+			done <- err
+		}()
+		select {
+		case err := <-done:
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: %v, want %s", filepath.Base(dir), err, want)
+			}
+		case <-time.After(10 * time.Second):
+			t.Errorf("%s: Continue waits", filepath.Base(dir))
+		}
 	}
 }
 

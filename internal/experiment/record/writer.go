@@ -49,7 +49,7 @@ func Create(dir string, run Run) (_ *Writer, err error) {
 		return nil, cannotWrite(err, dir)
 	}
 	w := &Writer{dir: dir, run: run.ID}
-	if w.root, err = os.OpenRoot(dir); err != nil {
+	if w.root, err = openRoot(dir); err != nil {
 		return nil, cannotWrite(err, dir)
 	}
 	defer func() {
@@ -89,29 +89,32 @@ func Free(dir string) error {
 // Continue opens the run directory dir, which must be of the same run, to append to it. If dir does not exist or has
 // no run.json, it makes it as Create does. Size then returns how much of trials.jsonl exists.
 func Continue(dir string, run Run) (*Writer, error) {
-	root, err := os.OpenRoot(dir)
+	root, err := openRoot(dir)
 	if err != nil {
 		return Create(dir, run)
 	}
-	data, err := root.ReadFile(RunFile)
+	w := &Writer{root: root, dir: dir, run: run.ID}
+	if err := w.private(); err != nil {
+		return nil, errors.Join(err, root.Close())
+	}
+	f, err := root.OpenFile(RunFile, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		root.Close()
 		return Create(dir, run) // reports what is wrong with it, if anything
 	}
-	w := &Writer{root: root, dir: dir, run: run.ID}
-	if err := w.goOn(data); err != nil {
+	if err := errors.Join(w.goOn(f), f.Close()); err != nil {
 		return nil, errors.Join(err, root.Close())
 	}
 	return w, nil
 }
 
+// openRoot opens a directory. Without the slash, it would wait for the other end of a pipe that is there instead.
+func openRoot(dir string) (*os.Root, error) { return os.OpenRoot(dir + "/") }
+
 // goOn opens the file of trials, if the directory's run.json is of the same run.
-func (w *Writer) goOn(record []byte) error {
-	if err := w.private(); err != nil {
-		return err
-	}
+func (w *Writer) goOn(f io.Reader) error {
 	var is struct{ ID string }
-	if json.Unmarshal(record, &is) != nil || is.ID != w.run {
+	if json.NewDecoder(io.LimitReader(f, maxRunBytes)).Decode(&is) != nil || is.ID != w.run {
 		return inUse(w.dir)
 	}
 	var err error
