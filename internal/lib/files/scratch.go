@@ -55,20 +55,23 @@ func NewScratch(parent, purpose string) (*Scratch, error) {
 		if err != nil {
 			return nil, cannotMake(err, parent)
 		}
-		fd, err := openScratch(path, unix.LOCK_SH)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue // another process removed it before it was locked
+		fd, err := retryOpen(path, openDir)
+		if err == nil {
+			err = lockScratch(fd, path, unix.LOCK_SH)
 		}
 		if err == nil {
 			err = unix.Fchmod(fd, 0o711)
 		}
-		if err != nil {
-			if fd >= 0 {
-				_ = unix.Close(fd) // the descriptor was only used for the lock
-			}
-			return nil, errors.Join(cannotMake(err, path), os.Remove(path))
+		if err == nil {
+			return &Scratch{path, fd}, nil
 		}
-		return &Scratch{path, fd}, nil
+		if fd >= 0 {
+			_ = unix.Close(fd) // the descriptor was only used for the lock
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // another process removed it before it was locked
+		}
+		return nil, errors.Join(cannotMake(err, path), os.Remove(path))
 	}
 }
 
@@ -99,8 +102,9 @@ func (d *Scratch) Close() error {
 }
 
 // CleanScratch removes what processes that have ended left in the system's directories for temporary files, and
-// returns the removed paths. It leaves alone directories in use by a living process, those of other users, and
-// everything without a name from NewScratch. A dry run removes nothing, and returns what it would remove.
+// returns the removed paths. It leaves alone directories in use by a living process, those of other users or to which
+// others can write, mounts, and everything without a name from NewScratch. A dry run removes nothing, and returns what
+// it would remove.
 func CleanScratch(dryRun bool) (removed []string, err error) {
 	removed, err = cleanScratch(os.TempDir(), dryRun)
 	if large := LargeTemp(); large != os.TempDir() {
@@ -117,18 +121,28 @@ func cleanScratch(parent string, dryRun bool) (removed []string, err error) {
 		return nil, nil
 	}
 	entries, err := os.ReadDir(parent)
+	dir := -1
+	if err == nil {
+		dir, err = retryOpen(parent, unix.O_PATH|unix.O_DIRECTORY)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("looking for directories that were left behind: %w", err)
 	}
+	defer unix.Close(dir)
 	var errs []error
 	for _, e := range entries {
 		if !e.IsDir() || !strings.HasPrefix(e.Name(), scratchPrefix) {
 			continue
 		}
 		path := filepath.Join(parent, e.Name())
-		fd, err := openScratch(path, unix.LOCK_EX|unix.LOCK_NB)
+		// Not into a mount: it is not Tare's, and where users may mount, its files need have no end.
+		fd, err := openHow(dir, e.Name(), openDir, unix.RESOLVE_NO_XDEV)
 		if err != nil {
-			continue // it is in use, belongs to another user, or is gone
+			continue
+		}
+		if lockScratch(fd, path, unix.LOCK_EX|unix.LOCK_NB) != nil {
+			_ = unix.Close(fd) // it is in use, belongs to another user, or is gone
+			continue
 		}
 		if dryRun {
 			_ = unix.Close(fd) // nothing was changed
@@ -141,13 +155,11 @@ func cleanScratch(parent string, dryRun bool) (removed []string, err error) {
 	return removed, errors.Join(errs...)
 }
 
-// openScratch opens and locks the directory at a path. It returns fs.ErrNotExist if the directory was removed
-// meanwhile.
-func openScratch(path string, lock int) (fd int, err error) {
-	fd, err = unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return -1, &fs.PathError{Op: "open", Path: path, Err: err}
-	}
+// openDir are the flags with which scratch directories are opened.
+const openDir = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW
+
+// lockScratch locks the open directory at a path. It returns fs.ErrNotExist if the directory was removed meanwhile.
+func lockScratch(fd int, path string, lock int) (err error) {
 	var mine, there unix.Stat_t
 	for err = unix.EINTR; err == unix.EINTR; { // interrupted by a signal of the Go runtime
 		err = unix.Flock(fd, lock)
@@ -158,14 +170,13 @@ func openScratch(path string, lock int) (fd int, err error) {
 	switch {
 	case err == nil && (mine.Dev != there.Dev || mine.Ino != there.Ino):
 		err = fs.ErrNotExist // another directory has taken its place
-	case err == nil && mine.Uid != uint32(os.Geteuid()):
-		err = fs.ErrPermission // directories of other users are left alone
+	case err == nil && (mine.Uid != uint32(os.Geteuid()) || mine.Mode&uint32(OthersWrite) != 0):
+		err = fs.ErrPermission // those of other users, and those that others may have renamed, are left alone
 	}
 	if err != nil {
-		_ = unix.Close(fd) // nothing was changed
-		return -1, fmt.Errorf("locking %s: %w", path, err)
+		return fmt.Errorf("locking %s: %w", path, err)
 	}
-	return fd, nil
+	return nil
 }
 
 // remove empties the directory open at fd, removes it from its path, and closes it. The lock is held until the

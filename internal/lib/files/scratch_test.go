@@ -2,6 +2,7 @@ package files
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -229,6 +230,34 @@ func TestMounted(t *testing.T) {
 	}
 	if removed, err := cleanScratch(parent, false); err != nil || len(removed) != 1 {
 		t.Errorf("removed %v, %v", removed, err)
+	}
+	at = filepath.Join(parent, scratchPrefix+"test-mount") // which a user made with FUSE, for one
+	if err := errors.Join(os.Mkdir(at, 0o700), os.Chmod(elsewhere, 0o700),
+		unix.Mount(elsewhere, at, "", unix.MS_BIND, "")); err != nil {
+		t.Fatal(err)
+	}
+	removed, err := cleanScratch(parent, false)
+	if _, lost := os.Stat(kept); err != nil || lost != nil || len(removed) > 0 {
+		t.Errorf("removed %v, %v, %v", removed, err, lost)
+	}
+	if err := unix.Unmount(at, 0); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A directory to which others can write is left alone: they could have renamed any such directory of this user.
+func TestCleanScratchOfOthers(t *testing.T) {
+	for mode, want := range map[os.FileMode]int{0o700: 1, 0o711: 1, 0o770: 0, 0o707: 0, 0o777 | os.ModeSticky: 0} {
+		parent := t.TempDir()
+		dir := filepath.Join(parent, scratchPrefix+"x")
+		if err := errors.Join(os.Mkdir(dir, 0o700), os.WriteFile(filepath.Join(dir, "file"), nil, 0o600),
+			os.Chmod(dir, mode)); err != nil {
+			t.Fatal(err)
+		}
+		removed, err := cleanScratch(parent, false)
+		if err != nil || len(removed) != want || len(namesIn(t, parent)) != 1-want {
+			t.Errorf("mode %v: removed %v, %v", mode, removed, err)
+		}
 	}
 }
 
