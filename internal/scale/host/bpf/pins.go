@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"tare/internal/lib/files"
 	"tare/internal/scale/host/mount"
 )
 
@@ -29,22 +30,43 @@ func PinsSince(since time.Time) (paths []string, err error) {
 			continue
 		}
 		seen[part{m.Dev, m.Root}] = true
-		errs = append(errs, filepath.WalkDir(m.Point, func(path string, d fs.DirEntry, err error) error {
-			if errors.Is(err, fs.ErrNotExist) {
-				return nil // it was unpinned in the meantime
-			}
-			if err != nil {
-				return fmt.Errorf("looking for pins: %w", err)
-			}
-			if !d.Type().IsRegular() {
-				return nil
-			}
-			if info, err := d.Info(); err == nil && !info.ModTime().Before(since) {
-				paths = append(paths, path)
-			}
-			return nil
-		}))
+		below, err := pinsBelow(m.Point, since, maxPins)
+		paths = append(paths, below...)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("looking for pins: %w", err))
+		}
 	}
 	slices.Sort(paths)
 	return slices.Compact(paths), errors.Join(errs...)
+}
+
+// maxPins is the most names that are looked at in a file system: where its mode is the kernel's default, 1777, every
+// user can make directories there.
+const maxPins = 100_000
+
+// pinsBelow is PinsSince for the file system at a mount point.
+func pinsBelow(point string, since time.Time, most int) (paths []string, err error) {
+	tree := files.Tree{Root: point, Below: "/"}
+	for dirs := []string{"."}; len(dirs) > 0; {
+		dir := dirs[len(dirs)-1]
+		dirs = dirs[:len(dirs)-1]
+		names, err := tree.Names(dir, most+1)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // that was removed in the meantime
+			return paths, err
+		}
+		if most -= len(names); most < 0 {
+			return paths, fmt.Errorf("%s has too many files and directories", point)
+		}
+		for _, name := range names {
+			path := filepath.Join(dir, name)
+			switch info, err := tree.Stat(path); {
+			case err != nil: // it was unpinned in the meantime, is a link, or has a longer path than the kernel accepts
+			case info.IsDir():
+				dirs = append(dirs, path)
+			case info.Mode().IsRegular() && !info.ModTime().Before(since):
+				paths = append(paths, filepath.Join(point, path))
+			}
+		}
+	}
+	return paths, nil
 }

@@ -68,4 +68,37 @@ func TestPinsSince(t *testing.T) {
 		slices.Contains(found, filepath.Join(again, strings.TrimPrefix(after, dir))) {
 		t.Errorf("found %q, %v", found, err)
 	}
+
+	// Any user can make directories where all may write: one below the other beyond the longest path, or very many.
+	deep := filepath.Join(dir, "deep")
+	if err := os.Mkdir(deep, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	fd, err := unix.Open(deep, unix.O_PATH|unix.O_DIRECTORY, 0)
+	for range 100 {
+		name := strings.Repeat("d", 100)
+		if err == nil {
+			err = unix.Mkdirat(fd, name, 0o700)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		below, e := unix.Openat(fd, name, unix.O_PATH|unix.O_DIRECTORY, 0)
+		err = errors.Join(e, unix.Close(fd))
+		fd = below
+	}
+	if err := errors.Join(err, unix.Close(fd), os.Symlink("/", filepath.Join(dir, "link"))); err != nil {
+		t.Fatal(err)
+	}
+	if found, err := PinsSince(made(after)); err != nil || !slices.Contains(found, after) {
+		t.Errorf("found %q, %v", found, err)
+	}
+	for i := range 100 {
+		if err := os.Mkdir(filepath.Join(dir, fmt.Sprint(i)), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := pinsBelow(dir, made(after), 99); err == nil || !strings.Contains(err.Error(), "has too many") {
+		t.Errorf("many directories: %v", err)
+	}
 }
