@@ -234,6 +234,20 @@ func (l *lying) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// What a coordinator logs is printed up to a limit.
+func TestEndlessLog(t *testing.T) {
+	var log strings.Builder
+	f := &Followed{Log: &log}
+	lines := strings.Repeat("x", 1<<20-1) + "\n"
+	for range 2 * maxPrinted >> 20 {
+		f.print(lines)
+	}
+	if rest, ok := strings.CutPrefix(log.String(), strings.Repeat(lines, maxPrinted>>20)); !ok ||
+		strings.TrimSpace(rest) != "tare: the coordinator logged 64 MiB: no more is printed" {
+		t.Errorf("it printed %d bytes; after the limit %.100q", log.Len(), rest)
+	}
+}
+
 // FuzzFollow: whatever a coordinator answers, a follower prints text, copies no more than it was told there is, and
 // ends with an exit code of tare.
 func FuzzFollow(f *testing.F) {

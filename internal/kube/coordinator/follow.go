@@ -25,6 +25,7 @@ const (
 	maxStatus    = 8 * maxLog       // bytes, as JSON
 	maxRun       = 16 << 20         // bytes of run.json, as in package record
 	chunk        = 1 << 20          // bytes of trials in one request
+	maxPrinted   = 64 << 20         // bytes of progress
 	silentAfter  = 3 * time.Second  // after this time the user is told that the coordinator does not answer
 )
 
@@ -111,8 +112,9 @@ type Followed struct {
 	Gone   func(context.Context) error              // returns why the coordinator will not answer; nil if it may
 	Log    io.Writer
 
-	Copy *record.Writer // nil until the run directory exists
-	log  int64
+	Copy    *record.Writer // nil until the run directory exists
+	log     int64          // the offset of what was not printed yet
+	printed int            // bytes
 }
 
 // Follow prints the progress of a run and copies its directory until the run is over. ended is the error with which
@@ -182,14 +184,26 @@ func (f *Followed) step(ctx context.Context) (over bool, end, err error) {
 			return false, nil, err
 		}
 	}
-	if s.Log != "" {
-		_, _ = io.WriteString(f.Log, text.Lines(s.Log)) // ignored: results are copied even if the terminal is gone
-	}
+	f.print(text.Lines(s.Log))
 	f.log = s.Next
 	if s.End == nil {
 		return false, nil, nil
 	}
 	return true, s.End.Err(), nil
+}
+
+// print prints what the coordinator has logged, up to maxPrinted. Errors are ignored: results are copied even if the
+// terminal is gone.
+func (f *Followed) print(lines string) {
+	left := maxPrinted - f.printed
+	if left <= 0 || lines == "" {
+		return
+	}
+	f.printed += len(lines)
+	_, _ = io.WriteString(f.Log, lines[:min(left, len(lines))])
+	if len(lines) >= left {
+		fmt.Fprintf(f.Log, "\ntare: the coordinator logged %d MiB: no more is printed\n", maxPrinted>>20)
+	}
 }
 
 // copy brings the copy up to the state of the run directory.
