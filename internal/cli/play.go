@@ -72,11 +72,11 @@ func playPart(ctx context.Context, _ []string) error {
 	if err != nil {
 		return fault.Wrap(err, fault.Machine, "", "", "cannot listen for instructions from the trial")
 	}
-	token := os.Getenv(part.TokenVariable)
+	secret := part.Secret{Token: os.Getenv(part.TokenVariable), Pod: os.Getenv(part.PodVariable)}
 	if err := os.Unsetenv(part.TokenVariable); err != nil { // processes that a guest starts need not know it
 		return err
 	}
-	return part.Serve(ctx, l, token, self.Version+" "+self.Build(), partPatience, kind.Play)
+	return part.Serve(ctx, l, secret, self.Version+" "+self.Build(), partPatience, kind.Play)
 }
 
 // ownProcess is a context key. It is set if the process runs only this command.

@@ -3,15 +3,16 @@
 // the API server, as kubectl port-forward does, and sends what to play (Meet). From then on both sides speak the
 // protocol of package role.
 //
-//	trial: {"event":"play","data":{"token":"...","version":"...","args":["load","http","--url=..."]}}
+//	trial: {"event":"play","data":{"version":"...","args":["load","http","--url=..."]}}
 //	part:  {"event":"hello","data":{"wall_ns":...,"monotonic_ns":...}}     or an error
 //
-// The token is the run's. A connection without it, such as one from another container of the pod, is closed.
+// The connection is secured with a secret that both ends have (Secret). Neither end speaks with anything else, such as
+// another container of the pod, which can connect to the port, or listen on it before the part does.
 package part
 
 import (
 	"context"
-	"crypto/subtle"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -26,9 +27,11 @@ import (
 // Command is the hidden command of the tare binary that runs as a part in a pod.
 const Command = "_part"
 
-// TokenVariable is the environment variable that holds the token; Port is where the process of a part listens.
+// TokenVariable and PodVariable are the environment variables that hold a part's Secret; Port is where its process
+// listens.
 const (
 	TokenVariable = "TARE_PART_TOKEN"
+	PodVariable   = "TARE_PART_POD"
 	Port          = 9634
 )
 
@@ -36,7 +39,7 @@ const (
 	playEvent  = "play"
 	helloEvent = "hello"
 
-	helloWithin = 10 * time.Second // from the connection to the first message
+	helloWithin = 10 * time.Second // from the connection to the hello
 	maxPlay     = 64 << 10         // bytes of the first message
 	dialWithin  = 2 * time.Second  // for one connection to the address that a load is to reach
 	reachWithin = 20 * time.Second // for all attempts together
@@ -46,7 +49,6 @@ const (
 
 // play is the message that starts a part.
 type play struct {
-	Token   string   `json:"token"`
 	Version string   `json:"version"`         // of tare, with its build; both sides must have the same
 	Reach   string   `json:"reach,omitempty"` // an address that must accept connections first; empty: none
 	Args    []string `json:"args"`            // as for kind.Play
@@ -71,17 +73,21 @@ func (c Clock) MonotonicAt(wall time.Time) int64 { return wall.UnixNano() - c.Wa
 // Player plays what args name over conn, as kind.Play does.
 type Player func(ctx context.Context, conn *role.Conn, args []string) error
 
-// Serve waits on l for a peer that has the token, and plays what it asks for. It returns when that has ended, or with
+// Serve waits on l for a peer that has the secret, and plays what it asks for. It returns when that has ended, or with
 // an error if no such peer connects within patience.
-func Serve(ctx context.Context, l net.Listener, token, version string, patience time.Duration, player Player) error {
-	if token == "" {
+func Serve(ctx context.Context, l net.Listener, s Secret, version string, patience time.Duration, player Player) error {
+	if s.Token == "" {
 		return fault.New(fault.Usage, TokenVariable, "kubectl tare run starts this command", "there is no token")
+	}
+	config, err := s.config()
+	if err != nil {
+		return err
 	}
 	timer := time.AfterFunc(patience, func() { l.Close() })
 	defer timer.Stop()
 	defer context.AfterFunc(ctx, func() { l.Close() })()
 	for {
-		c, err := l.Accept()
+		tcp, err := l.Accept()
 		switch {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
@@ -90,7 +96,8 @@ func Serve(ctx context.Context, l net.Listener, token, version string, patience 
 		case err != nil:
 			return fmt.Errorf("waiting for a connection: %w", err)
 		}
-		conn, to, err := meet(c, token, version)
+		c := &secured{tls.Server(tcp, config)}
+		conn, to, err := meet(c, version)
 		if err != nil { // a stranger, or another build of tare: keep waiting for the right peer
 			c.Close()
 			continue
@@ -108,9 +115,12 @@ func Serve(ctx context.Context, l net.Listener, token, version string, patience 
 	}
 }
 
-// meet checks the token and the version of a peer, and reads what to play.
-func meet(c net.Conn, token, version string) (conn *role.Conn, to To, err error) {
+// meet checks the version of a peer that has the secret, and reads what to play.
+func meet(c *secured, version string) (conn *role.Conn, to To, err error) {
 	if err := c.SetDeadline(time.Now().Add(helloWithin)); err != nil {
+		return nil, to, err
+	}
+	if err := c.Handshake(); err != nil {
 		return nil, to, err
 	}
 	first := &io.LimitedReader{R: c, N: maxPlay}
@@ -119,15 +129,12 @@ func meet(c net.Conn, token, version string) (conn *role.Conn, to To, err error)
 	if err := conn.Expect(playEvent, &p, nil); err != nil {
 		return nil, to, err
 	}
-	if subtle.ConstantTimeCompare([]byte(p.Token), []byte(token)) != 1 {
-		return nil, to, errors.New("the token is another")
-	}
 	if p.Version != version {
 		err := fault.New(fault.Usage, "", "give --image of the same build as kubectl-tare",
 			"the image has tare %s, and kubectl-tare is %s", version, p.Version)
 		return nil, to, errors.Join(err, conn.Fail(err))
 	}
-	first.N = maxSaid // a peer that has the token may send more
+	first.N = maxSaid
 	if err := c.SetDeadline(time.Time{}); err != nil {
 		return nil, to, err
 	}
@@ -160,13 +167,22 @@ func reach(ctx context.Context, address string) error {
 // Meet asks the part at the other end of a stream to play something, and returns its session and its clock. onEnd is
 // as in role.Over. The stream is closed with the session, or on an error.
 func Meet(
-	ctx context.Context, name string, stream io.ReadWriteCloser, token, version string, to To, onEnd func(error),
+	ctx context.Context, name string, stream net.Conn, s Secret, version string, to To, onEnd func(error),
 ) (*role.Remote, Clock, error) {
 	var clock Clock
+	config, err := s.config()
+	if err != nil {
+		return nil, clock, errors.Join(err, stream.Close())
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, helloWithin, fmt.Errorf("no answer within %v", helloWithin))
+	defer cancel()
 	stop := context.AfterFunc(ctx, func() { stream.Close() })
 	defer stop()
-	conn := role.NewConn(io.LimitReader(stream, maxSaid), stream)
-	err := conn.Send(playEvent, play{Token: token, Version: version, Reach: to.Reach, Args: to.Args})
+	c := &secured{tls.Client(stream, config)}
+	conn := role.NewConn(io.LimitReader(c, maxSaid), c)
+	if err = c.Handshake(); err == nil {
+		err = conn.Send(playEvent, play{Version: version, Reach: to.Reach, Args: to.Args})
+	}
 	if err == nil {
 		err = conn.Expect(helloEvent, &clock, nil)
 	}
@@ -177,5 +193,5 @@ func Meet(
 		}
 		return nil, clock, fmt.Errorf("speaking with %s: %w", name, err)
 	}
-	return role.Over(name, conn, stream, onEnd), clock, nil
+	return role.Over(name, conn, c, onEnd), clock, nil
 }

@@ -2,14 +2,19 @@ package part
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
+	"io"
 	"net"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"tare/internal/experiment/role"
 )
+
+var secret = Secret{Token: "token", Pod: "pod"}
 
 // listening serves a part of version 1 that has a token, until the test ends.
 func listening(t *testing.T, player Player) (address string, ended <-chan error) {
@@ -19,7 +24,7 @@ func listening(t *testing.T, player Player) (address string, ended <-chan error)
 		t.Fatal(err)
 	}
 	done := make(chan error, 1)
-	go func() { done <- Serve(t.Context(), l, "secret", "1", time.Minute, player) }()
+	go func() { done <- Serve(t.Context(), l, secret, "1", time.Minute, player) }()
 	return l.Addr().String(), done
 }
 
@@ -68,16 +73,21 @@ func TestPart(t *testing.T) {
 	flood := dial(t, address)
 	go func() { _, _ = flood.Write([]byte(strings.Repeat("x", 1<<20))) }()
 	to := To{Reach: reached(t), Args: []string{"load", "http"}}
-	for _, c := range []struct{ token, version, want string }{
-		{"", "1", "speaking with client"}, {"guessed", "1", "speaking with client"},
-		{"secret", "2", "the image has tare 1, and kubectl-tare is 2"},
+	for _, c := range []struct {
+		with          Secret
+		version, want string
+	}{
+		{Secret{}, "1", "does not have the secret"},
+		{Secret{"guessed", "pod"}, "1", "does not have the secret"},
+		{Secret{"token", "another"}, "1", "does not have the secret"},
+		{secret, "2", "the image has tare 1, and kubectl-tare is 2"},
 	} {
-		if _, _, err := Meet(t.Context(), "client", dial(t, address), c.token, c.version, to, fails(t)); err == nil ||
-			!strings.Contains(err.Error(), c.want) {
-			t.Errorf("%q: %v", c.token, err)
+		if _, _, err := Meet(t.Context(), "client", dial(t, address), c.with, c.version, to, fails(t)); err == nil ||
+			!strings.Contains(err.Error(), "speaking with client: ") || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%q: %v", c.with, err)
 		}
 	}
-	r, clock, err := Meet(t.Context(), "client", dial(t, address), "secret", "1", to, fails(t))
+	r, clock, err := Meet(t.Context(), "client", dial(t, address), secret, "1", to, fails(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -108,7 +118,7 @@ func TestPartFails(t *testing.T) {
 	address, ended := listening(t, func(context.Context, *role.Conn, []string) error { return errors.New("no room") })
 	said := make(chan error, 1)
 	heard := func(err error) { said <- err }
-	if _, _, err := Meet(t.Context(), "client", dial(t, address), "secret", "1", To{}, heard); err != nil {
+	if _, _, err := Meet(t.Context(), "client", dial(t, address), secret, "1", To{}, heard); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-said; !strings.Contains(err.Error(), "client ended during the trial: no room") {
@@ -119,13 +129,77 @@ func TestPartFails(t *testing.T) {
 	}
 }
 
+// A process that listens in the place of a part learns nothing from the trial, and the trial believes nothing that it
+// says.
+func TestImpostor(t *testing.T) {
+	strange := &tls.Config{MinVersion: tls.VersionTLS13, ClientAuth: tls.RequireAnyClientCert}
+	if other, err := (Secret{Token: "token", Pod: "its own"}).config(); err != nil {
+		t.Fatal(err)
+	} else {
+		strange.Certificates = other.Certificates
+	}
+	hello := func(c net.Conn) {
+		_ = role.NewConn(c, c).Send(helloEvent, Clock{}) // the trial may have closed
+	}
+	for name, serve := range map[string]func(net.Conn){
+		"without TLS": hello, "with TLS": func(c net.Conn) { hello(tls.Server(c, strange)) },
+	} {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		received := make(chan string, 1)
+		go func() {
+			defer l.Close()
+			c, err := l.Accept()
+			if err != nil {
+				received <- err.Error()
+				return
+			}
+			defer c.Close()
+			var all strings.Builder
+			heard := &tapped{c, io.TeeReader(c, &all)}
+			serve(heard)
+			_, _ = io.Copy(io.Discard, heard) // until the trial closes
+			received <- all.String()
+		}()
+		_, _, err = Meet(t.Context(), "client", dial(t, l.Addr().String()), secret, "1",
+			To{Args: []string{"load", "http"}}, fails(t))
+		if err == nil {
+			t.Errorf("%s: the trial speaks with an impostor", name)
+		}
+		if all := <-received; all == "" || strings.Contains(all, "token") || strings.Contains(all, "http") {
+			t.Errorf("%s: it received %q", name, all)
+		}
+	}
+}
+
+// A process that listens in the place of a part and never answers does not make the trial wait without end.
+func TestSilence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		here, there := net.Pipe()
+		go func() { _, _ = io.Copy(io.Discard, there) }()
+		_, _, err := Meet(t.Context(), "client", here, secret, "1", To{}, fails(t))
+		if want := "speaking with client: no answer within 10s"; err == nil || err.Error() != want {
+			t.Errorf("%v, want %s", err, want)
+		}
+	})
+}
+
+type tapped struct {
+	net.Conn
+	r io.Reader
+}
+
+func (t *tapped) Read(p []byte) (int, error) { return t.r.Read(p) }
+
 // TestNobodyComes: a part does not wait without end.
 func TestNobodyComes(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := Serve(t.Context(), l, "secret", "1", time.Millisecond, nil); err == nil ||
+	if err := Serve(t.Context(), l, secret, "1", time.Millisecond, nil); err == nil ||
 		!strings.Contains(err.Error(), "no instructions arrived within 1ms") {
 		t.Error(err)
 	}

@@ -44,7 +44,7 @@ func (p *Place) pod(trial, name string, of *kind.Part, marks *kind.Marks) *api.P
 		part.Command)}
 	pod.Spec.Containers[0].Env = []api.EnvVar{{Name: part.TokenVariable, ValueFrom: &api.EnvVarSource{
 		SecretKeyRef: &api.SecretKeySelector{LocalObjectReference: api.LocalObjectReference{Name: p.o.Owned.Name},
-			Key: tokenKey}}}}
+			Key: tokenKey}}}, {Name: part.PodVariable, Value: pod.Name}}
 	maps.Copy(pod.Labels, map[string]string{trialLabel: trial, partLabel: name})
 	whole, _, _ := strings.Cut(name, "_") // copies run on the node of the whole part
 	if node := p.o.NodeOf[whole]; node != "" {

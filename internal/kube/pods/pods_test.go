@@ -16,6 +16,7 @@ import (
 	_ "tare/internal/all"
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/load"
+	"tare/internal/experiment/part"
 	"tare/internal/experiment/record"
 	"tare/internal/experiment/spec"
 	"tare/internal/kube/agents"
@@ -490,6 +491,10 @@ func TestPodHasNoRights(t *testing.T) {
 		!*pod.Spec.SecurityContext.RunAsNonRoot || *c.SecurityContext.AllowPrivilegeEscalation ||
 		len(c.SecurityContext.Capabilities.Add) > 0 || c.SecurityContext.Privileged != nil {
 		t.Errorf("%+v", pod.Spec)
+	}
+	if i := slices.IndexFunc(c.Env, func(e api.EnvVar) bool { return e.Name == part.PodVariable }); i < 0 ||
+		c.Env[i].Value != pod.Name || pod.Name != "run-0-server" {
+		t.Errorf("%s has the environment %+v", pod.Name, c.Env)
 	}
 	if pod.Labels["inject"] != "yes" || pod.Labels[agents.InstanceLabel] != "run" ||
 		*pod.Spec.RuntimeClassName != "fast" ||

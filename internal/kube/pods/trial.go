@@ -484,12 +484,13 @@ func (x *trial) start(ctx context.Context, as kind.Role, name string, of *kind.P
 
 // meet connects to a part. It tries repeatedly, because forwarding a port succeeds before the process listens on it.
 func (x *trial) meet(ctx context.Context, pod *api.Pod, name string, to part.To) (*role.Remote, part.Clock, error) {
+	secret := part.Secret{Token: x.o.Token, Pod: pod.Name}
 	for begin := time.Now(); ; {
 		c, err := x.o.Cluster.Dial(ctx, pod.Namespace, pod.Name, part.Port)
 		if err == nil {
 			var remote *role.Remote
 			var clock part.Clock
-			if remote, clock, err = part.Meet(ctx, name, c, x.o.Token, x.o.Version, to, x.cancel); err == nil {
+			if remote, clock, err = part.Meet(ctx, name, c, secret, x.o.Version, to, x.cancel); err == nil {
 				return remote, clock, nil
 			}
 		}
