@@ -53,12 +53,11 @@ func (f Function) String() string {
 // one counts, such as "softirq net_rx_action" within "system call sendto".
 func FunctionOf(s *pprof.Sample) Function {
 	var kernel []string // innermost first
-	for _, l := range s.Location {
-		name := nameOf(l)
-		switch l.Mapping.File {
-		case bpfFile.path:
-			return Function{Kind: BPF, Name: strings.TrimPrefix(name, "bpf:")}
-		case kernelFile.path:
+	for i, l := range s.Location {
+		switch name, kind := Frame(l); kind {
+		case BPF:
+			return Function{Kind: BPF, Name: programOf(s.Location[i:])}
+		case Kernel:
 			kernel = append(kernel, name)
 		}
 	}
@@ -75,6 +74,27 @@ func FunctionOf(s *pprof.Sample) Function {
 		f.File = unversioned(path.Base(file))
 	}
 	return f
+}
+
+// bpfCallers are functions of the kernel that call back a function of the program that called them: kernel/bpf/bpf_iter.c,
+// hashtab.c, arraymap.c, ringbuf.c, task_iter.c and helpers.c.
+var bpfCallers = []string{"bpf_loop", "bpf_for_each_map_elem", "bpf_for_each_hash_elem", "bpf_for_each_array_elem",
+	"bpf_user_ringbuf_drain", "bpf_find_vma", "bpf_rbtree_add_impl", "__bpf_rbtree_add"}
+
+// programOf returns the name of the eBPF program that runs the function at the beginning of a stack. The kernel has a
+// symbol for each function of a program, which looks like that of a program (jit_subprogs in kernel/bpf/verifier.c): the
+// program is the outermost of the functions that called each other. Between these and a program that they cause to run,
+// such as one at a kernel function that they call, the stack has what runs it: a trampoline or a probe.
+func programOf(stack []*pprof.Location) (name string) {
+	for _, l := range stack {
+		switch called, kind := Frame(l); {
+		case kind == BPF:
+			name = strings.TrimPrefix(called, "bpf:")
+		case !slices.Contains(bpfCallers, called):
+			return name
+		}
+	}
+	return name
 }
 
 // unversioned returns the name of a library without its version, and without what the kernel appends if the file was

@@ -181,6 +181,22 @@ func TestFunctionOf(t *testing.T) {
 			"bpf_loop bpf:probe tracing __x64_sys_read do_syscall_64 /bin/web!f",
 			Function{BPF, "probe", ""},
 		},
+		{
+			"bpf:parse bpf:probe __x64_sys_read do_syscall_64",
+			Function{BPF, "probe", ""},
+		},
+		{
+			"htab_map_hash bpf:count bpf_for_each_hash_elem bpf:each bpf_loop bpf:probe __x64_sys_read do_syscall_64",
+			Function{BPF, "probe", ""},
+		},
+		{
+			"bpf:inner kprobe_ftrace_handler htab_map_update_elem bpf:parse bpf:outer __x64_sys_read do_syscall_64",
+			Function{BPF, "inner", ""},
+		},
+		{
+			"bpf:helper bpf:fentry bpf_trampoline_6442548012 bpf:traced bpf_prog_run __x64_sys_read do_syscall_64",
+			Function{BPF, "fentry", ""},
+		},
 	} {
 		if got := FunctionOf(sampleOf(c.stack)); got != c.want {
 			t.Errorf("%q is of %+v, want %+v", c.stack, got, c.want)
