@@ -50,19 +50,22 @@ func (f Function) String() string {
 // FunctionOf returns the function to which a sample of a profile made by Build is attributed.
 //
 // A stack has several entries into the kernel if a system call was interrupted, or ran a softirq. Then the innermost
-// one counts, such as "softirq net_rx_action" within "system call sendto".
+// one counts, such as "softirq net_rx_action" within "system call sendto". What interrupted an eBPF program is not part
+// of it, and what it caused itself is, such as a page fault.
 func FunctionOf(s *pprof.Sample) Function {
 	var kernel []string // innermost first
 	for i, l := range s.Location {
 		switch name, kind := Frame(l); kind {
 		case BPF:
+			if what, interrupt := entry(kernel); interrupt {
+				return Function{Kind: Kernel, Name: what}
+			}
 			return Function{Kind: BPF, Name: programOf(s.Location[i:])}
 		case Kernel:
 			kernel = append(kernel, name)
 		}
 	}
-	if len(kernel) > 0 {
-		what, _ := entry(kernel)
+	if what, _ := entry(kernel); what != "" {
 		return Function{Kind: Kernel, Name: what}
 	}
 	if len(s.Location) == 0 {
@@ -76,15 +79,15 @@ func FunctionOf(s *pprof.Sample) Function {
 	return f
 }
 
-// bpfCallers are functions of the kernel that call back a function of the program that called them: kernel/bpf/bpf_iter.c,
-// hashtab.c, arraymap.c, ringbuf.c, task_iter.c and helpers.c.
+// bpfCallers are functions of the kernel that call back a function of the program that called them (bpf_iter.c,
+// hashtab.c, arraymap.c, ringbuf.c, task_iter.c and helpers.c in kernel/bpf).
 var bpfCallers = []string{"bpf_loop", "bpf_for_each_map_elem", "bpf_for_each_hash_elem", "bpf_for_each_array_elem",
 	"bpf_user_ringbuf_drain", "bpf_find_vma", "bpf_rbtree_add_impl", "__bpf_rbtree_add"}
 
-// programOf returns the name of the eBPF program that runs the function at the beginning of a stack. The kernel has a
-// symbol for each function of a program, which looks like that of a program (jit_subprogs in kernel/bpf/verifier.c): the
-// program is the outermost of the functions that called each other. Between these and a program that they cause to run,
-// such as one at a kernel function that they call, the stack has what runs it: a trampoline or a probe.
+// programOf returns the name of the eBPF program that runs the function at the beginning of a stack. Each function of a
+// program has a symbol that looks like that of a program (jit_subprogs in kernel/bpf/verifier.c): the program is the
+// outermost of the functions that called each other. Between these and a program that they cause to run, such as one at
+// a kernel function that they call, the stack has what runs it: a trampoline or a probe.
 func programOf(stack []*pprof.Location) (name string) {
 	for _, l := range stack {
 		switch called, kind := Frame(l); {
@@ -158,7 +161,7 @@ var interrupts = []string{"common_interrupt", "asm_common_interrupt", "el0_inter
 // entry returns the innermost entry into the kernel in a chain of kernel functions, which has the innermost first, and
 // whether it is an interrupt or a softirq that the kernel can count apart from tasks. A softirq in ksoftirqd is not: it
 // is in that thread's time (irqtime_account_irq in kernel/sched/cputime.c). If the chain has no known entry, entry
-// returns the outermost function.
+// returns the outermost function; of an empty chain, it returns "".
 func entry(chain []string) (what string, interrupt bool) {
 	for i, name := range chain {
 		called := "" // by this function
@@ -183,6 +186,9 @@ func entry(chain []string) (what string, interrupt bool) {
 		if is := trimAny(name, interruptPrefixes); is != name {
 			return "interrupt " + is, true
 		}
+	}
+	if len(chain) == 0 {
+		return "", false
 	}
 	return chain[len(chain)-1], false
 }

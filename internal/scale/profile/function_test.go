@@ -197,6 +197,22 @@ func TestFunctionOf(t *testing.T) {
 			"bpf:helper bpf:fentry bpf_trampoline_6442548012 bpf:traced bpf_prog_run __x64_sys_read do_syscall_64",
 			Function{BPF, "fentry", ""},
 		},
+		{
+			"tcp_v4_rcv net_rx_action handle_softirqs irq_exit_rcu sysvec_apic_timer_interrupt bpf:probe __x64_sys_read",
+			Function{Kernel, "softirq net_rx_action", ""},
+		},
+		{
+			"hrtimer_interrupt sysvec_apic_timer_interrupt asm_sysvec_apic_timer_interrupt bpf_loop bpf:probe __x64_sys_read",
+			Function{Kernel, "interrupt apic_timer_interrupt", ""},
+		},
+		{
+			"clear_page exc_page_fault asm_exc_page_fault copy_from_user_nofault bpf_probe_read_user bpf:probe __x64_sys_read",
+			Function{BPF, "probe", ""},
+		},
+		{
+			"bpf:tc cls_bpf_classify net_rx_action handle_softirqs irq_exit_rcu sysvec_apic_timer_interrupt bpf:probe",
+			Function{BPF, "tc", ""},
+		},
 	} {
 		if got := FunctionOf(sampleOf(c.stack)); got != c.want {
 			t.Errorf("%q is of %+v, want %+v", c.stack, got, c.want)
