@@ -2,6 +2,8 @@ package measured
 
 import (
 	"cmp"
+	"fmt"
+	"hash/fnv"
 	"path"
 	"slices"
 
@@ -20,8 +22,18 @@ const (
 	labelPart = "part"
 )
 
-// maxFunctionName bounds the names of functions and of their files in a record, in bytes.
+// maxFunctionName bounds the names of functions and of their files in a record, in bytes, without what bounded appends.
 const maxFunctionName = 200
+
+// bounded shortens a long name, and appends a hash of the whole, so that names with the same beginning differ.
+func bounded(name string) string {
+	if short := text.ClipLine(name, maxFunctionName); short != name {
+		h := fnv.New32a()
+		h.Write([]byte(name))
+		return fmt.Sprintf("%s (%08x)", short, h.Sum32())
+	}
+	return name
+}
 
 // Profile returns the CPU time that the functions of a trial used, from its profile p. It labels each sample of p with
 // the trial's factors and arm, and with the part of the trial to which the sample belongs, if any.
@@ -47,7 +59,7 @@ func (m *Measured) Profile(p *pprof.Profile) *record.Profile {
 			continue
 		}
 		k := key{part, profile.FunctionOf(s)}
-		k.Name, k.File = text.ClipLine(k.Name, maxFunctionName), text.ClipLine(k.File, maxFunctionName)
+		k.Name, k.File = bounded(k.Name), bounded(k.File)
 		if all[k] == nil {
 			all[k] = &record.FunctionTime{Part: part, Function: k.Function}
 		}

@@ -3,6 +3,7 @@ package measured
 import (
 	"fmt"
 	"math"
+	"strings"
 	"testing"
 
 	pprof "github.com/google/pprof/profile"
@@ -80,6 +81,20 @@ func TestProfile(t *testing.T) {
 	p.Sample[0].Label[profile.LabelContext] = []string{profile.Interrupt}
 	if is := m.Profile(p); is.Samples >= got.Samples && p.Sample[0].Label["part"] != nil {
 		t.Errorf("with an interrupt that is counted apart there are %d samples, and %d without", is.Samples, got.Samples)
+	}
+}
+
+// TestLongNames: names that begin alike, such as those of C++ templates, are not of one function; a long name is in the
+// record in part.
+func TestLongNames(t *testing.T) {
+	m := &Measured{
+		Trial: record.Trial{Ledger: &ledger.Ledger{Window: ledger.Window{Seconds: 1}}}, Setup: &kind.Setup{},
+		roles: map[string]GroupRole{"/t": NewRole(kind.Subject, "")},
+	}
+	long := "_ZN5Envoy" + strings.Repeat("x", 241)
+	got := m.Profile(sampled(map[string][]string{"/t": {long + "a", long + "b", long + "a"}})).Functions
+	if len(got) != 2 || got[0].Seconds != 2e-3 || got[0].Name == got[1].Name || len(got[0].Name) > maxFunctionName+20 {
+		t.Errorf("%+v", got)
 	}
 }
 

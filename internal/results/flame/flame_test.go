@@ -61,3 +61,16 @@ func TestPage(t *testing.T) {
 		t.Errorf("%v: %s", err, html)
 	}
 }
+
+// TestBuilds: a function whose symbol has another hash in another build is compared with itself.
+func TestBuilds(t *testing.T) {
+	base := &Graph{Title: "direct", Unit: "seconds per request"}
+	base.Add(profileOf(map[string]int64{"the subject;main;_ZN3web5parse17h9a35ad26eb2bed8dE": 10e6}), 1000)
+	arm := &Graph{Title: "new", Unit: base.Unit, Base: base}
+	arm.Add(profileOf(map[string]int64{"the subject;main;_ZN3web5parse17h49628cf7209bcd61E": 10e6}), 1000)
+	html, err := Page("try", []*Graph{base, arm})
+	want := "_ZN3web5parseE: 10.0 us, 100 %, 0 s to the baseline"
+	if err != nil || !strings.Contains(string(html), want) {
+		t.Errorf("%q is not in %s, %v", want, html, err)
+	}
+}

@@ -26,8 +26,10 @@ const LabelProgram = "program"
 // the total. In user code it is the function that ran, without what it called; in the kernel, an entry such as one
 // system call, with all functions that ran for it; for eBPF, a program with the kernel functions that it called.
 type Function struct {
-	Kind Kind   `json:"kind"`
-	Name string `json:"name"`           // of the function, the entry into the kernel ("system call read") or the program
+	Kind Kind `json:"kind"`
+	// Name is the name of the function, without what differs between builds of it, of the entry into the kernel ("system
+	// call read") or of the program.
+	Name string `json:"name"`
 	File string `json:"file,omitempty"` // of user code in a library: the library's base name, without its version
 }
 
@@ -55,15 +57,17 @@ func (f Function) String() string {
 func FunctionOf(s *pprof.Sample) Function {
 	var kernel []string // innermost first
 	for i, l := range s.Location {
-		switch name, kind := Frame(l); kind {
-		case BPF:
+		name, kind := Frame(l)
+		if kind == User {
+			break // those further out are user code, too
+		}
+		if kind == BPF {
 			if what, interrupt := entry(kernel); interrupt {
 				return Function{Kind: Kernel, Name: what}
 			}
 			return Function{Kind: BPF, Name: programOf(s.Location[i:])}
-		case Kernel:
-			kernel = append(kernel, name)
 		}
+		kernel = append(kernel, name)
 	}
 	if what, _ := entry(kernel); what != "" {
 		return Function{Kind: Kernel, Name: what}
@@ -71,9 +75,9 @@ func FunctionOf(s *pprof.Sample) Function {
 	if len(s.Location) == 0 {
 		return Function{Kind: User, Name: "[unknown]"}
 	}
-	l := s.Location[0]
-	f := Function{Kind: User, Name: nameOf(l)}
-	if file := l.Mapping.File; !strings.HasPrefix(file, "[") && !slices.Contains(s.Label[LabelProgram], file) {
+	name, _ := Frame(s.Location[0])
+	f := Function{Kind: User, Name: name}
+	if file := s.Location[0].Mapping.File; !strings.HasPrefix(file, "[") && !slices.Contains(s.Label[LabelProgram], file) {
 		f.File = unversioned(path.Base(file))
 	}
 	return f
@@ -100,17 +104,8 @@ func programOf(stack []*pprof.Location) (name string) {
 	return name
 }
 
-// unversioned returns the name of a library without its version, and without what the kernel appends if the file was
-// deleted, so that functions of two versions are compared.
-func unversioned(file string) string {
-	file = strings.TrimSuffix(file, " (deleted)")
-	if i := strings.Index(file, ".so."); i >= 0 {
-		return file[:i+len(".so")]
-	}
-	return file
-}
-
-// Frame returns the name and the kind of the function at a location of a profile made by Build.
+// Frame returns the name and the kind of the function at a location of a profile made by Build. The name of a function
+// in user code lacks what differs between builds of it.
 func Frame(l *pprof.Location) (string, Kind) {
 	switch l.Mapping.File {
 	case bpfFile.path:
@@ -118,7 +113,7 @@ func Frame(l *pprof.Location) (string, Kind) {
 	case kernelFile.path:
 		return nameOf(l), Kernel
 	}
-	return nameOf(l), User
+	return stable(nameOf(l)), User
 }
 
 // nameOf returns the name of the function at a location.

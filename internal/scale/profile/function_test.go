@@ -126,6 +126,14 @@ func TestFunctionOf(t *testing.T) {
 			Function{User, "deflate", "libz.so"},
 		},
 		{
+			"/bin/web!_ZN3web5parse17h9a35ad26eb2bed8dE /bin/web!main",
+			Function{User, "_ZN3web5parseE", ""},
+		},
+		{
+			"/lib/libc-2.31.so!memcpy /bin/web!main",
+			Function{User, "memcpy", "libc.so"},
+		},
+		{
 			"/bin/other!parse /bin/web!main",
 			Function{User, "parse", "other"},
 		},
