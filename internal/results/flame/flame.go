@@ -10,6 +10,7 @@ import (
 	"html/template"
 	"maps"
 	"slices"
+	"strings"
 
 	pprof "github.com/google/pprof/profile"
 
@@ -21,8 +22,9 @@ import (
 type Graph struct {
 	Title string
 	Unit  string // of CPU time: "seconds per request"
-	Base  *Graph // the baseline's graph; nil if this is the baseline's
+	Base  *Graph // the baseline's graph in the same unit; nil if there is none, or if this is it
 
+	trials  int
 	root    node    // in seconds
 	divisor float64 // seconds divided by it are in the unit
 }
@@ -61,7 +63,7 @@ func (n *node) child(name string, kind profile.Kind) *node {
 // Add adds the profile of a trial. Its CPU seconds divided by divisor are in the graph's unit. Add counts only samples
 // of parts of the trial that are in the CPU time of a control group.
 func (g *Graph) Add(p *pprof.Profile, divisor float64) {
-	g.divisor += divisor
+	g.trials, g.divisor = g.trials+1, g.divisor+divisor
 	for _, s := range p.Sample {
 		of := s.Label[part]
 		if len(of) == 0 || len(s.Value) < 2 || s.Label[profile.LabelContext] != nil {
@@ -97,7 +99,9 @@ type box struct {
 // draw lays out the boxes of the graph.
 func (g *Graph) draw() picture {
 	root := &g.root
-	p := picture{Title: g.Title, Total: quantity.Value(root.value/g.divisor, g.Unit)}
+	_, per, _ := strings.Cut(g.Unit, quantity.Seconds)
+	total := quantity.Value(root.value/g.divisor, g.Unit) + per
+	p := picture{Title: g.Title, Total: total + ", " + quantity.Counted(g.trials, "trial")}
 	deepest := 0
 	var add func(n, was *node, name string, x float64, depth int)
 	add = func(n, was *node, name string, x float64, depth int) {

@@ -42,7 +42,8 @@ func TestPage(t *testing.T) {
 	}
 	page := string(html)
 	for _, want := range []string{
-		"a &lt;b&gt;", "<h2>direct: 40.0 us</h2>", "<h2>proxy: 52.0 us</h2>", "read: 30.0 us, 75.0 %</title>",
+		"a &lt;b&gt;", "<h2>direct: 40.0 us per request, 1 trial</h2>",
+		"<h2>proxy: 52.0 us per request, 2 trials</h2>", "read: 30.0 us, 75.0 %</title>",
 		"read: 30.0 us, 57.7 %, 0 s to", "write: 2.00 us, 3.85 %, -8.00 us to the baseline",
 		"&lt;script&gt;alert(1)&lt;/script&gt;: 20.0 us, 38.5 %, &#43;20.0 us to the baseline",
 		"main: 52.0 us, 100.0 %, &#43;12.0 us to the baseline",

@@ -18,8 +18,9 @@ import (
 
 // writeProfiles writes the sum of the profiles of each arm, and the page with flame graphs. It reports whether trials
 // have profiles at all. As in the summary, the first attempt at a trial in which the profiled metric is valid counts.
+// Trials of an arm whose CPU time is in different units, such as one whose requests are unknown, have separate graphs.
 func writeProfiles(w *record.Writer, s *analysis.Summary, run record.Run, trials []record.Trial) (bool, error) {
-	type place struct{ level, arm string }
+	type place struct{ level, arm, unit string }
 	arms, graphs := map[string]*merged{}, map[place]*flame.Graph{}
 	var order []place
 	seen := map[int]bool{}
@@ -36,16 +37,14 @@ func writeProfiles(w *record.Writer, s *analysis.Summary, run record.Run, trials
 		if err != nil {
 			return false, fmt.Errorf("reading %s: %w", t.Profile.File, err)
 		}
-		at := place{record.LevelKey(t.Factors), t.Arm}
+		at := place{record.LevelKey(t.Factors), t.Arm, t.Profile.Unit}
 		g := graphs[at]
 		if g == nil {
 			g = &flame.Graph{Title: strings.TrimSpace(s.ArmName(t.Arm) + " " + s.At(t.Factors)), Unit: t.Profile.Unit}
 			graphs[at] = g
 			order = append(order, at)
 		}
-		if g.Unit == t.Profile.Unit {
-			g.Add(p, t.Profile.Divisor)
-		}
+		g.Add(p, t.Profile.Divisor)
 		if arms[t.Arm] == nil {
 			arms[t.Arm] = &merged{}
 		}
@@ -69,7 +68,7 @@ func writeProfiles(w *record.Writer, s *analysis.Summary, run record.Run, trials
 		}
 		g := graphs[at]
 		if at.arm != record.Direct {
-			g.Base = graphs[place{at.level, record.Direct}]
+			g.Base = graphs[place{at.level, record.Direct, at.unit}]
 		}
 		all = append(all, g)
 	}
