@@ -77,7 +77,8 @@ func FunctionOf(s *pprof.Sample) Function {
 	}
 	name, _ := Frame(s.Location[0])
 	f := Function{Kind: User, Name: name}
-	if file := s.Location[0].Mapping.File; !strings.HasPrefix(file, "[") && !slices.Contains(s.Label[LabelProgram], file) {
+	file := s.Location[0].Mapping.File // a path, a name such as [vdso], or "" for code of a just-in-time compiler
+	if strings.HasPrefix(file, "/") && !slices.Contains(s.Label[LabelProgram], file) {
 		f.File = unversioned(path.Base(file))
 	}
 	return f

@@ -110,6 +110,14 @@ func TestFunctionOf(t *testing.T) {
 			Function{User, "[unknown]", ""},
 		},
 		{
+			"![anonymous] /bin/web!main",
+			Function{User, "[anonymous]", ""},
+		},
+		{
+			"[vdso]![vdso] /bin/web!main",
+			Function{User, "[vdso]", ""},
+		},
+		{
 			"",
 			Function{User, "[unknown]", ""},
 		},
