@@ -130,15 +130,12 @@ func workloadNames() []string {
 
 // try runs the experiment that tries a command.
 func try(ctx context.Context, f tryFlags, argv []string, out io.Writer) error {
-	f.command["command"] = lineOf(argv, f.command["dir"])
+	if err := f.setCommands(argv); err != nil {
+		return err
+	}
 	chosen, err := f.workloads()
 	if err != nil {
 		return err
-	}
-	if f.against != "" {
-		if _, err := process.OptionsOf(f.baseline()); err != nil {
-			return fault.Wrap(err, fault.Usage, "--against", fault.HintOf(err), "this cannot be the baseline")
-		}
 	}
 	name := armName(argv[0])
 	s, err := trySpec(name, f, chosen) // finds errors before anything is started
@@ -155,6 +152,21 @@ func try(ctx context.Context, f tryFlags, argv []string, out io.Writer) error {
 		return err
 	}
 	return run(ctx, s, f.run, out)
+}
+
+// setCommands sets the command lines of the command and of the baseline, as a spec has them.
+func (f *tryFlags) setCommands(argv []string) error {
+	dir := f.command["dir"]
+	f.command["command"] = lineOf(argv, dir)
+	if f.against == "" {
+		return nil
+	}
+	c, err := process.OptionsOf(f.baseline())
+	if err != nil {
+		return fault.Wrap(err, fault.Usage, "--against", fault.HintOf(err), "this cannot be the baseline")
+	}
+	f.against = lineOf(c.Argv, dir)
+	return nil
 }
 
 // rehearse runs the command once by itself, and the baseline too if there is one. From the longer of their start-up

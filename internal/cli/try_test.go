@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -26,23 +27,31 @@ func TestArmName(t *testing.T) {
 
 // TestTrySpec: whatever is tried makes an ordinary spec, which can be read again as it is recorded.
 func TestTrySpec(t *testing.T) {
+	old, err := filepath.Abs("old")
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct {
-		name  string
-		flags tryFlags
-		argv  []string
-		loads []string
+		name     string
+		flags    tryFlags
+		argv     []string
+		loads    []string
+		baseline []string
 	}{
-		{"all workloads", tryFlags{}, []string{"sleep", "infinity"}, []string{"connections", "execs", "keepalive"}},
-		{"against another", tryFlags{load: "execs", against: `./old --its "it's quoted"`}, []string{"./new"},
-			[]string{"execs"}},
-		{"one workload", tryFlags{load: "execs"}, []string{"true"}, []string{"execs"}},
-		{"a load of another kind", tryFlags{load: "probe"}, []string{"sleep", "1"}, []string{"probe"}},
-		{"a neighbour as the application", tryFlags{app: "burn"}, []string{"sleep", "1"}, []string{"execs"}},
+		{"all workloads", tryFlags{}, []string{"sleep", "infinity"}, []string{"connections", "execs", "keepalive"}, nil},
+		{"against another", tryFlags{load: "execs", against: `./old --its "it's quoted" {port} '|'`}, []string{"./new"},
+			[]string{"execs"}, []string{old, "--its", "it's quoted", "{port}", "|"}},
+		{"one workload", tryFlags{load: "execs"}, []string{"true"}, []string{"execs"}, nil},
+		{"a load of another kind", tryFlags{load: "probe"}, []string{"sleep", "1"}, []string{"probe"}, nil},
+		{"a neighbour as the application", tryFlags{app: "burn"}, []string{"sleep", "1"}, []string{"execs"}, nil},
 		{"quotes and braces", tryFlags{load: "execs"},
-			[]string{"bpftrace", "-e", `kprobe:x { printf("it's %d\n", pid); }`, "{port}"}, []string{"execs"}},
+			[]string{"bpftrace", "-e", `kprobe:x { printf("it's %d\n", pid); }`, "{port}"}, []string{"execs"}, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			c.flags.command = param.Values{"command": lineOf(c.argv, "")}
+			c.flags.command = param.Values{}
+			if err := c.flags.setCommands(c.argv); err != nil {
+				t.Fatal(err)
+			}
 			chosen, err := c.flags.workloads()
 			if err != nil {
 				t.Fatal(err)
@@ -63,8 +72,8 @@ func TestTrySpec(t *testing.T) {
 			if got := again.Arms[name].Options["command"]; got != lineOf(c.argv, "") {
 				t.Errorf("the command is %s", got)
 			}
-			if b := again.Baseline; (b != nil) != (c.flags.against != "") ||
-				b != nil && b.Options["command"] != c.flags.against {
+			if b := again.Baseline; (b != nil) != (c.baseline != nil) ||
+				b != nil && b.Options["command"] != lineOf(c.baseline, "") {
 				t.Errorf("the baseline is %+v", b)
 			}
 			for _, l := range c.loads {
