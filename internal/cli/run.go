@@ -36,6 +36,8 @@ type runFlags struct {
 	session.Flags
 	nodes nodesFlags
 	pprof bool // sample stacks in each trial
+
+	warnings []string // about the run as a whole
 }
 
 // registerPprof adds --pprof.
@@ -191,6 +193,7 @@ func run(ctx context.Context, s *spec.Spec, f runFlags, out io.Writer) (err erro
 	}
 	r.Nodes = nodes
 	r.Absent = absent
+	r.Warnings = f.warnings
 	maps.Copy(r.Environment.Subjects, s.SubjectVersions(ctx, self.Version))
 	named := fmt.Sprintf("tare-run-%s-%s", s.Name, r.Started.Format("20060102-150405"))
 	w, err := record.Create(cmp.Or(f.Out, named), r)

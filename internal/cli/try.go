@@ -171,25 +171,28 @@ func (f *tryFlags) setCommands(argv []string) error {
 
 // rehearse runs the command once by itself, and the baseline too if there is one. From the longer of their start-up
 // times it sets the time after which they count as ready, unless the user has set it.
-func (f tryFlags) rehearse(ctx context.Context, name string) (err error) {
+func (f *tryFlags) rehearse(ctx context.Context, name string) (err error) {
 	layout, own, err := ground(ctx, stderr)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, own.Close()) }()
-	ready, err := rehearseOne(ctx, layout, own.path, name, f.command)
+	found, err := rehearseOne(ctx, layout, own.path, f.command)
 	if err != nil {
 		return err
 	}
+	f.rehearsed(name, found)
+	ready := found.ReadyAfter
 	if f.against != "" {
-		of, err := rehearseOne(ctx, layout, own.path, "the baseline", f.baseline())
+		found, err := rehearseOne(ctx, layout, own.path, f.baseline())
 		if err != nil && ctx.Err() == nil {
 			return fault.Wrap(err, fault.CodeOf(err), "--against", fault.HintOf(err), "the baseline cannot run")
 		}
 		if err != nil {
 			return err
 		}
-		ready = max(ready, of)
+		f.rehearsed("the baseline", found)
+		ready = max(ready, found.ReadyAfter)
 	}
 	if ready > 0 {
 		f.command["ready-after"] = ready.String()
@@ -197,32 +200,36 @@ func (f tryFlags) rehearse(ctx context.Context, name string) (err error) {
 	return nil
 }
 
-// rehearseOne runs one command once by itself and returns its start-up time; 0 if its settings define when it is
-// ready.
+// rehearseOne runs one command once by itself.
 func rehearseOne(
-	ctx context.Context, layout *cgroup.Layout, self, name string, settings param.Values,
-) (time.Duration, error) {
+	ctx context.Context, layout *cgroup.Layout, self string, settings param.Values,
+) (found subject.Rehearsal, err error) {
 	tree, err := placement.NewTree(layout, "rehearsal")
 	if err != nil {
-		return 0, err
+		return found, err
 	}
 	group := func(name string) (kind.Group, error) { return tree.Group(name, placement.Limits{}) }
-	found, err := subject.Rehearse(ctx, group, layout, self, settings)
-	err = errors.Join(err, tree.Close())
+	found, err = subject.Rehearse(ctx, group, layout, self, settings)
+	if err = errors.Join(err, tree.Close()); ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	return found, err
+}
+
+// rehearsed prints the start-up time that the rehearsal of a command found, if it had to. That it found none is also a
+// warning of the run, because the windows of trials may include the start-up.
+func (f *tryFlags) rehearsed(name string, found subject.Rehearsal) {
 	switch {
-	case ctx.Err() != nil:
-		return 0, context.Cause(ctx)
-	case err != nil:
-		return 0, err
-	case found.ReadyAfter == 0:
+	case found.ReadyAfter == 0: // the user said when the command is ready
 	case found.Settled:
 		fmt.Fprintf(stderr, "%s: started once by itself, its start-up was over after %.1f s\n", name,
 			found.ReadyAfter.Seconds())
 	default:
-		fmt.Fprintf(stderr, "%s: started once by itself, its CPU time never settled; "+
-			"give the time that its start-up takes with --ready-after\n", name)
+		warning := name + ": started once by itself, its CPU time never settled, so windows may include its start-up; " +
+			"give the time that this takes with --ready-after"
+		f.run.warnings = append(f.run.warnings, warning)
+		fmt.Fprintln(stderr, warning)
 	}
-	return found.ReadyAfter, nil
 }
 
 // baseline returns the settings for the command of --against: those of the tried command, except the command line.

@@ -4,12 +4,14 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"tare/internal/experiment/engine"
 	"tare/internal/experiment/record"
 	"tare/internal/experiment/spec"
 	"tare/internal/lib/param"
 	"tare/internal/results/session"
+	subject "tare/internal/workloads/subject/command"
 )
 
 // TestArmName: any program has a name that an arm can have.
@@ -103,5 +105,17 @@ func TestSlowCommands(t *testing.T) {
 	s, err := trySpec("x", f, chosen)
 	if err != nil || s.Blocks != tryLeast {
 		t.Errorf("%d blocks, %v", s.Blocks, err)
+	}
+}
+
+// TestRehearsed: that the start-up time of a command is not known is among the warnings of the run.
+func TestRehearsed(t *testing.T) {
+	var f tryFlags
+	f.rehearsed("agent", subject.Rehearsal{})
+	f.rehearsed("agent", subject.Rehearsal{ReadyAfter: time.Second, Settled: true})
+	f.rehearsed("the baseline", subject.Rehearsal{ReadyAfter: time.Second})
+	w := f.run.warnings
+	if len(w) != 1 || !strings.HasPrefix(w[0], "the baseline: started once by itself, its CPU time never settled") {
+		t.Errorf("%q", w)
 	}
 }

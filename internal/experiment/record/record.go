@@ -83,6 +83,9 @@ type Run struct {
 
 	// NotRepeated says how many spoiled trials were not repeated because repeats had been futile; empty if none.
 	NotRepeated string `json:"not_repeated,omitempty"`
+
+	// Warnings are about the run as a whole, from before its trials.
+	Warnings []string `json:"warnings,omitempty"`
 }
 
 // Phrase is how the levels of one factor read in a sentence: "with 64 connections".

@@ -33,6 +33,7 @@ func Summarize(run record.Run, trials []record.Trial) (*Summary, error) {
 		Estimates: []Estimate{}, MDE: []MDE{}, Models: []Model{}, Answers: []Answer{}, Warnings: []string{},
 		Absent: run.Absent, Phrases: run.Phrases,
 	}
+	s.Warnings = append(s.Warnings, run.Warnings...)
 	trials, left := bounded(run, trials)
 	s.warnOfBounds(left)
 	t := newTable(run, trials, s)

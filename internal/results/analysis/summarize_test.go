@@ -510,3 +510,12 @@ func TestCompareLevels(t *testing.T) {
 		}
 	}
 }
+
+// TestWarningsOfTheRun: what was found before the first trial is a warning of each summary of the record.
+func TestWarningsOfTheRun(t *testing.T) {
+	run := record.Run{Schema: record.RunSchema, Warnings: []string{"its CPU time never settled"}}
+	s, err := analysis.Summarize(run, nil)
+	if err != nil || !slices.Contains(s.Warnings, "its CPU time never settled") {
+		t.Errorf("%q, %v", s.Warnings, err)
+	}
+}
