@@ -2,7 +2,10 @@
 // most of them run as separate processes.
 package load
 
-import "encoding/json"
+import (
+	"encoding/json"
+	"math"
+)
 
 // The modes of a generator.
 const (
@@ -86,16 +89,40 @@ type Result struct {
 	CPUs       float64 `json:"cpus"`        // that it could have used: its limit or affinity
 }
 
-// mostLate is the fraction of Done that may be Late for Done to stand for Finished.
-const mostLate = 0.01
+// mostQueued is the fraction of Done that may wait when the window of an open load ends for Done to stand for Finished.
+const mostQueued = 0.01
 
-// Answers returns how many requests were answered without error inside the window. Without Finished that is Done, and
-// it is unknown if many of these were answered after the window.
+// Answers returns how many requests were answered without error inside the window. Without Finished that is Done: as
+// many were under way when the window began as when it ended. In an open load that is unknown if a queue had grown by
+// then.
 func (r *Result) Answers() (n int64, known bool) {
 	if r.Finished != nil {
 		return *r.Finished, true
 	}
-	return r.Done, float64(r.Late) <= mostLate*float64(r.Done)
+	over := float64(r.Late + r.Unfinished + r.Intended - r.Sent) // not over when the window ended
+	most := mostQueued * float64(r.Done)
+	return r.Done, r.Mode == Closed || over <= most || over <= most+float64(r.UnderWay())
+}
+
+// AnswersKnown reports whether Answers is known for all loads.
+func AnswersKnown(loads map[string]Result) bool {
+	for _, r := range loads {
+		if _, known := r.Answers(); !known {
+			return false
+		}
+	}
+	return true
+}
+
+// UnderWay returns how many requests may be in flight at once when nothing queues: twice the number that Little's law
+// gives (the rate times the median time from sending to the answer), limited to what the connections carry.
+func (r *Result) UnderWay() int64 {
+	h, err := r.Histogram(Service)
+	if err != nil || h == nil || r.Seconds <= 0 {
+		return 0
+	}
+	n := 2 * float64(r.Intended) / r.Seconds * float64(h.ValueAtQuantile(50)) / 1e9
+	return min(int64(math.Ceil(n)), int64(r.MostAtOnce()))
 }
 
 // MostAtOnce returns how many requests can be in flight at once.

@@ -14,6 +14,8 @@ func TestAnswers(t *testing.T) {
 		{Result{Done: 20_000, Late: 5000, Finished: new(int64(0))}, 0, true},
 		{Result{Done: 20_000, Late: 200}, 20_000, true},
 		{Result{Done: 20_000, Late: 201}, 20_000, false},
+		{Result{Done: 20_000, Late: 201, Mode: Closed}, 20_000, true}, // as many were under way at the begin
+		{Result{Intended: 2000, Sent: 1500, Done: 1500}, 1500, false}, // of a load that sends nothing after the window
 		{Result{}, 0, true},
 	} {
 		if n, known := c.r.Answers(); n != c.want || known != c.known {

@@ -207,7 +207,7 @@ func (j *LoadJudge) rate() {
 	case !open:
 		return
 	}
-	seen := Reached(&j.Result, j.underWay()+j.heldUp())
+	seen := Reached(&j.Result, j.Result.UnderWay()+j.heldUp())
 	if allowed := j.m.Setup.Gates.Float("rate"); seen < allowed {
 		more := ""
 		if j.Result.Connections > 0 {
@@ -234,17 +234,6 @@ func (j *LoadJudge) work() {
 	if j.Result.Done == 0 {
 		j.Trip(GateIdle, 0, 1, "no piece of its work began in the window; lengthen the duration")
 	}
-}
-
-// underWay returns how many requests may be in flight at once when nothing queues: twice the number that Little's law
-// gives (the rate times the median time from sending to the answer), limited to what the connections carry.
-func (j *LoadJudge) underWay() int64 {
-	h, err := j.Result.Histogram(load.Service)
-	if err != nil || h == nil || j.Result.Seconds <= 0 {
-		return 0
-	}
-	n := 2 * float64(j.Result.Intended) / j.Result.Seconds * float64(h.ValueAtQuantile(50)) / 1e9
-	return min(int64(math.Ceil(n)), int64(j.Result.MostAtOnce()))
 }
 
 // heldUp returns how many requests were late because the machine stalled near the end of the window: those that were

@@ -99,7 +99,8 @@ var limitMetrics = []Metric{
 	}},
 	{Definition: metric.Definition{Name: "cpu_busy_share", Family: "cpu", Unit: quantity.Part, Rank: metric.RankCPU,
 		Pool: metric.Mean, Needs: NeedShare, Headline: true, Free: true,
-		How: "Part of the CPUs of the machine that was neither idle nor stolen."}, Value: func(m *Measured) (float64, bool) {
+		Rule: 1, // by rule 0, time stolen from idle CPUs was subtracted twice
+		How:  "Part of the CPUs of the machine that was neither idle nor stolen."}, Value: func(m *Measured) (float64, bool) {
 		c := m.Ledger.CPU
 		return m.ofCapacity(c.Busy(), true)
 	}},

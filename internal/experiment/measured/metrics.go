@@ -141,8 +141,8 @@ const (
 var workMetrics = []Metric{
 	{Definition: metric.Definition{Name: "throughput_per_second", Family: "throughput", Unit: quantity.PerSecond,
 		Rank: metric.RankThroughput, Pool: metric.Sum, Better: metric.Higher, Needs: NeedThroughput, Headline: true,
-		Outcome: true, How: "Requests of all loads answered without error in the window, whenever they were due, per " +
-			"second. Absent where a load makes none, or does not report them."}, Value: func(m *Measured) (float64, bool) {
+		Outcome: true, Answers: true, How: "Requests of all loads answered without error in the window, whenever they " +
+			"were due, per second. Absent where a load makes none, or does not report them."}, Value: func(m *Measured) (float64, bool) {
 		rate, known := m.answerRate()
 		return rate, known && m.requests() && !m.outside() && !m.pieces()
 	}},
@@ -160,7 +160,7 @@ var workMetrics = []Metric{
 		Value: Per((*Measured).BPFRate, (*Measured).ConnectionRate)},
 	{Definition: metric.Definition{Name: "bpf_seconds_per_request", Family: "bpf", What: "kernel time", Per: "request",
 		Unit: quantity.Seconds + " per request", Rank: metric.RankBPF, Pool: metric.PerRequest, Cost: true,
-		Better: metric.Lower, Needs: NeedRequestCost, Headline: true,
+		Better: metric.Lower, Needs: NeedRequestCost, Answers: true, Headline: true,
 		How: "Run time of the subject's eBPF programs per request answered. Absent where each request opens a " +
 			"connection." + NoSubject}, Value: Per((*Measured).BPFRate, (*Measured).RequestRate)},
 	{Definition: metric.Definition{Name: "bpf_client_share", Family: "bpf", Unit: quantity.Part, Rank: metric.RankBPF,
@@ -179,7 +179,8 @@ var workMetrics = []Metric{
 		Value: Per((*Measured).CPURate, (*Measured).ConnectionRate)},
 	{Definition: metric.Definition{Name: "cpu_seconds_per_request", Family: "cpu", What: "CPU time", Per: "request",
 		Unit: quantity.Seconds + " per request", Rank: metric.RankCPU, Pool: metric.PerRequest, Cost: true,
-		Better: metric.Lower, Needs: NeedRequestCost, Headline: true, Lead: true, How: "The same per request answered."},
+		Better: metric.Lower, Needs: NeedRequestCost, Answers: true, Headline: true, Lead: true,
+		How: "The same per request answered."},
 		Value: Per((*Measured).CPURate, (*Measured).RequestRate)},
 }
 
@@ -249,6 +250,10 @@ func requestTimes(histogram string, needs []Need, what string, quantiles ...floa
 	if histogram == load.Latency {
 		unanswered = " Requests without an answer count as the slowest; left out where it is one of these."
 	}
+	rule := 0
+	if strings.HasPrefix(histogram, load.Connect) {
+		rule = 1 // by rule 0 it included the write of the first request
+	}
 	return lists.Map(quantiles, func(q float64) Metric {
 		quantile, family := load.QuantileName(q), strings.TrimSuffix(histogram, runningSuffix)
 		return Metric{
@@ -257,7 +262,7 @@ func requestTimes(histogram string, needs []Need, what string, quantiles ...floa
 				Pool: metric.Merged, Better: metric.Lower,
 				Needs: needs, Headline: family == load.Latency && q != 0.9,
 				Lead: histogram == load.Latency && (q == 0.5 || q == 0.99), Tail: q > 0.5,
-				Family: family, Histogram: histogram, Quantile: q, Undisturbed: histogram != family,
+				Family: family, Histogram: histogram, Quantile: q, Undisturbed: histogram != family, Rule: rule,
 				How: fmt.Sprintf("Time %s: %s quantile. Left out when fewer than %g requests lie beyond it.%s",
 					what, quantile, stats.MinBeyond(q), unanswered),
 			},

@@ -41,7 +41,7 @@ var requestMetrics = []Metric{
 func ofRequest(name, part, how string, seconds func(*Measured) (float64, bool)) Metric {
 	d := metric.Definition{
 		Name: name, Family: "cpu", Unit: quantity.Seconds + " per request", Rank: metric.RankCPU, Pool: metric.PerRequest,
-		Cost: true, Better: metric.Lower, Needs: needBudget, Part: part, PartOf: requestBusy,
+		Cost: true, Better: metric.Lower, Needs: needBudget, Answers: true, Part: part, PartOf: requestBusy,
 		How: how + " Only in experiments with a subject in the path of requests.",
 	}
 	if part == "" {

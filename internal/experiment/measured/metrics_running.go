@@ -32,6 +32,7 @@ var quietMetrics = []Metric{
 	{
 		Definition: metric.Definition{Name: "throughput_running_per_second", Family: "throughput", Undisturbed: true,
 			Unit: quantity.PerSecond, Rank: metric.RankThroughput, Pool: metric.Sum, Better: metric.Higher, Needs: NeedRunning,
+			Rule: 1, // by rule 0, answers to requests of the warm-up were left out
 			How: "Requests of all loads answered while no CPU stood still, per second of that time. Closed loops only; " +
 				"absent where less than a tenth of the window was quiet."},
 		Value: (*Measured).throughputWhileRunning,

@@ -77,6 +77,14 @@ type Definition struct {
 
 	Needs []Need `json:"needs"` // what it depends on in a trial; empty if nothing can void it, and never null
 
+	// Answers is true if the value counts the requests that loads answered in the window, or is divided by their number
+	// (load.Result.Answers). A trial of an earlier version that does not know that number does not give the metric.
+	Answers bool `json:"answers,omitempty"`
+
+	// Rule numbers the ways in which versions of Tare have measured the metric. It is raised when the same trial gives
+	// another value than before, and values by different rules are not compared. Complete never fills it in.
+	Rule int `json:"rule,omitempty"`
+
 	Headline bool `json:"headline,omitempty"` // answers mention it, so a run that continues until it is precise checks it
 	Lead     bool `json:"lead,omitempty"`     // it has a column in the first table of a report
 	// answers mention it only if a load is as fast as it can be: at a fixed rate it shows just that rate
@@ -204,11 +212,15 @@ func (s Set) QuantileOf(histogram string, q float64) string {
 func (s Set) FamilyOf(name string) string { return cmp.Or(s.Of(name).Family, name) }
 
 // Complete fills in fields that the version that wrote the definitions did not have, from today's definitions of the
-// same names: Lead, Limit, Tally, TallyOf, Before, After and Plan; and, if none of them is set, Family, Histogram,
-// Quantile, Undisturbed, What and Per. If written is nil, it returns today's definitions.
+// same names: Answers, Lead, Limit, Tally, TallyOf, Before, After and Plan; and, if none of them is set, Family,
+// Histogram, Quantile, Undisturbed, What and Per. If written is nil, it returns today's definitions, by the first Rule.
 func Complete(written, today []Definition) []Definition {
 	if written == nil {
-		return slices.Clone(today)
+		all := slices.Clone(today)
+		for i := range all {
+			all[i].Rule = 0
+		}
+		return all
 	}
 	known := NewSet(today)
 	all := slices.Clone(written)
@@ -217,6 +229,7 @@ func Complete(written, today []Definition) []Definition {
 		now, is := known[d.Name]
 		d.Limit, d.Before, d.After = cmp.Or(d.Limit, now.Limit), cmp.Or(d.Before, now.Before), cmp.Or(d.After, now.After)
 		d.Lead, d.Plan = d.Lead || now.Lead, cmp.Or(d.Plan, now.Plan)
+		d.Answers = d.Answers || now.Answers
 		d.Tally, d.TallyOf = cmp.Or(d.Tally, now.Tally), cmp.Or(d.TallyOf, now.TallyOf)
 		if !is || d.Family != "" || d.Histogram != "" || d.Undisturbed || d.What != "" {
 			continue

@@ -61,20 +61,23 @@ func TestComplete(t *testing.T) {
 	today := []Definition{
 		{
 			Name: "a_seconds", Rank: RankBPF, Family: "a", Histogram: "latency", Quantile: 0.5, Undisturbed: true,
-			Clause: "takes {}",
+			Clause: "takes {}", Answers: true, Rule: 1,
 		},
 		{Name: "b_seconds", Family: "b", What: "time", Per: "request", Limit: 3, Tally: "made", After: "a_seconds"},
 	}
 	written := []Definition{{Name: "a_seconds", Rank: RankOther}, {Name: "b_seconds", Family: "own"}, {Name: "c"}}
 	got := Complete(written, today)
 	want := []Definition{
-		{Name: "a_seconds", Rank: RankOther, Family: "a", Histogram: "latency", Quantile: 0.5, Undisturbed: true},
+		{Name: "a_seconds", Rank: RankOther, Family: "a", Histogram: "latency", Quantile: 0.5, Undisturbed: true,
+			Answers: true},
 		{Name: "b_seconds", Family: "own", Limit: 3, Tally: "made", After: "a_seconds"}, {Name: "c"},
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v\nwant %+v", got, want)
 	}
-	if got := Complete(nil, today); !reflect.DeepEqual(got, today) {
-		t.Errorf("without definitions those of today stand: %+v", got)
+	got = Complete(nil, today)
+	today[0].Rule = 0
+	if !reflect.DeepEqual(got, today) {
+		t.Errorf("without definitions those of today stand, by the first rule: %+v", got)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 
+	"tare/internal/experiment/load"
 	"tare/internal/experiment/record"
 )
 
@@ -69,7 +70,11 @@ func (s *Summary) ofComponent(name string, run record.Run, trials []record.Trial
 func componentTable(name string, run record.Run, trials []record.Trial, s *Summary) *Table {
 	own := slices.Clone(trials)
 	for i := range own {
-		own[i].Metrics, own[i].Counts, own[i].Loads = own[i].Components[name], nil, nil
+		own[i].Metrics, own[i].Counts, own[i].Loads = own[i].Components[name], nil, maps.Clone(own[i].Loads)
+		for name, r := range own[i].Loads { // which say whether the answers are known
+			r.Histograms = map[string]string{load.Service: r.Histograms[load.Service]}
+			own[i].Loads[name] = r
+		}
 	}
 	t := newTable(run, own, s)
 	t.judgeArms()

@@ -6,10 +6,8 @@ import (
 	"strings"
 
 	"tare/internal/experiment/load"
-	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
 	"tare/internal/lib/lists"
-	"tare/internal/lib/stats"
 	"tare/internal/scale/ledger"
 )
 
@@ -34,36 +32,32 @@ type fate struct {
 // kept holds the rate that a subject reached and the rate that was asked of it, per second.
 type kept struct{ did, asked float64 }
 
-// outcomeOf sums up the attempts at a planned trial. told reports whether some attempt gives a valid value of a
-// metric.
-func outcomeOf(attempts []record.Trial, defined metric.Set, told func(metric string) bool) *outcome {
+// outcomeOf sums up the attempts at a planned trial, of each of which readings has what it says. told reports whether
+// some attempt gives a valid value of a metric.
+func outcomeOf(attempts []record.Trial, readings []reading, told func(metric string) bool) *outcome {
 	o := &outcome{fates: map[string]fate{}}
 	byOthers := map[string]int{} // attempts that lost a metric to others alone
 	ran := false
-	for _, trial := range attempts {
+	for i, trial := range attempts {
 		o.whole = o.whole || valid(trial)
 		if trial.Validity.Failed != "" {
 			continue
 		}
 		ran = true
-		metrics, _ := Metrics(trial, defined) // unreadable histograms are counted elsewhere
-		for _, name := range slices.AppendSeq(slices.Collect(maps.Keys(metrics)), maps.Keys(trial.Counts)) {
+		names := slices.Collect(maps.Keys(readings[i].metrics))
+		names = slices.AppendSeq(slices.AppendSeq(names, maps.Keys(trial.Counts)), maps.Keys(readings[i].lost))
+		for _, name := range names {
 			if told(name) {
-				o.fates[name] = fate{told: true, again: !attempts[0].Validity.Stands(name)}
+				_, lost := readings[0].lost[name]
+				o.fates[name] = fate{told: true, again: lost || !attempts[0].Validity.Stands(name)}
 				continue
 			}
-			voids := voiding(trial, name)
+			voids := voiding(trial, readings[i], name)
 			if _, known := o.fates[name]; !known {
 				o.fates[name] = fate{voids: voids}
 			}
 			if !slices.ContainsFunc(voids, ofTheTrial) {
 				byOthers[name]++
-			}
-		}
-		for _, name := range unanswered(trial, defined) {
-			_, known := o.fates[name]
-			if _, recorded := metrics[name]; !known && !recorded {
-				o.fates[name] = fate{voids: voidingOr(trial, name, amongUnanswered)}
 			}
 		}
 		if k, behind := behind(trial); behind && o.slow == nil {
@@ -83,47 +77,38 @@ func outcomeOf(attempts []record.Trial, defined metric.Set, told func(metric str
 }
 
 // voiding returns the reasons why a trial cannot give a metric; there is always at least one.
-func voiding(t record.Trial, metric string) []record.Reason {
-	return voidingOr(t, metric,
-		record.Reason{Cause: ledger.Unknown, Message: "the trial is invalid, and no gate is named"})
-}
-
-// voidingOr returns the reasons of a trial that void a metric, or the given one if there are none.
-func voidingOr(t record.Trial, metric string, none record.Reason) []record.Reason {
+func voiding(t record.Trial, r reading, metric string) []record.Reason {
 	var reasons []record.Reason
 	for _, r := range t.Validity.Reasons {
 		if r.VoidsMetric(metric) {
 			reasons = append(reasons, r)
 		}
 	}
-	if len(reasons) == 0 {
-		return []record.Reason{none}
+	lost, known := r.lost[metric]
+	switch {
+	case len(reasons) > 0:
+		return reasons
+	case known:
+		return []record.Reason{lost}
 	}
-	return reasons
+	return []record.Reason{{Cause: ledger.Unknown, Message: "the trial is invalid, and no gate is named"}}
 }
+
+// Reasons why a trial that tripped no gate has no value. They take the place of a gate.
+const (
+	reasonUnanswered = "unanswered"
+	reasonAnswers    = "answers"
+)
 
 // amongUnanswered is why a trial has no value of a quantile that is above all latencies it saw. It is not a lack of
 // samples: the trials that do have a value are the better ones.
-var amongUnanswered = record.Reason{Gate: "unanswered", Cause: ledger.Unknown,
+var amongUnanswered = record.Reason{Gate: reasonUnanswered, Cause: ledger.Unknown,
 	Message: "the quantile is among the requests that were not answered"}
 
-// unanswered returns the quantiles of latency that are among the requests that a trial did not answer.
-func unanswered(trial record.Trial, defined metric.Set) (names []string) {
-	missing := load.Missing(trial.Loads, load.Latency)
-	if missing == 0 {
-		return nil
-	}
-	h, err := stats.MergeEncoded(encodedOf(trial, load.Latency)...)
-	if err != nil || h == nil {
-		return nil
-	}
-	for _, d := range defined.Quantiles(load.Latency) {
-		if stats.AmongMissing(h, missing, d.Quantile) {
-			names = append(names, d.Name)
-		}
-	}
-	return names
-}
+// answersUnknown is why a trial of an earlier version has no value of a metric that depends on the answers in its
+// window (metric.Definition.Answers). The slower a trial, the more likely that is, so it is no lack of samples either.
+var answersUnknown = record.Reason{Gate: reasonAnswers, Cause: ledger.Unknown,
+	Message: "a queue built up, and the version that recorded it did not count the answers in the window"}
 
 // ofTheTrial reports whether a reason was caused by the trial itself, as far as the witness can tell, rather than by
 // the hypervisor or neighbours.

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
 	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
@@ -74,10 +76,11 @@ type profiled struct {
 
 // profileOf returns the profile of the first attempt in which the profiled metric is valid; nil if there is none, or if
 // a value in it is impossible.
-func profileOf(attempts []record.Trial) *profiled {
+func profileOf(attempts []record.Trial, defined metric.Set) *profiled {
 	for _, t := range attempts {
 		p := t.Profile
-		if p == nil || !t.Validity.Stands(p.Metric) || !(p.Divisor > 0) || !Usable(p.Divisor) {
+		if p == nil || !t.Validity.Stands(p.Metric) || !(p.Divisor > 0) || !Usable(p.Divisor) ||
+			defined.Of(p.Metric).Answers && !load.AnswersKnown(t.Loads) {
 			continue
 		}
 		of := &profiled{
@@ -146,7 +149,7 @@ func (s *Summary) compareFunctions(
 	s.warnOfProfiles(trials)
 	levels := map[string]profiles{}
 	for _, attempts := range attemptsOf(trials) {
-		of := profileOf(attempts)
+		of := profileOf(attempts, t.defined)
 		if of == nil {
 			continue
 		}

@@ -22,7 +22,7 @@ const LagReason = "the load generator lags"
 // lagOf returns, for each metric of latency, how late the load generator was at the same quantile, in seconds. For
 // requests that no stall touched, the lag is a metric of the trial; for all requests, it comes from the histogram.
 func lagOf(trial record.Trial, metrics map[string]float64, defined metric.Set) (map[string]float64, error) {
-	lag, err := quantilesOf(trial, lagHistogram(trial), defined)
+	lag, _, err := quantilesOf(trial, lagHistogram(trial), defined)
 	// Few metrics are lags, so this is cheaper than a search of all definitions for each quantile.
 	for name, v := range metrics {
 		d := defined.Of(name)

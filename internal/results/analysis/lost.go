@@ -137,7 +137,7 @@ func (m Missing) Because() string {
 		return "other tasks" + took
 	case m.Gate == "":
 		return "it failed: " + m.Message
-	case m.Gate == tooFew:
+	case slices.Contains([]string{tooFew, reasonUnanswered, reasonAnswers}, m.Gate):
 		return m.Message
 	case m.Cause == ledger.Generator:
 		return "the load generator did not keep its schedule"

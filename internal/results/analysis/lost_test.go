@@ -3,6 +3,7 @@ package analysis_test
 import (
 	"encoding/json"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -10,6 +11,8 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 
 	"tare/internal/experiment/load"
+	"tare/internal/experiment/measured"
+	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
 	"tare/internal/results/analysis"
 	"tare/internal/scale/ledger"
@@ -342,6 +345,73 @@ func TestUnanswered(t *testing.T) {
 	}
 	if !slices.ContainsFunc(s.Missing, func(m analysis.Missing) bool {
 		return m.Metric == "latency_p99_seconds" && m.Arm == "candidate" && m.Gate == "unanswered" && m.Lost == 3
+	}) {
+		t.Errorf("3 lost trials are not in %+v", s.Missing)
+	}
+}
+
+// TestOldRules: what an earlier version recorded by rules that were wrong is not taken over. Where a queue grew, it
+// counted answers that came after the window; and its quantiles were those of the answered requests.
+func TestOldRules(t *testing.T) {
+	const (
+		cpu = "cpu_seconds_per_request"
+		p50 = "latency_p50_seconds"
+		p99 = "latency_p99_seconds"
+	)
+	defined := metric.NewSet(measured.Definitions())
+	queued := load.Result{Mode: load.Open, Seconds: 2, Intended: 20_000, Sent: 20_000, Done: 20_000, Late: 4000}
+	kept, closed, counted := queued, queued, queued
+	kept.Late, closed.Mode, counted.Finished = 100, load.Closed, new(int64(16_000))
+	unanswered := kept
+	unanswered.Done = 19_700
+	h := hdrhistogram.New(1, load.Longest, 3)
+	for i := range int64(19_700) {
+		load.Record(h, 1e6+i*1000)
+	}
+	if err := unanswered.SetHistogram(load.Latency, h); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		r    load.Result
+		want map[string]float64
+	}{
+		"a queue grew":     {queued, map[string]float64{p50: 1e-3, p99: 2e-3}},
+		"none grew":        {kept, map[string]float64{cpu: 8e-5, p50: 1e-3, p99: 2e-3}},
+		"a closed loop":    {closed, map[string]float64{cpu: 8e-5, p50: 1e-3, p99: 2e-3}},
+		"of today":         {counted, map[string]float64{cpu: 8e-5, p50: 1e-3, p99: 2e-3}},
+		"300 had no reply": {unanswered, map[string]float64{cpu: 8e-5, p50: 11e-3, "latency_p90_seconds": 19e-3}},
+	} {
+		trial := record.Trial{Loads: map[string]load.Result{"client": c.r},
+			Metrics: map[string]float64{cpu: 8e-5, p50: 1e-3, p99: 2e-3}}
+		got, err := analysis.Metrics(trial, defined)
+		if err != nil || !slices.Equal(slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(c.want))) {
+			t.Errorf("%s: %v, %v, want %v", name, got, err, c.want)
+		}
+		for name, v := range c.want {
+			if math.Abs(got[name]/v-1) > 1e-3 {
+				t.Errorf("%s is %g, want %g", name, got[name], v)
+			}
+		}
+	}
+
+	run, trials := analysistest.Quickstart(plain)
+	run.Headline = headlines
+	for i := range trials {
+		if trials[i].Arm == "candidate" && trials[i].Block%3 == 0 {
+			trials[i].Loads = map[string]load.Result{"client": queued}
+			trials[i].Components = map[string]map[string]float64{"agent": {cpu: 1e-5}}
+		}
+		trials[i].Metrics = maps.Clone(trials[i].Metrics)
+		trials[i].Metrics[cpu] = 8e-5
+	}
+	s := summarize(t, run, trials)
+	for _, e := range s.Estimates {
+		if e.Metric == cpu && e.Arm == "candidate" && e.Withheld == "" {
+			t.Errorf("the value of the trials that kept up: %+v", e)
+		}
+	}
+	if !slices.ContainsFunc(s.Missing, func(m analysis.Missing) bool {
+		return m.Metric == cpu && m.Arm == "candidate" && m.Gate == "answers" && m.Lost == 3
 	}) {
 		t.Errorf("3 lost trials are not in %+v", s.Missing)
 	}

@@ -200,8 +200,10 @@ func newTable(run record.Run, trials []record.Trial, s *Summary) *Table {
 		place := levelArm{c.level, c.arm}
 		v := &values{metrics: map[string]float64{}, lag: map[string]float64{}}
 		counted := map[string]bool{}
+		var readings []reading
 		for _, trial := range attempts {
-			unreadable += v.take(trial, t.defined)
+			r, n := v.take(trial, t.defined)
+			readings, unreadable = append(readings, r), unreadable+n
 			doubt.look(trial)
 			for name, r := range trial.Loads {
 				t.loads[name], t.closed = true, t.closed || r.Mode == load.Closed
@@ -220,7 +222,7 @@ func newTable(run record.Run, trials []record.Trial, s *Summary) *Table {
 			}
 		}
 		told := func(metric string) bool { _, has := v.metrics[metric]; return has || counted[metric] }
-		o := outcomeOf(attempts, t.defined, told)
+		o := outcomeOf(attempts, readings, told)
 		if t.outcomes[place] == nil {
 			t.outcomes[place] = map[int]*outcome{}
 		}
@@ -294,20 +296,20 @@ func (d *doubtful) addWarnings(s *Summary) {
 }
 
 // take adds the values of an attempt that are valid and that no earlier attempt had. The generator's lag is taken from
-// the same attempt as the latency. It returns the number of histograms that could not be read.
-func (v *values) take(trial record.Trial, defined metric.Set) (unreadable int) {
+// the same attempt as the latency. It also returns the number of histograms that could not be read.
+func (v *values) take(trial record.Trial, defined metric.Set) (r reading, unreadable int) {
 	if trial.Validity.Failed != "" {
-		return 0
+		return reading{}, 0
 	}
-	metrics, err := Metrics(trial, defined)
+	r, err := readingOf(trial, defined)
 	if err != nil {
 		unreadable++
 	}
-	lag, err := lagOf(trial, metrics, defined)
+	lag, err := lagOf(trial, r.metrics, defined)
 	if err != nil {
 		unreadable++
 	}
-	for name, x := range metrics {
+	for name, x := range r.metrics {
 		if _, has := v.metrics[name]; has || !trial.Validity.Stands(name) {
 			continue
 		}
@@ -316,7 +318,7 @@ func (v *values) take(trial record.Trial, defined metric.Set) (unreadable int) {
 			v.lag[name] = l
 		}
 	}
-	return unreadable
+	return r, unreadable
 }
 
 // attemptsOf groups the attempts at each planned trial, in the order in which the trials first ran; the attempts of a
@@ -340,17 +342,42 @@ func attemptsOf(trials []record.Trial) [][]record.Trial {
 	return sorted
 }
 
-// Metrics returns the values of one trial by metric: those that it recorded, and the quantiles of latency that it did
-// not record but for which its histograms have enough samples. The error is about histograms that cannot be read; the
-// other values are valid nevertheless.
+// Metrics returns the values of one trial by metric: those that it recorded, save those that its version of Tare got
+// wrong, and the quantiles of latency for which its histograms have enough samples. The error is about histograms that
+// cannot be read; the other values are valid nevertheless.
 func Metrics(trial record.Trial, defined metric.Set) (map[string]float64, error) {
-	m, err := quantilesOf(trial, load.Latency, defined)
+	r, err := readingOf(trial, defined)
+	return r.metrics, err
+}
+
+// reading is what the record of a trial says: its values by metric, and why it has none of other metrics that it
+// measured.
+type reading struct {
+	metrics map[string]float64
+	lost    map[string]record.Reason
+}
+
+// readingOf is Metrics with the reasons. Quantiles come from the histograms, whatever was recorded: earlier versions
+// left unanswered requests out.
+func readingOf(trial record.Trial, defined metric.Set) (reading, error) {
+	quantiles, among, err := quantilesOf(trial, load.Latency, defined)
+	r := reading{metrics: quantiles, lost: map[string]record.Reason{}}
+	for _, name := range among {
+		r.lost[name] = amongUnanswered
+	}
+	known := load.AnswersKnown(trial.Loads)
 	for name, v := range trial.Metrics {
-		if Usable(v) {
-			m[name] = v
+		_, has := r.metrics[name]
+		_, lost := r.lost[name]
+		switch {
+		case has || lost || !Usable(v):
+		case !known && defined.Of(name).Answers:
+			r.lost[name] = answersUnknown
+		default:
+			r.metrics[name] = v
 		}
 	}
-	return m, err
+	return r, err
 }
 
 func valid(t record.Trial) bool { return t.Validity.Valid && t.Validity.Failed == "" }
@@ -362,19 +389,25 @@ func CompareArms(a, b string) int {
 }
 
 // quantilesOf returns the quantiles for which a histogram, merged over all loads, has enough samples, in seconds by
-// metric of latency. The definitions of the metrics say which metric is which quantile.
-func quantilesOf(trial record.Trial, histogram string, defined metric.Set) (map[string]float64, error) {
-	m := map[string]float64{}
+// metric of latency, and those among the unanswered requests, which are missing from it. The definitions of the metrics
+// say which metric is which quantile.
+func quantilesOf(
+	trial record.Trial, histogram string, defined metric.Set,
+) (m map[string]float64, among []string, err error) {
+	m = map[string]float64{}
 	h, err := stats.MergeEncoded(encodedOf(trial, histogram)...)
 	if err != nil || h == nil {
-		return m, err
+		return m, nil, err
 	}
+	missing := load.Missing(trial.Loads, histogram)
 	for _, d := range defined.Quantiles(load.Latency) {
-		if ns, ok := stats.QuantileWithout(h, load.Missing(trial.Loads, histogram), d.Quantile); ok {
+		if ns, ok := stats.QuantileWithout(h, missing, d.Quantile); ok {
 			m[d.Name] = ns / 1e9
+		} else if stats.AmongMissing(h, missing, d.Quantile) {
+			among = append(among, d.Name)
 		}
 	}
-	return m, nil
+	return m, among, nil
 }
 
 func encodedOf(trial record.Trial, histogram string) []string {

@@ -87,13 +87,13 @@ func armsOf(spec json.RawMessage) any {
 const maxNames = 4
 
 // redefined returns the metrics that both runs define, but in different ways. Descriptions and presentation do not
-// count.
+// count, nor do metrics whose rule changed: Compare leaves these out.
 func redefined(a, b record.Run) (names []string) {
 	was := a.Defined()
 	for _, d := range b.Metrics {
 		o, has := was[d.Name]
-		if has && (o.Unit != d.Unit || o.Pool != d.Pool || o.Better != d.Better || o.Histogram != d.Histogram ||
-			o.Quantile != d.Quantile || o.Per != d.Per || o.Undisturbed != d.Undisturbed) {
+		if has && o.Rule == d.Rule && (o.Unit != d.Unit || o.Pool != d.Pool || o.Better != d.Better ||
+			o.Histogram != d.Histogram || o.Quantile != d.Quantile || o.Per != d.Per || o.Undisturbed != d.Undisturbed) {
 			names = append(names, d.Name)
 		}
 	}

@@ -151,7 +151,8 @@ type effect struct {
 	dir      string // of the run
 }
 
-// source is a run with its quotable estimates, and with the metrics that it withholds or lost.
+// source is a run with its quotable estimates, and with the metrics that it withholds or lost, or measured by another
+// rule than the latest (metric.Definition.Rule).
 type source struct {
 	dir       string
 	estimates map[key]*analysis.Estimate
@@ -165,15 +166,28 @@ type lost struct {
 	why string
 }
 
-func sourcesOf(all []Source) (sources []source) {
+// latest returns the latest rule by which one of the runs measures a metric, by name.
+func latest(all []Source) map[string]int {
+	rules := map[string]int{}
+	for _, s := range all {
+		for _, d := range s.Run.Metrics {
+			rules[d.Name] = max(rules[d.Name], d.Rule)
+		}
+	}
+	return rules
+}
+
+// sourcesOf prepares runs for a comparison of values that were measured by the given rules.
+func sourcesOf(all []Source, rules map[string]int) (sources []source) {
 	for _, s := range all {
 		one := source{dir: s.Dir, estimates: map[key]*analysis.Estimate{}, lost: map[key]lost{},
 			headlines: s.Summary.Headlines}
+		defined := s.Run.Defined()
 		asked := func(metric string) bool {
 			return slices.Contains(s.Summary.Headlines, metric) || slices.Contains(s.Run.Headline, metric)
 		}
 		for _, m := range s.Summary.Missing {
-			d := s.Run.Defined().Of(m.Metric)
+			d := defined.Of(m.Metric)
 			one.lost[key{m.Metric, m.Arm, "", record.LevelKey(m.Factors)}] = lost{
 				Of{Metric: m.Metric, Unit: d.Unit, Rank: d.Rank, Arm: m.Arm, Factors: m.Factors, Headline: asked(m.Metric)},
 				fmt.Sprintf("%d of %d trials were lost: %s", m.Lost, m.Trials, m.Because()),
@@ -182,12 +196,18 @@ func sourcesOf(all []Source) (sources []source) {
 		for i := range s.Summary.Estimates {
 			e := &s.Summary.Estimates[i]
 			k := key{e.Metric, e.Arm, e.Component, record.LevelKey(e.Factors)}
-			if e.Withheld == "" {
+			why := ""
+			switch {
+			case e.Withheld != "":
+				why = "withheld: " + e.Withheld
+			case defined[e.Metric].Rule != rules[e.Metric]:
+				why = "that version of Tare measured it in another way"
+			default:
 				one.estimates[k] = e
 				continue
 			}
 			one.lost[k] = lost{Of{Metric: e.Metric, Unit: e.Unit, Rank: e.Rank, Arm: e.Arm, Component: e.Component,
-				Factors: e.Factors, Headline: asked(e.Metric)}, "withheld: " + e.Withheld}
+				Factors: e.Factors, Headline: asked(e.Metric)}, why}
 		}
 		sources = append(sources, one)
 	}
@@ -232,8 +252,9 @@ func Compare(old, new, history []Source) Comparison {
 		Schema: Schema, Experiment: old[0].Run.Experiment, Old: refs(old), New: refs(new), History: refs(history),
 		Changes: []Change{}, Missing: []Missing{}, Warnings: []string{},
 	}
-	was, is, before := sourcesOf(old), sourcesOf(new), sourcesOf(history)
-	all := sourcesOf(distinct(slices.Concat(old, new, history)))
+	rules := latest(slices.Concat(old, new))
+	was, is, before := sourcesOf(old, rules), sourcesOf(new, rules), sourcesOf(history, rules)
+	all := sourcesOf(distinct(slices.Concat(old, new, history)), rules)
 	for _, k := range keysOf(slices.Concat(was, is)) {
 		scale := scaleOf(slices.Concat(was, is), k)
 		a, notOld := effects(was, k, scale)

@@ -22,7 +22,7 @@ type Course struct {
 // Line is the history of one metric of one arm at one level over the runs.
 type Line struct {
 	Of
-	Points []Point `json:"points"` // one for each run that has the effect
+	Points []Point `json:"points"` // one for each run that has the effect, by the latest metric.Definition.Rule
 	Shifts []Shift `json:"shifts"`
 }
 
@@ -52,7 +52,7 @@ func Over(sources []Source, seed uint64) Course {
 	c := Course{
 		Schema: HistorySchema, Experiment: sources[0].Run.Experiment, Runs: refs(sources), Lines: []Line{},
 	}
-	all := sourcesOf(sources)
+	all := sourcesOf(sources, latest(sources))
 	for _, k := range keysOf(all) {
 		scale := scaleOf(all, k)
 		line := Line{Points: []Point{}}

@@ -45,7 +45,8 @@ func (asLoad) Metrics() []measured.Metric {
 			Definition: metric.Definition{
 				Name: "machine_cpu_seconds_per_kiloevent", Unit: quantity.Seconds + " per kiloevent",
 				Rank: metric.RankOther, Pool: metric.Machine, Cost: true, Better: metric.Lower,
-				Needs: measured.NeedEventCost,
+				Needs: measured.NeedEventCost, Answers: true,
+				Rule: 1, // by rule 0, time stolen from idle CPUs was subtracted twice
 				How: "CPU time of the machine that was neither idle nor stolen, per 1,000 events made. Its difference from " +
 					"the baseline is all that a tracer costs.",
 			},
@@ -56,8 +57,8 @@ func (asLoad) Metrics() []measured.Metric {
 				Name: "load_cpu_seconds_per_kiloevent", Unit: quantity.Seconds + " per kiloevent",
 				Family: "load",
 				Rank:   metric.RankOther, Pool: metric.PerEvent, Cost: true, Better: metric.Lower,
-				Needs: measured.NeedEventCost,
-				How:   "CPU time of the load's control group per 1,000 events, with a tracer's programs that run in it.",
+				Needs: measured.NeedEventCost, Answers: true,
+				How: "CPU time of the load's control group per 1,000 events, with a tracer's programs that run in it.",
 			},
 			Value: PerKiloevent(func(m *measured.Measured) (float64, bool) { return m.RoleRate(kind.Load) }),
 		},

@@ -18,6 +18,10 @@ const (
 	perKiloevent    = quantity.Seconds + " per kiloevent"
 )
 
+// perExpected is the metric.Definition.Rule of costs per event that the tracer should deliver. By rule 0 they were per
+// event of the load.
+const perExpected = 1
+
 // Metrics returns the metrics of all tracers: what happened to the events, and what that cost.
 func (asSubject) Metrics() []measured.Metric { return metrics }
 
@@ -59,6 +63,7 @@ var ofEvents = []measured.Metric{
 			Name: cpuPerKiloevent, Unit: perKiloevent, Rank: metric.RankCPU, Pool: metric.PerExpected, Cost: true,
 			Family: "cpu", What: "CPU time", Per: "kiloevent",
 			Better: metric.Lower, Needs: measured.NeedEventCost, Headline: true, Lead: true,
+			Answers: true, Rule: perExpected,
 			How: "CPU time that the tracer takes per 1,000 events: the sum of the next two." + measured.NoSubject,
 		},
 		Value: execload.WhereEvents(func(m *measured.Measured) (float64, bool) {
@@ -70,7 +75,7 @@ var ofEvents = []measured.Metric{
 	{
 		Definition: metric.Definition{
 			Name: "agent_cpu_seconds_per_kiloevent", Unit: perKiloevent, Rank: metric.RankOther, Pool: metric.PerExpected,
-			Cost: true, Better: metric.Lower, Needs: measured.NeedAgentCost,
+			Cost: true, Better: metric.Lower, Needs: measured.NeedAgentCost, Rule: perExpected,
 			How: "CPU time of the tracer's control group, from the end of its setup until it was asked to end, per 1,000 " +
 				"events of that time that it should deliver." + measured.NoSubject,
 		},
@@ -80,7 +85,7 @@ var ofEvents = []measured.Metric{
 		Definition: metric.Definition{
 			Name: "bpf_seconds_per_kiloevent", Unit: perKiloevent, Rank: metric.RankBPF, Pool: metric.PerExpected, Cost: true,
 			Family: "bpf", What: "kernel time", Per: "kiloevent",
-			Better: metric.Lower, Needs: measured.NeedEventCost,
+			Better: metric.Lower, Needs: measured.NeedEventCost, Answers: true, Rule: perExpected,
 			How: "Run time of its eBPF programs, which the kernel charges to the process that execs, per 1,000 events " +
 				"to deliver; rates by their own windows. For a tracer of the whole machine, others' events are taken to be " +
 				"as many for each of the load's in the window as in the whole trial. Its programs are those that its " +
@@ -96,7 +101,7 @@ var ofNodes = []measured.Metric{
 	{
 		Definition: metric.Definition{
 			Name: "node_max_" + cpuPerKiloevent, Unit: perKiloevent, Rank: metric.RankOther, Pool: metric.Nodes,
-			Better: metric.Lower, Needs: measured.NeedEventCost, Of: cpuPerKiloevent,
+			Better: metric.Lower, Needs: measured.NeedEventCost, Answers: true, Rule: perExpected, Of: cpuPerKiloevent,
 			How: "Largest `cpu_seconds_per_kiloevent` of a node. Only of trials of tracers on nodes.",
 		},
 		Value: costliestNode,
