@@ -308,6 +308,12 @@ func TestGates(t *testing.T) {
 			"client: 5 of 2000 requests failed (read 3, timeout 2); lower the rate, or see what the application says"},
 		{"drain", change(func(r *load.Result) { r.Unfinished = 5 }), "drain",
 			"client: 5 of 2000 requests were still without an answer after the drain"},
+		{"some failed, and some without an answer", change(func(r *load.Result) {
+			r.Errors, r.Unfinished = map[string]int64{"timeout": 2}, 3
+		}), "drain", "client: 3 of 2000 requests were still without an answer after the drain, and 2 failed; lower the rate"},
+		{"failed, and some without an answer", change(func(r *load.Result) {
+			r.Errors, r.Unfinished = map[string]int64{"timeout": 5}, 1
+		}), "errors", "client: 5 of 2000 requests failed"},
 		{"never sent", change(func(r *load.Result) { // the server hangs 15 ms before the end
 			r.Intended, r.Sent, r.Done, r.Unfinished, r.Errors = 20_000, 19_866, 19_850, 16, nil
 		}), "drain", "client: 134 of 20000 requests were not sent by the end of the drain, and 16 had no answer"},

@@ -253,14 +253,18 @@ func (j *LoadJudge) heldUp() int64 {
 
 // Errors checks that no more of the work failed than is allowed.
 func (j *LoadJudge) Errors() {
-	n := int64(0)
-	for _, c := range j.Result.Errors {
-		n += c
-	}
-	if seen, allowed := Ratio(n, j.Result.Intended), j.m.Setup.Gates.Float("errors"); seen > allowed {
+	n, allowed := j.failed(), j.m.Setup.Gates.Float("errors")
+	if seen := Ratio(n, j.Result.Intended); seen > allowed {
 		j.Trip(GateErrors, seen, allowed, "%d of %d requests failed (%s); lower the rate, or see what the application says",
 			n, j.Result.Intended, ErrorKinds(j.Result.Errors))
 	}
+}
+
+func (j *LoadJudge) failed() (n int64) {
+	for _, c := range j.Result.Errors {
+		n += c
+	}
+	return n
 }
 
 // ErrorKinds lists failures by kind, for messages.
@@ -275,16 +279,25 @@ func ErrorKinds(errors map[string]int64) string {
 	return text
 }
 
-// drain checks that no more of the intended requests stayed unanswered than is allowed. Requests that were never sent,
-// because no connection was free, cost nothing.
+// drain checks that no more of the intended requests failed or stayed unanswered than is allowed. If more failed than
+// that, Errors says so, and these do not count. Requests that were never sent, because no connection was free, cost
+// nothing.
 func (j *LoadJudge) drain() {
-	unsent, allowed := j.Result.Intended-j.Result.Sent, j.m.Setup.Gates.Float("errors")
-	if seen := Ratio(j.Result.Unfinished, j.Result.Intended); seen > allowed {
-		j.Trip(GateDrain, seen, allowed, "%d of %d requests were still without an answer after the drain; lower the rate",
-			j.Result.Unfinished, j.Result.Intended)
-	} else if seen := Ratio(j.Result.Unfinished+unsent, j.Result.Intended); seen > allowed {
-		j.Trip(GateUnsent, seen, allowed, "%d of %d requests were not sent by the end of the drain, and %d had no answer; "+
-			"lower the rate or give the load more connections", unsent, j.Result.Intended, j.Result.Unfinished)
+	r, allowed := &j.Result, j.m.Setup.Gates.Float("errors")
+	failed, and := j.failed(), ""
+	switch {
+	case Ratio(failed, r.Intended) > allowed:
+		failed = 0
+	case failed > 0:
+		and = fmt.Sprintf(", and %d failed", failed)
+	}
+	unsent := r.Intended - r.Sent
+	if seen := Ratio(r.Unfinished+failed, r.Intended); seen > allowed {
+		j.Trip(GateDrain, seen, allowed, "%d of %d requests were still without an answer after the drain%s; lower the rate",
+			r.Unfinished, r.Intended, and)
+	} else if seen := Ratio(r.Unfinished+failed+unsent, r.Intended); seen > allowed {
+		j.Trip(GateUnsent, seen, allowed, "%d of %d requests were not sent by the end of the drain, and %d had no answer%s; "+
+			"lower the rate or give the load more connections", unsent, r.Intended, r.Unfinished, and)
 	}
 }
 
