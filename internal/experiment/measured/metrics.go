@@ -142,10 +142,11 @@ var workMetrics = []Metric{
 	{Definition: metric.Definition{Name: "throughput_per_second", Family: "throughput", Unit: quantity.PerSecond,
 		Rank: metric.RankThroughput, Pool: metric.Sum, Better: metric.Higher, Needs: NeedThroughput, Headline: true,
 		Outcome: true, Answers: true, How: "Requests of all loads answered without error in the window, whenever they " +
-			"were due, per second. Absent where a load makes none, or does not report them."}, Value: func(m *Measured) (float64, bool) {
-		rate, known := m.answerRate()
-		return rate, known && m.requests() && !m.outside() && !m.pieces()
-	}},
+			"were due, per second. Absent where a load makes none, or does not report them."},
+		Value: func(m *Measured) (float64, bool) {
+			rate, known := m.answerRate()
+			return rate, known && m.requests() && !m.outside() && !m.pieces()
+		}},
 	{Definition: metric.Definition{Name: "error_ratio", Unit: quantity.Part, Rank: metric.RankThroughput,
 		Pool: metric.Merged, Better: metric.Lower, Needs: NeedNothing, Outcome: true,
 		How: "Requests that failed or stayed unanswered, of those intended."}, Value: func(m *Measured) (float64, bool) {

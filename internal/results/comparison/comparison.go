@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
 	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
@@ -127,7 +128,8 @@ type Change struct {
 }
 
 // Missing is an effect that some of the compared runs do not have. If Compared is set, other runs of both sides have
-// it, and there is a change between these. Trials are not lost at random, so such a change is never resolved.
+// it, and there is a change between these. Trials are not lost at random, so the change is not resolved if a run lost
+// the effect. A run whose version of Tare did not measure it, or by another rule, only makes fewer repeats.
 type Missing struct {
 	Of
 	Compared bool     `json:"compared"`
@@ -138,6 +140,8 @@ type Missing struct {
 type Absent struct {
 	Dir string `json:"dir"`
 	Why string `json:"why"`
+
+	older bool // because of the run's version of Tare, whatever it measured
 }
 
 // key identifies an effect.
@@ -155,6 +159,7 @@ type effect struct {
 // rule than the latest (metric.Definition.Rule).
 type source struct {
 	dir       string
+	defined   metric.Set
 	estimates map[key]*analysis.Estimate
 	lost      map[key]lost
 	headlines []string
@@ -162,8 +167,9 @@ type source struct {
 
 // lost is a metric without a quotable estimate, and the reason.
 type lost struct {
-	of  Of
-	why string
+	of    Of
+	why   string
+	older bool // the run's version of Tare measured it by another rule
 }
 
 // latest returns the latest rule by which one of the runs measures a metric, by name.
@@ -180,34 +186,34 @@ func latest(all []Source) map[string]int {
 // sourcesOf prepares runs for a comparison of values that were measured by the given rules.
 func sourcesOf(all []Source, rules map[string]int) (sources []source) {
 	for _, s := range all {
-		one := source{dir: s.Dir, estimates: map[key]*analysis.Estimate{}, lost: map[key]lost{},
+		one := source{dir: s.Dir, defined: s.Run.Defined(), estimates: map[key]*analysis.Estimate{}, lost: map[key]lost{},
 			headlines: s.Summary.Headlines}
-		defined := s.Run.Defined()
 		asked := func(metric string) bool {
 			return slices.Contains(s.Summary.Headlines, metric) || slices.Contains(s.Run.Headline, metric)
 		}
 		for _, m := range s.Summary.Missing {
-			d := defined.Of(m.Metric)
+			d := one.defined.Of(m.Metric)
 			one.lost[key{m.Metric, m.Arm, "", record.LevelKey(m.Factors)}] = lost{
-				Of{Metric: m.Metric, Unit: d.Unit, Rank: d.Rank, Arm: m.Arm, Factors: m.Factors, Headline: asked(m.Metric)},
-				fmt.Sprintf("%d of %d trials were lost: %s", m.Lost, m.Trials, m.Because()),
+				of: Of{Metric: m.Metric, Unit: d.Unit, Rank: d.Rank, Arm: m.Arm, Factors: m.Factors,
+					Headline: asked(m.Metric)},
+				why: fmt.Sprintf("%d of %d trials were lost: %s", m.Lost, m.Trials, m.Because()),
 			}
 		}
 		for i := range s.Summary.Estimates {
 			e := &s.Summary.Estimates[i]
 			k := key{e.Metric, e.Arm, e.Component, record.LevelKey(e.Factors)}
-			why := ""
+			l := lost{of: Of{Metric: e.Metric, Unit: e.Unit, Rank: e.Rank, Arm: e.Arm, Component: e.Component,
+				Factors: e.Factors, Headline: asked(e.Metric)}}
 			switch {
 			case e.Withheld != "":
-				why = "withheld: " + e.Withheld
-			case defined[e.Metric].Rule != rules[e.Metric]:
-				why = "that version of Tare measured it in another way"
+				l.why = "withheld: " + e.Withheld
+			case one.defined[e.Metric].Rule != rules[e.Metric]:
+				l.why, l.older = "that version of Tare measured it in another way", true
 			default:
 				one.estimates[k] = e
 				continue
 			}
-			one.lost[k] = lost{Of{Metric: e.Metric, Unit: e.Unit, Rank: e.Rank, Arm: e.Arm, Component: e.Component,
-				Factors: e.Factors, Headline: asked(e.Metric)}, why}
+			one.lost[k] = l
 		}
 		sources = append(sources, one)
 	}
@@ -223,24 +229,27 @@ func effects(sources []source, k key, scale Scale) (all []effect, without []Abse
 				continue
 			}
 		}
-		without = append(without, Absent{s.dir, s.why(k)})
+		without = append(without, s.absent(k))
 	}
 	return all, without
 }
 
-// why returns the reason why a run does not have an effect.
-func (s source) why(k key) string {
+// absent returns the reason why a run does not have an effect.
+func (s source) absent(k key) Absent {
 	if l, known := s.lost[k]; known {
-		return l.why
+		return Absent{s.dir, l.why, l.older}
 	}
 	e := s.estimates[k]
 	if l, known := s.lost[key{k.metric, record.Direct, "", k.level}]; known && e != nil && e.Difference == nil {
-		return "of the baseline, " + l.why
+		return Absent{s.dir, "of the baseline, " + l.why, l.older}
 	}
 	if e != nil {
-		return "no interval"
+		return Absent{Dir: s.dir, Why: "no interval"}
 	}
-	return "not measured"
+	if _, defined := s.defined[k.metric]; !defined {
+		return Absent{s.dir, "that version of Tare did not measure it", true}
+	}
+	return Absent{Dir: s.dir, Why: "not measured"}
 }
 
 // Compare compares new runs with old ones; the runs of each side must be repeats of the same thing. The history may
@@ -330,7 +339,7 @@ func between(old, new, before, twins []effect) (from Between, spread stats.Sprea
 	return from, spread
 }
 
-// add adds a change, unless its values are not finite. It is not resolved if there are runs without the effect.
+// add adds a change, unless its values are not finite. It is not resolved if runs lost the effect.
 func (c *Comparison) add(k key, scale Scale, old, new, before, twins []effect, without []Absent) {
 	change := Change{Of: newOf(k, scale, slices.Concat(old, new)), Old: mean(old), New: mean(new)}
 	from, spread := between(old, new, before, twins)
@@ -373,8 +382,8 @@ func (c *Comparison) add(k key, scale Scale, old, new, before, twins []effect, w
 // variance between runs knows nothing of what biases all runs of one side, such as trials that only slow arms lose, or
 // runs that lost too many of them to have a value.
 func doubt(effects []effect, without []Absent) string {
-	if len(without) > 0 {
-		return "there is no value in " + without[0].Dir
+	if lost := lists.Find(without, func(a *Absent) bool { return !a.older }); lost != nil {
+		return "there is no value in " + lost.Dir
 	}
 	for _, e := range effects {
 		if d := e.of.Difference; d != nil && d.Doubt() != "" {

@@ -211,6 +211,24 @@ func TestRules(t *testing.T) {
 			t.Errorf("%s has %d points", l.Metric, len(l.Points))
 		}
 	}
+	// A repeat by an earlier rule, or of a version without the metric, is one repeat less. The reason has nothing to do
+	// with what it measured.
+	later(old[1:])
+	without := slices.Clone(old)
+	without[0].Run.Metrics = slices.DeleteFunc(slices.Clone(old[0].Run.Metrics),
+		func(d metric.Definition) bool { return d.Name == p50 })
+	summary := *old[0].Summary
+	without[0].Summary = &summary
+	summary.Estimates = slices.DeleteFunc(slices.Clone(old[0].Summary.Estimates),
+		func(e analysis.Estimate) bool { return e.Metric == p50 })
+	for why, old := range map[string][]comparison.Source{"it in another way": old, "did not measure it": without} {
+		got := comparison.Compare(old, new, nil)
+		change := changeOf(t, got, p50)
+		m := lists.Find(got.Missing, func(m *comparison.Missing) bool { return m.Metric == p50 })
+		if m == nil || !m.Compared || len(m.In) != 1 || !strings.Contains(m.In[0].Why, why) || !change.Resolved {
+			t.Errorf("%s: %+v\nmissing %+v", why, change, m)
+		}
+	}
 	later(old)
 	if got := comparison.Compare(old, new, made(t, 6, 9e-6, 9e-6, 9e-6)); changes(got) != 1 || len(got.Missing) > 0 {
 		t.Errorf("by one rule: %d changes, missing %+v", changes(got), got.Missing)
