@@ -1,6 +1,7 @@
 package record
 
 import (
+	"encoding/json"
 	"fmt"
 	"reflect"
 )
@@ -35,6 +36,14 @@ const (
 	maxMembers  = 500_000
 	maxDepth    = 64
 )
+
+// unmarshal is json.Unmarshal, but refuses a document that would take too much memory, with a tooLarge.
+func unmarshal(doc []byte, to any) error {
+	if err := checkShape(doc); err != nil {
+		return &tooLarge{err}
+	}
+	return json.Unmarshal(doc, to)
+}
 
 // checkShape refuses a document that would take too much memory to decode. Decoding finds all other errors.
 func checkShape(doc []byte) error {

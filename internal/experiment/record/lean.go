@@ -1,7 +1,6 @@
 package record
 
 import (
-	"encoding/json"
 	"fmt"
 	"slices"
 
@@ -45,11 +44,8 @@ type leanNodeTrial struct {
 
 // lean decodes a line of trials.jsonl. It returns an error for a line that would take too much memory, or is not JSON.
 func lean(line []byte, names *names) (Trial, error) {
-	if err := checkShape(line); err != nil {
-		return Trial{}, &tooLarge{err}
-	}
 	var l leanTrial
-	if err := json.Unmarshal(line, &l); err != nil {
+	if err := unmarshal(line, &l); err != nil {
 		return Trial{}, err
 	}
 	t := l.Trial

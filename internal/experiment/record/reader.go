@@ -32,10 +32,8 @@ type Contents struct {
 // Warnings; any other error is a fault with the file and line.
 func Read(dir string) (*Contents, error) {
 	return read(dir, func(line []byte) (t Trial, err error) {
-		if err := checkShape(line); err != nil {
-			return t, &tooLarge{err}
-		}
-		return t, json.Unmarshal(line, &t)
+		err = unmarshal(line, &t)
+		return t, err
 	})
 }
 
@@ -117,10 +115,7 @@ func (c *Contents) readRun(path string) error {
 // DecodeRun decodes the contents of a RunFile, which may be untrusted: it refuses one that would take too much memory
 // before it decodes it. Check refuses more.
 func DecodeRun(data []byte) (run Run, err error) {
-	if err := checkShape(data); err != nil {
-		return Run{}, &tooLarge{err}
-	}
-	err = json.Unmarshal(data, &run)
+	err = unmarshal(data, &run)
 	return run, err
 }
 
