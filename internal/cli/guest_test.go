@@ -178,10 +178,10 @@ errors        4 timeout, 2 connect
 connections   8, 2.34 on average, 5 opened in the window
 own CPU time  500 ms, 25 % of what it could use, 250 us for each completed operation
                  p50      p90      p99  p99.9      max
-    latency   999 us  1.80 ms  1.98 ms      -  1.98 ms
+    latency   999 us  1.80 ms  1.98 ms      -        -
     own lag  9.89 us  17.8 us  19.6 us      -  19.8 us
   push sent  24.0 ms        -        -      -  49.0 ms
-latency: 20 requests without an answer count as the slowest; a quantile among them is not given (-)
+latency: 20 requests without an answer count as the slowest; what is among them is not given (-)
 p90: not given (-) with fewer than 100 samples
 p99: not given (-) with fewer than 1,000 samples
 p99.9: not given (-) with fewer than 100,000 samples

@@ -173,8 +173,8 @@ func printTimes(b *strings.Builder, r *load.Result) error {
 		return err
 	}
 	if n := r.Missing(load.Latency); n > 0 {
-		fmt.Fprintf(b, "latency: %s requests without an answer count as the slowest; a quantile among them is not given "+
-			"(-)\n", quantity.Thousands(int(n)))
+		fmt.Fprintf(b, "latency: %s requests without an answer count as the slowest; what is among them is not given (-)\n",
+			quantity.Thousands(int(n)))
 	}
 	for _, q := range printed[withheld:] {
 		fmt.Fprintf(b, "p%g: not given (-) with fewer than %s samples\n", 100*q,
@@ -197,7 +197,11 @@ func printRow(w io.Writer, title string, h *hdrhistogram.Histogram, missing int6
 		}
 		fmt.Fprintf(w, "%s\t", text)
 	}
-	fmt.Fprintf(w, "%s\t\n", quantity.Value(float64(h.Max())/1e9, quantity.Seconds))
+	longest := "-"
+	if missing == 0 {
+		longest = quantity.Value(float64(h.Max())/1e9, quantity.Seconds)
+	}
+	fmt.Fprintf(w, "%s\t\n", longest)
 	return withheld
 }
 
