@@ -17,6 +17,7 @@ var harmless = []string{
 	"subject command serves",
 	"subject installed annotations", "subject installed applied", "subject installed components",
 	"subject installed labels",
+	"subject installed parts",
 	"subject installed runtime-class", // of pods, in a cluster
 	"subject kernelmesh metadata", "subject kernelmesh node", "subject kernelmesh store", "subject kernelmesh xds",
 	"subject store store",

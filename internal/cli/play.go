@@ -68,7 +68,11 @@ const partPatience = 10 * time.Minute
 
 // playPart runs in the process of an application or a load in a pod.
 func playPart(ctx context.Context, _ []string) error {
-	l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(part.Port)))
+	host := "127.0.0.1"
+	if os.Getenv(part.OpenVariable) != "" {
+		host = ""
+	}
+	l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(part.Port)))
 	if err != nil {
 		return fault.Wrap(err, fault.Machine, "", "", "cannot listen for instructions from the trial")
 	}

@@ -1,6 +1,9 @@
 package kind
 
 import (
+	"slices"
+	"strings"
+
 	"tare/internal/lib/param"
 	"tare/internal/scale/charge"
 )
@@ -17,6 +20,16 @@ type Marks struct {
 	RuntimeClass        string
 	Applied             map[string]string // annotations that the subject adds to pods to which it applies
 	Components          []charge.Rule     // rules that each name a component
+	Parts               []string          // the parts whose pods get these marks; empty: all
+}
+
+// On returns the marks of the pod of a part, or of a copy of it; nil if it gets none.
+func (m *Marks) On(part string) *Marks {
+	whole, _, _ := strings.Cut(part, "_")
+	if m == nil || len(m.Parts) > 0 && !slices.Contains(m.Parts, whole) {
+		return nil
+	}
+	return m
 }
 
 // InPods reports whether a component's rule matches containers in the pods of the trial, such as a sidecar.

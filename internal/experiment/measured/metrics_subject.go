@@ -57,6 +57,7 @@ var subjectMetrics = []Metric{
 		func(m *ledger.Memory) *int64 { return signed(m.Shmem) }),
 	ofMemory("memory_kernel_bytes", false, "Kernel memory, with the maps and programs that the kernel charges to "+
 		"the group", KernelMemory),
+	appMemory,
 }
 
 // planSubject is the name in plans of a subject without components.
@@ -104,6 +105,22 @@ func ofMemory(name string, headline bool, what string, part func(*ledger.Memory)
 			return memoryOf(m.component(component), part)
 		},
 	}
+}
+
+// appMemory is what a sandbox around an application, or a setting of it, adds to.
+var appMemory = Metric{
+	Definition: metric.Definition{
+		Name: "app_memory_hard_bytes", Unit: quantity.Bytes, Rank: metric.RankMemory, Pool: metric.Mean, Cost: true,
+		Better: metric.Lower, Needs: NeedMemory, Family: "memory",
+		How: "As `memory_hard_bytes`, of the control groups of the trial's applications. Absent without any.",
+	},
+	Value: func(m *Measured) (float64, bool) {
+		groups := m.ofRole(kind.Application)
+		if len(groups) == 0 {
+			return 0, false
+		}
+		return memoryOf(groups, func(g *ledger.Memory) *int64 { return g.Hard })
+	},
 }
 
 func signed(v *uint64) *int64 {

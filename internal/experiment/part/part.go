@@ -1,6 +1,6 @@
 // Package part runs an application or a load of a trial in a pod, and implements both ends of its connection to the
-// trial. The pod's process listens on its loopback address (Serve). The process that runs the trial reaches it through
-// the API server, as kubectl port-forward does, and sends what to play (Meet). From then on both sides speak the
+// trial. The pod's process listens (Serve). The process that runs the trial reaches it through the API server, as
+// kubectl port-forward does, or at the pod's address, and sends what to play (Meet). From then on both sides speak the
 // protocol of package role.
 //
 //	trial: {"event":"play","data":{"version":"...","args":["load","http","--url=..."]}}
@@ -28,10 +28,11 @@ import (
 const Command = "_part"
 
 // TokenVariable and PodVariable are the environment variables that hold a part's Secret; Port is where its process
-// listens.
+// listens: on its pod's loopback interface, or, if OpenVariable is set, on all.
 const (
 	TokenVariable = "TARE_PART_TOKEN"
 	PodVariable   = "TARE_PART_POD"
+	OpenVariable  = "TARE_PART_OPEN"
 	Port          = 9634
 )
 

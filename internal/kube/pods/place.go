@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -21,6 +22,8 @@ import (
 	"tare/internal/lib/fault"
 	"tare/internal/lib/lists"
 	"tare/internal/lib/pace"
+	"tare/internal/lib/text"
+	"tare/internal/scale/charge"
 )
 
 // Options configure the pods of a run.
@@ -119,6 +122,10 @@ func Check(s *spec.Spec) error {
 			switch path := sec.Path(name); {
 			case sec.Weighs() && !marked && !part.Varies():
 				return cannot(path, part, "is started by Tare")
+			case sec.Weighs() && marked:
+				if err := checkMarks(s, path, part); err != nil {
+					return err
+				}
 			case sec.Weighs():
 			case !part.Kind.About().InPods:
 				return cannot(path, part, "needs more of a machine than a process")
@@ -126,6 +133,42 @@ func Check(s *spec.Spec) error {
 		}
 	}
 	return nil
+}
+
+// checkMarks refuses an arm whose subject applies to a part that does not exist, and one that tells the containers of a
+// pod apart in an experiment that has a RuntimeClass.
+func checkMarks(s *spec.Spec, path string, arm *kind.Part) error {
+	marks, err := arm.Kind.(kind.Marked).Marks(arm.Options)
+	if err != nil {
+		return err
+	}
+	for _, name := range marks.Parts {
+		if s.Applications[name] == nil && s.Loads[name] == nil {
+			all := slices.Concat(slices.Sorted(maps.Keys(s.Applications)), slices.Sorted(maps.Keys(s.Loads)))
+			return fault.New(fault.Usage, path, "the spec has "+strings.Join(all, ", "),
+				"no application or load is named %q", text.Clip(name))
+		}
+	}
+	whole, err := wholePods(s)
+	if i := slices.IndexFunc(marks.Components, func(r charge.Rule) bool { return kind.InPods(&r) }); whole && i >= 0 {
+		return fault.New(fault.Usage, path, "give the RuntimeClass an experiment of its own",
+			"under a RuntimeClass all of a pod is one cost, and this arm has the component %s of a pod",
+			text.Clip(marks.Components[i].Component))
+	}
+	return err
+}
+
+// wholePods reports whether all of a pod is its part's cost, because some arm has a RuntimeClass. A sandbox runs in the
+// control group of the pod, beside those of containers, and so it is compared with the group of another pod.
+func wholePods(s *spec.Spec) (bool, error) {
+	for _, arm := range s.Subjects() {
+		if of, marked := arm.Kind.(kind.Marked); marked {
+			if marks, err := of.Marks(arm.Options); err != nil || marks.RuntimeClass != "" {
+				return err == nil, err
+			}
+		}
+	}
+	return false, nil
 }
 
 // Places chooses the node of each part, which is the same in all trials. Where the spec does not say otherwise, all

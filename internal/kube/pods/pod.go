@@ -67,6 +67,8 @@ func (p *Place) pod(trial, name string, of *kind.Part, marks *kind.Marks) *api.P
 		maps.Copy(pod.Annotations, marks.Annotations)
 		if marks.RuntimeClass != "" {
 			pod.Spec.RuntimeClassName = &marks.RuntimeClass
+			// A sandbox with a network stack of its own has no loopback interface to which a port could be forwarded.
+			pod.Spec.Containers[0].Env = append(pod.Spec.Containers[0].Env, api.EnvVar{Name: part.OpenVariable, Value: "1"})
 		}
 	}
 	return pod

@@ -34,10 +34,20 @@ arms:
   mesh:
     subject: installed
     labels: inject=yes
-    runtime-class: fast
     applied: mesh.io/redirection=enabled
     components: >-
       container=proxy,component=sidecar; namespace=mesh-system,component=controlplane; program=mesh_*,component=bpf
+`
+
+// sandboxSpec has the server alone in a sandbox.
+const sandboxSpec = `name: sandbox
+question: What does the sandbox add?
+applications:
+  server: {kind: http, limits: {cpus: 1}}
+loads:
+  client: {kind: http, to: server, rate: 100}
+arms:
+  sandbox: {subject: installed, runtime-class: fast, parts: server}
 `
 
 func parse(t *testing.T, text string) *spec.Spec {
@@ -97,6 +107,10 @@ func TestCheck(t *testing.T) {
 			"arms.km: kernelmesh is started by Tare"},
 		{started + "loads: {c: {kind: fio}}\narms: {a: {subject: variant, set: c.size=1MiB}}\n",
 			"loads.c: fio needs more of a machine than a process"},
+		{sandboxSpec, ""},
+		{strings.Replace(sandboxSpec, "parts: server", "parts: web", 1), "no application or load is named \"web\""},
+		{sandboxSpec + "  mesh: {subject: installed, labels: a=b, components: 'container=proxy,component=sidecar'}\n",
+			"this arm has the component sidecar of a pod"},
 		{started + "duration: 6m\n" + served, "must be at most 5m0s, the longest window of an agent, got 6m0s"},
 		{started + "nodes: 2\n" + served, "nodes that join by themselves"},
 	} {
@@ -135,17 +149,22 @@ func TestReadyMade(t *testing.T) {
 func podOf(name, node string, containers ...string) *api.Pod {
 	p := &api.Pod{ObjectMeta: metav1.ObjectMeta{Name: "run-0-" + name, Namespace: "ns",
 		Labels: map[string]string{partLabel: name}}}
-	p.Spec.NodeName, p.Spec.RuntimeClassName = node, new("fast")
+	p.Spec.NodeName = node
 	for _, c := range append([]string{container}, containers...) {
 		p.Spec.Containers = append(p.Spec.Containers, api.Container{Name: c})
 	}
 	return p
 }
 
-// underWay is a trial of an arm whose pods have run.
+// underWay is a trial of an arm of meshSpec whose pods have run.
 func underWay(t *testing.T, arm string, pods ...*api.Pod) *trial {
 	t.Helper()
-	s := parse(t, meshSpec)
+	return underWayOf(t, meshSpec, arm, pods...)
+}
+
+func underWayOf(t *testing.T, text, arm string, pods ...*api.Pod) *trial {
+	t.Helper()
+	s := parse(t, text)
 	x := &trial{
 		Place: New(Options{Owned: metav1.ObjectMeta{Namespace: "ns"}, Nodes: nodes("a", "b", "c")}), spec: s,
 		pods: map[string]*api.Pod{},
@@ -390,14 +409,49 @@ func TestApplies(t *testing.T) {
 			"no pod of the trial has a container proxy; they have none"},
 		{record.Direct, []*api.Pod{podOf("server", "a"), podOf("client", "b")}, ""},
 		{record.Direct, []*api.Pod{podOf("server", "a", "proxy")}, "the baseline must have none but Tare's"},
-		{"mesh", []*api.Pod{{Spec: api.PodSpec{Containers: []api.Container{{Name: container}, {Name: "proxy"}}}}},
-			"does not run under the RuntimeClass fast"},
 		{record.Direct, []*api.Pod{redirected(podOf("server", "a"))}, "a subject applies to the baseline too"},
 	} {
 		err := underWay(t, c.arm, c.pods...).applies()
 		if c.want == "" && err != nil || !strings.Contains(fmt.Sprint(err), c.want) {
 			t.Errorf("%s: %v, want %s", c.arm, err, c.want)
 		}
+	}
+}
+
+// TestSandboxes: a sandbox runs in the group of its pod, beside those of the containers, and is compared with the group
+// of the baseline's pod. The load is in no sandbox.
+func TestSandboxes(t *testing.T) {
+	for arm, own := range map[string]float64{record.Direct: 0.001, "sandbox": 0.4} {
+		server, client := podOf("server", "a"), podOf("client", "b")
+		if arm != record.Direct {
+			server.Spec.RuntimeClassName = new("fast")
+		}
+		x := underWayOf(t, sandboxSpec, arm, server, client)
+		if err := x.applies(); err != nil {
+			t.Fatal(err)
+		}
+		pod := group("/a/pod", "ns", "run-0-server", "", 0.10+own)
+		a := ledgerOf(pod, group("/a/pod/tare", "ns", "run-0-server", container, 0.10))
+		b := ledgerOf(group("/b/pod", "ns", "run-0-client", "", 0.20), group("/b/pod/tare", "ns", "run-0-client", container,
+			0.20))
+		if err := x.account([]ledger.View{{Name: "a", Ledger: a}, {Name: "b", Ledger: b}}); err != nil {
+			t.Fatal(err)
+		}
+		if got, want := x.record.Metrics["cpu_seconds_per_request"], (0.30+own)/100; math.Abs(got-want) > 1e-9 {
+			t.Errorf("%s: %g s of CPU time for a request, want %g", arm, got, want)
+		}
+		if got := x.record.Metrics["app_memory_hard_bytes"]; got != 1000 {
+			t.Errorf("%s: the application has %g bytes", arm, got)
+		}
+	}
+	client := podOf("client", "b")
+	if err := underWayOf(t, sandboxSpec, "sandbox", podOf("server", "a"), client).applies(); err == nil ||
+		!strings.Contains(err.Error(), "server does not run under the RuntimeClass fast") {
+		t.Errorf("without it: %v", err)
+	}
+	if err := underWayOf(t, sandboxSpec, "sandbox", podOf("client", "b", "proxy")).applies(); err == nil ||
+		!strings.Contains(err.Error(), `client has the container proxy, and a part that "parts" leaves out must`) {
+		t.Errorf("a proxy of the load: %v", err)
 	}
 }
 
@@ -497,13 +551,20 @@ func TestPodHasNoRights(t *testing.T) {
 		t.Errorf("%s has the environment %+v", pod.Name, c.Env)
 	}
 	if pod.Labels["inject"] != "yes" || pod.Labels[agents.InstanceLabel] != "run" ||
-		*pod.Spec.RuntimeClassName != "fast" ||
 		pod.Spec.NodeSelector[api.LabelHostname] != "a" || c.Resources.Limits.Cpu().MilliValue() != 1000 {
 		t.Errorf("%+v", pod)
 	}
 	if direct := p.pod("0", "server", s.Applications["server"], nil); direct.Labels["inject"] != "" ||
 		direct.Spec.RuntimeClassName != nil {
 		t.Errorf("the baseline has the marks of the mesh: %+v", direct)
+	}
+	s = parse(t, sandboxSpec)
+	if marks, err = s.Arms["sandbox"].Kind.(kind.Marked).Marks(s.Arms["sandbox"].Options); err != nil {
+		t.Fatal(err)
+	}
+	in, out := p.pod("0", "server", s.Applications["server"], marks.On("server_2")), marks.On("client")
+	if in.Spec.RuntimeClassName == nil || *in.Spec.RuntimeClassName != "fast" || out != nil {
+		t.Errorf("in a sandbox: %+v, %+v", in.Spec, out)
 	}
 }
 

@@ -41,6 +41,7 @@ const (
 	startWithin  = 2 * time.Minute  // for all pods of a trial to become ready, including image pulls
 	stuckAfter   = 20 * time.Second // then a pod that cannot be scheduled or cannot pull its image is given up
 	listenWithin = 20 * time.Second // from the start of a pod until its process listens
+	dialWithin   = 5 * time.Second  // for one connection to a pod
 )
 
 // trial is one trial under way.
@@ -212,7 +213,7 @@ func (x *trial) setUp(ctx context.Context) error {
 		services[name] = net.JoinHostPort(s.Spec.ClusterIP, strconv.Itoa(appPort))
 	}
 	for name, part := range x.parts() {
-		pod, err := x.o.Cluster.Core().Pods(x.o.Owned.Namespace).Create(ctx, x.pod(x.id, name, part, x.marks),
+		pod, err := x.o.Cluster.Core().Pods(x.o.Owned.Namespace).Create(ctx, x.pod(x.id, name, part, x.marks.On(name)),
 			metav1.CreateOptions{FieldManager: agents.Manager})
 		if err != nil {
 			return x.refused(err, "making the pod of "+name)
@@ -363,11 +364,12 @@ func stateOf(pod *api.Pod) (ready bool, why string, patience time.Duration) {
 // lacks returns the first annotation by which the arm's subject marks the pods to which it applies, and which this pod
 // lacks; "" if it lacks none.
 func (x *trial) lacks(pod *api.Pod) string {
-	if x.marks == nil {
+	marks := x.marks.On(pod.Labels[partLabel])
+	if marks == nil {
 		return ""
 	}
-	for _, key := range slices.Sorted(maps.Keys(x.marks.Applied)) {
-		if value := x.marks.Applied[key]; pod.Annotations[key] != value {
+	for _, key := range slices.Sorted(maps.Keys(marks.Applied)) {
+		if value := marks.Applied[key]; pod.Annotations[key] != value {
 			return key + "=" + value
 		}
 	}
@@ -396,13 +398,13 @@ func (x *trial) has(pod *api.Pod) (string, error) {
 }
 
 // added returns the names of a pod's containers that are not Tare's.
-func added(pod *api.Pod) (names []string) {
+func added(pod *api.Pod) (others []string) {
 	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
 		if c.Name != container {
-			names = append(names, c.Name)
+			others = append(others, c.Name)
 		}
 	}
-	return names
+	return others
 }
 
 // imagesOf returns, by name, the images of containers that are not Tare's. Their tags are the versions of what was
@@ -423,13 +425,14 @@ func imagesOf(pods map[string]*api.Pod) map[string]string {
 func (x *trial) applies() error {
 	var others []string
 	for name, pod := range x.pods {
-		others = append(others, added(pod)...)
-		if x.marks == nil && len(others) > 0 {
+		marks, of := x.marks.On(name), added(pod)
+		if marks == nil && len(of) > 0 {
 			return fault.New(fault.Usage, "pod "+pod.Namespace+"/"+pod.Name,
 				"choose a namespace in which nothing is injected into pods that do not ask for it",
-				"%s has the container %s, and the baseline must have none but Tare's", name, others[0])
+				"%s has the container %s, and %s must have none but Tare's", name, of[0], x.plain())
 		}
-		if x.marks == nil {
+		others = append(others, of...)
+		if marks == nil {
 			given, err := x.has(pod)
 			if err != nil {
 				return err
@@ -437,13 +440,13 @@ func (x *trial) applies() error {
 			if given != "" {
 				return fault.New(fault.Usage, "pod "+pod.Namespace+"/"+pod.Name,
 					"choose a namespace in which the subject applies only to pods that ask for it",
-					"%s was given the annotation %s: a subject applies to the baseline too", name, given)
+					"%s was given the annotation %s: a subject applies to %s too", name, given, x.plain())
 			}
 		}
-		if x.marks != nil && x.marks.RuntimeClass != "" &&
-			(pod.Spec.RuntimeClassName == nil || *pod.Spec.RuntimeClassName != x.marks.RuntimeClass) {
+		if marks != nil && marks.RuntimeClass != "" &&
+			(pod.Spec.RuntimeClassName == nil || *pod.Spec.RuntimeClassName != marks.RuntimeClass) {
 			return fault.New(fault.Machine, "pod "+pod.Namespace+"/"+pod.Name, "", "%s does not run under the RuntimeClass %s",
-				name, x.marks.RuntimeClass)
+				name, marks.RuntimeClass)
 		}
 	}
 	if x.marks == nil {
@@ -458,6 +461,14 @@ func (x *trial) applies() error {
 		}
 	}
 	return nil
+}
+
+// plain names the pods to which no subject applies in this trial.
+func (x *trial) plain() string {
+	if x.marks == nil {
+		return "the baseline"
+	}
+	return "a part that \"parts\" leaves out"
 }
 
 // start starts a part and waits until it is ready.
@@ -482,11 +493,20 @@ func (x *trial) start(ctx context.Context, as kind.Role, name string, of *kind.P
 	return p, raw, err
 }
 
+// dial connects to the port of a part, through the API server or, if the part runs under a RuntimeClass, directly.
+func (x *trial) dial(ctx context.Context, pod *api.Pod, name string) (net.Conn, error) {
+	if marks := x.marks.On(name); marks == nil || marks.RuntimeClass == "" {
+		return x.o.Cluster.Dial(ctx, pod.Namespace, pod.Name, part.Port)
+	}
+	d := net.Dialer{Timeout: dialWithin}
+	return d.DialContext(ctx, "tcp", net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(part.Port)))
+}
+
 // meet connects to a part. It tries repeatedly, because forwarding a port succeeds before the process listens on it.
 func (x *trial) meet(ctx context.Context, pod *api.Pod, name string, to part.To) (*role.Remote, part.Clock, error) {
 	secret := part.Secret{Token: x.o.Token, Pod: pod.Name}
 	for begin := time.Now(); ; {
-		c, err := x.o.Cluster.Dial(ctx, pod.Namespace, pod.Name, part.Port)
+		c, err := x.dial(ctx, pod, name)
 		if err == nil {
 			var remote *role.Remote
 			var clock part.Clock
@@ -659,7 +679,10 @@ func (x *trial) account(views []ledger.View) error {
 		l.Warn("nodes-without-window", "%s gave no window, and what a component uses there is in no figure: %s",
 			quantity.Counted(len(x.silent), "node"), strings.Join(x.silent, "; "))
 	}
-	rules, limited := x.rules()
+	rules, limited, err := x.rules()
+	if err != nil {
+		return err
+	}
 	charge.Apply(rules, l, nil)
 	roles := map[string]measured.GroupRole{}
 	found := map[ledger.Charged]bool{}
@@ -730,9 +753,13 @@ func (x *trial) join(views []ledger.View) *ledger.Ledger {
 	return l
 }
 
-// rules returns the rules that charge the containers of the trial's pods to their parts, and those of the subject.
-// limited reports, by pod, whether its part has a CPU limit.
-func (x *trial) rules() (rules []charge.Rule, limited map[string]bool) {
+// rules returns the rules that charge the containers of the trial's pods, or all of these pods, to their parts, and
+// those of the subject. limited reports, by pod, whether its part has a CPU limit.
+func (x *trial) rules() (rules []charge.Rule, limited map[string]bool, err error) {
+	whole, err := wholePods(x.spec)
+	if err != nil {
+		return nil, nil, err
+	}
 	limited = map[string]bool{}
 	for name, of := range x.parts() {
 		pod := x.pods[name].Name
@@ -740,21 +767,21 @@ func (x *trial) rules() (rules []charge.Rule, limited map[string]bool) {
 		if _, is := x.spec.Applications[name]; is {
 			as = ledger.Charged{Charge: ledger.ChargeWorkload, Workload: name}
 		}
-		rules = append(rules, charge.Rule{Charged: as, Where: name,
-			Patterns: charge.Patterns{Namespace: x.o.Owned.Namespace, Pod: pod, Container: container}})
-		_, limited[pod] = of.Limits["cpus"]
-		if x.marks == nil {
-			continue
+		in := charge.Patterns{Namespace: x.o.Owned.Namespace, Pod: pod, Container: container}
+		if whole {
+			in.Container = ""
 		}
-		for _, r := range x.marks.Components {
-			if kind.InPods(&r) && slices.ContainsFunc(added(x.pods[name]), r.IsContainer) {
-				r.Namespace, r.Pod, r.Component = x.o.Owned.Namespace, pod, r.Component+"."+name
-				if as.Workload != "" {
-					r.Workload = name
+		if marks := x.marks.On(name); marks != nil {
+			for _, r := range marks.Components {
+				if kind.InPods(&r) && slices.ContainsFunc(added(x.pods[name]), r.IsContainer) {
+					r.Namespace, r.Pod, r.Component = x.o.Owned.Namespace, pod, r.Component+"."+name
+					r.Workload = as.Workload
+					rules = append(rules, r)
 				}
-				rules = append(rules, r)
 			}
 		}
+		rules = append(rules, charge.Rule{Charged: as, Where: name, Patterns: in})
+		_, limited[pod] = of.Limits["cpus"]
 	}
 	if x.marks != nil {
 		for _, r := range x.marks.Components {
@@ -763,7 +790,7 @@ func (x *trial) rules() (rules []charge.Rule, limited map[string]bool) {
 			}
 		}
 	}
-	return rules, limited
+	return rules, limited, nil
 }
 
 // clusterWide returns the first component of the arm's subject that may be on any node; "" if there is none.

@@ -25,6 +25,7 @@ const (
 	annotationsKey = "annotations"
 	runtimeKey     = "runtime-class"
 	appliedKey     = "applied"
+	partsKey       = "parts"
 	componentsKey  = "components"
 )
 
@@ -37,10 +38,13 @@ var settings = []param.Setting{
 	{Name: appliedKey, Type: param.TypeText, Reach: param.ReachNothing,
 		Doc: "annotations, likewise, that the installed program adds to pods: loads begin when all pods of this " +
 			"arm have them; no pod of the baseline may"},
+	{Name: partsKey, Type: param.TypeText, Reach: param.ReachNothing,
+		Doc: "the applications and loads whose pods get all these, separated by commas; by default, every one"},
 	{Name: componentsKey, Type: param.TypeText, Reach: param.ReachNothing,
 		Doc: "what its cost is: rules as of `tare weigh --tare`, separated by semicolons, such as " +
 			"`container=istio-proxy,component=sidecar; namespace=istio-system,component=controlplane`. A rule " +
-			"with a container and no namespace is about the trial's pods"},
+			"with a container and no namespace is about the trial's pods. May be omitted with a RuntimeClass, whose cost " +
+			"is the difference between the pods"},
 }
 
 func (guest) About() kind.About {
@@ -56,7 +60,7 @@ func (guest) About() kind.About {
 	}
 }
 
-// Check refuses settings that cannot be parsed, and an arm without components.
+// Check refuses settings that cannot be parsed, and an arm that has neither components nor a RuntimeClass.
 func (g guest) Check(v param.Values) error {
 	_, err := g.Marks(v)
 	return err
@@ -77,6 +81,11 @@ func (guest) Marks(v param.Values) (m kind.Marks, err error) {
 		return m, err
 	}
 	m.RuntimeClass = v[runtimeKey]
+	for name := range strings.SplitSeq(v[partsKey], ",") {
+		if name = strings.TrimSpace(name); name != "" {
+			m.Parts = append(m.Parts, name)
+		}
+	}
 	for rule := range strings.SplitSeq(v[componentsKey], ";") {
 		if rule = strings.TrimSpace(rule); rule == "" {
 			continue
@@ -90,7 +99,7 @@ func (guest) Marks(v param.Values) (m kind.Marks, err error) {
 		}
 		m.Components = append(m.Components, r)
 	}
-	if len(m.Components) == 0 {
+	if len(m.Components) == 0 && m.RuntimeClass == "" {
 		return m, fmt.Errorf("%s: say what its cost is, such as 'container=istio-proxy,component=sidecar'", componentsKey)
 	}
 	return m, nil
