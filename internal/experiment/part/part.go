@@ -41,6 +41,7 @@ const (
 	helloEvent = "hello"
 
 	helloWithin = 10 * time.Second // from the connection to the hello
+	atATime     = 256              // connections that have not proved anything yet
 	maxPlay     = 64 << 10         // bytes of the first message
 	dialWithin  = 2 * time.Second  // for one connection to the address that a load is to reach
 	reachWithin = 20 * time.Second // for all attempts together
@@ -87,32 +88,63 @@ func Serve(ctx context.Context, l net.Listener, s Secret, version string, patien
 	timer := time.AfterFunc(patience, func() { l.Close() })
 	defer timer.Stop()
 	defer context.AfterFunc(ctx, func() { l.Close() })()
-	for {
-		tcp, err := l.Accept()
+	waiting, stop := context.WithCancel(ctx)
+	defer stop()
+	peers, ended := make(chan peer), make(chan error, 1)
+	go func() { ended <- accept(waiting, l, config, version, peers) }()
+	select {
+	case p := <-peers:
+		timer.Stop()
+		stop()
+		l.Close()
+		defer p.c.Close()
+		if err = reach(ctx, p.to.Reach); err == nil {
+			err = player(ctx, p.conn, p.to.Args)
+		}
+		if err != nil {
+			_ = p.conn.Fail(err) // the peer may be gone
+		}
+		return err
+	case err := <-ended:
 		switch {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		case errors.Is(err, net.ErrClosed):
 			return fault.New(fault.Machine, "", "", "no instructions arrived within %v", patience)
-		case err != nil:
-			return fmt.Errorf("waiting for a connection: %w", err)
 		}
-		c := &secured{tls.Server(tcp, config)}
-		conn, to, err := meet(c, version)
-		if err != nil { // a stranger, or another build of tare: keep waiting for the right peer
-			c.Close()
-			continue
-		}
-		timer.Stop()
-		l.Close()
-		defer c.Close()
-		if err = reach(ctx, to.Reach); err == nil {
-			err = player(ctx, conn, to.Args)
-		}
+		return fmt.Errorf("waiting for a connection: %w", err)
+	}
+}
+
+// peer has proved that it has the secret, and said what to play.
+type peer struct {
+	c    *secured
+	conn *role.Conn
+	to   To
+}
+
+// accept sends the peers that have the secret, until ctx ends, or l is closed. Any process that reaches the port may
+// connect and say nothing, so the right peer does not wait for the others.
+func accept(ctx context.Context, l net.Listener, config *tls.Config, version string, peers chan<- peer) error {
+	slots := make(chan struct{}, atATime)
+	for {
+		tcp, err := l.Accept()
 		if err != nil {
-			_ = conn.Fail(err) // the peer may be gone
+			return err
 		}
-		return err
+		slots <- struct{}{}
+		go func() {
+			defer func() { <-slots }()
+			c := &secured{tls.Server(tcp, config)}
+			if conn, to, err := meet(c, version); err == nil { // else a stranger, or another build of tare
+				select {
+				case peers <- peer{c, conn, to}:
+					return
+				case <-ctx.Done():
+				}
+			}
+			c.Close()
+		}()
 	}
 }
 
