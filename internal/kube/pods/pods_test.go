@@ -3,6 +3,7 @@ package pods
 import (
 	"fmt"
 	"math"
+	"net"
 	"os"
 	"slices"
 	"strings"
@@ -444,6 +445,15 @@ func TestSandboxes(t *testing.T) {
 			t.Errorf("%s: the application has %g bytes", arm, got)
 		}
 	}
+	withRuntime := strings.Replace(sandboxSpec, "parts: server",
+		"parts: server, components: 'cgroup=/run/shims,component=shims'", 1)
+	x := underWayOf(t, withRuntime, "sandbox", podOf("server", "a"), podOf("client", "b"))
+	a := ledgerOf(group("/pod", "ns", "run-0-server", "", 0.10), group("/run/shims", "", "", "", 0.05))
+	b := ledgerOf(group("/pod", "ns", "run-0-client", "", 0.20))
+	err := x.account([]ledger.View{{Name: "a", Ledger: a}, {Name: "b", Ledger: b}})
+	if err != nil || math.Abs(x.record.Components["shims"]["subject_cpus"]-0.05) > 1e-9 {
+		t.Errorf("%v: a group of a node by its path: %v", err, x.record.Components)
+	}
 	client := podOf("client", "b")
 	if err := underWayOf(t, sandboxSpec, "sandbox", podOf("server", "a"), client).applies(); err == nil ||
 		!strings.Contains(err.Error(), "server does not run under the RuntimeClass fast") {
@@ -452,6 +462,25 @@ func TestSandboxes(t *testing.T) {
 	if err := underWayOf(t, sandboxSpec, "sandbox", podOf("client", "b", "proxy")).applies(); err == nil ||
 		!strings.Contains(err.Error(), `client has the container proxy, and a part that "parts" leaves out must`) {
 		t.Errorf("a proxy of the load: %v", err)
+	}
+}
+
+// TestUnreachableSandbox: the network of a sandbox is what is weighed, so a part that cannot be reached in it is not
+// the fault of others, as an API server that does not answer is.
+func TestUnreachableSandbox(t *testing.T) {
+	server := podOf("server", "a")
+	server.Status.PodIP = "127.0.0.1"
+	x := underWayOf(t, sandboxSpec, "sandbox", server)
+	_, err := x.dial(t.Context(), server, "server")
+	if err == nil || !strings.Contains(err.Error(), "connection refused") || ofServer(err) {
+		t.Errorf("%v, of the API server: %t", err, ofServer(err))
+	}
+	a, _ := net.Pipe()
+	if err := a.SetDeadline(time.Unix(1, 0)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := (direct{a}).Read(make([]byte, 1)); err == nil || ofServer(err) {
+		t.Errorf("%v", err)
 	}
 }
 

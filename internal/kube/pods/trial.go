@@ -499,7 +499,26 @@ func (x *trial) dial(ctx context.Context, pod *api.Pod, name string) (net.Conn, 
 		return x.o.Cluster.Dial(ctx, pod.Namespace, pod.Name, part.Port)
 	}
 	d := net.Dialer{Timeout: dialWithin}
-	return d.DialContext(ctx, "tcp", net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(part.Port)))
+	c, err := d.DialContext(ctx, "tcp", net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(part.Port)))
+	if err != nil {
+		return nil, fault.New(fault.Machine, "pod "+pod.Namespace+"/"+pod.Name,
+			"see whether a network policy keeps the coordinator from it, and whether the sandbox has a network", "%v", err)
+	}
+	return direct{c}, nil
+}
+
+// direct is a connection to a pod. Its errors are no network errors, which would be taken for those of the API server
+// (ofServer): the network of a sandbox is a part of what is weighed.
+type direct struct{ net.Conn }
+
+func (d direct) Read(p []byte) (int, error)  { n, err := d.Conn.Read(p); return n, opaque(err) }
+func (d direct) Write(p []byte) (int, error) { n, err := d.Conn.Write(p); return n, opaque(err) }
+
+func opaque(err error) error {
+	if _, network := errors.AsType[net.Error](err); network {
+		return errors.New(err.Error())
+	}
+	return err
 }
 
 // meet connects to a part. It tries repeatedly, because forwarding a port succeeds before the process listens on it.
@@ -786,6 +805,9 @@ func (x *trial) rules() (rules []charge.Rule, limited map[string]bool, err error
 	if x.marks != nil {
 		for _, r := range x.marks.Components {
 			if !kind.InPods(&r) {
+				if r.Cgroup != "" {
+					r.Cgroup = "/*" + r.Cgroup // of any node
+				}
 				rules = append(rules, r)
 			}
 		}
