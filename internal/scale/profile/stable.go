@@ -9,7 +9,8 @@ import (
 // What differs between builds of the same function or library.
 var (
 	// clone matches what compilers append to the symbols of copies and parts of a function: .constprop.0 by GCC,
-	// .llvm.123 by Clang. Names of Go with a path or a receiver may end in .cold, too, and do not match.
+	// .llvm.123 by Clang. Functions of Go may be called cold, too: names with a path or a receiver do not match, and
+	// stable leaves out those of package main.
 	clone = regexp.MustCompile(`^(_[ZR].*?|[\w$]+)` +
 		`(?:\.cold|\.warm|\.localalias|\.(?:isra|constprop|part|cold|clone|lto_priv|llvm|__uniq)\.[0-9]+)+$`)
 
@@ -31,7 +32,9 @@ var (
 // stable returns a symbol without what differs between builds of the same function, so that two versions of a program
 // can be compared.
 func stable(symbol string) string {
-	symbol = clone.ReplaceAllString(symbol, "$1")
+	if !strings.HasPrefix(symbol, "main.") {
+		symbol = clone.ReplaceAllString(symbol, "$1")
+	}
 	if path, rust := strings.CutPrefix(symbol, "_R"); rust {
 		return "_R" + withoutCrateHashes(path)
 	}

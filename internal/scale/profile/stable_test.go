@@ -38,6 +38,7 @@ func TestStable(t *testing.T) {
 		"memcpy@GLIBC_2.2.5": {"memcpy@GLIBC_2.2.5"},
 		// Go
 		"main.main.func1.2":       {"main.main.func1.2"},
+		"main.warm":               {"main.warm"},
 		"store.(*Cache).cold":     {"store.(*Cache).cold"},
 		"example.org/web/v2.part": {"example.org/web/v2.part"},
 		"slices.pdqsort[...]":     {"slices.pdqsort[...]"},

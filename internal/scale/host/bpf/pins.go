@@ -8,6 +8,8 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"tare/internal/lib/files"
 	"tare/internal/scale/host/mount"
 )
@@ -44,6 +46,9 @@ func PinsSince(since time.Time) (paths []string, err error) {
 // user can make directories there.
 const maxPins = 100_000
 
+// gone are the errors of a directory that was removed, or replaced by a link or a file, in the meantime.
+var gone = []error{fs.ErrNotExist, unix.ELOOP, unix.ENOTDIR}
+
 // pinsBelow is PinsSince for the file system at a mount point.
 func pinsBelow(point string, since time.Time, most int) (paths []string, err error) {
 	tree := files.Tree{Root: point, Below: "/"}
@@ -51,7 +56,7 @@ func pinsBelow(point string, since time.Time, most int) (paths []string, err err
 		dir := dirs[len(dirs)-1]
 		dirs = dirs[:len(dirs)-1]
 		names, err := tree.Names(dir, most+1)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) { // that was removed in the meantime
+		if err != nil && !slices.ContainsFunc(gone, func(was error) bool { return errors.Is(err, was) }) {
 			return paths, err
 		}
 		if most -= len(names); most < 0 {
