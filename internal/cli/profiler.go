@@ -17,8 +17,8 @@ import (
 	"tare/internal/scale/profile"
 )
 
-// profiler takes a profile beside a window, and writes it to a file. A nil profiler, or one without a file, does
-// nothing.
+// profiler takes a profile during a window, and writes it to a file. Without a file it does nothing; begin, end and
+// write also accept a nil profiler.
 type profiler struct {
 	file string
 	say  io.Writer // receives the number of samples

@@ -183,8 +183,8 @@ func printTimes(b *strings.Builder, r *load.Result) error {
 	return nil
 }
 
-// printRow writes the quantiles of a histogram of times, from which the largest may be missing, and the maximum. It
-// returns the index of the first quantile for which there are too few samples, by the same rule as in reports.
+// printRow writes the quantiles and the maximum of a histogram of times, which may lack the largest ones. It returns
+// the index of the first quantile for which there are too few samples, by the same rule as in reports.
 func printRow(w io.Writer, title string, h *hdrhistogram.Histogram, missing int64) (withheld int) {
 	fmt.Fprintf(w, "%s\t", title)
 	withheld = len(printed)

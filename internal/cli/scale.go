@@ -59,7 +59,8 @@ type scaleOptions struct {
 	sandboxes *sandbox.Options // nil: sandboxes are not looked for
 }
 
-// options checks the flags. Before it reads a file, the process gives up the privileges that weighing does not need.
+// options checks the flags and returns what they select. It gives up the privileges that weighing does not need before
+// it reads a file.
 func (f *scaleFlags) options(ctx context.Context) (o scaleOptions, err error) {
 	if f.hz < 0 || f.hz > perf.MaxHz {
 		return o, fault.New(fault.Usage, fmt.Sprintf("--hz %d", f.hz), "try --hz 449",
@@ -146,7 +147,7 @@ func (w *watch) Next(ctx context.Context, d time.Duration) (*ledger.Ledger, erro
 	return l, applyRules(w.rules, w.layout, l)
 }
 
-// Close stops the scale and frees what it holds.
+// Close closes the scale and the census.
 func (w *watch) Close() error {
 	w.closeCensus()
 	return w.scale.Close()

@@ -216,8 +216,8 @@ func rehearseOne(
 	return found, err
 }
 
-// rehearsed prints the start-up time that the rehearsal of a command found, if it had to. That it found none is also a
-// warning of the run, because the windows of trials may include the start-up.
+// rehearsed prints the start-up time that a rehearsal measured, unless the user gave it. If CPU time never settled, it
+// also adds a warning to the run, because the windows of trials may include the start-up.
 func (f *tryFlags) rehearsed(name string, found subject.Rehearsal) {
 	switch {
 	case found.ReadyAfter == 0: // the user said when the command is ready
@@ -340,7 +340,8 @@ const (
 // about the same age of the command, so a window of 0.8 s would contain that timer's work either always or never.
 const tryWindow = time.Second
 
-// trySpec returns the experiment, with as many blocks as fit into tryTime unless the user sets their number.
+// trySpec returns the experiment. It reduces the number of blocks until the run fits into tryTime, but not below
+// tryLeast, unless the user sets it.
 func trySpec(name string, f tryFlags, chosen []workload) (*spec.Spec, error) {
 	s, err := spec.Parse("try", []byte(tryText(name, f, chosen)), featureNames())
 	if err != nil {

@@ -122,8 +122,8 @@ func serve(ctx context.Context, certificates bool, ready func(admission.Webhook)
 	return role.Together(ctx, end, append(run, role.Says(ready, at))...)
 }
 
-// clusterOf makes the key pair that signs the tokens of a cluster's service accounts. It sets the private key, the
-// issuer and the audience in at, for the load.
+// clusterOf makes the key pair that signs the tokens of a cluster's service accounts, and returns their verifier. It
+// stores the private key, the issuer and the audience in *at, which the load receives.
 func clusterOf(at *admission.Webhook) (*authority.ServiceAccounts, error) {
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

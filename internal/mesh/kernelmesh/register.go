@@ -33,7 +33,8 @@ func (guest) About() kind.About {
 			"--services services.yaml --cgroup /sys/fs/cgroup/mygroup",
 			"--xds 127.0.0.1:18000 --fail closed --cgroup /sys/fs/cgroup/mygroup",
 		}},
-		// The process replaces its configuration, or times changes; both need a load that makes connections.
+		// With "work", the process itself replaces its configuration, or measures how long changes take. Both also need a
+		// load that connects.
 		Works:       func(o param.Values) bool { return o["work"] != "" },
 		TakesLonger: attaching,
 		Trait:       func(o param.Values) string { return store.Trait(o["store"]) },
@@ -124,8 +125,8 @@ func (guest) CheckSetup(s *kind.Setup, _ string, part *kind.Part) error {
 	return nil
 }
 
-// CheckServices returns nil if the data plane serves UDP services without an application: those of its own work, or
-// those in its file.
+// CheckServices returns nil if the data plane serves UDP services that no application backs: those that its work
+// replaces, or those in its file.
 func (guest) CheckServices(s *kind.Setup, part *kind.Part) error {
 	o := part.Options
 	replaces := o["work"] == WorkReplace
@@ -194,7 +195,7 @@ func checkSizes(o param.Values) error {
 	return nil
 }
 
-// processOptions returns the options of the process itself, with the sizes of its maps if they are to fit.
+// processOptions returns the options of the process itself. If "fit" is on, they size its maps for that many services.
 func processOptions(o param.Values, services int) param.Values {
 	own := o.Clone()
 	for _, k := range servicesSettings {
@@ -205,7 +206,8 @@ func processOptions(o param.Values, services int) param.Values {
 	}
 	if o.On(fitKey) {
 		own["max-services"] = strconv.Itoa(services)
-		own["max-endpoints"] = strconv.Itoa(services * fillerOf(o).each) // an application's service has one endpoint
+		// Enough for all: filler services have this many endpoints each, that of an application has one.
+		own["max-endpoints"] = strconv.Itoa(services * fillerOf(o).each)
 	}
 	return own
 }

@@ -74,11 +74,12 @@ func colours(environment []string) colorprofile.Profile {
 	return profile
 }
 
-// noColor turns colours off, whatever its value (no-color.org).
+// noColor begins the environment variable that turns colours off with any value but an empty one (no-color.org).
 const noColor = "NO_COLOR="
 
-// feed sends a Tick for each picture or failure of a source until the context ends. It turns a panic into an error, so
-// that the terminal is restored before the panic is shown.
+// feed sends a Tick for each picture of a source until the context ends. With retry, it sends one for each failure as
+// well, once the source has worked; it returns any other failure. It turns a panic into an error, so that the terminal
+// is restored before the panic is shown.
 func feed(
 	ctx context.Context, s Source, every func() time.Duration, retry bool, send func(tea.Msg),
 ) (err error) {

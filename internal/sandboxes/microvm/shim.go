@@ -202,7 +202,8 @@ func (s *shim) create(ctx context.Context) (_ net.Listener, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("listening for requests: %w", err)
 	}
-	listener.(*net.UnixListener).SetUnlinkOnClose(false) // end removes it, before others see the end
+	// s.end removes the socket, before others see that the sandbox has stopped.
+	listener.(*net.UnixListener).SetUnlinkOnClose(false)
 	return listener, s.set(func(b *sandbox) {
 		b.Status = specs.StateCreated
 		b.BootTook, b.CreateTook = booted.Seconds(), time.Since(began).Seconds()
@@ -310,7 +311,7 @@ func (s *shim) enterGroups() error {
 	return enter(s.groups, s.box.SandboxGroup)
 }
 
-// machine returns the configuration of the virtual machine, its first file system, and the bind mounts.
+// machine returns the virtual machine's configuration, its initramfs (a cpio archive), and the container's bind mounts.
 func (s *shim) machine(ctx context.Context) (m *machine, archive []byte, list []bind, err error) {
 	box := s.box
 	kernel, err := FindKernel(box.Options.Kernel)
@@ -447,7 +448,8 @@ func makePlace(root *os.Root, at string, isFile bool) error {
 	return f.Close()
 }
 
-// mountShared mounts everything that the guest sees below a directory, in a mount namespace of the shim's thread.
+// mountShared mounts the directories and files that the guest sees at places below shared, in a new mount namespace of
+// the shim's thread.
 func (s *shim) mountShared(shared string, all []bind) error {
 	var err error
 	if err := os.Mkdir(shared, 0o755); err != nil {
@@ -465,7 +467,7 @@ func (s *shim) mountShared(shared string, all []bind) error {
 		}
 	}
 	return s.t.do(func() error {
-		// The kernel requires CLONE_FS, which gives the thread a separate working directory and root.
+		// CLONE_NEWNS implies CLONE_FS (unshare(2)): the thread gets a separate working directory and root.
 		if err := unix.Unshare(unix.CLONE_NEWNS | unix.CLONE_FS); err != nil {
 			return fmt.Errorf("making a mount namespace: %w", err)
 		}

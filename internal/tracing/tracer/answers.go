@@ -61,8 +61,8 @@ func traceAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
 type loss struct {
 	trials, lossy             int     // number of trials, and of those that lost events
 	expected                  float64 // events that it should have delivered
-	made, late                float64 // by the load, and of those the late ones
-	lost, extra, unsaid, said float64 // said: lost events, as reported by the tracer
+	made, late                float64 // events that the load made, and how many of these came late
+	lost, extra, unsaid, said float64 // unsaid: by how many the said losses are wrong
 	tells                     int     // trials in which the tracer reports its losses
 }
 
@@ -215,8 +215,8 @@ func (p *prose) traceCost(t *analysis.Table) {
 	}
 }
 
-// byNodes writes, for a run on several numbers of nodes, whether the cost on each node depends on the number of nodes,
-// and how many nodes failed.
+// byNodes writes whether the cost on each node depends on the number of nodes, if the run varies that number, and how
+// many nodes failed.
 func (p *prose) byNodes(t *analysis.Table) {
 	const factor = "nodes"
 	failed, trials := 0.0, 0

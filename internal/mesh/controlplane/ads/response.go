@@ -4,7 +4,8 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// response is a response of either variant. Its parts are its encoding; the buffers of resources are shared.
+// response is a state-of-the-world or a delta response. parts is its encoding, and shares the buffers of resources with
+// other responses.
 type response struct {
 	*flight
 	sub                *subscription

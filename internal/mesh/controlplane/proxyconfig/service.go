@@ -26,7 +26,7 @@ import (
 // protocol is the protocol of a service.
 type protocol string
 
-// The protocols.
+// The values of protocol.
 const (
 	protocolTCP   protocol = "tcp"
 	protocolUDP   protocol = "udp"
@@ -54,14 +54,14 @@ type service struct {
 	from     []*service // services that lead to it, in the order of the file
 	ids      []string   // SPIFFE IDs of its servers; empty: it is not in the mesh
 	grants   []grant    // who may call it, if restricted
-	callers  []string   // all identities in grants; anyone alone if all may
+	callers  []string   // all identities in grants, or only anyone if every identity may call it
 	// restricted means that only granted callers may call it.
 	restricted bool
 	limited    bool // grants distinguish requests
 	called     bool // some proxy calls it at an outbound address, or has an ingress for it
 	routes     []*route
 
-	cluster    *clusterv3.Cluster // nil: it has only a split
+	cluster    *clusterv3.Cluster // nil for a service with a split, except of UDP (see merged)
 	assignment *endpointv3.ClusterLoadAssignment
 	routing    *routev3.RouteConfiguration // HTTP
 	listeners  map[string]*listenerv3.Listener
@@ -178,7 +178,7 @@ func durationOf(text string) (time.Duration, error) {
 	return d, nil
 }
 
-// unlimited means no limit to Envoy, where a missing value would mean a default limit.
+// unlimited tells Envoy not to limit. A missing value would select Envoy's default limit.
 const unlimited = 1<<32 - 1
 
 // upstream makes the cluster of a service with endpoints, and the endpoints. In a mesh with proxies it lifts Envoy's

@@ -88,9 +88,9 @@ var vmThreads = []threadRule{
 	{Comm: expr("_?(?:disk|net|fs|vsock|pmem|console|balloon|watchdog|rng)[0-9_].*"), Component: IO},
 }
 
-// annotations are the keys of an OCI configuration, or of Docker's labels, for a container's owner, name and declared
-// overhead, in the order of precedence: of containerd (internal/cri/annotations), CRI-O (pkg/annotations of podman,
-// and the kubelet's labels), cri-dockerd and nerdctl.
+// annotations are the keys, in OCI configurations or Docker's labels, of a container's owner, name and declared
+// overhead. Earlier keys take precedence. Sources: containerd (internal/cri/annotations), CRI-O (pkg/annotations of
+// podman, and the kubelet's labels), cri-dockerd, nerdctl.
 var annotations = struct {
 	Sandbox, PodUID, PodName, PodNamespace []string
 
