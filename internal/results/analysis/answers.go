@@ -275,10 +275,10 @@ func (p *Prose) cost(t *Table) {
 			continue
 		}
 		said[d.What] = true
-		if e.Value == 0 && p.baseIsZero(e) && (e.Hi != nil && *e.Hi == 0 || t.none(e)) {
+		if e.Value == 0 && (t.none(e) || p.baseIsZero(e) && e.Hi != nil && *e.Hi == 0) {
 			continue // neither arm spends any, for example because no eBPF program was loaded
 		}
-		if by := e.Difference; by != nil && p.unresolved(e) && (by.Lo != nil || len(p.clauses) > 0) {
+		if by := e.Difference; by != nil && p.unresolved(e) && (by.Lo != nil || by.BaselineWithheld() || len(p.clauses) > 0) {
 			p.leave(e, d.What+" per "+d.Per)
 			continue
 		}

@@ -37,7 +37,7 @@ func (p *Prose) sum(t *Table, d metric.Definition) {
 	var parts []string
 	for _, name := range t.partsOf(d.Name) {
 		of, e := t.defined.Of(name), p.Peek(name)
-		if e == nil || e.Difference == nil {
+		if e == nil || e.Difference == nil || e.Difference.BaselineWithheld() {
 			return // without this part, the others would look complete
 		}
 		p.Rest(name, p.Arm)

@@ -57,7 +57,7 @@ func limitAnswers(s *Summary, t *Table) []Answer {
 		}
 		p.Add("%swith %s, at a limit of %s, %s.",
 			p.Where()+verdict, p.Arm, quantity.Rough(limit.Value, limit.Unit), p.underLimit(used, throttled))
-		if each != nil && each.Difference != nil && done != nil {
+		if each != nil && each.Difference != nil && !each.Difference.BaselineWithheld() && done != nil {
 			p.Add("The CPU time that they are charged for each connection %s than without the programs: "+
 				"at the %s that are left, %s of the limit; throughput %s.", p.moved(each), quantity.Rough(done.Value, done.Unit),
 				quantity.Rough(each.Difference.Value*done.Value, quantity.CPUs), p.moved(done))

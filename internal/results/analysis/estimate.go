@@ -225,7 +225,7 @@ func (d *Difference) Doubt() string {
 	switch {
 	case d.carried:
 		return carriesOver
-	case d.Unresolved == baselineWithheld, strings.HasPrefix(d.Unresolved, LossReason),
+	case d.BaselineWithheld(), strings.HasPrefix(d.Unresolved, LossReason),
 		strings.HasPrefix(d.Unresolved, LagReason):
 		return d.Unresolved
 	case lost > 0 && (lo == nil || hi == nil):

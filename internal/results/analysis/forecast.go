@@ -70,7 +70,7 @@ func (s *Summary) forecast(trials []record.Trial) {
 
 // byNoise reports whether more blocks could resolve a difference: its reason is neither lag nor losses.
 func byNoise(d *Difference) bool {
-	return d.SmallestVisible != nil && !strings.HasPrefix(d.Unresolved, LagReason) &&
+	return d.SmallestVisible != nil && !d.BaselineWithheld() && !strings.HasPrefix(d.Unresolved, LagReason) &&
 		!strings.HasPrefix(d.Unresolved, LossReason)
 }
 
@@ -95,9 +95,10 @@ func (p *Prose) difference(e *Estimate, label string) {
 	p.clause(e, p.standing(label+" "+p.moved(e)))
 }
 
-// unresolved reports whether a difference is neither resolved nor exactly 0.
+// unresolved reports whether a difference is neither resolved nor exactly 0, or must not be stated.
 func (p *Prose) unresolved(e *Estimate) bool {
-	return !e.Difference.Resolved && !e.Difference.Zero()
+	d := e.Difference
+	return !d.Resolved && !d.Zero() || d.BaselineWithheld()
 }
 
 // endUnresolved names the differences that are not resolved, grouped by reason, and says what would resolve them. If

@@ -73,6 +73,10 @@ func (s *Summary) withhold(run record.Run, t *Table, carriers carriers) {
 // baselineWithheld is the reason why a difference is not resolved if the baseline's value is withheld.
 const baselineWithheld = "the baseline's value is withheld"
 
+// BaselineWithheld reports whether the difference is from a withheld value of the baseline. Such a difference must not
+// be stated, even where differences without intervals are.
+func (d *Difference) BaselineWithheld() bool { return d.Unresolved == baselineWithheld }
+
 // hold marks an estimate as withheld, with the reason.
 func (e *Estimate) hold(why string) {
 	e.Withheld = why

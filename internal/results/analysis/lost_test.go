@@ -220,6 +220,48 @@ func TestWithheld(t *testing.T) {
 	}
 }
 
+// TestBaselineWithheld: nothing is said of a difference from a value that is withheld, neither in a run without
+// intervals nor where the values that are left are 0.
+func TestBaselineWithheld(t *testing.T) {
+	t.Parallel()
+	const open = "(the baseline's value is withheld): kernel time per connection, CPU time per connection and " +
+		"memory in maps"
+	for _, c := range []struct {
+		blocks, lost int
+		held         float64 // by the baseline's maps
+		want         []string
+		not          []string
+	}{
+		{2, 0, 0, []string{"candidate adds ", " of kernel time", "1.20 MB of maps"}, nil},
+		{2, 1, 0, []string{open}, []string{"adds", "holds", "of maps"}},
+		{8, 0, 10e6, []string{"candidate adds ", "memory in maps is 8.80 MB [8.80, 8.80] lower"}, nil},
+		{8, 3, 10e6, []string{open}, []string{"adds", "holds", "of maps", "lower"}},
+	} {
+		truth := plain
+		truth.Blocks = c.blocks
+		run, trials := analysistest.Quickstart(truth)
+		run.Headline = headlines
+		for i := range trials {
+			if trials[i].Arm != "candidate" {
+				trials[i].Metrics["map_bytes"] = c.held
+			}
+		}
+		lost := func(tr record.Trial) bool { return tr.Arm == record.Direct && tr.Block < c.lost }
+		s := summarize(t, run, spoil(trials, lost, record.Reason{Gate: "drift", Message: "drifted", Cause: ledger.Unknown,
+			Voids: []string{"bpf_seconds_per_connection", "cpu_seconds_per_connection", "map_bytes"}}))
+		for _, want := range c.want {
+			if !strings.Contains(texts(s), want) {
+				t.Errorf("%d of %d lost: no %q in\n%s", c.lost, c.blocks, want, texts(s))
+			}
+		}
+		for _, not := range c.not {
+			if strings.Contains(texts(s), not) {
+				t.Errorf("%d of %d lost: %q in\n%s", c.lost, c.blocks, not, texts(s))
+			}
+		}
+	}
+}
+
 // TestDidNotKeepUp: if the subject itself missed a rate, that is a result. Its throughput stands, and the answer says
 // so.
 func TestDidNotKeepUp(t *testing.T) {

@@ -155,10 +155,11 @@ func (p *Prose) Answer() Answer {
 // base returns the estimate of the same metric in the baseline; nil if there is none.
 func (p *Prose) base(e *Estimate) *Estimate { return p.Summary.Find(e.Metric, record.Direct, p.At) }
 
-// baseIsZero reports whether the baseline has none of the metric, so that the arm's value is also the difference.
+// baseIsZero reports whether the baseline has none of the metric, so that the arm's value is also the difference. That
+// is unknown if the baseline's value is withheld.
 func (p *Prose) baseIsZero(e *Estimate) bool {
-	base := p.base(e)
-	return base == nil || base.Value == 0
+	base := p.Summary.estimateOf(e.Metric, record.Direct, "", p.At)
+	return base == nil || base.Withheld == "" && base.Value == 0
 }
 
 // moved describes a difference: "is 9 us [5, 13] higher", or why it is not known.
@@ -167,7 +168,7 @@ func (p *Prose) moved(e *Estimate) string {
 	switch {
 	case d == nil:
 		return "cannot be compared, because the baseline has none"
-	case d.Zero():
+	case d.Zero() && !d.BaselineWithheld():
 		return "is the same"
 	case !d.Resolved:
 		return "is not resolved" + p.visible(e)
@@ -190,7 +191,7 @@ func (d *Difference) FoundIn(unit string) string {
 
 // visible returns, in brackets, why a difference is not resolved.
 func (p *Prose) visible(e *Estimate) string {
-	if d := e.Difference; d.Found != nil && math.Abs(d.Value) <= *d.SmallestVisible {
+	if d := e.Difference; !d.BaselineWithheld() && d.Found != nil && math.Abs(d.Value) <= *d.SmallestVisible {
 		return d.FoundIn(e.Unit)
 	}
 	if strings.HasPrefix(e.Difference.Unresolved, LagReason) {

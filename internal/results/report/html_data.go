@@ -296,7 +296,7 @@ func (m *dataMaker) estimates() {
 				c.Verdict += ", a false alarm"
 			}
 		}
-		if r := e.Ratio; r != nil && analysis.Usable(r.Value) {
+		if r := e.Ratio; r != nil && analysis.Usable(r.Value) && !e.Difference.BaselineWithheld() {
 			c.Change, c.ChangeLo, c.ChangeHi = less1(&r.Value), less1(r.Lo), less1(r.Hi)
 		}
 		m.Estimates = append(m.Estimates, c)
@@ -312,6 +312,9 @@ func less1(v *float64) *float64 {
 
 // verdict describes a difference, with the reason if it is not resolved.
 func verdict(d *analysis.Difference, unit string) string {
+	if d.BaselineWithheld() {
+		return "not resolved: " + clean(d.Unresolved)
+	}
 	text := d.Signed(unit)
 	if d.Unresolved != "" {
 		text += ", not resolved: " + clean(d.Unresolved)

@@ -429,12 +429,16 @@ func (l *leadTable) differences(s *analysis.Summary) string {
 	intervals := false
 	for _, name := range l.Metrics {
 		var moved, open []string
+		withheld := "" // why no difference of the metric is stated
 		for _, arm := range arms {
 			e := s.Find(name, arm, last)
 			if e == nil || e.Difference == nil || arm == record.AA {
 				continue
 			}
 			switch d := e.Difference; {
+			case d.BaselineWithheld():
+				withheld = "not resolved (" + d.Unresolved + ")"
+				continue
 			case d.Value == 0 && (d.Lo == nil || d.Zero()):
 			case d.Resolved || d.Lo == nil:
 				moved = append(moved, s.ArmName(arm)+" "+d.Signed(e.Unit))
@@ -445,6 +449,9 @@ func (l *leadTable) differences(s *analysis.Summary) string {
 		}
 		if len(open) > 0 {
 			moved = append(moved, "not resolved for "+analysis.Join(open))
+		}
+		if withheld != "" {
+			moved = []string{withheld} // of every arm
 		}
 		if len(moved) > 0 {
 			clauses = append(clauses, quantity.Label(name)+": "+strings.Join(moved, ", "))

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"tare/internal/experiment/measured"
+	"tare/internal/experiment/record"
 	"tare/internal/results/analysis"
 	"tare/test/analysistest"
 )
@@ -56,6 +57,32 @@ func TestLead(t *testing.T) {
 	}
 	if l.Note == "" || !strings.HasSuffix(rows[1].Cells[2], unresolved) {
 		t.Errorf("a difference that is not resolved is not marked: %+v, %q", rows[1], l.Note)
+	}
+}
+
+// TestDifferencesFromWithheld: without intervals, differences are shown as they are, but none from a value of the
+// baseline that is withheld.
+func TestDifferencesFromWithheld(t *testing.T) {
+	run, trials := analysistest.Quickstart(analysistest.Truth{Blocks: 2, BPF: 3.1e-6, Latency: 9e-6, MapBytes: 1.2e6})
+	for lost, want := range []string{"CPU per connection: candidate ",
+		"CPU per connection: not resolved (the baseline's value is withheld);"} {
+		for i := range trials {
+			if trials[i].Arm == record.Direct && trials[i].Block < lost {
+				trials[i].Validity = record.Validity{Reasons: []record.Reason{
+					{Gate: "drift", Voids: []string{"cpu_seconds_per_connection"}}}}
+			}
+		}
+		s, err := analysis.Summarize(run, trials)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if text := newLead(s, run).differences(s); !strings.Contains(text, want) {
+			t.Errorf("no %q in %q", want, text)
+		}
+		e := s.Find("cpu_seconds_per_connection", "candidate", nil)
+		if r := rowOf(s, *e); (r.Difference == "not resolved") != (lost > 0) {
+			t.Errorf("%d lost: the row has %q", lost, r.Difference)
+		}
 	}
 }
 

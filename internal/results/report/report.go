@@ -116,6 +116,8 @@ func rowOf(s *analysis.Summary, e analysis.Estimate) row {
 		if e.Ratio != nil {
 			r.Difference += fmt.Sprintf(" (%s)", percent(e.Ratio.Value))
 		}
+	case d.BaselineWithheld():
+		r.Difference, r.Muted = "not resolved", true
 	case d.Zero():
 		r.Difference, r.Muted = "the same", true
 	case d.Lo == nil:
