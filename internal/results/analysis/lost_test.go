@@ -396,6 +396,7 @@ func TestUnanswered(t *testing.T) {
 // counted answers that came after the window; and its quantiles were those of the answered requests.
 func TestOldRules(t *testing.T) {
 	const (
+		bpf = "bpf_seconds_per_request"
 		cpu = "cpu_seconds_per_request"
 		p50 = "latency_p50_seconds"
 		p99 = "latency_p99_seconds"
@@ -424,13 +425,14 @@ func TestOldRules(t *testing.T) {
 		"300 had no reply": {unanswered, map[string]float64{cpu: 8e-5, p50: 11e-3, "latency_p90_seconds": 19e-3}},
 	} {
 		trial := record.Trial{Loads: map[string]load.Result{"client": c.r},
-			Metrics: map[string]float64{cpu: 8e-5, p50: 1e-3, p99: 2e-3}}
+			Metrics: map[string]float64{cpu: 8e-5, p50: 1e-3, p99: 2e-3, bpf: 0}}
+		c.want[bpf] = 0 // however many answers there were
 		got, err := analysis.Metrics(trial, defined)
 		if err != nil || !slices.Equal(slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(c.want))) {
 			t.Errorf("%s: %v, %v, want %v", name, got, err, c.want)
 		}
 		for name, v := range c.want {
-			if math.Abs(got[name]/v-1) > 1e-3 {
+			if math.Abs(got[name]-v) > 1e-3*v {
 				t.Errorf("%s is %g, want %g", name, got[name], v)
 			}
 		}
@@ -439,14 +441,26 @@ func TestOldRules(t *testing.T) {
 	run, trials := analysistest.Quickstart(plain)
 	run.Headline = headlines
 	for i := range trials {
-		if trials[i].Arm == "candidate" && trials[i].Block%3 == 0 {
-			trials[i].Loads = map[string]load.Result{"client": queued}
-			trials[i].Components = map[string]map[string]float64{"agent": {cpu: 1e-5}}
-		}
 		trials[i].Metrics = maps.Clone(trials[i].Metrics)
-		trials[i].Metrics[cpu] = 8e-5
+		trials[i].Metrics[cpu], trials[i].Metrics[bpf] = 8e-5, 0
+		if trials[i].Arm == "candidate" {
+			trials[i].Components = map[string]map[string]float64{"agent": {cpu: 1e-5}}
+			trials[i].Metrics[bpf] = 3e-6
+		}
 	}
-	s := summarize(t, run, trials)
+	of := func(arm string) func(record.Trial) bool {
+		return func(tr record.Trial) bool { return tr.Arm == arm && tr.Block%3 == 0 }
+	}
+	inQueue := func(queues func(record.Trial) bool) []record.Trial {
+		all := slices.Clone(trials)
+		for i := range all {
+			if queues(all[i]) {
+				all[i].Loads = map[string]load.Result{"client": queued}
+			}
+		}
+		return all
+	}
+	s := summarize(t, run, inQueue(of("candidate")))
 	for _, e := range s.Estimates {
 		if e.Metric == cpu && e.Arm == "candidate" && e.Withheld == "" {
 			t.Errorf("the value of the trials that kept up: %+v", e)
@@ -456,5 +470,9 @@ func TestOldRules(t *testing.T) {
 		return m.Metric == cpu && m.Arm == "candidate" && m.Gate == "answers" && m.Lost == 3
 	}) {
 		t.Errorf("3 lost trials are not in %+v", s.Missing)
+	}
+	s = summarize(t, run, inQueue(of(record.Direct)))
+	if e := s.Find(bpf, "candidate", nil); e == nil || e.Difference == nil || !e.Difference.Resolved {
+		t.Errorf("the difference from a baseline that runs no programs: %+v", e)
 	}
 }

@@ -371,7 +371,7 @@ func readingOf(trial record.Trial, defined metric.Set) (reading, error) {
 		_, lost := r.lost[name]
 		switch {
 		case has || lost || !Usable(v):
-		case !known && defined.Of(name).Answers:
+		case !known && v != 0 && defined.Of(name).Answers: // 0 is 0 however many answers there were
 			r.lost[name] = answersUnknown
 		default:
 			r.metrics[name] = v
