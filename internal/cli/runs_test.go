@@ -154,30 +154,39 @@ func TestOldRuns(t *testing.T) {
 				len(was.Estimates), len(was.Answers))
 		}
 		wrong := wrongIn(t, dir)
-		was.Estimates = slices.DeleteFunc(was.Estimates, func(e analysis.Estimate) bool { return wrong(e.Metric) })
 		was.Answers = slices.DeleteFunc(was.Answers, func(a analysis.Answer) bool {
-			return slices.ContainsFunc(a.Evidence, func(e string) bool { return wrong(strings.Fields(e)[0]) })
+			return slices.ContainsFunc(was.Estimates, func(e analysis.Estimate) bool {
+				of := e.Metric + " "
+				return wrong(e) && (slices.Contains(a.Evidence, of+e.Arm) || e.Arm == record.Direct &&
+					slices.ContainsFunc(a.Evidence, func(has string) bool { return strings.HasPrefix(has, of) }))
+			})
 		})
-		sameEstimates(t, &was, &is)
+		sameEstimates(t, &was, &is, wrong)
 		sameAnswers(t, &was, &is)
 	})
 }
 
-// wrongIn returns whether a metric was wrong in an old run. Earlier versions counted answers that came after the
-// window, which matters where a queue grew, as on the busy machine of these runs, and left unanswered requests out of
-// latency.
-func wrongIn(t *testing.T, dir string) func(metric string) bool {
+// wrongIn returns whether the value of an estimate was wrong in an old run. Earlier versions counted answers that came
+// after the window, which matters where a queue grew, as on the busy machine of these runs, unless there was nothing to
+// divide by their number, and left unanswered requests out of latency.
+func wrongIn(t *testing.T, dir string) func(analysis.Estimate) bool {
 	c, err := record.Read(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	queued := slices.ContainsFunc(c.Trials, func(t record.Trial) bool { return !load.AnswersKnown(t.Loads) })
-	unanswered := slices.ContainsFunc(c.Trials, func(t record.Trial) bool {
-		return load.Missing(t.Loads, load.Latency) > 0
-	})
-	return func(metric string) bool {
-		m, _ := measured.Find(metric)
-		return queued && m.Answers || unanswered && m.Histogram == load.Latency
+	return func(e analysis.Estimate) bool {
+		m, _ := measured.Find(e.Metric)
+		return slices.ContainsFunc(c.Trials, func(t record.Trial) bool {
+			if t.Arm != e.Arm || record.LevelKey(t.Factors) != record.LevelKey(e.Factors) {
+				return false
+			}
+			values := t.Metrics
+			if e.Component != "" {
+				values = t.Components[e.Component]
+			}
+			return m.Answers && !load.AnswersKnown(t.Loads) && values[e.Metric] != 0 ||
+				m.Histogram == load.Latency && load.Missing(t.Loads, load.Latency) > 0
+		})
 	}
 }
 
@@ -226,9 +235,13 @@ func contains(text, words string) bool {
 	return strings.Contains(strings.Join(strings.Fields(plain), " "), words)
 }
 
-func sameEstimates(t *testing.T, was, is *analysis.Summary) {
+// sameEstimates compares the estimates that were not wrong, and their differences if the baseline's value was not.
+func sameEstimates(t *testing.T, was, is *analysis.Summary, wrong func(analysis.Estimate) bool) {
 	t.Helper()
 	for _, w := range was.Estimates {
+		if wrong(w) {
+			continue
+		}
 		i := slices.IndexFunc(is.Estimates, func(e analysis.Estimate) bool {
 			return e.Metric == w.Metric && e.Arm == w.Arm && e.Component == w.Component && maps.Equal(e.Factors, w.Factors)
 		})
@@ -242,10 +255,11 @@ func sameEstimates(t *testing.T, was, is *analysis.Summary) {
 			interval = noNarrower // they were too narrow where trials differ in size
 		}
 		same := equalTo(&e.Value, &w.Value) && interval(e.Lo, e.Hi, w.Lo, w.Hi) && e.N == w.N &&
-			e.Unit == w.Unit && (e.Withheld == "") == (w.Withheld == "") &&
-			(e.Difference == nil) == (w.Difference == nil)
-		if d, v := e.Difference, w.Difference; same && d != nil {
-			same = equalTo(&d.Value, &v.Value) && interval(d.Lo, d.Hi, v.Lo, v.Hi) &&
+			e.Unit == w.Unit && (e.Withheld == "") == (w.Withheld == "")
+		base := w
+		base.Arm = record.Direct
+		if d, v := e.Difference, w.Difference; same && !wrong(base) && (d != nil || v != nil) {
+			same = d != nil && v != nil && equalTo(&d.Value, &v.Value) && interval(d.Lo, d.Hi, v.Lo, v.Hi) &&
 				d.Resolved == v.Resolved && d.N == v.N && d.Lost == v.Lost
 		}
 		if !same {
