@@ -115,15 +115,19 @@ func AnswersKnown(loads map[string]Result) bool {
 }
 
 // UnderWay returns how many requests may be in flight at once when nothing queues: twice the number that Little's law
-// gives (the rate times the median time from sending to the answer), limited to what the connections carry.
+// gives (the rate times the median time from sending to the answer), limited to what the connections of a load that has
+// any carry.
 func (r *Result) UnderWay() int64 {
 	h, err := r.Histogram(Service)
 	if err != nil || h == nil || r.Seconds <= 0 {
 		return 0
 	}
-	n := 2 * float64(r.Intended) / r.Seconds * float64(h.ValueAtQuantile(50)) / 1e9
-	return min(int64(math.Ceil(n)), int64(r.MostAtOnce()))
+	n := int64(math.Ceil(2 * float64(r.Intended) / r.Seconds * float64(h.ValueAtQuantile(50)) / 1e9))
+	if most := r.MostAtOnce(); most > 0 {
+		n = min(n, int64(most))
+	}
+	return n
 }
 
-// MostAtOnce returns how many requests can be in flight at once.
+// MostAtOnce returns how many requests can be in flight at once; 0 if the load has no connections.
 func (r *Result) MostAtOnce() int { return r.Connections * max(r.Streams, 1) }

@@ -1,10 +1,25 @@
 package load
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+)
 
 // TestAnswers: without a count of its own, the number of answers in the window is Done, if nearly all of these came in
 // time.
 func TestAnswers(t *testing.T) {
+	// Loads that start processes have no connections.
+	execs := Result{Mode: Open, Seconds: 2, Intended: 40, Sent: 40, Done: 40, Late: 1}
+	h := hdrhistogram.New(1, Longest, 3)
+	for range 40 {
+		Record(h, 30e6)
+	}
+	if err := execs.SetHistogram(Service, h); err != nil {
+		t.Fatal(err)
+	}
+	grew, single := execs, execs
+	grew.Late, single.Late, single.Connections = 4, 2, 1
 	for _, c := range []struct {
 		r     Result
 		want  int64
@@ -17,6 +32,9 @@ func TestAnswers(t *testing.T) {
 		{Result{Done: 20_000, Late: 201, Mode: Closed}, 20_000, true}, // as many were under way at the begin
 		{Result{Intended: 2000, Sent: 1500, Done: 1500}, 1500, false}, // of a load that sends nothing after the window
 		{Result{}, 0, true},
+		{execs, 40, true}, // one of 30 ms was in progress at the end
+		{grew, 40, false},
+		{single, 40, false}, // its connection carries one
 	} {
 		if n, known := c.r.Answers(); n != c.want || known != c.known {
 			t.Errorf("%+v: %d, %v, want %d, %v", c.r, n, known, c.want, c.known)
