@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"tare/internal/experiment/load"
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/record"
 	"tare/internal/results/analysis"
@@ -148,6 +149,17 @@ func TestEventSums(t *testing.T) {
 		nodes[0].Total["events_generated"] != 1000 || *nodes[0].Cost != 1.5 || *nodes[0].Clock != 4e-5 ||
 		nodes[1].Cost != nil {
 		t.Errorf("%+v", nodes)
+	}
+	// Where the arm's cost per event is unknown, as in a trial of an earlier version that ended with a queue, so is that
+	// of its nodes.
+	for i := range trials {
+		if trials[i].Factors["rate"] == "100" {
+			trials[i].Loads = map[string]load.Result{"execs": {Mode: load.Open, Intended: 500, Sent: 471, Done: 471}}
+		}
+	}
+	nodes = analysis.NodeSums(run, trials)
+	if nodes[0].Cost != nil || nodes[0].Total["events_generated"] != 1000 || nodes[2].Cost == nil {
+		t.Errorf("with a queue: %+v", nodes)
 	}
 	if v, ok := analysis.Largest(trials, "sched_delay_max_seconds", "tracer", map[string]string{"rate": "storm"}); !ok ||
 		v != 0.1 {

@@ -113,7 +113,7 @@ func NodeSums(run record.Run, trials []record.Trial) []NodeSum {
 				continue
 			}
 			s.add(tallies, *n.Trial)
-			if v, ok := n.Trial.Metrics[each.Name]; ok && Usable(v) {
+			if v, ok := n.Trial.Metrics[each.Name]; ok && Usable(v) && reliable(each, v, t) {
 				costs[k] = append(costs[k], v)
 			}
 		}

@@ -365,19 +365,24 @@ func readingOf(trial record.Trial, defined metric.Set) (reading, error) {
 	for _, name := range among {
 		r.lost[name] = amongUnanswered
 	}
-	known := load.AnswersKnown(trial.Loads)
 	for name, v := range trial.Metrics {
 		_, has := r.metrics[name]
 		_, lost := r.lost[name]
 		switch {
 		case has || lost || !Usable(v):
-		case !known && v != 0 && defined.Of(name).Answers: // 0 is 0 however many answers there were
+		case !reliable(defined.Of(name), v, trial):
 			r.lost[name] = answersUnknown
 		default:
 			r.metrics[name] = v
 		}
 	}
 	return r, err
+}
+
+// reliable reports whether a value of a trial may be taken over. A value that depends on the answers in the window may
+// not if the version that recorded it did not count them, but 0 is 0 however many there were.
+func reliable(d metric.Definition, v float64, t record.Trial) bool {
+	return v == 0 || !d.Answers || load.AnswersKnown(t.Loads)
 }
 
 func valid(t record.Trial) bool { return t.Validity.Valid && t.Validity.Failed == "" }
