@@ -179,20 +179,26 @@ func (s *Summary) compareFunctions(
 }
 
 // compare returns which functions make up the difference of an arm at a level; nil if no block has profiles of both the
-// arm and the baseline.
+// arm and the baseline in one metric.
 func (p profiles) compare(
 	s *Summary, t *Table, arm string, at factors, dependences map[armMetric]stats.Dependence,
 ) *Functions {
-	first := slices.Sorted(maps.Keys(p[arm]))
-	if len(first) == 0 {
+	var metrics []string
+	for _, of := range lists.ByKey(p[arm]) {
+		metrics = lists.Include(metrics, of.metric)
+	}
+	var blocks []int // of the metric that has most
+	for _, metric := range metrics {
+		if has := p.blocks(arm, metric); len(has) > len(blocks) {
+			blocks = has
+		}
+	}
+	if len(blocks) == 0 {
 		return nil
 	}
-	of := p[arm][first[0]]
-	f := &Functions{Arm: arm, Factors: at, Metric: of.metric, Unit: of.unit}
-	blocks, twinBlocks := p.blocks(arm, of.metric), p.blocks(record.AA, of.metric)
-	if f.N = len(blocks); f.N == 0 {
-		return nil
-	}
+	of := p[arm][blocks[0]]
+	f := &Functions{Arm: arm, Factors: at, Metric: of.metric, Unit: of.unit, N: len(blocks)}
+	twinBlocks := p.blocks(record.AA, of.metric)
 	own, twin := dependences[armMetric{arm, of.metric}], dependences[armMetric{record.AA, of.metric}]
 	var totals []float64
 	for _, block := range blocks {

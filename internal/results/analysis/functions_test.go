@@ -182,6 +182,20 @@ func TestFunctionsOfLostTrials(t *testing.T) {
 	}
 }
 
+// TestFunctionsOfTwoUnits: the metric of most blocks counts, not that of the first, whose requests may be unknown.
+func TestFunctionsOfTwoUnits(t *testing.T) {
+	run, trials := profiledRun(1, 8, 60, steep, map[string]float64{"planted20": 20})
+	for i := range trials {
+		if trials[i].Block == 0 && trials[i].Arm == "candidate" {
+			trials[i].Profile.Metric, trials[i].Profile.Unit, trials[i].Profile.Divisor = "subject_cpus", "CPUs", 4
+		}
+	}
+	f := functionsOf(t, run, trials)
+	if f.N != 7 || f.Metric != "cpu_seconds_per_request" || f.Unit != "seconds per request" {
+		t.Errorf("%d blocks of %s in %s", f.N, f.Metric, f.Unit)
+	}
+}
+
 func first(run record.Run, _ []record.Trial) record.Run         { return run }
 func second(_ record.Run, trials []record.Trial) []record.Trial { return trials }
 
