@@ -30,7 +30,7 @@ var statistics = []statistic{
 func numbersOf(e *analysis.Estimate) []*float64 {
 	numbers := make([]*float64, len(statistics))
 	numbers[0], numbers[1], numbers[2] = &e.Value, e.Lo, e.Hi
-	if d := e.Difference; d != nil {
+	if d := e.Difference; d != nil && !d.BaselineWithheld() {
 		copy(numbers[3:], []*float64{&d.Value, d.Lo, d.Hi, new(truth(d.Resolved)), d.SmallestVisible})
 	}
 	return numbers
@@ -43,7 +43,8 @@ func truth(is bool) float64 {
 	return 0
 }
 
-// exported calls call for each number of a summary that may be quoted, which excludes withheld estimates.
+// exported calls call for each number of a summary that may be quoted, which excludes withheld estimates and the
+// differences from them.
 func exported(s *analysis.Summary, call func(statistic, *analysis.Estimate, float64)) {
 	for n, of := range statistics {
 		for i := range s.Estimates {

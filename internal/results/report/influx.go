@@ -52,12 +52,12 @@ func Influx(w io.Writer, s *analysis.Summary, run record.Run) error {
 			continue
 		}
 		f := new(influxFields).number("value", &e.Value).number("lo", e.Lo).number("hi", e.Hi).count("n", e.N)
-		if d := e.Difference; d != nil {
+		if d := e.Difference; d != nil && !d.BaselineWithheld() {
 			f.number("difference", &d.Value).number("difference_lo", d.Lo).number("difference_hi", d.Hi).
 				number("smallest_visible", d.SmallestVisible).truth("resolved", d.Resolved)
-		}
-		if r := e.Ratio; r != nil {
-			f.number("ratio", &r.Value).number("ratio_lo", r.Lo).number("ratio_hi", r.Hi)
+			if r := e.Ratio; r != nil {
+				f.number("ratio", &r.Value).number("ratio_lo", r.Lo).number("ratio_hi", r.Hi)
+			}
 		}
 		tags := attributes(e)
 		tags["metric"] = e.Metric

@@ -83,6 +83,16 @@ func TestDifferencesFromWithheld(t *testing.T) {
 		if r := rowOf(s, *e); (r.Difference == "not resolved") != (lost > 0) {
 			t.Errorf("%d lost: the row has %q", lost, r.Difference)
 		}
+		if has := slices.ContainsFunc(numbersOf(e)[3:], func(v *float64) bool { return v != nil }); has != (lost == 0) {
+			t.Errorf("%d lost: a difference is exported: %t", lost, has)
+		}
+		points := slices.DeleteFunc(influxPoints(t, s, run), func(p influxPoint) bool {
+			return p.tags["metric"] != e.Metric || p.tags["arm"] != e.Arm
+		})
+		if len(points) != 1 || points[0].fields["value"] == nil || (points[0].fields["difference"] != nil) != (lost == 0) ||
+			(points[0].fields["ratio"] != nil) != (lost == 0) {
+			t.Errorf("%d lost: InfluxDB gets %+v", lost, points)
+		}
 	}
 }
 
