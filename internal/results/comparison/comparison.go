@@ -48,6 +48,7 @@ type Comparison struct {
 	Warnings []string  `json:"warnings"`
 
 	doubted lists.Groups[string, string] // what is not resolved because of a doubt about a run, by the doubt
+	leftOut lists.Groups[string, string] // what runs of the history measured by another rule, by how many of them
 }
 
 // Ref identifies a run.
@@ -155,8 +156,7 @@ type effect struct {
 	dir      string // of the run
 }
 
-// source is a run with its quotable estimates, and with the metrics that it withholds or lost, or measured by another
-// rule than the latest (metric.Definition.Rule).
+// source is a run with its quotable estimates, and with the metrics that it withholds or lost.
 type source struct {
 	dir       string
 	defined   metric.Set
@@ -167,24 +167,12 @@ type source struct {
 
 // lost is a metric without a quotable estimate, and the reason.
 type lost struct {
-	of    Of
-	why   string
-	older bool // the run's version of Tare measured it by another rule
+	of  Of
+	why string
 }
 
-// latest returns the latest rule by which one of the runs measures a metric, by name.
-func latest(all []Source) map[string]int {
-	rules := map[string]int{}
-	for _, s := range all {
-		for _, d := range s.Run.Metrics {
-			rules[d.Name] = max(rules[d.Name], d.Rule)
-		}
-	}
-	return rules
-}
-
-// sourcesOf prepares runs for a comparison of values that were measured by the given rules.
-func sourcesOf(all []Source, rules map[string]int) (sources []source) {
+// sourcesOf prepares runs for a comparison.
+func sourcesOf(all []Source) (sources []source) {
 	for _, s := range all {
 		one := source{dir: s.Dir, defined: s.Run.Defined(), estimates: map[key]*analysis.Estimate{}, lost: map[key]lost{},
 			headlines: s.Summary.Headlines}
@@ -202,46 +190,79 @@ func sourcesOf(all []Source, rules map[string]int) (sources []source) {
 		for i := range s.Summary.Estimates {
 			e := &s.Summary.Estimates[i]
 			k := key{e.Metric, e.Arm, e.Component, record.LevelKey(e.Factors)}
-			l := lost{of: Of{Metric: e.Metric, Unit: e.Unit, Rank: e.Rank, Arm: e.Arm, Component: e.Component,
-				Factors: e.Factors, Headline: asked(e.Metric)}}
-			switch {
-			case e.Withheld != "":
-				l.why = "withheld: " + e.Withheld
-			case one.defined[e.Metric].Rule != rules[e.Metric]:
-				l.why, l.older = "that version of Tare measured it in another way", true
-			default:
+			if e.Withheld == "" {
 				one.estimates[k] = e
 				continue
 			}
-			one.lost[k] = l
+			one.lost[k] = lost{
+				of: Of{Metric: e.Metric, Unit: e.Unit, Rank: e.Rank, Arm: e.Arm, Component: e.Component,
+					Factors: e.Factors, Headline: asked(e.Metric)},
+				why: "withheld: " + e.Withheld,
+			}
 		}
 		sources = append(sources, one)
 	}
 	return sources
 }
 
-// effects returns the effects of runs on a scale. Runs without one on that scale are returned with the reasons.
-func effects(sources []source, k key, scale Scale) (all []effect, without []Absent) {
+// rule returns the metric.Definition.Rule by which the run measured an effect.
+func (s source) rule(k key) int { return s.defined[k.metric].Rule }
+
+// latest returns the latest rule by which a run has an effect: the difference from the baseline, or the value itself
+// if no run has a difference. What a run defines but lost makes no other run's value outdated.
+func latest(sources []source, k key) int {
+	for _, scale := range []Scale{Difference, Value} {
+		rule := -1
+		for _, s := range sources {
+			if e := s.estimates[k]; e != nil {
+				if _, ok := effectOf(e, scale); ok {
+					rule = max(rule, s.rule(k))
+				}
+			}
+		}
+		if rule >= 0 {
+			return rule
+		}
+	}
+	return 0
+}
+
+// by returns the run's estimate of an effect by a rule; nil if it has none.
+func (s source) by(rule int, k key) *analysis.Estimate {
+	if s.rule(k) != rule {
+		return nil
+	}
+	return s.estimates[k]
+}
+
+// otherwise reports whether the run has an estimate of an effect by another rule.
+func (s source) otherwise(rule int, k key) bool { return s.estimates[k] != nil && s.rule(k) != rule }
+
+// effects returns the effects of runs by a rule and on a scale. Runs without one are returned with the reasons.
+func effects(sources []source, k key, rule int, scale Scale) (all []effect, without []Absent) {
 	for _, s := range sources {
-		if e := s.estimates[k]; e != nil {
+		if e := s.by(rule, k); e != nil {
 			if x, ok := effectOf(e, scale); ok {
 				all = append(all, effect{x, e, slices.Contains(s.headlines, e.Metric), s.dir})
 				continue
 			}
 		}
-		without = append(without, s.absent(k))
+		without = append(without, s.absent(k, rule))
 	}
 	return all, without
 }
 
-// absent returns the reason why a run does not have an effect.
-func (s source) absent(k key) Absent {
+// absent returns the reason why a run does not have an effect by a rule.
+func (s source) absent(k key, rule int) Absent {
 	if l, known := s.lost[k]; known {
-		return Absent{s.dir, l.why, l.older}
+		return Absent{Dir: s.dir, Why: l.why}
 	}
 	e := s.estimates[k]
+	if e != nil && s.rule(k) < rule {
+		return Absent{s.dir, "that version of Tare measured it in another way", true}
+	}
 	if l, known := s.lost[key{k.metric, record.Direct, "", k.level}]; known && e != nil && e.Difference == nil {
-		return Absent{s.dir, "of the baseline, " + l.why, l.older}
+		return Absent{Dir: s.dir, Why: "of the baseline, " + l.why}
 	}
 	if e != nil {
 		return Absent{Dir: s.dir, Why: "no interval"}
@@ -261,13 +282,13 @@ func Compare(old, new, history []Source) Comparison {
 		Schema: Schema, Experiment: old[0].Run.Experiment, Old: refs(old), New: refs(new), History: refs(history),
 		Changes: []Change{}, Missing: []Missing{}, Warnings: []string{},
 	}
-	rules := latest(slices.Concat(old, new))
-	was, is, before := sourcesOf(old, rules), sourcesOf(new, rules), sourcesOf(history, rules)
-	all := sourcesOf(distinct(slices.Concat(old, new, history)), rules)
+	was, is, before := sourcesOf(old), sourcesOf(new), sourcesOf(history)
+	all := sourcesOf(distinct(slices.Concat(old, new, history)))
 	for _, k := range keysOf(slices.Concat(was, is)) {
-		scale := scaleOf(slices.Concat(was, is), k)
-		a, notOld := effects(was, k, scale)
-		b, notNew := effects(is, k, scale)
+		rule := latest(slices.Concat(was, is), k)
+		scale := scaleOf(slices.Concat(was, is), k, rule)
+		a, notOld := effects(was, k, rule, scale)
+		b, notNew := effects(is, k, rule, scale)
 		without := slices.Concat(notOld, notNew)
 		c.miss(k, scale, slices.Concat(was, is), slices.Concat(a, b), Missing{
 			Compared: len(a) > 0 && len(b) > 0, In: without,
@@ -275,12 +296,21 @@ func Compare(old, new, history []Source) Comparison {
 		if len(a) == 0 || len(b) == 0 {
 			continue
 		}
-		past, _ := effects(before, k, scale)
-		twins, _ := effects(all, key{k.metric, record.AA, k.component, k.level}, scale)
+		past, _ := effects(before, k, rule, scale)
+		twins, _ := effects(all, key{k.metric, record.AA, k.component, k.level}, rule, scale)
 		if k.component != "" || scale == Value || scale == Difference && !comparable(slices.Concat(a, b)) {
 			twins = nil // the baseline has next to none of the metric, so the twin's variance means little
 		}
 		c.add(k, scale, a, b, past, twins, without)
+		left := 0
+		for _, s := range before {
+			if s.otherwise(rule, k) {
+				left++
+			}
+		}
+		if left > 0 {
+			c.leftOut.Add(fmt.Sprintf("%d of %s", left, quantity.Counted(len(before), "run")), labelOf(k))
+		}
 	}
 	slices.SortStableFunc(c.Changes, func(a, b Change) int { return cmp.Compare(a.Rank, b.Rank) })
 	slices.SortStableFunc(c.Missing, func(a, b Missing) int { return cmp.Compare(a.Rank, b.Rank) })
@@ -301,6 +331,7 @@ func (c *Comparison) miss(k key, scale Scale, sources []source, effects []effect
 			l.of.Headline, l.of.Scale = l.of.Headline || m.Headline, scale
 			m.Of = l.of
 		}
+		m.Headline = m.Headline || slices.Contains(s.headlines, k.metric)
 	}
 	if m.Metric != "" {
 		c.Missing = append(c.Missing, m)
@@ -368,7 +399,7 @@ func (c *Comparison) add(k key, scale Scale, old, new, before, twins []effect, w
 			change.Why = "its interval contains 0"
 		} else if why := doubt(slices.Concat(old, new), without); why != "" {
 			change.Resolved, change.Why = false, why
-			c.doubted.Add(why, strings.TrimSpace(quantity.Label(k.metric)+" of "+k.arm+" "+k.component))
+			c.doubted.Add(why, labelOf(k))
 		}
 		c.Compared++
 		if change.Resolved {
@@ -376,6 +407,10 @@ func (c *Comparison) add(k key, scale Scale, old, new, before, twins []effect, w
 		}
 	}
 	c.Changes = append(c.Changes, change)
+}
+
+func labelOf(k key) string {
+	return strings.TrimSpace(quantity.Label(k.metric) + " of " + k.arm + " " + k.component)
 }
 
 // doubt returns the first reason why the effect in a run may be wrong, with the run; empty if there is none. The
@@ -410,6 +445,10 @@ func (c *Comparison) warn(old, new []Source) {
 		c.Warnings = append(c.Warnings, fmt.Sprintf("%s; so not resolved: %s", why,
 			strings.Join(analysis.FirstOf(lists.Include(nil, of...), maxDoubted), ", ")))
 	}
+	for runs, of := range c.leftOut.All() {
+		c.Warnings = append(c.Warnings, fmt.Sprintf("the variance between runs leaves out %s of the history, which measured "+
+			"these in another way: %s", runs, strings.Join(analysis.FirstOf(lists.Include(nil, of...), maxDoubted), ", ")))
+	}
 	for _, s := range slices.Concat(old, new) {
 		if reasons := Apart(old[0].Run, s.Run); len(reasons) > 0 {
 			c.Warnings = append(c.Warnings, fmt.Sprintf("%s differs from %s in %s", s.Dir, old[0].Dir,
@@ -427,11 +466,12 @@ func (c *Comparison) warn(old, new []Source) {
 	}
 }
 
-// scaleOf returns the scale on which all runs have the effect: the value itself only if no run has a difference.
-func scaleOf(sources []source, k key) Scale {
+// scaleOf returns the scale on which all runs have the effect by a rule: the value itself only if no run has a
+// difference.
+func scaleOf(sources []source, k key, rule int) Scale {
 	scale := Value
 	for _, s := range sources {
-		e := s.estimates[k]
+		e := s.by(rule, k)
 		if e == nil || e.Difference == nil || e.Difference.Lo == nil {
 			continue
 		}

@@ -19,6 +19,8 @@ import (
 	"tare/test/long"
 )
 
+const p50 = "latency_p50_seconds"
+
 // made are runs on successive days, which add so much to latency.
 func made(t *testing.T, from uint64, latencies ...float64) (sources []comparison.Source) {
 	t.Helper()
@@ -127,7 +129,6 @@ func TestLostTrials(t *testing.T) {
 // TestMissing: what new runs lost entirely is named with the reason, and a change for which only some repeats have a
 // value is not resolved.
 func TestMissing(t *testing.T) {
-	const p50 = "latency_p50_seconds"
 	run := func(day uint64, latency float64, lost int) comparison.Source {
 		run, trials := analysistest.Quickstart(analysistest.Truth{
 			Blocks: 12, BPF: 3.1e-6, Latency: latency, Noise: 0.5e-6, Day: day,
@@ -179,17 +180,30 @@ func TestMissing(t *testing.T) {
 	}
 }
 
+// later makes runs measure p50 by the next rule.
+func later(runs []comparison.Source) {
+	for i := range runs {
+		defined := slices.Clone(runs[i].Run.Metrics)
+		lists.Find(defined, func(d *metric.Definition) bool { return d.Name == p50 }).Rule++
+		runs[i].Run.Metrics = defined
+	}
+}
+
+// lost returns a run whose candidate lost p50 in all trials.
+func lost(run comparison.Source) comparison.Source {
+	summary := *run.Summary
+	summary.Estimates = slices.DeleteFunc(slices.Clone(summary.Estimates), func(e analysis.Estimate) bool {
+		return e.Metric == p50 && e.Arm == "candidate"
+	})
+	summary.Missing = append(slices.Clone(summary.Missing), analysis.Missing{Metric: p50, Arm: "candidate",
+		Factors: run.Summary.Estimates[0].Factors, Trials: 8, Lost: 8, Gate: "rate", Message: "it did not keep up"})
+	run.Summary = &summary
+	return run
+}
+
 // TestRules: values by an earlier rule are not compared with others, and the runs that have them are named.
 func TestRules(t *testing.T) {
-	const p50 = "latency_p50_seconds"
 	old, new := made(t, 0, 9e-6, 9e-6, 9e-6), made(t, 3, 40e-6, 40e-6, 40e-6)
-	later := func(runs []comparison.Source) {
-		for i := range runs {
-			defined := slices.Clone(runs[i].Run.Metrics)
-			lists.Find(defined, func(d *metric.Definition) bool { return d.Name == p50 }).Rule = 1
-			runs[i].Run.Metrics = defined
-		}
-	}
 	changes := func(c comparison.Comparison) int {
 		n := 0
 		for _, x := range c.Changes {
@@ -229,9 +243,54 @@ func TestRules(t *testing.T) {
 			t.Errorf("%s: %+v\nmissing %+v", why, change, m)
 		}
 	}
-	later(old)
+	later(old[:1])
 	if got := comparison.Compare(old, new, made(t, 6, 9e-6, 9e-6, 9e-6)); changes(got) != 1 || len(got.Missing) > 0 {
 		t.Errorf("by one rule: %d changes, missing %+v", changes(got), got.Missing)
+	}
+}
+
+// TestRulesOfHistory: a history names the runs by an earlier rule, and a run that lost the metric leaves them in. What
+// they leave unknown between runs is said.
+func TestRulesOfHistory(t *testing.T) {
+	runs := made(t, 0, 9e-6, 9e-6, 9e-6, 9e-6)
+	later(runs[3:])
+	for name, c := range map[string]struct {
+		last    comparison.Source
+		points  int
+		leftOut []int
+	}{
+		"another rule":           {runs[3], 1, []int{0, 1, 2}},
+		"another rule, but lost": {lost(runs[3]), 3, nil},
+	} {
+		for _, l := range comparison.Over(append(slices.Clone(runs[:3]), c.last), 1).Lines {
+			if l.Metric == p50 && (len(l.Points) != c.points || !slices.Equal(l.LeftOut, c.leftOut)) {
+				t.Errorf("%s: %d points, left out %d", name, len(l.Points), l.LeftOut)
+			}
+			if l.Metric != p50 && (len(l.Points) != 4 || l.LeftOut != nil) {
+				t.Errorf("%s: %s has %d points, left out %d", name, l.Metric, len(l.Points), l.LeftOut)
+			}
+		}
+	}
+	// Old and new share a rule in the runs that have the metric. The lost one makes them a selection.
+	old, new := made(t, 4, 9e-6, 9e-6, 9e-6), made(t, 7, 40e-6, 40e-6, 40e-6)
+	later(new[2:])
+	new[2] = lost(new[2])
+	if change := changeOf(t, comparison.Compare(old, new, nil), p50); change.Lo == nil || change.Resolved {
+		t.Errorf("%+v", change)
+	}
+	// The history is by another rule.
+	old, new = old[:1], new[:1]
+	later(old)
+	later(new)
+	got := comparison.Compare(old, new, made(t, 10, 9e-6, 9e-6, 9e-6, 9e-6))
+	if change := changeOf(t, got, p50); change.Between != comparison.Unknown ||
+		changeOf(t, got, "cpu_seconds_per_connection").Between != comparison.History {
+		t.Errorf("%+v", got.Changes)
+	}
+	const want = "the variance between runs leaves out 4 of 4 runs of the history, which measured these in another way: " +
+		"latency p50 of candidate"
+	if !slices.Contains(got.Warnings, want) {
+		t.Errorf("no %q in %q", want, got.Warnings)
 	}
 }
 

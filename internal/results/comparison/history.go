@@ -24,6 +24,8 @@ type Line struct {
 	Of
 	Points []Point `json:"points"` // one for each run that has the effect, by the latest metric.Definition.Rule
 	Shifts []Shift `json:"shifts"`
+
+	LeftOut []int `json:"left_out,omitempty"` // indexes in Runs of those that have it by another rule
 }
 
 // Point is the effect of one run with its own interval, as a ratio to the baseline of the run or in the unit of the
@@ -52,14 +54,18 @@ func Over(sources []Source, seed uint64) Course {
 	c := Course{
 		Schema: HistorySchema, Experiment: sources[0].Run.Experiment, Runs: refs(sources), Lines: []Line{},
 	}
-	all := sourcesOf(sources, latest(sources))
+	all := sourcesOf(sources)
 	for _, k := range keysOf(all) {
-		scale := scaleOf(all, k)
+		rule := latest(all, k)
+		scale := scaleOf(all, k, rule)
 		line := Line{Points: []Point{}}
 		var series []float64
 		var found []effect
 		for run, s := range all {
-			has, _ := effects([]source{s}, k, scale)
+			if s.otherwise(rule, k) {
+				line.LeftOut = append(line.LeftOut, run)
+			}
+			has, _ := effects([]source{s}, k, rule, scale)
 			for _, e := range has {
 				of := on(e.of, scale)
 				line.Points = append(line.Points, Point{run, shown(e.Value, scale), *of.Lo, *of.Hi})

@@ -149,7 +149,7 @@ func changesOf(c *comparison.Comparison) string {
 	switch {
 	case c.Compared == 0:
 		return "No verdict: by how much these figures differ from run to run is not known. Run both again and name the " +
-			"directories that hold the repeats, or name a --history with more runs."
+			"directories that hold the repeats, or name a --history with more comparable runs."
 	case len(named) == 0 && c.Resolved == 0:
 		return fmt.Sprintf("No change is resolved in %s.", quantity.Counted(c.Compared, "comparison"))
 	case len(named) == 0:
@@ -251,24 +251,25 @@ func (t *screen) history(c *comparison.Course) {
 		first.Started.UTC().Format(time.DateOnly), last.Started.UTC().Format(time.DateOnly))
 	t.line("")
 	rows := [][]string{{"", "arm", "course", "first", "last", "shifts"}}
-	hidden := 0
+	var shown []comparison.Line
 	for _, l := range c.Lines {
-		if !t.All && !l.Headline && len(l.Shifts) == 0 {
-			hidden++
-			continue
+		if t.All || l.Headline || len(l.Shifts) > 0 {
+			shown = append(shown, l)
+			rows = append(rows, historyCells(c, l))
 		}
-		rows = append(rows, historyCells(c, l))
 	}
 	t.columns(rows, nil, false)
 	t.wrap("", historyNote(c)+fmt.Sprintf(" A course is drawn from its lowest to its highest run, of the last %d "+
-		"runs; a dot "+
-		"is a run without it.", maxSpark))
-	t.hidden(hidden, "further line", " without a shift")
+		"runs; a dot is a run without a comparable figure.", maxSpark))
+	for _, text := range leftOutTexts(c, shown) {
+		t.wrap("", text)
+	}
+	t.hidden(len(c.Lines)-len(shown), "further line", " without a shift")
 }
 
 // historyNote explains the lines.
 func historyNote(c *comparison.Course) string {
-	const own = "Each run is against its own baseline; - is a run without the figure."
+	const own = "Each run is against its own baseline; - is a run without a comparable figure."
 	if len(c.Runs) < comparison.MinShiftRuns {
 		return own + fmt.Sprintf(" Shifts can be found in %d runs or more.", comparison.MinShiftRuns)
 	}
@@ -277,6 +278,24 @@ func historyNote(c *comparison.Course) string {
 		text += fmt.Sprintf("; of %d lines chance alone shifts about %d", len(c.Lines), n)
 	}
 	return text + "."
+}
+
+// leftOutTexts returns a sentence for each group of runs that lines leave out.
+func leftOutTexts(c *comparison.Course, lines []comparison.Line) (texts []string) {
+	var labels lists.Groups[string, string]
+	for _, l := range lines {
+		if len(l.LeftOut) > 0 {
+			runs := lists.Map(l.LeftOut, func(run int) string { return c.Runs[run].Dir })
+			labels.Add(fmt.Sprintf("%d of %s, whose versions of Tare measured these in another way (%s)", len(runs),
+				quantity.Counted(len(c.Runs), "run"), strings.Join(analysis.FirstOf(runs, maxMoreLabels), ", ")),
+				quantity.Label(l.Metric)+" of "+placeOf(l.Arm, l.Component, l.Factors))
+		}
+	}
+	for runs, of := range labels.All() {
+		texts = append(texts, fmt.Sprintf("Left out: %s: %s.", runs,
+			strings.Join(analysis.FirstOf(of, maxMoreLabels), "; ")))
+	}
+	return texts
 }
 
 func historyCells(c *comparison.Course, l comparison.Line) []string {

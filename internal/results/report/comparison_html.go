@@ -78,7 +78,8 @@ func ComparisonHTML(w io.Writer, c *comparison.Comparison) error {
 func HistoryHTML(w io.Writer, c *comparison.Course) error {
 	d := comparisonData{
 		Title: clean(c.Experiment), Question: "How did it change over its runs?", Heading: "Courses",
-		Notes: []string{historyNote(c)}, Head: []string{"metric", "arm", "first", "last", "shifts", "course"},
+		Notes: append([]string{historyNote(c)}, leftOutTexts(c, c.Lines)...),
+		Head:  []string{"metric", "arm", "first", "last", "shifts", "course"},
 	}
 	lines := slices.Clone(c.Lines)
 	slices.SortStableFunc(lines, func(a, b comparison.Line) int { return min(len(b.Shifts), 1) - min(len(a.Shifts), 1) })

@@ -2,6 +2,7 @@ package report
 
 import (
 	"bytes"
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -58,6 +59,25 @@ func TestHistoryEnds(t *testing.T) {
 		i := slices.IndexFunc(lines, func(line string) bool { return strings.Contains(line, "latency p50") })
 		if i < 0 || !strings.HasSuffix(strings.Join(strings.Fields(lines[i]), " "), " "+tt.want) {
 			t.Errorf("want %q in\n%s", tt.want, b.String())
+		}
+	}
+}
+
+// TestLeftOut: the text and the page of a history name the runs that a line leaves out.
+func TestLeftOut(t *testing.T) {
+	c := &comparison.Course{Experiment: "test", Runs: []comparison.Ref{{Dir: "a"}, {Dir: "b"}, {Dir: "c"}},
+		Lines: []comparison.Line{{
+			Of:     comparison.Of{Metric: "latency_p50_seconds", Arm: "new", Headline: true, Scale: comparison.Ratio},
+			Points: []comparison.Point{{Run: 2, Value: 1.3}}, LeftOut: []int{0, 1},
+		}}}
+	var text, page bytes.Buffer
+	if err := errors.Join(History(&text, c, Options{Width: 110}), HistoryHTML(&page, c)); err != nil {
+		t.Fatal(err)
+	}
+	const want = "Left out: 2 of 3 runs, whose versions of Tare measured these in another way (a, b): latency p50 of new."
+	for _, got := range []string{text.String(), page.String()} {
+		if !strings.Contains(strings.Join(strings.Fields(got), " "), want) {
+			t.Errorf("no %q in\n%s", want, got)
 		}
 	}
 }
