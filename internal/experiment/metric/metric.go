@@ -85,6 +85,9 @@ type Definition struct {
 	// another value than before, and values by different rules are not compared. Complete never fills it in.
 	Rule int `json:"rule,omitempty"`
 
+	// Assumed is true if the run recorded no definitions, so that its version may not have had the metric.
+	Assumed bool `json:"-"`
+
 	Headline bool `json:"headline,omitempty"` // answers mention it, so a run that continues until it is precise checks it
 	Lead     bool `json:"lead,omitempty"`     // it has a column in the first table of a report
 	// answers mention it only if a load is as fast as it can be: at a fixed rate it shows just that rate
@@ -213,12 +216,13 @@ func (s Set) FamilyOf(name string) string { return cmp.Or(s.Of(name).Family, nam
 
 // Complete fills in fields that the version that wrote the definitions did not have, from today's definitions of the
 // same names: Answers, Lead, Limit, Tally, TallyOf, Before, After and Plan; and, if none of them is set, Family,
-// Histogram, Quantile, Undisturbed, What and Per. If written is nil, it returns today's definitions, by the first Rule.
+// Histogram, Quantile, Undisturbed, What and Per. If written is nil, it returns today's definitions, by the first Rule
+// and Assumed.
 func Complete(written, today []Definition) []Definition {
 	if written == nil {
 		all := slices.Clone(today)
 		for i := range all {
-			all[i].Rule = 0
+			all[i].Rule, all[i].Assumed = 0, true
 		}
 		return all
 	}

@@ -76,7 +76,9 @@ func TestComplete(t *testing.T) {
 		t.Errorf("got %+v\nwant %+v", got, want)
 	}
 	got = Complete(nil, today)
-	today[0].Rule = 0
+	for i := range today {
+		today[i].Rule, today[i].Assumed = 0, true
+	}
 	if !reflect.DeepEqual(got, today) {
 		t.Errorf("without definitions those of today stand, by the first rule: %+v", got)
 	}

@@ -130,7 +130,7 @@ type Change struct {
 
 // Missing is an effect that some of the compared runs do not have. If Compared is set, other runs of both sides have
 // it, and there is a change between these. Trials are not lost at random, so the change is not resolved if a run lost
-// the effect. A run whose version of Tare did not measure it, or by another rule, only makes fewer repeats.
+// the effect. A run whose version of Tare did not measure it, or by an earlier rule, only makes fewer repeats.
 type Missing struct {
 	Of
 	Compared bool     `json:"compared"`
@@ -176,10 +176,12 @@ func sourcesOf(all []Source) (sources []source) {
 	for _, s := range all {
 		one := source{dir: s.Dir, defined: s.Run.Defined(), estimates: map[key]*analysis.Estimate{}, lost: map[key]lost{},
 			headlines: s.Summary.Headlines}
+		has := map[string]bool{}
 		asked := func(metric string) bool {
 			return slices.Contains(s.Summary.Headlines, metric) || slices.Contains(s.Run.Headline, metric)
 		}
 		for _, m := range s.Summary.Missing {
+			has[m.Metric] = true
 			d := one.defined.Of(m.Metric)
 			one.lost[key{m.Metric, m.Arm, "", record.LevelKey(m.Factors)}] = lost{
 				of: Of{Metric: m.Metric, Unit: d.Unit, Rank: d.Rank, Arm: m.Arm, Factors: m.Factors,
@@ -189,6 +191,7 @@ func sourcesOf(all []Source) (sources []source) {
 		}
 		for i := range s.Summary.Estimates {
 			e := &s.Summary.Estimates[i]
+			has[e.Metric] = true
 			k := key{e.Metric, e.Arm, e.Component, record.LevelKey(e.Factors)}
 			if e.Withheld == "" {
 				one.estimates[k] = e
@@ -200,6 +203,8 @@ func sourcesOf(all []Source) (sources []source) {
 				why: "withheld: " + e.Withheld,
 			}
 		}
+		// Without recorded definitions, only a metric that the run has or lost is known to be its version's.
+		maps.DeleteFunc(one.defined, func(name string, d metric.Definition) bool { return d.Assumed && !has[name] })
 		sources = append(sources, one)
 	}
 	return sources
@@ -254,23 +259,23 @@ func effects(sources []source, k key, rule int, scale Scale) (all []effect, with
 
 // absent returns the reason why a run does not have an effect by a rule.
 func (s source) absent(k key, rule int) Absent {
-	if l, known := s.lost[k]; known {
-		return Absent{Dir: s.dir, Why: l.why}
-	}
+	_, defined := s.defined[k.metric]
+	l, lost := s.lost[k]
 	e := s.estimates[k]
-	if e != nil && s.rule(k) < rule {
-		return Absent{s.dir, "that version of Tare measured it in another way", true}
-	}
-	if l, known := s.lost[key{k.metric, record.Direct, "", k.level}]; known && e != nil && e.Difference == nil {
-		return Absent{Dir: s.dir, Why: "of the baseline, " + l.why}
-	}
-	if e != nil {
-		return Absent{Dir: s.dir, Why: "no interval"}
-	}
-	if _, defined := s.defined[k.metric]; !defined {
+	base, baseLost := s.lost[key{k.metric, record.Direct, "", k.level}]
+	switch {
+	case !defined && !lost && e == nil:
 		return Absent{s.dir, "that version of Tare did not measure it", true}
+	case s.rule(k) < rule:
+		return Absent{s.dir, "that version of Tare measured it in another way", true}
+	case lost:
+		return Absent{Dir: s.dir, Why: l.why}
+	case e == nil:
+		return Absent{Dir: s.dir, Why: "not measured"}
+	case e.Difference == nil && baseLost:
+		return Absent{Dir: s.dir, Why: "of the baseline, " + base.why}
 	}
-	return Absent{Dir: s.dir, Why: "not measured"}
+	return Absent{Dir: s.dir, Why: "no interval"}
 }
 
 // Compare compares new runs with old ones; the runs of each side must be repeats of the same thing. The history may

@@ -228,19 +228,31 @@ func TestRules(t *testing.T) {
 	// A repeat by an earlier rule, or of a version without the metric, is one repeat less. The reason has nothing to do
 	// with what it measured.
 	later(old[1:])
-	without := slices.Clone(old)
+	without, assumed := slices.Clone(old), slices.Clone(old)
 	without[0].Run.Metrics = slices.DeleteFunc(slices.Clone(old[0].Run.Metrics),
 		func(d metric.Definition) bool { return d.Name == p50 })
 	summary := *old[0].Summary
 	without[0].Summary = &summary
 	summary.Estimates = slices.DeleteFunc(slices.Clone(old[0].Summary.Estimates),
 		func(e analysis.Estimate) bool { return e.Metric == p50 })
-	for why, old := range map[string][]comparison.Source{"it in another way": old, "did not measure it": without} {
-		got := comparison.Compare(old, new, nil)
+	assumed[0].Summary = &summary
+	assumed[0].Run.Metrics = metric.Complete(nil, old[0].Run.Metrics)
+	withheld := slices.Clone(old)
+	withheld[0] = lost(old[0])
+	for name, c := range map[string]struct {
+		old []comparison.Source
+		why string
+	}{
+		"an earlier rule":              {old, "it in another way"},
+		"an earlier rule, and lost":    {withheld, "it in another way"},
+		"without the metric":           {without, "did not measure it"},
+		"without recorded definitions": {assumed, "did not measure it"},
+	} {
+		got := comparison.Compare(c.old, new, nil)
 		change := changeOf(t, got, p50)
 		m := lists.Find(got.Missing, func(m *comparison.Missing) bool { return m.Metric == p50 })
-		if m == nil || !m.Compared || len(m.In) != 1 || !strings.Contains(m.In[0].Why, why) || !change.Resolved {
-			t.Errorf("%s: %+v\nmissing %+v", why, change, m)
+		if m == nil || !m.Compared || len(m.In) != 1 || !strings.Contains(m.In[0].Why, c.why) || !change.Resolved {
+			t.Errorf("%s: %+v\nmissing %+v", name, change, m)
 		}
 	}
 	later(old[:1])
