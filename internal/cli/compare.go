@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -68,14 +69,16 @@ Runs that differ in machine, kernel, spec or metric definitions, and invalid run
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var page bytes.Buffer
 			err := promptly(cmd.Context(), func() error { return compare(cmd.OutOrStdout(), &page, args, f) })
-			if err != nil || f.page == "" {
+			// If the context has ended, the comparison may still be at work on the page. Runs with nothing in common have a
+			// page, which says why, and an error.
+			if cmd.Context().Err() != nil || page.Len() == 0 {
 				return err
 			}
-			return writeFile(cmd.Context(), f.page, "the page", "make room, or name another file with --html",
-				func(w io.Writer) error {
+			return errors.Join(err, writeFile(cmd.Context(), f.page, "the page",
+				"make room, or name another file with --html", func(w io.Writer) error {
 					_, err := page.WriteTo(w)
 					return err
-				})
+				}))
 		},
 	}
 	c.Flags().StringVar(&f.history, "history", "",

@@ -103,12 +103,15 @@ func TestCompareMissing(t *testing.T) {
 		return parent
 	}
 	old, new := writeRuns(t, 0, 9e-6, 9e-6, 9e-6), lossy([]string{"latency_p50_seconds"})
-	none, err := runCompare(old, lossy(nil), "--anyway")
-	if want := "8 of 8 trials were lost: the gate stall (it stood still)"; fault.CodeOf(err) != fault.Usage ||
-		!strings.Contains(strings.Join(strings.Fields(none), " "), want) {
-		t.Errorf("nothing in common: %v, no %q in\n%s", err, want, none)
-	}
 	page := filepath.Join(t.TempDir(), "page.html")
+	none, err := runCompare(old, lossy(nil), "--anyway", "--html", page)
+	html, _ := os.ReadFile(page)
+	for _, text := range []string{strings.Join(strings.Fields(none), " "), string(html)} {
+		if want := "8 of 8 trials were lost: the gate stall (it stood still)"; fault.CodeOf(err) != fault.Usage ||
+			!strings.Contains(text, want) {
+			t.Errorf("nothing in common: %v, no %q in\n%s", err, want, text)
+		}
+	}
 	out, err := runCompare(old, new, "--html", page)
 	html, readErr := os.ReadFile(page)
 	if err := errors.Join(err, readErr); err != nil {
