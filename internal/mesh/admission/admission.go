@@ -60,7 +60,7 @@ const (
 
 // The names of counts and of a histogram in the load's results, in addition to those of every load.
 const (
-	countFinished        = "finished" // reviews that ended in the window, with their certificates, whenever they began
+	countFinished        = "finished" // successful reviews that ended, certificate included, in the window
 	countCertificates    = "certificates"
 	histogramCertificate = "admission_certificate"
 )
@@ -181,7 +181,7 @@ func (l *Load) ask(ctx context.Context, i int) (failed string, answered int64, e
 	return failed, answered, err
 }
 
-// certify gets the certificate of a pod with the token of its service account.
+// certify requests the certificate of the i-th pod, using the token of the pod's service account.
 func (l *Load) certify(ctx context.Context, i int) (failed string, err error) {
 	a := authority.Agent{Address: l.to.Certificates, Identity: l.to.Identities + account(i), Roots: l.to.Roots,
 		ReadToken: func() (authority.Token, error) { return l.token(i) }}
@@ -210,7 +210,7 @@ func (l *Load) token(i int) (authority.Token, error) {
 // tally holds the counts of a run.
 type tally struct {
 	load.Tally
-	settled     int64 // reviews that ended in the window, with their certificates
+	settled     int64 // successful reviews that ended in the window, certificate included
 	errors      map[string]int64
 	certificate *hdrhistogram.Histogram
 }
@@ -221,11 +221,11 @@ func newTally() tally {
 	return t
 }
 
-// in reports whether a review that was intended to start at a time (ns by pace.Now) counts.
+// in reports whether a time (ns by pace.Now) is in the window.
 func (l *Load) in(intended int64) bool { return intended >= l.begin && intended < l.end }
 
 // do makes the i-th review, which was intended to start at a given time; a negative time means now (closed loop). free
-// is when the calling goroutine became free; do returns when it is free again. Times are in ns by pace.Now.
+// is when the calling goroutine became free; the result is when it is free again. Times are in ns by pace.Now.
 func (l *Load) do(ctx context.Context, i int, intended, free int64) int64 {
 	sent := pace.Now()
 	own := int64(-1)
@@ -355,7 +355,8 @@ func (l *Load) unsent(at int64) {
 	}
 }
 
-// work makes reviews, one at a time, until the schedule or the window ends. In closed loop it begins at from.
+// work makes reviews, one at a time, until the schedule or the window ends. In closed loop it begins at the time from
+// (ns by pace.Now).
 func (l *Load) work(ctx context.Context, from int64, due <-chan due, next *atomic.Int64) {
 	free := pace.Now()
 	if l.o.Rate > 0 {

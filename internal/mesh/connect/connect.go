@@ -253,7 +253,7 @@ type tally struct {
 	last     uint64 // the latest generation that was seen
 	old      *hdrhistogram.Histogram
 	oldOf    uint64 // the last generation that was seen after the next one had begun
-	oldAge   int64  // how long after the next one began it was last seen, in ns; 0: oldOf is not set
+	oldAge   int64  // ns from the beginning of generation oldOf+1 until oldOf was last seen; 0: oldOf is not set
 }
 
 func newTally(begin, end int64) *tally {
@@ -317,7 +317,8 @@ func (t *tally) result(judged bool) (*load.Result, error) {
 	return r, r.SetHistograms(map[string]*hdrhistogram.Histogram{load.Connect: t.times, generation.OldEndpoint: t.old})
 }
 
-// errorName returns the kind of error of a failed connect. Kinds that load http also has get the same name.
+// errorName returns the kind of error of a failed connect. Kinds that also occur in a load of kind http have the same
+// names there.
 func errorName(errno unix.Errno) string {
 	switch errno {
 	case unix.ECONNREFUSED:

@@ -75,7 +75,7 @@ type Server interface {
 	CheckServices(s *kind.Setup, part *kind.Part) error
 }
 
-// Serving is such a subject as it runs in a trial.
+// Serving is a subject, running in a trial (kind.Site.Subject), that serves something itself.
 type Serving interface {
 	Services() Services
 }

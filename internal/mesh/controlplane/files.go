@@ -30,8 +30,8 @@ func NewFiles(path string) *Files { return &Files{path, proxyconfig.NewReader(pa
 // Read reads the files. Its error says where they are wrong. Calls must not overlap.
 func (f *Files) Read() (*proxyconfig.Mesh, error) { return f.reader.Read() }
 
-// Watch checks the files ten times a second until ctx ends, and calls changed whenever they have changed since the
-// last call or, at first, since NewFiles. It waits a while for a directory to stop changing, so that several files
+// Watch checks the files ten times a second until ctx ends. It calls changed() whenever they differ from what they were
+// at the last call or, at first, at NewFiles. It waits a while for a directory to stop changing, so that several files
 // written at once make one change. An error from changed ends Watch.
 func (f *Files) Watch(ctx context.Context, changed func() error) error {
 	clock := time.NewTicker(poll)

@@ -33,7 +33,8 @@ const (
 )
 
 // BoundGarbage makes the process, which must be a control plane, keep little garbage, and return memory to the kernel
-// while it is idle, until stop is called. If the environment sets GOGC, BoundGarbage does not change it.
+// while it is idle, until stop is called. If the environment sets GOGC, BoundGarbage does not change it; with GOGC=off,
+// BoundGarbage does nothing.
 func BoundGarbage() (stop func()) {
 	if os.Getenv("GOGC") == "off" {
 		return func() {}

@@ -38,7 +38,7 @@ const (
 type history struct {
 	mu      sync.Mutex
 	seed    maphash.Seed
-	changes []*entry // by since
+	changes []*entry // sorted by since
 }
 
 func newHistory() *history { return &history{seed: maphash.MakeSeed()} }
@@ -49,8 +49,8 @@ type entry struct {
 	proxies map[uint64]struct{} // hashes of node ids, because the ids can be long
 }
 
-// of returns the change that was set at since, adding it if it is new, or nil if it is older than all changes that are
-// kept. The caller must hold mu.
+// of returns the change that was set at the given time (ns by pace.Now). It adds the change if it is new, or returns
+// nil if the change is older than all that are kept. The caller must hold mu.
 func (h *history) of(since int64) *entry {
 	i, found := slices.BinarySearchFunc(h.changes, since, func(e *entry, since int64) int {
 		return cmp.Compare(e.since, since)
@@ -70,7 +70,7 @@ func (h *history) of(since int64) *entry {
 	return e
 }
 
-// note calls do with the change that was set at since, unless it is no longer kept.
+// note calls the given function with the change that was set at the given time, unless the change is no longer kept.
 func (h *history) note(since int64, do func(*entry)) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -37,7 +37,7 @@ type PlaneOptions struct {
 	// are written.
 	Credentials string
 	Life        time.Duration // of certificates; default authority.DefaultLife
-	RenewAfter  float64       // fraction of their life; default that of authority.Options
+	RenewAfter  float64       // as in authority.Options
 	// Accounts verifies the service account tokens of a Kubernetes cluster. Agents exchange such a token for their first
 	// certificate, whose private key they generate (authority.Agent). Nil: certificates are only renewed.
 	Accounts *authority.ServiceAccounts
@@ -162,8 +162,8 @@ func (p *Plane) check(ctx context.Context) error {
 	return nil
 }
 
-// roots ends the streams of proxies whose own root is no longer trusted, and makes Run send the new roots to all
-// proxies.
+// roots ends the streams of proxies whose certificate has a root that is no longer trusted, and makes Run send the new
+// roots to all proxies.
 func (p *Plane) roots() {
 	p.server.Check()
 	p.renewals.roots()
@@ -179,8 +179,8 @@ func nodeOf(key string) string {
 }
 
 // keyOf returns the key of a proxy of a mesh. If proxies prove their identities, the key includes the identity: a
-// stream is authorized for one identity, and when the proxy gets another the stream must end rather than receive that
-// identity's private key.
+// stream is authorized for one identity, and if the proxy's identity changes, the stream must end rather than receive
+// the new identity's private key.
 func (p *Plane) keyOf(m *proxyconfig.Mesh, id string) string {
 	if p.authority == nil {
 		return id
@@ -255,8 +255,8 @@ func (e *FilesError) Unwrap() error { return e.Err }
 // Set makes m the mesh. It returns the same as Server.Set, and a FilesError if m is in use but not all files could be
 // written; any other error leaves the mesh as it was.
 //
-// A proxy whose part has not changed costs only a comparison of addresses; the parts that Config.CompileAfter took over
-// from the current mesh have not.
+// A proxy whose part has not changed costs only a comparison of addresses. Parts that Config.CompileAfter took over
+// from the current mesh count as unchanged.
 func (p *Plane) Set(ctx context.Context, m *proxyconfig.Mesh) (int64, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

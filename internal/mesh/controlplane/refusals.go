@@ -21,7 +21,7 @@ const (
 type refusals struct {
 	mu     sync.Mutex
 	logged pace.Bucket
-	hidden int // refusals not logged since the last one that was
+	hidden int // number of refusals since the last one that was logged
 }
 
 func newRefusals() *refusals {

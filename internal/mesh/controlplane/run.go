@@ -206,8 +206,8 @@ func sendAll(ctx context.Context, conn *role.Conn, lines <-chan string) error {
 
 type bound func(l net.Listener, most int, turned func(connections int)) net.Listener
 
-// bounding returns a function that limits the connections of proxies. With TLS, proxies identify themselves in their
-// handshakes.
+// bounding returns a function that limits the connections of proxies. With TLS, a new connection at the limit replaces
+// the oldest one whose peer has not yet identified itself in the handshake.
 func bounding(secure bool) bound {
 	if secure {
 		return limit.AtMostKnown
@@ -233,7 +233,7 @@ func (w Webhook) of(p *Plane, admin *Admin) (*injection.Webhook, error) {
 	return injection.New(w.Config, o)
 }
 
-// obey carries out the parent's messages until its input or ctx ends.
+// obey carries out the parent's messages until conn's input or ctx ends.
 func (p *Plane) obey(ctx context.Context, conn *role.Conn) error {
 	ended := make(chan error, 1)
 	go func() { // ends when the parent closes its end of the pipe

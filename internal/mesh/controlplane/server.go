@@ -35,7 +35,7 @@ type Options struct {
 	Idle time.Duration
 	// Credentials are the server's; nil: no TLS.
 	Credentials credentials.TransportCredentials
-	Server      []grpc.ServerOption // more options
+	Server      []grpc.ServerOption // further options of the gRPC server
 }
 
 // DefaultIdle is the default of Options.Idle. Data planes open a stream as soon as they connect.
@@ -282,8 +282,8 @@ func extended(t tables, url string, base *ads.Table, own []*ads.Resource, last t
 	return nil
 }
 
-// SetSecrets replaces the own secrets of some keys, those that no other key shares, and nothing else. An earlier SetAll
-// or Change must have set the keys. It does not look at other keys.
+// SetSecrets replaces only the secrets that belong to some keys alone (View.Own). An earlier SetAll or Change must have
+// set the keys. It does not look at other keys.
 func (s *Server) SetSecrets(_ context.Context, some map[string][]*tlsv3.Secret) error {
 	called := pace.Now()
 	s.mu.Lock()

@@ -13,8 +13,8 @@ import (
 
 // Limits on responses, which thousands of proxies receive at once from a control plane under test.
 const (
-	// maxMessage limits a response, in bytes. In the largest mesh without TLS (MaxServices, all for each proxy), a proxy
-	// gets 40 MiB in four responses.
+	// maxMessage limits a response, in bytes. In the largest mesh without TLS, in which each proxy gets all of MaxServices
+	// services, a proxy gets 40 MiB in four responses.
 	maxMessage = 64 << 20
 	// maxFields limits the fields of a response, most of which are resources: an empty resource has 2 bytes, and takes 100
 	// bytes in memory.
@@ -34,7 +34,7 @@ func newCodec() codec {
 }
 
 func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
-	n := int64(data.Len()) // gRPC has refused more than maxMessage
+	n := int64(data.Len()) // at most maxMessage: gRPC has refused longer ones
 	if err := c.room.Acquire(context.Background(), n); err != nil {
 		return err
 	}

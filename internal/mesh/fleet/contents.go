@@ -95,8 +95,8 @@ func (c *contents) of(k resourceType, value []byte) *content {
 	return x
 }
 
-// parse decodes a resource. An invalid one has no name and needs nothing, so a proxy that gets it never has all that it
-// subscribed to.
+// parse decodes a resource. An invalid one has no name and needs nothing, so a proxy that subscribed to it by name
+// never has all that it subscribed to.
 func (c *contents) parse(k resourceType, value []byte) *content {
 	x := &content{}
 	t, err := protoregistry.GlobalTypes.FindMessageByURL(urls[k])

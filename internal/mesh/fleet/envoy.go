@@ -25,7 +25,7 @@ type Envoy struct {
 // applications, whose answers have different lengths.
 type Effect struct {
 	Service int     `json:"service"` // its number in requests for changes
-	Lengths [2]int  `json:"lengths"` // in bytes, of the answers of the first endpoint and of the one after a change
+	Lengths [2]int  `json:"lengths"` // in bytes, of the answers of the initial endpoint and of the other one
 	Envoys  []Envoy `json:"envoys"`
 	Program string  `json:"program"` // the path of Envoy's program
 }

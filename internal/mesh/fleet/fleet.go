@@ -52,7 +52,7 @@ type Fleet struct {
 	running sync.WaitGroup
 
 	codec   codec
-	lastEnd atomic.Pointer[error] // why the last connection ended that the fleet did not close
+	lastEnd atomic.Pointer[error] // the error of the latest connection that the fleet did not close
 
 	missing atomic.Int64 // proxies that have not yet had all that they subscribed to
 	wake    chan struct{}
@@ -204,7 +204,7 @@ func (f *Fleet) Close() {
 	f.running.Wait()
 }
 
-// completed is called when a proxy has all that it subscribed to.
+// completed is called when a proxy has all that it subscribed to, or when it ends before that.
 func (f *Fleet) completed() {
 	if f.missing.Add(-1) == 0 {
 		f.wakeUp()
@@ -218,8 +218,8 @@ func (f *Fleet) wakeUp() {
 	}
 }
 
-// Complete waits until every connected proxy has once had all that it subscribed to, and returns when each had, ns by
-// pace.Now, sorted. Proxies that do not answer as usual are left out.
+// Complete waits until every connected proxy has once had all that it subscribed to, and returns the times (ns by
+// pace.Now, sorted) at which each first had it. Proxies that do not answer as usual are left out.
 func (f *Fleet) Complete(ctx context.Context) ([]int64, error) {
 	for f.missing.Load() > 0 {
 		select {
@@ -288,7 +288,8 @@ type Spread struct {
 	Answered []int64 // when its acknowledgement was handed to the transport
 }
 
-// Expect makes the fleet look for a mark that want proxies are to get. The returned function waits until they have it.
+// Expect makes the fleet look for a mark that a given number of proxies must receive. The returned function waits until
+// they have received and acknowledged it. If ctx ends first, it returns an error and the times so far.
 func (f *Fleet) Expect(m Mark, want int) func(context.Context) (Spread, error) {
 	w := &watch{mark: m, want: int64(want), seen: make([]times, len(f.proxies)), done: make(chan struct{})}
 	if want == 0 {

@@ -24,8 +24,8 @@ import (
 // Generator is the name of this load in results.
 const Generator = "fleet"
 
-// The names of the histograms. Each change adds one value, the time since the control plane got the change. The times
-// of rollouts and churn start when the first proxy begins to connect.
+// The names of the histograms. Each change adds one value (to histogramEffect, one for each Envoy), the time since the
+// control plane got the change. The times of rollouts and churn start when the first proxy begins to connect.
 const (
 	histogramFirst    = "fleet_first"    // until the first proxy concerned had the response
 	histogramMedian   = "fleet_median"   // until half of them had it
@@ -189,8 +189,8 @@ func (l *Load) work(ctx context.Context, w *window) error {
 	}
 }
 
-// piece does one change, one rollout or one returning tenth, or waits for a while. It counts the piece in to, unless to
-// is nil.
+// piece does one change, one rollout or one returning tenth, or waits for a while. It counts the piece in the window
+// to, unless that is nil. w is the window, whether or not the piece counts.
 func (l *Load) piece(ctx context.Context, to, w *window) (err error) {
 	switch n := l.fleet.Len(); l.o.Work {
 	case Idle, Leave:
@@ -227,8 +227,8 @@ func (l *Load) piece(ctx context.Context, to, w *window) (err error) {
 	return err
 }
 
-// effectEvery is the number of changes, with real proxies, from one change of the service that shows effects to the
-// next.
+// effectEvery is the number of changes, if there are real proxies, of which one is a change of the service that shows
+// effects.
 const effectEvery = 4
 
 // pause waits for a random 0.5 to 1.5 times LoadOptions.Pause.

@@ -13,7 +13,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// gateEnds trips when connections of proxies end that the load did not close.
+// gateEnds trips when connections of proxies end without the load having closed them.
 var gateEnds = &measured.Gate{
 	Name: "connections-ended", Breaks: []measured.Need{measured.Complete, measured.Connected}, Quiet: ledger.Subject,
 	Why: "proxies that reconnect get everything again, which is no part of a change",

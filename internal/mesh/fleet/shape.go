@@ -83,7 +83,8 @@ func Endpoint(service, change int) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 200, byte(service >> 8), byte(service)}), uint16(change))
 }
 
-// MarkOf returns the service and the change that an assignment of such endpoints encodes.
+// MarkOf returns the service and the change that the endpoints of an assignment encode (Endpoint), or the zero Mark if
+// they encode none.
 func MarkOf(a *endpointv3.ClusterLoadAssignment) Mark {
 	for _, l := range a.GetEndpoints() {
 		for _, e := range l.GetLbEndpoints() {

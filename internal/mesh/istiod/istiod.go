@@ -38,8 +38,8 @@ type Options struct {
 	Environment []string
 }
 
-// Istiod is a running istiod. Its configuration is in Dir. Rename files into Dir, so that istiod never reads an
-// incomplete file.
+// Istiod is a running istiod. Unless Options.Objects was set, its configuration is in Dir: rename files into Dir, so
+// that istiod never reads an incomplete file.
 type Istiod struct {
 	XDS  string // host:port of aggregated discovery, without TLS
 	Dir  string // of the configuration
@@ -146,7 +146,8 @@ func Start(ctx context.Context, o Options) (_ *Istiod, err error) {
 	return i, i.ready(ctx)
 }
 
-// environment turns off what needs more than files: certificates, and the exchange of metadata between proxies.
+// environment turns off the features that need more than configuration: certificates, and the exchange of metadata
+// between proxies.
 var environment = []string{
 	"PILOT_CERT_PROVIDER=none", "ENABLE_CA_SERVER=false", "PILOT_ENABLE_METADATA_EXCHANGE=false",
 	"POD_NAMESPACE=" + namespace, "POD_NAME=istiod-tare", "CLUSTER_ID=tare",
@@ -167,7 +168,7 @@ current-context: tare
 users: [{name: tare, user: {}}]
 `
 
-// ready waits until istiod answers that it is ready, and listens for proxies.
+// ready waits until istiod reports that it is ready and accepts connections of proxies.
 func (i *Istiod) ready(ctx context.Context) error {
 	ctx, stop := context.WithTimeoutCause(ctx, readyTimeout, fmt.Errorf("istiod was not ready within %v", readyTimeout))
 	defer stop()

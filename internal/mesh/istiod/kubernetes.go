@@ -39,7 +39,7 @@ type Object struct {
 // objectKey identifies objects, by the plurals of their kinds, as in paths.
 type objectKey struct{ plural, namespace, name string }
 
-// plurals are the supported kinds of objects, of Istio's API group of networking.
+// plurals maps the supported kinds of objects, all of which are in Istio's API group for networking, to their plurals.
 var plurals = map[string]string{"ServiceEntry": "serviceentries", "Sidecar": "sidecars"}
 
 func kindOf(plural string) string {
@@ -79,7 +79,7 @@ func (k *kubernetes) put(objects ...Object) {
 	k.changed = make(chan struct{})
 }
 
-// since returns the objects of a kind that are newer than a version, oldest first, the current version, and a channel
+// since returns the objects of a kind that are newer than a version (oldest first), the current version, and a channel
 // that is closed at the next change.
 func (k *kubernetes) since(plural string, version int64) (list []stored, now int64, changed <-chan struct{}) {
 	k.mu.Lock()

@@ -98,9 +98,9 @@ func (guest) Installed(context.Context, param.Values) error {
 	return err
 }
 
-// ControlPlane returns the command line with which the tare binary runs an istiod for a subject: it speaks the protocol
-// of package role, and its ready message is a services.Ready. services maps the address of each service to its only
-// endpoint.
+// ControlPlane returns the command line with which the tare binary runs an istiod for a subject. The process speaks the
+// protocol of package role, and its ready message is a services.Ready. services maps the address of each service to its
+// only endpoint.
 func ControlPlane(self string, services map[string]string) ([]string, error) {
 	argv, err := kind.Command(kind.Application, guest{}, kind.Site{})
 	if err != nil {

@@ -34,7 +34,7 @@ type joined struct {
 	part    *kind.Part
 	process kind.Process // nil before Start
 	control string       // address of the control plane that was started for it, if any
-	said    []string     // lines of its log until it served the control plane's first configuration
+	said    []string     // lines that the data plane logged until it served its first configuration
 }
 
 // Evidence holds what the data plane logged about its control plane's configuration, line by line; the latest lines if
@@ -176,8 +176,8 @@ func (j *joined) placed(ctx context.Context) error {
 	})
 }
 
-// await reads the process's log until done accepts a line. If the process ends first, the error contains meanwhile; if
-// the time within passes first, the error is the one that late returns.
+// await reads the process's log until done(line) returns true or an error. If the process ends first, the error
+// contains the text meanwhile. If the duration within passes first, the error is that of late().
 func (j *joined) await(ctx context.Context, within time.Duration, meanwhile string,
 	done func(line string) (bool, error), late func() error) error {
 	timeout := time.NewTimer(within)

@@ -296,7 +296,7 @@ func (c *conn) end() {
 type frames struct {
 	skip int // bytes until the next frame begins
 	head [9]byte
-	have int // bytes of head
+	have int // number of bytes of the next header that are in head
 }
 
 // gRPC keeps the data of each frame in a buffer, and the buffer in lists, which take frameAround bytes. A buffer for

@@ -44,7 +44,7 @@ var kinds = map[string]kind{
 	ClusterType:     {stage: makes, rank: 0, whole: true, roots: true, late: true},
 	EndpointType:    {stage: makes, rank: 1, late: true},
 	SecretType:      {stage: makes, rank: 2, late: true},
-	ListenerType:    {stage: turns, rank: 4, whole: true, roots: true}, // a new one may get the address of a removed one
+	ListenerType:    {stage: turns, rank: 4, whole: true, roots: true}, // late removal could block a new one's address
 	ScopedRouteType: {stage: turns, rank: 5, whole: true, roots: true},
 	RouteType:       {stage: turns, rank: 6, late: true},
 	VirtualHostType: {stage: turns, rank: 7, late: true},

@@ -295,12 +295,12 @@ func (t *Table) only(names []string) *Table {
 	return newTable(nil, list)
 }
 
-// step is the difference between two tables.
+// step is the difference from an old table to a new one.
 type step struct {
-	to      *Table
-	changed []*Resource // resources in to that are new or have another version
-	removed []*Resource // resources that are not in to
-	kept    *Table      // to plus the removed resources
+	to      *Table      // the new table
+	changed []*Resource // resources of the new table that the old one lacks or has in another version
+	removed []*Resource // resources of the old table that are not in the new one
+	kept    *Table      // the new table plus the removed resources
 }
 
 // stepTo returns the difference between t and to. If neither table has a base, it caches the difference, because most
@@ -343,8 +343,8 @@ func (t *Table) partsTo(to *Table) *step {
 	return s
 }
 
-// keep sets s.kept, the table with the current and the removed resources. It calls both only if neither s.to nor from
-// is that table.
+// keep sets s.kept, the table with the current and the removed resources. If neither s.to nor from is that table, it
+// calls the function both to make it.
 func (s *step) keep(from *Table, both func() *Table) {
 	switch {
 	case len(s.removed) == 0:

@@ -25,18 +25,18 @@ type stream struct {
 	delta    bool
 	conn     *conn         // the connection that is charged for the stream; nil: none
 	requests chan *request // received and not yet processed
-	ended    chan error    // gets one error, the last thing that work does
+	ended    chan error    // receives one error, as the last act of work()
 	begins   *time.Timer   // ends the stream unless a request comes first
 	debt     atomic.Int64  // cost of requests in bytes that has not yet been taken out of the quota
 
 	mu      sync.Mutex
 	woken   bool // there may be work
-	working bool // work runs
-	over    bool // work will not run again
+	working bool // work() is running
+	over    bool // work() will not run again
 	closed  bool // nothing more will be received
 	lost    error
 
-	// The fields below belong to work.
+	// The fields below belong to work() until it sends to ended.
 	kept  int64 // bytes that the connection has been charged for the stream
 	node  string
 	key   string
@@ -48,7 +48,7 @@ type stream struct {
 	alarm *time.Timer     // fires at due; nil: not set, so that an idle stream has no timer
 }
 
-// wakeUp makes work run, or run again. It never waits.
+// wakeUp starts work(), or makes it run once more if it is running. It never waits.
 func (s *stream) wakeUp() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -351,7 +351,7 @@ func (s *stream) next(now int64) *response {
 	return nil
 }
 
-// turning returns the index of the first subscription of the stage turns.
+// turning returns the index of the first subscription whose stage is turns, or 0 if there is none.
 func (s *stream) turning() int {
 	i := slices.IndexFunc(s.subs, func(sub *subscription) bool { return sub.kind.stage == turns })
 	return max(i, 0)
@@ -383,7 +383,7 @@ func (s *stream) lookAt(at int64) {
 	}
 }
 
-// response makes a response from news, and marks the resources that the data plane then needs as owed.
+// response makes a response from news, and marks as owed the resources that the data plane needs with it.
 func (s *stream) response(sub *subscription, n *news, view *View) *response {
 	for _, r := range n.changed {
 		for _, need := range r.needs {

@@ -16,11 +16,11 @@ type subscription struct {
 	all   bool   // subscribed to all
 	named bool   // the data plane has subscribed by name before; from then on, an empty list means none
 
-	sent  *Table          // the table that was sent last: the data plane has the wanted resources of it
+	sent  *Table          // the last table sent: the data plane has those of its resources that it subscribed to
 	began *Table          // the table at the first request; while it is current, responses are not changes
 	due   bool            // a response is due even if it is empty
 	owed  map[string]bool // names to send even if the data plane has them; true: it requested them
-	owing int64           // bytes that it takes to keep the names in owed that the table lacks, and to report them missing
+	owing int64           // bytes to keep, and to report as missing, the names in owed that the table lacks
 	stubs int64           // bytes of resources that are in sent only because the data plane claims to have them
 	doubt []*Resource     // resources of refused responses: some may have been applied
 
@@ -38,8 +38,8 @@ type flight struct {
 	changed []*Resource
 }
 
-// mostFlights is the number of unanswered responses of a type whose answers still count. Another is sent only after
-// Options.Patience.
+// mostFlights is the number of unanswered responses of a type whose answers still count. While one is unanswered, the
+// next is sent only after Options.Patience.
 const mostFlights = 8
 
 const everything = "*"
@@ -65,8 +65,8 @@ func (s *subscription) sends(f *flight) {
 	s.nonce = f.nonce
 }
 
-// answer processes an answer, and returns the response that it answers first; nil: none. Data planes answer in order,
-// so earlier responses will not be answered.
+// answer processes a request, and returns the response that it accepts or refuses; nil: none, or one that was answered
+// before. Data planes answer in order, so responses before that one will not be answered any more.
 func (s *subscription) answer(r *request) *flight {
 	i := slices.IndexFunc(s.flights, func(f *flight) bool { return f.nonce == r.nonce })
 	if i < 0 {
@@ -257,7 +257,7 @@ type news struct {
 	version   string
 	resources []*Resource
 	removed   []string
-	changed   []*Resource // the part of resources that the data plane might not have
+	changed   []*Resource // those of resources that the data plane might not have
 	asked     bool        // some of it was requested
 }
 
@@ -301,7 +301,7 @@ func (s *subscription) tell(at stage, now *Table, delta bool) *news {
 	if !begins || to == now {
 		s.began = nil
 	}
-	if s.stubs > 0 { // stubs that the last stage will remove stay
+	if s.stubs > 0 { // only the stubs that the last stage will remove still take memory
 		if s.stubs = 0; to != now {
 			s.stubs = sizeOf(d.removed)
 		}

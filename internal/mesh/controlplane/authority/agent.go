@@ -38,7 +38,7 @@ type Agent struct {
 	RenewAfter float64
 	// OnChange is called by Run with each new certificate, for example to write files. An error ends Run.
 	OnChange func(Credentials) error
-	// Log gets a line for each renewal that failed.
+	// Log gets a line for each failed request that Run retries; nil: nothing is logged.
 	Log func(line string)
 }
 

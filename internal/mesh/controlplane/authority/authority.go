@@ -59,8 +59,8 @@ type Options struct {
 	// changed the roots, after the change.
 	OnChange func(id string)
 	OnRoots  func()
-	// Log gets a line for each refusal, rate-limited by host, and for each step of a rollover. Lines contain neither keys
-	// nor tokens.
+	// Log gets a line for each refusal (rate-limited by host), for failed renewals (rate-limited) and for each step of a
+	// rollover. Lines contain neither keys nor tokens.
 	Log func(line string)
 }
 
@@ -111,7 +111,7 @@ type Authority struct {
 	issued  map[string]*entry
 	changed map[string]bool // identities for which OnChange must still be called
 	wake    chan struct{}   // makes Run look for certificates that are due
-	wakes   time.Time       // when Run will look even without wake
+	wakes   time.Time       // when Run will look even if it is not woken
 	signed  signed          // the certificates of agents
 	own     entry           // the control plane's certificate
 	served  atomic.Pointer[serving]
@@ -337,7 +337,7 @@ func (a *Authority) sign(
 }
 
 // store keeps roots in a file: the root that signs, with its key; then the next root, with its key, or the previous
-// root, without. So the file itself shows the stage of a rollover, and each step is one rename.
+// root, without its key. So the file itself shows the stage of a rollover, and each step is one rename.
 type store struct {
 	dir  *private
 	lock *os.File

@@ -19,7 +19,7 @@ const (
 	EnvoyRootsFile     = "roots.json"
 )
 
-// WriteEnvoy writes the files that an Envoy is started with into a directory, under the conditions of WriteFiles. When
+// WriteEnvoy writes into a directory the files with which an Envoy is started. The conditions of WriteFiles apply. When
 // the files are written again, a running Envoy uses the new certificate for its next connection to the control plane.
 // If c has no identity, Envoy connects without TLS.
 func (c Credentials) WriteEnvoy(dir string, b bootstrap.Envoy) error {

@@ -173,7 +173,7 @@ func (a *Authority) make(t *trust, id string) (*entry, error) {
 // retry is the time until Run tries again to renew a certificate that could not be renewed.
 const retry = time.Second
 
-// Run renews certificates that are due until ctx ends, and calls OnChange. Only one Run can be active at a time.
+// Run renews certificates when they are due, and calls OnChange, until ctx ends. Only one Run can be active at a time.
 func (a *Authority) Run(ctx context.Context) error {
 	if !a.running.CompareAndSwap(false, true) {
 		return errors.New("the authority renews certificates already")

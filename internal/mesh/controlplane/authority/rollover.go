@@ -33,12 +33,12 @@ type Rollover struct {
 	Stage   Stage    `json:"stage"`
 	Issuing string   `json:"issuing"` // the root that signs: the first 8 bytes of its key identifier, in hexadecimal
 	Trusted []string `json:"trusted"` // all trusted roots, likewise
-	// Pending is the number of identities whose certificate is still one that the old root signed. Run replaces these
-	// certificates.
+	// Pending is the number of identities whose certificate was signed by the old root, and which Run has yet to replace.
 	Pending int `json:"pending"`
-	// SafeAt is when the next step becomes safe for agents, which get roots when they renew; it is in the past if there
-	// are no agents. It does not cover proxies that get secrets over SDS: only the control plane knows whether they have
-	// received the roots.
+	// SafeAt is when the next step becomes safe for agents, which get roots when they renew. It is in the past if no agent
+	// can have a valid certificate from before the last step. For Options.Life after Open, agents may have one, because
+	// their certificates are not recorded. SafeAt does not cover proxies that get secrets over SDS: only the control plane
+	// knows whether they have received the roots.
 	SafeAt time.Time `json:"safe_at"`
 }
 

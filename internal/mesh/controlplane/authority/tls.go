@@ -176,8 +176,8 @@ func ClientTLS(own func() (Credentials, error), servers ...string) *tls.Config {
 	}
 }
 
-// Verify verifies the certificates that a peer has shown, its own first, at a time and for a use (server or client),
-// and returns its SPIFFE ID.
+// Verify verifies the certificates that a peer has shown, the peer's own first, for a use (server or client) at the
+// given time, and returns the peer's SPIFFE ID.
 func Verify(shown []*x509.Certificate, roots *x509.CertPool, use x509.ExtKeyUsage, now time.Time) (string, error) {
 	if _, err := limit.VerifyCertificates(shown, roots, use, now); err != nil {
 		return "", fmt.Errorf("the peer's certificate: %w", err)

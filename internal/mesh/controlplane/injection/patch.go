@@ -80,11 +80,11 @@ func (c *compiled) inject(namespace string, by *authority.Authority, p *pod) (*v
 		"excludeOutbound": outbound,
 	}
 	if c.native {
-		// First, because c.before has the sidecar as well, which must run before the pod's own init containers: their
-		// connections are already redirected.
+		// These go first, because c.before includes the sidecar, which must run before the pod's own init containers:
+		// their connections are already redirected.
 		b.list("/spec/initContainers", len(p.Spec.InitContainers) > 0, true, c.before, values)
 	} else {
-		// Last, so that the connections of the pod's own init containers are not redirected: no proxy runs yet.
+		// These go last, so that the connections of the pod's own init containers are not redirected: no proxy runs yet.
 		b.list("/spec/initContainers", len(p.Spec.InitContainers) > 0, false, c.before, values)
 		b.list("/spec/containers", true, false, []object{c.sidecar}, values)
 	}
@@ -185,7 +185,7 @@ func (c *compiled) moveProbes(b *patch, p *pod, v *verdict) probes.Table {
 	return table
 }
 
-// moveProbesOf moves the probes of one container, which is at path in the pod.
+// moveProbesOf moves the probes of one container. path is the container's JSON pointer in the pod, with a final slash.
 func (c *compiled) moveProbesOf(b *patch, x *container, path string, table probes.Table, v *verdict) {
 	for _, of := range []struct {
 		key  string

@@ -55,7 +55,8 @@ func (s *service) sends(r *route, to *service) bool {
 	return weights[to.Name] > 0
 }
 
-// grant adds to s.grants the access list of by, limited to the routes of by that concerns accepts.
+// grant adds the access list of the service by to s.grants. From the entries that name routes, it takes only the routes
+// for which concerns(route) is true.
 func (s *service) grant(m *Mesh, by *service, concerns func(*route) bool) error {
 	total := 0
 	for i, a := range by.Access {
@@ -99,7 +100,7 @@ func (s *service) grant(m *Mesh, by *service, concerns func(*route) bool) error 
 	return nil
 }
 
-// taking returns the permission for the requests that the route with index at gets: those that match it and no earlier
+// taking returns the permission for the requests that the route s.routes[at] gets: those that match it and no earlier
 // route. It also returns the number of conditions in the permission.
 func (s *service) taking(at int) (p *rbacv3.Permission, conditions int) {
 	all := s.routes[at].permissions()
@@ -187,16 +188,17 @@ func (m *Mesh) named(id string) *matcherv3.StringMatcher {
 	return exactly(id)
 }
 
-// exactly returns a matcher of a text, and beginning one of all texts that begin with it.
+// exactly returns a matcher for one text.
 func exactly(text string) *matcherv3.StringMatcher {
 	return &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Exact{Exact: text}}
 }
 
+// beginning returns a matcher for all texts that begin with the given one.
 func beginning(text string) *matcherv3.StringMatcher {
 	return &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Prefix{Prefix: text}}
 }
 
-// granted returns the identities that may call the service, without duplicates; anyone alone if all may.
+// granted returns the identities that may call the service, without duplicates, or just "*" (anyone) if all may.
 func (s *service) granted() []string {
 	if !s.restricted {
 		return []string{anyone}

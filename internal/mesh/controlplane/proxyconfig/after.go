@@ -36,8 +36,8 @@ func (c *Config) CompileAfter(before *Mesh) (*Mesh, error) {
 }
 
 // WithEndpoints returns the mesh with other endpoints for some services, by service name. It compiles only these
-// services again; but if one of them gains its first endpoint or loses its last, or gains or loses host names, it does
-// all the work of CompileAfter.
+// services again if it can, but does all the work of CompileAfter if, for example, one of them gains its first endpoint
+// or loses its last, or gains or loses host names.
 func (m *Mesh) WithEndpoints(of map[string][]Endpoint) (*Mesh, error) {
 	c := *m.config
 	c.Services = slices.Clone(c.Services)
@@ -169,7 +169,7 @@ func (c *class) clash(own *Resources) bool {
 	return clash
 }
 
-// after returns r with unchanged lists replaced by those of before.
+// after returns r with the lists of before in place of equal ones, so that unchanged lists keep their addresses.
 func (r Resources) after(before *Resources) Resources {
 	r.Clusters = after(r.Clusters, before.Clusters)
 	r.Endpoints = after(r.Endpoints, before.Endpoints)

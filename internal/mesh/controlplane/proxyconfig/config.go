@@ -50,7 +50,7 @@ type Service struct {
 
 // Endpoint is an address at which a service is served.
 type Endpoint struct {
-	Address  string `json:"address" yaml:"address"` // IP:port, or host:port; a host's addresses all serve
+	Address  string `json:"address" yaml:"address"` // IP:port, or host:port for all of the host's addresses
 	Weight   uint32 `json:"weight" yaml:"weight"`   // default 1
 	Health   string `json:"health" yaml:"health"`   // healthy (default), unhealthy or draining
 	Priority uint32 `json:"priority" yaml:"priority"`

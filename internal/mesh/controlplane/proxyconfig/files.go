@@ -136,7 +136,8 @@ func (m *merged) place(name string, err error) (where string, in error) {
 	return name, err
 }
 
-// renumbered returns an error with another index for the list element that its label begins with.
+// renumbered returns an error whose label begins with the list element KEY[FROM], such as services[7], with KEY[TO] in
+// its place. It returns any other error unchanged.
 func renumbered(err error, key string, from, to int) error {
 	var w *wrong
 	if !errors.As(err, &w) {

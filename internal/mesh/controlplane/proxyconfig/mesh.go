@@ -31,7 +31,7 @@ type Mesh struct {
 	names       map[string]*service
 	raw         Resources
 
-	before *Mesh // during compilation: the earlier mesh, which has no proxies and services if there is none
+	before *Mesh // during compilation: the earlier mesh, or an empty one
 
 	classes map[classKey]*class
 	proxies map[string]*proxy
@@ -440,7 +440,7 @@ func (m *Mesh) compileClass(key classKey, callers map[string][]*service) error {
 }
 
 // byCaller returns the services that each identity may call, in the order of the file. Services that all identities
-// may call are under anyone.
+// may call are under "*" (anyone).
 func (m *Mesh) byCaller() map[string][]*service {
 	of := map[string][]*service{}
 	for _, s := range m.services {
@@ -451,7 +451,8 @@ func (m *Mesh) byCaller() map[string][]*service {
 	return of
 }
 
-// visible returns the services that proxies with a policy may call, in the order of the file.
+// visible returns the services that proxies with the given proxy.policy get, in the order of the file: if discovery is
+// by policy, those that they may call, else all.
 func (m *Mesh) visible(policy string, callers map[string][]*service) []*service {
 	if m.config.Discovery != byPolicy {
 		return m.services

@@ -21,10 +21,10 @@ type wrong struct {
 func (w *wrong) Error() string { return w.label + ": " + w.err.Error() }
 func (w *wrong) Unwrap() error { return w.err }
 
-// in adds the key that an error is about.
+// in adds to an error the key that the error is about.
 func in(key string, err error) error { return within(err, key, key) }
 
-// item adds the list element that an error is about: list[i].
+// item adds to an error the list element that the error is about: list[i].
 func item(list string, i int, err error) error {
 	return within(err, list+"["+strconv.Itoa(i)+"]", list, i)
 }
@@ -87,7 +87,8 @@ func lineOf(data []byte, path []any) int {
 	return line
 }
 
-// child returns the value of a key or an index, and where it begins; nil: there is none.
+// child returns the value at a key or an index of a node, and the token with which that entry begins (for a key, the
+// key itself); nil: there is none.
 func child(n ast.Node, step any) (value ast.Node, at *token.Token) {
 	switch v := n.(type) {
 	case *ast.AnchorNode:

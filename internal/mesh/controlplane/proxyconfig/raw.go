@@ -70,7 +70,7 @@ func (r *Resources) raw(m map[string]any) error {
 	return nil
 }
 
-// with returns the resources of r and those of more. Lists that get longer are copied.
+// with returns the resources of r and those of more, and changes neither. Lists to which nothing is added are shared.
 func (r Resources) with(more Resources) Resources {
 	return Resources{
 		join(r.Clusters, more.Clusters), join(r.Endpoints, more.Endpoints), join(r.Listeners, more.Listeners),
@@ -112,7 +112,7 @@ func (r *Resources) names(add func(name) error) error {
 	return err
 }
 
-// once returns the names of the resources, or an error if a name occurs twice among them or in others, which may be
+// once returns the names of the resources, or an error if a name occurs twice or is already in others, which may be
 // nil.
 func (r *Resources) once(others map[name]bool) (map[name]bool, error) {
 	own := map[name]bool{}

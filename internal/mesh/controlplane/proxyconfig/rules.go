@@ -17,8 +17,8 @@ import (
 // would decide only at the client's first byte. By that time, tcp_proxy has connected to the server and forwarded what
 // the server sent (envoyproxy/envoy issue 9023).
 
-// condition is a parsed Rule: one of from, and one of to, must match; an empty list matches all. Ports have already
-// been compared.
+// condition is a parsed Rule without its ports, which have already been compared. It matches connections whose source
+// is in a prefix of from and whose destination is in a prefix of to; an empty list contains every address.
 type condition struct{ from, to []netip.Prefix }
 
 // cell is a set of connections by the prefixes of their sources and destinations. A connection belongs to the cell
@@ -167,7 +167,7 @@ func (r *Rule) read(at netip.AddrPort) (c condition, reachable bool, err error) 
 	return c, true, nil
 }
 
-// port reports whether a port is one of the rule's.
+// port reports whether the rule applies to a destination port.
 func (r *Rule) port(is uint16) (found bool, err error) {
 	for _, text := range r.Ports {
 		first, last, isRange := strings.Cut(text, "-")

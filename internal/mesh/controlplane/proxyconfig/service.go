@@ -50,7 +50,7 @@ type service struct {
 	*Service
 	index    int
 	protocol protocol
-	leads    []*service // services that its split and routes lead to, by name
+	leads    []*service // services that its split and routes lead to, sorted by name
 	from     []*service // services that lead to it, in the order of the file
 	ids      []string   // SPIFFE IDs of its servers; empty: it is not in the mesh
 	grants   []grant    // who may call it, if restricted

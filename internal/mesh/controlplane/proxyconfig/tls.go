@@ -26,7 +26,7 @@ const (
 	strict     mtls = "strict"
 )
 
-// alpn returns the ALPN protocols of a service's protocol.
+// alpn returns the ALPN protocols of a service's servers, or those of its clients; nil: none.
 func (p protocol) alpn(server bool) []string {
 	switch {
 	case p.http() && server:
@@ -43,8 +43,8 @@ func secret(name string) *tlsv3.SdsSecretConfig {
 	return &tlsv3.SdsSecretConfig{Name: name, SdsConfig: ads()}
 }
 
-// common returns a TLS context with the proxy's own identity. Peers are verified if there are names, which they must
-// match.
+// common returns a TLS context with the proxy's own identity. If there are names, the peer's certificate is verified
+// and must match one of them.
 func common(alpn []string, names []*matcherv3.StringMatcher) *tlsv3.CommonTlsContext {
 	c := &tlsv3.CommonTlsContext{
 		TlsParams: &tlsv3.TlsParameters{TlsMinimumProtocolVersion: tlsv3.TlsParameters_TLSv1_2,
