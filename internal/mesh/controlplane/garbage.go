@@ -27,7 +27,7 @@ const (
 	idlePart     = 256       // or this fraction (1/256) of the live heap, if that is more
 	worthIt      = 4 << 20   // bytes of garbage
 	worthPart    = 10        // or 1/10 of the live heap; also: 1/10 of the goroutines have ended
-	worthNew     = 16 << 20  // bytes allocated since the last collection
+	worthNew     = 16 << 20  // bytes allocated since whileIdle last collected
 	worthNewPart = 2         // or 1/2 of the live heap
 	restTimes    = 20        // the pause after a collection, as a multiple of its duration
 )
@@ -160,7 +160,8 @@ func (u use) idleSince(before use) bool {
 }
 
 // worthCollecting reports whether a collection would free enough: by the known garbage; by the goroutines that have
-// ended since the last collection; or by the bytes allocated since, because that many may have become garbage.
+// ended since whileIdle last collected; or by the bytes allocated since then, because that many may have become
+// garbage. kept is the use after that collection, with the largest number of goroutines since.
 func (u use) worthCollecting(kept use) bool {
 	return u.free > max(worthIt, u.live/worthPart) ||
 		u.goroutines < kept.goroutines-kept.goroutines/worthPart ||

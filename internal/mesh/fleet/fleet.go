@@ -52,7 +52,7 @@ type Fleet struct {
 	running sync.WaitGroup
 
 	codec   codec
-	lastEnd atomic.Pointer[error] // the error of the latest connection that the fleet did not close
+	lastEnd atomic.Pointer[error] // why a connection last ended, unless the fleet closed it
 
 	missing atomic.Int64 // proxies that have not yet had all that they subscribed to
 	wake    chan struct{}

@@ -189,8 +189,8 @@ func (l *Load) work(ctx context.Context, w *window) error {
 	}
 }
 
-// piece does one change, one rollout or one returning tenth, or waits for a while. It counts the piece in the window
-// to, unless that is nil. w is the window, whether or not the piece counts.
+// piece does one change, one rollout or one returning tenth, or waits for a while. It counts the piece in *to, unless
+// to is nil. w is the window, whether or not the piece counts.
 func (l *Load) piece(ctx context.Context, to, w *window) (err error) {
 	switch n := l.fleet.Len(); l.o.Work {
 	case Idle, Leave:
@@ -227,8 +227,8 @@ func (l *Load) piece(ctx context.Context, to, w *window) (err error) {
 	return err
 }
 
-// effectEvery is the number of changes, if there are real proxies, of which one is a change of the service that shows
-// effects.
+// effectEvery determines how often the service that shows effects is changed: if there are real proxies, in one of
+// effectEvery changes.
 const effectEvery = 4
 
 // pause waits for a random 0.5 to 1.5 times LoadOptions.Pause.

@@ -63,7 +63,7 @@ const (
 // files afterwards.
 //
 // The directory must belong to this user or root, and no other user may be able to write to it. The caller must remove
-// it (see internal/lib/files). Errors never contain the key.
+// the directory (see internal/lib/files). Errors never contain the key.
 func (c Credentials) WriteFiles(dir string) error {
 	d, err := openPrivate(dir)
 	if err != nil {
