@@ -243,8 +243,8 @@ func (p *Principal) And(q *Principal) (both Principal, ok bool) {
 	return both, !slices.Contains(some[:], false)
 }
 
-// common returns the intersection of two lists, where an empty list stands for everything. some is false if nothing is
-// in both.
+// common returns the intersection of two lists, where an empty list stands for everything. The result some is false if
+// the intersection is empty.
 func common[T any](a, b []T, narrow func(*T, T) bool) (both []T, some bool) {
 	switch {
 	case len(a) == 0:

@@ -11,7 +11,8 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// memoryMetrics are the metrics of maps and memory. They are reported only if an arm sets the number of services.
+// memoryMetrics are the metrics of maps and memory. The metrics of readings before and after the load are reported only
+// if an arm has then-services, and the others only if an arm has services.
 var memoryMetrics = []measured.Metric{
 	{
 		Definition: metric.Definition{
@@ -73,14 +74,14 @@ const ifAsked = " Only in experiments in which an arm has `services`."
 // left describes when the readings after the load are taken.
 const left = " after the load, with `then-services` services left"
 
-// before returns a metric like the metric whose name is of, but for the reading before the load.
+// before returns a metric of the reading before the load. The argument of is the name of the metric that it repeats.
 func before(family, name, of string, value func(*measured.Measured) (float64, bool)) measured.Metric {
 	m := further(family, name, readingBefore, "`"+of+"` before the load; absent without `then-services`", value)
 	m.Before = of
 	return m
 }
 
-// after returns a metric like the metric whose name is of, but for the reading after the load.
+// after returns a metric of the reading after the load. The argument of is the name of the metric that it repeats.
 func after(family, name, of, what string, value func(*measured.Measured) (float64, bool)) measured.Metric {
 	m := further(family, name, readingAfter, what, value)
 	m.After = of

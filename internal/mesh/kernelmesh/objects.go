@@ -19,7 +19,8 @@ var objects = map[string]func() (*ebpf.CollectionSpec, error){
 	"snapshot": loadSnapshot,
 }
 
-// load loads maps and programs on the store, whose clusters have numbers below ids.
+// load loads the programs with the store's maps, and creates the other maps that they use. The numbers of the store's
+// clusters are below ids.
 func (d *DataPlane) load(o Options, ids uint32) error {
 	read, ok := objects[d.design.Name]
 	if !ok {

@@ -71,7 +71,7 @@ func Parse(name string, data []byte) ([]Service, error) {
 	}
 }
 
-// reader converts nodes to services.
+// reader converts the nodes of a YAML document to services.
 type reader struct{ document.File }
 
 func (p reader) services(root document.Node) ([]Service, error) {
@@ -196,7 +196,7 @@ func (p reader) address(parent, at document.Node, of string) (netip.AddrPort, er
 	}
 	a, err := netip.ParseAddrPort(raw)
 	if err != nil {
-		// Only a port out of range gets a message of its own.
+		// Only a port out of range gets a separate message.
 		if colon := strings.LastIndexByte(raw, ':'); colon > 0 {
 			if port, e := strconv.Atoi(raw[colon+1:]); e == nil && (port < 0 || port > math.MaxUint16) {
 				return none, p.Fail(at, "a port is a number from 1 to 65535", "port %d of %q is out of range", port, text.Clip(raw))

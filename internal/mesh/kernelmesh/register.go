@@ -126,7 +126,7 @@ func (guest) CheckSetup(s *kind.Setup, _ string, part *kind.Part) error {
 }
 
 // CheckServices returns nil if the data plane serves UDP services that no application backs: those that its work
-// replaces, or those in its file.
+// replaces, if applications see endpoints as peers, or those in its file.
 func (guest) CheckServices(s *kind.Setup, part *kind.Part) error {
 	o := part.Options
 	replaces := o["work"] == WorkReplace
@@ -195,7 +195,8 @@ func checkSizes(o param.Values) error {
 	return nil
 }
 
-// processOptions returns the options of the process itself. If "fit" is on, they size its maps for that many services.
+// processOptions returns the options of the process itself. If "fit" is on, they size its maps for the given number of
+// services.
 func processOptions(o param.Values, services int) param.Values {
 	own := o.Clone()
 	for _, k := range servicesSettings {
@@ -206,7 +207,7 @@ func processOptions(o param.Values, services int) param.Values {
 	}
 	if o.On(fitKey) {
 		own["max-services"] = strconv.Itoa(services)
-		// Enough for all: filler services have this many endpoints each, that of an application has one.
+		// Enough for all services: each filler service has this many endpoints, and an application's service has one.
 		own["max-endpoints"] = strconv.Itoa(services * fillerOf(o).each)
 	}
 	return own

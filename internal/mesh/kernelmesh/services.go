@@ -79,7 +79,7 @@ func (f filler) endpoint(n int) string {
 }
 
 // writeServicesFile writes the services file: first a service for each application, whose only endpoint is the
-// application's address, then further services up to count in all.
+// application's address, and then filler services until the file has count services.
 func writeServicesFile(file string, applications []string, count int, f filler) error {
 	var b strings.Builder
 	b.WriteString("services:\n")

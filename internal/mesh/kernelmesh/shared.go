@@ -8,7 +8,7 @@ import (
 	"tare/internal/lib/bpf"
 )
 
-// shared is the memory that the process shares with its programs, which it reads and writes without system calls.
+// shared is the memory that the process shares with its programs. The process reads and writes it without system calls.
 type shared struct {
 	mapped   bpf.Mapped
 	state    *snapshotState

@@ -8,7 +8,7 @@ type ProgramStats struct {
 	Matched      uint64 // acted: rewrote an address or counted a connection
 	Passed       uint64 // nothing matched
 	NoEndpoint   uint64 // refused: nothing can serve the matching service
-	Denied       uint64 // by RBAC
+	Denied       uint64 // refused: RBAC denies the connection
 	Overflow     uint64 // refused: the cluster has reached its limit of connections
 	Unconfigured uint64 // refused: there was no configuration yet
 }

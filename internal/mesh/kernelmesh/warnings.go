@@ -9,8 +9,8 @@ import (
 	"tare/internal/mesh/xds/translate"
 )
 
-// maxSeen is the maximum number of remembered warnings and refusals. A remembered one is not logged again; others may
-// be.
+// maxSeen is the maximum number of warnings and refusals that are remembered, so that they are logged only once. After
+// that many, new ones may be logged repeatedly.
 const maxSeen = 10_000
 
 // Prefixes of lines in the log.

@@ -91,7 +91,7 @@ func (o options) toEnvoys(c *proxyconfig.Config) {
 	}
 }
 
-// shown returns the endpoint of the service that shows the effect, after a number of changes.
+// shown returns the endpoint that effectService has after the given number of changes of it.
 func (o options) shown(changes int) []proxyconfig.Endpoint {
 	return []proxyconfig.Endpoint{{Address: o.effect[changes%2].address}}
 }

@@ -318,7 +318,7 @@ func lastFirst(n int) []int {
 // sight records when a change was seen.
 type sight struct {
 	at  int64 // when a connection that showed it was complete, ns by pace.Now
-	gap int64 // ns to at, from the start of the last try that did not show it, or else of this try
+	gap int64 // ns to the time at, from the start of the last try that did not show it or, if none, of the one that did
 }
 
 // watch makes connections until all of the services have shown a change that they did not show before. A service that

@@ -24,9 +24,9 @@ func endOf(a netip.AddrPort) (e end) {
 	return e
 }
 
-// load loads the programs and attaches them: the program for outgoing connections to the loads' control group, the
-// program that answers proxies to the proxies' control groups, and the program for arriving packets to the interface of
-// the server's pod. If t.Loads is empty, the programs for outgoing connections are not attached.
+// load loads the programs and attaches them. Those for outgoing connections are attached to the loads' control group,
+// unless t.Loads is empty; the one that answers proxies, to the proxies' control groups; and the one for arriving
+// packets, to the interface of the server's pod.
 func (r *Rules) load(p *Pods, t Taking) error {
 	spec, err := loadRedirect()
 	if err != nil {

@@ -69,7 +69,7 @@ func transparent(pod *link.Namespace, all []Taken) error {
 	})
 }
 
-// rules creates a table with one chain, which has a rule for each element of all.
+// rules creates a table with one chain in the pod's network. The chain has a rule for each element of the slice all.
 func rules(pod *link.Namespace, chain nftables.Chain, all []Taken, rule func(Taken) []expr.Any) error {
 	if err := hasNetfilter(); err != nil {
 		return err

@@ -1,6 +1,6 @@
 // Package redirect redirects connections to the sidecar proxies of a mesh, by netfilter rules or by eBPF programs, in
-// network namespaces made for the purpose. No rule, interface or program is in the host's network, and all of them go
-// with the namespaces.
+// network namespaces made for the purpose. No rule, interface or program is in the host's network, and all of them
+// disappear with the namespaces.
 //
 // Only kernel modules stay. If veth, nf_tables, nft_nat, nft_redir, nft_tproxy, nf_conntrack, sch_ingress or cls_bpf
 // are not built in, the kernel loads them for the whole machine when they are first needed (request_module, in
@@ -141,8 +141,8 @@ var needs = map[string]string{
 	EBPF: "CONFIG_CGROUP_BPF, CONFIG_NET_CLS_BPF and CONFIG_NET_SCH_INGRESS; tried with Linux 6.1 and 6.18",
 }
 
-// NoHierarchy returns the error, of code fault.Machine, for a machine without a v2 hierarchy of control groups, to
-// which programs could be attached. where names what needs the hierarchy; it may be empty.
+// NoHierarchy returns the error, of code fault.Machine, for a machine where no v2 hierarchy of control groups is
+// mounted, so that programs cannot be attached. The argument where names what needs the hierarchy; it may be empty.
 func NoHierarchy(where string) error {
 	return fault.New(fault.Machine, where, cgroup.MountV2, "eBPF programs on sockets are attached to control groups "+
 		"v2, and no v2 hierarchy is mounted")
@@ -160,8 +160,8 @@ func explain(err error, way string) error {
 		"this machine cannot redirect connections by %s", way)
 }
 
-// Check checks whether this machine can redirect connections in a way, by doing so in two pods without processes. Its
-// error is of code fault.Machine.
+// Check checks whether this machine can redirect connections in the given way (see Ways). To find out, it installs
+// rules in two pods without processes. Its error is of code fault.Machine.
 func Check(way string) error { return check(way, cgroup.Roots{}) }
 
 func check(way string, roots cgroup.Roots) (err error) {

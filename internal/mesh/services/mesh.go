@@ -84,7 +84,7 @@ type plane struct {
 func Serve(ctx context.Context, o Options, ready func(Ready) error) (err error) {
 	// Garbage is collected only before changes (collect): a collection during a change would use the data plane's CPU.
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
-	defer debug.SetMemoryLimit(debug.SetMemoryLimit(muchGarbage)) // for data planes that only come and go
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(muchGarbage)) // if data planes connect, but no load asks for changes
 	p := &plane{o: o, sent: make(chan int64, 64)}
 	if p.now, err = resources(o.Services, o.Endpoints); err != nil {
 		return err
@@ -125,7 +125,8 @@ func (p *plane) onSent(s controlplane.Sent) {
 }
 
 // ServeChanges serves clients (Dial) at l until ctx ends: it sends them the Ready, and makes the changes that they ask
-// for, one at a time. It closes l. Changes are numbered from 1 to most; do makes one change of some services.
+// for, one at a time, by calling do. It closes l. The initial state counts as change 1, so the first change has number
+// 2; the change after number most has number 1 again.
 func ServeChanges(ctx context.Context, l net.Listener, r Ready, most int, do makeChange) error {
 	made := &changes{mesh: r, most: most, do: do, number: 1}
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() }) // accepted connections are closed below

@@ -50,9 +50,9 @@ func ChangeOf(a netip.AddrPort) (service, change int, ok bool) {
 	return int(a.Port()) - 1, (int(ip[1])<<16 | int(ip[2])<<8 | int(ip[3])) >> endpointBits, true
 }
 
-// addresses is the number of endpoints' addresses of TCP services. All of these endpoints have one port, because
-// something must listen there, so their addresses encode the service as well as the change. The encoded number is from
-// 1 to addresses, so that no address is 127.0.0.0 or 127.255.255.255.
+// addresses is how many addresses the endpoints of TCP services can have. All of these endpoints share one port,
+// because something must listen there, so their addresses encode the service as well as the change. The encoded number
+// is at least 1 and at most this constant, so that no address is 127.0.0.0 or 127.255.255.255.
 const addresses = 1<<24 - 2
 
 // servicePort is the port of services.

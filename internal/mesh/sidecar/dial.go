@@ -7,8 +7,8 @@ import (
 	"os"
 )
 
-// DialIn connects to the Unix socket with a name in a directory, whose path may be longer than a socket address allows.
-// The connection has the context's deadline.
+// DialIn connects to the named Unix socket in a directory. The directory's path may be longer than a socket address
+// allows. The connection has the context's deadline.
 func DialIn(ctx context.Context, dir, name string) (net.Conn, error) {
 	d, err := os.Open(dir)
 	if err != nil {

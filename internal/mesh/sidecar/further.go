@@ -109,7 +109,7 @@ func callers(n int, caller string) (all []string) {
 	return all
 }
 
-// others returns the count further services of a mesh, as a component's proxy sees them. port must be reserved at
+// others returns the given number of further services, as a component's proxy sees them. The port must be reserved at
 // 127.0.0.1, so that the kernel does not choose it as a free port at another address.
 func others(component string, count int, port string) (all []Other) {
 	for n := range count {
@@ -149,7 +149,8 @@ func (j *joined) know(p *Place, applications int) error {
 	return nil
 }
 
-// settled waits until every proxy has put all of its configuration into effect. what names the configuration in errors.
+// settled waits until every proxy has put all of its configuration into effect. The argument what names the
+// configuration in errors.
 func (j *joined) settled(ctx context.Context, what string) error {
 	s, ok := j.proxy.(Settler)
 	if !ok {

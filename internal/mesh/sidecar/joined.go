@@ -29,7 +29,7 @@ type joined struct {
 	proxy Proxy
 	guest Guest
 	trial kind.Trial
-	name  string // the arm's
+	name  string // the arm's name
 	part  *kind.Part
 
 	pods    *redirect.Pods // nil: everything is in the host's network

@@ -118,8 +118,9 @@ func (j *joined) dialer(component string) func(ctx context.Context, network, add
 	return nil
 }
 
-// from returns the address that clients connect to if their connections are redirected to a component: that of the
-// service, or the application's own. It returns "" if clients connect to the component itself.
+// from returns the address that clients connect to if their connections are redirected to a component: the service's
+// address for the proxy beside a load, and the application's address for the proxy beside the application. It returns
+// "" if clients connect to the component itself.
 func (j *joined) from(component, address string) (string, error) {
 	if wayOf(j.part.Options) == redirect.Explicit {
 		return "", nil
@@ -245,8 +246,8 @@ func (Guest) Play(ctx context.Context, conn *role.Conn, o param.Values) error {
 	}
 }
 
-// until calls asking until it succeeds or ctx ends. It then returns the last error that was not caused by the end of
-// ctx.
+// until calls the function asking until it succeeds or ctx ends. If ctx ends, until returns the last error that the end
+// of ctx did not cause.
 func until(ctx context.Context, asking func(context.Context) error) error {
 	var reason error
 	tick := time.NewTicker(askEvery)

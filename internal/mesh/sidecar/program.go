@@ -18,9 +18,9 @@ import (
 // root's PATH only.
 var systemDirs = []string{"/usr/sbin", "/usr/local/sbin", "/usr/local/bin"}
 
-// Find returns the absolute path of a proxy's program. It looks on the PATH, beside the tare binary, where "make envoy"
-// installs Envoy, and in systemDirs. The error is of code fault.Machine if a name is not found, and of code fault.Usage
-// if a path is invalid.
+// Find returns the absolute path of a proxy's program. It looks on the PATH, then beside the tare binary (where "make
+// envoy" installs Envoy), and then in systemDirs. The error is of code fault.Machine if a name is not found, and of
+// code fault.Usage if a path is invalid.
 func Find(a About, o param.Values) (string, error) {
 	name := a.Program
 	given := o[settingProgram]

@@ -131,7 +131,8 @@ func innermost(err error) error {
 	return err
 }
 
-// reach waits until a request has passed through all proxies of an application, which were started at began.
+// reach waits until a request has passed through all proxies of an application. Without pods, the time limit counts
+// from began, when the start of the proxies began.
 func (j *joined) reach(ctx context.Context, app string, began time.Time) error {
 	if j.pods != nil {
 		return j.reachFromLoad(ctx, app)

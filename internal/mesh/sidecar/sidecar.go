@@ -153,8 +153,8 @@ type Place struct {
 	// them. The last is the peer's. If there are none, only the peer may call.
 	Rules []string
 
-	// Others are the further services that the proxy knows. For a proxy with a control plane they are all of the mesh's,
-	// and the options determine which of them the proxy gets.
+	// Others are the further services that the proxy knows. For a proxy with a control plane they are all further services
+	// of the mesh, and the options determine which of them the proxy gets.
 	Others []Other
 
 	Workers     int    // threads or processes that carry requests

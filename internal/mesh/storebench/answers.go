@@ -18,8 +18,8 @@ func init() {
 // prose writes this package's answers.
 type prose struct{ analysis.Prose }
 
-// flushAnswers returns an answer over all levels, which store is fastest and how the others compare with the baseline,
-// and one for each level.
+// flushAnswers returns an answer about all levels, which says which store is fastest and how each compares with the
+// baseline, and then an answer for each level.
 func flushAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
 	if s.Baseline == "" {
 		return nil

@@ -55,8 +55,8 @@ const (
 
 const (
 	// resident is the maximum number of flushed resources in the store. A design that takes a quarter of a second for each
-	// resource would take too long to add that many, so preparation stops after the time in enough. It adds at least one
-	// resource.
+	// resource would take too long to add 64 of them, so prepare stops when the duration enough has passed, but it adds at
+	// least one resource.
 	resident = 64
 	enough   = 20 * time.Millisecond
 
@@ -163,8 +163,8 @@ func (b *Bench) Run(ctx context.Context, s role.Schedule) (*load.Result, error) 
 	return w.result(b, cpu)
 }
 
-// flush makes one change of a kind, to resource i. If measured is set, the change counts unless it begins in the
-// warm-up. more is false if no change was made, because of an error or because the time is over.
+// flush makes the change that kind(i) returns. If measured is set, the change counts unless it begins in the warm-up.
+// The result more is false if no change was made, because of an error or because the time is over.
 func (b *Bench) flush(ctx context.Context, w *window, kind func(int) (mesh.Change, error), i int,
 	measured bool) (more bool, err error) {
 	began := pace.Now()
@@ -185,7 +185,7 @@ func (b *Bench) flush(ctx context.Context, w *window, kind func(int) (mesh.Chang
 	return true, nil
 }
 
-// each flushes one change of a kind for each of the first n resources.
+// each flushes the changes kind(0) to kind(n-1), one for each of the first n resources.
 func (b *Bench) each(ctx context.Context, w *window, kind func(int) (mesh.Change, error), n int,
 	measured bool) (more bool, err error) {
 	for i := range n {
@@ -196,8 +196,8 @@ func (b *Bench) each(ctx context.Context, w *window, kind func(int) (mesh.Change
 	return true, nil
 }
 
-// prepare adds resources without measuring, and returns how many it added. more is false if there is no time left or an
-// error, as in flush.
+// prepare adds resources without measuring, and returns how many it added. The result more is false if no time is left
+// or an error occurs, as in flush.
 func (b *Bench) prepare(ctx context.Context, w *window) (n int, more bool, err error) {
 	for enough := pace.Now() + int64(enough); n < resident; n++ {
 		if n > 0 && pace.Now() >= enough {

@@ -85,8 +85,8 @@ func decodeListener(b []byte) (change mesh.Change, err error) {
 	return mesh.Change{Listeners: []*mesh.Listener{l}}, nil
 }
 
-// set returns the change that adds resource i, other the change that replaces its content, and remove the change that
-// removes it.
+// set returns the change that adds resource i; other returns the change that replaces its content; and remove returns
+// the change that removes it.
 func (in *inputs) set(i int) (mesh.Change, error)    { return in.content(0, i) }
 func (in *inputs) other(i int) (mesh.Change, error)  { return in.content(1, i) }
 func (in *inputs) remove(i int) (mesh.Change, error) { return in.removes[i], nil }

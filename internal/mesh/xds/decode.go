@@ -33,8 +33,8 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 }
 
 // decode decodes a response of the variant set in r, and checks all of it. It allocates nothing for resources, because
-// an empty resource takes only two bytes of a message; next returns them later, in batches. decode skips fields that
-// the client does not use.
+// an empty resource takes only two bytes of a message. The method next returns the resources later, in batches. Fields
+// that the client does not use are skipped.
 func (r *response) decode(b []byte) error {
 	r.wire, r.message, r.left = len(b), b, b
 	var version, kind, nonce []byte
@@ -96,7 +96,7 @@ func (it *item) unwrap(delta bool) {
 	}
 }
 
-// Field numbers. Both variants of the protocol have the same.
+// Field numbers. They are the same in both variants of the protocol.
 const (
 	fieldVersion  = 1
 	fieldResource = 2

@@ -218,7 +218,7 @@ func (s *intake) stage(k Kind, it *item, seen map[string]bool, o *outcome) (err 
 	case len(it.value) > s.limits.Resource:
 		return refused(k, name, "it has %d bytes; the client takes %d", len(it.value), s.limits.Resource)
 	case name != "" && !s.sorts.wants(k, name):
-		return nil // the client never subscribed to it, or the control plane sent it before it got the cancellation
+		return nil // the client never subscribed to it, or has cancelled the subscription in the meantime
 	}
 	old, had := s.taken[k][name]
 	if it.read.same {

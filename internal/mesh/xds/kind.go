@@ -42,7 +42,7 @@ func (k Kind) one() string {
 	return [...]string{"cluster", "endpoints", "listener", "routes"}[k]
 }
 
-// KindOf returns the kind with a type URL, and reports whether there is one.
+// KindOf returns the kind with the given type URL, and reports whether there is one.
 func KindOf(typeURL string) (Kind, bool) {
 	for k, url := range typeURLs {
 		if url == typeURL {

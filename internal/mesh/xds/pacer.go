@@ -13,16 +13,16 @@ const (
 // pacer makes the client stop reading responses for a while after it has been busy with some. gRPC's flow control then
 // slows the control plane down.
 type pacer struct {
-	spent time.Duration // work, at the time at, that rest has not paid off yet
+	spent time.Duration // the work that rest had not paid off when spent was computed
 	at    time.Time     // when spent was computed
 }
 
-// owed returns the work that rest has not paid off at a time.
+// owed returns the work that rest has not paid off by the given time.
 func (p *pacer) owed(now time.Time) time.Duration {
 	return max(0, p.spent-time.Duration(busyShare*float64(now.Sub(p.at))))
 }
 
-// worked records a duration of work that ended at now.
+// worked records a duration of work that ended at the time now.
 func (p *pacer) worked(now time.Time, work time.Duration) { p.spent, p.at = p.owed(now)+work, now }
 
 // rests reports whether the client must not read responses yet.

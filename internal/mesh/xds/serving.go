@@ -25,8 +25,8 @@ type servings struct {
 	guarded map[netip.AddrPort]bool    // the guarded addresses; see translate.Served
 	guards  map[netip.AddrPort]int     // by address: the number of served listeners that guard it
 	extra   map[string]int             // by cluster that the data plane adds: the number of served listeners that name it
-	// These are set when a response changes something that concerns many listeners (see again) or all clusters (see
-	// guard).
+	// These are set when a response changes something that concerns many listeners (freed and arrived; see state.again) or
+	// all clusters (reguard; see state.guard).
 	freed, arrived, reguard bool
 }
 
@@ -39,7 +39,7 @@ func newServings() servings {
 	}
 }
 
-// owner returns the control plane's listener for which the data plane serves the listener with a name.
+// owner returns the control plane's listener for which the data plane serves the listener with the given name.
 func (v *servings) owner(name string) string {
 	if owner, ok := v.owners[name]; ok {
 		return owner

@@ -360,8 +360,8 @@ func (s *state) conflicts(o *outcome) {
 type contests[P comparable] struct {
 	members func(P) map[string]bool // the names that want a place
 	staged  func(name string) bool  // reports whether the name came with the current response
-	// reject undoes what was staged for a name. was reports whether the name's previous form wants a place, and before is
-	// that place.
+	// reject undoes what was staged for a name. It returns the place that the name's previous form wants, and whether
+	// there is one.
 	reject func(at P, name, stays string) (before P, was bool)
 }
 
@@ -530,7 +530,7 @@ func (s *state) planListeners(change *mesh.Change) {
 	change.Listeners = slices.DeleteFunc(ready, func(l *mesh.Listener) bool { return !moving[l.Name] })
 }
 
-// served reports whether all clusters of a listener are active or in fresh.
+// served reports whether all clusters of a listener are active or in the set fresh.
 func (s *state) served(l *mesh.Listener, fresh map[string]bool) bool {
 	return !slices.ContainsFunc(named(l), func(name string) bool { return s.active.Clusters[name] == nil && !fresh[name] })
 }
@@ -617,8 +617,8 @@ func empty(c mesh.Change) bool {
 	return len(c.Clusters)+len(c.Listeners)+len(c.RemovedClusters)+len(c.RemovedListeners) == 0
 }
 
-// namedTries is the number of refusals that name a resource that are handled one after the other. After that, the
-// change is halved to find the remaining refused resources.
+// namedTries is how many refusals in which the store names the resource are handled one after the other. After that,
+// the change is halved to find the remaining refused resources.
 const namedTries = 8
 
 // settle applies the planned change to the store. If the store refuses resources, settle undoes those and applies the
@@ -719,7 +719,8 @@ func storeRefusal(r resource, err error) error {
 	return refused(r.kind, r.name, "the data plane cannot hold it: %s", err)
 }
 
-// blamed returns the resource of a change that an error names. ok is false if it names none.
+// blamed returns the resource of a change that an error names. ok is false if the change has no resource, or both a
+// cluster and a listener, with that name.
 func blamed(change mesh.Change, err error) (r resource, ok bool) {
 	var f *fault.Error
 	if !errors.As(err, &f) || f.Where == "" {

@@ -32,7 +32,7 @@ type conn struct {
 	cancel context.CancelFunc
 	begun  time.Time
 	opened chan struct{} // closed once the stream is open
-	busy   atomic.Int64  // when the request that is being sent began, ns by pace.Now; 0 if none is being sent
+	busy   atomic.Int64  // when the sending of the current request began, ns by pace.Now; 0 if none is being sent
 
 	open       bool
 	queue      []*request
@@ -61,8 +61,8 @@ type wire interface {
 // window is large enough for usual responses, so that the control plane does not wait for flow control.
 const window = 8 << 20
 
-// open starts to open a stream. It closes opened once the stream is open, and sends the error that ends the stream to
-// ended.
+// open starts to open a stream. It closes the channel opened once the stream is open, and sends the error that ends the
+// stream on the channel ended.
 func open(ctx context.Context, o *Options, sent func(*request)) *conn {
 	ctx, cancel := context.WithCancel(ctx)
 	c := &conn{in: make(chan *response), out: make(chan *request), ended: make(chan error, 1), cancel: cancel,
@@ -190,8 +190,8 @@ func (c *conn) write(ctx context.Context, w wire, sent func(*request)) error {
 	}
 }
 
-// patience ends a stream that has been stuck for longer than a time limit. never reports whether nothing was ever
-// received.
+// patience ends a stream that has been stuck for longer than a time limit. If never is set, the client has received
+// nothing so far, on any stream.
 func (c *conn) patience(now time.Time, o *Options, never bool) {
 	var err error
 	switch since := now.Sub(c.begun); {

@@ -123,8 +123,9 @@ func write(dir string, c *proxyconfig.Config) (map[string]Told, error) {
 	return told, nil
 }
 
-// MeshOf returns the mesh of the proxies: a service for each application, which only its client may call, and the
-// further services, which no client calls.
+// MeshOf returns the mesh of the proxies: a service for each application, and the further services, which no client
+// calls. An application's service may be called by the identities in its access rules or, without rules, by its
+// client's proxy only. Without TLS and rules, and with permissive discovery, every proxy may call it.
 func MeshOf(places []sidecar.Place) *proxyconfig.Config {
 	c := &proxyconfig.Config{MTLS: "off", Discovery: places[0].Options["discovery"]}
 	services := map[string]*proxyconfig.Service{}

@@ -1,9 +1,9 @@
 // Package alias makes alias tables, from which an entry is chosen by weight with one random number and one comparison.
 package alias
 
-// Table is an alias table after Walker and Vose. To choose from it, take one of its n entries uniformly, and another
-// random number of 32 bits. If that number is below the entry's Threshold, the result is the entry itself, and
-// otherwise the entry's Other. A Table can be reused.
+// Table is an alias table after Walker and Vose. To choose from it, split a random number into two parts. One part
+// selects one of the n entries uniformly. If the other, of 32 bits, is below the entry's Threshold, the result is the
+// entry itself, and otherwise the entry's Other. A Table can be reused.
 type Table struct {
 	Threshold, Other []uint32
 	scaled           []uint64

@@ -36,7 +36,7 @@ const (
 type naive struct {
 	kernel  *keep.Kernel
 	outer   int
-	used    int            // besides record 0
+	used    int            // the number of records in use, without record 0
 	open    map[uint32]int // by key: descriptors of the records that are being written
 	control []byte         // record 0, while it is read and written back
 	scratch []byte

@@ -42,7 +42,7 @@ var Pooled = store.Design{
 
 const (
 	defaultPool = 32768 // as in Kmesh
-	smallPool   = 256   // initial size with onDemand
+	smallPool   = 256   // initial size with onDemand, minimum initial size with background, and minimum growth
 	growAt      = 0.7   // share of the pool in use
 	shrinkAt    = 0.3
 	chunk       = 512 // records that one thread makes in sequence
@@ -74,7 +74,7 @@ func openPooled(o store.Options) (store.Store, error) {
 }
 
 // pooled keeps records in a pool of maps. Only one goroutine uses it. That goroutine gives keys to background
-// goroutines that change the pool's size, and gets the keys back through running.
+// goroutines that change the pool's size, and gets the keys back through the channel running.
 type pooled struct {
 	kernel  *keep.Kernel
 	outer   int
@@ -227,7 +227,7 @@ func (p *pooled) parallel(keys []uint32, chunk int, f func([]uint32) resized) (a
 	return all
 }
 
-// resize begins to grow or shrink the pool to size.
+// resize begins to grow or shrink the pool to the given size.
 func (p *pooled) resize(size int) {
 	size = min(size, p.limit)
 	done := make(chan resized, 1)

@@ -18,7 +18,7 @@ type Config[C, L any] struct {
 	Addresses map[Address]*Listener[L] // by address: the listener that holds it
 
 	options   store.Options
-	there     int // number of clusters
+	there     int // number of clusters that exist
 	endpoints int // of all clusters
 }
 
@@ -126,7 +126,7 @@ type ListenerPlan[L any] struct {
 // Moves reports whether the listener exists at a different address.
 func (p *ListenerPlan[L]) Moves() bool { return !p.New && p.Entry.Address != p.At }
 
-// Plan checks a change and writes its plan to p. endpoints returns the number of a cluster's endpoints that count
+// Plan checks a change and writes its plan to p. The function endpoints returns how many of a cluster's endpoints count
 // toward the limit. The errors are those of store.Store.Apply. The caller must reset p when the change has been made or
 // refused.
 func (c *Config[C, L]) Plan(p *Plan[C, L], change mesh.Change, endpoints func(*mesh.Cluster) int) error {
@@ -285,7 +285,7 @@ func once[T any](removed []string, given []T, name func(T) string) (gone []strin
 	return gone, last
 }
 
-// Name returns the cluster with a name. It adds an unknown name, as a cluster that does not exist.
+// Name returns the cluster with the given name. It adds an unknown name, as a cluster that does not exist.
 func (c *Config[C, L]) Name(name string) *Cluster[C] {
 	x := c.Clusters[name]
 	if x == nil {

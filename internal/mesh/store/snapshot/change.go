@@ -412,8 +412,8 @@ func tableLines(x *mesh.Listener, chain int) uint32 {
 	return (n*shareWords + lineWords - 1) / lineWords
 }
 
-// writeTarget writes where a chain's connections go, with a table at line free of w if needed. It returns the next
-// free line.
+// writeTarget writes to target where a chain's connections go. If that takes a table, writeTarget writes it to w,
+// beginning at the line free. It returns the next free line.
 func (s *Store) writeTarget(w, target words, x *mesh.Listener, chain int, free uint32) (uint32, error) {
 	if chain == mesh.Denied {
 		target[0] = denied
@@ -454,8 +454,8 @@ func writeRule(w words, r *mesh.Rule) {
 	w[ruleFamilies] = sourceFamily*sourceOfIPv6 | destinationFamily*destinationOfIPv6
 }
 
-// writePrefix writes a prefix as two numbers, upper half first. Each byte of rest is how many low bits of one of them
-// do not matter; of6 is 1 for an IPv6 prefix, which does not contain IPv4.
+// writePrefix writes a prefix as two 64-bit numbers, upper half first. The lowest two bytes of rest are how many low
+// bits of the upper and of the lower half do not matter; of6 is 1 for an IPv6 prefix, which does not contain IPv4.
 func writePrefix(w words, p netip.Prefix) (rest, of6 uint32) {
 	if !p.IsValid() {
 		return 64 | 64<<8, 0
@@ -484,7 +484,8 @@ func portWord(r mesh.PortRange) uint32 {
 // entry is one listener in a bucket.
 type entry struct{ line, tag uint32 }
 
-// setBucket replaces a listener's line in its bucket. It adds the listener if before is 0, removes it if after is 0.
+// setBucket replaces a listener's line in its bucket. The argument before is the old line, or 0 to add the listener;
+// after is the new line, or 0 to remove the listener.
 func (s *Store) setBucket(k *key, before, after uint32) error {
 	hash := k.hash(s.seed)
 	bucket, tag := uint32(hash)&s.g.mask(), uint32(hash>>32)

@@ -23,8 +23,8 @@ import (
 // In directories, branches and leaves, line 0 means none. Branches and leaves are small because a change copies one of
 // each. The copies are the cost of the change, and the old lines cannot be reused until programs have left them.
 //
-// A cluster that listeners name but that does not exist also has a slot. The slot holds a cluster without endpoints or
-// a number.
+// A cluster that listeners name but that does not exist also has a slot. The slot holds a cluster that has neither
+// endpoints nor a number.
 const (
 	lineBytes = 64
 	lineWords = 16

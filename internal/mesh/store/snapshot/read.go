@@ -24,7 +24,7 @@ func (s *Store) read() (h held, taken []bool) {
 	return h, r.taken
 }
 
-// reader fills in a held from the map.
+// reader fills a value of type held from the map.
 type reader struct {
 	*held
 	m     words
@@ -40,7 +40,8 @@ func (r *reader) claim(p piece) words {
 	return r.m.at(p.line, p.lines)
 }
 
-// sized claims the object at line, whose number of lines is at the word offset length of its first line.
+// sized claims the object that begins at the given line. The word at offset length in that line is the object's number
+// of lines.
 func (r *reader) sized(line, length uint32) (piece, words) {
 	p := piece{line, r.m[line*lineWords+length]}
 	return p, r.claim(p)
@@ -110,7 +111,7 @@ func (r *reader) listener(line uint32) {
 	r.count(&k, 1)
 }
 
-// target adds the clusters to which a target sends connections to l. w holds the listener's lines.
+// target adds to l the clusters to which a target sends connections. The words w are the listener's lines.
 func (r *reader) target(l *listener, w, target words) {
 	use := func(slot uint32) {
 		l.uses = append(l.uses, r.slots[slot])

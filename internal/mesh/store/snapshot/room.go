@@ -13,8 +13,8 @@ type room struct {
 }
 
 // run is the state of a line. In the first line of a free run, size is the run's size, and next and prev are its
-// neighbours in the list. In the last line, back is the size too. A taken run has size 0; if it is in a chain, the
-// first line's next is the next run in the chain, and its prev is the run's own size.
+// neighbours in the list; in the last line of a free run, back is the run's size. In a taken run, size and back are 0
+// in all lines; if the run is in a chain, its first line has the chain's next run in next, and the run's size in prev.
 type run struct{ size, next, prev, back uint32 }
 
 // chain is a list of taken runs, in the order in which they were added. Its links are in room.runs.
@@ -90,7 +90,7 @@ func (r *room) take(n uint32) (line uint32, ok bool) {
 	return line, true
 }
 
-// first returns the index of the first list, from list from on, that is not empty. It returns -1 if there is none.
+// first returns the smallest index, not below from, of a list that is not empty. It returns -1 if there is none.
 func (r *room) first(from int) int {
 	for i := from / 64; i < len(r.used); i++ {
 		w := r.used[i]

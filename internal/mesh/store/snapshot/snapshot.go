@@ -189,7 +189,7 @@ func (s *Store) load() error {
 	return nil
 }
 
-// count adds by to the number of listeners for any address of a family, if k is such an address.
+// count changes the number of listeners for any address of a family by the given difference, if k is such an address.
 func (h *held) count(k *key, by int32) {
 	switch k.any() {
 	case any4:

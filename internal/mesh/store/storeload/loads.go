@@ -11,7 +11,7 @@ import (
 	"tare/internal/mesh"
 )
 
-// ClusterName returns the name of the cluster ClusterLoad(i), which has 6 characters.
+// ClusterName returns the name of the cluster ClusterLoad(i). All these names have 6 characters.
 func ClusterName(i int) string {
 	const digits = "abcdefghijklmnopqrstuvwxyz012345"
 	var name [6]byte
@@ -40,9 +40,9 @@ func ClusterLoad(i int) *mesh.Cluster {
 	return c
 }
 
-// ListenerLoad returns a listener like that of the listener benchmark in the same proposal: five filter chains with one
-// TCP proxy each and no match, so that only the first can be chosen. The first chain goes to ClusterLoad(i). Listener 0
-// has the proposal's address, and every other listener a different one.
+// ListenerLoad returns a listener like that of the listener benchmark in Kmesh's map update proposal: five filter
+// chains with one TCP proxy each and no match, so that only the first can be chosen. The first chain goes to
+// ClusterLoad(i). Listener 0 has the proposal's address, and every other listener a different one.
 func ListenerLoad(i int) *mesh.Listener {
 	l := &mesh.Listener{
 		Name:     fmt.Sprintf("listener-%d", i),

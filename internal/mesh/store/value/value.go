@@ -66,7 +66,7 @@ type values struct {
 	classes [nClasses]class
 
 	config   plan.Config[cluster, listener]
-	keys     map[plan.Address]*place // where listeners are; a place stays with its address, whatever its listener
+	keys     map[plan.Address]*place // where listeners are; a place stays with its address when the listener there changes
 	anywhere uint64
 	// ids are the numbers of clusters that exist or that listeners name. The number that was freed first is reused first,
 	// so that its epoch wraps around as late as possible.
@@ -220,7 +220,8 @@ func (s *values) remove(p *change) error {
 	return nil
 }
 
-// until calls do for 0 to n-1. It repeats calls that find no room after the others, which may free some.
+// until calls do(i) for each i from 0 to n-1. If a call finds no room, so that done is false, until repeats it after
+// the other calls, which may free some.
 func until(n int, do func(i int) (done bool, err error)) error {
 	var waiting []int
 	for i := range n {
@@ -460,7 +461,7 @@ func (s *values) encode(p *plan.ListenerPlan[listener], rules []askValueRule,
 	return names
 }
 
-// prefix writes a prefix and its mask. It reports whether the prefix is IPv6, so that it does not match IPv4-mapped
+// prefix writes a prefix and its mask. It reports whether the prefix is an IPv6 one, which must not match IPv4-mapped
 // addresses.
 func prefix(p netip.Prefix, ip, mask *[4]uint32) (six bool) {
 	*ip, *mask = [4]uint32{}, [4]uint32{}

@@ -124,7 +124,7 @@ func locality(m *endpointv3.LocalityLbEndpoints, l *mesh.Locality, names bool, r
 	return hosts
 }
 
-// weight parses the weight of a locality or an endpoint. It returns missing if there is none.
+// weight parses the weight of a locality or an endpoint. If there is no weight, it returns the value of missing.
 func (r reader) weight(w *wrapperspb.UInt32Value, missing uint32) uint32 {
 	if w == nil {
 		return missing

@@ -157,8 +157,8 @@ func ParseCluster(b []byte) (*Cluster, error) {
 	return c, nil
 }
 
-// unheeded maps fields of a cluster to warnings. The fields change how the health of endpoints is determined or how
-// connections are kept, but not where a connection may go.
+// unheeded maps fields of a cluster to warnings. The fields change how endpoints and their health are determined, which
+// of the endpoints is preferred, or how connections are kept, but not where a connection may go.
 var unheeded = map[protoreflect.Name]string{
 	"outlier_detection":                        "endpoints that fail are not ejected",
 	"health_checks":                            "endpoints are not checked: the control plane provides their health",

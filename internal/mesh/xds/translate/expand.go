@@ -22,7 +22,7 @@ type Served struct {
 	// Clusters are those that Listeners name and the control plane does not have: the workload itself, or a cluster
 	// without endpoints.
 	Clusters []*Cluster
-	Guarded  []netip.AddrPort // addresses of the workload that callers must not reach through a service, without its rules
+	Guarded  []netip.AddrPort // addresses of the workload, whose access rules callers could bypass through a service
 	Warnings []*Warning
 }
 
@@ -383,7 +383,8 @@ func (e *expanding) rest(all []way) error {
 }
 
 // inward expands a listener to which the connections to a workload are redirected. Chains that pass everything through
-// need no listener. The others are served at the workload's own addresses.
+// need no listener. The others are served at the workload's own addresses if they match a single port, and otherwise
+// cause only a warning.
 func (e *expanding) inward(all []way) {
 	for _, g := range groups(all) {
 		field := g.ways[0].field

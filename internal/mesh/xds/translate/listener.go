@@ -189,8 +189,8 @@ var looking = []string{
 
 const originalType = "envoy.extensions.filters.listener.original_dst.v3.OriginalDst"
 
-// filters handles the listener filters: those that inspect connections, and the proxy of a UDP listener, which becomes
-// the listener's chains.
+// filters handles the listener filters: those that inspect connections or find their original destinations, and the
+// proxy of a UDP listener, which becomes the listener's chains.
 func (l *Listener) filters(m *listenerv3.Listener, list reader) {
 	for i, f := range m.GetListenerFilters() {
 		r := list.item(i)

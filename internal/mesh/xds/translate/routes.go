@@ -15,9 +15,9 @@ import (
 	"tare/internal/mesh"
 )
 
-// Routes is a route configuration, as far as addresses distinguish its routes: by the virtual hosts whose domains are
-// addresses. A data plane at connection level cannot know which of a virtual host's routes a request takes, so all of
-// them must go to the same clusters.
+// Routes holds the part of a route configuration that a data plane at connection level can use: the virtual hosts,
+// which it distinguishes by those of their domains that are addresses. It cannot know which of a virtual host's routes
+// a request takes, so all of these routes must go to the same clusters.
 type Routes struct {
 	Name     string
 	Warnings []*Warning
@@ -52,7 +52,8 @@ func ParseRoutes(b []byte) (*Routes, error) {
 // maxRouteAddresses bounds the number of addresses in a route configuration. Each becomes a listener.
 const maxRouteAddresses = 1 << 16
 
-// routes parses the virtual hosts. The other fields are about HTTP headers, statistics and limits.
+// routes parses the virtual hosts. It refuses the fields vhds and, unless it can be ignored, typed_per_filter_config.
+// The other fields are about HTTP headers, statistics and limits.
 func routes(m *routev3.RouteConfiguration, r reader) *Routes {
 	r.require(m.GetVhds() == nil, "vhds", "is not supported")
 	kind := deciding(m.GetTypedPerFilterConfig())

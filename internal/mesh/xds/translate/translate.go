@@ -130,7 +130,7 @@ func (r reader) check(field string, err error) {
 	}
 }
 
-// only refuses a field whose message has other fields set than the given ones, like the function only.
+// only refuses a field if its message m has fields set other than the given ones; see the function of the same name.
 func (r reader) only(field string, m proto.Message, fields ...protoreflect.Name) {
 	if !r.failed() {
 		r.check(field, only(m, fields...))
@@ -250,7 +250,8 @@ func typeOf(a *anypb.Any) string {
 	return kind
 }
 
-// only refuses a message in which fields are set other than the given ones, or fields that this version does not know.
+// only returns an error if a message has a field set that is not one of the given fields, or that the generated decoder
+// does not know.
 func only(m proto.Message, fields ...protoreflect.Name) error {
 	var bad error
 	r := m.ProtoReflect()
@@ -354,7 +355,7 @@ func (r reader) port(field string, p uint32) uint16 {
 	return uint16(p)
 }
 
-// duration returns a duration, which must not be negative. It returns missing if there is none.
+// duration returns a duration, which must not be negative. If there is no duration, it returns the value of missing.
 func (r reader) duration(field string, d *durationpb.Duration, missing time.Duration) time.Duration {
 	if d == nil {
 		return missing

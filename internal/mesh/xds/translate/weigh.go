@@ -33,7 +33,7 @@ func Weigh(typeURL string, b []byte) (bytes int, err error) {
 	return n, nil
 }
 
-// PatternSize returns the maximum number of instructions to which a regular expression of a length in bytes may
+// PatternSize returns the maximum number of instructions to which a regular expression of the given length in bytes may
 // compile. Weigh counts 40 bytes for each of them.
 func PatternSize(bytes int) int { return 256 + 16*bytes }
 

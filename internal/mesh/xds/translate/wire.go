@@ -10,7 +10,7 @@ type Field struct {
 	Varint uint64 // for protowire.VarintType
 }
 
-// Is reports whether a field has a number and a type.
+// Is reports whether a field has the given number and type.
 func (f Field) Is(number protowire.Number, kind protowire.Type) bool {
 	return f.Number == number && f.Type == kind
 }

@@ -21,7 +21,7 @@ import (
 
 // Records allocates and writes the records of a store. Keys are never 0.
 type Records interface {
-	// Room reports whether the records in need fit in addition to the existing ones. It may make room first.
+	// Room reports whether the needed records fit in addition to the existing ones. It may make room first.
 	Room(need records.Counts) bool
 	// Hint returns advice for the user if there is no room.
 	Hint() string
@@ -46,8 +46,8 @@ type Store struct {
 	kernel  *Kernel
 	records Records
 	tops    Tops
-	// ordered means that a resource is replaced in this order: its new records are written, then its value, and then its
-	// old records are removed. Otherwise the old records are removed first, as in Kmesh.
+	// ordered means that a resource is replaced in this order: its new records are written, then its value in a map of
+	// tops, and then its old records are removed. Otherwise the old records are removed first, as in Kmesh.
 	ordered bool
 	maps    map[string]*ebpf.Map
 

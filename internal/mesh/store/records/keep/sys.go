@@ -96,8 +96,8 @@ func (k *Kernel) number(key uint32) []byte {
 }
 
 // The three methods below are for maps of maps, for which the kernel waits for readers before the call returns: since
-// Linux 6.8, after an update or a deletion that changed something; before, after every update, deletion and lookup
-// (maybe_wait_bpf_programs in kernel/bpf/syscall.c).
+// Linux 6.8, after an update or a deletion that changed something; in earlier versions, after every update, deletion
+// and lookup (maybe_wait_bpf_programs in kernel/bpf/syscall.c).
 
 // Set puts a map into a map of maps.
 func (k *Kernel) Set(outer int, index uint32, fd int) error {
@@ -191,7 +191,7 @@ type batch struct {
 const enotsupp = syscall.Errno(524)
 
 // SetAll puts maps into a map of maps, and returns how many it put there. It does not count operations, and any
-// goroutine may call it. It waits for readers only once from Linux 6.8 on, and once for each map before.
+// goroutine may call it. It waits for readers only once from Linux 6.8 on, and once for each map in earlier versions.
 func SetAll(outer int, indexes, fds []uint32) (n int, err error) {
 	if len(indexes) == 0 {
 		return 0, nil
