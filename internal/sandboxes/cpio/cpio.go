@@ -29,7 +29,7 @@ func (a *Archive) File(name string, perm fs.FileMode, data []byte) {
 	a.entry(name, modeFile|uint32(perm.Perm()), data)
 }
 
-// Dir adds a directory.
+// Dir adds a directory and its parent directories, unless they are already in the archive.
 func (a *Archive) Dir(name string, perm fs.FileMode) {
 	if name = clean(name); name == "." || a.dirs[name] {
 		return
@@ -78,7 +78,7 @@ func (a *Archive) pad() {
 	}
 }
 
-// Bytes ends the archive and returns it.
+// Bytes ends the archive and returns it. It must be called only once, after everything has been added.
 func (a *Archive) Bytes() []byte {
 	a.entry("TRAILER!!!", 0, nil)
 	return a.buf.Bytes()

@@ -17,7 +17,7 @@ const probeTime = 5 * time.Second
 // probe is a cached result about KVM, valid until the host boots again.
 type probe struct {
 	Boot   string `json:"boot"`   // the host's boot_id
-	Kernel string `json:"kernel"` // the guest's image
+	Kernel string `json:"kernel"` // path of the guest's kernel
 	Works  bool   `json:"works"`
 	Reason string `json:"reason"`
 }
@@ -25,8 +25,8 @@ type probe struct {
 // probeFile is the file that holds the probe. Its content is about the machine, so it is not removed with sandboxes.
 const probeFile = sandboxDir + "/.kvm-probe.json"
 
-// chooseAccel returns the accelerator to use, and the reason. To find out whether KVM works, it boots the kernel under
-// KVM, once after each boot of this machine.
+// chooseAccel returns the accelerator to use, and the reason. For AccelAuto, it boots the kernel under KVM to find out
+// whether KVM works. It keeps the result in probeFile until this machine boots again or another kernel is used.
 func chooseAccel(ctx context.Context, wanted, qemu string, k Kernel) (accel, reason string, err error) {
 	if wanted != AccelAuto {
 		return wanted, "asked for", nil

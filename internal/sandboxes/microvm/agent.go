@@ -40,7 +40,7 @@ type agent struct {
 	results chan [2]int32 // answers to requests: index and errno
 	exit    chan uint32   // receives the wait status of the process, once
 	gone    chan struct{} // closed when no more messages can arrive
-	why     error         // the reason; set before gone is closed
+	why     error         // why no more messages can arrive; set before gone is closed
 }
 
 // errGone means that the virtual machine has ended.
@@ -161,7 +161,7 @@ func (a *agent) release(p *plan) error {
 	return errors.Join(err, p.saying(index, errno))
 }
 
-// signal sends a signal to the process, or to all processes in the guest.
+// signal sends a signal to the process or, if all is true, to all processes in the guest.
 func (a *agent) signal(s unix.Signal, all bool) error {
 	body := binary.LittleEndian.AppendUint32(nil, uint32(s))
 	toAll := uint32(0)
@@ -178,7 +178,8 @@ func (a *agent) signal(s unix.Signal, all bool) error {
 // A stream on a port consists of frames: a length of four bytes, followed by that many bytes. A length of 0 ends the
 // stream. The reading side also sends a length of 0, when it stops reading.
 
-// sendFrames sends the content of r as frames, followed by the end of the stream.
+// sendFrames sends the content of r as frames, followed by the end of the stream. A read error counts as the end of the
+// content.
 func sendFrames(port io.Writer, r io.Reader) error {
 	b := make([]byte, 4+32<<10)
 	for {

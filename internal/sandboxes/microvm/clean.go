@@ -84,7 +84,7 @@ func (p process) kill() error {
 func (box *sandbox) killMarked() error {
 	pids, err := proc.FS{}.PIDs()
 	errs := []error{err}
-	left := 3 * time.Second // total time to wait for processes that are executing a program at this moment
+	left := 3 * time.Second // total time to wait for processes that are inside execve(2), and have no environment yet
 	for _, pid := range pids {
 		if pid == os.Getpid() {
 			continue
@@ -101,8 +101,8 @@ func (box *sandbox) killMarked() error {
 	return errors.Join(errs...)
 }
 
-// left reports whether no process is going to delete the sandbox: its run of Tare has ended, or its shim or its creator
-// was killed.
+// left reports whether the sandbox was left behind: its run of Tare has ended, or its shim (or, before there is a shim,
+// its creator) was killed or failed before the sandbox had stopped in an orderly way.
 func (box *sandbox) left(o kind.Owners) bool {
 	what := "the sandbox " + box.ID
 	if box.Run != "" && o.Ended(box.Run, what) {
@@ -114,7 +114,8 @@ func (box *sandbox) left(o kind.Owners) bool {
 	return box.Status != specs.StateStopped || box.Failure != "" || box.VMM.PID == 0
 }
 
-// alive calls process.alive. If the answer is unknown, it also reports to o that the sandbox is left alone.
+// alive reports whether a process is running. If that is unknown, it returns true, and also reports to o that the
+// sandbox (what) is left alone.
 func alive(p process, o kind.Owners, run, what string) bool {
 	_, fate := p.find()
 	if fate == proc.Unknown {

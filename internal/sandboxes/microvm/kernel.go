@@ -27,8 +27,9 @@ type Kernel struct {
 const kernelHint = "apt-get install linux-image-cloud-amd64, or name one: --kernel /path/to/vmlinuz-<version>, " +
 	"beside lib/modules/<version>"
 
-// FindKernel returns the named kernel, or the newest cloud kernel in /boot. The modules of /a/boot/vmlinuz-6.1 must be
-// in /a/lib/modules/6.1, in /a/boot/lib/modules/6.1 or in /lib/modules/6.1. The error has the code fault.Machine.
+// FindKernel returns the named kernel or, if named is empty, the newest cloud kernel in /boot that has its modules. The
+// modules of /a/boot/vmlinuz-6.1 must be in /a/lib/modules/6.1, in /a/boot/lib/modules/6.1 or in /lib/modules/6.1. The
+// error has the code fault.Machine.
 func FindKernel(named string) (Kernel, error) {
 	images := []string{named}
 	if named == "" {
@@ -85,11 +86,11 @@ func (k Kernel) GuestModules() ([]Module, error) { return k.ReadModules(guestMod
 
 // Module is one file of a kernel module.
 type Module struct {
-	Name string // the name of the file, without .ko, with underscores
+	Name string // the name of the file without .ko, with hyphens replaced by underscores
 	Data []byte
 }
 
-// moduleMax is the maximum size of a module, in bytes. Debian's largest module has 5 MB.
+// moduleMax is the maximum size of a module, in bytes. Debian's largest module is 5 MB.
 const moduleMax = 16 << 20
 
 // ReadModules reads modules and their dependencies; dependencies come first. It skips modules that are built into the

@@ -137,7 +137,7 @@ func (m *machine) command(qemu string) (cmd child.Command) {
 
 // cmdline returns the kernel's command line. On an emulated processor, indirect calls need no mitigations, and zeroing
 // memory before its use would take a sixth of the kernel's time. The emulated TSC is the host's, so its rate is passed
-// to the kernel: if the kernel measured it at boot on a busy machine, it could be wrong by any factor. If the kernel
+// to the kernel: a rate that the kernel measured at boot on a busy machine could be wrong by any factor. If the kernel
 // panics, it ends the machine by a triple fault, the only reset that this machine type has.
 func (m *machine) cmdline() string {
 	words := []string{"console=ttyS0", "quiet", "loglevel=3", "panic=-1", "reboot=t", "no_timer_check", "rdinit=/init",

@@ -2,9 +2,9 @@
 // separate virtual machine.
 package microvm
 
-// The values of Options.Accel.
+// The values of Options.Accel: how the guest's processor is provided.
 const (
-	AccelAuto = "auto"
+	AccelAuto = "auto" // AccelKVM if it works on this machine, and otherwise AccelTCG
 	AccelKVM  = "kvm"
-	AccelTCG  = "tcg"
+	AccelTCG  = "tcg" // QEMU's emulator
 )

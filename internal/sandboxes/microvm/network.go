@@ -84,7 +84,8 @@ func joinNetwork(path string) (uint64, error) {
 	return st.Ino, nil
 }
 
-// findLink returns the interface that has addresses in this thread's network namespace, or nil if there is none.
+// findLink returns the interface in this thread's network namespace that has addresses other than link-local ones, or
+// nil if there is none. Several such interfaces are an error. namespace is the inode number of the namespace.
 func findLink(namespace uint64) (*link, error) {
 	all, err := netlink.LinkList()
 	if err != nil {
@@ -138,8 +139,8 @@ func (l *link) makeTap() (*os.File, error) {
 	return tap, nil
 }
 
-// ingressHandle is the handle of the qdisc on an interface whose filters see arriving packets. The kinds ingress and
-// clsact share it, and an interface has at most one of them.
+// ingressHandle is the handle of an interface's ingress qdisc, whose filters see arriving packets. Qdiscs of the kinds
+// ingress and clsact both have this handle, so an interface has at most one of them.
 var ingressHandle = netlink.MakeHandle(0xffff, 0)
 
 // filterPriority marks Tare's filters. Priorities of other programs are small or, if the kernel chooses them, large.
@@ -201,7 +202,7 @@ func (l *link) connect() error {
 			}},
 		}
 		if err := netlink.FilterAdd(filter); err != nil {
-			_ = netlink.QdiscDel(ingress) // without a filter, disconnect would not know it
+			_ = netlink.QdiscDel(ingress) // disconnect recognizes Tare's qdisc by its filter
 			return fault.Wrap(err, fault.Machine, l.Name, "the kernel needs cls_u32 and act_mirred",
 				"cannot redirect packets of the interface")
 		}
@@ -209,8 +210,9 @@ func (l *link) connect() error {
 	return nil
 }
 
-// disconnect removes Tare's qdisc, with its filter, from the interface, and nothing of another program. It does nothing
-// if the interface has gone with its namespace, or has been replaced. The tap device disappears by itself.
+// disconnect removes Tare's filter from the interface, and also the qdisc unless another program has added filters to
+// it. It does nothing if the interface has gone with its namespace, or has been replaced. The tap device disappears by
+// itself.
 func (l *link) disconnect(path string) error {
 	return onThread(func() error {
 		namespace, err := joinNetwork(path)
@@ -248,7 +250,8 @@ func (l *link) disconnect(path string) error {
 	})
 }
 
-// ownFilter reports whether a filter is Tare's: the mark, and a redirection. Its target, the tap device, may have gone.
+// ownFilter reports whether a filter is Tare's: it has the priority filterPriority and redirects packets. The target of
+// the redirection is not checked, because the tap device may have gone.
 func ownFilter(f netlink.Filter) bool {
 	u, is := f.(*netlink.U32)
 	return is && u.Priority == filterPriority && slices.ContainsFunc(u.Actions, func(a netlink.Action) bool {

@@ -11,8 +11,8 @@ import (
 	"tare/internal/lib/text"
 )
 
-// OutOfMemory is the name of an annotation in a container's state. Its value lists, as Kills in JSON, the processes
-// that the guest's kernel killed because it was out of memory.
+// OutOfMemory is the name of an annotation in a container's state. Its value is a JSON list of Kill: the processes that
+// the guest's kernel killed because the guest or a control group in it was out of memory.
 const OutOfMemory = Annotation + "out_of_memory"
 
 // Kill is a process that the guest's kernel killed because it was out of memory.
@@ -34,7 +34,7 @@ var killLine = text.LazyRegexp(`(Memory cgroup out of memory|Out of memory)[^:]*
 // killWatch reads the guest's console and reports each victim.
 type killWatch struct {
 	line []byte
-	kill func(cgroup bool, process string)
+	kill func(cgroup bool, process string) // cgroup: whether a control group, and not the whole guest, was out of memory
 }
 
 // maxLine is the number of bytes of each console line that are examined.
@@ -66,8 +66,8 @@ func printable(r rune) rune {
 	return r
 }
 
-// killed returns a function that records a process killed by the guest's kernel. A container may be able to print such
-// lines without end, so those that are dropped must not cost a write of the state.
+// killed returns a function that records a process killed by the guest's kernel. A container may be able to print the
+// kernel's lines itself without end, so kills beyond maxKills must not cost a write of the state.
 func (s *shim) killed(memoryMiB int) func(cgroup bool, process string) {
 	return func(cgroup bool, process string) {
 		s.mu.Lock()

@@ -18,7 +18,7 @@ type Options struct {
 	Accel             string
 	Rootfs            string // RootfsAuto, RootfsShared or RootfsPacked
 	MemoryMiB         int    // memory of the guest, in addition to the container's limit
-	CPUs              int    // 0: as many as the container's CPU quota, but at least 1
+	CPUs              int    // virtual CPUs; 0: the container's CPU quota, rounded up, or 1 if it has none
 	SandboxCgroupOnly bool
 	CgroupRoot        string // the group that contains all others
 	OverheadParent    string // the group, below CgroupRoot, that contains the overhead groups
@@ -114,8 +114,8 @@ func groupPath(v string) error {
 	return nil
 }
 
-// NewOptions returns the defaults, overridden by the environment, overridden by flags, which are indexed by option
-// name.
+// NewOptions returns the default options, changed first by environment variables and then by flags. The keys of flags
+// are the names of options.
 func NewOptions(flags map[string]string) (Options, error) {
 	o := Options{
 		Accel: AccelAuto, Rootfs: RootfsAuto, MemoryMiB: 256, SandboxCgroupOnly: true,

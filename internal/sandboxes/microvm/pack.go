@@ -16,7 +16,7 @@ import (
 const packMax = 512 << 20
 
 // pack adds the files of a directory to the archive as the container's root, and returns their size in bytes. Hard
-// links become separate files.
+// links become separate files, and sockets are left out. More than packMax bytes are an error.
 func pack(a *cpio.Archive, root string) (size int64, err error) {
 	a.Dir(guestShare+"/rootfs", 0o755)
 	err = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {

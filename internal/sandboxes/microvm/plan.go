@@ -19,14 +19,14 @@ type plan struct {
 // call is one system call of a plan.
 type call struct {
 	number uint32
-	args   []any // int, uintptr, register, string, []byte, or []string (with a null pointer added at its end)
+	args   []any // int, uint32, uintptr, register, string, []byte, or []string (with a null pointer added at its end)
 	into   register
 	ignore errnos // error numbers that do not count as errors
 	skip   int    // number of calls to skip if this one succeeds
 	what   string // describes the call in errors
 }
 
-// errnos holds error numbers. It has as many elements as an instruction allows (struct instruction in c/init.c).
+// errnos holds up to three error numbers, because struct instruction in c/init.c has room for three.
 type errnos [3]unix.Errno
 
 // register is the number of a register of a plan, which holds the result of a call for later calls. The registers of

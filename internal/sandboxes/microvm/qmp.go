@@ -32,7 +32,7 @@ func newQMP(conn net.Conn) (*qmp, error) {
 	return q, q.run("qmp_capabilities", nil)
 }
 
-// run runs a command and reads its result. It skips events.
+// run runs a command and, unless into is nil, decodes the result into it. It skips events.
 func (q *qmp) run(command string, into any) error {
 	if err := json.NewEncoder(q.conn).Encode(map[string]string{"execute": command}); err != nil {
 		return fmt.Errorf("asking QEMU to %s: %w", command, err)

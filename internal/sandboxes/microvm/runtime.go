@@ -32,7 +32,7 @@ import (
 // Runtime manages the containers that were created with one root directory.
 type Runtime struct{ root string }
 
-// New returns a runtime for a root directory. If root is empty, that is DefaultRoot.
+// New returns a runtime for a root directory. An empty root means DefaultRoot.
 func New(root string) (*Runtime, error) {
 	root, err := filepath.Abs(cmp.Or(root, DefaultRoot))
 	return &Runtime{root}, fault.Wrap(err, fault.Usage, "--root", "", "not a directory")
@@ -47,9 +47,9 @@ type Creation struct {
 	Stdin, Stdout, Stderr *os.File
 }
 
-// Create creates a sandbox with the bundle's container, whose program Start starts. It returns when everything has been
-// set up. The error has the code fault.Usage if the bundle requires something unsupported, and fault.Machine if this
-// machine cannot run it.
+// Create creates a sandbox with the bundle's container, and returns when everything has been set up. Start then starts
+// the container's program. The error has the code fault.Usage if the bundle requires something unsupported, and
+// fault.Machine if this machine cannot run it.
 func (r *Runtime) Create(ctx context.Context, c Creation) (err error) {
 	dir, err := dirOf(c.ID)
 	if err != nil {

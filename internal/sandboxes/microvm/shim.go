@@ -229,7 +229,8 @@ func (s *shim) boot(ctx context.Context, m *machine, archive []byte, list []bind
 	return nil, err
 }
 
-// start starts virtiofsd and QEMU.
+// start starts virtiofsd, if the root is shared, and QEMU. It returns the network interface that it connected to the
+// guest, or nil if there is none.
 func (s *shim) start(m *machine, archive []byte, list []bind) (*link, error) {
 	box := s.box
 	env := []string{markVariable + "=" + box.dir}
@@ -263,8 +264,8 @@ func (s *shim) start(m *machine, archive []byte, list []bind) (*link, error) {
 	return l, s.t.do(l.connect)
 }
 
-// endTogether kills QEMU when virtiofsd ends, because the guest would otherwise wait forever for its files. If QEMU
-// exits, it closes the socket first, so that virtiofsd may seem to end first.
+// endTogether kills QEMU when virtiofsd ends, because the guest would otherwise wait forever for its files. When QEMU
+// exits, it closes its socket to virtiofsd first, so virtiofsd may end shortly before QEMU does.
 func endTogether(fs *child.Process, v *vm) {
 	select {
 	case <-v.Ended():
@@ -362,7 +363,8 @@ func (s *shim) machine(ctx context.Context) (m *machine, archive []byte, list []
 	})
 }
 
-// cpus returns the number of virtual CPUs.
+// cpus returns the number of virtual CPUs: Options.CPUs or, if that is 0, the container's CPU quota, rounded up. It is
+// at most the number of this machine's CPUs.
 func cpus(o Options, spec *specs.Spec) int {
 	n := 1
 	if r := spec.Linux.Resources; r != nil && r.CPU != nil && r.CPU.Quota != nil && *r.CPU.Quota > 0 {
@@ -378,8 +380,8 @@ func cpus(o Options, spec *specs.Spec) int {
 	return max(1, min(n, runtime.NumCPU()))
 }
 
-// share starts virtiofsd on a directory at which the container's root and its bind mounts are mounted. The mounts are
-// in a mount namespace of the shim's children, so that they disappear with the children.
+// share starts virtiofsd on a directory below which the container's root and its bind mounts are mounted. The mounts
+// are in a mount namespace of the shim's children, so that they disappear with the children.
 func (s *shim) share(list []bind, env []string) error {
 	program, err := findVirtiofsd()
 	if err != nil {
@@ -402,8 +404,8 @@ func (s *shim) share(list []bind, env []string) error {
 }
 
 // root returns the bind mount of the container's root, which is read-only if the bundle says so. Mounts inside it need
-// mountpoints, which the guest would otherwise create, so root creates them. If one cannot be created, because a link
-// leads out of the root, the bind mount stays writable.
+// mountpoints, which the guest would otherwise create, so root creates them. If one cannot be created, for example
+// because a link leads out of the root, the bind mount stays writable.
 func (s *shim) root(list []bind) bind {
 	all := bind{source: s.box.Root, name: "rootfs", dir: true}
 	if !s.spec.Root.Readonly {
@@ -497,8 +499,9 @@ func (s *shim) mountShared(shared string, all []bind) error {
 	})
 }
 
-// connect gives the machine a network interface that is connected to the one in the bundle's network namespace, in
-// which QEMU will run. If the bundle asks for a new network namespace, the guest has only its own network.
+// connect makes the machine's tap device in the bundle's network namespace, in which QEMU will run, and returns the
+// interface to which link.connect will connect it. It returns nil if the bundle asks for a new network namespace, or if
+// no interface in the namespace has addresses. The guest then has only a loopback interface.
 func (s *shim) connect(m *machine) (l *link, err error) {
 	path := networkPath(s.spec)
 	if path == "" {
@@ -555,8 +558,9 @@ func (s *shim) carry() {
 	port := s.vm.streams[0]
 	go func() { _ = sendFrames(port, os.Stdin) }() // ends with the shim
 	go func() {
-		// The only message on this port is that the process has stopped reading. The program that writes to the container
-		// must notice that: once the current read has ended, the program's next write fails.
+		// The guest sends only one message on this port: that the container's process has stopped reading. Standard input is
+		// then replaced, which closes the shim's end of it, so that the program that writes to the container notices: once
+		// the current read has ended, its next write fails.
 		if _, err := io.ReadFull(port, make([]byte, 4)); err != nil {
 			return
 		}

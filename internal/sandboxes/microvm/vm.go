@@ -185,7 +185,7 @@ func (v *vm) closeAll() {
 	}
 }
 
-// startVirtiofsd starts a virtiofsd, which shares a directory with the guest.
+// startVirtiofsd starts a virtiofsd, which shares a directory with the guest, and waits until its socket exists.
 func startVirtiofsd(t thread, program, socket, source string, env []string) (*child.Process, error) {
 	d := new(child.Process)
 	cmd := child.Command{Argv: []string{program, "--socket-path=" + socket, "-o", "source=" + source, "-o", "cache=auto",

@@ -195,8 +195,9 @@ func readJob(dir string) (j Job, err error) {
 const killTime = 10 * time.Second
 
 // endInside ends the processes in the control groups that runtimes made for the containers of a tree, given the
-// containers' ids. If a runtime was killed while it created a container, it may not know the container, and then
-// deletes nothing. Nor is the process that waits to execute the container's program marked with the tree.
+// containers' ids. A runtime's delete command is not enough: a runtime that was killed while it created a container may
+// not know the container, and then deletes nothing. Nor are marks enough, because the process that waits to execute the
+// container's program is not marked with the tree.
 func endInside(tree string, ids []string) error {
 	if len(ids) == 0 {
 		return nil

@@ -28,8 +28,8 @@ const (
 )
 
 // Root is the root file system of a container. It contains the tare binary, busybox, and programs that were added,
-// which have the same paths as on this machine. Its files are hard links if they are on the same file system, and
-// copies otherwise. Its methods may be called concurrently.
+// which have the same paths as on this machine. Its files are hard links to this machine's files where that is
+// possible, and copies otherwise. Its methods may be called concurrently.
 type Root struct {
 	Dir string // absolute
 

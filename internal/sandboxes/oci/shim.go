@@ -41,8 +41,8 @@ func (j Job) Args(path string) []string { return []string{ShimCommand, idFlag, j
 type Job struct {
 	Container Container `json:"container"`
 
-	// Own means that the shim has a separate network namespace, which it must set up. If the namespace has a link, Address
-	// is the address of the link's end in it.
+	// Own means that the shim has a separate network namespace, which it must set up. Address is valid if a pair of
+	// virtual interfaces (package link) leads into the namespace, and is the address of the end inside.
 	Own     bool         `json:"own_network"`
 	Address netip.Prefix `json:"address,omitzero"`
 }
@@ -144,7 +144,8 @@ func Shim(args []string) (status int, err error) {
 	return s.run()
 }
 
-// network sets up the network namespace. If the namespace has a link, that already exists.
+// network sets up the shim's network namespace, if it has a separate one: the loopback interface and, if the job has an
+// address, the end of the pair of interfaces, which already exists.
 func (s *shim) network() error {
 	if !s.Own {
 		return nil

@@ -21,8 +21,8 @@ type Spec struct {
 	Dirs   []string // directories of this machine that are mounted writable in the container, at the same paths
 	Cgroup string   // cgroupsPath: relative to the root of every hierarchy
 
-	// NetNS is the path of the container's network namespace; empty means a new one. HostNetwork means that of this
-	// machine.
+	// NetNS is the path of the container's network namespace; empty means a new one. If HostNetwork is set, the container
+	// uses this machine's network namespace instead.
 	NetNS       string
 	HostNetwork bool
 

@@ -42,8 +42,8 @@ type Evidence struct {
 
 // Sandbox is one application or load, with the processes that run it.
 type Sandbox struct {
-	Name      string    `json:"name"`             // the group of the application or load, like a pod's
-	Cgroup    string    `json:"cgroup"`           // the group of what runs it, like a pod's
+	Name      string    `json:"name"`             // of the application or load
+	Cgroup    string    `json:"cgroup"`           // path of the group of what runs it, like a pod's
 	Status    string    `json:"status,omitempty"` // reported by the runtime at the end of the window
 	Times     oci.Times `json:"times"`
 	Processes []Process `json:"processes"`
@@ -143,8 +143,8 @@ func cpuTimes(found map[*sandboxed][]int) map[int]time.Duration {
 	return times
 }
 
-// cpuSince returns the CPU seconds that each process has used since before. For a process that did not exist then, that
-// is all of its CPU time.
+// cpuSince returns the CPU seconds that each process has used since the times in before were read. For a process that
+// did not exist then, that is all of its CPU time.
 func cpuSince(found map[*sandboxed][]int, before map[int]time.Duration) map[int]float64 {
 	used := map[int]float64{}
 	for pid, t := range cpuTimes(found) {
@@ -192,8 +192,8 @@ func processesOf(groups *cgroup.Resolver, s *sandboxed, pids []int) []Process {
 	return all
 }
 
-// sameMemory reports whether two processes share an address space (KCMP_VM of kcmp(2)). If the kernel does not have
-// that call, it compares the amounts of their memory.
+// sameMemory reports whether two processes share an address space (KCMP_VM of kcmp(2)). If that call fails, sameMemory
+// compares the components of the processes and the sizes of their memory.
 func sameMemory(a, b Process) bool {
 	if a.RSS == 0 || b.RSS == 0 {
 		return false
@@ -252,8 +252,8 @@ func processOf(r *cgroup.Resolver, pid int, inPod bool) (p Process, err error) {
 	return p, nil
 }
 
-// Resident is the resident memory of a process, in bytes. RSS counts pages that several processes map in full; the
-// others count the process's share of them.
+// Resident is the resident memory of a process, in bytes. RSS counts in full the pages that several processes map; the
+// other fields count the process's share of such pages.
 type Resident struct {
 	RSS   uint64 `json:"rss_bytes"`
 	PSS   uint64 `json:"pss_bytes"`

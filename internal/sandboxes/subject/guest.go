@@ -1,7 +1,7 @@
-// Package subject is the subject "sandbox", in which applications run: a container, gVisor or a virtual machine, by any
-// runtime with runc's command line, on a bundle that Tare builds. The cost is reported by process, by component and by
-// control group. The runtime `none` runs the application without a sandbox. It is measured in the same way, and is the
-// baseline.
+// Package subject is the subject "sandbox": a container, a gVisor sandbox or a virtual machine in which applications
+// run. Any runtime with runc's command line can create it, from a bundle that Tare builds. The cost is reported by
+// process, by component and by control group. The runtime `none` runs the application without a sandbox. It is measured
+// in the same way, and is the baseline.
 package subject
 
 import (
@@ -94,7 +94,8 @@ func (guest) About() kind.About {
 	}
 }
 
-// tried holds the results of Installed, by runtime. Each runtime is tried only once.
+// tried holds the results of Installed, by the runtime's command line and annotations, so that each combination is
+// tried only once.
 var tried struct {
 	sync.Mutex
 	errs map[string]error

@@ -50,14 +50,15 @@ type joined struct {
 }
 
 // sandboxed is one application or load of a trial, usually in a sandbox. Loads may be launched while the processes of
-// sandboxes are looked for, so it is complete when it is added to joined.sandboxes, except for its pid.
+// sandboxes are looked for, so a sandboxed is complete when it is added to joined.sandboxes, except for pid, asked and
+// killed.
 type sandboxed struct {
 	name  string
 	dir   string // directory of its job; empty if it runs without a sandbox
 	group kind.Group
 	shim  kind.Group      // the shim's group; nil without a sandbox
 	pid   int             // pid of the shim, or of the application itself; guarded by joined.mu
-	link  string          // name of this machine's end of its link; empty: no link
+	link  string          // name of this machine's end of its pair of interfaces; empty: none
 	space *link.Namespace // the shim's network, if separate; open until the sandbox has ended
 	job   oci.Job
 
@@ -69,8 +70,8 @@ func (j *joined) plain() bool { return j.part.Options[settingRuntime] == none }
 
 func (j *joined) ownNetwork() bool { return j.part.Options[settingNetwork] == ownNetwork }
 
-// Host returns the address at which an application listens: that of the far end of its link. An application without a
-// link, such as one that no load uses, has the loopback address.
+// Host returns the address at which an application listens: that of the inner end of its pair of interfaces (package
+// link). An application without a pair, such as one that no load uses, has the loopback address.
 func (j *joined) Host(app string) (string, error) {
 	served := false
 	for _, l := range j.trial.Setup().Loads {
@@ -97,8 +98,8 @@ func (j *joined) Host(app string) (string, error) {
 	return there.Addr().String(), nil
 }
 
-// Launch starts an application in a sandbox. It starts the shim instead of the application. The shim stays with the
-// container, and passes its own streams to it.
+// Launch starts an application in a sandbox. It starts a shim, which creates the container, stays with it, and passes
+// its own streams to it. With the runtime `none`, Launch starts the application itself.
 func (j *joined) Launch(ctx context.Context, l kind.Launch) error {
 	j.mu.Lock()
 	j.tree = l.Group.TreeName()

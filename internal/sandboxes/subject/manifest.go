@@ -40,8 +40,8 @@ type excess struct {
 }
 
 // Produce makes a RuntimeClass for each arm whose sandboxes run applications, if there is a baseline of the same
-// applications without a sandbox. Clusters add its overhead to each pod, so if the trials do not vouch for it, there is
-// a reason instead. A run with factors, which has no single overhead, has neither.
+// applications without a sandbox. Clusters add the overhead in a RuntimeClass to each pod, so if the trials do not
+// support a value, the product contains only the reason. A run with factors has no single overhead, and no products.
 func (guest) Produce(run record.Run, trials []record.Trial) []measured.Product {
 	var all []measured.Product
 	found := excesses(trials)
@@ -71,7 +71,7 @@ func (e *excess) unfit() string {
 	case e.sandboxes > 1:
 		return fmt.Sprintf("a trial has %d sandboxes and measures their mean, which bounds none of them; weigh one "+
 			"application at a time", e.sandboxes)
-	case len(e.lost) > 0: // as if they had needed more than any other
+	case len(e.lost) > 0: // any of them may have needed more than all others
 		return fmt.Sprintf("there is no value of %d of %d trials, which may have needed the most: %s", len(e.lost),
 			n+e.spared+len(e.lost), e.lost[0])
 	case part == 0:
@@ -147,7 +147,8 @@ func (x *excess) add(attempts []*record.Trial, base []need) {
 // need is what a sandbox used: bytes, and CPUs.
 type need struct{ memory, cpus float64 }
 
-// needOf returns what a trial's sandboxes used in the mean, and its evidence. why says why that is unknown.
+// needOf returns what a sandbox of the trial used on average, and the trial's evidence. why is the reason why that is
+// unknown, or "" if it is known.
 func needOf(t *record.Trial) (n need, e Evidence, why string) {
 	if err := json.Unmarshal(t.Evidence[name], &e); err != nil || e.ReadySeconds == 0 || len(e.Sandboxes) == 0 {
 		why = "no application was ready"
@@ -190,10 +191,10 @@ func isBaseline(arm string) bool { return arm == record.Direct || arm == record.
 // confidence is the confidence with which the percentile of an overhead is at most the declared value.
 const confidence = 0.95
 
-// bound returns the largest fraction of a distribution of which, with the confidence above, the largest of n
-// measurements is an upper bound. A fraction p lies below the largest of n with probability 1 - p^n, whatever the
-// distribution (Wilks, Annals of Mathematical Statistics 12, 1941). If n is too small even for one half, bound returns
-// 0.
+// bound returns the largest p of 95 %, 90 %, 75 % and 50 % for which the largest of n measurements is, with the
+// confidence above, an upper bound of a fraction p of the distribution. It is such a bound with probability 1 - p^n,
+// whatever the distribution (Wilks, Annals of Mathematical Statistics 12, 1941). If n is too small even for one half,
+// bound returns 0.
 func bound(n int) (part float64, percentile string) {
 	for _, p := range []float64{0.95, 0.9, 0.75, 0.5} {
 		if 1-math.Pow(p, float64(n)) >= confidence {

@@ -82,7 +82,7 @@ var startAndStop = []measured.Metric{{
 	Value: between(func(t oci.Times) int64 { return t.Told }, func(t oci.Times) int64 { return t.Deleted }),
 }}
 
-// charged adds up a part of the memory for which groups are charged in a reading: the pods' groups if inPod is set, and
+// charged adds up a part of the memory for which groups are charged in a ledger: the pods' groups if inPod is set, and
 // the subject's other groups if outside is set.
 func charged(l *ledger.Ledger, e *Evidence, inPod, outside bool, part func(*ledger.Memory) *int64) (float64, bool) {
 	return ofGroups(l, e, inPod, outside, func(g *ledger.Cgroup) *float64 {
@@ -93,7 +93,8 @@ func charged(l *ledger.Ledger, e *Evidence, inPod, outside bool, part func(*ledg
 	})
 }
 
-// ofGroups adds up a value of these groups. It returns false if one of them does not report the value.
+// ofGroups adds up a value of the groups that inPod and outside select, as for charged. It returns false if one of them
+// does not report the value, or if inPod is set and there are none.
 func ofGroups(l *ledger.Ledger, e *Evidence, inPod, outside bool,
 	of func(*ledger.Cgroup) *float64) (total float64, ok bool) {
 	if l == nil {
@@ -392,9 +393,9 @@ func componentMetrics(component string) []measured.Metric {
 	}}
 }
 
-// Speaks returns metrics that depend on the experiment: for an idle sandbox, the cost of having it; for a sandbox that
-// serves requests, that cost and where it is charged; for a sandbox that runs a user's program, the cost to that
-// program. A load of Tare's that runs inside a sandbox has its own metrics.
+// Speaks returns the names of metrics that are headlines only in some experiments: for an idle sandbox, the cost of
+// having it; for a sandbox that serves requests, that cost and where it is charged; for a sandbox that runs a user's
+// program, the cost to that program. A load of Tare's that runs inside a sandbox has its own metrics.
 func (guest) Speaks(s *kind.Setup) []string {
 	served, inside, program := false, false, false
 	for _, l := range s.Loads {

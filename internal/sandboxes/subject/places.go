@@ -27,8 +27,8 @@ const (
 	placeLoad     = "load"     // a load that is not in a sandbox
 )
 
-// places returns, for each place, what is charged there in the ledger of the window, and the processes and threads
-// there.
+// places returns, for each place, the memory and CPU time charged there in the ledger of the window, and the resident
+// memory and CPU time of each component's processes and threads there.
 func (e *Evidence) places(l *ledger.Ledger) []record.Place {
 	if l == nil || len(e.Sandboxes) == 0 {
 		return nil
@@ -101,7 +101,7 @@ func (e *Evidence) inPod(group string) bool {
 	return slices.ContainsFunc(e.Sandboxes, func(s Sandbox) bool { return cgroup.Within(group, s.Cgroup) })
 }
 
-// placed returns the part of a component that is charged to a place. is is false if no part is.
+// placed returns the part of a component that is charged to a place. The second result is false if there is none.
 func (e *Evidence) placed(component, place string, seconds float64, placeOf func(string) string) (
 	c record.PlacedComponent, is bool) {
 	bytes, cpu := new(float64), new(float64)
@@ -196,8 +196,9 @@ func (j *joined) threads(found map[*sandboxed][]int) map[int]map[int]time.Durati
 	return all
 }
 
-// elsewhere returns, by group, the CPU seconds since before of those threads of a process that are charged to a
-// different group than its first thread. It returns nil if there are none.
+// elsewhere returns the CPU seconds that threads of a process have used since the times in before were read, by group,
+// for those threads that are charged to a different group than the process's first thread. It returns nil if there are
+// none, or if before is nil.
 func elsewhere(r *cgroup.Resolver, p Process, before map[int]time.Duration) map[string]float64 {
 	if before == nil {
 		return nil

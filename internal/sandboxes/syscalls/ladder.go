@@ -179,9 +179,9 @@ const most = 1 << 20
 // run makes batches of calls until the window ends. The next batch is always of the kind that has taken the least time
 // so far: if starting a program takes a hundred thousand times as long as the cheapest call, as on an emulated
 // processor, taking turns would leave hardly any time for the cheapest call. A batch counts if it is inside the window
-// and lasts about as long as it should. The first few batches of a kind do not: they have only a call or two, whose
-// time is distorted by the clock and a cold cache. Calls do not count as requests, because a rate over all kinds has no
-// meaning.
+// and lasts at least half as long as it should. The first few batches of a kind are shorter: they have only a call or
+// two, whose time is distorted by the clock and a cold cache. Calls do not count as requests, because a rate over all
+// kinds has no meaning.
 func (l *ladder) run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

@@ -53,7 +53,7 @@ type reading struct {
 	err             error
 }
 
-// newCounting makes the control group of a load, which is empty, and starts the kernel's count of its execs.
+// newCounting makes the control group of a load, without processes, and starts the kernel's count of the execs in it.
 func newCounting(t kind.Trial, load string) (*Counting, error) {
 	g, err := t.PartGroup(load)
 	if err != nil {
@@ -86,8 +86,8 @@ func (c *Counting) Ready(ctx context.Context) error {
 	return c.ready.err
 }
 
-// Probe executes the load's tiny program once in its control group, and waits until the program has ended. This exec
-// does not affect the results, because it comes before the reading of the offset.
+// Probe executes the load's tiny program once in the load's control group, and waits until the program has ended. This
+// exec does not affect the results, because it comes before the reading of the offset.
 func (c *Counting) Probe(ctx context.Context) (err error) {
 	if targetProgram == nil {
 		return noProgram()
@@ -136,8 +136,8 @@ func (c *Counting) counted() (inside, outside int64, err error) {
 	return inside, int64(counts.All) - inside, nil
 }
 
-// expected returns how many events must be delivered between two readings. It does not count execs of other processes
-// during the first reading, which may have been delivered before it.
+// expected returns how many events must be delivered between two readings. It leaves out execs of other processes
+// during the first reading, because the deliverer's count in that reading may already include them.
 func expected(s Scope, from, to reading) int64 {
 	n := to.inside - from.inside
 	if s == ScopeMachine {
@@ -146,8 +146,8 @@ func expected(s Scope, from, to reading) int64 {
 	return n
 }
 
-// late returns how many of the load's events were late, that is, delivered after the reading at its end. delivered is
-// the number of events, of the load and of other processes, that were delivered since the deliverer began.
+// late returns how many of the load's events were late, that is, delivered after the reading at the load's end.
+// delivered is the number of events, of the load and of other processes, that were delivered since the deliverer began.
 //
 // A deliverer of the whole machine also delivers execs of other processes. Those made between the reading at the end
 // and the last reading are not the load's. The number of late events has two upper bounds. One is the number of events
@@ -261,8 +261,8 @@ func (c *Counting) drain(ctx context.Context, events *record.Events) (last readi
 	if err != nil {
 		return last, err
 	}
-	// Since the offset, the deliverer can have delivered any exec of other processes since the counter was opened, unless
-	// it had delivered that exec before the offset.
+	// After the offset, a deliverer of the whole machine may deliver any exec that was made since the counter was opened,
+	// except those that it had delivered before the offset.
 	most := inside + outside - c.offset.said.Delivered
 	if c.deliverer.Scope() == ScopeGroup {
 		most = expected(ScopeGroup, c.offset, last)

@@ -87,7 +87,7 @@ type Load struct {
 	o       Options
 	cpus    int // number of distinct CPUs in use
 	workers []*worker
-	running int          // workers whose end has not been received from ended
+	running int          // number of workers that have not yet been received from the channel ended
 	ended   chan *worker // receives each worker that ends
 }
 

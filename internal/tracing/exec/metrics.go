@@ -72,8 +72,8 @@ func machineRate(m *measured.Measured) (float64, bool) {
 	return measured.Rate(c.Busy(), seconds), seconds > 0 && c.Capacity > 0
 }
 
-// Count returns the Value of a metric that is a count of events, or a number computed from such counts. of returns nil
-// if the trial does not have the count.
+// Count returns the Value of a metric that is a count of events, or a number computed from such counts. of(e) must
+// return nil if the trial does not have the count.
 func Count(of func(*record.Events) *int64) func(*measured.Measured) (float64, bool) {
 	return WhereEvents(func(m *measured.Measured) (float64, bool) {
 		n := of(m.Events)

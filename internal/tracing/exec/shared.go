@@ -13,7 +13,7 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// layout identifies the version of the memory that the role and a worker share: LAYOUT in c/worker.c.
+// layout identifies the version of the memory that this process and a worker share: LAYOUT in c/worker.c.
 const layout = 0x74617265_00000002
 
 // The states of a worker. All except stateReady are final.
@@ -22,7 +22,7 @@ const (
 	stateDone    // the schedule is over
 	stateStopped // it was stopped before the schedule was over
 	stateLayout  // the worker was compiled with a different struct shared
-	stateOrphan  // the role had ended before the worker began
+	stateOrphan  // the load's process had ended before the worker began
 	stateFailed  // a system call failed that never should
 )
 
@@ -55,7 +55,7 @@ type coarse struct {
 	Counts [coarseCounts]int64
 }
 
-// shared is the memory that the role and a worker share. struct shared in c/worker.c describes its fields.
+// shared is the memory that the load's process and a worker share. struct shared in c/worker.c describes its fields.
 type shared struct {
 	Layout, Size, Parent, CPU uint64
 	Name, Argv0               [16]byte

@@ -38,8 +38,8 @@ type Counter struct {
 	values  []uint64 // one for each CPU
 }
 
-// Open begins to count the execs of the machine, and those of the v2 control group with an id (CgroupID). The error has
-// the code fault.Machine if this machine does not support the counting, or this process lacks privileges.
+// Open begins to count the execs of the machine, and those in the v2 control group with the given id (see CgroupID).
+// The error has the code fault.Machine if this machine does not support the counting, or this process lacks privileges.
 func Open(group uint64) (c *Counter, err error) {
 	const hint = "run as root on Linux 5.8 or newer"
 	c = &Counter{group: group}
@@ -96,9 +96,9 @@ func (c *Counter) sum(m *ebpf.Map, key any) (sum uint64, err error) {
 	return sum, nil
 }
 
-// Missed returns how often the kernel skipped the program, on all CPUs since Open. These execs are in no count; while
-// it is 0, the counts are exact. Before Linux 5.12, which does not report the number, the error has the code
-// fault.Machine.
+// Missed returns the number of execs since Open, on all CPUs, for which the kernel skipped the program. They are in no
+// count; if there are none, the counts are exact. Kernels before Linux 5.12 do not report this number: the error then
+// has the code fault.Machine.
 func (c *Counter) Missed() (uint64, error) {
 	// cilium/ebpf has a function for this, but it returns 0 if the kernel does not report the number.
 	const getInfo, misses = 15, 208 / 8 // BPF_OBJ_GET_INFO_BY_FD; index of recursion_misses in uint64s (uapi/linux/bpf.h)

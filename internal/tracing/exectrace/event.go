@@ -18,7 +18,7 @@ type event struct {
 
 const headBytes = int(unsafe.Sizeof(exectraceEvent{}))
 
-// decode decodes a record. It returns false if the record is invalid.
+// decode decodes a record. The event refers to the record's memory. It returns false if the record is invalid.
 func decode(record []byte) (event, bool) {
 	if len(record) < headBytes {
 		return event{}, false
@@ -42,7 +42,8 @@ func nextArg(args []byte) (first, rest []byte) {
 	return first, rest
 }
 
-// appendJSON appends the event as a line of JSON. It allocates memory only if the batch must grow.
+// appendJSON appends the event as a line of JSON. It allocates memory only if b must grow, or if a string must be
+// escaped.
 func (e event) appendJSON(b []byte, c *clock, g *group) []byte {
 	h := e.head
 	b = append(b, `{"time":"`...)

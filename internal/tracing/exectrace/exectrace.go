@@ -195,7 +195,7 @@ func (t *tracer) loop(ctx context.Context, w *waiter) {
 	}
 }
 
-// earlier returns the earlier of two times. A zero a means never.
+// earlier returns the earlier of two times. If a is the zero time, it means never, and earlier returns b.
 func earlier(a, b time.Time) time.Time {
 	if a.IsZero() || b.Before(a) {
 		return b
@@ -280,7 +280,8 @@ func (t *tracer) fail(err error) {
 	}
 }
 
-// look reports totals and new losses. It runs every second while there are events, and when they have stopped.
+// look reports totals and new losses. It runs every second while there are events, and when they have stopped. With
+// Count, it runs every second in any case.
 func (t *tracer) look() {
 	if t.options.Output == Count {
 		t.count()

@@ -11,7 +11,7 @@ import (
 	"tare/internal/scale/host/cgroup"
 )
 
-// groups looks up the paths of control groups, each only once. It asks the kernel for the group with an id
+// groups looks up the paths of control groups, and caches them. It asks the kernel for the group with an id
 // (open_by_handle_at), at a cost that does not depend on the number of groups on the machine.
 type groups struct {
 	hierarchy *cgroup.Hierarchy // nil if v2 is not mounted

@@ -17,8 +17,8 @@ import (
 //
 // The buffer consists of a page with the reader's position, a page with the writers' position, and the data, which the
 // kernel maps twice in succession so that a record that wraps around is contiguous (kernel/bpf/ringbuf.c). The ring
-// maps the data only once, because each mapping counts as resident memory. It copies a record that wraps around to
-// joined.
+// maps the data only once, because each mapping counts as resident memory. Instead it copies a record that wraps around
+// into the field joined.
 type ring struct {
 	consumer, producer *uint64 // bytes read and written so far; atomic
 	data               []byte
@@ -61,8 +61,8 @@ func (r *ring) produced() uint64 { return atomic.LoadUint64(r.producer) }
 // waiting returns the number of bytes in the ring that have not been taken.
 func (r *ring) waiting() uint64 { return r.produced() - r.at }
 
-// next takes the next record before end, which is valid until the next call of next or release. It returns false if
-// there is no record, or if the next record is still being written.
+// next takes the next record that begins before the position end. The record is valid until the next call of next or
+// release. next returns false if there is no record, or if the next record is still being written.
 func (r *ring) next(end uint64) ([]byte, bool) {
 	for r.at < end {
 		at := r.at & r.mask

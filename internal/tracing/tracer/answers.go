@@ -62,7 +62,7 @@ type loss struct {
 	trials, lossy             int     // number of trials, and of those that lost events
 	expected                  float64 // events that it should have delivered
 	made, late                float64 // events that the load made, and how many of these came late
-	lost, extra, unsaid, said float64 // unsaid: by how many the said losses are wrong
+	lost, extra, unsaid, said float64 // said: losses that the tracer reports; unsaid: how far these are off
 	tells                     int     // trials in which the tracer reports its losses
 }
 

@@ -291,7 +291,7 @@ func source(o map[string]string, prefix string, stream Stream) (*Source, error) 
 	return s, nil
 }
 
-// readyAfter returns the value of the setting ready-after, or otherwise if it is not set.
+// readyAfter returns the value of the setting ready-after, or the given default if it is not set.
 func readyAfter(o map[string]string, otherwise time.Duration) time.Duration {
 	if d, err := time.ParseDuration(o["ready-after"]); err == nil {
 		return d

@@ -98,8 +98,8 @@ func (g anyCommand) tail(o param.Values) time.Duration {
 	return g.Guest.About().Tail(o)
 }
 
-// takesLonger returns the time that the settings give the program to get ready, and in addition that of a tracer if its
-// events are counted.
+// takesLonger returns the time that the settings give the program to get ready, plus settling if its events are
+// counted.
 func (g anyCommand) takesLonger(o param.Values) time.Duration {
 	takes := g.Guest.About().TakesLonger(o)
 	if counts(o) {

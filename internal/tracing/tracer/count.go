@@ -99,7 +99,7 @@ type feed struct {
 	over  bool   // the current line is longer than maxLine
 }
 
-// write processes the next piece of the stream.
+// write processes the next piece of the stream. A nil piece means that the stream has ended.
 func (f *feed) write(piece []byte) {
 	if f.watch == nil && f.plain() {
 		n := int64(bytes.Count(piece, newline))

@@ -83,7 +83,7 @@ func (g asSubject) Installed(_ context.Context, o param.Values) error {
 
 func (asSubject) Optional(o param.Values) bool { return o.On(command.Optional.Name) }
 
-// Version returns the version. If the tracer is any command line, it also returns the program's name.
+// Version returns the tracer's name and version. If the tracer is any command line, the name is that of its program.
 func (g asSubject) Version(ctx context.Context, o param.Values, own string) (name, version string) {
 	t, err := g.make(o)
 	switch {

@@ -90,7 +90,7 @@ func (j *joined) place() (p cmdline.Place, err error) {
 	return p, err
 }
 
-// Scope implements execload.Deliverer, as do the methods down to Unknown.
+// Scope implements execload.Deliverer, together with Said, CPUSeconds, Waits, Stop and Unknown.
 func (j *joined) Scope() execload.Scope { return j.tracer.Scope }
 
 func (j *joined) Said(ctx context.Context) (execload.Said, error) { return j.running.Counts(ctx) }
@@ -112,7 +112,8 @@ func (j *joined) Waits() (drain, late time.Duration) {
 	return j.part.Options.Duration(settingDrain), j.part.Options.Duration(settingLate)
 }
 
-// Closed notes the tracer's processes: programs and maps in the ledger are theirs, even if they end before Stop.
+// Closed notes the tracer's processes, so that programs and maps in the ledger are attributed to the tracer even if the
+// processes that hold them end before Stop.
 func (j *joined) Closed(context.Context) error {
 	j.atEdge = j.group.Members()
 	return nil

@@ -208,8 +208,8 @@ func agentPerKiloevent(m *measured.Measured) (float64, bool) {
 }
 
 // programsPerKiloevent returns the run time of the tracer's eBPF programs per 1,000 events that it should deliver. In
-// the window only the load's events are counted. A tracer of the whole machine also has to deliver those of others: in
-// the window as many for each event of the load as in the whole trial.
+// the window only the load's events are counted. A tracer of the whole machine also has to deliver those of others:
+// their ratio to the load's events is assumed to be the same in the window as in the whole trial.
 var programsPerKiloevent = execload.PerKiloevent(func(m *measured.Measured) (float64, bool) {
 	rate, ok := m.BPFRate()
 	switch of := m.Events.Expected; {

@@ -151,8 +151,8 @@ func (r *Running) pass(ctx context.Context, d time.Duration) error {
 }
 
 // probe makes execs until the tracer has delivered one. It makes none as long as the tracer's count cannot be read, for
-// example because its page of metrics is not served yet. It makes one even if the timeout has passed, as it has if the
-// machine stood still for that long: probe gives up a tracer only if it did not deliver an exec.
+// example because its page of metrics is not served yet. If the count can be read only after the timeout, because the
+// machine stood still for that long, probe still makes an exec before it gives up.
 func (r *Running) probe(ctx context.Context, timeout time.Duration, probe func(context.Context) error) error {
 	var first *int64 // what the tracer had delivered before the first exec
 	var last time.Time
@@ -267,7 +267,8 @@ func (r *Running) over() bool {
 	}
 }
 
-// scrape reads the counts that come from metrics. They do not change after the tracer's end.
+// scrape reads the counts that come from metrics. It does nothing once the tracer has ended or has been asked to end,
+// so that the counts keep their last values.
 func (r *Running) scrape(ctx context.Context) error {
 	if r.delivered.source.Metric == nil && (r.lost == nil || r.lost.source.Metric == nil) {
 		return nil
