@@ -293,7 +293,7 @@ func networkPlan(l *link) *plan {
 		for _, a := range l.addresses {
 			send("giving the guest the address "+a.IPNet.String(), addressRequest(a))
 		}
-		// Routes without a gateway come first, because gateways are reached by them.
+		// Routes without a gateway come first, because gateways are reached through them.
 		for _, gateways := range []bool{false, true} {
 			for _, r := range l.routes {
 				if (r.Gw != nil) == gateways {

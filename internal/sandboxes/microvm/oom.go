@@ -25,9 +25,9 @@ type Kill struct {
 const maxKills = 16
 
 // killLine matches the line that the kernel prints for each victim (__oom_kill_process in mm/oom_kill.c). The kernel
-// prints it with pr_err, so it reaches the console once machinePlan has enabled errors there. A program can choose its
-// own name. The first words come from the callers of oom_kill_process: "Memory cgroup out of memory" if a group reached
-// its limit, and otherwise "Out of memory".
+// prints it with pr_err, so it reaches the console once machinePlan has enabled errors there. The name in parentheses
+// is chosen by the program, and may contain anything. The first words come from the callers of oom_kill_process:
+// "Memory cgroup out of memory" if a group reached its limit, and otherwise "Out of memory".
 var killLine = text.LazyRegexp(`(Memory cgroup out of memory|Out of memory)[^:]*: Killed process ([0-9]{1,10}) \((.{0,16})\)` +
 	` total-vm:`)
 

@@ -195,7 +195,8 @@ func (c Container) pidFile() string { return filepath.Join(c.Bundle, "pid") }
 const probeTime = 60 * time.Second
 
 // Probe runs an empty container with a runtime, with annotations in its bundle. self is the path of the tare binary.
-// The time limit is within, but at least a minute. The error, of code fault.Machine, contains the runtime's message.
+// The time limit is the given duration, but at least a minute. The error, of code fault.Machine, contains the runtime's
+// message.
 func Probe(ctx context.Context, r Runtime, self string, within time.Duration,
 	annotations map[string]string) (err error) {
 	within = max(within, probeTime)

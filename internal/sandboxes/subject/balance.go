@@ -96,7 +96,7 @@ func (j *joined) groups() (all string, sandboxes []string, err error) {
 }
 
 // weigh reads the memory of the machine and of the trial's groups. known is false if groups do not report their memory;
-// the result then has only the machine's.
+// only w.machine and w.own are then valid.
 func weigh(l *cgroup.Layout, all string, sandboxes []string) (w weighed, known bool, err error) {
 	r, err := cgroup.NewReaderOfSome(l)
 	if err != nil {

@@ -211,8 +211,8 @@ func (j *joined) bundle(s *sandboxed, l kind.Launch) (string, error) {
 	return s.job.Write(s.dir)
 }
 
-// overheadComponent is the component of groups in which runtimes start processes, which they later move into the pod or
-// leave there.
+// overheadComponent is the component of overhead groups. Runtimes start processes in such a group, and later move them
+// into the pod or leave them in the group.
 const overheadComponent = "overhead"
 
 // annotations returns the annotations that the runtime needs in a bundle. An overhead group belongs to the trial, so

@@ -23,7 +23,7 @@ const (
 // kinds holds memory in bytes by kind of page. A field is nil if the kernel does not report it.
 type kinds struct{ anon, cache, shmem, kernel *float64 }
 
-// add adds the memory charged to a group, times sign.
+// add adds the memory charged to a group, multiplied by sign (1 or -1). No sum becomes less than 0.
 func (k *kinds) add(m cgroup.Memory, sign float64) {
 	sum := func(into **float64, v cgroup.Value, less uint64) {
 		if !v.OK {

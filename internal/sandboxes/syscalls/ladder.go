@@ -22,8 +22,8 @@ import (
 // call is one rung of the ladder.
 type call struct {
 	name  string
-	short string // for an answer
-	doc   string // for the documentation
+	short string // name in answers
+	doc   string // description in the documentation
 	once  func(*ladder) error
 }
 

@@ -18,7 +18,7 @@ type event struct {
 
 const headBytes = int(unsafe.Sizeof(exectraceEvent{}))
 
-// decode decodes a record. The event refers to the record's memory. It returns false if the record is invalid.
+// decode decodes a record without copying it. It returns false if the record is invalid.
 func decode(record []byte) (event, bool) {
 	if len(record) < headBytes {
 		return event{}, false

@@ -31,7 +31,7 @@ func lean() {
 
 // dropCode drops the pages of the binary that are mapped read-only. It leaves alone a mapping with pages that were
 // written nevertheless, such as the relocations of a dynamic binary, because the changes would be lost. It also leaves
-// alone mappings of other files. Such a mapping may be gone when its turn comes, and other memory at its addresses,
+// alone mappings of other files: one could be unmapped in the meantime, and the memory that is then at its addresses,
 // perhaps the stack of a new thread, would be lost.
 func dropCode() error {
 	maps, err := os.ReadFile("/proc/self/smaps")

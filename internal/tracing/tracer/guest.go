@@ -46,7 +46,7 @@ func (g asSubject) About() kind.About {
 		Name: g.Name, Summary: g.Summary, Settings: slices.Concat(g.Settings, commonSettings), Process: g.Process,
 		Alone: g.Alone,
 		Tail:  g.tail,
-		// Until the tracer has started, and until the counts are stable, before the window and after it.
+		// The tracer must start, and the counts must become stable before the window and after it.
 		TakesLonger: func(param.Values) time.Duration { return settling },
 	}
 }
