@@ -16,25 +16,27 @@ type Usage struct {
 	IdleStolen, IdleStolenError *float64
 
 	Groups float64 // CPU time of every group below the root
-	Root   float64 // of processes in the root group
-	Kernel float64 // of kernel threads in the root group
+	Root   float64 // CPU time of processes in the root group
+	Kernel float64 // CPU time of kernel threads in the root group
 	// Ksoftirqd is the part of Kernel in ksoftirqd threads. With IRQTime the kernel counts it as Softirq as well
 	// (irqtime_account_process_tick in kernel/sched/cputime.c); Budget leaves it with the threads.
 	Ksoftirqd float64
-	Self      float64 // of this process, contained in Groups or Root: see InGroup
+	Self      float64 // CPU time of this process, contained in Groups or Root: see InGroup
 	InGroup   bool    // this process is in a group below the root
 
 	// IRQTime reports whether the kernel keeps interrupts out of tasks' CPU time (CONFIG_IRQ_TIME_ACCOUNTING). If so,
-	// interrupts are Softirq and IRQ. Otherwise an interrupt on top of a task is in that task's time, and only those on
-	// idle CPUs are separate: IdleInterrupts, by samples; nil without samples.
+	// Softirq and IRQ hold the time of all interrupts. Otherwise the time of an interrupt on top of a task is part of the
+	// task's, and only that of interrupts on idle CPUs is separate: IdleInterrupts, estimated from samples and nil without
+	// them.
 	IRQTime        bool
 	IdleInterrupts *float64
 
 	BPF []BPFTime
 	// NotSplit is run time that samples could not place. It ran inside the other parts, in unknown proportions.
 	NotSplit float64
-	// NoBPF, NoRoot and NoKernel mark a part as unknown, which then has no line. eBPF time stays on the lines that it ran
-	// in. CPU time of the root group is unexplained or on the line of kernel threads, and vice versa.
+	// NoBPF, NoRoot and NoKernel mark a part as unknown, which then has no line. eBPF time stays on the lines of the parts
+	// in which the programs ran. CPU time of the root group is unexplained or on the line of kernel threads, and vice
+	// versa.
 	NoBPF, NoRoot, NoKernel bool
 }
 
@@ -70,7 +72,7 @@ const (
 	MethodCounted = "counted"
 	MethodSampled = "sampled"
 	MethodBoth    = "counted, split by samples"
-	MethodNone    = "not split" // of eBPF time that could not be split: it is on the lines that it ran in, and is not 0
+	MethodNone    = "not split" // for eBPF time of which nothing could be split: it is not 0, but on the other lines
 )
 
 // Budget closes the CPU budget: each second of CPU time is on one line. eBPF time that could be split is moved from

@@ -50,8 +50,9 @@ type Workload struct {
 	// place (Tare.BPFUnsplit) may belong here too: Hi includes all of it, Value none.
 	TareBPF *Interval `json:"tare_bpf_seconds"`
 	// TareCgroupsCPU is the rest of TareCPU: control groups that serve this workload, and eBPF programs that serve it but
-	// ran in neither its groups nor tare's. It is nil, and so are TareCPU and GrossCPU, if the time of such programs that
-	// is unknown or that samples could not place is more than a thousandth of the CPU time of the workload's groups.
+	// ran in neither its groups nor tare's. It is nil, and so are TareCPU and GrossCPU, if the run time of such programs
+	// is unknown, or if samples could not place a part of it that exceeds a thousandth of the CPU time of the workload's
+	// groups.
 	TareCgroupsCPU *float64 `json:"tare_cgroups_cpu_seconds"`
 
 	GrossMemory *int64 `json:"gross_memory_hard_bytes"`
@@ -67,7 +68,7 @@ type Workload struct {
 // Tare is what all infrastructure used, for any workload.
 type Tare struct {
 	CPU        *float64 `json:"cpu_seconds"`         // CgroupsCPU + BPF + BPFUnsplit
-	CgroupsCPU *float64 `json:"cgroups_cpu_seconds"` // of its control groups
+	CgroupsCPU *float64 `json:"cgroups_cpu_seconds"` // CPU time of tare's control groups
 	// BPF is the run time of tare's programs outside tare's control groups, as far as samples placed it; nil if samples
 	// placed none of it.
 	BPF *float64 `json:"bpf_seconds"`
@@ -239,7 +240,7 @@ type settlement struct {
 	serving     map[string][]Charged // by workload: the charges of tare that serves it
 	tares       []Charged            // all charges of tare
 
-	unsplit, placed int64  // run time of tare's programs that samples could not place, and could
+	unsplit, placed int64  // run time of tare's programs: the part that samples could not place, and the rest
 	unsplitMost     int64  // unsplit, if as little as possible of it was stolen
 	bpfUnknown      string // why the run time of tare's programs is unknown; empty if it is known
 	// By workload, run time of tare's programs in its groups: inside is contained in their CPU time, apart is not.
@@ -314,9 +315,9 @@ func (s *settlement) takeSelf() {
 	}
 }
 
-// chargeOf returns the charge of the group at path, or of the nearest listed group above it. What stands in for a group
-// of interrupts above idle CPUs, attribution.Idle, is not a path: no group's CPU time contains them, not even the
-// root's.
+// chargeOf returns the charge of the group at path, or of the nearest listed group above it. It returns no charge for
+// attribution.Idle, which is not a path but stands for interrupts on idle CPUs: no group's CPU time contains them, not
+// even the root's.
 func (s *settlement) chargeOf(path string) Charged {
 	if !strings.HasPrefix(path, "/") {
 		return Charged{}
@@ -428,14 +429,14 @@ func (s *settlement) outside() (ns int64) {
 	return ns
 }
 
-// lost reports whether samples placed none of the run time of tare's programs, and that run time exceeds a thousandth
-// of the time that may contain it.
+// lost reports whether samples placed none of the run time of tare's programs although that run time exceeds a
+// thousandth of the given time, which may contain it.
 func (s *settlement) lost(of *int64) bool {
 	return s.placed == 0 && matters(&s.unsplit, of)
 }
 
-// matters reports whether run time exceeds a thousandth of a total that may lack or contain it. Either is nil if
-// unknown, and then any run time does.
+// matters reports whether run time exceeds a thousandth of a total that may or may not contain it. It returns true if
+// the run time is unknown (nil), and for any run time above 0 if the total is unknown.
 func matters(ns, of *int64) bool { return ns == nil || *ns > 0 && (of == nil || *ns > *of/1000) }
 
 // servedBy returns the workload that a program or map names as the one it serves, or "" if the ledger does not have
@@ -526,7 +527,7 @@ func (s *settlement) workload(name string) Workload {
 		inside = min(inside, *cpu)
 	}
 	apart := s.apart[name]
-	// Programs that name the workload may also have run above idle CPUs or in groups without a charge.
+	// Programs that name the workload may also have run on idle CPUs or in groups without a charge.
 	least, hidden := known.Sum(cpu, &apart, groups), matters(s.unplaced[name].value(), cpu)
 	if hidden {
 		groups = nil
@@ -564,7 +565,8 @@ func (s *settlement) workload(name string) Workload {
 		w.GrossCPU = seconds(known.Sum(cpu, &apart, groups))
 	}
 	if w.TareBPF == nil && !s.l.irqApart() {
-		// Wherever tare's programs ran, their time is in the groups' CPU time, unless some is hidden: then groups is nil.
+		// Wherever tare's programs ran, the CPU time of the groups contains their time. If too much of it is unplaced, groups
+		// is nil, and so is gross.
 		w.GrossCPU = seconds(known.Sum(cpu, groups))
 	}
 	w.TareCgroupsCPU = seconds(groups)

@@ -136,7 +136,7 @@ func (s *settlement) addProgram(to *componentSum, p *Program) {
 	}
 }
 
-// allMemory returns the hard memory of all groups; nil if that of a topmost one is unknown.
+// allMemory returns the hard memory of all groups; nil if that of a topmost group is unknown.
 func (s *settlement) allMemory() *int64 {
 	all := new(int64)
 	for _, g := range s.l.Cgroups {

@@ -88,14 +88,14 @@ type CPU struct {
 	BPFUnsplit *float64 `json:"bpf_unsplit_seconds"`
 	// IdleStolen is the part of Steal that the kernel also counts as idle: the CPU was idle when it was taken away. It is
 	// the middle of the possible range, and off by at most IdleStolenError. Without a witness it is nil, and Unexplained
-	// is too low by it.
+	// is too low by the part that it would show.
 	IdleStolen      *float64 `json:"idle_stolen_seconds"`
 	IdleStolenError *float64 `json:"idle_stolen_error_seconds"`
 	// ChargedStolen bounds how much of a negative remainder can be stolen time that the kernel also charged to tasks.
 	// Since Linux 6.14 (5.15.179 of the stable kernels) the clock of tasks forgets stolen time that it sees late
-	// (update_rq_clock_task in kernel/sched/core.c). The kernel's ticks do not (account_steal_time in
-	// kernel/sched/cputime.c), so it is at most the excess of Attributed over the ticks, and at most the time stolen from
-	// busy CPUs. Ticks are coarse, so this is a bound and not a summand. nil without a witness.
+	// (update_rq_clock_task in kernel/sched/core.c). The kernel's ticks do not forget it (account_steal_time in
+	// kernel/sched/cputime.c), so ChargedStolen is at most the excess of Attributed over the ticks, and at most the time
+	// stolen from busy CPUs. Ticks are coarse, so this is a bound and not a summand. nil without a witness.
 	ChargedStolen *float64 `json:"charged_stolen_seconds"`
 	// Root is the CPU time of the root group without the groups below it: of its processes and of kernel threads, before
 	// eBPF time is moved to its line. nil if unknown.
@@ -145,7 +145,7 @@ const (
 // Program is one eBPF program that was loaded during the window. Times are wall-clock time inside the program as the
 // kernel's statistics count it, including interrupts and stolen time; RanSeconds excludes stolen time.
 type Program struct {
-	Charged                    // its owner's, wherever the program runs
+	Charged                    // the owner's charge, wherever the program runs
 	Rule            string     `json:"rule,omitempty"` // as in Cgroup
 	ID              uint32     `json:"id"`
 	Name            string     `json:"name"` // empty where the loader gave none
@@ -250,7 +250,7 @@ type Seen struct {
 
 // Map is one eBPF map.
 type Map struct {
-	Charged              // its owner's, whichever group the memory is charged to
+	Charged              // the owner's charge, whichever group the memory is charged to
 	Rule        string   `json:"rule,omitempty"` // as in Cgroup
 	ID          uint32   `json:"id"`
 	Name        string   `json:"name"`
@@ -277,8 +277,8 @@ type Cgroup struct {
 	Rule string `json:"rule,omitempty"`
 
 	Role string `json:"role"` // app, load, subject, self, or empty
-	// CPUSeconds is nil, as are the throttling counters, if the group was made before the window and found only in it.
-	// That of the root of a v2 machine is the CPUs' user, system and interrupt time, not the CPU time of tasks.
+	// CPUSeconds is nil, as are the throttling counters, if the group was made before the window but found only during it.
+	// For the root of a v2 machine it is the CPUs' user, system and interrupt time, not the CPU time of tasks.
 	CPUSeconds *float64 `json:"cpu_seconds"`
 	// CPUReset: the group's CPU counter went backwards during the window, so CPUSeconds is nil.
 	CPUReset bool `json:"cpu_reset,omitempty"`

@@ -39,10 +39,10 @@ func Pool(windows []*Ledger) []Workload {
 type pool struct {
 	n         int64           // windows
 	placed    map[place]int64 // ns that tare's programs ran, by where
-	few       int64           // ns that those with too few samples ran
-	gone      int64           // ns in which samples saw the others in threads whose group could not be read
+	few       int64           // ns that programs with too few samples ran
+	gone      int64           // ns that other programs ran, by samples, in threads whose group could not be read
 	unplaced  map[string]*sum // by workload: few and gone of programs that name it
-	unknown   bool            // how long some ran is unknown
+	unknown   bool            // the run time of some programs is unknown
 	programs  map[programKey]*pooledProgram
 	irqApart  bool
 	names     []string
@@ -149,7 +149,7 @@ func (p *pool) addProgram(s *settlement, prog *Program) {
 	}
 }
 
-// placeOf returns where a program of tare ran that was in the group at path.
+// placeOf returns the place of a program of tare while it ran in the group at path.
 func (s *settlement) placeOf(prog *Program, path string, context Context) place {
 	counted := context == Task || !s.l.irqApart()
 	switch at := s.chargeOf(path); {

@@ -65,8 +65,8 @@ func (t *Tree) Own(counter func(*Cgroup) *int64) []*int64 {
 	return own
 }
 
-// OwnCPU returns the CPU time of each group in a tree of the ledger's groups without the groups listed below it, in
-// nanoseconds, as Own does, and that of the root by its tasks: see CountsCPUs.
+// OwnCPU returns what Own returns for the CPU time, in nanoseconds, of the groups in a tree of the ledger's groups. If
+// the root counts CPUs (see CountsCPUs), its value is the CPU time of its tasks instead.
 func (l *Ledger) OwnCPU(t *Tree) []*int64 {
 	own := t.Own((*Cgroup).CPUNanoseconds)
 	for i := range l.Cgroups {
@@ -78,8 +78,8 @@ func (l *Ledger) OwnCPU(t *Tree) []*int64 {
 }
 
 // CountsCPUs reports whether the CPU time of a group is that of the machine's CPUs, with interrupts, as for the root of
-// a v2 machine (root_cgroup_cputime in kernel/cgroup/rstat.c). Other groups count their tasks, by another clock, so the
-// difference is not what the root's tasks used.
+// a v2 machine (root_cgroup_cputime in kernel/cgroup/rstat.c). Other groups count their tasks, by another clock, so
+// subtracting their time from the root's does not give the time of the root's own tasks.
 func (l *Ledger) CountsCPUs(g *Cgroup) bool {
 	return g.Path == "/" && l.Host.CgroupMode == "v2" && l.CPU.Part == nil
 }

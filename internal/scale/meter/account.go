@@ -251,8 +251,8 @@ func (a *account) unsure(known map[uint32]bool) {
 func (a *account) program(p *bpf.Program, before bpf.Counters) ledger.Program {
 	runs, ns := p.RunCount-before.RunCount, p.RunNs-before.RunNs
 	// Others may have enabled statistics, but for an unknown part of the window. The counters of a program that was
-	// unloaded during the window were last read at its start or, by readSlow, shortly after, so what it ran since is
-	// unknown.
+	// unloaded during the window were last read when the window opened or, by readSlow of the window before, shortly
+	// afterwards, so how long it ran after that is unknown.
 	counted := !a.m.uncounted && !p.Vanished
 	if !counted {
 		runs, ns = 0, 0
@@ -280,7 +280,7 @@ func (a *account) program(p *bpf.Program, before bpf.Counters) ledger.Program {
 	e := attribution.Evidence{RunNs: ns, Sole: a.sole(p)}
 	n := 0
 	if a.found != nil && !a.found.unsure[p.ID] {
-		// Cycles stop with the CPU's clock, so how many make a second is unknown.
+		// A sampler of cycles stands still while the CPU's clock does, so its samples per second are unknown.
 		if a.m.sampler.Source() == perf.CPUClock {
 			e.Hz, e.Seconds = 1/a.m.sampler.Period().Seconds(), a.seconds()
 		}
@@ -378,8 +378,8 @@ func (a *account) sole(p *bpf.Program) *attribution.Place {
 	return &place
 }
 
-// soleGroup returns the path of the v2 group if a program runs only in system calls of that group's tasks; otherwise
-// "". It does not check for groups below that one.
+// soleGroup returns the path of the only v2 group in whose tasks' system calls the program runs, or "" if there is no
+// such group. It does not check whether that group has descendants.
 func soleGroup(p *bpf.Program) string {
 	if !taskOnly[p.Type] {
 		return ""
@@ -483,8 +483,9 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 			c.Periods = counted(now.Periods, before.Periods, wasThere)
 		}
 		c.CPUReset = now.UsageNs.OK && (now.Resets != before.Resets || wasThere && now.UsageNs.N < before.UsageNs.N)
-		// If no hierarchy counts CPU time for a group, samples are never located there: its tasks' programs count for
-		// another group. If programs ran and none could be split, any of that time may have been here, so it is not 0.
+		// If no hierarchy counts CPU time for a group, samples are never located there: its tasks' programs count for another
+		// group. If programs ran but none of their time could be split, any of it may have been spent here, so the eBPF time
+		// of the group is unknown, not 0.
 		if a.found != nil && !a.m.uncounted && a.knowsPrograms() && now.UsageNs.OK && (split > 0 || unsplit == 0) {
 			t := run[g.Path]
 			if c.CPUSeconds != nil { // run time is wall time and can exceed the CPU time around it
@@ -507,8 +508,8 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 }
 
 // isLate reports whether a group that was not in the first edge has existed for longer than the window, so its counters
-// include time before it. A group made while the first edge was prepared is not late: it had hardly any time. Groups at
-// the top are found before each edge, and no other group contains their time.
+// include time before it. A group made while the first edge was prepared is not late: it had hardly any time to use
+// CPUs. Groups at the top are never late: they are found before each edge, and no other group contains their time.
 func (a *account) isLate(g *cgroup.Group) bool {
 	slack := time.Duration(a.seconds() / 100 * float64(time.Second))
 	return strings.LastIndexByte(g.Path, '/') > 0 && g.Made.Before(a.w.first.wall.Add(-slack))
@@ -591,10 +592,11 @@ func (a *account) wereReset(groups []ledger.Cgroup) {
 	}
 }
 
-// bpfOnce leaves the eBPF time of a path to the newest of its groups, which are in the order in which they were found.
-// Samples name only the path, so that of the older groups, which have vanished, is unknown.
+// bpfOnce keeps the eBPF time of a path only in the newest group that had the path. Samples name only the path, so the
+// eBPF time of the older groups, which have vanished, is unknown. The groups must be in the order in which they were
+// found.
 func bpfOnce(groups []ledger.Cgroup) {
-	newer := map[string]bool{} // of the paths of vanished groups, whether there is a newer group
+	newer := map[string]bool{} // by path of a vanished group: whether a newer group has that path
 	for i := range groups {
 		if groups[i].Vanished {
 			newer[groups[i].Path] = false
@@ -645,8 +647,8 @@ func ranPart(p *ledger.Program) float64 {
 	return 1
 }
 
-// splitTime returns the run time in seconds, without stolen time, that could be split by place, and that could not. It
-// excludes this process's own programs, which are accounted for in self.
+// splitTime returns the run time that could be split by place, and the run time that could not, both in seconds and
+// without stolen time. It excludes this process's own programs, which are accounted for in self.
 func (a *account) splitTime(programs []ledger.Program) (split, unsplit float64) {
 	own := map[uint32]bool{}
 	if a.snapshot != nil { // nil if programs could not be read
@@ -682,7 +684,7 @@ func counted(now, before cgroup.Value, wasThere bool) *uint64 {
 	return new(now.N - before.N)
 }
 
-// scaled is counted for counters in nanoseconds, and returns seconds.
+// scaled is like counted, but takes counters in nanoseconds and returns seconds.
 func scaled(now, before cgroup.Value, wasThere bool) *float64 {
 	return known.As(counted(now, before, wasThere), func(ns uint64) float64 { return float64(ns) / 1e9 })
 }
@@ -708,7 +710,7 @@ func (a *account) elapsed() *proc.Elapsed {
 	return a.passed
 }
 
-// budget closes the CPU budget.
+// budget computes the CPU budget of the window.
 func (a *account) budget(l *ledger.Ledger) ledger.CPU {
 	e := a.elapsed()
 	u := ledger.Usage{
@@ -727,8 +729,8 @@ func (a *account) budget(l *ledger.Ledger) ledger.CPU {
 		} else if t.New {
 			used = a.last.kernel[i].Seconds()
 		}
-		// Some, such as those of vhost before Linux 6.4, are in the group of the process that they work for, which has their
-		// time.
+		// Some kernel threads, such as those of vhost before Linux 6.4, are in the group of the process that they work for.
+		// That group's counter already includes their time.
 		if used > 0 && inGroup(l, groups, t.PID) {
 			continue
 		}
@@ -742,7 +744,7 @@ func (a *account) budget(l *ledger.Ledger) ledger.CPU {
 	for _, g := range a.m.groups.Unread() {
 		unread[g.Path] = true
 	}
-	// It is true if the CPU time of a top-level group, which total includes, could not be read.
+	// someUnread is true if the CPU time of a top-level group, which total includes, could not be read.
 	someUnread := false
 	for _, c := range l.Cgroups {
 		someUnread = someUnread || strings.LastIndexByte(c.Path, '/') == 0 && c.CPUSeconds == nil &&
@@ -766,8 +768,8 @@ func (a *account) budget(l *ledger.Ledger) ledger.CPU {
 			"could not be read, or whose counters were reset: it is part of what is unexplained")
 	case total != nil:
 		u.Root = *total - u.Groups - u.Kernel
-		// Because the counters of an edge are not read at the same instant, it may also be negative by up to the time that
-		// this takes.
+		// The counters of an edge are not read at one instant, so Root may also be negative: by up to the duration of the
+		// reading, on each CPU.
 		if apart := (a.w.first.took + a.last.took).Seconds(); u.Root < -max(0.01*u.Capacity, apart*float64(l.Host.CPUs)) {
 			a.warn("hierarchies-overlap", "the control groups together show %.3g s more CPU time than the tasks in them used: "+
 				"some are in one group of the v1 hierarchy and in another of v2, and count in both; the budget counts them once",
@@ -797,8 +799,8 @@ func (a *account) budget(l *ledger.Ledger) ledger.CPU {
 	return c
 }
 
-// inGroup reports whether a kernel thread is in a group of the ledger, other than the root, when it is called. It is
-// false for a thread that has ended.
+// inGroup reports whether a kernel thread is now in a group of the ledger other than the root. It returns false for a
+// thread that has ended.
 func inGroup(l *ledger.Ledger, groups *cgroup.Resolver, tid int) bool {
 	path, err := groups.Path(tid)
 	known := func(c ledger.Cgroup) bool { return c.Path == path }
@@ -857,7 +859,7 @@ func (a *account) rootUsage() float64 {
 	for pid, t := range a.last.root {
 		before, wasThere := a.w.first.root[pid]
 		if !wasThere && t > 0 {
-			// Start times are in ticks. If processes are hidden, nothing shows that one is new.
+			// Start times are in ticks, hence the slack. If processes are hidden, new ones cannot be recognized.
 			age, err := a.m.fs.Age(pid)
 			if err == nil && age > time.Duration(monotonic()-a.w.first.at)+20*time.Millisecond || err != nil && hidden {
 				moved++

@@ -36,7 +36,7 @@ type collector struct {
 	locator *locator
 
 	from, to int64 // CLOCK_MONOTONIC ns: samples outside are not part of this window
-	listed   int64 // when the programs that existed at its beginning were listed
+	listed   int64 // when the programs that existed at the beginning of the window were listed
 	stacks   []stack
 	index    map[uint64]int32
 	cells    map[cell]int
@@ -48,12 +48,12 @@ type collector struct {
 
 	before, in losses // before the window, and during it
 
-	// slowed is how often the sampler had been throttled before the window, and blind are the CPUs that it did not sample
-	// during the whole window.
+	// slowed is the number of times that the sampler had been throttled before the window. blind lists the CPUs that were
+	// not sampled throughout the window.
 	slowed uint64
 	blind  []int
 
-	next *collector // starts at to; nil if there is none
+	next *collector // takes the samples from to on; nil if there is none
 
 	recent  map[uint32][]moment // by CPU: the latest samples that may contain a program
 	stalls  []witness.Look      // not yet matched with samples
@@ -113,7 +113,7 @@ func (c *collector) addText(programs []bpf.Program) {
 	}
 }
 
-// start begins sampling; Window.run empties the rings until finish. Samples do not count until from is set.
+// start begins sampling. Window.run then empties the rings until the window ends. No sample counts until c.from is set.
 func (c *collector) start() error {
 	c.from = forever
 	return c.sampler.Enable()
@@ -126,19 +126,20 @@ func (c *collector) begin() (err error) {
 	return err
 }
 
-// finish ends sampling and drains what remains of the time before to. It must not run concurrently with other drains.
+// finish ends sampling and drains the remaining samples, of which those taken before the given time count. It must not
+// run concurrently with other drains.
 func (c *collector) finish(to int64) error {
 	c.to = to
 	return errors.Join(c.sampler.Disable(), c.drain(), c.sum())
 }
 
-// cut ends the collector's time at to and returns the collector for the time after it. Sampling continues. Load and
-// unload records since listed count for both collectors; the caller must pass older programs to addText. The rings
-// still hold undrained records: the old collector drains them and passes on what belongs to the next. sum must be
-// called after that.
+// cut ends the time of the collector at to, and returns the collector for the time after that. Sampling continues.
+// Records of programs loaded or unloaded since listed count for both collectors. For older programs, the caller must
+// call addText on the new collector. The rings still hold undrained records: the old collector drains them and passes
+// on those that belong to the new one. After that, the caller must call sum on the old collector.
 func (c *collector) cut(to, listed int64) *collector {
 	locator := c.locator
-	// Most of these have gone by now, so start afresh.
+	// Most of these groups and threads have gone by now, so start afresh.
 	if len(c.names.names) > maxGroupNames || len(locator.threads) > maxThreads {
 		hidden := locator.hidden
 		locator = newLocator(locator.layout, newGroupNames(), c.sampler.HasCgroup())
@@ -154,7 +155,7 @@ const (
 	maxThreads    = 1 << 14
 )
 
-// sum computes the losses during the collector's time, after all of it has been drained.
+// sum computes the losses during the collector's time. All records of that time must have been drained.
 func (c *collector) sum() (err error) {
 	var berr error
 	c.blind, berr = c.sampler.Blind()

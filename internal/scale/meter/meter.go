@@ -47,7 +47,7 @@ type Options struct {
 	// feature.
 	Whole    bool
 	DropRing bool // a fault that calibration must detect: see perf.Options
-	// Shared is what several meters of a process have in common. nil: the meter shares nothing.
+	// Shared holds what several meters of a process have in common; nil if the meter shares nothing.
 	Shared *Shared
 }
 
@@ -82,7 +82,7 @@ type Meter struct {
 	open       bool
 	preparing  time.Duration     // what the last prepare took
 	switching  time.Duration     // what the last switchOn took
-	fastest    time.Duration     // reading of an edge so far
+	fastest    time.Duration     // the shortest time that reading an edge took so far
 	hidden     bool              // some of the machine's processes are invisible to this process
 	part       bool              // only some of the machine's control groups are visible
 	snapshot   *bpf.Snapshot     // the latest
@@ -252,7 +252,7 @@ func (m *Meter) Close() error {
 // edge holds all counters at one time.
 type edge struct {
 	at     int64         // CLOCK_MONOTONIC, ns
-	took   time.Duration // time to read them all, starting at at
+	took   time.Duration // to read all counters
 	wall   time.Time
 	stat   proc.Stat
 	groups map[*cgroup.Group]cgroup.CPU
@@ -366,7 +366,7 @@ func (m *Meter) prepareTop() error {
 type Window struct {
 	m         *Meter
 	first     edge
-	opening   time.Duration // to read the first edge and the programs' counters
+	opening   time.Duration // time taken to read the first edge and the programs' counters
 	programs  map[bpf.Key]bpf.Counters
 	collector *collector    // nil without sampling
 	watching  bool          // the witness is watching

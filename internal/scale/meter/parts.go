@@ -28,7 +28,7 @@ type Part struct {
 // The names of parts.
 const (
 	PartCPU      = "cpu"      // CPU time of the machine, of control groups and of kernel threads
-	PartMemory   = "memory"   // of control groups
+	PartMemory   = "memory"   // memory of control groups
 	PartPrograms = "programs" // eBPF programs, their counters and holders
 	PartMaps     = "maps"     // eBPF maps
 	PartSamples  = "samples"  // what splits the run time of programs
@@ -90,7 +90,7 @@ func (w *Window) try(p *Part, step func() error) error {
 	return w.must(p, step)
 }
 
-// must is try for a step that must run even if the part has failed, such as switching something off.
+// must is like try, but runs the step even if the part has failed, for steps such as switching something off.
 func (w *Window) must(p *Part, step func() error) error {
 	if err := p.read(step); err != nil && w.m.whole {
 		return err
@@ -124,7 +124,7 @@ func withHint(err error) string {
 	return err.Error() + "; " + hint
 }
 
-// What a ledger lacks without a part.
+// The warnings that say what a ledger lacks without a part.
 var (
 	noPrograms = ledger.Warning{Code: "no-programs",
 		Message: "the run time of eBPF programs, and the memory of programs and maps, are not known"}
@@ -217,7 +217,7 @@ func (m *Meter) openSampler(o Options) (err error) {
 	return nil
 }
 
-// mayLack is lack for an optional feature: a meter that must be whole fails only if the error is not
+// mayLack is like lack, but for an optional feature: a meter that must be whole fails only if the error is not
 // feature.ErrMissing.
 func (m *Meter) mayLack(what ledger.Warning, err error, of *Part) error {
 	if m.whole && !errors.Is(err, feature.ErrMissing) {

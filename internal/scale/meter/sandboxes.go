@@ -24,7 +24,7 @@ type Sandboxes struct {
 	fs     proc.FS
 	first  map[task]uint64 // CPU time at the first edge, ns: of all processes, and of threads in sandboxes
 	began  uint64          // time of the first edge, in the unit of proc.Process.Start
-	cost   time.Duration   // CPU time of this process for all of it
+	cost   time.Duration   // CPU time that this process spent on reading sandboxes
 	smaps  time.Duration   // the part of cost for reading resident memory
 }
 
@@ -314,9 +314,10 @@ func (e *entry) counters() map[string]*float64 {
 	return all
 }
 
-// components splits what the sandbox used. In a group that counts its application, other processes have their own CPU
-// time, and the application has the rest. CPU time of threads that are another component is subtracted from their
-// process's, and the memory of the guest from that of the processes that hold it.
+// components splits what the sandbox used. In a group whose counter includes the application, each other process has
+// the CPU time of its own clock, and the application has the rest. If threads belong to another component than their
+// process, their CPU time is subtracted from that of the process. The memory of the guest is subtracted from that of
+// the processes that hold it.
 func (e *entry) components() []ledger.SandboxComponent {
 	ps, counters := parts{}, e.counters()
 	for _, p := range e.b.Processes {

@@ -32,7 +32,7 @@ type Stacks struct {
 	index   map[string]int // index in window.Stacks, by key
 	key     []byte         // identifies a stack: process, group and addresses
 	current map[uint32]*readProcess
-	ended   []uint32 // of current; samples of theirs may still come
+	ended   []uint32 // processes in current that have ended; samples of them may still arrive
 	reads   uint32   // number of times that a process was read
 	frames  int
 	budget  int   // bytes of mappings that this drain may still read
@@ -150,7 +150,7 @@ func (s *Stacks) symbol(c perf.Symbol) {
 	}
 }
 
-// task forgets a process whose ID a new process has now, and follows which have ended.
+// task forgets a process if a new process now has its ID, and records which processes have ended.
 func (s *Stacks) task(t perf.Task) {
 	s.locator.task(t)
 	switch _, known := s.current[t.PID]; {
@@ -166,7 +166,7 @@ func (s *Stacks) sample(p *perf.Sample) {
 	if p.Time < s.from || p.Time >= s.to {
 		return
 	}
-	if p.PID == 0 { // the idle task is not sampled
+	if p.PID == 0 { // not the idle task, which is not sampled, but a process hidden by a PID namespace
 		s.window.Hidden++
 		return
 	}

@@ -16,7 +16,7 @@ type text struct {
 	lo, hi uint64  // every span lies in [lo, hi): a quick test for addresses outside BPF code
 }
 
-// span is one stretch of code, which held its program from time from until time to.
+// span is one stretch of code. It held the program between the times from and to.
 type span struct {
 	start, end uint64
 	from, to   int64
@@ -71,8 +71,8 @@ func isProgram(symbol string) bool {
 	return len(symbol) > len(prefix) && symbol[:len(prefix)] == prefix
 }
 
-// name records which program the code of a load event belongs to. If add has recorded that code with its program
-// already, the duplicate span is removed.
+// name records which program the code of a load event belongs to. If add has already recorded this code with its
+// program, name removes the duplicate span.
 func (x *text) name(id uint32, symbols []perf.Symbol) {
 	for _, s := range symbols {
 		at := slices.IndexFunc(x.spans, func(p span) bool { return p.start == s.Start && p.from == s.Time && p.program == 0 })

@@ -40,7 +40,7 @@ type About struct {
 
 // Places finds the files of runtimes and engines. It is not safe for concurrent use.
 type Places struct {
-	Tree files.Tree // with Below set to the home of a user who runs an engine without root
+	Tree files.Tree // Below, if set, is the home of a user who runs an engine without root
 	User uint32     // owner of the files
 
 	exists map[string]bool // cached results of has
@@ -49,7 +49,7 @@ type Places struct {
 // NotFound explains why no file has the name of a container.
 type NotFound struct {
 	// Absent lists the directories of the container's engine (of all engines, if the engine is unknown) if none of them
-	// exists: if Tare runs in a container, they are not mounted there. It is empty if one exists.
+	// exists, for example because Tare runs in a container where they are not mounted. It is empty if one exists.
 	Absent []string
 	Denied error // a file or directory without permission; nil if there is none
 }
@@ -148,8 +148,9 @@ func (p *Places) expand(pattern string) ([]string, error) {
 	return names, err
 }
 
-// fixedPart returns the directory that must exist, given one that may have wildcards. Below /run it is the engine's
-// top directory, because others in it are created on first use.
+// fixedPart returns the part of a directory, which may have wildcards, that must exist if its files can exist: what is
+// above the first wildcard. Below /run it is the engine's top directory, because the directories in it are created on
+// first use.
 func fixedPart(dir string) string {
 	elements := strings.Split(dir, "/")
 	if i := slices.IndexFunc(elements, func(e string) bool { return strings.ContainsAny(e, `*?[\{`) }); i >= 0 {

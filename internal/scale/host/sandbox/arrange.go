@@ -46,7 +46,8 @@ func (r *row) holds(t *table, s *Sandbox, hierarchy string) bool {
 		s.chargedTo(r.Memory, func(p part) Place { return p.memory.Place })
 }
 
-// chargedTo reports whether all components exist, and every part of each is at one of its places.
+// chargedTo reports whether every component in where exists, and every part of it is at one of the places listed for
+// it.
 func (s *Sandbox) chargedTo(where charged, at func(part) Place) bool {
 	for c, places := range where {
 		parts := s.parts(c)
@@ -237,8 +238,8 @@ func ComponentName(c Component) string {
 // memory of small processes are below it.
 const leftoverBytes = 8 << 20
 
-// leftover finds a group of a kind that holds more anonymous and shared memory than its processes, and returns the
-// excess.
+// leftover finds a group of the given kind that holds noticeably more anonymous and shared memory than its processes,
+// and returns the excess. It returns nil if there is none, or if the memory of one of the processes is unknown.
 func (s *Sandbox) leftover(kind Place, sizes Sizes) (*Group, uint64) {
 	for _, g := range s.Groups {
 		if g.Place != kind || g.Reading == nil {

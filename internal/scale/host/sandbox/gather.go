@@ -21,10 +21,10 @@ import (
 // if they do not contradict it, because an application may call itself anything.
 type gathering struct {
 	r      *Reader
-	parent map[string]string   // of names: union-find
+	parent map[string]string   // union-find of names
 	pods   map[string]bool     // uids
 	nested map[string][]string // by id: paths of groups with that id
-	names  map[string]string   // paths of groups known only from state: the name of what is in them
+	names  map[string]string   // by path of a group that is known only from state: the name of what is in it
 	byPID  map[int]string      // by PID: the name given by state
 	role   map[int]role
 	of     map[*known]string // the name of what the process belongs to
@@ -201,7 +201,7 @@ func (g *gathering) nameByEnd(all []*known, ends map[string][]string) {
 	}
 }
 
-// identity returns the identity of a group named by state: a directory, an identity, or systemd's notation.
+// identity returns the identity of a group that state names by its directory, by its identity or in systemd's notation.
 func (g *gathering) identity(p string) string {
 	for i := range g.r.layout.Hierarchies {
 		h := &g.r.layout.Hierarchies[i]
@@ -226,8 +226,8 @@ func (g *gathering) locations(k *known) []*where {
 	return all
 }
 
-// located returns the name that a process gets from its groups, and the group that decided; without a name, the group
-// of its memory.
+// located returns the name that a process gets from its groups, and the group that decided it. If there is no name, it
+// returns the group that the memory of the process is charged to.
 func (g *gathering) located(k *known) (name string, w *where) {
 	for _, p := range []string{k.charged.Memory, k.charged.CPU} {
 		w := g.r.where(p)
@@ -407,7 +407,7 @@ func (g *gathering) process(k *known) *Process {
 		CPU: Location{Path: k.charged.CPU}, Memory: Location{Path: k.charged.Memory}}
 }
 
-// shared is the owner of a group that several sandboxes, or a sandbox and other processes, are in.
+// shared is the owner of a group that contains processes of several sandboxes, or of none.
 const shared = "\x00"
 
 // owners returns who owns the processes in each group and its descendants.

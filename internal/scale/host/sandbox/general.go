@@ -101,7 +101,7 @@ var annotations = struct {
 	Labels       []string // JSON, an object of strings
 
 	Overhead      []string // JSON, memory_limit_in_bytes
-	SandboxMemory []string // bytes: the sum over its containers, without overhead
+	SandboxMemory []string // bytes: the sum of the limits of its containers, without overhead
 }{
 	Sandbox: []string{"io.kubernetes.cri.sandbox-id", "io.kubernetes.cri-o.SandboxID", "io.kubernetes.sandbox.id"},
 	PodUID:  []string{"io.kubernetes.cri.sandbox-uid", "io.kubernetes.pod.uid"},

@@ -143,9 +143,9 @@ func (c *claim) component() Component {
 	return c.rule.Component
 }
 
-// ComponentOf returns the component of a process that is known to belong to a sandbox, by its command line. Unlike in a
-// census, the command line need not name the sandbox. The result is empty for processes that are not in the table, such
-// as applications.
+// ComponentOf determines, by its command line, the component of a process that is known to belong to a sandbox. Unlike
+// in a census, the command line need not name the sandbox. The result is empty for processes that are not in the table,
+// such as applications.
 func ComponentOf(comm string, args []string) Component {
 	c := builtin().match(command{comm: comm, args: args}, true)
 	return c.component()

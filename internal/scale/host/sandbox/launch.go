@@ -24,9 +24,9 @@ type Launch struct {
 
 // Config is how a container is started.
 type Config struct {
-	Args        []string // of the runtime, before those of each command
+	Args        []string // arguments of the runtime itself, before the name of each command
 	Annotations map[string]string
-	Trait       string // what to say about the runtime wherever an arm is named
+	Trait       string // short description of the runtime, shown wherever an arm is named
 }
 
 // Config returns the configuration for a subject's settings. overhead is a control group outside the pod for the

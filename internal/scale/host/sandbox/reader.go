@@ -57,7 +57,7 @@ const (
 	threadTurns     = 32 // which threads it has, and their groups; a multiple of membershipTurns
 	strangerTurns   = 32 // whether another process has become part of a sandbox
 	memoryTurns     = 16 // the memory of a group
-	settling        = 2  // readings after the first in which a process may still become another one by exec
+	settling        = 2  // readings after the first in which a process may still run another program by exec
 	maxThreads      = 4096
 	maxWhere        = 1 << 14 // cached paths
 	maxProcesses    = 1 << 18
@@ -67,7 +67,7 @@ const (
 type known struct {
 	proc.Process
 	inode    uint64
-	pass     uint64 // the last one that saw it
+	pass     uint64 // the number of the last reading that saw it
 	settling int
 	claim    claim
 	hidden   bool // its executable is unreadable, and its command line is inconclusive

@@ -49,13 +49,13 @@ type Place string
 // The places.
 const (
 	PlacePod       Place = "pod"       // the group of a pod itself
-	PlaceContainer Place = "container" // of a container; with a virtual machine, of the whole sandbox
-	PlaceSandbox   Place = "sandbox"   // of a sandbox, by a name that only sandbox runtimes give
-	PlaceOverhead  Place = "overhead"  // created for what a runtime keeps outside the pod
-	PlaceHelper    Place = "helper"    // of a monitor
+	PlaceContainer Place = "container" // the group of a container; with a virtual machine, that of the whole sandbox
+	PlaceSandbox   Place = "sandbox"   // the group of a sandbox, with a name that only sandbox runtimes give
+	PlaceOverhead  Place = "overhead"  // a group created for what a runtime keeps outside the pod
+	PlaceHelper    Place = "helper"    // the group of a monitor
 	PlaceLiteral   Place = "literal"   // a directory named in systemd's notation of a group
 	PlaceOwn       Place = "own"       // another group that contains only one sandbox
-	PlaceService   Place = "service"   // of a system service
+	PlaceService   Place = "service"   // the group of a system service
 	PlaceRoot      Place = "root"
 	PlaceOther     Place = "other"
 )

@@ -16,7 +16,7 @@ import (
 // state is what runtimes keep about one container or sandbox.
 type state struct {
 	About
-	id                       string // of its container
+	id                       string // of the container or sandbox
 	runtime, flavour, engine string
 	groups                   []string // paths of its control groups, in the runtime's notation
 	pids                     map[int]role

@@ -24,7 +24,7 @@ type runtime struct {
 
 	Paths     []pathRule
 	Processes []processRule
-	Otherwise []processRule // tried after the rules of all runtimes, because these may start the same program
+	Otherwise []processRule // tried after the Processes of all runtimes, because several may start the same program
 	Threads   []threadRule
 	States    []stateFiles
 	Rows      []row
@@ -208,7 +208,7 @@ type processRule struct {
 
 // idSource is a place in a command line that names a sandbox.
 type idSource struct {
-	Flag      string     // the value of this flag ("-id X", "--id=X"); else any argument
+	Flag      string     // the value of this flag ("-id X", "--id=X"); if empty, any argument
 	Last      bool       // the last argument
 	Match     expression // the value must match it, and its capture group id is the id; nil: the value is the id
 	Container bool       // it names a container of the sandbox
@@ -271,8 +271,8 @@ type row struct {
 	CPU, Memory    charged
 }
 
-// findingRule is a rule for a Finding about each of some components, by where its processes and threads are charged.
-// docs/weigh-sandboxes.md lists the {names} in Says.
+// findingRule makes a Finding about each of its components whose processes and threads are charged as the rule
+// requires. docs/weigh-sandboxes.md lists the {names} in Says.
 type findingRule struct {
 	Code         string
 	Row          string
