@@ -20,9 +20,9 @@ import (
 // perf events by ioctl. Those to interfaces and network namespaces are in network.go. Each kind is searched only if
 // the machine has a program of a matching type without a link.
 //
-// The kernel does not list attachments of programs on sockets (SO_ATTACH_BPF, SO_ATTACH_REUSEPORT_EBPF), routes
-// (lwt_*), hardware and software counters (by ioctl), in iptables' xt_bpf and in struct_ops maps without a link. LIRC
-// devices and LSM hooks of cgroups are not searched.
+// The kernel does not list attachments to sockets (SO_ATTACH_BPF, SO_ATTACH_REUSEPORT_EBPF), routes (lwt_*), and
+// hardware and software counters (by ioctl), nor programs in iptables' xt_bpf and in struct_ops maps without a link.
+// Tare does not search LIRC devices and LSM hooks of cgroups.
 
 // programsOn returns what is attached to a target (a descriptor of a cgroup, network namespace or map, or the index of
 // an interface) at one hook. EINVAL means that this kernel does not have the hook, or does not list it.

@@ -35,7 +35,7 @@ type Options struct {
 	WithoutIterators bool
 	// Proc is where procfs is mounted; /proc if empty. Holders and mounts are read from there.
 	Proc string
-	// Types are the kernel's, if already read: reading them takes 27 ms of CPU each time. nil: Open reads them.
+	// Types holds the kernel's types, if already read: reading them takes 27 ms of CPU each time. nil: Open reads them.
 	Types *btf.Cache
 	// Iterators are shared with other inventories, and outlive this one. nil: the inventory has its own.
 	Iterators *Iterators
@@ -69,7 +69,7 @@ type Warning struct {
 	Message string
 }
 
-// Snapshot is everything at one time. Lists are ordered by id.
+// Snapshot holds the machine's programs, maps and links at one time. Lists are ordered by id.
 type Snapshot struct {
 	Programs []Program
 	Maps     []Map
@@ -411,8 +411,8 @@ func (v *Inventory) addHolders(s *Snapshot) error {
 	return err
 }
 
-// complete records what a program is attached to. If a link is already recorded under the target vague, target replaces
-// vague.
+// complete records what a program is attached to. If a link is already recorded with the less precise target in vague,
+// complete replaces that target.
 func complete(p *Program, vague, target string) {
 	for i, have := range p.Attached {
 		if rest, ok := strings.CutPrefix(have, vague+" (link "); ok {
@@ -459,8 +459,9 @@ func (v *Inventory) addCharges(s *Snapshot) error {
 	return nil
 }
 
-// chargesBPF reports whether the kernel charges BPF memory to control groups. It is false if it was booted with that,
-// or kernel memory accounting, disabled. A map without a charged group is then charged to none, and not to the root.
+// chargesBPF reports whether the kernel charges BPF memory to control groups. It returns false if the kernel was booted
+// with this charging, or with the accounting of kernel memory, disabled. A map without a charged group is then charged
+// to none, and not to the root.
 func chargesBPF(proc string) bool {
 	cmdline, _ := os.ReadFile(proc + "/cmdline")
 	for _, word := range strings.Fields(string(cmdline)) {

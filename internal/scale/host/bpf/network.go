@@ -146,8 +146,8 @@ func (v *Inventory) attachmentsElsewhere(types map[uint32]bool, program map[uint
 }
 
 // eachNamespace calls visit for each network namespace, with a descriptor of the namespace, on a thread that has
-// entered it. It visits at most maxNamespaces, and starts no visit after the time limit most. It returns the first
-// error of a visit, and an error about the namespaces that were left out.
+// entered it. It visits at most maxNamespaces, and starts no visit after the given time. It returns the first error of
+// a visit, and an error about the namespaces that were left out.
 func eachNamespace(list []namespace, most time.Duration, visit func(n namespace, fd int) error) error {
 	var errs []error
 	var left error
@@ -185,8 +185,8 @@ func eachNamespace(list []namespace, most time.Duration, visit func(n namespace,
 	return errors.Join(firstOf(errs), left)
 }
 
-// inNamespace moves the calling thread into a network namespace. It skips one that is gone, or whose path now refers
-// to another.
+// inNamespace moves the calling thread into a network namespace, and calls visit there. It skips a namespace that is
+// gone, or whose path now refers to another.
 func inNamespace(n namespace, visit func(fd int) error) error {
 	fd, err := unix.Open(n.path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) {

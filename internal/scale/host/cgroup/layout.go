@@ -64,7 +64,7 @@ type Hierarchy struct {
 // Has reports whether the hierarchy has the controller.
 func (h *Hierarchy) Has(controller string) bool { return slices.Contains(h.Controllers, controller) }
 
-// Within reports whether the group with the identity path is group or below it.
+// Within reports whether path is the given group or one below it. Both are identities.
 func Within(path, group string) bool {
 	return path == group || strings.HasPrefix(path, strings.TrimSuffix(group, "/")+"/")
 }

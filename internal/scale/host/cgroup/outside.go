@@ -21,9 +21,10 @@ type Membership struct {
 	Identity  string
 }
 
-// Outside returns the groups that threads of a process are in and that within rejects, at most one for each hierarchy.
-// A thread can be in another group than its process, through the file tasks of v1 or in a threaded group of v2, and it
-// can be in different groups in different hierarchies. Threads that have ended, or are about to, are skipped.
+// Outside returns the groups that threads of a process are in and for which within returns false, at most one for each
+// hierarchy. A thread can be in another group than its process, through the file tasks of v1 or in a threaded group of
+// v2, and it can be in different groups in different hierarchies. Threads that have ended, or are about to, are
+// skipped.
 func (l *Layout) Outside(pid int, within func(Membership) bool) ([]Membership, error) {
 	ended := func(err error) bool {
 		return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) || errors.Is(err, proc.ErrGone)

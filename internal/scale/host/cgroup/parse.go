@@ -68,7 +68,7 @@ func (v Value) times(k uint64) Value {
 type field struct {
 	key  string
 	to   *Value
-	unit uint64 // of the value, in units of the counter
+	unit uint64 // units of the counter in one unit of the value
 }
 
 // set parses the fields that the file has, and does not change the others.

@@ -370,7 +370,8 @@ func (r *Reader) RefreshTop() error {
 	return nil
 }
 
-// walk visits the groups of a tree from top down.
+// walk visits the group at top and all its descendants, parents first. If shallow is set, it visits only those directly
+// below.
 func (r *Reader) walk(t *tree, top string, shallow bool) error {
 	w := walker{buf: r.buf, visit: func(rel string, ino uint64) { r.see(t, rel, ino) },
 		unread:    func(rel string, err error) { r.fail(t.Identity(rel), err) },
@@ -407,7 +408,7 @@ func (r *Reader) see(t *tree, rel string, ino uint64) {
 }
 
 // made returns the latest time at which a directory can have been created: kernfs dates an inode at its first lookup
-// (kernfs_init_inode in fs/kernfs/inode.c), and usually the creator of the group makes it.
+// (kernfs_init_inode in fs/kernfs/inode.c), which is usually that of the creator of the group.
 func made(dir int, rel string) time.Time {
 	first := time.Now()
 	var st unix.Stat_t

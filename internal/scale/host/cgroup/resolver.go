@@ -70,8 +70,8 @@ func (r *Resolver) Path(tid int) (string, error) {
 	return r.identity(b), nil
 }
 
-// LivePath is Path, but returns proc.ErrGone for an exiting thread that v1 has in its root: the kernel shows it there,
-// whatever group it is in (proc_cgroup_show in kernel/cgroup/cgroup.c).
+// LivePath is like Path, but returns proc.ErrGone for an exiting thread that v1 has in its root: the kernel shows such
+// a thread there, whatever group it is in (proc_cgroup_show in kernel/cgroup/cgroup.c).
 func (r *Resolver) LivePath(tid int) (string, error) {
 	path, err := r.Path(tid)
 	if err != nil || path != "/" || r.v1 == nil {

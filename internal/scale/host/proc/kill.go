@@ -8,8 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Kill kills a process if meant confirms its identity. It calls meant when it holds the process by a descriptor
-// (pidfd_open(2)), so that the PID can no longer be reused. A process that has already ended is not an error.
+// Kill kills a process if meant returns true, to confirm that it is the intended one. Kill calls meant while it holds
+// the process by a descriptor (pidfd_open(2)), so that the PID cannot be reused. A process that has already ended is
+// not an error.
 func Kill(pid int, meant func() bool) error {
 	fd, err := hold(pid)
 	if fd < 0 {
@@ -25,9 +26,8 @@ func Kill(pid int, meant func() bool) error {
 	return nil
 }
 
-// Await waits until a process has ended, and reports whether it has. It waits for atMost, or without limit if that is
-// negative. Like Kill it calls meant when the PID can no longer be reused: if meant does not confirm the identity, the
-// process has ended.
+// Await waits until a process has ended, and reports whether it has. It gives up after atMost, or never if that is
+// negative. Like Kill, it calls meant while the PID cannot be reused: if meant returns false, the process has ended.
 func Await(pid int, meant func() bool, atMost time.Duration) (ended bool, err error) {
 	fd, err := hold(pid)
 	if fd < 0 {

@@ -146,9 +146,9 @@ func parseConfig(r io.Reader) map[string]string {
 }
 
 // irqTime reports whether the kernel takes the time of interrupts out of tasks' CPU time; nil if that is unknown. A
-// kernel with CONFIG_IRQ_TIME_ACCOUNTING does not if it is told not to, or if it finds the clock unstable, also at run
-// time (disable_sched_clock_irqtime in kernel/sched/cputime.c). The column irq of /proc/stat then stays 0, because its
-// ticks fall into no other interrupt.
+// kernel with CONFIG_IRQ_TIME_ACCOUNTING does not do so if its command line disables it, or if it finds the clock
+// unstable, even at run time (disable_sched_clock_irqtime in kernel/sched/cputime.c). The column irq of /proc/stat then
+// stays 0, because no tick occurs during another interrupt.
 func (f FS) irqTime(config map[string]string, cmdline []string) *bool {
 	const enough = 60 // seconds of work, among which interrupts take more than a tick
 	off := slices.Contains(cmdline, "tsc=noirqtime") || slices.Contains(cmdline, "irqtime=0")
