@@ -19,10 +19,11 @@ type Frame struct {
 	Entry   ledger.Context // Softirq or Hardirq if the frame is the kernel's entry into that context, else empty
 }
 
-// Runs finds the programs in a call chain, innermost frame first, and appends them to into. A program's context is
-// given by the first entry frame further out in the chain. If a program was interrupted and the interrupt runs another
-// one, both are in the chain and both are returned, because the kernel's statistics count wall time for both. One
-// program in one context counts once, however many of its subprograms and callbacks are in the chain.
+// Runs finds the programs in a call chain, which has the innermost frame first, and appends them to a slice. A
+// program's context is given by the first entry frame further out in the chain. If a program was interrupted and the
+// interrupt runs another one, both are in the chain and both are returned, because the kernel's statistics count wall
+// time for both. One program in one context counts once, however many of its subprograms and callbacks are in the
+// chain.
 func Runs(chain []Frame, into []Run) []Run {
 	first := len(into)
 	waiting := first // runs from here on have no context yet

@@ -342,7 +342,7 @@ func (f rulesFile) rules(n ast.Node) ([]Rule, error) {
 	}
 	for i := range rules {
 		if r := &rules[i]; r.Charge == ledger.ChargeWorkload && r.Workload == "" && slices.Contains(keys, selectOwner) {
-			r.Workload = string(ledger.ChargeWorkload) // // not shown: in a cluster, a pod's workload is its owner
+			r.Workload = string(ledger.ChargeWorkload) // not shown: in a cluster, a pod's workload is its owner
 		}
 		err := rules[i].check(func(hint, format string, args ...any) error { return f.Fail(n, hint, format, args...) })
 		if err != nil {

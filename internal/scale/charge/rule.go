@@ -146,7 +146,7 @@ func (r *Rule) matchesGroup(g *ledger.Cgroup, over *ledger.Name, processes tally
 	return false
 }
 
-// IsContainer reports whether the rule has a pattern for containers and it matches name.
+// IsContainer reports whether the rule has a pattern for containers that matches the name.
 func (r *Rule) IsContainer(name string) bool {
 	return r.Container != "" && matchKnown(r.Container, name)
 }

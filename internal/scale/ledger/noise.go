@@ -70,9 +70,9 @@ const (
 	Unknown    Cause = "unknown"
 )
 
-// Spans returns the disjoint, ordered stretches [from, to] covered by the stalls and occupied times for which counts
-// returns true. CPUs often stand still together, so thousands of stalls become a few hundred spans. The spans are
-// complete only if no stall was omitted.
+// Spans returns the disjoint, ordered stretches [from, to] covered by those stalls and occupied times for which
+// counts(stall) returns true. CPUs often stand still together, so thousands of stalls become a few hundred spans. The
+// spans are complete only if no stall was omitted.
 func (n *Noise) Spans(counts func(Stall) bool) [][2]int64 {
 	all := [][2]int64{}
 	for _, s := range slices.Concat(n.Stalls, n.Occupied) {

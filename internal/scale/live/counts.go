@@ -42,7 +42,7 @@ func (c *Counts[K]) Tick(counted map[K]uint64) {
 // All iterates over the keys that have a number, and their numbers.
 func (c *Counts[K]) All() iter.Seq2[K, uint64] { return maps.All(c.rows) }
 
-// Rest returns the number that all other keys share. any is false if no key was ever without a total.
+// Rest returns the number that all other keys share. The second result is false if no key was ever without a total.
 func (c *Counts[K]) Rest() (n uint64, any bool) {
 	_, _, any = c.beside.Rest()
 	return c.rest, any

@@ -71,9 +71,9 @@ const allEvery = 10 * time.Second
 // retryAfter is the time until another attempt if statistics could not be switched.
 const retryAfter = 5 * time.Second
 
-// drainEvery is how often samples are taken out of their rings, unless these fill up sooner: seldom, to keep
-// continuous operation cheap, as each drain also wakes the process. The end of a window drains them as well, so it is
-// a little longer than the usual second between two readings.
+// drainEvery is how often samples are taken out of their rings, unless these fill up sooner: seldom, to keep continuous
+// operation cheap, as each drain also wakes the process. The end of a window drains the rings as well, so the interval
+// is a little longer than the usual second between two readings.
 const drainEvery = 1250 * time.Millisecond
 
 // Open begins the first window. The caller must close the Scale.
@@ -139,13 +139,13 @@ func (s *Scale) switchStatistics() error {
 // again.
 func (s *Scale) Parts() []meter.Part { return s.parts }
 
-// due reports whether it is time to read everything again. Ticks come a little late, one more than the next, so one
-// that is due allEvery after the last may seem to be early.
+// due reports whether it is time to read everything again. Ticks come a little late, some more than others, so a tick
+// may seem to come slightly less than allEvery after the last full reading.
 func due(read, now time.Time) bool { return now.Sub(read) >= allEvery-allEvery/20 }
 
-// Tick ends the window now and begins the next one at the same edge, so each second is in exactly one of them. After
-// an error, the next ledger includes what was used meanwhile. If sampling failed, its window begins later instead, as
-// its Start shows.
+// Tick ends the window now and begins the next one at the same edge, so each second is in exactly one of them. After an
+// error, the next ledger includes what was used meanwhile. If sampling failed, the window of the next ledger begins
+// later instead, as the window's Start shows.
 func (s *Scale) Tick(ctx context.Context) (*ledger.Ledger, error) {
 	if s.w == nil {
 		if err := s.open(ctx); err != nil {
@@ -176,7 +176,7 @@ func (s *Scale) Tick(ctx context.Context) (*ledger.Ledger, error) {
 	return l, nil
 }
 
-// Next is Tick after d, or as soon as the context ends.
+// Next calls Tick after the given time, or as soon as the context ends.
 func (s *Scale) Next(ctx context.Context, d time.Duration) (*ledger.Ledger, error) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -35,14 +35,15 @@ type program struct {
 
 	pending int64         // run time in ns that has not been split yet
 	seen    map[Place]int // by place: samples of the program while pending has accumulated
-	since   time.Time     // when pending was 0
+	since   time.Time     // when pending was last 0
 
 	payers map[Place]*payer // places that run time was split to
 	gone   bool             // it was unloaded in the last ledger, which still lists it
 	phases phases
 }
 
-// phases holds what a program ran while statistics were on. Each phase represents one cycle of the Duty.
+// phases holds how long a program ran in the phases in which statistics were on. Each phase represents one cycle of the
+// Duty.
 type phases struct {
 	n         int
 	now, last float64 // seconds, in this phase and in the previous one
@@ -200,8 +201,8 @@ func (t *Totals) factor(l *ledger.Ledger) float64 {
 	return max(d.Factor()*left/l.Window.Seconds, 1)
 }
 
-// split adds run time and distributes what can be split: it calls to with each place and its part, or with unplaced
-// for a part that no place will get. It returns the number of samples that the split was based on.
+// split adds run time and distributes what can be split: it calls to(place, ns) for the part of each place, and
+// to(unplaced, ns) for a part that no place will get. It returns the number of samples that the split was based on.
 func (t *Totals) split(p *program, lp *ledger.Program, ran int64, now time.Time, to func(Place, int64)) uint64 {
 	if len(lp.Shares) == 1 && lp.Shares[0].Method == ledger.Sole {
 		to(t.placeOf(lp.Shares[0].Cgroup), ran)

@@ -50,7 +50,8 @@ const (
 	usurper = 2   // a key replaces one that is smaller by this factor, so two of about the same size do not alternate
 )
 
-// Tick adds what each key has used, in nanoseconds. The totals of keys that are neither in used nor alive end.
+// Tick adds what each key has used, in nanoseconds. The total of a key ends if used does not contain the key and alive
+// returns false for it.
 func (r *Ranked[K]) Tick(used map[K]int64, alive func(K) bool) {
 	for key, row := range r.rows {
 		row.recent *= fading
@@ -120,7 +121,7 @@ func (r *Ranked[K]) All() iter.Seq2[K, float64] {
 func (r *Ranked[K]) Has(key K) bool { return r.rows[key] != nil }
 
 // Rest returns what all other keys used while they had no total, in seconds, and how many of them were in the last
-// Tick. any is false if no key was ever without a total.
+// Tick. The last result is false if no key was ever without a total.
 func (r *Ranked[K]) Rest() (total float64, omitted int, any bool) {
 	return seconds(r.rest.shown), r.omitted, r.omitted > 0 || r.rest != count{}
 }

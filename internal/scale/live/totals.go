@@ -377,7 +377,8 @@ func (t *Totals) groups(l *ledger.Ledger) {
 	t.hold(l)
 }
 
-// hold finds out whether what Memory depends on has changed. It has not between two readings of memory.
+// hold records what Memory depends on, and notes whether that has changed since the last tick. Between two readings of
+// memory it usually has not.
 func (t *Totals) hold(l *ledger.Ledger) {
 	w := &t.work
 	_, omitted, _ := t.Places.Rest()
@@ -418,8 +419,8 @@ func (t *Totals) begins(path string) begun {
 }
 
 // Memory returns the memory in bytes, at the end of the last ledger, of each place that has a total, and of all others
-// together (rest). of selects the kind of memory of a group, or returns nil if it is unknown. The memory of a place
-// excludes places inside it. The iterator is valid until the next method call.
+// together (rest). of(memory) returns the wanted kind of memory of a group, or nil if it is unknown. The memory of a
+// place excludes places inside it. The iterator is valid until the next method call.
 func (t *Totals) Memory(of func(*ledger.Memory) *int64) (byPlace iter.Seq2[Place, int64], rest int64) {
 	w, n := &t.work, len(t.places.all)
 	w.bytes, w.counted, w.unknown = fit(w.bytes, n), fit(w.counted, n), fit(w.unknown, n)

@@ -53,7 +53,7 @@ type collector struct {
 	slowed uint64
 	blind  []int
 
-	next *collector // takes the samples from to on; nil if there is none
+	next *collector // of the next window, with the samples from c.to on; nil if there is none
 
 	recent  map[uint32][]moment // by CPU: the latest samples that may contain a program
 	stalls  []witness.Look      // not yet matched with samples
@@ -133,10 +133,10 @@ func (c *collector) finish(to int64) error {
 	return errors.Join(c.sampler.Disable(), c.drain(), c.sum())
 }
 
-// cut ends the time of the collector at to, and returns the collector for the time after that. Sampling continues.
-// Records of programs loaded or unloaded since listed count for both collectors. For older programs, the caller must
-// call addText on the new collector. The rings still hold undrained records: the old collector drains them and passes
-// on those that belong to the new one. After that, the caller must call sum on the old collector.
+// cut ends the collector's window at the time to, and returns the collector of the next window. Sampling continues.
+// Records of programs that were loaded or unloaded since the time listed count for both collectors. For older programs,
+// the caller must call addText on the new collector. The rings still hold undrained records: the old collector drains
+// them and passes on those that belong to the new one. After that, the caller must call sum on the old collector.
 func (c *collector) cut(to, listed int64) *collector {
 	locator := c.locator
 	// Most of these groups and threads have gone by now, so start afresh.

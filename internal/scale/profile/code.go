@@ -5,14 +5,14 @@ import (
 	"slices"
 )
 
-// maxRemoved is how much code that was removed a window keeps.
+// maxRemoved is the maximum number of pieces of removed code that a window keeps.
 const maxRemoved = 1 << 13
 
-// Code is machine code of the kernel that was removed from memory, such as an eBPF program that was unloaded. The
-// kernel has no name for its addresses any more, or that of other code which took its place.
+// Code is machine code of the kernel that was removed from memory, such as an eBPF program that was unloaded. For its
+// addresses, the kernel no longer has a name, or has that of other code that took its place.
 type Code struct {
 	Start, End uint64
-	Until      int64  // CLOCK_MONOTONIC, ns
+	Until      int64  // time of the removal, ns of CLOCK_MONOTONIC
 	Name       string // the kernel's symbol
 }
 

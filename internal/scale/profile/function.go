@@ -27,8 +27,8 @@ const LabelProgram = "program"
 // system call, with all functions that ran for it; for eBPF, a program with the kernel functions that it called.
 type Function struct {
 	Kind Kind `json:"kind"`
-	// Name is the name of the function, without what differs between builds of it, of the entry into the kernel ("system
-	// call read") or of the program.
+	// Name is the name of the function (without what differs between builds of it), of the entry into the kernel ("system
+	// call read"), or of the program.
 	Name string `json:"name"`
 	File string `json:"file,omitempty"` // of user code in a library: the library's base name, without its version
 }
@@ -52,8 +52,8 @@ func (f Function) String() string {
 // FunctionOf returns the function to which a sample of a profile made by Build is attributed.
 //
 // A stack has several entries into the kernel if a system call was interrupted, or ran a softirq. Then the innermost
-// one counts, such as "softirq net_rx_action" within "system call sendto". What interrupted an eBPF program is not part
-// of it, and what it caused itself is, such as a page fault.
+// one counts, such as "softirq net_rx_action" within "system call sendto". An interrupt on top of an eBPF program does
+// not count as the program, but what the program itself caused does, such as a page fault.
 func FunctionOf(s *pprof.Sample) Function {
 	var kernel []string // innermost first
 	for i, l := range s.Location {
@@ -91,8 +91,8 @@ var bpfCallers = []string{"bpf_loop", "bpf_for_each_map_elem", "bpf_for_each_has
 
 // programOf returns the name of the eBPF program that runs the function at the beginning of a stack. Each function of a
 // program has a symbol that looks like that of a program (jit_subprogs in kernel/bpf/verifier.c): the program is the
-// outermost of the functions that called each other. Between these and a program that they cause to run, such as one at
-// a kernel function that they call, the stack has what runs it: a trampoline or a probe.
+// outermost of the functions that called each other. If these functions cause another program to run, such as one at a
+// kernel function that they call, the stack has between the two programs what runs the other: a trampoline or a probe.
 func programOf(stack []*pprof.Location) (name string) {
 	for _, l := range stack {
 		switch called, kind := Frame(l); {

@@ -57,7 +57,7 @@ type Stack struct {
 	Kernel  []uint64 // addresses, innermost first
 	User    []uint64 // addresses of user code, found by frame pointers, innermost first
 	Count   int
-	At      int64 // time of a sample, ns of CLOCK_MONOTONIC; the kernel's addresses meant the same code at all others
+	At      int64 // time of one of the samples, ns of CLOCK_MONOTONIC; at the others, addresses meant the same code
 }
 
 // Process is a process as it was when a sample found it.
@@ -99,7 +99,7 @@ func (p *Process) Has(address uint64) bool { return p.find(address) != nil }
 // Group holds what a profile needs to know about a control group.
 type Group struct {
 	Seconds *float64 // CPU time of the group without groups below it; nil if unknown
-	Alone   bool     // Seconds is of the processes that are left, not of groups below even if their time is unknown
+	Alone   bool     // Seconds leaves out processes that have ended, and groups below even if their time is unknown
 	Labels  map[string]string
 }
 
@@ -208,8 +208,8 @@ func Build(w *Window, symbols Symbols, groups map[string]Group, apart bool) (*pp
 	return b.p, b.p.CheckValid()
 }
 
-// leavesOut reports whether n samples of a group are more than its CPU time explains: by chance they would be in one
-// window of 1,000.
+// leavesOut reports whether n samples of a group are more than its CPU time explains. By chance alone, it returns true
+// in one window of 1,000.
 func (g Group) leavesOut(n int, period time.Duration) bool {
 	lo, _ := interval.Poisson(n, 0.998)
 	return g.Alone && g.Seconds != nil && lo > *g.Seconds/period.Seconds()

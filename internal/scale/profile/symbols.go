@@ -21,7 +21,7 @@ import (
 // Limits on what is read of the files that processes have mapped, which are not trusted.
 const (
 	maxSections = 4096      // sections of a file
-	maxNames    = 4 << 20   // bytes of the names of a file's sections, if each were as long as all together
+	maxNames    = 4 << 20   // bytes of a file's section names, if each were as long as the whole table of names
 	maxTable    = 64 << 20  // bytes of a table of symbols, and of its names
 	maxAll      = 256 << 20 // bytes of the tables of all files together
 	maxNotes    = 64 << 10  // bytes of the sections of notes of a file
@@ -37,7 +37,7 @@ type Files struct {
 	left   uint64 // bytes of tables and notes that may still be read
 
 	read func(pid int) (*Process, error)
-	last *Process // as read by now, or nil if it had ended
+	last *Process // the process read last, as it was then; nil if it had ended
 	pid  int      // of last; 0 at first
 }
 

@@ -167,8 +167,8 @@ func (a *Agent) window(ctx context.Context, query url.Values) (*ledger.Ledger, e
 	return l, nil
 }
 
-// Clock requests the agent's time. It returns how far that is ahead of this machine's, and half the duration of the
-// request, by which it may be off.
+// Clock requests the agent's time. It returns how far the agent's clock is ahead of this machine's, and half the
+// duration of the request, by which the offset may be wrong.
 func (a *Agent) Clock(ctx context.Context) (offset, uncertainty time.Duration, err error) {
 	asked := time.Now()
 	data, err := a.get(ctx, "/v1/clock", nil, maxComment)
@@ -185,7 +185,7 @@ func (a *Agent) Clock(ctx context.Context) (offset, uncertainty time.Duration, e
 	return answer.Time.Sub(asked.Add(uncertainty)), uncertainty, nil
 }
 
-// get returns an answer of at most most bytes.
+// get returns an answer, and fails if it is longer than the given number of bytes.
 func (a *Agent) get(ctx context.Context, path string, query url.Values, most int64) ([]byte, error) {
 	u := url.URL{Scheme: a.scheme, Host: a.address, Path: path, RawQuery: query.Encode()}
 	ctx, cancel := context.WithCancelCause(ctx)

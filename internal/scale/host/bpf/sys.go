@@ -45,7 +45,7 @@ func bpf(cmd int, attr unsafe.Pointer, size uintptr) (int, error) {
 // isGone reports whether an object went away between being listed and being read.
 func isGone(err error) bool { return errors.Is(err, unix.ENOENT) }
 
-// nextID returns the id after id of the kind of object that cmd lists; ok is false at the end.
+// nextID returns the next id after the given one, for the kind of object that cmd lists; ok is false at the end.
 func nextID(cmd int, id uint32) (next uint32, ok bool, err error) {
 	attr := struct{ start, next, flags uint32 }{start: id}
 	_, err = bpf(cmd, unsafe.Pointer(&attr), unsafe.Sizeof(attr))

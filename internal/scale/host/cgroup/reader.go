@@ -263,7 +263,8 @@ func (r *Reader) closeDir(n *node) {
 	}
 }
 
-// release closes the files of a node, or of all nodes if of is nil.
+// release closes those of the files that are in the directory of a node, or all of them if the node is nil. It also
+// ends the watches of these directories.
 func (r *Reader) release(files []file, of *node) {
 	for i := range files {
 		if f := &files[i]; f.fd >= 0 && (of == nil || f.node == of) {
@@ -370,8 +371,8 @@ func (r *Reader) RefreshTop() error {
 	return nil
 }
 
-// walk visits the group at top and all its descendants, parents first. If shallow is set, it visits only those directly
-// below.
+// walk visits the group at top and all its descendants, parents first. If shallow is set, it visits only that group and
+// those directly below it.
 func (r *Reader) walk(t *tree, top string, shallow bool) error {
 	w := walker{buf: r.buf, visit: func(rel string, ino uint64) { r.see(t, rel, ino) },
 		unread:    func(rel string, err error) { r.fail(t.Identity(rel), err) },

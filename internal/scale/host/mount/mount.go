@@ -44,7 +44,8 @@ func Parse(text []byte) []Mount {
 	return all
 }
 
-// Indexes of the fields of a line. Any number of optional fields begin at optional and end before a dash.
+// Indexes of the fields of a line. The optional fields, which may be none, begin at index optional and end before a
+// dash.
 const (
 	fieldDev     = 2
 	fieldRoot    = 3

@@ -485,7 +485,7 @@ func parseCPUList(s string) ([]int, error) {
 	return cpus, nil
 }
 
-// opens returns a probe for whether such a sampling event can be opened; found is its result on success.
+// opens returns a probe that opens a sampling event with the given properties; found is its result on success.
 func opens(source Source, cgroup, losses bool, found string) func() (string, error) {
 	return func() (string, error) {
 		fd, err := unix.PerfEventOpen(newAttr(source, DefaultHz, cgroup, losses), -1, 0, -1, unix.PERF_FLAG_FD_CLOEXEC)

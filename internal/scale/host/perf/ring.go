@@ -114,7 +114,7 @@ func (r *ring) disable() error {
 	return r.ioctl(unix.PERF_EVENT_IOC_DISABLE, "disabling")
 }
 
-// rely adds the time until now to must.
+// rely adds the time from r.since until the given time to r.must, unless the event is disabled.
 func (r *ring) rely(now time.Time) {
 	if !r.since.IsZero() {
 		r.must += now.Sub(r.since)

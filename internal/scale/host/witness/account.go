@@ -16,7 +16,7 @@ import (
 type Look struct {
 	CPU       int
 	Last, Now int64 // the previous look, and this one
-	Stolen    int64 // of the interval
+	Stolen    int64 // stolen time in the interval, ns
 	// Idle is how long the CPU was idle in the interval by the kernel's clock, which continues while the CPU is stolen.
 	Idle int64
 	Late int64 // delay of the look at Now
@@ -82,7 +82,7 @@ const maxKept = 4 * ledger.MaxStalls
 // Account is what a witness saw in a window.
 type Account struct {
 	Noise  ledger.Noise
-	Stolen float64 // seconds, over all CPUs, exactly within the window
+	Stolen float64 // seconds in the window, over all CPUs
 	// IdleStolen is the part of Stolen that the kernel also counts as idle, in seconds: the middle of the possible range,
 	// off by at most IdleStolenError.
 	IdleStolen, IdleStolenError float64
@@ -199,8 +199,8 @@ func (w *Witness) End(from, to int64) (*Account, error) {
 	return a, err
 }
 
-// Roll is End for a window that is followed by another: what was seen after to is kept for that one. Looking
-// continues.
+// Roll is like End, but for a window that is followed by another: what was seen after the end of this one is kept for
+// the next. Looking continues.
 func (w *Witness) Roll(from, to int64) (*Account, error) {
 	a, states, err := w.end(from, to)
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 
 // names caches the control groups of processes, looked up while the processes exist.
 type names struct {
-	looked   bool             // a resolver was created if possible
+	looked   bool             // creating a resolver was tried
 	resolver *cgroup.Resolver // nil if no control groups are mounted
 	groups   map[int]string
 	next     time.Time // when to look up processes again

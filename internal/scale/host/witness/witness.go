@@ -39,7 +39,7 @@ type Source string
 
 // The sources.
 const (
-	Clock Source = "steal-clock" // the hypervisor's own, up to date
+	Clock Source = "steal-clock" // the hypervisor's clock, always up to date
 	Ticks Source = "steal-ticks" // the kernel's counter, updated at its ticks
 )
 
@@ -391,8 +391,8 @@ func (w *Witness) ioctl(req uint, what string) error {
 	return nil
 }
 
-// Settle looks at every CPU without a look since after (CLOCK_MONOTONIC, ns), so that stalls until then are known in
-// full. It waits for the end of a stall in progress.
+// Settle looks at every CPU that has had no look since the given time (CLOCK_MONOTONIC, ns), so that stalls until that
+// time are known in full. It waits for the end of a stall in progress.
 func (w *Witness) Settle(after int64) error {
 	states, err := w.states()
 	if err != nil {
@@ -404,7 +404,7 @@ func (w *Witness) Settle(after int64) error {
 		}
 		// The kernel runs the program on that CPU by an interrupt (bpf_prog_test_run_raw_tp in net/bpf/test_run.c).
 		_, err := w.objects.TareAsked.Run(&ebpf.RunOptions{CPU: uint32(e.cpu), Flags: unix.BPF_F_TEST_RUN_ON_CPU})
-		if err != nil && !errors.Is(err, unix.ENXIO) { // it has gone offline
+		if err != nil && !errors.Is(err, unix.ENXIO) { // ENXIO: it has gone offline
 			return fmt.Errorf("looking at CPU %d: %w", e.cpu, err)
 		}
 	}
