@@ -43,9 +43,9 @@ func Apply(rules []Rule, l *ledger.Ledger, running []Process) {
 type application struct {
 	l       *ledger.Ledger
 	rules   []Rule
-	names   []string        // of the rules
-	groupOf map[int]string  // of processes
-	sides   map[string]side // of the listed groups
+	names   []string        // names of the rules
+	groupOf map[int]string  // groups of processes, by PID
+	sides   map[string]side // by path of each listed group
 	matched []int           // by rule: number of objects that match
 	counted []int           // by rule: number of objects that it charges
 	shared  []string        // objects that belong to several sides

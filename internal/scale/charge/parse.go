@@ -16,7 +16,7 @@ import (
 const (
 	maxFileBytes = 64 << 10
 	maxPattern   = 4096 // PATH_MAX
-	maxName      = 64   // of workloads and components
+	maxName      = 64   // bytes of the name of a workload or component
 	// kernelName is the length in bytes to which Linux limits the names of processes (TASK_COMM_LEN), eBPF programs and
 	// maps (BPF_OBJ_NAME_LEN), not counting the final NUL.
 	kernelName = 15

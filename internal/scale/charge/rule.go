@@ -22,15 +22,15 @@ var selecting = []struct {
 	of   func(p *Patterns) *string
 }{
 	{selectCgroup, func(p *Patterns) *string { return &p.Cgroup }},       // the path of a control group
-	{selectNamespace, func(p *Patterns) *string { return &p.Namespace }}, // of Kubernetes
+	{selectNamespace, func(p *Patterns) *string { return &p.Namespace }}, // a namespace of Kubernetes
 	{selectPod, func(p *Patterns) *string { return &p.Pod }},
 	{selectContainer, func(p *Patterns) *string { return &p.Container }},
-	{selectLabel, func(p *Patterns) *string { return &p.Label }}, // of a container or its pod: KEY=VALUE
-	{"unit", func(p *Patterns) *string { return &p.Unit }},       // of systemd
+	{selectLabel, func(p *Patterns) *string { return &p.Label }}, // a label of a container or its pod: KEY=VALUE
+	{"unit", func(p *Patterns) *string { return &p.Unit }},       // a unit of systemd
 	{selectComm, func(p *Patterns) *string { return &p.Comm }},   // the names of processes
 	{"program", func(p *Patterns) *string { return &p.Program }},
 	{"map", func(p *Patterns) *string { return &p.Map }},
-	{selectOwner, func(p *Patterns) *string { return &p.Owner }}, // of pods: NAME or KIND/NAME
+	{selectOwner, func(p *Patterns) *string { return &p.Owner }}, // the owner of pods: NAME or KIND/NAME
 }
 
 // selectors are the selectors of rules for a node, and clusterSelectors those of rules for a cluster.

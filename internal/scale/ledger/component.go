@@ -28,7 +28,7 @@ type Component struct {
 	// MemoryHardBytes is the hard memory of its groups at the end of the window, each counted once; nil for the measuring
 	// process, whose memory is in the group that it was started in.
 	MemoryHardBytes *int64 `json:"memory_hard_bytes"`
-	MapBytes        *int64 `json:"map_bytes"` // of its eBPF maps, whichever group is charged for them
+	MapBytes        *int64 `json:"map_bytes"` // size of its eBPF maps, whichever group is charged for them
 
 	accrued, ran *int64 // see Accrued
 }

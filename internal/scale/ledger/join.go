@@ -217,7 +217,7 @@ type ids struct {
 	noPrograms, noMaps   bool
 }
 
-// of starts with another machine: it assigns new ids to all its programs and maps.
+// of starts numbering for another machine: it assigns new ids to all its programs and maps.
 func (i *ids) of(l *Ledger) {
 	i.programs, i.maps = map[uint32]uint32{}, map[uint32]uint32{}
 	for j := range l.Programs {

@@ -60,8 +60,9 @@ type Window struct {
 	End     time.Time `json:"end"`
 	Seconds float64   `json:"seconds"` // by CLOCK_MONOTONIC
 
-	// EdgeSeconds is how long the slower of the two readings of all counters took. Counters of one edge are up to this
-	// far apart in time, so the unexplained time may be off by it on every CPU. 0 in ledgers without the field.
+	// EdgeSeconds is how long the slower of the two readings of all counters took. Counters of one edge are up to
+	// EdgeSeconds apart in time, so the unexplained time may be off by that much on every CPU. 0 in ledgers without the
+	// field.
 	EdgeSeconds float64 `json:"edge_seconds,omitempty"`
 }
 
@@ -88,7 +89,7 @@ type CPU struct {
 	BPFUnsplit *float64 `json:"bpf_unsplit_seconds"`
 	// IdleStolen is the part of Steal that the kernel also counts as idle: the CPU was idle when it was taken away. It is
 	// the middle of the possible range, and off by at most IdleStolenError. Without a witness it is nil, and Unexplained
-	// is too low by the part that it would show.
+	// is too low by the unknown part.
 	IdleStolen      *float64 `json:"idle_stolen_seconds"`
 	IdleStolenError *float64 `json:"idle_stolen_error_seconds"`
 	// ChargedStolen bounds how much of a negative remainder can be stolen time that the kernel also charged to tasks.
@@ -270,7 +271,7 @@ type Map struct {
 type Cgroup struct {
 	Path    string `json:"path"`
 	Name    *Name  `json:"name,omitempty"` // nil, and left out, if nothing is known
-	Charged        // of the group and its descendants, except those with a charge of their own
+	Charged        // the charge of the group and of those descendants that have no separate one
 	// Rule identifies the rule that charged the group, or the ancestor whose charge it inherits: the flag or position in a
 	// file where the rule is written, and what it selects. It is empty, and left out, if no rule charged the group, as in
 	// experiments.
@@ -371,7 +372,7 @@ type Self struct {
 	Cgroup     *string  `json:"cgroup"`      // the group that the measuring process is in; nil if unknown
 	CPUSeconds float64  `json:"cpu_seconds"` // user and system time of the measuring process in the window
 	RSSBytes   uint64   `json:"rss_bytes"`
-	BPFSeconds *float64 `json:"bpf_seconds"` // of the measuring process's own programs (iterators)
+	BPFSeconds *float64 `json:"bpf_seconds"` // run time of the measuring process's own programs (iterators)
 	BPFBytes   *uint64  `json:"bpf_bytes"`
 	// StatsSeconds estimates what the kernel's run statistics cost the machine: runs x calibrated cost.
 	StatsSeconds *float64 `json:"stats_seconds"`

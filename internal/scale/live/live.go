@@ -42,10 +42,10 @@ func (d Duty) Factor() float64 {
 	return float64(d.Every) / float64(d.On)
 }
 
-// next returns when the next cycle begins, and when statistics are switched on in it; they were on from since until
-// now. All times of the cycle are equally likely, including the last ones, from which statistics stay on into the
-// following cycle. If some times were excluded, what happens once per cycle, such as a job every minute, would be seen
-// too often or too seldom.
+// next returns when the next cycle begins, and when statistics are switched on in it. It is given when the current
+// cycle began and when statistics were last switched on. All times of the cycle are equally likely, including the last
+// ones, from which statistics stay on into the following cycle. If some times were excluded, what happens once per
+// cycle, such as a job every minute, would be seen too often or too seldom.
 //
 // A process that was stopped for longer than a cycle skips cycles. Cycles during which statistics stayed on do not
 // count as skipped.

@@ -36,7 +36,7 @@ type Options struct {
 type Totals struct {
 	o Options
 
-	Capacity time.Duration  // of CPU time
+	Capacity time.Duration  // CPU time that was available
 	Part     *time.Duration // sum of ledger.CPU.Part; nil if the whole machine is visible
 	lines    map[string]*count
 	twice    int64 // ns that are on more than one line: see CountedTwice

@@ -53,7 +53,7 @@ type collector struct {
 	slowed uint64
 	blind  []int
 
-	next *collector // of the next window, with the samples from c.to on; nil if there is none
+	next *collector // that of the next window, with the samples from c.to on; nil if there is none
 
 	recent  map[uint32][]moment // by CPU: the latest samples that may contain a program
 	stalls  []witness.Look      // not yet matched with samples

@@ -51,7 +51,7 @@ func NewLight(o Options) (l *Light, err error) {
 // Close releases all resources.
 func (l *Light) Close() error { return l.m.Close() }
 
-// Prepare finds the groups in the given trees (paths of groups at the top of the hierarchies), and the programs and
+// Prepare finds the groups in the given trees (names of groups at the top of the hierarchies), and the programs and
 // maps that their processes hold. This is slow, and is therefore done before the window. What appears later is not
 // weighed. Prepare must be called before each Open.
 func (l *Light) Prepare(trees ...string) (err error) {

@@ -252,7 +252,7 @@ func (m *Meter) Close() error {
 // edge holds all counters at one time.
 type edge struct {
 	at     int64         // CLOCK_MONOTONIC, ns
-	took   time.Duration // to read all counters
+	took   time.Duration // time taken to read all counters
 	wall   time.Time
 	stat   proc.Stat
 	groups map[*cgroup.Group]cgroup.CPU

@@ -17,9 +17,9 @@ import (
 // If all is true, it finds new groups, and reads memory and the list of programs and maps. Otherwise the ledger has
 // those from the last such reading, and a window costs a fraction. New groups at the top of the hierarchies and new
 // kernel threads are found in any case, because no other counter contains their time. A new group below the top is
-// counted in its ancestors until the next window with all set. If the group was made before that window began, the
-// window's ledger has no CPU time and throttling of it (nil), because its counters include earlier windows; they are
-// known from the next window on.
+// counted in its ancestors until the next window with all set. If the group was made before that window began, its CPU
+// time and throttling are nil in the window's ledger, because its counters include earlier windows; they are known from
+// the next window on.
 //
 // After an error, the returned window, if any, is open, and its ledger will include what was used in the meantime. If
 // none is returned, sampling failed in a meter that must be whole: Open another window. Other meters start sampling

@@ -151,8 +151,8 @@ type symbol struct {
 	name        uint32 // its offset in names
 }
 
-// read reads what it can of a file; a damaged one has fewer names. It reads tables and notes of at most left bytes,
-// and reduces left by their size.
+// read reads what it can of a file; a damaged one has fewer names. It reads at most *left bytes of tables and notes,
+// and subtracts their size from *left.
 func (o *object) read(r io.ReaderAt, left *uint64) {
 	f := &steady{ReaderAt: r, parts: map[int64][]byte{}}
 	if !f.sane() {
@@ -228,7 +228,7 @@ func (f *steady) sane() bool {
 	return names.Size <= maxNames/uint64(h.Shnum) && elf.SectionFlag(names.Flags)&elf.SHF_COMPRESSED == 0
 }
 
-// take reports whether sections may be read, and if so subtracts their size from left. Compressed sections, of which
+// take reports whether sections may be read, and if so subtracts their size from *left. Compressed sections, of which
 // those named .zdebug have no flag, may not.
 func take(left *uint64, sections ...*elf.Section) bool {
 	size := uint64(0)
@@ -337,7 +337,7 @@ func (o *object) readGo(e *elf.File, left *uint64) {
 }
 
 // buildID returns the GNU build ID in hexadecimal, or Go's build ID, whichever note comes first; empty if there is
-// none. It reduces left by the size of the sections that it reads.
+// none. It reduces *left by the size of the sections that it reads.
 func buildID(e *elf.File, left *uint64) string {
 	notes := uint64(maxNotes) // bytes that may still be read
 	for _, s := range e.Sections {

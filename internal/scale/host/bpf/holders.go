@@ -32,7 +32,7 @@ const (
 // descriptor is one BPF-related file of one process.
 type descriptor struct {
 	kind kind
-	id   uint32 // of the map, program or link; the descriptor's number for a perf event
+	id   uint32 // id of the map, program or link; for a perf event, the number of the descriptor
 	Holder
 }
 

@@ -52,7 +52,7 @@ type Inventory struct {
 	charged     bool // the kernel charges BPF memory to control groups
 
 	known    map[Key]*Program // every program since the last snapshot
-	names    map[Key]string   // of programs whose name the kernel truncates
+	names    map[Key]string   // full names of programs whose name the kernel truncates
 	warnings []Warning        // of the snapshot being taken
 
 	scratch programScratch

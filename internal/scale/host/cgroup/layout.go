@@ -51,7 +51,7 @@ type Layout struct {
 // Hierarchy is one mounted tree of control groups.
 type Hierarchy struct {
 	Controllers []string // v1: those of the hierarchy; v2: those available at the root of the mount
-	Name        string   // of a v1 hierarchy without controllers, e.g. "systemd"
+	Name        string   // name of a v1 hierarchy without controllers, e.g. "systemd"
 	Mount       string   // absolute directory
 	Root        string   // identity path of the group that is mounted: "/" unless only a subtree is
 	V2          bool

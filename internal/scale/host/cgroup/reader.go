@@ -76,7 +76,7 @@ type Reader struct {
 	pass   uint64
 	forgot uint64   // number of calls of Forget
 	tops   []string // below the mounts: only these and their descendants are read
-	unread []Unread // since Refresh
+	unread []Unread // groups that could not be read since the last Refresh
 	// readable: groups that this process may not read are added to unread; otherwise they make Refresh fail
 	readable bool
 	lean     bool // see Lean

@@ -60,7 +60,7 @@ func (r *Resolver) Charged(content []byte) Charged {
 }
 
 // Path returns the identity of the group to which the kernel charges the CPU time of a thread (or of a process: its
-// first thread). That is its cpuacct group, or its v2 group if the former is the root. It is empty on a machine
+// first thread). That is its cpuacct group, or its v2 group if the cpuacct group is the root. It is empty on a machine
 // without control groups. The error is proc.ErrGone if the thread no longer exists.
 func (r *Resolver) Path(tid int) (string, error) {
 	b, err := r.content(tid)

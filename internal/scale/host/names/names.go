@@ -360,7 +360,7 @@ func labels(all map[string]string) map[string]string {
 	return own
 }
 
-// bounded merges labels, with those of first taking precedence, and applies the limits.
+// bounded merges two sets of labels, of which the first takes precedence, and applies the limits.
 func bounded(first, second map[string]string) map[string]string {
 	joined := maps.Clone(second)
 	if joined == nil {

@@ -18,8 +18,8 @@ import (
 // pages. One event makes the samples. A second one, which counts nothing, makes all other records, so lost samples are
 // counted separately.
 type ring struct {
-	fd   int // of the sampling event
-	side int // of the second event
+	fd   int // descriptor of the sampling event
+	side int // descriptor of the second event
 	cpu  int
 	mem  []byte
 	data []byte

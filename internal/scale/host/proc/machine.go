@@ -17,7 +17,7 @@ import (
 type Machine struct {
 	Hostname    string
 	Kernel      string // release
-	BootID      string // of this boot
+	BootID      string
 	Distro      string
 	CPUModel    string
 	CPUs        int    // online

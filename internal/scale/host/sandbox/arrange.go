@@ -46,8 +46,7 @@ func (r *row) holds(t *table, s *Sandbox, hierarchy string) bool {
 		s.chargedTo(r.Memory, func(p part) Place { return p.memory.Place })
 }
 
-// chargedTo reports whether every component in where exists, and every part of it is at one of the places listed for
-// it.
+// chargedTo reports whether every listed component exists, and all of its parts are at places listed for it.
 func (s *Sandbox) chargedTo(where charged, at func(part) Place) bool {
 	for c, places := range where {
 		parts := s.parts(c)
@@ -83,7 +82,7 @@ func (s *Sandbox) parts(c Component) (all []part) {
 	return all
 }
 
-// among reports whether a place is in some; nil contains every place.
+// among reports whether a list contains a place; a nil list contains every place.
 func among(some []Place, p Place) bool { return some == nil || slices.Contains(some, p) }
 
 // Sizes returns the resident memory of a process in bytes, and its definition ("PSS"); false if it is unknown.

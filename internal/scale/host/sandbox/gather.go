@@ -462,7 +462,7 @@ func (a *assembly) describe() {
 	s := a.s
 	ids, claimed, containers, literal := map[string]bool{}, map[string]bool{}, map[string]bool{}, map[string]bool{}
 	engineOf, driverOf := "", ""
-	var runtimes [2]string // by command lines, by groups
+	var runtimes [2]string // the first found by command lines, the second by groups
 	for _, k := range a.members {
 		for _, w := range a.g.locations(k) {
 			if w.key() == "" || a.g.find(w.key()) != a.root {

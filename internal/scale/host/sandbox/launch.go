@@ -26,7 +26,7 @@ type Launch struct {
 type Config struct {
 	Args        []string // arguments of the runtime itself, before the name of each command
 	Annotations map[string]string
-	Trait       string // short description of the runtime, shown wherever an arm is named
+	Trait       string // short description of the runtime, shown wherever an arm of an experiment is named
 }
 
 // Config returns the configuration for a subject's settings. overhead is a control group outside the pod for the

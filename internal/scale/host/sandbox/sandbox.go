@@ -99,7 +99,7 @@ type Process struct {
 	Container   string // id of the container whose group it is in
 	Signs       []Sign
 	CPU, Memory Location
-	Threads     []Thread // of VMMs
+	Threads     []Thread // only of VMMs, and of shims that may contain one
 	Kernel      bool     // a kernel thread that works for the sandbox
 	CPUNs       *uint64  // CPU time used so far, including all threads, in nanoseconds; nil if it could not be read
 }

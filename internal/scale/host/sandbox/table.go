@@ -281,7 +281,7 @@ type findingRule struct {
 	Pod          *bool
 	CPU          []Place
 	Memory       []Place
-	LeaderMemory []Place // of the process that a thread belongs to
+	LeaderMemory []Place // places of the memory of the process that a thread belongs to
 	Any          []Place // its CPU time or its memory
 	Left         Place   // a group of that kind holds more memory than its processes account for
 	EmptyGroups  bool

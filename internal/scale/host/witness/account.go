@@ -112,8 +112,8 @@ func (w *Witness) past(cpu int, at int64) bool {
 	return cpu < len(w.begin) && at <= int64(w.begin[cpu].Last)
 }
 
-// Drain reads what the program has recorded. Call it several times a second. It passes each interval to seen, which
-// may be nil, in order of time for each CPU.
+// Drain reads what the program has recorded. Call it several times a second. It calls seen, which may be nil, with each
+// interval, in order of time for each CPU.
 func (w *Witness) Drain(seen func(Look)) error {
 	err := w.drain(func(r *record) {
 		switch r.Kind {
