@@ -146,7 +146,7 @@ var units = map[string]map[string]float64{
 	quantity.CPUs: {"": 1, "CPU": 1, "CPUs": 1},
 }
 
-// noUnit replaces an entry of units for metrics that are counts.
+// noUnit is used for metrics that are counts, which have no entry in units.
 var noUnit = map[string]float64{"": 1}
 
 func (a *Assertion) bound(raw string) error {

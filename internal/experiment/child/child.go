@@ -33,8 +33,8 @@ type Options struct {
 	Output *Output
 	Log    io.Writer
 
-	Stop   syscall.Signal // the signal by which Process.Stop asks the process group to end; 0: Ending asks it
-	Grace  time.Duration  // how long after that Process.Stop kills the group
+	Stop   syscall.Signal // the signal with which Process.Stop asks the process group to end; 0: none, Ending asks
+	Grace  time.Duration  // how long Process.Stop then waits before it kills the group
 	Linger time.Duration  // how long after the exit to read output, while other processes hold the streams open
 
 	// Ending is called by Stop and Kill before they send a signal.
@@ -60,7 +60,7 @@ type Process struct {
 
 	asked chan struct{} // closed by Stop, Kill and Quit
 	ask   sync.Once
-	ended chan struct{} // closed when it has exited, its output has been read, and why is set
+	ended chan struct{} // closed after the end of the process and of its output, once the field why is set
 	why   error
 }
 
@@ -302,8 +302,8 @@ func (p *Process) end(s syscall.Signal, kill bool) bool {
 	return true
 }
 
-// Failure waits for the end of the process and returns how it ended, with its last output. when follows the word
-// "ended" in the message: "before it was ready".
+// Failure waits for the end of the process and returns how it ended, with its last output. The argument follows the
+// word "ended" in the message: "before it was ready".
 func (p *Process) Failure(when string) error {
 	err := p.Err()
 	if err == nil {

@@ -23,7 +23,7 @@ type Command struct {
 	Path    string     // of the program, if Argv[0] is only its name
 	Env     []string   // variables added to those of this process
 	OnlyEnv bool       // the process gets only the variables in Env
-	Dir     string     // empty: this process's
+	Dir     string     // the working directory; empty: this process's
 	Files   []*os.File // its descriptors from 3 on
 	Session bool       // it leads a new session, which has no terminal
 
@@ -34,8 +34,8 @@ type Command struct {
 // Starter starts a command in the right place, such as a control group.
 type Starter func(*exec.Cmd) error
 
-// On returns a Starter that passes do a function that starts the command. do calls it on a thread of its choice: the
-// process inherits that thread's namespaces, and dies with the thread.
+// On returns a Starter that passes a function to do, which must call it on a thread of its choice. The call starts the
+// command: the process inherits that thread's namespaces, and dies with the thread.
 func On(do func(start func() error) error) Starter {
 	return func(cmd *exec.Cmd) error {
 		cmd.SysProcAttr.Pdeathsig = unix.SIGKILL

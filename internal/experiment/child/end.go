@@ -13,8 +13,8 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// Kill kills a process other than this one. It calls ours once the pid can no longer be reused, and kills the process
-// only if ours returns true.
+// Kill kills a process other than this one. As soon as the pid can no longer be reused, it calls ours(), and kills the
+// process only if that returns true.
 func Kill(pid int, ours func() bool) error {
 	if pid == os.Getpid() {
 		return nil

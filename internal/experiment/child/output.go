@@ -66,7 +66,7 @@ func (o *Output) close() {
 			_ = p.writer.Close() // closing twice is harmless
 			if p.open {
 				p.open = false
-				_ = unix.Close(p.fd) // nothing was written to it that could be lost
+				_ = unix.Close(p.fd) // nothing was written to this end, so no data can be lost
 			}
 		}
 	}
@@ -129,7 +129,7 @@ func (o *Output) read() (wait time.Duration, open bool) {
 			case err != nil || got == 0:
 				p.open = false
 				o.Take(i, nil)
-				_ = unix.Close(p.fd) // nothing was written to it that could be lost
+				_ = unix.Close(p.fd) // nothing was written to this end, so no data can be lost
 			case got < len(o.buf)/2:
 				n = rounds // this read has emptied the pipe
 			}

@@ -269,7 +269,7 @@ func (s *session) watch(ctx context.Context, cancel context.CancelCauseFunc) {
 		time.Duration(pace.Now()-heard).Round(100*time.Millisecond)))
 }
 
-// handle processes a message of the coordinator, which arrived at received.
+// handle processes a message from the coordinator. received is the time of its arrival, ns by the agent's clock.
 func (s *session) handle(ctx context.Context, m *message, received int64) error {
 	switch {
 	case m.Ping != nil:

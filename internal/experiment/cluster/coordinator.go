@@ -100,7 +100,8 @@ func NewCoordinator(o Options) (*Coordinator, error) {
 	return c, nil
 }
 
-// Listen starts to accept agents at another address (host:port), and returns the actual address.
+// Listen starts to accept agents at an address (host:port), and returns the actual address. It can be called for
+// several addresses.
 func (c *Coordinator) Listen(address string) (net.Addr, error) {
 	l, err := limit.TCP(context.Background(), address)
 	if err != nil {
@@ -148,8 +149,8 @@ func hellos(nodes map[string]*node) (there []Hello) {
 }
 
 // Wait waits up to timeout until count agents are present, and returns the first count of them, in order of name.
-// joined is called with the number present whenever it may have changed. The error has the code fault.Machine and
-// names the agents that are present.
+// joined is called with the number present whenever it may have changed. If the time is over first, the error has the
+// code fault.Machine and names the agents that are present.
 func (c *Coordinator) Wait(ctx context.Context, count int, timeout time.Duration,
 	joined func(int)) (there []Hello, err error) {
 	err = c.wait(ctx, timeout, func(nodes map[string]*node) error {
@@ -312,11 +313,11 @@ type Outcome struct {
 	Failed error           // why there is no record of a complete trial
 }
 
-// Run runs a trial on the named nodes and returns their outcomes in the order of names. The trial takes length from
-// its start to the end of its loads, and at most tail from then to its end. Nodes that are absent or fail before the
-// start do not stop the others. Once every node is prepared or has failed, Run calls begun with the start time by this
-// machine's CLOCK_MONOTONIC (nanoseconds), unless no node is prepared; begun may take as long as the trial. When the
-// context ends, the trial is abandoned at all nodes.
+// Run runs a trial on the named nodes and returns their outcomes in the order of names. length is the time from the
+// start of the trial to the end of its loads, and tail the longest time from then to the end of the trial. Nodes that
+// are absent or fail before the start do not stop the others. Once every node is prepared or has failed, Run calls
+// begun with the start time by this machine's CLOCK_MONOTONIC (nanoseconds), unless no node is prepared; begun may take
+// as long as the trial. When the context ends, the trial is abandoned at all nodes.
 func (c *Coordinator) Run(ctx context.Context, names []string, share Share, data json.RawMessage, length,
 	tail time.Duration, begun func(at int64)) []Outcome {
 	c.trials++

@@ -109,7 +109,7 @@ func (a *Authority) Coordinator() (Credentials, error) {
 	return a.issue(coordinatorName, x509.ExtKeyUsageServerAuth)
 }
 
-// issue makes a certificate for one use, so a node cannot pose as the coordinator.
+// issue makes a key with a certificate for one use, so a node cannot pose as the coordinator.
 func (a *Authority) issue(name string, use x509.ExtKeyUsage) (Credentials, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

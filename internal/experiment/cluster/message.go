@@ -147,7 +147,7 @@ func (c codec) Unmarshal(data []byte, v any) error {
 	return nil
 }
 
-// check returns an error if the message, of length bytes, is invalid.
+// check returns an error if the message is invalid. length is its size in bytes.
 func (m *message) check(length int) error {
 	set := 0
 	for _, is := range []bool{m.Hello != nil, m.Ping != nil, m.Pong != nil, m.Prepare != nil, m.Prepared != nil,

@@ -33,7 +33,7 @@ type node struct {
 
 	hangUp func() // closes its connection
 	once   sync.Once
-	gone   chan struct{} // closed when it is gone, and why is set
+	gone   chan struct{} // closed when it is gone; the field why is set before that
 	why    error
 }
 
@@ -196,7 +196,8 @@ func (n *node) serve(stream grpc.ServerStream, c *Coordinator) error {
 	}
 }
 
-// write sends a message. A peer that reads nothing would block it forever, so its connection is closed after patience.
+// write sends a message. A peer that reads nothing would block write forever, so write closes the connection after
+// patience.
 func (n *node) write(stream grpc.ServerStream, m *message, patience time.Duration) error {
 	timer := time.AfterFunc(patience, func() {
 		n.end(fmt.Errorf("it has not read its messages for %v", patience))

@@ -137,8 +137,8 @@ func (w *Watch) Close() error {
 	return err
 }
 
-// MayBeMissing returns a warning that processes may have left their groups unseen. whose names the owner of the groups,
-// and why is the reason.
+// MayBeMissing returns a warning that processes may have left their groups unseen. Its arguments are the owner of the
+// groups, and the reason.
 func MayBeMissing(whose, why string) string {
 	return fmt.Sprintf("processes of %s that left its control groups inside the window and ended elsewhere may not be "+
 		"known, and what they used is counted nowhere then: %s", whose, why)
@@ -296,7 +296,7 @@ func (w *Watch) lacking(members []Member) (strays []Stray) {
 }
 
 // Describe returns a sentence that says where the first stray is and how many others there are, or "" if there are
-// none. of names the owner of the strays.
+// none. The second argument names the owner of the strays.
 func Describe(strays []Stray, of string) string {
 	if len(strays) == 0 {
 		return ""

@@ -46,10 +46,11 @@ func (x *trial) warnOfBeside(before map[string]bool) {
 	}
 }
 
-// besides describes the topmost control groups of a ledger that used CPU time, are not in before, and are outside own
-// and any run of tare. It returns at most three, those that used the most first.
+// besides describes the topmost control groups of a ledger that used CPU time and did not exist before the trial. It
+// leaves out groups at and below the paths in own, and those of any run of tare. It returns at most three, those that
+// used the most first.
 func besides(l *ledger.Ledger, before map[string]bool, own []string) (found []string) {
-	const named, little = 3, 0.001 // seconds
+	const named, little = 3, 0.001 // groups, and seconds of CPU time
 	var groups []ledger.Cgroup
 	for _, g := range l.Cgroups {
 		if g.CPUSeconds == nil || *g.CPUSeconds < little || before[g.Path] || strings.HasPrefix(g.Path, "/tare-") ||

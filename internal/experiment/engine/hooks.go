@@ -100,7 +100,8 @@ func (x *trial) starter(g kind.Group, as kind.Role, name string) (child.Starter,
 	return g.In(network), nil
 }
 
-// network returns the path of the network namespace in which the subject runs something; empty: this machine's.
+// network returns the path of the network namespace in which the subject wants the named part to run; empty: this
+// machine's.
 func (x *trial) network(as kind.Role, name string) (string, error) {
 	if n, ok := x.own.(kind.Networked); ok {
 		return n.Network(as, name)
@@ -131,7 +132,7 @@ func (x *trial) ServingGroup(component, app string, limits param.Values) (kind.G
 }
 
 // subjectGroup makes a group of the subject. A group with a name is inside the group that has the subject's limits.
-// Dots in the name, which components may have, become dashes, because groups have none.
+// Dots become dashes: names of components may contain dots, and names of groups may not.
 func (x *trial) subjectGroup(name string, as measured.GroupRole, limits param.Values) (kind.Group, error) {
 	name = strings.ReplaceAll(name, ".", "-")
 	if name == "" && limits == nil && x.subject != nil {

@@ -72,7 +72,7 @@ type nodeRecord struct {
 const (
 	lateAllowed = 5 * time.Millisecond
 	edgePart    = 0.2
-	leastEdge   = 20 * time.Millisecond // edgePart is at least this, for short windows
+	leastEdge   = 20 * time.Millisecond // the least such time, for short windows
 )
 
 // maxFailedNamed is how many failed nodes are named if a trial failed at all nodes. It is more than one, because nodes
@@ -231,8 +231,8 @@ func (x *nodesTrial) window(ctx context.Context, from int64) (l *ledger.Ledger, 
 	return l, nil
 }
 
-// edgesLate returns how long after the edges of a window its counters were read, in ns. The window was to open at
-// from.
+// edgesLate returns how long after the edges of a window its counters were read, in ns. The window was to open at the
+// time from.
 func edgesLate(l *ledger.Ledger, from int64, length time.Duration) (opened, closed int64) {
 	opened, closed = measured.MonotonicOf(l.Window.Start)-from, measured.MonotonicOf(l.Window.End)-from-int64(length)
 	return max(0, opened), max(0, closed)

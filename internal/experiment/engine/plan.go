@@ -33,7 +33,7 @@ func Plan(s *spec.Spec, seed uint64) []record.PlannedTrial {
 // typicalOverhead is the time of a trial besides warm-up and window, for starting and stopping processes.
 const typicalOverhead = 200 * time.Millisecond
 
-// mostLevelsTimed is how many levels an estimate examines. With more, it takes a random sample.
+// mostLevelsTimed is how many levels an estimate examines. If there are more, it takes a random sample.
 const mostLevelsTimed = 256
 
 // Estimate estimates how long the whole plan will take, before any trial has been timed.
@@ -67,7 +67,8 @@ func trialsOf(s *spec.Spec) int { return s.Blocks * len(s.Levels()) * len(s.AllA
 // eachNode is how much longer a trial takes for each node, on the project's machine.
 const eachNode = 60 * time.Millisecond
 
-// extra returns by how much a trial of this arm takes longer than usual. Copies of a part start concurrently.
+// extra returns how much longer than usual a trial of this arm takes. Copies of a part add nothing, because they start
+// concurrently.
 func extra(s *spec.Spec, arm string) time.Duration {
 	extra := time.Duration(s.Nodes()) * eachNode
 	add := func(p *kind.Part) { extra += p.Kind.About().TakesLonger.With(p.Options) }

@@ -92,8 +92,9 @@ type Place interface {
 // MostAttempts is the maximum number of times that a trial is run: once, and up to twice more if it was spoiled.
 const MostAttempts = 3
 
-// The run is given up when every trial so far has failed, and either hopeless of them failed undisturbed or there are
-// hopelessAmongOthers in all. A trial that other programs disturbed may have failed because of them.
+// The run is given up when every trial so far has failed, and either their number has reached hopelessAmongOthers, or
+// the number of those that other programs did not disturb has reached hopeless. A trial that other programs disturbed
+// may have failed because of them.
 const (
 	hopeless            = 3
 	hopelessAmongOthers = 12

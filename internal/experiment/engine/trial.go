@@ -46,7 +46,7 @@ type trial struct {
 	subject  *kind.Part // of the arm; nil: none
 	index    int        // in the plan; index and attempt make the names of the trial's groups unique
 	attempt  int
-	dir      string                               // the run directory, for files that processes read
+	dir      string                               // a temporary directory, for files that processes read
 	seed     uint64                               // of the loads' arrivals
 	prepared *prepared                            // what guests prepared for the run; nil: nothing
 	barrier  func(context.Context) (int64, error) // called after setup; returns when loads begin, CLOCK_MONOTONIC ns
@@ -243,7 +243,7 @@ func (x *trial) measure(ctx context.Context) error {
 		return err
 	}
 	lap("drain")
-	if w.sampled != nil { // now: names are read from files that the processes, which still run, have mapped
+	if w.sampled != nil { // before the processes end: names are read from the files that they have mapped
 		x.profile, err = profile.OfLedger(w.sampled, t.Ledger)
 		w.unstacked = errors.Join(w.unstacked, err)
 		lap("profile")

@@ -20,7 +20,7 @@ import (
 // Role is the role of a guest in an experiment.
 type Role string
 
-// The roles. Self is the role of the scale itself, which no guest has.
+// The roles. Self is the role of Tare itself, which no guest has.
 const (
 	Application Role = "app"
 	Load        Role = "load"
@@ -191,9 +191,9 @@ type Site struct {
 	SubjectReady []byte // of loads: the ready message of the subject (Trial.SetSubject), JSON
 }
 
-// Preparer is a guest that prepares something once for a run, before its first trial: a root file system,
-// certificates. Prepare is called once for each such guest that takes part in a trial of the run, and its error ends
-// the run. For trials on nodes, each node prepares for itself.
+// Preparer is a guest that prepares something once for a run, before its first trial: a root file system, certificates.
+// Prepare is called once for each such guest that takes part in a trial of the run, and its error ends the run. For
+// trials on nodes, each node prepares for itself, before each trial.
 type Preparer interface {
 	Prepare(context.Context, Preparation) error
 }
@@ -238,7 +238,8 @@ type Installed interface {
 	Optional(param.Values) bool
 }
 
-// Versioned is a subject that reports the name and version of what it runs. own is the tare binary's version.
+// Versioned is a subject that reports the name and version of what it runs. The argument own is the tare binary's
+// version.
 type Versioned interface {
 	Version(ctx context.Context, o param.Values, own string) (name, version string)
 }

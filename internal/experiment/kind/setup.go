@@ -161,7 +161,8 @@ func (s *Setup) CheckSubjects(check func(*Part) error) error {
 }
 
 // CheckServes checks that every arm has a subject that is a T. It is for SetupCheckers of a load that connects to the
-// subject. needs says what a T does, and lacks what other subjects do not do.
+// subject. In the error, needs follows "a subject that" and says what a T does; lacks follows the name of a subject
+// that is no T, and says what that one does not do.
 func CheckServes[T any](s *Setup, load, path, needs, lacks string) error {
 	if s.Baseline == nil {
 		return fmt.Errorf("a load of kind %s goes to the subject, and the baseline has none: give the spec a %q", load,
@@ -204,7 +205,7 @@ func (s *Setup) EventLoad() string {
 // BaselineKey is the key of the baseline's subject in a spec.
 const BaselineKey = "baseline"
 
-// Section is a group of parts, by its key in a spec. The baseline is a section with one part, which has no name.
+// Section is the parts below one key of a spec. The baseline is a section with one part, which has no name.
 type Section struct {
 	Name  string
 	Parts map[string]*Part

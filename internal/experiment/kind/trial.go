@@ -248,7 +248,7 @@ type Process interface {
 	Signal(os.Signal) error
 	Finished() <-chan struct{} // closed when its result has arrived
 	Ended() <-chan struct{}    // closed when it has exited
-	Failure(when string) error // why it ended, once it has; when follows the word "ended"
+	Failure(when string) error // why it ended, once it has; the argument follows "ended"
 }
 
 // Objects holds the eBPF programs and maps of a subject. The JSON form is that of ready messages.

@@ -10,9 +10,9 @@ import (
 )
 
 // Distribution summarizes a histogram of a Result, in seconds. A quantile is nil if there are too few samples for it,
-// as decided by stats.MinBeyond, or by Running.Tells for histograms of undisturbed requests. Of latency, requests
-// without an answer count as the slowest, and a quantile is nil if it is one of these; Count, Mean and Max are of the
-// answered ones.
+// as decided by stats.MinBeyond, or by Running.Tells for histograms of undisturbed requests. In the latency histogram,
+// requests without an answer count as the slowest, and a quantile that falls among them is nil; Count, Mean and Max
+// cover only answered requests.
 type Distribution struct {
 	// Count is the number of samples; for weighted histograms (undisturbed requests), their total weight divided by the
 	// average weight.

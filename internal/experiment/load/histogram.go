@@ -48,8 +48,9 @@ func (r *Result) SetSlices(parts []*hdrhistogram.Histogram) {
 	}
 }
 
-// Missing returns how many values a histogram lacks because requests were not answered: of latency, one for each that
-// failed, stayed unanswered or was never sent. These count as the slowest.
+// Missing returns how many values a histogram lacks because requests were not answered. For Latency that is one for
+// each request that failed, stayed unanswered or was never sent, and these count as the slowest; for other histograms
+// it is 0.
 func (r *Result) Missing(histogram string) int64 {
 	if _, has := r.Histograms[histogram]; !has || histogram != Latency {
 		return 0

@@ -6,8 +6,8 @@ import (
 	"tare/internal/lib/stats"
 )
 
-// Merge merges the results of the same load at several nodes. It leaves out Slices, since each node was judged by its
-// own, and Own of several results, since only the guest knows its form.
+// Merge merges the results, at least one, of the same load at different nodes. It leaves out Slices, because each node
+// was judged by its own. It keeps Own only of a single result, because only the guest knows its form.
 func Merge(all []Result) Result {
 	sum := Result{
 		Generator: all[0].Generator, Mode: all[0].Mode, Arrivals: all[0].Arrivals,

@@ -24,8 +24,8 @@ func SpinOf(v param.Values) time.Duration {
 	return -1
 }
 
-// CheckRate refuses a setting "rate" that contradicts the setting "mode". what names the pieces of work, in the
-// plural.
+// CheckRate refuses a setting "rate" that contradicts the setting "mode". The argument what names the pieces of work,
+// in the plural.
 func CheckRate(v param.Values, what string) error {
 	switch _, rated := v["rate"]; {
 	case v["mode"] == Open && !rated:

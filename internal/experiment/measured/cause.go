@@ -24,9 +24,9 @@ const (
 	// that hold a CPU without a break, stolenPart applies.
 	foreignPart = 0.05
 
-	// explains is the largest shortfall that other processes can explain, as a multiple of their fraction of CPU time. A
-	// machine that lost 5 % of its CPU time may answer up to 20 % of the requests too late, because a queue takes time to
-	// drain, but not 40 %.
+	// explains is the largest shortfall that the hypervisor and tasks outside the trial can explain, as a multiple of the
+	// fraction of CPU time that they took. A machine that lost 5 % of its CPU time may answer up to 20 % of the requests
+	// too late, because a queue takes time to drain, but not 40 %.
 	explains = 4.0
 )
 
@@ -206,8 +206,8 @@ func ReasonsOf(trips []Trip, d Disturbance, values map[string]float64, counts ma
 	return reasons
 }
 
-// FailedBy returns the cause outside the trial that disturbed the machine while a trial failed; empty if none is
-// known. trees are as of DisturbanceOf.
+// FailedBy returns the cause outside the trial that disturbed the machine while a trial failed; empty if none is known.
+// trees are as for DisturbanceOf.
 func FailedBy(l *ledger.Ledger, trees ...string) ledger.Cause {
 	if by, _ := DisturbanceOf(l, os.Getpid(), trees...).By(); by != ledger.Unknown {
 		return by

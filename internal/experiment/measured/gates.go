@@ -189,8 +189,8 @@ func (j *LoadJudge) Usual() {
 	j.Drift()
 }
 
-// rate checks that a load had at least one request answered, and an open load its requests within the window, except
-// those that were naturally in flight when the window closed.
+// rate checks that a load had at least one request answered, and that an open load had enough of its requests answered
+// within the window, apart from those that were naturally in flight when the window closed.
 func (j *LoadJudge) rate() {
 	open := j.Result.Mode == load.Open
 	switch {
@@ -279,9 +279,9 @@ func ErrorKinds(errors map[string]int64) string {
 	return text
 }
 
-// drain checks that no more of the intended requests failed or stayed unanswered than is allowed. If more failed than
-// that, Errors says so, and these do not count. Requests that were never sent, because no connection was free, cost
-// nothing.
+// drain checks that no more of the intended requests failed or stayed unanswered than is allowed. If failures alone
+// exceed that, Errors reports them, and drain does not count them. Requests that were never sent, because no connection
+// was free, cost nothing, so they have a gate of their own (GateUnsent).
 func (j *LoadJudge) drain() {
 	r, allowed := &j.Result, j.m.Setup.Gates.Float("errors")
 	failed, and := j.failed(), ""
@@ -313,7 +313,7 @@ func Ratio(n, of int64) float64 {
 func (j *LoadJudge) Lag() { j.late(GateLag, load.OwnLag, 0.99, "") }
 
 // late checks the generator's lag. q is the quantile of the histogram that corresponds to the 99th percentile of all
-// requests. while ends the description of the lag.
+// requests. The last argument ends the description of the lag.
 func (j *LoadJudge) late(g *Gate, histogram string, q float64, while string) {
 	h, err := j.Result.Histogram(histogram)
 	if j.Result.Mode != load.Open || err != nil || h == nil {

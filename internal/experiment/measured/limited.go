@@ -43,7 +43,7 @@ var limitMetrics = []Metric{
 		Value: func(m *Measured) (most float64, ok bool) {
 			for _, g := range m.limited() {
 				if g.CPUSeconds == nil {
-					return 0, false // it may be the one
+					return 0, false // this may be the group with the largest share
 				}
 				most, ok = max(most, Rate(*g.CPUSeconds, m.Ledger.Window.Seconds)/g.limit), true
 			}
@@ -197,8 +197,9 @@ func (m *Measured) inside(g *limitedGroup, c ledger.Context) bool {
 	return g != nil && !(interrupt(c) && apart)
 }
 
-// limitedSamples returns how many samples there are of the subject's programs, and how many of these match. matches
-// receives the CPU-limited group of a sample, or nil, and the context. Without such groups, both counts are 0.
+// limitedSamples returns how many samples of the subject's programs match, and how many samples of them there are in
+// all. The function matches receives the CPU-limited group of a sample, or nil, and the context. Without such groups,
+// both counts are 0.
 func (m *Measured) limitedSamples(matches func(*limitedGroup, ledger.Context) bool) (in, of int) {
 	groups := m.limited()
 	if len(groups) == 0 {

@@ -242,7 +242,8 @@ func orRunning(all []Metric) []Metric {
 	return all
 }
 
-// runningSuffix is what the name of a histogram of undisturbed requests adds to the name of that of all requests.
+// runningSuffix ends the name of a histogram of undisturbed requests; what precedes it is the name of the histogram of
+// all requests.
 const runningSuffix = "_running"
 
 // requestTimes makes metrics of how long something took for each request: quantiles of a histogram.
@@ -371,7 +372,8 @@ func (m *Measured) mode(modes ...string) bool {
 }
 
 // ConnectionRate returns how many connections the loads opened per second; false if one of them does not report it. It
-// is also false if every load shares connections: the few that it opens again are not its work.
+// is also false if the requests of every load share connections: opening a few of these again is not the work of a
+// load.
 func (m *Measured) ConnectionRate() (float64, bool) {
 	shared := true
 	for name := range m.Loads {

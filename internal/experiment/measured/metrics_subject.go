@@ -107,7 +107,8 @@ func ofMemory(name string, headline bool, what string, part func(*ledger.Memory)
 	}
 }
 
-// appMemory is what a sandbox around an application, or a setting of it, adds to.
+// appMemory is the memory of the applications: a sandbox around an application adds to it, and so may a setting of the
+// application.
 var appMemory = Metric{
 	Definition: metric.Definition{
 		Name: "app_memory_hard_bytes", Unit: quantity.Bytes, Rank: metric.RankMemory, Pool: metric.Mean, Cost: true,
@@ -186,8 +187,8 @@ func (m *Measured) component(name string) []*ledger.Cgroup {
 	return Topmost(m.Ledger, func(g *ledger.Cgroup) bool { return g.Role == string(kind.Subject) && g.Component == name })
 }
 
-// Topmost returns the groups for which is returns true, without those inside another such group: the kernel counts the
-// memory and time of a group in the groups above it as well.
+// Topmost returns the groups for which is(group) returns true, without those inside another such group: the kernel
+// counts the memory and time of a group in the groups above it as well.
 func Topmost(l *ledger.Ledger, is func(*ledger.Cgroup) bool) []*ledger.Cgroup {
 	var all []*ledger.Cgroup
 	for i := range l.Cgroups {

@@ -192,7 +192,7 @@ func (p *Pool) weight(by metric.Pool, t *record.Trial) (n float64, ok bool) {
 		of = (*load.Result).Answers
 	case metric.PerExpected:
 		if t.Events == nil || t.Events.Expected == nil {
-			return 1, true // without a tracer, which costs nothing however it is weighted
+			return 1, true // there is no tracer, so its cost is 0 whatever the weight
 		}
 		return float64(*t.Events.Expected), *t.Events.Expected > 0
 	default:

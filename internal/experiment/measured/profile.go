@@ -22,7 +22,8 @@ const (
 	labelPart = "part"
 )
 
-// maxFunctionName bounds the names of functions and of their files in a record, in bytes, without what bounded appends.
+// maxFunctionName bounds the names of functions and of their files in a record, in bytes, without the hash that the
+// function bounded appends.
 const maxFunctionName = 200
 
 // bounded shortens a long name, and appends a hash of the whole, so that names with the same beginning differ.
@@ -84,8 +85,8 @@ func (m *Measured) Profile(p *pprof.Profile) *record.Profile {
 }
 
 // profiledAs returns how a report shows the CPU time of a trial's functions: per request, per connection if each
-// request opens one, or per second if neither is known. The profile is void if metric is, and divisor converts seconds
-// to unit.
+// request opens one, or per second if neither is known. The profile is void if the returned metric is. CPU seconds
+// divided by divisor are in the returned unit.
 func (m *Measured) profiledAs() (metric, unit string, divisor float64) {
 	seconds := m.Ledger.Window.Seconds
 	if rate, ok := m.RequestRate(); ok && rate > 0 {

@@ -29,8 +29,8 @@ func (v Vain) GaveUp() bool {
 	return false
 }
 
-// Saw counts an attempt that has ended. A repeat that keeps a metric resets the metric's count. Once repeats are futile
-// for a metric, a first attempt that keeps it does.
+// Saw counts an attempt that has ended. A repeat that does not lose a metric resets the metric's count. Once repeats
+// are futile for a metric, only a first attempt that does not lose it resets the count.
 func (v Vain) Saw(t *record.Trial) {
 	lost := LostToOthers(t)
 	if t.Attempt > 0 {

@@ -40,7 +40,7 @@ const (
 	PerConnection Pool = "per connection" // the mean, weighted by the connections that each node opened
 	PerRequest    Pool = "per request"    // the mean, weighted by the requests that each node answered
 	PerEvent      Pool = "per event"      // the mean, weighted by the events that each node made
-	// the mean, weighted by the events that each node's tracer should deliver, which may be others' too
+	// the mean, weighted by the events that each node's tracer should deliver, which may include events of other processes
 	PerExpected Pool = "per expected event"
 	Machine     Pool = "machine" // as PerEvent; if nodes share a machine, from the whole machine's ledger
 	Counts      Pool = "counts"  // a ratio of counts, each added up over the nodes
@@ -148,7 +148,8 @@ type Definition struct {
 	// the metric out.
 	Plan string `json:"plan,omitempty"`
 
-	// Of is for a metric of all nodes together: the node's metric from which it is made. What voids that voids this.
+	// Of is set for a metric of all nodes together that is made from a metric of each node, and names the latter. What
+	// voids that metric at a node voids this one.
 	Of string `json:"of,omitempty"`
 
 	// Instead is the metric that replaces this one in answers if other processes disturbed the machine. A trial that has
@@ -173,8 +174,8 @@ func (s Set) Of(name string) Definition {
 	return Definition{Name: name, Unit: quantity.UnitOf(name), Rank: RankOther, Pool: Mean, Needs: []Need{}}
 }
 
-// Counterpart returns the metric that replaces another if other processes disturbed the machine, or the metric that is
-// replaced by this one, or "".
+// Counterpart returns the metric that replaces the named one if other processes disturbed the machine, or else the
+// metric that the named one replaces, or "" if there is neither.
 func (s Set) Counterpart(name string) string {
 	if d := s.Of(name); d.Instead != "" {
 		return d.Instead

@@ -123,8 +123,8 @@ type peer struct {
 	to   To
 }
 
-// accept sends the peers that have the secret, until ctx ends, or l is closed. Any process that reaches the port may
-// connect and say nothing, so the right peer does not wait for the others.
+// accept passes each peer that has the secret to the channel peers, until ctx ends or l is closed. Any process that
+// reaches the port may connect and say nothing, so the right peer does not wait for the others.
 func accept(ctx context.Context, l net.Listener, config *tls.Config, version string, peers chan<- peer) error {
 	slots := make(chan struct{}, atATime)
 	for {

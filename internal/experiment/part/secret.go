@@ -12,7 +12,7 @@ import (
 	"math/big"
 )
 
-// Secret is what a part and its trial have, and nobody else.
+// Secret is what only a part and its trial have.
 type Secret struct {
 	Token string // of the run, random
 	Pod   string // the name of the part's pod: a connection to another part of the run cannot take this one's place
@@ -44,7 +44,7 @@ func (s Secret) config() (*tls.Config, error) {
 	}, nil
 }
 
-// secured is a connection whose end is io.EOF also if the peer was killed.
+// secured is a TLS connection whose Read returns io.EOF at the end even if the peer was killed.
 type secured struct{ *tls.Conn }
 
 func (c *secured) Read(p []byte) (int, error) {

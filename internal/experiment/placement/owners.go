@@ -46,7 +46,8 @@ type found struct {
 	ending bool // it was killed, but is still Running after a wait
 }
 
-// Left is something of a run that was left alone, because it is not visible here whether the run has ended.
+// Left is something of a run that was left alone, because it is not known here whether the run has ended, or because
+// the run's owner does not end.
 type Left struct {
 	What   string // such as "the network interface tare7n1"
 	Tree   string
@@ -84,9 +85,9 @@ func Began(tree string) (time.Time, bool) {
 	return time.Now().Add(-ago), err == nil
 }
 
-// Ended reports whether tree is the name of a tree whose owner has ended. Things other than control groups can bear
-// the name of a run's tree, and may be removed once this is true. If it cannot be known, Ended adds an entry to Left
-// that describes the thing as what.
+// Ended reports whether tree is the name of a tree whose owner has ended. Things other than control groups can bear the
+// name of a run's tree, and may be removed once this is true. If it cannot be known, or if the owner was killed but
+// does not end, Ended adds an entry to Left; what describes the thing in that entry.
 func (o *Owners) Ended(tree, what string) bool {
 	id, ok := parseTreeName(tree)
 	if !ok {

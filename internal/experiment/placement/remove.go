@@ -454,9 +454,9 @@ func (r *Report) move(pid int, trees []string) error {
 	return nil
 }
 
-// putBack corrects a move of the wrong process to the group from: the kernel moves whatever process has the pid, and
-// the pid may have been reused just before the write. A process that has just been created belongs in the group of its
-// parent. other is true if the process was not the one meant.
+// putBack corrects a move if the wrong process was moved to the group whose directory is from: the kernel moves
+// whatever process has the pid, and the pid may have been reused just before the write. A process that has just been
+// created belongs in the group of its parent. other is true if the process was not the one meant.
 func putBack(pid int, meant proc.Process, from string) (other bool, err error) {
 	now, err := proc.FS{}.Process(pid)
 	if err != nil || now.Start == meant.Start {
@@ -499,7 +499,8 @@ func canTell(pid int) error {
 		"it is in a control group left by a run that has ended, and cannot be inspected")
 }
 
-// marks returns a function that is markOf, and also recognizes processes of some trees by their limit alone.
+// marks returns a function that is markOf, and also recognizes processes of the given trees by their limit of file
+// locks alone.
 func marks(trees []string) func(pid int) string {
 	byLimit := lists.Keyed(trees, func(tree string) (uint64, string) { return limitMark(tree), tree })
 	left := markPatience

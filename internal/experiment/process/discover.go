@@ -49,10 +49,11 @@ type Object struct {
 	Replaced bool `json:"replaced,omitempty"`
 }
 
-// Discover finds what belongs to a command. inside holds the processes in its control group. If whole is true, their
-// descendants in other groups belong to it too. It must be false for a group that existed before the trial: a container
-// runtime, for example, has many descendants that are not its own. ObjectsOf says which programs and maps of the ledger
-// belong to the command; atEdge holds the processes that belonged to it when the ledger was read.
+// Discover finds what belongs to a command. The argument inside holds the processes in the command's control group, and
+// atEdge those that belonged to the command when the ledger was read. If whole is true, descendants of the processes in
+// other groups belong to the command too. For a group that existed before the trial, whole must be false: a container
+// runtime, for example, has many descendants that are no part of it. ObjectsOf says which programs and maps of the
+// ledger belong to the command.
 func Discover(f proc.FS, inside, atEdge []int, whole bool, l *ledger.Ledger, began time.Time) (Found, error) {
 	all := inside
 	if whole {

@@ -123,7 +123,7 @@ type Existing struct {
 	inode  uint64
 	finder Finder
 	watch  *containment.Watch // nil before Watch
-	spared []int              // set by members: the branch of the target's processes that contains this one
+	spared []int              // set by members: the branch of the target's processes that contains this process
 }
 
 // Find finds what a target names. The error has the code fault.Usage if nothing or several things have that name, or
@@ -258,7 +258,7 @@ func isContainer(name, id string) bool {
 	return strings.HasPrefix(rest, id) && containerID().MatchString(rest)
 }
 
-// maxGroups is how many groups find examines at most.
+// maxGroups bounds how many groups the function find examines.
 const maxGroups = 1 << 20
 
 // search sets the target's group to the only topmost group whose name fits.
@@ -280,8 +280,8 @@ func (e *Existing) search(fits func(name string) bool, hint string) error {
 		strings.Join(shown, ", "))
 }
 
-// elsewhere returns the path of a group that fits in a hierarchy that does not count CPU time, such as systemd's own
-// in v1, or "".
+// elsewhere looks for a group whose name fits in the hierarchies that do not count CPU time, such as systemd's own in
+// v1. It returns the group's path, or "" if there is none.
 func (e *Existing) elsewhere(fits func(string) bool) string {
 	for i := range e.finder.Layout.Hierarchies {
 		h := &e.finder.Layout.Hierarchies[i]

@@ -130,9 +130,10 @@ func addSockets(sockets map[string]bool, root string, pid int) {
 	}
 }
 
-// ServedElsewhere describes the process that listens at an address of this network namespace if none of ours does,
-// such as one that a container engine or a service manager has started; it returns "" if there is none. If several
-// sockets share the address (SO_REUSEPORT), each must be held by one of ours.
+// ServedElsewhere describes the process that listens at an address of this network namespace if it is not one of the
+// given ones, for example because a container engine or a service manager has started it. ServedElsewhere returns "" if
+// there is no such process. If several sockets share the address (SO_REUSEPORT), each must be held by one of the given
+// processes.
 func ServedElsewhere(l *cgroup.Layout, address string, ours []int) (string, error) {
 	to, err := netip.ParseAddrPort(address)
 	if err != nil {
@@ -220,7 +221,8 @@ func Dialled(pids []int, to netip.AddrPort) (has bool) {
 	return has
 }
 
-// eachSocket calls line for each TCP socket of a network namespace, whose directory in /proc is dir.
+// eachSocket calls a function with the line of each TCP socket of a network namespace. dir is the directory of the
+// namespace in /proc, such as /proc/1234/net.
 func eachSocket(dir string, line func(string)) error {
 	for _, name := range []string{"tcp", "tcp6"} {
 		f, err := os.Open(filepath.Join(dir, name))

@@ -26,7 +26,7 @@ const settled = 500 * time.Millisecond
 // condition is one condition under which a command is ready.
 type condition struct {
 	given bool          // it was configured
-	what  string        // completes "within 30s, "
+	what  string        // completes "was not ready within 30s: "
 	every time.Duration // between two checks
 	// holds reports whether the condition holds; if it does not, the error gives the reason, or is nil.
 	holds func(context.Context) (bool, error)

@@ -42,7 +42,7 @@ type Running struct {
 	out    child.Output // its lock guards the four fields below
 	lines  [2][]byte    // the current, incomplete line of standard output and of standard error
 	output []byte       // the end of standard output, up to twice Command.Capture bytes
-	cut    int64        // bytes of standard output before output
+	cut    int64        // bytes of standard output that were dropped before those in output
 	saw    bool         // a line matched Ready.Line
 
 	left []proc.Process // processes that had to be killed after it ended by itself; set at its end
@@ -203,7 +203,8 @@ func (r *Running) ending(kill bool) {
 	r.seen = append(r.seen, ps...)
 }
 
-// killAll kills processes, unless another process has taken the pid.
+// killAll kills everything in the command's control group, if it has one, and the given processes, unless another
+// process has taken the pid.
 func (r *Running) killAll(ps []proc.Process) {
 	if r.command.CgroupDir != "" && !slices.Contains(cgroup.Members([]string{r.command.CgroupDir}), os.Getpid()) {
 		// One write kills all, even those that are just being started (Linux 5.14, cgroup v2).
@@ -225,8 +226,8 @@ func kill(p proc.Process) {
 	})
 }
 
-// Processes returns the living processes of the command, the one that was started first: those of its control group if
-// it has one, else those of its session and their descendants.
+// Processes returns the living processes of the command in order of pid: the one that was started, and those of the
+// control group if the command has one, else those of its session and their descendants.
 func (r *Running) Processes() []int {
 	var pids []int
 	for _, p := range r.processes() {
@@ -258,8 +259,8 @@ func (r *Running) Output() (text []byte, cut int64) {
 	return bytes.Clone(text), cut
 }
 
-// Failure waits for the end of the command and returns why it ended. when follows the word "ended" in the message. The
-// error has the code fault.Usage, because the user writes the command line.
+// Failure waits for the end of the command and returns why it ended. The argument follows the word "ended" in the
+// message. The error has the code fault.Usage, because the user writes the command line.
 func (r *Running) Failure(when string) error {
 	err := r.Err()
 	after := "" // how long after its start it ended, if that is short

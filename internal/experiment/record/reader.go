@@ -112,8 +112,8 @@ func (c *Contents) readRun(path string) error {
 	return fault.Wrap(c.Run.Check(), fault.Usage, path, largeHint, "this is not the record of a run")
 }
 
-// DecodeRun decodes the contents of a RunFile, which may be untrusted: it refuses one that would take too much memory
-// before it decodes it. Check refuses more.
+// DecodeRun decodes the contents of a RunFile, which may be untrusted. Before it decodes the contents, it refuses those
+// that would take too much memory. Run.Check refuses more.
 func DecodeRun(data []byte) (run Run, err error) {
 	err = unmarshal(data, &run)
 	return run, err
@@ -248,7 +248,7 @@ func (c *Contents) readTrials(f *os.File, path string, decode func(line []byte) 
 }
 
 // owns refuses a trial that the run did not make: one of another run, one that is not in the plan, a duplicate, or one
-// whose previous attempt is missing. before is how many attempts at it have been read.
+// whose previous attempt is missing. The argument before is how many attempts at the trial have been read.
 func (r *Run) owns(t *Trial, before int) error {
 	planned := len(r.Plan) == 0 // as in records that tests make
 	if !planned && t.Index >= 0 && t.Index < len(r.Plan) {

@@ -213,7 +213,7 @@ type Events struct {
 	Delivered *int64 `json:"delivered,omitempty"` // events that it delivered before it ended
 	Late      *int64 `json:"late,omitempty"`      // of Delivered: those that came too long after the load's end
 	AtExit    *int64 `json:"at_exit,omitempty"`   // of Delivered: those that came after the tracer was asked to end
-	SaidLost  *int64 `json:"said_lost,omitempty"` // as it reported; nil if it never reports
+	SaidLost  *int64 `json:"said_lost,omitempty"` // events that it reported as lost; nil if it never reports losses
 	Offset    Offset `json:"offset"`
 }
 

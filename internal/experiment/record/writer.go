@@ -86,8 +86,8 @@ func Free(dir string) error {
 	return nil
 }
 
-// Continue opens the run directory dir, which must be of the same run, to append to it. If dir does not exist or has
-// no run.json, it makes it as Create does. Size then returns how much of trials.jsonl exists.
+// Continue opens the run directory dir, which must be of the same run, to append to it. If dir does not exist or has no
+// run.json, Continue makes the run directory as Create does. Size then returns how much of trials.jsonl exists.
 func Continue(dir string, run Run) (*Writer, error) {
 	root, err := openRoot(dir)
 	if err != nil {
@@ -130,8 +130,8 @@ func (w *Writer) goOn(f io.Reader) error {
 	return nil
 }
 
-// written returns how much of a file of trials is on disk: a file that was being written when the power failed may be
-// zeros from there, which are no part of JSON.
+// written returns how much of a file of trials is on disk: the length up to its first zero byte, if any. A file that
+// was being written when the power failed may end in zeros, which are no part of JSON.
 func written(f *os.File) (size int64, err error) {
 	block := make([]byte, 1<<20)
 	for {

@@ -37,8 +37,8 @@ func Work[R any](ctx context.Context, conn *Conn, ready any, run func(context.Co
 	return WorkThenStalls(ctx, conn, ready, run, nil)
 }
 
-// Together runs functions concurrently until ctx ends or one of them returns. It stops the others through their
-// context and by calling end once, and returns the errors of all.
+// Together runs functions concurrently until ctx ends or one of them returns. It stops the others through their context
+// and by one call of the function end, and returns the errors of all.
 func Together(ctx context.Context, end func(), all ...func(context.Context) error) (err error) {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()

@@ -29,7 +29,7 @@ type Session struct {
 	fault    error         // the error that it reported, or an error in its messages
 
 	ended   <-chan struct{}         // closed when it has ended; failure then returns the reason
-	failure func(when string) error // why it ended; when follows the word "ended"
+	failure func(when string) error // why it ended; the argument follows the word "ended"
 	silent  func(error) error       // adds details to the error of a role that sent no message in time
 }
 
@@ -140,8 +140,8 @@ func (s *Session) Decode(data json.RawMessage, what string, v any) error {
 	return nil
 }
 
-// MaxValues is the most values of JSON from a sandbox or another machine. The result of a load has some 100, the record
-// of a node's trial some 2,000.
+// MaxValues is the largest number of JSON values in a message from a sandbox or another machine. The result of a load
+// has some 100, the record of a node's trial some 2,000.
 const MaxValues = 100_000
 
 // CheckValues returns an error if JSON has more than MaxValues values, counted roughly. It must be called before the

@@ -35,8 +35,8 @@ type Wants struct {
 // and a kernel takes longer to boot.
 const apart = int64(time.Second)
 
-// Heard compares the process's clock with the parent's, which showed now when the message arrived. The difference is
-// known to within the time that the message took.
+// Heard compares the process's clock with the parent's. now is the time on the parent's clock at which the message
+// arrived. The difference is known to within the time that the message took.
 func (w *Wants) Heard(now int64) {
 	if ahead := now - w.Clock; w.Clock != 0 && (ahead > apart || ahead < -apart) {
 		w.ahead = ahead

@@ -50,7 +50,7 @@ func (s *Spec) Reaches() []string {
 }
 
 // CheckReach returns an error with the code fault.Usage for a spec whose settings reach further than its guests do by
-// themselves (see Reaches). where names the node that refuses the spec.
+// themselves (see Reaches). The argument names the node that refuses the spec.
 func (s *Spec) CheckReach(where string) error {
 	all := s.Reaches()
 	if len(all) == 0 {

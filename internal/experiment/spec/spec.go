@@ -344,7 +344,7 @@ func newFactor(name string, ts []target, levels []string) Factor {
 	return Factor{Name: name, Levels: levels, paths: pathsOf(ts)}
 }
 
-// checkSize refuses a plan that could never end.
+// checkSize refuses a plan that is too large for a record, or whose assertions need too many checks.
 func (s *Spec) checkSize() error {
 	places := len(s.AllArms())
 	for _, f := range s.Factors {

@@ -63,8 +63,8 @@ func (s *Spec) As(arm string) *Spec {
 	return c
 }
 
-// checkVariants checks the settings of each variant by themselves and together with the rest, where at is the spec at
-// one level. It returns the path of the arm at fault.
+// checkVariants checks, in the given spec at one level, the settings of each variant by themselves and together with
+// the rest. It returns the path of the arm at fault.
 func (s *Spec) checkVariants(at *Spec) (path string, err error) {
 	for _, arm := range s.AllArms() {
 		if _, err := at.variants(arm); err != nil {

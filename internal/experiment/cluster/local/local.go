@@ -58,7 +58,8 @@ const (
 	joinTimeout = 60 * time.Second
 	keysLife    = 30 * 24 * time.Hour // longer than any run
 	stopTimeout = 20 * time.Second    // for an agent to take its trial down
-	// agentsWeight is the weight of all agents together: they do little, but must not wait for what they measure.
+	// agentsWeight is the weight of all agents together (placement.Limits): they do little, but must not wait for what
+	// they measure.
 	agentsWeight = 16
 	abreast      = 8 // agents that are started concurrently
 )

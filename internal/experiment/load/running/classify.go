@@ -37,8 +37,8 @@ const (
 )
 
 // Classify divides the requests of a load by the stalls of its window, which lasts from begin to end (CLOCK_MONOTONIC,
-// ns), and puts the undisturbed distributions and Running into r. logs are those of all threads of the load. If one is
-// nil, no division was asked for, and r stays as it is.
+// ns), and puts the undisturbed distributions and Running into r. logs are those of all threads of the load. If a log
+// is nil, no division was asked for, and r stays as it is.
 func Classify(r *load.Result, logs []*Log, stalls *role.Stalls, begin, end int64) error {
 	if slices.Contains(logs, nil) {
 		return nil
@@ -118,8 +118,8 @@ func (c *classifier) watch(s *role.Stalls) {
 	c.run.WatchedSeconds, c.run.QuietSeconds = float64(to-from)/1e9, float64(quiet)/1e9
 }
 
-// next returns the index of the first stall that ends after at: the one around at, or the next one. There always is
-// one.
+// next returns the index of the first stall that ends after a given time: the stall around that time, or the next one.
+// There always is one.
 func (c *classifier) next(at int64) int {
 	return min(sort.Search(len(c.stalls), func(i int) bool { return c.stalls[i].to > at }), len(c.stalls)-1)
 }
@@ -162,7 +162,7 @@ type split struct {
 	method    string
 	level     int
 	histories []history
-	of        []int32 // history of each request; -1: it began before the first
+	of        []int32 // history of each request; -1: it began before the first history
 	untouched survival
 	lost      float64 // fraction of all requests
 }
@@ -218,9 +218,9 @@ func (c *classifier) byBacklog(level int) *split {
 	s := &split{method: Backlog, level: level, of: make([]int32, len(c.requests))}
 	ends := c.ends()
 	ended := 0
-	finish := func(until int64) { // processes the requests that ended by then
+	finish := func(until int64) { // processes the requests that ended by that time
 		for ; ended < len(ends) && ends[ended] <= until; ended++ {
-			// ended+1 requests have ended after this one; begun were due by then.
+			// With this request, ended+1 have ended. begun counts the requests that were due by then.
 			begun := sort.Search(len(c.requests), func(i int) bool { return c.requests[i].Intended > ends[ended] })
 			if begun-(ended+1) != level {
 				continue
@@ -414,7 +414,8 @@ func (c *classifier) fill(r *load.Result, s *split) error {
 		if q.failed {
 			continue
 		}
-		// Requests of the warm-up count too: what is in flight at the begin of the window stands for what is at its end.
+		// Requests of the warm-up count too: what is in flight at the beginning of the window stands for what is in flight at
+		// its end.
 		if k := c.next(q.done()); c.stalls[k].from > q.done() {
 			run.DoneQuiet++
 		}

@@ -14,8 +14,9 @@ import (
 // Drive returns the CPU time of this process in the window, in seconds. The first error of a thread ends all threads,
 // and is returned.
 //
-// Neither a garbage collection nor a thread that waits for a scheduler slot (P) may look like a slow server. garbage
-// keeps the collector on, for threads that allocate much. A memory limit guards against hostile servers.
+// Neither a garbage collection nor a thread that waits for a scheduler slot (P) may look like a slow server. The
+// collector is therefore off, unless garbage is true, which is for threads that allocate much. A memory limit guards
+// against hostile servers.
 func Drive(ctx context.Context, s role.Schedule, threads int, garbage bool, thread func(context.Context, int) error,
 ) (cpu float64, err error) {
 	begin, end, err := s.Window()

@@ -87,7 +87,7 @@ func (j *joined) Aim(ctx context.Context, at kind.Site) error {
 	return j.await(ctx, place.Dir)
 }
 
-// Generate starts the program.
+// Generate starts the program, or lets one that Aim has started begin.
 func (j *joined) Generate(ctx context.Context, s role.Schedule) (err error) {
 	j.schedule = s
 	watching, stop := context.WithCancel(ctx)

@@ -252,7 +252,7 @@ func toolRate(m *measured.Measured) (total float64, found bool) {
 	return total, found
 }
 
-// ofTool returns a value if exactly one of the loads has it.
+// ofTool returns a function that gets a value from the output of a tool, if exactly one of the loads has it.
 func ofTool(of func(tool.Reading) *float64) func(*measured.Measured) (float64, bool) {
 	return func(m *measured.Measured) (float64, bool) {
 		var found *float64

@@ -229,7 +229,7 @@ func (m *mux) watch(c *connection) {
 	}
 }
 
-// connected records the end of a handshake, which was at now.
+// connected records that the handshake of a connection ended at the given time.
 func (m *mux) connected(c *connection, now int64) {
 	c.connecting = false
 	w := m.w

@@ -103,7 +103,7 @@ func (s *secure) shake() unix.Errno {
 	return s.failed(s.err)
 }
 
-// shookAt returns when the handshake ended, or connected, the time of the TCP handshake's end, without TLS.
+// shookAt returns when the TLS handshake ended or, without TLS, the given time at which the TCP handshake ended.
 func (s *secure) shookAt(connected int64) int64 {
 	if s == nil {
 		return connected
@@ -231,8 +231,8 @@ func (b below) Read(p []byte) (int, error) {
 	}
 }
 
-// Write accepts all of p. Bytes for which the socket has no room wait in out, and nothing more is encrypted until they
-// are written.
+// Write accepts all of p. Bytes for which the socket has no room wait in secure.out, and nothing more is encrypted
+// until they are written.
 func (b below) Write(p []byte) (int, error) {
 	b.out = append(b.out, p...)
 	if errno := b.flush(); errno != 0 && errno != unix.EAGAIN {

@@ -100,7 +100,7 @@ type session struct {
 
 	streams    []stream // a stream is free if its id is 0
 	active     int
-	sending    int    // streams of whose body a part is still to be sent
+	sending    int    // streams that have a part of their body still to send
 	turn       int    // index of the stream that sends the next part of its body
 	nextID     uint32 // id of the next stream
 	maxStreams uint32 // maximum number of concurrent streams that the server allows
@@ -818,11 +818,11 @@ type request2 struct {
 	grpc         bool
 	fields       []hpack.HeaderField
 	first, again []byte // header blocks of a connection's first request, and of all later ones
-	repeats      bool   // again consists only of references to the HPACK table, so it is valid for all later requests
+	repeats      bool   // the block again is only references to the HPACK table, so all later requests can use it
 	body         []byte
 }
 
-// encode sets first, again and repeats.
+// encode sets the fields first, again and repeats.
 func (r *request2) encode() error {
 	var block bytes.Buffer
 	e := hpack.NewEncoder(&block)
@@ -835,7 +835,7 @@ func (r *request2) encode() error {
 		}
 		*into = bytes.Clone(block.Bytes())
 	}
-	// Each byte of again must be a complete reference to the table: its highest bit must be set (RFC 7541, section 6.1),
+	// Each byte of r.again must be a complete reference to the table: its highest bit must be set (RFC 7541, section 6.1),
 	// and its index must be less than 127, because larger indexes take several bytes.
 	r.repeats = true
 	for _, b := range r.again {

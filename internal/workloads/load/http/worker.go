@@ -208,12 +208,12 @@ const (
 
 // held is the number of connections that were open, over the time for which it was observed.
 type held struct {
-	open        int     // since to
+	open        int     // since the time to
 	from, to    int64   // ns by pace.Now; 0 before the first observation
-	connections float64 // times nanoseconds, from from until to
+	connections float64 // open connections times ns, summed from the time from until the time to
 }
 
-// until adds the time until now, after which open connections are open.
+// until adds the time up to now to the observation. The argument open is the number of open connections from then on.
 func (h *held) until(now int64, open int) {
 	if h.from == 0 {
 		h.from, h.to = now, now
@@ -529,8 +529,8 @@ func (w *worker) socket(t *target, noDelay bool) (int, unix.Errno) {
 	return fd, 0
 }
 
-// bind gives the socket this worker's next source address. connect chooses the port, so connections to different
-// destinations can share one.
+// bind gives the socket this worker's next source address. The kernel chooses the port in connect(2), so connections to
+// different destinations can share one.
 func (w *worker) bind(fd int) unix.Errno {
 	const spread = 250 // addresses per worker, with 28,000 ports each
 	w.ip[3] = w.ip[3]%spread + 1
@@ -596,8 +596,8 @@ func (w *worker) write(i int32) {
 	}
 }
 
-// connected records the end of a handshake, which was at now: before the request was written, whose size and cost are
-// no part of it.
+// connected records that the handshake of a slot's connection ended at the given time, which is before the request was
+// written: the size and cost of the request are no part of the handshake.
 func (w *worker) connected(s *slot, now int64) {
 	s.state = sending
 	w.count.maxOpen = max(w.count.maxOpen, w.open)
@@ -662,7 +662,8 @@ func (w *worker) handle(i int32, events uint32) {
 	}
 }
 
-// finish ends the request of slot i at now. If kind is none, the request was answered, and otherwise it failed.
+// finish ends the request of slot i at the time now. If kind is none, the request was answered, and otherwise it
+// failed.
 func (w *worker) finish(i int32, now int64, kind failure) {
 	s := &w.slots[i]
 	if s.prev >= 0 {

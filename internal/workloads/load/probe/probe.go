@@ -118,7 +118,7 @@ func (p *Probe) Run(ctx context.Context, s role.Schedule) (*load.Result, error) 
 	return r, r.SetHistogram(Delay, delays[0])
 }
 
-// watch runs the thread on CPU number i of the probe's. Wake-ups that are due from warm on count.
+// watch runs the thread on CPU number i of the probe's. Only wake-ups that are due at the time warm or later count.
 func (p *Probe) watch(ctx context.Context, i int, begin, warm, end int64, delays *hdrhistogram.Histogram) error {
 	thread, err := pace.LockThread(0)
 	if err != nil {

@@ -189,7 +189,7 @@ func (w *worker) skip(intended, now int64) {
 	}
 }
 
-// tally counts a write. free is the time at which the thread became idle.
+// tally counts a write. The argument free is the time at which the thread became idle.
 func (w *worker) tally(intended, sent, done, free int64, f failure) {
 	lag := int64(-1)
 	if w.load.arrivals != nil {

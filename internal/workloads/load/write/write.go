@@ -63,7 +63,7 @@ type Options struct {
 	Size      int           // bytes of a write
 	Sync      string        // after each write: SyncNone, SyncFile or SyncData
 	Directory string        // below which the load makes its directory; empty: the system's directory for temporary files
-	Limit     int64         // bytes of all files at any time
+	Limit     int64         // the most bytes that all files together have at any time
 	Drain     time.Duration // how long after the window the window's writes may still begin and end
 	Spin      time.Duration // longest wait during which a thread spins; default pace.DefaultSpin, negative: none
 }
@@ -98,7 +98,8 @@ type Load struct {
 	dir     *files.Scratch
 	workers []*worker
 
-	// For the run: the edges of the window, and the time by which the window's writes must end; ns by pace.Now.
+	// For the run, in ns by pace.Now: when writing begins, the edges of the window (warm, end), and when the window's
+	// writes must have ended.
 	begin, warm, end, drained int64
 
 	mu       sync.Mutex

@@ -53,8 +53,8 @@ var Metrics = []measured.Metric{
 	},
 }
 
-// inBytes returns the value of a metric in bytes of the subject's processes. In an arm without a subject the value is
-// 0, provided that the subject of another arm has the metric.
+// inBytes returns a function that gets a number of bytes from the evidence about the subject's processes. In an arm
+// without a subject the number is 0, provided that the subject of another arm has the metric.
 func inBytes(of func(Resident) *uint64) func(*measured.Measured) (float64, bool) {
 	return func(m *measured.Measured) (float64, bool) {
 		if m.Subject == nil {

@@ -22,8 +22,8 @@ type passage struct {
 	port   uint16
 	before map[process.Connection]bool // connections from before the loads, such as those of readiness checks
 
-	// past returns the name of a load that bypasses the address, or "" if none was seen to. It is nil if no load can be
-	// seen.
+	// past returns the name of a load that bypasses the address, or "" if none was seen to. The function itself is nil if
+	// no load can be seen.
 	past func() string
 
 	mu     sync.Mutex

@@ -36,7 +36,7 @@ type Rehearsal struct {
 	Settled bool
 }
 
-// Rehearse starts a command once by itself, in control groups that it gets from groups, and ends it again. It
+// Rehearse starts a command once by itself, in control groups that it gets by calling groups, and ends it again. It
 // determines whether the command starts, becomes ready and keeps running, and how long its start-up takes. The error is
 // the command's.
 func Rehearse(
@@ -112,8 +112,8 @@ func saysWhen(o param.Values) bool {
 // reading is the CPU time of the command, and the time since its start.
 type reading struct{ at, cpu time.Duration }
 
-// watch reads the CPU time of a command until its rate has been steady for steadyTime, and returns the time since when
-// it was steady. After mostTime it gives up, and settled is false.
+// watch reads the CPU time of a command until its rate has been steady for steadyTime, and returns how long after the
+// start it became steady. After mostTime it gives up: it returns holdTime, and settled is false.
 func watch(
 	ctx context.Context, began time.Time, cpu func() time.Duration,
 ) (after time.Duration, settled bool, err error) {

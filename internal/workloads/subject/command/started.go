@@ -211,8 +211,8 @@ func uses(o map[string]string, placeholder string) bool {
 	return slices.ContainsFunc(slices.Collect(maps.Values(o)), holds)
 }
 
-// newPlace returns the values of the placeholders in a command's options. work is the v2 directory of the group that
-// the command may watch. newPlace makes only what the options use.
+// newPlace returns the values of the placeholders in a command's options. The argument work is the v2 directory of the
+// group that the command may watch. newPlace makes only what the options use.
 func newPlace(
 	self, work string, layout *cgroup.Layout, o param.Values, dir func() (string, error),
 ) (process.Place, error) {

@@ -90,9 +90,9 @@ func bytes(size float64) *int64 {
 // maxObjects is the maximum number of JSON objects that are examined in one output. Lines of a log may be objects too.
 const maxObjects = 1000
 
-// object finds and decodes the JSON object in an output for which result is true. Other lines and objects, such as a
-// log's, may precede and follow it. Each object begins a line. More than one result is an error. If there are objects
-// but no result, the error is lacks.
+// object finds and decodes the JSON object in an output for which result returns true. Other lines and objects, such as
+// a log's, may precede and follow it. Each object begins a line. More than one result is an error. The argument lacks
+// is the error if there are objects but no result.
 func object[T any](output string, result func(*T) bool, lacks string) (*T, error) {
 	var found *T
 	err := errors.New("there is no JSON object in it")

@@ -123,7 +123,8 @@ func Names() []string {
 	return lists.Map(tools, func(t Tool) string { return t.Name })
 }
 
-// forkOf returns the fork of a tool for which is returns true, or the tool itself if there is none.
+// forkOf returns the name of the tool whose program has the given name and for whose fork is() returns true, or the
+// given name if there is none.
 func forkOf(name string, is func(*fork) bool) string {
 	for _, t := range tools {
 		if t.fork != nil && t.fork.of == name && is(t.fork) {
@@ -405,9 +406,9 @@ func (p *Part) disagreeing(t *Tool, left int64) (says []string) {
 	return says
 }
 
-// agrees reports whether the number of requests, plus left, equals the rate times the seconds, to within ten requests
-// plus a tenth plus the requests of 5 ms. Tools round times (redis-benchmark to hundredths of a second), and their
-// clocks do not stop when the last request ends.
+// agrees reports whether the number of requests, plus those that count only in the rate (left), equals the rate times
+// the seconds, to within ten requests plus a tenth plus the requests of 5 ms. Tools round times (redis-benchmark to
+// hundredths of a second), and their clocks do not stop when the last request ends.
 func (p *Part) agrees(left int64) bool {
 	made, rated := float64(*p.Requests+left), *p.Rate**p.Seconds
 	return math.Abs(made-rated) <= 10+0.1*max(made, rated)+0.005**p.Rate
