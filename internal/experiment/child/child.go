@@ -21,7 +21,7 @@ import (
 
 // Options configure how a process is started, read and ended. Only Name is required.
 type Options struct {
-	Name string // of the process, in messages
+	Name string // the name of the process in messages
 
 	// Begin starts the command in the right place. Without it, the process starts as usual, and dies with this process
 	// unless Outlives is true.

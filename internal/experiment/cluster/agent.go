@@ -29,7 +29,7 @@ type Agent struct {
 	Address     string // of the coordinator, host:port
 	Credentials Credentials
 	Patience    time.Duration      // how long it tries to join, both at first and after the connection breaks; 1 min
-	Silence     time.Duration      // after which a silent coordinator is considered gone; 6 s
+	Silence     time.Duration      // how long until a silent coordinator is considered gone; 6 s
 	Said        func(event string) // called with a description of each event, for people; may be nil
 
 	now func() int64 // this machine's clock, ns; tests use another

@@ -32,10 +32,10 @@ type Options struct {
 	Credentials Credentials
 
 	Heartbeat time.Duration // between two pings of an agent, except while a trial is measured; 1 s
-	Silence   time.Duration // after which a silent agent is considered gone; 3 s
-	Prepare   time.Duration // for a trial to be set up; 90 s
-	Record    time.Duration // from the scheduled end of a trial to the arrival of its record; 90 s
-	Send      time.Duration // for an agent to read a message; 10 s
+	Silence   time.Duration // how long until a silent agent is considered gone; 3 s
+	Prepare   time.Duration // how long the setup of a trial may take; 90 s
+	Record    time.Duration // how long after the scheduled end of a trial its record may arrive; 90 s
+	Send      time.Duration // how long an agent may take to read a message; 10 s
 	Lead      time.Duration // from announcing a start time to that time, plus 2 ms for each node; 150 ms
 }
 
@@ -51,11 +51,11 @@ func (o Options) withDefaults() Options {
 
 const (
 	helloTimeout   = 5 * time.Second        // from the connection until the agent's hello
-	abandonTimeout = 15 * time.Second       // for an agent to take down an abandoned trial
+	abandonTimeout = 15 * time.Second       // how long an agent may take to take down an abandoned trial
 	leadPerNode    = 2 * time.Millisecond   // to announce the start time to one more agent
 	clockReadings  = 8                      // of each node's clock before each trial
 	clockTimeout   = 500 * time.Millisecond // for one reading; a busy machine takes a few milliseconds
-	idleTimeout    = 2 * helloTimeout       // of a connection without a stream
+	idleTimeout    = 2 * helloTimeout       // how long until a connection without a stream is closed
 	maxWords       = 4 << 10                // bytes of an error message from an agent
 )
 
@@ -148,9 +148,9 @@ func hellos(nodes map[string]*node) (there []Hello) {
 	return there
 }
 
-// Wait waits up to timeout until count agents are present, and returns the first count of them, in order of name.
-// joined is called with the number present whenever it may have changed. If the time is over first, the error has the
-// code fault.Machine and names the agents that are present.
+// Wait waits up to timeout until count agents are present. It returns that many, the first in order of name. joined is
+// called with the number present whenever it may have changed. If the time is over first, the error has the code
+// fault.Machine and names the agents that are present.
 func (c *Coordinator) Wait(ctx context.Context, count int, timeout time.Duration,
 	joined func(int)) (there []Hello, err error) {
 	err = c.wait(ctx, timeout, func(nodes map[string]*node) error {
@@ -307,7 +307,7 @@ func clip(s string) string { return text.ClipLine(s, 80) }
 // Outcome is one node's result of a trial.
 type Outcome struct {
 	Name   string
-	Clock  *Offset         // of the node, just before the start; nil: it was not read
+	Clock  *Offset         // the offset of the node's clock just before the start; nil: it was not read
 	Begin  int64           // announced start time by the node's clock, ns; 0: none was announced
 	Record json.RawMessage // nil: none arrived
 	Failed error           // why there is no record of a complete trial

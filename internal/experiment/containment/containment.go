@@ -66,7 +66,7 @@ type Watch struct {
 	cpus    int                // online, at the first edge
 	took    time.Duration      // from before the list at the first edge until the last clock there was read
 	at      uint64             // when the youngest process at the first edge began (proc.Process.Start)
-	clocks  map[int]Member     // at the first edge, by pid
+	clocks  map[int]Member     // the members and their clocks at the first edge, by pid
 	counted map[string]float64 // seconds, by directory of home
 	strays  []Stray            // at the first edge
 }

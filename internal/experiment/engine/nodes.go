@@ -125,8 +125,8 @@ func (x *nodesTrial) run(ctx context.Context, t *record.Trial) error {
 	return nil
 }
 
-// trees returns the paths of the trial's groups on this machine, which the nodes share: that of the agents, and those
-// in the ledger that the agents made for the trial, including agents that sent no record. The ledger may be nil.
+// trees returns the paths of the trial's groups on this machine, which the nodes share: the group of the agents, and
+// the groups in the ledger that agents made for the trial, even agents that sent no record. The ledger may be nil.
 func (x *nodesTrial) trees(l *ledger.Ledger) []string {
 	trees := []string{x.machine.Nodes.Group()}
 	if l == nil {
@@ -231,8 +231,8 @@ func (x *nodesTrial) window(ctx context.Context, from int64) (l *ledger.Ledger, 
 	return l, nil
 }
 
-// edgesLate returns how long after the edges of a window its counters were read, in ns. The window was to open at the
-// time from.
+// edgesLate returns how long after the edges of a window its counters were read, in ns. The argument from is the time
+// at which the window was to open.
 func edgesLate(l *ledger.Ledger, from int64, length time.Duration) (opened, closed int64) {
 	opened, closed = measured.MonotonicOf(l.Window.Start)-from, measured.MonotonicOf(l.Window.End)-from-int64(length)
 	return max(0, opened), max(0, closed)

@@ -26,7 +26,7 @@ func guestDir(r kind.Role, guest string) string { return filepath.Join(string(r)
 // newPrepared returns a prepared without parts; addTrial adds those of trials.
 func newPrepared() *prepared { return &prepared{parts: map[string][]*kind.Part{}} }
 
-// addTrial adds those parts of an arm's trials at a level whose guests are Preparers.
+// addTrial adds the parts of an arm's trials at a level, but only those whose guest is a Preparer.
 func (p *prepared) addTrial(level *spec.Spec, arm string) {
 	s := level.As(arm)
 	for _, part := range s.Applications {

@@ -43,9 +43,9 @@ type (
 		Host(app string) (string, error)
 	}
 
-	// Networked is a subject with private networks, in which applications, loads or components of the subject run.
-	// Network returns the path of the network namespace in which the engine starts the named one; empty: this machine's.
-	// A Launcher chooses the network of what it launches.
+	// Networked is a subject with private networks, in which applications, loads or components of the subject run. Network
+	// returns the path of the network namespace in which the engine starts the one with the given role and name; empty:
+	// this machine's. A Launcher chooses the network of what it launches.
 	Networked interface {
 		Network(as Role, name string) (string, error)
 	}
@@ -69,9 +69,9 @@ type (
 		Serve(context.Context) (App, error)
 	}
 
-	// Generator is a load that the engine does not start as a Player (Command). The engine calls Aim instead, after it
-	// has started the applications and the subject. It calls Generate at the beginning of the schedule, which returns
-	// once the load is under way, and Result once the window is closed and the trial's ledger exists.
+	// Generator is a load that the engine does not start as a Player (Command). The engine calls Aim instead, after it has
+	// started the applications and the subject. At the beginning of the schedule it calls Generate, which returns once the
+	// load is under way. It calls Result once the window is closed and the trial's ledger exists.
 	Generator interface {
 		Aim(context.Context, Site) error
 		Generate(context.Context, role.Schedule) error
@@ -168,8 +168,8 @@ type Group interface {
 	TreeName() string                // the name of the trial's tree of groups, which marks what the trial creates
 	Members() []int                  // the processes in it
 	TreeMembers() []int              // those in all groups of the trial
-	LimitCPUs(cpus float64) error    // in CPUs; 0: unchanged
-	In(network string) child.Starter // starts commands in it and in a network namespace, as Launch.Start does
+	LimitCPUs(cpus float64) error    // limits its CPU time, in CPUs; 0: unchanged
+	In(network string) child.Starter // returns what starts a command in it and in a network namespace
 }
 
 // Owners decides which leftovers of runs may be removed.

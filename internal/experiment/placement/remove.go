@@ -454,7 +454,7 @@ func (r *Report) move(pid int, trees []string) error {
 	return nil
 }
 
-// putBack corrects a move if the wrong process was moved to the group whose directory is from: the kernel moves
+// putBack corrects a move into the group with the given directory, if the wrong process was moved: the kernel moves
 // whatever process has the pid, and the pid may have been reused just before the write. A process that has just been
 // created belongs in the group of its parent. other is true if the process was not the one meant.
 func putBack(pid int, meant proc.Process, from string) (other bool, err error) {

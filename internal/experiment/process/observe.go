@@ -119,7 +119,8 @@ type Existing struct {
 	cpu   *cgroup.Hierarchy // the hierarchy that counts CPU time; nil: there is none, and the target is a process
 	pid   int               // of the process, if the target is one
 	start uint64            // of that process
-	// inode is that of Dir when Watch was called, and 0 before. A group that was removed and made again has another.
+	// inode is the inode number of Dir when Watch was called; 0 before. A group that was removed and made again has
+	// another number.
 	inode  uint64
 	finder Finder
 	watch  *containment.Watch // nil before Watch
@@ -241,9 +242,9 @@ func (e *Existing) findGroup(identity string) error {
 	return nil
 }
 
-// isContainer reports whether name is that of the control group of the container with the id. It knows the names that
-// the census of sandboxes knows, and those of engines that shorten the id. A container's monitor, such as
-// crio-conmon-ID.scope, is not part of it.
+// isContainer reports whether a control group with the given name is that of the container with the given id. It knows
+// the names that the census of sandboxes knows, and those of engines that shorten the id. A container's monitor, such
+// as crio-conmon-ID.scope, is not part of it.
 func isContainer(name, id string) bool {
 	if whole := sandbox.ContainerOf(name); whole != "" {
 		return strings.HasPrefix(whole, id)
@@ -280,8 +281,8 @@ func (e *Existing) search(fits func(name string) bool, hint string) error {
 		strings.Join(shown, ", "))
 }
 
-// elsewhere looks for a group whose name fits in the hierarchies that do not count CPU time, such as systemd's own in
-// v1. It returns the group's path, or "" if there is none.
+// elsewhere looks in the hierarchies that do not count CPU time, such as systemd's own in v1, for a group whose name
+// fits. It returns the group's path, or "" if there is none.
 func (e *Existing) elsewhere(fits func(string) bool) string {
 	for i := range e.finder.Layout.Hierarchies {
 		h := &e.finder.Layout.Hierarchies[i]

@@ -16,17 +16,18 @@ const MaxFunctions = 1000
 // the total, and samples show how it is divided.
 type Profile struct {
 	File    string `json:"file"`    // with the stacks, in the run directory: pprof (github.com/google/pprof)
-	Samples int    `json:"samples"` // of the trial's groups
+	Samples int    `json:"samples"` // how many were taken in the trial's groups
 
-	// Metric is the metric of the trial whose validity decides that of the profile: what voids it voids the functions.
+	// Metric names the metric of the trial on which the validity of the profile depends: what voids this metric voids the
+	// functions too.
 	Metric string `json:"metric"`
 	// Divisor converts CPU seconds to Unit by division: the number of requests answered, of connections opened, or of
 	// seconds in the window.
 	Unit    string  `json:"unit"`
 	Divisor float64 `json:"divisor"`
 
-	Functions []FunctionTime `json:"functions"`       // at most MaxFunctions, those first that used most
-	Rest      float64        `json:"rest_seconds"`    // of all others
+	Functions []FunctionTime `json:"functions"`       // at most MaxFunctions, in descending order of CPU time
+	Rest      float64        `json:"rest_seconds"`    // CPU time of all others
 	Lacks     []string       `json:"lacks,omitempty"` // what the profile does not show
 }
 

@@ -161,7 +161,7 @@ type Trial struct {
 	Loads   map[string]load.Result `json:"loads"`            // by the name of the load in the spec
 	Work    *load.Result           `json:"work,omitempty"`   // of a subject that works by itself
 	Events  *Events                `json:"events,omitempty"` // if the load makes events that are counted
-	// Ledger is that of the measured window; nil if the trial failed before the window.
+	// Ledger is the ledger of the measured window; nil if the trial failed before the window.
 	Ledger  *ledger.Ledger            `json:"ledger"`
 	Further map[string]*ledger.Ledger `json:"further,omitempty"` // further readings, by name: before, after
 	// Warnings were raised while there was no ledger, which has all others: see Warned.

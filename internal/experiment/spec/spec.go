@@ -33,7 +33,7 @@ type Spec struct {
 	Needs    []string // features of the machine
 	Blocks   int
 	kind.Setup
-	SampleHz  int          // of the sampler that splits eBPF time by control group, per CPU
+	SampleHz  int          // samples per second on each CPU, by which eBPF time is divided among control groups
 	Whole     param.Values // settings of the whole experiment that can be factors: see nodesKnob
 	Factors   []Factor
 	Repeat    float64       // how long spoiled trials may be repeated, as a fraction of the planned time

@@ -208,9 +208,9 @@ const (
 
 // held is the number of connections that were open, over the time for which it was observed.
 type held struct {
-	open        int     // since the time to
-	from, to    int64   // ns by pace.Now; 0 before the first observation
-	connections float64 // open connections times ns, summed from the time from until the time to
+	open        int     // connections that were open at the last observation
+	from, to    int64   // the observed time, ns by pace.Now; 0 before the first observation
+	connections float64 // the integral over that time of the open connections, in connections times ns
 }
 
 // until adds the time up to now to the observation. The argument open is the number of open connections from then on.

@@ -52,7 +52,8 @@ type heyReader struct {
 	whole   bool     // the section of statuses, the last but one, was found
 }
 
-// heyDistributions are the headings of quantiles: that of hey and of oha before 0.5.9, and that of oha since 0.5.9.
+// heyDistributions are the headings of quantiles: first the one that hey prints, as does oha before 0.5.9, then that of
+// oha since 0.5.9.
 var heyDistributions = []string{"Latency distribution:", "Response time distribution:"}
 
 // heyMost is the number of answers that hey records (maxRes in its requester/report.go).

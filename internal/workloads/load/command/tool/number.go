@@ -91,8 +91,8 @@ func bytes(size float64) *int64 {
 const maxObjects = 1000
 
 // object finds and decodes the JSON object in an output for which result returns true. Other lines and objects, such as
-// a log's, may precede and follow it. Each object begins a line. More than one result is an error. The argument lacks
-// is the error if there are objects but no result.
+// a log's, may precede and follow it. Each object begins a line. More than one result is an error. If there are objects
+// but no result, the last argument is the error.
 func object[T any](output string, result func(*T) bool, lacks string) (*T, error) {
 	var found *T
 	err := errors.New("there is no JSON object in it")

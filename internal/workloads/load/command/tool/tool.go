@@ -123,8 +123,8 @@ func Names() []string {
 	return lists.Map(tools, func(t Tool) string { return t.Name })
 }
 
-// forkOf returns the name of the tool whose program has the given name and for whose fork is() returns true, or the
-// given name if there is none.
+// forkOf returns the name of the tool that may have the given name as its program's name and for whose fork the
+// function returns true; or the given name if there is none.
 func forkOf(name string, is func(*fork) bool) string {
 	for _, t := range tools {
 		if t.fork != nil && t.fork.of == name && is(t.fork) {
@@ -414,8 +414,8 @@ func (p *Part) agrees(left int64) bool {
 	return math.Abs(made-rated) <= 10+0.1*max(made, rated)+0.005**p.Rate
 }
 
-// check returns an error for impossible numbers, among them more failed requests than requests, of which no gate could
-// judge the failures.
+// check returns an error for impossible numbers. Among these are more failed requests than requests, because no gate
+// could judge such failures.
 func (r *Reading) check() error {
 	if len(r.Parts) > maxParts {
 		return fmt.Errorf("it has %d parts, more than %d", len(r.Parts), maxParts)
