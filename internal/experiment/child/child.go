@@ -1,6 +1,6 @@
 // Package child starts processes, watches them and ends them. Whatever Tare starts and leaves running is a Process:
 // Start starts it, Await waits until it is ready, Stop asks it to end and kills its process group if it does not, and
-// Failure says how it ended, with its last output. Process.run is its life from top to bottom.
+// Failure says how it ended, with its last output. Process.run shows the life of a process from top to bottom.
 package child
 
 import (

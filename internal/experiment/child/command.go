@@ -34,8 +34,8 @@ type Command struct {
 // Starter starts a command in the right place, such as a control group.
 type Starter func(*exec.Cmd) error
 
-// On returns a Starter that passes a function to do, which must call it on a thread of its choice. The call starts the
-// command: the process inherits that thread's namespaces, and dies with the thread.
+// On returns a Starter that calls do with a function that starts the command. do must call that function, on a thread
+// of its choice: the process inherits the namespaces of that thread, and dies with the thread.
 func On(do func(start func() error) error) Starter {
 	return func(cmd *exec.Cmd) error {
 		cmd.SysProcAttr.Pdeathsig = unix.SIGKILL

@@ -115,7 +115,7 @@ type doorListener struct {
 	door *door
 }
 
-// Accept waits if connections arrive too fast. Further ones then wait in the kernel, which rejects any excess.
+// Accept waits if connections arrive too fast. Further connections then wait in the kernel, which rejects any excess.
 func (l doorListener) Accept() (net.Conn, error) {
 	time.Sleep(l.door.accepts.take(1))
 	c, err := l.Listener.Accept()

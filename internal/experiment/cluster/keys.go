@@ -215,11 +215,11 @@ func (c Credentials) client() (*tls.Config, error) {
 	return config, nil
 }
 
-// verifyPeer returns a function that verifies the other side's certificate: the authority must have issued it, for
-// this use and, unless name is empty, for this name. There are no intermediate authorities, and all keys are on P-256,
-// so a peer that shows more than one certificate or another kind of key is refused first. Otherwise crypto/tls would
-// try to build chains from what a stranger sends: up to 100 signatures by keys of the stranger's choice, before it has
-// proved that it has any key.
+// verifyPeer returns a function that verifies the other side's certificate: the authority must have issued it, for this
+// use and, unless name is empty, for this name. There are no intermediate authorities, and all keys are on P-256, so a
+// peer that shows more than one certificate or another kind of key is refused first. Otherwise crypto/tls would try to
+// build chains from what a stranger sends: up to 100 signatures by keys of the stranger's choice, before the stranger
+// has proved that it has any key.
 func verifyPeer(authority *x509.CertPool, use x509.ExtKeyUsage, name string) func(tls.ConnectionState) error {
 	return func(s tls.ConnectionState) error {
 		if n := len(s.PeerCertificates); n != 1 {

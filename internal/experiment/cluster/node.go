@@ -127,8 +127,8 @@ func (n *node) read(stream grpc.ServerStream) {
 	}
 }
 
-// ask numbers a ping, sets its time to now, and remembers it until it is answered. If too many pings are unanswered,
-// it forgets the oldest.
+// ask numbers a ping unless it has a number, sets its time to now, and remembers it until it is answered. If too many
+// pings are unanswered, it forgets the oldest.
 func (n *node) ask(p *ping) {
 	n.askedMu.Lock()
 	defer n.askedMu.Unlock()

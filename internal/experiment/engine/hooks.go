@@ -91,7 +91,7 @@ func (x *trial) Begin(ctx context.Context, name string, dirs ...string) (child.S
 	}, nil
 }
 
-// starter returns a function that starts a process in a group, and in the subject's network for it, if there is one.
+// starter returns a function that starts a process in a group, and in the network that the subject has for it, if any.
 func (x *trial) starter(g kind.Group, as kind.Role, name string) (child.Starter, error) {
 	network, err := x.network(as, name)
 	if err != nil {
@@ -193,7 +193,7 @@ func (x *trial) StartSubject(
 
 func (x *trial) SetSubject(o kind.Objects, raw json.RawMessage) { x.objects, x.subjectRaw = &o, raw }
 
-// Read opens and closes a window at once, because memory is read at the second edge.
+// Read opens a window and closes it after 10 ms (Machine.read), because memory is read at the second edge.
 func (x *trial) Read(ctx context.Context, name string) error {
 	l, err := x.machine.read(ctx)
 	if err != nil {

@@ -353,7 +353,7 @@ func (x *trial) makeTree() (err error) {
 }
 
 // flat reports whether the scheduler should see the trial's groups as one, because a load starts thousands of
-// processes. With cgroup v2 a flat tree cannot limit CPUs, so it is not used for a trial with such limits.
+// processes. With cgroup v2 a flat tree cannot limit CPUs, so flat returns false for a trial with such limits.
 func (x *trial) flat() bool {
 	if h, ok := x.machine.Cgroups.Controller("cpu"); ok && h.V2 {
 		for _, sec := range x.spec.Sections() {

@@ -60,20 +60,20 @@ type About struct {
 
 	StandsAlone bool // it can connect to an application, but runs without one if a spec names none
 
-	// MakesEvents: its pieces of work are not requests but events, which something else must deliver. It starts thousands
-	// of processes, so the scheduler treats the groups of its trials as one if possible, and counters are read at a
-	// real-time priority.
+	// MakesEvents is true if the pieces of work are not requests but events, which something else must deliver. Such a
+	// load starts thousands of processes, so the scheduler treats the groups of its trials as one if possible, and
+	// counters are read at a real-time priority.
 	MakesEvents bool
 
-	// MakesPieces: its pieces of work are not requests, but, for example, changes made by something else. It has its own
-	// metrics for the cost of one; metrics per request, and throughput, do not apply.
+	// MakesPieces is true if the pieces of work are not requests, but, for example, changes made by something else. Such a
+	// load has its own metrics for the cost of a piece; metrics per request, and throughput, do not apply.
 	MakesPieces bool
 
 	// HoldsConnections reports whether it should have all its connections open at once. Nil: it holds none.
 	HoldsConnections Holds
 
-	// RunsInside reports whether it runs where applications run, if the arm's subject launches them (Launcher). Its
-	// process may have another clock than this machine's, which it sends in role.Wants.
+	// RunsInside reports whether it runs where applications run, if the arm's subject launches them (Launcher). The clock
+	// of its process may differ from this machine's; the process then sends it in role.Wants.
 	RunsInside Holds
 
 	// Rate is how many requests or events with a latency it makes per second. 0: unknown before it runs. Nil: it is never
@@ -88,9 +88,9 @@ type About struct {
 	// subject, all arms report who uses the CPU time of a request, so that the subject's share can be added up.
 	InPath Holds
 
-	// Works reports whether it does measured work itself, between the same edges as loads, and reports it as they do
-	// (package role). WorksAlone: it does so without any load, whatever its options; if every arm has such a subject, an
-	// experiment needs no loads.
+	// Works reports whether it does measured work itself, between the same edges as loads, and sends a result as loads do
+	// (package role). WorksAlone is true if it does so without any load, whatever its options; if every arm has such a
+	// subject, an experiment needs no loads.
 	Works      Holds
 	WorksAlone bool
 
@@ -99,8 +99,8 @@ type About struct {
 	// Trait returns a remark that accompanies the name of an arm with these options; nil or "": none.
 	Trait func(param.Values) string
 
-	// Lacks returns what it does not do that others in a setup do, as the end of a sentence that begins with "is not the
-	// same service: "; nil or "": nothing.
+	// Lacks returns what it does not do although others in a setup do it, as the end of a sentence that begins with "is
+	// not the same service: "; nil or "": nothing.
 	Lacks func(*Setup) string
 
 	// All guests

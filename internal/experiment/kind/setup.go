@@ -161,8 +161,8 @@ func (s *Setup) CheckSubjects(check func(*Part) error) error {
 }
 
 // CheckServes checks that every arm has a subject that is a T. It is for SetupCheckers of a load that connects to the
-// subject. The error ends with the texts needs and lacks: "needs a subject that", what a T does, and for the subject
-// that is no T, its name and what it does not do.
+// subject. In the error, needs says what a T does, such as "has a webhook", and lacks what the subject at fault does
+// not do, such as "has none".
 func CheckServes[T any](s *Setup, load, path, needs, lacks string) error {
 	if s.Baseline == nil {
 		return fmt.Errorf("a load of kind %s goes to the subject, and the baseline has none: give the spec a %q", load,

@@ -81,13 +81,13 @@ func ownGroup(l *ledger.Ledger, trees ...string) func(group string) bool {
 	return func(path string) bool { return withinAny(path, groups) }
 }
 
-// withinAny reports whether a group is at or below one of others.
+// withinAny reports whether a group is at or below one of the given groups.
 func withinAny(path string, groups []string) bool {
 	return slices.ContainsFunc(groups, func(group string) bool { return cgroup.Within(path, group) })
 }
 
-// observed returns the groups of a ledger that have a role in a trial but were not made for it, without those inside
-// another of them.
+// observed returns the groups of a ledger that have a role in a trial but were not made for it, without those that are
+// inside another such group.
 func observed(l *ledger.Ledger, trees ...string) []*ledger.Cgroup {
 	all := Topmost(l, func(g *ledger.Cgroup) bool { return g.Role != "" && !withinAny(g.Path, trees) })
 	return slices.DeleteFunc(all, func(g *ledger.Cgroup) bool { return g.Role == string(kind.Self) })

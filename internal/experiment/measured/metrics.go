@@ -21,7 +21,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Metric is a metric's definition with its value in a trial.
+// Metric is a metric's definition with the function that computes its value in a trial.
 type Metric struct {
 	metric.Definition
 

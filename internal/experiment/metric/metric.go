@@ -131,8 +131,8 @@ type Definition struct {
 	// Undisturbed is true if it covers only requests that no stall of the machine touched.
 	Undisturbed bool `json:"undisturbed,omitempty"`
 
-	// What and Per name a cost per piece of work in answers: "kernel time" per "connection". Of the costs with one What,
-	// an answer mentions one. Both are empty for other metrics.
+	// What and Per name a cost per piece of work in answers: "kernel time" per "connection". An answer mentions only one
+	// of the costs that have the same What. Both are empty for other metrics.
 	What string `json:"what,omitempty"`
 	Per  string `json:"per,omitempty"`
 
@@ -153,7 +153,7 @@ type Definition struct {
 	Of string `json:"of,omitempty"`
 
 	// Instead is the metric that replaces this one in answers if other processes disturbed the machine. A trial that has
-	// it need not be repeated for this one.
+	// that metric need not be repeated for this one.
 	Instead string `json:"instead,omitempty"`
 }
 

@@ -46,7 +46,7 @@ const (
 	dialWithin  = 2 * time.Second  // for one connection to the address that a load is to reach
 	reachWithin = 20 * time.Second // for all attempts together
 	reachPause  = 50 * time.Millisecond
-	maxSaid     = 32 << 20 // bytes that a part may send in all; the histograms of a load take about 100 KB
+	maxSaid     = 32 << 20 // bytes that either side may send in all; the histograms of a load take about 100 KB
 )
 
 // play is the message that starts a part.

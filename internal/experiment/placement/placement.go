@@ -89,7 +89,7 @@ type Limits struct {
 	Pin int
 }
 
-// Tree is a tree of control groups and the owner of the processes in it. Its methods may be used concurrently.
+// Tree is a tree of control groups, and owns the processes in it. Its methods may be used concurrently.
 type Tree struct {
 	layout *cgroup.Layout
 	name   string

@@ -45,7 +45,8 @@ func (t *Tree) Close() error {
 	deadline := time.Now().Add(patience)
 	err := empty(dirs, deadline, func(dirs []string) error {
 		for _, dir := range dirs {
-			// One write kills all processes, even those just being started (Linux 5.14); the others are killed one by one.
+			// One write kills all processes, even those just being started (Linux 5.14, cgroup v2). Those that remain are killed
+			// one by one.
 			_ = cgroup.Write(filepath.Join(dir, "cgroup.kill"), "1")
 		}
 		for _, pid := range cgroup.Members(dirs) {
@@ -399,8 +400,8 @@ func (t *Tree) home(group string, counts bool) *containment.Home {
 }
 
 // Others returns the owners of other runs of tare that have control groups now, in order of pid. For an owner that is
-// not visible from here, it is the pid in the owner's PID namespace, which may be unused here or belong to another
-// process.
+// not visible from here, the result has the pid in the owner's PID namespace, which may be unused here or belong to
+// another process.
 func Others(l *cgroup.Layout) []int {
 	self, err := proc.FS{}.Identify()
 	if err != nil {

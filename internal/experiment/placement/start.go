@@ -50,10 +50,10 @@ func (t *Tree) serveStarts() {
 }
 
 // Start starts a command inside the group: the program runs there from its first instruction. The program dies with
-// this process, however that ends. The caller prepares cmd as usual (arguments, pipes, context) and waits for it. This
-// binary starts itself again as EnterCommand, which enters the group and then becomes the program; Start sets the
-// arguments for that. If the program cannot be run, Start therefore succeeds, and the process fails with the reason on
-// its standard error.
+// this process, however this process ends. The caller prepares cmd as usual (arguments, pipes, context) and waits for
+// it. This binary starts itself again as EnterCommand, which enters the group and then becomes the program; Start sets
+// the arguments for that. If the program cannot be run, Start therefore succeeds, and the process fails with the reason
+// on its standard error.
 func (g *Group) Start(cmd *exec.Cmd) error { return g.StartIn(cmd, "") }
 
 // In returns a Starter that calls StartIn with the given network.

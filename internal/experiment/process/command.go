@@ -37,9 +37,9 @@ type Command struct {
 	StopTime     time.Duration  // time to end before it is killed
 	Address      string         // host:port at which it is reached; empty: where it listens
 
-	// CgroupDir is the directory of the control group in which it is started. The group must be empty: whatever runs
-	// there belongs to the command and ends with it. Empty: only the processes of its session and their descendants are
-	// known.
+	// CgroupDir is the directory of the control group in which it is started. The group must be empty: whatever runs there
+	// belongs to the command and ends with it. Without CgroupDir, only the processes of its session and their descendants
+	// are known.
 	CgroupDir string
 	// Finishes is true for a command that ends by itself when its work is done, such as a load generator: exit status 0
 	// is then a success. Others, such as servers, must run until they are asked to end.

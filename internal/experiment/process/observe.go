@@ -25,7 +25,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Kind is the kind of an observed target, which was running before.
+// Kind is the kind of a target, which was running before Tare observes it.
 type Kind string
 
 // The kinds of targets.
@@ -262,7 +262,7 @@ func isContainer(name, id string) bool {
 // maxGroups bounds how many groups the function find examines.
 const maxGroups = 1 << 20
 
-// search sets the target's group to the only topmost group whose name fits.
+// search sets the target's group to the topmost group whose name fits. There must be exactly one.
 func (e *Existing) search(fits func(name string) bool, hint string) error {
 	found := find(e.cpu.Mount, fits)
 	switch len(found) {

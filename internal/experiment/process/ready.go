@@ -68,7 +68,7 @@ func (r *Running) conditions() []condition {
 	}}}
 }
 
-// silent describes that Ready.Listen did not hold.
+// silent says, for an error message, that Ready.Listen did not hold.
 func (r *Running) silent() string {
 	if at := r.command.Ready.Offered; at != "" {
 		return "it listened on no TCP port that is seen from here, and accepted no connections at " + at
@@ -191,7 +191,7 @@ func (r *Running) await(ctx context.Context, c condition, timeout time.Duration)
 		default:
 		}
 		holds, err := c.holds(ctx)
-		// Once the command has exited, only processes that it left behind, which are about to end, can satisfy it.
+		// Once the command has exited, only processes that it left behind, which are about to end, can satisfy the condition.
 		if holds && !r.Exited() {
 			return nil
 		}

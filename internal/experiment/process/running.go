@@ -203,8 +203,8 @@ func (r *Running) ending(kill bool) {
 	r.seen = append(r.seen, ps...)
 }
 
-// killAll kills everything in the command's control group, if it has one, and the given processes, unless another
-// process has taken the pid.
+// killAll kills everything in the command's control group, if it has one, and those of the given processes whose pid no
+// other process has taken.
 func (r *Running) killAll(ps []proc.Process) {
 	if r.command.CgroupDir != "" && !slices.Contains(cgroup.Members([]string{r.command.CgroupDir}), os.Getpid()) {
 		// One write kills all, even those that are just being started (Linux 5.14, cgroup v2).

@@ -164,7 +164,7 @@ type Trial struct {
 	// Ledger is the ledger of the measured window; nil if the trial failed before the window.
 	Ledger  *ledger.Ledger            `json:"ledger"`
 	Further map[string]*ledger.Ledger `json:"further,omitempty"` // further readings, by name: before, after
-	// Warnings were raised while there was no ledger, which has all others: see Warned.
+	// Warnings holds those that were raised while there was no ledger; the ledger has all others. See Warned.
 	Warnings []ledger.Warning `json:"warnings,omitempty"`
 	Subject  json.RawMessage  `json:"subject,omitempty"` // ready message of the subject
 	// Evidence holds what only a guest knows of the trial, by the guest's name.

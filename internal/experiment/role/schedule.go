@@ -28,7 +28,7 @@ func (s Schedule) Window() (begin, end int64, err error) {
 }
 
 // CPUTime returns this process's CPU time in the window, in seconds: the window's proportional share of the CPU time
-// that run used, which includes the warm-up.
+// that the function run used, warm-up included.
 func (s Schedule) CPUTime(run func() error) (float64, error) {
 	before, err := pace.CPUTime()
 	if err != nil {

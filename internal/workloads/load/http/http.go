@@ -115,7 +115,7 @@ type Options struct {
 	Seed        uint64        // of Poisson arrivals
 	Connections int           // open at once
 	KeepAlive   bool
-	Threads     int           // default: 1 in open loop up to 50,000/s, else 2; never more than CPUs or connections
+	Threads     int           // default: 1 up to 50,000/s in open loop, else 2 if there are 2 CPUs; at most Connections
 	Drain       time.Duration // how long to wait for responses after the window; negative: not at all
 	Timeout     time.Duration // for one request, from when it was sent
 	Method      string        // default GET, or POST with a body or for gRPC
