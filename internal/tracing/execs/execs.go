@@ -96,9 +96,9 @@ func (c *Counter) sum(m *ebpf.Map, key any) (sum uint64, err error) {
 	return sum, nil
 }
 
-// Missed returns the number of execs since Open, on all CPUs, for which the kernel skipped the program. They are in no
-// count; if there are none, the counts are exact. Kernels before Linux 5.12 do not report this number: the error then
-// has the code fault.Machine.
+// Missed returns how many execs since Open, on all CPUs, are in no count because the kernel skipped the program. If
+// there are none, the counts are exact. Kernels before Linux 5.12 do not report this number: the error then has the
+// code fault.Machine.
 func (c *Counter) Missed() (uint64, error) {
 	// cilium/ebpf has a function for this, but it returns 0 if the kernel does not report the number.
 	const getInfo, misses = 15, 208 / 8 // BPF_OBJ_GET_INFO_BY_FD; index of recursion_misses in uint64s (uapi/linux/bpf.h)
