@@ -7,11 +7,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// How far the heap grows beyond the live heap, in percent, before garbage is collected. Usually the heap may double,
-// which is Go's default: collecting garbage is then a tenth of the agent's cost, and with 150 % the agent was 2 to 3 MB
-// larger on a machine with 300 groups. The agent is largest while there are two meters, and at its start, when it
-// parses the kernel's types, little of which stays in memory. At these times saving memory is more important than
-// saving CPU time.
+// By how many percent the heap grows before garbage is collected. usualGrowth is Go's default: collecting garbage is
+// then a tenth of the agent's cost, and with 150 % the agent was 2 to 3 MB larger on a machine with 300 groups.
+// smallGrowth is for the times at which the agent is largest: while it parses the kernel's types at its start, and
+// while it has two meters.
 const (
 	usualGrowth = 100
 	smallGrowth = 40

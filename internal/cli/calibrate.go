@@ -200,7 +200,7 @@ func remark(x calibrate.Weight) string {
 	return strings.Join(parts, "; ")
 }
 
-// disturber returns what used the machine while a weight was planted, with the names of the culprits.
+// disturber returns what else used CPU time while a weight was measured, with the names of the culprits if known.
 func disturber(x calibrate.Weight) string {
 	stolen := fmt.Sprintf("the hypervisor took %.3g %% of the CPU time", 100*x.Stolen)
 	switch others := 100 * max(x.Others-x.Stolen, 0); {

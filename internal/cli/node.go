@@ -142,7 +142,7 @@ func hello(name string) cluster.Hello {
 	}
 }
 
-// remoteNode runs an agent on a remote machine.
+// remoteNode runs this machine's agent for a coordinator that may be on another machine.
 func remoteNode(ctx context.Context, f nodeFlags, log io.Writer) (err error) {
 	for flag, value := range map[string]string{"--join": f.join, "--name": f.name, "--ca": f.authority, "--cert": f.cert,
 		"--key": f.key} {
@@ -216,7 +216,7 @@ func ownDirectory(dir string) error {
 	return notOurs(err)
 }
 
-// warnExpiring warns of certificates that end soon. It returns an error if some have ended.
+// warnExpiring warns of certificates that expire soon. It returns an error if any have expired.
 func warnExpiring(c cluster.Credentials, log io.Writer) error {
 	warning, err := c.Expires(time.Now())
 	if warning != "" {

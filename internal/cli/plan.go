@@ -161,7 +161,7 @@ func levelsOf(list string) (map[string]float64, error) {
 	return levels, nil
 }
 
-// settingsOf parses a list with a value for each of some settings.
+// settingsOf parses a list of NAME=VALUE, which must have a value for each of the settings, and no others.
 func settingsOf(flag, list string, settings []param.Setting) (param.Values, error) {
 	hint := strings.Join(lists.Map(settings, param.Setting.Hint), "; ")
 	pairs, err := pairsOf(flag, list, hint)

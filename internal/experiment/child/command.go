@@ -83,7 +83,8 @@ func Run(ctx context.Context, c Command, o Options) error {
 	return p.Err()
 }
 
-// ErrNotFound matches the errors of Find and Start for a program that does not exist.
+// ErrNotFound matches the errors of Find and Start for a name without a slash that is not in the PATH. For a path to no
+// file they match fs.ErrNotExist.
 var ErrNotFound = exec.ErrNotFound
 
 // Find returns the path of an executable program. A name with a slash is a path; any other is looked up in the PATH

@@ -66,13 +66,13 @@ func (o *Output) close() {
 			_ = p.writer.Close() // closing twice is harmless
 			if p.open {
 				p.open = false
-				_ = unix.Close(p.fd) // nothing was written to this end, so no data can be lost
+				_ = unix.Close(p.fd) // this end only reads, so an error loses nothing
 			}
 		}
 	}
 }
 
-// begin starts reading once the process has its ends of the pipes. If the process did not start, it closes the pipes.
+// begin starts reading once the process has its ends of the pipes, or closes the pipes if the process did not start.
 func (o *Output) begin(started bool) {
 	if !started {
 		o.close()

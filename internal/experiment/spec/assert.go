@@ -63,7 +63,7 @@ func (s *Spec) checkAssertion(a assertion.Assertion) error {
 }
 
 // ParseAssertion reads an assertion about one of the defined metrics. Its error continues a sentence that begins with
-// the text; assertion.Hint goes with it.
+// raw; assertion.Hint is the hint to give with the error.
 func ParseAssertion(raw string, defined []metric.Definition) (assertion.Assertion, error) {
 	a, err := assertion.Parse(raw)
 	names := lists.Map(defined, func(d metric.Definition) string { return d.Name })

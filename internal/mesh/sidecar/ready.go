@@ -14,7 +14,7 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// Intervals and time limits of readiness checks and other questions to proxies.
+// Intervals and time limits for readiness checks and other requests to proxies.
 const (
 	askEvery  = 5 * time.Millisecond
 	askFor    = time.Second            // for making a connection
@@ -43,7 +43,7 @@ func priorKnowledge() *http.Protocols {
 	return over
 }
 
-// asks holds, by the protocol of the proxies, functions that check that traffic gets through.
+// asks maps the protocol of a check (see over) to the function that checks that traffic gets through.
 var asks = map[string]func(ctx context.Context, address string) error{
 	ProtocolHTTP:  func(ctx context.Context, address string) error { return ask(ctx, asker, address) },
 	ProtocolHTTP2: func(ctx context.Context, address string) error { return ask(ctx, asker2, address) },
@@ -131,8 +131,8 @@ func innermost(err error) error {
 	return err
 }
 
-// reach waits until a request has passed through all proxies of an application. Without pods, the time limit counts
-// from began, when the start of the proxies began.
+// reach waits until a request has passed through all proxies of an application. Without pods, the time limit runs from
+// began, the time at which the proxies were started.
 func (j *joined) reach(ctx context.Context, app string, began time.Time) error {
 	if j.pods != nil {
 		return j.reachFromLoad(ctx, app)

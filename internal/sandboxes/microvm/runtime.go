@@ -296,7 +296,7 @@ func ParseSignal(s string) (unix.Signal, error) {
 }
 
 // Delete removes a container that has stopped or has not been started. With force, it also removes a running container,
-// and does not return an error if there is none.
+// and returns no error if no container has the ID.
 func (r *Runtime) Delete(id string, force bool) error {
 	box, err := r.find(id)
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 // What differs between builds of the same function or library.
 var (
 	// clone matches what compilers append to the symbols of copies and parts of a function: .constprop.0 by GCC,
-	// .llvm.123 by Clang. Functions of Go may be called cold, too: names with a path or a receiver do not match, and
-	// stable leaves out those of package main.
+	// .llvm.123 by Clang. A function of Go may itself have the name cold: symbols with a path or a receiver do not match,
+	// and stable does not apply clone to those of package main.
 	clone = regexp.MustCompile(`^(_[ZR].*?|[\w$]+)` +
 		`(?:\.cold|\.warm|\.localalias|\.(?:isra|constprop|part|cold|clone|lto_priv|llvm|__uniq)\.[0-9]+)+$`)
 
@@ -69,7 +69,8 @@ func withoutCrateHashes(path string) string {
 	return b.String() + path[done:]
 }
 
-// position and digits convert a number in a v0 symbol, whose digits are those of package big: none is 0, and "0" is 1.
+// position and digits convert from and to a number in a v0 symbol, which has the base 62 and the digits of
+// big.Int.Text: "" is 0, and "0" is 1.
 func position(digits string) int {
 	n, ok := new(big.Int).SetString(digits, 62)
 	if !ok {

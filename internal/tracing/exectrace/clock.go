@@ -13,7 +13,7 @@ type clock struct {
 	read   int64 // time of day when the clocks were last read, ns
 	second int64 // the second for which text was formatted
 	text   []byte
-	table  bool // for people: local time of day, in microseconds; otherwise RFC 3339 in UTC, in nanoseconds
+	table  bool // local time of day to the microsecond; otherwise RFC 3339 in UTC to the nanosecond
 }
 
 // set is called for each batch. It reads the clocks once per second, because the time of day may have been changed.
@@ -24,7 +24,7 @@ func (c *clock) set() {
 	}
 	var boot unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &boot); err != nil {
-		panic(fmt.Sprintf("reading CLOCK_BOOTTIME: %v", err)) // cannot fail: the clock exists since Linux 2.6.39
+		panic(fmt.Sprintf("reading CLOCK_BOOTTIME: %v", err)) // cannot fail: Linux has had this clock since 2.6.39
 	}
 	c.read, c.offset = now, now-boot.Nano()
 }

@@ -144,7 +144,7 @@ func extension(name string, config proto.Message) *xdscorev3.TypedExtensionConfi
 	return &xdscorev3.TypedExtensionConfig{Name: name, TypedConfig: packed(config)}
 }
 
-// listenerFilters returns a listener's only listener filter, as a list.
+// listenerFilters returns a list with one listener filter.
 func listenerFilters(name string, config proto.Message) []*listenerv3.ListenerFilter {
 	return []*listenerv3.ListenerFilter{{Name: name,
 		ConfigType: &listenerv3.ListenerFilter_TypedConfig{TypedConfig: packed(config)}}}
@@ -315,9 +315,9 @@ func (s *service) chainsOf(m *Mesh, l *listenerv3.Listener) {
 	l.FilterChains = []*listenerv3.FilterChain{secure, s.taken(m, false)}
 }
 
-// taken returns the filter chain for connections in TLS, or in plain text. A TCP service with restricted access
-// verifies the caller's certificate during the handshake, before its server is connected, so that other callers do not
-// receive a byte.
+// taken returns the filter chain for TLS or for plain-text connections. For a TCP service with restricted access, the
+// proxy verifies the caller's certificate in the handshake, before it connects to the server, so other callers receive
+// nothing.
 func (s *service) taken(m *Mesh, secure bool) *listenerv3.FilterChain {
 	c := &listenerv3.FilterChain{}
 	if s.protocol == protocolTCP && m.mtls != off && s.restricted && (!secure || len(s.callers) == 0) {

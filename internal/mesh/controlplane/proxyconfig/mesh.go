@@ -64,7 +64,7 @@ type proxy struct {
 func (p *proxy) class() classKey { return classKey{p.policy, p.Outbound == nil} }
 
 // Part holds what a proxy receives: resources that it shares with others, and its own. Proxies of one class share
-// Common, and a part that did not change from one mesh to the next keeps its addresses (CompileAfter).
+// Common. A part that is the same in the next mesh keeps the same pointers (CompileAfter).
 type Part struct{ Common, Own *Resources }
 
 // ErrUnknownProxy is the error that For and Part return for a node that is not a proxy of the mesh.
@@ -92,7 +92,7 @@ func (m *Mesh) Part(id string) (Part, error) {
 	return Part{&m.classes[p.class()].Resources, p.own}, nil
 }
 
-// Has reports whether the mesh has a proxy.
+// Has reports whether the mesh has a proxy with this node ID.
 func (m *Mesh) Has(id string) bool { return m.proxies[id] != nil }
 
 // Proxies returns the ids of all proxies, in the order of the file. If there are none, every node receives the same.

@@ -33,7 +33,7 @@ func echo(srv any, ctx context.Context, decode func(any) error, _ grpc.UnaryServ
 	return wrapperspb.Bytes(answer), nil
 }
 
-// grpcServer adapts grpc-go's server to the interface server.
+// grpcServer adapts grpc-go's server to the server interface.
 type grpcServer struct{ *grpc.Server }
 
 func newGRPC(a *answers, secured *tls.Config) grpcServer {
