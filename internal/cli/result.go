@@ -44,14 +44,7 @@ func encodeLoad(w io.Writer, r *load.Result) error {
 	if err != nil {
 		return err
 	}
-	return json.NewEncoder(w).Encode(loadDocument{loadSchema, r, failedOf(r), distributions})
-}
-
-func failedOf(r *load.Result) (n int64) {
-	for _, of := range r.Errors {
-		n += of
-	}
-	return n
+	return json.NewEncoder(w).Encode(loadDocument{loadSchema, r, r.Failures(), distributions})
 }
 
 // errorKinds returns the kinds of errors in a result, the most frequent first.
@@ -64,7 +57,7 @@ func errorKinds(r *load.Result) []string {
 // allFailed returns an error if operations of a load failed and none succeeded, so that a script does not take the
 // result for a measurement.
 func allFailed(cmd *cobra.Command, r *load.Result) error {
-	failed := failedOf(r)
+	failed := r.Failures()
 	if r.Done > 0 || failed == 0 {
 		return nil
 	}

@@ -68,10 +68,15 @@ func Missing(loads map[string]Result, histogram string) (n int64) {
 
 // SetUnfinished counts the requests that were sent and neither answered nor failed.
 func (r *Result) SetUnfinished() {
-	r.Unfinished = r.Sent - r.Done
-	for _, n := range r.Errors {
-		r.Unfinished -= n
+	r.Unfinished = r.Sent - r.Done - r.Failures()
+}
+
+// Failures returns the number of requests that failed, of all kinds.
+func (r *Result) Failures() (n int64) {
+	for _, of := range r.Errors {
+		n += of
 	}
+	return n
 }
 
 // Check returns an error if the result has more slices than a window, or if a count, rate or time is negative, which no

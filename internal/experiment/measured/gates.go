@@ -253,18 +253,11 @@ func (j *LoadJudge) heldUp() int64 {
 
 // Errors checks that no more of the work failed than is allowed.
 func (j *LoadJudge) Errors() {
-	n, allowed := j.failed(), j.m.Setup.Gates.Float("errors")
+	n, allowed := j.Result.Failures(), j.m.Setup.Gates.Float("errors")
 	if seen := Ratio(n, j.Result.Intended); seen > allowed {
 		j.Trip(GateErrors, seen, allowed, "%d of %d requests failed (%s); lower the rate, or see what the application says",
 			n, j.Result.Intended, ErrorKinds(j.Result.Errors))
 	}
-}
-
-func (j *LoadJudge) failed() (n int64) {
-	for _, c := range j.Result.Errors {
-		n += c
-	}
-	return n
 }
 
 // ErrorKinds lists failures by kind, for messages.
@@ -284,7 +277,7 @@ func ErrorKinds(errors map[string]int64) string {
 // was free, cost nothing, so they have a gate of their own (GateUnsent).
 func (j *LoadJudge) drain() {
 	r, allowed := &j.Result, j.m.Setup.Gates.Float("errors")
-	failed, and := j.failed(), ""
+	failed, and := r.Failures(), ""
 	switch {
 	case Ratio(failed, r.Intended) > allowed:
 		failed = 0

@@ -144,10 +144,7 @@ func (asLoad) Judge(m *measured.Measured, name string) []measured.Trip {
 // judgeErrors judges failed execs. In a storm, which has no schedule, it compares their number with that of all
 // attempts.
 func judgeErrors(j *measured.LoadJudge, allowed float64) {
-	failed := int64(0)
-	for _, n := range j.Result.Errors {
-		failed += n
-	}
+	failed := j.Result.Failures()
 	all := max(j.Result.Intended, failed)
 	if seen := measured.Ratio(failed, all); seen > allowed {
 		j.Trip(measured.GateErrors, seen, allowed, "%d of %d execs failed (%s)",
