@@ -12,7 +12,7 @@ import (
 	"tare/internal/lib/quantity"
 )
 
-// bought is a whole of two parts, one of which the subject's components have.
+// bought returns the usual definitions and those of a whole with two parts, of which one is recorded by component.
 func bought() []metric.Definition {
 	one := func(name, sum, part, of string) metric.Definition {
 		return metric.Definition{
@@ -24,8 +24,8 @@ func bought() []metric.Definition {
 		one("fruit_bytes", "", "its own fruit", "basket_bytes"), one("bread_bytes", "", "bread", "basket_bytes"))
 }
 
-// TestSum: an answer adds up the parts of a whole, those of components by their names, the others as differences. Where
-// one is missing, it adds up none.
+// TestSum: an answer adds up the parts of a whole, naming those of components and giving the others as differences. If
+// one part is missing, it lists none.
 func TestSum(t *testing.T) {
 	values := func(arm string, _ factors) map[string]float64 {
 		m := map[string]float64{"cpu_seconds_per_request": 20e-6, "basket_bytes": 5000, "fruit_bytes": 0, "bread_bytes": 5000}
@@ -45,7 +45,7 @@ func TestSum(t *testing.T) {
 	}
 	said := answersOf(t, run, trials)
 	for _, want := range []string{
-		// not 6.99
+		// The difference is the paired one, and not 6.99, which is that of the two medians.
 		"A basket holds 11.99 kB [", ", and 5.00 kB [", " in the baseline; paired by block, the difference is +7.00 kB [",
 		"]: left 6.00 kB, right 3.00 kB, bread -1.998 kB [",
 	} {
@@ -103,8 +103,8 @@ func TestOneTotal(t *testing.T) {
 	}
 }
 
-// TestPerThousand: an answer gives a line with its fixed part, by as many units of the factor as its largest level
-// suggests, in the factor's words.
+// TestPerThousand: an answer gives a line with its fixed part and its slope. The largest level decides for how many
+// units of the factor the slope is given, and the factor's phrase names the units.
 func TestPerThousand(t *testing.T) {
 	for _, c := range []struct {
 		largest string

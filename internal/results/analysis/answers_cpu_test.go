@@ -7,7 +7,7 @@ import (
 	"tare/internal/experiment/record"
 )
 
-// estimateOf is an estimate with an interval of 2 % to both sides.
+// estimateOf returns an estimate with an interval of 2 % to both sides.
 func estimateOf(metric, arm, unit string, value float64, d *Difference) Estimate {
 	lo, hi := value*0.98, value*1.02
 	return Estimate{Metric: metric, Arm: arm, Unit: unit, Factors: map[string]string{},
@@ -24,7 +24,7 @@ func difference(v float64, resolved bool) *Difference {
 	return d
 }
 
-// limitedRun is a run in which a heavy program takes 0.2 CPU of a limit of 0.25.
+// limitedRun returns a run in which a heavy program takes 0.2 CPU of a limit of 0.25.
 func limitedRun() (*Summary, *Table) {
 	s := &Summary{Experiment: "mine", Question: "Q", Valid: true}
 	for arm, bpf := range map[string]float64{"kernelmesh": 0.004, "heavy": 0.2} {
@@ -42,7 +42,7 @@ func limitedRun() (*Summary, *Table) {
 	return s, tableOf(s, []factors{{}}, "direct", "aa", "heavy", "kernelmesh")
 }
 
-// tableOf is a table of trials that all have the values of the estimates.
+// tableOf returns a table with one trial of each arm at each level, which has the values of the estimates.
 func tableOf(s *Summary, levels []factors, arms ...string) *Table {
 	t := &Table{Levels: levels, Arms: arms, known: map[string]bool{}, cells: map[cell]*values{}, in: map[levelArm][]int{}}
 	for _, e := range s.Estimates {

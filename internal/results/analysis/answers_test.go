@@ -9,8 +9,8 @@ import (
 	"tare/internal/experiment/record"
 )
 
-// againstSubject is the answer of a run in which an arm is held against a baseline that is a subject, too. Loads are
-// those named.
+// againstSubject returns the answer of a run that compares an arm with a baseline that is also a subject. The run has
+// the named loads.
 func againstSubject(t *testing.T, loads []string, values func(arm string) map[string]float64,
 	late map[string]int) string {
 	t.Helper()
@@ -82,8 +82,8 @@ func TestAnswerAgainstASubject(t *testing.T) {
 	}
 }
 
-// Of a baseline that has none of it, a value is a difference, and a part of it ran in the cgroup of the load that there
-// is.
+// TestAnswerNamesItsLoads: if the baseline has none of a metric, the answer states the arm's value, and names the load
+// in whose cgroup a part of the eBPF time ran.
 func TestAnswerNamesItsLoads(t *testing.T) {
 	values := func(arm string) map[string]float64 {
 		if arm == "other" {
@@ -107,8 +107,8 @@ func TestAnswerNamesItsLoads(t *testing.T) {
 	}
 }
 
-// In a short run one spoiled trial of a twin leaves the twins without an interval. What they do show, and the arm's own
-// interval, must then decide: memory of 6.33 MB against none is no longer "not resolved".
+// In a short run one spoiled trial of a twin leaves the twins without an interval. The values that they have, and the
+// arm's own interval, must then decide: memory of 6.33 MB, compared with none, is resolved.
 func TestTwinsWithoutAnInterval(t *testing.T) {
 	summary := func(blocks int, twin float64) *Difference {
 		run := record.Run{Schema: record.RunSchema, Experiment: "mine", Question: "Which?", Blocks: blocks}
@@ -149,7 +149,7 @@ func TestTwinsWithoutAnInterval(t *testing.T) {
 	}
 }
 
-// TestLacks: the answer about an arm that is not the same service as others ends in what it lacks.
+// TestLacks: the answer about an arm that is not the same service as the others ends with what the arm lacks.
 func TestLacks(t *testing.T) {
 	const end = " It is not the same service: it has no mutual TLS."
 	run, trials := proxied()

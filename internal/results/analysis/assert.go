@@ -412,7 +412,7 @@ func (a *asserter) pooled(t *Table, of assertion.Assertion, p place, c *Check) {
 		a.bursts[of.Metric] = bursts
 	}
 	key := pool{record.LevelKey(p.at), p.arm, of.Metric}
-	isUneven := false // of the counts that were estimated last
+	isUneven := false // whether the counts in the latest estimate are uneven
 	estimate := func(base, mine []stats.Count) stats.Estimate {
 		share := a.share(mine, bursts)
 		e := stats.Estimate{Value: share.Value, Lo: share.Lo, Hi: share.Hi, HasInterval: share.HasInterval, N: share.Trials}

@@ -14,7 +14,7 @@ import (
 	"tare/test/analysistest"
 )
 
-// asserted is the summary of a made run that is held against assertions.
+// asserted returns the summary of a generated run with the given assertions.
 func asserted(t *testing.T, truth analysistest.Truth, change func(*record.Run, []record.Trial),
 	texts ...string) *analysis.Summary {
 	t.Helper()
@@ -39,7 +39,7 @@ func TestVerdicts(t *testing.T) {
 		"bpf_seconds_per_connection <= +1us":                analysis.Fails,
 		"bpf_seconds_per_connection <= 3.1us":               analysis.Undecided, // the truth itself
 		"bpf_seconds_per_connection{arm=direct} <= 0":       analysis.Holds,
-		"bpf_seconds_per_connection <= +10%":                analysis.Undecided, // of nothing there is no change
+		"bpf_seconds_per_connection <= +10%":                analysis.Undecided, // a change from 0 is undefined
 		"latency_p50_seconds <= +30%":                       analysis.Holds,
 		"latency_p50_seconds <= +2%":                        analysis.Fails,
 		"latency_p50_seconds <= +5us":                       analysis.Fails,
@@ -82,7 +82,7 @@ func TestVerdicts(t *testing.T) {
 	}
 }
 
-// An assertion is the worst of its checks, and a run that of its assertions.
+// The result of an assertion is the worst of its checks, and that of a run the worst of its assertions.
 func TestVerdictIsTheWorst(t *testing.T) {
 	truth := plain
 	truth.Rates = []string{"1000", "2000"}
@@ -102,7 +102,7 @@ func TestVerdictIsTheWorst(t *testing.T) {
 	}
 }
 
-// With too few blocks nothing is decided but what was seen to be broken, and the blocks that it takes are named.
+// With too few blocks, only an assertion that a trial broke is decided. The others say how many blocks they need.
 func TestVerdictsOfFewBlocks(t *testing.T) {
 	truth := plain
 	truth.Blocks = 4
@@ -161,7 +161,7 @@ func TestVerdictsOfLostTrials(t *testing.T) {
 	}
 }
 
-// An arm does not fail where the baseline under another name fails as well.
+// TestTwinThatBreaksIt: an assertion does not fail for an arm if it fails for the A/A twin as well.
 func TestTwinThatBreaksIt(t *testing.T) {
 	shift := func(arms ...string) func(*record.Run, []record.Trial) {
 		return func(_ *record.Run, trials []record.Trial) {
@@ -184,7 +184,8 @@ func TestTwinThatBreaksIt(t *testing.T) {
 	}
 }
 
-// Neither does an arm keep what the baseline under another name keeps as well, where one like the baseline would not.
+// TestTwinThatImproves: an assertion that an arm equal to the baseline would break does not hold for an arm if it holds
+// for the A/A twin as well.
 func TestTwinThatImproves(t *testing.T) {
 	improve := func(arms ...string) func(*record.Run, []record.Trial) {
 		return func(_ *record.Run, trials []record.Trial) {
@@ -204,7 +205,7 @@ func TestTwinThatImproves(t *testing.T) {
 	}
 }
 
-// Losses make neither a count nor a pooled part hold.
+// If trials were lost, an assertion on a count or on a pooled share does not hold.
 func TestCountsOfLostTrials(t *testing.T) {
 	count := func(lost int, in int) func(*record.Run, []record.Trial) {
 		return func(_ *record.Run, trials []record.Trial) {
@@ -272,7 +273,7 @@ func TestWhatWasNotMeasuredDoesNotHold(t *testing.T) {
 	}
 }
 
-// Lag of the generator that may differ between the arms decides nothing.
+// An assertion is undecided if the lag of the generator may differ between the arms.
 func TestLagDecidesNothing(t *testing.T) {
 	late := plain
 	late.ExtraLag = 50e-6
@@ -282,7 +283,8 @@ func TestLagDecidesNothing(t *testing.T) {
 	}
 }
 
-// A run that goes on until it is decided pays for its looks with wider intervals, and is looked at only when it may be.
+// A run that continues until its assertions are decided has wider intervals, because it is looked at several times. It
+// may end only at certain numbers of blocks.
 func TestDecided(t *testing.T) {
 	truth := plain
 	truth.Blocks = 12
@@ -309,7 +311,7 @@ func TestDecided(t *testing.T) {
 	}
 }
 
-// Where levels are different loads, a metric that one of them lacks is not missing there.
+// If levels stand for different loads, a metric that does not exist at one of them does not count as missing there.
 func TestLevelsWithoutTheMetric(t *testing.T) {
 	truth := plain
 	truth.Rates = []string{"1000", "2000"}
@@ -325,7 +327,8 @@ func TestLevelsWithoutTheMetric(t *testing.T) {
 	}
 }
 
-// A level in which every trial of an arm failed does not hold, though other arms have other metrics there.
+// An assertion does not hold at a level where every trial of an arm failed, even if other arms have other metrics
+// there.
 func TestLevelsThatAllFailed(t *testing.T) {
 	truth := plain
 	truth.Rates = []string{"1000", "2000"}
@@ -349,7 +352,7 @@ func TestLevelsThatAllFailed(t *testing.T) {
 	}
 }
 
-// Records that do not read as assertions are errors, and those of odd runs are none.
+// An assertion that cannot be parsed is an error. A run with impossible values, or without trials, is not.
 func TestOddAssertions(t *testing.T) {
 	run, trials := analysistest.Quickstart(plain)
 	run.Assert = []string{"nonsense"}

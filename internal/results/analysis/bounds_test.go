@@ -10,7 +10,7 @@ import (
 	"tare/internal/experiment/record"
 )
 
-// wide are trials with many metrics, at many levels.
+// wide returns a run with the given numbers of metrics, levels and blocks.
 func wide(metrics, levels, blocks int) (record.Run, []record.Trial) {
 	run := record.Run{Schema: record.RunSchema, Headline: []string{"zz_headline"}}
 	var trials []record.Trial
@@ -37,7 +37,8 @@ func wide(metrics, levels, blocks int) (record.Run, []record.Trial) {
 	return run, trials
 }
 
-// Metrics that would take a summary beyond its bounds are left out, those that matter last, and the summary says so.
+// Metrics that would take a summary beyond its limits are left out, the most important ones last, and the summary says
+// so.
 func TestBounded(t *testing.T) {
 	for _, c := range []struct {
 		name                    string

@@ -11,8 +11,9 @@ import (
 	"tare/test/long"
 )
 
-// A subject that costs nothing but burdens the trial after it: how often it is resolved, as cheaper than it is, with
-// the positions of trials known and without them. Without carry-over it must not be blamed.
+// TestCarryOverBySimulation: a subject costs nothing but slows the trial after it, and so seems cheaper than its
+// baseline. The table shows how often that difference is resolved, without and with the positions of the trials, and
+// how often the summary warns. A subject without carry-over must not be blamed.
 func TestCarryOverBySimulation(t *testing.T) {
 	t.Parallel()
 	t.Log("| carry-over, sd | blocks | resolved without positions % | with % | said % |")

@@ -71,7 +71,7 @@ func componentTable(name string, run record.Run, trials []record.Trial, s *Summa
 	own := slices.Clone(trials)
 	for i := range own {
 		own[i].Metrics, own[i].Counts, own[i].Loads = own[i].Components[name], nil, maps.Clone(own[i].Loads)
-		for name, r := range own[i].Loads { // which say whether the answers are known
+		for name, r := range own[i].Loads { // the service times show whether the number of answers is known
 			r.Histograms = map[string]string{load.Service: r.Histograms[load.Service]}
 			own[i].Loads[name] = r
 		}

@@ -13,7 +13,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// proxied is a run whose subject has two components, and whose baseline is a subject with one of them.
+// proxied returns a run whose subject has two components, and whose baseline is a subject with one of them.
 func proxied() (record.Run, []record.Trial) {
 	run, trials := made(measured.Definitions(), nil, func(arm string, _ factors) map[string]float64 {
 		if arm == "proxy" {
@@ -32,7 +32,7 @@ func proxied() (record.Run, []record.Trial) {
 	return run, trials
 }
 
-// ofComponent is the estimate of a component; nil where there is none.
+// ofComponent returns the estimate of a component; nil if there is none.
 func ofComponent(s *Summary, metric, arm, component string) *Estimate {
 	i := slices.IndexFunc(s.Estimates, func(e Estimate) bool {
 		return e.Metric == metric && e.Arm == arm && e.Component == component
@@ -43,7 +43,8 @@ func ofComponent(s *Summary, metric, arm, component string) *Estimate {
 	return &s.Estimates[i]
 }
 
-// TestComponents: each component is estimated as the arm is, behind it, and against the same component of the baseline.
+// TestComponents: each component is estimated like the arm, follows it, and is compared with the same component of the
+// baseline.
 func TestComponents(t *testing.T) {
 	run, trials := proxied()
 	s, err := Summarize(run, trials)
@@ -58,7 +59,7 @@ func TestComponents(t *testing.T) {
 		{"memory_hard_bytes", "proxy", "client", 24e6, 16e6},
 		{"memory_hard_bytes", "proxy", "server", 6e6, 0},
 		{"memory_hard_bytes", record.Direct, "client", 8e6, 0},
-		{"start_seconds", "proxy", "server", 0.1, 0}, // of which there is no whole
+		{"start_seconds", "proxy", "server", 0.1, 0}, // the whole subject does not have this metric
 	} {
 		e := ofComponent(s, c.metric, c.arm, c.component)
 		if e == nil || e.Value < 0.99*c.value || e.Value > 1.01*c.value || e.N != 8 || e.Blocks != 8 || e.Planned != 8 ||
@@ -116,8 +117,8 @@ func TestComponentsChangeNothing(t *testing.T) {
 	}
 }
 
-// TestComponentsTellNothingOfArms: answers speak of arms, so a run of which only components have what was asked for,
-// and which lost something, tells nothing.
+// TestComponentsTellNothingOfArms: answers are about arms, so a run that lost metrics is invalid if only components
+// have a headline metric.
 func TestComponentsTellNothingOfArms(t *testing.T) {
 	run, trials := proxied()
 	run.Headline = []string{"start_seconds"}
@@ -131,13 +132,13 @@ func TestComponentsTellNothingOfArms(t *testing.T) {
 	}
 }
 
-// TestComponentsVoided: what a gate voids of a metric it voids of the components' too, and where too much is lost that
-// is withheld by the same rule.
+// TestComponentsVoided: a gate that voids a metric of a trial voids that of its components, too, and the same limit
+// decides whether a component's estimate is withheld.
 func TestComponentsVoided(t *testing.T) {
 	for _, c := range []struct {
 		lost     int
 		withheld bool
-	}{{2, false}, {3, true}} { // of 8, and a quarter may be
+	}{{2, false}, {3, true}} { // of 8 trials; up to a quarter may be lost
 		run, trials := proxied()
 		for i := range trials {
 			if trials[i].Arm == "proxy" && trials[i].Block < c.lost {
@@ -162,8 +163,8 @@ func TestComponentsVoided(t *testing.T) {
 	}
 }
 
-// TestComponentLines: where a component grows in a line with what is swept, the answer at the last level says so, and
-// the summary has the line apart from those of arms.
+// TestComponentLines: if a component grows linearly with the swept factor, the answer at the last level says so, and
+// the summary lists the model separately from those of arms.
 func TestComponentLines(t *testing.T) {
 	levels := []factors{{"client.connections": "100"}, {"client.connections": "1000"}, {"client.connections": "3000"}}
 	at := func(f factors) float64 {

@@ -63,8 +63,8 @@ func TestCurves(t *testing.T) {
 	}
 }
 
-// TestCurvesAreJudgedAsEstimates: what leaves the difference of a quantile unresolved leaves the point of the curve
-// so, with the same reason: the generator's lag, and lost blocks.
+// TestCurvesAreJudgedAsEstimates: the generator's lag and lost blocks leave a point of a curve unresolved, as they do
+// the estimate of the same quantile, and with the same reason.
 func TestCurvesAreJudgedAsEstimates(t *testing.T) {
 	t.Parallel()
 	lagging := plain
@@ -170,8 +170,8 @@ func TestEventSums(t *testing.T) {
 	}
 }
 
-// TestCurvesKeepNoHistograms: what is kept of a trial are its quantiles, or a record of ten thousand trials would take
-// gigabytes.
+// TestCurvesKeepNoHistograms: only the quantiles of a trial are kept. With its histograms, a record of ten thousand
+// trials would take gigabytes.
 func TestCurvesKeepNoHistograms(t *testing.T) {
 	run, few := analysistest.Quickstart(plain)
 	var trials []record.Trial
@@ -181,7 +181,8 @@ func TestCurvesKeepNoHistograms(t *testing.T) {
 			trials = append(trials, x)
 		}
 	}
-	// What the last collection found in use, not what was allocated since: this test may be held up in between.
+	// These are the bytes in use at the last garbage collection. Bytes allocated since then do not count, because this
+	// test may be delayed in between.
 	inUse := func() uint64 {
 		runtime.GC()
 		live := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
@@ -197,7 +198,7 @@ func TestCurvesKeepNoHistograms(t *testing.T) {
 			select {
 			case <-stop:
 				return
-			case <-time.After(20 * time.Millisecond): // a collection takes a CPU from what is looked at
+			case <-time.After(20 * time.Millisecond): // a collection takes a CPU from the code under test
 			}
 		}
 	}()

@@ -21,7 +21,7 @@ type EventSum struct {
 	Arm     string
 	Factors map[string]string
 	Trials  int
-	Known   map[string]int     // by metric: number of trials with a count, over which Total is
+	Known   map[string]int     // by metric: number of trials whose counts are in Total
 	Some    map[string]int     // by metric: number of trials with a count above 0
 	Total   map[string]float64 // by metric; a metric that no trial has is absent
 }

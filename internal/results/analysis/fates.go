@@ -32,8 +32,8 @@ type fate struct {
 // kept holds the rate that a subject reached and the rate that was asked of it, per second.
 type kept struct{ did, asked float64 }
 
-// outcomeOf sums up the attempts at a planned trial, of each of which readings has what it says. told reports whether
-// some attempt gives a valid value of a metric.
+// outcomeOf sums up the attempts at a planned trial. readings holds what the record of each attempt says, in the same
+// order. told(metric) reports whether some attempt gives a valid value of the metric.
 func outcomeOf(attempts []record.Trial, readings []reading, told func(metric string) bool) *outcome {
 	o := &outcome{fates: map[string]fate{}}
 	byOthers := map[string]int{} // attempts that lost a metric to others alone
@@ -187,7 +187,8 @@ func (t *Table) losses(key pool) []record.Reason {
 	return all
 }
 
-// count returns the number of blocks in which the arm ran at the level and such reports true for the metric's fate.
+// count returns the number of blocks in which the arm ran at the level and for which such(fate) is true, given the fate
+// of the metric.
 func (t *Table) count(key pool, such func(fate) bool) (n int) {
 	for _, f := range t.fates(key) {
 		if such(f) {

@@ -51,9 +51,9 @@ type FunctionDifference struct {
 	Resolved bool `json:"resolved"`
 }
 
-// maxConsidered is the maximum number of functions that are compared, because each one widens the intervals of all. The
-// functions are selected by their CPU time in both arms together, which hardly biases their differences if the arms are
-// the same. At most maxLookedAt functions are examined to find them.
+// maxConsidered is the maximum number of functions that are compared. It is limited because each one widens the
+// intervals of all. The functions are selected by their CPU time in both arms together, which hardly biases their
+// differences if the arms are the same. At most maxLookedAt functions are examined to find them.
 const (
 	maxConsidered = 40
 	maxLookedAt   = 400

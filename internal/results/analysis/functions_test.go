@@ -18,13 +18,15 @@ import (
 	"tare/test/long"
 )
 
-// steep are 60 functions of 40 us per request, 36 us and so on, and flat 1,000 of 0.4 us: each 400 us together.
+// steep and flat return the cost of function f in microseconds per request. 60 steep functions cost 40 us, 36 us and so
+// on, and 1,000 flat ones 0.4 us each: 400 us in all in both cases.
 func steep(f int) float64 { return 40 * math.Pow(0.9, float64(f)) }
 func flat(int) float64    { return 0.4 }
 
-// profiledRun is a run whose trials have profiles of functions and of those that an arm adds. A trial of 4 s at 2,000
-// requests a second has 0.79 samples of each microsecond, 320 in all. All functions differ from block to block by 5 %,
-// and each by itself from trial to trial.
+// profiledRun returns a run whose trials have profiles. Each profile has the given number of functions, whose costs
+// follow shape, and those of the candidate also have the functions in adds. In a trial of 4 s at 2,000 requests a
+// second, a cost of 1 us per request gives 0.79 samples, and 400 us give 320. The costs of all functions vary together
+// by 5 % from block to block, and each varies separately by 5 % from trial to trial.
 func profiledRun(
 	seed uint64, blocks, functions int, shape func(int) float64, adds map[string]float64,
 ) (record.Run, []record.Trial) {
@@ -68,7 +70,7 @@ func profiledRun(
 	return run, trials
 }
 
-// functionsOf is what a summary says of the functions of the candidate.
+// functionsOf returns the functions of the candidate in the run's summary.
 func functionsOf(t *testing.T, run record.Run, trials []record.Trial) *analysis.Functions {
 	t.Helper()
 	s := summarize(t, run, trials)
@@ -78,7 +80,7 @@ func functionsOf(t *testing.T, run record.Run, trials []record.Trial) *analysis.
 	return &s.Functions[0]
 }
 
-// named are the names of the functions whose difference is resolved, the largest first.
+// named returns the names of the functions whose difference is resolved, the largest first.
 func named(f *analysis.Functions) (names []string) {
 	for _, d := range f.Named() {
 		names = append(names, d.Name)
@@ -86,8 +88,8 @@ func named(f *analysis.Functions) (names []string) {
 	return names
 }
 
-// TestFunctions: functions that an arm adds are named in the order of their cost, with what they cost, and what is left
-// is said; a run that cannot tell names none, and says why.
+// TestFunctions: functions that an arm adds are named with their costs, the largest first, and the answer states the
+// rest of the difference. A run that cannot tell names none, and says why.
 func TestFunctions(t *testing.T) {
 	adds := map[string]float64{"planted20": 20, "planted10": 10, "planted5": 5}
 	run, trials := profiledRun(1, 16, 60, steep, adds)
@@ -129,7 +131,7 @@ func TestFunctions(t *testing.T) {
 			t.Errorf("%q named, for %q; want %q", named(f), f.Unresolved, why)
 		}
 	}
-	for i := range trials { // what voids the metric voids its parts
+	for i := range trials { // a gate that voids the metric voids its functions
 		if trials[i].Arm == "candidate" && trials[i].Block > 3 {
 			rate := record.Reason{Gate: "rate", Voids: []string{"cpu_seconds_per_request"}}
 			trials[i].Validity = record.Validity{Reasons: []record.Reason{rate}}
@@ -227,7 +229,7 @@ func TestFunctionsBySimulation(t *testing.T) {
 					}
 				}
 				if name == "flat" && seed > runs/10 {
-					continue // which take long
+					continue // flat runs take long
 				}
 				run, trials = profiledRun(uint64(seed), blocks, functions, shape, planted)
 				got := named(functionsOf(t, run, trials))

@@ -19,19 +19,19 @@ import (
 	"tare/test/analysistest"
 )
 
-// headlines are the metrics that answers of the made runs speak of.
+// headlines are the metrics that the answers of the test's runs are about.
 var headlines = []string{"latency_p50_seconds", "latency_p99_seconds", "throughput_per_second",
 	"bpf_seconds_per_connection", "cpu_seconds_per_connection", "map_bytes"}
 
-// late is the reason of a trial whose generator the hypervisor made late: latency and throughput are void, and nothing
-// else.
+// late returns the reason of a trial whose generator was late because of the hypervisor: latency and throughput are
+// void, and nothing else.
 func late(share float64) record.Reason {
 	return record.Reason{Gate: "lag", Seen: 0.033, Allowed: 0.025, Message: "client: the generator started late",
 		Cause: ledger.Hypervisor, CauseShare: &share,
 		Voids: []string{"latency_p50_seconds", "latency_p90_seconds", "latency_p99_seconds", "throughput_per_second"}}
 }
 
-// spoil gives the trials that pick chooses a reason.
+// spoil returns the trials, with the reason added to those for which pick(trial) is true.
 func spoil(trials []record.Trial, pick func(record.Trial) bool, reason record.Reason) []record.Trial {
 	trials = slices.Clone(trials)
 	for i := range trials {
@@ -52,8 +52,8 @@ func texts(s *analysis.Summary) string {
 	return strings.Join(all, "\n")
 }
 
-// TestEveryLatencyVoided: a run whose generator was late in every trial is valid, for costs and memory do not depend on
-// that; it says why latency is missing.
+// TestEveryLatencyVoided: a run whose generator was late in every trial is valid, because costs and memory do not
+// depend on that. The answers say why latency is missing.
 func TestEveryLatencyVoided(t *testing.T) {
 	run, trials := analysistest.Quickstart(plain)
 	run.Headline = headlines
@@ -90,7 +90,8 @@ func TestEveryLatencyVoided(t *testing.T) {
 	}
 }
 
-// TestOldReasonsVoidEverything: a record without voids was written when a gate voided the whole trial.
+// TestOldReasonsVoidEverything: a reason that lists no metrics is from a version of Tare in which a gate voided the
+// whole trial.
 func TestOldReasonsVoidEverything(t *testing.T) {
 	run, trials := analysistest.Quickstart(plain)
 	old := late(0.24)
@@ -106,8 +107,7 @@ func TestOldReasonsVoidEverything(t *testing.T) {
 	}
 }
 
-// TestOneLevelSilencesNoOther: what is lost at one level is named, and the other levels are answered, in the generic
-// words and in an experiment's own.
+// TestOneLevelSilencesNoOther: results that are lost at one level are named, and the other levels have their answers.
 func TestOneLevelSilencesNoOther(t *testing.T) {
 	t.Parallel()
 	swept := plain
@@ -143,7 +143,8 @@ func TestOneLevelSilencesNoOther(t *testing.T) {
 	}
 }
 
-// TestStormSilencesNoOther is a run of tracers in which the results of the storm are lost.
+// TestStormSilencesNoOther: a run of tracers that lost the results of its storm level still answers for the other
+// levels.
 func TestStormSilencesNoOther(t *testing.T) {
 	run := record.Run{Schema: record.RunSchema, Experiment: "trace-exec", Question: "Which?", Blocks: 8,
 		Headline: []string{"events_lost", "cpu_seconds_per_kiloevent", "throughput_per_second"}}
@@ -189,7 +190,7 @@ func TestWithheld(t *testing.T) {
 	for _, c := range []struct {
 		lost     int
 		withheld bool
-	}{{3, false}, {4, true}} { // of 12, and a quarter may be
+	}{{3, false}, {4, true}} { // of 12 trials; up to a quarter may be lost
 		s := summarize(t, run, spoil(trials, func(tr record.Trial) bool { return tr.Arm == "candidate" && tr.Block < c.lost },
 			late(0.2)))
 		i := slices.IndexFunc(s.Estimates, func(e analysis.Estimate) bool {
@@ -220,8 +221,8 @@ func TestWithheld(t *testing.T) {
 	}
 }
 
-// TestBaselineWithheld: nothing is said of a difference from a value that is withheld, neither in a run without
-// intervals nor where the values that are left are 0.
+// TestBaselineWithheld: answers state no difference from a withheld value, neither in a run without intervals nor if
+// the remaining values are 0.
 func TestBaselineWithheld(t *testing.T) {
 	t.Parallel()
 	const open = "(the baseline's value is withheld): kernel time per connection, CPU time per connection and " +
@@ -306,7 +307,7 @@ func TestDidNotKeepUp(t *testing.T) {
 	}
 }
 
-// TestAttempts: for each metric the first attempt counts in which it stands, and a trial counts once.
+// TestAttempts: each metric comes from the first attempt in which it is valid, and each trial counts once.
 func TestAttempts(t *testing.T) {
 	t.Parallel()
 	run, trials := analysistest.Quickstart(plain)
@@ -320,7 +321,7 @@ func TestAttempts(t *testing.T) {
 			second := trials[tr.Index]
 			second.Attempt = 1
 			second.Metrics = maps.Clone(second.Metrics)
-			second.Metrics["cpu_seconds_per_connection"] = 1 // which the first attempt could tell
+			second.Metrics["cpu_seconds_per_connection"] = 1 // it is valid in the first attempt, so this value must not count
 			again = append(again, second)
 		}
 	}
@@ -340,7 +341,7 @@ func TestAttempts(t *testing.T) {
 	if string(a) != string(b) {
 		t.Error("latency is not from the second attempt, or something else is not from the first")
 	}
-	// An attempt that is spoiled too does not make it two losses.
+	// A trial whose second attempt is also spoiled is one loss, not two.
 	for i := range again {
 		if again[i].Block == 2 {
 			again[i].Validity = record.Validity{Reasons: []record.Reason{late(0.24)}}
@@ -392,8 +393,8 @@ func TestUnanswered(t *testing.T) {
 	}
 }
 
-// TestOldRules: what an earlier version recorded by rules that were wrong is not taken over. Where a queue grew, it
-// counted answers that came after the window; and its quantiles were those of the answered requests.
+// TestOldRules: values that an earlier version recorded by wrong rules are not used. If a queue grew, that version also
+// counted answers that came after the window, and its quantiles left unanswered requests out.
 func TestOldRules(t *testing.T) {
 	const (
 		bpf = "bpf_seconds_per_request"

@@ -7,8 +7,8 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// TestNestedGroups: the counters of a group contain those of the groups inside it, which have a role too where a
-// subject has components, or a sandbox its application.
+// TestNestedGroups: the counters of a group contain those of the groups inside it, which also have a role if they are
+// components of a subject, or the application in a sandbox.
 func TestNestedGroups(t *testing.T) {
 	group := func(path, role string, cpu float64, hard, peak *int64) ledger.Cgroup {
 		g := ledger.Cgroup{Path: path, Role: role, CPUSeconds: &cpu}

@@ -85,7 +85,7 @@ func fitModel(t *Table, metric, arm string, names []string) (Model, bool) {
 }
 
 // withheldLevel returns why a model must not be quoted: a level that it was fitted to is withheld. The trials that are
-// left of that level are a biased sample, so the fit is biased, too. It returns "" if none is.
+// left of that level are a biased sample, so the fit is biased, too. It returns "" if no such level is withheld.
 func (s *Summary) withheldLevel(m *Model) string {
 	e := lists.Find(s.Estimates, func(e *Estimate) bool {
 		return e.Metric == m.Metric && e.Arm == m.Arm && e.Component == m.Component && e.Withheld != ""

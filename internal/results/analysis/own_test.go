@@ -11,8 +11,8 @@ import (
 	"tare/test/analysistest"
 )
 
-// TestOwnUseIsNoDifference: what a subject uses itself is not picked as a difference to a baseline that has no subject;
-// the answer to a run is the same with these metrics and without.
+// TestOwnUseIsNoDifference: an answer does not mention a subject's own use as a difference from a baseline without a
+// subject. It is the same with and without these metrics.
 func TestOwnUseIsNoDifference(t *testing.T) {
 	t.Parallel()
 	answer := func(names ...string) string {
@@ -39,7 +39,7 @@ func TestOwnUseIsNoDifference(t *testing.T) {
 		}
 		return s.Answers[0].Answer
 	}
-	const hard = "memory_hard_bytes" // which every ledger with memory has
+	const hard = "memory_hard_bytes" // every ledger with memory has it
 	without := answer(hard)
 	if with := answer(hard, "subject_cpus", "subject_bpf_cpus", "memory_anon_bytes",
 		"memory_kernel_bytes"); with != without {
@@ -50,7 +50,8 @@ func TestOwnUseIsNoDifference(t *testing.T) {
 	}
 }
 
-// TestLeftovers: what trials left on the machine stands in the summary too, because the first warning may be missed.
+// TestLeftovers: the summary warns, too, of what trials left on the machine, because users may miss the warning during
+// the run.
 func TestLeftovers(t *testing.T) {
 	run, trials := analysistest.Quickstart(analysistest.Truth{Blocks: 8, BPF: 3.1e-6, Latency: 9e-6, Noise: 0.5e-6})
 	for _, i := range []int{3, 5} {
@@ -66,8 +67,8 @@ func TestLeftovers(t *testing.T) {
 	}
 }
 
-// TestMadeBeside: groups that are made outside of the trial in all trials of an arm and in none of the baseline stand
-// in the summary, by that arm; those that are made now and then, or in the baseline as well, do not.
+// TestMadeBeside: the summary warns of an arm if control groups outside of the trial were created in all of its trials
+// and in none of the baseline. It does not warn if only some trials created them, or if the baseline did as well.
 func TestMadeBeside(t *testing.T) {
 	const mine = "candidate"
 	for name, c := range map[string]struct {

@@ -9,9 +9,9 @@ import (
 	"tare/internal/lib/lists"
 )
 
-// Course is one trial's series over time. Of the successful trials of an arm at a level it is from the one whose final
-// amount is the median (of two in the middle, the lower). It is not a mean, because the times of different trials do
-// not coincide. Like curves, courses are computed from the trials when a run is read.
+// Course is one trial's series over time. The trial is the one with the median final amount among the successful trials
+// of an arm at a level (the lower of two in the middle). It is not a mean, because the times of different trials do not
+// coincide. Like curves, courses are computed from the trials when a run is read.
 type Course struct {
 	Arm     string
 	Factors map[string]string

@@ -13,7 +13,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// showing is a trial in whose evidence a guest has something to show.
+// showing returns a trial in whose evidence a guest has the given picture.
 func showing(t *testing.T, arm string, block int, p record.Pictured) record.Trial {
 	t.Helper()
 	text, err := json.Marshal(p)
@@ -42,7 +42,8 @@ func numbers(all ...float64) []*float64 {
 // unknown.
 func TestPlacements(t *testing.T) {
 	f := func(v float64) *float64 { return &v }
-	// A gate voids metrics, and not what groups are charged; a second attempt counts no more, and one that failed never.
+	// A trial that a gate voided counts, because gates void metrics and not charges. A second attempt does not count, and
+	// neither does a failed one.
 	failed, voided := showing(t, "a", 3, record.Pictured{Places: []record.Place{{Name: "pod", HardBytes: f(1e9)}}}),
 		showing(t, "a", 1, record.Pictured{Places: []record.Place{{Name: "pod", HardBytes: f(1e9)}}})
 	failed.Validity = record.Validity{Failed: "it fell over"}
@@ -73,7 +74,8 @@ func TestPlacements(t *testing.T) {
 	}
 }
 
-// TestCourses: of each arm the trial in the middle is shown, without what cannot be drawn.
+// TestCourses: the course of an arm is that of the trial with the median final amount, without the parts that cannot be
+// drawn.
 func TestCourses(t *testing.T) {
 	course := func(end float64) record.Pictured {
 		return record.Pictured{Series: []record.Series{{

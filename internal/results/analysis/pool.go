@@ -89,9 +89,9 @@ func (s *Summary) pool(t *Table, at factors, bursts map[string]float64) (unevenI
 	return unevenIn
 }
 
-// loseShares sets the losses of a difference of shares, and its worst cases: none or all samples of the trials that the
-// arm lost count in the share, and the opposite of those that the baseline lost. It returns a note on blocks that count
-// as not run.
+// loseShares sets the losses of a difference of shares, and its two worst cases: in the trials that the arm lost, no
+// sample counts in the share, and in those that the baseline lost, all samples do; or the reverse. It returns a note on
+// blocks that count as not run.
 func (t *Table) loseShares(d *Difference, at factors, key pool, bursts float64) (notes []string) {
 	base := pool{key.level, record.Direct, key.metric}
 	stand, lost, whole := t.lostPairs(at, key.arm, key.metric)
@@ -120,9 +120,9 @@ func (t *Table) loseShares(d *Difference, at factors, key pool, bursts float64) 
 	return notes
 }
 
-// worstShares returns the ends of the interval of what of computes from the counts of the baseline and of an arm, if
-// none or all samples of the trials that the arm lost count in the share, and the opposite of those that the baseline
-// lost. whole is how many blocks to take as not run. An end without an interval is infinite.
+// worstShares returns the ends of the interval of the estimate of(base, arm) in the two worst cases. For lo, no sample
+// of the trials that the arm lost counts in the share, and every sample of those that the baseline lost does; for hi,
+// it is the reverse. whole is how many blocks to take as not run. An end without an interval is infinite.
 func (t *Table) worstShares(
 	at factors, key pool, whole int, of func(base, arm []stats.Count) stats.Estimate,
 ) (lo, hi float64) {

@@ -8,8 +8,9 @@ import (
 	"tare/test/long"
 )
 
-// TestPowerBySimulation plans runs by pilots of one noise, as PowerOf does, and makes them: an arm and a twin, normal
-// noise, a difference of one standard deviation of a trial. Pilots that differ by two blocks plan much the same.
+// TestPowerBySimulation plans runs from pilot runs with the same noise, as PowerOf does, and simulates the planned
+// runs: an arm and a twin with normal noise, and a difference of one standard deviation of a trial. Pilots that differ
+// by two blocks plan much the same.
 func TestPowerBySimulation(t *testing.T) {
 	t.Log("| pilot | blocks, by the widened interval | blocks planned | decided % |")
 	r := rand.New(rand.NewPCG(75, 195))

@@ -33,7 +33,7 @@ func TestEnough(t *testing.T) {
 	}
 	noisy := truth
 	noisy.Noise = 30e-6
-	// which the noise of latency does not touch, and the baseline has none of
+	// The noise of latency does not affect this metric, of which the baseline has none.
 	if ok, why := enough(noisy, 0.05, "bpf_seconds_per_connection"); !ok {
 		t.Errorf("not precise: %s", why)
 	}
@@ -64,7 +64,7 @@ func TestEnoughLooksAtNoDifference(t *testing.T) {
 	}
 }
 
-// TestEnoughAndGates: what more blocks cannot tell is not waited for, and what they can is.
+// TestEnoughAndGates: a run continues for a metric that further blocks can give, and not for one that they cannot.
 func TestEnoughAndGates(t *testing.T) {
 	t.Parallel()
 	truth := plain

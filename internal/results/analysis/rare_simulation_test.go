@@ -23,8 +23,7 @@ var simulated = flag.Int("simulated", 0, "simulated runs for each row of a table
 // costs is the metric of simulated runs.
 const costs = "cpu_seconds_per_request"
 
-// simulatedRun is a run of the arms direct, aa and candidate, whose values draw makes by arm and
-// block.
+// simulatedRun returns a run of the arms direct, aa and candidate. The value of a trial is draw(arm, block).
 func simulatedRun(blocks int, draw func(arm string, block int) float64) (record.Run, []record.Trial) {
 	started := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	run := record.Run{
@@ -50,8 +49,8 @@ func simulatedRun(blocks int, draw func(arm string, block int) float64) (record.
 	return run, trials
 }
 
-// TestRareCosts: an arm of which one trial of twenty costs three times as much is not found to keep a budget of 10 %,
-// which its median does. Where none was seen to, it is said how many there could be.
+// TestRareCosts: if one trial in twenty costs three times as much, a budget of 10 % does not hold, although the median
+// keeps it. If no such trial occurred, the check says how frequent such trials could be.
 func TestRareCosts(t *testing.T) {
 	for rare, want := range map[int]struct {
 		result analysis.Result
@@ -71,7 +70,7 @@ func TestRareCosts(t *testing.T) {
 }
 
 // TestRareCostsBySimulation: an arm of which one trial in ten costs three times as much, and so 20 % more in the mean,
-// is not found to keep a budget of 10 % in a run in which that happened.
+// does not keep a budget of 10 % in a run in which that happened.
 func TestRareCostsBySimulation(t *testing.T) {
 	long.Test(t, "4 min: many runs; TestRareCosts has one of each kind")
 	runs := 1000
@@ -125,7 +124,8 @@ func TestRareCostsBySimulation(t *testing.T) {
 	}
 }
 
-// simulatedVerdict is that of a budget of 10 %, after a number of blocks; 0: once it is decided, or after 60.
+// simulatedVerdict returns the verdict on a budget of 10 % after the given number of blocks; 0: as soon as it is
+// decided, or after 60 blocks.
 func simulatedVerdict(t *testing.T, blocks int, draw func(string, int) float64) analysis.Verdict {
 	t.Helper()
 	if blocks > 0 {

@@ -12,7 +12,7 @@ import (
 	"tare/test/long"
 )
 
-// stalling is a subject that is faster than its baseline, in ms, and stalls more often by a factor of times.
+// stalling is a subject that is faster than its baseline, in ms, and stalls more often by the factors in times.
 type stalling struct {
 	name         string
 	blocks       int
@@ -23,7 +23,8 @@ type stalling struct {
 	seed         uint64
 }
 
-// How repeats count was chosen on the first of these, and is judged on the others.
+// stallings are the settings of the simulation. The rule for repeated trials was chosen using the first, and the others
+// test it.
 var stallings = []stalling{
 	{"as chosen", 30, 0.1, 0.3, func(r *rand.Rand) float64 { return 0.3 * r.NormFloat64() },
 		func(r *rand.Rand) float64 { return 5 + 5*r.ExpFloat64() }, []float64{1, 2, 3}, 28},

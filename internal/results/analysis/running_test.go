@@ -11,8 +11,9 @@ import (
 	"tare/internal/experiment/record"
 )
 
-// stalled is a run of some blocks with a baseline, its twin and an arm, whose p50 is far apart by chance among all
-// requests, and by 50 us among the undisturbed.
+// stalled returns a run with a baseline, its twin and an arm. The p50 of all requests varies widely by chance; that of
+// the undisturbed requests differs by 50 us between the arm and its baseline. disturbed is the number of disturbed
+// requests in a trial.
 func stalled(blocks int, disturbed int64) (record.Run, []record.Trial) {
 	run := record.Run{
 		Schema: record.RunSchema, Experiment: "own", Blocks: blocks, Seed: 1, Metrics: measured.Definitions(),
@@ -41,8 +42,8 @@ func stalled(blocks int, disturbed int64) (record.Run, []record.Trial) {
 	return run, trials
 }
 
-// TestAnswersWhileRunning: from a thousandth of the requests on, answers speak of those that no stall touched, and say
-// so; what is then not known is named. Both are estimated either way.
+// TestAnswersWhileRunning: if stalls touched more than a thousandth of the requests, answers are about the others, say
+// so, and name what is then unknown. Both latencies are estimated in either case.
 func TestAnswersWhileRunning(t *testing.T) {
 	for _, c := range []struct {
 		disturbed int64
@@ -77,8 +78,8 @@ func TestAnswersWhileRunning(t *testing.T) {
 	}
 }
 
-// TestEnoughWhileRunning: of the two latencies the one decides that answers speak of, and what is asked for alone
-// always.
+// TestEnoughWhileRunning: if both latencies are listed, the one that answers use decides. A latency that is listed
+// alone always decides.
 func TestEnoughWhileRunning(t *testing.T) {
 	const all, undisturbed = "latency_p50_seconds", "latency_running_p50_seconds" // the first is wide, the second narrow
 	for _, c := range []struct {
@@ -102,8 +103,8 @@ func TestEnoughWhileRunning(t *testing.T) {
 	}
 }
 
-// TestLagOfUndisturbedRequests: a difference among undisturbed requests is held against the lag among them, and not
-// against that of all.
+// TestLagOfUndisturbedRequests: a difference between undisturbed requests is compared with their lag, and not with the
+// lag of all requests.
 func TestLagOfUndisturbedRequests(t *testing.T) {
 	for apart, want := range map[float64]bool{0: true, 20e-6: false} {
 		run, trials := stalled(12, 50_000)
@@ -123,8 +124,8 @@ func TestLagOfUndisturbedRequests(t *testing.T) {
 	}
 }
 
-// A quantile is withheld in all arms of a level whose slow requests come in few bursts, as trials that miss one are the
-// fast ones; and an arm with which stalls come is named.
+// TestRunningIsWithheld: if the slow requests of a level come in few bursts, a quantile is withheld in all arms,
+// because trials without a burst are the fast ones. An arm in whose trials the machine stalls more often is named.
 func TestRunningIsWithheld(t *testing.T) {
 	for _, c := range []struct {
 		bursts   float64

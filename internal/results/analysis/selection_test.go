@@ -105,8 +105,7 @@ func TestLosses(t *testing.T) {
 	}
 }
 
-// What is said of losses in two places is the same: a metric that is missing was lost to what the losses of its arm
-// say.
+// TestLossesAgree: Summary.Losses and Summary.Missing give the same number and reason for a metric that is missing.
 func TestLossesAgree(t *testing.T) {
 	t.Parallel()
 	voids := func(gate string, cause ledger.Cause) record.Validity {
@@ -370,10 +369,10 @@ func TestUnevenTrials(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		count  func(block int) record.Count
-		times  float64 // the share of the candidate, of that of the others
+		times  float64 // the candidate's share as a multiple of the others'
 		bound  string
 		uneven bool
-		says   bool // of a difference, or of a bound
+		says   bool // the difference is resolved, and the assertion fails
 	}{
 		{"even", even, 1.1, "32%", false, true},
 		{"in size", sizes, 1.04, "31%", true, false},

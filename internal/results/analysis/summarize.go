@@ -379,8 +379,9 @@ func readingOf(trial record.Trial, defined metric.Set) (reading, error) {
 	return r, err
 }
 
-// reliable reports whether a value of a trial may be taken over. A value that depends on the answers in the window may
-// not if the version that recorded it did not count them, but 0 is 0 however many there were.
+// reliable reports whether a value of a trial may be taken over. A value that depends on the number of answers in the
+// window may not, if the version of Tare that recorded it did not count them. A value of 0 always may: it is 0 whatever
+// that number was.
 func reliable(d metric.Definition, v float64, t record.Trial) bool {
 	return v == 0 || !d.Answers || load.AnswersKnown(t.Loads)
 }

@@ -170,8 +170,8 @@ func TestLagGate(t *testing.T) {
 	}
 }
 
-// What a generator was late by for want of a free connection is the server's doing. Only a generator that does not tell
-// its own part apart is held to the whole.
+// If a generator is late because no connection is free, the server is the cause. All of the lag counts only if the
+// generator did not record its own part of it.
 func TestLagOfTheServersMaking(t *testing.T) {
 	for _, tells := range []bool{true, false} {
 		run, trials := analysistest.Quickstart(plain)
@@ -180,7 +180,7 @@ func TestLagOfTheServersMaking(t *testing.T) {
 			h := hdrhistogram.New(1, 60_000_000_000, 3)
 			lag := int64(1000)
 			if trials[i].Arm == "candidate" {
-				lag = 5000 // of the 12 us that its latency is higher
+				lag = 5000 // ns; its latency is 12 us higher
 			}
 			if err := h.RecordValues(lag, l.Done); err != nil {
 				t.Fatal(err)
@@ -262,7 +262,7 @@ func TestTrialsLeftOut(t *testing.T) {
 	}
 }
 
-// TestImpossible: what no trial can have written is left out, and the summary says so.
+// TestImpossible: data that no trial can have written are left out, and the summary says so.
 func TestImpossible(t *testing.T) {
 	run, trials := analysistest.Quickstart(plain)
 	trials[0].Metrics = nil
@@ -365,7 +365,7 @@ func TestModels(t *testing.T) {
 	}
 }
 
-// Of 20 A/A runs no metric may be called different often; here the third arm costs nothing at all.
+// TestNothingIsNotResolved: no difference is resolved for an arm that costs nothing.
 func TestNothingIsNotResolved(t *testing.T) {
 	nothing := plain
 	nothing.BPF, nothing.Latency = 0, 0
@@ -377,7 +377,8 @@ func TestNothingIsNotResolved(t *testing.T) {
 	}
 }
 
-// Parts that are counted by samples are pooled over the valid trials of an arm; too few are not given.
+// Shares that are counted by samples are pooled over the valid trials of an arm. A share of too few samples is left
+// out.
 func TestPooledParts(t *testing.T) {
 	run, trials := analysistest.Quickstart(plain)
 	for i := range trials {
@@ -405,7 +406,7 @@ func TestPooledPartsOfLostTrials(t *testing.T) {
 	for _, c := range []struct {
 		arm      string
 		lost     int
-		in       int // of 10,000 samples of the arm, and 100 of the baseline's
+		in       int // about this many of 10,000 samples of the arm count in the share; 100 of the baseline's
 		resolved bool
 	}{
 		{"candidate", 0, 10, true},
@@ -447,7 +448,8 @@ func TestPooledPartsOfLostTrials(t *testing.T) {
 	}
 }
 
-// TestNoFactors: a run without factors has an empty object for them, so that a reader has one case only.
+// TestNoFactors: a run without factors has an empty object for them, so that a program that reads the summary need not
+// check for null.
 func TestNoFactors(t *testing.T) {
 	run, trials := analysistest.Quickstart(analysistest.Truth{Blocks: 6, BPF: 3e-6, Noise: 1e-6})
 	trials[0].Validity = record.Validity{Failed: "made to"}

@@ -124,7 +124,7 @@ type Estimate struct {
 	Interval                     // the median over blocks
 	Confidence float64           `json:"confidence"`
 	N          int               `json:"n"`                  // blocks, or samples of pooled shares
-	Blocks     int               `json:"blocks"`             // that it rests on, even if N counts samples
+	Blocks     int               `json:"blocks"`             // blocks that the estimate rests on, even if N counts samples
 	Planned    int               `json:"planned"`            // blocks in which the arm was run at this level
 	Withheld   string            `json:"withheld,omitempty"` // why it must not be quoted; empty: it may be
 	Method     string            `json:"method"`

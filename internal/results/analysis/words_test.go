@@ -13,8 +13,8 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// made is a run of 8 blocks with a baseline, its twin and an arm called proxy, whose values are a little apart from
-// block to block. Without levels there is one, without factors.
+// made returns a run of 8 blocks with a baseline, its twin and an arm called proxy, whose values vary a little from
+// block to block. If no levels are given, it has one level without factors.
 func made(defined []metric.Definition, levels []factors,
 	values func(arm string, at factors) map[string]float64) (record.Run, []record.Trial) {
 	if len(levels) == 0 {
@@ -40,7 +40,7 @@ func made(defined []metric.Definition, levels []factors,
 	return run, trials
 }
 
-// answersOf are the sentences of a run.
+// answersOf returns the answers of a run.
 func answersOf(t *testing.T, run record.Run, trials []record.Trial) string {
 	t.Helper()
 	s, err := Summarize(run, trials)
@@ -151,8 +151,8 @@ func TestNamesMeanNothing(t *testing.T) {
 	}
 }
 
-// TestClause: a metric that says how answers speak of it is spoken of in its own words, in every arm that has it, and
-// with the difference where the baseline has some of it.
+// TestClause: answers state a metric that has a Clause in the words of that clause, for every arm that has the metric,
+// with the difference if the baseline has some of it.
 func TestClause(t *testing.T) {
 	cache := metric.Definition{
 		Name: "guest_cache_bytes", Unit: quantity.Bytes, Better: metric.Lower, How: "It is read.", Rank: metric.RankMemory,
@@ -214,7 +214,8 @@ func TestClause(t *testing.T) {
 	}
 }
 
-// TestClauseAmongOthers: it stands after memory and before what merely differs, and its family is not named again.
+// TestClauseAmongOthers: the clause of a metric follows memory and precedes other resolved differences, and other
+// metrics of its family are not mentioned.
 func TestClauseAmongOthers(t *testing.T) {
 	own := metric.Definition{
 		Name: "guest_cpus", Unit: quantity.CPUs, Rank: metric.RankCPU, Pool: metric.Sum, Needs: []metric.Need{},
@@ -263,8 +264,8 @@ func TestClauseOfWhatIsSaid(t *testing.T) {
 	}
 }
 
-// TestCases: the levels of a factor that is a choice of cases read as its phrase has them, though each has metrics of
-// its own.
+// TestCases: if the levels of a factor are different cases, answers name them by the factor's phrase, although each
+// case has different metrics.
 func TestCases(t *testing.T) {
 	levels := []factors{{"case": "keepalive"}, {"case": "connections"}, {"case": "execs"}}
 	run, trials := made(measured.Definitions(), levels, func(arm string, at factors) map[string]float64 {
@@ -313,8 +314,8 @@ func TestCases(t *testing.T) {
 	}
 }
 
-// TestClosedLoopIsNoSaturation: a load that is as fast as it can be does not make a run one about a full machine. It is
-// where the answer speaks of what only such loads show, and the machine has nothing left.
+// TestClosedLoopIsNoSaturation: a closed loop alone does not make a run one about a full machine. It is one if a
+// headline metric is meaningful only for such loads, and the machine is full.
 func TestClosedLoopIsNoSaturation(t *testing.T) {
 	for _, c := range []struct {
 		name      string

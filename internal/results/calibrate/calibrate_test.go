@@ -76,7 +76,8 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// The scale is wrong when a weight fails, whatever else was disturbed; nothing can be said when a whole section was.
+// TestVerdict: a failed weight shows that the scale is wrong, whatever else was disturbed. If no weight of a section
+// could be judged, the calibration is invalid.
 func TestVerdict(t *testing.T) {
 	type row struct {
 		section string
@@ -166,7 +167,8 @@ func TestUnanswered(t *testing.T) {
 	}
 }
 
-// TestLost: what the ledger has lost is a failure, and what the kernel does not count is missing.
+// TestLost: a group or program that the ledger lost is a failure, and a number that the kernel does not count is
+// missing.
 func TestLost(t *testing.T) {
 	runs, cpu := uint64(4000), 1.5
 	weigh := func(p *ledger.Program) Weight { return weighed{runs: 4000, program: p}.counted("program") }
@@ -188,8 +190,8 @@ func TestLost(t *testing.T) {
 	}
 }
 
-// The part in one group is held against the CPU time of the calls, and only stolen time and CPUs that were unlike
-// excuse it.
+// The share of one group is compared with its share of the CPU time of the calls. Only stolen time and CPUs of
+// different speeds excuse a difference.
 func TestShare(t *testing.T) {
 	group := "/a"
 	for _, tt := range []struct {
@@ -254,7 +256,8 @@ func TestSeen(t *testing.T) {
 				t.Errorf("%s: process %d: %s, want %s: %+v", tt.name, i+1, ws[i].Verdict, want, ws[i])
 			}
 		}
-		// Too short a program for that many samples, and one that the call hides.
+		// No weight comes from a program with too few samples, or from one whose time is small compared with that of the
+		// call.
 		for _, r := range []plantedResult{{Times: 4901, Fastest: 10e-6}, {Times: 952_380, Fastest: 1.2e-6}} {
 			w.results = []plantedResult{r, r}
 			if ws := seen("program", w, empty{call: 1e-6}); len(ws) != 0 {
@@ -286,7 +289,7 @@ func TestHistogram(t *testing.T) {
 	}
 }
 
-// The sum of two times that are spread evenly over a second has its quantiles at 2q^2 = p up to the middle.
+// The sum of two times that are uniform between 0 and 1 s has its quantile q at sqrt(2q) seconds, up to the median.
 func TestPlus(t *testing.T) {
 	var even histogram
 	for i := range 1000 {
@@ -303,8 +306,9 @@ func TestPlus(t *testing.T) {
 func TestStallTruth(t *testing.T) {
 	const second = int64(time.Second)
 	s := delay.Stall{For: 100 * time.Millisecond, Every: 500 * time.Millisecond}
-	// Two stalls lie in the second from 200 ms on, at 500 and at 1000 ms; of 499 requests per second number 150 is the
-	// first in one, 0.6 ms after its beginning, and 25 of each stall have at least half of it to wait.
+	// Two stalls lie in the second that begins at 200 ms: at 500 and at 1000 ms. At 499 requests per second, request 150
+	// is the first that is due in a stall, 0.6 ms after the stall begins. In each stall, 25 requests wait for at least
+	// half of it.
 	longest, slow := stallTruth(s, 0, second/5, time.Second, 50*time.Millisecond)
 	if want := 0.4 - 150.0/latencyRate; math.Abs(longest-want) > 1e-8 || slow != 2*25 {
 		t.Errorf("longest %g s, %d slow; want %g s and 50", longest, slow, want)
@@ -352,7 +356,7 @@ func TestFastClock(t *testing.T) {
 	}
 }
 
-// The planted program takes time in proportion to its steps, and the verifier takes the longest.
+// TestBody: the planted program takes time in proportion to its steps, and the verifier accepts the longest program.
 func TestBody(t *testing.T) {
 	if testing.Short() {
 		t.Skip("needs a real processor: it compares two run times")
@@ -370,7 +374,7 @@ func TestBody(t *testing.T) {
 	}
 }
 
-// Sleeps on a machine that runs end late, but not for long; all of them end later than before they began.
+// TestSleeps: no sleep ends a second before it is due or a minute after it, and sleeps end with the context.
 func TestSleeps(t *testing.T) {
 	k, err := sleeps(t.Context(), 2000, 50)
 	if err != nil || len(k.starts) != 50 {

@@ -161,8 +161,8 @@ func (b *bench) pacer(ctx context.Context, rate float64) ([]Weight, error) {
 	return append(ws, told(name("max"), quantity.Seconds, longest, planted)), nil
 }
 
-// medianOfQuantiles splits the values, in their order, into windows of at least about each values, and returns the
-// median of the windows' quantiles.
+// medianOfQuantiles splits the values, in their order, into windows of the given number of values or slightly more, and
+// returns the median of the windows' quantiles.
 func medianOfQuantiles(values []float64, each int, q float64) float64 {
 	windows := max(1, len(values)/each)
 	var of []float64

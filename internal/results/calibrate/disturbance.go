@@ -39,7 +39,7 @@ type observed struct {
 
 // disturbance holds how much of the machine others used while a weight was planted.
 type disturbance struct {
-	witness  string  // the witness's clock, or counters
+	witness  string  // the name of the witness's clock, or the constant counters
 	capacity float64 // CPU seconds of all windows together
 	stolen   float64 // CPU seconds that the hypervisor took
 	foreign  float64 // CPU seconds of tasks that do not belong to the calibration

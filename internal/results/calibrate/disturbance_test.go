@@ -17,7 +17,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// newBench is a calibration without control groups, for what is planted in a test.
+// newBench returns a bench without control groups, for weights that a test plants itself.
 func newBench() *bench {
 	return &bench{
 		o: Options{Quick: true, Say: func(string, string) {}}, children: map[int]bool{}, began: time.Now(),
@@ -25,7 +25,7 @@ func newBench() *bench {
 	}
 }
 
-// neighbourhood is what a witness sees in a second on two CPUs of which a neighbour uses half.
+// neighbourhood returns what a witness sees in a second on two CPUs if a neighbour uses half of their time.
 func neighbourhood() observed {
 	return observed{seconds: 1, noise: &ledger.Noise{
 		Witness: "steal-clock", StolenSeconds: 0.02, Stalls: []ledger.Stall{}, Occupied: []ledger.Stall{},
@@ -91,7 +91,7 @@ func TestDisturbanceByCounters(t *testing.T) {
 	}{
 		{used{busy: 110, capacity: 1020, ours: 15, stolen: 1}, 0, 5},
 		{used{busy: 110, capacity: 1020, ours: 15, stolen: 4}, 3, 2},
-		{used{busy: 104, capacity: 1020, ours: 15, stolen: 1}, 0, 0}, // by the grain of the counters
+		{used{busy: 104, capacity: 1020, ours: 15, stolen: 1}, 0, 0}, // coarse counters: -1 without the limit
 		{before, 0, 0},
 	} {
 		d := tt.after.disturbance(before)
@@ -150,16 +150,16 @@ func TestUndisturbed(t *testing.T) {
 		{500 * us, 501 * us},
 		{930 * us, 931 * us},
 		{990 * us, 2010 * us},  // touched
-		{1500 * us, 2011 * us}, // touched: due in it
-		{2005 * us, 2012 * us}, // of the backlog
-		{2040 * us, 2090 * us}, // its thread was to wake in it
-		{2080 * us, 2091 * us}, // it was due before the one before it had come
+		{1500 * us, 2011 * us}, // touched: due in the first span
+		{2005 * us, 2012 * us}, // in the backlog of the touched ones
+		{2040 * us, 2090 * us}, // the pacer had to wake in the first span for it
+		{2080 * us, 2091 * us}, // due before the previous start had come
 		{2100 * us, 2101 * us},
-		{2120 * us, 2121 * us}, // sooner after it than the pacer spins
+		{2120 * us, 2121 * us}, // due sooner after the previous start than the pacer spins
 		{2170 * us, 2171 * us},
-		{3000 * us, 4500 * us}, // late, and nothing touched it
-		{3100 * us, 4501 * us}, // nor the one that waited for it
-		{5150 * us, 5151 * us}, // its thread was to wake in the second span
+		{3000 * us, 4500 * us}, // late, although nothing touched it
+		{3100 * us, 4501 * us}, // waited for the previous start, which nothing touched either
+		{5150 * us, 5151 * us}, // the pacer had to wake in the second span for it
 	}
 	var due []int64
 	for _, s := range undisturbed(starts, spans) {
@@ -243,7 +243,7 @@ func TestFirstRequest(t *testing.T) {
 			t.Errorf("%v from %d ms on: %d ms, want %d", c.d, c.atLeast/ms, got/ms, c.want)
 		}
 	}
-	// Such a window holds one stall whole, and the first request waits for all of it.
+	// Such a window holds one whole stall, and the first request waits for all of it.
 	if longest, slow := stallTruth(stall, 0, 500*ms, stall.For, stall.For/2); longest != 0.1 || slow != 25 {
 		t.Errorf("longest %g s, %d slow", longest, slow)
 	}
@@ -273,7 +273,8 @@ func TestNotJudgedNamesCulprits(t *testing.T) {
 	}
 }
 
-// Each fault ends with exit code 5 on a machine of which others have half, whose sampler the kernel holds back.
+// TestFaultsShowBesideANeighbour: calibration finds each fault (exit code 5), even if others use half of the machine
+// and the kernel throttles the sampler.
 func TestFaultsShowBesideANeighbour(t *testing.T) {
 	for _, tt := range []struct {
 		fault Fault
@@ -313,8 +314,8 @@ func TestFaultsShowBesideANeighbour(t *testing.T) {
 	}
 }
 
-// droppedSamples is a program that ran in two groups, of which the sampler saw one, on a machine whose samples are no
-// measure of time.
+// droppedSamples returns a program that ran in two groups, of which the sampler saw only one, on a machine whose
+// samples do not measure time.
 func droppedSamples(withheld bool) weighed {
 	a, other := "/a", "/b"
 	seconds := 1.0
@@ -329,10 +330,10 @@ func droppedSamples(withheld bool) weighed {
 	}
 }
 
-// Even the measurable programs that are as short as noise makes them still show that the samples of a CPU are not
-// read.
+// TestSeenOfShortPrograms: if noise made the steps of a program seem longer, the program has fewer steps. Even such
+// short programs show that the samples of a CPU are not read.
 func TestSeenOfShortPrograms(t *testing.T) {
-	for _, fastest := range []float64{50e-6, 25e-6, 13e-6} { // of steps that seemed two and four times as long
+	for _, fastest := range []float64{50e-6, 25e-6, 13e-6} { // with steps 1, 2 and 4 times as long
 		w := droppedSamples(false)
 		w.results[1].Fastest = fastest
 		ws := seen("program", w, empty{call: 1e-6})
@@ -343,7 +344,7 @@ func TestSeenOfShortPrograms(t *testing.T) {
 	}
 }
 
-// What has failed is not forgotten because something else could not be weighed.
+// A failure still counts if something else could not be weighed.
 func TestErrorsDoNotHideFailures(t *testing.T) {
 	broken := errors.New("broken")
 	b := newBench()
@@ -375,7 +376,7 @@ func TestErrorsDoNotHideFailures(t *testing.T) {
 	}
 }
 
-// A machine that comes between two clocks again and again does not widen the tolerance of the second.
+// TestClosest: a machine that interrupts many pairs of readings does not widen the tolerance of the length of a second.
 func TestClosest(t *testing.T) {
 	now, calls := int64(0), 0
 	clock := func() int64 {
@@ -398,7 +399,7 @@ func TestClosest(t *testing.T) {
 
 // Time that was stolen in the runs of a program is subtracted from the count of their time, within its uncertainty.
 func TestRan(t *testing.T) {
-	seconds, runs := 1.2, uint64(10000) // of programs that took 100 us
+	seconds, runs := 1.2, uint64(10000) // each run took 100 us, and stolen time added 20 us
 	program := func(stolen *ledger.Interval) *ledger.Program {
 		return &ledger.Program{RunSeconds: &seconds, RunCount: &runs, StolenSeconds: stolen}
 	}
@@ -421,7 +422,7 @@ func TestRan(t *testing.T) {
 	}
 }
 
-// The spec of the noise section is one, with and without time to run trials again.
+// The spec of the noise section is valid, with and without time to repeat trials.
 func TestNoiseSpec(t *testing.T) {
 	for percent, want := range map[int]float64{0: 0, 50: 0.5} {
 		text := fmt.Appendf(nil, noiseSpec, 6, 400*time.Millisecond, percent)

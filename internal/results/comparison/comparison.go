@@ -47,8 +47,8 @@ type Comparison struct {
 	Missing  []Missing `json:"missing"`
 	Warnings []string  `json:"warnings"`
 
-	doubted lists.Groups[string, string] // what is not resolved because of a doubt about a run, by the doubt
-	leftOut lists.Groups[string, string] // what runs of the history measured by another rule, by how many of them
+	doubted lists.Groups[string, string] // names of unresolved changes, by the doubt that leaves them so
+	leftOut lists.Groups[string, string] // names of effects, by how many runs of the history used another rule
 }
 
 // Ref identifies a run.
@@ -130,7 +130,8 @@ type Change struct {
 
 // Missing is an effect that some of the compared runs do not have. If Compared is set, other runs of both sides have
 // it, and there is a change between these. Trials are not lost at random, so the change is not resolved if a run lost
-// the effect. A run whose version of Tare did not measure it, or by an earlier rule, only makes fewer repeats.
+// the effect. A run whose version of Tare did not measure the effect, or measured it by an earlier rule, only makes
+// fewer repeats.
 type Missing struct {
 	Of
 	Compared bool     `json:"compared"`
@@ -142,7 +143,7 @@ type Absent struct {
 	Dir string `json:"dir"`
 	Why string `json:"why"`
 
-	older bool // because of the run's version of Tare, whatever it measured
+	older bool // the reason is the run's version of Tare, not what the run measured
 }
 
 // key identifies an effect.
@@ -203,7 +204,8 @@ func sourcesOf(all []Source) (sources []source) {
 				why: "withheld: " + e.Withheld,
 			}
 		}
-		// Without recorded definitions, only a metric that the run has or lost is known to be its version's.
+		// If a record has no definitions, only the metrics that the run has or lost are known to exist in its version of
+		// Tare.
 		maps.DeleteFunc(one.defined, func(name string, d metric.Definition) bool { return d.Assumed && !has[name] })
 		sources = append(sources, one)
 	}
@@ -213,8 +215,8 @@ func sourcesOf(all []Source) (sources []source) {
 // rule returns the metric.Definition.Rule by which the run measured an effect.
 func (s source) rule(k key) int { return s.defined[k.metric].Rule }
 
-// latest returns the latest rule by which a run has an effect: the difference from the baseline, or the value itself
-// if no run has a difference. What a run defines but lost makes no other run's value outdated.
+// latest returns the latest rule by which a run has an effect: the difference from the baseline, or the value itself if
+// no run has a difference. A metric that a run defines but lost does not make the values of other runs outdated.
 func latest(sources []source, k key) int {
 	for _, scale := range []Scale{Difference, Value} {
 		rule := -1

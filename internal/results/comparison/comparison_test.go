@@ -21,7 +21,7 @@ import (
 
 const p50 = "latency_p50_seconds"
 
-// made are runs on successive days, which add so much to latency.
+// made returns one run for each of the latencies, in seconds, that the arm adds. The runs are on successive days.
 func made(t *testing.T, from uint64, latencies ...float64) (sources []comparison.Source) {
 	t.Helper()
 	for i, latency := range latencies {
@@ -46,8 +46,8 @@ func changeOf(t *testing.T, c comparison.Comparison, metric string) comparison.C
 	return c.Changes[i]
 }
 
-// TestCompare: each metric is on the scale that its baseline allows, and a planted change of latency is found by each
-// source of the variance between runs that knows it.
+// TestCompare: each metric is on the scale that its baseline allows, and a planted change of latency is found whether
+// the variance between runs is known from repeats or from the history.
 func TestCompare(t *testing.T) {
 	const slow, fast = 40e-6, 9e-6
 	history := made(t, 20, slices.Repeat([]float64{fast}, 12)...)
@@ -82,8 +82,8 @@ func TestCompare(t *testing.T) {
 	}
 }
 
-// TestLostTrials: what each run leaves unresolved because of lost trials, the comparison of runs does
-// not resolve either, and it passes on what the summaries warn of.
+// TestLostTrials: a difference that each run leaves unresolved because of lost trials is not resolved by a comparison
+// of the runs either. The comparison repeats the warnings of the summaries.
 func TestLostTrials(t *testing.T) {
 	runs := func(from uint64, latency float64, lost int) (sources []comparison.Source) {
 		for day := range uint64(3) {
@@ -126,8 +126,8 @@ func TestLostTrials(t *testing.T) {
 	}
 }
 
-// TestMissing: what new runs lost entirely is named with the reason, and a change for which only some repeats have a
-// value is not resolved.
+// TestMissing: an effect that the new runs lost entirely is named with the reason, and a change is not resolved if only
+// some repeats have a value.
 func TestMissing(t *testing.T) {
 	run := func(day uint64, latency float64, lost int) comparison.Source {
 		run, trials := analysistest.Quickstart(analysistest.Truth{
@@ -225,8 +225,8 @@ func TestRules(t *testing.T) {
 			t.Errorf("%s has %d points", l.Metric, len(l.Points))
 		}
 	}
-	// A repeat by an earlier rule, or of a version without the metric, is one repeat less. The reason has nothing to do
-	// with what it measured.
+	// A run that measured by an earlier rule, or whose version lacks the metric, makes one repeat fewer, and the change is
+	// still resolved: the reason has nothing to do with the values of the run.
 	later(old[1:])
 	without, assumed := slices.Clone(old), slices.Clone(old)
 	without[0].Run.Metrics = slices.DeleteFunc(slices.Clone(old[0].Run.Metrics),
@@ -261,8 +261,8 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// TestRulesOfHistory: a history names the runs by an earlier rule, and a run that lost the metric leaves them in. What
-// they leave unknown between runs is said.
+// TestRulesOfHistory: a history names the runs that it leaves out because they measured by an earlier rule. A later run
+// that lost the metric does not outdate them. A comparison warns if its history measured by another rule.
 func TestRulesOfHistory(t *testing.T) {
 	runs := made(t, 0, 9e-6, 9e-6, 9e-6, 9e-6)
 	later(runs[3:])
@@ -283,7 +283,8 @@ func TestRulesOfHistory(t *testing.T) {
 			}
 		}
 	}
-	// Old and new share a rule in the runs that have the metric. The lost one makes them a selection.
+	// The runs that have the metric measured it by the same rule. The run that lost it makes them a selection, so the
+	// change is not resolved.
 	old, new := made(t, 4, 9e-6, 9e-6, 9e-6), made(t, 7, 40e-6, 40e-6, 40e-6)
 	later(new[2:])
 	new[2] = lost(new[2])
@@ -342,8 +343,8 @@ func TestNothingKnown(t *testing.T) {
 	}
 }
 
-// TestSameTwice: repeats of the same are not resolved in more than one of twenty comparisons, nor are repeats of a
-// thing that differs from day to day by more than a run can see.
+// TestSameTwice: comparing repeats of the same thing resolves a change in at most one of twenty comparisons, even if
+// the thing varies from day to day by more than the noise within a run.
 func TestSameTwice(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 1))
 	several := func(n int, varies float64) (all []float64) {
@@ -379,8 +380,8 @@ func TestSameTwice(t *testing.T) {
 	}
 }
 
-// TestCompareMany: a run that is named twice counts once, the history is put in order, and values that no measurement
-// gives spoil neither the comparison nor its JSON.
+// TestCompareMany: a run that is named twice counts once, the history is sorted, and impossible values spoil neither
+// the comparison nor its JSON.
 func TestCompareMany(t *testing.T) {
 	old, new := made(t, 0, 9e-6, 9e-6), made(t, 2, 40e-6)
 	once := comparison.Compare(old, new, nil)

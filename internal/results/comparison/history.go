@@ -25,7 +25,7 @@ type Line struct {
 	Points []Point `json:"points"` // one for each run that has the effect, by the latest metric.Definition.Rule
 	Shifts []Shift `json:"shifts"`
 
-	LeftOut []int `json:"left_out,omitempty"` // indexes in Runs of those that have it by another rule
+	LeftOut []int `json:"left_out,omitempty"` // indexes in Runs of runs that have the effect by another rule
 }
 
 // Point is the effect of one run with its own interval, as a ratio to the baseline of the run or in the unit of the

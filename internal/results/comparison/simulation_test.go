@@ -9,8 +9,8 @@ import (
 	"tare/test/long"
 )
 
-// TestRunsThatVaryBySimulation compares runs of one thing whose arms differ from run to run though the twins do not.
-// The standard error of a run is 1; nothing changed, so every verdict is a false one.
+// TestRunsThatVaryBySimulation compares runs of the same thing, in which the arms vary from run to run and the twins do
+// not. The standard error of a run is 1; nothing changed, so every verdict is a false one.
 func TestRunsThatVaryBySimulation(t *testing.T) {
 	t.Log("| old, new | history | between runs | false verdicts % | change of 8 spreads found % |")
 	for _, c := range []struct{ old, new, history int }{

@@ -60,8 +60,8 @@ func (n *node) child(name string, kind profile.Kind) *node {
 	return c
 }
 
-// Add adds the profile of a trial. Its CPU seconds divided by divisor are in the graph's unit. Add counts only samples
-// of parts of the trial that are in the CPU time of a control group.
+// Add adds the profile of a trial, whose CPU seconds divided by divisor are in the graph's unit. It counts only samples
+// that name a part of the trial and whose time is in the CPU time of their control group.
 func (g *Graph) Add(p *pprof.Profile, divisor float64) {
 	g.trials, g.divisor = g.trials+1, g.divisor+divisor
 	for _, s := range p.Sample {

@@ -7,7 +7,8 @@ import (
 	pprof "github.com/google/pprof/profile"
 )
 
-// profileOf is a profile of samples, by stacks from the outermost function to the innermost.
+// profileOf returns a profile with the CPU nanoseconds of each stack. A stack lists the part of the trial, which may be
+// empty, and then functions from the outermost to the innermost, separated by semicolons.
 func profileOf(stacks map[string]int64) *pprof.Profile {
 	p := &pprof.Profile{}
 	for stack, ns := range stacks {
@@ -26,8 +27,8 @@ func profileOf(stacks map[string]int64) *pprof.Profile {
 	return p
 }
 
-// TestPage: each function is there with what it took and how that differs, also with a hostile name; what is of no part
-// of the trial is not.
+// TestPage: the page shows each function with its CPU time and the difference from the baseline, even if its name is
+// hostile. Samples that belong to no part of the trial are left out.
 func TestPage(t *testing.T) {
 	base := &Graph{Title: "direct", Unit: "seconds per request"}
 	base.Add(profileOf(map[string]int64{

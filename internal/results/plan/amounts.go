@@ -100,8 +100,8 @@ func (a *Arm) add(u use, f *Forecast) {
 	}
 }
 
-// forecast returns the prediction of the model, if it is suitable for planning: a line, or near one within the range of
-// its levels.
+// forecast returns the prediction of the model, or the reason why the model is unsuitable for planning. A suitable
+// model is a line, or nearly a line if the levels that were asked for are within its range.
 func (u use) forecast() (*Forecast, error) {
 	if u.model.Withheld != "" {
 		return nil, errors.New(u.model.Withheld)

@@ -119,7 +119,7 @@ type Unplanned struct {
 	Metric    string `json:"metric"`
 	Why       string `json:"why"`
 
-	unit string // whose total is unknown because of it; empty: totals leave it out
+	unit string // the unit whose total is unknown because of this cost
 }
 
 // Beyond is a level outside of the range of a model.
@@ -313,7 +313,7 @@ func armsOf(sources []comparison.Source, only string) (arms []string) {
 // its components.
 func (p *Plan) choose(sources []comparison.Source, arm string, ask Ask) (all []use, err error) {
 	first := ""
-	var like record.Run // the run in the directory first
+	var like record.Run // the run in the first source that has the arm
 	best := map[string][]use{}
 	var metrics []string
 	for _, s := range sources {

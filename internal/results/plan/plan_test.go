@@ -96,7 +96,7 @@ func TestMake(t *testing.T) {
 	near(t, "most money", a.PerHour.Hi, 2*a.CPUs.Hi+4*a.Memory.Hi/gib, 1e-9)
 }
 
-// TestBeyond: what was not measured is refused, or named where it may be planned nevertheless.
+// TestBeyond: levels outside of the measured range are refused, or named in the plan if Ask.Beyond allows them.
 func TestBeyond(t *testing.T) {
 	s := []comparison.Source{usual().source(t)}
 	for asked, says := range map[float64]string{
@@ -126,7 +126,7 @@ func TestBeyond(t *testing.T) {
 	}
 }
 
-// TestMissing: a factor that no run swept is named, and how to measure it.
+// TestMissing: the plan names a factor that no run swept, and the command that would measure it.
 func TestMissing(t *testing.T) {
 	p, err := Make([]comparison.Source{usual().source(t)}, Ask{For: map[string]float64{"rate": 600, "pods": 200},
 		Measure: func(run record.Run, arms []string, factor string, levels []float64) string {
@@ -140,14 +140,15 @@ func TestMissing(t *testing.T) {
 		!slices.Contains(m.Of, "client CPU") || !slices.Contains(m.Of, "server memory") {
 		t.Errorf("%+v", m)
 	}
-	// What the run swept must be asked for.
+	// A factor that the run swept must be given a level.
 	_, err = Make([]comparison.Source{usual().source(t)}, Ask{For: map[string]float64{"pods": 200}})
 	if fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), "client.rate") {
 		t.Error(err)
 	}
 }
 
-// TestUnplanned: what is no line, no demand or was not measured has no figure, and no total that needs it.
+// TestUnplanned: a cost that is not a line, is not a demand or was not measured has no figure, and the total that needs
+// it is unknown.
 func TestUnplanned(t *testing.T) {
 	bent, flat, unpaced, outside, without, none := usual(), usual(), usual(), usual(), usual(), usual()
 	bent.CPU = func(x float64) float64 { return x * x }
@@ -208,7 +209,8 @@ func planned(t *testing.T, run record.Run, trials []record.Trial) (Arm, *analysi
 	return p.Arms[0], s
 }
 
-// TestWithoutWhole: where a component is unknown, so is the whole arm, and what the other component needs is no total.
+// TestWithoutWhole: if one component's CPU use is unknown, so is that of the whole arm; the use of the other component
+// is not taken for the total.
 func TestWithoutWhole(t *testing.T) {
 	run, trials := usual().Record()
 	for i := range trials {
@@ -261,8 +263,8 @@ func TestWithheld(t *testing.T) {
 	}
 }
 
-// TestBent: a cost that bends a little has a figure within the range of the levels, which says so and has a wide
-// interval, and none beyond it.
+// TestBent: a cost that bends a little has a figure within the range of the levels, marked as bent and with a wide
+// interval, and no figure beyond the range.
 func TestBent(t *testing.T) {
 	bent := usual()
 	bent.CPU = func(x float64) float64 { return 0.1 + 0.001*x + 3e-7*x*x }
@@ -285,7 +287,7 @@ func TestBent(t *testing.T) {
 	}
 }
 
-// TestOneFactorTwice: two names of one factor are no question.
+// TestOneFactorTwice: a question that names one factor twice is rejected.
 func TestOneFactorTwice(t *testing.T) {
 	_, err := Make([]comparison.Source{usual().source(t)}, Ask{For: map[string]float64{"rate": 600, "client.rate": 500}})
 	if fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), "two levels") {
@@ -293,7 +295,7 @@ func TestOneFactorTwice(t *testing.T) {
 	}
 }
 
-// TestConflicts: of two models of one cost one is used, and an arm that is set up otherwise is left out.
+// TestConflicts: only one of two models of a cost is used, and an arm with other settings is left out.
 func TestConflicts(t *testing.T) {
 	rate, services, other := usual(), usual(), usual()
 	services.dir, services.Experiment, services.Factor = "services", "mesh-size", "*.services"
@@ -311,7 +313,7 @@ func TestConflicts(t *testing.T) {
 	if len(p.Missing) != 1 || p.Missing[0].Factor != "services" {
 		t.Errorf("%+v", p.Missing)
 	}
-	// The one that depends on what was asked for is used, whichever is first.
+	// The model that depends on the given factor is used, whichever run comes first.
 	p, err = Make([]comparison.Source{rate.source(t), services.source(t)}, Ask{For: map[string]float64{"services": 300}})
 	if err != nil {
 		t.Fatal(err)
@@ -323,7 +325,7 @@ func TestConflicts(t *testing.T) {
 	}
 }
 
-// TestRefused: which runs and arms are not planned from.
+// TestRefused: Make rejects invalid runs, runs on several nodes, and arms without a subject.
 func TestRefused(t *testing.T) {
 	invalid, nodes, s := usual().source(t), usual().source(t), usual().source(t)
 	invalid.Summary.Valid, invalid.Summary.InvalidReasons = false, []string{"it is made so"}

@@ -10,7 +10,7 @@ import (
 	"tare/internal/results/analysis"
 )
 
-// TestAbsentArms: that an arm did not run stands in every form, and what its reason brings along does no harm.
+// TestAbsentArms: every format says that an arm did not run, and control characters in the reason do no harm.
 func TestAbsentArms(t *testing.T) {
 	absent := map[string]string{"ig": "ig: not installed\x1b[2J; get it"}
 	run := record.Run{Schema: record.RunSchema, Experiment: "traced", Absent: absent, Blocks: 1,
@@ -39,7 +39,7 @@ func TestAbsentArms(t *testing.T) {
 	}
 }
 
-// TestNoneOfMany: if an event was never seen among many, the report says so, and how frequent it can be all the same.
+// TestNoneOfMany: if an event was never seen among many, the report says so, and how frequent it could still be.
 func TestNoneOfMany(t *testing.T) {
 	lo, hi := 0.0, 1.3e-4
 	e := analysis.Estimate{Metric: "events_lost_share", Unit: "part", Arm: "mine",

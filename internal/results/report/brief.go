@@ -60,8 +60,8 @@ func (t *screen) part() *screen { return &screen{Options: t.Options, wide: t.wid
 
 func (t *screen) lines() int { return strings.Count(t.b.String(), "\n") }
 
-// leads writes the beginning of each answer, cut at the end of a clause, within room lines in all, and the number of
-// answers left out.
+// leads writes the beginning of each answer, cut at the end of a clause, in at most the given number of lines in all,
+// and the number of answers left out.
 func (t *screen) leads(s *analysis.Summary, room int) {
 	begun := t.lines()
 	for i, a := range s.Answers {

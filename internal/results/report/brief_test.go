@@ -13,8 +13,8 @@ import (
 	"tare/test/analysistest"
 )
 
-// TestBriefFits: without levels the report has at most 40 lines, the one on the page among them, however many arms,
-// answers and warnings there are; it says how much it leaves out, and --all has all of it.
+// TestBriefFits: without levels the brief report has at most 40 lines, including the line with the path of the page,
+// however many arms, answers and warnings there are. It says how much it leaves out, and --all leaves nothing out.
 func TestBriefFits(t *testing.T) {
 	for _, arms := range []int{1, 3, 6} {
 		for _, words := range []int{5, 60, 400} {
@@ -67,8 +67,9 @@ func TestBriefFits(t *testing.T) {
 	}
 }
 
-// TestBracketsAreOfEstimates: brackets are explained where what is shown has intervals, whatever answers are worded
-// like. The line of a single block has none, and of two it has, though nothing else does; --all says the same.
+// TestBracketsAreOfEstimates: the report explains brackets if it shows intervals, whatever brackets answers contain. A
+// fitted line has no interval with one block, and has one with two blocks, which is then the only interval. The report
+// with --all agrees.
 func TestBracketsAreOfEstimates(t *testing.T) {
 	for blocks, want := range map[int]string{
 		1: "intervals: none scale:",

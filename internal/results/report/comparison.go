@@ -91,7 +91,8 @@ func verdictOf(c *comparison.Comparison) string {
 	return strings.TrimSpace(changesOf(c) + " " + notCompared(c))
 }
 
-// notCompared names the headlines that no run of one side has, or counts them if none is a headline.
+// notCompared names the headline figures that no run of one side has. If only other figures are missing, it counts
+// them.
 func notCompared(c *comparison.Comparison) string {
 	var named []string
 	all := 0
@@ -113,8 +114,8 @@ func notCompared(c *comparison.Comparison) string {
 	return "Not compared: " + strings.Join(analysis.FirstOf(named, maxMoreLabels), "; ") + "."
 }
 
-// missingTexts returns a sentence for each run, place and reason: the figures that the run does not have. It counts
-// those that it leaves out because they are no headlines, unless all are asked for.
+// missingTexts returns a sentence for each run, place and reason, which names the figures that the run does not have.
+// Unless all is set, it leaves out figures that are no headlines, and returns their number.
 func missingTexts(c *comparison.Comparison, all bool) (texts []string, hidden int) {
 	type reason struct{ dir, place, why string }
 	var labels lists.Groups[reason, string]

@@ -43,8 +43,8 @@ func truth(is bool) float64 {
 	return 0
 }
 
-// exported calls call for each number of a summary that may be quoted, which excludes withheld estimates and the
-// differences from them.
+// exported calls the given function for each number of a summary that may be quoted. This excludes withheld estimates,
+// and differences from a withheld value.
 func exported(s *analysis.Summary, call func(statistic, *analysis.Estimate, float64)) {
 	for n, of := range statistics {
 		for i := range s.Estimates {

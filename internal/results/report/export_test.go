@@ -20,7 +20,7 @@ import (
 	"tare/internal/results/report"
 )
 
-// exports are the summaries that every export is tried with: all cases, and one with hostile names.
+// exports returns the runs that every export is tested with: all cases, and one with hostile names.
 func exports(t *testing.T) map[string]struct {
 	run     record.Run
 	summary *analysis.Summary
@@ -55,8 +55,8 @@ func exports(t *testing.T) map[string]struct {
 	return all
 }
 
-// TestCSV: a row for each estimate, which a reader of CSV reads back to the last digit, and nothing that a spreadsheet
-// would run.
+// TestCSV: there is a row for each estimate, a reader of CSV gets every number back exactly, and no cell is a formula
+// for a spreadsheet.
 func TestCSV(t *testing.T) {
 	for name, c := range exports(t) {
 		var b bytes.Buffer

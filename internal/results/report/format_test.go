@@ -56,7 +56,7 @@ func TestFormatsPage(t *testing.T) {
 	}
 }
 
-// TestWriter: a name that is no format's, and a format that cannot write the document, are wrong use.
+// TestWriter: the name of no format, and a format that cannot write the kind of document, are errors of usage.
 func TestWriter(t *testing.T) {
 	for name, want := range map[string]string{
 		"jsom": `--format jsom: no such format; did you mean "json"?`,

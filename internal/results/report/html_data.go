@@ -322,8 +322,8 @@ func verdict(d *analysis.Difference, unit string) string {
 	return text
 }
 
-// curves collects the curves of latency, ordered by level and arm. Where the median is withheld, so is the whole curve,
-// or if it is the baseline's, the differences from it.
+// curves collects the curves of latency, ordered by level and arm. If the median of an arm is withheld, its curve is
+// left out. If the baseline's median is withheld, the differences from it are left out as well.
 func (m *dataMaker) curves() {
 	median := m.run.Defined().QuantileOf(load.Latency, 0.5)
 	for _, c := range analysis.Curves(m.run, m.trials) {

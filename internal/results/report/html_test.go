@@ -32,14 +32,14 @@ func htmlOf(t testing.TB, run record.Run, trials []record.Trial, o report.HTMLOp
 	return b.String(), s
 }
 
-// prose is the page's text, as a reader without a browser has it.
+// prose returns the text of the page without markup, styles and scripts.
 func prose(page string) string {
 	page = regexp.MustCompile(`(?s)<(style|script)[^>]*>.*?</(style|script)>`).ReplaceAllString(page, " ")
 	page = regexp.MustCompile(`<[^>]*>`).ReplaceAllString(page, " ")
 	return strings.Join(strings.Fields(html.UnescapeString(page)), " ")
 }
 
-// The page says what the other forms say, in the order that was promised, with and without charts.
+// The page says what the other formats say, in the same order, with and without charts.
 func TestHTMLSaysWhatTextSays(t *testing.T) {
 	for name, make := range cases() {
 		for _, without := range []bool{true, false} {
@@ -47,7 +47,7 @@ func TestHTMLSaysWhatTextSays(t *testing.T) {
 			page, s := htmlOf(t, run, trials, report.HTMLOptions{Dir: "runs/quickstart", NoCharts: without})
 			text := prose(page)
 			want := []string{run.Question}
-			said := s.InvalidReasons // which the page has one by one, instead of an answer
+			said := s.InvalidReasons // the page lists these instead of an answer
 			if s.Valid {
 				for _, a := range s.Answers {
 					said = append(said, a.Answer)
@@ -137,7 +137,7 @@ func TestHTMLEscapes(t *testing.T) {
 	}
 }
 
-// dataOf is the JSON that the charts are drawn from; empty where the page has none.
+// dataOf returns the JSON that the charts are drawn from; empty if the page has none.
 func dataOf(page string) string {
 	_, rest, ok := strings.Cut(page, `id="data">`)
 	if !ok {
@@ -147,8 +147,8 @@ func dataOf(page string) string {
 	return data
 }
 
-// The parts of the CPU budget and idle sum to the capacity, also where single windows could not be split and the
-// samples of all trials together say where eBPF time ran.
+// The parts of the CPU budget and idle time add up to the capacity, even if eBPF time could not be split in single
+// windows and is placed by the samples of all trials together.
 func TestHTMLBudgetCloses(t *testing.T) {
 	f := func(v float64) *float64 { return &v }
 	client := "/trial/client"
@@ -174,7 +174,7 @@ func TestHTMLBudgetCloses(t *testing.T) {
 	got := prose("<p " + table)
 	for _, want := range []string{
 		"application processes 600 ms [15.0 %] 600 ms [15.0 %] 600 ms [15.0 %]",
-		"load generator 500 ms [12.5 %] 500 ms [12.5 %] 460 ms [11.5 %]", // what ran above it is taken out of it
+		"load generator 500 ms [12.5 %] 500 ms [12.5 %] 460 ms [11.5 %]", // without the eBPF time
 		"subject's eBPF programs 0 s [0.00 %] 0 s [0.00 %] 30.0 ms [0.750 %]",
 		"other eBPF programs 0 s [0.00 %] 0 s [0.00 %] 10.0 ms [0.250 %]",
 		"other control groups 100 ms [2.50 %]", "unexplained -20.0 ms [-0.500 %]", "idle idle 2.50 s [62.5 %]",
@@ -186,8 +186,8 @@ func TestHTMLBudgetCloses(t *testing.T) {
 	}
 }
 
-// charged is a run whose ledgers say whose the groups and programs are: of eBPF time, a quarter of the samples fell in
-// the application.
+// charged returns a run whose ledgers have charges for groups and programs. A quarter of the samples of eBPF programs
+// are in the application.
 func charged() (record.Run, []record.Trial) {
 	f := func(v float64) *float64 { return &v }
 	hard := int64(100e6)
@@ -218,8 +218,8 @@ func charged() (record.Run, []record.Trial) {
 	return run, trials
 }
 
-// Gross, tare and net of an application are means over the trials of an arm, in which the samples of all say where
-// programs ran.
+// Gross, tare and net of an application are means over the trials of an arm, and the samples of all trials together
+// determine where programs ran.
 func TestHTMLGross(t *testing.T) {
 	run, trials := charged()
 	page, _ := htmlOf(t, run, trials, report.HTMLOptions{NoCharts: true})
@@ -234,7 +234,7 @@ func TestHTMLGross(t *testing.T) {
 	}
 }
 
-// What an experiment asks is shown in separate tables; an unknown value is a dash, never 0.
+// The answers to some questions have separate tables, in which an unknown value is a dash, never 0.
 func TestHTMLAnswerTables(t *testing.T) {
 	run, trials := analysistest.Quickstart(plain)
 	run.Metrics = append(run.Metrics, measured.Definitions()...)
@@ -248,13 +248,13 @@ func TestHTMLAnswerTables(t *testing.T) {
 				"bpf_limited_softirq_share": {In: 20, Of: 100}, "bpf_limited_inside_share": {In: 80, Of: 100}}
 		}
 		m["sched_delay_max_seconds"] = 0.01 * float64(i+1)
-		if trials[i].Arm == "candidate" && trials[i].Block > 0 { // a missed rate says nothing against a wait for a CPU
+		if trials[i].Arm == "candidate" && trials[i].Block > 0 { // a missed rate does not void the wait for a CPU
 			trials[i].Validity = record.Validity{Reasons: []record.Reason{{
 				Gate: "rate", Voids: []string{"latency_p50_seconds"},
 			}}}
 		}
 	}
-	trials[len(trials)-1].Validity = record.Validity{} // whose wait is the longest, and does not count
+	trials[len(trials)-1].Validity = record.Validity{} // its wait is the longest, and must not count
 	for i := range run.Plan {
 		run.Plan[i].Factors = trials[i].Factors
 	}
@@ -289,7 +289,8 @@ func TestHTMLAnswerTables(t *testing.T) {
 	}
 }
 
-// TestHTMLWithheld: what must not be quoted is in no chart and in no table but that of the estimates, which marks it.
+// TestHTMLWithheld: a withheld value is in no chart, and in no table except that of the estimates, which marks it as
+// withheld.
 func TestHTMLWithheld(t *testing.T) {
 	run, trials := analysistest.Quickstart(analysistest.Truth{Blocks: 12, BPF: 3.1e-6, Latency: 9e-6, Noise: 0.5e-6})
 	run.Metrics = measured.Definitions()

@@ -135,7 +135,7 @@ func checkInflux(t *testing.T, s *analysis.Summary, run record.Run, points []inf
 	}
 }
 
-// endless is text with an underscore after a backslash at its end.
+// endless returns text, with an underscore appended if it ends in a backslash.
 func endless(text string) string {
 	if strings.HasSuffix(text, `\`) {
 		return text + "_"

@@ -11,9 +11,9 @@ import (
 	"tare/test/analysistest"
 )
 
-// TestLead: the table has what was asserted first, then the metrics that are defined to lead, and a row for each
-// component of an arm, whose CPU time is that of the part of the column's metric that components have. A metric that is
-// nothing everywhere, or that another column tells for another unit of work, has no column.
+// TestLead: asserted metrics come first, then those that are defined as leading. Each component of an arm has a row. If
+// a column's metric has no components, they show a part of that metric that has some. A metric has no column if it is 0
+// everywhere, or if another column has the same cost per another unit of work.
 func TestLead(t *testing.T) {
 	run, trials := analysistest.Quickstart(analysistest.Truth{
 		Blocks: 8, BPF: 3.1e-6, Latency: 9e-6, Noise: 0.5e-6, MapBytes: 1.2e6, Rates: []string{"500", "1000"},
@@ -96,7 +96,7 @@ func TestDifferencesFromWithheld(t *testing.T) {
 	}
 }
 
-// TestLacking: the paragraph that stands for the answers says what could not be measured, and why.
+// TestLacking: the paragraph that replaces the answers says what could not be measured, and why.
 func TestLacking(t *testing.T) {
 	run, _ := analysistest.Quickstart(analysistest.Truth{Blocks: 2})
 	run.Headline = []string{"latency_p50_seconds", "map_bytes"}

@@ -10,7 +10,7 @@ import (
 	"tare/internal/results/report"
 )
 
-// TestLeanRecord: what reading a record leaves out of its trials is in no report.
+// TestLeanRecord: no report uses the details of trials that are left out when a record is read.
 func TestLeanRecord(t *testing.T) {
 	for name, make := range cases() {
 		run, trials := make()

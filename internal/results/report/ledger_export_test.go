@@ -20,7 +20,7 @@ import (
 // hostilePath is a group whose path has all that a label must escape.
 const hostilePath = "/a\"b\\c,d={e}\n\x1b#\xff"
 
-// exportedLedger has groups of one path, a program whose time is not known, and a hostile name.
+// exportedLedger returns a ledger with two groups at one path, a program whose run time is unknown, and hostile names.
 func exportedLedger() *ledger.Ledger {
 	at := func(v float64) *float64 { return &v }
 	tare := ledger.Charged{Charge: ledger.ChargeTare, Component: "agent"}
@@ -182,7 +182,7 @@ func TestLedgerCSV(t *testing.T) {
 	}
 }
 
-// TestLedgersAreWhole: what people see less of is whole in the forms for programs.
+// TestLedgersAreWhole: options that shorten the output for people do not shorten the formats for programs.
 func TestLedgersAreWhole(t *testing.T) {
 	l := exportedLedger()
 	for _, f := range report.Ledgers.Formats() {
@@ -198,7 +198,7 @@ func TestLedgersAreWhole(t *testing.T) {
 	}
 }
 
-// TestLedgerPage: docs/weigh.md lists every metric of the forms for programs, at its kind.
+// TestLedgerPage: docs/weigh.md lists every metric of the formats for programs, under its kind.
 func TestLedgerPage(t *testing.T) {
 	page, err := os.ReadFile("../../../docs/weigh.md")
 	if err != nil {

@@ -54,7 +54,7 @@ func (u *usage) add(other usage) {
 	}
 }
 
-// worth reports whether any value is at least 1/least of its total in all.
+// worth reports whether any of the values is positive and at least the fraction 1/least of the same value in all.
 func (u *usage) worth(least int64, all usage) bool {
 	for i, n := range u {
 		if n != nil && *n > 0 && *n >= *all[i]/least {
@@ -114,7 +114,8 @@ func NewGroupTree(l *ledger.Ledger) *GroupTree {
 }
 
 // OwnCPU returns the CPU time in seconds that the group at index i used without the groups below it; nil if unknown. It
-// includes the time of groups below if their own CPU time is unknown, except that of the root of a v2 machine.
+// includes the time of groups below whose CPU time is unknown, except for the root of a v2 machine, whose time includes
+// no other group.
 func (t *GroupTree) OwnCPU(i int) *float64 {
 	return known.As(t.own[i][usedCPU], func(ns int64) float64 { return float64(ns) / 1e9 })
 }
@@ -131,7 +132,8 @@ const smallPart = 1000
 
 // rows returns the groups that the options ask for, the biggest first, and groups with other rows below them last. A
 // group below the maximum depth is included in its nearest ancestor within that depth. A group without a row is
-// included in its nearest ancestor that a rule names, or else in other. The rows and other add up to sum.
+// included in its nearest ancestor that a rule names, or else in the row other. All rows, other among them, add up to
+// sum.
 func (t *GroupTree) rows(o LedgerOptions) (rows []groupRow, other groupRow, sum usage) {
 	to := make([]int, len(t.groups)) // the index of the row that includes a group; -1: other
 	all := make([]groupRow, len(t.groups))

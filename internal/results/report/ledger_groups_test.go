@@ -12,13 +12,13 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// group is a group with its counters: milliseconds of CPU time, and bytes of hard memory.
+// group returns a control group with the given milliseconds of CPU time and bytes of hard memory.
 func group(path string, cpu, hard int64, c ledger.Charged) ledger.Cgroup {
 	return ledger.Cgroup{Path: path, Charged: c, CPUSeconds: new(float64(cpu) / 1e3), Memory: &ledger.Memory{Hard: &hard}}
 }
 
-// TestGroupRows: leaves come first, groups that hold others stand with what they use in themselves, those that a rule
-// names are always there, and the rows add up whatever is left out.
+// TestGroupRows: leaves come first, other groups have a row for what they use without the groups below, groups that a
+// rule names always have a row, and the rows add up whatever is left out.
 func TestGroupRows(t *testing.T) {
 	shop, none := ledger.Charged{Charge: ledger.ChargeWorkload, Workload: "shop"}, ledger.Charged{}
 	groups := []ledger.Cgroup{
@@ -57,7 +57,8 @@ func TestGroupRows(t *testing.T) {
 	}
 }
 
-// TestGroupRowsOfV2: the root's counter has more than tasks, so what its tasks used is the budget's.
+// TestGroupRowsOfV2: the counter of the root includes more than tasks, so the CPU time of its tasks is taken from the
+// budget.
 func TestGroupRowsOfV2(t *testing.T) {
 	l := &ledger.Ledger{Host: ledger.Host{CgroupMode: "v2"}, CPU: ledger.CPU{Root: new(0.2)}, Cgroups: []ledger.Cgroup{
 		group("/", 16_200, 1, ledger.Charged{}), group("/a", 10_000, 0, ledger.Charged{}), {Path: "/gone", Vanished: true},
@@ -149,7 +150,7 @@ func TestGroupRowsAddUp(t *testing.T) {
 	}
 }
 
-// orZero is n, or 0.
+// orZero returns n, or a pointer to 0 if n is nil.
 func orZero(n *int64) *int64 {
 	if n == nil {
 		return new(int64)

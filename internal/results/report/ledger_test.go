@@ -9,7 +9,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// weighed is the text of a ledger in which one program ran for 127 ms, of which that many were split.
+// weighed returns the text of a ledger in which one program ran for 127 ms, of which samples split the given seconds.
 func weighed(t *testing.T, split float64) string {
 	t.Helper()
 	const ran = 0.127
@@ -51,7 +51,7 @@ func lineOf(text, with string) string {
 	return ""
 }
 
-// The account does not say "0 s" of eBPF programs that it says ran for 127 ms a few lines below.
+// The budget does not give "0 s" for eBPF programs if the table below it says that they ran for 127 ms.
 func TestLedgerNamesWhatWasNotSplit(t *testing.T) {
 	for _, c := range []struct {
 		split       float64
@@ -72,7 +72,7 @@ func TestLedgerNamesWhatWasNotSplit(t *testing.T) {
 	}
 }
 
-// Programs and maps that could not be read are not a list of none.
+// Programs and maps that could not be read are not shown as empty lists.
 func TestLedgerWithoutPrograms(t *testing.T) {
 	l := ledger.Ledger{CPU: ledger.Budget(ledger.Usage{Capacity: 20, Idle: 10, Groups: 10, NoBPF: true, NoKernel: true})}
 	for _, c := range []struct{ want, never string }{
@@ -89,7 +89,8 @@ func TestLedgerWithoutPrograms(t *testing.T) {
 	}
 }
 
-// TestLedgerPrograms: the programs that ran are shown wherever they are in the list, also without a time for each run.
+// TestLedgerPrograms: the programs that ran are shown wherever they are in the list, even if the time of a run is
+// unknown.
 func TestLedgerPrograms(t *testing.T) {
 	none, once, zero, never := uint64(0), uint64(1), 0.0, (*float64)(nil)
 	l := ledger.Ledger{Programs: []ledger.Program{

@@ -11,8 +11,9 @@ import (
 	"tare/test/vm/guest"
 )
 
-// TestWithheldQuantiles: a quantile that no trial could give is noted with how many requests it needs beyond it, which
-// differs; one that a gate took is not. Names mean nothing.
+// TestWithheldQuantiles: a note on a quantile that no trial could give says how many requests beyond it are needed,
+// which depends on the quantile. There is no such note if a gate voided the quantile. Only definitions matter, not
+// names.
 func TestWithheldQuantiles(t *testing.T) {
 	guest.KernelFree(t)
 	defined := []metric.Definition{

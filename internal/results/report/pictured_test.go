@@ -12,8 +12,9 @@ import (
 	"tare/internal/results/report"
 )
 
-// TestPictured: a ladder and placements are shown at a terminal and in Markdown. They have the order of the
-// definitions, and of an arm that has all places, and leave out the twin. Any name is shown only as text.
+// TestPictured: a ladder and placements are shown at a terminal and in Markdown. Rungs are in the order of their
+// definitions, places in the order of the arm that has all of them, and the twin is left out. Names are shown as text,
+// whatever they contain.
 func TestPictured(t *testing.T) {
 	f := func(v float64) *float64 { return &v }
 	place := func(name string, hard float64) record.Place {

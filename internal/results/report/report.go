@@ -221,7 +221,8 @@ func absent(s *analysis.Summary) (all []string) {
 // maxNoted is the maximum number of estimates that a note names.
 const maxNoted = 3
 
-// withheld reports whether there are estimates of the quantile have and none of lack, although no gate voided lack.
+// withheld reports whether there are estimates of the first quantile and none of the second, although no gate voided
+// the second.
 func withheld(s *analysis.Summary, have, lack string) bool {
 	is := func(metric string) func(analysis.Estimate) bool {
 		return func(e analysis.Estimate) bool { return e.Metric == metric }

@@ -38,7 +38,7 @@ func golden(t *testing.T, name string, got []byte) {
 
 var plain = analysistest.Truth{Blocks: 8, BPF: 3.1e-6, Latency: 9e-6, Noise: 0.5e-6, MapBytes: 1.2e6}
 
-// cases are runs that each show something that a reader must see.
+// cases returns runs that each have something that every report must show.
 func cases() map[string]func() (record.Run, []record.Trial) {
 	with := func(alter func(*analysistest.Truth)) func() (record.Run, []record.Trial) {
 		return func() (record.Run, []record.Trial) {
@@ -156,7 +156,7 @@ func strip(s string) string {
 	return b.String()
 }
 
-// A run in which spoiled trials were no longer run again says so where it says what its numbers rest on.
+// TestNotRepeatedIsSaid: if spoiled trials were no longer repeated, the line on the validity of the run says so.
 func TestNotRepeatedIsSaid(t *testing.T) {
 	const said = "9 spoiled trials were not run again, because 6 further attempts in a row had lost the same metrics"
 	for _, text := range []string{"", said} {
@@ -208,7 +208,7 @@ func TestBench(t *testing.T) {
 	golden(t, "bench.txt", b.Bytes())
 }
 
-// full is a writer for which there is no space.
+// full is a writer without space.
 type full struct{}
 
 func (full) Write([]byte) (int, error) { return 0, errors.New("no space left on device") }
@@ -258,8 +258,8 @@ func FuzzReport(f *testing.F) {
 	})
 }
 
-// TestBenchDirections: whether more or less of a metric is better comes from its definition; without one nothing is
-// said.
+// TestBenchDirections: whether more or less of a metric is better comes from its definition. Without a definition there
+// is no such line.
 func TestBenchDirections(t *testing.T) {
 	run := record.Run{Schema: record.RunSchema, Experiment: "own", Metrics: measured.Definitions()}
 	trials := []record.Trial{{

@@ -12,7 +12,7 @@ import (
 	"tare/test/analysistest"
 )
 
-// held is a made run that is held against an assertion of each result.
+// held returns a generated run with three assertions, one for each result.
 func held(t *testing.T) (*analysis.Summary, record.Run, []record.Trial) {
 	t.Helper()
 	run, trials := analysistest.Quickstart(analysistest.Truth{Blocks: 8, BPF: 3.1e-6, Latency: 9e-6, Noise: 0.5e-6,

@@ -11,7 +11,7 @@ import (
 
 // Picture is what the screen shows of one window. Names in it may contain any bytes.
 type Picture struct {
-	Of       string    // whose window it is, such as the name of a machine
+	Of       string    // where the window was measured, such as the name of a machine
 	Note     string    // further text for the title
 	End      time.Time // of the window
 	Seconds  float64   // length of the window

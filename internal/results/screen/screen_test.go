@@ -23,14 +23,14 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
-// evil would clear the screen, go back to the begin of the line, turn the direction of text, stack marks upon each
-// other, and begin another line; it ends in what is no character.
+// evil would clear the screen, return to the beginning of the line, reverse the direction of text, stack combining
+// marks, and begin another line. It ends in a byte that is not valid UTF-8.
 const evil = "e\x1b[2J\r\u202e\u0301\u0301\u0301\n\u009b2J\u200d漢字🇩🇪\xff"
 
-// at is a pointer to a value.
+// at returns a pointer to a value.
 func at[T any](v T) *T { return &v }
 
-// hostile is a ledger of 3,000 control groups, with names of odd bytes, and with much that is not known.
+// hostile returns the ledger of tick n: 3,000 control groups whose names contain odd bytes, and many unknown values.
 func hostile(n int) *ledger.Ledger {
 	begin := time.Date(2026, 11, 27, 10, 0, 0, 0, time.UTC).Add(time.Duration(n) * 2 * time.Second)
 	used := float64(1 + n%5)
@@ -59,7 +59,7 @@ func hostile(n int) *ledger.Ledger {
 	l.Cgroups = []ledger.Cgroup{{Path: "/", CPUSeconds: at(2*used + 2)}, {Path: "/pods", CPUSeconds: at(2 * used)}}
 	for i := range 3000 {
 		g := ledger.Cgroup{Path: fmt.Sprintf("/pods/pod%04d%s", i, evil[:i%len(evil)])}
-		if i%7 != 0 { // else its counters are not known
+		if i%7 != 0 { // the counters of every seventh group are unknown
 			g.CPUSeconds, g.Memory = at(float64(i)/3000), &ledger.Memory{Hard: at(int64(i) << 20)}
 		}
 		l.Cgroups = append(l.Cgroups, g)
@@ -82,7 +82,7 @@ func hostile(n int) *ledger.Ledger {
 	return l
 }
 
-// recorded is a ledger of a trial that was recorded.
+// recorded returns the ledger of a recorded trial.
 func recorded(t *testing.T) *ledger.Ledger {
 	t.Helper()
 	f, err := os.Open("../../../test/runs/quickstart/trials.jsonl.gz")
@@ -101,7 +101,7 @@ func recorded(t *testing.T) *ledger.Ledger {
 	return trial.Ledger
 }
 
-// newModel is a model of a size with ledgers.
+// newModel returns a Model of the given size that has been sent the ledgers.
 func newModel(wide, high int, ledgers ...*ledger.Ledger) *Model {
 	m := New(Options{Command: "tare top", Weigh: "tare weigh", Tables: LedgerTables(), Every: 2 * time.Second})
 	m.Update(tea.WindowSizeMsg{Width: wide, Height: high})
@@ -129,7 +129,8 @@ func keys(m *Model, all string) (then tea.Cmd) {
 	return then
 }
 
-// drawn is the screen without styles. It fails where the screen is not as large as the terminal, or could steer it.
+// drawn returns the screen without styles. It fails the test if the screen differs in size from the terminal or could
+// control it.
 func drawn(t *testing.T, m *Model) string {
 	t.Helper()
 	content := m.View().Content
@@ -185,7 +186,7 @@ func TestScreens(t *testing.T) {
 	}
 }
 
-// TestSizes: whatever the size of the terminal, all keys work, and no line is wider or one too many.
+// TestSizes: whatever the size of the terminal, all keys work, no line is too wide, and there are not too many lines.
 func TestSizes(t *testing.T) {
 	m := newModel(80, 24, hostile(0), hostile(1))
 	for _, size := range [][2]int{{80, 24}, {80, 16}, {81, 17}, {250, 100}, {131, 3000}, {79, 24}, {80, 15}, {10, 2},
@@ -203,7 +204,7 @@ func TestSizes(t *testing.T) {
 	}
 }
 
-// line is the line of a screen that holds a text, without runs of spaces.
+// lineWith returns the first line of the screen that contains a text, with runs of spaces replaced by one.
 func lineWith(t *testing.T, m *Model, part string) string {
 	t.Helper()
 	for line := range strings.Lines(drawn(t, m)) {
@@ -296,8 +297,8 @@ func TestChoices(t *testing.T) {
 	}
 }
 
-// TestHistory: a sparkline ends with the last tick, is as wide as there is room for, and has a blank for what is not
-// known. What is older than ten minutes is dropped, and with very many rows what is older than less.
+// TestHistory: a sparkline ends with the last tick, is as wide as there is room for, and has a blank for an unknown
+// value. Ticks older than ten minutes are dropped, and younger ones as well if there are very many rows.
 func TestHistory(t *testing.T) {
 	var h history
 	begin := time.Now()
@@ -382,7 +383,7 @@ func TestHistoryOfRows(t *testing.T) {
 	}
 }
 
-// faulty fails, panics or gives a ledger, in turn.
+// faulty is a source whose calls return an error, panic or return the picture of a ledger, one element after another.
 type faulty []any
 
 func (f *faulty) next(context.Context, time.Duration) (*Picture, error) {
@@ -397,8 +398,8 @@ func (f *faulty) next(context.Context, time.Duration) (*Picture, error) {
 	panic(next)
 }
 
-// TestFeed: an agent that is gone for a while is asked again, unless it never answered; this machine is not; a panic is
-// an error.
+// TestFeed: with retry, a source that fails is asked again if it has worked before. Otherwise the failure is returned.
+// A panic becomes an error.
 func TestFeed(t *testing.T) {
 	gone, end := errors.New("gone"), errors.New("the end")
 	for _, c := range []struct {
@@ -433,7 +434,7 @@ func TestColours(t *testing.T) {
 	}
 }
 
-// FuzzShown: a name of any bytes takes at most the cells that there are, by both ways of counting these.
+// FuzzShown: a name of any bytes takes at most the given number of cells, by both ways of package ansi to count them.
 func FuzzShown(f *testing.F) {
 	f.Add(evil, 10)
 	f.Add("plain", 5)
@@ -447,7 +448,7 @@ func FuzzShown(f *testing.F) {
 	})
 }
 
-// FuzzLedger: whatever an agent gives as a ledger, the screen shows it or what it can of it.
+// FuzzLedger: the screen can show any ledger that an agent sends, at least in part.
 func FuzzLedger(f *testing.F) {
 	f.Add([]byte(`{"cgroups":[{"path":"a//b"},{"path":"/"},{"path":"","cpu_seconds":1}],"programs":[{"run_seconds":-1,
 		"shares":[{"cgroup":"","seconds":1e300}]}],"maps":[{"bytes":1}],"sandboxes":[{"components":[{}]}],

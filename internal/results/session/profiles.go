@@ -18,7 +18,8 @@ import (
 
 // writeProfiles writes the sum of the profiles of each arm, and the page with flame graphs. It reports whether trials
 // have profiles at all. As in the summary, the first attempt at a trial in which the profiled metric is valid counts.
-// Trials of an arm whose CPU time is in different units, such as one whose requests are unknown, have separate graphs.
+// Trials of an arm whose CPU time is in different units have separate graphs: a trial whose number of requests is
+// unknown has no CPU time per request.
 func writeProfiles(w *record.Writer, s *analysis.Summary, run record.Run, trials []record.Trial) (bool, error) {
 	type place struct{ level, arm, unit string }
 	arms, graphs := map[string]*merged{}, map[place]*flame.Graph{}

@@ -13,8 +13,8 @@ import (
 	"tare/internal/results/analysis"
 )
 
-// TestUnitsOfGraphs: a trial in another unit than those before it, because its requests are not known, has a graph of
-// its own, which is compared with no baseline in the unit of the others.
+// TestUnitsOfGraphs: a trial whose number of requests is unknown, and whose CPU time is therefore in another unit, has
+// a separate graph. That graph is not compared with a baseline in the unit of the other trials.
 func TestUnitsOfGraphs(t *testing.T) {
 	run := record.Run{Schema: record.RunSchema, ID: "r", Experiment: "x"}
 	dir := filepath.Join(t.TempDir(), "run")
@@ -59,7 +59,7 @@ func TestUnitsOfGraphs(t *testing.T) {
 	}
 }
 
-// stack is a profile of 20 ms in a function of the subject.
+// stack returns a profile of 20 ms in a function of the subject.
 func stack(function string) *pprof.Profile {
 	m := &pprof.Mapping{ID: 1, File: "/bin/web", Limit: 1 << 20}
 	f := &pprof.Function{ID: 1, Name: function}

@@ -12,7 +12,7 @@ import (
 	testterminal "tare/test/terminal"
 )
 
-// TestProgressIsSafe: what nodes and processes say, and what arms are called, does not steer the terminal.
+// TestProgressIsSafe: messages of nodes and processes, and the names of arms, cannot control the terminal.
 func TestProgressIsSafe(t *testing.T) {
 	const evil = testterminal.Evil
 	for _, onTerminal := range []bool{false, true} {
@@ -39,7 +39,7 @@ func TestProgressIsSafe(t *testing.T) {
 	}
 }
 
-// TestProgressOfFailure: the warnings of a trial that failed before its window stand below the failure.
+// TestProgressOfFailure: the warnings of a trial that failed before its window are printed below the failure.
 func TestProgressOfFailure(t *testing.T) {
 	var b bytes.Buffer
 	p := &progress{w: terminal.Guard(&b), raw: &b, block: -1}
@@ -51,7 +51,8 @@ func TestProgressOfFailure(t *testing.T) {
 	}
 }
 
-// TestProgressWarns: of each warning about the run the first is printed, and only another run can be ended.
+// TestProgressWarns: only the first warning with each code is printed, and only the warning of another run says to end
+// one.
 func TestProgressWarns(t *testing.T) {
 	var b bytes.Buffer
 	p := &progress{w: terminal.Guard(&b), raw: &b, block: -1}

@@ -172,8 +172,8 @@ func several(n int, one, many string) string {
 	return fmt.Sprintf("%d %s", n, many)
 }
 
-// produce writes the files that guests make from the run's results, and lists on out, unless silent, these and the
-// ones that the results do not support.
+// produce writes the files that guests make from the run's results, and, unless silent is set, lists on out these files
+// and those that the results do not support.
 func produce(out io.Writer, w *record.Writer, r record.Run, trials []record.Trial, silent bool) error {
 	for _, g := range kind.All(kind.Subject) {
 		p, ok := g.(measured.Producer)
@@ -231,7 +231,7 @@ func ended(r record.Run, trials []record.Trial, dir string, err error) error {
 }
 
 // TextOptions returns the options of a report that is written to f, which may be nil: on a terminal, the width of its
-// window, and colours unless NO_COLOR is set (no-color.org) or TERM is dumb; elsewhere, plain text.
+// window up to 120 columns, and colours unless NO_COLOR is set (no-color.org) or TERM is dumb; elsewhere, plain text.
 func TextOptions(f *os.File, dir string, all bool) report.Options {
 	o := report.Options{Dir: dir, All: all}
 	if f == nil || !isatty.IsTerminal(f.Fd()) {

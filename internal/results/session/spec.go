@@ -11,7 +11,7 @@ import (
 )
 
 // LoadSpec loads the experiment of a command such as "tare run": a built-in one by its name, or a file by its path. It
-// reads files with read. features are as for spec.Parse.
+// calls read for the content of a file. features are as for spec.Parse.
 func LoadSpec(command, arg string, features []string, read func(path string) ([]byte, error)) (*spec.Spec, error) {
 	file, data, err := ReadSpec(command, arg, read)
 	if err != nil {
