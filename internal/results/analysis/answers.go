@@ -555,7 +555,7 @@ func (p *Prose) others(t *Table) {
 			continue
 		}
 		if spoken[t.defined.FamilyOf(e.Metric)] || t.defined.Of(e.Metric).Clause != "" {
-			continue // already mentioned, or left to stated
+			continue // already mentioned, or mentioned by the method stated
 		}
 		if base := p.base(e); base != nil && e.Difference != nil && e.Difference.Resolved {
 			size := max(math.Abs(e.Value), math.Abs(base.Value))

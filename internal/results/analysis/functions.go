@@ -187,7 +187,7 @@ func (p profiles) compare(
 	for _, of := range lists.ByKey(p[arm]) {
 		metrics = lists.Include(metrics, of.metric)
 	}
-	var blocks []int // of the metric that has most
+	var blocks []int // the blocks of the metric that has the most of them
 	for _, metric := range metrics {
 		if has := p.blocks(arm, metric); len(has) > len(blocks) {
 			blocks = has

@@ -29,8 +29,8 @@ type Budget struct {
 	Unplaced float64
 }
 
-// Held is what the groups of one role (app, load, subject) hold at the end of the window: for each field the mean over
-// the valid trials of an arm at a level in which it is known for every such group.
+// Held is what the groups of one role (app, load, subject) hold at the end of the window: each value is the mean over
+// those valid trials of an arm at a level in which the field is known for every such group.
 type Held struct {
 	Arm     string
 	Factors map[string]string

@@ -10,8 +10,8 @@ import (
 )
 
 // Course is one trial's series over time. The trial is the one with the median final amount among the successful trials
-// of an arm at a level (the lower of two in the middle). It is not a mean, because the times of different trials do not
-// coincide. Like curves, courses are computed from the trials when a run is read.
+// of an arm at a level (the lower of two in the middle). A course is not a mean, because the times of different trials
+// do not coincide. Like curves, courses are computed from the trials when a run is read.
 type Course struct {
 	Arm     string
 	Factors map[string]string

@@ -37,7 +37,7 @@ type PowerRow struct {
 	N        int               `json:"n"`     // blocks in which it was measured
 	Needs    []Need            `json:"needs"` // one for each size that was asked for
 
-	independent float64 // Half if blocks were independent
+	independent float64 // what Half would be if blocks were independent
 }
 
 // Need is how many blocks resolve a difference of some size, as a fraction of the baseline's value. Blocks is nil if

@@ -83,7 +83,8 @@ func (p *Prose) goOn(e *Estimate, text string) {
 	p.Rest(e.Metric, e.Arm)
 }
 
-// opening returns first for the first clause of a sentence, and other for the later ones.
+// opening returns its first argument if the next clause is the first of its sentence, and otherwise its second
+// argument.
 func (p *Prose) opening(first, other string) string {
 	if len(p.clauses) == 0 {
 		return first
@@ -101,7 +102,7 @@ func (p *Prose) standing(text string) string {
 // perSentence is the number of clauses after which a new sentence may begin.
 const perSentence = 3
 
-// pause ends the current sentence if now is set and it has enough clauses.
+// pause ends the current sentence if now is true and the sentence has enough clauses.
 func (p *Prose) pause(now bool) {
 	if now && len(p.clauses) >= perSentence {
 		p.end()

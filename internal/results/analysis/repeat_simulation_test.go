@@ -12,7 +12,8 @@ import (
 	"tare/test/long"
 )
 
-// stalling is a subject that is faster than its baseline, in ms, and stalls more often by the factors in times.
+// stalling is a setting of the simulation: a subject that is faster than its baseline by some ms, and stalls more often
+// by each of several factors.
 type stalling struct {
 	name         string
 	blocks       int

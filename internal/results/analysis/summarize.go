@@ -20,9 +20,9 @@ import (
 )
 
 // Summarize turns the trials of a run into its summary. A failed trial is left out of every estimate. A trial that
-// tripped a gate is left out of the estimates that the gate voids. Both are counted and named. If a trial was
-// repeated, each metric comes from the first attempt in which it is valid. An arm is compared with the baseline in the
-// blocks in which both have the metric, so that the losses of one arm do not cost the others blocks.
+// tripped a gate is left out of the estimates that the gate voids. Both are counted and named. If a trial was repeated,
+// each metric comes from the first attempt in which it is valid. An arm is compared with the baseline in the blocks in
+// which both have the metric, so that a block that one arm lost still counts for the others.
 func Summarize(run record.Run, trials []record.Trial) (*Summary, error) {
 	if run.Schema != record.RunSchema {
 		return nil, fmt.Errorf("summarizing run %q: its schema is %q, not %q", run.ID, run.Schema, record.RunSchema)
@@ -394,9 +394,9 @@ func CompareArms(a, b string) int {
 	return cmp.Or(cmp.Compare(rank(b), rank(a)), strings.Compare(a, b))
 }
 
-// quantilesOf returns the quantiles for which a histogram, merged over all loads, has enough samples, in seconds by
-// metric of latency, and those among the unanswered requests, which are missing from it. The definitions of the metrics
-// say which metric is which quantile.
+// quantilesOf returns the quantiles for which a histogram, merged over all loads, has enough samples, in seconds and by
+// metric of latency. among lists the metrics whose quantiles are among the unanswered requests, which are missing from
+// the histogram. The definitions of the metrics say which metric is which quantile.
 func quantilesOf(
 	trial record.Trial, histogram string, defined metric.Set,
 ) (m map[string]float64, among []string, err error) {

@@ -69,8 +69,8 @@ func (b *bench) maps() ([]planting, error) {
 	return []planting{{"a map of two programs", b.sharedMap}}, lockMemory()
 }
 
-// body returns a program that runs steps, each of which depends on the one before, and returns 1, which allows the
-// connect. Without steps a run costs only its entry and exit.
+// body returns a program that runs the given number of steps, each of which depends on the one before, and returns 1,
+// which allows the connect. Without steps a run costs only its entry and exit.
 func body(steps int) asm.Instructions {
 	if steps == 0 {
 		return asm.Instructions{asm.Mov.Imm(asm.R0, 1), asm.Return()}

@@ -405,7 +405,7 @@ func (b *bench) histogram(r *load.Result, name string) (histogram, error) {
 	return fromHDR(h).scaled(b.clockScale()), nil
 }
 
-// ledgerOf returns the ledger of the time in which do runs.
+// ledgerOf calls do, and returns the ledger of the time that the call takes.
 func (b *bench) ledgerOf(ctx context.Context, hz int, do func() error) (l *ledger.Ledger, err error) {
 	o := meter.Options{SampleHz: hz, Whole: true}
 	if b.o.Fault == DropSamples {
@@ -449,7 +449,7 @@ func (b *bench) group(limits placement.Limits) (*placement.Group, error) {
 	return b.tree.Group(fmt.Sprintf("w%d", b.groups), limits)
 }
 
-// length returns quick in a quick calibration, and full otherwise.
+// length returns its second argument in a quick calibration, and otherwise its first.
 func (b *bench) length(full, quick time.Duration) time.Duration {
 	if b.o.Quick {
 		return quick

@@ -55,7 +55,8 @@ const (
 
 // closest repeatedly reads the second clock between two readings of the first, and returns the closest readings: at is
 // the midpoint of the first clock's two readings, apart is the time between them, and other is the second clock's
-// reading. It continues while apart exceeds within, up to closestMost times.
+// reading. It tries up to closestMost times while apart is larger than the argument within, and at least closestOf
+// times.
 func closest(scale, raw func() int64, within int64) (at, other, apart int64) {
 	apart = 1 << 62
 	for i := 0; i < closestOf || apart > within && i < closestMost; i++ {
@@ -161,7 +162,7 @@ func (b *bench) pacer(ctx context.Context, rate float64) ([]Weight, error) {
 	return append(ws, told(name("max"), quantity.Seconds, longest, planted)), nil
 }
 
-// medianOfQuantiles splits the values, in their order, into windows of the given number of values or slightly more, and
+// medianOfQuantiles splits the values, in their order, into windows of about the given number of values or more, and
 // returns the median of the windows' quantiles.
 func medianOfQuantiles(values []float64, each int, q float64) float64 {
 	windows := max(1, len(values)/each)

@@ -39,7 +39,7 @@ type observed struct {
 
 // disturbance holds how much of the machine others used while a weight was planted.
 type disturbance struct {
-	witness  string  // the name of the witness's clock, or the constant counters
+	witness  string  // the witness's clock; "proc-stat" if there was no witness
 	capacity float64 // CPU seconds of all windows together
 	stolen   float64 // CPU seconds that the hypervisor took
 	foreign  float64 // CPU seconds of tasks that do not belong to the calibration
@@ -135,7 +135,7 @@ func touched(spans []span, from, to int64) bool {
 	return i < len(spans) && spans[i].from < to
 }
 
-// watched runs do under a witness. If no witness can run on this machine, nothing is observed.
+// watched calls do while a witness runs. If no witness can run on this machine, nothing is observed.
 func watched[T any](do func() (T, error)) (did T, o observed, err error) {
 	w, err := witness.Start(witness.Options{})
 	switch {

@@ -143,8 +143,8 @@ func (b *bench) latency() (all []planting, err error) {
 }
 
 // delays compares quantiles with their true values: the time that requests really waited in the server, plus the
-// latency of requests without any wait. The latter is measured in the same way, so what differs is an error that grows
-// with the measured time or that waiting causes.
+// latency of requests without any wait. The latter is measured in the same way, so any difference is an error that
+// grows with the measured time, or one that waiting causes.
 func (b *bench) delays(ctx context.Context, text string) ([]Weight, error) {
 	d := b.length(8*time.Second, 2*time.Second+500*time.Millisecond)
 	distribution, err := delay.Parse(text)

@@ -201,8 +201,8 @@ func (w Weight) certain() bool { return w.Verdict == Fail && !w.sensitive && !w.
 
 func (w Weight) fragile() Weight { w.sensitive = true; return w }
 
-// estimated marks a reading that chance can put out of tolerance. Nothing else excuses it, unless the method only sets
-// a test as well.
+// estimated marks a reading that chance can put out of tolerance. Nothing else excuses it, unless a test is set with
+// Weight.only.
 func (w Weight) estimated() Weight { w.chancy = true; return w }
 
 // lower marks a truth that is a lower bound: a higher reading is no error.

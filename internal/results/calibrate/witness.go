@@ -122,7 +122,7 @@ func watchCPU(ctx context.Context, cpu int) (delays []int64, err error) {
 	return delays, nil
 }
 
-// pinThread keeps the calling thread, which must be locked, on one CPU until release is called. It returns nil if this
+// pinThread keeps the calling thread, which must be locked, on one CPU until release is called. release is nil if this
 // process may not use the CPU.
 func pinThread(cpu int) (release func(), err error) {
 	all, err := pace.AllowedCPUs()

@@ -47,7 +47,7 @@ type Comparison struct {
 	Missing  []Missing `json:"missing"`
 	Warnings []string  `json:"warnings"`
 
-	doubted lists.Groups[string, string] // names of unresolved changes, by the doubt that leaves them so
+	doubted lists.Groups[string, string] // names of changes that a doubt about a run leaves unresolved, by doubt
 	leftOut lists.Groups[string, string] // names of effects, by how many runs of the history used another rule
 }
 

@@ -92,7 +92,7 @@ type Forecast struct {
 	Run          string                `json:"run"`
 	Machine      string                `json:"machine"`
 	HeldoutError *float64              `json:"heldout_error"`
-	Range        map[string][2]float64 `json:"range"` // of the factors that it depends on
+	Range        map[string][2]float64 `json:"range"` // the measured range of each factor that the value depends on
 	// Bent is the finding that rules a line out; empty if there is none. If it is set, the interval allows for how far the
 	// measured levels lie from the line, but a cost that bends more sharply between two levels may leave the interval.
 	Bent string `json:"bent,omitempty"`
@@ -167,9 +167,9 @@ type use struct {
 	model     analysis.Model
 	component string
 	unit      string
-	charged   bool               // to the component, which can request it
-	levels    map[string]float64 // of its factors that were asked for
-	lacks     []string           // factors that were asked for but that it does not have
+	charged   bool               // the cost is charged to the component, which can request it
+	levels    map[string]float64 // the levels that were asked for, by factor of the model
+	lacks     []string           // factors that were asked for but that the model does not have
 }
 
 // name returns the name of the cost for readers.
@@ -309,8 +309,8 @@ func armsOf(sources []comparison.Source, only string) (arms []string) {
 	return arms
 }
 
-// choose returns the models of an arm. For each metric, they all come from one run: the model of the whole and those of
-// its components.
+// choose returns the models of an arm. For each metric, the model of the whole arm and those of its components come
+// from the same run.
 func (p *Plan) choose(sources []comparison.Source, arm string, ask Ask) (all []use, err error) {
 	first := ""
 	var like record.Run // the run in the first source that has the arm

@@ -325,7 +325,7 @@ func TestConflicts(t *testing.T) {
 	}
 }
 
-// TestRefused: Make rejects invalid runs, runs on several nodes, and arms without a subject.
+// TestRefused: Make rejects invalid runs, runs on several nodes, and arms that do not exist or have no subject.
 func TestRefused(t *testing.T) {
 	invalid, nodes, s := usual().source(t), usual().source(t), usual().source(t)
 	invalid.Summary.Valid, invalid.Summary.InvalidReasons = false, []string{"it is made so"}

@@ -56,7 +56,7 @@ func TestFormatsPage(t *testing.T) {
 	}
 }
 
-// TestWriter: the name of no format, and a format that cannot write the kind of document, are errors of usage.
+// TestWriter: an unknown format, and a format that cannot write the kind of document, are usage errors.
 func TestWriter(t *testing.T) {
 	for name, want := range map[string]string{
 		"jsom": `--format jsom: no such format; did you mean "json"?`,

@@ -14,7 +14,7 @@ import (
 // htmlTable is a table of the page. Title and Level distinguish it from others of its kind.
 type htmlTable struct {
 	Title, Level string
-	Heads        []string // of Cells; the first columns have fixed heads
+	Heads        []string // heads of Cells; the columns before these have fixed heads
 	Rows         []tableRow
 }
 

@@ -39,7 +39,7 @@ func prose(page string) string {
 	return strings.Join(strings.Fields(html.UnescapeString(page)), " ")
 }
 
-// The page says what the other formats say, in the same order, with and without charts.
+// The page says what the other formats say, in the expected order, with and without charts.
 func TestHTMLSaysWhatTextSays(t *testing.T) {
 	for name, make := range cases() {
 		for _, without := range []bool{true, false} {

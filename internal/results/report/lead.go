@@ -451,7 +451,7 @@ func (l *leadTable) differences(s *analysis.Summary) string {
 			moved = append(moved, "not resolved for "+analysis.Join(open))
 		}
 		if withheld != "" {
-			moved = []string{withheld} // of every arm
+			moved = []string{withheld} // the reason applies to every arm
 		}
 		if len(moved) > 0 {
 			clauses = append(clauses, quantity.Label(name)+": "+strings.Join(moved, ", "))

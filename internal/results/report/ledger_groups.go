@@ -132,8 +132,8 @@ const smallPart = 1000
 
 // rows returns the groups that the options ask for, the biggest first, and groups with other rows below them last. A
 // group below the maximum depth is included in its nearest ancestor within that depth. A group without a row is
-// included in its nearest ancestor that a rule names, or else in the row other. All rows, other among them, add up to
-// sum.
+// included in its nearest ancestor that a rule names, or else in the row other. All rows, including the row other, add
+// up to sum.
 func (t *GroupTree) rows(o LedgerOptions) (rows []groupRow, other groupRow, sum usage) {
 	to := make([]int, len(t.groups)) // the index of the row that includes a group; -1: other
 	all := make([]groupRow, len(t.groups))

@@ -17,7 +17,7 @@ type history struct {
 	rows map[string][]float32 // the latest values of each row, in the order of ends; NaN: unknown
 }
 
-// add appends a tick with the use of each row. Rows that are not in used get an unknown value.
+// add appends a tick with the use of each row. Rows without an entry in the map used get an unknown value.
 func (h *history) add(end time.Time, used map[string]float64) {
 	h.ends = append(h.ends, end)
 	drop := 0
@@ -93,8 +93,8 @@ func (h *history) span() time.Duration {
 // blocks draw eighths of the height of a line.
 var blocks = []rune("▁▂▃▄▅▆▇█")
 
-// sparkline draws values from 0 to most, the newest last, in at most the given number of cells. A cell shows the
-// largest of its values, and is blank if none is known.
+// sparkline draws values on a scale from 0 to the given maximum, the newest last, in at most the given number of cells.
+// A cell shows the largest of its values, and is blank if none is known.
 func sparkline(values []float64, most float64, cells int) string {
 	if cells <= 0 {
 		return ""
