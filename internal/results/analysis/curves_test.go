@@ -150,8 +150,8 @@ func TestEventSums(t *testing.T) {
 		nodes[1].Cost != nil {
 		t.Errorf("%+v", nodes)
 	}
-	// Where the arm's cost per event is unknown, as in a trial of an earlier version that ended with a queue, so is that
-	// of its nodes.
+	// If the arm's cost per event is unknown, as in a trial of an earlier version that ended with a queue, the costs of
+	// its nodes are unknown, too.
 	for i := range trials {
 		if trials[i].Factors["rate"] == "100" {
 			trials[i].Loads = map[string]load.Result{"execs": {Mode: load.Open, Intended: 500, Sent: 471, Done: 471}}

@@ -23,8 +23,7 @@ func spoilLate(t *record.Trial) {
 	t.Validity = record.Validity{Reasons: []record.Reason{{Gate: "lag", Seen: 2, Allowed: 1, Message: "late"}}}
 }
 
-// What an arm lost is reported, and keeps its differences from being resolved if the losses could have made them
-// vanish.
+// The losses of an arm are reported, and a difference that they could have made vanish is not resolved.
 func TestLosses(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

@@ -223,7 +223,7 @@ func TestShare(t *testing.T) {
 	}
 }
 
-// A CPU whose samples are not read is found despite noise. More samples than are due are no failure.
+// A CPU whose samples are not read is found despite noise. A larger number of samples than expected is not a failure.
 func TestSeen(t *testing.T) {
 	group, other := "/a", "/b"
 	for _, tt := range []struct {

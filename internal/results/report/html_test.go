@@ -391,7 +391,8 @@ func BenchmarkHTML(b *testing.B) {
 	}
 }
 
-// A count that some trial lacks has a sum over the other trials, which says so and is no part of a sum over all.
+// If some trials lack a count, its sum is over the other trials, says so, and is not given as a part of a sum over all
+// trials.
 func TestHTMLEventTablesOfUnknownCounts(t *testing.T) {
 	run, trials := analysistest.Quickstart(plain)
 	run.Metrics = append(run.Metrics, measured.Definitions()...)

@@ -282,7 +282,7 @@ func TestBenchDirections(t *testing.T) {
 	}
 }
 
-// TestComponents: a component stands behind its arm in every form for people.
+// TestComponents: a component follows its arm in every format for people.
 func TestComponents(t *testing.T) {
 	run, trials := analysistest.Quickstart(plain)
 	for i := range trials {
