@@ -42,7 +42,7 @@ const (
 	// RunName is the value of the label app.kubernetes.io/name on the objects of experiments.
 	RunName = "tare-run"
 
-	// TemporaryName is the value of that label on temporary agents, and on the rights of a run for agents.
+	// TemporaryName is the value of that label on temporary agents, and on the objects that give a run access to agents.
 	TemporaryName = "tare-agent-temporary"
 
 	installedName = "tare-agent" // as in deploy/kubernetes

@@ -63,7 +63,7 @@ func TestWorkloadOf(t *testing.T) {
 	}
 }
 
-// TestTemporary: the pod of temporary agents is that of the manifests, without what only an installed one has.
+// TestTemporary: the pod of a temporary agent is that of the manifests, without what only installed agents need.
 func TestTemporary(t *testing.T) {
 	set, err := agentSet()
 	if err != nil {

@@ -35,7 +35,7 @@ type Deployment struct {
 // (ttlSecondsAfterFinished), and the garbage collector removes everything that it owns. The Job is created first, so
 // nothing can be left behind. Because it runs no pod, it needs no rights in the cluster and no image.
 type Temporary struct {
-	Owned metav1.ObjectMeta // metadata for further objects that belong to their Job
+	Owned metav1.ObjectMeta // metadata for further objects that belong to the Job
 	Set   Set
 
 	c *Cluster
@@ -148,8 +148,8 @@ func temporary(pod *api.PodSpec, image string) {
 	pod.Volumes = slices.DeleteFunc(pod.Volumes, func(v api.Volume) bool { return v.ConfigMap != nil })
 }
 
-// Wait waits until the agent of each node runs or cannot run, or until the time is over, and returns the agents. It
-// fails if there will be no agents at all.
+// Wait waits until the agent of each node runs or cannot run, but no longer than the given time, and returns the
+// agents. It fails if the cluster refuses to create any pod for them.
 func (t *Temporary) Wait(ctx context.Context, nodes []Node, within time.Duration) (agents []Agent, err error) {
 	begin := time.Now()
 	for {
@@ -203,7 +203,7 @@ func (t *Temporary) Remove(ctx context.Context) error {
 }
 
 // RemoveAgents removes temporary agents and whatever else belongs to their Job, and waits for a limited time until
-// their pods are gone. The error names what is left to the cluster.
+// their pods are gone. If they are not, the error names the nodes on which agents are still ending.
 func (c *Cluster) RemoveAgents(ctx context.Context, namespace, name string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeWithin)
 	defer cancel()
@@ -225,8 +225,8 @@ func (c *Cluster) RemoveAgents(ctx context.Context, namespace, name string) erro
 	}
 }
 
-// remove removes temporary agents. The Job comes first: objects that are created for it from now on have no owner, and
-// are removed too.
+// remove removes temporary agents. The Job comes first: the garbage collector also removes objects that are created
+// for it from now on, because their owner does not exist.
 func (c *Cluster) remove(ctx context.Context, namespace, name string) error {
 	job := c.RemoveOwner(ctx, namespace, name)
 	set := Removed(c.apps.DaemonSets(namespace).Delete(ctx, name, // ends the pods sooner than the garbage collector would
@@ -238,7 +238,7 @@ func (c *Cluster) remove(ctx context.Context, namespace, name string) error {
 type Leftover struct {
 	Namespace, Name string
 	Run             bool // an experiment's objects, not agents
-	Ended           bool // their time is over, and the cluster should have removed them
+	Ended           bool // their lifetime is over, so the cluster should have removed them, or it is unknown
 }
 
 // Leftovers returns all temporary agents and all objects of experiments in the cluster.

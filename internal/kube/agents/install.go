@@ -95,8 +95,9 @@ func (c *Cluster) Install(ctx context.Context, namespace, image string, say func
 // goneWithin is how long Uninstall waits for an object to go. A namespace goes after all that is in it.
 const goneWithin = 2 * time.Minute
 
-// Uninstall removes everything that Install has installed in a namespace, and the namespace too if Install created it.
-// It calls say with each object when it is gone.
+// Uninstall removes everything that Install has applied to a namespace, and then the namespace itself with all that is
+// in it, even if it existed before Install. Objects without Install's label stay. It calls say with each object when it
+// is gone.
 func (c *Cluster) Uninstall(ctx context.Context, namespace string, say func(what string)) error {
 	all, err := objects(namespace, "")
 	if err != nil {

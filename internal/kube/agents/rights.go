@@ -17,8 +17,8 @@ import (
 	"tare/internal/lib/lists"
 )
 
-// Grant creates a coordinator's service account and its rights in the run's namespace and in that of the agents. The
-// objects in the run's namespace get the name and the owner in run, and the others those in agents.
+// Grant creates a coordinator's service account and its rights in the run's namespace and in that of the agents.
+// Objects in the run's namespace take their name, labels and owner from run, and the others from agents.
 func (c *Cluster) Grant(ctx context.Context, run, agents metav1.ObjectMeta) error {
 	all, err := granted(run, agents)
 	if err != nil {
@@ -74,8 +74,8 @@ func (r Right) Deploys() bool { return r.Namespace != "" && r.Resource != "pods/
 // Rights describes several rights.
 func Rights(all []Right) string { return strings.Join(lists.Map(all, Right.String), "; ") }
 
-// Missing returns the rights in some roles (YAML documents) that the user lacks. namespaces maps the namespace of each
-// Role to the one in which its rights are checked.
+// Missing returns those rights that the given roles (YAML documents) list and the user lacks. namespaces maps the
+// namespace of each Role to the one in which its rights are checked.
 func (c *Cluster) Missing(ctx context.Context, roles []byte, namespaces map[string]string) (
 	missing []Right, err error,
 ) {

@@ -10,7 +10,7 @@ import (
 	"tare/deploy"
 )
 
-// roles are those of YAML documents.
+// roles returns the roles in YAML documents.
 func roles(t *testing.T, data []byte) (all []*rbacapi.Role) {
 	t.Helper()
 	objects, err := documents(data)
@@ -29,8 +29,8 @@ func roles(t *testing.T, data []byte) (all []*rbacapi.Role) {
 	return all
 }
 
-// TestCoordinatorRights: a user with the documented rights has those of a coordinator, without which nobody can give
-// them; and a coordinator cannot make pods where agents are, or change rights.
+// TestCoordinatorRights: a user with the documented rights has all rights of a coordinator, because Kubernetes lets
+// nobody grant a right that they do not have. A coordinator cannot create pods where agents are, or change rights.
 func TestCoordinatorRights(t *testing.T) {
 	users := append(roles(t, deploy.RunRights), roles(t, deploy.WeighRights)...)
 	has := func(namespace, group, resource, verb string) bool {
@@ -65,7 +65,7 @@ func TestCoordinatorRights(t *testing.T) {
 	}
 }
 
-// TestGranted: the rights of a run have its name and belong to it, in whichever namespaces.
+// TestGranted: the objects that grant a run's rights have the name of their owner and belong to it, in both namespaces.
 func TestGranted(t *testing.T) {
 	owned := func(namespace, name string) metav1.ObjectMeta {
 		return metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{InstanceLabel: name},

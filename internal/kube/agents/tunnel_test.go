@@ -13,7 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/httpstream/spdy" //nolint:staticcheck // as httpstream
 )
 
-// TestTunnel: a tunnel is understood by Kubernetes' own side of SPDY, in both directions, and says what failed.
+// TestTunnel: data passes through a tunnel to Kubernetes' own SPDY server and back, and a tunnel returns the error that
+// the server sends.
 func TestTunnel(t *testing.T) {
 	frames, err := opening(9633)
 	if err != nil {
@@ -59,7 +60,7 @@ func TestTunnel(t *testing.T) {
 			sent := make([]byte, 1<<20)
 			_, _ = rand.Read(sent) // it never fails
 			if says == "" {
-				go func() { _, _ = tun.Write(sent) }() // the test sees that it does not come back
+				go func() { _, _ = tun.Write(sent) }() // if this fails, too little comes back
 			}
 			got, err := io.ReadAll(tun)
 			switch {
@@ -72,7 +73,7 @@ func TestTunnel(t *testing.T) {
 	}
 }
 
-// FuzzTunnel: whatever the other side sends, reading ends and holds little of it.
+// FuzzTunnel: whatever the other side sends, reading ends, and the tunnel keeps at most maxError bytes of errors.
 func FuzzTunnel(f *testing.F) {
 	f.Add([]byte{0, 0, 0, 3, 1, 0, 0, 2, 'h', 'i'})
 	f.Add([]byte{0, 0, 0, 1, 1, 0, 0, 2, 'n', 'o', 0x80, 3, 0, 7, 0, 0, 0, 4, 0, 0, 0, 0})

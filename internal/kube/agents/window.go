@@ -54,7 +54,7 @@ type reached struct {
 	agent *remote.Agent
 	took  time.Duration // total time of the readings of its clock
 	begin atomic.Int64  // beginning of its window, by this machine's clock in nanoseconds; 0 before it is asked
-	asked atomic.Bool   // a connection for the request of the window existed
+	asked atomic.Bool   // there was a connection for the request for a window
 }
 
 var (
@@ -69,7 +69,7 @@ func (c *Cluster) Open(ctx context.Context, agents []Agent, d time.Duration) *Wi
 	return c.OpenAfter(ctx, agents, 0, d)
 }
 
-// OpenAfter is like Open, but leaves some time between the moment when all agents have been asked and the window.
+// OpenAfter is like Open, but the window begins later, by the given time.
 func (c *Cluster) OpenAfter(ctx context.Context, agents []Agent, after, d time.Duration) *Window {
 	return openWindow(ctx, agents, after, d, &c.Access, c.dial)
 }

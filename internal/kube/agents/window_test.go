@@ -18,12 +18,12 @@ import (
 	"tare/test/speed"
 )
 
-// fakes are agents that are not there: each has a clock, and a way to fail.
+// fakes simulates agents, each with its own clock and its own way to fail.
 type fakes struct {
 	behaves     func(node string) string
 	ahead       func(node string) time.Duration
 	connections atomic.Int32
-	most        atomic.Int32 // connections that were being made at a time
+	most        atomic.Int32 // the most connections that were being made at once
 	mu          sync.Mutex
 	begins      map[string]time.Time // by this machine's clock, by node
 }
@@ -93,7 +93,7 @@ func (f *fakes) serve(w http.ResponseWriter, r *http.Request, node string, conn 
 	time.Sleep(time.Until(begin.Add(d)))
 	l := ledger.Ledger{Schema: ledger.Schema}
 	l.Window.Start, l.Window.End, l.Window.Seconds = at, at.Add(d), d.Seconds()
-	_ = json.NewEncoder(w).Encode(&l) // the test sees that it does not arrive
+	_ = json.NewEncoder(w).Encode(&l) // if this fails, the test gets no ledger
 }
 
 // one is a listener with one connection.
@@ -161,7 +161,7 @@ func TestWindow(t *testing.T) {
 	if answered != n-len(broken) {
 		t.Errorf("%d agents answered", answered)
 	}
-	// Where there is little CPU time, a flood comes too slowly before it is too much.
+	// With little CPU time, the agent that floods is cut off for being too slow before it has sent too many bytes.
 	for node, want := range map[string]string{"stopped": "waits", "n3": "refused", "n5": "has ended",
 		"n7": "bytes|too slowly", "n9": "not a ledger"} {
 		if !regexp.MustCompile(want).MatchString(failed[node]) {
@@ -173,8 +173,9 @@ func TestWindow(t *testing.T) {
 	}
 }
 
-// TestSlowNodes: many nodes whose answers stop in the middle, more than are read at a time, keep no other from being
-// read, and are named. One that is slow to say its time still takes the window.
+// TestSlowNodes: nodes whose answers stop in the middle are named, and do not keep other answers from being read, even
+// if there are more of these nodes than answers are read at a time. A node that reports its time slowly still takes the
+// window.
 func TestSlowNodes(t *testing.T) {
 	const stall, n = 3 * readAtATime, 100
 	f := &fakes{begins: map[string]time.Time{}, ahead: func(string) time.Duration { return 0 }}

@@ -64,8 +64,8 @@ func (a *account) merge(o *account) {
 	}
 }
 
-// byContainer returns the account of an owner on a side for the rows of containers, in which all parts are unknown that
-// are unknown by container.
+// byContainer returns the account for the row of a container: the parts that are unknown only by container (inPod) are
+// added to the unknown parts of the given side.
 func (a *account) byContainer(s side) *account {
 	c := *a
 	for f, n := range a.inPod {

@@ -19,7 +19,7 @@ import (
 	"tare/test/clustertest"
 )
 
-// splits are the figures of a usage.
+// splits returns the figures of a usage.
 func splits(u *cluster.Usage) []cluster.Figure { return u.Figures() }
 
 // addsUp fails unless gross = net + tare in each row, and each view adds up to the total, in whole nanoseconds and
@@ -66,7 +66,7 @@ func at(rows []*cluster.Row, where func(*cluster.Row) bool) *cluster.Row {
 	return rows[i]
 }
 
-// is fails unless a split has these parts.
+// is fails the test unless a split has the given net and tare.
 func is(t *testing.T, what string, s cluster.Split, net, tare float64) {
 	t.Helper()
 	if s.Net == nil || s.Tare == nil || math.Abs(*s.Net-net) > 1e-9 || math.Abs(*s.Tare-tare) > 1e-9 {
@@ -117,7 +117,7 @@ func TestSharedMachine(t *testing.T) {
 		}
 		*l.Cgroups[1].CPUSeconds += 7.5
 		l.CPU.Attributed, l.CPU.Idle = 18.5, 20.5
-		for i := range 2 { // of each node, both of whose shims are in the group of a service
+		for i := range 2 { // the shims of both nodes are in the group of a service
 			l.Sandboxes = append(l.Sandboxes, ledger.Sandbox{Pod: &ledger.SandboxPod{UID: fmt.Sprintf("uid-web-%d", i)},
 				Components: []ledger.SandboxComponent{{Component: "shim", Charge: ledger.ChargeTare}},
 				Processes:  []ledger.SandboxProcess{{Component: "shim", CPUCgroup: "/system.slice", CPU: new(0.125)}}})
@@ -149,7 +149,7 @@ func TestSharedMachine(t *testing.T) {
 	is(t, "the kubelets", kubelet.CPU, 0, 1)               // which both nodes see
 	is(t, "the machine", rest, 0.5+0.25, 1.5+1.25-2*0.125) // without the shims
 
-	// Whichever answers first, the machine is as the node saw it that sees most.
+	// Whichever node answers first, the figures of the machine come from the node that sees most of it.
 	for _, first := range []int{0, 1} {
 		part := clustertest.Ledger(0) // of a node in a container
 		part.CPU.Idle, part.CPU.Unexplained = 20.5, 8
@@ -163,7 +163,7 @@ func TestSharedMachine(t *testing.T) {
 		}
 	}
 
-	// A node whose control group is known has what is in it, alone on its machine or not.
+	// A node whose control group is known has the usage of that group, even if it is alone on its machine.
 	m = cluster.New(pods, cluster.Options{Containers: true})
 	n := clustertest.Node(0, clustertest.Ledger(0))
 	n.Root = "/system.slice"
@@ -194,8 +194,8 @@ func TestSpread(t *testing.T) {
 	}
 }
 
-// TestUnknown: a container that ended in the window is not 0, and the total, which counts it with the pods that ended,
-// says that a part is not known.
+// TestUnknown: the CPU time of a container that ended in the window is unknown rather than 0. The total includes it,
+// because the group above it counts it, but the net and tare of the total are unknown.
 func TestUnknown(t *testing.T) {
 	l := clustertest.Ledger(0)
 	l.Cgroups = append(l.Cgroups, ledger.Cgroup{Path: "/kubepods/cron", Vanished: true,
@@ -214,7 +214,7 @@ func TestUnknown(t *testing.T) {
 	}
 
 	l = clustertest.Ledger(0)
-	l.Cgroups[8].CPUSeconds = nil // nothing above it has it
+	l.Cgroups[8].CPUSeconds = nil // no group above it counts its CPU time
 	m = cluster.New(clustertest.Pods(1), cluster.Options{})
 	m.Add(clustertest.Node(0, l))
 	if s := m.Finish().Total.CPU; s.Gross != nil {
@@ -257,8 +257,8 @@ func TestUncounted(t *testing.T) {
 	}
 }
 
-// TestRestarted: of a container that was started again, the rows of containers do not show the second life as all of
-// its CPU time, nor that of the first as the pod's own. The pod as a whole is known.
+// TestRestarted: if a container was restarted, the rows of containers show neither the CPU time since the restart as
+// that of the whole container, nor the CPU time before it as the pod's own. The CPU time of the whole pod is known.
 func TestRestarted(t *testing.T) {
 	l := clustertest.Ledger(0)
 	before := l.Cgroups[3] // /kubepods/web/app
@@ -329,7 +329,7 @@ func TestDisagreement(t *testing.T) {
 	}
 }
 
-// TestMatch: pods that were not asked for share rows, and sums stay.
+// TestMatch: pods that Match rejects share rows, and sums stay the same.
 func TestMatch(t *testing.T) {
 	c := clustertest.Merged(cluster.Options{Match: func(p *cluster.Pod) bool { return p.Name == "web-1" }}, 3)
 	addsUp(t, c)
@@ -371,13 +371,13 @@ func TestSandboxes(t *testing.T) {
 	}
 }
 
-// TestInterrupts: where the kernel keeps interrupts apart, what programs of infrastructure ran in them above a pod's
-// tasks is tare of the pod beyond the CPU time of its groups, and is not counted twice.
+// TestInterrupts: if the kernel accounts interrupts separately, the run time of infrastructure's programs in interrupts
+// above a pod's tasks is tare of the pod, in addition to the CPU time of its groups, and is not counted twice.
 func TestInterrupts(t *testing.T) {
 	l := clustertest.Ledger(0)
 	l.Host.IRQTime = new(true)
 	l.Programs[0].Shares[0].Context = ledger.Softirq
-	l.CPU.Attributed, l.CPU.Unexplained = 11.5, 0 // the share is in no CPU time of a group: the line of groups has it
+	l.CPU.Attributed, l.CPU.Unexplained = 11.5, 0 // the share, 0.5 s, is in addition to the CPU time of groups
 	m := cluster.New(clustertest.Pods(1), cluster.Options{Containers: true})
 	m.Add(clustertest.Node(0, l))
 	c := m.Finish()
@@ -403,7 +403,7 @@ func TestNamesOfContainers(t *testing.T) {
 	is(t, "a container without a name", app.CPU, 3.75, 0.5)
 }
 
-// TestRules: a rule that people wrote counts before what the cluster knows of a container.
+// TestRules: a rule that a user wrote takes precedence over what the cluster knows about a container.
 func TestRules(t *testing.T) {
 	l := clustertest.Ledger(0)
 	l.Cgroups[4].Rule = "--workload shop=container=proxy"
@@ -413,7 +413,8 @@ func TestRules(t *testing.T) {
 	is(t, "the proxy", proxy.CPU, 2, 0)
 }
 
-// TestClusterRules: rules by what the cluster knows of pods, such as their owners, come before the nodes' own.
+// TestClusterRules: rules about what the cluster knows of pods, such as their owners, take precedence over those of the
+// nodes.
 func TestClusterRules(t *testing.T) {
 	rules, err := charge.ParseClusterFile("rules.yaml", []byte(`rules:
 - {charge: tare, component: edge, owner: Deployment/we*}
@@ -439,7 +440,7 @@ func TestClusterRules(t *testing.T) {
 	}
 }
 
-// TestBounds: what a node answers costs no more than its bounds, and what cannot be is refused.
+// TestBounds: the answer of a node costs no more than the bounds allow, and an impossible ledger is refused.
 func TestBounds(t *testing.T) {
 	long := strings.Repeat("x", 10_000)
 	many := clustertest.Ledger(1)
@@ -524,7 +525,7 @@ func FuzzMerge(f *testing.F) {
 	})
 }
 
-// BenchmarkMerge merges 1,000 nodes with 100 pods each, of which each ledger is read from JSON first.
+// BenchmarkMerge merges 1,000 nodes with 100 pods each. It reads each ledger from JSON first.
 func BenchmarkMerge(b *testing.B) {
 	const nodes, perNode = 1000, 100
 	for _, containers := range []bool{false, true} {
@@ -557,8 +558,8 @@ func BenchmarkMerge(b *testing.B) {
 	}
 }
 
-// crowd are pods with two containers and what holds them open, and the ledger of a node with such pods, which has a
-// verb for the number of the node.
+// crowd returns pods, each with two containers and a sandbox, and the ledger of a node with such pods as JSON, in which
+// the verb %[1]d stands for the number of the node.
 func crowd(nodes, perNode int) (pods []cluster.Pod, data string) {
 	for i := range nodes {
 		for j := range perNode {

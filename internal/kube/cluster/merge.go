@@ -40,7 +40,8 @@ type Merger struct {
 	doc      Cluster
 	total    account
 	views    [3]map[key]*account // workloads, namespaces, components
-	// containers holds those of the node that is being added. They become rows at once, because no other node has them.
+	// containers holds the containers of the node that is being added. They become rows at once, because no other node
+	// has them.
 	containers map[key]*account
 	more       account             // containers without a row
 	warnings   map[string]*Warning // by code and message

@@ -20,7 +20,7 @@ const (
 	minSeconds = 1e-3
 )
 
-// Components that no rule can name, because they are in no control group.
+// Names of components that come from this package rather than from a rule, and of pods' sandboxes.
 const (
 	kernelThreads  = "kernel threads"
 	rootProcesses  = "root group"
@@ -256,7 +256,7 @@ func (w *node) move(g *ledger.Cgroup, o, over *owner) {
 			} else {
 				w.all[f] += *v
 			}
-		case over != nil && o.within(over): // the figure of the pod, which is over, includes it
+		case over != nil && o.within(over): // the owner above is the pod, whose figure includes this one
 			w.cell(*o).inPod[f]++
 			w.cell(*over).inPod[f]++
 		default:
@@ -532,7 +532,8 @@ func (w *node) reserve() *Reserve {
 	return r
 }
 
-// foreignWarnings adds the warnings of the node's ledger, once for each code.
+// foreignWarnings adds the warnings of the node's ledger, once for each code, and warns if samples could not split much
+// of its eBPF time.
 func (w *node) foreignWarnings() {
 	seen := map[string]bool{}
 	for _, x := range w.l.Warnings {

@@ -87,8 +87,8 @@ func (w *node) pod(n *ledger.Name) (o owner, known bool) {
 		pod: w.m.name(p.Name)}, known
 }
 
-// inPod completes the owner of a group in a pod. The side comes from the ledger. The cluster knows which containers
-// are sidecars, and this counts unless a rule that the user wrote names them.
+// inPod completes the owner of a group in a pod. The side comes from the ledger, but a container that the cluster knows
+// to be a sidecar is tare of its pod, unless a rule that the user wrote matched it.
 func (w *node) inPod(o owner, g *ledger.Cgroup) owner {
 	name, class := w.container(g.Name)
 	if o.container = w.m.name(name); o.pod == OtherPods {

@@ -26,8 +26,8 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files")
 
-// example is an account with a node that did not answer, one on which a container ended in the window, and a shared
-// machine.
+// example returns an account with a node that did not answer, one on which a container ended in the window, and a
+// shared machine.
 func example() *cluster.Cluster {
 	pods := clustertest.Pods(5)
 	m := cluster.New(pods, cluster.Options{Start: clustertest.Began.Add(-500 * time.Millisecond), Containers: true,
@@ -98,7 +98,7 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// TestFits: no line of text is longer than the terminal is wide. Where there is none, rows have whole names.
+// TestFits: no line of text is longer than the terminal is wide. Without a terminal, rows have whole names.
 func TestFits(t *testing.T) {
 	for _, c := range []*cluster.Cluster{example(), hostile()} {
 		for _, view := range cluster.Views() {
@@ -126,11 +126,11 @@ func TestFits(t *testing.T) {
 	}
 }
 
-// names that try to leave their row.
+// names try to break out of their row.
 var names = []string{"a\x1b[2Jb\nnode-9  1.0", "<script>alert(1)</script>", strings.Repeat("x", 253), "a\u202eb|c`d`",
 	"=HYPERLINK(1)", "\"><svg onload=x>", strings.Repeat("\u00e9", 126)}
 
-// hostile is an account in which each name is such a one.
+// hostile returns an account in which every name is one of these.
 func hostile() *cluster.Cluster {
 	pods := []cluster.Pod{}
 	m := func() *cluster.Merger { return cluster.New(pods, cluster.Options{Containers: true}) }
@@ -208,7 +208,8 @@ func TestScreen(t *testing.T) {
 	}
 }
 
-// TestPictureAddsUp: the parts of the bar are the CPU time of all machines, and rows of tables have different keys.
+// TestPictureAddsUp: the parts of the bar add up to the CPU time of all machines, and the rows of a table have
+// different keys.
 func TestPictureAddsUp(t *testing.T) {
 	for _, c := range []*cluster.Cluster{example(), hostile(), cluster.New(nil, cluster.Options{}).Finish()} {
 		p := Picture(c)

@@ -61,8 +61,8 @@ func memoryLead(c *cluster.Cluster) string {
 		parts(c, func(u *cluster.Usage) cluster.Split { return u.Hard }, number))
 }
 
-// sentence returns a sentence with the net and tare of a figure, and with the parts of tare. of is its beginning, in
-// which gross replaces %s.
+// sentence returns a sentence with the net and tare of a figure, and with the parts of tare (madeOf). The sentence
+// begins with the format in of, whose verb %s stands for gross and " were".
 func sentence(of string, s cluster.Split, number func(float64) string, madeOf string) string {
 	about := func(v *float64, known float64) string {
 		if v == nil {
@@ -149,7 +149,7 @@ func parts(c *cluster.Cluster, figure func(*cluster.Usage) cluster.Split, number
 	return strings.Join(words, ", ")
 }
 
-// decimals returns the number of decimals for figures next to one of this size.
+// decimals returns the number of decimals for a figure of this size, and for those shown beside it.
 func decimals(v float64) int {
 	switch v = math.Abs(v); {
 	case v >= 1000:

@@ -156,7 +156,7 @@ func nodesPicture(c *cluster.Cluster, o Options) picture {
 	if len(c.Machines) > 0 && len(keys) < maxColors {
 		keys = append(keys, "others")
 	}
-	for i := range c.Machines { // what is in none of their nodes
+	for i := range c.Machines { // the usage of a shared machine that belongs to none of its nodes
 		v := c.Machines[i].Usage.CPUs.GrossKnown()
 		nodes = append(nodes, node{c.Machines[i].Label(), []part{{len(keys) - 1, v}}, v})
 	}

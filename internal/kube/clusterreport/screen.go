@@ -61,7 +61,7 @@ func Picture(c *cluster.Cluster) *screen.Picture {
 
 // nodeRows adds the components of each node to its row, and a row for each node that did not answer.
 func nodeRows(c *cluster.Cluster, rows []*screen.Row) []*screen.Row {
-	at := 0 // By has the nodes that answered in the same order
+	at := 0 // index in rows: they have the nodes that answered, in the order of c.Nodes
 	for i := range c.Nodes {
 		n := &c.Nodes[i]
 		if n.Failed != "" {
@@ -80,7 +80,7 @@ func nodeRows(c *cluster.Cluster, rows []*screen.Row) []*screen.Row {
 	return rows
 }
 
-// keyOf returns a key for a row that is the same in every account.
+// keyOf returns a key that identifies a row in every account.
 func keyOf(r *cluster.Row) string {
 	return strings.Join([]string{r.Namespace, r.Kind, r.Workload, r.Pod, r.Container, r.Node, r.Component}, "/")
 }

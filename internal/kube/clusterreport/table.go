@@ -133,7 +133,8 @@ func fit(s string, width int) string {
 	return string(r[:width-3-tail]) + "..." + string(r[len(r)-tail:])
 }
 
-// reserveTable compares what nodes reserve with what their daemons used.
+// reserveTable compares what nodes reserve with what their daemons used. left is the number of nodes beyond the limit
+// of rows.
 func reserveTable(c *cluster.Cluster, o Options) (rows [][]string, left int) {
 	rows = [][]string{{"node", "CPUs reserved", "used", "to set", "memory reserved", "used", "to set"}}
 	for i := range c.Nodes {
@@ -214,7 +215,7 @@ func Failures(c *cluster.Cluster) []string {
 // maxReason is the longest reason for a failure, in characters.
 const maxReason = 400
 
-// maxCodes is the most warning codes of nodes that are named.
+// maxCodes limits how many warning codes of nodes are named.
 const maxCodes = 10
 
 // maxShown is the longest name in prose, in characters.

@@ -46,7 +46,7 @@ func (n *network) dial(ctx context.Context) (net.Conn, error) {
 	return d.DialContext(ctx, "tcp", address)
 }
 
-// follower follows into a directory.
+// follower returns a Followed that copies a run into a temporary directory.
 func follower(t *testing.T, n *network, log io.Writer) *Followed {
 	t.Helper()
 	f := &Followed{Client: NewClient(n.dial), Log: log, Gone: func(context.Context) error { return nil },
@@ -65,7 +65,7 @@ func follower(t *testing.T, n *network, log io.Writer) *Followed {
 var run = record.Run{Schema: record.RunSchema, ID: "one", Experiment: "x",
 	Plan: []record.PlannedTrial{{Arm: record.Direct}, {Index: 1, Arm: record.Direct}}}
 
-// same fails the test if a copy is not what it is a copy of.
+// same fails the test if a copied run directory differs from the original.
 func same(t *testing.T, of, copied string) {
 	t.Helper()
 	for _, name := range []string{record.RunFile, record.TrialsFile} {
@@ -77,8 +77,8 @@ func same(t *testing.T, of, copied string) {
 	}
 }
 
-// TestFollow: a client has each trial when it has ended, whatever becomes of the connection, and at the end all
-// of it and what the run ended with.
+// TestFollow: a client has each trial once it has ended, even if connections are cut, and at the end of the run has the
+// whole run directory and the error with which the run ended.
 func TestFollow(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "run")
 	interrupted := make(chan struct{}, 1)
@@ -111,7 +111,7 @@ func TestFollow(t *testing.T) {
 		if err := r.Append(record.Trial{Schema: record.TrialSchema, PlannedTrial: p}); err != nil {
 			t.Fatal(err)
 		}
-		for { // until it has the trial
+		for { // until the client has the trial
 			if data, _ := os.ReadFile(filepath.Join(to, record.TrialsFile)); bytes.Count(data, []byte("\n")) == i+1 {
 				break
 			}
@@ -158,7 +158,7 @@ func cmpErr(end, err error) error {
 	return end
 }
 
-// TestEnds: what a run ended with is the same on the other side.
+// TestEnds: a client gets the error with which the run ended.
 func TestEnds(t *testing.T) {
 	for _, c := range []struct {
 		err  error
@@ -173,7 +173,7 @@ func TestEnds(t *testing.T) {
 	}
 }
 
-// TestLost: of a coordinator that is lost, what was copied is there, with the reason.
+// TestLost: if the coordinator is lost, what was copied is kept, and the error says why the coordinator is lost.
 func TestLost(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "run")
 	s := NewServer(dir, nil)
@@ -234,7 +234,7 @@ func (l *lying) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// What a coordinator logs is printed up to a limit.
+// TestEndlessLog: what a coordinator logs is printed up to a limit.
 func TestEndlessLog(t *testing.T) {
 	var log strings.Builder
 	f := &Followed{Log: &log}
@@ -248,8 +248,8 @@ func TestEndlessLog(t *testing.T) {
 	}
 }
 
-// FuzzFollow: whatever a coordinator answers, a follower prints text, copies no more than it was told there is, and
-// ends with an exit code of tare.
+// FuzzFollow: whatever a coordinator answers, a follower prints text, copies no more than it receives, and ends with an
+// exit code of tare.
 func FuzzFollow(f *testing.F) {
 	const end = `"end":{"code":4,"text":"bad","hint":"x"}}`
 	f.Add(`{"begun":true,"trials":3,"log":"a\n","next":2}`, `{"id":"one"}`, "{}\n")
@@ -289,8 +289,8 @@ func FuzzFollow(f *testing.F) {
 	})
 }
 
-// TestHostileCoordinator: what a coordinator answers writes nothing but the two files of the copy, no more of them than
-// a run has, and ends nothing but this run.
+// TestHostileCoordinator: if a coordinator's answers are invalid or too large, following ends with an error, no trials
+// are copied, and the terminal gets no escape sequences.
 func TestHostileCoordinator(t *testing.T) {
 	for name, c := range map[string]struct {
 		status, run, trials string

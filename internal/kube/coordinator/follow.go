@@ -45,7 +45,8 @@ func NewClient(dial func(context.Context) (net.Conn, error)) *Client {
 // Close closes idle connections.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
-// ask sends a request and returns the body of the answer, of at most most bytes.
+// ask sends a request and returns the body of the answer. It fails if the body is longer than the limit most, in bytes.
+// bytes is the range that it requests, such as 0-99; if empty, it requests everything.
 func (c *Client) ask(ctx context.Context, method, path, bytes string, most int64) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
@@ -84,7 +85,8 @@ func (c *Client) ask(ctx context.Context, method, path, bytes string, most int64
 	return data, nil
 }
 
-// Status returns the progress of the run, once there is more than the caller has, or after a while.
+// Status returns the progress of the run, as soon as there is more than the caller has, or after newsWithin. The caller
+// has the output before the offset log, and the first trials bytes of trials.jsonl.
 func (c *Client) Status(ctx context.Context, log, trials int64) (s Status, err error) {
 	data, err := c.ask(ctx, http.MethodGet, fmt.Sprintf("status?log=%d&trials=%d", log, trials), "", maxStatus)
 	if err == nil {
@@ -113,7 +115,7 @@ type Followed struct {
 	Log    io.Writer
 
 	Copy    *record.Writer // nil until the run directory exists
-	log     int64          // the offset of what was not printed yet
+	log     int64          // the offset of the output that was not printed yet
 	printed int            // bytes
 }
 

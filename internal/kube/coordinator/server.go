@@ -82,7 +82,7 @@ type Server struct {
 	end    *End
 }
 
-// NewServer serves a run directory, which need not exist yet. interrupt must end the run.
+// NewServer returns a Server for a run directory, which need not exist yet. interrupt must end the run.
 func NewServer(dir string, interrupt func()) *Server {
 	return &Server{dir: dir, interrupt: interrupt, fetched: make(chan struct{}), news: make(chan struct{})}
 }

@@ -17,7 +17,7 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// run runs the command line against a cluster that a handler stands for; nil: none.
+// run runs a command line against a cluster that h simulates. If h is nil, there is no cluster.
 func run(t *testing.T, h http.Handler, args ...string) (stdout string, err error) {
 	t.Helper()
 	config := filepath.Join(t.TempDir(), "config")
@@ -107,7 +107,8 @@ func TestUsage(t *testing.T) {
 	}
 }
 
-// TestRefused: what the API server refuses is said with what helps, and steers no terminal.
+// TestRefused: if the API server refuses a request, the error has a hint, and the server's message cannot control the
+// terminal.
 func TestRefused(t *testing.T) {
 	h := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -153,7 +154,7 @@ func TestOlder(t *testing.T) {
 	}
 }
 
-// TestFlagsInHelp: a command lists its flags, and kubectl's only the root.
+// TestFlagsInHelp: a command lists its own flags, and only the root command lists those of kubectl.
 func TestFlagsInHelp(t *testing.T) {
 	help := func(args ...string) string {
 		var out strings.Builder

@@ -1,6 +1,6 @@
 // Package pods runs trials in a cluster (engine.Place). Applications and loads are pods. The agents of all nodes take
 // windows at the same time. The cost of a subject is the usage of everything in the cluster that matches the rules of
-// its arm. Trial, in trial.go, is the life of one trial from top to bottom.
+// its arm. Place.Trial, in trial.go, shows the life of one trial from top to bottom.
 //
 // Run, in run.go, identifies a run by its objects. One Job without pods owns all of them, and the cluster itself ends
 // that Job when the time of the run is over, so even an abandoned run leaves nothing behind.
@@ -135,8 +135,8 @@ func Check(s *spec.Spec) error {
 	return nil
 }
 
-// checkMarks refuses an arm whose subject applies to a part that does not exist, and one that tells the containers of a
-// pod apart in an experiment that has a RuntimeClass.
+// checkMarks refuses an arm whose subject applies to a part that does not exist, and an arm that distinguishes the
+// containers of a pod in an experiment that has a RuntimeClass.
 func checkMarks(s *spec.Spec, path string, arm *kind.Part) error {
 	marks, err := arm.Kind.(kind.Marked).Marks(arm.Options)
 	if err != nil {
@@ -159,7 +159,7 @@ func checkMarks(s *spec.Spec, path string, arm *kind.Part) error {
 }
 
 // wholePods reports whether all of a pod is its part's cost, because some arm has a RuntimeClass. A sandbox runs in the
-// control group of the pod, beside those of containers, and so it is compared with the group of another pod.
+// control group of the pod, beside those of containers, so the whole groups of pods are compared.
 func wholePods(s *spec.Spec) (bool, error) {
 	for _, arm := range s.Subjects() {
 		if of, marked := arm.Kind.(kind.Marked); marked {
@@ -234,7 +234,8 @@ func Places(s *spec.Spec, nodes []agents.Node) (map[string]string, error) {
 	return at, nil
 }
 
-// choose returns the node with a name, or the first that matches a selector.
+// choose returns the node that on names or, if it names none, the first node that matches on as a selector. takes has
+// the names of the nodes that take pods.
 func choose(on string, nodes []agents.Node, takes []string) (string, error) {
 	if slices.Contains(takes, on) {
 		return on, nil

@@ -40,7 +40,7 @@ arms:
       container=proxy,component=sidecar; namespace=mesh-system,component=controlplane; program=mesh_*,component=bpf
 `
 
-// sandboxSpec has the server alone in a sandbox.
+// sandboxSpec has only the server in a sandbox.
 const sandboxSpec = `name: sandbox
 question: What does the sandbox add?
 applications:
@@ -72,7 +72,7 @@ func TestPlaces(t *testing.T) {
 	for _, c := range []struct {
 		cluster string
 		nodes   []agents.Node
-		want    string // server, client; or a part of the error
+		want    string // the nodes of the server and the client, or a part of the error
 	}{
 		{"", nodes("control", "a", "b"), "a b"},
 		{"", nodes("control", "a"), "a a"},
@@ -125,7 +125,8 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// TestReadyMade: what is ready-made for clusters can run in pods, and weighs in its quick form something installed.
+// TestReadyMade: the ready-made experiments for clusters can run in pods, and their quick forms weigh something that is
+// installed.
 func TestReadyMade(t *testing.T) {
 	for _, name := range experiments.ClusterNames() {
 		file, data, _ := experiments.File(name)
@@ -146,7 +147,7 @@ func TestReadyMade(t *testing.T) {
 	}
 }
 
-// podOf is a pod of the mesh with its injected container, on a node.
+// podOf returns the pod of a part on a node, with Tare's container and the given others.
 func podOf(name, node string, containers ...string) *api.Pod {
 	p := &api.Pod{ObjectMeta: metav1.ObjectMeta{Name: "run-0-" + name, Namespace: "ns",
 		Labels: map[string]string{partLabel: name}}}
@@ -157,7 +158,7 @@ func podOf(name, node string, containers ...string) *api.Pod {
 	return p
 }
 
-// underWay is a trial of an arm of meshSpec whose pods have run.
+// underWay returns a trial of an arm of meshSpec, whose pods have run.
 func underWay(t *testing.T, arm string, pods ...*api.Pod) *trial {
 	t.Helper()
 	return underWayOf(t, meshSpec, arm, pods...)
@@ -186,13 +187,13 @@ func underWayOf(t *testing.T, text, arm string, pods ...*api.Pod) *trial {
 	return x
 }
 
-// group is a group of a container that has used CPU time.
+// group returns the control group of a container that has used CPU time.
 func group(path, namespace, pod, container string, seconds float64) ledger.Cgroup {
 	m := &ledger.Memory{Anon: new(uint64(1000)), Shmem: new(uint64(0)), Kernel: new(uint64(0)), File: new(uint64(0))}
 	m.Derive()
 	return ledger.Cgroup{Path: path, CPUSeconds: &seconds, Memory: m, ThrottledSeconds: new(0.0),
 		Name: &ledger.Name{Namespace: namespace, Pod: pod, Container: container, Top: path},
-		// What the agent's own profile says is not asked.
+		// Charges by the agent's own profile are ignored.
 		Charged: ledger.Charged{Charge: ledger.ChargeWorkload, Workload: "as the agent says"}, Rule: "profile"}
 }
 
@@ -209,7 +210,7 @@ func ledgerOf(groups ...ledger.Cgroup) *ledger.Ledger {
 			{ID: 6, Name: "other", RunSeconds: new(0.5), RunCount: new(uint64(9))}}}
 }
 
-// meshViews are the windows of three nodes: the server on a, the client on b, the control plane on c.
+// meshViews returns the ledgers of three nodes: the server is on a, the client on b, and the control plane on c.
 func meshViews(proxied bool) []ledger.View {
 	a := ledgerOf(group("/a/tare", "ns", "run-0-server", container, 0.10), group("/a/x", "shop", "web", container, 0.3))
 	b := ledgerOf(group("/b/tare", "ns", "run-0-client", container, 0.20))
@@ -222,7 +223,7 @@ func meshViews(proxied bool) []ledger.View {
 	return []ledger.View{{Name: "a", Ledger: a}, {Name: "b", Ledger: b}, {Name: "c", Ledger: c}}
 }
 
-// TestAccount: cost is the sum over the nodes, of what belongs to the trial by its pods and by the arm's rules.
+// TestAccount: cost is the sum over all nodes of what belongs to the trial, by its pods or by the arm's rules.
 func TestAccount(t *testing.T) {
 	throttle := func(views []ledger.View, container string) []ledger.View {
 		for _, v := range views {
@@ -244,7 +245,7 @@ func TestAccount(t *testing.T) {
 	if err := x.applies(); err != nil {
 		t.Fatal(err)
 	}
-	if err := x.account(throttle(meshViews(true), "proxy")); err != nil { // by the limit that it was injected with
+	if err := x.account(throttle(meshViews(true), "proxy")); err != nil { // its limit came with it, so this is allowed
 		t.Fatal(err)
 	}
 	m := x.record.Metrics
@@ -283,7 +284,7 @@ func TestAccount(t *testing.T) {
 	}
 }
 
-// TestAccountLacks: what is not there fails the trial, and is no 0.
+// TestAccountLacks: what is missing fails the trial, rather than counting as 0.
 func TestAccountLacks(t *testing.T) {
 	proxied := []*api.Pod{podOf("server", "a", "proxy"), podOf("client", "b", "proxy")}
 	for _, c := range []struct {
@@ -465,8 +466,8 @@ func TestSandboxes(t *testing.T) {
 	}
 }
 
-// TestUnreachableSandbox: the network of a sandbox is what is weighed, so a part that cannot be reached in it is not
-// the fault of others, as an API server that does not answer is.
+// TestUnreachableSandbox: the network of a sandbox is a part of what is weighed. If a part in it cannot be reached,
+// this is not an outside cause, unlike an API server that does not answer.
 func TestUnreachableSandbox(t *testing.T) {
 	server := podOf("server", "a")
 	server.Status.PodIP = "127.0.0.1"
@@ -484,13 +485,13 @@ func TestUnreachableSandbox(t *testing.T) {
 	}
 }
 
-// redirected is a pod that was given the annotation by which the mesh says that it applies.
+// redirected gives a pod the annotation that the mesh adds to the pods to which it applies.
 func redirected(p *api.Pod) *api.Pod {
 	p.Annotations = map[string]string{"mesh.io/redirection": "enabled"}
 	return p
 }
 
-// TestLacks: a pod of an arm that was not given the annotation is not ready for loads.
+// TestLacks: a pod is not ready for loads until the arm's subject has added its annotation.
 func TestLacks(t *testing.T) {
 	bare, given := podOf("server", "a", "proxy"), redirected(podOf("client", "b", "proxy"))
 	mesh, direct := underWay(t, "mesh", bare, given), underWay(t, record.Direct, bare)
@@ -545,7 +546,7 @@ func TestStateOf(t *testing.T) {
 	}
 }
 
-// TestStartedAgain: a container that is another has counters that began in the window.
+// TestStartedAgain: a container that has another ID was restarted, so its counters began in the window.
 func TestStartedAgain(t *testing.T) {
 	with := func(id string) *api.Pod {
 		p := podOf("server", "a")
@@ -559,7 +560,7 @@ func TestStartedAgain(t *testing.T) {
 	}
 }
 
-// TestPodHasNoRights: a part may do nothing, wherever it runs.
+// TestPodHasNoRights: the pod of a part has no privileges and no rights in the cluster, and only the marks of its arm.
 func TestPodHasNoRights(t *testing.T) {
 	s := parse(t, meshSpec)
 	p := New(Options{Image: "tare:1", NodeOf: map[string]string{"server": "a"}, Owned: metav1.ObjectMeta{Namespace: "ns",
@@ -597,7 +598,7 @@ func TestPodHasNoRights(t *testing.T) {
 	}
 }
 
-// TestService: a mesh learns from the Service what it carries.
+// TestService: the Service of an application tells a mesh which protocol it carries.
 func TestService(t *testing.T) {
 	p := New(Options{Owned: metav1.ObjectMeta{Name: "run", Labels: map[string]string{}}})
 	for protocol, want := range map[string]string{"http1": "http", "http2": "kubernetes.io/h2c", "grpc": "grpc",

@@ -38,7 +38,7 @@ type Order struct {
 	Run       record.Run
 	Dir       string // name of the run directory
 	Nodes     []agents.Node
-	NodeOf    map[string]string // of each part
+	NodeOf    map[string]string // by part: see Places
 	Agents    agents.Set
 	Access    agents.Access // to the agents; the coordinator has its files at other paths
 	Image     string
@@ -125,7 +125,8 @@ func Start(ctx context.Context, c *agents.Cluster, namespace string, o Order, ag
 	return r, nil
 }
 
-// secretOf returns the Secret with the order and, separately, the token, which the parts receive.
+// secretOf returns the Secret with the order and, separately, the token, which the parts receive. It puts the files of
+// o.Access in the Secret, and changes their paths in o to those in the coordinator's pod.
 func secretOf(o *Order) (*api.Secret, error) {
 	secret := &api.Secret{ObjectMeta: o.Owned, Data: map[string][]byte{tokenKey: []byte(o.Token)}}
 	for _, f := range []struct {

@@ -19,7 +19,7 @@ import (
 	"tare/internal/kube/agents"
 )
 
-// order is that of a coordinator on another node than its parts.
+// order returns an order for a coordinator whose parts run on the nodes a and b.
 func order() Order {
 	return Order{Version: "1", Life: time.Hour, File: "x.yaml", Spec: []byte(meshSpec), Dir: "run", Image: "tare:1",
 		Overrides: spec.Overrides{Blocks: 3, Set: []string{"rate=1"}, Until: time.Minute}, Token: "secret",
@@ -89,7 +89,7 @@ func TestCoordinatorPod(t *testing.T) {
 	}
 }
 
-// TestStuck: what a cluster says of a coordinator's pod is worth waiting for, or is the end of it.
+// TestStuck: some states of a coordinator's pod are worth waiting for, and others are final.
 func TestStuck(t *testing.T) {
 	state := func(phase api.PodPhase, s api.ContainerStatus) *api.Pod {
 		p := &api.Pod{Status: api.PodStatus{Phase: phase}}

@@ -170,8 +170,8 @@ func (x *trial) gather(w *agents.Window) (views []ledger.View) {
 	return views
 }
 
-// apart returns how the window of a ledger differs from that of the loads; "" if both describe the same time, or if
-// there is no ledger. The ledger's rates would otherwise describe another time than the load's.
+// apart returns how the window of a ledger differs from that of the loads; "" if both are the same time, or if there is
+// no ledger. The rates of a ledger from another time must not be compared with those of the loads.
 func apart(w *agents.Window, a *agents.Answer) string {
 	if a.Ledger == nil {
 		return ""
@@ -361,8 +361,8 @@ func stateOf(pod *api.Pod) (ready bool, why string, patience time.Duration) {
 	return false, notReady, startWithin
 }
 
-// lacks returns the first annotation by which the arm's subject marks the pods to which it applies, and which this pod
-// lacks; "" if it lacks none.
+// lacks returns the first annotation that the arm's subject should have added to a pod and has not; "" if it has added
+// all.
 func (x *trial) lacks(pod *api.Pod) string {
 	marks := x.marks.On(pod.Labels[partLabel])
 	if marks == nil {
@@ -376,7 +376,7 @@ func (x *trial) lacks(pod *api.Pod) string {
 	return ""
 }
 
-// has returns the first annotation of a pod by which the subject of some arm marks the pods to which it applies; "" if
+// has returns the first annotation of a pod that the subject of some arm adds to the pods to which it applies; "" if
 // there is none.
 func (x *trial) has(pod *api.Pod) (string, error) {
 	for _, subject := range x.spec.Subjects() {
